@@ -1,0 +1,145 @@
+// The engine's one entry: Model::Forward(rows). Prefill, decode, tree verification, chunk recompute
+// and many contexts at once are the same call with different rows. Neighbours: engine/weights packs
+// and maps the file, engine/kernels computes, engine/kv lays out KV blocks; engine/model/bundle.h
+// adds the tokenizer and chat template of the same file. Workers own KV blocks and scheduling;
+// nothing here allocates KV.
+//
+//   ModelOptions options;
+//   options.threads = 2;
+//   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Open("pocket.gguf", options));
+//   std::vector<std::byte*> blocks = ...;  // info().kv.block_bytes each: [chunk * layers + layer]
+//   ContextView view{.blocks = blocks, .committed_tokens = 0};
+//   Row row{.token = 1, .position = 0, .slot = 0, .want_logits = true};
+//   std::vector<float> logits(model->info().vocab_size);
+//   WITHY_RETURN_IF_ERROR(model->Forward({.rows = {&row, 1}, .contexts = {&view, 1}},
+//   logits.data()));
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace withy::engine {
+
+// One token to compute. Slots number the token places of a context: slot s lives in chunk s /
+// info().kv.chunk_tokens. Outside trees slot == position.
+struct Row {
+  int32_t token = 0;         // [0, vocab_size)
+  int32_t position = 0;      // [0, context_length): RoPE angle and place in the causal order
+  int32_t slot = 0;          // where this row's K and V are written
+  int32_t context = 0;       // index into Batch::contexts
+  int32_t level = -1;        // index into info().levels; -1 is the full model
+  bool want_logits = false;  // adds one row to the logits output, in row order
+  // Tree rows: slots of the row's ancestors in the tree, root first (ascending positions), itself
+  // excluded. A row sees slots [0, position - ancestor_slots.size()), then these, then itself.
+  // Empty for plain rows: they see every smaller slot.
+  std::span<const int32_t> ancestor_slots;
+};
+
+// The KV of one context as the caller holds it. Slots below `committed_tokens` are only read; a row
+// that would write there is refused.
+struct ContextView {
+  std::span<std::byte* const>
+      blocks;  // [chunk * layers + layer], each info().kv.block_bytes, 64-byte aligned
+  int32_t committed_tokens = 0;
+};
+
+// Rows of one context that see each other must come in ascending position order. `spans` are read
+// during the call only.
+struct Batch {
+  std::span<const Row> rows;
+  std::span<const ContextView> contexts;
+};
+
+// Shape of the KV blocks that Forward reads and writes at working precision (8 bits). See engine/kv
+// for the bytes.
+struct KvInfo {
+  int32_t chunk_tokens = 16;  // tokens a chunk
+  int32_t layers = 0;         // blocks a chunk
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  size_t block_bytes = 0;  // one layer of one chunk, a multiple of 64
+};
+
+// What one level costs. A plain model has a single level, the full one.
+struct LevelInfo {
+  int32_t percent = 100;        // share of the layers' parameters
+  int64_t weight_bytes = 0;     // bytes read for one token: layers' prefixes and the output head
+  int64_t flops_per_token = 0;  // 2 * multiply-adds of the matrices, attention excluded
+};
+
+struct ModelInfo {
+  std::string name;          // general.name, or the file's stem
+  std::string architecture;  // "llama", "qwen2", "qwen3"
+  std::string id;  // 32 hex digits: changes when weights, shape or tokenizer change; stable over
+                   // restarts and paths
+  std::string
+      quantisation;  // type of most weight bytes: "Q8_0", "Q4_0", "Q4_1", "F16", "BF16", "F32"
+  int32_t layers = 0;
+  int32_t d_model = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t d_ff = 0;
+  int32_t vocab_size = 0;
+  int32_t context_length = 0;  // tokens; positions must stay below
+  int64_t parameters = 0;
+  int64_t weight_bytes = 0;  // all packed tensors
+  KvInfo kv;
+  std::vector<LevelInfo> levels;  // ascending; back() is the full model
+};
+
+// Called while a GGUF is packed: share done in [0, 1] and what is being done. May be called from
+// any thread, one at a time.
+using ProgressFn = std::function<void(double done, std::string_view what)>;
+
+struct ModelOptions {
+  int32_t threads = 0;  // 0: one a core
+  // Kernel target: "" picks the best this CPU has; else "avx512vnni", "avx2", "neon" or "portable".
+  std::string target;
+  // Where packed files are kept when a GGUF is opened; "" is $XDG_CACHE_HOME/withy, else
+  // ~/.cache/withy, else the GGUF's own directory.
+  std::string cache_dir;
+  // Rows computed at once: bounds activation memory. Results do not depend on it.
+  int32_t max_piece_rows = 256;
+  ProgressFn progress;
+};
+
+// A mapped model and the threads that compute it. Forward is for one thread at a time; info() for
+// any.
+class Model {
+ public:
+  // Opens a packed file, or a GGUF (packed into options.cache_dir first, unless an up-to-date
+  // packed file is there). Errors: NOT_FOUND (no such file), INVALID_ARGUMENT (not a usable model:
+  // the message names the tensor or key),
+  //   UNIMPLEMENTED (architecture or tensor type not supported: the message lists those that are),
+  //   DATA_LOSS (truncated or corrupt), RESOURCE_EXHAUSTED (disk full while packing).
+  static absl::StatusOr<std::unique_ptr<Model>> Open(const std::string& path,
+                                                     const ModelOptions& options);
+
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+  // Name of the kernel target in use. Logits are bit-identical within one target.
+  virtual std::string_view target() const = 0;
+  virtual int32_t threads() const = 0;
+
+  // Computes every row, writes its K and V to its slot, and writes logits [rows with want_logits,
+  // vocab_size] f32, in row order. The result of a row depends on nothing else in the batch, on no
+  // thread count and no cutting of the prefill (DESIGN 4). `cancel` is looked at between layers;
+  // when it becomes true the call returns CANCELLED: KV slots of the rows are then undefined.
+  // Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level, ancestors),
+  // CANCELLED.
+  virtual absl::Status Forward(const Batch& batch, float* logits,
+                               const std::atomic<bool>* cancel = nullptr) = 0;
+};
+
+}  // namespace withy::engine
