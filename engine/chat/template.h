@@ -1,0 +1,94 @@
+// Chat templates: role/content messages to the pieces of a prompt, in the form the model was
+// trained on. Neighbours: tokenizer/ encodes the pieces. No template language is interpreted: the
+// file's text is recognised, the form is built in.
+//
+//   WITHY_ASSIGN_OR_RETURN(ChatTemplate chat, ChatTemplate::FromFile(file, config.chat_template));
+//   WITHY_ASSIGN_OR_RETURN(RenderedChat prompt, chat.Render(messages,
+//   /*add_generation_prompt=*/true)); Encoding encoding =
+//   tokenizer.EncodePieces(prompt.TextPieces(), {.add_bos = tokenizer.wants_bos()});
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/gguf/reader.h"
+#include "engine/tokenizer/text.h"
+
+namespace withy::engine {
+
+enum class ChatFormat {
+  kPlain,    // contents one after another, a newline after each
+  kChatMl,   // <|im_start|>role\n…<|im_end|>\n
+  kLlama2,   // [INST] <<SYS>>…<</SYS>> … [/INST] … </s>
+  kLlama3,   // <|start_header_id|>role<|end_header_id|>\n\n…<|eot_id|>
+  kZephyr,   // <|role|>\n…</s>\n  (or <|endoftext|>, as the file says)
+  kMistral,  // [INST] … [/INST] …</s>, with the spacing the file says
+  kGemma,    // <start_of_turn>role\n…<end_of_turn>\n
+  kPhi3,     // <|role|>\n…<|end|>\n
+};
+
+struct ChatMessage {
+  std::string role;                   // "system", "user" or "assistant"
+  std::string content;                // UTF-8
+  std::vector<ByteSpan> fixed_spans;  // ranges of `content` that prompt pruning must keep
+};
+
+// One piece of a rendered prompt: either markup of the template (`special`: control tokens are
+// recognised in it) or text of a message.
+struct ChatPiece {
+  std::string text;
+  bool special = false;
+  int32_t message = -1;               // index of the message whose content this is; -1 for markup
+  std::vector<ByteSpan> fixed_spans;  // of `text`, carried over from the message
+};
+
+struct RenderedChat {
+  std::vector<ChatPiece> pieces;
+  std::vector<TextPiece> TextPieces() const;  // views into `pieces`
+  std::string Text() const;                   // all pieces joined
+};
+
+// Immutable.
+class ChatTemplate {
+ public:
+  // By name: plain, chatml, llama2, llama3, zephyr, mistral, gemma, phi3.
+  // Errors: InvalidArgument listing the names.
+  static absl::StatusOr<ChatTemplate> FromName(std::string_view name);
+  // Recognises the text of tokenizer.chat_template.
+  // Errors: Unimplemented naming the options that choose one (--chat-template NAME, config
+  // model.chat_template).
+  static absl::StatusOr<ChatTemplate> FromText(std::string_view text);
+  // `name` when not empty, else the file's template text, else plain when the file has none.
+  static absl::StatusOr<ChatTemplate> FromFile(const GgufFile& file, std::string_view name = "");
+
+  ChatFormat format() const { return format_; }
+  std::string_view name() const;
+
+  // The prompt for these messages, without BOS (the tokenizer adds it). With
+  // `add_generation_prompt` it ends where the assistant's answer begins. A prompt for
+  // messages[0..n] that ends in an assistant's message begins with the prompt for messages[0..n-1]
+  // with generation prompt. Errors: InvalidArgument naming the message for an unknown role, a fixed
+  // span outside its content, a system message that is not first, or (Llama 2, Mistral, Gemma) two
+  // user or two assistant messages in a row; and for no messages at all.
+  absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
+                                      bool add_generation_prompt) const;
+
+ private:
+  ChatTemplate() = default;
+
+  ChatFormat format_ = ChatFormat::kPlain;
+  std::string turn_end_;     // Zephyr: the text that ends a turn
+  std::string inst_before_;  // Mistral: what stands before and after [INST], and before [/INST] and
+                             // the answer
+  std::string inst_after_;
+  std::string inst_close_before_;
+  std::string answer_before_;
+  bool trims_ = false;         // contents lose white space at both ends
+  bool bos_per_turn_ = false;  // Llama 2: <s> before every turn but the first
+};
+
+}  // namespace withy::engine

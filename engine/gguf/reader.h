@@ -1,0 +1,129 @@
+// Read-only view of a GGUF file, mapped into memory: metadata, tensor table, tensor bytes.
+// Neighbours: writer.h makes such files, quants.h turns tensor bytes into floats.
+// Does not compute, does not know model architectures.
+//
+//   WITHY_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open("models/pocket.gguf"));
+//   WITHY_ASSIGN_OR_RETURN(uint64_t layers, file.GetUint("llama.block_count"));
+//   WITHY_ASSIGN_OR_RETURN(const TensorInfo* embed, file.GetTensor("token_embd.weight"));
+//   std::span<const uint8_t> bytes = file.Data(*embed);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/gguf/types.h"
+
+namespace withy::engine {
+
+// One tensor of the file. dims are in ggml's order: dims[0] is the contiguous one (input features
+// of a matrix), dims[1] counts rows.
+struct TensorInfo {
+  std::string name;
+  GgmlType type = GgmlType::kF32;
+  std::vector<int64_t> dims;  // 1 to 4 entries, each >= 1
+  uint64_t offset = 0;        // of the first byte, from the start of the file
+  uint64_t bytes = 0;
+
+  int64_t cols() const { return dims[0]; }
+  int64_t rows() const;  // product of dims[1..]
+  int64_t elements() const { return cols() * rows(); }
+};
+
+// One metadata entry; `payload` points into the file: the scalar, the string's characters, or the
+// array's elements as stored.
+struct MetadataEntry {
+  std::string_view key;
+  GgufValueType type = GgufValueType::kUint32;
+  GgufValueType element_type = GgufValueType::kUint32;  // arrays only
+  uint64_t count = 1;                                   // elements of an array, else 1
+  std::span<const uint8_t> payload;
+};
+
+// Thread-safe after opening (immutable). Views it hands out live as long as the GgufFile they came
+// from (moving it keeps them valid). The file must not be truncated while mapped: the kernel
+// answers such a read with SIGBUS.
+class GgufFile {
+ public:
+  // Maps and checks the whole structure: after this every tensor lies inside the file and every
+  // string inside its metadata. Errors: NotFound/PermissionDenied (open), InvalidArgument (not
+  // GGUF, version not 2 or 3, truncated, any size, count, type, offset or alignment out of bounds,
+  // duplicate key or tensor name), each naming the file, the thing, the value and the limit.
+  static absl::StatusOr<GgufFile> Open(const std::string& path);
+
+  // The same over bytes that the caller keeps alive; `name` stands for the path in messages.
+  static absl::StatusOr<GgufFile> FromBytes(std::span<const uint8_t> bytes, std::string name);
+
+  GgufFile(GgufFile&&) noexcept;
+  GgufFile& operator=(GgufFile&&) noexcept;
+  GgufFile(const GgufFile&) = delete;
+  GgufFile& operator=(const GgufFile&) = delete;
+  ~GgufFile();
+
+  const std::string& path() const { return path_; }
+  uint32_t version() const { return version_; }
+  uint64_t alignment() const { return alignment_; }
+  std::span<const uint8_t> bytes() const { return bytes_; }  // the whole file
+
+  // --- metadata, in file order
+  std::span<const MetadataEntry> metadata() const { return metadata_; }
+  const MetadataEntry* FindMetadata(std::string_view key) const;  // null when missing
+  bool Has(std::string_view key) const { return FindMetadata(key) != nullptr; }
+
+  // Errors of all getters: NotFound when the key is missing, InvalidArgument when its type or value
+  // does not fit; both name file and key.
+  absl::StatusOr<std::string_view> GetString(std::string_view key) const;
+  absl::StatusOr<uint64_t> GetUint(std::string_view key) const;  // any integer type, not negative
+  absl::StatusOr<int64_t> GetInt(std::string_view key) const;    // any integer type that fits
+  absl::StatusOr<double> GetFloat(std::string_view key) const;   // float32 or float64
+  absl::StatusOr<bool> GetBool(std::string_view key) const;
+  absl::StatusOr<std::vector<std::string_view>> GetStringArray(std::string_view key) const;
+  absl::StatusOr<std::vector<int64_t>> GetIntArray(
+      std::string_view key) const;  // any integer or bool element type
+  absl::StatusOr<std::vector<float>> GetFloatArray(
+      std::string_view key) const;  // float32 or float64 elements
+  absl::StatusOr<uint64_t> GetArrayCount(std::string_view key) const;
+
+  // `fallback` when the key is missing; a present key of the wrong type is still InvalidArgument.
+  absl::StatusOr<std::string_view> GetStringOr(std::string_view key,
+                                               std::string_view fallback) const;
+  absl::StatusOr<uint64_t> GetUintOr(std::string_view key, uint64_t fallback) const;
+  absl::StatusOr<int64_t> GetIntOr(std::string_view key, int64_t fallback) const;
+  absl::StatusOr<double> GetFloatOr(std::string_view key, double fallback) const;
+  absl::StatusOr<bool> GetBoolOr(std::string_view key, bool fallback) const;
+
+  // --- tensors, in file order
+  std::span<const TensorInfo> tensors() const { return tensors_; }
+  const TensorInfo* FindTensor(std::string_view name) const;  // null when missing
+  // Errors: NotFound naming file and tensor.
+  absl::StatusOr<const TensorInfo*> GetTensor(std::string_view name) const;
+  // The tensor's bytes; `tensor` must come from this file.
+  std::span<const uint8_t> Data(const TensorInfo& tensor) const {
+    return bytes_.subspan(tensor.offset, tensor.bytes);
+  }
+
+ private:
+  friend class GgufParser;
+  GgufFile() = default;
+  absl::StatusOr<const MetadataEntry*> Require(std::string_view key) const;
+  absl::Status WrongType(const MetadataEntry& entry, std::string_view wanted) const;
+
+  std::string path_;
+  void* mapping_ = nullptr;  // of bytes_.size() bytes; null when the bytes are borrowed
+  std::span<const uint8_t> bytes_;
+  uint32_t version_ = 0;
+  uint64_t alignment_ = kGgufDefaultAlignment;
+  std::vector<MetadataEntry> metadata_;
+  std::vector<TensorInfo> tensors_;
+  std::unordered_map<std::string_view, size_t> metadata_index_;  // keys are views into bytes_
+  std::unordered_map<std::string_view, size_t> tensor_index_;
+};
+
+}  // namespace withy::engine

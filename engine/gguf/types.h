@@ -1,0 +1,87 @@
+// The numbers of the GGUF format: tensor types with their block shapes, metadata value types.
+// Neighbours: reader.h and writer.h move bytes, quants.h turns blocks into floats and back.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace withy::engine {
+
+// Tensor element types as numbered in files. Every number here can be read and copied; quants.h
+// says which can be computed with.
+enum class GgmlType : uint32_t {
+  kF32 = 0,
+  kF16 = 1,
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
+  kQ8_0 = 8,
+  kQ8_1 = 9,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kQ8_K = 15,
+  kIQ2_XXS = 16,
+  kIQ2_XS = 17,
+  kIQ3_XXS = 18,
+  kIQ1_S = 19,
+  kIQ4_NL = 20,
+  kIQ3_S = 21,
+  kIQ2_S = 22,
+  kIQ4_XS = 23,
+  kI8 = 24,
+  kI16 = 25,
+  kI32 = 26,
+  kI64 = 27,
+  kF64 = 28,
+  kIQ1_M = 29,
+  kBF16 = 30,
+  kTQ1_0 = 34,
+  kTQ2_0 = 35,
+};
+
+// A type's name ("Q8_0") and block: `block_elements` consecutive elements of a row take
+// `block_bytes` bytes.
+struct GgmlTypeTraits {
+  std::string_view name;
+  uint32_t block_elements = 0;
+  uint32_t block_bytes = 0;
+};
+
+// Null for a number that is no type.
+const GgmlTypeTraits* FindTypeTraits(GgmlType type);
+
+// "Q8_0", or "type 77" style "unknown" for a number that is no type.
+std::string_view TypeName(GgmlType type);
+
+// Metadata value types as numbered in files.
+enum class GgufValueType : uint32_t {
+  kUint8 = 0,
+  kInt8 = 1,
+  kUint16 = 2,
+  kInt16 = 3,
+  kUint32 = 4,
+  kInt32 = 5,
+  kFloat32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kUint64 = 10,
+  kInt64 = 11,
+  kFloat64 = 12,
+};
+
+// "uint32", "string", ...; "unknown" for a number that is no type.
+std::string_view ValueTypeName(GgufValueType type);
+
+// Bytes of one scalar of `type`; 0 for strings, arrays and numbers that are no type.
+uint32_t ScalarBytes(GgufValueType type);
+
+inline constexpr uint32_t kGgufMagic = 0x46554747;  // "GGUF" read as little-endian
+inline constexpr uint32_t kGgufDefaultAlignment = 32;
+inline constexpr uint32_t kGgufMaxDims = 4;
+
+}  // namespace withy::engine

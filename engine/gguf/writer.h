@@ -1,0 +1,80 @@
+// Writes GGUF files (version 3): metadata of every type, tensors from memory or streamed, the whole
+// file at once and atomically. Neighbours: reader.h reads them back, quants.h makes tensor bytes.
+//
+//   GgufWriter writer;
+//   writer.SetString("general.architecture", "llama");
+//   writer.Set<uint32_t>("llama.block_count", 8);
+//   writer.AddTensor("token_embd.weight", GgmlType::kQ8_0, {512, 4096}, bytes);
+//   WITHY_RETURN_IF_ERROR(writer.Write("models/pocket.gguf"));
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/gguf/reader.h"
+#include "engine/gguf/types.h"
+
+namespace withy::engine {
+
+// Takes the next bytes of a tensor being streamed. An error must be returned on by the source.
+using TensorSink = std::function<absl::Status(std::span<const uint8_t>)>;
+// Produces all bytes of one tensor, in order, in pieces of any size. Called once per Write().
+using TensorSource = std::function<absl::Status(const TensorSink&)>;
+
+// Not thread-safe. Setting a key again replaces its value and keeps its place.
+class GgufWriter {
+ public:
+  // T: bool, (u)int8_t … (u)int64_t, float, double.
+  template <typename T>
+  void Set(std::string_view key, T value);
+  template <typename T>
+  void SetArray(std::string_view key, std::span<const T> values);
+  void SetString(std::string_view key, std::string_view value);
+  void SetStringArray(std::string_view key, std::span<const std::string> values);
+
+  // Takes over every metadata entry of `file` (as if set one by one), except keys for which `skip`
+  // is true.
+  void CopyMetadata(const GgufFile& file,
+                    const std::function<bool(std::string_view)>& skip = nullptr);
+
+  // `data` is borrowed until Write() returns.
+  void AddTensor(std::string name, GgmlType type, std::vector<int64_t> dims,
+                 std::span<const uint8_t> data);
+  void AddTensor(std::string name, GgmlType type, std::vector<int64_t> dims, TensorSource source);
+
+  // Writes to a temporary file beside `path`, syncs it, renames it over `path`, syncs the
+  // directory. On any error `path` is as before and the temporary file is gone. `progress`, when
+  // set, is called with (bytes written, bytes in all) at most once per MiB. Errors: InvalidArgument
+  // (duplicate or empty tensor name, dims that do not fit the type, a tensor whose bytes are more
+  // or fewer than its shape needs, alignment not a power of two >= 8), ResourceExhausted or others
+  // from the disk, naming the path.
+  absl::Status Write(const std::string& path,
+                     const std::function<void(uint64_t, uint64_t)>& progress = nullptr) const;
+
+ private:
+  struct Entry {
+    std::string key;
+    std::string encoded;  // value type and value as in the file
+  };
+  struct Tensor {
+    std::string name;
+    GgmlType type;
+    std::vector<int64_t> dims;
+    TensorSource source;
+  };
+
+  void Put(std::string_view key, std::string encoded);
+  absl::StatusOr<uint64_t> Alignment() const;
+
+  std::vector<Entry> entries_;
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace withy::engine

@@ -1,0 +1,46 @@
+// Ends an answer at the first of several stop strings, over text that arrives in pieces.
+// Neighbours: tokenizer's StreamDecoder makes the pieces.
+//
+//   StopMatcher stop(stops);
+//   emit(stop.Push(piece)); if (stop.stopped()) …; at the end emit(stop.Flush());
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace withy::engine {
+
+inline constexpr size_t kMaxStopStrings = 16;
+inline constexpr size_t kMaxStopStringBytes = 256;
+
+// Errors: InvalidArgument naming the entry and the limit: more than 16, empty, longer than 256
+// bytes.
+absl::Status ValidateStopStrings(std::span<const std::string> stops);
+
+// Text that might be the start of a stop string is held back until it is known not to be. Not
+// thread-safe.
+class StopMatcher {
+ public:
+  explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  // The text that may be shown now. After a match: the text before the stop string, then nothing
+  // any more.
+  std::string Push(std::string_view text);
+  // What was held back, when the answer ends without a match.
+  std::string Flush();
+
+  bool stopped() const { return matched_ >= 0; }
+  int matched() const { return matched_; }  // index of the stop string that ended it, or -1
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  int matched_ = -1;
+};
+
+}  // namespace withy::engine
