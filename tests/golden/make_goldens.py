@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Makes the golden models and outputs that engine/model is tested against.
+
+Small random models (llama, qwen2, qwen3) run through transformers' own modelling code; the weights go to NAME.gguf (F16, which holds
+them exactly) and the reference's hidden states after every layer and logits to NAME.golden.gguf, once per weight type, computed
+on the dequantised weights of that type. Only a developer runs this, when a golden has to change; tests read the files.
+
+    pip install torch transformers numpy
+    python3 tests/golden/make_goldens.py tests/golden/data
+"""
+
+import math
+import os
+import struct
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+F32, F16, Q4_1, I32 = 0, 1, 3, 26
+TOKENS = 40
+VOCAB = 96
+
+
+# ---- GGUF writing: just what these files need ----
+
+def _string(text):
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value):
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    return struct.pack("<I", 8) + _string(value)
+
+
+def write_gguf(path, metadata, tensors):
+    """tensors: name -> (type, shape outermost first, bytes)."""
+    out = bytearray(struct.pack("<IIQQ", 0x46554747, 3, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        out += _string(key) + _value(value)
+    offset = 0
+    for name, (kind, shape, data) in tensors.items():
+        dims = list(reversed(shape))
+        out += _string(name) + struct.pack("<I", len(dims))
+        out += struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, offset)
+        offset += -(-len(data) // 32) * 32
+    out += b"\0" * (-len(out) % 32)
+    for kind, shape, data in tensors.values():
+        out += data + b"\0" * (-len(data) % 32)
+    with open(path, "wb") as f:
+        f.write(out)
+
+
+# ---- block types, from their definition ----
+
+def half(x):
+    return x.astype(np.float16)
+
+
+def round_away(x):
+    return np.sign(x) * np.floor(np.abs(x) + 0.5)
+
+
+def q8_0(w):
+    """Values of w after Q8_0: scale max|x|/127 a block of 32."""
+    b = w.reshape(-1, 32)
+    d = np.abs(b).max(axis=1, keepdims=True) / np.float32(127)
+    inv = np.where(d > 0, np.float32(1) / np.where(d > 0, d, 1), 0)
+    return (round_away(b * inv) * half(d).astype(np.float32)).reshape(w.shape).astype(np.float32)
+
+
+def q4_0(w):
+    """Values of w after Q4_0: scale (signed extreme)/-8."""
+    b = w.reshape(-1, 32)
+    extreme = np.take_along_axis(b, np.abs(b).argmax(axis=1)[:, None], axis=1)
+    d = extreme / np.float32(-8)
+    inv = np.where(d != 0, np.float32(1) / np.where(d != 0, d, 1), 0)
+    q = np.minimum(15, np.trunc(b * inv + np.float32(8.5)))
+    return ((q - 8) * half(d).astype(np.float32)).reshape(w.shape).astype(np.float32)
+
+
+def q4_1(w):
+    """(values, bytes) of w as Q4_1: scale (max - min)/15, minimum."""
+    b = w.reshape(-1, 32)
+    low = b.min(axis=1, keepdims=True)
+    d = (b.max(axis=1, keepdims=True) - low) / np.float32(15)
+    inv = np.where(d != 0, np.float32(1) / np.where(d != 0, d, 1), 0)
+    q = np.minimum(15, np.trunc((b - low) * inv + np.float32(0.5))).astype(np.uint8)
+    values = (q * half(d).astype(np.float32) + half(low).astype(np.float32)).reshape(w.shape)
+    packed = np.concatenate(
+        [half(d).view(np.uint8), half(low).view(np.uint8), q[:, :16] | (q[:, 16:] << 4)], axis=1)
+    return values.astype(np.float32), packed.tobytes()
+
+
+# ---- models ----
+
+def llama(tied, heads, kv_heads, scaling):
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig, dict(
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=32, tie_word_embeddings=tied,
+        rope_scaling=scaling)
+
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16, rope_theta=10000.0)
+LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=10000.0)
+PLAIN = dict(rope_type="default", rope_theta=1000000.0)
+MODELS = {
+    "llama_gqa": llama(False, 6, 2, LLAMA3),
+    "llama_mha_tied": llama(True, 2, 2, LINEAR),
+    "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config, dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, rope_scaling=PLAIN)),
+    "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config, dict(
+        num_attention_heads=4, num_key_value_heads=1, head_dim=64, tie_word_embeddings=False, rope_scaling=PLAIN)),
+}
+
+
+def build(name, seed):
+    cls, config_cls, extra = MODELS[name]
+    config = config_cls(hidden_size=96 if name == "llama_gqa" else 64, intermediate_size=160, num_hidden_layers=2, vocab_size=VOCAB,
+                        max_position_embeddings=128, rms_norm_eps=1e-5, hidden_act="silu",
+                        attn_implementation="eager", **extra)
+    model = cls(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if p.dim() == 1:
+                value = noise * 0.3 + (0.0 if key.endswith("bias") else 1.0)
+            else:
+                value = noise * (1.0 if "embed" in key else 1.0 / math.sqrt(p.shape[1]))
+            p.copy_(value.bfloat16().float())  # exact in BF16, F16 (no value is that small) and F32
+            p.copy_(p.half().float())
+    return model, config
+
+
+def permute(w, heads):
+    """Rows of a head from (i, i + half) to adjacent pairs, as llama files have them."""
+    return w.reshape(heads, 2, w.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(w.shape)
+
+
+def gguf_tensors(name, model, config):
+    """GGUF name -> (array f32, is matrix), in llama.cpp's naming."""
+    state = {k: v.detach().numpy() for k, v in model.state_dict().items()}
+    adjacent = name.startswith("llama")
+    out = {"token_embd.weight": state["model.embed_tokens.weight"], "output_norm.weight": state["model.norm.weight"]}
+    if not config.tie_word_embeddings:
+        out["output.weight"] = state["lm_head.weight"]
+    parts = {"input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight",
+             "self_attn.o_proj.weight": "attn_output.weight", "mlp.gate_proj.weight": "ffn_gate.weight",
+             "mlp.up_proj.weight": "ffn_up.weight", "mlp.down_proj.weight": "ffn_down.weight",
+             "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight"}
+    for x in "qkv":
+        for kind in ("weight", "bias"):
+            parts[f"self_attn.{x}_proj.{kind}"] = f"attn_{x}.{kind}"
+    for layer in range(config.num_hidden_layers):
+        for source, target in parts.items():
+            value = state.get(f"model.layers.{layer}.{source}")
+            if value is None:
+                continue
+            if adjacent and target in ("attn_q.weight", "attn_k.weight"):
+                value = permute(value, config.num_attention_heads if "_q" in target else config.num_key_value_heads)
+            out[f"blk.{layer}.{target}"] = value
+    return out
+
+
+def metadata_of(name, config):
+    arch = name.split("_")[0]
+    rope = {**(config.to_dict().get("rope_parameters") or {}), **(config.to_dict().get("rope_scaling") or {})}
+    meta = {
+        "general.architecture": arch, "general.name": f"golden {name}",
+        f"{arch}.block_count": config.num_hidden_layers, f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.feed_forward_length": config.intermediate_size, f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.key_length": config.head_dim, f"{arch}.attention.value_length": config.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{arch}.rope.freq_base": float(rope["rope_theta"]), f"{arch}.vocab_size": VOCAB,
+    }
+    if rope.get("rope_type") == "linear":
+        meta[f"{arch}.rope.scaling.type"] = "linear"
+        meta[f"{arch}.rope.scaling.factor"] = float(rope["factor"])
+    return meta
+
+
+def llama3_factors(head_dim):
+    """rope_freqs.weight as a converter writes it: what divides each plain frequency."""
+    inv = 1.0 / (LLAMA3["rope_theta"] ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim))
+    original, factor = LLAMA3["original_max_position_embeddings"], LLAMA3["factor"]
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    wave = 2 * math.pi / inv
+    smooth = (original / wave - low) / (high - low)
+    blended = (1 - smooth) * inv / factor + smooth * inv
+    scaled = np.where(wave > original / low, inv / factor, np.where(wave < original / high, inv, blended))
+    return (inv / scaled).astype(np.float32)
+
+
+# ---- reference outputs ----
+
+def run(model, tokens, matrices):
+    """Hidden states after each layer and logits with the matrices replaced by `matrices`."""
+    saved = {k: p.detach().clone() for k, p in model.named_parameters()}
+    states = []
+    hooks = [layer.register_forward_hook(
+        lambda _m, _i, o: states.append((o[0] if isinstance(o, tuple) else o).detach().numpy().reshape(TOKENS, -1)))
+        for layer in model.model.layers]
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if key in matrices:
+                p.copy_(torch.from_numpy(matrices[key]))
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+        for key, p in model.named_parameters():
+            p.copy_(saved[key])
+    for hook in hooks:
+        hook.remove()
+    return states, logits
+
+
+def main(folder):
+    os.makedirs(folder, exist_ok=True)
+    for index, name in enumerate(MODELS):
+        model, config = build(name, seed=100 + index)
+        tensors = gguf_tensors(name, model, config)
+        meta = metadata_of(name, config)
+        f32 = {k: (F32, v.shape, v.astype(np.float32).tobytes()) for k, v in tensors.items() if v.ndim == 1}
+        if name == "llama_gqa":
+            factors = llama3_factors(config.head_dim)
+            f32["rope_freqs.weight"] = (F32, factors.shape, factors.tobytes())
+        matrices = {k: v for k, v in tensors.items() if v.ndim == 2}
+        write_gguf(f"{folder}/{name}.gguf", meta,
+                   {**{k: (F16, v.shape, half(v).tobytes()) for k, v in matrices.items()}, **f32})
+        tokens = np.random.default_rng(7 + index).integers(0, VOCAB, TOKENS).astype(np.int32)
+        own = {k: p.detach().numpy() for k, p in model.named_parameters() if p.dim() == 2}
+        types = {"f": own, "q8_0": {k: q8_0(v) for k, v in own.items()}, "q4_0": {k: q4_0(v) for k, v in own.items()}}
+        if name == "llama_gqa":  # the test cannot quantise to this type itself
+            types["q4_1"] = {k: q4_1(v)[0] for k, v in own.items()}
+            write_gguf(f"{folder}/{name}.q4_1.gguf", meta,
+                       {**{k: (Q4_1, v.shape, q4_1(v)[1]) for k, v in matrices.items()}, **f32})
+        golden = {"tokens": (I32, tokens.shape, tokens.tobytes())}
+        for kind, values in types.items():
+            states, logits = run(model, tokens.tolist(), values)
+            for layer, state in enumerate(states):
+                golden[f"{kind}.hidden.{layer}"] = (F32, state.shape, np.ascontiguousarray(state).tobytes())
+            golden[f"{kind}.logits"] = (F32, logits.shape, np.ascontiguousarray(logits).tobytes())
+        write_gguf(f"{folder}/{name}.golden.gguf", {"general.architecture": "golden"}, golden)
+        print(name, "logits", golden["f.logits"][1], "made with transformers", transformers.__version__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "tests/golden/data")
