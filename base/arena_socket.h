@@ -1,0 +1,41 @@
+// The two datagrams of the side socket that hands out the KV arena (SOCK_SEQPACKET, unix).
+// context_store listens, model_worker connects after ContextStore.Attach told it the path. Numbers
+// are in the machine's byte order: both ends are processes of one user on one machine.
+//
+//   worker -> store   ArenaHello          who connects, for which attach
+//   store  -> worker  ArenaOffer + memfd  (SendFd); a store that refuses closes the connection
+//   instead
+//
+// The connection then stays open and silent. When the worker's end closes, the worker is dead and
+// its quarantined blocks are free; when the store's end closes, the worker attaches anew.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace withy {
+
+inline constexpr uint32_t kArenaMagic = 0x41594857;  // "WHYA"
+inline constexpr uint32_t kArenaVersion = 1;
+
+struct ArenaHello {
+  uint32_t magic = kArenaMagic;
+  uint32_t version = kArenaVersion;
+  uint64_t worker_instance = 0;  // as in AttachRequest
+  uint64_t epoch = 0;            // as AttachResponse gave it
+};
+static_assert(sizeof(ArenaHello) == 24 && std::is_trivially_copyable_v<ArenaHello>);
+
+// The arena is an array of `block_count` blocks of `block_bytes`; `arena_bytes` is the size of the
+// file to map.
+struct ArenaOffer {
+  uint32_t magic = kArenaMagic;
+  uint32_t version = kArenaVersion;
+  uint64_t epoch = 0;
+  uint64_t arena_bytes = 0;
+  uint32_t block_bytes = 0;
+  uint32_t block_count = 0;
+};
+static_assert(sizeof(ArenaOffer) == 32 && std::is_trivially_copyable_v<ArenaOffer>);
+
+}  // namespace withy
