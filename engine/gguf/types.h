@@ -54,7 +54,7 @@ struct GgmlTypeTraits {
 // Null for a number that is no type.
 const GgmlTypeTraits* FindTypeTraits(GgmlType type);
 
-// "Q8_0", or "type 77" style "unknown" for a number that is no type.
+// "Q8_0"; "unknown" for a number that is no type.
 std::string_view TypeName(GgmlType type);
 
 // Metadata value types as numbered in files.
@@ -82,6 +82,7 @@ uint32_t ScalarBytes(GgufValueType type);
 
 inline constexpr uint32_t kGgufMagic = 0x46554747;  // "GGUF" read as little-endian
 inline constexpr uint32_t kGgufDefaultAlignment = 32;
+inline constexpr uint32_t kGgufMaxAlignment = 1 << 20;
 inline constexpr uint32_t kGgufMaxDims = 4;
 
 }  // namespace withy::engine

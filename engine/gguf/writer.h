@@ -72,6 +72,9 @@ class GgufWriter {
 
   void Put(std::string_view key, std::string encoded);
   absl::StatusOr<uint64_t> Alignment() const;
+  // Everything before the tensor data, padded, and the bytes of each tensor.
+  absl::Status Layout(uint64_t alignment, std::string& header,
+                      std::vector<uint64_t>& tensor_bytes) const;
 
   std::vector<Entry> entries_;
   std::vector<Tensor> tensors_;

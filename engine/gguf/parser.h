@@ -1,0 +1,24 @@
+// The checking half of GgufFile: fills it from its bytes or says what is wrong with them. For
+// reader.cc only.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "engine/gguf/reader.h"
+
+namespace withy::engine {
+
+class GgufParser {
+ public:
+  // Fills everything but path and mapping. Errors: as GgufFile::Open(), without the file's name.
+  static absl::Status Parse(GgufFile& file);
+
+ private:
+  static absl::Status ParseHeader(GgufFile& file);
+  static absl::Status ParseAlignment(GgufFile& file);
+  // Checks every tensor's place and makes its offset relative to the file.
+  static absl::Status PlaceTensors(GgufFile& file, uint64_t header_end);
+};
+
+}  // namespace withy::engine
