@@ -1,0 +1,128 @@
+// The bytes of a ring file, shared by the writing side (recorder) and the reading side (reader);
+// docs/formats-rings.md is the description for people. Plain structs and constants only.
+//
+// Who writes what: the recorder's process writes everything except the read indices, which the
+// reader alone writes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace withy::telemetry {
+
+inline constexpr std::array<char, 8> kRingMagic = {'W', 'I', 'T', 'H', 'Y', 'R', 'N', 'G'};
+inline constexpr uint32_t kRingVersion = 1;
+
+inline constexpr uint32_t kRingCount = 64;     // rings, hence recording threads at one time
+inline constexpr uint32_t kNameCount = 256;    // names of spans
+inline constexpr uint32_t kMetricCount = 128;  // counters and gauges
+inline constexpr uint32_t kMinRingCapacity =
+    64;  // spans a ring; a power of two, so that a ring fills whole pages
+inline constexpr uint32_t kMaxRingCapacity = 65536;
+
+inline constexpr size_t kPageBytes = 4096;
+
+// Kind of a span, or of what a name stands for.
+enum class SpanKind : uint8_t { kPhase = 0, kKernel = 1, kIo = 2, kIdle = 3 };
+inline constexpr uint8_t kSpanKindCount = 4;
+
+// One span. Times are nanoseconds of steady_clock (CLOCK_MONOTONIC, the same in all processes of a
+// machine); 0 = not known.
+struct Span {
+  uint64_t call_id = 0;  // 0 = of no call
+  int64_t queued_ns = 0;
+  int64_t submitted_ns = 0;
+  int64_t started_ns = 0;
+  int64_t ended_ns = 0;
+  uint64_t value = 0;  // what the span worked on: rows, tokens, bytes or blocks, as its name says
+  uint32_t sequence = 0;  // step within the call
+  uint32_t thread = 0;    // kernel thread id; filled in by the recorder
+  uint16_t name = 0;      // index into the name table
+  SpanKind kind = SpanKind::kPhase;
+  uint8_t reserved[5] = {};
+};
+static_assert(sizeof(Span) == 64);
+
+struct RingFileHeader {
+  std::array<char, 8> magic;
+  uint32_t version;
+  uint32_t ring_capacity;  // spans a ring
+  uint32_t ring_count;
+  uint32_t name_count;
+  uint32_t metric_count;
+  int32_t pid;
+  int64_t start_unix_ns;
+  int64_t start_steady_ns;
+  std::array<char, 32> process;                // ends in at least one NUL
+  std::atomic<uint64_t> dropped_without_ring;  // spans of threads that found no ring
+  std::atomic<uint64_t> name_overflow;  // names and metrics that found no room in their table
+};
+static_assert(sizeof(RingFileHeader) <= kPageBytes);
+
+// Written by the ring's producer.
+struct alignas(64) RingControl {
+  std::atomic<uint64_t> write_index;  // spans ever written; the slot is index % capacity
+  std::atomic<uint64_t> dropped;      // spans that found the ring full
+  std::atomic<uint32_t> owner;        // thread id of the producer, 0 = free
+};
+static_assert(sizeof(RingControl) == 64);
+
+// Written by the reader: spans ever taken.
+struct alignas(64) ReadIndex {
+  std::atomic<uint64_t> value;
+};
+static_assert(sizeof(ReadIndex) == 64);
+
+// One name; valid once length is not 0.
+struct NameEntry {
+  std::atomic<uint8_t> length;
+  uint8_t kind;
+  std::array<char, 62> text;
+};
+static_assert(sizeof(NameEntry) == 64);
+
+enum class MetricKind : uint8_t { kCounter = 1, kGauge = 2 };
+
+// What the 64 bits of a metric count. The exporter turns nanoseconds into seconds and millionths
+// into ratios.
+enum class Unit : uint8_t { kOne = 0, kBytes = 1, kNanoseconds = 2, kMillionths = 3 };
+inline constexpr uint8_t kUnitCount = 4;
+
+// One counter (unsigned) or gauge (two's complement); valid once kind is not 0. Texts end in at
+// least one NUL.
+struct alignas(64) MetricEntry {
+  std::atomic<uint64_t> value;
+  std::atomic<uint8_t> kind;
+  uint8_t unit;
+  std::array<char, 6> reserved;
+  std::array<char, 64> name;
+  std::array<char, 24> label_key;  // empty = no label
+  std::array<char, 40> label_value;
+  std::array<char, 112> help;
+};
+static_assert(sizeof(MetricEntry) == 256);
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+              std::atomic<uint8_t>::is_always_lock_free);
+
+// Offsets of the parts of a file. Every part starts on a page.
+inline constexpr size_t kHeaderOffset = 0;
+inline constexpr size_t kControlOffset = kPageBytes;
+inline constexpr size_t kReadIndexOffset = kControlOffset + kRingCount * sizeof(RingControl);
+inline constexpr size_t kNamesOffset = kReadIndexOffset + kRingCount * sizeof(ReadIndex);
+inline constexpr size_t kMetricsOffset = kNamesOffset + kNameCount * sizeof(NameEntry);
+inline constexpr size_t kRingsOffset = kMetricsOffset + kMetricCount * sizeof(MetricEntry);
+static_assert(kReadIndexOffset % kPageBytes == 0 && kNamesOffset % kPageBytes == 0);
+static_assert(kMetricsOffset % kPageBytes == 0 && kRingsOffset % kPageBytes == 0);
+static_assert(kRingCount * sizeof(ReadIndex) == kPageBytes);
+
+inline constexpr size_t RingOffset(uint32_t ring, uint32_t ring_capacity) {
+  return kRingsOffset + size_t{ring} * ring_capacity * sizeof(Span);
+}
+inline constexpr size_t RingFileBytes(uint32_t ring_capacity) {
+  return RingOffset(kRingCount, ring_capacity);
+}
+
+}  // namespace withy::telemetry
