@@ -16,10 +16,9 @@
 #define WITHY_CONCAT(a, b) WITHY_CONCAT_INNER(a, b)
 
 // WITHY_RETURN_IF_ERROR(expr): returns the status of `expr` from the enclosing function unless OK.
-#define WITHY_RETURN_IF_ERROR(expr)                                 \
-  do {                                                              \
-    if (::absl::Status withy_status_ = (expr); !withy_status_.ok()) \
-      return withy_status_;                                         \
+#define WITHY_RETURN_IF_ERROR(expr)                                                       \
+  do {                                                                                    \
+    if (::absl::Status withy_status_ = (expr); !withy_status_.ok()) return withy_status_; \
   } while (false)
 
 // WITHY_ASSIGN_OR_RETURN(auto x, expr): x = value of the StatusOr `expr`, or returns its status.
@@ -32,7 +31,8 @@
 
 namespace withy {
 
-// An error from the current errno, e.g. ErrnoError("open models/a.gguf") -> NOT_FOUND "open models/a.gguf: No such file ...".
+// An error from the current errno, e.g. ErrnoError("open models/a.gguf") -> NOT_FOUND "open
+// models/a.gguf: No such file ...".
 inline absl::Status ErrnoError(std::string_view what) {
   const int error = errno;
   return absl::ErrnoToStatus(error, absl::StrCat(ToAbsl(what)));

@@ -1,5 +1,5 @@
-// Conversions between std::string_view and absl::string_view, which are different types in Debian 12's Abseil.
-// Our interfaces speak std::string_view; calls into Abseil go through ToAbsl().
+// Conversions between std::string_view and absl::string_view, which are different types in Debian
+// 12's Abseil. Our interfaces speak std::string_view; calls into Abseil go through ToAbsl().
 #pragma once
 
 #include <string_view>

@@ -1,0 +1,134 @@
+// Tests of what base/ promises to the processes: configuration, ids, queues, shared memory between
+// two mappings.
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/fd_passing.h"
+#include "base/ids.h"
+#include "base/shared_memory.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace withy {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Config, EmptyFileGivesAWorkingConfiguration) {
+  proto::Config config;
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  EXPECT_THAT(config.orchestrator().listen(), HasSubstr("unix:"));
+  EXPECT_GT(config.model().threads(), 0u);
+  EXPECT_EQ(config.store().arena_bytes(), uint64_t{256} << 20);
+}
+
+TEST(Config, UnknownFieldIsNamedWithItsLine) {
+  const auto config = ParseConfig("log_level: \"info\"\nmodle { }\n", "withy.textproto");
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("withy.textproto:2:"));
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("modle"));
+}
+
+TEST(Config, OverridesWinInOrderAndNameWhatIsWrong) {
+  proto::Config config;
+  ASSERT_TRUE(ApplyOverride("model.path=/m/a \"b\".gguf", &config).ok());
+  ASSERT_TRUE(ApplyOverride("model.threads=3", &config).ok());
+  ASSERT_TRUE(ApplyOverride("model.threads=2", &config).ok());
+  EXPECT_EQ(config.model().path(), "/m/a \"b\".gguf");
+  EXPECT_EQ(config.model().threads(), 2u);
+  EXPECT_THAT(std::string(ApplyOverride("model.thread=2", &config).message()),
+              HasSubstr("'thread'"));
+  EXPECT_THAT(std::string(ApplyOverride("model=2", &config).message()), HasSubstr("'model'"));
+  EXPECT_THAT(std::string(ApplyOverride("model.threads", &config).message()),
+              HasSubstr("field.path=value"));
+}
+
+TEST(Config, RangeErrorsNameFieldValueAndLimits) {
+  proto::Config config;
+  config.mutable_store()->set_arena_bytes(5);
+  const absl::Status status = FillDefaults(&config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("arena_bytes is 5"));
+}
+
+TEST(Config, AMissingNamedFileIsAnErrorAMissingDefaultIsNot) {
+  EXPECT_EQ(LoadConfig("/nonexistent/withy.textproto").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(Ids, AreUniqueAndPrefixed) {
+  const std::string a = NewId("ctx"), b = NewId("ctx");
+  EXPECT_NE(a, b);
+  EXPECT_EQ(a.size(), 4 + 32u);
+  EXPECT_EQ(a.substr(0, 4), "ctx_");
+  EXPECT_EQ(ToHex(std::string("\x00\xff\x1a", 3)), "00ff1a");
+}
+
+TEST(BoundedQueue, RefusesOverItsLimitAndDrainsAfterClose) {
+  BoundedQueue<int> queue(2);
+  EXPECT_TRUE(queue.TryPush(1));
+  EXPECT_TRUE(queue.TryPush(2));
+  EXPECT_FALSE(queue.TryPush(3));
+  queue.Close();
+  EXPECT_FALSE(queue.TryPush(4));
+  EXPECT_EQ(queue.Pop(), 1);
+  EXPECT_EQ(queue.Pop(), 2);
+  EXPECT_EQ(queue.Pop(), std::nullopt);
+}
+
+TEST(BoundedQueue, CarriesEveryItemAcrossThreads) {
+  BoundedQueue<int> queue(4);
+  int64_t sum = 0;
+  std::thread consumer([&] {
+    while (auto item = queue.Pop()) sum += *item;
+  });
+  for (int i = 1; i <= 1000; ++i) ASSERT_TRUE(queue.Push(int{i}));
+  queue.Close();
+  consumer.join();
+  EXPECT_EQ(sum, 500500);
+}
+
+TEST(SharedMemory, ASealedMemfdPassedOverASocketIsTheSameMemory) {
+  auto fd = CreateSealedMemfd("test", 8192);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_NE(ftruncate(fd->get(), 4096), 0) << "a sealed memfd must not shrink";
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
+  UniqueFd left(sockets[0]), right(sockets[1]);
+  uint64_t sent = 42, received = 0;
+  ASSERT_TRUE(SendFd(left.get(), std::as_bytes(std::span(&sent, 1)), fd->get()).ok());
+  auto passed = RecvFd(right.get(), std::as_writable_bytes(std::span(&received, 1)));
+  ASSERT_TRUE(passed.ok()) << passed.status();
+  EXPECT_EQ(received, 42u);
+  auto here = SharedMemory::Map(fd->get(), 8192, SharedMemory::Access::kReadWrite);
+  auto there = SharedMemory::Map(passed->get(), 8192, SharedMemory::Access::kReadOnly);
+  ASSERT_TRUE(here.ok() && there.ok());
+  EXPECT_TRUE(here->Prefault().ok());
+  here->data()[5000] = std::byte{7};
+  EXPECT_EQ(there->data()[5000], std::byte{7});
+  EXPECT_EQ(SharedMemory::Map(fd->get(), 8193, SharedMemory::Access::kReadOnly).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetPeerCredentials(left.get())->pid, getpid());
+  left.Reset();
+  EXPECT_EQ(RecvFd(right.get(), std::as_writable_bytes(std::span(&received, 1))).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST(FakeClock, MovesOnlyWhenTold) {
+  FakeClock clock;
+  const int64_t start = clock.SteadyNanos();
+  clock.Advance(5);
+  EXPECT_EQ(clock.SteadyNanos() - start, 5);
+}
+
+}  // namespace
+}  // namespace withy

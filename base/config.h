@@ -1,0 +1,37 @@
+// The one configuration file (textproto, schema proto/withy/v1/config.proto), read, overridden and
+// filled with defaults.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "withy/v1/config.pb.h"
+
+namespace withy {
+
+namespace proto = ::withy::v1;
+
+inline constexpr std::string_view kDefaultConfigPath = "/etc/withy/withy.textproto";
+
+// Reads `path`, applies `overrides` ("model.threads=2", later ones win), fills every default. An
+// empty path means kDefaultConfigPath, which alone may be missing. Errors: NOT_FOUND (the named
+// file), INVALID_ARGUMENT with line and column, field, value and range.
+absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
+                                         std::span<const std::string> overrides = {});
+
+// Parses textproto; `name` stands in errors. No defaults are filled.
+absl::StatusOr<proto::Config> ParseConfig(std::string_view text, std::string_view name);
+
+// Sets one field: "store.arena_bytes=1048576". Errors: INVALID_ARGUMENT naming the field.
+absl::Status ApplyOverride(std::string_view assignment, proto::Config* config);
+
+// Fills unset fields (paths, sockets, sizes) and checks ranges.
+absl::Status FillDefaults(proto::Config* config);
+
+// The directory of the running program's models: models/ beside or above the binary, else
+// /usr/share/withy/models.
+std::string DefaultModelsDir();
+
+}  // namespace withy

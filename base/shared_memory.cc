@@ -1,0 +1,77 @@
+#include "base/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+
+namespace withy {
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  if (this != &other) {
+    Unmap();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+SharedMemory::~SharedMemory() { Unmap(); }
+
+void SharedMemory::Unmap() {
+  if (data_ != nullptr) munmap(data_, size_);
+  data_ = nullptr;
+}
+
+absl::StatusOr<SharedMemory> SharedMemory::Map(int fd, size_t bytes, Access access) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return ErrnoError("stat shared memory");
+  if (bytes == 0 || static_cast<size_t>(info.st_size) < bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot map ", bytes,
+                                                   " bytes of shared memory: the file has ",
+                                                   static_cast<int64_t>(info.st_size)));
+  }
+  const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* address = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) return ErrnoError("map shared memory");
+  return SharedMemory(static_cast<std::byte*>(address), bytes);
+}
+
+absl::Status SharedMemory::ExcludeFromCoreDumps() {
+  if (madvise(data_, size_, MADV_DONTDUMP) != 0) {
+    return ErrnoError("leave shared memory out of core dumps");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemory::Prefault() {
+#ifdef MADV_POPULATE_WRITE
+  if (madvise(data_, size_, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
+  if (errno != EINVAL) return ErrnoError("prefault shared memory");
+#endif
+  // Kernels before 5.14: a read of each page allocates it in a memfd.
+  volatile const std::byte* page = data_;
+  for (size_t offset = 0; offset < size_; offset += 4096) (void)page[offset];
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> CreateSealedMemfd(std::string_view name, size_t bytes) {
+  UniqueFd fd(memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return ErrnoError("create memfd");
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return ErrnoError(absl::StrCat("size memfd to ", bytes, " bytes"));
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoError("seal memfd");
+  }
+  return fd;
+}
+
+}  // namespace withy

@@ -1,0 +1,46 @@
+// What the mains of the five processes share: flags, configuration, log, signals, systemd.
+//
+//   int main(int argc, char** argv) {
+//     return withy::rpc::RunDaemon(argc, argv, "context_store", [](const proto::Config& config) {
+//     return Open(config); });
+//   }
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace withy::v1 {
+class Config;
+class ProcessStatus;
+}  // namespace withy::v1
+
+namespace withy::rpc {
+
+// A running process, from the point of view of its main. Created and destroyed on the main thread.
+class Process {
+ public:
+  virtual ~Process() = default;
+  // Stops taking work and finishes what runs, for at most `grace`. Called once, before destruction.
+  virtual void Drain(absl::Duration grace) = 0;
+  // Whether work that should advance has advanced lately; asked a few times a minute. While it says
+  // false the systemd watchdog is not fed, so that a hung process is restarted. Must not block.
+  virtual bool MakesProgress() { return true; }
+};
+
+using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(const v1::Config&)>;
+
+// Runs the process until SIGTERM or SIGINT. Flags: --config FILE, --set FIELD.PATH=VALUE (any
+// number), --help, --version. Tells systemd READY when `create` has returned, then feeds its
+// watchdog. Exit code: 0 after a drain, 1 when it could not start (the reason on stderr), 2 for
+// wrong flags.
+int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create);
+
+// Fills process, pid, version, uptime_s and resident_bytes.
+void FillProcessStatus(std::string_view process, v1::ProcessStatus* status);
+
+}  // namespace withy::rpc

@@ -1,0 +1,127 @@
+// The writing half of a streamed answer: any thread pushes messages, gRPC sends them in order, a
+// client that reads slowly holds the producer back, and one that goes away ends the call.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/status.h"
+
+namespace withy::rpc {
+
+// Made by Create() in the RPC's handler, which returns reactor() to gRPC. It keeps itself alive
+// until gRPC is done with it; producers share ownership, because they may outlive the call.
+// Thread-safe.
+//
+//   auto queue = WriteQueue<Response>::Create();
+//   pool.Run([queue] { queue->Push(first); ...; queue->Close(absl::OkStatus()); });
+//   return queue->reactor();
+template <typename Response>
+class WriteQueue final : private grpc::ServerWriteReactor<Response> {
+ public:
+  static constexpr size_t kLimit = 256;  // messages waiting; a push over it waits
+
+  static std::shared_ptr<WriteQueue> Create() {
+    auto queue = std::shared_ptr<WriteQueue>(new WriteQueue);
+    queue->self_ = queue;
+    return queue;
+  }
+
+  grpc::ServerWriteReactor<Response>* reactor() { return this; }
+
+  // Sends `response` after those before it. Waits while kLimit messages stand in front. False when
+  // the call was cancelled or closed: nobody will read any more.
+  bool Push(Response response) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &WriteQueue::HasRoomOrEnded));
+    if (cancelled_ || closed_) return false;
+    pending_.push_back(std::move(response));
+    if (pending_.size() == 1) StartNext();
+    return true;
+  }
+
+  // Ends the call with `status` when all that was pushed is sent. The first call counts.
+  void Close(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    closed_ = true;
+    status_ = ToGrpc(status);
+    if (pending_.empty()) this->Finish(status_);
+  }
+
+  // The client cancelled, its deadline passed or its connection broke.
+  bool cancelled() const {
+    absl::MutexLock lock(&mutex_);
+    return cancelled_;
+  }
+
+  // Calls `callback` once, when the call is cancelled: at once if it already was. It must not
+  // block.
+  void OnCancelled(std::function<void()> callback) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!cancelled_) {
+        on_cancelled_ = std::move(callback);
+        return;
+      }
+    }
+    callback();
+  }
+
+ private:
+  WriteQueue() = default;
+
+  bool HasRoomOrEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return cancelled_ || closed_ || pending_.size() < kLimit;
+  }
+  // StartWrite and Finish only queue work inside gRPC: they may be called under the lock and never
+  // call back into it.
+  void StartNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { this->StartWrite(&pending_.front()); }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    pending_.pop_front();
+    if (!ok) {
+      pending_.clear();
+      cancelled_ = true;
+    }
+    if (!pending_.empty()) {
+      StartNext();
+    } else if (closed_) {
+      this->Finish(status_);
+    }
+  }
+
+  void OnCancel() override {
+    std::function<void()> callback;
+    {
+      absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+      callback = std::move(on_cancelled_);
+      on_cancelled_ = nullptr;
+    }
+    if (callback) callback();
+  }
+
+  void OnDone() override {
+    const std::shared_ptr<WriteQueue> last = std::move(self_);
+    absl::MutexLock lock(&mutex_);
+    on_cancelled_ = nullptr;
+  }
+
+  mutable absl::Mutex mutex_;
+  std::deque<Response> pending_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> on_cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<WriteQueue> self_;  // set once before gRPC sees the reactor, cleared in OnDone
+};
+
+}  // namespace withy::rpc
