@@ -41,7 +41,8 @@ function(withy_library name)
   endif()
 endfunction()
 
-# withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS label ...] [TIMEOUT seconds])
+# withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds]): a label means that CI runs
+# the test under that sanitizer too.
 function(withy_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT WITHY_TESTS)
@@ -53,6 +54,9 @@ function(withy_test name)
     set(arg_TIMEOUT 120)
   endif()
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
+  foreach(label IN LISTS arg_LABELS)
+    set_property(GLOBAL APPEND PROPERTY withy_tests_${label} ${name})
+  endforeach()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
 
