@@ -1,0 +1,69 @@
+// Arguments of the attention kernel: rows of many contexts over 8-bit KV blocks, several query
+// heads to a KV head. Neighbours: kernels.h runs it for a range of items, parallel.h over the pool.
+// Writes no K/V (Kernels::write_kv does). Batch-invariant: a row's result depends only on its query
+// and its visible keys, reduced in groups of 16 and runs of 256 positions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/kv/block.h"
+
+namespace withy::engine {
+
+// One query row. It sees the keys at positions 0 .. visible-1 of its context; key p is slot p % 16
+// of blocks[p / 16].
+//
+// A row of a token tree sees committed keys and its ancestors, which lie in scattered slots: the
+// caller copies (CopyToken) what is not where its position says into scratch blocks, one for each
+// group of 16 positions from tail_group on, and names them in `tail`; group g >= tail_group is then
+// tail[g - tail_group].
+struct AttentionRow {
+  const std::byte* const* blocks = nullptr;  // this layer's blocks of the row's context, by chunk
+  int visible = 0;                           // >= 1
+  const std::byte* const* tail = nullptr;
+  int tail_group = 0;
+};
+
+// Rows that follow each other with the same `blocks` and no tail share the reading of keys, so the
+// caller keeps rows of a context together.
+struct AttentionArgs {
+  KvGeometry geometry;
+  int q_heads = 0;  // a multiple of geometry.kv_heads
+  float scale = 0;  // multiplies q.k, usually 1 / sqrt(head_dim)
+  int rows = 0;
+  const AttentionRow* row = nullptr;  // [rows]
+  const float* q = nullptr;           // [rows, q_heads * head_dim], q_stride floats between rows
+  ptrdiff_t q_stride = 0;
+  float* out =
+      nullptr;  // [rows, q_heads * head_dim], out_stride floats between rows; may not alias q
+  ptrdiff_t out_stride = 0;
+  // Order of query heads: kv-major, head h reads KV head h / (q_heads / kv_heads), as in model
+  // files; or rank-major, head h reads KV head h % kv_heads, so that a level is a prefix of the
+  // heads.
+  bool rank_major = false;
+  // Per row, how many leading query heads are computed (rank-major only, a multiple of kv_heads);
+  // nullptr: all. Others are not written.
+  const int* head_extent = nullptr;
+  // Optional information density: density[(row * kv_heads + kv_head) * density_stride + chunk] =
+  // attention probability that the KV head's query heads give to the chunk's keys, summed, for
+  // chunks the row sees. density_stride >= ceil(visible / 16).
+  float* density = nullptr;
+  ptrdiff_t density_stride = 0;
+};
+
+inline constexpr int kAttentionQueries =
+    32;  // query vectors that one item takes through the keys together
+
+// Rows that one item covers, and the number of items into which the work splits: (group of rows, KV
+// head). Items may run in any order and on any thread.
+inline int AttentionRowsPerItem(const AttentionArgs& args) {
+  const int group = args.q_heads / args.geometry.kv_heads;
+  return group >= kAttentionQueries ? 1 : kAttentionQueries / group;
+}
+inline int AttentionItems(const AttentionArgs& args) {
+  const int rows = AttentionRowsPerItem(args);
+  return (args.rows + rows - 1) / rows * args.geometry.kv_heads;
+}
+
+}  // namespace withy::engine

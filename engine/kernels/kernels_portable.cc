@@ -1,0 +1,77 @@
+// The portable kernels: plain C++, right on every machine, the fallback and the slow end of the
+// tests.
+#include <vector>
+
+#define WITHY_TARGET portable
+// clang-format off
+#include "engine/kernels/vec-inl.h"
+// clang-format on
+#include "engine/kernels/kernels.h"
+#include "engine/kernels/targets.h"
+
+namespace withy::engine::portable {
+
+inline constexpr int32_t kInitBias = 0;
+inline constexpr bool kQ8Signed = false;
+inline constexpr int kQuantRows = 4;
+inline constexpr int kFloatRows = 2;
+
+struct Bytes64 {
+  uint8_t byte[64];
+};
+
+WITHY_INLINE F16 LoadF16Lanes(const uint16_t* p) {
+  F16 v{};
+  for (int i = 0; i < 16; ++i) v[i] = F16ToF32(p[i]);
+  return v;
+}
+
+WITHY_INLINE Bytes64 LoadQ8(const uint8_t* p) {
+  Bytes64 w;
+  std::memcpy(&w, p, sizeof w);
+  return w;
+}
+
+WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
+  for (int i = 0; i < 64; ++i) {
+    lo->byte[i] = p[i] & 15u;
+    hi->byte[i] = static_cast<uint8_t>(p[i] >> 4);
+  }
+}
+
+template <typename W, typename A>
+WITHY_INLINE I16 DotAny(I16 acc, const W* w, const A* a) {
+  for (int lane = 0; lane < 16; ++lane) {
+    acc[lane] += w[4 * lane] * a[0] + w[4 * lane + 1] * a[1] + w[4 * lane + 2] * a[2] +
+                 w[4 * lane + 3] * a[3];
+  }
+  return acc;
+}
+WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
+  return DotAny(acc, w.byte, a);
+}
+WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) {
+  return DotAny(acc, w.byte, a);
+}
+WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) { return DotAny(acc, k, q); }
+WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) { return DotAny(acc, v, p); }
+
+}  // namespace withy::engine::portable
+
+// clang-format off
+#include "engine/kernels/elementwise-inl.h"
+#include "engine/kernels/matmul-inl.h"
+#include "engine/kernels/attention-inl.h"
+// clang-format on
+
+namespace withy::engine {
+
+const Kernels* PortableKernels() {
+  static constexpr Kernels kTable = {Target::kPortable, "portable",          portable::Prepare,
+                                     portable::MatMul,  portable::Attention, portable::WriteKv,
+                                     portable::RmsNorm, portable::Rope,      portable::SwiGlu,
+                                     portable::Add,     portable::Softmax};
+  return &kTable;
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,62 @@
+// The KV block: one layer of one chunk of 16 tokens, K and V of all KV heads at the working
+// precision of 8 bits. Lives in the shared arena, written token by token and read in place by
+// attention. Neighbours: kernels/ write and read it, context_store/ owns its header and memory.
+//
+// Bytes: header 64 | K scales f32 [kv_head][16] | V scales f32 [kv_head][16] | K u8 (q + 128)
+// [kv_head][head_dim / 4][16 tokens][4]
+//        | V s8 [kv_head][4 token quads][head_dim][4 tokens]
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace withy::engine {
+
+inline constexpr int kChunkTokens = 16;
+
+enum class KvFormat : uint8_t { kEmpty = 0, kQ8 = 1, kQ4 = 2, kQ2 = 3 };
+
+// First 64 bytes of a block. Kernels never touch it; the store and the worker that holds the lease
+// do.
+struct KvBlockHeader {
+  uint64_t epoch;        // arena epoch at which the block was claimed
+  uint8_t identity[32];  // chunk identity (hash of previous identity, tokens, model, LoRA, level,
+                         // format)
+  uint32_t layer;
+  uint32_t checksum;  // crc32c of the payload once the chunk is committed
+  uint8_t level;      // model level in per cent that made it
+  KvFormat format;
+  uint8_t filled;  // tokens written, 0..16
+  uint8_t reserved[13];
+};
+static_assert(sizeof(KvBlockHeader) == 64);
+
+// Shape of a model's KV. head_dim is a multiple of 16, at most 256.
+struct KvGeometry {
+  int layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+
+  size_t ScaleBytes() const { return sizeof(float) * kChunkTokens * static_cast<size_t>(kv_heads); }
+  size_t HeadBytes() const { return static_cast<size_t>(head_dim) * kChunkTokens; }
+  size_t KScaleOffset() const { return sizeof(KvBlockHeader); }
+  size_t VScaleOffset() const { return KScaleOffset() + ScaleBytes(); }
+  size_t KOffset() const { return VScaleOffset() + ScaleBytes(); }
+  size_t VOffset() const { return KOffset() + HeadBytes() * static_cast<size_t>(kv_heads); }
+  // Bytes of a block (one layer of one chunk) and of a chunk (all layers); multiples of 64.
+  size_t BlockBytes() const { return VOffset() + HeadBytes() * static_cast<size_t>(kv_heads); }
+  size_t ChunkBytes() const { return BlockBytes() * static_cast<size_t>(layers); }
+
+  bool operator==(const KvGeometry&) const = default;
+};
+
+// Copies K and V of one token from (src block, src slot) to (dst block, dst slot); headers stay.
+// Slots are 0..15. Moves accepted tree rows into place and assembles the tail of a tree row (see
+// kernels/attention.h).
+void CopyToken(const KvGeometry& g, const std::byte* src, int src_slot, std::byte* dst,
+               int dst_slot);
+
+// k[kv_heads * head_dim], v[kv_heads * head_dim] = the token in `slot`, dequantised.
+void ReadToken(const KvGeometry& g, const std::byte* block, int slot, float* k, float* v);
+
+}  // namespace withy::engine
