@@ -1,0 +1,90 @@
+// A whole board in a temporary directory: the five real processes, started, killed and restarted by
+// a test, and an app's view of them. Used by the end-to-end and fault tests.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "withy/v1/llm_service.grpc.pb.h"
+
+namespace withy::e2e {
+
+inline const std::vector<std::string> kProcesses = {"context_store", "model_worker", "draft_worker",
+                                                    "profiler_agent", "orchestrator"};
+
+// What an app got from one Generate.
+struct Answer {
+  absl::Status status;
+  std::string text;  // the deltas, joined
+  v1::GenerateStarted started;
+  v1::GenerateFinished finished;  // default when the call failed
+  int64_t retry_after_ms = -1;
+};
+
+// Owned by one test, used from any thread except Start/Kill/Stop (one thread at a time).
+class Board {
+ public:
+  // `overrides` are --set flags for every process, e.g. "orchestrator.queue_limit=2".
+  explicit Board(std::vector<std::string> overrides = {});
+  ~Board();
+
+  // Starts one process; does not wait. Its log goes to log(process).
+  void Start(const std::string& process);
+  void StartAll() {
+    for (const std::string& process : kProcesses) Start(process);
+  }
+  // SIGKILL, and waits until it is gone.
+  void Kill(const std::string& process);
+  // SIGTERM, and waits. Returns the exit code.
+  int Stop(const std::string& process);
+  // Waits until a process ends by itself (at most 30 s, then kills it: -1). Returns the exit code.
+  int WaitForExit(const std::string& process);
+  std::string Log(const std::string& process) const;
+
+  // Waits until every process that was started says SERVING; false after `timeout`.
+  bool WaitUntilServing(absl::Duration timeout = absl::Seconds(60));
+
+  std::unique_ptr<v1::LlmService::Stub> NewStub() const;
+  // Registers an app, returns its token.
+  std::string BindApp(const std::string& app);
+
+  const std::string& dir() const { return dir_; }
+  std::string address() const { return "unix:" + dir_ + "/run/withy.sock"; }
+  const std::string& metrics_address() const { return metrics_address_; }
+
+ private:
+  std::string dir_;
+  std::string metrics_address_;
+  std::vector<std::string> overrides_;
+  std::map<std::string, pid_t> pids_;
+};
+
+// A prompt of one user message.
+v1::GenerateRequest UserRequest(const std::string& context_id, const std::string& text,
+                                uint32_t max_tokens);
+
+// Calls Generate and reads it to its end. `on_delta`, when given, is asked after each delta whether
+// to go on; false cancels.
+Answer Generate(v1::LlmService::Stub& stub, const std::string& token,
+                const v1::GenerateRequest& request,
+                const std::function<bool(const Answer&)>& on_delta = nullptr,
+                absl::Duration timeout = absl::Seconds(60));
+
+// Repeats a call with its request_id while it fails with UNAVAILABLE, ABORTED or
+// RESOURCE_EXHAUSTED, as a careful app does.
+Answer GenerateWithRetry(v1::LlmService::Stub& stub, const std::string& token,
+                         const v1::GenerateRequest& request,
+                         absl::Duration timeout = absl::Seconds(90));
+
+// Client metadata with the app's token, and a deadline.
+void Authorise(grpc::ClientContext* context, const std::string& token,
+               absl::Duration timeout = absl::Seconds(30));
+
+}  // namespace withy::e2e

@@ -1,0 +1,132 @@
+// kill -9 of each process in turn, under load: nothing that was answered is lost, nothing is
+// answered twice.
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/board.h"
+
+namespace withy::e2e {
+namespace {
+
+constexpr int kApps = 3;
+
+// One app that talks to its context without pause and remembers every answer it was given.
+class TalkingApp {
+ public:
+  TalkingApp(Board& board, int number)
+      : stub_(board.NewStub()), token_(board.BindApp("app" + std::to_string(number))) {
+    grpc::ClientContext context;
+    Authorise(&context, token_);
+    v1::CreateContextResponse response;
+    const grpc::Status status = stub_->CreateContext(&context, {}, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    context_id_ = response.context().context_id();
+    thread_ = std::thread([this] { Talk(); });
+  }
+
+  // Ends the talk and checks the context against what the app was told.
+  void StopAndCheck() {
+    stop_ = true;
+    thread_.join();
+    grpc::ClientContext context;
+    Authorise(&context, token_);
+    v1::GetContextRequest request;
+    request.set_context_id(context_id_);
+    v1::GetContextResponse kept;
+    const grpc::Status status = stub_->GetContext(&context, request, &kept);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_EQ(kept.messages_size(), static_cast<int>(answers_.size()) * 2);
+    for (size_t i = 0; i < answers_.size(); ++i) {
+      EXPECT_EQ(kept.messages(static_cast<int>(2 * i)).message().content(), Prompt(i));
+      EXPECT_EQ(kept.messages(static_cast<int>(2 * i + 1)).message().content(), answers_[i]);
+    }
+    EXPECT_EQ(failures_, "");
+  }
+
+  int answered() const { return answered_; }
+
+ private:
+  static std::string Prompt(size_t turn) { return "turn " + std::to_string(turn); }
+
+  void Talk() {
+    for (size_t turn = 0; !stop_ && turn < 60; ++turn) {
+      v1::GenerateRequest request = UserRequest(context_id_, Prompt(turn), 6);
+      request.set_request_id("turn-" + std::to_string(turn));
+      const Answer answer = GenerateWithRetry(*stub_, token_, request);
+      if (!answer.status.ok()) {
+        failures_ += answer.status.ToString() + "\n";
+        return;
+      }
+      answers_.push_back(answer.finished.text());
+      ++answered_;
+    }
+  }
+
+  std::unique_ptr<v1::LlmService::Stub> stub_;
+  const std::string token_;
+  std::string context_id_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> answered_ = 0;
+  std::vector<std::string> answers_;  // the talking thread's until it is joined
+  std::string failures_;
+  std::thread thread_;
+};
+
+class KillTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(KillTest, LosesNoAnswerAndGoesOn) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("model_worker");
+  std::vector<std::unique_ptr<TalkingApp>> apps;
+  for (int i = 0; i < kApps; ++i) apps.push_back(std::make_unique<TalkingApp>(board, i));
+  const auto answered = [&] {
+    int sum = 0;
+    for (const auto& app : apps) sum += app->answered();
+    return sum;
+  };
+  const auto wait_for_answers = [&](int count) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (answered() < count && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+    return answered() >= count;
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(wait_for_answers(answered() + 4)) << board.Log(GetParam());
+    board.Kill(GetParam());
+    board.Start(GetParam());
+    ASSERT_TRUE(board.WaitUntilServing()) << board.Log(GetParam());
+  }
+  EXPECT_TRUE(wait_for_answers(answered() + 4)) << board.Log(GetParam());
+  for (const auto& app : apps) app->StopAndCheck();
+}
+
+INSTANTIATE_TEST_SUITE_P(EachProcess, KillTest, ::testing::ValuesIn(kProcesses));
+
+TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing());
+  const auto stub = board.NewStub();
+  const std::string token = board.BindApp("app");
+  grpc::ClientContext create;
+  Authorise(&create, token);
+  v1::CreateContextResponse created;
+  ASSERT_TRUE(stub->CreateContext(&create, {}, &created).ok());
+  const std::string context_id = created.context().context_id();
+  ASSERT_TRUE(Generate(*stub, token, UserRequest(context_id, "remember this", 10)).status.ok());
+  for (const std::string& process : kProcesses) board.Kill(process);
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing());
+  const Answer after = GenerateWithRetry(*stub, token, UserRequest(context_id, "what was it", 10));
+  ASSERT_TRUE(after.status.ok()) << after.status;
+  EXPECT_GT(after.finished.usage().context_tokens(), 10u);
+}
+
+}  // namespace
+}  // namespace withy::e2e

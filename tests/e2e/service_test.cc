@@ -1,0 +1,260 @@
+// The service as an app meets it: five real processes, one contract.
+#include <grpcpp/grpcpp.h>
+
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/board.h"
+
+namespace withy::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string CreateContext(v1::LlmService::Stub& stub, const std::string& token,
+                          const std::string& system) {
+  grpc::ClientContext context;
+  Authorise(&context, token);
+  v1::CreateContextRequest request;
+  request.set_system_prompt(system);
+  v1::CreateContextResponse response;
+  const grpc::Status status = stub.CreateContext(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response.context().context_id();
+}
+
+grpc::Status GetContext(v1::LlmService::Stub& stub, const std::string& token,
+                        const std::string& context_id, v1::GetContextResponse* response) {
+  grpc::ClientContext context;
+  Authorise(&context, token);
+  v1::GetContextRequest request;
+  request.set_context_id(context_id);
+  return stub.GetContext(&context, request, response);
+}
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  void StartBoard(std::vector<std::string> overrides = {}) {
+    board_ = std::make_unique<Board>(std::move(overrides));
+    board_->StartAll();
+    ASSERT_TRUE(board_->WaitUntilServing())
+        << board_->Log("orchestrator") << board_->Log("model_worker");
+    stub_ = board_->NewStub();
+    token_ = board_->BindApp("test.app");
+    ASSERT_FALSE(token_.empty());
+  }
+
+  std::unique_ptr<Board> board_;
+  std::unique_ptr<v1::LlmService::Stub> stub_;
+  std::string token_;
+};
+
+TEST_F(ServiceTest, AnswersStreamAndAreKept) {
+  StartBoard();
+  const std::string context = CreateContext(*stub_, token_, "You are brief.");
+  const Answer answer = Generate(*stub_, token_, UserRequest(context, "Good morning to you", 24));
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.text, answer.finished.text());
+  EXPECT_GT(answer.started.decision().predicted().ttft_ms(), 0);
+  EXPECT_EQ(answer.started.decision().model_level_percent(), 100u);
+  EXPECT_GT(answer.finished.latency().measured().ttft_ms(), 0);
+  EXPECT_EQ(answer.finished.usage().completion_tokens(), 24u);
+
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, context, &kept).ok());
+  ASSERT_EQ(kept.messages_size(), 3);
+  EXPECT_EQ(kept.messages(0).message().role(), "system");
+  EXPECT_EQ(kept.messages(1).message().content(), "Good morning to you");
+  EXPECT_EQ(kept.messages(2).message().content(), answer.text);
+
+  // The next turn reuses the KV of this one.
+  const Answer next = Generate(*stub_, token_, UserRequest(context, "And again", 8));
+  ASSERT_TRUE(next.status.ok()) << next.status;
+  EXPECT_GT(next.finished.usage().reused_tokens(), 16u);
+  EXPECT_LT(next.finished.usage().prefilled_tokens(), answer.finished.usage().prefilled_tokens());
+}
+
+TEST_F(ServiceTest, StartsInAnyOrder) {
+  board_ = std::make_unique<Board>();
+  for (auto it = kProcesses.rbegin(); it != kProcesses.rend(); ++it) board_->Start(*it);
+  ASSERT_TRUE(board_->WaitUntilServing());
+  stub_ = board_->NewStub();
+  EXPECT_TRUE(Generate(*stub_, board_->BindApp("a"), UserRequest("", "hello", 4)).status.ok());
+}
+
+TEST_F(ServiceTest, ARetryWithItsRequestIdGetsTheStoredResult) {
+  StartBoard();
+  v1::GenerateRequest request = UserRequest(CreateContext(*stub_, token_, ""), "once only", 12);
+  request.mutable_sampling()->set_temperature(1);
+  request.set_request_id("r1");
+  const Answer first = Generate(*stub_, token_, request);
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  EXPECT_FALSE(first.started.replayed());
+  const Answer second = Generate(*stub_, token_, request);
+  ASSERT_TRUE(second.status.ok()) << second.status;
+  EXPECT_TRUE(second.started.replayed());
+  EXPECT_EQ(second.text, first.text);
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, request.context_id(), &kept).ok());
+  EXPECT_EQ(kept.messages_size(), 2) << "a retry must not add to the context";
+
+  request.mutable_prompt()->mutable_messages()->mutable_messages(0)->set_content("something else");
+  EXPECT_EQ(Generate(*stub_, token_, request).status.code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(ServiceTest, AnAppSeesOnlyItsOwn) {
+  StartBoard();
+  const std::string context = CreateContext(*stub_, token_, "secret");
+  const std::string stranger = board_->BindApp("stranger");
+  v1::GetContextResponse kept;
+  EXPECT_EQ(GetContext(*stub_, stranger, context, &kept).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Generate(*stub_, stranger, UserRequest(context, "hi", 4)).status.code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(Generate(*stub_, "wrong", UserRequest("", "hi", 4)).status.code(),
+            absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(ServiceTest, CancellingKeepsThePartialAnswerMarked) {
+  StartBoard();
+  const std::string context = CreateContext(*stub_, token_, "");
+  int deltas = 0;
+  const Answer answer = Generate(*stub_, token_, UserRequest(context, "talk for long", 400),
+                                 [&](const Answer&) { return ++deltas < 5; });
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kCancelled);
+  // The partial answer is committed behind the cancelled call; the next call on the context waits
+  // for it.
+  const Answer next = Generate(*stub_, token_, UserRequest(context, "go on", 4));
+  ASSERT_TRUE(next.status.ok()) << next.status;
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, context, &kept).ok());
+  ASSERT_EQ(kept.messages_size(), 4);
+  EXPECT_TRUE(kept.messages(1).cancelled());
+  EXPECT_THAT(kept.messages(1).message().content(), ::testing::StartsWith(answer.text));
+  EXPECT_FALSE(kept.messages(3).cancelled());
+}
+
+TEST_F(ServiceTest, ADeadlineEndsTheCallAndTheBoardGoesOn) {
+  StartBoard();
+  const Answer late = Generate(*stub_, token_, UserRequest("", "talk for long", 400), nullptr,
+                               absl::Milliseconds(30));
+  EXPECT_EQ(late.status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(Generate(*stub_, token_, UserRequest("", "short", 4)).status.ok());
+}
+
+TEST_F(ServiceTest, OverloadIsRefusedWithAdvice) {
+  StartBoard({"orchestrator.queue_limit=2"});
+  std::vector<std::thread> callers;
+  std::atomic<int> refused = 0, answered = 0, advised = 0;
+  for (int i = 0; i < 12; ++i) {
+    callers.emplace_back([&] {
+      const Answer answer = Generate(*stub_, token_, UserRequest("", "many at once", 60));
+      if (answer.status.ok()) ++answered;
+      if (answer.status.code() == absl::StatusCode::kResourceExhausted) {
+        ++refused;
+        if (answer.retry_after_ms >= 0) ++advised;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered + refused, 12);
+  EXPECT_GE(answered, 2);
+  EXPECT_GT(refused, 0);
+  EXPECT_EQ(advised, refused.load());
+}
+
+TEST_F(ServiceTest, BatchedCallsGetTheTextTheyGetAlone) {
+  StartBoard();
+  const std::vector<std::string> prompts = {"first prompt",
+                                            "the second prompt is longer than the first", "3",
+                                            "one more prompt with yet other words in it"};
+  std::vector<std::string> alone(prompts.size()), together(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    alone[i] = Generate(*stub_, token_, UserRequest("", prompts[i], 40)).text;
+  }
+  std::vector<std::thread> callers;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    callers.emplace_back(
+        [&, i] { together[i] = Generate(*stub_, token_, UserRequest("", prompts[i], 40)).text; });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(together, alone);
+  EXPECT_FALSE(alone[0].empty());
+}
+
+TEST_F(ServiceTest, AStrictSloThatCannotBeMetIsRefusedWithFigures) {
+  StartBoard();
+  v1::GenerateRequest request = UserRequest("", "be quick", 8);
+  request.mutable_slo()->set_ttft_ms(0.0001);
+  request.mutable_slo()->set_strict(true);
+  const Answer refused = Generate(*stub_, token_, request);
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status.message()), HasSubstr("ms"));
+  request.mutable_slo()->set_strict(false);
+  const Answer told = Generate(*stub_, token_, request);
+  ASSERT_TRUE(told.status.ok()) << told.status;
+  EXPECT_FALSE(told.started.decision().predicted_to_meet_slo());
+  EXPECT_FALSE(told.finished.latency().slo_met());
+}
+
+TEST_F(ServiceTest, BadRequestsNameTheFieldAndHarmNobody) {
+  StartBoard();
+  v1::GenerateRequest request = UserRequest("", "x", 8);
+  request.mutable_sampling()->set_temperature(-1);
+  Answer answer = Generate(*stub_, token_, request);
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("temperature"));
+  answer = Generate(*stub_, token_, UserRequest("", "", 8));
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kInvalidArgument);
+  answer = Generate(*stub_, token_, UserRequest("ctx_nope", "x", 8));
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kNotFound);
+  std::string long_text;
+  for (int i = 0; i < 20000; ++i) long_text += "word ";
+  answer = Generate(*stub_, token_, UserRequest("", long_text, 8));
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kOutOfRange) << answer.status;
+  EXPECT_TRUE(Generate(*stub_, token_, UserRequest("", "fine", 4)).status.ok());
+}
+
+TEST_F(ServiceTest, ASecondInstanceIsToldWhoHoldsTheSocket) {
+  StartBoard();
+  for (const std::string& process : kProcesses) {
+    Board twin({"run_dir=" + board_->dir() + "/run", "state_dir=" + board_->dir() + "/state2"});
+    twin.Start(process);
+    EXPECT_EQ(twin.WaitForExit(process), 1) << process;
+    EXPECT_THAT(twin.Log(process), HasSubstr("already serves on")) << process;
+  }
+}
+
+TEST_F(ServiceTest, TheDraftAnswersOnItsOwn) {
+  StartBoard();
+  v1::GenerateRequest request = UserRequest("", "hello", 6);
+  request.set_model("draft");
+  const Answer answer = Generate(*stub_, token_, request);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.finished.usage().completion_tokens(), 6u);
+}
+
+TEST_F(ServiceTest, DrainsOnSigterm) {
+  StartBoard();
+  std::thread caller([&] {
+    const Answer answer = Generate(*stub_, token_, UserRequest("", "before the end", 200));
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+  });
+  // The call is running once the worker counts it.
+  while (true) {
+    grpc::ClientContext context;
+    Authorise(&context, token_);
+    v1::GetStatusResponse status;
+    ASSERT_TRUE(stub_->GetStatus(&context, {}, &status).ok());
+    if (status.processes(0).status().running_calls() + status.processes(0).status().queued_calls() >
+        0)
+      break;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(board_->Stop("orchestrator"), 0);
+  caller.join();
+}
+
+}  // namespace
+}  // namespace withy::e2e
