@@ -130,7 +130,9 @@ class Recorder::Memory {
   void FillHeader(std::string_view process);
   void FillPhases();
   void CloseFile() {
-    if (fd_ >= 0) close(fd_);
+    if (fd_ < 0) return;
+    flock(fd_, LOCK_UN);  // closing alone keeps the lock as long as the mapping lives
+    close(fd_);
     fd_ = -1;
   }
 

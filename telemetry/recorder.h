@@ -106,8 +106,8 @@ class Gauge {
 // What a counter or gauge is called. Names follow Prometheus: withy_ in front, base units, counters
 // end in _total.
 struct MetricSpec {
-  std::string_view name;  // [a-z_:][a-z0-9_:]*, at most 63 bytes
-  std::string_view help;  // one sentence; cut to 111 bytes
+  std::string_view name = {};  // [a-z_:][a-z0-9_:]*, at most 63 bytes
+  std::string_view help = {};  // one sentence; cut to 111 bytes
   Unit unit = Unit::kOne;
   std::string_view label_key = {};  // at most one label; key at most 23 bytes, value at most 39
   std::string_view label_value = {};

@@ -6,6 +6,8 @@
 // costs spans and never touches memory outside the ring.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -50,37 +52,42 @@ class RingProducer {
   uint64_t known_read_ = 0;
 };
 
-// The consumer's end. One thread at a time.
+// The consumer's end. One thread at a time. How spans are copied out is the caller's: by memcpy
+// from a mapping, or by reading the file.
 class RingConsumer {
  public:
-  RingConsumer(const RingControl* control, ReadIndex* read, const Span* slots, uint32_t capacity)
-      : control_(control), read_(read), slots_(slots), capacity_(capacity) {}
+  RingConsumer() = default;
+  // `capacity` is a power of two.
+  RingConsumer(const RingControl* control, ReadIndex* read, uint32_t capacity)
+      : control_(control), read_(read), capacity_(capacity) {}
 
-  // Calls `take(span)` for each new span, oldest first, then frees their slots. Returns how many;
-  // when the indices cannot be right (more unread spans than slots) takes none, catches up with the
-  // producer and returns -1.
-  template <typename Take>
-  int64_t Drain(Take&& take) {
+  // Copies the unread spans out, oldest first, and then frees their slots. `fetch(slot, count)`
+  // copies `count` adjacent slots starting at `slot`; it is called at most twice, and not again
+  // after it returned false (then nothing is freed). Returns how many were taken; -1 when the
+  // indices cannot be right (more unread spans than slots), having caught up with the producer; 0
+  // when a fetch failed.
+  template <typename Fetch>
+  int64_t Drain(Fetch&& fetch) {
     const uint64_t write = control_->write_index.load(std::memory_order_acquire);
     const uint64_t read = read_->value.load(std::memory_order_relaxed);
     const uint64_t count = write - read;
+    if (count == 0) return 0;
     if (count > capacity_) {
       read_->value.store(write, std::memory_order_release);
       return -1;
     }
-    for (uint64_t i = read; i != write; ++i) {
-      const Span copy = slots_[i & (capacity_ - 1)];
-      take(copy);
-    }
-    if (count > 0) read_->value.store(write, std::memory_order_release);
+    const uint64_t slot = read & (capacity_ - 1);
+    const uint64_t first = std::min(count, capacity_ - slot);
+    if (!fetch(static_cast<size_t>(slot), static_cast<size_t>(first))) return 0;
+    if (first < count && !fetch(size_t{0}, static_cast<size_t>(count - first))) return 0;
+    read_->value.store(write, std::memory_order_release);
     return static_cast<int64_t>(count);
   }
 
  private:
-  const RingControl* control_;
-  ReadIndex* read_;
-  const Span* slots_;
-  uint64_t capacity_;
+  const RingControl* control_ = nullptr;
+  ReadIndex* read_ = nullptr;
+  uint64_t capacity_ = 0;
 };
 
 }  // namespace withy::telemetry
