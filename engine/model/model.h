@@ -42,7 +42,7 @@ struct Row {
   // Tree rows: slots of the row's ancestors in the tree, root first (ascending positions), itself
   // excluded. A row sees slots [0, position - ancestor_slots.size()), then these, then itself.
   // Empty for plain rows: they see every smaller slot.
-  std::span<const int32_t> ancestor_slots;
+  std::span<const int32_t> ancestor_slots = {};
 };
 
 // The KV of one context as the caller holds it. Slots below `committed_tokens` are only read; a row
@@ -56,8 +56,8 @@ struct ContextView {
 // Rows of one context that see each other must come in ascending position order. `spans` are read
 // during the call only.
 struct Batch {
-  std::span<const Row> rows;
-  std::span<const ContextView> contexts;
+  std::span<const Row> rows = {};
+  std::span<const ContextView> contexts = {};
 };
 
 // Shape of the KV blocks that Forward reads and writes at working precision (8 bits). See engine/kv
@@ -98,13 +98,27 @@ struct ModelInfo {
   std::vector<LevelInfo> levels;  // ascending; back() is the full model
 };
 
+// What one level computes of one layer: a prefix of the query heads (in packed order) and of the
+// MLP's neurons.
+struct LayerExtent {
+  int32_t heads = 0;    // a multiple of kv_heads; 1 * kv_heads to the model's heads
+  int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
+};
+
+// A level cheaper than the full model, layer by layer.
+struct LevelSpec {
+  int32_t percent = 0;
+  std::vector<LayerExtent> layers = {};  // [info().layers]
+};
+
 // Called while a GGUF is packed: share done in [0, 1] and what is being done. May be called from
 // any thread, one at a time.
 using ProgressFn = std::function<void(double done, std::string_view what)>;
 
 struct ModelOptions {
   int32_t threads = 0;  // 0: one a core
-  // Kernel target: "" picks the best this CPU has; else "avx512vnni", "avx2", "neon" or "portable".
+  // Kernel target: "" picks the best this CPU has; else "avx512vnni", "avx2", "neon-dotprod" or
+  // "portable".
   std::string target;
   // Where packed files are kept when a GGUF is opened; "" is $XDG_CACHE_HOME/withy, else
   // ~/.cache/withy, else the GGUF's own directory.
@@ -112,7 +126,15 @@ struct ModelOptions {
   // Rows computed at once: bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;
+  // Levels below the full one, ascending and nested: no extent may be larger than the next level's.
+  std::vector<LevelSpec> levels;
+  // For tests and inspection: the residual stream after each layer, [rows, d_model], rows in batch
+  // order. Called on Forward's thread. Rows that want no logits are left out of the last layer.
+  // Only for batches within max_piece_rows and of one level.
+  std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap;
 };
+
+class GgufFile;
 
 // A mapped model and the threads that compute it. Forward is for one thread at a time; info() for
 // any.
@@ -131,6 +153,9 @@ class Model {
   // Name of the kernel target in use. Logits are bit-identical within one target.
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
+
+  // The GGUF's metadata (without tensors), from which the tokenizer and chat template are made.
+  virtual const GgufFile& metadata() const = 0;
 
   // Computes every row, writes its K and V to its slot, and writes logits [rows with want_logits,
   // vocab_size] f32, in row order. The result of a row depends on nothing else in the batch, on no

@@ -1,0 +1,227 @@
+#include "engine/model/layers.h"
+
+#include <array>
+#include <filesystem>
+
+#include "base/status.h"
+#include "engine/kv/block.h"
+
+namespace withy::engine {
+namespace {
+
+class Collector {
+ public:
+  explicit Collector(const PackedFile& file) : file_(file) {}
+
+  absl::StatusOr<ModelWeights> Collect() {
+    WITHY_ASSIGN_OR_RETURN(weights_.shape, ReadShape(file_.metadata()));
+    ModelShape& s = weights_.shape;
+    const float* frequencies = nullptr;
+    WITHY_RETURN_IF_ERROR(Vector("rope_frequencies", s.head_dim / 2, &frequencies));
+    s.rope_frequencies.assign(frequencies, frequencies + s.head_dim / 2);
+    WITHY_RETURN_IF_ERROR(Matrix("token_embd", s.vocab_size, s.d_model, &weights_.embedding));
+    weights_.head = weights_.embedding;
+    if (file_.Find("output") != nullptr) {
+      WITHY_RETURN_IF_ERROR(Matrix("output", s.vocab_size, s.d_model, &weights_.head));
+    }
+    WITHY_RETURN_IF_ERROR(Vector("output_norm", s.d_model, &weights_.output_norm));
+    for (int32_t layer = 0; layer < s.layers; ++layer) WITHY_RETURN_IF_ERROR(Layer(layer));
+    return std::move(weights_);
+  }
+
+ private:
+  absl::Status Layer(int32_t index) {
+    const ModelShape& s = weights_.shape;
+    LayerWeights& l = weights_.layers.emplace_back();
+    const auto name = [&](std::string_view part) {
+      return absl::StrCat("blk.", index, ".", ToAbsl(part));
+    };
+    WITHY_RETURN_IF_ERROR(Vector(name("attn_norm"), s.d_model, &l.attn_norm));
+    WITHY_RETURN_IF_ERROR(Vector(name("ffn_norm"), s.d_model, &l.ffn_norm));
+    if (s.qk_norm) {
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), s.head_dim, &l.q_norm));
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), s.head_dim, &l.k_norm));
+    }
+    WITHY_RETURN_IF_ERROR(Bias(name("attn_q.bias"), s.q_rows(), &l.q_bias));
+    WITHY_RETURN_IF_ERROR(Bias(name("attn_k.bias"), s.kv_rows(), &l.k_bias));
+    WITHY_RETURN_IF_ERROR(Bias(name("attn_v.bias"), s.kv_rows(), &l.v_bias));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_q"), s.q_rows(), s.d_model, &l.q));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_k"), s.kv_rows(), s.d_model, &l.k));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_v"), s.kv_rows(), s.d_model, &l.v));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_output"), s.d_model, s.q_rows(), &l.output));
+    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), s.d_ff, s.d_model, &l.gate));
+    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), s.d_ff, s.d_model, &l.up));
+    return Matrix(name("ffn_down"), s.d_model, s.d_ff, &l.down);
+  }
+
+  absl::Status Wrong(std::string_view name) const {
+    return absl::DataLossError(absl::StrCat(file_.path(), ": tensor ", ToAbsl(name),
+                                            " is missing or has another shape than the metadata "
+                                            "says; delete the file, and it is made again"));
+  }
+
+  absl::Status Matrix(const std::string& name, int32_t n_out, int32_t n_in, PackedMatrix* out) {
+    const PackedTensor* tensor = file_.Find(name);
+    if (tensor == nullptr || tensor->kind != PackedKind::kMatrix || tensor->matrix.n_out != n_out ||
+        tensor->matrix.n_in != n_in) {
+      return Wrong(name);
+    }
+    *out = tensor->matrix;
+    return absl::OkStatus();
+  }
+
+  absl::Status Vector(const std::string& name, int32_t n, const float** out) {
+    const PackedTensor* tensor = file_.Find(name);
+    if (tensor == nullptr || tensor->kind != PackedKind::kVector ||
+        tensor->values.size() != static_cast<size_t>(n)) {
+      return Wrong(name);
+    }
+    *out = tensor->values.data();
+    return absl::OkStatus();
+  }
+
+  absl::Status Bias(const std::string& name, int32_t n, const float** out) {
+    if (!weights_.shape.needs_qkv_bias && file_.Find(name) == nullptr) return absl::OkStatus();
+    return Vector(name, n, out);
+  }
+
+  const PackedFile& file_;
+  ModelWeights weights_;
+};
+
+LayerExtent FullExtent(const ModelShape& shape) { return {shape.heads, shape.d_ff}; }
+
+int64_t LayerBytes(const LayerWeights& l, const ModelShape& s, const LayerExtent& extent) {
+  const int q_rows = extent.heads * s.head_dim;
+  const size_t bytes = PackedBytes(l.k) + PackedBytes(l.v) + PrefixBytes(l.q, q_rows, l.q.n_in) +
+                       PrefixBytes(l.output, l.output.n_out, q_rows) +
+                       PrefixBytes(l.gate, extent.neurons, l.gate.n_in) +
+                       PrefixBytes(l.up, extent.neurons, l.up.n_in) +
+                       PrefixBytes(l.down, l.down.n_out, extent.neurons);
+  return static_cast<int64_t>(bytes);
+}
+
+int64_t LayerFlops(const ModelShape& s, const LayerExtent& extent) {
+  const int64_t rows = 2 * int64_t{s.kv_rows()} + 2 * int64_t{extent.heads} * s.head_dim +
+                       3 * int64_t{extent.neurons};
+  return 2 * rows * s.d_model;
+}
+
+LevelInfo DescribeLevel(const ModelWeights& weights, int32_t percent, const LevelSpec* spec) {
+  const ModelShape& s = weights.shape;
+  LevelInfo info;
+  info.percent = percent;
+  info.weight_bytes = static_cast<int64_t>(PackedBytes(weights.head));
+  info.flops_per_token = 2 * int64_t{s.vocab_size} * s.d_model;
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerExtent extent = spec != nullptr ? spec->layers[i] : FullExtent(s);
+    info.weight_bytes += LayerBytes(weights.layers[i], s, extent);
+    info.flops_per_token += LayerFlops(s, extent);
+  }
+  return info;
+}
+
+// Type name of the most weight bytes, as GGUF names it.
+std::string_view MostUsedType(const PackedFile& file) {
+  static constexpr std::array<std::string_view, 6> kNames = {"F32",  "F16",  "BF16",
+                                                             "Q8_0", "Q4_0", "Q4_1"};
+  std::array<uint64_t, 6> bytes{};
+  for (const PackedTensor& tensor : file.tensors()) {
+    if (tensor.kind == PackedKind::kMatrix) {
+      bytes[static_cast<size_t>(tensor.matrix.type)] += tensor.bytes;
+    }
+  }
+  size_t best = 0;
+  for (size_t i = 1; i < bytes.size(); ++i) {
+    if (bytes[i] > bytes[best]) best = i;
+  }
+  return kNames[best];
+}
+
+absl::Status CheckExtent(const ModelWeights& weights, const LevelSpec& level, size_t layer,
+                         const LayerExtent& limit) {
+  const ModelShape& s = weights.shape;
+  const LayerExtent& e = level.layers[layer];
+  const auto wrong = [&](std::string_view what, int32_t value, std::string_view wanted) {
+    return absl::InvalidArgumentError(absl::StrCat("level ", level.percent, " %, layer ", layer,
+                                                   ": ", ToAbsl(what), " ", value, " must be ",
+                                                   ToAbsl(wanted)));
+  };
+  if (e.heads < 1 || e.heads > limit.heads || e.heads % s.kv_heads != 0) {
+    return wrong("heads", e.heads,
+                 absl::StrCat("a multiple of ", s.kv_heads, " up to ", limit.heads));
+  }
+  if (e.heads != s.heads && s.query_heads_per_group() < 3) {
+    return wrong("heads", e.heads, "all heads in a model with fewer than 3 query heads a KV head");
+  }
+  if (e.heads != s.heads && e.heads * s.head_dim % weights.layers[layer].output.panel_inputs != 0) {
+    return wrong("heads", e.heads, "whole panels of attn_output");
+  }
+  const int32_t panel = weights.layers[layer].down.panel_inputs;
+  if (e.neurons < 1 || e.neurons > limit.neurons ||
+      (e.neurons != s.d_ff && e.neurons % panel != 0)) {
+    return wrong("neurons", e.neurons,
+                 absl::StrCat("a multiple of ", panel, " up to ", limit.neurons));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelWeights> CollectWeights(const PackedFile& file) {
+  return Collector(file).Collect();
+}
+
+absl::Status CheckLevels(const ModelWeights& weights, std::span<const LevelSpec> levels) {
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if (levels[i].layers.size() != weights.layers.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("level ", levels[i].percent, " % has ",
+                                                     levels[i].layers.size(), " layers, the model ",
+                                                     weights.layers.size()));
+    }
+    for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+      const LayerExtent limit = i + 1 < levels.size() && layer < levels[i + 1].layers.size()
+                                    ? levels[i + 1].layers[layer]
+                                    : FullExtent(weights.shape);
+      WITHY_RETURN_IF_ERROR(CheckExtent(weights, levels[i], layer, limit));
+    }
+  }
+  return absl::OkStatus();
+}
+
+ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
+                        std::span<const LevelSpec> levels) {
+  const ModelShape& s = weights.shape;
+  ModelInfo info;
+  info.name = s.name.empty() ? std::filesystem::path(file.path()).stem().string() : s.name;
+  info.architecture = s.architecture;
+  info.id = file.model_id();
+  info.quantisation = MostUsedType(file);
+  info.layers = s.layers;
+  info.d_model = s.d_model;
+  info.heads = s.heads;
+  info.kv_heads = s.kv_heads;
+  info.head_dim = s.head_dim;
+  info.d_ff = s.d_ff;
+  info.vocab_size = s.vocab_size;
+  info.context_length = s.context_length;
+  for (const PackedTensor& tensor : file.tensors()) {
+    info.weight_bytes += static_cast<int64_t>(tensor.bytes);
+    info.parameters += tensor.kind == PackedKind::kMatrix
+                           ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in
+                           : static_cast<int64_t>(tensor.values.size());
+  }
+  const KvGeometry geometry{.layers = s.layers, .kv_heads = s.kv_heads, .head_dim = s.head_dim};
+  info.kv = {.chunk_tokens = kChunkTokens,
+             .layers = s.layers,
+             .kv_heads = s.kv_heads,
+             .head_dim = s.head_dim,
+             .block_bytes = geometry.BlockBytes()};
+  for (const LevelSpec& level : levels) {
+    info.levels.push_back(DescribeLevel(weights, level.percent, &level));
+  }
+  info.levels.push_back(DescribeLevel(weights, 100, nullptr));
+  return info;
+}
+
+}  // namespace withy::engine

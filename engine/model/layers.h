@@ -1,0 +1,54 @@
+// The tensors of a packed file by their role in the model, checked against its shape.
+// Neighbours: forward.cc computes with them. Owns nothing: views into the PackedFile.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/kernels/packed_matrix.h"
+#include "engine/model/model.h"
+#include "engine/weights/packed_file.h"
+#include "engine/weights/shape.h"
+
+namespace withy::engine {
+
+// Vectors that a model lacks (bias, QK norm) are null.
+struct LayerWeights {
+  const float* attn_norm = nullptr;  // [d_model]
+  const float* q_norm = nullptr;     // [head_dim]
+  const float* k_norm = nullptr;
+  const float* q_bias = nullptr;  // [q_rows], packed order
+  const float* k_bias = nullptr;
+  const float* v_bias = nullptr;
+  const float* ffn_norm = nullptr;
+  PackedMatrix q;  // [q_rows, d_model], rows in QueryHeadOrder
+  PackedMatrix k;  // [kv_rows, d_model]
+  PackedMatrix v;
+  PackedMatrix output;  // [d_model, q_rows], columns in QueryHeadOrder
+  PackedMatrix gate;    // [d_ff, d_model]
+  PackedMatrix up;
+  PackedMatrix down;  // [d_model, d_ff]
+};
+
+struct ModelWeights {
+  ModelShape shape;
+  PackedMatrix embedding;  // [vocab, d_model]
+  PackedMatrix head;       // [vocab, d_model]; the embedding when tied
+  const float* output_norm = nullptr;
+  std::vector<LayerWeights> layers;
+};
+
+// Errors: DATA_LOSS naming the tensor that is missing or has another shape than the metadata asks
+// for; those of ReadShape.
+absl::StatusOr<ModelWeights> CollectWeights(const PackedFile& file);
+
+// Checks level tables against a model: nested, in whole units and panels. Errors: INVALID_ARGUMENT
+// naming level, layer and limit.
+absl::Status CheckLevels(const ModelWeights& weights, std::span<const LevelSpec> levels);
+
+// The public description; levels are the given ones and the full model.
+ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
+                        std::span<const LevelSpec> levels);
+
+}  // namespace withy::engine

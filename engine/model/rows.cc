@@ -1,0 +1,108 @@
+#include "engine/model/rows.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+
+namespace withy::engine {
+namespace {
+
+absl::Status OutOfRange(size_t row, std::string_view what, int64_t value, int64_t limit) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("row ", row, ": ", ToAbsl(what), " ", value, " is outside 0 to ", limit - 1));
+}
+
+absl::Status CheckRow(const Batch& batch, const ModelInfo& info, size_t index) {
+  const Row& row = batch.rows[index];
+  const auto in = [](int64_t value, int64_t limit) { return value >= 0 && value < limit; };
+  if (!in(row.context, static_cast<int64_t>(batch.contexts.size()))) {
+    return OutOfRange(index, "context", row.context, static_cast<int64_t>(batch.contexts.size()));
+  }
+  if (!in(row.token, info.vocab_size)) {
+    return OutOfRange(index, "token", row.token, info.vocab_size);
+  }
+  if (!in(row.position, info.context_length)) {
+    return OutOfRange(index, "position", row.position, info.context_length);
+  }
+  const auto levels = static_cast<int64_t>(info.levels.size());
+  if (row.level != -1 && !in(row.level, levels)) {
+    return OutOfRange(index, "level", row.level, levels);
+  }
+  const ContextView& context = batch.contexts[static_cast<size_t>(row.context)];
+  const int64_t chunks = static_cast<int64_t>(context.blocks.size()) / info.kv.layers;
+  const int64_t slots = chunks * info.kv.chunk_tokens;
+  if (!in(row.slot, slots)) return OutOfRange(index, "slot", row.slot, slots);
+  if (row.slot < context.committed_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("row ", index, ": slot ", row.slot,
+                                                   " is committed; the context has ",
+                                                   context.committed_tokens, " committed tokens"));
+  }
+  const auto ancestors = static_cast<int64_t>(row.ancestor_slots.size());
+  if (ancestors > row.position) return OutOfRange(index, "ancestors", ancestors, row.position + 1);
+  for (const int32_t slot : row.ancestor_slots) {
+    if (!in(slot, slots)) return OutOfRange(index, "ancestor slot", slot, slots);
+  }
+  if (row.position - ancestors > slots) {
+    return OutOfRange(index, "position", row.position, slots + ancestors + 1);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSlotsDiffer(const Batch& batch) {
+  std::vector<std::pair<int32_t, int32_t>> written;
+  written.reserve(batch.rows.size());
+  for (const Row& row : batch.rows) written.emplace_back(row.context, row.slot);
+  std::sort(written.begin(), written.end());
+  const auto twice = std::adjacent_find(written.begin(), written.end());
+  if (twice == written.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("two rows write slot ", twice->second, " of context ", twice->first));
+}
+
+}  // namespace
+
+absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
+  if (batch.rows.empty()) return absl::InvalidArgumentError("the batch has no rows");
+  for (size_t i = 0; i < batch.contexts.size(); ++i) {
+    if (batch.contexts[i].blocks.size() % static_cast<size_t>(info.kv.layers) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("context ", i, ": ", batch.contexts[i].blocks.size(),
+                       " blocks are no multiple of the model's ", info.kv.layers, " layers"));
+    }
+  }
+  for (size_t i = 0; i < batch.rows.size(); ++i) {
+    WITHY_RETURN_IF_ERROR(CheckRow(batch, info, i));
+  }
+  return CheckSlotsDiffer(batch);
+}
+
+std::vector<PlannedRow> PlanPiece(const Batch& batch, const ModelInfo& info, int32_t begin,
+                                  int32_t end, int32_t first_logits) {
+  std::vector<PlannedRow> plan;
+  plan.reserve(static_cast<size_t>(end - begin));
+  const auto full = static_cast<int32_t>(info.levels.size()) - 1;
+  for (int32_t i = begin; i < end; ++i) {
+    const Row& row = batch.rows[static_cast<size_t>(i)];
+    PlannedRow planned{.row = &row, .level = row.level == -1 ? full : row.level, .batch_row = i};
+    if (row.want_logits) planned.logits_row = first_logits++;
+    const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
+    for (int32_t p = linear; p <= row.position; ++p) {
+      if (planned.SlotAt(p) == p) continue;
+      planned.tail_group = linear / info.kv.chunk_tokens;
+      planned.tail_blocks = row.position / info.kv.chunk_tokens - planned.tail_group + 1;
+      break;
+    }
+    plan.push_back(planned);
+  }
+  std::stable_sort(plan.begin(), plan.end(),
+                   [](const PlannedRow& a, const PlannedRow& b) { return a.level > b.level; });
+  int32_t tail_blocks = 0;
+  for (PlannedRow& planned : plan) {
+    planned.tail_first = tail_blocks;
+    tail_blocks += planned.tail_blocks;
+  }
+  return plan;
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,43 @@
+// Checks a batch and plans one piece of it: order by level, which rows see scattered slots, where
+// logits go. Neighbours: forward.cc computes the plan. Pure: touches no KV, no weights.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/model/model.h"
+
+namespace withy::engine {
+
+struct PlannedRow {
+  const Row* row = nullptr;
+  int32_t level = 0;        // index into info().levels
+  int32_t logits_row = -1;  // in the caller's output; -1: wants none
+  int32_t batch_row = 0;
+  // Keys at positions from tail_group * chunk_tokens on are gathered into `tail_blocks` scratch
+  // blocks; -1: every key lies in its place.
+  int32_t tail_group = -1;
+  int32_t tail_blocks = 0;
+  int32_t tail_first = 0;  // index of the first of them among the piece's scratch blocks
+
+  // Slot of the key that the row sees at `position` (at most the row's own).
+  int32_t SlotAt(int32_t position) const {
+    const auto ancestors = static_cast<int32_t>(row->ancestor_slots.size());
+    const int32_t linear = row->position - ancestors;
+    if (position < linear) return position;
+    return position == row->position ? row->slot
+                                     : row->ancestor_slots[static_cast<size_t>(position - linear)];
+  }
+};
+
+// Errors: INVALID_ARGUMENT naming the row (or context), the value and the limit.
+absl::Status CheckBatch(const Batch& batch, const ModelInfo& info);
+
+// Plans rows [begin, end) of a checked batch: highest level first, else in batch order.
+// `first_logits` is the number of rows before `begin` that want logits.
+std::vector<PlannedRow> PlanPiece(const Batch& batch, const ModelInfo& info, int32_t begin,
+                                  int32_t end, int32_t first_logits);
+
+}  // namespace withy::engine

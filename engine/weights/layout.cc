@@ -1,0 +1,230 @@
+#include "engine/weights/layout.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+
+#include "base/status.h"
+#include "engine/kernels/packed_matrix.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr int32_t kMaxPanelInputs = 256;
+
+uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Query head order in units of `width` elements a head (rows: head_dim, blocks of columns: head_dim
+// / 32).
+std::vector<int32_t> ExpandHeads(const std::vector<int32_t>& heads, int32_t width) {
+  std::vector<int32_t> order;
+  order.reserve(heads.size() * static_cast<size_t>(width));
+  for (int32_t head : heads) {
+    for (int32_t i = 0; i < width; ++i) order.push_back(head * width + i);
+  }
+  return order;
+}
+
+class Planner {
+ public:
+  explicit Planner(const GgufFile& file) : file_(file) {}
+
+  absl::StatusOr<PackedLayout> Plan() {
+    WITHY_ASSIGN_OR_RETURN(layout_.shape, ReadShape(file_));
+    WITHY_RETURN_IF_ERROR(PlanEnds());
+    for (int32_t layer = 0; layer < layout_.shape.layers; ++layer) {
+      WITHY_RETURN_IF_ERROR(PlanLayer(layer));
+    }
+    WITHY_RETURN_IF_ERROR(RefuseOthers());
+    layout_.data_bytes = RoundUp(offset_, kPackedPage);
+    return std::move(layout_);
+  }
+
+ private:
+  absl::Status PlanEnds() {
+    const ModelShape& s = layout_.shape;
+    WITHY_RETURN_IF_ERROR(Matrix("token_embd", s.vocab_size, s.d_model, s.d_model));
+    if (file_.FindTensor("output.weight") != nullptr) {
+      WITHY_RETURN_IF_ERROR(Matrix("output", s.vocab_size, s.d_model, s.d_model));
+    }
+    WITHY_RETURN_IF_ERROR(Vector("output_norm", ".weight", s.d_model));
+    LayoutItem frequencies;
+    Place("rope_frequencies", PackedKind::kVector, 1, s.head_dim / 2, 0,
+          sizeof(float) * static_cast<uint64_t>(s.head_dim / 2), &frequencies);
+    layout_.items.push_back(std::move(frequencies));
+    used_.insert("rope_freqs.weight");
+    return absl::OkStatus();
+  }
+
+  absl::Status PlanLayer(int32_t layer) {
+    const ModelShape& s = layout_.shape;
+    const std::vector<int32_t> heads = QueryHeadOrder(s.heads, s.kv_heads);
+    const bool rank_major = s.query_heads_per_group() >= 3;
+    const std::vector<int32_t> q_rows =
+        rank_major ? ExpandHeads(heads, s.head_dim) : std::vector<int32_t>();
+    const std::vector<int32_t> o_blocks =
+        rank_major ? ExpandHeads(heads, s.head_dim / kQuantBlock) : std::vector<int32_t>();
+    const int32_t unit = (rank_major ? s.kv_heads : s.query_heads_per_group()) * s.head_dim;
+    const auto name = [&](std::string_view part) {
+      return absl::StrCat("blk.", layer, ".", ToAbsl(part));
+    };
+    offset_ = RoundUp(offset_, kPackedPage);
+    WITHY_RETURN_IF_ERROR(Vector(name("attn_norm"), ".weight", s.d_model));
+    if (s.qk_norm) {
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.head_dim));
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.head_dim));
+    }
+    WITHY_RETURN_IF_ERROR(Bias(name("attn_q"), s.q_rows(), q_rows));
+    WITHY_RETURN_IF_ERROR(Bias(name("attn_k"), s.kv_rows(), {}));
+    WITHY_RETURN_IF_ERROR(Bias(name("attn_v"), s.kv_rows(), {}));
+    WITHY_RETURN_IF_ERROR(Vector(name("ffn_norm"), ".weight", s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_k"), s.kv_rows(), s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_v"), s.kv_rows(), s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_q"), s.q_rows(), s.d_model, s.d_model, q_rows));
+    WITHY_RETURN_IF_ERROR(
+        Matrix(name("attn_output"), s.d_model, s.q_rows(), PanelInputs(unit), {}, o_blocks));
+    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), s.d_ff, s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), s.d_ff, s.d_model, s.d_model));
+    return Matrix(name("ffn_down"), s.d_model, s.d_ff, PanelInputs(s.d_ff));
+  }
+
+  void Place(const std::string& name, PackedKind kind, int32_t n_out, int32_t n_in, int32_t panel,
+             uint64_t bytes, LayoutItem* item) {
+    PackedEntry& entry = item->entry;
+    std::memcpy(entry.name.data(), name.data(), std::min(name.size(), entry.name.size() - 1));
+    entry.kind = kind;
+    entry.n_out = static_cast<uint32_t>(n_out);
+    entry.n_in = static_cast<uint32_t>(n_in);
+    entry.panel_inputs = static_cast<uint32_t>(panel);
+    entry.bytes = bytes;
+    offset_ = RoundUp(offset_, kind == PackedKind::kMatrix ? kPackedPage : uint64_t{64});
+    entry.offset = offset_;
+    offset_ += bytes;
+  }
+
+  absl::StatusOr<const TensorInfo*> Source(const std::string& name, int64_t rows, int64_t cols) {
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* tensor, file_.GetTensor(name));
+    used_.insert(name);
+    if (tensor->cols() != cols || tensor->rows() != rows) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file_.path(), ": tensor ", name, " is [", tensor->rows(), ", ",
+                       tensor->cols(), "]; the metadata asks for [", rows, ", ", cols, "]"));
+    }
+    return tensor;
+  }
+
+  absl::Status Matrix(const std::string& name, int32_t n_out, int32_t n_in, int32_t panel,
+                      std::vector<int32_t> row_order = {}, std::vector<int32_t> block_order = {}) {
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* source,
+                           Source(absl::StrCat(name, ".weight"), n_out, n_in));
+    auto type = PackedTypeFor(source->type);
+    if (!type.ok()) {
+      return Annotate(type.status(), absl::StrCat(file_.path(), ": tensor ", source->name));
+    }
+    LayoutItem item;
+    item.source = source;
+    item.row_order = std::move(row_order);
+    item.block_order = std::move(block_order);
+    PackedMatrix matrix{.type = *type, .n_out = n_out, .n_in = n_in, .panel_inputs = panel};
+    Place(name, PackedKind::kMatrix, n_out, n_in, panel, PackedBytes(matrix), &item);
+    item.entry.type = static_cast<uint32_t>(*type);
+    layout_.items.push_back(std::move(item));
+    return absl::OkStatus();
+  }
+
+  // Packed under `name` for weights, name + ".bias" for biases.
+  absl::Status Vector(const std::string& name, std::string_view suffix, int32_t n,
+                      std::vector<int32_t> order = {}) {
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* source,
+                           Source(absl::StrCat(name, ToAbsl(suffix)), 1, n));
+    if (source->type != GgmlType::kF32 && source->type != GgmlType::kF16 &&
+        source->type != GgmlType::kBF16) {
+      return absl::UnimplementedError(absl::StrCat(file_.path(), ": tensor ", source->name,
+                                                   " has type ", ToAbsl(TypeName(source->type)),
+                                                   "; norms and biases must be F32, F16 or BF16"));
+    }
+    LayoutItem item;
+    item.source = source;
+    item.row_order = std::move(order);
+    Place(suffix == ".bias" ? absl::StrCat(name, ".bias") : name, PackedKind::kVector, 1, n, 0,
+          sizeof(float) * static_cast<uint64_t>(n), &item);
+    layout_.items.push_back(std::move(item));
+    return absl::OkStatus();
+  }
+
+  absl::Status Bias(const std::string& name, int32_t n, std::vector<int32_t> order) {
+    if (!layout_.shape.needs_qkv_bias && file_.FindTensor(absl::StrCat(name, ".bias")) == nullptr) {
+      return absl::OkStatus();
+    }
+    return Vector(name, ".bias", n, std::move(order));
+  }
+
+  // A tensor that is not used would change the model's function: leaving it out in silence gives
+  // wrong answers.
+  absl::Status RefuseOthers() const {
+    for (const TensorInfo& tensor : file_.tensors()) {
+      const bool ours = tensor.name.starts_with("withy.");
+      const bool derived = tensor.name.ends_with("rot_embd.weight");  // old files' RoPE table
+      if (!ours && !derived && !used_.contains(tensor.name)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            file_.path(), ": tensor ", tensor.name, " does not belong to a ",
+            layout_.shape.architecture, " model of ", layout_.shape.layers, " layers"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const GgufFile& file_;
+  PackedLayout layout_;
+  std::unordered_set<std::string> used_;
+  uint64_t offset_ = 0;
+};
+
+}  // namespace
+
+std::vector<int32_t> QueryHeadOrder(int32_t heads, int32_t kv_heads) {
+  const int32_t ranks = heads / kv_heads;
+  std::vector<int32_t> order;
+  for (int32_t place = 0; place < heads; ++place) {
+    order.push_back(ranks >= 3 ? (place % kv_heads) * ranks + place / kv_heads : place);
+  }
+  return order;
+}
+
+int32_t PanelInputs(int32_t unit) {
+  for (int32_t panel = std::min(kMaxPanelInputs, unit); panel > kQuantBlock; panel -= kQuantBlock) {
+    if (panel % kQuantBlock == 0 && unit % panel == 0) return panel;
+  }
+  return kQuantBlock;
+}
+
+absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {
+  switch (type) {
+    case GgmlType::kF32:
+      return WeightType::kF32;
+    case GgmlType::kF16:
+      return WeightType::kF16;
+    case GgmlType::kBF16:
+      return WeightType::kBf16;
+    case GgmlType::kQ8_0:
+    case GgmlType::kQ5_0:
+    case GgmlType::kQ5_1:
+    case GgmlType::kQ5_K:
+    case GgmlType::kQ6_K:
+      return WeightType::kQ8;
+    case GgmlType::kQ4_0:
+      return WeightType::kQ4;
+    case GgmlType::kQ4_1:
+    case GgmlType::kQ4_K:
+      return WeightType::kQ4M;
+    default:
+      return absl::UnimplementedError(absl::StrCat(
+          "type ", ToAbsl(TypeName(type)),
+          " is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+          "Q5_K, Q6_K"));
+  }
+}
+
+absl::StatusOr<PackedLayout> PlanLayout(const GgufFile& file) { return Planner(file).Plan(); }
+
+}  // namespace withy::engine

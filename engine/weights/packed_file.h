@@ -1,0 +1,84 @@
+// A packed file mapped read-only and checked; tensors by name. Neighbours: packer.h makes the file,
+// model/ computes with it. Does not know architectures: a tensor that a model needs and the file
+// lacks is the model's error to report.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/gguf/reader.h"
+#include "engine/kernels/packed_matrix.h"
+#include "engine/weights/packed_format.h"
+
+namespace withy::engine {
+
+struct PackedTensor {
+  std::string name;
+  PackedKind kind = PackedKind::kVector;
+  PackedMatrix matrix;            // kMatrix
+  std::span<const float> values;  // kVector
+  uint64_t file_offset = 0;       // of the first byte, from the start of the file
+  uint64_t bytes = 0;
+};
+
+// Immutable after Open; any thread may read. Views live as long as the file object. MAP_SHARED, so
+// that all processes share the pages.
+class PackedFile {
+ public:
+  enum class Verify {
+    kSample,  // structure, table, metadata and some evenly spread data blocks: milliseconds
+    kFull,    // every block
+  };
+
+  // Errors: NOT_FOUND, PERMISSION_DENIED (open); DATA_LOSS (not a packed file, another version,
+  // truncated, a section or tensor outside its bounds, a checksum that does not match), naming the
+  // file and the part.
+  static absl::StatusOr<std::unique_ptr<PackedFile>> Open(const std::string& path,
+                                                          Verify verify = Verify::kSample);
+  // Whether the file begins like a packed file; false too when it cannot be read.
+  static bool LooksPacked(const std::string& path);
+  // The trailer's source identity, without opening the rest. Errors: as Open.
+  static absl::StatusOr<SourceIdentity> ReadSource(const std::string& path);
+
+  ~PackedFile();
+  PackedFile(const PackedFile&) = delete;
+  PackedFile& operator=(const PackedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  // The GGUF metadata of the source (no tensors): tokenizer, chat template, shape.
+  const GgufFile& metadata() const { return *metadata_; }
+  std::span<const PackedTensor> tensors() const { return tensors_; }
+  const PackedTensor* Find(std::string_view name) const;  // null when missing
+  // 32 hex digits over metadata, shapes and weights.
+  std::string model_id() const;
+  const SourceIdentity& source() const { return trailer_.source; }
+  uint64_t file_bytes() const { return bytes_.size(); }
+  uint64_t data_bytes() const { return trailer_.data.bytes; }
+
+ private:
+  PackedFile() = default;
+  absl::Status Map();
+  absl::Status ReadSections(Verify verify);
+  absl::Status ReadTable();
+  absl::Status AddTensor(const PackedEntry& entry);
+  absl::Status CheckData(Verify verify) const;
+  absl::Status Damaged(std::string_view what) const;
+  std::span<const std::byte> Section(const PackedSection& section) const {
+    return bytes_.subspan(section.offset, section.bytes);
+  }
+
+  std::string path_;
+  std::span<const std::byte> bytes_;  // the mapping
+  PackedTrailer trailer_;
+  std::unique_ptr<GgufFile> metadata_;
+  std::vector<PackedTensor> tensors_;
+  std::unordered_map<std::string_view, size_t> index_;  // keys are views into tensors_[i].name
+};
+
+}  // namespace withy::engine

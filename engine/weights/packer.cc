@@ -1,0 +1,256 @@
+#include "engine/weights/packer.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/gguf/output_file.h"
+#include "engine/gguf/quants.h"
+#include "engine/kernels/aligned.h"
+#include "engine/kernels/packed_matrix.h"
+#include "engine/weights/crc32c.h"
+#include "engine/weights/layout.h"
+#include "engine/weights/row_decoder.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr uint64_t kTableOffset = 64;
+constexpr int kChunkRows = 64 * kTileRows;  // rows of a row-cut matrix packed at once
+constexpr int kRowGrain = 16;
+
+uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// FNV-1a with a finishing mix: tells files apart, no defence against forgery.
+class Hasher {
+ public:
+  explicit Hasher(uint64_t seed) : state_(0xcbf29ce484222325u ^ (seed * 0x9e3779b97f4a7c15u)) {}
+  void Add(std::span<const std::byte> bytes) {
+    for (std::byte b : bytes) state_ = (state_ ^ static_cast<uint64_t>(b)) * 0x100000001b3u;
+  }
+  uint64_t Finish() const {
+    uint64_t x = state_;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+std::span<const std::byte> AsBytes(std::span<const uint8_t> bytes) { return std::as_bytes(bytes); }
+
+// The GGUF's metadata as a GGUF file without tensors.
+std::vector<uint8_t> MetadataBytes(const GgufFile& file) {
+  constexpr size_t kHeaderBytes = 24;
+  const uint8_t* base = file.bytes().data();
+  size_t end = kHeaderBytes;
+  for (const MetadataEntry& entry : file.metadata()) {
+    end = std::max(end, static_cast<size_t>(entry.payload.data() + entry.payload.size() - base));
+  }
+  std::vector<uint8_t> out(RoundUp(end, std::max<uint64_t>(64, file.alignment())));
+  std::copy(base, base + end, out.begin());
+  std::fill_n(out.begin() + 8, 8, uint8_t{0});  // the tensor count
+  return out;
+}
+
+class Packer {
+ public:
+  Packer(const GgufFile& file, ThreadPool& pool, const PackProgress& progress)
+      : file_(file), pool_(pool), progress_(progress) {}
+
+  absl::Status Run(const std::string& path) {
+    WITHY_ASSIGN_OR_RETURN(layout_, PlanLayout(file_));
+    WITHY_ASSIGN_OR_RETURN(trailer_.source, IdentifySource(file_));
+    WITHY_ASSIGN_OR_RETURN(out_, OutputFile::Create(path));
+    WITHY_RETURN_IF_ERROR(WriteFront());
+    for (const LayoutItem& item : layout_.items) WITHY_RETURN_IF_ERROR(WriteItem(item));
+    WITHY_RETURN_IF_ERROR(PadTo(trailer_.data.offset + layout_.data_bytes));
+    WITHY_RETURN_IF_ERROR(WriteBack());
+    return out_->Commit();
+  }
+
+ private:
+  absl::Status Append(std::span<const std::byte> bytes) {
+    if (in_data_) AddChecksums(bytes);
+    return out_->Append({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+  }
+
+  absl::Status PadTo(uint64_t offset) {
+    const std::vector<std::byte> zeros(offset - out_->bytes_written());
+    return Append(zeros);
+  }
+
+  void AddChecksums(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const size_t take = std::min<size_t>(bytes.size(), kPackedChecksumBlock - block_fill_);
+      block_crc_ = Crc32c(block_crc_, bytes.first(take));
+      block_fill_ += take;
+      bytes = bytes.subspan(take);
+      if (block_fill_ == kPackedChecksumBlock) FinishBlock();
+    }
+  }
+
+  void FinishBlock() {
+    checksums_.push_back(block_crc_);
+    block_crc_ = 0;
+    block_fill_ = 0;
+  }
+
+  absl::Status WriteFront() {
+    std::vector<std::byte> magic(kTableOffset);
+    std::memcpy(magic.data(), kPackedMagic.data(), kPackedMagic.size());
+    WITHY_RETURN_IF_ERROR(Append(magic));
+    std::vector<PackedEntry> table;
+    for (const LayoutItem& item : layout_.items) table.push_back(item.entry);
+    const auto table_bytes = std::as_bytes(std::span(table));
+    trailer_.table = {kTableOffset, table_bytes.size()};
+    trailer_.table_crc = Crc32c(0, table_bytes);
+    WITHY_RETURN_IF_ERROR(Append(table_bytes));
+    WITHY_RETURN_IF_ERROR(PadTo(RoundUp(out_->bytes_written(), 64)));
+    const std::vector<uint8_t> metadata = MetadataBytes(file_);
+    trailer_.metadata = {out_->bytes_written(), metadata.size()};
+    trailer_.metadata_crc = Crc32c(0, AsBytes(metadata));
+    WITHY_RETURN_IF_ERROR(Append(AsBytes(metadata)));
+    WITHY_RETURN_IF_ERROR(PadTo(RoundUp(out_->bytes_written(), kPackedPage)));
+    trailer_.data = {out_->bytes_written(), layout_.data_bytes};
+    in_data_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteBack() {
+    if (block_fill_ > 0) FinishBlock();
+    in_data_ = false;
+    const auto checksum_bytes = std::as_bytes(std::span(checksums_));
+    trailer_.checksums = {out_->bytes_written(), checksum_bytes.size()};
+    trailer_.checksums_crc = Crc32c(0, checksum_bytes);
+    WITHY_RETURN_IF_ERROR(Append(checksum_bytes));
+    trailer_.magic = kPackedMagic;
+    trailer_.version = kPackedVersion;
+    for (uint64_t half = 0; half < 2; ++half) {
+      Hasher hasher(half + 1);
+      hasher.Add(std::as_bytes(std::span(&trailer_.table_crc, 1)));
+      hasher.Add(std::as_bytes(std::span(&trailer_.metadata_crc, 1)));
+      hasher.Add(checksum_bytes);
+      trailer_.model_id[half] = hasher.Finish();
+    }
+    const uint64_t trailer_offset = RoundUp(out_->bytes_written(), kPackedPage);
+    WITHY_RETURN_IF_ERROR(PadTo(trailer_offset));
+    trailer_.file_bytes = trailer_offset + kPackedPage;
+    trailer_.trailer_crc = Crc32c(0, std::as_bytes(std::span(&trailer_, 1)));
+    WITHY_RETURN_IF_ERROR(Append(std::as_bytes(std::span(&trailer_, 1))));
+    return PadTo(trailer_.file_bytes);
+  }
+
+  absl::Status WriteItem(const LayoutItem& item) {
+    WITHY_RETURN_IF_ERROR(PadTo(trailer_.data.offset + item.entry.offset));
+    if (progress_) {
+      progress_(static_cast<double>(item.entry.offset) / static_cast<double>(layout_.data_bytes),
+                item.entry.name.data());
+    }
+    return item.entry.kind == PackedKind::kVector ? WriteVector(item) : WriteMatrix(item);
+  }
+
+  absl::Status WriteVector(const LayoutItem& item) {
+    std::vector<float> values = layout_.shape.rope_frequencies;
+    if (item.source != nullptr) {
+      values.resize(item.entry.n_in);
+      WITHY_RETURN_IF_ERROR(Dequantize(item.source->type, file_.Data(*item.source), values));
+    }
+    if (!item.row_order.empty()) {
+      std::vector<float> ordered(values.size());
+      for (size_t i = 0; i < ordered.size(); ++i) {
+        ordered[i] = values[static_cast<size_t>(item.row_order[i])];
+      }
+      values.swap(ordered);
+    }
+    return Append(std::as_bytes(std::span(values)));
+  }
+
+  // A matrix of one panel goes out in runs of tiles; one of several panels is packed whole, since
+  // rows lie scattered in it.
+  absl::Status WriteMatrix(const LayoutItem& item) {
+    PackedMatrix whole{.type = static_cast<WeightType>(item.entry.type),
+                       .n_out = static_cast<int>(item.entry.n_out),
+                       .n_in = static_cast<int>(item.entry.n_in),
+                       .panel_inputs = static_cast<int>(item.entry.panel_inputs)};
+    const int step = whole.panels() == 1 ? kChunkRows : whole.n_out;
+    for (int begin = 0; begin < whole.n_out; begin += step) {
+      PackedMatrix part = whole;
+      part.n_out = std::min(step, whole.n_out - begin);
+      const size_t bytes = PackedBytes(part);
+      packed_.Resize(bytes);
+      WITHY_RETURN_IF_ERROR(PackRows(item, part, begin));
+      WITHY_RETURN_IF_ERROR(Append({packed_.data(), bytes}));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status PackRows(const LayoutItem& item, const PackedMatrix& part, int first_row) {
+    ZeroPacked(part, packed_.data());
+    const std::span<const uint8_t> source = file_.Data(*item.source);
+    const size_t row_bytes = source.size() / static_cast<size_t>(item.source->rows());
+    std::mutex mutex;
+    absl::Status failure;
+    pool_.ParallelFor(part.n_out, kRowGrain, [&](int begin, int end) {
+      RowDecoder decoder(item.source->type, part.type, part.n_in, item.block_order);
+      for (int row = begin; row < end; ++row) {
+        const auto place = static_cast<size_t>(first_row + row);
+        const size_t from =
+            item.row_order.empty() ? place : static_cast<size_t>(item.row_order[place]);
+        auto decoded = decoder.Decode(source.subspan(from * row_bytes, row_bytes));
+        if (!decoded.ok()) {
+          std::lock_guard lock(mutex);
+          failure = Annotate(decoded.status(), item.source->name);
+          return;
+        }
+        PackRow(part, row, *decoded, packed_.data());
+      }
+    });
+    return failure;
+  }
+
+  const GgufFile& file_;
+  ThreadPool& pool_;
+  const PackProgress& progress_;
+  PackedLayout layout_;
+  PackedTrailer trailer_;
+  std::unique_ptr<OutputFile> out_;
+  AlignedArray<std::byte> packed_;
+  bool in_data_ = false;  // bytes are checksummed
+  uint64_t block_fill_ = 0;
+  uint32_t block_crc_ = 0;
+  std::vector<uint32_t> checksums_;
+};
+
+}  // namespace
+
+absl::StatusOr<SourceIdentity> IdentifySource(const GgufFile& file) {
+  struct stat status {};
+  if (stat(file.path().c_str(), &status) != 0) {
+    return ErrnoError(absl::StrCat("stat ", file.path()));
+  }
+  SourceIdentity identity;
+  identity.size = static_cast<uint64_t>(status.st_size);
+  identity.mtime_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  uint64_t data_begin = file.bytes().size();
+  for (const TensorInfo& tensor : file.tensors()) data_begin = std::min(data_begin, tensor.offset);
+  Hasher hasher(3);
+  const uint32_t crc = Crc32c(0, AsBytes(file.bytes().first(data_begin)));
+  hasher.Add(std::as_bytes(std::span(&crc, 1)));
+  hasher.Add(std::as_bytes(std::span(&data_begin, 1)));
+  identity.table_hash = hasher.Finish();
+  return identity;
+}
+
+absl::Status PackGguf(const GgufFile& file, const std::string& path, ThreadPool& pool,
+                      const PackProgress& progress) {
+  return Annotate(Packer(file, pool, progress).Run(path), "packing");
+}
+
+}  // namespace withy::engine

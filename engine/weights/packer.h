@@ -1,0 +1,40 @@
+// Makes packed files from GGUF files, and keeps them in a cache directory so that this happens once
+// a model. Neighbours: layout.h says what goes where, row_decoder.h converts rows, packed_file.h
+// reads the result.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/gguf/reader.h"
+#include "engine/kernels/thread_pool.h"
+#include "engine/weights/packed_format.h"
+
+namespace withy::engine {
+
+// Share done in [0, 1] and what is being done; called from the calling thread.
+using PackProgress = std::function<void(double done, std::string_view what)>;
+
+// Writes the packed form of `file` to `path`, whole or not at all. Memory: a few MiB and the
+// largest O or down matrix. Errors: as PlanLayout; RESOURCE_EXHAUSTED and others from the disk,
+// naming the path.
+absl::Status PackGguf(const GgufFile& file, const std::string& path, ThreadPool& pool,
+                      const PackProgress& progress = nullptr);
+
+// The identity by which a packed file knows its source. Errors: from stat.
+absl::StatusOr<SourceIdentity> IdentifySource(const GgufFile& file);
+
+// Path of an up-to-date packed file of the GGUF at `gguf_path`, in `cache_dir` ("" picks the
+// default, see DefaultCacheDir), packing when it is missing, out of date or damaged. Processes that
+// ask at the same time pack once: the others wait. Errors: as GgufFile::Open, PackGguf;
+// PERMISSION_DENIED naming the directory when it cannot be written.
+absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
+                                         ThreadPool& pool, const PackProgress& progress = nullptr);
+
+// $XDG_CACHE_HOME/withy, else $HOME/.cache/withy, else the directory of `gguf_path`.
+std::string DefaultCacheDir(const std::string& gguf_path);
+
+}  // namespace withy::engine

@@ -1,0 +1,115 @@
+#include "engine/weights/row_decoder.h"
+
+#include <cstring>
+
+#include "base/status.h"
+#include "engine/gguf/quants.h"
+
+namespace withy::engine {
+
+RowDecoder::RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
+                       std::span<const int32_t> block_order)
+    : type_(type),
+      packed_type_(packed_type),
+      cols_(static_cast<size_t>(cols)),
+      block_order_(block_order) {
+  const size_t blocks = cols_ / kQuantBlock;
+  if (packed_type == WeightType::kF32 || packed_type == WeightType::kQ8) floats_.resize(cols_);
+  if (packed_type == WeightType::kF16 || packed_type == WeightType::kBf16) halves_.resize(cols_);
+  if (packed_type == WeightType::kQ8) q8_.resize(cols_);
+  if (packed_type == WeightType::kQ4 || packed_type == WeightType::kQ4M) q4_.resize(cols_);
+  if (IsQuantized(packed_type)) scales_.resize(blocks);
+  if (packed_type == WeightType::kQ4M) {
+    floats_.resize(blocks);
+    mins_f32_.resize(blocks);
+    nibbles_.resize(cols_ / 2);
+    mins_.resize(blocks);
+  }
+}
+
+template <typename T>
+void RowDecoder::Reorder(std::vector<T>* values, size_t width) {
+  if (block_order_.empty()) return;
+  std::vector<T> ordered(values->size());
+  for (size_t b = 0; b < block_order_.size(); ++b) {
+    std::memcpy(ordered.data() + b * width,
+                values->data() + static_cast<size_t>(block_order_[b]) * width, width * sizeof(T));
+  }
+  values->swap(ordered);
+}
+
+void RowDecoder::DecodeQ8(std::span<const uint8_t> src) {
+  for (size_t b = 0; b < cols_ / 32; ++b) {
+    const uint8_t* block = src.data() + b * 34;
+    std::memcpy(&scales_[b], block, 2);
+    std::memcpy(&q8_[b * 32], block + 2, 32);
+  }
+}
+
+void RowDecoder::DecodeQ4(std::span<const uint8_t> src) {
+  for (size_t b = 0; b < cols_ / 32; ++b) {
+    const uint8_t* block = src.data() + b * 18;
+    std::memcpy(&scales_[b], block, 2);
+    for (size_t j = 0; j < 16; ++j) {
+      q4_[b * 32 + j] = block[2 + j] & 15;
+      q4_[b * 32 + 16 + j] = block[2 + j] >> 4;
+    }
+  }
+}
+
+absl::Status RowDecoder::DecodeQ4Min(std::span<const uint8_t> src) {
+  WITHY_RETURN_IF_ERROR(
+      ToQ4Min(type_, src, {.scales = floats_, .mins = mins_f32_, .quants = nibbles_}));
+  for (size_t b = 0; b < cols_ / 32; ++b) {
+    scales_[b] = FloatToHalf(floats_[b]);
+    mins_[b] = FloatToHalf(-mins_f32_[b]);
+    for (size_t j = 0; j < 16; ++j) {
+      q4_[b * 32 + j] = nibbles_[b * 16 + j] & 15;
+      q4_[b * 32 + 16 + j] = nibbles_[b * 16 + j] >> 4;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RowDecoder::Requantize(std::span<const uint8_t> src) {
+  WITHY_RETURN_IF_ERROR(Dequantize(type_, src, floats_));
+  QuantizeQ8(floats_.data(), static_cast<int>(cols_), q8_.data(), scales_.data());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<WeightRow> RowDecoder::Decode(std::span<const uint8_t> src) {
+  switch (packed_type_) {
+    case WeightType::kF32:
+      std::memcpy(floats_.data(), src.data(), cols_ * sizeof(float));
+      Reorder(&floats_, kQuantBlock);
+      return WeightRow{.f32 = floats_.data()};
+    case WeightType::kF16:
+    case WeightType::kBf16:
+      std::memcpy(halves_.data(), src.data(), cols_ * sizeof(uint16_t));
+      Reorder(&halves_, kQuantBlock);
+      return WeightRow{.half = halves_.data()};
+    case WeightType::kQ8:
+      if (type_ == GgmlType::kQ8_0) {
+        DecodeQ8(src);
+      } else {
+        WITHY_RETURN_IF_ERROR(Requantize(src));
+      }
+      Reorder(&q8_, kQuantBlock);
+      Reorder(&scales_, 1);
+      return WeightRow{.q8 = q8_.data(), .scales = scales_.data()};
+    case WeightType::kQ4:
+      DecodeQ4(src);
+      Reorder(&q4_, kQuantBlock);
+      Reorder(&scales_, 1);
+      return WeightRow{.q4 = q4_.data(), .scales = scales_.data()};
+    case WeightType::kQ4M:
+      WITHY_RETURN_IF_ERROR(DecodeQ4Min(src));
+      Reorder(&q4_, kQuantBlock);
+      Reorder(&scales_, 1);
+      Reorder(&mins_, 1);
+      return WeightRow{.q4 = q4_.data(), .scales = scales_.data(), .mins = mins_.data()};
+  }
+  return absl::InternalError("unknown packed type");
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,49 @@
+// One row of a GGUF tensor in the form PackRow takes, converted where the packed type differs
+// (K-quants). Neighbours: packer.cc. Scratch of one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/gguf/types.h"
+#include "engine/kernels/packed_matrix.h"
+
+namespace withy::engine {
+
+class RowDecoder {
+ public:
+  // `block_order`: source block of 32 columns of each packed one, empty for as they are; outlives
+  // the decoder.
+  RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
+             std::span<const int32_t> block_order);
+
+  // The row whose bytes are `src`; valid until the next call. Errors: as Dequantize().
+  absl::StatusOr<WeightRow> Decode(std::span<const uint8_t> src);
+
+ private:
+  void DecodeQ8(std::span<const uint8_t> src);
+  void DecodeQ4(std::span<const uint8_t> src);
+  absl::Status DecodeQ4Min(std::span<const uint8_t> src);
+  absl::Status Requantize(std::span<const uint8_t> src);
+  // Reorders blocks of `width` elements a block.
+  template <typename T>
+  void Reorder(std::vector<T>* values, size_t width);
+
+  GgmlType type_;
+  WeightType packed_type_;
+  size_t cols_;
+  std::span<const int32_t> block_order_;
+  std::vector<float> floats_;
+  std::vector<float> mins_f32_;
+  std::vector<uint16_t> halves_;
+  std::vector<int8_t> q8_;
+  std::vector<uint8_t> q4_;
+  std::vector<uint8_t> nibbles_;
+  std::vector<uint16_t> scales_;
+  std::vector<uint16_t> mins_;
+};
+
+}  // namespace withy::engine
