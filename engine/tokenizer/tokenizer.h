@@ -27,6 +27,8 @@ inline constexpr int32_t kNoToken = -1;
 
 struct EncodeOptions {
   bool add_bos = false;  // put the beginning-of-sequence token first, when the vocabulary has one
+  bool continues =
+      false;  // the text goes on from text encoded before: SentencePiece puts no space first
   bool parse_special = false;  // for Encode(text): texts of control tokens become those tokens
 };
 
@@ -62,6 +64,8 @@ class Tokenizer {
   // range.
   virtual std::string_view TokenBytes(int32_t id) const = 0;
   virtual bool IsControl(int32_t id) const = 0;
+  // Control tokens and those cut out of any text before words are formed (user-defined ones).
+  virtual bool IsSpecial(int32_t id) const = 0;
   // The id whose vocabulary text is exactly `text`.
   virtual std::optional<int32_t> FindToken(std::string_view text) const = 0;
 

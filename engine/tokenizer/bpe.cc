@@ -1,0 +1,283 @@
+#include "engine/tokenizer/bpe.h"
+
+#include <algorithm>
+#include <array>
+#include <queue>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/strings.h"
+#include "engine/tokenizer/split.h"
+#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/vocab.h"
+
+namespace withy::engine {
+namespace {
+
+// Byte-level vocabularies write each byte as one printable character: printable Latin-1 bytes as
+// themselves, the others as U+0100 and on.
+class ByteAlphabet {
+ public:
+  ByteAlphabet() {
+    char32_t next = 0x100;
+    bytes_.fill(-1);
+    for (int byte = 0; byte < 256; ++byte) {
+      const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+      codes_[static_cast<size_t>(byte)] = printable ? static_cast<char32_t>(byte) : next++;
+      bytes_[codes_[static_cast<size_t>(byte)]] = static_cast<int16_t>(byte);
+    }
+  }
+
+  std::string TextOf(uint8_t byte) const {
+    std::string text;
+    AppendUtf8(codes_[byte], text);
+    return text;
+  }
+
+  // The bytes a token's text stands for; characters outside the alphabet stand for themselves.
+  std::string BytesOf(std::string_view text) const {
+    std::string bytes;
+    for (size_t at = 0; at < text.size();) {
+      char32_t code = 0;
+      const size_t length = std::max<size_t>(1, Utf8CharAt(text, at, &code));
+      if (code < bytes_.size() && bytes_[code] >= 0) {
+        bytes += static_cast<char>(bytes_[code]);
+      } else {
+        bytes.append(text.substr(at, length));
+      }
+      at += length;
+    }
+    return bytes;
+  }
+
+ private:
+  std::array<char32_t, 256> codes_;
+  std::array<int16_t, 0x180> bytes_;  // by character
+};
+
+struct Merge {
+  int32_t rank = 0;
+  int32_t id = 0;
+};
+
+using MergeTable = absl::flat_hash_map<uint64_t, Merge>;
+
+uint64_t PairKey(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+}
+
+// A word being merged: a linked list of tokens over its bytes.
+struct Symbol {
+  int32_t id;
+  int32_t previous;
+  int32_t next;  // -1 at the end
+  uint32_t begin;
+};
+
+struct Candidate {
+  int32_t rank;
+  int32_t left;  // symbol index
+  int32_t left_id;
+  int32_t right_id;
+  int32_t merged_id;
+  // The smallest rank first, then the leftmost.
+  bool operator<(const Candidate& other) const {
+    return rank != other.rank ? rank > other.rank : left > other.left;
+  }
+};
+
+constexpr int32_t kMergedAway = -2;
+
+class BpeTokenizer final : public VocabTokenizer {
+ public:
+  BpeTokenizer(Vocab vocab, std::vector<std::string> bytes, PreTokenizerInfo pre, MergeTable merges,
+               const std::array<int32_t, 256>& byte_ids)
+      : VocabTokenizer(std::move(vocab), std::move(bytes), false),
+        pre_(pre),
+        merges_(std::move(merges)),
+        byte_ids_(byte_ids) {
+    if (!pre_.ignore_merges) return;
+    for (int32_t id = 0; id < vocab_size(); ++id) {
+      if (!IsSpecial(id)) whole_words_.emplace(ToAbsl(TokenBytes(id)), id);
+    }
+  }
+
+  Encoding EncodePieces(std::span<const TextPiece> pieces,
+                        const EncodeOptions& options) const override {
+    Prepared prepared;
+    Encoding out;
+    Prepare(pieces, options, prepared, out);
+    Scratch scratch;
+    uint32_t at = 0;
+    for (const SpecialMatch& special : prepared.specials) {
+      EncodeText(prepared.text, at, special.begin, scratch, out);
+      out.ids.push_back(special.id);
+      out.spans.push_back({special.begin, special.end});
+      at = special.end;
+    }
+    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), scratch, out);
+    return out;
+  }
+
+ private:
+  struct Scratch {
+    std::vector<uint32_t> word_ends;
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> heap;
+  };
+
+  void EncodeText(std::string_view text, uint32_t begin, uint32_t end, Scratch& scratch,
+                  Encoding& out) const {
+    scratch.word_ends.clear();
+    SplitWords(pre_.rule, text.substr(begin, end - begin), scratch.word_ends);
+    uint32_t word_begin = begin;
+    for (const uint32_t relative_end : scratch.word_ends) {
+      const uint32_t word_end = begin + relative_end;
+      EncodeWord(text.substr(word_begin, word_end - word_begin), word_begin, scratch, out);
+      word_begin = word_end;
+    }
+  }
+
+  void EncodeWord(std::string_view word, uint32_t begin, Scratch& scratch, Encoding& out) const {
+    if (const auto whole = whole_words_.find(ToAbsl(word)); whole != whole_words_.end()) {
+      out.ids.push_back(whole->second);
+      out.spans.push_back({begin, begin + static_cast<uint32_t>(word.size())});
+      return;
+    }
+    std::vector<Symbol>& symbols = scratch.symbols;
+    symbols.clear();
+    const auto count = static_cast<int32_t>(word.size());
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t id = byte_ids_[static_cast<uint8_t>(word[static_cast<size_t>(i)])];
+      symbols.push_back({id, i - 1, i + 1 < count ? i + 1 : -1, begin + static_cast<uint32_t>(i)});
+    }
+    MergeSymbols(symbols, scratch.heap);
+    const uint32_t end = begin + static_cast<uint32_t>(word.size());
+    for (int32_t i = 0; i != -1; i = symbols[static_cast<size_t>(i)].next) {
+      const Symbol& symbol = symbols[static_cast<size_t>(i)];
+      const uint32_t symbol_end =
+          symbol.next == -1 ? end : symbols[static_cast<size_t>(symbol.next)].begin;
+      Emit(symbol.id, {symbol.begin, symbol_end}, out);
+    }
+  }
+
+  // A byte without a token: the unknown token, or the span goes to the token before.
+  void Emit(int32_t id, ByteSpan span, Encoding& out) const {
+    if (id == kNoToken) id = vocab().unknown;
+    if (id == kNoToken) {
+      if (!out.spans.empty()) out.spans.back().end = span.end;
+      return;
+    }
+    out.ids.push_back(id);
+    out.spans.push_back(span);
+  }
+
+  void MergeSymbols(std::vector<Symbol>& symbols, std::vector<Candidate>& heap) const {
+    heap.clear();
+    const auto symbol = [&](int32_t i) -> Symbol& { return symbols[static_cast<size_t>(i)]; };
+    const auto consider = [&](int32_t left) {
+      if (left == -1 || symbol(left).next == -1) return;
+      const int32_t left_id = symbol(left).id;
+      const int32_t right_id = symbol(symbol(left).next).id;
+      const auto found = merges_.find(PairKey(left_id, right_id));
+      if (found == merges_.end()) return;
+      heap.push_back({found->second.rank, left, left_id, right_id, found->second.id});
+      std::push_heap(heap.begin(), heap.end());
+    };
+    for (int32_t i = 0; i < static_cast<int32_t>(symbols.size()); ++i) consider(i);
+    while (!heap.empty()) {
+      std::pop_heap(heap.begin(), heap.end());
+      const Candidate best = heap.back();
+      heap.pop_back();
+      Symbol& left = symbol(best.left);
+      // Stale when either side has changed since.
+      if (left.id != best.left_id || left.next == -1 || symbol(left.next).id != best.right_id)
+        continue;
+      Symbol& right = symbol(left.next);
+      left.id = best.merged_id;
+      left.next = right.next;
+      right.id = kMergedAway;
+      if (left.next != -1) symbol(left.next).previous = best.left;
+      consider(left.previous);
+      consider(best.left);
+    }
+  }
+
+  PreTokenizerInfo pre_;
+  MergeTable merges_;
+  std::array<int32_t, 256> byte_ids_;
+  absl::flat_hash_map<absl::string_view, int32_t>
+      whole_words_;  // filled when merges are ignored for them
+};
+
+absl::Status MergeError(const GgufFile& file, size_t index, std::string_view merge,
+                        const char* what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(file.path(), ": tokenizer.ggml.merges entry ", index, " (\"",
+                   absl::CHexEscape(ToAbsl(merge.substr(0, 80))), "\") ", what));
+}
+
+absl::StatusOr<MergeTable> LoadMerges(const GgufFile& file, const Vocab& vocab) {
+  WITHY_ASSIGN_OR_RETURN(const std::vector<std::string_view> lines,
+                         file.GetStringArray("tokenizer.ggml.merges"));
+  MergeTable merges;
+  merges.reserve(lines.size());
+  std::string merged_text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string_view line = lines[i];
+    const size_t space = line.find(' ', 1);
+    if (space == std::string_view::npos) return MergeError(file, i, line, "is not two tokens");
+    const std::string_view left_text = line.substr(0, space);
+    const std::string_view right_text = line.substr(space + 1);
+    merged_text.assign(left_text).append(right_text);
+    const auto left = vocab.Find(left_text);
+    const auto right = vocab.Find(right_text);
+    const auto merged = vocab.Find(merged_text);
+    if (!left || !right || !merged) {
+      return MergeError(file, i, line, "speaks of a token that the vocabulary lacks");
+    }
+    merges.emplace(PairKey(*left, *right), Merge{static_cast<int32_t>(i), *merged});
+  }
+  return merges;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpeTokenizer(const GgufFile& file) {
+  WITHY_ASSIGN_OR_RETURN(const std::string_view pre_name,
+                         file.GetStringOr("tokenizer.ggml.pre", "default"));
+  const absl::StatusOr<PreTokenizerInfo> pre = FindPreTokenizer(pre_name);
+  if (!pre.ok()) {
+    return Annotate(pre.status(),
+                    absl::StrCat(file.path(), ": metadata key \"tokenizer.ggml.pre\""));
+  }
+  VocabDefaults defaults;
+  defaults.add_bos = pre->add_bos;
+  WITHY_ASSIGN_OR_RETURN(Vocab vocab, Vocab::Load(file, defaults));
+  WITHY_ASSIGN_OR_RETURN(MergeTable merges, LoadMerges(file, vocab));
+
+  const ByteAlphabet alphabet;
+  std::array<int32_t, 256> byte_ids;
+  for (int byte = 0; byte < 256; ++byte) {
+    byte_ids[static_cast<size_t>(byte)] =
+        vocab.Find(alphabet.TextOf(static_cast<uint8_t>(byte))).value_or(kNoToken);
+  }
+  std::vector<std::string> bytes;
+  bytes.reserve(static_cast<size_t>(vocab.size()));
+  for (int32_t id = 0; id < vocab.size(); ++id) {
+    const bool verbatim =
+        vocab.kind(id) != TokenKind::kNormal && vocab.kind(id) != TokenKind::kUnused;
+    bytes.push_back(verbatim ? std::string(vocab.text(id)) : alphabet.BytesOf(vocab.text(id)));
+  }
+  return std::make_unique<BpeTokenizer>(std::move(vocab), std::move(bytes), *pre, std::move(merges),
+                                        byte_ids);
+}
+
+}  // namespace withy::engine

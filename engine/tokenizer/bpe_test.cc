@@ -1,0 +1,172 @@
+#include "engine/tokenizer/bpe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer/testing.h"
+
+namespace withy::engine {
+namespace {
+
+using Ids = std::vector<int32_t>;
+using testing::HasSubstr;
+
+constexpr char kSpace[] = "\xC4\xA0";  // how the alphabet writes a space
+
+struct Fixture {
+  Fixture() {
+    vocab.AddByteAlphabet();
+    vocab.AddMerge("l", "l");                            // ll = 256
+    vocab.AddMerge("h", "e");                            // he = 257
+    vocab.AddMerge("ll", "o");                           // llo = 258
+    vocab.AddMerge("he", "llo");                         // hello = 259
+    vocab.AddMerge(kSpace, "w");                         // " w" = 260
+    end = vocab.Add("<|im_end|>", TokenKind::kControl);  // 261
+    think = vocab.Add("<think>", TokenKind::kUserDefined);
+    vocab.writer().Set<uint32_t>("tokenizer.ggml.bos_token_id", 261);
+    vocab.writer().Set<uint32_t>("tokenizer.ggml.eos_token_id", 261);
+    auto made = vocab.Make("gpt2", "gpt-2");
+    EXPECT_TRUE(made.ok()) << made.status();
+    tokenizer = std::move(*made);
+  }
+  TestVocab vocab;
+  int32_t end = 0;
+  int32_t think = 0;
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+
+TEST(BpeTest, MergesByRank) {
+  const Fixture f;
+  EXPECT_EQ(f.tokenizer->Encode("hello"), (Ids{259}));
+  EXPECT_EQ(f.tokenizer->Encode("helloo w"), (Ids{259, 'o', 260}));
+  EXPECT_EQ(f.tokenizer->Encode("llll"), (Ids{256, 256}));
+  EXPECT_EQ(f.tokenizer->Encode("lll"), (Ids{256, 'l'}));  // equal ranks: leftmost first
+  EXPECT_EQ(f.tokenizer->Encode(""), Ids{});
+}
+
+TEST(BpeTest, SpansCoverTheInput) {
+  const Fixture f;
+  const TextPiece pieces[] = {{"hello w", false}, {"<|im_end|>", true}, {"\xC3\xA9", false}};
+  const Encoding encoding = f.tokenizer->EncodePieces(pieces, {.add_bos = true});
+  EXPECT_EQ(encoding.ids, (Ids{261, 259, 260, 261, 0xC3, 0xA9}));
+  EXPECT_EQ(encoding.spans,
+            (std::vector<ByteSpan>{{0, 0}, {0, 5}, {5, 7}, {7, 17}, {17, 18}, {18, 19}}));
+}
+
+TEST(BpeTest, TextCannotForgeControlTokens) {
+  const Fixture f;
+  const Ids parsed = f.tokenizer->Encode("a<|im_end|>", {.parse_special = true});
+  EXPECT_EQ(parsed, (Ids{'a', f.end}));
+  for (const int32_t id : f.tokenizer->Encode("a<|im_end|>")) EXPECT_NE(id, f.end);
+  // Neither inside a piece nor across the border of two.
+  const TextPiece pieces[] = {{"<|im_", false}, {"end|>", true}};
+  for (const int32_t id : f.tokenizer->EncodePieces(pieces, {}).ids) EXPECT_NE(id, f.end);
+  // User-defined tokens are found everywhere.
+  EXPECT_EQ(f.tokenizer->Encode("a<think>b"), (Ids{'a', f.think, 'b'}));
+}
+
+TEST(BpeTest, PiecesOfTextJoin) {
+  const Fixture f;
+  const TextPiece pieces[] = {{"he", false}, {"llo", true}};
+  EXPECT_EQ(f.tokenizer->EncodePieces(pieces, {}).ids, (Ids{259}));
+}
+
+TEST(BpeTest, ArbitraryBytesRoundTrip) {
+  const Fixture f;
+  std::mt19937 random(11);
+  for (int round = 0; round < 2000; ++round) {
+    std::string text(random() % 64, '\0');
+    for (char& c : text)
+      c = static_cast<char>(random() % 4 == 0 ? random() : "hel o\n"[random() % 6]);
+    const TextPiece piece{text, false};
+    const Encoding encoding = f.tokenizer->EncodePieces({&piece, 1}, {});
+    EXPECT_EQ(f.tokenizer->Decode(encoding.ids), text);
+    uint32_t at = 0;
+    for (size_t i = 0; i < encoding.ids.size(); ++i) {
+      EXPECT_EQ(encoding.spans[i].begin, at);
+      at = encoding.spans[i].end;
+      EXPECT_EQ(f.tokenizer->TokenBytes(encoding.ids[i]).size(), at - encoding.spans[i].begin);
+    }
+    EXPECT_EQ(at, text.size());
+  }
+}
+
+TEST(BpeTest, LongWordsAreNotQuadratic) {
+  const Fixture f;
+  const std::string text(1 << 20, 'l');
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(f.tokenizer->Encode(text).size(), text.size() / 2);
+  // Quadratic work would take minutes.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(BpeTest, KnowsItsSpecialTokens) {
+  const Fixture f;
+  EXPECT_EQ(f.tokenizer->vocab_size(), 263);
+  EXPECT_EQ(f.tokenizer->bos_id(), 261);
+  EXPECT_EQ(f.tokenizer->eot_id(), 261);
+  EXPECT_TRUE(f.tokenizer->IsEndOfGeneration(261));
+  EXPECT_FALSE(f.tokenizer->IsEndOfGeneration(kNoToken));
+  EXPECT_TRUE(f.tokenizer->IsControl(f.end));
+  EXPECT_FALSE(f.tokenizer->IsControl(f.think));
+  EXPECT_FALSE(f.tokenizer->wants_bos());
+  EXPECT_EQ(f.tokenizer->TokenBytes(260), " w");
+  EXPECT_EQ(f.tokenizer->TokenBytes(-1), "");
+  EXPECT_EQ(f.tokenizer->TokenText(1 << 20), "");
+  EXPECT_EQ(f.tokenizer->FindToken("<think>"), f.think);
+  EXPECT_EQ(f.tokenizer->FindToken("nothing"), std::nullopt);
+  EXPECT_EQ(f.tokenizer->Decode(Ids{'a', f.end, 99999, -5, 'b'}), "ab");
+  EXPECT_EQ(f.tokenizer->Decode(Ids{'a', f.end}, true), "a<|im_end|>");
+}
+
+TEST(BpeTest, FingerprintTellsVocabulariesApart) {
+  Fixture a;
+  Fixture b;
+  EXPECT_EQ(a.tokenizer->fingerprint(), b.tokenizer->fingerprint());
+  b.vocab.Add("x1");
+  EXPECT_NE(a.tokenizer->fingerprint(), b.vocab.Make("gpt2", "gpt-2").value()->fingerprint());
+}
+
+TEST(BpeTest, WholeWordsSkipMergesWhereTheRuleSaysSo) {
+  for (const bool ignore : {false, true}) {
+    TestVocab vocab;
+    vocab.AddByteAlphabet();
+    const int32_t whole = vocab.Add("abc");  // no merges lead to it
+    const auto tokenizer = vocab.Make("gpt2", ignore ? "llama-bpe" : "qwen2").value();
+    EXPECT_EQ(tokenizer->Encode("abc"), ignore ? (Ids{whole}) : (Ids{'a', 'b', 'c'}));
+    EXPECT_EQ(tokenizer->wants_bos(), ignore);
+  }
+}
+
+TEST(BpeTest, BadVocabulariesAreRefused) {
+  const auto message = [](TestVocab& vocab, const char* pre) {
+    const absl::Status status = vocab.Make("gpt2", pre).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  TestVocab unknown_pre;
+  unknown_pre.AddByteAlphabet();
+  EXPECT_THAT(message(unknown_pre, "klingon"), HasSubstr("\"klingon\""));
+  TestVocab merge;
+  merge.AddByteAlphabet();
+  merge.AddRawMerge("q x");
+  EXPECT_THAT(message(merge, "gpt-2"), HasSubstr("merges entry 0 (\"q x\")"));
+  TestVocab single;
+  single.AddByteAlphabet();
+  single.AddRawMerge("q");
+  EXPECT_THAT(message(single, "gpt-2"), HasSubstr("is not two tokens"));
+  TestVocab id;
+  id.AddByteAlphabet();
+  id.writer().Set<uint32_t>("tokenizer.ggml.eos_token_id", 256);
+  EXPECT_THAT(message(id, "gpt-2"), HasSubstr("eos_token_id\" is 256"));
+  TestVocab empty;
+  EXPECT_THAT(message(empty, "gpt-2"), HasSubstr("has 0 tokens"));
+}
+
+}  // namespace
+}  // namespace withy::engine

@@ -1,0 +1,286 @@
+#include "engine/tokenizer/spm.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/status.h"
+#include "base/strings.h"
+#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/vocab.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, how vocabularies write a space
+
+struct Options {
+  bool add_space_prefix = true;
+  bool strip_after_control = false;
+};
+
+struct Symbol {
+  int32_t previous;
+  int32_t next;           // -1 at the end
+  uint32_t begin;         // in the marked text
+  uint32_t bytes;         // 0 once merged into its left neighbour
+  uint32_t source_begin;  // in the input
+};
+
+struct Candidate {
+  float score;
+  int32_t left;    // symbol index
+  uint32_t bytes;  // of both sides together, to see whether either has changed
+  // The highest score first, then the leftmost.
+  bool operator<(const Candidate& other) const {
+    return score != other.score ? score < other.score : left > other.left;
+  }
+};
+
+class SpmTokenizer final : public VocabTokenizer {
+ public:
+  SpmTokenizer(Vocab vocab, std::vector<std::string> bytes, std::vector<float> scores,
+               const std::array<int32_t, 256>& byte_ids, Options options)
+      : VocabTokenizer(std::move(vocab), std::move(bytes), options.strip_after_control),
+        options_(options),
+        scores_(std::move(scores)),
+        byte_ids_(byte_ids) {
+    // Only ordinary tokens come from merging: text never turns into a control token or a byte's
+    // name.
+    for (int32_t id = 0; id < vocab_size(); ++id) {
+      const TokenKind kind = this->vocab().kind(id);
+      if (kind != TokenKind::kNormal && kind != TokenKind::kUserDefined) continue;
+      const std::string_view text = TokenText(id);
+      mergeable_.emplace(ToAbsl(text), id);
+      longest_ = std::max<uint32_t>(longest_, static_cast<uint32_t>(text.size()));
+    }
+    has_mark_bytes_ = true;
+    for (const char c : kSpaceMark)
+      has_mark_bytes_ &= byte_ids_[static_cast<uint8_t>(c)] != kNoToken;
+  }
+
+  bool adds_space_prefix() const override { return options_.add_space_prefix; }
+
+  Encoding EncodePieces(std::span<const TextPiece> pieces,
+                        const EncodeOptions& options) const override {
+    Prepared prepared;
+    Encoding out;
+    Prepare(pieces, options, prepared, out);
+    Scratch scratch;
+    uint32_t at = 0;
+    bool prefix = options_.add_space_prefix;
+    for (const SpecialMatch& special : prepared.specials) {
+      EncodeText(prepared.text, at, special.begin, prefix, scratch, out);
+      out.ids.push_back(special.id);
+      out.spans.push_back({special.begin, special.end});
+      at = special.end;
+      prefix = options_.add_space_prefix;
+    }
+    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), prefix, scratch,
+               out);
+    return out;
+  }
+
+ private:
+  struct Scratch {
+    std::string marked;  // the text with spaces marked
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> heap;
+  };
+
+  void EncodeText(std::string_view text, uint32_t begin, uint32_t end, bool prefix,
+                  Scratch& scratch, Encoding& out) const {
+    if (begin == end) return;
+    scratch.marked.clear();
+    scratch.symbols.clear();
+    if (prefix) AddSymbol(kSpaceMark, begin, scratch);
+    for (uint32_t at = begin; at < end;) {
+      // A mark that is really in the text stays apart from spaces: it goes by bytes, so that
+      // decoding gives it back.
+      if (has_mark_bytes_ && text.substr(at, end - at).starts_with(kSpaceMark)) {
+        MergeSymbols(scratch);
+        EmitSymbols(scratch, at, out);
+        for (const char c : kSpaceMark) {
+          out.ids.push_back(byte_ids_[static_cast<uint8_t>(c)]);
+          out.spans.push_back({at, at + 1});
+          ++at;
+        }
+        scratch.marked.clear();
+        scratch.symbols.clear();
+        continue;
+      }
+      char32_t code = 0;
+      const size_t length = std::max<size_t>(1, Utf8CharAt(text.substr(0, end), at, &code));
+      AddSymbol(text[at] == ' ' ? kSpaceMark : text.substr(at, length), at, scratch);
+      at += static_cast<uint32_t>(length);
+    }
+    MergeSymbols(scratch);
+    EmitSymbols(scratch, end, out);
+  }
+
+  static void AddSymbol(std::string_view bytes, uint32_t source_begin, Scratch& scratch) {
+    const auto index = static_cast<int32_t>(scratch.symbols.size());
+    if (index > 0) scratch.symbols.back().next = index;
+    scratch.symbols.push_back({index - 1, -1, static_cast<uint32_t>(scratch.marked.size()),
+                               static_cast<uint32_t>(bytes.size()), source_begin});
+    scratch.marked.append(bytes);
+  }
+
+  void MergeSymbols(Scratch& scratch) const {
+    std::vector<Candidate>& heap = scratch.heap;
+    heap.clear();
+    const auto symbol = [&](int32_t i) -> Symbol& {
+      return scratch.symbols[static_cast<size_t>(i)];
+    };
+    const auto consider = [&](int32_t left) {
+      if (left == -1 || symbol(left).next == -1) return;
+      const uint32_t bytes = symbol(left).bytes + symbol(symbol(left).next).bytes;
+      if (bytes > longest_) return;
+      const auto found =
+          mergeable_.find(absl::string_view(scratch.marked.data() + symbol(left).begin, bytes));
+      if (found == mergeable_.end()) return;
+      heap.push_back({scores_[static_cast<size_t>(found->second)], left, bytes});
+      std::push_heap(heap.begin(), heap.end());
+    };
+    for (int32_t i = 0; i < static_cast<int32_t>(scratch.symbols.size()); ++i) consider(i);
+    while (!heap.empty()) {
+      std::pop_heap(heap.begin(), heap.end());
+      const Candidate best = heap.back();
+      heap.pop_back();
+      Symbol& left = symbol(best.left);
+      if (left.bytes == 0 || left.next == -1) continue;
+      Symbol& right = symbol(left.next);
+      if (left.bytes + right.bytes != best.bytes) continue;  // stale
+      left.bytes += right.bytes;
+      right.bytes = 0;
+      left.next = right.next;
+      if (left.next != -1) symbol(left.next).previous = best.left;
+      consider(left.previous);
+      consider(best.left);
+    }
+  }
+
+  void EmitSymbols(const Scratch& scratch, uint32_t source_end, Encoding& out) const {
+    if (scratch.symbols.empty()) return;
+    for (int32_t i = 0; i != -1; i = scratch.symbols[static_cast<size_t>(i)].next) {
+      const Symbol& symbol = scratch.symbols[static_cast<size_t>(i)];
+      const uint32_t end = symbol.next == -1
+                               ? source_end
+                               : scratch.symbols[static_cast<size_t>(symbol.next)].source_begin;
+      const std::string_view text(scratch.marked.data() + symbol.begin, symbol.bytes);
+      if (const auto found = mergeable_.find(ToAbsl(text)); found != mergeable_.end()) {
+        out.ids.push_back(found->second);
+        out.spans.push_back({symbol.source_begin, end});
+      } else {
+        EmitBytes(text, {symbol.source_begin, end}, out);
+      }
+    }
+  }
+
+  // A character that is no token: its bytes, or where these are no tokens either, one unknown
+  // token.
+  void EmitBytes(std::string_view text, ByteSpan span, Encoding& out) const {
+    const bool known = std::all_of(text.begin(), text.end(), [this](char c) {
+      return byte_ids_[static_cast<uint8_t>(c)] != kNoToken;
+    });
+    if (!known) {
+      if (vocab().unknown != kNoToken) {
+        out.ids.push_back(vocab().unknown);
+        out.spans.push_back(span);
+      } else if (!out.spans.empty()) {
+        out.spans.back().end = span.end;
+      }
+      return;
+    }
+    // A marked space has three bytes for the one of the input; the last takes what is left.
+    uint32_t begin = span.begin;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const uint32_t end = i + 1 == text.size() ? span.end : std::min(begin + 1, span.end);
+      out.ids.push_back(byte_ids_[static_cast<uint8_t>(text[i])]);
+      out.spans.push_back({begin, end});
+      begin = end;
+    }
+  }
+
+  Options options_;
+  std::vector<float> scores_;
+  std::array<int32_t, 256> byte_ids_;
+  bool has_mark_bytes_ = false;
+  absl::flat_hash_map<absl::string_view, int32_t> mergeable_;  // views into the vocabulary's texts
+  uint32_t longest_ = 0;                                       // bytes of the longest of them
+};
+
+// "<0x0A>" -> 10, anything else -> -1.
+int ByteOf(std::string_view text) {
+  uint32_t value = 0;
+  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return -1;
+  if (!absl::SimpleHexAtoi(ToAbsl(text.substr(3, 2)), &value)) return -1;
+  return static_cast<int>(value);
+}
+
+std::string BytesOf(const Vocab& vocab, int32_t id) {
+  const std::string_view text = vocab.text(id);
+  switch (vocab.kind(id)) {
+    case TokenKind::kByte: {
+      const int byte = ByteOf(text);
+      return byte < 0 ? std::string(text) : std::string(1, static_cast<char>(byte));
+    }
+    case TokenKind::kNormal:
+    case TokenKind::kUnused:
+      return absl::StrReplaceAll(ToAbsl(text), {{ToAbsl(kSpaceMark), " "}});
+    default:
+      return std::string(text);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSpmTokenizer(const GgufFile& file) {
+  WITHY_ASSIGN_OR_RETURN(Vocab vocab,
+                         Vocab::Load(file, {.bos = 1, .eos = 2, .unknown = 0, .add_bos = true}));
+  WITHY_ASSIGN_OR_RETURN(std::vector<float> scores, file.GetFloatArray("tokenizer.ggml.scores"));
+  if (scores.size() != static_cast<size_t>(vocab.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tokenizer.ggml.scores has ",
+                                                   scores.size(), " entries for ", vocab.size(),
+                                                   " tokens"));
+  }
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (!std::isnan(scores[i])) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.path(), ": tokenizer.ggml.scores entry ", i, " is not a number"));
+  }
+  Options options;
+  WITHY_ASSIGN_OR_RETURN(options.add_space_prefix,
+                         file.GetBoolOr("tokenizer.ggml.add_space_prefix", true));
+  WITHY_ASSIGN_OR_RETURN(const std::string_view name, file.GetStringOr("general.name", ""));
+  const std::string lower_name = absl::AsciiStrToLower(ToAbsl(name));
+  // Phi-3's vocabulary takes white space after its turn markers; files do not say so elsewhere.
+  options.strip_after_control =
+      absl::StrContains(lower_name, "phi-3") || absl::StrContains(lower_name, "phi3");
+
+  std::array<int32_t, 256> byte_ids;
+  byte_ids.fill(kNoToken);
+  std::vector<std::string> bytes;
+  bytes.reserve(scores.size());
+  for (int32_t id = 0; id < vocab.size(); ++id) {
+    if (vocab.kind(id) == TokenKind::kByte) {
+      const int byte = ByteOf(vocab.text(id));
+      if (byte >= 0) byte_ids[static_cast<size_t>(byte)] = id;
+    }
+    bytes.push_back(BytesOf(vocab, id));
+  }
+  return std::make_unique<SpmTokenizer>(std::move(vocab), std::move(bytes), std::move(scores),
+                                        byte_ids, options);
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,16 @@
+// SentencePiece-like encoding (tokenizer.ggml.model "llama"): the pair of highest score merges
+// first, unknown characters fall back to bytes. Neighbours: make_tokenizer.cc picks this class.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/gguf/reader.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace withy::engine {
+
+// Errors: as MakeTokenizer().
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSpmTokenizer(const GgufFile& file);
+
+}  // namespace withy::engine

@@ -1,0 +1,91 @@
+// Small vocabularies for tests: a GGUF file in memory with a tokenizer in it.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/gguf/writer.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/vocab.h"
+
+namespace withy::engine {
+
+// Collects tokens and merges, then writes and reads a file. Ids are in the order of adding.
+class TestVocab {
+ public:
+  int32_t Add(std::string text, TokenKind kind = TokenKind::kNormal, float score = 0.0f) {
+    texts_.push_back(std::move(text));
+    kinds_.push_back(static_cast<int32_t>(kind));
+    scores_.push_back(score);
+    return static_cast<int32_t>(texts_.size()) - 1;
+  }
+
+  // The 256 byte tokens of byte-level BPE, so that id == byte when added first.
+  void AddByteAlphabet() {
+    char32_t next = 0x100;
+    for (int byte = 0; byte < 256; ++byte) {
+      const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+      std::string text;
+      AppendUtf8(printable ? static_cast<char32_t>(byte) : next++, text);
+      Add(text);
+    }
+  }
+
+  // "<0x00>" … "<0xFF>".
+  int32_t AddByteFallback() {
+    const auto first = static_cast<int32_t>(texts_.size());
+    constexpr char kHex[] = "0123456789ABCDEF";
+    for (int byte = 0; byte < 256; ++byte) {
+      Add(std::string("<0x") + kHex[byte / 16] + kHex[byte % 16] + ">", TokenKind::kByte);
+    }
+    return first;
+  }
+
+  // Adds a merge, and its result as a token when it is none yet.
+  void AddMerge(const std::string& left, const std::string& right) {
+    merges_.push_back(left + " " + right);
+    for (const std::string& text : texts_) {
+      if (text == left + right) return;
+    }
+    Add(left + right);
+  }
+  void AddRawMerge(std::string line) { merges_.push_back(std::move(line)); }
+
+  // For further metadata.
+  GgufWriter& writer() { return writer_; }
+
+  absl::StatusOr<std::unique_ptr<Tokenizer>> Make(const std::string& model,
+                                                  const std::string& pre = "") {
+    writer_.SetString("tokenizer.ggml.model", model);
+    if (!pre.empty()) writer_.SetString("tokenizer.ggml.pre", pre);
+    writer_.SetStringArray("tokenizer.ggml.tokens", texts_);
+    writer_.SetArray<int32_t>("tokenizer.ggml.token_type", kinds_);
+    writer_.SetArray<float>("tokenizer.ggml.scores", scores_);
+    writer_.SetStringArray("tokenizer.ggml.merges", merges_);
+    const std::filesystem::path path = std::filesystem::temp_directory_path() /
+                                       ("withy_vocab_" + std::to_string(getpid()) + ".gguf");
+    absl::Status status = writer_.Write(path.string());
+    if (!status.ok()) return status;
+    auto file = GgufFile::Open(path.string());
+    std::filesystem::remove(path);
+    if (!file.ok()) return file.status();
+    return MakeTokenizer(*file);
+  }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<int32_t> kinds_;
+  std::vector<float> scores_;
+  std::vector<std::string> merges_;
+  GgufWriter writer_;
+};
+
+}  // namespace withy::engine
