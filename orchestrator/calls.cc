@@ -1,0 +1,154 @@
+#include "orchestrator/calls.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace withy::orchestrator {
+
+absl::Status CallTable::Arrive(uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  if (draining_)
+    return absl::UnavailableError("orchestrator is shutting down: retry when it is back");
+  if (entries_.size() >= options_.limit) {
+    const auto running = std::count_if(entries_.begin(), entries_.end(),
+                                       [](const auto& e) { return e.second.running(); });
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the queue is full: ", running, " calls run, ", entries_.size() - running,
+        " wait, queue position would be ", entries_.size() - running,
+        ", and orchestrator.queue_limit is ", options_.limit, "; retry after the advised time"));
+  }
+  entries_.emplace(id, Entry{});
+  return absl::OkStatus();
+}
+
+void CallTable::Leave(uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  const Lane lane = it->second.lane;
+  if (it->second.state == State::kDecoding) Account(lane, -1);
+  entries_.erase(it);
+  GrantSlots(lane);
+}
+
+Load CallTable::LoadBefore(Lane lane, const QueueKey& key) const {
+  const int64_t now = clock_.SteadyNanos();
+  Load load;
+  load.slots = options_.slots[static_cast<int>(lane)];
+  load.piece_ms = options_.piece_ms;
+  std::vector<const Entry*> ahead;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, entry] : entries_) {
+    if (entry.lane != lane || id == key.id) continue;
+    if (entry.running()) load.running.push_back(entry.work);
+    if (entry.state == State::kWaiting && GoesBefore(entry.key, key, now)) ahead.push_back(&entry);
+  }
+  std::sort(ahead.begin(), ahead.end(),
+            [&](const Entry* a, const Entry* b) { return GoesBefore(a->key, b->key, now); });
+  for (const Entry* entry : ahead) load.ahead.push_back(entry->work);
+  return load;
+}
+
+absl::Status CallTable::WaitForSlot(Lane lane, const QueueKey& key, const OtherCall& work,
+                                    CallControl& control) {
+  control.SetHook([this] { Poke(); });
+  {
+    absl::MutexLock lock(&mutex_);
+    Entry& entry = entries_[key.id];
+    entry.state = State::kWaiting;
+    entry.lane = lane;
+    entry.key = key;
+    entry.work = work;
+    GrantSlots(lane);
+    const auto ready = [&] { return entry.running() || control.cancelled(); };
+    mutex_.AwaitWithDeadline(absl::Condition(&ready), control.deadline());
+  }
+  control.SetHook(nullptr);
+  return control.Check();
+}
+
+void CallTable::FirstToken(uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = entries_.find(id);
+  if (it == entries_.end() || it->second.state != State::kPrefilling) return;
+  Entry& entry = it->second;
+  Account(entry.lane, +1);
+  LaneState& lane = lanes_[static_cast<int>(entry.lane)];
+  lane.prefilled_tokens += entry.work.prefill_tokens;
+  entry.state = State::kDecoding;
+  entry.work.prefill_tokens = 0;
+  entry.rows_integral_start = lane.rows_integral;
+  entry.prefilled_start = lane.prefilled_tokens;
+  entry.first_token_ns = lane.integral_ns;
+}
+
+void CallTable::Generated(uint64_t id, uint32_t tokens) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  uint32_t& left = it->second.work.remaining_tokens;
+  left -= std::min(left, tokens);
+}
+
+DecodeSurroundings CallTable::Surroundings(uint64_t id) const {
+  DecodeSurroundings out;
+  absl::MutexLock lock(&mutex_);
+  const auto it = entries_.find(id);
+  if (it == entries_.end() || it->second.state != State::kDecoding) return out;
+  const Entry& entry = it->second;
+  const LaneState& lane = lanes_[static_cast<int>(entry.lane)];
+  const double elapsed_ns = static_cast<double>(clock_.SteadyNanos() - entry.first_token_ns);
+  if (elapsed_ns > 0) {
+    out.mean_rows = std::max(1.0, (IntegralNow(lane) - entry.rows_integral_start) / elapsed_ns);
+  }
+  out.foreign_prefill_tokens = lane.prefilled_tokens - entry.prefilled_start;
+  return out;
+}
+
+void CallTable::StopAdmitting() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
+CallTable::Counts CallTable::counts() const {
+  absl::MutexLock lock(&mutex_);
+  Counts counts{.limit = options_.limit};
+  for (const auto& [id, entry] : entries_) ++(entry.running() ? counts.running : counts.waiting);
+  return counts;
+}
+
+void CallTable::GrantSlots(Lane lane) {
+  const int64_t now = clock_.SteadyNanos();
+  for (uint32_t running = Running(lane); running < options_.slots[static_cast<int>(lane)];
+       ++running) {
+    Entry* next = nullptr;
+    for (auto& [id, entry] : entries_) {
+      if (entry.lane != lane || entry.state != State::kWaiting) continue;
+      if (next == nullptr || GoesBefore(entry.key, next->key, now)) next = &entry;
+    }
+    if (next == nullptr) return;
+    next->state = State::kPrefilling;
+  }
+}
+
+uint32_t CallTable::Running(Lane lane) const {
+  uint32_t running = 0;
+  for (const auto& [id, entry] : entries_) running += entry.lane == lane && entry.running();
+  return running;
+}
+
+void CallTable::Account(Lane lane_index, int change) {
+  LaneState& lane = lanes_[static_cast<int>(lane_index)];
+  lane.rows_integral = IntegralNow(lane);
+  lane.integral_ns = clock_.SteadyNanos();
+  lane.decoding += change;
+}
+
+double CallTable::IntegralNow(const LaneState& lane) const {
+  return lane.rows_integral +
+         lane.decoding * static_cast<double>(clock_.SteadyNanos() - lane.integral_ns);
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,106 @@
+// All calls of the orchestrator: who was admitted, who waits, who runs, and how much work they
+// still have. Bounded. Neighbours: queue_order.h says who goes first, latency_model.h predicts from
+// the Load given here, generate.cc walks each call through its states.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "orchestrator/call_control.h"
+#include "orchestrator/latency_model.h"
+#include "orchestrator/queue_order.h"
+
+namespace withy::orchestrator {
+
+// Which worker answers.
+enum class Lane { kTarget = 0, kDraft = 1 };
+inline constexpr int kLanes = 2;
+
+struct CallTableOptions {
+  uint32_t limit = 64;                       // calls of all lanes, in any state
+  std::array<uint32_t, kLanes> slots{8, 8};  // calls a lane runs at once
+  double piece_ms = 50;
+};
+
+// What happened around one call while it decoded.
+struct DecodeSurroundings {
+  double mean_rows = 1;  // calls that decoded, itself included, averaged over time
+  double foreign_prefill_tokens = 0;
+};
+
+// Thread-safe. States of a call: Arrive -> (WaitForSlot) waiting -> prefilling -> (FirstToken)
+// decoding -> Leave.
+class CallTable {
+ public:
+  CallTable(const CallTableOptions& options, const Clock& clock)
+      : options_(options), clock_(clock) {}
+
+  // Takes a place for the call. Errors: RESOURCE_EXHAUSTED naming the limit and the calls before,
+  // UNAVAILABLE when draining. `id` must be new.
+  absl::Status Arrive(uint64_t id);
+  void Leave(uint64_t id);
+
+  // What runs in `lane` and would go before a call with this key.
+  Load LoadBefore(Lane lane, const QueueKey& key) const;
+
+  // Waits until the call may run. Errors: CANCELLED, DEADLINE_EXCEEDED.
+  absl::Status WaitForSlot(Lane lane, const QueueKey& key, const OtherCall& work,
+                           CallControl& control);
+
+  // Progress of a running call. FirstToken: its prefill is done.
+  void FirstToken(uint64_t id);
+  void Generated(uint64_t id, uint32_t tokens);
+  // For a call past FirstToken: since then.
+  DecodeSurroundings Surroundings(uint64_t id) const;
+
+  // From now on Arrive answers UNAVAILABLE.
+  void StopAdmitting();
+
+  struct Counts {
+    uint32_t running = 0;
+    uint32_t waiting = 0;  // not yet with a worker
+    uint32_t limit = 0;
+  };
+  Counts counts() const;
+
+ private:
+  enum class State { kArrived, kWaiting, kPrefilling, kDecoding };
+  struct Entry {
+    State state = State::kArrived;
+    Lane lane = Lane::kTarget;
+    QueueKey key;
+    OtherCall work;
+    double rows_integral_start = 0;
+    double prefilled_start = 0;
+    int64_t first_token_ns = 0;
+    bool running() const { return state == State::kPrefilling || state == State::kDecoding; }
+  };
+  struct LaneState {
+    uint32_t decoding = 0;
+    double rows_integral = 0;  // sum over time of decoding calls, call-nanoseconds
+    int64_t integral_ns = 0;   // up to when
+    double prefilled_tokens = 0;
+  };
+
+  void GrantSlots(Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint32_t Running(Lane lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Brings the integral to now and changes the number of decoding calls.
+  void Account(Lane lane, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  double IntegralNow(const LaneState& lane) const;
+  void Poke() const { absl::MutexLock lock(&mutex_); }
+
+  const CallTableOptions options_;
+  const Clock& clock_;
+  mutable absl::Mutex mutex_;
+  std::map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::array<LaneState, kLanes> lanes_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,19 @@
+// SHA-256 of what the orchestrator must recognise again: a request that is retried, a token that
+// was seen before.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// 32 bytes.
+std::string Sha256(std::string_view bytes);
+
+// Digest of what a request asks for: its deterministic serialisation without request_id. Equal
+// requests of one build of withy have equal digests.
+std::string RequestDigest(const v1::GenerateRequest& request);
+
+}  // namespace withy::orchestrator

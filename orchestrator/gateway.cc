@@ -1,0 +1,315 @@
+#include "orchestrator/gateway.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "orchestrator/validate.h"
+
+namespace withy::orchestrator {
+namespace {
+
+constexpr int64_t kAuthTtlNs = 10 * kNanosPerSecond;
+constexpr size_t kAuthEntries = 1024;
+constexpr int64_t kWorkerInfoTtlNs = 2 * kNanosPerSecond;
+
+CallTableOptions TableOptions(const v1::Config& config) {
+  CallTableOptions options;
+  options.limit = config.orchestrator().queue_limit();
+  options.slots = {config.model().max_batch(), config.draft().max_batch()};
+  options.piece_ms = config.model().prefill_piece_ms();
+  return options;
+}
+
+int Index(Lane lane) { return static_cast<int>(lane); }
+
+ModelLimits LimitsOf(Lane lane, const v1::ModelDescription& model) {
+  ModelLimits limits;
+  limits.context_length = model.context_length();
+  limits.vocabulary = model.vocabulary();
+  limits.levels_percent.assign(model.levels_percent().begin(), model.levels_percent().end());
+  if (limits.levels_percent.empty()) limits.levels_percent = {100};
+  limits.keeps_contexts = lane == Lane::kTarget;
+  return limits;
+}
+
+CostParameters CostOf(const v1::GetWorkerInfoResponse& worker) {
+  return {worker.cost().prefill_us_per_token(), worker.cost().decode_us_per_token(),
+          worker.cost().decode_us_per_extra_row()};
+}
+
+// What a prompt of unknown tokenization will come to.
+uint32_t GuessTokens(const v1::Prompt& prompt) {
+  size_t bytes = prompt.text().size();
+  for (const v1::Message& message : prompt.messages().messages())
+    bytes += message.content().size() + 16;
+  return static_cast<uint32_t>(bytes / 3 + 1);
+}
+
+}  // namespace
+
+Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock)
+    : contexts_per_app_(config.orchestrator().contexts_per_app()),
+      clock_(clock),
+      recorder_(recorder),
+      metrics_(recorder),
+      backends_(config),
+      calls_(TableOptions(config), clock),
+      auth_(kAuthTtlNs, kAuthEntries) {}
+
+absl::Status Gateway::Arrive(uint64_t id) {
+  const absl::Status status = calls_.Arrive(id);
+  if (!status.ok()) metrics_.Ended(status);
+  return status;
+}
+
+void Gateway::Leave(uint64_t id, const absl::Status& status) {
+  calls_.Leave(id);
+  metrics_.Ended(status);
+  const CallTable::Counts counts = calls_.counts();
+  metrics_.SetLoad(counts.running, counts.waiting);
+}
+
+absl::StatusOr<std::string> Gateway::Authenticate(std::string_view token, absl::Time deadline) {
+  if (token.empty()) {
+    return absl::UnauthenticatedError(
+        "no token: send the metadata `authorization: Bearer TOKEN`; `withyctl apps bind NAME` "
+        "makes a token");
+  }
+  if (auto app_id = auth_.Find(token, clock_.SteadyNanos())) return *app_id;
+  v1::AuthenticateAppRequest request;
+  request.set_token(std::string(token));
+  WITHY_ASSIGN_OR_RETURN(const v1::AuthenticateAppResponse app,
+                         backends_.AuthenticateApp(request, deadline));
+  auth_.Put(token, app.app_id(), clock_.SteadyNanos());
+  return app.app_id();
+}
+
+absl::StatusOr<v1::BindAppResponse> Gateway::BindApp(const v1::BindAppRequest& request,
+                                                     absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateBindApp(request));
+  WITHY_ASSIGN_OR_RETURN(v1::BindAppResponse bound, backends_.BindApp(request, deadline));
+  auth_.ForgetApp(bound.app_id());
+  return bound;
+}
+
+absl::StatusOr<v1::CreateContextResponse> Gateway::CreateContext(
+    const std::string& app_id, const v1::CreateContextRequest& request, absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateCreateContext(request));
+  WITHY_ASSIGN_OR_RETURN(const v1::ListAppsResponse apps, backends_.ListApps(deadline));
+  for (const v1::AppInfo& app : apps.apps()) {
+    if (app.app_id() == app_id && app.contexts() >= contexts_per_app_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("app ", app.app(), " has ", app.contexts(),
+                       " contexts; the limit orchestrator.contexts_per_app is ", contexts_per_app_,
+                       ": delete some with DeleteContext"));
+    }
+  }
+  v1::StoreCreateContextRequest forwarded;
+  forwarded.set_app_id(app_id);
+  *forwarded.mutable_request() = request;
+  return backends_.CreateContext(forwarded, deadline);
+}
+
+absl::StatusOr<v1::GetContextResponse> Gateway::GetContext(const std::string& app_id,
+                                                           const v1::GetContextRequest& request,
+                                                           absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateContextId(request.context_id()));
+  v1::StoreGetContextRequest forwarded;
+  forwarded.set_app_id(app_id);
+  forwarded.set_context_id(request.context_id());
+  return backends_.GetContext(forwarded, deadline);
+}
+
+absl::StatusOr<v1::ListContextsResponse> Gateway::ListContexts(
+    const std::string& app_id, const v1::ListContextsRequest& request, absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateListContexts(request));
+  v1::StoreListContextsRequest forwarded;
+  forwarded.set_app_id(app_id);
+  *forwarded.mutable_request() = request;
+  return backends_.ListContexts(forwarded, deadline);
+}
+
+absl::StatusOr<v1::DeleteContextResponse> Gateway::DeleteContext(
+    const std::string& app_id, const v1::DeleteContextRequest& request, absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateContextId(request.context_id()));
+  v1::StoreDeleteContextRequest forwarded;
+  forwarded.set_app_id(app_id);
+  forwarded.set_context_id(request.context_id());
+  return backends_.DeleteContext(forwarded, deadline);
+}
+
+absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& app_id,
+                                                             const v1::CountTokensRequest& request,
+                                                             absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
+  v1::TokenizeRequest forwarded;
+  forwarded.set_app_id(app_id);
+  *forwarded.mutable_prompt() = request.prompt();
+  WITHY_ASSIGN_OR_RETURN(const v1::TokenizeResponse counted,
+                         backends_.Tokenize(forwarded, deadline));
+  v1::CountTokensResponse response;
+  response.set_tokens(counted.prompt_tokens());
+  return response;
+}
+
+absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) {
+  v1::ListModelsResponse response;
+  WITHY_ASSIGN_OR_RETURN(const WorkerInfo target, GetWorkerInfo(Lane::kTarget, deadline));
+  *response.add_models() = target->model();
+  // A draft that is away is not listed: the target answers without it.
+  const auto draft = backends_.WorkerInfo(Lane::kDraft, deadline, /*wait=*/false);
+  if (draft.ok()) *response.add_models() = draft->model();
+  return response;
+}
+
+absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
+                                               const v1::GenerateRequest& request,
+                                               absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
+  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), ""};
+  WITHY_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(app_id, request, call, deadline));
+  v1::PlanResponse response;
+  *response.mutable_decision() = prepared.decision;
+  response.set_queue_position(prepared.queue_position);
+  response.set_prompt_tokens(prepared.tokens.prompt_tokens());
+  return response;
+}
+
+int64_t Gateway::RetryAfterMs() const {
+  // A slot comes free about every (length of an answer) / (calls at once); without measurements, a
+  // second.
+  WorkerInfo worker;
+  {
+    absl::MutexLock lock(&mutex_);
+    worker = workers_[Index(Lane::kTarget)].info;
+  }
+  if (worker == nullptr) return 1000;
+  const CallTable::Counts counts = calls_.counts();
+  Load load;
+  load.slots = std::max(counts.running, 1u);
+  load.running.assign(load.slots, OtherCall{0, 1u << 20});
+  const Prediction next = Predict(CostOf(*worker), live(Lane::kTarget), CallShape{}, load);
+  return static_cast<int64_t>(std::clamp(next.wait_ms, 50.0, 30'000.0));
+}
+
+absl::StatusOr<Gateway::Prepared> Gateway::Prepare(const std::string& app_id,
+                                                   const v1::GenerateRequest& request,
+                                                   const IncomingCall& call, absl::Time deadline) {
+  Prepared out;
+  WITHY_ASSIGN_OR_RETURN(out.lane, FindLane(request.model(), deadline));
+  WITHY_ASSIGN_OR_RETURN(out.worker, GetWorkerInfo(out.lane, deadline));
+  const ModelLimits limits = LimitsOf(out.lane, out.worker->model());
+  WITHY_RETURN_IF_ERROR(ValidateForModel(request, limits));
+  WITHY_ASSIGN_OR_RETURN(out.tokens, CountCall(out.lane, app_id, request, deadline));
+  const uint32_t history = out.tokens.context_tokens() -
+                           std::min(out.tokens.context_tokens(), out.tokens.resident_tokens());
+  out.shape.prefill_tokens = out.tokens.prompt_tokens() + history;
+  out.shape.max_tokens =
+      request.limits().max_tokens() != 0 ? request.limits().max_tokens() : kDefaultMaxTokens;
+
+  out.cost = CostOf(*out.worker);
+  const LiveCorrection correction = live(out.lane);
+  DecisionInput input;
+  input.slo = request.slo();
+  input.fixed_level_percent = request.model_level_percent();
+  input.full_idle = PredictFullIdle(out.cost, correction, out.shape);
+  input.prompt_tokens = out.shape.prefill_tokens;
+  input.reused_tokens = std::min(out.tokens.context_tokens(), out.tokens.resident_tokens());
+  input.speculation_wanted = request.speculation() == v1::SPECULATION_ON;
+  out.targets = ResolveSlo(request.slo(), input.full_idle);
+
+  out.key = {0, request.priority(), call.arrived_ns, call.id};
+  double first_token_ms = out.targets.ttft_ms;
+  if (request.slo().end_to_end_ms() > 0) {
+    first_token_ms = std::max(
+        1.0, request.slo().end_to_end_ms() - (out.shape.max_tokens - 1) * input.full_idle.tpot_ms);
+  }
+  if (first_token_ms < kPatienceNs / 1e6) {
+    out.key.deadline_ns = call.arrived_ns + static_cast<int64_t>(first_token_ms * 1e6);
+  }
+  const Load load = calls_.LoadBefore(out.lane, out.key);
+  out.queue_position = static_cast<uint32_t>(load.ahead.size());
+  for (uint32_t level : limits.levels_percent) {
+    CallShape shape = out.shape;
+    shape.level_percent = level;
+    input.candidates.push_back({level, Predict(out.cost, correction, shape, load)});
+  }
+  WITHY_ASSIGN_OR_RETURN(out.decision, Decide(input));
+  out.shape.level_percent = out.decision.model_level_percent();
+  return out;
+}
+
+absl::StatusOr<Lane> Gateway::FindLane(const std::string& model, absl::Time deadline) {
+  if (model.empty() || model == "target") return Lane::kTarget;
+  if (model == "draft") return Lane::kDraft;
+  std::string known = "\"target\", \"draft\"";
+  for (Lane lane : {Lane::kTarget, Lane::kDraft}) {
+    const absl::StatusOr<WorkerInfo> worker = GetWorkerInfo(lane, deadline);
+    if (!worker.ok()) continue;
+    if ((*worker)->model().name() == model) return lane;
+    absl::StrAppend(&known, ", \"", (*worker)->model().name(), "\"");
+  }
+  return absl::NotFoundError(absl::StrCat("model is \"", model, "\": this server has ", known));
+}
+
+absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const std::string& app_id,
+                                                        const v1::GenerateRequest& request,
+                                                        absl::Time deadline) {
+  v1::TokenizeRequest count;
+  *count.mutable_prompt() = request.prompt();
+  count.set_app_id(app_id);
+  count.set_context_id(request.context_id());
+  if (lane == Lane::kTarget) return backends_.Tokenize(count, deadline);
+  // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
+  // must do.
+  if (backends_.WorkerInfo(Lane::kTarget, deadline, /*wait=*/false).ok()) {
+    const auto counted = backends_.Tokenize(count, deadline);
+    if (counted.ok()) return counted;
+  }
+  v1::TokenizeResponse guess;
+  guess.set_prompt_tokens(GuessTokens(request.prompt()));
+  return guess;
+}
+
+bool Gateway::BeginRequest(const RequestName& name) {
+  absl::MutexLock lock(&mutex_);
+  return in_flight_.insert(name).second;
+}
+
+void Gateway::EndRequest(const RequestName& name) {
+  absl::MutexLock lock(&mutex_);
+  in_flight_.erase(name);
+}
+
+absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time deadline) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const CachedWorker& cached = workers_[Index(lane)];
+    if (cached.info != nullptr && clock_.SteadyNanos() < cached.expires_ns) return cached.info;
+  }
+  WITHY_ASSIGN_OR_RETURN(v1::GetWorkerInfoResponse info,
+                         backends_.WorkerInfo(lane, deadline, /*wait=*/true));
+  const WorkerInfo fresh = std::make_shared<const v1::GetWorkerInfoResponse>(std::move(info));
+  absl::MutexLock lock(&mutex_);
+  workers_[Index(lane)] = {fresh, clock_.SteadyNanos() + kWorkerInfoTtlNs};
+  return fresh;
+}
+
+void Gateway::ForgetWorker(Lane lane) {
+  absl::MutexLock lock(&mutex_);
+  workers_[Index(lane)] = {};
+}
+
+LiveCorrection Gateway::live(Lane lane) const {
+  absl::MutexLock lock(&mutex_);
+  return live_[Index(lane)];
+}
+
+void Gateway::LearnFrom(Lane lane, const CostParameters& cost, const Observation& seen) {
+  absl::MutexLock lock(&mutex_);
+  live_[Index(lane)] = Learn(cost, live_[Index(lane)], seen);
+}
+
+}  // namespace withy::orchestrator

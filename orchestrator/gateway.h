@@ -1,0 +1,140 @@
+// What the orchestrator does, without the wire: authenticates, validates, decides, forwards. Owns
+// the parts; service.cc speaks gRPC around it. Keeps no state that matters: killing it loses
+// nothing but what runs. Neighbours: backends.h (the other processes), calls.h (admission),
+// decide.h and latency_model.h (decisions).
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "orchestrator/auth_cache.h"
+#include "orchestrator/backends.h"
+#include "orchestrator/call_control.h"
+#include "orchestrator/calls.h"
+#include "orchestrator/decide.h"
+#include "orchestrator/latency_model.h"
+#include "orchestrator/metrics.h"
+#include "telemetry/recorder.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// A Generate call as it arrived.
+struct IncomingCall {
+  uint64_t id = 0;         // of CallTable::Arrive
+  int64_t arrived_ns = 0;  // steady clock
+  std::string token;       // of the authorization metadata
+};
+
+// Takes one message of the answer; false when nobody reads any more.
+using AnswerSink = std::function<bool(v1::GenerateResponse)>;
+
+// Thread-safe. Every method may block for as long as the call's deadline allows; none is for gRPC's
+// own threads.
+class Gateway {
+ public:
+  // `config` must be filled (base/config.h).
+  Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock);
+
+  // Takes a place for a call, or refuses (CallTable::Arrive); every call that arrived leaves.
+  // Neither blocks.
+  absl::Status Arrive(uint64_t id);
+  void Leave(uint64_t id, const absl::Status& status);
+  // From now on calls are refused.
+  void StopAdmitting() { calls_.StopAdmitting(); }
+
+  // Errors: UNAUTHENTICATED, UNAVAILABLE.
+  absl::StatusOr<std::string> Authenticate(std::string_view token, absl::Time deadline);
+
+  // Errors of all: as llm_service.proto says.
+  absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request,
+                                              absl::Time deadline);
+  absl::StatusOr<v1::CreateContextResponse> CreateContext(const std::string& app_id,
+                                                          const v1::CreateContextRequest& request,
+                                                          absl::Time deadline);
+  absl::StatusOr<v1::GetContextResponse> GetContext(const std::string& app_id,
+                                                    const v1::GetContextRequest& request,
+                                                    absl::Time deadline);
+  absl::StatusOr<v1::ListContextsResponse> ListContexts(const std::string& app_id,
+                                                        const v1::ListContextsRequest& request,
+                                                        absl::Time deadline);
+  absl::StatusOr<v1::DeleteContextResponse> DeleteContext(const std::string& app_id,
+                                                          const v1::DeleteContextRequest& request,
+                                                          absl::Time deadline);
+  absl::StatusOr<v1::CountTokensResponse> CountTokens(const std::string& app_id,
+                                                      const v1::CountTokensRequest& request,
+                                                      absl::Time deadline);
+  absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
+  absl::StatusOr<v1::PlanResponse> Plan(const std::string& app_id,
+                                        const v1::GenerateRequest& request, absl::Time deadline);
+  v1::GetStatusResponse GetStatus(absl::Time deadline);
+
+  // Runs one call that has arrived to its end.
+  absl::Status Generate(const IncomingCall& call, const v1::GenerateRequest& request,
+                        CallControl& control, const AnswerSink& sink);
+
+  // How long a refused caller should wait before it tries again.
+  int64_t RetryAfterMs() const;
+
+ private:
+  friend class GenerateCall;
+
+  using WorkerInfo = std::shared_ptr<const v1::GetWorkerInfoResponse>;
+
+  // Everything about a call that is known before it runs.
+  struct Prepared {
+    Lane lane = Lane::kTarget;
+    WorkerInfo worker;
+    CostParameters cost;
+    v1::TokenizeResponse tokens;
+    CallShape shape;  // at the decided level
+    QueueKey key;
+    SloTargets targets{};
+    v1::Decision decision;
+    uint32_t queue_position = 0;
+  };
+  // App and request_id of a call. One answer at a time is made for each: false = it is being made.
+  using RequestName = std::pair<std::string, std::string>;
+  bool BeginRequest(const RequestName& name);
+  void EndRequest(const RequestName& name);
+
+  absl::StatusOr<Prepared> Prepare(const std::string& app_id, const v1::GenerateRequest& request,
+                                   const IncomingCall& call, absl::Time deadline);
+  absl::StatusOr<Lane> FindLane(const std::string& model, absl::Time deadline);
+  absl::StatusOr<v1::TokenizeResponse> CountCall(Lane lane, const std::string& app_id,
+                                                 const v1::GenerateRequest& request,
+                                                 absl::Time deadline);
+  // Cached for a moment; the cost model in it changes only when the worker restarts.
+  absl::StatusOr<WorkerInfo> GetWorkerInfo(Lane lane, absl::Time deadline);
+  void ForgetWorker(Lane lane);
+  LiveCorrection live(Lane lane) const;
+  void LearnFrom(Lane lane, const CostParameters& cost, const Observation& seen);
+
+  struct CachedWorker {
+    WorkerInfo info;
+    int64_t expires_ns = 0;
+  };
+
+  const uint32_t contexts_per_app_;
+  const Clock& clock_;
+  telemetry::Recorder& recorder_;
+  Metrics metrics_;
+  Backends backends_;
+  CallTable calls_;
+  AuthCache auth_;
+  mutable absl::Mutex mutex_;
+  std::array<CachedWorker, kLanes> workers_ ABSL_GUARDED_BY(mutex_);
+  std::array<LiveCorrection, kLanes> live_ ABSL_GUARDED_BY(mutex_);
+  std::set<RequestName> in_flight_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace withy::orchestrator

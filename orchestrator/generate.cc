@@ -1,0 +1,284 @@
+// One Generate call from arrival to its last message. Neighbours: gateway.h (the parts it uses),
+// calls.h (its states).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "orchestrator/digest.h"
+#include "orchestrator/gateway.h"
+#include "orchestrator/validate.h"
+#include "rpc/status.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using telemetry::Phase;
+
+double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
+
+std::string CallName(uint64_t id) { return absl::StrFormat("%016x", id); }
+
+bool WorkerWent(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsAborted(status);
+}
+
+}  // namespace
+
+// Lives on the stack of the call's thread.
+class GenerateCall {
+ public:
+  GenerateCall(Gateway& gateway, const IncomingCall& call, const v1::GenerateRequest& request,
+               CallControl& control, const AnswerSink& sink)
+      : gateway_(gateway), call_(call), request_(request), control_(control), sink_(sink) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status Answer();
+  // Answers from the store when request_id was answered before.
+  absl::StatusOr<bool> Replay();
+  absl::Status RunOnWorker();
+  absl::Status RunOnce(const v1::RunRequest& forwarded);
+  v1::RunRequest ForwardedRequest() const;
+  bool OnEvent(v1::RunResponse& event);
+  void OnDelta(v1::GenerateDelta& delta);
+  void OnFinished(v1::GenerateFinished& finished);
+  void Learn(const v1::GenerateFinished& finished);
+  void Record(const v1::GenerateFinished& finished);
+  int64_t Now() const { return gateway_.clock_.SteadyNanos(); }
+
+  Gateway& gateway_;
+  const IncomingCall& call_;
+  const v1::GenerateRequest& request_;
+  CallControl& control_;
+  const AnswerSink& sink_;
+  std::string app_id_;
+  std::string digest_;
+  Gateway::Prepared prepared_;
+  int64_t granted_ns_ = 0;
+  int64_t first_token_ns_ = 0;
+  int64_t last_token_ns_ = 0;
+  uint32_t tokens_ = 0;
+  uint32_t worker_queue_position_ = 0;
+  bool finished_ = false;
+};
+
+absl::Status GenerateCall::Run() {
+  WITHY_ASSIGN_OR_RETURN(app_id_, gateway_.Authenticate(call_.token, control_.deadline()));
+  WITHY_RETURN_IF_ERROR(ValidateGenerate(request_));
+  if (request_.request_id().empty()) return Answer();
+  const Gateway::RequestName name(app_id_, request_.request_id());
+  if (!gateway_.BeginRequest(name)) {
+    return rpc::WithRetryAfter(
+        absl::AbortedError(absl::StrCat(
+            "request_id \"", request_.request_id(),
+            "\" is being answered right now: retry to get its result when it is done")),
+        500);
+  }
+  const absl::Status status = Answer();
+  gateway_.EndRequest(name);
+  return status;
+}
+
+absl::Status GenerateCall::Answer() {
+  WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
+  if (replayed) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(prepared_,
+                         gateway_.Prepare(app_id_, request_, call_, control_.deadline()));
+
+  v1::GenerateResponse message;
+  v1::GenerateStarted& started = *message.mutable_started();
+  started.set_call_id(CallName(call_.id));
+  *started.mutable_decision() = prepared_.decision;
+  started.set_queue_position(prepared_.queue_position);
+  started.set_model(prepared_.worker->model().name());
+  if (!sink_(std::move(message))) return absl::CancelledError("the caller went away");
+
+  const OtherCall work{prepared_.shape.prefill_tokens, prepared_.shape.max_tokens};
+  WITHY_RETURN_IF_ERROR(gateway_.calls_.WaitForSlot(prepared_.lane, prepared_.key, work, control_));
+  granted_ns_ = Now();
+  const CallTable::Counts counts = gateway_.calls_.counts();
+  gateway_.metrics_.SetLoad(counts.running, counts.waiting);
+  return RunOnWorker();
+}
+
+absl::StatusOr<bool> GenerateCall::Replay() {
+  if (request_.request_id().empty()) return false;
+  digest_ = RequestDigest(request_);
+  v1::FindResultRequest find;
+  find.set_app_id(app_id_);
+  find.set_request_id(request_.request_id());
+  find.set_request_digest(digest_);
+  absl::StatusOr<v1::FindResultResponse> found =
+      gateway_.backends_.FindResult(find, control_.deadline());
+  if (absl::IsNotFound(found.status())) return false;
+  WITHY_RETURN_IF_ERROR(found.status());
+
+  v1::StoredResult& result = *found->mutable_result();
+  v1::GenerateResponse message;
+  v1::GenerateStarted& started = *message.mutable_started();
+  started.set_call_id(CallName(call_.id));
+  *started.mutable_decision() = result.decision();
+  started.set_replayed(true);
+  started.set_model(result.model());
+  sink_(std::move(message));
+  message.Clear();
+  message.mutable_delta()->set_text(result.finished().text());
+  *message.mutable_delta()->mutable_tokens() = std::move(*result.mutable_tokens());
+  sink_(std::move(message));
+  message.Clear();
+  *message.mutable_finished() = std::move(*result.mutable_finished());
+  sink_(std::move(message));
+  gateway_.metrics_.Replayed();
+  return true;
+}
+
+// A worker that dies before the first token is given one more chance: nobody has seen anything of
+// the answer yet.
+absl::Status GenerateCall::RunOnWorker() {
+  const v1::RunRequest forwarded = ForwardedRequest();
+  absl::Status status = RunOnce(forwarded);
+  if (!WorkerWent(status) || tokens_ > 0) return status;
+  gateway_.ForgetWorker(prepared_.lane);
+  if (!gateway_.backends_.WaitForWorker(prepared_.lane, absl::Now() + kRestartWait, control_)) {
+    const absl::Status ended = control_.Check();
+    return ended.ok() ? status : ended;
+  }
+  // It may have answered, and stored the answer, before it went.
+  WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
+  if (replayed) return absl::OkStatus();
+  gateway_.metrics_.Retried();
+  return RunOnce(forwarded);
+}
+
+absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
+  absl::Status status =
+      gateway_.backends_.Run(prepared_.lane, forwarded, control_,
+                             [this](v1::RunResponse& event) { return OnEvent(event); });
+  if (const absl::Status ended = control_.Check(); !ended.ok()) return ended;
+  if (finished_) return absl::OkStatus();
+  if (status.ok()) {
+    status = absl::UnavailableError(
+        absl::StrCat(ToAbsl(ProcessOf(prepared_.lane)), " ended the answer without a result"));
+  }
+  if (absl::IsUnavailable(status) && tokens_ > 0) {
+    return rpc::WithRetryAfter(
+        Annotate(status, absl::StrCat("the answer broke off after ", tokens_, " tokens")), 1000);
+  }
+  return status;
+}
+
+v1::RunRequest GenerateCall::ForwardedRequest() const {
+  v1::RunRequest run;
+  run.set_call_id(call_.id);
+  run.set_app_id(app_id_);
+  run.set_context_id(request_.context_id());
+  *run.mutable_prompt() = request_.prompt();
+  *run.mutable_sampling() = request_.sampling();
+  if (!request_.sampling().has_seed()) run.mutable_sampling()->set_seed(RandomId64());
+  *run.mutable_limits() = request_.limits();
+  run.mutable_limits()->set_max_tokens(prepared_.shape.max_tokens);
+  run.set_model_level_percent(prepared_.decision.model_level_percent());
+  run.set_speculation(request_.speculation());
+  run.set_request_id(request_.request_id());
+  run.set_request_digest(digest_);
+  run.set_priority(request_.priority());
+  run.set_deadline_steady_ns(prepared_.key.deadline_ns);
+  *run.mutable_decision() = prepared_.decision;
+  return run;
+}
+
+bool GenerateCall::OnEvent(v1::RunResponse& event) {
+  switch (event.event_case()) {
+    case v1::RunResponse::kAccepted:
+      worker_queue_position_ = event.accepted().queue_position();
+      return true;
+    case v1::RunResponse::kDelta:
+      OnDelta(*event.mutable_delta());
+      break;
+    case v1::RunResponse::kFinished:
+      OnFinished(*event.mutable_finished());
+      break;
+    case v1::RunResponse::EVENT_NOT_SET:
+      return true;
+  }
+  v1::GenerateResponse message;
+  if (event.has_delta()) {
+    message.mutable_delta()->Swap(event.mutable_delta());
+  } else {
+    message.mutable_finished()->Swap(event.mutable_finished());
+  }
+  return sink_(std::move(message));
+}
+
+void GenerateCall::OnDelta(v1::GenerateDelta& delta) {
+  const uint32_t tokens = static_cast<uint32_t>(delta.tokens_size());
+  if (tokens == 0) return;
+  last_token_ns_ = Now();
+  if (tokens_ == 0) {
+    first_token_ns_ = last_token_ns_;
+    gateway_.calls_.FirstToken(call_.id);
+  }
+  tokens_ += tokens;
+  gateway_.calls_.Generated(call_.id, tokens);
+}
+
+void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
+  finished_ = true;
+  if (first_token_ns_ == 0) first_token_ns_ = last_token_ns_ = Now();
+  v1::LatencyReport& report = *finished.mutable_latency();
+  v1::Latency measured;
+  measured.set_ttft_ms(Millis(first_token_ns_ - call_.arrived_ns));
+  measured.set_tpot_ms(tokens_ > 1 ? Millis(last_token_ns_ - first_token_ns_) / (tokens_ - 1)
+                                   : 0.0);
+  measured.set_end_to_end_ms(Millis(last_token_ns_ - call_.arrived_ns));
+  Learn(finished);
+  *report.mutable_measured() = measured;
+  report.set_slo_met(Meets(prepared_.targets, measured));
+  report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns));
+  Record(finished);
+}
+
+void GenerateCall::Learn(const v1::GenerateFinished& finished) {
+  if (finished.reason() == v1::FINISH_REASON_CANCELLED || tokens_ == 0) return;
+  const v1::LatencyReport& report = finished.latency();
+  const DecodeSurroundings around = gateway_.calls_.Surroundings(call_.id);
+  const LiveCorrection correction = gateway_.live(prepared_.lane);
+  Observation seen;
+  seen.level_percent = prepared_.shape.level_percent;
+  seen.prefilled_tokens = report.prefill_ms() > 0 ? finished.usage().prefilled_tokens() : 0;
+  seen.prefill_ms = report.prefill_ms();
+  seen.overhead_ms = std::max(
+      0.0, Millis(first_token_ns_ - granted_ns_) - report.queue_ms() - report.prefill_ms());
+  seen.decoded_tokens = tokens_ - 1;
+  seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
+  seen.mean_decode_rows = around.mean_rows;
+  seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
+                            correction.prefill_ratio / 1e3;
+  seen.complete = true;
+  gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);
+}
+
+void GenerateCall::Record(const v1::GenerateFinished& finished) {
+  telemetry::Recorder& recorder = gateway_.recorder_;
+  telemetry::RecordDuration(recorder, Phase::kQueue, call_.id, call_.arrived_ns, granted_ns_);
+  telemetry::RecordDuration(recorder, Phase::kTtft, call_.id, call_.arrived_ns, first_token_ns_);
+  if (tokens_ > 1) {
+    const int64_t mean_ns = (last_token_ns_ - first_token_ns_) / (tokens_ - 1);
+    telemetry::RecordDuration(recorder, Phase::kTpot, call_.id, first_token_ns_,
+                              first_token_ns_ + mean_ns, tokens_ - 1);
+  }
+  telemetry::RecordDuration(recorder, Phase::kEndToEnd, call_.id, call_.arrived_ns, last_token_ns_,
+                            tokens_);
+  if (prepared_.targets.any()) gateway_.metrics_.SloJudged(finished.latency().slo_met());
+}
+
+absl::Status Gateway::Generate(const IncomingCall& call, const v1::GenerateRequest& request,
+                               CallControl& control, const AnswerSink& sink) {
+  GenerateCall generate(*this, call, request, control, sink);
+  return generate.Run();
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,84 @@
+// Predicts how long a call will take on this board: two parameters that the worker measured at
+// start-up, corrected by what calls really took, and the load they run under. Pure: no clock, no
+// lock, no I/O. Neighbours: calls.h says what runs and waits, decide.h chooses by these figures.
+//
+// TTFT = overhead + wait for a slot + (prefill before this call's + its own) + decode steps of
+// others between the pieces. TPOT = decode step with as many rows as will run. Source: ElastiLM
+// section 4 (one-shot profiling, latency linear in prompt and model size); ours adds load and live
+// correction.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace withy::orchestrator {
+
+// Microseconds, as the worker measured them with the full model on an idle board.
+struct CostParameters {
+  double prefill_us_per_token = 0;
+  double decode_us_per_token = 0;
+  double decode_us_per_extra_row = 0;
+};
+
+// What measurement says of the parameters. Starts neutral; Learn() moves it.
+struct LiveCorrection {
+  double prefill_ratio = 1;            // measured / predicted
+  double decode_ratio = 1;             // measured / predicted
+  double overhead_ms = 1;              // of a call, beside waiting and prefill
+  double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
+};
+
+// The call that is predicted.
+struct CallShape {
+  uint32_t prefill_tokens = 0;  // to compute: prompt and what of the history has no KV
+  uint32_t max_tokens = 1;
+  uint32_t level_percent = 100;
+};
+
+// A call that runs or waits before this one.
+struct OtherCall {
+  uint32_t prefill_tokens = 0;    // still to compute
+  uint32_t remaining_tokens = 0;  // still to generate, at most
+};
+
+struct Load {
+  std::vector<OtherCall> running;
+  std::vector<OtherCall> ahead;  // waiting, in the order they will start
+  uint32_t slots = 1;            // calls that run at once
+  double piece_ms = 50;          // longest piece of a prefill before others decode a step
+};
+
+struct Prediction {
+  double wait_ms = 0;  // for a slot; part of ttft_ms
+  double ttft_ms = 0;
+  double tpot_ms = 0;
+  double end_to_end_ms = 0;  // for max_tokens tokens
+};
+
+// This call, now, under `load`.
+Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
+                   const Load& load);
+
+// The full model on an idle board: the denominator of ratio SLOs. `call.level_percent` is ignored.
+Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& live,
+                           const CallShape& call);
+
+// What one finished call showed. Zero counts mean "nothing to learn from this part".
+struct Observation {
+  uint32_t level_percent = 100;
+  uint32_t prefilled_tokens = 0;
+  double prefill_ms = 0;          // its own prefill, waits excluded
+  double overhead_ms = -1;        // TTFT minus queue and prefill; negative = unknown
+  uint32_t decoded_tokens = 0;    // after the first
+  double decode_ms = 0;           // first token to last
+  double mean_decode_rows = 1;    // rows of its decode steps, itself included, averaged over time
+  double foreign_prefill_ms = 0;  // prefill of other calls within decode_ms
+  bool complete = false;          // ended by itself: its length counts
+};
+
+// Exponentially weighted; one observation moves a ratio by at most a fifth of the way, and single
+// ratios are bounded to [1/8, 8] so that a stall cannot poison the model.
+LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
+                     const Observation& seen);
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,10 @@
+// withy-orchestrator: the process that apps talk to.
+#include "base/config.h"
+#include "orchestrator/orchestrator.h"
+#include "rpc/daemon.h"
+
+int main(int argc, char** argv) {
+  return withy::rpc::RunDaemon(argc, argv, "orchestrator", [](const withy::proto::Config& config) {
+    return withy::orchestrator::StartOrchestrator(config);
+  });
+}

@@ -1,0 +1,65 @@
+// The orchestrator's counters and gauges, made once at start.
+#pragma once
+
+#include <array>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "telemetry/recorder.h"
+
+namespace withy::orchestrator {
+
+// Lives beside its recorder. Thread-safe.
+class Metrics {
+ public:
+  explicit Metrics(telemetry::Recorder& recorder)
+      : slo_met_(Slo(recorder, "true")),
+        slo_missed_(Slo(recorder, "false")),
+        running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls with a worker."})),
+        queued_(recorder.gauge(
+            {.name = "withy_calls_queued", .help = "Calls admitted, not yet with a worker."})),
+        replayed_(recorder.counter(
+            {.name = "withy_calls_replayed_total",
+             .help = "Calls answered with the stored result of their request_id."})),
+        retried_(recorder.counter({.name = "withy_calls_retried_total",
+                                   .help = "Calls given to a worker again after it went away."})) {
+    for (int code = 0; code < kCodes; ++code) {
+      const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+      ended_[code] = &recorder.counter({.name = "withy_calls_total",
+                                        .help = "Generate calls that ended, by status code.",
+                                        .label_key = "code",
+                                        .label_value = name});
+    }
+  }
+
+  void Ended(const absl::Status& status) {
+    const int code = status.raw_code();
+    ended_[code >= 0 && code < kCodes ? code : static_cast<int>(absl::StatusCode::kUnknown)]->Add();
+  }
+  void SloJudged(bool met) { (met ? slo_met_ : slo_missed_).Add(); }
+  void SetLoad(uint32_t running, uint32_t queued) {
+    running_.Set(running);
+    queued_.Set(queued);
+  }
+  void Replayed() { replayed_.Add(); }
+  void Retried() { retried_.Add(); }
+
+ private:
+  static constexpr int kCodes = 17;
+  static telemetry::Counter& Slo(telemetry::Recorder& recorder, const char* met) {
+    return recorder.counter({.name = "withy_slo_calls_total",
+                             .help = "Calls with an SLO that finished, by whether it was met.",
+                             .label_key = "met",
+                             .label_value = met});
+  }
+
+  telemetry::Counter& slo_met_;
+  telemetry::Counter& slo_missed_;
+  telemetry::Gauge& running_;
+  telemetry::Gauge& queued_;
+  telemetry::Counter& replayed_;
+  telemetry::Counter& retried_;
+  std::array<telemetry::Counter*, kCodes> ended_{};
+};
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,252 @@
+#include "orchestrator/service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "rpc/status.h"
+#include "rpc/write_queue.h"
+#include "withy/v1/llm_service.grpc.pb.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using grpc::ByteBuffer;
+using grpc::CallbackServerContext;
+
+std::string BearerToken(const CallbackServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find("authorization");
+  if (it == metadata.end()) return "";
+  const absl::string_view value(it->second.data(), it->second.size());
+  constexpr absl::string_view kScheme = "bearer ";
+  if (!absl::StartsWithIgnoreCase(value, kScheme)) return "";
+  return std::string(value.substr(kScheme.size()));
+}
+
+bool OnUnixSocket(const CallbackServerContext& context) {
+  return context.peer().starts_with("unix");
+}
+
+absl::Time DeadlineOf(const CallbackServerContext& context) {
+  const auto deadline = context.deadline();
+  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
+                                                                  : absl::FromChrono(deadline);
+}
+
+template <typename Message>
+absl::Status Parse(const ByteBuffer& bytes, Message* message) {
+  grpc::Slice slice;
+  if (bytes.Length() == 0) return absl::OkStatus();
+  if (!bytes.DumpToSingleSlice(&slice).ok() ||
+      !message->ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the ", message->GetDescriptor()->name(),
+        " cannot be read: a text field is not valid UTF-8, or the message is damaged"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Message>
+ByteBuffer Serialize(const Message& message) {
+  grpc::Slice slice(message.ByteSizeLong());
+  message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
+  return ByteBuffer(&slice, 1);
+}
+
+// Adds the retry hint where the client looks for it, before the call is finished.
+void AddRetryHint(const absl::Status& status, CallbackServerContext* context) {
+  if (const auto retry_ms = rpc::RetryAfterMs(status)) {
+    context->AddTrailingMetadata(rpc::kRetryAfterKey, std::to_string(*retry_ms));
+  }
+}
+
+using v1::LlmService;
+template <typename Base>
+using RawTexts = LlmService::WithRawCallbackMethod_BindApp<
+    LlmService::WithRawCallbackMethod_CreateContext<LlmService::WithRawCallbackMethod_Generate<
+        LlmService::WithRawCallbackMethod_Plan<LlmService::WithRawCallbackMethod_CountTokens<
+            LlmService::WithRawCallbackMethod_GetContext<
+                LlmService::WithRawCallbackMethod_ListContexts<
+                    LlmService::WithRawCallbackMethod_DeleteContext<
+                        LlmService::WithRawCallbackMethod_ListModels<
+                            LlmService::WithRawCallbackMethod_GetStatus<Base>>>>>>>>>>;
+
+class LlmServiceImpl final : public RawTexts<LlmService::Service> {
+ public:
+  LlmServiceImpl(Gateway& gateway, const ServiceThreads& threads, const Clock& clock,
+                 bool bind_app_over_tcp)
+      : gateway_(gateway),
+        threads_(threads),
+        clock_(clock),
+        bind_app_over_tcp_(bind_app_over_tcp) {}
+
+  grpc::ServerUnaryReactor* BindApp(CallbackServerContext* context, const ByteBuffer* request,
+                                    ByteBuffer* response) override {
+    return Open<v1::BindAppRequest>(
+        context, request, response,
+        [this, context](const auto& in,
+                        absl::Time deadline) -> absl::StatusOr<v1::BindAppResponse> {
+          if (!bind_app_over_tcp_ && !OnUnixSocket(*context)) {
+            return absl::PermissionDeniedError(
+                "BindApp is served on the unix socket only: call it on the board itself, or set "
+                "orchestrator.bind_app_over_tcp");
+          }
+          return gateway_.BindApp(in, deadline);
+        });
+  }
+
+  grpc::ServerUnaryReactor* CreateContext(CallbackServerContext* context, const ByteBuffer* request,
+                                          ByteBuffer* response) override {
+    return ForApp(context, request, response, &Gateway::CreateContext);
+  }
+  grpc::ServerUnaryReactor* GetContext(CallbackServerContext* context, const ByteBuffer* request,
+                                       ByteBuffer* response) override {
+    return ForApp(context, request, response, &Gateway::GetContext);
+  }
+  grpc::ServerUnaryReactor* ListContexts(CallbackServerContext* context, const ByteBuffer* request,
+                                         ByteBuffer* response) override {
+    return ForApp(context, request, response, &Gateway::ListContexts);
+  }
+  grpc::ServerUnaryReactor* DeleteContext(CallbackServerContext* context, const ByteBuffer* request,
+                                          ByteBuffer* response) override {
+    return ForApp(context, request, response, &Gateway::DeleteContext);
+  }
+  grpc::ServerUnaryReactor* CountTokens(CallbackServerContext* context, const ByteBuffer* request,
+                                        ByteBuffer* response) override {
+    return ForApp(context, request, response, &Gateway::CountTokens);
+  }
+  grpc::ServerUnaryReactor* Plan(CallbackServerContext* context, const ByteBuffer* request,
+                                 ByteBuffer* response) override {
+    return ForApp(context, request, response, &Gateway::Plan);
+  }
+
+  grpc::ServerUnaryReactor* ListModels(CallbackServerContext* context, const ByteBuffer* request,
+                                       ByteBuffer* response) override {
+    return Open<v1::ListModelsRequest>(
+        context, request, response,
+        [this, context](const auto&,
+                        absl::Time deadline) -> absl::StatusOr<v1::ListModelsResponse> {
+          WITHY_RETURN_IF_ERROR(gateway_.Authenticate(BearerToken(*context), deadline).status());
+          return gateway_.ListModels(deadline);
+        });
+  }
+
+  grpc::ServerUnaryReactor* GetStatus(CallbackServerContext* context, const ByteBuffer* request,
+                                      ByteBuffer* response) override {
+    return Open<v1::GetStatusRequest>(
+        context, request, response,
+        [this, context](const auto&, absl::Time deadline) -> absl::StatusOr<v1::GetStatusResponse> {
+          if (!OnUnixSocket(*context)) {
+            WITHY_RETURN_IF_ERROR(gateway_.Authenticate(BearerToken(*context), deadline).status());
+          }
+          return gateway_.GetStatus(deadline);
+        });
+  }
+
+  grpc::ServerWriteReactor<ByteBuffer>* Generate(CallbackServerContext* context,
+                                                 const ByteBuffer* request) override;
+
+ private:
+  using Queue = rpc::WriteQueue<ByteBuffer>;
+
+  // Runs `work(request, deadline)` on a thread that may block and answers with its result.
+  template <typename Request, typename Work>
+  grpc::ServerUnaryReactor* Open(CallbackServerContext* context, const ByteBuffer* bytes,
+                                 ByteBuffer* response, Work work) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool taken =
+        threads_.shorts.Run([context, bytes, response, reactor, work = std::move(work)] {
+          Request request;
+          absl::Status status = Parse(*bytes, &request);
+          if (status.ok()) {
+            const auto result = work(request, DeadlineOf(*context));
+            status = result.status();
+            if (result.ok()) *response = Serialize(*result);
+          }
+          AddRetryHint(status, context);
+          reactor->Finish(rpc::ToGrpc(status));
+        });
+    if (!taken) {
+      const absl::Status full = rpc::WithRetryAfter(
+          absl::ResourceExhaustedError("too many requests wait: retry after the advised time"),
+          200);
+      AddRetryHint(full, context);
+      reactor->Finish(rpc::ToGrpc(full));
+    }
+    return reactor;
+  }
+
+  // The same for a request of an authenticated app.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* ForApp(
+      CallbackServerContext* context, const ByteBuffer* bytes, ByteBuffer* response,
+      absl::StatusOr<Response> (Gateway::*method)(const std::string&, const Request&, absl::Time)) {
+    return Open<Request>(context, bytes, response,
+                         [this, context, method](const Request& request,
+                                                 absl::Time deadline) -> absl::StatusOr<Response> {
+                           WITHY_ASSIGN_OR_RETURN(
+                               const std::string app_id,
+                               gateway_.Authenticate(BearerToken(*context), deadline));
+                           return (gateway_.*method)(app_id, request, deadline);
+                         });
+  }
+
+  Gateway& gateway_;
+  const ServiceThreads threads_;
+  const Clock& clock_;
+  const bool bind_app_over_tcp_;
+};
+
+grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerContext* context,
+                                                               const ByteBuffer* bytes) {
+  const std::shared_ptr<Queue> queue = Queue::Create();
+  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), BearerToken(*context)};
+  // The context lives until Close() has been sent; everything below happens before.
+  const auto close = [queue, context, this](absl::Status status) {
+    if (absl::IsResourceExhausted(status) && !rpc::RetryAfterMs(status).has_value()) {
+      status = rpc::WithRetryAfter(status, gateway_.RetryAfterMs());
+    }
+    AddRetryHint(status, context);
+    queue->Close(status);
+  };
+  if (const absl::Status admitted = gateway_.Arrive(call.id); !admitted.ok()) {
+    close(admitted);
+    return queue->reactor();
+  }
+  const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
+  queue->OnCancelled([control] { control->Cancel(); });
+  const bool taken = threads_.calls.Run([this, call, bytes, control, queue, close] {
+    v1::GenerateRequest request;
+    absl::Status status = Parse(*bytes, &request);
+    if (status.ok()) {
+      status = gateway_.Generate(call, request, *control, [&](const v1::GenerateResponse& message) {
+        return queue->Push(Serialize(message));
+      });
+    }
+    gateway_.Leave(call.id, status);
+    close(status);
+  });
+  if (!taken) {
+    const absl::Status full =
+        absl::UnavailableError("orchestrator is shutting down: retry when it is back");
+    gateway_.Leave(call.id, full);
+    close(full);
+  }
+  return queue->reactor();
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeLlmService(Gateway& gateway, const ServiceThreads& threads,
+                                              const Clock& clock, bool bind_app_over_tcp) {
+  return std::make_unique<LlmServiceImpl>(gateway, threads, clock, bind_app_over_tcp);
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,26 @@
+// LlmService on the wire: hands every call to the gateway on a thread that may block.
+// Neighbours: gateway.h does the work, server.h starts it. Text that is not valid UTF-8 is refused
+// as INVALID_ARGUMENT here: protobuf's own parser would make it INTERNAL.
+#pragma once
+
+#include <grpcpp/impl/service_type.h>
+
+#include <memory>
+
+#include "base/clock.h"
+#include "orchestrator/executor.h"
+#include "orchestrator/gateway.h"
+
+namespace withy::orchestrator {
+
+struct ServiceThreads {
+  Executor& calls;   // runs Generate: as many threads as calls may be admitted
+  Executor& shorts;  // runs everything else
+};
+
+// `gateway`, `threads` and `clock` must outlive the service, and the server must be shut down
+// before it is destroyed.
+std::unique_ptr<grpc::Service> MakeLlmService(Gateway& gateway, const ServiceThreads& threads,
+                                              const Clock& clock, bool bind_app_over_tcp);
+
+}  // namespace withy::orchestrator

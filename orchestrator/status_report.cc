@@ -1,0 +1,57 @@
+// GetStatus: what all five processes say of themselves, asked at the same time under a short
+// deadline.
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "orchestrator/gateway.h"
+#include "rpc/daemon.h"
+
+namespace withy::orchestrator {
+namespace {
+
+template <typename Response>
+void Fill(const absl::StatusOr<Response>& info, v1::ProcessState* state) {
+  if (info.ok()) {
+    *state->mutable_status() = info->status();
+    state->mutable_status()->set_process(state->process());
+  } else if (state->health() == "serving") {
+    state->set_health("not serving");
+  }
+}
+
+}  // namespace
+
+v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
+  v1::GetStatusResponse response;
+  v1::ProcessState* self = response.add_processes();
+  self->set_process("orchestrator");
+  self->set_health("serving");
+  rpc::FillProcessStatus("orchestrator", self->mutable_status());
+  const CallTable::Counts counts = calls_.counts();
+  self->mutable_status()->set_running_calls(counts.running);
+  self->mutable_status()->set_queued_calls(counts.waiting);
+  self->mutable_status()->set_queue_limit(counts.limit);
+
+  const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
+      {"model_worker",
+       [&](auto* s) { Fill(backends_.WorkerInfo(Lane::kTarget, deadline, false), s); }},
+      {"draft_worker",
+       [&](auto* s) { Fill(backends_.WorkerInfo(Lane::kDraft, deadline, false), s); }},
+      {"context_store", [&](auto* s) { Fill(backends_.StoreInfo(deadline), s); }},
+      {"profiler_agent", [&](auto* s) { Fill(backends_.ProfilerInfo(deadline), s); }},
+  };
+  std::vector<std::thread> threads;
+  for (const auto& [process, ask] : others) {
+    v1::ProcessState* state = response.add_processes();
+    state->set_process(process);
+    threads.emplace_back([this, state, &ask = ask, deadline] {
+      state->set_health(backends_.Health(state->process(), deadline));
+      if (state->health() != "unreachable") ask(state);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return response;
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,55 @@
+// Checks every field of the public requests against the contract's limits, before anything is done
+// for them. Pure; neighbours: service.cc calls it on arrival, decide.h judges whether an SLO can be
+// met.
+//
+// Every error names the field, its value, the limit and what to do. Codes: INVALID_ARGUMENT unless
+// said otherwise.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+inline constexpr size_t kMaxPromptBytes = 1 << 20;
+inline constexpr size_t kMaxSystemPromptBytes = 256 << 10;
+inline constexpr int kMaxMessages = 1024;
+inline constexpr size_t kMaxIdBytes = 64;
+inline constexpr size_t kMaxTitleBytes = 128;
+inline constexpr size_t kMaxPageTokenBytes = 256;
+inline constexpr uint32_t kDefaultMaxTokens = 256;
+inline constexpr int kMaxStopStrings = 16;
+inline constexpr size_t kMaxStopBytes = 256;
+inline constexpr uint32_t kMaxLogprobs = 20;
+inline constexpr uint32_t kMaxPageSize = 1000;
+
+// What a request's limits depend on.
+struct ModelLimits {
+  uint32_t context_length = 0;  // tokens
+  uint32_t vocabulary = 0;
+  std::vector<uint32_t> levels_percent;  // ascending, last is 100
+  bool keeps_contexts = true;            // false: stateless calls only (the draft)
+};
+
+// What can be checked without knowing the model. Also UNIMPLEMENTED: energy SLO, output schema, a
+// fixed prompt level.
+absl::Status ValidateGenerate(const v1::GenerateRequest& request);
+// What depends on the model that will answer; call after ValidateGenerate.
+absl::Status ValidateForModel(const v1::GenerateRequest& request, const ModelLimits& model);
+
+absl::Status ValidatePrompt(const v1::Prompt& prompt);
+absl::Status ValidateBindApp(const v1::BindAppRequest& request);
+absl::Status ValidateCreateContext(const v1::CreateContextRequest& request);
+absl::Status ValidateListContexts(const v1::ListContextsRequest& request);
+absl::Status ValidateContextId(std::string_view context_id);
+
+// Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms, at
+// most U+10FFFF), or std::string_view::npos.
+size_t FindInvalidUtf8(std::string_view text);
+
+}  // namespace withy::orchestrator
