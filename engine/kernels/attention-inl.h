@@ -4,7 +4,7 @@
 // Keys are taken in groups of 16 positions (one block each) and runs of 16 groups. A run yields its
 // own maximum, sum and output; runs are merged in order. Probabilities times V scales go to 8 bits
 // unsigned with a scale for each group, so both products are integer.
-#include <vector>
+#include <cstdlib>
 
 #include "engine/kernels/attention.h"
 
@@ -68,7 +68,7 @@ inline void ScoreGroup(const KvGeometry& g, const std::byte* block, int head, in
     const Query& query = s->query[i];
     I16 acc = SplatI(query.init);
     for (int d = 0; d < g.head_dim; d += 4) acc = DotKv(acc, k + d * kChunkTokens, query.q + d);
-    Store(ToFloat(acc) * k_scale * query.scale, s->scores[i] + group_in_run * kChunkTokens);
+    Store(ToFloat(acc) * k_scale * Splat(query.scale), s->scores[i] + group_in_run * kChunkTokens);
   }
 }
 
@@ -81,9 +81,9 @@ inline void ValueGroup(const KvGeometry& g, const std::byte* block, int head, in
     const uint8_t* p = s->probs[i] + group_in_run * kChunkTokens;
     const float scale = s->prob_scale[i][group_in_run];
     for (int d = 0; d < g.head_dim; d += 16) {
-      I16 acc{};
+      I16 acc = SplatI(0);
       for (int t = 0; t < 4; ++t) acc = DotVp(acc, v + (t * g.head_dim + d) * 4, p + 4 * t);
-      Store(Load(s->run_out[i] + d) + ToFloat(acc) * scale, s->run_out[i] + d);
+      Store(MulAdd(ToFloat(acc), Splat(scale), Load(s->run_out[i] + d)), s->run_out[i] + d);
     }
   }
 }
@@ -105,20 +105,21 @@ inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch*
     m = Max(m, v);
   }
   const float max = MaxLane(m);
-  F16 total{};
+  F16 total = Zero();
   for (int j = 0; j < groups; ++j) {
     const I16 mask = LanesBelow(keys - j * kChunkTokens);
-    const F16 p = Exp(Load(scores + j * kChunkTokens) - max);
-    total += p;
+    const F16 p = Exp(Load(scores + j * kChunkTokens) - Splat(max));
+    total = total + p;
     if (s->density[i] != nullptr) s->density[i][run * kRunGroups + j] = Sum(p);
     const std::byte* block = BlockOf(*query.row, run * kRunGroups + j);
     const F16 v_scale =
         Load(reinterpret_cast<const float*>(block + g.VScaleOffset()) + head * kChunkTokens);
-    const F16 w = Select(mask, p * v_scale, Splat(0.0f));
+    const F16 w = Select(mask, p * v_scale, Zero());
     const float top = MaxLane(w);
     s->prob_scale[i][j] = top * (1.0f / 255.0f);
     const float inverse = top > 1e-35f ? 255.0f / top : 0.0f;
-    StoreBytes(RoundToInt(w * inverse), reinterpret_cast<int8_t*>(s->probs[i] + j * kChunkTokens));
+    StoreBytes(RoundToInt(w * Splat(inverse)),
+               reinterpret_cast<int8_t*>(s->probs[i] + j * kChunkTokens));
   }
   for (int j = groups; j < kRunGroups; ++j) s->prob_scale[i][j] = 0.0f;
   std::memset(s->probs[i] + groups * kChunkTokens, 0,
@@ -128,13 +129,15 @@ inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch*
   return true;
 }
 
+WITHY_INLINE float Exp1(float x) { return Exp(Splat(x)).part[0][0]; }
+
 inline void MergeRun(int head_dim, int run, float run_max, float run_sum, AttentionScratch* s,
                      int i) {
   Query* query = &s->query[i];
   const float* run_out = s->run_out[i];
   const float max = query->max > run_max ? query->max : run_max;
-  const float old_factor = run > 0 ? Exp(Splat(query->max - max))[0] : 0.0f;
-  const float new_factor = Exp(Splat(run_max - max))[0];
+  const float old_factor = run > 0 ? Exp1(query->max - max) : 0.0f;
+  const float new_factor = Exp1(run_max - max);
   if (s->density[i] != nullptr) {
     const int chunks = (query->visible + kChunkTokens - 1) / kChunkTokens;
     for (int c = 0; c < chunks && c < (run + 1) * kRunGroups; ++c) {
@@ -144,7 +147,8 @@ inline void MergeRun(int head_dim, int run, float run_max, float run_sum, Attent
   query->max = max;
   query->sum = query->sum * old_factor + run_sum * new_factor;
   for (int d = 0; d < head_dim; d += 16) {
-    Store(Load(query->out + d) * old_factor + Load(run_out + d) * new_factor, query->out + d);
+    Store(Load(query->out + d) * Splat(old_factor) + Load(run_out + d) * Splat(new_factor),
+          query->out + d);
   }
 }
 
@@ -203,7 +207,7 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
 
 // One KV head of the rows of one item: queries in batches of kAttentionQueries.
 inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, int head,
-                       AttentionScratch* s, std::vector<float>* density) {
+                       AttentionScratch* s, float* density) {
   const KvGeometry& g = args.geometry;
   const int group = args.q_heads / g.kv_heads;
   float* out[kAttentionQueries];
@@ -214,7 +218,7 @@ inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, in
     for (int i = 0; i < n; ++i) {
       const float inverse = 1.0f / s->query[i].sum;
       for (int d = 0; d < g.head_dim; d += 16) {
-        Store(Load(s->query[i].out + d) * inverse, out[i] + d);
+        Store(Load(s->query[i].out + d) * Splat(inverse), out[i] + d);
       }
       if (to[i] == nullptr) continue;
       const int chunks = (s->query[i].visible + kChunkTokens - 1) / kChunkTokens;
@@ -239,8 +243,7 @@ inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, in
       to[n] = row_density;
       s->density[n] = nullptr;
       if (row_density != nullptr) {
-        density->resize(static_cast<size_t>(kAttentionQueries) * args.density_stride);
-        s->density[n] = density->data() + n * args.density_stride;
+        s->density[n] = density + n * args.density_stride;
       }
       if (++n == kAttentionQueries) flush();
     }
@@ -250,13 +253,20 @@ inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, in
 
 inline void Attention(const AttentionArgs& args, int item_begin, int item_end) {
   AttentionScratch scratch;
-  std::vector<float> density;
+  // Not a container: code shared with other targets must not be compiled with this target's
+  // instructions.
+  float* density = nullptr;
+  if (args.density != nullptr) {
+    density = static_cast<float*>(
+        std::malloc(sizeof(float) * kAttentionQueries * static_cast<size_t>(args.density_stride)));
+  }
   const int step = AttentionRowsPerItem(args);
   for (int item = item_begin; item < item_end; ++item) {
     const int begin = item / args.geometry.kv_heads * step;
     const int end = begin + step < args.rows ? begin + step : args.rows;
-    AttendItem(args, begin, end, item % args.geometry.kv_heads, &scratch, &density);
+    AttendItem(args, begin, end, item % args.geometry.kv_heads, &scratch, density);
   }
+  std::free(density);
 }
 
 }  // namespace withy::engine::WITHY_TARGET

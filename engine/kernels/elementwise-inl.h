@@ -6,32 +6,32 @@
 namespace withy::engine::WITHY_TARGET {
 
 inline float MaxAbs(const float* x, int n) {
-  F16 m{};
+  F16 m = Zero();
   for (int i = 0; i < n; i += 16) m = Max(m, Abs(LoadN(x + i, n - i)));
   return MaxLane(m);
 }
 
-// q = round(x * inverse), 16 lanes as bytes.
+// 16 lanes as bytes.
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
-  typedef int8_t B16 __attribute__((vector_size(16)));
-  const B16 bytes = __builtin_convertvector(v, B16);
-  std::memcpy(out, &bytes, sizeof bytes);
+  typedef int8_t Bytes __attribute__((vector_size(kNativeLanes)));
+  WITHY_EACH_PART {
+    const Bytes bytes = __builtin_convertvector(v.part[i], Bytes);
+    std::memcpy(out + i * kNativeLanes, &bytes, sizeof bytes);
+  }
 }
 
 inline void PrepareBlock(const float* x, int n, int row, int block, Activations* out) {
   const F16 lo = LoadN(x, n);
-  const F16 hi = n > 16 ? LoadN(x + 16, n - 16) : F16{};
+  const F16 hi = n > 16 ? LoadN(x + 16, n - 16) : Zero();
   const float max = MaxLane(Max(Abs(lo), Abs(hi)));
   const float scale = max / 127.0f;
   const float inverse = max > 1e-30f ? 127.0f / max : 0.0f;
-  const I16 a = RoundToInt(lo * inverse);
-  const I16 b = RoundToInt(hi * inverse);
+  const I16 a = RoundToInt(lo * Splat(inverse));
+  const I16 b = RoundToInt(hi * Splat(inverse));
   int8_t* quants = out->quants(row) + block * kQuantBlock;
   StoreBytes(a, quants);
   StoreBytes(b, quants + 16);
-  const I16 both = a + b;
-  int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) sum += both[i];
+  const int32_t sum = SumInt(a + b);
   out->scales(row)[block] = scale;
   out->init8(row)[block] = kInitBias - 128 * sum;
   out->init4(row)[block] = kInitBias - 8 * sum;
@@ -48,7 +48,7 @@ inline void Prepare(const float* x, ptrdiff_t stride, int row_begin, int row_end
         PrepareBlock(in + (col - col_begin), n, row, col / kQuantBlock, out);
       if ((out->forms() & kActF32) != 0) {
         Store(LoadN(in + (col - col_begin), n), out->floats(row) + col);
-        Store(n > 16 ? LoadN(in + (col - col_begin) + 16, n - 16) : F16{},
+        Store(n > 16 ? LoadN(in + (col - col_begin) + 16, n - 16) : Zero(),
               out->floats(row) + col + 16);
       }
     }
@@ -59,7 +59,7 @@ inline void Prepare(const float* x, ptrdiff_t stride, int row_begin, int row_end
 inline float QuantizeHead(const float* x, int n, int8_t* q) {
   const float max = MaxAbs(x, n);
   const float inverse = max > 1e-30f ? 127.0f / max : 0.0f;
-  for (int i = 0; i < n; i += 16) StoreBytes(RoundToInt(Load(x + i) * inverse), q + i);
+  for (int i = 0; i < n; i += 16) StoreBytes(RoundToInt(Load(x + i) * Splat(inverse)), q + i);
   return max / 127.0f;
 }
 
@@ -86,14 +86,14 @@ inline void WriteKv(const KvGeometry& g, const float* k, const float* v, std::by
 }
 
 inline void RmsNorm(const float* x, const float* weight, float eps, int n, float* out) {
-  F16 squares{};
+  F16 squares = Zero();
   for (int i = 0; i < n; i += 16) {
     const F16 v = LoadN(x + i, n - i);
-    squares += v * v;
+    squares = MulAdd(v, v, squares);
   }
   const float scale = 1.0f / std::sqrt(Sum(squares) / static_cast<float>(n) + eps);
   for (int i = 0; i < n; i += 16) {
-    StoreN(LoadN(x + i, n - i) * scale * LoadN(weight + i, n - i), out + i, n - i);
+    StoreN(LoadN(x + i, n - i) * Splat(scale) * LoadN(weight + i, n - i), out + i, n - i);
   }
 }
 
@@ -119,8 +119,8 @@ inline void SwiGlu(const float* gate, const float* up, int n, float* out) {
   for (int i = 0; i < n; i += 16) {
     const F16 g = LoadN(gate + i, n - i);
     // silu(g) = g / (1 + e^-g), with the exponential taken of -|g| so that it cannot overflow.
-    const F16 e = Exp(-Abs(g));
-    const F16 sigmoid = Select(g < Splat(0.0f), e, Splat(1.0f)) / (e + 1.0f);
+    const F16 e = Exp(Negate(Abs(g)));
+    const F16 sigmoid = Select(AtLeast(g, Zero()), Splat(1.0f), e) / (e + Splat(1.0f));
     StoreN(g * sigmoid * LoadN(up + i, n - i), out + i, n - i);
   }
 }
@@ -133,18 +133,18 @@ inline void Softmax(const float* x, int n, float inv_temperature, float* out) {
   const F16 lowest = Splat(-3.0e38f);
   F16 m = lowest;
   for (int i = 0; i < n; i += 16) {
-    m = Max(m, Select(LanesBelow(n - i), LoadN(x + i, n - i) * inv_temperature, lowest));
+    m = Max(m, Select(LanesBelow(n - i), LoadN(x + i, n - i) * Splat(inv_temperature), lowest));
   }
   const float max = MaxLane(m);
-  F16 total{};
+  F16 total = Zero();
   for (int i = 0; i < n; i += 16) {
-    F16 e = Exp(LoadN(x + i, n - i) * inv_temperature - max);
-    e = Select(LanesBelow(n - i), e, Splat(0.0f));
-    total += e;
+    F16 e = Exp(LoadN(x + i, n - i) * Splat(inv_temperature) - Splat(max));
+    e = Select(LanesBelow(n - i), e, Zero());
+    total = total + e;
     StoreN(e, out + i, n - i);
   }
   const float inverse = 1.0f / Sum(total);
-  for (int i = 0; i < n; i += 16) StoreN(LoadN(out + i, n - i) * inverse, out + i, n - i);
+  for (int i = 0; i < n; i += 16) StoreN(LoadN(out + i, n - i) * Splat(inverse), out + i, n - i);
 }
 
 }  // namespace withy::engine::WITHY_TARGET

@@ -1,8 +1,16 @@
 // The portable kernels: plain C++, right on every machine, the fallback and the slow end of the
 // tests.
-#include <vector>
 
 #define WITHY_TARGET portable
+#define WITHY_INLINE inline __attribute__((always_inline))
+
+namespace withy::engine::portable {
+
+typedef float NativeF __attribute__((vector_size(16)));
+WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) { return a * b + c; }
+
+}  // namespace withy::engine::portable
+
 // clang-format off
 #include "engine/kernels/vec-inl.h"
 // clang-format on
@@ -20,10 +28,15 @@ struct Bytes64 {
   uint8_t byte[64];
 };
 
-WITHY_INLINE F16 LoadF16Lanes(const uint16_t* p) {
-  F16 v{};
+WITHY_INLINE F16 LoadHalves(const uint16_t* p) {
+  float v[16];
   for (int i = 0; i < 16; ++i) v[i] = F16ToF32(p[i]);
-  return v;
+  return Load(v);
+}
+WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
+  float v[16];
+  for (int i = 0; i < 16; ++i) v[i] = Bf16ToF32(p[i]);
+  return Load(v);
 }
 
 WITHY_INLINE Bytes64 LoadQ8(const uint8_t* p) {
@@ -41,10 +54,13 @@ WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
 
 template <typename W, typename A>
 WITHY_INLINE I16 DotAny(I16 acc, const W* w, const A* a) {
+  int32_t sum[16];
+  std::memcpy(sum, &acc, sizeof sum);
   for (int lane = 0; lane < 16; ++lane) {
-    acc[lane] += w[4 * lane] * a[0] + w[4 * lane + 1] * a[1] + w[4 * lane + 2] * a[2] +
+    sum[lane] += w[4 * lane] * a[0] + w[4 * lane + 1] * a[1] + w[4 * lane + 2] * a[2] +
                  w[4 * lane + 3] * a[3];
   }
+  std::memcpy(&acc, sum, sizeof sum);
   return acc;
 }
 WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
@@ -59,6 +75,7 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) { return DotA
 }  // namespace withy::engine::portable
 
 // clang-format off
+#include "engine/kernels/quant_strip-inl.h"
 #include "engine/kernels/elementwise-inl.h"
 #include "engine/kernels/matmul-inl.h"
 #include "engine/kernels/attention-inl.h"

@@ -1,114 +1,76 @@
-// The matrix product in terms of a target's dot primitive. Included by kernels_*.cc after vec-inl.h
-// and the primitives:
-//   Bytes64, LoadQ8(p), LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a), DotQ4(acc, w, a), kInitBias,
-//   kQ8Signed, kFloatRows.
-// One output of one row is always the same chain: y = y + x_scale * (w_scale * sum of 32 products),
-// block after block; so neither the number of rows nor the cutting into panels and tiles changes a
-// bit.
+// The matrix product: walks panels, tiles and rows of different extents. Included by kernels_*.cc
+// after vec-inl.h and QuantStrip (the inner kernel of quantised weights: quant_strip-inl.h, or the
+// target's own). One output of one row is always the same chain, y = y + x_scale * (w_scale * sum
+// of 32 products) block after block, so neither the number of rows nor the cutting into strips,
+// panels and tiles changes a bit.
 #include "engine/kernels/matmul.h"
+#include "engine/kernels/strip.h"
 
 namespace withy::engine::WITHY_TARGET {
 
 template <WeightType kType>
-WITHY_INLINE void LoadBlock(const std::byte* quants, Bytes64* w) {
-  const uint8_t* p = reinterpret_cast<const uint8_t*>(quants);
-  if constexpr (kType == WeightType::kQ8) {
-    for (int j = 0; j < 8; ++j) w[j] = LoadQ8(p + 64 * j);
-  } else {
-    for (int j = 0; j < 4; ++j) LoadNibbles(p + 64 * j, &w[j], &w[j + 4]);
-  }
-}
-
-// Adds blocks [0, blocks) of one (panel, tile) to T rows of y.
-template <WeightType kType, int T>
-inline void QuantTile(const std::byte* tile, int blocks, const Activations& x, int row,
-                      int first_block, float* y, ptrdiff_t stride, bool add) {
-  const size_t meta = (static_cast<size_t>(blocks) * 32 + 63) / 64 * 64;
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile);
-  const uint16_t* mins = reinterpret_cast<const uint16_t*>(tile + meta);
-  const std::byte* quants = tile + (kType == WeightType::kQ4M ? 2 * meta : meta);
-  constexpr int kBytes = kType == WeightType::kQ8 ? 512 : 256;
-  F16 acc[T];
-  for (int t = 0; t < T; ++t) acc[t] = add ? Load(y + t * stride) : F16{};
-  for (int b = 0; b < blocks; ++b) {
-    Bytes64 w[8];
-    LoadBlock<kType>(quants + static_cast<size_t>(b) * kBytes, w);
-    const F16 w_scale = LoadF16Lanes(scales + b * 16);
-    F16 w_min{};
-    if constexpr (kType == WeightType::kQ4M) w_min = LoadF16Lanes(mins + b * 16);
-    const int block = first_block + b;
-    for (int t = 0; t < T; ++t) {
-      const int8_t* a = x.quants(row + t) + block * kQuantBlock;
-      I16 sum{};
-      if constexpr (kType == WeightType::kQ8) {
-        if constexpr (!kQ8Signed) sum = SplatI(x.init8(row + t)[block] - kInitBias);
-        for (int j = 0; j < 8; ++j) sum = DotQ8(sum, w[j], a + 4 * j);
-      } else {
-        if constexpr (kType == WeightType::kQ4) {
-          sum = SplatI(x.init4(row + t)[block] - kInitBias);
-        }
-        for (int j = 0; j < 8; ++j) sum = DotQ4(sum, w[j], a + 4 * j);
-      }
-      acc[t] += (ToFloat(sum) * w_scale) * x.scales(row + t)[block];
-      if constexpr (kType == WeightType::kQ4M) acc[t] += w_min * x.sums(row + t)[block];
-    }
-  }
-  for (int t = 0; t < T; ++t) Store(acc[t], y + t * stride);
-}
-
-template <WeightType kType>
 WITHY_INLINE F16 LoadWeights(const std::byte* p) {
   if constexpr (kType == WeightType::kF32) return Load(reinterpret_cast<const float*>(p));
-  if constexpr (kType == WeightType::kF16) {
-    return LoadF16Lanes(reinterpret_cast<const uint16_t*>(p));
-  }
-  return LoadBf16Lanes(reinterpret_cast<const uint16_t*>(p));
+  const uint16_t* half = reinterpret_cast<const uint16_t*>(p);
+  if constexpr (kType == WeightType::kF16) return LoadHalves(half);
+  return LoadBf16(half);
 }
 
-// The same for float weights: four interleaved sums a 32-block, folded in one order.
+// Float weights: four interleaved sums a 32-block, folded in one order.
 template <WeightType kType, int T>
-inline void FloatTile(const std::byte* tile, int blocks, const Activations& x, int row,
-                      int first_block, float* y, ptrdiff_t stride, bool add) {
-  constexpr int kBytes = kType == WeightType::kF32 ? 64 : 32;
+inline void FloatTile(const std::byte* tile, const Strip& strip, const StripRows& rows, int first) {
+  constexpr size_t kBytes = kType == WeightType::kF32 ? 64 : 32;
   F16 acc[T];
-  for (int t = 0; t < T; ++t) acc[t] = add ? Load(y + t * stride) : F16{};
-  for (int b = 0; b < blocks; ++b) {
-    F16 part[T][4] = {};
-    const std::byte* p = tile + static_cast<size_t>(b) * kQuantBlock * kBytes;
-    for (int i = 0; i < kQuantBlock; i += 4) {
-      for (int j = 0; j < 4; ++j) {
-        const F16 w = LoadWeights<kType>(p + (i + j) * kBytes);
-        for (int t = 0; t < T; ++t) {
-          part[t][j] += w * x.floats(row + t)[(first_block + b) * kQuantBlock + i + j];
-        }
+  const float* x[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    const float* y = rows.y + (first + t) * rows.y_stride;
+    acc[t] = rows.add ? Load(y) : Zero();
+    x[t] = rows.x->floats(rows.row + first + t) + strip.x_block * kQuantBlock;
+  }
+  const std::byte* p = tile + static_cast<size_t>(strip.begin) * kQuantBlock * kBytes;
+  for (int b = strip.begin; b < strip.end; ++b) {
+    F16 part[T][4];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) part[t][0] = part[t][1] = part[t][2] = part[t][3] = Zero();
+    for (int k = 0; k < kQuantBlock; k += 4, p += 4 * kBytes) {
+#pragma GCC unroll 4
+      for (size_t j = 0; j < 4; ++j) {
+        const F16 w = LoadWeights<kType>(p + j * kBytes);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) part[t][j] = MulAdd(w, Splat(x[t][j]), part[t][j]);
       }
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) x[t] += 4;
     }
-    for (int t = 0; t < T; ++t) acc[t] += (part[t][0] + part[t][1]) + (part[t][2] + part[t][3]);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      acc[t] = acc[t] + ((part[t][0] + part[t][1]) + (part[t][2] + part[t][3]));
+    }
   }
-  for (int t = 0; t < T; ++t) Store(acc[t], y + t * stride);
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) Store(acc[t], rows.y + (first + t) * rows.y_stride);
 }
 
-template <WeightType kType, int T>
-WITHY_INLINE void AnyTile(const std::byte* tile, int blocks, const Activations& x, int row,
-                          int first_block, float* y, ptrdiff_t stride, bool add) {
-  if constexpr (IsQuantized(kType)) {
-    QuantTile<kType, T>(tile, blocks, x, row, first_block, y, stride, add);
-  } else {
-    FloatTile<kType, T>(tile, blocks, x, row, first_block, y, stride, add);
-  }
-}
-
-// All `rows` rows of one (panel, tile); y points at the tile's first output of the first row.
 template <WeightType kType>
-inline void TileRows(const std::byte* tile, int blocks, const Activations& x, int row, int rows,
-                     int first_block, float* y, ptrdiff_t stride, bool add) {
-  constexpr int T = IsQuantized(kType) ? kQuantRows : kFloatRows;
-  int r = 0;
-  for (; r + T <= rows; r += T) {
-    AnyTile<kType, T>(tile, blocks, x, row + r, first_block, y + r * stride, stride, add);
+inline void FloatStrip(const Strip& strip, StripRows rows) {
+  for (int n = 0; n < strip.tiles; ++n) {
+    const std::byte* tile = strip.tile + static_cast<size_t>(n) * strip.tile_bytes;
+    int r = 0;
+    for (; r + kFloatRows <= rows.rows; r += kFloatRows) {
+      FloatTile<kType, kFloatRows>(tile, strip, rows, r);
+    }
+    for (; r < rows.rows; ++r) FloatTile<kType, 1>(tile, strip, rows, r);
+    rows.y += kTileRows;
   }
-  for (; r < rows; ++r) {
-    AnyTile<kType, 1>(tile, blocks, x, row + r, first_block, y + r * stride, stride, add);
+}
+
+template <WeightType kType>
+inline void AnyStrip(const Strip& strip, const StripRows& rows) {
+  if constexpr (IsQuantized(kType)) {
+    QuantStrip<kType>(strip, rows);
+  } else {
+    FloatStrip<kType>(strip, rows);
   }
 }
 
@@ -119,46 +81,69 @@ inline int RowsBeyond(const int* extent, int rows, int limit) {
   return rows;
 }
 
-// Outputs [begin, begin + n) of a partial tile: through a buffer, because a row's y ends at its
-// extent.
+// Rows that end within the tile starting at output `out`: through a buffer, because a row's y ends
+// at its extent.
 template <WeightType kType>
-inline void PartialTile(const MatMulArgs& args, const std::byte* tile, int blocks, int first_block,
-                        int rows, int out_begin, bool add) {
-  for (int r = 0; r < rows; ++r) {
-    int n = args.n_out_extent != nullptr ? args.n_out_extent[r] : args.w.n_out;
-    n = n - out_begin < kTileRows ? n - out_begin : kTileRows;
-    float* y = args.y + r * args.y_stride + out_begin;
+inline void RaggedRows(const MatMulArgs& args, const Strip& strip, int begin, int end, int out,
+                       bool add) {
+  for (int r = begin; r < end; ++r) {
+    int n = (args.n_out_extent != nullptr ? args.n_out_extent[r] : args.w.n_out) - out;
+    if (n > kTileRows) n = kTileRows;
+    float* y = args.y + r * args.y_stride + out;
     alignas(64) float buffer[kTileRows] = {};
-    for (int i = 0; i < n; ++i) buffer[i] = add ? y[i] : 0.0f;
-    AnyTile<kType, 1>(tile, blocks, *args.x, args.x_row + r, first_block, buffer, kTileRows, add);
+    for (int i = 0; add && i < n; ++i) buffer[i] = y[i];
+    AnyStrip<kType>(strip, {args.x, args.x_row + r, 1, buffer, kTileRows, add});
     for (int i = 0; i < n; ++i) y[i] = buffer[i];
   }
+}
+
+// Tiles [tile_begin, tile_end) over blocks [begin, end) of one panel.
+template <WeightType kType>
+inline void PanelPart(const MatMulArgs& args, int tile_begin, int tile_end, int panel, int begin,
+                      int end) {
+  const PackedMatrix& w = args.w;
+  const int panel_begin = w.panel_begin(panel);
+  const int inputs = w.panel_end(panel) - panel_begin;
+  const bool add = args.accumulate || panel > 0 || begin > 0;
+  const int reach = RowsBeyond(args.n_in_extent, args.rows, panel_begin);
+  Strip strip;
+  strip.tile_bytes = TileBytes(w.type, inputs);
+  strip.tile_blocks = inputs / kQuantBlock;
+  strip.begin = begin;
+  strip.end = end;
+  strip.x_block = panel_begin / kQuantBlock + begin;
+  for (int tile = tile_begin; tile < tile_end; tile += strip.tiles) {
+    const int out = tile * kTileRows;
+    const int rows = RowsBeyond(args.n_out_extent, reach, out);
+    if (rows == 0) return;
+    // Rows that fill this tile, and the next one too.
+    const auto filling = [&](int limit) {
+      return limit <= w.n_out ? RowsBeyond(args.n_out_extent, rows, limit - 1) : 0;
+    };
+    const int whole = filling(out + kTileRows);
+    strip.tile = w.data + TileOffset(w, panel, tile);
+    const bool pair = tile + 1 < tile_end && filling(out + 2 * kTileRows) == rows;
+    strip.tiles = pair ? 2 : 1;
+    AnyStrip<kType>(strip, {args.x, args.x_row, whole, args.y + out, args.y_stride, add});
+    if (whole < rows) RaggedRows<kType>(args, strip, whole, rows, out, add);
+  }
+}
+
+// Blocks of 32 inputs that many rows take at once, so that the activations of a strip stay in the
+// second-level cache while the tiles pass.
+inline int BlocksAtOnce(const MatMulArgs& args, int panel_blocks) {
+  const int fit = (512 << 10) / kQuantBlock / (args.rows > 0 ? args.rows : 1);
+  return fit >= panel_blocks ? panel_blocks : fit < 8 ? 8 : fit / 8 * 8;
 }
 
 template <WeightType kType>
 inline void MatMulTyped(const MatMulArgs& args, int tile_begin, int tile_end) {
   for (int panel = 0; panel < args.w.panels(); ++panel) {
-    const int begin = args.w.panel_begin(panel);
-    const int blocks = (args.w.panel_end(panel) - begin) / kQuantBlock;
-    const int reach = RowsBeyond(args.n_in_extent, args.rows, begin);
-    const bool add = args.accumulate || panel > 0;
-    for (int tile = tile_begin; tile < tile_end; ++tile) {
-      const int out = tile * kTileRows;
-      const int rows = RowsBeyond(args.n_out_extent, reach, out);
-      if (rows == 0) break;
-      const std::byte* data = args.w.data + TileOffset(args.w, panel, tile);
-      int whole = out + kTileRows <= args.w.n_out
-                      ? RowsBeyond(args.n_out_extent, rows, out + kTileRows - 1)
-                      : 0;
-      TileRows<kType>(data, blocks, *args.x, args.x_row, whole, begin / kQuantBlock, args.y + out,
-                      args.y_stride, add);
-      if (whole < rows) {
-        MatMulArgs rest = args;
-        rest.x_row += whole;
-        rest.y += whole * args.y_stride;
-        if (rest.n_out_extent != nullptr) rest.n_out_extent += whole;
-        PartialTile<kType>(rest, data, blocks, begin / kQuantBlock, rows - whole, out, add);
-      }
+    const int blocks = (args.w.panel_end(panel) - args.w.panel_begin(panel)) / kQuantBlock;
+    const int step = BlocksAtOnce(args, blocks);
+    for (int begin = 0; begin < blocks; begin += step) {
+      const int end = begin + step < blocks ? begin + step : blocks;
+      PanelPart<kType>(args, tile_begin, tile_end, panel, begin, end);
     }
   }
 }

@@ -1,6 +1,7 @@
-// Vectors of 16 lanes as compiler vector extensions, compiled once for each target with that
-// target's flags. Included by kernels_*.cc only, which define WITHY_TARGET to the target's
-// namespace; dot-product primitives stay in those files.
+// Vectors of 16 lanes over a target's native vectors, compiled once for each target with that
+// target's flags. Included only by kernels_*.cc, which define WITHY_TARGET (the target's namespace)
+// and, in it, NativeF (its vector of floats) and NativeMulAdd. Dot-product primitives stay in those
+// files.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +11,32 @@
 
 namespace withy::engine::WITHY_TARGET {
 
-#define WITHY_INLINE inline __attribute__((always_inline))
+typedef int32_t NativeI __attribute__((vector_size(sizeof(NativeF))));
+inline constexpr int kNativeLanes = sizeof(NativeF) / sizeof(float);
+inline constexpr int kParts = kTileRows / kNativeLanes;
 
-typedef float F16 __attribute__((vector_size(64)));
-typedef int32_t I16 __attribute__((vector_size(64)));
-typedef uint32_t U16 __attribute__((vector_size(64)));
+struct F16 {
+  NativeF part[kParts];
+};
+struct I16 {
+  NativeI part[kParts];
+};
+
+#define WITHY_EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+#define WITHY_OPERATOR(Type, op)                        \
+  WITHY_INLINE Type operator op(Type a, Type b) {       \
+    WITHY_EACH_PART a.part[i] = a.part[i] op b.part[i]; \
+    return a;                                           \
+  }
+WITHY_OPERATOR(F16, +)
+WITHY_OPERATOR(F16, -)
+WITHY_OPERATOR(F16, *)
+WITHY_OPERATOR(F16, /)
+WITHY_OPERATOR(I16, +)
+WITHY_OPERATOR(I16, -)
+WITHY_OPERATOR(I16, &)
+WITHY_OPERATOR(I16, |)
+#undef WITHY_OPERATOR
 
 WITHY_INLINE F16 Load(const float* p) {
   F16 v;
@@ -22,82 +44,132 @@ WITHY_INLINE F16 Load(const float* p) {
   return v;
 }
 WITHY_INLINE void Store(F16 v, float* p) { std::memcpy(p, &v, sizeof v); }
-WITHY_INLINE F16 Splat(float x) { return F16{} + x; }
-WITHY_INLINE I16 SplatI(int32_t x) { return I16{} + x; }
-WITHY_INLINE F16 ToFloat(I16 v) { return __builtin_convertvector(v, F16); }
+WITHY_INLINE F16 Zero() {
+  F16 v;
+  WITHY_EACH_PART v.part[i] = NativeF{};
+  return v;
+}
+WITHY_INLINE F16 Splat(float x) {
+  F16 v;
+  WITHY_EACH_PART v.part[i] = NativeF{} + x;
+  return v;
+}
+WITHY_INLINE I16 SplatI(int32_t x) {
+  I16 v;
+  WITHY_EACH_PART v.part[i] = NativeI{} + x;
+  return v;
+}
+// a * b + c, fused where the target has it.
+WITHY_INLINE F16 MulAdd(F16 a, F16 b, F16 c) {
+  WITHY_EACH_PART c.part[i] = NativeMulAdd(a.part[i], b.part[i], c.part[i]);
+  return c;
+}
+WITHY_INLINE F16 ToFloat(I16 v) {
+  F16 f;
+  WITHY_EACH_PART f.part[i] = __builtin_convertvector(v.part[i], NativeF);
+  return f;
+}
+WITHY_INLINE I16 AsInt(F16 v) {
+  I16 n;
+  WITHY_EACH_PART n.part[i] = (NativeI)v.part[i];
+  return n;
+}
+WITHY_INLINE F16 AsFloat(I16 v) {
+  F16 f;
+  WITHY_EACH_PART f.part[i] = (NativeF)v.part[i];
+  return f;
+}
+WITHY_INLINE F16 Max(F16 a, F16 b) {
+  WITHY_EACH_PART a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return a;
+}
+WITHY_INLINE F16 Abs(F16 a) { return AsFloat(AsInt(a) & SplatI(0x7fffffff)); }
+WITHY_INLINE F16 Negate(F16 a) { return Zero() - a; }
 
-// The first n (0..16) floats at p, other lanes zero.
+// Masks are all ones where true.
+WITHY_INLINE I16 AtLeast(F16 a, F16 b) {
+  I16 m;
+  WITHY_EACH_PART m.part[i] = a.part[i] >= b.part[i];
+  return m;
+}
+WITHY_INLINE I16 LanesBelow(int n) {
+  alignas(64) static constexpr int32_t kIndex[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                     8, 9, 10, 11, 12, 13, 14, 15};
+  I16 index;
+  std::memcpy(&index, kIndex, sizeof index);
+  WITHY_EACH_PART index.part[i] = index.part[i] < n;
+  return index;
+}
+WITHY_INLINE F16 Select(I16 mask, F16 a, F16 b) {
+  WITHY_EACH_PART a.part[i] = mask.part[i] ? a.part[i] : b.part[i];
+  return a;
+}
+
+// The first n (0..16) floats at p, other lanes zero; reads nothing beyond them.
 WITHY_INLINE F16 LoadN(const float* p, int n) {
   if (n >= 16) return Load(p);
-  F16 v{};
-  std::memcpy(&v, p, sizeof(float) * static_cast<size_t>(n));
+  F16 v = Zero();
+  std::memcpy(&v, p, sizeof(float) * static_cast<size_t>(n > 0 ? n : 0));
   return v;
 }
 WITHY_INLINE void StoreN(F16 v, float* p, int n) {
   if (n >= 16) return Store(v, p);
-  std::memcpy(p, &v, sizeof(float) * static_cast<size_t>(n));
-}
-
-// a where the mask is set (all ones), else b.
-WITHY_INLINE F16 Select(I16 mask, F16 a, F16 b) {
-  return (F16)((mask & (I16)a) | (~mask & (I16)b));
-}
-WITHY_INLINE F16 Max(F16 a, F16 b) { return Select(a > b, a, b); }
-WITHY_INLINE F16 Abs(F16 a) { return (F16)((I16)a & 0x7fffffff); }
-WITHY_INLINE I16 LanesBelow(int n) {
-  const I16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return index < SplatI(n);
+  std::memcpy(p, &v, sizeof(float) * static_cast<size_t>(n > 0 ? n : 0));
 }
 
 // Horizontal reductions in one fixed order: halves folded onto each other.
 WITHY_INLINE float Sum(F16 v) {
-  float a[16];
-  std::memcpy(a, &v, sizeof a);
+  alignas(64) float a[16];
+  Store(v, a);
   float b[4];
   for (int i = 0; i < 4; ++i) b[i] = (a[i] + a[i + 8]) + (a[i + 4] + a[i + 12]);
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 WITHY_INLINE float MaxLane(F16 v) {
-  float a[16];
+  alignas(64) float a[16];
+  Store(v, a);
+  float b[4];
+  for (int i = 0; i < 4; ++i) {
+    const float x = a[i] > a[i + 8] ? a[i] : a[i + 8];
+    const float y = a[i + 4] > a[i + 12] ? a[i + 4] : a[i + 12];
+    b[i] = x > y ? x : y;
+  }
+  const float x = b[0] > b[2] ? b[0] : b[2];
+  const float y = b[1] > b[3] ? b[1] : b[3];
+  return x > y ? x : y;
+}
+WITHY_INLINE int32_t SumInt(I16 v) {
+  alignas(64) int32_t a[16];
   std::memcpy(a, &v, sizeof a);
-  for (int i = 0; i < 8; ++i) a[i] = a[i] > a[i + 8] ? a[i] : a[i + 8];
-  for (int i = 0; i < 4; ++i) a[i] = a[i] > a[i + 4] ? a[i] : a[i + 4];
-  for (int i = 0; i < 2; ++i) a[i] = a[i] > a[i + 2] ? a[i] : a[i + 2];
-  return a[0] > a[1] ? a[0] : a[1];
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += a[i];
+  return sum;
 }
 
-// Nearest integer (ties to even) of |x| < 2^22, as int lanes.
+// Nearest integer (ties to even) of |x| < 2^22.
 WITHY_INLINE I16 RoundToInt(F16 x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23
-  return (I16)(x + magic) - static_cast<int32_t>(0x4b400000);
+  return AsInt(x + Splat(12582912.0f)) - SplatI(0x4b400000);  // 1.5 * 2^23
 }
 
-// e^x, relative error below 2e-7; exactly 1 at 0, exactly 0 below -87; x is at most 88. Lanes of
-// -infinity give 0.
+// e^x for x <= 88, relative error below 3e-7; exactly 1 at 0, exactly 0 below -87 (and at
+// -infinity).
 WITHY_INLINE F16 Exp(F16 x) {
-  const I16 live = x >= Splat(-87.0f);
-  const F16 y = Select(live, x, Splat(0.0f));
-  const I16 n = RoundToInt(y * 1.44269504088896341f);
-  const F16 nf = ToFloat(n);
-  const F16 r = (y - nf * 0.693359375f) + nf * 2.12194440e-4f;
+  const I16 live = AtLeast(x, Splat(-87.0f));
+  const F16 y = Select(live, x, Zero());
+  const F16 shifted = MulAdd(y, Splat(1.44269504088896341f), Splat(12582912.0f));
+  const F16 n = shifted - Splat(12582912.0f);
+  F16 r = MulAdd(n, Splat(-0.693359375f), y);
+  r = MulAdd(n, Splat(2.12194440e-4f), r);
   F16 p = Splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * r) * r + r + 1.0f;
-  const F16 scaled = p * (F16)((n + 127) << 23);
-  return Select(live, scaled, Splat(0.0f));
-}
-
-// 16 halves at p as floats.
-WITHY_INLINE F16 LoadF16Lanes(const uint16_t* p);
-
-WITHY_INLINE F16 LoadBf16Lanes(const uint16_t* p) {
-  U16 v;
-  for (int i = 0; i < 16; ++i) v[i] = static_cast<uint32_t>(p[i]) << 16;
-  return (F16)v;
+  p = MulAdd(p, r, Splat(1.3981999507e-3f));
+  p = MulAdd(p, r, Splat(8.3334519073e-3f));
+  p = MulAdd(p, r, Splat(4.1665795894e-2f));
+  p = MulAdd(p, r, Splat(1.6666665459e-1f));
+  p = MulAdd(p, r, Splat(5.0000001201e-1f));
+  p = MulAdd(p * r, r, r) + Splat(1.0f);
+  I16 power = AsInt(shifted);  // low bits hold n
+  WITHY_EACH_PART power.part[i] <<= 23;
+  return Select(live, AsFloat(AsInt(p) + power), Zero());
 }
 
 }  // namespace withy::engine::WITHY_TARGET

@@ -1,0 +1,260 @@
+// Kernels for AVX-512 with VNNI. The integer inner loops are written for it: a strip of two tiles
+// times up to six rows is twelve independent dpbusd chains, with weights as the unsigned and
+// activations as the signed operand. Compiled with AVX-512 flags; nothing here runs before
+// Avx512VnniKernels() has asked the CPU.
+#include <immintrin.h>
+
+#define WITHY_TARGET avx512
+#define WITHY_INLINE inline __attribute__((always_inline))
+
+namespace withy::engine::avx512 {
+
+typedef float NativeF __attribute__((vector_size(64)));
+WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+
+}  // namespace withy::engine::avx512
+
+// clang-format off
+#include "engine/kernels/vec-inl.h"
+// clang-format on
+#include "engine/kernels/kernels.h"
+#include "engine/kernels/strip.h"
+#include "engine/kernels/targets.h"
+
+namespace withy::engine::avx512 {
+
+// An integer accumulator that starts at the bits of 1.5 * 2^23 is, read as a float, 1.5 * 2^23 plus
+// its sum (|sum| < 2^22): no conversion.
+inline constexpr int32_t kInitBias = 0x4b400000;
+inline constexpr float kFloatBias = 12582912.0f;
+inline constexpr int kFloatRows = 4;
+
+WITHY_INLINE F16 Wrap(__m512 v) { return F16{{v}}; }
+WITHY_INLINE F16 LoadHalves(const uint16_t* p) {
+  return Wrap(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return Wrap(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
+}
+// Four bytes in every lane.
+WITHY_INLINE __m512i Quad(const void* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, sizeof quad);
+  return _mm512_set1_epi32(quad);
+}
+WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
+  return I16{{(NativeI)_mm512_dpbusd_epi32((__m512i)acc.part[0], _mm512_loadu_si512(k), Quad(q))}};
+}
+WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
+  return I16{{(NativeI)_mm512_dpbusd_epi32((__m512i)acc.part[0], Quad(p), _mm512_loadu_si512(v))}};
+}
+
+// Where the parts of one tile of a strip lie.
+template <WeightType kType>
+struct Tile {
+  const uint16_t* scales;
+  const uint16_t* mins;
+  const uint8_t* quants;
+
+  WITHY_INLINE void Set(const Strip& strip, int n) {
+    const std::byte* tile = strip.tile + static_cast<size_t>(n) * strip.tile_bytes;
+    const size_t meta = (static_cast<size_t>(strip.tile_blocks) * 32 + 63) / 64 * 64;
+    scales = reinterpret_cast<const uint16_t*>(tile) + strip.begin * kTileRows;
+    mins = reinterpret_cast<const uint16_t*>(tile + meta) + strip.begin * kTileRows;
+    quants =
+        reinterpret_cast<const uint8_t*>(tile + (kType == WeightType::kQ4M ? 2 * meta : meta)) +
+        static_cast<size_t>(strip.begin) * (kType == WeightType::kQ8 ? 512 : 256);
+  }
+};
+
+// Multiplies `blocks` blocks of N tiles by T rows starting at row `first`. kBytes: the quants are
+// one a byte (kQ8, or unpacked nibbles); otherwise they are nibbles, unpacked on the way.
+template <WeightType kType, bool kBytes, int N, int T>
+__attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int x_block,
+                                        const StripRows& rows, int first) {
+  const Activations& x = *rows.x;
+  const int row = rows.row + first;
+  const size_t a_stride = x.quant_stride();
+  const size_t m_stride = x.meta_stride();
+  const int8_t* a = x.quants(row) + x_block * kQuantBlock;
+  const float* a_scale = x.scales(row) + x_block;
+  const float* a_sum = x.sums(row) + x_block;
+  const int32_t* init = (kType == WeightType::kQ8 ? x.init8(row) : x.init4(row)) + x_block;
+  const __m512 bias = _mm512_set1_ps(kFloatBias);
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512 acc[N][T];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const float* y = rows.y + (first + t) * rows.y_stride + n * kTileRows;
+      acc[n][t] = rows.add ? _mm512_loadu_ps(y) : _mm512_setzero_ps();
+    }
+  }
+  for (int b = 0; b < blocks; ++b, a += kQuantBlock) {
+    __m512i sum[N][T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const __m512i start = kType == WeightType::kQ4M
+                                ? _mm512_set1_epi32(kInitBias)
+                                : _mm512_set1_epi32(init[static_cast<size_t>(t) * m_stride + b]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) sum[n][t] = start;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < (kBytes ? 8 : 4); ++j) {
+      __m512i w[N];
+      __m512i high[N];
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        w[n] = _mm512_load_si512(tile[n].quants + (b * (kBytes ? 8 : 4) + j) * 64);
+        if constexpr (!kBytes) {
+          high[n] = _mm512_and_si512(_mm512_srli_epi16(w[n], 4), low);
+          w[n] = _mm512_and_si512(w[n], low);
+        }
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const int8_t* at = a + static_cast<size_t>(t) * a_stride + 4 * j;
+        const __m512i quad = Quad(at);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) sum[n][t] = _mm512_dpbusd_epi32(sum[n][t], w[n], quad);
+        if constexpr (!kBytes) {
+          const __m512i upper = Quad(at + 16);
+#pragma GCC unroll 8
+          for (int n = 0; n < N; ++n) sum[n][t] = _mm512_dpbusd_epi32(sum[n][t], high[n], upper);
+        }
+      }
+    }
+    __m512 scale[N];
+    __m512 offset[N];
+    __m512 min[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      scale[n] = LoadHalves(tile[n].scales + b * kTileRows).part[0];
+      offset[n] = _mm512_mul_ps(scale[n], bias);  // exact: 11 bits times 2
+      if constexpr (kType == WeightType::kQ4M) {
+        min[n] = LoadHalves(tile[n].mins + b * kTileRows).part[0];
+      }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const __m512 xs = _mm512_set1_ps(a_scale[static_cast<size_t>(t) * m_stride + b]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        const __m512 product = _mm512_fmsub_ps(_mm512_castsi512_ps(sum[n][t]), scale[n], offset[n]);
+        acc[n][t] = _mm512_fmadd_ps(product, xs, acc[n][t]);
+        if constexpr (kType == WeightType::kQ4M) {
+          const __m512 xsum = _mm512_set1_ps(a_sum[static_cast<size_t>(t) * m_stride + b]);
+          acc[n][t] = _mm512_fmadd_ps(min[n], xsum, acc[n][t]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      _mm512_storeu_ps(rows.y + (first + t) * rows.y_stride + n * kTileRows, acc[n][t]);
+    }
+  }
+}
+
+template <WeightType kType, bool kBytes, int N>
+inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const StripRows& rows) {
+  int r = 0;
+  for (; r + 6 <= rows.rows; r += 6) Multiply<kType, kBytes, N, 6>(tile, blocks, x_block, rows, r);
+  switch (rows.rows - r) {
+    case 5:
+      return Multiply<kType, kBytes, N, 5>(tile, blocks, x_block, rows, r);
+    case 4:
+      return Multiply<kType, kBytes, N, 4>(tile, blocks, x_block, rows, r);
+    case 3:
+      return Multiply<kType, kBytes, N, 3>(tile, blocks, x_block, rows, r);
+    case 2:
+      return Multiply<kType, kBytes, N, 2>(tile, blocks, x_block, rows, r);
+    case 1:
+      return Multiply<kType, kBytes, N, 1>(tile, blocks, x_block, rows, r);
+    default:
+      return;
+  }
+}
+
+inline constexpr int kUnpackRows =
+    12;  // from so many rows on, nibbles are unpacked to a buffer first
+inline constexpr int kUnpackBlocks = 32;
+
+// Nibbles of `blocks` blocks as bytes in the order of kQ8.
+WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int b = 0; b < blocks; ++b, p += 256, out += 512) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const __m512i w = _mm512_load_si512(p + 64 * j);
+      _mm512_store_si512(out + 64 * j, _mm512_and_si512(w, low));
+      _mm512_store_si512(out + 64 * j + 256, _mm512_and_si512(_mm512_srli_epi16(w, 4), low));
+    }
+  }
+}
+
+template <WeightType kType, int N>
+inline void UnpackAndMultiply(Tile<kType>* tile, int blocks, int x_block, StripRows rows) {
+  alignas(64) uint8_t buffer[N][kUnpackBlocks * 512];
+  for (int begin = 0; begin < blocks; begin += kUnpackBlocks) {
+    const int n_blocks = blocks - begin < kUnpackBlocks ? blocks - begin : kUnpackBlocks;
+    Tile<kType> part[N];
+    for (int n = 0; n < N; ++n) {
+      Unpack(tile[n].quants + static_cast<size_t>(begin) * 256, n_blocks, buffer[n]);
+      part[n] = {tile[n].scales + begin * kTileRows, tile[n].mins + begin * kTileRows, buffer[n]};
+    }
+    MultiplyRows<kType, true, N>(part, n_blocks, x_block + begin, rows);
+    rows.add = true;
+  }
+}
+
+template <WeightType kType, int N>
+inline void StripOf(const Strip& strip, const StripRows& rows) {
+  Tile<kType> tile[N];
+  for (int n = 0; n < N; ++n) tile[n].Set(strip, n);
+  const int blocks = strip.end - strip.begin;
+  if constexpr (kType == WeightType::kQ8) {
+    MultiplyRows<kType, true, N>(tile, blocks, strip.x_block, rows);
+  } else if (rows.rows >= kUnpackRows) {
+    UnpackAndMultiply<kType, N>(tile, blocks, strip.x_block, rows);
+  } else {
+    MultiplyRows<kType, false, N>(tile, blocks, strip.x_block, rows);
+  }
+}
+
+template <WeightType kType>
+inline void QuantStrip(const Strip& strip, const StripRows& rows) {
+  if (strip.tiles == 2) return StripOf<kType, 2>(strip, rows);
+  StripOf<kType, 1>(strip, rows);
+}
+
+}  // namespace withy::engine::avx512
+
+// clang-format off
+#include "engine/kernels/elementwise-inl.h"
+#include "engine/kernels/matmul-inl.h"
+#include "engine/kernels/attention-inl.h"
+// clang-format on
+
+namespace withy::engine {
+
+const Kernels* Avx512VnniKernels() {
+  static constexpr Kernels kTable = {Target::kAvx512Vnni, "avx512vnni",      avx512::Prepare,
+                                     avx512::MatMul,      avx512::Attention, avx512::WriteKv,
+                                     avx512::RmsNorm,     avx512::Rope,      avx512::SwiGlu,
+                                     avx512::Add,         avx512::Softmax};
+  static const bool kSupported =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni");
+  return kSupported ? &kTable : nullptr;
+}
+
+}  // namespace withy::engine

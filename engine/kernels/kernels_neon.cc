@@ -1,0 +1,112 @@
+// Kernels for aarch64 with the dot-product extension (FEAT_DotProd). Weights are turned to signed
+// bytes on loading. Compiled with that extension; nothing here runs before NeonDotKernels() has
+// asked the CPU.
+#include <arm_neon.h>
+#include <sys/auxv.h>
+
+#define WITHY_TARGET neon
+#define WITHY_INLINE inline __attribute__((always_inline))
+
+namespace withy::engine::neon {
+
+typedef float NativeF __attribute__((vector_size(16)));
+WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) {
+  return (NativeF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+
+}  // namespace withy::engine::neon
+
+// clang-format off
+#include "engine/kernels/vec-inl.h"
+// clang-format on
+#include "engine/kernels/kernels.h"
+#include "engine/kernels/targets.h"
+
+namespace withy::engine::neon {
+
+inline constexpr int32_t kInitBias = 0;
+inline constexpr bool kQ8Signed = true;
+inline constexpr int kQuantRows = 2;
+inline constexpr int kFloatRows = 1;
+
+struct Bytes64 {
+  int8x16_t part[4];
+};
+
+WITHY_INLINE F16 LoadHalves(const uint16_t* p) {
+  F16 v;
+  WITHY_EACH_PART { v.part[i] = (NativeF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); }
+  return v;
+}
+WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
+  F16 v;
+  WITHY_EACH_PART v.part[i] = (NativeF)vshll_n_u16(vld1_u16(p + 4 * i), 16);
+  return v;
+}
+WITHY_INLINE int8x16_t Quad(const void* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, sizeof quad);
+  return vreinterpretq_s8_s32(vdupq_n_s32(quad));
+}
+
+WITHY_INLINE Bytes64 LoadQ8(const uint8_t* p) {
+  Bytes64 w;
+  WITHY_EACH_PART {
+    w.part[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 16 * i), vdupq_n_u8(0x80)));
+  }
+  return w;
+}
+WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
+  WITHY_EACH_PART {
+    const uint8x16_t w = vld1q_u8(p + 16 * i);
+    lo->part[i] = vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(15)));
+    hi->part[i] = vreinterpretq_s8_u8(vshrq_n_u8(w, 4));
+  }
+}
+WITHY_INLINE NativeI Dot(NativeI acc, int8x16_t w, int8x16_t a) {
+  return (NativeI)vdotq_s32((int32x4_t)acc, w, a);
+}
+WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
+  const int8x16_t quad = Quad(a);
+  WITHY_EACH_PART acc.part[i] = Dot(acc.part[i], w.part[i], quad);
+  return acc;
+}
+WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) { return DotQ8(acc, w, a); }
+
+// u * s = (u - 128) * s + 128 * s, the second part as a dot product with ones times 128.
+WITHY_INLINE NativeI DotMixed(NativeI acc, uint8x16_t u, int8x16_t s) {
+  const int8x16_t shifted = vreinterpretq_s8_u8(veorq_u8(u, vdupq_n_u8(0x80)));
+  const int32x4_t ones = vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(1), s);
+  return Dot((NativeI)vaddq_s32((int32x4_t)acc, vshlq_n_s32(ones, 7)), shifted, s);
+}
+WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
+  const int8x16_t quad = Quad(q);
+  WITHY_EACH_PART acc.part[i] = DotMixed(acc.part[i], vld1q_u8(k + 16 * i), quad);
+  return acc;
+}
+WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
+  const uint8x16_t quad = vreinterpretq_u8_s8(Quad(p));
+  WITHY_EACH_PART acc.part[i] = DotMixed(acc.part[i], quad, vld1q_s8(v + 16 * i));
+  return acc;
+}
+
+}  // namespace withy::engine::neon
+
+// clang-format off
+#include "engine/kernels/quant_strip-inl.h"
+#include "engine/kernels/elementwise-inl.h"
+#include "engine/kernels/matmul-inl.h"
+#include "engine/kernels/attention-inl.h"
+// clang-format on
+
+namespace withy::engine {
+
+const Kernels* NeonDotKernels() {
+  static constexpr Kernels kTable = {Target::kNeonDot, "neon-dotprod", neon::Prepare, neon::MatMul,
+                                     neon::Attention,  neon::WriteKv,  neon::RmsNorm, neon::Rope,
+                                     neon::SwiGlu,     neon::Add,      neon::Softmax};
+  static const bool kSupported = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  return kSupported ? &kTable : nullptr;
+}
+
+}  // namespace withy::engine
