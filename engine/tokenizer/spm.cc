@@ -78,7 +78,7 @@ class SpmTokenizer final : public VocabTokenizer {
     Prepare(pieces, options, prepared, out);
     Scratch scratch;
     uint32_t at = 0;
-    bool prefix = options_.add_space_prefix;
+    bool prefix = options_.add_space_prefix && !options.continues;
     for (const SpecialMatch& special : prepared.specials) {
       EncodeText(prepared.text, at, special.begin, prefix, scratch, out);
       out.ids.push_back(special.id);

@@ -85,6 +85,15 @@ TEST(SpmTest, TextCannotForgeControlOrByteTokens) {
   EXPECT_EQ(f.tokenizer->Decode(f.tokenizer->Encode("hell[U]hell")), "hell[U]hell");
 }
 
+TEST(SpmTest, TextThatContinuesGetsNoSpaceInFront) {
+  const Fixture f;
+  const Ids whole = f.tokenizer->Encode("hell hell");
+  Ids parts = f.tokenizer->Encode("hell");
+  const Ids rest = f.tokenizer->Encode(" hell", {.continues = true});
+  parts.insert(parts.end(), rest.begin(), rest.end());
+  EXPECT_EQ(parts, whole);
+}
+
 TEST(SpmTest, ArbitraryBytesRoundTrip) {
   std::mt19937 random(13);
   for (const bool prefix : {true, false}) {

@@ -27,8 +27,8 @@ inline constexpr int32_t kNoToken = -1;
 
 struct EncodeOptions {
   bool add_bos = false;  // put the beginning-of-sequence token first, when the vocabulary has one
-  bool continues =
-      false;  // the text goes on from text encoded before: SentencePiece puts no space first
+  // The text goes on from text that was encoded before: SentencePiece puts no space first.
+  bool continues = false;
   bool parse_special = false;  // for Encode(text): texts of control tokens become those tokens
 };
 
