@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -65,7 +66,7 @@ class ChatTemplate {
   // `name` when not empty, else the file's template text, else plain when the file has none.
   static absl::StatusOr<ChatTemplate> FromFile(const GgufFile& file, std::string_view name = "");
 
-  ChatFormat format() const { return format_; }
+  ChatFormat format() const { return form_.format; }
   std::string_view name() const;
 
   // The prompt for these messages, without BOS (the tokenizer adds it). With
@@ -78,17 +79,30 @@ class ChatTemplate {
                                       bool add_generation_prompt) const;
 
  private:
-  ChatTemplate() = default;
+  // The markup around messages. Tagged forms: before_role ROLE after_role content turn_end.
+  // Instruction forms: open [system] content close, then answer_open content answer_close.
+  struct Form {
+    ChatFormat format = ChatFormat::kPlain;
+    bool trims = false;  // contents lose white space at both ends
+    std::string before_role, after_role, turn_end;
+    std::string open, open_again, system_open, system_close, close, answer_open, answer_close;
+    bool system_before_open = false;
+  };
 
-  ChatFormat format_ = ChatFormat::kPlain;
-  std::string turn_end_;     // Zephyr: the text that ends a turn
-  std::string inst_before_;  // Mistral: what stands before and after [INST], and before [/INST] and
-                             // the answer
-  std::string inst_after_;
-  std::string inst_close_before_;
-  std::string answer_before_;
-  bool trims_ = false;         // contents lose white space at both ends
-  bool bos_per_turn_ = false;  // Llama 2: <s> before every turn but the first
+  explicit ChatTemplate(Form form) : form_(std::move(form)) {}
+  static ChatTemplate Tagged(ChatFormat format, std::string before_role, std::string after_role,
+                             std::string turn_end, bool trims);
+  static ChatTemplate Llama2();
+  static ChatTemplate Mistral(std::string_view text);
+  static ChatTemplate Zephyr(std::string turn_end);
+
+  class Builder;
+  absl::Status Check(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+  void RenderTagged(std::span<const ChatMessage> messages, bool add_generation_prompt,
+                    Builder& builder) const;
+  void RenderInstructions(std::span<const ChatMessage> messages, Builder& builder) const;
+
+  Form form_;
 };
 
 }  // namespace withy::engine

@@ -1,0 +1,174 @@
+// Messages to pieces.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "engine/chat/template.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr char kSystem[] = "system";
+constexpr char kUser[] = "user";
+constexpr char kAssistant[] = "assistant";
+
+// The range of `text` without white space at its ends.
+ByteSpan Trimmed(const std::string& text) {
+  constexpr char kSpaces[] = " \t\n\r\f\v";
+  const size_t begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string::npos) return {0, 0};
+  return {static_cast<uint32_t>(begin), static_cast<uint32_t>(text.find_last_not_of(kSpaces) + 1)};
+}
+
+}  // namespace
+
+// Collects pieces; markup that follows markup joins it, empty pieces vanish.
+class ChatTemplate::Builder {
+ public:
+  explicit Builder(bool trims) : trims_(trims) {}
+
+  void Markup(const std::string& text) {
+    if (text.empty()) return;
+    if (!chat_.pieces.empty() && chat_.pieces.back().special) {
+      chat_.pieces.back().text += text;
+    } else {
+      chat_.pieces.push_back({.text = text, .special = true, .message = -1, .fixed_spans = {}});
+    }
+  }
+
+  void Content(std::span<const ChatMessage> messages, size_t index) {
+    const ChatMessage& message = messages[index];
+    const ByteSpan kept = trims_ ? Trimmed(message.content)
+                                 : ByteSpan{0, static_cast<uint32_t>(message.content.size())};
+    if (kept.begin == kept.end) return;
+    ChatPiece piece;
+    piece.text = message.content.substr(kept.begin, kept.end - kept.begin);
+    piece.message = static_cast<int32_t>(index);
+    for (const ByteSpan& span : message.fixed_spans) {
+      const uint32_t begin = std::clamp(span.begin, kept.begin, kept.end);
+      const uint32_t end = std::clamp(span.end, kept.begin, kept.end);
+      if (begin < end) piece.fixed_spans.push_back({begin - kept.begin, end - kept.begin});
+    }
+    chat_.pieces.push_back(std::move(piece));
+  }
+
+  RenderedChat Take() { return std::move(chat_); }
+
+ private:
+  bool trims_;
+  RenderedChat chat_;
+};
+
+absl::StatusOr<RenderedChat> ChatTemplate::Render(std::span<const ChatMessage> messages,
+                                                  bool add_generation_prompt) const {
+  WITHY_RETURN_IF_ERROR(Check(messages, add_generation_prompt));
+  Builder builder(form_.trims);
+  if (form_.format == ChatFormat::kLlama2 || form_.format == ChatFormat::kMistral) {
+    RenderInstructions(messages, builder);
+  } else {
+    RenderTagged(messages, add_generation_prompt, builder);
+  }
+  return builder.Take();
+}
+
+absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
+                                 bool add_generation_prompt) const {
+  if (messages.empty())
+    return absl::InvalidArgumentError("messages: empty; at least one is needed");
+  const bool alternates = form_.format == ChatFormat::kLlama2 ||
+                          form_.format == ChatFormat::kMistral ||
+                          form_.format == ChatFormat::kGemma;
+  const auto error = [](size_t index, const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("messages[", index, "]: ", what));
+  };
+  std::string expected = kUser;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (message.role != kSystem && message.role != kUser && message.role != kAssistant) {
+      return error(i, absl::StrCat("role \"", message.role, "\" is not system, user or assistant"));
+    }
+    if (message.content.size() > UINT32_MAX) return error(i, "content is longer than 4 GiB");
+    if (message.role == kSystem && i != 0)
+      return error(i, "a system message must be the first one");
+    for (const ByteSpan& span : message.fixed_spans) {
+      if (span.begin > span.end || span.end > message.content.size()) {
+        return error(
+            i, absl::StrCat("fixed span [", span.begin, ", ", span.end,
+                            ") is outside its content of ", message.content.size(), " bytes"));
+      }
+    }
+    if (!alternates || message.role == kSystem) continue;
+    if (message.role != expected) {
+      return error(i, absl::StrCat("the template needs user and assistant in turns: expected ",
+                                   expected, ", found ", message.role));
+    }
+    expected = message.role == kUser ? kAssistant : kUser;
+  }
+  if (alternates && add_generation_prompt && expected != kAssistant) {
+    return error(messages.size() - 1,
+                 "the last message must be the user's for an answer to follow");
+  }
+  return absl::OkStatus();
+}
+
+void ChatTemplate::RenderTagged(std::span<const ChatMessage> messages, bool add_generation_prompt,
+                                Builder& builder) const {
+  const bool plain = form_.format == ChatFormat::kPlain;
+  const bool gemma = form_.format == ChatFormat::kGemma;
+  const auto role_name = [&](const std::string& role) -> std::string {
+    if (plain) return "";
+    if (!gemma) return role;
+    return role == kAssistant ? "model" : kUser;
+  };
+  bool open = false;  // Gemma: a system message has opened the user's turn
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& role = messages[i].role;
+    if (!open) builder.Markup(form_.before_role + role_name(role) + form_.after_role);
+    builder.Content(messages, i);
+    open = gemma && role == kSystem;
+    builder.Markup(open ? "\n\n" : form_.turn_end);
+  }
+  if (add_generation_prompt) {
+    builder.Markup(form_.before_role + role_name(kAssistant) + form_.after_role);
+  }
+}
+
+void ChatTemplate::RenderInstructions(std::span<const ChatMessage> messages,
+                                      Builder& builder) const {
+  bool opened = false;  // the system message stands inside the first instruction
+  bool first = true;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& role = messages[i].role;
+    if (role == kSystem) {
+      if (!form_.system_before_open) builder.Markup(form_.open);
+      opened = !form_.system_before_open;
+      builder.Markup(form_.system_open);
+      builder.Content(messages, i);
+      builder.Markup(form_.system_close);
+    } else if (role == kUser) {
+      if (!opened) builder.Markup(first ? form_.open : form_.open_again);
+      opened = first = false;
+      builder.Content(messages, i);
+      builder.Markup(form_.close);
+    } else {
+      builder.Markup(form_.answer_open);
+      builder.Content(messages, i);
+      builder.Markup(form_.answer_close);
+    }
+  }
+}
+
+std::vector<TextPiece> RenderedChat::TextPieces() const {
+  std::vector<TextPiece> texts;
+  texts.reserve(pieces.size());
+  for (const ChatPiece& piece : pieces) texts.push_back({piece.text, piece.special});
+  return texts;
+}
+
+std::string RenderedChat::Text() const {
+  std::string text;
+  for (const ChatPiece& piece : pieces) text += piece.text;
+  return text;
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,159 @@
+// Which form a file's template is, told by the markup in its text.
+#include "engine/chat/template.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/strings.h"
+
+namespace withy::engine {
+namespace {
+
+struct NamedFormat {
+  std::string_view name;
+  ChatFormat format;
+};
+
+constexpr NamedFormat kNames[] = {
+    {"plain", ChatFormat::kPlain},   {"chatml", ChatFormat::kChatMl},
+    {"llama2", ChatFormat::kLlama2}, {"llama3", ChatFormat::kLlama3},
+    {"zephyr", ChatFormat::kZephyr}, {"mistral", ChatFormat::kMistral},
+    {"gemma", ChatFormat::kGemma},   {"phi3", ChatFormat::kPhi3},
+};
+
+std::string KnownNames() {
+  std::string names;
+  for (const NamedFormat& named : kNames) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", ToAbsl(named.name));
+  }
+  return names;
+}
+
+bool Contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+// The text of the file's end-of-sequence token, or "" when it has none.
+std::string_view EosText(const GgufFile& file) {
+  const absl::StatusOr<uint64_t> id = file.GetUint("tokenizer.ggml.eos_token_id");
+  const auto tokens = file.GetStringArray("tokenizer.ggml.tokens");
+  return id.ok() && tokens.ok() && *id < tokens->size() ? (*tokens)[*id] : std::string_view();
+}
+
+}  // namespace
+
+ChatTemplate ChatTemplate::Tagged(ChatFormat format, std::string before_role,
+                                  std::string after_role, std::string turn_end, bool trims) {
+  Form form;
+  form.format = format;
+  form.trims = trims;
+  form.before_role = std::move(before_role);
+  form.after_role = std::move(after_role);
+  form.turn_end = std::move(turn_end);
+  return ChatTemplate(std::move(form));
+}
+
+ChatTemplate ChatTemplate::Zephyr(std::string turn_end) {
+  return Tagged(ChatFormat::kZephyr, "<|", "|>\n", std::move(turn_end) + "\n", false);
+}
+
+ChatTemplate ChatTemplate::Llama2() {
+  Form form;
+  form.format = ChatFormat::kLlama2;
+  form.trims = true;
+  form.open = "[INST] ";
+  form.open_again = "<s>[INST] ";
+  form.system_open = "<<SYS>>\n";
+  form.system_close = "\n<</SYS>>\n\n";
+  form.close = " [/INST]";
+  form.answer_open = " ";
+  form.answer_close = " </s>";
+  return ChatTemplate(std::move(form));
+}
+
+// The published Mistral templates differ in spaces only: the first ones, those with tools (v3),
+// those for the Tekken vocabulary, those with a system prompt of its own (v7).
+ChatTemplate ChatTemplate::Mistral(std::string_view text) {
+  const bool v7 = Contains(text, "[SYSTEM_PROMPT]");
+  const bool tekken = !v7 && Contains(text, "\"[INST]\"");
+  const bool spaced =
+      Contains(text, " [INST]") || Contains(text, "' [/INST]'") || Contains(text, "\" [/INST]\"");
+  const bool v3 = Contains(text, "[AVAILABLE_TOOLS]") && !spaced;
+  Form form;
+  form.format = ChatFormat::kMistral;
+  form.open = form.open_again = tekken ? "[INST]" : "[INST] ";
+  form.close = tekken || v3 || v7 ? "[/INST]" : " [/INST]";
+  form.answer_open = tekken ? "" : " ";
+  form.answer_close = "</s>";
+  form.system_open = v7 ? "[SYSTEM_PROMPT] " : "";
+  form.system_close = v7 ? "[/SYSTEM_PROMPT]" : "\n\n";
+  form.system_before_open = v7;
+  return ChatTemplate(std::move(form));
+}
+
+absl::StatusOr<ChatTemplate> ChatTemplate::FromName(std::string_view name) {
+  for (const NamedFormat& named : kNames) {
+    if (named.name != name) continue;
+    switch (named.format) {
+      case ChatFormat::kPlain:
+        return Tagged(ChatFormat::kPlain, "", "", "\n", false);
+      case ChatFormat::kChatMl:
+        return Tagged(ChatFormat::kChatMl, "<|im_start|>", "\n", "<|im_end|>\n", false);
+      case ChatFormat::kLlama2:
+        return Llama2();
+      case ChatFormat::kLlama3:
+        return Tagged(ChatFormat::kLlama3, "<|start_header_id|>", "<|end_header_id|>\n\n",
+                      "<|eot_id|>", true);
+      case ChatFormat::kZephyr:
+        return Zephyr("</s>");
+      case ChatFormat::kMistral:
+        return Mistral("");
+      case ChatFormat::kGemma:
+        return Tagged(ChatFormat::kGemma, "<start_of_turn>", "\n", "<end_of_turn>\n", true);
+      case ChatFormat::kPhi3:
+        return Tagged(ChatFormat::kPhi3, "<|", "|>\n", "<|end|>\n", false);
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("chat template \"", ToAbsl(name),
+                                                 "\" is not known; choose one of ", KnownNames()));
+}
+
+absl::StatusOr<ChatTemplate> ChatTemplate::FromText(std::string_view text) {
+  if (Contains(text, "<|im_start|>") && !Contains(text, "<|im_sep|>")) return FromName("chatml");
+  if (Contains(text, "<|start_header_id|>")) return FromName("llama3");
+  if (Contains(text, "<start_of_turn>")) return FromName("gemma");
+  if (Contains(text, "<<SYS>>")) return FromName("llama2");
+  if (Contains(text, "[INST]")) return Mistral(text);
+  if (Contains(text, "<|end|>") && Contains(text, "<|assistant|>")) return FromName("phi3");
+  if (Contains(text, "<|user|>") && Contains(text, "<|endoftext|>")) return Zephyr("<|endoftext|>");
+  if (Contains(text, "<|user|>") && (Contains(text, "eos_token") || Contains(text, "</s>"))) {
+    return Zephyr("</s>");
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "the file's chat template is not recognised; choose one by --chat-template NAME or "
+      "config model.chat_template: ",
+      KnownNames()));
+}
+
+absl::StatusOr<ChatTemplate> ChatTemplate::FromFile(const GgufFile& file, std::string_view name) {
+  if (!name.empty()) return FromName(name);
+  constexpr std::string_view kKey = "tokenizer.chat_template";
+  if (!file.Has(kKey)) return FromName("plain");
+  WITHY_ASSIGN_OR_RETURN(const std::string_view text, file.GetString(kKey));
+  absl::StatusOr<ChatTemplate> recognised = FromText(text);
+  if (!recognised.ok()) return Annotate(recognised.status(), file.path());
+  if (recognised->format() == ChatFormat::kZephyr && Contains(text, "eos_token")) {
+    if (const std::string_view eos = EosText(file); !eos.empty()) return Zephyr(std::string(eos));
+  }
+  return recognised;
+}
+
+std::string_view ChatTemplate::name() const {
+  for (const NamedFormat& named : kNames) {
+    if (named.format == form_.format) return named.name;
+  }
+  return "unknown";
+}
+
+}  // namespace withy::engine
