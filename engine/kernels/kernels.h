@@ -55,6 +55,12 @@ struct Kernels {
 
   // out[n] = exp(x * inv_temperature - max) / sum. out may be x.
   void (*softmax)(const float* x, int n, float inv_temperature, float* out);
+
+  // For ceilings.h. peak_loop: `rounds` rounds of 8-bit dot products from registers, sink[32] is
+  // scratch; returns operations done. read_loop: reads `bytes` (a multiple of 512) at the 64-byte
+  // aligned p.
+  double (*peak_loop)(int rounds, int32_t* sink);
+  int32_t (*read_loop)(const std::byte* p, size_t bytes);
 };
 
 // Targets that this build contains and this CPU can run, best last.

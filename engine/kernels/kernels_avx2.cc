@@ -103,6 +103,18 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   return acc;
 }
 
+inline constexpr int kPeakChains = 5;
+using PeakBytes = Bytes64;
+WITHY_INLINE PeakBytes LoadPeak(const int32_t* p) { return {{LoadBytes(p), LoadBytes(p + 8)}}; }
+WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
+  for (int i = 0; i < 2; ++i) {
+    // The accumulator is an operand, so that the product cannot be hoisted out of the loop.
+    const __m256i pairs = _mm256_maddubs_epi16(w.part[i], (__m256i)acc.part[i]);
+    acc.part[i] = acc.part[i] + (NativeI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  return acc;
+}
+
 }  // namespace withy::engine::avx2
 
 // clang-format off
@@ -110,6 +122,7 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
 #include "engine/kernels/elementwise-inl.h"
 #include "engine/kernels/matmul-inl.h"
 #include "engine/kernels/attention-inl.h"
+#include "engine/kernels/ceilings-inl.h"
 // clang-format on
 
 namespace withy::engine {
@@ -117,7 +130,8 @@ namespace withy::engine {
 const Kernels* Avx2Kernels() {
   static constexpr Kernels kTable = {Target::kAvx2,   "avx2",        avx2::Prepare, avx2::MatMul,
                                      avx2::Attention, avx2::WriteKv, avx2::RmsNorm, avx2::Rope,
-                                     avx2::SwiGlu,    avx2::Add,     avx2::Softmax};
+                                     avx2::SwiGlu,    avx2::Add,     avx2::Softmax, avx2::PeakLoop,
+                                     avx2::ReadLoop};
   static const bool kSupported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                                  __builtin_cpu_supports("f16c");
   return kSupported ? &kTable : nullptr;

@@ -235,21 +235,29 @@ inline void QuantStrip(const Strip& strip, const StripRows& rows) {
   StripOf<kType, 1>(strip, rows);
 }
 
+inline constexpr int kPeakChains = 12;
+using PeakBytes = __m512i;
+WITHY_INLINE PeakBytes LoadPeak(const int32_t* p) { return _mm512_loadu_si512(p); }
+WITHY_INLINE I16 PeakStep(I16 acc, PeakBytes w) {
+  return I16{{(NativeI)_mm512_dpbusd_epi32((__m512i)acc.part[0], w, w)}};
+}
+
 }  // namespace withy::engine::avx512
 
 // clang-format off
 #include "engine/kernels/elementwise-inl.h"
 #include "engine/kernels/matmul-inl.h"
 #include "engine/kernels/attention-inl.h"
+#include "engine/kernels/ceilings-inl.h"
 // clang-format on
 
 namespace withy::engine {
 
 const Kernels* Avx512VnniKernels() {
-  static constexpr Kernels kTable = {Target::kAvx512Vnni, "avx512vnni",      avx512::Prepare,
-                                     avx512::MatMul,      avx512::Attention, avx512::WriteKv,
-                                     avx512::RmsNorm,     avx512::Rope,      avx512::SwiGlu,
-                                     avx512::Add,         avx512::Softmax};
+  static constexpr Kernels kTable = {
+      Target::kAvx512Vnni, "avx512vnni",     avx512::Prepare, avx512::MatMul, avx512::Attention,
+      avx512::WriteKv,     avx512::RmsNorm,  avx512::Rope,    avx512::SwiGlu, avx512::Add,
+      avx512::Softmax,     avx512::PeakLoop, avx512::ReadLoop};
   static const bool kSupported =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

@@ -90,6 +90,16 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   return acc;
 }
 
+inline constexpr int kPeakChains = 6;
+using PeakBytes = Bytes64;
+WITHY_INLINE PeakBytes LoadPeak(const int32_t* p) {
+  return LoadQ8(reinterpret_cast<const uint8_t*>(p));
+}
+WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
+  WITHY_EACH_PART acc.part[i] = Dot(acc.part[i], w.part[i], w.part[i]);
+  return acc;
+}
+
 }  // namespace withy::engine::neon
 
 // clang-format off
@@ -97,14 +107,16 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
 #include "engine/kernels/elementwise-inl.h"
 #include "engine/kernels/matmul-inl.h"
 #include "engine/kernels/attention-inl.h"
+#include "engine/kernels/ceilings-inl.h"
 // clang-format on
 
 namespace withy::engine {
 
 const Kernels* NeonDotKernels() {
-  static constexpr Kernels kTable = {Target::kNeonDot, "neon-dotprod", neon::Prepare, neon::MatMul,
-                                     neon::Attention,  neon::WriteKv,  neon::RmsNorm, neon::Rope,
-                                     neon::SwiGlu,     neon::Add,      neon::Softmax};
+  static constexpr Kernels kTable = {
+      Target::kNeonDot, "neon-dotprod", neon::Prepare, neon::MatMul, neon::Attention,
+      neon::WriteKv,    neon::RmsNorm,  neon::Rope,    neon::SwiGlu, neon::Add,
+      neon::Softmax,    neon::PeakLoop, neon::ReadLoop};
   static const bool kSupported = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
   return kSupported ? &kTable : nullptr;
 }

@@ -72,6 +72,15 @@ WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) {
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) { return DotAny(acc, k, q); }
 WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) { return DotAny(acc, v, p); }
 
+inline constexpr int kPeakChains = 2;
+using PeakBytes = Bytes64;
+WITHY_INLINE PeakBytes LoadPeak(const int32_t* p) {
+  return LoadQ8(reinterpret_cast<const uint8_t*>(p));
+}
+WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
+  return DotAny(acc, w.byte, reinterpret_cast<const int8_t*>(w.byte));
+}
+
 }  // namespace withy::engine::portable
 
 // clang-format off
@@ -79,6 +88,7 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) { return DotA
 #include "engine/kernels/elementwise-inl.h"
 #include "engine/kernels/matmul-inl.h"
 #include "engine/kernels/attention-inl.h"
+#include "engine/kernels/ceilings-inl.h"
 // clang-format on
 
 namespace withy::engine {
@@ -87,7 +97,8 @@ const Kernels* PortableKernels() {
   static constexpr Kernels kTable = {Target::kPortable, "portable",          portable::Prepare,
                                      portable::MatMul,  portable::Attention, portable::WriteKv,
                                      portable::RmsNorm, portable::Rope,      portable::SwiGlu,
-                                     portable::Add,     portable::Softmax};
+                                     portable::Add,     portable::Softmax,   portable::PeakLoop,
+                                     portable::ReadLoop};
   return &kTable;
 }
 

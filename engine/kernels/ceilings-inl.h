@@ -1,0 +1,43 @@
+// The loops behind ceilings.h, in a target's own instructions. Included by kernels_*.cc after the
+// dot primitives; PeakStep(acc, w, a) is the target's cheapest 16-lane 8-bit dot step, kPeakChains
+// how many of them hide its latency.
+
+namespace withy::engine::WITHY_TARGET {
+
+// Runs rounds * kPeakChains steps of 64 multiply-adds; returns the number of operations (two a
+// multiply-add).
+inline double PeakLoop(int rounds, int32_t* sink) {
+  I16 acc[kPeakChains];
+#pragma GCC unroll 16
+  for (int c = 0; c < kPeakChains; ++c) acc[c] = SplatI(c + sink[0]);
+  const PeakBytes w = LoadPeak(sink);
+  for (int i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kPeakChains; ++c) acc[c] = PeakStep(acc[c], w);
+  }
+  I16 total = acc[0];
+#pragma GCC unroll 16
+  for (int c = 1; c < kPeakChains; ++c) total = total + acc[c];
+  sink[1] = SumInt(total);
+  return 128.0 * kPeakChains * rounds;
+}
+
+// Reads `bytes` (a multiple of 512) at `p`, 64-byte aligned, and returns something made of them.
+inline int32_t ReadLoop(const std::byte* p, size_t bytes) {
+  I16 acc[8];
+#pragma GCC unroll 8
+  for (int c = 0; c < 8; ++c) acc[c] = SplatI(0);
+  for (size_t at = 0; at < bytes; at += 512) {
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) {
+      I16 v;
+      std::memcpy(&v, p + at + c * 64, sizeof v);
+      acc[c] = acc[c] | v;
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 1; c < 8; ++c) acc[0] = acc[0] | acc[c];
+  return SumInt(acc[0]);
+}
+
+}  // namespace withy::engine::WITHY_TARGET
