@@ -84,7 +84,6 @@ void PackedModel::Reserve() {
   };
   floats(&x_, s.d_model);
   floats(&q_, s.q_rows());
-  floats(&q_grouped_, s.q_rows());
   floats(&attended_, s.q_rows());
   floats(&k_, s.kv_rows());
   floats(&v_, s.kv_rows());
@@ -254,20 +253,6 @@ void PackedModel::TurnQuery(int32_t i, const LayerWeights& w) {
   NormHeads(q, heads, w.q_norm);
   kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
                 s.rope_pairing == RopePairing::kAdjacent);
-  float* grouped = q_grouped_.data() + i * Stride(s.q_rows());
-  for (int32_t place = 0; place < heads; ++place) {
-    std::memcpy(grouped + GroupedPlace(place, heads) * s.head_dim, q + place * s.head_dim,
-                sizeof(float) * static_cast<size_t>(s.head_dim));
-  }
-}
-
-// Attention wants the query heads of a KV head side by side; packed order is rank-major when there
-// are three or more of them.
-int32_t PackedModel::GroupedPlace(int32_t place, int32_t heads) const {
-  const ModelShape& s = weights_.shape;
-  if (s.query_heads_per_group() < 3) return place;
-  const int32_t ranks = heads / s.kv_heads;
-  return place % s.kv_heads * ranks + place / s.kv_heads;
 }
 
 // Copies the keys that do not lie where their position says into the row's scratch blocks.
@@ -297,7 +282,7 @@ void PackedModel::KeepWantedRows() {
                     sizeof(float) * static_cast<size_t>(width));
       };
       move(&x_, s.d_model);
-      move(&q_grouped_, s.q_rows());
+      move(&q_, s.q_rows());
       if (!uniform_) {
         head_extent_[kept] = head_extent_[i];
         q_extent_[kept] = q_extent_[i];
@@ -329,35 +314,19 @@ void PackedModel::Attention(const LayerWeights& w) {
   args.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   args.rows = ActiveRows();
   args.row = attention_rows_.data();
-  args.q = q_grouped_.data();
+  args.q = q_.data();
   args.q_stride = Stride(s.q_rows());
   args.out = attended_.data();
   args.out_stride = Stride(s.q_rows());
-  args.head_extent = uniform_ ? nullptr : head_extent_.data();
+  args.rank_major = s.query_heads_per_group() >= 3;
+  args.head_extent = uniform_ || !args.rank_major ? nullptr : head_extent_.data();
   Attend(*pool_, kernels_, args);
-  UngroupHeads();
-  PrepareRows(*pool_, kernels_, q_.data(), Stride(s.q_rows()), ActiveRows(), s.q_rows(),
+  PrepareRows(*pool_, kernels_, attended_.data(), Stride(s.q_rows()), ActiveRows(), s.q_rows(),
               FormFor(w.output.type), &attention_input_);
   MatMulArgs product = Product(w.output, attention_input_, x_.data(), Stride(s.d_model));
   product.accumulate = true;
   product.n_in_extent = uniform_ ? nullptr : q_extent_.data();
   MatMuls(*pool_, kernels_, {&product, 1});
-}
-
-// Attention's result back into packed head order, in q_.
-void PackedModel::UngroupHeads() {
-  const ModelShape& s = weights_.shape;
-  pool_->ParallelFor(ActiveRows(), 4, [&](int begin, int end) {
-    for (int i = begin; i < end; ++i) {
-      const int32_t heads = uniform_ ? s.heads : head_extent_[static_cast<size_t>(i)];
-      const float* from = attended_.data() + i * Stride(s.q_rows());
-      float* to = q_.data() + i * Stride(s.q_rows());
-      for (int32_t place = 0; place < heads; ++place) {
-        std::memcpy(to + place * s.head_dim, from + GroupedPlace(place, heads) * s.head_dim,
-                    sizeof(float) * static_cast<size_t>(s.head_dim));
-      }
-    }
-  });
 }
 
 void PackedModel::FeedForward(const LayerWeights& w) {

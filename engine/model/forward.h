@@ -48,13 +48,11 @@ class PackedModel : public Model {
   void GatherTail(size_t i);
   void KeepWantedRows();
   void Attention(const LayerWeights& w);
-  void UngroupHeads();
   void FeedForward(const LayerWeights& w);
   void Tap(int32_t layer) const;
   void Logits(float* logits);
 
   void NormHeads(float* heads, int32_t count, const float* weight) const;
-  int32_t GroupedPlace(int32_t place, int32_t heads) const;
   std::pair<int32_t, int32_t> WantedRange() const;  // [first, last) active rows that want logits
   MatMulArgs Product(const PackedMatrix& w, const Activations& x, float* y,
                      ptrdiff_t y_stride) const;
@@ -82,9 +80,8 @@ class PackedModel : public Model {
   AlignedArray<std::byte> tail_bytes_;
   std::vector<std::byte*> tail_pointers_;  // scratch blocks, those of a row side by side
   std::vector<AttentionRow> attention_rows_;
-  AlignedArray<float> x_;          // residual stream
-  AlignedArray<float> q_;          // packed head order; later attention's result in that order
-  AlignedArray<float> q_grouped_;  // query heads of a KV head side by side
+  AlignedArray<float> x_;  // residual stream
+  AlignedArray<float> q_;  // packed head order
   AlignedArray<float> attended_;
   AlignedArray<float> k_;
   AlignedArray<float> v_;

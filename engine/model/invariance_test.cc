@@ -1,0 +1,237 @@
+// A row's logits are the same bits whatever runs beside it: batch, cutting of the prefill, threads,
+// tree or plain, level of others.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/kernels/kernels.h"
+#include "engine/model/testing.h"
+#include "gtest/gtest.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr int32_t kTokens = 70;
+
+class InvarianceTest : public testing::TestWithParam<std::tuple<std::string, std::string>> {
+ protected:
+  InvarianceTest() {
+    const auto type = FindSynthType(std::get<1>(GetParam()));
+    path_ = WriteTiny(folder_, TinyShape(), *type);
+  }
+
+  std::unique_ptr<Model> Open(int32_t threads, int32_t piece_rows = 256,
+                              std::vector<LevelSpec> levels = {}) {
+    ModelOptions options;
+    options.threads = threads;
+    options.max_piece_rows = piece_rows;
+    options.target = std::get<0>(GetParam());
+    options.levels = std::move(levels);
+    return OpenTiny(folder_, path_, options);
+  }
+
+  // Logits of every token of a plain prefill in one call on two threads: what all others must
+  // equal.
+  std::vector<float> Reference(std::span<const int32_t> tokens) {
+    const auto model = Open(2);
+    return RunRows(*model, ScratchKv(model->info(), kTokens), PlainRows(tokens));
+  }
+
+  TestFolder folder_;
+  std::string path_;
+};
+
+// Row `row` of both [.., vocab] arrays has the same bits.
+void ExpectSameRow(std::span<const float> a, size_t row_a, std::span<const float> b, size_t row_b,
+                   size_t vocab, const std::string& what) {
+  ASSERT_LE((row_a + 1) * vocab, a.size());
+  ASSERT_LE((row_b + 1) * vocab, b.size());
+  EXPECT_EQ(0, std::memcmp(&a[row_a * vocab], &b[row_b * vocab], vocab * sizeof(float)))
+      << what << ", rows " << row_a << " and " << row_b;
+}
+
+TEST_P(InvarianceTest, ThreadsAndPiecesDoNotMatter) {
+  const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
+  const std::vector<float> reference = Reference(tokens);
+  for (const int32_t threads : {1, 2, 5}) {
+    for (const int32_t piece_rows : {1, 7, 64}) {
+      const auto model = Open(threads, piece_rows);
+      const std::vector<float> logits =
+          RunRows(*model, ScratchKv(model->info(), kTokens), PlainRows(tokens));
+      EXPECT_EQ(0, std::memcmp(reference.data(), logits.data(), logits.size() * sizeof(float)))
+          << threads << " threads, pieces of " << piece_rows;
+    }
+  }
+}
+
+TEST_P(InvarianceTest, CuttingThePrefillDoesNotMatter) {
+  const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
+  const std::vector<float> reference = Reference(tokens);
+  const auto model = Open(2);
+  const auto vocab = static_cast<size_t>(model->info().vocab_size);
+  for (const int32_t cut : {1, 3, 16, 33}) {
+    const ScratchKv kv(model->info(), kTokens);
+    for (int32_t first = 0; first < kTokens; first += cut) {
+      const int32_t count = std::min(cut, kTokens - first);
+      std::vector<Row> rows = PlainRows(
+          std::span(tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count)), first);
+      for (size_t i = 0; i + 1 < rows.size(); ++i) rows[i].want_logits = false;
+      ExpectSameRow(RunRows(*model, kv, rows), 0, reference, static_cast<size_t>(first + count - 1),
+                    vocab, "cut in " + std::to_string(cut));
+    }
+  }
+}
+
+TEST_P(InvarianceTest, OtherContextsInTheBatchDoNotMatter) {
+  const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
+  const std::vector<int32_t> others = SomeTokens(kTokens, TinyShape().vocab_size, 99);
+  const std::vector<float> reference = Reference(tokens);
+  const std::vector<float> other_reference = Reference(others);
+  const auto model = Open(2);
+  const auto vocab = static_cast<size_t>(model->info().vocab_size);
+  const ScratchKv kv(model->info(), kTokens);
+  const ScratchKv other_kv(model->info(), kTokens);
+  const std::vector<ContextView> views = {kv.View(), other_kv.View()};
+  // Both contexts advance by different steps, their rows interleaved.
+  int32_t at = 0;
+  int32_t other_at = 0;
+  while (at < kTokens || other_at < kTokens) {
+    const int32_t count = std::min(5, kTokens - at);
+    const int32_t other_count = std::min(11, kTokens - other_at);
+    std::vector<Row> rows;
+    for (int32_t i = 0; i < std::max(count, other_count); ++i) {
+      const auto add = [&](std::span<const int32_t> from, int32_t position, int32_t context) {
+        rows.push_back({.token = from[static_cast<size_t>(position)],
+                        .position = position,
+                        .slot = position,
+                        .context = context,
+                        .want_logits = true});
+      };
+      if (i < other_count) add(others, other_at + i, 1);
+      if (i < count) add(tokens, at + i, 0);
+    }
+    std::vector<float> logits(rows.size() * vocab);
+    const absl::Status status = model->Forward({.rows = rows, .contexts = views}, logits.data());
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ExpectSameRow(logits, i, rows[i].context == 0 ? reference : other_reference,
+                    static_cast<size_t>(rows[i].position), vocab, "mixed batch");
+    }
+    at += count;
+    other_at += other_count;
+  }
+}
+
+// A tree whose rows lie in scattered slots gives what decoding each of its paths gives.
+TEST_P(InvarianceTest, TreeRowsEqualPlainDecoding) {
+  constexpr int32_t kPrefix = 21;
+  const auto model = Open(2);
+  const int32_t vocab = model->info().vocab_size;
+  const std::vector<int32_t> prefix = SomeTokens(kPrefix, vocab);
+  struct Node {
+    int32_t parent;
+    int32_t slot;
+  };
+  // Two roots, three levels deep and wider than a chunk's rest; slots not in the order of
+  // positions.
+  const std::vector<Node> nodes = {{-1, 40}, {-1, 23}, {0, 21}, {0, 39}, {1, 50},
+                                   {2, 22},  {3, 33},  {5, 47}, {7, 24}, {8, 36}};
+  const std::vector<int32_t> node_tokens = SomeTokens(static_cast<int32_t>(nodes.size()), vocab, 5);
+  const ScratchKv kv(model->info(), 64);
+  RunRows(*model, kv, PlainRows(prefix));
+  std::vector<std::vector<int32_t>> ancestors(nodes.size());
+  std::vector<std::vector<int32_t>> paths(
+      nodes.size());  // tokens from the root, the node's included
+  std::vector<Row> rows;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i].parent >= 0) {
+      const auto parent = static_cast<size_t>(nodes[i].parent);
+      ancestors[i] = ancestors[parent];
+      ancestors[i].push_back(nodes[parent].slot);
+      paths[i] = paths[parent];
+    }
+    paths[i].push_back(node_tokens[i]);
+    rows.push_back({.token = node_tokens[i],
+                    .position = kPrefix + static_cast<int32_t>(ancestors[i].size()),
+                    .slot = nodes[i].slot,
+                    .want_logits = true,
+                    .ancestor_slots = ancestors[i]});
+  }
+  const std::vector<float> tree = RunRows(*model, kv, rows);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const ScratchKv plain_kv(model->info(), 64);
+    RunRows(*model, plain_kv, PlainRows(prefix));
+    std::vector<float> logits;
+    for (size_t t = 0; t < paths[i].size(); ++t) {
+      logits =
+          RunRows(*model, plain_kv,
+                  PlainRows(std::span(paths[i]).subspan(t, 1), kPrefix + static_cast<int32_t>(t)));
+    }
+    ExpectSameRow(logits, 0, tree, i, static_cast<size_t>(vocab), "node " + std::to_string(i));
+  }
+}
+
+// Rows of several levels in one batch equal batches of one level, and levels differ.
+TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
+  const SynthShape shape = TinyShape();
+  const auto count = static_cast<size_t>(shape.layers);
+  LevelSpec low{.percent = 40, .layers = std::vector<LayerExtent>(count, {2, 256})};
+  LevelSpec middle{.percent = 70, .layers = std::vector<LayerExtent>(count, {6, 256})};
+  middle.layers[1] = {8, 512};
+  const auto model = Open(2, 256, {low, middle});
+  ASSERT_EQ(model->info().levels.size(), 3u);
+  EXPECT_LT(model->info().levels[0].weight_bytes, model->info().levels[1].weight_bytes);
+  const auto vocab = static_cast<size_t>(shape.vocab_size);
+  const std::vector<int32_t> tokens = SomeTokens(20, shape.vocab_size);
+  std::vector<std::vector<float>> alone;
+  for (const int32_t level : {0, 1, 2}) {
+    std::vector<Row> rows = PlainRows(tokens);
+    for (Row& row : rows) row.level = level;
+    alone.push_back(RunRows(*model, ScratchKv(model->info(), 32), rows));
+  }
+  EXPECT_NE(alone[0], alone[1]);
+  EXPECT_NE(alone[1], alone[2]);
+  std::vector<ScratchKv> kv;
+  std::vector<ContextView> views;
+  for (int i = 0; i < 3; ++i) kv.emplace_back(model->info(), 32);
+  for (const ScratchKv& one : kv) views.push_back(one.View());
+  std::vector<Row> rows;  // levels interleaved, lowest first
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    for (const int32_t level : {0, 2, 1}) {
+      Row row = PlainRows(std::span(tokens).subspan(i, 1), static_cast<int32_t>(i), level)[0];
+      row.level = level;
+      row.want_logits = i % 3 != 1;
+      rows.push_back(row);
+    }
+  }
+  std::vector<float> logits(rows.size() * vocab);
+  ASSERT_TRUE(model->Forward({.rows = rows, .contexts = views}, logits.data()).ok());
+  size_t out = 0;
+  for (const Row& row : rows) {
+    if (!row.want_logits) continue;
+    ExpectSameRow(logits, out++, alone[static_cast<size_t>(row.level)],
+                  static_cast<size_t>(row.position), vocab, "level " + std::to_string(row.level));
+  }
+}
+
+std::vector<std::string> TargetNames() {
+  std::vector<std::string> names;
+  for (const Target target : SupportedTargets()) names.emplace_back(KernelsFor(target)->name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, InvarianceTest,
+                         testing::Combine(testing::ValuesIn(TargetNames()),
+                                          testing::Values("q8_0", "q4_0", "f16", "f32")),
+                         [](const auto& tested) {
+                           std::string name =
+                               std::get<0>(tested.param) + "_" + std::get<1>(tested.param);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace withy::engine

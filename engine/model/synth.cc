@@ -1,0 +1,300 @@
+#include "engine/model/synth.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <span>
+
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "engine/gguf/quants.h"
+#include "engine/gguf/writer.h"
+#include "engine/model/synth_vocab.h"
+
+namespace withy::engine {
+namespace {
+
+const std::vector<SynthShape>& Shapes() {
+  static const auto* shapes = new std::vector<SynthShape>{
+      {.name = "tinyllama-1.1b",
+       .layers = 22,
+       .d_model = 2048,
+       .heads = 32,
+       .kv_heads = 4,
+       .head_dim = 64,
+       .d_ff = 5632,
+       .vocab_size = 32000,
+       .context_length = 4096},
+      {.name = "smollm2-360m",
+       .layers = 32,
+       .d_model = 960,
+       .heads = 15,
+       .kv_heads = 5,
+       .head_dim = 64,
+       .d_ff = 2560,
+       .vocab_size = 49152,
+       .context_length = 8192,
+       .rope_base = 100000.0f,
+       .tied = true,
+       .byte_level_bpe = true},
+      {.name = "llama3.2-3b",
+       .layers = 28,
+       .d_model = 3072,
+       .heads = 24,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .d_ff = 8192,
+       .vocab_size = 128256,
+       .context_length = 131072,
+       .rope_base = 500000.0f,
+       .llama3_rope = true,
+       .tied = true,
+       .byte_level_bpe = true},
+      {.name = "tiny",
+       .layers = 3,
+       .d_model = 128,
+       .heads = 8,
+       .kv_heads = 2,
+       .head_dim = 32,
+       .d_ff = 512,
+       .vocab_size = 512,
+       .context_length = 512},
+  };
+  return *shapes;
+}
+
+struct NamedType {
+  std::string_view name;
+  GgmlType type;
+};
+constexpr std::array<NamedType, 5> kTypes = {{{"q8_0", GgmlType::kQ8_0},
+                                              {"q4_0", GgmlType::kQ4_0},
+                                              {"f16", GgmlType::kF16},
+                                              {"bf16", GgmlType::kBF16},
+                                              {"f32", GgmlType::kF32}}};
+
+// xorshift64*: fast enough to write at the disk's pace.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_((seed + 1) * 0x9e3779b97f4a7c15u | 1u) {}
+  uint64_t Next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545f4914f6cdd1du;
+  }
+  void Fill(std::span<uint8_t> out) {
+    while (!out.empty()) {
+      const uint64_t word = Next();
+      const size_t n = std::min<size_t>(8, out.size());
+      std::memcpy(out.data(), &word, n);
+      out = out.subspan(n);
+    }
+  }
+
+ private:
+  uint64_t state_;
+};
+
+uint64_t Mix(uint64_t seed, std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325u ^ seed;
+  for (char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// Random bytes as one row's blocks of 32, every block with the same scale.
+void FillBlocks(GgmlType type, float deviation, Random* random, std::span<uint8_t> row) {
+  const size_t block_bytes = type == GgmlType::kQ8_0 ? 34 : 18;
+  // Deviation of uniform quants: 0..255 - 128, and 0..15 - 8.
+  const float quant_deviation = type == GgmlType::kQ8_0 ? 73.9f : 4.61f;
+  const uint16_t scale = FloatToHalf(deviation / quant_deviation);
+  random->Fill(row);
+  for (size_t at = 0; at < row.size(); at += block_bytes) std::memcpy(&row[at], &scale, 2);
+}
+
+// Uniform values from a table of 256, which makes floats as fast as bytes.
+void FillFloats(GgmlType type, float deviation, Random* random, std::span<uint8_t> row) {
+  const size_t width = type == GgmlType::kF32 ? 4 : 2;
+  std::array<uint32_t, 256> table;
+  for (size_t i = 0; i < 256; ++i) {
+    const float value = (static_cast<float>(i) - 127.5f) / 73.9f * deviation;
+    table[i] = type == GgmlType::kF32   ? std::bit_cast<uint32_t>(value)
+               : type == GgmlType::kF16 ? FloatToHalf(value)
+                                        : FloatToBf16(value);
+  }
+  uint64_t word = 0;
+  for (size_t i = 0; i < row.size() / width; ++i) {
+    if (i % 8 == 0) word = random->Next();
+    std::memcpy(&row[i * width], &table[word >> (i % 8 * 8) & 255], width);
+  }
+}
+
+class Synthesizer {
+ public:
+  Synthesizer(const SynthShape& shape, GgmlType type, uint64_t seed)
+      : shape_(shape), type_(type), seed_(seed) {}
+
+  absl::Status Write(const std::string& path,
+                     const std::function<void(uint64_t, uint64_t)>& progress) {
+    if (shape_.vocab_size < kMinSynthVocab) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("vocabulary of ", shape_.vocab_size, " tokens is below ", kMinSynthVocab));
+    }
+    AddMetadata();
+    AddTensors();
+    return writer_.Write(path, progress);
+  }
+
+ private:
+  void AddMetadata() {
+    const std::string& a = shape_.architecture;
+    writer_.SetString("general.architecture", a);
+    writer_.SetString("general.name",
+                      absl::StrCat("synthetic ", shape_.name, " ", ToAbsl(TypeName(type_))));
+    const auto count = [&](std::string_view key, int32_t value) {
+      writer_.Set<uint32_t>(a + "." + std::string(key), static_cast<uint32_t>(value));
+    };
+    count("block_count", shape_.layers);
+    count("embedding_length", shape_.d_model);
+    count("feed_forward_length", shape_.d_ff);
+    count("context_length", shape_.context_length);
+    count("attention.head_count", shape_.heads);
+    count("attention.head_count_kv", shape_.kv_heads);
+    count("attention.key_length", shape_.head_dim);
+    count("attention.value_length", shape_.head_dim);
+    count("rope.dimension_count", shape_.head_dim);
+    count("vocab_size", shape_.vocab_size);
+    writer_.Set<float>(a + ".attention.layer_norm_rms_epsilon", 1e-5f);
+    writer_.Set<float>(a + ".rope.freq_base", shape_.rope_base);
+    if (shape_.byte_level_bpe) {
+      AddByteLevelVocab(shape_.vocab_size, &writer_);
+    } else {
+      AddSentencePieceVocab(shape_.vocab_size, &writer_);
+    }
+  }
+
+  void AddTensors() {
+    const SynthShape& s = shape_;
+    const int32_t q_rows = s.heads * s.head_dim;
+    const int32_t kv_rows = s.kv_heads * s.head_dim;
+    // Keeps the residual stream's size about the same over all layers.
+    const float into_residual = 1.0f / std::sqrt(2.0f * static_cast<float>(s.layers));
+    Matrix("token_embd", s.vocab_size, s.d_model, std::sqrt(static_cast<float>(s.d_model)));
+    if (!s.tied) Matrix("output", s.vocab_size, s.d_model, 2.0f);
+    Vector("output_norm.weight", s.d_model, 1.0f);
+    if (s.llama3_rope) RopeFactors();
+    for (int32_t layer = 0; layer < s.layers; ++layer) {
+      const std::string blk = absl::StrCat("blk.", layer, ".");
+      Vector(blk + "attn_norm.weight", s.d_model, 1.0f);
+      Matrix(blk + "attn_q", q_rows, s.d_model, 1.5f);
+      Matrix(blk + "attn_k", kv_rows, s.d_model, 1.5f);
+      Matrix(blk + "attn_v", kv_rows, s.d_model, 1.0f);
+      Matrix(blk + "attn_output", s.d_model, q_rows, into_residual);
+      if (s.architecture == "qwen2") {
+        Vector(blk + "attn_q.bias", q_rows, 0.0f);
+        Vector(blk + "attn_k.bias", kv_rows, 0.0f);
+        Vector(blk + "attn_v.bias", kv_rows, 0.0f);
+      } else if (s.architecture == "qwen3") {
+        Vector(blk + "attn_q_norm.weight", s.head_dim, 1.0f);
+        Vector(blk + "attn_k_norm.weight", s.head_dim, 1.0f);
+      }
+      Vector(blk + "ffn_norm.weight", s.d_model, 1.0f);
+      Matrix(blk + "ffn_gate", s.d_ff, s.d_model, 1.5f);
+      Matrix(blk + "ffn_up", s.d_ff, s.d_model, 1.5f);
+      Matrix(blk + "ffn_down", s.d_model, s.d_ff, into_residual);
+    }
+  }
+
+  // Weights of deviation gain / sqrt(cols).
+  void Matrix(const std::string& name, int32_t rows, int32_t cols, float gain) {
+    const float deviation = gain / std::sqrt(static_cast<float>(cols));
+    const uint64_t seed = Mix(seed_, name);
+    writer_.AddTensor(name + ".weight", type_, {cols, rows},
+                      [=, type = type_](const TensorSink& sink) -> absl::Status {
+                        WITHY_ASSIGN_OR_RETURN(uint64_t bytes, RowBytes(type, cols));
+                        Random random(seed);
+                        std::vector<uint8_t> row(bytes);
+                        const bool blocks = type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0;
+                        for (int32_t i = 0; i < rows; ++i) {
+                          blocks ? FillBlocks(type, deviation, &random, row)
+                                 : FillFloats(type, deviation, &random, row);
+                          WITHY_RETURN_IF_ERROR(sink(row));
+                        }
+                        return absl::OkStatus();
+                      });
+  }
+
+  void Stream(const std::string& name, std::vector<float> values) {
+    const auto count = static_cast<int64_t>(values.size());
+    writer_.AddTensor(
+        name, GgmlType::kF32, {count}, [values = std::move(values)](const TensorSink& sink) {
+          return sink(
+              {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)});
+        });
+  }
+
+  // Values around `centre`.
+  void Vector(const std::string& name, int32_t size, float centre) {
+    Random random(Mix(seed_, name));
+    std::vector<float> values(static_cast<size_t>(size));
+    for (float& v : values) {
+      v = centre + (static_cast<float>(random.Next() >> 40) / 0x1p24f - 0.5f) * 0.2f;
+    }
+    Stream(name, std::move(values));
+  }
+
+  // Llama 3.2's published factors: 32 for long wavelengths, 1 for short ones, blended between.
+  void RopeFactors() {
+    constexpr double kFactor = 32;
+    constexpr double kOriginalContext = 8192;
+    std::vector<float> factors;
+    for (int32_t i = 0; i < shape_.head_dim / 2; ++i) {
+      const double inverse = std::pow(double{shape_.rope_base}, -2.0 * i / shape_.head_dim);
+      const double turns = kOriginalContext * inverse / (2 * std::numbers::pi);
+      const double keep = std::clamp((turns - 1) / 3, 0.0, 1.0);
+      factors.push_back(static_cast<float>(1 / ((1 - keep) / kFactor + keep)));
+    }
+    Stream("rope_freqs.weight", std::move(factors));
+  }
+
+  const SynthShape& shape_;
+  const GgmlType type_;
+  const uint64_t seed_;
+  GgufWriter writer_;
+};
+
+}  // namespace
+
+std::vector<std::string> SynthShapeNames() {
+  std::vector<std::string> names;
+  for (const SynthShape& shape : Shapes()) names.push_back(shape.name);
+  return names;
+}
+
+absl::StatusOr<SynthShape> FindSynthShape(std::string_view name) {
+  for (const SynthShape& shape : Shapes()) {
+    if (shape.name == name) return shape;
+  }
+  return absl::NotFoundError(absl::StrCat("no shape is called \"", ToAbsl(name), "\"; there are ",
+                                          absl::StrJoin(SynthShapeNames(), ", ")));
+}
+
+absl::StatusOr<GgmlType> FindSynthType(std::string_view name) {
+  for (const NamedType& named : kTypes) {
+    if (named.name == name) return named.type;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("type \"", ToAbsl(name),
+                                                 "\" cannot be written; there are q8_0, q4_0, "
+                                                 "f16, bf16, f32"));
+}
+
+absl::Status WriteSynthModel(const SynthShape& shape, GgmlType type, uint64_t seed,
+                             const std::string& path,
+                             const std::function<void(uint64_t, uint64_t)>& progress) {
+  return Synthesizer(shape, type, seed).Write(path, progress);
+}
+
+}  // namespace withy::engine

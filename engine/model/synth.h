@@ -1,0 +1,49 @@
+// Random-weight models in published shapes, with a valid tokenizer: for benchmarks and tests, where
+// only the shape matters. Neighbours: gguf/writer.h streams them out, `withyctl models synth` calls
+// this. Deterministic by seed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/gguf/types.h"
+
+namespace withy::engine {
+
+struct SynthShape {
+  std::string name;
+  std::string architecture = "llama";
+  int32_t layers = 0;
+  int32_t d_model = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t d_ff = 0;
+  int32_t vocab_size = 0;
+  int32_t context_length = 0;
+  float rope_base = 10000.0f;
+  bool llama3_rope = false;  // adds a rope_freqs tensor
+  bool tied = false;
+  bool byte_level_bpe = false;  // else SentencePiece-like
+};
+
+// tinyllama-1.1b, smollm2-360m, llama3.2-3b, and tiny (0.7 M parameters, for tests).
+std::vector<std::string> SynthShapeNames();
+// Errors: NOT_FOUND listing the names.
+absl::StatusOr<SynthShape> FindSynthShape(std::string_view name);
+// "q8_0", "q4_0", "f16", "f32", "bf16". Errors: INVALID_ARGUMENT listing them.
+absl::StatusOr<GgmlType> FindSynthType(std::string_view name);
+
+// Writes the model as GGUF, streaming: memory stays at a few MiB whatever the shape. `progress`:
+// (bytes written, bytes in all). Errors: INVALID_ARGUMENT (a shape that no tensor can have), those
+// of GgufWriter::Write.
+absl::Status WriteSynthModel(const SynthShape& shape, GgmlType type, uint64_t seed,
+                             const std::string& path,
+                             const std::function<void(uint64_t, uint64_t)>& progress = nullptr);
+
+}  // namespace withy::engine

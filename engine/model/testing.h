@@ -1,0 +1,89 @@
+// What the model's tests share: a folder of their own, tiny models, rows.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "engine/model/scratch_kv.h"
+#include "engine/model/synth.h"
+#include "gtest/gtest.h"
+
+namespace withy::engine {
+
+// A folder that vanishes with the object.
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string pattern = testing::TempDir() + "withy_model_XXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TestFolder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ / name; }
+  std::string path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The tiny shape: 3 layers, 8 query heads on 2 KV heads.
+inline SynthShape TinyShape() { return *FindSynthShape("tiny"); }
+
+inline std::string WriteTiny(const TestFolder& folder, const SynthShape& shape, GgmlType type,
+                             const std::string& name = "model.gguf") {
+  const absl::Status status = WriteSynthModel(shape, type, 7, folder / name);
+  EXPECT_TRUE(status.ok()) << status;
+  return folder / name;
+}
+
+inline std::unique_ptr<Model> OpenTiny(const TestFolder& folder, const std::string& path,
+                                       ModelOptions options = {}) {
+  options.cache_dir = folder.path();
+  if (options.threads == 0) options.threads = 2;
+  auto model = Model::Open(path, options);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return model.ok() ? *std::move(model) : nullptr;
+}
+
+inline std::vector<int32_t> SomeTokens(int32_t count, int32_t vocab, uint32_t seed = 1) {
+  std::vector<int32_t> tokens;
+  for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    tokens.push_back(static_cast<int32_t>(seed >> 8) % vocab);
+  }
+  return tokens;
+}
+
+// Plain rows that all want logits.
+inline std::vector<Row> PlainRows(std::span<const int32_t> tokens, int32_t first = 0,
+                                  int32_t context = 0) {
+  std::vector<Row> rows;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int32_t position = first + static_cast<int32_t>(i);
+    rows.push_back({.token = tokens[i],
+                    .position = position,
+                    .slot = position,
+                    .context = context,
+                    .want_logits = true});
+  }
+  return rows;
+}
+
+// Logits of `rows` over one context's KV; [rows that want them, vocab].
+inline std::vector<float> RunRows(Model& model, const ScratchKv& kv, std::span<const Row> rows) {
+  size_t wanted = 0;
+  for (const Row& row : rows) wanted += row.want_logits ? 1 : 0;
+  std::vector<float> logits(wanted * static_cast<size_t>(model.info().vocab_size));
+  const ContextView view = kv.View();
+  const absl::Status status = model.Forward({.rows = rows, .contexts = {&view, 1}}, logits.data());
+  EXPECT_TRUE(status.ok()) << status;
+  return logits;
+}
+
+}  // namespace withy::engine
