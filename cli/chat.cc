@@ -1,0 +1,234 @@
+// withyctl chat: a conversation in a context. Ctrl-C cancels the answer, not the program.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "cli/client.h"
+#include "cli/command.h"
+#include "cli/output.h"
+#include "cli/prompt_flags.h"
+#include "cli/stats.h"
+
+namespace withy::cli {
+namespace {
+
+// Takes SIGINT on a thread of its own. All other threads must be started after it, so that they do
+// not get the signal.
+class InterruptWatcher {
+ public:
+  InterruptWatcher() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGINT);
+    sigaddset(&signals_, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    thread_ = std::thread([this] { Watch(); });
+  }
+  ~InterruptWatcher() {
+    pthread_kill(thread_.native_handle(), SIGUSR1);
+    thread_.join();
+  }
+
+  // What Ctrl-C cancels from now on; null = nothing.
+  void SetAnswer(AnswerCancel* answer) {
+    const std::lock_guard lock(mutex_);
+    answer_ = answer;
+  }
+
+ private:
+  void Watch() {
+    int signal = 0;
+    while (sigwait(&signals_, &signal) == 0 && signal == SIGINT) {
+      const std::lock_guard lock(mutex_);
+      if (answer_ != nullptr) {
+        answer_->Cancel();
+      } else {
+        std::cerr << "\n(/quit or Ctrl-D leaves)\n> " << std::flush;
+      }
+    }
+  }
+
+  sigset_t signals_{};
+  std::mutex mutex_;
+  AnswerCancel* answer_ = nullptr;
+  std::thread thread_;
+};
+
+constexpr char kHelp[] =
+    "/slo ttft_ms=200 tpot_ms=10   ask for this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
+    "tpot_ratio,\n"
+    "                              end_to_end_ms; add `strict` to refuse answers that would be "
+    "late)\n"
+    "/slo off                      as good as it can\n"
+    "/stats                        show or hide what was predicted and measured\n"
+    "/new                          begin a new context\n"
+    "/context                      the context's id, to go on later with --context\n"
+    "/quit                         leave\n"
+    "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
+
+class Chat {
+ public:
+  Chat(Client& client, InterruptWatcher& watcher, const Args& args, v1::GenerateRequest settings)
+      : client_(client),
+        watcher_(watcher),
+        args_(args),
+        request_(std::move(settings)),
+        stats_(args.Has("stats")) {}
+
+  absl::Status Start() {
+    if (!request_.context_id().empty()) {
+      v1::GetContextRequest get;
+      get.set_context_id(request_.context_id());
+      return client_.GetContext(get).status();
+    }
+    return NewContext();
+  }
+
+  void Loop() {
+    std::string line;
+    const bool terminal = isatty(STDIN_FILENO) != 0;
+    if (terminal)
+      std::cerr << "context " << request_.context_id() << "; /help lists the commands\n";
+    while (true) {
+      if (terminal) std::cerr << "> " << std::flush;
+      if (!std::getline(std::cin, line)) break;
+      if (line.empty()) continue;
+      if (line[0] == '/') {
+        if (!Do(line)) break;
+      } else {
+        Answer(line);
+      }
+    }
+    if (terminal) std::cerr << "\n";
+  }
+
+  bool failed() const { return failed_; }
+
+ private:
+  absl::Status NewContext() {
+    v1::CreateContextRequest create;
+    create.set_system_prompt(args_.Get("system"));
+    create.set_title("withyctl chat");
+    WITHY_ASSIGN_OR_RETURN(const v1::CreateContextResponse created, client_.CreateContext(create));
+    request_.set_context_id(created.context().context_id());
+    return absl::OkStatus();
+  }
+
+  void Report(const absl::Status& status) {
+    if (status.ok()) return;
+    failed_ = true;
+    Fail(status);
+  }
+
+  // False: leave.
+  bool Do(const std::string& line) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (words[0] == "/quit" || words[0] == "/exit") return false;
+    if (words[0] == "/slo") {
+      Report(SetSloWords(words));
+    } else if (words[0] == "/stats") {
+      stats_ = !stats_;
+    } else if (words[0] == "/new") {
+      Report(NewContext());
+      std::cerr << "context " << request_.context_id() << "\n";
+    } else if (words[0] == "/context") {
+      std::cerr << request_.context_id() << "\n";
+    } else {
+      std::cerr << kHelp;
+    }
+    return true;
+  }
+
+  absl::Status SetSloWords(const std::vector<std::string>& words) {
+    v1::Slo slo;
+    for (size_t i = 1; i < words.size(); ++i) {
+      if (words[i] == "off") continue;
+      if (words[i] == "strict") {
+        slo.set_strict(true);
+        continue;
+      }
+      const std::vector<std::string> parts = absl::StrSplit(words[i], '=');
+      double value = 0;
+      if (parts.size() != 2 || !absl::SimpleAtod(parts[1], &value)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("\"", words[i], "\" must be FIELD=NUMBER, e.g. ttft_ms=200"));
+      }
+      WITHY_RETURN_IF_ERROR(SetSlo(parts[0], value, &slo));
+    }
+    if (words.size() > 1) *request_.mutable_slo() = slo;
+    const std::string text = request_.slo().ShortDebugString();
+    std::cerr << "SLO: " << (text.empty() ? "none" : text) << "\n";
+    return absl::OkStatus();
+  }
+
+  void Answer(const std::string& line) {
+    request_.mutable_prompt()->clear_messages();
+    v1::Message& message = *request_.mutable_prompt()->mutable_messages()->add_messages();
+    message.set_role("user");
+    message.set_content(line);
+    AnswerCancel cancel;
+    v1::GenerateStarted started;
+    v1::GenerateFinished finished;
+    watcher_.SetAnswer(&cancel);
+    const absl::Status status =
+        client_.Generate(request_, absl::Hours(1), &cancel, [&](const v1::GenerateResponse& event) {
+          if (event.has_started()) started = event.started();
+          if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
+          if (event.has_finished()) finished = event.finished();
+        });
+    watcher_.SetAnswer(nullptr);
+    std::cout << "\n" << std::flush;
+    if (absl::IsCancelled(status)) {
+      std::cerr << "(cancelled: what was said stays in the context)\n";
+    } else {
+      Report(status);
+    }
+    if (status.ok() && stats_) std::cerr << StatsText(started, finished);
+  }
+
+  Client& client_;
+  InterruptWatcher& watcher_;
+  const Args& args_;
+  v1::GenerateRequest request_;
+  bool stats_;
+  bool failed_ = false;
+};
+
+int RunChat(const Args& args) {
+  if (!args.positional().empty())
+    return FailUsage("chat reads from standard input: type, or pipe one line a turn");
+  auto settings = SettingsFromArgs(args);
+  if (!settings.ok()) return FailUsage(ToStd(settings.status().message()));
+  if (args.Has("context") && args.Has("system"))
+    return FailUsage("--system is for a new context, not for --context");
+  InterruptWatcher watcher;
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  Chat chat(**client, watcher, args, *std::move(settings));
+  if (const absl::Status started = chat.Start(); !started.ok()) return Fail(started);
+  chat.Loop();
+  return chat.failed() ? kExitFailed : kExitOk;
+}
+
+}  // namespace
+
+std::vector<Command> ChatCommands() {
+  std::vector<Flag> flags = {
+      {"context", "ID", "go on with this context (default: a new one)"},
+      {"system", "TEXT", "system prompt of a new context"},
+      {"stats", "", "show what was predicted and measured after each answer"}};
+  for (Flag& flag : SettingFlags()) {
+    if (flag.name != "request-id" && flag.name != "logprobs") flags.push_back(std::move(flag));
+  }
+  return {{"chat", "", "talk; the conversation is kept in a context",
+           WithConnection(std::move(flags)), RunChat}};
+}
+
+}  // namespace withy::cli

@@ -1,0 +1,238 @@
+#include "cli/client.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/config.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+#include "withy/v1/context_store.grpc.pb.h"
+#include "withy/v1/llm_service.grpc.pb.h"
+
+namespace withy::cli {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Seconds(30);
+constexpr char kUnix[] = "unix:";
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string ReadFirstLine(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// context_store's socket lies beside the orchestrator's when only that one is known.
+std::string StoreBeside(const std::string& address, const v1::Config& config) {
+  if (!address.starts_with(kUnix) || address == config.orchestrator().listen())
+    return config.store().listen();
+  const std::filesystem::path socket(address.substr(sizeof(kUnix) - 1));
+  return kUnix + (socket.parent_path() / "context_store.sock").string();
+}
+
+}  // namespace
+
+std::string TokenPath() {
+  std::string home = Environment("XDG_CONFIG_HOME");
+  if (home.empty()) home = Environment("HOME") + "/.config";
+  return home + "/withy/token";
+}
+
+absl::Status SaveToken(const std::string& token) {
+  const std::string path = TokenPath();
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (error)
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot create the directory of ", path, ": ", error.message()));
+  const std::string fresh = path + ".new";
+  {
+    UniqueFd file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (!file.valid()) return ErrnoError("write " + fresh);
+    const std::string line = token + "\n";
+    if (write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+      return ErrnoError("write " + fresh);
+    }
+  }
+  if (std::rename(fresh.c_str(), path.c_str()) != 0) return ErrnoError("write " + path);
+  return absl::OkStatus();
+}
+
+struct AnswerCancel::State {
+  std::mutex mutex;
+  bool cancelled = false;
+  grpc::ClientContext* context = nullptr;  // of the running answer
+};
+
+AnswerCancel::AnswerCancel() : state_(std::make_shared<State>()) {}
+AnswerCancel::~AnswerCancel() = default;
+
+void AnswerCancel::Cancel() {
+  const std::lock_guard lock(state_->mutex);
+  state_->cancelled = true;
+  if (state_->context != nullptr) state_->context->TryCancel();
+}
+
+struct Client::Impl {
+  std::string address;
+  std::string store_address;
+  std::string token;
+  std::shared_ptr<grpc::Channel> channel;
+  std::shared_ptr<grpc::Channel> store_channel;
+  std::unique_ptr<v1::LlmService::Stub> stub;
+  std::unique_ptr<v1::ContextStore::Stub> store;
+
+  void Prepare(grpc::ClientContext* context, absl::Duration timeout) const {
+    rpc::SetTimeout(context, timeout);
+    if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
+  }
+
+  // The status with what to do about it.
+  absl::Status Explain(const grpc::Status& status, const grpc::ClientContext& context,
+                       const std::shared_ptr<grpc::Channel>& used, const std::string& where) const {
+    absl::Status plain = rpc::FromGrpc(status);
+    if (absl::IsUnavailable(plain) && used->GetState(false) != GRPC_CHANNEL_READY) {
+      return absl::UnavailableError(absl::StrCat("withy does not answer at ", where,
+                                                 ": is it running? Start it with `./withy up` or "
+                                                 "`systemctl start withy.target`, or say where it "
+                                                 "is with --address or WITHY_ADDRESS"));
+    }
+    if (absl::IsUnauthenticated(plain)) {
+      return Annotate(
+          plain, token.empty()
+                     ? "no token (make one with `withyctl apps bind NAME`)"
+                     : "the token was refused (make a new one with `withyctl apps bind NAME`)");
+    }
+    const auto& trailing = context.GetServerTrailingMetadata();
+    if (const auto hint = trailing.find(rpc::kRetryAfterKey); hint != trailing.end()) {
+      return absl::Status(
+          plain.code(),
+          absl::StrCat(plain.message(), " (retry after ",
+                       std::string(hint->second.data(), hint->second.size()), " ms)"));
+    }
+    return plain;
+  }
+
+  template <typename Response, typename Request>
+  absl::StatusOr<Response> Call(grpc::Status (v1::LlmService::Stub::*method)(grpc::ClientContext*,
+                                                                             const Request&,
+                                                                             Response*),
+                                const Request& request) const {
+    grpc::ClientContext context;
+    Prepare(&context, kTimeout);
+    Response response;
+    const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+    if (!status.ok()) return Explain(status, context, channel, address);
+    return response;
+  }
+
+  template <typename Response, typename Request>
+  absl::StatusOr<Response> CallStore(grpc::Status (v1::ContextStore::Stub::*method)(
+                                         grpc::ClientContext*, const Request&, Response*),
+                                     const Request& request) const {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kTimeout);
+    Response response;
+    const grpc::Status status = (store.get()->*method)(&context, request, &response);
+    if (!status.ok()) return Explain(status, context, store_channel, store_address);
+    return response;
+  }
+};
+
+Client::Client() : impl_(std::make_unique<Impl>()) {}
+Client::~Client() = default;
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
+  WITHY_ASSIGN_OR_RETURN(const v1::Config config, LoadConfig(args.Get("config")));
+  std::unique_ptr<Client> client(new Client);
+  Impl& impl = *client->impl_;
+  impl.address = args.Get("address", Environment("WITHY_ADDRESS"));
+  if (impl.address.empty()) impl.address = config.orchestrator().listen();
+  impl.store_address = StoreBeside(impl.address, config);
+  impl.token = args.Get("token", Environment("WITHY_TOKEN"));
+  if (impl.token.empty()) impl.token = ReadFirstLine(TokenPath());
+  impl.channel = rpc::Connect(impl.address);
+  impl.stub = v1::LlmService::NewStub(impl.channel);
+  impl.store_channel = rpc::Connect(impl.store_address);
+  impl.store = v1::ContextStore::NewStub(impl.store_channel);
+  return client;
+}
+
+using Stub = v1::LlmService::Stub;
+
+absl::StatusOr<v1::BindAppResponse> Client::BindApp(const v1::BindAppRequest& request) {
+  return impl_->Call(&Stub::BindApp, request);
+}
+absl::StatusOr<v1::CreateContextResponse> Client::CreateContext(
+    const v1::CreateContextRequest& request) {
+  return impl_->Call(&Stub::CreateContext, request);
+}
+absl::StatusOr<v1::GetContextResponse> Client::GetContext(const v1::GetContextRequest& request) {
+  return impl_->Call(&Stub::GetContext, request);
+}
+absl::StatusOr<v1::ListContextsResponse> Client::ListContexts(
+    const v1::ListContextsRequest& request) {
+  return impl_->Call(&Stub::ListContexts, request);
+}
+absl::StatusOr<v1::DeleteContextResponse> Client::DeleteContext(
+    const v1::DeleteContextRequest& request) {
+  return impl_->Call(&Stub::DeleteContext, request);
+}
+absl::StatusOr<v1::CountTokensResponse> Client::CountTokens(const v1::CountTokensRequest& request) {
+  return impl_->Call(&Stub::CountTokens, request);
+}
+absl::StatusOr<v1::PlanResponse> Client::Plan(const v1::GenerateRequest& request) {
+  return impl_->Call(&Stub::Plan, request);
+}
+absl::StatusOr<v1::ListModelsResponse> Client::ListModels() {
+  return impl_->Call(&Stub::ListModels, v1::ListModelsRequest());
+}
+absl::StatusOr<v1::GetStatusResponse> Client::GetStatus() {
+  return impl_->Call(&Stub::GetStatus, v1::GetStatusRequest());
+}
+absl::StatusOr<v1::ListAppsResponse> Client::ListApps() {
+  return impl_->CallStore(&v1::ContextStore::Stub::ListApps, v1::ListAppsRequest());
+}
+absl::StatusOr<v1::RemoveAppResponse> Client::RemoveApp(const v1::RemoveAppRequest& request) {
+  return impl_->CallStore(&v1::ContextStore::Stub::RemoveApp, request);
+}
+
+absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+                              AnswerCancel* cancel,
+                              const std::function<void(const v1::GenerateResponse&)>& on_message) {
+  grpc::ClientContext context;
+  impl_->Prepare(&context, timeout);
+  const std::shared_ptr<AnswerCancel::State> state = cancel == nullptr ? nullptr : cancel->state_;
+  const auto reader = impl_->stub->Generate(&context, request);
+  if (state != nullptr) {
+    const std::lock_guard lock(state->mutex);
+    state->context = &context;
+    if (state->cancelled) context.TryCancel();
+  }
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) on_message(message);
+  const grpc::Status status = reader->Finish();
+  if (state != nullptr) {
+    const std::lock_guard lock(state->mutex);
+    state->context = nullptr;
+  }
+  if (!status.ok()) return impl_->Explain(status, context, impl_->channel, impl_->address);
+  return absl::OkStatus();
+}
+
+}  // namespace withy::cli

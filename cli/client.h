@@ -1,0 +1,68 @@
+// The service as a command sees it: where it is, who we are, one method an RPC. The only gRPC of
+// withyctl is behind it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cli/flags.h"
+#include "withy/v1/context_store.pb.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::cli {
+
+// Where the token of `apps bind` is kept: $XDG_CONFIG_HOME/withy/token, else ~/.config/withy/token.
+std::string TokenPath();
+// Writes it with mode 0600. Errors: of the file system, naming the path.
+absl::Status SaveToken(const std::string& token);
+
+// Cancels a running answer from another thread.
+class AnswerCancel {
+ public:
+  AnswerCancel();
+  ~AnswerCancel();
+  void Cancel();
+
+ private:
+  friend class Client;
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// Every method blocks and has a deadline. Errors carry what to do about them: how to start the
+// service, how to get a token. Used by one thread; Cancel by any.
+class Client {
+ public:
+  // Address: --address, WITHY_ADDRESS, else the configuration's. Token: --token, WITHY_TOKEN, else
+  // the kept one. Errors: of the configuration.
+  static absl::StatusOr<std::unique_ptr<Client>> Open(const Args& args);
+  ~Client();
+
+  absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request);
+  absl::StatusOr<v1::CreateContextResponse> CreateContext(const v1::CreateContextRequest& request);
+  absl::StatusOr<v1::GetContextResponse> GetContext(const v1::GetContextRequest& request);
+  absl::StatusOr<v1::ListContextsResponse> ListContexts(const v1::ListContextsRequest& request);
+  absl::StatusOr<v1::DeleteContextResponse> DeleteContext(const v1::DeleteContextRequest& request);
+  absl::StatusOr<v1::CountTokensResponse> CountTokens(const v1::CountTokensRequest& request);
+  absl::StatusOr<v1::PlanResponse> Plan(const v1::GenerateRequest& request);
+  absl::StatusOr<v1::ListModelsResponse> ListModels();
+  absl::StatusOr<v1::GetStatusResponse> GetStatus();
+  absl::Status Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+                        AnswerCancel* cancel,
+                        const std::function<void(const v1::GenerateResponse&)>& on_message);
+
+  // Of context_store itself: for the operator, on the board.
+  absl::StatusOr<v1::ListAppsResponse> ListApps();
+  absl::StatusOr<v1::RemoveAppResponse> RemoveApp(const v1::RemoveAppRequest& request);
+
+ private:
+  Client();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace withy::cli

@@ -1,0 +1,43 @@
+// What a command of withyctl is, and how it ends. Neighbours: main.cc finds and runs one; each
+// command group has a file.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cli/flags.h"
+
+namespace withy::cli {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;  // the call failed
+inline constexpr int kExitUsage = 2;   // the command line is wrong
+
+struct Command {
+  std::string name;  // "generate", "contexts list"
+  std::string operands;
+  std::string summary;
+  std::vector<Flag> flags;  // besides the common ones
+  int (*run)(const Args& args);
+};
+
+// Print to stderr and give the exit code.
+int Fail(const absl::Status& status);
+int FailUsage(std::string_view message);
+
+// The groups.
+std::vector<Command> AppCommands();
+std::vector<Command> ChatCommands();
+std::vector<Command> ContextCommands();
+std::vector<Command> GenerateCommands();
+std::vector<Command> ModelCommands();
+std::vector<Command> StatusCommands();
+
+// Flags of every command that talks to the service.
+std::vector<Flag> ConnectionFlags();
+// `flags` after the connection's.
+std::vector<Flag> WithConnection(std::vector<Flag> flags);
+
+}  // namespace withy::cli

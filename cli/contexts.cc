@@ -1,0 +1,97 @@
+// withyctl contexts: what the app has stored.
+#include <iostream>
+
+#include "cli/client.h"
+#include "cli/command.h"
+#include "cli/output.h"
+
+namespace withy::cli {
+namespace {
+
+int RunList(const Args& args) {
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
+  v1::ListContextsResponse all;
+  std::vector<std::vector<std::string>> rows = {
+      {"ID", "TITLE", "MESSAGES", "TOKENS", "IN MEMORY", "LAST USED"}};
+  v1::ListContextsRequest request;
+  do {
+    auto page = (*client)->ListContexts(request);
+    if (!page.ok()) return Fail(page.status());
+    for (const v1::ContextInfo& context : page->contexts()) {
+      rows.push_back({context.context_id(), Printable(context.title()),
+                      std::to_string(context.messages()), std::to_string(context.tokens()),
+                      Bytes(context.resident_bytes()), Ago(context.last_used_unix_s(), now)});
+    }
+    request.set_page_token(page->next_page_token());
+    all.mutable_contexts()->MergeFrom(page->contexts());
+  } while (!request.page_token().empty());
+  std::cout << (args.Has("json") ? ToJson(all) + "\n" : Table(rows));
+  return kExitOk;
+}
+
+int RunShow(const Args& args) {
+  if (args.positional().size() != 1) return FailUsage("contexts show takes one ID");
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  v1::GetContextRequest request;
+  request.set_context_id(args.positional()[0]);
+  const auto context = (*client)->GetContext(request);
+  if (!context.ok()) return Fail(context.status());
+  if (args.Has("json")) {
+    std::cout << ToJson(*context) << "\n";
+    return kExitOk;
+  }
+  for (const v1::ContextMessage& message : context->messages()) {
+    std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "") << ": "
+              << Printable(message.message().content()) << "\n";
+  }
+  return kExitOk;
+}
+
+int RunCreate(const Args& args) {
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  v1::CreateContextRequest request;
+  request.set_system_prompt(args.Get("system"));
+  request.set_title(args.Get("title"));
+  request.set_request_id(args.Get("request-id"));
+  const auto created = (*client)->CreateContext(request);
+  if (!created.ok()) return Fail(created.status());
+  std::cout << (args.Has("json") ? ToJson(*created) : created->context().context_id()) << "\n";
+  return kExitOk;
+}
+
+int RunDelete(const Args& args) {
+  if (args.positional().empty()) return FailUsage("contexts delete takes one or more IDs");
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  for (const std::string& id : args.positional()) {
+    v1::DeleteContextRequest request;
+    request.set_context_id(id);
+    const auto deleted = (*client)->DeleteContext(request);
+    if (!deleted.ok()) return Fail(deleted.status());
+    std::cout << "deleted " << id << "\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+std::vector<Command> ContextCommands() {
+  const Flag json{"json", "", "print JSON"};
+  return {
+      {"contexts list", "", "the app's contexts, newest first", WithConnection({json}), RunList},
+      {"contexts show", "ID", "one context's messages", WithConnection({json}), RunShow},
+      {"contexts create", "", "make an empty context and print its ID",
+       WithConnection({{"system", "TEXT", "system prompt"},
+                       {"title", "TEXT", "name for people"},
+                       {"request-id", "ID", "the same ID gives the same context"},
+                       json}),
+       RunCreate},
+      {"contexts delete", "ID...", "delete contexts for good", WithConnection({}), RunDelete},
+  };
+}
+
+}  // namespace withy::cli

@@ -1,0 +1,124 @@
+// withyctl generate, plan, count-tokens.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "cli/client.h"
+#include "cli/command.h"
+#include "cli/output.h"
+#include "cli/prompt_flags.h"
+#include "cli/stats.h"
+
+namespace withy::cli {
+namespace {
+
+absl::StatusOr<v1::GenerateRequest> RequestFromArgs(const Args& args) {
+  WITHY_ASSIGN_OR_RETURN(v1::GenerateRequest request, SettingsFromArgs(args));
+  WITHY_ASSIGN_OR_RETURN(*request.mutable_prompt(), PromptFromArgs(args));
+  return request;
+}
+
+int RunGenerate(const Args& args) {
+  const auto request = RequestFromArgs(args);
+  if (!request.ok()) return FailUsage(ToStd(request.status().message()));
+  const auto timeout = args.Number("timeout-s");
+  if (!timeout.ok()) return FailUsage(ToStd(timeout.status().message()));
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+
+  const bool json = args.Has("json");
+  v1::GenerateStarted started;
+  v1::GenerateFinished finished;
+  v1::GenerateDelta tokens;
+  const auto show = [&](const v1::GenerateResponse& message) {
+    if (message.has_started()) started = message.started();
+    if (message.has_finished()) finished = message.finished();
+    if (!message.has_delta()) return;
+    if (json) {
+      tokens.mutable_tokens()->MergeFrom(message.delta().tokens());
+    } else {
+      std::cout << Printable(message.delta().text()) << std::flush;
+    }
+  };
+  const absl::Status status =
+      (*client)->Generate(*request, absl::Seconds(timeout->value_or(600)), nullptr, show);
+  if (json && status.ok()) {
+    const std::string token_json =
+        args.Has("logprobs") ? absl::StrCat(",\"tokens\":", ToJson(tokens)) : "";
+    std::cout << "{\"started\":" << ToJson(started) << ",\"finished\":" << ToJson(finished)
+              << token_json << "}\n";
+  }
+  if (!json && !finished.text().empty()) std::cout << "\n";
+  std::cout << std::flush;
+  if (!status.ok()) return Fail(status);
+  if (!json && (args.Has("stats") || isatty(STDERR_FILENO) != 0))
+    std::cerr << StatsText(started, finished);
+  return kExitOk;
+}
+
+int RunPlan(const Args& args) {
+  const auto request = RequestFromArgs(args);
+  if (!request.ok()) return FailUsage(ToStd(request.status().message()));
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  const auto plan = (*client)->Plan(*request);
+  if (!plan.ok()) return Fail(plan.status());
+  if (args.Has("json")) {
+    std::cout << ToJson(*plan) << "\n";
+    return kExitOk;
+  }
+  const v1::Decision& decision = plan->decision();
+  std::cout << decision.explanation() << "\n"
+            << Table({{"", "TTFT ms", "TPOT ms", "end to end ms"},
+                      LatencyRow("predicted now", decision.predicted()),
+                      LatencyRow("full model, idle", decision.full_model())})
+            << "model level " << decision.model_level_percent() << " %, prompt level "
+            << decision.prompt_level_percent() << " %, " << plan->prompt_tokens()
+            << " prompt tokens (" << decision.predicted_prompt_tokens() << " to compute, "
+            << decision.predicted_reused_tokens() << " reused), " << plan->queue_position()
+            << " calls before\n";
+  return kExitOk;
+}
+
+int RunCountTokens(const Args& args) {
+  v1::CountTokensRequest request;
+  const auto prompt = PromptFromArgs(args);
+  if (!prompt.ok()) return FailUsage(ToStd(prompt.status().message()));
+  *request.mutable_prompt() = *prompt;
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  const auto counted = (*client)->CountTokens(request);
+  if (!counted.ok()) return Fail(counted.status());
+  std::cout << (args.Has("json") ? ToJson(*counted) : absl::StrCat(counted->tokens())) << "\n";
+  return kExitOk;
+}
+
+std::vector<Flag> Join(std::vector<Flag> a, const std::vector<Flag>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+std::vector<Command> GenerateCommands() {
+  const Flag json{"json", "", "print JSON"};
+  return {
+      {"generate", "[TEXT...]", "answer a prompt, streaming",
+       WithConnection(Join(
+           Join(PromptFlags(), SettingFlags()),
+           {json,
+            {"stats", "", "print the decision and the latency to stderr (default on a terminal)"},
+            {"timeout-s", "S", "give up after S seconds (default 600)"}})),
+       RunGenerate},
+      {"plan", "[TEXT...]", "what generate would decide and predict now, without running it",
+       WithConnection(Join(Join(PromptFlags(), SettingFlags()), {json})), RunPlan},
+      {"count-tokens", "[TEXT...]", "tokens of a prompt, chat template included",
+       WithConnection(Join(PromptFlags(), {json})), RunCountTokens},
+  };
+}
+
+}  // namespace withy::cli

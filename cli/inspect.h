@@ -1,0 +1,46 @@
+// What a GGUF file holds and whether withy can serve it, by asking the parts of engine/ that would.
+// Neighbour: models.cc prints it. Reads no tensor bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/weights/shape.h"
+
+namespace withy::cli {
+
+struct TypeShare {
+  std::string type;
+  uint64_t tensors = 0;
+  uint64_t bytes = 0;
+};
+
+struct Inspection {
+  std::string path;
+  uint64_t file_bytes = 0;
+  uint32_t gguf_version = 0;
+  std::string architecture;
+  std::string name;
+  uint64_t parameters = 0;
+  uint64_t packed_bytes = 0;  // 0 when it cannot be packed
+  engine::ModelShape shape;   // empty when it cannot be read
+  std::string tokenizer;      // "gpt2", "llama"
+  int32_t vocabulary = 0;
+  std::string chat_template;
+  std::vector<TypeShare> types;       // most bytes first
+  std::vector<std::string> problems;  // why it cannot be served; empty: it can
+};
+
+// Errors: of opening the file; what is wrong inside a readable file is in `problems`.
+absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view chat_template);
+
+std::string InspectionText(const Inspection& inspection);
+std::string InspectionJson(const Inspection& inspection);
+
+// "1.1 B", "9.8 M"
+std::string Count(uint64_t count);
+
+}  // namespace withy::cli

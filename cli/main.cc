@@ -1,0 +1,105 @@
+// withyctl: what a person types. Finds the command, parses its flags, runs it.
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "base/strings.h"
+#include "cli/command.h"
+
+namespace withy::cli {
+
+int Fail(const absl::Status& status) {
+  std::cerr << "withyctl: " << status.message() << " [" << absl::StatusCodeToString(status.code())
+            << "]\n";
+  return kExitFailed;
+}
+
+int FailUsage(std::string_view message) {
+  std::cerr << "withyctl: " << message << " (--help explains the command)\n";
+  return kExitUsage;
+}
+
+std::vector<Flag> WithConnection(std::vector<Flag> flags) {
+  for (Flag& flag : ConnectionFlags()) flags.push_back(std::move(flag));
+  return flags;
+}
+
+std::vector<Flag> ConnectionFlags() {
+  return {{"address", "ADDRESS",
+           "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
+          {"token", "TOKEN", "the app's token (WITHY_TOKEN; default: what `apps bind` kept)"},
+          {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
+}
+
+namespace {
+
+std::vector<Command> AllCommands() {
+  std::vector<Command> all;
+  for (auto group : {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ModelCommands,
+                     StatusCommands}) {
+    for (Command& command : group()) all.push_back(std::move(command));
+  }
+  return all;
+}
+
+// Help of all commands whose name begins with `prefix`.
+void PrintOverview(const std::vector<Command>& commands, std::string_view prefix,
+                   std::ostream& out) {
+  out << "usage: withyctl COMMAND [FLAGS]; withyctl COMMAND --help explains one\n";
+  size_t width = 0;
+  for (const Command& c : commands) width = std::max(width, c.name.size() + c.operands.size() + 1);
+  for (const Command& c : commands) {
+    if (!c.name.starts_with(prefix)) continue;
+    std::string head = absl::StrCat(c.name, " ", c.operands);
+    head.resize(width, ' ');
+    out << "  " << head << "  " << c.summary << "\n";
+  }
+}
+
+void PrintHelp(const Command& command) {
+  std::cout << "usage: withyctl " << command.name << " " << command.operands << " [FLAGS]\n"
+            << command.summary << "\n";
+  std::cout << FlagsHelp(command.flags);
+}
+
+int Run(int argc, char** argv) {
+  const std::vector<Command> commands = AllCommands();
+  const std::string first = argc > 1 ? argv[1] : "";
+  const std::string pair = argc > 2 ? absl::StrCat(first, " ", argv[2]) : first;
+  const Command* found = nullptr;
+  int used = 0;
+  for (const Command& command : commands) {
+    if (command.name != first && command.name != pair) continue;
+    found = &command;
+    used = command.name == first ? 2 : 3;
+  }
+  if (found == nullptr) {
+    const bool group = std::any_of(commands.begin(), commands.end(), [&](const Command& c) {
+      return c.name.starts_with(first + " ");
+    });
+    const bool asked = first == "--help" || first == "help" || (group && pair == first + " --help");
+    if (!asked && !first.empty() && !group)
+      std::cerr << "withyctl: unknown command \"" << first << "\"\n";
+    PrintOverview(commands, group ? first + " " : "", asked ? std::cout : std::cerr);
+    return asked ? kExitOk : kExitUsage;
+  }
+  const std::span<char* const> words(argv + used, argv + argc);
+  if (std::any_of(words.begin(), words.end(),
+                  [](const char* w) { return std::string_view(w) == "--help"; })) {
+    PrintHelp(*found);
+    return kExitOk;
+  }
+  const absl::StatusOr<Args> args = Args::Parse(found->flags, words);
+  if (!args.ok()) return FailUsage(ToStd(args.status().message()));
+  return found->run(*args);
+}
+
+}  // namespace
+}  // namespace withy::cli
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_DFL);
+  return withy::cli::Run(argc, argv);
+}

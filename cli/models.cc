@@ -1,0 +1,130 @@
+// withyctl models: what is served, what a file holds, packing it ahead of its first use, and random
+// weights for benchmarks.
+#include <algorithm>
+#include <iostream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/config.h"
+#include "base/status.h"
+#include "cli/client.h"
+#include "cli/command.h"
+#include "cli/inspect.h"
+#include "cli/output.h"
+#include "engine/model/synth.h"
+#include "engine/weights/packer.h"
+
+namespace withy::cli {
+namespace {
+
+int RunList(const Args& args) {
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  const auto models = (*client)->ListModels();
+  if (!models.ok()) return Fail(models.status());
+  if (args.Has("json")) {
+    std::cout << ToJson(*models) << "\n";
+    return kExitOk;
+  }
+  std::vector<std::vector<std::string>> rows = {{"ROLE", "NAME", "ARCHITECTURE", "PARAMETERS",
+                                                 "WEIGHTS", "WINDOW", "VOCABULARY", "LEVELS %"}};
+  for (const v1::ModelDescription& model : models->models()) {
+    rows.push_back({model.role(), Printable(model.name()), model.architecture(),
+                    Count(model.parameters()), Bytes(model.weight_bytes()),
+                    absl::StrCat(model.context_length()), absl::StrCat(model.vocabulary()),
+                    absl::StrJoin(model.levels_percent(), " ")});
+  }
+  std::cout << Table(rows);
+  return kExitOk;
+}
+
+int RunInspect(const Args& args) {
+  if (args.positional().size() != 1) return FailUsage("models inspect takes one FILE");
+  const auto inspection = Inspect(args.positional()[0], args.Get("chat-template"));
+  if (!inspection.ok()) return Fail(inspection.status());
+  std::cout << (args.Has("json") ? InspectionJson(*inspection) + "\n"
+                                 : InspectionText(*inspection));
+  return inspection->problems.empty() ? kExitOk : kExitFailed;
+}
+
+// Where the workers keep packed models.
+absl::StatusOr<std::string> PackedDir(const Args& args) {
+  if (args.Has("cache-dir")) return args.Get("cache-dir");
+  WITHY_ASSIGN_OR_RETURN(const proto::Config config, LoadConfig(args.Get("config")));
+  return config.state_dir() + "/models";
+}
+
+int RunImport(const Args& args) {
+  if (args.positional().size() != 1) return FailUsage("models import takes one FILE");
+  const auto dir = PackedDir(args);
+  if (!dir.ok()) return Fail(dir.status());
+  engine::ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  absl::StatusOr<std::string> packed;
+  {
+    ProgressBar bar(Clock::Real());
+    packed =
+        engine::EnsurePacked(args.positional()[0], *dir, pool,
+                             [&](double done, std::string_view what) { bar.Update(done, what); });
+  }
+  if (!packed.ok()) return Fail(packed.status());
+  std::cout << *packed << "\n";
+  return kExitOk;
+}
+
+int RunSynth(const Args& args) {
+  if (!args.positional().empty() || !args.Has("out")) {
+    return FailUsage("models synth takes --shape NAME --type TYPE --out FILE");
+  }
+  const auto shape = engine::FindSynthShape(args.Get("shape", "tinyllama-1.1b"));
+  if (!shape.ok()) return FailUsage(ToStd(shape.status().message()));
+  const auto type = engine::FindSynthType(args.Get("type", "q8_0"));
+  if (!type.ok()) return FailUsage(ToStd(type.status().message()));
+  const auto seed = args.Integer("seed", 0, int64_t{1} << 62);
+  if (!seed.ok()) return FailUsage(ToStd(seed.status().message()));
+  const std::string path = args.Get("out");
+  absl::Status status;
+  {
+    ProgressBar bar(Clock::Real());
+    status = engine::WriteSynthModel(
+        *shape, *type, static_cast<uint64_t>(seed->value_or(1)), path,
+        [&](uint64_t written, uint64_t all) {
+          bar.Update(static_cast<double>(written) / static_cast<double>(all), path);
+        });
+  }
+  if (!status.ok()) return Fail(status);
+  std::cout << path << "\n";
+  return kExitOk;
+}
+
+}  // namespace
+
+std::vector<Command> ModelCommands() {
+  const Flag json{"json", "", "print JSON"};
+  const Flag config{"config", "FILE",
+                    "the service's configuration (default /etc/withy/withy.textproto)"};
+  return {
+      {"models list", "", "the models that are served", WithConnection({json}), RunList},
+      {"models inspect",
+       "FILE",
+       "what a GGUF file holds, and whether withy can serve it (exit code 1 when not)",
+       {{"chat-template", "NAME", "use this chat template instead of the file's"}, json},
+       RunInspect},
+      {"models import",
+       "FILE",
+       "pack a GGUF file where the workers look for it, and print the packed file's path",
+       {{"cache-dir", "DIR", "where packed files are kept (default: STATE_DIR/models)"}, config},
+       RunImport},
+      {"models synth",
+       "",
+       "write a model of random weights in a published shape, for benchmarks",
+       {{"shape", "NAME",
+         absl::StrJoin(engine::SynthShapeNames(), ", ") + " (default tinyllama-1.1b)"},
+        {"type", "TYPE", "q8_0 (default), q4_0, f16, bf16, f32"},
+        {"seed", "N", "default 1"},
+        {"out", "FILE", "GGUF file to write"}},
+       RunSynth},
+  };
+}
+
+}  // namespace withy::cli

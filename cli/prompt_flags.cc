@@ -1,0 +1,175 @@
+#include "cli/prompt_flags.h"
+
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+
+namespace withy::cli {
+namespace {
+
+constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
+
+constexpr const char* kSloFields[] = {"ttft_ms",    "tpot_ms",       "ttft_ratio",
+                                      "tpot_ratio", "end_to_end_ms", "energy_mj"};
+
+absl::StatusOr<std::string> ReadAll(const std::string& path) {
+  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return ErrnoError("read " + path);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+absl::Status AddMessage(const std::string& text, v1::Messages* messages) {
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--message is \"", text, "\": it must be ROLE:CONTENT, e.g. --message \"user:Hello\""));
+  }
+  v1::Message& message = *messages->add_messages();
+  message.set_role(text.substr(0, colon));
+  message.set_content(text.substr(colon + 1));
+  return absl::OkStatus();
+}
+
+absl::Status FillSampling(const Args& args, v1::Sampling* sampling) {
+  WITHY_ASSIGN_OR_RETURN(const auto temperature, args.Number("temperature"));
+  if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
+  WITHY_ASSIGN_OR_RETURN(const auto top_k, args.Integer("top-k", 0, kMaxUint32));
+  if (top_k) sampling->set_top_k(static_cast<uint32_t>(*top_k));
+  WITHY_ASSIGN_OR_RETURN(const auto top_p, args.Number("top-p"));
+  if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
+  WITHY_ASSIGN_OR_RETURN(const auto min_p, args.Number("min-p"));
+  if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
+  WITHY_ASSIGN_OR_RETURN(const auto penalty, args.Number("repetition-penalty"));
+  if (penalty) sampling->set_repetition_penalty(static_cast<float>(*penalty));
+  WITHY_ASSIGN_OR_RETURN(const auto seed,
+                         args.Integer("seed", 0, std::numeric_limits<int64_t>::max()));
+  if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
+  return absl::OkStatus();
+}
+
+absl::Status FillLimits(const Args& args, v1::Limits* limits) {
+  WITHY_ASSIGN_OR_RETURN(const auto max_tokens, args.Integer("max-tokens", 1, kMaxUint32));
+  if (max_tokens) limits->set_max_tokens(static_cast<uint32_t>(*max_tokens));
+  for (const std::string& stop : args.GetAll("stop")) limits->add_stop(stop);
+  WITHY_ASSIGN_OR_RETURN(const auto logprobs, args.Integer("logprobs", 0, kMaxUint32));
+  if (logprobs) limits->set_logprobs(static_cast<uint32_t>(*logprobs));
+  return absl::OkStatus();
+}
+
+absl::Status FillSlo(const Args& args, v1::Slo* slo) {
+  for (const char* field : kSloFields) {
+    std::string flag = absl::StrCat("slo-", field);
+    for (char& c : flag) c = c == '_' ? '-' : c;
+    WITHY_ASSIGN_OR_RETURN(const auto value, args.Number(flag));
+    if (value) WITHY_RETURN_IF_ERROR(SetSlo(field, *value, slo));
+  }
+  if (args.Has("strict")) slo->set_strict(true);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Flag> PromptFlags() {
+  return {{"message", "ROLE:CONTENT",
+           "one message of the prompt (system, user or assistant); may be repeated"},
+          {"system", "TEXT", "a system message in front"},
+          {"raw", "", "give TEXT to the model as it is, without its chat template"},
+          {"file", "PATH", "read TEXT from a file; - is standard input"},
+          {"context", "ID", "go on with this context (default: stateless)"}};
+}
+
+std::vector<Flag> SettingFlags() {
+  return {{"slo-ttft-ms", "MS", "first token within MS milliseconds"},
+          {"slo-tpot-ms", "MS", "MS milliseconds a token after the first"},
+          {"slo-ttft-ratio", "R", "first token within the share R of the full model's time"},
+          {"slo-tpot-ratio", "R", "the same for a token after the first"},
+          {"slo-end-to-end-ms", "MS", "the whole answer within MS milliseconds"},
+          {"slo-energy-mj", "MJ", "the whole answer within MJ millijoules"},
+          {"strict", "", "refuse the call when the SLO cannot be met"},
+          {"temperature", "T", "0 = greedy (default); up to 10"},
+          {"top-k", "K", "keep the K most likely tokens"},
+          {"top-p", "P", "keep the smallest set of tokens that reaches probability P"},
+          {"min-p", "P", "drop tokens less likely than the share P of the likeliest"},
+          {"repetition-penalty", "F", "weaken tokens seen before by F"},
+          {"seed", "N", "the same seed gives the same text"},
+          {"max-tokens", "N", "tokens at most (default 256)"},
+          {"stop", "TEXT", "end the answer before TEXT; may be repeated"},
+          {"logprobs", "N", "report log-probabilities and N alternatives a token (with --json)"},
+          {"priority", "N", "-10..10 among calls of equal deadline"},
+          {"request-id", "ID", "a retry with the same ID gets the stored answer"},
+          {"speculation", "on|off", "default: where it pays"},
+          {"level", "PERCENT", "fix the model level"},
+          {"worker", "target|draft", "which model answers (default target)"},
+          {"model", "NAME", "the same by the model's name"}};
+}
+
+absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
+  std::string text = absl::StrJoin(args.positional(), " ");
+  const std::vector<std::string> messages = args.GetAll("message");
+  if (args.Has("file")) {
+    if (!text.empty()) return absl::InvalidArgumentError("give TEXT or --file, not both");
+    WITHY_ASSIGN_OR_RETURN(text, ReadAll(args.Get("file")));
+  }
+  if (text.empty() == messages.empty()) {
+    return absl::InvalidArgumentError(text.empty()
+                                          ? "no prompt: give TEXT, --message or --file"
+                                          : "give TEXT (or --file) or --message, not both");
+  }
+  v1::Prompt prompt;
+  if (args.Has("raw")) {
+    if (!messages.empty() || args.Has("system")) {
+      return absl::InvalidArgumentError("--raw takes TEXT alone: messages need the chat template");
+    }
+    prompt.set_text(text);
+    return prompt;
+  }
+  v1::Messages& out = *prompt.mutable_messages();
+  if (args.Has("system")) WITHY_RETURN_IF_ERROR(AddMessage("system:" + args.Get("system"), &out));
+  for (const std::string& message : messages) WITHY_RETURN_IF_ERROR(AddMessage(message, &out));
+  if (messages.empty()) WITHY_RETURN_IF_ERROR(AddMessage("user:" + text, &out));
+  return prompt;
+}
+
+absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
+  v1::GenerateRequest request;
+  request.set_context_id(args.Get("context"));
+  WITHY_RETURN_IF_ERROR(FillSlo(args, request.mutable_slo()));
+  WITHY_RETURN_IF_ERROR(FillSampling(args, request.mutable_sampling()));
+  WITHY_RETURN_IF_ERROR(FillLimits(args, request.mutable_limits()));
+  WITHY_ASSIGN_OR_RETURN(const auto priority, args.Integer("priority", -10, 10));
+  if (priority) request.set_priority(static_cast<int32_t>(*priority));
+  request.set_request_id(args.Get("request-id"));
+  if (args.Has("speculation")) {
+    const std::string wish = args.Get("speculation");
+    if (wish != "on" && wish != "off") {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--speculation is \"", wish, "\": it must be on or off"));
+    }
+    request.set_speculation(wish == "on" ? v1::SPECULATION_ON : v1::SPECULATION_OFF);
+  }
+  WITHY_ASSIGN_OR_RETURN(const auto level, args.Integer("level", 1, 100));
+  if (level) request.set_model_level_percent(static_cast<uint32_t>(*level));
+  if (args.Has("worker") && args.Has("model"))
+    return absl::InvalidArgumentError("give --worker or --model, not both");
+  request.set_model(args.Get("worker", args.Get("model")));
+  return request;
+}
+
+absl::Status SetSlo(const std::string& field, double value, v1::Slo* slo) {
+  const auto* descriptor = v1::Slo::descriptor()->FindFieldByName(field);
+  if (descriptor == nullptr ||
+      descriptor->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no SLO field \"", field, "\": there are ", absl::StrJoin(kSloFields, ", ")));
+  }
+  slo->GetReflection()->SetDouble(slo, descriptor, value);
+  return absl::OkStatus();
+}
+
+}  // namespace withy::cli

@@ -1,0 +1,47 @@
+#include "cli/stats.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/output.h"
+
+namespace withy::cli {
+
+std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency& latency) {
+  return {label, absl::StrFormat("%.1f", latency.ttft_ms()),
+          absl::StrFormat("%.2f", latency.tpot_ms()),
+          absl::StrFormat("%.1f", latency.end_to_end_ms())};
+}
+
+std::string ReasonText(v1::FinishReason reason) {
+  switch (reason) {
+    case v1::FINISH_REASON_END_OF_TURN:
+      return "end of turn";
+    case v1::FINISH_REASON_STOP_STRING:
+      return "stop string";
+    case v1::FINISH_REASON_MAX_TOKENS:
+      return "max tokens";
+    case v1::FINISH_REASON_CONTEXT_FULL:
+      return "context full";
+    case v1::FINISH_REASON_CANCELLED:
+      return "cancelled";
+    default:
+      return "unknown";
+  }
+}
+
+std::string StatsText(const v1::GenerateStarted& started, const v1::GenerateFinished& finished) {
+  const v1::Decision& decision = started.decision();
+  const v1::Usage& usage = finished.usage();
+  std::string text = absl::StrCat(started.replayed() ? "Stored answer of this request_id. " : "",
+                                  decision.explanation(), "\n");
+  text += Table({{"", "TTFT ms", "TPOT ms", "end to end ms"},
+                 LatencyRow("predicted", decision.predicted()),
+                 LatencyRow("measured", finished.latency().measured())});
+  absl::StrAppend(&text, "SLO ", finished.latency().slo_met() ? "met" : "missed", "; ",
+                  usage.prompt_tokens(), " prompt tokens (", usage.reused_tokens(), " reused, ",
+                  usage.prefilled_tokens(), " computed), ", usage.completion_tokens(),
+                  " generated; ended by ", ReasonText(finished.reason()), "\n");
+  return text;
+}
+
+}  // namespace withy::cli

@@ -1,0 +1,17 @@
+// What people want to know after an answer: decided, predicted, measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::cli {
+
+std::string StatsText(const v1::GenerateStarted& started, const v1::GenerateFinished& finished);
+// A table row: label, TTFT, TPOT, end to end.
+std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency& latency);
+// "end of turn", "max tokens", ...
+std::string ReasonText(v1::FinishReason reason);
+
+}  // namespace withy::cli
