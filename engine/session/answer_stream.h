@@ -1,0 +1,55 @@
+// Turns sampled tokens into the text of an answer, and says when it ends: end of turn, stop string,
+// or token limit. Neighbours: sampling/ picks the tokens, tokenizer/ decodes them. Does not run a
+// model.
+//
+//   AnswerStream answer(tokenizer, max_tokens, stops);
+//   while (!answer.finished()) emit(answer.Push(NextToken()));
+//   commit(answer.text(), answer.reason());
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/sampling/stop.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace withy::engine {
+
+enum class FinishReason { kNone, kEndOfTurn, kStopString, kMaxTokens, kContextFull, kCancelled };
+
+// "end_of_turn", "stop_string", ...; as metrics name them.
+std::string_view FinishReasonName(FinishReason reason);
+
+// One answer. Not thread-safe; `tokenizer` must outlive it.
+class AnswerStream {
+ public:
+  AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens, std::vector<std::string> stops);
+
+  // Takes the next token; returns the text that may be shown now (whole characters; text that might
+  // begin a stop string is held back). Not to be called once finished.
+  std::string Push(int32_t id);
+  // Ends the answer for a reason from outside (cancelled, window full); returns what was held back.
+  std::string Finish(FinishReason reason);
+
+  bool finished() const { return reason_ != FinishReason::kNone; }
+  FinishReason reason() const { return reason_; }
+  // All that Push and Finish returned.
+  const std::string& text() const { return text_; }
+  // Tokens of the answer, without the one that ended the turn.
+  const std::vector<int32_t>& ids() const { return ids_; }
+
+ private:
+  std::string Show(std::string text);
+
+  const Tokenizer& tokenizer_;
+  const int32_t max_tokens_;
+  StreamDecoder decoder_;
+  StopMatcher stop_;
+  FinishReason reason_ = FinishReason::kNone;
+  std::string text_;
+  std::vector<int32_t> ids_;
+};
+
+}  // namespace withy::engine

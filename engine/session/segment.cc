@@ -1,0 +1,78 @@
+#include "engine/session/segment.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "engine/sampling/stop.h"
+
+namespace withy::engine {
+namespace {
+
+absl::Status CheckSpans(const Segment& segment, const std::vector<ByteSpan>& spans,
+                        std::string_view field) {
+  uint32_t from = 0;
+  for (const ByteSpan& span : spans) {
+    if (span.begin < from || span.end < span.begin || span.end > segment.text.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          ToAbsl(field), ": span ", span.begin, "..", span.end, " of a text of ",
+          segment.text.size(), " bytes; spans must be ascending, apart, and inside the text"));
+    }
+    from = span.end;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPrompt(const std::vector<Segment>& prompt) {
+  bool any_text = false;
+  for (const Segment& segment : prompt) {
+    any_text = any_text || !segment.VisibleText().empty();
+    WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.kept, "kept"));
+    WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.fixed, "prompt.fixed"));
+  }
+  if (!any_text) {
+    return absl::InvalidArgumentError("prompt: empty; give it at least one character");
+  }
+  if (prompt.back().role == "assistant") {
+    return absl::InvalidArgumentError(
+        "prompt.messages: the last message has the role assistant; it must be the user's");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string Segment::VisibleText() const {
+  if (kept.empty()) return text;
+  std::string visible;
+  for (const ByteSpan& span : kept) {
+    if (span.begin >= text.size() || span.end <= span.begin) continue;
+    visible.append(text, span.begin, span.end - span.begin);
+  }
+  return visible;
+}
+
+absl::Status Validate(const AnswerRequest& request, const RequestLimits& limits) {
+  WITHY_RETURN_IF_ERROR(CheckPrompt(request.prompt));
+  WITHY_RETURN_IF_ERROR(Validate(request.sampling));
+  WITHY_RETURN_IF_ERROR(ValidateStopStrings(request.stop));
+  if (request.sampling.top_k > limits.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat("sampling.top_k: ", request.sampling.top_k,
+                                                   "; the vocabulary has ", limits.vocab_size));
+  }
+  if (request.max_tokens < 1 || request.max_tokens > limits.context_length) {
+    return absl::InvalidArgumentError(absl::StrCat("limits.max_tokens: ", request.max_tokens,
+                                                   "; the window is 1 to ", limits.context_length,
+                                                   " tokens"));
+  }
+  if (std::find(limits.levels_percent.begin(), limits.levels_percent.end(),
+                request.level_percent) == limits.levels_percent.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("model_level_percent: ", request.level_percent,
+                                                   "; the model has ",
+                                                   absl::StrJoin(limits.levels_percent, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,63 @@
+// Answers one request from start to end with private KV: no context, no batch, no store.
+// draft_worker and benchmarks use it; model_worker schedules many calls instead.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "engine/session/answer_stream.h"
+#include "engine/session/conversation.h"
+#include "engine/session/segment.h"
+
+namespace withy::engine {
+
+// Steady times in nanoseconds of what an answer went through.
+struct AnswerTimes {
+  int64_t started = 0;
+  int64_t first_token = 0;  // 0 = none
+  int64_t last_token = 0;
+};
+
+// One sampled token and the text that became certain by it.
+struct AnswerDelta {
+  std::string text;
+  std::optional<Sample> token;  // none for text alone, at the end
+};
+
+struct SoloResult {
+  FinishReason reason = FinishReason::kNone;
+  std::string text;
+  int32_t prompt_tokens = 0;
+  std::vector<Sample> tokens;
+  AnswerTimes times;
+};
+
+struct SoloHooks {
+  std::function<void(const AnswerDelta&)> on_delta;
+  // Asked before every piece and step; true ends the answer as cancelled.
+  std::function<bool()> cancelled;
+  // Told after every Forward: rows, and start and end in steady nanoseconds.
+  std::function<void(int32_t rows, int64_t started_ns, int64_t ended_ns)> on_step;
+};
+
+// Index into info.levels of the level of so many per cent; -1 (the full model) when there is none.
+int32_t LevelIndex(const ModelInfo& info, int32_t percent);
+
+struct SoloOptions {
+  int32_t window = 0;       // tokens; positions stay below
+  int32_t piece_rows = 64;  // prompt tokens between two looks at `cancelled`
+};
+
+// `request` has been validated. Errors: those of ConversationEncoder::EncodePrompt,
+// Sampler::Create, Model::Forward.
+absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& encoder,
+                                       const AnswerRequest& request, const SoloOptions& options,
+                                       const SoloHooks& hooks, Clock& clock);
+
+}  // namespace withy::engine
