@@ -68,11 +68,27 @@ class Sampler {
   struct Candidate {
     float logit;
     int32_t id;
+    float weight;  // unnormalised probability
   };
   explicit Sampler(const SamplingParams& params) : params_(params) {}
 
+  std::span<const float> Penalize(std::span<const float> logits, std::span<const int32_t> history);
+  int32_t DrawFromAll(std::span<const float> logits, float largest, double uniform);
+  int32_t DrawFromCandidates(std::span<const float> logits, float largest, double uniform);
+  // Fills candidates_ with what the cuts leave, most likely first; at least one.
+  void CollectCandidates(std::span<const float> logits, float largest);
+  void CollectAbove(std::span<const float> logits, float floor);
+  void SortCandidates();
+  void KeepTopK(size_t keep);
+  // Sorts the candidates and cuts them by top-p. `all` is the weight of the whole distribution, 0
+  // when the candidates are all there is. False, with nothing done, when these candidates do not
+  // hold enough of it and are not the last ones.
+  bool KeepTopP(double all, float largest, bool last);
+  void FillLogprobs(std::span<const float> logits, float largest, Sample& sample);
+
   SamplingParams params_;
   std::vector<float> penalized_;       // scratch
+  std::vector<float> weights_;         // scratch
   std::vector<Candidate> candidates_;  // scratch
 };
 

@@ -1,0 +1,325 @@
+#include "engine/sampling/sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/strings.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr int32_t kMaxTopLogprobs = 20;
+constexpr int32_t kMaxRepetitionWindow = 65536;
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+
+template <typename T>
+absl::Status OutOfRange(std::string_view field, T value, std::string_view limits) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(field), " is ", value, "; it must be ", ToAbsl(limits)));
+}
+
+// One Philox round: two 32x32-bit products, their halves exchanged and mixed with the key.
+void PhiloxRound(std::array<uint32_t, 4>& counter, uint32_t key0, uint32_t key1) {
+  const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
+  const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
+  counter = {
+      static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(product1),
+      static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(product0)};
+}
+
+// More likely first, equal ones by lowest id.
+template <typename Candidate>
+bool MoreLikely(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+constexpr size_t kLanes =
+    16;  // independent accumulators, so that loops become vector code without reordering sums
+
+// e^x for x <= 0 with a relative error below 1e-6 down to -20: a polynomial, so that it is the same
+// everywhere and becomes vector code.
+float ExpOfNegative(float x) {
+  constexpr float kLog2E = 1.44269504f;
+  constexpr float kRound = 12582912.0f;  // adding it leaves an integer in the low mantissa bits
+  const float exponent = std::max(x * kLog2E, -126.0f);
+  const float whole = (exponent + kRound) - kRound;
+  const float f = exponent - whole;  // in [-0.5, 0.5]
+  float power = 1.52527338e-5f;      // 2^f: (ln 2)^k / k!
+  power = power * f + 1.54035304e-4f;
+  power = power * f + 1.33335581e-3f;
+  power = power * f + 9.61812911e-3f;
+  power = power * f + 5.55041087e-2f;
+  power = power * f + 2.40226507e-1f;
+  power = power * f + 6.93147181e-1f;
+  power = power * f + 1.0f;
+  const float scale = std::bit_cast<float>((static_cast<int32_t>(whole) + 127) << 23);
+  return x < -87.0f ? 0.0f : power * scale;
+}
+
+// The largest logit; `bad` is set when one is NaN or +infinity.
+float LargestOf(std::span<const float> logits, bool* bad) {
+  std::array<float, kLanes> largest;
+  std::array<int32_t, kLanes> wrong = {};
+  largest.fill(kNegativeInfinity);
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float logit = logits[i + lane];
+      largest[lane] = logit > largest[lane] ? logit : largest[lane];
+      wrong[lane] |= logit < std::numeric_limits<float>::infinity() ? 0 : 1;
+    }
+  }
+  for (; i < logits.size(); ++i) {
+    largest[0] = std::max(largest[0], logits[i]);
+    wrong[0] |= logits[i] < std::numeric_limits<float>::infinity() ? 0 : 1;
+  }
+  *bad = std::any_of(wrong.begin(), wrong.end(), [](int32_t value) { return value != 0; });
+  return *std::max_element(largest.begin(), largest.end());
+}
+
+// The largest logit, or what is wrong with them.
+absl::StatusOr<float> CheckedLargest(std::span<const float> logits) {
+  if (logits.empty()) return absl::InvalidArgumentError("no logits to sample from");
+  bool bad = false;
+  const float largest = LargestOf(logits, &bad);
+  if (bad) {
+    const auto culprit = std::find_if(logits.begin(), logits.end(), [](float logit) {
+      return !(logit < std::numeric_limits<float>::infinity());
+    });
+    return absl::InternalError(absl::StrCat("logit ", culprit - logits.begin(), " is ", *culprit,
+                                            "; the model's numbers are broken"));
+  }
+  if (largest > kNegativeInfinity) return largest;
+  return absl::InternalError("every token is forbidden: all logits are -infinity");
+}
+
+// Σ e^(logit - largest).
+double SumOfWeights(std::span<const float> logits, float largest) {
+  std::array<double, kLanes> sums = {};
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += ExpOfNegative(logits[i + lane] - largest);
+    }
+  }
+  double total = 0.0;
+  for (; i < logits.size(); ++i) total += ExpOfNegative(logits[i] - largest);
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+}  // namespace
+
+absl::Status Validate(const SamplingParams& params) {
+  // The comparisons are written so that NaN fails them.
+  if (!(params.temperature >= 0.0f && params.temperature <= 100.0f)) {
+    return OutOfRange("temperature", params.temperature, "from 0 (always the most likely) to 100");
+  }
+  if (params.top_k < 0) return OutOfRange("top_k", params.top_k, "0 (off) or more");
+  if (!(params.top_p > 0.0f && params.top_p <= 1.0f)) {
+    return OutOfRange("top_p", params.top_p, "above 0 and at most 1 (off)");
+  }
+  if (!(params.min_p >= 0.0f && params.min_p <= 1.0f)) {
+    return OutOfRange("min_p", params.min_p, "from 0 (off) to 1");
+  }
+  if (!(params.repetition_penalty > 0.0f && params.repetition_penalty <= 10.0f)) {
+    return OutOfRange("repetition_penalty", params.repetition_penalty,
+                      "above 0 and at most 10 (1 is off)");
+  }
+  if (params.repetition_window < 0 || params.repetition_window > kMaxRepetitionWindow) {
+    return OutOfRange("repetition_window", params.repetition_window,
+                      absl::StrCat("from 0 to ", kMaxRepetitionWindow));
+  }
+  if (params.top_logprobs < 0 || params.top_logprobs > kMaxTopLogprobs) {
+    return OutOfRange("top_logprobs", params.top_logprobs,
+                      absl::StrCat("from 0 to ", kMaxTopLogprobs));
+  }
+  return absl::OkStatus();
+}
+
+double UniformAt(uint64_t seed, uint64_t position) {
+  std::array<uint32_t, 4> counter = {static_cast<uint32_t>(position),
+                                     static_cast<uint32_t>(position >> 32), 0, 0};
+  auto key0 = static_cast<uint32_t>(seed);
+  auto key1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    PhiloxRound(counter, key0, key1);
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  const uint64_t bits = (uint64_t{counter[1]} << 32 | counter[0]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+absl::StatusOr<Sampler> Sampler::Create(const SamplingParams& params) {
+  WITHY_RETURN_IF_ERROR(Validate(params));
+  return Sampler(params);
+}
+
+absl::StatusOr<Sample> Sampler::Pick(std::span<const float> logits, uint64_t position,
+                                     std::span<const int32_t> history) {
+  WITHY_ASSIGN_OR_RETURN(const float largest, CheckedLargest(logits));
+  const std::span<const float> penalized = Penalize(logits, history);
+  bool bad = false;
+  const float penalized_largest =
+      penalized.data() == logits.data() ? largest : LargestOf(penalized, &bad);
+  Sample sample;
+  if (params_.temperature == 0.0f) {
+    sample.id = static_cast<int32_t>(
+        std::find(penalized.begin(), penalized.end(), penalized_largest) - penalized.begin());
+  } else {
+    const double uniform = UniformAt(params_.seed, position);
+    const bool cuts = params_.top_k > 0 || params_.top_p < 1.0f || params_.min_p > 0.0f;
+    sample.id = cuts ? DrawFromCandidates(penalized, penalized_largest, uniform)
+                     : DrawFromAll(penalized, penalized_largest, uniform);
+  }
+  FillLogprobs(logits, largest, sample);
+  return sample;
+}
+
+std::span<const float> Sampler::Penalize(std::span<const float> logits,
+                                         std::span<const int32_t> history) {
+  const auto window = static_cast<size_t>(params_.repetition_window);
+  if (params_.repetition_penalty == 1.0f || window == 0 || history.empty()) return logits;
+  penalized_.assign(logits.begin(), logits.end());
+  for (const int32_t id : history.last(std::min(window, history.size()))) {
+    if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
+    // From the original value: a token that occurs twice is penalised once.
+    const float logit = logits[static_cast<size_t>(id)];
+    penalized_[static_cast<size_t>(id)] =
+        logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+  }
+  return penalized_;
+}
+
+int32_t Sampler::DrawFromAll(std::span<const float> logits, float largest, double uniform) {
+  weights_.resize(logits.size());
+  const float inverse = 1.0f / params_.temperature;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    weights_[i] = ExpOfNegative((logits[i] - largest) * inverse);
+  }
+  double total = 0.0;
+  for (const float weight : weights_) total += weight;
+  const double target = uniform * total;
+  double sum = 0.0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    sum += weights_[i];
+    if (target < sum) return static_cast<int32_t>(i);
+  }
+  // Unreachable but for rounding: the most likely one.
+  return static_cast<int32_t>(std::find(logits.begin(), logits.end(), largest) - logits.begin());
+}
+
+int32_t Sampler::DrawFromCandidates(std::span<const float> logits, float largest, double uniform) {
+  CollectCandidates(logits, largest);
+  const float inverse = 1.0f / params_.temperature;
+  double total = 0.0;
+  for (Candidate& candidate : candidates_) {
+    candidate.weight = ExpOfNegative((candidate.logit - largest) * inverse);
+    total += candidate.weight;
+  }
+  const double target = uniform * total;
+  double sum = 0.0;
+  for (const Candidate& candidate : candidates_) {
+    sum += candidate.weight;
+    if (target < sum) return candidate.id;
+  }
+  return candidates_.front().id;
+}
+
+void Sampler::CollectCandidates(std::span<const float> logits, float largest) {
+  const auto top_k = static_cast<size_t>(params_.top_k);
+  const float floor = params_.min_p > 0.0f ? largest + std::log(params_.min_p) : kNegativeInfinity;
+  if (top_k == 0 && params_.top_p == 1.0f) {
+    CollectAbove(logits, floor);
+    SortCandidates();
+    return;
+  }
+  const double all = top_k == 0 ? SumOfWeights(logits, largest) : 0.0;
+  // The vocabulary is large, what is kept is small as a rule: look near the top first and wider
+  // only when that is not enough.
+  for (const float depth : {8.0f, 16.0f, 32.0f, std::numeric_limits<float>::infinity()}) {
+    const bool everything = depth == std::numeric_limits<float>::infinity();
+    CollectAbove(logits, largest - depth);
+    if (top_k > 0 && candidates_.size() < top_k && !everything) continue;
+    KeepTopK(top_k);
+    if (KeepTopP(all, largest, everything)) break;
+  }
+  while (candidates_.size() > 1 && candidates_.back().logit < floor) candidates_.pop_back();
+}
+
+void Sampler::CollectAbove(std::span<const float> logits, float floor) {
+  candidates_.clear();
+  constexpr size_t kBlock = 64;
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const std::span<const float> block =
+        logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    int hits = 0;
+    for (const float logit : block) hits += logit >= floor ? 1 : 0;
+    if (hits == 0) continue;
+    for (size_t i = 0; i < block.size(); ++i) {
+      if (block[i] < floor || block[i] == kNegativeInfinity) continue;
+      candidates_.push_back({block[i], static_cast<int32_t>(begin + i), 0.0f});
+    }
+  }
+}
+
+void Sampler::SortCandidates() {
+  std::sort(candidates_.begin(), candidates_.end(), MoreLikely<Candidate>);
+}
+
+void Sampler::KeepTopK(size_t keep) {
+  if (keep == 0 || keep >= candidates_.size()) return;
+  std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(keep),
+                   candidates_.end(), MoreLikely<Candidate>);
+  candidates_.resize(keep);
+}
+
+bool Sampler::KeepTopP(double all, float largest, bool last) {
+  double held = 0.0;
+  for (Candidate& candidate : candidates_) {
+    candidate.weight = ExpOfNegative(candidate.logit - largest);
+    held += candidate.weight;
+  }
+  const double wanted = (all == 0.0 ? held : all) * params_.top_p;
+  if (held < wanted && !last) return false;
+  SortCandidates();
+  if (params_.top_p == 1.0f) return true;
+  double sum = 0.0;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    sum += candidates_[i].weight;
+    if (sum < wanted) continue;
+    candidates_.resize(i + 1);
+    break;
+  }
+  return true;
+}
+
+void Sampler::FillLogprobs(std::span<const float> logits, float largest, Sample& sample) {
+  if (!params_.logprobs && params_.top_logprobs == 0) return;
+  const double norm = largest + std::log(SumOfWeights(logits, largest));
+  const auto logprob = [&](int32_t id) {
+    return static_cast<float>(logits[static_cast<size_t>(id)] - norm);
+  };
+  sample.logprob = logprob(sample.id);
+  const size_t count = std::min(static_cast<size_t>(params_.top_logprobs), logits.size());
+  if (count == 0) return;
+  for (const float depth : {8.0f, 32.0f, std::numeric_limits<float>::infinity()}) {
+    CollectAbove(logits, largest - depth);
+    if (candidates_.size() >= count) break;
+  }
+  KeepTopK(count);
+  SortCandidates();
+  for (const Candidate& candidate : candidates_) {
+    sample.top.push_back({candidate.id, logprob(candidate.id)});
+  }
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,203 @@
+#include "engine/sampling/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace withy::engine {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+Sample Pick(const SamplingParams& params, std::vector<float> logits, uint64_t position = 0,
+            std::vector<int32_t> history = {}) {
+  Sampler sampler = Sampler::Create(params).value();
+  const auto sample = sampler.Pick(logits, position, history);
+  EXPECT_TRUE(sample.ok()) << sample.status();
+  return *sample;
+}
+
+// Which tokens can come out at all.
+std::set<int32_t> Reachable(const SamplingParams& params, const std::vector<float>& logits) {
+  Sampler sampler = Sampler::Create(params).value();
+  std::set<int32_t> ids;
+  for (uint64_t position = 0; position < 4000; ++position) {
+    ids.insert(sampler.Pick(logits, position, {})->id);
+  }
+  return ids;
+}
+
+TEST(SamplerTest, PhiloxGivesThePublishedNumbers) {
+  // Known answer of Philox 4x32-10 for a counter and key of zero: 6627e8d5 e169c58d bc57ac4c
+  // 9b00dbd8.
+  EXPECT_EQ(UniformAt(0, 0), static_cast<double>(0xe169c58d6627e8d5 >> 11) * 0x1p-53);
+}
+
+TEST(SamplerTest, UniformIsUniformAndPure) {
+  double sum = 0.0;
+  std::vector<int> buckets(10);
+  constexpr int kDraws = 100000;
+  for (int i = 0; i < kDraws; ++i) {
+    const double u = UniformAt(42, static_cast<uint64_t>(i));
+    ASSERT_GE(u, 0.0);
+    ASSERT_LT(u, 1.0);
+    sum += u;
+    ++buckets[static_cast<size_t>(u * 10)];
+  }
+  EXPECT_NEAR(sum / kDraws, 0.5, 0.005);
+  for (const int count : buckets) EXPECT_NEAR(count, kDraws / 10, 500);
+  EXPECT_EQ(UniformAt(1, 2), UniformAt(1, 2));
+  EXPECT_NE(UniformAt(1, 2), UniformAt(2, 1));
+  EXPECT_NE(UniformAt(1, 2), UniformAt(1 + (uint64_t{1} << 32), 2));
+}
+
+TEST(SamplerTest, GreedyTakesTheLargestAndTheLowestId) {
+  EXPECT_EQ(Pick({}, {1.0f, 3.0f, 2.0f}).id, 1);
+  EXPECT_EQ(Pick({}, {1.0f, 3.0f, 3.0f}).id, 1);
+  EXPECT_EQ(Pick({}, {-kInf, -5.0f, -kInf}).id, 1);
+}
+
+TEST(SamplerTest, FrequenciesFollowTheDistribution) {
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f), -kInf};
+  for (const float temperature : {1.0f, 0.5f}) {
+    Sampler sampler = Sampler::Create({.temperature = temperature, .seed = 9}).value();
+    std::map<int32_t, int> counts;
+    constexpr int kDraws = 50000;
+    for (int i = 0; i < kDraws; ++i)
+      ++counts[sampler.Pick(logits, static_cast<uint64_t>(i), {})->id];
+    std::vector<double> expected = {0.5, 0.3, 0.2};
+    double total = 0;
+    for (double& p : expected) total += p = std::pow(p, 1.0 / temperature);
+    for (int32_t id = 0; id < 3; ++id) {
+      EXPECT_NEAR(counts[id] / double{kDraws}, expected[static_cast<size_t>(id)] / total, 0.01);
+    }
+    EXPECT_EQ(counts.count(3), 0u);
+  }
+}
+
+TEST(SamplerTest, TheSamePositionDrawsTheSame) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 2);
+  std::vector<float> logits(1000);
+  for (float& logit : logits) logit = normal(random);
+  const SamplingParams params = {.temperature = 1.0f, .top_k = 200, .top_p = 0.9f, .seed = 3};
+  Sampler used = Sampler::Create(params).value();
+  for (uint64_t position = 0; position < 50; ++position) {
+    const int32_t id = used.Pick(logits, position, {})->id;
+    EXPECT_EQ(Pick(params, logits, position).id, id) << "an earlier draw must not matter";
+  }
+}
+
+TEST(SamplerTest, CutsKeepWhatTheyShould) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.3f),
+                                     std::log(0.2f)};
+  EXPECT_EQ(Reachable({.temperature = 1.0f}, logits), (std::set<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .top_k = 2}, logits), (std::set<int32_t>{1, 2}));
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .top_p = 0.65f}, logits), (std::set<int32_t>{1, 2}));
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .top_p = 0.75f}, logits), (std::set<int32_t>{1, 2, 3}));
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .min_p = 0.6f}, logits), (std::set<int32_t>{1, 2}));
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .min_p = 1.0f}, logits), (std::set<int32_t>{1}));
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .top_p = 1e-6f}, logits), (std::set<int32_t>{1}));
+  EXPECT_EQ(Reachable({.temperature = 100.0f, .top_k = 1}, logits), (std::set<int32_t>{1}));
+  // The probability that top-p counts is that of what top-k left.
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .top_k = 2, .top_p = 0.5f}, logits),
+            (std::set<int32_t>{1}));
+  // Equal ones are cut by highest id.
+  EXPECT_EQ(Reachable({.temperature = 1.0f, .top_k = 2}, {1, 1, 1, 1}), (std::set<int32_t>{0, 1}));
+}
+
+TEST(SamplerTest, TopPAgreesWithSortingEverything) {
+  std::mt19937 random(8);
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<float> logits(3000);
+    for (float& logit : logits) logit = normal(random);
+    std::vector<int32_t> order(logits.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+    });
+    double total = 0;
+    for (const float logit : logits) total += std::exp(logit);
+    const float top_p = 0.2f + 0.15f * static_cast<float>(round % 5);
+    double sum = 0;
+    size_t kept = 0;
+    while (sum < top_p * total) sum += std::exp(logits[static_cast<size_t>(order[kept++])]);
+    std::sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept));
+    for (uint64_t position = 0; position < 40; ++position) {
+      const int32_t id =
+          Pick({.temperature = 1.5f, .top_p = top_p, .seed = 4}, logits, position).id;
+      EXPECT_TRUE(
+          std::binary_search(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), id));
+    }
+  }
+}
+
+TEST(SamplerTest, RepetitionPenaltyCountsOnceAndOnlyInTheWindow) {
+  const SamplingParams params = {.repetition_penalty = 2.0f, .repetition_window = 2};
+  EXPECT_EQ(Pick(params, {3.0f, 2.0f}, 0, {0}).id, 1);
+  EXPECT_EQ(Pick(params, {3.0f, 2.0f}, 0, {0, 5, 7}).id, 0) << "outside the window, ids unknown";
+  EXPECT_EQ(Pick(params, {5.0f, 2.0f}, 0, {0, 0}).id, 0) << "twice in the history counts once";
+  EXPECT_EQ(Pick(params, {-1.0f, -1.5f}, 0, {0, -3}).id, 1);
+}
+
+TEST(SamplerTest, LogprobsAreOfTheModelsOwnDistribution) {
+  const std::vector<float> logits = {std::log(0.2f) + 3, std::log(0.5f) + 3, std::log(0.3f) + 3};
+  const Sample sample = Pick({.temperature = 0.3f,
+                              .top_k = 1,
+                              .repetition_penalty = 1.5f,
+                              .logprobs = true,
+                              .top_logprobs = 2},
+                             logits, 0, {0});
+  EXPECT_EQ(sample.id, 1);
+  EXPECT_NEAR(sample.logprob, std::log(0.5f), 1e-5);
+  ASSERT_EQ(sample.top.size(), 2u);
+  EXPECT_EQ(sample.top[0].id, 1);
+  EXPECT_EQ(sample.top[1].id, 2);
+  EXPECT_NEAR(sample.top[1].logprob, std::log(0.3f), 1e-5);
+  EXPECT_EQ(Pick({.top_logprobs = 20}, logits).top.size(), 3u);
+}
+
+TEST(SamplerTest, AbsurdValuesNameTheirField) {
+  const auto refused = [](const SamplingParams& params, std::string_view field) {
+    const absl::Status status = Validate(params);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << field;
+    EXPECT_EQ(status.message().find(absl::string_view(field.data(), field.size())), 0u) << status;
+    EXPECT_FALSE(Sampler::Create(params).ok());
+  };
+  for (const float bad : {kNan, -1.0f, kInf, 101.0f}) refused({.temperature = bad}, "temperature");
+  refused({.top_k = -1}, "top_k");
+  for (const float bad : {kNan, 0.0f, -0.5f, 1.5f}) refused({.top_p = bad}, "top_p");
+  for (const float bad : {kNan, -0.5f, 1.5f}) refused({.min_p = bad}, "min_p");
+  for (const float bad : {kNan, 0.0f, -1.0f, 11.0f, kInf}) {
+    refused({.repetition_penalty = bad}, "repetition_penalty");
+  }
+  refused({.repetition_window = -1}, "repetition_window");
+  refused({.top_logprobs = 21}, "top_logprobs");
+  EXPECT_TRUE(Validate({}).ok());
+}
+
+TEST(SamplerTest, BrokenLogitsAreErrors) {
+  for (const float temperature : {0.0f, 1.0f}) {
+    Sampler sampler = Sampler::Create({.temperature = temperature}).value();
+    const std::vector<float> nan = {0.0f, kNan};
+    const absl::Status status = sampler.Pick(nan, 0, {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_NE(status.message().find("logit 1"), absl::string_view::npos) << status;
+    const std::vector<float> infinite = {kInf, 0.0f};
+    EXPECT_FALSE(sampler.Pick(infinite, 0, {}).ok());
+    const std::vector<float> none = {-kInf, -kInf};
+    EXPECT_FALSE(sampler.Pick(none, 0, {}).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(sampler.Pick({}, 0, {}).status()));
+  }
+}
+
+}  // namespace
+}  // namespace withy::engine
