@@ -48,9 +48,7 @@ bool ValidMetricName(std::string_view name) {
 
 template <size_t N>
 void CopyText(std::string_view text, std::array<char, N>& out) {
-  const size_t n = std::min(text.size(), N - 1);
-  std::memcpy(out.data(), text.data(), n);
-  out[n] = '\0';
+  out[text.copy(out.data(), N - 1)] = '\0';
 }
 
 template <size_t N>

@@ -1,0 +1,78 @@
+// The agent's heart: a thread that drains the rings of all processes into a Profile, and a
+// consistent view of both for whoever asks (the exporter, the gRPC service). It knows no wire.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "profiler_agent/profile.h"
+#include "telemetry/reader.h"
+
+namespace withy::profiler_agent {
+
+struct AgentOptions {
+  std::string rings_directory;
+  uint32_t poll_ms = 50;  // 1..1000
+  size_t span_limit = Profile::kSpanLimit;
+};
+
+// Totals over all attached files.
+struct AgentInfo {
+  uint32_t rings = 0;
+  uint64_t spans = 0;
+  uint64_t dropped_spans = 0;
+  uint64_t processes = 0;
+};
+
+// Thread-safe. Polls from Start to destruction.
+class Agent {
+ public:
+  // `clock` outlives the agent. Errors: those of telemetry::Reader::Open.
+  static absl::StatusOr<std::unique_ptr<Agent>> Start(const AgentOptions& options,
+                                                      const Clock& clock = Clock::Real());
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  // Drains everything that is there now; the thread does the same every poll_ms.
+  void Poll();
+
+  std::vector<SpanRow> Spans(uint64_t call_id, size_t limit) const;
+  std::vector<PhaseRow> Phases() const;
+  std::vector<telemetry::SourceInfo> Sources() const;
+  AgentInfo Info() const;
+  uint64_t phase_overflows() const;
+  // Ring files found broken since the start.
+  uint64_t problems() const { return problems_.load(std::memory_order_relaxed); }
+
+  // Whether the thread has drained within the last 5 s.
+  bool MakesProgress() const;
+
+ private:
+  Agent(const AgentOptions& options, const Clock& clock, std::unique_ptr<telemetry::Reader> reader);
+  void Run(uint32_t poll_ms);
+
+  const Clock& clock_;
+  std::atomic<int64_t> last_poll_ns_;
+  std::atomic<uint64_t> problems_{0};
+
+  // Draining holds both, showing holds one.
+  mutable absl::Mutex reader_mutex_;
+  std::unique_ptr<telemetry::Reader> reader_ ABSL_GUARDED_BY(reader_mutex_);
+  mutable absl::Mutex profile_mutex_ ABSL_ACQUIRED_AFTER(reader_mutex_);
+  Profile profile_ ABSL_GUARDED_BY(profile_mutex_);
+
+  absl::Mutex stop_mutex_;
+  bool stopping_ ABSL_GUARDED_BY(stop_mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace withy::profiler_agent

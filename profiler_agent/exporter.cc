@@ -1,0 +1,133 @@
+#include "profiler_agent/exporter.h"
+
+#include <netdb.h>
+#include <prometheus/exposer.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace withy::profiler_agent {
+namespace {
+
+constexpr char kRemedy[] =
+    "set profiler.metrics_listen to another HOST:PORT, or to \"off\" to serve no metrics";
+
+const std::vector<std::string>& KnownProcesses() {
+  static const auto& names = *new std::vector<std::string>{
+      "context_store", "draft_worker", "model_worker", "orchestrator", "profiler_agent"};
+  return names;
+}
+
+// "[::1]:80" -> "::1", "80".
+absl::Status SplitAddress(std::string_view listen, std::string* host, std::string* port) {
+  const size_t colon = listen.rfind(':');
+  const std::string_view digits =
+      colon == std::string_view::npos ? std::string_view() : listen.substr(colon + 1);
+  const bool number = !digits.empty() && digits.size() <= 5 &&
+                      digits.find_first_not_of("0123456789") == std::string_view::npos &&
+                      std::stoi(std::string(digits)) <= 65535;
+  if (!number || colon == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("profiler.metrics_listen \"", ToAbsl(listen),
+                                                   "\" is not HOST:PORT; ", kRemedy));
+  }
+  std::string_view name = listen.substr(0, colon);
+  if (name.size() >= 2 && name.front() == '[' && name.back() == ']') {
+    name = name.substr(1, name.size() - 2);
+  }
+  *host = std::string(name);
+  *port = std::string(digits);
+  return absl::OkStatus();
+}
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+absl::StatusOr<Addresses> Resolve(const std::string& listen) {
+  std::string host, port;
+  WITHY_RETURN_IF_ERROR(SplitAddress(listen, &host, &port));
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("profiler.metrics_listen \"", listen,
+                                                   "\": ", gai_strerror(error), "; ", kRemedy));
+  }
+  return Addresses(found, freeaddrinfo);
+}
+
+// Binds and lets go, because the exposer cannot say why it failed.
+absl::Status TryToBind(const std::string& listen) {
+  WITHY_ASSIGN_OR_RETURN(const Addresses found, Resolve(listen));
+  const UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 && ::listen(fd.get(), 1) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno == EADDRINUSE) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("metrics address ", listen,
+                     " is taken by another program: stop it (ss -ltnp shows it), or ", kRemedy));
+  }
+  return Annotate(ErrnoError("listen"), absl::StrCat("metrics address ", listen, "; ", kRemedy));
+}
+
+// Connects and hangs up.
+void Touch(const std::string& address) {
+  const absl::StatusOr<Addresses> found = Resolve(address);
+  if (!found.ok()) return;
+  const UniqueFd fd(socket((*found)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  connect(fd.get(), (*found)->ai_addr, (*found)->ai_addrlen);
+}
+
+}  // namespace
+
+std::vector<prometheus::MetricFamily> Exporter::Collect() const {
+  return MakeFamilies(agent_.Phases(), agent_.Sources(), KnownProcesses());
+}
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
+    std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable) {
+  const std::string address(listen);
+  WITHY_RETURN_IF_ERROR(TryToBind(address));
+  auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
+  try {
+    server->exposer_ = std::make_unique<prometheus::Exposer>(address);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("metrics address ", address, ": ", error.what(), "; ", kRemedy));
+  }
+  server->collectable_ = std::move(collectable);
+  server->exposer_->RegisterCollectable(server->collectable_);
+  const std::vector<int> ports = server->exposer_->GetListeningPorts();
+  server->address_ = address;
+  const std::string front = address.substr(0, address.rfind(':') + 1);
+  if (!ports.empty()) server->address_ = absl::StrCat(front, ports[0]);
+  return server;
+}
+
+MetricsServer::~MetricsServer() {
+  if (exposer_ == nullptr) return;
+  // The exposer's listener looks for the stop flag only every 2 s or when somebody connects.
+  std::atomic<bool> stopped{false};
+  std::thread stopper([&] {
+    exposer_.reset();
+    stopped.store(true);
+  });
+  while (!stopped.load()) {
+    Touch(address_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  stopper.join();
+}
+
+}  // namespace withy::profiler_agent

@@ -1,0 +1,54 @@
+// A histogram of durations: exact counts for the buckets that are exported, and fine logarithmic
+// ones for percentiles.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace withy::profiler_agent {
+
+// Upper bounds (inclusive) of the exported buckets in nanoseconds, 10 µs to 60 s; one more bucket
+// takes the rest.
+inline constexpr std::array<int64_t, 21> kBucketBoundsNs = {
+    10'000,         25'000,         50'000,        100'000,       250'000,       500'000,
+    1'000'000,      2'500'000,      5'000'000,     10'000'000,    25'000'000,    50'000'000,
+    100'000'000,    250'000'000,    500'000'000,   1'000'000'000, 2'500'000'000, 5'000'000'000,
+    10'000'000'000, 30'000'000'000, 60'000'000'000};
+
+// Plain value; copying copies about 5 KB.
+class LatencyHistogram {
+ public:
+  // Negative durations count as 0.
+  void Add(int64_t duration_ns);
+
+  uint64_t count() const { return count_; }
+  double total_ns() const { return total_ns_; }
+  double mean_ns() const { return count_ == 0 ? 0 : total_ns_ / static_cast<double>(count_); }
+
+  // The value that a share `q` (0..1) of the durations does not exceed, within 7 % of the true one.
+  // 0 when empty.
+  double QuantileNs(double q) const;
+
+  // How many durations fell into exported bucket i (not cumulative); i = kBucketBoundsNs.size() is
+  // the rest.
+  uint64_t bucket(size_t i) const { return buckets_[i]; }
+
+ private:
+  // Durations below 16 ns have a bucket each; above, every octave up to 2^44 ns (5 hours) has 16.
+  static constexpr int kSubBits = 4;
+  static constexpr int kTopBit = 44;
+  static constexpr size_t kFineCount = ((kTopBit - kSubBits) << kSubBits) + (1 << kSubBits);
+  static size_t FineIndex(uint64_t ns);
+  // Lower bound of a fine bucket in nanoseconds.
+  static double FineLower(size_t index);
+
+  uint64_t count_ = 0;
+  double total_ns_ = 0;
+  uint64_t min_ns_ = 0;
+  uint64_t max_ns_ = 0;
+  std::array<uint64_t, kBucketBoundsNs.size() + 1> buckets_ = {};
+  std::array<uint64_t, kFineCount> fine_ = {};
+};
+
+}  // namespace withy::profiler_agent

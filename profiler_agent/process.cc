@@ -1,0 +1,66 @@
+#include "profiler_agent/process.h"
+
+#include <grpcpp/impl/codegen/service_type.h>
+#include <spdlog/spdlog.h>
+
+#include <string>
+#include <utility>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "profiler_agent/agent.h"
+#include "profiler_agent/exporter.h"
+#include "profiler_agent/service.h"
+#include "rpc/server.h"
+#include "telemetry/recorder.h"
+
+namespace withy::profiler_agent {
+namespace {
+
+class Running final : public ProfilerProcess {
+ public:
+  absl::Status Start(const v1::Config& config) {
+    const std::string rings = config.run_dir() + "/rings";
+    // Its own ring makes the agent one of the processes that it shows.
+    auto recorder = telemetry::Recorder::Open(rings, "profiler_agent");
+    if (!recorder.ok()) return recorder.status();
+    recorder_ = *std::move(recorder);
+    WITHY_ASSIGN_OR_RETURN(agent_, Agent::Start({rings, config.profiler().poll_ms()}));
+    if (config.profiler().metrics_listen() != "off") {
+      WITHY_ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(config.profiler().metrics_listen(),
+                                                            std::make_shared<Exporter>(*agent_)));
+      metrics_address_ = metrics_->address();
+      spdlog::info("metrics on http://{}/metrics", metrics_address_);
+    }
+    service_ = MakeProfilerService(*agent_, metrics_address_);
+    WITHY_ASSIGN_OR_RETURN(
+        server_,
+        rpc::Server::Start({"profiler_agent", {config.profiler().listen()}}, {service_.get()}));
+    server_->SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Duration grace) override { server_->Shutdown(grace); }
+  bool MakesProgress() override { return agent_->MakesProgress(); }
+  const std::string& metrics_address() const override { return metrics_address_; }
+  const std::string& grpc_address() const override { return server_->addresses().front(); }
+
+ private:
+  // Each borrows from those above it.
+  std::unique_ptr<telemetry::Recorder> recorder_;
+  std::unique_ptr<Agent> agent_;
+  std::unique_ptr<MetricsServer> metrics_;
+  std::string metrics_address_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProfilerProcess>> StartProfiler(const v1::Config& config) {
+  auto process = std::make_unique<Running>();
+  WITHY_RETURN_IF_ERROR(process->Start(config));
+  return process;
+}
+
+}  // namespace withy::profiler_agent

@@ -1,0 +1,86 @@
+#include "profiler_agent/profile.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace withy::profiler_agent {
+namespace {
+
+using telemetry::SpanEvent;
+using telemetry::SpanKind;
+using ::testing::SizeIs;
+
+SpanEvent Event(std::string_view process, std::string_view name, uint64_t call, int64_t start,
+                int64_t end, SpanKind kind = SpanKind::kPhase) {
+  SpanEvent event{process, 42, name, {}};
+  event.span.call_id = call;
+  event.span.started_ns = start;
+  event.span.ended_ns = end;
+  event.span.kind = kind;
+  return event;
+}
+
+TEST(ProfileTest, SpansOfACallComeOldestFirst) {
+  Profile profile;
+  profile.Add(Event("model_worker", "decode", 1, 300, 400));
+  profile.Add(Event("orchestrator", "queue", 1, 100, 200));
+  profile.Add(Event("orchestrator", "queue", 2, 50, 60));
+  const std::vector<SpanRow> rows = profile.Spans(1, 100);
+  ASSERT_THAT(rows, SizeIs(2));
+  EXPECT_EQ(rows[0].name, "queue");
+  EXPECT_EQ(rows[0].process, "orchestrator");
+  EXPECT_EQ(rows[0].pid, 42);
+  EXPECT_EQ(rows[1].name, "decode");
+  EXPECT_THAT(profile.Spans(0, 100), SizeIs(3));
+  EXPECT_THAT(profile.Spans(9, 100), SizeIs(0));
+}
+
+TEST(ProfileTest, ALimitKeepsTheNewest) {
+  Profile profile;
+  for (int i = 0; i < 10; ++i) profile.Add(Event("a", "x", 1, i, i + 1));
+  const std::vector<SpanRow> rows = profile.Spans(0, 3);
+  ASSERT_THAT(rows, SizeIs(3));
+  EXPECT_EQ(rows[0].span.started_ns, 7);
+}
+
+TEST(ProfileTest, OldSpansGoButStayInTheHistograms) {
+  Profile profile(100);
+  for (int i = 0; i < 250; ++i) profile.Add(Event("a", "x", 1, i, i + 10));
+  EXPECT_THAT(profile.Spans(0, 1000), SizeIs(100));
+  EXPECT_EQ(profile.Spans(0, 1000)[0].span.started_ns, 150);
+  ASSERT_THAT(profile.Phases(), SizeIs(1));
+  EXPECT_EQ(profile.Phases()[0].histogram.count(), 250u);
+  EXPECT_EQ(profile.Phases()[0].histogram.mean_ns(), 10);
+  EXPECT_EQ(profile.spans_seen(), 250u);
+}
+
+TEST(ProfileTest, PhasesAreByProcessNameAndKind) {
+  Profile profile;
+  profile.Add(Event("b", "x", 1, 0, 1));
+  profile.Add(Event("a", "y", 1, 0, 1));
+  profile.Add(Event("a", "x", 1, 0, 1));
+  profile.Add(Event("a", "x", 1, 0, 1, SpanKind::kKernel));
+  const std::vector<PhaseRow> rows = profile.Phases();
+  ASSERT_THAT(rows, SizeIs(4));
+  EXPECT_EQ(rows[0].process + rows[0].name, "ax");
+  EXPECT_EQ(rows[0].kind, SpanKind::kPhase);
+  EXPECT_EQ(rows[1].kind, SpanKind::kKernel);
+  EXPECT_EQ(rows[2].process + rows[2].name, "ay");
+  EXPECT_EQ(rows[3].process + rows[3].name, "bx");
+}
+
+TEST(ProfileTest, AFloodOfNamesStaysBounded) {
+  Profile profile;
+  constexpr size_t kNames = 2 * Profile::kTextLimit;
+  for (size_t i = 0; i < kNames; ++i) {
+    profile.Add(Event("a", "name" + std::to_string(i), 1, 0, 1));
+  }
+  EXPECT_THAT(profile.Phases(), SizeIs(Profile::kPhaseLimit));
+  EXPECT_EQ(profile.phase_overflows(), kNames - Profile::kPhaseLimit);
+  EXPECT_EQ(profile.Spans(0, 1)[0].name, "other");
+}
+
+}  // namespace
+}  // namespace withy::profiler_agent
