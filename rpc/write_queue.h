@@ -46,6 +46,12 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     return true;
   }
 
+  // Whether a push now would not wait, with messages to spare: for a producer that must never wait.
+  bool HasRoom() const {
+    absl::MutexLock lock(&mutex_);
+    return pending_.size() < kLimit / 2;
+  }
+
   // Ends the call with `status` when all that was pushed is sent. The first call counts.
   void Close(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
