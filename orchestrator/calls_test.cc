@@ -1,0 +1,192 @@
+#include "orchestrator/calls.h"
+
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "orchestrator/auth_cache.h"
+#include "orchestrator/executor.h"
+
+namespace withy::orchestrator {
+namespace {
+
+constexpr int64_t kSecond = kNanosPerSecond;
+
+TEST(QueueOrderTest, DeadlineThenPriorityThenArrival) {
+  const QueueKey urgent{.deadline_ns = 5 * kSecond, .arrived_ns = 2, .id = 1};
+  const QueueKey later{.deadline_ns = 9 * kSecond, .priority = 10, .arrived_ns = 1, .id = 2};
+  const QueueKey important{.priority = 3, .arrived_ns = 3, .id = 3};
+  const QueueKey first{.arrived_ns = 1, .id = 4};
+  const QueueKey second{.arrived_ns = 2, .id = 5};
+  EXPECT_TRUE(GoesBefore(urgent, later, 0));
+  EXPECT_TRUE(GoesBefore(later, important, 0));
+  EXPECT_TRUE(GoesBefore(important, first, 0));
+  EXPECT_TRUE(GoesBefore(first, second, 0));
+  QueueKey equal = urgent;
+  equal.priority = 1;
+  EXPECT_TRUE(GoesBefore(equal, urgent, 0));
+  // Nobody waits for ever behind calls with deadlines.
+  EXPECT_TRUE(GoesBefore(first, urgent, 31 * kSecond));
+}
+
+TEST(QueueOrderTest, IsAStrictWeakOrder) {
+  const unsigned seed = 5;
+  std::mt19937 random(seed);
+  const auto key = [&] {
+    return QueueKey{static_cast<int64_t>(random() % 3) * kSecond,
+                    static_cast<int32_t>(random() % 3),
+                    static_cast<int64_t>(random() % 60) * kSecond, random() % 4};
+  };
+  for (int i = 0; i < 20000; ++i) {
+    const QueueKey a = key(), b = key(), c = key();
+    const int64_t now = 60 * kSecond;
+    ASSERT_FALSE(GoesBefore(a, b, now) && GoesBefore(b, a, now)) << "seed " << seed;
+    if (GoesBefore(a, b, now) && GoesBefore(b, c, now)) {
+      ASSERT_TRUE(GoesBefore(a, c, now)) << "seed " << seed;
+    }
+  }
+}
+
+class CallTableTest : public ::testing::Test {
+ protected:
+  absl::Status Wait(CallTable& table, uint64_t id, CallControl& control, int priority = 0) {
+    return table.WaitForSlot(
+        Lane::kTarget, {.priority = priority, .arrived_ns = static_cast<int64_t>(id), .id = id},
+        {10, 20}, control);
+  }
+  FakeClock clock_;
+  CallControl forever_{absl::InfiniteFuture()};
+};
+
+TEST_F(CallTableTest, BoundsAndDrains) {
+  CallTable table({.limit = 2, .slots = {1, 1}}, clock_);
+  EXPECT_TRUE(table.Arrive(1).ok());
+  EXPECT_TRUE(table.Arrive(2).ok());
+  EXPECT_EQ(table.Arrive(3).code(), absl::StatusCode::kResourceExhausted);
+  table.Leave(1);
+  EXPECT_TRUE(table.Arrive(3).ok());
+  table.Leave(3);
+  table.StopAdmitting();
+  EXPECT_EQ(table.Arrive(4).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(CallTableTest, GrantsInOrderAsSlotsComeFree) {
+  CallTable table({.limit = 8, .slots = {1, 1}}, clock_);
+  for (uint64_t id = 1; id <= 4; ++id) ASSERT_TRUE(table.Arrive(id).ok());
+  ASSERT_TRUE(Wait(table, 1, forever_).ok());
+  std::vector<uint64_t> order;
+  absl::Mutex mutex;
+  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<CallControl>> controls;
+  for (uint64_t id = 2; id <= 4; ++id) {
+    CallControl& control =
+        *controls.emplace_back(std::make_unique<CallControl>(absl::InfiniteFuture()));
+    threads.emplace_back([&, id] {
+      EXPECT_TRUE(Wait(table, id, control, static_cast<int>(id)).ok());
+      absl::MutexLock lock(&mutex);
+      order.push_back(id);
+      table.Leave(id);
+    });
+  }
+  // All three wait before the slot comes free.
+  while (
+      table.LoadBefore(Lane::kTarget, {.priority = -5, .arrived_ns = 99, .id = 99}).ahead.size() <
+      3)
+    std::this_thread::yield();
+  table.Leave(1);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(order, (std::vector<uint64_t>{4, 3, 2}));
+}
+
+TEST_F(CallTableTest, CancelAndDeadlineEndTheWait) {
+  CallTable table({.limit = 8, .slots = {1, 1}}, clock_);
+  for (uint64_t id = 1; id <= 3; ++id) ASSERT_TRUE(table.Arrive(id).ok());
+  ASSERT_TRUE(Wait(table, 1, forever_).ok());
+  CallControl soon(absl::Now() + absl::Milliseconds(1));
+  EXPECT_EQ(Wait(table, 2, soon).code(), absl::StatusCode::kDeadlineExceeded);
+  table.Leave(2);
+  CallControl cancelled(absl::InfiniteFuture());
+  std::thread canceller([&] { cancelled.Cancel(); });
+  EXPECT_EQ(Wait(table, 3, cancelled).code(), absl::StatusCode::kCancelled);
+  canceller.join();
+  table.Leave(3);
+  EXPECT_EQ(table.counts().running, 1u);
+  EXPECT_EQ(table.counts().waiting, 0u);
+}
+
+TEST_F(CallTableTest, TellsTheLoadAndWhatRanBeside) {
+  CallTable table({.limit = 8, .slots = {4, 4}}, clock_);
+  for (uint64_t id = 1; id <= 2; ++id) {
+    ASSERT_TRUE(table.Arrive(id).ok());
+    ASSERT_TRUE(Wait(table, id, forever_).ok());
+  }
+  Load load = table.LoadBefore(Lane::kTarget, {.id = 9});
+  ASSERT_EQ(load.running.size(), 2u);
+  EXPECT_EQ(load.running[0].prefill_tokens, 10u);
+  EXPECT_TRUE(table.LoadBefore(Lane::kDraft, {.id = 9}).running.empty());
+
+  table.FirstToken(1);
+  clock_.Advance(kSecond);
+  table.FirstToken(2);  // its 10 prompt tokens ran beside call 1
+  clock_.Advance(kSecond);
+  table.Generated(1, 15);
+  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 9}).running[0].remaining_tokens, 5u);
+  EXPECT_DOUBLE_EQ(table.Surroundings(1).mean_rows, 1.5);
+  EXPECT_DOUBLE_EQ(table.Surroundings(1).foreign_prefill_tokens, 10);
+  EXPECT_DOUBLE_EQ(table.Surroundings(2).mean_rows, 2);
+  EXPECT_DOUBLE_EQ(table.Surroundings(2).foreign_prefill_tokens, 0);
+  table.Leave(1);
+  clock_.Advance(kSecond);
+  EXPECT_DOUBLE_EQ(table.Surroundings(2).mean_rows, 1.5);
+}
+
+TEST(AuthCacheTest, ExpiresForgetsAndIsBounded) {
+  AuthCache cache(10, 2);
+  cache.Put("t1", "app1", 0);
+  EXPECT_EQ(cache.Find("t1", 9), "app1");
+  EXPECT_FALSE(cache.Find("t1", 10).has_value());
+  cache.Put("t1", "app1", 0);
+  cache.Put("t2", "app2", 1);
+  cache.Put("t3", "app3", 2);
+  EXPECT_FALSE(cache.Find("t1", 3).has_value());
+  EXPECT_EQ(cache.Find("t3", 3), "app3");
+  cache.ForgetApp("app3");
+  EXPECT_FALSE(cache.Find("t3", 3).has_value());
+  EXPECT_EQ(cache.Find("t2", 3), "app2");
+}
+
+TEST(ExecutorTest, RunsEverythingItTookAndBoundsTheRest) {
+  std::atomic<int> ran = 0;
+  absl::Mutex gate;
+  gate.Lock();
+  {
+    Executor executor(2, 4, Clock::Real());
+    int taken = 0;
+    for (int i = 0; i < 20; ++i) {
+      taken += executor.Run([&] {
+        absl::MutexLock lock(&gate);
+        ++ran;
+      });
+    }
+    EXPECT_GE(taken, 4);
+    EXPECT_LE(taken, 6);
+    gate.Unlock();
+  }
+  EXPECT_GE(ran, 4);
+}
+
+TEST(CallControlTest, TheHookIsCalledOnce) {
+  CallControl control(absl::InfiniteFuture());
+  int called = 0;
+  control.SetHook([&] { ++called; });
+  control.Cancel();
+  control.Cancel();
+  EXPECT_EQ(called, 1);
+  control.SetHook([&] { ++called; });
+  EXPECT_EQ(called, 2) << "already cancelled: at once";
+  control.SetHook(nullptr);
+}
+
+}  // namespace
+}  // namespace withy::orchestrator
