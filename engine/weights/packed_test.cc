@@ -1,0 +1,302 @@
+// Packing, the cache, and files that are not what they should be.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/gguf/quants.h"
+#include "engine/gguf/writer.h"
+#include "engine/model/testing.h"
+#include "engine/weights/crc32c.h"
+#include "engine/weights/layout.h"
+#include "engine/weights/packed_file.h"
+#include "engine/weights/packer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace withy::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void WriteAll(const std::string& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(Crc32cTest, KnownValueAndBothWaysAgree) {
+  const std::string check = "123456789";
+  EXPECT_EQ(Crc32c(0, std::as_bytes(std::span(check.data(), check.size()))), 0xE3069283u);
+  std::string bytes;
+  for (int i = 0; i < 300; ++i) bytes.push_back(static_cast<char>(i * 37));
+  for (size_t n = 0; n < 300; ++n) {
+    const auto part = std::as_bytes(std::span(bytes.data(), n));
+    EXPECT_EQ(Crc32c(5, part), Crc32cPortable(5, part)) << n;
+    EXPECT_EQ(Crc32c(Crc32c(0, part.first(n / 3)), part.subspan(n / 3)), Crc32c(0, part)) << n;
+  }
+}
+
+class PackedTest : public testing::Test {
+ protected:
+  // The tiny model's GGUF with tensors and metadata changed on the way.
+  std::string Changed(const std::function<bool(const TensorInfo&, std::vector<int64_t>*,
+                                               std::vector<uint8_t>*, GgmlType*)>& change,
+                      const std::function<void(GgufWriter*)>& metadata = nullptr) {
+    const auto base = GgufFile::Open(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0, "base.gguf"));
+    EXPECT_TRUE(base.ok());
+    GgufWriter writer;
+    writer.CopyMetadata(*base);
+    if (metadata) metadata(&writer);
+    std::vector<std::vector<uint8_t>> data(base->tensors().size());
+    for (size_t i = 0; i < data.size(); ++i) {
+      const TensorInfo& tensor = base->tensors()[i];
+      std::vector<int64_t> dims = tensor.dims;
+      GgmlType type = tensor.type;
+      const auto bytes = base->Data(tensor);
+      data[i].assign(bytes.begin(), bytes.end());
+      if (change && !change(tensor, &dims, &data[i], &type)) continue;
+      writer.AddTensor(tensor.name, type, dims, data[i]);
+    }
+    EXPECT_TRUE(writer.Write(folder_ / "changed.gguf").ok());
+    return folder_ / "changed.gguf";
+  }
+
+  absl::Status Open(const std::string& path) {
+    ModelOptions options;
+    options.threads = 1;
+    options.cache_dir = folder_.path();
+    return Model::Open(path, options).status();
+  }
+
+  std::string Pack(const std::string& gguf) {
+    const auto path = EnsurePacked(gguf, folder_.path(), pool_);
+    EXPECT_TRUE(path.ok()) << path.status();
+    return path.ok() ? *path : "";
+  }
+
+  TestFolder folder_;
+  ThreadPool pool_{2};
+};
+
+TEST_F(PackedTest, PackedWeightsAreTheSourcesInPackedOrder) {
+  for (const GgmlType type :
+       {GgmlType::kF32, GgmlType::kF16, GgmlType::kBF16, GgmlType::kQ8_0, GgmlType::kQ4_0}) {
+    const std::string gguf = WriteTiny(folder_, TinyShape(), type);
+    const auto source = GgufFile::Open(gguf);
+    const auto packed = PackedFile::Open(Pack(gguf), PackedFile::Verify::kFull);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    const auto order = QueryHeadOrder(8, 2);
+    for (const PackedTensor& tensor : (*packed)->tensors()) {
+      if (tensor.kind != PackedKind::kMatrix) continue;
+      EXPECT_EQ(tensor.file_offset % kPackedPage, 0u);
+      const TensorInfo* info = source->FindTensor(tensor.name + ".weight");
+      ASSERT_NE(info, nullptr);
+      std::vector<float> values(static_cast<size_t>(info->elements()));
+      ASSERT_TRUE(Dequantize(info->type, source->Data(*info), values).ok());
+      const bool is_q = tensor.name.ends_with("attn_q");
+      const bool is_o = tensor.name.ends_with("attn_output");
+      std::vector<float> row(static_cast<size_t>(tensor.matrix.n_in));
+      for (int32_t r = 0; r < tensor.matrix.n_out; ++r) {
+        UnpackRow(tensor.matrix, r, row.data());
+        const int32_t from = is_q ? order[static_cast<size_t>(r / 32)] * 32 + r % 32 : r;
+        for (int32_t c = 0; c < tensor.matrix.n_in; ++c) {
+          const int32_t col = is_o ? order[static_cast<size_t>(c / 32)] * 32 + c % 32 : c;
+          ASSERT_EQ(row[static_cast<size_t>(c)],
+                    values[static_cast<size_t>(from * tensor.matrix.n_in + col)])
+              << tensor.name << " " << r << " " << c;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PackedTest, TheCacheIsReusedAndRenewed) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = Pack(gguf);
+  const std::string first_id = (*PackedFile::Open(packed))->model_id();
+  const auto inode = [&] { return fs::last_write_time(packed); };
+  const auto made = inode();
+  EXPECT_EQ(Pack(gguf), packed);
+  EXPECT_EQ(inode(), made) << "packed again without need";
+
+  ASSERT_TRUE(WriteSynthModel(TinyShape(), GgmlType::kQ8_0, /*seed=*/8, gguf).ok());
+  EXPECT_EQ(Pack(gguf), packed);
+  EXPECT_NE((*PackedFile::Open(packed))->model_id(), first_id) << "stale weights";
+
+  ASSERT_TRUE(WriteSynthModel(TinyShape(), GgmlType::kQ8_0, /*seed=*/7, gguf).ok());
+  Pack(gguf);
+  EXPECT_EQ((*PackedFile::Open(packed))->model_id(), first_id) << "the id follows the weights";
+}
+
+TEST_F(PackedTest, ADamagedCacheIsMadeAgain) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = Pack(gguf);
+  fs::resize_file(packed, fs::file_size(packed) / 2);
+  EXPECT_EQ(PackedFile::Open(packed).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(Open(gguf).ok());
+  EXPECT_TRUE(PackedFile::Open(packed, PackedFile::Verify::kFull).ok());
+}
+
+TEST_F(PackedTest, NothingDamagedIsTakenForGood) {
+  const std::string packed = Pack(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0));
+  const std::string good = ReadAll(packed);
+  const std::string bad_path = folder_ / "bad.withy";
+  for (size_t keep = 0; keep < good.size(); keep += good.size() / 37 + 1) {
+    WriteAll(bad_path, std::string_view(good).substr(0, keep));
+    EXPECT_FALSE(PackedFile::Open(bad_path).ok()) << "cut to " << keep;
+  }
+  // Every byte of trailer and table, some of the data. Padding between sections is not covered.
+  const auto table = (*PackedFile::Open(packed))->tensors().size() * sizeof(PackedEntry);
+  const auto flip = [&](size_t at) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0x41);
+    WriteAll(bad_path, bad);
+    EXPECT_EQ(PackedFile::Open(bad_path, PackedFile::Verify::kFull).status().code(),
+              absl::StatusCode::kDataLoss)
+        << "byte " << at;
+  };
+  for (size_t i = 0; i < sizeof(PackedTrailer); i += 3) flip(good.size() - kPackedPage + i);
+  for (size_t i = 64; i < 64 + table; i += 101) flip(i);
+  for (int i = 1; i < 8; ++i) flip(good.size() / 8 * static_cast<size_t>(i));
+}
+
+// A trailer and table whose checksums are right and whose contents are hostile.
+TEST_F(PackedTest, HostileTablesAreRefused) {
+  const std::string packed = Pack(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0));
+  const std::string good = ReadAll(packed);
+  const std::string bad_path = folder_ / "bad.withy";
+  PackedTrailer trailer;
+  std::memcpy(&trailer, good.data() + good.size() - kPackedPage, sizeof(trailer));
+  const auto refused = [&](const char* what,
+                           const std::function<void(PackedTrailer*, PackedEntry*)>& spoil) {
+    std::string bad = good;
+    PackedTrailer t = trailer;
+    auto* entries = reinterpret_cast<PackedEntry*>(bad.data() + trailer.table.offset);
+    spoil(&t, entries);
+    t.table_crc =
+        Crc32c(0, std::as_bytes(std::span(bad.data() + trailer.table.offset, trailer.table.bytes)));
+    t.trailer_crc = 0;
+    t.trailer_crc = Crc32c(0, std::as_bytes(std::span(&t, 1)));
+    std::memcpy(bad.data() + bad.size() - kPackedPage, &t, sizeof(t));
+    WriteAll(bad_path, bad);
+    EXPECT_EQ(Open(bad_path).code(), absl::StatusCode::kDataLoss) << what;
+  };
+  constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max() - 63;
+  refused("data outside", [](auto* t, auto*) { t->data.offset = kHuge / 4096 * 4096; });
+  refused("table outside", [](auto* t, auto*) { t->table.offset = kHuge; });
+  refused("checksums short", [](auto* t, auto*) { t->checksums.bytes -= 4; });
+  refused("metadata moved", [](auto* t, auto*) { t->metadata.offset += 64; });
+  refused("tensor outside", [](auto*, auto* e) { e[0].offset = kHuge / 4096 * 4096; });
+  refused("tensor size", [](auto*, auto* e) { e[0].bytes = kHuge; });
+  refused("rows", [](auto*, auto* e) { e[0].n_out = 0xFFFFFFFF; });
+  refused("no rows", [](auto*, auto* e) { e[0].n_out = 0; });
+  refused("columns", [](auto*, auto* e) { e[0].n_in = 0x7FFFFFE0; });
+  refused("panel", [](auto*, auto* e) { e[0].panel_inputs = 0; });
+  refused("type", [](auto*, auto* e) { e[0].type = 99; });
+  refused("kind", [](auto*, auto* e) { e[0].kind = static_cast<PackedKind>(7); });
+  refused("twice", [](auto*, auto* e) { e[1].name = e[0].name; });
+  refused("missing tensor", [](auto*, auto* e) { e[0].name = {'x'}; });
+  refused("other shape", [](auto*, auto* e) { e[0].n_out = 16; });
+}
+
+TEST_F(PackedTest, ImportErrorsNameTheThing) {
+  const auto without = [&](const std::string& name) {
+    return Open(Changed([&](const TensorInfo& t, auto*, auto*, auto*) { return t.name != name; }));
+  };
+  EXPECT_THAT(Message(without("blk.1.ffn_up.weight")), HasSubstr("blk.1.ffn_up.weight"));
+  EXPECT_THAT(Message(without("token_embd.weight")), HasSubstr("token_embd.weight"));
+
+  const absl::Status shape = Open(Changed([](const TensorInfo& t, auto* dims, auto* data, auto*) {
+    if (t.name == "blk.0.attn_k.weight") {
+      (*dims)[1] /= 2;
+      data->resize(data->size() / 2);
+    }
+    return true;
+  }));
+  EXPECT_THAT(Message(shape), HasSubstr("blk.0.attn_k.weight is [32, 128]"));
+  EXPECT_THAT(Message(shape), HasSubstr("[64, 128]"));
+
+  const auto with_metadata = [&](const std::function<void(GgufWriter*)>& set) {
+    return Open(Changed(nullptr, set));
+  };
+  const absl::Status architecture =
+      with_metadata([](GgufWriter* w) { w->SetString("general.architecture", "mamba"); });
+  EXPECT_EQ(architecture.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(Message(architecture), HasSubstr("llama, qwen2, qwen3"));
+  EXPECT_THAT(Message(with_metadata(
+                  [](GgufWriter* w) { w->Set<uint32_t>("llama.embedding_length", 100); })),
+              HasSubstr("multiple of 32"));
+  EXPECT_THAT(Message(with_metadata(
+                  [](GgufWriter* w) { w->Set<uint32_t>("llama.attention.head_count_kv", 3); })),
+              HasSubstr("divisor"));
+  EXPECT_THAT(Message(with_metadata(
+                  [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "yarn"); })),
+              HasSubstr("none, linear, llama3"));
+  EXPECT_THAT(
+      Message(with_metadata([](GgufWriter* w) { w->Set<uint32_t>("llama.expert_count", 8); })),
+      HasSubstr("expert_count"));
+  EXPECT_THAT(
+      Message(with_metadata([](GgufWriter* w) { w->Set<uint32_t>("llama.block_count", 2); })),
+      HasSubstr("does not belong"));
+  EXPECT_THAT(Message(with_metadata(
+                  [](GgufWriter* w) { w->Set<uint32_t>("llama.block_count", 4000000000u); })),
+              HasSubstr("block_count"));
+}
+
+TEST_F(PackedTest, AnUnsupportedTypeListsTheSupported) {
+  const absl::Status status =
+      Open(Changed([](const TensorInfo& t, auto* dims, auto* data, auto* type) {
+        if (t.name == "output.weight") {
+          *type = GgmlType::kI8;
+          data->assign(static_cast<size_t>((*dims)[0] * (*dims)[1]), 0);
+        }
+        return true;
+      }));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(Message(status), HasSubstr("Q4_K"));
+}
+
+TEST_F(PackedTest, NotANumberInWeightsDoesNotCrash) {
+  const std::string path = Changed([](const TensorInfo& t, auto*, auto* data, auto*) {
+    if (t.name == "blk.0.attn_q.weight") (*data)[1] = 0x7E;    // a NaN scale
+    if (t.name == "blk.1.ffn_down.weight") (*data)[1] = 0x7C;  // an infinite one
+    return true;
+  });
+  const auto model = OpenTiny(folder_, path);
+  ASSERT_NE(model, nullptr);
+  EXPECT_TRUE(GreedyDecode(*model, SomeTokens(20, 512), 3).ok());
+}
+
+TEST_F(PackedTest, OtherFilesAreRefused) {
+  EXPECT_EQ(Open(folder_ / "nothing.gguf").code(), absl::StatusCode::kNotFound);
+  WriteAll(folder_ / "text.gguf", "this is no model");
+  EXPECT_FALSE(Open(folder_ / "text.gguf").ok());
+  WriteAll(folder_ / "magic.withy", "WITHYPK\n");
+  EXPECT_EQ(Open(folder_ / "magic.withy").code(), absl::StatusCode::kDataLoss);
+  WriteAll(folder_ / "empty.gguf", "");
+  EXPECT_FALSE(Open(folder_ / "empty.gguf").ok());
+}
+
+TEST_F(PackedTest, ACacheThatCannotBeWrittenIsNamed) {
+  ModelOptions options;
+  options.cache_dir = "/proc/withy";
+  const auto model = Model::Open(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0), options);
+  EXPECT_THAT(Message(model.status()), HasSubstr("cache_dir"));
+}
+
+}  // namespace
+}  // namespace withy::engine
