@@ -24,6 +24,11 @@ if(WITHY_SANITIZE)
   add_link_options("-fsanitize=${WITHY_SANITIZE}")
 endif()
 
+if(WITHY_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
 # Header-heavy packages are system includes, so that their warnings are not ours.
 find_package(absl REQUIRED)
 find_package(Threads REQUIRED)

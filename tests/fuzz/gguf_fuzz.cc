@@ -1,0 +1,62 @@
+// Any bytes as a GGUF file: either refused with a status, or everything in it can be read.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include "engine/chat/template.h"
+#include "engine/gguf/quants.h"
+#include "engine/gguf/reader.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace withy::engine {
+namespace {
+
+void ReadMetadata(const GgufFile& file) {
+  for (const MetadataEntry& entry : file.metadata()) {
+    (void)file.GetString(entry.key);
+    (void)file.GetUint(entry.key);
+    (void)file.GetInt(entry.key);
+    (void)file.GetFloat(entry.key);
+    (void)file.GetBool(entry.key);
+    (void)file.GetStringArray(entry.key);
+    (void)file.GetIntArray(entry.key);
+    (void)file.GetFloatArray(entry.key);
+  }
+}
+
+void ReadTensors(const GgufFile& file) {
+  constexpr int64_t kMaxElements = 1 << 16;
+  for (const TensorInfo& tensor : file.tensors()) {
+    const std::span<const uint8_t> data = file.Data(tensor);
+    uint32_t sum = 0;
+    for (const uint8_t byte : data) sum += byte;
+    if (sum == 0xFFFFFFFF) std::abort();  // keeps the reads
+    if (tensor.elements() > kMaxElements) continue;
+    std::vector<float> values(static_cast<size_t>(tensor.elements()));
+    (void)Dequantize(tensor.type, data, values);
+  }
+}
+
+void UseTokenizer(const GgufFile& file) {
+  const auto tokenizer = MakeTokenizer(file);
+  if (!tokenizer.ok()) return;
+  const std::vector<int32_t> ids =
+      (*tokenizer)
+          ->Encode("Hello, w\xC3\xB6rld <s> 123\n\xFF", {.add_bos = true, .parse_special = true});
+  (void)(*tokenizer)->Decode(ids, true);
+}
+
+}  // namespace
+}  // namespace withy::engine
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto file = withy::engine::GgufFile::FromBytes({data, size}, "input");
+  if (!file.ok()) return 0;
+  withy::engine::ReadMetadata(*file);
+  withy::engine::ReadTensors(*file);
+  withy::engine::UseTokenizer(*file);
+  (void)withy::engine::ChatTemplate::FromFile(*file);
+  return 0;
+}
