@@ -14,18 +14,22 @@ constexpr int64_t kStalledNs = 5 * kNanosPerSecond;
 }
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options,
+                                                    telemetry::Recorder& recorder,
                                                     const Clock& clock) {
   WITHY_ASSIGN_OR_RETURN(auto reader, telemetry::Reader::Open(options.rings_directory));
-  auto agent = std::unique_ptr<Agent>(new Agent(options, clock, std::move(reader)));
+  auto agent = std::unique_ptr<Agent>(new Agent(options, recorder, clock, std::move(reader)));
   agent->thread_ =
       std::thread([raw = agent.get(), poll_ms = options.poll_ms] { raw->Run(poll_ms); });
   return agent;
 }
 
-Agent::Agent(const AgentOptions& options, const Clock& clock,
+Agent::Agent(const AgentOptions& options, telemetry::Recorder& recorder, const Clock& clock,
              std::unique_ptr<telemetry::Reader> reader)
     : clock_(clock),
       last_poll_ns_(clock.SteadyNanos()),
+      polls_(recorder.counter({.name = "withy_ring_polls_total", .help = "Drains of all rings."})),
+      problems_(recorder.counter(
+          {.name = "withy_ring_problems_total", .help = "Ring files found broken."})),
       reader_(std::move(reader)),
       profile_(options.span_limit) {}
 
@@ -58,7 +62,8 @@ void Agent::Poll() {
     });
   }
   for (const absl::Status& problem : problems) spdlog::warn("{}", problem.ToString());
-  problems_.fetch_add(problems.size(), std::memory_order_relaxed);
+  problems_.Add(problems.size());
+  polls_.Add();
   last_poll_ns_.store(clock_.SteadyNanos(), std::memory_order_relaxed);
 }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "profiler_agent/profile.h"
 #include "telemetry/reader.h"
+#include "telemetry/recorder.h"
 
 namespace withy::profiler_agent {
 
@@ -35,8 +36,10 @@ struct AgentInfo {
 // Thread-safe. Polls from Start to destruction.
 class Agent {
  public:
-  // `clock` outlives the agent. Errors: those of telemetry::Reader::Open.
+  // `recorder` (for the agent's own counters) and `clock` outlive the agent. Errors: those of
+  // telemetry::Reader::Open.
   static absl::StatusOr<std::unique_ptr<Agent>> Start(const AgentOptions& options,
+                                                      telemetry::Recorder& recorder,
                                                       const Clock& clock = Clock::Real());
   ~Agent();
   Agent(const Agent&) = delete;
@@ -50,19 +53,19 @@ class Agent {
   std::vector<telemetry::SourceInfo> Sources() const;
   AgentInfo Info() const;
   uint64_t phase_overflows() const;
-  // Ring files found broken since the start.
-  uint64_t problems() const { return problems_.load(std::memory_order_relaxed); }
 
   // Whether the thread has drained within the last 5 s.
   bool MakesProgress() const;
 
  private:
-  Agent(const AgentOptions& options, const Clock& clock, std::unique_ptr<telemetry::Reader> reader);
+  Agent(const AgentOptions& options, telemetry::Recorder& recorder, const Clock& clock,
+        std::unique_ptr<telemetry::Reader> reader);
   void Run(uint32_t poll_ms);
 
   const Clock& clock_;
   std::atomic<int64_t> last_poll_ns_;
-  std::atomic<uint64_t> problems_{0};
+  telemetry::Counter& polls_;
+  telemetry::Counter& problems_;
 
   // Draining holds both, showing holds one.
   mutable absl::Mutex reader_mutex_;

@@ -92,6 +92,7 @@ void Touch(const std::string& address) {
 }  // namespace
 
 std::vector<prometheus::MetricFamily> Exporter::Collect() const {
+  const telemetry::ScopedSpan span(recorder_, scrape_);
   return MakeFamilies(agent_.Phases(), agent_.Sources(), KnownProcesses());
 }
 

@@ -34,14 +34,17 @@ std::vector<prometheus::MetricFamily> MakeFamilies(
     const std::vector<PhaseRow>& phases, const std::vector<telemetry::SourceInfo>& sources,
     const std::vector<std::string>& known_processes);
 
-// Adapts an agent; borrowed, outlives this.
+// Adapts an agent; records each scrape as a span. Both are borrowed and outlive this.
 class Exporter final : public prometheus::Collectable {
  public:
-  explicit Exporter(const Agent& agent) : agent_(agent) {}
+  Exporter(const Agent& agent, telemetry::Recorder& recorder)
+      : agent_(agent), recorder_(recorder), scrape_(recorder.Name("scrape")) {}
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
   const Agent& agent_;
+  telemetry::Recorder& recorder_;
+  const telemetry::NameId scrape_;
 };
 
 // GET /metrics over HTTP, with two threads of its own, as long as it lives.

@@ -25,10 +25,11 @@ class Running final : public ProfilerProcess {
     auto recorder = telemetry::Recorder::Open(rings, "profiler_agent");
     if (!recorder.ok()) return recorder.status();
     recorder_ = *std::move(recorder);
-    WITHY_ASSIGN_OR_RETURN(agent_, Agent::Start({rings, config.profiler().poll_ms()}));
+    WITHY_ASSIGN_OR_RETURN(agent_, Agent::Start({rings, config.profiler().poll_ms()}, *recorder_));
     if (config.profiler().metrics_listen() != "off") {
-      WITHY_ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(config.profiler().metrics_listen(),
-                                                            std::make_shared<Exporter>(*agent_)));
+      WITHY_ASSIGN_OR_RETURN(metrics_,
+                             MetricsServer::Start(config.profiler().metrics_listen(),
+                                                  std::make_shared<Exporter>(*agent_, *recorder_)));
       metrics_address_ = metrics_->address();
       spdlog::info("metrics on http://{}/metrics", metrics_address_);
     }

@@ -121,7 +121,7 @@ TEST_F(ProcessTest, SpansComeOutOfMetricsAndService) {
   grpc::ClientContext phases_context;
   SetDeadline(&phases_context);
   ASSERT_TRUE(stub->GetPhases(&phases_context, {}, &phases).ok());
-  ASSERT_EQ(phases.phases_size(), 2);
+  ASSERT_GE(phases.phases_size(), 2);  // and the scrape, once it is drained
   EXPECT_EQ(phases.phases(0).name(), "prefill");
   EXPECT_DOUBLE_EQ(phases.phases(0).mean_ms(), 3.0);
   EXPECT_DOUBLE_EQ(phases.phases(0).p99_ms(), 3.0);
