@@ -1,0 +1,122 @@
+#include "context_store/app_registry.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "base/ids.h"
+#include "base/status.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr size_t kSecretBytes = 32;
+
+absl::Status CheckName(std::string_view name) {
+  const auto allowed = [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+  };
+  if (name.empty() || name.size() > kMaxAppNameBytes ||
+      !std::all_of(name.begin(), name.end(), allowed)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("app name ", PrintableKey(name.substr(0, kMaxAppNameBytes + 1)),
+                     ": must be 1 to ", kMaxAppNameBytes, " of letters, digits, '.', '_' and '-'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AppRegistry>> AppRegistry::Load(RecordDb& db, const Clock& clock) {
+  std::unique_ptr<AppRegistry> registry(new AppRegistry(db, clock));
+  absl::MutexLock lock(&registry->mutex_);
+  WITHY_RETURN_IF_ERROR(
+      db.Scan(kAppPrefix, [&](std::string_view key, const absl::StatusOr<std::string>& payload)
+                              ABSL_NO_THREAD_SAFETY_ANALYSIS {
+                                AppRecord app;
+                                if (!payload.ok() || !Decode(*payload, &app).ok()) {
+                                  ++registry->damaged_;
+                                  return true;
+                                }
+                                const std::string app_id(key.substr(kAppPrefix.size()));
+                                registry->ids_.insert_or_assign(app.name, app_id);
+                                registry->apps_.insert_or_assign(app_id, std::move(app));
+                                return true;
+                              }));
+  return registry;
+}
+
+absl::StatusOr<BoundApp> AppRegistry::Bind(std::string_view name) {
+  WITHY_RETURN_IF_ERROR(CheckName(name));
+  absl::MutexLock write_lock(&write_mutex_);
+  BoundApp bound;
+  AppRecord app;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto known = ids_.find(name); known != ids_.end()) {
+      bound.app_id = known->second;
+      app = apps_.at(bound.app_id);
+    } else if (apps_.size() >= kMaxApps) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(kMaxApps, " apps are registered, which is the limit: remove one"));
+    } else {
+      bound.app_id = NewId("app");
+      app.name = std::string(name);
+      app.created_unix_s = clock_.UnixNanos() / kNanosPerSecond;
+    }
+  }
+  bound.token = absl::StrCat(bound.app_id, ".", ToHex(RandomBytes(kSecretBytes)));
+  app.token_hash = Sha256(bound.token);
+  RecordBatch batch;
+  batch.Put(AppKey(bound.app_id), Encode(app));
+  WITHY_RETURN_IF_ERROR(db_.Write(batch));
+  absl::MutexLock lock(&mutex_);
+  ids_.insert_or_assign(app.name, bound.app_id);
+  apps_.insert_or_assign(bound.app_id, std::move(app));
+  return bound;
+}
+
+absl::StatusOr<AppIdentity> AppRegistry::Authenticate(std::string_view token) const {
+  const std::string hash = Sha256(token);
+  const std::string_view app_id = token.substr(0, token.find('.'));
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  if (app == apps_.end() || !EqualConstantTime(app->second.token_hash, hash)) {
+    return absl::UnauthenticatedError("the app's token is not valid: bind the app again");
+  }
+  return AppIdentity{app->first, app->second.name};
+}
+
+bool AppRegistry::Has(std::string_view app_id) const {
+  absl::MutexLock lock(&mutex_);
+  return apps_.contains(app_id);
+}
+
+std::vector<RegisteredApp> AppRegistry::List() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<RegisteredApp> apps;
+  for (const auto& [name, app_id] : ids_) {
+    apps.push_back({{app_id, name}, apps_.at(app_id).created_unix_s});
+  }
+  return apps;
+}
+
+size_t AppRegistry::size() const {
+  absl::MutexLock lock(&mutex_);
+  return apps_.size();
+}
+
+absl::Status AppRegistry::Remove(std::string_view app_id) {
+  absl::MutexLock write_lock(&write_mutex_);
+  if (!Has(app_id)) return absl::NotFoundError(absl::StrCat("no app ", PrintableKey(app_id)));
+  RecordBatch batch;
+  batch.Delete(AppKey(app_id));
+  WITHY_RETURN_IF_ERROR(db_.Write(batch));
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  ids_.erase(app->second.name);
+  apps_.erase(app);
+  return absl::OkStatus();
+}
+
+}  // namespace withy::context_store

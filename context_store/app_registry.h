@@ -1,0 +1,76 @@
+// Who may call: apps by name, and their tokens, of which only the hash is kept.
+// Neighbours: record_db.h keeps them, context_records.h keeps their contexts, service.cc answers.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "context_store/record_codec.h"
+#include "context_store/record_db.h"
+
+namespace withy::context_store {
+
+inline constexpr size_t kMaxApps = 4096;
+inline constexpr size_t kMaxAppNameBytes = 64;
+
+struct BoundApp {
+  std::string app_id;
+  std::string token;  // shown once
+};
+
+struct AppIdentity {
+  std::string app_id;
+  std::string name;
+};
+
+struct RegisteredApp {
+  AppIdentity identity;
+  int64_t created_unix_s = 0;
+};
+
+// Thread-safe. Bind and Remove block on the disk; the others answer from memory. `db` and `clock`
+// are borrowed.
+class AppRegistry {
+ public:
+  // Reads all apps. A damaged one is left out and counted; its name is free to be bound again.
+  static absl::StatusOr<std::unique_ptr<AppRegistry>> Load(RecordDb& db, const Clock& clock);
+
+  // Registers `name`, or gives a registered app a new token; the old one ends. The token is APP_ID
+  // "." and 64 hexadecimal digits. Errors: INVALID_ARGUMENT (name: 1..64 of letters, digits, '.',
+  // '_', '-'), RESOURCE_EXHAUSTED (kMaxApps, or the disk is full), UNAVAILABLE.
+  absl::StatusOr<BoundApp> Bind(std::string_view name);
+
+  // Errors: UNAUTHENTICATED, whatever is wrong with the token.
+  absl::StatusOr<AppIdentity> Authenticate(std::string_view token) const;
+
+  bool Has(std::string_view app_id) const;
+  // By name, ascending.
+  std::vector<RegisteredApp> List() const;
+  size_t size() const;
+  size_t damaged() const { return damaged_; }
+
+  // Errors: NOT_FOUND, and those of a write.
+  absl::Status Remove(std::string_view app_id);
+
+ private:
+  AppRegistry(RecordDb& db, const Clock& clock) : db_(db), clock_(clock) {}
+
+  RecordDb& db_;
+  const Clock& clock_;
+  size_t damaged_ = 0;  // set by Load
+
+  absl::Mutex write_mutex_;  // held while an app is written; taken before mutex_
+  mutable absl::Mutex mutex_;
+  std::map<std::string, AppRecord, std::less<>> apps_ ABSL_GUARDED_BY(mutex_);   // by app id
+  std::map<std::string, std::string, std::less<>> ids_ ABSL_GUARDED_BY(mutex_);  // by name
+};
+
+}  // namespace withy::context_store

@@ -1,0 +1,124 @@
+#include "context_store/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <systemd/sd-daemon.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "engine/kv/block.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr char kFdName[] = "arena";
+constexpr size_t kPrefaultStep = 4 << 20;  // small enough that a stop does not wait
+
+bool IsArenaOf(int fd, uint64_t bytes) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != bytes) return false;
+  const int seals = fcntl(fd, F_GET_SEALS);
+  constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
+  return seals >= 0 && (seals & kNeeded) == kNeeded;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd kept) {
+  if (bytes == 0) return absl::InvalidArgumentError("store.arena_bytes is 0");
+  std::unique_ptr<Arena> arena(new Arena);
+  if (kept.valid() && IsArenaOf(kept.get(), bytes)) {
+    arena->fd_ = std::move(kept);
+    arena->recovered_ = true;
+  } else {
+    WITHY_ASSIGN_OR_RETURN(arena->fd_, CreateSealedMemfd("withy-kv-arena", bytes));
+  }
+  WITHY_ASSIGN_OR_RETURN(
+      arena->memory_, SharedMemory::Map(arena->fd_.get(), bytes, SharedMemory::Access::kReadWrite));
+  WITHY_RETURN_IF_ERROR(arena->memory_.ExcludeFromCoreDumps());
+  arena->PrefaultInBackground();
+  return arena;
+}
+
+Arena::~Arena() {
+  stop_ = true;
+  if (prefault_.joinable()) prefault_.join();
+}
+
+void Arena::PrefaultInBackground() {
+  prefault_ = std::thread([this] {
+    // Locking is a bonus: it needs a limit (RLIMIT_MEMLOCK) that not every machine grants. ONFAULT,
+    // so that this call does not touch the whole arena at once.
+    (void)mlock2(memory_.data(), memory_.size(), MLOCK_ONFAULT);
+    for (size_t offset = 0; offset < memory_.size() && !stop_; offset += kPrefaultStep) {
+      std::byte* begin = memory_.data() + offset;
+      const size_t bytes = std::min(kPrefaultStep, memory_.size() - offset);
+      if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) continue;
+      // Kernels before 5.14: reading a page of a shared memfd allocates it.
+      for (size_t i = 0; i < bytes; i += 4096)
+        (void)*static_cast<volatile const std::byte*>(begin + i);
+    }
+    prefaulted_ = !stop_;
+  });
+}
+
+void Arena::Stamp(uint64_t block_bytes, uint32_t block, uint64_t epoch, uint32_t layer) {
+  engine::KvBlockHeader header{};
+  header.epoch = epoch;
+  header.layer = layer;
+  header.format = engine::KvFormat::kEmpty;
+  std::memcpy(memory_.data() + block * block_bytes, &header, sizeof header);
+}
+
+bool Arena::HasStamp(uint64_t block_bytes, uint32_t block, uint64_t epoch) const {
+  uint64_t stamped = 0;
+  static_assert(offsetof(engine::KvBlockHeader, epoch) == 0);
+  std::memcpy(&stamped, memory_.data() + block * block_bytes, sizeof stamped);
+  return stamped == epoch;
+}
+
+UniqueFd TakeArenaFromSystemd() {
+  UniqueFd arena;
+  char** names = nullptr;
+  const int count = sd_listen_fds_with_names(/*unset_environment=*/1, &names);
+  for (int i = 0; i < count; ++i) {
+    const bool is_arena = names != nullptr && std::strcmp(names[i], kFdName) == 0;
+    const int fd = SD_LISTEN_FDS_START + i;
+    if (is_arena) arena.Reset(fd);
+    if (names != nullptr) std::free(names[i]);
+  }
+  std::free(names);
+  return arena;
+}
+
+void KeepArenaInSystemd(int fd) {
+  // Without systemd (no NOTIFY_SOCKET) these do nothing.
+  (void)sd_pid_notify(0, 0, "FDSTOREREMOVE=1\nFDNAME=arena");
+  (void)sd_pid_notify_with_fds(0, 0, "FDSTORE=1\nFDNAME=arena", &fd, 1);
+}
+
+std::optional<uint64_t> ProcessStartTicks(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  // Field 22; field 2 is a name in parentheses that may hold anything.
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(name_end + 1), ' ', absl::SkipEmpty());
+  uint64_t ticks = 0;
+  if (fields.size() < 20 || fields[0] == "Z" || !absl::SimpleAtoi(fields[19], &ticks)) {
+    return std::nullopt;
+  }
+  return ticks;
+}
+
+}  // namespace withy::context_store

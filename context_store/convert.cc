@@ -1,0 +1,127 @@
+#include "context_store/convert.h"
+
+#include <utility>
+
+#include "base/status.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr size_t kDigestBytes = 32;
+
+absl::Status BadSegment(size_t number) {
+  return absl::DataLossError(absl::StrCat("segment ", number, " of the context cannot be read"));
+}
+
+bool SpansFit(const proto::Segment& segment) {
+  for (const auto* spans : {&segment.kept(), &segment.fixed()}) {
+    uint32_t from = 0;
+    for (const proto::ByteSpan& span : *spans) {
+      if (span.begin() < from || span.end() < span.begin() || span.end() > segment.text().size()) {
+        return false;
+      }
+      from = span.end();
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_bytes) {
+  proto::ContextInfo info;
+  info.set_context_id(summary.context_id);
+  info.set_title(summary.record.title);
+  info.set_created_unix_s(summary.record.created_unix_ns / kNanosPerSecond);
+  info.set_last_used_unix_s(summary.record.last_used_unix_ns / kNanosPerSecond);
+  info.set_messages(summary.record.segments);
+  info.set_tokens(summary.record.tokens);
+  info.set_resident_bytes(resident_bytes);
+  return info;
+}
+
+absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request) {
+  if (request.worker_instance() == 0) {
+    return absl::InvalidArgumentError("worker_instance must be set");
+  }
+  return Geometry{request.model_id(), request.layers(), request.kv_heads(), request.head_dim(),
+                  request.block_bytes()};
+}
+
+NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s) {
+  NewContext context{request.title(), request.request_id(), {}};
+  if (!request.system_prompt().empty()) {
+    proto::Segment segment;
+    segment.set_role("system");
+    segment.set_text(request.system_prompt());
+    segment.set_unix_s(now_unix_s);
+    context.segments.push_back(segment.SerializeAsString());
+  }
+  return context;
+}
+
+absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
+  LeaseOutcome outcome;
+  outcome.tokens = commit.context_tokens();
+  for (const proto::Segment& segment : commit.appended()) {
+    if (!SpansFit(segment)) {
+      return absl::InvalidArgumentError(absl::StrCat("segment ", outcome.segments.size(),
+                                                     ": its spans are not within its text of ",
+                                                     segment.text().size(), " bytes, ascending"));
+    }
+    outcome.segments.push_back(segment.SerializeAsString());
+  }
+  for (const proto::ChunkIdentity& chunk : commit.chunks()) {
+    outcome.chunks.push_back({chunk.identity(), chunk.tokens(), chunk.model_level_percent()});
+  }
+  if (!commit.request_id().empty()) {
+    if (commit.request_digest().size() != kDigestBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "request_digest of ", commit.request_digest().size(), " bytes: must be ", kDigestBytes));
+    }
+    outcome.result = NewResult{commit.request_id(), commit.request_digest(),
+                               commit.result().SerializeAsString()};
+  }
+  return outcome;
+}
+
+proto::ChunkBlocks ToProto(const ChunkBlocks& blocks) {
+  proto::ChunkBlocks message;
+  message.set_chunk(blocks.chunk);
+  message.mutable_blocks()->Add(blocks.blocks.begin(), blocks.blocks.end());
+  return message;
+}
+
+absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded) {
+  proto::LeaseOpened opened;
+  opened.set_lease_id(lease);
+  for (size_t i = 0; i < loaded.segments.size(); ++i) {
+    if (!opened.add_segments()->ParseFromString(loaded.segments[i])) return BadSegment(i);
+  }
+  for (const ResidentChunk& chunk : loaded.resident) {
+    proto::ResidentChunk* message = opened.add_resident();
+    *message->mutable_where() = ToProto(chunk.where);
+    message->mutable_identity()->set_identity(chunk.identity.identity);
+    message->mutable_identity()->set_tokens(chunk.identity.tokens);
+    message->mutable_identity()->set_model_level_percent(chunk.identity.model_level_percent);
+  }
+  return opened;
+}
+
+absl::Status AddMessages(const std::vector<std::string>& segments,
+                         proto::GetContextResponse* response) {
+  proto::Segment segment;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (!segment.ParseFromString(segments[i])) return BadSegment(i);
+    proto::ContextMessage* message = response->add_messages();
+    message->mutable_message()->set_role(std::move(*segment.mutable_role()));
+    message->mutable_message()->set_content(std::move(*segment.mutable_text()));
+    *message->mutable_message()->mutable_fixed() = std::move(*segment.mutable_fixed());
+    message->set_cancelled(segment.cancelled());
+    message->set_model_level_percent(segment.model_level_percent());
+    message->set_unix_s(segment.unix_s());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace withy::context_store

@@ -1,0 +1,27 @@
+// Between the wire's messages and the store's structs. Neighbours: service.cc, lease_reactor.cc.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "context_store/store.h"
+#include "withy/v1/context_store.pb.h"
+
+namespace withy::context_store {
+
+namespace proto = ::withy::v1;
+
+proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_bytes);
+// Errors: INVALID_ARGUMENT naming the field.
+absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request);
+NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s);
+absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
+
+proto::ChunkBlocks ToProto(const ChunkBlocks& blocks);
+// Errors: DATA_LOSS when a segment is not what it should be.
+absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded);
+// The messages of a context. Errors: as above.
+absl::Status AddMessages(const std::vector<std::string>& segments,
+                         proto::GetContextResponse* response);
+
+}  // namespace withy::context_store

@@ -1,0 +1,202 @@
+#include "context_store/lease_reactor.h"
+
+#include <utility>
+
+#include "base/status.h"
+#include "context_store/convert.h"
+#include "rpc/status.h"
+
+namespace withy::context_store {
+
+LeaseReactor* LeaseReactor::Create(Store& store, WorkPool& pool) {
+  auto reactor = std::shared_ptr<LeaseReactor>(new LeaseReactor(store, pool));
+  reactor->self_ = reactor;
+  reactor->StartRead(&reactor->request_);
+  return reactor.get();
+}
+
+LeaseReactor::Stage LeaseReactor::stage() const {
+  absl::MutexLock lock(&mutex_);
+  return stage_;
+}
+
+LeaseId LeaseReactor::lease() const {
+  absl::MutexLock lock(&mutex_);
+  return lease_;
+}
+
+bool LeaseReactor::Enter(Stage stage) {
+  absl::MutexLock lock(&mutex_);
+  if (stage_ == Stage::kOver) return false;
+  stage_ = stage;
+  return true;
+}
+
+void LeaseReactor::OnReadDone(bool ok) {
+  if (!ok) {
+    // The client may close its side after a commit; before one, the stream is broken.
+    if (stage() != Stage::kCommitting) {
+      End(absl::CancelledError("the stream ended without commit or abort"));
+    }
+    return;
+  }
+  if (const absl::Status status = Handle(); !status.ok()) {
+    End(status);
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  const bool more = stage_ == Stage::kOpening || stage_ == Stage::kOpen;
+  if (more && !finished_) StartRead(&request_);
+}
+
+absl::Status LeaseReactor::Handle() {
+  const Stage now = stage();
+  if (now == Stage::kOver) return absl::OkStatus();
+  const auto step = request_.step_case();
+  const Stage needed = step == v1::LeaseRequest::kOpen ? Stage::kNew : Stage::kOpen;
+  if (now != needed || step == v1::LeaseRequest::STEP_NOT_SET) {
+    return absl::InvalidArgumentError(
+        "lease step out of order: `open` first and once, the others after `opened` has come");
+  }
+  switch (step) {
+    case v1::LeaseRequest::kOpen:
+      return HandleOpen(request_.open());
+    case v1::LeaseRequest::kClaim:
+      return HandleClaim(request_.claim());
+    case v1::LeaseRequest::kFault:
+      return store_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
+    case v1::LeaseRequest::kCommit:
+      return HandleCommit();
+    default:
+      store_.Abort(lease());
+      End(absl::OkStatus());
+      return absl::OkStatus();
+  }
+}
+
+absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
+  bool granted = false;
+  {
+    // Held over the opening, so that OnGranted, which may come at once, finds the lease's number.
+    absl::MutexLock lock(&mutex_);
+    if (ended_) return absl::OkStatus();
+    WITHY_ASSIGN_OR_RETURN(
+        const LeaseOpening opening,
+        store_.OpenLease({open.epoch(), open.app_id(), open.context_id(), open.call_id()},
+                         shared_from_this()));
+    lease_ = opening.id;
+    stage_ = Stage::kOpening;
+    granted = opening.granted;
+  }
+  if (granted) OnGranted();
+  return absl::OkStatus();
+}
+
+void LeaseReactor::OnGranted() {
+  if (!pool_.TryRun([self = shared_from_this()] { self->Load(); })) {
+    End(absl::ResourceExhaustedError("too many disk operations wait in context_store: retry"));
+  }
+}
+
+void LeaseReactor::Load() {
+  if (stage() != Stage::kOpening) return;
+  const absl::StatusOr<LoadedContext> loaded = store_.Load(lease());
+  if (!loaded.ok()) return End(loaded.status());
+  absl::StatusOr<v1::LeaseOpened> opened = ToProto(lease(), *loaded);
+  if (!opened.ok()) return End(opened.status());
+  v1::LeaseEvent event;
+  *event.mutable_opened() = *std::move(opened);
+  // First the stage: the client may answer as soon as the event is out.
+  if (Enter(Stage::kOpen)) Send(std::move(event));
+}
+
+absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
+  const auto claimed = store_.Claim(lease(), claim.first_chunk(), claim.chunks());
+  v1::LeaseEvent event;
+  v1::LeaseClaimed* message = event.mutable_claimed();
+  if (absl::IsResourceExhausted(claimed.status())) {
+    message->set_refused(std::string(claimed.status().message()));
+  } else if (!claimed.ok()) {
+    return claimed.status();
+  } else {
+    for (const ChunkBlocks& chunk : *claimed) *message->add_chunks() = ToProto(chunk);
+  }
+  Send(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status LeaseReactor::HandleCommit() {
+  WITHY_ASSIGN_OR_RETURN(LeaseOutcome outcome, FromProto(request_.commit()));
+  request_.Clear();
+  if (!Enter(Stage::kCommitting)) return absl::OkStatus();
+  const auto shared = std::make_shared<LeaseOutcome>(std::move(outcome));
+  if (!pool_.TryRun([self = shared_from_this(), shared] { self->Commit(std::move(*shared)); })) {
+    Enter(Stage::kOpen);  // so that the end breaks the lease
+    return absl::ResourceExhaustedError("too many disk operations wait in context_store: retry");
+  }
+  return absl::OkStatus();
+}
+
+void LeaseReactor::Commit(LeaseOutcome outcome) {
+  // Also when the client is gone by now: it asked for it.
+  const absl::StatusOr<uint64_t> revision = store_.Commit(lease(), std::move(outcome));
+  if (!revision.ok()) {
+    store_.Break(lease());
+    return End(revision.status());
+  }
+  v1::LeaseEvent event;
+  event.mutable_committed()->set_revision(*revision);
+  Send(std::move(event));
+  End(absl::OkStatus());
+}
+
+void LeaseReactor::OnEnded(const absl::Status& status) { End(status); }
+
+void LeaseReactor::Send(v1::LeaseEvent event) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return;
+  outgoing_.push_back(std::move(event));
+  if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+}
+
+void LeaseReactor::OnWriteDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    outgoing_.pop_front();
+    if (!ok) outgoing_.clear();
+    if (!outgoing_.empty()) {
+      StartWrite(&outgoing_.front());
+    } else if (ended_ && !finished_) {
+      finished_ = true;
+      Finish(rpc::ToGrpc(final_status_));
+    }
+  }
+  if (!ok) End(absl::CancelledError("the stream broke"));
+}
+
+void LeaseReactor::End(const absl::Status& status) {
+  Stage before;
+  LeaseId lease = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_) return;
+    ended_ = true;
+    final_status_ = status;
+    before = std::exchange(stage_, Stage::kOver);
+    lease = lease_;
+    if (outgoing_.empty()) {
+      finished_ = true;
+      Finish(rpc::ToGrpc(status));
+    }
+  }
+  // Before `opened` the worker knew no block; in commit the pool's task brings the lease to its
+  // end.
+  if (before == Stage::kOpening) store_.Abort(lease);
+  if (before == Stage::kOpen) store_.Break(lease);
+}
+
+void LeaseReactor::OnCancel() { End(absl::CancelledError("the client went away")); }
+
+void LeaseReactor::OnDone() { const std::shared_ptr<LeaseReactor> last = std::move(self_); }
+
+}  // namespace withy::context_store

@@ -1,0 +1,466 @@
+#include "context_store/lease_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "context_store/eviction.h"
+#include "context_store/invariant.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr uint32_t kMaxClaimChunks = 1 << 16;
+
+absl::Status Stale(uint64_t epoch, uint64_t current) {
+  return absl::AbortedError(
+      absl::StrCat("epoch ", epoch, " is over, the arena's is ", current, ": attach again"));
+}
+
+}  // namespace
+
+LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t first_epoch)
+    : limits_(limits), epoch_(first_epoch) {}
+
+absl::Status LeaseTable::CheckGeometry(const Geometry& g) const {
+  if (g.model_id.size() != kIdentityBytes || g.layers == 0 || g.kv_heads == 0 || g.head_dim == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "geometry: a model_id of 32 bytes (has ", g.model_id.size(), "), layers (", g.layers,
+        "), kv_heads (", g.kv_heads, ") and head_dim (", g.head_dim, ") of 1 at least are needed"));
+  }
+  if (g.block_bytes == 0 || g.block_bytes % 64 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("geometry: block_bytes ", g.block_bytes, " is not a multiple of 64"));
+  }
+  if (limits_.arena_bytes / g.block_bytes < g.layers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("geometry: a chunk of ", g.layers, " blocks of ", g.block_bytes,
+                     " bytes does not fit the arena of ", limits_.arena_bytes,
+                     " bytes: raise store.arena_bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometry& geometry) {
+  WITHY_RETURN_IF_ERROR(CheckGeometry(geometry));
+  if (worker == 0) return absl::InvalidArgumentError("worker_instance must not be 0");
+  const bool same = geometry == geometry_;
+  const bool other_lives = std::any_of(connected_.begin(), connected_.end(),
+                                       [&](const auto& live) { return live.first != worker; });
+  if (!same && other_lives) {
+    return absl::FailedPreconditionError(
+        "another live worker holds the arena with another model or geometry: stop it first");
+  }
+  Attached attached;
+  attached.epoch = ++epoch_;
+  // What this worker claimed before, it writes no more; what others claimed, they may be writing
+  // still.
+  for (auto& [id, lease] : leases_) {
+    if (lease.committing) continue;
+    if (lease.worker == worker) {
+      DropClaimed(lease);
+    } else {
+      DropBroken(lease);
+    }
+    attached.ended.push_back(id);
+  }
+  // Waiters are of older epochs too: whoever is granted a context here ends in a later turn of the
+  // loop.
+  for (LeaseId id : attached.ended) End(id);
+  pool_.Release(worker);
+  if (!same) ResetArena(geometry);
+  worker_ = worker;
+  attached.block_count = pool_.counts().total;
+  return attached;
+}
+
+void LeaseTable::ResetArena(const Geometry& geometry) {
+  for (auto& [id, lease] : leases_) {  // those in commit: their records count, their KV is gone
+    lease.claimed.clear();
+    lease.commit.clear();
+  }
+  for (auto it = contexts_.begin(); it != contexts_.end();) {
+    it->second.chunks.clear();
+    const bool empty = it->second.holder == 0 && !it->second.locked && it->second.waiting.empty();
+    it = empty ? contexts_.erase(it) : std::next(it);
+  }
+  geometry_ = geometry;
+  const uint64_t blocks = limits_.arena_bytes / geometry.block_bytes;
+  pool_.Reset(static_cast<uint32_t>(std::min<uint64_t>(blocks, UINT32_MAX)));
+}
+
+void LeaseTable::WorkerConnected(WorkerInstance worker) { ++connected_[worker]; }
+
+Effects LeaseTable::WorkerGone(WorkerInstance worker) {
+  Effects effects;
+  const auto live = connected_.find(worker);
+  if (live == connected_.end() || --live->second > 0) return effects;
+  connected_.erase(live);
+  std::vector<LeaseId> broken;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.worker == worker && !lease.committing) broken.push_back(id);
+  }
+  for (LeaseId id : broken) {
+    DropBroken(leases_.at(id));
+    const Effects one = End(id);
+    effects.ended.push_back(id);
+    effects.granted.insert(effects.granted.end(), one.granted.begin(), one.granted.end());
+  }
+  // A lease that was granted in the loop may be one of the dead worker's, ended later in it.
+  std::erase_if(effects.granted, [&](LeaseId id) { return !leases_.contains(id); });
+  pool_.Release(worker);
+  return effects;
+}
+
+absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view context_id) {
+  if (epoch != epoch_ || worker_ == 0) return Stale(epoch, epoch_);
+  if (open_leases() >= limits_.open) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(limits_.open, " leases are open, which is the limit"));
+  }
+  Lease lease{.epoch = epoch, .worker = worker_, .context_id = std::string(context_id)};
+  LeaseOpening opening{++last_lease_, true};
+  if (!context_id.empty()) {
+    Context& context = contexts_[lease.context_id];
+    if (context.locked) return absl::AbortedError("the context is being deleted");
+    if (context.holder != 0) {
+      if (waiting_ >= limits_.waiting) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat(waiting_, " leases wait for their contexts, which is the limit"));
+      }
+      ++waiting_;
+      context.waiting.push_back(opening.id);
+      opening.granted = false;
+    } else {
+      context.holder = opening.id;
+    }
+  }
+  lease.granted = opening.granted;
+  leases_.emplace(opening.id, std::move(lease));
+  return opening;
+}
+
+absl::StatusOr<LeaseTable::Lease*> LeaseTable::Granted(LeaseId id) {
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) return absl::AbortedError("the lease is over");
+  Lease& lease = found->second;
+  if (lease.epoch != epoch_) return Stale(lease.epoch, epoch_);
+  if (!lease.granted || lease.committing) {
+    return absl::InvalidArgumentError(lease.committing ? "the lease is being committed"
+                                                       : "the lease still waits for its context");
+  }
+  return &lease;
+}
+
+LeaseTable::Context* LeaseTable::ContextOf(const Lease& lease) {
+  return lease.context_id.empty() ? nullptr : &contexts_.at(lease.context_id);
+}
+
+std::vector<ResidentChunk> LeaseTable::Resident(LeaseId id) const {
+  const auto lease = leases_.find(id);
+  if (lease == leases_.end() || lease->second.context_id.empty()) return {};
+  return contexts_.at(lease->second.context_id).chunks;
+}
+
+uint32_t LeaseTable::NextChunk(const Lease& lease, const Context* context) const {
+  if (!lease.claimed.empty()) return lease.claimed.rbegin()->first + 1;
+  return context == nullptr ? 0 : static_cast<uint32_t>(context->chunks.size());
+}
+
+absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t first,
+                                                           uint32_t count, uint64_t* evicted) {
+  WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
+  Context* context = ContextOf(*lease);
+  const uint32_t next = NextChunk(*lease, context);
+  if (count == 0 || count > kMaxClaimChunks || first > next) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("claim of ", count, " chunks from ", first, ": 1 to ", kMaxClaimChunks,
+                     " are possible, without a gap after chunk ", next));
+  }
+  const uint32_t end = first + count;
+  const uint32_t fresh = end > next ? end - next : 0;
+  if (!MakeRoom(fresh, evicted)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no room in the KV arena: ", fresh, " chunks of ", geometry_.layers,
+                     " blocks wanted, ", pool_.counts().free, " of ", pool_.counts().total,
+                     " blocks free, ", pool_.counts().quarantined, " quarantined"));
+  }
+  if (context != nullptr && first < context->chunks.size()) TakeOver(*context, first, id, *lease);
+  std::vector<ChunkBlocks> claimed;
+  for (uint32_t chunk = first; chunk < end; ++chunk) {
+    BlockIds& blocks = lease->claimed[chunk];
+    if (blocks.empty()) {
+      Invariant(pool_.Claim(geometry_.layers, id, &blocks), "room was made for the claim");
+    }
+    claimed.push_back({chunk, blocks});
+  }
+  return claimed;
+}
+
+bool LeaseTable::MakeRoom(uint32_t chunks, uint64_t* evicted) {
+  const uint64_t wanted = uint64_t{chunks} * geometry_.layers;
+  const uint64_t free = pool_.counts().free;
+  if (wanted <= free) return true;
+  const uint64_t missing = (wanted - free + geometry_.layers - 1) / geometry_.layers;
+  std::vector<IdleContext> idle;
+  std::vector<Context*> contexts;
+  for (auto& [context_id, context] : contexts_) {
+    if (context.holder != 0 || context.locked || context.chunks.empty()) continue;
+    idle.push_back({context.last_used, static_cast<uint32_t>(context.chunks.size())});
+    contexts.push_back(&context);
+  }
+  const std::vector<Eviction> plan = PlanEviction(idle, missing);
+  for (const Eviction& eviction : plan) {
+    *evicted += idle[eviction.context].chunks - eviction.keep_chunks;
+    Truncate(*contexts[eviction.context], eviction.keep_chunks);
+  }
+  return !plan.empty();
+}
+
+void LeaseTable::Truncate(Context& context, uint32_t keep_chunks) {
+  while (context.chunks.size() > keep_chunks) {
+    pool_.Free(context.chunks.back().where.blocks);
+    context.chunks.pop_back();
+  }
+}
+
+// The context's chunks from `first` on become the lease's.
+void LeaseTable::TakeOver(Context& context, uint32_t first, LeaseId id, Lease& lease) {
+  while (context.chunks.size() > first) {
+    ChunkBlocks& where = context.chunks.back().where;
+    pool_.Take(where.blocks, id);
+    lease.claimed[where.chunk] = std::move(where.blocks);
+    context.chunks.pop_back();
+  }
+}
+
+absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
+  WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
+  Context* context = ContextOf(*lease);
+  if (context == nullptr || chunk >= context->chunks.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fault of chunk ", chunk, ", which is not resident"));
+  }
+  // The worker's, not free: chunk numbers that it claimed behind these must not lose their
+  // connection.
+  TakeOver(*context, chunk, id, *lease);
+  return absl::OkStatus();
+}
+
+absl::Status LeaseTable::CheckChunks(const Lease& lease, const Context* context,
+                                     const std::vector<ChunkIdentity>& chunks) const {
+  const size_t resident = context == nullptr ? 0 : context->chunks.size();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const ChunkIdentity& chunk = chunks[i];
+    const bool last = i + 1 == chunks.size();
+    if (chunk.identity.size() != kIdentityBytes || chunk.tokens == 0 ||
+        chunk.tokens > kChunkTokens || (!last && chunk.tokens != kChunkTokens) ||
+        chunk.model_level_percent > 100) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("commit of chunk ", i, ": identity of ", chunk.identity.size(), " bytes, ",
+                       chunk.tokens, " tokens, level ", chunk.model_level_percent,
+                       "; must be 32, 16 (1 to 16 in the last chunk), at most 100"));
+    }
+    if (i >= resident) {
+      if (lease.claimed.contains(static_cast<uint32_t>(i))) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("commit of chunk ", i, ", which is neither resident nor claimed"));
+    }
+    const ChunkIdentity& old = context->chunks[i].identity;
+    if (old.tokens == kChunkTokens && old.identity != chunk.identity) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "commit of chunk ", i, ": its identity changed, but it was full and not claimed again"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkIdentity> chunks,
+                                                 const StampCheck& stamp) {
+  WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
+  const Context* context = ContextOf(*lease);
+  if (context == nullptr) chunks.clear();  // nothing of a stateless call stays
+  WITHY_RETURN_IF_ERROR(CheckChunks(*lease, context, chunks));
+  size_t keep = context == nullptr ? 0 : std::min(chunks.size(), context->chunks.size());
+  while (keep < chunks.size()) {
+    const BlockIds& blocks = lease->claimed.at(static_cast<uint32_t>(keep));
+    if (!std::all_of(blocks.begin(), blocks.end(),
+                     [&](uint32_t b) { return stamp(b, lease->epoch); }))
+      break;
+    ++keep;
+  }
+  const uint32_t dropped = static_cast<uint32_t>(chunks.size() - keep);
+  chunks.resize(keep);
+  lease->commit = std::move(chunks);
+  lease->committing = true;
+  return dropped;
+}
+
+void LeaseTable::KeepCommitted(Context& context, Lease& lease) {
+  for (uint32_t i = 0; i < lease.commit.size(); ++i) {
+    if (i == context.chunks.size()) {
+      auto claimed = lease.claimed.extract(i);
+      pool_.Keep(claimed.mapped());
+      context.chunks.push_back({{i, std::move(claimed.mapped())}, {}});
+    }
+    context.chunks[i].identity = std::move(lease.commit[i]);
+  }
+  Truncate(context, static_cast<uint32_t>(lease.commit.size()));
+}
+
+Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
+  Lease& lease = leases_.at(id);
+  Invariant(lease.committing, "only a lease in commit finishes one");
+  Context* context = ContextOf(lease);
+  if (stored && context != nullptr) {
+    if (lease.epoch == epoch_) {
+      KeepCommitted(*context, lease);
+    } else {
+      Truncate(*context, 0);  // the record went on without this KV
+    }
+  }
+  DropClaimed(lease);
+  return End(id);
+}
+
+Effects LeaseTable::Abort(LeaseId id) {
+  const auto lease = leases_.find(id);
+  if (lease == leases_.end() || lease->second.committing) return {};
+  DropClaimed(lease->second);
+  return End(id);
+}
+
+Effects LeaseTable::Break(LeaseId id) {
+  const auto lease = leases_.find(id);
+  if (lease == leases_.end() || lease->second.committing) return {};
+  DropBroken(lease->second);
+  return End(id);
+}
+
+bool LeaseTable::Committing(LeaseId id) const {
+  const auto lease = leases_.find(id);
+  return lease != leases_.end() && lease->second.committing;
+}
+
+void LeaseTable::DropClaimed(Lease& lease) {
+  for (const auto& [chunk, blocks] : lease.claimed) pool_.Free(blocks);
+  lease.claimed.clear();
+}
+
+void LeaseTable::QuarantineOrFree(std::span<const uint32_t> blocks, WorkerInstance worker) {
+  if (connected_.contains(worker)) {
+    pool_.Quarantine(blocks, worker);
+  } else {
+    pool_.Free(blocks);  // it never mapped the arena, or is dead
+  }
+}
+
+void LeaseTable::DropBroken(Lease& lease) {
+  for (const auto& [chunk, blocks] : lease.claimed) QuarantineOrFree(blocks, lease.worker);
+  lease.claimed.clear();
+  Context* context = ContextOf(lease);
+  if (!lease.granted || context == nullptr || context->chunks.empty()) return;
+  const ResidentChunk& last = context->chunks.back();
+  if (last.identity.tokens == kChunkTokens) return;
+  QuarantineOrFree(last.where.blocks, lease.worker);
+  context->chunks.pop_back();
+}
+
+// Takes the lease out; if it held a context, the next in line has it now.
+Effects LeaseTable::End(LeaseId id) {
+  Effects effects;
+  const auto found = leases_.find(id);
+  Invariant(found != leases_.end() && found->second.claimed.empty(),
+            "an ending lease has no blocks");
+  const Lease lease = std::move(found->second);
+  leases_.erase(found);
+  if (!lease.granted) --waiting_;
+  if (lease.context_id.empty()) return effects;
+  Context& context = contexts_.at(lease.context_id);
+  if (!lease.granted) {
+    std::erase(context.waiting, id);
+  } else {
+    context.holder = 0;
+    context.last_used = ++uses_;
+    if (!context.waiting.empty()) {
+      context.holder = context.waiting.front();
+      context.waiting.pop_front();
+      leases_.at(context.holder).granted = true;
+      --waiting_;
+      effects.granted.push_back(context.holder);
+    }
+  }
+  EraseIfEmpty(lease.context_id);
+  return effects;
+}
+
+void LeaseTable::EraseIfEmpty(const std::string& context_id) {
+  const auto found = contexts_.find(context_id);
+  const Context& context = found->second;
+  if (context.holder == 0 && !context.locked && context.waiting.empty() && context.chunks.empty()) {
+    contexts_.erase(found);
+  }
+}
+
+absl::Status LeaseTable::LockContext(std::string_view context_id) {
+  Context& context = contexts_[std::string(context_id)];
+  if (context.holder != 0 || context.locked) {
+    return absl::AbortedError("a call runs on the context, or it is being deleted: retry");
+  }
+  context.locked = true;
+  return absl::OkStatus();
+}
+
+void LeaseTable::UnlockContext(std::string_view context_id, bool erase) {
+  Context& context = contexts_.at(std::string(context_id));
+  context.locked = false;
+  if (erase) Truncate(context, 0);
+  EraseIfEmpty(std::string(context_id));
+}
+
+uint64_t LeaseTable::ResidentBytes(std::string_view context_id) const {
+  const auto context = contexts_.find(std::string(context_id));
+  if (context == contexts_.end()) return 0;
+  return uint64_t{context->second.chunks.size()} * geometry_.layers * geometry_.block_bytes;
+}
+
+std::string LeaseTable::Audit() const {
+  std::vector<int> owners(pool_.counts().total);
+  uint32_t claimed = 0, resident = 0, waiting = 0;
+  for (const auto& [id, lease] : leases_) {
+    for (const auto& [chunk, blocks] : lease.claimed) {
+      if (blocks.size() != geometry_.layers) return absl::StrCat("chunk ", chunk, " lacks a layer");
+      for (uint32_t b : blocks) {
+        if (pool_.state(b) != BlockPool::State::kClaimed || pool_.owner(b) != id || ++owners[b] > 1)
+          return absl::StrCat("block ", b, " of lease ", id, " is not its own");
+      }
+      claimed += geometry_.layers;
+    }
+    if (!lease.granted && !lease.claimed.empty())
+      return absl::StrCat("lease ", id, " waits with blocks");
+    waiting += lease.granted ? 0 : 1;
+  }
+  for (const auto& [context_id, context] : contexts_) {
+    if (context.holder != 0 && !leases_.contains(context.holder))
+      return "a holder that is no lease";
+    if (context.holder == 0 && !context.waiting.empty()) return "somebody waits for a free context";
+    for (uint32_t i = 0; i < context.chunks.size(); ++i) {
+      const ChunkBlocks& where = context.chunks[i].where;
+      if (where.chunk != i || where.blocks.size() != geometry_.layers)
+        return "a chunk out of place";
+      for (uint32_t b : where.blocks) {
+        if (pool_.state(b) != BlockPool::State::kResident || ++owners[b] > 1)
+          return absl::StrCat("block ", b, " of context ", context_id, " is not its own");
+      }
+      resident += geometry_.layers;
+    }
+  }
+  const BlockPool::Counts& counts = pool_.counts();
+  if (claimed != counts.claimed || resident != counts.resident || waiting != waiting_ ||
+      counts.free + counts.claimed + counts.resident + counts.quarantined != counts.total) {
+    return "a block or a waiting lease got lost";
+  }
+  return "";
+}
+
+}  // namespace withy::context_store

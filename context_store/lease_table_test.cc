@@ -1,0 +1,528 @@
+#include "context_store/lease_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+namespace withy::context_store {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr uint32_t kLayers = 3;
+constexpr uint32_t kBlockBytes = 64;
+
+Geometry MakeGeometry(char model = 'm') {
+  return {std::string(32, model), kLayers, 1, 4, kBlockBytes};
+}
+LeaseLimits MakeLimits(uint32_t chunks) {
+  return {.arena_bytes = uint64_t{chunks} * kLayers * kBlockBytes, .open = 100, .waiting = 3};
+}
+std::vector<ChunkIdentity> Chunks(uint32_t full, uint32_t tail_tokens = 0, char id = 'i') {
+  std::vector<ChunkIdentity> chunks(full, {std::string(32, id), kChunkTokens, 100});
+  if (tail_tokens > 0) chunks.push_back({std::string(32, id), tail_tokens, 100});
+  return chunks;
+}
+bool AnyStamp(uint32_t, uint64_t) { return true; }
+
+class LeaseTableTest : public ::testing::Test {
+ protected:
+  LeaseTableTest() { epoch_ = table_.Attach(kWorker, MakeGeometry())->epoch; }
+  ~LeaseTableTest() override { EXPECT_EQ(table_.Audit(), ""); }
+
+  LeaseId Open(std::string_view context) {
+    const auto opening = table_.Open(epoch_, context);
+    EXPECT_TRUE(opening.ok()) << opening.status();
+    return opening->id;
+  }
+  absl::StatusOr<std::vector<ChunkBlocks>> Claim(LeaseId lease, uint32_t first, uint32_t count) {
+    return table_.Claim(lease, first, count, &evicted_);
+  }
+  Effects Commit(LeaseId lease, std::vector<ChunkIdentity> chunks) {
+    const auto begun = table_.BeginCommit(lease, std::move(chunks), AnyStamp);
+    EXPECT_TRUE(begun.ok()) << begun.status();
+    return table_.FinishCommit(lease, true);
+  }
+  // Leaves a context behind with so many chunks.
+  void Fill(std::string_view context, uint32_t full, uint32_t tail = 0) {
+    const LeaseId lease = Open(context);
+    ASSERT_TRUE(Claim(lease, 0, full + (tail > 0 ? 1 : 0)).ok());
+    Commit(lease, Chunks(full, tail));
+  }
+  size_t ResidentChunks(std::string_view context) {
+    return table_.ResidentBytes(context) / (kLayers * kBlockBytes);
+  }
+
+  static constexpr WorkerInstance kWorker = 11;
+  static constexpr WorkerInstance kOther = 22;
+  LeaseTable table_{MakeLimits(10), 1000};
+  uint64_t epoch_ = 0;
+  uint64_t evicted_ = 0;
+};
+
+TEST_F(LeaseTableTest, WhatIsCommittedIsResidentForTheNextLease) {
+  const LeaseId lease = Open("c");
+  const auto claimed = Claim(lease, 0, 3);
+  ASSERT_TRUE(claimed.ok());
+  Commit(lease, Chunks(2, 5));
+  const LeaseId next = Open("c");
+  const auto resident = table_.Resident(next);
+  ASSERT_EQ(resident.size(), 3u);
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(resident[i].where.blocks, (*claimed)[i].blocks);
+  EXPECT_EQ(resident[2].identity.tokens, 5u);
+  EXPECT_EQ(table_.blocks().free, 7 * kLayers);
+}
+
+TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
+  Fill("c", 4);
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 4, 2).ok());
+  Commit(lease, Chunks(3));
+  EXPECT_EQ(ResidentChunks("c"), 3u);
+  EXPECT_EQ(table_.blocks().free, 7 * kLayers);
+}
+
+TEST_F(LeaseTableTest, LeasesOfOneContextFollowEachOther) {
+  const LeaseId first = Open("c");
+  const auto second = table_.Open(epoch_, "c");
+  const auto third = table_.Open(epoch_, "c");
+  ASSERT_TRUE(second.ok() && third.ok());
+  EXPECT_FALSE(second->granted);
+  EXPECT_TRUE(table_.Open(epoch_, "d")->granted);
+  EXPECT_TRUE(absl::IsInvalidArgument(Claim(second->id, 0, 1).status()));
+  EXPECT_THAT(Commit(first, {}).granted, ElementsAre(second->id));
+  EXPECT_THAT(table_.Break(second->id).granted, ElementsAre(third->id));
+  EXPECT_TRUE(Claim(third->id, 0, 1).ok());
+}
+
+TEST_F(LeaseTableTest, AWaitingLeaseThatGoesAwayLosesItsPlace) {
+  const LeaseId first = Open("c");
+  const LeaseId second = Open("c");
+  const LeaseId third = Open("c");
+  EXPECT_THAT(table_.Break(second).granted, ElementsAre());
+  EXPECT_THAT(table_.Abort(first).granted, ElementsAre(third));
+}
+
+TEST_F(LeaseTableTest, WaitingIsBounded) {
+  Open("c");
+  for (int i = 0; i < 3; ++i) Open("c");
+  EXPECT_TRUE(absl::IsResourceExhausted(table_.Open(epoch_, "c").status()));
+}
+
+TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {
+  table_.WorkerConnected(kWorker);
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 0, 2).ok());
+  const auto attached = table_.Attach(kWorker, MakeGeometry());
+  ASSERT_TRUE(attached.ok());
+  EXPECT_EQ(attached->epoch, epoch_ + 1);
+  EXPECT_THAT(attached->ended, ElementsAre(lease));
+  EXPECT_TRUE(absl::IsAborted(table_.Open(epoch_, "c").status()));
+  EXPECT_TRUE(absl::IsAborted(Claim(lease, 2, 1).status()));
+  EXPECT_TRUE(absl::IsAborted(table_.BeginCommit(lease, Chunks(2), AnyStamp).status()));
+  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+}
+
+TEST_F(LeaseTableTest, KvSurvivesANewWorkerOfTheSameModelOnly) {
+  Fill("c", 3);
+  ASSERT_TRUE(table_.Attach(kOther, MakeGeometry()).ok());
+  EXPECT_EQ(ResidentChunks("c"), 3u);
+  ASSERT_TRUE(table_.Attach(kOther, MakeGeometry('n')).ok());
+  EXPECT_EQ(ResidentChunks("c"), 0u);
+  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+}
+
+TEST_F(LeaseTableTest, AnotherModelWaitsUntilTheLiveWorkerIsGone) {
+  table_.WorkerConnected(kWorker);
+  EXPECT_TRUE(absl::IsFailedPrecondition(table_.Attach(kOther, MakeGeometry('n')).status()));
+  table_.WorkerGone(kWorker);
+  EXPECT_TRUE(table_.Attach(kOther, MakeGeometry('n')).ok());
+}
+
+TEST_F(LeaseTableTest, BrokenLeasesQuarantineWhatTheirWorkerMayStillWrite) {
+  table_.WorkerConnected(kWorker);
+  Fill("c", 2, 7);
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 3, 2).ok());
+  table_.Break(lease);
+  // The two claimed chunks and the one that was being extended.
+  EXPECT_EQ(table_.blocks().quarantined, 3 * kLayers);
+  EXPECT_EQ(ResidentChunks("c"), 2u);
+  const LeaseId other = Open("d");
+  ASSERT_TRUE(Claim(other, 0, 5).ok());
+  EXPECT_TRUE(Claim(other, 5, 2).ok()) << "by evicting the idle context";
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(other, 7, 1).status()));
+  table_.WorkerGone(kWorker);
+  EXPECT_EQ(table_.blocks().quarantined, 0u);
+  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+}
+
+TEST_F(LeaseTableTest, AnAttachAcknowledgesOnlyItsOwnQuarantine) {
+  table_.WorkerConnected(kWorker);
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 0, 2).ok());
+  table_.WorkerConnected(kOther);
+  ASSERT_TRUE(table_.Attach(kOther, MakeGeometry()).ok());
+  EXPECT_EQ(table_.blocks().quarantined, 2 * kLayers);
+  ASSERT_TRUE(table_.Attach(kWorker, MakeGeometry()).ok());
+  EXPECT_EQ(table_.blocks().quarantined, 0u);
+}
+
+TEST_F(LeaseTableTest, ARefusedClaimLeavesTheLeaseAsItWas) {
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 0, 8).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(lease, 8, 3).status()));
+  EXPECT_TRUE(Claim(lease, 8, 2).ok());
+  Commit(lease, Chunks(10));
+  EXPECT_EQ(ResidentChunks("c"), 10u);
+}
+
+TEST_F(LeaseTableTest, RoomIsMadeFromTheIdleNeverFromTheLeased) {
+  Fill("old", 4);
+  Fill("young", 4);
+  const LeaseId held = Open("old");  // the oldest, but leased
+  const LeaseId lease = Open("new");
+  ASSERT_TRUE(Claim(lease, 0, 5).ok());
+  EXPECT_EQ(evicted_, 3u);
+  EXPECT_EQ(ResidentChunks("old"), 4u);
+  EXPECT_EQ(ResidentChunks("young"), 1u);
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(lease, 5, 2).status()));
+  EXPECT_EQ(ResidentChunks("young"), 1u) << "nothing goes for a claim that fails anyway";
+  table_.Abort(held);
+}
+
+TEST_F(LeaseTableTest, ClaimingAResidentChunkTakesItAndItsTail) {
+  Fill("c", 4);
+  const LeaseId lease = Open("c");
+  const auto before = table_.Resident(lease);
+  const auto claimed = Claim(lease, 2, 1);
+  ASSERT_TRUE(claimed.ok());
+  EXPECT_EQ((*claimed)[0].blocks, before[2].where.blocks);
+  EXPECT_EQ(table_.Resident(lease).size(), 2u);
+  table_.Abort(lease);
+  EXPECT_EQ(ResidentChunks("c"), 2u) << "its old content may be half overwritten";
+}
+
+TEST_F(LeaseTableTest, AFaultForgetsTheChunkAndAllAfterIt) {
+  Fill("c", 4);
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(table_.Fault(lease, 1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.Fault(lease, 1)));
+  EXPECT_EQ(table_.Resident(lease).size(), 1u);
+  ASSERT_TRUE(Claim(lease, 1, 1).ok());
+  Commit(lease, Chunks(2));
+  EXPECT_EQ(ResidentChunks("c"), 2u);
+  EXPECT_EQ(table_.blocks().free, 8 * kLayers);
+}
+
+TEST_F(LeaseTableTest, CommitsThatCannotBeAreRefused) {
+  Fill("c", 2, 3);
+  const LeaseId lease = Open("c");
+  const auto refused = [&](std::vector<ChunkIdentity> chunks) {
+    return absl::IsInvalidArgument(table_.BeginCommit(lease, std::move(chunks), AnyStamp).status());
+  };
+  EXPECT_TRUE(refused(Chunks(4))) << "chunk 3 was not claimed";
+  EXPECT_TRUE(refused(Chunks(2, 3, 'x'))) << "full chunks changed without a claim";
+  std::vector<ChunkIdentity> gap = Chunks(3);
+  gap[1].tokens = 15;
+  EXPECT_TRUE(refused(gap));
+  gap[1] = {"short", 16, 100};
+  EXPECT_TRUE(refused(gap));
+  EXPECT_TRUE(absl::IsInvalidArgument(Claim(lease, 5, 1).status())) << "a gap";
+  EXPECT_TRUE(absl::IsInvalidArgument(Claim(lease, 3, 0).status()));
+  Commit(lease, Chunks(3));
+  EXPECT_EQ(ResidentChunks("c"), 3u) << "the partial chunk may be extended in place";
+}
+
+TEST_F(LeaseTableTest, BlocksOfAForeignEpochAreNotKept) {
+  const LeaseId lease = Open("c");
+  const auto claimed = Claim(lease, 0, 3);
+  ASSERT_TRUE(claimed.ok());
+  const uint32_t foreign = (*claimed)[1].blocks[2];
+  const auto dropped = table_.BeginCommit(lease, Chunks(3), [&](uint32_t block, uint64_t epoch) {
+    EXPECT_EQ(epoch, epoch_);
+    return block != foreign;
+  });
+  ASSERT_TRUE(dropped.ok());
+  EXPECT_EQ(*dropped, 2u);
+  table_.FinishCommit(lease, true);
+  EXPECT_EQ(ResidentChunks("c"), 1u);
+}
+
+TEST_F(LeaseTableTest, AFailedCommitKeepsWhatWasThere) {
+  Fill("c", 2);
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 2, 2).ok());
+  ASSERT_TRUE(table_.BeginCommit(lease, Chunks(4), AnyStamp).ok());
+  table_.Break(lease);  // the stream broke meanwhile: the commit decides
+  table_.FinishCommit(lease, false);
+  EXPECT_EQ(ResidentChunks("c"), 2u);
+  EXPECT_EQ(table_.blocks().free, 8 * kLayers);
+}
+
+TEST_F(LeaseTableTest, AnAttachInMidCommitCostsOnlyKv) {
+  const LeaseId lease = Open("c");
+  ASSERT_TRUE(Claim(lease, 0, 2).ok());
+  ASSERT_TRUE(table_.BeginCommit(lease, Chunks(2), AnyStamp).ok());
+  ASSERT_TRUE(table_.Attach(kWorker, MakeGeometry('n')).ok());
+  EXPECT_EQ(table_.Audit(), "");
+  table_.FinishCommit(lease, true);
+  EXPECT_EQ(ResidentChunks("c"), 0u);
+  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+}
+
+TEST_F(LeaseTableTest, StatelessLeasesLeaveNothing) {
+  const LeaseId a = Open("");
+  const LeaseId b = Open("");
+  ASSERT_TRUE(Claim(a, 0, 2).ok());
+  ASSERT_TRUE(Claim(b, 0, 3).ok());
+  Commit(a, Chunks(2));
+  table_.Abort(b);
+  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+}
+
+TEST_F(LeaseTableTest, AContextBeingDeletedIsLeftAlone) {
+  Fill("c", 3);
+  const LeaseId lease = Open("c");
+  EXPECT_TRUE(absl::IsAborted(table_.LockContext("c")));
+  table_.Abort(lease);
+  ASSERT_TRUE(table_.LockContext("c").ok());
+  EXPECT_TRUE(absl::IsAborted(table_.Open(epoch_, "c").status()));
+  const LeaseId other = Open("d");
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(other, 0, 8).status()));
+  table_.UnlockContext("c", true);
+  EXPECT_TRUE(Claim(other, 0, 10).ok());
+}
+
+TEST_F(LeaseTableTest, GeometriesThatCannotBeAreRefused) {
+  const auto refused = [&](auto change) {
+    Geometry g = MakeGeometry();
+    change(g);
+    return absl::IsInvalidArgument(table_.Attach(kWorker, g).status());
+  };
+  EXPECT_TRUE(refused([](Geometry& g) { g.model_id = "short"; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.layers = 0; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.block_bytes = 0; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.block_bytes = 100; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.layers = 1000; }));
+}
+
+// Random interleavings of everything, against a model that knows only who may write which block.
+class LeaseTableFuzz {
+ public:
+  explicit LeaseTableFuzz(uint32_t seed) : random_(seed) {}
+
+  void Run(int steps) {
+    Attach();
+    for (int i = 0; i < steps; ++i) {
+      Step();
+      ASSERT_EQ(table_.Audit(), "") << "step " << i;
+      ASSERT_NO_FATAL_FAILURE(CheckWriters()) << "step " << i;
+    }
+  }
+
+ private:
+  struct Lease {
+    WorkerInstance worker = 0;
+    uint64_t epoch = 0;
+    std::string context;
+    bool granted = false;
+    bool committing = false;
+    uint32_t next = 0;  // first chunk not yet claimed
+    std::set<uint32_t> writes = {};
+  };
+
+  uint32_t Pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+
+  void Step() {
+    switch (Pick(12)) {
+      case 0:
+        return Pick(8) == 0 ? Attach() : void();
+      case 1:
+        return Connect();
+      case 2:
+        return Pick(4) == 0 ? Die() : void();
+      case 3:
+      case 4:
+      case 5:
+        return Open();
+      case 6:
+      case 7:
+      case 8:
+        return Claim();
+      case 9:
+        return Begin();
+      case 10:
+        return Finish();
+      default:
+        return End();
+    }
+  }
+
+  // What a worker may write until it acknowledged or died.
+  void MoveToZombie(const Lease& lease) {
+    if (live_.contains(lease.worker)) {
+      zombies_[lease.worker].insert(lease.writes.begin(), lease.writes.end());
+    }
+  }
+  void Apply(const Effects& effects) {
+    for (LeaseId id : effects.ended) {
+      MoveToZombie(leases_.at(id));
+      leases_.erase(id);
+    }
+    for (LeaseId id : effects.granted) {
+      Lease& lease = leases_.at(id);
+      EXPECT_FALSE(lease.granted);
+      Grant(id, lease);
+    }
+  }
+  void Grant(LeaseId id, Lease& lease) {
+    lease.granted = true;
+    const auto resident = table_.Resident(id);
+    lease.next = static_cast<uint32_t>(resident.size());
+    if (!resident.empty() && resident.back().identity.tokens < kChunkTokens) {
+      lease.writes.insert(resident.back().where.blocks.begin(), resident.back().where.blocks.end());
+    }
+  }
+  void Attach() {
+    const WorkerInstance worker = Pick(3) + 1;
+    const auto attached = table_.Attach(worker, MakeGeometry(static_cast<char>('a' + Pick(2))));
+    if (!attached.ok()) return;
+    EXPECT_GT(attached->epoch, epoch_);
+    epoch_ = attached->epoch;
+    worker_ = worker;
+    for (LeaseId id : attached->ended) {
+      MoveToZombie(leases_.at(id));
+      leases_.erase(id);
+    }
+    for (const auto& [id, lease] : leases_) EXPECT_TRUE(lease.committing);
+    zombies_.erase(worker);
+  }
+  void Connect() {
+    if (worker_ == 0 || live_.contains(worker_)) return;
+    live_.insert(worker_);
+    table_.WorkerConnected(worker_);
+  }
+  void Die() {
+    if (live_.empty()) return;
+    const WorkerInstance worker =
+        *std::next(live_.begin(), Pick(static_cast<uint32_t>(live_.size())));
+    live_.erase(worker);
+    Apply(table_.WorkerGone(worker));
+    zombies_.erase(worker);
+  }
+  void Open() {
+    const uint64_t epoch = Pick(10) == 0 ? epoch_ - 1 : epoch_;
+    const std::string context =
+        Pick(4) == 0 ? "" : std::string(1, static_cast<char>('a' + Pick(4)));
+    const auto opening = table_.Open(epoch, context);
+    if (epoch != epoch_) {
+      EXPECT_TRUE(absl::IsAborted(opening.status()));
+      return;
+    }
+    if (!opening.ok()) return;
+    Lease& lease = leases_[opening->id];
+    lease = {.worker = worker_, .epoch = epoch, .context = context};
+    if (opening->granted) Grant(opening->id, lease);
+  }
+  std::pair<const LeaseId, Lease>* PickLease() {
+    if (leases_.empty()) return nullptr;
+    return &*std::next(leases_.begin(), Pick(static_cast<uint32_t>(leases_.size())));
+  }
+  void Claim() {
+    auto* picked = PickLease();
+    if (picked == nullptr) return;
+    auto& [id, lease] = *picked;
+    const uint32_t first = Pick(4) == 0 ? Pick(lease.next + 1) : lease.next;
+    const uint32_t count = Pick(3) + 1;
+    uint64_t evicted = 0;
+    const auto claimed = table_.Claim(id, first, count, &evicted);
+    if (!lease.granted || lease.committing) {
+      EXPECT_FALSE(claimed.ok());
+    }
+    if (!claimed.ok()) return;
+    EXPECT_EQ(claimed->size(), count);
+    for (const ChunkBlocks& chunk : *claimed) {
+      for (uint32_t block : chunk.blocks) {
+        for (const auto& [worker, blocks] : zombies_) {
+          EXPECT_FALSE(blocks.contains(block)) << "a quarantined block was handed out";
+        }
+        lease.writes.insert(block);
+      }
+    }
+    lease.next = std::max(lease.next, first + count);
+  }
+  void Begin() {
+    auto* picked = PickLease();
+    if (picked == nullptr) return;
+    auto& [id, lease] = *picked;
+    const auto resident = table_.Resident(id);
+    std::vector<ChunkIdentity> chunks;
+    const uint32_t keep = Pick(lease.next + 1);
+    for (uint32_t i = 0; i < keep; ++i) {
+      const bool full = i < resident.size() && resident[i].identity.tokens == kChunkTokens;
+      chunks.push_back(full ? resident[i].identity : ChunkIdentity{std::string(32, 'x'), 16, 50});
+    }
+    if (keep > resident.size() && Pick(2) == 0) chunks.back().tokens = Pick(15) + 1;
+    const bool stamps = Pick(5) != 0;
+    const auto begun = table_.BeginCommit(id, chunks, [&](uint32_t, uint64_t) { return stamps; });
+    EXPECT_EQ(begun.ok(), lease.granted && !lease.committing) << begun.status();
+    lease.committing = lease.committing || begun.ok();
+  }
+  void Finish() {
+    auto* picked = PickLease();
+    if (picked == nullptr || !picked->second.committing) return;
+    const LeaseId id = picked->first;
+    leases_.erase(id);
+    Apply(table_.FinishCommit(id, Pick(4) != 0));
+  }
+  void End() {
+    auto* picked = PickLease();
+    if (picked == nullptr || picked->second.committing) return;
+    const LeaseId id = picked->first;
+    const Lease lease = picked->second;
+    leases_.erase(id);
+    if (Pick(2) == 0) {
+      Apply(table_.Abort(id));
+    } else {
+      MoveToZombie(lease);
+      Apply(table_.Break(id));
+    }
+  }
+
+  // No block may be written by two: two leases, or a lease and a worker that was not acknowledged.
+  void CheckWriters() {
+    std::map<uint32_t, LeaseId> writers;
+    for (const auto& [id, lease] : leases_) {
+      if (lease.committing) continue;  // its worker has stopped writing
+      for (uint32_t block : lease.writes) {
+        ASSERT_TRUE(writers.emplace(block, id).second) << "block " << block << " has two writers";
+        for (const auto& [worker, blocks] : zombies_) ASSERT_FALSE(blocks.contains(block));
+      }
+    }
+  }
+
+  std::mt19937 random_;
+  LeaseTable table_{MakeLimits(12), 0};
+  uint64_t epoch_ = 0;
+  WorkerInstance worker_ = 0;
+  std::set<WorkerInstance> live_;
+  std::map<LeaseId, Lease> leases_;
+  std::map<WorkerInstance, std::set<uint32_t>> zombies_;
+};
+
+TEST(LeaseTableProperty, NoBlockEverHasTwoOwnersAndNoneIsLost) {
+  const uint32_t first = std::random_device()();
+  for (uint32_t i = 0; i < 60; ++i) {
+    SCOPED_TRACE(::testing::Message() << "seed " << first + i);
+    LeaseTableFuzz(first + i).Run(1500);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace withy::context_store

@@ -1,0 +1,85 @@
+#include "context_store/process.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+#include "context_store/service.h"
+#include "context_store/side_socket.h"
+#include "context_store/store.h"
+#include "context_store/work_pool.h"
+#include "rpc/server.h"
+#include "telemetry/recorder.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr int kDiskThreads =
+    4;  // commits that wait for the disk at one time; RocksDB groups their syncs
+constexpr size_t kDiskQueue = 1024;
+constexpr int64_t kStuckNanos = 60 * kNanosPerSecond;
+
+absl::Status MakeDirectory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot make directory ", path, ": ", error.message()));
+}
+
+class ContextStoreProcess final : public rpc::Process {
+ public:
+  absl::Status Start(const proto::Config& config, UniqueFd kept_arena) {
+    WITHY_RETURN_IF_ERROR(MakeDirectory(config.run_dir()));
+    WITHY_RETURN_IF_ERROR(MakeDirectory(config.state_dir()));
+    WITHY_ASSIGN_OR_RETURN(recorder_,
+                           telemetry::Recorder::Open(config.run_dir() + "/rings", "context_store"));
+    StoreOptions options;
+    options.db.path = config.state_dir() + "/records";
+    options.limits.contexts_per_app = config.orchestrator().contexts_per_app();
+    options.limits.result_ttl_s = config.store().result_ttl_s();
+    options.arena_bytes = config.store().arena_bytes();
+    options.kept_arena = std::move(kept_arena);
+    WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
+    if (!store_->arena().recovered()) KeepArenaInSystemd(store_->arena().fd());
+    pool_ = std::make_unique<WorkPool>(kDiskThreads, kDiskQueue, Clock::Real());
+    WITHY_ASSIGN_OR_RETURN(side_socket_,
+                           SideSocket::Start(config.run_dir() + "/arena.sock", *store_));
+    service_ = std::make_unique<ContextStoreService>(*store_, *pool_, side_socket_->path());
+    WITHY_ASSIGN_OR_RETURN(
+        server_, rpc::Server::Start({.name = "context_store", .listen = {config.store().listen()}},
+                                    {service_.get()}));
+    server_->SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Duration grace) override {
+    server_->SetServing(false);
+    server_->Shutdown(grace);
+  }
+
+  bool MakesProgress() override { return pool_->LongestRunNanos() < kStuckNanos; }
+
+ private:
+  // Destroyed from the last to the first: no call without a pool, no task without a store.
+  std::unique_ptr<telemetry::Recorder> recorder_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<SideSocket> side_socket_;
+  std::unique_ptr<WorkPool> pool_;
+  std::unique_ptr<ContextStoreService> service_;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<rpc::Process>> StartContextStore(const proto::Config& config,
+                                                                UniqueFd kept_arena) {
+  auto process = std::make_unique<ContextStoreProcess>();
+  WITHY_RETURN_IF_ERROR(process->Start(config, std::move(kept_arena)));
+  return process;
+}
+
+}  // namespace withy::context_store

@@ -1,0 +1,261 @@
+#include "context_store/record_codec.h"
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr size_t kCheckBytes = 8;
+constexpr size_t kEnvelopeBytes = 1 + kCheckBytes;
+
+// Appends integers little-endian and strings with a 32-bit length.
+class Writer {
+ public:
+  Writer& U32(uint32_t v) { return Little(v, 4); }
+  Writer& U64(uint64_t v) { return Little(v, 8); }
+  Writer& I64(int64_t v) { return Little(static_cast<uint64_t>(v), 8); }
+  Writer& Bytes(std::string_view v) {
+    U32(static_cast<uint32_t>(v.size()));
+    out_.append(v);
+    return *this;
+  }
+  std::string Take() { return std::move(out_); }
+
+ private:
+  Writer& Little(uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; ++i) out_.push_back(static_cast<char>(v >> (8 * i)));
+    return *this;
+  }
+  std::string out_;
+};
+
+// Reads what Writer wrote. After the first field that does not fit, all reads give zeros and ok()
+// is false.
+class Reader {
+ public:
+  explicit Reader(std::string_view in) : in_(in) {}
+  uint32_t U32() { return static_cast<uint32_t>(Little(4)); }
+  uint64_t U64() { return Little(8); }
+  int64_t I64() { return static_cast<int64_t>(Little(8)); }
+  std::string Bytes() {
+    const size_t size = U32();
+    return std::string(Take(size));
+  }
+  absl::Status Done(const char* what) const {
+    if (ok_) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(what, " ends too early"));
+  }
+
+ private:
+  std::string_view Take(size_t size) {
+    if (size > in_.size()) ok_ = false;
+    if (!ok_) return {};
+    std::string_view taken = in_.substr(0, size);
+    in_.remove_prefix(size);
+    return taken;
+  }
+  uint64_t Little(size_t bytes) {
+    uint64_t v = 0;
+    int shift = 0;
+    for (char c : Take(bytes)) {
+      v |= uint64_t{static_cast<uint8_t>(c)} << shift;
+      shift += 8;
+    }
+    return v;
+  }
+
+  std::string_view in_;
+  bool ok_ = true;
+};
+
+std::string Join(std::string_view prefix, std::string_view a) {
+  return absl::StrCat(ToAbsl(prefix), ToAbsl(a));
+}
+
+std::string Check(std::string_view key, std::string_view payload) {
+  std::string bytes = Writer().Bytes(key).Take();
+  bytes.append(payload);
+  return Sha256(bytes).substr(0, kCheckBytes);
+}
+
+}  // namespace
+
+std::string AppKey(std::string_view app_id) { return Join(kAppPrefix, app_id); }
+
+std::string ContextKey(std::string_view app_id, std::string_view context_id) {
+  return absl::StrCat("ctx/", ToAbsl(app_id), "/", ToAbsl(context_id));
+}
+
+std::string SegmentPrefix(std::string_view context_id) {
+  return absl::StrCat("seg/", ToAbsl(context_id), "/");
+}
+
+std::string SegmentKey(std::string_view context_id, uint32_t number) {
+  return absl::StrFormat("seg/%s/%010u", ToAbsl(context_id), number);
+}
+
+std::string ResultPrefix(std::string_view app_id) {
+  return absl::StrCat("res/", ToAbsl(app_id), "/");
+}
+
+std::string ResultKey(std::string_view app_id, std::string_view request_id) {
+  return Join(ResultPrefix(app_id), request_id);
+}
+
+std::string ResultByContextPrefix(std::string_view context_id) {
+  return absl::StrCat("rby/", ToAbsl(context_id), "/");
+}
+
+std::string ResultByContextKey(std::string_view context_id, std::string_view request_id) {
+  return Join(ResultByContextPrefix(context_id), request_id);
+}
+
+std::string ResultByTimeKey(int64_t stored_unix_s, std::string_view app_id,
+                            std::string_view request_id) {
+  return absl::StrFormat("exp/%012d/%s/%s", std::max<int64_t>(stored_unix_s, 0), ToAbsl(app_id),
+                         ToAbsl(request_id));
+}
+
+std::string WorkerKey(uint64_t instance) { return absl::StrFormat("wrk/%016x", instance); }
+
+bool ParseContextKey(std::string_view key, std::string_view* app_id, std::string_view* context_id) {
+  if (!key.starts_with(kContextPrefix)) return false;
+  key.remove_prefix(kContextPrefix.size());
+  const size_t slash = key.find('/');
+  if (slash == std::string_view::npos) return false;
+  *app_id = key.substr(0, slash);
+  *context_id = key.substr(slash + 1);
+  return !app_id->empty() && !context_id->empty();
+}
+
+std::string Encode(const AppRecord& r) {
+  return Writer().Bytes(r.name).Bytes(r.token_hash).I64(r.created_unix_s).Take();
+}
+
+absl::Status Decode(std::string_view payload, AppRecord* r) {
+  Reader in(payload);
+  r->name = in.Bytes();
+  r->token_hash = in.Bytes();
+  r->created_unix_s = in.I64();
+  return in.Done("app record");
+}
+
+std::string Encode(const ContextRecord& r) {
+  return Writer()
+      .Bytes(r.title)
+      .Bytes(r.create_request_id)
+      .I64(r.created_unix_ns)
+      .I64(r.last_used_unix_ns)
+      .U32(r.segments)
+      .U32(r.tokens)
+      .U64(r.revision)
+      .Take();
+}
+
+absl::Status Decode(std::string_view payload, ContextRecord* r) {
+  Reader in(payload);
+  r->title = in.Bytes();
+  r->create_request_id = in.Bytes();
+  r->created_unix_ns = in.I64();
+  r->last_used_unix_ns = in.I64();
+  r->segments = in.U32();
+  r->tokens = in.U32();
+  r->revision = in.U64();
+  return in.Done("context record");
+}
+
+std::string Encode(const ResultRecord& r) {
+  return Writer().I64(r.stored_unix_s).Bytes(r.context_id).Bytes(r.digest).Bytes(r.result).Take();
+}
+
+absl::Status Decode(std::string_view payload, ResultRecord* r) {
+  Reader in(payload);
+  r->stored_unix_s = in.I64();
+  r->context_id = in.Bytes();
+  r->digest = in.Bytes();
+  r->result = in.Bytes();
+  return in.Done("result record");
+}
+
+std::string Encode(const ResultIndexRecord& r) {
+  return Writer()
+      .Bytes(r.app_id)
+      .Bytes(r.context_id)
+      .Bytes(r.request_id)
+      .I64(r.stored_unix_s)
+      .Take();
+}
+
+absl::Status Decode(std::string_view payload, ResultIndexRecord* r) {
+  Reader in(payload);
+  r->app_id = in.Bytes();
+  r->context_id = in.Bytes();
+  r->request_id = in.Bytes();
+  r->stored_unix_s = in.I64();
+  return in.Done("result index record");
+}
+
+std::string Encode(const WorkerRecord& r) {
+  return Writer().U64(r.instance).I64(r.pid).U64(r.start_ticks).Take();
+}
+
+absl::Status Decode(std::string_view payload, WorkerRecord* r) {
+  Reader in(payload);
+  r->instance = in.U64();
+  r->pid = in.I64();
+  r->start_ticks = in.U64();
+  return in.Done("worker record");
+}
+
+std::string SealValue(std::string_view key, std::string_view payload) {
+  std::string value;
+  value.reserve(kEnvelopeBytes + payload.size());
+  value.push_back(static_cast<char>(kValueVersion));
+  value.append(Check(key, payload));
+  value.append(payload);
+  return value;
+}
+
+absl::StatusOr<std::string> OpenValue(std::string_view key, std::string_view value) {
+  if (value.size() < kEnvelopeBytes) {
+    return absl::DataLossError(
+        absl::StrCat("record ", PrintableKey(key), " is damaged: ", value.size(), " bytes"));
+  }
+  if (static_cast<uint8_t>(value[0]) != kValueVersion) {
+    return absl::UnimplementedError(
+        absl::StrCat("record ", PrintableKey(key), " has version ",
+                     static_cast<int>(static_cast<uint8_t>(value[0])), ", this build reads ",
+                     static_cast<int>(kValueVersion), ": it was written by a newer withy"));
+  }
+  const std::string_view payload = value.substr(kEnvelopeBytes);
+  if (Check(key, payload) != value.substr(1, kCheckBytes)) {
+    return absl::DataLossError(
+        absl::StrCat("record ", PrintableKey(key), " is damaged: its checksum does not match"));
+  }
+  return std::string(payload);
+}
+
+std::string Sha256(std::string_view bytes) {
+  std::string digest(SHA256_DIGEST_LENGTH, '\0');
+  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+         reinterpret_cast<unsigned char*>(digest.data()));
+  return digest;
+}
+
+bool EqualConstantTime(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+std::string PrintableKey(std::string_view key) {
+  return absl::StrCat("\"", absl::CHexEscape(ToAbsl(key)), "\"");
+}
+
+}  // namespace withy::context_store

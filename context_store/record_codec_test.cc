@@ -1,0 +1,71 @@
+#include "context_store/record_codec.h"
+
+#include <gtest/gtest.h>
+
+namespace withy::context_store {
+namespace {
+
+TEST(RecordCodec, RecordsComeBack) {
+  const ContextRecord in{"title", "req", 5, -6, 7, 8, 9};
+  ContextRecord out;
+  ASSERT_TRUE(Decode(Encode(in), &out).ok());
+  EXPECT_EQ(out.title, in.title);
+  EXPECT_EQ(out.create_request_id, in.create_request_id);
+  EXPECT_EQ(out.created_unix_ns, in.created_unix_ns);
+  EXPECT_EQ(out.last_used_unix_ns, in.last_used_unix_ns);
+  EXPECT_EQ(out.segments, in.segments);
+  EXPECT_EQ(out.tokens, in.tokens);
+  EXPECT_EQ(out.revision, in.revision);
+}
+
+TEST(RecordCodec, ATruncatedRecordIsDataLossAtEveryLength) {
+  const std::string whole = Encode(ResultRecord{1, "ctx_1", std::string(32, 'd'), "result"});
+  ResultRecord out;
+  ASSERT_TRUE(Decode(whole, &out).ok());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_TRUE(absl::IsDataLoss(Decode(whole.substr(0, size), &out))) << size;
+  }
+}
+
+TEST(RecordCodec, FieldsOfANewerBuildAreIgnored) {
+  AppRecord out;
+  ASSERT_TRUE(Decode(Encode(AppRecord{"app", "hash", 3}) + "more", &out).ok());
+  EXPECT_EQ(out.name, "app");
+}
+
+TEST(RecordCodec, AnyFlippedBitIsFound) {
+  const std::string value = SealValue("k", "payload");
+  for (size_t i = 0; i < value.size() * 8; ++i) {
+    std::string damaged = value;
+    damaged[i / 8] = static_cast<char>(damaged[i / 8] ^ (1 << (i % 8)));
+    const auto opened = OpenValue("k", damaged);
+    ASSERT_FALSE(opened.ok()) << "bit " << i;
+    EXPECT_NE(opened.status().message().find("\"k\""), absl::string_view::npos);
+  }
+  EXPECT_EQ(*OpenValue("k", value), "payload");
+}
+
+TEST(RecordCodec, AValueUnderAnotherKeyIsRefused) {
+  EXPECT_TRUE(absl::IsDataLoss(OpenValue("b", SealValue("a", "payload")).status()));
+  // Key and payload must not run into each other.
+  EXPECT_TRUE(absl::IsDataLoss(OpenValue("ab", SealValue("a", "bc")).status()));
+}
+
+TEST(RecordCodec, SegmentsAndTimesSortByNumber) {
+  EXPECT_LT(SegmentKey("c", 9), SegmentKey("c", 10));
+  EXPECT_LT(SegmentKey("c", 999'999), SegmentKey("c", 4'000'000'000u));
+  EXPECT_LT(ResultByTimeKey(999'999'999, "a", "r"), ResultByTimeKey(1'700'000'000, "a", "r"));
+}
+
+TEST(RecordCodec, ContextKeysSplitAgain) {
+  std::string_view app, context;
+  const std::string key = ContextKey("app_1", "ctx_2");
+  ASSERT_TRUE(ParseContextKey(key, &app, &context));
+  EXPECT_EQ(app, "app_1");
+  EXPECT_EQ(context, "ctx_2");
+  EXPECT_FALSE(ParseContextKey("ctx/only", &app, &context));
+  EXPECT_FALSE(ParseContextKey("seg/a/b", &app, &context));
+}
+
+}  // namespace
+}  // namespace withy::context_store

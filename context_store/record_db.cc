@@ -1,0 +1,188 @@
+#include "context_store/record_db.h"
+
+#include <rocksdb/cache.h>
+#include <rocksdb/convenience.h>
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/options.h>
+#include <rocksdb/table.h>
+#include <rocksdb/write_batch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "base/status.h"
+#include "context_store/record_codec.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr std::string_view kFormatKey = "meta/format";
+constexpr std::string_view kRunKey = "meta/run";
+constexpr std::string_view kFormat = "1";
+
+rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
+std::string_view FromSlice(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+// A small database: at most some tens of MiB of memory, few files.
+rocksdb::Options MakeOptions(rocksdb::Env* env) {
+  rocksdb::Options options;
+  if (env != nullptr) options.env = env;
+  options.create_if_missing = true;
+  options.write_buffer_size = 8 << 20;
+  options.max_total_wal_size = 32 << 20;
+  options.max_open_files = 256;
+  options.max_background_jobs = 2;
+  options.level_compaction_dynamic_level_bytes = true;
+  options.advise_random_on_open = false;
+  options.avoid_flush_during_shutdown = true;
+  options.bytes_per_sync = 1 << 20;
+  options.info_log_level = rocksdb::WARN_LEVEL;
+  options.keep_log_file_num = 4;
+  options.max_log_file_size = 1 << 20;
+  const auto supported = rocksdb::GetSupportedCompressions();
+  const bool lz4 =
+      std::find(supported.begin(), supported.end(), rocksdb::kLZ4Compression) != supported.end();
+  options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = rocksdb::NewLRUCache(8 << 20);
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return options;
+}
+
+// The smallest string that is greater than every string with this prefix. Our prefixes end in '/'.
+std::string PrefixEnd(std::string_view prefix) {
+  std::string end(prefix);
+  ++end.back();
+  return end;
+}
+
+bool IsDiskFull(const rocksdb::Status& status) {
+  return status.IsNoSpace() ||
+         (status.IsIOError() && status.subcode() == rocksdb::Status::kSpaceLimit);
+}
+
+}  // namespace
+
+RecordBatch::RecordBatch() : batch_(std::make_unique<rocksdb::WriteBatch>()) {}
+RecordBatch::~RecordBatch() = default;
+
+void RecordBatch::Put(std::string_view key, std::string_view payload) {
+  adds_data_ = true;
+  // A WriteBatch in memory fails only when a limit is set on it; none is.
+  batch_->Put(ToSlice(key), SealValue(key, payload)).PermitUncheckedError();
+}
+
+void RecordBatch::Delete(std::string_view key) {
+  batch_->Delete(ToSlice(key)).PermitUncheckedError();
+}
+
+RecordDb::RecordDb(RecordDbOptions options) : options_(std::move(options)) {}
+RecordDb::~RecordDb() = default;
+
+absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& options) {
+  std::unique_ptr<RecordDb> record_db(new RecordDb(options));
+  rocksdb::Env* env = options.env != nullptr ? options.env : rocksdb::Env::Default();
+  WITHY_RETURN_IF_ERROR(
+      record_db->Convert(env->CreateDirIfMissing(options.path), "cannot make the directory"));
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened = rocksdb::DB::Open(MakeOptions(options.env), options.path, &db);
+  if (!opened.ok()) {
+    if (opened.IsIOError() && opened.ToString().find("lock") != std::string::npos) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("database ", options.path,
+                       " is in use: stop the other withy-context-store, or set state_dir to"
+                       " another directory (",
+                       opened.ToString(), ")"));
+    }
+    return record_db->Convert(opened, "cannot open");
+  }
+  record_db->db_.reset(db);
+  WITHY_RETURN_IF_ERROR(record_db->CheckFormatAndCountRun());
+  return record_db;
+}
+
+absl::Status RecordDb::CheckFormatAndCountRun() {
+  const auto format = Get(kFormatKey);
+  if (!format.ok() && !absl::IsNotFound(format.status())) return format.status();
+  if (format.ok() && *format != kFormat) {
+    return absl::UnimplementedError(absl::StrCat("database ", path(), " has format ", *format,
+                                                 ", this build reads ", ToAbsl(kFormat)));
+  }
+  const auto run = Get(kRunKey);
+  if (!run.ok() && !absl::IsNotFound(run.status())) return run.status();
+  if (run.ok() && !absl::SimpleAtoi(*run, &run_)) {
+    return absl::DataLossError(absl::StrCat("record meta/run in ", path(), " is not a number"));
+  }
+  ++run_;
+  RecordBatch batch;
+  batch.Put(kFormatKey, kFormat);
+  batch.Put(kRunKey, absl::StrCat(run_));
+  batch.adds_data_ = false;  // a store on a full disk starts, so that it can be read and emptied
+  return Write(batch);
+}
+
+absl::Status RecordDb::CheckRoom() const {
+  rocksdb::Env* env = options_.env != nullptr ? options_.env : rocksdb::Env::Default();
+  uint64_t free_bytes = 0;
+  if (!env->GetFreeSpace(options_.path, &free_bytes).ok()) return absl::OkStatus();
+  if (free_bytes >= options_.min_free_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "disk full: ", free_bytes, " bytes free under ", path(), ", ", options_.min_free_bytes,
+      " are kept in reserve; free some space or delete contexts"));
+}
+
+absl::Status RecordDb::Write(RecordBatch& batch) {
+  if (batch.adds_data_) WITHY_RETURN_IF_ERROR(CheckRoom());
+  rocksdb::WriteOptions durable;
+  durable.sync = true;
+  rocksdb::Status status = db_->Write(durable, batch.batch_.get());
+  // RocksDB stops all writes after one failed. From a full disk it comes back by itself (it looks
+  // every few seconds); from another error it has to be told, and may then take this very batch.
+  if (!status.ok() && !IsDiskFull(status) && db_->Resume().ok()) {
+    status = db_->Write(durable, batch.batch_.get());
+  }
+  return Convert(status, "cannot write");
+}
+
+absl::StatusOr<std::string> RecordDb::Get(std::string_view key) const {
+  std::string value;
+  const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), ToSlice(key), &value);
+  if (status.IsNotFound()) {
+    return absl::NotFoundError(absl::StrCat("no record ", PrintableKey(key)));
+  }
+  if (!status.ok()) {
+    return Annotate(Convert(status, "cannot read"), absl::StrCat("record ", PrintableKey(key)));
+  }
+  return OpenValue(key, value);
+}
+
+absl::Status RecordDb::Scan(std::string_view prefix, const Visitor& visit,
+                            std::string_view begin) const {
+  const std::string end = PrefixEnd(prefix);
+  const rocksdb::Slice upper(end);
+  rocksdb::ReadOptions read;
+  read.iterate_upper_bound = &upper;
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(read));
+  for (it->Seek(ToSlice(begin.empty() ? prefix : begin)); it->Valid(); it->Next()) {
+    const std::string_view key = FromSlice(it->key());
+    if (!visit(key, OpenValue(key, FromSlice(it->value())))) break;
+  }
+  return Convert(it->status(), absl::StrCat("cannot scan ", PrintableKey(prefix)));
+}
+
+absl::Status RecordDb::Convert(const rocksdb::Status& status, std::string_view what) const {
+  if (status.ok()) return absl::OkStatus();
+  const std::string text =
+      absl::StrCat("database ", path(), ": ", ToAbsl(what), ": ", status.ToString());
+  if (IsDiskFull(status)) {
+    return absl::ResourceExhaustedError(absl::StrCat("disk full: ", text));
+  }
+  if (status.IsCorruption()) return absl::DataLossError(text);
+  return absl::UnavailableError(text);
+}
+
+}  // namespace withy::context_store

@@ -1,0 +1,180 @@
+#include "context_store/record_db.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "context_store/test_util.h"
+
+namespace withy::context_store {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Status Put(RecordDb& db, std::string_view key, std::string_view value) {
+  RecordBatch batch;
+  batch.Put(key, value);
+  return db.Write(batch);
+}
+
+// A file system that says "no space" to every append to a log while told to.
+class FullFile final : public rocksdb::FSWritableFileOwnerWrapper {
+ public:
+  FullFile(std::unique_ptr<rocksdb::FSWritableFile> file, const std::atomic<bool>& full)
+      : FSWritableFileOwnerWrapper(std::move(file)), full_(full) {}
+  rocksdb::IOStatus Append(const rocksdb::Slice& data, const rocksdb::IOOptions& options,
+                           rocksdb::IODebugContext* debug) override {
+    if (full_) return rocksdb::IOStatus::NoSpace("the test says so");
+    return FSWritableFileOwnerWrapper::Append(data, options, debug);
+  }
+  rocksdb::IOStatus Append(const rocksdb::Slice& data, const rocksdb::IOOptions& options,
+                           const rocksdb::DataVerificationInfo& info,
+                           rocksdb::IODebugContext* debug) override {
+    if (full_) return rocksdb::IOStatus::NoSpace("the test says so");
+    return FSWritableFileOwnerWrapper::Append(data, options, info, debug);
+  }
+
+ private:
+  const std::atomic<bool>& full_;
+};
+
+class FullFileSystem final : public rocksdb::FileSystemWrapper {
+ public:
+  FullFileSystem() : FileSystemWrapper(rocksdb::FileSystem::Default()) {}
+  const char* Name() const override { return "FullFileSystem"; }
+  rocksdb::IOStatus NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,
+                                    std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                    rocksdb::IODebugContext* debug) override {
+    rocksdb::IOStatus status = FileSystemWrapper::NewWritableFile(name, options, file, debug);
+    if (status.ok()) *file = std::make_unique<FullFile>(std::move(*file), full);
+    return status;
+  }
+  rocksdb::IOStatus GetFreeSpace(const std::string& path, const rocksdb::IOOptions& options,
+                                 uint64_t* bytes, rocksdb::IODebugContext* debug) override {
+    if (free_bytes == 0) return FileSystemWrapper::GetFreeSpace(path, options, bytes, debug);
+    *bytes = free_bytes;
+    return rocksdb::IOStatus::OK();
+  }
+
+  std::atomic<bool> full{false};
+  std::atomic<uint64_t> free_bytes{0};  // 0 = ask the disk
+};
+
+TEST(RecordDb, WhatWasWrittenIsThereAfterAKill) {
+  TempDir dir;
+  auto db = RecordDb::Open({.path = dir / "db"});
+  ASSERT_TRUE(db.ok()) << db.status();
+  ASSERT_TRUE(Put(**db, "a/1", "one").ok());
+  ASSERT_TRUE(Put(**db, "a/2", std::string(100'000, 'x')).ok());
+  auto after = RecordDb::Open({.path = dir.Snapshot("db")});
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(*(*after)->Get("a/1"), "one");
+  EXPECT_EQ((*after)->Get("a/2")->size(), 100'000u);
+  EXPECT_EQ((*after)->run(), (*db)->run() + 1);
+}
+
+TEST(RecordDb, ASecondProcessIsRefusedAndToldWhy) {
+  TempDir dir;
+  auto db = RecordDb::Open({.path = dir / "db"});
+  ASSERT_TRUE(db.ok());
+  const absl::Status second = RecordDb::Open({.path = dir / "db"}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+  EXPECT_THAT(std::string(second.message()), HasSubstr(dir / "db"));
+}
+
+TEST(RecordDb, ScanGivesOnePrefixInOrder) {
+  TempDir dir;
+  auto db = RecordDb::Open({.path = dir / "db"});
+  ASSERT_TRUE(db.ok());
+  for (const char* key : {"b/2", "b/1", "a/9", "c/0", "b/3"}) ASSERT_TRUE(Put(**db, key, key).ok());
+  std::vector<std::string> seen;
+  const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
+    EXPECT_EQ(*payload, key);
+    seen.emplace_back(key);
+    return true;
+  };
+  ASSERT_TRUE((*db)->Scan("b/", visit).ok());
+  EXPECT_THAT(seen, ::testing::ElementsAre("b/1", "b/2", "b/3"));
+  seen.clear();
+  ASSERT_TRUE((*db)->Scan("b/", visit, "b/2").ok());
+  EXPECT_THAT(seen, ::testing::ElementsAre("b/2", "b/3"));
+}
+
+TEST(RecordDb, ADamagedValueNamesItsKeyAndOthersGoOn) {
+  TempDir dir;
+  {
+    auto db = RecordDb::Open({.path = dir / "db"});
+    ASSERT_TRUE(db.ok());
+    ASSERT_TRUE(Put(**db, "a/good", "fine").ok());
+    ASSERT_TRUE(Put(**db, "a/bad", "fine").ok());
+  }
+  {
+    rocksdb::DB* raw = nullptr;
+    ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), dir / "db", &raw).ok());
+    ASSERT_TRUE(
+        raw->Put(rocksdb::WriteOptions(), "a/bad", std::string("\x01garbage garbage")).ok());
+    delete raw;
+  }
+  auto db = RecordDb::Open({.path = dir / "db"});
+  ASSERT_TRUE(db.ok());
+  const absl::Status bad = (*db)->Get("a/bad").status();
+  EXPECT_TRUE(absl::IsDataLoss(bad));
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("a/bad"));
+  EXPECT_EQ(*(*db)->Get("a/good"), "fine");
+}
+
+TEST(RecordDb, AFullDiskRefusesWritesServesReadsAndRecovers) {
+  TempDir dir;
+  const auto files = std::make_shared<FullFileSystem>();
+  const auto env = rocksdb::NewCompositeEnv(files);
+  auto db = RecordDb::Open({.path = dir / "db", .env = env.get()});
+  ASSERT_TRUE(db.ok()) << db.status();
+  ASSERT_TRUE(Put(**db, "a/1", "one").ok());
+  files->full = true;
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status refused = Put(**db, "a/2", "two");
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(dir / "db"));
+    EXPECT_EQ(*(*db)->Get("a/1"), "one");
+  }
+  files->full = false;
+  // As a client would: retry, for at most twenty seconds.
+  absl::Status again;
+  for (int tries = 0; tries < 200; ++tries) {
+    again = Put(**db, "a/3", "three");
+    if (!absl::IsResourceExhausted(again)) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  ASSERT_TRUE(again.ok()) << again;
+  EXPECT_EQ(*(*db)->Get("a/3"), "three");
+  auto after = RecordDb::Open({.path = dir.Snapshot("db")});
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(*(*after)->Get("a/1"), "one");
+  EXPECT_EQ(*(*after)->Get("a/3"), "three");
+}
+
+TEST(RecordDb, TheReserveIsForDeletions) {
+  TempDir dir;
+  const auto files = std::make_shared<FullFileSystem>();
+  const auto env = rocksdb::NewCompositeEnv(files);
+  auto db = RecordDb::Open({.path = dir / "db", .min_free_bytes = 1000, .env = env.get()});
+  ASSERT_TRUE(db.ok());
+  ASSERT_TRUE(Put(**db, "a/1", "one").ok());
+  files->free_bytes = 999;
+  EXPECT_TRUE(absl::IsResourceExhausted(Put(**db, "a/2", "two")));
+  RecordBatch batch;
+  batch.Delete("a/1");
+  EXPECT_TRUE((*db)->Write(batch).ok());
+  EXPECT_TRUE(absl::IsNotFound((*db)->Get("a/1").status()));
+  EXPECT_TRUE(absl::IsNotFound((*db)->Get("a/2").status()));
+}
+
+}  // namespace
+}  // namespace withy::context_store

@@ -1,0 +1,175 @@
+#include "context_store/service.h"
+
+#include <utility>
+
+#include "base/status.h"
+#include "context_store/convert.h"
+#include "context_store/lease_reactor.h"
+#include "rpc/daemon.h"
+#include "rpc/status.h"
+
+namespace withy::context_store {
+
+grpc::ServerUnaryReactor* ContextStoreService::Answer(Context* context,
+                                                      const absl::Status& status) {
+  Reactor* reactor = context->DefaultReactor();
+  reactor->Finish(rpc::ToGrpc(status));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::OnPool(Context* context,
+                                                      std::function<absl::Status()> work) {
+  Reactor* reactor = context->DefaultReactor();
+  // Request and response live until Finish.
+  if (!pool_.TryRun([reactor, work = std::move(work)] { reactor->Finish(rpc::ToGrpc(work())); })) {
+    reactor->Finish(rpc::ToGrpc(
+        absl::ResourceExhaustedError("too many disk operations wait in context_store: retry")));
+  }
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::BindApp(Context* context,
+                                                       const v1::BindAppRequest* request,
+                                                       v1::BindAppResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(BoundApp bound, store_.apps().Bind(request->app()));
+    response->set_app_id(std::move(bound.app_id));
+    response->set_token(std::move(bound.token));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::AuthenticateApp(
+    Context* context, const v1::AuthenticateAppRequest* request,
+    v1::AuthenticateAppResponse* response) {
+  const absl::StatusOr<AppIdentity> app = store_.apps().Authenticate(request->token());
+  if (app.ok()) {
+    response->set_app_id(app->app_id);
+    response->set_app(app->name);
+  }
+  return Answer(context, app.status());
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::ListApps(Context* context,
+                                                        const v1::ListAppsRequest*,
+                                                        v1::ListAppsResponse* response) {
+  for (RegisteredApp& app : store_.apps().List()) {
+    v1::AppInfo* info = response->add_apps();
+    info->set_contexts(store_.contexts().CountOf(app.identity.app_id));
+    info->set_created_unix_s(app.created_unix_s);
+    info->set_app_id(std::move(app.identity.app_id));
+    info->set_app(std::move(app.identity.name));
+  }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::RemoveApp(Context* context,
+                                                         const v1::RemoveAppRequest* request,
+                                                         v1::RemoveAppResponse*) {
+  return OnPool(context, [=, this] { return store_.RemoveApp(request->app_id()); });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::CreateContext(
+    Context* context, const v1::StoreCreateContextRequest* request,
+    v1::CreateContextResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    if (!store_.apps().Has(request->app_id())) return absl::NotFoundError("no such app");
+    const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
+    WITHY_ASSIGN_OR_RETURN(
+        const ContextSummary summary,
+        store_.contexts().Create(request->app_id(), FromProto(request->request(), now)));
+    *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::GetContext(Context* context,
+                                                          const v1::StoreGetContextRequest* request,
+                                                          v1::GetContextResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    ContextRecords& contexts = store_.contexts();
+    WITHY_ASSIGN_OR_RETURN(const ContextSummary summary,
+                           contexts.Find(request->app_id(), request->context_id()));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<std::string> segments,
+                           contexts.ReadSegments(request->app_id(), request->context_id()));
+    *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    return AddMessages(segments, response);
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::ListContexts(
+    Context* context, const v1::StoreListContextsRequest* request,
+    v1::ListContextsResponse* response) {
+  absl::StatusOr<ContextPage> page = store_.contexts().List(
+      request->app_id(), request->request().page_size(), request->request().page_token());
+  if (!page.ok()) return Answer(context, page.status());
+  for (const ContextSummary& summary : page->contexts) {
+    *response->add_contexts() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+  }
+  response->set_next_page_token(std::move(page->next_page_token));
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::DeleteContext(
+    Context* context, const v1::StoreDeleteContextRequest* request, v1::DeleteContextResponse*) {
+  return OnPool(context, [=, this] {
+    return store_.DeleteContext(request->app_id(), request->context_id());
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::FindResult(Context* context,
+                                                          const v1::FindResultRequest* request,
+                                                          v1::FindResultResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(const std::string result,
+                           store_.contexts().FindResult(request->app_id(), request->request_id(),
+                                                        request->request_digest()));
+    if (response->mutable_result()->ParseFromString(result)) return absl::OkStatus();
+    return absl::DataLossError("the stored result cannot be read");
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
+                                                      const v1::AttachRequest* request,
+                                                      v1::AttachResponse* response) {
+  const absl::StatusOr<Geometry> geometry = FromProto(*request);
+  if (!geometry.ok()) return Answer(context, geometry.status());
+  const absl::StatusOr<Attached> attached = store_.Attach(request->worker_instance(), *geometry);
+  if (attached.ok()) {
+    response->set_epoch(attached->epoch);
+    response->set_arena_bytes(store_.arena().bytes());
+    response->set_block_count(attached->block_count);
+    response->set_arena_socket(arena_socket_);
+  }
+  return Answer(context, attached.status());
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
+                                                            const v1::GetStoreInfoRequest*,
+                                                            v1::GetStoreInfoResponse* response) {
+  const StoreStats stats = store_.Stats();
+  v1::ProcessStatus* status = response->mutable_status();
+  rpc::FillProcessStatus("context_store", status);
+  status->set_running_calls(stats.leases_open);
+  status->set_queued_calls(stats.leases_waiting);
+  status->set_queue_limit(stats.waiting_limit);
+  status->set_arena_bytes(store_.arena().bytes());
+  status->set_arena_used_bytes(uint64_t{stats.blocks.total - stats.blocks.free} *
+                               stats.block_bytes);
+  status->set_detail(stats.block_bytes == 0 ? "waiting for a worker to attach" : "serving");
+  response->set_epoch(stats.epoch);
+  response->set_blocks_total(stats.blocks.total);
+  response->set_blocks_free(stats.blocks.free);
+  response->set_blocks_quarantined(stats.blocks.quarantined);
+  response->set_leases_open(stats.leases_open);
+  response->set_contexts(static_cast<uint32_t>(store_.contexts().size()));
+  response->set_apps(static_cast<uint32_t>(store_.apps().size()));
+  response->set_faults(stats.faults);
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>* ContextStoreService::Lease(Context*) {
+  return LeaseReactor::Create(store_, pool_);
+}
+
+}  // namespace withy::context_store

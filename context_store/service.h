@@ -1,0 +1,54 @@
+// withy.v1.ContextStore over gRPC: unary calls turned into calls of store.h and back. What blocks
+// on the disk runs on the pool. Neighbours: lease_reactor.h (the Lease stream), convert.h.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "context_store/store.h"
+#include "context_store/work_pool.h"
+#include "withy/v1/context_store.grpc.pb.h"
+
+namespace withy::context_store {
+
+// Thread-safe. `store` and `pool` are borrowed and outlive the server that serves this.
+class ContextStoreService final : public v1::ContextStore::CallbackService {
+ public:
+  // `arena_socket`: where workers get the arena.
+  ContextStoreService(Store& store, WorkPool& pool, std::string arena_socket)
+      : store_(store), pool_(pool), arena_socket_(std::move(arena_socket)) {}
+
+ private:
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+
+  Reactor* BindApp(Context*, const v1::BindAppRequest*, v1::BindAppResponse*) override;
+  Reactor* AuthenticateApp(Context*, const v1::AuthenticateAppRequest*,
+                           v1::AuthenticateAppResponse*) override;
+  Reactor* ListApps(Context*, const v1::ListAppsRequest*, v1::ListAppsResponse*) override;
+  Reactor* RemoveApp(Context*, const v1::RemoveAppRequest*, v1::RemoveAppResponse*) override;
+  Reactor* CreateContext(Context*, const v1::StoreCreateContextRequest*,
+                         v1::CreateContextResponse*) override;
+  Reactor* GetContext(Context*, const v1::StoreGetContextRequest*,
+                      v1::GetContextResponse*) override;
+  Reactor* ListContexts(Context*, const v1::StoreListContextsRequest*,
+                        v1::ListContextsResponse*) override;
+  Reactor* DeleteContext(Context*, const v1::StoreDeleteContextRequest*,
+                         v1::DeleteContextResponse*) override;
+  Reactor* FindResult(Context*, const v1::FindResultRequest*, v1::FindResultResponse*) override;
+  Reactor* Attach(Context*, const v1::AttachRequest*, v1::AttachResponse*) override;
+  Reactor* GetStoreInfo(Context*, const v1::GetStoreInfoRequest*,
+                        v1::GetStoreInfoResponse*) override;
+  grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>* Lease(Context*) override;
+
+  // Answers now, or from the pool.
+  static Reactor* Answer(Context* context, const absl::Status& status);
+  Reactor* OnPool(Context* context, std::function<absl::Status()> work);
+
+  Store& store_;
+  WorkPool& pool_;
+  const std::string arena_socket_;
+};
+
+}  // namespace withy::context_store

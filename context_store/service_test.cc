@@ -1,0 +1,358 @@
+// The whole store behind a real gRPC server on a unix socket, as its clients see it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/config.h"
+#include "context_store/process.h"
+#include "context_store/test_util.h"
+#include "rpc/channel.h"
+#include "withy/v1/context_store.grpc.pb.h"
+
+namespace withy::context_store {
+namespace {
+
+using Stream = grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>;
+
+// One Lease stream from a worker's side.
+class LeaseClient {
+ public:
+  LeaseClient(v1::ContextStore::Stub& stub, uint64_t epoch, const std::string& app,
+              const std::string& context) {
+    rpc::SetTimeout(&context_, absl::Seconds(30));
+    stream_ = stub.Lease(&context_);
+    v1::LeaseRequest request;
+    request.mutable_open()->set_epoch(epoch);
+    request.mutable_open()->set_app_id(app);
+    request.mutable_open()->set_context_id(context);
+    stream_->Write(request);
+  }
+  ~LeaseClient() { Cancel(); }
+
+  // The next event; one without a case when the stream is over.
+  v1::LeaseEvent Read() {
+    v1::LeaseEvent event;
+    if (!stream_->Read(&event)) event.Clear();
+    return event;
+  }
+  v1::LeaseEvent Claim(uint32_t first, uint32_t chunks) {
+    v1::LeaseRequest request;
+    request.mutable_claim()->set_first_chunk(first);
+    request.mutable_claim()->set_chunks(chunks);
+    stream_->Write(request);
+    return Read();
+  }
+  v1::LeaseEvent Commit(const std::string& text, uint32_t chunks,
+                        const std::string& request_id = "") {
+    v1::LeaseRequest request;
+    v1::LeaseCommit* commit = request.mutable_commit();
+    v1::Segment* segment = commit->add_appended();
+    segment->set_role("user");
+    segment->set_text(text);
+    for (uint32_t i = 0; i < chunks; ++i) {
+      v1::ChunkIdentity* chunk = commit->add_chunks();
+      chunk->set_identity(std::string(32, 'i'));
+      chunk->set_tokens(16);
+      chunk->set_model_level_percent(100);
+    }
+    commit->set_context_tokens(chunks * 16);
+    if (!request_id.empty()) {
+      commit->set_request_id(request_id);
+      commit->set_request_digest(std::string(32, 'd'));
+      commit->mutable_result()->mutable_finished()->set_text("answer to " + text);
+    }
+    stream_->Write(request);
+    return Read();
+  }
+  void Abort() {
+    v1::LeaseRequest request;
+    request.mutable_abort()->set_reason("test");
+    stream_->Write(request);
+  }
+  void CloseWriting() { stream_->WritesDone(); }
+  grpc::Status Finish() {
+    finished_ = true;
+    return stream_->Finish();
+  }
+  void Cancel() {
+    if (finished_) return;
+    context_.TryCancel();
+    Finish();
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<Stream> stream_;
+  bool finished_ = false;
+};
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  ServiceTest() { Start("state"); }
+
+  void Start(const std::string& state_dir) {
+    stub_.reset();
+    process_.reset();
+    config_.set_run_dir(dir_ / ("run" + std::to_string(++runs_)));
+    config_.set_state_dir(state_dir.starts_with('/') ? state_dir : dir_ / state_dir);
+    config_.mutable_store()->clear_listen();
+    config_.mutable_store()->set_arena_bytes(1 << 20);
+    config_.mutable_orchestrator()->set_contexts_per_app(3);
+    proto::Config filled = config_;
+    ASSERT_TRUE(FillDefaults(&filled).ok());
+    auto process = StartContextStore(filled, {});
+    ASSERT_TRUE(process.ok()) << process.status();
+    process_ = *std::move(process);
+    stub_ = v1::ContextStore::NewStub(rpc::Connect(filled.store().listen()));
+  }
+
+  // Calls a unary RPC; `code` is how it must end.
+  template <typename Response, typename Request>
+  Response Call(grpc::Status (v1::ContextStore::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                               Response*),
+                const Request& request, grpc::StatusCode code = grpc::StatusCode::OK) {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(30));
+    Response response;
+    const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    last_error_ = status.error_message();
+    return response;
+  }
+  using Stub = v1::ContextStore::Stub;
+
+  v1::BindAppResponse Bind(const std::string& app) {
+    v1::BindAppRequest request;
+    request.set_app(app);
+    return Call(&Stub::BindApp, request);
+  }
+  std::string CreateContext(const std::string& app, const std::string& system_prompt = "") {
+    v1::StoreCreateContextRequest request;
+    request.set_app_id(app);
+    request.mutable_request()->set_system_prompt(system_prompt);
+    return Call(&Stub::CreateContext, request).context().context_id();
+  }
+  v1::GetContextResponse Get(const std::string& app, const std::string& id,
+                             grpc::StatusCode code = grpc::StatusCode::OK) {
+    v1::StoreGetContextRequest request;
+    request.set_app_id(app);
+    request.set_context_id(id);
+    return Call(&Stub::GetContext, request, code);
+  }
+  uint64_t Attach(uint64_t instance = 5) {
+    v1::AttachRequest request;
+    request.set_model_id(std::string(32, 'm'));
+    request.set_layers(2);
+    request.set_kv_heads(1);
+    request.set_head_dim(16);
+    request.set_block_bytes(1024);
+    request.set_worker_instance(instance);
+    return Call(&Stub::Attach, request).epoch();
+  }
+  v1::GetStoreInfoResponse Info() { return Call(&Stub::GetStoreInfo, v1::GetStoreInfoRequest()); }
+
+  TempDir dir_;
+  proto::Config config_;
+  int runs_ = 0;
+  std::string last_error_;
+  std::unique_ptr<rpc::Process> process_;
+  std::unique_ptr<Stub> stub_;
+};
+
+TEST_F(ServiceTest, ALeaseCommitsAndTheNextReusesItsKv) {
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app, "be brief");
+  const uint64_t epoch = Attach();
+  {
+    LeaseClient lease(*stub_, epoch, app, id);
+    const v1::LeaseEvent opened = lease.Read();
+    ASSERT_TRUE(opened.has_opened());
+    ASSERT_EQ(opened.opened().segments_size(), 1);
+    EXPECT_EQ(opened.opened().segments(0).role(), "system");
+    EXPECT_EQ(opened.opened().segments(0).text(), "be brief");
+    const v1::LeaseEvent claimed = lease.Claim(0, 2);
+    ASSERT_EQ(claimed.claimed().chunks_size(), 2);
+    EXPECT_EQ(claimed.claimed().chunks(1).blocks_size(), 2);
+    EXPECT_EQ(lease.Commit("hello", 2).committed().revision(), 1u);
+    EXPECT_TRUE(lease.Finish().ok());
+  }
+  LeaseClient next(*stub_, epoch, app, id);
+  const v1::LeaseEvent opened = next.Read();
+  EXPECT_EQ(opened.opened().segments_size(), 2);
+  EXPECT_EQ(opened.opened().resident_size(), 2);
+  next.Abort();
+  EXPECT_TRUE(next.Finish().ok());
+  const v1::GetContextResponse got = Get(app, id);
+  EXPECT_EQ(got.messages(1).message().content(), "hello");
+  EXPECT_EQ(got.context().tokens(), 32u);
+  EXPECT_EQ(got.context().resident_bytes(), 4096u);
+}
+
+TEST_F(ServiceTest, ABrokenLeaseLeavesTheRecordAsItWas) {
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app, "be brief");
+  const uint64_t epoch = Attach();
+  LeaseClient first(*stub_, epoch, app, id);
+  ASSERT_TRUE(first.Read().has_opened());
+  ASSERT_EQ(first.Claim(0, 1).claimed().chunks_size(), 1);
+  LeaseClient waiting(*stub_, epoch, app, id);
+  first.Cancel();
+  const v1::LeaseEvent opened = waiting.Read();
+  ASSERT_TRUE(opened.has_opened()) << "the next in line gets the context";
+  EXPECT_EQ(opened.opened().segments_size(), 1);
+  EXPECT_EQ(opened.opened().resident_size(), 0);
+  waiting.CloseWriting();
+  EXPECT_EQ(waiting.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(Get(app, id).messages_size(), 1);
+  EXPECT_EQ(Info().leases_open(), 0u);
+}
+
+TEST_F(ServiceTest, NothingCommittedIsLostWhenTheStoreIsKilled) {
+  const v1::BindAppResponse app = Bind("mail");
+  const std::string id = CreateContext(app.app_id(), "be brief");
+  const uint64_t epoch = Attach();
+  LeaseClient lease(*stub_, epoch, app.app_id(), id);
+  ASSERT_TRUE(lease.Read().has_opened());
+  ASSERT_TRUE(lease.Commit("hello", 0, "req").has_committed());
+  lease.Finish();
+  // The directory as a kill at this moment leaves it, with a lease open.
+  LeaseClient open(*stub_, epoch, app.app_id(), id);
+  ASSERT_TRUE(open.Read().has_opened());
+  const std::string killed = dir_.Snapshot("state");
+  open.Cancel();
+  Start(killed);
+
+  v1::AuthenticateAppRequest token;
+  token.set_token(app.token());
+  EXPECT_EQ(Call(&Stub::AuthenticateApp, token).app_id(), app.app_id());
+  EXPECT_EQ(Get(app.app_id(), id).messages(1).message().content(), "hello");
+  v1::FindResultRequest find;
+  find.set_app_id(app.app_id());
+  find.set_request_id("req");
+  find.set_request_digest(std::string(32, 'd'));
+  EXPECT_EQ(Call(&Stub::FindResult, find).result().finished().text(), "answer to hello");
+  // The lease of before is stale.
+  LeaseClient stale(*stub_, epoch, app.app_id(), id);
+  EXPECT_FALSE(stale.Read().has_opened());
+  EXPECT_EQ(stale.Finish().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_GT(Attach(), epoch);
+}
+
+TEST_F(ServiceTest, ARetryGetsTheStoredResultAndAddsNothing) {
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app);
+  const uint64_t epoch = Attach();
+  for (int i = 0; i < 2; ++i) {
+    LeaseClient lease(*stub_, epoch, app, id);
+    ASSERT_TRUE(lease.Read().has_opened());
+    EXPECT_EQ(lease.Commit("hello", 0, "req").has_committed(), i == 0);
+    const grpc::StatusCode code = lease.Finish().error_code();
+    EXPECT_EQ(code, i == 0 ? grpc::StatusCode::OK : grpc::StatusCode::ALREADY_EXISTS);
+  }
+  EXPECT_EQ(Get(app, id).messages_size(), 1);
+  v1::FindResultRequest find;
+  find.set_app_id(app);
+  find.set_request_id("req");
+  find.set_request_digest(std::string(32, 'x'));
+  Call(&Stub::FindResult, find, grpc::StatusCode::ALREADY_EXISTS);
+  find.set_request_id("other");
+  Call(&Stub::FindResult, find, grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServiceTest, AnotherAppsContextIsNotFoundEverywhere) {
+  const std::string app = Bind("mail").app_id();
+  const std::string other = Bind("chat").app_id();
+  const std::string id = CreateContext(app);
+  const uint64_t epoch = Attach();
+  Get(other, id, grpc::StatusCode::NOT_FOUND);
+  const std::string foreign = last_error_;
+  Get(other, "ctx_none", grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(foreign.size() - id.size(), last_error_.size() - 8) << "the messages say the same";
+  v1::StoreDeleteContextRequest remove;
+  remove.set_app_id(other);
+  remove.set_context_id(id);
+  Call(&Stub::DeleteContext, remove, grpc::StatusCode::NOT_FOUND);
+  LeaseClient lease(*stub_, epoch, other, id);
+  EXPECT_FALSE(lease.Read().has_opened());
+  EXPECT_EQ(lease.Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+  v1::StoreListContextsRequest list;
+  list.set_app_id(other);
+  EXPECT_EQ(Call(&Stub::ListContexts, list).contexts_size(), 0);
+  list.set_app_id(app);
+  EXPECT_EQ(Call(&Stub::ListContexts, list).contexts_size(), 1);
+}
+
+TEST_F(ServiceTest, AFullArenaRefusesTheClaimAndLetsTheAnswerBeKept) {
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app);
+  LeaseClient lease(*stub_, Attach(), app, id);
+  ASSERT_TRUE(lease.Read().has_opened());
+  ASSERT_EQ(lease.Claim(0, 512).claimed().chunks_size(), 512);
+  const v1::LeaseEvent refused = lease.Claim(512, 1);
+  EXPECT_THAT(refused.claimed().refused(), ::testing::HasSubstr("0 of 1024 blocks free"));
+  EXPECT_TRUE(lease.Commit("as far as it went", 512).has_committed());
+  lease.Finish();
+  EXPECT_EQ(Get(app, id).messages_size(), 1);
+}
+
+TEST_F(ServiceTest, WrongInputGetsTheRightCode) {
+  v1::BindAppRequest bind;
+  bind.set_app("no spaces");
+  Call(&Stub::BindApp, bind, grpc::StatusCode::INVALID_ARGUMENT);
+  v1::AuthenticateAppRequest token;
+  token.set_token("wrong");
+  Call(&Stub::AuthenticateApp, token, grpc::StatusCode::UNAUTHENTICATED);
+  v1::StoreCreateContextRequest create;
+  create.set_app_id("app_none");
+  Call(&Stub::CreateContext, create, grpc::StatusCode::NOT_FOUND);
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app);
+  for (int i = 0; i < 2; ++i) CreateContext(app);
+  create.set_app_id(app);
+  Call(&Stub::CreateContext, create, grpc::StatusCode::RESOURCE_EXHAUSTED);
+  v1::AttachRequest attach;
+  Call(&Stub::Attach, attach, grpc::StatusCode::INVALID_ARGUMENT);
+
+  const uint64_t epoch = Attach();
+  LeaseClient hasty(*stub_, epoch, app, id);
+  ASSERT_TRUE(hasty.Read().has_opened());
+  v1::StoreDeleteContextRequest remove;
+  remove.set_app_id(app);
+  remove.set_context_id(id);
+  Call(&Stub::DeleteContext, remove, grpc::StatusCode::ABORTED);
+  EXPECT_FALSE(hasty.Claim(7, 1).has_claimed());
+  EXPECT_EQ(hasty.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  Call(&Stub::DeleteContext, remove);
+  Get(app, id, grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServiceTest, InfoTellsWhatIsThere) {
+  const std::string app = Bind("mail").app_id();
+  CreateContext(app);
+  const uint64_t epoch = Attach();
+  LeaseClient lease(*stub_, epoch, app, "");
+  ASSERT_TRUE(lease.Read().has_opened());
+  lease.Claim(0, 3);
+  const v1::GetStoreInfoResponse info = Info();
+  EXPECT_EQ(info.epoch(), epoch);
+  EXPECT_EQ(info.apps(), 1u);
+  EXPECT_EQ(info.contexts(), 1u);
+  EXPECT_EQ(info.leases_open(), 1u);
+  EXPECT_EQ(info.blocks_total() - info.blocks_free(), 6u);
+  EXPECT_EQ(info.status().arena_used_bytes(), 6u * 1024);
+  EXPECT_GT(info.status().resident_bytes(), 0u);
+}
+
+TEST_F(ServiceTest, ASecondStoreOnTheSameRecordsIsRefused) {
+  proto::Config other = config_;
+  other.set_run_dir(dir_ / "elsewhere");
+  ASSERT_TRUE(FillDefaults(&other).ok());
+  const absl::Status second = StartContextStore(other, {}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+}
+
+}  // namespace
+}  // namespace withy::context_store

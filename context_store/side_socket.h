@@ -1,0 +1,53 @@
+// The side socket: hands the arena's memfd to processes of our own user and notices when they die.
+// The datagrams are those of base/arena_socket.h. Neighbour: store.h decides who gets it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "context_store/store.h"
+
+namespace withy::context_store {
+
+// One thread, from Start to destruction. `store` is borrowed.
+class SideSocket {
+ public:
+  static constexpr size_t kMaxConnections = 64;
+
+  // Listens on `path` (mode 0600), which is replaced if it is there: only the process that has the
+  // database open gets this far. Errors: INVALID_ARGUMENT (path too long), those of bind(2).
+  static absl::StatusOr<std::unique_ptr<SideSocket>> Start(const std::string& path, Store& store);
+  ~SideSocket();
+  SideSocket(const SideSocket&) = delete;
+  SideSocket& operator=(const SideSocket&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Connection {
+    UniqueFd fd;
+    pid_t pid = 0;
+    WorkerInstance worker = 0;  // 0: has not said hello yet
+  };
+
+  explicit SideSocket(Store& store) : store_(store) {}
+  void Serve();
+  void Accept();
+  // False when the connection is to be closed.
+  bool HandleReadable(Connection& connection);
+  absl::Status Welcome(Connection& connection, const ArenaHello& hello);
+
+  Store& store_;
+  std::string path_;
+  UniqueFd listener_;
+  UniqueFd stop_;                        // an eventfd
+  std::vector<Connection> connections_;  // the thread's own
+  std::thread thread_;
+};
+
+}  // namespace withy::context_store

@@ -1,0 +1,371 @@
+#include "context_store/store.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+
+namespace withy::context_store {
+namespace {
+
+using telemetry::Phase;
+using telemetry::ScopedSpan;
+
+// Epochs of one run of the store; the run's number stands above them, so that they go up over
+// restarts.
+constexpr int kEpochBits = 32;
+
+}  // namespace
+
+Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& recorder)
+    : options_(std::move(options)),
+      clock_(clock),
+      recorder_(recorder),
+      claim_span_(recorder.Name("claim")),
+      commits_(recorder.counter({"withy_store_commits_total", "Leases committed, durably."})),
+      broken_(recorder.counter(
+          {"withy_store_broken_leases_total", "Leases that ended without commit or abort."})),
+      faults_(recorder.counter(
+          {"withy_store_chunk_faults_total", "KV chunks found not to be what they should."})),
+      evicted_(recorder.counter(
+          {"withy_store_evicted_chunks_total", "KV chunks of idle contexts dropped for room."})),
+      refused_claims_(recorder.counter(
+          {"withy_store_refused_claims_total", "Claims that found no free blocks."})),
+      blocks_free_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
+                                   telemetry::Unit::kOne, "state", "free"})),
+      blocks_used_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
+                                   telemetry::Unit::kOne, "state", "used"})),
+      blocks_quarantined_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
+                                          telemetry::Unit::kOne, "state", "quarantined"})),
+      leases_gauge_(
+          recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})) {}
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const Clock& clock,
+                                                   telemetry::Recorder& recorder) {
+  UniqueFd kept = std::move(options.kept_arena);
+  std::unique_ptr<Store> store(new Store(std::move(options), clock, recorder));
+  const StoreOptions& o = store->options_;
+  WITHY_ASSIGN_OR_RETURN(store->db_, RecordDb::Open(o.db));
+  WITHY_ASSIGN_OR_RETURN(store->apps_, AppRegistry::Load(*store->db_, clock));
+  WITHY_ASSIGN_OR_RETURN(store->contexts_, ContextRecords::Load(*store->db_, clock, o.limits));
+  WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
+  WITHY_RETURN_IF_ERROR(store->LoadFormerWorkers());
+  absl::MutexLock lock(&store->mutex_);
+  store->table_ =
+      std::make_unique<LeaseTable>(LeaseLimits{o.arena_bytes, o.max_leases, o.max_waiting_leases},
+                                   store->db_->run() << kEpochBits);
+  spdlog::info("{} apps, {} contexts in {}; arena of {} MiB{}", store->apps_->size(),
+               store->contexts_->size(), o.db.path, o.arena_bytes >> 20,
+               store->arena_->recovered() ? ", kept from before" : "");
+  if (const size_t damaged = store->apps_->damaged() + store->contexts_->damaged(); damaged > 0) {
+    spdlog::error("{} records of apps and contexts in {} are damaged", damaged, o.db.path);
+  }
+  return store;
+}
+
+// Workers of the store that ran before matter only if it is their memory that goes on.
+absl::Status Store::LoadFormerWorkers() {
+  std::vector<WorkerRecord> workers;
+  RecordBatch batch;
+  const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
+    batch.Delete(key);
+    WorkerRecord worker;
+    if (payload.ok() && Decode(*payload, &worker).ok()) workers.push_back(worker);
+    return true;
+  };
+  WITHY_RETURN_IF_ERROR(db_->Scan(kWorkerPrefix, visit));
+  absl::MutexLock lock(&mutex_);
+  if (arena_->recovered()) {
+    former_workers_ = std::move(workers);
+    return absl::OkStatus();
+  }
+  return workers.empty() ? absl::OkStatus() : db_->Write(batch);
+}
+
+bool Store::FormerWorkerLives(WorkerInstance attaching) {
+  std::vector<WorkerRecord> workers;
+  {
+    absl::MutexLock lock(&mutex_);
+    workers = former_workers_;
+  }
+  std::erase_if(workers, [&](const WorkerRecord& worker) {
+    return worker.instance == attaching ||
+           ProcessStartTicks(static_cast<pid_t>(worker.pid)) != worker.start_ticks;
+  });
+  absl::MutexLock lock(&mutex_);
+  former_workers_ = workers;
+  return !workers.empty();
+}
+
+StoreStats Store::Stats() const {
+  absl::MutexLock lock(&mutex_);
+  return {table_->epoch(),       table_->blocks(),         table_->block_bytes(),
+          table_->open_leases(), table_->waiting_leases(), options_.max_waiting_leases,
+          faults_.value()};
+}
+
+uint64_t Store::ResidentBytes(std::string_view context_id) const {
+  absl::MutexLock lock(&mutex_);
+  return table_->ResidentBytes(context_id);
+}
+
+absl::Status Store::DeleteContext(std::string_view app_id, std::string_view context_id) {
+  const absl::Status found = contexts_->Find(app_id, context_id).status();
+  if (absl::IsNotFound(found)) return found;
+  {
+    absl::MutexLock lock(&mutex_);
+    WITHY_RETURN_IF_ERROR(table_->LockContext(context_id));
+  }
+  const absl::Status deleted = contexts_->Delete(app_id, context_id);
+  absl::MutexLock lock(&mutex_);
+  table_->UnlockContext(context_id, deleted.ok());
+  RecordGauges();
+  return deleted;
+}
+
+absl::Status Store::RemoveApp(std::string_view app_id) {
+  if (!apps_->Has(app_id))
+    return absl::NotFoundError(absl::StrCat("no app ", PrintableKey(app_id)));
+  WITHY_RETURN_IF_ERROR(contexts_->BlockCreation(app_id));
+  absl::Status status;
+  std::vector<std::string> locked;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (std::string& context_id : contexts_->ContextsOf(app_id)) {
+      status = table_->LockContext(context_id);
+      if (!status.ok()) break;
+      locked.push_back(std::move(context_id));
+    }
+  }
+  std::vector<bool> deleted(locked.size(), false);
+  for (size_t i = 0; i < locked.size() && status.ok(); ++i) {
+    status = contexts_->Delete(app_id, locked[i]);
+    deleted[i] = status.ok();
+  }
+  if (status.ok()) status = contexts_->DeleteResultsOf(app_id);
+  if (status.ok()) status = apps_->Remove(app_id);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (size_t i = 0; i < locked.size(); ++i) table_->UnlockContext(locked[i], deleted[i]);
+    RecordGauges();
+  }
+  contexts_->UnblockCreation(app_id);
+  return status;
+}
+
+absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry) {
+  if (FormerWorkerLives(worker)) {
+    return absl::FailedPreconditionError(
+        "a worker from before the store's restart still has the arena mapped: it attaches first, "
+        "or ends");
+  }
+  Listeners ended;
+  Attached attached;
+  {
+    absl::MutexLock lock(&mutex_);
+    WITHY_ASSIGN_OR_RETURN(attached, table_->Attach(worker, geometry));
+    ended = TakeEnded(attached.ended);
+    RecordGauges();
+  }
+  spdlog::info("worker {:x} attached: epoch {:x}, {} blocks of {} bytes, {} stale leases ended",
+               worker, attached.epoch, attached.block_count, geometry.block_bytes, ended.size());
+  for (const auto& listener : ended) {
+    listener->OnEnded(
+        absl::AbortedError("a worker attached anew, the lease's epoch is over: attach again"));
+  }
+  return attached;
+}
+
+absl::StatusOr<ArenaOffer> Store::ConnectWorker(WorkerInstance worker, uint64_t epoch, pid_t pid) {
+  const WorkerRecord record{worker, pid, ProcessStartTicks(pid).value_or(0)};
+  ArenaOffer offer;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (epoch != table_->epoch()) {
+      return absl::AbortedError(absl::StrCat("epoch ", epoch, " is over, the arena's is ",
+                                             table_->epoch(), ": attach again"));
+    }
+    table_->WorkerConnected(worker);
+    offer.epoch = epoch;
+    offer.arena_bytes = arena_->bytes();
+    offer.block_bytes = table_->block_bytes();
+    offer.block_count = table_->blocks().total;
+  }
+  RecordBatch batch;
+  batch.Put(WorkerKey(worker), Encode(record));
+  // Without this record a store that is restarted does not know the worker, so it must not get the
+  // memory.
+  const absl::Status written = db_->Write(batch);
+  if (!written.ok()) {
+    DisconnectWorker(worker);
+    return written;
+  }
+  return offer;
+}
+
+void Store::DisconnectWorker(WorkerInstance worker) {
+  RecordBatch batch;
+  batch.Delete(WorkerKey(worker));
+  if (const absl::Status written = db_->Write(batch); !written.ok()) {
+    spdlog::warn("worker {:x} is gone, its record stays: {}", worker,
+                 std::string(written.message()));
+  }
+  Listeners ended, granted;
+  {
+    absl::MutexLock lock(&mutex_);
+    const Effects effects = table_->WorkerGone(worker);
+    ended = TakeEnded(effects.ended);
+    granted = FindGranted(effects.granted);
+    RecordGauges();
+  }
+  broken_.Add(ended.size());
+  spdlog::info("worker {:x} is gone, {} leases ended", worker, ended.size());
+  for (const auto& listener : ended) listener->OnEnded(absl::AbortedError("the worker is gone"));
+  for (const auto& listener : granted) listener->OnGranted();
+}
+
+absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
+                                              std::shared_ptr<LeaseListener> listener) {
+  if (!spec.context_id.empty()) {
+    WITHY_RETURN_IF_ERROR(contexts_->Find(spec.app_id, spec.context_id).status());
+  }
+  const int64_t now = clock_.SteadyNanos();
+  absl::MutexLock lock(&mutex_);
+  WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening, table_->Open(spec.epoch, spec.context_id));
+  leases_.emplace(opening.id, OpenedLease{spec, std::move(listener), now});
+  RecordGauges();
+  return opening;
+}
+
+absl::StatusOr<Store::OpenedLease> Store::Find(LeaseId lease) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return absl::AbortedError("the lease is over");
+  return found->second;
+}
+
+absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
+  WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
+  ScopedSpan span(recorder_, Phase::kLoad, opened.spec.call_id);
+  span.set_queued_ns(opened.opened_ns);
+  LoadedContext loaded;
+  if (opened.spec.context_id.empty()) return loaded;
+  WITHY_ASSIGN_OR_RETURN(loaded.segments,
+                         contexts_->ReadSegments(opened.spec.app_id, opened.spec.context_id));
+  absl::MutexLock lock(&mutex_);
+  loaded.resident = table_->Resident(lease);
+  span.set_value(loaded.resident.size());
+  return loaded;
+}
+
+absl::StatusOr<std::vector<ChunkBlocks>> Store::Claim(LeaseId lease, uint32_t first,
+                                                      uint32_t count) {
+  WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
+  ScopedSpan span(recorder_, claim_span_, opened.spec.call_id);
+  span.set_value(count);
+  uint64_t evicted = 0;
+  absl::MutexLock lock(&mutex_);
+  absl::StatusOr<std::vector<ChunkBlocks>> claimed = table_->Claim(lease, first, count, &evicted);
+  evicted_.Add(evicted);
+  if (absl::IsResourceExhausted(claimed.status())) refused_claims_.Add();
+  if (!claimed.ok()) return claimed;
+  for (const ChunkBlocks& chunk : *claimed) {
+    for (uint32_t layer = 0; layer < chunk.blocks.size(); ++layer) {
+      arena_->Stamp(table_->block_bytes(), chunk.blocks[layer], opened.spec.epoch, layer);
+    }
+  }
+  RecordGauges();
+  return claimed;
+}
+
+absl::Status Store::Fault(LeaseId lease, uint32_t chunk, std::string_view reason) {
+  WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
+  {
+    absl::MutexLock lock(&mutex_);
+    WITHY_RETURN_IF_ERROR(table_->Fault(lease, chunk));
+  }
+  faults_.Add();
+  spdlog::warn("chunk {} of context {} is not what it should be: {}", chunk, opened.spec.context_id,
+               PrintableKey(reason.substr(0, 200)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
+  WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
+  ScopedSpan span(recorder_, Phase::kCommit, opened.spec.call_id);
+  span.set_value(outcome.segments.size());
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto stamped = [&](uint32_t block, uint64_t epoch) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return arena_->HasStamp(table_->block_bytes(), block, epoch);
+    };
+    WITHY_ASSIGN_OR_RETURN(const uint32_t dropped,
+                           table_->BeginCommit(lease, std::move(outcome.chunks), stamped));
+    faults_.Add(dropped);
+    if (dropped > 0) {
+      spdlog::warn("{} chunks of context {} carry a foreign epoch and are not kept", dropped,
+                   opened.spec.context_id);
+    }
+  }
+  const absl::StatusOr<uint64_t> revision =
+      contexts_->Commit({opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments),
+                         outcome.tokens, std::move(outcome.result)});
+  if (revision.ok()) commits_.Add();
+  Listeners granted;
+  {
+    absl::MutexLock lock(&mutex_);
+    const Effects effects = table_->FinishCommit(lease, revision.ok());
+    leases_.erase(lease);
+    granted = FindGranted(effects.granted);
+    RecordGauges();
+  }
+  for (const auto& listener : granted) listener->OnGranted();
+  return revision;
+}
+
+void Store::Abort(LeaseId lease) { EndLease(lease, /*broken=*/false); }
+
+void Store::Break(LeaseId lease) { EndLease(lease, /*broken=*/true); }
+
+void Store::EndLease(LeaseId lease, bool broken) {
+  Listeners granted;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!leases_.contains(lease) || table_->Committing(lease)) return;
+    const Effects effects = broken ? table_->Break(lease) : table_->Abort(lease);
+    leases_.erase(lease);
+    granted = FindGranted(effects.granted);
+    RecordGauges();
+  }
+  if (broken) broken_.Add();
+  for (const auto& listener : granted) listener->OnGranted();
+}
+
+Store::Listeners Store::TakeEnded(const std::vector<LeaseId>& ended) {
+  Listeners listeners;
+  for (LeaseId id : ended) {
+    const auto found = leases_.find(id);
+    if (found == leases_.end()) continue;
+    listeners.push_back(std::move(found->second.listener));
+    leases_.erase(found);
+  }
+  return listeners;
+}
+
+Store::Listeners Store::FindGranted(const std::vector<LeaseId>& granted) {
+  Listeners listeners;
+  for (LeaseId id : granted) listeners.push_back(leases_.at(id).listener);
+  return listeners;
+}
+
+void Store::RecordGauges() {
+  const BlockPool::Counts& counts = table_->blocks();
+  blocks_free_.Set(counts.free);
+  blocks_used_.Set(counts.claimed + counts.resident);
+  blocks_quarantined_.Set(counts.quarantined);
+  leases_gauge_.Set(table_->open_leases());
+}
+
+}  // namespace withy::context_store

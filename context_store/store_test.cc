@@ -1,0 +1,251 @@
+#include "context_store/store.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <thread>
+
+#include "base/fd_passing.h"
+#include "context_store/side_socket.h"
+#include "context_store/test_util.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr uint32_t kBlockBytes = 128;
+constexpr uint64_t kArenaBytes = 1 << 20;
+
+Geometry MakeGeometry() { return {std::string(32, 'm'), 2, 1, 4, kBlockBytes}; }
+
+class CountingListener final : public LeaseListener {
+ public:
+  void OnGranted() override { ++granted; }
+  void OnEnded(const absl::Status&) override { ++ended; }
+  std::atomic<int> granted{0};
+  std::atomic<int> ended{0};
+};
+
+class StoreTest : public ::testing::Test {
+ protected:
+  StoreTest() { store_ = OpenStore(dir_ / "db", {}); }
+
+  std::unique_ptr<Store> OpenStore(const std::string& path, UniqueFd arena) {
+    StoreOptions options;
+    options.db.path = path;
+    options.arena_bytes = kArenaBytes;
+    options.kept_arena = std::move(arena);
+    auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+  LeaseId Open(uint64_t epoch, const std::string& context) {
+    const auto opening = store_->OpenLease({epoch, "app", context, 1}, listener_);
+    EXPECT_TRUE(opening.ok()) << opening.status();
+    return opening->id;
+  }
+  // Connects to the side socket as a worker does; the answer is the arena or why not.
+  absl::StatusOr<UniqueFd> Connect(const SideSocket& side, WorkerInstance worker, uint64_t epoch,
+                                   ArenaOffer* offer, UniqueFd* connection) {
+    connection->Reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, side.path().c_str(), sizeof address.sun_path - 1);
+    EXPECT_EQ(connect(connection->get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ArenaHello hello;
+    hello.worker_instance = worker;
+    hello.epoch = epoch;
+    EXPECT_EQ(send(connection->get(), &hello, sizeof hello, MSG_NOSIGNAL),
+              static_cast<ssize_t>(sizeof hello));
+    return RecvFd(connection->get(), std::as_writable_bytes(std::span(offer, 1)));
+  }
+
+  TempDir dir_;
+  std::unique_ptr<telemetry::Recorder> recorder_ = telemetry::Recorder::Disabled();
+  std::shared_ptr<CountingListener> listener_ = std::make_shared<CountingListener>();
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
+  auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
+  ASSERT_TRUE(side.ok()) << side.status();
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  ArenaOffer offer;
+  UniqueFd connection;
+  const auto fd = Connect(**side, 7, epoch, &offer, &connection);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_EQ(offer.epoch, epoch);
+  EXPECT_EQ(offer.arena_bytes, kArenaBytes);
+  EXPECT_EQ(offer.block_count, kArenaBytes / kBlockBytes);
+  EXPECT_LT(ftruncate(fd->get(), kArenaBytes / 2), 0) << "the arena cannot shrink";
+  auto mapped = SharedMemory::Map(fd->get(), kArenaBytes, SharedMemory::Access::kReadWrite);
+  ASSERT_TRUE(mapped.ok());
+
+  // The store's stamp is seen here, and what is spoilt here is seen by the store.
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  const LeaseId lease = Open(epoch, context);
+  const auto claimed = store_->Claim(lease, 0, 2);
+  ASSERT_TRUE(claimed.ok());
+  const auto block_of = [&](uint32_t block) {
+    return mapped->data() + size_t{block} * kBlockBytes;
+  };
+  uint64_t stamp = 0;
+  std::memcpy(&stamp, block_of((*claimed)[1].blocks[1]), sizeof stamp);
+  EXPECT_EQ(stamp, epoch);
+  std::memset(block_of((*claimed)[1].blocks[1]), 0, sizeof stamp);
+  std::vector<ChunkIdentity> chunks(2, {std::string(32, 'i'), 16, 100});
+  ASSERT_TRUE(store_->Commit(lease, {{"text"}, chunks, 32, std::nullopt}).ok());
+  EXPECT_EQ(store_->ResidentBytes(context), 2 * kBlockBytes) << "one chunk of two layers is left";
+  EXPECT_EQ(store_->Stats().faults, 1u);
+}
+
+TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
+  auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
+  ASSERT_TRUE(side.ok());
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  ArenaOffer offer;
+  UniqueFd connection;
+  ASSERT_TRUE(Connect(**side, 7, epoch, &offer, &connection).ok());
+  const LeaseId broken = Open(epoch, "");
+  ASSERT_TRUE(store_->Claim(broken, 0, 2).ok());
+  store_->Break(broken);
+  EXPECT_EQ(store_->Stats().blocks.quarantined, 4u);
+  const LeaseId running = Open(epoch, "");
+  ASSERT_TRUE(store_->Claim(running, 0, 1).ok());
+  connection.Reset();
+  while (listener_->ended == 0) std::this_thread::yield();
+  while (store_->Stats().blocks.quarantined > 0) std::this_thread::yield();
+  EXPECT_EQ(store_->Stats().blocks.free, store_->Stats().blocks.total);
+}
+
+TEST_F(StoreTest, StrangersGetNoArena) {
+  auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
+  ASSERT_TRUE(side.ok());
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  ArenaOffer offer;
+  UniqueFd connection;
+  EXPECT_TRUE(absl::IsUnavailable(Connect(**side, 7, epoch + 1, &offer, &connection).status()));
+  EXPECT_TRUE(absl::IsUnavailable(Connect(**side, 0, epoch, &offer, &connection).status()));
+  // One that says nothing and one that talks nonsense do not keep the next from being served.
+  UniqueFd nonsense;
+  ASSERT_TRUE(Connect(**side, 7, epoch, &offer, &nonsense).ok());
+  ASSERT_EQ(send(nonsense.get(), "more", 4, MSG_NOSIGNAL), 4);
+  EXPECT_TRUE(Connect(**side, 8, epoch, &offer, &connection).ok());
+}
+
+TEST_F(StoreTest, ALeaseSeesTheRecordAndTheNextOneWhatWasCommitted) {
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const std::string context = store_->contexts().Create("app", {"", "", {"system"}})->context_id;
+  const LeaseId first = Open(epoch, context);
+  const auto waiting = store_->OpenLease({epoch, "app", context, 2}, listener_);
+  ASSERT_TRUE(waiting.ok());
+  EXPECT_FALSE(waiting->granted);
+  EXPECT_THAT(store_->Load(first)->segments, ::testing::ElementsAre("system"));
+  ASSERT_TRUE(store_->Claim(first, 0, 1).ok());
+  LeaseOutcome outcome{{"q", "a"}, {{std::string(32, 'i'), 9, 100}}, 9, std::nullopt};
+  EXPECT_EQ(*store_->Commit(first, outcome), 1u);
+  EXPECT_EQ(listener_->granted, 1);
+  const auto loaded = store_->Load(waiting->id);
+  ASSERT_TRUE(loaded.ok());
+  EXPECT_THAT(loaded->segments, ::testing::ElementsAre("system", "q", "a"));
+  ASSERT_EQ(loaded->resident.size(), 1u);
+  EXPECT_EQ(loaded->resident[0].identity.tokens, 9u);
+  EXPECT_TRUE(absl::IsAborted(store_->DeleteContext("app", context)));
+  store_->Abort(waiting->id);
+  EXPECT_TRUE(store_->DeleteContext("app", context).ok());
+  EXPECT_EQ(store_->Stats().blocks.free, store_->Stats().blocks.total);
+}
+
+TEST_F(StoreTest, RemovingAnAppTakesAllOrNothing) {
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const auto app = store_->apps().Bind("mail");
+  ASSERT_TRUE(app.ok());
+  const std::string a = store_->contexts().Create(app->app_id, {})->context_id;
+  const std::string b = store_->contexts().Create(app->app_id, {})->context_id;
+  const auto lease = store_->OpenLease({epoch, app->app_id, a, 1}, listener_);
+  ASSERT_TRUE(lease.ok());
+  EXPECT_TRUE(absl::IsAborted(store_->RemoveApp(app->app_id)));
+  EXPECT_TRUE(store_->contexts().Find(app->app_id, b).ok());
+  EXPECT_TRUE(store_->apps().Authenticate(app->token).ok());
+  store_->Abort(lease->id);
+  ASSERT_TRUE(store_->RemoveApp(app->app_id).ok());
+  EXPECT_TRUE(absl::IsUnauthenticated(store_->apps().Authenticate(app->token).status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->contexts().Find(app->app_id, a).status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->RemoveApp(app->app_id)));
+}
+
+TEST_F(StoreTest, EpochsGoUpOverRestarts) {
+  const uint64_t before = store_->Attach(7, MakeGeometry())->epoch;
+  store_.reset();
+  store_ = OpenStore(dir_ / "db", {});
+  EXPECT_TRUE(absl::IsAborted(store_->OpenLease({before, "app", "", 1}, listener_).status()));
+  EXPECT_GT(store_->Attach(7, MakeGeometry())->epoch, before);
+}
+
+TEST_F(StoreTest, AKeptArenaIsUsedAgainButNotUnderTheHandsOfAFormerWorker) {
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  ASSERT_TRUE(store_->ConnectWorker(7, epoch, getpid()).ok());  // this process lives
+  const std::string killed = dir_.Snapshot("db");
+  UniqueFd kept(fcntl(store_->arena().fd(), F_DUPFD_CLOEXEC, 0));
+  auto next = OpenStore(killed, std::move(kept));
+  EXPECT_TRUE(next->arena().recovered());
+  EXPECT_TRUE(absl::IsFailedPrecondition(next->Attach(8, MakeGeometry()).status()));
+  EXPECT_TRUE(next->Attach(7, MakeGeometry()).ok());
+  EXPECT_TRUE(next->Attach(8, MakeGeometry()).ok());
+}
+
+TEST_F(StoreTest, AnArenaOfAnotherSizeIsNotUsed) {
+  auto memfd = CreateSealedMemfd("other", kArenaBytes * 2);
+  ASSERT_TRUE(memfd.ok());
+  auto next = OpenStore(dir_ / "other", *std::move(memfd));
+  EXPECT_FALSE(next->arena().recovered());
+}
+
+TEST_F(StoreTest, ManyThreadsOnFewContextsLoseNothing) {
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  std::vector<std::string> contexts;
+  for (int i = 0; i < 2; ++i) contexts.push_back(store_->contexts().Create("app", {})->context_id);
+  std::atomic<uint32_t> committed{0};
+  const auto work = [&](int thread) {
+    for (int i = 0; i < 25; ++i) {
+      const auto listener = std::make_shared<CountingListener>();
+      const auto opening =
+          store_->OpenLease({epoch, "app", contexts[static_cast<size_t>(i % 2)], 1}, listener);
+      ASSERT_TRUE(opening.ok());
+      if (!opening->granted) {
+        while (listener->granted == 0) std::this_thread::yield();
+      }
+      ASSERT_TRUE(store_->Load(opening->id).ok());
+      const auto first = static_cast<uint32_t>(store_->Load(opening->id)->resident.size());
+      const bool claimed = store_->Claim(opening->id, first, 1).ok();
+      if ((i + thread) % 5 == 0) {
+        store_->Break(opening->id);
+        continue;
+      }
+      LeaseOutcome outcome;
+      outcome.segments = {"text"};
+      if (claimed) outcome.chunks.assign(first + 1, {std::string(32, 'i'), 16, 100});
+      ASSERT_TRUE(store_->Commit(opening->id, std::move(outcome)).ok());
+      ++committed;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) threads.emplace_back(work, t);
+  for (std::thread& thread : threads) thread.join();
+  size_t segments = 0;
+  for (const std::string& id : contexts)
+    segments += store_->contexts().ReadSegments("app", id)->size();
+  EXPECT_EQ(segments, committed);
+  EXPECT_EQ(store_->Stats().leases_open, 0u);
+}
+
+}  // namespace
+}  // namespace withy::context_store

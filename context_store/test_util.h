@@ -1,0 +1,42 @@
+// What the tests of the store share: directories that go away.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+namespace withy::context_store {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "withy-store-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) std::abort();
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+  // A copy of `name` as it stands on disk now: what a process that is killed at this moment leaves.
+  std::string Snapshot(const std::string& name) const {
+    static int number = 0;
+    const std::string copy = path_ + "/" + name + "." + std::to_string(++number);
+    std::filesystem::copy(path_ + "/" + name, copy, std::filesystem::copy_options::recursive);
+    return copy;
+  }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace withy::context_store

@@ -1,0 +1,44 @@
+// A few threads for work that blocks on the disk, so that gRPC's callbacks never do.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+
+namespace withy::context_store {
+
+// Runs tasks in order of arrival on `threads` threads. Thread-safe. Destruction runs what was
+// accepted.
+class WorkPool {
+ public:
+  using Task = std::function<void()>;
+
+  WorkPool(int threads, size_t queue_limit, const Clock& clock);
+  ~WorkPool();
+  WorkPool(const WorkPool&) = delete;
+  WorkPool& operator=(const WorkPool&) = delete;
+
+  // False, and the task dropped, when `queue_limit` tasks wait.
+  [[nodiscard]] bool TryRun(Task task) { return queue_.TryPush(std::move(task)); }
+  // As TryRun, but waits for room. For work that must happen, such as the end of a lease.
+  void Run(Task task) { queue_.Push(std::move(task)); }
+
+  // How long the task that runs longest has been running; 0 = none runs.
+  int64_t LongestRunNanos() const;
+
+ private:
+  void Work(std::atomic<int64_t>& started_ns);
+
+  const Clock& clock_;
+  BoundedQueue<Task> queue_;
+  std::vector<std::unique_ptr<std::atomic<int64_t>>> started_ns_;  // one a thread; 0 = idle
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace withy::context_store
