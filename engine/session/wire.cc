@@ -197,6 +197,17 @@ v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
   return wire;
 }
 
+ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir) {
+  ServedModelOptions options;
+  options.path = config.path();
+  options.chat_template = config.chat_template();
+  options.context_length = static_cast<int32_t>(config.context_length());
+  options.model.threads = static_cast<int32_t>(config.threads());
+  options.model.target = config.kernel_target();
+  options.model.cache_dir = state_dir + "/packed";
+  return options;
+}
+
 v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window) {
   v1::ModelDescription wire;
   wire.set_name(info.name);

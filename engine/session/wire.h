@@ -11,8 +11,10 @@
 #include "engine/session/answer_stream.h"
 #include "engine/session/cost_probe.h"
 #include "engine/session/segment.h"
+#include "engine/session/served_model.h"
 #include "engine/session/solo_answer.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "withy/v1/config.pb.h"
 #include "withy/v1/context_store.pb.h"
 #include "withy/v1/model_worker.pb.h"
 
@@ -37,6 +39,9 @@ v1::CostModel ToWire(const StepCost& cost);
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer);
 v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
                          const Tokenizer& tokenizer);
+
+// What `config` (with its defaults filled in) asks for; packed files are kept under `state_dir`.
+ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir);
 
 // `role` is "target" or "draft"; `window` the context length that is served.
 v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window);

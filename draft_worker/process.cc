@@ -1,0 +1,79 @@
+#include "draft_worker/process.h"
+
+#include <grpcpp/impl/service_type.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "draft_worker/answerer.h"
+#include "draft_worker/service.h"
+#include "engine/session/cost_probe.h"
+#include "engine/session/wire.h"
+#include "rpc/server.h"
+#include "telemetry/recorder.h"
+
+namespace withy::draft_worker {
+namespace {
+
+// Rows that fit into one piece of a prefill.
+int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
+  constexpr double kLeast = 8;
+  constexpr double kMost = 256;
+  const double rows = piece_ms * 1e3 / std::max(cost.prefill_us_per_token, 0.001);
+  return static_cast<int32_t>(std::clamp(rows, kLeast, kMost));
+}
+
+class DraftWorker final : public rpc::Process {
+ public:
+  absl::Status Start(const proto::Config& config) {
+    const proto::ModelConfig& draft = config.draft();
+    WITHY_ASSIGN_OR_RETURN(recorder_,
+                           telemetry::Recorder::Open(config.run_dir() + "/rings", "draft_worker"));
+    WITHY_ASSIGN_OR_RETURN(
+        model_, engine::OpenServedModel(engine::OptionsFromWire(draft, config.state_dir())));
+    WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost,
+                           engine::MeasureCost(*model_->bundle.model, Clock::Real()));
+    spdlog::info("opened {}: prefill {:.1f} us a token, decode {:.1f} us a token", draft.path(),
+                 cost.prefill_us_per_token, cost.decode_us);
+    answerer_ = std::make_unique<Answerer>(
+        *model_,
+        Answerer::Options{.queue_limit = draft.queue_limit(),
+                          .piece_rows = PieceRows(cost, draft.prefill_piece_ms())},
+        Clock::Real(), *recorder_);
+    service_ = MakeDraftWorkerService(*answerer_, *model_, cost, draft.queue_limit());
+    WITHY_ASSIGN_OR_RETURN(
+        server_,
+        rpc::Server::Start({.name = "draft_worker", .listen = {draft.listen()}}, {service_.get()}));
+    server_->SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Duration grace) override {
+    server_->SetServing(false);
+    answerer_->Drain(grace);
+    server_->Shutdown(absl::Seconds(1));
+  }
+
+  bool MakesProgress() override { return answerer_->MakesProgress(); }
+
+ private:
+  // Destroyed from the last to the first.
+  std::unique_ptr<telemetry::Recorder> recorder_;
+  std::unique_ptr<engine::ServedModel> model_;
+  std::unique_ptr<Answerer> answerer_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<rpc::Process>> StartDraftWorker(const proto::Config& config) {
+  auto worker = std::make_unique<DraftWorker>();
+  WITHY_RETURN_IF_ERROR(worker->Start(config));
+  return worker;
+}
+
+}  // namespace withy::draft_worker

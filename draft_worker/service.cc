@@ -1,0 +1,153 @@
+#include "draft_worker/service.h"
+
+#include <string>
+#include <utility>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "engine/session/wire.h"
+#include "rpc/daemon.h"
+#include "rpc/status.h"
+#include "rpc/write_queue.h"
+#include "withy/v1/draft_worker.grpc.pb.h"
+
+namespace withy::draft_worker {
+namespace {
+
+using RunQueue = rpc::WriteQueue<v1::RunResponse>;
+
+constexpr int64_t kRetryMs = 200;
+
+double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
+
+// One call's stream. Shared by the answerer and the RPC: either may end first.
+class StreamSink final : public AnswerSink {
+ public:
+  StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
+             const engine::ServedModel& model)
+      : queue_(std::move(queue)), sampling_(sampling), model_(model) {}
+
+  void Begun(int32_t queue_position) override {
+    v1::RunResponse response;
+    response.mutable_accepted()->set_queue_position(static_cast<uint32_t>(queue_position));
+    queue_->Push(std::move(response));
+  }
+  void Delta(const engine::AnswerDelta& delta) override {
+    v1::RunResponse response;
+    *response.mutable_delta() = engine::ToWire(delta, sampling_, *model_.bundle.tokenizer);
+    queue_->Push(std::move(response));
+  }
+  void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) override {
+    if (!result.ok()) return queue_->Close(result.status());
+    v1::RunResponse response;
+    v1::GenerateFinished* finished = response.mutable_finished();
+    finished->set_reason(engine::ToWire(result->reason));
+    finished->mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(result->prompt_tokens));
+    finished->mutable_usage()->set_prefilled_tokens(static_cast<uint32_t>(result->prompt_tokens));
+    finished->mutable_usage()->set_completion_tokens(static_cast<uint32_t>(result->tokens.size()));
+    FillLatency(*result, arrived_ns, finished->mutable_latency());
+    finished->set_text(result->text);
+    finished->set_seed(sampling_.seed);
+    queue_->Push(std::move(response));
+    queue_->Close(absl::OkStatus());
+  }
+  bool cancelled() const override { return queue_->cancelled(); }
+
+ private:
+  static void FillLatency(const engine::SoloResult& result, int64_t arrived_ns,
+                          v1::LatencyReport* report) {
+    const engine::AnswerTimes& times = result.times;
+    report->set_queue_ms(Millis(times.started - arrived_ns));
+    if (times.first_token == 0) return;
+    report->set_prefill_ms(Millis(times.first_token - times.started));
+    report->set_decode_ms(Millis(times.last_token - times.first_token));
+    v1::Latency* measured = report->mutable_measured();
+    measured->set_ttft_ms(Millis(times.first_token - arrived_ns));
+    measured->set_end_to_end_ms(Millis(times.last_token - arrived_ns));
+    if (result.tokens.size() > 1) {
+      measured->set_tpot_ms(Millis(times.last_token - times.first_token) /
+                            static_cast<double>(result.tokens.size() - 1));
+    }
+  }
+
+  const std::shared_ptr<RunQueue> queue_;
+  const engine::SamplingParams sampling_;
+  const engine::ServedModel& model_;
+};
+
+class DraftWorkerService final : public v1::DraftWorker::CallbackService {
+ public:
+  DraftWorkerService(Answerer& answerer, const engine::ServedModel& model,
+                     const engine::StepCost& cost, size_t queue_limit)
+      : answerer_(answerer), model_(model), cost_(cost), queue_limit_(queue_limit) {
+    const engine::ModelInfo& info = model.bundle.model->info();
+    limits_.vocab_size = info.vocab_size;
+    limits_.context_length = model.window;
+    for (const engine::LevelInfo& level : info.levels) {
+      limits_.levels_percent.push_back(level.percent);
+    }
+  }
+
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* /*context*/,
+                                                 const v1::RunRequest* request) override {
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create();
+    if (const absl::Status status = Submit(*request, queue); !status.ok()) {
+      const bool full = absl::IsResourceExhausted(status);
+      queue->Close(full ? rpc::WithRetryAfter(status, kRetryMs) : status);
+    }
+    return queue->reactor();
+  }
+
+  grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetWorkerInfoRequest* /*request*/,
+                                          v1::GetWorkerInfoResponse* response) override {
+    const engine::ModelInfo& info = model_.bundle.model->info();
+    *response->mutable_model() = engine::Describe(info, "draft", model_.window);
+    *response->mutable_cost() = engine::ToWire(cost_);
+    const AnswererLoad load = answerer_.load();
+    v1::WorkerLoad* wire = response->mutable_load();
+    wire->set_running_calls(static_cast<uint32_t>(load.running));
+    wire->set_queued_calls(static_cast<uint32_t>(load.queued));
+    wire->set_queue_limit(static_cast<uint32_t>(queue_limit_));
+    v1::ProcessStatus* status = response->mutable_status();
+    rpc::FillProcessStatus("draft_worker", status);
+    status->set_model_bytes(static_cast<uint64_t>(info.weight_bytes));
+    status->set_running_calls(wire->running_calls());
+    status->set_queued_calls(wire->queued_calls());
+    status->set_queue_limit(wire->queue_limit());
+    status->set_detail(info.name);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
+    if (!request.context_id().empty()) {
+      return absl::InvalidArgumentError(
+          "context_id: the draft model answers stateless calls only; leave it empty");
+    }
+    WITHY_ASSIGN_OR_RETURN(engine::AnswerRequest answer,
+                           engine::RequestFromWire(request, RandomId64()));
+    WITHY_RETURN_IF_ERROR(engine::Validate(answer, limits_));
+    auto sink = std::make_shared<StreamSink>(queue, answer.sampling, model_);
+    return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
+  }
+
+  Answerer& answerer_;
+  const engine::ServedModel& model_;
+  const engine::StepCost cost_;
+  const size_t queue_limit_;
+  engine::RequestLimits limits_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
+                                                      const engine::ServedModel& model,
+                                                      const engine::StepCost& cost,
+                                                      size_t queue_limit) {
+  return std::make_unique<DraftWorkerService>(answerer, model, cost, queue_limit);
+}
+
+}  // namespace withy::draft_worker

@@ -1,0 +1,22 @@
+// DraftWorker on the wire. Neighbours: answerer.h does the work.
+#pragma once
+
+#include <memory>
+
+#include "draft_worker/answerer.h"
+#include "engine/session/cost_probe.h"
+#include "engine/session/served_model.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace withy::draft_worker {
+
+// Everything is borrowed and outlives the service.
+std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
+                                                      const engine::ServedModel& model,
+                                                      const engine::StepCost& cost,
+                                                      size_t queue_limit);
+
+}  // namespace withy::draft_worker

@@ -1,0 +1,25 @@
+#include "engine/session/served_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace withy::engine {
+
+absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(ModelBundle bundle,
+                         OpenBundle(options.path, options.model, options.chat_template));
+  const int32_t longest = bundle.model->info().context_length;
+  if (options.context_length > longest) {
+    return absl::InvalidArgumentError(absl::StrCat("context_length: ", options.context_length, "; ",
+                                                   options.path, " has ", longest));
+  }
+  auto served = std::make_unique<ServedModel>(std::move(bundle));
+  served->window =
+      options.context_length > 0 ? options.context_length : std::min(longest, kDefaultWindow);
+  return served;
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,39 @@
+// A model opened to be served: weights, tokenizer, chat template, the encoder over them, and the
+// window it is served with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/model/bundle.h"
+#include "engine/session/conversation.h"
+
+namespace withy::engine {
+
+struct ServedModelOptions {
+  std::string path;
+  std::string chat_template;   // a name, or "" for the file's own
+  int32_t context_length = 0;  // 0 = the model's, at most kDefaultWindow
+  ModelOptions model;
+};
+
+inline constexpr int32_t kDefaultWindow = 8192;
+
+// Stays where it was made: the encoder refers to the bundle.
+struct ServedModel {
+  explicit ServedModel(ModelBundle opened)
+      : bundle(std::move(opened)), encoder(*bundle.tokenizer, bundle.chat) {}
+  ServedModel(const ServedModel&) = delete;
+  ServedModel& operator=(const ServedModel&) = delete;
+
+  ModelBundle bundle;
+  ConversationEncoder encoder;
+  int32_t window = 0;
+};
+
+// Errors: as OpenBundle; INVALID_ARGUMENT when `context_length` is beyond the model's.
+absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOptions& options);
+
+}  // namespace withy::engine

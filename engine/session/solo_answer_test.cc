@@ -1,0 +1,79 @@
+#include "engine/session/solo_answer.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/model/testing.h"
+#include "engine/session/cost_probe.h"
+#include "engine/session/testing.h"
+
+namespace withy::engine {
+namespace {
+
+AnswerRequest Ask(std::string text, int32_t max_tokens) {
+  AnswerRequest request;
+  request.prompt = {RawText(std::move(text))};
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+TEST(SoloAnswerTest, AnswerDoesNotDependOnHowThePrefillIsCut) {
+  const ChatFixture f;
+  FakeModel model(f.tokenizer->vocab_size());
+  FakeClock clock;
+  std::vector<std::string> texts;
+  for (const int32_t piece_rows : {1, 3, 64}) {
+    std::string shown;
+    const SoloHooks hooks{.on_delta = [&](const AnswerDelta& d) { shown += d.text; },
+                          .cancelled = nullptr,
+                          .on_step = nullptr};
+    const auto result = AnswerAlone(model, *f.encoder, Ask("a prompt of some length", 20),
+                                    {.window = 128, .piece_rows = piece_rows}, hooks, clock);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->reason, FinishReason::kMaxTokens);
+    EXPECT_EQ(result->text.size(), 20u);
+    EXPECT_EQ(result->text, shown);
+    texts.push_back(result->text);
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_EQ(texts[0], texts[2]);
+}
+
+TEST(SoloAnswerTest, EndsWhenTheWindowIsFull) {
+  const ChatFixture f;
+  FakeModel model(f.tokenizer->vocab_size());
+  FakeClock clock;
+  const auto result = AnswerAlone(model, *f.encoder, Ask("0123456789", 100),
+                                  {.window = 16, .piece_rows = 64}, {}, clock);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->reason, FinishReason::kContextFull);
+  EXPECT_EQ(result->prompt_tokens + static_cast<int32_t>(result->tokens.size()), 16);
+}
+
+TEST(SoloAnswerTest, CancellationStopsAtTheNextPiece) {
+  const ChatFixture f;
+  FakeModel model(f.tokenizer->vocab_size());
+  FakeClock clock;
+  int steps = 0;
+  const SoloHooks hooks{.on_delta = nullptr,
+                        .cancelled = [&] { return steps >= 2; },
+                        .on_step = [&](int32_t, int64_t, int64_t) { ++steps; }};
+  const auto result = AnswerAlone(model, *f.encoder, Ask(std::string(100, 'x'), 10),
+                                  {.window = 128, .piece_rows = 8}, hooks, clock);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->reason, FinishReason::kCancelled);
+  EXPECT_EQ(steps, 2);
+}
+
+TEST(CostProbeTest, MeasuresARealModel) {
+  const TestFolder folder;
+  const std::unique_ptr<Model> model =
+      OpenTiny(folder, WriteTiny(folder, TinyShape(), GgmlType::kQ8_0));
+  const auto cost = MeasureCost(*model, Clock::Real());
+  ASSERT_TRUE(cost.ok()) << cost.status();
+  EXPECT_GT(cost->prefill_us_per_token, 0);
+  EXPECT_GT(cost->decode_us, 0);
+  EXPECT_GE(cost->decode_us_per_extra, 0);
+}
+
+}  // namespace
+}  // namespace withy::engine

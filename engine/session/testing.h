@@ -1,0 +1,127 @@
+// What tests of sessions and workers share: a byte-level tokenizer with a chat template, and a
+// model whose next token is a plain function of the tokens before it, read back from the KV blocks
+// it wrote.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/chat/template.h"
+#include "engine/kv/block.h"
+#include "engine/model/model.h"
+#include "engine/session/conversation.h"
+#include "engine/tokenizer/testing.h"
+#include "gtest/gtest.h"
+
+namespace withy::engine {
+
+// ids 0..255 are the bytes; ChatML's markers follow. `end` ends a turn.
+struct ChatFixture {
+  explicit ChatFixture(std::string_view chat_name = "chatml")
+      : chat(ChatTemplate::FromName(chat_name).value()) {
+    vocab.AddByteAlphabet();
+    vocab.AddMerge("l", "l");  // id 256: "hello" has two encodings
+    start = vocab.Add("<|im_start|>", TokenKind::kControl);
+    end = vocab.Add("<|im_end|>", TokenKind::kControl);
+    vocab.writer().Set<uint32_t>("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end));
+    auto made = vocab.Make("gpt2", "gpt-2");
+    EXPECT_TRUE(made.ok()) << made.status();
+    tokenizer = *std::move(made);
+    encoder.emplace(*tokenizer, chat);
+  }
+  std::vector<int32_t> Ids(std::string_view text) const {
+    return tokenizer->Encode(text, {.parse_special = true});
+  }
+  // What `ids` stand for, markers included.
+  std::string Text(std::span<const int32_t> ids) const { return tokenizer->Decode(ids, true); }
+
+  TestVocab vocab;
+  ChatTemplate chat;
+  int32_t start = 0;
+  int32_t end = 0;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<ConversationEncoder> encoder;
+};
+
+// Writes each row's token into its slot and computes the next one from the tokens that it then
+// reads from slots 0..position: so a wrong block, slot or order changes the answer.
+class FakeModel final : public Model {
+ public:
+  using Next = std::function<int32_t(const std::vector<int32_t>& history)>;
+  static constexpr int32_t kLayers = 2;
+
+  explicit FakeModel(int32_t vocab_size, int32_t context_length = 256, Next next = Letters) {
+    info_.name = "fake";
+    info_.id = "00000000000000000000000000000000";
+    info_.layers = kLayers;
+    info_.vocab_size = vocab_size;
+    info_.context_length = context_length;
+    info_.kv = {.chunk_tokens = kChunkTokens,
+                .layers = kLayers,
+                .kv_heads = 1,
+                .head_dim = 16,
+                .block_bytes = KvGeometry{kLayers, 1, 16}.BlockBytes()};
+    info_.levels = {LevelInfo{}};
+    next_ = std::move(next);
+  }
+
+  // A lower-case letter that depends on every token before.
+  static int32_t Letters(const std::vector<int32_t>& history) {
+    uint32_t hash = 2166136261u;
+    for (const int32_t token : history) hash = (hash ^ static_cast<uint32_t>(token)) * 16777619u;
+    return 'a' + static_cast<int32_t>((hash >> 8) % 26);
+  }
+
+  const ModelInfo& info() const override { return info_; }
+  std::string_view target() const override { return "fake"; }
+  int32_t threads() const override { return 1; }
+  const GgufFile& metadata() const override { std::abort(); }
+
+  absl::Status Forward(const Batch& batch, float* logits,
+                       const std::atomic<bool>* /*cancel*/) override {
+    if (on_forward) on_forward(batch);
+    for (const Row& row : batch.rows) {
+      const ContextView& view = batch.contexts[static_cast<size_t>(row.context)];
+      if (row.slot < view.committed_tokens) return absl::InvalidArgumentError("read-only slot");
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        std::memcpy(Slot(view, layer, row.slot), &row.token, sizeof(row.token));
+      }
+      if (!row.want_logits) continue;
+      std::vector<int32_t> history;
+      for (int32_t slot = 0; slot <= row.position; ++slot) {
+        int32_t token = 0;
+        std::memcpy(&token, Slot(view, slot % kLayers, slot), sizeof(token));
+        history.push_back(token);
+      }
+      std::fill_n(logits, info_.vocab_size, 0.0f);
+      logits[next_(history)] = 1.0f;
+      logits += info_.vocab_size;
+    }
+    return absl::OkStatus();
+  }
+
+  std::function<void(const Batch&)> on_forward;  // sees every batch before it is computed
+
+ private:
+  static std::byte* Slot(const ContextView& view, int32_t layer, int32_t slot) {
+    const auto block = static_cast<size_t>(slot / kChunkTokens * kLayers + layer);
+    EXPECT_LT(block, view.blocks.size());
+    return view.blocks[block] + sizeof(KvBlockHeader) +
+           static_cast<size_t>(slot % kChunkTokens) * sizeof(int32_t);
+  }
+
+  ModelInfo info_;
+  Next next_;
+};
+
+inline Segment UserSays(std::string text) { return {.role = "user", .text = std::move(text)}; }
+inline Segment AssistantSays(std::string text) {
+  return {.role = "assistant", .text = std::move(text)};
+}
+inline Segment SystemSays(std::string text) { return {.role = "system", .text = std::move(text)}; }
+inline Segment RawText(std::string text) { return {.role = "", .text = std::move(text)}; }
+
+}  // namespace withy::engine

@@ -1,0 +1,44 @@
+// The worker's end of the KV arena: gets the sealed memfd over context_store's side socket and maps
+// it. Neighbours: base/arena_socket.h has the two datagrams, lease_client.h attaches first.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "base/arena_socket.h"
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+#include "model_worker/lease.h"
+
+namespace withy::model_worker {
+
+class MappedArena final : public Arena {
+ public:
+  MappedArena(SharedMemory memory, const ArenaOffer& offer)
+      : memory_(std::move(memory)), offer_(offer) {}
+
+  uint64_t epoch() const override { return offer_.epoch; }
+  uint32_t block_count() const override { return offer_.block_count; }
+  std::byte* Block(uint32_t number) const override {
+    return memory_.data() + size_t{number} * offer_.block_bytes;
+  }
+
+ private:
+  SharedMemory memory_;
+  ArenaOffer offer_;
+};
+
+struct ArenaConnection {
+  std::shared_ptr<const Arena> arena;
+  UniqueFd socket;  // readable only when the store is gone
+};
+
+// Connects to the side socket at `path`, says hello, maps what is offered.
+// Errors: UNAVAILABLE (no store there, or it refused), PERMISSION_DENIED (it is another user's),
+// INVALID_ARGUMENT (an offer that does not fit `hello`, `block_bytes` or the file).
+absl::StatusOr<ArenaConnection> ConnectArena(const std::string& path, const ArenaHello& hello,
+                                             uint32_t block_bytes);
+
+}  // namespace withy::model_worker

@@ -1,0 +1,74 @@
+// One call from outside, as the core sees it: what was asked, who is told, and what came out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/session/answer_stream.h"
+#include "engine/session/segment.h"
+#include "engine/session/solo_answer.h"
+
+namespace withy::model_worker {
+
+struct CallRequest {
+  uint64_t call_id = 0;
+  std::string app_id;
+  std::string context_id;  // empty = stateless
+  engine::AnswerRequest answer;
+  std::string request_id;
+  std::string request_digest;
+  std::string decision;  // wire bytes, kept with the result
+  int32_t priority = 0;
+  int64_t deadline_steady_ns = 0;  // for the first token; 0 = none
+};
+
+struct CallAccepted {
+  int32_t reused_tokens = 0;
+  int32_t prefill_tokens = 0;
+  int32_t queue_position = 0;  // calls before it when it arrived
+};
+
+// Durations in nanoseconds; they do not overlap.
+struct CallTimes {
+  int64_t arrived_ns = 0;  // steady time
+  int64_t first_token_ns = 0;
+  int64_t last_token_ns = 0;
+  int64_t queue = 0;
+  int64_t load = 0;
+  int64_t prefill = 0;
+  int64_t decode = 0;
+  int64_t commit = 0;
+};
+
+struct CallUsage {
+  int32_t context_tokens = 0;
+  int32_t prompt_tokens = 0;
+  int32_t reused_tokens = 0;
+  int32_t prefilled_tokens = 0;
+};
+
+struct CallOutcome {
+  engine::FinishReason reason = engine::FinishReason::kNone;
+  std::string text;
+  uint64_t seed = 0;
+  std::vector<engine::Sample> tokens;
+  CallUsage usage;
+  CallTimes times;
+};
+
+// Who is told about a call. Methods are called by the scheduler's threads, one at a time, and must
+// not block; Finished or Failed is the last.
+class CallSink {
+ public:
+  virtual ~CallSink() = default;
+  virtual void Accepted(const CallAccepted& accepted) = 0;
+  virtual void Delta(const engine::AnswerDelta& delta) = 0;
+  virtual void Finished(const CallOutcome& outcome) = 0;
+  virtual void Failed(const absl::Status& status) = 0;
+  // False while the reader is behind: the call then pauses.
+  virtual bool HasRoom() const = 0;
+};
+
+}  // namespace withy::model_worker

@@ -1,0 +1,117 @@
+#include "model_worker/chunk_identity.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+namespace withy::model_worker {
+namespace {
+
+constexpr std::string_view kChunkDomain = "withy chunk 1";
+constexpr std::string_view kModelDomain = "withy model 1";
+
+class Sha256 {
+ public:
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    Check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  // Variable parts are preceded by their length, so that no two inputs run together alike.
+  void AddSized(std::string_view bytes) {
+    AddValue(static_cast<uint64_t>(bytes.size()));
+    Add(bytes.data(), bytes.size());
+  }
+  template <typename T>
+  void AddValue(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    Add(&value, sizeof(value));
+  }
+  void Add(const void* data, size_t size) {
+    Check(EVP_DigestUpdate(context_.get(), data, size) == 1);
+  }
+  Identity Finish() {
+    Identity digest;
+    unsigned size = 0;
+    Check(EVP_DigestFinal_ex(context_.get(), digest.data(), &size) == 1 && size == digest.size());
+    return digest;
+  }
+
+ private:
+  // Digests in memory fail only when OpenSSL itself is broken or memory is out.
+  static void Check(bool ok) {
+    if (!ok) std::abort();
+  }
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  std::unique_ptr<EVP_MD_CTX, Free> context_;
+};
+
+std::span<const int32_t> ChunkTokens(std::span<const int32_t> tokens, size_t chunk) {
+  const size_t first = chunk * engine::kChunkTokens;
+  return tokens.subspan(first, std::min<size_t>(engine::kChunkTokens, tokens.size() - first));
+}
+
+}  // namespace
+
+Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry) {
+  Sha256 hash;
+  hash.AddSized(kModelDomain);
+  hash.AddSized(model_id);
+  hash.AddValue<int32_t>(geometry.layers);
+  hash.AddValue<int32_t>(geometry.kv_heads);
+  hash.AddValue<int32_t>(geometry.head_dim);
+  return hash.Finish();
+}
+
+Identity ChunkNamer::Name(const Identity& previous, std::span<const int32_t> tokens,
+                          int32_t level_percent) const {
+  Sha256 hash;
+  hash.AddSized(kChunkDomain);
+  hash.Add(previous.data(), previous.size());
+  hash.Add(model_.data(), model_.size());
+  hash.AddSized(lora_id_);
+  hash.AddValue<int32_t>(level_percent);
+  hash.AddValue<uint8_t>(static_cast<uint8_t>(format_));
+  hash.AddValue<uint64_t>(tokens.size());
+  hash.Add(tokens.data(), tokens.size_bytes());
+  return hash.Finish();
+}
+
+size_t ChunkNamer::MatchingChunks(std::span<const ChunkName> resident,
+                                  std::span<const int32_t> tokens) const {
+  Identity previous{};
+  for (size_t i = 0; i < resident.size(); ++i) {
+    const size_t first = i * engine::kChunkTokens;
+    const auto filled = static_cast<size_t>(resident[i].tokens);
+    const bool fits =
+        filled >= 1 && filled <= engine::kChunkTokens && first + filled <= tokens.size();
+    if (!fits || Name(previous, tokens.subspan(first, filled), resident[i].level_percent) !=
+                     resident[i].identity) {
+      return i;
+    }
+    previous = resident[i].identity;
+    if (filled < engine::kChunkTokens) return i + 1;
+  }
+  return resident.size();
+}
+
+std::vector<ChunkName> ChunkNamer::NameAll(std::span<const ChunkName> kept,
+                                           std::span<const int32_t> tokens,
+                                           std::span<const int32_t> levels) const {
+  std::vector<ChunkName> names(kept.begin(), kept.end());
+  const size_t chunks = (tokens.size() + engine::kChunkTokens - 1) / engine::kChunkTokens;
+  while (names.size() < chunks) {
+    const size_t i = names.size();
+    const Identity previous = i == 0 ? Identity{} : names.back().identity;
+    const std::span<const int32_t> chunk = ChunkTokens(tokens, i);
+    names.push_back({.identity = Name(previous, chunk, levels[i]),
+                     .tokens = static_cast<int32_t>(chunk.size()),
+                     .level_percent = levels[i]});
+  }
+  return names;
+}
+
+}  // namespace withy::model_worker

@@ -1,0 +1,57 @@
+// Names of KV chunks: what a chunk must be a function of, hashed. A chunk whose identity is not the
+// expected one is recomputed, never used. Neighbours: context_store keeps identities beside blocks
+// and compares nothing itself.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/kv/block.h"
+
+namespace withy::model_worker {
+
+using Identity = std::array<uint8_t, 32>;
+
+// One chunk of a context: its name, filled slots (1..16; fewer than 16 only in the last), lowest
+// level of its tokens.
+struct ChunkName {
+  Identity identity{};
+  int32_t tokens = 0;
+  int32_t level_percent = 100;
+};
+
+// The identity of a model for chunks and for the store: SHA-256 of the engine's model id and the
+// block's geometry.
+Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry);
+
+// SHA-256 over the previous chunk's identity, the chunk's tokens, model, LoRA, level and precision
+// format. Source: DESIGN section 5, chunk identity. Thread-safe.
+class ChunkNamer {
+ public:
+  ChunkNamer(const Identity& model, std::string lora_id, engine::KvFormat format)
+      : model_(model), lora_id_(std::move(lora_id)), format_(format) {}
+
+  // `previous` is all zero for the first chunk.
+  Identity Name(const Identity& previous, std::span<const int32_t> tokens,
+                int32_t level_percent) const;
+
+  // How many of `resident` (from chunk 0 on) are what these tokens would make at the levels they
+  // state.
+  size_t MatchingChunks(std::span<const ChunkName> resident, std::span<const int32_t> tokens) const;
+
+  // Names for all of `tokens`, keeping the first `kept` names as they are. `levels[i]` is chunk i's
+  // level.
+  std::vector<ChunkName> NameAll(std::span<const ChunkName> kept, std::span<const int32_t> tokens,
+                                 std::span<const int32_t> levels) const;
+
+ private:
+  Identity model_;
+  std::string lora_id_;
+  engine::KvFormat format_;
+};
+
+}  // namespace withy::model_worker

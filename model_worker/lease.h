@@ -1,0 +1,102 @@
+// What a call needs from the context store, as the core sees it: a lease over one context's record
+// and KV blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
+//
+// Order of one lease: Open, OnOpened, any number of Fault, Claim -> OnClaimed, then Commit ->
+// OnCommitted, or Abort. OnBroken may come instead of any event, and is then the last one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/sampling/sampler.h"
+#include "engine/session/segment.h"
+#include "model_worker/call.h"
+#include "model_worker/chunk_identity.h"
+
+namespace withy::model_worker {
+
+// The KV arena as this process maps it. Any thread; who writes which block is what leases are for.
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  virtual uint64_t epoch() const = 0;
+  virtual uint32_t block_count() const = 0;
+  // `number` is below block_count(): `block_bytes` bytes, 64-byte aligned.
+  virtual std::byte* Block(uint32_t number) const = 0;
+};
+
+// The blocks of one chunk, one a layer.
+struct ChunkBlocks {
+  int32_t chunk = 0;
+  std::vector<uint32_t> blocks;
+};
+
+struct ResidentChunk {
+  ChunkBlocks where;
+  ChunkName name;
+};
+
+struct LeaseOpen {
+  std::string app_id;
+  std::string context_id;  // empty = stateless: blocks without a record
+  uint64_t call_id = 0;
+};
+
+struct OpenedLease {
+  std::vector<engine::Segment> segments;
+  std::vector<ResidentChunk> resident;  // from chunk 0 on, without gaps
+  // Shared: a step may still use a mapping while the worker attaches to a restarted store.
+  std::shared_ptr<const Arena> arena;
+};
+
+// What a call leaves behind.
+struct LeaseCommit {
+  std::vector<engine::Segment> appended;
+  std::vector<ChunkName> chunks;  // of the whole context; those not named are freed
+  int32_t context_tokens = 0;     // of the whole record
+  std::string request_id;         // empty = nothing to remember for a retry
+  std::string request_digest;
+  std::string decision;  // wire bytes, stored with the result as they came
+  engine::SamplingParams sampling;
+  CallOutcome outcome;
+};
+
+// Methods do not block and may be called from any thread. Destroying a lease that was not committed
+// aborts it.
+class Lease {
+ public:
+  virtual ~Lease() = default;
+  virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
+  virtual void Fault(int32_t chunk, std::string reason) = 0;
+  virtual void Commit(LeaseCommit commit) = 0;
+  virtual void Abort(std::string reason) = 0;
+};
+
+// Called from any thread, one at a time, never under a lock of the caller's; must not block.
+class LeaseEvents {
+ public:
+  virtual ~LeaseEvents() = default;
+  virtual void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) = 0;
+  // Blocks for the chunks of one claim, or none and why it was refused.
+  virtual void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) = 0;
+  virtual void OnCommitted() = 0;
+  virtual void OnBroken(absl::Status status) = 0;
+};
+
+// Where leases come from. Thread-safe.
+class LeaseSource {
+ public:
+  virtual ~LeaseSource() = default;
+  // The lease is shared by the thread that steps the call and the one that prepares and commits it.
+  // `events` lives until the lease's last event. Errors: UNAVAILABLE while no store is attached.
+  virtual absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open,
+                                                      std::shared_ptr<LeaseEvents> events) = 0;
+};
+
+}  // namespace withy::model_worker

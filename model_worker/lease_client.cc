@@ -1,0 +1,285 @@
+#include "model_worker/lease_client.h"
+
+#include <grpcpp/client_context.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "engine/session/wire.h"
+#include "model_worker/arena.h"
+#include "model_worker/lease_stream.h"
+#include "model_worker/outcome_wire.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+#include "withy/v1/context_store.grpc.pb.h"
+
+namespace withy::model_worker {
+namespace {
+
+constexpr absl::Duration kRpcTimeout = absl::Seconds(5);
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(50);
+constexpr absl::Duration kLastRetry = absl::Seconds(1);
+
+absl::Status Away() {
+  return absl::UnavailableError("context_store is away: retry when it is back");
+}
+
+}  // namespace
+
+class LeaseClient::Impl {
+ public:
+  Impl(LeaseClientOptions options, const engine::Tokenizer& tokenizer)
+      : options_(std::move(options)),
+        tokenizer_(tokenizer),
+        instance_(RandomId64()),
+        stub_(v1::ContextStore::NewStub(rpc::Connect(options_.store_address))),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  ~Impl() {
+    Stop();
+    CancelStreams();
+  }
+
+  void Start(Callbacks callbacks) {
+    callbacks_ = std::move(callbacks);
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  void Stop() {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    Wake();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open, std::shared_ptr<LeaseEvents> events) {
+    v1::LeaseOpen wire;
+    wire.set_app_id(open.app_id);
+    wire.set_context_id(open.context_id);
+    wire.set_call_id(open.call_id);
+    absl::MutexLock lock(&mutex_);
+    if (arena_ == nullptr) return Away();
+    wire.set_epoch(arena_->epoch());
+    const uint64_t number = ++stream_number_;
+    LeaseStream::Context context = {
+        .arena = arena_,
+        .on_done = [this, number](const absl::Status& status) { StreamDone(number, status); },
+        .to_wire =
+            [this](const LeaseCommit& commit) {
+              return ToWire(commit, tokenizer_, options_.model_name);
+            }};
+    std::shared_ptr<LeaseStream> stream;
+    std::shared_ptr<Lease> lease =
+        LeaseStream::Open(*stub_, wire, std::move(events), std::move(context), &stream);
+    streams_.emplace(number, std::move(stream));
+    return lease;
+  }
+
+  absl::StatusOr<ContextInfo> GetContext(const std::string& app_id, const std::string& context_id) {
+    v1::StoreGetContextRequest request;
+    request.set_app_id(app_id);
+    request.set_context_id(context_id);
+    v1::GetContextResponse response;
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kRpcTimeout);
+    const grpc::Status status = stub_->GetContext(&context, request, &response);
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) return Away();
+    if (!status.ok()) return rpc::FromGrpc(status);
+    ContextInfo info;
+    info.tokens = static_cast<int32_t>(response.context().tokens());
+    info.resident_bytes = static_cast<int64_t>(response.context().resident_bytes());
+    for (const v1::ContextMessage& message : response.messages()) {
+      engine::Segment& segment = info.segments.emplace_back();
+      segment.role = message.message().role();
+      segment.text = message.message().content();
+    }
+    return info;
+  }
+
+  std::string Describe() const {
+    absl::MutexLock lock(&mutex_);
+    if (arena_ == nullptr) {
+      return absl::StrCat("waits for context_store at ", options_.store_address);
+    }
+    return absl::StrCat("attached to context_store, epoch ", arena_->epoch(), ", ",
+                        arena_->block_count(), " blocks");
+  }
+
+ private:
+  void Run() {
+    absl::Duration retry = kFirstRetry;
+    absl::Status last_error;
+    while (!stopping()) {
+      const absl::StatusOr<UniqueFd> socket = Attach();
+      if (!socket.ok()) {
+        if (socket.status() != last_error) {
+          spdlog::info("context_store at {}: {}", options_.store_address,
+                       std::string(socket.status().message()));
+        }
+        last_error = socket.status();
+        WaitFor(-1, retry);
+        retry = std::min(2 * retry, kLastRetry);
+        continue;
+      }
+      retry = kFirstRetry;
+      last_error = absl::OkStatus();
+      spdlog::info("model_worker {}", Describe());
+      callbacks_.on_change(true);
+      WatchStore(socket->get());
+      Detach();
+    }
+  }
+
+  bool stopping() const {
+    absl::MutexLock lock(&mutex_);
+    return stopping_;
+  }
+
+  absl::StatusOr<UniqueFd> Attach() {
+    v1::AttachRequest request;
+    request.set_model_id(options_.model_id.data(), options_.model_id.size());
+    request.set_layers(static_cast<uint32_t>(options_.kv.layers));
+    request.set_kv_heads(static_cast<uint32_t>(options_.kv.kv_heads));
+    request.set_head_dim(static_cast<uint32_t>(options_.kv.head_dim));
+    request.set_block_bytes(static_cast<uint32_t>(options_.kv.block_bytes));
+    request.set_pid(::getpid());
+    request.set_worker_instance(instance_);
+    v1::AttachResponse response;
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kRpcTimeout);
+    const grpc::Status status = stub_->Attach(&context, request, &response);
+    if (!status.ok()) return Annotate(rpc::FromGrpc(status), "attach");
+    WITHY_ASSIGN_OR_RETURN(ArenaConnection connection,
+                           ConnectArena(response.arena_socket(),
+                                        {.worker_instance = instance_, .epoch = response.epoch()},
+                                        static_cast<uint32_t>(options_.kv.block_bytes)));
+    absl::MutexLock lock(&mutex_);
+    arena_ = std::move(connection.arena);
+    return std::move(connection.socket);
+  }
+
+  // Returns when the store is gone, our epoch is over, or the client stops.
+  void WatchStore(int socket) {
+    while (!stopping()) {
+      if (WaitFor(socket, absl::InfiniteDuration())) return;
+      if (TakeSuspicion() && !EpochIsOurs()) return;
+    }
+  }
+
+  // True when `socket` has become readable, which a silent connection does only when it ends.
+  bool WaitFor(int socket, absl::Duration timeout) {
+    pollfd polled[2] = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+                        {.fd = socket, .events = POLLIN, .revents = 0}};
+    const int timeout_ms = timeout == absl::InfiniteDuration()
+                               ? -1
+                               : static_cast<int>(absl::ToInt64Milliseconds(timeout));
+    ::poll(polled, socket >= 0 ? 2 : 1, timeout_ms);
+    uint64_t count = 0;
+    if (polled[0].revents != 0 && ::read(wake_.get(), &count, sizeof(count)) < 0) return false;
+    return socket >= 0 && polled[1].revents != 0;
+  }
+
+  void Wake() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+  }
+
+  bool TakeSuspicion() {
+    absl::MutexLock lock(&mutex_);
+    return std::exchange(suspicious_, false);
+  }
+
+  bool EpochIsOurs() {
+    v1::GetStoreInfoResponse info;
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kRpcTimeout);
+    const grpc::Status status = stub_->GetStoreInfo(&context, v1::GetStoreInfoRequest(), &info);
+    absl::MutexLock lock(&mutex_);
+    return status.ok() && arena_ != nullptr && info.epoch() == arena_->epoch();
+  }
+
+  void Detach() {
+    {
+      absl::MutexLock lock(&mutex_);
+      arena_ = nullptr;
+    }
+    if (stopping()) return;
+    spdlog::warn("context_store is gone; model_worker attaches anew when it is back");
+    callbacks_.on_change(false);
+    CancelStreams();
+    callbacks_.release_blocks(Away());
+  }
+
+  // Returns when no stream is left.
+  void CancelStreams() {
+    const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [number, stream] : streams_) stream->Cancel();
+    mutex_.Await(absl::Condition(&none));
+  }
+
+  void StreamDone(uint64_t number, const absl::Status& status) {
+    std::shared_ptr<LeaseStream> done;  // destroyed after the lock
+    bool wake = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto it = streams_.find(number);
+      if (it != streams_.end()) {
+        done = std::move(it->second);
+        streams_.erase(it);
+      }
+      if (absl::IsAborted(status)) suspicious_ = wake = true;
+    }
+    if (wake) Wake();
+  }
+
+  const LeaseClientOptions options_;
+  const engine::Tokenizer& tokenizer_;
+  const uint64_t instance_;
+  const std::unique_ptr<v1::ContextStore::Stub> stub_;
+  const UniqueFd wake_;
+  Callbacks callbacks_;
+
+  mutable absl::Mutex mutex_;
+  // Shared with leases and their sessions: a step may use a mapping until release_blocks has
+  // returned.
+  std::shared_ptr<const Arena> arena_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::shared_ptr<LeaseStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  uint64_t stream_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool suspicious_ ABSL_GUARDED_BY(mutex_) = false;  // a lease said that our epoch may be over
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+LeaseClient::LeaseClient(LeaseClientOptions options, const engine::Tokenizer& tokenizer)
+    : impl_(std::make_unique<Impl>(std::move(options), tokenizer)) {}
+LeaseClient::~LeaseClient() = default;
+
+void LeaseClient::Start(Callbacks callbacks) { impl_->Start(std::move(callbacks)); }
+void LeaseClient::Stop() { impl_->Stop(); }
+
+absl::StatusOr<std::shared_ptr<Lease>> LeaseClient::Open(LeaseOpen open,
+                                                         std::shared_ptr<LeaseEvents> events) {
+  return impl_->Open(std::move(open), std::move(events));
+}
+
+absl::StatusOr<ContextInfo> LeaseClient::GetContext(const std::string& app_id,
+                                                    const std::string& context_id) {
+  return impl_->GetContext(app_id, context_id);
+}
+
+std::string LeaseClient::Describe() const { return impl_->Describe(); }
+
+}  // namespace withy::model_worker

@@ -1,0 +1,67 @@
+// The worker's tie to context_store: attaches, maps the arena, opens leases, and attaches anew when
+// the store was restarted. Neighbours: arena.h maps, lease_stream.h is one lease; the scheduler
+// sees only lease.h.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "engine/session/segment.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "model_worker/lease.h"
+
+namespace withy::model_worker {
+
+struct LeaseClientOptions {
+  std::string store_address;
+  Identity model_id{};
+  engine::KvInfo kv;
+  std::string model_name;  // as stored results name it
+};
+
+// What a context holds, as the store reports it.
+struct ContextInfo {
+  std::vector<engine::Segment> segments;
+  int32_t tokens = 0;  // of the record; 0 before its first call
+  int64_t resident_bytes = 0;
+};
+
+// Thread-safe. `tokenizer` must outlive it.
+class LeaseClient final : public LeaseSource {
+ public:
+  struct Callbacks {
+    // The store is there (again), or gone. From the client's own thread.
+    std::function<void(bool attached)> on_change;
+    // After a loss, before attaching anew: must return only when no block of an older lease is read
+    // or written any more.
+    std::function<void(const absl::Status&)> release_blocks;
+  };
+
+  LeaseClient(LeaseClientOptions options, const engine::Tokenizer& tokenizer);
+  ~LeaseClient() override;
+
+  // Begins to attach, and goes on until Stop. `callbacks` live until Stop has returned.
+  void Start(Callbacks callbacks);
+  // No more attaching and no more callbacks; open leases go on.
+  void Stop();
+
+  // Errors: UNAVAILABLE while no store is attached.
+  absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open,
+                                              std::shared_ptr<LeaseEvents> events) override;
+
+  // Blocks for a round trip. Errors: NOT_FOUND, UNAVAILABLE.
+  absl::StatusOr<ContextInfo> GetContext(const std::string& app_id, const std::string& context_id);
+
+  // For people: what it is attached to or waits for.
+  std::string Describe() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace withy::model_worker

@@ -1,0 +1,213 @@
+#include "model_worker/lease_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/session/wire.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+
+namespace withy::model_worker {
+namespace {
+
+// Longer than any answer takes: only a forgotten stream ends by it.
+constexpr absl::Duration kLeaseTimeout = absl::Hours(24);
+
+ChunkBlocks FromWire(const v1::ChunkBlocks& wire) {
+  return {.chunk = static_cast<int32_t>(wire.chunk()),
+          .blocks = {wire.blocks().begin(), wire.blocks().end()}};
+}
+
+ChunkName FromWire(const v1::ChunkIdentity& wire) {
+  ChunkName name;
+  // An identity of another length matches no chunk.
+  const size_t size = std::min(wire.identity().size(), name.identity.size());
+  std::copy_n(wire.identity().begin(), size, name.identity.begin());
+  name.tokens = static_cast<int32_t>(wire.tokens());
+  name.level_percent = static_cast<int32_t>(wire.model_level_percent());
+  return name;
+}
+
+OpenedLease FromWire(const v1::LeaseOpened& wire) {
+  OpenedLease opened;
+  for (const v1::Segment& segment : wire.segments()) {
+    opened.segments.push_back(engine::SegmentFromWire(segment));
+  }
+  for (const v1::ResidentChunk& chunk : wire.resident()) {
+    opened.resident.push_back(
+        {.where = FromWire(chunk.where()), .name = FromWire(chunk.identity())});
+  }
+  return opened;
+}
+
+// What a caller is told when the stream ended without commit: errors of the store as they are, a
+// lost store as a reason to retry.
+absl::Status BrokenStatus(const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::OK:
+      return absl::AbortedError("context_store ended the lease: retry");
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::UNKNOWN:
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return absl::UnavailableError("context_store went away during the call: retry");
+    default:
+      return rpc::FromGrpc(status);
+  }
+}
+
+}  // namespace
+
+// What the core holds. The stream may outlive it: gRPC ends it in its own time.
+class LeaseStream::Handle final : public Lease {
+ public:
+  explicit Handle(std::shared_ptr<LeaseStream> stream) : stream_(std::move(stream)) {}
+  ~Handle() override { stream_->Drop(); }
+
+  void Claim(int32_t first_chunk, int32_t chunks) override {
+    v1::LeaseRequest request;
+    request.mutable_claim()->set_first_chunk(static_cast<uint32_t>(first_chunk));
+    request.mutable_claim()->set_chunks(static_cast<uint32_t>(chunks));
+    stream_->Send(std::move(request), /*last=*/false);
+  }
+  void Fault(int32_t chunk, std::string reason) override {
+    v1::LeaseRequest request;
+    request.mutable_fault()->set_chunk(static_cast<uint32_t>(chunk));
+    request.mutable_fault()->set_reason(std::move(reason));
+    stream_->Send(std::move(request), /*last=*/false);
+  }
+  void Commit(LeaseCommit commit) override {
+    v1::LeaseRequest request;
+    *request.mutable_commit() = stream_->context_.to_wire(commit);
+    stream_->Send(std::move(request), /*last=*/true);
+  }
+  void Abort(std::string reason) override {
+    v1::LeaseRequest request;
+    request.mutable_abort()->set_reason(std::move(reason));
+    stream_->Send(std::move(request), /*last=*/true);
+  }
+
+ private:
+  const std::shared_ptr<LeaseStream> stream_;
+};
+
+std::shared_ptr<Lease> LeaseStream::Open(v1::ContextStore::Stub& stub, const v1::LeaseOpen& open,
+                                         std::shared_ptr<LeaseEvents> events, Context context,
+                                         std::shared_ptr<LeaseStream>* stream) {
+  auto self = std::shared_ptr<LeaseStream>(new LeaseStream(std::move(events), std::move(context)));
+  auto handle = std::make_shared<Handle>(self);
+  rpc::SetTimeout(&self->client_context_, kLeaseTimeout);
+  {
+    absl::MutexLock lock(&self->mutex_);
+    self->self_ = self;
+    self->handle_ = handle;
+    self->outgoing_.emplace_back();
+    *self->outgoing_.back().mutable_open() = open;
+  }
+  stub.async()->Lease(&self->client_context_, self.get());
+  self->StartRead(&self->incoming_);
+  {
+    absl::MutexLock lock(&self->mutex_);
+    self->StartNext();
+  }
+  self->StartCall();
+  if (stream != nullptr) *stream = self;
+  return handle;
+}
+
+void LeaseStream::Send(v1::LeaseRequest request, bool last) {
+  absl::MutexLock lock(&mutex_);
+  if (last_sent_ || writes_over_) return;
+  last_sent_ = last;
+  outgoing_.push_back(std::move(request));
+  if (outgoing_.size() == 1) StartNext();
+}
+
+// The core has let go.
+void LeaseStream::Drop() {
+  absl::MutexLock lock(&mutex_);
+  if (last_sent_ || writes_over_) return;
+  ended_ = true;
+  if (!opened_) {  // nothing but `open` may be sent yet; no block is ours
+    writes_over_ = true;
+    client_context_.TryCancel();
+    return;
+  }
+  last_sent_ = true;
+  outgoing_.emplace_back().mutable_abort()->set_reason("the call ended without an answer");
+  if (outgoing_.size() == 1) StartNext();
+}
+
+// StartWrite only queues work inside gRPC: it may be called under the lock.
+void LeaseStream::StartNext() {
+  if (outgoing_.size() == 1 && last_sent_) {
+    StartWriteLast(&outgoing_.front(), grpc::WriteOptions());
+  } else {
+    StartWrite(&outgoing_.front());
+  }
+}
+
+void LeaseStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  outgoing_.pop_front();
+  if (!ok) {
+    outgoing_.clear();
+    writes_over_ = true;
+  }
+  if (!outgoing_.empty()) StartNext();
+}
+
+void LeaseStream::OnReadDone(bool ok) {
+  if (!ok) return;  // OnDone follows
+  Dispatch(incoming_);
+  StartRead(&incoming_);
+}
+
+void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
+  std::shared_ptr<Lease> lease;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_) return;
+    lease = handle_.lock();
+    opened_ = opened_ || event.has_opened();
+    ended_ = event.has_committed();
+  }
+  if (lease == nullptr && !event.has_committed()) return;
+  switch (event.event_case()) {
+    case v1::LeaseEvent::kOpened: {
+      OpenedLease opened = FromWire(event.opened());
+      opened.arena = context_.arena;
+      events_->OnOpened(std::move(lease), std::move(opened));
+      break;
+    }
+    case v1::LeaseEvent::kClaimed: {
+      std::vector<ChunkBlocks> chunks;
+      for (const v1::ChunkBlocks& chunk : event.claimed().chunks()) {
+        chunks.push_back(FromWire(chunk));
+      }
+      events_->OnClaimed(std::move(chunks), event.claimed().refused());
+      break;
+    }
+    case v1::LeaseEvent::kCommitted:
+      events_->OnCommitted();
+      break;
+    default:
+      break;
+  }
+}
+
+void LeaseStream::OnDone(const grpc::Status& status) {
+  const std::shared_ptr<LeaseStream> last = std::move(self_);
+  bool broken = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    writes_over_ = true;
+    broken = !ended_;
+    ended_ = true;
+  }
+  const absl::Status reason = BrokenStatus(status);
+  if (broken) events_->OnBroken(reason);
+  context_.on_done(broken ? reason : absl::OkStatus());
+}
+
+}  // namespace withy::model_worker

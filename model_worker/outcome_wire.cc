@@ -1,0 +1,72 @@
+#include "model_worker/outcome_wire.h"
+
+#include "engine/session/wire.h"
+
+namespace withy::model_worker {
+namespace {
+
+double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
+
+void FillLatency(const CallOutcome& outcome, v1::LatencyReport* report) {
+  const CallTimes& times = outcome.times;
+  report->set_queue_ms(Millis(times.queue));
+  report->set_load_ms(Millis(times.load));
+  report->set_prefill_ms(Millis(times.prefill));
+  report->set_decode_ms(Millis(times.decode));
+  report->set_commit_ms(Millis(times.commit));
+  if (times.first_token_ns == 0) return;
+  v1::Latency* measured = report->mutable_measured();
+  measured->set_ttft_ms(Millis(times.first_token_ns - times.arrived_ns));
+  measured->set_end_to_end_ms(Millis(times.last_token_ns - times.arrived_ns));
+  if (outcome.tokens.size() > 1) {
+    measured->set_tpot_ms(Millis(times.last_token_ns - times.first_token_ns) /
+                          static_cast<double>(outcome.tokens.size() - 1));
+  }
+}
+
+void FillChunk(const ChunkName& name, v1::ChunkIdentity* wire) {
+  wire->set_identity(name.identity.data(), name.identity.size());
+  wire->set_tokens(static_cast<uint32_t>(name.tokens));
+  wire->set_model_level_percent(static_cast<uint32_t>(name.level_percent));
+}
+
+}  // namespace
+
+v1::GenerateFinished ToWire(const CallOutcome& outcome) {
+  v1::GenerateFinished wire;
+  wire.set_reason(engine::ToWire(outcome.reason));
+  v1::Usage* usage = wire.mutable_usage();
+  usage->set_context_tokens(static_cast<uint32_t>(outcome.usage.context_tokens));
+  usage->set_prompt_tokens(static_cast<uint32_t>(outcome.usage.prompt_tokens));
+  usage->set_completion_tokens(static_cast<uint32_t>(outcome.tokens.size()));
+  usage->set_reused_tokens(static_cast<uint32_t>(outcome.usage.reused_tokens));
+  usage->set_prefilled_tokens(static_cast<uint32_t>(outcome.usage.prefilled_tokens));
+  FillLatency(outcome, wire.mutable_latency());
+  wire.set_text(outcome.text);
+  wire.set_seed(outcome.seed);
+  return wire;
+}
+
+v1::LeaseCommit ToWire(const LeaseCommit& commit, const engine::Tokenizer& tokenizer,
+                       const std::string& model) {
+  v1::LeaseCommit wire;
+  for (const engine::Segment& segment : commit.appended) {
+    *wire.add_appended() = engine::ToWire(segment);
+  }
+  for (const ChunkName& name : commit.chunks) FillChunk(name, wire.add_chunks());
+  wire.set_context_tokens(static_cast<uint32_t>(commit.context_tokens));
+  if (commit.request_id.empty()) return wire;
+  wire.set_request_id(commit.request_id);
+  wire.set_request_digest(commit.request_digest);
+  v1::StoredResult* result = wire.mutable_result();
+  // Bytes that this contract wrote itself; a decision that cannot be read is left out.
+  if (!result->mutable_decision()->ParseFromString(commit.decision)) result->clear_decision();
+  *result->mutable_finished() = ToWire(commit.outcome);
+  for (const engine::Sample& sample : commit.outcome.tokens) {
+    *result->add_tokens() = engine::ToWire(sample, commit.sampling, tokenizer);
+  }
+  result->set_model(model);
+  return wire;
+}
+
+}  // namespace withy::model_worker

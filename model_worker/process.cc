@@ -1,0 +1,125 @@
+#include "model_worker/process.h"
+
+#include <grpcpp/impl/service_type.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/model/bundle.h"
+#include "engine/session/conversation.h"
+#include "engine/session/cost_probe.h"
+#include "engine/session/served_model.h"
+#include "engine/session/wire.h"
+#include "model_worker/chunk_identity.h"
+#include "model_worker/lease_client.h"
+#include "model_worker/scheduler.h"
+#include "model_worker/service.h"
+#include "model_worker/session.h"
+#include "rpc/server.h"
+#include "telemetry/recorder.h"
+
+namespace withy::model_worker {
+namespace {
+
+engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
+  return {.layers = kv.layers, .kv_heads = kv.kv_heads, .head_dim = kv.head_dim};
+}
+
+SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
+  return {.max_batch = static_cast<int32_t>(config.max_batch()),
+          .queue_limit = static_cast<int32_t>(config.queue_limit()),
+          .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms())};
+}
+
+absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config) {
+  engine::ServedModelOptions options = engine::OptionsFromWire(config.model(), config.state_dir());
+  options.model.progress = [logged = -1](double done, std::string_view what) mutable {
+    const int tenth = static_cast<int>(done * 10);
+    if (std::exchange(logged, tenth) != tenth) {
+      spdlog::info("{} {} %", std::string(what), tenth * 10);
+    }
+  };
+  const int64_t started = Clock::Real().SteadyNanos();
+  WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
+  spdlog::info("opened {} in {} ms ({} kernels, {} threads)", options.path,
+               (Clock::Real().SteadyNanos() - started) / kNanosPerMilli,
+               std::string(model->bundle.model->target()), model->bundle.model->threads());
+  return model;
+}
+
+class ModelWorker final : public rpc::Process {
+ public:
+  ~ModelWorker() override {
+    if (leases_ != nullptr) leases_->Stop();
+  }
+
+  absl::Status Start(const proto::Config& config) {
+    WITHY_ASSIGN_OR_RETURN(recorder_,
+                           telemetry::Recorder::Open(config.run_dir() + "/rings", "model_worker"));
+    WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config));
+    WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost,
+                           engine::MeasureCost(*model_->bundle.model, Clock::Real()));
+    const engine::ModelInfo& info = model_->bundle.model->info();
+    spdlog::info(
+        "{}: prefill {:.1f} us a token, decode {:.1f} us a step and {:.1f} us for each "
+        "further call",
+        info.name, cost.prefill_us_per_token, cost.decode_us, cost.decode_us_per_extra);
+
+    const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
+    namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
+    env_.emplace(SessionEnv{
+        .model = info, .encoder = model_->encoder, .namer = *namer_, .window = model_->window});
+    leases_ =
+        std::make_unique<LeaseClient>(LeaseClientOptions{.store_address = config.store().listen(),
+                                                         .model_id = identity,
+                                                         .kv = info.kv,
+                                                         .model_name = info.name},
+                                      *model_->bundle.tokenizer);
+    scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *leases_, cost,
+                                             OptionsOf(config.model()), Clock::Real(), *recorder_);
+    service_ = MakeModelWorkerService(
+        {.scheduler = *scheduler_, .leases = *leases_, .env = *env_, .cost = cost});
+    WITHY_ASSIGN_OR_RETURN(
+        server_, rpc::Server::Start({.name = "model_worker", .listen = {config.model().listen()}},
+                                    {service_.get()}));
+    leases_->Start(
+        {.on_change = [this](bool attached) { server_->SetServing(attached); },
+         .release_blocks = [this](const absl::Status& status) { scheduler_->FailLeases(status); }});
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Duration grace) override {
+    scheduler_->Drain(grace);
+    leases_->Stop();
+    server_->SetServing(false);
+    server_->Shutdown(absl::Seconds(1));
+  }
+
+  bool MakesProgress() override { return scheduler_->MakesProgress(); }
+
+ private:
+  // Destroyed from the last to the first: no call without a scheduler, no lease without its client.
+  std::unique_ptr<telemetry::Recorder> recorder_;
+  std::unique_ptr<engine::ServedModel> model_;
+  std::optional<ChunkNamer> namer_;
+  std::optional<SessionEnv> env_;
+  std::unique_ptr<LeaseClient> leases_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<rpc::Process>> StartModelWorker(const proto::Config& config) {
+  auto worker = std::make_unique<ModelWorker>();
+  WITHY_RETURN_IF_ERROR(worker->Start(config));
+  return worker;
+}
+
+}  // namespace withy::model_worker

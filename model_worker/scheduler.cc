@@ -1,0 +1,556 @@
+#include "model_worker/scheduler.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "base/status.h"
+
+namespace withy::model_worker {
+namespace {
+
+// A reader that takes nothing for so long has gone.
+constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
+// How often a paused call looks whether its reader has caught up.
+constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
+// Work of the engine thread that takes longer than this hangs.
+constexpr int64_t kHangNs = 20 * kNanosPerSecond;
+// How long cancelled calls get to commit at the end of a drain.
+constexpr absl::Duration kCommitGrace = absl::Seconds(5);
+// Rows whose blocks are claimed before they are computed: pieces of prefill, and tokens of an
+// answer.
+constexpr int32_t kPiecesAhead = 2;
+constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
+
+int64_t EstimatedTokens(const engine::AnswerRequest& request) {
+  constexpr size_t kBytesPerToken = 4;
+  size_t bytes = 0;
+  for (const engine::Segment& segment : request.prompt) bytes += segment.text.size();
+  return static_cast<int64_t>(bytes / kBytesPerToken);
+}
+
+absl::Status Draining() { return absl::UnavailableError("model_worker is shutting down: retry"); }
+
+}  // namespace
+
+struct Scheduler::Call {
+  Ticket ticket = 0;
+  CallRequest request;
+  std::shared_ptr<CallSink> sink;  // shared with the RPC, which may end first
+  CallOrder order;
+  int32_t queue_position = 0;
+  Phase phase = Phase::kWaiting;
+  std::shared_ptr<Lease> lease;
+  std::shared_ptr<Session> session;  // shared with the office task that commits it
+  CallTimes times;
+  int64_t phase_since_ns = 0;
+  int64_t paused_since_ns = 0;  // 0 = its reader keeps up
+  uint32_t steps = 0;
+};
+
+struct Scheduler::Link {
+  absl::Mutex mutex;
+  Scheduler* scheduler ABSL_GUARDED_BY(mutex) = nullptr;
+};
+
+// Brings a lease's events to the scheduler, unless it is gone. Preparing begins at once, without
+// waiting for the step that is under way.
+class Scheduler::Events final : public LeaseEvents {
+ public:
+  Events(std::shared_ptr<Link> link, Ticket ticket, CallRequest request)
+      : link_(std::move(link)), ticket_(ticket), request_(std::move(request)) {}
+
+  void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override {
+    With([&](Scheduler& s) {
+      s.Prepare(ticket_, std::move(request_), std::move(lease), std::move(opened));
+    });
+  }
+  void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
+    With([&](Scheduler& s) {
+      s.Post([&s, ticket = ticket_, chunks = std::move(chunks),
+              refused = std::move(refused)]() mutable {
+        s.OnClaimed(ticket, std::move(chunks), refused);
+      });
+    });
+  }
+  void OnCommitted() override {
+    With([&](Scheduler& s) { s.Post([&s, ticket = ticket_] { s.OnCommitted(ticket); }); });
+  }
+  void OnBroken(absl::Status status) override {
+    With([&](Scheduler& s) {
+      s.Post([&s, ticket = ticket_, status = std::move(status)] { s.OnBroken(ticket, status); });
+    });
+  }
+
+ private:
+  template <typename Use>
+  void With(Use use) {
+    absl::MutexLock lock(&link_->mutex);
+    if (link_->scheduler != nullptr) use(*link_->scheduler);
+  }
+  const std::shared_ptr<Link> link_;
+  const Ticket ticket_;
+  CallRequest request_;
+};
+
+// One step's rows and whose they are.
+struct Scheduler::Batch {
+  struct Part {
+    Call* call;
+    int32_t rows;
+    bool decode;
+    bool wants_logits;
+  };
+  std::vector<Part> parts;
+  std::vector<engine::Row> rows;
+  std::vector<engine::ContextView> views;
+  bool has_prefill = false;
+};
+
+Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
+                     const engine::StepCost& cost, const SchedulerOptions& options, Clock& clock,
+                     telemetry::Recorder& recorder)
+    : model_(model),
+      env_(env),
+      leases_(leases),
+      options_(options),
+      clock_(clock),
+      metrics_(recorder),
+      sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
+      first_claim_rows_(sizer_.Rows(/*decode_rows=*/0)),
+      logits_(static_cast<size_t>(options.max_batch) *
+              static_cast<size_t>(model.info().vocab_size)),
+      link_(std::make_shared<Link>()),
+      office_(/*limit=*/static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16)),
+      engine_thread_([this] { Run(); }) {
+  absl::MutexLock lock(&link_->mutex);
+  link_->scheduler = this;
+}
+
+Scheduler::~Scheduler() {
+  Drain(absl::ZeroDuration());
+  {
+    absl::MutexLock lock(&link_->mutex);
+    link_->scheduler = nullptr;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  engine_thread_.join();
+  for (const auto& [ticket, call] : calls_) call->sink->Failed(Draining());
+}
+
+// --- any thread
+
+absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
+                                                    std::shared_ptr<CallSink> sink) {
+  auto call = std::make_unique<Call>();
+  call->times.arrived_ns = clock_.SteadyNanos();
+  call->order = {.deadline_ns = request.deadline_steady_ns,
+                 .priority = request.priority,
+                 .arrived_ns = call->times.arrived_ns,
+                 .sequence = 0};
+  call->request = std::move(request);
+  call->sink = std::move(sink);
+  absl::MutexLock lock(&mutex_);
+  if (draining_) return Draining();
+  const size_t limit = static_cast<size_t>(options_.max_batch + options_.queue_limit);
+  if (admitted_ >= limit) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("model_worker: ", options_.max_batch, " calls run and ", options_.queue_limit,
+                     " wait (model.queue_limit); this would be number ", options_.queue_limit + 1));
+  }
+  call->queue_position = static_cast<int32_t>(admitted_);
+  ++admitted_;
+  ++load_.queued;
+  load_.pending_prefill_tokens += EstimatedTokens(call->request.answer);
+  const Ticket ticket = next_ticket_++;
+  call->ticket = ticket;
+  call->order.sequence = ticket;
+  posted_.push_back([this, call = std::move(call)]() mutable { Enqueue(std::move(call)); });
+  return ticket;
+}
+
+void Scheduler::Cancel(Ticket ticket) {
+  Post([this, ticket] { CancelNow(ticket); });
+}
+
+void Scheduler::Post(Task task) {
+  absl::MutexLock lock(&mutex_);
+  posted_.push_back(std::move(task));
+}
+
+void Scheduler::FailLeases(const absl::Status& status) {
+  absl::Notification failed;
+  Post([&] {
+    std::vector<Ticket> leased;
+    for (const auto& [ticket, call] : calls_) {
+      if (call->phase != Phase::kWaiting) leased.push_back(ticket);
+    }
+    for (const Ticket ticket : leased) OnBroken(ticket, status);
+    failed.Notify();
+  });
+  failed.WaitForNotification();
+  absl::Notification idle;  // what the office had begun with those calls is over, too
+  if (office_.Post([&idle] { idle.Notify(); })) idle.WaitForNotification();
+}
+
+void Scheduler::Drain(absl::Duration grace) {
+  const auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return admitted_ == 0; };
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+  if (mutex_.AwaitWithTimeout(absl::Condition(&empty), grace)) return;
+  posted_.push_back([this] {
+    std::vector<Ticket> tickets;
+    for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
+    for (const Ticket ticket : tickets) CancelNow(ticket);
+  });
+  mutex_.AwaitWithTimeout(absl::Condition(&empty), kCommitGrace);
+}
+
+SchedulerLoad Scheduler::load() const {
+  absl::MutexLock lock(&mutex_);
+  SchedulerLoad load = load_;
+  load.queue_limit = static_cast<size_t>(options_.queue_limit);
+  return load;
+}
+
+bool Scheduler::MakesProgress() const {
+  const int64_t since = busy_since_ns_.load();
+  return since == 0 || clock_.SteadyNanos() - since < kHangNs;
+}
+
+// --- engine thread
+
+void Scheduler::Run() {
+  bool stepped = false;
+  while (RunPosted(stepped ? absl::ZeroDuration() : IdleWait())) {
+    busy_since_ns_ = clock_.SteadyNanos();
+    DropStalled();
+    StartCalls();
+    stepped = Step();
+    PublishLoad();
+  }
+  busy_since_ns_ = 0;
+}
+
+// A paused call has nobody to wake it.
+absl::Duration Scheduler::IdleWait() const {
+  const bool paused = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+    return entry.second->paused_since_ns != 0;
+  });
+  return paused ? kPausedPoll : absl::InfiniteDuration();
+}
+
+// False when the scheduler stops.
+bool Scheduler::RunPosted(absl::Duration wait) {
+  std::vector<Task> tasks;
+  {
+    const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !posted_.empty() || stopping_;
+    };
+    absl::MutexLock lock(&mutex_);
+    if (posted_.empty() && wait > absl::ZeroDuration()) {
+      busy_since_ns_ = 0;
+      mutex_.AwaitWithTimeout(absl::Condition(&ready), wait);
+      busy_since_ns_ = clock_.SteadyNanos();
+    }
+    if (stopping_ && posted_.empty()) return false;
+    tasks.swap(posted_);
+  }
+  for (Task& task : tasks) task();
+  return true;
+}
+
+Scheduler::Call* Scheduler::Find(Ticket ticket) {
+  const auto it = calls_.find(ticket);
+  return it == calls_.end() ? nullptr : it->second.get();
+}
+
+void Scheduler::Enqueue(std::unique_ptr<Call> call) {
+  const Ticket ticket = call->ticket;
+  calls_.emplace(ticket, std::move(call));
+}
+
+void Scheduler::StartCalls() {
+  std::vector<WaitingCall> waiting;
+  std::vector<Call*> candidates;
+  std::vector<std::string_view> busy;
+  size_t active = 0;
+  for (const auto& [ticket, call] : calls_) {
+    const std::string_view context = call->request.context_id;
+    if (call->phase == Phase::kWaiting) {
+      waiting.push_back({.order = call->order, .context = context});
+      candidates.push_back(call.get());
+      continue;
+    }
+    if (!context.empty()) busy.push_back(context);
+    if (call->phase != Phase::kCommitting) ++active;
+  }
+  if (waiting.empty()) return;
+  const size_t slots = static_cast<size_t>(options_.max_batch) - active;
+  for (const size_t i : ChooseStarts(waiting, busy, slots, clock_.SteadyNanos())) {
+    Open(*candidates[i]);
+  }
+}
+
+void Scheduler::Open(Call& call) {
+  const int64_t now = clock_.SteadyNanos();
+  call.times.queue = now - call.times.arrived_ns;
+  call.phase = Phase::kOpening;
+  call.phase_since_ns = now;
+  metrics_.Started(call.request.call_id, call.times.arrived_ns, now);
+  auto lease = leases_.Open({.app_id = call.request.app_id,
+                             .context_id = call.request.context_id,
+                             .call_id = call.request.call_id},
+                            std::make_shared<Events>(link_, call.ticket, call.request));
+  if (!lease.ok()) return Fail(call, lease.status());
+  call.lease = *std::move(lease);
+}
+
+// Any thread.
+void Scheduler::Prepare(Ticket ticket, CallRequest request, std::shared_ptr<Lease> lease,
+                        OpenedLease opened) {
+  Task prepare = [this, ticket, request = std::move(request), lease = std::move(lease),
+                  opened = std::move(opened), opened_ns = clock_.SteadyNanos()]() mutable {
+    auto created = Session::Create(env_, request, std::move(opened));
+    if (!created.ok()) {
+      return Post([this, ticket, status = created.status()] { OnBroken(ticket, status); });
+    }
+    std::shared_ptr<Session> session = *std::move(created);
+    if (const auto chunk = session->faulty_chunk()) {
+      metrics_.Faulted();
+      lease->Fault(*chunk, "content does not match its identity");
+    }
+    const auto claim = session->NextClaim(first_claim_rows_);
+    Post([this, ticket, session, opened_ns] { OnPrepared(ticket, session, opened_ns); });
+    // From here on the session is the engine thread's, and its blocks come after it.
+    if (claim.has_value()) lease->Claim(claim->first, claim->count);
+  };
+  if (!office_.Post(std::move(prepare))) {
+    Post([this, ticket] { OnBroken(ticket, absl::InternalError("office is full")); });
+  }
+}
+
+void Scheduler::OnPrepared(Ticket ticket, const std::shared_ptr<Session>& session,
+                           int64_t opened_ns) {
+  Call* call = Find(ticket);
+  if (call == nullptr) return;
+  const int64_t now = clock_.SteadyNanos();
+  const CallUsage& usage = session->usage();
+  metrics_.LeaseOpened(call->request.call_id, call->phase_since_ns, opened_ns);
+  metrics_.Loaded(call->request.call_id, opened_ns, now, usage);
+  call->session = session;
+  call->phase = Phase::kRunning;
+  call->times.load = now - call->phase_since_ns;
+  call->phase_since_ns = now;
+  call->sink->Accepted({.reused_tokens = usage.reused_tokens,
+                        .prefill_tokens = usage.prefilled_tokens,
+                        .queue_position = call->queue_position});
+}
+
+void Scheduler::ClaimAhead(Call& call) {
+  const int32_t ahead =
+      call.session->decoding() ? kTokensAhead : kPiecesAhead * sizer_.Rows(/*decode_rows=*/0);
+  if (const auto range = call.session->NextClaim(ahead)) {
+    call.lease->Claim(range->first, range->count);
+  }
+}
+
+void Scheduler::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks,
+                          const std::string& refused) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase != Phase::kRunning) return;
+  if (refused.empty()) {
+    const absl::Status added = call->session->AddBlocks(chunks);
+    return added.ok() ? ClaimAhead(*call) : Fail(*call, added);
+  }
+  call->session->ClaimRefused();
+  if (call->session->ready_rows() > 0) return;  // asks again when it has used what it has
+  if (!call->session->has_answer()) {
+    return Fail(*call, absl::ResourceExhaustedError(
+                           absl::StrCat("the KV arena is full (", refused,
+                                        "): retry later, or raise store.arena_bytes")));
+  }
+  call->sink->Delta(call->session->Finish(engine::FinishReason::kContextFull));
+  Commit(*call);
+}
+
+bool Scheduler::Step() {
+  const Batch batch = PlanBatch();
+  if (batch.rows.empty()) return false;
+  const int64_t started = clock_.SteadyNanos();
+  const absl::Status computed =
+      model_.Forward({.rows = batch.rows, .contexts = batch.views}, logits_.data());
+  const int64_t ended = clock_.SteadyNanos();
+  metrics_.StepDone();
+  if (!computed.ok()) {
+    for (const Batch::Part& part : batch.parts) Fail(*part.call, Annotate(computed, "engine"));
+    return true;
+  }
+  if (batch.has_prefill) {
+    sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
+                   static_cast<double>(ended - started) / 1e3);
+  }
+  AfterStep(batch, started, ended);
+  return true;
+}
+
+Scheduler::Batch Scheduler::PlanBatch() {
+  const int64_t now = clock_.SteadyNanos();
+  std::vector<RunningCall> running;
+  std::vector<Call*> candidates;
+  int32_t decode_rows = 0;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase != Phase::kRunning) continue;
+    const bool room = call->sink->HasRoom();
+    call->paused_since_ns = room ? 0 : (call->paused_since_ns != 0 ? call->paused_since_ns : now);
+    running.push_back({.order = call->order,
+                       .decoding = call->session->decoding(),
+                       .pending_rows = call->session->pending_rows(),
+                       .ready_rows = call->session->ready_rows(),
+                       .paused = !room});
+    candidates.push_back(call.get());
+    if (running.back().decoding && room) ++decode_rows;
+  }
+  Batch batch;
+  for (const PlannedRows& planned : PlanStep(running, sizer_.Rows(decode_rows), now)) {
+    Call* call = candidates[planned.call];
+    const auto context = static_cast<int32_t>(batch.views.size());
+    batch.views.push_back(call->session->View());
+    const bool decode = running[planned.call].decoding;
+    const bool wants_logits = call->session->AppendRows(planned.rows, context, &batch.rows);
+    batch.parts.push_back(
+        {.call = call, .rows = planned.rows, .decode = decode, .wants_logits = wants_logits});
+    batch.has_prefill = batch.has_prefill || !decode;
+  }
+  return batch;
+}
+
+void Scheduler::AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns) {
+  const auto vocab = static_cast<size_t>(model_.info().vocab_size);
+  size_t next_logits = 0;
+  for (const Batch::Part& part : batch.parts) {
+    Call& call = *part.call;
+    metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, started_ns, ended_ns);
+    call.session->Advance(part.rows);
+    if (part.wants_logits) {
+      TakeToken(call, {logits_.data() + next_logits * vocab, vocab});
+      ++next_logits;
+    } else {
+      ClaimAhead(call);
+    }
+  }
+}
+
+void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
+  const int64_t started = clock_.SteadyNanos();
+  const auto delta = call.session->TakeLogits(logits);
+  const int64_t now = clock_.SteadyNanos();
+  if (!delta.ok()) return Fail(call, Annotate(delta.status(), "sampling"));
+  metrics_.Sampling(call.request.call_id, started, now);
+  if (call.times.first_token_ns == 0) {
+    call.times.first_token_ns = now;
+    call.times.prefill = now - call.phase_since_ns;
+  }
+  call.times.last_token_ns = now;
+  if (delta->token.has_value() || !delta->text.empty()) call.sink->Delta(*delta);
+  if (call.session->finished()) {
+    Commit(call);
+  } else {
+    ClaimAhead(call);
+  }
+}
+
+void Scheduler::DropStalled() {
+  const int64_t now = clock_.SteadyNanos();
+  std::vector<Ticket> stalled;
+  for (const auto& [ticket, call] : calls_) {
+    const bool running = call->phase == Phase::kRunning && call->paused_since_ns != 0;
+    if (running && now - call->paused_since_ns > kStalledReaderNs) stalled.push_back(ticket);
+  }
+  for (const Ticket ticket : stalled) CancelNow(ticket);
+}
+
+void Scheduler::CancelNow(Ticket ticket) {
+  Call* call = Find(ticket);
+  if (call == nullptr) return;
+  if (call->phase == Phase::kCommitting) return;
+  if (call->phase != Phase::kRunning || !call->session->has_answer()) {
+    return Fail(*call, absl::CancelledError("cancelled before its first token"));
+  }
+  call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
+  Commit(*call);
+}
+
+void Scheduler::Commit(Call& call) {
+  const int64_t now = clock_.SteadyNanos();
+  call.times.decode = call.times.first_token_ns == 0 ? 0 : now - call.times.first_token_ns;
+  call.phase = Phase::kCommitting;
+  call.phase_since_ns = now;
+  call.paused_since_ns = 0;
+  Task commit = [session = call.session, lease = call.lease, times = call.times,
+                 unix_s = clock_.UnixNanos() / kNanosPerSecond]() {
+    LeaseCommit result = session->MakeCommit(unix_s);
+    result.outcome = session->Outcome();
+    result.outcome.times = times;
+    lease->Commit(std::move(result));
+  };
+  if (!office_.Post(std::move(commit))) Fail(call, absl::InternalError("office is full"));
+}
+
+void Scheduler::OnCommitted(Ticket ticket) {
+  Call* call = Find(ticket);
+  if (call == nullptr) return;
+  const int64_t now = clock_.SteadyNanos();
+  metrics_.Committed(call->request.call_id, call->phase_since_ns, now);
+  call->times.commit = now - call->phase_since_ns;
+  CallOutcome outcome = call->session->Outcome();
+  outcome.times = call->times;
+  metrics_.Finished(call->request.call_id, outcome);
+  call->sink->Finished(outcome);
+  Erase(ticket);
+}
+
+void Scheduler::OnBroken(Ticket ticket, const absl::Status& status) {
+  Call* call = Find(ticket);
+  if (call != nullptr) Fail(*call, status);
+}
+
+// Destroys the call.
+void Scheduler::Fail(Call& call, const absl::Status& status) {
+  metrics_.Failed();
+  call.sink->Failed(status);
+  Erase(call.ticket);
+}
+
+void Scheduler::Erase(Ticket ticket) {
+  calls_.erase(ticket);
+  PublishLoad();
+  absl::MutexLock lock(&mutex_);
+  --admitted_;
+}
+
+void Scheduler::PublishLoad() {
+  size_t queued = 0;
+  int64_t pending = 0;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase == Phase::kWaiting) ++queued;
+    if (call->session == nullptr) {
+      pending += EstimatedTokens(call->request.answer);
+    } else if (!call->session->decoding()) {
+      pending += call->session->pending_rows();
+    }
+  }
+  const size_t running = calls_.size() - queued;
+  metrics_.Load(running, queued);
+  absl::MutexLock lock(&mutex_);
+  load_.running = running;
+  load_.queued = queued;
+  load_.pending_prefill_tokens = pending;
+}
+
+}  // namespace withy::model_worker

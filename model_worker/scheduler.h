@@ -1,0 +1,143 @@
+// Continuous batching: one engine thread that runs the calls of all apps in shared steps. Calls
+// join, finish and cancel between steps. Neighbours: plan.h decides, session.h holds a call's
+// state, lease.h brings blocks, call.h is told. Knows no gRPC.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "engine/session/cost_probe.h"
+#include "model_worker/call.h"
+#include "model_worker/lease.h"
+#include "model_worker/plan.h"
+#include "model_worker/session.h"
+#include "model_worker/task_thread.h"
+#include "model_worker/worker_metrics.h"
+
+namespace withy::model_worker {
+
+struct SchedulerOptions {
+  int32_t max_batch = 8;     // calls that run at once
+  int32_t queue_limit = 64;  // calls that wait
+  int32_t prefill_piece_ms = 50;
+  int32_t max_piece_rows = 256;
+};
+
+struct SchedulerLoad {
+  size_t running = 0;
+  size_t queued = 0;
+  size_t queue_limit = 0;
+  int64_t pending_prefill_tokens =
+      0;  // of running and waiting calls; those waiting are estimated by their bytes
+};
+
+// Everything passed in is borrowed and outlives it. Public methods may be called from any thread
+// but the sinks' and lease events' own callbacks return at once. Always: a session is touched by
+// one thread at a time (engine thread, or the office thread while it is being made or committed);
+// rows are computed only for calls whose lease is whole.
+class Scheduler {
+ public:
+  // Names a call from Submit to its end.
+  using Ticket = uint64_t;
+
+  Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
+            const engine::StepCost& cost, const SchedulerOptions& options, Clock& clock,
+            telemetry::Recorder& recorder);
+  // Cancels what runs.
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Queues a validated call. Errors: RESOURCE_EXHAUSTED naming the bound and the position,
+  // UNAVAILABLE while draining. After an error the sink is not called.
+  absl::StatusOr<Ticket> Submit(CallRequest request, std::shared_ptr<CallSink> sink);
+  // Stops a call within one step. What it answered so far is committed, marked; a call without an
+  // answer leaves nothing.
+  void Cancel(Ticket ticket);
+
+  // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
+  // read or written any more.
+  void FailLeases(const absl::Status& status);
+  // Refuses new calls, lets those there finish for `grace`, cancels the rest.
+  void Drain(absl::Duration grace);
+
+  SchedulerLoad load() const;
+  // False when a step or another piece of the engine thread's work has taken implausibly long.
+  bool MakesProgress() const;
+
+ private:
+  enum class Phase { kWaiting, kOpening, kRunning, kCommitting };
+  struct Call;
+  struct Batch;
+  struct Link;
+  class Events;
+
+  void Run();
+  void Post(Task task);
+  bool RunPosted(absl::Duration wait);
+  absl::Duration IdleWait() const;
+
+  Call* Find(Ticket ticket);
+  void Enqueue(std::unique_ptr<Call> call);
+  void CancelNow(Ticket ticket);
+  void StartCalls();
+  void Open(Call& call);
+  void Prepare(Ticket ticket, CallRequest request, std::shared_ptr<Lease> lease,
+               OpenedLease opened);
+  void OnPrepared(Ticket ticket, const std::shared_ptr<Session>& session, int64_t opened_ns);
+  void OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, const std::string& refused);
+  void OnBroken(Ticket ticket, const absl::Status& status);
+  void OnCommitted(Ticket ticket);
+
+  bool Step();
+  Batch PlanBatch();
+  void AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns);
+  void TakeToken(Call& call, std::span<const float> logits);
+  void ClaimAhead(Call& call);
+  void DropStalled();
+
+  void Commit(Call& call);
+  void Fail(Call& call, const absl::Status& status);
+  void Erase(Ticket ticket);
+  void PublishLoad();
+
+  engine::Model& model_;
+  const SessionEnv env_;
+  LeaseSource& leases_;
+  const SchedulerOptions options_;
+  Clock& clock_;
+  WorkerMetrics metrics_;
+
+  mutable absl::Mutex mutex_;
+  std::vector<Task> posted_ ABSL_GUARDED_BY(mutex_);
+  SchedulerLoad load_ ABSL_GUARDED_BY(mutex_);
+  size_t admitted_ ABSL_GUARDED_BY(mutex_) = 0;  // calls from Submit to their end
+  uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<int64_t> busy_since_ns_{0};  // 0 = the engine thread waits
+
+  // The engine thread's own.
+  PieceSizer sizer_;
+  const int32_t first_claim_rows_;  // also the office's
+  std::map<Ticket, std::unique_ptr<Call>> calls_;
+  std::vector<float> logits_;  // [max_batch, vocab]
+
+  std::shared_ptr<Link> link_;  // how lease events find this object, as long as it is there
+  TaskThread office_;           // encodes, names and hashes, so that steps do not wait for it
+  std::thread engine_thread_;
+};
+
+}  // namespace withy::model_worker

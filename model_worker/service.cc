@@ -1,0 +1,205 @@
+#include "model_worker/service.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "engine/session/wire.h"
+#include "model_worker/outcome_wire.h"
+#include "model_worker/task_thread.h"
+#include "rpc/daemon.h"
+#include "rpc/status.h"
+#include "rpc/write_queue.h"
+#include "withy/v1/model_worker.grpc.pb.h"
+
+namespace withy::model_worker {
+namespace {
+
+using RunQueue = rpc::WriteQueue<v1::RunResponse>;
+
+constexpr size_t kTokenizeQueue = 256;
+constexpr int64_t kMinRetryMs = 20;
+
+// A call's stream, as the scheduler sees it. Shared by scheduler and RPC: either may end first.
+class StreamSink final : public CallSink {
+ public:
+  StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
+             const engine::Tokenizer& tokenizer)
+      : queue_(std::move(queue)), sampling_(sampling), tokenizer_(tokenizer) {}
+
+  void Accepted(const CallAccepted& accepted) override {
+    v1::RunResponse response;
+    v1::RunAccepted* wire = response.mutable_accepted();
+    wire->set_reused_tokens(static_cast<uint32_t>(accepted.reused_tokens));
+    wire->set_prefill_tokens(static_cast<uint32_t>(accepted.prefill_tokens));
+    wire->set_queue_position(static_cast<uint32_t>(accepted.queue_position));
+    queue_->Push(std::move(response));
+  }
+  void Delta(const engine::AnswerDelta& delta) override {
+    if (delta.text.empty() && !delta.token.has_value()) return;
+    v1::RunResponse response;
+    *response.mutable_delta() = engine::ToWire(delta, sampling_, tokenizer_);
+    queue_->Push(std::move(response));
+  }
+  void Finished(const CallOutcome& outcome) override {
+    v1::RunResponse response;
+    *response.mutable_finished() = ToWire(outcome);
+    queue_->Push(std::move(response));
+    queue_->Close(absl::OkStatus());
+  }
+  void Failed(const absl::Status& status) override { queue_->Close(WithHint(status)); }
+  bool HasRoom() const override { return queue_->HasRoom(); }
+
+ private:
+  // Whoever may retry is told when.
+  static absl::Status WithHint(const absl::Status& status) {
+    const bool retry =
+        absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsResourceExhausted(status);
+    if (!retry || rpc::RetryAfterMs(status).has_value()) return status;
+    constexpr int64_t kRetryMs = 200;
+    return rpc::WithRetryAfter(status, kRetryMs);
+  }
+
+  const std::shared_ptr<RunQueue> queue_;
+  const engine::SamplingParams sampling_;
+  const engine::Tokenizer& tokenizer_;
+};
+
+class ModelWorkerService final : public v1::ModelWorker::CallbackService {
+ public:
+  explicit ModelWorkerService(const ServiceParts& parts)
+      : parts_(parts), limits_(LimitsOf(parts.env)), tokenize_thread_(kTokenizeQueue) {}
+
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* /*context*/,
+                                                 const v1::RunRequest* request) override {
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create();
+    if (const absl::Status status = Submit(*request, queue); !status.ok()) queue->Close(status);
+    return queue->reactor();
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool posted = tokenize_thread_.Post([this, request, response, reactor] {
+      reactor->Finish(rpc::ToGrpc(CountTokens(*request, response)));
+    });
+    if (!posted) {
+      reactor->Finish(rpc::ToGrpc(rpc::WithRetryAfter(
+          absl::ResourceExhaustedError("too many prompts wait to be counted"), kMinRetryMs)));
+    }
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetWorkerInfoRequest* /*request*/,
+                                          v1::GetWorkerInfoResponse* response) override {
+    FillInfo(response);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  static engine::RequestLimits LimitsOf(const SessionEnv& env) {
+    engine::RequestLimits limits{
+        .vocab_size = env.model.vocab_size, .context_length = env.window, .levels_percent = {}};
+    for (const engine::LevelInfo& level : env.model.levels) {
+      limits.levels_percent.push_back(level.percent);
+    }
+    return limits;
+  }
+
+  absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
+    CallRequest call;
+    WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, RandomId64()));
+    WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, limits_));
+    call.call_id = request.call_id();
+    call.app_id = request.app_id();
+    call.context_id = request.context_id();
+    call.request_id = request.request_id();
+    call.request_digest = request.request_digest();
+    call.decision = request.decision().SerializeAsString();
+    call.priority = request.priority();
+    call.deadline_steady_ns = request.deadline_steady_ns();
+    auto sink =
+        std::make_shared<StreamSink>(queue, call.answer.sampling, parts_.env.encoder.tokenizer());
+    const auto ticket = parts_.scheduler.Submit(std::move(call), std::move(sink));
+    if (absl::IsResourceExhausted(ticket.status())) {
+      return rpc::WithRetryAfter(ticket.status(), RetryMs());
+    }
+    WITHY_RETURN_IF_ERROR(ticket.status());
+    queue->OnCancelled(
+        [&scheduler = parts_.scheduler, ticket = *ticket] { scheduler.Cancel(ticket); });
+    return absl::OkStatus();
+  }
+
+  // About when the present prompts are computed and the first waiting call has gone.
+  int64_t RetryMs() const {
+    const SchedulerLoad load = parts_.scheduler.load();
+    const double us =
+        static_cast<double>(load.pending_prefill_tokens) * parts_.cost.prefill_us_per_token;
+    return std::max(kMinRetryMs, static_cast<int64_t>(std::ceil(us / 1e3)));
+  }
+
+  // Counts as a call would see it: with the context's record before the prompt.
+  absl::Status CountTokens(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+    WITHY_ASSIGN_OR_RETURN(std::vector<engine::Segment> prompt,
+                           engine::PromptFromWire(request.prompt(), {}));
+    ContextInfo context;
+    if (!request.context_id().empty()) {
+      WITHY_ASSIGN_OR_RETURN(context,
+                             parts_.leases.GetContext(request.app_id(), request.context_id()));
+    }
+    std::vector<engine::Segment> segments = std::move(context.segments);
+    segments.insert(segments.end(), prompt.begin(), prompt.end());
+    // No window: a prompt that is too long has a length, too.
+    WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
+                           parts_.env.encoder.EncodePrompt(segments, kNoWindow));
+    response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
+                                static_cast<uint32_t>(encoded.history_tokens));
+    response->set_context_tokens(static_cast<uint32_t>(encoded.history_tokens));
+    const engine::KvInfo& kv = parts_.env.model.kv;
+    const auto chunk_bytes = static_cast<int64_t>(kv.block_bytes) * kv.layers;
+    const int64_t resident = context.resident_bytes / chunk_bytes * kv.chunk_tokens;
+    response->set_resident_tokens(
+        static_cast<uint32_t>(std::min<int64_t>(resident, encoded.history_tokens)));
+    return absl::OkStatus();
+  }
+
+  void FillInfo(v1::GetWorkerInfoResponse* response) const {
+    *response->mutable_model() = engine::Describe(parts_.env.model, "target", parts_.env.window);
+    *response->mutable_cost() = engine::ToWire(parts_.cost);
+    const SchedulerLoad load = parts_.scheduler.load();
+    v1::WorkerLoad* wire = response->mutable_load();
+    wire->set_running_calls(static_cast<uint32_t>(load.running));
+    wire->set_queued_calls(static_cast<uint32_t>(load.queued));
+    wire->set_queue_limit(static_cast<uint32_t>(load.queue_limit));
+    wire->set_pending_prefill_tokens(static_cast<uint32_t>(load.pending_prefill_tokens));
+    v1::ProcessStatus* status = response->mutable_status();
+    rpc::FillProcessStatus("model_worker", status);
+    status->set_model_bytes(static_cast<uint64_t>(parts_.env.model.weight_bytes));
+    status->set_running_calls(wire->running_calls());
+    status->set_queued_calls(wire->queued_calls());
+    status->set_queue_limit(wire->queue_limit());
+    status->set_detail(parts_.env.model.name + "; " + parts_.leases.Describe());
+  }
+
+  static constexpr int32_t kNoWindow = 1 << 30;
+
+  const ServiceParts parts_;
+  const engine::RequestLimits limits_;
+  TaskThread tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeModelWorkerService(const ServiceParts& parts) {
+  return std::make_unique<ModelWorkerService>(parts);
+}
+
+}  // namespace withy::model_worker

@@ -1,0 +1,29 @@
+// ModelWorker on the wire: requests in, answers out. Neighbours: scheduler.h does the work.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/session/cost_probe.h"
+#include "engine/session/segment.h"
+#include "model_worker/lease_client.h"
+#include "model_worker/scheduler.h"
+#include "model_worker/session.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace withy::model_worker {
+
+// Everything is borrowed and outlives the service.
+struct ServiceParts {
+  Scheduler& scheduler;
+  LeaseClient& leases;
+  const SessionEnv& env;
+  engine::StepCost cost;
+};
+
+std::unique_ptr<grpc::Service> MakeModelWorkerService(const ServiceParts& parts);
+
+}  // namespace withy::model_worker

@@ -1,0 +1,280 @@
+#include "model_worker/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "engine/kv/block.h"
+#include "engine/weights/crc32c.h"
+
+namespace withy::model_worker {
+namespace {
+
+constexpr int32_t kChunk = engine::kChunkTokens;
+
+int32_t ChunksFor(int32_t tokens) { return (tokens + kChunk - 1) / kChunk; }
+
+engine::KvBlockHeader ReadHeader(const std::byte* block) {
+  engine::KvBlockHeader header;
+  std::memcpy(&header, block, sizeof(header));
+  return header;
+}
+
+uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
+  return engine::Crc32c(
+      0, {block + sizeof(engine::KvBlockHeader), block_bytes - sizeof(engine::KvBlockHeader)});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
+                                                         const CallRequest& request,
+                                                         OpenedLease opened) {
+  WITHY_ASSIGN_OR_RETURN(engine::Sampler sampler, engine::Sampler::Create(request.answer.sampling));
+  std::vector<engine::Segment> segments = opened.segments;
+  segments.insert(segments.end(), request.answer.prompt.begin(), request.answer.prompt.end());
+  WITHY_ASSIGN_OR_RETURN(engine::EncodedConversation encoded,
+                         env.encoder.EncodePrompt(segments, env.window));
+  auto session =
+      std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));
+  session->ids_ = std::move(encoded.ids);
+  session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
+  session->AdoptResident();
+  CallUsage& usage = session->usage_;
+  usage.context_tokens = encoded.history_tokens;
+  usage.prompt_tokens = session->prompt_end_ - encoded.history_tokens;
+  usage.reused_tokens = session->computed_;
+  usage.prefilled_tokens = session->prompt_end_ - session->computed_;
+  return session;
+}
+
+Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
+                 engine::Sampler sampler)
+    : env_(env),
+      request_(request),
+      opened_(std::move(opened)),
+      level_(engine::LevelIndex(env.model, request.answer.level_percent)),
+      sampler_(std::move(sampler)),
+      answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop) {}
+
+// A block that this attachment wrote needs no second look; one from before it is checked byte by
+// byte, and stamped so that the next call need not.
+bool Session::HeadersMatch(const ResidentChunk& chunk) const {
+  if (chunk.where.blocks.size() != static_cast<size_t>(env_.model.kv.layers)) return false;
+  for (size_t layer = 0; layer < chunk.where.blocks.size(); ++layer) {
+    if (chunk.where.blocks[layer] >= opened_.arena->block_count()) return false;
+    std::byte* block = opened_.arena->Block(chunk.where.blocks[layer]);
+    engine::KvBlockHeader header = ReadHeader(block);
+    if (header.layer != layer || header.filled != chunk.name.tokens ||
+        header.format != engine::KvFormat::kQ8 ||
+        std::memcmp(header.identity, chunk.name.identity.data(), sizeof(header.identity)) != 0) {
+      return false;
+    }
+    if (header.epoch == opened_.arena->epoch()) continue;
+    if (header.checksum != PayloadChecksum(block, env_.model.kv.block_bytes)) return false;
+    header.epoch = opened_.arena->epoch();
+    std::memcpy(block, &header, sizeof(header));
+  }
+  return true;
+}
+
+void Session::AdoptResident() {
+  std::vector<ChunkName> names;
+  for (const ResidentChunk& chunk : opened_.resident) names.push_back(chunk.name);
+  size_t matching = env_.namer.MatchingChunks(names, ids_);
+  for (size_t i = 0; i < matching; ++i) {
+    if (!HeadersMatch(opened_.resident[i])) matching = i;
+  }
+  if (matching < opened_.resident.size()) faulty_chunk_ = static_cast<int32_t>(matching);
+  for (size_t i = 0; i < matching; ++i) {
+    PushChunk(opened_.resident[i].where.blocks);
+    computed_ += names[i].tokens;
+  }
+  kept_.assign(names.begin(), names.begin() + static_cast<int64_t>(matching));
+  // The last token is always computed: its logits are where the answer begins.
+  computed_ = std::min(computed_, prompt_end_ - 1);
+  read_only_tokens_ = computed_;
+}
+
+void Session::PushChunk(std::span<const uint32_t> blocks) {
+  for (const uint32_t number : blocks) blocks_.push_back(opened_.arena->Block(number));
+  slots_ += kChunk;
+}
+
+bool Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const {
+  bool wants_logits = false;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t position = computed_ + i;
+    wants_logits = position + 1 == static_cast<int32_t>(ids_.size());
+    rows->push_back({.token = ids_[static_cast<size_t>(position)],
+                     .position = position,
+                     .slot = position,
+                     .context = context,
+                     .level = level_,
+                     .want_logits = wants_logits,
+                     .ancestor_slots = {}});
+  }
+  return wants_logits;
+}
+
+std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
+  if (claim_.has_value()) return std::nullopt;
+  // One token beyond those there are: the next one's slot should be there when it is sampled.
+  const int32_t useful = static_cast<int32_t>(ids_.size()) + (finished() ? 0 : kChunk / 2);
+  const int32_t wanted = std::min({computed_ + ahead, useful, env_.window});
+  if (wanted <= slots_) return std::nullopt;
+  const int32_t first = slots_ / kChunk;
+  claim_ = ClaimRange{.first = first, .count = ChunksFor(wanted) - first};
+  return claim_;
+}
+
+absl::Status Session::AddBlocks(std::span<const ChunkBlocks> chunks) {
+  const ClaimRange claim = claim_.value_or(ClaimRange{});
+  claim_.reset();
+  if (chunks.size() != static_cast<size_t>(claim.count)) {
+    return absl::InternalError(
+        absl::StrCat("context store: claimed ", claim.count, " chunks and got ", chunks.size()));
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const std::vector<uint32_t>& blocks = chunks[i].blocks;
+    const bool inside = std::all_of(blocks.begin(), blocks.end(), [&](uint32_t number) {
+      return number < opened_.arena->block_count();
+    });
+    if (chunks[i].chunk != claim.first + static_cast<int32_t>(i) || !inside ||
+        blocks.size() != static_cast<size_t>(env_.model.kv.layers)) {
+      return absl::InternalError(absl::StrCat(
+          "context store: chunk ", chunks[i].chunk, " with ", blocks.size(),
+          " blocks in answer to a claim of chunk ", claim.first + static_cast<int>(i), " with ",
+          env_.model.kv.layers, " of them in an arena of ", opened_.arena->block_count()));
+    }
+    PushChunk(blocks);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<engine::AnswerDelta> Session::TakeLogits(std::span<const float> logits) {
+  answer_begun_ = true;
+  WITHY_ASSIGN_OR_RETURN(engine::Sample sample, sampler_.Pick(logits, ids_.size(), ids_));
+  engine::AnswerDelta delta;
+  delta.text = answer_.Push(sample.id);
+  if (answer_.reason() == engine::FinishReason::kEndOfTurn) return delta;
+  ids_.push_back(sample.id);
+  tokens_.push_back(sample);
+  delta.token = std::move(sample);
+  if (!finished() && static_cast<int32_t>(ids_.size()) >= env_.window) {
+    delta.text += answer_.Finish(engine::FinishReason::kContextFull);
+  }
+  return delta;
+}
+
+engine::AnswerDelta Session::Finish(engine::FinishReason reason) {
+  return {.text = answer_.Finish(reason), .token = std::nullopt};
+}
+
+std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
+  std::vector<engine::Segment> appended = request_.answer.prompt;
+  for (engine::Segment& segment : appended) {
+    segment.unix_s = unix_s;
+    segment.level_percent = request_.answer.level_percent;
+  }
+  engine::Segment& answer = appended.emplace_back();
+  answer.role = "assistant";
+  answer.text = answer_.text();
+  answer.level_percent = request_.answer.level_percent;
+  answer.cancelled = reason() == engine::FinishReason::kCancelled;
+  answer.ended = reason() == engine::FinishReason::kEndOfTurn;
+  answer.unix_s = unix_s;
+  // A stop string cuts the text inside the generated tokens: then the text alone counts.
+  const engine::Tokenizer& tokenizer = env_.encoder.tokenizer();
+  if (reason() != engine::FinishReason::kStopString &&
+      tokenizer.Encode(answer.text, {.add_bos = false, .continues = true}) != answer_.ids()) {
+    answer.token_ids = answer_.ids();
+    answer.tokenizer_fingerprint = tokenizer.fingerprint();
+  }
+  return appended;
+}
+
+// Tokens of the whole record with `appended`; `*usable` is how many of the computed ones it begins
+// with.
+int32_t Session::RecordTokens(std::span<const engine::Segment> appended, int32_t* usable) const {
+  *usable = 0;
+  std::vector<engine::Segment> record = opened_.segments;
+  record.insert(record.end(), appended.begin(), appended.end());
+  const auto encoded = env_.encoder.EncodeRecord(record, env_.window);
+  if (!encoded.ok()) return static_cast<int32_t>(ids_.size());
+  const std::vector<int32_t>& ids = encoded->ids;
+  const auto limit = std::min(ids.size(), static_cast<size_t>(computed_));
+  const auto end = ids_.begin() + static_cast<int64_t>(limit);
+  *usable =
+      static_cast<int32_t>(std::mismatch(ids_.begin(), end, ids.begin()).first - ids_.begin());
+  return static_cast<int32_t>(ids.size());
+}
+
+std::vector<ChunkName> Session::NameChunks(int32_t tokens) const {
+  const auto chunks = static_cast<size_t>(ChunksFor(tokens));
+  std::vector<int32_t> levels(chunks, request_.answer.level_percent);
+  std::vector<ChunkName> kept;
+  for (size_t i = 0; i < std::min(kept_.size(), chunks); ++i) {
+    const int32_t end = static_cast<int32_t>(i) * kChunk + kept_[i].tokens;
+    const bool unchanged = kept_[i].tokens == kChunk || end == tokens;
+    if (unchanged && end <= tokens) {
+      kept.push_back(kept_[i]);
+    } else {
+      levels[i] = std::min(levels[i], kept_[i].level_percent);
+      break;
+    }
+  }
+  return env_.namer.NameAll(kept, {ids_.data(), static_cast<size_t>(tokens)}, levels);
+}
+
+void Session::StampHeaders(std::span<const ChunkName> names, size_t first) const {
+  const auto layers = static_cast<size_t>(env_.model.kv.layers);
+  for (size_t chunk = first; chunk < names.size(); ++chunk) {
+    for (size_t layer = 0; layer < layers; ++layer) {
+      std::byte* block = blocks_[chunk * layers + layer];
+      engine::KvBlockHeader header = {};
+      header.epoch = opened_.arena->epoch();
+      std::memcpy(header.identity, names[chunk].identity.data(), sizeof(header.identity));
+      header.layer = static_cast<uint32_t>(layer);
+      header.checksum = PayloadChecksum(block, env_.model.kv.block_bytes);
+      header.level = static_cast<uint8_t>(names[chunk].level_percent);
+      header.format = engine::KvFormat::kQ8;
+      header.filled = static_cast<uint8_t>(names[chunk].tokens);
+      std::memcpy(block, &header, sizeof(header));
+    }
+  }
+}
+
+LeaseCommit Session::MakeCommit(int64_t unix_s) const {
+  LeaseCommit commit;
+  commit.request_id = request_.request_id;
+  commit.request_digest = request_.request_digest;
+  commit.decision = request_.decision;
+  commit.sampling = request_.answer.sampling;
+  if (request_.context_id.empty()) return commit;
+  commit.appended = AppendedSegments(unix_s);
+  int32_t usable = 0;
+  commit.context_tokens = RecordTokens(commit.appended, &usable);
+  commit.chunks = NameChunks(usable);
+  size_t unchanged = 0;
+  while (unchanged < std::min(kept_.size(), commit.chunks.size()) &&
+         kept_[unchanged].identity == commit.chunks[unchanged].identity) {
+    ++unchanged;
+  }
+  StampHeaders(commit.chunks, unchanged);
+  return commit;
+}
+
+CallOutcome Session::Outcome() const {
+  CallOutcome outcome;
+  outcome.reason = reason();
+  outcome.text = answer_.text();
+  outcome.seed = request_.answer.sampling.seed;
+  outcome.tokens = tokens_;
+  outcome.usage = usage_;
+  return outcome;
+}
+
+}  // namespace withy::model_worker

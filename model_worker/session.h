@@ -1,0 +1,122 @@
+// One call between its lease and its commit: which tokens there are, which are computed, where
+// their KV goes, what the answer is so far. Neighbours: scheduler.h drives many of these; lease.h
+// is where blocks come from. No threads, no clock, no messages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/model/model.h"
+#include "engine/sampling/sampler.h"
+#include "engine/session/answer_stream.h"
+#include "engine/session/conversation.h"
+#include "engine/session/solo_answer.h"
+#include "model_worker/call.h"
+#include "model_worker/chunk_identity.h"
+#include "model_worker/lease.h"
+
+namespace withy::model_worker {
+
+// What all sessions of a worker share; outlives them. Immutable.
+struct SessionEnv {
+  const engine::ModelInfo& model;
+  const engine::ConversationEncoder& encoder;
+  const ChunkNamer& namer;
+  int32_t window = 0;  // tokens of a context at most
+};
+
+// Chunks to ask the store for.
+struct ClaimRange {
+  int32_t first = 0;
+  int32_t count = 0;
+};
+
+// Not thread-safe: made by one thread, then owned by another.
+class Session {
+ public:
+  // Encodes record and prompt, and finds out how much of the resident KV is what these tokens need.
+  // Errors: INVALID_ARGUMENT (the template refuses the messages), OUT_OF_RANGE (window).
+  static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionEnv& env,
+                                                         const CallRequest& request,
+                                                         OpenedLease opened);
+
+  // The first resident chunk that is not what its identity says, if any; it has to be reported
+  // before the first claim.
+  std::optional<int32_t> faulty_chunk() const { return faulty_chunk_; }
+  const CallUsage& usage() const { return usage_; }
+
+  // --- what the next step may compute
+  int32_t pending_rows() const { return static_cast<int32_t>(ids_.size()) - computed_; }
+  int32_t ready_rows() const { return std::min(pending_rows(), slots_ - computed_); }
+  bool decoding() const { return answer_begun_; }
+  // Appends the next `count` (<= ready_rows()) rows as rows of `context`; the last one asks for
+  // logits when it is the last token there is. Returns whether it does.
+  bool AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
+  engine::ContextView View() const {
+    return {.blocks = blocks_, .committed_tokens = read_only_tokens_};
+  }
+  // `count` rows have been computed.
+  void Advance(int32_t count) { computed_ += count; }
+
+  // --- blocks
+  // Chunks to claim so that `ahead` more rows than are computed have slots; none while a claim is
+  // under way or when there are enough. The caller sends it: the session then waits for AddBlocks
+  // or ClaimRefused.
+  std::optional<ClaimRange> NextClaim(int32_t ahead);
+  // Errors: INTERNAL when the store gave other chunks or blocks than were asked for.
+  absl::Status AddBlocks(std::span<const ChunkBlocks> chunks);
+  void ClaimRefused() { claim_.reset(); }
+
+  // --- the answer
+  // Picks the next token from the logits of the last token. Errors: as Sampler::Pick.
+  absl::StatusOr<engine::AnswerDelta> TakeLogits(std::span<const float> logits);
+  // Ends the answer for a reason from outside; returns what was held back.
+  engine::AnswerDelta Finish(engine::FinishReason reason);
+  bool finished() const { return answer_.finished(); }
+  bool has_answer() const { return !tokens_.empty(); }
+  engine::FinishReason reason() const { return answer_.reason(); }
+
+  // What to leave behind, and the headers of the blocks that were written, stamped for it. `unix_s`
+  // is the present time.
+  LeaseCommit MakeCommit(int64_t unix_s) const;
+  CallOutcome Outcome() const;
+
+ private:
+  Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
+          engine::Sampler sampler);
+
+  void AdoptResident();
+  bool HeadersMatch(const ResidentChunk& chunk) const;
+  void PushChunk(std::span<const uint32_t> blocks);
+  std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
+  int32_t RecordTokens(std::span<const engine::Segment> appended, int32_t* usable) const;
+  std::vector<ChunkName> NameChunks(int32_t tokens) const;
+  void StampHeaders(std::span<const ChunkName> names, size_t first) const;
+
+  const SessionEnv& env_;
+  const CallRequest request_;
+  const OpenedLease opened_;
+  const int32_t level_;  // index of the model's level
+  engine::Sampler sampler_;
+  engine::AnswerStream answer_;
+
+  std::vector<int32_t> ids_;      // prompt, then the answer
+  int32_t prompt_end_ = 0;        // ids_ up to here are the prompt
+  int32_t computed_ = 0;          // ids_ up to here have KV
+  int32_t slots_ = 0;             // tokens that blocks_ has room for
+  int32_t read_only_tokens_ = 0;  // KV that was there before
+  bool answer_begun_ = false;
+  std::vector<ChunkName> kept_;  // resident chunks that stay in use
+  std::optional<int32_t> faulty_chunk_;
+  std::optional<ClaimRange> claim_;
+  std::vector<std::byte*> blocks_;  // [chunk * layers + layer]
+  CallUsage usage_;
+  std::vector<engine::Sample> tokens_;
+};
+
+}  // namespace withy::model_worker

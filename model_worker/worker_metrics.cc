@@ -1,0 +1,100 @@
+#include "model_worker/worker_metrics.h"
+
+namespace withy::model_worker {
+
+using telemetry::Phase;
+using telemetry::RecordDuration;
+using telemetry::Span;
+
+WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
+    : recorder_(recorder),
+      prefilled_(recorder.counter(
+          {.name = "withy_prefilled_tokens_total", .help = "Prompt tokens computed."})),
+      generated_(
+          recorder.counter({.name = "withy_generated_tokens_total", .help = "Tokens sampled."})),
+      reused_(recorder.counter(
+          {.name = "withy_reused_tokens_total", .help = "Prompt tokens whose KV was reused."})),
+      steps_(recorder.counter(
+          {.name = "withy_engine_steps_total", .help = "Forward passes over the weights."})),
+      failed_(recorder.counter(
+          {.name = "withy_worker_calls_failed_total", .help = "Calls that ended in an error."})),
+      faults_(recorder.counter({.name = "withy_kv_chunk_faults_total",
+                                .help = "Resident chunks that were not what they claim."})),
+      running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls being answered."})),
+      queued_(recorder.gauge({.name = "withy_calls_queued", .help = "Calls waiting."})) {
+  using engine::FinishReason;
+  for (const FinishReason reason :
+       {FinishReason::kEndOfTurn, FinishReason::kStopString, FinishReason::kMaxTokens,
+        FinishReason::kContextFull, FinishReason::kCancelled}) {
+    finished_[static_cast<size_t>(reason)] =
+        &recorder.counter({.name = "withy_worker_calls_finished_total",
+                           .help = "Calls that came to an end, by reason.",
+                           .label_key = "reason",
+                           .label_value = engine::FinishReasonName(reason)});
+  }
+}
+
+void WorkerMetrics::Step(uint64_t call_id, bool decode, int32_t rows, uint32_t sequence,
+                         int64_t started_ns, int64_t ended_ns) {
+  const telemetry::NameId name = decode ? Phase::kDecode : Phase::kPrefill;
+  Span span;
+  span.call_id = call_id;
+  span.started_ns = started_ns;
+  span.ended_ns = ended_ns;
+  span.value = static_cast<uint64_t>(rows);
+  span.sequence = sequence;
+  span.name = name.id;
+  span.kind = name.kind;
+  recorder_.Record(span);
+  if (!decode) prefilled_.Add(static_cast<uint64_t>(rows));
+}
+
+void WorkerMetrics::Sampling(uint64_t call_id, int64_t started_ns, int64_t ended_ns) {
+  RecordDuration(recorder_, Phase::kSampling, call_id, started_ns, ended_ns, 1);
+  generated_.Add();
+}
+
+void WorkerMetrics::Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns) {
+  RecordDuration(recorder_, Phase::kQueue, call_id, arrived_ns, started_ns);
+}
+
+void WorkerMetrics::LeaseOpened(uint64_t call_id, int64_t started_ns, int64_t opened_ns) {
+  RecordDuration(recorder_, Phase::kLease, call_id, started_ns, opened_ns);
+}
+
+void WorkerMetrics::Loaded(uint64_t call_id, int64_t opened_ns, int64_t ready_ns,
+                           const CallUsage& usage) {
+  RecordDuration(recorder_, Phase::kLoad, call_id, opened_ns, ready_ns,
+                 static_cast<uint64_t>(usage.reused_tokens));
+  reused_.Add(static_cast<uint64_t>(usage.reused_tokens));
+}
+
+void WorkerMetrics::Committed(uint64_t call_id, int64_t started_ns, int64_t ended_ns) {
+  RecordDuration(recorder_, Phase::kCommit, call_id, started_ns, ended_ns);
+}
+
+void WorkerMetrics::Finished(uint64_t call_id, const CallOutcome& outcome) {
+  const CallTimes& times = outcome.times;
+  const size_t tokens = outcome.tokens.size();
+  if (times.first_token_ns != 0) {
+    RecordDuration(recorder_, Phase::kTtft, call_id, times.arrived_ns, times.first_token_ns);
+    RecordDuration(recorder_, Phase::kEndToEnd, call_id, times.arrived_ns, times.last_token_ns,
+                   tokens);
+  }
+  if (tokens > 1) {
+    const int64_t mean =
+        (times.last_token_ns - times.first_token_ns) / static_cast<int64_t>(tokens - 1);
+    RecordDuration(recorder_, Phase::kTpot, call_id, times.last_token_ns - mean,
+                   times.last_token_ns, tokens);
+  }
+  if (telemetry::Counter* counter = finished_[static_cast<size_t>(outcome.reason)]) {
+    counter->Add();
+  }
+}
+
+void WorkerMetrics::Load(size_t running, size_t queued) {
+  running_.Set(static_cast<int64_t>(running));
+  queued_.Set(static_cast<int64_t>(queued));
+}
+
+}  // namespace withy::model_worker

@@ -1,0 +1,47 @@
+// What model_worker counts and times. Neighbours: telemetry/ exports it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/session/answer_stream.h"
+#include "model_worker/call.h"
+#include "telemetry/recorder.h"
+
+namespace withy::model_worker {
+
+// Any thread. `recorder` must outlive it.
+class WorkerMetrics {
+ public:
+  explicit WorkerMetrics(telemetry::Recorder& recorder);
+
+  // A step computed `rows` rows of a call, of its prompt or of its answer.
+  void Step(uint64_t call_id, bool decode, int32_t rows, uint32_t sequence, int64_t started_ns,
+            int64_t ended_ns);
+  void Sampling(uint64_t call_id, int64_t started_ns, int64_t ended_ns);
+  void StepDone() { steps_.Add(); }
+  // The call waited, and its lease opened.
+  void Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns);
+  void LeaseOpened(uint64_t call_id, int64_t started_ns, int64_t opened_ns);
+  void Loaded(uint64_t call_id, int64_t opened_ns, int64_t ready_ns, const CallUsage& usage);
+  void Committed(uint64_t call_id, int64_t started_ns, int64_t ended_ns);
+  void Finished(uint64_t call_id, const CallOutcome& outcome);
+  void Failed() { failed_.Add(); }
+  void Faulted() { faults_.Add(); }
+  void Load(size_t running, size_t queued);
+
+ private:
+  telemetry::Recorder& recorder_;
+  telemetry::Counter& prefilled_;
+  telemetry::Counter& generated_;
+  telemetry::Counter& reused_;
+  telemetry::Counter& steps_;
+  telemetry::Counter& failed_;
+  telemetry::Counter& faults_;
+  std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
+  telemetry::Gauge& running_;
+  telemetry::Gauge& queued_;
+};
+
+}  // namespace withy::model_worker
