@@ -96,11 +96,18 @@ absl::Status RunOn(const Peer& peer, Stub& stub, const v1::RunRequest& request,
   const auto reader = stub.Run(context.get(), request);
   control.SetHook([context] { context->TryCancel(); });
   v1::RunResponse event;
+  bool stopped = false;
   while (reader->Read(&event)) {
-    if (!on_event(event)) context->TryCancel();
+    if (stopped || on_event(event)) continue;
+    stopped = true;
+    context->TryCancel();
   }
   const grpc::Status status = reader->Finish();
   control.SetHook(nullptr);
+  // Neither we nor the caller cancelled: the worker is shutting down.
+  if (status.error_code() == grpc::StatusCode::CANCELLED && !stopped && !control.cancelled()) {
+    return Away(peer, "stopped while it answered");
+  }
   return Translate(peer, *context, status, control.deadline(), control.deadline());
 }
 
@@ -235,7 +242,8 @@ std::string Backends::Health(std::string_view process, absl::Time deadline) {
     grpc::GenericStub stub(peer->channel);
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(std::min(deadline, absl::Now() + kStatusCall)));
-    const grpc::ByteBuffer request;
+    const grpc::Slice empty;
+    const grpc::ByteBuffer request(&empty, 1);
     grpc::ByteBuffer response;
     std::promise<grpc::Status> done;
     stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,

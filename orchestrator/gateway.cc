@@ -159,8 +159,8 @@ absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) 
   WITHY_ASSIGN_OR_RETURN(const WorkerInfo target, GetWorkerInfo(Lane::kTarget, deadline));
   *response.add_models() = target->model();
   // A draft that is away is not listed: the target answers without it.
-  const auto draft = backends_.WorkerInfo(Lane::kDraft, deadline, /*wait=*/false);
-  if (draft.ok()) *response.add_models() = draft->model();
+  const auto draft = GetWorkerInfo(Lane::kDraft, deadline, /*wait=*/false);
+  if (draft.ok()) *response.add_models() = (*draft)->model();
   return response;
 }
 
@@ -246,7 +246,7 @@ absl::StatusOr<Lane> Gateway::FindLane(const std::string& model, absl::Time dead
   if (model == "draft") return Lane::kDraft;
   std::string known = "\"target\", \"draft\"";
   for (Lane lane : {Lane::kTarget, Lane::kDraft}) {
-    const absl::StatusOr<WorkerInfo> worker = GetWorkerInfo(lane, deadline);
+    const absl::StatusOr<WorkerInfo> worker = GetWorkerInfo(lane, deadline, /*wait=*/false);
     if (!worker.ok()) continue;
     if ((*worker)->model().name() == model) return lane;
     absl::StrAppend(&known, ", \"", (*worker)->model().name(), "\"");
@@ -264,7 +264,7 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const std::st
   if (lane == Lane::kTarget) return backends_.Tokenize(count, deadline);
   // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
   // must do.
-  if (backends_.WorkerInfo(Lane::kTarget, deadline, /*wait=*/false).ok()) {
+  if (GetWorkerInfo(Lane::kTarget, deadline, /*wait=*/false).ok()) {
     const auto counted = backends_.Tokenize(count, deadline);
     if (counted.ok()) return counted;
   }
@@ -283,14 +283,15 @@ void Gateway::EndRequest(const RequestName& name) {
   in_flight_.erase(name);
 }
 
-absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time deadline) {
+absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time deadline,
+                                                           bool wait) {
   {
     absl::MutexLock lock(&mutex_);
     const CachedWorker& cached = workers_[Index(lane)];
     if (cached.info != nullptr && clock_.SteadyNanos() < cached.expires_ns) return cached.info;
   }
   WITHY_ASSIGN_OR_RETURN(v1::GetWorkerInfoResponse info,
-                         backends_.WorkerInfo(lane, deadline, /*wait=*/true));
+                         backends_.WorkerInfo(lane, deadline, wait));
   const WorkerInfo fresh = std::make_shared<const v1::GetWorkerInfoResponse>(std::move(info));
   absl::MutexLock lock(&mutex_);
   workers_[Index(lane)] = {fresh, clock_.SteadyNanos() + kWorkerInfoTtlNs};

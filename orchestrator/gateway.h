@@ -114,7 +114,8 @@ class Gateway {
                                                  const v1::GenerateRequest& request,
                                                  absl::Time deadline);
   // Cached for a moment; the cost model in it changes only when the worker restarts.
-  absl::StatusOr<WorkerInfo> GetWorkerInfo(Lane lane, absl::Time deadline);
+  // `wait`: for a worker that is not there.
+  absl::StatusOr<WorkerInfo> GetWorkerInfo(Lane lane, absl::Time deadline, bool wait = true);
   void ForgetWorker(Lane lane);
   LiveCorrection live(Lane lane) const;
   void LearnFrom(Lane lane, const CostParameters& cost, const Observation& seen);

@@ -61,8 +61,8 @@ class GenerateCall {
   int64_t first_token_ns_ = 0;
   int64_t last_token_ns_ = 0;
   uint32_t tokens_ = 0;
-  uint32_t worker_queue_position_ = 0;
   bool finished_ = false;
+  bool reader_gone_ = false;
 };
 
 absl::Status GenerateCall::Run() {
@@ -158,6 +158,7 @@ absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
       gateway_.backends_.Run(prepared_.lane, forwarded, control_,
                              [this](v1::RunResponse& event) { return OnEvent(event); });
   if (const absl::Status ended = control_.Check(); !ended.ok()) return ended;
+  if (reader_gone_) return absl::CancelledError("the caller went away");
   if (finished_) return absl::OkStatus();
   if (status.ok()) {
     status = absl::UnavailableError(
@@ -193,7 +194,6 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
 bool GenerateCall::OnEvent(v1::RunResponse& event) {
   switch (event.event_case()) {
     case v1::RunResponse::kAccepted:
-      worker_queue_position_ = event.accepted().queue_position();
       return true;
     case v1::RunResponse::kDelta:
       OnDelta(*event.mutable_delta());
@@ -210,7 +210,8 @@ bool GenerateCall::OnEvent(v1::RunResponse& event) {
   } else {
     message.mutable_finished()->Swap(event.mutable_finished());
   }
-  return sink_(std::move(message));
+  reader_gone_ = !sink_(std::move(message));
+  return !reader_gone_;
 }
 
 void GenerateCall::OnDelta(v1::GenerateDelta& delta) {

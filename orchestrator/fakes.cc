@@ -1,0 +1,243 @@
+#include "orchestrator/fakes.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/config.h"
+#include "gtest/gtest.h"
+#include "orchestrator/orchestrator.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using grpc::Status;
+using grpc::StatusCode;
+
+template <typename Service>
+std::unique_ptr<rpc::Server> Serve(const std::string& name, const std::string& address,
+                                   Service* service) {
+  auto server = rpc::Server::Start({name, {address}}, {service});
+  EXPECT_TRUE(server.ok()) << server.status();
+  (*server)->SetServing(true);
+  return *std::move(server);
+}
+
+v1::RunResponse TokenEvent(const std::string& text) {
+  v1::RunResponse event;
+  event.mutable_delta()->set_text(text);
+  event.mutable_delta()->add_tokens()->set_id(static_cast<unsigned char>(text[0]));
+  return event;
+}
+
+}  // namespace
+
+Status FakeStore::AuthenticateApp(grpc::ServerContext*, const v1::AuthenticateAppRequest* request,
+                                  v1::AuthenticateAppResponse* response) {
+  const std::lock_guard lock(mutex_);
+  ++authentications_;
+  if (request->token() != "good") return {StatusCode::UNAUTHENTICATED, "unknown token"};
+  response->set_app_id("app_1");
+  return Status::OK;
+}
+
+Status FakeStore::FindResult(grpc::ServerContext*, const v1::FindResultRequest* request,
+                             v1::FindResultResponse* response) {
+  const std::lock_guard lock(mutex_);
+  const auto it = results_.find(request->request_id());
+  if (it == results_.end()) return {StatusCode::NOT_FOUND, "no such result"};
+  if (it->second.first != request->request_digest())
+    return {StatusCode::ALREADY_EXISTS, "another request"};
+  *response->mutable_result() = it->second.second;
+  return Status::OK;
+}
+
+Status FakeStore::ListApps(grpc::ServerContext*, const v1::ListAppsRequest*,
+                           v1::ListAppsResponse* response) {
+  const std::lock_guard lock(mutex_);
+  v1::AppInfo& app = *response->add_apps();
+  app.set_app_id("app_1");
+  app.set_app("one");
+  app.set_contexts(contexts_);
+  return Status::OK;
+}
+
+Status FakeStore::CreateContext(grpc::ServerContext*, const v1::StoreCreateContextRequest* request,
+                                v1::CreateContextResponse* response) {
+  response->mutable_context()->set_context_id("ctx_of_" + request->app_id());
+  response->mutable_context()->set_title(request->request().title());
+  return Status::OK;
+}
+
+Status FakeStore::GetContext(grpc::ServerContext*, const v1::StoreGetContextRequest* request,
+                             v1::GetContextResponse* response) {
+  if (request->context_id() != "ctx_of_" + request->app_id())
+    return {StatusCode::NOT_FOUND, "unknown context"};
+  response->mutable_context()->set_context_id(request->context_id());
+  return Status::OK;
+}
+
+Status FakeStore::GetStoreInfo(grpc::ServerContext*, const v1::GetStoreInfoRequest*,
+                               v1::GetStoreInfoResponse* response) {
+  response->mutable_status()->set_arena_bytes(77);
+  return Status::OK;
+}
+
+void FakeStore::Keep(const std::string& request_id, const std::string& digest,
+                     const v1::StoredResult& result) {
+  const std::lock_guard lock(mutex_);
+  results_[request_id] = {digest, result};
+}
+
+int FakeStore::authentications() const {
+  const std::lock_guard lock(mutex_);
+  return authentications_;
+}
+
+void FakeStore::set_contexts(uint32_t contexts) {
+  const std::lock_guard lock(mutex_);
+  contexts_ = contexts;
+}
+
+Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* request,
+                       grpc::ServerWriter<v1::RunResponse>* writer) {
+  const std::string& script = request->prompt().text();
+  bool die_now = false;
+  {
+    const std::lock_guard lock(mutex_);
+    runs_.push_back(*request);
+    die_now = script == "die early" && !died_;
+    died_ = died_ || die_now;
+  }
+  if (die_now) return {StatusCode::UNAVAILABLE, "worker is gone"};
+  v1::RunResponse event;
+  event.mutable_accepted()->set_prefill_tokens(5);
+  writer->Write(event);
+  writer->Write(TokenEvent("a"));
+  if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
+  if (script == "hold") {
+    std::unique_lock lock(mutex_);
+    while (!released_ && !context->IsCancelled())
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    if (context->IsCancelled()) {
+      ++cancelled_;
+      changed_.notify_all();
+      return {StatusCode::CANCELLED, "cancelled"};
+    }
+  }
+  writer->Write(TokenEvent("b"));
+  writer->Write(TokenEvent("c"));
+  event.mutable_finished()->set_text("abc");
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_END_OF_TURN);
+  event.mutable_finished()->set_seed(request->sampling().seed());
+  event.mutable_finished()->mutable_usage()->set_completion_tokens(3);
+  writer->Write(event);
+  return Status::OK;
+}
+
+Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
+                            v1::TokenizeResponse* response) {
+  response->set_prompt_tokens(static_cast<uint32_t>(request->prompt().text().size()));
+  return Status::OK;
+}
+
+Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
+                                 v1::GetWorkerInfoResponse* response) {
+  v1::ModelDescription& model = *response->mutable_model();
+  model.set_name("fake");
+  model.set_role("target");
+  model.set_context_length(512);
+  model.set_vocabulary(1000);
+  model.add_levels_percent(100);
+  response->mutable_cost()->set_prefill_us_per_token(1000);
+  response->mutable_cost()->set_decode_us_per_token(10'000);
+  response->mutable_status()->set_model_bytes(123);
+  return Status::OK;
+}
+
+void FakeWorker::Release() {
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
+}
+
+void FakeWorker::AwaitCancelled(int count) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return cancelled_ >= count; });
+}
+
+std::vector<v1::RunRequest> FakeWorker::runs() const {
+  const std::lock_guard lock(mutex_);
+  return runs_;
+}
+
+Board::Board(uint32_t queue_limit, uint32_t max_batch) {
+  char pattern[] = "/tmp/withy_orchestrator_XXXXXX";
+  dir_ = mkdtemp(pattern);
+  config_.set_run_dir(dir_ + "/run");
+  config_.set_state_dir(dir_ + "/state");
+  config_.mutable_orchestrator()->set_queue_limit(queue_limit);
+  config_.mutable_model()->set_max_batch(max_batch);
+  EXPECT_TRUE(FillDefaults(&config_).ok());
+  store_server_ = Serve("context_store", config_.store().listen(), &store);
+  StartWorker();
+  auto started = StartOrchestrator(config_);
+  EXPECT_TRUE(started.ok()) << started.status();
+  orchestrator_ = *std::move(started);
+  stub_ = v1::LlmService::NewStub(
+      grpc::CreateChannel(config_.orchestrator().listen(), grpc::InsecureChannelCredentials()));
+}
+
+Board::~Board() {
+  worker.Release();
+  orchestrator_.reset();
+  StopWorker();
+  store_server_.reset();
+  std::filesystem::remove_all(dir_);
+}
+
+void Board::StartWorker() {
+  worker_server_ = Serve("model_worker", config_.model().listen(), &worker);
+}
+
+void Board::StopWorker() { worker_server_.reset(); }
+
+void Board::Drain() { orchestrator_->Drain(absl::Seconds(10)); }
+
+Outcome Board::Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) {
+  grpc::ClientContext own;
+  if (context == nullptr) {
+    Authorise(&own);
+    context = &own;
+  }
+  Outcome outcome;
+  const auto reader = stub_->Generate(context, request);
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+    if (message.has_started()) outcome.started = message.started();
+    if (message.has_delta()) outcome.text += message.delta().text();
+    if (message.has_finished()) outcome.finished = message.finished();
+  }
+  outcome.status = reader->Finish();
+  const auto& trailing = context->GetServerTrailingMetadata();
+  if (const auto it = trailing.find("retry-after-ms"); it != trailing.end()) {
+    outcome.retry_after_ms.assign(it->second.data(), it->second.size());
+  }
+  return outcome;
+}
+
+v1::GenerateRequest Ask(const std::string& text) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text(text);
+  return request;
+}
+
+void Authorise(grpc::ClientContext* context, const std::string& token) {
+  if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,123 @@
+// Stand-ins for context_store and model_worker that answer by script, and the board they make with
+// a real orchestrator in a temporary directory. For orchestrator_test.cc.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "rpc/daemon.h"
+#include "rpc/server.h"
+#include "withy/v1/config.pb.h"
+#include "withy/v1/context_store.grpc.pb.h"
+#include "withy/v1/llm_service.grpc.pb.h"
+#include "withy/v1/model_worker.grpc.pb.h"
+
+namespace withy::orchestrator {
+
+// Knows the token "good" of app "app_1". Thread-safe.
+class FakeStore final : public v1::ContextStore::Service {
+ public:
+  grpc::Status AuthenticateApp(grpc::ServerContext*, const v1::AuthenticateAppRequest* request,
+                               v1::AuthenticateAppResponse* response) override;
+  grpc::Status FindResult(grpc::ServerContext*, const v1::FindResultRequest* request,
+                          v1::FindResultResponse* response) override;
+  grpc::Status ListApps(grpc::ServerContext*, const v1::ListAppsRequest*,
+                        v1::ListAppsResponse* response) override;
+  grpc::Status CreateContext(grpc::ServerContext*, const v1::StoreCreateContextRequest* request,
+                             v1::CreateContextResponse* response) override;
+  grpc::Status GetContext(grpc::ServerContext*, const v1::StoreGetContextRequest* request,
+                          v1::GetContextResponse* response) override;
+  grpc::Status GetStoreInfo(grpc::ServerContext*, const v1::GetStoreInfoRequest*,
+                            v1::GetStoreInfoResponse* response) override;
+
+  void Keep(const std::string& request_id, const std::string& digest,
+            const v1::StoredResult& result);
+  int authentications() const;
+  void set_contexts(uint32_t contexts);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::pair<std::string, v1::StoredResult>>
+      results_;  // by request_id: digest, result
+  int authentications_ = 0;
+  uint32_t contexts_ = 0;
+};
+
+// One token a byte; 1 ms a prompt token, 10 ms a generated one. Its answer to a prompt follows the
+// prompt's words:
+//   "hold"        one token, then nothing until Release() or the end of the call
+//   "die early"   UNAVAILABLE before the first token, once
+//   "die late"    UNAVAILABLE after the first token
+//   anything else three tokens "a", "b", "c"
+// Thread-safe.
+class FakeWorker final : public v1::ModelWorker::Service {
+ public:
+  grpc::Status Run(grpc::ServerContext* context, const v1::RunRequest* request,
+                   grpc::ServerWriter<v1::RunResponse>* writer) override;
+  grpc::Status Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
+                        v1::TokenizeResponse* response) override;
+  grpc::Status GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
+                             v1::GetWorkerInfoResponse* response) override;
+
+  // Lets the calls that hold finish, these and later ones.
+  void Release();
+  // Waits until so many calls have ended because they were cancelled.
+  void AwaitCancelled(int count);
+  std::vector<v1::RunRequest> runs() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<v1::RunRequest> runs_;
+  bool released_ = false;
+  bool died_ = false;
+  int cancelled_ = 0;
+};
+
+// What an app got from one Generate.
+struct Outcome {
+  grpc::Status status;
+  v1::GenerateStarted started;
+  v1::GenerateFinished finished;
+  std::string text;
+  std::string retry_after_ms;
+};
+
+// A real orchestrator before the fakes. The store and the worker are up from the start; draft and
+// profiler are not there.
+class Board {
+ public:
+  explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4);
+  ~Board();
+
+  void StartWorker();
+  void StopWorker();
+  // Drains the orchestrator.
+  void Drain();
+
+  // `context` null: one with the token "good" and ten seconds.
+  Outcome Generate(const v1::GenerateRequest& request, grpc::ClientContext* context = nullptr);
+  v1::LlmService::Stub& stub() { return *stub_; }
+
+  FakeStore store;
+  FakeWorker worker;
+
+ private:
+  std::string dir_;
+  v1::Config config_;
+  std::unique_ptr<rpc::Server> store_server_;
+  std::unique_ptr<rpc::Server> worker_server_;
+  std::unique_ptr<rpc::Process> orchestrator_;
+  std::unique_ptr<v1::LlmService::Stub> stub_;
+};
+
+v1::GenerateRequest Ask(const std::string& text);
+// With the token and a deadline ten seconds away.
+void Authorise(grpc::ClientContext* context, const std::string& token = "good");
+
+}  // namespace withy::orchestrator

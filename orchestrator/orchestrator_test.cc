@@ -1,0 +1,317 @@
+// The orchestrator over real sockets, with scripted processes behind it.
+#include <grpcpp/grpcpp.h>
+
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "orchestrator/digest.h"
+#include "orchestrator/fakes.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using grpc::StatusCode;
+using ::testing::HasSubstr;
+
+// Starts a call and waits for its first token; the call then goes on.
+struct OpenCall {
+  OpenCall(Board& board, const v1::GenerateRequest& request) {
+    Authorise(&context);
+    reader = board.stub().Generate(&context, request);
+    v1::GenerateResponse message;
+    while (reader->Read(&message) && !message.has_delta()) {
+    }
+  }
+  grpc::Status Finish() {
+    v1::GenerateResponse message;
+    while (reader->Read(&message)) {
+    }
+    return reader->Finish();
+  }
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
+};
+
+TEST(OrchestratorTest, AnswersAndReports) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  request.mutable_slo()->set_ttft_ms(5000);
+  request.set_priority(3);
+  const Outcome outcome = board.Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.text, "abc");
+  EXPECT_EQ(outcome.finished.text(), "abc");
+  EXPECT_EQ(outcome.started.model(), "fake");
+  EXPECT_FALSE(outcome.started.replayed());
+  const v1::Decision& decision = outcome.started.decision();
+  EXPECT_EQ(decision.model_level_percent(), 100u);
+  EXPECT_TRUE(decision.predicted_to_meet_slo());
+  EXPECT_NEAR(decision.predicted().ttft_ms(), 6,
+              0.01);  // five tokens and one millisecond of overhead
+  EXPECT_NEAR(decision.predicted().tpot_ms(), 10, 0.01);
+  EXPECT_NEAR(decision.predicted().end_to_end_ms(), 6 + 255 * 10, 0.1);
+  EXPECT_EQ(decision.predicted_prompt_tokens(), 5u);
+  const v1::LatencyReport& latency = outcome.finished.latency();
+  EXPECT_GT(latency.measured().ttft_ms(), 0);
+  EXPECT_GE(latency.measured().end_to_end_ms(), latency.measured().ttft_ms());
+  EXPECT_TRUE(latency.slo_met());
+
+  ASSERT_EQ(board.worker.runs().size(), 1u);
+  const v1::RunRequest run = board.worker.runs()[0];
+  EXPECT_EQ(run.app_id(), "app_1");
+  EXPECT_EQ(run.priority(), 3);
+  EXPECT_EQ(run.limits().max_tokens(), 256u);
+  EXPECT_GT(run.deadline_steady_ns(), 0);
+  EXPECT_EQ(run.decision().model_level_percent(), 100u);
+  EXPECT_NE(run.call_id(), 0u);
+}
+
+TEST(OrchestratorTest, ATokenIsRequiredAndRememberedForAMoment) {
+  Board board;
+  for (const char* token : {"", "bad"}) {
+    grpc::ClientContext context;
+    Authorise(&context, token);
+    EXPECT_EQ(board.Generate(Ask("hello"), &context).status.error_code(),
+              StatusCode::UNAUTHENTICATED);
+  }
+  const int before = board.store.authentications();
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(board.Generate(Ask("hello")).status.ok());
+  EXPECT_EQ(board.store.authentications(), before + 1);
+}
+
+TEST(OrchestratorTest, ARetryGetsTheStoredResult) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  request.set_request_id("r1");
+  v1::StoredResult result;
+  result.mutable_finished()->set_text("stored");
+  result.mutable_decision()->set_model_level_percent(40);
+  board.store.Keep("r1", RequestDigest(request), result);
+  const Outcome outcome = board.Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_TRUE(outcome.started.replayed());
+  EXPECT_EQ(outcome.started.decision().model_level_percent(), 40u);
+  EXPECT_EQ(outcome.text, "stored");
+  EXPECT_EQ(outcome.finished.text(), "stored");
+  EXPECT_TRUE(board.worker.runs().empty());
+  request.mutable_prompt()->set_text("something else");
+  EXPECT_EQ(board.Generate(request).status.error_code(), StatusCode::ALREADY_EXISTS);
+  request.set_request_id("r2");
+  EXPECT_EQ(board.Generate(request).text, "abc");
+  EXPECT_EQ(board.worker.runs()[0].request_digest(), RequestDigest(request));
+}
+
+TEST(OrchestratorTest, OneAnswerAtATimeForARequestId) {
+  Board board;
+  v1::GenerateRequest request = Ask("hold");
+  request.set_request_id("r1");
+  OpenCall first(board, request);
+  const Outcome second = board.Generate(request);
+  EXPECT_EQ(second.status.error_code(), StatusCode::ABORTED);
+  EXPECT_FALSE(second.retry_after_ms.empty());
+  board.worker.Release();
+  EXPECT_TRUE(first.Finish().ok());
+  EXPECT_TRUE(board.Generate(request).status.ok());
+}
+
+TEST(OrchestratorTest, AStrictSloIsRefusedWithFiguresElseTold) {
+  Board board;
+  v1::GenerateRequest request = Ask(std::string(100, 'x'));
+  request.mutable_slo()->set_ttft_ms(20);
+  request.mutable_slo()->set_strict(true);
+  const Outcome refused = board.Generate(request);
+  EXPECT_EQ(refused.status.error_code(), StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("TTFT 101.0 ms"));
+  EXPECT_TRUE(board.worker.runs().empty());
+  request.mutable_slo()->set_strict(false);
+  const Outcome told = board.Generate(request);
+  ASSERT_TRUE(told.status.ok());
+  EXPECT_EQ(told.started.decision().reason(), v1::DECISION_REASON_BEST_EFFORT);
+  EXPECT_FALSE(told.started.decision().predicted_to_meet_slo());
+}
+
+TEST(OrchestratorTest, AFullQueueRefusesWithAdvice) {
+  Board board(/*queue_limit=*/2);
+  OpenCall first(board, Ask("hold"));
+  OpenCall second(board, Ask("hold"));
+  const Outcome refused = board.Generate(Ask("hello"));
+  EXPECT_EQ(refused.status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("queue"));
+  EXPECT_GE(std::stoi(refused.retry_after_ms), 50);
+  board.worker.Release();
+  EXPECT_TRUE(first.Finish().ok());
+  EXPECT_TRUE(second.Finish().ok());
+  EXPECT_TRUE(board.Generate(Ask("hello")).status.ok());
+}
+
+TEST(OrchestratorTest, CallsBeyondTheBatchWaitForASlot) {
+  Board board(/*queue_limit=*/8, /*max_batch=*/1);
+  OpenCall first(board, Ask("hold"));
+  Outcome second;
+  std::thread caller([&] { second = board.Generate(Ask("hello")); });
+  v1::GetStatusResponse status;
+  do {  // until both are counted
+    grpc::ClientContext context;
+    ASSERT_TRUE(board.stub().GetStatus(&context, {}, &status).ok());
+  } while (status.processes(0).status().running_calls() +
+               status.processes(0).status().queued_calls() <
+           2);
+  EXPECT_EQ(board.worker.runs().size(), 1u);
+  board.worker.Release();
+  caller.join();
+  EXPECT_TRUE(second.status.ok());
+  EXPECT_TRUE(first.Finish().ok());
+  EXPECT_EQ(board.worker.runs().size(), 2u);
+}
+
+TEST(OrchestratorTest, CancellingAndDeadlinesReachTheWorker) {
+  Board board;
+  OpenCall call(board, Ask("hold"));
+  call.context.TryCancel();
+  board.worker.AwaitCancelled(1);
+  EXPECT_EQ(call.Finish().error_code(), StatusCode::CANCELLED);
+
+  grpc::ClientContext context;
+  Authorise(&context);
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  EXPECT_EQ(board.Generate(Ask("hold"), &context).status.error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  board.worker.AwaitCancelled(2);
+  EXPECT_TRUE(board.Generate(Ask("hello")).status.ok());
+}
+
+TEST(OrchestratorTest, AWorkerThatDiesBeforeTheFirstTokenIsTriedAgain) {
+  Board board;
+  const Outcome outcome = board.Generate(Ask("die early"));
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.text, "abc");
+  EXPECT_EQ(board.worker.runs().size(), 2u);
+}
+
+TEST(OrchestratorTest, AWorkerThatDiesInMidAnswerIsNamed) {
+  Board board;
+  const Outcome outcome = board.Generate(Ask("die late"));
+  EXPECT_EQ(outcome.status.error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_THAT(outcome.status.error_message(), HasSubstr("model_worker"));
+  EXPECT_THAT(outcome.status.error_message(), HasSubstr("after 1 tokens"));
+  EXPECT_FALSE(outcome.retry_after_ms.empty());
+  EXPECT_EQ(outcome.text, "a");
+}
+
+TEST(OrchestratorTest, WaitsForAWorkerThatRestarts) {
+  Board board;
+  board.StopWorker();
+  Outcome outcome;
+  std::thread caller([&] { outcome = board.Generate(Ask("hello")); });
+  board.StartWorker();
+  caller.join();
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+}
+
+TEST(OrchestratorTest, AWorkerThatStopsUnderARunningCallIsUnavailableNotCancelled) {
+  Board board;
+  OpenCall call(board, Ask("hold"));
+  board.StopWorker();
+  const grpc::Status status = call.Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("model_worker"));
+}
+
+TEST(OrchestratorTest, BadRequestsAreInvalidArgument) {
+  Board board;
+  v1::GenerateRequest request = Ask("x");
+  request.mutable_sampling()->set_temperature(-1);
+  EXPECT_THAT(board.Generate(request).status.error_message(), HasSubstr("sampling.temperature"));
+  request = Ask("x");
+  request.mutable_limits()->set_max_tokens(513);
+  EXPECT_THAT(board.Generate(request).status.error_message(),
+              HasSubstr("limits.max_tokens is 513"));
+  request = Ask("x");
+  request.set_model("nobody");
+  EXPECT_EQ(board.Generate(request).status.error_code(), StatusCode::NOT_FOUND);
+  EXPECT_EQ(board.Generate(Ask("\xff\xfe")).status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(board.worker.runs().empty());
+}
+
+TEST(OrchestratorTest, PlansCountsListsAndKeepsContexts) {
+  Board board;
+  {
+    grpc::ClientContext context;
+    Authorise(&context);
+    v1::PlanResponse plan;
+    ASSERT_TRUE(board.stub().Plan(&context, Ask("hello"), &plan).ok());
+    EXPECT_EQ(plan.prompt_tokens(), 5u);
+    EXPECT_GT(plan.decision().predicted().ttft_ms(), 0);
+  }
+  {
+    grpc::ClientContext context;
+    Authorise(&context);
+    v1::CountTokensRequest request;
+    request.mutable_prompt()->set_text("1234567");
+    v1::CountTokensResponse counted;
+    ASSERT_TRUE(board.stub().CountTokens(&context, request, &counted).ok());
+    EXPECT_EQ(counted.tokens(), 7u);
+  }
+  {
+    grpc::ClientContext context;
+    Authorise(&context);
+    v1::ListModelsResponse models;
+    ASSERT_TRUE(board.stub().ListModels(&context, {}, &models).ok());
+    ASSERT_EQ(models.models_size(), 1);
+    EXPECT_EQ(models.models(0).name(), "fake");
+  }
+  {
+    grpc::ClientContext context;
+    Authorise(&context);
+    v1::GetContextRequest request;
+    request.set_context_id("ctx_of_somebody");
+    v1::GetContextResponse response;
+    EXPECT_EQ(board.stub().GetContext(&context, request, &response).error_code(),
+              StatusCode::NOT_FOUND);
+  }
+  for (uint32_t contexts : {999u, 1000u}) {
+    board.store.set_contexts(contexts);
+    grpc::ClientContext context;
+    Authorise(&context);
+    v1::CreateContextResponse created;
+    const grpc::Status status = board.stub().CreateContext(&context, {}, &created);
+    EXPECT_EQ(status.error_code(),
+              contexts < 1000 ? StatusCode::OK : StatusCode::RESOURCE_EXHAUSTED);
+  }
+}
+
+TEST(OrchestratorTest, StatusTellsOfAllFive) {
+  Board board;
+  grpc::ClientContext context;  // without a token
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(board.stub().GetStatus(&context, {}, &status).ok());
+  std::map<std::string, v1::ProcessState> states;
+  for (const v1::ProcessState& state : status.processes()) states[state.process()] = state;
+  ASSERT_EQ(states.size(), 5u);
+  EXPECT_EQ(states["orchestrator"].health(), "serving");
+  EXPECT_EQ(states["orchestrator"].status().queue_limit(), 8u);
+  EXPECT_EQ(states["model_worker"].health(), "serving");
+  EXPECT_EQ(states["model_worker"].status().model_bytes(), 123u);
+  EXPECT_EQ(states["context_store"].status().arena_bytes(), 77u);
+  EXPECT_EQ(states["draft_worker"].health(), "unreachable");
+  EXPECT_FALSE(states["draft_worker"].has_status());
+  EXPECT_EQ(states["profiler_agent"].health(), "unreachable");
+}
+
+TEST(OrchestratorTest, DrainingFinishesWhatRuns) {
+  Board board;
+  OpenCall running(board, Ask("hold"));
+  std::thread drain([&] { board.Drain(); });
+  Outcome refused;
+  do {  // until draining has begun
+    refused = board.Generate(Ask("hello"));
+  } while (refused.status.ok());
+  EXPECT_EQ(refused.status.error_code(), StatusCode::UNAVAILABLE);
+  board.worker.Release();
+  EXPECT_TRUE(running.Finish().ok());
+  drain.join();
+}
+
+}  // namespace
+}  // namespace withy::orchestrator
