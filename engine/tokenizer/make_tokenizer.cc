@@ -4,6 +4,7 @@
 #include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/spm.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/wordpiece.h"
 
 namespace withy::engine {
 
@@ -11,9 +12,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file) {
   WITHY_ASSIGN_OR_RETURN(const std::string_view model, file.GetString("tokenizer.ggml.model"));
   if (model == "gpt2") return MakeBpeTokenizer(file);
   if (model == "llama") return MakeSpmTokenizer(file);
-  return absl::UnimplementedError(
-      absl::StrCat(file.path(), ": metadata key \"tokenizer.ggml.model\" is \"", ToAbsl(model),
-                   "\"; known are gpt2 (byte-level BPE) and llama (SentencePiece)"));
+  if (model == "bert") return MakeWordPieceTokenizer(file);
+  return absl::UnimplementedError(absl::StrCat(
+      file.path(), ": metadata key \"tokenizer.ggml.model\" is \"", ToAbsl(model),
+      "\"; known are gpt2 (byte-level BPE), llama (SentencePiece) and bert (WordPiece)"));
 }
 
 }  // namespace withy::engine

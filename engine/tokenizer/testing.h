@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -17,6 +18,14 @@
 #include "engine/tokenizer/vocab.h"
 
 namespace withy::engine {
+
+// Processor time of this thread in seconds: what a test of complexity may look at, whatever else
+// the machine does.
+inline double ThreadCpuSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // Collects tokens and merges, then writes and reads a file. Ids are in the order of adding.
 class TestVocab {
