@@ -1,9 +1,11 @@
 // Attention over 8-bit KV blocks. Included by kernels_*.cc after vec-inl.h and the primitives
-// DotKv(acc, unsigned 64 bytes, signed quad) and DotVp(acc, signed 64 bytes, unsigned quad).
+// DotKv(acc, K bytes, query quad) and DotVp(acc, V bytes, probability quad < 128), and kKvOffset:
+// what DotKv leaves of K's offset of 128.
 //
 // Keys are taken in groups of 16 positions (one block each) and runs of 16 groups. A run yields its
-// own maximum, sum and output; runs are merged in order. Probabilities times V scales go to 8 bits
-// unsigned with a scale for each group, so both products are integer.
+// own maximum, sum and output; runs are merged in order. Probabilities times V scales become 14-bit
+// numbers relative to the run's largest V scale, kept as two 7-bit halves, so that both products
+// are integer and sums within a run are exact.
 #include <cstdlib>
 
 #include "engine/kernels/attention.h"
@@ -31,8 +33,9 @@ struct Query {
 struct AttentionScratch {
   Query query[kAttentionQueries];
   alignas(64) float scores[kAttentionQueries][kRunKeys];
-  alignas(64) uint8_t probs[kAttentionQueries][kRunKeys];
-  float prob_scale[kAttentionQueries][kRunGroups];
+  alignas(64) uint8_t high[kAttentionQueries][kRunKeys];
+  alignas(64) uint8_t low[kAttentionQueries][kRunKeys];
+  float unit[kAttentionQueries];  // what 1 in `low` stands for
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
   float* density[kAttentionQueries];  // chunk sums of this query relative to run maxima, or nullptr
 };
@@ -50,81 +53,182 @@ inline void PrepareQuery(const float* q, int head_dim, float scale, const Attent
     sum += out->q[d];
     out->out[d] = 0.0f;
   }
-  out->init = -128 * sum;
+  out->init = -kKvOffset * sum;
   out->visible = row.visible;
   out->row = &row;
   out->max = kLowest;
   out->sum = 0.0f;
 }
 
-// scores[first .. first+n) of one group: all n queries read the same block.
+// Scores of T queries over one group.
+template <int T>
+inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_in_run,
+                         AttentionScratch* s, int first) {
+  const Query* query = s->query + first;
+  I16 acc[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) acc[t] = SplatI(query[t].init);
+  for (int d = 0; d < head_dim; d += 4) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) acc[t] = DotKv(acc[t], k + d * kChunkTokens, query[t].q + d);
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    Store(ToFloat(acc[t]) * k_scale * Splat(query[t].scale),
+          s->scores[first + t] + group_in_run * kChunkTokens);
+  }
+}
+
+// Scores of queries [first, first + n) over one group: they read the same block.
 inline void ScoreGroup(const KvGeometry& g, const std::byte* block, int head, int group_in_run,
                        AttentionScratch* s, int first, int n) {
   const uint8_t* k = reinterpret_cast<const uint8_t*>(block + g.KOffset() +
                                                       g.HeadBytes() * static_cast<size_t>(head));
   const F16 k_scale =
       Load(reinterpret_cast<const float*>(block + g.KScaleOffset()) + head * kChunkTokens);
-  for (int i = first; i < first + n; ++i) {
-    const Query& query = s->query[i];
-    I16 acc = SplatI(query.init);
-    for (int d = 0; d < g.head_dim; d += 4) acc = DotKv(acc, k + d * kChunkTokens, query.q + d);
-    Store(ToFloat(acc) * k_scale * Splat(query.scale), s->scores[i] + group_in_run * kChunkTokens);
+  const int end = first + n;
+  for (; first + kScoreQueries <= end; first += kScoreQueries) {
+    ScoreQueries<kScoreQueries>(k, k_scale, g.head_dim, group_in_run, s, first);
   }
+  for (; first + 2 <= end; first += 2) {
+    ScoreQueries<2>(k, k_scale, g.head_dim, group_in_run, s, first);
+  }
+  if (first < end) ScoreQueries<1>(k, k_scale, g.head_dim, group_in_run, s, first);
 }
 
-// out[query] += probabilities x V of one group.
-inline void ValueGroup(const KvGeometry& g, const std::byte* block, int head, int group_in_run,
-                       AttentionScratch* s, int first, int n) {
-  const int8_t* v = reinterpret_cast<const int8_t*>(block + g.VOffset() +
-                                                    g.HeadBytes() * static_cast<size_t>(head));
-  for (int i = first; i < first + n; ++i) {
-    const uint8_t* p = s->probs[i] + group_in_run * kChunkTokens;
-    const float scale = s->prob_scale[i][group_in_run];
-    for (int d = 0; d < g.head_dim; d += 16) {
-      I16 acc = SplatI(0);
-      for (int t = 0; t < 4; ++t) acc = DotVp(acc, v + (t * g.head_dim + d) * 4, p + 4 * t);
-      Store(MulAdd(ToFloat(acc), Splat(scale), Load(s->run_out[i] + d)), s->run_out[i] + d);
+// run_out of T queries that read the same blocks, D tiles of 16 dimensions from d on: probabilities
+// x V over the groups of a run.
+template <int T, int D>
+inline void ValueTile(const KvGeometry& g, int head, int first_group, int groups, int d,
+                      AttentionScratch* s, int first) {
+  const size_t head_at = g.VOffset() + g.HeadBytes() * static_cast<size_t>(head);
+  I16 high[T][D];
+  I16 low[T][D];
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+    for (int n = 0; n < D; ++n) high[t][n] = low[t][n] = SplatI(0);
+  }
+  for (int j = 0; j < groups; ++j) {
+    const std::byte* block = BlockOf(*s->query[first].row, first_group + j);
+    const int8_t* v = reinterpret_cast<const int8_t*>(block + head_at) + d * 4;
+    for (int quad = 0; quad < 4; ++quad, v += g.head_dim * 4) {
+      const int at = j * kChunkTokens + quad * 4;
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+        for (int n = 0; n < D; ++n) {
+          high[t][n] = DotVp(high[t][n], v + n * 64, s->high[first + t] + at);
+          low[t][n] = DotVp(low[t][n], v + n * 64, s->low[first + t] + at);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+    for (int n = 0; n < D; ++n) {
+      const F16 sum = MulAdd(ToFloat(high[t][n]), Splat(128.0f), ToFloat(low[t][n]));
+      Store(sum * Splat(s->unit[first + t]), s->run_out[first + t] + d + n * kTileRows);
     }
   }
 }
 
-// Turns scores of one query over a run into 8-bit probabilities; returns false when it sees nothing
-// of the run.
+template <int T>
+inline void ValueQueries(const KvGeometry& g, int head, int first_group, int groups,
+                         AttentionScratch* s, int first) {
+  int d = 0;
+  for (; d + kValueTiles * kTileRows <= g.head_dim; d += kValueTiles * kTileRows) {
+    ValueTile<T, kValueTiles>(g, head, first_group, groups, d, s, first);
+  }
+  for (; d < g.head_dim; d += kTileRows) {
+    ValueTile<T, 1>(g, head, first_group, groups, d, s, first);
+  }
+}
+
+// Groups of a run that a query sees.
+WITHY_INLINE int GroupsSeen(const Query& query, int run) {
+  const int keys = query.visible - run * kRunKeys;
+  if (keys <= 0) return 0;
+  return keys >= kRunKeys ? kRunGroups : (keys + kChunkTokens - 1) / kChunkTokens;
+}
+
+// Whether two queries read the same block in each of the groups that both or either sees.
+WITHY_INLINE bool SameBlocks(const Query& a, const Query& b) {
+  return a.row == b.row ||
+         (a.row->blocks == b.row->blocks && a.row->tail == nullptr && b.row->tail == nullptr);
+}
+
+// Probabilities x V of all queries over a run.
+inline void ValueRun(const KvGeometry& g, int head, int run, int queries, AttentionScratch* s) {
+  for (int i = 0; i < queries;) {
+    const int groups = GroupsSeen(s->query[i], run);
+    bool together = i + kValueQueries <= queries;
+    int most = groups;
+    for (int t = 1; together && t < kValueQueries; ++t) {
+      const int more = GroupsSeen(s->query[i + t], run);
+      together = SameBlocks(s->query[i], s->query[i + t]);
+      most = more > most ? more : most;
+    }
+    // Beyond what a query sees its probabilities are zeros, but the first query's row must hold the
+    // blocks.
+    if (together && (most == groups || s->query[i].row->tail == nullptr)) {
+      ValueQueries<kValueQueries>(g, head, run * kRunGroups, most, s, i);
+      i += kValueQueries;
+    } else {
+      ValueQueries<1>(g, head, run * kRunGroups, groups, s, i);
+      ++i;
+    }
+  }
+}
+
+// Turns the scores of one query over a run into 14-bit probabilities; returns false when it sees
+// nothing of the run.
 inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch* s, int i,
                        float* run_max, float* run_sum) {
   const Query& query = s->query[i];
-  const int keys = query.visible - run * kRunKeys;
-  if (keys <= 0) return false;
-  const int groups = keys >= kRunKeys ? kRunGroups : (keys + kChunkTokens - 1) / kChunkTokens;
+  const int groups = GroupsSeen(query, run);
+  std::memset(s->high[i] + groups * kChunkTokens, 0,
+              static_cast<size_t>((kRunGroups - groups) * kChunkTokens));
+  std::memset(s->low[i] + groups * kChunkTokens, 0,
+              static_cast<size_t>((kRunGroups - groups) * kChunkTokens));
+  s->unit[i] = 0.0f;
+  if (groups == 0) return false;
   float* scores = s->scores[i];
+  const size_t scale_at =
+      g.VScaleOffset() + sizeof(float) * static_cast<size_t>(head * kChunkTokens);
+  // Lanes of the last group that lie beyond the row's keys hold anything, not-a-numbers too.
+  const I16 mask = LanesBelow(query.visible - run * kRunKeys - (groups - 1) * kChunkTokens);
+  alignas(64) float v_scale[kRunKeys];
   F16 m = Splat(kLowest);
+  F16 top = Zero();
   for (int j = 0; j < groups; ++j) {
-    const I16 mask = LanesBelow(keys - j * kChunkTokens);
-    const F16 v = Select(mask, Load(scores + j * kChunkTokens), Splat(kLowest));
-    Store(v, scores + j * kChunkTokens);
-    m = Max(m, v);
+    const std::byte* block = BlockOf(*query.row, run * kRunGroups + j);
+    F16 score = Load(scores + j * kChunkTokens);
+    F16 scale = Load(reinterpret_cast<const float*>(block + scale_at));
+    if (j == groups - 1) {
+      score = Select(mask, score, Splat(kLowest));
+      scale = Select(mask, scale, Zero());
+      Store(score, scores + j * kChunkTokens);
+    }
+    Store(scale, v_scale + j * kChunkTokens);
+    m = Max(m, score);
+    top = Max(top, scale);
   }
-  const float max = MaxLane(m);
+  const F16 max = Splat(MaxLane(m));
+  const float largest = MaxLane(top);
+  const F16 to_units = Splat(largest > 1e-30f ? 16383.0f / largest : 0.0f);
+  s->unit[i] = largest * (1.0f / 16383.0f);
   F16 total = Zero();
   for (int j = 0; j < groups; ++j) {
-    const I16 mask = LanesBelow(keys - j * kChunkTokens);
-    const F16 p = Exp(Load(scores + j * kChunkTokens) - Splat(max));
+    const F16 p = Exp(Load(scores + j * kChunkTokens) - max);
     total = total + p;
     if (s->density[i] != nullptr) s->density[i][run * kRunGroups + j] = Sum(p);
-    const std::byte* block = BlockOf(*query.row, run * kRunGroups + j);
-    const F16 v_scale =
-        Load(reinterpret_cast<const float*>(block + g.VScaleOffset()) + head * kChunkTokens);
-    const F16 w = Select(mask, p * v_scale, Zero());
-    const float top = MaxLane(w);
-    s->prob_scale[i][j] = top * (1.0f / 255.0f);
-    const float inverse = top > 1e-35f ? 255.0f / top : 0.0f;
-    StoreBytes(RoundToInt(w * Splat(inverse)),
-               reinterpret_cast<int8_t*>(s->probs[i] + j * kChunkTokens));
+    const I16 units = RoundToInt(p * Load(v_scale + j * kChunkTokens) * to_units);
+    StoreBytes(ShiftRight<7>(units), reinterpret_cast<int8_t*>(s->high[i] + j * kChunkTokens));
+    StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(s->low[i] + j * kChunkTokens));
   }
-  for (int j = groups; j < kRunGroups; ++j) s->prob_scale[i][j] = 0.0f;
-  std::memset(s->probs[i] + groups * kChunkTokens, 0,
-              static_cast<size_t>((kRunGroups - groups) * kChunkTokens));
-  *run_max = max;
+  *run_max = max.part[0][0];
   *run_sum = Sum(total);
   return true;
 }
@@ -192,13 +296,8 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
     bool live[kAttentionQueries];
     for (int i = 0; i < queries; ++i) {
       live[i] = SoftmaxRun(g, head, run, s, i, &run_max[i], &run_sum[i]);
-      std::memset(s->run_out[i], 0, sizeof(float) * static_cast<size_t>(g.head_dim));
     }
-    for (int j = 0; j < end; ++j) {
-      ForSharedBlock(*s, queries, first_group + j, [&](const std::byte* block, int first, int n) {
-        ValueGroup(g, block, head, j, s, first, n);
-      });
-    }
+    ValueRun(g, head, run, queries, s);
     for (int i = 0; i < queries; ++i) {
       if (live[i]) MergeRun(g.head_dim, run, run_max[i], run_sum[i], s, i);
     }

@@ -20,6 +20,7 @@ struct Options {
   Target target = BestTarget();
   int threads = 1;
   double seconds = 0.25;  // a measurement
+  std::string only;       // part to run; empty: all
 };
 
 struct Ceilings {
@@ -84,6 +85,7 @@ void BenchMatMul(const Options& options, const Ceilings& top, ThreadPool& pool) 
   std::printf("%-4s %-10s %5s %9s %9s %8s %8s %9s\n", "type", "out x in", "rows", "us", "GOPS",
               "of peak", "GB/s", "of memory");
   for (const WeightType type : {WeightType::kQ8, WeightType::kQ4, WeightType::kQ4M}) {
+    if (!options.only.empty() && options.only != WeightTypeName(type)) continue;
     for (const auto& s : shapes) {
       const Weights w = MakeWeights(type, s.n_out, s.n_in, s.panel);
       for (const int rows : {1, 2, 4, 8, 16, 128, 512}) {
@@ -169,12 +171,15 @@ int Main(int argc, char** argv) {
     const std::string flag = argv[i];
     if (flag == "--quick") {
       options.seconds = 0.05;
+    } else if (flag == "--only" && i + 1 < argc) {
+      options.only = argv[++i];
     } else if (flag == "--target" && i + 1 < argc && ParseTarget(argv[i + 1], &options.target)) {
       ++i;
     } else if (flag == "--threads" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) {
       options.threads = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "usage: kernel_bench [--target NAME] [--threads N] [--quick]\n");
+      std::fprintf(stderr,
+                   "usage: kernel_bench [--target NAME] [--threads N] [--quick] [--only PART]\n");
       return 2;
     }
   }
@@ -183,8 +188,8 @@ int Main(int argc, char** argv) {
   const Ceilings top{MeasureInt8Peak(pool, kernels), MeasureReadBandwidth(pool, kernels)};
   std::printf("%s, %d threads: int8 peak %.1f GOPS, memory read %.1f GB/s\n", kernels.name,
               options.threads, top.ops / 1e9, top.bytes / 1e9);
-  BenchPool(pool);
-  BenchAttention(options, top, pool);
+  if (options.only.empty()) BenchPool(pool);
+  if (options.only.empty() || options.only == "attention") BenchAttention(options, top, pool);
   BenchMatMul(options, top, pool);
   return 0;
 }

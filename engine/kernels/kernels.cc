@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "engine/kernels/strip.h"
 #include "engine/kernels/targets.h"
 
 namespace withy::engine {
@@ -14,6 +15,12 @@ const Kernels* Avx512VnniKernels() { return nullptr; }
 #if !defined(WITHY_HAVE_NEON)
 const Kernels* NeonDotKernels() { return nullptr; }
 #endif
+
+float* ThreadScratch(size_t n) {
+  thread_local AlignedArray<float> scratch;
+  scratch.Resize(n);
+  return scratch.data();
+}
 
 const Kernels* KernelsFor(Target target) {
   switch (target) {

@@ -28,6 +28,10 @@ inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = true;
 inline constexpr int kQuantRows = 2;
 inline constexpr int kFloatRows = 1;
+inline constexpr int kKvOffset = 0;
+inline constexpr int kScoreQueries = 2;
+inline constexpr int kValueQueries = 1;
+inline constexpr int kValueTiles = 1;
 
 struct Bytes64 {
   __m256i part[2];
@@ -85,21 +89,15 @@ WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) {
   }
   return acc;
 }
-// Unsigned bytes up to 255 overflow 16-bit pairs, so these widen first.
-WITHY_INLINE NativeI DotWide(NativeI acc, __m256i u, __m256i s) {
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-  return acc + (NativeI)even + (NativeI)odd;
-}
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
-  const __m256i quad = Quad(q);
-  for (int i = 0; i < 2; ++i) acc.part[i] = DotWide(acc.part[i], LoadBytes(k + 32 * i), quad);
-  return acc;
+  return DotQ8(acc, LoadQ8(k), q);
 }
 WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   const __m256i quad = Quad(p);
-  for (int i = 0; i < 2; ++i) acc.part[i] = DotWide(acc.part[i], quad, LoadBytes(v + 32 * i));
+  for (int i = 0; i < 2; ++i) {
+    const __m256i pairs = _mm256_maddubs_epi16(quad, LoadBytes(v + 32 * i));  // p < 128
+    acc.part[i] = acc.part[i] + (NativeI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
   return acc;
 }
 

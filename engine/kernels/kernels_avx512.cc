@@ -30,6 +30,10 @@ namespace withy::engine::avx512 {
 inline constexpr int32_t kInitBias = 0x4b400000;
 inline constexpr float kFloatBias = 12582912.0f;
 inline constexpr int kFloatRows = 4;
+inline constexpr int kKvOffset = 128;
+inline constexpr int kScoreQueries = 8;
+inline constexpr int kValueQueries = 2;
+inline constexpr int kValueTiles = 4;
 
 WITHY_INLINE F16 Wrap(__m512 v) { return F16{{v}}; }
 WITHY_INLINE F16 LoadHalves(const uint16_t* p) {
@@ -52,6 +56,9 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   return I16{{(NativeI)_mm512_dpbusd_epi32((__m512i)acc.part[0], Quad(p), _mm512_loadu_si512(v))}};
 }
 
+template <WeightType kType>
+inline constexpr size_t kBlockBytes = kType == WeightType::kQ8 ? 512 : 256;
+
 // Where the parts of one tile of a strip lie.
 template <WeightType kType>
 struct Tile {
@@ -66,15 +73,24 @@ struct Tile {
     mins = reinterpret_cast<const uint16_t*>(tile + meta) + strip.begin * kTileRows;
     quants =
         reinterpret_cast<const uint8_t*>(tile + (kType == WeightType::kQ4M ? 2 * meta : meta)) +
-        static_cast<size_t>(strip.begin) * (kType == WeightType::kQ8 ? 512 : 256);
+        static_cast<size_t>(strip.begin) * kBlockBytes<kType>;
   }
+};
+
+// Cache lines to fetch while blocks are worked on: `lines` at `from` in each of the N tiles with
+// every block, then on.
+struct Fetch {
+  const uint8_t* from = nullptr;
+  ptrdiff_t stride = 0;  // to the same place of the second tile
+  int lines = 0;
 };
 
 // Multiplies `blocks` blocks of N tiles by T rows starting at row `first`. kBytes: the quants are
 // one a byte (kQ8, or unpacked nibbles); otherwise they are nibbles, unpacked on the way.
 template <WeightType kType, bool kBytes, int N, int T>
 __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int x_block,
-                                        const StripRows& rows, int first) {
+                                        const StripRows& rows, int first, Fetch fetch) {
+  constexpr int kLines = kBytes ? 8 : 4;
   const Activations& x = *rows.x;
   const int row = rows.row + first;
   const size_t a_stride = x.quant_stride();
@@ -95,6 +111,13 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
     }
   }
   for (int b = 0; b < blocks; ++b, a += kQuantBlock) {
+    for (int i = 0; i < fetch.lines; ++i) {
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        _mm_prefetch(fetch.from + n * fetch.stride + i * 64, _MM_HINT_T0);
+      }
+    }
+    fetch.from += fetch.lines * 64;
     __m512i sum[N][T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
@@ -105,12 +128,12 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
       for (int n = 0; n < N; ++n) sum[n][t] = start;
     }
 #pragma GCC unroll 8
-    for (int j = 0; j < (kBytes ? 8 : 4); ++j) {
+    for (int j = 0; j < kLines; ++j) {
       __m512i w[N];
       __m512i high[N];
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        w[n] = _mm512_load_si512(tile[n].quants + (b * (kBytes ? 8 : 4) + j) * 64);
+        w[n] = _mm512_load_si512(tile[n].quants + (b * kLines + j) * 64);
         if constexpr (!kBytes) {
           high[n] = _mm512_and_si512(_mm512_srli_epi16(w[n], 4), low);
           w[n] = _mm512_and_si512(w[n], low);
@@ -163,29 +186,62 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
   }
 }
 
+// Bytes of each tile that will be wanted after the blocks at hand.
+struct Upcoming {
+  const uint8_t* from = nullptr;
+  size_t bytes = 0;
+};
+
+// All rows over a few blocks, in groups of six; each group fetches its share of what comes next.
 template <WeightType kType, bool kBytes, int N>
-inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const StripRows& rows) {
-  int r = 0;
-  for (; r + 6 <= rows.rows; r += 6) Multiply<kType, kBytes, N, 6>(tile, blocks, x_block, rows, r);
-  switch (rows.rows - r) {
-    case 5:
-      return Multiply<kType, kBytes, N, 5>(tile, blocks, x_block, rows, r);
-    case 4:
-      return Multiply<kType, kBytes, N, 4>(tile, blocks, x_block, rows, r);
-    case 3:
-      return Multiply<kType, kBytes, N, 3>(tile, blocks, x_block, rows, r);
-    case 2:
-      return Multiply<kType, kBytes, N, 2>(tile, blocks, x_block, rows, r);
-    case 1:
-      return Multiply<kType, kBytes, N, 1>(tile, blocks, x_block, rows, r);
-    default:
-      return;
+inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const StripRows& rows,
+                         Upcoming next, size_t tile_bytes) {
+  const int groups = (rows.rows + 5) / 6;
+  const int share = static_cast<int>(next.bytes / 64) / groups + 1;
+  Fetch fetch{next.from, static_cast<ptrdiff_t>(tile_bytes),
+              next.from == nullptr ? 0 : (share + blocks - 1) / blocks};
+  for (int r = 0; r < rows.rows; r += 6, fetch.from += share * 64) {
+    switch (rows.rows - r) {
+      case 1:
+        Multiply<kType, kBytes, N, 1>(tile, blocks, x_block, rows, r, fetch);
+        break;
+      case 2:
+        Multiply<kType, kBytes, N, 2>(tile, blocks, x_block, rows, r, fetch);
+        break;
+      case 3:
+        Multiply<kType, kBytes, N, 3>(tile, blocks, x_block, rows, r, fetch);
+        break;
+      case 4:
+        Multiply<kType, kBytes, N, 4>(tile, blocks, x_block, rows, r, fetch);
+        break;
+      case 5:
+        Multiply<kType, kBytes, N, 5>(tile, blocks, x_block, rows, r, fetch);
+        break;
+      default:
+        Multiply<kType, kBytes, N, 6>(tile, blocks, x_block, rows, r, fetch);
+        break;
+    }
   }
+}
+
+// Up to six rows pass over a tile once: the time is memory's, and they fetch a little ahead of
+// themselves.
+template <WeightType kType, int N>
+inline void MultiplyFew(const Tile<kType>* tile, const Strip& strip, const StripRows& rows) {
+  constexpr ptrdiff_t kAhead = 4096;
+  constexpr size_t kShort =
+      8 << 10;  // a tile so short that it is better to look into the next strip
+  const bool is_short = strip.tile_bytes <= kShort && strip.next != nullptr;
+  const ptrdiff_t ahead = is_short ? strip.next - strip.tile : kAhead;
+  const int blocks = strip.end - strip.begin;
+  const size_t bytes = static_cast<size_t>(blocks) * kBlockBytes<kType> - 64;
+  MultiplyRows<kType, kType == WeightType::kQ8, N>(
+      tile, blocks, strip.x_block, rows, {tile[0].quants + ahead, bytes}, strip.tile_bytes);
 }
 
 inline constexpr int kUnpackRows =
     12;  // from so many rows on, nibbles are unpacked to a buffer first
-inline constexpr int kUnpackBlocks = 32;
+inline constexpr int kPieceBlocks = 16;  // of both tiles they fill half a first-level cache
 
 // Nibbles of `blocks` blocks as bytes in the order of kQ8.
 WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
@@ -200,17 +256,42 @@ WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
   }
 }
 
+// More rows take a tile in pieces that stay in the first-level cache while the groups of rows pass.
 template <WeightType kType, int N>
-inline void UnpackAndMultiply(Tile<kType>* tile, int blocks, int x_block, StripRows rows) {
-  alignas(64) uint8_t buffer[N][kUnpackBlocks * 512];
-  for (int begin = 0; begin < blocks; begin += kUnpackBlocks) {
-    const int n_blocks = blocks - begin < kUnpackBlocks ? blocks - begin : kUnpackBlocks;
+inline void MultiplyMany(const Tile<kType>* tile, const Strip& strip, StripRows rows) {
+  const bool unpack = kType != WeightType::kQ8 && rows.rows >= kUnpackRows;
+  alignas(64) uint8_t buffer[kType == WeightType::kQ8 ? 1 : N]
+                            [kType == WeightType::kQ8 ? 1 : kPieceBlocks * 512];
+  const int blocks = strip.end - strip.begin;
+  for (int at = 0; at < blocks; at += kPieceBlocks) {
+    const int count = blocks - at < kPieceBlocks ? blocks - at : kPieceBlocks;
+    const int after = blocks - at - count < kPieceBlocks ? blocks - at - count : kPieceBlocks;
+    const size_t at_bytes = static_cast<size_t>(at) * kBlockBytes<kType>;
+    Upcoming next;
+    if (after > 0) {
+      next = {tile[0].quants + at_bytes + static_cast<size_t>(count) * kBlockBytes<kType>,
+              static_cast<size_t>(after) * kBlockBytes<kType>};
+    } else if (strip.next != nullptr) {
+      const size_t start =
+          static_cast<size_t>(tile[0].quants - reinterpret_cast<const uint8_t*>(strip.tile));
+      next = {reinterpret_cast<const uint8_t*>(strip.next),
+              start + static_cast<size_t>(kPieceBlocks) * kBlockBytes<kType>};
+      if (next.bytes > strip.tile_bytes) next.bytes = strip.tile_bytes;
+    }
     Tile<kType> part[N];
     for (int n = 0; n < N; ++n) {
-      Unpack(tile[n].quants + static_cast<size_t>(begin) * 256, n_blocks, buffer[n]);
-      part[n] = {tile[n].scales + begin * kTileRows, tile[n].mins + begin * kTileRows, buffer[n]};
+      part[n] = {tile[n].scales + at * kTileRows, tile[n].mins + at * kTileRows,
+                 tile[n].quants + at_bytes};
+      if (unpack) {
+        Unpack(part[n].quants, count, buffer[n]);
+        part[n].quants = buffer[n];
+      }
     }
-    MultiplyRows<kType, true, N>(part, n_blocks, x_block + begin, rows);
+    if (kType == WeightType::kQ8 || unpack) {
+      MultiplyRows<kType, true, N>(part, count, strip.x_block + at, rows, next, strip.tile_bytes);
+    } else {
+      MultiplyRows<kType, false, N>(part, count, strip.x_block + at, rows, next, strip.tile_bytes);
+    }
     rows.add = true;
   }
 }
@@ -219,14 +300,8 @@ template <WeightType kType, int N>
 inline void StripOf(const Strip& strip, const StripRows& rows) {
   Tile<kType> tile[N];
   for (int n = 0; n < N; ++n) tile[n].Set(strip, n);
-  const int blocks = strip.end - strip.begin;
-  if constexpr (kType == WeightType::kQ8) {
-    MultiplyRows<kType, true, N>(tile, blocks, strip.x_block, rows);
-  } else if (rows.rows >= kUnpackRows) {
-    UnpackAndMultiply<kType, N>(tile, blocks, strip.x_block, rows);
-  } else {
-    MultiplyRows<kType, false, N>(tile, blocks, strip.x_block, rows);
-  }
+  if (rows.rows <= 6) return MultiplyFew<kType, N>(tile, strip, rows);
+  MultiplyMany<kType, N>(tile, strip, rows);
 }
 
 template <WeightType kType>

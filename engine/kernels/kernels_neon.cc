@@ -28,6 +28,10 @@ inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = true;
 inline constexpr int kQuantRows = 2;
 inline constexpr int kFloatRows = 1;
+inline constexpr int kKvOffset = 0;
+inline constexpr int kScoreQueries = 4;
+inline constexpr int kValueQueries = 2;
+inline constexpr int kValueTiles = 1;
 
 struct Bytes64 {
   int8x16_t part[4];
@@ -73,20 +77,12 @@ WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
 }
 WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) { return DotQ8(acc, w, a); }
 
-// u * s = (u - 128) * s + 128 * s, the second part as a dot product with ones times 128.
-WITHY_INLINE NativeI DotMixed(NativeI acc, uint8x16_t u, int8x16_t s) {
-  const int8x16_t shifted = vreinterpretq_s8_u8(veorq_u8(u, vdupq_n_u8(0x80)));
-  const int32x4_t ones = vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(1), s);
-  return Dot((NativeI)vaddq_s32((int32x4_t)acc, vshlq_n_s32(ones, 7)), shifted, s);
-}
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
-  const int8x16_t quad = Quad(q);
-  WITHY_EACH_PART acc.part[i] = DotMixed(acc.part[i], vld1q_u8(k + 16 * i), quad);
-  return acc;
+  return DotQ8(acc, LoadQ8(k), q);
 }
 WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
-  const uint8x16_t quad = vreinterpretq_u8_s8(Quad(p));
-  WITHY_EACH_PART acc.part[i] = DotMixed(acc.part[i], quad, vld1q_s8(v + 16 * i));
+  const int8x16_t quad = Quad(p);  // p < 128
+  WITHY_EACH_PART acc.part[i] = Dot(acc.part[i], vld1q_s8(v + 16 * i), quad);
   return acc;
 }
 

@@ -23,6 +23,10 @@ inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = false;
 inline constexpr int kQuantRows = 4;
 inline constexpr int kFloatRows = 2;
+inline constexpr int kKvOffset = 128;
+inline constexpr int kScoreQueries = 2;
+inline constexpr int kValueQueries = 1;
+inline constexpr int kValueTiles = 1;
 
 struct Bytes64 {
   uint8_t byte[64];

@@ -97,54 +97,137 @@ inline void RaggedRows(const MatMulArgs& args, const Strip& strip, int begin, in
   }
 }
 
-// Tiles [tile_begin, tile_end) over blocks [begin, end) of one panel.
-template <WeightType kType>
-inline void PanelPart(const MatMulArgs& args, int tile_begin, int tile_end, int panel, int begin,
-                      int end) {
-  const PackedMatrix& w = args.w;
+inline constexpr int kRowsAtOnce = 132;
+
+// Blocks of 32 inputs that many rows take at once, so that the activations of a pass stay in the
+// second-level cache while the tiles go by.
+inline int BlocksAtOnce(int rows, int panel_blocks) {
+  const int fit = (640 << 10) / kQuantBlock / rows;
+  return fit >= panel_blocks ? panel_blocks : fit < 8 ? 8 : fit / 8 * 8;
+}
+
+// Walks the blocks [begin, end) of panel after panel that BlocksAtOnce allows; calls fn(panel,
+// begin, end).
+template <typename Fn>
+WITHY_INLINE void ForPasses(const MatMulArgs& args, Fn fn) {
+  for (int panel = 0; panel < args.w.panels(); ++panel) {
+    const int blocks = (args.w.panel_end(panel) - args.w.panel_begin(panel)) / kQuantBlock;
+    const int step = BlocksAtOnce(args.rows, blocks);
+    for (int begin = 0; begin < blocks; begin += step) {
+      fn(panel, begin, begin + step < blocks ? begin + step : blocks);
+    }
+  }
+}
+
+// `range_begin`, `range_end`: the tiles that are walked; the strip after the last is the first of
+// the next panel.
+inline Strip StripAt(const PackedMatrix& w, int panel, int tile, int tiles, int begin, int end,
+                     int range_begin, int range_end) {
   const int panel_begin = w.panel_begin(panel);
   const int inputs = w.panel_end(panel) - panel_begin;
-  const bool add = args.accumulate || panel > 0 || begin > 0;
-  const int reach = RowsBeyond(args.n_in_extent, args.rows, panel_begin);
   Strip strip;
+  strip.tile = w.data + TileOffset(w, panel, tile);
   strip.tile_bytes = TileBytes(w.type, inputs);
+  strip.tiles = tiles;
   strip.tile_blocks = inputs / kQuantBlock;
   strip.begin = begin;
   strip.end = end;
   strip.x_block = panel_begin / kQuantBlock + begin;
-  for (int tile = tile_begin; tile < tile_end; tile += strip.tiles) {
-    const int out = tile * kTileRows;
-    const int rows = RowsBeyond(args.n_out_extent, reach, out);
-    if (rows == 0) return;
-    // Rows that fill this tile, and the next one too.
-    const auto filling = [&](int limit) {
-      return limit <= w.n_out ? RowsBeyond(args.n_out_extent, rows, limit - 1) : 0;
-    };
-    const int whole = filling(out + kTileRows);
-    strip.tile = w.data + TileOffset(w, panel, tile);
-    const bool pair = tile + 1 < tile_end && filling(out + 2 * kTileRows) == rows;
-    strip.tiles = pair ? 2 : 1;
-    AnyStrip<kType>(strip, {args.x, args.x_row, whole, args.y + out, args.y_stride, add});
-    if (whole < rows) RaggedRows<kType>(args, strip, whole, rows, out, add);
+  if (tile + tiles < range_end) {
+    strip.next = w.data + TileOffset(w, panel, tile + tiles);
+  } else if (panel + 1 < w.panels()) {
+    strip.next = w.data + TileOffset(w, panel + 1, range_begin);
   }
+  return strip;
 }
 
-// Blocks of 32 inputs that many rows take at once, so that the activations of a strip stay in the
-// second-level cache while the tiles pass.
-inline int BlocksAtOnce(const MatMulArgs& args, int panel_blocks) {
-  const int fit = (512 << 10) / kQuantBlock / (args.rows > 0 ? args.rows : 1);
-  return fit >= panel_blocks ? panel_blocks : fit < 8 ? 8 : fit / 8 * 8;
+// How many of the rows that reach output `out` also fill the outputs up to `limit`.
+inline int RowsFilling(const MatMulArgs& args, int limit) {
+  return limit <= args.w.n_out ? RowsBeyond(args.n_out_extent, args.rows, limit - 1) : 0;
+}
+
+// Any extents: every pass goes over the tiles and leaves its sums in y.
+template <WeightType kType>
+inline void RaggedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
+  ForPasses(args, [&](int panel, int begin, int end) {
+    const bool add = args.accumulate || panel > 0 || begin > 0;
+    const int reach = RowsBeyond(args.n_in_extent, args.rows, args.w.panel_begin(panel));
+    int tiles = 1;
+    for (int tile = tile_begin; tile < tile_end; tile += tiles) {
+      const int out = tile * kTileRows;
+      const int rows = RowsBeyond(args.n_out_extent, reach, out);
+      if (rows == 0) return;
+      const bool pair = tile + 1 < tile_end && RowsFilling(args, out + 2 * kTileRows) >= rows;
+      tiles = pair ? 2 : 1;
+      int whole = RowsFilling(args, out + tiles * kTileRows);
+      if (whole > rows) whole = rows;
+      const Strip strip = StripAt(args.w, panel, tile, tiles, begin, end, tile_begin, tile_end);
+      if (whole > 0) {
+        AnyStrip<kType>(strip, {args.x, args.x_row, whole, args.y + out, args.y_stride, add});
+      }
+      if (whole < rows) RaggedRows<kType>(args, strip, whole, rows, out, add);
+    }
+  });
+}
+
+// Full extents, whole tiles, many rows, several passes: sums stay in a compact buffer between
+// passes, because rows of y a power of two apart fall into the same cache sets.
+template <WeightType kType>
+inline void BufferedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
+  const int pairs = (tile_end - tile_begin + 1) / 2;
+  const size_t pair_floats = static_cast<size_t>(args.rows) * 2 * kTileRows;
+  float* buffer = ThreadScratch(static_cast<size_t>(pairs) * pair_floats);
+  const auto copy = [&](bool in) {
+    for (int p = 0; p < pairs; ++p) {
+      const int tile = tile_begin + 2 * p;
+      const size_t n = tile + 1 < tile_end ? 2 * kTileRows : kTileRows;
+      for (int r = 0; r < args.rows; ++r) {
+        float* inner =
+            buffer + static_cast<size_t>(p) * pair_floats + static_cast<size_t>(r) * 2 * kTileRows;
+        float* outer = args.y + r * args.y_stride + tile * kTileRows;
+        std::memcpy(in ? inner : outer, in ? outer : inner, n * sizeof(float));
+      }
+    }
+  };
+  if (args.accumulate) copy(true);
+  ForPasses(args, [&](int panel, int begin, int end) {
+    const bool add = args.accumulate || panel > 0 || begin > 0;
+    for (int p = 0; p < pairs; ++p) {
+      const int tile = tile_begin + 2 * p;
+      const Strip strip = StripAt(args.w, panel, tile, tile + 1 < tile_end ? 2 : 1, begin, end,
+                                  tile_begin, tile_end);
+      AnyStrip<kType>(strip, {args.x, args.x_row, args.rows,
+                              buffer + static_cast<size_t>(p) * pair_floats, 2 * kTileRows, add});
+    }
+  });
+  copy(false);
 }
 
 template <WeightType kType>
+inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
+  constexpr int kBufferedRows = 16;
+  const bool even = args.n_out_extent == nullptr && args.n_in_extent == nullptr &&
+                    tile_end * kTileRows <= args.w.n_out;
+  const int blocks = args.w.padded_inputs() / kQuantBlock;
+  const bool one_pass = args.w.panels() == 1 && BlocksAtOnce(args.rows, blocks) == blocks;
+  if (even && !one_pass && args.rows >= kBufferedRows) {
+    return BufferedMatMul<kType>(args, tile_begin, tile_end);
+  }
+  RaggedMatMul<kType>(args, tile_begin, tile_end);
+}
+
+// So many rows at a time that their inputs stay in the second-level cache beside the weights of a
+// tile range.
+template <WeightType kType>
 inline void MatMulTyped(const MatMulArgs& args, int tile_begin, int tile_end) {
-  for (int panel = 0; panel < args.w.panels(); ++panel) {
-    const int blocks = (args.w.panel_end(panel) - args.w.panel_begin(panel)) / kQuantBlock;
-    const int step = BlocksAtOnce(args, blocks);
-    for (int begin = 0; begin < blocks; begin += step) {
-      const int end = begin + step < blocks ? begin + step : blocks;
-      PanelPart<kType>(args, tile_begin, tile_end, panel, begin, end);
-    }
+  for (int row = 0; row < args.rows; row += kRowsAtOnce) {
+    MatMulArgs part = args;
+    part.rows = args.rows - row < kRowsAtOnce ? args.rows - row : kRowsAtOnce;
+    part.x_row += row;
+    part.y += row * args.y_stride;
+    if (part.n_out_extent != nullptr) part.n_out_extent += row;
+    if (part.n_in_extent != nullptr) part.n_in_extent += row;
+    RowsMatMul<kType>(part, tile_begin, tile_end);
   }
 }
 

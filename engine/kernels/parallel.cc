@@ -10,14 +10,20 @@ namespace {
 
 constexpr size_t kPieceBytes =
     96 << 10;  // weights a piece reads: long enough to stream, short enough to balance
+constexpr int kManyRows = 32;
+constexpr size_t kManyPieceBytes =
+    320 << 10;                 // with many rows: what stays in the cache beside their inputs
+constexpr int kMaxTiles = 16;  // what many rows hold of their sums in the cache
 constexpr int kRowsPerPiece = 4;
 
-// Tiles a piece takes: an even number, so that pieces are whole 32-column blocks.
-int TileGrain(const PackedMatrix& w, int threads) {
-  const size_t tile = std::max<size_t>(PackedBytes(w) / static_cast<size_t>(w.tiles()), 1);
-  const int by_bytes = static_cast<int>(kPieceBytes / tile);
+// Tiles a piece takes: an even number, so that pieces are whole 32-column blocks; enough of one
+// panel to stream through, but at least four pieces a thread while there are tiles for them.
+int TileGrain(const PackedMatrix& w, int rows, int threads) {
+  const size_t tile =
+      std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
+  const int by_bytes = static_cast<int>((rows < kManyRows ? kPieceBytes : kManyPieceBytes) / tile);
   const int by_threads = w.tiles() / (4 * threads);
-  return std::max(std::min(by_bytes, by_threads) / 2 * 2, 2);
+  return std::max(std::min(std::min(by_bytes, by_threads), kMaxTiles) / 2 * 2, 2);
 }
 
 float* RowScratch(int n) {
@@ -58,7 +64,7 @@ void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArg
   int grain = 1 << 20;
   for (const MatMulArgs& p : products) {
     tiles += p.w.tiles();
-    grain = std::min(grain, TileGrain(p.w, pool.threads()));
+    grain = std::min(grain, TileGrain(p.w, p.rows, pool.threads()));
   }
   pool.ParallelFor(tiles, grain, [&](int begin, int end) {
     int first = 0;
@@ -75,7 +81,7 @@ void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, co
             unsigned forms, Activations* h) {
   const int n = gate.w.n_out;
   h->Reset(gate.rows, n, forms);
-  const int grain = TileGrain(gate.w, pool.threads());
+  const int grain = TileGrain(gate.w, gate.rows, pool.threads());
   pool.ParallelFor(gate.w.tiles(), grain, [&](int begin, int end) {
     kernels.matmul(gate, begin, end);
     kernels.matmul(up, begin, end);

@@ -16,6 +16,8 @@ struct Strip {
   int begin = 0;                    // blocks [begin, end) of it are taken
   int end = 0;
   int x_block = 0;  // block of the rows that meets `begin`
+  const std::byte* next =
+      nullptr;  // the strip that will follow, to be fetched ahead; may be nullptr
 };
 
 struct StripRows {
@@ -26,5 +28,10 @@ struct StripRows {
   ptrdiff_t y_stride = 0;
   bool add = false;  // go on from what y holds
 };
+
+// Uninitialised room for `n` floats that belongs to the calling thread until its next call. Not a
+// template and not in the kernels' files, so that no code compiled for one instruction set is
+// shared with another.
+float* ThreadScratch(size_t n);
 
 }  // namespace withy::engine

@@ -79,6 +79,11 @@ WITHY_INLINE F16 AsFloat(I16 v) {
   WITHY_EACH_PART f.part[i] = (NativeF)v.part[i];
   return f;
 }
+template <int kBits>
+WITHY_INLINE I16 ShiftRight(I16 v) {
+  WITHY_EACH_PART v.part[i] >>= kBits;
+  return v;
+}
 WITHY_INLINE F16 Max(F16 a, F16 b) {
   WITHY_EACH_PART a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
   return a;
