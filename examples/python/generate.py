@@ -1,7 +1,7 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Asks withy for an answer and prints it as it comes.
 
-Needs: apt-get install python3-grpcio python3-grpc-tools
+Needs: apt-get install python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc
 Usage: generate.py [--address unix:/run/withy/withy.sock] [--ttft-ms 200] PROMPT
 The token: WITHY_TOKEN, or what `withyctl apps bind NAME` kept.
 """
@@ -9,21 +9,24 @@ The token: WITHY_TOKEN, or what `withyctl apps bind NAME` kept.
 import argparse
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 
 import grpc
-from grpc_tools import protoc
 
 
 def load_stubs():
     """Makes the Python stubs of the contract and imports them."""
     root = pathlib.Path(__file__).resolve().parents[2] / "proto"
-    protos = ["types", "llm_service"]
+    plugin = shutil.which("grpc_python_plugin")
+    if plugin is None or shutil.which("protoc") is None:
+        sys.exit("generate.py: protoc is missing: apt-get install protobuf-compiler protobuf-compiler-grpc")
     with tempfile.TemporaryDirectory() as out:
-        arguments = ["protoc", f"-I{root}", f"--python_out={out}", f"--grpc_python_out={out}"]
-        if protoc.main(arguments + [f"withy/v1/{name}.proto" for name in protos]) != 0:
-            sys.exit("generate.py: protoc could not read the contract in " + str(root))
+        command = ["protoc", f"-I{root}", f"--python_out={out}", f"--grpc_python_out={out}"]
+        command += [f"--plugin=protoc-gen-grpc_python={plugin}"]
+        subprocess.run(command + ["withy/v1/types.proto", "withy/v1/llm_service.proto"], check=True)
         sys.path.insert(0, out)
         from withy.v1 import llm_service_pb2, llm_service_pb2_grpc
     return llm_service_pb2, llm_service_pb2_grpc
