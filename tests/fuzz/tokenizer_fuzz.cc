@@ -53,6 +53,19 @@ std::unique_ptr<Tokenizer> MakeSpm(bool space_prefix) {
   return vocab.Make("llama").value();
 }
 
+std::unique_ptr<Tokenizer> MakeWordPiece() {
+  TestVocab vocab;
+  vocab.Add("[UNK]", TokenKind::kUnknown);
+  vocab.Add("[CLS]", TokenKind::kControl);
+  for (const char* text : {"\xE2\x96\x81the",
+                           "\xE2\x96\x81"
+                           "a",
+                           "a", "e", "\xE2\x96\x81,"})
+    vocab.Add(text);
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", 0);
+  return vocab.Make("bert").value();
+}
+
 const std::vector<std::unique_ptr<Tokenizer>>& Tokenizers() {
   static const auto* tokenizers = [] {
     auto* made = new std::vector<std::unique_ptr<Tokenizer>>;
@@ -62,6 +75,7 @@ const std::vector<std::unique_ptr<Tokenizer>>& Tokenizers() {
     }
     made->push_back(MakeSpm(true));
     made->push_back(MakeSpm(false));
+    made->push_back(MakeWordPiece());
     return made;
   }();
   return *tokenizers;
@@ -93,6 +107,7 @@ void CheckStream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
 void Check(const Tokenizer& tokenizer, std::string_view text, size_t cut) {
   const TextPiece whole{text, false};
   const Encoding encoding = tokenizer.EncodePieces({&whole, 1}, {});
+  if (&tokenizer == Tokenizers().back().get()) return;  // WordPiece drops white space and accents
   CheckSpans(encoding, text.size());
   Require(tokenizer.Decode(encoding.ids) == text, "decoding gives the text back");
   for (const int32_t id : encoding.ids)
