@@ -29,9 +29,15 @@ if(WITHY_FUZZ)
   add_link_options(-fsanitize=address,undefined)
 endif()
 
-# Header-heavy packages are system includes, so that their warnings are not ours.
 find_package(absl REQUIRED)
 find_package(Threads REQUIRED)
+
+# Put into every program: what a sanitizer has to be told about libraries that are not instrumented.
+set(WITHY_PROGRAM_SRCS)
+if(WITHY_SANITIZE STREQUAL "thread")
+  set(WITHY_PROGRAM_SRCS "${CMAKE_CURRENT_LIST_DIR}/tsan_abseil.cc")
+  link_libraries(absl::synchronization ${CMAKE_DL_LIBS})
+endif()
 
 # withy_library(name SRCS a.cc ... DEPS target ...)
 function(withy_library name)
@@ -54,7 +60,7 @@ function(withy_test name)
   if(NOT WITHY_TESTS)
     return()
   endif()
-  add_executable(${name} ${arg_SRCS})
+  add_executable(${name} ${arg_SRCS} ${WITHY_PROGRAM_SRCS})
   target_link_libraries(${name} PRIVATE ${arg_DEPS} withy_options GTest::gmock GTest::gtest GTest::gtest_main)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
@@ -69,6 +75,6 @@ endfunction()
 # withy_binary(name SRCS main.cc ... DEPS target ...): an executable under bin/
 function(withy_binary name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
-  add_executable(${name} ${arg_SRCS})
+  add_executable(${name} ${arg_SRCS} ${WITHY_PROGRAM_SRCS})
   target_link_libraries(${name} PRIVATE ${arg_DEPS} withy_options)
 endfunction()
