@@ -55,7 +55,7 @@ class TalkingApp {
   static std::string Prompt(size_t turn) { return "turn " + std::to_string(turn); }
 
   void Talk() {
-    for (size_t turn = 0; !stop_ && turn < 60; ++turn) {
+    for (size_t turn = 0; !stop_ && turn < 300; ++turn) {
       v1::GenerateRequest request = UserRequest(context_id_, Prompt(turn), 6);
       request.set_request_id("turn-" + std::to_string(turn));
       const Answer answer = GenerateWithRetry(*stub_, token_, request);
