@@ -143,8 +143,8 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
 absl::StatusOr<LeaseTable::Lease*> LeaseTable::Granted(LeaseId id) {
   const auto found = leases_.find(id);
   if (found == leases_.end()) return absl::AbortedError("the lease is over");
+  // An attach ends all leases of older epochs but those in commit.
   Lease& lease = found->second;
-  if (lease.epoch != epoch_) return Stale(lease.epoch, epoch_);
   if (!lease.granted || lease.committing) {
     return absl::InvalidArgumentError(lease.committing ? "the lease is being committed"
                                                        : "the lease still waits for its context");
