@@ -112,6 +112,11 @@ void CallTable::StopAdmitting() {
   draining_ = true;
 }
 
+void CallTable::AwaitEmpty(absl::Duration timeout) const {
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(this, &CallTable::Empty), timeout);
+}
+
 CallTable::Counts CallTable::counts() const {
   absl::MutexLock lock(&mutex_);
   Counts counts{.limit = options_.limit};

@@ -61,6 +61,8 @@ class CallTable {
 
   // From now on Arrive answers UNAVAILABLE.
   void StopAdmitting();
+  // Waits until every call has left, at most `timeout`.
+  void AwaitEmpty(absl::Duration timeout) const;
 
   struct Counts {
     uint32_t running = 0;
@@ -90,6 +92,7 @@ class CallTable {
 
   void GrantSlots(Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint32_t Running(Lane lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entries_.empty(); }
   // Brings the integral to now and changes the number of decoding calls.
   void Account(Lane lane, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   double IntegralNow(const LaneState& lane) const;

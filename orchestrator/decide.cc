@@ -25,17 +25,21 @@ v1::Latency ToLatency(const Prediction& prediction) {
   return latency;
 }
 
+// Three or more digits that count, however small.
+std::string Ms(double value) {
+  return value < 100 ? absl::StrFormat("%.3g ms", value) : absl::StrFormat("%.0f ms", value);
+}
+
 std::string Figures(const Prediction& prediction) {
-  return absl::StrFormat("TTFT %.1f ms, TPOT %.2f ms, end to end %.0f ms", prediction.ttft_ms,
-                         prediction.tpot_ms, prediction.end_to_end_ms);
+  return absl::StrCat("TTFT ", Ms(prediction.ttft_ms), ", TPOT ", Ms(prediction.tpot_ms),
+                      ", end to end ", Ms(prediction.end_to_end_ms));
 }
 
 std::string Wanted(const SloTargets& targets) {
   std::vector<std::string> parts;
-  if (targets.ttft_ms < kNoLimit) parts.push_back(absl::StrFormat("TTFT %.1f ms", targets.ttft_ms));
-  if (targets.tpot_ms < kNoLimit) parts.push_back(absl::StrFormat("TPOT %.2f ms", targets.tpot_ms));
-  if (targets.end_to_end_ms < kNoLimit)
-    parts.push_back(absl::StrFormat("end to end %.0f ms", targets.end_to_end_ms));
+  if (targets.ttft_ms < kNoLimit) parts.push_back("TTFT " + Ms(targets.ttft_ms));
+  if (targets.tpot_ms < kNoLimit) parts.push_back("TPOT " + Ms(targets.tpot_ms));
+  if (targets.end_to_end_ms < kNoLimit) parts.push_back("end to end " + Ms(targets.end_to_end_ms));
   return absl::StrJoin(parts, ", ");
 }
 

@@ -56,11 +56,11 @@ TEST(DecideTest, NothingMeets) {
   EXPECT_EQ(told->model_level_percent(), 20u);
   EXPECT_EQ(told->reason(), v1::DECISION_REASON_BEST_EFFORT);
   EXPECT_FALSE(told->predicted_to_meet_slo());
-  EXPECT_THAT(told->explanation(), HasSubstr("20.0 ms"));
+  EXPECT_THAT(told->explanation(), HasSubstr("TTFT 20 ms"));
   input.slo.set_strict(true);
   const auto refused = Decide(input);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("TTFT 20.0 ms, TPOT 2.00 ms"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("TTFT 20 ms, TPOT 2 ms"));
 }
 
 TEST(DecideTest, TheCallerMayFixTheLevel) {

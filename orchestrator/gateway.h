@@ -49,8 +49,11 @@ class Gateway {
   // Neither blocks.
   absl::Status Arrive(uint64_t id);
   void Leave(uint64_t id, const absl::Status& status);
-  // From now on calls are refused.
-  void StopAdmitting() { calls_.StopAdmitting(); }
+  // From now on calls are refused; waits until those that arrived have left, at most `grace`.
+  void Drain(absl::Duration grace) {
+    calls_.StopAdmitting();
+    calls_.AwaitEmpty(grace);
+  }
 
   // Errors: UNAUTHENTICATED, UNAVAILABLE.
   absl::StatusOr<std::string> Authenticate(std::string_view token, absl::Time deadline);

@@ -57,7 +57,8 @@ class GenerateCall {
   std::string app_id_;
   std::string digest_;
   Gateway::Prepared prepared_;
-  int64_t granted_ns_ = 0;
+  int64_t queued_ns_ = 0;   // ready to run
+  int64_t granted_ns_ = 0;  // given to the worker
   int64_t first_token_ns_ = 0;
   int64_t last_token_ns_ = 0;
   uint32_t tokens_ = 0;
@@ -96,6 +97,7 @@ absl::Status GenerateCall::Answer() {
   started.set_model(prepared_.worker->model().name());
   if (!sink_(std::move(message))) return absl::CancelledError("the caller went away");
 
+  queued_ns_ = Now();
   const OtherCall work{prepared_.shape.prefill_tokens, prepared_.shape.max_tokens};
   WITHY_RETURN_IF_ERROR(gateway_.calls_.WaitForSlot(prepared_.lane, prepared_.key, work, control_));
   granted_ns_ = Now();
@@ -251,8 +253,9 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   seen.level_percent = prepared_.shape.level_percent;
   seen.prefilled_tokens = report.prefill_ms() > 0 ? finished.usage().prefilled_tokens() : 0;
   seen.prefill_ms = report.prefill_ms();
-  seen.overhead_ms = std::max(
-      0.0, Millis(first_token_ns_ - granted_ns_) - report.queue_ms() - report.prefill_ms());
+  // What is neither waiting nor prefill: preparing the call, its lease, the way there and back.
+  const int64_t active_ns = (queued_ns_ - call_.arrived_ns) + (first_token_ns_ - granted_ns_);
+  seen.overhead_ms = std::max(0.0, Millis(active_ns) - report.queue_ms() - report.prefill_ms());
   seen.decoded_tokens = tokens_ - 1;
   seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
   seen.mean_decode_rows = around.mean_rows;

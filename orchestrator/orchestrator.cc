@@ -19,6 +19,8 @@ constexpr size_t kShortThreads = 8;
 constexpr size_t kShortQueue = 512;
 // A task that no thread took for so long means that the threads hang.
 constexpr int64_t kStallNs = 60 * kNanosPerSecond;
+// For the last messages of calls that have ended; what still runs then is cancelled.
+constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 // Apps of other users in the socket's group may connect.
 constexpr unsigned kSocketMode = 0660;
 
@@ -43,8 +45,10 @@ class Orchestrator final : public rpc::Process {
 
   void Drain(absl::Duration grace) override {
     server_->SetServing(false);
-    gateway_.StopAdmitting();
-    server_->Shutdown(grace);
+    // The server stays up meanwhile: a gRPC server that shuts down answers new calls with
+    // CANCELLED, which no app retries.
+    gateway_.Drain(grace);
+    server_->Shutdown(kLastWords);
   }
 
   bool MakesProgress() override {

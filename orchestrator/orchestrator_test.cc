@@ -122,7 +122,7 @@ TEST(OrchestratorTest, AStrictSloIsRefusedWithFiguresElseTold) {
   request.mutable_slo()->set_strict(true);
   const Outcome refused = board.Generate(request);
   EXPECT_EQ(refused.status.error_code(), StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(refused.status.error_message(), HasSubstr("TTFT 101.0 ms"));
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("TTFT 101 ms"));
   EXPECT_TRUE(board.worker.runs().empty());
   request.mutable_slo()->set_strict(false);
   const Outcome told = board.Generate(request);
