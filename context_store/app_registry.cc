@@ -29,20 +29,20 @@ absl::Status CheckName(std::string_view name) {
 
 absl::StatusOr<std::unique_ptr<AppRegistry>> AppRegistry::Load(RecordDb& db, const Clock& clock) {
   std::unique_ptr<AppRegistry> registry(new AppRegistry(db, clock));
+  std::map<std::string, AppRecord, std::less<>> apps;
+  const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
+    AppRecord app;
+    if (payload.ok() && Decode(*payload, &app).ok()) {
+      apps.emplace(key.substr(kAppPrefix.size()), std::move(app));
+    } else {
+      ++registry->damaged_;
+    }
+    return true;
+  };
+  WITHY_RETURN_IF_ERROR(db.Scan(kAppPrefix, visit));
   absl::MutexLock lock(&registry->mutex_);
-  WITHY_RETURN_IF_ERROR(
-      db.Scan(kAppPrefix, [&](std::string_view key, const absl::StatusOr<std::string>& payload)
-                              ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                                AppRecord app;
-                                if (!payload.ok() || !Decode(*payload, &app).ok()) {
-                                  ++registry->damaged_;
-                                  return true;
-                                }
-                                const std::string app_id(key.substr(kAppPrefix.size()));
-                                registry->ids_.insert_or_assign(app.name, app_id);
-                                registry->apps_.insert_or_assign(app_id, std::move(app));
-                                return true;
-                              }));
+  for (const auto& [app_id, app] : apps) registry->ids_.insert_or_assign(app.name, app_id);
+  registry->apps_ = std::move(apps);
   return registry;
 }
 

@@ -49,20 +49,21 @@ absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& d
                                                                      const Clock& clock,
                                                                      ContextLimits limits) {
   std::unique_ptr<ContextRecords> records(new ContextRecords(db, clock, limits));
-  absl::MutexLock lock(&records->mutex_);
-  const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload)
-                         ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                           std::string_view app_id, context_id;
-                           if (!ParseContextKey(key, &app_id, &context_id)) return true;
-                           Entry entry{std::string(app_id), {}, payload.status()};
-                           if (payload.ok()) {
-                             entry.damage = Annotate(Decode(*payload, &entry.record),
-                                                     absl::StrCat("record ", PrintableKey(key)));
-                           }
-                           records->Insert(context_id, std::move(entry));
-                           return true;
-                         };
+  std::vector<std::pair<std::string, Entry>> entries;
+  const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
+    std::string_view app_id, context_id;
+    if (!ParseContextKey(key, &app_id, &context_id)) return true;
+    Entry entry{std::string(app_id), {}, payload.status()};
+    if (payload.ok()) {
+      entry.damage =
+          Annotate(Decode(*payload, &entry.record), absl::StrCat("record ", PrintableKey(key)));
+    }
+    entries.emplace_back(context_id, std::move(entry));
+    return true;
+  };
   WITHY_RETURN_IF_ERROR(db.Scan(kContextPrefix, visit));
+  absl::MutexLock lock(&records->mutex_);
+  for (auto& [context_id, entry] : entries) records->Insert(context_id, std::move(entry));
   return records;
 }
 
