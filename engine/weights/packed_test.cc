@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -119,6 +121,55 @@ TEST_F(PackedTest, PackedWeightsAreTheSourcesInPackedOrder) {
                     values[static_cast<size_t>(from * tensor.matrix.n_in + col)])
               << tensor.name << " " << r << " " << c;
         }
+      }
+    }
+  }
+}
+
+// K-quants have blocks of 256 with scales inside; any bytes are a valid block once its halves are
+// sane.
+TEST_F(PackedTest, KQuantsKeepTheirValues) {
+  SynthShape shape = TinyShape();
+  shape.d_model = 256;
+  const auto base = GgufFile::Open(WriteTiny(folder_, shape, GgmlType::kF32));
+  ASSERT_TRUE(base.ok());
+  struct Kind {
+    GgmlType type;
+    std::vector<size_t> halves;  // byte offsets of f16 scales in a block
+    double tolerance;            // of a value, relative to the tensor's largest
+  };
+  // Q4_K keeps its quants and rounds scales to halves; the others become 8 bits a block of 32.
+  for (const Kind& kind : {Kind{GgmlType::kQ4_K, {0, 2}, 1e-3}, Kind{GgmlType::kQ5_K, {0, 2}, 5e-3},
+                           Kind{GgmlType::kQ6_K, {208}, 5e-3}}) {
+    const size_t block = FindTypeTraits(kind.type)->block_bytes;
+    std::vector<uint8_t> bytes(block * 512);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * i * 31 >> 4);
+    const uint16_t scale = FloatToHalf(0.01f);
+    for (size_t b = 0; b < 512; ++b) {
+      for (size_t at : kind.halves) std::memcpy(&bytes[b * block + at], &scale, 2);
+    }
+    std::vector<float> values(size_t{512} * 256);
+    ASSERT_TRUE(Dequantize(kind.type, bytes, values).ok());
+    GgufWriter writer;
+    writer.CopyMetadata(*base);
+    for (const TensorInfo& tensor : base->tensors()) {
+      const bool changed = tensor.name == "output.weight";
+      writer.AddTensor(tensor.name, changed ? kind.type : tensor.type, tensor.dims,
+                       changed ? std::span<const uint8_t>(bytes) : base->Data(tensor));
+    }
+    ASSERT_TRUE(writer.Write(folder_ / "k.gguf").ok());
+    const auto packed = PackedFile::Open(Pack(folder_ / "k.gguf"));
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    const PackedMatrix& matrix = (*packed)->Find("output")->matrix;
+    EXPECT_EQ(matrix.type, kind.type == GgmlType::kQ4_K ? WeightType::kQ4M : WeightType::kQ8);
+    float largest = 0;
+    for (float v : values) largest = std::max(largest, std::abs(v));
+    std::vector<float> row(256);
+    for (int32_t r = 0; r < 512; ++r) {
+      UnpackRow(matrix, r, row.data());
+      for (size_t c = 0; c < 256; ++c) {
+        ASSERT_NEAR(row[c], values[static_cast<size_t>(r) * 256 + c], kind.tolerance * largest)
+            << TypeName(kind.type) << " " << r << " " << c;
       }
     }
   }
