@@ -128,7 +128,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
           "context_id: the draft model answers stateless calls only; leave it empty");
     }
     WITHY_ASSIGN_OR_RETURN(engine::AnswerRequest answer,
-                           engine::RequestFromWire(request, RandomId64()));
+                           engine::RequestFromWire(request, RandomId64(), model_.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(answer, limits_));
     auto sink = std::make_shared<StreamSink>(queue, answer.sampling, model_);
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));

@@ -96,10 +96,9 @@ std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t pi
   });
   Piece piece(calls, piece_rows);
   piece.Give(prefills.front(), (piece_rows + 1) / 2);
-  const size_t shortest = *std::min_element(
-      prefills.begin(), prefills.end(),
-      [&](size_t a, size_t b) { return calls[a].pending_rows < calls[b].pending_rows; });
-  piece.Give(shortest, piece.left());
+  std::stable_sort(prefills.begin(), prefills.end(), [&](size_t a, size_t b) {
+    return calls[a].pending_rows < calls[b].pending_rows;
+  });
   for (const size_t i : prefills) piece.Give(i, piece.left());
   for (const size_t i : prefills) {
     if (piece.given(i) > 0) plan.push_back({.call = i, .rows = piece.given(i)});

@@ -116,7 +116,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
     CallRequest call;
-    WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, RandomId64()));
+    WITHY_ASSIGN_OR_RETURN(call.answer,
+                           engine::RequestFromWire(request, RandomId64(), parts_.env.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, limits_));
     call.call_id = request.call_id();
     call.app_id = request.app_id();

@@ -16,16 +16,16 @@ namespace withy::engine {
 // for raw text that goes to the model as it is.
 struct Segment {
   std::string role;
-  std::string text;             // UTF-8
-  std::vector<ByteSpan> kept;   // parts of `text` that the model sees; empty = all of it
-  std::vector<ByteSpan> fixed;  // parts that pruning must keep; carried, not used here
-  int32_t level_percent = 100;  // model level it was computed at
-  bool cancelled = false;       // an answer that was cut short
-  bool ended = false;           // an answer that the model ended itself
+  std::string text;                  // UTF-8
+  std::vector<ByteSpan> kept = {};   // parts of `text` that the model sees; empty = all of it
+  std::vector<ByteSpan> fixed = {};  // parts that pruning must keep; carried, not used here
+  int32_t level_percent = 100;       // model level it was computed at
+  bool cancelled = false;            // an answer that was cut short
+  bool ended = false;                // an answer that the model ended itself
   int64_t unix_s = 0;
   // Answers: the ids that were generated, where encoding `text` would give others. They count only
   // under the tokenizer with this fingerprint.
-  std::vector<int32_t> token_ids;
+  std::vector<int32_t> token_ids = {};
   uint64_t tokenizer_fingerprint = 0;
 
   // The bytes that the model sees.

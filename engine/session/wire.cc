@@ -1,5 +1,6 @@
 #include "engine/session/wire.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
@@ -12,7 +13,7 @@ namespace {
 
 using SpansOnWire = google::protobuf::RepeatedPtrField<v1::ByteSpan>;
 
-constexpr uint32_t kDefaultMaxTokens = 256;
+constexpr int32_t kDefaultMaxTokens = 256;
 constexpr float kMaxTemperature = 10.0f;
 constexpr uint32_t kMaxTopLogprobs = 20;
 constexpr auto kMaxInt = static_cast<uint32_t>(std::numeric_limits<int32_t>::max());
@@ -102,15 +103,15 @@ absl::StatusOr<std::vector<Segment>> PromptFromWire(
   return segments;
 }
 
-absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
-                                              uint64_t fallback_seed) {
+absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request, uint64_t fallback_seed,
+                                              int32_t window) {
   AnswerRequest result;
   WITHY_ASSIGN_OR_RETURN(result.prompt, PromptFromWire(request.prompt(), request.kept()));
   WITHY_ASSIGN_OR_RETURN(result.sampling, SamplingFromWire(request, fallback_seed));
   const v1::Limits& limits = request.limits();
   WITHY_RETURN_IF_ERROR(CheckBound("limits.max_tokens", limits.max_tokens(), kMaxInt));
-  result.max_tokens =
-      static_cast<int32_t>(limits.max_tokens() == 0 ? kDefaultMaxTokens : limits.max_tokens());
+  result.max_tokens = limits.max_tokens() == 0 ? std::min(kDefaultMaxTokens, window)
+                                               : static_cast<int32_t>(limits.max_tokens());
   result.stop.assign(limits.stop().begin(), limits.stop().end());
   WITHY_RETURN_IF_ERROR(CheckBound("model_level_percent", request.model_level_percent(), 100));
   result.level_percent = request.model_level_percent() == 0

@@ -26,9 +26,10 @@ absl::StatusOr<std::vector<Segment>> PromptFromWire(
     const v1::Prompt& prompt, const google::protobuf::RepeatedPtrField<v1::KeptSpans>& kept);
 
 // The request with its defaults filled in; not yet validated against a model. `fallback_seed` is
-// used when it has none. Errors: INVALID_ARGUMENT naming the field.
-absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
-                                              uint64_t fallback_seed);
+// used when it has none; `window` bounds the default of max_tokens. Errors: INVALID_ARGUMENT naming
+// the field.
+absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request, uint64_t fallback_seed,
+                                              int32_t window);
 
 Segment SegmentFromWire(const v1::Segment& segment);
 v1::Segment ToWire(const Segment& segment);

@@ -17,7 +17,7 @@ v1::RunRequest Asking(const std::string& text) {
 }
 
 TEST(WireTest, DefaultsAreThoseOfTheContract) {
-  const auto request = RequestFromWire(Asking("hi"), /*fallback_seed=*/9);
+  const auto request = RequestFromWire(Asking("hi"), /*fallback_seed=*/9, /*window=*/8192);
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ(request->max_tokens, 256);
   EXPECT_EQ(request->level_percent, 100);
@@ -28,10 +28,14 @@ TEST(WireTest, DefaultsAreThoseOfTheContract) {
   EXPECT_FALSE(request->sampling.logprobs);
 }
 
+TEST(WireTest, DefaultLengthFitsASmallWindow) {
+  EXPECT_EQ(RequestFromWire(Asking("hi"), 1, /*window=*/64)->max_tokens, 64);
+}
+
 TEST(WireTest, AbsurdValuesAreNamed) {
   const RequestLimits limits{.vocab_size = 100, .context_length = 64, .levels_percent = {100}};
   const auto check = [&](const v1::RunRequest& wire) -> std::string {
-    const auto request = RequestFromWire(wire, 1);
+    const auto request = RequestFromWire(wire, 1, limits.context_length);
     const absl::Status status = request.ok() ? Validate(*request, limits) : request.status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wire.DebugString();
     return std::string(status.message());

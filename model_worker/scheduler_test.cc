@@ -1,0 +1,334 @@
+#include "model_worker/scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <semaphore>
+
+#include "engine/model/testing.h"
+#include "model_worker/testing.h"
+
+namespace withy::model_worker {
+namespace {
+
+using engine::FinishReason;
+using testing::HasSubstr;
+
+// A scheduler over a fake or real model and a store in memory.
+struct Rig {
+  explicit Rig(engine::Model& served, SchedulerOptions options = {}, uint32_t blocks = 512,
+               int32_t window = 256, const engine::StepCost& cost = {.prefill_us_per_token = 1})
+      : namer(ModelIdentity(served.info().id, {1, 1, 16}), "", engine::KvFormat::kQ8),
+        env{.model = served.info(), .encoder = *chat.encoder, .namer = namer, .window = window},
+        store(served.info().kv, blocks),
+        recorder(telemetry::Recorder::Disabled()),
+        scheduler(served, env, store, cost, options, Clock::Real(), *recorder) {}
+
+  static CallRequest Ask(const std::string& context, const std::string& text,
+                         int32_t max_tokens = 10) {
+    CallRequest request;
+    request.app_id = "app";
+    request.context_id = context;
+    request.answer.prompt = {engine::UserSays(text)};
+    request.answer.max_tokens = max_tokens;
+    return request;
+  }
+
+  struct Running {
+    Scheduler::Ticket ticket = 0;
+    std::shared_ptr<RecordingSink> sink;
+  };
+  Running Submit(CallRequest request) {
+    auto sink = std::make_shared<RecordingSink>();
+    const auto ticket = scheduler.Submit(std::move(request), sink);
+    EXPECT_TRUE(ticket.ok()) << ticket.status();
+    return {ticket.value_or(0), sink};
+  }
+
+  engine::ChatFixture chat;
+  ChunkNamer namer;
+  SessionEnv env;
+  FakeStore store;
+  std::unique_ptr<telemetry::Recorder> recorder;
+  Scheduler scheduler;
+};
+
+// A fake model whose every step waits for a permit, once it is told to.
+struct SteppedModel {
+  explicit SteppedModel(int32_t vocab) : model(vocab) {
+    model.on_forward = [this](const engine::Batch& batch) {
+      {
+        absl::MutexLock lock(&mutex);
+        ++steps;
+        rows = static_cast<int32_t>(batch.rows.size());
+        contexts = static_cast<int32_t>(batch.contexts.size());
+        most_contexts = std::max(most_contexts, contexts);
+      }
+      if (on_step) on_step();
+    };
+  }
+  int Steps() {
+    absl::MutexLock lock(&mutex);
+    return steps;
+  }
+
+  engine::FakeModel model;
+  absl::Mutex mutex;
+  int steps = 0;
+  int32_t rows = 0;
+  int32_t contexts = 0;
+  int32_t most_contexts = 0;
+  std::function<void()> on_step;  // on the engine thread; set before the first call
+};
+
+constexpr int32_t kFakeVocab = 300;
+
+TEST(SchedulerTest, AnswersAndCommits) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  CallRequest request = Rig::Ask("c", "hello", 6);
+  request.request_id = "r1";
+  const auto call = rig.Submit(request);
+  const auto outcome = call.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(outcome->text.size(), 6u);
+  EXPECT_EQ(call.sink->text(), outcome->text);
+  EXPECT_EQ(call.sink->tokens(), 6);
+  EXPECT_GT(outcome->times.first_token_ns, outcome->times.arrived_ns);
+  rig.store.With([&](FakeStore::State& state) {
+    ASSERT_EQ(state.commits.size(), 1u);
+    EXPECT_EQ(state.commits[0].request_id, "r1");
+    EXPECT_EQ(state.commits[0].outcome.text, outcome->text);
+    EXPECT_EQ(state.contexts["c"].segments.back().text, outcome->text);
+  });
+}
+
+TEST(SchedulerTest, NextCallOfAContextReusesItsKv) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  ASSERT_TRUE(rig.Submit(Rig::Ask("c", "first")).sink->Wait().ok());
+  const auto second = rig.Submit(Rig::Ask("c", "second"));
+  const auto outcome = second.sink->Wait();
+  ASSERT_TRUE(outcome.ok());
+  EXPECT_GT(outcome->usage.reused_tokens, 16);
+  EXPECT_EQ(second.sink->accepted().reused_tokens, outcome->usage.reused_tokens);
+  EXPECT_EQ(outcome->usage.context_tokens, outcome->usage.reused_tokens + 1);
+}
+
+TEST(SchedulerTest, CallsShareStepsAndTheSameContextTakesTurns) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  std::vector<Rig::Running> calls;
+  for (int i = 0; i < 6; ++i) {
+    calls.push_back(rig.Submit(Rig::Ask("c" + std::to_string(i), "hello", 100)));
+  }
+  const auto again = rig.Submit(Rig::Ask("c0", "again", 5));
+  for (const auto& call : calls) EXPECT_TRUE(call.sink->Wait().ok());
+  EXPECT_TRUE(again.sink->Wait().ok());
+  EXPECT_GE(stepped.most_contexts, 4);
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.contexts["c0"].segments.size(), 4u);
+    EXPECT_EQ(state.contexts["c0"].segments[2].text, "again");
+  });
+}
+
+TEST(SchedulerTest, CancelStopsWithinAStepAndKeepsThePartialAnswer) {
+  SteppedModel stepped(kFakeVocab);
+  std::binary_semaphore reached(0);
+  std::binary_semaphore go(0);
+  int step = 0;
+  stepped.on_step = [&] {
+    if (++step != 5) return;
+    reached.release();
+    go.acquire();
+  };
+  Rig rig(stepped.model);
+  const auto call = rig.Submit(Rig::Ask("c", "hello", 200));
+  reached.acquire();
+  rig.scheduler.Cancel(call.ticket);
+  go.release();
+  const auto outcome = call.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->reason, FinishReason::kCancelled);
+  EXPECT_EQ(stepped.Steps(), 5) << "nothing is computed after the step that was under way";
+  rig.store.With([&](FakeStore::State& state) {
+    const engine::Segment& answer = state.contexts["c"].segments.back();
+    EXPECT_TRUE(answer.cancelled);
+    EXPECT_EQ(answer.text, outcome->text);
+    EXPECT_EQ(answer.text.size(), 5u);
+  });
+}
+
+TEST(SchedulerTest, CancelInsidePrefillStopsWithinAPieceAndLeavesNothing) {
+  SteppedModel stepped(kFakeVocab);
+  std::binary_semaphore reached(0);
+  std::binary_semaphore go(0);
+  stepped.on_step = [&] {
+    if (stepped.Steps() != 2) return;
+    reached.release();
+    go.acquire();
+  };
+  // A row is thought to take 5 ms: pieces of 8 rows.
+  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
+  const auto call = rig.Submit(Rig::Ask("c", std::string(150, 'x'), 10));
+  reached.acquire();
+  rig.scheduler.Cancel(call.ticket);
+  go.release();
+  EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(stepped.Steps(), 2);
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_TRUE(state.contexts["c"].segments.empty());
+    EXPECT_EQ(state.aborts, 1);
+    EXPECT_EQ(state.free.size(), 512u);
+  });
+}
+
+TEST(SchedulerTest, LongPrefillLetsOthersStream) {
+  SteppedModel stepped(kFakeVocab);
+  std::binary_semaphore reached(0);
+  std::binary_semaphore go(0);
+  auto talker = std::make_shared<RecordingSink>();
+  std::vector<int>
+      streamed;  // the talker's tokens at each step that it shares with the long prefill
+  stepped.on_step = [&] {
+    if (stepped.Steps() == 1) {
+      reached.release();
+      go.acquire();
+    }
+    absl::MutexLock lock(&stepped.mutex);
+    if (stepped.contexts == 2 && stepped.rows > 2) streamed.push_back(talker->tokens());
+  };
+  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
+  // Both arrive while a step is under way, and start together after it.
+  const auto plug = rig.Submit(Rig::Ask("", "x", 1));
+  reached.acquire();
+  ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
+  const auto longer = rig.Submit(Rig::Ask("b", std::string(200, 'x'), 2));
+  go.release();
+  ASSERT_TRUE(longer.sink->Wait().ok());
+  ASSERT_TRUE(talker->Wait().ok());
+  absl::MutexLock lock(&stepped.mutex);
+  ASSERT_GE(streamed.size(), 4u) << "the prefill was cut";
+  for (size_t i = 1; i < streamed.size(); ++i) {
+    EXPECT_TRUE(streamed[i - 1] == 0 || streamed[i] > streamed[i - 1]) << "piece " << i;
+  }
+}
+
+TEST(SchedulerTest, QueueIsBounded) {
+  SteppedModel stepped(kFakeVocab);
+  std::counting_semaphore<> go(0);
+  stepped.on_step = [&] { go.acquire(); };
+  Rig rig(stepped.model, {.max_batch = 1, .queue_limit = 2});
+  std::vector<Rig::Running> calls;
+  for (int i = 0; i < 3; ++i) calls.push_back(rig.Submit(Rig::Ask("", "hello", 2)));
+  const auto refused =
+      rig.scheduler.Submit(Rig::Ask("", "hello", 2), std::make_shared<RecordingSink>());
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("2 wait"));
+  go.release(100);
+  for (const auto& call : calls) EXPECT_TRUE(call.sink->Wait().ok());
+  EXPECT_EQ(calls[2].sink->accepted().queue_position, 2);
+}
+
+TEST(SchedulerTest, FullArenaEndsAnAnswerAndRefusesAPrompt) {
+  SteppedModel stepped(kFakeVocab);
+  // Room for six chunks of two layers.
+  Rig rig(stepped.model, {}, /*blocks=*/12);
+  const auto answer = rig.Submit(Rig::Ask("c", "hello", 200)).sink->Wait();
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->reason, FinishReason::kContextFull);
+  EXPECT_GT(answer->text.size(), 10u);
+  const auto refused = rig.Submit(Rig::Ask("d", std::string(100, 'x'), 5)).sink->Wait();
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("store.arena_bytes"));
+}
+
+TEST(SchedulerTest, SlowReaderPausesOnlyItself) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  auto slow = std::make_shared<RecordingSink>();
+  slow->set_has_room(false);
+  ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "hello", 50), slow).ok());
+  EXPECT_TRUE(rig.Submit(Rig::Ask("b", "hello", 50)).sink->Wait().ok());
+  EXPECT_EQ(slow->tokens(), 0);
+  slow->set_has_room(true);
+  EXPECT_TRUE(slow->Wait().ok());
+}
+
+TEST(SchedulerTest, LostStoreFailsCallsWithLeasesAndTheWorkerGoesOn) {
+  SteppedModel stepped(kFakeVocab);
+  std::binary_semaphore reached(0);
+  auto sink = std::make_shared<RecordingSink>();
+  stepped.on_step = [&] {
+    if (stepped.Steps() != 3) return;
+    sink->set_has_room(false);  // the call stays where it is
+    reached.release();
+  };
+  Rig rig(stepped.model);
+  ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("c", "hello", 100), sink).ok());
+  reached.acquire();
+  rig.scheduler.FailLeases(absl::UnavailableError("store gone"));
+  EXPECT_EQ(sink->Wait().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(stepped.Steps(), 3);
+  EXPECT_TRUE(rig.Submit(Rig::Ask("c", "hello again", 5)).sink->Wait().ok());
+}
+
+TEST(SchedulerTest, StoreThatIsAwayIsUnavailable) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  rig.store.With([](FakeStore::State& s) { s.open_error = absl::UnavailableError("away"); });
+  EXPECT_EQ(rig.Submit(Rig::Ask("c", "hi")).sink->Wait().status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST(SchedulerTest, DrainLetsCallsFinishAndRefusesNewOnes) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  const auto call = rig.Submit(Rig::Ask("c", "hello", 30));
+  rig.scheduler.Drain(absl::Seconds(60));
+  ASSERT_TRUE(call.sink->over());
+  EXPECT_EQ(call.sink->Wait()->reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(
+      rig.scheduler.Submit(Rig::Ask("c", "x"), std::make_shared<RecordingSink>()).status().code(),
+      absl::StatusCode::kUnavailable);
+}
+
+// The tiny real model: what a call answers does not depend on who answers beside it.
+TEST(SchedulerTest, SameTextAloneAndBesideAnyNeighbours) {
+  const engine::TestFolder folder;
+  engine::SynthShape shape = engine::TinyShape();
+  const std::unique_ptr<engine::Model> model =
+      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  const auto ask = [](int i) {
+    CallRequest request = Rig::Ask("", std::string(5 + static_cast<size_t>(i) * 37, 'q'), 24);
+    request.answer.sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
+    request.answer.sampling.seed = static_cast<uint64_t>(i);
+    return request;
+  };
+  std::vector<std::vector<int32_t>> alone;
+  {
+    Rig rig(*model, {}, 4096);
+    for (int i = 0; i < 4; ++i) {
+      const auto outcome = rig.Submit(ask(i)).sink->Wait();
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      alone.emplace_back();
+      for (const engine::Sample& token : outcome->tokens) alone.back().push_back(token.id);
+    }
+  }
+  for (const double us_per_row : {1.0, 5000.0}) {
+    Rig rig(*model, {}, 4096, 256, {.prefill_us_per_token = us_per_row});
+    std::vector<Rig::Running> calls;
+    for (int i = 3; i >= 0; --i) calls.push_back(rig.Submit(ask(i)));
+    for (int i = 0; i < 4; ++i) {
+      const auto outcome = calls[static_cast<size_t>(3 - i)].sink->Wait();
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      std::vector<int32_t> ids;
+      for (const engine::Sample& token : outcome->tokens) ids.push_back(token.id);
+      EXPECT_EQ(ids, alone[static_cast<size_t>(i)]) << "call " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace withy::model_worker

@@ -1,0 +1,260 @@
+// What the worker's tests share: a store in memory that grants leases by script, and a sink that
+// remembers.
+#pragma once
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "engine/kernels/aligned.h"
+#include "engine/session/testing.h"
+#include "model_worker/lease.h"
+#include "model_worker/task_thread.h"
+
+namespace withy::model_worker {
+
+class FakeArena final : public Arena {
+ public:
+  FakeArena(uint64_t epoch, uint32_t blocks, size_t block_bytes)
+      : epoch_(epoch), blocks_(blocks), block_bytes_(block_bytes), bytes_(blocks * block_bytes) {}
+  uint64_t epoch() const override { return epoch_; }
+  uint32_t block_count() const override { return blocks_; }
+  std::byte* Block(uint32_t number) const override {
+    return const_cast<std::byte*>(bytes_.data()) + number * block_bytes_;
+  }
+  void set_epoch(uint64_t epoch) { epoch_ = epoch; }
+
+ private:
+  uint64_t epoch_;
+  const uint32_t blocks_;
+  const size_t block_bytes_;
+  engine::AlignedArray<std::byte> bytes_;
+};
+
+// Contexts and blocks in memory, with the rules of ContextStore.Lease. Events come from a thread of
+// its own. Thread-safe.
+class FakeStore final : public LeaseSource {
+ public:
+  struct Context {
+    std::vector<engine::Segment> segments;
+    std::vector<ResidentChunk> resident;
+  };
+  struct State {
+    absl::Mutex mutex;
+    std::shared_ptr<FakeArena> arena;
+    int32_t layers = 0;
+    std::set<uint32_t> free;
+    std::map<std::string, Context> contexts;
+    std::vector<LeaseCommit> commits;
+    int faults = 0;
+    int aborts = 0;
+    absl::Status open_error;
+  };
+
+  FakeStore(const engine::KvInfo& kv, uint32_t blocks) : state_(std::make_shared<State>()) {
+    state_->arena = std::make_shared<FakeArena>(1, blocks, kv.block_bytes);
+    state_->layers = kv.layers;
+    for (uint32_t i = 0; i < blocks; ++i) state_->free.insert(i);
+  }
+
+  absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open,
+                                              std::shared_ptr<LeaseEvents> events) override {
+    auto lease = std::make_shared<FakeLease>(*this, std::move(open), std::move(events));
+    absl::MutexLock lock(&state_->mutex);
+    if (!state_->open_error.ok()) return state_->open_error;
+    Later([this, weak = std::weak_ptr<FakeLease>(lease)] {
+      const auto opened = weak.lock();
+      if (opened != nullptr) SendOpened(opened);
+    });
+    return std::shared_ptr<Lease>(lease);
+  }
+
+  // A look at, or a change of, what is stored.
+  template <typename Use>
+  auto With(Use use) {
+    absl::MutexLock lock(&state_->mutex);
+    return use(*state_);
+  }
+
+ private:
+  class FakeLease final : public Lease, public std::enable_shared_from_this<FakeLease> {
+   public:
+    FakeLease(FakeStore& store, LeaseOpen open, std::shared_ptr<LeaseEvents> events)
+        : store_(store), open_(std::move(open)), events_(std::move(events)) {}
+    ~FakeLease() override {
+      if (!over_) Abort("dropped");
+    }
+    void Claim(int32_t first_chunk, int32_t chunks) override {
+      store_.Later([self = shared_from_this(), first_chunk, chunks] {
+        self->store_.DoClaim(*self, first_chunk, chunks);
+      });
+    }
+    void Fault(int32_t chunk, std::string /*reason*/) override {
+      store_.With([&](State& state) {
+        ++state.faults;
+        auto& resident = state.contexts[open_.context_id].resident;
+        while (resident.size() > static_cast<size_t>(chunk)) {
+          claimed_[resident.back().where.chunk] = resident.back().where.blocks;
+          resident.pop_back();
+        }
+      });
+    }
+    void Commit(LeaseCommit commit) override {
+      over_ = true;
+      store_.Later([self = shared_from_this(), commit = std::move(commit)]() mutable {
+        self->store_.DoCommit(*self, std::move(commit));
+      });
+    }
+    void Abort(std::string /*reason*/) override {
+      over_ = true;
+      store_.With([&](State& state) {
+        ++state.aborts;
+        Free(state);
+      });
+    }
+    void Free(State& state) {
+      for (const auto& [chunk, blocks] : claimed_) {
+        state.free.insert(blocks.begin(), blocks.end());
+      }
+      claimed_.clear();
+    }
+
+    FakeStore& store_;
+    const LeaseOpen open_;
+    const std::shared_ptr<LeaseEvents> events_;
+    std::map<int32_t, std::vector<uint32_t>> claimed_;
+    bool over_ = false;
+  };
+
+  void Later(Task task) {
+    if (!events_.Post(std::move(task))) std::abort();
+  }
+
+  void SendOpened(const std::shared_ptr<FakeLease>& lease) {
+    OpenedLease opened = With([&](State& state) {
+      const Context& context = state.contexts[lease->open_.context_id];
+      return OpenedLease{
+          .segments = context.segments, .resident = context.resident, .arena = state.arena};
+    });
+    lease->events_->OnOpened(lease, std::move(opened));
+  }
+
+  void DoClaim(FakeLease& lease, int32_t first_chunk, int32_t chunks) {
+    std::vector<ChunkBlocks> given;
+    const bool refused = With([&](State& state) {
+      const auto layers = static_cast<size_t>(state.layers);
+      if (state.free.size() < layers * static_cast<size_t>(chunks)) return true;
+      for (int32_t i = 0; i < chunks; ++i) {
+        std::vector<uint32_t>& blocks = lease.claimed_[first_chunk + i];
+        while (blocks.size() < layers) {
+          blocks.push_back(*state.free.begin());
+          state.free.erase(state.free.begin());
+        }
+        given.push_back({.chunk = first_chunk + i, .blocks = blocks});
+      }
+      return false;
+    });
+    lease.events_->OnClaimed(std::move(given), refused ? "no free blocks" : "");
+  }
+
+  void DoCommit(FakeLease& lease, LeaseCommit commit) {
+    With([&](State& state) {
+      Context& context = state.contexts[lease.open_.context_id];
+      for (size_t i = 0; i < commit.chunks.size(); ++i) {
+        if (i == context.resident.size()) {
+          const auto chunk = static_cast<int32_t>(i);
+          context.resident.push_back(
+              {.where = {.chunk = chunk, .blocks = lease.claimed_.at(chunk)}, .name = {}});
+          lease.claimed_.erase(chunk);
+        }
+        context.resident[i].name = commit.chunks[i];
+      }
+      while (context.resident.size() > commit.chunks.size()) {
+        const auto& blocks = context.resident.back().where.blocks;
+        state.free.insert(blocks.begin(), blocks.end());
+        context.resident.pop_back();
+      }
+      if (!lease.open_.context_id.empty()) {
+        context.segments.insert(context.segments.end(), commit.appended.begin(),
+                                commit.appended.end());
+      }
+      lease.Free(state);
+      state.commits.push_back(std::move(commit));
+    });
+    lease.events_->OnCommitted();
+  }
+
+  // Shared with nobody; a pointer so that With can be used before events_ starts.
+  const std::shared_ptr<State> state_;
+  TaskThread events_{4096};
+};
+
+// Remembers what a call was told. Thread-safe.
+class RecordingSink final : public CallSink {
+ public:
+  void Accepted(const CallAccepted& accepted) override {
+    absl::MutexLock lock(&mutex_);
+    accepted_ = accepted;
+  }
+  void Delta(const engine::AnswerDelta& delta) override {
+    absl::MutexLock lock(&mutex_);
+    text_ += delta.text;
+    tokens_ += delta.token.has_value() ? 1 : 0;
+  }
+  void Finished(const CallOutcome& outcome) override {
+    absl::MutexLock lock(&mutex_);
+    outcome_ = outcome;
+    over_.Notify();
+  }
+  void Failed(const absl::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    status_ = status;
+    over_.Notify();
+  }
+  bool HasRoom() const override {
+    absl::MutexLock lock(&mutex_);
+    return has_room_;
+  }
+
+  // Waits for the end.
+  absl::StatusOr<CallOutcome> Wait() {
+    over_.WaitForNotification();
+    absl::MutexLock lock(&mutex_);
+    if (!status_.ok()) return status_;
+    return outcome_;
+  }
+  bool over() const { return over_.HasBeenNotified(); }
+  std::string text() const {
+    absl::MutexLock lock(&mutex_);
+    return text_;
+  }
+  int tokens() const {
+    absl::MutexLock lock(&mutex_);
+    return tokens_;
+  }
+  CallAccepted accepted() const {
+    absl::MutexLock lock(&mutex_);
+    return accepted_;
+  }
+  void set_has_room(bool has_room) {
+    absl::MutexLock lock(&mutex_);
+    has_room_ = has_room;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  absl::Notification over_;
+  CallAccepted accepted_;
+  CallOutcome outcome_;
+  absl::Status status_;
+  std::string text_;
+  int tokens_ = 0;
+  bool has_room_ = true;
+};
+
+}  // namespace withy::model_worker
