@@ -24,19 +24,19 @@ inline double PeakLoop(int rounds, int32_t* sink) {
 
 // Reads `bytes` (a multiple of 512) at `p`, 64-byte aligned, and returns something made of them.
 inline int32_t ReadLoop(const std::byte* p, size_t bytes) {
-  I16 acc[8];
-#pragma GCC unroll 8
-  for (int c = 0; c < 8; ++c) acc[c] = SplatI(0);
-  for (size_t at = 0; at < bytes; at += 512) {
-#pragma GCC unroll 8
-    for (int c = 0; c < 8; ++c) {
+  I16 acc[4];
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) acc[c] = SplatI(0);
+  for (size_t at = 0; at < bytes; at += 256) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
       I16 v;
       std::memcpy(&v, p + at + c * 64, sizeof v);
       acc[c] = acc[c] | v;
     }
   }
-#pragma GCC unroll 8
-  for (int c = 1; c < 8; ++c) acc[0] = acc[0] | acc[c];
+#pragma GCC unroll 4
+  for (int c = 1; c < 4; ++c) acc[0] = acc[0] | acc[c];
   return SumInt(acc[0]);
 }
 

@@ -1,8 +1,13 @@
 // Speed of the kernels alone, as fractions of what the machine can do: products in the shapes of
 // a 1.1 B model over rows, and attention. Usage: kernel_bench [--target NAME] [--threads N]
 // [--quick]. Best of many runs, because neighbours only make them slower.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -61,10 +66,10 @@ struct Weights {
   }
 };
 
-Weights MakeWeights(WeightType type, int n_out, int n_in, int panel) {
+Weights MakeWeights(WeightType type, int n_out, int n_in, int panel, int copies = 0) {
   Weights w{{type, n_out, n_in, panel, nullptr}, 0, 0, {}};
   w.stride = PackedBytes(w.shape);
-  w.copies = std::max(1, static_cast<int>((size_t{600} << 20) / w.stride));
+  w.copies = copies > 0 ? copies : std::max(1, static_cast<int>((size_t{600} << 20) / w.stride));
   w.bytes.Resize(w.stride * static_cast<size_t>(w.copies));
   std::mt19937_64 rng(1);
   for (size_t i = 0; i + 8 <= w.stride; i += 8) {
@@ -158,6 +163,123 @@ void BenchAttention(const Options& options, const Ceilings& top, ThreadPool& poo
   }
 }
 
+// The kernels of one forward pass of a 1.1 B model, 4-bit or 8-bit, over `rows` rows of short
+// contexts.
+class Forward {
+ public:
+  Forward(const Kernels& kernels, WeightType type, int rows, int depth)
+      : kernels_(kernels),
+        qkv_(MakeWeights(type, 2560, 2048, 2048, kLayers)),
+        out_(MakeWeights(type, 2048, 2048, 256, kLayers)),
+        gate_(MakeWeights(type, 5632, 2048, 2048, kLayers)),
+        up_(MakeWeights(type, 5632, 2048, 2048, kLayers)),
+        down_(MakeWeights(type, 2048, 5632, 256, kLayers)),
+        rows_(rows),
+        depth_(depth),
+        x_(Noise(static_cast<size_t>(rows) * 2048)),
+        norm_(2048, 1.0f),
+        y_(static_cast<size_t>(rows) * 2560),
+        gate_y_(static_cast<size_t>(rows) * 5632),
+        up_y_(static_cast<size_t>(rows) * 5632),
+        kv_(geometry_.BlockBytes() * static_cast<size_t>(depth / 16 + 1)) {
+    for (int i = 0; i <= depth / 16; ++i) {
+      blocks_.push_back(kv_.data() + static_cast<size_t>(i) * geometry_.BlockBytes());
+    }
+    for (int r = 0; r < rows; ++r) row_.push_back({blocks_.data(), depth});
+  }
+
+  double bytes() const {
+    return static_cast<double>(kLayers) *
+           static_cast<double>(qkv_.stride + out_.stride + 2 * gate_.stride + down_.stride);
+  }
+
+  void Run(ThreadPool& pool) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      NormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, 2048, norm_.data(), 1e-5f, kActQ8,
+                         &in_);
+      const MatMulArgs qkv{qkv_.Copy(layer), &in_, 0, rows_, y_.data(), 2560};
+      MatMuls(pool, kernels_, {&qkv, 1});
+      AttentionArgs args;
+      args.geometry = geometry_;
+      args.q_heads = 32;
+      args.scale = 0.125f;
+      args.rows = rows_;
+      args.row = row_.data();
+      args.q = y_.data();
+      args.q_stride = 2560;
+      args.out = gate_y_.data();
+      args.out_stride = 2048;
+      Attend(pool, kernels_, args);
+      PrepareRows(pool, kernels_, gate_y_.data(), 2048, rows_, 2048, kActQ8, &in_);
+      MatMulArgs product{out_.Copy(layer), &in_, 0, rows_, x_.data(), 2048, true};
+      MatMuls(pool, kernels_, {&product, 1});
+      NormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, 2048, norm_.data(), 1e-5f, kActQ8,
+                         &in_);
+      GateUp(pool, kernels_, {gate_.Copy(layer), &in_, 0, rows_, gate_y_.data(), 5632},
+             {up_.Copy(layer), &in_, 0, rows_, up_y_.data(), 5632}, kActQ8, &h_);
+      product = {down_.Copy(layer), &h_, 0, rows_, x_.data(), 2048, true};
+      MatMuls(pool, kernels_, {&product, 1});
+      for (float& v : x_) v = v > 1.0f || v < -1.0f ? 0.5f : v;  // random weights must not blow up
+    }
+  }
+
+ private:
+  static constexpr int kLayers = 22;
+  const Kernels& kernels_;
+  const KvGeometry geometry_{1, 4, 64};
+  Weights qkv_, out_, gate_, up_, down_;
+  int rows_;
+  int depth_;
+  std::vector<float> x_, norm_, y_, gate_y_, up_y_;
+  AlignedArray<std::byte> kv_;
+  std::vector<const std::byte*> blocks_;
+  std::vector<AttentionRow> row_;
+  Activations in_, h_;
+};
+
+void BenchDecode(const Options& options, const Ceilings& top, ThreadPool& pool) {
+  const Kernels& kernels = *KernelsFor(options.target);
+  std::printf("layers of a 1.1 B model\n%-4s %5s %6s %9s %9s %9s\n", "type", "rows", "depth", "ms",
+              "tok/s", "of memory");
+  for (const WeightType type : {WeightType::kQ8, WeightType::kQ4}) {
+    for (const int rows : {1, 2, 4, 8, 16}) {
+      for (const int depth : {16, 2048}) {
+        if (depth > 16 && rows > 1) continue;
+        Forward forward(kernels, type, rows, depth);
+        const double seconds = BestSeconds(options.seconds * 4, [&] { forward.Run(pool); });
+        std::printf("%-4s %5d %6d %9.2f %9.1f %9.3f\n", WeightTypeName(type), rows, depth,
+                    seconds * 1e3, rows / seconds, forward.bytes() / seconds / top.bytes);
+      }
+    }
+  }
+}
+
+// Decoding alone and beside one process that computes all the time.
+void BenchHog(const Options& options, ThreadPool& pool) {
+  Forward forward(*KernelsFor(options.target), WeightType::kQ4, 1, 16);
+  const auto tokens_per_second = [&] {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    int tokens = 0;
+    double seconds = 0;
+    for (; seconds < 3.0; ++tokens) {
+      forward.Run(pool);
+      seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    return tokens / seconds;
+  };
+  const double alone = tokens_per_second();
+  const pid_t hog = fork();
+  if (hog == 0) {
+    for (std::atomic<unsigned> i{0};;) i.fetch_add(1, std::memory_order_relaxed);
+  }
+  const double beside = tokens_per_second();
+  kill(hog, SIGKILL);
+  waitpid(hog, nullptr, 0);
+  std::printf("decode tok/s alone %.1f, beside a busy process %.1f: %.2f\n", alone, beside,
+              beside / alone);
+}
+
 void BenchPool(ThreadPool& pool) {
   const double seconds = BestSeconds(0.2, [&] {
     for (int i = 0; i < 1000; ++i) pool.ParallelFor(pool.threads(), 1, [](int, int) {});
@@ -190,6 +312,8 @@ int Main(int argc, char** argv) {
               options.threads, top.ops / 1e9, top.bytes / 1e9);
   if (options.only.empty()) BenchPool(pool);
   if (options.only.empty() || options.only == "attention") BenchAttention(options, top, pool);
+  if (options.only.empty() || options.only == "decode") BenchDecode(options, top, pool);
+  if (options.only == "hog") BenchHog(options, pool);
   BenchMatMul(options, top, pool);
   return 0;
 }

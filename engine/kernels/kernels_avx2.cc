@@ -26,7 +26,7 @@ namespace withy::engine::avx2 {
 
 inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = true;
-inline constexpr int kQuantRows = 2;
+inline constexpr int kQuantRows = 4;
 inline constexpr int kFloatRows = 1;
 inline constexpr int kKvOffset = 0;
 inline constexpr int kScoreQueries = 2;
@@ -130,8 +130,8 @@ const Kernels* Avx2Kernels() {
                                      avx2::Attention, avx2::WriteKv, avx2::RmsNorm, avx2::Rope,
                                      avx2::SwiGlu,    avx2::Add,     avx2::Softmax, avx2::PeakLoop,
                                      avx2::ReadLoop};
-  static const bool kSupported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                                 __builtin_cpu_supports("f16c");
+  // Every CPU with AVX2 and FMA has F16C.
+  static const bool kSupported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   return kSupported ? &kTable : nullptr;
 }
 

@@ -117,7 +117,7 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
         _mm_prefetch(fetch.from + n * fetch.stride + i * 64, _MM_HINT_T0);
       }
     }
-    fetch.from += fetch.lines * 64;
+    if (fetch.lines > 0) fetch.from += fetch.lines * 64;
     __m512i sum[N][T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
@@ -200,7 +200,7 @@ inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const
   const int share = static_cast<int>(next.bytes / 64) / groups + 1;
   Fetch fetch{next.from, static_cast<ptrdiff_t>(tile_bytes),
               next.from == nullptr ? 0 : (share + blocks - 1) / blocks};
-  for (int r = 0; r < rows.rows; r += 6, fetch.from += share * 64) {
+  for (int r = 0; r < rows.rows; r += 6) {
     switch (rows.rows - r) {
       case 1:
         Multiply<kType, kBytes, N, 1>(tile, blocks, x_block, rows, r, fetch);
@@ -221,6 +221,7 @@ inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const
         Multiply<kType, kBytes, N, 6>(tile, blocks, x_block, rows, r, fetch);
         break;
     }
+    if (fetch.lines > 0) fetch.from += share * 64;
   }
 }
 

@@ -26,7 +26,7 @@ namespace withy::engine::neon {
 
 inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = true;
-inline constexpr int kQuantRows = 2;
+inline constexpr int kQuantRows = 4;
 inline constexpr int kFloatRows = 1;
 inline constexpr int kKvOffset = 0;
 inline constexpr int kScoreQueries = 4;
@@ -48,9 +48,7 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   return v;
 }
 WITHY_INLINE int8x16_t Quad(const void* p) {
-  int32_t quad;
-  std::memcpy(&quad, p, sizeof quad);
-  return vreinterpretq_s8_s32(vdupq_n_s32(quad));
+  return vreinterpretq_s8_s32(vld1q_dup_s32(static_cast<const int32_t*>(p)));
 }
 
 WITHY_INLINE Bytes64 LoadQ8(const uint8_t* p) {

@@ -6,21 +6,29 @@
 
 namespace withy::engine::WITHY_TARGET {
 
-template <WeightType kType>
-WITHY_INLINE I16 BlockSum(const Bytes64* w, const Activations& x, int row, int block) {
-  const int8_t* a = x.quants(row) + block * kQuantBlock;
-  I16 sum = SplatI(0);
-  if constexpr (kType == WeightType::kQ8 && !kQ8Signed) sum = SplatI(x.init8(row)[block]);
-  if constexpr (kType == WeightType::kQ4) sum = SplatI(x.init4(row)[block]);
+// Integer sums of one block for T rows. Weights are the outer loop: with few vector registers it is
+// they that must not be kept.
+template <WeightType kType, int T>
+WITHY_INLINE void BlockSums(const uint8_t* w, const int8_t* const* a, I16* sum) {
+  if constexpr (kType == WeightType::kQ8) {
 #pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) {
-    if constexpr (kType == WeightType::kQ8) {
-      sum = DotQ8(sum, w[j], a + 4 * j);
-    } else {
-      sum = DotQ4(sum, w[j], a + 4 * j);
+    for (int j = 0; j < 8; ++j) {
+      const Bytes64 weights = LoadQ8(w + 64 * j);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) sum[t] = DotQ8(sum[t], weights, a[t] + 4 * j);
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      Bytes64 low;
+      Bytes64 high;
+      LoadNibbles(w + 64 * j, &low, &high);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) sum[t] = DotQ4(sum[t], low, a[t] + 4 * j);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) sum[t] = DotQ4(sum[t], high, a[t] + 4 * j + 16);
     }
   }
-  return sum;
 }
 
 template <WeightType kType, int T>
@@ -31,32 +39,34 @@ inline void QuantTile(const std::byte* tile, const Strip& strip, const StripRows
   const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile);
   const uint16_t* mins = reinterpret_cast<const uint16_t*>(tile + meta);
   const uint8_t* quants = reinterpret_cast<const uint8_t*>(tile + (kMins ? 2 * meta : meta));
+  const Activations& x = *rows.x;
   F16 acc[T];
+  const int8_t* a[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     acc[t] = rows.add ? Load(rows.y + (first + t) * rows.y_stride) : Zero();
+    a[t] = x.quants(rows.row + first + t) + strip.x_block * kQuantBlock;
   }
   for (int b = strip.begin; b < strip.end; ++b) {
-    const uint8_t* p = quants + static_cast<size_t>(b) * kBytes;
-    Bytes64 w[8];
-    if constexpr (kType == WeightType::kQ8) {
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) w[j] = LoadQ8(p + 64 * j);
-    } else {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) LoadNibbles(p + 64 * j, &w[j], &w[j + 4]);
-    }
-    const F16 w_scale = LoadHalves(scales + b * kTileRows);
     const int block = strip.x_block + b - strip.begin;
+    I16 sum[T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       const int row = rows.row + first + t;
-      const I16 sum = BlockSum<kType>(w, *rows.x, row, block);
-      acc[t] = MulAdd(ToFloat(sum) * w_scale, Splat(rows.x->scales(row)[block]), acc[t]);
+      sum[t] = SplatI(kType == WeightType::kQ4                 ? x.init4(row)[block]
+                      : kType == WeightType::kQ8 && !kQ8Signed ? x.init8(row)[block]
+                                                               : 0);
+    }
+    BlockSums<kType, T>(quants + static_cast<size_t>(b) * kBytes, a, sum);
+    const F16 w_scale = LoadHalves(scales + b * kTileRows);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const int row = rows.row + first + t;
+      acc[t] = MulAdd(ToFloat(sum[t]) * w_scale, Splat(x.scales(row)[block]), acc[t]);
       if constexpr (kMins) {
-        const F16 min = LoadHalves(mins + b * kTileRows);
-        acc[t] = MulAdd(min, Splat(rows.x->sums(row)[block]), acc[t]);
+        acc[t] = MulAdd(LoadHalves(mins + b * kTileRows), Splat(x.sums(row)[block]), acc[t]);
       }
+      a[t] += kQuantBlock;
     }
   }
 #pragma GCC unroll 8
