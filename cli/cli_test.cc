@@ -1,0 +1,206 @@
+// What a person types, turned into requests; and what is printed back.
+#include <filesystem>
+#include <fstream>
+
+#include "cli/client.h"
+#include "cli/flags.h"
+#include "cli/inspect.h"
+#include "cli/output.h"
+#include "cli/prompt_flags.h"
+#include "cli/stats.h"
+#include "engine/model/synth.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace withy::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<Args> Parse(std::vector<std::string> words) {
+  std::vector<Flag> flags = PromptFlags();
+  for (Flag& flag : SettingFlags()) flags.push_back(std::move(flag));
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  return Args::Parse(flags, pointers);
+}
+
+TEST(FlagsTest, ParsesAllForms) {
+  const auto args =
+      Parse({"one", "--raw", "--seed=5", "--stop", "a", "--stop", "b", "--", "--two"});
+  ASSERT_TRUE(args.ok()) << args.status();
+  EXPECT_EQ(args->positional(), (std::vector<std::string>{"one", "--two"}));
+  EXPECT_TRUE(args->Has("raw"));
+  EXPECT_EQ(args->GetAll("stop"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(args->Integer("seed", 0, 9)->value(), 5);
+  EXPECT_FALSE(args->Integer("seed", 6, 9).ok());
+  EXPECT_FALSE(args->Integer("priority", -10, 10)->has_value());
+}
+
+TEST(FlagsTest, NamesWhatIsWrong) {
+  EXPECT_THAT(std::string(Parse({"--nope"}).status().message()), HasSubstr("--nope"));
+  EXPECT_THAT(std::string(Parse({"--raw=1"}).status().message()),
+              HasSubstr("--raw takes no value"));
+  EXPECT_THAT(std::string(Parse({"--seed"}).status().message()), HasSubstr("--seed needs a value"));
+  EXPECT_THAT(std::string(Parse({"--top-p", "x"})->Number("top-p").status().message()),
+              HasSubstr("must be a number"));
+}
+
+TEST(PromptTest, TextIsAUsersMessageUnlessRaw) {
+  const auto prompt = PromptFromArgs(*Parse({"Good", "morning", "--system", "Be brief"}));
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  ASSERT_EQ(prompt->messages().messages_size(), 2);
+  EXPECT_EQ(prompt->messages().messages(0).role(), "system");
+  EXPECT_EQ(prompt->messages().messages(1).role(), "user");
+  EXPECT_EQ(prompt->messages().messages(1).content(), "Good morning");
+  EXPECT_EQ(PromptFromArgs(*Parse({"--raw", "Good morning"}))->text(), "Good morning");
+}
+
+TEST(PromptTest, MessagesAndFiles) {
+  const auto prompt = PromptFromArgs(
+      *Parse({"--message", "user:a:b", "--message", "assistant:c", "--message", "user:d"}));
+  ASSERT_TRUE(prompt.ok());
+  EXPECT_EQ(prompt->messages().messages(0).content(), "a:b");
+  EXPECT_EQ(prompt->messages().messages(1).role(), "assistant");
+
+  const std::string path = ::testing::TempDir() + "/prompt.txt";
+  std::ofstream(path) << "from a file";
+  EXPECT_EQ(PromptFromArgs(*Parse({"--file", path}))->messages().messages(0).content(),
+            "from a file");
+  EXPECT_FALSE(PromptFromArgs(*Parse({"--file", "/nonexistent"})).ok());
+}
+
+TEST(PromptTest, ContradictionsAreErrors) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{},
+                                             {"text", "--message", "user:x"},
+                                             {"--message", "no colon"},
+                                             {"--raw", "--message", "user:x"}}) {
+    EXPECT_EQ(PromptFromArgs(*Parse(words)).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(SettingsTest, EveryFlagReachesItsField) {
+  const auto request = SettingsFromArgs(*Parse({"--slo-ttft-ms",
+                                                "200",
+                                                "--slo-tpot-ms=10",
+                                                "--strict",
+                                                "--temperature",
+                                                "0.5",
+                                                "--top-k",
+                                                "40",
+                                                "--top-p",
+                                                "0.9",
+                                                "--min-p",
+                                                "0.1",
+                                                "--repetition-penalty",
+                                                "1.1",
+                                                "--seed",
+                                                "7",
+                                                "--max-tokens",
+                                                "9",
+                                                "--stop",
+                                                "END",
+                                                "--logprobs",
+                                                "2",
+                                                "--priority",
+                                                "-3",
+                                                "--request-id",
+                                                "r",
+                                                "--speculation",
+                                                "off",
+                                                "--level",
+                                                "60",
+                                                "--worker",
+                                                "draft"}));
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->slo().ttft_ms(), 200);
+  EXPECT_EQ(request->slo().tpot_ms(), 10);
+  EXPECT_TRUE(request->slo().strict());
+  EXPECT_FLOAT_EQ(request->sampling().temperature(), 0.5f);
+  EXPECT_EQ(request->sampling().top_k(), 40u);
+  EXPECT_FLOAT_EQ(request->sampling().top_p(), 0.9f);
+  EXPECT_FLOAT_EQ(request->sampling().min_p(), 0.1f);
+  EXPECT_FLOAT_EQ(request->sampling().repetition_penalty(), 1.1f);
+  EXPECT_EQ(request->sampling().seed(), 7u);
+  EXPECT_EQ(request->limits().max_tokens(), 9u);
+  EXPECT_EQ(request->limits().stop(0), "END");
+  EXPECT_EQ(request->limits().logprobs(), 2u);
+  EXPECT_EQ(request->priority(), -3);
+  EXPECT_EQ(request->request_id(), "r");
+  EXPECT_EQ(request->speculation(), v1::SPECULATION_OFF);
+  EXPECT_EQ(request->model_level_percent(), 60u);
+  EXPECT_EQ(request->model(), "draft");
+  EXPECT_FALSE(SettingsFromArgs(*Parse({"--speculation", "maybe"})).ok());
+  EXPECT_FALSE(SettingsFromArgs(*Parse({"--worker", "draft", "--model", "x"})).ok());
+  v1::Slo slo;
+  EXPECT_TRUE(SetSlo("tpot_ratio", 0.5, &slo).ok());
+  EXPECT_EQ(slo.tpot_ratio(), 0.5);
+  EXPECT_FALSE(SetSlo("strict", 1, &slo).ok());
+}
+
+TEST(OutputTest, TerminalsAreNotFooled) {
+  EXPECT_EQ(Printable("a\x1b[31m\tb\n\x7f"), "a?[31m\tb\n?");
+  EXPECT_EQ(Printable("größe"), "größe");
+}
+
+TEST(OutputTest, SizesTimesTables) {
+  EXPECT_EQ(Bytes(1023), "1023 B");
+  EXPECT_EQ(Bytes(1536), "1.5 KiB");
+  EXPECT_EQ(Ago(0, 100), "never");
+  EXPECT_EQ(Ago(10, 100), "90 s ago");
+  EXPECT_EQ(Table({{"A", "B"}, {"long", "x"}}), "A     B\nlong  x\n");
+  EXPECT_EQ(Count(1'100'048'384), "1.10 B");
+  v1::CountTokensResponse counted;
+  counted.set_tokens(3);
+  EXPECT_EQ(ToJson(counted), "{\"tokens\":3}");
+}
+
+TEST(TokenTest, IsKeptForTheOwnerAlone) {
+  const std::string dir = ::testing::TempDir() + "/withy_cli_config";
+  setenv("XDG_CONFIG_HOME", dir.c_str(), 1);
+  ASSERT_TRUE(SaveToken("first").ok());
+  ASSERT_TRUE(SaveToken("second").ok());
+  EXPECT_EQ(TokenPath(), dir + "/withy/token");
+  std::string token;
+  std::ifstream(TokenPath()) >> token;
+  EXPECT_EQ(token, "second");
+  EXPECT_EQ(std::filesystem::status(TokenPath()).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  std::filesystem::remove_all(dir);
+}
+
+TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
+  const std::string path = ::testing::TempDir() + "/withy_cli_inspect.gguf";
+  ASSERT_TRUE(engine::WriteSynthModel(*engine::FindSynthShape("tiny"),
+                                      *engine::FindSynthType("q8_0"), 1, path)
+                  .ok());
+  const auto good = Inspect(path, "");
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_TRUE(good->problems.empty());
+  EXPECT_GT(good->shape.layers, 0);
+  EXPECT_THAT(InspectionText(*good), HasSubstr("Q8_0"));
+  EXPECT_THAT(InspectionJson(*good), HasSubstr("\"can_be_served\":true"));
+
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+  EXPECT_FALSE(Inspect(path, "").ok());
+  std::filesystem::remove(path);
+  EXPECT_EQ(Inspect(path, "").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ClientTest, AServiceThatIsAwayIsNamedWithTheRemedy) {
+  const std::vector<Flag> flags = {{"address", "A", ""}, {"config", "F", ""}, {"token", "T", ""}};
+  std::string address = "--address=unix:/nonexistent/withy.sock";
+  char* words[] = {address.data()};
+  const auto args = Args::Parse(flags, words);
+  ASSERT_TRUE(args.ok());
+  const auto client = Client::Open(*args);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto models = (*client)->ListModels();
+  EXPECT_EQ(models.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(models.status().message()), HasSubstr("/nonexistent/withy.sock"));
+  EXPECT_THAT(std::string(models.status().message()), HasSubstr("Start it"));
+}
+
+}  // namespace
+}  // namespace withy::cli
