@@ -1,6 +1,9 @@
 // The service as an app meets it: five real processes, one contract.
 #include <grpcpp/grpcpp.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -236,6 +239,23 @@ TEST_F(ServiceTest, TheDraftAnswersOnItsOwn) {
   const Answer answer = Generate(*stub_, token_, request);
   ASSERT_TRUE(answer.status.ok()) << answer.status;
   EXPECT_EQ(answer.finished.usage().completion_tokens(), 6u);
+}
+
+TEST_F(ServiceTest, APythonClientGetsTheAnswerThatACppClientGets) {
+  if (std::system("/usr/bin/python3 -c 'import grpc, google.protobuf' 2>/dev/null") != 0) {
+    GTEST_SKIP() << "python3-grpcio is not installed (./withy setup test installs it)";
+  }
+  StartBoard();
+  const std::string out = board_->dir() + "/python.txt";
+  const std::string command = "WITHY_TOKEN=" + token_ +
+                              " /usr/bin/python3 examples/python/generate.py --address " +
+                              board_->address() + " --max-tokens 16 'hello from python' >" + out;
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  std::stringstream text;
+  text << std::ifstream(out).rdbuf();
+  const Answer answer = Generate(*stub_, token_, UserRequest("", "hello from python", 16));
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_THAT(text.str(), ::testing::StartsWith(answer.text));
 }
 
 TEST_F(ServiceTest, DrainsOnSigterm) {
