@@ -86,7 +86,7 @@ void Touch(const std::string& address) {
   const absl::StatusOr<Addresses> found = Resolve(address);
   if (!found.ok()) return;
   const UniqueFd fd(socket((*found)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  connect(fd.get(), (*found)->ai_addr, (*found)->ai_addrlen);
+  (void)connect(fd.get(), (*found)->ai_addr, (*found)->ai_addrlen);
 }
 
 }  // namespace

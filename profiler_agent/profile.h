@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "profiler_agent/latency_histogram.h"
@@ -61,7 +62,9 @@ class Profile {
     uint16_t process;
     uint16_t name;
     telemetry::SpanKind kind;
-    auto operator<=>(const PhaseKey&) const = default;
+    bool operator<(const PhaseKey& other) const {
+      return std::tie(process, name, kind) < std::tie(other.process, other.name, other.kind);
+    }
   };
 
   uint16_t IdOf(std::string_view text);

@@ -159,7 +159,7 @@ absl::Status Recorder::Memory::Create(const std::filesystem::path& directory,
                          ToAbsl(kRingSuffix));
     if (link(temporary.c_str(), path_.c_str()) == 0) break;
     if (errno == EEXIST && i < 1000) continue;
-    const absl::Status error = ErrnoError("name ring file " + path_);
+    absl::Status error = ErrnoError("name ring file " + path_);
     unlink(temporary.c_str());
     return error;
   }
@@ -175,13 +175,13 @@ absl::Status Recorder::Memory::MapFile(const std::string& path) {
   // full file system the first touch would be a SIGBUS.
   if (flock(fd_, LOCK_EX | LOCK_NB) != 0 || ftruncate(fd_, static_cast<off_t>(bytes_)) != 0 ||
       fallocate(fd_, 0, 0, kRingsOffset) != 0) {
-    const absl::Status error = ErrnoError("reserve ring file " + path);
+    absl::Status error = ErrnoError("reserve ring file " + path);
     unlink(path.c_str());
     return error;
   }
   void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (base == MAP_FAILED) {
-    const absl::Status error = ErrnoError("map ring file " + path);
+    absl::Status error = ErrnoError("map ring file " + path);
     unlink(path.c_str());
     return error;
   }
