@@ -52,7 +52,7 @@ int RunInspect(const Args& args) {
 absl::StatusOr<std::string> PackedDir(const Args& args) {
   if (args.Has("cache-dir")) return args.Get("cache-dir");
   WITHY_ASSIGN_OR_RETURN(const proto::Config config, LoadConfig(args.Get("config")));
-  return config.state_dir() + "/models";
+  return config.state_dir() + "/packed";
 }
 
 int RunImport(const Args& args) {
@@ -113,7 +113,7 @@ std::vector<Command> ModelCommands() {
       {"models import",
        "FILE",
        "pack a GGUF file where the workers look for it, and print the packed file's path",
-       {{"cache-dir", "DIR", "where packed files are kept (default: STATE_DIR/models)"}, config},
+       {{"cache-dir", "DIR", "where packed files are kept (default: STATE_DIR/packed)"}, config},
        RunImport},
       {"models synth",
        "",
