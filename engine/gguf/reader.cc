@@ -80,7 +80,8 @@ int64_t TensorInfo::rows() const {
 }
 
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Non-blocking, so that a pipe in the file's place is refused instead of waited for.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoError(absl::StrCat("open model file ", path));
   struct stat info = {};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {

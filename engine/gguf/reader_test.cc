@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -215,7 +217,11 @@ TEST(ReaderTest, OpenSaysWhatIsWrongWithTheFile) {
   EXPECT_THAT(std::string(GgufFile::Open("/nonexistent/a.gguf").status().message()),
               HasSubstr("/nonexistent/a.gguf"));
   EXPECT_TRUE(absl::IsInvalidArgument(GgufFile::Open("/tmp").status()));
-  const std::string path = testing::TempDir() + "gguf_reader_test.gguf";
+  const std::string pipe = testing::TempDir() + "gguf_reader_pipe_" + std::to_string(getpid());
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(GgufFile::Open(pipe).status()));
+  std::filesystem::remove(pipe);
+  const std::string path = testing::TempDir() + "gguf_reader_" + std::to_string(getpid()) + ".gguf";
   const std::vector<uint8_t> bytes = Valid().bytes();
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(bytes.data()),

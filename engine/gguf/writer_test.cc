@@ -1,6 +1,8 @@
 #include "engine/gguf/writer.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -189,6 +191,24 @@ TEST_F(WriterTest, DiskErrorsNameThePath) {
   const absl::Status status = AllTypes().Write(File("missing/a.gguf"));
   EXPECT_TRUE(absl::IsNotFound(status)) << status;
   EXPECT_NE(status.message().find("missing/a.gguf"), absl::string_view::npos) << status;
+}
+
+TEST_F(WriterTest, AFullDiskIsToldAndLeavesNothing) {
+  // A limit on file sizes stands for the full disk.
+  struct rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small = {.rlim_cur = 1 << 20, .rlim_max = old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::vector<uint8_t> data(4 << 20);
+  GgufWriter writer = AllTypes();
+  writer.AddTensor("t", GgmlType::kI8, {4 << 20}, data);
+  const absl::Status status = writer.Write(File("a.gguf"));
+  setrlimit(RLIMIT_FSIZE, &old);
+  signal(SIGXFSZ, old_handler);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_NE(status.message().find("a.gguf"), absl::string_view::npos) << status;
+  EXPECT_EQ(FileCount(), 0u);
 }
 
 }  // namespace
