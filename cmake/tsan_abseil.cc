@@ -17,6 +17,10 @@ void AnnotateIgnoreReadsEnd(const char* file, int line);
 // What libraries that are not instrumented do with memory (RocksDB's skip list, gRPC's queues) is
 // their own business.
 const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
+
+// gRPC hands a finished call to the thread that destroys it inside the library, where the sanitizer
+// does not see it.
+const char* __tsan_default_suppressions() { return "race:grpc::internal::*::CallOnDone\n"; }
 }
 
 namespace absl {
