@@ -8,13 +8,14 @@
 namespace withy::engine {
 namespace {
 
-constexpr size_t kPieceBytes =
-    96 << 10;  // weights a piece reads: long enough to stream, short enough to balance
-constexpr int kManyRows = 32;
-constexpr size_t kManyPieceBytes =
-    320 << 10;                 // with many rows: what stays in the cache beside their inputs
+constexpr int kManyRows = 32;  // from here on a product is bound by arithmetic
+// Weights a piece reads: for few rows long enough to stream and short enough to balance; for many
+// what stays in the cache beside their inputs.
+constexpr size_t kPieceBytes = 96 << 10;
+constexpr size_t kManyPieceBytes = 320 << 10;
 constexpr int kMaxTiles = 16;  // what many rows hold of their sums in the cache
 constexpr int kRowsPerPiece = 4;
+constexpr size_t kAloneBytes = 48 << 10;  // weights times rows that are done before a worker wakes
 
 // Tiles a piece takes: an even number, so that pieces are whole 32-column blocks; enough of one
 // panel to stream through, but at least four pieces a thread while there are tiles for them.
@@ -62,10 +63,13 @@ void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x
 void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
   int tiles = 0;
   int grain = 1 << 20;
+  size_t work = 0;
   for (const MatMulArgs& p : products) {
     tiles += p.w.tiles();
     grain = std::min(grain, TileGrain(p.w, p.rows, pool.threads()));
+    work += PackedBytes(p.w) * static_cast<size_t>(p.rows);
   }
+  if (work <= kAloneBytes) grain = tiles;
   pool.ParallelFor(tiles, grain, [&](int begin, int end) {
     int first = 0;
     for (const MatMulArgs& p : products) {
