@@ -88,9 +88,9 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     }
   }
 
-  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* /*context*/,
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create();
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context);
     if (const absl::Status status = Submit(*request, queue); !status.ok()) {
       const bool full = absl::IsResourceExhausted(status);
       queue->Close(full ? rpc::WithRetryAfter(status, kRetryMs) : status);

@@ -74,9 +74,9 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   explicit ModelWorkerService(const ServiceParts& parts)
       : parts_(parts), limits_(LimitsOf(parts.env)), tokenize_thread_(kTokenizeQueue) {}
 
-  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* /*context*/,
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create();
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context);
     if (const absl::Status status = Submit(*request, queue); !status.ok()) queue->Close(status);
     return queue->reactor();
   }
@@ -163,12 +163,13 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                            parts_.env.encoder.EncodePrompt(segments, kNoWindow));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
-    response->set_context_tokens(static_cast<uint32_t>(encoded.history_tokens));
+    // The store's own figure knows ids that text alone does not.
+    const int32_t history = context.tokens > 0 ? context.tokens : encoded.history_tokens;
+    response->set_context_tokens(static_cast<uint32_t>(history));
     const engine::KvInfo& kv = parts_.env.model.kv;
     const auto chunk_bytes = static_cast<int64_t>(kv.block_bytes) * kv.layers;
     const int64_t resident = context.resident_bytes / chunk_bytes * kv.chunk_tokens;
-    response->set_resident_tokens(
-        static_cast<uint32_t>(std::min<int64_t>(resident, encoded.history_tokens)));
+    response->set_resident_tokens(static_cast<uint32_t>(std::min<int64_t>(resident, history)));
     return absl::OkStatus();
   }
 

@@ -2,11 +2,13 @@
 // client that reads slowly holds the producer back, and one that goes away ends the call.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -27,8 +29,11 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
  public:
   static constexpr size_t kLimit = 256;  // messages waiting; a push over it waits
 
-  static std::shared_ptr<WriteQueue> Create() {
+  // With the call's `context`, which gRPC keeps until the call is closed, a status that carries a
+  // retry hint brings it to the client in the trailing metadata.
+  static std::shared_ptr<WriteQueue> Create(grpc::CallbackServerContext* context = nullptr) {
     auto queue = std::shared_ptr<WriteQueue>(new WriteQueue);
+    queue->context_ = context;
     queue->self_ = queue;
     return queue;
   }
@@ -58,6 +63,9 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     if (closed_) return;
     closed_ = true;
     status_ = ToGrpc(status);
+    if (const auto retry_ms = RetryAfterMs(status); retry_ms.has_value() && context_ != nullptr) {
+      context_->AddTrailingMetadata(kRetryAfterKey, std::to_string(*retry_ms));
+    }
     if (pending_.empty()) this->Finish(status_);
   }
 
@@ -120,6 +128,8 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     absl::MutexLock lock(&mutex_);
     on_cancelled_ = nullptr;
   }
+
+  grpc::CallbackServerContext* context_ = nullptr;  // set once, before gRPC sees the reactor
 
   mutable absl::Mutex mutex_;
   std::deque<Response> pending_ ABSL_GUARDED_BY(mutex_);  // the front one is being written

@@ -1,0 +1,200 @@
+// A context store for the service test: the real wire (gRPC, side socket, memfd), with one context
+// in memory and no disk.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "base/arena_socket.h"
+#include "base/fd_passing.h"
+#include "base/shared_memory.h"
+#include "rpc/server.h"
+#include "withy/v1/context_store.grpc.pb.h"
+
+namespace withy::model_worker {
+
+// Serves from construction to destruction; destroying it is what a crash of the store looks like to
+// the worker.
+class FakeStoreServer final : private v1::ContextStore::Service {
+ public:
+  static constexpr uint32_t kBlocks = 2048;
+
+  FakeStoreServer(const std::string& directory, uint64_t first_epoch)
+      : socket_path_(directory + "/arena.sock"), epoch_(first_epoch) {
+    ListenArena();
+    auto server = rpc::Server::Start(
+        {.name = "fake_store", .listen = {"unix:" + directory + "/store.sock"}}, {this});
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    server_->SetServing(true);
+  }
+  ~FakeStoreServer() override {
+    server_->Shutdown(absl::ZeroDuration());
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    side_thread_.join();
+    ::unlink(socket_path_.c_str());
+  }
+
+  // Waits for a commit that `wanted` accepts, and returns it.
+  v1::LeaseCommit WaitForCommit(size_t number) {
+    const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return commits_.size() > number;
+    };
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&there));
+    return commits_[number];
+  }
+  uint64_t epoch() const { return epoch_; }
+  const v1::AttachRequest& attached() const { return attach_; }
+  const std::byte* Block(uint32_t number) const {
+    return arena_.data() + size_t{number} * attach_.block_bytes();
+  }
+  // Blocks that were claimed for a chunk of the last lease.
+  std::vector<uint32_t> ClaimedBlocks(uint32_t chunk) {
+    absl::MutexLock lock(&mutex_);
+    return claimed_[chunk];
+  }
+
+ private:
+  grpc::Status Attach(grpc::ServerContext* /*context*/, const v1::AttachRequest* request,
+                      v1::AttachResponse* response) override {
+    attach_ = *request;
+    const size_t bytes = size_t{kBlocks} * request->block_bytes();
+    auto memfd = CreateSealedMemfd("fake arena", bytes);
+    EXPECT_TRUE(memfd.ok()) << memfd.status();
+    memfd_ = *std::move(memfd);
+    arena_ = *SharedMemory::Map(memfd_.get(), bytes, SharedMemory::Access::kReadWrite);
+    response->set_epoch(++epoch_);
+    response->set_arena_bytes(bytes);
+    response->set_block_count(kBlocks);
+    response->set_arena_socket(socket_path_);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Lease(grpc::ServerContext* /*context*/,
+                     grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
+    v1::LeaseRequest request;
+    bool keeps = false;
+    while (stream->Read(&request)) {
+      v1::LeaseEvent event;
+      absl::MutexLock lock(&mutex_);
+      if (request.has_open()) {
+        if (request.open().epoch() != epoch_) return {grpc::StatusCode::ABORTED, "stale epoch"};
+        keeps = !request.open().context_id().empty();
+        v1::LeaseOpened* opened = event.mutable_opened();
+        if (keeps) opened->mutable_segments()->Add(segments_.begin(), segments_.end());
+        if (keeps) opened->mutable_resident()->Add(resident_.begin(), resident_.end());
+      } else if (request.has_claim()) {
+        Claim(request.claim(), event.mutable_claimed());
+      } else if (request.has_commit()) {
+        if (keeps) Keep(request.commit());
+        commits_.push_back(request.commit());
+        event.mutable_committed()->set_revision(commits_.size());
+      } else {
+        return grpc::Status::OK;
+      }
+      stream->Write(event);
+      if (event.has_committed()) return grpc::Status::OK;
+    }
+    return {grpc::StatusCode::CANCELLED, "broken"};
+  }
+
+  grpc::Status GetContext(grpc::ServerContext* /*context*/,
+                          const v1::StoreGetContextRequest* request,
+                          v1::GetContextResponse* response) override {
+    if (request->context_id() != "ctx") return {grpc::StatusCode::NOT_FOUND, "no such context"};
+    absl::MutexLock lock(&mutex_);
+    response->mutable_context()->set_tokens(context_tokens_);
+    for (const v1::Segment& segment : segments_) {
+      v1::Message* message = response->add_messages()->mutable_message();
+      message->set_role(segment.role());
+      message->set_content(segment.text());
+    }
+    return grpc::Status::OK;
+  }
+
+  void Claim(const v1::LeaseClaim& claim, v1::LeaseClaimed* claimed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (uint32_t i = 0; i < claim.chunks(); ++i) {
+      v1::ChunkBlocks* chunk = claimed->add_chunks();
+      chunk->set_chunk(claim.first_chunk() + i);
+      std::vector<uint32_t>& blocks = claimed_[chunk->chunk()];
+      blocks.clear();
+      for (uint32_t layer = 0; layer < attach_.layers(); ++layer) {
+        blocks.push_back(next_block_++ % kBlocks);
+        chunk->add_blocks(blocks.back());
+      }
+    }
+  }
+
+  void Keep(const v1::LeaseCommit& commit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    segments_.insert(segments_.end(), commit.appended().begin(), commit.appended().end());
+    context_tokens_ = commit.context_tokens();
+    const auto chunks = static_cast<size_t>(commit.chunks_size());
+    for (uint32_t i = 0; i < chunks; ++i) {
+      if (i >= resident_.size()) {
+        v1::ChunkBlocks* where = resident_.emplace_back().mutable_where();
+        where->set_chunk(i);
+        where->mutable_blocks()->Add(claimed_[i].begin(), claimed_[i].end());
+      }
+      *resident_[i].mutable_identity() = commit.chunks(static_cast<int>(i));
+    }
+    resident_.resize(chunks);
+  }
+
+  void ListenArena() {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    ASSERT_LT(socket_path_.size(), sizeof(address.sun_path));
+    std::memcpy(address.sun_path, socket_path_.data(), socket_path_.size());
+    listener_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(::listen(listener_.get(), 4), 0);
+    side_thread_ = std::thread([this] { ServeArena(); });
+  }
+
+  void ServeArena() {
+    while (true) {
+      UniqueFd peer(::accept(listener_.get(), nullptr, nullptr));
+      if (!peer.valid()) return;
+      ArenaHello hello;
+      EXPECT_EQ(::recv(peer.get(), &hello, sizeof(hello), 0), static_cast<ssize_t>(sizeof(hello)));
+      EXPECT_EQ(hello.worker_instance, attach_.worker_instance());
+      const ArenaOffer offer{.epoch = hello.epoch,
+                             .arena_bytes = arena_.size(),
+                             .block_bytes = attach_.block_bytes(),
+                             .block_count = kBlocks};
+      EXPECT_TRUE(SendFd(peer.get(), std::as_bytes(std::span(&offer, 1)), memfd_.get()).ok());
+      peer_ = std::move(peer);
+    }
+  }
+
+  const std::string socket_path_;
+  uint64_t epoch_;
+  v1::AttachRequest attach_;
+  UniqueFd memfd_;
+  SharedMemory arena_;
+  UniqueFd listener_;
+  UniqueFd peer_;
+  std::thread side_thread_;
+
+  absl::Mutex mutex_;
+  std::vector<v1::Segment> segments_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::ResidentChunk> resident_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::LeaseCommit> commits_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::vector<uint32_t>> claimed_ ABSL_GUARDED_BY(mutex_);
+  uint32_t context_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t next_block_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+}  // namespace withy::model_worker

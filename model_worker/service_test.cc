@@ -1,0 +1,272 @@
+// The whole worker over the wire: real tiny model, real sockets and arena, a scripted store.
+#include <gmock/gmock.h>
+#include <grpcpp/impl/codegen/client_callback.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "engine/kv/block.h"
+#include "engine/model/testing.h"
+#include "model_worker/fake_store_server.h"
+#include "model_worker/process.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+#include "withy/v1/model_worker.grpc.pb.h"
+
+namespace withy::model_worker {
+namespace {
+
+using testing::HasSubstr;
+
+struct Answer {
+  grpc::Status status;
+  v1::RunAccepted accepted;
+  std::string text;
+  v1::GenerateFinished finished;
+  bool retry_hint = false;
+};
+
+// Slow enough to be cancelled in mid-answer, small enough to be written in no time.
+engine::SynthShape SlowShape() {
+  engine::SynthShape shape = engine::TinyShape();
+  shape.layers = 12;
+  shape.d_model = 512;
+  shape.head_dim = 64;
+  shape.d_ff = 2048;
+  return shape;
+}
+
+class ServiceTest : public testing::Test {
+ protected:
+  ServiceTest() {
+    config_.set_run_dir(folder_.path());
+    config_.set_state_dir(folder_.path());
+    config_.mutable_model()->set_path(
+        engine::WriteTiny(folder_, engine::TinyShape(), engine::GgmlType::kQ8_0));
+    config_.mutable_model()->set_listen("unix:" + (folder_ / "worker.sock"));
+    config_.mutable_model()->set_threads(2);
+    config_.mutable_store()->set_listen("unix:" + (folder_ / "store.sock"));
+    EXPECT_TRUE(FillDefaults(&config_).ok());
+  }
+
+  void StartWorker() {
+    auto worker = StartModelWorker(config_);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    channel_ = rpc::Connect(config_.model().listen());
+    stub_ = v1::ModelWorker::NewStub(channel_);
+  }
+  void StartStore(uint64_t first_epoch = 10) {
+    store_ = std::make_unique<FakeStoreServer>(folder_.path(), first_epoch);
+  }
+
+  // Follows grpc.health.v1.Health/Watch until the state is as wanted.
+  void WaitUntilServing(bool serving) {
+    // HealthCheckRequest for the whole server is empty; HealthCheckResponse{status} is field 1.
+    const std::string wanted = serving ? std::string("\x08\x01") : std::string("\x08\x02");
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(60));
+    const grpc::internal::RpcMethod watch("/grpc.health.v1.Health/Watch",
+                                          grpc::internal::RpcMethod::SERVER_STREAMING);
+    const grpc::Slice empty;
+    const grpc::ByteBuffer request(&empty, 1);
+    const std::unique_ptr<grpc::ClientReader<grpc::ByteBuffer>> reader(
+        grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(channel_.get(), watch,
+                                                                      &context, request));
+    grpc::ByteBuffer response;
+    while (reader->Read(&response)) {
+      grpc::Slice slice;
+      ASSERT_TRUE(response.DumpToSingleSlice(&slice).ok());
+      if (std::string(slice.begin(), slice.end()) == wanted) {
+        context.TryCancel();
+        while (reader->Read(&response)) {
+        }
+        reader->Finish();
+        return;
+      }
+    }
+    FAIL() << "health never became " << (serving ? "SERVING" : "NOT_SERVING");
+  }
+
+  static v1::RunRequest Asking(const std::string& context, const std::string& text,
+                               uint32_t max_tokens = 8) {
+    v1::RunRequest request;
+    request.set_call_id(1);
+    request.set_app_id("app");
+    request.set_context_id(context);
+    v1::Message* message = request.mutable_prompt()->mutable_messages()->add_messages();
+    message->set_role("user");
+    message->set_content(text);
+    request.mutable_limits()->set_max_tokens(max_tokens);
+    return request;
+  }
+
+  // Runs a call; cancels it from this side after `cancel_after` deltas.
+  Answer Run(const v1::RunRequest& request, int cancel_after = 1 << 30) {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(60));
+    const auto reader = stub_->Run(&context, request);
+    Answer answer;
+    v1::RunResponse response;
+    int deltas = 0;
+    while (reader->Read(&response)) {
+      if (response.has_accepted()) answer.accepted = response.accepted();
+      if (response.has_finished()) answer.finished = response.finished();
+      if (!response.has_delta()) continue;
+      answer.text += response.delta().text();
+      if (++deltas == cancel_after) context.TryCancel();
+    }
+    answer.status = reader->Finish();
+    answer.retry_hint = context.GetServerTrailingMetadata().count(rpc::kRetryAfterKey) > 0;
+    return answer;
+  }
+
+  engine::TestFolder folder_;
+  proto::Config config_;
+  std::unique_ptr<FakeStoreServer> store_;
+  std::unique_ptr<rpc::Process> worker_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::ModelWorker::Stub> stub_;
+};
+
+TEST_F(ServiceTest, WaitsForTheStoreAndAnswers) {
+  StartWorker();
+  WaitUntilServing(false);
+  const Answer away = Run(Asking("ctx", "hello"));
+  EXPECT_EQ(away.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(away.retry_hint);
+
+  StartStore();
+  WaitUntilServing(true);
+  v1::RunRequest request = Asking("ctx", "hello");
+  request.set_request_id("r");
+  request.set_request_digest("d");
+  request.mutable_decision()->set_explanation("because");
+  request.mutable_sampling()->set_seed(5);
+  const Answer first = Run(request);
+  ASSERT_TRUE(first.status.ok()) << first.status.error_message();
+  EXPECT_EQ(first.finished.text(), first.text);
+  EXPECT_EQ(first.finished.seed(), 5u);
+  EXPECT_EQ(first.finished.usage().completion_tokens(), 8u);
+  EXPECT_EQ(first.accepted.prefill_tokens(), first.finished.usage().prompt_tokens());
+  EXPECT_GT(first.finished.latency().measured().ttft_ms(), 0);
+
+  const v1::LeaseCommit commit = store_->WaitForCommit(0);
+  ASSERT_EQ(commit.appended_size(), 2);
+  EXPECT_EQ(commit.appended(0).text(), "hello");
+  EXPECT_EQ(commit.appended(1).text(), first.text);
+  EXPECT_EQ(commit.request_id(), "r");
+  EXPECT_EQ(commit.result().finished().text(), first.text);
+  EXPECT_EQ(commit.result().decision().explanation(), "because");
+  EXPECT_EQ(commit.result().tokens_size(), 8);
+  ASSERT_GT(commit.chunks_size(), 0);
+  EXPECT_EQ(commit.chunks(0).identity().size(), 32u);
+
+  engine::KvBlockHeader header;
+  std::memcpy(&header, store_->Block(store_->ClaimedBlocks(0)[1]), sizeof(header));
+  EXPECT_EQ(header.epoch, store_->epoch());
+  EXPECT_EQ(header.layer, 1u);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(header.identity), 32),
+            commit.chunks(0).identity());
+
+  const Answer second = Run(Asking("ctx", "and now?"));
+  ASSERT_TRUE(second.status.ok());
+  EXPECT_EQ(second.accepted.reused_tokens() + 1, commit.context_tokens());
+}
+
+TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {
+  config_.mutable_model()->set_path(
+      engine::WriteTiny(folder_, SlowShape(), engine::GgmlType::kQ8_0, "slow.gguf"));
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  const Answer answer = Run(Asking("ctx", "hello", 400), /*cancel_after=*/3);
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::CANCELLED);
+  const v1::LeaseCommit commit = store_->WaitForCommit(0);
+  ASSERT_EQ(commit.appended_size(), 2);
+  EXPECT_TRUE(commit.appended(1).cancelled());
+  EXPECT_TRUE(commit.appended(1).text().starts_with(answer.text));
+}
+
+TEST_F(ServiceTest, RestartedStoreIsAttachedAnewAndTheContextGoesOn) {
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  const Answer before = Run(Asking("", "hello"));
+  ASSERT_TRUE(before.status.ok());
+  store_.reset();
+  WaitUntilServing(false);
+  StartStore(/*first_epoch=*/20);
+  WaitUntilServing(true);
+  const Answer after = Run(Asking("", "hello"));
+  ASSERT_TRUE(after.status.ok()) << after.status.error_message();
+  EXPECT_EQ(after.text, before.text) << "the same stateless call gives the same text";
+}
+
+TEST_F(ServiceTest, BadRequestsAreNamedAndOthersGoOn) {
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  v1::RunRequest request = Asking("ctx", "hello");
+  request.mutable_sampling()->set_top_p(7);
+  EXPECT_EQ(Run(request).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Run(Asking("ctx", "")).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request = Asking("ctx", "hello");
+  request.mutable_prompt()->mutable_messages()->mutable_messages(0)->set_role("wizard");
+  const Answer wizard = Run(request);
+  EXPECT_EQ(wizard.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(wizard.status.error_message(), HasSubstr("wizard"));
+  const Answer longer = Run(Asking("ctx", std::string(20000, '?')));
+  EXPECT_EQ(longer.status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_THAT(longer.status.error_message(), HasSubstr("window"));
+  EXPECT_TRUE(Run(Asking("ctx", "hello")).status.ok());
+}
+
+TEST_F(ServiceTest, CountsTokensAsACallSeesThem) {
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  const auto count = [&](const std::string& context, v1::TokenizeResponse* response) {
+    v1::TokenizeRequest request;
+    *request.mutable_prompt() = Asking("", "and now?").prompt();
+    request.set_app_id("app");
+    request.set_context_id(context);
+    grpc::ClientContext client;
+    rpc::SetTimeout(&client, absl::Seconds(60));
+    return stub_->Tokenize(&client, request, response);
+  };
+  ASSERT_TRUE(Run(Asking("ctx", "hello")).status.ok());
+  v1::TokenizeResponse counted;
+  ASSERT_TRUE(count("ctx", &counted).ok());
+  const Answer answer = Run(Asking("ctx", "and now?"));
+  EXPECT_EQ(counted.prompt_tokens(), answer.finished.usage().prompt_tokens());
+  EXPECT_EQ(counted.context_tokens(), answer.finished.usage().context_tokens());
+  EXPECT_EQ(count("nobody's", &counted).error_code(), grpc::StatusCode::NOT_FOUND);
+
+  v1::GetWorkerInfoResponse info;
+  grpc::ClientContext client;
+  rpc::SetTimeout(&client, absl::Seconds(60));
+  ASSERT_TRUE(stub_->GetWorkerInfo(&client, {}, &info).ok());
+  EXPECT_EQ(info.model().role(), "target");
+  EXPECT_THAT(info.model().levels_percent(), testing::ElementsAre(100));
+  EXPECT_GT(info.cost().prefill_us_per_token(), 0);
+  EXPECT_EQ(info.load().queue_limit(), 64u);
+}
+
+TEST_F(ServiceTest, MissingModelAndUnknownTemplateNameTheRemedy) {
+  config_.mutable_model()->set_path(folder_ / "nowhere.gguf");
+  const absl::Status missing = StartModelWorker(config_).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("nowhere.gguf"));
+  config_.mutable_model()->set_path(folder_ / "model.gguf");
+  config_.mutable_model()->set_chat_template("nonsense");
+  const absl::Status unknown = StartModelWorker(config_).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("chatml"));
+}
+
+}  // namespace
+}  // namespace withy::model_worker
