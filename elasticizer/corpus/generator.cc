@@ -151,7 +151,7 @@ Record Generator::At(uint64_t index, Task task, int difficulty) const {
   record.id = std::string(spec_.split == Split::kTrain ? "train-" : "heldout-") +
               std::to_string(spec_.seed) + "-" + std::to_string(index);
   record.task = task;
-  record.difficulty = std::clamp(difficulty, kMinDifficulty, kMaxDifficulty);
+  record.difficulty = std::clamp(difficulty, kMinDifficulty, spec_.max_difficulty);
   const int roll = author.Between(0, 99);
   const bool five = roll < spec_.five_shot_percent;
   const bool few = !five && roll < spec_.five_shot_percent + spec_.few_shot_percent;
@@ -159,8 +159,8 @@ Record Generator::At(uint64_t index, Task task, int difficulty) const {
   const int filler = author.Between(0, record.shots > 0 ? spec_.max_filler / 2 : spec_.max_filler);
   record.messages.push_back(SystemMessage(author, task, filler));
   for (int shot = 0; shot < record.shots; ++shot) {
-    const Scene scene =
-        WriteScene(task, author, five ? author.Between(1, 2) : author.Between(1, kMaxDifficulty));
+    const Scene scene = WriteScene(
+        task, author, five ? author.Between(1, 2) : author.Between(1, spec_.max_difficulty));
     record.messages.push_back(UserMessage(scene));
     record.messages.push_back({"assistant", scene.answer, {}});
   }

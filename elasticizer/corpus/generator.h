@@ -23,6 +23,8 @@ struct Spec {
   int few_shot_percent = 0;
   // Sentences of small talk in the system message: 0 to this many.
   int max_filler = 4;
+  // Harder questions are written at this difficulty instead.
+  int max_difficulty = kMaxDifficulty;
 };
 
 // The two specs that the shipped models were trained and judged on; their hashes stand in

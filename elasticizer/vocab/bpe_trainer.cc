@@ -4,61 +4,12 @@
 #include <map>
 #include <set>
 
+#include "engine/tokenizer/split.h"
+
 namespace withy::vocab {
 namespace {
 
 using Pair = std::pair<int32_t, int32_t>;
-
-bool IsLetter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) > 127;
-}
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-bool IsNewline(char c) { return c == '\n' || c == '\r'; }
-bool IsBlank(char c) { return c == ' ' || c == '\t' || c == '\v' || c == '\f' || IsNewline(c); }
-bool IsSign(char c) { return !IsLetter(c) && !IsDigit(c) && !IsBlank(c); }
-
-// Bytes of an English contraction ('s, 're, ...) at `i`, or 0.
-size_t ContractionBytes(std::string_view text, size_t i) {
-  if (text[i] != '\'') return 0;
-  std::string tail(text.substr(i + 1, 2));
-  for (char& c : tail) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  for (const std::string_view two : {"re", "ve", "ll"}) {
-    if (tail == two) return 3;
-  }
-  return !tail.empty() && std::string_view("stmd").find(tail[0]) != std::string_view::npos ? 2 : 0;
-}
-
-// End of the run of blanks at `i`: up to its last newline, or all but the blank that belongs to the
-// next word.
-size_t BlankEnd(std::string_view text, size_t i) {
-  size_t end = i;
-  size_t after_newline = i;
-  for (; end < text.size() && IsBlank(text[end]); ++end) {
-    if (IsNewline(text[end])) after_newline = end + 1;
-  }
-  if (after_newline > i) return after_newline;
-  return end < text.size() && end - i > 1 ? end - 1 : end;
-}
-
-size_t WordEnd(std::string_view text, size_t i) {
-  if (const size_t bytes = ContractionBytes(text, i); bytes > 0) return i + bytes;
-  const bool joins = !IsNewline(text[i]) && !IsDigit(text[i]) && !IsLetter(text[i]) &&
-                     i + 1 < text.size() && IsLetter(text[i + 1]);
-  if (joins || IsLetter(text[i])) {
-    size_t end = i + 1;
-    while (end < text.size() && IsLetter(text[end])) ++end;
-    return end;
-  }
-  if (IsDigit(text[i])) return i + 1;
-  const size_t sign = text[i] == ' ' ? i + 1 : i;
-  if (sign < text.size() && IsSign(text[sign])) {
-    size_t end = sign;
-    while (end < text.size() && IsSign(text[end])) ++end;
-    while (end < text.size() && IsNewline(text[end])) ++end;
-    return end;
-  }
-  return BlankEnd(text, i);
-}
 
 struct Word {
   std::vector<int32_t> ids;
@@ -124,18 +75,14 @@ class PairTable {
 
 }  // namespace
 
-std::vector<std::string_view> SplitWords(std::string_view text) {
-  std::vector<std::string_view> words;
-  for (size_t i = 0; i < text.size();) {
-    const size_t end = WordEnd(text, i);
-    words.push_back(text.substr(i, end - i));
-    i = end;
-  }
-  return words;
-}
-
 void BpeTrainer::Add(std::string_view text) {
-  for (const std::string_view word : SplitWords(text)) ++words_[std::string(word)];
+  std::vector<uint32_t> ends;
+  engine::SplitWords(engine::PreTokenizer::kQwen2, text, ends);
+  uint32_t begin = 0;
+  for (const uint32_t end : ends) {
+    ++words_[std::string(text.substr(begin, end - begin))];
+    begin = end;
+  }
 }
 
 BpeVocabulary BpeTrainer::Learn(std::vector<std::string> specials, int32_t vocab_size,

@@ -23,10 +23,9 @@ struct BpeVocabulary {
   int32_t ByteId(uint8_t byte) const { return static_cast<int32_t>(specials.size()) + byte; }
 };
 
-// Splits ASCII text the way the "qwen2" pre-tokenizer does (single digits; one leading blank joins
-// a word; newlines join what stands before them). Bytes above 127 count as letters. The views cover
-// `text` without gaps.
-std::vector<std::string_view> SplitWords(std::string_view text);
+// The pre-tokenizer that words are cut by, as tokenizer.ggml.pre names it: single digits, a leading
+// blank joins its word.
+inline constexpr std::string_view kPreTokenizerName = "qwen2";
 
 // Counts words text by text, then learns. Deterministic: ties go to the pair of smaller ids. Not
 // thread-safe.

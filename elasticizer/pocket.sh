@@ -1,0 +1,46 @@
+#!/bin/bash
+# Makes the pocket models from nothing but this repository: corpus, vocabulary, training, GGUF files in models/.
+# May be interrupted at any time and run again: it goes on from the last checkpoint.
+#   elasticizer/pocket.sh [--run DIR] [--out DIR] [--threads N] [--torch DIR]
+#     --run DIR    checkpoints and loss curves (default: build/pocket)
+#     --out DIR    where the GGUF files go (default: models)
+#     --threads N  (default: all cores)
+#     --torch DIR  directory of an unpacked torch package from PyPI, several times faster than Debian's LibTorch
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+run=build/pocket
+out=models
+threads=$(nproc)
+torch=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --run) run=$2 ;;
+    --out) out=$2 ;;
+    --threads) threads=$2 ;;
+    --torch) torch=$2 ;;
+    *)
+      sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+      exit 2
+      ;;
+  esac
+  shift 2
+done
+
+build=build/offline
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DWITHY_SERVICES=OFF -DWITHY_TESTS=OFF -DWITHY_TORCH_DIR="$torch"
+if ! ninja -C "$build" -t query withy-train >/dev/null 2>&1; then
+  echo "pocket.sh: LibTorch is missing: apt-get install libtorch-dev libopenblas0-pthread, or give --torch DIR" >&2
+  exit 1
+fi
+ninja -C "$build" withy-train withy-corpus
+
+train="$build/bin/withy-train --threads=$threads"
+$train --model=target --out="$run/target"
+$train --model=draft --out="$run/draft"
+mkdir -p "$out"
+$train --model=target --out="$run/target" --export="$out/withy-pocket-q8_0.gguf"
+$train --model=draft --out="$run/draft" --export="$out/withy-pocket-draft-q8_0.gguf"
+$train --model=target --out="$run/target" --export="$run/withy-pocket-f32.gguf" --type=f32
+$train --model=draft --out="$run/draft" --export="$run/withy-pocket-draft-f32.gguf" --type=f32
+$train --model=target --out="$run/target" --evaluate=2400 --draft="$run/draft"

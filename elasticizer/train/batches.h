@@ -1,0 +1,63 @@
+// Cuts the endless training corpus into batches of samples of like length, so that little is
+// padding and a batch attends within records only. Which batch comes n-th depends on the options
+// alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "elasticizer/corpus/generator.h"
+#include "elasticizer/corpus/rng.h"
+#include "elasticizer/train/chat_encoder.h"
+
+namespace withy::train {
+
+// Random tokens said twice: from the second saying on every token can be copied from the prompt. A
+// few of these early in a run and a model copies names long before the corpus alone would teach it.
+Sample EchoSample(corpus::Rng& rng, int32_t vocab_size, int64_t phrase_tokens);
+
+struct BatchOptions {
+  corpus::Spec spec;
+  int64_t tokens = 1536;  // a batch holds at most this many tokens, padding included
+  // Batches before this number (counted over the run) alternate with batches of echo samples.
+  int64_t echo_batches = 0;
+  // The first windows (of BatchStream::kWindowRecords records) hold easy questions only.
+  int64_t easy_windows = 0;
+  int64_t max_sample_tokens = 640;  // longer records are left out
+};
+
+// Sorts by length (stably) and cuts into batches of at most `tokens` tokens, padding included, or
+// of one sample.
+std::vector<std::vector<Sample>> CutBatches(std::vector<Sample> samples, int64_t tokens);
+
+// Position in the stream of batches: what a checkpoint keeps.
+struct BatchPosition {
+  int64_t count = 0;   // batches handed out so far
+  int64_t window = 0;  // windows of kWindowRecords records
+  int64_t batch = 0;   // within the window
+};
+
+// Not thread-safe; `encoder` must outlive it.
+class BatchStream {
+ public:
+  static constexpr uint64_t kWindowRecords = 480;
+
+  BatchStream(const BatchOptions& options, const ChatEncoder& encoder)
+      : options_(options), encoder_(encoder) {}
+
+  std::vector<Sample> Next();
+  BatchPosition position() const { return position_; }
+  void Seek(const BatchPosition& position);
+
+ private:
+  void LoadWindow();
+  std::vector<Sample> EchoBatch() const;
+
+  BatchOptions options_;
+  const ChatEncoder& encoder_;
+  BatchPosition position_;
+  bool loaded_ = false;
+  std::vector<std::vector<Sample>> batches_;
+};
+
+}  // namespace withy::train

@@ -1,0 +1,93 @@
+#include "elasticizer/train/checkpoint.h"
+
+#include <fcntl.h>
+#include <torch/serialize.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <vector>
+
+#include "base/status.h"
+
+namespace withy::train {
+namespace {
+
+using torch::Tensor;
+
+absl::Status SyncFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoError("open " + path);
+  const bool synced = fsync(fd) == 0;
+  const absl::Status status = synced ? absl::OkStatus() : ErrnoError("sync " + path);
+  close(fd);
+  return status;
+}
+
+std::vector<Parameter> AllTensors(const Model& model, const Optimizer* optimizer) {
+  std::vector<Parameter> all = model.parameters();
+  if (optimizer == nullptr) return all;
+  for (Parameter& moment : optimizer->State()) all.push_back(std::move(moment));
+  return all;
+}
+
+absl::Status ReadTensors(torch::serialize::InputArchive& archive, const std::string& path,
+                         const Model& model, Optimizer* optimizer, Progress* progress) {
+  torch::NoGradGuard no_grad;
+  for (Parameter& parameter : AllTensors(model, optimizer)) {
+    Tensor stored;
+    if (!archive.try_read(parameter.name, stored) || stored.sizes() != parameter.value.sizes()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": tensor ", parameter.name,
+          " is missing or of another shape; is this the checkpoint of another model?"));
+    }
+    parameter.value.copy_(stored);
+  }
+  Tensor counters;
+  archive.read("progress", counters);
+  const int64_t* values = counters.data_ptr<int64_t>();
+  if (optimizer != nullptr) optimizer->set_steps(values[0]);
+  if (progress != nullptr)
+    *progress = {
+        values[0],
+        values[1],
+        {.count = counters.numel() > 4 ? values[4] : 0, .window = values[2], .batch = values[3]}};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SaveCheckpoint(const std::string& path, const Model& model, const Optimizer& optimizer,
+                            const Progress& progress) {
+  const std::string temporary = path + ".partial";
+  try {
+    torch::serialize::OutputArchive archive;
+    for (const Parameter& parameter : AllTensors(model, &optimizer))
+      archive.write(parameter.name, parameter.value.detach().cpu());
+    archive.write("progress",
+                  torch::tensor({progress.step, progress.tokens, progress.position.window,
+                                 progress.position.batch, progress.position.count},
+                                torch::kInt64));
+    archive.save_to(temporary);
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("write ", temporary, ": ", error.what()));
+  }
+  WITHY_RETURN_IF_ERROR(SyncFile(temporary));
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoError("rename to " + path);
+  return absl::OkStatus();
+}
+
+absl::Status LoadCheckpoint(const std::string& path, Model& model, Optimizer* optimizer,
+                            Progress* progress) {
+  if (!std::filesystem::exists(path))
+    return absl::NotFoundError(absl::StrCat(path, ": no such checkpoint"));
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(path);
+    return ReadTensors(archive, path, model, optimizer, progress);
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": damaged checkpoint: ", error.what()));
+  }
+}
+
+}  // namespace withy::train

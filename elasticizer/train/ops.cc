@@ -1,0 +1,145 @@
+#include "elasticizer/train/ops.h"
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <cmath>
+#include <limits>
+
+#include "elasticizer/train/kernels.h"
+
+namespace withy::train {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+constexpr int64_t kGrain =
+    64;  // rows a task; also the rows that share one partial sum of dw, whatever the thread count
+
+bool Fused(const Tensor& x) { return x.device().is_cpu() && x.scalar_type() == torch::kFloat32; }
+
+struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x_in, const Tensor& weight,
+                        double eps) {
+    const Tensor x = x_in.contiguous();
+    Tensor y = torch::empty_like(x);
+    Tensor rstd = torch::empty({x.size(0)}, x.options());
+    at::parallel_for(0, x.size(0), kGrain, [&](int64_t begin, int64_t end) {
+      kernels::RmsNorm(x.data_ptr<float>(), weight.data_ptr<float>(), static_cast<float>(eps),
+                       y.data_ptr<float>(), rstd.data_ptr<float>(), x.size(1), begin, end);
+    });
+    context->save_for_backward({x, weight, rstd});
+    return y;
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list grads) {
+    const tensor_list saved = context->get_saved_variables();
+    const Tensor& x = saved[0];
+    const Tensor dy = grads[0].contiguous();
+    Tensor dx = torch::empty_like(x);
+    const int64_t rows = x.size(0);
+    const int64_t blocks = (rows + kGrain - 1) / kGrain;
+    Tensor partial = torch::zeros({blocks, x.size(1)}, x.options());
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) {
+        kernels::RmsNormBackward(dy.data_ptr<float>(), x.data_ptr<float>(),
+                                 saved[1].data_ptr<float>(), saved[2].data_ptr<float>(),
+                                 dx.data_ptr<float>(), partial.data_ptr<float>() + b * x.size(1),
+                                 x.size(1), b * kGrain, std::min(rows, (b + 1) * kGrain));
+      }
+    });
+    return {dx, partial.sum(0), Tensor()};
+  }
+};
+
+struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x_in) {
+    const Tensor x = x_in.contiguous();
+    const int64_t width = x.size(1) / 2;
+    Tensor y = torch::empty({x.size(0), width}, x.options());
+    at::parallel_for(0, x.size(0), kGrain, [&](int64_t begin, int64_t end) {
+      kernels::SwiGlu(x.data_ptr<float>(), y.data_ptr<float>(), width, begin, end);
+    });
+    context->save_for_backward({x});
+    return y;
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list grads) {
+    const Tensor x = context->get_saved_variables()[0];
+    const Tensor dy = grads[0].contiguous();
+    Tensor dx = torch::empty_like(x);
+    at::parallel_for(0, x.size(0), kGrain, [&](int64_t begin, int64_t end) {
+      kernels::SwiGluBackward(dy.data_ptr<float>(), x.data_ptr<float>(), dx.data_ptr<float>(),
+                              x.size(1) / 2, begin, end);
+    });
+    return {dx};
+  }
+};
+
+Tensor Turn(const Tensor& x_in, const Tensor& cos, const Tensor& sin, float sign) {
+  const Tensor x = x_in.contiguous();
+  Tensor y = torch::empty_like(x);
+  at::parallel_for(0, x.size(0) * x.size(1), kGrain, [&](int64_t begin, int64_t end) {
+    kernels::Rope(x.data_ptr<float>(), cos.data_ptr<float>(), sin.data_ptr<float>(), sign,
+                  y.data_ptr<float>(), x.size(1), x.size(2), x.size(3), begin, end);
+  });
+  return y;
+}
+
+struct RopeFunction : torch::autograd::Function<RopeFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos,
+                        const Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return Turn(x, cos, sin, 1.0f);
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list grads) {
+    const tensor_list saved = context->get_saved_variables();
+    return {Turn(grads[0], saved[0], saved[1], -1.0f), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor RmsNorm(const Tensor& x, const Tensor& weight, double eps) {
+  if (Fused(x)) return RmsNormFunction::apply(x, weight, eps);
+  return x * torch::rsqrt(x.square().mean(-1, true) + eps) * weight;
+}
+
+Tensor SwiGlu(const Tensor& gate_up) {
+  if (Fused(gate_up)) return SwiGluFunction::apply(gate_up);
+  const std::vector<Tensor> halves = gate_up.chunk(2, -1);
+  return torch::silu(halves[0]) * halves[1];
+}
+
+Tensor Rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  if (Fused(x)) return RopeFunction::apply(x, cos, sin);
+  const Tensor pairs = x.unflatten(-1, {x.size(-1) / 2, 2});
+  const Tensor a = pairs.select(-1, 0);
+  const Tensor b = pairs.select(-1, 1);
+  const Tensor c = cos.unsqueeze(1);
+  const Tensor s = sin.unsqueeze(1);
+  return torch::stack({a * c - b * s, a * s + b * c}, -1).flatten(-2);
+}
+
+Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t share = q.size(2) / k.size(2);
+  const Tensor queries = q.transpose(1, 2);
+  const Tensor keys = k.transpose(1, 2).repeat_interleave(share, 1);
+  const Tensor values = v.transpose(1, 2).repeat_interleave(share, 1);
+#if TORCH_VERSION_MAJOR >= 2
+  return at::scaled_dot_product_attention(queries, keys, values, {}, 0.0, true).transpose(1, 2);
+#else
+  const int64_t length = q.size(1);
+  const Tensor hidden = torch::ones({length, length}, q.options().dtype(torch::kBool)).triu(1);
+  const Tensor scores =
+      torch::matmul(queries, keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const Tensor weights =
+      torch::softmax(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()), -1);
+  return torch::matmul(weights, values).transpose(1, 2);
+#endif
+}
+
+}  // namespace withy::train
