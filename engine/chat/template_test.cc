@@ -157,7 +157,7 @@ TEST(ChatTemplateTest, BadMessagesAreNamed) {
 }
 
 TEST(ChatTemplateTest, FromFile) {
-  const auto from = [](GgufWriter writer, std::string_view name) {
+  const auto from = [](const GgufWriter& writer, std::string_view name) {
     const std::string path =
         testing::TempDir() + "withy_chat_" + std::to_string(getpid()) + ".gguf";
     EXPECT_TRUE(writer.Write(path).ok());

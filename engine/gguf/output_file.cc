@@ -72,7 +72,7 @@ absl::Status OutputFile::Commit() {
 }
 
 absl::Status OutputFile::Flush() {
-  const absl::Status status = WriteAll(buffer_);
+  absl::Status status = WriteAll(buffer_);
   buffer_.clear();
   return status;
 }

@@ -145,7 +145,7 @@ void DecodeQ6_K(const uint8_t* block, float* out) {
       for (int i = 0; i < kBlock; ++i) {
         const int low_bits = (low[(group % 2) * kBlock + i] >> ((group / 2) * 4)) & 15;
         const int quant = (low_bits | (((high[i] >> (group * 2)) & 3) << 4)) - 32;
-        const int sub_scale = static_cast<int8_t>(scales[group * 2 + i / 16]);
+        const auto sub_scale = static_cast<int8_t>(scales[group * 2 + i / 16]);
         out[half * 128 + group * kBlock + i] =
             scale * static_cast<float>(sub_scale) * static_cast<float>(quant);
       }

@@ -33,6 +33,8 @@ void SetHalf(std::vector<uint8_t>& block, size_t at, float value) {
   std::memcpy(block.data() + at, &bits, sizeof(bits));
 }
 
+size_t Index(int i) { return static_cast<size_t>(i); }
+
 std::vector<float> RandomValues(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -213,7 +215,7 @@ TEST(QuantsTest, Q4_KAndQ5_KDecodeEverySubBlock) {
             static_cast<uint8_t>((quant & 15) << (sub % 2 * 4));
         if (five_bits)
           block[16 + static_cast<size_t>(i)] |= static_cast<uint8_t>((quant >> 4) << sub);
-        expected[static_cast<size_t>(sub * 32 + i)] =
+        expected[Index(sub * 32 + i)] =
             0.25f * static_cast<float>(scale * quant) - 0.125f * static_cast<float>(min);
       }
     }
@@ -232,10 +234,9 @@ TEST(QuantsTest, Q6_KDecodesEveryElement) {
     const int half = e / 128;
     const int group = e % 128 / 32;
     const int i = e % 32;
-    block[static_cast<size_t>(half * 64 + group % 2 * 32 + i)] |=
+    block[Index(half * 64 + group % 2 * 32 + i)] |=
         static_cast<uint8_t>((quant & 15) << (group / 2 * 4));
-    block[static_cast<size_t>(128 + half * 32 + i)] |=
-        static_cast<uint8_t>((quant >> 4) << (group * 2));
+    block[Index(128 + half * 32 + i)] |= static_cast<uint8_t>((quant >> 4) << (group * 2));
     expected[static_cast<size_t>(e)] = 0.5f * static_cast<float>(scale * (quant - 32));
   }
   EXPECT_EQ(Decode(GgmlType::kQ6_K, block), expected);

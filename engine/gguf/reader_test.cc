@@ -35,7 +35,8 @@ class Raw {
   Raw& Header(uint64_t tensors, uint64_t entries, uint32_t version = 3) {
     return Put(kGgufMagic).Put(version).Put(tensors).Put(entries);
   }
-  Raw& Tensor(std::string_view name, std::vector<uint64_t> dims, uint32_t type, uint64_t offset) {
+  Raw& Tensor(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type,
+              uint64_t offset) {
     Text(name).Put<uint32_t>(static_cast<uint32_t>(dims.size()));
     for (const uint64_t dim : dims) Put(dim);
     return Put(type).Put(offset);
@@ -158,9 +159,9 @@ TEST(ReaderTest, UnknownAndNestedTypesAreRefused) {
 }
 
 TEST(ReaderTest, BadTensorsAreRefused) {
-  const auto tensor = [](std::vector<uint64_t> dims, uint32_t type, uint64_t offset) {
+  const auto tensor = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
     Raw raw;
-    return raw.Header(1, 0).Tensor("w", std::move(dims), type, offset).Pad(32, 64);
+    return raw.Header(1, 0).Tensor("w", dims, type, offset).Pad(32, 64);
   };
   EXPECT_TRUE(Parse(tensor({16}, 0, 0)).ok());
   EXPECT_TRUE(Parse(tensor({8}, 0, 32)).ok());

@@ -174,6 +174,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeWordPieceTokenizer(const GgufFile
         absl::StrCat(file.path(), ": tokenizer.ggml.unknown_token_id is missing"));
   }
   std::vector<std::string> bytes;
+  bytes.reserve(static_cast<size_t>(vocab.size()));
   for (int32_t id = 0; id < vocab.size(); ++id) {
     bytes.push_back(absl::StrReplaceAll(ToAbsl(vocab.text(id)), {{ToAbsl(kWordMark), " "}}));
   }

@@ -57,11 +57,11 @@ std::unique_ptr<Tokenizer> MakeWordPiece() {
   TestVocab vocab;
   vocab.Add("[UNK]", TokenKind::kUnknown);
   vocab.Add("[CLS]", TokenKind::kControl);
-  for (const char* text : {"\xE2\x96\x81the",
-                           "\xE2\x96\x81"
-                           "a",
-                           "a", "e", "\xE2\x96\x81,"})
+  const std::string mark = "\xE2\x96\x81";
+  for (const std::string& text :
+       {mark + "the", mark + "a", std::string("a"), std::string("e"), mark + ","}) {
     vocab.Add(text);
+  }
   vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", 0);
   return vocab.Make("bert").value();
 }
