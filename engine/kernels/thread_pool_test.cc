@@ -41,7 +41,7 @@ TEST(ThreadPoolTest, ManyShortJobsOfDifferentSizes) {
   }
 }
 
-TEST(ThreadPoolTest, StopsWhileWorkersArePark) {
+TEST(ThreadPoolTest, StopsWhileWorkersAreParked) {
   for (int i = 0; i < 50; ++i) {
     ThreadPool pool(3, 0);
     pool.ParallelFor(2, 1, [](int, int) {});
