@@ -30,6 +30,7 @@ int32_t TokenAt(int32_t position, int32_t vocab) {
 
 std::vector<int32_t> Tokens(int32_t count, int32_t vocab) {
   std::vector<int32_t> tokens;
+  tokens.reserve(static_cast<size_t>(count));
   for (int32_t i = 0; i < count; ++i) tokens.push_back(TokenAt(i, vocab));
   return tokens;
 }
@@ -76,6 +77,7 @@ absl::Status EngineBench::Fill() {
 
 absl::StatusOr<double> EngineBench::Decode(int32_t rows, int32_t depth, int32_t steps) {
   std::vector<engine::ContextView> views;
+  views.reserve(static_cast<size_t>(rows));
   for (int32_t i = 0; i < rows; ++i) views.push_back(kv_[static_cast<size_t>(i)]->View(depth));
   std::vector<engine::Row> batch(static_cast<size_t>(rows));
   const auto start = std::chrono::steady_clock::now();

@@ -25,6 +25,7 @@ absl::StatusOr<std::string> Output(const std::vector<std::string>& command, bool
     const int null = open("/dev/null", O_WRONLY);
     dup2(null, STDERR_FILENO);
     std::vector<char*> arguments;
+    arguments.reserve(command.size() + 1);
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     execvp(arguments[0], arguments.data());

@@ -196,6 +196,8 @@ TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
   EXPECT_NE(alone[1], alone[2]);
   std::vector<ScratchKv> kv;
   std::vector<ContextView> views;
+  kv.reserve(3);
+  views.reserve(3);
   for (int i = 0; i < 3; ++i) kv.emplace_back(model->info(), 32);
   for (const ScratchKv& one : kv) views.push_back(one.View());
   std::vector<Row> rows;  // levels interleaved, lowest first

@@ -185,6 +185,7 @@ class Planner {
 std::vector<int32_t> QueryHeadOrder(int32_t heads, int32_t kv_heads) {
   const int32_t ranks = heads / kv_heads;
   std::vector<int32_t> order;
+  order.reserve(static_cast<size_t>(heads));
   for (int32_t place = 0; place < heads; ++place) {
     order.push_back(ranks >= 3 ? (place % kv_heads) * ranks + place / kv_heads : place);
   }

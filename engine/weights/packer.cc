@@ -200,7 +200,7 @@ class Packer {
     pool_.ParallelFor(part.n_out, kRowGrain, [&](int begin, int end) {
       RowDecoder decoder(item.source->type, part.type, part.n_in, item.block_order);
       for (int row = begin; row < end; ++row) {
-        const auto place = static_cast<size_t>(first_row + row);
+        const size_t place = static_cast<size_t>(first_row) + static_cast<size_t>(row);
         const size_t from =
             item.row_order.empty() ? place : static_cast<size_t>(item.row_order[place]);
         auto decoded = decoder.Decode(source.subspan(from * row_bytes, row_bytes));
