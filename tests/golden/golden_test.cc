@@ -86,7 +86,7 @@ class GoldenTest : public testing::TestWithParam<Case> {
       EXPECT_TRUE(Quantize(to, values, data[i]).ok());
       writer.AddTensor(tensor.name, to, tensor.dims, data[i]);
     }
-    const std::string path = folder_ / "model.gguf";
+    std::string path = folder_ / "model.gguf";
     EXPECT_TRUE(writer.Write(path).ok());
     return path;
   }
@@ -123,6 +123,7 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     const ModelInfo& info = (*model)->info();
     const ScratchKv kv(info, static_cast<int32_t>(tokens.size()));
     std::vector<Row> rows;
+    rows.reserve(tokens.size());
     for (int32_t i = 0; i < static_cast<int32_t>(tokens.size()); ++i) {
       rows.push_back(
           {.token = tokens[static_cast<size_t>(i)], .position = i, .slot = i, .want_logits = true});
