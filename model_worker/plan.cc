@@ -13,6 +13,8 @@ constexpr int32_t kRowStep = 8;
 // A piece that used less than kFullEnough of its time grows towards kAim of it.
 constexpr double kFullEnough = 0.85;
 constexpr double kAim = 0.95;
+// Short pieces cost more a row than the long prefill that the first guess was measured on.
+constexpr double kCautious = 0.7;
 constexpr double kMaxGrowth = 1.25;
 constexpr double kMaxShrink = 4.0;
 
@@ -109,8 +111,8 @@ std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t pi
 PieceSizer::PieceSizer(double us_per_row, int32_t piece_ms, int32_t max_rows)
     : piece_us_(piece_ms * 1e3),
       max_rows_(std::max(max_rows, kMinRows)),
-      rows_(std::clamp(piece_us_ / std::max(us_per_row, 0.001), static_cast<double>(kMinRows),
-                       static_cast<double>(max_rows_))) {}
+      rows_(std::clamp(kCautious * piece_us_ / std::max(us_per_row, 0.001),
+                       static_cast<double>(kMinRows), static_cast<double>(max_rows_))) {}
 
 int32_t PieceSizer::Rows(int32_t decode_rows) const {
   const int32_t rows = static_cast<int32_t>(rows_) - decode_rows;

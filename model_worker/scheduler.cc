@@ -19,9 +19,12 @@ constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
 constexpr int64_t kHangNs = 20 * kNanosPerSecond;
 // How long cancelled calls get to commit at the end of a drain.
 constexpr absl::Duration kCommitGrace = absl::Seconds(5);
-// Rows whose blocks are claimed before they are computed: pieces of prefill, and tokens of an
-// answer.
-constexpr int32_t kPiecesAhead = 2;
+// Pieces of a call that nobody waits behind: as long as the kernels' efficiency still grows. An
+// arrival cuts such a piece short, and pieces are short ones for a while after it.
+constexpr int32_t kAloneRows = 128;
+constexpr int64_t kCalmNs = kNanosPerSecond;
+// Rows whose blocks are claimed before they are computed: of a prompt, and of an answer.
+constexpr int32_t kPromptAhead = 2 * kAloneRows;
 constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
 
 int64_t EstimatedTokens(const engine::AnswerRequest& request) {
@@ -107,6 +110,7 @@ struct Scheduler::Batch {
   std::vector<engine::Row> rows;
   std::vector<engine::ContextView> views;
   bool has_prefill = false;
+  bool alone = false;  // a prefill that nobody waits behind
 };
 
 Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
@@ -119,7 +123,6 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       clock_(clock),
       metrics_(recorder),
       sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
-      first_claim_rows_(sizer_.Rows(/*decode_rows=*/0)),
       logits_(static_cast<size_t>(options.max_batch) *
               static_cast<size_t>(model.info().vocab_size)),
       link_(std::make_shared<Link>()),
@@ -171,11 +174,13 @@ absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
   call->ticket = ticket;
   call->order.sequence = ticket;
   posted_.push_back([this, call = std::move(call)]() mutable { Enqueue(std::move(call)); });
+  if (alone_.load() != 0) stop_step_ = true;
   return ticket;
 }
 
 void Scheduler::Cancel(Ticket ticket) {
   Post([this, ticket] { CancelNow(ticket); });
+  if (alone_.load() == ticket) stop_step_ = true;
 }
 
 void Scheduler::Post(Task task) {
@@ -235,6 +240,11 @@ void Scheduler::Run() {
     PublishLoad();
   }
   busy_since_ns_ = 0;
+}
+
+bool Scheduler::HasPosted() const {
+  absl::MutexLock lock(&mutex_);
+  return !posted_.empty();
 }
 
 // A paused call has nobody to wake it.
@@ -325,7 +335,7 @@ void Scheduler::Prepare(Ticket ticket, CallRequest request, std::shared_ptr<Leas
       metrics_.Faulted();
       lease->Fault(*chunk, "content does not match its identity");
     }
-    const auto claim = session->NextClaim(first_claim_rows_);
+    const auto claim = session->NextClaim(kPromptAhead);
     Post([this, ticket, session, opened_ns] { OnPrepared(ticket, session, opened_ns); });
     // From here on the session is the engine thread's, and its blocks come after it.
     if (claim.has_value()) lease->Claim(claim->first, claim->count);
@@ -353,8 +363,7 @@ void Scheduler::OnPrepared(Ticket ticket, const std::shared_ptr<Session>& sessio
 }
 
 void Scheduler::ClaimAhead(Call& call) {
-  const int32_t ahead =
-      call.session->decoding() ? kTokensAhead : kPiecesAhead * sizer_.Rows(/*decode_rows=*/0);
+  const int32_t ahead = call.session->decoding() ? kTokensAhead : kPromptAhead;
   if (const auto range = call.session->NextClaim(ahead)) {
     call.lease->Claim(range->first, range->count);
   }
@@ -383,15 +392,24 @@ bool Scheduler::Step() {
   const Batch batch = PlanBatch();
   if (batch.rows.empty()) return false;
   const int64_t started = clock_.SteadyNanos();
+  stop_step_ = false;
+  alone_ = batch.alone ? batch.parts.front().call->ticket : 0;
+  // Whoever arrived before alone_ was set could not stop the piece.
+  if (batch.alone && HasPosted()) return true;
   const absl::Status computed =
-      model_.Forward({.rows = batch.rows, .contexts = batch.views}, logits_.data());
+      model_.Forward({.rows = batch.rows, .contexts = batch.views}, logits_.data(), &stop_step_);
+  alone_ = 0;
   const int64_t ended = clock_.SteadyNanos();
   metrics_.StepDone();
+  if (absl::IsCancelled(computed)) {  // its rows come again, unless its call goes
+    interrupted_ns_ = ended;
+    return true;
+  }
   if (!computed.ok()) {
     for (const Batch::Part& part : batch.parts) Fail(*part.call, Annotate(computed, "engine"));
     return true;
   }
-  if (batch.has_prefill) {
+  if (batch.has_prefill && !batch.alone) {
     sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
                    static_cast<double>(ended - started) / 1e3);
   }
@@ -417,7 +435,9 @@ Scheduler::Batch Scheduler::PlanBatch() {
     if (running.back().decoding && room) ++decode_rows;
   }
   Batch batch;
-  for (const PlannedRows& planned : PlanStep(running, sizer_.Rows(decode_rows), now)) {
+  batch.alone = calls_.size() == 1 && decode_rows == 0 && now - interrupted_ns_ > kCalmNs;
+  const int32_t piece_rows = batch.alone ? kAloneRows : sizer_.Rows(decode_rows);
+  for (const PlannedRows& planned : PlanStep(running, piece_rows, now)) {
     Call* call = candidates[planned.call];
     const auto context = static_cast<int32_t>(batch.views.size());
     batch.views.push_back(call->session->View());

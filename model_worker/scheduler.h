@@ -87,6 +87,7 @@ class Scheduler {
   void Run();
   void Post(Task task);
   bool RunPosted(absl::Duration wait);
+  bool HasPosted() const;
   absl::Duration IdleWait() const;
 
   Call* Find(Ticket ticket);
@@ -128,10 +129,12 @@ class Scheduler {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> busy_since_ns_{0};  // 0 = the engine thread waits
+  std::atomic<Ticket> alone_{0};           // the call of the long piece under way
+  std::atomic<bool> stop_step_{false};     // looked at between the layers of a step
 
   // The engine thread's own.
   PieceSizer sizer_;
-  const int32_t first_claim_rows_;  // also the office's
+  int64_t interrupted_ns_ = -kPatienceNs;  // when a long piece was last cut short
   std::map<Ticket, std::unique_ptr<Call>> calls_;
   std::vector<float> logits_;  // [max_batch, vocab]
 

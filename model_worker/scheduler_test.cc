@@ -169,9 +169,8 @@ TEST(SchedulerTest, CancelInsidePrefillStopsWithinAPieceAndLeavesNothing) {
     reached.release();
     go.acquire();
   };
-  // A row is thought to take 5 ms: pieces of 8 rows.
-  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
-  const auto call = rig.Submit(Rig::Ask("c", std::string(150, 'x'), 10));
+  Rig rig(stepped.model);
+  const auto call = rig.Submit(Rig::Ask("c", std::string(200, 'x'), 10));
   reached.acquire();
   rig.scheduler.Cancel(call.ticket);
   go.release();
@@ -182,6 +181,38 @@ TEST(SchedulerTest, CancelInsidePrefillStopsWithinAPieceAndLeavesNothing) {
     EXPECT_EQ(state.aborts, 1);
     EXPECT_EQ(state.free.size(), 512u);
   });
+}
+
+TEST(SchedulerTest, ArrivalCutsALongPieceShort) {
+  SteppedModel stepped(kFakeVocab);
+  std::vector<int32_t> rows;
+  std::binary_semaphore reached(0);
+  std::binary_semaphore go(0);
+  bool gate = false;
+  stepped.on_step = [&] {
+    rows.push_back(stepped.rows);
+    if (!gate) return;
+    gate = false;
+    reached.release();
+    go.acquire();
+  };
+  // A row is thought to take 5 ms: pieces of 8 rows where others wait.
+  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
+  const std::string prompt(190, 'x');
+  const auto alone = rig.Submit(Rig::Ask("", prompt, 4)).sink->Wait();
+  ASSERT_TRUE(alone.ok());
+  EXPECT_GT(rows[0], 100) << "nobody waits: a long piece";
+
+  rows.clear();
+  gate = true;
+  const auto longer = rig.Submit(Rig::Ask("", prompt, 4));
+  reached.acquire();
+  const auto other = rig.Submit(Rig::Ask("", "hello", 4));
+  go.release();
+  ASSERT_TRUE(other.sink->Wait().ok());
+  EXPECT_EQ(longer.sink->Wait()->text, alone->text);
+  ASSERT_GT(rows.size(), 8u);
+  EXPECT_LE(rows[1], 9) << "then short pieces";
 }
 
 TEST(SchedulerTest, LongPrefillLetsOthersStream) {

@@ -81,8 +81,9 @@ class FakeModel final : public Model {
   const GgufFile& metadata() const override { std::abort(); }
 
   absl::Status Forward(const Batch& batch, float* logits,
-                       const std::atomic<bool>* /*cancel*/) override {
+                       const std::atomic<bool>* cancel) override {
     if (on_forward) on_forward(batch);
+    if (cancel != nullptr && *cancel) return absl::CancelledError("cancelled");
     for (const Row& row : batch.rows) {
       const ContextView& view = batch.contexts[static_cast<size_t>(row.context)];
       if (row.slot < view.committed_tokens) return absl::InvalidArgumentError("read-only slot");
