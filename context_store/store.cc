@@ -1,8 +1,10 @@
 #include "context_store/store.h"
 
+#include <signal.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/status.h"
@@ -16,6 +18,14 @@ using telemetry::ScopedSpan;
 // Epochs of one run of the store; the run's number stands above them, so that they go up over
 // restarts.
 constexpr int kEpochBits = 32;
+
+bool StillRuns(const WorkerRecord& worker) {
+  const auto pid = static_cast<pid_t>(worker.pid);
+  // A process whose /proc we may not read (another user's) is taken to be the same while its pid is
+  // in use.
+  if (worker.start_ticks == 0) return kill(pid, 0) == 0 || errno == EPERM;
+  return ProcessStartTicks(pid) == worker.start_ticks;
+}
 
 }  // namespace
 
@@ -91,8 +101,7 @@ bool Store::FormerWorkerLives(WorkerInstance attaching) {
     workers = former_workers_;
   }
   std::erase_if(workers, [&](const WorkerRecord& worker) {
-    return worker.instance == attaching ||
-           ProcessStartTicks(static_cast<pid_t>(worker.pid)) != worker.start_ticks;
+    return worker.instance == attaching || !StillRuns(worker);
   });
   absl::MutexLock lock(&mutex_);
   former_workers_ = workers;
