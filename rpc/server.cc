@@ -1,6 +1,7 @@
 #include "rpc/server.h"
 
 #include <fcntl.h>
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -52,6 +53,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                                                       const std::vector<grpc::Service*>& services) {
   static std::once_flag once;
   std::call_once(once, [] {
+    // Held for the life of the process: the last release of the library may wait 10 s for a poller
+    // of its own.
+    grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
