@@ -1,5 +1,7 @@
 // One Generate call from arrival to its last message. Neighbours: gateway.h (the parts it uses),
 // calls.h (its states).
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -142,7 +144,10 @@ absl::StatusOr<bool> GenerateCall::Replay() {
 absl::Status GenerateCall::RunOnWorker() {
   const v1::RunRequest forwarded = ForwardedRequest();
   absl::Status status = RunOnce(forwarded);
-  if (!WorkerWent(status) || tokens_ > 0) return status;
+  if (!WorkerWent(status)) return status;
+  spdlog::warn("call {}: {}{}", CallName(call_.id), std::string(status.message()),
+               tokens_ == 0 ? "; trying again when it is back" : "");
+  if (tokens_ > 0) return status;
   gateway_.ForgetWorker(prepared_.lane);
   if (!gateway_.backends_.WaitForWorker(prepared_.lane, absl::Now() + kRestartWait, control_)) {
     const absl::Status ended = control_.Check();
