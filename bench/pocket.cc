@@ -79,7 +79,7 @@ absl::Status Ask(v1::LlmService::Stub& stub, const Options& options,
       for (const v1::Token& token : response.delta().tokens()) ids->push_back(token.id());
       if (response.has_finished()) *text = response.finished().text();
     }
-    const absl::Status status = rpc::FromGrpc(reader->Finish());
+    absl::Status status = rpc::FromGrpc(reader->Finish());
     if (status.code() != absl::StatusCode::kResourceExhausted) return status;
   }
 }
@@ -94,6 +94,7 @@ absl::StatusOr<Score> Run(const Options& options, const std::string& model) {
   std::vector<absl::Status> failures(static_cast<size_t>(options.callers));
   const int64_t start = Clock::Real().SteadyNanos();
   std::vector<std::thread> callers;
+  callers.reserve(static_cast<size_t>(options.callers));
   for (int caller = 0; caller < options.callers; ++caller) {
     callers.emplace_back([&, caller] {
       for (int i = next++; i < options.count && failures[caller].ok(); i = next++) {
