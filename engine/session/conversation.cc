@@ -1,6 +1,7 @@
 #include "engine/session/conversation.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,17 @@ size_t RunEnd(std::span<const Segment> segments, size_t first) {
     while (end < segments.size() && !IsRaw(segments[end])) ++end;
   }
   return end;
+}
+
+// Everything that EncodePart's result depends on: lengths first, so that no two inputs run
+// together.
+std::string CacheKey(std::span<const TextPiece> pieces, bool opens) {
+  std::string key(1, opens ? 'o' : 'c');
+  for (const TextPiece& piece : pieces) {
+    absl::StrAppend(&key, piece.text.size(), piece.parse_special ? "s" : "t");
+    key.append(piece.text);
+  }
+  return key;
 }
 
 size_t LeadingSystemSegments(std::span<const Segment> segments) {
@@ -58,10 +70,14 @@ ConversationEncoder::Part ConversationEncoder::EncodePart(std::span<const TextPi
                                                           size_t first_segment, bool opens) const {
   Part part;
   part.first_segment = first_segment;
-  part.ids =
-      tokenizer_
-          .EncodePieces(pieces, {.add_bos = opens && tokenizer_.wants_bos(), .continues = !opens})
-          .ids;
+  std::string key = CacheKey(pieces, opens);
+  if (std::optional<std::vector<int32_t>> known = cache_.Find(key)) {
+    part.ids = *std::move(known);
+    return part;
+  }
+  const EncodeOptions options{.add_bos = opens && tokenizer_.wants_bos(), .continues = !opens};
+  part.ids = tokenizer_.EncodePieces(pieces, options).ids;
+  cache_.Add(std::move(key), part.ids);
   return part;
 }
 

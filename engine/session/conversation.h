@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/chat/template.h"
+#include "engine/session/part_cache.h"
 #include "engine/session/segment.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -41,9 +42,11 @@ struct EncodedConversation {
   int32_t dropped_segments = 0;  // oldest segments that the window has no room for
 };
 
-// Immutable; any thread. Both arguments must outlive it.
+// Any thread; results depend on arguments alone. Tokenizer and template must outlive it.
 class ConversationEncoder {
  public:
+  static constexpr size_t kCacheBytes = size_t{8} << 20;  // of texts encoded lately
+
   ConversationEncoder(const Tokenizer& tokenizer, const ChatTemplate& chat)
       : tokenizer_(tokenizer), chat_(chat) {}
 
@@ -77,6 +80,7 @@ class ConversationEncoder {
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& chat_;
+  mutable PartCache cache_{kCacheBytes};
 };
 
 }  // namespace withy::engine

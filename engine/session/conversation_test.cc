@@ -123,6 +123,18 @@ TEST(ConversationTest, OverflowDropsOldestExchangesAndKeepsTheSystemPrompt) {
   }
 }
 
+TEST(PartCacheTest, KeepsWhatWasUsedLastWithinItsLimit) {
+  PartCache cache(/*limit_bytes=*/2000);
+  for (int i = 0; i < 100; ++i) {
+    cache.Add("key " + std::to_string(i), {i, i + 1});
+    EXPECT_EQ(cache.Find("key 0"), (std::vector<int32_t>{0, 1})) << "used all the time";
+  }
+  EXPECT_EQ(cache.Find("key 99"), (std::vector<int32_t>{99, 100}));
+  EXPECT_EQ(cache.Find("key 1"), std::nullopt);
+  cache.Add(std::string(4000, 'x'), {1});
+  EXPECT_EQ(cache.Find(std::string(4000, 'x')), std::nullopt) << "larger than the whole cache";
+}
+
 TEST(FirstKeptExchangeTest, ChoiceStaysUntilTheWindowOverflowsAgain) {
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
