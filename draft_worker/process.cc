@@ -11,9 +11,9 @@
 #include "draft_worker/answerer.h"
 #include "draft_worker/service.h"
 #include "engine/session/cost_probe.h"
-#include "engine/session/wire.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
+#include "worker_wire/wire.h"
 
 namespace withy::draft_worker {
 namespace {

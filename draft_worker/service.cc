@@ -5,11 +5,11 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "engine/session/wire.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
+#include "worker_wire/wire.h"
 
 namespace withy::draft_worker {
 namespace {

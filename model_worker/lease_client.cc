@@ -15,13 +15,13 @@
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
 #include "base/status.h"
-#include "engine/session/wire.h"
 #include "model_worker/arena.h"
 #include "model_worker/lease_stream.h"
 #include "model_worker/outcome_wire.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"
+#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/session/wire.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

@@ -1,6 +1,6 @@
 #include "model_worker/outcome_wire.h"
 
-#include "engine/session/wire.h"
+#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

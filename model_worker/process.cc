@@ -14,7 +14,6 @@
 #include "engine/session/conversation.h"
 #include "engine/session/cost_probe.h"
 #include "engine/session/served_model.h"
-#include "engine/session/wire.h"
 #include "model_worker/chunk_identity.h"
 #include "model_worker/lease_client.h"
 #include "model_worker/scheduler.h"
@@ -22,6 +21,7 @@
 #include "model_worker/session.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
+#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

@@ -8,13 +8,13 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "engine/session/wire.h"
 #include "model_worker/outcome_wire.h"
 #include "model_worker/task_thread.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/model_worker.grpc.pb.h"
+#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

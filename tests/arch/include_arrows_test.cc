@@ -20,13 +20,14 @@ using Parts = std::set<std::string>;
 // What each part may include besides itself, the contract aside (only engine and telemetry may not
 // see it).
 const std::map<std::string, Parts>& Allowed() {
-  static const Parts lower = {"base", "telemetry", "engine", "rpc"};
+  static const Parts lower = {"base", "telemetry", "engine", "rpc", "worker_wire"};
   static const auto* allowed = [] {
     auto* map = new std::map<std::string, Parts>{
         {"base", {}},
         {"telemetry", {"base"}},
         {"engine", {"base", "telemetry"}},
         {"rpc", {"base"}},
+        {"worker_wire", {"base", "engine"}},
     };
     for (const char* process :
          {"orchestrator", "model_worker", "draft_worker", "context_store", "profiler_agent"}) {

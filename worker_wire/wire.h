@@ -1,0 +1,50 @@
+// Between the wire's messages (no services) and the structs of engine/session: what both workers
+// need to speak ModelWorker's and DraftWorker's contract.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "engine/model/model.h"
+#include "engine/session/answer_stream.h"
+#include "engine/session/cost_probe.h"
+#include "engine/session/segment.h"
+#include "engine/session/served_model.h"
+#include "engine/session/solo_answer.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "withy/v1/config.pb.h"
+#include "withy/v1/context_store.pb.h"
+#include "withy/v1/model_worker.pb.h"
+
+namespace withy::engine {
+
+// The segments that a prompt adds to a conversation. `kept` has an entry a message, or none.
+// Errors: INVALID_ARGUMENT (no form set, kept of another length).
+absl::StatusOr<std::vector<Segment>> PromptFromWire(
+    const v1::Prompt& prompt, const google::protobuf::RepeatedPtrField<v1::KeptSpans>& kept);
+
+// The request with its defaults filled in; not yet validated against a model. `fallback_seed` is
+// used when it has none; `window` bounds the default of max_tokens. Errors: INVALID_ARGUMENT naming
+// the field.
+absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request, uint64_t fallback_seed,
+                                              int32_t window);
+
+Segment SegmentFromWire(const v1::Segment& segment);
+v1::Segment ToWire(const Segment& segment);
+
+v1::FinishReason ToWire(FinishReason reason);
+v1::CostModel ToWire(const StepCost& cost);
+// With log-probabilities where `params` asks for them.
+v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer);
+v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
+                         const Tokenizer& tokenizer);
+
+// What `config` (with its defaults filled in) asks for; packed files are kept under `state_dir`.
+ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir);
+
+// `role` is "target" or "draft"; `window` the context length that is served.
+v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window);
+
+}  // namespace withy::engine
