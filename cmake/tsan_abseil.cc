@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+// NOLINTBEGIN(bugprone-reserved-identifier): names that the sanitizer looks for.
 extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
@@ -22,6 +23,7 @@ const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"
 // does not see it.
 const char* __tsan_default_suppressions() { return "race:grpc::internal::*::CallOnDone\n"; }
 }
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace absl {
 ABSL_NAMESPACE_BEGIN

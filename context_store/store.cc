@@ -121,13 +121,13 @@ uint64_t Store::ResidentBytes(std::string_view context_id) const {
 }
 
 absl::Status Store::DeleteContext(std::string_view app_id, std::string_view context_id) {
-  const absl::Status found = contexts_->Find(app_id, context_id).status();
+  absl::Status found = contexts_->Find(app_id, context_id).status();
   if (absl::IsNotFound(found)) return found;
   {
     absl::MutexLock lock(&mutex_);
     WITHY_RETURN_IF_ERROR(table_->LockContext(context_id));
   }
-  const absl::Status deleted = contexts_->Delete(app_id, context_id);
+  absl::Status deleted = contexts_->Delete(app_id, context_id);
   absl::MutexLock lock(&mutex_);
   table_->UnlockContext(context_id, deleted.ok());
   RecordGauges();
@@ -318,7 +318,7 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
                    opened.spec.context_id);
     }
   }
-  const absl::StatusOr<uint64_t> revision =
+  absl::StatusOr<uint64_t> revision =
       contexts_->Commit({opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments),
                          outcome.tokens, std::move(outcome.result)});
   if (revision.ok()) commits_.Add();

@@ -23,10 +23,11 @@ int main(int argc, char** argv) {
                  "JSON lines to standard output.\n");
     return 2;
   }
-  using namespace withy::corpus;
-  const Generator generator(split == "train" ? TrainSpec() : HeldOutSpec());
+  using withy::corpus::Generator;
+  const Generator generator(split == "train" ? withy::corpus::TrainSpec()
+                                             : withy::corpus::HeldOutSpec());
   for (uint64_t i = first; i < first + count; ++i) {
-    const std::string line = ToJson(generator.At(i)) + "\n";
+    const std::string line = withy::corpus::ToJson(generator.At(i)) + "\n";
     if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size()) {
       std::perror("withy-corpus: write to standard output");
       return 1;

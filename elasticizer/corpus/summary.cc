@@ -101,7 +101,7 @@ Scene WriteSummary(Author& author, int difficulty) {
   std::vector<std::string> lines = {
       Line(people[0], author.Say(kAsk, {task.first, task.second, day}))};
   for (int i = 0; i < refusals; ++i)
-    lines.push_back(Line(people[static_cast<size_t>(2 + i)], author.Say(kRefuse)));
+    lines.push_back(Line(people[static_cast<size_t>(i) + 2], author.Say(kRefuse)));
   lines.push_back(Line(people[1], author.Say(kAccept)));
   if (moves) {
     std::string later;

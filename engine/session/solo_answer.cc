@@ -95,7 +95,7 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
   SoloRun run(model, options, hooks, clock, std::move(prompt.ids),
               LevelIndex(model.info(), request.level_percent), static_cast<int32_t>(room));
   AnswerStream answer(encoder.tokenizer(), request.max_tokens, request.stop);
-  const auto emit = [&](AnswerDelta delta) {
+  const auto emit = [&](const AnswerDelta& delta) {
     if (hooks.on_delta && (delta.token.has_value() || !delta.text.empty())) hooks.on_delta(delta);
   };
 
