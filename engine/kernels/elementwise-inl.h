@@ -20,14 +20,21 @@ WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   }
 }
 
+// x within +-127, where finite inputs already are; NaN becomes -127, so that damaged weights give
+// wrong numbers and no undefined ones.
+WITHY_INLINE F16 ClampQuants(F16 x) {
+  const F16 limit = Splat(-127.0f);
+  return Zero() - Max(Zero() - Max(x, limit), limit);
+}
+
 inline void PrepareBlock(const float* x, int n, int row, int block, Activations* out) {
   const F16 lo = LoadN(x, n);
   const F16 hi = n > 16 ? LoadN(x + 16, n - 16) : Zero();
   const float max = MaxLane(Max(Abs(lo), Abs(hi)));
   const float scale = max / 127.0f;
   const float inverse = max > 1e-30f ? 127.0f / max : 0.0f;
-  const I16 a = RoundToInt(lo * Splat(inverse));
-  const I16 b = RoundToInt(hi * Splat(inverse));
+  const I16 a = RoundToInt(ClampQuants(lo * Splat(inverse)));
+  const I16 b = RoundToInt(ClampQuants(hi * Splat(inverse)));
   int8_t* quants = out->quants(row) + block * kQuantBlock;
   StoreBytes(a, quants);
   StoreBytes(b, quants + 16);

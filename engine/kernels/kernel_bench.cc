@@ -175,7 +175,6 @@ class Forward {
         up_(MakeWeights(type, 5632, 2048, 2048, kLayers)),
         down_(MakeWeights(type, 2048, 5632, 256, kLayers)),
         rows_(rows),
-        depth_(depth),
         x_(Noise(static_cast<size_t>(rows) * 2048)),
         norm_(2048, 1.0f),
         y_(static_cast<size_t>(rows) * 2560),
@@ -229,7 +228,6 @@ class Forward {
   const KvGeometry geometry_{1, 4, 64};
   Weights qkv_, out_, gate_, up_, down_;
   int rows_;
-  int depth_;
   std::vector<float> x_, norm_, y_, gate_y_, up_y_;
   AlignedArray<std::byte> kv_;
   std::vector<const std::byte*> blocks_;
