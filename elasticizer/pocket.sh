@@ -37,7 +37,7 @@ ninja -C "$build" withy-train withy-corpus
 
 train="$build/bin/withy-train --threads=$threads"
 $train --model=target --out="$run/target"
-$train --model=draft --out="$run/draft"
+$train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
 $train --model=target --out="$run/target" --export="$out/withy-pocket-q8_0.gguf"
 $train --model=draft --out="$run/draft" --export="$out/withy-pocket-draft-q8_0.gguf"

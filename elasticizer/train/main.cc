@@ -21,12 +21,12 @@
 
 ABSL_FLAG(std::string, model, "target", "which pocket model: target or draft");
 ABSL_FLAG(std::string, out, "", "directory of the run: checkpoint.pt, curve.csv");
-ABSL_FLAG(int64_t, steps, 3000, "optimizer steps in all");
+ABSL_FLAG(int64_t, steps, 8000, "optimizer steps in all");
 ABSL_FLAG(double, decay_share, 0.4, "share of the steps over which the rates fall at the end");
 ABSL_FLAG(int64_t, batch_tokens, 1536, "tokens a batch");
-ABSL_FLAG(int64_t, batches_a_step, 4, "batches a step");
-ABSL_FLAG(int64_t, echo_batches, 1000, "first batches, of which every other only teaches copying");
-ABSL_FLAG(int64_t, easy_windows, 0, "first windows of 480 records that hold easy questions only");
+ABSL_FLAG(int64_t, batches_a_step, 2, "batches a step");
+ABSL_FLAG(int64_t, echo_batches, 800, "first batches, of which every other only teaches copying");
+ABSL_FLAG(int64_t, easy_windows, 20, "first windows of 480 records that hold easy questions only");
 ABSL_FLAG(double, matrix_rate, 0.02, "Muon's rate");
 ABSL_FLAG(double, vector_rate, 0.005, "AdamW's rate");
 ABSL_FLAG(double, prompt_weight, 0.1, "weight of prompt tokens in the loss");
