@@ -146,6 +146,7 @@ TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
   args.scale = 0.125f;
   const int width = 8 * 64;
   std::vector<AttentionRow> rows;
+  rows.reserve(78);
   for (int p = 0; p < 40; ++p) rows.push_back({a.blocks(), tokens - 39 + p});
   for (int p = 0; p < 37; ++p) rows.push_back({b.blocks(), p + 1});
   rows.push_back({a.blocks(), 1});

@@ -112,7 +112,7 @@ TEST_P(ElementwiseTest, PreparedRowsKeepTheirValues) {
     for (int b = 0; b < out.blocks(); ++b) {
       int sum = 0;
       for (int i = 32 * b; i < 32 * b + 32; ++i) {
-        const int q = out.quants(0)[i];
+        const int q{out.quants(0)[i]};
         const float want = i < n ? x[static_cast<size_t>(i)] : 0.0f;
         ASSERT_EQ(out.floats(0)[i], want);
         ASSERT_NEAR(out.scales(0)[b] * static_cast<float>(q), want, out.scales(0)[b] * 0.501f);
