@@ -59,7 +59,7 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       auth_(kAuthTtlNs, kAuthEntries) {}
 
 absl::Status Gateway::Arrive(uint64_t id) {
-  const absl::Status status = calls_.Arrive(id);
+  absl::Status status = calls_.Arrive(id);
   if (!status.ok()) metrics_.Ended(status);
   return status;
 }
@@ -265,7 +265,7 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const std::st
   // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
   // must do.
   if (GetWorkerInfo(Lane::kTarget, deadline, /*wait=*/false).ok()) {
-    const auto counted = backends_.Tokenize(count, deadline);
+    auto counted = backends_.Tokenize(count, deadline);
     if (counted.ok()) return counted;
   }
   v1::TokenizeResponse guess;
@@ -292,7 +292,7 @@ absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time
   }
   WITHY_ASSIGN_OR_RETURN(v1::GetWorkerInfoResponse info,
                          backends_.WorkerInfo(lane, deadline, wait));
-  const WorkerInfo fresh = std::make_shared<const v1::GetWorkerInfoResponse>(std::move(info));
+  WorkerInfo fresh = std::make_shared<const v1::GetWorkerInfoResponse>(std::move(info));
   absl::MutexLock lock(&mutex_);
   workers_[Index(lane)] = {fresh, clock_.SteadyNanos() + kWorkerInfoTtlNs};
   return fresh;

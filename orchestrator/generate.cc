@@ -80,7 +80,7 @@ absl::Status GenerateCall::Run() {
             "\" is being answered right now: retry to get its result when it is done")),
         500);
   }
-  const absl::Status status = Answer();
+  absl::Status status = Answer();
   gateway_.EndRequest(name);
   return status;
 }
@@ -164,7 +164,7 @@ absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
   absl::Status status =
       gateway_.backends_.Run(prepared_.lane, forwarded, control_,
                              [this](v1::RunResponse& event) { return OnEvent(event); });
-  if (const absl::Status ended = control_.Check(); !ended.ok()) return ended;
+  if (absl::Status ended = control_.Check(); !ended.ok()) return ended;
   if (reader_gone_) return absl::CancelledError("the caller went away");
   if (finished_) return absl::OkStatus();
   if (status.ok()) {
