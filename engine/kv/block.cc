@@ -46,7 +46,7 @@ void ReadToken(const KvGeometry& g, const std::byte* block, int slot, float* k, 
     const float v_scale = ReadScale(block, g.VScaleOffset(), head, slot);
     for (int d = 0; d < g.head_dim; ++d) {
       const int kq = static_cast<int>(block[KByte(g, head, d, slot)]) - 128;
-      const int vq = static_cast<int8_t>(block[VByte(g, head, d, slot)]);
+      const auto vq = static_cast<int8_t>(block[VByte(g, head, d, slot)]);
       k[head * g.head_dim + d] = k_scale * static_cast<float>(kq);
       v[head * g.head_dim + d] = v_scale * static_cast<float>(vq);
     }
