@@ -1,12 +1,13 @@
-// Small random-weight models for tests of the service: they answer until their limit, always the same.
+// Small random-weight models for tests of the service: they answer until their limit, always the
+// same.
 #pragma once
 
 #include <string>
 
 namespace withy::e2e {
 
-// GGUF files written once a run of a test binary, in a directory that is removed at its end. Target and draft share a
-// tokenizer. Not thread-safe before the first call of each has returned.
+// GGUF files written once a run of a test binary, in a directory that is removed at its end. Target
+// and draft share a tokenizer. Not thread-safe before the first call of each has returned.
 const std::string& TestTargetPath();
 const std::string& TestDraftPath();
 
