@@ -3,6 +3,7 @@
 #include <grpcpp/impl/service_type.h>
 #include <spdlog/spdlog.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -88,21 +89,23 @@ class ModelWorker final : public rpc::Process {
         server_, rpc::Server::Start({.name = "model_worker", .listen = {config.model().listen()}},
                                     {service_.get()}));
     leases_->Start(
-        {.on_change = [this](bool attached) { server_->SetServing(attached); },
+        {.on_change = [this](bool attached) { server_->SetServing(attached && !draining_); },
          .release_blocks = [this](const absl::Status& status) { scheduler_->FailLeases(status); }});
     return absl::OkStatus();
   }
 
   void Drain(absl::Duration grace) override {
+    draining_ = true;
+    server_->SetServing(false);
     scheduler_->Drain(grace);
     leases_->Stop();
-    server_->SetServing(false);
     server_->Shutdown(absl::Seconds(1));
   }
 
   bool MakesProgress() override { return scheduler_->MakesProgress(); }
 
  private:
+  std::atomic<bool> draining_{false};
   // Destroyed from the last to the first: no call without a scheduler, no lease without its client.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
