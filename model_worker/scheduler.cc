@@ -540,9 +540,10 @@ void Scheduler::OnBroken(Ticket ticket, const absl::Status& status) {
   if (call != nullptr) Fail(*call, status);
 }
 
-// Destroys the call.
+// Destroys the call. Its lease goes first: whoever is told may try again at once.
 void Scheduler::Fail(Call& call, const absl::Status& status) {
   metrics_.Failed();
+  call.lease = nullptr;
   call.sink->Failed(status);
   Erase(call.ticket);
 }
