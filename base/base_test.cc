@@ -14,6 +14,7 @@
 #include "base/config.h"
 #include "base/fd_passing.h"
 #include "base/ids.h"
+#include "base/line_chart.h"
 #include "base/shared_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -128,6 +129,19 @@ TEST(FakeClock, MovesOnlyWhenTold) {
   const int64_t start = clock.SteadyNanos();
   clock.Advance(5);
   EXPECT_EQ(clock.SteadyNanos() - start, 5);
+}
+
+TEST(LineChart, DrawsEveryLineInsideTheFrame) {
+  const LineChart chart{.title = "a < b & c",
+                        .x_label = "x",
+                        .y_label = "y",
+                        .lines = {{"up", {{0, 0}, {10, 5}}}, {"one point", {{10, 5}}}}};
+  const std::string svg = chart.Svg();
+  EXPECT_NE(svg.find("a &lt; b &amp; c"), std::string::npos);
+  EXPECT_NE(svg.find("points=\"60.0,350.0 470.0,30.0 \""), std::string::npos) << svg;
+  EXPECT_NE(svg.find("points=\"470.0,30.0 \""), std::string::npos) << svg;
+  EXPECT_EQ(LineChart{}.Svg().find("nan"), std::string::npos);
+  EXPECT_FALSE(chart.Write("/nowhere/at/all.svg").ok());
 }
 
 }  // namespace

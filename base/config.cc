@@ -165,6 +165,7 @@ absl::Status FillDefaults(proto::Config* config) {
   WITHY_RETURN_IF_ERROR(Annotate(FillModel(config->run_dir(), "model_worker",
                                            "withy-pocket-q8_0.gguf", config->mutable_model()),
                                  "model"));
+  WITHY_FILL(orchestrator, tlm_threads, config->model().threads(), 1, 1024);
   WITHY_RETURN_IF_ERROR(Annotate(FillModel(config->run_dir(), "draft_worker",
                                            "withy-pocket-draft-q8_0.gguf", config->mutable_draft()),
                                  "draft"));

@@ -63,11 +63,11 @@ EngineBench::EngineBench(engine::Model& model)
   }
 }
 
-absl::StatusOr<double> EngineBench::Prefill() {
-  const std::vector<int32_t> tokens = Tokens(kPrefillTokens, model_.info().vocab_size);
+absl::StatusOr<double> EngineBench::Prefill(int32_t prompt_tokens) {
+  const std::vector<int32_t> tokens = Tokens(prompt_tokens, model_.info().vocab_size);
   const auto start = std::chrono::steady_clock::now();
   WITHY_RETURN_IF_ERROR(engine::Prefill(model_, *kv_[0], tokens, 0, logits_.data()));
-  return kPrefillTokens / SecondsSince(start);
+  return prompt_tokens / SecondsSince(start);
 }
 
 absl::Status EngineBench::Fill() {

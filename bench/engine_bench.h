@@ -32,8 +32,8 @@ class EngineBench {
  public:
   explicit EngineBench(engine::Model& model);
 
-  // Tokens a second of a prompt of 512 tokens, logits of the last.
-  absl::StatusOr<double> Prefill();
+  // Tokens a second of a prompt, logits of the last. At most kDepthTokens tokens.
+  absl::StatusOr<double> Prefill(int32_t prompt_tokens = kPrefillTokens);
   // Tokens a second of `steps` steps of `rows` contexts each, which start with `depth` tokens of
   // context (see Fill).
   absl::StatusOr<double> Decode(int32_t rows, int32_t depth, int32_t steps = kDecodeTokens);

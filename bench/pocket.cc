@@ -11,23 +11,25 @@
 #include <thread>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "bench/held_out.h"
 #include "elasticizer/corpus/generator.h"
-#include "engine/model/bundle.h"
-#include "engine/model/scratch_kv.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 
+ABSL_FLAG(std::string, address, "", "of the service");
+ABSL_FLAG(std::string, token, "", "of an app bound to it");
+ABSL_FLAG(std::string, draft, "", "the draft's GGUF file");
+ABSL_FLAG(int, count, 2400, "held-out prompts");
+ABSL_FLAG(int, callers, 4, "calls at once");
+
 namespace withy::bench {
 namespace {
-
-struct Options {
-  std::string address, token, draft_path;
-  int count = 2400;
-  int callers = 4;
-};
 
 // What one model made of the prompts.
 struct Score {
@@ -66,11 +68,11 @@ v1::GenerateRequest RequestFor(const corpus::Record& record, const std::string& 
 }
 
 // One call; retried while the service asks for it.
-absl::Status Ask(v1::LlmService::Stub& stub, const Options& options,
-                 const v1::GenerateRequest& request, std::string* text, std::vector<int32_t>* ids) {
+absl::Status Ask(v1::LlmService::Stub& stub, const v1::GenerateRequest& request, std::string* text,
+                 std::vector<int32_t>* ids) {
   while (true) {
     grpc::ClientContext context;
-    context.AddMetadata("authorization", "Bearer " + options.token);
+    context.AddMetadata("authorization", "Bearer " + absl::GetFlag(FLAGS_token));
     rpc::SetTimeout(&context, absl::Seconds(120));
     const auto reader = stub.Generate(&context, request);
     v1::GenerateResponse response;
@@ -84,26 +86,28 @@ absl::Status Ask(v1::LlmService::Stub& stub, const Options& options,
   }
 }
 
-absl::StatusOr<Score> Run(const Options& options, const std::string& model) {
+absl::StatusOr<Score> Run(const std::string& model) {
+  const int count = absl::GetFlag(FLAGS_count);
+  const int caller_count = absl::GetFlag(FLAGS_callers);
   const corpus::Generator generator(corpus::HeldOutSpec());
-  const auto stub = v1::LlmService::NewStub(rpc::Connect(options.address));
+  const auto stub = v1::LlmService::NewStub(rpc::Connect(absl::GetFlag(FLAGS_address)));
   Score score;
-  score.answers.resize(static_cast<size_t>(options.count));
-  std::vector<char> right(static_cast<size_t>(options.count));
+  score.answers.resize(static_cast<size_t>(count));
+  std::vector<char> right(static_cast<size_t>(count));
   std::atomic<int> next = 0, done = 0;
-  std::vector<absl::Status> failures(static_cast<size_t>(options.callers));
+  std::vector<absl::Status> failures(static_cast<size_t>(caller_count));
   const int64_t start = Clock::Real().SteadyNanos();
   std::vector<std::thread> callers;
-  callers.reserve(static_cast<size_t>(options.callers));
-  for (int caller = 0; caller < options.callers; ++caller) {
+  callers.reserve(static_cast<size_t>(caller_count));
+  for (int caller = 0; caller < caller_count; ++caller) {
     callers.emplace_back([&, caller] {
-      for (int i = next++; i < options.count && failures[caller].ok(); i = next++) {
+      for (int i = next++; i < count && failures[caller].ok(); i = next++) {
         const corpus::Record record = generator.At(static_cast<uint64_t>(i));
         std::string text;
-        failures[caller] = Ask(*stub, options, RequestFor(record, model), &text, &score.answers[i]);
+        failures[caller] = Ask(*stub, RequestFor(record, model), &text, &score.answers[i]);
         right[i] = text == record.answer ? 1 : 0;
         if (++done % 100 == 0)
-          std::fprintf(stderr, "\r%s: %d of %d", model.c_str(), done.load(), options.count);
+          std::fprintf(stderr, "\r%s: %d of %d", model.c_str(), done.load(), count);
       }
     });
   }
@@ -111,7 +115,7 @@ absl::StatusOr<Score> Run(const Options& options, const std::string& model) {
   std::fprintf(stderr, "\r%*s\r", 40, "");
   for (const absl::Status& failure : failures) WITHY_RETURN_IF_ERROR(failure);
   score.seconds = static_cast<double>(Clock::Real().SteadyNanos() - start) / kNanosPerSecond;
-  for (int i = 0; i < options.count; ++i) {
+  for (int i = 0; i < count; ++i) {
     const auto task = static_cast<size_t>(generator.At(static_cast<uint64_t>(i)).task);
     ++score.asked[task];
     score.right[task] += right[i];
@@ -128,51 +132,25 @@ struct Agreement {
   }
 };
 
-absl::StatusOr<std::vector<int32_t>> PromptIds(const engine::ModelBundle& bundle,
-                                               const corpus::Record& record) {
-  std::vector<engine::ChatMessage> messages;
-  for (const corpus::Message& message : record.messages)
-    messages.push_back({message.role, message.content, {}});
-  WITHY_ASSIGN_OR_RETURN(const engine::RenderedChat rendered, bundle.chat.Render(messages, true));
-  return bundle.tokenizer
-      ->EncodePieces(rendered.TextPieces(), {.add_bos = bundle.tokenizer->wants_bos()})
-      .ids;
-}
-
 // Runs the draft over prompt and answer in one pass and compares each position with what the target
 // said there.
 absl::Status Compare(const engine::ModelBundle& draft, const corpus::Record& record,
                      const std::vector<int32_t>& answer, Agreement* agreement) {
   if (answer.empty()) return absl::OkStatus();
-  WITHY_ASSIGN_OR_RETURN(std::vector<int32_t> ids, PromptIds(draft, record));
-  const size_t first = ids.size() - 1;  // its logits are the answer's first token
-  ids.insert(ids.end(), answer.begin(), answer.end() - 1);
-  engine::Model& model = *draft.model;
-  const engine::ScratchKv kv(model.info(), static_cast<int32_t>(ids.size()));
-  std::vector<engine::Row> rows(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const auto position = static_cast<int32_t>(i);
-    rows[i] = {.token = ids[i], .position = position, .slot = position, .want_logits = i >= first};
-  }
-  const auto vocabulary = static_cast<size_t>(model.info().vocab_size);
-  std::vector<float> logits(answer.size() * vocabulary);
-  const engine::ContextView view = kv.View();
-  WITHY_RETURN_IF_ERROR(model.Forward({.rows = rows, .contexts = {&view, 1}}, logits.data()));
-  for (size_t i = 0; i < answer.size(); ++i) {
-    const auto row = logits.begin() + static_cast<ptrdiff_t>(i * vocabulary);
-    const auto best = std::max_element(row, row + static_cast<ptrdiff_t>(vocabulary)) - row;
-    ++agreement->positions;
-    agreement->agreed += best == answer[i] ? 1 : 0;
-  }
+  WITHY_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptIds(draft, record));
+  std::vector<float> logits;
+  WITHY_RETURN_IF_ERROR(AnswerLogits(*draft.model, prompt, answer, /*level=*/-1, &logits));
+  agreement->positions += static_cast<int64_t>(answer.size());
+  agreement->agreed += AgreedTokens(logits, answer);
   return absl::OkStatus();
 }
 
-absl::StatusOr<Agreement> MeasureAgreement(const Options& options, const Score& target) {
+absl::StatusOr<Agreement> MeasureAgreement(const Score& target) {
   WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle draft,
-                         engine::OpenBundle(options.draft_path, {}));
+                         engine::OpenBundle(absl::GetFlag(FLAGS_draft), {}));
   const corpus::Generator generator(corpus::HeldOutSpec());
   Agreement agreement;
-  for (int i = 0; i < options.count; ++i) {
+  for (int i = 0; i < absl::GetFlag(FLAGS_count); ++i) {
     WITHY_RETURN_IF_ERROR(
         Compare(draft, generator.At(static_cast<uint64_t>(i)), target.answers[i], &agreement));
   }
@@ -189,10 +167,10 @@ void PrintTable(const Score& target, const Score& draft) {
   std::fprintf(stderr, "%-10s %8s %9.1fs %9.1fs\n", "time", "", target.seconds, draft.seconds);
 }
 
-absl::Status Main(const Options& options) {
-  WITHY_ASSIGN_OR_RETURN(const Score target, Run(options, ""));
-  WITHY_ASSIGN_OR_RETURN(const Score draft, Run(options, "draft"));
-  WITHY_ASSIGN_OR_RETURN(const Agreement agreement, MeasureAgreement(options, target));
+absl::Status Main() {
+  WITHY_ASSIGN_OR_RETURN(const Score target, Run(""));
+  WITHY_ASSIGN_OR_RETURN(const Score draft, Run("draft"));
+  WITHY_ASSIGN_OR_RETURN(const Agreement agreement, MeasureAgreement(target));
   PrintTable(target, draft);
   std::string by_task;
   for (int task = 0; task < corpus::kTaskCount; ++task) {
@@ -202,45 +180,27 @@ absl::Status Main(const Options& options) {
   std::printf(
       "{\"prompts\": %d, \"target_accuracy\": %.4f, \"target_accuracy_by_task\": {%s}, "
       "\"draft_accuracy\": %.4f, \"draft_agreement\": %.4f}\n",
-      options.count, target.Accuracy(), by_task.c_str(), draft.Accuracy(), agreement.Share());
+      absl::GetFlag(FLAGS_count), target.Accuracy(), by_task.c_str(), draft.Accuracy(),
+      agreement.Share());
   return absl::OkStatus();
-}
-
-bool ParseFlags(int argc, char** argv, Options* options) {
-  for (int i = 1; i < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    if (i + 1 >= argc) return false;
-    if (flag == "--address") {
-      options->address = argv[i + 1];
-    } else if (flag == "--token") {
-      options->token = argv[i + 1];
-    } else if (flag == "--draft") {
-      options->draft_path = argv[i + 1];
-    } else if (flag == "--count") {
-      options->count = std::atoi(argv[i + 1]);
-    } else if (flag == "--callers") {
-      options->callers = std::atoi(argv[i + 1]);
-    } else {
-      return false;
-    }
-  }
-  return !options->address.empty() && !options->token.empty() && !options->draft_path.empty() &&
-         options->count > 0 && options->callers > 0 && options->callers <= 64;
 }
 
 }  // namespace
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::bench::Options options;
-  if (!withy::bench::ParseFlags(argc, argv, &options)) {
-    std::fprintf(stderr,
-                 "usage: withy-bench-pocket --address unix:PATH --token TOKEN --draft FILE.gguf "
-                 "[--count 2400] "
-                 "[--callers 4]\n(./withy bench pocket starts a service and fills these in)\n");
+  absl::SetProgramUsageMessage(
+      "held-out prompts through a running service (./withy bench pocket starts one): --address "
+      "unix:PATH --token TOKEN --draft FILE.gguf");
+  absl::ParseCommandLine(argc, argv);
+  if (absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
+      absl::GetFlag(FLAGS_draft).empty() || absl::GetFlag(FLAGS_count) < 1 ||
+      absl::GetFlag(FLAGS_callers) < 1) {
+    std::fprintf(stderr, "withy-bench-pocket: %s\n",
+                 std::string(absl::ProgramUsageMessage()).c_str());
     return 2;
   }
-  const absl::Status status = withy::bench::Main(options);
+  const absl::Status status = withy::bench::Main();
   if (!status.ok()) {
     std::fprintf(stderr, "withy-bench-pocket: %s\n", status.ToString().c_str());
     return 1;

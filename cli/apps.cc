@@ -8,13 +8,9 @@
 namespace withy::cli {
 namespace {
 
-int RunBind(const Args& args) {
-  if (args.positional().size() != 1) return FailUsage("apps bind takes one NAME");
-  const auto client = Client::Open(args);
-  if (!client.ok()) return Fail(client.status());
-  v1::BindAppRequest request;
-  request.set_app(args.positional()[0]);
-  const auto bound = (*client)->BindApp(request);
+// Prints or keeps what `app` was given.
+int Keep(const Args& args, const std::string& app,
+         const absl::StatusOr<v1::BindAppResponse>& bound) {
   if (!bound.ok()) return Fail(bound.status());
   if (args.Has("print")) {
     std::cout << bound->token() << "\n";
@@ -24,10 +20,27 @@ int RunBind(const Args& args) {
   if (args.Has("json")) {
     std::cout << ToJson(*bound) << "\n";
   } else {
-    std::cout << "app " << request.app() << " is " << bound->app_id() << "; its token is kept in "
+    std::cout << "app " << app << " is " << bound->app_id() << "; its token is kept in "
               << TokenPath() << " and used from now on\n";
   }
   return kExitOk;
+}
+
+int RunBind(const Args& args) {
+  if (args.positional().size() != 1) return FailUsage("apps bind takes one NAME");
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  v1::BindAppRequest request;
+  request.set_app(args.positional()[0]);
+  return Keep(args, request.app(), (*client)->BindApp(request));
+}
+
+int RunRenew(const Args& args) {
+  if (args.positional().size() != 1) return FailUsage("apps renew takes one NAME");
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  const std::string& app = args.positional()[0];
+  return Keep(args, app, (*client)->RenewApp(app));
 }
 
 int RunList(const Args& args) {
@@ -73,10 +86,15 @@ int RunRemove(const Args& args) {
 std::vector<Command> AppCommands() {
   return {
       {"apps bind", "NAME",
-       "register an app (or renew its token) and keep the token for further commands",
+       "register an app (or renew its token, with its present one) and keep the token",
        WithConnection(
            {{"print", "", "print the token instead of keeping it"}, {"json", "", "print JSON"}}),
        RunBind},
+      {"apps renew", "NAME",
+       "give an app whose token is lost a new one (asks context_store itself, as the operator)",
+       WithConnection(
+           {{"print", "", "print the token instead of keeping it"}, {"json", "", "print JSON"}}),
+       RunRenew},
       {"apps list", "", "all apps (asks context_store itself)",
        WithConnection({{"json", "", "print JSON"}}), RunList},
       {"apps remove", "NAME", "remove an app, its token and all of its contexts",

@@ -6,6 +6,7 @@
 #include "cli/flags.h"
 #include "cli/inspect.h"
 #include "cli/output.h"
+#include "cli/plots.h"
 #include "cli/prompt_flags.h"
 #include "cli/stats.h"
 #include "engine/model/synth.h"
@@ -186,6 +187,25 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   EXPECT_FALSE(Inspect(path, "").ok());
   std::filesystem::remove(path);
   EXPECT_EQ(Inspect(path, "").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {
+  const std::string path = ::testing::TempDir() + "/withy_cli_elastic.gguf";
+  engine::SynthShape shape = *engine::FindSynthShape("tiny");
+  shape.levels = {45, 70};
+  ASSERT_TRUE(engine::WriteSynthModel(shape, *engine::FindSynthType("q8_0"), 1, path).ok());
+  const auto elastic = Inspect(path, "");
+  ASSERT_TRUE(elastic.ok()) << elastic.status();
+  EXPECT_TRUE(elastic->problems.empty());
+  EXPECT_THAT(InspectionText(*elastic), HasSubstr("45, 70, 100 %, LoRA of rank 8"));
+  EXPECT_THAT(InspectionText(*elastic), HasSubstr("4 heads, 256 neurons a layer, 0 layers whole"));
+  EXPECT_THAT(InspectionJson(*elastic), HasSubstr("\"levels_percent\":[45,70,100]"));
+  ASSERT_EQ(elastic->level_bytes.size(), 2u);
+  EXPECT_LT(elastic->level_bytes[0], elastic->level_bytes[1]);
+  EXPECT_LT(elastic->level_bytes[1], elastic->file_bytes);
+  // Random weights were chosen by nothing.
+  EXPECT_EQ(WritePlots(path, ::testing::TempDir()).status().code(), absl::StatusCode::kNotFound);
+  std::filesystem::remove(path);
 }
 
 TEST(ClientTest, AServiceThatIsAwayIsNamedWithTheRemedy) {

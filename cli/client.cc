@@ -208,6 +208,12 @@ absl::StatusOr<v1::GetStatusResponse> Client::GetStatus() {
 absl::StatusOr<v1::ListAppsResponse> Client::ListApps() {
   return impl_->CallStore(&v1::ContextStore::Stub::ListApps, v1::ListAppsRequest());
 }
+absl::StatusOr<v1::BindAppResponse> Client::RenewApp(const std::string& app) {
+  v1::StoreBindAppRequest request;
+  request.set_app(app);
+  request.set_operator_renewal(true);
+  return impl_->CallStore(&v1::ContextStore::Stub::BindApp, request);
+}
 absl::StatusOr<v1::RemoveAppResponse> Client::RemoveApp(const v1::RemoveAppRequest& request) {
   return impl_->CallStore(&v1::ContextStore::Stub::RemoveApp, request);
 }

@@ -57,6 +57,7 @@ class Client {
 
   // Of context_store itself: for the operator, on the board.
   absl::StatusOr<v1::ListAppsResponse> ListApps();
+  absl::StatusOr<v1::BindAppResponse> RenewApp(const std::string& app);
   absl::StatusOr<v1::RemoveAppResponse> RemoveApp(const v1::RemoveAppRequest& request);
 
  private:

@@ -1,11 +1,13 @@
 #include "cli/inspect.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/output.h"
 #include "engine/chat/template.h"
@@ -30,7 +32,8 @@ void CountTensors(const engine::GgufFile& file, Inspection* out) {
     TypeShare& share = types[std::string(engine::TypeName(tensor.type))];
     share.tensors += 1;
     share.bytes += tensor.bytes;
-    out->parameters += static_cast<uint64_t>(tensor.elements());
+    const bool lora = tensor.name.starts_with("withy.lora.");
+    if (!lora) out->parameters += static_cast<uint64_t>(tensor.elements());
   }
   for (auto& [name, share] : types) {
     share.type = name;
@@ -38,6 +41,35 @@ void CountTensors(const engine::GgufFile& file, Inspection* out) {
   }
   std::sort(out->types.begin(), out->types.end(),
             [](const TypeShare& a, const TypeShare& b) { return a.bytes > b.bytes; });
+}
+
+uint64_t BytesOf(const engine::GgufFile& file, const std::string& name) {
+  const engine::TensorInfo* tensor = file.FindTensor(name);
+  return tensor == nullptr ? 0 : tensor->bytes;
+}
+
+// Prefixes of the layers, the level's LoRA, and the whole output head.
+uint64_t LevelBytes(const engine::GgufFile& file, const engine::ModelShape& shape,
+                    const engine::LevelSpec& level) {
+  uint64_t bytes = BytesOf(file, "output.weight");
+  if (bytes == 0) bytes = BytesOf(file, "token_embd.weight");
+  for (size_t i = 0; i < level.layers.size(); ++i) {
+    const engine::LayerExtent& extent = level.layers[i];
+    const auto add = [&](std::initializer_list<const char*> parts, int32_t kept, int32_t all) {
+      for (const char* part : parts) {
+        bytes += BytesOf(file, absl::StrCat("blk.", i, ".", part, ".weight")) *
+                 static_cast<uint64_t>(kept) / static_cast<uint64_t>(all);
+      }
+    };
+    add({"attn_norm", "ffn_norm", "attn_k", "attn_v"}, 1, 1);
+    add({"attn_q", "attn_output"}, extent.heads, shape.heads);
+    add({"ffn_gate", "ffn_up", "ffn_down"}, extent.neurons, shape.d_ff);
+  }
+  const std::string lora = absl::StrCat("withy.lora.", level.percent, ".");
+  for (const engine::TensorInfo& tensor : file.tensors()) {
+    if (tensor.name.starts_with(lora)) bytes += tensor.bytes;
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -54,7 +86,11 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view cha
   CountTensors(file, &out);
   if (const auto layout = engine::PlanLayout(file); layout.ok()) {
     out.shape = layout->shape;
+    out.levels = layout->levels;
     out.packed_bytes = layout->data_bytes;
+    for (const engine::LevelSpec& level : out.levels.levels)
+      out.level_bytes.push_back(LevelBytes(file, out.shape, level));
+    out.anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
   } else {
     Note(layout.status(), &out);
   }
@@ -79,6 +115,56 @@ std::string Count(uint64_t count) {
   return absl::StrCat(count);
 }
 
+// "4 to 32", or "32" when they are equal.
+std::string Range(const engine::LevelSpec& level, int32_t engine::LayerExtent::*member) {
+  const auto [low, high] =
+      std::minmax_element(level.layers.begin(), level.layers.end(),
+                          [&](const auto& a, const auto& b) { return a.*member < b.*member; });
+  return (*low).*member == (*high).*member ? absl::StrCat((*low).*member)
+                                           : absl::StrCat((*low).*member, " to ", (*high).*member);
+}
+
+void AddLevels(const Inspection& in, std::vector<std::vector<std::string>>* rows) {
+  std::string all;
+  for (const engine::LevelSpec& level : in.levels.levels)
+    absl::StrAppend(&all, level.percent, ", ");
+  const std::string lora =
+      in.levels.lora_rank > 0 ? absl::StrCat(", LoRA of rank ", in.levels.lora_rank) : "";
+  rows->push_back({"levels", absl::StrCat(all, "100 %", lora)});
+  if (!in.anchors.empty()) {
+    rows->push_back(
+        {"anchors", absl::StrCat("layers by importance: ", absl::StrJoin(in.anchors, ", "))});
+  }
+  for (size_t i = 0; i < in.levels.levels.size(); ++i) {
+    const engine::LevelSpec& level = in.levels.levels[i];
+    const auto whole = std::count(level.layers.begin(), level.layers.end(),
+                                  engine::LayerExtent{in.shape.heads, in.shape.d_ff});
+    rows->push_back(
+        {absl::StrCat("  ", level.percent, " %"),
+         absl::StrCat(Bytes(in.level_bytes[i]), ", ", Range(level, &engine::LayerExtent::heads),
+                      " heads, ", Range(level, &engine::LayerExtent::neurons), " neurons a layer, ",
+                      whole, " layers whole")});
+  }
+}
+
+nlohmann::json LevelsJson(const Inspection& in) {
+  nlohmann::json levels = nlohmann::json::array();
+  for (size_t i = 0; i < in.levels.levels.size(); ++i) {
+    const engine::LevelSpec& level = in.levels.levels[i];
+    nlohmann::json heads = nlohmann::json::array();
+    nlohmann::json neurons = nlohmann::json::array();
+    for (const engine::LayerExtent& extent : level.layers) {
+      heads.push_back(extent.heads);
+      neurons.push_back(extent.neurons);
+    }
+    levels.push_back({{"percent", level.percent},
+                      {"bytes", in.level_bytes[i]},
+                      {"heads", heads},
+                      {"neurons", neurons}});
+  }
+  return levels;
+}
+
 std::string InspectionText(const Inspection& in) {
   const engine::ModelShape& s = in.shape;
   std::vector<std::vector<std::string>> rows = {
@@ -96,7 +182,7 @@ std::string InspectionText(const Inspection& in) {
   rows.push_back(
       {"tokenizer", absl::StrCat(Printable(in.tokenizer), ", ", in.vocabulary, " tokens")});
   if (!in.chat_template.empty()) rows.push_back({"chat", in.chat_template});
-  rows.push_back({"levels", "100 %"});
+  AddLevels(in, &rows);
   for (const TypeShare& share : in.types) {
     rows.push_back({"weights", absl::StrCat(share.type, ": ", share.tensors, " tensors, ",
                                             Bytes(share.bytes))});
@@ -113,6 +199,9 @@ std::string InspectionJson(const Inspection& in) {
   for (const TypeShare& share : in.types) {
     types.push_back({{"type", share.type}, {"tensors", share.tensors}, {"bytes", share.bytes}});
   }
+  std::vector<int32_t> percents;
+  for (const engine::LevelSpec& level : in.levels.levels) percents.push_back(level.percent);
+  percents.push_back(100);
   const nlohmann::json json = {{"path", in.path},
                                {"file_bytes", in.file_bytes},
                                {"gguf_version", in.gguf_version},
@@ -130,7 +219,10 @@ std::string InspectionJson(const Inspection& in) {
                                {"tokenizer", in.tokenizer},
                                {"vocabulary", in.vocabulary},
                                {"chat_template", in.chat_template},
-                               {"levels_percent", {100}},
+                               {"levels_percent", percents},
+                               {"levels", LevelsJson(in)},
+                               {"anchors", in.anchors},
+                               {"lora_rank", in.levels.lora_rank},
                                {"types", types},
                                {"can_be_served", in.problems.empty()},
                                {"problems", in.problems}};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/weights/levels.h"
 #include "engine/weights/shape.h"
 
 namespace withy::cli {
@@ -25,9 +26,12 @@ struct Inspection {
   std::string architecture;
   std::string name;
   uint64_t parameters = 0;
-  uint64_t packed_bytes = 0;  // 0 when it cannot be packed
-  engine::ModelShape shape;   // empty when it cannot be read
-  std::string tokenizer;      // "gpt2", "llama"
+  uint64_t packed_bytes = 0;          // 0 when it cannot be packed
+  engine::ModelShape shape;           // empty when it cannot be read
+  engine::LevelTable levels;          // the full model left out; empty for a plain model
+  std::vector<uint64_t> level_bytes;  // [levels.levels] read for one token, as the file stores them
+  std::vector<int64_t> anchors;       // layers by importance; empty where the file does not say
+  std::string tokenizer;              // "gpt2", "llama"
   int32_t vocabulary = 0;
   std::string chat_template;
   std::vector<TypeShare> types;       // most bytes first

@@ -4,14 +4,17 @@
 #include <iostream>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/config.h"
 #include "base/status.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/inspect.h"
 #include "cli/output.h"
+#include "cli/plots.h"
 #include "engine/model/synth.h"
 #include "engine/weights/packer.h"
 
@@ -43,6 +46,11 @@ int RunInspect(const Args& args) {
   if (args.positional().size() != 1) return FailUsage("models inspect takes one FILE");
   const auto inspection = Inspect(args.positional()[0], args.Get("chat-template"));
   if (!inspection.ok()) return Fail(inspection.status());
+  if (args.Has("plots")) {
+    const auto plots = WritePlots(args.positional()[0], args.Get("plots"));
+    if (!plots.ok()) return Fail(plots.status());
+    for (const std::string& path : *plots) std::cerr << "wrote " << path << "\n";
+  }
   std::cout << (args.Has("json") ? InspectionJson(*inspection) + "\n"
                                  : InspectionText(*inspection));
   return inspection->problems.empty() ? kExitOk : kExitFailed;
@@ -76,8 +84,15 @@ int RunSynth(const Args& args) {
   if (!args.positional().empty() || !args.Has("out")) {
     return FailUsage("models synth takes --shape NAME --type TYPE --out FILE");
   }
-  const auto shape = engine::FindSynthShape(args.Get("shape", "tinyllama-1.1b"));
+  auto shape = engine::FindSynthShape(args.Get("shape", "tinyllama-1.1b"));
   if (!shape.ok()) return FailUsage(ToStd(shape.status().message()));
+  for (const absl::string_view part :
+       absl::StrSplit(args.Get("levels", ""), ',', absl::SkipEmpty())) {
+    if (!absl::SimpleAtoi(part, &shape->levels.emplace_back())) {
+      return FailUsage(absl::StrCat("--levels takes numbers from 1 to 99, such as 20,50,80; \"",
+                                    part, "\" is none"));
+    }
+  }
   const auto type = engine::FindSynthType(args.Get("type", "q8_0"));
   if (!type.ok()) return FailUsage(ToStd(type.status().message()));
   const auto seed = args.Integer("seed", 0, int64_t{1} << 62);
@@ -108,7 +123,9 @@ std::vector<Command> ModelCommands() {
       {"models inspect",
        "FILE",
        "what a GGUF file holds, and whether withy can serve it (exit code 1 when not)",
-       {{"chat-template", "NAME", "use this chat template instead of the file's"}, json},
+       {{"chat-template", "NAME", "use this chat template instead of the file's"},
+        {"plots", "DIR", "also write plots of what an elastic file's levels were chosen by (SVG)"},
+        json},
        RunInspect},
       {"models import",
        "FILE",
@@ -121,6 +138,7 @@ std::vector<Command> ModelCommands() {
        {{"shape", "NAME",
          absl::StrJoin(engine::SynthShapeNames(), ", ") + " (default tinyllama-1.1b)"},
         {"type", "TYPE", "q8_0 (default), q4_0, f16, bf16, f32"},
+        {"levels", "LIST", "elastic levels in per cent with a LoRA each, such as 20,50,80"},
         {"seed", "N", "default 1"},
         {"out", "FILE", "GGUF file to write"}},
        RunSynth},

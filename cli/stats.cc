@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "cli/output.h"
 
 namespace withy::cli {
@@ -41,6 +42,13 @@ std::string StatsText(const v1::GenerateStarted& started, const v1::GenerateFini
                   usage.prompt_tokens(), " prompt tokens (", usage.reused_tokens(), " reused, ",
                   usage.prefilled_tokens(), " computed), ", usage.completion_tokens(),
                   " generated; ended by ", ReasonText(finished.reason()), "\n");
+  if (usage.pruned_words() > 0)
+    absl::StrAppend(&text, usage.pruned_words(), " words of the prompt left out\n");
+  if (finished.model_levels_percent_size() > 1) {
+    absl::StrAppend(&text, "made at levels ", absl::StrJoin(finished.model_levels_percent(), ", "),
+                    " %\n");
+  }
+  if (!finished.explanation().empty()) absl::StrAppend(&text, finished.explanation(), "\n");
   return text;
 }
 

@@ -20,13 +20,17 @@ void AnnotateIgnoreReadsEnd(const char* file, int line);
 const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
 
 // gRPC hands operations and finished calls from thread to thread inside the library, where the
-// sanitizer does not see it; what its header templates do with them is reported here. Our reactors
-// are called outside these frames, so that races of ours still show.
+// sanitizer does not see it; what its header templates do with them is reported here. `race` takes
+// any frame and is only for functions that do not call ours; `race_top` takes the frame that
+// touches the memory, so that races of our reactors, which the templates call, still show.
 const char* __tsan_default_suppressions() {
   return "race:grpc::internal::*::CallOnDone\n"
          "race:grpc::internal::CallOp\n"
          "race:grpc::internal::Call::\n"
-         "race:grpc::internal::InterceptorBatchMethodsImpl\n";
+         "race:grpc::internal::InterceptorBatchMethodsImpl\n"
+         "race:grpc::internal::CallbackWithSuccessTag::Set\n"
+         "race:grpc::internal::CallbackWithSuccessTag::Clear\n"
+         "race_top:grpc::internal::Callback\n";
 }
 }
 // NOLINTEND(bugprone-reserved-identifier)

@@ -46,25 +46,56 @@ absl::StatusOr<std::unique_ptr<AppRegistry>> AppRegistry::Load(RecordDb& db, con
   return registry;
 }
 
-absl::StatusOr<BoundApp> AppRegistry::Bind(std::string_view name) {
+absl::StatusOr<BoundApp> AppRegistry::Bind(std::string_view name, std::string_view current_token) {
   WITHY_RETURN_IF_ERROR(CheckName(name));
+  const std::string current_hash = Sha256(current_token);
   absl::MutexLock write_lock(&write_mutex_);
-  BoundApp bound;
+  std::string app_id;
   AppRecord app;
   {
     absl::MutexLock lock(&mutex_);
     if (const auto known = ids_.find(name); known != ids_.end()) {
-      bound.app_id = known->second;
-      app = apps_.at(bound.app_id);
+      app_id = known->second;
+      app = apps_.at(app_id);
+      if (!EqualConstantTime(app.token_hash, current_hash)) {
+        return absl::AlreadyExistsError(absl::StrCat(
+            "an app named ", ToAbsl(name),
+            " is registered, and only its present token renews it: send that token, choose another "
+            "name, or let the operator run `withyctl apps renew ",
+            ToAbsl(name), "`"));
+      }
     } else if (apps_.size() >= kMaxApps) {
       return absl::ResourceExhaustedError(
           absl::StrCat(kMaxApps, " apps are registered, which is the limit: remove one"));
     } else {
-      bound.app_id = NewId("app");
+      app_id = NewId("app");
       app.name = std::string(name);
       app.created_unix_s = clock_.UnixNanos() / kNanosPerSecond;
     }
   }
+  return GiveToken(std::move(app_id), std::move(app));
+}
+
+absl::StatusOr<BoundApp> AppRegistry::Renew(std::string_view name) {
+  WITHY_RETURN_IF_ERROR(CheckName(name));
+  absl::MutexLock write_lock(&write_mutex_);
+  std::string app_id;
+  AppRecord app;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto known = ids_.find(name);
+    if (known == ids_.end()) {
+      return absl::NotFoundError(
+          absl::StrCat("no app named ", ToAbsl(name), " is registered: bind it"));
+    }
+    app_id = known->second;
+    app = apps_.at(app_id);
+  }
+  return GiveToken(std::move(app_id), std::move(app));
+}
+
+absl::StatusOr<BoundApp> AppRegistry::GiveToken(std::string app_id, AppRecord app) {
+  BoundApp bound{std::move(app_id), ""};
   bound.token = absl::StrCat(bound.app_id, ".", ToHex(RandomBytes(kSecretBytes)));
   app.token_hash = Sha256(bound.token);
   RecordBatch batch;

@@ -43,10 +43,15 @@ class AppRegistry {
   // Reads all apps. A damaged one is left out and counted; its name is free to be bound again.
   static absl::StatusOr<std::unique_ptr<AppRegistry>> Load(RecordDb& db, const Clock& clock);
 
-  // Registers `name`, or gives a registered app a new token; the old one ends. The token is APP_ID
-  // "." and 64 hexadecimal digits. Errors: INVALID_ARGUMENT (name: 1..64 of letters, digits, '.',
-  // '_', '-'), RESOURCE_EXHAUSTED (kMaxApps, or the disk is full), UNAVAILABLE.
-  absl::StatusOr<BoundApp> Bind(std::string_view name);
+  // Registers `name`, or gives a registered app a new token against `current_token`; that one ends.
+  // A token is APP_ID "." and 64 hexadecimal digits. Errors: INVALID_ARGUMENT (name: 1..64 of
+  // letters, digits, '.', '_', '-'), ALREADY_EXISTS (the name is registered and `current_token` is
+  // not its), RESOURCE_EXHAUSTED (kMaxApps, or the disk is full), UNAVAILABLE.
+  absl::StatusOr<BoundApp> Bind(std::string_view name, std::string_view current_token = {});
+
+  // For the operator: a new token for a registered app, whatever its present one is. Errors:
+  // NOT_FOUND, and as Bind.
+  absl::StatusOr<BoundApp> Renew(std::string_view name);
 
   // Errors: UNAUTHENTICATED, whatever is wrong with the token.
   absl::StatusOr<AppIdentity> Authenticate(std::string_view token) const;
@@ -62,6 +67,9 @@ class AppRegistry {
 
  private:
   AppRegistry(RecordDb& db, const Clock& clock) : db_(db), clock_(clock) {}
+
+  absl::StatusOr<BoundApp> GiveToken(std::string app_id, AppRecord app)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
 
   RecordDb& db_;
   const Clock& clock_;

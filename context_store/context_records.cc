@@ -290,6 +290,7 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   ContextRecord record;
   if (!commit.context_id.empty()) {
     WITHY_ASSIGN_OR_RETURN(ContextSummary summary, Find(commit.app_id, commit.context_id));
+    if (commit.segments.empty() && !commit.result) return summary.record.revision;
     record = std::move(summary.record);
     for (const std::string& segment : commit.segments) {
       batch.Put(SegmentKey(commit.context_id, record.segments++), segment);

@@ -102,7 +102,8 @@ class ContextRecords {
   void UnblockCreation(std::string_view app_id);
   absl::Status DeleteResultsOf(std::string_view app_id);
 
-  // One synced batch. Returns the context's new revision (0 for a stateless call). Errors:
+  // One synced batch. Returns the context's new revision (0 for a stateless call). Without segments
+  // and result nothing is written, and the revision is what it was. Errors:
   // NOT_FOUND, DATA_LOSS, ALREADY_EXISTS (the request_id has a result: nothing was added),
   // INVALID_ARGUMENT (sizes), RESOURCE_EXHAUSTED (disk full), UNAVAILABLE.
   absl::StatusOr<uint64_t> Commit(const RecordCommit& commit);

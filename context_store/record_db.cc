@@ -5,6 +5,7 @@
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
@@ -26,6 +27,17 @@ constexpr std::string_view kFormat = "1";
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
 std::string_view FromSlice(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
+// RocksDB comes back from a full disk by itself, but may then go on with a log whose last write
+// failed, which it takes for a broken invariant and aborts the process (7.8.3, where the memtable
+// was empty when the write failed). So it must not, and Reopen() does it.
+class NoRecoveryByItself final : public rocksdb::EventListener {
+ public:
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status /*error*/,
+                            bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+};
+
 // A small database: at most some tens of MiB of memory, few files.
 rocksdb::Options MakeOptions(rocksdb::Env* env) {
   rocksdb::Options options;
@@ -42,6 +54,7 @@ rocksdb::Options MakeOptions(rocksdb::Env* env) {
   options.info_log_level = rocksdb::WARN_LEVEL;
   options.keep_log_file_num = 4;
   options.max_log_file_size = 1 << 20;
+  options.listeners = {std::make_shared<NoRecoveryByItself>()};
   const auto supported = rocksdb::GetSupportedCompressions();
   const bool lz4 =
       std::find(supported.begin(), supported.end(), rocksdb::kLZ4Compression) != supported.end();
@@ -137,19 +150,47 @@ absl::Status RecordDb::CheckRoom() const {
 
 absl::Status RecordDb::Write(RecordBatch& batch) {
   if (batch.adds_data_) WITHY_RETURN_IF_ERROR(CheckRoom());
+  rocksdb::Status status = WriteOnce(batch);
+  // After another error than a full disk it may take this very batch.
+  if (!status.ok() && !IsDiskFull(status)) status = WriteOnce(batch);
+  return Convert(status, "cannot write");
+}
+
+rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
+  if (stopped_) {
+    rocksdb::Status opened = Reopen();
+    if (!opened.ok()) return opened;
+  }
   rocksdb::WriteOptions durable;
   durable.sync = true;
+  absl::ReaderMutexLock lock(&open_mutex_);
   rocksdb::Status status = db_->Write(durable, batch.batch_.get());
-  // RocksDB stops all writes after one failed. From a full disk it comes back by itself (it looks
-  // every few seconds); from another error it has to be told, and may then take this very batch.
-  if (!status.ok() && !IsDiskFull(status) && db_->Resume().ok()) {
-    status = db_->Write(durable, batch.batch_.get());
+  if (!status.ok()) stopped_ = true;  // RocksDB refuses all writes after one that failed
+  return status;
+}
+
+// Opens the database anew, as after a crash: what was synced is there. Where that cannot be, it is
+// opened for reading.
+rocksdb::Status RecordDb::Reopen() {
+  absl::MutexLock lock(&open_mutex_);
+  if (!stopped_) return rocksdb::Status::OK();
+  const rocksdb::Options options = MakeOptions(options_.env);
+  db_.reset();
+  rocksdb::DB* db = nullptr;
+  rocksdb::Status status = rocksdb::DB::Open(options, options_.path, &db);
+  if (status.ok()) {
+    stopped_ = false;
+  } else if (!rocksdb::DB::OpenForReadOnly(options, options_.path, &db).ok()) {
+    db = nullptr;
   }
-  return Convert(status, "cannot write");
+  db_.reset(db);
+  return status;
 }
 
 absl::StatusOr<std::string> RecordDb::Get(std::string_view key) const {
   std::string value;
+  absl::ReaderMutexLock lock(&open_mutex_);
+  if (db_ == nullptr) return Closed();
   const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), ToSlice(key), &value);
   if (status.IsNotFound()) {
     return absl::NotFoundError(absl::StrCat("no record ", PrintableKey(key)));
@@ -166,12 +207,21 @@ absl::Status RecordDb::Scan(std::string_view prefix, const Visitor& visit,
   const rocksdb::Slice upper(end);
   rocksdb::ReadOptions read;
   read.iterate_upper_bound = &upper;
+  absl::ReaderMutexLock lock(&open_mutex_);
+  if (db_ == nullptr) return Closed();
   const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(read));
   for (it->Seek(ToSlice(begin.empty() ? prefix : begin)); it->Valid(); it->Next()) {
     const std::string_view key = FromSlice(it->key());
     if (!visit(key, OpenValue(key, FromSlice(it->value())))) break;
   }
   return Convert(it->status(), absl::StrCat("cannot scan ", PrintableKey(prefix)));
+}
+
+absl::Status RecordDb::Closed() const {
+  return absl::UnavailableError(
+      absl::StrCat("database ", path(),
+                   " could not be opened again after a failed write: see to the disk; the "
+                   "next write tries again"));
 }
 
 absl::Status RecordDb::Convert(const rocksdb::Status& status, std::string_view what) const {

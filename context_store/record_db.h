@@ -3,6 +3,7 @@
 // Neighbours: app_registry.cc and context_records.cc; nothing else touches RocksDB.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -61,15 +62,16 @@ class RecordDb {
   RecordDb& operator=(const RecordDb&) = delete;
 
   // On return the batch is in the write-ahead log and synced. Errors: RESOURCE_EXHAUSTED naming the
-  // path (disk full: nothing was written; reads go on, writes do within seconds of there being room
-  // again), UNAVAILABLE for other failures of the disk.
+  // path (disk full: nothing was written; reads go on, and so do writes when there is room again),
+  // UNAVAILABLE for other failures of the disk.
   absl::Status Write(RecordBatch& batch);
 
   // Errors: NOT_FOUND, DATA_LOSS naming the key, UNAVAILABLE.
   absl::StatusOr<std::string> Get(std::string_view key) const;
 
-  // Calls `visit` for the keys in [begin, end of `prefix`), ascending, until it returns false. A
-  // damaged value is visited as DATA_LOSS. `begin` empty = the prefix itself.
+  // Calls `visit`, which must not use the database, for the keys in [begin, end of `prefix`),
+  // ascending, until it returns false. A damaged value is visited as DATA_LOSS. `begin` empty = the
+  // prefix itself.
   using Visitor =
       std::function<bool(std::string_view key, const absl::StatusOr<std::string>& payload)>;
   absl::Status Scan(std::string_view prefix, const Visitor& visit,
@@ -83,10 +85,16 @@ class RecordDb {
   explicit RecordDb(RecordDbOptions options);
   absl::Status CheckFormatAndCountRun();
   absl::Status CheckRoom() const;
+  rocksdb::Status WriteOnce(RecordBatch& batch);
+  rocksdb::Status Reopen();
+  absl::Status Closed() const;
   absl::Status Convert(const rocksdb::Status& status, std::string_view what) const;
 
   const RecordDbOptions options_;
-  std::unique_ptr<rocksdb::DB> db_;
+  // Held alone by who opens the database anew, shared by all who use it.
+  mutable absl::Mutex open_mutex_;
+  std::unique_ptr<rocksdb::DB> db_;   // for reading only, or null, as long as it is stopped_
+  std::atomic<bool> stopped_{false};  // a write failed: nothing is written before Reopen()
   uint64_t run_ = 0;
 };
 

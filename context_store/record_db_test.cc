@@ -5,11 +5,15 @@
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/file_system.h>
+#include <sys/mount.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "context_store/test_util.h"
 
@@ -158,6 +162,69 @@ TEST(RecordDb, AFullDiskRefusesWritesServesReadsAndRecovers) {
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(*(*after)->Get("a/1"), "one");
   EXPECT_EQ(*(*after)->Get("a/3"), "three");
+}
+
+// The same with a file system that is really full: a small one of its own.
+class SmallDisk {
+ public:
+  SmallDisk() : mounted_(mount("withy-test", dir_.path().c_str(), "tmpfs", 0, "size=24m") == 0) {}
+  ~SmallDisk() {
+    if (mounted_) umount2(dir_.path().c_str(), MNT_DETACH);
+  }
+  bool mounted() const { return mounted_; }
+  std::string operator/(const std::string& name) const { return dir_ / name; }
+  // Takes all the room there is.
+  void Fill() const {
+    std::ofstream filler(dir_ / "filler", std::ios::binary);
+    const std::string page(4096, 'x');
+    while (filler.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
+    }
+  }
+  void MakeRoom() const { std::filesystem::remove(dir_ / "filler"); }
+
+ private:
+  TempDir dir_;
+  const bool mounted_;
+};
+
+TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
+  const SmallDisk disk;
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
+  // With the reserve a write is refused before the disk is full; without it RocksDB meets the end.
+  for (const uint64_t reserve : {uint64_t{1} << 20, uint64_t{0}}) {
+    const std::string path = disk / ("db" + std::to_string(reserve));
+    std::vector<std::string> kept;
+    {
+      auto db = RecordDb::Open({.path = path, .min_free_bytes = reserve});
+      ASSERT_TRUE(db.ok()) << db.status();
+      ASSERT_TRUE(Put(**db, "a/before", std::string(10'000, 'b')).ok());
+      kept.emplace_back("a/before");
+      disk.Fill();
+      absl::Status refused;
+      for (int i = 0; i < 2000 && refused.ok(); ++i) {  // the log may have some room left
+        const std::string key = "a/" + std::to_string(i);
+        refused = Put(**db, key, std::string(20'000, 'x'));
+        if (refused.ok()) kept.push_back(key);
+      }
+      ASSERT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("disk full"));
+      EXPECT_THAT(std::string(refused.message()), HasSubstr(path));
+      for (const std::string& key : kept) EXPECT_TRUE((*db)->Get(key).ok()) << key;
+      disk.MakeRoom();
+      // As a client would: retry, for at most thirty seconds.
+      absl::Status again;
+      for (int tries = 0; tries < 300; ++tries) {
+        again = Put(**db, "a/after", "after");
+        if (!absl::IsResourceExhausted(again)) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+      ASSERT_TRUE(again.ok()) << again;
+      kept.emplace_back("a/after");
+    }
+    auto after = RecordDb::Open({.path = path, .min_free_bytes = reserve});
+    ASSERT_TRUE(after.ok()) << after.status();
+    for (const std::string& key : kept) EXPECT_TRUE((*after)->Get(key).ok()) << key;
+  }
 }
 
 TEST(RecordDb, TheReserveIsForDeletions) {

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
 
+#include <atomic>
 #include <memory>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "context_store/app_registry.h"
 #include "context_store/context_records.h"
@@ -50,7 +53,7 @@ TEST_F(Records, ATokenAuthenticatesUntilTheNextBinding) {
   const auto first = store_.apps->Bind("mail");
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(store_.apps->Authenticate(first->token)->name, "mail");
-  const auto second = store_.apps->Bind("mail");
+  const auto second = store_.apps->Bind("mail", first->token);
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second->app_id, first->app_id);
   EXPECT_TRUE(absl::IsUnauthenticated(store_.apps->Authenticate(first->token).status()));
@@ -62,6 +65,31 @@ TEST_F(Records, ATokenAuthenticatesUntilTheNextBinding) {
   }
   Opened after(dir_.Snapshot("db"), clock_);
   EXPECT_EQ(after.apps->Authenticate(second->token)->name, "mail");
+}
+
+TEST_F(Records, ARegisteredNameIsRenewedOnlyAgainstItsToken) {
+  const auto mail = store_.apps->Bind("mail");
+  const auto other = store_.apps->Bind("other");
+  ASSERT_TRUE(mail.ok() && other.ok());
+  for (const std::string& wrong :
+       {std::string(), std::string("x"), other->token, mail->app_id + ".", mail->token + "0"}) {
+    const absl::Status taken = store_.apps->Bind("mail", wrong).status();
+    EXPECT_TRUE(absl::IsAlreadyExists(taken)) << wrong << ": " << taken;
+    EXPECT_THAT(std::string(taken.message()), HasSubstr("withyctl apps renew mail"));
+  }
+  EXPECT_EQ(store_.apps->Authenticate(mail->token)->name, "mail") << "a refusal ends no token";
+  const auto next = store_.apps->Bind("mail", mail->token);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE(absl::IsAlreadyExists(store_.apps->Bind("mail", mail->token).status()))
+      << "the token before is worth nothing";
+
+  const auto renewed = store_.apps->Renew("mail");
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(renewed->app_id, mail->app_id);
+  EXPECT_TRUE(absl::IsUnauthenticated(store_.apps->Authenticate(next->token).status()));
+  EXPECT_TRUE(absl::IsNotFound(store_.apps->Renew("nobody").status()));
+  ASSERT_TRUE(store_.apps->Remove(mail->app_id).ok());
+  EXPECT_TRUE(store_.apps->Bind("mail").ok()) << "a removed app's name is free";
 }
 
 TEST_F(Records, TheTokenItselfIsNotOnDisk) {
@@ -193,6 +221,48 @@ TEST_F(Records, LimitsAreNamed) {
       store_.contexts->Create("a", {"", std::string(65, 'r'), {}}).status()));
   RecordCommit huge{"a", "", {std::string(kMaxSegmentBytes + 1, 's')}, 0, std::nullopt};
   EXPECT_TRUE(absl::IsInvalidArgument(store_.contexts->Commit(huge).status()));
+}
+
+// However many ask at once, the limit holds, and every place below it is given.
+TEST_F(Records, TheLimitOfContextsHoldsForConcurrentCalls) {
+  constexpr uint32_t kLimit = 5;
+  Opened small(dir_ / "small", clock_, {.contexts_per_app = kLimit});
+  for (int round = 0; round < 10; ++round) {
+    const std::string app = "app" + std::to_string(round);
+    std::atomic<uint32_t> made = 0, refused = 0;
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 8; ++i) {
+      callers.emplace_back([&] {
+        for (int j = 0; j < 2; ++j) {
+          const absl::Status status = small.contexts->Create(app, {}).status();
+          if (status.ok()) ++made;
+          if (absl::IsResourceExhausted(status)) ++refused;
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(made, kLimit);
+    EXPECT_EQ(refused, 16 - kLimit);
+    EXPECT_EQ(small.contexts->CountOf(app), kLimit);
+  }
+}
+
+// A retry gives back what there is, also where there is no place for another.
+TEST_F(Records, ARetryAtTheLimitIsTheSameContext) {
+  Opened small(dir_ / "small", clock_, {.contexts_per_app = 1});
+  const auto made = small.contexts->Create("app", {"", "req", {}});
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ(small.contexts->Create("app", {"", "req", {}})->context_id, made->context_id);
+  EXPECT_TRUE(absl::IsResourceExhausted(small.contexts->Create("app", {"", "two", {}}).status()));
+}
+
+TEST_F(Records, ACommitWithoutSegmentsAndResultChangesNothing) {
+  const std::string id = NewContextOf(*store_.contexts, "app");
+  ASSERT_TRUE(store_.contexts->Commit(Exchange("app", id, "1")).ok());
+  EXPECT_EQ(*store_.contexts->Commit({"app", id, {}, 99, std::nullopt}), 1u);
+  EXPECT_EQ(store_.contexts->Find("app", id)->record.tokens, 7u);
+  EXPECT_TRUE(
+      absl::IsNotFound(store_.contexts->Commit({"other", id, {}, 0, std::nullopt}).status()));
 }
 
 TEST_F(Records, ListPagesThroughAllNewestFirst) {

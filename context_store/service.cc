@@ -29,10 +29,14 @@ grpc::ServerUnaryReactor* ContextStoreService::OnPool(Context* context,
 }
 
 grpc::ServerUnaryReactor* ContextStoreService::BindApp(Context* context,
-                                                       const v1::BindAppRequest* request,
+                                                       const v1::StoreBindAppRequest* request,
                                                        v1::BindAppResponse* response) {
   return OnPool(context, [=, this]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(BoundApp bound, store_.apps().Bind(request->app()));
+    AppRegistry& apps = store_.apps();
+    WITHY_ASSIGN_OR_RETURN(BoundApp bound,
+                           request->operator_renewal()
+                               ? apps.Renew(request->app())
+                               : apps.Bind(request->app(), request->current_token()));
     response->set_app_id(std::move(bound.app_id));
     response->set_token(std::move(bound.token));
     return absl::OkStatus();

@@ -23,7 +23,7 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
 
-  Reactor* BindApp(Context*, const v1::BindAppRequest*, v1::BindAppResponse*) override;
+  Reactor* BindApp(Context*, const v1::StoreBindAppRequest*, v1::BindAppResponse*) override;
   Reactor* AuthenticateApp(Context*, const v1::AuthenticateAppRequest*,
                            v1::AuthenticateAppResponse*) override;
   Reactor* ListApps(Context*, const v1::ListAppsRequest*, v1::ListAppsResponse*) override;

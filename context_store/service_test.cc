@@ -125,7 +125,7 @@ class ServiceTest : public ::testing::Test {
   using Stub = v1::ContextStore::Stub;
 
   v1::BindAppResponse Bind(const std::string& app) {
-    v1::BindAppRequest request;
+    v1::StoreBindAppRequest request;
     request.set_app(app);
     return Call(&Stub::BindApp, request);
   }
@@ -299,7 +299,7 @@ TEST_F(ServiceTest, AFullArenaRefusesTheClaimAndLetsTheAnswerBeKept) {
 }
 
 TEST_F(ServiceTest, WrongInputGetsTheRightCode) {
-  v1::BindAppRequest bind;
+  v1::StoreBindAppRequest bind;
   bind.set_app("no spaces");
   Call(&Stub::BindApp, bind, grpc::StatusCode::INVALID_ARGUMENT);
   v1::AuthenticateAppRequest token;

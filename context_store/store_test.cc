@@ -164,6 +164,29 @@ TEST_F(StoreTest, ALeaseSeesTheRecordAndTheNextOneWhatWasCommitted) {
   EXPECT_EQ(store_->Stats().blocks.free, store_->Stats().blocks.total);
 }
 
+// A call that was cancelled before its answer.
+TEST_F(StoreTest, KvAloneIsKeptBesideTheRecordAsItWas) {
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const std::string context = store_->contexts().Create("app", {"", "", {"system"}})->context_id;
+  const LeaseId cancelled = Open(epoch, context);
+  ASSERT_TRUE(store_->Claim(cancelled, 0, 2).ok());
+  const std::vector<ChunkIdentity> chunks = {{std::string(32, 'i'), 16, 100},
+                                             {std::string(32, 'j'), 9, 100}};
+  EXPECT_EQ(*store_->Commit(cancelled, {{}, chunks, 0, std::nullopt}), 0u);
+  const LeaseId next = Open(epoch, context);
+  const auto loaded = store_->Load(next);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(loaded->segments, ::testing::ElementsAre("system"));
+  ASSERT_EQ(loaded->resident.size(), 2u);
+  EXPECT_EQ(loaded->resident[1].identity.identity, std::string(32, 'j'));
+  // Another prompt than that call's takes the second chunk for itself.
+  ASSERT_TRUE(store_->Claim(next, 1, 1).ok());
+  const std::vector<ChunkIdentity> others = {chunks[0], {std::string(32, 'k'), 4, 100}};
+  EXPECT_EQ(*store_->Commit(next, {{"q", "a"}, others, 20, std::nullopt}), 1u);
+  EXPECT_EQ(store_->ResidentBytes(context), 4 * kBlockBytes);
+  EXPECT_EQ(store_->Stats().faults, 0u);
+}
+
 TEST_F(StoreTest, RemovingAnAppTakesAllOrNothing) {
   const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
   const auto app = store_->apps().Bind("mail");

@@ -20,8 +20,8 @@
 namespace withy::draft_worker {
 
 // Who is told about a call; from the answering thread, Done last. Methods may wait for a slow
-// reader, which holds up the calls behind it but nothing else, and must end when the call is
-// cancelled.
+// reader, which holds up the calls behind it: for a stated time in all, after which the call is
+// `cancelled`.
 class AnswerSink {
  public:
   virtual ~AnswerSink() = default;

@@ -3,6 +3,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "rpc/daemon.h"
@@ -17,6 +20,9 @@ namespace {
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 
 constexpr int64_t kRetryMs = 200;
+// How long the draft model, which answers one call after another, waits in all for the reader of
+// one answer while its queue is full. Then the answer is ended.
+constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
 
 double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
 
@@ -30,14 +36,15 @@ class StreamSink final : public AnswerSink {
   void Begun(int32_t queue_position) override {
     v1::RunResponse response;
     response.mutable_accepted()->set_queue_position(static_cast<uint32_t>(queue_position));
-    queue_->Push(std::move(response));
+    Push(std::move(response));
   }
   void Delta(const engine::AnswerDelta& delta) override {
     v1::RunResponse response;
     *response.mutable_delta() = engine::ToWire(delta, sampling_, *model_.bundle.tokenizer);
-    queue_->Push(std::move(response));
+    Push(std::move(response));
   }
   void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) override {
+    if (patience_ns_ <= 0) return;  // ended already
     if (!result.ok()) return queue_->Close(result.status());
     v1::RunResponse response;
     v1::GenerateFinished* finished = response.mutable_finished();
@@ -48,12 +55,27 @@ class StreamSink final : public AnswerSink {
     FillLatency(*result, arrived_ns, finished->mutable_latency());
     finished->set_text(result->text);
     finished->set_seed(sampling_.seed);
-    queue_->Push(std::move(response));
+    Push(std::move(response));
     queue_->Close(absl::OkStatus());
   }
-  bool cancelled() const override { return queue_->cancelled(); }
+  bool cancelled() const override { return patience_ns_ <= 0 || queue_->cancelled(); }
 
  private:
+  void Push(v1::RunResponse response) {
+    if (patience_ns_ <= 0) return;
+    const int64_t since = Clock::Real().SteadyNanos();
+    const bool room = queue_->WaitForRoom(absl::Nanoseconds(patience_ns_));
+    patience_ns_ -= Clock::Real().SteadyNanos() - since;
+    if (room && patience_ns_ > 0) {
+      queue_->Push(std::move(response));
+      return;
+    }
+    patience_ns_ = 0;
+    queue_->Abandon(absl::ResourceExhaustedError(absl::StrCat(
+        "the answer was ended: its reader let ", RunQueue::kLimit, " messages wait for ",
+        kReaderPatienceNs / kNanosPerSecond, " s in all; read the stream as it comes")));
+  }
+
   static void FillLatency(const engine::SoloResult& result, int64_t arrived_ns,
                           v1::LatencyReport* report) {
     const engine::AnswerTimes& times = result.times;
@@ -73,6 +95,7 @@ class StreamSink final : public AnswerSink {
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::ServedModel& model_;
+  int64_t patience_ns_ = kReaderPatienceNs;  // what is left of it; the answering thread's own
 };
 
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
@@ -103,7 +126,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                           v1::GetWorkerInfoResponse* response) override {
     const engine::ModelInfo& info = model_.bundle.model->info();
     *response->mutable_model() = engine::Describe(info, "draft", model_.window);
-    *response->mutable_cost() = engine::ToWire(cost_);
+    *response->mutable_cost() = engine::ToWire(cost_, info);
     const AnswererLoad load = answerer_.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));

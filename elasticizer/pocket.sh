@@ -35,6 +35,9 @@ if ! ninja -C "$build" -t query withy-train >/dev/null 2>&1; then
 fi
 ninja -C "$build" withy-train withy-corpus
 
+# OpenBLAS of Debian 12 does not know recent processors and falls back to SSE kernels, eight times slower.
+if grep -qm1 avx512f /proc/cpuinfo 2>/dev/null; then export OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX}; fi
+
 train="$build/bin/withy-train --threads=$threads"
 $train --model=target --out="$run/target"
 $train --model=draft --out="$run/draft" --steps=4000

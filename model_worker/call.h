@@ -9,6 +9,7 @@
 #include "engine/session/answer_stream.h"
 #include "engine/session/segment.h"
 #include "engine/session/solo_answer.h"
+#include "model_worker/pace.h"
 
 namespace withy::model_worker {
 
@@ -22,6 +23,8 @@ struct CallRequest {
   std::string decision;  // wire bytes, kept with the result
   int32_t priority = 0;
   int64_t deadline_steady_ns = 0;  // for the first token; 0 = none
+  PaceLimits pace;
+  int32_t pruned_words = 0;  // left out of the prompt; carried into its usage
 };
 
 struct CallAccepted {
@@ -47,6 +50,7 @@ struct CallUsage {
   int32_t prompt_tokens = 0;
   int32_t reused_tokens = 0;
   int32_t prefilled_tokens = 0;
+  int32_t pruned_words = 0;
 };
 
 struct CallOutcome {
@@ -54,6 +58,7 @@ struct CallOutcome {
   std::string text;
   uint64_t seed = 0;
   std::vector<engine::Sample> tokens;
+  std::vector<int32_t> levels_percent;  // that tokens were made at, in the order of their use
   CallUsage usage;
   CallTimes times;
 };
@@ -64,6 +69,8 @@ class CallSink {
  public:
   virtual ~CallSink() = default;
   virtual void Accepted(const CallAccepted& accepted) = 0;
+  // The next delta's token, and those after it, are of another level than those before.
+  virtual void LevelChanged(int32_t level_percent) = 0;
   virtual void Delta(const engine::AnswerDelta& delta) = 0;
   virtual void Finished(const CallOutcome& outcome) = 0;
   virtual void Failed(const absl::Status& status) = 0;

@@ -1,5 +1,7 @@
 #include "model_worker/outcome_wire.h"
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "worker_wire/wire.h"
 
 namespace withy::model_worker {
@@ -30,6 +32,12 @@ void FillChunk(const ChunkName& name, v1::ChunkIdentity* wire) {
   wire->set_model_level_percent(static_cast<uint32_t>(name.level_percent));
 }
 
+std::string LevelDrops(const std::vector<int32_t>& levels) {
+  if (levels.size() < 2) return "";
+  return absl::StrCat("To keep the SLO the model's level fell in mid-answer, from ",
+                      absl::StrJoin(levels, " % to "), " %.");
+}
+
 }  // namespace
 
 v1::GenerateFinished ToWire(const CallOutcome& outcome) {
@@ -41,9 +49,14 @@ v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   usage->set_completion_tokens(static_cast<uint32_t>(outcome.tokens.size()));
   usage->set_reused_tokens(static_cast<uint32_t>(outcome.usage.reused_tokens));
   usage->set_prefilled_tokens(static_cast<uint32_t>(outcome.usage.prefilled_tokens));
+  usage->set_pruned_words(static_cast<uint32_t>(outcome.usage.pruned_words));
   FillLatency(outcome, wire.mutable_latency());
   wire.set_text(outcome.text);
   wire.set_seed(outcome.seed);
+  for (const int32_t level : outcome.levels_percent) {
+    wire.add_model_levels_percent(static_cast<uint32_t>(level));
+  }
+  wire.set_explanation(LevelDrops(outcome.levels_percent));
   return wire;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
+#include "model_worker/scheduler_call.h"
 
 namespace withy::model_worker {
 namespace {
@@ -19,13 +20,6 @@ constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
 constexpr int64_t kHangNs = 20 * kNanosPerSecond;
 // How long cancelled calls get to commit at the end of a drain.
 constexpr absl::Duration kCommitGrace = absl::Seconds(5);
-// Pieces of a call that nobody waits behind: as long as the kernels' efficiency still grows. An
-// arrival cuts such a piece short, and pieces are short ones for a while after it.
-constexpr int32_t kAloneRows = 128;
-constexpr int64_t kCalmNs = kNanosPerSecond;
-// Rows whose blocks are claimed before they are computed: of a prompt, and of an answer.
-constexpr int32_t kPromptAhead = 2 * kAloneRows;
-constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
 
 int64_t EstimatedTokens(const engine::AnswerRequest& request) {
   constexpr size_t kBytesPerToken = 4;
@@ -34,24 +28,22 @@ int64_t EstimatedTokens(const engine::AnswerRequest& request) {
   return static_cast<int64_t>(bytes / kBytesPerToken);
 }
 
+// A token reads a level's weights once; a model that does not say how many takes its per cent.
+std::vector<double> LevelShares(const engine::ModelInfo& info) {
+  std::vector<double> shares;
+  for (const engine::LevelInfo& level : info.levels) {
+    const auto bytes = static_cast<double>(level.weight_bytes);
+    shares.push_back(bytes > 0 ? bytes / static_cast<double>(info.levels.back().weight_bytes)
+                               : level.percent / 100.0);
+  }
+  return shares;
+}
+
+absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
+
 absl::Status Draining() { return absl::UnavailableError("model_worker is shutting down: retry"); }
 
 }  // namespace
-
-struct Scheduler::Call {
-  Ticket ticket = 0;
-  CallRequest request;
-  std::shared_ptr<CallSink> sink;  // shared with the RPC, which may end first
-  CallOrder order;
-  int32_t queue_position = 0;
-  Phase phase = Phase::kWaiting;
-  std::shared_ptr<Lease> lease;
-  std::shared_ptr<Session> session;  // shared with the office task that commits it
-  CallTimes times;
-  int64_t phase_since_ns = 0;
-  int64_t paused_since_ns = 0;  // 0 = its reader keeps up
-  uint32_t steps = 0;
-};
 
 struct Scheduler::Link {
   absl::Mutex mutex;
@@ -98,21 +90,6 @@ class Scheduler::Events final : public LeaseEvents {
   CallRequest request_;
 };
 
-// One step's rows and whose they are.
-struct Scheduler::Batch {
-  struct Part {
-    Call* call;
-    int32_t rows;
-    bool decode;
-    bool wants_logits;
-  };
-  std::vector<Part> parts;
-  std::vector<engine::Row> rows;
-  std::vector<engine::ContextView> views;
-  bool has_prefill = false;
-  bool alone = false;  // a prefill that nobody waits behind
-};
-
 Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
                      const engine::StepCost& cost, const SchedulerOptions& options, Clock& clock,
                      telemetry::Recorder& recorder)
@@ -125,6 +102,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
       logits_(static_cast<size_t>(options.max_batch) *
               static_cast<size_t>(model.info().vocab_size)),
+      level_shares_(LevelShares(model.info())),
       link_(std::make_shared<Link>()),
       office_(/*limit=*/static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16)),
       engine_thread_([this] { Run(); }) {
@@ -156,6 +134,7 @@ absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
                  .priority = request.priority,
                  .arrived_ns = call->times.arrived_ns,
                  .sequence = 0};
+  call->pacer = Pacer(request.pace, request.answer.max_tokens);
   call->request = std::move(request);
   call->sink = std::move(sink);
   absl::MutexLock lock(&mutex_);
@@ -362,13 +341,6 @@ void Scheduler::OnPrepared(Ticket ticket, const std::shared_ptr<Session>& sessio
                         .queue_position = call->queue_position});
 }
 
-void Scheduler::ClaimAhead(Call& call) {
-  const int32_t ahead = call.session->decoding() ? kTokensAhead : kPromptAhead;
-  if (const auto range = call.session->NextClaim(ahead)) {
-    call.lease->Claim(range->first, range->count);
-  }
-}
-
 void Scheduler::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks,
                           const std::string& refused) {
   Call* call = Find(ticket);
@@ -388,103 +360,6 @@ void Scheduler::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks,
   Commit(*call);
 }
 
-bool Scheduler::Step() {
-  const Batch batch = PlanBatch();
-  if (batch.rows.empty()) return false;
-  const int64_t started = clock_.SteadyNanos();
-  stop_step_ = false;
-  alone_ = batch.alone ? batch.parts.front().call->ticket : 0;
-  // Whoever arrived before alone_ was set could not stop the piece.
-  if (batch.alone && HasPosted()) return true;
-  const absl::Status computed =
-      model_.Forward({.rows = batch.rows, .contexts = batch.views}, logits_.data(), &stop_step_);
-  alone_ = 0;
-  const int64_t ended = clock_.SteadyNanos();
-  metrics_.StepDone();
-  if (absl::IsCancelled(computed)) {  // its rows come again, unless its call goes
-    interrupted_ns_ = ended;
-    return true;
-  }
-  if (!computed.ok()) {
-    for (const Batch::Part& part : batch.parts) Fail(*part.call, Annotate(computed, "engine"));
-    return true;
-  }
-  if (batch.has_prefill && !batch.alone) {
-    sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
-                   static_cast<double>(ended - started) / 1e3);
-  }
-  AfterStep(batch, started, ended);
-  return true;
-}
-
-Scheduler::Batch Scheduler::PlanBatch() {
-  const int64_t now = clock_.SteadyNanos();
-  std::vector<RunningCall> running;
-  std::vector<Call*> candidates;
-  int32_t decode_rows = 0;
-  for (const auto& [ticket, call] : calls_) {
-    if (call->phase != Phase::kRunning) continue;
-    const bool room = call->sink->HasRoom();
-    call->paused_since_ns = room ? 0 : (call->paused_since_ns != 0 ? call->paused_since_ns : now);
-    running.push_back({.order = call->order,
-                       .decoding = call->session->decoding(),
-                       .pending_rows = call->session->pending_rows(),
-                       .ready_rows = call->session->ready_rows(),
-                       .paused = !room});
-    candidates.push_back(call.get());
-    if (running.back().decoding && room) ++decode_rows;
-  }
-  Batch batch;
-  batch.alone = calls_.size() == 1 && decode_rows == 0 && now - interrupted_ns_ > kCalmNs;
-  const int32_t piece_rows = batch.alone ? kAloneRows : sizer_.Rows(decode_rows);
-  for (const PlannedRows& planned : PlanStep(running, piece_rows, now)) {
-    Call* call = candidates[planned.call];
-    const auto context = static_cast<int32_t>(batch.views.size());
-    batch.views.push_back(call->session->View());
-    const bool decode = running[planned.call].decoding;
-    const bool wants_logits = call->session->AppendRows(planned.rows, context, &batch.rows);
-    batch.parts.push_back(
-        {.call = call, .rows = planned.rows, .decode = decode, .wants_logits = wants_logits});
-    batch.has_prefill = batch.has_prefill || !decode;
-  }
-  return batch;
-}
-
-void Scheduler::AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns) {
-  const auto vocab = static_cast<size_t>(model_.info().vocab_size);
-  size_t next_logits = 0;
-  for (const Batch::Part& part : batch.parts) {
-    Call& call = *part.call;
-    metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, started_ns, ended_ns);
-    call.session->Advance(part.rows);
-    if (part.wants_logits) {
-      TakeToken(call, {logits_.data() + next_logits * vocab, vocab});
-      ++next_logits;
-    } else {
-      ClaimAhead(call);
-    }
-  }
-}
-
-void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
-  const int64_t started = clock_.SteadyNanos();
-  const auto delta = call.session->TakeLogits(logits);
-  const int64_t now = clock_.SteadyNanos();
-  if (!delta.ok()) return Fail(call, Annotate(delta.status(), "sampling"));
-  metrics_.Sampling(call.request.call_id, started, now);
-  if (call.times.first_token_ns == 0) {
-    call.times.first_token_ns = now;
-    call.times.prefill = now - call.phase_since_ns;
-  }
-  call.times.last_token_ns = now;
-  if (delta->token.has_value() || !delta->text.empty()) call.sink->Delta(*delta);
-  if (call.session->finished()) {
-    Commit(call);
-  } else {
-    ClaimAhead(call);
-  }
-}
-
 void Scheduler::DropStalled() {
   const int64_t now = clock_.SteadyNanos();
   std::vector<Ticket> stalled;
@@ -499,11 +374,15 @@ void Scheduler::CancelNow(Ticket ticket) {
   Call* call = Find(ticket);
   if (call == nullptr) return;
   if (call->phase == Phase::kCommitting) return;
-  if (call->phase != Phase::kRunning || !call->session->has_answer()) {
-    return Fail(*call, absl::CancelledError("cancelled before its first token"));
+  if (call->phase == Phase::kRunning && call->session->has_answer()) {
+    call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
+    return Commit(*call);
   }
-  call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
-  Commit(*call);
+  if (call->phase == Phase::kRunning && call->session->worth_keeping()) {
+    call->unanswered = true;
+    return Commit(*call);
+  }
+  Fail(*call, CancelledEarly());
 }
 
 void Scheduler::Commit(Call& call) {
@@ -513,8 +392,8 @@ void Scheduler::Commit(Call& call) {
   call.phase_since_ns = now;
   call.paused_since_ns = 0;
   Task commit = [session = call.session, lease = call.lease, times = call.times,
-                 unix_s = clock_.UnixNanos() / kNanosPerSecond]() {
-    LeaseCommit result = session->MakeCommit(unix_s);
+                 unanswered = call.unanswered, unix_s = clock_.UnixNanos() / kNanosPerSecond]() {
+    LeaseCommit result = unanswered ? session->MakeUnanswered() : session->MakeCommit(unix_s);
     result.outcome = session->Outcome();
     result.outcome.times = times;
     lease->Commit(std::move(result));
@@ -527,6 +406,7 @@ void Scheduler::OnCommitted(Ticket ticket) {
   if (call == nullptr) return;
   const int64_t now = clock_.SteadyNanos();
   metrics_.Committed(call->request.call_id, call->phase_since_ns, now);
+  if (call->unanswered) return Fail(*call, CancelledEarly());
   call->times.commit = now - call->phase_since_ns;
   CallOutcome outcome = call->session->Outcome();
   outcome.times = call->times;

@@ -64,7 +64,8 @@ class Scheduler {
   // UNAVAILABLE while draining. After an error the sink is not called.
   absl::StatusOr<Ticket> Submit(CallRequest request, std::shared_ptr<CallSink> sink);
   // Stops a call within one step. What it answered so far is committed, marked; a call without an
-  // answer leaves nothing.
+  // answer leaves nothing in the record, but the KV that it computed, so that its retry goes on
+  // from there.
   void Cancel(Ticket ticket);
 
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
@@ -107,6 +108,7 @@ class Scheduler {
   void AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns);
   void TakeToken(Call& call, std::span<const float> logits);
   void ClaimAhead(Call& call);
+  void KeepPace(Call& call);
   void DropStalled();
 
   void Commit(Call& call);
@@ -136,7 +138,8 @@ class Scheduler {
   PieceSizer sizer_;
   int64_t interrupted_ns_ = -kPatienceNs;  // when a long piece was last cut short
   std::map<Ticket, std::unique_ptr<Call>> calls_;
-  std::vector<float> logits_;  // [max_batch, vocab]
+  std::vector<float> logits_;         // [max_batch, vocab]
+  std::vector<double> level_shares_;  // what a token takes at each level, of the full model's
 
   std::shared_ptr<Link> link_;  // how lease events find this object, as long as it is there
   TaskThread office_;           // encodes, names and hashes, so that steps do not wait for it

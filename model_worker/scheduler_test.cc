@@ -160,8 +160,8 @@ TEST(SchedulerTest, CancelStopsWithinAStepAndKeepsThePartialAnswer) {
   });
 }
 
-TEST(SchedulerTest, CancelInsidePrefillStopsWithinAPieceAndLeavesNothing) {
-  SteppedModel stepped(kFakeVocab);
+// Cancels a call inside its prefill, at its second step.
+void CancelInPrefill(SteppedModel& stepped, Rig& rig, CallRequest request) {
   std::binary_semaphore reached(0);
   std::binary_semaphore go(0);
   stepped.on_step = [&] {
@@ -169,17 +169,74 @@ TEST(SchedulerTest, CancelInsidePrefillStopsWithinAPieceAndLeavesNothing) {
     reached.release();
     go.acquire();
   };
-  Rig rig(stepped.model);
-  const auto call = rig.Submit(Rig::Ask("c", std::string(200, 'x'), 10));
+  const auto call = rig.Submit(std::move(request));
   reached.acquire();
   rig.scheduler.Cancel(call.ticket);
   go.release();
   EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(stepped.Steps(), 2);
+  EXPECT_EQ(stepped.Steps(), 2) << "it stops within a piece";
+}
+
+TEST(SchedulerTest, CancelInsideAStatelessPrefillLeavesNothing) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  CancelInPrefill(stepped, rig, Rig::Ask("", std::string(200, 'x'), 10));
   rig.store.With([](FakeStore::State& state) {
-    EXPECT_TRUE(state.contexts["c"].segments.empty());
     EXPECT_EQ(state.aborts, 1);
     EXPECT_EQ(state.free.size(), 512u);
+  });
+}
+
+TEST(SchedulerTest, CancelInsidePrefillKeepsTheKvForTheRetryAndNothingOfTheRecord) {
+  SteppedModel stepped(kFakeVocab);
+  std::string expected;
+  {
+    Rig other(stepped.model);
+    expected = other.Submit(Rig::Ask("c", std::string(200, 'x'), 10)).sink->Wait()->text;
+  }
+  stepped.steps = 0;
+  Rig rig(stepped.model);
+  const CallRequest request = Rig::Ask("c", std::string(200, 'x'), 10);
+  CancelInPrefill(stepped, rig, request);
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_TRUE(state.contexts["c"].segments.empty());
+    ASSERT_EQ(state.commits.size(), 1u);
+    EXPECT_TRUE(state.commits[0].appended.empty());
+    EXPECT_EQ(state.commits[0].context_tokens, 0);
+    EXPECT_GE(state.contexts["c"].resident.size(), 8u);
+  });
+  const auto retried = rig.Submit(request).sink->Wait();
+  ASSERT_TRUE(retried.ok()) << retried.status();
+  EXPECT_GE(retried->usage.reused_tokens, 128);
+  EXPECT_EQ(retried->text, expected);
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.contexts["c"].segments.size(), 2u);
+    EXPECT_EQ(state.faults, 0);
+  });
+}
+
+TEST(SchedulerTest, AnotherPromptAfterACancelledOneTakesWhatFitsAndIsNoFault) {
+  SteppedModel stepped(kFakeVocab);
+  const auto talk = [](Rig& rig) {
+    return rig.Submit(Rig::Ask("c", "hello there, how are you", 10)).sink->Wait()->text;
+  };
+  std::string expected;
+  {
+    Rig other(stepped.model);
+    talk(other);
+    expected = other.Submit(Rig::Ask("c", std::string(60, 'y'), 10)).sink->Wait()->text;
+  }
+  Rig rig(stepped.model);
+  talk(rig);
+  stepped.steps = 0;
+  CancelInPrefill(stepped, rig, Rig::Ask("c", std::string(150, 'x'), 10));
+  const auto next = rig.Submit(Rig::Ask("c", std::string(60, 'y'), 10)).sink->Wait();
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->text, expected);
+  EXPECT_GT(next->usage.reused_tokens, 16) << "the conversation before";
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.faults, 0);
+    EXPECT_EQ(state.contexts["c"].segments.size(), 4u);
   });
 }
 
@@ -323,6 +380,84 @@ TEST(SchedulerTest, DrainLetsCallsFinishAndRefusesNewOnes) {
   EXPECT_EQ(
       rig.scheduler.Submit(Rig::Ask("c", "x"), std::make_shared<RecordingSink>()).status().code(),
       absl::StatusCode::kUnavailable);
+}
+
+std::vector<int32_t> Ids(const CallOutcome& outcome) {
+  std::vector<int32_t> ids;
+  for (const engine::Sample& token : outcome.tokens) ids.push_back(token.id);
+  return ids;
+}
+
+// The tiny real model with levels: one call cannot keep its pace and falls, the one beside it does
+// not notice; the fallen one's KV is what its record and its chunks' levels say.
+TEST(SchedulerTest, ACallBehindItsSloFallsToALowerLevel) {
+  const engine::TestFolder folder;
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  const std::unique_ptr<engine::Model> model =
+      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  Rig rig(*model, {}, 4096);
+  const auto alone = rig.Submit(Rig::Ask("", "beside", 30)).sink->Wait();
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->levels_percent, (std::vector<int32_t>{100}));
+
+  CallRequest hurried = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
+  hurried.pace.tpot_ms = 1e-6;
+  const auto fallen = rig.Submit(hurried);
+  const auto beside = rig.Submit(Rig::Ask("", "beside", 30));
+  const auto outcome = fallen.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{100, 20}));
+  const std::pair<int, int32_t> change(Pacer::kEvidence + 1, 20);
+  EXPECT_THAT(fallen.sink->level_changes(), testing::ElementsAre(change));
+  EXPECT_EQ(Ids(*beside.sink->Wait()), Ids(*alone));
+  rig.store.With([](FakeStore::State& state) {
+    const FakeStore::Context& context = state.contexts["c"];
+    EXPECT_EQ(context.segments[0].level_percent, 100);
+    EXPECT_EQ(context.segments[1].level_percent, 20);
+    EXPECT_EQ(context.resident.front().name.level_percent, 100);
+    EXPECT_EQ(context.resident.back().name.level_percent, 20);
+  });
+  const auto next = rig.Submit(Rig::Ask("c", "and on", 4)).sink->Wait();
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_GT(next->usage.reused_tokens, outcome->usage.prompt_tokens + 32);
+  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+}
+
+TEST(SchedulerTest, ACallInTimeKeepsItsLevel) {
+  const engine::TestFolder folder;
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  const std::unique_ptr<engine::Model> model =
+      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  Rig rig(*model, {}, 4096);
+  CallRequest request = Rig::Ask("", "hello", 30);
+  request.pace.tpot_ms = 1e6;
+  EXPECT_EQ(rig.Submit(request).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
+}
+
+// A shortened prompt is what the model reads; the record keeps all of it, and the next call's
+// history is rendered as its KV was made.
+TEST(SchedulerTest, AShortenedPromptStaysWholeInTheRecord) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  CallRequest request = Rig::Ask("c", "keep drop keep", 8);
+  request.answer.prompt[0].kept = {{0, 4}, {9, 14}};
+  request.pruned_words = 1;
+  const auto shortened = rig.Submit(request).sink->Wait();
+  ASSERT_TRUE(shortened.ok()) << shortened.status();
+  EXPECT_EQ(shortened->usage.pruned_words, 1);
+  const auto written = rig.Submit(Rig::Ask("d", "keep keep", 8)).sink->Wait();
+  EXPECT_EQ(shortened->text, written->text) << "as if it had been written so";
+  EXPECT_EQ(shortened->usage.prompt_tokens, written->usage.prompt_tokens);
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.contexts["c"].segments[0].text, "keep drop keep");
+    EXPECT_EQ(state.contexts["c"].segments[0].kept.size(), 2u);
+  });
+  const auto next = rig.Submit(Rig::Ask("c", "on", 8)).sink->Wait();
+  EXPECT_EQ(next->text, rig.Submit(Rig::Ask("d", "on", 8)).sink->Wait()->text);
+  EXPECT_EQ(next->usage.reused_tokens, next->usage.context_tokens - 1);
+  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
 }
 
 // The tiny real model: what a call answers does not depend on who answers beside it.

@@ -39,10 +39,15 @@ class StreamSink final : public CallSink {
     wire->set_queue_position(static_cast<uint32_t>(accepted.queue_position));
     queue_->Push(std::move(response));
   }
+  void LevelChanged(int32_t level_percent) override { new_level_percent_ = level_percent; }
   void Delta(const engine::AnswerDelta& delta) override {
     if (delta.text.empty() && !delta.token.has_value()) return;
     v1::RunResponse response;
     *response.mutable_delta() = engine::ToWire(delta, sampling_, tokenizer_);
+    if (new_level_percent_ != 0) {
+      response.mutable_delta()->set_model_level_percent(
+          static_cast<uint32_t>(std::exchange(new_level_percent_, 0)));
+    }
     queue_->Push(std::move(response));
   }
   void Finished(const CallOutcome& outcome) override {
@@ -67,6 +72,7 @@ class StreamSink final : public CallSink {
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::Tokenizer& tokenizer_;
+  int32_t new_level_percent_ = 0;  // to be told with the next delta; 0 = nothing
 };
 
 class ModelWorkerService final : public v1::ModelWorker::CallbackService {
@@ -127,6 +133,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.decision = request.decision().SerializeAsString();
     call.priority = request.priority();
     call.deadline_steady_ns = request.deadline_steady_ns();
+    call.pace = {.tpot_ms = request.tpot_limit_ms(), .end_by_ns = request.end_by_steady_ns()};
+    call.pruned_words = static_cast<int32_t>(request.pruned_words());
     auto sink =
         std::make_shared<StreamSink>(queue, call.answer.sampling, parts_.env.encoder.tokenizer());
     const auto ticket = parts_.scheduler.Submit(std::move(call), std::move(sink));
@@ -150,7 +158,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   // Counts as a call would see it: with the context's record before the prompt.
   absl::Status CountTokens(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
     WITHY_ASSIGN_OR_RETURN(std::vector<engine::Segment> prompt,
-                           engine::PromptFromWire(request.prompt(), {}));
+                           engine::PromptFromWire(request.prompt(), request.kept()));
     ContextInfo context;
     if (!request.context_id().empty()) {
       WITHY_ASSIGN_OR_RETURN(context,
@@ -175,7 +183,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   void FillInfo(v1::GetWorkerInfoResponse* response) const {
     *response->mutable_model() = engine::Describe(parts_.env.model, "target", parts_.env.window);
-    *response->mutable_cost() = engine::ToWire(parts_.cost);
+    *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     const SchedulerLoad load = parts_.scheduler.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));

@@ -26,6 +26,7 @@ struct Answer {
   v1::RunAccepted accepted;
   std::string text;
   v1::GenerateFinished finished;
+  std::vector<uint32_t> new_levels;  // as deltas told them
   bool retry_hint = false;
 };
 
@@ -117,6 +118,8 @@ class ServiceTest : public testing::Test {
       if (response.has_finished()) answer.finished = response.finished();
       if (!response.has_delta()) continue;
       answer.text += response.delta().text();
+      if (response.delta().has_model_level_percent())
+        answer.new_levels.push_back(response.delta().model_level_percent());
       if (++deltas == cancel_after) context.TryCancel();
     }
     answer.status = reader->Finish();
@@ -254,6 +257,53 @@ TEST_F(ServiceTest, CountsTokensAsACallSeesThem) {
   EXPECT_THAT(info.model().levels_percent(), testing::ElementsAre(100));
   EXPECT_GT(info.cost().prefill_us_per_token(), 0);
   EXPECT_EQ(info.load().queue_limit(), 64u);
+}
+
+TEST_F(ServiceTest, ALevelThatFallsInMidAnswerIsTold) {
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  config_.mutable_model()->set_path(
+      engine::WriteTiny(folder_, shape, engine::GgmlType::kQ8_0, "elastic.gguf"));
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  v1::RunRequest request = Asking("ctx", "hello", 30);
+  request.set_tpot_limit_ms(1e-6);
+  const Answer fallen = Run(request);
+  ASSERT_TRUE(fallen.status.ok()) << fallen.status.error_message();
+  EXPECT_THAT(fallen.new_levels, testing::ElementsAre(20));
+  EXPECT_THAT(fallen.finished.model_levels_percent(), testing::ElementsAre(100, 20));
+  EXPECT_THAT(fallen.finished.explanation(), HasSubstr("from 100 % to 20 %"));
+  const Answer steady = Run(Asking("ctx", "hello", 30));
+  EXPECT_THAT(steady.new_levels, testing::IsEmpty());
+  EXPECT_THAT(steady.finished.model_levels_percent(), testing::ElementsAre(100));
+  EXPECT_EQ(steady.finished.explanation(), "");
+}
+
+TEST_F(ServiceTest, AShortenedPromptIsCountedAsItIsAnswered) {
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  v1::RunRequest request = Asking("", "keep drop keep");
+  v1::KeptSpans& kept = *request.add_kept();
+  for (const auto& [begin, end] : {std::pair(0, 4), std::pair(9, 14)}) {
+    v1::ByteSpan& span = *kept.add_spans();
+    span.set_begin(static_cast<uint32_t>(begin));
+    span.set_end(static_cast<uint32_t>(end));
+  }
+  request.set_pruned_words(1);
+  const Answer answer = Run(request);
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_EQ(answer.finished.usage().pruned_words(), 1u);
+  v1::TokenizeRequest count;
+  *count.mutable_prompt() = request.prompt();
+  *count.mutable_kept() = request.kept();
+  grpc::ClientContext client;
+  rpc::SetTimeout(&client, absl::Seconds(60));
+  v1::TokenizeResponse counted;
+  ASSERT_TRUE(stub_->Tokenize(&client, count, &counted).ok());
+  EXPECT_EQ(counted.prompt_tokens(), answer.finished.usage().prompt_tokens());
+  EXPECT_EQ(Run(Asking("", "keep keep")).text, answer.text);
 }
 
 TEST_F(ServiceTest, MissingModelAndUnknownTemplateNameTheRemedy) {

@@ -41,12 +41,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
       std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
-  session->AdoptResident();
   CallUsage& usage = session->usage_;
   usage.context_tokens = encoded.history_tokens;
+  session->AdoptResident();
   usage.prompt_tokens = session->prompt_end_ - encoded.history_tokens;
   usage.reused_tokens = session->computed_;
   usage.prefilled_tokens = session->prompt_end_ - session->computed_;
+  usage.pruned_words = request.pruned_words;
   return session;
 }
 
@@ -56,6 +57,7 @@ Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease 
       request_(request),
       opened_(std::move(opened)),
       level_(engine::LevelIndex(env.model, request.answer.level_percent)),
+      level_spans_{{.first = 0, .percent = request.answer.level_percent}},
       sampler_(std::move(sampler)),
       answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop) {}
 
@@ -83,18 +85,24 @@ bool Session::HeadersMatch(const ResidentChunk& chunk) const {
 void Session::AdoptResident() {
   std::vector<ChunkName> names;
   for (const ResidentChunk& chunk : opened_.resident) names.push_back(chunk.name);
-  size_t matching = env_.namer.MatchingChunks(names, ids_);
-  for (size_t i = 0; i < matching; ++i) {
-    if (!HeadersMatch(opened_.resident[i])) matching = i;
+  const size_t named = env_.namer.MatchingChunks(names, ids_);
+  size_t matching = 0;
+  while (matching < named && HeadersMatch(opened_.resident[matching])) ++matching;
+  if (matching < names.size()) {
+    const int32_t end = static_cast<int32_t>(matching) * kChunk + names[matching].tokens;
+    if (matching < named || end <= usage_.context_tokens) {
+      faulty_chunk_ = static_cast<int32_t>(matching);
+    }
   }
-  if (matching < opened_.resident.size()) faulty_chunk_ = static_cast<int32_t>(matching);
   for (size_t i = 0; i < matching; ++i) {
+    // The last token is always computed, for its logits are where the answer begins; what is
+    // computed is not written into a chunk that has it already.
+    if (computed_ + names[i].tokens >= prompt_end_) matching = i;
+    if (i == matching) break;
     PushChunk(opened_.resident[i].where.blocks);
     computed_ += names[i].tokens;
   }
   kept_.assign(names.begin(), names.begin() + static_cast<int64_t>(matching));
-  // The last token is always computed: its logits are where the answer begins.
-  computed_ = std::min(computed_, prompt_end_ - 1);
   read_only_tokens_ = computed_;
 }
 
@@ -154,6 +162,19 @@ absl::Status Session::AddBlocks(std::span<const ChunkBlocks> chunks) {
   return absl::OkStatus();
 }
 
+void Session::LowerLevel(int32_t percent) {
+  level_ = engine::LevelIndex(env_.model, percent);
+  level_spans_.push_back({.first = computed_, .percent = percent});
+}
+
+int32_t Session::LevelAt(int32_t position) const {
+  int32_t percent = level_spans_.front().percent;
+  for (const LevelSpan& span : level_spans_) {
+    if (span.first <= position) percent = span.percent;
+  }
+  return percent;
+}
+
 absl::StatusOr<engine::AnswerDelta> Session::TakeLogits(std::span<const float> logits) {
   answer_begun_ = true;
   WITHY_ASSIGN_OR_RETURN(engine::Sample sample, sampler_.Pick(logits, ids_.size(), ids_));
@@ -162,6 +183,9 @@ absl::StatusOr<engine::AnswerDelta> Session::TakeLogits(std::span<const float> l
   if (answer_.reason() == engine::FinishReason::kEndOfTurn) return delta;
   ids_.push_back(sample.id);
   tokens_.push_back(sample);
+  if (answer_levels_.empty() || answer_levels_.back() != level_percent()) {
+    answer_levels_.push_back(level_percent());
+  }
   delta.token = std::move(sample);
   if (!finished() && static_cast<int32_t>(ids_.size()) >= env_.window) {
     delta.text += answer_.Finish(engine::FinishReason::kContextFull);
@@ -182,7 +206,7 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   engine::Segment& answer = appended.emplace_back();
   answer.role = "assistant";
   answer.text = answer_.text();
-  answer.level_percent = request_.answer.level_percent;
+  answer.level_percent = level_percent();
   answer.cancelled = reason() == engine::FinishReason::kCancelled;
   answer.ended = reason() == engine::FinishReason::kEndOfTurn;
   answer.unix_s = unix_s;
@@ -214,7 +238,10 @@ int32_t Session::RecordTokens(std::span<const engine::Segment> appended, int32_t
 
 std::vector<ChunkName> Session::NameChunks(int32_t tokens) const {
   const auto chunks = static_cast<size_t>(ChunksFor(tokens));
-  std::vector<int32_t> levels(chunks, request_.answer.level_percent);
+  std::vector<int32_t> levels;  // the lowest of each chunk, which is that of its last token
+  for (size_t i = 0; i < chunks; ++i) {
+    levels.push_back(LevelAt(std::min(static_cast<int32_t>(i + 1) * kChunk, tokens) - 1));
+  }
   std::vector<ChunkName> kept;
   for (size_t i = 0; i < std::min(kept_.size(), chunks); ++i) {
     const int32_t end = static_cast<int32_t>(i) * kChunk + kept_[i].tokens;
@@ -257,14 +284,30 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) const {
   commit.appended = AppendedSegments(unix_s);
   int32_t usable = 0;
   commit.context_tokens = RecordTokens(commit.appended, &usable);
-  commit.chunks = NameChunks(usable);
+  NameAndStamp(usable, &commit);
+  return commit;
+}
+
+// Less than a chunk is computed again as fast as it is kept.
+bool Session::worth_keeping() const {
+  return !request_.context_id.empty() && !answer_begun_ && computed_ - read_only_tokens_ >= kChunk;
+}
+
+LeaseCommit Session::MakeUnanswered() const {
+  LeaseCommit commit;
+  commit.context_tokens = usage_.context_tokens;
+  NameAndStamp(computed_, &commit);
+  return commit;
+}
+
+void Session::NameAndStamp(int32_t tokens, LeaseCommit* commit) const {
+  commit->chunks = NameChunks(tokens);
   size_t unchanged = 0;
-  while (unchanged < std::min(kept_.size(), commit.chunks.size()) &&
-         kept_[unchanged].identity == commit.chunks[unchanged].identity) {
+  while (unchanged < std::min(kept_.size(), commit->chunks.size()) &&
+         kept_[unchanged].identity == commit->chunks[unchanged].identity) {
     ++unchanged;
   }
-  StampHeaders(commit.chunks, unchanged);
-  return commit;
+  StampHeaders(commit->chunks, unchanged);
 }
 
 CallOutcome Session::Outcome() const {
@@ -273,6 +316,7 @@ CallOutcome Session::Outcome() const {
   outcome.text = answer_.text();
   outcome.seed = request_.answer.sampling.seed;
   outcome.tokens = tokens_;
+  outcome.levels_percent = answer_levels_;
   outcome.usage = usage_;
   return outcome;
 }

@@ -46,7 +46,8 @@ class Session {
                                                          OpenedLease opened);
 
   // The first resident chunk that is not what its identity says, if any; it has to be reported
-  // before the first claim.
+  // before the first claim. A chunk that reaches beyond the record, left there by a call that ended
+  // before its answer, is none: it fits this prompt or is claimed anew.
   std::optional<int32_t> faulty_chunk() const { return faulty_chunk_; }
   const CallUsage& usage() const { return usage_; }
 
@@ -72,6 +73,12 @@ class Session {
   absl::Status AddBlocks(std::span<const ChunkBlocks> chunks);
   void ClaimRefused() { claim_.reset(); }
 
+  // --- the level
+  int32_t level_percent() const { return level_spans_.back().percent; }
+  // Rows that are appended from now on are computed at this level of the model's, a lower one than
+  // before.
+  void LowerLevel(int32_t percent);
+
   // --- the answer
   // Picks the next token from the logits of the last token. Errors: as Sampler::Pick.
   absl::StatusOr<engine::AnswerDelta> TakeLogits(std::span<const float> logits);
@@ -84,24 +91,39 @@ class Session {
   // What to leave behind, and the headers of the blocks that were written, stamped for it. `unix_s`
   // is the present time.
   LeaseCommit MakeCommit(int64_t unix_s) const;
+  // Whether enough was computed that a call which ends before its answer should keep it, so that
+  // its retry goes on from there.
+  bool worth_keeping() const;
+  // What such a call leaves behind: KV and its names, nothing for the record.
+  LeaseCommit MakeUnanswered() const;
   CallOutcome Outcome() const;
 
  private:
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
           engine::Sampler sampler);
 
+  // Computed at `percent` from position `first` on.
+  struct LevelSpan {
+    int32_t first = 0;
+    int32_t percent = 100;
+  };
+
+  int32_t LevelAt(int32_t position) const;
   void AdoptResident();
   bool HeadersMatch(const ResidentChunk& chunk) const;
   void PushChunk(std::span<const uint32_t> blocks);
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
   int32_t RecordTokens(std::span<const engine::Segment> appended, int32_t* usable) const;
   std::vector<ChunkName> NameChunks(int32_t tokens) const;
+  void NameAndStamp(int32_t tokens, LeaseCommit* commit) const;
   void StampHeaders(std::span<const ChunkName> names, size_t first) const;
 
   const SessionEnv& env_;
   const CallRequest request_;
   const OpenedLease opened_;
-  const int32_t level_;  // index of the model's level
+  int32_t level_;                            // index of the model's level
+  std::vector<LevelSpan> level_spans_;       // at least one; the levels fall
+  std::vector<int32_t> answer_levels_ = {};  // that tokens were made at
   engine::Sampler sampler_;
   engine::AnswerStream answer_;
 

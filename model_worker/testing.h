@@ -148,6 +148,11 @@ class FakeStore final : public LeaseSource {
     std::vector<ChunkBlocks> given;
     const bool refused = With([&](State& state) {
       const auto layers = static_cast<size_t>(state.layers);
+      auto& resident = state.contexts[lease.open_.context_id].resident;
+      while (resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
+        lease.claimed_[resident.back().where.chunk] = resident.back().where.blocks;
+        resident.pop_back();
+      }
       if (state.free.size() < layers * static_cast<size_t>(chunks)) return true;
       for (int32_t i = 0; i < chunks; ++i) {
         std::vector<uint32_t>& blocks = lease.claimed_[first_chunk + i];
@@ -201,6 +206,10 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     accepted_ = accepted;
   }
+  void LevelChanged(int32_t level_percent) override {
+    absl::MutexLock lock(&mutex_);
+    level_changes_.emplace_back(tokens_, level_percent);
+  }
   void Delta(const engine::AnswerDelta& delta) override {
     absl::MutexLock lock(&mutex_);
     text_ += delta.text;
@@ -241,6 +250,11 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     return accepted_;
   }
+  // Tokens told before the change, and the new level.
+  std::vector<std::pair<int, int32_t>> level_changes() const {
+    absl::MutexLock lock(&mutex_);
+    return level_changes_;
+  }
   void set_has_room(bool has_room) {
     absl::MutexLock lock(&mutex_);
     has_room_ = has_room;
@@ -254,6 +268,7 @@ class RecordingSink final : public CallSink {
   absl::Status status_;
   std::string text_;
   int tokens_ = 0;
+  std::vector<std::pair<int, int32_t>> level_changes_;
   bool has_room_ = true;
 };
 

@@ -20,6 +20,8 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
           {.name = "withy_worker_calls_failed_total", .help = "Calls that ended in an error."})),
       faults_(recorder.counter({.name = "withy_kv_chunk_faults_total",
                                 .help = "Resident chunks that were not what they claim."})),
+      level_drops_(recorder.counter({.name = "withy_level_drops_total",
+                                     .help = "Times a running call went on at a lower level."})),
       running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls being answered."})),
       queued_(recorder.gauge({.name = "withy_calls_queued", .help = "Calls waiting."})) {
   using engine::FinishReason;

@@ -29,6 +29,7 @@ class WorkerMetrics {
   void Finished(uint64_t call_id, const CallOutcome& outcome);
   void Failed() { failed_.Add(); }
   void Faulted() { faults_.Add(); }
+  void LevelDropped() { level_drops_.Add(); }
   void Load(size_t running, size_t queued);
 
  private:
@@ -39,6 +40,7 @@ class WorkerMetrics {
   telemetry::Counter& steps_;
   telemetry::Counter& failed_;
   telemetry::Counter& faults_;
+  telemetry::Counter& level_drops_;
   std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
   telemetry::Gauge& running_;
   telemetry::Gauge& queued_;

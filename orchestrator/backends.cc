@@ -137,7 +137,7 @@ Backends::Backends(const v1::Config& config) : clients_(std::make_unique<Clients
 
 Backends::~Backends() = default;
 
-Backends::Result<v1::BindAppResponse> Backends::BindApp(const v1::BindAppRequest& request,
+Backends::Result<v1::BindAppResponse> Backends::BindApp(const v1::StoreBindAppRequest& request,
                                                         absl::Time deadline) {
   return Unary(clients_->store, *clients_->store_stub, &v1::ContextStore::Stub::BindApp, request,
                {deadline});
@@ -147,11 +147,6 @@ Backends::Result<v1::AuthenticateAppResponse> Backends::AuthenticateApp(
     const v1::AuthenticateAppRequest& request, absl::Time deadline) {
   return Unary(clients_->store, *clients_->store_stub, &v1::ContextStore::Stub::AuthenticateApp,
                request, {deadline});
-}
-
-Backends::Result<v1::ListAppsResponse> Backends::ListApps(absl::Time deadline) {
-  return Unary(clients_->store, *clients_->store_stub, &v1::ContextStore::Stub::ListApps,
-               v1::ListAppsRequest(), {deadline});
 }
 
 Backends::Result<v1::CreateContextResponse> Backends::CreateContext(

@@ -38,10 +38,9 @@ class Backends {
   using Result = absl::StatusOr<Response>;
 
   // context_store
-  Result<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request, absl::Time deadline);
+  Result<v1::BindAppResponse> BindApp(const v1::StoreBindAppRequest& request, absl::Time deadline);
   Result<v1::AuthenticateAppResponse> AuthenticateApp(const v1::AuthenticateAppRequest& request,
                                                       absl::Time deadline);
-  Result<v1::ListAppsResponse> ListApps(absl::Time deadline);
   Result<v1::CreateContextResponse> CreateContext(const v1::StoreCreateContextRequest& request,
                                                   absl::Time deadline);
   Result<v1::GetContextResponse> GetContext(const v1::StoreGetContextRequest& request,

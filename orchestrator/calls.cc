@@ -6,6 +6,13 @@
 #include "absl/strings/str_cat.h"
 
 namespace withy::orchestrator {
+namespace {
+
+// How often a waiting call looks whether the running ones bear it by now: slack also changes where
+// nothing happens.
+constexpr absl::Duration kHoldPoll = absl::Milliseconds(20);
+
+}  // namespace
 
 absl::Status CallTable::Arrive(uint64_t id) {
   absl::MutexLock lock(&mutex_);
@@ -42,7 +49,10 @@ Load CallTable::LoadBefore(Lane lane, const QueueKey& key) const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, entry] : entries_) {
     if (entry.lane != lane || id == key.id) continue;
-    if (entry.running()) load.running.push_back(entry.work);
+    if (entry.running()) {
+      load.running.push_back(entry.work);
+      load.running.back().slack = SlackOf(entry.demand, ProgressOf(entry), now);
+    }
     if (entry.state == State::kWaiting && GoesBefore(entry.key, key, now)) ahead.push_back(&entry);
   }
   std::sort(ahead.begin(), ahead.end(),
@@ -52,7 +62,7 @@ Load CallTable::LoadBefore(Lane lane, const QueueKey& key) const {
 }
 
 absl::Status CallTable::WaitForSlot(Lane lane, const QueueKey& key, const OtherCall& work,
-                                    CallControl& control) {
+                                    const CallDemand& demand, CallControl& control) {
   control.SetHook([this] { Poke(); });
   {
     absl::MutexLock lock(&mutex_);
@@ -61,9 +71,13 @@ absl::Status CallTable::WaitForSlot(Lane lane, const QueueKey& key, const OtherC
     entry.lane = lane;
     entry.key = key;
     entry.work = work;
-    GrantSlots(lane);
+    entry.demand = demand;
     const auto ready = [&] { return entry.running() || control.cancelled(); };
-    mutex_.AwaitWithDeadline(absl::Condition(&ready), control.deadline());
+    do {
+      GrantSlots(lane);
+      mutex_.AwaitWithDeadline(absl::Condition(&ready),
+                               std::min(control.deadline(), absl::Now() + kHoldPoll));
+    } while (!ready() && absl::Now() < control.deadline());
   }
   control.SetHook(nullptr);
   return control.Check();
@@ -88,8 +102,9 @@ void CallTable::Generated(uint64_t id, uint32_t tokens) {
   absl::MutexLock lock(&mutex_);
   const auto it = entries_.find(id);
   if (it == entries_.end()) return;
-  uint32_t& left = it->second.work.remaining_tokens;
-  left -= std::min(left, tokens);
+  Entry& entry = it->second;
+  entry.generated += tokens;
+  entry.work.remaining_tokens -= std::min(entry.work.remaining_tokens, tokens);
 }
 
 DecodeSurroundings CallTable::Surroundings(uint64_t id) const {
@@ -126,16 +141,43 @@ CallTable::Counts CallTable::counts() const {
 
 void CallTable::GrantSlots(Lane lane) {
   const int64_t now = clock_.SteadyNanos();
-  for (uint32_t running = Running(lane); running < options_.slots[static_cast<int>(lane)];
-       ++running) {
-    Entry* next = nullptr;
-    for (auto& [id, entry] : entries_) {
-      if (entry.lane != lane || entry.state != State::kWaiting) continue;
-      if (next == nullptr || GoesBefore(entry.key, next->key, now)) next = &entry;
-    }
-    if (next == nullptr) return;
-    next->state = State::kPrefilling;
+  std::vector<Entry*> waiting;
+  for (auto& [id, entry] : entries_) {
+    if (entry.lane == lane && entry.state == State::kWaiting) waiting.push_back(&entry);
   }
+  std::sort(waiting.begin(), waiting.end(),
+            [&](const Entry* a, const Entry* b) { return GoesBefore(a->key, b->key, now); });
+  uint32_t running = Running(lane);
+  for (Entry* next : waiting) {
+    if (running >= options_.slots[static_cast<int>(lane)]) return;
+    if (!RunningBear(lane, *next, now)) continue;
+    next->state = State::kPrefilling;
+    next->granted_ns = now;
+    ++running;
+  }
+}
+
+bool CallTable::RunningBear(Lane lane, const Entry& newcomer, int64_t now_ns) const {
+  if (now_ns - newcomer.key.arrived_ns >= kPatienceNs) return true;
+  double pending_ms = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.lane == lane && entry.running())
+      pending_ms += LeftPrefillMs(entry.demand, ProgressOf(entry), now_ns);
+  }
+  const Newcomer demand{newcomer.demand.prefill_ms, newcomer.demand.row_ms};
+  return std::none_of(entries_.begin(), entries_.end(), [&](const auto& element) {
+    const Entry& entry = element.second;
+    if (entry.lane != lane || !entry.running()) return false;
+    const CallProgress progress = ProgressOf(entry);
+    const double others_ms = pending_ms - LeftPrefillMs(entry.demand, progress, now_ns);
+    return HoldMs(demand, SlackOf(entry.demand, progress, now_ns), others_ms, options_.piece_ms) >
+           0;
+  });
+}
+
+CallProgress CallTable::ProgressOf(const Entry& entry) {
+  return {entry.granted_ns, entry.state == State::kDecoding ? entry.first_token_ns : 0,
+          entry.generated, entry.work.remaining_tokens};
 }
 
 uint32_t CallTable::Running(Lane lane) const {

@@ -1,6 +1,7 @@
 // All calls of the orchestrator: who was admitted, who waits, who runs, and how much work they
-// still have. Bounded. Neighbours: queue_order.h says who goes first, latency_model.h predicts from
-// the Load given here, generate.cc walks each call through its states.
+// still have. Bounded. Neighbours: queue_order.h says who goes first, slack.h whether the running
+// calls bear it, latency_model.h predicts from the Load given here, generate.cc walks each call
+// through its states.
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@
 #include "orchestrator/call_control.h"
 #include "orchestrator/latency_model.h"
 #include "orchestrator/queue_order.h"
+#include "orchestrator/slack.h"
 
 namespace withy::orchestrator {
 
@@ -49,9 +51,12 @@ class CallTable {
   // What runs in `lane` and would go before a call with this key.
   Load LoadBefore(Lane lane, const QueueKey& key) const;
 
-  // Waits until the call may run. Errors: CANCELLED, DEADLINE_EXCEEDED.
+  // Waits until the call may run: there is a slot, no other call goes before it, and no running
+  // call would miss its SLO because of it (slack.h). A call that must wait for that last reason
+  // lets others pass, and is held no longer than kPatienceNs. Errors: CANCELLED,
+  // DEADLINE_EXCEEDED.
   absl::Status WaitForSlot(Lane lane, const QueueKey& key, const OtherCall& work,
-                           CallControl& control);
+                           const CallDemand& demand, CallControl& control);
 
   // Progress of a running call. FirstToken: its prefill is done.
   void FirstToken(uint64_t id);
@@ -78,6 +83,9 @@ class CallTable {
     Lane lane = Lane::kTarget;
     QueueKey key;
     OtherCall work;
+    CallDemand demand;
+    int64_t granted_ns = 0;
+    uint32_t generated = 0;
     double rows_integral_start = 0;
     double prefilled_start = 0;
     int64_t first_token_ns = 0;
@@ -91,6 +99,9 @@ class CallTable {
   };
 
   void GrantSlots(Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool RunningBear(Lane lane, const Entry& newcomer, int64_t now_ns) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static CallProgress ProgressOf(const Entry& entry);
   uint32_t Running(Lane lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entries_.empty(); }
   // Brings the integral to now and changes the number of decoding calls.

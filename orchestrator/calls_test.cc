@@ -53,8 +53,9 @@ class CallTableTest : public ::testing::Test {
   absl::Status Wait(CallTable& table, uint64_t id, CallControl& control, int priority = 0) {
     return table.WaitForSlot(
         Lane::kTarget, {.priority = priority, .arrived_ns = static_cast<int64_t>(id), .id = id},
-        {10, 20}, control);
+        {10, 20}, demand_, control);
   }
+  CallDemand demand_;
   FakeClock clock_;
   CallControl forever_{absl::InfiniteFuture()};
 };
@@ -113,6 +114,62 @@ TEST_F(CallTableTest, CancelAndDeadlineEndTheWait) {
   table.Leave(3);
   EXPECT_EQ(table.counts().running, 1u);
   EXPECT_EQ(table.counts().waiting, 0u);
+}
+
+// Whether a call that waits has been let go, once it has had the time for it.
+bool Granted(CallTable& table, uint32_t running) {
+  for (int i = 0; i < 20 && table.counts().running < running; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return table.counts().running >= running;
+}
+
+TEST_F(CallTableTest, APrefillWaitsForTheSlackOfWhatRuns) {
+  CallTable table({.limit = 8, .slots = {4, 4}, .piece_ms = 50}, clock_);
+  for (uint64_t id = 1; id <= 3; ++id) ASSERT_TRUE(table.Arrive(id).ok());
+  // 10 ms a token and 12 promised: 32 ms of slack at its first token.
+  demand_.token_ms = 10;
+  demand_.tpot_limit_ms = 12;
+  ASSERT_TRUE(Wait(table, 1, forever_).ok());
+  table.FirstToken(1);
+  table.Generated(1, 1);
+  demand_ = CallDemand();
+  demand_.prefill_ms = 200;
+  CallControl control(absl::InfiniteFuture());
+  std::thread longer([&] { EXPECT_TRUE(Wait(table, 2, control).ok()); });
+  EXPECT_FALSE(Granted(table, 2));
+  // A short one passes.
+  demand_.prefill_ms = 30;
+  ASSERT_TRUE(Wait(table, 3, forever_).ok());
+  table.Leave(3);
+  const Load load = table.LoadBefore(Lane::kTarget, {.arrived_ns = 99, .id = 9});
+  ASSERT_EQ(load.running.size(), 1u);
+  EXPECT_DOUBLE_EQ(load.running[0].slack.ms, 32);
+  // Its tokens come faster than promised, until it can bear the long one.
+  table.Generated(1, 10);
+  clock_.Advance(100 * kNanosPerMilli);
+  EXPECT_FALSE(Granted(table, 2));
+  table.Generated(1, 7);
+  EXPECT_TRUE(Granted(table, 2)) << "two tokens are left, and 108 ms";
+  longer.join();
+}
+
+TEST_F(CallTableTest, NobodyIsHeldForEver) {
+  CallTable table({.limit = 8, .slots = {4, 4}, .piece_ms = 50}, clock_);
+  for (uint64_t id = 1; id <= 2; ++id) ASSERT_TRUE(table.Arrive(id).ok());
+  demand_.token_ms = 10;
+  demand_.end_by_ns = 3000 * kSecond;
+  demand_.prefill_ms = 1e9;
+  ASSERT_TRUE(Wait(table, 1, forever_).ok());
+  table.FirstToken(1);
+  demand_.prefill_ms = 1e9;
+  demand_.row_ms = 1e9;
+  CallControl control(absl::InfiniteFuture());
+  std::thread held([&] { EXPECT_TRUE(Wait(table, 2, control).ok()); });
+  EXPECT_FALSE(Granted(table, 2));
+  clock_.Advance(kPatienceNs + 2);
+  EXPECT_TRUE(Granted(table, 2));
+  held.join();
 }
 
 TEST_F(CallTableTest, TellsTheLoadAndWhatRanBeside) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -48,18 +49,54 @@ std::string ModelWords(uint32_t level_percent) {
                               : absl::StrCat("the model at ", level_percent, " %");
 }
 
+std::string Setting(uint32_t prompt_percent, uint32_t level_percent) {
+  if (prompt_percent == 100) return ModelWords(level_percent);
+  return absl::StrCat(prompt_percent, " % of the prompt's words and ", ModelWords(level_percent));
+}
+
+std::string Setting(const Candidate& candidate) {
+  return Setting(candidate.prompt_percent, candidate.level_percent);
+}
+
 bool MeetsPrediction(const SloTargets& targets, const Prediction& prediction) {
   return Within(prediction.ttft_ms, targets.ttft_ms) &&
          Within(prediction.tpot_ms, targets.tpot_ms) &&
          Within(prediction.end_to_end_ms, targets.end_to_end_ms);
 }
 
-// The highest level that meets the targets, else null. Candidates ascend.
+bool AnyMeets(const SloTargets& targets, const std::vector<Candidate>& candidates) {
+  return std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+    return MeetsPrediction(targets, candidate.predicted);
+  });
+}
+
+// At least as much of both and more of one.
+bool Dominates(const Candidate& a, const Candidate& b) {
+  return a.prompt_percent >= b.prompt_percent && a.level_percent >= b.level_percent &&
+         (a.prompt_percent > b.prompt_percent || a.level_percent > b.level_percent);
+}
+
+// Higher = the better answer is expected, among candidates of which none dominates another.
+auto Quality(const Candidate& candidate) {
+  return std::tuple(candidate.probability, candidate.prompt_percent * candidate.level_percent,
+                    candidate.level_percent);
+}
+
+// The best that meets the targets, else null.
 const Candidate* BestMeeting(const std::vector<Candidate>& candidates, const SloTargets& targets) {
-  for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {
-    if (MeetsPrediction(targets, it->predicted)) return &*it;
+  std::vector<const Candidate*> meeting;
+  for (const Candidate& candidate : candidates) {
+    if (MeetsPrediction(targets, candidate.predicted)) meeting.push_back(&candidate);
   }
-  return nullptr;
+  const Candidate* best = nullptr;
+  for (const Candidate* candidate : meeting) {
+    const bool dominated = std::any_of(meeting.begin(), meeting.end(), [&](const Candidate* other) {
+      return Dominates(*other, *candidate);
+    });
+    if (dominated) continue;
+    if (best == nullptr || Quality(*candidate) > Quality(*best)) best = candidate;
+  }
+  return best;
 }
 
 const Candidate* Fastest(const std::vector<Candidate>& candidates) {
@@ -69,41 +106,88 @@ const Candidate* Fastest(const std::vector<Candidate>& candidates) {
                             });
 }
 
+const Candidate* Find(const std::vector<Candidate>& candidates, const LevelPair& pair) {
+  for (const Candidate& candidate : candidates) {
+    if (candidate.prompt_percent == pair.prompt_percent &&
+        candidate.level_percent == pair.level_percent) {
+      return &candidate;
+    }
+  }
+  return nullptr;
+}
+
 struct Choice {
   const Candidate* candidate;
   v1::DecisionReason reason;
   std::string explanation;
 };
 
+// What the TLM chose, if it is there and meets the SLO.
+const Candidate* TlmChoice(const DecisionInput& input, const std::vector<Candidate>& allowed,
+                           const SloTargets& targets) {
+  if (!input.tlm.has_value()) return nullptr;
+  const Candidate* chosen = Find(allowed, *input.tlm);
+  return chosen != nullptr && MeetsPrediction(targets, chosen->predicted) ? chosen : nullptr;
+}
+
+// The candidate to run, or null when none meets even what the tolerance allows.
+const Candidate* Best(const DecisionInput& input, const std::vector<Candidate>& allowed,
+                      const SloTargets& targets, const SloTargets& judged) {
+  const Candidate* full = &allowed.back();
+  if (MeetsPrediction(judged, full->predicted)) return full;
+  if (const Candidate* chosen = TlmChoice(input, allowed, targets)) return chosen;
+  const Candidate* exact = BestMeeting(allowed, targets);
+  return exact != nullptr ? exact : BestMeeting(allowed, judged);
+}
+
+std::string WhyNotTlm(const DecisionInput& input) {
+  if (!input.without_tlm.empty()) {
+    return absl::StrCat(" The latency model alone decided: ", input.without_tlm, ".");
+  }
+  if (!input.tlm.has_value()) return "";
+  return absl::StrCat(" The TLM chose ",
+                      Setting(input.tlm->prompt_percent, input.tlm->level_percent),
+                      ", which is predicted to miss the SLO.");
+}
+
 Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
-              const SloTargets& targets) {
-  if (!targets.any() && input.fixed_level_percent == 0) {
-    const Candidate* full = &allowed.back();
+              const SloTargets& targets, const SloTargets& judged) {
+  const bool fixed = input.fixed_level_percent != 0 || input.fixed_prompt;
+  const Candidate* full = &allowed.back();
+  if (!targets.any() && !fixed) {
     return {full, v1::DECISION_REASON_FULL_MEETS_SLO,
             "No SLO was given: " + ModelWords(full->level_percent) + " on the whole prompt."};
   }
-  const Candidate* best = BestMeeting(allowed, targets);
+  const Candidate* best = Best(input, allowed, targets, judged);
   const Candidate* chosen = best != nullptr ? best : Fastest(allowed);
-  if (input.fixed_level_percent != 0) {
-    return {chosen, v1::DECISION_REASON_FIXED_BY_CALLER,
-            absl::StrCat("The caller fixed ", ModelWords(chosen->level_percent),
-                         best != nullptr ? "." : ", which is predicted to miss the SLO.")};
+  if (fixed) {
+    return {
+        chosen, v1::DECISION_REASON_FIXED_BY_CALLER,
+        absl::StrCat("The caller fixed ", input.fixed_prompt ? "the prompt's level" : "",
+                     input.fixed_prompt && input.fixed_level_percent != 0 ? " and " : "",
+                     input.fixed_level_percent != 0 ? "the model's" : "", ": ", Setting(*chosen),
+                     best != nullptr ? "." : ", which is predicted to miss the SLO.")};
   }
   if (best == nullptr) {
     return {chosen, v1::DECISION_REASON_BEST_EFFORT,
-            absl::StrCat("Nothing meets the SLO (", Wanted(targets),
-                         "): ", ModelWords(chosen->level_percent),
+            absl::StrCat("Nothing meets the SLO (", Wanted(targets), "): ", Setting(*chosen),
                          ", the fastest there is, is predicted to take ",
-                         Figures(chosen->predicted), ".")};
+                         Figures(chosen->predicted), ".", WhyNotTlm(input))};
   }
-  if (best == &allowed.back()) {
+  if (best == full) {
     return {best, v1::DECISION_REASON_FULL_MEETS_SLO,
             "The whole model on the whole prompt is predicted to meet the SLO (" + Wanted(targets) +
                 ")."};
   }
+  if (best == TlmChoice(input, allowed, targets)) {
+    return {best, v1::DECISION_REASON_TLM,
+            absl::StrCat("The TLM chose ", Setting(*best),
+                         ", and the latency model agrees that it meets the SLO (", Wanted(targets),
+                         ").")};
+  }
   return {best, v1::DECISION_REASON_LATENCY_MODEL,
-          absl::StrCat("The latency model chose ", ModelWords(best->level_percent),
-                       ", the largest that meets the SLO (", Wanted(targets), ").")};
+          absl::StrCat("The latency model chose ", Setting(*best),
+                       ", the best that meets the SLO (", Wanted(targets), ").", WhyNotTlm(input))};
 }
 
 }  // namespace
@@ -120,9 +204,44 @@ SloTargets ResolveSlo(const v1::Slo& slo, const Prediction& full_idle) {
   return targets;
 }
 
+SloRatios RatiosOf(const v1::Slo& slo, const Prediction& full_idle) {
+  const auto share = [](double target_ms, double full_ms) {
+    constexpr double kSmallest = 1e-3;
+    return full_ms > 0 ? std::clamp(target_ms / full_ms, kSmallest, 1.0) : 1.0;
+  };
+  SloRatios ratios;
+  if (slo.ttft_ratio() > 0) ratios.ttft = slo.ttft_ratio();
+  if (slo.tpot_ratio() > 0) ratios.tpot = slo.tpot_ratio();
+  if (slo.ttft_ms() > 0) ratios.ttft = share(slo.ttft_ms(), full_idle.ttft_ms);
+  if (slo.tpot_ms() > 0) ratios.tpot = share(slo.tpot_ms(), full_idle.tpot_ms);
+  if (slo.end_to_end_ms() > 0) {
+    ratios.ttft = ratios.tpot = share(slo.end_to_end_ms(), full_idle.end_to_end_ms);
+  }
+  return ratios;
+}
+
+SloTargets Tolerate(const v1::Slo& slo, const SloTargets& targets) {
+  SloTargets wider = targets;
+  if (slo.ttft_ratio() > 0) wider.ttft_ms *= 1 + kRatioTolerance;
+  if (slo.tpot_ratio() > 0) wider.tpot_ms *= 1 + kRatioTolerance;
+  return wider;
+}
+
 bool Meets(const SloTargets& targets, const v1::Latency& latency) {
   return Within(latency.ttft_ms(), targets.ttft_ms) && Within(latency.tpot_ms(), targets.tpot_ms) &&
          Within(latency.end_to_end_ms(), targets.end_to_end_ms);
+}
+
+bool FullMeets(const DecisionInput& input) {
+  const SloTargets judged = Tolerate(input.slo, ResolveSlo(input.slo, input.full_idle));
+  return MeetsPrediction(judged, input.candidates.back().predicted);
+}
+
+bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
+                const std::vector<Candidate>& without) {
+  if (AnyMeets(targets, with)) return true;
+  if (AnyMeets(targets, without)) return false;
+  return Fastest(with)->predicted.end_to_end_ms < Fastest(without)->predicted.end_to_end_ms;
 }
 
 absl::StatusOr<v1::Decision> Decide(const DecisionInput& input) {
@@ -138,28 +257,30 @@ absl::StatusOr<v1::Decision> Decide(const DecisionInput& input) {
                      ": the model has no such level; 0 lets withy decide"));
   }
   const SloTargets targets = ResolveSlo(input.slo, input.full_idle);
-  const Choice choice = Choose(input, allowed, targets);
-  const bool meets = MeetsPrediction(targets, choice.candidate->predicted);
+  const SloTargets judged = Tolerate(input.slo, targets);
+  const Choice choice = Choose(input, allowed, targets, judged);
+  const bool meets = MeetsPrediction(judged, choice.candidate->predicted);
   if (!meets && input.slo.strict()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the strict SLO (", Wanted(targets), ") cannot be met now; best attainable: ",
-        Figures(choice.candidate->predicted), " with ", ModelWords(choice.candidate->level_percent),
+        Figures(choice.candidate->predicted), " with ", Setting(*choice.candidate),
         ". Relax slo, shorten the prompt, lower limits.max_tokens, or set slo.strict to false"));
   }
   v1::Decision decision;
   decision.set_model_level_percent(choice.candidate->level_percent);
-  decision.set_prompt_level_percent(100);
+  decision.set_prompt_level_percent(choice.candidate->prompt_percent);
   decision.set_speculation(false);
   decision.set_reason(choice.reason);
-  decision.set_explanation(choice.explanation);
+  std::string explanation = choice.explanation;
+  if (!input.note.empty()) absl::StrAppend(&explanation, " ", input.note);
   if (input.speculation_wanted) {
-    decision.set_explanation(choice.explanation +
-                             " Speculation was asked for, but this server has none.");
+    absl::StrAppend(&explanation, " Speculation was asked for, but this server has none.");
   }
+  decision.set_explanation(explanation);
   decision.set_predicted_to_meet_slo(meets);
   *decision.mutable_predicted() = ToLatency(choice.candidate->predicted);
   *decision.mutable_full_model() = ToLatency(input.full_idle);
-  decision.set_predicted_prompt_tokens(input.prompt_tokens);
+  decision.set_predicted_prompt_tokens(choice.candidate->prefill_tokens);
   decision.set_predicted_reused_tokens(input.reused_tokens);
   return decision;
 }

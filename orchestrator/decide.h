@@ -1,9 +1,14 @@
-// Chooses the model level for a call by its SLO and by what the latency model predicts.
-// Pure. Neighbours: latency_model.h makes the predictions, generate.cc asks and reports.
-// Levers come lossless first: reused KV is in the predictions already; only then the model shrinks.
+// Chooses how much of the prompt and of the model answers a call, by its SLO, by what the latency
+// model predicts, and by what the TLM makes of the prompt. Pure. Neighbours: latency_model.h makes
+// the predictions, tlm_reader.h reads, prepare.cc asks and reports.
+// Levers come lossless first: reused KV is in the predictions already; only then prompt and model
+// shrink. Source: ElastiLM section 3.3; where its check falls back to a random decision that meets
+// the SLO, ours takes the best predicted one.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,6 +28,22 @@ struct SloTargets {
 // Ratios are taken of `full_idle`, the full model on an idle board (ElastiLM section 3.1).
 SloTargets ResolveSlo(const v1::Slo& slo, const Prediction& full_idle);
 
+// An SLO as the TLM reads it, as shares of `full_idle`; 1 = no limit. Range (0, 1]. Milliseconds
+// become the share that they are; an end-to-end time becomes the same share for both.
+struct SloRatios {
+  double ttft = 1;
+  double tpot = 1;
+};
+SloRatios RatiosOf(const v1::Slo& slo, const Prediction& full_idle);
+
+// A ratio's denominator is a prediction, and the same call's time differs by some per cent from one
+// run to the next: a latency this share above a ratio's target still meets it.
+inline constexpr double kRatioTolerance = 0.05;
+
+// `targets` as a latency is judged by them: those that `slo` gives as ratios are widened by the
+// tolerance.
+SloTargets Tolerate(const v1::Slo& slo, const SloTargets& targets);
+
 // TPOT counts only when there were two tokens.
 bool Meets(const SloTargets& targets, const v1::Latency& latency);
 
@@ -30,22 +51,48 @@ bool Meets(const SloTargets& targets, const v1::Latency& latency);
 struct Candidate {
   uint32_t level_percent = 100;
   Prediction predicted;
+  uint32_t prompt_percent = 100;
+  double probability = 0;       // that the TLM gives to this pair of levels
+  uint32_t prefill_tokens = 0;  // that the prediction counted
+};
+
+struct LevelPair {
+  uint32_t prompt_percent = 100;
+  uint32_t level_percent = 100;
 };
 
 struct DecisionInput {
   v1::Slo slo;
   uint32_t fixed_level_percent = 0;  // 0 = decide
-  std::vector<Candidate>
-      candidates;  // one a level, ascending; not empty; holds the fixed level when one is given
+  // Not empty; holds the fixed level when one is given. By prompt level, then by model level,
+  // ascending: the last is the most that there is.
+  std::vector<Candidate> candidates;
   Prediction full_idle;
-  uint32_t prompt_tokens = 0;  // to compute
   uint32_t reused_tokens = 0;
   bool speculation_wanted = false;
+  bool fixed_prompt = false;          // the caller chose the prompt level of the candidates
+  std::optional<LevelPair> tlm = {};  // what the TLM chose
+  std::string without_tlm = {};       // why it had no say; empty = it had, or was not needed
+  std::string note = {};              // a sentence that goes into the explanation
 };
 
-// The highest level that meets the SLO; when none does, the fastest one (told in `explanation`), or
-// for a strict SLO Errors: FAILED_PRECONDITION naming the target that is missed and the best
-// attainable figures. The decision's predicted latency is that of the chosen candidate.
+// Whether no lever is needed: the most that there is meets the SLO, or there is none.
+bool FullMeets(const DecisionInput& input);
+
+// Whether reading the prompt with the TLM can pay: `with` holds guesses for all pairs of levels,
+// the reading's time included, `without` the model levels on the whole prompt. Neither is empty.
+bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
+                const std::vector<Candidate>& without);
+
+// In this order: the most that there is, when it meets the SLO; the TLM's pair, when it does; the
+// best other pair that does; when none does, the fastest one (told in `explanation`), or for a
+// strict SLO Errors: FAILED_PRECONDITION naming the target that is missed and the best attainable
+// figures. The best pair: no other that meets the SLO has more of both, prompt and model; among
+// those the one the TLM finds likeliest, then the one with the most of both together.
+// The decision's predicted latency is that of the chosen candidate.
+// The full model, and a level when nothing else is left, may use the tolerance of a ratio; a lower
+// level that is chosen for its speed has to meet the target itself, so that noise does not make it
+// miss.
 absl::StatusOr<v1::Decision> Decide(const DecisionInput& input);
 
 }  // namespace withy::orchestrator

@@ -11,6 +11,7 @@ namespace withy::orchestrator {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Prediction Make(double ttft_ms, double tpot_ms) {
   return {0, ttft_ms, tpot_ms, ttft_ms + 10 * tpot_ms};
@@ -83,6 +84,191 @@ TEST(DecideTest, ARatioOfOneIsMetByTheIdleFullModel) {
   input.slo.set_tpot_ratio(1);
   input.slo.set_strict(true);
   EXPECT_TRUE(Decide(input).ok());
+}
+
+TEST(DecideTest, NoiseOfAPerCentNeitherShrinksNorRefusesTheFullModel) {
+  DecisionInput input = Levels({20, 60, 100});
+  input.full_idle = Make(99, 9.9);  // the full model is predicted to take a per cent more than this
+  input.slo.set_ttft_ratio(1);
+  input.slo.set_tpot_ratio(1);
+  input.slo.set_strict(true);
+  const auto decision = Decide(input);
+  ASSERT_TRUE(decision.ok()) << decision.status();
+  EXPECT_EQ(decision->model_level_percent(), 100u);
+  EXPECT_EQ(decision->reason(), v1::DECISION_REASON_FULL_MEETS_SLO);
+  EXPECT_TRUE(decision->predicted_to_meet_slo());
+
+  input.full_idle = Make(90, 9);  // a tenth is more than noise
+  EXPECT_EQ(Decide(input)->model_level_percent(), 60u);
+  input.candidates = {input.candidates.back()};
+  EXPECT_EQ(Decide(input).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(DecideTest, ALowerLevelMeetsTheRatioItself) {
+  DecisionInput input = Levels({20, 52, 100});
+  input.slo.set_ttft_ratio(0.5);
+  EXPECT_EQ(Decide(input)->model_level_percent(), 20u) << "52 % is within the tolerance only";
+  input.candidates.erase(input.candidates.begin());
+  EXPECT_EQ(Decide(input)->model_level_percent(), 52u) << "but better than nothing";
+  EXPECT_TRUE(Decide(input)->predicted_to_meet_slo());
+}
+
+TEST(DecideTest, MillisecondsHaveNoTolerance) {
+  DecisionInput input = Levels({60, 100});
+  input.slo.set_ttft_ms(99);
+  EXPECT_EQ(Decide(input)->model_level_percent(), 60u);
+}
+
+TEST(DecideTest, AMeasurementIsJudgedWithTheToleranceOfItsRatio) {
+  const Prediction full = Make(100, 10);
+  v1::Slo slo;
+  slo.set_ttft_ratio(1);
+  slo.set_tpot_ratio(0.5);
+  const SloTargets judged = Tolerate(slo, ResolveSlo(slo, full));
+  v1::Latency measured;
+  measured.set_ttft_ms(104);
+  measured.set_tpot_ms(5.2);
+  EXPECT_TRUE(Meets(judged, measured));
+  measured.set_tpot_ms(5.3);
+  EXPECT_FALSE(Meets(judged, measured));
+  slo.Clear();
+  slo.set_ttft_ms(100);
+  EXPECT_FALSE(Meets(Tolerate(slo, ResolveSlo(slo, full)), measured));
+}
+
+// Pairs whose first token takes prompt * model, whose pace the model alone.
+DecisionInput Pairs(const std::vector<uint32_t>& prompts, const std::vector<uint32_t>& levels) {
+  DecisionInput input;
+  input.full_idle = Make(100, 10);
+  for (const uint32_t prompt : prompts) {
+    for (const uint32_t level : levels) {
+      Candidate& candidate = input.candidates.emplace_back();
+      candidate.prompt_percent = prompt;
+      candidate.level_percent = level;
+      candidate.predicted = Make(prompt * level / 100.0, level / 10.0);
+      candidate.prefill_tokens = prompt;
+    }
+  }
+  return input;
+}
+
+TEST(DecideTest, TheTlmsPairIsTakenWhenItMeets) {
+  DecisionInput input = Pairs({20, 60, 100}, {20, 60, 100});
+  input.slo.set_ttft_ratio(0.4);
+  input.tlm = LevelPair{60, 60};
+  const auto decision = Decide(input);
+  ASSERT_TRUE(decision.ok());
+  EXPECT_EQ(decision->prompt_level_percent(), 60u);
+  EXPECT_EQ(decision->model_level_percent(), 60u);
+  EXPECT_EQ(decision->reason(), v1::DECISION_REASON_TLM);
+  EXPECT_EQ(decision->predicted_prompt_tokens(), 60u);
+  EXPECT_DOUBLE_EQ(decision->predicted().ttft_ms(), 36);
+  EXPECT_THAT(decision->explanation(),
+              HasSubstr("The TLM chose 60 % of the prompt's words and the model at 60 %"));
+  // A lighter pair than need be is taken, too: the TLM knows the prompt.
+  input.tlm = LevelPair{20, 20};
+  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_TLM);
+  EXPECT_EQ(Decide(input)->prompt_level_percent(), 20u);
+  // But not where nothing has to give.
+  input.slo.set_ttft_ratio(1);
+  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_FULL_MEETS_SLO);
+  EXPECT_EQ(Decide(input)->prompt_level_percent(), 100u);
+}
+
+TEST(DecideTest, APairThatWouldMissIsReplacedByTheBestThatMeets) {
+  DecisionInput input = Pairs({20, 60, 100}, {20, 60, 100});
+  input.slo.set_ttft_ratio(0.4);
+  input.tlm = LevelPair{100, 60};
+  // Of those that meet none has more of both than 20+100, 60+60 and 100+20.
+  const auto chosen = [&] {
+    const auto decision = Decide(input);
+    EXPECT_EQ(decision->reason(), v1::DECISION_REASON_LATENCY_MODEL);
+    EXPECT_THAT(decision->explanation(), HasSubstr("The TLM chose the model at 60 %, which"));
+    return std::pair(decision->prompt_level_percent(), decision->model_level_percent());
+  };
+  EXPECT_EQ(chosen(), std::pair(60u, 60u)) << "the most of both together";
+  for (Candidate& candidate : input.candidates) {
+    candidate.probability = candidate.prompt_percent == 100 && candidate.level_percent == 20;
+  }
+  EXPECT_EQ(chosen(), std::pair(100u, 20u)) << "the likeliest";
+  for (Candidate& candidate : input.candidates) {
+    candidate.probability = candidate.prompt_percent == 20 && candidate.level_percent == 60;
+  }
+  EXPECT_EQ(chosen(), std::pair(60u, 60u)) << "never one with less of both";
+}
+
+TEST(DecideTest, TheToleranceIsNotForTheTlm) {
+  DecisionInput input = Pairs({20, 60, 100}, {20, 60, 100});
+  input.slo.set_ttft_ratio(0.35);  // 60+60 takes 0.36
+  input.tlm = LevelPair{60, 60};
+  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_LATENCY_MODEL);
+}
+
+TEST(DecideTest, SaysWhyTheTlmHadNoSay) {
+  DecisionInput input = Levels({20, 60, 100});
+  input.without_tlm = "no TLM is loaded";
+  input.note = "And a note.";
+  EXPECT_THAT(Decide(input)->explanation(), Not(HasSubstr("TLM"))) << "it was not needed";
+  input.slo.set_ttft_ratio(0.7);
+  EXPECT_THAT(Decide(input)->explanation(),
+              HasSubstr("The latency model alone decided: no TLM is loaded. And a note."));
+  input.slo.set_ttft_ratio(0.01);
+  EXPECT_THAT(Decide(input)->explanation(), HasSubstr("no TLM is loaded"));
+}
+
+TEST(DecideTest, StrictNamesTheFastestPair) {
+  DecisionInput input = Pairs({20, 100}, {20, 100});
+  input.slo.set_ttft_ms(3);
+  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_BEST_EFFORT);
+  EXPECT_EQ(Decide(input)->prompt_level_percent(), 20u);
+  input.slo.set_strict(true);
+  EXPECT_THAT(std::string(Decide(input).status().message()),
+              HasSubstr("TTFT 4 ms, TPOT 2 ms, end to end 24 ms with 20 % of the prompt's words"));
+}
+
+TEST(DecideTest, APromptThatTheCallerFixedIsNotDecided) {
+  DecisionInput input = Pairs({60}, {20, 60, 100});
+  input.fixed_prompt = true;
+  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_FIXED_BY_CALLER);
+  EXPECT_EQ(Decide(input)->model_level_percent(), 100u);
+  EXPECT_THAT(Decide(input)->explanation(), HasSubstr("fixed the prompt's level: 60 %"));
+  input.slo.set_ttft_ms(40);
+  EXPECT_EQ(Decide(input)->model_level_percent(), 60u);
+}
+
+TEST(DecideTest, RatiosAsTheTlmReadsThem) {
+  const Prediction full = Make(100, 10);  // 200 end to end
+  const auto ratios = [&](auto set) {
+    v1::Slo slo;
+    set(slo);
+    const SloRatios made = RatiosOf(slo, full);
+    return std::pair(made.ttft, made.tpot);
+  };
+  EXPECT_EQ(ratios([](v1::Slo&) {}), std::pair(1.0, 1.0));
+  EXPECT_EQ(ratios([](v1::Slo& slo) { slo.set_ttft_ratio(0.4); }), std::pair(0.4, 1.0));
+  EXPECT_EQ(ratios([](v1::Slo& slo) {
+              slo.set_ttft_ms(30);
+              slo.set_tpot_ms(7);
+            }),
+            std::pair(0.3, 0.7));
+  EXPECT_EQ(ratios([](v1::Slo& slo) { slo.set_end_to_end_ms(50); }), std::pair(0.25, 0.25));
+  EXPECT_EQ(ratios([](v1::Slo& slo) { slo.set_ttft_ms(1e6); }), std::pair(1.0, 1.0));
+  EXPECT_GT(ratios([](v1::Slo& slo) { slo.set_tpot_ms(1e-9); }).second, 0);
+}
+
+TEST(DecideTest, ReadingHasToPay) {
+  SloTargets targets = ResolveSlo({}, {});
+  targets.ttft_ms = 50;
+  const auto at = [](double ttft_ms) {
+    Candidate candidate;
+    candidate.predicted = Make(ttft_ms, 1);
+    return std::vector<Candidate>{candidate};
+  };
+  EXPECT_TRUE(PaysToRead(targets, at(40), at(45))) << "it may choose better";
+  EXPECT_TRUE(PaysToRead(targets, at(40), at(60)));
+  EXPECT_FALSE(PaysToRead(targets, at(60), at(45))) << "its own time would break the SLO";
+  EXPECT_TRUE(PaysToRead(targets, at(60), at(70))) << "both miss: the faster way";
+  EXPECT_FALSE(PaysToRead(targets, at(80), at(70)));
 }
 
 // Against brute force: no allowed level above the chosen one meets, and "meets" is said truly.

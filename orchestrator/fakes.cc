@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "base/config.h"
 #include "gtest/gtest.h"
@@ -55,18 +56,23 @@ Status FakeStore::FindResult(grpc::ServerContext*, const v1::FindResultRequest* 
   return Status::OK;
 }
 
-Status FakeStore::ListApps(grpc::ServerContext*, const v1::ListAppsRequest*,
-                           v1::ListAppsResponse* response) {
-  const std::lock_guard lock(mutex_);
-  v1::AppInfo& app = *response->add_apps();
-  app.set_app_id("app_1");
-  app.set_app("one");
-  app.set_contexts(contexts_);
+Status FakeStore::BindApp(grpc::ServerContext*, const v1::StoreBindAppRequest* request,
+                          v1::BindAppResponse* response) {
+  if (request->operator_renewal()) return {StatusCode::INTERNAL, "not for the orchestrator"};
+  if (request->app() == "one" && request->current_token() != "good")
+    return {StatusCode::ALREADY_EXISTS, "an app named one is registered"};
+  response->set_app_id(request->app() == "one" ? "app_1" : "app_2");
+  response->set_token("fresh");
   return Status::OK;
 }
 
 Status FakeStore::CreateContext(grpc::ServerContext*, const v1::StoreCreateContextRequest* request,
                                 v1::CreateContextResponse* response) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (refuses_contexts_)
+      return {StatusCode::RESOURCE_EXHAUSTED, "the app has 5 contexts; the limit is 5"};
+  }
   response->mutable_context()->set_context_id("ctx_of_" + request->app_id());
   response->mutable_context()->set_title(request->request().title());
   return Status::OK;
@@ -97,9 +103,9 @@ int FakeStore::authentications() const {
   return authentications_;
 }
 
-void FakeStore::set_contexts(uint32_t contexts) {
+void FakeStore::RefuseContexts() {
   const std::lock_guard lock(mutex_);
-  contexts_ = contexts;
+  refuses_contexts_ = true;
 }
 
 Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* request,
@@ -134,13 +140,27 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   event.mutable_finished()->set_reason(v1::FINISH_REASON_END_OF_TURN);
   event.mutable_finished()->set_seed(request->sampling().seed());
   event.mutable_finished()->mutable_usage()->set_completion_tokens(3);
+  event.mutable_finished()->mutable_usage()->set_pruned_words(request->pruned_words());
   writer->Write(event);
   return Status::OK;
 }
 
 Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
                             v1::TokenizeResponse* response) {
-  response->set_prompt_tokens(static_cast<uint32_t>(request->prompt().text().size()));
+  size_t bytes = request->prompt().text().size();
+  for (const v1::Message& message : request->prompt().messages().messages()) {
+    bytes += message.content().size();
+  }
+  if (!request->kept().empty()) {
+    bytes = 0;
+    for (int i = 0; i < request->kept_size(); ++i) {
+      const auto& messages = request->prompt().messages().messages();
+      if (request->kept(i).spans().empty())
+        bytes += messages.empty() ? request->prompt().text().size() : messages[i].content().size();
+      for (const v1::ByteSpan& span : request->kept(i).spans()) bytes += span.end() - span.begin();
+    }
+  }
+  response->set_prompt_tokens(static_cast<uint32_t>(bytes));
   return Status::OK;
 }
 
@@ -151,7 +171,10 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   model.set_role("target");
   model.set_context_length(512);
   model.set_vocabulary(1000);
-  model.add_levels_percent(100);
+  {
+    const std::lock_guard lock(mutex_);
+    model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
+  }
   response->mutable_cost()->set_prefill_us_per_token(1000);
   response->mutable_cost()->set_decode_us_per_token(10'000);
   response->mutable_status()->set_model_bytes(123);
@@ -174,13 +197,25 @@ std::vector<v1::RunRequest> FakeWorker::runs() const {
   return runs_;
 }
 
-Board::Board(uint32_t queue_limit, uint32_t max_batch) {
+void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
+  const std::lock_guard lock(mutex_);
+  levels_ = std::move(percents);
+}
+
+v1::Config Board::Limits(uint32_t queue_limit, uint32_t max_batch) {
+  v1::Config config;
+  config.mutable_orchestrator()->set_queue_limit(queue_limit);
+  config.mutable_model()->set_max_batch(max_batch);
+  return config;
+}
+
+Board::Board(const v1::Config& config) : config_(config) {
   char pattern[] = "/tmp/withy_orchestrator_XXXXXX";
   dir_ = mkdtemp(pattern);
   config_.set_run_dir(dir_ + "/run");
   config_.set_state_dir(dir_ + "/state");
-  config_.mutable_orchestrator()->set_queue_limit(queue_limit);
-  config_.mutable_model()->set_max_batch(max_batch);
+  if (config_.orchestrator().tlm_path().empty())
+    config_.mutable_orchestrator()->set_tlm_path("off");
   EXPECT_TRUE(FillDefaults(&config_).ok());
   store_server_ = Serve("context_store", config_.store().listen(), &store);
   StartWorker();
@@ -227,6 +262,21 @@ Outcome Board::Generate(const v1::GenerateRequest& request, grpc::ClientContext*
     outcome.retry_after_ms.assign(it->second.data(), it->second.size());
   }
   return outcome;
+}
+
+OpenCall::OpenCall(Board& board, const v1::GenerateRequest& request) {
+  Authorise(&context);
+  reader = board.stub().Generate(&context, request);
+  v1::GenerateResponse message;
+  while (reader->Read(&message) && !message.has_delta()) {
+  }
+}
+
+grpc::Status OpenCall::Finish() {
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  return reader->Finish();
 }
 
 v1::GenerateRequest Ask(const std::string& text) {

@@ -19,37 +19,46 @@
 
 namespace withy::orchestrator {
 
-// Knows the token "good" of app "app_1". Thread-safe.
+// Knows the token "good" of app "app_1", which is registered as "one". Thread-safe.
 class FakeStore final : public v1::ContextStore::Service {
  public:
   grpc::Status AuthenticateApp(grpc::ServerContext*, const v1::AuthenticateAppRequest* request,
                                v1::AuthenticateAppResponse* response) override;
   grpc::Status FindResult(grpc::ServerContext*, const v1::FindResultRequest* request,
                           v1::FindResultResponse* response) override;
-  grpc::Status ListApps(grpc::ServerContext*, const v1::ListAppsRequest*,
-                        v1::ListAppsResponse* response) override;
+  grpc::Status BindApp(grpc::ServerContext*, const v1::StoreBindAppRequest* request,
+                       v1::BindAppResponse* response) override;
   grpc::Status CreateContext(grpc::ServerContext*, const v1::StoreCreateContextRequest* request,
                              v1::CreateContextResponse* response) override;
   grpc::Status GetContext(grpc::ServerContext*, const v1::StoreGetContextRequest* request,
                           v1::GetContextResponse* response) override;
+  grpc::Status ListContexts(grpc::ServerContext*, const v1::StoreListContextsRequest*,
+                            v1::ListContextsResponse*) override {
+    return grpc::Status::OK;  // none: an empty message
+  }
+  grpc::Status DeleteContext(grpc::ServerContext*, const v1::StoreDeleteContextRequest*,
+                             v1::DeleteContextResponse*) override {
+    return grpc::Status::OK;
+  }
   grpc::Status GetStoreInfo(grpc::ServerContext*, const v1::GetStoreInfoRequest*,
                             v1::GetStoreInfoResponse* response) override;
 
   void Keep(const std::string& request_id, const std::string& digest,
             const v1::StoredResult& result);
   int authentications() const;
-  void set_contexts(uint32_t contexts);
+  // CreateContext is refused from now on, as over the app's limit.
+  void RefuseContexts();
 
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::pair<std::string, v1::StoredResult>>
       results_;  // by request_id: digest, result
   int authentications_ = 0;
-  uint32_t contexts_ = 0;
+  bool refuses_contexts_ = false;
 };
 
-// One token a byte; 1 ms a prompt token, 10 ms a generated one. Its answer to a prompt follows the
-// prompt's words:
+// One token a byte that is kept; 1 ms a prompt token, 10 ms a generated one. Its answer to a prompt
+// follows the prompt's words:
 //   "hold"        one token, then nothing until Release() or the end of the call
 //   "die early"   UNAVAILABLE before the first token, once
 //   "die late"    UNAVAILABLE after the first token
@@ -69,10 +78,13 @@ class FakeWorker final : public v1::ModelWorker::Service {
   // Waits until so many calls have ended because they were cancelled.
   void AwaitCancelled(int count);
   std::vector<v1::RunRequest> runs() const;
+  // The model's levels, in per cent; until then it has the full one alone. Before the first call.
+  void SetLevels(std::vector<uint32_t> percents);
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<uint32_t> levels_ = {100};
   std::vector<v1::RunRequest> runs_;
   bool released_ = false;
   bool died_ = false;
@@ -89,10 +101,13 @@ struct Outcome {
 };
 
 // A real orchestrator before the fakes. The store and the worker are up from the start; draft and
-// profiler are not there.
+// profiler are not there, nor is a TLM unless the configuration names one.
 class Board {
  public:
-  explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4);
+  explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4)
+      : Board(Limits(queue_limit, max_batch)) {}
+  // `config` without its directories.
+  explicit Board(const v1::Config& config);
   ~Board();
 
   void StartWorker();
@@ -108,12 +123,22 @@ class Board {
   FakeWorker worker;
 
  private:
+  static v1::Config Limits(uint32_t queue_limit, uint32_t max_batch);
+
   std::string dir_;
   v1::Config config_;
   std::unique_ptr<rpc::Server> store_server_;
   std::unique_ptr<rpc::Server> worker_server_;
   std::unique_ptr<rpc::Process> orchestrator_;
   std::unique_ptr<v1::LlmService::Stub> stub_;
+};
+
+// Starts a call and waits for its first token; the call then goes on.
+struct OpenCall {
+  OpenCall(Board& board, const v1::GenerateRequest& request);
+  grpc::Status Finish();
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
 };
 
 v1::GenerateRequest Ask(const std::string& text);

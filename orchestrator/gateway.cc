@@ -6,6 +6,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "orchestrator/validate.h"
+#include "orchestrator/worker_facts.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -24,21 +25,6 @@ CallTableOptions TableOptions(const v1::Config& config) {
 
 int Index(Lane lane) { return static_cast<int>(lane); }
 
-ModelLimits LimitsOf(Lane lane, const v1::ModelDescription& model) {
-  ModelLimits limits;
-  limits.context_length = model.context_length();
-  limits.vocabulary = model.vocabulary();
-  limits.levels_percent.assign(model.levels_percent().begin(), model.levels_percent().end());
-  if (limits.levels_percent.empty()) limits.levels_percent = {100};
-  limits.keeps_contexts = lane == Lane::kTarget;
-  return limits;
-}
-
-CostParameters CostOf(const v1::GetWorkerInfoResponse& worker) {
-  return {worker.cost().prefill_us_per_token(), worker.cost().decode_us_per_token(),
-          worker.cost().decode_us_per_extra_row()};
-}
-
 // What a prompt of unknown tokenization will come to.
 uint32_t GuessTokens(const v1::Prompt& prompt) {
   size_t bytes = prompt.text().size();
@@ -50,13 +36,17 @@ uint32_t GuessTokens(const v1::Prompt& prompt) {
 }  // namespace
 
 Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock)
-    : contexts_per_app_(config.orchestrator().contexts_per_app()),
-      clock_(clock),
+    : clock_(clock),
       recorder_(recorder),
       metrics_(recorder),
       backends_(config),
       calls_(TableOptions(config), clock),
-      auth_(kAuthTtlNs, kAuthEntries) {}
+      tlm_(TlmReader::Open(config, clock)),
+      auth_(kAuthTtlNs, kAuthEntries) {
+  if (tlm_ == nullptr) return;
+  absl::MutexLock lock(&mutex_);
+  live_[Index(Lane::kTarget)].tlm_us_per_byte = tlm_->us_per_byte();
+}
 
 absl::Status Gateway::Arrive(uint64_t id) {
   absl::Status status = calls_.Arrive(id);
@@ -87,9 +77,13 @@ absl::StatusOr<std::string> Gateway::Authenticate(std::string_view token, absl::
 }
 
 absl::StatusOr<v1::BindAppResponse> Gateway::BindApp(const v1::BindAppRequest& request,
+                                                     std::string_view current_token,
                                                      absl::Time deadline) {
   WITHY_RETURN_IF_ERROR(ValidateBindApp(request));
-  WITHY_ASSIGN_OR_RETURN(v1::BindAppResponse bound, backends_.BindApp(request, deadline));
+  v1::StoreBindAppRequest forwarded;
+  forwarded.set_app(request.app());
+  forwarded.set_current_token(std::string(current_token));
+  WITHY_ASSIGN_OR_RETURN(v1::BindAppResponse bound, backends_.BindApp(forwarded, deadline));
   auth_.ForgetApp(bound.app_id());
   return bound;
 }
@@ -97,15 +91,6 @@ absl::StatusOr<v1::BindAppResponse> Gateway::BindApp(const v1::BindAppRequest& r
 absl::StatusOr<v1::CreateContextResponse> Gateway::CreateContext(
     const std::string& app_id, const v1::CreateContextRequest& request, absl::Time deadline) {
   WITHY_RETURN_IF_ERROR(ValidateCreateContext(request));
-  WITHY_ASSIGN_OR_RETURN(const v1::ListAppsResponse apps, backends_.ListApps(deadline));
-  for (const v1::AppInfo& app : apps.apps()) {
-    if (app.app_id() == app_id && app.contexts() >= contexts_per_app_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("app ", app.app(), " has ", app.contexts(),
-                       " contexts; the limit orchestrator.contexts_per_app is ", contexts_per_app_,
-                       ": delete some with DeleteContext"));
-    }
-  }
   v1::StoreCreateContextRequest forwarded;
   forwarded.set_app_id(app_id);
   *forwarded.mutable_request() = request;
@@ -161,6 +146,7 @@ absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) 
   // A draft that is away is not listed: the target answers without it.
   const auto draft = GetWorkerInfo(Lane::kDraft, deadline, /*wait=*/false);
   if (draft.ok()) *response.add_models() = (*draft)->model();
+  if (tlm_ != nullptr) *response.add_models() = tlm_->description();
   return response;
 }
 
@@ -194,53 +180,6 @@ int64_t Gateway::RetryAfterMs() const {
   return static_cast<int64_t>(std::clamp(next.wait_ms, 50.0, 30'000.0));
 }
 
-absl::StatusOr<Gateway::Prepared> Gateway::Prepare(const std::string& app_id,
-                                                   const v1::GenerateRequest& request,
-                                                   const IncomingCall& call, absl::Time deadline) {
-  Prepared out;
-  WITHY_ASSIGN_OR_RETURN(out.lane, FindLane(request.model(), deadline));
-  WITHY_ASSIGN_OR_RETURN(out.worker, GetWorkerInfo(out.lane, deadline));
-  const ModelLimits limits = LimitsOf(out.lane, out.worker->model());
-  WITHY_RETURN_IF_ERROR(ValidateForModel(request, limits));
-  WITHY_ASSIGN_OR_RETURN(out.tokens, CountCall(out.lane, app_id, request, deadline));
-  const uint32_t history = out.tokens.context_tokens() -
-                           std::min(out.tokens.context_tokens(), out.tokens.resident_tokens());
-  out.shape.prefill_tokens = out.tokens.prompt_tokens() + history;
-  out.shape.max_tokens =
-      request.limits().max_tokens() != 0 ? request.limits().max_tokens() : kDefaultMaxTokens;
-
-  out.cost = CostOf(*out.worker);
-  const LiveCorrection correction = live(out.lane);
-  DecisionInput input;
-  input.slo = request.slo();
-  input.fixed_level_percent = request.model_level_percent();
-  input.full_idle = PredictFullIdle(out.cost, correction, out.shape);
-  input.prompt_tokens = out.shape.prefill_tokens;
-  input.reused_tokens = std::min(out.tokens.context_tokens(), out.tokens.resident_tokens());
-  input.speculation_wanted = request.speculation() == v1::SPECULATION_ON;
-  out.targets = ResolveSlo(request.slo(), input.full_idle);
-
-  out.key = {0, request.priority(), call.arrived_ns, call.id};
-  double first_token_ms = out.targets.ttft_ms;
-  if (request.slo().end_to_end_ms() > 0) {
-    first_token_ms = std::max(
-        1.0, request.slo().end_to_end_ms() - (out.shape.max_tokens - 1) * input.full_idle.tpot_ms);
-  }
-  if (first_token_ms < kPatienceNs / 1e6) {
-    out.key.deadline_ns = call.arrived_ns + static_cast<int64_t>(first_token_ms * 1e6);
-  }
-  const Load load = calls_.LoadBefore(out.lane, out.key);
-  out.queue_position = static_cast<uint32_t>(load.ahead.size());
-  for (uint32_t level : limits.levels_percent) {
-    CallShape shape = out.shape;
-    shape.level_percent = level;
-    input.candidates.push_back({level, Predict(out.cost, correction, shape, load)});
-  }
-  WITHY_ASSIGN_OR_RETURN(out.decision, Decide(input));
-  out.shape.level_percent = out.decision.model_level_percent();
-  return out;
-}
-
 absl::StatusOr<Lane> Gateway::FindLane(const std::string& model, absl::Time deadline) {
   if (model.empty() || model == "target") return Lane::kTarget;
   if (model == "draft") return Lane::kDraft;
@@ -256,11 +195,13 @@ absl::StatusOr<Lane> Gateway::FindLane(const std::string& model, absl::Time dead
 
 absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const std::string& app_id,
                                                         const v1::GenerateRequest& request,
-                                                        absl::Time deadline) {
+                                                        absl::Time deadline,
+                                                        const engine::PrunedPrompt* pruned) {
   v1::TokenizeRequest count;
   *count.mutable_prompt() = request.prompt();
   count.set_app_id(app_id);
   count.set_context_id(request.context_id());
+  if (pruned != nullptr) FillKept(*pruned, count.mutable_kept());
   if (lane == Lane::kTarget) return backends_.Tokenize(count, deadline);
   // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
   // must do.

@@ -1,7 +1,7 @@
 // What the orchestrator does, without the wire: authenticates, validates, decides, forwards. Owns
 // the parts; service.cc speaks gRPC around it. Keeps no state that matters: killing it loses
 // nothing but what runs. Neighbours: backends.h (the other processes), calls.h (admission),
-// decide.h and latency_model.h (decisions).
+// prepare.cc (decisions).
 #pragma once
 
 #include <array>
@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "engine/encoder/prune.h"
 #include "orchestrator/auth_cache.h"
 #include "orchestrator/backends.h"
 #include "orchestrator/call_control.h"
@@ -23,6 +24,7 @@
 #include "orchestrator/decide.h"
 #include "orchestrator/latency_model.h"
 #include "orchestrator/metrics.h"
+#include "orchestrator/tlm_reader.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/llm_service.pb.h"
 
@@ -38,11 +40,15 @@ struct IncomingCall {
 // Takes one message of the answer; false when nobody reads any more.
 using AnswerSink = std::function<bool(v1::GenerateResponse)>;
 
+// What a worker is to keep of a prompt; nothing for all of it.
+void FillKept(const engine::PrunedPrompt& pruned,
+              google::protobuf::RepeatedPtrField<v1::KeptSpans>* wire);
+
 // Thread-safe. Every method may block for as long as the call's deadline allows; none is for gRPC's
 // own threads.
 class Gateway {
  public:
-  // `config` must be filled (base/config.h).
+  // `config` must be filled (base/config.h). Opens the TLM, if there is one.
   Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock);
 
   // Takes a place for a call, or refuses (CallTable::Arrive); every call that arrived leaves.
@@ -59,8 +65,9 @@ class Gateway {
   absl::StatusOr<std::string> Authenticate(std::string_view token, absl::Time deadline);
 
   // Errors of all: as llm_service.proto says.
+  // `current_token` came with the call; it renews its app's token.
   absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request,
-                                              absl::Time deadline);
+                                              std::string_view current_token, absl::Time deadline);
   absl::StatusOr<v1::CreateContextResponse> CreateContext(const std::string& app_id,
                                                           const v1::CreateContextRequest& request,
                                                           absl::Time deadline);
@@ -90,6 +97,7 @@ class Gateway {
 
  private:
   friend class GenerateCall;
+  friend class Preparation;
 
   using WorkerInfo = std::shared_ptr<const v1::GetWorkerInfoResponse>;
 
@@ -99,10 +107,13 @@ class Gateway {
     WorkerInfo worker;
     CostParameters cost;
     v1::TokenizeResponse tokens;
-    CallShape shape;  // at the decided level
+    CallShape shape;              // at the decided levels
+    engine::PrunedPrompt pruned;  // `kept` is empty: the whole prompt
     QueueKey key;
-    SloTargets targets{};
+    CallDemand demand;    // as other calls see it
+    SloTargets judged{};  // what the measured latency is held against
     v1::Decision decision;
+    double tlm_ms = 0;  // that reading and shortening the prompt took; 0 = not done
     uint32_t queue_position = 0;
   };
   // App and request_id of a call. One answer at a time is made for each: false = it is being made.
@@ -115,7 +126,8 @@ class Gateway {
   absl::StatusOr<Lane> FindLane(const std::string& model, absl::Time deadline);
   absl::StatusOr<v1::TokenizeResponse> CountCall(Lane lane, const std::string& app_id,
                                                  const v1::GenerateRequest& request,
-                                                 absl::Time deadline);
+                                                 absl::Time deadline,
+                                                 const engine::PrunedPrompt* pruned = nullptr);
   // Cached for a moment; the cost model in it changes only when the worker restarts.
   // `wait`: for a worker that is not there.
   absl::StatusOr<WorkerInfo> GetWorkerInfo(Lane lane, absl::Time deadline, bool wait = true);
@@ -128,12 +140,12 @@ class Gateway {
     int64_t expires_ns = 0;
   };
 
-  const uint32_t contexts_per_app_;
   const Clock& clock_;
   telemetry::Recorder& recorder_;
   Metrics metrics_;
   Backends backends_;
   CallTable calls_;
+  const std::unique_ptr<TlmReader> tlm_;  // null: none
   AuthCache auth_;
   mutable absl::Mutex mutex_;
   std::array<CachedWorker, kLanes> workers_ ABSL_GUARDED_BY(mutex_);

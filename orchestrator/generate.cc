@@ -90,6 +90,7 @@ absl::Status GenerateCall::Answer() {
   if (replayed) return absl::OkStatus();
   WITHY_ASSIGN_OR_RETURN(prepared_,
                          gateway_.Prepare(app_id_, request_, call_, control_.deadline()));
+  gateway_.metrics_.Decided(prepared_.decision.reason(), prepared_.pruned.pruned_words);
 
   v1::GenerateResponse message;
   v1::GenerateStarted& started = *message.mutable_started();
@@ -101,7 +102,8 @@ absl::Status GenerateCall::Answer() {
 
   queued_ns_ = Now();
   const OtherCall work{prepared_.shape.prefill_tokens, prepared_.shape.max_tokens};
-  WITHY_RETURN_IF_ERROR(gateway_.calls_.WaitForSlot(prepared_.lane, prepared_.key, work, control_));
+  WITHY_RETURN_IF_ERROR(
+      gateway_.calls_.WaitForSlot(prepared_.lane, prepared_.key, work, prepared_.demand, control_));
   granted_ns_ = Now();
   const CallTable::Counts counts = gateway_.calls_.counts();
   gateway_.metrics_.SetLoad(counts.running, counts.waiting);
@@ -195,6 +197,12 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   run.set_priority(request_.priority());
   run.set_deadline_steady_ns(prepared_.key.deadline_ns);
   *run.mutable_decision() = prepared_.decision;
+  FillKept(prepared_.pruned, run.mutable_kept());
+  run.set_pruned_words(prepared_.pruned.pruned_words);
+  // A level that the caller fixed stays.
+  if (request_.model_level_percent() != 0) return run;
+  run.set_tpot_limit_ms(prepared_.demand.tpot_limit_ms);
+  run.set_end_by_steady_ns(prepared_.demand.end_by_ns);
   return run;
 }
 
@@ -244,8 +252,10 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
   measured.set_end_to_end_ms(Millis(last_token_ns_ - call_.arrived_ns));
   Learn(finished);
   *report.mutable_measured() = measured;
-  report.set_slo_met(Meets(prepared_.targets, measured));
-  report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns));
+  report.set_slo_met(Meets(prepared_.judged, measured));
+  report.set_tlm_ms(prepared_.tlm_ms);
+  report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns) -
+                      prepared_.tlm_ms);
   Record(finished);
 }
 
@@ -255,14 +265,18 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   const DecodeSurroundings around = gateway_.calls_.Surroundings(call_.id);
   const LiveCorrection correction = gateway_.live(prepared_.lane);
   Observation seen;
-  seen.level_percent = prepared_.shape.level_percent;
+  seen.level = prepared_.shape.level;
   seen.prefilled_tokens = report.prefill_ms() > 0 ? finished.usage().prefilled_tokens() : 0;
   seen.prefill_ms = report.prefill_ms();
-  // What is neither waiting nor prefill: preparing the call, its lease, the way there and back.
+  // What is neither waiting nor TLM nor prefill: preparing the call, its lease, the way there and
+  // back.
   const int64_t active_ns = (queued_ns_ - call_.arrived_ns) + (first_token_ns_ - granted_ns_);
-  seen.overhead_ms = std::max(0.0, Millis(active_ns) - report.queue_ms() - report.prefill_ms());
+  seen.overhead_ms =
+      std::max(0.0, Millis(active_ns) - prepared_.tlm_ms - report.queue_ms() - report.prefill_ms());
   seen.decoded_tokens = tokens_ - 1;
-  seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
+  // The pace of several levels says nothing of one.
+  if (finished.model_levels_percent_size() <= 1)
+    seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
   seen.mean_decode_rows = around.mean_rows;
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
                             correction.prefill_ratio / 1e3;
@@ -281,7 +295,7 @@ void GenerateCall::Record(const v1::GenerateFinished& finished) {
   }
   telemetry::RecordDuration(recorder, Phase::kEndToEnd, call_.id, call_.arrived_ns, last_token_ns_,
                             tokens_);
-  if (prepared_.targets.any()) gateway_.metrics_.SloJudged(finished.latency().slo_met());
+  if (prepared_.judged.any()) gateway_.metrics_.SloJudged(finished.latency().slo_met());
 }
 
 absl::Status Gateway::Generate(const IncomingCall& call, const v1::GenerateRequest& request,

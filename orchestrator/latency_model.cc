@@ -11,7 +11,7 @@ constexpr double kMaxRatio = 8;  // of one observation, and its inverse
 constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
-double LevelScale(uint32_t level_percent) { return std::clamp(level_percent, 1u, 100u) / 100.0; }
+constexpr double kMinShare = 0.01;
 
 double PrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens) {
   return tokens * cost.prefill_us_per_token * live.prefill_ratio / 1e3;
@@ -22,6 +22,10 @@ double StepMs(const CostParameters& cost, const LiveCorrection& live, double row
   if (rows <= 0) return 0;
   return (cost.decode_us_per_token + (rows - 1) * cost.decode_us_per_extra_row) *
          live.decode_ratio / 1e3;
+}
+
+double RowMs(const CostParameters& cost, const LiveCorrection& live) {
+  return cost.decode_us_per_extra_row * live.decode_ratio / 1e3;
 }
 
 double EndToEnd(double ttft_ms, double tpot_ms, uint32_t max_tokens) {
@@ -47,32 +51,62 @@ double WaitMs(const CostParameters& cost, const LiveCorrection& live, const Load
   return *std::min_element(free_at.begin(), free_at.end());
 }
 
+// Milliseconds until no running call would miss its SLO because of this one.
+double LongestHoldMs(const Newcomer& newcomer, const Load& load, double running_prefill_ms,
+                     const std::vector<double>& prefills_ms) {
+  double hold_ms = 0;
+  for (size_t i = 0; i < load.running.size(); ++i) {
+    hold_ms = std::max(hold_ms, HoldMs(newcomer, load.running[i].slack,
+                                       running_prefill_ms - prefills_ms[i], load.piece_ms));
+  }
+  return hold_ms;
+}
+
 double Blend(double old_value, double measured, double predicted) {
   if (predicted <= 0 || measured <= 0 || !std::isfinite(measured)) return old_value;
   const double ratio = std::clamp(old_value * measured / predicted, 1 / kMaxRatio, kMaxRatio);
   return old_value + kWeight * (ratio - old_value);
 }
 
+double Share(double part, double whole) {
+  return whole > 0 ? std::clamp(part / whole, kMinShare, 1.0) : 1.0;
+}
+
 }  // namespace
+
+LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
+  for (const LevelCost& level : levels) {
+    if (level.percent != percent) continue;
+    return {Share(level.flops, levels.back().flops),
+            Share(level.weight_bytes, levels.back().weight_bytes)};
+  }
+  const double share = Share(percent, 100);
+  return {share, share};
+}
 
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                    const Load& load) {
   Prediction out;
-  const double scale = LevelScale(call.level_percent);
-  out.wait_ms = WaitMs(cost, live, load);
+  double prefill_before_ms = 0;
+  std::vector<double> prefills_ms;
+  for (const OtherCall& other : load.running) {
+    prefills_ms.push_back(PrefillMs(cost, live, other.prefill_tokens));
+    prefill_before_ms += prefills_ms.back();
+  }
+  const double own_prefill_ms = call.level.prefill * PrefillMs(cost, live, call.prefill_tokens);
+  const Newcomer newcomer{own_prefill_ms, RowMs(cost, live)};
+  out.wait_ms = std::max(WaitMs(cost, live, load),
+                         LongestHoldMs(newcomer, load, prefill_before_ms, prefills_ms));
   // Once a wait has passed, part of what runs now has gone; what is left of it shares the board as
   // the full slots do.
-  double prefill_before_ms = 0;
-  double decoding = 0;
-  for (const OtherCall& other : load.running) {
-    if (out.wait_ms == 0) prefill_before_ms += PrefillMs(cost, live, other.prefill_tokens);
-    decoding += 1;
-  }
-  decoding = std::min<double>(decoding + load.ahead.size(), std::max(load.slots, 1u) - 1.0);
-  const double prefill_ms = prefill_before_ms + scale * PrefillMs(cost, live, call.prefill_tokens);
+  if (out.wait_ms > 0) prefill_before_ms = 0;
+  const double decoding =
+      std::min<double>(load.running.size() + load.ahead.size(), std::max(load.slots, 1u) - 1.0);
+  const double prefill_ms = prefill_before_ms + own_prefill_ms;
   const double pieces = std::floor(prefill_ms / std::max(load.piece_ms, 1.0));
-  out.ttft_ms = live.overhead_ms + out.wait_ms + prefill_ms + pieces * StepMs(cost, live, decoding);
-  out.tpot_ms = StepMs(cost, live, decoding + 1) - (1 - scale) * StepMs(cost, live, 1);
+  out.ttft_ms = live.overhead_ms + call.tlm_ms + out.wait_ms + prefill_ms +
+                pieces * StepMs(cost, live, decoding);
+  out.tpot_ms = StepMs(cost, live, decoding + 1) - (1 - call.level.decode) * StepMs(cost, live, 1);
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.tpot_ms, call.max_tokens);
   return out;
 }
@@ -80,16 +114,37 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
 Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& live,
                            const CallShape& call) {
   CallShape full = call;
-  full.level_percent = 100;
+  full.level = LevelShare();
+  full.tlm_ms = 0;
   return Predict(cost, live, full, Load{});
+}
+
+CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
+                    const Prediction& predicted) {
+  CallDemand demand;
+  demand.prefill_ms = call.level.prefill * PrefillMs(cost, live, call.prefill_tokens);
+  demand.token_ms = predicted.tpot_ms;
+  demand.row_ms = RowMs(cost, live);
+  return demand;
+}
+
+double TlmMs(const LiveCorrection& live, size_t bytes) {
+  return static_cast<double>(bytes) * live.tlm_us_per_byte / 1e3;
+}
+
+uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens, size_t text_bytes,
+                              size_t kept_bytes) {
+  if (kept_bytes >= text_bytes) return prompt_tokens;
+  const double share = static_cast<double>(kept_bytes) / static_cast<double>(text_bytes);
+  const double tokens = std::ceil(prompt_tokens * share * live.pruned_tokens_ratio);
+  return static_cast<uint32_t>(std::clamp(tokens, 1.0, std::max(1.0, prompt_tokens * 1.0)));
 }
 
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
   LiveCorrection next = live;
-  const double scale = LevelScale(seen.level_percent);
   if (seen.prefilled_tokens > 0) {
-    const double predicted = scale * PrefillMs(cost, live, seen.prefilled_tokens);
+    const double predicted = seen.level.prefill * PrefillMs(cost, live, seen.prefilled_tokens);
     next.prefill_ratio = Blend(live.prefill_ratio, seen.prefill_ms, predicted);
   }
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
@@ -100,8 +155,18 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
   if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
     const double step_ms = StepMs(cost, live, std::max(seen.mean_decode_rows, 1.0)) -
-                           (1 - scale) * StepMs(cost, live, 1);
+                           (1 - seen.level.decode) * StepMs(cost, live, 1);
     next.decode_ratio = Blend(live.decode_ratio, own_ms, seen.decoded_tokens * step_ms);
+  }
+  if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {
+    next.tlm_us_per_byte =
+        live.tlm_us_per_byte > 0
+            ? live.tlm_us_per_byte * Blend(1, seen.tlm_ms, TlmMs(live, seen.tlm_bytes))
+            : seen.tlm_ms * 1e3 / static_cast<double>(seen.tlm_bytes);
+  }
+  if (seen.estimated_tokens > 0) {
+    next.pruned_tokens_ratio =
+        Blend(live.pruned_tokens_ratio, seen.counted_tokens, seen.estimated_tokens);
   }
   if (seen.complete) {
     const double tokens = seen.decoded_tokens + 1.0;

@@ -2,14 +2,19 @@
 // start-up, corrected by what calls really took, and the load they run under. Pure: no clock, no
 // lock, no I/O. Neighbours: calls.h says what runs and waits, decide.h chooses by these figures.
 //
-// TTFT = overhead + wait for a slot + (prefill before this call's + its own) + decode steps of
-// others between the pieces. TPOT = decode step with as many rows as will run. Source: ElastiLM
-// section 4 (one-shot profiling, latency linear in prompt and model size); ours adds load and live
-// correction.
+// TTFT = overhead + TLM + wait for a slot, or until the running calls bear this one + (prefill
+// before this call's + its own) + decode steps of others between the pieces. TPOT = decode step
+// with as many rows as will run. Source: ElastiLM section 4 (one-shot profiling, latency linear in
+// prompt and model size); ours takes the size of a level from what it computes and reads, and adds
+// load and live correction.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "orchestrator/slack.h"
 
 namespace withy::orchestrator {
 
@@ -20,25 +25,46 @@ struct CostParameters {
   double decode_us_per_extra_row = 0;
 };
 
+// What one level of the model takes for one token, as the worker states it.
+struct LevelCost {
+  uint32_t percent = 100;
+  double weight_bytes = 0;
+  double flops = 0;
+};
+
+// What a level takes of the full model's time. Range (0, 1].
+struct LevelShare {
+  double prefill = 1;  // many rows a pass over the weights: bound by computing
+  double decode = 1;   // few rows a pass: bound by reading weights
+};
+
+// From `levels` (ascending; the last is the full model), where the output head, which no level
+// cuts, and a level's LoRA count. A level that is not among them takes its per cent.
+LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent);
+
 // What measurement says of the parameters. Starts neutral; Learn() moves it.
 struct LiveCorrection {
   double prefill_ratio = 1;            // measured / predicted
   double decode_ratio = 1;             // measured / predicted
   double overhead_ms = 1;              // of a call, beside waiting and prefill
   double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
+  double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
+  double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
 };
 
 // The call that is predicted.
 struct CallShape {
   uint32_t prefill_tokens = 0;  // to compute: prompt and what of the history has no KV
   uint32_t max_tokens = 1;
-  uint32_t level_percent = 100;
+  LevelShare level;
+  double tlm_ms = 0;  // spent on reading the prompt before it is answered
 };
 
 // A call that runs or waits before this one.
 struct OtherCall {
   uint32_t prefill_tokens = 0;    // still to compute
   uint32_t remaining_tokens = 0;  // still to generate, at most
+  Slack slack = {};               // of a running call
 };
 
 struct Load {
@@ -49,7 +75,7 @@ struct Load {
 };
 
 struct Prediction {
-  double wait_ms = 0;  // for a slot; part of ttft_ms
+  double wait_ms = 0;  // for a slot and for running calls' sake; part of ttft_ms
   double ttft_ms = 0;
   double tpot_ms = 0;
   double end_to_end_ms = 0;  // for max_tokens tokens
@@ -59,13 +85,26 @@ struct Prediction {
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                    const Load& load);
 
-// The full model on an idle board: the denominator of ratio SLOs. `call.level_percent` is ignored.
+// The full model on an idle board: the denominator of ratio SLOs. `call.level` and `call.tlm_ms`
+// are ignored.
 Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& live,
                            const CallShape& call);
 
+// What the call means to its neighbours once it runs; without limits.
+CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
+                    const Prediction& predicted);
+
+// Reading and shortening a prompt of so many bytes; 0 while nothing is known.
+double TlmMs(const LiveCorrection& live, size_t bytes);
+
+// Tokens of a prompt of `prompt_tokens` when `kept_bytes` of its `text_bytes` are left: in
+// proportion, corrected live, at most `prompt_tokens`, at least 1.
+uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens, size_t text_bytes,
+                              size_t kept_bytes);
+
 // What one finished call showed. Zero counts mean "nothing to learn from this part".
 struct Observation {
-  uint32_t level_percent = 100;
+  LevelShare level;
   uint32_t prefilled_tokens = 0;
   double prefill_ms = 0;          // its own prefill, waits excluded
   double overhead_ms = -1;        // TTFT minus queue and prefill; negative = unknown
@@ -74,6 +113,10 @@ struct Observation {
   double mean_decode_rows = 1;    // rows of its decode steps, itself included, averaged over time
   double foreign_prefill_ms = 0;  // prefill of other calls within decode_ms
   bool complete = false;          // ended by itself: its length counts
+  size_t tlm_bytes = 0;           // of the prompt that the TLM read
+  double tlm_ms = 0;
+  uint32_t estimated_tokens = 0;  // of a shortened prompt, by EstimatePrunedTokens
+  uint32_t counted_tokens = 0;    // of the same, rendered
 };
 
 // Exponentially weighted; one observation moves a ratio by at most a fifth of the way, and single

@@ -22,7 +22,17 @@ class Metrics {
             {.name = "withy_calls_replayed_total",
              .help = "Calls answered with the stored result of their request_id."})),
         retried_(recorder.counter({.name = "withy_calls_retried_total",
-                                   .help = "Calls given to a worker again after it went away."})) {
+                                   .help = "Calls given to a worker again after it went away."})),
+        pruned_words_(recorder.counter({.name = "withy_pruned_words_total",
+                                        .help = "Words that prompts were shortened by."})) {
+    const char* const reasons[kReasons] = {
+        "", "full_meets_slo", "tlm", "latency_model", "best_effort", "fixed_by_caller"};
+    for (int reason = 1; reason < kReasons; ++reason) {
+      decided_[reason] = &recorder.counter({.name = "withy_decisions_total",
+                                            .help = "Calls that were decided, by reason.",
+                                            .label_key = "reason",
+                                            .label_value = reasons[reason]});
+    }
     for (int code = 0; code < kCodes; ++code) {
       const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
       ended_[code] = &recorder.counter({.name = "withy_calls_total",
@@ -41,11 +51,16 @@ class Metrics {
     running_.Set(running);
     queued_.Set(queued);
   }
+  void Decided(int reason, uint32_t pruned_words) {
+    if (reason > 0 && reason < kReasons) decided_[reason]->Add();
+    pruned_words_.Add(pruned_words);
+  }
   void Replayed() { replayed_.Add(); }
   void Retried() { retried_.Add(); }
 
  private:
   static constexpr int kCodes = 17;
+  static constexpr int kReasons = 6;  // of DecisionReason
   static telemetry::Counter& Slo(telemetry::Recorder& recorder, const char* met) {
     return recorder.counter({.name = "withy_slo_calls_total",
                              .help = "Calls with an SLO that finished, by whether it was met.",
@@ -59,6 +74,8 @@ class Metrics {
   telemetry::Gauge& queued_;
   telemetry::Counter& replayed_;
   telemetry::Counter& retried_;
+  telemetry::Counter& pruned_words_;
+  std::array<telemetry::Counter*, kReasons> decided_{};
   std::array<telemetry::Counter*, kCodes> ended_{};
 };
 

@@ -1,8 +1,15 @@
 // The orchestrator over real sockets, with scripted processes behind it.
+#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
 
+#include <chrono>
+#include <random>
 #include <thread>
+#include <vector>
 
+#include "absl/time/clock.h"
+#include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "orchestrator/digest.h"
@@ -12,26 +19,20 @@ namespace withy::orchestrator {
 namespace {
 
 using grpc::StatusCode;
+
 using ::testing::HasSubstr;
 
-// Starts a call and waits for its first token; the call then goes on.
-struct OpenCall {
-  OpenCall(Board& board, const v1::GenerateRequest& request) {
-    Authorise(&context);
-    reader = board.stub().Generate(&context, request);
-    v1::GenerateResponse message;
-    while (reader->Read(&message) && !message.has_delta()) {
-    }
-  }
-  grpc::Status Finish() {
-    v1::GenerateResponse message;
-    while (reader->Read(&message)) {
-    }
-    return reader->Finish();
-  }
-  grpc::ClientContext context;
-  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
-};
+// A TCP port that is free now.
+int FreePort() {
+  const UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  bind(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), size);
+  getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
 
 TEST(OrchestratorTest, AnswersAndReports) {
   Board board;
@@ -165,6 +166,67 @@ TEST(OrchestratorTest, CallsBeyondTheBatchWaitForASlot) {
   EXPECT_EQ(board.worker.runs().size(), 2u);
 }
 
+// What runs has half a second a token, 10 ms of which it takes: 7.8 s of slack in its next tokens.
+TEST(OrchestratorTest, APrefillThatARunningSloCannotBearWaits) {
+  Board board;
+  v1::GenerateRequest promised = Ask("hold");
+  promised.mutable_slo()->set_tpot_ms(500);
+  OpenCall first(board, promised);
+  Outcome second;
+  std::thread caller([&] { second = board.Generate(Ask(std::string(20'000, 'x'))); });
+  EXPECT_TRUE(board.Generate(Ask("hello")).status.ok()) << "a short one passes";
+  absl::SleepFor(absl::Milliseconds(100));
+  EXPECT_EQ(board.worker.runs().size(), 2u) << "the long one waits";
+  board.worker.Release();
+  EXPECT_TRUE(first.Finish().ok());
+  caller.join();
+  EXPECT_TRUE(second.status.ok()) << second.status.error_message();
+  EXPECT_EQ(board.worker.runs().size(), 3u);
+}
+
+TEST(OrchestratorTest, TheWorkerIsToldTheLimitsThatItsPaceHasToKeep) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  request.mutable_slo()->set_tpot_ratio(1);
+  ASSERT_TRUE(board.Generate(request).status.ok());
+  request.set_model_level_percent(100);
+  ASSERT_TRUE(board.Generate(request).status.ok());
+  request = Ask("hello");
+  request.mutable_slo()->set_end_to_end_ms(60'000);
+  ASSERT_TRUE(board.Generate(request).status.ok());
+  ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
+  const std::vector<v1::RunRequest> runs = board.worker.runs();
+  EXPECT_GT(runs[0].tpot_limit_ms(), 0) << "with the tolerance of a ratio";
+  EXPECT_EQ(runs[0].end_by_steady_ns(), 0);
+  EXPECT_EQ(runs[1].tpot_limit_ms(), 0) << "a level that the caller fixed stays";
+  EXPECT_EQ(runs[2].tpot_limit_ms(), 0);
+  EXPECT_GT(runs[2].end_by_steady_ns(), 0);
+  EXPECT_EQ(runs[3].tpot_limit_ms(), 0);
+  EXPECT_EQ(runs[3].end_by_steady_ns(), 0);
+}
+
+TEST(OrchestratorTest, WithoutATlmTheLatencyModelAloneDecides) {
+  Board board;
+  board.worker.SetLevels({20, 60, 100});
+  v1::GenerateRequest request = Ask(std::string(100, 'x'));
+  request.mutable_slo()->set_ttft_ratio(0.7);
+  const Outcome outcome = board.Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  const v1::Decision& decision = outcome.started.decision();
+  EXPECT_EQ(decision.model_level_percent(), 60u);
+  EXPECT_EQ(decision.prompt_level_percent(), 100u);
+  EXPECT_EQ(decision.reason(), v1::DECISION_REASON_LATENCY_MODEL);
+  EXPECT_THAT(decision.explanation(),
+              HasSubstr("The latency model alone decided: no TLM is loaded."));
+  EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
+  EXPECT_TRUE(board.worker.runs()[0].kept().empty());
+  request.set_prompt_level_percent(50);
+  const Outcome refused = board.Generate(request);
+  EXPECT_EQ(refused.status.error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(refused.status.error_message(),
+              HasSubstr("prompt_level_percent is 50, but no TLM is loaded"));
+}
+
 TEST(OrchestratorTest, CancellingAndDeadlinesReachTheWorker) {
   Board board;
   OpenCall call(board, Ask("hold"));
@@ -270,15 +332,103 @@ TEST(OrchestratorTest, PlansCountsListsAndKeepsContexts) {
     EXPECT_EQ(board.stub().GetContext(&context, request, &response).error_code(),
               StatusCode::NOT_FOUND);
   }
-  for (uint32_t contexts : {999u, 1000u}) {
-    board.store.set_contexts(contexts);
+  for (const StatusCode expected : {StatusCode::OK, StatusCode::RESOURCE_EXHAUSTED}) {
     grpc::ClientContext context;
     Authorise(&context);
     v1::CreateContextResponse created;
-    const grpc::Status status = board.stub().CreateContext(&context, {}, &created);
-    EXPECT_EQ(status.error_code(),
-              contexts < 1000 ? StatusCode::OK : StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(board.stub().CreateContext(&context, {}, &created).error_code(), expected);
+    board.store.RefuseContexts();
   }
+}
+
+// An answer without a byte is an answer, too.
+TEST(OrchestratorTest, EmptyMessagesArrive) {
+  Board board;
+  grpc::ClientContext listing;
+  Authorise(&listing);
+  v1::ListContextsResponse none;
+  EXPECT_TRUE(board.stub().ListContexts(&listing, {}, &none).ok());
+  grpc::ClientContext deleting;
+  Authorise(&deleting);
+  v1::DeleteContextRequest request;
+  request.set_context_id("ctx_of_app_1");
+  v1::DeleteContextResponse deleted;
+  EXPECT_TRUE(board.stub().DeleteContext(&deleting, request, &deleted).ok());
+}
+
+grpc::Status Bind(Board& board, const std::string& app, const std::string& token) {
+  grpc::ClientContext context;
+  Authorise(&context, token);
+  v1::BindAppRequest request;
+  request.set_app(app);
+  v1::BindAppResponse bound;
+  return board.stub().BindApp(&context, request, &bound);
+}
+
+TEST(OrchestratorTest, ARegisteredAppIsRenewedOnlyWithItsToken) {
+  Board board;
+  EXPECT_TRUE(Bind(board, "two", "").ok());
+  EXPECT_EQ(Bind(board, "one", "").error_code(), StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(Bind(board, "one", "bad").error_code(), StatusCode::ALREADY_EXISTS);
+  EXPECT_TRUE(Bind(board, "one", "good").ok());
+}
+
+TEST(OrchestratorTest, BindAppIsServedOverTcpOnlyWhereConfigured) {
+  for (const bool allowed : {false, true}) {
+    v1::Config config;
+    config.mutable_orchestrator()->set_listen("127.0.0.1:" + std::to_string(FreePort()));
+    config.mutable_orchestrator()->set_bind_app_over_tcp(allowed);
+    Board board(config);
+    const grpc::Status status = Bind(board, "two", "");
+    EXPECT_EQ(status.error_code(), allowed ? StatusCode::OK : StatusCode::PERMISSION_DENIED)
+        << status.error_message();
+    if (!allowed) {
+      EXPECT_THAT(status.error_message(), HasSubstr("orchestrator.bind_app_over_tcp"));
+    }
+    EXPECT_TRUE(board.Generate(Ask("hello")).status.ok()) << "the rest is served";
+  }
+}
+
+// Many calls of all kinds at once, cancelled at any moment or left to run out of time, while others
+// are answered: every one of them ends, and the process lives.
+TEST(OrchestratorTest, ManyCallsEndedAtAnyMoment) {
+  constexpr unsigned kSeed = 11;
+  constexpr int kThreads = 6, kRounds = 60;
+  Board board(/*queue_limit=*/64, /*max_batch=*/4);
+  std::vector<std::thread> callers;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    callers.emplace_back([&board, t] {
+      std::mt19937 random(kSeed + t);
+      for (int i = 0; i < kRounds; ++i) {
+        grpc::ClientContext context;
+        Authorise(&context, random() % 8 == 0 ? "bad" : "good");
+        if (random() % 4 == 0) {
+          context.set_deadline(std::chrono::system_clock::now() +
+                               std::chrono::microseconds(random() % 3000));
+        }
+        v1::ListContextsResponse contexts;
+        v1::GetStatusResponse status;
+        switch (random() % 3) {
+          case 0:
+            board.stub().ListContexts(&context, {}, &contexts);
+            break;
+          case 1:
+            board.stub().GetStatus(&context, {}, &status);
+            break;
+          default:
+            const auto reader = board.stub().Generate(&context, Ask("hello"));
+            v1::GenerateResponse message;
+            unsigned left = random() % 6;
+            while (reader->Read(&message)) {
+              if (left-- == 0) context.TryCancel();
+            }
+            reader->Finish();
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_TRUE(board.Generate(Ask("hello")).status.ok()) << "seed " << kSeed;
 }
 
 TEST(OrchestratorTest, StatusTellsOfAllFive) {

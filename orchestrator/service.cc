@@ -17,6 +17,10 @@
 namespace withy::orchestrator {
 namespace {
 
+// How long an answer waits for an app that takes nothing of it, which holds one of the places of
+// running calls meanwhile.
+constexpr absl::Duration kReaderPatience = absl::Seconds(30);
+
 using grpc::ByteBuffer;
 using grpc::CallbackServerContext;
 
@@ -53,6 +57,8 @@ absl::Status Parse(const ByteBuffer& bytes, Message* message) {
   return absl::OkStatus();
 }
 
+// Always a valid buffer: an empty message is one slice of no bytes. gRPC aborts the process
+// (INVALID_MESSAGE) where it is given a ByteBuffer that was made without slices.
 template <typename Message>
 ByteBuffer Serialize(const Message& message) {
   grpc::Slice slice(message.ByteSizeLong());
@@ -98,7 +104,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
                 "BindApp is served on the unix socket only: call it on the board itself, or set "
                 "orchestrator.bind_app_over_tcp");
           }
-          return gateway_.BindApp(in, deadline);
+          return gateway_.BindApp(in, BearerToken(*context), deadline);
         });
   }
 
@@ -224,13 +230,20 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
   queue->OnCancelled([control] { control->Cancel(); });
   const bool taken = threads_.calls.Run([this, call, bytes, control, queue, close] {
     v1::GenerateRequest request;
+    bool stalled = false;
     absl::Status status = Parse(*bytes, &request);
     if (status.ok()) {
       status = gateway_.Generate(call, request, *control, [&](const v1::GenerateResponse& message) {
-        return queue->Push(Serialize(message));
+        stalled = stalled || !queue->WaitForRoom(kReaderPatience);
+        return !stalled && queue->Push(Serialize(message));
       });
     }
     gateway_.Leave(call.id, status);
+    if (stalled) {
+      queue->Abandon(absl::ResourceExhaustedError(absl::StrCat(
+          "the answer was not read for ", absl::FormatDuration(kReaderPatience),
+          " while its queue was full, and was cancelled: read the stream as it comes")));
+    }
     close(status);
   });
   if (!taken) {

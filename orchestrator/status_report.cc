@@ -32,6 +32,8 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
   self->mutable_status()->set_running_calls(counts.running);
   self->mutable_status()->set_queued_calls(counts.waiting);
   self->mutable_status()->set_queue_limit(counts.limit);
+  self->mutable_status()->set_detail(tlm_ == nullptr ? "no TLM"
+                                                     : "TLM " + tlm_->description().name());
 
   const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
       {"model_worker",

@@ -244,11 +244,6 @@ absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
     return Invalid("prompt_level_percent is ", request.prompt_level_percent(),
                    ": must be in [1, 100], or 0 to decide");
   }
-  if (request.prompt_level_percent() != 0 && request.prompt_level_percent() != 100) {
-    return absl::UnimplementedError(
-        absl::StrCat("prompt_level_percent is ", request.prompt_level_percent(),
-                     ": this server does not shorten prompts; leave it 0 or set it to 100"));
-  }
   if (request.has_output_schema()) {
     return absl::UnimplementedError(
         "output_schema is set: this server cannot constrain its output; leave it out and check the "

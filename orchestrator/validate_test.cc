@@ -108,9 +108,14 @@ const BadCase kBadCases[] = {
        r.mutable_slo()->set_ttft_ms(1);
      },
      "slo mixes"},
+    {"first token and end",
+     [](auto& r) {
+       r.mutable_slo()->set_ttft_ms(5);
+       r.mutable_slo()->set_end_to_end_ms(50);
+     },
+     "slo mixes"},
+    {"ratio nan", [](auto& r) { r.mutable_slo()->set_tpot_ratio(kNan); }, "slo.tpot_ratio"},
     {"energy", [](auto& r) { r.mutable_slo()->set_energy_mj(5); }, "energy meter",
-     absl::StatusCode::kUnimplemented},
-    {"shorter prompt", [](auto& r) { r.set_prompt_level_percent(50); }, "prompt_level_percent",
      absl::StatusCode::kUnimplemented},
     {"schema", [](auto& r) { r.mutable_output_schema()->set_json_schema("{}"); }, "output_schema",
      absl::StatusCode::kUnimplemented},
@@ -140,6 +145,8 @@ TEST(ValidateTest, LimitsThemselvesAreAllowed) {
   request.mutable_limits()->set_logprobs(20);
   request.set_priority(-10);
   request.set_prompt_level_percent(100);
+  EXPECT_TRUE(ValidateGenerate(request).ok()) << ValidateGenerate(request);
+  request.set_prompt_level_percent(1);
   EXPECT_TRUE(ValidateGenerate(request).ok()) << ValidateGenerate(request);
 }
 

@@ -2,9 +2,13 @@
 // cancellation, statuses.
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <filesystem>
+#include <random>
 #include <thread>
+#include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -92,6 +96,138 @@ TEST_F(RpcTest, ACancelledClientStopsTheProducer) {
   }
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   service.WaitUntilCancelled();
+}
+
+// Serves queues that a test fills by hand.
+class ManualService final : public v1::ModelWorker::CallbackService {
+ public:
+  using Queue = WriteQueue<v1::RunResponse>;
+
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
+                                                 const v1::RunRequest* /*request*/) override {
+    queue_ = Queue::Create(context);
+    begun_.Notify();
+    return queue_->reactor();
+  }
+  std::shared_ptr<Queue> WaitForCall() {
+    begun_.WaitForNotification();
+    return queue_;
+  }
+
+ private:
+  std::shared_ptr<Queue> queue_;
+  absl::Notification begun_;
+};
+
+TEST_F(RpcTest, AnAbandonedReaderGetsWhatWasSentAndTheReason) {
+  ManualService service;
+  auto server = Server::Start({.name = "test", .listen = {address_}}, {&service});
+  ASSERT_TRUE(server.ok()) << server.status();
+  grpc::ChannelArguments narrow;
+  narrow.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
+  narrow.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  auto stub = v1::ModelWorker::NewStub(
+      grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), narrow));
+  grpc::ClientContext context;
+  SetTimeout(&context, absl::Seconds(60));
+  const auto reader = stub->Run(&context, v1::RunRequest());
+  const auto queue = service.WaitForCall();
+  v1::RunResponse message;
+  message.mutable_delta()->set_text(std::string(1000, 'x'));
+  int pushed = 0;
+  while (queue->WaitForRoom(absl::Milliseconds(100))) {
+    ASSERT_LT(pushed, 100'000) << "the queue never fills";
+    ASSERT_TRUE(queue->Push(message));
+    ++pushed;
+  }
+  queue->Abandon(absl::ResourceExhaustedError("nobody reads"));
+  EXPECT_TRUE(queue->WaitForRoom(absl::InfiniteDuration())) << "ended: nobody waits for it";
+  EXPECT_FALSE(queue->Push(message));
+  int read = 0;
+  while (reader->Read(&message)) ++read;
+  EXPECT_LE(read, pushed - static_cast<int>(ManualService::Queue::kLimit) + 1);
+  EXPECT_EQ(FromGrpc(reader->Finish()), absl::ResourceExhaustedError("nobody reads"));
+}
+
+// Starts several producers for each call, which push, look, close and abandon in any order.
+class RacingService final : public v1::ModelWorker::CallbackService {
+ public:
+  ~RacingService() override {
+    for (std::thread& producer : producers_) producer.join();
+  }
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
+                                                 const v1::RunRequest* request) override {
+    const auto queue = WriteQueue<v1::RunResponse>::Create(context);
+    queue->OnCancelled([this] { ++cancelled_; });
+    const auto seed = static_cast<unsigned>(request->call_id());
+    const absl::MutexLock lock(&mutex_);
+    for (unsigned i = 0; i < 3; ++i) {
+      producers_.emplace_back([queue, seed, i] { Produce(queue.get(), seed * 3 + i); });
+    }
+    return queue->reactor();
+  }
+
+ private:
+  static void Produce(WriteQueue<v1::RunResponse>* queue, unsigned seed) {
+    std::mt19937 random(seed);
+    v1::RunResponse response;
+    const unsigned count = random() % 40;
+    for (unsigned i = 0; i < count; ++i) {
+      response.mutable_delta()->set_text(std::string(random() % 300, 'x'));
+      if (!queue->WaitForRoom(absl::Seconds(10)) || !queue->Push(response)) break;
+    }
+    if (random() % 4 == 0) {
+      queue->Abandon(WithRetryAfter(absl::ResourceExhaustedError("dropped"), 5));
+    } else {
+      queue->Close(absl::OkStatus());
+    }
+  }
+
+  absl::Mutex mutex_;
+  std::vector<std::thread> producers_;
+  std::atomic<int> cancelled_{0};
+};
+
+// Ending, cancelling, writing and running out of time meet in every order; gRPC aborts the process
+// where a write follows the end or the end comes twice.
+TEST_F(RpcTest, EveryOrderOfWritingEndingAndCancellingEndsTheCall) {
+  constexpr unsigned kSeed = 77;
+  constexpr int kThreads = 4, kCalls = 60;
+  RacingService service;
+  auto server = Server::Start({.name = "test", .listen = {address_}}, {&service});
+  ASSERT_TRUE(server.ok()) << server.status();
+  std::vector<std::thread> callers;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    callers.emplace_back([this, t] {
+      auto stub = v1::ModelWorker::NewStub(Connect(address_));
+      std::mt19937 random(kSeed + t);
+      for (unsigned i = 0; i < kCalls; ++i) {
+        grpc::ClientContext context;
+        SetTimeout(&context,
+                   random() % 3 == 0 ? absl::Microseconds(random() % 2000) : absl::Seconds(30));
+        v1::RunRequest request;
+        request.set_call_id(t * kCalls + i);
+        const auto reader = stub->Run(&context, request);
+        v1::RunResponse response;
+        unsigned left = random() % 60;
+        while (reader->Read(&response)) {
+          if (left-- == 0) context.TryCancel();
+        }
+        reader->Finish();
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  auto stub = v1::ModelWorker::NewStub(Connect(address_));
+  grpc::ClientContext context;
+  SetTimeout(&context, absl::Seconds(30));
+  const auto reader = stub->Run(&context, v1::RunRequest());
+  v1::RunResponse response;
+  while (reader->Read(&response)) {
+  }
+  const grpc::StatusCode last = reader->Finish().error_code();
+  EXPECT_TRUE(last == grpc::StatusCode::OK || last == grpc::StatusCode::RESOURCE_EXHAUSTED)
+      << "seed " << kSeed;
 }
 
 TEST_F(RpcTest, ASecondInstanceIsRefusedAndADeadOnesSocketIsTakenOver) {

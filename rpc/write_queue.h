@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "rpc/status.h"
 
 namespace withy::rpc {
@@ -57,16 +58,27 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     return pending_.size() < kLimit / 2;
   }
 
-  // Ends the call with `status` when all that was pushed is sent. The first call counts.
+  // Waits until a push would not wait, for at most `timeout`. False when it still would: the reader
+  // takes too little. True also when the call has ended, which the next push tells.
+  bool WaitForRoom(absl::Duration timeout) const {
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(this, &WriteQueue::HasRoomOrEnded), timeout);
+  }
+
+  // Ends the call with `status` when all that was pushed is sent. The first call of Close or
+  // Abandon counts.
   void Close(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
+    End(status);
+  }
+
+  // The same for a reader that takes nothing: what waits is dropped, so that of the call no more is
+  // kept than the message that gRPC has.
+  void Abandon(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
     if (closed_) return;
-    closed_ = true;
-    status_ = ToGrpc(status);
-    if (const auto retry_ms = RetryAfterMs(status); retry_ms.has_value() && context_ != nullptr) {
-      context_->AddTrailingMetadata(kRetryAfterKey, std::to_string(*retry_ms));
-    }
-    if (pending_.empty()) this->Finish(status_);
+    while (pending_.size() > 1) pending_.pop_back();
+    End(status);
   }
 
   // The client cancelled, its deadline passed or its connection broke.
@@ -97,6 +109,16 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   // StartWrite and Finish only queue work inside gRPC: they may be called under the lock and never
   // call back into it.
   void StartNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { this->StartWrite(&pending_.front()); }
+
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (closed_) return;
+    closed_ = true;
+    status_ = ToGrpc(status);
+    if (const auto retry_ms = RetryAfterMs(status); retry_ms.has_value() && context_ != nullptr) {
+      context_->AddTrailingMetadata(kRetryAfterKey, std::to_string(*retry_ms));
+    }
+    if (pending_.empty()) this->Finish(status_);
+  }
 
   void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);

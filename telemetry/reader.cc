@@ -64,11 +64,14 @@ void Reader::Discover(std::vector<absl::Status>* problems) {
     if (!path.ends_with(kRingSuffix) || lstat(path.c_str(), &info) != 0) continue;
     const FileId id{info.st_dev, info.st_ino};
     present.insert(id);
-    if (files_.contains(id) || refused_.contains(id)) continue;
+    if (files_.contains(id)) continue;
+    // A refused file that was removed leaves its number to the next one made.
+    const auto refused = refused_.find(id);
+    if (refused != refused_.end() && refused->second == path) continue;
     if (files_.size() >= kFileLimit) {
       problems->push_back(absl::ResourceExhaustedError(absl::StrCat(
           path, ": ", files_.size(), " ring files are being read already, the most there may be")));
-      refused_.emplace(id, path);
+      refused_[id] = path;
       continue;
     }
     absl::StatusOr<std::unique_ptr<RingFile>> file = RingFile::Open(path);
@@ -76,7 +79,7 @@ void Reader::Discover(std::vector<absl::Status>* problems) {
       files_.emplace(id, *std::move(file));
     } else {
       problems->push_back(file.status());
-      refused_.emplace(id, path);
+      refused_[id] = path;
       RemoveIfOrphan(path);
     }
   }
@@ -95,7 +98,7 @@ std::vector<absl::Status> Reader::Drain(const SpanCallback& take) {
     const absl::Status drained = file.Drain(take);
     if (!drained.ok()) {
       problems.push_back(drained);
-      refused_.emplace(it->first, file.path());
+      refused_[it->first] = file.path();
     }
     if (gone) RemoveFile(it->first, file.path());
     if (gone) room_made = true;

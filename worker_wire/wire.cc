@@ -168,11 +168,17 @@ v1::FinishReason ToWire(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-v1::CostModel ToWire(const StepCost& cost) {
+v1::CostModel ToWire(const StepCost& cost, const ModelInfo& info) {
   v1::CostModel wire;
   wire.set_prefill_us_per_token(cost.prefill_us_per_token);
   wire.set_decode_us_per_token(cost.decode_us);
   wire.set_decode_us_per_extra_row(cost.decode_us_per_extra);
+  for (const LevelInfo& level : info.levels) {
+    v1::LevelCost* out = wire.add_levels();
+    out->set_percent(static_cast<uint32_t>(level.percent));
+    out->set_weight_bytes(static_cast<uint64_t>(level.weight_bytes));
+    out->set_flops_per_token(static_cast<uint64_t>(level.flops_per_token));
+  }
   return wire;
 }
 

@@ -35,7 +35,7 @@ Segment SegmentFromWire(const v1::Segment& segment);
 v1::Segment ToWire(const Segment& segment);
 
 v1::FinishReason ToWire(FinishReason reason);
-v1::CostModel ToWire(const StepCost& cost);
+v1::CostModel ToWire(const StepCost& cost, const ModelInfo& info);
 // With log-probabilities where `params` asks for them.
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer);
 v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,

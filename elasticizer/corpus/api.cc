@@ -123,18 +123,19 @@ Scene WriteApi(Author& author, int difficulty) {
   scene.context.pop_back();
 
   std::vector<std::string> phrases;
-  scene.answer = wanted.command.Join("_") + "(";
+  std::string answer = wanted.command.Join("_") + "(";
   for (const Parameter& parameter : wanted.parameters) {
     const std::string value = DrawValue(author, parameter.kind);
-    if (!phrases.empty()) scene.answer += ", ";
-    scene.answer += std::string(parameter.name) + ": " + value;
+    if (!phrases.empty()) answer += ", ";
+    answer += std::string(parameter.name) + ": " + value;
     phrases.push_back(Fill(parameter.phrase, {value}));
   }
-  scene.answer += ")";
+  answer += ")";
   if (difficulty >= 3) author.rng().Shuffle(phrases);
   std::string arguments;
   for (const std::string& phrase : phrases) arguments += (arguments.empty() ? "" : " ") + phrase;
-  scene.question = author.Say(kRequest, {wanted.command.first, wanted.command.second, arguments});
+  scene.exchanges.push_back(
+      {author.Say(kRequest, {wanted.command.first, wanted.command.second, arguments}), answer});
   return scene;
 }
 

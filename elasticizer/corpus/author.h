@@ -22,12 +22,16 @@ struct Wordings {
   std::span<const std::string_view> texts;
 };
 
-// One question of a task. The user's message is `context`, a newline, `question`; the question is
-// what pruning must keep.
-struct Scene {
-  std::string context;
+struct Exchange {
   std::string question;
   std::string answer;
+};
+
+// Questions of a task on one context. The user's first message is `context`, a newline, the first
+// question, which is what pruning must keep; those that follow are messages of their own.
+struct Scene {
+  std::string context;
+  std::vector<Exchange> exchanges;  // at least one
 };
 
 // Two plain words, such as "send photo" or "red lamp".

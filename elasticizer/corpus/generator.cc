@@ -90,29 +90,38 @@ Message SystemMessage(Author& author, Task task, int filler_count) {
   return message;
 }
 
-Message UserMessage(const Scene& scene) {
-  Message message{"user", scene.context, {}};
+Message UserMessage(const std::string& context, const std::string& question) {
+  Message message{"user", context, {}};
   if (!message.content.empty()) message.content += "\n";
   const size_t begin = message.content.size();
-  message.content += scene.question;
+  message.content += question;
   message.fixed.push_back({begin, message.content.size()});
   return message;
+}
+
+// The scene's questions as messages, all but the last with their answers. Returns the last answer.
+std::string AddExchanges(Scene scene, std::vector<Message>& messages) {
+  for (size_t i = 0; i < scene.exchanges.size(); ++i) {
+    if (i > 0) messages.push_back({"assistant", scene.exchanges[i - 1].answer, {}});
+    messages.push_back(UserMessage(i == 0 ? scene.context : "", scene.exchanges[i].question));
+  }
+  return std::move(scene.exchanges.back().answer);
 }
 
 }  // namespace
 
 const Wordings& Instructions(Task task) { return kInstructions[static_cast<size_t>(task)]; }
 
-Scene WriteScene(Task task, Author& author, int difficulty) {
+Scene WriteScene(Task task, Author& author, int difficulty, int follow_ups) {
   switch (task) {
     case Task::kApi:
       return WriteApi(author, difficulty);
     case Task::kQa:
-      return WriteQa(author, difficulty);
+      return WriteQa(author, difficulty, follow_ups);
     case Task::kReply:
-      return WriteReply(author, difficulty);
+      return WriteReply(author, difficulty, follow_ups);
     case Task::kUi:
-      return WriteUi(author, difficulty);
+      return WriteUi(author, difficulty, follow_ups);
     case Task::kMath:
       return WriteMath(author, difficulty);
     case Task::kSummary:
@@ -156,17 +165,20 @@ Record Generator::At(uint64_t index, Task task, int difficulty) const {
   const bool five = roll < spec_.five_shot_percent;
   const bool few = !five && roll < spec_.five_shot_percent + spec_.few_shot_percent;
   record.shots = five ? 5 : few ? author.Between(2, 4) : 0;
+  if (spec_.exact_shots > 0) record.shots = spec_.exact_shots;
   const int filler = author.Between(0, record.shots > 0 ? spec_.max_filler / 2 : spec_.max_filler);
   record.messages.push_back(SystemMessage(author, task, filler));
   for (int shot = 0; shot < record.shots; ++shot) {
-    const Scene scene = WriteScene(
-        task, author, five ? author.Between(1, 2) : author.Between(1, spec_.max_difficulty));
-    record.messages.push_back(UserMessage(scene));
-    record.messages.push_back({"assistant", scene.answer, {}});
+    const Scene scene =
+        WriteScene(task, author,
+                   five && spec_.exact_shots == 0 ? author.Between(1, 2)
+                                                  : author.Between(1, spec_.max_difficulty),
+                   spec_.follow_ups);
+    std::string answer = AddExchanges(scene, record.messages);
+    record.messages.push_back({"assistant", std::move(answer), {}});
   }
-  Scene scene = WriteScene(task, author, record.difficulty);
-  record.messages.push_back(UserMessage(scene));
-  record.answer = std::move(scene.answer);
+  record.answer =
+      AddExchanges(WriteScene(task, author, record.difficulty, spec_.follow_ups), record.messages);
   record.entities = author.TakeEntities();
   record.wordings = author.TakeWordings();
   return record;

@@ -21,6 +21,10 @@ struct Spec {
   // Per cent of records with two to four worked examples of any difficulty: many answers a token,
   // for training.
   int few_shot_percent = 0;
+  // When positive: every record has this many worked examples, of any difficulty.
+  int exact_shots = 0;
+  // Up to this many further questions on each context, where it bears them.
+  int follow_ups = 0;
   // Sentences of small talk in the system message: 0 to this many.
   int max_filler = 4;
   // Harder questions are written at this difficulty instead.

@@ -180,5 +180,42 @@ TEST(Fill, ReplacesSlotsInAnyOrderAndKeepsOtherSigns) {
   EXPECT_EQ(Fill("%2 is 5% of %1", {"b", "a"}), "a is 5% of b");
 }
 
+// Every element of a screen is asked for once, and the answer's id stands on the line that has the
+// asked label.
+TEST(Generator, FollowUpsAskForSomethingElseOnTheSameContext) {
+  Spec spec = TrainSpec();
+  spec.five_shot_percent = 0;
+  spec.few_shot_percent = 0;
+  spec.follow_ups = 20;
+  const Generator generator(spec);
+  for (uint64_t i = 0; i < 50; ++i) {
+    const Record record = generator.At(i, Task::kUi, kMaxDifficulty);
+    std::vector<std::string> questions;
+    std::vector<std::string> answers;
+    for (const Message& message : record.messages) {
+      if (message.role == "assistant") answers.push_back(message.content);
+      if (message.role == "user") {
+        const Span& fixed = message.fixed.front();
+        questions.push_back(message.content.substr(fixed.begin, fixed.end - fixed.begin));
+      }
+    }
+    answers.push_back(record.answer);
+    EXPECT_EQ(questions.size(), 9u);
+    ASSERT_EQ(questions.size(), answers.size());
+    EXPECT_EQ(std::set<std::string>(questions.begin(), questions.end()).size(), questions.size());
+    const std::string& screen = record.messages[1].content;
+    for (size_t q = 0; q < questions.size(); ++q) {
+      if (answers[q] == "none") continue;
+      const size_t open = answers[q].find('(');
+      const std::string id = answers[q].substr(open + 1, answers[q].find_first_of(",)") - open - 1);
+      const size_t line = screen.find("[" + id + "] ");
+      ASSERT_NE(line, std::string::npos) << answers[q] << "\n" << screen;
+      const size_t label = line + id.size() + 3;
+      const std::string named = screen.substr(label, screen.find_first_of(":\n", label) - label);
+      EXPECT_NE(questions[q].find(named), std::string::npos) << questions[q] << "\n" << screen;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace withy::corpus

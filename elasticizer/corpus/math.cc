@@ -82,7 +82,7 @@ std::string Clock(int minutes) {
 }
 
 Scene Ask(std::string question, const std::string& answer) {
-  return {"", std::move(question), "Answer: " + answer};
+  return {"", {{std::move(question), "Answer: " + answer}}};
 }
 
 Scene Plus(Author& author, int a, int b) {

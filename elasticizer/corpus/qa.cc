@@ -1,6 +1,7 @@
 // Answering from a passage: facts about several people, of which one answers the question; the
 // hardest need two facts.
 #include <array>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -98,7 +99,7 @@ std::string JoinShuffled(Author& author, std::vector<std::string> facts) {
 }
 
 // Everyone has a home; the question goes from a person over the boss to the boss's home.
-Scene WriteTwoHops(Author& author, int people_count) {
+Scene WriteTwoHops(Author& author, int people_count, int follow_ups) {
   const std::vector<std::string> people = author.Different(people_count, &Author::Person);
   std::vector<std::string> facts;
   std::vector<std::string> homes;
@@ -111,36 +112,55 @@ Scene WriteTwoHops(Author& author, int people_count) {
     facts.push_back(author.Say(kBossFact, {people[i], people[half + i]}));
   Scene scene;
   scene.context = JoinShuffled(author, std::move(facts));
-  const size_t asked = author.rng().Below(static_cast<uint32_t>(half));
-  scene.question = author.Say(kBossHome, {people[asked]});
-  scene.answer = "Answer: " + homes[half + asked];
+  std::vector<size_t> open(half);
+  std::iota(open.begin(), open.end(), 0);
+  do {
+    const auto asked = open.begin() + author.rng().Below(static_cast<uint32_t>(open.size()));
+    scene.exchanges.push_back(
+        {author.Say(kBossHome, {people[*asked]}), "Answer: " + homes[half + *asked]});
+    open.erase(asked);
+  } while (follow_ups-- > 0 && !open.empty());
   return scene;
 }
 
 }  // namespace
 
-Scene WriteQa(Author& author, int difficulty) {
+Scene WriteQa(Author& author, int difficulty, int follow_ups) {
   constexpr std::array<int, 5> kPeople = {2, 2, 3, 4, 4};
   constexpr std::array<int, 5> kFacts = {1, 2, 2, 2, 3};
-  if (difficulty == kMaxDifficulty && author.Chance(40)) return WriteTwoHops(author, 4);
+  if (difficulty == kMaxDifficulty && author.Chance(40)) return WriteTwoHops(author, 4, follow_ups);
   const size_t level = static_cast<size_t>(difficulty - 1);
   const std::vector<std::string> people = author.Different(kPeople[level], &Author::Person);
   std::vector<size_t> relations = {0, 1, 2, 3, 4};
   author.rng().Shuffle(relations);
   relations.resize(static_cast<size_t>(kFacts[level]));
 
-  Scene scene;
-  std::vector<std::string> facts;
+  struct Fact {
+    size_t relation;
+    size_t person;
+    std::string value;
+  };
+  // The first question is about the first relation.
   const size_t asked = author.rng().Below(static_cast<uint32_t>(people.size()));
+  std::vector<Fact> facts;
+  std::vector<std::string> sentences;
   for (const size_t r : relations) {
     for (size_t p = 0; p < people.size(); ++p) {
-      const std::string value = DrawValue(author, kRelations[r].kind);
-      facts.push_back(author.Say(kRelations[r].fact, {people[p], value}));
-      if (r == relations.front() && p == asked) scene.answer = "Answer: " + value;
+      facts.push_back({r, p, DrawValue(author, kRelations[r].kind)});
+      sentences.push_back(author.Say(kRelations[r].fact, {people[p], facts.back().value}));
     }
   }
-  scene.context = JoinShuffled(author, std::move(facts));
-  scene.question = author.Say(kRelations[relations.front()].ask, {people[asked]});
+  Scene scene;
+  scene.context = JoinShuffled(author, std::move(sentences));
+  size_t next = asked;
+  do {
+    const Fact& fact = facts[next];
+    scene.exchanges.push_back({author.Say(kRelations[fact.relation].ask, {people[fact.person]}),
+                               "Answer: " + fact.value});
+    facts.erase(facts.begin() + static_cast<ptrdiff_t>(next));
+    if (follow_ups-- <= 0 || facts.empty()) break;
+    next = author.rng().Below(static_cast<uint32_t>(facts.size()));
+  } while (true);
   return scene;
 }
 

@@ -80,53 +80,68 @@ std::vector<Entry> DrawCalendar(Author& author, int count, bool with_parts) {
   return entries;
 }
 
-// The greeting settled by the list of formal contacts, which is written to `context` from
-// difficulty 3 on.
-std::string Greeting(Author& author, int difficulty, const std::string& sender,
-                     std::string& context) {
+struct Contact {
+  std::string name;
+  bool formal = false;
+};
+
+// Writes the style to `context`: one for everybody, or from difficulty 3 on a formal and a casual
+// contact. Returns whose messages it settles, the first one's first.
+std::vector<Contact> WriteStyle(Author& author, int difficulty, const std::string& sender,
+                                std::string& context) {
   const bool formal = author.Chance(50);
   if (difficulty < 3) {
     context += formal ? "Style: formal\n" : "Style: casual\n";
-  } else {
-    const std::string other = author.Person();
-    context += "Style: formal for " + (formal ? sender : other) + ", casual for " +
-               (formal ? other : sender) + "\n";
+    return {{sender, formal}};
   }
-  return (formal ? "Dear " : "Hi ") + sender + ", ";
+  const std::string other = author.Person();
+  context += "Style: formal for " + (formal ? sender : other) + ", casual for " +
+             (formal ? other : sender) + "\n";
+  return {{sender, formal}, {other, !formal}};
 }
 
 }  // namespace
 
-Scene WriteReply(Author& author, int difficulty) {
+Scene WriteReply(Author& author, int difficulty, int follow_ups) {
   const std::string sender = author.Person();
   Scene scene;
-  const std::string greeting = Greeting(author, difficulty, sender, scene.context);
+  std::vector<Contact> contacts = WriteStyle(author, difficulty, sender, scene.context);
   const std::string spot(author.Any(kSpots));
   const std::string arrival =
       std::to_string(author.Between(7, 22)) + (author.Chance(50) ? ":15" : ":45");
   scene.context += "Now: at the " + spot + ", back at " + arrival + "\nCalendar:";
   std::vector<Entry> calendar = DrawCalendar(author, difficulty + 1, difficulty >= 4);
-  const Entry asked =
+  Entry asked =
       calendar[author.rng().Below(difficulty >= 4 ? 2 : static_cast<uint32_t>(calendar.size()))];
   author.rng().Shuffle(calendar);
   for (const Entry& entry : calendar) {
     scene.context += "\n- " + entry.when + ": " + (entry.event.empty() ? "free" : entry.event);
   }
 
-  const int kind = author.Between(0, 9);
-  std::string text;
-  if (kind < 2) {
-    text = author.Say(kWhere);
-    scene.answer = greeting + "I am at the " + spot + ".";
-  } else if (kind < 4) {
-    text = author.Say(kArrive);
-    scene.answer = greeting + "I will be there at " + arrival + ".";
-  } else {
-    text = author.Say(kMeet, {asked.when});
-    scene.answer = greeting + (asked.event.empty() ? asked.when + " is fine."
-                                                   : "sorry, I have a " + asked.event + " then.");
-  }
-  scene.question = author.Say(kMessage, {sender, text});
+  Contact from = contacts.front();
+  do {
+    const int kind = author.Between(0, 9);
+    std::string text;
+    Exchange exchange{"", (from.formal ? "Dear " : "Hi ") + from.name + ", "};
+    if (kind < 2) {
+      text = author.Say(kWhere);
+      exchange.answer += "I am at the " + spot + ".";
+    } else if (kind < 4) {
+      text = author.Say(kArrive);
+      exchange.answer += "I will be there at " + arrival + ".";
+    } else {
+      text = author.Say(kMeet, {asked.when});
+      exchange.answer += asked.event.empty() ? asked.when + " is fine."
+                                             : "sorry, I have a " + asked.event + " then.";
+      std::erase_if(calendar, [&](const Entry& entry) { return entry.when == asked.when; });
+    }
+    exchange.question = author.Say(kMessage, {from.name, text});
+    scene.exchanges.push_back(std::move(exchange));
+    if (follow_ups-- <= 0 || calendar.empty()) break;
+    asked = calendar[author.rng().Below(static_cast<uint32_t>(calendar.size()))];
+    from = contacts.size() > 1 ? contacts[author.rng().Below(2)]
+                               : Contact{author.Person(), from.formal};
+  } while (true);
   return scene;
 }
 

@@ -117,9 +117,8 @@ Scene WriteSummary(Author& author, int difficulty) {
   Scene scene;
   scene.context = author.Say(kChat);
   for (const std::string& line : lines) scene.context += "\n" + line;
-  scene.question = author.Say(kQuestion);
-  scene.answer =
-      "Who: " + people[1] + "; what: " + task.first + " the " + task.second + "; when: " + day;
+  scene.exchanges.push_back({author.Say(kQuestion), "Who: " + people[1] + "; what: " + task.first +
+                                                        " the " + task.second + "; when: " + day});
   return scene;
 }
 

@@ -96,36 +96,44 @@ std::vector<Element> DrawScreen(Author& author, int difficulty) {
   return screen;
 }
 
-}  // namespace
-
-Scene WriteUi(Author& author, int difficulty) {
-  const std::vector<Element> screen = DrawScreen(author, difficulty);
-  Scene scene;
-  scene.context = author.Say(kScreen);
-  for (const Element& element : screen) scene.context += "\n" + Describe(element);
-  const Element& wanted = screen[author.rng().Below(static_cast<uint32_t>(screen.size()))];
+Exchange Ask(Author& author, const Element& wanted) {
   const std::string id = std::to_string(wanted.id);
-  scene.answer = "tap(" + id + ")";
+  Exchange exchange{"", "tap(" + id + ")"};
   switch (wanted.kind) {
     case Kind::kButton:
-      scene.question = author.Say(kPress, {"the button " + wanted.label});
+      exchange.question = author.Say(kPress, {"the button " + wanted.label});
       break;
     case Kind::kLink:
-      scene.question = author.Say(kPress, {"the link " + wanted.label});
+      exchange.question = author.Say(kPress, {"the link " + wanted.label});
       break;
     case Kind::kField: {
       const std::string value = author.Chance(50) ? author.Person() : author.Place();
-      scene.question = author.Say(kType, {value, "the field " + wanted.label});
-      scene.answer = "type(" + id + ", " + value + ")";
+      exchange.question = author.Say(kType, {value, "the field " + wanted.label});
+      exchange.answer = "type(" + id + ", " + value + ")";
       break;
     }
     case Kind::kSwitch: {
       const bool on = author.Chance(50);
-      scene.question = author.Say(kTurn, {"switch " + wanted.label, on ? "on" : "off"});
-      if (on == wanted.on) scene.answer = "none";
+      exchange.question = author.Say(kTurn, {"switch " + wanted.label, on ? "on" : "off"});
+      if (on == wanted.on) exchange.answer = "none";
       break;
     }
   }
+  return exchange;
+}
+
+}  // namespace
+
+Scene WriteUi(Author& author, int difficulty, int follow_ups) {
+  std::vector<Element> screen = DrawScreen(author, difficulty);
+  Scene scene;
+  scene.context = author.Say(kScreen);
+  for (const Element& element : screen) scene.context += "\n" + Describe(element);
+  do {
+    const size_t wanted = author.rng().Below(static_cast<uint32_t>(screen.size()));
+    scene.exchanges.push_back(Ask(author, screen[wanted]));
+    screen.erase(screen.begin() + static_cast<ptrdiff_t>(wanted));
+  } while (follow_ups-- > 0 && !screen.empty());
   return scene;
 }
 

@@ -3,10 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "elasticizer/train/drills.h"
+
 namespace withy::train {
 namespace {
 
 constexpr int kEasyDifficulty = 2;
+constexpr int kSums = 10;  // a chat
+constexpr int kCatalogues = 5;
+constexpr int kFollowUps = 11;
+constexpr uint64_t kDenseRecords = 8;  // more than fill a batch
 
 }  // namespace
 
@@ -31,23 +37,7 @@ void BatchStream::Seek(const BatchPosition& position) {
   loaded_ = false;
 }
 
-Sample EchoSample(corpus::Rng& rng, int32_t vocab_size, int64_t phrase_tokens) {
-  Sample sample;
-  for (int64_t i = 0; i < phrase_tokens; ++i) {
-    sample.tokens.push_back(static_cast<int32_t>(rng.Below(static_cast<uint32_t>(vocab_size))));
-  }
-  sample.answer.assign(sample.tokens.size(), false);
-  sample.last_answer = sample.tokens.size();
-  sample.tokens.insert(sample.tokens.end(), sample.tokens.begin(),
-                       sample.tokens.begin() + phrase_tokens);
-  // The first token of the second saying cannot be known.
-  sample.answer.push_back(false);
-  sample.answer.resize(sample.tokens.size(), true);
-  return sample;
-}
-
-std::vector<Sample> BatchStream::EchoBatch() const {
-  corpus::Rng rng(options_.spec.seed + 7919 * static_cast<uint64_t>(position_.count));
+std::vector<Sample> BatchStream::EchoBatch(corpus::Rng& rng) const {
   const int64_t phrase_tokens = rng.Between(8, 48);
   std::vector<Sample> samples;
   for (int64_t used = 0; used + 2 * phrase_tokens <= options_.tokens; used += 2 * phrase_tokens) {
@@ -56,9 +46,55 @@ std::vector<Sample> BatchStream::EchoBatch() const {
   return samples;
 }
 
+std::vector<Sample> BatchStream::RecallBatch(corpus::Rng& rng, double hardness) const {
+  const RecallShape shape = DrawRecallShape(rng, hardness);
+  std::vector<Sample> samples;
+  int64_t used = 0;
+  do {
+    samples.push_back(RecallSample(rng, encoder_.vocab_size(), shape));
+    used += static_cast<int64_t>(samples.back().tokens.size());
+  } while (used + static_cast<int64_t>(samples.back().tokens.size()) <= options_.tokens);
+  return samples;
+}
+
+std::vector<Sample> BatchStream::DenseBatch(corpus::Rng& rng, corpus::Task task, int contexts,
+                                            int follow_ups, int max_difficulty) const {
+  corpus::Spec spec = options_.spec;
+  spec.seed += rng.Below(1u << 30);
+  spec.five_shot_percent = 0;
+  spec.few_shot_percent = 0;
+  spec.exact_shots = contexts - 1;
+  spec.follow_ups = follow_ups;
+  spec.max_filler = 0;
+  spec.max_difficulty = max_difficulty;
+  const corpus::Generator generator(spec);
+  std::vector<Sample> samples;
+  for (uint64_t i = 0; i < kDenseRecords; ++i) {
+    samples.push_back(encoder_.Encode(generator.At(i, task, rng.Between(1, max_difficulty))));
+  }
+  std::vector<std::vector<Sample>> batches = CutBatches(std::move(samples), options_.tokens);
+  return std::move(batches[rng.Below(static_cast<uint32_t>(batches.size()))]);
+}
+
+std::vector<Sample> BatchStream::ExerciseBatch(corpus::Rng& rng) const {
+  using corpus::Task;
+  const double hardness = std::min(1.0, static_cast<double>(position_.count) /
+                                            static_cast<double>(options_.exercise_ramp_batches));
+  const int difficulty = rng.Between(
+      1, std::min(corpus::kMaxDifficulty, 1 + static_cast<int>(corpus::kMaxDifficulty * hardness)));
+  const int roll = rng.Between(0, 99);
+  if (roll < 5) return RecallBatch(rng, hardness);
+  if (roll < 20) return DenseBatch(rng, Task::kMath, kSums, 0, corpus::kMaxDifficulty);
+  if (roll < 25) return DenseBatch(rng, Task::kApi, kCatalogues, 0, difficulty);
+  const Task task = roll < 65 ? Task::kQa : roll < 85 ? Task::kUi : Task::kReply;
+  return DenseBatch(rng, task, rng.Between(1, 2), kFollowUps, difficulty);
+}
+
 std::vector<Sample> BatchStream::Next() {
   const int64_t count = position_.count++;
-  if (count < options_.echo_batches && count % 2 == 1) return EchoBatch();
+  corpus::Rng rng(options_.spec.seed + 7919 * static_cast<uint64_t>(count));
+  if (count % 2 == 1 && count < options_.echo_batches) return EchoBatch(rng);
+  if (count % 2 == 1 && options_.exercise_ramp_batches > 0) return ExerciseBatch(rng);
   if (!loaded_) LoadWindow();
   if (position_.batch == static_cast<int64_t>(batches_.size())) {
     position_.window += 1;

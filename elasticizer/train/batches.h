@@ -12,15 +12,15 @@
 
 namespace withy::train {
 
-// Random tokens said twice: from the second saying on every token can be copied from the prompt. A
-// few of these early in a run and a model copies names long before the corpus alone would teach it.
-Sample EchoSample(corpus::Rng& rng, int32_t vocab_size, int64_t phrase_tokens);
-
 struct BatchOptions {
   corpus::Spec spec;
   int64_t tokens = 1536;  // a batch holds at most this many tokens, padding included
-  // Batches before this number (counted over the run) alternate with batches of echo samples.
+  // Every other batch is an exercise, many answers a token: at first, while the batches counted
+  // over the run are below this number, echoes (drills.h);
   int64_t echo_batches = 0;
+  // then, when this is positive, chats with many questions on one context, chats of many sums, and
+  // recall (drills.h), which get harder up to this number.
+  int64_t exercise_ramp_batches = 0;
   // The first windows (of BatchStream::kWindowRecords records) hold easy questions only.
   int64_t easy_windows = 0;
   int64_t max_sample_tokens = 640;  // longer records are left out
@@ -51,7 +51,13 @@ class BatchStream {
 
  private:
   void LoadWindow();
-  std::vector<Sample> EchoBatch() const;
+  std::vector<Sample> EchoBatch(corpus::Rng& rng) const;
+  std::vector<Sample> ExerciseBatch(corpus::Rng& rng) const;
+  std::vector<Sample> RecallBatch(corpus::Rng& rng, double hardness) const;
+  // Chats of one task without small talk: `contexts` of them, each with up to `follow_ups`
+  // questions after the first.
+  std::vector<Sample> DenseBatch(corpus::Rng& rng, corpus::Task task, int contexts, int follow_ups,
+                                 int max_difficulty) const;
 
   BatchOptions options_;
   const ChatEncoder& encoder_;

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
+
+#include "elasticizer/train/drills.h"
 
 namespace withy::train {
 namespace {
@@ -73,6 +77,52 @@ TEST(BatchStream, LeavesOutRecordsOverTheLimit) {
   BatchStream stream({.spec = corpus::TrainSpec(), .max_sample_tokens = 200}, Encoder());
   for (int i = 0; i < 20; ++i) {
     for (const Sample& sample : stream.Next()) EXPECT_LE(sample.tokens.size(), 200u);
+  }
+}
+
+TEST(BatchStream, EveryOtherBatchIsAnExercise) {
+  BatchStream stream({.spec = corpus::TrainSpec(), .echo_batches = 4, .exercise_ramp_batches = 40},
+                     Encoder());
+  double corpus_answers = 0;
+  double exercise_answers = 0;
+  for (int i = 0; i < 80; ++i) {
+    const std::vector<Sample> batch = stream.Next();
+    const Sample& sample = batch.front();
+    const auto half = static_cast<int64_t>(sample.tokens.size() / 2);
+    const bool echo =
+        std::equal(sample.tokens.begin(), sample.tokens.begin() + half, sample.tokens.end() - half);
+    EXPECT_EQ(echo, i == 1 || i == 3) << i;
+    if (i < 4) continue;
+    double answers = 0;
+    double tokens = 0;
+    for (const Sample& s : batch) {
+      for (size_t t = 1; t < s.answer.size(); ++t) answers += s.answer[t] && !s.answer[t - 1];
+      tokens += static_cast<double>(s.tokens.size());
+    }
+    (i % 2 == 1 ? exercise_answers : corpus_answers) += answers / tokens;
+  }
+  EXPECT_GT(exercise_answers, 2 * corpus_answers);
+}
+
+// A reader that only looks up (key, relation) among the facts finds every answer.
+TEST(Drills, RecallQuestionsAreAnsweredByTheFacts) {
+  corpus::Rng rng(5);
+  for (int round = 0; round < 200; ++round) {
+    const RecallShape shape = DrawRecallShape(rng, round / 200.0);
+    const Sample sample = RecallSample(rng, 1536, shape);
+    ASSERT_EQ(sample.tokens.size(), sample.answer.size());
+    ASSERT_EQ(sample.tokens.size(), RecallSample(rng, 1536, shape).tokens.size());
+    const auto facts_end = sample.tokens.begin() + static_cast<int64_t>(sample.last_answer);
+    int questions = 0;
+    for (size_t i = 1; i < sample.tokens.size(); ++i) {
+      if (!sample.answer[i] || sample.answer[i - 1]) continue;
+      ++questions;
+      EXPECT_GE(i, sample.last_answer);
+      const auto value = sample.tokens.begin() + static_cast<int64_t>(i);
+      EXPECT_NE(std::search(sample.tokens.begin(), facts_end, value, value + shape.value_tokens),
+                facts_end);
+    }
+    EXPECT_EQ(questions, shape.questions);
   }
 }
 

@@ -1,5 +1,5 @@
 // withy-train: trains a pocket model, or judges one.
-//   withy-train --model=target --out=DIR [--steps=N] [--threads=N]
+//   withy-train --model=target --out=DIR [--steps=N] [--threads=N] [--from=FILE.gguf --from_step=N]
 //   withy-train --model=target --out=DIR --evaluate=2400 [--draft=DIR]
 //   withy-train --model=target --out=DIR --export=FILE.gguf [--type=f32]
 #include <ATen/Parallel.h>
@@ -15,26 +15,40 @@
 #include "absl/flags/usage.h"
 #include "base/status.h"
 #include "elasticizer/train/checkpoint.h"
+#include "elasticizer/train/copying.h"
 #include "elasticizer/train/evaluate.h"
 #include "elasticizer/train/export.h"
+#include "elasticizer/train/import.h"
 #include "elasticizer/train/trainer.h"
 
 ABSL_FLAG(std::string, model, "target", "which pocket model: target or draft");
 ABSL_FLAG(std::string, out, "", "directory of the run: checkpoint.pt, curve.csv");
-ABSL_FLAG(int64_t, steps, 8000, "optimizer steps in all");
+ABSL_FLAG(int64_t, steps, 4000, "optimizer steps in all");
 ABSL_FLAG(double, decay_share, 0.4, "share of the steps over which the rates fall at the end");
 ABSL_FLAG(int64_t, batch_tokens, 1536, "tokens a batch");
-ABSL_FLAG(int64_t, batches_a_step, 2, "batches a step");
-ABSL_FLAG(int64_t, echo_batches, 800, "first batches, of which every other only teaches copying");
-ABSL_FLAG(int64_t, easy_windows, 20, "first windows of 480 records that hold easy questions only");
+ABSL_FLAG(int64_t, batches_a_step, 4, "batches a step");
+ABSL_FLAG(int64_t, echo_batches, 100, "first batches, of which every other only teaches copying");
+ABSL_FLAG(int64_t, exercise_ramp_batches, 12000,
+          "batches over which the exercises, every other batch, get harder; 0: none");
+ABSL_FLAG(int64_t, easy_windows, 12, "first windows of 480 records that hold easy questions only");
 ABSL_FLAG(double, matrix_rate, 0.02, "Muon's rate");
 ABSL_FLAG(double, vector_rate, 0.005, "AdamW's rate");
-ABSL_FLAG(double, prompt_weight, 0.1, "weight of prompt tokens in the loss");
+ABSL_FLAG(double, prompt_weight, 0.02, "weight of prompt tokens in the loss");
 ABSL_FLAG(int64_t, validate_steps, 200, "steps between two looks at accuracy");
 ABSL_FLAG(int64_t, checkpoint_steps, 100, "steps between two checkpoints");
 ABSL_FLAG(int, threads, 2, "threads");
+ABSL_FLAG(std::string, products, "auto",
+          "what matrices are rounded to before they are multiplied: f32, bf16, or auto (bf16 where "
+          "the processor is faster with it)");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the first weights");
+ABSL_FLAG(std::string, from, "",
+          "GGUF file: a new run begins with its weights, as a run that has come to --from_step; "
+          "--evaluate judges them");
+ABSL_FLAG(int64_t, from_step, 0, "with --from: steps that its weights have seen");
 ABSL_FLAG(uint64_t, evaluate, 0, "do not train: accuracy over this many held-out records");
+ABSL_FLAG(bool, on_training, false,
+          "with --evaluate: records of the training corpus, to see what is not learnt and what is "
+          "only not carried over");
 ABSL_FLAG(std::string, export, "", "do not train: write the checkpoint as this GGUF file");
 ABSL_FLAG(std::string, type, "q8_0", "with --export: q8_0 or f32");
 ABSL_FLAG(std::string, draft, "", "with --evaluate: run directory of a draft, for its agreement");
@@ -63,14 +77,18 @@ void Print(const Accuracy& accuracy) {
 std::string Checkpoint(const std::string& directory) { return directory + "/checkpoint.pt"; }
 
 absl::Status Judge(Model& model, const ChatEncoder& encoder) {
-  WITHY_RETURN_IF_ERROR(
-      LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr));
+  if (absl::GetFlag(FLAGS_from).empty()) {
+    WITHY_RETURN_IF_ERROR(
+        LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr));
+  }
   std::unique_ptr<Model> draft;
   if (const std::string directory = absl::GetFlag(FLAGS_draft); !directory.empty()) {
     draft = std::make_unique<Model>(DraftShape(model.shape().vocab_size), 1, model.device());
     WITHY_RETURN_IF_ERROR(LoadCheckpoint(Checkpoint(directory), *draft, nullptr, nullptr));
   }
-  Print(Evaluate(model, corpus::HeldOutSpec(), absl::GetFlag(FLAGS_evaluate), encoder,
+  const corpus::Spec spec =
+      absl::GetFlag(FLAGS_on_training) ? corpus::TrainSpec() : corpus::HeldOutSpec();
+  Print(Evaluate(model, spec, absl::GetFlag(FLAGS_evaluate), encoder,
                  Workers(absl::GetFlag(FLAGS_threads)), draft.get()));
   return absl::OkStatus();
 }
@@ -89,9 +107,19 @@ absl::Status Export(Model& model, const vocab::BpeVocabulary& vocabulary) {
                     absl::GetFlag(FLAGS_export));
 }
 
+absl::StatusOr<Products> ProductsFromFlag(torch::Device device) {
+  const std::string name = absl::GetFlag(FLAGS_products);
+  if (name == "auto") return FastestProducts(device);
+  if (name == "f32") return Products::kF32;
+  if (name == "bf16") return Products::kBf16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--products=", name, ": there are f32, bf16 and auto"));
+}
+
 TrainOptions OptionsFromFlags() {
   TrainOptions options;
   options.directory = absl::GetFlag(FLAGS_out);
+  options.first_step = absl::GetFlag(FLAGS_from_step);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.decay_share = absl::GetFlag(FLAGS_decay_share);
   options.batches_a_step = absl::GetFlag(FLAGS_batches_a_step);
@@ -101,6 +129,7 @@ TrainOptions OptionsFromFlags() {
   options.checkpoint_steps = absl::GetFlag(FLAGS_checkpoint_steps);
   options.batches.spec = corpus::TrainSpec();
   options.batches.echo_batches = absl::GetFlag(FLAGS_echo_batches);
+  options.batches.exercise_ramp_batches = absl::GetFlag(FLAGS_exercise_ramp_batches);
   options.batches.easy_windows = absl::GetFlag(FLAGS_easy_windows);
   options.batches.tokens = absl::GetFlag(FLAGS_batch_tokens);
   options.optimizer.matrix_rate = absl::GetFlag(FLAGS_matrix_rate);
@@ -123,9 +152,15 @@ absl::Status Run() {
   const Shape shape =
       name == "target" ? TargetShape(vocabulary.size()) : DraftShape(vocabulary.size());
   Model model(shape, absl::GetFlag(FLAGS_seed), BestDevice());
+  StartWithCopying(model, absl::GetFlag(FLAGS_seed));
+  WITHY_ASSIGN_OR_RETURN(const Products products, ProductsFromFlag(model.device()));
+  model.set_products(products);
   std::printf("%s: %lld parameters, vocabulary of %d\n", name.c_str(),
               static_cast<long long>(shape.parameters()), vocabulary.size());
   std::fflush(stdout);
+  if (const std::string from = absl::GetFlag(FLAGS_from); !from.empty()) {
+    WITHY_RETURN_IF_ERROR(ImportGguf(from, model));
+  }
   if (!absl::GetFlag(FLAGS_export).empty()) return Export(model, vocabulary);
   if (absl::GetFlag(FLAGS_evaluate) > 0) return Judge(model, encoder);
   return Train(OptionsFromFlags(), model, encoder);

@@ -51,6 +51,7 @@ Model::Model(const Shape& shape, uint64_t seed, torch::Device device)
 
 Model Model::Replica() const {
   Model replica(shape_, device_);
+  replica.products_ = products_;
   for (const Parameter& parameter : parameters_) {
     replica.parameters_.push_back(
         {parameter.name, parameter.value.detach().set_requires_grad(true)});
@@ -79,14 +80,15 @@ void Model::Bind() {
 
 Tensor Model::Attention(const Layer& layer, const Tensor& x, int64_t batch, int64_t length) const {
   const int64_t heads = shape_.heads + 2 * shape_.kv_heads;
-  const Tensor qkv = torch::linear(x, torch::cat({layer.q, layer.k, layer.v}))
+  const Tensor qkv = Linear(x, torch::cat({layer.q, layer.k, layer.v}), products_)
                          .view({batch, length, heads, shape_.head_dim});
   const std::vector<Tensor> qk_v =
       qkv.split_with_sizes({shape_.heads + shape_.kv_heads, shape_.kv_heads}, 2);
   const Tensor turned = Rope(qk_v[0], cos_.narrow(0, 0, length), sin_.narrow(0, 0, length));
   const std::vector<Tensor> q_k = turned.split_with_sizes({shape_.heads, shape_.kv_heads}, 2);
   const Tensor mixed = CausalAttention(q_k[0], q_k[1], qk_v[1]);
-  return torch::linear(mixed.reshape({batch * length, shape_.heads * shape_.head_dim}), layer.o);
+  return Linear(mixed.reshape({batch * length, shape_.heads * shape_.head_dim}), layer.o,
+                products_);
 }
 
 Tensor Model::Hidden(const Tensor& tokens) const {
@@ -95,9 +97,9 @@ Tensor Model::Hidden(const Tensor& tokens) const {
   Tensor x = torch::embedding(embedding_, tokens).view({batch * length, shape_.d_model});
   for (const Layer& layer : layers_) {
     x = x + Attention(layer, RmsNorm(x, layer.attention_norm, shape_.norm_eps), batch, length);
-    const Tensor gate_up = torch::linear(RmsNorm(x, layer.ffn_norm, shape_.norm_eps),
-                                         torch::cat({layer.gate, layer.up}));
-    x = x + torch::linear(SwiGlu(gate_up), layer.down);
+    const Tensor gate_up = Linear(RmsNorm(x, layer.ffn_norm, shape_.norm_eps),
+                                  torch::cat({layer.gate, layer.up}), products_);
+    x = x + Linear(SwiGlu(gate_up), layer.down, products_);
   }
   return RmsNorm(x, output_norm_, shape_.norm_eps);
 }

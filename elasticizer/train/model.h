@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "elasticizer/train/ops.h"
 #include "elasticizer/train/shape.h"
 
 namespace withy::train {
@@ -30,6 +31,9 @@ class Model {
   Model Replica() const;
 
   const Shape& shape() const { return shape_; }
+  // Of the layers; the head's are f32. Replicas made before keep theirs. f32 unless set.
+  Products products() const { return products_; }
+  void set_products(Products products) { products_ = products; }
   torch::Device device() const { return device_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
@@ -51,6 +55,7 @@ class Model {
 
   Shape shape_;
   torch::Device device_;
+  Products products_ = Products::kF32;
   std::vector<Parameter> parameters_;
   torch::Tensor embedding_;
   std::vector<Layer> layers_;

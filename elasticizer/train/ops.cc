@@ -20,6 +20,25 @@ constexpr int64_t kGrain =
 
 bool Fused(const Tensor& x) { return x.device().is_cpu() && x.scalar_type() == torch::kFloat32; }
 
+struct Bf16LinearFunction : torch::autograd::Function<Bf16LinearFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight) {
+    const Tensor x_low = x.to(torch::kBFloat16);
+    const Tensor weight_low = weight.to(torch::kBFloat16);
+    context->save_for_backward({x_low, weight_low});
+    context->saved_data["weight_trains"] = weight.requires_grad();
+    return at::linear(x_low, weight_low).to(torch::kFloat32);
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list grads) {
+    const tensor_list saved = context->get_saved_variables();
+    const Tensor dy = grads[0].to(torch::kBFloat16);
+    Tensor dweight;
+    if (context->saved_data["weight_trains"].toBool())
+      dweight = torch::mm(dy.t(), saved[0]).to(torch::kFloat32);
+    return {torch::mm(dy, saved[1]).to(torch::kFloat32), dweight};
+  }
+};
+
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x_in, const Tensor& weight,
                         double eps) {
@@ -102,6 +121,19 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 };
 
 }  // namespace
+
+Products FastestProducts(torch::Device device) {
+  if (device.is_cuda()) return Products::kBf16;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) return Products::kBf16;
+#endif
+  return Products::kF32;
+}
+
+Tensor Linear(const Tensor& x, const Tensor& weight, Products products) {
+  if (products == Products::kBf16) return Bf16LinearFunction::apply(x, weight);
+  return torch::linear(x, weight);
+}
 
 Tensor RmsNorm(const Tensor& x, const Tensor& weight, double eps) {
   if (Fused(x)) return RmsNormFunction::apply(x, weight, eps);

@@ -6,6 +6,15 @@
 
 namespace withy::train {
 
+// What matrices are rounded to before they are multiplied; sums are f32 in both.
+enum class Products { kF32, kBf16 };
+// bf16 where the device multiplies it faster (AVX512_BF16, a GPU).
+Products FastestProducts(torch::Device device);
+
+// x [rows, inputs], weight [outputs, inputs] → [rows, outputs], f32. With kBf16 all of the three
+// products, forward and backward, take and give bf16.
+torch::Tensor Linear(const torch::Tensor& x, const torch::Tensor& weight, Products products);
+
 // x [rows, width], weight [width] → [rows, width].
 torch::Tensor RmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 

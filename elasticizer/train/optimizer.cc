@@ -7,19 +7,22 @@ namespace withy::train {
 
 using torch::Tensor;
 
-Tensor Orthogonalize(const Tensor& gradient) {
+Tensor Orthogonalize(const Tensor& gradient, Products products) {
   const bool tall = gradient.size(0) > gradient.size(1);
   Tensor x = tall ? gradient.t().contiguous() : gradient;
   x = x / (x.norm() + 1e-7);
+  if (products == Products::kBf16) x = x.to(torch::kBFloat16);
   for (int i = 0; i < 5; ++i) {
     const Tensor a = torch::mm(x, x.t());
     const Tensor b = torch::addmm(a, a, a, -4.7750, 2.0315);
     x = torch::addmm(x, b, x, 3.4445, 1.0);
   }
+  x = x.to(torch::kFloat32);
   return tall ? x.t() : x;
 }
 
-Optimizer::Optimizer(Model& model, const OptimizerOptions& options) : options_(options) {
+Optimizer::Optimizer(Model& model, const OptimizerOptions& options)
+    : options_(options), products_(model.products()) {
   for (const Parameter& parameter : model.parameters()) {
     Slot slot;
     slot.value = parameter.value;
@@ -74,7 +77,7 @@ void Optimizer::StepMatrix(Slot& slot, double rate) const {
   const double tallness =
       static_cast<double>(slot.value.size(0)) / static_cast<double>(slot.value.size(1));
   slot.value.mul_(1.0 - rate * options_.weight_decay);
-  slot.value.add_(Orthogonalize(look_ahead), -rate * std::sqrt(std::max(1.0, tallness)));
+  slot.value.add_(Orthogonalize(look_ahead, products_), -rate * std::sqrt(std::max(1.0, tallness)));
 }
 
 void Optimizer::StepVector(Slot& slot, double rate) const {

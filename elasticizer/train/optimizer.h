@@ -56,12 +56,13 @@ class Optimizer {
   void StepVector(Slot& slot, double rate) const;
 
   OptimizerOptions options_;
+  Products products_;
   std::vector<Slot> slots_;
   int64_t steps_ = 0;
 };
 
 // The nearest semi-orthogonal matrix to `gradient` [m, n], roughly: five quintic Newton–Schulz
 // steps.
-torch::Tensor Orthogonalize(const torch::Tensor& gradient);
+torch::Tensor Orthogonalize(const torch::Tensor& gradient, Products products = Products::kF32);
 
 }  // namespace withy::train

@@ -14,7 +14,7 @@ struct Shape {
   int64_t head_dim = 64;
   int64_t ffn = 0;  // neurons
   int64_t context_length = 2048;
-  double rope_theta = 10000.0;
+  double rope_theta = 100000.0;
   double norm_eps = 1e-5;
 
   int64_t parameters() const {

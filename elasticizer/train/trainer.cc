@@ -160,7 +160,7 @@ corpus::Spec ValidationSpec() {
 
 double Schedule(const TrainOptions& options, int64_t step) {
   const double warm =
-      std::min(1.0, static_cast<double>(step + 1) /
+      std::min(1.0, static_cast<double>(step - options.first_step + 1) /
                         static_cast<double>(std::max<int64_t>(1, options.warmup_steps)));
   const double fall_steps = std::max(1.0, options.decay_share * static_cast<double>(options.steps));
   const double fall = static_cast<double>(options.steps - step) / fall_steps;
@@ -176,12 +176,15 @@ absl::Status Train(const TrainOptions& options, Model& model, const ChatEncoder&
   Optimizer optimizer(model, options.optimizer);
   BatchStream stream(options.batches, encoder);
   Progress progress;
+  progress.step = options.first_step;
   const absl::Status loaded = LoadCheckpoint(checkpoint, model, &optimizer, &progress);
   if (!loaded.ok() && !absl::IsNotFound(loaded)) return loaded;
   if (loaded.ok())
     std::printf("going on from %s, step %lld\n", checkpoint.c_str(),
                 static_cast<long long>(progress.step));
   stream.Seek(progress.position);
+  // A new run on the weights of an earlier one must not see that one's batches again.
+  while (stream.position().count < progress.step * options.batches_a_step) stream.Next();
 
   std::vector<Model> replicas;
   for (int64_t i = 0; i < options.batches_a_step; ++i) replicas.push_back(model.Replica());

@@ -16,6 +16,7 @@ namespace withy::train {
 struct TrainOptions {
   std::string directory;       // checkpoint.pt and curve.csv live here
   int64_t steps = 3000;        // in all, resumed ones included
+  int64_t first_step = 0;      // of a new run whose weights come from an earlier one
   int64_t stop_after = 0;      // when positive: leave after this step, to go on another time
   int64_t batches_a_step = 4;  // gradients are summed over these
   int threads = 2;             // each works on whole batches; the result does not depend on it

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "elasticizer/train/copying.h"
+#include "elasticizer/train/drills.h"
 #include "elasticizer/train/evaluate.h"
 #include "elasticizer/train/export.h"
 #include "elasticizer/train/ops.h"
@@ -97,6 +99,31 @@ TEST(Ops, NormWeightGetsItsGradient) {
   RmsNorm(x, weight, 1e-5).sum().backward();
   const Tensor expected = (x * torch::rsqrt(x.square().mean(-1, true) + 1e-5)).sum(0);
   EXPECT_LT(MaxDifference(weight.grad(), expected), 1e-4);
+}
+
+// Share of an echo's tokens that the model says right.
+double CopiedShare(const Model& model) {
+  torch::NoGradGuard no_grad;
+  corpus::Rng rng(2);
+  const Sample sample = EchoSample(rng, static_cast<int32_t>(model.shape().vocab_size), 40);
+  const Tensor said = model.Logits(model.Hidden(PadTokens({sample}, torch::kCPU))).argmax(-1);
+  int64_t right = 0;
+  int64_t all = 0;
+  for (size_t i = 1; i < sample.tokens.size(); ++i) {
+    if (!sample.answer[i]) continue;
+    ++all;
+    right += said[static_cast<int64_t>(i) - 1].item<int64_t>() == sample.tokens[i] ? 1 : 0;
+  }
+  return static_cast<double>(right) / static_cast<double>(all);
+}
+
+TEST(Copying, BothShapesCopyBeforeTheyAreTrained) {
+  for (const Shape& shape : {TargetShape(Vocabulary().size()), DraftShape(Vocabulary().size())}) {
+    Model model(shape, 1, torch::kCPU);
+    EXPECT_LT(CopiedShare(model), 0.1);
+    StartWithCopying(model, 1);
+    EXPECT_GT(CopiedShare(model), 0.8);
+  }
 }
 
 TEST(Model, ATokenSeesOnlyWhatStandsBeforeIt) {

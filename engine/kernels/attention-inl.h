@@ -15,6 +15,7 @@ namespace withy::engine::WITHY_TARGET {
 inline constexpr int kRunGroups = 16;
 inline constexpr int kRunKeys = kRunGroups * kChunkTokens;
 inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kPrefetchGroups = 3;  // how far ahead keys are asked for
 inline constexpr float kLowest = -3.0e38f;
 
 // One query: a head of a row, prepared.
@@ -42,7 +43,7 @@ struct AttentionScratch {
 
 WITHY_INLINE const std::byte* BlockOf(const AttentionRow& row, int group) {
   return row.tail != nullptr && group >= row.tail_group ? row.tail[group - row.tail_group]
-                                                        : row.blocks[group];
+                                                        : row.blocks[group * row.block_stride];
 }
 
 inline void PrepareQuery(const float* q, int head_dim, float scale, const AttentionRow& row,
@@ -224,7 +225,9 @@ inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch*
     const F16 p = Exp(Load(scores + j * kChunkTokens) - max);
     total = total + p;
     if (s->density[i] != nullptr) s->density[i][run * kRunGroups + j] = Sum(p);
-    const I16 units = RoundToInt(p * Load(v_scale + j * kChunkTokens) * to_units);
+    // In this order no product of a small probability and a small scale is denormal, which costs a
+    // hundred cycles.
+    const I16 units = RoundToInt(p * (Load(v_scale + j * kChunkTokens) * to_units));
     StoreBytes(ShiftRight<7>(units), reinterpret_cast<int8_t*>(s->high[i] + j * kChunkTokens));
     StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(s->low[i] + j * kChunkTokens));
   }
@@ -276,6 +279,25 @@ inline void ForSharedBlock(const AttentionScratch& s, int queries, int group, Fn
   }
 }
 
+WITHY_INLINE void Prefetch(const std::byte* p, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+}
+
+// Blocks lie anywhere, so the processor does not see the next one coming: asks for the keys of a
+// later group, and for the values of this one, which are wanted once the run's scores are known.
+inline void PrefetchGroup(const KvGeometry& g, const Query& query, int head, int group) {
+  const size_t head_at = g.HeadBytes() * static_cast<size_t>(head);
+  const size_t scale_at = sizeof(float) * static_cast<size_t>(head * kChunkTokens);
+  const std::byte* now = BlockOf(*query.row, group);
+  Prefetch(now + g.VOffset() + head_at, g.HeadBytes());
+  __builtin_prefetch(now + g.VScaleOffset() + scale_at);
+  const int later = group + kPrefetchGroups;
+  if (later * kChunkTokens >= query.visible) return;
+  const std::byte* next = BlockOf(*query.row, later);
+  Prefetch(next + g.KOffset() + head_at, g.HeadBytes());
+  __builtin_prefetch(next + g.KScaleOffset() + scale_at);
+}
+
 // Attention of the queries in scratch, all of one KV head.
 inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionScratch* s) {
   int visible = 0;
@@ -288,6 +310,7 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
     const int end = groups - first_group < kRunGroups ? groups - first_group : kRunGroups;
     for (int j = 0; j < end; ++j) {
       ForSharedBlock(*s, queries, first_group + j, [&](const std::byte* block, int first, int n) {
+        PrefetchGroup(g, s->query[first], head, first_group + j);
         ScoreGroup(g, block, head, j, s, first, n);
       });
     }

@@ -12,7 +12,7 @@
 namespace withy::engine {
 
 // One query row. It sees the keys at positions 0 .. visible-1 of its context; key p is slot p % 16
-// of blocks[p / 16].
+// of blocks[p / 16 * block_stride].
 //
 // A row of a token tree sees committed keys and its ancestors, which lie in scattered slots: the
 // caller copies (CopyToken) what is not where its position says into scratch blocks, one for each
@@ -20,7 +20,8 @@ namespace withy::engine {
 // tail[g - tail_group].
 struct AttentionRow {
   const std::byte* const* blocks = nullptr;  // this layer's blocks of the row's context, by chunk
-  int visible = 0;                           // >= 1
+  ptrdiff_t block_stride = 1;  // pointers between chunks: a table of all layers is read in place
+  int visible = 0;             // >= 1
   const std::byte* const* tail = nullptr;
   int tail_group = 0;
 };

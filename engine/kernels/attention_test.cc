@@ -111,7 +111,7 @@ TEST_P(AttentionTest, MatchesTheReferenceOverShapesAndLengths) {
       args.geometry = g;
       args.q_heads = shape.q_heads;
       args.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-      Run(args, {{context.blocks(), tokens}}, q.data(), out.data());
+      Run(args, {{context.blocks(), 1, tokens}}, q.data(), out.data());
       for (int h = 0; h < shape.q_heads; ++h) {
         const int at = h * shape.head_dim;
         const std::vector<double> want =
@@ -147,9 +147,9 @@ TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
   const int width = 8 * 64;
   std::vector<AttentionRow> rows;
   rows.reserve(78);
-  for (int p = 0; p < 40; ++p) rows.push_back({a.blocks(), tokens - 39 + p});
-  for (int p = 0; p < 37; ++p) rows.push_back({b.blocks(), p + 1});
-  rows.push_back({a.blocks(), 1});
+  for (int p = 0; p < 40; ++p) rows.push_back({a.blocks(), 1, tokens - 39 + p});
+  for (int p = 0; p < 37; ++p) rows.push_back({b.blocks(), 1, p + 1});
+  rows.push_back({a.blocks(), 1, 1});
   const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
   std::vector<float> together(q.size());
   Run(args, rows, q.data(), together.data());
@@ -200,12 +200,12 @@ TEST_P(AttentionTest, ATreeRowEqualsPlainDecoding) {
   args.scale = 0.125f;
   std::vector<float> want(q.size());
   std::vector<float> got(q.size());
-  Run(args, {{plain.blocks(), 35}, {plain.blocks(), 41}, {plain.blocks(), total}}, q.data(),
-      want.data());
+  Run(args, {{plain.blocks(), 1, 35}, {plain.blocks(), 1, 41}, {plain.blocks(), 1, total}},
+      q.data(), want.data());
   Run(args,
-      {{tree.blocks(), 35},
-       {tree.blocks(), 41, tail.blocks(), tail_group},
-       {tree.blocks(), total, tail.blocks(), tail_group}},
+      {{tree.blocks(), 1, 35},
+       {tree.blocks(), 1, 41, tail.blocks(), tail_group},
+       {tree.blocks(), 1, total, tail.blocks(), tail_group}},
       q.data(), got.data());
   EXPECT_TRUE(SameBits(want.data(), got.data(), got.size()));
 }
@@ -227,14 +227,14 @@ TEST_P(AttentionTest, RankMajorHeadsAndExtentsAreThePrefix) {
   args.q_heads = 12;
   args.scale = 0.2f;
   std::vector<float> want(width);
-  Run(args, {{context.blocks(), 70}}, q.data(), want.data());
+  Run(args, {{context.blocks(), 1, 70}}, q.data(), want.data());
   std::vector<float> got(2 * width, 7.0f);
   std::vector<float> twice = ranked;
   twice.insert(twice.end(), ranked.begin(), ranked.end());
   args.rank_major = true;
   const int extent[2] = {12, 6};
   args.head_extent = extent;
-  Run(args, {{context.blocks(), 70}, {context.blocks(), 70}}, twice.data(), got.data());
+  Run(args, {{context.blocks(), 1, 70}, {context.blocks(), 1, 70}}, twice.data(), got.data());
   for (int row = 0; row < 2; ++row) {
     for (int h = 0; h < 12; ++h) {
       const int from = (h % group) * g.kv_heads + h / group;
@@ -262,7 +262,7 @@ TEST_P(AttentionTest, DensityOfARowAddsUpToItsHeads) {
   args.scale = 0.5f;
   args.density = density.data();
   args.density_stride = stride;
-  Run(args, {{context.blocks(), 300}, {context.blocks(), 530}}, q.data(), out.data());
+  Run(args, {{context.blocks(), 1, 300}, {context.blocks(), 1, 530}}, q.data(), out.data());
   for (size_t i = 0; i < 4; ++i) {
     const int chunks = i < 2 ? 19 : 34;
     double sum = 0;

@@ -1,6 +1,7 @@
 // Element-wise kernels, quantisation of activations and of K/V. Included by kernels_*.cc after
 // vec-inl.h.
 #include "engine/kernels/activations.h"
+#include "engine/kernels/low_rank.h"
 #include "engine/kv/block.h"
 
 namespace withy::engine::WITHY_TARGET {
@@ -134,6 +135,34 @@ inline void SwiGlu(const float* gate, const float* up, int n, float* out) {
 
 inline void Add(const float* x, int n, float* y) {
   for (int i = 0; i < n; i += 16) StoreN(LoadN(y + i, n - i) + LoadN(x + i, n - i), y + i, n - i);
+}
+
+WITHY_INLINE F16 LoadBytesAsFloat(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(kNativeLanes)));
+  I16 v;
+  WITHY_EACH_PART {
+    Bytes bytes;
+    std::memcpy(&bytes, p + i * kNativeLanes, sizeof bytes);
+    v.part[i] = __builtin_convertvector(bytes, NativeI);
+  }
+  return ToFloat(v);
+}
+
+inline void AddLowRank(const LowRankOutputs& b, const float* a, int begin, int end, float* y) {
+  for (int o = begin; o < end; o += kQuantBlock) {
+    float* to = y + (o - begin);
+    const int n = end - o < kQuantBlock ? end - o : kQuantBlock;
+    F16 lo = LoadN(to, n);
+    F16 hi = n > 16 ? LoadN(to + 16, n - 16) : Zero();
+    for (int r = 0; r < b.rank; ++r) {
+      const F16 factor = Splat(a[r] * b.scales(r)[o / kQuantBlock]);
+      const int8_t* quants = b.quants(r) + o;
+      lo = MulAdd(factor, LoadBytesAsFloat(quants), lo);
+      hi = MulAdd(factor, LoadBytesAsFloat(quants + 16), hi);
+    }
+    StoreN(lo, to, n);
+    if (n > 16) StoreN(hi, to + 16, n - 16);
+  }
 }
 
 inline void Softmax(const float* x, int n, float inv_temperature, float* out) {

@@ -144,7 +144,7 @@ void BenchAttention(const Options& options, const Ceilings& top, ThreadPool& poo
       std::vector<AttentionRow> row;
       double keys = 0;
       for (int r = 0; r < rows; ++r) {
-        row.push_back({blocks.data(), depth - rows + 1 + r});
+        row.push_back({blocks.data(), 1, depth - rows + 1 + r});
         keys += depth - rows + 1 + r;
       }
       AttentionArgs args;
@@ -180,11 +180,13 @@ class Forward {
         y_(static_cast<size_t>(rows) * 2560),
         gate_y_(static_cast<size_t>(rows) * 5632),
         up_y_(static_cast<size_t>(rows) * 5632),
-        kv_(geometry_.BlockBytes() * static_cast<size_t>(depth / 16 + 1)) {
-    for (int i = 0; i <= depth / 16; ++i) {
+        kv_(geometry_.BlockBytes() * static_cast<size_t>((depth / 16 + 1) * kLayers)) {
+    for (int i = 0; i < (depth / 16 + 1) * kLayers; ++i) {
       blocks_.push_back(kv_.data() + static_cast<size_t>(i) * geometry_.BlockBytes());
     }
-    for (int r = 0; r < rows; ++r) row_.push_back({blocks_.data(), depth});
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (int r = 0; r < rows; ++r) row_.push_back({blocks_.data() + layer, kLayers, depth});
+    }
   }
 
   double bytes() const {
@@ -193,33 +195,36 @@ class Forward {
   }
 
   void Run(ThreadPool& pool) {
+    in_.Reset(rows_, 2048, kActQ8);
+    h_.Reset(rows_, 5632, kActQ8);
+    AttentionArgs args;
+    args.geometry = geometry_;
+    args.q_heads = 32;
+    args.scale = 0.125f;
+    args.rows = rows_;
+    args.q = y_.data();
+    args.q_stride = 2560;
+    args.out = gate_y_.data();
+    args.out_stride = 2048;
     for (int layer = 0; layer < kLayers; ++layer) {
-      NormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, 2048, norm_.data(), 1e-5f, kActQ8,
-                         &in_);
+      AddNormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
       const MatMulArgs qkv{qkv_.Copy(layer), &in_, 0, rows_, y_.data(), 2560};
-      MatMuls(pool, kernels_, {&qkv, 1});
-      AttentionArgs args;
-      args.geometry = geometry_;
-      args.q_heads = 32;
-      args.scale = 0.125f;
-      args.rows = rows_;
-      args.row = row_.data();
-      args.q = y_.data();
-      args.q_stride = 2560;
-      args.out = gate_y_.data();
-      args.out_stride = 2048;
-      Attend(pool, kernels_, args);
-      PrepareRows(pool, kernels_, gate_y_.data(), 2048, rows_, 2048, kActQ8, &in_);
+      AddMatMuls(pool, kernels_, {&qkv, 1});
+      args.row = row_.data() + layer * rows_;
+      AddAttend(pool, kernels_, args);
+      AddPrepareRows(pool, kernels_, gate_y_.data(), 2048, rows_, &in_);
       MatMulArgs product{out_.Copy(layer), &in_, 0, rows_, x_.data(), 2048, true};
-      MatMuls(pool, kernels_, {&product, 1});
-      NormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, 2048, norm_.data(), 1e-5f, kActQ8,
-                         &in_);
-      GateUp(pool, kernels_, {gate_.Copy(layer), &in_, 0, rows_, gate_y_.data(), 5632},
-             {up_.Copy(layer), &in_, 0, rows_, up_y_.data(), 5632}, kActQ8, &h_);
+      AddMatMuls(pool, kernels_, {&product, 1});
+      AddNormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
+      AddGateUp(pool, kernels_, {gate_.Copy(layer), &in_, 0, rows_, gate_y_.data(), 5632},
+                {up_.Copy(layer), &in_, 0, rows_, up_y_.data(), 5632}, &h_);
       product = {down_.Copy(layer), &h_, 0, rows_, x_.data(), 2048, true};
-      MatMuls(pool, kernels_, {&product, 1});
-      for (float& v : x_) v = v > 1.0f || v < -1.0f ? 0.5f : v;  // random weights must not blow up
+      AddMatMuls(pool, kernels_, {&product, 1});
+      pool.Add(1, 1, [this](int, int) {  // random weights must not blow up
+        for (float& v : x_) v = v > 1.0f || v < -1.0f ? 0.5f : v;
+      });
     }
+    pool.Run();
   }
 
  private:

@@ -11,6 +11,7 @@
 
 #include "engine/kernels/activations.h"
 #include "engine/kernels/attention.h"
+#include "engine/kernels/low_rank.h"
 #include "engine/kernels/matmul.h"
 #include "engine/kv/block.h"
 
@@ -52,6 +53,10 @@ struct Kernels {
 
   // y[n] += x[n]
   void (*add)(const float* x, int n, float* y);
+
+  // y[o - begin] += sum over r of a[r] * B[o, r] for begin <= o < end <= b.outputs; begin is a
+  // multiple of 32. The same bits for an output however the range is cut.
+  void (*add_low_rank)(const LowRankOutputs& b, const float* a, int begin, int end, float* y);
 
   // out[n] = exp(x * inv_temperature - max) / sum. out may be x.
   void (*softmax)(const float* x, int n, float inv_temperature, float* out);

@@ -98,11 +98,11 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 namespace withy::engine {
 
 const Kernels* PortableKernels() {
-  static constexpr Kernels kTable = {Target::kPortable, "portable",          portable::Prepare,
-                                     portable::MatMul,  portable::Attention, portable::WriteKv,
-                                     portable::RmsNorm, portable::Rope,      portable::SwiGlu,
-                                     portable::Add,     portable::Softmax,   portable::PeakLoop,
-                                     portable::ReadLoop};
+  static constexpr Kernels kTable = {Target::kPortable,  "portable",           portable::Prepare,
+                                     portable::MatMul,   portable::Attention,  portable::WriteKv,
+                                     portable::RmsNorm,  portable::Rope,       portable::SwiGlu,
+                                     portable::Add,      portable::AddLowRank, portable::Softmax,
+                                     portable::PeakLoop, portable::ReadLoop};
   return &kTable;
 }
 

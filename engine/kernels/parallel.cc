@@ -1,6 +1,7 @@
 #include "engine/kernels/parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "engine/kernels/aligned.h"
@@ -37,72 +38,130 @@ int RowExtent(const MatMulArgs& args, int row) {
   return args.n_out_extent != nullptr ? args.n_out_extent[row] : args.w.n_out;
 }
 
+// Products that share a step, by value.
+struct Products {
+  std::array<MatMulArgs, 3> args;
+  int count = 0;
+  const Kernels* kernels = nullptr;
+
+  // Tiles [begin, end) of all of them, counted through.
+  void operator()(int begin, int end) const {
+    int first = 0;
+    for (int i = 0; i < count; ++i) {
+      const MatMulArgs& p = args[static_cast<size_t>(i)];
+      const int from = std::max(begin - first, 0);
+      const int to = std::min(end - first, p.w.tiles());
+      if (from < to) kernels->matmul(p, from, to);
+      first += p.w.tiles();
+    }
+  }
+};
+
+void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
+                 Activations* h, const GateUpLowRank* low_rank, int begin, int end) {
+  kernels.matmul(gate, begin, end);
+  kernels.matmul(up, begin, end);
+  const int col = begin * kTileRows;
+  for (int row = 0; row < gate.rows; ++row) {
+    const int width = std::min(RowExtent(gate, row), std::min(end * kTileRows, gate.w.n_out)) - col;
+    if (width <= 0) break;
+    float* g = gate.y + row * gate.y_stride + col;
+    float* u = up.y + row * up.y_stride + col;
+    if (low_rank != nullptr && low_rank[row].gate != nullptr) {
+      const GateUpLowRank& more = low_rank[row];
+      kernels.add_low_rank(*more.gate, more.a, col, col + width, g);
+      kernels.add_low_rank(*more.up, more.a + more.gate->rank, col, col + width, u);
+    }
+    kernels.swiglu(g, u, width, g);
+    kernels.prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
+  }
+}
+
 }  // namespace
+
+void AddPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+                    int rows, Activations* out) {
+  pool.Add(rows, kRowsPerPiece, [&kernels, x, stride, out](int begin, int end) {
+    kernels.prepare(x + begin * stride, stride, begin, end, 0, out->n_in(), out);
+  });
+}
+
+void AddNormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x,
+                           ptrdiff_t stride, int rows, const float* weight, float eps,
+                           Activations* out) {
+  pool.Add(rows, kRowsPerPiece, [&kernels, x, stride, weight, eps, out](int begin, int end) {
+    for (int row = begin; row < end; ++row) {
+      NormAndPrepareRow(kernels, x + row * stride, weight, eps, row, out);
+    }
+  });
+}
+
+void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weight, float eps,
+                       int row, Activations* out) {
+  const int n_in = out->n_in();
+  float* scratch = RowScratch(n_in);
+  kernels.rms_norm(x, weight, eps, n_in, scratch);
+  kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
+}
+
+void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
+  Products step;
+  step.kernels = &kernels;
+  int tiles = 0;
+  int grain = 1 << 20;
+  size_t work = 0;
+  for (const MatMulArgs& p : products) {
+    step.args[static_cast<size_t>(step.count++)] = p;
+    tiles += p.w.tiles();
+    grain = std::min(grain, TileGrain(p.w, p.rows, pool.threads()));
+    work += PackedBytes(p.w) * static_cast<size_t>(p.rows);
+  }
+  pool.Add(tiles, work <= kAloneBytes ? tiles : grain, step);
+}
+
+void AddGateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate,
+               const MatMulArgs& up, Activations* h, const GateUpLowRank* low_rank) {
+  pool.Add(gate.w.tiles(), TileGrain(gate.w, gate.rows, pool.threads()),
+           [&kernels, gate, up, h, low_rank](int begin, int end) {
+             GateUpTiles(kernels, gate, up, h, low_rank, begin, end);
+           });
+}
+
+void AddAttend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args) {
+  pool.Add(AttentionItems(args), 1,
+           [&kernels, args](int begin, int end) { kernels.attention(args, begin, end); });
+}
 
 void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
                  int rows, int n_in, unsigned forms, Activations* out) {
   out->Reset(rows, n_in, forms);
-  pool.ParallelFor(rows, kRowsPerPiece, [&](int begin, int end) {
-    kernels.prepare(x + begin * stride, stride, begin, end, 0, n_in, out);
-  });
+  AddPrepareRows(pool, kernels, x, stride, rows, out);
+  pool.Run();
 }
 
 void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
                         int rows, int n_in, const float* weight, float eps, unsigned forms,
                         Activations* out) {
   out->Reset(rows, n_in, forms);
-  pool.ParallelFor(rows, kRowsPerPiece, [&](int begin, int end) {
-    float* scratch = RowScratch(n_in);
-    for (int row = begin; row < end; ++row) {
-      kernels.rms_norm(x + row * stride, weight, eps, n_in, scratch);
-      kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
-    }
-  });
+  AddNormAndPrepareRows(pool, kernels, x, stride, rows, weight, eps, out);
+  pool.Run();
 }
 
 void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
-  int tiles = 0;
-  int grain = 1 << 20;
-  size_t work = 0;
-  for (const MatMulArgs& p : products) {
-    tiles += p.w.tiles();
-    grain = std::min(grain, TileGrain(p.w, p.rows, pool.threads()));
-    work += PackedBytes(p.w) * static_cast<size_t>(p.rows);
-  }
-  if (work <= kAloneBytes) grain = tiles;
-  pool.ParallelFor(tiles, grain, [&](int begin, int end) {
-    int first = 0;
-    for (const MatMulArgs& p : products) {
-      const int from = std::max(begin - first, 0);
-      const int to = std::min(end - first, p.w.tiles());
-      if (from < to) kernels.matmul(p, from, to);
-      first += p.w.tiles();
-    }
-  });
+  AddMatMuls(pool, kernels, products);
+  pool.Run();
 }
 
 void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
             unsigned forms, Activations* h) {
-  const int n = gate.w.n_out;
-  h->Reset(gate.rows, n, forms);
-  const int grain = TileGrain(gate.w, gate.rows, pool.threads());
-  pool.ParallelFor(gate.w.tiles(), grain, [&](int begin, int end) {
-    kernels.matmul(gate, begin, end);
-    kernels.matmul(up, begin, end);
-    const int col = begin * kTileRows;
-    for (int row = 0; row < gate.rows; ++row) {
-      const int width = std::min(RowExtent(gate, row), std::min(end * kTileRows, n)) - col;
-      if (width <= 0) break;
-      float* g = gate.y + row * gate.y_stride + col;
-      kernels.swiglu(g, up.y + row * up.y_stride + col, width, g);
-      kernels.prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
-    }
-  });
+  h->Reset(gate.rows, gate.w.n_out, forms);
+  AddGateUp(pool, kernels, gate, up, h);
+  pool.Run();
 }
 
 void Attend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args) {
-  pool.ParallelFor(AttentionItems(args), 1,
-                   [&](int begin, int end) { kernels.attention(args, begin, end); });
+  AddAttend(pool, kernels, args);
+  pool.Run();
 }
 
 }  // namespace withy::engine

@@ -1,6 +1,7 @@
 // Kernels run over the pool: what the model calls. Splits into pieces, fuses what shares rows,
-// keeps the number of barriers small. Neighbours: kernels.h (the work), thread_pool.h (the
-// threads). Results do not depend on the number of threads or pieces.
+// keeps the number of barriers small. Add… appends to the pool's list of steps: a forward pass is
+// one list, run once; the plain names do it at once. Neighbours: kernels.h (the work),
+// thread_pool.h (the threads). Results do not depend on the number of threads or pieces.
 #pragma once
 
 #include <span>
@@ -11,26 +12,48 @@
 
 namespace withy::engine {
 
-// Rows [rows, n_in] of x (stride floats) into `out` in the wanted forms (ActivationForms).
-void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
-                 int rows, int n_in, unsigned forms, Activations* out);
+// Rows [rows, n_in] of x (stride floats) into `out`, which was Reset() for them.
+void AddPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+                    int rows, Activations* out);
 
 // The same of rms_norm(x): normalises each row with `weight` on the way.
+void AddNormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x,
+                           ptrdiff_t stride, int rows, const float* weight, float eps,
+                           Activations* out);
+
+// One such row, on the calling thread.
+void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weight, float eps,
+                       int row, Activations* out);
+
+// Several products, at most three, in one pass over the pool (fused Q/K/V). Outputs are disjoint.
+void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products);
+
+// What LoRA adds to a row's gate and up: B * a; nothing when both are null.
+struct GateUpLowRank {
+  const LowRankOutputs* gate = nullptr;
+  const LowRankOutputs* up = nullptr;
+  const float* a = nullptr;  // [2 * rank], gate's first
+};
+
+// h = silu(gate x) * (up x) prepared for the down product. gate and up have equal shapes, rows and
+// extents; their y are scratch [rows, n_out]. `h` was Reset() to at least [gate.rows, n_out];
+// beyond a row's output extent it is undefined up to the next multiple of 32, zero there, and
+// untouched further on. `low_rank` [gate.rows], or null.
+void AddGateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate,
+               const MatMulArgs& up, Activations* h, const GateUpLowRank* low_rank = nullptr);
+
+// Attention of all rows.
+void AddAttend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args);
+
+// The same at once. `out` and `h` are Reset() here, in the wanted forms (ActivationForms).
+void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+                 int rows, int n_in, unsigned forms, Activations* out);
 void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
                         int rows, int n_in, const float* weight, float eps, unsigned forms,
                         Activations* out);
-
-// Several products in one pass over the pool (fused Q/K/V). Outputs are disjoint.
 void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products);
-
-// h = silu(gate x) * (up x) prepared for the down product in `forms`. gate and up have equal
-// shapes, rows and extents; their y are scratch [rows, n_out]. `h` is Reset() here to [gate.rows,
-// n_out]; beyond a row's output extent it is undefined up to the next multiple of 32, zero there,
-// and untouched further on.
 void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
             unsigned forms, Activations* h);
-
-// Attention of all rows.
 void Attend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args);
 
 }  // namespace withy::engine

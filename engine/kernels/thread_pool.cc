@@ -1,7 +1,9 @@
 #include "engine/kernels/thread_pool.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
-#include <atomic>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -13,6 +15,9 @@
 
 namespace withy::engine {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 void CpuRelax() {
 #if defined(__x86_64__)
@@ -26,71 +31,160 @@ void CpuRelax() {
 template <typename Done>
 bool SpinUntil(int spin_us, Done done) {
   if (done()) return true;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us);
+  const auto until = Clock::now() + std::chrono::microseconds(spin_us);
   do {
     for (int i = 0; i < 16; ++i) {
       CpuRelax();
       if (done()) return true;
     }
-  } while (std::chrono::steady_clock::now() < until);
+  } while (Clock::now() < until);
   return false;
 }
 
+// Notices that a thread shares its core with somebody busy, from the times it was switched off
+// against its will, and gives way between pieces: to be switched off in the middle of one would
+// hold up all threads for the neighbour's time slice.
+class Manners {
+ public:
+  void AfterPiece() {
+    if (++pieces_ % 4 != 0) return;
+    const Clock::time_point now = Clock::now();
+    if (now - looked_ < milliseconds(1)) return;
+    looked_ = now;
+    rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    if (usage.ru_nivcsw != switches_) {
+      switches_ = usage.ru_nivcsw;
+      crowded_until_ = now + kMemory;
+      if (now - rested_ > kTurn) rested_ = now;
+    }
+    if (now < crowded_until_ && now - rested_ >= kTurn) {
+      std::this_thread::yield();
+      rested_ = Clock::now();
+    }
+  }
+
+ private:
+  static constexpr milliseconds kTurn{2};     // less than a usual time slice
+  static constexpr milliseconds kMemory{50};  // for how long a neighbour is believed to be there
+
+  uint32_t pieces_ = 0;
+  Clock::time_point looked_;
+  Clock::time_point rested_;
+  Clock::time_point crowded_until_;
+  long switches_ = 0;
+};
+
+struct alignas(64) Step {
+  // (job number << 32 | pieces left). A piece is taken by compare-and-swap, so a late thread cannot
+  // take one of a job that is over; and while pieces are left or unfinished the other fields do not
+  // change, so that what is read after a successful take is the step's own.
+  std::atomic<uint64_t> next{0};
+  std::atomic<int> finished{0};
+  int pieces = 0;
+  int count = 0;
+  int grain = 1;
+  void (*call)(const void*, int, int) = nullptr;
+  alignas(64) std::array<std::byte, ThreadPool::kClosureBytes> closure;
+};
+
 }  // namespace
 
-// `next` holds (job number << 32 | pieces left). A piece is taken by compare-and-swap, so a late
-// worker cannot take one of a job that is over; and while pieces are left or unfinished the job's
-// other fields do not change, so what is read after a successful take is the job's own.
 struct ThreadPool::State {
   int spin_us = 0;
   std::vector<std::thread> workers;
+  std::unique_ptr<std::array<Step, kMaxSteps>> steps =
+      std::make_unique<std::array<Step, kMaxSteps>>();
+  int listed = 0;    // steps in the list; the caller's own
+  uint32_t job = 0;  // number of the last list that was run; the caller's own
+  Manners caller_manners;
 
-  alignas(64) std::atomic<uint64_t> next{0};
-  alignas(64) std::atomic<int> finished{0};
-  std::atomic<int> caller_waits{0};
-  alignas(64) std::atomic<uint32_t> signal{
-      0};  // job number, or an odd step for stop; what workers park on
-  std::atomic<int> parked{0};
+  // (job number << 32 | index of the step that is under way); past the last step: idle.
+  alignas(64) std::atomic<uint64_t> place{0};
+  std::atomic<int> listed_now{0};
+  std::atomic<const std::atomic<bool>*> cancel{nullptr};
   std::atomic<bool> stop{false};
-  std::atomic<const RangeFn*> fn{nullptr};
-  std::atomic<int> count{0};
-  std::atomic<int> grain{1};
-  std::atomic<int> pieces{0};
+  alignas(64) std::atomic<int> parked{0};
+  std::atomic<uint32_t> wakes{0};  // what parked threads wait on
 
-  // Takes and runs one piece of job `job`; false when there is none left.
-  bool RunPiece(uint32_t job) {
-    uint64_t value = next.load(std::memory_order_acquire);
+  void MoveTo(uint64_t to) {
+    place.store(to, std::memory_order_seq_cst);
+    if (parked.load(std::memory_order_seq_cst) > 0) {
+      wakes.fetch_add(1, std::memory_order_seq_cst);
+      wakes.notify_all();
+    }
+  }
+
+  // Takes and runs one piece of the step at `at`; false when there is none left.
+  bool RunPiece(uint64_t at) {
+    const auto index = static_cast<uint32_t>(at);
+    if (index >= static_cast<uint32_t>(kMaxSteps)) return false;
+    Step& step = (*steps)[index];
+    uint64_t value = step.next.load(std::memory_order_acquire);
     do {
-      if (static_cast<uint32_t>(value >> 32) != job || (value & 0xffffffffu) == 0) return false;
-    } while (!next.compare_exchange_weak(value, value - 1, std::memory_order_acq_rel,
-                                         std::memory_order_acquire));
-    const int left = static_cast<int>(value & 0xffffffffu);
-    const int total = pieces.load(std::memory_order_relaxed);
-    const int begin = (total - left) * grain.load(std::memory_order_relaxed);
-    const int end = std::min(begin + grain.load(std::memory_order_relaxed),
-                             count.load(std::memory_order_relaxed));
-    (*fn.load(std::memory_order_relaxed))(begin, end);
-    if (finished.fetch_add(1, std::memory_order_seq_cst) + 1 == total &&
-        caller_waits.load(std::memory_order_seq_cst) != 0) {
-      finished.notify_one();
+      if (value >> 32 != at >> 32 || static_cast<uint32_t>(value) == 0) return false;
+    } while (!step.next.compare_exchange_weak(value, value - 1, std::memory_order_acq_rel,
+                                              std::memory_order_acquire));
+    const int begin = (step.pieces - static_cast<int>(static_cast<uint32_t>(value))) * step.grain;
+    const std::atomic<bool>* cancelled = cancel.load(std::memory_order_relaxed);
+    if (cancelled == nullptr || !cancelled->load(std::memory_order_relaxed)) {
+      step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
+    }
+    const int pieces = step.pieces;
+    if (step.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) MoveTo(at + 1);
+    return true;
+  }
+
+  // Works until done(place) holds.
+  template <typename Done>
+  void Walk(Manners& manners, Done done) {
+    for (uint64_t at = place.load(std::memory_order_acquire); !done(at);
+         at = place.load(std::memory_order_acquire)) {
+      if (RunPiece(at)) {
+        manners.AfterPiece();
+        continue;
+      }
+      const auto moved = [&] { return place.load(std::memory_order_seq_cst) != at; };
+      if (SpinUntil(spin_us, moved)) continue;
+      parked.fetch_add(1, std::memory_order_seq_cst);
+      const uint32_t seen = wakes.load(std::memory_order_seq_cst);
+      if (!moved() && !stop.load(std::memory_order_seq_cst)) {
+        wakes.wait(seen, std::memory_order_seq_cst);
+      }
+      parked.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+  void Work() {
+    Manners manners;
+    Walk(manners, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
+  }
+
+  // Without workers there is nobody to share with: piece after piece, in order.
+  bool RunAlone(const std::atomic<bool>* cancelled) {
+    for (int i = 0; i < listed; ++i) {
+      const Step& step = (*steps)[static_cast<size_t>(i)];
+      for (int begin = 0; begin < step.count; begin += step.grain) {
+        if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed)) return false;
+        step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
+      }
     }
     return true;
   }
 
-  void Work() {
-    uint32_t seen = 0;
-    for (;;) {
-      const auto changed = [&] { return signal.load(std::memory_order_acquire) != seen; };
-      if (!SpinUntil(spin_us, changed)) {
-        parked.fetch_add(1, std::memory_order_seq_cst);
-        signal.wait(seen, std::memory_order_seq_cst);
-        parked.fetch_sub(1, std::memory_order_relaxed);
-      }
-      if (stop.load(std::memory_order_acquire)) return;
-      seen = signal.load(std::memory_order_acquire);
-      while (RunPiece(seen)) {
-      }
+  bool RunTogether(const std::atomic<bool>* cancelled) {
+    ++job;
+    const uint64_t first = static_cast<uint64_t>(job) << 32;
+    for (int i = 0; i < listed; ++i) {
+      Step& step = (*steps)[static_cast<size_t>(i)];
+      step.finished.store(0, std::memory_order_relaxed);
+      step.next.store(first | static_cast<uint32_t>(step.pieces), std::memory_order_release);
     }
+    cancel.store(cancelled, std::memory_order_relaxed);
+    MoveTo(first);
+    const uint64_t end = first + static_cast<uint64_t>(listed);
+    Walk(caller_manners, [&](uint64_t at) { return at == end; });
+    return cancelled == nullptr || !cancelled->load(std::memory_order_relaxed);
   }
 };
 
@@ -102,43 +196,31 @@ ThreadPool::ThreadPool(int threads, int spin_us) : state_(std::make_unique<State
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop.store(true, std::memory_order_release);
-  state_->signal.fetch_add(1, std::memory_order_seq_cst);
-  state_->signal.notify_all();
+  state_->stop.store(true, std::memory_order_seq_cst);
+  state_->wakes.fetch_add(1, std::memory_order_seq_cst);
+  state_->wakes.notify_all();
   for (std::thread& worker : state_->workers) worker.join();
 }
 
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
-void ThreadPool::ParallelFor(int count, int grain, RangeFn fn) {
-  if (count <= 0) return;
-  grain = std::max(grain, 1);
-  const int pieces = (count + grain - 1) / grain;
+void* ThreadPool::NewStep(int count, int grain, Call call) {
+  if (state_->listed == kMaxSteps) Run();
+  Step& step = (*state_->steps)[static_cast<size_t>(state_->listed++)];
+  step.count = count;
+  step.grain = std::max(grain, 1);
+  step.pieces = (count + step.grain - 1) / step.grain;
+  step.call = call;
+  return step.closure.data();
+}
+
+bool ThreadPool::Run(const std::atomic<bool>* cancel) {
   State& s = *state_;
-  if (pieces == 1 || s.workers.empty()) {
-    for (int begin = 0; begin < count; begin += grain) fn(begin, std::min(begin + grain, count));
-    return;
-  }
-  s.fn.store(&fn, std::memory_order_relaxed);
-  s.count.store(count, std::memory_order_relaxed);
-  s.grain.store(grain, std::memory_order_relaxed);
-  s.pieces.store(pieces, std::memory_order_relaxed);
-  s.finished.store(0, std::memory_order_relaxed);
-  s.caller_waits.store(0, std::memory_order_relaxed);
-  const uint32_t job = s.signal.load(std::memory_order_relaxed) + 1;
-  s.next.store(static_cast<uint64_t>(job) << 32 | static_cast<uint32_t>(pieces),
-               std::memory_order_release);
-  s.signal.store(job, std::memory_order_seq_cst);
-  if (s.parked.load(std::memory_order_seq_cst) > 0) s.signal.notify_all();
-  while (s.RunPiece(job)) {
-  }
-  const auto done = [&] { return s.finished.load(std::memory_order_acquire) == pieces; };
-  if (SpinUntil(s.spin_us, done)) return;
-  s.caller_waits.store(1, std::memory_order_seq_cst);
-  for (int now = s.finished.load(std::memory_order_seq_cst); now != pieces;
-       now = s.finished.load(std::memory_order_seq_cst)) {
-    s.finished.wait(now, std::memory_order_seq_cst);
-  }
+  if (s.listed == 0) return true;
+  const bool alone = s.workers.empty() || (s.listed == 1 && (*s.steps)[0].pieces == 1);
+  const bool whole = alone ? s.RunAlone(cancel) : s.RunTogether(cancel);
+  s.listed = 0;
+  return whole;
 }
 
 }  // namespace withy::engine

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <vector>
@@ -38,6 +39,62 @@ TEST(ThreadPoolTest, ManyShortJobsOfDifferentSizes) {
       });
       for (int i = 0; i < count; ++i) ASSERT_EQ(data[static_cast<size_t>(i)], round + i);
     }
+  }
+}
+
+// Every step sees all that the step before it has written, whoever wrote it.
+TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads, threads == 4 ? 0 : 20);
+    constexpr int kWidth = 24;
+    std::vector<int> a(kWidth);
+    std::vector<int> b(kWidth);
+    for (int round = 0; round < 300; ++round) {
+      const int steps = 1 + round % 60;
+      std::fill(a.begin(), a.end(), 0);
+      for (int step = 0; step < steps; ++step) {
+        const std::vector<int>& from = step % 2 == 0 ? a : b;
+        std::vector<int>& to = step % 2 == 0 ? b : a;
+        pool.Add(kWidth, 1 + step % 5, [&from, &to](int begin, int end) {
+          for (int i = begin; i < end; ++i) {
+            const auto at = static_cast<size_t>(i);
+            // Reads a neighbour's result too: it must be the step before's, neither older nor
+            // newer.
+            to[at] = from[at] == from[(at + 7) % kWidth] ? from[at] + 1 : -1;
+          }
+        });
+      }
+      EXPECT_TRUE(pool.Run());
+      for (const int value : steps % 2 == 0 ? a : b) ASSERT_EQ(value, steps);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, RunsListsLongerThanItHolds) {
+  ThreadPool pool(3);
+  int value = 0;
+  constexpr int kSteps = 3 * ThreadPool::kMaxSteps + 5;
+  for (int step = 0; step < kSteps; ++step) {
+    pool.Add(1, 1, [&value](int, int) { ++value; });
+  }
+  pool.Run();
+  EXPECT_EQ(value, kSteps);
+}
+
+TEST(ThreadPoolTest, LeavesOutWhatHasNotBegunOnceCancelled) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    std::atomic<bool> cancel{false};
+    std::atomic<int> after{0};
+    pool.Add(8, 1, [](int, int) {});
+    pool.Add(1, 1, [&cancel](int, int) { cancel.store(true); });
+    pool.Add(64, 1, [&after](int, int) { after.fetch_add(1); });
+    EXPECT_FALSE(pool.Run(&cancel));
+    EXPECT_EQ(after.load(), 0);
+    cancel.store(false);
+    pool.Add(64, 1, [&after](int, int) { after.fetch_add(1); });
+    EXPECT_TRUE(pool.Run(&cancel));
+    EXPECT_EQ(after.load(), 64);
   }
 }
 

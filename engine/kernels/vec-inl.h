@@ -51,7 +51,8 @@ WITHY_INLINE F16 Zero() {
 }
 WITHY_INLINE F16 Splat(float x) {
   F16 v;
-  WITHY_EACH_PART v.part[i] = NativeF{} + x;
+  // x - 0 is x for every x, which compilers know; 0 + x is not (-0), and costs an addition.
+  WITHY_EACH_PART v.part[i] = x - NativeF{};
   return v;
 }
 WITHY_INLINE I16 SplatI(int32_t x) {

@@ -19,6 +19,31 @@ constexpr ptrdiff_t kStridePad = 16;  // keeps equal columns of many rows out of
 
 ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
 
+// Floats of one row's LoRA inputs: of Q, K, V, O, gate, up and down.
+size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStridePad; }
+
+constexpr int kLoraRows = 4;  // rows a piece
+
+ActivationFormsOf FormsOf(const ModelWeights& weights) {
+  ActivationFormsOf forms;
+  for (const LayerWeights& w : weights.layers) {
+    for (const PackedMatrix* m : {&w.q, &w.k, &w.v, &w.gate, &w.up})
+      forms.input |= FormFor(m->type);
+    forms.attention |= FormFor(w.output.type);
+    forms.neurons |= FormFor(w.down.type);
+  }
+  for (const std::vector<LoraWeights>& layers : weights.lora) {
+    for (const LoraWeights& lora : layers) {
+      if (!lora.present) continue;
+      forms.input |= FormFor(lora.attention_in.type) | FormFor(lora.ffn_in.type);
+      forms.attention |= FormFor(lora.attention_out_in.type);
+      forms.neurons |= FormFor(lora.down_in.type);
+    }
+  }
+  forms.head = FormFor(weights.head.type);
+  return forms;
+}
+
 }  // namespace
 
 PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelWeights weights,
@@ -28,11 +53,12 @@ PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelWeights weights,
       weights_(std::move(weights)),
       pool_(std::move(pool)),
       kernels_(kernels),
-      levels_(options.levels),
+      levels_(weights_.levels),
       layer_tap_(options.layer_tap),
       max_piece_rows_(options.max_piece_rows),
       info_(DescribeModel(*file_, weights_, levels_)),
-      geometry_{.layers = info_.layers, .kv_heads = info_.kv_heads, .head_dim = info_.head_dim} {
+      geometry_{.layers = info_.layers, .kv_heads = info_.kv_heads, .head_dim = info_.head_dim},
+      forms_(FormsOf(weights_)) {
   LevelSpec full{.percent = 100};
   full.layers.assign(static_cast<size_t>(info_.layers), LayerExtent{info_.heads, info_.d_ff});
   levels_.push_back(std::move(full));
@@ -54,30 +80,59 @@ absl::Status PackedModel::Forward(const Batch& batch, float* logits,
 
 absl::Status PackedModel::RunPiece(const Batch& batch, float* logits,
                                    const std::atomic<bool>* cancel) {
+  WITHY_RETURN_IF_ERROR(CheckBlocks(batch));
+  contexts_ = batch.contexts;
   Reserve();
-  Embed();
+  PlanAttention();
+  PlanExtents();
+  PlanLora();
+  AddEmbed();
   for (int32_t layer = 0; layer < info_.layers; ++layer) {
-    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
-      return absl::CancelledError(absl::StrCat("cancelled before layer ", layer));
-    }
-    WITHY_RETURN_IF_ERROR(GatherBlocks(batch, layer));
-    SetExtents(layer);
-    const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    ProjectQkv(layer, weights);
-    StoreKv(layer, weights);
-    if (layer + 1 == info_.layers) KeepWantedRows();
-    if (active_.empty()) break;
-    Attention(weights);
-    FeedForward(weights);
-    if (layer_tap_) Tap(layer);
+    const bool last = layer + 1 == info_.layers;
+    AddQkv(layer);
+    AddStoreKv(layer);
+    if (last && wanted_.empty()) break;
+    if (last) AddKeepWanted();
+    AddAttention(layer);
+    AddFeedForward(layer);
+    if (layer_tap_) AddTap(layer);
   }
-  if (!active_.empty()) Logits(logits);
+  if (!wanted_.empty()) AddLogits(logits);
+  if (!pool_->Run(cancel)) return absl::CancelledError("the forward pass was cancelled");
   return absl::OkStatus();
 }
 
-// Buffers for the rows of plan_, all of which become active.
+// Every block that a row of plan_ reads or writes must be there.
+absl::Status PackedModel::CheckBlocks(const Batch& batch) {
+  const auto layers = static_cast<size_t>(info_.layers);
+  const auto chunks_up_to = [](int32_t slot) {
+    return static_cast<size_t>(slot / kChunkTokens) + 1;
+  };
+  std::vector<size_t>& needed = chunks_needed_;
+  needed.assign(batch.contexts.size(), 0);
+  for (const PlannedRow& planned : plan_) {
+    const Row& row = *planned.row;
+    size_t& chunks = needed[static_cast<size_t>(row.context)];
+    const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
+    chunks = std::max(chunks, chunks_up_to(row.slot));
+    if (linear > 0) chunks = std::max(chunks, chunks_up_to(linear - 1));
+    for (int32_t slot : row.ancestor_slots) chunks = std::max(chunks, chunks_up_to(slot));
+  }
+  for (size_t c = 0; c < needed.size(); ++c) {
+    const auto blocks = batch.contexts[c].blocks.first(needed[c] * layers);
+    const auto gap = std::find(blocks.begin(), blocks.end(), nullptr);
+    if (gap == blocks.end()) continue;
+    const auto at = static_cast<size_t>(gap - blocks.begin());
+    return absl::InvalidArgumentError(absl::StrCat("context ", c, " has no block for chunk ",
+                                                   at / layers, ", layer ", at % layers));
+  }
+  return absl::OkStatus();
+}
+
+// Buffers for the rows of plan_.
 void PackedModel::Reserve() {
   const size_t n = plan_.size();
+  const auto rows = static_cast<int>(n);
   const ModelShape& s = weights_.shape;
   const auto floats = [&](AlignedArray<float>* array, int32_t width) {
     array->Resize(n * static_cast<size_t>(Stride(width)));
@@ -90,13 +145,16 @@ void PackedModel::Reserve() {
   floats(&gate_, std::max(s.d_ff, s.d_model));
   floats(&up_, s.d_ff);
   floats(&angles_, s.head_dim);
-  active_.resize(n);
-  uniform_ = true;
+  input_.Reset(rows, s.d_model, forms_.input);
+  attention_input_.Reset(rows, s.q_rows(), forms_.attention);
+  neurons_.Reset(rows, s.d_ff, forms_.neurons);
+  head_input_.Reset(rows, s.d_model, forms_.head);
+  wanted_.clear();
   int32_t tail_blocks = 0;
-  for (size_t i = 0; i < n; ++i) {
-    active_[i] = static_cast<int32_t>(i);
-    if (plan_[i].level != static_cast<int32_t>(levels_.size()) - 1) uniform_ = false;
-    tail_blocks += plan_[i].tail_blocks;
+  for (int32_t i = 0; i < rows; ++i) {
+    const PlannedRow& planned = Planned(i);
+    if (planned.logits_row >= 0) wanted_.push_back(i);
+    tail_blocks += planned.tail_blocks;
   }
   tail_bytes_.Resize(static_cast<size_t>(tail_blocks) * geometry_.BlockBytes());
   tail_pointers_.resize(static_cast<size_t>(tail_blocks));
@@ -105,119 +163,195 @@ void PackedModel::Reserve() {
   }
 }
 
+// What each row sees in each layer.
+void PackedModel::PlanAttention() {
+  attention_rows_.clear();
+  const auto add = [&](int32_t layer, const PlannedRow& planned) {
+    AttentionRow row{
+        .blocks = contexts_[static_cast<size_t>(planned.row->context)].blocks.data() + layer,
+        .block_stride = info_.layers,
+        .visible = planned.row->position + 1};
+    if (planned.tail_group >= 0) {
+      row.tail = tail_pointers_.data() + planned.tail_first;
+      row.tail_group = planned.tail_group;
+    }
+    attention_rows_.push_back(row);
+  };
+  for (int32_t layer = 0; layer + 1 < info_.layers; ++layer) {
+    for (const PlannedRow& planned : plan_) add(layer, planned);
+  }
+  for (int32_t i : wanted_) add(info_.layers - 1, Planned(i));
+}
+
+// What each row computes of each layer; rows are sorted so that extents never grow.
+void PackedModel::PlanExtents() {
+  const auto full = static_cast<int32_t>(levels_.size()) - 1;
+  uniform_ = std::all_of(plan_.begin(), plan_.end(),
+                         [&](const PlannedRow& planned) { return planned.level == full; });
+  if (uniform_) return;
+  const auto add = [&](Extents* to, int32_t layer, const PlannedRow& planned) {
+    const LayerExtent& extent =
+        levels_[static_cast<size_t>(planned.level)].layers[static_cast<size_t>(layer)];
+    to->heads.push_back(extent.heads);
+    to->q_rows.push_back(extent.heads * weights_.shape.head_dim);
+    to->neurons.push_back(extent.neurons);
+  };
+  extents_.assign(static_cast<size_t>(info_.layers), {});
+  wanted_extents_ = {};
+  for (int32_t layer = 0; layer < info_.layers; ++layer) {
+    for (const PlannedRow& planned : plan_)
+      add(&extents_[static_cast<size_t>(layer)], layer, planned);
+  }
+  for (int32_t i : wanted_) add(&wanted_extents_, info_.layers - 1, Planned(i));
+}
+
+// Room for the LoRA of rows that have one, and what it adds to their gate and up.
+void PackedModel::PlanLora() {
+  lora_ = !uniform_ && !weights_.lora.empty();
+  gate_up_lora_.clear();
+  if (!lora_) return;
+  lora_in_.Resize(plan_.size() * LoraStride(weights_.lora_rank));
+  for (int32_t layer = 0; layer < info_.layers; ++layer) {
+    for (int32_t i = 0; i < RowsAfterKv(layer); ++i) {
+      const LoraWeights* lora = LoraOf(layer, i, true);
+      GateUpLowRank& more = gate_up_lora_.emplace_back();
+      if (lora != nullptr) more = {&lora->gate, &lora->up, LoraIn(i, LoraPart::kFfnIn)};
+    }
+  }
+}
+
+const LoraWeights* PackedModel::LoraOf(int32_t layer, int32_t i, bool after_kv) const {
+  const bool last = after_kv && layer + 1 == info_.layers;
+  const auto level = static_cast<size_t>(Planned(last ? wanted_[static_cast<size_t>(i)] : i).level);
+  if (level >= weights_.lora.size()) return nullptr;  // the full model
+  const LoraWeights& lora = weights_.lora[level][static_cast<size_t>(layer)];
+  return lora.present ? &lora : nullptr;
+}
+
+const float* PackedModel::LoraIn(int32_t i, LoraPart in) const {
+  const auto rank = static_cast<size_t>(weights_.lora_rank);
+  static constexpr std::array<size_t, 4> kPlace = {0, 3, 4, 6};  // of the A parts, in ranks
+  return lora_in_.data() + static_cast<size_t>(i) * LoraStride(weights_.lora_rank) +
+         kPlace[static_cast<size_t>(in)] * rank;
+}
+
+float* PackedModel::LoraIn(int32_t i, LoraPart in) {
+  return const_cast<float*>(std::as_const(*this).LoraIn(i, in));
+}
+
+void PackedModel::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
+                                int32_t begin, int32_t end) {
+  const bool after_kv = in != LoraPart::kAttentionIn;
+  for (int32_t i = begin; i < end; ++i) {
+    const LoraWeights* lora = LoraOf(layer, i, after_kv);
+    if (lora == nullptr) continue;
+    const PackedMatrix& w = in == LoraPart::kAttentionIn      ? lora->attention_in
+                            : in == LoraPart::kAttentionOutIn ? lora->attention_out_in
+                            : in == LoraPart::kFfnIn          ? lora->ffn_in
+                                                              : lora->down_in;
+    int32_t rows = 1;
+    while (i + rows < end && LoraOf(layer, i + rows, after_kv) == lora) ++rows;
+    MatMulArgs args = Product(w, inputs, rows, LoraIn(i, in),
+                              static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)));
+    args.x_row = i;
+    kernels_.matmul(args, 0, w.tiles());
+    i += rows - 1;
+  }
+}
+
+void PackedModel::AddLoraToResidual(int32_t layer, int32_t i, LoraPart out, float* y) const {
+  const LoraWeights* lora = LoraOf(layer, i, true);
+  if (lora == nullptr) return;
+  const bool attention = out == LoraPart::kAttentionOut;
+  const LowRankOutputs& b = attention ? lora->attention_out : lora->down;
+  kernels_.add_low_rank(b, LoraIn(i, attention ? LoraPart::kAttentionOutIn : LoraPart::kDownIn), 0,
+                        b.outputs, y);
+}
+
 // Token embeddings into the residual stream; RoPE angles of every row.
-void PackedModel::Embed() {
-  const ModelShape& s = weights_.shape;
-  pool_->ParallelFor(ActiveRows(), 1, [&](int begin, int end) {
+void PackedModel::AddEmbed() {
+  pool_->Add(Rows(), 1, [this](int begin, int end) {
+    const ModelShape& s = weights_.shape;
     for (int i = begin; i < end; ++i) {
-      const Row& row = *plan_[static_cast<size_t>(i)].row;
+      const Row& row = *Planned(i).row;
       UnpackRow(weights_.embedding, row.token, x_.data() + i * Stride(s.d_model));
       RopeAngles(s.rope_frequencies, row.position, angles_.data() + i * Stride(s.head_dim));
     }
   });
 }
 
-// This layer's blocks of every context, side by side as attention reads them.
-absl::Status PackedModel::GatherBlocks(const Batch& batch, int32_t layer) {
-  const auto layers = static_cast<size_t>(info_.layers);
-  context_blocks_.resize(batch.contexts.size());
-  std::vector<size_t>& needed = chunks_needed_;
-  needed.assign(batch.contexts.size(), 0);
-  for (const PlannedRow& planned : plan_) {
-    size_t& chunks = needed[static_cast<size_t>(planned.row->context)];
-    const auto chunk_of = [](int32_t slot) { return static_cast<size_t>(slot / kChunkTokens); };
-    const Row& row = *planned.row;
-    const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
-    chunks = std::max(chunks, chunk_of(row.slot) + 1);
-    if (linear > 0) chunks = std::max(chunks, chunk_of(linear - 1) + 1);
-    for (int32_t slot : row.ancestor_slots) chunks = std::max(chunks, chunk_of(slot) + 1);
-  }
-  for (size_t c = 0; c < needed.size(); ++c) {
-    std::vector<std::byte*>& blocks = context_blocks_[c];
-    blocks.resize(needed[c]);
-    for (size_t chunk = 0; chunk < needed[c]; ++chunk) {
-      blocks[chunk] = batch.contexts[c].blocks[chunk * layers + static_cast<size_t>(layer)];
-      if (blocks[chunk] == nullptr) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("context ", c, " has no block for chunk ", chunk, ", layer ", layer));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-// What each active row computes of this layer; rows are sorted so that extents never grow.
-void PackedModel::SetExtents(int32_t layer) {
-  if (uniform_) return;
-  const ModelShape& s = weights_.shape;
-  const size_t n = active_.size();
-  head_extent_.resize(n);
-  q_extent_.resize(n);
-  neuron_extent_.resize(n);
-  for (size_t i = 0; i < n; ++i) {
-    const auto level = static_cast<size_t>(Planned(i).level);
-    const LayerExtent& extent = levels_[level].layers[static_cast<size_t>(layer)];
-    head_extent_[i] = extent.heads;
-    q_extent_[i] = extent.heads * s.head_dim;
-    neuron_extent_[i] = extent.neurons;
-  }
-}
-
-MatMulArgs PackedModel::Product(const PackedMatrix& w, const Activations& x, float* y,
+MatMulArgs PackedModel::Product(const PackedMatrix& w, const Activations& x, int32_t rows, float* y,
                                 ptrdiff_t y_stride) const {
   MatMulArgs args;
   args.w = w;
   args.x = &x;
-  args.rows = ActiveRows();
+  args.rows = rows;
   args.y = y;
   args.y_stride = y_stride;
   return args;
 }
 
-void PackedModel::ProjectQkv(int32_t layer, const LayerWeights& w) {
+// The normed residual stream, for Q, K and V (in = kAttentionIn) or for gate and up (kFfnIn). What
+// the LoRA of the product before adds to the stream comes first, the A of the products that follow
+// last: so that only down's A needs a step of its own.
+void PackedModel::AddInput(int32_t layer, LoraPart in) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
-  const unsigned forms = FormFor(w.q.type) | FormFor(w.k.type) | FormFor(w.v.type);
-  NormAndPrepareRows(*pool_, kernels_, x_.data(), Stride(s.d_model), ActiveRows(), s.d_model,
-                     w.attn_norm, s.rms_epsilon, forms, &input_);
-  std::array<MatMulArgs, 3> products = {Product(w.k, input_, k_.data(), Stride(s.kv_rows())),
-                                        Product(w.v, input_, v_.data(), Stride(s.kv_rows())),
-                                        Product(w.q, input_, q_.data(), Stride(s.q_rows()))};
+  const bool ffn = in == LoraPart::kFfnIn;
+  const float* norm = ffn ? w.ffn_norm : w.attn_norm;
+  const int32_t rows = ffn ? RowsAfterKv(layer) : Rows();
+  if (!lora_) {
+    AddNormAndPrepareRows(*pool_, kernels_, x_.data(), Stride(s.d_model), rows, norm, s.rms_epsilon,
+                          &input_);
+    return;
+  }
+  pool_->Add(rows, kLoraRows, [this, layer, in, ffn, norm](int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      float* x = x_.data() + i * Stride(weights_.shape.d_model);
+      if (ffn) {
+        AddLoraToResidual(layer, i, LoraPart::kAttentionOut, x);
+      } else if (layer > 0) {
+        AddLoraToResidual(layer - 1, i, LoraPart::kDown, x);
+      }
+      NormAndPrepareRow(kernels_, x, norm, weights_.shape.rms_epsilon, i, &input_);
+    }
+    ComputeLoraIn(layer, in, input_, begin, end);
+  });
+}
+
+void PackedModel::AddQkv(int32_t layer) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const ModelShape& s = weights_.shape;
+  AddInput(layer, LoraPart::kAttentionIn);
+  std::array<MatMulArgs, 3> products = {
+      Product(w.k, input_, Rows(), k_.data(), Stride(s.kv_rows())),
+      Product(w.v, input_, Rows(), v_.data(), Stride(s.kv_rows())),
+      Product(w.q, input_, Rows(), q_.data(), Stride(s.q_rows()))};
   MatMulArgs& q = products[2];
-  if (!uniform_) q.n_out_extent = q_extent_.data();
+  if (!uniform_) q.n_out_extent = extents_[static_cast<size_t>(layer)].q_rows.data();
   if (layer + 1 == info_.layers) {  // the last layer goes on for wanted rows only
-    const auto [first, last] = WantedRange();
+    const int32_t first = wanted_.empty() ? 0 : wanted_.front();
     q.x_row = first;
-    q.rows = last - first;
+    q.rows = wanted_.empty() ? 0 : wanted_.back() + 1 - first;
     q.y += first * q.y_stride;
     if (!uniform_) q.n_out_extent += first;
   }
-  MatMuls(*pool_, kernels_, std::span(products).first(q.rows > 0 ? 3 : 2));
-}
-
-std::pair<int32_t, int32_t> PackedModel::WantedRange() const {
-  int32_t first = 0;
-  int32_t last = 0;
-  for (int32_t i = 0; i < ActiveRows(); ++i) {
-    if (Planned(static_cast<size_t>(i)).logits_row < 0) continue;
-    if (last == 0) first = i;
-    last = i + 1;
-  }
-  return {first, last};
+  AddMatMuls(*pool_, kernels_, std::span(products).first(q.rows > 0 ? 3 : 2));
 }
 
 // Bias, QK norm and RoPE; K and V into their slots; Q into the order of attention; then the tails
 // of tree rows.
-void PackedModel::StoreKv(int32_t layer, const LayerWeights& w) {
-  const bool last = layer + 1 == info_.layers;
-  pool_->ParallelFor(ActiveRows(), 1, [&](int begin, int end) {
+void PackedModel::AddStoreKv(int32_t layer) {
+  pool_->Add(Rows(), 1, [this, layer](int begin, int end) {
+    const bool last = layer + 1 == info_.layers;
     for (int i = begin; i < end; ++i) {
-      StoreKey(i, w);
-      if (!last || Planned(static_cast<size_t>(i)).logits_row >= 0) TurnQuery(i, w);
+      StoreKey(layer, i);
+      if (!last || Planned(i).logits_row >= 0) TurnQuery(layer, i);
     }
   });
   if (tail_pointers_.empty()) return;
-  pool_->ParallelFor(ActiveRows(), 1, [&](int begin, int end) {
-    for (int i = begin; i < end; ++i) GatherTail(static_cast<size_t>(i));
+  pool_->Add(Rows(), 1, [this, layer](int begin, int end) {
+    for (int i = begin; i < end; ++i) GatherTail(layer, i);
   });
 }
 
@@ -230,25 +364,41 @@ void PackedModel::NormHeads(float* heads, int32_t count, const float* weight) co
   }
 }
 
-void PackedModel::StoreKey(int32_t i, const LayerWeights& w) {
+std::byte* PackedModel::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
+  const auto chunk = static_cast<size_t>(slot / kChunkTokens);
+  return contexts_[static_cast<size_t>(planned.row->context)]
+      .blocks[chunk * static_cast<size_t>(info_.layers) + static_cast<size_t>(layer)];
+}
+
+void PackedModel::StoreKey(int32_t layer, int32_t i) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   float* k = k_.data() + i * Stride(s.kv_rows());
   float* v = v_.data() + i * Stride(s.kv_rows());
+  if (const LoraWeights* lora = lora_ ? LoraOf(layer, i, false) : nullptr) {
+    const float* a = LoraIn(i, LoraPart::kAttentionIn);
+    kernels_.add_low_rank(lora->k, a + lora->q.rank, 0, lora->k.outputs, k);
+    kernels_.add_low_rank(lora->v, a + 2 * lora->q.rank, 0, lora->v.outputs, v);
+  }
   if (w.k_bias != nullptr) kernels_.add(w.k_bias, s.kv_rows(), k);
   if (w.v_bias != nullptr) kernels_.add(w.v_bias, s.kv_rows(), v);
   NormHeads(k, s.kv_heads, w.k_norm);
   kernels_.rope(k, s.kv_heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
                 s.rope_pairing == RopePairing::kAdjacent);
-  const Row& row = *Planned(static_cast<size_t>(i)).row;
-  std::byte* block = context_blocks_[static_cast<size_t>(row.context)]
-                                    [static_cast<size_t>(row.slot / kChunkTokens)];
-  kernels_.write_kv(geometry_, k, v, block, row.slot % kChunkTokens);
+  const PlannedRow& planned = Planned(i);
+  const int32_t slot = planned.row->slot;
+  kernels_.write_kv(geometry_, k, v, BlockOf(layer, planned, slot), slot % kChunkTokens);
 }
 
-void PackedModel::TurnQuery(int32_t i, const LayerWeights& w) {
+void PackedModel::TurnQuery(int32_t layer, int32_t i) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   float* q = q_.data() + i * Stride(s.q_rows());
-  const int32_t heads = uniform_ ? s.heads : head_extent_[static_cast<size_t>(i)];
+  const int32_t heads =
+      uniform_ ? s.heads : extents_[static_cast<size_t>(layer)].heads[static_cast<size_t>(i)];
+  if (const LoraWeights* lora = lora_ ? LoraOf(layer, i, false) : nullptr) {
+    kernels_.add_low_rank(lora->q, LoraIn(i, LoraPart::kAttentionIn), 0, lora->q.outputs, q);
+  }
   if (w.q_bias != nullptr) kernels_.add(w.q_bias, heads * s.head_dim, q);
   NormHeads(q, heads, w.q_norm);
   kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
@@ -256,26 +406,26 @@ void PackedModel::TurnQuery(int32_t i, const LayerWeights& w) {
 }
 
 // Copies the keys that do not lie where their position says into the row's scratch blocks.
-void PackedModel::GatherTail(size_t i) {
+void PackedModel::GatherTail(int32_t layer, int32_t i) {
   const PlannedRow& planned = Planned(i);
   if (planned.tail_group < 0) return;
-  const auto& blocks = context_blocks_[static_cast<size_t>(planned.row->context)];
   std::byte* const* tail = tail_pointers_.data() + planned.tail_first;
   const int32_t begin = planned.tail_group * kChunkTokens;
   for (int32_t p = begin; p <= planned.row->position; ++p) {
     const int32_t slot = planned.SlotAt(p);
-    CopyToken(geometry_, blocks[static_cast<size_t>(slot / kChunkTokens)], slot % kChunkTokens,
+    CopyToken(geometry_, BlockOf(layer, planned, slot), slot % kChunkTokens,
               tail[(p - begin) / kChunkTokens], p % kChunkTokens);
   }
 }
 
-// After the last layer's K and V are stored, only rows that want logits go on.
-void PackedModel::KeepWantedRows() {
-  const ModelShape& s = weights_.shape;
-  size_t kept = 0;
-  for (size_t i = 0; i < active_.size(); ++i) {
-    if (Planned(i).logits_row < 0) continue;
-    if (kept != i) {
+// After the last layer's K and V are stored, only rows that want logits go on, at the front.
+void PackedModel::AddKeepWanted() {
+  if (wanted_.size() == plan_.size()) return;
+  pool_->Add(1, 1, [this](int, int) {
+    const ModelShape& s = weights_.shape;
+    for (size_t kept = 0; kept < wanted_.size(); ++kept) {
+      const auto i = static_cast<size_t>(wanted_[kept]);
+      if (i == kept) continue;
       const auto move = [&](AlignedArray<float>* array, int32_t width) {
         const auto stride = static_cast<size_t>(Stride(width));
         std::memcpy(array->data() + kept * stride, array->data() + i * stride,
@@ -283,92 +433,111 @@ void PackedModel::KeepWantedRows() {
       };
       move(&x_, s.d_model);
       move(&q_, s.q_rows());
-      if (!uniform_) {
-        head_extent_[kept] = head_extent_[i];
-        q_extent_[kept] = q_extent_[i];
-        neuron_extent_[kept] = neuron_extent_[i];
-      }
-      active_[kept] = active_[i];
     }
-    ++kept;
-  }
-  active_.resize(kept);
+  });
 }
 
-void PackedModel::Attention(const LayerWeights& w) {
+int32_t PackedModel::RowsAfterKv(int32_t layer) const {
+  return layer + 1 == info_.layers ? static_cast<int32_t>(wanted_.size()) : Rows();
+}
+
+const PackedModel::Extents& PackedModel::ExtentsAfterKv(int32_t layer) const {
+  return layer + 1 == info_.layers ? wanted_extents_ : extents_[static_cast<size_t>(layer)];
+}
+
+void PackedModel::AddAttention(int32_t layer) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
-  attention_rows_.resize(active_.size());
-  for (size_t i = 0; i < active_.size(); ++i) {
-    const PlannedRow& planned = Planned(i);
-    AttentionRow& row = attention_rows_[i];
-    row = {.blocks = context_blocks_[static_cast<size_t>(planned.row->context)].data(),
-           .visible = planned.row->position + 1};
-    if (planned.tail_group >= 0) {
-      row.tail = tail_pointers_.data() + planned.tail_first;
-      row.tail_group = planned.tail_group;
-    }
-  }
+  const int32_t rows = RowsAfterKv(layer);
   AttentionArgs args;
   args.geometry = geometry_;
   args.q_heads = s.heads;
   args.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  args.rows = ActiveRows();
-  args.row = attention_rows_.data();
+  args.rows = rows;
+  args.row = attention_rows_.data() + static_cast<size_t>(layer) * plan_.size();
   args.q = q_.data();
   args.q_stride = Stride(s.q_rows());
   args.out = attended_.data();
   args.out_stride = Stride(s.q_rows());
   args.rank_major = s.query_heads_per_group() >= 3;
-  args.head_extent = uniform_ || !args.rank_major ? nullptr : head_extent_.data();
-  Attend(*pool_, kernels_, args);
-  PrepareRows(*pool_, kernels_, attended_.data(), Stride(s.q_rows()), ActiveRows(), s.q_rows(),
-              FormFor(w.output.type), &attention_input_);
-  MatMulArgs product = Product(w.output, attention_input_, x_.data(), Stride(s.d_model));
-  product.accumulate = true;
-  product.n_in_extent = uniform_ ? nullptr : q_extent_.data();
-  MatMuls(*pool_, kernels_, {&product, 1});
-}
-
-void PackedModel::FeedForward(const LayerWeights& w) {
-  const ModelShape& s = weights_.shape;
-  NormAndPrepareRows(*pool_, kernels_, x_.data(), Stride(s.d_model), ActiveRows(), s.d_model,
-                     w.ffn_norm, s.rms_epsilon, FormFor(w.gate.type) | FormFor(w.up.type), &input_);
-  MatMulArgs gate = Product(w.gate, input_, gate_.data(), Stride(s.d_ff));
-  MatMulArgs up = Product(w.up, input_, up_.data(), Stride(s.d_ff));
-  if (!uniform_) gate.n_out_extent = up.n_out_extent = neuron_extent_.data();
-  GateUp(*pool_, kernels_, gate, up, FormFor(w.down.type), &neurons_);
-  MatMulArgs down = Product(w.down, neurons_, x_.data(), Stride(s.d_model));
-  down.accumulate = true;
-  if (!uniform_) down.n_in_extent = neuron_extent_.data();
-  MatMuls(*pool_, kernels_, {&down, 1});
-}
-
-void PackedModel::Tap(int32_t layer) const {
-  const ModelShape& s = weights_.shape;
-  std::vector<float> hidden;
-  for (int32_t i = 0; i < ActiveRows(); ++i) {
-    const float* x = x_.data() + i * Stride(s.d_model);
-    hidden.insert(hidden.end(), x, x + s.d_model);
+  if (!uniform_ && args.rank_major) args.head_extent = ExtentsAfterKv(layer).heads.data();
+  AddAttend(*pool_, kernels_, args);
+  if (lora_) {
+    pool_->Add(rows, kLoraRows, [this, layer](int begin, int end) {
+      const int32_t width = weights_.shape.q_rows();
+      kernels_.prepare(attended_.data() + begin * Stride(width), Stride(width), begin, end, 0,
+                       width, &attention_input_);
+      ComputeLoraIn(layer, LoraPart::kAttentionOutIn, attention_input_, begin, end);
+    });
+  } else {
+    AddPrepareRows(*pool_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_);
   }
-  layer_tap_(layer, hidden);
+  MatMulArgs product = Product(w.output, attention_input_, rows, x_.data(), Stride(s.d_model));
+  product.accumulate = true;
+  if (!uniform_) product.n_in_extent = ExtentsAfterKv(layer).q_rows.data();
+  AddMatMuls(*pool_, kernels_, {&product, 1});
+}
+
+void PackedModel::AddFeedForward(int32_t layer) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const ModelShape& s = weights_.shape;
+  const int32_t rows = RowsAfterKv(layer);
+  AddInput(layer, LoraPart::kFfnIn);
+  MatMulArgs gate = Product(w.gate, input_, rows, gate_.data(), Stride(s.d_ff));
+  MatMulArgs up = Product(w.up, input_, rows, up_.data(), Stride(s.d_ff));
+  MatMulArgs down = Product(w.down, neurons_, rows, x_.data(), Stride(s.d_model));
+  down.accumulate = true;
+  if (!uniform_) {
+    const int* neurons = ExtentsAfterKv(layer).neurons.data();
+    gate.n_out_extent = up.n_out_extent = down.n_in_extent = neurons;
+  }
+  const size_t first = static_cast<size_t>(layer) * plan_.size();
+  AddGateUp(*pool_, kernels_, gate, up, &neurons_, lora_ ? gate_up_lora_.data() + first : nullptr);
+  if (lora_) {
+    pool_->Add(rows, kLoraRows, [this, layer](int begin, int end) {
+      ComputeLoraIn(layer, LoraPart::kDownIn, neurons_, begin, end);
+    });
+  }
+  AddMatMuls(*pool_, kernels_, {&down, 1});
+}
+
+void PackedModel::AddTap(int32_t layer) {
+  pool_->Add(1, 1, [this, layer](int, int) {
+    const ModelShape& s = weights_.shape;
+    std::vector<float> hidden;
+    for (int32_t i = 0; i < RowsAfterKv(layer); ++i) {
+      const float* x = x_.data() + i * Stride(s.d_model);
+      hidden.insert(hidden.end(), x, x + s.d_model);
+      float* row = hidden.data() + hidden.size() - static_cast<size_t>(s.d_model);
+      if (lora_) AddLoraToResidual(layer, i, LoraPart::kDown, row);
+    }
+    layer_tap_(layer, hidden);
+  });
 }
 
 // Final norm and output head of the rows that want logits, put into the caller's order first.
-void PackedModel::Logits(float* logits) {
+void PackedModel::AddLogits(float* logits) {
   const ModelShape& s = weights_.shape;
-  int32_t first = Planned(0).logits_row;
-  for (size_t i = 0; i < active_.size(); ++i) first = std::min(first, Planned(i).logits_row);
-  for (size_t i = 0; i < active_.size(); ++i) {
-    const auto place = static_cast<size_t>(Planned(i).logits_row - first);
-    std::memcpy(gate_.data() + place * static_cast<size_t>(Stride(s.d_model)),
-                x_.data() + i * static_cast<size_t>(Stride(s.d_model)),
-                sizeof(float) * static_cast<size_t>(s.d_model));
-  }
-  NormAndPrepareRows(*pool_, kernels_, gate_.data(), Stride(s.d_model), ActiveRows(), s.d_model,
-                     weights_.output_norm, s.rms_epsilon, FormFor(weights_.head.type), &input_);
-  const MatMulArgs product =
-      Product(weights_.head, input_, logits + int64_t{first} * s.vocab_size, s.vocab_size);
-  MatMuls(*pool_, kernels_, {&product, 1});
+  int32_t first = Planned(wanted_.front()).logits_row;
+  for (int32_t i : wanted_) first = std::min(first, Planned(i).logits_row);
+  const auto rows = static_cast<int32_t>(wanted_.size());
+  pool_->Add(1, 1, [this, first](int, int) {
+    const auto width = static_cast<size_t>(weights_.shape.d_model);
+    const auto stride = static_cast<size_t>(Stride(weights_.shape.d_model));
+    for (size_t i = 0; i < wanted_.size(); ++i) {
+      if (lora_) {
+        AddLoraToResidual(info_.layers - 1, static_cast<int32_t>(i), LoraPart::kDown,
+                          x_.data() + i * stride);
+      }
+      const auto place = static_cast<size_t>(Planned(wanted_[i]).logits_row - first);
+      std::memcpy(gate_.data() + place * stride, x_.data() + i * stride, sizeof(float) * width);
+    }
+  });
+  AddNormAndPrepareRows(*pool_, kernels_, gate_.data(), Stride(s.d_model), rows,
+                        weights_.output_norm, s.rms_epsilon, &head_input_);
+  const MatMulArgs product = Product(weights_.head, head_input_, rows,
+                                     logits + int64_t{first} * s.vocab_size, s.vocab_size);
+  AddMatMuls(*pool_, kernels_, {&product, 1});
 }
 
 }  // namespace withy::engine

@@ -12,6 +12,7 @@
 #include "engine/kernels/activations.h"
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/kernels.h"
+#include "engine/kernels/parallel.h"
 #include "engine/kernels/thread_pool.h"
 #include "engine/kv/block.h"
 #include "engine/model/layers.h"
@@ -21,8 +22,17 @@
 
 namespace withy::engine {
 
-// All members below the options are scratch of one Forward call; row i of a buffer belongs to
-// active row i.
+// Forms of its inputs that each kind of product needs (ActivationForms).
+struct ActivationFormsOf {
+  unsigned input = 0;
+  unsigned attention = 0;
+  unsigned neurons = 0;
+  unsigned head = 0;
+};
+
+// A forward pass is a list of steps for the pool, written down first and then run. All members
+// below the options are scratch of one Forward call; row i of a buffer belongs to row i of plan_,
+// or of wanted_ once the last layer's K and V are stored.
 class PackedModel : public Model {
  public:
   PackedModel(std::unique_ptr<PackedFile> file, ModelWeights weights,
@@ -36,28 +46,53 @@ class PackedModel : public Model {
   absl::Status Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) override;
 
  private:
-  absl::Status RunPiece(const Batch& batch, float* logits, const std::atomic<bool>* cancel);
-  void Reserve();
-  void Embed();
-  absl::Status GatherBlocks(const Batch& batch, int32_t layer);
-  void SetExtents(int32_t layer);
-  void ProjectQkv(int32_t layer, const LayerWeights& w);
-  void StoreKv(int32_t layer, const LayerWeights& w);
-  void StoreKey(int32_t i, const LayerWeights& w);
-  void TurnQuery(int32_t i, const LayerWeights& w);
-  void GatherTail(size_t i);
-  void KeepWantedRows();
-  void Attention(const LayerWeights& w);
-  void FeedForward(const LayerWeights& w);
-  void Tap(int32_t layer) const;
-  void Logits(float* logits);
+  // What rows of lower levels compute of one layer, row by row.
+  struct Extents {
+    std::vector<int> heads;
+    std::vector<int> q_rows;
+    std::vector<int> neurons;
+  };
 
+  absl::Status RunPiece(const Batch& batch, float* logits, const std::atomic<bool>* cancel);
+  absl::Status CheckBlocks(const Batch& batch);
+  void Reserve();
+  void PlanAttention();
+  void PlanExtents();
+  void PlanLora();
+
+  // Each appends steps to the pool's list.
+  void AddEmbed();
+  void AddInput(int32_t layer, LoraPart in);
+  void AddQkv(int32_t layer);
+  void AddStoreKv(int32_t layer);
+  void AddKeepWanted();
+  void AddAttention(int32_t layer);
+  void AddFeedForward(int32_t layer);
+  void AddTap(int32_t layer);
+  void AddLogits(float* logits);
+
+  // The LoRA of row i in a layer, null when it has none; `after_kv`: see RowsAfterKv.
+  const LoraWeights* LoraOf(int32_t layer, int32_t i, bool after_kv) const;
+  // A * inputs of rows [begin, end) into lora_in_.
+  void ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs, int32_t begin,
+                     int32_t end);
+  // y += B * lora_in_ for the residual stream of row i: of O or down.
+  void AddLoraToResidual(int32_t layer, int32_t i, LoraPart out, float* y) const;
+  float* LoraIn(int32_t i, LoraPart in);
+  const float* LoraIn(int32_t i, LoraPart in) const;
+
+  void StoreKey(int32_t layer, int32_t i);
+  void TurnQuery(int32_t layer, int32_t i);
+  void GatherTail(int32_t layer, int32_t i);
   void NormHeads(float* heads, int32_t count, const float* weight) const;
-  std::pair<int32_t, int32_t> WantedRange() const;  // [first, last) active rows that want logits
-  MatMulArgs Product(const PackedMatrix& w, const Activations& x, float* y,
+  std::byte* BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
+  MatMulArgs Product(const PackedMatrix& w, const Activations& x, int32_t rows, float* y,
                      ptrdiff_t y_stride) const;
-  int32_t ActiveRows() const { return static_cast<int32_t>(active_.size()); }
-  const PlannedRow& Planned(size_t i) const { return plan_[static_cast<size_t>(active_[i])]; }
+  int32_t Rows() const { return static_cast<int32_t>(plan_.size()); }
+  const PlannedRow& Planned(int32_t i) const { return plan_[static_cast<size_t>(i)]; }
+  // Once K and V are stored, the last layer goes on with the rows of wanted_.
+  int32_t RowsAfterKv(int32_t layer) const;
+  const Extents& ExtentsAfterKv(int32_t layer) const;
 
   const std::unique_ptr<PackedFile> file_;
   const ModelWeights weights_;
@@ -69,19 +104,23 @@ class PackedModel : public Model {
   const ModelInfo info_;
   const KvGeometry geometry_;
 
+  const ActivationFormsOf forms_;
+
+  std::span<const ContextView> contexts_;  // the caller's
   std::vector<PlannedRow> plan_;
-  std::vector<int32_t> active_;  // indices into plan_, ascending
-  bool uniform_ = true;          // every row is at the full level: no extents needed
-  std::vector<int> head_extent_;
-  std::vector<int> q_extent_;
-  std::vector<int> neuron_extent_;
+  std::vector<int32_t> wanted_;              // rows of plan_ that want logits, ascending
+  bool uniform_ = true;                      // every row is at the full level: no extents needed
+  std::vector<Extents> extents_;             // [layer]
+  Extents wanted_extents_;                   // of the last layer, for the rows of wanted_
+  bool lora_ = false;                        // some row has LoRA
+  AlignedArray<float> lora_in_;              // A * inputs, [row][part]
+  std::vector<GateUpLowRank> gate_up_lora_;  // [layer][row]; of the last layer only wanted_
   std::vector<size_t> chunks_needed_;
-  std::vector<std::vector<std::byte*>> context_blocks_;  // [context][chunk], of the current layer
   AlignedArray<std::byte> tail_bytes_;
-  std::vector<std::byte*> tail_pointers_;  // scratch blocks, those of a row side by side
-  std::vector<AttentionRow> attention_rows_;
-  AlignedArray<float> x_;  // residual stream
-  AlignedArray<float> q_;  // packed head order
+  std::vector<std::byte*> tail_pointers_;     // scratch blocks, those of a row side by side
+  std::vector<AttentionRow> attention_rows_;  // [layer][row]; of the last layer only wanted_
+  AlignedArray<float> x_;                     // residual stream
+  AlignedArray<float> q_;                     // packed head order
   AlignedArray<float> attended_;
   AlignedArray<float> k_;
   AlignedArray<float> v_;
@@ -91,6 +130,7 @@ class PackedModel : public Model {
   Activations input_;
   Activations attention_input_;
   Activations neurons_;
+  Activations head_input_;
 };
 
 }  // namespace withy::engine

@@ -175,13 +175,8 @@ TEST_P(InvarianceTest, TreeRowsEqualPlainDecoding) {
 }
 
 // Rows of several levels in one batch equal batches of one level, and levels differ.
-TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
+void ExpectLevelsDoNotMix(Model* model) {
   const SynthShape shape = TinyShape();
-  const auto count = static_cast<size_t>(shape.layers);
-  LevelSpec low{.percent = 40, .layers = std::vector<LayerExtent>(count, {2, 256})};
-  LevelSpec middle{.percent = 70, .layers = std::vector<LayerExtent>(count, {6, 256})};
-  middle.layers[1] = {8, 512};
-  const auto model = Open(1, 256, {low, middle});
   ASSERT_EQ(model->info().levels.size(), 3u);
   EXPECT_LT(model->info().levels[0].weight_bytes, model->info().levels[1].weight_bytes);
   const auto vocab = static_cast<size_t>(shape.vocab_size);
@@ -217,6 +212,33 @@ TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
     ExpectSameRow(logits, out++, alone[static_cast<size_t>(row.level)],
                   static_cast<size_t>(row.position), vocab, "level " + std::to_string(row.level));
   }
+}
+
+TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
+  const auto count = static_cast<size_t>(TinyShape().layers);
+  LevelSpec low{.percent = 40, .layers = std::vector<LayerExtent>(count, {2, 256})};
+  LevelSpec middle{.percent = 70, .layers = std::vector<LayerExtent>(count, {6, 256})};
+  middle.layers[1] = {8, 512};
+  ExpectLevelsDoNotMix(Open(1, 256, {low, middle}).get());
+}
+
+TEST_P(InvarianceTest, LoraOfOtherRowsDoesNotMatter) {
+  SynthShape shape = TinyShape();
+  shape.levels = {40, 70};
+  ModelOptions options;
+  options.target = std::get<0>(GetParam());
+  const std::string path =
+      WriteTiny(folder_, shape, *FindSynthType(std::get<1>(GetParam())), "elastic.gguf");
+  std::vector<std::vector<float>> logits;
+  for (const int32_t threads : {1, 3}) {
+    options.threads = threads;
+    const auto model = OpenTiny(folder_, path, options);
+    ExpectLevelsDoNotMix(model.get());
+    std::vector<Row> rows = PlainRows(SomeTokens(20, shape.vocab_size));
+    for (Row& row : rows) row.level = 0;
+    logits.push_back(RunRows(*model, ScratchKv(model->info(), 32), rows));
+  }
+  EXPECT_EQ(logits[0], logits[1]);
 }
 
 std::vector<std::string> TargetNames() {

@@ -9,6 +9,8 @@
 namespace withy::engine {
 namespace {
 
+LayerExtent FullExtent(const ModelShape& shape) { return {shape.heads, shape.d_ff}; }
+
 class Collector {
  public:
   explicit Collector(const PackedFile& file) : file_(file) {}
@@ -26,6 +28,7 @@ class Collector {
     }
     WITHY_RETURN_IF_ERROR(Vector("output_norm", s.d_model, &weights_.output_norm));
     for (int32_t layer = 0; layer < s.layers; ++layer) WITHY_RETURN_IF_ERROR(Layer(layer));
+    WITHY_RETURN_IF_ERROR(Levels());
     return std::move(weights_);
   }
 
@@ -52,6 +55,53 @@ class Collector {
     WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), s.d_ff, s.d_model, &l.gate));
     WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), s.d_ff, s.d_model, &l.up));
     return Matrix(name("ffn_down"), s.d_model, s.d_ff, &l.down);
+  }
+
+  absl::Status Levels() {
+    const ModelShape& s = weights_.shape;
+    WITHY_ASSIGN_OR_RETURN(LevelTable table, ReadLevels(file_.metadata(), s));
+    weights_.levels = std::move(table.levels);
+    weights_.lora_rank = table.lora_rank;
+    if (table.lora_rank == 0) return absl::OkStatus();
+    for (const LevelSpec& level : weights_.levels) {
+      std::vector<LoraWeights>& layers = weights_.lora.emplace_back(static_cast<size_t>(s.layers));
+      for (int32_t layer = 0; layer < s.layers; ++layer) {
+        const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
+        if (extent == FullExtent(s)) continue;
+        WITHY_RETURN_IF_ERROR(
+            Lora(level.percent, layer, extent, &layers[static_cast<size_t>(layer)]));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Lora(int32_t percent, int32_t layer, const LayerExtent& extent, LoraWeights* out) {
+    out->present = true;
+    PackedMatrix* const in[] = {&out->attention_in, &out->attention_out_in, &out->ffn_in,
+                                &out->down_in};
+    LowRankOutputs* const outputs[] = {&out->q,    &out->k,  &out->v,   &out->attention_out,
+                                       &out->gate, &out->up, &out->down};
+    for (int i = 0; i < kLoraParts; ++i) {
+      const auto part = static_cast<LoraPart>(i);
+      const LoraShape shape = LoraShapeOf(part, weights_.shape, extent, weights_.lora_rank);
+      const std::string name = LoraName(percent, layer, part);
+      if (IsLoraIn(part)) {
+        WITHY_RETURN_IF_ERROR(Matrix(name, shape.rows, shape.cols, in[i]));
+      } else {
+        WITHY_RETURN_IF_ERROR(LowRank(name, shape, outputs[i - static_cast<int>(LoraPart::kQ)]));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LowRank(const std::string& name, const LoraShape& shape, LowRankOutputs* out) {
+    const PackedTensor* tensor = file_.Find(name);
+    if (tensor == nullptr || tensor->kind != PackedKind::kLowRank ||
+        tensor->low_rank.rank != shape.rows || tensor->low_rank.outputs != shape.cols) {
+      return Wrong(name);
+    }
+    *out = tensor->low_rank;
+    return absl::OkStatus();
   }
 
   absl::Status Wrong(std::string_view name) const {
@@ -89,8 +139,6 @@ class Collector {
   ModelWeights weights_;
 };
 
-LayerExtent FullExtent(const ModelShape& shape) { return {shape.heads, shape.d_ff}; }
-
 int64_t LayerBytes(const LayerWeights& l, const ModelShape& s, const LayerExtent& extent) {
   const int q_rows = extent.heads * s.head_dim;
   const size_t bytes = PackedBytes(l.k) + PackedBytes(l.v) + PrefixBytes(l.q, q_rows, l.q.n_in) +
@@ -101,13 +149,39 @@ int64_t LayerBytes(const LayerWeights& l, const ModelShape& s, const LayerExtent
   return static_cast<int64_t>(bytes);
 }
 
+int64_t LoraBytes(const LoraWeights& l) {
+  if (!l.present) return 0;
+  size_t bytes = 0;
+  for (const PackedMatrix* in : {&l.attention_in, &l.attention_out_in, &l.ffn_in, &l.down_in}) {
+    bytes += PackedBytes(*in);
+  }
+  for (const LowRankOutputs* out : {&l.q, &l.k, &l.v, &l.attention_out, &l.gate, &l.up, &l.down}) {
+    bytes += LowRankBytes(out->rank, out->outputs);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+int64_t LoraFlops(const LoraWeights& l) {
+  if (!l.present) return 0;
+  int64_t flops = 0;
+  for (const PackedMatrix* in : {&l.attention_in, &l.attention_out_in, &l.ffn_in, &l.down_in}) {
+    flops += 2 * int64_t{in->n_out} * in->n_in;
+  }
+  for (const LowRankOutputs* out : {&l.q, &l.k, &l.v, &l.attention_out, &l.gate, &l.up, &l.down}) {
+    flops += 2 * int64_t{out->rank} * out->outputs;
+  }
+  return flops;
+}
+
 int64_t LayerFlops(const ModelShape& s, const LayerExtent& extent) {
   const int64_t rows = 2 * int64_t{s.kv_rows()} + 2 * int64_t{extent.heads} * s.head_dim +
                        3 * int64_t{extent.neurons};
   return 2 * rows * s.d_model;
 }
 
-LevelInfo DescribeLevel(const ModelWeights& weights, int32_t percent, const LevelSpec* spec) {
+// `lora`: of the level, by layer; may be null.
+LevelInfo DescribeLevel(const ModelWeights& weights, int32_t percent, const LevelSpec* spec,
+                        const std::vector<LoraWeights>* lora) {
   const ModelShape& s = weights.shape;
   LevelInfo info;
   info.percent = percent;
@@ -117,6 +191,10 @@ LevelInfo DescribeLevel(const ModelWeights& weights, int32_t percent, const Leve
     const LayerExtent extent = spec != nullptr ? spec->layers[i] : FullExtent(s);
     info.weight_bytes += LayerBytes(weights.layers[i], s, extent);
     info.flops_per_token += LayerFlops(s, extent);
+    if (lora != nullptr) {
+      info.weight_bytes += LoraBytes((*lora)[i]);
+      info.flops_per_token += LoraFlops((*lora)[i]);
+    }
   }
   return info;
 }
@@ -207,6 +285,7 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
   info.context_length = s.context_length;
   for (const PackedTensor& tensor : file.tensors()) {
     info.weight_bytes += static_cast<int64_t>(tensor.bytes);
+    if (tensor.name.starts_with("withy.")) continue;  // LoRA
     info.parameters += tensor.kind == PackedKind::kMatrix
                            ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in
                            : static_cast<int64_t>(tensor.values.size());
@@ -217,10 +296,11 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
              .kv_heads = s.kv_heads,
              .head_dim = s.head_dim,
              .block_bytes = geometry.BlockBytes()};
-  for (const LevelSpec& level : levels) {
-    info.levels.push_back(DescribeLevel(weights, level.percent, &level));
+  for (size_t i = 0; i < levels.size(); ++i) {
+    info.levels.push_back(DescribeLevel(weights, levels[i].percent, &levels[i],
+                                        weights.lora.empty() ? nullptr : &weights.lora[i]));
   }
-  info.levels.push_back(DescribeLevel(weights, 100, nullptr));
+  info.levels.push_back(DescribeLevel(weights, 100, nullptr, nullptr));
   return info;
 }
 

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/kernels/low_rank.h"
 #include "engine/kernels/packed_matrix.h"
 #include "engine/model/model.h"
+#include "engine/weights/levels.h"
 #include "engine/weights/packed_file.h"
 #include "engine/weights/shape.h"
 
@@ -31,12 +33,25 @@ struct LayerWeights {
   PackedMatrix down;  // [d_model, d_ff]
 };
 
+// The LoRA of one layer at one level; nothing of it where the level does not cut the layer.
+struct LoraWeights {
+  bool present = false;
+  PackedMatrix attention_in;      // A of Q, K, V: [3 * rank, d_model]
+  PackedMatrix attention_out_in;  // A of O: [rank, query width of the level]
+  PackedMatrix ffn_in;            // A of gate, up: [2 * rank, d_model]
+  PackedMatrix down_in;           // A of down: [rank, neurons of the level]
+  LowRankOutputs q, k, v, attention_out, gate, up, down;  // B
+};
+
 struct ModelWeights {
   ModelShape shape;
   PackedMatrix embedding;  // [vocab, d_model]
   PackedMatrix head;       // [vocab, d_model]; the embedding when tied
   const float* output_norm = nullptr;
   std::vector<LayerWeights> layers;
+  std::vector<LevelSpec> levels;               // the file's, the full one left out
+  std::vector<std::vector<LoraWeights>> lora;  // [level][layer]; empty without LoRA
+  int32_t lora_rank = 0;
 };
 
 // Errors: DATA_LOSS naming the tensor that is missing or has another shape than the metadata asks

@@ -27,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/weights/levels.h"
 
 namespace withy::engine {
 
@@ -98,19 +99,6 @@ struct ModelInfo {
   std::vector<LevelInfo> levels;  // ascending; back() is the full model
 };
 
-// What one level computes of one layer: a prefix of the query heads (in packed order) and of the
-// MLP's neurons.
-struct LayerExtent {
-  int32_t heads = 0;    // a multiple of kv_heads; 1 * kv_heads to the model's heads
-  int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
-};
-
-// A level cheaper than the full model, layer by layer.
-struct LevelSpec {
-  int32_t percent = 0;
-  std::vector<LayerExtent> layers = {};  // [info().layers]
-};
-
 // Called while a GGUF is packed: share done in [0, 1] and what is being done. May be called from
 // any thread, one at a time.
 using ProgressFn = std::function<void(double done, std::string_view what)>;
@@ -126,7 +114,8 @@ struct ModelOptions {
   // Rows computed at once: bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;
-  // Levels below the full one, ascending and nested: no extent may be larger than the next level's.
+  // Levels below the full one instead of the file's own, without LoRA; ascending and nested: no
+  // extent may be larger than the next level's.
   std::vector<LevelSpec> levels;
   // For tests and inspection: the residual stream after each layer, [rows, d_model], rows in batch
   // order. Called on Forward's thread. Rows that want no logits are left out of the last layer.
@@ -159,10 +148,10 @@ class Model {
 
   // Computes every row, writes its K and V to its slot, and writes logits [rows with want_logits,
   // vocab_size] f32, in row order. The result of a row depends on nothing else in the batch, on no
-  // thread count and no cutting of the prefill (DESIGN 4). `cancel` is looked at between layers;
-  // when it becomes true the call returns CANCELLED: KV slots of the rows are then undefined.
-  // Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level, ancestors),
-  // CANCELLED.
+  // thread count and no cutting of the prefill (DESIGN 4). `cancel` is looked at between pieces
+  // of work; when it becomes true the call returns CANCELLED: KV slots of the rows are then
+  // undefined. Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level,
+  // ancestors), CANCELLED.
   virtual absl::Status Forward(const Batch& batch, float* logits,
                                const std::atomic<bool>* cancel = nullptr) = 0;
 };

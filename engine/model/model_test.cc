@@ -2,6 +2,7 @@
 // prefixes, information, greedy decoding.
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
 #include "engine/weights/layout.h"
+#include "engine/weights/levels.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -128,34 +130,33 @@ TEST_F(ModelTest, LevelsMustBeNestedAndWhole) {
               HasSubstr("has 1 layers"));
 }
 
-// A level computes what a model cut down to its heads and neurons computes.
-TEST(LevelTest, ALevelIsTheCutModel) {
-  const SynthShape shape = TinyShape();
-  constexpr int32_t kRanks = 3;
-  constexpr int32_t kNeurons = 256;
-  TestFolder folder;
-  const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
-  const auto whole = GgufFile::Open(path);
-  ASSERT_TRUE(whole.ok()) << whole.status();
-  // Keeps the first kRanks query heads of each group, and the first kNeurons neurons.
-  const auto keeps_head = [&](int64_t head) {
-    return head % (shape.heads / shape.kv_heads) < kRanks;
-  };
+using Values = std::vector<float>;
+
+// Writes `whole` as a plain model that keeps the first `ranks` query heads of each group and the
+// first `neurons` neurons. `change` may alter a tensor's values first.
+void WriteCut(const GgufFile& whole, const SynthShape& shape, int32_t ranks, int32_t neurons,
+              const std::function<void(const TensorInfo&, Values*)>& change,
+              const std::string& path) {
   GgufWriter writer;
-  writer.CopyMetadata(*whole);
-  writer.Set<uint32_t>("llama.attention.head_count", kRanks * 2);
-  writer.Set<uint32_t>("llama.feed_forward_length", kNeurons);
-  std::vector<std::vector<float>> kept(whole->tensors().size());
+  writer.CopyMetadata(whole, [](std::string_view key) { return key.starts_with("withy."); });
+  writer.Set<uint32_t>("llama.attention.head_count", static_cast<uint32_t>(ranks * shape.kv_heads));
+  writer.Set<uint32_t>("llama.feed_forward_length", static_cast<uint32_t>(neurons));
+  std::vector<Values> kept(whole.tensors().size());
   for (size_t t = 0; t < kept.size(); ++t) {
-    const TensorInfo& tensor = whole->tensors()[t];
-    std::vector<float> values(static_cast<size_t>(tensor.elements()));
-    ASSERT_TRUE(Dequantize(tensor.type, whole->Data(tensor), values).ok());
+    const TensorInfo& tensor = whole.tensors()[t];
+    if (tensor.name.starts_with("withy.")) continue;
+    Values values(static_cast<size_t>(tensor.elements()));
+    ASSERT_TRUE(Dequantize(tensor.type, whole.Data(tensor), values).ok());
+    change(tensor, &values);
     const auto has = [&](const char* part) { return tensor.name.find(part) != std::string::npos; };
+    const auto keeps_head = [&](int64_t at) {
+      return at / shape.head_dim % (shape.heads / shape.kv_heads) < ranks;
+    };
     const auto keep = [&](int64_t row, int64_t col) {
-      if (has("attn_q.")) return keeps_head(row / shape.head_dim);
-      if (has("attn_output.")) return keeps_head(col / shape.head_dim);
-      if (has("ffn_gate.") || has("ffn_up.")) return row < kNeurons;
-      return !has("ffn_down.") || col < kNeurons;
+      if (has("attn_q.")) return keeps_head(row);
+      if (has("attn_output.")) return keeps_head(col);
+      if (has("ffn_gate.") || has("ffn_up.")) return row < neurons;
+      return !has("ffn_down.") || col < neurons;
     };
     for (int64_t i = 0; i < tensor.elements(); ++i) {
       if (keep(i / tensor.cols(), i % tensor.cols())) {
@@ -163,23 +164,206 @@ TEST(LevelTest, ALevelIsTheCutModel) {
       }
     }
     std::vector<int64_t> dims = tensor.dims;
-    if (has("attn_output.")) dims[0] = kRanks * 2 * shape.head_dim;
-    if (has("ffn_down.")) dims[0] = kNeurons;
+    if (has("attn_output.")) dims[0] = ranks * shape.kv_heads * shape.head_dim;
+    if (has("ffn_down.")) dims[0] = neurons;
     if (dims.size() > 1) dims[1] = static_cast<int64_t>(kept[t].size()) / dims[0];
     writer.AddTensor(tensor.name, GgmlType::kF32, dims,
                      {reinterpret_cast<const uint8_t*>(kept[t].data()), kept[t].size() * 4});
   }
-  ASSERT_TRUE(writer.Write(folder / "cut.gguf").ok());
+  ASSERT_TRUE(writer.Write(path).ok());
+}
 
+// Logits of 24 tokens at `level`.
+Values LogitsAt(Model& model, int32_t level) {
+  std::vector<Row> rows = PlainRows(SomeTokens(24, model.info().vocab_size));
+  for (Row& row : rows) row.level = level;
+  return RunRows(model, ScratchKv(model.info(), 32), rows);
+}
+
+// A level computes what a model cut down to its heads and neurons computes.
+TEST(LevelTest, ALevelIsTheCutModel) {
+  const SynthShape shape = TinyShape();
+  TestFolder folder;
+  const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
+  const auto whole = GgufFile::Open(path);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  WriteCut(
+      *whole, shape, 3, 256, [](const TensorInfo&, Values*) {}, folder / "cut.gguf");
   ModelOptions options;
-  options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(3, {kRanks * 2, kNeurons})}};
+  options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(3, {3 * 2, 256})}};
   const auto levelled = OpenTiny(folder, path, options);
   const auto cut = OpenTiny(folder, folder / "cut.gguf");
-  const std::vector<int32_t> tokens = SomeTokens(24, shape.vocab_size);
-  std::vector<Row> rows = PlainRows(tokens);
-  const std::vector<float> expected = RunRows(*cut, ScratchKv(cut->info(), 32), rows);
-  for (Row& row : rows) row.level = 0;
-  EXPECT_EQ(RunRows(*levelled, ScratchKv(levelled->info(), 32), rows), expected);
+  EXPECT_EQ(LogitsAt(*levelled, 0), LogitsAt(*cut, -1));
+}
+
+// Adds LoRA B * A of `level` to the weights it belongs to, as a plain model would hold it.
+class LoraMerger {
+ public:
+  LoraMerger(const GgufFile& file, const SynthShape& shape, int32_t percent)
+      : file_(file), shape_(shape), percent_(percent) {}
+
+  void Merge(const TensorInfo& tensor, Values* values) const {
+    struct Factors {
+      const char* name;
+      LoraPart in;
+      int32_t first;  // rank of A at which this product's begins
+      LoraPart out;
+    };
+    const int32_t r = shape_.lora_rank;
+    const Factors all[] = {{"attn_q.", LoraPart::kAttentionIn, 0, LoraPart::kQ},
+                           {"attn_k.", LoraPart::kAttentionIn, r, LoraPart::kK},
+                           {"attn_v.", LoraPart::kAttentionIn, 2 * r, LoraPart::kV},
+                           {"attn_output.", LoraPart::kAttentionOutIn, 0, LoraPart::kAttentionOut},
+                           {"ffn_gate.", LoraPart::kFfnIn, 0, LoraPart::kGate},
+                           {"ffn_up.", LoraPart::kFfnIn, r, LoraPart::kUp},
+                           {"ffn_down.", LoraPart::kDownIn, 0, LoraPart::kDown}};
+    for (const Factors& factors : all) {
+      if (tensor.name.find(factors.name) == std::string::npos) continue;
+      const int32_t layer = std::stoi(tensor.name.substr(4));
+      const TensorInfo* in = file_.FindTensor(LoraName(percent_, layer, factors.in));
+      const TensorInfo* out = file_.FindTensor(LoraName(percent_, layer, factors.out));
+      ASSERT_TRUE(in != nullptr && out != nullptr) << tensor.name;
+      Add(tensor, Read(*in), in->cols(), factors.first, Read(*out), out->cols(), values);
+    }
+  }
+
+ private:
+  Values Read(const TensorInfo& tensor) const {
+    Values values(static_cast<size_t>(tensor.elements()));
+    EXPECT_TRUE(Dequantize(tensor.type, file_.Data(tensor), values).ok());
+    return values;
+  }
+
+  // Place of a query row (or O column) in packed order.
+  int64_t Packed(int64_t at) const {
+    const int64_t ranks = shape_.heads / shape_.kv_heads;
+    const int64_t head = at / shape_.head_dim;
+    return (head % ranks * shape_.kv_heads + head / ranks) * shape_.head_dim + at % shape_.head_dim;
+  }
+
+  void Add(const TensorInfo& tensor, const Values& a, int64_t inputs, int64_t first,
+           const Values& b, int64_t outputs, Values* values) const {
+    const bool q = tensor.name.find("attn_q.") != std::string::npos;
+    const bool o = tensor.name.find("attn_output.") != std::string::npos;
+    for (int64_t row = 0; row < tensor.rows(); ++row) {
+      for (int64_t col = 0; col < tensor.cols(); ++col) {
+        const int64_t from = o ? Packed(col) : col;
+        const int64_t to = q ? Packed(row) : row;
+        if (from >= inputs || to >= outputs) continue;  // cut by the level
+        float sum = 0;
+        for (int64_t r = 0; r < shape_.lora_rank; ++r) {
+          sum += b[static_cast<size_t>(r * outputs + to)] *
+                 a[static_cast<size_t>((first + r) * inputs + from)];
+        }
+        (*values)[static_cast<size_t>(row * tensor.cols() + col)] += sum;
+      }
+    }
+  }
+
+  const GgufFile& file_;
+  const SynthShape& shape_;
+  const int32_t percent_;
+};
+
+double Cosine(const Values& a, const Values& b) {
+  double ab = 0;
+  double aa = 0;
+  double bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += double{a[i]} * double{b[i]};
+    aa += double{a[i]} * double{a[i]};
+    bb += double{b[i]} * double{b[i]};
+  }
+  return ab / std::sqrt(aa * bb);
+}
+
+// A level with LoRA computes what the cut model with B * A added to its weights computes, but for
+// the 8 bits of B.
+TEST(LevelTest, LoraIsTheCutModelWithItsProductAdded) {
+  SynthShape shape = TinyShape();
+  shape.levels = {45};
+  TestFolder folder;
+  const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
+  const auto elastic = GgufFile::Open(path);
+  ASSERT_TRUE(elastic.ok()) << elastic.status();
+  const auto table = ReadLevels(*elastic, *ReadShape(*elastic));
+  ASSERT_TRUE(table.ok()) << table.status();
+  ASSERT_EQ(table->levels.size(), 1u);
+  ASSERT_EQ(table->levels[0].layers, std::vector<LayerExtent>(3, {4, 256}));
+  const LoraMerger merger(*elastic, shape, 45);
+  WriteCut(
+      *elastic, shape, 2, 256,
+      [&](const TensorInfo& tensor, Values* values) { merger.Merge(tensor, values); },
+      folder / "merged.gguf");
+  const auto model = OpenTiny(folder, path);
+  const auto merged = OpenTiny(folder, folder / "merged.gguf");
+  ModelOptions plain;
+  plain.levels = table->levels;
+  const auto without = OpenTiny(folder, path, plain);
+  const Values expected = LogitsAt(*merged, -1);
+  EXPECT_GT(Cosine(LogitsAt(*model, 0), expected), 1 - 1e-5);
+  EXPECT_LT(Cosine(LogitsAt(*without, 0), expected), 1 - 1e-4);
+  EXPECT_GT(model->info().levels[0].weight_bytes, without->info().levels[0].weight_bytes);
+  EXPECT_EQ(model->info().parameters, without->info().parameters);
+}
+
+TEST(LevelTest, TablesAreCheckedByKey) {
+  TestFolder folder;
+  SynthShape shape = TinyShape();
+  shape.levels = {40, 70};
+  const std::string path = WriteTiny(folder, shape, GgmlType::kQ8_0);
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok());
+  const auto status_with = [&](const char* key, std::vector<uint32_t> values) {
+    GgufWriter writer;
+    writer.CopyMetadata(*file);
+    writer.SetArray<uint32_t>(key, values);
+    for (const TensorInfo& tensor : file->tensors()) {
+      writer.AddTensor(tensor.name, tensor.type, tensor.dims, file->Data(tensor));
+    }
+    EXPECT_TRUE(writer.Write(folder / "bad.gguf").ok());
+    ModelOptions options;
+    options.threads = 1;
+    options.cache_dir = folder.path();
+    return std::string(Model::Open(folder / "bad.gguf", options).status().message());
+  };
+  EXPECT_THAT(status_with("withy.level.percent", {70, 40}), HasSubstr("withy.level.percent is 40"));
+  EXPECT_THAT(status_with("withy.level.heads", {2, 2}), HasSubstr("2 levels of 3 layers need 6"));
+  EXPECT_THAT(status_with("withy.level.neurons", {256, 256, 256, 512, 512, 9999}),
+              HasSubstr("withy.level.neurons is 9999"));
+  EXPECT_THAT(status_with("withy.level.heads", {4, 4, 4, 8, 8, 8}),
+              HasSubstr("tensor withy.lora."));
+}
+
+TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
+  ModelShape shape;
+  shape.layers = 22;
+  shape.d_model = 2048;
+  shape.heads = 32;
+  shape.kv_heads = 4;
+  shape.head_dim = 64;
+  shape.d_ff = 5632;
+  const std::vector<int32_t> anchors = {0, 21, 10, 3, 7};
+  const double all = 2.0 * 256 + 2.0 * 2048 + 3.0 * 5632;
+  LevelSpec before;
+  for (int32_t percent = 20; percent < 100; percent += 10) {
+    const LevelSpec level = PlanLevel(shape, percent, anchors);
+    double kept = 0;
+    for (size_t i = 0; i < level.layers.size(); ++i) {
+      const LayerExtent& e = level.layers[i];
+      kept += (2.0 * 256 + 2.0 * 64 * e.heads + 3.0 * e.neurons) / all / 22;
+      EXPECT_GE(e.heads, 4);
+      if (before.layers.empty()) continue;
+      EXPECT_GE(e.heads, before.layers[i].heads) << percent << " layer " << i;
+      EXPECT_GE(e.neurons, before.layers[i].neurons) << percent << " layer " << i;
+    }
+    EXPECT_NEAR(kept, percent / 100.0, 0.015) << percent;
+    before = level;
+  }
+  EXPECT_EQ(PlanLevel(shape, 20, anchors).layers[10].heads,
+            PlanLevel(shape, 20, anchors).layers[1].heads)
+      << "at 20 % only two anchors are left whole";
+  EXPECT_EQ(PlanLevel(shape, 60, anchors).layers[3], (LayerExtent{32, 5632}));
 }
 
 TEST(ModelTypesTest, Qwen2AndQwen3Run) {

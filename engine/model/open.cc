@@ -45,7 +45,12 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
   }
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(packed_path));
   WITHY_ASSIGN_OR_RETURN(ModelWeights weights, CollectWeights(*file));
-  WITHY_RETURN_IF_ERROR(CheckLevels(weights, options.levels));
+  if (!options.levels.empty()) {
+    weights.levels = options.levels;
+    weights.lora.clear();
+    weights.lora_rank = 0;
+  }
+  WITHY_RETURN_IF_ERROR(CheckLevels(weights, weights.levels));
   return std::make_unique<PackedModel>(std::move(file), std::move(weights), std::move(pool),
                                        *kernels, options);
 }

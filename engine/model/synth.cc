@@ -13,6 +13,7 @@
 #include "engine/gguf/quants.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/synth_vocab.h"
+#include "engine/weights/levels.h"
 
 namespace withy::engine {
 namespace {
@@ -145,6 +146,7 @@ class Synthesizer {
     }
     AddMetadata();
     AddTensors();
+    WITHY_RETURN_IF_ERROR(AddLevels());
     return writer_.Write(path, progress);
   }
 
@@ -208,23 +210,74 @@ class Synthesizer {
     }
   }
 
-  // Weights of deviation gain / sqrt(cols).
+  absl::Status AddLevels() {
+    if (shape_.levels.empty()) return absl::OkStatus();
+    ModelShape shape;
+    shape.layers = shape_.layers;
+    shape.d_model = shape_.d_model;
+    shape.heads = shape_.heads;
+    shape.kv_heads = shape_.kv_heads;
+    shape.head_dim = shape_.head_dim;
+    shape.d_ff = shape_.d_ff;
+    std::vector<int32_t> anchors;
+    for (int32_t layer = 0; layer < shape.layers; layer += 5) anchors.push_back(layer);
+    std::vector<uint32_t> percents;
+    std::vector<uint32_t> heads;
+    std::vector<uint32_t> neurons;
+    for (int32_t percent : shape_.levels) {
+      if (percent < 1 || percent > 99 ||
+          (!percents.empty() && static_cast<uint32_t>(percent) <= percents.back())) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("level ", percent, " %: levels are ascending numbers from 1 to 99"));
+      }
+      const LevelSpec level = PlanLevel(shape, percent, anchors);
+      percents.push_back(static_cast<uint32_t>(percent));
+      for (int32_t layer = 0; layer < shape.layers; ++layer) {
+        const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
+        heads.push_back(static_cast<uint32_t>(extent.heads));
+        neurons.push_back(static_cast<uint32_t>(extent.neurons));
+        if (extent != LayerExtent{shape.heads, shape.d_ff}) AddLora(shape, percent, layer, extent);
+      }
+    }
+    writer_.SetArray<uint32_t>("withy.level.percent", percents);
+    writer_.SetArray<uint32_t>("withy.level.heads", heads);
+    writer_.SetArray<uint32_t>("withy.level.neurons", neurons);
+    writer_.Set<uint32_t>("withy.lora.rank", static_cast<uint32_t>(shape_.lora_rank));
+    return absl::OkStatus();
+  }
+
+  // Small against the weights, as a trained one is.
+  void AddLora(const ModelShape& shape, int32_t percent, int32_t layer, const LayerExtent& extent) {
+    const bool blocks = type_ == GgmlType::kQ8_0 || type_ == GgmlType::kQ4_0;
+    for (int i = 0; i < kLoraParts && shape_.lora_rank > 0; ++i) {
+      const auto part = static_cast<LoraPart>(i);
+      const LoraShape size = LoraShapeOf(part, shape, extent, shape_.lora_rank);
+      const float gain = IsLoraIn(part) ? 1.0f : 0.02f * std::sqrt(static_cast<float>(size.cols));
+      Tensor(LoraName(percent, layer, part), blocks ? GgmlType::kQ8_0 : type_, size.rows, size.cols,
+             gain);
+    }
+  }
+
   void Matrix(const std::string& name, int32_t rows, int32_t cols, float gain) {
+    Tensor(name + ".weight", type_, rows, cols, gain);
+  }
+
+  // Weights of deviation gain / sqrt(cols).
+  void Tensor(const std::string& name, GgmlType type, int32_t rows, int32_t cols, float gain) {
     const float deviation = gain / std::sqrt(static_cast<float>(cols));
     const uint64_t seed = Mix(seed_, name);
-    writer_.AddTensor(name + ".weight", type_, {cols, rows},
-                      [=, type = type_](const TensorSink& sink) -> absl::Status {
-                        WITHY_ASSIGN_OR_RETURN(uint64_t bytes, RowBytes(type, cols));
-                        Random random(seed);
-                        std::vector<uint8_t> row(bytes);
-                        const bool blocks = type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0;
-                        for (int32_t i = 0; i < rows; ++i) {
-                          blocks ? FillBlocks(type, deviation, &random, row)
-                                 : FillFloats(type, deviation, &random, row);
-                          WITHY_RETURN_IF_ERROR(sink(row));
-                        }
-                        return absl::OkStatus();
-                      });
+    writer_.AddTensor(name, type, {cols, rows}, [=](const TensorSink& sink) -> absl::Status {
+      WITHY_ASSIGN_OR_RETURN(uint64_t bytes, RowBytes(type, cols));
+      Random random(seed);
+      std::vector<uint8_t> row(bytes);
+      const bool blocks = type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0;
+      for (int32_t i = 0; i < rows; ++i) {
+        blocks ? FillBlocks(type, deviation, &random, row)
+               : FillFloats(type, deviation, &random, row);
+        WITHY_RETURN_IF_ERROR(sink(row));
+      }
+      return absl::OkStatus();
+    });
   }
 
   void Stream(const std::string& name, std::vector<float> values) {

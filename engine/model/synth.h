@@ -30,6 +30,9 @@ struct SynthShape {
   bool llama3_rope = false;  // adds a rope_freqs tensor
   bool tied = false;
   bool byte_level_bpe = false;  // else SentencePiece-like
+  // Elastic levels, in per cent, ascending, with a LoRA each; every fifth layer is an anchor.
+  std::vector<int32_t> levels = {};
+  int32_t lora_rank = 8;
 };
 
 // tinyllama-1.1b, smollm2-360m, llama3.2-3b, and tiny (0.7 M parameters, for tests).

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/status.h"
+#include "engine/kernels/low_rank.h"
 #include "engine/kernels/packed_matrix.h"
 
 namespace withy::engine {
@@ -31,10 +32,12 @@ class Planner {
 
   absl::StatusOr<PackedLayout> Plan() {
     WITHY_ASSIGN_OR_RETURN(layout_.shape, ReadShape(file_));
+    WITHY_ASSIGN_OR_RETURN(layout_.levels, ReadLevels(file_, layout_.shape));
     WITHY_RETURN_IF_ERROR(PlanEnds());
     for (int32_t layer = 0; layer < layout_.shape.layers; ++layer) {
       WITHY_RETURN_IF_ERROR(PlanLayer(layer));
     }
+    for (const LevelSpec& level : layout_.levels.levels) WITHY_RETURN_IF_ERROR(PlanLora(level));
     WITHY_RETURN_IF_ERROR(RefuseOthers());
     layout_.data_bytes = RoundUp(offset_, kPackedPage);
     return std::move(layout_);
@@ -43,9 +46,9 @@ class Planner {
  private:
   absl::Status PlanEnds() {
     const ModelShape& s = layout_.shape;
-    WITHY_RETURN_IF_ERROR(Matrix("token_embd", s.vocab_size, s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix("token_embd", ".weight", s.vocab_size, s.d_model, s.d_model));
     if (file_.FindTensor("output.weight") != nullptr) {
-      WITHY_RETURN_IF_ERROR(Matrix("output", s.vocab_size, s.d_model, s.d_model));
+      WITHY_RETURN_IF_ERROR(Matrix("output", ".weight", s.vocab_size, s.d_model, s.d_model));
     }
     WITHY_RETURN_IF_ERROR(Vector("output_norm", ".weight", s.d_model));
     LayoutItem frequencies;
@@ -78,14 +81,48 @@ class Planner {
     WITHY_RETURN_IF_ERROR(Bias(name("attn_k"), s.kv_rows(), {}));
     WITHY_RETURN_IF_ERROR(Bias(name("attn_v"), s.kv_rows(), {}));
     WITHY_RETURN_IF_ERROR(Vector(name("ffn_norm"), ".weight", s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("attn_k"), s.kv_rows(), s.d_model, s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("attn_v"), s.kv_rows(), s.d_model, s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("attn_q"), s.q_rows(), s.d_model, s.d_model, q_rows));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_k"), ".weight", s.kv_rows(), s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_v"), ".weight", s.kv_rows(), s.d_model, s.d_model));
     WITHY_RETURN_IF_ERROR(
-        Matrix(name("attn_output"), s.d_model, s.q_rows(), PanelInputs(unit), {}, o_blocks));
-    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), s.d_ff, s.d_model, s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), s.d_ff, s.d_model, s.d_model));
-    return Matrix(name("ffn_down"), s.d_model, s.d_ff, PanelInputs(s.d_ff));
+        Matrix(name("attn_q"), ".weight", s.q_rows(), s.d_model, s.d_model, q_rows));
+    WITHY_RETURN_IF_ERROR(Matrix(name("attn_output"), ".weight", s.d_model, s.q_rows(),
+                                 PanelInputs(unit), {}, o_blocks));
+    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
+    return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, PanelInputs(s.d_ff));
+  }
+
+  // The LoRA of the layers that a level cuts.
+  absl::Status PlanLora(const LevelSpec& level) {
+    const ModelShape& s = layout_.shape;
+    const int32_t rank = layout_.levels.lora_rank;
+    if (rank == 0) return absl::OkStatus();
+    for (int32_t layer = 0; layer < s.layers; ++layer) {
+      const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
+      if (extent == LayerExtent{s.heads, s.d_ff}) continue;
+      for (int i = 0; i < kLoraParts; ++i) {
+        const auto part = static_cast<LoraPart>(i);
+        const std::string name = LoraName(level.percent, layer, part);
+        const LoraShape shape = LoraShapeOf(part, s, extent, rank);
+        WITHY_RETURN_IF_ERROR(IsLoraIn(part) ? Matrix(name, "", shape.rows, shape.cols, shape.cols)
+                                             : LowRank(name, shape.cols, shape.rows));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LowRank(const std::string& name, int32_t outputs, int32_t rank) {
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(name, rank, outputs));
+    if (outputs % kQuantBlock != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", name, " has ",
+                                                     outputs, " outputs, no multiple of ",
+                                                     kQuantBlock));
+    }
+    LayoutItem item;
+    item.source = source;
+    Place(name, PackedKind::kLowRank, outputs, rank, 0, LowRankBytes(rank, outputs), &item);
+    layout_.items.push_back(std::move(item));
+    return absl::OkStatus();
   }
 
   void Place(const std::string& name, PackedKind kind, int32_t n_out, int32_t n_in, int32_t panel,
@@ -113,10 +150,12 @@ class Planner {
     return tensor;
   }
 
-  absl::Status Matrix(const std::string& name, int32_t n_out, int32_t n_in, int32_t panel,
-                      std::vector<int32_t> row_order = {}, std::vector<int32_t> block_order = {}) {
+  // Packed under `name`; name + suffix in the file.
+  absl::Status Matrix(const std::string& name, std::string_view suffix, int32_t n_out, int32_t n_in,
+                      int32_t panel, std::vector<int32_t> row_order = {},
+                      std::vector<int32_t> block_order = {}) {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* source,
-                           Source(absl::StrCat(name, ".weight"), n_out, n_in));
+                           Source(absl::StrCat(name, ToAbsl(suffix)), n_out, n_in));
     auto type = PackedTypeFor(source->type);
     if (!type.ok()) {
       return Annotate(type.status(), absl::StrCat(file_.path(), ": tensor ", source->name));

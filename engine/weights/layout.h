@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
 #include "engine/kernels/types.h"
+#include "engine/weights/levels.h"
 #include "engine/weights/packed_format.h"
 #include "engine/weights/shape.h"
 
@@ -27,6 +28,7 @@ struct LayoutItem {
 
 struct PackedLayout {
   ModelShape shape;
+  LevelTable levels;
   std::vector<LayoutItem> items;  // in file order, offsets set
   uint64_t data_bytes = 0;
 };

@@ -205,6 +205,16 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
     if (entry.offset % kPackedPage != 0 || PackedBytes(tensor.matrix) != entry.bytes) {
       return damaged("impossible size or place");
     }
+  } else if (entry.kind == PackedKind::kLowRank) {
+    constexpr uint32_t kMaxRank = 1024;
+    if (entry.n_out % kQuantBlock != 0 || entry.n_in > kMaxRank) return damaged("impossible shape");
+    tensor.low_rank = {.rank = static_cast<int>(entry.n_in),
+                       .outputs = static_cast<int>(entry.n_out),
+                       .data = data};
+    if (entry.offset % 64 != 0 ||
+        LowRankBytes(tensor.low_rank.rank, tensor.low_rank.outputs) != entry.bytes) {
+      return damaged("impossible size or place");
+    }
   } else {
     return damaged("unknown kind");
   }

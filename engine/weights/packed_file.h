@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
+#include "engine/kernels/low_rank.h"
 #include "engine/kernels/packed_matrix.h"
 #include "engine/weights/packed_format.h"
 
@@ -23,6 +24,7 @@ struct PackedTensor {
   PackedKind kind = PackedKind::kVector;
   PackedMatrix matrix;            // kMatrix
   std::span<const float> values;  // kVector
+  LowRankOutputs low_rank;        // kLowRank
   uint64_t file_offset = 0;       // of the first byte, from the start of the file
   uint64_t bytes = 0;
 };

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -153,7 +154,59 @@ class Packer {
       progress_(static_cast<double>(item.entry.offset) / static_cast<double>(layout_.data_bytes),
                 item.entry.name.data());
     }
-    return item.entry.kind == PackedKind::kVector ? WriteVector(item) : WriteMatrix(item);
+    switch (item.entry.kind) {
+      case PackedKind::kVector:
+        return WriteVector(item);
+      case PackedKind::kMatrix:
+        return WriteMatrix(item);
+      case PackedKind::kLowRank:
+        return WriteLowRank(item);
+    }
+    return absl::InternalError("unknown kind of tensor");
+  }
+
+  absl::Status WriteLowRank(const LayoutItem& item) {
+    const std::span<const uint8_t> source = file_.Data(*item.source);
+    const size_t row_bytes = source.size() / item.entry.n_in;
+    const auto outputs = static_cast<int64_t>(item.entry.n_out);
+    std::vector<float> scales;
+    std::vector<int8_t> quants;
+    RowDecoder decoder(item.source->type, WeightType::kQ8, outputs, {});
+    for (uint32_t r = 0; r < item.entry.n_in; ++r) {
+      WITHY_RETURN_IF_ERROR(
+          DecodeLowRank(decoder, item, source.subspan(r * row_bytes, row_bytes), &scales, &quants));
+    }
+    WITHY_RETURN_IF_ERROR(Append(std::as_bytes(std::span(scales))));
+    return Append(std::as_bytes(std::span(quants)));
+  }
+
+  // Appends one rank's row in 8 bits.
+  static absl::Status DecodeLowRank(RowDecoder& decoder, const LayoutItem& item,
+                                    std::span<const uint8_t> row, std::vector<float>* scales,
+                                    std::vector<int8_t>* quants) {
+    const size_t outputs = item.entry.n_out;
+    if (PackedTypeFor(item.source->type).value_or(WeightType::kF32) == WeightType::kQ8) {
+      auto decoded = decoder.Decode(row);
+      if (!decoded.ok()) return Annotate(decoded.status(), item.source->name);
+      quants->insert(quants->end(), decoded->q8, decoded->q8 + outputs);
+      for (size_t block = 0; block < outputs / kQuantBlock; ++block) {
+        scales->push_back(F16ToF32(decoded->scales[block]));
+      }
+      return absl::OkStatus();
+    }
+    std::vector<float> values(outputs);
+    WITHY_RETURN_IF_ERROR(Dequantize(item.source->type, row, values));
+    for (size_t begin = 0; begin < outputs; begin += kQuantBlock) {
+      float largest = 0;
+      for (size_t i = 0; i < kQuantBlock; ++i)
+        largest = std::max(largest, std::fabs(values[begin + i]));
+      scales->push_back(largest / 127.0f);
+      const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+      for (size_t i = 0; i < kQuantBlock; ++i) {
+        quants->push_back(static_cast<int8_t>(std::lround(values[begin + i] * inverse)));
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status WriteVector(const LayoutItem& item) {

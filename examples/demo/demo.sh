@@ -8,7 +8,9 @@ trap 'rm -rf "$tokens"' EXIT
 
 as() { # app: the calls that follow are its own
   export XDG_CONFIG_HOME=$tokens/$1
-  [[ -e $XDG_CONFIG_HOME/withy/token ]] || "$CTL" apps bind "$1" >/dev/null
+  [[ -e $XDG_CONFIG_HOME/withy/token ]] && return
+  # A service that was kept up knows the app from the last demo.
+  "$CTL" apps bind "$1" >/dev/null 2>&1 || "$CTL" apps renew "$1" >/dev/null
 }
 
 ask() { # what it shows, then withyctl generate's arguments; the prompt last

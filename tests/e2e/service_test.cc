@@ -1,5 +1,8 @@
 // The service as an app meets it: five real processes, one contract.
+#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -7,9 +10,11 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/board.h"
+#include "tests/e2e/test_model.h"
 
 namespace withy::e2e {
 namespace {
@@ -199,6 +204,82 @@ TEST_F(ServiceTest, AStrictSloThatCannotBeMetIsRefusedWithFigures) {
   ASSERT_TRUE(told.status.ok()) << told.status;
   EXPECT_FALSE(told.started.decision().predicted_to_meet_slo());
   EXPECT_FALSE(told.finished.latency().slo_met());
+}
+
+// What Prometheus would be told.
+std::string Metrics(const std::string& address) {
+  const size_t colon = address.find(':');
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+  inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return "";
+  const std::string request = "GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+  if (write(fd.get(), request.data(), request.size()) < 0) return "";
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n = 0; (n = read(fd.get(), buffer, sizeof buffer)) > 0;) {
+    text.append(buffer, static_cast<size_t>(n));
+  }
+  return text;
+}
+
+// 40 words that the test's TLM can read.
+std::string LongPrompt() {
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += "the cat sat unable ";
+  return text;
+}
+
+TEST_F(ServiceTest, AShortenedPromptIsAnsweredAndStaysWholeInTheContext) {
+  StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=" + TestTlmPath()});
+  const std::string context = CreateContext(*stub_, token_, "");
+  const Answer whole = Generate(*stub_, token_, UserRequest("", LongPrompt(), 8));
+  ASSERT_TRUE(whole.status.ok()) << whole.status;
+  v1::GenerateRequest request = UserRequest(context, LongPrompt(), 8);
+  request.set_prompt_level_percent(50);
+  const Answer answer = Generate(*stub_, token_, request);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  const v1::Usage& usage = answer.finished.usage();
+  EXPECT_EQ(usage.pruned_words(), 20u);
+  EXPECT_LT(usage.prompt_tokens(), whole.finished.usage().prompt_tokens());
+  EXPECT_EQ(usage.prompt_tokens(), answer.started.decision().predicted_prompt_tokens());
+  EXPECT_GT(answer.finished.latency().tlm_ms(), 0);
+  std::string metrics;
+  for (int i = 0; i < 200 && metrics.find("phase=\"tlm\"") == std::string::npos; ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+    metrics = Metrics(board_->metrics_address());
+  }
+  EXPECT_THAT(metrics, HasSubstr("phase=\"tlm\""));
+
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, context, &kept).ok());
+  EXPECT_EQ(kept.messages(0).message().content(), LongPrompt());
+  const Answer next = Generate(*stub_, token_, UserRequest(context, "and on", 8));
+  ASSERT_TRUE(next.status.ok()) << next.status;
+  EXPECT_EQ(next.finished.usage().reused_tokens(), next.finished.usage().context_tokens() - 1)
+      << "the history is rendered as its KV was made";
+}
+
+TEST_F(ServiceTest, AnSloBendsPromptAndModelAndSaysSo) {
+  StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=" + TestTlmPath()});
+  v1::GenerateRequest request = UserRequest("", LongPrompt(), 8);
+  request.mutable_slo()->set_tpot_ratio(0.05);  // no level is so fast
+  const Answer answer = Generate(*stub_, token_, request);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  const v1::Decision& decision = answer.started.decision();
+  EXPECT_EQ(decision.reason(), v1::DECISION_REASON_BEST_EFFORT);
+  EXPECT_EQ(decision.model_level_percent(), 20u) << decision.explanation();
+  EXPECT_EQ(answer.finished.usage().pruned_words(),
+            decision.prompt_level_percent() == 100 ? 0u : 20u);
+  ASSERT_EQ(answer.finished.model_levels_percent_size(), 1);
+  EXPECT_EQ(answer.finished.model_levels_percent(0), 20u);
+  request.mutable_slo()->set_strict(true);
+  EXPECT_EQ(Generate(*stub_, token_, request).status.code(), absl::StatusCode::kFailedPrecondition);
+  request.set_model_level_percent(30);
+  EXPECT_THAT(std::string(Generate(*stub_, token_, request).status.message()),
+              HasSubstr("20, 60, 100"));
 }
 
 TEST_F(ServiceTest, BadRequestsNameTheFieldAndHarmNobody) {

@@ -3,7 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
+#include <vector>
 
+#include "engine/encoder/testing.h"
 #include "engine/model/synth.h"
 
 namespace withy::e2e {
@@ -19,18 +22,29 @@ struct ModelDir {
   std::string path;
 };
 
-std::string Write(const std::string& name, uint64_t seed) {
+std::string PathOf(const std::string& name) {
   static const ModelDir dir;
-  const std::string path = dir.path + "/" + name + ".gguf";
-  const auto shape = engine::FindSynthShape("tiny");
+  return dir.path + "/" + name + ".gguf";
+}
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::abort();
+}
+
+std::string Write(const std::string& name, uint64_t seed, std::vector<int32_t> levels = {}) {
+  auto shape = engine::FindSynthShape("tiny");
   const auto type = engine::FindSynthType("q8_0");
   if (!shape.ok() || !type.ok()) std::abort();
-  const absl::Status status = engine::WriteSynthModel(*shape, *type, seed, path);
-  if (!status.ok()) {
-    std::fprintf(stderr, "%s\n", status.ToString().c_str());
-    std::abort();
-  }
-  return path;
+  shape->levels = std::move(levels);
+  Check(engine::WriteSynthModel(*shape, *type, seed, PathOf(name)));
+  return PathOf(name);
+}
+
+std::string WriteTinyTlm() {
+  Check(engine::WriteTlm(engine::SmallTlm(), engine::GgmlType::kQ8_0, PathOf("tlm")));
+  return PathOf("tlm");
 }
 
 }  // namespace
@@ -42,6 +56,16 @@ const std::string& TestTargetPath() {
 
 const std::string& TestDraftPath() {
   static const std::string path = Write("draft", 2);
+  return path;
+}
+
+const std::string& TestElasticPath() {
+  static const std::string path = Write("elastic", 1, {20, 60});
+  return path;
+}
+
+const std::string& TestTlmPath() {
+  static const std::string path = WriteTinyTlm();
   return path;
 }
 

@@ -1,0 +1,323 @@
+// withy-bench-elastic: what elastic levels cost and bring in the engine, on models of random
+// weights: time to switch, memory for all levels, speed against size, and rows of different levels
+// in one pass. A table on stderr, one JSON line last on stdout. Neighbours: quality.cc says how
+// good the levels of a trained model are; engine_bench.h measures plain models.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "bench/engine_bench.h"
+#include "engine/model/model.h"
+#include "engine/model/scratch_kv.h"
+
+ABSL_FLAG(std::vector<std::string>, plain, {}, "plain GGUF files, one a weight type");
+ABSL_FLAG(std::vector<std::string>, elastic, {}, "the same with levels and LoRA, in that order");
+ABSL_FLAG(int, rounds, 9, "interleaved measurements of each figure");
+ABSL_FLAG(int, threads, 2, "threads");
+
+namespace withy::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int32_t kPromptTokens = 256;
+constexpr int32_t kSteps = 16;
+constexpr int kFirstJudged = 30;  // per cent; levels below are shown only
+constexpr std::array<int32_t, 4> kNestedPercents = {20, 40, 70, 100};
+
+double MillisSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// Bytes of this process in memory, mapped files included.
+double ResidentBytes() {
+  malloc_trim(0);
+  int64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+// One model and a KV cache for each of four contexts.
+class Levels {
+ public:
+  explicit Levels(engine::Model& model)
+      : model_(model),
+        logits_(static_cast<size_t>(model.info().vocab_size) * kNestedPercents.size()) {
+    for (size_t i = 0; i < kNestedPercents.size(); ++i) {
+      kv_.push_back(std::make_unique<engine::ScratchKv>(model.info(), kPromptTokens + 2 * kSteps));
+    }
+  }
+
+  const engine::ModelInfo& info() const { return model_.info(); }
+  int32_t count() const { return static_cast<int32_t>(info().levels.size()); }
+
+  // The level closest to `percent`.
+  int32_t Nearest(int32_t percent) const {
+    int32_t best = 0;
+    for (int32_t i = 0; i < count(); ++i) {
+      const auto distance = [&](int32_t level) {
+        return std::abs(info().levels[static_cast<size_t>(level)].percent - percent);
+      };
+      if (distance(i) < distance(best)) best = i;
+    }
+    return best;
+  }
+
+  // Milliseconds of a prompt at `level`, with the logits of its last token.
+  absl::StatusOr<double> Prompt(int32_t level) {
+    std::vector<engine::Row> rows(kPromptTokens);
+    for (int32_t i = 0; i < kPromptTokens; ++i) rows[static_cast<size_t>(i)] = RowAt(i, 0, level);
+    for (size_t i = 0; i + 1 < rows.size(); ++i) rows[i].want_logits = false;
+    return Run(rows, 1);
+  }
+
+  // Milliseconds of one pass over a next token of as many contexts as there are levels given.
+  absl::StatusOr<double> Step(const std::vector<int32_t>& levels) {
+    std::vector<engine::Row> rows;
+    for (size_t i = 0; i < levels.size(); ++i)
+      rows.push_back(RowAt(kPromptTokens, static_cast<int32_t>(i), levels[i]));
+    return Run(rows, levels.size());
+  }
+
+ private:
+  engine::Row RowAt(int32_t position, int32_t context, int32_t level) const {
+    return {.token = 100 + position % 1000,
+            .position = position,
+            .slot = position,
+            .context = context,
+            .level = level,
+            .want_logits = true};
+  }
+
+  absl::StatusOr<double> Run(const std::vector<engine::Row>& rows, size_t contexts) {
+    std::vector<engine::ContextView> views;
+    for (size_t i = 0; i < contexts; ++i) views.push_back(kv_[i]->View());
+    const Clock::time_point start = Clock::now();
+    WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = views}, logits_.data()));
+    return MillisSince(start);
+  }
+
+  engine::Model& model_;
+  std::vector<std::unique_ptr<engine::ScratchKv>> kv_;
+  std::vector<float> logits_;
+};
+
+struct Result {
+  std::string type;
+  double memory_ratio = 0;
+  double switch_us_max = 0;
+  double switch_share_max = 0;  // of the time of a prompt
+  double ttft_error_max = 0;
+  double tpot_error_max = 0;
+  double nested_cost_vs_full = 0;
+  double nested_gain_vs_separate = 0;
+};
+
+absl::StatusOr<std::unique_ptr<engine::Model>> Open(const std::string& path) {
+  engine::ModelOptions options;
+  options.threads = absl::GetFlag(FLAGS_threads);
+  return engine::Model::Open(path, options);
+}
+
+// Bytes that the model holds once every level has run.
+absl::StatusOr<double> MemoryOf(const std::string& path) {
+  // Packing, if it is needed, leaves nothing behind in what is counted.
+  WITHY_RETURN_IF_ERROR(Open(path).status());
+  const double before = ResidentBytes();
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model, Open(path));
+  Levels levels(*model);
+  for (int32_t i = 0; i < levels.count(); ++i) {
+    WITHY_RETURN_IF_ERROR(levels.Prompt(i).status());
+    WITHY_RETURN_IF_ERROR(levels.Step({i}).status());
+  }
+  return ResidentBytes() - before;
+}
+
+// Of the layers for every token, of the output head once.
+double PromptFlops(const engine::ModelInfo& info, const engine::LevelInfo& level) {
+  const double head = 2.0 * info.vocab_size * info.d_model;
+  return kPromptTokens * (static_cast<double>(level.flops_per_token) - head) + head;
+}
+
+absl::Status MeasureSpeed(Levels& levels, Result* result) {
+  const auto count = static_cast<size_t>(levels.count());
+  std::vector<std::vector<double>> ttft(count), tpot(count);
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    for (size_t i = 0; i < count; ++i) {
+      const auto level = static_cast<int32_t>(i);
+      WITHY_ASSIGN_OR_RETURN(const double prompt_ms, levels.Prompt(level));
+      ttft[i].push_back(prompt_ms);
+      double sum = 0;
+      for (int32_t step = 0; step < kSteps; ++step) {
+        WITHY_ASSIGN_OR_RETURN(const double ms, levels.Step({level}));
+        sum += ms;
+      }
+      tpot[i].push_back(sum / kSteps);
+    }
+  }
+  const engine::ModelInfo& info = levels.info();
+  const double full_ttft = Summarize(ttft.back()).median;
+  const double full_tpot = Summarize(tpot.back()).median;
+  std::fprintf(stderr, "%7s %22s %17s %22s %17s\n", "level", "TTFT ms (spread)", "of full (said)",
+               "TPOT ms (spread)", "of full (said)");
+  for (size_t i = 0; i < count; ++i) {
+    const engine::LevelInfo& level = info.levels[i];
+    const Spread first = Summarize(ttft[i]);
+    const Spread next = Summarize(tpot[i]);
+    const double said_ttft = PromptFlops(info, level) / PromptFlops(info, info.levels.back());
+    const double said_tpot = static_cast<double>(level.weight_bytes) /
+                             static_cast<double>(info.levels.back().weight_bytes);
+    const double is_ttft = first.median / full_ttft;
+    const double is_tpot = next.median / full_tpot;
+    std::fprintf(stderr, "%5d %% %8.1f (%.1f–%.1f) %7.3f (%.3f) %9.2f (%.2f–%.2f) %9.3f (%.3f)\n",
+                 level.percent, first.median, first.low, first.high, is_ttft, said_ttft,
+                 next.median, next.low, next.high, is_tpot, said_tpot);
+    if (level.percent < kFirstJudged) continue;
+    result->ttft_error_max = std::max(result->ttft_error_max, std::abs(is_ttft / said_ttft - 1));
+    result->tpot_error_max = std::max(result->tpot_error_max, std::abs(is_tpot / said_tpot - 1));
+  }
+  return absl::OkStatus();
+}
+
+// How much longer a step takes when the step before it was of another level.
+absl::Status MeasureSwitch(Levels& levels, Result* result) {
+  double worst_share = 0;
+  for (int32_t to = 0; to < levels.count(); ++to) {
+    WITHY_ASSIGN_OR_RETURN(const double prompt_ms, levels.Prompt(to));
+    for (int32_t from = 0; from < levels.count(); ++from) {
+      if (from == to) continue;
+      std::vector<double> more;
+      for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+        WITHY_RETURN_IF_ERROR(levels.Step({from}).status());
+        WITHY_ASSIGN_OR_RETURN(const double switched, levels.Step({to}));
+        WITHY_ASSIGN_OR_RETURN(const double stayed, levels.Step({to}));
+        more.push_back(switched - stayed);
+      }
+      const double ms = Summarize(more).median;
+      result->switch_us_max = std::max(result->switch_us_max, 1e3 * ms);
+      worst_share = std::max(worst_share, ms / prompt_ms);
+    }
+  }
+  result->switch_share_max = worst_share;
+  std::fprintf(stderr, "switching, worst pair: %.0f us, %.5f of a prompt's time\n",
+               result->switch_us_max, worst_share);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureNested(Levels& levels, Result* result) {
+  std::vector<int32_t> nested, full;
+  for (const int32_t percent : kNestedPercents) {
+    nested.push_back(levels.Nearest(percent));
+    full.push_back(levels.count() - 1);
+  }
+  std::vector<double> cost, gain, step_ms;
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    double nested_ms = 0, full_ms = 0, separate_ms = 0;
+    for (int32_t step = 0; step < kSteps; ++step) {
+      WITHY_ASSIGN_OR_RETURN(const double together, levels.Step(nested));
+      WITHY_ASSIGN_OR_RETURN(const double all_full, levels.Step(full));
+      nested_ms += together;
+      full_ms += all_full;
+      for (const int32_t level : nested) {
+        WITHY_ASSIGN_OR_RETURN(const double alone, levels.Step({level}));
+        separate_ms += alone;
+      }
+    }
+    cost.push_back(nested_ms / full_ms);
+    gain.push_back(separate_ms / nested_ms);
+    step_ms.push_back(nested_ms / kSteps);
+  }
+  result->nested_cost_vs_full = Summarize(cost).median;
+  result->nested_gain_vs_separate = Summarize(gain).median;
+  std::fprintf(stderr,
+               "rows at 20/40/70/100 %% in one pass: %.2f ms, %.3f of four full rows, %.2f times "
+               "as fast as four passes\n",
+               Summarize(step_ms).median, result->nested_cost_vs_full,
+               result->nested_gain_vs_separate);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Result> Measure(const std::string& plain, const std::string& elastic) {
+  Result result;
+  WITHY_ASSIGN_OR_RETURN(const double plain_bytes, MemoryOf(plain));
+  WITHY_ASSIGN_OR_RETURN(const double elastic_bytes, MemoryOf(elastic));
+  result.memory_ratio = elastic_bytes / plain_bytes;
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model, Open(elastic));
+  Levels levels(*model);
+  if (levels.count() < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(elastic,
+                     " has no levels: make it with `withyctl models synth --levels "
+                     "20,30,40,50,60,70,80,90`"));
+  }
+  result.type = model->info().quantisation;
+  std::fprintf(stderr, "%s, %s: %.1f MB resident with all levels, %.4f of the plain model\n",
+               elastic.c_str(), result.type.c_str(), elastic_bytes / 1e6, result.memory_ratio);
+  WITHY_RETURN_IF_ERROR(MeasureSpeed(levels, &result));
+  WITHY_RETURN_IF_ERROR(MeasureSwitch(levels, &result));
+  WITHY_RETURN_IF_ERROR(MeasureNested(levels, &result));
+  return result;
+}
+
+absl::Status Main() {
+  const std::vector<std::string> plain = absl::GetFlag(FLAGS_plain);
+  const std::vector<std::string> elastic = absl::GetFlag(FLAGS_elastic);
+  Result worst;
+  worst.nested_gain_vs_separate = HUGE_VAL;
+  std::string memory;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    WITHY_ASSIGN_OR_RETURN(const Result result, Measure(plain[i], elastic[i]));
+    absl::StrAppend(&memory, i == 0 ? "" : ", ", "\"", result.type, "\": ", result.memory_ratio);
+    worst.switch_us_max = std::max(worst.switch_us_max, result.switch_us_max);
+    worst.switch_share_max = std::max(worst.switch_share_max, result.switch_share_max);
+    worst.ttft_error_max = std::max(worst.ttft_error_max, result.ttft_error_max);
+    worst.tpot_error_max = std::max(worst.tpot_error_max, result.tpot_error_max);
+    worst.nested_cost_vs_full = std::max(worst.nested_cost_vs_full, result.nested_cost_vs_full);
+    worst.nested_gain_vs_separate =
+        std::min(worst.nested_gain_vs_separate, result.nested_gain_vs_separate);
+  }
+  std::printf(
+      "{\"switch_us_max\": %.1f, \"switch_share_of_ttft_max\": %.5f, \"memory_ratio_all_levels\": "
+      "{%s}, \"ttft_error_max\": %.4f, \"tpot_error_max\": %.4f, \"nested_cost_vs_full\": %.4f, "
+      "\"nested_gain_vs_separate\": %.3f}\n",
+      worst.switch_us_max, worst.switch_share_max, memory.c_str(), worst.ttft_error_max,
+      worst.tpot_error_max, worst.nested_cost_vs_full, worst.nested_gain_vs_separate);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace withy::bench
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "what elastic levels cost and bring (./withy bench elastic makes the files): "
+      "--plain A.gguf,B.gguf --elastic A-elastic.gguf,B-elastic.gguf");
+  absl::ParseCommandLine(argc, argv);
+  const size_t files = absl::GetFlag(FLAGS_plain).size();
+  if (files == 0 || files != absl::GetFlag(FLAGS_elastic).size() ||
+      absl::GetFlag(FLAGS_rounds) < 1) {
+    std::fprintf(stderr, "withy-bench-elastic: %s\n",
+                 std::string(absl::ProgramUsageMessage()).c_str());
+    return 2;
+  }
+  const absl::Status status = withy::bench::Main();
+  if (!status.ok()) {
+    std::fprintf(stderr, "withy-bench-elastic: %s\n", status.ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

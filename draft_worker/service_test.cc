@@ -1,0 +1,85 @@
+// The draft worker over a real socket, with a tiny model.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "base/config.h"
+#include "draft_worker/process.h"
+#include "engine/model/testing.h"
+#include "rpc/channel.h"
+#include "withy/v1/draft_worker.grpc.pb.h"
+
+namespace withy::draft_worker {
+namespace {
+
+using testing::HasSubstr;
+
+class ServiceTest : public testing::Test {
+ protected:
+  ServiceTest() {
+    config_.set_run_dir(folder_.path());
+    config_.set_state_dir(folder_.path());
+    engine::SynthShape shape = engine::TinyShape();
+    shape.context_length = 2048;
+    shape.vocab_size = 8192;  // of which one token ends an answer
+    config_.mutable_draft()->set_path(engine::WriteTiny(folder_, shape, engine::GgmlType::kQ8_0));
+    config_.mutable_draft()->set_listen("unix:" + (folder_ / "draft.sock"));
+    config_.mutable_draft()->set_threads(1);
+    EXPECT_TRUE(FillDefaults(&config_).ok());
+    auto process = StartDraftWorker(config_);
+    EXPECT_TRUE(process.ok()) << process.status();
+    if (process.ok()) process_ = *std::move(process);
+  }
+
+  // `max_tokens` of an answer that does not end before.
+  static v1::RunRequest Ask(uint32_t max_tokens) {
+    v1::RunRequest request;
+    request.mutable_prompt()->set_text("hello");
+    request.mutable_sampling()->set_temperature(0);
+    request.mutable_limits()->set_max_tokens(max_tokens);
+    request.mutable_limits()->set_logprobs(20);
+    return request;
+  }
+
+  engine::TestFolder folder_;
+  proto::Config config_;
+  std::unique_ptr<rpc::Process> process_;
+};
+
+TEST_F(ServiceTest, AReaderThatStopsIsEndedAndOthersAreAnswered) {
+  // A connection that takes little ahead of its reader.
+  grpc::ChannelArguments narrow;
+  narrow.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
+  narrow.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  const auto stalled_stub = v1::DraftWorker::NewStub(grpc::CreateCustomChannel(
+      config_.draft().listen(), grpc::InsecureChannelCredentials(), narrow));
+  grpc::ClientContext stalled_context;
+  rpc::SetTimeout(&stalled_context, absl::Seconds(120));
+  const auto stalled = stalled_stub->Run(&stalled_context, Ask(1800));
+  v1::RunResponse response;
+  ASSERT_TRUE(stalled->Read(&response)) << "it has begun";
+
+  const auto stub = v1::DraftWorker::NewStub(rpc::Connect(config_.draft().listen()));
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, absl::Seconds(60));
+  const auto reader = stub->Run(&context, Ask(5));
+  int deltas = 0;
+  while (reader->Read(&response)) deltas += response.has_delta() ? 1 : 0;
+  const grpc::Status answered = reader->Finish();
+  EXPECT_TRUE(answered.ok()) << answered.error_message();
+  EXPECT_GE(deltas, 5);
+
+  // What had been sent is there to be read, then why there is no more.
+  int left = 0;
+  while (stalled->Read(&response)) ++left;
+  const grpc::Status ended = stalled->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(ended.error_message(), HasSubstr("read the stream"));
+  EXPECT_LT(left, 1800);
+}
+
+}  // namespace
+}  // namespace withy::draft_worker

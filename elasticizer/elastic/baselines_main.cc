@@ -1,0 +1,119 @@
+// withy-baselines: writes a model made smaller in other ways than by elastic levels, for
+// `./withy bench quality` to compare with.
+//   withy-baselines --model=plain-f32.gguf --out=DIR
+// DIR gets METHOD-LEVEL.gguf: plain files of the model's own shape, in which what is left out adds
+// nothing.
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "base/status.h"
+#include "elasticizer/elastic/baselines.h"
+#include "elasticizer/elastic/export.h"
+#include "elasticizer/elastic/importance.h"
+#include "engine/gguf/reader.h"
+
+ABSL_FLAG(std::string, model, "", "plain GGUF; F32, F16 or BF16");
+ABSL_FLAG(std::string, out, "", "directory of the GGUF files to write");
+ABSL_FLAG(std::vector<std::string>, levels,
+          std::vector<std::string>({"20", "30", "40", "50", "60", "70", "80", "90"}),
+          "per cent of the layers' parameters");
+ABSL_FLAG(int64_t, calibration_batches, 8, "batches that layers are judged on");
+ABSL_FLAG(uint64_t, seed, 1, "of the calibration text");
+ABSL_FLAG(int, threads, 2, "threads");
+
+namespace withy::elastic {
+namespace {
+
+class Writer {
+ public:
+  Writer(const engine::GgufFile& file, const Network& network)
+      : file_(file), network_(network), whole_(network.layers()) {}
+
+  // Writes what `change` makes of a copy of the network.
+  template <typename Change>
+  absl::Status Write(const std::string& method, int32_t percent, engine::GgmlType type,
+                     Change change) {
+    network_.layers() = whole_;
+    if (!change(network_)) return absl::OkStatus();
+    const std::string path =
+        absl::StrCat(absl::GetFlag(FLAGS_out), "/", method, "-", percent, ".gguf");
+    std::printf("%s\n", path.c_str());
+    return ExportElastic(file_, network_, {}, 0, {}, type, path);
+  }
+
+ private:
+  const engine::GgufFile& file_;
+  Network network_;
+  const std::vector<Layer> whole_;
+};
+
+absl::Status WriteLevel(Writer& writer, int32_t percent, const std::vector<int32_t>& layers,
+                        const std::vector<int32_t>& attention, const std::vector<Batch>& batches) {
+  constexpr engine::GgmlType kType = engine::GgmlType::kQ8_0;
+  WITHY_RETURN_IF_ERROR(writer.Write("layer_dropping", percent, kType, [&](Network& network) {
+    DropLayers(network, layers, KeptLayers(network.shape().layers, percent));
+    return true;
+  }));
+  WITHY_RETURN_IF_ERROR(writer.Write("layer_merging", percent, kType, [&](Network& network) {
+    MergeLayers(network, KeptLayers(network.shape().layers, percent), batches);
+    return true;
+  }));
+  return writer.Write("attention_dropping", percent, kType,
+                      [&](Network& network) { return DropAttention(network, attention, percent); });
+}
+
+absl::Status Run() {
+  const std::string path = absl::GetFlag(FLAGS_model);
+  if (path.empty() || absl::GetFlag(FLAGS_out).empty())
+    return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=DIR");
+  torch::NoGradGuard no_grad;
+  at::set_num_threads(absl::GetFlag(FLAGS_threads));
+  WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
+  WITHY_ASSIGN_OR_RETURN(
+      Network network,
+      Network::FromGguf(file, torch::cuda::is_available() ? torch::kCUDA : torch::kCPU));
+  BatchOptions options;
+  options.count = absl::GetFlag(FLAGS_calibration_batches);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  WITHY_ASSIGN_OR_RETURN(const std::vector<Batch> batches, CorpusBatches(file, options));
+  const std::vector<int32_t> layers = AnchorOrder(MeasureLayers(network, batches));
+  const std::vector<int32_t> attention = AttentionOrder(network, batches);
+  std::error_code error;
+  std::filesystem::create_directories(absl::GetFlag(FLAGS_out), error);
+  if (error)
+    return absl::PermissionDeniedError(
+        absl::StrCat(absl::GetFlag(FLAGS_out), ": ", error.message()));
+  Writer writer(file, network);
+  for (const std::string& text : absl::GetFlag(FLAGS_levels)) {
+    int32_t percent = 0;
+    if (!absl::SimpleAtoi(text, &percent) || percent < 1 || percent > 99) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--levels: \"", text, "\" is not a number from 1 to 99"));
+    }
+    WITHY_RETURN_IF_ERROR(WriteLevel(writer, percent, layers, attention, batches));
+  }
+  const auto same = [](Network&) { return true; };
+  WITHY_RETURN_IF_ERROR(writer.Write("8_bits", 100, engine::GgmlType::kQ8_0, same));
+  return writer.Write("4_bits", 100, engine::GgmlType::kQ4_0, same);
+}
+
+}  // namespace
+}  // namespace withy::elastic
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("a model made smaller in other ways than by levels; see --help");
+  absl::ParseCommandLine(argc, argv);
+  const absl::Status status = withy::elastic::Run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "withy-baselines: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

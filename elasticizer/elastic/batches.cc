@@ -1,0 +1,135 @@
+#include "elasticizer/elastic/batches.h"
+
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "base/status.h"
+#include "elasticizer/corpus/generator.h"
+#include "elasticizer/train/batches.h"
+#include "elasticizer/train/chat_encoder.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace withy::elastic {
+namespace {
+
+using torch::Tensor;
+
+// Rows of tokens, each with the weight of being asked for its token (the first is never asked).
+struct Line {
+  std::vector<int32_t> tokens;
+  std::vector<float> weight;
+};
+
+Batch ToBatch(const std::vector<Line>& lines) {
+  size_t longest = 0;
+  for (const Line& line : lines) longest = std::max(longest, line.tokens.size());
+  const auto rows = static_cast<int64_t>(lines.size());
+  const auto length = static_cast<int64_t>(longest);
+  Batch batch{torch::zeros({rows, length}, torch::kInt64),
+              torch::zeros({rows * length}, torch::kInt64),
+              torch::zeros({rows * length}, torch::kFloat32)};
+  for (int64_t r = 0; r < rows; ++r) {
+    const Line& line = lines[static_cast<size_t>(r)];
+    int64_t* tokens = batch.tokens.data_ptr<int64_t>() + r * length;
+    int64_t* next = batch.next.data_ptr<int64_t>() + r * length;
+    float* weight = batch.weight.data_ptr<float>() + r * length;
+    for (size_t i = 0; i < line.tokens.size(); ++i) {
+      tokens[i] = line.tokens[i];
+      if (i == 0) continue;
+      next[i - 1] = line.tokens[i];
+      weight[i - 1] = line.weight[i];
+    }
+  }
+  return batch;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
+                                               const std::string& path,
+                                               const BatchOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Tokenizer> tokenizer,
+                         engine::MakeTokenizer(model));
+  const std::vector<int32_t> ids = tokenizer->Encode(text);
+  const int64_t lines_a_batch = std::max<int64_t>(1, options.batch_tokens / options.window_tokens);
+  const int64_t needed = lines_a_batch * options.window_tokens * options.count;
+  if (static_cast<int64_t>(ids.size()) < needed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": has ", ids.size(), " tokens; ", options.count, " batches of ",
+                     options.batch_tokens, " need ", needed, ": give more text or fewer batches"));
+  }
+  // Windows spread evenly over the text.
+  const int64_t windows = lines_a_batch * options.count;
+  const int64_t step = static_cast<int64_t>(ids.size()) / windows;
+  std::vector<Batch> batches;
+  for (int64_t b = 0; b < options.count; ++b) {
+    std::vector<Line> lines;
+    for (int64_t i = 0; i < lines_a_batch; ++i) {
+      const auto first = ids.begin() + (i * options.count + b) * step;
+      Line& line = lines.emplace_back();
+      line.tokens.assign(first, first + options.window_tokens);
+      line.weight.assign(line.tokens.size(), 1.0f);
+    }
+    batches.push_back(ToBatch(lines));
+  }
+  return batches;
+}
+
+absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
+                                                 const BatchOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<engine::Tokenizer> tokenizer,
+                         engine::MakeTokenizer(model));
+  if (!tokenizer->FindToken("<|im_start|>").has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        model.path(),
+        ": its tokenizer has no <|im_start|>, which the corpus is written with; give a "
+        "text with --text"));
+  }
+  const train::ChatEncoder encoder(std::move(tokenizer));
+  train::BatchOptions stream_options;
+  stream_options.spec = corpus::TrainSpec();
+  stream_options.spec.seed += options.seed;
+  stream_options.tokens = options.batch_tokens;
+  train::BatchStream stream(stream_options, encoder);
+  std::vector<Batch> batches;
+  for (int64_t b = 0; b < options.count; ++b) {
+    std::vector<Line> lines;
+    for (const train::Sample& sample : stream.Next()) {
+      lines.push_back({sample.tokens, {sample.answer.begin(), sample.answer.end()}});
+    }
+    batches.push_back(ToBatch(lines));
+  }
+  return batches;
+}
+
+Tensor Loss(const Network& network, const Batch& batch, const View& view) {
+  const Tensor asked = batch.weight.nonzero().squeeze(1);
+  const Tensor weight = batch.weight.index_select(0, asked).to(network.device());
+  const Tensor next = batch.next.index_select(0, asked).to(network.device());
+  const Tensor hidden = network.Hidden(batch.tokens.to(network.device()), view)
+                            .index_select(0, asked.to(network.device()));
+  const Tensor loss = torch::nn::functional::cross_entropy(
+      network.Logits(hidden), next,
+      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
+  return (loss * weight).sum() / weight.sum();
+}
+
+double MeanLoss(const Network& network, const std::vector<Batch>& batches, const View& view) {
+  torch::NoGradGuard no_grad;
+  double sum = 0;
+  for (const Batch& batch : batches) sum += Loss(network, batch, view).item<double>();
+  return sum / static_cast<double>(batches.size());
+}
+
+}  // namespace withy::elastic

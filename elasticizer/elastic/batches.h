@@ -1,0 +1,47 @@
+// The text that units are judged on and levels recovered with, as padded batches of next-token
+// questions. Neighbours: importance.h, recovery.h. Comes from a plain text file or from the
+// project's own corpus.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "elasticizer/elastic/network.h"
+#include "engine/gguf/reader.h"
+
+namespace withy::elastic {
+
+struct Batch {
+  torch::Tensor tokens;  // [batch, length] int64, padded at the right
+  torch::Tensor next;    // [batch * length] int64
+  torch::Tensor weight;  // [batch * length] f32: 0 where nothing is asked
+};
+
+struct BatchOptions {
+  int64_t batch_tokens = 2048;  // padding included
+  int64_t window_tokens = 256;  // a plain text is cut so
+  int64_t count = 32;           // batches
+  uint64_t seed = 1;
+};
+
+// Windows of a text file. Errors: from the disk; INVALID_ARGUMENT when the text is too short for
+// options.count batches, naming how many tokens it has and needs; those of MakeTokenizer.
+absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
+                                               const std::string& path,
+                                               const BatchOptions& options);
+
+// Records of the training corpus, asked for the assistant's tokens. Errors: those of MakeTokenizer;
+// INVALID_ARGUMENT for a tokenizer without ChatML's turn marks.
+absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
+                                                 const BatchOptions& options);
+
+// Mean loss of the weighted positions of one batch; differentiable.
+torch::Tensor Loss(const Network& network, const Batch& batch, const View& view = {});
+// Over several batches, without gradients.
+double MeanLoss(const Network& network, const std::vector<Batch>& batches, const View& view = {});
+
+}  // namespace withy::elastic

@@ -1,0 +1,236 @@
+// From importance to a file that the engine runs: function kept, levels nested, LoRA of use.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "elasticizer/elastic/baselines.h"
+#include "elasticizer/elastic/batches.h"
+#include "elasticizer/elastic/export.h"
+#include "elasticizer/elastic/importance.h"
+#include "elasticizer/elastic/network.h"
+#include "elasticizer/elastic/plan.h"
+#include "elasticizer/elastic/recovery.h"
+#include "elasticizer/elastic/reorder.h"
+#include "elasticizer/elastic/work.h"
+#include "engine/model/testing.h"
+
+namespace withy::elastic {
+namespace {
+
+using engine::GgmlType;
+using torch::Tensor;
+
+constexpr int64_t kLength = 24;
+
+class ElasticTest : public testing::TestWithParam<std::string> {
+ protected:
+  ElasticTest() {
+    torch::manual_seed(11);
+    shape_ = engine::TinyShape();
+    shape_.architecture = GetParam();
+    path_ = engine::WriteTiny(folder_, shape_, GgmlType::kF32);
+    file_ = std::make_unique<engine::GgufFile>(engine::GgufFile::Open(path_).value());
+    network_ = std::make_unique<Network>(Network::FromGguf(*file_, torch::kCPU).value());
+    for (int i = 0; i < 3; ++i) batches_.push_back(RandomBatch());
+  }
+
+  Batch RandomBatch() const {
+    const Tensor tokens = torch::randint(shape_.vocab_size, {4, kLength}, torch::kInt64);
+    return {tokens, torch::roll(tokens, -1, 1).flatten(), torch::ones({4 * kLength})};
+  }
+
+  Tensor Tokens() const {
+    const std::vector<int32_t> tokens = engine::SomeTokens(kLength, shape_.vocab_size);
+    return torch::tensor(std::vector<int64_t>(tokens.begin(), tokens.end())).unsqueeze(0);
+  }
+
+  // [kLength, vocab] by LibTorch and by the engine.
+  Tensor Ours(const View& view = {}) const {
+    torch::NoGradGuard no_grad;
+    return network_->Logits(network_->Hidden(Tokens(), view));
+  }
+  Tensor Engines(const std::string& path, int32_t level) const {
+    const auto model = engine::OpenTiny(folder_, path);
+    std::vector<engine::Row> rows =
+        engine::PlainRows(engine::SomeTokens(kLength, shape_.vocab_size));
+    for (engine::Row& row : rows) row.level = level;
+    const std::vector<float> logits =
+        engine::RunRows(*model, engine::ScratchKv(model->info(), 32), rows);
+    return torch::tensor(logits).view({kLength, -1});
+  }
+
+  engine::TestFolder folder_;
+  engine::SynthShape shape_;
+  std::string path_;
+  std::unique_ptr<engine::GgufFile> file_;
+  std::unique_ptr<Network> network_;
+  std::vector<Batch> batches_;
+};
+
+double Cosine(const Tensor& a, const Tensor& b) {
+  return (a * b).sum().item<double>() / (a.norm() * b.norm()).item<double>();
+}
+
+double MaxDifference(const Tensor& a, const Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+TEST_P(ElasticTest, TheNetworkComputesWhatTheEngineComputes) {
+  EXPECT_GT(Cosine(Ours(), Engines(path_, -1)), 0.9998);  // the engine's K and V have 8 bits
+}
+
+TEST_P(ElasticTest, ReorderingKeepsTheFunctionAndSortsTheUnits) {
+  const Tensor before = Ours();
+  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
+  Reorder(*network_, units);
+  EXPECT_LT(MaxDifference(before, Ours()), 1e-3 * before.abs().max().item<double>());
+  for (const UnitImportance& layer : MeasureUnits(*network_, batches_)) {
+    const Tensor step = layer.neurons.slice(0, 1) - layer.neurons.slice(0, 0, -1);
+    EXPECT_LT(step.max().item<double>(), 1e-4 * layer.neurons.max().item<double>());
+    const Tensor head_step = layer.heads.slice(1, 1) - layer.heads.slice(1, 0, -1);
+    EXPECT_LT(head_step.max().item<double>(), 1e-4 * layer.heads.max().item<double>());
+  }
+}
+
+TEST_P(ElasticTest, AUnitWithoutEffectIsWorthNothingAndGoesLast) {
+  network_->layers()[1].down.select(1, 7).zero_();
+  network_->layers()[1].o.narrow(1, 2 * shape_.head_dim, shape_.head_dim).zero_();  // head 2
+  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
+  EXPECT_EQ(units[1].neurons[7].item<float>(), 0.0f);
+  EXPECT_EQ(units[1].heads[0][2].item<float>(), 0.0f);
+  EXPECT_GT(units[0].neurons[7].item<float>(), 0.0f);
+  Reorder(*network_, units);
+  EXPECT_EQ(network_->layers()[1].down.select(1, shape_.d_ff - 1).abs().sum().item<float>(), 0.0f);
+}
+
+TEST_P(ElasticTest, AnchorsAreTheLayersWhoseLossCostsMost) {
+  const std::vector<double> importance = MeasureLayers(*network_, batches_);
+  ASSERT_EQ(importance.size(), 3u);
+  const std::vector<int32_t> order = AnchorOrder(importance);
+  for (size_t i = 1; i < order.size(); ++i) {
+    EXPECT_GE(importance[static_cast<size_t>(order[i - 1])],
+              importance[static_cast<size_t>(order[i])]);
+  }
+  EXPECT_EQ(AnchorOrder({0.1, 0.5, 0.3}), (std::vector<int32_t>{1, 2, 0}));
+}
+
+TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
+  const Tensor whole = Ours();
+  Reorder(*network_, MeasureUnits(*network_, batches_));
+  const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
+  const std::vector<int32_t> percents = {45, 70};
+  std::vector<ElasticLevel> levels;
+  for (const LevelChoice& choice : ChooseLevels(*network_, percents, anchors, batches_)) {
+    for (size_t i = 0; i < choice.spec.layers.size() && !levels.empty(); ++i) {
+      EXPECT_GE(choice.spec.layers[i].heads, levels.back().spec.layers[i].heads);
+      EXPECT_GE(choice.spec.layers[i].neurons, levels.back().spec.layers[i].neurons);
+    }
+    RecoveryOptions options;
+    options.steps = 30;
+    options.rate = 1e-2;
+    levels.push_back({choice.spec, TrainLora(*network_, choice.spec, batches_, options)});
+    const View recovered{.extents = &levels.back().spec.layers, .lora = &levels.back().lora};
+    EXPECT_LT(MeanLoss(*network_, batches_, recovered), choice.loss) << choice.spec.percent;
+  }
+  const std::string path = folder_ / "elastic.gguf";
+  Findings findings;
+  findings.anchors = anchors;
+  findings.losses = {3.0, 2.0};
+  ASSERT_TRUE(ExportElastic(*file_, *network_, levels, 8, findings, GgmlType::kF32, path).ok());
+  EXPECT_GT(Cosine(Engines(path, -1), whole), 0.9998);
+  for (size_t i = 0; i < levels.size(); ++i) {
+    const View view{.extents = &levels[i].spec.layers, .lora = &levels[i].lora};
+    EXPECT_GT(Cosine(Engines(path, static_cast<int32_t>(i)), Ours(view)), 0.9995) << i;
+  }
+}
+
+TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
+  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
+  Reorder(*network_, units);
+  Findings findings;
+  findings.layers = {0.1, 0.05, 0.4};
+  findings.units = units;
+  const std::string path = folder_ / "findings.gguf";
+  ASSERT_TRUE(ExportElastic(*file_, *network_, {}, 0, findings, GgmlType::kF32, path).ok());
+  const auto file = engine::GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->GetFloatArray("withy.importance.layers").value(),
+            (std::vector<float>{0.1f, 0.05f, 0.4f}));
+  const std::vector<float> neurons = file->GetFloatArray("withy.importance.neurons").value();
+  ASSERT_EQ(neurons.size(), static_cast<size_t>(3 * shape_.d_ff));
+  for (int layer = 0; layer < 3; ++layer) {
+    const auto first = neurons.begin() + int64_t{layer} * shape_.d_ff;
+    EXPECT_TRUE(std::is_sorted(first, first + shape_.d_ff, std::greater<>()));
+    EXPECT_EQ(*first, units[static_cast<size_t>(layer)].neurons.max().item<float>());
+  }
+  EXPECT_FALSE(file->Has("withy.level.loss"));
+}
+
+// Whatever a baseline leaves out adds nothing any more, and what it keeps is as it was.
+TEST_P(ElasticTest, BaselinesLeaveOutAsMuchAsAsked) {
+  const std::vector<Layer> whole = network_->layers();
+  const auto off = [&](const Tensor& weight) { return weight.abs().sum().item<float>() == 0.0f; };
+  DropLayers(*network_, std::vector<int32_t>{1, 2, 0}, KeptLayers(3, 60));
+  EXPECT_TRUE(off(network_->layers()[0].o) && off(network_->layers()[0].down));
+  EXPECT_EQ(MaxDifference(network_->layers()[2].o, whole[2].o), 0.0);
+
+  network_->layers() = whole;
+  EXPECT_TRUE(DropAttention(*network_, std::vector<int32_t>{1, 2, 0}, 95));
+  EXPECT_TRUE(off(network_->layers()[0].o));
+  EXPECT_FALSE(off(network_->layers()[0].down) || off(network_->layers()[1].o));
+  network_->layers() = whole;
+  EXPECT_FALSE(DropAttention(*network_, std::vector<int32_t>{1, 2, 0}, 5));
+
+  network_->layers() = whole;
+  MergeLayers(*network_, 1, batches_);  // one run of three: first + (second - first) + …
+  EXPECT_TRUE(off(network_->layers()[1].o) && off(network_->layers()[2].down));
+  const bool in_one = MaxDifference(network_->layers()[0].gate,
+                                    whole[1].gate + whole[2].gate - whole[0].gate) < 1e-5;
+  const bool in_two = MaxDifference(network_->layers()[0].gate, whole[2].gate) < 1e-5;
+  EXPECT_TRUE(in_one || in_two);
+}
+
+// What an interrupted run has done is found again, and nothing of another run.
+TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
+  const std::string directory = folder_ / "work";
+  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
+  const engine::LevelSpec level{.percent = 45,
+                                .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
+  RecoveryOptions options;
+  options.steps = 2;
+  const std::vector<Lora> lora = TrainLora(*network_, level, batches_, options);
+  {
+    const auto work = Work::Open(directory, "a run");
+    ASSERT_TRUE(work.ok()) << work.status();
+    std::vector<UnitImportance> none;
+    EXPECT_FALSE((*work)->LoadUnits(*network_, &none));
+    ASSERT_TRUE((*work)->SaveUnits(units).ok());
+    ASSERT_TRUE((*work)->SaveLayers({1, 2, 3}).ok());
+    ASSERT_TRUE((*work)->SaveLora(level, lora).ok());
+  }
+  const auto work = Work::Open(directory, "a run");
+  ASSERT_TRUE(work.ok()) << work.status();
+  std::vector<UnitImportance> found;
+  ASSERT_TRUE((*work)->LoadUnits(*network_, &found));
+  EXPECT_EQ(MaxDifference(found[2].neurons, units[2].neurons), 0.0);
+  std::vector<double> layers;
+  ASSERT_TRUE((*work)->LoadLayers(*network_, &layers));
+  EXPECT_EQ(layers, (std::vector<double>{1, 2, 3}));
+  std::vector<Lora> found_lora;
+  ASSERT_TRUE((*work)->LoadLora(*network_, level, 8, &found_lora));
+  EXPECT_EQ(MaxDifference(found_lora[1].down.a, lora[1].down.a), 0.0);
+  EXPECT_FALSE((*work)->LoadLora(*network_, level, 4, &found_lora)) << "another rank";
+  std::ofstream(directory + "/layers.pt") << "damaged";
+  EXPECT_FALSE((*work)->LoadLayers(*network_, &layers));
+  EXPECT_EQ(Work::Open(directory, "another run").status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, ElasticTest, testing::Values("llama", "qwen2", "qwen3"));
+
+}  // namespace
+}  // namespace withy::elastic

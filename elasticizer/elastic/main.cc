@@ -1,0 +1,256 @@
+// withy-elasticize: makes a plain GGUF elastic.
+//   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --type=q8_0 --text=calibration.txt
+// May be interrupted: what is done lies in --work and is not done again.
+#include <ATen/Parallel.h>
+#include <malloc.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "elasticizer/elastic/batches.h"
+#include "elasticizer/elastic/export.h"
+#include "elasticizer/elastic/importance.h"
+#include "elasticizer/elastic/network.h"
+#include "elasticizer/elastic/plan.h"
+#include "elasticizer/elastic/recovery.h"
+#include "elasticizer/elastic/reorder.h"
+#include "elasticizer/elastic/work.h"
+#include "engine/gguf/reader.h"
+#include "engine/gguf/types.h"
+#include "engine/model/synth.h"
+
+ABSL_FLAG(std::string, model, "",
+          "plain GGUF; F32, F16 or BF16, so that weights are quantised once");
+ABSL_FLAG(std::string, out, "", "elastic GGUF to write");
+ABSL_FLAG(std::string, type, "q8_0", "type of its matrices: q8_0, q4_0, f16, bf16 or f32");
+ABSL_FLAG(std::string, text, "",
+          "plain text to judge units and train LoRA on; default: the project's corpus");
+ABSL_FLAG(std::string, work, "", "directory of what is done; default: OUT.work");
+ABSL_FLAG(std::string, levels, "20,30,40,50,60,70,80,90", "levels in per cent, ascending");
+ABSL_FLAG(int64_t, calibration_batches, 16, "batches that units and layers are judged on");
+ABSL_FLAG(int64_t, recovery_batches, 200, "batches that LoRA is trained on, once over");
+ABSL_FLAG(int64_t, recovery_steps, 200, "steps of LoRA training a level; 0: no LoRA");
+ABSL_FLAG(int64_t, batch_tokens, 2048, "tokens a batch");
+ABSL_FLAG(double, rate, 2e-3, "LoRA's learning rate");
+ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
+ABSL_FLAG(std::string, order, "importance",
+          "what units are ordered by: importance, or, to compare with, magnitude or random");
+ABSL_FLAG(bool, anchors, true, "whether the most important layers are spared at first");
+ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
+ABSL_FLAG(int, threads, 0, "threads; 0: one a core");
+
+namespace withy::elastic {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
+  std::vector<int32_t> levels;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    int32_t level = 0;
+    if (!absl::SimpleAtoi(part, &level) || level < 1 || level > 99 ||
+        (!levels.empty() && level <= levels.back())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--levels=", text, ": \"", part,
+                       "\" must be a number from 1 to 99, more than the one before"));
+    }
+    levels.push_back(level);
+  }
+  return levels;
+}
+
+// A line that is written over itself.
+void Show(const std::string& what, int64_t done, int64_t all, Clock::time_point start) {
+  const double share = static_cast<double>(done) / static_cast<double>(all);
+  const double left = done == 0 ? 0 : SecondsSince(start) * (1 / share - 1);
+  std::fprintf(stderr, "\r[%-20.*s] %-40s %3.0f %%, %.0f s left   %s", static_cast<int>(20 * share),
+               "####################", what.c_str(), 100 * share, left, done == all ? "\n" : "");
+}
+
+void WarnIfQuantised(const engine::GgufFile& file) {
+  for (const engine::TensorInfo& tensor : file.tensors()) {
+    const bool floats = tensor.type == engine::GgmlType::kF32 ||
+                        tensor.type == engine::GgmlType::kF16 ||
+                        tensor.type == engine::GgmlType::kBF16;
+    if (floats) continue;
+    std::fprintf(
+        stderr,
+        "withy-elasticize: warning: %s is quantised already (%s is %s): its weights will be "
+        "quantised a second time; start from F32, F16 or BF16 for the best result\n",
+        file.path().c_str(), tensor.name.c_str(),
+        std::string(engine::TypeName(tensor.type)).c_str());
+    return;
+  }
+}
+
+class Job {
+ public:
+  absl::Status Run() {
+    const Clock::time_point start = Clock::now();
+    const std::string model = absl::GetFlag(FLAGS_model);
+    out_ = absl::GetFlag(FLAGS_out);
+    if (model.empty() || out_.empty()) {
+      return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=FILE.gguf");
+    }
+    WITHY_ASSIGN_OR_RETURN(percents_, ParseLevels(absl::GetFlag(FLAGS_levels)));
+    WITHY_ASSIGN_OR_RETURN(type_, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
+    WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(model));
+    WarnIfQuantised(file);
+    WITHY_ASSIGN_OR_RETURN(
+        Network network,
+        Network::FromGguf(file, torch::cuda::is_available() ? torch::kCUDA : torch::kCPU));
+    WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), Fingerprint(file)));
+    WITHY_RETURN_IF_ERROR(Judge(file, &network));
+    WITHY_RETURN_IF_ERROR(Recover(file, network));
+    WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_,
+                                        static_cast<int32_t>(absl::GetFlag(FLAGS_rank)), findings_,
+                                        type_, out_));
+    std::printf("%s: %zu levels in %.2f hours\n", out_.c_str(), levels_.size(),
+                SecondsSince(start) / 3600);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string WorkDirectory() const {
+    const std::string work = absl::GetFlag(FLAGS_work);
+    return work.empty() ? out_ + ".work" : work;
+  }
+
+  // What the kept results depend on.
+  std::string Fingerprint(const engine::GgufFile& file) const {
+    return absl::StrCat(file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
+                        absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_calibration_batches),
+                        " ", absl::GetFlag(FLAGS_recovery_batches), " ",
+                        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_batch_tokens),
+                        " ", absl::GetFlag(FLAGS_rate), " ", absl::GetFlag(FLAGS_rank), " ",
+                        absl::GetFlag(FLAGS_seed), " ", absl::GetFlag(FLAGS_order), " ",
+                        absl::GetFlag(FLAGS_anchors));
+  }
+
+  absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, int64_t count,
+                                             uint64_t seed) const {
+    BatchOptions options;
+    options.batch_tokens = absl::GetFlag(FLAGS_batch_tokens);
+    options.count = count;
+    options.seed = seed;
+    const std::string text = absl::GetFlag(FLAGS_text);
+    return text.empty() ? CorpusBatches(file, options) : TextBatches(file, text, options);
+  }
+
+  absl::Status Judge(const engine::GgufFile& file, Network* network) {
+    const uint64_t seed = absl::GetFlag(FLAGS_seed);
+    WITHY_ASSIGN_OR_RETURN(const std::vector<Batch> batches,
+                           Batches(file, absl::GetFlag(FLAGS_calibration_batches), seed));
+    Clock::time_point start = Clock::now();
+    std::vector<UnitImportance> units;
+    const std::string order = absl::GetFlag(FLAGS_order);
+    if (order == "magnitude") {
+      units = MeasureMagnitude(*network);
+    } else if (order == "random") {
+      units = DrawImportance(*network, seed);
+    } else if (order != "importance") {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--order=", order, ": there are importance, magnitude and random"));
+    } else if (!work_->LoadUnits(*network, &units)) {
+      Show("importance of heads and neurons", 0, 1, start);
+      units = MeasureUnits(*network, batches);
+      Show("importance of heads and neurons", 1, 1, start);
+      WITHY_RETURN_IF_ERROR(work_->SaveUnits(units));
+    }
+    start = Clock::now();
+    std::vector<double>& layers = findings_.layers;
+    if (!work_->LoadLayers(*network, &layers)) {
+      Show("importance of layers", 0, 1, start);
+      layers = MeasureLayers(*network, batches);
+      Show("importance of layers", 1, 1, start);
+      WITHY_RETURN_IF_ERROR(work_->SaveLayers(layers));
+    }
+    if (absl::GetFlag(FLAGS_anchors)) findings_.anchors = AnchorOrder(layers);
+    findings_.units = units;
+    Reorder(*network, units);
+    start = Clock::now();
+    Show("splits between heads and neurons", 0, 1, start);
+    choices_ = ChooseLevels(*network, percents_, findings_.anchors, batches);
+    Show("splits between heads and neurons", 1, 1, start);
+    findings_.whole_loss = MeanLoss(*network, batches);
+    return absl::OkStatus();
+  }
+
+  absl::Status Recover(const engine::GgufFile& file, Network& network) {
+    network.set_products(train::FastestProducts(network.device()));
+    RecoveryOptions options;
+    options.rank = absl::GetFlag(FLAGS_rank);
+    options.steps = absl::GetFlag(FLAGS_recovery_steps);
+    options.rate = absl::GetFlag(FLAGS_rate);
+    options.seed = absl::GetFlag(FLAGS_seed);
+    // Other text than what the splits were chosen on; a text file has only its own.
+    WITHY_ASSIGN_OR_RETURN(
+        const std::vector<Batch> batches,
+        Batches(file, absl::GetFlag(FLAGS_recovery_batches), options.seed + 1000));
+    std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
+    const Clock::time_point start = Clock::now();
+    const int64_t all = options.steps * static_cast<int64_t>(choices_.size());
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      const LevelChoice& choice = choices_[i];
+      ElasticLevel level{choice.spec, {}};
+      if (options.steps > 0 && !work_->LoadLora(network, choice.spec, options.rank, &level.lora)) {
+        level.lora = TrainLora(network, choice.spec, batches, options, [&](int64_t step, double) {
+          Show(absl::StrCat("recovery of level ", choice.spec.percent, " %"),
+               static_cast<int64_t>(i) * options.steps + step, all, start);
+        });
+        WITHY_RETURN_IF_ERROR(work_->SaveLora(choice.spec, level.lora));
+      }
+      const View view{.extents = &choice.spec.layers,
+                      .lora = level.lora.empty() ? nullptr : &level.lora};
+      findings_.losses.push_back(choice.loss);
+      findings_.lora_losses.push_back(MeanLoss(network, batches, view));
+      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n",
+                  choice.spec.percent, choice.head_share, choice.loss,
+                  findings_.lora_losses.back());
+      std::fflush(stdout);
+      levels_.push_back(std::move(level));
+    }
+    return absl::OkStatus();
+  }
+
+  std::string out_;
+  std::vector<int32_t> percents_;
+  engine::GgmlType type_ = engine::GgmlType::kQ8_0;
+  std::unique_ptr<Work> work_;
+  Findings findings_;
+  std::vector<LevelChoice> choices_;
+  std::vector<ElasticLevel> levels_;
+};
+
+}  // namespace
+}  // namespace withy::elastic
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("makes a plain GGUF elastic; see --help");
+  absl::ParseCommandLine(argc, argv);
+  const int threads = absl::GetFlag(FLAGS_threads);
+  at::set_num_threads(threads > 0 ? threads
+                                  : static_cast<int>(std::thread::hardware_concurrency()));
+  // Keep freed activations instead of handing them back to the kernel at every step.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  const absl::Status status = withy::elastic::Job().Run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "withy-elasticize: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

@@ -1,0 +1,32 @@
+// Trains the LoRA of one level, so that what is left of a cut model makes up for what is not. The
+// base weights stay as they are. Neighbours: plan.h says what is left, export.h writes the LoRA.
+// Source: ElastiLM section 3.2, recovery.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "elasticizer/elastic/batches.h"
+#include "elasticizer/elastic/network.h"
+#include "engine/weights/levels.h"
+
+namespace withy::elastic {
+
+struct RecoveryOptions {
+  int64_t rank = 8;
+  int64_t steps = 200;  // one batch each, the batches in turn
+  double rate = 2e-3;   // AdamW's, falling linearly to nothing
+  uint64_t seed = 1;
+};
+
+// LoRA [layers] of a level; undefined tensors in layers that it does not cut. B starts at zero, so
+// that training starts from the cut model. `progress`: (steps done, loss of the last one).
+std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
+                            const std::vector<Batch>& batches, const RecoveryOptions& options,
+                            const std::function<void(int64_t, double)>& progress = nullptr);
+
+// Every tensor of one layer's LoRA in a fixed order, for saving; empty when the layer has none.
+std::vector<torch::Tensor*> Tensors(Lora& lora);
+
+}  // namespace withy::elastic

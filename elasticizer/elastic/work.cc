@@ -1,0 +1,128 @@
+#include "elasticizer/elastic/work.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "base/status.h"
+#include "elasticizer/elastic/recovery.h"
+#include "elasticizer/train/tensor_file.h"
+
+namespace withy::elastic {
+namespace {
+
+using torch::Tensor;
+
+std::string LoraFile(const engine::LevelSpec& level) {
+  return absl::StrCat("lora-", level.percent, ".pt");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Work>> Work::Open(const std::string& directory,
+                                                 const std::string& fingerprint) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return absl::PermissionDeniedError(absl::StrCat(directory, ": ", error.message()));
+  const std::string path = directory + "/made-of.txt";
+  std::ifstream in(path);
+  const std::string known{std::istreambuf_iterator<char>(in), {}};
+  if (!known.empty() && known != fingerprint) {
+    return absl::FailedPreconditionError(absl::StrCat(directory, " holds what was done for \"",
+                                                      known, "\", not for \"", fingerprint,
+                                                      "\": remove it, or give another --work"));
+  }
+  if (known.empty()) {
+    std::ofstream out(path);
+    out << fingerprint;
+    out.close();
+    if (!out) return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be written"));
+  }
+  return std::unique_ptr<Work>(new Work(directory));
+}
+
+bool Work::Load(const std::string& name, std::vector<Tensor>* tensors) const {
+  const std::string path = directory_ + "/" + name;
+  if (!std::filesystem::exists(path)) return false;
+  try {
+    torch::load(*tensors, path);
+  } catch (const c10::Error&) {
+    return false;  // damaged: done again
+  }
+  return true;
+}
+
+absl::Status Work::Save(const std::string& name, const std::vector<Tensor>& tensors) const {
+  return train::SaveTensors(directory_ + "/" + name, tensors);
+}
+
+bool Work::LoadUnits(const Network& network, std::vector<UnitImportance>* units) const {
+  std::vector<Tensor> tensors;
+  const size_t layers = network.layers().size();
+  if (!Load("units.pt", &tensors) || tensors.size() != 2 * layers) return false;
+  units->clear();
+  for (size_t i = 0; i < layers; ++i) {
+    if (tensors[2 * i + 1].numel() != network.shape().d_ff) return false;
+    units->push_back(
+        {tensors[2 * i].to(network.device()), tensors[2 * i + 1].to(network.device())});
+  }
+  return true;
+}
+
+absl::Status Work::SaveUnits(const std::vector<UnitImportance>& units) const {
+  std::vector<Tensor> tensors;
+  for (const UnitImportance& layer : units) {
+    tensors.push_back(layer.heads.to(torch::kCPU));
+    tensors.push_back(layer.neurons.to(torch::kCPU));
+  }
+  return Save("units.pt", tensors);
+}
+
+bool Work::LoadLayers(const Network& network, std::vector<double>* importance) const {
+  std::vector<Tensor> tensors;
+  if (!Load("layers.pt", &tensors) || tensors.size() != 1 ||
+      tensors[0].numel() != network.shape().layers) {
+    return false;
+  }
+  const Tensor values = tensors[0].contiguous();
+  importance->assign(values.data_ptr<double>(), values.data_ptr<double>() + values.numel());
+  return true;
+}
+
+absl::Status Work::SaveLayers(const std::vector<double>& importance) const {
+  return Save("layers.pt", {torch::tensor(importance, torch::kFloat64)});
+}
+
+bool Work::LoadLora(const Network& network, const engine::LevelSpec& level, int64_t rank,
+                    std::vector<Lora>* lora) const {
+  std::vector<Tensor> tensors;
+  if (!Load(LoraFile(level), &tensors)) return false;
+  const engine::ModelShape& s = network.shape();
+  std::vector<Lora> loaded(level.layers.size());
+  size_t next = 0;
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    if (level.layers[i] == engine::LayerExtent{s.heads, s.d_ff}) continue;
+    loaded[i].q.a = Tensor(torch::empty({0}));  // marks the layer as one that has LoRA
+    for (Tensor* tensor : Tensors(loaded[i])) {
+      if (next == tensors.size()) return false;
+      *tensor = tensors[next++].to(network.device());
+    }
+    if (loaded[i].q.a.size(0) != rank || loaded[i].gate.b.size(0) != level.layers[i].neurons ||
+        loaded[i].q.b.size(0) != level.layers[i].heads * s.head_dim) {
+      return false;
+    }
+  }
+  if (next != tensors.size()) return false;
+  *lora = std::move(loaded);
+  return true;
+}
+
+absl::Status Work::SaveLora(const engine::LevelSpec& level, const std::vector<Lora>& lora) const {
+  std::vector<Tensor> tensors;
+  for (Lora layer : lora) {
+    for (Tensor* tensor : Tensors(layer)) tensors.push_back(tensor->to(torch::kCPU));
+  }
+  return Save(LoraFile(level), tensors);
+}
+
+}  // namespace withy::elastic

@@ -1,0 +1,231 @@
+// Prompts are pruned as the service prunes them, and labels say what they should.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "elasticizer/corpus/generator.h"
+#include "elasticizer/tlm/decision_table.h"
+#include "elasticizer/tlm/line_file.h"
+#include "elasticizer/tlm/prompt.h"
+#include "elasticizer/tlm/score_labels.h"
+#include "elasticizer/tlm/target.h"
+#include "engine/encoder/testing.h"
+
+namespace withy::tlm {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+corpus::Record TwoMessages() {
+  corpus::Record record;
+  record.messages = {{"system", "be  brief now", {{0, 2}}},
+                     {"user", "Ann has a red car\nand Bob a dog \nWho has it?", {{33, 44}}}};
+  record.answer = "Ann";
+  return record;
+}
+
+TEST(Prompt, WordsAreThoseOfTheTextThatTheTlmReads) {
+  const Prompt prompt = MakePrompt(TwoMessages());
+  EXPECT_EQ(prompt.text, "be  brief now\nAnn has a red car\nand Bob a dog \nWho has it?");
+  ASSERT_EQ(prompt.words.size(), 15u);
+  EXPECT_TRUE(prompt.words[0].fixed);
+  EXPECT_FALSE(prompt.words[1].fixed);
+  EXPECT_TRUE(prompt.words[14].fixed);
+  EXPECT_EQ(prompt.text.substr(prompt.text_words[3].begin, 3), "Ann");
+}
+
+TEST(Prompt, KeepsFixedWordsAndTheBestOthers) {
+  const Prompt prompt = MakePrompt(TwoMessages());
+  std::vector<float> keep(prompt.words.size(), 0.1f);
+  keep[6] = 0.9f;   // red
+  keep[9] = 0.8f;   // Bob
+  keep[11] = 0.7f;  // dog
+  const corpus::Record half = KeepWords(prompt, ChooseWords(prompt, keep, 46));
+  EXPECT_EQ(half.messages[0].content, "be");
+  EXPECT_EQ(half.messages[1].content, "red\nBob dog \nWho has it?");
+  const corpus::Record whole = KeepWords(prompt, ChooseWords(prompt, keep, 100));
+  EXPECT_EQ(whole.messages[1].content, prompt.record.messages[1].content);
+  const corpus::Record least = KeepWords(prompt, ChooseWords(prompt, keep, 1));
+  EXPECT_EQ(least.messages[1].content, "Who has it?");
+}
+
+TEST(RetainProbabilities, FollowTheRankAndLeaveOutWhatIsNotAsked) {
+  EXPECT_THAT(
+      RetainProbabilities(std::vector<double>{0.5, 9, -1, 3, 2}, {true, true, true, false, true}),
+      ElementsAre(testing::FloatNear(1.0f / 3, 1e-6f), 1.0f, 0.0f, -1.0f,
+                  testing::FloatNear(2.0f / 3, 1e-6f)));
+  EXPECT_THAT(RetainProbabilities(std::vector<double>{1, 1, 1}, {true, true, true}), Each(0.5f));
+}
+
+TEST(ScoreExample, ComesBackFromItsLine) {
+  const ScoreExample example{
+      .text = "a b c", .words = {{0, 1}, {2, 3}, {4, 5}}, .keep = {1, -1, 0.25f}};
+  const auto back = ParseScoreExample(ToLine(example), "labels");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->text, example.text);
+  EXPECT_EQ(back->words, example.words);
+  EXPECT_EQ(back->keep, example.keep);
+  const auto plain = ParseScoreExample(R"({"text": "a b", "keep": [0, 1]})", "labels");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->words.size(), 2u);
+}
+
+TEST(ScoreExample, SaysWhatIsWrong) {
+  const auto error = [](const char* line) {
+    return std::string(ParseScoreExample(line, "labels, line 3").status().message());
+  };
+  EXPECT_THAT(error("nothing"), HasSubstr("labels, line 3: is no JSON object"));
+  EXPECT_THAT(error(R"({"keep": []})"), HasSubstr("no string \"text\""));
+  EXPECT_THAT(error(R"({"text": "a b", "keep": [1]})"), HasSubstr("1 entries for 2 words"));
+  EXPECT_THAT(error(R"({"text": "a b", "keep": [1, 2]})"), HasSubstr("from 0 to 1"));
+  EXPECT_THAT(error(R"({"text": "a b", "words": [[0, 9]], "keep": [1]})"), HasSubstr("pairs"));
+}
+
+// Two prompt levels, three model levels that cost 25, 50 and 100 %.
+DecisionSpace SmallSpace() {
+  return {.prompt_levels = {50, 100},
+          .model_levels = {20, 60, 100},
+          .flops = {0.25, 0.5, 1},
+          .bytes = {0.25, 0.5, 1}};
+}
+
+TEST(Labels, AreTheLightestRightPairThatMeetsTheSlo) {
+  const DecisionSpace space = SmallSpace();
+  // Right: the half prompt at 60 %, the whole one at 60 and 100 %.
+  const DecisionRow row{.tokens = {60, 100}, .right = {0, 1, 0, 0, 1, 1}};
+  const std::vector<double> mean = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6};
+  EXPECT_EQ(CostOf(space, row, 1).ttft, 0.6 * 0.5);
+  EXPECT_EQ(CostOf(space, row, 1).tpot, 0.5);
+  EXPECT_THAT(Labels(space, row, mean, {1, 1}, Objective::kLightest), ElementsAre(1));
+  EXPECT_THAT(Labels(space, row, mean, {1, 1}, Objective::kRight), ElementsAre(1, 4, 5));
+  EXPECT_THAT(Labels(space, row, mean, {0.4, 1}, Objective::kRight), ElementsAre(1));
+  EXPECT_THAT(Labels(space, row, mean, {1, 0.4}, Objective::kLightest), ElementsAre(3))
+      << "none is right: the feasible one that is right most often elsewhere";
+  EXPECT_THAT(Labels(space, row, mean, {0.01, 1}, Objective::kLightest), ElementsAre(0))
+      << "none is feasible: the fastest";
+  EXPECT_THAT(Feasible(space, row, {0.3, 0.5}), ElementsAre(0, 1, 3)) << "met exactly is met";
+}
+
+TEST(DecisionRow, ComesBackFromItsLine) {
+  const DecisionRow row{.tokens = {60, 100}, .right = {0, 1, 0, 0, 1, 1}};
+  const auto back = ParseDecisionRow(ToLine(row), SmallSpace(), "table");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->tokens, row.tokens);
+  EXPECT_EQ(back->right, row.right);
+  EXPECT_THAT(std::string(ParseDecisionRow("{}", SmallSpace(), "table, line 2").status().message()),
+              HasSubstr("table, line 2: is no row of 2 x 3 levels"));
+}
+
+TEST(LineFile, GoesOnAfterAnUnfinishedLine) {
+  const engine::TempFolder folder("line_file");
+  const std::string path = folder / "lines";
+  int made = 0;
+  const auto make = [&made](size_t index, int) -> absl::StatusOr<std::string> {
+    ++made;
+    return std::to_string(index);
+  };
+  {
+    auto file = LineFile::Open(path, "a run");
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(FillLines(3, 1, make, nullptr, &*file).ok());
+  }
+  std::ofstream(path, std::ios::app) << "unfinish";
+  auto file = LineFile::Open(path, "a run");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(file->lines(), ElementsAre("0", "1", "2"));
+  ASSERT_TRUE(FillLines(5, 1, make, nullptr, &*file).ok());
+  EXPECT_THAT(file->lines(), ElementsAre("0", "1", "2", "3", "4"));
+  EXPECT_EQ(made, 5);
+  EXPECT_EQ(LineFile::Open(path, "another run").status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+class TargetTest : public testing::Test {
+ protected:
+  TargetTest() : folder_("tlm_target") {
+    engine::ModelOptions options;
+    options.threads = 1;
+    options.cache_dir = folder_ / "";
+    auto target = Target::Open("models/withy-pocket-q8_0.gguf", options);
+    EXPECT_TRUE(target.ok()) << target.status();
+    if (target.ok()) target_ = *std::move(target);
+  }
+
+  engine::TempFolder folder_;
+  std::unique_ptr<Target> target_;
+};
+
+// What a variant shares with the first record is not computed again, and makes no difference.
+TEST_F(TargetTest, AVariantIsJudgedAsIfItStoodAlone) {
+  ASSERT_NE(target_, nullptr);
+  const Prompt prompt = MakePrompt(corpus::Generator(corpus::TrainSpec()).At(1));
+  ASSERT_TRUE(target_->JudgeFirst(prompt.record).ok());
+  for (const size_t word : {prompt.words.size() - 1, prompt.words.size() / 2, size_t{0}}) {
+    std::vector<bool> stays(prompt.words.size(), true);
+    stays[word] = false;
+    const corpus::Record without = KeepWords(prompt, stays);
+    const auto a = target_->JudgeVariant(without);
+    const auto b = target_->Judge(without, 0);
+    ASSERT_TRUE(a.ok() && b.ok());
+    EXPECT_EQ(a->loss, b->loss) << word;
+    EXPECT_EQ(a->right, b->right);
+    EXPECT_EQ(a->prompt_tokens, b->prompt_tokens);
+  }
+}
+
+// Words that the answer repeats are worth more than the others.
+TEST_F(TargetTest, LabelsFindTheWordsThatMatter) {
+  ASSERT_NE(target_, nullptr);
+  corpus::Spec spec = corpus::TrainSpec();
+  spec.five_shot_percent = 0;
+  spec.few_shot_percent = 0;
+  const corpus::Generator generator(spec);
+  double answer = 0;
+  double others = 0;
+  int answer_words = 0;
+  int other_words = 0;
+  for (uint64_t i = 0; i < 10; ++i) {
+    const Prompt prompt = MakePrompt(generator.At(i, corpus::Task::kQa, 1));
+    const auto example = LabelByLoss(prompt, 64, target_.get());
+    ASSERT_TRUE(example.ok()) << example.status();
+    ASSERT_EQ(example->keep.size(), prompt.words.size());
+    for (size_t w = 0; w < prompt.words.size(); ++w) {
+      EXPECT_EQ(prompt.words[w].fixed, example->keep[w] < 0);
+      if (example->keep[w] < 0) continue;
+      const engine::ByteSpan span = prompt.text_words[w];
+      std::string word = prompt.text.substr(span.begin, span.end - span.begin);
+      while (!word.empty() && !std::isalnum(static_cast<unsigned char>(word.back()))) {
+        word.pop_back();
+      }
+      const bool said = word.size() > 2 && prompt.record.answer.find(word) != std::string::npos;
+      (said ? answer : others) += example->keep[w];
+      ++(said ? answer_words : other_words);
+    }
+  }
+  ASSERT_GT(answer_words, 5);
+  EXPECT_GT(answer / answer_words, 0.8);
+  EXPECT_LT(others / other_words, 0.55);
+}
+
+TEST_F(TargetTest, TraversesEveryPair) {
+  ASSERT_NE(target_, nullptr);
+  const Prompt prompt = MakePrompt(corpus::Generator(corpus::TrainSpec()).At(7));
+  const DecisionSpace space = MakeSpace(target_->info(), {20, 60, 100});
+  const std::vector<float> keep(prompt.words.size(), 0.5f);
+  const auto row = Traverse(prompt, keep, space, target_.get());
+  ASSERT_TRUE(row.ok()) << row.status();
+  EXPECT_EQ(row->right.size(), 3u);
+  EXPECT_LT(row->tokens[0], row->tokens[1]);
+  EXPECT_LT(row->tokens[1], row->tokens[2]);
+  EXPECT_EQ(row->tokens[2], target_->Judge(prompt.record, 0)->prompt_tokens);
+}
+
+}  // namespace
+}  // namespace withy::tlm

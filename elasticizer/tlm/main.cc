@@ -1,0 +1,146 @@
+// withy-train-tlm: trains the TLM that decides prompt and model level for an elastic model.
+//   withy-train-tlm --model=elastic.gguf --out=withy-pocket-tlm-q8_0.gguf --run=DIR
+// May be interrupted: what is done lies in --run and is not done again.
+#include <malloc.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "base/status.h"
+#include "elasticizer/tlm/job.h"
+#include "engine/model/synth.h"
+
+ABSL_FLAG(std::string, model, "", "elastic GGUF that the TLM is to decide for");
+ABSL_FLAG(std::string, out, "", "TLM to write");
+ABSL_FLAG(std::string, run, "", "directory of what is done; default: OUT.run");
+ABSL_FLAG(int64_t, records, 3000, "prompts of the corpus; the last tenth judges");
+ABSL_FLAG(int64_t, steps, 4000, "steps of training the decision head");
+ABSL_FLAG(int64_t, score_steps, 3000, "steps of training the score head");
+ABSL_FLAG(int64_t, batch, 16, "prompts a step");
+ABSL_FLAG(double, rate, 1e-3, "learning rate");
+ABSL_FLAG(std::string, labels, "",
+          "JSON lines with words' labels for the score head; default: the model's own loss");
+ABSL_FLAG(std::string, from, "",
+          "TLM to begin with, such as an imported MobileBERT; its bottom stays frozen. Default: a "
+          "fresh pocket TLM");
+ABSL_FLAG(std::string, stage, "all", "score, decision or all");
+ABSL_FLAG(std::string, objective, "lightest",
+          "what the decision head learns: lightest (the cheapest right pair, as in the paper) or "
+          "right (any right pair)");
+ABSL_FLAG(int64_t, variants, 64, "most times that a prompt is run with words dropped");
+ABSL_FLAG(std::string, type, "q8_0", "type of the matrices: q8_0, f16, bf16 or f32");
+ABSL_FLAG(std::string, cache, "", "directory of the packed model; default: as the service's");
+ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
+ABSL_FLAG(int, threads, 0, "threads; 0: one a core");
+
+namespace withy::tlm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// One line that is written over itself, with the time left of the stage.
+class ProgressLine {
+ public:
+  void Show(const std::string& what, int64_t done, int64_t all) {
+    const std::string stage = what.substr(0, what.find(','));
+    if (stage != stage_) {
+      stage_ = stage;
+      start_ = Clock::now();
+      first_ = done;
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const double rate = static_cast<double>(done - first_) / seconds;
+    const double left = done == first_ ? 0 : static_cast<double>(all - done) / rate;
+    const double share = static_cast<double>(done) / static_cast<double>(all);
+    std::fprintf(stderr, "\r[%-20.*s] %-34s %3.0f %%, %.0f s left   %s",
+                 static_cast<int>(20 * share), "####################", what.c_str(), 100 * share,
+                 left, done == all ? "\n" : "");
+  }
+
+ private:
+  std::string stage_;
+  Clock::time_point start_;
+  int64_t first_ = 0;
+};
+
+absl::StatusOr<JobOptions> OptionsFromFlags() {
+  JobOptions options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.out = absl::GetFlag(FLAGS_out);
+  if (options.model.empty() || options.out.empty()) {
+    return absl::InvalidArgumentError("needs --model=ELASTIC.gguf and --out=FILE.gguf");
+  }
+  options.run = absl::GetFlag(FLAGS_run);
+  if (options.run.empty()) options.run = options.out + ".run";
+  const std::string stage = absl::GetFlag(FLAGS_stage);
+  if (stage != "score" && stage != "decision" && stage != "all") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--stage=", stage, ": there are score, decision and all"));
+  }
+  options.score = stage != "decision";
+  options.decision = stage != "score";
+  const std::string objective = absl::GetFlag(FLAGS_objective);
+  if (objective != "lightest" && objective != "right") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--objective=", objective, ": there are lightest and right"));
+  }
+  options.objective = objective == "right" ? Objective::kRight : Objective::kLightest;
+  WITHY_ASSIGN_OR_RETURN(options.type, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
+  options.labels = absl::GetFlag(FLAGS_labels);
+  options.from = absl::GetFlag(FLAGS_from);
+  options.records = absl::GetFlag(FLAGS_records);
+  options.score_steps = absl::GetFlag(FLAGS_score_steps);
+  options.decision_steps = absl::GetFlag(FLAGS_steps);
+  options.batch = absl::GetFlag(FLAGS_batch);
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"records", options.records},
+                                    {"score_steps", options.score_steps},
+                                    {"steps", options.decision_steps},
+                                    {"batch", options.batch},
+                                    {"variants", absl::GetFlag(FLAGS_variants)}}) {
+    if (value >= 1 && value <= 1000000) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, "=", value, ": limits 1 to 1000000"));
+  }
+  options.rate = absl::GetFlag(FLAGS_rate);
+  options.max_variants = static_cast<int32_t>(absl::GetFlag(FLAGS_variants));
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  if (options.threads < 1) {
+    options.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  options.model_options.cache_dir = absl::GetFlag(FLAGS_cache);
+  return options;
+}
+
+absl::Status Run() {
+  WITHY_ASSIGN_OR_RETURN(JobOptions options, OptionsFromFlags());
+  ProgressLine line;
+  options.progress = [&line](const std::string& what, int64_t done, int64_t all) {
+    line.Show(what, done, all);
+  };
+  options.say = [](const std::string& text) {
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+  };
+  return RunJob(options);
+}
+
+}  // namespace
+}  // namespace withy::tlm
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("trains the TLM of an elastic model; see --help");
+  absl::ParseCommandLine(argc, argv);
+  // Keep freed activations instead of handing them back to the kernel at every step.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  const absl::Status status = withy::tlm::Run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "\nwithy-train-tlm: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

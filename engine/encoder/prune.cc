@@ -1,0 +1,158 @@
+#include "engine/encoder/prune.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+namespace withy::engine {
+namespace {
+
+struct WordRef {
+  size_t message = 0;
+  size_t word = 0;
+};
+
+bool Touches(const ByteSpan& word, const std::vector<ByteSpan>& fixed) {
+  return std::any_of(fixed.begin(), fixed.end(), [&](const ByteSpan& span) {
+    return span.begin < word.end && word.begin < span.end;
+  });
+}
+
+// Of the white space between words `from` and `to`, the one that stays when all words between them
+// go: the most line breaks, then any rather than none, then the last.
+ByteSpan Separator(const PrunableText& message, size_t from, size_t to) {
+  ByteSpan best;
+  std::tuple<int64_t, bool> best_rank(-1, false);
+  for (size_t i = from; i < to; ++i) {
+    const ByteSpan gap{message.words[i].span.end, message.words[i + 1].span.begin};
+    const std::string_view space = message.text.substr(gap.begin, gap.end - gap.begin);
+    const std::tuple rank(std::count(space.begin(), space.end(), '\n'), !space.empty());
+    if (rank >= best_rank) {
+      best = gap;
+      best_rank = rank;
+    }
+  }
+  return best;
+}
+
+void Append(const ByteSpan& span, std::vector<ByteSpan>* spans) {
+  if (span.begin >= span.end) return;
+  if (!spans->empty() && spans->back().end == span.begin) {
+    spans->back().end = span.end;
+  } else {
+    spans->push_back(span);
+  }
+}
+
+// `spans` and `fixed` as one list.
+std::vector<ByteSpan> Union(std::vector<ByteSpan> spans, const std::vector<ByteSpan>& fixed) {
+  spans.insert(spans.end(), fixed.begin(), fixed.end());
+  std::sort(spans.begin(), spans.end(),
+            [](const ByteSpan& a, const ByteSpan& b) { return a.begin < b.begin; });
+  std::vector<ByteSpan> merged;
+  for (const ByteSpan& span : spans) {
+    if (merged.empty() || span.begin > merged.back().end) {
+      merged.push_back(span);
+    } else {
+      merged.back().end = std::max(merged.back().end, span.end);
+    }
+  }
+  return merged;
+}
+
+// Marks what stays whatever the share: words in fixed parts, and the best word of a message without
+// any.
+size_t MarkFixed(const PrunableText& message, std::vector<bool>* stays) {
+  size_t marked = 0;
+  size_t best = 0;
+  for (size_t i = 0; i < message.words.size(); ++i) {
+    if (message.words[i].keep > message.words[best].keep) best = i;
+    if (!Touches(message.words[i].span, message.fixed)) continue;
+    (*stays)[i] = true;
+    ++marked;
+  }
+  if (marked > 0 || message.words.empty()) return marked;
+  (*stays)[best] = true;
+  return 1;
+}
+
+}  // namespace
+
+std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
+                                           uint32_t percent) {
+  std::vector<std::vector<bool>> stays;
+  std::vector<WordRef> ranked;
+  size_t staying = 0;
+  size_t words = 0;
+  for (size_t m = 0; m < messages.size(); ++m) {
+    std::vector<bool>& marks = stays.emplace_back(messages[m].words.size());
+    staying += MarkFixed(messages[m], &marks);
+    words += marks.size();
+    for (size_t i = 0; i < marks.size(); ++i) {
+      if (!marks[i]) ranked.push_back({m, i});
+    }
+  }
+  const size_t wanted = (words * percent + 99) / 100;
+  const auto score = [&](const WordRef& ref) { return messages[ref.message].words[ref.word].keep; };
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [&](const WordRef& a, const WordRef& b) { return score(a) > score(b); });
+  for (const WordRef& ref : ranked) {
+    if (staying >= wanted) break;
+    stays[ref.message][ref.word] = true;
+    ++staying;
+  }
+  return stays;
+}
+
+// White space before the first and after the last word goes with that word.
+std::vector<ByteSpan> KeptSpans(const PrunableText& message, const std::vector<bool>& stays) {
+  if (std::find(stays.begin(), stays.end(), false) == stays.end()) return {};
+  std::vector<ByteSpan> spans;
+  const size_t none = message.words.size();
+  size_t last = none;
+  for (size_t i = 0; i < message.words.size(); ++i) {
+    if (!stays[i]) continue;
+    if (last != none) {
+      Append(Separator(message, last, i), &spans);
+    } else if (i == 0) {
+      Append({0, message.words[i].span.begin}, &spans);
+    }
+    Append(message.words[i].span, &spans);
+    last = i;
+  }
+  if (last != none && last + 1 == message.words.size()) {
+    Append({message.words[last].span.end, static_cast<uint32_t>(message.text.size())}, &spans);
+  }
+  return Union(std::move(spans), message.fixed);
+}
+
+PrunedPrompt Prune(const std::vector<PrunableText>& messages, uint32_t percent) {
+  const std::vector<std::vector<bool>> stays = ChooseWords(messages, percent);
+  PrunedPrompt out;
+  for (size_t m = 0; m < messages.size(); ++m) {
+    out.words += static_cast<uint32_t>(stays[m].size());
+    out.pruned_words += static_cast<uint32_t>(std::count(stays[m].begin(), stays[m].end(), false));
+    out.text_bytes += messages[m].text.size();
+    const std::vector<ByteSpan>& kept = out.kept.emplace_back(KeptSpans(messages[m], stays[m]));
+    if (kept.empty()) out.kept_bytes += messages[m].text.size();
+    for (const ByteSpan& span : kept) out.kept_bytes += span.end - span.begin;
+  }
+  return out;
+}
+
+std::string WhyNotPrunable(const std::vector<PrunableText>& messages) {
+  bool words = false, readable = false, loose = false;
+  for (const PrunableText& message : messages) {
+    for (const ScoredWord& word : message.words) {
+      words = true;
+      readable = readable || word.readable;
+      loose = loose || !Touches(word.span, message.fixed);
+    }
+  }
+  if (!words) return "it has no words";
+  if (!readable) return "the TLM can read none of its words";
+  if (!loose) return "the caller fixed all of it";
+  return "";
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,57 @@
+// Which words of a prompt stay when only a share of them may: the best by the TLM's scores. Pure.
+// Neighbours: tlm.h gives the scores; the orchestrator prunes prompts by this, training the TLM
+// shortens its examples by it. Does not count tokens.
+//
+// Source: ElastiLM section 3.3, prompt refining by the score head. Ours ranks whole words, keeps
+// what the caller marked, leaves no message without words, and keeps line breaks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/tokenizer/text.h"
+
+namespace withy::engine {
+
+struct ScoredWord {
+  ByteSpan span;         // of its message's text
+  float keep = 0;        // 0 .. 1, higher stays longer
+  bool readable = true;  // false: the TLM found nothing in it to score
+};
+
+// One message of the new prompt.
+struct PrunableText {
+  std::string_view text;
+  std::vector<ScoredWord> words;  // in order, not overlapping
+  std::vector<ByteSpan> fixed;    // parts that stay; ascending
+};
+
+struct PrunedPrompt {
+  // Bytes that stay, for each message; empty = all of it. Ascending and apart.
+  std::vector<std::vector<ByteSpan>> kept;
+  uint32_t words = 0;
+  uint32_t pruned_words = 0;
+  size_t text_bytes = 0;
+  size_t kept_bytes = 0;
+};
+
+// By message and word, what stays: `percent` (1..100) of the words of all messages together,
+// rounded up. Always: a word that touches a fixed part stays and counts; every message that has
+// words keeps one; equal scores keep the earlier word.
+std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
+                                           uint32_t percent);
+
+// The bytes of a message that stay: fixed parts, the words that stay, and between two of them white
+// space where there was any. Empty = all of it.
+std::vector<ByteSpan> KeptSpans(const PrunableText& message, const std::vector<bool>& stays);
+
+// Both.
+PrunedPrompt Prune(const std::vector<PrunableText>& messages, uint32_t percent);
+
+// Why no share of these messages can be chosen: there are no words, or none that the TLM can read,
+// or all are fixed. Empty = it can.
+std::string WhyNotPrunable(const std::vector<PrunableText>& messages);
+
+}  // namespace withy::engine

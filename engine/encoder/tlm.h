@@ -1,0 +1,86 @@
+// The dual-head tiny language model in use: reads a prompt and its SLO, scores the words, and says
+// which prompt level and which model level to take. Neighbours: the orchestrator calls it before
+// every decision; windows.h, encoder.h and weights.h do the work. Does not prune, does not check
+// whether a decision meets the SLO.
+//
+//   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Tlm> tlm, Tlm::Open("models/withy-tlm-q8_0.gguf", {}));
+//   WITHY_ASSIGN_OR_RETURN(TlmReading r, tlm->Read(prompt, {.ttft_ratio = 0.4, .tpot_ratio =
+//   0.7})); r.prompt_level.Best();   // percent of the prompt's words to keep, highest
+//   r.words[i].keep first r.model_level.Best();    // percent of the model
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/encoder/encoder.h"
+#include "engine/encoder/windows.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace withy::engine {
+
+struct TlmOptions {
+  int threads = 1;
+  int spin_us = 20;         // as ThreadPool's
+  std::string target = {};  // a kernel target by name, e.g. "avx2"; empty: the best of this CPU
+  size_t max_text_bytes = size_t{4} << 20;
+};
+
+struct WordScore {
+  ByteSpan span;       // of the text
+  float keep = 0;      // mean probability of "retain" over the word's tokens, 0 .. 1
+  int32_t tokens = 0;  // TLM tokens that overlap the word; 0 (nothing readable in it): keep is 0
+};
+
+struct LevelChoice {
+  std::vector<int32_t> percents;     // the level set, ascending
+  std::vector<float> probabilities;  // sum 1
+  // The most probable level; the higher one of equals.
+  int32_t Best() const;
+};
+
+struct TlmReading {
+  std::vector<WordScore> words;
+  LevelChoice prompt_level;
+  LevelChoice model_level;
+  int32_t windows = 0;
+  int32_t tokens = 0;  // read in all windows, special ones included
+};
+
+// Not thread-safe: one Read() at a time (it owns its pool and scratch).
+class Tlm {
+ public:
+  // Errors: NotFound/PermissionDenied (the file), InvalidArgument (no TLM, a shape, tensor or
+  // vocabulary that does not fit; an unknown target), Unimplemented (a tensor type); each names the
+  // file, the thing and the remedy.
+  static absl::StatusOr<std::unique_ptr<Tlm>> Open(const std::string& path,
+                                                   const TlmOptions& options);
+
+  // Every window holds the SLO tokens. Decisions of several windows are merged as the mean of their
+  // logits, weighted by their text tokens. `words`: as WindowMaker::Make(). The result does not
+  // depend on threads or on earlier calls. Errors: as WindowMaker::Make() and Encoder::Run().
+  absl::StatusOr<TlmReading> Read(std::string_view text, const TlmSlo& slo,
+                                  std::span<const ByteSpan> words = {});
+
+  const TlmShape& shape() const { return weights_->shape; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const WindowMaker& windows() const { return windows_; }
+
+ private:
+  Tlm(std::unique_ptr<TlmWeights> weights, std::unique_ptr<Tokenizer> tokenizer,
+      WindowMaker windows, const Kernels& kernels, const TlmOptions& options);
+  absl::Status Run(const WindowedText& text, EncoderOutput* all);
+
+  std::unique_ptr<TlmWeights> weights_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  WindowMaker windows_;
+  ThreadPool pool_;
+  Encoder encoder_;
+  size_t max_text_bytes_;
+};
+
+}  // namespace withy::engine

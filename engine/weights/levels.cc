@@ -1,0 +1,166 @@
+#include "engine/weights/levels.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/status.h"
+#include "engine/weights/layout.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr int32_t kMaxLevels = 64;
+constexpr int32_t kMaxRank = 64;
+
+constexpr std::array<std::string_view, kLoraParts> kPartNames = {
+    "attn_in.a", "attn_output.a", "ffn_in.a",   "ffn_down.a", "attn_q.b",  "attn_k.b",
+    "attn_v.b",  "attn_output.b", "ffn_gate.b", "ffn_up.b",   "ffn_down.b"};
+
+// Layers that a level leaves whole.
+int32_t AnchorCount(int32_t layers, int32_t available, double level) {
+  for (const double share : {0.2, 0.1}) {
+    const int32_t count = std::min(available, static_cast<int32_t>(std::lround(share * layers)));
+    if (count == 0 || count >= layers) continue;
+    const double others = (level * layers - count) / (layers - count);
+    if (others >= level / 2) return count;
+  }
+  return 0;
+}
+
+// What a cut layer computes when it keeps `share` of its parameters.
+LayerExtent FitExtent(const ModelShape& s, double share, double head_share) {
+  const bool cut_heads = s.query_heads_per_group() >= 3;
+  const double rank_parameters = 2.0 * s.kv_heads * s.head_dim;  // in units of d_model, as all here
+  const double fixed = 2.0 * s.kv_rows();
+  const int32_t ranks = s.query_heads_per_group();
+  const double all = fixed + rank_parameters * ranks + 3.0 * s.d_ff;
+  int32_t kept_ranks = ranks;
+  if (cut_heads) {
+    kept_ranks =
+        std::clamp(static_cast<int32_t>(std::lround(share * head_share * ranks)), 1, ranks);
+  }
+  const int32_t panel = PanelInputs(s.d_ff);
+  const double neurons = (share * all - fixed - rank_parameters * kept_ranks) / 3.0;
+  const auto panels = static_cast<int32_t>(std::lround(neurons / panel));
+  return {kept_ranks * s.kv_heads, std::clamp(panels * panel, panel, s.d_ff)};
+}
+
+class Reader {
+ public:
+  Reader(const GgufFile& file, const ModelShape& shape) : file_(file), shape_(shape) {}
+
+  absl::StatusOr<LevelTable> Read() {
+    if (!file_.Has("withy.level.percent")) return LevelTable{};
+    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> percent,
+                           file_.GetIntArray("withy.level.percent"));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> heads, Extents("withy.level.heads", percent));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> neurons,
+                           Extents("withy.level.neurons", percent));
+    if (percent.size() > kMaxLevels) {
+      return Wrong("withy.level.percent", static_cast<int64_t>(percent.size()),
+                   absl::StrCat("at most ", kMaxLevels, " levels"));
+    }
+    LevelTable table;
+    const auto layers = static_cast<size_t>(shape_.layers);
+    for (size_t i = 0; i < percent.size(); ++i) {
+      if (percent[i] < 1 || percent[i] > 99 || (i > 0 && percent[i] <= percent[i - 1])) {
+        return Wrong("withy.level.percent", percent[i], "ascending numbers from 1 to 99");
+      }
+      LevelSpec& level = table.levels.emplace_back();
+      level.percent = static_cast<int32_t>(percent[i]);
+      for (size_t layer = 0; layer < layers; ++layer) {
+        WITHY_ASSIGN_OR_RETURN(const LayerExtent extent,
+                               Extent(heads[i * layers + layer], neurons[i * layers + layer]));
+        level.layers.push_back(extent);
+      }
+    }
+    if (file_.Has("withy.lora.rank")) {
+      WITHY_ASSIGN_OR_RETURN(const int64_t rank, file_.GetInt("withy.lora.rank"));
+      if (rank < 0 || rank > kMaxRank) {
+        return Wrong("withy.lora.rank", rank, absl::StrCat("0 to ", kMaxRank));
+      }
+      table.lora_rank = static_cast<int32_t>(rank);
+    }
+    return table;
+  }
+
+ private:
+  absl::Status Wrong(std::string_view key, int64_t value, std::string_view wanted) const {
+    return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value,
+                                                   "; it must be ", ToAbsl(wanted)));
+  }
+
+  absl::StatusOr<std::vector<int64_t>> Extents(std::string_view key,
+                                               const std::vector<int64_t>& percent) {
+    WITHY_ASSIGN_OR_RETURN(std::vector<int64_t> values, file_.GetIntArray(key));
+    const size_t wanted = percent.size() * static_cast<size_t>(shape_.layers);
+    if (values.size() == wanted) return values;
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_.path(), ": ", ToAbsl(key), " has ", values.size(), " numbers; ",
+                     percent.size(), " levels of ", shape_.layers, " layers need ", wanted));
+  }
+
+  absl::StatusOr<LayerExtent> Extent(int64_t heads, int64_t neurons) const {
+    if (heads < 1 || heads > shape_.heads) {
+      return Wrong("withy.level.heads", heads, absl::StrCat("1 to ", shape_.heads));
+    }
+    if (neurons < 1 || neurons > shape_.d_ff) {
+      return Wrong("withy.level.neurons", neurons, absl::StrCat("1 to ", shape_.d_ff));
+    }
+    return LayerExtent{static_cast<int32_t>(heads), static_cast<int32_t>(neurons)};
+  }
+
+  const GgufFile& file_;
+  const ModelShape& shape_;
+};
+
+}  // namespace
+
+LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
+                    double head_share) {
+  const double level = percent / 100.0;
+  const int32_t whole = AnchorCount(shape.layers, static_cast<int32_t>(anchors.size()), level);
+  const double others = (level * shape.layers - whole) / (shape.layers - whole);
+  LevelSpec spec{.percent = percent};
+  spec.layers.assign(static_cast<size_t>(shape.layers), FitExtent(shape, others, head_share));
+  for (int32_t layer : anchors.first(static_cast<size_t>(whole))) {
+    spec.layers[static_cast<size_t>(layer)] = {shape.heads, shape.d_ff};
+  }
+  return spec;
+}
+
+std::string LoraName(int32_t percent, int32_t layer, LoraPart part) {
+  return absl::StrCat("withy.lora.", percent, ".blk.", layer, ".",
+                      ToAbsl(kPartNames[static_cast<size_t>(part)]));
+}
+
+LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent& extent,
+                      int32_t rank) {
+  switch (part) {
+    case LoraPart::kAttentionIn:
+      return {3 * rank, shape.d_model};
+    case LoraPart::kAttentionOutIn:
+    case LoraPart::kQ:
+      return {rank, extent.heads * shape.head_dim};
+    case LoraPart::kFfnIn:
+      return {2 * rank, shape.d_model};
+    case LoraPart::kK:
+    case LoraPart::kV:
+      return {rank, shape.kv_rows()};
+    case LoraPart::kAttentionOut:
+    case LoraPart::kDown:
+      return {rank, shape.d_model};
+    case LoraPart::kDownIn:
+    case LoraPart::kGate:
+    case LoraPart::kUp:
+      return {rank, extent.neurons};
+  }
+  return {};
+}
+
+absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape) {
+  return Reader(file, shape).Read();
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,77 @@
+// Elastic levels as a file states them: which prefix of heads and neurons each level computes of
+// each layer, and the rank of its LoRA. Neighbours: layout.h packs the LoRA tensors, model/
+// computes with them. docs/formats-elastic.md has the keys and tensors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/gguf/reader.h"
+#include "engine/weights/shape.h"
+
+namespace withy::engine {
+
+// What one level computes of one layer: a prefix of the query heads (in packed order) and of the
+// MLP's neurons.
+struct LayerExtent {
+  int32_t heads = 0;    // a multiple of kv_heads; 1 * kv_heads to the model's heads
+  int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
+  friend bool operator==(const LayerExtent&, const LayerExtent&) = default;
+};
+
+// A level cheaper than the full model, layer by layer.
+struct LevelSpec {
+  int32_t percent = 0;
+  std::vector<LayerExtent> layers = {};  // [info().layers]
+};
+
+struct LevelTable {
+  std::vector<LevelSpec> levels;  // ascending, the full model left out
+  int32_t lora_rank = 0;          // 0: the file has no LoRA
+};
+
+// Extents of one level from its share of the layers' parameters. `anchors`: layers by importance,
+// most important first; the first fifth of the layers is not cut, or a tenth, or none, so that
+// every other layer keeps at least half of the level. `head_share`: how much of its heads a cut
+// layer keeps, in terms of its share of parameters (1: as much as of its neurons). Units are whole:
+// one query head of every KV group, one panel of neurons; at least one of each stays.
+// Source: ElastiLM section 4.2; anchors yield as DESIGN section 4 says.
+LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
+                    double head_share = 1.0);
+
+// The factors of one layer's LoRA at one level; only layers that the level cuts have one.
+enum class LoraPart {
+  kAttentionIn,     // A of Q, K and V, one below the other: [3 * rank, d_model]
+  kAttentionOutIn,  // A of O: [rank, query width of the level]
+  kFfnIn,           // A of gate and up: [2 * rank, d_model]
+  kDownIn,          // A of down: [rank, neurons of the level]
+  kQ,               // B, each as [rank, outputs]: outputs of the level, query heads in packed order
+  kK,
+  kV,
+  kAttentionOut,
+  kGate,
+  kUp,
+  kDown,
+};
+inline constexpr int kLoraParts = 11;
+
+// Whether a part is an A, which is a product's weights, and not a B.
+constexpr bool IsLoraIn(LoraPart part) { return part <= LoraPart::kDownIn; }
+// Name in the GGUF and in the packed file: "withy.lora.40.blk.3.attn_q.b".
+std::string LoraName(int32_t percent, int32_t layer, LoraPart part);
+// Rows and columns of the tensor in the GGUF.
+struct LoraShape {
+  int32_t rows = 0;
+  int32_t cols = 0;
+};
+LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent& extent,
+                      int32_t rank);
+
+// The table of a file; empty for a plain one. Errors: INVALID_ARGUMENT naming key, value and limit.
+absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape);
+
+}  // namespace withy::engine

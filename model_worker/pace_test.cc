@@ -1,0 +1,86 @@
+#include "model_worker/pace.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace withy::model_worker {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+const std::vector<double> kShares = {0.2, 0.6, 1.0};
+
+// Gives `count` tokens `ms` apart; the level after each.
+struct Answer {
+  Answer(const PaceLimits& limits, int32_t max_tokens) : pacer(limits, max_tokens) {}
+  size_t Tokens(int count, double ms) {
+    for (int i = 0; i < count; ++i) {
+      now_ns += static_cast<int64_t>(ms * kMs);
+      pacer.OnToken(now_ns);
+      level = pacer.Choose(kShares, level);
+    }
+    return level;
+  }
+  Pacer pacer;
+  int64_t now_ns = 0;
+  size_t level = 2;
+};
+
+TEST(PacerTest, ACallWithoutLimitsKeepsItsLevel) {
+  Answer run({}, 1000);
+  EXPECT_EQ(run.Tokens(500, 1000), 2u);
+}
+
+TEST(PacerTest, ACallInTimeKeepsItsLevel) {
+  Answer run({.tpot_ms = 10}, 1000);
+  EXPECT_EQ(run.Tokens(900, 10), 2u);
+}
+
+TEST(PacerTest, ASlowCallGoesToTheHighestLevelThatIsInTime) {
+  Answer run({.tpot_ms = 10}, 1000);
+  EXPECT_EQ(run.Tokens(3, 12), 2u) << "too little is known";
+  EXPECT_EQ(run.Tokens(1, 12), 1u) << "60 % takes 7.2 ms a token";
+  EXPECT_EQ(run.Tokens(200, 7.2), 1u);
+  Answer slower({.tpot_ms = 10}, 1000);
+  EXPECT_EQ(slower.Tokens(4, 30), 0u) << "60 % would take 18 ms a token";
+  EXPECT_EQ(slower.Tokens(4, 30), 0u) << "there is none lower";
+}
+
+TEST(PacerTest, OneStallIsNotThePace) {
+  Answer run({.tpot_ms = 10}, 1000);
+  run.Tokens(50, 8);
+  run.Tokens(1, 80);  // within what the tokens before have saved
+  EXPECT_EQ(run.Tokens(100, 8), 2u);
+}
+
+TEST(PacerTest, WhatWasSavedMayBeSpent) {
+  Answer run({.tpot_ms = 10}, 1000);
+  run.Tokens(100, 8);
+  EXPECT_EQ(run.Tokens(50, 11), 2u) << "200 ms were saved, a millisecond a token is lost";
+  EXPECT_EQ(run.Tokens(120, 11), 2u);
+  EXPECT_LT(run.Tokens(15, 11), 2u) << "before it is gone";
+}
+
+TEST(PacerTest, AReaderWhoIsBehindCostsNoLevel) {
+  Answer run({.tpot_ms = 10}, 1000);
+  run.Tokens(10, 9);
+  run.now_ns += 5000 * kMs;
+  run.pacer.Skip(5000 * kMs);
+  EXPECT_EQ(run.Tokens(20, 9), 2u);
+}
+
+TEST(PacerTest, TheEndIsKeptForAllTokens) {
+  Answer run({.end_by_ns = 1000 * kMs}, 100);
+  EXPECT_EQ(run.Tokens(50, 9.9), 2u);
+  EXPECT_EQ(run.Tokens(1, 20), 1u) << "the tokens that are left no longer fit";
+  EXPECT_EQ(Answer({.end_by_ns = 1}, 100).Tokens(10, 5), 0u) << "too late anyway: the fastest";
+}
+
+TEST(PacerTest, TheLastTokenChangesNothing) {
+  Answer run({.tpot_ms = 1}, 4);
+  run.level = 2;
+  EXPECT_EQ(run.Tokens(4, 100), 2u);
+}
+
+}  // namespace
+}  // namespace withy::model_worker

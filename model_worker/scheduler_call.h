@@ -1,0 +1,51 @@
+// The scheduler's own view of a call and of a step. For scheduler.cc (the life of calls) and
+// scheduler_step.cc (what they compute together); nobody else includes it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model_worker/scheduler.h"
+
+namespace withy::model_worker {
+
+// Pieces of a call that nobody waits behind: as long as the kernels' efficiency still grows. An
+// arrival cuts such a piece short, and pieces are short ones for a while after it.
+inline constexpr int32_t kAloneRows = 128;
+// Rows of a prompt whose blocks are claimed before they are computed.
+inline constexpr int32_t kPromptAhead = 2 * kAloneRows;
+
+struct Scheduler::Call {
+  Ticket ticket = 0;
+  CallRequest request;
+  std::shared_ptr<CallSink> sink;  // shared with the RPC, which may end first
+  CallOrder order;
+  int32_t queue_position = 0;
+  Phase phase = Phase::kWaiting;
+  std::shared_ptr<Lease> lease;
+  std::shared_ptr<Session> session;  // shared with the office task that commits it
+  CallTimes times;
+  int64_t phase_since_ns = 0;
+  int64_t paused_since_ns = 0;  // 0 = its reader keeps up
+  Pacer pacer;
+  bool level_changed = false;  // and no token of the new one has been told
+  uint32_t steps = 0;
+  bool unanswered = false;  // cancelled before its answer: what is committed is KV alone
+};
+
+// One step's rows and whose they are.
+struct Scheduler::Batch {
+  struct Part {
+    Call* call;
+    int32_t rows;
+    bool decode;
+    bool wants_logits;
+  };
+  std::vector<Part> parts;
+  std::vector<engine::Row> rows;
+  std::vector<engine::ContextView> views;
+  bool has_prefill = false;
+  bool alone = false;  // a prefill that nobody waits behind
+};
+
+}  // namespace withy::model_worker

@@ -1,0 +1,143 @@
+// The engine thread's steps: which rows go together, what comes of them.
+// Neighbours: scheduler.cc brings the calls and takes them away; plan.h decides.
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "model_worker/scheduler_call.h"
+
+namespace withy::model_worker {
+namespace {
+
+// How long after an interrupted long piece only short ones are made.
+constexpr int64_t kCalmNs = kNanosPerSecond;
+// Rows of an answer whose blocks are claimed before they are computed.
+constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
+
+}  // namespace
+
+bool Scheduler::Step() {
+  const Batch batch = PlanBatch();
+  if (batch.rows.empty()) return false;
+  const int64_t started = clock_.SteadyNanos();
+  stop_step_ = false;
+  alone_ = batch.alone ? batch.parts.front().call->ticket : 0;
+  // Whoever arrived before alone_ was set could not stop the piece.
+  if (batch.alone && HasPosted()) return true;
+  const absl::Status computed =
+      model_.Forward({.rows = batch.rows, .contexts = batch.views}, logits_.data(), &stop_step_);
+  alone_ = 0;
+  const int64_t ended = clock_.SteadyNanos();
+  metrics_.StepDone();
+  if (absl::IsCancelled(computed)) {  // its rows come again, unless its call goes
+    interrupted_ns_ = ended;
+    return true;
+  }
+  if (!computed.ok()) {
+    for (const Batch::Part& part : batch.parts) Fail(*part.call, Annotate(computed, "engine"));
+    return true;
+  }
+  if (batch.has_prefill && !batch.alone) {
+    sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
+                   static_cast<double>(ended - started) / 1e3);
+  }
+  AfterStep(batch, started, ended);
+  return true;
+}
+
+Scheduler::Batch Scheduler::PlanBatch() {
+  const int64_t now = clock_.SteadyNanos();
+  std::vector<RunningCall> running;
+  std::vector<Call*> candidates;
+  int32_t decode_rows = 0;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase != Phase::kRunning) continue;
+    const bool room = call->sink->HasRoom();
+    if (room && call->paused_since_ns != 0) call->pacer.Skip(now - call->paused_since_ns);
+    call->paused_since_ns = room ? 0 : (call->paused_since_ns != 0 ? call->paused_since_ns : now);
+    running.push_back({.order = call->order,
+                       .decoding = call->session->decoding(),
+                       .pending_rows = call->session->pending_rows(),
+                       .ready_rows = call->session->ready_rows(),
+                       .paused = !room});
+    candidates.push_back(call.get());
+    if (running.back().decoding && room) ++decode_rows;
+  }
+  Batch batch;
+  batch.alone = calls_.size() == 1 && decode_rows == 0 && now - interrupted_ns_ > kCalmNs;
+  const int32_t piece_rows = batch.alone ? kAloneRows : sizer_.Rows(decode_rows);
+  for (const PlannedRows& planned : PlanStep(running, piece_rows, now)) {
+    Call* call = candidates[planned.call];
+    const auto context = static_cast<int32_t>(batch.views.size());
+    batch.views.push_back(call->session->View());
+    const bool decode = running[planned.call].decoding;
+    const bool wants_logits = call->session->AppendRows(planned.rows, context, &batch.rows);
+    batch.parts.push_back(
+        {.call = call, .rows = planned.rows, .decode = decode, .wants_logits = wants_logits});
+    batch.has_prefill = batch.has_prefill || !decode;
+  }
+  return batch;
+}
+
+void Scheduler::AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns) {
+  const auto vocab = static_cast<size_t>(model_.info().vocab_size);
+  size_t next_logits = 0;
+  for (const Batch::Part& part : batch.parts) {
+    Call& call = *part.call;
+    metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, started_ns, ended_ns);
+    call.session->Advance(part.rows);
+    if (part.wants_logits) {
+      TakeToken(call, {logits_.data() + next_logits * vocab, vocab});
+      ++next_logits;
+    } else {
+      ClaimAhead(call);
+    }
+  }
+}
+
+void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
+  const int64_t started = clock_.SteadyNanos();
+  const auto delta = call.session->TakeLogits(logits);
+  const int64_t now = clock_.SteadyNanos();
+  if (!delta.ok()) return Fail(call, Annotate(delta.status(), "sampling"));
+  metrics_.Sampling(call.request.call_id, started, now);
+  if (call.times.first_token_ns == 0) {
+    call.times.first_token_ns = now;
+    call.times.prefill = now - call.phase_since_ns;
+  }
+  call.times.last_token_ns = now;
+  if (delta->token.has_value()) {
+    call.pacer.OnToken(now);
+    if (std::exchange(call.level_changed, false)) {
+      call.sink->LevelChanged(call.session->level_percent());
+    }
+  }
+  if (delta->token.has_value() || !delta->text.empty()) call.sink->Delta(*delta);
+  if (call.session->finished()) {
+    Commit(call);
+  } else {
+    KeepPace(call);
+    ClaimAhead(call);
+  }
+}
+
+void Scheduler::KeepPace(Call& call) {
+  const std::vector<engine::LevelInfo>& levels = model_.info().levels;
+  const int32_t index = engine::LevelIndex(model_.info(), call.session->level_percent());
+  if (index < 0) return;
+  const auto level = static_cast<size_t>(index);
+  const size_t chosen = call.pacer.Choose(level_shares_, level);
+  if (chosen == level) return;
+  call.session->LowerLevel(levels[chosen].percent);
+  call.level_changed = true;
+  metrics_.LevelDropped();
+}
+
+void Scheduler::ClaimAhead(Call& call) {
+  const int32_t ahead = call.session->decoding() ? kTokensAhead : kPromptAhead;
+  if (const auto range = call.session->NextClaim(ahead)) {
+    call.lease->Claim(range->first, range->count);
+  }
+}
+
+}  // namespace withy::model_worker

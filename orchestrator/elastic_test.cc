@@ -1,0 +1,252 @@
+// Decisions with a real TLM, small and of random weights, before the scripted processes: what it
+// says is arbitrary but always the same, so that a test can ask it, too.
+#include <grpcpp/grpcpp.h>
+
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "engine/encoder/testing.h"
+#include "engine/encoder/tlm.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "orchestrator/fakes.h"
+#include "orchestrator/tlm_reader.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using ::testing::HasSubstr;
+
+// 40 words, 200 bytes: 200 tokens of the fake worker, 200 ms of prefill with the full model.
+std::string Words(int count = 40) {
+  const std::vector<std::string> words = {"cats ", "mats ", "sats ", "thes "};
+  std::string text;
+  for (int i = 0; i < count; ++i) text += words[static_cast<size_t>(i * i) % words.size()];
+  return text;
+}
+
+std::string Kept(const v1::RunRequest& run, int message = 0) {
+  const std::string& text = run.prompt().has_messages()
+                                ? run.prompt().messages().messages(message).content()
+                                : run.prompt().text();
+  if (run.kept().empty() || run.kept(message).spans().empty()) return text;
+  std::string kept;
+  for (const v1::ByteSpan& span : run.kept(message).spans()) {
+    kept += text.substr(span.begin(), span.end() - span.begin());
+  }
+  return kept;
+}
+
+// Levels of the TLM: 50 and 100 % of the prompt; 20, 60 and 100 % of the model.
+class ElasticTest : public testing::Test {
+ protected:
+  ElasticTest() : temp_("elastic"), path_(temp_ / "tlm.gguf") {
+    const absl::Status status =
+        engine::WriteTlm(engine::SmallTlm(), engine::GgmlType::kQ8_0, path_);
+    EXPECT_TRUE(status.ok()) << status;
+    StartBoard(path_);
+  }
+
+  void StartBoard(const std::string& tlm_path) {
+    v1::Config config;
+    config.mutable_orchestrator()->set_tlm_path(tlm_path);
+    config.mutable_orchestrator()->set_tlm_threads(1);
+    board_ = std::make_unique<Board>(config);
+    board_->worker.SetLevels({20, 60, 100});
+  }
+
+  v1::RunRequest LastRun() const { return board_->worker.runs().back(); }
+
+  engine::TempFolder temp_;
+  std::string path_;
+  std::unique_ptr<Board> board_;
+};
+
+TEST_F(ElasticTest, TheTlmIsNotAskedWhereTheFullModelIsInTime) {
+  v1::GenerateRequest request = Ask(Words());
+  for (const double ratio : {0.0, 1.0}) {
+    request.mutable_slo()->set_ttft_ratio(ratio);
+    const Outcome outcome = board_->Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+    EXPECT_EQ(outcome.started.decision().reason(), v1::DECISION_REASON_FULL_MEETS_SLO);
+    EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
+    EXPECT_TRUE(LastRun().kept().empty());
+  }
+}
+
+// At half of the full model's TTFT: 50 + 60 and 100 + 20 are the best pairs in time, 50 + 20 is in
+// time, too, and the others are not.
+TEST_F(ElasticTest, ItsPairIsTakenOrTheLikeliestInTime) {
+  v1::GenerateRequest request = Ask(Words());
+  request.mutable_slo()->set_ttft_ratio(0.5);
+  const Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  const v1::Decision& decision = outcome.started.decision();
+  const v1::RunRequest run = LastRun();
+
+  const auto tlm = engine::Tlm::Open(path_, {});
+  ASSERT_TRUE(tlm.ok()) << tlm.status();
+  const auto reading = (*tlm)->Read(request.prompt().text(), {.ttft_ratio = 0.5});
+  ASSERT_TRUE(reading.ok()) << reading.status();
+  const auto prompt = static_cast<uint32_t>(reading->prompt_level.Best());
+  const auto model = static_cast<uint32_t>(reading->model_level.Best());
+  const auto& prompts = reading->prompt_level.probabilities;
+  const auto& models = reading->model_level.probabilities;
+  const bool in_time = model == 20 || (prompt == 50 && model == 60);
+  if (in_time) {
+    EXPECT_EQ(decision.reason(), v1::DECISION_REASON_TLM) << decision.explanation();
+    EXPECT_EQ(decision.prompt_level_percent(), prompt);
+    EXPECT_EQ(decision.model_level_percent(), model);
+  } else {
+    EXPECT_EQ(decision.reason(), v1::DECISION_REASON_LATENCY_MODEL) << decision.explanation();
+    const bool whole = prompts[1] * models[0] > prompts[0] * models[1];
+    EXPECT_EQ(decision.prompt_level_percent(), whole ? 100u : 50u);
+    EXPECT_EQ(decision.model_level_percent(), whole ? 20u : 60u);
+  }
+  EXPECT_TRUE(decision.predicted_to_meet_slo());
+  EXPECT_EQ(decision.predicted_prompt_tokens(), Kept(run).size()) << "counted, not estimated";
+  EXPECT_EQ(run.prompt().text(), request.prompt().text()) << "the record gets all of it";
+  EXPECT_EQ(run.pruned_words(), decision.prompt_level_percent() == 50 ? 20u : 0u);
+  EXPECT_EQ(outcome.finished.usage().pruned_words(), run.pruned_words());
+  const v1::LatencyReport& latency = outcome.finished.latency();
+  EXPECT_GT(latency.tlm_ms(), 0);
+  EXPECT_GE(latency.queue_ms(), 0);
+  EXPECT_GE(latency.measured().ttft_ms(), latency.tlm_ms());
+  EXPECT_GT(decision.predicted().ttft_ms(),
+            decision.predicted_prompt_tokens() * decision.model_level_percent() / 100.0 + 1)
+      << "the TLM's time is in the prediction";
+}
+
+TEST_F(ElasticTest, APromptLevelThatTheCallerFixesIsKept) {
+  v1::GenerateRequest request = Ask(Words());
+  request.set_prompt_level_percent(25);
+  const Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.started.decision().reason(), v1::DECISION_REASON_FIXED_BY_CALLER);
+  EXPECT_EQ(outcome.started.decision().prompt_level_percent(), 25u);
+  EXPECT_EQ(outcome.started.decision().model_level_percent(), 100u);
+  EXPECT_EQ(outcome.finished.usage().pruned_words(), 30u);
+  EXPECT_EQ(outcome.started.decision().predicted_prompt_tokens(), Kept(LastRun()).size());
+}
+
+TEST_F(ElasticTest, FixedPartsAndMessagesAreRespected) {
+  v1::GenerateRequest request;
+  const std::vector<std::string> texts = {"the rule", Words(20), "what sat on a mat"};
+  for (const std::string& text : texts) {
+    v1::Message& message = *request.mutable_prompt()->mutable_messages()->add_messages();
+    message.set_role(text == texts[0] ? "system" : "user");
+    message.set_content(text);
+  }
+  v1::ByteSpan& fixed =
+      *request.mutable_prompt()->mutable_messages()->mutable_messages(2)->add_fixed();
+  fixed.set_begin(5);
+  fixed.set_end(17);  // "sat on a mat"
+  request.set_prompt_level_percent(30);
+  const Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  const v1::RunRequest run = LastRun();
+  ASSERT_EQ(run.kept_size(), 3);
+  EXPECT_THAT(Kept(run, 2), HasSubstr("sat on a mat"));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(Kept(run, i).empty()) << i;
+  EXPECT_LT(Kept(run, 1).size(), texts[1].size());
+  // 27 words, of which 9 stay.
+  EXPECT_EQ(outcome.finished.usage().pruned_words(), 18u);
+}
+
+TEST_F(ElasticTest, APromptThatCannotBeShortenedStaysWholeAndSaysWhy) {
+  v1::GenerateRequest request = Ask(" \n ");
+  request.set_prompt_level_percent(50);
+  Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.started.decision().prompt_level_percent(), 100u);
+  EXPECT_THAT(outcome.started.decision().explanation(),
+              HasSubstr("The prompt stays whole: it has no words."));
+  EXPECT_TRUE(LastRun().kept().empty());
+  request = Ask(Words());
+  v1::ByteSpan& fixed = *request.mutable_prompt()->add_fixed();
+  fixed.set_end(200);
+  request.mutable_slo()->set_ttft_ratio(0.5);
+  outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.started.decision().prompt_level_percent(), 100u);
+  EXPECT_EQ(outcome.started.decision().model_level_percent(), 20u);
+  EXPECT_THAT(outcome.started.decision().explanation(), HasSubstr("the caller fixed all of it"));
+}
+
+TEST_F(ElasticTest, AStrictSloThatNothingMeetsNamesTheFastest) {
+  v1::GenerateRequest request = Ask(Words());
+  request.mutable_slo()->set_tpot_ms(1);
+  request.mutable_slo()->set_ttft_ms(500);
+  request.mutable_slo()->set_strict(true);
+  const Outcome refused = board_->Generate(request);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.status.error_message(),
+              HasSubstr("with 50 % of the prompt's words and the model at 20 %"));
+  request.mutable_slo()->set_strict(false);
+  const Outcome told = board_->Generate(request);
+  ASSERT_TRUE(told.status.ok()) << told.status.error_message();
+  EXPECT_EQ(told.started.decision().reason(), v1::DECISION_REASON_BEST_EFFORT);
+  EXPECT_EQ(told.started.decision().prompt_level_percent(), 50u);
+}
+
+TEST_F(ElasticTest, ALevelThatTheCallerFixesLeavesTheTlmOut) {
+  v1::GenerateRequest request = Ask(Words());
+  request.mutable_slo()->set_ttft_ratio(0.1);
+  request.set_model_level_percent(60);
+  const Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.started.decision().model_level_percent(), 60u);
+  EXPECT_EQ(outcome.started.decision().prompt_level_percent(), 100u);
+  EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
+}
+
+TEST_F(ElasticTest, ATlmThatDoesNotFitIsLeftOutAndSaidSo) {
+  board_->worker.SetLevels({20, 100});
+  v1::GenerateRequest request = Ask(Words());
+  request.mutable_slo()->set_ttft_ratio(0.5);
+  const Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.started.decision().model_level_percent(), 20u);
+  EXPECT_THAT(outcome.started.decision().explanation(),
+              HasSubstr("The latency model alone decided: the TLM knows levels that the model "
+                        "lacks (60)."));
+  EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
+}
+
+TEST_F(ElasticTest, AFileThatIsNoTlmIsLeftOut) {
+  const std::string bad = temp_ / "bad.gguf";
+  std::ofstream(bad) << "this is no model";
+  for (const std::string& path : {bad, temp_ / "none.gguf"}) {
+    StartBoard(path);
+    v1::GenerateRequest request = Ask(Words());
+    request.mutable_slo()->set_ttft_ratio(0.5);
+    const Outcome outcome = board_->Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+    EXPECT_THAT(outcome.started.decision().explanation(), HasSubstr("no TLM is loaded"));
+  }
+}
+
+TEST_F(ElasticTest, ModelsAreListedWithTheTlm) {
+  grpc::ClientContext context;
+  Authorise(&context);
+  v1::ListModelsResponse models;
+  ASSERT_TRUE(board_->stub().ListModels(&context, {}, &models).ok());
+  ASSERT_EQ(models.models_size(), 2);
+  EXPECT_EQ(models.models(1).role(), "tlm");
+  EXPECT_EQ(models.models(1).levels_percent_size(), 3);
+  EXPECT_GT(models.models(1).parameters(), 0u);
+}
+
+TEST_F(ElasticTest, TheDefaultIsBesideTheModel) {
+  EXPECT_EQ(DefaultTlmPath(temp_ / "model.gguf"), "");
+  EXPECT_EQ(DefaultTlmPath("/nowhere/model.gguf"), "");
+  for (const char* name : {"withy-pocket-tlm-f16.gguf", "withy-pocket-tlm-q8_0.gguf",
+                           "withy-pocket-tlm-q8_0.json", "withy-pocket-z.gguf"}) {
+    std::ofstream(temp_ / name) << "x";
+  }
+  EXPECT_EQ(DefaultTlmPath(temp_ / "model.gguf"), temp_ / "withy-pocket-tlm-q8_0.gguf");
+}
+
+}  // namespace
+}  // namespace withy::orchestrator

@@ -1,0 +1,346 @@
+// From a request to a decision: counts the prompt, predicts, and where the full model on the whole
+// prompt would miss the SLO asks the TLM and tries shorter prompts. Neighbours: decide.h chooses,
+// prune.h shortens, tlm_reader.h reads, generate.cc runs what comes out.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "orchestrator/gateway.h"
+#include "orchestrator/validate.h"
+#include "orchestrator/worker_facts.h"
+
+namespace withy::orchestrator {
+namespace {
+
+// A way to answer: a share of the prompt.
+struct PromptLevel {
+  uint32_t percent = 100;
+  double probability = 0;  // by the TLM
+  engine::PrunedPrompt pruned;
+  uint32_t tokens = 0;  // of the prompt
+  bool counted = true;  // rendered, not estimated
+};
+
+double ProbabilityOf(const engine::LevelChoice& choice, uint32_t percent) {
+  for (size_t i = 0; i < choice.percents.size(); ++i) {
+    if (choice.percents[i] == static_cast<int32_t>(percent)) return choice.probabilities[i];
+  }
+  return 0;
+}
+
+int64_t AfterMs(int64_t from_ns, double ms) {
+  return std::isfinite(ms) ? from_ns + static_cast<int64_t>(ms * 1e6) : 0;
+}
+
+}  // namespace
+
+// One call's way to its decision. Lives on the stack of the call's thread.
+class Preparation {
+ public:
+  Preparation(Gateway& gateway, const std::string& app_id, const v1::GenerateRequest& request,
+              const IncomingCall& call, absl::Time deadline)
+      : gateway_(gateway), app_id_(app_id), request_(request), call_(call), deadline_(deadline) {}
+
+  absl::StatusOr<Gateway::Prepared> Run();
+
+ private:
+  using PromptLevels = std::vector<PromptLevel>;
+
+  absl::Status Look();
+  void SetKey();
+  // A prompt level below 100 that the caller fixed; 0 = none.
+  uint32_t DemandedPrompt() const {
+    return request_.prompt_level_percent() < 100 ? request_.prompt_level_percent() : 0;
+  }
+  bool WantsShorter() const;
+  std::string WhyWithoutTlm();
+  absl::Status Shorten();
+  absl::Status Read(PromptReading* reading);
+  PromptLevels LevelsFrom(const PromptReading& reading);
+  absl::Status Count(PromptLevel* level);
+  absl::Status Settle();
+  // The prompt level of a decision, which is always one of `prompts_`.
+  PromptLevel& PromptOf(const v1::Decision& decision);
+  std::vector<Candidate> Candidates(const PromptLevels& prompts, double tlm_ms) const;
+  CallShape ShapeOf(const PromptLevel& prompt, uint32_t level_percent, double tlm_ms) const;
+  absl::Status Finish();
+
+  Gateway& gateway_;
+  const std::string& app_id_;
+  const v1::GenerateRequest& request_;
+  const IncomingCall& call_;
+  const absl::Time deadline_;
+  Gateway::Prepared out_;
+  SloTargets targets_{};
+  LiveCorrection live_;
+  Load load_;
+  DecisionInput input_;
+  std::vector<uint32_t> levels_percent_;
+  std::vector<LevelCost> level_costs_;
+  uint32_t history_tokens_ = 0;  // without KV
+  PromptLevels prompts_;         // ascending; the last is what there is most of
+  engine::LevelChoice model_choice_;
+  double tlm_ms_ = 0;  // as predicted
+};
+
+absl::StatusOr<Gateway::Prepared> Preparation::Run() {
+  WITHY_RETURN_IF_ERROR(Look());
+  if (WantsShorter()) WITHY_RETURN_IF_ERROR(Shorten());
+  WITHY_RETURN_IF_ERROR(Finish());
+  return std::move(out_);
+}
+
+// What is known without the TLM.
+absl::Status Preparation::Look() {
+  WITHY_ASSIGN_OR_RETURN(out_.lane, gateway_.FindLane(request_.model(), deadline_));
+  WITHY_ASSIGN_OR_RETURN(out_.worker, gateway_.GetWorkerInfo(out_.lane, deadline_));
+  const ModelLimits limits = LimitsOf(out_.lane, out_.worker->model());
+  WITHY_RETURN_IF_ERROR(ValidateForModel(request_, limits));
+  WITHY_ASSIGN_OR_RETURN(out_.tokens, gateway_.CountCall(out_.lane, app_id_, request_, deadline_));
+  levels_percent_ = limits.levels_percent;
+  level_costs_ = LevelsOf(*out_.worker);
+  history_tokens_ = out_.tokens.context_tokens() -
+                    std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
+  out_.cost = CostOf(*out_.worker);
+  live_ = gateway_.live(out_.lane);
+  PromptLevel& whole = prompts_.emplace_back();
+  whole.tokens = out_.tokens.prompt_tokens();
+
+  input_.slo = request_.slo();
+  input_.fixed_level_percent = request_.model_level_percent();
+  input_.fixed_prompt = request_.prompt_level_percent() != 0;
+  input_.full_idle = PredictFullIdle(out_.cost, live_, ShapeOf(whole, 100, 0));
+  input_.reused_tokens = std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
+  input_.speculation_wanted = request_.speculation() == v1::SPECULATION_ON;
+  targets_ = ResolveSlo(request_.slo(), input_.full_idle);
+  out_.judged = Tolerate(request_.slo(), targets_);
+  SetKey();
+  load_ = gateway_.calls_.LoadBefore(out_.lane, out_.key);
+  out_.queue_position = static_cast<uint32_t>(load_.ahead.size());
+  input_.candidates = Candidates(prompts_, 0);
+  return absl::OkStatus();
+}
+
+// The first token's deadline: of an end-to-end time what the full model leaves for it.
+void Preparation::SetKey() {
+  const uint32_t max_tokens = ShapeOf(prompts_.back(), 100, 0).max_tokens;
+  out_.key = {0, request_.priority(), call_.arrived_ns, call_.id};
+  double first_token_ms = targets_.ttft_ms;
+  if (request_.slo().end_to_end_ms() > 0) {
+    first_token_ms =
+        std::max(1.0, request_.slo().end_to_end_ms() - (max_tokens - 1) * input_.full_idle.tpot_ms);
+  }
+  if (first_token_ms < kPatienceNs / 1e6) {
+    out_.key.deadline_ns = AfterMs(call_.arrived_ns, first_token_ms);
+  }
+}
+
+bool Preparation::WantsShorter() const {
+  if (DemandedPrompt() != 0) return true;
+  return request_.prompt_level_percent() == 0 && request_.model_level_percent() == 0 &&
+         !FullMeets(input_);
+}
+
+std::string Preparation::WhyWithoutTlm() {
+  if (out_.lane != Lane::kTarget) return "prompts are shortened for the target only";
+  if (gateway_.tlm_ == nullptr) return "no TLM is loaded";
+  std::string unfit = gateway_.tlm_->WhyUnfit(levels_percent_);
+  if (!unfit.empty() || DemandedPrompt() != 0) return unfit;
+  PromptLevels guesses;
+  for (const int32_t percent : gateway_.tlm_->prompt_levels()) {
+    PromptLevel& guess = guesses.emplace_back();
+    guess.percent = static_cast<uint32_t>(percent);
+    guess.tokens = prompts_.back().tokens * guess.percent / 100;
+  }
+  const double read_ms = TlmMs(live_, PromptBytes(request_.prompt()));
+  if (PaysToRead(targets_, Candidates(guesses, read_ms), input_.candidates)) return "";
+  return absl::StrFormat(
+      "reading the prompt with the TLM would take %.3g ms, more than it could save", read_ms);
+}
+
+// Fills `prompts_` with shorter ones, and `input_` with what the TLM says; or says why not.
+absl::Status Preparation::Shorten() {
+  std::string why = WhyWithoutTlm();
+  const uint32_t demanded = DemandedPrompt();
+  if (!why.empty() && demanded != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("prompt_level_percent is ", demanded, ", but ", why,
+                     ": this server cannot shorten the prompt; leave it 0 or set it to 100"));
+  }
+  input_.without_tlm = why;
+  if (!why.empty()) return absl::OkStatus();
+  const int64_t started_ns = gateway_.clock_.SteadyNanos();
+  PromptReading reading;
+  if (const absl::Status read = Read(&reading); !read.ok()) {
+    if (demanded != 0) return Annotate(read, "prompt_level_percent");
+    return absl::OkStatus();
+  }
+  model_choice_ = reading.model_level;
+  prompts_ = LevelsFrom(reading);
+  // What runs may have changed while the TLM read.
+  load_ = gateway_.calls_.LoadBefore(out_.lane, out_.key);
+  const size_t bytes = PromptBytes(request_.prompt());
+  const auto elapsed_ms = [&] {
+    return static_cast<double>(gateway_.clock_.SteadyNanos() - started_ns) / kNanosPerMilli;
+  };
+  tlm_ms_ = std::max(elapsed_ms(), TlmMs(live_, bytes));
+  WITHY_RETURN_IF_ERROR(Settle());
+  out_.tlm_ms = elapsed_ms();
+  Observation seen;
+  seen.tlm_bytes = bytes;
+  seen.tlm_ms = out_.tlm_ms;
+  gateway_.LearnFrom(out_.lane, out_.cost, seen);
+  telemetry::RecordDuration(gateway_.recorder_, telemetry::Phase::kTlm, call_.id, started_ns,
+                            gateway_.clock_.SteadyNanos(), bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Preparation::Read(PromptReading* reading) {
+  auto read = gateway_.tlm_->Read(request_.prompt(), RatiosOf(request_.slo(), input_.full_idle));
+  if (!read.ok()) {
+    spdlog::warn("call {:016x}: the TLM cannot read the prompt: {}", call_.id,
+                 std::string(read.status().message()));
+    input_.without_tlm = "the TLM cannot read this prompt";
+    return read.status();
+  }
+  *reading = *std::move(read);
+  if (DemandedPrompt() == 0) {
+    input_.tlm = LevelPair{static_cast<uint32_t>(reading->prompt_level.Best()),
+                           static_cast<uint32_t>(reading->model_level.Best())};
+  }
+  return absl::OkStatus();
+}
+
+Preparation::PromptLevels Preparation::LevelsFrom(const PromptReading& reading) {
+  std::vector<uint32_t> percents = {100};
+  if (const std::string why = engine::WhyNotPrunable(reading.messages); !why.empty()) {
+    input_.note = absl::StrCat("The prompt stays whole: ", why, ".");
+    // The pair's other half still stands.
+    if (input_.tlm.has_value()) input_.tlm->prompt_percent = 100;
+  } else if (DemandedPrompt() != 0) {
+    percents = {DemandedPrompt()};
+  } else {
+    percents.assign(reading.prompt_level.percents.begin(), reading.prompt_level.percents.end());
+    if (percents.back() != 100) percents.push_back(100);
+  }
+  const uint32_t whole_tokens = prompts_.back().tokens;
+  PromptLevels levels;
+  for (const uint32_t percent : percents) {
+    PromptLevel& level = levels.emplace_back();
+    level.percent = percent;
+    level.probability = ProbabilityOf(reading.prompt_level, percent);
+    level.tokens = whole_tokens;
+    if (percent == 100) continue;
+    level.pruned = engine::Prune(reading.messages, percent);
+    level.counted = level.pruned.pruned_words == 0;
+    level.tokens =
+        EstimatePrunedTokens(live_, whole_tokens, level.pruned.text_bytes, level.pruned.kept_bytes);
+  }
+  return levels;
+}
+
+// Decides until the prompt that is chosen has been rendered and counted: each round makes one
+// estimate exact, and the others better.
+absl::Status Preparation::Settle() {
+  while (true) {
+    input_.candidates = Candidates(prompts_, tlm_ms_);
+    DecisionInput lenient = input_;
+    lenient.slo.set_strict(false);
+    WITHY_ASSIGN_OR_RETURN(const v1::Decision decision, Decide(lenient));
+    PromptLevel& chosen = PromptOf(decision);
+    if (chosen.counted) return absl::OkStatus();
+    WITHY_RETURN_IF_ERROR(Count(&chosen));
+  }
+}
+
+PromptLevel& Preparation::PromptOf(const v1::Decision& decision) {
+  const auto found = std::find_if(prompts_.begin(), prompts_.end(), [&](const auto& prompt) {
+    return prompt.percent == decision.prompt_level_percent();
+  });
+  return found != prompts_.end() ? *found : prompts_.back();
+}
+
+absl::Status Preparation::Count(PromptLevel* level) {
+  WITHY_ASSIGN_OR_RETURN(
+      const v1::TokenizeResponse counted,
+      gateway_.CountCall(out_.lane, app_id_, request_, deadline_, &level->pruned));
+  Observation seen;
+  seen.estimated_tokens = level->tokens;
+  seen.counted_tokens = counted.prompt_tokens();
+  gateway_.LearnFrom(out_.lane, out_.cost, seen);
+  live_.pruned_tokens_ratio *= static_cast<double>(counted.prompt_tokens()) / level->tokens;
+  level->tokens = counted.prompt_tokens();
+  level->counted = true;
+  for (PromptLevel& other : prompts_) {
+    if (other.counted) continue;
+    other.tokens = EstimatePrunedTokens(live_, out_.tokens.prompt_tokens(), other.pruned.text_bytes,
+                                        other.pruned.kept_bytes);
+  }
+  return absl::OkStatus();
+}
+
+CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent,
+                               double tlm_ms) const {
+  CallShape shape;
+  shape.prefill_tokens = prompt.tokens + history_tokens_;
+  shape.max_tokens =
+      request_.limits().max_tokens() != 0 ? request_.limits().max_tokens() : kDefaultMaxTokens;
+  shape.level = ShareOfLevel(level_costs_, level_percent);
+  shape.tlm_ms = tlm_ms;
+  return shape;
+}
+
+std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, double tlm_ms) const {
+  std::vector<Candidate> candidates;
+  for (const PromptLevel& prompt : prompts) {
+    for (const uint32_t level : levels_percent_) {
+      const CallShape shape = ShapeOf(prompt, level, tlm_ms);
+      Candidate& candidate = candidates.emplace_back();
+      candidate.level_percent = level;
+      candidate.prompt_percent = prompt.percent;
+      candidate.predicted = Predict(out_.cost, live_, shape, load_);
+      candidate.probability = prompt.probability * ProbabilityOf(model_choice_, level);
+      candidate.prefill_tokens = shape.prefill_tokens;
+    }
+  }
+  return candidates;
+}
+
+absl::Status Preparation::Finish() {
+  WITHY_ASSIGN_OR_RETURN(out_.decision, Decide(input_));
+  PromptLevel& prompt = PromptOf(out_.decision);
+  out_.shape = ShapeOf(prompt, out_.decision.model_level_percent(), tlm_ms_);
+  out_.pruned = std::move(prompt.pruned);
+  const Prediction predicted = Predict(out_.cost, live_, out_.shape, load_);
+  out_.demand = DemandOf(out_.cost, live_, out_.shape, predicted);
+  out_.demand.first_token_by_ns = AfterMs(call_.arrived_ns, out_.judged.ttft_ms);
+  out_.demand.tpot_limit_ms = std::isfinite(out_.judged.tpot_ms) ? out_.judged.tpot_ms : 0;
+  out_.demand.end_by_ns = AfterMs(call_.arrived_ns, out_.judged.end_to_end_ms);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Gateway::Prepared> Gateway::Prepare(const std::string& app_id,
+                                                   const v1::GenerateRequest& request,
+                                                   const IncomingCall& call, absl::Time deadline) {
+  return Preparation(*this, app_id, request, call, deadline).Run();
+}
+
+void FillKept(const engine::PrunedPrompt& pruned,
+              google::protobuf::RepeatedPtrField<v1::KeptSpans>* wire) {
+  if (pruned.pruned_words == 0) return;
+  for (const std::vector<engine::ByteSpan>& spans : pruned.kept) {
+    v1::KeptSpans* message = wire->Add();
+    for (const engine::ByteSpan& span : spans) {
+      v1::ByteSpan* out = message->add_spans();
+      out->set_begin(span.begin);
+      out->set_end(span.end);
+    }
+  }
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,61 @@
+#include "orchestrator/slack.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace withy::orchestrator {
+namespace {
+
+double MillisUntil(int64_t then_ns, int64_t now_ns) {
+  return static_cast<double>(then_ns - now_ns) / 1e6;
+}
+
+// Takes a limit that leaves less room than those before.
+void Tighten(double ms, double gain, Slack* slack) {
+  if (ms >= slack->ms) return;
+  slack->ms = ms;
+  slack->gain = gain;
+}
+
+}  // namespace
+
+double LeftPrefillMs(const CallDemand& demand, const CallProgress& progress, int64_t now_ns) {
+  if (progress.first_token_ns != 0) return 0;
+  return std::max(0.0, demand.prefill_ms + MillisUntil(progress.granted_ns, now_ns));
+}
+
+Slack SlackOf(const CallDemand& demand, const CallProgress& progress, int64_t now_ns) {
+  const double prefill_ms = LeftPrefillMs(demand, progress, now_ns);
+  Slack slack;
+  slack.left_tokens = progress.remaining;
+  slack.left_ms = prefill_ms + progress.remaining * demand.token_ms;
+  if (demand.end_by_ns != 0)
+    Tighten(MillisUntil(demand.end_by_ns, now_ns) - slack.left_ms, 0, &slack);
+  if (progress.first_token_ns == 0) {
+    if (demand.first_token_by_ns != 0)
+      Tighten(MillisUntil(demand.first_token_by_ns, now_ns) - prefill_ms, 0, &slack);
+    return slack;
+  }
+  if (demand.tpot_limit_ms > 0) {
+    const double ahead = std::min(progress.remaining, kSlackTokens);
+    const double intervals = std::max(1u, progress.generated) - 1 + ahead;
+    const double elapsed_ms = MillisUntil(now_ns, progress.first_token_ns);
+    const double gain =
+        demand.token_ms > 0 ? std::max(0.0, demand.tpot_limit_ms / demand.token_ms - 1) : 0;
+    Tighten(demand.tpot_limit_ms * intervals - elapsed_ms - ahead * demand.token_ms, gain, &slack);
+  }
+  return slack;
+}
+
+double HoldMs(const Newcomer& newcomer, const Slack& running, double pending_prefill_ms,
+              double piece_ms) {
+  if (!std::isfinite(running.ms) || running.ms < 0 || running.left_tokens == 0) return 0;
+  const double pieces_ms = running.left_tokens * piece_ms;
+  const double delay_ms = std::min(newcomer.prefill_ms + pending_prefill_ms, pieces_ms) +
+                          newcomer.row_ms * std::min(running.left_tokens, kSlackTokens);
+  if (delay_ms <= running.ms) return 0;
+  if (running.gain <= 0) return running.left_ms;
+  return std::min((delay_ms - running.ms) / running.gain, running.left_ms);
+}
+
+}  // namespace withy::orchestrator

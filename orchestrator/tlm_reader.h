@@ -1,0 +1,74 @@
+// The TLM as the orchestrator uses it: finds the file, says whether it fits the model that is
+// served, reads one prompt at a time. Neighbours: engine/encoder/tlm.h does the reading, prune.h
+// uses the scores, prepare.cc asks. Decides nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "engine/encoder/prune.h"
+#include "engine/encoder/tlm.h"
+#include "orchestrator/decide.h"
+#include "withy/v1/config.pb.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// What the TLM makes of one prompt.
+struct PromptReading {
+  std::vector<engine::PrunableText> messages;  // views of the prompt's texts
+  engine::LevelChoice prompt_level;
+  engine::LevelChoice model_level;
+};
+
+// Bytes that Read() would read.
+size_t PromptBytes(const v1::Prompt& prompt);
+
+// Thread-safe.
+class TlmReader {
+ public:
+  // Opens what `config` (filled) names and reads a text to see how long that takes. Null where
+  // there is none: switched off, not found at its default place, or a file that is no TLM or is
+  // damaged, which is logged with its reason.
+  static std::unique_ptr<TlmReader> Open(const v1::Config& config, const Clock& clock);
+
+  // Why this TLM cannot decide for a model with these levels (ascending, in per cent). Empty: it
+  // can. Logged when it changes.
+  std::string WhyUnfit(const std::vector<uint32_t>& model_levels);
+
+  // Reads the messages of `prompt` (or its text) as one text. The result refers to `prompt`. Waits
+  // while another call's prompt is read. Errors: as engine::Tlm::Read.
+  absl::StatusOr<PromptReading> Read(const v1::Prompt& prompt, const SloRatios& slo);
+
+  // In per cent, ascending.
+  const std::vector<int32_t>& prompt_levels() const { return prompt_levels_; }
+  const std::vector<int32_t>& model_levels() const { return model_levels_; }
+  // Measured when it was opened.
+  double us_per_byte() const { return us_per_byte_; }
+  const v1::ModelDescription& description() const { return description_; }
+
+ private:
+  TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm);
+  absl::Status Measure(const Clock& clock);
+
+  const std::string path_;
+  const std::vector<int32_t> prompt_levels_;
+  const std::vector<int32_t> model_levels_;
+  v1::ModelDescription description_;
+  double us_per_byte_ = 0;
+  absl::Mutex mutex_;
+  const std::unique_ptr<engine::Tlm> tlm_ ABSL_PT_GUARDED_BY(mutex_);
+  std::string unfit_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The file that an empty orchestrator.tlm_path stands for: withy-pocket-tlm*.gguf beside
+// `model_path`, the last by name; empty = there is none.
+std::string DefaultTlmPath(const std::string& model_path);
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,178 @@
+// withyctl as a person uses it: on a terminal, against the five real processes.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "base/unique_fd.h"
+#include "tests/e2e/board.h"
+
+namespace withy::e2e {
+namespace {
+
+// A program on a pseudo-terminal of its own: what is typed here, Ctrl-C too, comes to it as from a
+// keyboard.
+class Terminal {
+ public:
+  explicit Terminal(std::vector<std::string> arguments) {
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    int master = -1;
+    pid_ = forkpty(&master, nullptr, nullptr, nullptr);
+    if (pid_ == 0) {
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+    master_ = UniqueFd(master);
+  }
+  ~Terminal() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  void Type(const std::string& keys) {
+    EXPECT_EQ(write(master_.get(), keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
+  }
+
+  // Waits until `text` has been shown after what was waited for before; at most a minute.
+  bool Shows(const std::string& text) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (true) {
+      const size_t at = screen_.find(text, seen_);
+      if (at != std::string::npos) {
+        seen_ = at + text.size();
+        return true;
+      }
+      if (!ReadMore(deadline)) return false;
+    }
+  }
+  // Waits until anything has been shown after what was waited for.
+  bool ShowsMore() {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (screen_.size() == seen_) {
+      if (!ReadMore(deadline)) return false;
+    }
+    return true;
+  }
+  const std::string& screen() const { return screen_; }
+
+  // Waits for the end, at most a minute. The exit code, or 128 and the signal, or -1.
+  int WaitForExit() {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (ReadMore(deadline)) {
+    }
+    int status = 0;
+    if (absl::Now() > deadline || waitpid(pid_, &status, 0) != pid_) return -1;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  bool ReadMore(absl::Time deadline) {
+    pollfd polled = {.fd = master_.get(), .events = POLLIN, .revents = 0};
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    if (left_ms <= 0 || poll(&polled, 1, static_cast<int>(left_ms)) <= 0) return false;
+    char bytes[4096];
+    const ssize_t count = read(master_.get(), bytes, sizeof bytes);
+    if (count <= 0) return false;
+    screen_.append(bytes, static_cast<size_t>(count));
+    return true;
+  }
+
+  pid_t pid_ = -1;
+  UniqueFd master_;
+  std::string screen_;
+  size_t seen_ = 0;
+};
+
+std::string Withyctl() {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "withyctl").string();
+}
+
+TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
+  const std::string token = board.BindApp("chat");
+  Terminal chat(
+      {Withyctl(), "chat", "--address", board.address(), "--token", token, "--max-tokens", "400"});
+  ASSERT_TRUE(chat.Shows("/help lists the commands")) << chat.screen();
+  ASSERT_TRUE(chat.Shows("> "));
+  chat.Type("talk for long\n");
+  ASSERT_TRUE(chat.Shows("talk for long\r\n")) << "the terminal's echo";
+  ASSERT_TRUE(chat.ShowsMore()) << "the answer has begun";
+  chat.Type("\x03");
+  ASSERT_TRUE(chat.Shows("(cancelled: what was said stays in the context)")) << chat.screen();
+  ASSERT_TRUE(chat.Shows("> "));
+
+  // Where nothing is being answered it leaves the program alone, too.
+  chat.Type("\x03");
+  ASSERT_TRUE(chat.Shows("(/quit or Ctrl-D leaves)")) << chat.screen();
+  chat.Type("/context\n");
+  ASSERT_TRUE(chat.Shows("ctx_")) << chat.screen();
+  ASSERT_TRUE(chat.Shows("> "));
+  chat.Type("/quit\n");
+  EXPECT_EQ(chat.WaitForExit(), 0) << chat.screen();
+
+  // The partial answer is in the context, marked.
+  const auto stub = board.NewStub();
+  grpc::ClientContext listing;
+  Authorise(&listing, token);
+  v1::ListContextsResponse contexts;
+  ASSERT_TRUE(stub->ListContexts(&listing, {}, &contexts).ok());
+  ASSERT_EQ(contexts.contexts_size(), 1);
+  // A call on the context waits until the cancelled one has been committed.
+  const std::string context = contexts.contexts(0).context_id();
+  EXPECT_TRUE(Generate(*stub, token, UserRequest(context, "go on", 4)).status.ok());
+  grpc::ClientContext getting;
+  Authorise(&getting, token);
+  v1::GetContextRequest get;
+  get.set_context_id(context);
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(stub->GetContext(&getting, get, &kept).ok());
+  ASSERT_EQ(kept.messages_size(), 4);
+  EXPECT_TRUE(kept.messages(1).cancelled());
+}
+
+TEST(WithyctlTest, AnAppsNameIsItsOwnAndTheOperatorsToRenew) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
+  const std::string config = board.dir() + "/withy.textproto";
+  const auto run = [&](const std::string& token, std::vector<std::string> words) {
+    std::vector<std::string> arguments = {Withyctl()};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    for (const std::string& flag :
+         {std::string("--config"), config, std::string("--token"), token}) {
+      arguments.push_back(flag);
+    }
+    auto terminal = std::make_unique<Terminal>(arguments);
+    const int code = terminal->WaitForExit();
+    return std::pair(code, terminal->screen());
+  };
+  const std::string token = board.BindApp("mail");
+  const auto [refused, why] = run("another", {"apps", "bind", "mail", "--print"});
+  EXPECT_NE(refused, 0);
+  EXPECT_NE(why.find("withyctl apps renew mail"), std::string::npos) << why;
+  EXPECT_EQ(run(token, {"contexts", "list"}).first, 0) << "its token is as good as before";
+  const auto [renewed, fresh] = run("", {"apps", "renew", "mail", "--print"});
+  EXPECT_EQ(renewed, 0) << fresh;
+  const std::string next = fresh.substr(0, fresh.find_first_of("\r\n"));
+  EXPECT_EQ(run(next, {"contexts", "list"}).first, 0) << fresh;
+  EXPECT_EQ(run(next, {"apps", "bind", "mail", "--print"}).first, 0);
+}
+
+}  // namespace
+}  // namespace withy::e2e
