@@ -148,20 +148,53 @@ WITHY_INLINE F16 LoadBytesAsFloat(const int8_t* p) {
   return ToFloat(v);
 }
 
-inline void AddLowRank(const LowRankOutputs& b, const float* a, int begin, int end, float* y) {
-  for (int o = begin; o < end; o += kQuantBlock) {
-    float* to = y + (o - begin);
+// 16 outputs of column r of B.
+WITHY_INLINE F16 LowRankColumn(const LowRankOutputs& b, int r, int o) {
+  return LoadBytesAsFloat(b.quants(r) + o) * Splat(b.scales(r)[o / kQuantBlock]);
+}
+
+inline void AddLowRankToRow(const LowRankOutputs& b, const float* a, int begin, int end, float* y) {
+  for (int o = begin; o < end; o += kQuantBlock, y += kQuantBlock) {
     const int n = end - o < kQuantBlock ? end - o : kQuantBlock;
-    F16 lo = LoadN(to, n);
-    F16 hi = n > 16 ? LoadN(to + 16, n - 16) : Zero();
+    F16 lo = LoadN(y, n);
+    F16 hi = n > 16 ? LoadN(y + 16, n - 16) : Zero();
     for (int r = 0; r < b.rank; ++r) {
-      const F16 factor = Splat(a[r] * b.scales(r)[o / kQuantBlock]);
-      const int8_t* quants = b.quants(r) + o;
-      lo = MulAdd(factor, LoadBytesAsFloat(quants), lo);
-      hi = MulAdd(factor, LoadBytesAsFloat(quants + 16), hi);
+      const F16 factor = Splat(a[r]);
+      lo = MulAdd(factor, LowRankColumn(b, r, o), lo);
+      hi = MulAdd(factor, LowRankColumn(b, r, o + 16), hi);
     }
-    StoreN(lo, to, n);
-    if (n > 16) StoreN(hi, to + 16, n - 16);
+    StoreN(lo, y, n);
+    if (n > 16) StoreN(hi, y + 16, n - 16);
+  }
+}
+
+// Many rows share an unpacked block of B: kRanks of its columns at a time.
+inline void AddLowRank(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end) {
+  constexpr int kRanks = 8;
+  if (rows.rows == 1) return AddLowRankToRow(b, rows.a, begin, end, rows.y);
+  for (int o = begin; o < end; o += kQuantBlock) {
+    const int n = end - o < kQuantBlock ? end - o : kQuantBlock;
+    for (int first = 0; first < b.rank; first += kRanks) {
+      const int ranks = b.rank - first < kRanks ? b.rank - first : kRanks;
+      alignas(64) float block[kRanks * kQuantBlock];
+      for (int r = 0; r < ranks; ++r) {
+        Store(LowRankColumn(b, first + r, o), block + r * kQuantBlock);
+        Store(LowRankColumn(b, first + r, o + 16), block + r * kQuantBlock + 16);
+      }
+      for (int row = 0; row < rows.rows; ++row) {
+        const float* a = rows.a + row * rows.a_stride + first;
+        float* y = rows.y + row * rows.y_stride + (o - begin);
+        F16 lo = LoadN(y, n);
+        F16 hi = n > 16 ? LoadN(y + 16, n - 16) : Zero();
+        for (int r = 0; r < ranks; ++r) {
+          const F16 factor = Splat(a[r]);
+          lo = MulAdd(factor, Load(block + r * kQuantBlock), lo);
+          hi = MulAdd(factor, Load(block + r * kQuantBlock + 16), hi);
+        }
+        StoreN(lo, y, n);
+        if (n > 16) StoreN(hi, y + 16, n - 16);
+      }
+    }
   }
 }
 

@@ -57,6 +57,53 @@ TEST_P(ElementwiseTest, SwiGluAndAdd) {
   }
 }
 
+TEST_P(ElementwiseTest, AddLowRankWhateverTheCuts) {
+  constexpr int kOutputs = 96;
+  constexpr int kRows = 5;
+  constexpr ptrdiff_t kStride = kOutputs + 3;
+  for (const int rank : {1, 8, 11}) {
+    std::mt19937 rng(5);
+    AlignedArray<std::byte> bytes;
+    bytes.Resize(LowRankBytes(rank, kOutputs));
+    const LowRankOutputs b = {rank, kOutputs, bytes.data()};
+    const std::vector<float> scales = RandomFloats(rng, static_cast<size_t>(rank * b.blocks()));
+    std::memcpy(bytes.data(), scales.data(), scales.size() * sizeof(float));
+    for (size_t i = scales.size() * sizeof(float); i < LowRankBytes(rank, kOutputs); ++i) {
+      bytes[i] = static_cast<std::byte>(rng() % 256);
+    }
+    const auto stride = static_cast<ptrdiff_t>(rank) + 2;
+    const std::vector<float> a = RandomFloats(rng, static_cast<size_t>(kRows * stride));
+    const std::vector<float> before = RandomFloats(rng, static_cast<size_t>(kRows * kStride));
+
+    std::vector<float> whole = before;
+    kernels().add_low_rank(b, {kRows, a.data(), stride, whole.data(), kStride}, 0, kOutputs);
+    for (int row = 0; row < kRows; ++row) {
+      for (int o = 0; o < kStride; ++o) {
+        const auto at = static_cast<size_t>(row * kStride + o);
+        double want = static_cast<double>(before[at]);
+        for (int r = 0; r < rank && o < kOutputs; ++r) {
+          want += static_cast<double>(a[static_cast<size_t>(row * stride + r)]) *
+                  static_cast<double>(b.scales(r)[o / kQuantBlock]) * b.quants(r)[o];
+        }
+        ASSERT_NEAR(static_cast<double>(whole[at]), want, 1e-3) << row << " " << o;
+      }
+    }
+    std::vector<float> cut = before;
+    for (int row = 0; row < kRows; ++row) {
+      const float* in = a.data() + row * stride;
+      float* out = cut.data() + row * kStride;
+      kernels().add_low_rank(b, {1, in, stride, out, kStride}, 0, 32);
+      kernels().add_low_rank(b, {1, in, stride, out + 32, kStride}, 32, 83);
+    }
+    kernels().add_low_rank(b, {2, a.data(), stride, cut.data() + 64, kStride}, 64, 64);
+    for (int row = 0; row < kRows; ++row) {
+      const size_t at = static_cast<size_t>(row * kStride);
+      ASSERT_TRUE(SameBits(cut.data() + at, whole.data() + at, 83)) << "rank " << rank;
+      ASSERT_TRUE(SameBits(cut.data() + at + 83, before.data() + at + 83, kOutputs - 83));
+    }
+  }
+}
+
 TEST_P(ElementwiseTest, Softmax) {
   std::mt19937 rng(3);
   for (const int n : {1, 2, 15, 16, 17, 31, 33, 1000}) {

@@ -54,9 +54,9 @@ struct Kernels {
   // y[n] += x[n]
   void (*add)(const float* x, int n, float* y);
 
-  // y[o - begin] += sum over r of a[r] * B[o, r] for begin <= o < end <= b.outputs; begin is a
-  // multiple of 32. The same bits for an output however the range is cut.
-  void (*add_low_rank)(const LowRankOutputs& b, const float* a, int begin, int end, float* y);
+  // Adds the outputs [begin, end) of B to all rows, whose y starts at output `begin`, a multiple of
+  // 32. The same bits for an output however range and rows are cut.
+  void (*add_low_rank)(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end);
 
   // out[n] = exp(x * inv_temperature - max) / sum. out may be x.
   void (*softmax)(const float* x, int n, float inv_temperature, float* out);

@@ -27,6 +27,15 @@ struct LowRankOutputs {
   }
 };
 
+// Rows that the product is added to: y[row, o] += sum over r of B[o, r] * a[row, r].
+struct LowRankRows {
+  int rows = 0;
+  const float* a = nullptr;  // [rows, rank], a_stride floats between rows
+  ptrdiff_t a_stride = 0;
+  float* y = nullptr;  // [rows, outputs of the range], y_stride floats between rows
+  ptrdiff_t y_stride = 0;
+};
+
 constexpr size_t LowRankBytes(int rank, int outputs) {
   return static_cast<size_t>(rank) * (sizeof(float) * static_cast<size_t>(outputs / kQuantBlock) +
                                       static_cast<size_t>(outputs));

@@ -110,7 +110,8 @@ inline int BlocksAtOnce(int rows, int panel_blocks) {
 // begin, end).
 template <typename Fn>
 WITHY_INLINE void ForPasses(const MatMulArgs& args, Fn fn) {
-  for (int panel = 0; panel < args.w.panels(); ++panel) {
+  const int inputs = args.n_in_extent != nullptr ? args.n_in_extent[0] : args.w.padded_inputs();
+  for (int panel = 0; panel < args.w.panels() && args.w.panel_begin(panel) < inputs; ++panel) {
     const int blocks = (args.w.panel_end(panel) - args.w.panel_begin(panel)) / kQuantBlock;
     const int step = BlocksAtOnce(args.rows, blocks);
     for (int begin = 0; begin < blocks; begin += step) {
@@ -170,8 +171,8 @@ inline void RaggedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
   });
 }
 
-// Full extents, whole tiles, many rows, several passes: sums stay in a compact buffer between
-// passes, because rows of y a power of two apart fall into the same cache sets.
+// One extent for all rows, whole tiles, many rows, several passes: sums stay in a compact buffer
+// between passes, because rows of y a power of two apart fall into the same cache sets.
 template <WeightType kType>
 inline void BufferedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
   const int pairs = (tile_end - tile_begin + 1) / 2;
@@ -206,8 +207,17 @@ inline void BufferedMatMul(const MatMulArgs& args, int tile_begin, int tile_end)
 template <WeightType kType>
 inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
   constexpr int kBufferedRows = 16;
-  const bool even = args.n_out_extent == nullptr && args.n_in_extent == nullptr &&
-                    tile_end * kTileRows <= args.w.n_out;
+  const int outputs = args.n_out_extent != nullptr ? args.n_out_extent[0] : args.w.n_out;
+  const auto same = [&args](const int* extent) {
+    return extent == nullptr || extent[0] == extent[args.rows - 1];
+  };
+  // The first row has the largest extent.
+  if (tile_end > (outputs + kTileRows - 1) / kTileRows) {
+    tile_end = (outputs + kTileRows - 1) / kTileRows;
+  }
+  if (tile_begin >= tile_end) return;
+  const bool even =
+      same(args.n_out_extent) && same(args.n_in_extent) && tile_end * kTileRows <= outputs;
   const int blocks = args.w.padded_inputs() / kQuantBlock;
   const bool one_pass = args.w.panels() == 1 && BlocksAtOnce(args.rows, blocks) == blocks;
   if (even && !one_pass && args.rows >= kBufferedRows) {

@@ -23,6 +23,41 @@ class MatMulTest : public testing::TestWithParam<Target> {
     out->Reset(rows, n_in, kActQ8 | kActF32);
     kernels().prepare(x.data(), n_in, 0, rows, 0, n_in, out);
   }
+
+  // A product of rows with these extents gives every row what a pass over its own prefix gives.
+  void ExpectPrefixes(const std::vector<int>& out_extent, const std::vector<int>& in_extent) {
+    const int n_out = 200;
+    const int n_in = 512;
+    const int panel = 128;
+    const int rows = static_cast<int>(out_extent.size());
+    std::mt19937 rng(11);
+    const std::vector<float> x = RandomFloats(rng, static_cast<size_t>(rows * n_in));
+    Activations all;
+    Prepare(x, rows, n_in, &all);
+    for (const WeightType type : kTypes) {
+      const OwnedMatrix w = RandomMatrix(5, type, n_out, n_in, panel);
+      std::vector<float> y(static_cast<size_t>(rows * n_out), 99.0f);
+      MatMulArgs args{w.m, &all, 0, rows, y.data(), n_out};
+      args.n_out_extent = out_extent.data();
+      args.n_in_extent = in_extent.data();
+      kernels().matmul(args, 0, 5);
+      kernels().matmul(args, 5, w.m.tiles());
+      for (int r = 0; r < rows; ++r) {
+        const auto row = static_cast<size_t>(r);
+        Activations one;
+        std::vector<float> cut(x.begin() + r * n_in, x.begin() + (r + 1) * n_in);
+        std::fill(cut.begin() + in_extent[row], cut.end(), 0.0f);
+        Prepare(cut, 1, n_in, &one);
+        std::vector<float> full(static_cast<size_t>(n_out));
+        kernels().matmul({w.m, &one, 0, 1, full.data(), n_out}, 0, w.m.tiles());
+        for (int o = 0; o < n_out; ++o) {
+          const float want = o < out_extent[row] ? full[static_cast<size_t>(o)] : 99.0f;
+          ASSERT_EQ(y[row * static_cast<size_t>(n_out) + static_cast<size_t>(o)], want)
+              << WeightTypeName(type) << " row " << r << " output " << o;
+        }
+      }
+    }
+  }
 };
 
 // What the product may differ from the reference: rounding of about one unit a block and once more
@@ -115,37 +150,13 @@ TEST_P(MatMulTest, RowsDoNotDependOnOtherRowsPanelsOrSplit) {
 }
 
 TEST_P(MatMulTest, ExtentsAreThePrefixOfAFullPass) {
-  const int n_out = 200;
-  const int n_in = 512;
-  const int panel = 128;
-  const int rows = 9;
-  const int out_extent[rows] = {200, 200, 200, 160, 150, 96, 90, 16, 3};
-  const int in_extent[rows] = {512, 512, 384, 384, 384, 256, 128, 128, 128};
-  std::mt19937 rng(11);
-  const std::vector<float> x = RandomFloats(rng, static_cast<size_t>(rows * n_in));
-  Activations all;
-  Prepare(x, rows, n_in, &all);
-  for (const WeightType type : kTypes) {
-    const OwnedMatrix w = RandomMatrix(5, type, n_out, n_in, panel);
-    std::vector<float> y(static_cast<size_t>(rows * n_out), 99.0f);
-    MatMulArgs args{w.m, &all, 0, rows, y.data(), n_out};
-    args.n_out_extent = out_extent;
-    args.n_in_extent = in_extent;
-    kernels().matmul(args, 0, 5);
-    kernels().matmul(args, 5, w.m.tiles());
-    for (int r = 0; r < rows; ++r) {
-      Activations one;
-      std::vector<float> cut(x.begin() + r * n_in, x.begin() + (r + 1) * n_in);
-      std::fill(cut.begin() + in_extent[r], cut.end(), 0.0f);
-      Prepare(cut, 1, n_in, &one);
-      std::vector<float> full(static_cast<size_t>(n_out));
-      kernels().matmul({w.m, &one, 0, 1, full.data(), n_out}, 0, w.m.tiles());
-      for (int o = 0; o < n_out; ++o) {
-        const float want = o < out_extent[r] ? full[static_cast<size_t>(o)] : 99.0f;
-        ASSERT_EQ(y[static_cast<size_t>(r * n_out + o)], want)
-            << WeightTypeName(type) << " row " << r << " output " << o;
-      }
-    }
+  ExpectPrefixes({200, 200, 200, 160, 150, 96, 90, 16, 3},
+                 {512, 512, 384, 384, 384, 256, 128, 128, 128});
+}
+
+TEST_P(MatMulTest, ManyRowsOfOneExtent) {
+  for (const int out : {16, 160, 170}) {
+    ExpectPrefixes(std::vector<int>(20, out), std::vector<int>(20, 256));
   }
 }
 

@@ -58,20 +58,28 @@ struct Products {
 };
 
 void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
-                 Activations* h, const GateUpLowRank* low_rank, int begin, int end) {
+                 Activations* h, std::span<const GateUpLowRank> low_rank, int begin, int end) {
   kernels.matmul(gate, begin, end);
   kernels.matmul(up, begin, end);
   const int col = begin * kTileRows;
+  const int end_col = std::min(end * kTileRows, gate.w.n_out);
+  for (const GateUpLowRank& more : low_rank) {
+    const int to = std::min(RowExtent(gate, more.begin), end_col);
+    if (to <= col) continue;
+    const auto add = [&](const LowRankOutputs& b, const float* a, const MatMulArgs& args) {
+      kernels.add_low_rank(b,
+                           {more.end - more.begin, a, more.a_stride,
+                            args.y + more.begin * args.y_stride + col, args.y_stride},
+                           col, to);
+    };
+    add(*more.gate, more.a, gate);
+    add(*more.up, more.a + more.gate->rank, up);
+  }
   for (int row = 0; row < gate.rows; ++row) {
-    const int width = std::min(RowExtent(gate, row), std::min(end * kTileRows, gate.w.n_out)) - col;
+    const int width = std::min(RowExtent(gate, row), end_col) - col;
     if (width <= 0) break;
     float* g = gate.y + row * gate.y_stride + col;
-    float* u = up.y + row * up.y_stride + col;
-    if (low_rank != nullptr && low_rank[row].gate != nullptr) {
-      const GateUpLowRank& more = low_rank[row];
-      kernels.add_low_rank(*more.gate, more.a, col, col + width, g);
-      kernels.add_low_rank(*more.up, more.a + more.gate->rank, col, col + width, u);
-    }
+    const float* u = up.y + row * up.y_stride + col;
     kernels.swiglu(g, u, width, g);
     kernels.prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
   }
@@ -120,7 +128,7 @@ void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMul
 }
 
 void AddGateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate,
-               const MatMulArgs& up, Activations* h, const GateUpLowRank* low_rank) {
+               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
   pool.Add(gate.w.tiles(), TileGrain(gate.w, gate.rows, pool.threads()),
            [&kernels, gate, up, h, low_rank](int begin, int end) {
              GateUpTiles(kernels, gate, up, h, low_rank, begin, end);

@@ -28,19 +28,22 @@ void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weig
 // Several products, at most three, in one pass over the pool (fused Q/K/V). Outputs are disjoint.
 void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products);
 
-// What LoRA adds to a row's gate and up: B * a; nothing when both are null.
+// What LoRA adds to gate and up of rows [begin, end), which have one extent: B * a.
 struct GateUpLowRank {
+  int begin = 0;
+  int end = 0;
   const LowRankOutputs* gate = nullptr;
   const LowRankOutputs* up = nullptr;
-  const float* a = nullptr;  // [2 * rank], gate's first
+  const float* a = nullptr;  // [rows, 2 * rank], gate's first; a_stride floats between rows
+  ptrdiff_t a_stride = 0;
 };
 
 // h = silu(gate x) * (up x) prepared for the down product. gate and up have equal shapes, rows and
 // extents; their y are scratch [rows, n_out]. `h` was Reset() to at least [gate.rows, n_out];
 // beyond a row's output extent it is undefined up to the next multiple of 32, zero there, and
-// untouched further on. `low_rank` [gate.rows], or null.
+// untouched further on. `low_rank`: of disjoint rows.
 void AddGateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate,
-               const MatMulArgs& up, Activations* h, const GateUpLowRank* low_rank = nullptr);
+               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {});
 
 // Attention of all rows.
 void AddAttend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args);

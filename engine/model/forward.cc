@@ -22,7 +22,7 @@ ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
 // Floats of one row's LoRA inputs: of Q, K, V, O, gate, up and down.
 size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStridePad; }
 
-constexpr int kLoraRows = 4;  // rows a piece
+constexpr int32_t kMaxLoraRows = 16;  // rows a piece
 
 ActivationFormsOf FormsOf(const ModelWeights& weights) {
   ActivationFormsOf forms;
@@ -211,12 +211,14 @@ void PackedModel::PlanLora() {
   gate_up_lora_.clear();
   if (!lora_) return;
   lora_in_.Resize(plan_.size() * LoraStride(weights_.lora_rank));
+  gate_up_first_ = {0};
   for (int32_t layer = 0; layer < info_.layers; ++layer) {
-    for (int32_t i = 0; i < RowsAfterKv(layer); ++i) {
-      const LoraWeights* lora = LoraOf(layer, i, true);
-      GateUpLowRank& more = gate_up_lora_.emplace_back();
-      if (lora != nullptr) more = {&lora->gate, &lora->up, LoraIn(i, LoraPart::kFfnIn)};
-    }
+    ForLoraRuns(layer, true, 0, RowsAfterKv(layer), [&](const LoraWeights& lora, int first, int n) {
+      gate_up_lora_.push_back({first, first + n, &lora.gate, &lora.up,
+                               LoraIn(first, LoraPart::kFfnIn),
+                               static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank))});
+    });
+    gate_up_first_.push_back(gate_up_lora_.size());
   }
 }
 
@@ -239,33 +241,73 @@ float* PackedModel::LoraIn(int32_t i, LoraPart in) {
   return const_cast<float*>(std::as_const(*this).LoraIn(i, in));
 }
 
-void PackedModel::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
-                                int32_t begin, int32_t end) {
-  const bool after_kv = in != LoraPart::kAttentionIn;
-  for (int32_t i = begin; i < end; ++i) {
+template <typename Fn>
+void PackedModel::ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32_t end,
+                              Fn fn) const {
+  for (int32_t i = begin; i < end;) {
     const LoraWeights* lora = LoraOf(layer, i, after_kv);
-    if (lora == nullptr) continue;
-    const PackedMatrix& w = in == LoraPart::kAttentionIn      ? lora->attention_in
-                            : in == LoraPart::kAttentionOutIn ? lora->attention_out_in
-                            : in == LoraPart::kFfnIn          ? lora->ffn_in
-                                                              : lora->down_in;
     int32_t rows = 1;
     while (i + rows < end && LoraOf(layer, i + rows, after_kv) == lora) ++rows;
-    MatMulArgs args = Product(w, inputs, rows, LoraIn(i, in),
-                              static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)));
-    args.x_row = i;
-    kernels_.matmul(args, 0, w.tiles());
-    i += rows - 1;
+    if (lora != nullptr) fn(*lora, i, rows);
+    i += rows;
   }
 }
 
-void PackedModel::AddLoraToResidual(int32_t layer, int32_t i, LoraPart out, float* y) const {
-  const LoraWeights* lora = LoraOf(layer, i, true);
-  if (lora == nullptr) return;
+// Rows a piece of a step that computes LoRA: few enough for every thread, enough to share weights.
+int32_t PackedModel::LoraGrain(int32_t rows) const {
+  return std::clamp(rows / (2 * pool_->threads()), 1, kMaxLoraRows);
+}
+
+void PackedModel::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
+                                int32_t begin, int32_t end) {
+  ForLoraRuns(layer, in != LoraPart::kAttentionIn, begin, end,
+              [&](const LoraWeights& lora, int32_t first, int32_t rows) {
+                const PackedMatrix& w = in == LoraPart::kAttentionIn      ? lora.attention_in
+                                        : in == LoraPart::kAttentionOutIn ? lora.attention_out_in
+                                        : in == LoraPart::kFfnIn          ? lora.ffn_in
+                                                                          : lora.down_in;
+                MatMulArgs args = Product(w, inputs, rows, LoraIn(first, in),
+                                          static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)));
+                args.x_row = first;
+                kernels_.matmul(args, 0, w.tiles());
+              });
+}
+
+void PackedModel::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first,
+                             int32_t rows, float* y, ptrdiff_t y_stride) const {
+  kernels_.add_low_rank(b,
+                        {rows, LoraIn(first, in) + part * weights_.lora_rank,
+                         static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)), y, y_stride},
+                        0, b.outputs);
+}
+
+void PackedModel::AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end,
+                                    float* y, ptrdiff_t y_stride) const {
   const bool attention = out == LoraPart::kAttentionOut;
-  const LowRankOutputs& b = attention ? lora->attention_out : lora->down;
-  kernels_.add_low_rank(b, LoraIn(i, attention ? LoraPart::kAttentionOutIn : LoraPart::kDownIn), 0,
-                        b.outputs, y);
+  ForLoraRuns(layer, true, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
+    AddLoraOut(attention ? lora.attention_out : lora.down,
+               attention ? LoraPart::kAttentionOutIn : LoraPart::kDownIn, 0, first, rows,
+               y + (first - begin) * y_stride, y_stride);
+  });
+}
+
+void PackedModel::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
+  const ModelShape& s = weights_.shape;
+  const auto add = [&](const LowRankOutputs& b, int32_t part, int32_t first, int32_t rows,
+                       AlignedArray<float>* y, ptrdiff_t stride) {
+    AddLoraOut(b, LoraPart::kAttentionIn, part, first, rows, y->data() + first * stride, stride);
+  };
+  ForLoraRuns(layer, false, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
+    add(lora.k, 1, first, rows, &k_, Stride(s.kv_rows()));
+    add(lora.v, 2, first, rows, &v_, Stride(s.kv_rows()));
+    if (layer + 1 < info_.layers) {
+      add(lora.q, 0, first, rows, &q_, Stride(s.q_rows()));
+      return;
+    }
+    for (int32_t i = first; i < first + rows; ++i) {  // only wanted rows have a query
+      if (Planned(i).logits_row >= 0) add(lora.q, 0, i, 1, &q_, Stride(s.q_rows()));
+    }
+  });
 }
 
 // Token embeddings into the residual stream; RoPE angles of every row.
@@ -305,14 +347,15 @@ void PackedModel::AddInput(int32_t layer, LoraPart in) {
                           &input_);
     return;
   }
-  pool_->Add(rows, kLoraRows, [this, layer, in, ffn, norm](int begin, int end) {
-    for (int i = begin; i < end; ++i) {
-      float* x = x_.data() + i * Stride(weights_.shape.d_model);
-      if (ffn) {
-        AddLoraToResidual(layer, i, LoraPart::kAttentionOut, x);
-      } else if (layer > 0) {
-        AddLoraToResidual(layer - 1, i, LoraPart::kDown, x);
-      }
+  pool_->Add(rows, LoraGrain(rows), [this, layer, in, ffn, norm](int begin, int end) {
+    const ptrdiff_t stride = Stride(weights_.shape.d_model);
+    float* x = x_.data() + begin * stride;
+    if (ffn) {
+      AddLoraToResidual(layer, LoraPart::kAttentionOut, begin, end, x, stride);
+    } else if (layer > 0) {
+      AddLoraToResidual(layer - 1, LoraPart::kDown, begin, end, x, stride);
+    }
+    for (int i = begin; i < end; ++i, x += stride) {
       NormAndPrepareRow(kernels_, x, norm, weights_.shape.rms_epsilon, i, &input_);
     }
     ComputeLoraIn(layer, in, input_, begin, end);
@@ -342,8 +385,9 @@ void PackedModel::AddQkv(int32_t layer) {
 // Bias, QK norm and RoPE; K and V into their slots; Q into the order of attention; then the tails
 // of tree rows.
 void PackedModel::AddStoreKv(int32_t layer) {
-  pool_->Add(Rows(), 1, [this, layer](int begin, int end) {
+  pool_->Add(Rows(), lora_ ? LoraGrain(Rows()) : 1, [this, layer](int begin, int end) {
     const bool last = layer + 1 == info_.layers;
+    if (lora_) AddLoraToQkv(layer, begin, end);
     for (int i = begin; i < end; ++i) {
       StoreKey(layer, i);
       if (!last || Planned(i).logits_row >= 0) TurnQuery(layer, i);
@@ -375,11 +419,6 @@ void PackedModel::StoreKey(int32_t layer, int32_t i) {
   const ModelShape& s = weights_.shape;
   float* k = k_.data() + i * Stride(s.kv_rows());
   float* v = v_.data() + i * Stride(s.kv_rows());
-  if (const LoraWeights* lora = lora_ ? LoraOf(layer, i, false) : nullptr) {
-    const float* a = LoraIn(i, LoraPart::kAttentionIn);
-    kernels_.add_low_rank(lora->k, a + lora->q.rank, 0, lora->k.outputs, k);
-    kernels_.add_low_rank(lora->v, a + 2 * lora->q.rank, 0, lora->v.outputs, v);
-  }
   if (w.k_bias != nullptr) kernels_.add(w.k_bias, s.kv_rows(), k);
   if (w.v_bias != nullptr) kernels_.add(w.v_bias, s.kv_rows(), v);
   NormHeads(k, s.kv_heads, w.k_norm);
@@ -396,9 +435,6 @@ void PackedModel::TurnQuery(int32_t layer, int32_t i) {
   float* q = q_.data() + i * Stride(s.q_rows());
   const int32_t heads =
       uniform_ ? s.heads : extents_[static_cast<size_t>(layer)].heads[static_cast<size_t>(i)];
-  if (const LoraWeights* lora = lora_ ? LoraOf(layer, i, false) : nullptr) {
-    kernels_.add_low_rank(lora->q, LoraIn(i, LoraPart::kAttentionIn), 0, lora->q.outputs, q);
-  }
   if (w.q_bias != nullptr) kernels_.add(w.q_bias, heads * s.head_dim, q);
   NormHeads(q, heads, w.q_norm);
   kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
@@ -463,7 +499,7 @@ void PackedModel::AddAttention(int32_t layer) {
   if (!uniform_ && args.rank_major) args.head_extent = ExtentsAfterKv(layer).heads.data();
   AddAttend(*pool_, kernels_, args);
   if (lora_) {
-    pool_->Add(rows, kLoraRows, [this, layer](int begin, int end) {
+    pool_->Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
       const int32_t width = weights_.shape.q_rows();
       kernels_.prepare(attended_.data() + begin * Stride(width), Stride(width), begin, end, 0,
                        width, &attention_input_);
@@ -491,10 +527,15 @@ void PackedModel::AddFeedForward(int32_t layer) {
     const int* neurons = ExtentsAfterKv(layer).neurons.data();
     gate.n_out_extent = up.n_out_extent = down.n_in_extent = neurons;
   }
-  const size_t first = static_cast<size_t>(layer) * plan_.size();
-  AddGateUp(*pool_, kernels_, gate, up, &neurons_, lora_ ? gate_up_lora_.data() + first : nullptr);
+  std::span<const GateUpLowRank> low_rank;
   if (lora_) {
-    pool_->Add(rows, kLoraRows, [this, layer](int begin, int end) {
+    const size_t first = gate_up_first_[static_cast<size_t>(layer)];
+    low_rank = std::span(gate_up_lora_)
+                   .subspan(first, gate_up_first_[static_cast<size_t>(layer) + 1] - first);
+  }
+  AddGateUp(*pool_, kernels_, gate, up, &neurons_, low_rank);
+  if (lora_) {
+    pool_->Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
       ComputeLoraIn(layer, LoraPart::kDownIn, neurons_, begin, end);
     });
   }
@@ -509,7 +550,7 @@ void PackedModel::AddTap(int32_t layer) {
       const float* x = x_.data() + i * Stride(s.d_model);
       hidden.insert(hidden.end(), x, x + s.d_model);
       float* row = hidden.data() + hidden.size() - static_cast<size_t>(s.d_model);
-      if (lora_) AddLoraToResidual(layer, i, LoraPart::kDown, row);
+      if (lora_) AddLoraToResidual(layer, LoraPart::kDown, i, i + 1, row, s.d_model);
     }
     layer_tap_(layer, hidden);
   });
@@ -524,11 +565,11 @@ void PackedModel::AddLogits(float* logits) {
   pool_->Add(1, 1, [this, first](int, int) {
     const auto width = static_cast<size_t>(weights_.shape.d_model);
     const auto stride = static_cast<size_t>(Stride(weights_.shape.d_model));
+    if (lora_) {
+      AddLoraToResidual(info_.layers - 1, LoraPart::kDown, 0, static_cast<int32_t>(wanted_.size()),
+                        x_.data(), static_cast<ptrdiff_t>(stride));
+    }
     for (size_t i = 0; i < wanted_.size(); ++i) {
-      if (lora_) {
-        AddLoraToResidual(info_.layers - 1, static_cast<int32_t>(i), LoraPart::kDown,
-                          x_.data() + i * stride);
-      }
       const auto place = static_cast<size_t>(Planned(wanted_[i]).logits_row - first);
       std::memcpy(gate_.data() + place * stride, x_.data() + i * stride, sizeof(float) * width);
     }

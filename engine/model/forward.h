@@ -76,8 +76,17 @@ class PackedModel : public Model {
   // A * inputs of rows [begin, end) into lora_in_.
   void ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs, int32_t begin,
                      int32_t end);
-  // y += B * lora_in_ for the residual stream of row i: of O or down.
-  void AddLoraToResidual(int32_t layer, int32_t i, LoraPart out, float* y) const;
+  // Calls fn(lora, first row, rows) for rows of [begin, end) side by side that have the same LoRA.
+  template <typename Fn>
+  void ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32_t end, Fn fn) const;
+  int32_t LoraGrain(int32_t rows) const;
+  // y += B * lora_in_ for the residual stream of rows [begin, end): of O or down.
+  void AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end, float* y,
+                         ptrdiff_t y_stride) const;
+  void AddLoraToQkv(int32_t layer, int32_t begin, int32_t end);
+  // `part`: how many ranks B's input lies behind that of `in`.
+  void AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first, int32_t rows,
+                  float* y, ptrdiff_t y_stride) const;
   float* LoraIn(int32_t i, LoraPart in);
   const float* LoraIn(int32_t i, LoraPart in) const;
 
@@ -114,7 +123,8 @@ class PackedModel : public Model {
   Extents wanted_extents_;                   // of the last layer, for the rows of wanted_
   bool lora_ = false;                        // some row has LoRA
   AlignedArray<float> lora_in_;              // A * inputs, [row][part]
-  std::vector<GateUpLowRank> gate_up_lora_;  // [layer][row]; of the last layer only wanted_
+  std::vector<GateUpLowRank> gate_up_lora_;  // layer after layer
+  std::vector<size_t> gate_up_first_;        // [layer + 1]: where a layer's begin
   std::vector<size_t> chunks_needed_;
   AlignedArray<std::byte> tail_bytes_;
   std::vector<std::byte*> tail_pointers_;     // scratch blocks, those of a row side by side
