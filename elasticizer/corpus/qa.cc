@@ -98,8 +98,10 @@ std::string JoinShuffled(Author& author, std::vector<std::string> facts) {
   return passage;
 }
 
-// Everyone has a home; the question goes from a person over the boss to the boss's home.
-Scene WriteTwoHops(Author& author, int people_count, int follow_ups) {
+// Everyone has a home; the question goes from a person over the boss to the boss's home. With
+// follow-ups there may be more people, so that there is more to ask.
+Scene WriteTwoHops(Author& author, int follow_ups) {
+  const int people_count = follow_ups > 0 ? 2 * author.rng().Between(2, 4) : 4;
   const std::vector<std::string> people = author.Different(people_count, &Author::Person);
   std::vector<std::string> facts;
   std::vector<std::string> homes;
@@ -128,7 +130,7 @@ Scene WriteTwoHops(Author& author, int people_count, int follow_ups) {
 Scene WriteQa(Author& author, int difficulty, int follow_ups) {
   constexpr std::array<int, 5> kPeople = {2, 2, 3, 4, 4};
   constexpr std::array<int, 5> kFacts = {1, 2, 2, 2, 3};
-  if (difficulty == kMaxDifficulty && author.Chance(40)) return WriteTwoHops(author, 4, follow_ups);
+  if (difficulty == kMaxDifficulty && author.Chance(40)) return WriteTwoHops(author, follow_ups);
   const size_t level = static_cast<size_t>(difficulty - 1);
   const std::vector<std::string> people = author.Different(kPeople[level], &Author::Person);
   std::vector<size_t> relations = {0, 1, 2, 3, 4};

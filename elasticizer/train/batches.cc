@@ -58,7 +58,8 @@ std::vector<Sample> BatchStream::RecallBatch(corpus::Rng& rng, double hardness) 
 }
 
 std::vector<Sample> BatchStream::DenseBatch(corpus::Rng& rng, corpus::Task task, int contexts,
-                                            int follow_ups, int max_difficulty) const {
+                                            int follow_ups, int min_difficulty,
+                                            int max_difficulty) const {
   corpus::Spec spec = options_.spec;
   spec.seed += rng.Below(1u << 30);
   spec.five_shot_percent = 0;
@@ -70,7 +71,8 @@ std::vector<Sample> BatchStream::DenseBatch(corpus::Rng& rng, corpus::Task task,
   const corpus::Generator generator(spec);
   std::vector<Sample> samples;
   for (uint64_t i = 0; i < kDenseRecords; ++i) {
-    samples.push_back(encoder_.Encode(generator.At(i, task, rng.Between(1, max_difficulty))));
+    samples.push_back(
+        encoder_.Encode(generator.At(i, task, rng.Between(min_difficulty, max_difficulty))));
   }
   std::vector<std::vector<Sample>> batches = CutBatches(std::move(samples), options_.tokens);
   return std::move(batches[rng.Below(static_cast<uint32_t>(batches.size()))]);
@@ -80,14 +82,20 @@ std::vector<Sample> BatchStream::ExerciseBatch(corpus::Rng& rng) const {
   using corpus::Task;
   const double hardness = std::min(1.0, static_cast<double>(position_.count) /
                                             static_cast<double>(options_.exercise_ramp_batches));
-  const int difficulty = rng.Between(
-      1, std::min(corpus::kMaxDifficulty, 1 + static_cast<int>(corpus::kMaxDifficulty * hardness)));
+  const int hardest =
+      std::min(corpus::kMaxDifficulty, 1 + static_cast<int>(corpus::kMaxDifficulty * hardness));
   const int roll = rng.Between(0, 99);
   if (roll < 5) return RecallBatch(rng, hardness);
-  if (roll < 20) return DenseBatch(rng, Task::kMath, kSums, 0, corpus::kMaxDifficulty);
-  if (roll < 25) return DenseBatch(rng, Task::kApi, kCatalogues, 0, difficulty);
-  const Task task = roll < 65 ? Task::kQa : roll < 85 ? Task::kUi : Task::kReply;
-  return DenseBatch(rng, task, rng.Between(1, 2), kFollowUps, difficulty);
+  if (roll < 20) return DenseBatch(rng, Task::kMath, kSums, 0, 1, corpus::kMaxDifficulty);
+  if (roll < 25) return DenseBatch(rng, Task::kApi, kCatalogues, 0, 1, hardest);
+  const int contexts = rng.Between(1, 2);
+  if (roll < 75) {
+    // Questions over two facts are a part of the hardest only, and the last to be learnt.
+    const int least = rng.Between(0, 1) == 1 ? hardest : 1;
+    return DenseBatch(rng, Task::kQa, contexts, kFollowUps, least, hardest);
+  }
+  const Task task = roll < 90 ? Task::kUi : Task::kReply;
+  return DenseBatch(rng, task, contexts, kFollowUps, 1, hardest);
 }
 
 std::vector<Sample> BatchStream::Next() {

@@ -57,7 +57,7 @@ class BatchStream {
   // Chats of one task without small talk: `contexts` of them, each with up to `follow_ups`
   // questions after the first.
   std::vector<Sample> DenseBatch(corpus::Rng& rng, corpus::Task task, int contexts, int follow_ups,
-                                 int max_difficulty) const;
+                                 int min_difficulty, int max_difficulty) const;
 
   BatchOptions options_;
   const ChatEncoder& encoder_;
