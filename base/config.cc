@@ -97,6 +97,8 @@ absl::Status FillModel(std::string_view run_dir, std::string_view process, std::
   WITHY_FILL(model, max_batch, 8, 1, 64);
   WITHY_FILL(model, queue_limit, 64, 1, 100000);
   WITHY_FILL(model, prefill_piece_ms, 50, 1, 10000);
+  if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
+  WITHY_RETURN_IF_ERROR(CheckRange("idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));
   if (model->context_length() != 0) {
     WITHY_RETURN_IF_ERROR(CheckRange("context_length", model->context_length(), 16, 1 << 20));
   }

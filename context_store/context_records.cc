@@ -201,6 +201,12 @@ absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32
   return page;
 }
 
+std::string ContextRecords::AppOf(std::string_view context_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = contexts_.find(std::string(context_id));
+  return found == contexts_.end() ? "" : found->second.app_id;
+}
+
 std::vector<std::string> ContextRecords::ContextsOf(std::string_view app_id) const {
   absl::MutexLock lock(&mutex_);
   std::vector<std::string> ids;

@@ -87,6 +87,7 @@ class ContextRecords {
   // `page_size` 0 = 100; at most 1000. Errors: INVALID_ARGUMENT (page size or token).
   absl::StatusOr<ContextPage> List(std::string_view app_id, uint32_t page_size,
                                    std::string_view page_token) const;
+  std::string AppOf(std::string_view context_id) const;  // empty: there is no such context
   std::vector<std::string> ContextsOf(std::string_view app_id) const;
   uint32_t CountOf(std::string_view app_id) const;
   size_t size() const;

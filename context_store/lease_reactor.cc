@@ -80,10 +80,10 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
     // Held over the opening, so that OnGranted, which may come at once, finds the lease's number.
     absl::MutexLock lock(&mutex_);
     if (ended_) return absl::OkStatus();
-    WITHY_ASSIGN_OR_RETURN(
-        const LeaseOpening opening,
-        store_.OpenLease({open.epoch(), open.app_id(), open.context_id(), open.call_id()},
-                         shared_from_this()));
+    WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
+                           store_.OpenLease({open.epoch(), open.app_id(), open.context_id(),
+                                             open.call_id(), open.rebuild()},
+                                            shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;
     granted = opening.granted;

@@ -112,13 +112,17 @@ Effects LeaseTable::WorkerGone(WorkerInstance worker) {
   return effects;
 }
 
-absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view context_id) {
+absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view context_id,
+                                              bool rebuild) {
   if (epoch != epoch_ || worker_ == 0) return Stale(epoch, epoch_);
   if (open_leases() >= limits_.open) {
     return absl::ResourceExhaustedError(
         absl::StrCat(limits_.open, " leases are open, which is the limit"));
   }
-  Lease lease{.epoch = epoch, .worker = worker_, .context_id = std::string(context_id)};
+  Lease lease{.epoch = epoch,
+              .worker = worker_,
+              .context_id = std::string(context_id),
+              .rebuild = rebuild && !context_id.empty()};
   LeaseOpening opening{++last_lease_, true};
   if (!context_id.empty()) {
     Context& context = contexts_[lease.context_id];
@@ -163,8 +167,8 @@ std::vector<ResidentChunk> LeaseTable::Resident(LeaseId id) const {
 }
 
 uint32_t LeaseTable::NextChunk(const Lease& lease, const Context* context) const {
-  if (!lease.claimed.empty()) return lease.claimed.rbegin()->first + 1;
-  return context == nullptr ? 0 : static_cast<uint32_t>(context->chunks.size());
+  const uint32_t resident = context == nullptr ? 0 : static_cast<uint32_t>(context->chunks.size());
+  return lease.claimed.empty() ? resident : std::max(resident, lease.claimed.rbegin()->first + 1);
 }
 
 absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t first,
@@ -178,14 +182,17 @@ absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t 
                      " are possible, without a gap after chunk ", next));
   }
   const uint32_t end = first + count;
-  const uint32_t fresh = end > next ? end - next : 0;
-  if (!MakeRoom(fresh, evicted)) {
+  const uint32_t fresh = FreshChunks(*lease, first, end, next);
+  if (!MakeRoom(fresh, !lease->rebuild, evicted)) {
+    if (lease->rebuild) context->no_room = context->last_used;
     return absl::ResourceExhaustedError(
         absl::StrCat("no room in the KV arena: ", fresh, " chunks of ", geometry_.layers,
                      " blocks wanted, ", pool_.counts().free, " of ", pool_.counts().total,
                      " blocks free, ", pool_.counts().quarantined, " quarantined"));
   }
-  if (context != nullptr && first < context->chunks.size()) TakeOver(*context, first, id, *lease);
+  if (context != nullptr && !lease->rebuild && first < context->chunks.size()) {
+    TakeOver(*context, first, id, *lease);
+  }
   std::vector<ChunkBlocks> claimed;
   for (uint32_t chunk = first; chunk < end; ++chunk) {
     BlockIds& blocks = lease->claimed[chunk];
@@ -197,10 +204,20 @@ absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t 
   return claimed;
 }
 
-bool LeaseTable::MakeRoom(uint32_t chunks, uint64_t* evicted) {
+// How many of the chunks [first, end) need new blocks; `next` is the first that nobody has.
+uint32_t LeaseTable::FreshChunks(const Lease& lease, uint32_t first, uint32_t end,
+                                 uint32_t next) const {
+  if (!lease.rebuild) return end > next ? end - next : 0;
+  uint32_t fresh = 0;
+  for (uint32_t chunk = first; chunk < end; ++chunk) fresh += lease.claimed.contains(chunk) ? 0 : 1;
+  return fresh;
+}
+
+bool LeaseTable::MakeRoom(uint32_t chunks, bool evict, uint64_t* evicted) {
   const uint64_t wanted = uint64_t{chunks} * geometry_.layers;
   const uint64_t free = pool_.counts().free;
   if (wanted <= free) return true;
+  if (!evict) return false;
   const uint64_t missing = (wanted - free + geometry_.layers - 1) / geometry_.layers;
   std::vector<IdleContext> idle;
   std::vector<Context*> contexts;
@@ -237,6 +254,9 @@ void LeaseTable::TakeOver(Context& context, uint32_t first, LeaseId id, Lease& l
 absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
   WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
   Context* context = ContextOf(*lease);
+  if (lease->rebuild) {
+    return absl::InvalidArgumentError("fault during a rebuild: claim the chunk, or abort");
+  }
   if (context == nullptr || chunk >= context->chunks.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("fault of chunk ", chunk, ", which is not resident"));
@@ -261,8 +281,9 @@ absl::Status LeaseTable::CheckChunks(const Lease& lease, const Context* context,
                        chunk.tokens, " tokens, level ", chunk.model_level_percent,
                        "; must be 32, 16 (1 to 16 in the last chunk), at most 100"));
     }
+    const bool claimed = lease.claimed.contains(static_cast<uint32_t>(i));
+    if (claimed) continue;
     if (i >= resident) {
-      if (lease.claimed.contains(static_cast<uint32_t>(i))) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("commit of chunk ", i, ", which is neither resident nor claimed"));
     }
@@ -281,13 +302,14 @@ absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkId
   const Context* context = ContextOf(*lease);
   if (context == nullptr) chunks.clear();  // nothing of a stateless call stays
   WITHY_RETURN_IF_ERROR(CheckChunks(*lease, context, chunks));
-  size_t keep = context == nullptr ? 0 : std::min(chunks.size(), context->chunks.size());
-  while (keep < chunks.size()) {
-    const BlockIds& blocks = lease->claimed.at(static_cast<uint32_t>(keep));
+  size_t keep = 0;
+  for (; keep < chunks.size(); ++keep) {
+    const auto claimed = lease->claimed.find(static_cast<uint32_t>(keep));
+    if (claimed == lease->claimed.end()) continue;  // the context's
+    const BlockIds& blocks = claimed->second;
     if (!std::all_of(blocks.begin(), blocks.end(),
                      [&](uint32_t b) { return stamp(b, lease->epoch); }))
       break;
-    ++keep;
   }
   const uint32_t dropped = static_cast<uint32_t>(chunks.size() - keep);
   chunks.resize(keep);
@@ -298,10 +320,14 @@ absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkId
 
 void LeaseTable::KeepCommitted(Context& context, Lease& lease) {
   for (uint32_t i = 0; i < lease.commit.size(); ++i) {
-    if (i == context.chunks.size()) {
-      auto claimed = lease.claimed.extract(i);
+    if (auto claimed = lease.claimed.extract(i)) {
+      if (i < context.chunks.size()) {
+        pool_.Free(context.chunks[i].where.blocks);
+      } else {
+        context.chunks.push_back({{i, {}}, {}});
+      }
       pool_.Keep(claimed.mapped());
-      context.chunks.push_back({{i, std::move(claimed.mapped())}, {}});
+      context.chunks[i].where.blocks = std::move(claimed.mapped());
     }
     context.chunks[i].identity = std::move(lease.commit[i]);
   }
@@ -315,7 +341,7 @@ Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
   if (stored && context != nullptr) {
     if (lease.epoch == epoch_) {
       KeepCommitted(*context, lease);
-    } else {
+    } else if (!lease.rebuild) {
       Truncate(*context, 0);  // the record went on without this KV
     }
   }
@@ -381,7 +407,7 @@ Effects LeaseTable::End(LeaseId id) {
     std::erase(context.waiting, id);
   } else {
     context.holder = 0;
-    context.last_used = ++uses_;
+    if (!lease.rebuild) context.last_used = ++uses_;
     if (!context.waiting.empty()) {
       context.holder = context.waiting.front();
       context.waiting.pop_front();
@@ -422,6 +448,23 @@ uint64_t LeaseTable::ResidentBytes(std::string_view context_id) const {
   const auto context = contexts_.find(std::string(context_id));
   if (context == contexts_.end()) return 0;
   return uint64_t{context->second.chunks.size()} * geometry_.layers * geometry_.block_bytes;
+}
+
+std::optional<LeaseTable::Upgrade> LeaseTable::NextUpgrade() const {
+  constexpr uint32_t kFullPercent = 100;
+  std::optional<Upgrade> best;
+  uint64_t best_used = 0;
+  for (const auto& [context_id, context] : contexts_) {
+    if (context.holder != 0 || context.locked || context.no_room == context.last_used) continue;
+    uint32_t lowest = kFullPercent;
+    for (const ResidentChunk& chunk : context.chunks) {
+      lowest = std::min(lowest, chunk.identity.model_level_percent);
+    }
+    if (lowest == kFullPercent || (best.has_value() && context.last_used < best_used)) continue;
+    best = {context_id, lowest};
+    best_used = context.last_used;
+  }
+  return best;
 }
 
 std::string LeaseTable::Audit() const {

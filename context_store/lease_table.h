@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -91,15 +92,18 @@ class LeaseTable {
   // … and no more: it is dead, its leases end and its blocks are free.
   Effects WorkerGone(WorkerInstance worker);
 
-  // `context_id` empty = a stateless call. Errors: ABORTED (stale epoch, or the context is being
+  // `context_id` empty = a stateless call. `rebuild`: what is claimed lies beside what the context
+  // has, until a commit puts it in its place. Errors: ABORTED (stale epoch, or the context is being
   // deleted), RESOURCE_EXHAUSTED (limits).
-  absl::StatusOr<LeaseOpening> Open(uint64_t epoch, std::string_view context_id);
+  absl::StatusOr<LeaseOpening> Open(uint64_t epoch, std::string_view context_id,
+                                    bool rebuild = false);
   // What the lease's context has in the arena, from chunk 0 on without gaps. The lease was granted.
   std::vector<ResidentChunk> Resident(LeaseId lease) const;
 
   // Blocks for `count` chunks from `first` on, which must leave no gap. Chunks that the context has
   // from `first` on are taken out of it and become the lease's; claiming a chunk again gives the
-  // same blocks. Evicts idle contexts when it must; their number of chunks is added to `*evicted`.
+  // same blocks. Evicts idle contexts when it must, though not for a rebuild; their number of
+  // chunks is added to `*evicted`.
   // Errors: RESOURCE_EXHAUSTED (nothing is claimed, the lease lives on), INVALID_ARGUMENT, ABORTED
   // (stale, gone).
   absl::StatusOr<std::vector<ChunkBlocks>> Claim(LeaseId lease, uint32_t first, uint32_t count,
@@ -140,6 +144,14 @@ class LeaseTable {
   uint32_t waiting_leases() const { return waiting_; }
   uint64_t ResidentBytes(std::string_view context_id) const;
 
+  // The context that is worth a rebuild: idle, a chunk below the full level, used last. One that
+  // found no room is left out until its next use.
+  struct Upgrade {
+    std::string context_id;
+    uint32_t level_percent = 0;  // of its lowest chunk
+  };
+  std::optional<Upgrade> NextUpgrade() const;
+
   // Walks everything and names the first thing that does not hold; empty = all is well. For tests.
   std::string Audit() const;
 
@@ -149,6 +161,7 @@ class LeaseTable {
     LeaseId holder = 0;
     bool locked = false;
     uint64_t last_used = 0;
+    uint64_t no_room = UINT64_MAX;  // the last_used at which a rebuild found none
     std::deque<LeaseId> waiting;
   };
   struct Lease {
@@ -157,6 +170,7 @@ class LeaseTable {
     std::string context_id;
     bool granted = false;
     bool committing = false;
+    bool rebuild = false;
     std::map<uint32_t, BlockIds> claimed = {};
     std::vector<ChunkIdentity> commit = {};
   };
@@ -168,7 +182,8 @@ class LeaseTable {
   absl::Status CheckChunks(const Lease& lease, const Context* context,
                            const std::vector<ChunkIdentity>& chunks) const;
   void ResetArena(const Geometry& geometry);
-  bool MakeRoom(uint32_t chunks, uint64_t* evicted);
+  uint32_t FreshChunks(const Lease& lease, uint32_t first, uint32_t end, uint32_t next) const;
+  bool MakeRoom(uint32_t chunks, bool evict, uint64_t* evicted);
   void Truncate(Context& context, uint32_t keep_chunks);
   void TakeOver(Context& context, uint32_t first, LeaseId id, Lease& lease);
   void KeepCommitted(Context& context, Lease& lease);

@@ -86,6 +86,75 @@ TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
   EXPECT_EQ(table_.blocks().free, 7 * kLayers);
 }
 
+TEST_F(LeaseTableTest, ARebuildReplacesWhatItClaimedWhenItCommits) {
+  Fill("c", 3, 5);
+  const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
+  const auto before = table_.Resident(lease);
+  const auto fresh = Claim(lease, 1, 3);
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  EXPECT_EQ(table_.blocks().free, 3 * kLayers) << "the context keeps what it has";
+  std::vector<ChunkIdentity> chunks = Chunks(3, 5, 'j');
+  chunks[0] = before[0].identity;
+  Commit(lease, chunks);
+  const auto after = table_.Resident(Open("c"));
+  ASSERT_EQ(after.size(), 4u);
+  EXPECT_EQ(after[0].where.blocks, before[0].where.blocks);
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_EQ(after[i].where.blocks, (*fresh)[i - 1].blocks);
+    EXPECT_EQ(after[i].identity.identity, std::string(32, 'j'));
+  }
+  EXPECT_EQ(table_.blocks().free, 6 * kLayers);
+}
+
+TEST_F(LeaseTableTest, ARebuildThatIsBrokenOffLeavesTheContextAsItWas) {
+  Fill("c", 3);
+  const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
+  ASSERT_TRUE(Claim(lease, 0, 3).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.Fault(lease, 1)));
+  table_.Abort(lease);
+  EXPECT_EQ(ResidentChunks("c"), 3u);
+  EXPECT_EQ(table_.blocks().free, 7 * kLayers);
+}
+
+TEST_F(LeaseTableTest, ARebuildWithForeignBlocksKeepsNothingOfThem) {
+  Fill("c", 3);
+  const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
+  ASSERT_TRUE(Claim(lease, 1, 2).ok());
+  const auto foreign = [](uint32_t, uint64_t) { return false; };
+  EXPECT_EQ(*table_.BeginCommit(lease, Chunks(3), foreign), 2u);
+  table_.FinishCommit(lease, true);
+  EXPECT_EQ(ResidentChunks("c"), 1u);
+}
+
+TEST_F(LeaseTableTest, UpgradesAreForTheContextUsedLastAndNeverEvict) {
+  const auto fill = [&](std::string_view context, uint32_t level) {
+    const LeaseId lease = Open(context);
+    ASSERT_TRUE(Claim(lease, 0, 3).ok());
+    std::vector<ChunkIdentity> chunks = Chunks(3);
+    chunks[1].model_level_percent = level;
+    Commit(lease, chunks);
+  };
+  fill("full", 100);
+  EXPECT_FALSE(table_.NextUpgrade().has_value());
+  fill("old", 40);
+  fill("new", 60);
+  ASSERT_TRUE(table_.NextUpgrade().has_value());
+  EXPECT_EQ(table_.NextUpgrade()->context_id, "new");
+  EXPECT_EQ(table_.NextUpgrade()->level_percent, 60u);
+  const LeaseId busy = Open("new");
+  EXPECT_EQ(table_.NextUpgrade()->context_id, "old");
+  table_.Abort(busy);
+  // One chunk is free; what others have stays theirs.
+  const LeaseId rebuild = table_.Open(epoch_, "new", /*rebuild=*/true)->id;
+  ASSERT_TRUE(Claim(rebuild, 0, 1).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(rebuild, 1, 2).status()));
+  EXPECT_EQ(evicted_, 0u);
+  table_.Abort(rebuild);
+  EXPECT_EQ(table_.NextUpgrade()->context_id, "old") << "there was no room for it";
+  table_.Abort(Open("new"));
+  EXPECT_EQ(table_.NextUpgrade()->context_id, "new") << "it was used again";
+}
+
 TEST_F(LeaseTableTest, LeasesOfOneContextFollowEachOther) {
   const LeaseId first = Open("c");
   const auto second = table_.Open(epoch_, "c");
@@ -422,7 +491,7 @@ class LeaseTableFuzz {
     const uint64_t epoch = Pick(10) == 0 ? epoch_ - 1 : epoch_;
     const std::string context =
         Pick(4) == 0 ? "" : std::string(1, static_cast<char>('a' + Pick(4)));
-    const auto opening = table_.Open(epoch, context);
+    const auto opening = table_.Open(epoch, context, /*rebuild=*/Pick(4) == 0);
     if (epoch != epoch_) {
       EXPECT_TRUE(absl::IsAborted(opening.status()));
       return;

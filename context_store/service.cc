@@ -1,5 +1,7 @@
 #include "context_store/service.h"
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
@@ -64,6 +66,17 @@ grpc::ServerUnaryReactor* ContextStoreService::ListApps(Context* context,
     info->set_app_id(std::move(app.identity.app_id));
     info->set_app(std::move(app.identity.name));
   }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::NextUpgrade(Context* context,
+                                                           const v1::NextUpgradeRequest*,
+                                                           v1::NextUpgradeResponse* response) {
+  std::optional<Store::Upgrade> next = store_.NextUpgrade();
+  if (!next.has_value()) return Answer(context, absl::NotFoundError("every context is up to date"));
+  response->set_app_id(std::move(next->app_id));
+  response->set_context_id(std::move(next->context_id));
+  response->set_model_level_percent(next->level_percent);
   return Answer(context, absl::OkStatus());
 }
 

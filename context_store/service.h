@@ -28,6 +28,7 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
                            v1::AuthenticateAppResponse*) override;
   Reactor* ListApps(Context*, const v1::ListAppsRequest*, v1::ListAppsResponse*) override;
   Reactor* RemoveApp(Context*, const v1::RemoveAppRequest*, v1::RemoveAppResponse*) override;
+  Reactor* NextUpgrade(Context*, const v1::NextUpgradeRequest*, v1::NextUpgradeResponse*) override;
   Reactor* CreateContext(Context*, const v1::StoreCreateContextRequest*,
                          v1::CreateContextResponse*) override;
   Reactor* GetContext(Context*, const v1::StoreGetContextRequest*,

@@ -120,6 +120,18 @@ uint64_t Store::ResidentBytes(std::string_view context_id) const {
   return table_->ResidentBytes(context_id);
 }
 
+std::optional<Store::Upgrade> Store::NextUpgrade() const {
+  std::optional<LeaseTable::Upgrade> next;
+  {
+    absl::MutexLock lock(&mutex_);
+    next = table_->NextUpgrade();
+  }
+  if (!next.has_value()) return std::nullopt;
+  std::string app_id = contexts_->AppOf(next->context_id);
+  if (app_id.empty()) return std::nullopt;  // being deleted
+  return Upgrade{std::move(app_id), std::move(next->context_id), next->level_percent};
+}
+
 absl::Status Store::DeleteContext(std::string_view app_id, std::string_view context_id) {
   absl::Status found = contexts_->Find(app_id, context_id).status();
   if (absl::IsNotFound(found)) return found;
@@ -242,7 +254,8 @@ absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
   }
   const int64_t now = clock_.SteadyNanos();
   absl::MutexLock lock(&mutex_);
-  WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening, table_->Open(spec.epoch, spec.context_id));
+  WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
+                         table_->Open(spec.epoch, spec.context_id, spec.rebuild));
   leases_.emplace(opening.id, OpenedLease{spec, std::move(listener), now});
   RecordGauges();
   return opening;
@@ -303,6 +316,9 @@ absl::Status Store::Fault(LeaseId lease, uint32_t chunk, std::string_view reason
 
 absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
+  if (opened.spec.rebuild && (!outcome.segments.empty() || outcome.result.has_value())) {
+    return absl::InvalidArgumentError("commit of a rebuild: it adds nothing to the record");
+  }
   ScopedSpan span(recorder_, Phase::kCommit, opened.spec.call_id);
   span.set_value(outcome.segments.size());
   {

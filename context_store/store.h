@@ -54,6 +54,7 @@ struct LeaseSpec {
   std::string app_id;
   std::string context_id;  // empty = stateless
   uint64_t call_id = 0;
+  bool rebuild = false;  // see LeaseTable::Open
 };
 
 struct LoadedContext {
@@ -91,6 +92,14 @@ class Store {
   const Arena& arena() const { return *arena_; }
   StoreStats Stats() const;
   uint64_t ResidentBytes(std::string_view context_id) const;
+
+  // See LeaseTable::NextUpgrade.
+  struct Upgrade {
+    std::string app_id;
+    std::string context_id;
+    uint32_t level_percent = 0;
+  };
+  std::optional<Upgrade> NextUpgrade() const;
 
   // Block. Errors: NOT_FOUND; ABORTED while a context is leased; those of a write.
   absl::Status DeleteContext(std::string_view app_id, std::string_view context_id);

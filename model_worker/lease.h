@@ -46,6 +46,7 @@ struct LeaseOpen {
   std::string app_id;
   std::string context_id;  // empty = stateless: blocks without a record
   uint64_t call_id = 0;
+  bool rebuild = false;  // claims lie beside what the context has, until the commit
 };
 
 struct OpenedLease {

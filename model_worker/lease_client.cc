@@ -69,6 +69,7 @@ class LeaseClient::Impl {
     wire.set_app_id(open.app_id);
     wire.set_context_id(open.context_id);
     wire.set_call_id(open.call_id);
+    wire.set_rebuild(open.rebuild);
     absl::MutexLock lock(&mutex_);
     if (arena_ == nullptr) return Away();
     wire.set_epoch(arena_->epoch());
@@ -106,6 +107,17 @@ class LeaseClient::Impl {
       segment.text = message.message().content();
     }
     return info;
+  }
+
+  absl::StatusOr<Upgrade> NextUpgrade() {
+    v1::NextUpgradeResponse response;
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kRpcTimeout);
+    const grpc::Status status = stub_->NextUpgrade(&context, v1::NextUpgradeRequest(), &response);
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) return Away();
+    if (!status.ok()) return rpc::FromGrpc(status);
+    return Upgrade{response.app_id(), response.context_id(),
+                   static_cast<int32_t>(response.model_level_percent())};
   }
 
   std::string Describe() const {
@@ -279,6 +291,8 @@ absl::StatusOr<ContextInfo> LeaseClient::GetContext(const std::string& app_id,
                                                     const std::string& context_id) {
   return impl_->GetContext(app_id, context_id);
 }
+
+absl::StatusOr<LeaseClient::Upgrade> LeaseClient::NextUpgrade() { return impl_->NextUpgrade(); }
 
 std::string LeaseClient::Describe() const { return impl_->Describe(); }
 

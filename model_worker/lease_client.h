@@ -56,6 +56,15 @@ class LeaseClient final : public LeaseSource {
   // Blocks for a round trip. Errors: NOT_FOUND, UNAVAILABLE.
   absl::StatusOr<ContextInfo> GetContext(const std::string& app_id, const std::string& context_id);
 
+  // The context whose KV should be computed again at the full level. Blocks for a round trip.
+  // Errors: NOT_FOUND (none), UNAVAILABLE.
+  struct Upgrade {
+    std::string app_id;
+    std::string context_id;
+    int32_t level_percent = 0;
+  };
+  absl::StatusOr<Upgrade> NextUpgrade();
+
   // For people: what it is attached to or waits for.
   std::string Describe() const;
 

@@ -20,6 +20,7 @@
 #include "model_worker/scheduler.h"
 #include "model_worker/service.h"
 #include "model_worker/session.h"
+#include "model_worker/upgrader.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 #include "worker_wire/wire.h"
@@ -88,6 +89,10 @@ class ModelWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(
         server_, rpc::Server::Start({.name = "model_worker", .listen = {config.model().listen()}},
                                     {service_.get()}));
+    if (info.levels.size() > 1 && config.model().idle_upgrade_s() > 0) {
+      upgrader_ = std::make_unique<Upgrader>(*scheduler_, *leases_,
+                                             absl::Seconds(config.model().idle_upgrade_s()));
+    }
     leases_->Start(
         {.on_change = [this](bool attached) { server_->SetServing(attached && !draining_); },
          .release_blocks = [this](const absl::Status& status) { scheduler_->FailLeases(status); }});
@@ -113,6 +118,7 @@ class ModelWorker final : public rpc::Process {
   std::optional<SessionEnv> env_;
   std::unique_ptr<LeaseClient> leases_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Upgrader> upgrader_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
 };

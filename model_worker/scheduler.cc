@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "model_worker/scheduler_call.h"
 
@@ -16,17 +15,6 @@ namespace {
 constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
 // How often a paused call looks whether its reader has caught up.
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
-// Work of the engine thread that takes longer than this hangs.
-constexpr int64_t kHangNs = 20 * kNanosPerSecond;
-// How long cancelled calls get to commit at the end of a drain.
-constexpr absl::Duration kCommitGrace = absl::Seconds(5);
-
-int64_t EstimatedTokens(const engine::AnswerRequest& request) {
-  constexpr size_t kBytesPerToken = 4;
-  size_t bytes = 0;
-  for (const engine::Segment& segment : request.prompt) bytes += segment.text.size();
-  return static_cast<int64_t>(bytes / kBytesPerToken);
-}
 
 // A token reads a level's weights once; a model that does not say how many takes its per cent.
 std::vector<double> LevelShares(const engine::ModelInfo& info) {
@@ -41,7 +29,7 @@ std::vector<double> LevelShares(const engine::ModelInfo& info) {
 
 absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
 
-absl::Status Draining() { return absl::UnavailableError("model_worker is shutting down: retry"); }
+absl::Status Interrupted() { return absl::AbortedError("a call came: retry in a quiet moment"); }
 
 }  // namespace
 
@@ -124,91 +112,6 @@ Scheduler::~Scheduler() {
   for (const auto& [ticket, call] : calls_) call->sink->Failed(Draining());
 }
 
-// --- any thread
-
-absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
-                                                    std::shared_ptr<CallSink> sink) {
-  auto call = std::make_unique<Call>();
-  call->times.arrived_ns = clock_.SteadyNanos();
-  call->order = {.deadline_ns = request.deadline_steady_ns,
-                 .priority = request.priority,
-                 .arrived_ns = call->times.arrived_ns,
-                 .sequence = 0};
-  call->pacer = Pacer(request.pace, request.answer.max_tokens);
-  call->request = std::move(request);
-  call->sink = std::move(sink);
-  absl::MutexLock lock(&mutex_);
-  if (draining_) return Draining();
-  const size_t limit = static_cast<size_t>(options_.max_batch + options_.queue_limit);
-  if (admitted_ >= limit) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("model_worker: ", options_.max_batch, " calls run and ", options_.queue_limit,
-                     " wait (model.queue_limit); this would be number ", options_.queue_limit + 1));
-  }
-  call->queue_position = static_cast<int32_t>(admitted_);
-  ++admitted_;
-  ++load_.queued;
-  load_.pending_prefill_tokens += EstimatedTokens(call->request.answer);
-  const Ticket ticket = next_ticket_++;
-  call->ticket = ticket;
-  call->order.sequence = ticket;
-  posted_.push_back([this, call = std::move(call)]() mutable { Enqueue(std::move(call)); });
-  if (alone_.load() != 0) stop_step_ = true;
-  return ticket;
-}
-
-void Scheduler::Cancel(Ticket ticket) {
-  Post([this, ticket] { CancelNow(ticket); });
-  if (alone_.load() == ticket) stop_step_ = true;
-}
-
-void Scheduler::Post(Task task) {
-  absl::MutexLock lock(&mutex_);
-  posted_.push_back(std::move(task));
-}
-
-void Scheduler::FailLeases(const absl::Status& status) {
-  absl::Notification failed;
-  Post([&] {
-    std::vector<Ticket> leased;
-    for (const auto& [ticket, call] : calls_) {
-      if (call->phase != Phase::kWaiting) leased.push_back(ticket);
-    }
-    for (const Ticket ticket : leased) OnBroken(ticket, status);
-    failed.Notify();
-  });
-  failed.WaitForNotification();
-  absl::Notification idle;  // what the office had begun with those calls is over, too
-  if (office_.Post([&idle] { idle.Notify(); })) idle.WaitForNotification();
-}
-
-void Scheduler::Drain(absl::Duration grace) {
-  const auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return admitted_ == 0; };
-  absl::MutexLock lock(&mutex_);
-  draining_ = true;
-  if (mutex_.AwaitWithTimeout(absl::Condition(&empty), grace)) return;
-  posted_.push_back([this] {
-    std::vector<Ticket> tickets;
-    for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
-    for (const Ticket ticket : tickets) CancelNow(ticket);
-  });
-  mutex_.AwaitWithTimeout(absl::Condition(&empty), kCommitGrace);
-}
-
-SchedulerLoad Scheduler::load() const {
-  absl::MutexLock lock(&mutex_);
-  SchedulerLoad load = load_;
-  load.queue_limit = static_cast<size_t>(options_.queue_limit);
-  return load;
-}
-
-bool Scheduler::MakesProgress() const {
-  const int64_t since = busy_since_ns_.load();
-  return since == 0 || clock_.SteadyNanos() - since < kHangNs;
-}
-
-// --- engine thread
-
 void Scheduler::Run() {
   bool stepped = false;
   while (RunPosted(stepped ? absl::ZeroDuration() : IdleWait())) {
@@ -260,8 +163,21 @@ Scheduler::Call* Scheduler::Find(Ticket ticket) {
 }
 
 void Scheduler::Enqueue(std::unique_ptr<Call> call) {
+  if (!call->request.rebuild) {
+    CancelRebuilds();
+  } else if (!calls_.empty()) {
+    return call->sink->Failed(Interrupted());
+  }
   const Ticket ticket = call->ticket;
   calls_.emplace(ticket, std::move(call));
+}
+
+void Scheduler::CancelRebuilds() {
+  std::vector<Ticket> rebuilds;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->request.rebuild && call->phase != Phase::kCommitting) rebuilds.push_back(ticket);
+  }
+  for (const Ticket ticket : rebuilds) Fail(*Find(ticket), Interrupted());
 }
 
 void Scheduler::StartCalls() {
@@ -294,7 +210,8 @@ void Scheduler::Open(Call& call) {
   metrics_.Started(call.request.call_id, call.times.arrived_ns, now);
   auto lease = leases_.Open({.app_id = call.request.app_id,
                              .context_id = call.request.context_id,
-                             .call_id = call.request.call_id},
+                             .call_id = call.request.call_id,
+                             .rebuild = call.request.rebuild},
                             std::make_shared<Events>(link_, call.ticket, call.request));
   if (!lease.ok()) return Fail(call, lease.status());
   call.lease = *std::move(lease);
@@ -336,6 +253,9 @@ void Scheduler::OnPrepared(Ticket ticket, const std::shared_ptr<Session>& sessio
   call->phase = Phase::kRunning;
   call->times.load = now - call->phase_since_ns;
   call->phase_since_ns = now;
+  if (call->request.rebuild && session->pending_rows() == 0) {
+    return Fail(*call, absl::FailedPreconditionError("all of the context's KV is as it should be"));
+  }
   call->sink->Accepted({.reused_tokens = usage.reused_tokens,
                         .prefill_tokens = usage.prefilled_tokens,
                         .queue_position = call->queue_position});
@@ -350,7 +270,8 @@ void Scheduler::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks,
     return added.ok() ? ClaimAhead(*call) : Fail(*call, added);
   }
   call->session->ClaimRefused();
-  if (call->session->ready_rows() > 0) return;  // asks again when it has used what it has
+  if (call->session->ready_rows() > 0 && !call->request.rebuild)
+    return;  // asks again when it has used what it has
   if (!call->session->has_answer()) {
     return Fail(*call, absl::ResourceExhaustedError(
                            absl::StrCat("the KV arena is full (", refused,
@@ -406,11 +327,15 @@ void Scheduler::OnCommitted(Ticket ticket) {
   if (call == nullptr) return;
   const int64_t now = clock_.SteadyNanos();
   metrics_.Committed(call->request.call_id, call->phase_since_ns, now);
-  if (call->unanswered) return Fail(*call, CancelledEarly());
+  if (call->unanswered && !call->request.rebuild) return Fail(*call, CancelledEarly());
   call->times.commit = now - call->phase_since_ns;
   CallOutcome outcome = call->session->Outcome();
   outcome.times = call->times;
-  metrics_.Finished(call->request.call_id, outcome);
+  if (call->request.rebuild) {
+    metrics_.Upgraded();
+  } else {
+    metrics_.Finished(call->request.call_id, outcome);
+  }
   call->sink->Finished(outcome);
   Erase(ticket);
 }
@@ -422,31 +347,32 @@ void Scheduler::OnBroken(Ticket ticket, const absl::Status& status) {
 
 // Destroys the call. Its lease goes first: whoever is told may try again at once.
 void Scheduler::Fail(Call& call, const absl::Status& status) {
-  metrics_.Failed();
+  if (!call.request.rebuild) metrics_.Failed();
   call.lease = nullptr;
   call.sink->Failed(status);
   Erase(call.ticket);
 }
 
 void Scheduler::Erase(Ticket ticket) {
+  const bool rebuild = Find(ticket)->request.rebuild;
   calls_.erase(ticket);
   PublishLoad();
   absl::MutexLock lock(&mutex_);
-  --admitted_;
+  if (!rebuild) --admitted_;
 }
 
 void Scheduler::PublishLoad() {
-  size_t queued = 0;
+  size_t queued = 0, running = 0;
   int64_t pending = 0;
   for (const auto& [ticket, call] : calls_) {
-    if (call->phase == Phase::kWaiting) ++queued;
+    if (call->request.rebuild) continue;
+    ++(call->phase == Phase::kWaiting ? queued : running);
     if (call->session == nullptr) {
       pending += EstimatedTokens(call->request.answer);
     } else if (!call->session->decoding()) {
       pending += call->session->pending_rows();
     }
   }
-  const size_t running = calls_.size() - queued;
   metrics_.Load(running, queued);
   absl::MutexLock lock(&mutex_);
   load_.running = running;

@@ -63,6 +63,15 @@ class Scheduler {
   // Queues a validated call. Errors: RESOURCE_EXHAUSTED naming the bound and the position,
   // UNAVAILABLE while draining. After an error the sink is not called.
   absl::StatusOr<Ticket> Submit(CallRequest request, std::shared_ptr<CallSink> sink);
+  // Computes a context's KV again at the full level, as long as no call comes: then it is given up
+  // and nothing has changed. The sink hears Finished, or Failed with ABORTED (a call came) or the
+  // error.
+  void SubmitRebuild(const std::string& app_id, const std::string& context_id,
+                     std::shared_ptr<CallSink> sink);
+  // Returns once there has been no call for `quiet`, and, when `*calls_seen` calls have been
+  // submitted in all, not before the next one has come and gone; sets `*calls_seen`. False: no more
+  // calls are taken.
+  bool AwaitQuiet(absl::Duration quiet, uint64_t* calls_seen);
   // Stops a call within one step. What it answered so far is committed, marked; a call without an
   // answer leaves nothing in the record, but the KV that it computed, so that its retry goes on
   // from there.
@@ -94,6 +103,7 @@ class Scheduler {
   Call* Find(Ticket ticket);
   void Enqueue(std::unique_ptr<Call> call);
   void CancelNow(Ticket ticket);
+  void CancelRebuilds();
   void StartCalls();
   void Open(Call& call);
   void Prepare(Ticket ticket, CallRequest request, std::shared_ptr<Lease> lease,
@@ -126,7 +136,8 @@ class Scheduler {
   mutable absl::Mutex mutex_;
   std::vector<Task> posted_ ABSL_GUARDED_BY(mutex_);
   SchedulerLoad load_ ABSL_GUARDED_BY(mutex_);
-  size_t admitted_ ABSL_GUARDED_BY(mutex_) = 0;  // calls from Submit to their end
+  size_t admitted_ ABSL_GUARDED_BY(mutex_) = 0;  // calls from Submit to their end, rebuilds aside
+  uint64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;  // in all
   uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

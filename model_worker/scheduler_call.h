@@ -1,10 +1,13 @@
-// The scheduler's own view of a call and of a step. For scheduler.cc (the life of calls) and
-// scheduler_step.cc (what they compute together); nobody else includes it.
+// The scheduler's own view of a call and of a step. For scheduler_api.cc (what other threads ask),
+// scheduler.cc (the life of calls) and scheduler_step.cc (what they compute together); nobody else
+// includes it.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "engine/session/solo_answer.h"
 #include "model_worker/scheduler.h"
 
 namespace withy::model_worker {
@@ -14,6 +17,18 @@ namespace withy::model_worker {
 inline constexpr int32_t kAloneRows = 128;
 // Rows of a prompt whose blocks are claimed before they are computed.
 inline constexpr int32_t kPromptAhead = 2 * kAloneRows;
+
+// Tokens of a prompt that has not been encoded yet.
+inline int64_t EstimatedTokens(const engine::AnswerRequest& request) {
+  constexpr size_t kBytesPerToken = 4;
+  size_t bytes = 0;
+  for (const engine::Segment& segment : request.prompt) bytes += segment.text.size();
+  return static_cast<int64_t>(bytes / kBytesPerToken);
+}
+
+inline absl::Status Draining() {
+  return absl::UnavailableError("model_worker is shutting down: retry");
+}
 
 struct Scheduler::Call {
   Ticket ticket = 0;

@@ -89,6 +89,9 @@ void Scheduler::AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_
     if (part.wants_logits) {
       TakeToken(call, {logits_.data() + next_logits * vocab, vocab});
       ++next_logits;
+    } else if (call.request.rebuild && call.session->pending_rows() == 0) {
+      call.unanswered = true;
+      Commit(call);
     } else {
       ClaimAhead(call);
     }

@@ -6,82 +6,13 @@
 #include <semaphore>
 
 #include "engine/model/testing.h"
-#include "model_worker/testing.h"
+#include "model_worker/scheduler_testing.h"
 
 namespace withy::model_worker {
 namespace {
 
 using engine::FinishReason;
 using testing::HasSubstr;
-
-// A scheduler over a fake or real model and a store in memory.
-struct Rig {
-  explicit Rig(engine::Model& served, SchedulerOptions options = {}, uint32_t blocks = 512,
-               int32_t window = 256, const engine::StepCost& cost = {.prefill_us_per_token = 1})
-      : namer(ModelIdentity(served.info().id, {1, 1, 16}), "", engine::KvFormat::kQ8),
-        env{.model = served.info(), .encoder = *chat.encoder, .namer = namer, .window = window},
-        store(served.info().kv, blocks),
-        recorder(telemetry::Recorder::Disabled()),
-        scheduler(served, env, store, cost, options, Clock::Real(), *recorder) {}
-
-  static CallRequest Ask(const std::string& context, const std::string& text,
-                         int32_t max_tokens = 10) {
-    CallRequest request;
-    request.app_id = "app";
-    request.context_id = context;
-    request.answer.prompt = {engine::UserSays(text)};
-    request.answer.max_tokens = max_tokens;
-    return request;
-  }
-
-  struct Running {
-    Scheduler::Ticket ticket = 0;
-    std::shared_ptr<RecordingSink> sink;
-  };
-  Running Submit(CallRequest request) {
-    auto sink = std::make_shared<RecordingSink>();
-    const auto ticket = scheduler.Submit(std::move(request), sink);
-    EXPECT_TRUE(ticket.ok()) << ticket.status();
-    return {ticket.value_or(0), sink};
-  }
-
-  engine::ChatFixture chat;
-  ChunkNamer namer;
-  SessionEnv env;
-  FakeStore store;
-  std::unique_ptr<telemetry::Recorder> recorder;
-  Scheduler scheduler;
-};
-
-// A fake model whose every step waits for a permit, once it is told to.
-struct SteppedModel {
-  explicit SteppedModel(int32_t vocab) : model(vocab) {
-    model.on_forward = [this](const engine::Batch& batch) {
-      {
-        absl::MutexLock lock(&mutex);
-        ++steps;
-        rows = static_cast<int32_t>(batch.rows.size());
-        contexts = static_cast<int32_t>(batch.contexts.size());
-        most_contexts = std::max(most_contexts, contexts);
-      }
-      if (on_step) on_step();
-    };
-  }
-  int Steps() {
-    absl::MutexLock lock(&mutex);
-    return steps;
-  }
-
-  engine::FakeModel model;
-  absl::Mutex mutex;
-  int steps = 0;
-  int32_t rows = 0;
-  int32_t contexts = 0;
-  int32_t most_contexts = 0;
-  std::function<void()> on_step;  // on the engine thread; set before the first call
-};
-
-constexpr int32_t kFakeVocab = 300;
 
 TEST(SchedulerTest, AnswersAndCommits) {
   SteppedModel stepped(kFakeVocab);
@@ -380,84 +311,6 @@ TEST(SchedulerTest, DrainLetsCallsFinishAndRefusesNewOnes) {
   EXPECT_EQ(
       rig.scheduler.Submit(Rig::Ask("c", "x"), std::make_shared<RecordingSink>()).status().code(),
       absl::StatusCode::kUnavailable);
-}
-
-std::vector<int32_t> Ids(const CallOutcome& outcome) {
-  std::vector<int32_t> ids;
-  for (const engine::Sample& token : outcome.tokens) ids.push_back(token.id);
-  return ids;
-}
-
-// The tiny real model with levels: one call cannot keep its pace and falls, the one beside it does
-// not notice; the fallen one's KV is what its record and its chunks' levels say.
-TEST(SchedulerTest, ACallBehindItsSloFallsToALowerLevel) {
-  const engine::TestFolder folder;
-  engine::SynthShape shape = engine::TinyShape();
-  shape.levels = {20, 60};
-  const std::unique_ptr<engine::Model> model =
-      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
-  Rig rig(*model, {}, 4096);
-  const auto alone = rig.Submit(Rig::Ask("", "beside", 30)).sink->Wait();
-  ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_EQ(alone->levels_percent, (std::vector<int32_t>{100}));
-
-  CallRequest hurried = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
-  hurried.pace.tpot_ms = 1e-6;
-  const auto fallen = rig.Submit(hurried);
-  const auto beside = rig.Submit(Rig::Ask("", "beside", 30));
-  const auto outcome = fallen.sink->Wait();
-  ASSERT_TRUE(outcome.ok()) << outcome.status();
-  EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{100, 20}));
-  const std::pair<int, int32_t> change(Pacer::kEvidence + 1, 20);
-  EXPECT_THAT(fallen.sink->level_changes(), testing::ElementsAre(change));
-  EXPECT_EQ(Ids(*beside.sink->Wait()), Ids(*alone));
-  rig.store.With([](FakeStore::State& state) {
-    const FakeStore::Context& context = state.contexts["c"];
-    EXPECT_EQ(context.segments[0].level_percent, 100);
-    EXPECT_EQ(context.segments[1].level_percent, 20);
-    EXPECT_EQ(context.resident.front().name.level_percent, 100);
-    EXPECT_EQ(context.resident.back().name.level_percent, 20);
-  });
-  const auto next = rig.Submit(Rig::Ask("c", "and on", 4)).sink->Wait();
-  ASSERT_TRUE(next.ok()) << next.status();
-  EXPECT_GT(next->usage.reused_tokens, outcome->usage.prompt_tokens + 32);
-  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
-}
-
-TEST(SchedulerTest, ACallInTimeKeepsItsLevel) {
-  const engine::TestFolder folder;
-  engine::SynthShape shape = engine::TinyShape();
-  shape.levels = {20, 60};
-  const std::unique_ptr<engine::Model> model =
-      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
-  Rig rig(*model, {}, 4096);
-  CallRequest request = Rig::Ask("", "hello", 30);
-  request.pace.tpot_ms = 1e6;
-  EXPECT_EQ(rig.Submit(request).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
-}
-
-// A shortened prompt is what the model reads; the record keeps all of it, and the next call's
-// history is rendered as its KV was made.
-TEST(SchedulerTest, AShortenedPromptStaysWholeInTheRecord) {
-  SteppedModel stepped(kFakeVocab);
-  Rig rig(stepped.model);
-  CallRequest request = Rig::Ask("c", "keep drop keep", 8);
-  request.answer.prompt[0].kept = {{0, 4}, {9, 14}};
-  request.pruned_words = 1;
-  const auto shortened = rig.Submit(request).sink->Wait();
-  ASSERT_TRUE(shortened.ok()) << shortened.status();
-  EXPECT_EQ(shortened->usage.pruned_words, 1);
-  const auto written = rig.Submit(Rig::Ask("d", "keep keep", 8)).sink->Wait();
-  EXPECT_EQ(shortened->text, written->text) << "as if it had been written so";
-  EXPECT_EQ(shortened->usage.prompt_tokens, written->usage.prompt_tokens);
-  rig.store.With([](FakeStore::State& state) {
-    EXPECT_EQ(state.contexts["c"].segments[0].text, "keep drop keep");
-    EXPECT_EQ(state.contexts["c"].segments[0].kept.size(), 2u);
-  });
-  const auto next = rig.Submit(Rig::Ask("c", "on", 8)).sink->Wait();
-  EXPECT_EQ(next->text, rig.Submit(Rig::Ask("d", "on", 8)).sink->Wait()->text);
-  EXPECT_EQ(next->usage.reused_tokens, next->usage.context_tokens - 1);
-  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
 }
 
 // The tiny real model: what a call answers does not depend on who answers beside it.

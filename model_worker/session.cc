@@ -36,7 +36,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
   std::vector<engine::Segment> segments = opened.segments;
   segments.insert(segments.end(), request.answer.prompt.begin(), request.answer.prompt.end());
   WITHY_ASSIGN_OR_RETURN(engine::EncodedConversation encoded,
-                         env.encoder.EncodePrompt(segments, env.window));
+                         request.rebuild ? env.encoder.EncodeRecord(segments, env.window)
+                                         : env.encoder.EncodePrompt(segments, env.window));
+  if (request.rebuild) encoded.history_tokens = static_cast<int32_t>(encoded.ids.size());
   auto session =
       std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
@@ -84,20 +86,23 @@ bool Session::HeadersMatch(const ResidentChunk& chunk) const {
 
 void Session::AdoptResident() {
   std::vector<ChunkName> names;
-  for (const ResidentChunk& chunk : opened_.resident) names.push_back(chunk.name);
+  for (const ResidentChunk& chunk : opened_.resident) {
+    if (request_.rebuild && chunk.name.level_percent < level_percent()) break;
+    names.push_back(chunk.name);
+  }
   const size_t named = env_.namer.MatchingChunks(names, ids_);
   size_t matching = 0;
   while (matching < named && HeadersMatch(opened_.resident[matching])) ++matching;
-  if (matching < names.size()) {
+  if (matching < names.size() && !request_.rebuild) {
     const int32_t end = static_cast<int32_t>(matching) * kChunk + names[matching].tokens;
     if (matching < named || end <= usage_.context_tokens) {
       faulty_chunk_ = static_cast<int32_t>(matching);
     }
   }
   for (size_t i = 0; i < matching; ++i) {
-    // The last token is always computed, for its logits are where the answer begins; what is
-    // computed is not written into a chunk that has it already.
-    if (computed_ + names[i].tokens >= prompt_end_) matching = i;
+    // The last token of a prompt is always computed, for its logits are where the answer begins;
+    // what is computed is not written into a chunk that has it already.
+    if (!request_.rebuild && computed_ + names[i].tokens >= prompt_end_) matching = i;
     if (i == matching) break;
     PushChunk(opened_.resident[i].where.blocks);
     computed_ += names[i].tokens;
@@ -115,7 +120,7 @@ bool Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row
   bool wants_logits = false;
   for (int32_t i = 0; i < count; ++i) {
     const int32_t position = computed_ + i;
-    wants_logits = position + 1 == static_cast<int32_t>(ids_.size());
+    wants_logits = !request_.rebuild && position + 1 == static_cast<int32_t>(ids_.size());
     rows->push_back({.token = ids_[static_cast<size_t>(position)],
                      .position = position,
                      .slot = position,
@@ -130,7 +135,8 @@ bool Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row
 std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   if (claim_.has_value()) return std::nullopt;
   // One token beyond those there are: the next one's slot should be there when it is sampled.
-  const int32_t useful = static_cast<int32_t>(ids_.size()) + (finished() ? 0 : kChunk / 2);
+  const int32_t more = finished() || request_.rebuild ? 0 : kChunk / 2;
+  const int32_t useful = static_cast<int32_t>(ids_.size()) + more;
   const int32_t wanted = std::min({computed_ + ahead, useful, env_.window});
   if (wanted <= slots_) return std::nullopt;
   const int32_t first = slots_ / kChunk;
@@ -290,7 +296,8 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) const {
 
 // Less than a chunk is computed again as fast as it is kept.
 bool Session::worth_keeping() const {
-  return !request_.context_id.empty() && !answer_begun_ && computed_ - read_only_tokens_ >= kChunk;
+  return !request_.context_id.empty() && !request_.rebuild && !answer_begun_ &&
+         computed_ - read_only_tokens_ >= kChunk;
 }
 
 LeaseCommit Session::MakeUnanswered() const {

@@ -39,7 +39,8 @@ struct ClaimRange {
 // Not thread-safe: made by one thread, then owned by another.
 class Session {
  public:
-  // Encodes record and prompt, and finds out how much of the resident KV is what these tokens need.
+  // Encodes record and prompt (a rebuild: the record alone), and finds out how much of the resident
+  // KV is what these tokens need.
   // Errors: INVALID_ARGUMENT (the template refuses the messages), OUT_OF_RANGE (window).
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionEnv& env,
                                                          const CallRequest& request,

@@ -149,7 +149,8 @@ class FakeStore final : public LeaseSource {
     const bool refused = With([&](State& state) {
       const auto layers = static_cast<size_t>(state.layers);
       auto& resident = state.contexts[lease.open_.context_id].resident;
-      while (resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
+      while (!lease.open_.rebuild &&
+             resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
         lease.claimed_[resident.back().where.chunk] = resident.back().where.blocks;
         resident.pop_back();
       }
@@ -171,11 +172,14 @@ class FakeStore final : public LeaseSource {
     With([&](State& state) {
       Context& context = state.contexts[lease.open_.context_id];
       for (size_t i = 0; i < commit.chunks.size(); ++i) {
+        const auto chunk = static_cast<int32_t>(i);
         if (i == context.resident.size()) {
-          const auto chunk = static_cast<int32_t>(i);
-          context.resident.push_back(
-              {.where = {.chunk = chunk, .blocks = lease.claimed_.at(chunk)}, .name = {}});
-          lease.claimed_.erase(chunk);
+          context.resident.push_back({.where = {.chunk = chunk, .blocks = {}}, .name = {}});
+        }
+        if (const auto claimed = lease.claimed_.extract(chunk)) {
+          auto& blocks = context.resident[i].where.blocks;
+          state.free.insert(blocks.begin(), blocks.end());
+          blocks = claimed.mapped();
         }
         context.resident[i].name = commit.chunks[i];
       }

@@ -22,6 +22,9 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
                                 .help = "Resident chunks that were not what they claim."})),
       level_drops_(recorder.counter({.name = "withy_level_drops_total",
                                      .help = "Times a running call went on at a lower level."})),
+      upgrades_(recorder.counter(
+          {.name = "withy_upgraded_contexts_total",
+           .help = "Contexts whose KV was computed again at the full level in an idle moment."})),
       running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls being answered."})),
       queued_(recorder.gauge({.name = "withy_calls_queued", .help = "Calls waiting."})) {
   using engine::FinishReason;

@@ -30,6 +30,7 @@ class WorkerMetrics {
   void Failed() { failed_.Add(); }
   void Faulted() { faults_.Add(); }
   void LevelDropped() { level_drops_.Add(); }
+  void Upgraded() { upgrades_.Add(); }
   void Load(size_t running, size_t queued);
 
  private:
@@ -41,6 +42,7 @@ class WorkerMetrics {
   telemetry::Counter& failed_;
   telemetry::Counter& faults_;
   telemetry::Counter& level_drops_;
+  telemetry::Counter& upgrades_;
   std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
   telemetry::Gauge& running_;
   telemetry::Gauge& queued_;

@@ -68,6 +68,14 @@ class FakeModel final : public Model {
     next_ = std::move(next);
   }
 
+  // Levels by per cent, ascending, to 100; they answer alike.
+  void set_levels(const std::vector<int32_t>& percents) {
+    info_.levels.clear();
+    for (const int32_t percent : percents) {
+      info_.levels.emplace_back().percent = percent;
+    }
+  }
+
   // A lower-case letter that depends on every token before.
   static int32_t Letters(const std::vector<int32_t>& history) {
     uint32_t hash = 2166136261u;

@@ -1,0 +1,202 @@
+// Calls at levels below the full one: those that fall, those whose prompt is shortened, and
+// contexts that are brought back to the full level.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+#include "engine/model/testing.h"
+#include "model_worker/scheduler_testing.h"
+
+namespace withy::model_worker {
+namespace {
+
+std::vector<int32_t> Ids(const CallOutcome& outcome) {
+  std::vector<int32_t> ids;
+  for (const engine::Sample& token : outcome.tokens) ids.push_back(token.id);
+  return ids;
+}
+
+// The tiny real model with levels: one call cannot keep its pace and falls, the one beside it does
+// not notice; the fallen one's KV is what its record and its chunks' levels say.
+TEST(ElasticCallTest, ACallBehindItsSloFallsToALowerLevel) {
+  const engine::TestFolder folder;
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  const std::unique_ptr<engine::Model> model =
+      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  Rig rig(*model, {}, 4096);
+  const auto alone = rig.Submit(Rig::Ask("", "beside", 30)).sink->Wait();
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->levels_percent, (std::vector<int32_t>{100}));
+
+  CallRequest hurried = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
+  hurried.pace.tpot_ms = 1e-6;
+  const auto fallen = rig.Submit(hurried);
+  const auto beside = rig.Submit(Rig::Ask("", "beside", 30));
+  const auto outcome = fallen.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{100, 20}));
+  const std::pair<int, int32_t> change(Pacer::kEvidence + 1, 20);
+  EXPECT_THAT(fallen.sink->level_changes(), testing::ElementsAre(change));
+  EXPECT_EQ(Ids(*beside.sink->Wait()), Ids(*alone));
+  rig.store.With([](FakeStore::State& state) {
+    const FakeStore::Context& context = state.contexts["c"];
+    EXPECT_EQ(context.segments[0].level_percent, 100);
+    EXPECT_EQ(context.segments[1].level_percent, 20);
+    EXPECT_EQ(context.resident.front().name.level_percent, 100);
+    EXPECT_EQ(context.resident.back().name.level_percent, 20);
+  });
+  const auto next = rig.Submit(Rig::Ask("c", "and on", 4)).sink->Wait();
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_GT(next->usage.reused_tokens, outcome->usage.prompt_tokens + 32);
+  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+}
+
+TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {
+  const engine::TestFolder folder;
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  const std::unique_ptr<engine::Model> model =
+      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  Rig rig(*model, {}, 4096);
+  CallRequest request = Rig::Ask("", "hello", 30);
+  request.pace.tpot_ms = 1e6;
+  EXPECT_EQ(rig.Submit(request).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
+}
+
+// A shortened prompt is what the model reads; the record keeps all of it, and the next call's
+// history is rendered as its KV was made.
+TEST(ElasticCallTest, AShortenedPromptStaysWholeInTheRecord) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  CallRequest request = Rig::Ask("c", "keep drop keep", 8);
+  request.answer.prompt[0].kept = {{0, 4}, {9, 14}};
+  request.pruned_words = 1;
+  const auto shortened = rig.Submit(request).sink->Wait();
+  ASSERT_TRUE(shortened.ok()) << shortened.status();
+  EXPECT_EQ(shortened->usage.pruned_words, 1);
+  const auto written = rig.Submit(Rig::Ask("d", "keep keep", 8)).sink->Wait();
+  EXPECT_EQ(shortened->text, written->text) << "as if it had been written so";
+  EXPECT_EQ(shortened->usage.prompt_tokens, written->usage.prompt_tokens);
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.contexts["c"].segments[0].text, "keep drop keep");
+    EXPECT_EQ(state.contexts["c"].segments[0].kept.size(), 2u);
+  });
+  const auto next = rig.Submit(Rig::Ask("c", "on", 8)).sink->Wait();
+  EXPECT_EQ(next->text, rig.Submit(Rig::Ask("d", "on", 8)).sink->Wait()->text);
+  EXPECT_EQ(next->usage.reused_tokens, next->usage.context_tokens - 1);
+  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+}
+
+std::unique_ptr<engine::Model> OpenElastic(const engine::TestFolder& folder) {
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  return engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+}
+
+absl::Status Rebuild(Rig& rig, const std::string& context) {
+  const auto sink = std::make_shared<RecordingSink>();
+  rig.scheduler.SubmitRebuild("app", context, sink);
+  return sink->Wait().status();
+}
+
+// After it the context is as if the full model had read all of it.
+TEST(RebuildTest, BringsAContextToTheFullLevel) {
+  const engine::TestFolder folder;
+  const std::unique_ptr<engine::Model> model = OpenElastic(folder);
+  Rig rig(*model, {}, 4096);
+  CallRequest low = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
+  low.answer.level_percent = 20;
+  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.contexts["c"].resident[1].name.level_percent, 20);
+    state.contexts["copy"].segments = state.contexts["c"].segments;  // a record without KV
+  });
+  EXPECT_EQ(Rebuild(rig, "c"), absl::OkStatus());
+  EXPECT_EQ(Rebuild(rig, "copy"), absl::OkStatus());
+  rig.store.With([](FakeStore::State& state) {
+    const FakeStore::Context& rebuilt = state.contexts["c"];
+    EXPECT_EQ(rebuilt.segments.size(), 2u) << "the record stays as it is";
+    ASSERT_EQ(rebuilt.resident.size(), state.contexts["copy"].resident.size());
+    for (size_t i = 0; i < rebuilt.resident.size(); ++i) {
+      EXPECT_EQ(rebuilt.resident[i].name.level_percent, 100);
+      EXPECT_EQ(rebuilt.resident[i].name.identity,
+                state.contexts["copy"].resident[i].name.identity);
+    }
+  });
+  EXPECT_EQ(Rebuild(rig, "c").code(), absl::StatusCode::kFailedPrecondition) << "nothing to do";
+  const auto next = rig.Submit(Rig::Ask("c", "and on", 8)).sink->Wait();
+  const auto copy = rig.Submit(Rig::Ask("copy", "and on", 8)).sink->Wait();
+  ASSERT_TRUE(next.ok() && copy.ok());
+  EXPECT_EQ(Ids(*next), Ids(*copy));
+  EXPECT_EQ(next->usage.reused_tokens, copy->usage.reused_tokens);
+  EXPECT_GT(next->usage.reused_tokens, 48);
+  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+}
+
+// Only what lies behind the first chunk below the full level is computed again.
+TEST(RebuildTest, KeepsWhatIsAtTheFullLevel) {
+  SteppedModel stepped(kFakeVocab);
+  stepped.model.set_levels({20, 100});
+  Rig rig(stepped.model);
+  ASSERT_TRUE(
+      rig.Submit(Rig::Ask("c", "a prompt of more than sixteen tokens", 20)).sink->Wait().ok());
+  CallRequest low = Rig::Ask("c", "and another one, also somewhat long", 20);
+  low.answer.level_percent = 20;
+  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  const auto blocks = [&] {
+    return rig.store.With([](FakeStore::State& state) {
+      std::vector<std::vector<uint32_t>> all;
+      for (const ResidentChunk& chunk : state.contexts["c"].resident) {
+        all.push_back(chunk.where.blocks);
+      }
+      return all;
+    });
+  };
+  const auto before = blocks();
+  ASSERT_EQ(Rebuild(rig, "c"), absl::OkStatus());
+  const auto after = blocks();
+  ASSERT_EQ(after.size(), before.size());
+  EXPECT_EQ(after[0], before[0]);
+  EXPECT_NE(after.back(), before.back());
+}
+
+TEST(RebuildTest, IsGivenUpWhenACallComes) {
+  SteppedModel stepped(kFakeVocab);
+  stepped.model.set_levels({20, 100});
+  Rig rig(stepped.model);
+  CallRequest low = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
+  low.answer.level_percent = 20;
+  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  const auto before =
+      rig.store.With([](FakeStore::State& state) { return state.contexts["c"].resident.size(); });
+  Rig::Running call;
+  bool first = true;
+  stepped.on_step = [&] {
+    if (std::exchange(first, false)) call = rig.Submit(Rig::Ask("c", "hello", 4));
+  };
+  EXPECT_EQ(Rebuild(rig, "c").code(), absl::StatusCode::kAborted);
+  const auto outcome = call.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_GT(outcome->usage.reused_tokens, 48) << "the KV that was there is still there";
+  rig.store.With([&](FakeStore::State& state) {
+    EXPECT_GE(state.contexts["c"].resident.size(), before);
+    EXPECT_EQ(state.faults, 0);
+  });
+}
+
+TEST(RebuildTest, WaitsForQuiet) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  uint64_t seen = UINT64_MAX;
+  ASSERT_TRUE(rig.scheduler.AwaitQuiet(absl::ZeroDuration(), &seen)) << "once at the start";
+  ASSERT_TRUE(rig.Submit(Rig::Ask("", "hello")).sink->Wait().ok());
+  ASSERT_TRUE(rig.scheduler.AwaitQuiet(absl::ZeroDuration(), &seen)) << "a call has come and gone";
+  EXPECT_EQ(seen, 1u);
+  std::thread drain([&] { rig.scheduler.Drain(absl::ZeroDuration()); });
+  EXPECT_FALSE(rig.scheduler.AwaitQuiet(absl::InfiniteDuration(), &seen)) << "no call since";
+  drain.join();
+}
+
+}  // namespace
+}  // namespace withy::model_worker

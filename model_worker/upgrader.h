@@ -1,0 +1,35 @@
+// Uses quiet moments: contexts that were computed below the full level are computed again at it,
+// the one used last first, so that their next answers build on the full model's KV. Neighbours:
+// scheduler.h gives a rebuild up as soon as a call comes; context_store knows which context is
+// next. Source: DESIGN section 4, KV across levels.
+#pragma once
+
+#include <cstdint>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "model_worker/lease_client.h"
+#include "model_worker/scheduler.h"
+
+namespace withy::model_worker {
+
+class Upgrader {
+ public:
+  // Begins after `quiet` without a call. Both must outlive it.
+  Upgrader(Scheduler& scheduler, LeaseClient& leases, absl::Duration quiet);
+  // Drains the scheduler.
+  ~Upgrader();
+  Upgrader(const Upgrader&) = delete;
+  Upgrader& operator=(const Upgrader&) = delete;
+
+ private:
+  void Run();
+  void UpgradeAll();
+
+  Scheduler& scheduler_;
+  LeaseClient& leases_;
+  const absl::Duration quiet_;
+  std::thread thread_;
+};
+
+}  // namespace withy::model_worker
