@@ -6,6 +6,7 @@
 #include <absl/synchronization/notification.h>
 #include <absl/time/time.h>
 #include <dlfcn.h>
+#include <grpc/grpc.h>
 #include <sanitizer/tsan_interface.h>
 
 #include <cstdio>
@@ -19,8 +20,9 @@ void AnnotateIgnoreReadsEnd(const char* file, int line);
 // their own business.
 const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
 
-// gRPC hands operations and finished calls from thread to thread inside the library, where the
-// sanitizer does not see it; what its header templates do with them is reported here. `race` takes
+// gRPC's header templates are compiled here, the library that calls them is not. What a batch of
+// operations was given is ordered before its completion by the hooks at the end of this file; the
+// suppressions are for what the library orders without a call that could be hooked. `race` takes
 // any frame and is only for functions that do not call ours; `race_top` takes the frame that
 // touches the memory, so that races of our reactors, which the templates call, still show.
 const char* __tsan_default_suppressions() {
@@ -45,7 +47,7 @@ namespace {
 void* Next(const char* symbol) {
   void* found = dlsym(RTLD_NEXT, symbol);
   if (found != nullptr) return found;
-  std::fprintf(stderr, "tsan_abseil: no %s in the Abseil library\n", symbol);
+  std::fprintf(stderr, "tsan_hooks: no %s in the libraries linked\n", symbol);
   std::abort();
 }
 
@@ -189,3 +191,30 @@ bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
 
 ABSL_NAMESPACE_END
 }  // namespace absl
+
+// gRPC's core, called from its C++ library: whoever starts a batch hands everything so far to
+// whoever finishes it, known by the batch's tag or by the call.
+#define WITHY_NEXT(name) static const auto real = reinterpret_cast<decltype(&name)>(Next(#name))
+
+grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t count, void* tag,
+                                      void* reserved) {
+  WITHY_NEXT(grpc_call_start_batch);
+  __tsan_release(call);
+  __tsan_release(tag);
+  return real(call, ops, count, tag, reserved);
+}
+
+void grpc_call_unref(grpc_call* call) {
+  WITHY_NEXT(grpc_call_unref);
+  __tsan_release(call);
+  __tsan_acquire(call);
+  real(call);
+}
+
+grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec deadline,
+                                      void* reserved) {
+  WITHY_NEXT(grpc_completion_queue_next);
+  const grpc_event event = real(queue, deadline, reserved);
+  if (event.type == GRPC_OP_COMPLETE) __tsan_acquire(event.tag);
+  return event;
+}

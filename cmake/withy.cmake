@@ -35,7 +35,7 @@ find_package(Threads REQUIRED)
 # Put into every program: what a sanitizer has to be told about libraries that are not instrumented.
 set(WITHY_PROGRAM_SRCS)
 if(WITHY_SANITIZE STREQUAL "thread")
-  set(WITHY_PROGRAM_SRCS "${CMAKE_CURRENT_LIST_DIR}/tsan_abseil.cc")
+  set(WITHY_PROGRAM_SRCS "${CMAKE_CURRENT_LIST_DIR}/tsan_hooks.cc")
   link_libraries(absl::synchronization ${CMAKE_DL_LIBS})
 endif()
 
