@@ -8,6 +8,8 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
@@ -27,6 +29,7 @@ ABSL_FLAG(std::string, token, "", "of an app bound to it");
 ABSL_FLAG(std::string, draft, "", "the draft's GGUF file");
 ABSL_FLAG(int, count, 2400, "held-out prompts");
 ABSL_FLAG(int, callers, 4, "calls at once");
+ABSL_FLAG(std::string, errors, "", "file for the target's wrong answers, a JSON line each");
 
 namespace withy::bench {
 namespace {
@@ -35,6 +38,7 @@ namespace {
 struct Score {
   std::array<int, corpus::kTaskCount> asked{}, right{};
   std::vector<std::vector<int32_t>> answers;  // token ids, by prompt
+  std::vector<std::string> texts;
   double seconds = 0;
 
   double Accuracy() const {
@@ -93,6 +97,7 @@ absl::StatusOr<Score> Run(const std::string& model) {
   const auto stub = v1::LlmService::NewStub(rpc::Connect(absl::GetFlag(FLAGS_address)));
   Score score;
   score.answers.resize(static_cast<size_t>(count));
+  score.texts.resize(static_cast<size_t>(count));
   std::vector<char> right(static_cast<size_t>(count));
   std::atomic<int> next = 0, done = 0;
   std::vector<absl::Status> failures(static_cast<size_t>(caller_count));
@@ -103,7 +108,7 @@ absl::StatusOr<Score> Run(const std::string& model) {
     callers.emplace_back([&, caller] {
       for (int i = next++; i < count && failures[caller].ok(); i = next++) {
         const corpus::Record record = generator.At(static_cast<uint64_t>(i));
-        std::string text;
+        std::string& text = score.texts[static_cast<size_t>(i)];
         failures[caller] = Ask(*stub, RequestFor(record, model), &text, &score.answers[i]);
         right[i] = text == record.answer ? 1 : 0;
         if (++done % 100 == 0)
@@ -167,8 +172,31 @@ void PrintTable(const Score& target, const Score& draft) {
   std::fprintf(stderr, "%-10s %8s %9.1fs %9.1fs\n", "time", "", target.seconds, draft.seconds);
 }
 
+absl::Status WriteErrors(const Score& target, const std::string& path) {
+  std::ofstream file(path);
+  const corpus::Generator generator(corpus::HeldOutSpec());
+  for (size_t i = 0; i < target.texts.size(); ++i) {
+    const corpus::Record record = generator.At(i);
+    if (target.texts[i] == record.answer) continue;
+    nlohmann::json line = {{"record", i},
+                           {"task", corpus::kTaskNames[static_cast<size_t>(record.task)]},
+                           {"difficulty", record.difficulty},
+                           {"prompt", record.messages.back().content},
+                           {"right", record.answer},
+                           {"answer", target.texts[i]}};
+    file << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+  }
+  file.close();
+  return file ? absl::OkStatus()
+              : absl::UnavailableError(
+                    absl::StrCat("cannot write ", path, ": is its folder there?"));
+}
+
 absl::Status Main() {
   WITHY_ASSIGN_OR_RETURN(const Score target, Run(""));
+  if (const std::string path = absl::GetFlag(FLAGS_errors); !path.empty()) {
+    WITHY_RETURN_IF_ERROR(WriteErrors(target, path));
+  }
   WITHY_ASSIGN_OR_RETURN(const Score draft, Run("draft"));
   WITHY_ASSIGN_OR_RETURN(const Agreement agreement, MeasureAgreement(target));
   PrintTable(target, draft);

@@ -37,19 +37,24 @@ const char* __tsan_default_suppressions() {
 }
 // NOLINTEND(bugprone-reserved-identifier)
 
-namespace absl {
-ABSL_NAMESPACE_BEGIN
-
-#define WITHY_REAL(type, symbol) static const auto real = reinterpret_cast<type>(Next(symbol))
-
 namespace {
 
+// The library's own definition.
 void* Next(const char* symbol) {
   void* found = dlsym(RTLD_NEXT, symbol);
   if (found != nullptr) return found;
   std::fprintf(stderr, "tsan_hooks: no %s in the libraries linked\n", symbol);
   std::abort();
 }
+
+}  // namespace
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+#define WITHY_REAL(type, symbol) static const auto real = reinterpret_cast<type>(Next(symbol))
+
+namespace {
 
 // Whoever unlocks evaluates the conditions that others wait for, still under the lock but after we
 // said that it is free.
@@ -204,11 +209,21 @@ grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_
   return real(call, ops, count, tag, reserved);
 }
 
+// A call's last reference goes after the last of its callbacks, and a server after all of its calls.
+static char ended_calls;
+
 void grpc_call_unref(grpc_call* call) {
   WITHY_NEXT(grpc_call_unref);
+  __tsan_release(&ended_calls);
   __tsan_release(call);
   __tsan_acquire(call);
   real(call);
+}
+
+void grpc_server_destroy(grpc_server* server) {
+  WITHY_NEXT(grpc_server_destroy);
+  real(server);
+  __tsan_acquire(&ended_calls);
 }
 
 grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec deadline,

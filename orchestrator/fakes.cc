@@ -174,8 +174,8 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   {
     const std::lock_guard lock(mutex_);
     model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
+    response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
   }
-  response->mutable_cost()->set_prefill_us_per_token(1000);
   response->mutable_cost()->set_decode_us_per_token(10'000);
   response->mutable_status()->set_model_bytes(123);
   return Status::OK;
@@ -200,6 +200,11 @@ std::vector<v1::RunRequest> FakeWorker::runs() const {
 void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
   const std::lock_guard lock(mutex_);
   levels_ = std::move(percents);
+}
+
+void FakeWorker::SetPrefillCost(double us_per_token) {
+  const std::lock_guard lock(mutex_);
+  prefill_us_per_token_ = us_per_token;
 }
 
 v1::Config Board::Limits(uint32_t queue_limit, uint32_t max_batch) {

@@ -37,6 +37,10 @@ constexpr std::array<string_view, 16> kJobs = {
     "baker", "teacher", "nurse",  "driver", "painter", "farmer",  "lawyer", "singer",
     "cook",  "pilot",   "doctor", "tailor", "writer",  "plumber", "guard",  "clerk"};
 
+constexpr std::array<string_view, 20> kSmallWords = {
+    "the", "is", "in",  "of",    "a",     "has",   "on",  "at",   "for",  "to",
+    "it",  "as", "now", "place", "thing", "there", "one", "says", "that", "called"};
+
 // 64-bit FNV-1a, so that the split of an entity depends on its letters alone.
 uint64_t HashName(string_view name) {
   uint64_t hash = 0xCBF29CE484222325ULL;
@@ -81,7 +85,32 @@ std::string Author::Say(const Wordings& list, std::initializer_list<string_view>
                            ? rng_.Below(static_cast<uint32_t>(train))
                            : train + rng_.Below(static_cast<uint32_t>(held_out));
   wordings_.push_back(std::string(list.name) + "/" + std::to_string(index));
+  if (garbled_percent_ > 0 && Chance(garbled_percent_))
+    return Fill(Garble(list.texts[index]), args);
   return Fill(list.texts[index], args);
+}
+
+std::string Author::Garble(string_view text) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    words.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  const auto place = [&](size_t count) {
+    return static_cast<ptrdiff_t>(rng_.Below(static_cast<uint32_t>(count)));
+  };
+  if (Chance(40)) std::rotate(words.begin(), words.begin() + place(words.size()), words.end());
+  if (Chance(30)) {
+    const auto left_out = words.begin() + place(words.size());
+    if (left_out->find('%') == std::string::npos) words.erase(left_out);
+  }
+  for (int more = Between(0, 3); more > 0; --more) {
+    words.insert(words.begin() + place(words.size() + 1), std::string(Any(kSmallWords)));
+  }
+  std::string garbled;
+  for (const std::string& word : words) garbled += (garbled.empty() ? "" : " ") + word;
+  return garbled;
 }
 
 bool Author::Owns(string_view name) const {

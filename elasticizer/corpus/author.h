@@ -51,7 +51,9 @@ std::string Fill(std::string_view text, std::initializer_list<std::string_view> 
 // Not thread-safe; equal seeds and splits write equal scenes.
 class Author {
  public:
-  Author(uint64_t seed, Split split) : rng_(seed), split_(split) {}
+  // `garbled_percent`: so many wordings are not as they stand in the lists (Garble).
+  Author(uint64_t seed, Split split, int garbled_percent = 0)
+      : rng_(seed), split_(split), garbled_percent_(garbled_percent) {}
 
   Rng& rng() { return rng_; }
   int Between(int low, int high) { return rng_.Between(low, high); }
@@ -91,9 +93,13 @@ class Author {
 
  private:
   std::string Syllables(int count, bool coda);
+  // The words of a template in another cyclic order, with others between them, or one left out:
+  // what stands beside a slot says nothing, what the sentence speaks of still does.
+  std::string Garble(std::string_view text);
 
   Rng rng_;
   Split split_;
+  int garbled_percent_;
   std::vector<std::string> entities_;
   std::vector<std::string> wordings_;
 };

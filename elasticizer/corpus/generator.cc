@@ -154,7 +154,7 @@ Record Generator::At(uint64_t index) const {
 Record Generator::At(uint64_t index, Task task, int difficulty) const {
   uint64_t state = spec_.seed * 2 + (spec_.split == Split::kHeldOut ? 1 : 0);
   state = SplitMix(state) + index;
-  Author author(SplitMix(state), spec_.split);
+  Author author(SplitMix(state), spec_.split, spec_.garbled_percent);
 
   Record record;
   record.id = std::string(spec_.split == Split::kTrain ? "train-" : "heldout-") +

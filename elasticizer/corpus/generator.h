@@ -27,6 +27,8 @@ struct Spec {
   int follow_ups = 0;
   // Sentences of small talk in the system message: 0 to this many.
   int max_filler = 4;
+  // Per cent of wordings that are garbled (Author::Garble), for training.
+  int garbled_percent = 0;
   // Harder questions are written at this difficulty instead.
   int max_difficulty = kMaxDifficulty;
 };

@@ -12,6 +12,7 @@ constexpr int kEasyDifficulty = 2;
 constexpr int kSums = 10;  // a chat
 constexpr int kCatalogues = 5;
 constexpr int kFollowUps = 11;
+constexpr int kGarbledPercent = 50;
 constexpr uint64_t kDenseRecords = 8;  // more than fill a batch
 
 }  // namespace
@@ -67,6 +68,8 @@ std::vector<Sample> BatchStream::DenseBatch(corpus::Rng& rng, corpus::Task task,
   spec.exact_shots = contexts - 1;
   spec.follow_ups = follow_ups;
   spec.max_filler = 0;
+  // The order of a sum's words is its meaning.
+  spec.garbled_percent = task == corpus::Task::kMath ? 0 : kGarbledPercent;
   spec.max_difficulty = max_difficulty;
   const corpus::Generator generator(spec);
   std::vector<Sample> samples;
