@@ -5,6 +5,7 @@
 #include <google/protobuf/text_format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -212,6 +213,18 @@ std::string DefaultModelsDir() {
       return (dir / "models").string();
   }
   return "/usr/share/withy/models";
+}
+
+std::string DefaultTlmPath(const std::string& model_path) {
+  const fs::path parent = fs::path(model_path).parent_path();
+  std::string found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(parent.empty() ? "." : parent, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("withy-pocket-tlm") || !name.ends_with(".gguf")) continue;
+    found = std::max(found, entry.path().string());
+  }
+  return found;
 }
 
 }  // namespace withy

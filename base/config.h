@@ -34,4 +34,8 @@ absl::Status FillDefaults(proto::Config* config);
 // /usr/share/withy/models.
 std::string DefaultModelsDir();
 
+// The file that an empty orchestrator.tlm_path stands for: withy-pocket-tlm*.gguf beside
+// `model_path`, the last by name; empty = there is none.
+std::string DefaultTlmPath(const std::string& model_path);
+
 }  // namespace withy

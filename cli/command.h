@@ -29,6 +29,7 @@ int FailUsage(std::string_view message);
 
 // The groups.
 std::vector<Command> AppCommands();
+std::vector<Command> CalibrateCommands();
 std::vector<Command> ChatCommands();
 std::vector<Command> ContextCommands();
 std::vector<Command> GenerateCommands();

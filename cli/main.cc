@@ -38,7 +38,7 @@ namespace {
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (auto group : {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ModelCommands,
-                     StatusCommands}) {
+                     CalibrateCommands, StatusCommands}) {
     for (Command& command : group()) all.push_back(std::move(command));
   }
   return all;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/board.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "draft_worker/answerer.h"
@@ -14,6 +15,7 @@
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 #include "worker_wire/wire.h"
+#include "worker_wire/worker_cost.h"
 
 namespace withy::draft_worker {
 namespace {
@@ -34,14 +36,21 @@ class DraftWorker final : public rpc::Process {
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "draft_worker"));
     WITHY_ASSIGN_OR_RETURN(
         model_, engine::OpenServedModel(engine::OptionsFromWire(draft, config.state_dir())));
-    WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost,
-                           engine::MeasureCost(*model_->bundle.model, Clock::Real()));
-    spdlog::info("opened {}: prefill {:.1f} us a token, decode {:.1f} us a token", draft.path(),
-                 cost.prefill_us_per_token, cost.decode_us);
+    WITHY_ASSIGN_OR_RETURN(
+        const engine::WorkerCost cost,
+        engine::FindWorkerCost(*model_->bundle.model, draft.path(),
+                               engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
+    if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
+      spdlog::warn("going on with a measurement at start-up: {}",
+                   std::string(cost.calibration.message()));
+    }
+    spdlog::info("opened {} ({}): prefill {:.1f} us a token, decode {:.1f} us a token",
+                 draft.path(), engine::Describe(cost), cost.step.prefill_us_per_token,
+                 cost.step.decode_us);
     answerer_ = std::make_unique<Answerer>(
         *model_,
         Answerer::Options{.queue_limit = draft.queue_limit(),
-                          .piece_rows = PieceRows(cost, draft.prefill_piece_ms())},
+                          .piece_rows = PieceRows(cost.step, draft.prefill_piece_ms())},
         Clock::Real(), *recorder_);
     service_ = MakeDraftWorkerService(*answerer_, *model_, cost, draft.queue_limit());
     WITHY_ASSIGN_OR_RETURN(

@@ -101,7 +101,7 @@ class StreamSink final : public AnswerSink {
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
  public:
   DraftWorkerService(Answerer& answerer, const engine::ServedModel& model,
-                     const engine::StepCost& cost, size_t queue_limit)
+                     const engine::WorkerCost& cost, size_t queue_limit)
       : answerer_(answerer), model_(model), cost_(cost), queue_limit_(queue_limit) {
     const engine::ModelInfo& info = model.bundle.model->info();
     limits_.vocab_size = info.vocab_size;
@@ -138,7 +138,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     status->set_running_calls(wire->running_calls());
     status->set_queued_calls(wire->queued_calls());
     status->set_queue_limit(wire->queue_limit());
-    status->set_detail(info.name);
+    status->set_detail(info.name + "; " + engine::Describe(cost_));
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
@@ -159,7 +159,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
 
   Answerer& answerer_;
   const engine::ServedModel& model_;
-  const engine::StepCost cost_;
+  const engine::WorkerCost cost_;
   const size_t queue_limit_;
   engine::RequestLimits limits_;
 };
@@ -168,7 +168,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
 
 std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
                                                       const engine::ServedModel& model,
-                                                      const engine::StepCost& cost,
+                                                      const engine::WorkerCost& cost,
                                                       size_t queue_limit) {
   return std::make_unique<DraftWorkerService>(answerer, model, cost, queue_limit);
 }

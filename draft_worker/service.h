@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "draft_worker/answerer.h"
-#include "engine/session/cost_probe.h"
 #include "engine/session/served_model.h"
+#include "worker_wire/worker_cost.h"
 
 namespace grpc {
 class Service;
@@ -16,7 +16,7 @@ namespace withy::draft_worker {
 // Everything is borrowed and outlives the service.
 std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
                                                       const engine::ServedModel& model,
-                                                      const engine::StepCost& cost,
+                                                      const engine::WorkerCost& cost,
                                                       size_t queue_limit);
 
 }  // namespace withy::draft_worker

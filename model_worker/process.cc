@@ -9,11 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "base/board.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/model/bundle.h"
 #include "engine/session/conversation.h"
-#include "engine/session/cost_probe.h"
 #include "engine/session/served_model.h"
 #include "model_worker/chunk_identity.h"
 #include "model_worker/lease_client.h"
@@ -24,6 +24,7 @@
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 #include "worker_wire/wire.h"
+#include "worker_wire/worker_cost.h"
 
 namespace withy::model_worker {
 namespace {
@@ -54,6 +55,23 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
   return model;
 }
 
+absl::StatusOr<engine::WorkerCost> FindCost(engine::Model& model, const proto::Config& config) {
+  WITHY_ASSIGN_OR_RETURN(
+      engine::WorkerCost cost,
+      engine::FindWorkerCost(model, config.model().path(), engine::PackedDir(config.state_dir()),
+                             ReadBoard(), Clock::Real()));
+  if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
+    spdlog::warn("going on with a measurement at start-up: {}",
+                 std::string(cost.calibration.message()));
+  }
+  spdlog::info(
+      "{} ({}): prefill {:.1f} us a token, decode {:.1f} us a step and {:.1f} us for each "
+      "further call",
+      model.info().name, engine::Describe(cost), cost.step.prefill_us_per_token,
+      cost.step.decode_us, cost.step.decode_us_per_extra);
+  return cost;
+}
+
 class ModelWorker final : public rpc::Process {
  public:
   ~ModelWorker() override {
@@ -64,13 +82,8 @@ class ModelWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "model_worker"));
     WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config));
-    WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost,
-                           engine::MeasureCost(*model_->bundle.model, Clock::Real()));
+    WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     const engine::ModelInfo& info = model_->bundle.model->info();
-    spdlog::info(
-        "{}: prefill {:.1f} us a token, decode {:.1f} us a step and {:.1f} us for each "
-        "further call",
-        info.name, cost.prefill_us_per_token, cost.decode_us, cost.decode_us_per_extra);
 
     const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
@@ -82,8 +95,10 @@ class ModelWorker final : public rpc::Process {
                                                          .kv = info.kv,
                                                          .model_name = info.name},
                                       *model_->bundle.tokenizer);
-    scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *leases_, cost,
-                                             OptionsOf(config.model()), Clock::Real(), *recorder_);
+    SchedulerOptions options = OptionsOf(config.model());
+    options.level_shares = engine::DecodeShares(cost);
+    scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *leases_, cost.step,
+                                             options, Clock::Real(), *recorder_);
     service_ = MakeModelWorkerService(
         {.scheduler = *scheduler_, .leases = *leases_, .env = *env_, .cost = cost});
     WITHY_ASSIGN_OR_RETURN(

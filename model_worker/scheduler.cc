@@ -90,7 +90,8 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
       logits_(static_cast<size_t>(options.max_batch) *
               static_cast<size_t>(model.info().vocab_size)),
-      level_shares_(LevelShares(model.info())),
+      level_shares_(options.level_shares.empty() ? LevelShares(model.info())
+                                                 : options.level_shares),
       link_(std::make_shared<Link>()),
       office_(/*limit=*/static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16)),
       engine_thread_([this] { Run(); }) {

@@ -33,6 +33,9 @@ struct SchedulerOptions {
   int32_t queue_limit = 64;  // calls that wait
   int32_t prefill_piece_ms = 50;
   int32_t max_piece_rows = 256;
+  // What a token takes at each of the model's levels, relative to each other: levels fall by it.
+  // Empty: by the bytes that are read.
+  std::vector<double> level_shares = {};
 };
 
 struct SchedulerLoad {

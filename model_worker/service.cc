@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "model_worker/outcome_wire.h"
@@ -151,7 +152,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   int64_t RetryMs() const {
     const SchedulerLoad load = parts_.scheduler.load();
     const double us =
-        static_cast<double>(load.pending_prefill_tokens) * parts_.cost.prefill_us_per_token;
+        static_cast<double>(load.pending_prefill_tokens) * parts_.cost.step.prefill_us_per_token;
     return std::max(kMinRetryMs, static_cast<int64_t>(std::ceil(us / 1e3)));
   }
 
@@ -196,7 +197,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     status->set_running_calls(wire->running_calls());
     status->set_queued_calls(wire->queued_calls());
     status->set_queue_limit(wire->queue_limit());
-    status->set_detail(parts_.env.model.name + "; " + parts_.leases.Describe());
+    status->set_detail(absl::StrCat(parts_.env.model.name, "; ", parts_.leases.Describe(), "; ",
+                                    engine::Describe(parts_.cost)));
   }
 
   static constexpr int32_t kNoWindow = 1 << 30;

@@ -4,11 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "engine/session/cost_probe.h"
 #include "engine/session/segment.h"
 #include "model_worker/lease_client.h"
 #include "model_worker/scheduler.h"
 #include "model_worker/session.h"
+#include "worker_wire/worker_cost.h"
 
 namespace grpc {
 class Service;
@@ -21,7 +21,7 @@ struct ServiceParts {
   Scheduler& scheduler;
   LeaseClient& leases;
   const SessionEnv& env;
-  engine::StepCost cost;
+  engine::WorkerCost cost;
 };
 
 std::unique_ptr<grpc::Service> MakeModelWorkerService(const ServiceParts& parts);

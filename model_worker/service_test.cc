@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/board.h"
 #include "base/config.h"
 #include "engine/kv/block.h"
 #include "engine/model/testing.h"
@@ -15,6 +16,7 @@
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/model_worker.grpc.pb.h"
+#include "worker_wire/calibration.h"
 
 namespace withy::model_worker {
 namespace {
@@ -304,6 +306,62 @@ TEST_F(ServiceTest, AShortenedPromptIsCountedAsItIsAnswered) {
   ASSERT_TRUE(stub_->Tokenize(&client, count, &counted).ok());
   EXPECT_EQ(counted.prompt_tokens(), answer.finished.usage().prompt_tokens());
   EXPECT_EQ(Run(Asking("", "keep keep")).text, answer.text);
+}
+
+// A calibration of the worker's own model, with times that no probe would find.
+TEST_F(ServiceTest, ACalibrationIsUsedWhereItHoldsAndRefusedWhereNot) {
+  StartStore();
+  const auto info = [&] {
+    StartWorker();
+    v1::GetWorkerInfoResponse response;
+    grpc::ClientContext client;
+    rpc::SetTimeout(&client, absl::Seconds(60));
+    client.set_wait_for_ready(true);
+    EXPECT_TRUE(stub_->GetWorkerInfo(&client, {}, &response).ok());
+    worker_.reset();
+    return response;
+  };
+  const v1::GetWorkerInfoResponse probed = info();
+  EXPECT_EQ(probed.cost().source(), v1::COST_SOURCE_PROBE);
+  EXPECT_THAT(probed.status().detail(), HasSubstr("; not calibrated"));
+
+  v1::Calibration record;
+  record.set_format(engine::kCalibrationFormat);
+  record.set_complete(true);
+  for (const auto kind : {v1::CALIBRATION_KIND_PREFILL, v1::CALIBRATION_KIND_DECODE}) {
+    v1::CalibrationPoint& point = *record.add_points();
+    point.set_kind(kind);
+    point.set_level_percent(100);
+    point.set_rows(kind == v1::CALIBRATION_KIND_PREFILL ? 64 : 1);
+    point.add_sample_us(64e6);
+  }
+  const std::string path =
+      engine::CalibrationPath(config_.model().path(), engine::PackedDir(config_.state_dir()));
+  engine::ModelOptions options;
+  options.threads = 2;
+  options.cache_dir = engine::PackedDir(config_.state_dir());
+  {
+    const auto model = engine::Model::Open(config_.model().path(), options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    *record.mutable_key() = engine::MakeCalibrationKey((*model)->info().id, (*model)->target(),
+                                                       (*model)->threads(), ReadBoard());
+  }
+  ASSERT_TRUE(engine::WriteCalibration(record, path).ok());
+  const v1::GetWorkerInfoResponse calibrated = info();
+  EXPECT_EQ(calibrated.cost().source(), v1::COST_SOURCE_CALIBRATION);
+  EXPECT_EQ(calibrated.cost().prefill_us_per_token(), 1e6);
+  EXPECT_EQ(calibrated.cost().levels(0).decode_us(), 64e6);
+  EXPECT_THAT(calibrated.status().detail(), HasSubstr("; calibrated"));
+
+  // Another model now lies at the path that it was made of.
+  engine::SynthShape other = engine::TinyShape();
+  other.d_ff += 256;
+  engine::WriteTiny(folder_, other, engine::GgmlType::kQ8_0);
+  const v1::GetWorkerInfoResponse stale = info();
+  EXPECT_EQ(stale.cost().source(), v1::COST_SOURCE_PROBE);
+  EXPECT_LT(stale.cost().prefill_us_per_token(), 1e6);
+  EXPECT_TRUE(stale.cost().levels(0).prefill().empty());
+  EXPECT_THAT(stale.status().detail(), HasSubstr("; calibration refused"));
 }
 
 TEST_F(ServiceTest, MissingModelAndUnknownTemplateNameTheRemedy) {

@@ -6,12 +6,15 @@
 #include <memory>
 #include <string>
 
+#include "base/board.h"
+#include "base/config.h"
 #include "engine/encoder/testing.h"
 #include "engine/encoder/tlm.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "orchestrator/fakes.h"
 #include "orchestrator/tlm_reader.h"
+#include "worker_wire/calibration.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -238,6 +241,36 @@ TEST_F(ElasticTest, ModelsAreListedWithTheTlm) {
   EXPECT_EQ(models.models(1).role(), "tlm");
   EXPECT_EQ(models.models(1).levels_percent_size(), 3);
   EXPECT_GT(models.models(1).parameters(), 0u);
+}
+
+TEST_F(ElasticTest, ACalibrationSaysHowFastTheTlmIs) {
+  v1::Config config;
+  config.mutable_orchestrator()->set_tlm_path(path_);
+  config.mutable_orchestrator()->set_tlm_threads(1);
+  config.set_state_dir(temp_ / "state");
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  const auto open = [&] { return TlmReader::Open(config, Clock::Real()); };
+  EXPECT_FALSE(open()->calibrated());
+
+  const std::string record_path =
+      engine::CalibrationPath(path_, engine::PackedDir(config.state_dir()));
+  v1::Calibration record;
+  record.set_format(engine::kCalibrationFormat);
+  record.set_complete(true);
+  *record.mutable_key() = *engine::MakeTlmKey(path_, "", 1, ReadBoard());
+  v1::CalibrationPoint& point = *record.add_points();
+  point.set_kind(v1::CALIBRATION_KIND_READ);
+  point.set_text_bytes(1000);
+  point.add_sample_us(77e9);
+  ASSERT_TRUE(engine::WriteCalibration(record, record_path).ok());
+  const auto calibrated = open();
+  EXPECT_TRUE(calibrated->calibrated());
+  EXPECT_DOUBLE_EQ(calibrated->us_per_byte(), 77e6);
+
+  config.mutable_orchestrator()->set_tlm_threads(2);
+  const auto stale = open();
+  EXPECT_FALSE(stale->calibrated()) << "it was made with one thread";
+  EXPECT_LT(stale->us_per_byte(), 77e6);
 }
 
 TEST_F(ElasticTest, TheDefaultIsBesideTheModel) {

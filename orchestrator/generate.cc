@@ -266,6 +266,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   const LiveCorrection correction = gateway_.live(prepared_.lane);
   Observation seen;
   seen.level = prepared_.shape.level;
+  seen.resident_tokens = finished.usage().reused_tokens();
   seen.prefilled_tokens = report.prefill_ms() > 0 ? finished.usage().prefilled_tokens() : 0;
   seen.prefill_ms = report.prefill_ms();
   // What is neither waiting nor TLM nor prefill: preparing the call, its lease, the way there and

@@ -13,8 +13,9 @@ constexpr double kMinDecodeShare =
 
 constexpr double kMinShare = 0.01;
 
-double PrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens) {
-  return tokens * cost.prefill_us_per_token * live.prefill_ratio / 1e3;
+double PrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,
+                 double resident = 0) {
+  return PrefillUs(cost, tokens, resident) * live.prefill_ratio / 1e3;
 }
 
 // One decode step with `rows` rows.
@@ -24,8 +25,37 @@ double StepMs(const CostParameters& cost, const LiveCorrection& live, double row
          live.decode_ratio / 1e3;
 }
 
+// One decode step of a call at its own level, `depth` tokens deep, beside `others` rows of which
+// nothing is known: they count as rows of the full model.
+double OwnStepMs(const CostParameters& cost, const CostParameters& own, const LiveCorrection& live,
+                 double depth, double others) {
+  return (own.decode_us_per_token + depth * own.decode_us_per_context_token +
+          others * cost.decode_us_per_extra_row) *
+         live.decode_ratio / 1e3;
+}
+
 double RowMs(const CostParameters& cost, const LiveCorrection& live) {
   return cost.decode_us_per_extra_row * live.decode_ratio / 1e3;
+}
+
+// The place of `tokens` on the line through `a` and `b`.
+double OnLine(const PrefillPoint& a, const PrefillPoint& b, double tokens) {
+  const double slope = b.tokens > a.tokens ? (b.us - a.us) / (b.tokens - a.tokens) : 0;
+  return a.us + std::max(slope, 0.0) * (tokens - a.tokens);
+}
+
+// Of an empty context. One token takes a decode step: a pass over the weights costs the same for a
+// few rows.
+double MeasuredPrefillUs(const CostParameters& cost, double tokens) {
+  if (tokens <= 0) return 0;
+  const std::vector<PrefillPoint>& points = cost.prefill;
+  PrefillPoint low{1, std::min(cost.decode_us_per_token, points.front().us)};
+  if (tokens <= low.tokens) return low.us;
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (tokens <= points[i].tokens || i + 1 == points.size()) return OnLine(low, points[i], tokens);
+    low = points[i];
+  }
+  return low.us;
 }
 
 double EndToEnd(double ttft_ms, double tpot_ms, uint32_t max_tokens) {
@@ -84,17 +114,43 @@ LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
   return {share, share};
 }
 
+double PrefillUs(const CostParameters& cost, double tokens, double resident) {
+  if (cost.prefill.empty()) return tokens * cost.prefill_us_per_token;
+  const double alone = MeasuredPrefillUs(cost, tokens);
+  if (tokens <= 0 || resident <= 0) return alone;
+  return std::max(alone,
+                  MeasuredPrefillUs(cost, resident + tokens) - MeasuredPrefillUs(cost, resident));
+}
+
+CostParameters Scaled(const CostParameters& full, const LevelShare& share) {
+  CostParameters scaled = full;
+  scaled.prefill_us_per_token *= share.prefill;
+  for (PrefillPoint& point : scaled.prefill) point.us *= share.prefill;
+  scaled.decode_us_per_token *= share.decode;
+  scaled.decode_us_per_context_token *= share.decode;
+  return scaled;
+}
+
+CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost> levels,
+                           uint32_t percent) {
+  for (const LevelCost& level : levels) {
+    if (level.percent == percent && level.measured.has_value()) return *level.measured;
+  }
+  return Scaled(full, ShareOfLevel(levels, percent));
+}
+
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                    const Load& load) {
   Prediction out;
+  const CostParameters& own = call.level.has_value() ? *call.level : cost;
   double prefill_before_ms = 0;
   std::vector<double> prefills_ms;
   for (const OtherCall& other : load.running) {
     prefills_ms.push_back(PrefillMs(cost, live, other.prefill_tokens));
     prefill_before_ms += prefills_ms.back();
   }
-  const double own_prefill_ms = call.level.prefill * PrefillMs(cost, live, call.prefill_tokens);
-  const Newcomer newcomer{own_prefill_ms, RowMs(cost, live)};
+  const double own_prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens);
+  const Newcomer newcomer{own_prefill_ms, RowMs(own, live)};
   out.wait_ms = std::max(WaitMs(cost, live, load),
                          LongestHoldMs(newcomer, load, prefill_before_ms, prefills_ms));
   // Once a wait has passed, part of what runs now has gone; what is left of it shares the board as
@@ -106,7 +162,8 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   const double pieces = std::floor(prefill_ms / std::max(load.piece_ms, 1.0));
   out.ttft_ms = live.overhead_ms + call.tlm_ms + out.wait_ms + prefill_ms +
                 pieces * StepMs(cost, live, decoding);
-  out.tpot_ms = StepMs(cost, live, decoding + 1) - (1 - call.level.decode) * StepMs(cost, live, 1);
+  const double depth = call.resident_tokens + call.prefill_tokens + call.max_tokens / 2.0;
+  out.tpot_ms = OwnStepMs(cost, own, live, depth, decoding);
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.tpot_ms, call.max_tokens);
   return out;
 }
@@ -114,17 +171,18 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
 Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& live,
                            const CallShape& call) {
   CallShape full = call;
-  full.level = LevelShare();
+  full.level.reset();
   full.tlm_ms = 0;
   return Predict(cost, live, full, Load{});
 }
 
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                     const Prediction& predicted) {
+  const CostParameters& own = call.level.has_value() ? *call.level : cost;
   CallDemand demand;
-  demand.prefill_ms = call.level.prefill * PrefillMs(cost, live, call.prefill_tokens);
+  demand.prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens);
   demand.token_ms = predicted.tpot_ms;
-  demand.row_ms = RowMs(cost, live);
+  demand.row_ms = RowMs(own, live);
   return demand;
 }
 
@@ -142,9 +200,10 @@ uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens
 
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
+  const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   LiveCorrection next = live;
   if (seen.prefilled_tokens > 0) {
-    const double predicted = seen.level.prefill * PrefillMs(cost, live, seen.prefilled_tokens);
+    const double predicted = PrefillMs(own, live, seen.prefilled_tokens, seen.resident_tokens);
     next.prefill_ratio = Blend(live.prefill_ratio, seen.prefill_ms, predicted);
   }
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
@@ -154,8 +213,9 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
   }
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
   if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
-    const double step_ms = StepMs(cost, live, std::max(seen.mean_decode_rows, 1.0)) -
-                           (1 - seen.level.decode) * StepMs(cost, live, 1);
+    const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
+    const double step_ms =
+        OwnStepMs(cost, own, live, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
     next.decode_ratio = Blend(live.decode_ratio, own_ms, seen.decoded_tokens * step_ms);
   }
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {

@@ -1,16 +1,18 @@
-// Predicts how long a call will take on this board: two parameters that the worker measured at
-// start-up, corrected by what calls really took, and the load they run under. Pure: no clock, no
-// lock, no I/O. Neighbours: calls.h says what runs and waits, decide.h chooses by these figures.
+// Predicts how long a call will take on this board: what the worker measured, corrected by what
+// calls really took, and the load they run under. Pure: no clock, no lock, no I/O. Neighbours:
+// calls.h says what runs and waits, decide.h chooses by these figures.
 //
 // TTFT = overhead + TLM + wait for a slot, or until the running calls bear this one + (prefill
 // before this call's + its own) + decode steps of others between the pieces. TPOT = decode step
-// with as many rows as will run. Source: ElastiLM section 4 (one-shot profiling, latency linear in
-// prompt and model size); ours takes the size of a level from what it computes and reads, and adds
-// load and live correction.
+// with as many rows as will run, at the depth of the middle of the answer. Source: ElastiLM section
+// 4 (one-shot profiling, latency linear in prompt and model size); ours is linear between measured
+// lengths where the board is calibrated, takes the size of a level from what it computes and reads
+// where it is not, and adds depth, load and live correction.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,18 +20,31 @@
 
 namespace withy::orchestrator {
 
-// Microseconds, as the worker measured them with the full model on an idle board.
+struct PrefillPoint {
+  double tokens = 0;
+  double us = 0;  // for all of them
+};
+
+// Microseconds that one level of the model takes on an idle board, as the worker measured them.
 struct CostParameters {
   double prefill_us_per_token = 0;
-  double decode_us_per_token = 0;
+  double decode_us_per_token = 0;  // a step of one call, its context empty
   double decode_us_per_extra_row = 0;
+  double decode_us_per_context_token = 0;  // that each token of a context adds; 0 = not known
+  // Into an empty context, ascending in both. Empty: every token takes prefill_us_per_token.
+  std::vector<PrefillPoint> prefill = {};
 };
+
+// `tokens` after a context of `resident` ones: linear between measured lengths, and from the last
+// two on. What `tokens` take at least is what they would take in an empty context.
+double PrefillUs(const CostParameters& cost, double tokens, double resident = 0);
 
 // What one level of the model takes for one token, as the worker states it.
 struct LevelCost {
   uint32_t percent = 100;
   double weight_bytes = 0;
   double flops = 0;
+  std::optional<CostParameters> measured = {};
 };
 
 // What a level takes of the full model's time. Range (0, 1].
@@ -41,6 +56,13 @@ struct LevelShare {
 // From `levels` (ascending; the last is the full model), where the output head, which no level
 // cuts, and a level's LoRA count. A level that is not among them takes its per cent.
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent);
+
+// `full` as a level takes it that was not measured.
+CostParameters Scaled(const CostParameters& full, const LevelShare& share);
+
+// What a level takes: as measured, else its share of `full`.
+CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost> levels,
+                           uint32_t percent);
 
 // What measurement says of the parameters. Starts neutral; Learn() moves it.
 struct LiveCorrection {
@@ -56,8 +78,9 @@ struct LiveCorrection {
 struct CallShape {
   uint32_t prefill_tokens = 0;  // to compute: prompt and what of the history has no KV
   uint32_t max_tokens = 1;
-  LevelShare level;
-  double tlm_ms = 0;  // spent on reading the prompt before it is answered
+  std::optional<CostParameters> level;  // that it runs at; none = the full model
+  double tlm_ms = 0;                    // spent on reading the prompt before it is answered
+  uint32_t resident_tokens = 0;         // of its context, whose KV is there
 };
 
 // A call that runs or waits before this one.
@@ -81,7 +104,7 @@ struct Prediction {
   double end_to_end_ms = 0;  // for max_tokens tokens
 };
 
-// This call, now, under `load`.
+// This call, now, under `load`. `cost` is the full model's, here and below.
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                    const Load& load);
 
@@ -104,7 +127,8 @@ uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens
 
 // What one finished call showed. Zero counts mean "nothing to learn from this part".
 struct Observation {
-  LevelShare level;
+  std::optional<CostParameters> level;  // as in CallShape
+  uint32_t resident_tokens = 0;         // as in CallShape
   uint32_t prefilled_tokens = 0;
   double prefill_ms = 0;          // its own prefill, waits excluded
   double overhead_ms = -1;        // TTFT minus queue and prefill; negative = unknown

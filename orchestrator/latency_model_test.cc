@@ -3,12 +3,13 @@
 #include <random>
 
 #include "gtest/gtest.h"
+#include "orchestrator/worker_facts.h"
 
 namespace withy::orchestrator {
 namespace {
 
-constexpr CostParameters kCost{1000, 20'000,
-                               2'000};  // 1 ms a prompt token, 20 ms a token, 2 ms a further row
+// 1 ms a prompt token, 20 ms a token, 2 ms a further row.
+const CostParameters kCost{1000, 20'000, 2'000};
 constexpr LiveCorrection kNeutral{1, 1, 0, 64};
 
 TEST(LatencyModelTest, IdleBoardIsTheTwoParameters) {
@@ -20,7 +21,7 @@ TEST(LatencyModelTest, IdleBoardIsTheTwoParameters) {
 }
 
 TEST(LatencyModelTest, TimesScaleWithTheLevel) {
-  const LevelShare level{.prefill = 0.4, .decode = 0.5};
+  const CostParameters level = Scaled(kCost, {.prefill = 0.4, .decode = 0.5});
   const Prediction p = Predict(kCost, kNeutral, {100, 1, level}, Load{});
   EXPECT_DOUBLE_EQ(p.ttft_ms, 40);
   EXPECT_DOUBLE_EQ(p.tpot_ms, 10);
@@ -37,7 +38,7 @@ TEST(LatencyModelTest, ALevelTakesWhatItComputesAndReads) {
   EXPECT_DOUBLE_EQ(ShareOfLevel(levels, 60).decode, 0.70);
   EXPECT_DOUBLE_EQ(ShareOfLevel(levels, 100).prefill, 1);
   EXPECT_DOUBLE_EQ(ShareOfLevel(levels, 100).decode, 1);
-  const Prediction p = Predict(kCost, kNeutral, {100, 1, ShareOfLevel(levels, 20)}, Load{});
+  const Prediction p = Predict(kCost, kNeutral, {100, 1, CostOfLevel(kCost, levels, 20)}, Load{});
   EXPECT_DOUBLE_EQ(p.ttft_ms, 26);
   EXPECT_DOUBLE_EQ(p.tpot_ms, 6);
   // A worker that states nothing, or levels without figures.
@@ -48,7 +49,7 @@ TEST(LatencyModelTest, ALevelTakesWhatItComputesAndReads) {
 
 // What is learnt at a low level holds at the full one.
 TEST(LatencyModelTest, LearnsFromAnyLevel) {
-  const LevelShare level{.prefill = 0.26, .decode = 0.30};
+  const CostParameters level = Scaled(kCost, {.prefill = 0.26, .decode = 0.30});
   LiveCorrection live = kNeutral;
   for (int i = 0; i < 60; ++i) {
     Observation seen;
@@ -101,14 +102,14 @@ TEST(LatencyModelTest, Monotone) {
     const double share = static_cast<double>(10 + random() % 91) / 100;
     const CallShape call{static_cast<uint32_t>(random() % 1000),
                          1 + static_cast<uint32_t>(random() % 100),
-                         {.prefill = share, .decode = share}};
+                         Scaled(kCost, {.prefill = share, .decode = share})};
     const Prediction base = Predict(kCost, kNeutral, call, load);
     CallShape longer = call;
     longer.prefill_tokens += 1 + random() % 100;
     EXPECT_GE(Predict(kCost, kNeutral, longer, load).ttft_ms, base.ttft_ms) << "seed " << seed;
     CallShape lower = call;
-    lower.level.prefill *= static_cast<double>(1 + random() % 100) / 100;
-    lower.level.decode *= static_cast<double>(1 + random() % 100) / 100;
+    lower.level = Scaled(*call.level, {.prefill = static_cast<double>(1 + random() % 100) / 100,
+                                       .decode = static_cast<double>(1 + random() % 100) / 100});
     EXPECT_LE(Predict(kCost, kNeutral, lower, load).ttft_ms, base.ttft_ms) << "seed " << seed;
     EXPECT_LE(Predict(kCost, kNeutral, lower, load).tpot_ms, base.tpot_ms) << "seed " << seed;
     Load busier = load;
@@ -207,6 +208,143 @@ TEST(LatencyModelTest, OneStallDoesNotPoisonTheModel) {
   const LiveCorrection same = Learn(kCost, kNeutral, nothing);
   EXPECT_EQ(same.prefill_ratio, 1);
   EXPECT_EQ(same.decode_ratio, 1);
+}
+
+// --- a calibrated board
+
+// Short prompts cost more a token than longer ones; attention makes the longest dear again.
+const CostParameters kMeasured{
+    .prefill_us_per_token = 600,
+    .decode_us_per_token = 20'000,
+    .decode_us_per_extra_row = 2'000,
+    .decode_us_per_context_token = 10,
+    .prefill = {{16, 32'000}, {64, 64'000}, {256, 160'000}, {1024, 640'000}}};
+
+TEST(MeasuredTest, PrefillIsLinearBetweenMeasuredLengths) {
+  EXPECT_EQ(PrefillUs(kMeasured, 0), 0);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 1), 20'000) << "a decode step";
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 16), 32'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 40), 48'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 1024), 640'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 1024 + 768), 640'000 + 480'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kCost, 40), 40'000) << "nothing measured: every token the same";
+  CostParameters one = kMeasured;
+  one.prefill = {{16, 32'000}};
+  EXPECT_DOUBLE_EQ(PrefillUs(one, 31), 32'000 + 15 * 800);
+}
+
+TEST(MeasuredTest, PrefillBehindAContext) {
+  // As the last 64 tokens of a longer prefill, when they take more than 64 alone.
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 768, 1024), 480'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 768, 0), 480'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 256, 256), 160'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 512, 512), 320'000);
+  EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 16, 2048), 32'000) << "a small pass stays a small pass";
+  EXPECT_DOUBLE_EQ(PrefillUs(kCost, 16, 2048), 16'000);
+}
+
+TEST(MeasuredTest, DecodeGrowsWithDepth) {
+  CallShape call{256, 100, {}};
+  EXPECT_DOUBLE_EQ(PredictFullIdle(kMeasured, kNeutral, call).tpot_ms, 20 + (256 + 50) * 0.01);
+  call.resident_tokens = 1000;
+  EXPECT_DOUBLE_EQ(PredictFullIdle(kMeasured, kNeutral, call).tpot_ms,
+                   20 + (1000 + 256 + 50) * 0.01);
+}
+
+TEST(MeasuredTest, AMeasuredLevelIsTakenAsMeasured) {
+  CostParameters low{.prefill_us_per_token = 500,
+                     .decode_us_per_token = 9'000,
+                     .decode_us_per_extra_row = 1'000,
+                     .prefill = {{100, 50'000}}};
+  const std::vector<LevelCost> levels = {
+      {.percent = 20, .weight_bytes = 20, .flops = 20, .measured = low},
+      {.percent = 60, .weight_bytes = 60, .flops = 50},
+      {.percent = 100, .weight_bytes = 100, .flops = 100, .measured = kMeasured}};
+  const CallShape at_20{100, 1, CostOfLevel(kMeasured, levels, 20)};
+  const Prediction p = Predict(kMeasured, kNeutral, at_20, Load{});
+  EXPECT_DOUBLE_EQ(p.ttft_ms, 50) << "and not a fifth of the full model's";
+  EXPECT_DOUBLE_EQ(p.tpot_ms, 9);
+  EXPECT_DOUBLE_EQ(DemandOf(kMeasured, kNeutral, at_20, p).row_ms, 1);
+  const CallShape at_60{64, 1, CostOfLevel(kMeasured, levels, 60)};
+  EXPECT_DOUBLE_EQ(Predict(kMeasured, kNeutral, at_60, Load{}).ttft_ms, 32) << "its share";
+  const CallShape at_100{64, 1, CostOfLevel(kMeasured, levels, 100)};
+  EXPECT_DOUBLE_EQ(Predict(kMeasured, kNeutral, at_100, Load{}).ttft_ms, 64);
+}
+
+// A calibrated board that has become slower since: what was learnt from one length, depth and level
+// holds for the others.
+TEST(MeasuredTest, LiveCorrectionStaysOnTop) {
+  LiveCorrection live = kNeutral;
+  for (int i = 0; i < 60; ++i) {
+    Observation seen;
+    seen.level = Scaled(kMeasured, {.prefill = 0.5, .decode = 0.5});
+    seen.resident_tokens = 1000;
+    seen.prefilled_tokens = 40;
+    seen.prefill_ms = 1.5 * 24;
+    seen.decoded_tokens = 20;
+    seen.decode_ms = 20 * 2 * 0.5 * (20 + (1000 + 40 + 10) * 0.01);
+    live = Learn(kMeasured, live, seen);
+  }
+  EXPECT_NEAR(live.prefill_ratio, 1.5, 0.01);
+  EXPECT_NEAR(live.decode_ratio, 2, 0.01);
+  const Prediction p = PredictFullIdle(kMeasured, live, {64, 1, {}});
+  EXPECT_NEAR(p.ttft_ms, 1.5 * 64, 1);
+  EXPECT_NEAR(p.tpot_ms, 2 * (20 + 64.5 * 0.01), 0.2);
+}
+
+// Noise or not, more tokens and more context never make a prefill faster.
+TEST(MeasuredTest, Monotone) {
+  const unsigned seed = 7;
+  std::mt19937 random(seed);
+  for (int round = 0; round < 1000; ++round) {
+    CostParameters cost{.decode_us_per_token = 1.0 * (random() % 1000)};
+    PrefillPoint point;
+    for (size_t i = 0, count = 1 + random() % 5; i < count; ++i) {
+      point.tokens += 1 + random() % 300;
+      point.us += random() % 1000;
+      cost.prefill.push_back(point);
+    }
+    const double tokens = random() % 2000;
+    const double resident = random() % 2000;
+    const double base = PrefillUs(cost, tokens, resident);
+    EXPECT_GE(base, 0) << "seed " << seed;
+    EXPECT_GE(PrefillUs(cost, tokens + 1 + random() % 50, resident), base) << "seed " << seed;
+    EXPECT_GE(base, PrefillUs(cost, tokens)) << "seed " << seed;
+  }
+}
+
+TEST(WorkerFactsTest, TimesOfLevelsComeFromTheWorker) {
+  v1::GetWorkerInfoResponse worker;
+  v1::CostModel& cost = *worker.mutable_cost();
+  cost.set_prefill_us_per_token(1000);
+  cost.set_decode_us_per_token(20'000);
+  cost.set_decode_us_per_extra_row(2'000);
+  for (const uint32_t percent : {40u, 100u}) {
+    v1::LevelCost& level = *cost.add_levels();
+    level.set_percent(percent);
+    level.set_weight_bytes(percent);
+  }
+  EXPECT_FALSE(LevelsOf(worker)[0].measured.has_value()) << "a probe knows the full model only";
+  EXPECT_EQ(CostOf(worker).decode_us_per_token, 20'000);
+  EXPECT_TRUE(CostOf(worker).prefill.empty());
+  for (v1::LevelCost& level : *cost.mutable_levels()) {
+    level.set_decode_us(level.percent() * 100);
+    level.set_decode_us_per_context_token(3);
+    level.set_decode_us_per_extra_row(5);
+    for (const uint32_t tokens : {16u, 64u}) {
+      v1::PrefillTime& time = *level.add_prefill();
+      time.set_tokens(tokens);
+      time.set_us(tokens * level.percent());
+    }
+  }
+  const std::vector<LevelCost> levels = LevelsOf(worker);
+  ASSERT_TRUE(levels[0].measured.has_value());
+  EXPECT_EQ(levels[0].measured->decode_us_per_token, 4000);
+  EXPECT_EQ(levels[0].measured->decode_us_per_extra_row, 5);
+  EXPECT_EQ(PrefillUs(*levels[0].measured, 64), 64 * 40);
+  EXPECT_EQ(CostOf(worker).decode_us_per_token, 10'000);
+  EXPECT_EQ(CostOf(worker).decode_us_per_context_token, 3);
+  EXPECT_EQ(PrefillUs(CostOf(worker), 16), 1600);
 }
 
 }  // namespace

@@ -114,8 +114,8 @@ absl::Status Preparation::Look() {
   input_.slo = request_.slo();
   input_.fixed_level_percent = request_.model_level_percent();
   input_.fixed_prompt = request_.prompt_level_percent() != 0;
-  input_.full_idle = PredictFullIdle(out_.cost, live_, ShapeOf(whole, 100, 0));
   input_.reused_tokens = std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
+  input_.full_idle = PredictFullIdle(out_.cost, live_, ShapeOf(whole, 100, 0));
   input_.speculation_wanted = request_.speculation() == v1::SPECULATION_ON;
   targets_ = ResolveSlo(request_.slo(), input_.full_idle);
   out_.judged = Tolerate(request_.slo(), targets_);
@@ -290,8 +290,9 @@ CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent
   shape.prefill_tokens = prompt.tokens + history_tokens_;
   shape.max_tokens =
       request_.limits().max_tokens() != 0 ? request_.limits().max_tokens() : kDefaultMaxTokens;
-  shape.level = ShareOfLevel(level_costs_, level_percent);
+  shape.level = CostOfLevel(out_.cost, level_costs_, level_percent);
   shape.tlm_ms = tlm_ms;
+  shape.resident_tokens = input_.reused_tokens;
   return shape;
 }
 

@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "orchestrator/gateway.h"
 #include "rpc/daemon.h"
 
@@ -32,8 +33,10 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
   self->mutable_status()->set_running_calls(counts.running);
   self->mutable_status()->set_queued_calls(counts.waiting);
   self->mutable_status()->set_queue_limit(counts.limit);
-  self->mutable_status()->set_detail(tlm_ == nullptr ? "no TLM"
-                                                     : "TLM " + tlm_->description().name());
+  self->mutable_status()->set_detail(
+      tlm_ == nullptr ? "no TLM"
+                      : absl::StrCat("TLM ", tlm_->description().name(), "; ",
+                                     tlm_->calibrated() ? "calibrated" : "not calibrated"));
 
   const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
       {"model_worker",

@@ -8,10 +8,12 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/board.h"
+#include "base/config.h"
 #include "base/status.h"
+#include "worker_wire/calibration.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -106,18 +108,6 @@ size_t PromptBytes(const v1::Prompt& prompt) {
   return bytes;
 }
 
-std::string DefaultTlmPath(const std::string& model_path) {
-  const fs::path parent = fs::path(model_path).parent_path();
-  std::string found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(parent.empty() ? "." : parent, error)) {
-    const std::string name = entry.path().filename().string();
-    if (!absl::StartsWith(name, "withy-pocket-tlm") || !absl::EndsWith(name, ".gguf")) continue;
-    found = std::max(found, entry.path().string());
-  }
-  return found;
-}
-
 TlmReader::TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm)
     : path_(path),
       prompt_levels_(tlm->shape().prompt_levels),
@@ -138,15 +128,33 @@ std::unique_ptr<TlmReader> TlmReader::Open(const v1::Config& config, const Clock
   std::unique_ptr<TlmReader> reader;
   if (tlm.ok()) {
     reader.reset(new TlmReader(path, *std::move(tlm)));
-    status = reader->Measure(clock);
+    reader->calibrated_ = reader->ReadCalibration(config);
+    if (!reader->calibrated_) status = reader->Measure(clock);
   }
   if (!status.ok()) {
     spdlog::error("going on without a TLM: {} (orchestrator.tlm_path)",
                   std::string(status.message()));
     return nullptr;
   }
-  spdlog::info("opened TLM {}: {:.2f} us a byte of prompt", path, reader->us_per_byte_);
+  spdlog::info("opened TLM {} ({}): {:.2f} us a byte of prompt", path,
+               reader->calibrated_ ? "calibrated" : "not calibrated", reader->us_per_byte_);
   return reader;
+}
+
+bool TlmReader::ReadCalibration(const v1::Config& config) {
+  const auto key =
+      engine::MakeTlmKey(path_, config.model().kernel_target(),
+                         static_cast<int32_t>(config.orchestrator().tlm_threads()), ReadBoard());
+  if (!key.ok()) return false;
+  const auto record = engine::UsableCalibration(
+      engine::CalibrationPath(path_, engine::PackedDir(config.state_dir())), *key);
+  if (!record.ok() && !absl::IsNotFound(record.status())) {
+    spdlog::warn("going on with a measurement at start-up: {}",
+                 std::string(record.status().message()));
+  }
+  if (!record.ok()) return false;
+  us_per_byte_ = engine::ReadUsPerByte(*record);
+  return us_per_byte_ > 0;
 }
 
 absl::Status TlmReader::Measure(const Clock& clock) {

@@ -33,8 +33,8 @@ size_t PromptBytes(const v1::Prompt& prompt);
 // Thread-safe.
 class TlmReader {
  public:
-  // Opens what `config` (filled) names and reads a text to see how long that takes. Null where
-  // there is none: switched off, not found at its default place, or a file that is no TLM or is
+  // Opens what `config` (filled) names and finds out how long reading takes. Null where there is
+  // none: switched off, not found at its default place, or a file that is no TLM or is
   // damaged, which is logged with its reason.
   static std::unique_ptr<TlmReader> Open(const v1::Config& config, const Clock& clock);
 
@@ -49,12 +49,15 @@ class TlmReader {
   // In per cent, ascending.
   const std::vector<int32_t>& prompt_levels() const { return prompt_levels_; }
   const std::vector<int32_t>& model_levels() const { return model_levels_; }
-  // Measured when it was opened.
+  // By its calibration, where there is one that holds here, else measured when it was opened.
   double us_per_byte() const { return us_per_byte_; }
+  bool calibrated() const { return calibrated_; }
   const v1::ModelDescription& description() const { return description_; }
 
  private:
   TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm);
+  // Whether a calibration said how fast it is.
+  bool ReadCalibration(const v1::Config& config);
   absl::Status Measure(const Clock& clock);
 
   const std::string path_;
@@ -62,13 +65,10 @@ class TlmReader {
   const std::vector<int32_t> model_levels_;
   v1::ModelDescription description_;
   double us_per_byte_ = 0;
+  bool calibrated_ = false;
   absl::Mutex mutex_;
   const std::unique_ptr<engine::Tlm> tlm_ ABSL_PT_GUARDED_BY(mutex_);
   std::string unfit_ ABSL_GUARDED_BY(mutex_);
 };
-
-// The file that an empty orchestrator.tlm_path stands for: withy-pocket-tlm*.gguf beside
-// `model_path`, the last by name; empty = there is none.
-std::string DefaultTlmPath(const std::string& model_path);
 
 }  // namespace withy::orchestrator

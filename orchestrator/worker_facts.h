@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "orchestrator/calls.h"
@@ -21,16 +23,34 @@ inline ModelLimits LimitsOf(Lane lane, const v1::ModelDescription& model) {
   return limits;
 }
 
+// The times of a calibrated level; none where it is not.
+inline std::optional<CostParameters> MeasuredOf(const v1::LevelCost& level) {
+  if (level.decode_us() <= 0 || level.prefill().empty()) return std::nullopt;
+  CostParameters cost;
+  cost.decode_us_per_token = level.decode_us();
+  cost.decode_us_per_context_token = level.decode_us_per_context_token();
+  cost.decode_us_per_extra_row = level.decode_us_per_extra_row();
+  for (const v1::PrefillTime& time : level.prefill()) {
+    cost.prefill.push_back({static_cast<double>(time.tokens()), time.us()});
+  }
+  cost.prefill_us_per_token = cost.prefill.back().us / cost.prefill.back().tokens;
+  return cost;
+}
+
+// Of the full model.
 inline CostParameters CostOf(const v1::GetWorkerInfoResponse& worker) {
-  return {worker.cost().prefill_us_per_token(), worker.cost().decode_us_per_token(),
-          worker.cost().decode_us_per_extra_row()};
+  const v1::CostModel& cost = worker.cost();
+  if (!cost.levels().empty()) {
+    if (auto measured = MeasuredOf(cost.levels().rbegin()[0])) return *std::move(measured);
+  }
+  return {cost.prefill_us_per_token(), cost.decode_us_per_token(), cost.decode_us_per_extra_row()};
 }
 
 inline std::vector<LevelCost> LevelsOf(const v1::GetWorkerInfoResponse& worker) {
   std::vector<LevelCost> levels;
   for (const v1::LevelCost& level : worker.cost().levels()) {
     levels.push_back({level.percent(), static_cast<double>(level.weight_bytes()),
-                      static_cast<double>(level.flops_per_token())});
+                      static_cast<double>(level.flops_per_token()), MeasuredOf(level)});
   }
   return levels;
 }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "worker_wire/calibration.h"
 
 namespace withy::engine {
 namespace {
@@ -168,20 +169,6 @@ v1::FinishReason ToWire(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-v1::CostModel ToWire(const StepCost& cost, const ModelInfo& info) {
-  v1::CostModel wire;
-  wire.set_prefill_us_per_token(cost.prefill_us_per_token);
-  wire.set_decode_us_per_token(cost.decode_us);
-  wire.set_decode_us_per_extra_row(cost.decode_us_per_extra);
-  for (const LevelInfo& level : info.levels) {
-    v1::LevelCost* out = wire.add_levels();
-    out->set_percent(static_cast<uint32_t>(level.percent));
-    out->set_weight_bytes(static_cast<uint64_t>(level.weight_bytes));
-    out->set_flops_per_token(static_cast<uint64_t>(level.flops_per_token));
-  }
-  return wire;
-}
-
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer) {
   v1::Token wire;
   wire.set_id(sample.id);
@@ -211,7 +198,7 @@ ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::str
   options.context_length = static_cast<int32_t>(config.context_length());
   options.model.threads = static_cast<int32_t>(config.threads());
   options.model.target = config.kernel_target();
-  options.model.cache_dir = state_dir + "/packed";
+  options.model.cache_dir = PackedDir(state_dir);
   return options;
 }
 

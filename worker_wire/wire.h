@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
 #include "engine/session/answer_stream.h"
-#include "engine/session/cost_probe.h"
 #include "engine/session/segment.h"
 #include "engine/session/served_model.h"
 #include "engine/session/solo_answer.h"
@@ -35,7 +34,6 @@ Segment SegmentFromWire(const v1::Segment& segment);
 v1::Segment ToWire(const Segment& segment);
 
 v1::FinishReason ToWire(FinishReason reason);
-v1::CostModel ToWire(const StepCost& cost, const ModelInfo& info);
 // With log-probabilities where `params` asks for them.
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer);
 v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,

@@ -74,15 +74,19 @@ std::string DefaultCacheDir(const std::string& gguf_path) {
   return parent.empty() ? "." : parent.string();
 }
 
+std::string PackedPath(const std::string& gguf_path, const std::string& cache_dir) {
+  const fs::path folder = cache_dir.empty() ? DefaultCacheDir(gguf_path) : cache_dir;
+  return folder / PackedName(gguf_path);
+}
+
 absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
                                          ThreadPool& pool, const PackProgress& progress) {
   WITHY_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(gguf_path));
   WITHY_ASSIGN_OR_RETURN(SourceIdentity source, IdentifySource(file));
-  const fs::path folder = cache_dir.empty() ? DefaultCacheDir(gguf_path) : cache_dir;
-  const std::string packed_path = folder / PackedName(gguf_path);
+  const std::string packed_path = PackedPath(gguf_path, cache_dir);
   if (UpToDate(packed_path, source)) return packed_path;
   std::error_code error;
-  fs::create_directories(folder, error);
+  fs::create_directories(fs::path(packed_path).parent_path(), error);
   WITHY_ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(packed_path + ".lock"));
   if (UpToDate(packed_path, source)) return packed_path;  // another process has just made it
   WITHY_RETURN_IF_ERROR(PackGguf(file, packed_path, pool, progress));

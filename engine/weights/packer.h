@@ -34,6 +34,10 @@ absl::StatusOr<SourceIdentity> IdentifySource(const GgufFile& file);
 absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
                                          ThreadPool& pool, const PackProgress& progress = nullptr);
 
+// Where EnsurePacked keeps the packed file of `gguf_path`; it need not be there. Pure but for
+// resolving links in the path.
+std::string PackedPath(const std::string& gguf_path, const std::string& cache_dir);
+
 // $XDG_CACHE_HOME/withy, else $HOME/.cache/withy, else the directory of `gguf_path`.
 std::string DefaultCacheDir(const std::string& gguf_path);
 

@@ -8,12 +8,16 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
 #include "tests/e2e/board.h"
+#include "tests/e2e/test_model.h"
 
 namespace withy::e2e {
 namespace {
@@ -172,6 +176,76 @@ TEST(WithyctlTest, AnAppsNameIsItsOwnAndTheOperatorsToRenew) {
   const std::string next = fresh.substr(0, fresh.find_first_of("\r\n"));
   EXPECT_EQ(run(next, {"contexts", "list"}).first, 0) << fresh;
   EXPECT_EQ(run(next, {"apps", "bind", "mail", "--print"}).first, 0);
+}
+
+// Ctrl-C in the midst of a long calibration; the next run goes on, and the service uses the result.
+TEST(WithyctlTest, ACalibrationGoesOnWhereItWasInterrupted) {
+  Board board;
+  const std::string config = board.dir() + "/withy.textproto";
+  const auto calibrate = [&](const std::string& rounds) {
+    return std::make_unique<Terminal>(std::vector<std::string>{
+        Withyctl(), "calibrate", "--config", config, "--rounds", rounds, "--tlm", TestTlmPath()});
+  };
+  // A thousand rounds would take minutes.
+  const auto interrupted = calibrate("1000");
+  ASSERT_TRUE(interrupted->Shows("round ")) << interrupted->screen();
+  interrupted->Type("\x03");
+  EXPECT_EQ(interrupted->WaitForExit(), 1) << interrupted->screen();
+  EXPECT_NE(interrupted->screen().find("the same command goes on from there"), std::string::npos)
+      << interrupted->screen();
+
+  const auto records = [&] {
+    std::vector<std::string> texts;
+    for (const auto& entry : std::filesystem::directory_iterator(board.dir() + "/state/packed")) {
+      if (!entry.path().string().ends_with(".calibration.textproto")) continue;
+      std::stringstream text;
+      text << std::ifstream(entry.path()).rdbuf();
+      texts.push_back(text.str());
+    }
+    return texts;
+  };
+  ASSERT_EQ(records().size(), 1u) << "it had not come to the TLM";
+  const std::string partial = records()[0];
+  EXPECT_EQ(partial.find("complete: true"), std::string::npos);
+  const size_t at = partial.find("sample_us: ");
+  ASSERT_NE(at, std::string::npos) << partial;
+  const std::string first_sample = partial.substr(at, partial.find('\n', at) - at);
+
+  const auto finished = calibrate("2");
+  EXPECT_EQ(finished->WaitForExit(), 0) << finished->screen();
+  ASSERT_EQ(records().size(), 2u) << "of the model and of the TLM";
+  bool kept = false;
+  for (const std::string& text : records()) {
+    EXPECT_NE(text.find("complete: true"), std::string::npos) << text;
+    kept = kept || text.find(first_sample) != std::string::npos;
+  }
+  EXPECT_TRUE(kept) << first_sample;
+  const auto before = records();
+  const auto again = calibrate("2");
+  EXPECT_EQ(again->WaitForExit(), 0);
+  EXPECT_NE(again->screen().find("measured already"), std::string::npos) << again->screen();
+  EXPECT_EQ(records(), before) << "nothing is measured twice";
+
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("model_worker");
+  Terminal status({Withyctl(), "status", "--config", config});
+  EXPECT_EQ(status.WaitForExit(), 0) << status.screen();
+  EXPECT_NE(status.screen().find("; calibrated"), std::string::npos) << status.screen();
+  const auto busy = calibrate("2");
+  EXPECT_EQ(busy->WaitForExit(), 0);
+  EXPECT_NE(busy->screen().find("withy is running on this board"), std::string::npos);
+}
+
+TEST(WithyctlTest, AStaleCalibrationIsNamedInTheLog) {
+  Board board({"model.threads=1"});
+  Terminal calibrate({Withyctl(), "calibrate", "--config", board.dir() + "/withy.textproto",
+                      "--rounds", "1", "--tlm", "off"});
+  ASSERT_EQ(calibrate.WaitForExit(), 0) << calibrate.screen();
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("model_worker");
+  const std::string log = board.Log("model_worker");
+  EXPECT_NE(log.find("another number of threads (2; here 1)"), std::string::npos) << log;
+  EXPECT_NE(log.find("withyctl calibrate"), std::string::npos) << log;
 }
 
 }  // namespace

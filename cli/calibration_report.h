@@ -1,0 +1,31 @@
+// What `withyctl calibrate` prints: tables for people, JSON for programs. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "withy/v1/calibration.pb.h"
+
+namespace withy::cli {
+
+// Above this load average something else computes.
+inline constexpr double kBusyLoad = 0.5;
+
+struct CalibrationResult {
+  std::string name = {};  // of the model or TLM
+  std::string path = {};  // of the record
+  v1::Calibration record = {};
+  bool measured_now = false;  // false: it was complete already
+};
+
+struct CalibrationReport {
+  CalibrationResult model;
+  std::optional<CalibrationResult> tlm;
+};
+
+std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns);
+// One object: "model" and, if there is one, "tlm", each with "path" and "record".
+std::string ReportJson(const CalibrationReport& report);
+
+}  // namespace withy::cli

@@ -1,0 +1,42 @@
+// What a worker says of its speed: the calibration of its model where there is one that holds here,
+// else a short measurement. Neighbours: calibration.h (the record), engine/session/cost_probe.h
+// (the measurement), wire.h (CostModel). Logs nothing: the worker does.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/board.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "engine/session/cost_probe.h"
+#include "engine/session/level_times.h"
+#include "withy/v1/model_worker.pb.h"
+
+namespace withy::engine {
+
+struct WorkerCost {
+  StepCost step;                   // of the full model
+  std::vector<LevelTimes> levels;  // of every level, ascending; empty: not calibrated
+  // Why the calibration that is there was not taken. OK: it was; NOT_FOUND: there is none.
+  absl::Status calibration;
+
+  bool calibrated() const { return !levels.empty(); }
+};
+
+// `model_path` is what `model` was opened from, `packed_dir` where its packed file is kept. Takes
+// half a second without a calibration. Errors: of the measurement.
+absl::StatusOr<WorkerCost> FindWorkerCost(Model& model, const std::string& model_path,
+                                          const std::string& packed_dir, const BoardInfo& board,
+                                          Clock& clock);
+
+// One line for people: "calibrated", or why not.
+std::string Describe(const WorkerCost& cost);
+
+v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info);
+
+// What a token takes at each level, of what it takes at the full one; empty without a calibration.
+std::vector<double> DecodeShares(const WorkerCost& cost);
+
+}  // namespace withy::engine
