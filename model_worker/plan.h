@@ -14,6 +14,10 @@ namespace withy::model_worker {
 // urgent calls.
 inline constexpr int64_t kPatienceNs = 10'000'000'000;
 
+// Pieces of a call that nobody waits behind: as long as the kernels' efficiency still grows. An
+// arrival cuts such a piece short, and pieces are short ones for a while after it.
+inline constexpr int32_t kAloneRows = 128;
+
 // What a call's turn depends on.
 struct CallOrder {
   int64_t deadline_ns = 0;  // steady time by which its first token is wanted; 0 = none

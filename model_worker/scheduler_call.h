@@ -12,9 +12,6 @@
 
 namespace withy::model_worker {
 
-// Pieces of a call that nobody waits behind: as long as the kernels' efficiency still grows. An
-// arrival cuts such a piece short, and pieces are short ones for a while after it.
-inline constexpr int32_t kAloneRows = 128;
 // Rows of a prompt whose blocks are claimed before they are computed.
 inline constexpr int32_t kPromptAhead = 2 * kAloneRows;
 

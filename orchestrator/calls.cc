@@ -66,12 +66,7 @@ absl::Status CallTable::WaitForSlot(Lane lane, const QueueKey& key, const OtherC
   control.SetHook([this] { Poke(); });
   {
     absl::MutexLock lock(&mutex_);
-    Entry& entry = entries_[key.id];
-    entry.state = State::kWaiting;
-    entry.lane = lane;
-    entry.key = key;
-    entry.work = work;
-    entry.demand = demand;
+    const Entry& entry = Enqueue(lane, key, work, demand);
     const auto ready = [&] { return entry.running() || control.cancelled(); };
     do {
       GrantSlots(lane);
@@ -81,6 +76,30 @@ absl::Status CallTable::WaitForSlot(Lane lane, const QueueKey& key, const OtherC
   }
   control.SetHook(nullptr);
   return control.Check();
+}
+
+void CallTable::Queue(Lane lane, const QueueKey& key, const OtherCall& work,
+                      const CallDemand& demand) {
+  absl::MutexLock lock(&mutex_);
+  Enqueue(lane, key, work, demand);
+}
+
+bool CallTable::Started(Lane lane, uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  GrantSlots(lane);
+  const auto it = entries_.find(id);
+  return it != entries_.end() && it->second.running();
+}
+
+CallTable::Entry& CallTable::Enqueue(Lane lane, const QueueKey& key, const OtherCall& work,
+                                     const CallDemand& demand) {
+  Entry& entry = entries_[key.id];
+  entry.state = State::kWaiting;
+  entry.lane = lane;
+  entry.key = key;
+  entry.work = work;
+  entry.demand = demand;
+  return entry;
 }
 
 void CallTable::FirstToken(uint64_t id) {

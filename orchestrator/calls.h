@@ -58,6 +58,11 @@ class CallTable {
   absl::Status WaitForSlot(Lane lane, const QueueKey& key, const OtherCall& work,
                            const CallDemand& demand, CallControl& control);
 
+  // The same for a caller that must not block: Queue() once, then Started() until it says true. It
+  // looks at the clock only, so that a simulated board admits calls by the same rules.
+  void Queue(Lane lane, const QueueKey& key, const OtherCall& work, const CallDemand& demand);
+  bool Started(Lane lane, uint64_t id);
+
   // Progress of a running call. FirstToken: its prefill is done.
   void FirstToken(uint64_t id);
   void Generated(uint64_t id, uint32_t tokens);
@@ -98,6 +103,8 @@ class CallTable {
     double prefilled_tokens = 0;
   };
 
+  Entry& Enqueue(Lane lane, const QueueKey& key, const OtherCall& work, const CallDemand& demand)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GrantSlots(Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool RunningBear(Lane lane, const Entry& newcomer, int64_t now_ns) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -100,6 +100,26 @@ TEST_F(CallTableTest, GrantsInOrderAsSlotsComeFree) {
   EXPECT_EQ(order, (std::vector<uint64_t>{4, 3, 2}));
 }
 
+TEST_F(CallTableTest, WhoDoesNotBlockIsStartedByTheSameRules) {
+  CallTable table({.limit = 8, .slots = {1, 1}}, clock_);
+  for (uint64_t id = 1; id <= 3; ++id) {
+    ASSERT_TRUE(table.Arrive(id).ok());
+    EXPECT_FALSE(table.Started(Lane::kTarget, id)) << "not queued yet";
+  }
+  table.Queue(Lane::kTarget, {.arrived_ns = 1, .id = 1}, {10, 20}, demand_);
+  EXPECT_TRUE(table.Started(Lane::kTarget, 1));
+  table.Queue(Lane::kTarget, {.arrived_ns = 2, .id = 2}, {10, 20}, demand_);
+  table.Queue(Lane::kTarget, {.priority = 1, .arrived_ns = 3, .id = 3}, {10, 20}, demand_);
+  EXPECT_FALSE(table.Started(Lane::kTarget, 2));
+  EXPECT_FALSE(table.Started(Lane::kTarget, 3));
+  table.Leave(1);
+  EXPECT_FALSE(table.Started(Lane::kTarget, 2)) << "the third has the higher priority";
+  EXPECT_TRUE(table.Started(Lane::kTarget, 3));
+  table.Leave(3);
+  EXPECT_TRUE(table.Started(Lane::kTarget, 2));
+  EXPECT_FALSE(table.Started(Lane::kTarget, 9)) << "never arrived";
+}
+
 TEST_F(CallTableTest, CancelAndDeadlineEndTheWait) {
   CallTable table({.limit = 8, .slots = {1, 1}}, clock_);
   for (uint64_t id = 1; id <= 3; ++id) ASSERT_TRUE(table.Arrive(id).ok());

@@ -1,6 +1,6 @@
 // The include arrows of ARCHITECTURE.md, held against every source file:
 //   base <- telemetry <- engine;  base <- rpc;  processes, cli, elasticizer and bench stand above;
-//   processes meet in proto/ only.
+//   processes meet in proto/ only; bench replays the policies of orchestrator and model_worker.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -36,7 +36,8 @@ const std::map<std::string, Parts>& Allowed() {
     (*map)["cli"] = lower;
     (*map)["examples"] = {};
     (*map)["elasticizer"] = {"base", "telemetry", "engine"};
-    (*map)["bench"] = {"base", "telemetry", "engine", "rpc", "elasticizer"};
+    (*map)["bench"] = {"base",        "telemetry",    "engine",      "rpc",
+                       "elasticizer", "orchestrator", "model_worker"};
     return map;
   }();
   return *allowed;

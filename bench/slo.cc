@@ -1,0 +1,415 @@
+// withy-bench-slo: the end-to-end proof. Six apps with their SLOs, traces of Poisson arrivals,
+// answers scored against the truth, a late answer is wrong. Ours through the running service in
+// real time, and beside it on a simulated board with every baseline. Tables on stderr, one JSON
+// object last on stdout. Neighbours: docs/benchmarks.md says what is simulated and what is real;
+// ./withy bench slo starts the service. Source: ElastiLM section 5.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "bench/slo_contestants.h"
+#include "bench/slo_figures.h"
+#include "bench/slo_measure.h"
+#include "bench/slo_replay.h"
+#include "bench/slo_trace.h"
+#include "engine/kernels/thread_pool.h"
+#include "engine/session/cost_probe.h"
+#include "engine/weights/packer.h"
+
+ABSL_FLAG(std::string, pocket, "", "elastic GGUF that answers are judged with");
+ABSL_FLAG(std::string, model, "", "the same, inflated: what is timed, and what the service serves");
+ABSL_FLAG(std::string, tlm, "", "GGUF of the TLM");
+ABSL_FLAG(std::vector<std::string>, small, {}, "GGUFs of dedicated small models");
+ABSL_FLAG(std::string, baselines, "", "directory that withy-baselines wrote; empty: without them");
+ABSL_FLAG(std::string, structural, "",
+          "elastic GGUF made by another way of structural pruning; empty: --pocket");
+ABSL_FLAG(std::string, address, "", "of the running service; empty: simulate only");
+ABSL_FLAG(std::string, token, "", "of an app bound to it");
+ABSL_FLAG(std::vector<std::string>, alphas, std::vector<std::string>({"0", "0.25", "-0.25"}),
+          "skewness of the traces");
+ABSL_FLAG(std::vector<std::string>, real, std::vector<std::string>({"0"}),
+          "traces that run through the service, by alpha, or all");
+ABSL_FLAG(int, requests, 600, "of a trace");
+ABSL_FLAG(double, load, 0.5, "of the full model's capacity that the trace asks for");
+ABSL_FLAG(uint64_t, seed, 1, "of traces");
+ABSL_FLAG(std::vector<std::string>, tables, std::vector<std::string>({"grid", "e2e", "speedup"}),
+          "further tables: grid, e2e, speedup, concise, steps, tlms, ablation; all; none");
+ABSL_FLAG(std::vector<std::string>, tlms, {}, "NAME=FILE.gguf: other TLMs, for --tables=tlms");
+ABSL_FLAG(std::string, unordered, "",
+          "elastic GGUF with units in random order, for --tables=ablation");
+ABSL_FLAG(std::string, fine, "", "elastic GGUF with levels every 5 %, for --tables=steps");
+ABSL_FLAG(int, rounds, 9, "interleaved measurements of each time");
+ABSL_FLAG(int, threads, 2, "threads");
+ABSL_FLAG(std::string, work, "build/bench/slo", "directory of tables and packed models");
+
+namespace withy::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kServiceProbes = 60;  // idle calls that the service's own times are taken from
+
+double Percent(double share) { return 100 * share; }
+
+bool Wanted(const std::vector<std::string>& list, const std::string& name) {
+  return std::any_of(list.begin(), list.end(),
+                     [&](const std::string& item) { return item == name || item == "all"; });
+}
+
+// One trace and what everyone made of it.
+struct TraceResult {
+  std::string alpha;
+  std::vector<SloScore> simulated;  // as Contestants::policies()
+  bool ran = false;
+  SloScore real;
+  double real_met_by_service = 0;
+  double real_tlm_share = 0;  // of the full model's TTFT, where the TLM read
+  size_t failed = 0;
+};
+
+class Bench {
+ public:
+  absl::Status Run() {
+    options_.dir = absl::GetFlag(FLAGS_work);
+    options_.threads = absl::GetFlag(FLAGS_threads);
+    options_.progress = [](const std::string& what, size_t done, size_t all) {
+      std::fprintf(stderr, "\r%s: %zu of %zu%s", what.c_str(), done, all, done == all ? "\n" : "");
+    };
+    WITHY_RETURN_IF_ERROR(MakePrompts());
+    WITHY_RETURN_IF_ERROR(Measure());
+    WITHY_ASSIGN_OR_RETURN(contestants_,
+                           Contestants::Make(files_, machine_, prompts_, tlm_, options_));
+    for (const std::string& text : absl::GetFlag(FLAGS_alphas)) {
+      WITHY_RETURN_IF_ERROR(RunTrace(text));
+    }
+    PrintTraces();
+    WITHY_ASSIGN_OR_RETURN(json result, Tables());
+    Headline(&result);
+    std::printf("%s\n", result.dump().c_str());
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status MakePrompts() {
+    files_ = {.pocket = absl::GetFlag(FLAGS_pocket),
+              .small = absl::GetFlag(FLAGS_small),
+              .baselines = absl::GetFlag(FLAGS_baselines),
+              .structural = absl::GetFlag(FLAGS_structural)};
+    size_t per_app = 1;
+    for (const std::string& text : absl::GetFlag(FLAGS_alphas)) {
+      double alpha = 0;
+      if (!absl::SimpleAtod(text, &alpha)) {
+        return absl::InvalidArgumentError(absl::StrCat("--alphas: \"", text, "\" is no number"));
+      }
+      const auto counts = RequestsByApp(static_cast<size_t>(absl::GetFlag(FLAGS_requests)), alpha);
+      per_app = std::max(per_app, *std::max_element(counts.begin(), counts.end()));
+    }
+    WITHY_ASSIGN_OR_RETURN(prompts_, HeldOutPrompts(files_.pocket, per_app));
+    WITHY_ASSIGN_OR_RETURN(tlm_, ReadAll(absl::GetFlag(FLAGS_tlm), prompts_, AllSlos(), options_));
+    return absl::OkStatus();
+  }
+
+  absl::Status Measure() {
+    engine::ModelOptions model_options;
+    model_options.threads = absl::GetFlag(FLAGS_threads);
+    model_options.cache_dir = options_.dir + "/packed";
+    const int rounds = absl::GetFlag(FLAGS_rounds);
+    engine::ThreadPool pool(model_options.threads);
+    WITHY_ASSIGN_OR_RETURN(
+        const std::string packed,
+        engine::EnsurePacked(absl::GetFlag(FLAGS_model), model_options.cache_dir, pool, nullptr));
+    WITHY_ASSIGN_OR_RETURN(machine_.switching, MeasureSwitch(packed, model_options, rounds));
+    WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model,
+                           engine::Model::Open(absl::GetFlag(FLAGS_model), model_options));
+    machine_.info = model->info();
+    WITHY_ASSIGN_OR_RETURN(machine_.levels, MeasureVariants(*model, rounds));
+    WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost, engine::MeasureCost(*model, Clock::Real()));
+    WITHY_ASSIGN_OR_RETURN(
+        const std::unique_ptr<engine::Tlm> tlm,
+        engine::Tlm::Open(absl::GetFlag(FLAGS_tlm), {.threads = model_options.threads}));
+    BoardFacts& board = machine_.board;
+    WITHY_ASSIGN_OR_RETURN(board.tlm, MeasureTlm(*tlm, prompts_.prompts.front().text, rounds));
+    board.full = machine_.levels.back();
+    board.cost = {cost.prefill_us_per_token, cost.decode_us, cost.decode_us_per_extra};
+    if (!service_.address.empty()) {
+      WITHY_ASSIGN_OR_RETURN(service_times_, MeasureService(service_, prompts_, kServiceProbes));
+      board.overhead_ms = MeanOverheadMs();
+    }
+    PrintMachine();
+    return absl::OkStatus();
+  }
+
+  // What the service adds to the engine's time of a prompt.
+  double MeanOverheadMs() const {
+    double sum = 0;
+    for (const PromptFacts& prompt : prompts_.facts) {
+      sum += service_times_.Idle(prompt).ttft_ms - PrefillMs(machine_.board.full, prompt.tokens);
+    }
+    return std::max(0.0, sum / static_cast<double>(prompts_.facts.size()));
+  }
+
+  void PrintMachine() const {
+    std::fprintf(stderr, "%s, %d threads; prefill of 128 rows, decode step, by level:\n",
+                 machine_.info.name.c_str(), absl::GetFlag(FLAGS_threads));
+    for (size_t i = 0; i < machine_.levels.size(); ++i) {
+      const VariantTimes& times = machine_.levels[i];
+      std::fprintf(stderr, "%5d %% %9.1f ms %9.2f ms\n", machine_.info.levels[i].percent,
+                   times.PassMs(128, 0), times.PassMs(1, 128));
+    }
+    const double bytes = static_cast<double>(machine_.info.levels.back().weight_bytes);
+    std::fprintf(stderr,
+                 "reading 1 kB with the TLM %.2f ms; copying the full level %.1f ms, loading it "
+                 "%.1f ms; the service adds %.2f ms to a call\n",
+                 machine_.board.tlm.Ms(1024), machine_.switching.copy_ms_per_byte * bytes,
+                 machine_.switching.load_ms_per_byte * bytes, machine_.board.overhead_ms);
+    if (!service_.address.empty()) {
+      std::fprintf(stderr,
+                   "the full model through the service: TTFT %.2f ms + %.3f ms a token, "
+                   "TPOT %.2f ms\n",
+                   service_times_.ttft_ms, service_times_.ttft_ms_per_token,
+                   service_times_.tpot_ms);
+    }
+  }
+
+  std::vector<SloCall> CallsOf(double alpha) const {
+    const auto requests = static_cast<size_t>(absl::GetFlag(FLAGS_requests));
+    const uint64_t seed = absl::GetFlag(FLAGS_seed);
+    std::vector<TraceRequest> trace = DrawRequests(requests, alpha, seed);
+    double busy_ms = 0;
+    for (const TraceRequest& request : trace) {
+      const PromptFacts& prompt = prompts_.facts[prompts_.Index(request.app, request.prompt)];
+      busy_ms += IdleFull(machine_.board, prompt).end_to_end_ms;
+    }
+    SetArrivals(busy_ms / static_cast<double>(requests) / absl::GetFlag(FLAGS_load), seed, &trace);
+    std::vector<SloCall> calls;
+    for (const TraceRequest& request : trace) {
+      SloCall& call = calls.emplace_back();
+      call.prompt = prompts_.Index(request.app, request.prompt);
+      call.arrival_ms = request.arrival_ms;
+      call.slo.set_ttft_ratio(SloApps()[request.app].ttft_ratio);
+      call.slo.set_tpot_ratio(SloApps()[request.app].tpot_ratio);
+    }
+    return calls;
+  }
+
+  absl::Status RunTrace(const std::string& text) {
+    double alpha = 0;
+    (void)absl::SimpleAtod(text, &alpha);  // checked before
+    TraceResult& result = results_.emplace_back();
+    result.alpha = text;
+    const std::vector<SloCall> calls = CallsOf(alpha);
+    if (alpha == 0 || trace_.empty()) trace_ = calls;
+    const uint64_t seed = absl::GetFlag(FLAGS_seed);
+    for (const Policy& policy : contestants_->policies()) {
+      result.simulated.push_back(
+          ScoreOf(RunBoard(machine_.board, policy, prompts_.facts, calls, seed)));
+    }
+    if (service_.address.empty() || !Wanted(absl::GetFlag(FLAGS_real), text)) {
+      return absl::OkStatus();
+    }
+    RunReal(calls, &result);
+    return absl::OkStatus();
+  }
+
+  void RunReal(const std::vector<SloCall>& calls, TraceResult* result) {
+    const std::vector<ReplayOutcome> outcomes =
+        Replay(service_, service_times_, prompts_, calls, [&](size_t done, size_t all) {
+          options_.progress("alpha " + result->alpha + " through the service", done, all);
+        });
+    std::vector<SloOutcome> seen;
+    double read = 0;
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      const ReplayOutcome& outcome = outcomes[i];
+      seen.push_back(outcome.caller);
+      result->real_met_by_service += outcome.met_by_service ? 1 : 0;
+      result->failed += outcome.failed ? 1 : 0;
+      if (outcome.caller.tlm_ms <= 0) continue;
+      read += 1;
+      result->real_tlm_share +=
+          outcome.caller.tlm_ms / service_times_.Idle(prompts_.facts[calls[i].prompt]).ttft_ms;
+    }
+    result->ran = true;
+    result->real = ScoreOf(seen);
+    result->real_met_by_service /= std::max<double>(1, static_cast<double>(outcomes.size()));
+    result->real_tlm_share /= std::max(1.0, read);
+  }
+
+  void PrintTraces() const {
+    std::fprintf(stderr,
+                 "\n%d requests, load %.2f of the full service; accuracy (in time), %%\n%-24s",
+                 absl::GetFlag(FLAGS_requests), absl::GetFlag(FLAGS_load), "");
+    for (const TraceResult& result : results_)
+      std::fprintf(stderr, "   alpha %5s", result.alpha.c_str());
+    for (size_t i = 0; i < contestants_->policies().size(); ++i) {
+      std::fprintf(stderr, "\n%-24s", contestants_->policies()[i].name.c_str());
+      for (const TraceResult& result : results_) PrintScore(result.simulated[i]);
+      if (contestants_->policies()[i].reference) std::fprintf(stderr, "  (reference)");
+      if (i > 0) continue;
+      std::fprintf(stderr, "  simulated\n%-24s", "ours, through the service");
+      for (const TraceResult& result : results_) {
+        if (result.ran) {
+          PrintScore(result.real);
+        } else {
+          std::fprintf(stderr, "  %12s", "not run");
+        }
+      }
+    }
+    std::fprintf(stderr, "\nright, late or not: ours %.1f, full model %.1f\n",
+                 Percent(results_.front().simulated.front().right_anyway), Percent(FullAccuracy()));
+    for (const TraceResult& result : results_) {
+      if (!result.ran) continue;
+      std::fprintf(
+          stderr,
+          "alpha %s through the service: %.1f %% in time by the caller's clock, %.1f %% by "
+          "the service's own report; %zu calls failed; right, late or not %.1f\n",
+          result.alpha.c_str(), Percent(result.real.slo_met), Percent(result.real_met_by_service),
+          result.failed, Percent(result.real.right_anyway));
+    }
+  }
+
+  static void PrintScore(const SloScore& score) {
+    std::fprintf(stderr, "  %5.1f (%5.1f)", Percent(score.accuracy), Percent(score.slo_met));
+  }
+
+  double FullAccuracy() const {
+    double sum = 0;
+    for (size_t i = 0; i < contestants_->policies().size(); ++i) {
+      if (contestants_->policies()[i].name == "full model")
+        sum = results_.front().simulated[i].right_anyway;
+    }
+    return sum;
+  }
+
+  absl::StatusOr<json> Tables() {
+    const FigureInputs in{.files = files_,
+                          .tlm_path = absl::GetFlag(FLAGS_tlm),
+                          .machine = &machine_,
+                          .prompts = &prompts_,
+                          .tlm = &tlm_,
+                          .contestants = contestants_.get(),
+                          .options = options_,
+                          .trace = trace_,
+                          .other_tlms = absl::GetFlag(FLAGS_tlms),
+                          .unordered = absl::GetFlag(FLAGS_unordered),
+                          .fine = absl::GetFlag(FLAGS_fine),
+                          .seed = absl::GetFlag(FLAGS_seed)};
+    const std::vector<std::string> wanted = absl::GetFlag(FLAGS_tables);
+    json tables = json::object();
+    if (Wanted(wanted, "grid")) tables["grid"] = GridFigure(in);
+    if (Wanted(wanted, "e2e")) tables["end_to_end"] = EndToEndFigure(in);
+    if (Wanted(wanted, "speedup")) tables["speedup"] = SpeedUpFigure(in);
+    if (Wanted(wanted, "concise")) {
+      WITHY_ASSIGN_OR_RETURN(tables["concise"], ConciseFigure(in));
+    }
+    if (Wanted(wanted, "steps")) {
+      WITHY_ASSIGN_OR_RETURN(tables["steps"], StepsFigure(in));
+    }
+    if (Wanted(wanted, "tlms") && !in.other_tlms.empty()) {
+      WITHY_ASSIGN_OR_RETURN(tables["tlms"], TlmFigure(in));
+    }
+    if (Wanted(wanted, "ablation")) {
+      WITHY_ASSIGN_OR_RETURN(tables["ablation"], AblationFigure(in));
+    }
+    return tables;
+  }
+
+  // Means over the traces; ours over those that ran for real, where any did.
+  void Headline(json* result) const {
+    const bool real = std::any_of(results_.begin(), results_.end(),
+                                  [](const TraceResult& trace) { return trace.ran; });
+    double count = 0, met = 0, accuracy = 0, simulated_met = 0, simulated_accuracy = 0;
+    double tlm_share = 0;
+    json by_baseline = json::object();
+    std::vector<double> sums(contestants_->policies().size(), 0);
+    for (const TraceResult& trace : results_) {
+      if (real && !trace.ran) continue;
+      count += 1;
+      const SloScore& own = real ? trace.real : trace.simulated.front();
+      met += own.slo_met;
+      accuracy += own.accuracy;
+      simulated_met += trace.simulated.front().slo_met;
+      simulated_accuracy += trace.simulated.front().accuracy;
+      tlm_share += real ? trace.real_tlm_share : SimulatedTlmShare();
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] += trace.simulated[i].accuracy;
+    }
+    double mean = 0, best = 0, baselines = 0;
+    for (size_t i = 1; i < sums.size(); ++i) {
+      const Policy& policy = contestants_->policies()[i];
+      const char* key = policy.reference ? "reference_accuracy" : "accuracy_by_baseline";
+      if (policy.reference) {
+        (*result)[key][policy.name] = sums[i] / count;
+        continue;
+      }
+      by_baseline[policy.name] = sums[i] / count;
+      mean += sums[i] / count;
+      best = std::max(best, sums[i] / count);
+      baselines += 1;
+    }
+    mean /= std::max(1.0, baselines);
+    accuracy /= count;
+    (*result)["slo_met"] = met / count;
+    (*result)["accuracy"] = accuracy;
+    (*result)["accuracy_by_baseline"] = by_baseline;
+    (*result)["gain_over_baseline_mean_points"] = Percent(accuracy - mean);
+    (*result)["gain_over_best_baseline_points"] = Percent(accuracy - best);
+    (*result)["tlm_cost_of_full_ttft"] = tlm_share / count;
+    (*result)["through_the_service"] = real;
+    (*result)["simulated_slo_met"] = simulated_met / count;
+    (*result)["simulated_accuracy"] = simulated_accuracy / count;
+    (*result)["full_accuracy_whenever"] = FullAccuracy();
+  }
+
+  // Over all prompts, each read once.
+  double SimulatedTlmShare() const {
+    double sum = 0;
+    for (const PromptFacts& prompt : prompts_.facts) {
+      sum += machine_.board.tlm.Ms(prompt.text_bytes) / IdleFull(machine_.board, prompt).ttft_ms;
+    }
+    return sum / static_cast<double>(prompts_.facts.size());
+  }
+
+  ContestantFiles files_;
+  AnswerOptions options_;
+  ServiceAddress service_{absl::GetFlag(FLAGS_address), absl::GetFlag(FLAGS_token)};
+  PromptSet prompts_;
+  TlmTable tlm_;
+  Machine machine_;
+  ServiceTimes service_times_;
+  std::unique_ptr<Contestants> contestants_;
+  std::vector<SloCall> trace_;  // alpha = 0
+  std::vector<TraceResult> results_;
+};
+
+}  // namespace
+}  // namespace withy::bench
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "the end-to-end proof (./withy bench slo starts the service): --pocket ELASTIC.gguf --model "
+      "INFLATED.gguf --tlm TLM.gguf [--address unix:PATH --token TOKEN]");
+  absl::ParseCommandLine(argc, argv);
+  if (absl::GetFlag(FLAGS_pocket).empty() || absl::GetFlag(FLAGS_model).empty() ||
+      absl::GetFlag(FLAGS_tlm).empty() || absl::GetFlag(FLAGS_requests) < 1 ||
+      absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_threads) < 1 ||
+      absl::GetFlag(FLAGS_load) <= 0 || absl::GetFlag(FLAGS_alphas).empty()) {
+    std::fprintf(stderr, "withy-bench-slo: %s\n", std::string(absl::ProgramUsageMessage()).c_str());
+    return 2;
+  }
+  withy::bench::Bench bench;
+  const absl::Status status = bench.Run();
+  if (!status.ok()) {
+    std::fprintf(stderr, "withy-bench-slo: %s\n", status.ToString().c_str());
+    return 1;
+  }
+  return 0;
+}

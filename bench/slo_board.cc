@@ -1,0 +1,349 @@
+#include "bench/slo_board.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/clock.h"
+#include "model_worker/pace.h"
+#include "model_worker/plan.h"
+
+namespace withy::bench {
+namespace {
+
+using orchestrator::CallTable;
+using orchestrator::Lane;
+using orchestrator::LiveCorrection;
+
+constexpr uint32_t kNoLimit = 1u << 30;  // the queue of a benchmark is not bounded
+constexpr size_t kTlmProbeBytes = 1024;
+// How often a held call is looked at when nothing else happens.
+constexpr int64_t kPollNs = 20 * kNanosPerMilli;
+
+int64_t Nanos(double ms) { return static_cast<int64_t>(ms * kNanosPerMilli); }
+double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
+
+orchestrator::CallTableOptions TableOptions(const BoardFacts& board, const Policy& policy) {
+  const uint32_t slots = policy.family->switches() ? 1 : board.slots;
+  return {.limit = kNoLimit, .slots = {slots, slots}, .piece_ms = board.piece_ms};
+}
+
+// A call between its arrival and its end.
+struct Session {
+  size_t index = 0;  // of the calls given
+  uint64_t id = 0;
+  SloChoice choice;
+  orchestrator::QueueKey key;
+  int64_t arrival_ns = 0;
+  int64_t granted_ns = 0;
+  int64_t first_token_ns = 0;
+  int32_t computed = 0;  // tokens with KV
+  int32_t prefill = 0;   // tokens of the prompt that is computed
+  int32_t generated = 0;
+  int32_t answer = 1;
+  size_t variant = 0;  // now
+  model_worker::Pacer pacer;
+
+  bool decoding() const { return generated > 0; }
+};
+
+class BoardRun {
+ public:
+  BoardRun(const BoardFacts& board, const Policy& policy, std::span<const PromptFacts> prompts,
+           std::span<const SloCall> calls, uint64_t seed)
+      : board_(board),
+        policy_(policy),
+        prompts_(prompts),
+        calls_(calls),
+        table_(TableOptions(board, policy), clock_),
+        sizer_(board.cost.prefill_us_per_token, static_cast<int32_t>(board.piece_ms),
+               board.max_piece_rows),
+        rng_(seed),
+        start_ns_(clock_.SteadyNanos()),
+        last_planned_(policy.family->variants.size() - 1),
+        loaded_(last_planned_),
+        outcomes_(calls.size()) {
+    live_.overhead_ms = board.overhead_ms;
+    live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
+    for (const Variant& variant : policy.family->variants) shares_.push_back(variant.share.decode);
+  }
+
+  std::vector<SloOutcome> Run() {
+    while (next_ < calls_.size() || !waiting_.empty() || !running_.empty()) {
+      Admit();
+      Start();
+      if (!running_.empty()) {
+        Step();
+      } else if (!waiting_.empty()) {
+        clock_.Advance(kPollNs);
+      } else if (next_ < calls_.size()) {
+        clock_.Advance(ArrivalNs(next_) - clock_.SteadyNanos());
+      }
+    }
+    return std::move(outcomes_);
+  }
+
+ private:
+  int64_t ArrivalNs(size_t index) const { return start_ns_ + Nanos(calls_[index].arrival_ms); }
+  const PromptFacts& PromptOf(const Session& session) const {
+    return prompts_[calls_[session.index].prompt];
+  }
+  const Variant& VariantOf(const Session& session) const {
+    return policy_.family->variants[session.variant];
+  }
+
+  // Decides for everyone who has arrived.
+  void Admit() {
+    for (; next_ < calls_.size() && ArrivalNs(next_) <= clock_.SteadyNanos(); ++next_) {
+      const SloCall& call = calls_[next_];
+      auto session = std::make_unique<Session>();
+      session->index = next_;
+      session->id = next_ + 1;
+      session->arrival_ns = ArrivalNs(next_);
+      (void)table_.Arrive(session->id);  // never full
+      Plan(call, session.get());
+      waiting_.push_back(std::move(session));
+    }
+  }
+
+  void Plan(const SloCall& call, Session* session) {
+    const PromptFacts& prompt = prompts_[call.prompt];
+    session->key = KeyOf(call, prompt, *session);
+    const orchestrator::Load load = table_.LoadBefore(Lane::kTarget, session->key);
+    SloChoice& choice = session->choice;
+    choice = Choose(policy_, board_, prompt, call, load, live_, last_planned_, &rng_);
+    last_planned_ = choice.variant;
+    if (choice.tlm_ms > 0) {
+      clock_.Advance(Nanos(choice.tlm_ms));
+      orchestrator::Observation seen;
+      seen.tlm_bytes = prompt.text_bytes;
+      seen.tlm_ms = choice.tlm_ms;
+      live_ = Learn(board_.cost, live_, seen);
+    }
+    session->variant = choice.variant;
+    session->prefill = static_cast<int32_t>(choice.shape.prefill_tokens);
+    session->answer = prompt.answer_tokens;
+    orchestrator::CallDemand demand = DemandOf(board_.cost, live_, choice.shape, choice.predicted);
+    const auto after = [&](double ms) {
+      return std::isfinite(ms) ? session->arrival_ns + Nanos(ms) : 0;
+    };
+    demand.first_token_by_ns = after(choice.judged.ttft_ms);
+    demand.tpot_limit_ms = std::isfinite(choice.judged.tpot_ms) ? choice.judged.tpot_ms : 0;
+    demand.end_by_ns = after(choice.judged.end_to_end_ms);
+    if (policy_.drops_level) {
+      session->pacer =
+          model_worker::Pacer({.tpot_ms = demand.tpot_limit_ms, .end_by_ns = demand.end_by_ns},
+                              static_cast<int32_t>(call.max_tokens));
+    }
+    table_.Queue(
+        Lane::kTarget, session->key,
+        {.prefill_tokens = choice.shape.prefill_tokens, .remaining_tokens = call.max_tokens},
+        demand);
+  }
+
+  // As orchestrator/prepare.cc: the first token's deadline.
+  orchestrator::QueueKey KeyOf(const SloCall& call, const PromptFacts& prompt,
+                               const Session& session) const {
+    const orchestrator::Prediction full = PredictedFull(board_, prompt, call, live_);
+    double first_ms = orchestrator::ResolveSlo(call.slo, full).ttft_ms;
+    if (call.slo.end_to_end_ms() > 0) {
+      first_ms = std::max(1.0, call.slo.end_to_end_ms() - (call.max_tokens - 1.0) * full.tpot_ms);
+    }
+    orchestrator::QueueKey key{.arrived_ns = session.arrival_ns, .id = session.id};
+    if (first_ms < Millis(orchestrator::kPatienceNs)) {
+      key.deadline_ns = session.arrival_ns + Nanos(first_ms);
+    }
+    return key;
+  }
+
+  // Lets those run that the orchestrator would.
+  void Start() {
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      if (!table_.Started(Lane::kTarget, (*it)->id)) {
+        ++it;
+        continue;
+      }
+      Session& session = **it;
+      if (session.variant != loaded_) {
+        const double ms = VariantOf(session).switch_ms;
+        clock_.Advance(Nanos(ms));
+        outcomes_[session.index].switch_ms = ms;
+        loaded_ = session.variant;
+      }
+      session.granted_ns = clock_.SteadyNanos();
+      running_.push_back(std::move(*it));
+      it = waiting_.erase(it);
+    }
+  }
+
+  // One pass of the engine.
+  void Step() {
+    const int64_t now = clock_.SteadyNanos();
+    std::vector<model_worker::RunningCall> rows;
+    int32_t decode_rows = 0;
+    for (const auto& session : running_) {
+      const int32_t pending = session->decoding() ? 1 : session->prefill - session->computed;
+      rows.push_back({.order = {.deadline_ns = session->key.deadline_ns,
+                                .priority = 0,
+                                .arrived_ns = session->arrival_ns,
+                                .sequence = session->id},
+                      .decoding = session->decoding(),
+                      .pending_rows = pending,
+                      .ready_rows = pending,
+                      .paused = false});
+      decode_rows += session->decoding() ? 1 : 0;
+    }
+    const bool alone = running_.size() == 1 && decode_rows == 0;
+    const int32_t piece_rows = alone ? model_worker::kAloneRows : sizer_.Rows(decode_rows);
+    const std::vector<model_worker::PlannedRows> plan =
+        model_worker::PlanStep(rows, piece_rows, now);
+    std::vector<StepPart> parts;
+    int32_t all_rows = 0;
+    bool prefills = false;
+    for (const model_worker::PlannedRows& planned : plan) {
+      const Session& session = *running_[planned.call];
+      parts.push_back({&VariantOf(session).times, planned.rows, session.computed});
+      all_rows += planned.rows;
+      prefills = prefills || !session.decoding();
+    }
+    const double ms = StepMs(parts);
+    clock_.Advance(std::max<int64_t>(1, Nanos(ms)));
+    if (prefills && !alone) sizer_.Observe(all_rows, ms * 1e3);
+    for (const model_worker::PlannedRows& planned : plan) {
+      After(running_[planned.call].get(), planned.rows);
+    }
+    std::erase_if(running_,
+                  [](const auto& session) { return session->generated >= session->answer; });
+  }
+
+  void After(Session* session, int32_t rows) {
+    session->computed += rows;
+    if (!session->decoding() && session->computed < session->prefill) return;
+    const int64_t now = clock_.SteadyNanos();
+    if (!session->decoding()) {
+      session->first_token_ns = now;
+      table_.FirstToken(session->id);
+    }
+    ++session->generated;
+    table_.Generated(session->id, 1);
+    session->pacer.OnToken(now);
+    if (session->generated >= session->answer) {
+      Finish(*session);
+    } else if (policy_.drops_level) {
+      session->variant = session->pacer.Choose(shares_, session->variant);
+    }
+  }
+
+  void Finish(const Session& session) {
+    const int64_t now = clock_.SteadyNanos();
+    const SloCall& call = calls_[session.index];
+    const Answers::Row& row = policy_.answers->rows[call.prompt];
+    const size_t variants = policy_.family->variants.size();
+    const size_t first_pair = session.choice.prompt_level * variants;
+    SloOutcome& out = outcomes_[session.index];
+    // What is not computing comes on top.
+    out.ttft_ms = Millis(session.first_token_ns - session.arrival_ns) + board_.overhead_ms;
+    out.tpot_ms =
+        session.answer > 1 ? Millis(now - session.first_token_ns) / (session.answer - 1) : 0;
+    out.end_to_end_ms = Millis(now - session.arrival_ns) + board_.overhead_ms;
+    out.tlm_ms = session.choice.tlm_ms;
+    out.met = MeetsSlo(call.slo, IdleFull(board_, PromptOf(session)), out.ttft_ms, out.tpot_ms,
+                       out.end_to_end_ms);
+    out.fell = session.variant != session.choice.variant;
+    out.right =
+        row.right[first_pair + session.choice.variant] && row.right[first_pair + session.variant];
+    out.prompt_percent = policy_.answers->prompt_levels[session.choice.prompt_level];
+    out.model_percent = policy_.family->variants[session.choice.variant].percent;
+    Observe(session, now);
+    table_.Leave(session.id);
+  }
+
+  // As orchestrator/generate.cc learns from a finished call.
+  void Observe(const Session& session, int64_t now) {
+    const orchestrator::DecodeSurroundings around = table_.Surroundings(session.id);
+    orchestrator::Observation seen;
+    seen.level = session.choice.shape.level;
+    seen.prefilled_tokens = static_cast<uint32_t>(session.prefill);
+    seen.prefill_ms = Millis(session.first_token_ns - session.granted_ns);
+    seen.overhead_ms = board_.overhead_ms;
+    seen.decoded_tokens = static_cast<uint32_t>(session.answer - 1);
+    if (session.variant == session.choice.variant)
+      seen.decode_ms = Millis(now - session.first_token_ns);
+    seen.mean_decode_rows = around.mean_rows;
+    seen.foreign_prefill_ms = around.foreign_prefill_tokens * board_.cost.prefill_us_per_token *
+                              live_.prefill_ratio / 1e3;
+    seen.complete = true;
+    live_ = Learn(board_.cost, live_, seen);
+  }
+
+  const BoardFacts& board_;
+  const Policy& policy_;
+  const std::span<const PromptFacts> prompts_;
+  const std::span<const SloCall> calls_;
+  FakeClock clock_;
+  CallTable table_;
+  model_worker::PieceSizer sizer_;
+  corpus::Rng rng_;
+  LiveCorrection live_;
+  std::vector<double> shares_;
+  const int64_t start_ns_;
+  size_t next_ = 0;
+  size_t last_planned_;  // variant of the call decided for last
+  size_t loaded_;        // variant that is in place
+  std::vector<std::unique_ptr<Session>> waiting_, running_;
+  std::vector<SloOutcome> outcomes_;
+};
+
+}  // namespace
+
+IdleTimes IdleFull(const BoardFacts& board, const PromptFacts& prompt) {
+  IdleTimes idle;
+  idle.ttft_ms = board.overhead_ms + PrefillMs(board.full, prompt.tokens);
+  idle.tpot_ms = DecodeMs(board.full, prompt.tokens, std::max(2, prompt.answer_tokens));
+  idle.end_to_end_ms = idle.ttft_ms + (prompt.answer_tokens - 1) * idle.tpot_ms;
+  return idle;
+}
+
+bool MeetsSlo(const v1::Slo& slo, const IdleTimes& full, double ttft_ms, double tpot_ms,
+              double end_to_end_ms) {
+  orchestrator::Prediction denominators;
+  denominators.ttft_ms = full.ttft_ms;
+  denominators.tpot_ms = full.tpot_ms;
+  denominators.end_to_end_ms = full.end_to_end_ms;
+  v1::Latency latency;
+  latency.set_ttft_ms(ttft_ms);
+  latency.set_tpot_ms(tpot_ms);
+  latency.set_end_to_end_ms(end_to_end_ms);
+  return orchestrator::Meets(
+      orchestrator::Tolerate(slo, orchestrator::ResolveSlo(slo, denominators)), latency);
+}
+
+std::vector<SloOutcome> RunBoard(const BoardFacts& board, const Policy& policy,
+                                 std::span<const PromptFacts> prompts,
+                                 std::span<const SloCall> calls, uint64_t seed) {
+  return BoardRun(board, policy, prompts, calls, seed).Run();
+}
+
+SloScore ScoreOf(std::span<const SloOutcome> outcomes) {
+  SloScore score;
+  double several = 0;
+  for (const SloOutcome& outcome : outcomes) {
+    score.slo_met += outcome.met ? 1 : 0;
+    score.accuracy += outcome.met && outcome.right ? 1 : 0;
+    score.right_anyway += outcome.right ? 1 : 0;
+    score.mean_ttft_ms += outcome.ttft_ms;
+    score.mean_tpot_ms += outcome.tpot_ms;
+    several += outcome.tpot_ms > 0 ? 1 : 0;
+    score.mean_tlm_ms += outcome.tlm_ms;
+    score.mean_switch_ms += outcome.switch_ms;
+  }
+  const double count = std::max<double>(1, static_cast<double>(outcomes.size()));
+  for (double* sum : {&score.slo_met, &score.accuracy, &score.right_anyway, &score.mean_ttft_ms,
+                      &score.mean_tlm_ms, &score.mean_switch_ms}) {
+    *sum /= count;
+  }
+  score.mean_tpot_ms /= std::max(1.0, several);
+  return score;
+}
+
+}  // namespace withy::bench

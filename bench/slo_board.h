@@ -1,0 +1,65 @@
+// A board that is simulated event by event: one engine that computes the calls of a trace under one
+// policy. Admission, order, batching, pieces and falling levels are the service's own code
+// (orchestrator/calls.h, model_worker/plan.h, model_worker/pace.h) on a clock that computing moves;
+// only the time of a pass comes from a table. Neighbours: slo_policy.h decides, slo_times.h has the
+// times, slo_replay.h runs the same trace for real.
+//
+// Simpler than the real board, and slower where it differs: reading with the TLM and switching hold
+// up the engine, a pass that runs when a call arrives is finished first, and a call starts between
+// two passes only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "bench/slo_policy.h"
+
+namespace withy::bench {
+
+// What became of one call.
+struct SloOutcome {
+  double ttft_ms = 0;
+  double tpot_ms = 0;  // 0 for an answer of one token
+  double end_to_end_ms = 0;
+  double tlm_ms = 0;
+  double switch_ms = 0;
+  bool met = false;    // TTFT, TPOT and end-to-end time within the SLO, tolerance included
+  bool right = false;  // whenever it came
+  uint32_t prompt_percent = 100;
+  uint32_t model_percent = 100;
+  bool fell = false;  // to a lower level in mid-answer
+};
+
+// The full model's latency on an idle board: what ratios are judged by.
+struct IdleTimes {
+  double ttft_ms = 0;
+  double tpot_ms = 0;
+  double end_to_end_ms = 0;  // of the right answer's tokens
+};
+IdleTimes IdleFull(const BoardFacts& board, const PromptFacts& prompt);
+
+// Whether a latency meets an SLO whose ratios are taken of `full`. A TPOT of 0 is met.
+bool MeetsSlo(const v1::Slo& slo, const IdleTimes& full, double ttft_ms, double tpot_ms,
+              double end_to_end_ms);
+
+// Outcomes in the order of `calls`, which are in the order of their arrival. An answer has the
+// right one's number of tokens. One that fell to a lower level is right when both levels' are.
+std::vector<SloOutcome> RunBoard(const BoardFacts& board, const Policy& policy,
+                                 std::span<const PromptFacts> prompts,
+                                 std::span<const SloCall> calls, uint64_t seed);
+
+// Shares of all calls.
+struct SloScore {
+  double slo_met = 0;
+  double accuracy = 0;      // right and in time
+  double right_anyway = 0;  // right, late or not
+  double mean_ttft_ms = 0;
+  double mean_tpot_ms = 0;  // of answers of two tokens or more
+  double mean_tlm_ms = 0;
+  double mean_switch_ms = 0;
+};
+SloScore ScoreOf(std::span<const SloOutcome> outcomes);
+
+}  // namespace withy::bench

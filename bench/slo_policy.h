@@ -1,0 +1,123 @@
+// How each contestant of the end-to-end benchmark answers a call: which share of the prompt, with
+// which model. All of them use the orchestrator's own latency model and decision rule and know the
+// load as it does; they differ in what they may choose from. Pure but for the random one.
+// Neighbours: slo_board.h replays traces with a policy, slo_answers.h says which answers are right.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "bench/slo_times.h"
+#include "elasticizer/corpus/rng.h"
+#include "orchestrator/calls.h"
+#include "orchestrator/decide.h"
+#include "orchestrator/latency_model.h"
+#include "withy/v1/types.pb.h"
+
+namespace withy::bench {
+
+// A model, or a level of one, that can answer.
+struct Variant {
+  uint32_t percent = 100;          // names it within its family; ascending
+  VariantTimes times;              // what it takes
+  orchestrator::LevelShare share;  // what it is predicted to take
+  double switch_ms = 0;            // to bring it in when another one was used before
+};
+
+struct Family {
+  std::string name;
+  std::vector<Variant> variants;  // the last is the best
+
+  // Whether switching takes time: then calls of different variants cannot share the board.
+  bool switches() const;
+};
+
+// Which answers of a family are right: by prompt, [prompt level][variant].
+struct Answers {
+  std::vector<uint32_t> prompt_levels;  // per cent, ascending; the last is 100
+  struct Row {
+    std::vector<int32_t> tokens;  // of the shortened prompt, by prompt level
+    std::vector<bool> right;      // [prompt level * variants + variant]
+  };
+  std::vector<Row> rows;  // by prompt
+};
+
+// What the TLM's decision head says of a prompt under one SLO; as Answers::prompt_levels and
+// Family::variants. Empty: it is not asked.
+struct LevelOdds {
+  std::vector<float> prompt;
+  std::vector<float> model;
+};
+
+// A prompt, apart from its answers.
+struct PromptFacts {
+  int32_t tokens = 0;         // of the whole prompt, markup included
+  int32_t answer_tokens = 1;  // of the right answer, the end of the turn included
+  size_t text_bytes = 0;      // that the TLM reads
+};
+
+enum class Rule {
+  kDecide,       // orchestrator/decide.h
+  kModelByTpot,  // the largest variant that makes the TPOT, then orchestrator/decide.h
+  kRandom,       // any pair that is predicted to meet the SLO
+  kFull,         // the best variant on the whole prompt, whatever the SLO
+  kOracle,       // a pair that meets the SLO and is right, when there is one
+};
+
+struct Policy {
+  std::string name;
+  Rule rule = Rule::kDecide;
+  const Family* family = nullptr;
+  const Answers* answers = nullptr;
+  const std::vector<std::vector<LevelOdds>>* odds =
+      nullptr;               // [slo][prompt]; null: no decision head
+  bool shortens = false;     // may choose prompt levels, for which it reads the prompt
+  bool drops_level = false;  // may fall to a lower variant in mid-answer
+  bool reference = false;    // a line to compare with, no contestant
+};
+
+// What all policies share.
+struct BoardFacts {
+  VariantTimes full;                  // the full model: denominators of ratios
+  orchestrator::CostParameters cost;  // that predictions begin with
+  double overhead_ms = 1;             // of a call, beside computing
+  TlmTimes tlm;
+  uint32_t slots = 8;
+  double piece_ms = 50;
+  int32_t max_piece_rows = 256;
+};
+
+// A call that has arrived.
+struct SloCall {
+  size_t prompt = 0;
+  size_t slo_index = 0;  // into Policy::odds
+  v1::Slo slo;
+  double arrival_ms = 0;
+  uint32_t max_tokens = 64;
+};
+
+struct SloChoice {
+  size_t prompt_level = 0;  // index into Answers::prompt_levels
+  size_t variant = 0;
+  double tlm_ms = 0;     // that reading really takes; 0: not read
+  double switch_ms = 0;  // as predicted: another variant was used before
+  orchestrator::CallShape shape;
+  orchestrator::Prediction predicted;
+  orchestrator::SloTargets targets{};
+  orchestrator::SloTargets judged{};  // with the tolerance of ratios
+};
+
+// The full model's idle latency, as it is predicted: what ratios are taken of at run time.
+orchestrator::Prediction PredictedFull(const BoardFacts& board, const PromptFacts& prompt,
+                                       const SloCall& call,
+                                       const orchestrator::LiveCorrection& live);
+
+// `last_variant`: that will be in place when the call starts. `rng`: of Rule::kRandom.
+SloChoice Choose(const Policy& policy, const BoardFacts& board, const PromptFacts& prompt,
+                 const SloCall& call, const orchestrator::Load& load,
+                 const orchestrator::LiveCorrection& live, size_t last_variant, corpus::Rng* rng);
+
+}  // namespace withy::bench

@@ -1,0 +1,181 @@
+#include "bench/slo_replay.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "bench/engine_bench.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+#include "withy/v1/llm_service.grpc.pb.h"
+
+namespace withy::bench {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Minutes(5);
+
+double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
+
+v1::GenerateRequest RequestFor(const corpus::Record& record, const SloCall& call) {
+  v1::GenerateRequest request;
+  for (const corpus::Message& message : record.messages) {
+    v1::Message* out = request.mutable_prompt()->mutable_messages()->add_messages();
+    out->set_role(message.role);
+    out->set_content(message.content);
+    for (const corpus::Span& span : message.fixed) {
+      v1::ByteSpan* fixed = out->add_fixed();
+      fixed->set_begin(static_cast<uint32_t>(span.begin));
+      fixed->set_end(static_cast<uint32_t>(span.end));
+    }
+  }
+  request.mutable_limits()->set_max_tokens(call.max_tokens);
+  request.set_speculation(v1::SPECULATION_OFF);
+  *request.mutable_slo() = call.slo;
+  return request;
+}
+
+// One answer as its caller saw it.
+struct Seen {
+  absl::Status status;
+  std::string text;
+  uint32_t tokens = 0;
+  double ttft_ms = 0;
+  double tpot_ms = 0;
+  double end_to_end_ms = 0;
+  v1::Decision decision;
+  v1::GenerateFinished finished;
+};
+
+Seen Ask(v1::LlmService::Stub& stub, const std::string& token, const v1::GenerateRequest& request) {
+  Seen seen;
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer " + token);
+  rpc::SetTimeout(&context, kTimeout);
+  const int64_t start = Clock::Real().SteadyNanos();
+  int64_t first = 0, last = start;
+  const auto reader = stub.Generate(&context, request);
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    if (response.has_started()) seen.decision = response.started().decision();
+    if (response.has_delta() && response.delta().tokens_size() > 0) {
+      last = Clock::Real().SteadyNanos();
+      if (first == 0) first = last;
+      seen.tokens += static_cast<uint32_t>(response.delta().tokens_size());
+    }
+    if (response.has_finished()) seen.finished = std::move(*response.mutable_finished());
+  }
+  seen.status = rpc::FromGrpc(reader->Finish());
+  if (first == 0) first = last = Clock::Real().SteadyNanos();
+  seen.text = seen.finished.text();
+  seen.ttft_ms = Millis(first - start);
+  seen.tpot_ms = seen.tokens > 1 ? Millis(last - first) / (seen.tokens - 1) : 0;
+  seen.end_to_end_ms = Millis(last - start);
+  return seen;
+}
+
+ReplayOutcome Judge(const Seen& seen, const corpus::Record& record, const PromptFacts& prompt,
+                    const SloCall& call, const ServiceTimes& full) {
+  ReplayOutcome out;
+  out.failed = !seen.status.ok();
+  out.caller.ttft_ms = seen.ttft_ms;
+  out.caller.tpot_ms = seen.tpot_ms;
+  out.caller.end_to_end_ms = seen.end_to_end_ms;
+  out.caller.tlm_ms = seen.finished.latency().tlm_ms();
+  out.caller.right = !out.failed && seen.text == record.answer;
+  out.caller.met = !out.failed && MeetsSlo(call.slo, full.Idle(prompt), seen.ttft_ms, seen.tpot_ms,
+                                           seen.end_to_end_ms);
+  out.caller.prompt_percent = seen.decision.prompt_level_percent();
+  out.caller.model_percent = seen.decision.model_level_percent();
+  out.caller.fell = seen.finished.model_levels_percent_size() > 1;
+  out.met_by_service = !out.failed && seen.finished.latency().slo_met();
+  return out;
+}
+
+// Straight line through points by least squares.
+std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& points) {
+  double n = 0, x = 0, y = 0, xx = 0, xy = 0;
+  for (const auto& [px, py] : points) {
+    n += 1;
+    x += px;
+    y += py;
+    xx += px * px;
+    xy += px * py;
+  }
+  const double spread = n * xx - x * x;
+  const double slope = spread > 0 ? std::max(0.0, (n * xy - x * y) / spread) : 0;
+  return {(y - slope * x) / std::max(1.0, n), slope};
+}
+
+}  // namespace
+
+IdleTimes ServiceTimes::Idle(const PromptFacts& prompt) const {
+  IdleTimes idle;
+  idle.ttft_ms = this->ttft_ms + ttft_ms_per_token * prompt.tokens;
+  idle.tpot_ms = this->tpot_ms;
+  idle.end_to_end_ms = idle.ttft_ms + (prompt.answer_tokens - 1) * idle.tpot_ms;
+  return idle;
+}
+
+absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
+                                            size_t count) {
+  const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
+  std::vector<std::pair<double, double>> ttft;
+  std::vector<double> tpot;
+  const size_t step = std::max<size_t>(1, prompts.prompts.size() / count);
+  // The first call warms everything up.
+  for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
+    const Seen seen = Ask(*stub, service.token, RequestFor(prompts.prompts[i].record, {}));
+    WITHY_RETURN_IF_ERROR(seen.status);
+    if (asked == 0) continue;
+    ttft.emplace_back(prompts.facts[i].tokens, seen.ttft_ms);
+    if (seen.tpot_ms > 0) tpot.push_back(seen.tpot_ms);
+  }
+  ServiceTimes times;
+  std::tie(times.ttft_ms, times.ttft_ms_per_token) = FitLine(ttft);
+  times.tpot_ms = Summarize(tpot).median;
+  return times;
+}
+
+std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const ServiceTimes& full,
+                                  const PromptSet& prompts, std::span<const SloCall> calls,
+                                  const std::function<void(size_t, size_t)>& progress) {
+  const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
+  std::vector<ReplayOutcome> outcomes(calls.size());
+  std::vector<std::thread> threads;
+  std::atomic<size_t> done = 0;
+  std::mutex told_mutex;
+  bool told = false;
+  const auto start = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const corpus::Record& record = prompts.prompts[calls[i].prompt].record;
+    v1::GenerateRequest request = RequestFor(record, calls[i]);
+    std::this_thread::sleep_until(
+        start + std::chrono::nanoseconds(static_cast<int64_t>(calls[i].arrival_ms * 1e6)));
+    threads.emplace_back([&, i, request = std::move(request)] {
+      const Seen seen = Ask(*stub, service.token, request);
+      outcomes[i] = Judge(seen, prompts.prompts[calls[i].prompt].record,
+                          prompts.facts[calls[i].prompt], calls[i], full);
+      ++done;
+      if (seen.status.ok()) return;
+      const std::lock_guard<std::mutex> lock(told_mutex);
+      if (!told) std::fprintf(stderr, "a call failed: %s\n", seen.status.ToString().c_str());
+      told = true;
+    });
+    if (progress) progress(done, calls.size());
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (progress) progress(done, calls.size());
+  return outcomes;
+}
+
+}  // namespace withy::bench

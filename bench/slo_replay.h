@@ -1,0 +1,49 @@
+// Replays a trace through the running service in real time: every request at its moment, each on a
+// stream of its own, timed by the caller. Neighbours: slo_board.h simulates the same trace;
+// ./withy bench slo starts the service.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/slo_answers.h"
+#include "bench/slo_board.h"
+
+namespace withy::bench {
+
+struct ServiceAddress {
+  std::string address;
+  std::string token;
+};
+
+// The full model through the idle service, as the caller sees it: TTFT is a + b * prompt tokens,
+// TPOT a constant; least squares over single calls, one after another.
+struct ServiceTimes {
+  double ttft_ms = 0;            // a
+  double ttft_ms_per_token = 0;  // b
+  double tpot_ms = 0;            // median
+
+  IdleTimes Idle(const PromptFacts& prompt) const;
+};
+
+// Asks `count` of the prompts, spread over the apps, without an SLO. Errors: the service's.
+absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
+                                            size_t count);
+
+struct ReplayOutcome {
+  SloOutcome caller;            // as the caller timed it, against ServiceTimes
+  bool met_by_service = false;  // what the service itself reports
+  bool failed = false;          // ended with an error: late and wrong
+};
+
+// Outcomes in the order of `calls`. Calls that fail are counted and the first failure is told on
+// stderr. `progress`: (calls done, calls in all).
+std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const ServiceTimes& full,
+                                  const PromptSet& prompts, std::span<const SloCall> calls,
+                                  const std::function<void(size_t, size_t)>& progress);
+
+}  // namespace withy::bench

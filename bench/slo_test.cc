@@ -1,0 +1,326 @@
+// Traces, the simulated board, policies and scoring of the end-to-end benchmark, on made-up times.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "bench/slo_board.h"
+#include "bench/slo_contestants.h"
+#include "bench/slo_sparse.h"
+#include "bench/slo_trace.h"
+#include "engine/model/testing.h"
+
+namespace withy::bench {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+TEST(Trace, RequestsFollowTheSkewness) {
+  EXPECT_THAT(RequestsByApp(600, 0), Each(100u));
+  const auto relaxed = RequestsByApp(600, 0.25);
+  EXPECT_TRUE(std::is_sorted(relaxed.begin(), relaxed.end()));
+  EXPECT_EQ(std::accumulate(relaxed.begin(), relaxed.end(), size_t{0}), 600u);
+  EXPECT_EQ(relaxed, (std::array<size_t, 6>{49, 63, 81, 103, 133, 171}));
+  auto tight = RequestsByApp(600, -0.25);
+  std::reverse(tight.begin(), tight.end());
+  EXPECT_EQ(tight, relaxed);
+  EXPECT_EQ(std::accumulate(tight.begin(), tight.end(), size_t{0}), 600u);
+}
+
+TEST(Trace, AsksEveryPromptOnceInAnOrderOfTheSeed) {
+  const std::vector<TraceRequest> trace = DrawRequests(60, 0.25, 7);
+  std::set<std::pair<size_t, size_t>> asked;
+  for (const TraceRequest& request : trace) asked.emplace(request.app, request.prompt);
+  EXPECT_EQ(asked.size(), 60u);
+  const auto order = [](const std::vector<TraceRequest>& requests) {
+    std::vector<size_t> apps;
+    for (const TraceRequest& request : requests) apps.push_back(request.app);
+    return apps;
+  };
+  EXPECT_EQ(order(trace), order(DrawRequests(60, 0.25, 7)));
+  EXPECT_NE(order(trace), order(DrawRequests(60, 0.25, 8)));
+  for (size_t app = 0; app < kSloApps; ++app) {
+    EXPECT_EQ(RecordIndex(app, 5) % corpus::kTaskCount, static_cast<size_t>(SloApps()[app].task));
+  }
+}
+
+TEST(Trace, ArrivalsArePoisson) {
+  std::vector<TraceRequest> trace(20000);
+  SetArrivals(50, 3, &trace);
+  std::vector<double> gaps;
+  double before = 0;
+  for (const TraceRequest& request : trace) {
+    gaps.push_back(request.arrival_ms - before);
+    before = request.arrival_ms;
+    ASSERT_GE(gaps.back(), 0);
+  }
+  EXPECT_NEAR(before / 20000, 50, 2);
+  // Of an exponential distribution e^-1 is longer than the mean.
+  const auto longer = std::count_if(gaps.begin(), gaps.end(), [](double gap) { return gap > 50; });
+  EXPECT_NEAR(static_cast<double>(longer) / 20000, 0.368, 0.02);
+}
+
+// A millisecond a row, at least four a pass.
+VariantTimes Times(double scale = 1) {
+  VariantTimes times;
+  for (size_t i = 0; i < kPassRows.size(); ++i) {
+    times.pass_ms[i] = scale * std::max<double>(4, kPassRows[i]);
+  }
+  return times;
+}
+
+TEST(Times, AreInterpolatedAndAddUp) {
+  const VariantTimes times = Times();
+  EXPECT_EQ(times.PassMs(0, 100), 0);
+  EXPECT_EQ(times.PassMs(1, 0), 4);
+  EXPECT_EQ(times.PassMs(48, 0), 48);
+  EXPECT_EQ(times.PassMs(256, 0), 256);
+  EXPECT_EQ(PrefillMs(times, 300), 300);
+  const VariantTimes half = Times(0.5);
+  const StepPart decode{&half, 1, 0};
+  const StepPart prefill{&times, 60, 0};
+  EXPECT_EQ(StepMs(std::vector<StepPart>{decode, prefill}), 60.5);
+  EXPECT_EQ(StepMs(std::vector<StepPart>{decode, decode}), 2) << "a second row is free";
+  VariantTimes deep = times;
+  deep.decode_depth_us = 10;
+  EXPECT_EQ(deep.PassMs(1, 100), 5);
+}
+
+TEST(Times, OfAModelThatCannotBeRunAreScaled) {
+  const VariantTimes scaled = ScaledTimes(Times(), {.prefill = 1, .decode = 0.5});
+  EXPECT_EQ(scaled.PassMs(1, 0), 2);
+  EXPECT_EQ(scaled.PassMs(64, 0), 64);
+  EXPECT_EQ(scaled.PassMs(128, 0), 128);
+}
+
+TEST(Times, OfTheTlmGoOnBeyondTheirEnds) {
+  const TlmTimes times{{{100, 2}, {200, 3}}};
+  EXPECT_DOUBLE_EQ(times.Ms(150), 2.5);
+  EXPECT_DOUBLE_EQ(times.Ms(400), 5);
+  EXPECT_EQ(TlmTimes{}.Ms(400), 0);
+}
+
+// 100 tokens, an answer of 5; two prompt levels (50 and 100 %), levels of 25, 50 and 100 % of the
+// time. Right: everything at the whole model, the half prompt at 50 %.
+class BoardTest : public testing::Test {
+ protected:
+  BoardTest() {
+    for (const double share : {0.25, 0.5, 1.0}) {
+      family_.variants.push_back({.percent = static_cast<uint32_t>(100 * share),
+                                  .times = Times(share),
+                                  .share = {share, share},
+                                  .switch_ms = 0});
+    }
+    board_.full = Times();
+    board_.cost = {
+        .prefill_us_per_token = 1000, .decode_us_per_token = 4000, .decode_us_per_extra_row = 10};
+    board_.overhead_ms = 1;
+    board_.tlm.points = {{100, 1}, {1000, 10}};
+    prompts_ = {{.tokens = 100, .answer_tokens = 5, .text_bytes = 400}};
+    answers_.prompt_levels = {50, 100};
+    answers_.rows = {{{50, 100}, {false, true, true, false, false, true}}};
+    policy_ = {.name = "ours", .family = &family_, .answers = &answers_, .shortens = true};
+  }
+
+  static SloCall At(double arrival_ms, double ttft, double tpot) {
+    SloCall call;
+    call.arrival_ms = arrival_ms;
+    call.slo.set_ttft_ratio(ttft);
+    call.slo.set_tpot_ratio(tpot);
+    return call;
+  }
+  std::vector<SloOutcome> Run(const std::vector<SloCall>& calls) const {
+    return RunBoard(board_, policy_, prompts_, calls, 1);
+  }
+
+  Family family_;
+  BoardFacts board_;
+  std::vector<PromptFacts> prompts_;
+  Answers answers_;
+  Policy policy_;
+};
+
+TEST_F(BoardTest, TheFullModelAloneTakesItsIdleTime) {
+  const SloOutcome alone = Run({At(0, 1, 1)}).front();
+  const IdleTimes idle = IdleFull(board_, prompts_.front());
+  EXPECT_EQ(idle.ttft_ms, 101);
+  EXPECT_EQ(idle.tpot_ms, 4);
+  EXPECT_NEAR(alone.ttft_ms, idle.ttft_ms, 1e-3);
+  EXPECT_NEAR(alone.tpot_ms, idle.tpot_ms, 1e-3);
+  EXPECT_NEAR(alone.end_to_end_ms, 101 + 4 * 4, 1e-3);
+  EXPECT_TRUE(alone.met);
+  EXPECT_TRUE(alone.right);
+  EXPECT_EQ(alone.model_percent, 100u);
+  EXPECT_EQ(alone.tlm_ms, 0) << "nothing is read where the full model is in time";
+}
+
+TEST_F(BoardTest, RatiosAreJudgedToWithinFivePerCent) {
+  const IdleTimes idle{100, 10, 200};
+  v1::Slo slo;
+  slo.set_ttft_ratio(0.5);
+  slo.set_tpot_ratio(0.5);
+  EXPECT_TRUE(MeetsSlo(slo, idle, 52.4, 5.2, 999));
+  EXPECT_FALSE(MeetsSlo(slo, idle, 52.6, 5, 0));
+  EXPECT_FALSE(MeetsSlo(slo, idle, 50, 5.3, 0));
+  EXPECT_TRUE(MeetsSlo(slo, idle, 50, 0, 0)) << "one token has no TPOT";
+  v1::Slo time;
+  time.set_end_to_end_ms(100);
+  EXPECT_FALSE(MeetsSlo(time, idle, 1, 1, 100.1)) << "milliseconds are exact";
+}
+
+// At 60 % of TTFT and TPOT the level of 50 % on the whole prompt is in time.
+TEST_F(BoardTest, ATighterSloTakesALowerLevelAndPaysTheTlm) {
+  const SloOutcome tight = Run({At(0, 0.6, 0.6)}).front();
+  EXPECT_TRUE(tight.met);
+  EXPECT_EQ(tight.model_percent, 50u);
+  EXPECT_EQ(tight.prompt_percent, 100u);
+  EXPECT_EQ(tight.tlm_ms, 4);
+  EXPECT_NEAR(tight.ttft_ms, 1 + 4 + 50, 1e-3);
+  EXPECT_FALSE(tight.right);
+}
+
+TEST_F(BoardTest, TheDecisionHeadIsFollowedWhenItIsInTime) {
+  const std::vector<std::vector<LevelOdds>> odds = {
+      {{.prompt = {0.9f, 0.1f}, .model = {0.1f, 0.8f, 0.1f}}}};
+  policy_.odds = &odds;
+  const SloOutcome tight = Run({At(0, 0.6, 0.6)}).front();
+  EXPECT_EQ(tight.prompt_percent, 50u);
+  EXPECT_EQ(tight.model_percent, 50u);
+  EXPECT_TRUE(tight.right);
+}
+
+TEST_F(BoardTest, TheOracleTakesWhatIsRight) {
+  policy_.rule = Rule::kOracle;
+  const SloOutcome tight = Run({At(0, 0.6, 0.6)}).front();
+  EXPECT_TRUE(tight.right);
+  EXPECT_TRUE(tight.met);
+  EXPECT_EQ(tight.prompt_percent, 50u);
+}
+
+TEST_F(BoardTest, PromptPruningKeepsTheLargestModelThatMakesTheTpot) {
+  policy_.rule = Rule::kModelByTpot;
+  const SloOutcome tight = Run({At(0, 0.32, 0.6)}).front();
+  EXPECT_EQ(tight.model_percent, 50u);
+  EXPECT_EQ(tight.prompt_percent, 50u);
+  EXPECT_TRUE(tight.met);
+}
+
+TEST_F(BoardTest, AChanceDecisionIsStillInTime) {
+  policy_.rule = Rule::kRandom;
+  std::set<std::pair<uint32_t, uint32_t>> seen;
+  std::vector<SloCall> calls;
+  for (int i = 0; i < 60; ++i) calls.push_back(At(1000.0 * i, 0.6, 0.6));
+  for (const SloOutcome& outcome : Run(calls)) {
+    EXPECT_TRUE(outcome.met);
+    seen.emplace(outcome.prompt_percent, outcome.model_percent);
+  }
+  EXPECT_EQ(seen.size(), 4u) << "two prompts at 25 and 50 %";
+}
+
+TEST_F(BoardTest, TheFullModelIsLateUnderALoadThatLowerLevelsBear) {
+  std::vector<SloCall> calls;
+  for (int i = 0; i < 20; ++i) calls.push_back(At(40.0 * i, 0.6, 0.6));
+  const SloScore ours = ScoreOf(Run(calls));
+  policy_.rule = Rule::kFull;
+  const SloScore full = ScoreOf(Run(calls));
+  EXPECT_EQ(full.slo_met, 0);
+  EXPECT_EQ(full.accuracy, 0) << "late is wrong";
+  EXPECT_EQ(full.right_anyway, 1);
+  EXPECT_GT(ours.slo_met, full.slo_met);
+}
+
+TEST_F(BoardTest, SwitchingTakesItsTime) {
+  for (Variant& variant : family_.variants) variant.switch_ms = 7;
+  policy_.shortens = false;
+  const std::vector<SloOutcome> outcomes =
+      Run({At(0, 1, 1), At(1000, 0.6, 0.6), At(2000, 0.6, 0.6), At(3000, 0, 0)});
+  std::vector<double> switches;
+  for (const SloOutcome& outcome : outcomes) switches.push_back(outcome.switch_ms);
+  EXPECT_THAT(switches, ElementsAre(0, 7, 0, 7));
+  EXPECT_NEAR(outcomes[1].ttft_ms, 1 + 7 + 50, 1e-3);
+  EXPECT_NEAR(outcomes[2].ttft_ms, 1 + 50, 1e-3);
+}
+
+TEST_F(BoardTest, EveryCallEndsAndNoneIsFasterThanItsOwnWork) {
+  constexpr uint64_t kSeed = 11;
+  SCOPED_TRACE(kSeed);
+  corpus::Rng rng(kSeed);
+  prompts_.clear();
+  answers_.rows.clear();
+  std::vector<SloCall> calls;
+  double now_ms = 0;
+  for (size_t i = 0; i < 300; ++i) {
+    const auto tokens = static_cast<int32_t>(20 + rng.Below(300));
+    prompts_.push_back({.tokens = tokens,
+                        .answer_tokens = static_cast<int32_t>(1 + rng.Below(20)),
+                        .text_bytes = static_cast<size_t>(4 * tokens)});
+    answers_.rows.push_back({{tokens / 2, tokens}, std::vector<bool>(6, true)});
+    now_ms += rng.Below(300);
+    SloCall call = At(now_ms, 0.2 + 0.1 * rng.Below(9), 0.3 + 0.1 * rng.Below(8));
+    call.prompt = i;
+    calls.push_back(call);
+  }
+  policy_.drops_level = true;
+  const std::vector<SloOutcome> outcomes = Run(calls);
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    const SloOutcome& outcome = outcomes[i];
+    const VariantTimes times = Times(outcome.model_percent / 100.0);
+    const auto tokens = answers_.rows[i].tokens[outcome.prompt_percent == 100 ? 1 : 0];
+    EXPECT_GE(outcome.ttft_ms, 1 + PrefillMs(times, tokens) + outcome.tlm_ms - 1e-3);
+    EXPECT_GE(outcome.end_to_end_ms, outcome.ttft_ms);
+    EXPECT_EQ(outcome.tpot_ms > 0, prompts_[i].answer_tokens > 1);
+  }
+  const std::vector<SloOutcome> again = Run(calls);
+  for (size_t i = 0; i < outcomes.size(); ++i) EXPECT_EQ(outcomes[i].ttft_ms, again[i].ttft_ms);
+}
+
+TEST(Shares, OfPartsOfALayer) {
+  engine::ModelInfo info;
+  info.d_model = 64;
+  info.head_dim = 16;
+  info.heads = 4;
+  info.kv_heads = 4;
+  info.d_ff = 128;
+  info.vocab_size = 100;
+  // One layer: 4 * 64 * 64 weights of attention, 3 * 64 * 128 of neurons; the head beside it.
+  info.levels = {
+      {.percent = 100, .weight_bytes = 0, .flops_per_token = 2 * (16384 + 24576 + 6400)}};
+  EXPECT_DOUBLE_EQ(ShareOfParts(info, 1, 1).decode, 1);
+  EXPECT_NEAR(ShareOfParts(info, 1, 0).decode, (16384 + 6400) / 47360.0, 1e-9);
+  EXPECT_NEAR(ShareOfParts(info, 0.5, 0.5).prefill, (20480 + 6400) / 47360.0, 1e-9);
+}
+
+// At full density the float decoder says what the engine says; with few neurons it does not.
+TEST(Sparse, DenseIsTheEngine) {
+  const engine::TestFolder folder;
+  const std::string path = engine::WriteTiny(folder, engine::TinyShape(), engine::GgmlType::kF32);
+  const std::unique_ptr<engine::Model> dense = engine::OpenTiny(folder, path);
+  ASSERT_NE(dense, nullptr);
+  const auto floats = FloatModel::Open(path);
+  ASSERT_TRUE(floats.ok()) << floats.status();
+  int right = 0, sparse_right = 0;
+  for (uint32_t seed = 1; seed <= 5; ++seed) {
+    const std::vector<int32_t> prompt = engine::SomeTokens(20, dense->info().vocab_size, seed);
+    const auto answer = engine::GreedyDecode(*dense, prompt, 6);
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    const auto judged = JudgeSparse(**floats, *dense, prompt, *answer, {0.01, 1.0});
+    ASSERT_TRUE(judged.ok()) << judged.status();
+    sparse_right += (*judged)[0] ? 1 : 0;
+    right += (*judged)[1] ? 1 : 0;
+    std::vector<int32_t> wrong = *answer;
+    wrong[3] = wrong[3] == 5 ? 6 : 5;
+    EXPECT_FALSE((*JudgeSparse(**floats, *dense, prompt, wrong, {1.0}))[0]);
+  }
+  EXPECT_GE(right, 4) << "8-bit KV may tip a near tie";
+  EXPECT_LT(sparse_right, right);
+  const auto used = UsedParts(path);
+  ASSERT_TRUE(used.ok()) << used.status();
+  EXPECT_DOUBLE_EQ(used->attention, 1);
+  EXPECT_DOUBLE_EQ(used->neurons, 1);
+}
+
+}  // namespace
+}  // namespace withy::bench
