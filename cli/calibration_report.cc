@@ -19,7 +19,12 @@ namespace {
 
 using Cell = std::function<bool(const v1::CalibrationPoint&)>;
 
-std::string Millis(double us) { return absl::StrFormat("%.3g", us / 1e3); }
+// Samples of a quiet board lie closer together than this share of their median.
+constexpr double kQuietSpread = 0.25;
+
+std::string Millis(double us) {
+  return us < 1e6 ? absl::StrFormat("%.3g", us / 1e3) : absl::StrFormat("%.0f", us / 1e3);
+}
 
 // Median of the point of `level` that `is` finds; "-": there is none or it was left out.
 std::string Find(const v1::Calibration& record, uint32_t level, const Cell& is,
@@ -102,8 +107,15 @@ std::string SpreadLine(const v1::Calibration& record) {
   if (spreads.empty()) return "";
   const auto middle = spreads.begin() + static_cast<int64_t>(spreads.size() / 2);
   std::nth_element(spreads.begin(), middle, spreads.end());
-  return absl::StrFormat("samples lie %.0f %% apart in the median, %.0f %% at most (%s)\n",
-                         *middle * 100, worst * 100, worst_name);
+  std::string text =
+      absl::StrFormat("samples lie %.0f %% apart in the median, %.0f %% at most (%s)\n",
+                      *middle * 100, worst * 100, worst_name);
+  if (*middle > kQuietSpread) {
+    absl::StrAppend(&text,
+                    "the board was not quiet: stop what else computes, and measure again with "
+                    "--force\n");
+  }
+  return text;
 }
 
 std::string LeftOutLines(const v1::Calibration& record) {
@@ -118,7 +130,8 @@ std::string LeftOutLines(const v1::Calibration& record) {
 std::string Head(const CalibrationResult& result, int64_t now_unix_ns) {
   const v1::CalibrationKey& key = result.record.key();
   std::string text = absl::StrCat(Printable(result.name), ": ", key.processor(), ", ",
-                                  key.threads(), " threads, ", key.kernel_target(), " kernels\n");
+                                  key.threads(), key.threads() == 1 ? " thread, " : " threads, ",
+                                  key.kernel_target(), " kernels\n");
   if (!result.measured_now) {
     absl::StrAppend(&text, "measured already, ",
                     Ago(result.record.measured_unix_s(), now_unix_ns / kNanosPerSecond),

@@ -173,5 +173,23 @@ TEST_F(CalibrationRunTest, TheReportShowsEveryTimeAndWhatIsMissing) {
   EXPECT_THAT(ReportText(report, 0), HasSubstr("under a load average of 3.5"));
 }
 
+TEST_F(CalibrationRunTest, TheReportTellsADisturbedBoardFromAQuietOne) {
+  Add(v1::CALIBRATION_KIND_PREFILL, 100, 16);
+  CalibrationReport report;
+  report.model.record = record_;
+  const auto text_of = [&](double first_us, double second_us) {
+    v1::CalibrationPoint& point = *report.model.record.mutable_points(0);
+    point.clear_sample_us();
+    point.add_sample_us(first_us);
+    point.add_sample_us(second_us);
+    return ReportText(report, 0);
+  };
+  EXPECT_THAT(text_of(1000, 1100),
+              HasSubstr("samples lie 10 % apart in the median, 10 % at most (level 100 %, prefill "
+                        "of 16 tokens)\n"));
+  EXPECT_THAT(text_of(1000, 1100), ::testing::Not(HasSubstr("not quiet")));
+  EXPECT_THAT(text_of(1000, 2000), HasSubstr("the board was not quiet"));
+}
+
 }  // namespace
 }  // namespace withy::cli

@@ -14,6 +14,7 @@
 #include "engine/session/cost_probe.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
+#include "worker_wire/calibration.h"
 #include "worker_wire/wire.h"
 #include "worker_wire/worker_cost.h"
 

@@ -39,7 +39,7 @@ ninja -C "$build" withy-train withy-corpus
 if grep -qm1 avx512f /proc/cpuinfo 2>/dev/null; then export OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX}; fi
 
 train="$build/bin/withy-train --threads=$threads"
-$train --model=target --out="$run/target"
+$train --model=target --out="$run/target" --steps=7500
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
 $train --model=target --out="$run/target" --export="$out/withy-pocket-q8_0.gguf"

@@ -23,6 +23,7 @@
 #include "model_worker/upgrader.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
+#include "worker_wire/calibration.h"
 #include "worker_wire/wire.h"
 #include "worker_wire/worker_cost.h"
 
