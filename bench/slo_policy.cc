@@ -85,7 +85,7 @@ class Chooser {
     orchestrator::CallShape shape;
     shape.prefill_tokens = static_cast<uint32_t>(row_.tokens[level]);
     shape.max_tokens = call_.max_tokens;
-    shape.level = policy_.family->variants[variant].share;
+    shape.level = orchestrator::Scaled(board_.cost, policy_.family->variants[variant].share);
     shape.tlm_ms = read_ms + SwitchMs(variant);
     return shape;
   }
