@@ -21,6 +21,7 @@
 #include "bench/slo_figures.h"
 #include "bench/slo_measure.h"
 #include "bench/slo_replay.h"
+#include "bench/slo_report.h"
 #include "bench/slo_trace.h"
 #include "engine/kernels/thread_pool.h"
 #include "engine/session/cost_probe.h"
@@ -59,23 +60,10 @@ using nlohmann::json;
 
 constexpr size_t kServiceProbes = 60;  // idle calls that the service's own times are taken from
 
-double Percent(double share) { return 100 * share; }
-
 bool Wanted(const std::vector<std::string>& list, const std::string& name) {
   return std::any_of(list.begin(), list.end(),
                      [&](const std::string& item) { return item == name || item == "all"; });
 }
-
-// One trace and what everyone made of it.
-struct TraceResult {
-  std::string alpha;
-  std::vector<SloScore> simulated;  // as Contestants::policies()
-  bool ran = false;
-  SloScore real;
-  double real_met_by_service = 0;
-  double real_tlm_share = 0;  // of the full model's TTFT, where the TLM read
-  size_t failed = 0;
-};
 
 class Bench {
  public:
@@ -86,15 +74,21 @@ class Bench {
       std::fprintf(stderr, "\r%s: %zu of %zu%s", what.c_str(), done, all, done == all ? "\n" : "");
     };
     WITHY_RETURN_IF_ERROR(MakePrompts());
+    // Answers are judged before anything is timed, so that times and traces follow each other
+    // closely; the second time they are only looked up.
+    WITHY_RETURN_IF_ERROR(OpenModel().status());
+    WITHY_RETURN_IF_ERROR(Contestants::Make(files_, machine_, prompts_, tlm_, options_).status());
     WITHY_RETURN_IF_ERROR(Measure());
     WITHY_ASSIGN_OR_RETURN(contestants_,
                            Contestants::Make(files_, machine_, prompts_, tlm_, options_));
     for (const std::string& text : absl::GetFlag(FLAGS_alphas)) {
       WITHY_RETURN_IF_ERROR(RunTrace(text));
     }
-    PrintTraces();
+    std::fprintf(stderr, "\n%d requests, load %.2f of the full service\n",
+                 absl::GetFlag(FLAGS_requests), absl::GetFlag(FLAGS_load));
+    PrintTraces(results_, contestants_->policies());
     WITHY_ASSIGN_OR_RETURN(json result, Tables());
-    Headline(&result);
+    AddHeadline(results_, contestants_->policies(), TlmShare(), &result);
     std::printf("%s\n", result.dump().c_str());
     return absl::OkStatus();
   }
@@ -115,23 +109,37 @@ class Bench {
       per_app = std::max(per_app, *std::max_element(counts.begin(), counts.end()));
     }
     WITHY_ASSIGN_OR_RETURN(prompts_, HeldOutPrompts(files_.pocket, per_app));
-    WITHY_ASSIGN_OR_RETURN(tlm_, ReadAll(absl::GetFlag(FLAGS_tlm), prompts_, AllSlos(), options_));
+    const std::vector<std::string> wanted = absl::GetFlag(FLAGS_tables);
+    const bool grids = Wanted(wanted, "grid") || Wanted(wanted, "e2e") || Wanted(wanted, "speedup");
+    const std::vector<SloRatio> slos = grids ? AllSlos() : std::vector<SloRatio>(1);
+    WITHY_ASSIGN_OR_RETURN(tlm_, ReadAll(absl::GetFlag(FLAGS_tlm), prompts_, slos, options_));
     return absl::OkStatus();
   }
 
-  absl::Status Measure() {
+  engine::ModelOptions TimedOptions() const {
     engine::ModelOptions model_options;
     model_options.threads = absl::GetFlag(FLAGS_threads);
     model_options.cache_dir = options_.dir + "/packed";
+    return model_options;
+  }
+
+  absl::StatusOr<std::unique_ptr<engine::Model>> OpenModel() {
+    WITHY_ASSIGN_OR_RETURN(std::unique_ptr<engine::Model> model,
+                           engine::Model::Open(absl::GetFlag(FLAGS_model), TimedOptions()));
+    machine_.info = model->info();
+    machine_.levels.resize(machine_.info.levels.size());
+    return model;
+  }
+
+  absl::Status Measure() {
+    const engine::ModelOptions model_options = TimedOptions();
     const int rounds = absl::GetFlag(FLAGS_rounds);
     engine::ThreadPool pool(model_options.threads);
     WITHY_ASSIGN_OR_RETURN(
         const std::string packed,
         engine::EnsurePacked(absl::GetFlag(FLAGS_model), model_options.cache_dir, pool, nullptr));
     WITHY_ASSIGN_OR_RETURN(machine_.switching, MeasureSwitch(packed, model_options, rounds));
-    WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model,
-                           engine::Model::Open(absl::GetFlag(FLAGS_model), model_options));
-    machine_.info = model->info();
+    WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model, OpenModel());
     WITHY_ASSIGN_OR_RETURN(machine_.levels, MeasureVariants(*model, rounds));
     WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost, engine::MeasureCost(*model, Clock::Real()));
     WITHY_ASSIGN_OR_RETURN(
@@ -211,8 +219,12 @@ class Bench {
     if (alpha == 0 || trace_.empty()) trace_ = calls;
     const uint64_t seed = absl::GetFlag(FLAGS_seed);
     for (const Policy& policy : contestants_->policies()) {
-      result.simulated.push_back(
-          ScoreOf(RunBoard(machine_.board, policy, prompts_.facts, calls, seed)));
+      const std::vector<SloOutcome> outcomes =
+          RunBoard(machine_.board, policy, prompts_.facts, calls, seed);
+      result.simulated.push_back(ScoreOf(outcomes));
+      if (result.ours_by_app.empty()) {
+        result.ours_by_app = ScoresByApp(outcomes, calls, prompts_.per_app);
+      }
     }
     if (service_.address.empty() || !Wanted(absl::GetFlag(FLAGS_real), text)) {
       return absl::OkStatus();
@@ -240,54 +252,9 @@ class Bench {
     }
     result->ran = true;
     result->real = ScoreOf(seen);
+    result->real_by_app = ScoresByApp(seen, calls, prompts_.per_app);
     result->real_met_by_service /= std::max<double>(1, static_cast<double>(outcomes.size()));
     result->real_tlm_share /= std::max(1.0, read);
-  }
-
-  void PrintTraces() const {
-    std::fprintf(stderr,
-                 "\n%d requests, load %.2f of the full service; accuracy (in time), %%\n%-24s",
-                 absl::GetFlag(FLAGS_requests), absl::GetFlag(FLAGS_load), "");
-    for (const TraceResult& result : results_)
-      std::fprintf(stderr, "   alpha %5s", result.alpha.c_str());
-    for (size_t i = 0; i < contestants_->policies().size(); ++i) {
-      std::fprintf(stderr, "\n%-24s", contestants_->policies()[i].name.c_str());
-      for (const TraceResult& result : results_) PrintScore(result.simulated[i]);
-      if (contestants_->policies()[i].reference) std::fprintf(stderr, "  (reference)");
-      if (i > 0) continue;
-      std::fprintf(stderr, "  simulated\n%-24s", "ours, through the service");
-      for (const TraceResult& result : results_) {
-        if (result.ran) {
-          PrintScore(result.real);
-        } else {
-          std::fprintf(stderr, "  %12s", "not run");
-        }
-      }
-    }
-    std::fprintf(stderr, "\nright, late or not: ours %.1f, full model %.1f\n",
-                 Percent(results_.front().simulated.front().right_anyway), Percent(FullAccuracy()));
-    for (const TraceResult& result : results_) {
-      if (!result.ran) continue;
-      std::fprintf(
-          stderr,
-          "alpha %s through the service: %.1f %% in time by the caller's clock, %.1f %% by "
-          "the service's own report; %zu calls failed; right, late or not %.1f\n",
-          result.alpha.c_str(), Percent(result.real.slo_met), Percent(result.real_met_by_service),
-          result.failed, Percent(result.real.right_anyway));
-    }
-  }
-
-  static void PrintScore(const SloScore& score) {
-    std::fprintf(stderr, "  %5.1f (%5.1f)", Percent(score.accuracy), Percent(score.slo_met));
-  }
-
-  double FullAccuracy() const {
-    double sum = 0;
-    for (size_t i = 0; i < contestants_->policies().size(); ++i) {
-      if (contestants_->policies()[i].name == "full model")
-        sum = results_.front().simulated[i].right_anyway;
-    }
-    return sum;
   }
 
   absl::StatusOr<json> Tables() {
@@ -323,54 +290,8 @@ class Bench {
     return tables;
   }
 
-  // Means over the traces; ours over those that ran for real, where any did.
-  void Headline(json* result) const {
-    const bool real = std::any_of(results_.begin(), results_.end(),
-                                  [](const TraceResult& trace) { return trace.ran; });
-    double count = 0, met = 0, accuracy = 0, simulated_met = 0, simulated_accuracy = 0;
-    double tlm_share = 0;
-    json by_baseline = json::object();
-    std::vector<double> sums(contestants_->policies().size(), 0);
-    for (const TraceResult& trace : results_) {
-      if (real && !trace.ran) continue;
-      count += 1;
-      const SloScore& own = real ? trace.real : trace.simulated.front();
-      met += own.slo_met;
-      accuracy += own.accuracy;
-      simulated_met += trace.simulated.front().slo_met;
-      simulated_accuracy += trace.simulated.front().accuracy;
-      tlm_share += real ? trace.real_tlm_share : SimulatedTlmShare();
-      for (size_t i = 0; i < sums.size(); ++i) sums[i] += trace.simulated[i].accuracy;
-    }
-    double mean = 0, best = 0, baselines = 0;
-    for (size_t i = 1; i < sums.size(); ++i) {
-      const Policy& policy = contestants_->policies()[i];
-      const char* key = policy.reference ? "reference_accuracy" : "accuracy_by_baseline";
-      if (policy.reference) {
-        (*result)[key][policy.name] = sums[i] / count;
-        continue;
-      }
-      by_baseline[policy.name] = sums[i] / count;
-      mean += sums[i] / count;
-      best = std::max(best, sums[i] / count);
-      baselines += 1;
-    }
-    mean /= std::max(1.0, baselines);
-    accuracy /= count;
-    (*result)["slo_met"] = met / count;
-    (*result)["accuracy"] = accuracy;
-    (*result)["accuracy_by_baseline"] = by_baseline;
-    (*result)["gain_over_baseline_mean_points"] = Percent(accuracy - mean);
-    (*result)["gain_over_best_baseline_points"] = Percent(accuracy - best);
-    (*result)["tlm_cost_of_full_ttft"] = tlm_share / count;
-    (*result)["through_the_service"] = real;
-    (*result)["simulated_slo_met"] = simulated_met / count;
-    (*result)["simulated_accuracy"] = simulated_accuracy / count;
-    (*result)["full_accuracy_whenever"] = FullAccuracy();
-  }
-
   // Over all prompts, each read once.
-  double SimulatedTlmShare() const {
+  double TlmShare() const {
     double sum = 0;
     for (const PromptFacts& prompt : prompts_.facts) {
       sum += machine_.board.tlm.Ms(prompt.text_bytes) / IdleFull(machine_.board, prompt).ttft_ms;

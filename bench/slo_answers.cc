@@ -58,13 +58,18 @@ json ToJson(const engine::TlmReading& own, const std::vector<LevelOdds>& odds) {
 
 absl::Status FromJson(const std::string& text, size_t prompt, TlmTable* table) {
   const json line = json::parse(text, nullptr, false);
-  if (!line.is_object() || !line.contains("keep") || line["odds"].size() != table->odds.size()) {
+  if (!line.is_object() || !line.contains("keep") || !line.contains("odds") ||
+      line["odds"].empty()) {
     return absl::DataLossError(absl::StrCat("line ", prompt + 2,
                                             " of a table of TLM readings cannot be read: remove "
                                             "the file, and it is made again"));
   }
   table->keep.push_back(line["keep"].get<std::vector<float>>());
   for (size_t slo = 0; slo < table->odds.size(); ++slo) {
+    if (slo >= line["odds"].size()) {
+      table->odds[slo].emplace_back();
+      continue;
+    }
     table->odds[slo].push_back({line["odds"][slo][0].get<std::vector<float>>(),
                                 line["odds"][slo][1].get<std::vector<float>>()});
   }
@@ -135,7 +140,8 @@ absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& p
     const SloApp& app = SloApps()[index / prompts.per_app];
     engine::TlmReading own;
     std::vector<LevelOdds> odds;
-    for (size_t i = 0; i < slos.size(); ++i) {
+    const size_t asked = index % prompts.per_app < kReadPerApp ? slos.size() : 1;
+    for (size_t i = 0; i < asked; ++i) {
       const engine::TlmSlo slo{.ttft_ratio = i == 0 ? app.ttft_ratio : slos[i].ttft,
                                .tpot_ratio = i == 0 ? app.tpot_ratio : slos[i].tpot};
       WITHY_ASSIGN_OR_RETURN(engine::TlmReading reading,

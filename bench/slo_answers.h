@@ -54,8 +54,12 @@ struct TlmTable {
   std::vector<uint32_t> prompt_levels;
   std::vector<uint32_t> model_levels;
   std::vector<std::vector<float>> keep;      // [prompt][word], read under the app's own SLO
-  std::vector<std::vector<LevelOdds>> odds;  // [slo][prompt]
+  std::vector<std::vector<LevelOdds>> odds;  // [slo][prompt]; empty: not read
 };
+
+// Prompts of an app, from the first, that are read under every SLO; the others under the app's own
+// only, for reading takes its time.
+inline constexpr size_t kReadPerApp = 50;
 
 // Errors: as engine::Tlm::Open and Read; from the disk.
 absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& prompts,

@@ -67,8 +67,11 @@ std::vector<PairFigures> AllPairs(const FigureInputs& in) {
   for (size_t pair = 0; pair < ours.answers->prompt_levels.size() * variants; ++pair) {
     const Variant& variant = ours.family->variants[pair % variants];
     PairFigures figures{ours.answers->prompt_levels[pair / variants], variant.percent, 0, 0, 0};
-    double ttft_ms = 0, full_ttft_ms = 0, tpot_ms = 0, full_tpot_ms = 0;
+    double ttft_ms = 0, full_ttft_ms = 0, tpot_ms = 0, full_tpot_ms = 0, count = 0;
     for (size_t prompt = 0; prompt < in.prompts->facts.size(); ++prompt) {
+      // The prompts that the grid asks, too.
+      if (prompt % in.prompts->per_app >= kReadPerApp) continue;
+      count += 1;
       const PromptFacts& facts = in.prompts->facts[prompt];
       const Answers::Row& row = ours.answers->rows[prompt];
       const int32_t tokens = row.tokens[pair / variants];
@@ -81,7 +84,7 @@ std::vector<PairFigures> AllPairs(const FigureInputs& in) {
       full_ttft_ms += full.ttft_ms;
       full_tpot_ms += facts.answer_tokens > 1 ? full.tpot_ms : 0;
     }
-    figures.accuracy /= std::max<double>(1, static_cast<double>(in.prompts->facts.size()));
+    figures.accuracy /= std::max(1.0, count);
     figures.ttft = ttft_ms / full_ttft_ms;
     figures.tpot = full_tpot_ms > 0 ? tpot_ms / full_tpot_ms : 1;
     pairs.push_back(figures);
@@ -121,6 +124,7 @@ size_t EndToEndIndex(size_t ratio) { return 1 + GridTtft().size() * GridTpot().s
 std::vector<SloCall> IdleCalls(const PromptSet& prompts, const v1::Slo& slo, size_t slo_index) {
   std::vector<SloCall> calls;
   for (size_t prompt = 0; prompt < prompts.prompts.size(); ++prompt) {
+    if (prompt % prompts.per_app >= kReadPerApp) continue;
     SloCall& call = calls.emplace_back();
     call.prompt = prompt;
     call.slo = slo;

@@ -42,7 +42,7 @@ struct FigureInputs {
   uint64_t seed = 1;
 };
 
-// Every prompt by itself on an idle board.
+// The first kReadPerApp prompts of each app, each by itself on an idle board.
 std::vector<SloCall> IdleCalls(const PromptSet& prompts, const v1::Slo& slo, size_t slo_index);
 
 nlohmann::json GridFigure(const FigureInputs& in);

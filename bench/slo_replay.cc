@@ -101,19 +101,19 @@ ReplayOutcome Judge(const Seen& seen, const corpus::Record& record, const Prompt
   return out;
 }
 
-// Straight line through points by least squares.
+// Straight line (at 0, slope) through points, neither of both negative: medians of the slopes of
+// all pairs and of what is left (Theil and Sen), so that a disturbed call does not tilt it.
 std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& points) {
-  double n = 0, x = 0, y = 0, xx = 0, xy = 0;
-  for (const auto& [px, py] : points) {
-    n += 1;
-    x += px;
-    y += py;
-    xx += px * px;
-    xy += px * py;
+  std::vector<double> slopes, rests;
+  for (size_t i = 0; i < points.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const double dx = points[i].first - points[j].first;
+      if (dx != 0) slopes.push_back((points[i].second - points[j].second) / dx);
+    }
   }
-  const double spread = n * xx - x * x;
-  const double slope = spread > 0 ? std::max(0.0, (n * xy - x * y) / spread) : 0;
-  return {(y - slope * x) / std::max(1.0, n), slope};
+  const double slope = std::max(0.0, Summarize(slopes).median);
+  for (const auto& [x, y] : points) rests.push_back(y - slope * x);
+  return {std::max(0.0, Summarize(rests).median), slope};
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct ServiceAddress {
 };
 
 // The full model through the idle service, as the caller sees it: TTFT is a + b * prompt tokens,
-// TPOT a constant; least squares over single calls, one after another.
+// TPOT a constant; medians over single calls, one after another.
 struct ServiceTimes {
   double ttft_ms = 0;            // a
   double ttft_ms_per_token = 0;  // b

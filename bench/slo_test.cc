@@ -8,6 +8,7 @@
 
 #include "bench/slo_board.h"
 #include "bench/slo_contestants.h"
+#include "bench/slo_report.h"
 #include "bench/slo_sparse.h"
 #include "bench/slo_trace.h"
 #include "engine/model/testing.h"
@@ -275,6 +276,43 @@ TEST_F(BoardTest, EveryCallEndsAndNoneIsFasterThanItsOwnWork) {
   }
   const std::vector<SloOutcome> again = Run(calls);
   for (size_t i = 0; i < outcomes.size(); ++i) EXPECT_EQ(outcomes[i].ttft_ms, again[i].ttft_ms);
+}
+
+TEST(Headline, ComparesWhatRanForRealWithSimulatedBaselines) {
+  const std::vector<Policy> policies = {{.name = "ours"},
+                                        {.name = "a"},
+                                        {.name = "b"},
+                                        {.name = "full", .rule = Rule::kFull, .reference = true}};
+  const auto score = [](double accuracy) {
+    SloScore made;
+    made.accuracy = accuracy;
+    made.slo_met = 1;
+    made.right_anyway = 0.9;
+    return made;
+  };
+  TraceResult simulated{.alpha = "0.25",
+                        .simulated = {score(0.9), score(0.1), score(0.1), score(0)}};
+  TraceResult real{.alpha = "0", .simulated = {score(0.8), score(0.4), score(0.6), score(0.2)}};
+  nlohmann::json result;
+  AddHeadline({simulated, real}, policies, 0.03, &result);
+  EXPECT_NEAR(result["accuracy"].get<double>(), 0.85, 1e-9);
+  EXPECT_EQ(result["tlm_cost_of_full_ttft"].get<double>(), 0.03);
+  EXPECT_EQ(result["through_the_service"].get<bool>(), false);
+  real.ran = true;
+  real.real = score(0.75);
+  real.real.slo_met = 0.97;
+  real.real_tlm_share = 0.04;
+  result.clear();
+  AddHeadline({simulated, real}, policies, 0.03, &result);
+  EXPECT_NEAR(result["accuracy"].get<double>(), 0.75, 1e-9);
+  EXPECT_NEAR(result["slo_met"].get<double>(), 0.97, 1e-9);
+  EXPECT_NEAR(result["gain_over_baseline_mean_points"].get<double>(), 25, 1e-9)
+      << "the reference is no baseline";
+  EXPECT_NEAR(result["gain_over_best_baseline_points"].get<double>(), 15, 1e-9);
+  EXPECT_EQ(result["tlm_cost_of_full_ttft"].get<double>(), 0.04);
+  EXPECT_NEAR(result["accuracy_by_baseline"]["b"].get<double>(), 0.6, 1e-9);
+  EXPECT_NEAR(result["simulated_accuracy"].get<double>(), 0.8, 1e-9);
+  EXPECT_NEAR(result["full_accuracy_whenever"].get<double>(), 0.9, 1e-9);
 }
 
 TEST(Shares, OfPartsOfALayer) {
