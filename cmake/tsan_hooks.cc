@@ -209,7 +209,8 @@ grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_
   return real(call, ops, count, tag, reserved);
 }
 
-// A call's last reference goes after the last of its callbacks, and a server after all of its calls.
+// A call's last reference goes after the last of its callbacks, and a server after all of its
+// calls.
 static char ended_calls;
 
 void grpc_call_unref(grpc_call* call) {
