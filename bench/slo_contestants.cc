@@ -256,11 +256,12 @@ absl::Status Contestants::AddSmall() {
         std::clamp(static_cast<uint32_t>(std::lround(100 * share.decode)), 1u, 99u);
     WITHY_ASSIGN_OR_RETURN(Answers answers, JudgeAll({.path = path, .levels = false, .instead = {}},
                                                      prompts_, kWhole, {}, "whole", options_));
-    models[percent] = {{.percent = percent,
-                        .times = ScaledTimes(machine_.levels.back(), share),
-                        .share = share,
-                        .switch_ms = LoadMs(share)},
-                       std::move(answers)};
+    auto& [variant, judged] = models[percent];
+    variant = {.percent = percent,
+               .times = ScaledTimes(machine_.levels.back(), share),
+               .share = share,
+               .switch_ms = LoadMs(share)};
+    judged = std::move(answers);
   }
   Family family{.name = "dedicated", .variants = {}};
   std::vector<Answers> tables;

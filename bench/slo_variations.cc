@@ -163,7 +163,7 @@ absl::StatusOr<json> TlmFigure(const FigureInputs& in) {
 absl::StatusOr<json> AblationFigure(const FigureInputs& in) {
   const Policy& ours = in.contestants->ours();
   std::vector<Variation> variations = {{"ours", ours}};
-  const auto judge = [&](AnswerModel model, const std::vector<std::vector<float>>& keep,
+  const auto judge = [&](const AnswerModel& model, const std::vector<std::vector<float>>& keep,
                          const std::string& keep_id) {
     return JudgeAll(model, *in.prompts, in.tlm->prompt_levels, keep, keep_id, in.options);
   };
