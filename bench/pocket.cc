@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bench/held_out.h"
+#include "bench/prompt_wire.h"
 #include "elasticizer/corpus/generator.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -56,16 +57,7 @@ struct Score {
 
 v1::GenerateRequest RequestFor(const corpus::Record& record, const std::string& model) {
   v1::GenerateRequest request;
-  for (const corpus::Message& message : record.messages) {
-    v1::Message* out = request.mutable_prompt()->mutable_messages()->add_messages();
-    out->set_role(message.role);
-    out->set_content(message.content);
-    for (const corpus::Span& span : message.fixed) {
-      v1::ByteSpan* fixed = out->add_fixed();
-      fixed->set_begin(static_cast<uint32_t>(span.begin));
-      fixed->set_end(static_cast<uint32_t>(span.end));
-    }
-  }
+  FillPrompt(record, request.mutable_prompt());
   request.mutable_limits()->set_max_tokens(64);
   request.set_model(model);
   return request;

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bench/engine_bench.h"
+#include "bench/prompt_wire.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/llm_service.grpc.pb.h"
@@ -28,16 +29,7 @@ double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
 
 v1::GenerateRequest RequestFor(const corpus::Record& record, const SloCall& call) {
   v1::GenerateRequest request;
-  for (const corpus::Message& message : record.messages) {
-    v1::Message* out = request.mutable_prompt()->mutable_messages()->add_messages();
-    out->set_role(message.role);
-    out->set_content(message.content);
-    for (const corpus::Span& span : message.fixed) {
-      v1::ByteSpan* fixed = out->add_fixed();
-      fixed->set_begin(static_cast<uint32_t>(span.begin));
-      fixed->set_end(static_cast<uint32_t>(span.end));
-    }
-  }
+  FillPrompt(record, request.mutable_prompt());
   request.mutable_limits()->set_max_tokens(call.max_tokens);
   request.set_speculation(v1::SPECULATION_OFF);
   *request.mutable_slo() = call.slo;

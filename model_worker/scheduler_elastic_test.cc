@@ -16,14 +16,17 @@ std::vector<int32_t> Ids(const CallOutcome& outcome) {
   return ids;
 }
 
+std::unique_ptr<engine::Model> OpenElastic(const engine::TestFolder& folder) {
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  return engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+}
+
 // The tiny real model with levels: one call cannot keep its pace and falls, the one beside it does
 // not notice; the fallen one's KV is what its record and its chunks' levels say.
 TEST(ElasticCallTest, ACallBehindItsSloFallsToALowerLevel) {
   const engine::TestFolder folder;
-  engine::SynthShape shape = engine::TinyShape();
-  shape.levels = {20, 60};
-  const std::unique_ptr<engine::Model> model =
-      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  const std::unique_ptr<engine::Model> model = OpenElastic(folder);
   Rig rig(*model, {}, 4096);
   const auto alone = rig.Submit(Rig::Ask("", "beside", 30)).sink->Wait();
   ASSERT_TRUE(alone.ok()) << alone.status();
@@ -54,10 +57,7 @@ TEST(ElasticCallTest, ACallBehindItsSloFallsToALowerLevel) {
 
 TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {
   const engine::TestFolder folder;
-  engine::SynthShape shape = engine::TinyShape();
-  shape.levels = {20, 60};
-  const std::unique_ptr<engine::Model> model =
-      engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
+  const std::unique_ptr<engine::Model> model = OpenElastic(folder);
   Rig rig(*model, {}, 4096);
   CallRequest request = Rig::Ask("", "hello", 30);
   request.pace.tpot_ms = 1e6;
@@ -86,12 +86,6 @@ TEST(ElasticCallTest, AShortenedPromptStaysWholeInTheRecord) {
   EXPECT_EQ(next->text, rig.Submit(Rig::Ask("d", "on", 8)).sink->Wait()->text);
   EXPECT_EQ(next->usage.reused_tokens, next->usage.context_tokens - 1);
   rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
-}
-
-std::unique_ptr<engine::Model> OpenElastic(const engine::TestFolder& folder) {
-  engine::SynthShape shape = engine::TinyShape();
-  shape.levels = {20, 60};
-  return engine::OpenTiny(folder, engine::WriteTiny(folder, shape, engine::GgmlType::kQ8_0));
 }
 
 absl::Status Rebuild(Rig& rig, const std::string& context) {

@@ -1,0 +1,24 @@
+// A corpus record as a request's prompt, for the benchmarks that ask the running service.
+#pragma once
+
+#include <cstdint>
+
+#include "elasticizer/corpus/record.h"
+#include "withy/v1/types.pb.h"
+
+namespace withy::bench {
+
+inline void FillPrompt(const corpus::Record& record, v1::Prompt* prompt) {
+  for (const corpus::Message& message : record.messages) {
+    v1::Message* out = prompt->mutable_messages()->add_messages();
+    out->set_role(message.role);
+    out->set_content(message.content);
+    for (const corpus::Span& span : message.fixed) {
+      v1::ByteSpan* fixed = out->add_fixed();
+      fixed->set_begin(static_cast<uint32_t>(span.begin));
+      fixed->set_end(static_cast<uint32_t>(span.end));
+    }
+  }
+}
+
+}  // namespace withy::bench
