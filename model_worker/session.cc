@@ -61,7 +61,8 @@ Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease 
       level_(engine::LevelIndex(env.model, request.answer.level_percent)),
       level_spans_{{.first = 0, .percent = request.answer.level_percent}},
       sampler_(std::move(sampler)),
-      answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop) {}
+      answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop),
+      lowest_kept_level_(static_cast<int32_t>(env.model.levels.size()) - 1) {}
 
 // A block that this attachment wrote needs no second look; one from before it is checked byte by
 // byte, and stamped so that the next call need not.
@@ -108,6 +109,10 @@ void Session::AdoptResident() {
     computed_ += names[i].tokens;
   }
   kept_.assign(names.begin(), names.begin() + static_cast<int64_t>(matching));
+  for (const ChunkName& name : kept_) {
+    const int32_t level = engine::LevelIndex(env_.model, name.level_percent);
+    if (level >= 0) lowest_kept_level_ = std::min(lowest_kept_level_, level);
+  }
   read_only_tokens_ = computed_;
 }
 
@@ -126,6 +131,7 @@ bool Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row
                      .slot = position,
                      .context = context,
                      .level = level_,
+                     .context_level = std::min(level_, lowest_kept_level_),
                      .want_logits = wants_logits,
                      .ancestor_slots = {}});
   }

@@ -135,6 +135,7 @@ class Session {
   int32_t read_only_tokens_ = 0;  // KV that was there before
   bool answer_begun_ = false;
   std::vector<ChunkName> kept_;  // resident chunks that stay in use
+  int32_t lowest_kept_level_;    // of kept_, as an index; the full model's where there is none
   std::optional<int32_t> faulty_chunk_;
   std::optional<ClaimRange> claim_;
   std::vector<std::byte*> blocks_;  // [chunk * layers + layer]

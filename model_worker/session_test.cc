@@ -1,5 +1,6 @@
 #include "model_worker/session.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "model_worker/testing.h"
@@ -105,6 +106,25 @@ TEST_F(SessionTest, SecondCallComputesOnlyWhatIsNew) {
   auto again = Create(Ask("and more"));
   EXPECT_EQ(again->usage().reused_tokens, 0);
   EXPECT_EQ(Finish(*again, 64).text, reused);
+}
+
+// Attention must not ask for what a lower level left out of the context.
+TEST_F(SessionTest, RowsSayTheLowestLevelOfWhatTheySee) {
+  model_.set_levels({20, 60, 100});
+  auto first = Create(Ask("tell me something"));
+  first->LowerLevel(60);
+  Finish(*first, 7);
+  auto second = Create(Ask("and more"));
+  std::vector<int32_t> levels;
+  model_.on_forward = [&](const engine::Batch& batch) {
+    for (const engine::Row& row : batch.rows) {
+      EXPECT_EQ(row.level, 2);
+      levels.push_back(row.context_level);
+    }
+  };
+  Finish(*second, 7);
+  EXPECT_THAT(levels, testing::SizeIs(testing::Gt(0)));
+  EXPECT_THAT(levels, testing::Each(1));
 }
 
 TEST_F(SessionTest, RecordHoldsPromptAndAnswer) {

@@ -26,12 +26,19 @@ using torch::Tensor;
 
 constexpr int64_t kLength = 24;
 
-class ElasticTest : public testing::TestWithParam<std::string> {
+// 8 query heads; levels cut KV heads from 4 of them on.
+struct Kind {
+  std::string architecture;
+  int32_t kv_heads = 2;
+};
+
+class ElasticTest : public testing::TestWithParam<Kind> {
  protected:
   ElasticTest() {
     torch::manual_seed(11);
     shape_ = engine::TinyShape();
-    shape_.architecture = GetParam();
+    shape_.architecture = GetParam().architecture;
+    shape_.kv_heads = GetParam().kv_heads;
     path_ = engine::WriteTiny(folder_, shape_, GgmlType::kF32);
     file_ = std::make_unique<engine::GgufFile>(engine::GgufFile::Open(path_).value());
     network_ = std::make_unique<Network>(Network::FromGguf(*file_, torch::kCPU).value());
@@ -91,17 +98,21 @@ TEST_P(ElasticTest, ReorderingKeepsTheFunctionAndSortsTheUnits) {
   for (const UnitImportance& layer : MeasureUnits(*network_, batches_)) {
     const Tensor step = layer.neurons.slice(0, 1) - layer.neurons.slice(0, 0, -1);
     EXPECT_LT(step.max().item<double>(), 1e-4 * layer.neurons.max().item<double>());
-    const Tensor head_step = layer.heads.slice(1, 1) - layer.heads.slice(1, 0, -1);
+    const Tensor heads =
+        network_->shape().cuts_kv_heads() ? layer.heads.sum(1).unsqueeze(0) : layer.heads;
+    const Tensor head_step = heads.slice(1, 1) - heads.slice(1, 0, -1);
     EXPECT_LT(head_step.max().item<double>(), 1e-4 * layer.heads.max().item<double>());
   }
 }
 
 TEST_P(ElasticTest, AUnitWithoutEffectIsWorthNothingAndGoesLast) {
   network_->layers()[1].down.select(1, 7).zero_();
-  network_->layers()[1].o.narrow(1, 2 * shape_.head_dim, shape_.head_dim).zero_();  // head 2
+  const int64_t unit =  // head 2, and what shares its KV head where that is cut
+      network_->shape().cuts_kv_heads() ? network_->shape().query_heads_per_group() : 1;
+  network_->layers()[1].o.narrow(1, 2 * shape_.head_dim, unit * shape_.head_dim).zero_();
   const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
   EXPECT_EQ(units[1].neurons[7].item<float>(), 0.0f);
-  EXPECT_EQ(units[1].heads[0][2].item<float>(), 0.0f);
+  EXPECT_EQ(units[1].heads.flatten()[2].item<float>(), 0.0f);
   EXPECT_GT(units[0].neurons[7].item<float>(), 0.0f);
   Reorder(*network_, units);
   EXPECT_EQ(network_->layers()[1].down.select(1, shape_.d_ff - 1).abs().sum().item<float>(), 0.0f);
@@ -230,7 +241,13 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, ElasticTest, testing::Values("llama", "qwen2", "qwen3"));
+INSTANTIATE_TEST_SUITE_P(Kinds, ElasticTest,
+                         testing::Values(Kind{"llama"}, Kind{"qwen2"}, Kind{"qwen3"},
+                                         Kind{"qwen2", 8}, Kind{"qwen3", 4}),
+                         [](const auto& test) {
+                           return test.param.architecture + "With" +
+                                  std::to_string(test.param.kv_heads) + "KvHeads";
+                         });
 
 }  // namespace
 }  // namespace withy::elastic

@@ -95,6 +95,8 @@ class Exporter {
             {"attn_k.weight", &layer.k},
             {"attn_v.weight", &layer.v},
             {"attn_q.bias", &layer.q_bias},
+            {"attn_k.bias", &layer.k_bias},
+            {"attn_v.bias", &layer.v_bias},
             {"attn_norm.weight", &layer.attention_norm},
             {"ffn_norm.weight", &layer.ffn_norm},
             {"attn_output.weight", &layer.o},
@@ -149,8 +151,8 @@ class Exporter {
   // them.
   Tensor RankMajor(const Tensor& rows) const {
     const engine::ModelShape& s = network_.shape();
+    if (s.cuts_kv_heads()) return rows;
     const int64_t ranks = rows.size(0) / s.head_dim / s.kv_heads;
-    if (s.query_heads_per_group() < 3) return rows;
     return rows.view({s.kv_heads, ranks, s.head_dim, -1})
         .transpose(0, 1)
         .reshape({rows.size(0), -1});

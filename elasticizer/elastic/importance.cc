@@ -9,7 +9,7 @@ namespace {
 using torch::Tensor;
 
 std::vector<Tensor*> Matrices(Layer& layer) {
-  return {&layer.q, &layer.o, &layer.gate, &layer.up, &layer.down};
+  return {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down};
 }
 
 Tensor Worth(const Tensor& weight) { return (weight.grad() * weight).abs(); }
@@ -23,6 +23,11 @@ void Accumulate(const engine::ModelShape& shape, const Layer& layer, WorthOf wor
                                       shape.head_dim};
   out->heads += worth(layer.q).sum(1).view(heads).sum(2);
   out->heads += worth(layer.o).sum(0).view(heads).sum(2);
+  if (shape.cuts_kv_heads()) {
+    const std::vector<int64_t> kv_heads = {shape.kv_heads, 1, shape.head_dim};
+    out->heads += (worth(layer.k) + worth(layer.v)).sum(1).view(kv_heads).sum(2) /
+                  shape.query_heads_per_group();
+  }
   out->neurons += worth(layer.gate).sum(1) + worth(layer.up).sum(1) + worth(layer.down).sum(0);
 }
 

@@ -15,7 +15,9 @@ namespace withy::elastic {
 
 // Of one layer: |dL/dW * W| summed over a unit's weights.
 struct UnitImportance {
-  torch::Tensor heads;    // [kv_heads, query heads a KV head]: rows of Q and columns of O
+  // [kv_heads, query heads a KV head]: rows of Q and columns of O; where levels cut KV heads, the
+  // rows of K and V, too, divided among the query heads.
+  torch::Tensor heads;
   torch::Tensor neurons;  // [d_ff]: rows of gate and up, columns of down
 };
 

@@ -86,8 +86,10 @@ Tensor NormHeads(const Tensor& heads, const Tensor& weight, double eps) {
 }  // namespace
 
 Tensor HeadPrefix(const Tensor& weight, int64_t dim, const engine::ModelShape& shape,
-                  int64_t ranks) {
-  if (ranks == shape.query_heads_per_group()) return weight;
+                  int64_t heads) {
+  if (heads == shape.heads) return weight;
+  if (shape.cuts_kv_heads()) return weight.narrow(dim, 0, heads * shape.head_dim);
+  const int64_t ranks = heads / shape.kv_heads;
   return weight.unflatten(dim, {shape.kv_heads, shape.query_heads_per_group(), shape.head_dim})
       .narrow(dim + 1, 0, ranks)
       .flatten(dim, dim + 2);
@@ -142,20 +144,24 @@ Tensor Network::Attention(const Tensor& x, int64_t batch, int64_t length, size_t
                           const View& view) const {
   const Layer& layer = layers_[index];
   const Lora* lora = view.lora == nullptr ? nullptr : &(*view.lora)[index];
-  const int64_t ranks = ExtentOf(index, view).heads / shape_.kv_heads;
+  const int32_t heads = ExtentOf(index, view).heads;
+  const int64_t kv_rows = int64_t{shape_.kv_heads_of(heads)} * shape_.head_dim;
   const auto project = [&](const Tensor& w, const Tensor& bias, const Lora::Pair* pair) {
     const Tensor y = WithLora(train::Linear(x, w, products_), x, pair);
     return (bias.defined() ? y + bias : y).view({batch, length, -1, shape_.head_dim});
   };
+  const auto kv_prefix = [&](const Tensor& weight) {
+    return weight.defined() ? weight.narrow(0, 0, kv_rows) : weight;
+  };
   const Tensor q_bias =
-      layer.q_bias.defined() ? HeadPrefix(layer.q_bias, 0, shape_, ranks) : layer.q_bias;
-  Tensor q = project(HeadPrefix(layer.q, 0, shape_, ranks), q_bias, lora ? &lora->q : nullptr);
-  Tensor k = project(layer.k, layer.k_bias, lora ? &lora->k : nullptr);
-  const Tensor v = project(layer.v, layer.v_bias, lora ? &lora->v : nullptr);
+      layer.q_bias.defined() ? HeadPrefix(layer.q_bias, 0, shape_, heads) : layer.q_bias;
+  Tensor q = project(HeadPrefix(layer.q, 0, shape_, heads), q_bias, lora ? &lora->q : nullptr);
+  Tensor k = project(kv_prefix(layer.k), kv_prefix(layer.k_bias), lora ? &lora->k : nullptr);
+  const Tensor v = project(kv_prefix(layer.v), kv_prefix(layer.v_bias), lora ? &lora->v : nullptr);
   q = Turn(NormHeads(q, layer.q_norm, shape_.rms_epsilon), length);
   k = Turn(NormHeads(k, layer.k_norm, shape_.rms_epsilon), length);
   const Tensor mixed = train::CausalAttention(q, k, v).reshape({batch * length, -1});
-  return WithLora(train::Linear(mixed, HeadPrefix(layer.o, 1, shape_, ranks), products_), mixed,
+  return WithLora(train::Linear(mixed, HeadPrefix(layer.o, 1, shape_, heads), products_), mixed,
                   lora ? &lora->o : nullptr);
 }
 

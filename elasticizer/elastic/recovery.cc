@@ -16,12 +16,13 @@ Lora::Pair NewPair(int64_t outputs, int64_t inputs, int64_t rank, torch::Device 
 Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int64_t rank,
              torch::Device device) {
   const int64_t q = int64_t{extent.heads} * s.head_dim;
+  const int64_t kv = int64_t{s.kv_heads_of(extent.heads)} * s.head_dim;
   const auto pair = [&](int64_t outputs, int64_t inputs) {
     return NewPair(outputs, inputs, rank, device);
   };
   return {.q = pair(q, s.d_model),
-          .k = pair(s.kv_rows(), s.d_model),
-          .v = pair(s.kv_rows(), s.d_model),
+          .k = pair(kv, s.d_model),
+          .v = pair(kv, s.d_model),
           .o = pair(s.d_model, q),
           .gate = pair(extent.neurons, s.d_model),
           .up = pair(extent.neurons, s.d_model),

@@ -49,7 +49,7 @@ void SpreadInto(int32_t until, int32_t begin, int32_t end, std::vector<int32_t>*
 class LayerPlacer {
  public:
   LayerPlacer(const ModelShape& source, const ModelShape& target)
-      : s_(source), t_(target), panel_(engine::PanelInputs(target.d_ff)) {}
+      : s_(source), t_(target), panel_(engine::NeuronPanel(target.d_ff)) {}
 
   absl::Status Run(const std::vector<LayerExtent>& levels, LayerPlacement* layer) {
     layer->ranks = Spread(s_.query_heads_per_group(), t_.query_heads_per_group());
@@ -138,6 +138,11 @@ HeadCounts FitHeads(const ModelShape& source, const TargetShape& target) {
 absl::StatusOr<Placement> Place(const ModelShape& source, const engine::LevelTable& levels,
                                 const TargetShape& target) {
   WITHY_RETURN_IF_ERROR(CheckSource(source));
+  if (source.cuts_kv_heads() && !levels.levels.empty()) {
+    return absl::InvalidArgumentError(
+        "levels that cut KV heads cannot be carried over; inflate a model with three or more query "
+        "heads a KV head, or one without levels");
+  }
   WITHY_RETURN_IF_ERROR(Need("number of layers", target.layers, source.layers, 1));
   WITHY_RETURN_IF_ERROR(Need("width", target.d_model, source.d_model, kBlock));
   WITHY_RETURN_IF_ERROR(Need("number of neurons", target.d_ff, source.d_ff, kBlock));

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/weights/layout.h"
+
 namespace withy::inflate {
 namespace {
 
@@ -52,7 +54,8 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
   engine::LevelTable table;
   const std::vector<int32_t> anchors = {3, 0, 7, 1, 2, 4, 5, 6};
   for (int32_t percent = 20; percent < 100; percent += 10) {
-    table.levels.push_back(engine::PlanLevel(pocket, percent, anchors));
+    const engine::LevelSpec* below = table.levels.empty() ? nullptr : &table.levels.back();
+    table.levels.push_back(engine::PlanLevel(pocket, percent, anchors, 1.0, below));
   }
   const auto placed = Place(pocket, table, kSmol);
   ASSERT_TRUE(placed.ok()) << placed.status();
@@ -72,7 +75,7 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
       const engine::LayerExtent& large = layer.extents[i];
       EXPECT_EQ(count_below(layer.ranks, large.heads / 2), small.heads / 2) << i;
       EXPECT_EQ(count_below(layer.neuron_blocks, large.neurons / kBlock), small.neurons / kBlock);
-      EXPECT_TRUE(large.neurons % 256 == 0);
+      EXPECT_TRUE(large.neurons % engine::NeuronPanel(1536) == 0);
       EXPECT_EQ(small.heads == 8 && small.neurons == 512,
                 large.heads == 10 && large.neurons == 1536);
       if (i == 0) continue;

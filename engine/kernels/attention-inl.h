@@ -349,7 +349,8 @@ inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, in
     n = 0;
   };
   for (int row = row_begin; row < row_end; ++row) {
-    const int heads = args.head_extent != nullptr ? args.head_extent[row] / g.kv_heads : group;
+    const int computed = args.head_extent != nullptr ? args.head_extent[row] : args.q_heads;
+    const int heads = args.rank_major ? computed / g.kv_heads : computed > head * group ? group : 0;
     float* row_density = nullptr;
     const int chunks = (args.row[row].visible + kChunkTokens - 1) / kChunkTokens;
     if (args.density != nullptr) {

@@ -43,8 +43,8 @@ struct AttentionArgs {
   // files; or rank-major, head h reads KV head h % kv_heads, so that a level is a prefix of the
   // heads.
   bool rank_major = false;
-  // Per row, how many leading query heads are computed (rank-major only, a multiple of kv_heads);
-  // nullptr: all. Others are not written.
+  // Per row, how many leading query heads are computed: a multiple of kv_heads where rank-major,
+  // else of the query heads of a group; nullptr: all. Others are not written.
   const int* head_extent = nullptr;
   // Optional information density: density[(row * kv_heads + kv_head) * density_stride + chunk] =
   // attention probability that the KV head's query heads give to the chunk's keys, summed, for

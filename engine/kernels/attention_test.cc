@@ -248,6 +248,28 @@ TEST_P(AttentionTest, RankMajorHeadsAndExtentsAreThePrefix) {
   }
 }
 
+TEST_P(AttentionTest, ExtentsOfHeadsInTheFilesOrderKeepWholeGroups) {
+  const KvGeometry g{1, 3, 32};
+  const Context context = Filled(g, 70, 4);
+  std::mt19937 rng(3);
+  const size_t width = 6 * 32;
+  std::vector<float> q = RandomFloats(rng, width);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 6;
+  args.scale = 0.2f;
+  std::vector<float> want(width);
+  Run(args, {{context.blocks(), 1, 70}}, q.data(), want.data());
+  q.insert(q.end(), q.begin(), q.begin() + static_cast<ptrdiff_t>(width));
+  std::vector<float> got(2 * width, 7.0f);
+  const int extent[2] = {6, 4};
+  args.head_extent = extent;
+  Run(args, {{context.blocks(), 1, 70}, {context.blocks(), 1, 70}}, q.data(), got.data());
+  EXPECT_TRUE(SameBits(got.data(), want.data(), width));
+  EXPECT_TRUE(SameBits(got.data() + width, want.data(), 4 * 32));
+  EXPECT_EQ(got[width + 4 * 32], 7.0f);
+}
+
 TEST_P(AttentionTest, DensityOfARowAddsUpToItsHeads) {
   const KvGeometry g{1, 2, 64};
   const Context context = Filled(g, 530, 4);

@@ -186,14 +186,22 @@ void PackedModel::PlanAttention() {
 // What each row computes of each layer; rows are sorted so that extents never grow.
 void PackedModel::PlanExtents() {
   const auto full = static_cast<int32_t>(levels_.size()) - 1;
-  uniform_ = std::all_of(plan_.begin(), plan_.end(),
-                         [&](const PlannedRow& planned) { return planned.level == full; });
+  uniform_ = std::all_of(plan_.begin(), plan_.end(), [&](const PlannedRow& planned) {
+    return planned.level == full && (planned.seen_level == full || !weights_.shape.cuts_kv_heads());
+  });
+  narrowed_ = false;
   if (uniform_) return;
   const auto add = [&](Extents* to, int32_t layer, const PlannedRow& planned) {
-    const LayerExtent& extent =
-        levels_[static_cast<size_t>(planned.level)].layers[static_cast<size_t>(layer)];
-    to->heads.push_back(extent.heads);
-    to->q_rows.push_back(extent.heads * weights_.shape.head_dim);
+    const auto extent_at = [&](int32_t level) {
+      return levels_[static_cast<size_t>(level)].layers[static_cast<size_t>(layer)];
+    };
+    const LayerExtent extent = extent_at(planned.level);
+    const ModelShape& s = weights_.shape;
+    const int32_t heads = s.cuts_kv_heads() ? extent_at(planned.seen_level).heads : extent.heads;
+    narrowed_ = narrowed_ || heads < extent.heads;
+    to->heads.push_back(heads);
+    to->q_rows.push_back(extent.heads * s.head_dim);
+    to->kv_rows.push_back(s.kv_heads_of(extent.heads) * s.head_dim);
     to->neurons.push_back(extent.neurons);
   };
   extents_.assign(static_cast<size_t>(info_.layers), {});
@@ -371,7 +379,13 @@ void PackedModel::AddQkv(int32_t layer) {
       Product(w.v, input_, Rows(), v_.data(), Stride(s.kv_rows())),
       Product(w.q, input_, Rows(), q_.data(), Stride(s.q_rows()))};
   MatMulArgs& q = products[2];
-  if (!uniform_) q.n_out_extent = extents_[static_cast<size_t>(layer)].q_rows.data();
+  if (!uniform_) {
+    const Extents& extents = extents_[static_cast<size_t>(layer)];
+    q.n_out_extent = extents.q_rows.data();
+    if (s.cuts_kv_heads()) {
+      products[0].n_out_extent = products[1].n_out_extent = extents.kv_rows.data();
+    }
+  }
   if (layer + 1 == info_.layers) {  // the last layer goes on for wanted rows only
     const int32_t first = wanted_.empty() ? 0 : wanted_.front();
     q.x_row = first;
@@ -419,10 +433,15 @@ void PackedModel::StoreKey(int32_t layer, int32_t i) {
   const ModelShape& s = weights_.shape;
   float* k = k_.data() + i * Stride(s.kv_rows());
   float* v = v_.data() + i * Stride(s.kv_rows());
-  if (w.k_bias != nullptr) kernels_.add(w.k_bias, s.kv_rows(), k);
-  if (w.v_bias != nullptr) kernels_.add(w.v_bias, s.kv_rows(), v);
-  NormHeads(k, s.kv_heads, w.k_norm);
-  kernels_.rope(k, s.kv_heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
+  const int32_t rows =
+      uniform_ ? s.kv_rows() : extents_[static_cast<size_t>(layer)].kv_rows[static_cast<size_t>(i)];
+  const int32_t heads = rows / s.head_dim;
+  std::fill(k + rows, k + s.kv_rows(), 0.0f);
+  std::fill(v + rows, v + s.kv_rows(), 0.0f);
+  if (w.k_bias != nullptr) kernels_.add(w.k_bias, rows, k);
+  if (w.v_bias != nullptr) kernels_.add(w.v_bias, rows, v);
+  NormHeads(k, heads, w.k_norm);
+  kernels_.rope(k, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
                 s.rope_pairing == RopePairing::kAdjacent);
   const PlannedRow& planned = Planned(i);
   const int32_t slot = planned.row->slot;
@@ -434,7 +453,8 @@ void PackedModel::TurnQuery(int32_t layer, int32_t i) {
   const ModelShape& s = weights_.shape;
   float* q = q_.data() + i * Stride(s.q_rows());
   const int32_t heads =
-      uniform_ ? s.heads : extents_[static_cast<size_t>(layer)].heads[static_cast<size_t>(i)];
+      uniform_ ? s.heads
+               : extents_[static_cast<size_t>(layer)].q_rows[static_cast<size_t>(i)] / s.head_dim;
   if (w.q_bias != nullptr) kernels_.add(w.q_bias, heads * s.head_dim, q);
   NormHeads(q, heads, w.q_norm);
   kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
@@ -481,6 +501,20 @@ const PackedModel::Extents& PackedModel::ExtentsAfterKv(int32_t layer) const {
   return layer + 1 == info_.layers ? wanted_extents_ : extents_[static_cast<size_t>(layer)];
 }
 
+// Heads that a row's level has and its context lacks: O reads nothing of them.
+void PackedModel::AddClearHeads(int32_t layer) {
+  if (!narrowed_) return;
+  pool_->Add(RowsAfterKv(layer), 1, [this, layer](int begin, int end) {
+    const ModelShape& s = weights_.shape;
+    const Extents& extents = ExtentsAfterKv(layer);
+    for (int i = begin; i < end; ++i) {
+      float* row = attended_.data() + i * Stride(s.q_rows());
+      const auto at = static_cast<size_t>(i);
+      std::fill(row + extents.heads[at] * s.head_dim, row + extents.q_rows[at], 0.0f);
+    }
+  });
+}
+
 void PackedModel::AddAttention(int32_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
@@ -495,9 +529,10 @@ void PackedModel::AddAttention(int32_t layer) {
   args.q_stride = Stride(s.q_rows());
   args.out = attended_.data();
   args.out_stride = Stride(s.q_rows());
-  args.rank_major = s.query_heads_per_group() >= 3;
-  if (!uniform_ && args.rank_major) args.head_extent = ExtentsAfterKv(layer).heads.data();
+  args.rank_major = !s.cuts_kv_heads();
+  if (!uniform_) args.head_extent = ExtentsAfterKv(layer).heads.data();
   AddAttend(*pool_, kernels_, args);
+  AddClearHeads(layer);
   if (lora_) {
     pool_->Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
       const int32_t width = weights_.shape.q_rows();

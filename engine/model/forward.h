@@ -48,8 +48,9 @@ class PackedModel : public Model {
  private:
   // What rows of lower levels compute of one layer, row by row.
   struct Extents {
-    std::vector<int> heads;
+    std::vector<int> heads;  // that attend; fewer than q_rows has where the context has fewer
     std::vector<int> q_rows;
+    std::vector<int> kv_rows;
     std::vector<int> neurons;
   };
 
@@ -66,6 +67,7 @@ class PackedModel : public Model {
   void AddQkv(int32_t layer);
   void AddStoreKv(int32_t layer);
   void AddKeepWanted();
+  void AddClearHeads(int32_t layer);
   void AddAttention(int32_t layer);
   void AddFeedForward(int32_t layer);
   void AddTap(int32_t layer);
@@ -121,6 +123,7 @@ class PackedModel : public Model {
   bool uniform_ = true;                      // every row is at the full level: no extents needed
   std::vector<Extents> extents_;             // [layer]
   Extents wanted_extents_;                   // of the last layer, for the rows of wanted_
+  bool narrowed_ = false;                    // some row attends with fewer heads than its level has
   bool lora_ = false;                        // some row has LoRA
   AlignedArray<float> lora_in_;              // A * inputs, [row][part]
   std::vector<GateUpLowRank> gate_up_lora_;  // layer after layer

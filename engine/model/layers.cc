@@ -141,7 +141,9 @@ class Collector {
 
 int64_t LayerBytes(const LayerWeights& l, const ModelShape& s, const LayerExtent& extent) {
   const int q_rows = extent.heads * s.head_dim;
-  const size_t bytes = PackedBytes(l.k) + PackedBytes(l.v) + PrefixBytes(l.q, q_rows, l.q.n_in) +
+  const int kv_rows = s.kv_heads_of(extent.heads) * s.head_dim;
+  const size_t bytes = PrefixBytes(l.k, kv_rows, l.k.n_in) + PrefixBytes(l.v, kv_rows, l.v.n_in) +
+                       PrefixBytes(l.q, q_rows, l.q.n_in) +
                        PrefixBytes(l.output, l.output.n_out, q_rows) +
                        PrefixBytes(l.gate, extent.neurons, l.gate.n_in) +
                        PrefixBytes(l.up, extent.neurons, l.up.n_in) +
@@ -174,8 +176,8 @@ int64_t LoraFlops(const LoraWeights& l) {
 }
 
 int64_t LayerFlops(const ModelShape& s, const LayerExtent& extent) {
-  const int64_t rows = 2 * int64_t{s.kv_rows()} + 2 * int64_t{extent.heads} * s.head_dim +
-                       3 * int64_t{extent.neurons};
+  const int64_t heads = extent.heads + s.kv_heads_of(extent.heads);
+  const int64_t rows = 2 * heads * s.head_dim + 3 * int64_t{extent.neurons};
   return 2 * rows * s.d_model;
 }
 
@@ -225,12 +227,9 @@ absl::Status CheckExtent(const ModelWeights& weights, const LevelSpec& level, si
                                                    ": ", ToAbsl(what), " ", value, " must be ",
                                                    ToAbsl(wanted)));
   };
-  if (e.heads < 1 || e.heads > limit.heads || e.heads % s.kv_heads != 0) {
-    return wrong("heads", e.heads,
-                 absl::StrCat("a multiple of ", s.kv_heads, " up to ", limit.heads));
-  }
-  if (e.heads != s.heads && s.query_heads_per_group() < 3) {
-    return wrong("heads", e.heads, "all heads in a model with fewer than 3 query heads a KV head");
+  const int32_t unit = s.query_heads_per_unit();
+  if (e.heads < 1 || e.heads > limit.heads || e.heads % unit != 0) {
+    return wrong("heads", e.heads, absl::StrCat("a multiple of ", unit, " up to ", limit.heads));
   }
   if (e.heads != s.heads && e.heads * s.head_dim % weights.layers[layer].output.panel_inputs != 0) {
     return wrong("heads", e.heads, "whole panels of attn_output");

@@ -34,11 +34,14 @@ namespace withy::engine {
 // One token to compute. Slots number the token places of a context: slot s lives in chunk s /
 // info().kv.chunk_tokens. Outside trees slot == position.
 struct Row {
-  int32_t token = 0;         // [0, vocab_size)
-  int32_t position = 0;      // [0, context_length): RoPE angle and place in the causal order
-  int32_t slot = 0;          // where this row's K and V are written
-  int32_t context = 0;       // index into Batch::contexts
-  int32_t level = -1;        // index into info().levels; -1 is the full model
+  int32_t token = 0;     // [0, vocab_size)
+  int32_t position = 0;  // [0, context_length): RoPE angle and place in the causal order
+  int32_t slot = 0;      // where this row's K and V are written
+  int32_t context = 0;   // index into Batch::contexts
+  int32_t level = -1;    // index into info().levels; -1 is the full model
+  // The lowest level that anything the row sees was computed at, itself included; -1: its own. What
+  // that level has no KV heads for, this row does not attend with (only where levels cut KV heads).
+  int32_t context_level = -1;
   bool want_logits = false;  // adds one row to the logits output, in row order
   // Tree rows: slots of the row's ancestors in the tree, root first (ascending positions), itself
   // excluded. A row sees slots [0, position - ancestor_slots.size()), then these, then itself.

@@ -132,14 +132,29 @@ TEST_F(ModelTest, LevelsMustBeNestedAndWhole) {
 
 using Values = std::vector<float>;
 
-// Writes `whole` as a plain model that keeps the first `ranks` query heads of each group and the
-// first `neurons` neurons. `change` may alter a tensor's values first.
-void WriteCut(const GgufFile& whole, const SynthShape& shape, int32_t ranks, int32_t neurons,
+// A tiny shape whose levels cut KV heads: so many query heads on each of 4.
+SynthShape FewQueryHeads(int32_t group) {
+  SynthShape shape = TinyShape();
+  shape.heads = 4 * group;
+  shape.kv_heads = 4;
+  return shape;
+}
+
+bool CutsKvHeads(const SynthShape& shape) { return shape.heads / shape.kv_heads < 3; }
+
+// Writes `whole` as a plain model that keeps the extent's query heads, the first of each group or
+// the first groups, and its first neurons. `change` may alter a tensor's values first.
+void WriteCut(const GgufFile& whole, const SynthShape& shape, LayerExtent extent,
               const std::function<void(const TensorInfo&, Values*)>& change,
               const std::string& path) {
+  const int32_t group = shape.heads / shape.kv_heads;
+  const int32_t ranks = CutsKvHeads(shape) ? group : extent.heads / shape.kv_heads;
+  const int32_t kv_heads = extent.heads / ranks;
+  const int32_t neurons = extent.neurons;
   GgufWriter writer;
   writer.CopyMetadata(whole, [](std::string_view key) { return key.starts_with("withy."); });
-  writer.Set<uint32_t>("llama.attention.head_count", static_cast<uint32_t>(ranks * shape.kv_heads));
+  writer.Set<uint32_t>("llama.attention.head_count", static_cast<uint32_t>(extent.heads));
+  writer.Set<uint32_t>("llama.attention.head_count_kv", static_cast<uint32_t>(kv_heads));
   writer.Set<uint32_t>("llama.feed_forward_length", static_cast<uint32_t>(neurons));
   std::vector<Values> kept(whole.tensors().size());
   for (size_t t = 0; t < kept.size(); ++t) {
@@ -150,10 +165,12 @@ void WriteCut(const GgufFile& whole, const SynthShape& shape, int32_t ranks, int
     change(tensor, &values);
     const auto has = [&](const char* part) { return tensor.name.find(part) != std::string::npos; };
     const auto keeps_head = [&](int64_t at) {
-      return at / shape.head_dim % (shape.heads / shape.kv_heads) < ranks;
+      const int64_t head = at / shape.head_dim;
+      return head % group < ranks && head / group < kv_heads;
     };
     const auto keep = [&](int64_t row, int64_t col) {
       if (has("attn_q.")) return keeps_head(row);
+      if (has("attn_k.") || has("attn_v.")) return row / shape.head_dim < kv_heads;
       if (has("attn_output.")) return keeps_head(col);
       if (has("ffn_gate.") || has("ffn_up.")) return row < neurons;
       return !has("ffn_down.") || col < neurons;
@@ -164,7 +181,7 @@ void WriteCut(const GgufFile& whole, const SynthShape& shape, int32_t ranks, int
       }
     }
     std::vector<int64_t> dims = tensor.dims;
-    if (has("attn_output.")) dims[0] = ranks * shape.kv_heads * shape.head_dim;
+    if (has("attn_output.")) dims[0] = extent.heads * shape.head_dim;
     if (has("ffn_down.")) dims[0] = neurons;
     if (dims.size() > 1) dims[1] = static_cast<int64_t>(kept[t].size()) / dims[0];
     writer.AddTensor(tensor.name, GgmlType::kF32, dims,
@@ -181,19 +198,75 @@ Values LogitsAt(Model& model, int32_t level) {
 }
 
 // A level computes what a model cut down to its heads and neurons computes.
-TEST(LevelTest, ALevelIsTheCutModel) {
-  const SynthShape shape = TinyShape();
+void ExpectALevelIsTheCutModel(const SynthShape& shape, LayerExtent extent) {
   TestFolder folder;
   const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
   const auto whole = GgufFile::Open(path);
   ASSERT_TRUE(whole.ok()) << whole.status();
   WriteCut(
-      *whole, shape, 3, 256, [](const TensorInfo&, Values*) {}, folder / "cut.gguf");
+      *whole, shape, extent, [](const TensorInfo&, Values*) {}, folder / "cut.gguf");
   ModelOptions options;
-  options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(3, {3 * 2, 256})}};
+  options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(3, extent)}};
   const auto levelled = OpenTiny(folder, path, options);
   const auto cut = OpenTiny(folder, folder / "cut.gguf");
   EXPECT_EQ(LogitsAt(*levelled, 0), LogitsAt(*cut, -1));
+  EXPECT_EQ(levelled->info().levels[0].flops_per_token, cut->info().levels[0].flops_per_token);
+  EXPECT_EQ(levelled->info().levels[0].weight_bytes, cut->info().levels[0].weight_bytes);
+}
+
+TEST(LevelTest, ALevelIsTheCutModel) { ExpectALevelIsTheCutModel(TinyShape(), {3 * 2, 256}); }
+
+TEST(LevelTest, ALevelOfFewQueryHeadsCutsTheirKvHeads) {
+  ExpectALevelIsTheCutModel(FewQueryHeads(1), {3, 256});
+  ExpectALevelIsTheCutModel(FewQueryHeads(2), {2 * 2, 256});
+}
+
+// A row of the full model whose context lacks KV heads attends with those that are there, and is
+// full in everything else.
+TEST(LevelTest, ARowAttendsWithTheHeadsThatItsContextHas) {
+  TestFolder folder;
+  const std::string path = WriteTiny(folder, FewQueryHeads(2), GgmlType::kF32);
+  ModelOptions options;
+  options.levels = {{.percent = 40, .layers = std::vector<LayerExtent>(3, {4, 256})},
+                    {.percent = 70, .layers = std::vector<LayerExtent>(3, {4, 512})}};
+  const auto model = OpenTiny(folder, path, options);
+  const std::vector<int32_t> tokens = SomeTokens(24, model->info().vocab_size);
+  const auto next = [&](int32_t level, int32_t context_level) {
+    return Row{.token = 5,
+               .position = 24,
+               .slot = 24,
+               .level = level,
+               .context_level = context_level,
+               .want_logits = true};
+  };
+  const auto after_low = [&](const Row& row) {
+    const ScratchKv kv(model->info(), 32);
+    std::vector<Row> before = PlainRows(tokens);
+    for (Row& low : before) low.level = 0;
+    RunRows(*model, kv, before);
+    return RunRows(*model, kv, {&row, 1});
+  };
+  const Values narrow_attention = after_low(next(1, -1));
+  EXPECT_EQ(after_low(next(2, 0)), narrow_attention);
+  EXPECT_NE(after_low(next(2, -1)), narrow_attention);
+  EXPECT_NE(after_low(next(0, -1)), narrow_attention);
+  // The same beside a context that has all heads.
+  const ScratchKv low_kv(model->info(), 32);
+  const ScratchKv full_kv(model->info(), 32);
+  std::vector<Row> low = PlainRows(tokens);
+  for (Row& row : low) row.level = 0;
+  RunRows(*model, low_kv, low);
+  const Values plain = RunRows(*model, full_kv, PlainRows(tokens));
+  const Row full_row = next(2, -1);
+  const Values full_next = RunRows(*model, full_kv, {&full_row, 1});
+  std::vector<Row> both = {next(2, -1), next(2, 0)};
+  both[1].context = 1;
+  const std::vector<ContextView> views = {full_kv.View(), low_kv.View()};
+  Values logits(2 * full_next.size());
+  ASSERT_TRUE(model->Forward({.rows = both, .contexts = views}, logits.data()).ok());
+  const auto half = logits.begin() + static_cast<int64_t>(full_next.size());
+  EXPECT_EQ(Values(logits.begin(), half), full_next);
+  EXPECT_EQ(Values(half, logits.end()), narrow_attention);
 }
 
 // Adds LoRA B * A of `level` to the weights it belongs to, as a plain model would hold it.
@@ -236,6 +309,7 @@ class LoraMerger {
 
   // Place of a query row (or O column) in packed order.
   int64_t Packed(int64_t at) const {
+    if (CutsKvHeads(shape_)) return at;
     const int64_t ranks = shape_.heads / shape_.kv_heads;
     const int64_t head = at / shape_.head_dim;
     return (head % ranks * shape_.kv_heads + head / ranks) * shape_.head_dim + at % shape_.head_dim;
@@ -279,9 +353,8 @@ double Cosine(const Values& a, const Values& b) {
 
 // A level with LoRA computes what the cut model with B * A added to its weights computes, but for
 // the 8 bits of B.
-TEST(LevelTest, LoraIsTheCutModelWithItsProductAdded) {
-  SynthShape shape = TinyShape();
-  shape.levels = {45};
+void ExpectLoraIsAdded(SynthShape shape, int32_t percent) {
+  shape.levels = {percent};
   TestFolder folder;
   const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
   const auto elastic = GgufFile::Open(path);
@@ -289,10 +362,13 @@ TEST(LevelTest, LoraIsTheCutModelWithItsProductAdded) {
   const auto table = ReadLevels(*elastic, *ReadShape(*elastic));
   ASSERT_TRUE(table.ok()) << table.status();
   ASSERT_EQ(table->levels.size(), 1u);
-  ASSERT_EQ(table->levels[0].layers, std::vector<LayerExtent>(3, {4, 256}));
-  const LoraMerger merger(*elastic, shape, 45);
+  const LayerExtent extent = table->levels[0].layers[0];
+  ASSERT_EQ(table->levels[0].layers, std::vector<LayerExtent>(3, extent));
+  ASSERT_LT(extent.heads, shape.heads);
+  ASSERT_LT(extent.neurons, shape.d_ff);
+  const LoraMerger merger(*elastic, shape, percent);
   WriteCut(
-      *elastic, shape, 2, 256,
+      *elastic, shape, extent,
       [&](const TensorInfo& tensor, Values* values) { merger.Merge(tensor, values); },
       folder / "merged.gguf");
   const auto model = OpenTiny(folder, path);
@@ -305,6 +381,12 @@ TEST(LevelTest, LoraIsTheCutModelWithItsProductAdded) {
   EXPECT_LT(Cosine(LogitsAt(*without, 0), expected), 1 - 1e-4);
   EXPECT_GT(model->info().levels[0].weight_bytes, without->info().levels[0].weight_bytes);
   EXPECT_EQ(model->info().parameters, without->info().parameters);
+}
+
+TEST(LevelTest, LoraIsTheCutModelWithItsProductAdded) {
+  ExpectLoraIsAdded(TinyShape(), 45);
+  ExpectLoraIsAdded(FewQueryHeads(1), 41);
+  ExpectLoraIsAdded(FewQueryHeads(2), 42);
 }
 
 TEST(LevelTest, TablesAreCheckedByKey) {
@@ -335,35 +417,60 @@ TEST(LevelTest, TablesAreCheckedByKey) {
               HasSubstr("tensor withy.lora."));
 }
 
-TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
+ModelShape PlannedShape(int32_t layers, int32_t heads, int32_t kv_heads, int32_t d_ff) {
   ModelShape shape;
-  shape.layers = 22;
-  shape.d_model = 2048;
-  shape.heads = 32;
-  shape.kv_heads = 4;
+  shape.layers = layers;
+  shape.heads = heads;
+  shape.kv_heads = kv_heads;
   shape.head_dim = 64;
-  shape.d_ff = 5632;
-  const std::vector<int32_t> anchors = {0, 21, 10, 3, 7};
-  const double all = 2.0 * 256 + 2.0 * 2048 + 3.0 * 5632;
-  LevelSpec before;
-  for (int32_t percent = 20; percent < 100; percent += 10) {
-    const LevelSpec level = PlanLevel(shape, percent, anchors);
-    double kept = 0;
-    for (size_t i = 0; i < level.layers.size(); ++i) {
-      const LayerExtent& e = level.layers[i];
-      kept += (2.0 * 256 + 2.0 * 64 * e.heads + 3.0 * e.neurons) / all / 22;
-      EXPECT_GE(e.heads, 4);
-      if (before.layers.empty()) continue;
-      EXPECT_GE(e.heads, before.layers[i].heads) << percent << " layer " << i;
-      EXPECT_GE(e.neurons, before.layers[i].neurons) << percent << " layer " << i;
+  shape.d_ff = d_ff;
+  return shape;
+}
+
+// Whatever the shape and the split: nested, whole units, and near the share that the level is named
+// by.
+TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
+  const ModelShape shapes[] = {PlannedShape(22, 32, 4, 5632), PlannedShape(8, 8, 2, 512),
+                               PlannedShape(28, 16, 8, 3072), PlannedShape(24, 16, 16, 2816)};
+  const std::vector<int32_t> anchors = {0, 7, 5, 3, 6};
+  for (const ModelShape& shape : shapes) {
+    const double layer = 2.0 * 64 * (shape.heads + shape.kv_heads) + 3.0 * shape.d_ff;
+    std::vector<LevelSpec> levels;
+    for (int32_t percent = 20; percent < 100; percent += 10) {
+      const double head_share = std::vector<double>{0.7, 1.0, 1.4}[levels.size() % 3];
+      const LevelSpec* below_it = levels.empty() ? nullptr : &levels.back();
+      LevelSpec planned = PlanLevel(shape, percent, anchors, head_share, below_it);
+      levels.push_back(std::move(planned));
+      double kept = 0;
+      for (size_t i = 0; i < levels.back().layers.size(); ++i) {
+        const LayerExtent& e = levels.back().layers[i];
+        kept += 2.0 * 64 * (e.heads + shape.kv_heads_of(e.heads)) + 3.0 * e.neurons;
+        EXPECT_GE(e.heads, shape.query_heads_per_unit());
+        EXPECT_EQ(e.heads % shape.query_heads_per_unit(), 0);
+        EXPECT_EQ(e.neurons % NeuronPanel(shape.d_ff), 0);
+        if (levels.size() < 2) continue;
+        const LayerExtent& below = levels[levels.size() - 2].layers[i];
+        EXPECT_GE(e.heads, below.heads) << percent << " layer " << i;
+        EXPECT_GE(e.neurons, below.neurons) << percent << " layer " << i;
+      }
+      // Nothing is less than a unit of heads and a panel of neurons.
+      const LayerExtent least{shape.query_heads_per_unit(), NeuronPanel(shape.d_ff)};
+      const double floor =
+          (2.0 * 64 * (least.heads + shape.kv_heads_of(least.heads)) + 3.0 * least.neurons) / layer;
+      EXPECT_NEAR(kept / layer / shape.layers, std::max(percent / 100.0, floor), 0.015)
+          << percent << " of " << shape.heads << " heads, " << shape.d_ff << " neurons";
     }
-    EXPECT_NEAR(kept, percent / 100.0, 0.015) << percent;
-    before = level;
   }
-  EXPECT_EQ(PlanLevel(shape, 20, anchors).layers[10].heads,
-            PlanLevel(shape, 20, anchors).layers[1].heads)
+}
+
+TEST(PlanLevelTest, AnchorsAreWholeAndYieldAtLowLevels) {
+  const ModelShape shape = PlannedShape(22, 32, 4, 5632);
+  const std::vector<int32_t> anchors = {0, 21, 10, 3, 7};
+  const LayerExtent full{32, 5632};
+  EXPECT_EQ(PlanLevel(shape, 60, anchors).layers[3], full);
+  EXPECT_EQ(PlanLevel(shape, 20, anchors).layers[21], full);
+  EXPECT_LT(PlanLevel(shape, 20, anchors).layers[10].neurons, 5632)
       << "at 20 % only two anchors are left whole";
-  EXPECT_EQ(PlanLevel(shape, 60, anchors).layers[3], (LayerExtent{32, 5632}));
 }
 
 TEST(ModelTypesTest, Qwen2AndQwen3Run) {
@@ -392,6 +499,15 @@ TEST(PanelInputsTest, LargestDivisorUpTo256) {
   EXPECT_EQ(PanelInputs(128), 128);
   EXPECT_EQ(PanelInputs(32), 32);
   EXPECT_EQ(PanelInputs(32 * 11), 32);
+}
+
+TEST(PanelInputsTest, EightPanelsOfNeuronsInASmallModel) {
+  EXPECT_EQ(NeuronPanel(5632), 256);
+  EXPECT_EQ(NeuronPanel(1536), 192);
+  EXPECT_EQ(NeuronPanel(512), 64);
+  EXPECT_EQ(NeuronPanel(384), 64);
+  EXPECT_EQ(NeuronPanel(96), 32);
+  EXPECT_EQ(NeuronPanel(32), 32);
 }
 
 }  // namespace

@@ -29,6 +29,9 @@ absl::Status CheckRow(const Batch& batch, const ModelInfo& info, size_t index) {
   if (row.level != -1 && !in(row.level, levels)) {
     return OutOfRange(index, "level", row.level, levels);
   }
+  if (row.context_level != -1 && !in(row.context_level, levels)) {
+    return OutOfRange(index, "context level", row.context_level, levels);
+  }
   const ContextView& context = batch.contexts[static_cast<size_t>(row.context)];
   const int64_t chunks = static_cast<int64_t>(context.blocks.size()) / info.kv.layers;
   const int64_t slots = chunks * info.kv.chunk_tokens;
@@ -85,6 +88,8 @@ std::vector<PlannedRow> PlanPiece(const Batch& batch, const ModelInfo& info, int
   for (int32_t i = begin; i < end; ++i) {
     const Row& row = batch.rows[static_cast<size_t>(i)];
     PlannedRow planned{.row = &row, .level = row.level == -1 ? full : row.level, .batch_row = i};
+    planned.seen_level =
+        row.context_level == -1 ? planned.level : std::min(planned.level, row.context_level);
     if (row.want_logits) planned.logits_row = first_logits++;
     const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
     for (int32_t p = linear; p <= row.position; ++p) {

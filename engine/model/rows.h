@@ -14,6 +14,7 @@ namespace withy::engine {
 struct PlannedRow {
   const Row* row = nullptr;
   int32_t level = 0;        // index into info().levels
+  int32_t seen_level = 0;   // that attention is cut to: the lower of the row's and its context's
   int32_t logits_row = -1;  // in the caller's output; -1: wants none
   int32_t batch_row = 0;
   // Keys at positions from tail_group * chunk_tokens on are gathered into `tail_blocks` scratch

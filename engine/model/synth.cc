@@ -224,13 +224,14 @@ class Synthesizer {
     std::vector<uint32_t> percents;
     std::vector<uint32_t> heads;
     std::vector<uint32_t> neurons;
+    LevelSpec level;
     for (int32_t percent : shape_.levels) {
       if (percent < 1 || percent > 99 ||
           (!percents.empty() && static_cast<uint32_t>(percent) <= percents.back())) {
         return absl::InvalidArgumentError(
             absl::StrCat("level ", percent, " %: levels are ascending numbers from 1 to 99"));
       }
-      const LevelSpec level = PlanLevel(shape, percent, anchors);
+      level = PlanLevel(shape, percent, anchors, 1.0, percents.empty() ? nullptr : &level);
       percents.push_back(static_cast<uint32_t>(percent));
       for (int32_t layer = 0; layer < shape.layers; ++layer) {
         const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];

@@ -12,6 +12,16 @@ namespace withy::engine {
 namespace {
 
 constexpr int32_t kMaxPanelInputs = 256;
+constexpr int32_t kMinPanelInputs = 64;  // of ffn_down
+constexpr int32_t kLeastNeuronPanels = 8;
+
+// The largest multiple of a block up to `most` that divides `unit`.
+int32_t LargestPanel(int32_t unit, int32_t most) {
+  for (int32_t blocks = std::min(most, unit) / kQuantBlock; blocks > 1; --blocks) {
+    if (unit % (blocks * kQuantBlock) == 0) return blocks * kQuantBlock;
+  }
+  return kQuantBlock;
+}
 
 uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -62,12 +72,12 @@ class Planner {
   absl::Status PlanLayer(int32_t layer) {
     const ModelShape& s = layout_.shape;
     const std::vector<int32_t> heads = QueryHeadOrder(s.heads, s.kv_heads);
-    const bool rank_major = s.query_heads_per_group() >= 3;
+    const bool rank_major = !s.cuts_kv_heads();
     const std::vector<int32_t> q_rows =
         rank_major ? ExpandHeads(heads, s.head_dim) : std::vector<int32_t>();
     const std::vector<int32_t> o_blocks =
         rank_major ? ExpandHeads(heads, s.head_dim / kQuantBlock) : std::vector<int32_t>();
-    const int32_t unit = (rank_major ? s.kv_heads : s.query_heads_per_group()) * s.head_dim;
+    const int32_t unit = s.query_heads_per_unit() * s.head_dim;
     const auto name = [&](std::string_view part) {
       return absl::StrCat("blk.", layer, ".", ToAbsl(part));
     };
@@ -89,7 +99,7 @@ class Planner {
                                  PanelInputs(unit), {}, o_blocks));
     WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
     WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
-    return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, PanelInputs(s.d_ff));
+    return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, NeuronPanel(s.d_ff));
   }
 
   // The LoRA of the layers that a level cuts.
@@ -231,11 +241,11 @@ std::vector<int32_t> QueryHeadOrder(int32_t heads, int32_t kv_heads) {
   return order;
 }
 
-int32_t PanelInputs(int32_t unit) {
-  for (int32_t panel = std::min(kMaxPanelInputs, unit); panel > kQuantBlock; panel -= kQuantBlock) {
-    if (panel % kQuantBlock == 0 && unit % panel == 0) return panel;
-  }
-  return kQuantBlock;
+int32_t PanelInputs(int32_t unit) { return LargestPanel(unit, kMaxPanelInputs); }
+
+int32_t NeuronPanel(int32_t d_ff) {
+  return LargestPanel(d_ff,
+                      std::clamp(d_ff / kLeastNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
 }
 
 absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {

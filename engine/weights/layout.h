@@ -42,6 +42,10 @@ std::vector<int32_t> QueryHeadOrder(int32_t heads, int32_t kv_heads);
 // largest multiple of 32 up to 256 that divides `unit`, so that every cut falls between panels.
 int32_t PanelInputs(int32_t unit);
 
+// Inputs a panel of ffn_down, and so the step in which a level cuts neurons: as above, but such
+// that a small model, too, has at least eight panels to cut between, of 64 inputs or more.
+int32_t NeuronPanel(int32_t d_ff);
+
 // Errors: as ReadShape; NOT_FOUND (a tensor is missing), INVALID_ARGUMENT (a wrong shape, a tensor
 // that the architecture does not have), UNIMPLEMENTED (a tensor type that cannot be packed; the
 // message lists those that can).

@@ -17,33 +17,45 @@ constexpr std::array<std::string_view, kLoraParts> kPartNames = {
     "attn_in.a", "attn_output.a", "ffn_in.a",   "ffn_down.a", "attn_q.b",  "attn_k.b",
     "attn_v.b",  "attn_output.b", "ffn_gate.b", "ffn_up.b",   "ffn_down.b"};
 
+// Parameters of a layer, in units of d_model.
+double Parameters(const ModelShape& s, const LayerExtent& extent) {
+  return 2.0 * s.head_dim * (extent.heads + s.kv_heads_of(extent.heads)) + 3.0 * extent.neurons;
+}
+
+// The least that a level computes of a layer.
+LayerExtent LeastExtent(const ModelShape& s) {
+  return {s.query_heads_per_unit(), NeuronPanel(s.d_ff)};
+}
+
 // Layers that a level leaves whole.
-int32_t AnchorCount(int32_t layers, int32_t available, double level) {
+int32_t AnchorCount(const ModelShape& s, int32_t available, double level) {
+  const double least = Parameters(s, LeastExtent(s)) / Parameters(s, {s.heads, s.d_ff});
   for (const double share : {0.2, 0.1}) {
-    const int32_t count = std::min(available, static_cast<int32_t>(std::lround(share * layers)));
-    if (count == 0 || count >= layers) continue;
-    const double others = (level * layers - count) / (layers - count);
-    if (others >= level / 2) return count;
+    const int32_t count = std::min(available, static_cast<int32_t>(std::lround(share * s.layers)));
+    if (count == 0 || count >= s.layers) continue;
+    const double others = (level * s.layers - count) / (s.layers - count);
+    if (others >= std::max(level / 2, least)) return count;
   }
   return 0;
 }
 
-// What a cut layer computes when it keeps `share` of its parameters.
-LayerExtent FitExtent(const ModelShape& s, double share, double head_share) {
-  const bool cut_heads = s.query_heads_per_group() >= 3;
-  const double rank_parameters = 2.0 * s.kv_heads * s.head_dim;  // in units of d_model, as all here
-  const double fixed = 2.0 * s.kv_rows();
-  const int32_t ranks = s.query_heads_per_group();
-  const double all = fixed + rank_parameters * ranks + 3.0 * s.d_ff;
-  int32_t kept_ranks = ranks;
-  if (cut_heads) {
-    kept_ranks =
-        std::clamp(static_cast<int32_t>(std::lround(share * head_share * ranks)), 1, ranks);
-  }
-  const int32_t panel = PanelInputs(s.d_ff);
-  const double neurons = (share * all - fixed - rank_parameters * kept_ranks) / 3.0;
-  const auto panels = static_cast<int32_t>(std::lround(neurons / panel));
-  return {kept_ranks * s.kv_heads, std::clamp(panels * panel, panel, s.d_ff)};
+// What a cut layer computes of about so many parameters, no less than `least`. Heads first, then
+// neurons from what is left; where that is more or less than there may be, more or fewer heads.
+LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
+                      const LayerExtent& least) {
+  const int32_t unit = s.query_heads_per_unit();
+  const int32_t units = s.heads / unit;
+  const int32_t panel = NeuronPanel(s.d_ff);
+  const double share = parameters / Parameters(s, {s.heads, s.d_ff});
+  const auto neurons_beside = [&](int32_t kept) {
+    return (parameters - Parameters(s, {kept * unit, 0})) / 3.0;
+  };
+  int32_t kept = static_cast<int32_t>(std::lround(share * head_share * units));
+  kept = std::clamp(kept, least.heads / unit, units);
+  while (kept < units && neurons_beside(kept + 1) >= s.d_ff) ++kept;
+  while (kept > least.heads / unit && neurons_beside(kept) + panel / 2 < least.neurons) --kept;
+  const auto panels = static_cast<int32_t>(std::lround(neurons_beside(kept) / panel));
+  return {kept * unit, std::clamp(panels * panel, least.neurons, s.d_ff)};
 }
 
 class Reader {
@@ -118,14 +130,22 @@ class Reader {
 }  // namespace
 
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
-                    double head_share) {
+                    double head_share, const LevelSpec* below) {
   const double level = percent / 100.0;
-  const int32_t whole = AnchorCount(shape.layers, static_cast<int32_t>(anchors.size()), level);
-  const double others = (level * shape.layers - whole) / (shape.layers - whole);
+  const LayerExtent full{shape.heads, shape.d_ff};
+  const int32_t whole = AnchorCount(shape, static_cast<int32_t>(anchors.size()), level);
   LevelSpec spec{.percent = percent};
-  spec.layers.assign(static_cast<size_t>(shape.layers), FitExtent(shape, others, head_share));
-  for (int32_t layer : anchors.first(static_cast<size_t>(whole))) {
-    spec.layers[static_cast<size_t>(layer)] = {shape.heads, shape.d_ff};
+  spec.layers.assign(static_cast<size_t>(shape.layers), {});
+  for (const int32_t layer : anchors.first(static_cast<size_t>(whole))) {
+    spec.layers[static_cast<size_t>(layer)] = full;
+  }
+  double left = Parameters(shape, full) * (level * shape.layers - whole);
+  int32_t others = shape.layers - whole;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (spec.layers[i] == full) continue;
+    const LayerExtent least = below == nullptr ? LeastExtent(shape) : below->layers[i];
+    spec.layers[i] = FitExtent(shape, left / others--, head_share, least);
+    left -= Parameters(shape, spec.layers[i]);
   }
   return spec;
 }
@@ -147,7 +167,7 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
       return {2 * rank, shape.d_model};
     case LoraPart::kK:
     case LoraPart::kV:
-      return {rank, shape.kv_rows()};
+      return {rank, shape.kv_heads_of(extent.heads) * shape.head_dim};
     case LoraPart::kAttentionOut:
     case LoraPart::kDown:
       return {rank, shape.d_model};

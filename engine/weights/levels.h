@@ -18,7 +18,7 @@ namespace withy::engine {
 // What one level computes of one layer: a prefix of the query heads (in packed order) and of the
 // MLP's neurons.
 struct LayerExtent {
-  int32_t heads = 0;    // a multiple of kv_heads; 1 * kv_heads to the model's heads
+  int32_t heads = 0;    // whole ModelShape::query_heads_per_unit; one unit to the model's heads
   int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
   friend bool operator==(const LayerExtent&, const LayerExtent&) = default;
 };
@@ -38,10 +38,11 @@ struct LevelTable {
 // most important first; the first fifth of the layers is not cut, or a tenth, or none, so that
 // every other layer keeps at least half of the level. `head_share`: how much of its heads a cut
 // layer keeps, in terms of its share of parameters (1: as much as of its neurons). Units are whole:
-// one query head of every KV group, one panel of neurons; at least one of each stays.
+// ModelShape::query_heads_per_unit, one panel of neurons; at least one of each stays. What rounding
+// one layer leaves over, the next ones get. `below`: the level that this one must hold, if any.
 // Source: ElastiLM section 4.2; anchors yield as DESIGN section 4 says.
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
-                    double head_share = 1.0);
+                    double head_share = 1.0, const LevelSpec* below = nullptr);
 
 // The factors of one layer's LoRA at one level; only layers that the level cuts have one.
 enum class LoraPart {
