@@ -36,6 +36,7 @@ struct Call {
   double ttft_ms = 0;
   double tpot_ms = 0;
   int prompt_tokens = 0;
+  v1::LatencyReport told = {};  // where the service says its time went
 };
 
 // Different from round to round, so that nothing of it is known already.
@@ -70,6 +71,7 @@ absl::StatusOr<Call> ThroughService(v1::LlmService::Stub& stub, int round) {
     }
     if (response.has_finished()) {
       call.prompt_tokens = static_cast<int>(response.finished().usage().prompt_tokens());
+      call.told = response.finished().latency();
     }
   }
   WITHY_RETURN_IF_ERROR(rpc::FromGrpc(reader->Finish()));
@@ -86,7 +88,9 @@ absl::StatusOr<Call> ThroughService(v1::LlmService::Stub& stub, int round) {
 absl::StatusOr<Call> ByEngine(EngineBench& engine, int prompt_tokens) {
   WITHY_ASSIGN_OR_RETURN(const double prefill, engine.Prefill(prompt_tokens));
   WITHY_ASSIGN_OR_RETURN(const double decode, engine.Decode(1, prompt_tokens, kAnswerTokens - 1));
-  return Call{prompt_tokens / prefill * 1e3, 1e3 / decode, prompt_tokens};
+  return Call{.ttft_ms = prompt_tokens / prefill * 1e3,
+              .tpot_ms = 1e3 / decode,
+              .prompt_tokens = prompt_tokens};
 }
 
 void Print(const char* name, const Spread& spread, const char* unit) {
@@ -104,6 +108,7 @@ absl::Status Main() {
   const auto stub = v1::LlmService::NewStub(rpc::Connect(absl::GetFlag(FLAGS_address)));
   WITHY_RETURN_IF_ERROR(ThroughService(*stub, pairs).status());  // both warm
   std::vector<double> served_ttft, served_tpot, own_ttft, own_tpot, more_ttft, more_tpot;
+  std::vector<double> queue, load, prefill, rest;  // of the served TTFT
   int prompt_tokens = 0;
   for (int pair = 0; pair < pairs; ++pair) {
     WITHY_ASSIGN_OR_RETURN(const Call served, ThroughService(*stub, pair));
@@ -113,6 +118,11 @@ absl::Status Main() {
     served_tpot.push_back(served.tpot_ms);
     own_ttft.push_back(own.ttft_ms);
     own_tpot.push_back(own.tpot_ms);
+    queue.push_back(served.told.queue_ms());
+    load.push_back(served.told.load_ms());
+    prefill.push_back(served.told.prefill_ms() - own.ttft_ms);
+    rest.push_back(served.ttft_ms - served.told.queue_ms() - served.told.load_ms() -
+                   served.told.prefill_ms());
     more_ttft.push_back(served.ttft_ms - own.ttft_ms);
     more_tpot.push_back(served.tpot_ms / own.tpot_ms - 1);
     std::fprintf(stderr, "\rpair %d of %d", pair + 1, pairs);
@@ -126,6 +136,10 @@ absl::Status Main() {
   const Spread ttft = Summarize(more_ttft);
   const Spread tpot = Summarize(more_tpot);
   Print("service adds to TTFT", ttft, "ms");
+  Print("  in the queue", Summarize(queue), "ms");
+  Print("  for the lease", Summarize(load), "ms");
+  Print("  prefill beyond the engine's", Summarize(prefill), "ms");
+  Print("  on the way", Summarize(rest), "ms");
   Print("service adds to TPOT", tpot, "of it");
   std::printf("{\"prompt_tokens\": %d, \"ttft_added_ms\": %.3f, \"tpot_added\": %.4f}\n",
               prompt_tokens, ttft.median, tpot.median);

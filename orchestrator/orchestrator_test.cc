@@ -146,18 +146,26 @@ TEST(OrchestratorTest, AFullQueueRefusesWithAdvice) {
   EXPECT_TRUE(board.Generate(Ask("hello")).status.ok());
 }
 
+// What the orchestrator says of itself once it knows so many calls.
+v1::ProcessStatus AwaitCalls(Board& board, uint32_t calls) {
+  v1::GetStatusResponse status;
+  do {
+    grpc::ClientContext context;
+    const grpc::Status asked = board.stub().GetStatus(&context, {}, &status);
+    EXPECT_TRUE(asked.ok()) << asked.error_message();
+    if (!asked.ok()) return {};
+  } while (status.processes(0).status().running_calls() +
+               status.processes(0).status().queued_calls() <
+           calls);
+  return status.processes(0).status();
+}
+
 TEST(OrchestratorTest, CallsBeyondTheBatchWaitForASlot) {
   Board board(/*queue_limit=*/8, /*max_batch=*/1);
   OpenCall first(board, Ask("hold"));
   Outcome second;
   std::thread caller([&] { second = board.Generate(Ask("hello")); });
-  v1::GetStatusResponse status;
-  do {  // until both are counted
-    grpc::ClientContext context;
-    ASSERT_TRUE(board.stub().GetStatus(&context, {}, &status).ok());
-  } while (status.processes(0).status().running_calls() +
-               status.processes(0).status().queued_calls() <
-           2);
+  AwaitCalls(board, 2);
   EXPECT_EQ(board.worker.runs().size(), 1u);
   board.worker.Release();
   caller.join();
@@ -174,9 +182,10 @@ TEST(OrchestratorTest, APrefillThatARunningSloCannotBearWaits) {
   OpenCall first(board, promised);
   Outcome second;
   std::thread caller([&] { second = board.Generate(Ask(std::string(20'000, 'x'))); });
+  AwaitCalls(board, 2);
   EXPECT_TRUE(board.Generate(Ask("hello")).status.ok()) << "a short one passes";
-  absl::SleepFor(absl::Milliseconds(100));
-  EXPECT_EQ(board.worker.runs().size(), 2u) << "the long one waits";
+  EXPECT_EQ(AwaitCalls(board, 2).queued_calls(), 1u) << "the long one waits";
+  EXPECT_EQ(board.worker.runs().size(), 2u);
   board.worker.Release();
   EXPECT_TRUE(first.Finish().ok());
   caller.join();

@@ -39,10 +39,13 @@ ABSL_FLAG(std::string, text, "",
 ABSL_FLAG(std::string, work, "", "directory of what is done; default: OUT.work");
 ABSL_FLAG(std::string, levels, "20,30,40,50,60,70,80,90", "levels in per cent, ascending");
 ABSL_FLAG(int64_t, calibration_batches, 16, "batches that units and layers are judged on");
-ABSL_FLAG(int64_t, recovery_batches, 200, "batches that LoRA is trained on, once over");
-ABSL_FLAG(int64_t, recovery_steps, 200, "steps of LoRA training a level; 0: no LoRA");
+ABSL_FLAG(int64_t, recovery_batches, 600, "batches that LoRA is trained on");
+ABSL_FLAG(
+    int64_t, recovery_steps, 120,
+    "steps of LoRA training at 100 %; a level of p % takes 100 / p times as many, so that all "
+    "cost about the same; 0: no LoRA");
 ABSL_FLAG(int64_t, batch_tokens, 2048, "tokens a batch");
-ABSL_FLAG(double, rate, 2e-3, "LoRA's learning rate");
+ABSL_FLAG(double, rate, 1e-2, "LoRA's learning rate");
 ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
 ABSL_FLAG(std::string, order, "importance",
           "what units are ordered by: importance, or, to compare with, magnitude or random");
@@ -195,7 +198,6 @@ class Job {
     network.set_products(train::FastestProducts(network.device()));
     RecoveryOptions options;
     options.rank = absl::GetFlag(FLAGS_rank);
-    options.steps = absl::GetFlag(FLAGS_recovery_steps);
     options.rate = absl::GetFlag(FLAGS_rate);
     options.seed = absl::GetFlag(FLAGS_seed);
     // Other text than what the splits were chosen on; a text file has only its own.
@@ -204,14 +206,16 @@ class Job {
         Batches(file, absl::GetFlag(FLAGS_recovery_batches), options.seed + 1000));
     std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
     const Clock::time_point start = Clock::now();
-    const int64_t all = options.steps * static_cast<int64_t>(choices_.size());
     for (size_t i = 0; i < choices_.size(); ++i) {
       const LevelChoice& choice = choices_[i];
       ElasticLevel level{choice.spec, {}};
+      options.steps = absl::GetFlag(FLAGS_recovery_steps) * 100 / choice.spec.percent;
       if (options.steps > 0 && !work_->LoadLora(network, choice.spec, options.rank, &level.lora)) {
         level.lora = TrainLora(network, choice.spec, batches, options, [&](int64_t step, double) {
+          const auto done = static_cast<int64_t>(i);
           Show(absl::StrCat("recovery of level ", choice.spec.percent, " %"),
-               static_cast<int64_t>(i) * options.steps + step, all, start);
+               done * options.steps + step, options.steps * static_cast<int64_t>(choices_.size()),
+               start);
         });
         WITHY_RETURN_IF_ERROR(work_->SaveLora(choice.spec, level.lora));
       }

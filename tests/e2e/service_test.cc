@@ -282,6 +282,27 @@ TEST_F(ServiceTest, AnSloBendsPromptAndModelAndSaysSo) {
               HasSubstr("20, 60, 100"));
 }
 
+// A context that a lower level made is at the full one after a quiet second, and goes on from
+// there.
+TEST_F(ServiceTest, AQuietMomentBringsAContextBackToTheFullLevel) {
+  StartBoard({"model.path=" + TestElasticPath(), "model.idle_upgrade_s=1"});
+  const std::string context = CreateContext(*stub_, token_, "");
+  v1::GenerateRequest request = UserRequest(context, LongPrompt(), 8);
+  request.set_model_level_percent(20);
+  ASSERT_TRUE(Generate(*stub_, token_, request).status.ok());
+  std::string metrics;
+  for (int i = 0; i < 600 && metrics.find("upgraded_contexts_total{process=\"model_worker\"} 1") ==
+                                 std::string::npos;
+       ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+    metrics = Metrics(board_->metrics_address());
+  }
+  EXPECT_THAT(metrics, HasSubstr("withy_upgraded_contexts_total{process=\"model_worker\"} 1"));
+  const Answer next = Generate(*stub_, token_, UserRequest(context, "and on", 8));
+  ASSERT_TRUE(next.status.ok()) << next.status;
+  EXPECT_GE(next.finished.usage().reused_tokens(), next.finished.usage().context_tokens() - 1);
+}
+
 TEST_F(ServiceTest, BadRequestsNameTheFieldAndHarmNobody) {
   StartBoard();
   v1::GenerateRequest request = UserRequest("", "x", 8);
