@@ -135,7 +135,12 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
   const std::vector<int32_t> percents = {45, 70};
   std::vector<ElasticLevel> levels;
-  for (const LevelChoice& choice : ChooseLevels(*network_, percents, anchors, batches_)) {
+  for (const int32_t percent : percents) {
+    const LevelChoice choice = ChooseLevel(
+        network_->shape(), percent, anchors, levels.empty() ? nullptr : &levels.back().spec,
+        [&](const engine::LevelSpec& spec) {
+          return MeanLoss(*network_, batches_, {.extents = &spec.layers});
+        });
     for (size_t i = 0; i < choice.spec.layers.size() && !levels.empty(); ++i) {
       EXPECT_GE(choice.spec.layers[i].heads, levels.back().spec.layers[i].heads);
       EXPECT_GE(choice.spec.layers[i].neurons, levels.back().spec.layers[i].neurons);
@@ -181,6 +186,26 @@ TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
   EXPECT_FALSE(file->Has("withy.level.loss"));
 }
 
+// Of the splits that fit, the one whose loss is least, and it holds the level below.
+TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
+  engine::ModelShape shape;
+  shape.layers = 4;
+  shape.heads = 16;
+  shape.kv_heads = 2;
+  shape.head_dim = 64;
+  shape.d_ff = 1024;
+  const auto choose = [&](double sign, const engine::LevelSpec* below) {
+    return ChooseLevel(shape, 50, {}, below,
+                       [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; });
+  };
+  const LevelChoice many = choose(-1, nullptr);
+  const LevelChoice few = choose(1, nullptr);
+  EXPECT_GT(many.spec.layers[0].heads, few.spec.layers[0].heads);
+  EXPECT_LT(many.spec.layers[0].neurons, few.spec.layers[0].neurons);
+  EXPECT_EQ(many.loss, -many.spec.layers[0].heads);
+  EXPECT_GE(choose(1, &many.spec).spec.layers[0].heads, many.spec.layers[0].heads);
+}
+
 // Whatever a baseline leaves out adds nothing any more, and what it keeps is as it was.
 TEST_P(ElasticTest, BaselinesLeaveOutAsMuchAsAsked) {
   const std::vector<Layer> whole = network_->layers();
@@ -222,6 +247,9 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
     ASSERT_TRUE((*work)->SaveUnits(units).ok());
     ASSERT_TRUE((*work)->SaveLayers({1, 2, 3}).ok());
     ASSERT_TRUE((*work)->SaveLora(level, lora).ok());
+    LevelChoice choice;
+    EXPECT_FALSE((*work)->LoadChoice(*network_, 45, &choice));
+    ASSERT_TRUE((*work)->SaveChoice({level, 1.4, 0.5}).ok());
   }
   const auto work = Work::Open(directory, "a run");
   ASSERT_TRUE(work.ok()) << work.status();
@@ -231,6 +259,11 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   std::vector<double> layers;
   ASSERT_TRUE((*work)->LoadLayers(*network_, &layers));
   EXPECT_EQ(layers, (std::vector<double>{1, 2, 3}));
+  LevelChoice choice;
+  ASSERT_TRUE((*work)->LoadChoice(*network_, 45, &choice));
+  EXPECT_EQ(choice.spec.layers, level.layers);
+  EXPECT_EQ(choice.head_share, 1.4);
+  EXPECT_EQ(choice.loss, 0.5);
   std::vector<Lora> found_lora;
   ASSERT_TRUE((*work)->LoadLora(*network_, level, 8, &found_lora));
   EXPECT_EQ(MaxDifference(found_lora[1].down.a, lora[1].down.a), 0.0);

@@ -44,6 +44,8 @@ ABSL_FLAG(
     int64_t, recovery_steps, 120,
     "steps of LoRA training at 100 %; a level of p % takes 100 / p times as many, so that all "
     "cost about the same; 0: no LoRA");
+ABSL_FLAG(int64_t, trial_steps, 15,
+          "the same, for each split between heads and neurons that is tried for a level");
 ABSL_FLAG(int64_t, batch_tokens, 2048, "tokens a batch");
 ABSL_FLAG(double, rate, 1e-2, "LoRA's learning rate");
 ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
@@ -118,8 +120,10 @@ class Job {
         Network network,
         Network::FromGguf(file, torch::cuda::is_available() ? torch::kCUDA : torch::kCPU));
     WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), Fingerprint(file)));
-    WITHY_RETURN_IF_ERROR(Judge(file, &network));
-    WITHY_RETURN_IF_ERROR(Recover(file, network));
+    WITHY_RETURN_IF_ERROR(ReadText(file));
+    WITHY_RETURN_IF_ERROR(Judge(&network));
+    WITHY_RETURN_IF_ERROR(ChooseLevels(&network));
+    WITHY_RETURN_IF_ERROR(Recover(network));
     WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_,
                                         static_cast<int32_t>(absl::GetFlag(FLAGS_rank)), findings_,
                                         type_, out_));
@@ -139,10 +143,10 @@ class Job {
     return absl::StrCat(file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
                         absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_calibration_batches),
                         " ", absl::GetFlag(FLAGS_recovery_batches), " ",
-                        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_batch_tokens),
-                        " ", absl::GetFlag(FLAGS_rate), " ", absl::GetFlag(FLAGS_rank), " ",
-                        absl::GetFlag(FLAGS_seed), " ", absl::GetFlag(FLAGS_order), " ",
-                        absl::GetFlag(FLAGS_anchors));
+                        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_trial_steps),
+                        " ", absl::GetFlag(FLAGS_batch_tokens), " ", absl::GetFlag(FLAGS_rate), " ",
+                        absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed), " ",
+                        absl::GetFlag(FLAGS_order), " ", absl::GetFlag(FLAGS_anchors));
   }
 
   absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, int64_t count,
@@ -155,10 +159,18 @@ class Job {
     return text.empty() ? CorpusBatches(file, options) : TextBatches(file, text, options);
   }
 
-  absl::Status Judge(const engine::GgufFile& file, Network* network) {
+  // Two texts: levels are judged on one and trained on the other, unless a file has only its own.
+  absl::Status ReadText(const engine::GgufFile& file) {
     const uint64_t seed = absl::GetFlag(FLAGS_seed);
-    WITHY_ASSIGN_OR_RETURN(const std::vector<Batch> batches,
+    WITHY_ASSIGN_OR_RETURN(calibration_,
                            Batches(file, absl::GetFlag(FLAGS_calibration_batches), seed));
+    WITHY_ASSIGN_OR_RETURN(recovery_text_,
+                           Batches(file, absl::GetFlag(FLAGS_recovery_batches), seed + 1000));
+    return absl::OkStatus();
+  }
+
+  absl::Status Judge(Network* network) {
+    const uint64_t seed = absl::GetFlag(FLAGS_seed);
     Clock::time_point start = Clock::now();
     std::vector<UnitImportance> units;
     const std::string order = absl::GetFlag(FLAGS_order);
@@ -171,7 +183,7 @@ class Job {
           absl::StrCat("--order=", order, ": there are importance, magnitude and random"));
     } else if (!work_->LoadUnits(*network, &units)) {
       Show("importance of heads and neurons", 0, 1, start);
-      units = MeasureUnits(*network, batches);
+      units = MeasureUnits(*network, calibration_);
       Show("importance of heads and neurons", 1, 1, start);
       WITHY_RETURN_IF_ERROR(work_->SaveUnits(units));
     }
@@ -179,53 +191,77 @@ class Job {
     std::vector<double>& layers = findings_.layers;
     if (!work_->LoadLayers(*network, &layers)) {
       Show("importance of layers", 0, 1, start);
-      layers = MeasureLayers(*network, batches);
+      layers = MeasureLayers(*network, calibration_);
       Show("importance of layers", 1, 1, start);
       WITHY_RETURN_IF_ERROR(work_->SaveLayers(layers));
     }
     if (absl::GetFlag(FLAGS_anchors)) findings_.anchors = AnchorOrder(layers);
     findings_.units = units;
     Reorder(*network, units);
-    start = Clock::now();
-    Show("splits between heads and neurons", 0, 1, start);
-    choices_ = ChooseLevels(*network, percents_, findings_.anchors, batches);
-    Show("splits between heads and neurons", 1, 1, start);
-    findings_.whole_loss = MeanLoss(*network, batches);
+    findings_.whole_loss = MeanLoss(*network, calibration_);
     return absl::OkStatus();
   }
 
-  absl::Status Recover(const engine::GgufFile& file, Network& network) {
-    network.set_products(train::FastestProducts(network.device()));
-    RecoveryOptions options;
-    options.rank = absl::GetFlag(FLAGS_rank);
-    options.rate = absl::GetFlag(FLAGS_rate);
-    options.seed = absl::GetFlag(FLAGS_seed);
-    // Other text than what the splits were chosen on; a text file has only its own.
-    WITHY_ASSIGN_OR_RETURN(
-        const std::vector<Batch> batches,
-        Batches(file, absl::GetFlag(FLAGS_recovery_batches), options.seed + 1000));
-    std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
+  RecoveryOptions OptionsOf(int32_t percent, int64_t steps) const {
+    return {.rank = absl::GetFlag(FLAGS_rank),
+            .steps = steps * 100 / percent,
+            .rate = absl::GetFlag(FLAGS_rate),
+            .seed = absl::GetFlag(FLAGS_seed)};
+  }
+
+  absl::Status ChooseLevels(Network* network) {
+    network->set_products(train::FastestProducts(network->device()));
+    const int64_t steps =
+        absl::GetFlag(FLAGS_recovery_steps) == 0 ? 0 : absl::GetFlag(FLAGS_trial_steps);
     const Clock::time_point start = Clock::now();
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      const LevelChoice& choice = choices_[i];
+    const auto all = static_cast<int64_t>(percents_.size());
+    for (const int32_t percent : percents_) {
+      LevelChoice choice;
+      Show("splits between heads and neurons", static_cast<int64_t>(choices_.size()), all, start);
+      if (!work_->LoadChoice(*network, percent, &choice)) {
+        const engine::LevelSpec* below = choices_.empty() ? nullptr : &choices_.back().spec;
+        choice = ChooseLevel(network->shape(), percent, findings_.anchors, below,
+                             [&](const engine::LevelSpec& spec) {
+                               View view{.extents = &spec.layers};
+                               if (steps == 0) return MeanLoss(*network, calibration_, view);
+                               const std::vector<Lora> lora = TrainLora(
+                                   *network, spec, recovery_text_, OptionsOf(percent, steps));
+                               view.lora = &lora;
+                               return MeanLoss(*network, calibration_, view);
+                             });
+        WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
+      }
+      choices_.push_back(std::move(choice));
+    }
+    Show("splits between heads and neurons", all, all, start);
+    return absl::OkStatus();
+  }
+
+  absl::Status Recover(const Network& network) {
+    std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
+    const int64_t steps = absl::GetFlag(FLAGS_recovery_steps);
+    const Clock::time_point start = Clock::now();
+    const auto all = static_cast<int64_t>(choices_.size());
+    for (const LevelChoice& choice : choices_) {
+      const int32_t percent = choice.spec.percent;
+      const RecoveryOptions options = OptionsOf(percent, steps);
+      const auto done = static_cast<int64_t>(levels_.size());
       ElasticLevel level{choice.spec, {}};
-      options.steps = absl::GetFlag(FLAGS_recovery_steps) * 100 / choice.spec.percent;
-      if (options.steps > 0 && !work_->LoadLora(network, choice.spec, options.rank, &level.lora)) {
-        level.lora = TrainLora(network, choice.spec, batches, options, [&](int64_t step, double) {
-          const auto done = static_cast<int64_t>(i);
-          Show(absl::StrCat("recovery of level ", choice.spec.percent, " %"),
-               done * options.steps + step, options.steps * static_cast<int64_t>(choices_.size()),
-               start);
-        });
+      if (steps > 0 && !work_->LoadLora(network, choice.spec, options.rank, &level.lora)) {
+        level.lora =
+            TrainLora(network, choice.spec, recovery_text_, options, [&](int64_t step, double) {
+              Show(absl::StrCat("recovery of level ", percent, " %"), done * options.steps + step,
+                   all * options.steps, start);
+            });
         WITHY_RETURN_IF_ERROR(work_->SaveLora(choice.spec, level.lora));
       }
-      const View view{.extents = &choice.spec.layers,
-                      .lora = level.lora.empty() ? nullptr : &level.lora};
-      findings_.losses.push_back(choice.loss);
-      findings_.lora_losses.push_back(MeanLoss(network, batches, view));
-      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n",
-                  choice.spec.percent, choice.head_share, choice.loss,
-                  findings_.lora_losses.back());
+      const View cut{.extents = &choice.spec.layers};
+      const View recovered{.extents = &choice.spec.layers,
+                           .lora = level.lora.empty() ? nullptr : &level.lora};
+      findings_.losses.push_back(MeanLoss(network, calibration_, cut));
+      findings_.lora_losses.push_back(MeanLoss(network, calibration_, recovered));
+      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n", percent,
+                  choice.head_share, findings_.losses.back(), findings_.lora_losses.back());
       std::fflush(stdout);
       levels_.push_back(std::move(level));
     }
@@ -236,6 +272,8 @@ class Job {
   std::vector<int32_t> percents_;
   engine::GgmlType type_ = engine::GgmlType::kQ8_0;
   std::unique_ptr<Work> work_;
+  std::vector<Batch> calibration_;
+  std::vector<Batch> recovery_text_;
   Findings findings_;
   std::vector<LevelChoice> choices_;
   std::vector<ElasticLevel> levels_;

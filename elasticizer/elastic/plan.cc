@@ -3,32 +3,33 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 namespace withy::elastic {
 namespace {
 
 // Heads kept, in terms of a layer's share of parameters: fewer than neurons, as many, more.
-constexpr std::array<double, 3> kHeadShares = {0.7, 1.0, 1.4};
+constexpr std::array<double, 5> kHeadShares = {0.5, 0.7, 1.0, 1.4, 2.0};
 
 }  // namespace
 
-std::vector<LevelChoice> ChooseLevels(const Network& network, std::span<const int32_t> percents,
-                                      std::span<const int32_t> anchors,
-                                      const std::vector<Batch>& calibration) {
-  std::vector<LevelChoice> levels;
-  for (const int32_t percent : percents) {
-    LevelChoice best;
-    const engine::LevelSpec* below = levels.empty() ? nullptr : &levels.back().spec;
-    for (const double head_share : kHeadShares) {
-      LevelChoice choice{engine::PlanLevel(network.shape(), percent, anchors, head_share, below),
-                         head_share, 0};
-      if (!best.spec.layers.empty() && choice.spec.layers == best.spec.layers) continue;
-      choice.loss = MeanLoss(network, calibration, {.extents = &choice.spec.layers});
-      if (best.spec.layers.empty() || choice.loss < best.loss) best = std::move(choice);
-    }
-    levels.push_back(std::move(best));
+LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
+                        std::span<const int32_t> anchors, const engine::LevelSpec* below,
+                        const LossOfLevel& loss_of) {
+  std::vector<LevelChoice> tried;
+  for (const double head_share : kHeadShares) {
+    LevelChoice choice{engine::PlanLevel(shape, percent, anchors, head_share, below), head_share,
+                       0};
+    const bool known = std::any_of(tried.begin(), tried.end(), [&](const LevelChoice& other) {
+      return other.spec.layers == choice.spec.layers;
+    });
+    if (known) continue;
+    choice.loss = loss_of(choice.spec);
+    tried.push_back(std::move(choice));
   }
-  return levels;
+  return *std::min_element(
+      tried.begin(), tried.end(),
+      [](const LevelChoice& a, const LevelChoice& b) { return a.loss < b.loss; });
 }
 
 }  // namespace withy::elastic

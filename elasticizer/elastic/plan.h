@@ -4,10 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
-#include <vector>
 
-#include "elasticizer/elastic/batches.h"
 #include "elasticizer/elastic/network.h"
 #include "engine/weights/levels.h"
 
@@ -17,13 +16,17 @@ namespace withy::elastic {
 struct LevelChoice {
   engine::LevelSpec spec;
   double head_share = 1;  // of the splits tried, the one with the least loss
-  double loss = 0;        // without LoRA
+  double loss = 0;
 };
 
-// Nested levels of a reordered network, ascending. `percents` ascending; `anchors` most important
+// What a level loses. Low levels are chosen better by their loss after a short recovery than before
+// it, where all splits are as good as broken.
+using LossOfLevel = std::function<double(const engine::LevelSpec&)>;
+
+// A level of a reordered network that holds `below`, if there is one. `anchors`: most important
 // first.
-std::vector<LevelChoice> ChooseLevels(const Network& network, std::span<const int32_t> percents,
-                                      std::span<const int32_t> anchors,
-                                      const std::vector<Batch>& calibration);
+LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
+                        std::span<const int32_t> anchors, const engine::LevelSpec* below,
+                        const LossOfLevel& loss_of);
 
 }  // namespace withy::elastic

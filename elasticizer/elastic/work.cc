@@ -17,6 +17,8 @@ std::string LoraFile(const engine::LevelSpec& level) {
   return absl::StrCat("lora-", level.percent, ".pt");
 }
 
+std::string ChoiceFile(int32_t percent) { return absl::StrCat("level-", percent, ".pt"); }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Work>> Work::Open(const std::string& directory,
@@ -91,6 +93,33 @@ bool Work::LoadLayers(const Network& network, std::vector<double>* importance) c
 
 absl::Status Work::SaveLayers(const std::vector<double>& importance) const {
   return Save("layers.pt", {torch::tensor(importance, torch::kFloat64)});
+}
+
+// One row of numbers: the head share, the loss, then heads and neurons layer by layer.
+bool Work::LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const {
+  std::vector<Tensor> tensors;
+  const auto layers = static_cast<size_t>(network.shape().layers);
+  if (!Load(ChoiceFile(percent), &tensors) || tensors.size() != 1 ||
+      tensors[0].numel() != static_cast<int64_t>(2 + 2 * layers)) {
+    return false;
+  }
+  const Tensor row = tensors[0].contiguous();
+  const double* value = row.data_ptr<double>();
+  *choice = {.spec = {.percent = percent}, .head_share = value[0], .loss = value[1]};
+  for (size_t i = 0; i < layers; ++i) {
+    choice->spec.layers.push_back(
+        {static_cast<int32_t>(value[2 + 2 * i]), static_cast<int32_t>(value[3 + 2 * i])});
+  }
+  return true;
+}
+
+absl::Status Work::SaveChoice(const LevelChoice& choice) const {
+  std::vector<double> row = {choice.head_share, choice.loss};
+  for (const engine::LayerExtent& extent : choice.spec.layers) {
+    row.push_back(extent.heads);
+    row.push_back(extent.neurons);
+  }
+  return Save(ChoiceFile(choice.spec.percent), {torch::tensor(row, torch::kFloat64)});
 }
 
 bool Work::LoadLora(const Network& network, const engine::LevelSpec& level, int64_t rank,

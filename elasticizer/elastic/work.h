@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "elasticizer/elastic/importance.h"
 #include "elasticizer/elastic/network.h"
+#include "elasticizer/elastic/plan.h"
 #include "engine/weights/levels.h"
 
 namespace withy::elastic {
@@ -27,6 +28,8 @@ class Work {
   absl::Status SaveUnits(const std::vector<UnitImportance>& units) const;
   bool LoadLayers(const Network& network, std::vector<double>* importance) const;
   absl::Status SaveLayers(const std::vector<double>& importance) const;
+  bool LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const;
+  absl::Status SaveChoice(const LevelChoice& choice) const;
   bool LoadLora(const Network& network, const engine::LevelSpec& level, int64_t rank,
                 std::vector<Lora>* lora) const;
   absl::Status SaveLora(const engine::LevelSpec& level, const std::vector<Lora>& lora) const;
