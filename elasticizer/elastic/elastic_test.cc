@@ -133,18 +133,20 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const Tensor whole = Ours();
   Reorder(*network_, MeasureUnits(*network_, batches_));
   const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
-  const std::vector<int32_t> percents = {45, 70};
   std::vector<ElasticLevel> levels;
-  for (const int32_t percent : percents) {
-    const LevelChoice choice = ChooseLevel(
-        network_->shape(), percent, anchors, levels.empty() ? nullptr : &levels.back().spec,
-        [&](const engine::LevelSpec& spec) {
-          return MeanLoss(*network_, batches_, {.extents = &spec.layers});
-        });
-    for (size_t i = 0; i < choice.spec.layers.size() && !levels.empty(); ++i) {
-      EXPECT_GE(choice.spec.layers[i].heads, levels.back().spec.layers[i].heads);
-      EXPECT_GE(choice.spec.layers[i].neurons, levels.back().spec.layers[i].neurons);
-    }
+  std::vector<LevelChoice> choices;
+  for (const int32_t percent : {70, 45}) {
+    choices.push_back(ChooseLevel(network_->shape(), percent, anchors,
+                                  choices.empty() ? nullptr : &choices[0].spec,
+                                  [&](const engine::LevelSpec& spec) {
+                                    return MeanLoss(*network_, batches_, {.extents = &spec.layers});
+                                  }));
+  }
+  for (size_t i = 0; i < choices[0].spec.layers.size(); ++i) {
+    EXPECT_LE(choices[1].spec.layers[i].heads, choices[0].spec.layers[i].heads);
+    EXPECT_LE(choices[1].spec.layers[i].neurons, choices[0].spec.layers[i].neurons);
+  }
+  for (const LevelChoice& choice : {choices[1], choices[0]}) {
     RecoveryOptions options;
     options.steps = 30;
     options.rate = 1e-2;
@@ -186,7 +188,7 @@ TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
   EXPECT_FALSE(file->Has("withy.level.loss"));
 }
 
-// Of the splits that fit, the one whose loss is least, and it holds the level below.
+// Of the splits that fit, the one whose loss is least, and the level above holds it.
 TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   engine::ModelShape shape;
   shape.layers = 4;
@@ -194,8 +196,8 @@ TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   shape.kv_heads = 2;
   shape.head_dim = 64;
   shape.d_ff = 1024;
-  const auto choose = [&](double sign, const engine::LevelSpec* below) {
-    return ChooseLevel(shape, 50, {}, below,
+  const auto choose = [&](double sign, const engine::LevelSpec* above) {
+    return ChooseLevel(shape, 50, {}, above,
                        [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; });
   };
   const LevelChoice many = choose(-1, nullptr);
@@ -203,7 +205,7 @@ TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   EXPECT_GT(many.spec.layers[0].heads, few.spec.layers[0].heads);
   EXPECT_LT(many.spec.layers[0].neurons, few.spec.layers[0].neurons);
   EXPECT_EQ(many.loss, -many.spec.layers[0].heads);
-  EXPECT_GE(choose(1, &many.spec).spec.layers[0].heads, many.spec.layers[0].heads);
+  EXPECT_LE(choose(-1, &few.spec).spec.layers[0].heads, few.spec.layers[0].heads);
 }
 
 // Whatever a baseline leaves out adds nothing any more, and what it keeps is as it was.

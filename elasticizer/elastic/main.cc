@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -215,12 +216,14 @@ class Job {
         absl::GetFlag(FLAGS_recovery_steps) == 0 ? 0 : absl::GetFlag(FLAGS_trial_steps);
     const Clock::time_point start = Clock::now();
     const auto all = static_cast<int64_t>(percents_.size());
-    for (const int32_t percent : percents_) {
+    // From the highest down: what a low level lacks costs no higher one anything.
+    for (int64_t left = all; left > 0; --left) {
+      const int32_t percent = percents_[static_cast<size_t>(left - 1)];
       LevelChoice choice;
-      Show("splits between heads and neurons", static_cast<int64_t>(choices_.size()), all, start);
+      Show("splits between heads and neurons", all - left, all, start);
       if (!work_->LoadChoice(*network, percent, &choice)) {
-        const engine::LevelSpec* below = choices_.empty() ? nullptr : &choices_.back().spec;
-        choice = ChooseLevel(network->shape(), percent, findings_.anchors, below,
+        const engine::LevelSpec* above = choices_.empty() ? nullptr : &choices_.back().spec;
+        choice = ChooseLevel(network->shape(), percent, findings_.anchors, above,
                              [&](const engine::LevelSpec& spec) {
                                View view{.extents = &spec.layers};
                                if (steps == 0) return MeanLoss(*network, calibration_, view);
@@ -233,6 +236,7 @@ class Job {
       }
       choices_.push_back(std::move(choice));
     }
+    std::reverse(choices_.begin(), choices_.end());
     Show("splits between heads and neurons", all, all, start);
     return absl::OkStatus();
   }

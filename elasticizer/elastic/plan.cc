@@ -14,11 +14,11 @@ constexpr std::array<double, 5> kHeadShares = {0.5, 0.7, 1.0, 1.4, 2.0};
 }  // namespace
 
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
-                        std::span<const int32_t> anchors, const engine::LevelSpec* below,
+                        std::span<const int32_t> anchors, const engine::LevelSpec* above,
                         const LossOfLevel& loss_of) {
   std::vector<LevelChoice> tried;
   for (const double head_share : kHeadShares) {
-    LevelChoice choice{engine::PlanLevel(shape, percent, anchors, head_share, below), head_share,
+    LevelChoice choice{engine::PlanLevel(shape, percent, anchors, head_share, above), head_share,
                        0};
     const bool known = std::any_of(tried.begin(), tried.end(), [&](const LevelChoice& other) {
       return other.spec.layers == choice.spec.layers;

@@ -23,10 +23,10 @@ struct LevelChoice {
 // it, where all splits are as good as broken.
 using LossOfLevel = std::function<double(const engine::LevelSpec&)>;
 
-// A level of a reordered network that holds `below`, if there is one. `anchors`: most important
+// A level of a reordered network that `above` holds, if there is one. `anchors`: most important
 // first.
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
-                        std::span<const int32_t> anchors, const engine::LevelSpec* below,
+                        std::span<const int32_t> anchors, const engine::LevelSpec* above,
                         const LossOfLevel& loss_of);
 
 }  // namespace withy::elastic

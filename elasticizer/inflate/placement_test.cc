@@ -53,10 +53,8 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
   const engine::ModelShape pocket = Pocket();
   engine::LevelTable table;
   const std::vector<int32_t> anchors = {3, 0, 7, 1, 2, 4, 5, 6};
-  for (int32_t percent = 20; percent < 100; percent += 10) {
-    const engine::LevelSpec* below = table.levels.empty() ? nullptr : &table.levels.back();
-    table.levels.push_back(engine::PlanLevel(pocket, percent, anchors, 1.0, below));
-  }
+  table.levels =
+      engine::PlanLevels(pocket, std::vector<int32_t>{20, 30, 40, 50, 60, 70, 80, 90}, anchors);
   const auto placed = Place(pocket, table, kSmol);
   ASSERT_TRUE(placed.ok()) << placed.status();
   const auto count_below = [](const std::vector<int32_t>& places, int32_t end) {

@@ -435,23 +435,22 @@ TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
   const std::vector<int32_t> anchors = {0, 7, 5, 3, 6};
   for (const ModelShape& shape : shapes) {
     const double layer = 2.0 * 64 * (shape.heads + shape.kv_heads) + 3.0 * shape.d_ff;
-    std::vector<LevelSpec> levels;
-    for (int32_t percent = 20; percent < 100; percent += 10) {
-      const double head_share = std::vector<double>{0.7, 1.0, 1.4}[levels.size() % 3];
-      const LevelSpec* below_it = levels.empty() ? nullptr : &levels.back();
-      LevelSpec planned = PlanLevel(shape, percent, anchors, head_share, below_it);
-      levels.push_back(std::move(planned));
+    LevelSpec above;
+    for (int32_t percent = 90; percent >= 20; percent -= 10) {
+      const double head_share = std::vector<double>{0.7, 1.0, 1.4}[percent / 10 % 3];
+      LevelSpec level =
+          PlanLevel(shape, percent, anchors, head_share, above.layers.empty() ? nullptr : &above);
       double kept = 0;
-      for (size_t i = 0; i < levels.back().layers.size(); ++i) {
-        const LayerExtent& e = levels.back().layers[i];
+      for (size_t i = 0; i < level.layers.size(); ++i) {
+        const LayerExtent& e = level.layers[i];
         kept += 2.0 * 64 * (e.heads + shape.kv_heads_of(e.heads)) + 3.0 * e.neurons;
         EXPECT_GE(e.heads, shape.query_heads_per_unit());
         EXPECT_EQ(e.heads % shape.query_heads_per_unit(), 0);
+        EXPECT_GE(e.neurons, NeuronPanel(shape.d_ff));
         EXPECT_EQ(e.neurons % NeuronPanel(shape.d_ff), 0);
-        if (levels.size() < 2) continue;
-        const LayerExtent& below = levels[levels.size() - 2].layers[i];
-        EXPECT_GE(e.heads, below.heads) << percent << " layer " << i;
-        EXPECT_GE(e.neurons, below.neurons) << percent << " layer " << i;
+        if (above.layers.empty()) continue;
+        EXPECT_LE(e.heads, above.layers[i].heads) << percent << " layer " << i;
+        EXPECT_LE(e.neurons, above.layers[i].neurons) << percent << " layer " << i;
       }
       // Nothing is less than a unit of heads and a panel of neurons.
       const LayerExtent least{shape.query_heads_per_unit(), NeuronPanel(shape.d_ff)};
@@ -459,6 +458,7 @@ TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
           (2.0 * 64 * (least.heads + shape.kv_heads_of(least.heads)) + 3.0 * least.neurons) / layer;
       EXPECT_NEAR(kept / layer / shape.layers, std::max(percent / 100.0, floor), 0.015)
           << percent << " of " << shape.heads << " heads, " << shape.d_ff << " neurons";
+      above = std::move(level);
     }
   }
 }

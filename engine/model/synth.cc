@@ -224,20 +224,22 @@ class Synthesizer {
     std::vector<uint32_t> percents;
     std::vector<uint32_t> heads;
     std::vector<uint32_t> neurons;
-    LevelSpec level;
-    for (int32_t percent : shape_.levels) {
+    for (const int32_t percent : shape_.levels) {
       if (percent < 1 || percent > 99 ||
           (!percents.empty() && static_cast<uint32_t>(percent) <= percents.back())) {
         return absl::InvalidArgumentError(
             absl::StrCat("level ", percent, " %: levels are ascending numbers from 1 to 99"));
       }
-      level = PlanLevel(shape, percent, anchors, 1.0, percents.empty() ? nullptr : &level);
       percents.push_back(static_cast<uint32_t>(percent));
+    }
+    for (const LevelSpec& level : PlanLevels(shape, shape_.levels, anchors)) {
       for (int32_t layer = 0; layer < shape.layers; ++layer) {
         const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
         heads.push_back(static_cast<uint32_t>(extent.heads));
         neurons.push_back(static_cast<uint32_t>(extent.neurons));
-        if (extent != LayerExtent{shape.heads, shape.d_ff}) AddLora(shape, percent, layer, extent);
+        if (extent != LayerExtent{shape.heads, shape.d_ff}) {
+          AddLora(shape, level.percent, layer, extent);
+        }
       }
     }
     writer_.SetArray<uint32_t>("withy.level.percent", percents);

@@ -39,23 +39,23 @@ int32_t AnchorCount(const ModelShape& s, int32_t available, double level) {
   return 0;
 }
 
-// What a cut layer computes of about so many parameters, no less than `least`. Heads first, then
+// What a cut layer computes of about so many parameters, no more than `most`. Heads first, then
 // neurons from what is left; where that is more or less than there may be, more or fewer heads.
 LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
-                      const LayerExtent& least) {
+                      const LayerExtent& most) {
   const int32_t unit = s.query_heads_per_unit();
-  const int32_t units = s.heads / unit;
+  const int32_t units = most.heads / unit;
   const int32_t panel = NeuronPanel(s.d_ff);
   const double share = parameters / Parameters(s, {s.heads, s.d_ff});
   const auto neurons_beside = [&](int32_t kept) {
     return (parameters - Parameters(s, {kept * unit, 0})) / 3.0;
   };
-  int32_t kept = static_cast<int32_t>(std::lround(share * head_share * units));
-  kept = std::clamp(kept, least.heads / unit, units);
-  while (kept < units && neurons_beside(kept + 1) >= s.d_ff) ++kept;
-  while (kept > least.heads / unit && neurons_beside(kept) + panel / 2 < least.neurons) --kept;
+  int32_t kept = static_cast<int32_t>(std::lround(share * head_share * s.heads / unit));
+  kept = std::clamp(kept, 1, units);
+  while (kept < units && neurons_beside(kept + 1) >= most.neurons) ++kept;
+  while (kept > 1 && neurons_beside(kept) < panel / 2) --kept;
   const auto panels = static_cast<int32_t>(std::lround(neurons_beside(kept) / panel));
-  return {kept * unit, std::clamp(panels * panel, least.neurons, s.d_ff)};
+  return {kept * unit, std::clamp(panels * panel, panel, most.neurons)};
 }
 
 class Reader {
@@ -130,7 +130,7 @@ class Reader {
 }  // namespace
 
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
-                    double head_share, const LevelSpec* below) {
+                    double head_share, const LevelSpec* above) {
   const double level = percent / 100.0;
   const LayerExtent full{shape.heads, shape.d_ff};
   const int32_t whole = AnchorCount(shape, static_cast<int32_t>(anchors.size()), level);
@@ -143,11 +143,21 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
   int32_t others = shape.layers - whole;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (spec.layers[i] == full) continue;
-    const LayerExtent least = below == nullptr ? LeastExtent(shape) : below->layers[i];
-    spec.layers[i] = FitExtent(shape, left / others--, head_share, least);
+    const LayerExtent most = above == nullptr ? full : above->layers[i];
+    spec.layers[i] = FitExtent(shape, left / others--, head_share, most);
     left -= Parameters(shape, spec.layers[i]);
   }
   return spec;
+}
+
+std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
+                                  std::span<const int32_t> anchors, double head_share) {
+  std::vector<LevelSpec> levels(percents.size());
+  for (size_t i = levels.size(); i-- > 0;) {
+    const LevelSpec* above = i + 1 < levels.size() ? &levels[i + 1] : nullptr;
+    levels[i] = PlanLevel(shape, percents[i], anchors, head_share, above);
+  }
+  return levels;
 }
 
 std::string LoraName(int32_t percent, int32_t layer, LoraPart part) {

@@ -39,10 +39,15 @@ struct LevelTable {
 // every other layer keeps at least half of the level. `head_share`: how much of its heads a cut
 // layer keeps, in terms of its share of parameters (1: as much as of its neurons). Units are whole:
 // ModelShape::query_heads_per_unit, one panel of neurons; at least one of each stays. What rounding
-// one layer leaves over, the next ones get. `below`: the level that this one must hold, if any.
+// one layer leaves over, the next ones get. `above`: the level that must hold this one, if any.
 // Source: ElastiLM section 4.2; anchors yield as DESIGN section 4 says.
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
-                    double head_share = 1.0, const LevelSpec* below = nullptr);
+                    double head_share = 1.0, const LevelSpec* above = nullptr);
+
+// Nested levels, planned from the highest down, so that what a low level lacks costs no higher one
+// anything. `percents` ascending.
+std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
+                                  std::span<const int32_t> anchors, double head_share = 1.0);
 
 // The factors of one layer's LoRA at one level; only layers that the level cuts have one.
 enum class LoraPart {
