@@ -198,7 +198,7 @@ TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {
   ASSERT_TRUE(elastic.ok()) << elastic.status();
   EXPECT_TRUE(elastic->problems.empty());
   EXPECT_THAT(InspectionText(*elastic), HasSubstr("45, 70, 100 %, LoRA of rank 8"));
-  EXPECT_THAT(InspectionText(*elastic), HasSubstr("4 heads, 256 neurons a layer, 0 layers whole"));
+  EXPECT_THAT(InspectionText(*elastic), HasSubstr("4 heads, 192 neurons a layer, 0 layers whole"));
   EXPECT_THAT(InspectionJson(*elastic), HasSubstr("\"levels_percent\":[45,70,100]"));
   ASSERT_EQ(elastic->level_bytes.size(), 2u);
   EXPECT_LT(elastic->level_bytes[0], elastic->level_bytes[1]);
