@@ -192,6 +192,36 @@ absl::Status ReadTensorBody(Cursor& cursor, TensorInfo& tensor) {
 }  // namespace
 
 absl::Status GgufParser::Parse(GgufFile& file) {
+  WITHY_RETURN_IF_ERROR(ParseTable(file));
+  return AddOwnTensors(file);
+}
+
+absl::Status GgufParser::AddOwnTensors(GgufFile& file) {
+  WITHY_ASSIGN_OR_RETURN(const uint64_t begin, file.GetUintOr(kGgufOwnTensors, 0));
+  if (begin == 0) return absl::OkStatus();
+  if (begin % file.alignment_ != 0 || begin >= file.bytes_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        ToAbsl(kGgufOwnTensors), " is ", begin, "; it must be a multiple of ", file.alignment_,
+        " within the file's ", file.bytes_.size(), " bytes (truncated download?)"));
+  }
+  GgufFile own;
+  own.bytes_ = file.bytes_.subspan(begin);
+  WITHY_RETURN_IF_ERROR(
+      Annotate(ParseTable(own), absl::StrCat(ToAbsl(kGgufOwnTensors), " at ", begin)));
+  std::vector<std::string_view> names(own.tensors_.size());  // views into the file's bytes
+  for (const auto& [name, index] : own.tensor_index_) names[index] = name;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!file.tensor_index_.emplace(names[i], file.tensors_.size()).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", Quote(names[i]), " is there twice"));
+    }
+    own.tensors_[i].offset += begin;
+    file.tensors_.push_back(std::move(own.tensors_[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GgufParser::ParseTable(GgufFile& file) {
   Cursor cursor(file.bytes_);
   uint64_t tensor_count = 0;
   uint64_t entry_count = 0;

@@ -15,6 +15,10 @@ class GgufParser {
   static absl::Status Parse(GgufFile& file);
 
  private:
+  // Metadata and tensors of one GGUF.
+  static absl::Status ParseTable(GgufFile& file);
+  // The tensors of the GGUF that follows the first one's data, if there is one (kGgufOwnTensors).
+  static absl::Status AddOwnTensors(GgufFile& file);
   static absl::Status ParseHeader(GgufFile& file);
   static absl::Status ParseAlignment(GgufFile& file);
   // Checks every tensor's place and makes its offset relative to the file.

@@ -72,6 +72,14 @@ Raw Valid() {
   return raw.Pad(32, 128 + 16);
 }
 
+// The same shape of file with a second GGUF behind its data.
+Raw WithOwnTensors(uint64_t where = 128, std::string_view name = "withy.a") {
+  Raw raw;
+  raw.Header(1, 1).Text("withy.tensors").Put<uint32_t>(10).Put<uint64_t>(where);
+  raw.Tensor("w", {4}, 0, 0).Pad(128, 0);
+  return raw.Header(1, 0).Tensor(name, {8}, 0, 0).Pad(32, 32);
+}
+
 TEST(ReaderTest, ReadsBothVersions) {
   for (const uint32_t version : {2u, 3u}) {
     Raw raw;
@@ -117,12 +125,13 @@ TEST(ReaderTest, GettersNameTheKey) {
 }
 
 TEST(ReaderTest, EveryTruncationIsRefused) {
-  const std::vector<uint8_t> bytes = Valid().bytes();
-  for (size_t length = 0; length < bytes.size(); ++length) {
-    // An exact copy, so that a sanitizer sees any read past the end.
-    const std::vector<uint8_t> cut(bytes.begin(),
-                                   bytes.begin() + static_cast<std::ptrdiff_t>(length));
-    EXPECT_TRUE(absl::IsInvalidArgument(GgufFile::FromBytes(cut, "x.gguf").status())) << length;
+  for (const std::vector<uint8_t>& bytes : {Valid().bytes(), WithOwnTensors().bytes()}) {
+    for (size_t length = 0; length < bytes.size(); ++length) {
+      // An exact copy, so that a sanitizer sees any read past the end.
+      const std::vector<uint8_t> cut(bytes.begin(),
+                                     bytes.begin() + static_cast<std::ptrdiff_t>(length));
+      EXPECT_TRUE(absl::IsInvalidArgument(GgufFile::FromBytes(cut, "x.gguf").status())) << length;
+    }
   }
 }
 
@@ -180,6 +189,22 @@ TEST(ReaderTest, BadTensorsAreRefused) {
   ExpectRefused(twice.Pad(32, 64), "is there twice");
 }
 
+TEST(ReaderTest, OwnTensorsStandAmongTheOthers) {
+  const Raw raw = WithOwnTensors();
+  const auto file = GgufFile::FromBytes(raw.bytes(), "x.gguf");
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->tensors().size(), 2u);
+  const TensorInfo* own = file->GetTensor("withy.a").value();
+  EXPECT_EQ(own->offset + own->bytes, raw.bytes().size());
+  EXPECT_EQ(own->cols(), 8);
+  ExpectRefused(WithOwnTensors(120), "withy.tensors is 120; it must be a multiple of 32");
+  ExpectRefused(WithOwnTensors(4096), "truncated download");
+  ExpectRefused(WithOwnTensors(96), "withy.tensors at 96: is not a GGUF file");
+  ExpectRefused(WithOwnTensors(128, "w"), "\"w\" is there twice");
+  Raw text;
+  ExpectRefused(text.Header(0, 1).Text("withy.tensors").Put<uint32_t>(8).Text("x"), "is string");
+}
+
 TEST(ReaderTest, BadMetadataIsRefused) {
   Raw twice;
   ExpectRefused(twice.Header(0, 2).Uint32("a", 1).Uint32("a", 2), "\"a\" is there twice");
@@ -194,10 +219,10 @@ TEST(ReaderTest, BadMetadataIsRefused) {
 }
 
 TEST(ReaderTest, RandomDamageNeverCrashes) {
-  const std::vector<uint8_t> bytes = Valid().bytes();
+  const std::vector<uint8_t> files[] = {Valid().bytes(), WithOwnTensors().bytes()};
   std::mt19937 random(17);
-  for (int round = 0; round < 20000; ++round) {
-    std::vector<uint8_t> damaged = bytes;
+  for (int round = 0; round < 40000; ++round) {
+    std::vector<uint8_t> damaged = files[round % 2];
     const int changes = 1 + static_cast<int>(random() % 4);
     for (int i = 0; i < changes; ++i)
       damaged[random() % damaged.size()] = static_cast<uint8_t>(random());

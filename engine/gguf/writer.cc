@@ -189,81 +189,115 @@ absl::StatusOr<uint64_t> GgufWriter::Alignment() const {
   return kGgufDefaultAlignment;
 }
 
-absl::Status GgufWriter::Layout(uint64_t alignment, std::string& header,
-                                std::vector<uint64_t>& tensor_bytes) const {
+absl::StatusOr<GgufWriter::Table> GgufWriter::Layout(std::span<const Entry> entries,
+                                                     std::vector<const Tensor*> tensors,
+                                                     uint64_t alignment) {
+  Table table;
+  std::string& header = table.header;
   AppendScalar(header, kGgufMagic);
   AppendScalar(header, kWrittenVersion);
-  AppendScalar<uint64_t>(header, tensors_.size());
-  AppendScalar<uint64_t>(header, entries_.size());
-  for (const Entry& entry : entries_) {
+  AppendScalar<uint64_t>(header, tensors.size());
+  AppendScalar<uint64_t>(header, entries.size());
+  for (const Entry& entry : entries) {
     AppendString(header, entry.key);
     header.append(entry.encoded);
   }
   std::set<std::string_view> names;
   uint64_t offset = 0;
-  for (const Tensor& tensor : tensors_) {
-    if (tensor.name.empty() || tensor.name.size() > kMaxWrittenNameBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor name \"", tensor.name, "\" has ",
-                                                     tensor.name.size(), " bytes, limits 1 to ",
+  for (const Tensor* tensor : tensors) {
+    if (tensor->name.empty() || tensor->name.size() > kMaxWrittenNameBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor name \"", tensor->name, "\" has ",
+                                                     tensor->name.size(), " bytes, limits 1 to ",
                                                      kMaxWrittenNameBytes));
     }
-    if (!names.insert(tensor.name).second) {
+    if (!names.insert(tensor->name).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("tensor \"", tensor.name, "\" is added twice"));
+          absl::StrCat("tensor \"", tensor->name, "\" is added twice"));
     }
-    const absl::StatusOr<uint64_t> bytes = TensorBytes(tensor.type, tensor.dims);
+    const absl::StatusOr<uint64_t> bytes = TensorBytes(tensor->type, tensor->dims);
     if (!bytes.ok()) {
-      return Annotate(bytes.status(), absl::StrCat("tensor \"", tensor.name, "\""));
+      return Annotate(bytes.status(), absl::StrCat("tensor \"", tensor->name, "\""));
     }
-    tensor_bytes.push_back(*bytes);
-    AppendString(header, tensor.name);
-    AppendScalar(header, static_cast<uint32_t>(tensor.dims.size()));
-    for (const int64_t dim : tensor.dims) AppendScalar(header, dim);
-    AppendScalar(header, static_cast<uint32_t>(tensor.type));
+    table.tensor_bytes.push_back(*bytes);
+    AppendString(header, tensor->name);
+    AppendScalar(header, static_cast<uint32_t>(tensor->dims.size()));
+    for (const int64_t dim : tensor->dims) AppendScalar(header, dim);
+    AppendScalar(header, static_cast<uint32_t>(tensor->type));
     AppendScalar(header, offset);
     offset += AlignUp(*bytes, alignment);
   }
   header.append(AlignUp(header.size(), alignment) - header.size(), '\0');
-  return absl::OkStatus();
+  table.tensors = std::move(tensors);
+  table.bytes = header.size() + offset;
+  return table;
+}
+
+absl::StatusOr<std::vector<GgufWriter::Table>> GgufWriter::Tables(uint64_t alignment) const {
+  std::vector<const Tensor*> plain;
+  std::vector<const Tensor*> own;
+  for (const Tensor& tensor : tensors_) {
+    (tensor.name.starts_with(kGgufOwnPrefix) ? own : plain).push_back(&tensor);
+  }
+  std::vector<Entry> entries = entries_;
+  std::erase_if(entries, [](const Entry& entry) { return entry.key == kGgufOwnTensors; });
+  std::vector<Table> tables;
+  if (own.empty()) {
+    WITHY_ASSIGN_OR_RETURN(tables.emplace_back(), Layout(entries, plain, alignment));
+    return tables;
+  }
+  const auto where = [](uint64_t offset) {
+    std::string encoded;
+    AppendType(encoded, GgufValueType::kUint64);
+    AppendScalar(encoded, offset);
+    return encoded;
+  };
+  entries.push_back({std::string(kGgufOwnTensors), where(0)});
+  WITHY_ASSIGN_OR_RETURN(const Table measured, Layout(entries, plain, alignment));
+  entries.back().encoded = where(measured.bytes);
+  WITHY_ASSIGN_OR_RETURN(tables.emplace_back(), Layout(entries, plain, alignment));
+  WITHY_ASSIGN_OR_RETURN(tables.emplace_back(), Layout({}, own, kGgufDefaultAlignment));
+  return tables;
 }
 
 absl::Status GgufWriter::Write(const std::string& path,
                                const std::function<void(uint64_t, uint64_t)>& progress) const {
   const absl::StatusOr<uint64_t> alignment = Alignment();
   if (!alignment.ok()) return Annotate(alignment.status(), path);
-  std::string header;
-  std::vector<uint64_t> tensor_bytes;
-  WITHY_RETURN_IF_ERROR(Annotate(Layout(*alignment, header, tensor_bytes), path));
-  uint64_t total = header.size();
-  for (const uint64_t bytes : tensor_bytes) total += AlignUp(bytes, *alignment);
+  const absl::StatusOr<std::vector<Table>> tables = Tables(*alignment);
+  if (!tables.ok()) return Annotate(tables.status(), path);
+  uint64_t total = 0;
+  for (const Table& table : *tables) total += table.bytes;
 
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFile> file, OutputFile::Create(path));
-  WITHY_RETURN_IF_ERROR(file->Append(AsBytes(header)));
   uint64_t reported = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    uint64_t left = tensor_bytes[i];
-    const TensorSink sink = [&](std::span<const uint8_t> bytes) -> absl::Status {
-      if (bytes.size() > left) {
-        return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", tensors_[i].name,
-                                                       "\" has more than the ", tensor_bytes[i],
-                                                       " bytes of its shape"));
+  for (const Table& table : *tables) {
+    const uint64_t aligned = &table == &tables->front() ? *alignment : kGgufDefaultAlignment;
+    WITHY_RETURN_IF_ERROR(file->Append(AsBytes(table.header)));
+    for (size_t i = 0; i < table.tensors.size(); ++i) {
+      const std::string& name = table.tensors[i]->name;
+      const uint64_t bytes = table.tensor_bytes[i];
+      uint64_t left = bytes;
+      const TensorSink sink = [&](std::span<const uint8_t> piece) -> absl::Status {
+        if (piece.size() > left) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              path, ": tensor \"", name, "\" has more than the ", bytes, " bytes of its shape"));
+        }
+        left -= piece.size();
+        WITHY_RETURN_IF_ERROR(file->Append(piece));
+        if (progress && file->bytes_written() - reported >= kProgressStep) {
+          reported = file->bytes_written();
+          progress(reported, total);
+        }
+        return absl::OkStatus();
+      };
+      WITHY_RETURN_IF_ERROR(table.tensors[i]->source(sink));
+      if (left != 0) {
+        return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", name, "\" lacks ", left,
+                                                       " of the ", bytes, " bytes of its shape"));
       }
-      left -= bytes.size();
-      WITHY_RETURN_IF_ERROR(file->Append(bytes));
-      if (progress && file->bytes_written() - reported >= kProgressStep) {
-        reported = file->bytes_written();
-        progress(reported, total);
-      }
-      return absl::OkStatus();
-    };
-    WITHY_RETURN_IF_ERROR(tensors_[i].source(sink));
-    if (left != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", tensors_[i].name,
-                                                     "\" lacks ", left, " of the ", tensor_bytes[i],
-                                                     " bytes of its shape"));
+      const std::string padding(AlignUp(bytes, aligned) - bytes, '\0');
+      WITHY_RETURN_IF_ERROR(file->Append(AsBytes(padding)));
     }
-    const std::string padding(AlignUp(tensor_bytes[i], *alignment) - tensor_bytes[i], '\0');
-    WITHY_RETURN_IF_ERROR(file->Append(AsBytes(padding)));
   }
   return file->Commit();
 }

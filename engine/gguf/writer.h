@@ -44,7 +44,9 @@ class GgufWriter {
   void CopyMetadata(const GgufFile& file,
                     const std::function<bool(std::string_view)>& skip = nullptr);
 
-  // `data` is borrowed until Write() returns.
+  // Tensors named "withy." are ours alone: runtimes refuse files with tensors that they do not
+  // know, so these stand in a GGUF of their own behind the others' data (kGgufOwnTensors), where
+  // such runtimes do not look. `data` is borrowed until Write() returns.
   void AddTensor(std::string name, GgmlType type, std::vector<int64_t> dims,
                  std::span<const uint8_t> data);
   void AddTensor(std::string name, GgmlType type, std::vector<int64_t> dims, TensorSource source);
@@ -70,11 +72,20 @@ class GgufWriter {
     TensorSource source;
   };
 
+  // A GGUF: everything before its tensor data, padded, and the bytes of each tensor.
+  struct Table {
+    std::vector<const Tensor*> tensors;
+    std::string header;
+    std::vector<uint64_t> tensor_bytes;
+    uint64_t bytes = 0;  // in all
+  };
+
   void Put(std::string_view key, std::string encoded);
   absl::StatusOr<uint64_t> Alignment() const;
-  // Everything before the tensor data, padded, and the bytes of each tensor.
-  absl::Status Layout(uint64_t alignment, std::string& header,
-                      std::vector<uint64_t>& tensor_bytes) const;
+  static absl::StatusOr<Table> Layout(std::span<const Entry> entries,
+                                      std::vector<const Tensor*> tensors, uint64_t alignment);
+  // One table, or the others' and ours behind it.
+  absl::StatusOr<std::vector<Table>> Tables(uint64_t alignment) const;
 
   std::vector<Entry> entries_;
   std::vector<Tensor> tensors_;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -147,6 +148,34 @@ TEST_F(WriterTest, TensorsAreAlignedAndStreamed) {
   EXPECT_EQ(info->rows(), rows);
   EXPECT_EQ(file.Data(*info).back(), static_cast<uint8_t>(rows - 1));
   EXPECT_EQ(file.GetTensor("none").status().code(), absl::StatusCode::kNotFound);
+}
+
+// Other runtimes count the tensors that they know and refuse a file that has more.
+TEST_F(WriterTest, OurTensorsStandBehindAPlainFile) {
+  const std::vector<uint8_t> plain(16, 1);
+  const std::vector<uint8_t> ours(8, 2);
+  GgufWriter writer;
+  writer.Set<uint32_t>("a", 1);
+  writer.AddTensor("withy.lora", GgmlType::kF32, {2}, ours);
+  writer.AddTensor("w", GgmlType::kF32, {4}, plain);
+  ASSERT_TRUE(writer.Write(File("a.gguf")).ok());
+  const GgufFile file = GgufFile::Open(File("a.gguf")).value();
+  ASSERT_EQ(file.tensors().size(), 2u);
+  EXPECT_EQ(file.Data(*file.GetTensor("w").value())[15], 1);
+  EXPECT_EQ(file.Data(*file.GetTensor("withy.lora").value())[7], 2);
+  uint64_t counted = 0;
+  std::memcpy(&counted, file.bytes().data() + 8, sizeof counted);
+  EXPECT_EQ(counted, 1u) << "what the header tells other runtimes";
+  const uint64_t where = file.GetUint("withy.tensors").value();
+  const auto alone = GgufFile::FromBytes(file.bytes().subspan(where), "ours");
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->tensors().size(), 1u);
+
+  GgufWriter copy;  // without ours: no trace of them
+  copy.CopyMetadata(file);
+  copy.AddTensor("w", GgmlType::kF32, {4}, plain);
+  ASSERT_TRUE(copy.Write(File("b.gguf")).ok());
+  EXPECT_FALSE(GgufFile::Open(File("b.gguf")).value().Has("withy.tensors"));
 }
 
 TEST_F(WriterTest, RefusesWhatDoesNotFit) {

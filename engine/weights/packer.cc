@@ -56,7 +56,10 @@ std::vector<uint8_t> MetadataBytes(const GgufFile& file) {
   }
   std::vector<uint8_t> out(RoundUp(end, std::max<uint64_t>(64, file.alignment())));
   std::copy(base, base + end, out.begin());
-  std::fill_n(out.begin() + 8, 8, uint8_t{0});  // the tensor count
+  std::fill_n(out.begin() + 8, 8, uint8_t{0});                          // the tensor count
+  if (const MetadataEntry* own = file.FindMetadata(kGgufOwnTensors)) {  // and where more stand
+    std::fill_n(out.begin() + (own->payload.data() - base), own->payload.size(), uint8_t{0});
+  }
   return out;
 }
 
