@@ -53,7 +53,7 @@ LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
   int32_t kept = static_cast<int32_t>(std::lround(share * head_share * s.heads / unit));
   kept = std::clamp(kept, 1, units);
   while (kept < units && neurons_beside(kept + 1) >= most.neurons) ++kept;
-  while (kept > 1 && neurons_beside(kept) < panel / 2) --kept;
+  while (kept > 1 && 2 * neurons_beside(kept) < panel) --kept;
   const auto panels = static_cast<int32_t>(std::lround(neurons_beside(kept) / panel));
   return {kept * unit, std::clamp(panels * panel, panel, most.neurons)};
 }
