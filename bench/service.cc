@@ -136,7 +136,7 @@ absl::Status Main() {
   const Spread ttft = Summarize(more_ttft);
   const Spread tpot = Summarize(more_tpot);
   Print("service adds to TTFT", ttft, "ms");
-  Print("  in the queue", Summarize(queue), "ms");
+  Print("  until the worker starts it", Summarize(queue), "ms");
   Print("  for the lease", Summarize(load), "ms");
   Print("  prefill beyond the engine's", Summarize(prefill), "ms");
   Print("  on the way", Summarize(rest), "ms");

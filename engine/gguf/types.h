@@ -83,11 +83,12 @@ uint32_t ScalarBytes(GgufValueType type);
 inline constexpr uint32_t kGgufMagic = 0x46554747;  // "GGUF" read as little-endian
 inline constexpr uint32_t kGgufDefaultAlignment = 32;
 
+inline constexpr uint32_t kGgufMaxAlignment = 1 << 20;
+inline constexpr uint32_t kGgufMaxDims = 4;
+
 // Key (u64) of the offset at which a second GGUF begins, behind the data of the first: it has the
 // tensors whose names begin with the prefix. 0: there is none. docs/formats-elastic.md
 inline constexpr std::string_view kGgufOwnTensors = "withy.tensors";
 inline constexpr std::string_view kGgufOwnPrefix = "withy.";
-inline constexpr uint32_t kGgufMaxAlignment = 1 << 20;
-inline constexpr uint32_t kGgufMaxDims = 4;
 
 }  // namespace withy::engine

@@ -228,6 +228,7 @@ absl::StatusOr<GgufWriter::Table> GgufWriter::Layout(std::span<const Entry> entr
   }
   header.append(AlignUp(header.size(), alignment) - header.size(), '\0');
   table.tensors = std::move(tensors);
+  table.alignment = alignment;
   table.bytes = header.size() + offset;
   return table;
 }
@@ -271,7 +272,6 @@ absl::Status GgufWriter::Write(const std::string& path,
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFile> file, OutputFile::Create(path));
   uint64_t reported = 0;
   for (const Table& table : *tables) {
-    const uint64_t aligned = &table == &tables->front() ? *alignment : kGgufDefaultAlignment;
     WITHY_RETURN_IF_ERROR(file->Append(AsBytes(table.header)));
     for (size_t i = 0; i < table.tensors.size(); ++i) {
       const std::string& name = table.tensors[i]->name;
@@ -295,7 +295,7 @@ absl::Status GgufWriter::Write(const std::string& path,
         return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", name, "\" lacks ", left,
                                                        " of the ", bytes, " bytes of its shape"));
       }
-      const std::string padding(AlignUp(bytes, aligned) - bytes, '\0');
+      const std::string padding(AlignUp(bytes, table.alignment) - bytes, '\0');
       WITHY_RETURN_IF_ERROR(file->Append(AsBytes(padding)));
     }
   }

@@ -77,6 +77,7 @@ class GgufWriter {
     std::vector<const Tensor*> tensors;
     std::string header;
     std::vector<uint64_t> tensor_bytes;
+    uint64_t alignment = 0;
     uint64_t bytes = 0;  // in all
   };
 

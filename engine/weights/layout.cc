@@ -212,7 +212,7 @@ class Planner {
   // wrong answers.
   absl::Status RefuseOthers() const {
     for (const TensorInfo& tensor : file_.tensors()) {
-      const bool ours = tensor.name.starts_with("withy.");
+      const bool ours = tensor.name.starts_with(kGgufOwnPrefix);
       const bool derived = tensor.name.ends_with("rot_embd.weight");  // old files' RoPE table
       if (!ours && !derived && !used_.contains(tensor.name)) {
         return absl::InvalidArgumentError(absl::StrCat(

@@ -225,6 +225,16 @@ std::string Metrics(const std::string& address) {
   return text;
 }
 
+// The same once `text` is among it, or after half a minute.
+std::string MetricsWith(const std::string& address, const std::string& text) {
+  std::string metrics;
+  for (int i = 0; i < 600 && metrics.find(text) == std::string::npos; ++i) {
+    absl::SleepFor(absl::Milliseconds(50));  // the agent scrapes at its own pace
+    metrics = Metrics(address);
+  }
+  return metrics;
+}
+
 // 40 words that the test's TLM can read.
 std::string LongPrompt() {
   std::string text;
@@ -246,12 +256,7 @@ TEST_F(ServiceTest, AShortenedPromptIsAnsweredAndStaysWholeInTheContext) {
   EXPECT_LT(usage.prompt_tokens(), whole.finished.usage().prompt_tokens());
   EXPECT_EQ(usage.prompt_tokens(), answer.started.decision().predicted_prompt_tokens());
   EXPECT_GT(answer.finished.latency().tlm_ms(), 0);
-  std::string metrics;
-  for (int i = 0; i < 200 && metrics.find("phase=\"tlm\"") == std::string::npos; ++i) {
-    absl::SleepFor(absl::Milliseconds(50));
-    metrics = Metrics(board_->metrics_address());
-  }
-  EXPECT_THAT(metrics, HasSubstr("phase=\"tlm\""));
+  EXPECT_THAT(MetricsWith(board_->metrics_address(), "phase=\"tlm\""), HasSubstr("phase=\"tlm\""));
 
   v1::GetContextResponse kept;
   ASSERT_TRUE(GetContext(*stub_, token_, context, &kept).ok());
@@ -290,14 +295,8 @@ TEST_F(ServiceTest, AQuietMomentBringsAContextBackToTheFullLevel) {
   v1::GenerateRequest request = UserRequest(context, LongPrompt(), 8);
   request.set_model_level_percent(20);
   ASSERT_TRUE(Generate(*stub_, token_, request).status.ok());
-  std::string metrics;
-  for (int i = 0; i < 600 && metrics.find("upgraded_contexts_total{process=\"model_worker\"} 1") ==
-                                 std::string::npos;
-       ++i) {
-    absl::SleepFor(absl::Milliseconds(50));
-    metrics = Metrics(board_->metrics_address());
-  }
-  EXPECT_THAT(metrics, HasSubstr("withy_upgraded_contexts_total{process=\"model_worker\"} 1"));
+  const std::string upgraded = "withy_upgraded_contexts_total{process=\"model_worker\"} 1";
+  EXPECT_THAT(MetricsWith(board_->metrics_address(), upgraded), HasSubstr(upgraded));
   const Answer next = Generate(*stub_, token_, UserRequest(context, "and on", 8));
   ASSERT_TRUE(next.status.ok()) << next.status;
   EXPECT_GE(next.finished.usage().reused_tokens(), next.finished.usage().context_tokens() - 1);
