@@ -12,15 +12,6 @@ inline float MaxAbs(const float* x, int n) {
   return MaxLane(m);
 }
 
-// 16 lanes as bytes.
-WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
-  typedef int8_t Bytes __attribute__((vector_size(kNativeLanes)));
-  WITHY_EACH_PART {
-    const Bytes bytes = __builtin_convertvector(v.part[i], Bytes);
-    std::memcpy(out + i * kNativeLanes, &bytes, sizeof bytes);
-  }
-}
-
 // x within +-127, where finite inputs already are; NaN becomes -127, so that damaged weights give
 // wrong numbers and no undefined ones.
 WITHY_INLINE F16 ClampQuants(F16 x) {

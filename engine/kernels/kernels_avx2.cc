@@ -29,8 +29,8 @@ inline constexpr bool kQ8Signed = true;
 inline constexpr int kQuantRows = 4;
 inline constexpr int kFloatRows = 1;
 inline constexpr int kKvOffset = 0;
-inline constexpr int kScoreQueries = 2;
-inline constexpr int kValueQueries = 1;
+inline constexpr int kScoreQueries = 4;
+inline constexpr int kValueQueries = 2;
 inline constexpr int kValueTiles = 1;
 
 struct Bytes64 {
@@ -51,6 +51,13 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
     v.part[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   }
   return v;
+}
+WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
+  const __m256i crossed = _mm256_packs_epi32((__m256i)v.part[0], (__m256i)v.part[1]);
+  const __m256i halves = _mm256_permute4x64_epi64(crossed, 0xd8);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
 }
 WITHY_INLINE __m256i Quad(const void* p) {
   int32_t quad;
@@ -81,13 +88,21 @@ WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
   for (int i = 0; i < 2; ++i) acc.part[i] = DotSigned(acc.part[i], w.part[i], quad);
   return acc;
 }
-WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) {
+// A block's eight pairs of products fit into 16 bits: 8 * 2 * 15 * 127 = 30,480.
+using Q4Sums = Bytes64;
+WITHY_INLINE Q4Sums DotQ4(Q4Sums sums, const Bytes64& w, const int8_t* a) {
   const __m256i quad = Quad(a);
   for (int i = 0; i < 2; ++i) {
-    const __m256i pairs = _mm256_maddubs_epi16(w.part[i], quad);  // at most 2 * 15 * 127
-    acc.part[i] = acc.part[i] + (NativeI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    sums.part[i] = _mm256_add_epi16(sums.part[i], _mm256_maddubs_epi16(w.part[i], quad));
   }
-  return acc;
+  return sums;
+}
+WITHY_INLINE I16 Widen(const Q4Sums& sums) {
+  I16 wide;
+  for (int i = 0; i < 2; ++i) {
+    wide.part[i] = (NativeI)_mm256_madd_epi16(sums.part[i], _mm256_set1_epi16(1));
+  }
+  return wide;
 }
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
   return DotQ8(acc, LoadQ8(k), q);

@@ -43,6 +43,9 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return Wrap(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
 }
+WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8((__m512i)v.part[0]));
+}
 // Four bytes in every lane.
 WITHY_INLINE __m512i Quad(const void* p) {
   int32_t quad;

@@ -47,6 +47,12 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   WITHY_EACH_PART v.part[i] = (NativeF)vshll_n_u16(vld1_u16(p + 4 * i), 16);
   return v;
 }
+WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
+  const auto halves = [&v](int i) {
+    return vcombine_s16(vmovn_s32((int32x4_t)v.part[i]), vmovn_s32((int32x4_t)v.part[i + 1]));
+  };
+  vst1q_s8(out, vcombine_s8(vmovn_s16(halves(0)), vmovn_s16(halves(2))));
+}
 WITHY_INLINE int8x16_t Quad(const void* p) {
   return vreinterpretq_s8_s32(vld1q_dup_s32(static_cast<const int32_t*>(p)));
 }
@@ -73,7 +79,9 @@ WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
   WITHY_EACH_PART acc.part[i] = Dot(acc.part[i], w.part[i], quad);
   return acc;
 }
+using Q4Sums = I16;
 WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) { return DotQ8(acc, w, a); }
+WITHY_INLINE I16 Widen(I16 sums) { return sums; }
 
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
   return DotQ8(acc, LoadQ8(k), q);

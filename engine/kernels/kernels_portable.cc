@@ -42,6 +42,11 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   for (int i = 0; i < 16; ++i) v[i] = Bf16ToF32(p[i]);
   return Load(v);
 }
+WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
+  int32_t lanes[16];
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<int8_t>(lanes[i]);
+}
 
 WITHY_INLINE Bytes64 LoadQ8(const uint8_t* p) {
   Bytes64 w;
@@ -70,9 +75,11 @@ WITHY_INLINE I16 DotAny(I16 acc, const W* w, const A* a) {
 WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
   return DotAny(acc, w.byte, a);
 }
+using Q4Sums = I16;
 WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) {
   return DotAny(acc, w.byte, a);
 }
+WITHY_INLINE I16 Widen(I16 sums) { return sums; }
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) { return DotAny(acc, k, q); }
 WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) { return DotAny(acc, v, p); }
 

@@ -1,7 +1,7 @@
 // The inner kernel of quantised weights in terms of a target's dot primitives: Bytes64, LoadQ8(p),
-// LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a), DotQ4(acc, w, a), and the constants kQ8Signed (LoadQ8
-// takes the offset of 128 off) and kQuantRows. Included by kernels_*.cc after vec-inl.h; AVX-512
-// has its own.
+// LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a); Q4Sums, an accumulator for the products of one block
+// of nibbles, with DotQ4(sums, w, a) and Widen(sums); and the constants kQ8Signed (LoadQ8 takes the
+// offset of 128 off) and kQuantRows. Included by kernels_*.cc after vec-inl.h; AVX-512 has its own.
 #include "engine/kernels/strip.h"
 
 namespace withy::engine::WITHY_TARGET {
@@ -18,16 +18,19 @@ WITHY_INLINE void BlockSums(const uint8_t* w, const int8_t* const* a, I16* sum) 
       for (int t = 0; t < T; ++t) sum[t] = DotQ8(sum[t], weights, a[t] + 4 * j);
     }
   } else {
+    Q4Sums part[T] = {};
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       Bytes64 low;
       Bytes64 high;
       LoadNibbles(w + 64 * j, &low, &high);
 #pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) sum[t] = DotQ4(sum[t], low, a[t] + 4 * j);
+      for (int t = 0; t < T; ++t) part[t] = DotQ4(part[t], low, a[t] + 4 * j);
 #pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) sum[t] = DotQ4(sum[t], high, a[t] + 4 * j + 16);
+      for (int t = 0; t < T; ++t) part[t] = DotQ4(part[t], high, a[t] + 4 * j + 16);
     }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) sum[t] = sum[t] + Widen(part[t]);
   }
 }
 
@@ -75,13 +78,17 @@ inline void QuantTile(const std::byte* tile, const Strip& strip, const StripRows
 
 template <WeightType kType>
 inline void QuantStrip(const Strip& strip, StripRows rows) {
+  static_assert(kQuantRows == 4);
   for (int n = 0; n < strip.tiles; ++n) {
     const std::byte* tile = strip.tile + static_cast<size_t>(n) * strip.tile_bytes;
     int r = 0;
     for (; r + kQuantRows <= rows.rows; r += kQuantRows) {
       QuantTile<kType, kQuantRows>(tile, strip, rows, r);
     }
-    for (; r < rows.rows; ++r) QuantTile<kType, 1>(tile, strip, rows, r);
+    const int left = rows.rows - r;
+    if (left == 1) QuantTile<kType, 1>(tile, strip, rows, r);
+    if (left == 2) QuantTile<kType, 2>(tile, strip, rows, r);
+    if (left == 3) QuantTile<kType, 3>(tile, strip, rows, r);
     rows.y += kTileRows;
   }
 }

@@ -9,6 +9,12 @@
 
 #include "engine/kernels/types.h"
 
+// GCC would make trees of integer sums, or put them off until all products are there; neither fits
+// the registers.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-tree-reassoc", "no-tree-ter")
+#endif
+
 namespace withy::engine::WITHY_TARGET {
 
 typedef int32_t NativeI __attribute__((vector_size(sizeof(NativeF))));
@@ -38,12 +44,18 @@ WITHY_OPERATOR(I16, &)
 WITHY_OPERATOR(I16, |)
 #undef WITHY_OPERATOR
 
+// Native vectors anywhere in memory. memcpy of a whole F16 may go through the stack in pieces, which
+// a load right after them has to wait for.
+typedef NativeF UnalignedF __attribute__((aligned(4), may_alias));
+
 WITHY_INLINE F16 Load(const float* p) {
   F16 v;
-  std::memcpy(&v, p, sizeof v);
+  WITHY_EACH_PART v.part[i] = reinterpret_cast<const UnalignedF*>(p)[i];
   return v;
 }
-WITHY_INLINE void Store(F16 v, float* p) { std::memcpy(p, &v, sizeof v); }
+WITHY_INLINE void Store(F16 v, float* p) {
+  WITHY_EACH_PART reinterpret_cast<UnalignedF*>(p)[i] = v.part[i];
+}
 WITHY_INLINE F16 Zero() {
   F16 v;
   WITHY_EACH_PART v.part[i] = NativeF{};
