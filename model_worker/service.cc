@@ -179,12 +179,14 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     const auto chunk_bytes = static_cast<int64_t>(kv.block_bytes) * kv.layers;
     const int64_t resident = context.resident_bytes / chunk_bytes * kv.chunk_tokens;
     response->set_resident_tokens(static_cast<uint32_t>(std::min<int64_t>(resident, history)));
+    response->set_instance(instance_);
     return absl::OkStatus();
   }
 
   void FillInfo(v1::GetWorkerInfoResponse* response) const {
     *response->mutable_model() = engine::Describe(parts_.env.model, "target", parts_.env.window);
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
+    response->set_instance(instance_);
     const SchedulerLoad load = parts_.scheduler.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));
@@ -205,6 +207,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   const ServiceParts parts_;
   const engine::RequestLimits limits_;
+  const uint64_t instance_ = RandomId64();
   TaskThread tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
 };
 

@@ -161,6 +161,8 @@ Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* req
     }
   }
   response->set_prompt_tokens(static_cast<uint32_t>(bytes));
+  const std::lock_guard lock(mutex_);
+  response->set_instance(instance_);
   return Status::OK;
 }
 
@@ -175,6 +177,7 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
     const std::lock_guard lock(mutex_);
     model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
     response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
+    response->set_instance(instance_);
   }
   response->mutable_cost()->set_decode_us_per_token(10'000);
   response->mutable_status()->set_model_bytes(123);
@@ -200,6 +203,12 @@ std::vector<v1::RunRequest> FakeWorker::runs() const {
 void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
   const std::lock_guard lock(mutex_);
   levels_ = std::move(percents);
+}
+
+void FakeWorker::RestartWithLevels(std::vector<uint32_t> percents) {
+  const std::lock_guard lock(mutex_);
+  levels_ = std::move(percents);
+  ++instance_;
 }
 
 void FakeWorker::SetPrefillCost(double us_per_token) {

@@ -80,6 +80,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   std::vector<v1::RunRequest> runs() const;
   // The model's levels, in per cent; until then it has the full one alone. Before the first call.
   void SetLevels(std::vector<uint32_t> percents);
+  // From now on it is as if it had restarted with a model of these levels.
+  void RestartWithLevels(std::vector<uint32_t> percents);
   // What it says a token of a prompt takes; it takes no time in fact. Before the first call.
   void SetPrefillCost(double us_per_token);
 
@@ -87,6 +89,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<uint32_t> levels_ = {100};
+  uint64_t instance_ = 1;
   double prefill_us_per_token_ = 1000;
   std::vector<v1::RunRequest> runs_;
   bool released_ = false;

@@ -11,7 +11,7 @@
 namespace withy::orchestrator {
 namespace {
 
-constexpr int64_t kAuthTtlNs = 10 * kNanosPerSecond;
+constexpr int64_t kAuthTtlNs = 60 * kNanosPerSecond;
 constexpr size_t kAuthEntries = 1024;
 constexpr int64_t kWorkerInfoTtlNs = 2 * kNanosPerSecond;
 
@@ -237,6 +237,11 @@ absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time
   absl::MutexLock lock(&mutex_);
   workers_[Index(lane)] = {fresh, clock_.SteadyNanos() + kWorkerInfoTtlNs};
   return fresh;
+}
+
+Gateway::WorkerInfo Gateway::LastWorkerInfo(Lane lane) const {
+  absl::MutexLock lock(&mutex_);
+  return workers_[Index(lane)].info;
 }
 
 void Gateway::ForgetWorker(Lane lane) {

@@ -128,9 +128,10 @@ class Gateway {
                                                  const v1::GenerateRequest& request,
                                                  absl::Time deadline,
                                                  const engine::PrunedPrompt* pruned = nullptr);
-  // Cached for a moment; the cost model in it changes only when the worker restarts.
-  // `wait`: for a worker that is not there.
+  // Cached for a moment. `wait`: for a worker that is not there.
   absl::StatusOr<WorkerInfo> GetWorkerInfo(Lane lane, absl::Time deadline, bool wait = true);
+  // As the last call found it, however long ago; null: not asked yet, or gone since.
+  WorkerInfo LastWorkerInfo(Lane lane) const;
   void ForgetWorker(Lane lane);
   LiveCorrection live(Lane lane) const;
   void LearnFrom(Lane lane, const CostParameters& cost, const Observation& seen);

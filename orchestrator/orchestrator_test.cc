@@ -280,6 +280,17 @@ TEST(OrchestratorTest, WaitsForAWorkerThatRestarts) {
   EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
 }
 
+TEST(OrchestratorTest, ACallSeesThatTheWorkerIsAnotherOne) {
+  Board board;
+  ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
+  board.worker.RestartWithLevels({40, 100});
+  ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
+  v1::GenerateRequest request = Ask("hello");
+  request.set_model_level_percent(40);
+  const Outcome outcome = board.Generate(request);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+}
+
 TEST(OrchestratorTest, AWorkerThatStopsUnderARunningCallIsUnavailableNotCancelled) {
   Board board;
   OpenCall call(board, Ask("hold"));

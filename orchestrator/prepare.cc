@@ -52,6 +52,7 @@ class Preparation {
   using PromptLevels = std::vector<PromptLevel>;
 
   absl::Status Look();
+  absl::Status CountWhole();
   void SetKey();
   // A prompt level below 100 that the caller fixed; 0 = none.
   uint32_t DemandedPrompt() const {
@@ -98,11 +99,8 @@ absl::StatusOr<Gateway::Prepared> Preparation::Run() {
 // What is known without the TLM.
 absl::Status Preparation::Look() {
   WITHY_ASSIGN_OR_RETURN(out_.lane, gateway_.FindLane(request_.model(), deadline_));
-  WITHY_ASSIGN_OR_RETURN(out_.worker, gateway_.GetWorkerInfo(out_.lane, deadline_));
-  const ModelLimits limits = LimitsOf(out_.lane, out_.worker->model());
-  WITHY_RETURN_IF_ERROR(ValidateForModel(request_, limits));
-  WITHY_ASSIGN_OR_RETURN(out_.tokens, gateway_.CountCall(out_.lane, app_id_, request_, deadline_));
-  levels_percent_ = limits.levels_percent;
+  WITHY_RETURN_IF_ERROR(CountWhole());
+  levels_percent_ = LimitsOf(out_.lane, out_.worker->model()).levels_percent;
   level_costs_ = LevelsOf(*out_.worker);
   history_tokens_ = out_.tokens.context_tokens() -
                     std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
@@ -124,6 +122,30 @@ absl::Status Preparation::Look() {
   out_.queue_position = static_cast<uint32_t>(load_.ahead.size());
   input_.candidates = Candidates(prompts_, 0);
   return absl::OkStatus();
+}
+
+// Counts the whole prompt, for a worker that is still the one whose model and cost are known: the
+// answer says so, which saves asking before each call.
+absl::Status Preparation::CountWhole() {
+  const auto validate = [this] {
+    return ValidateForModel(request_, LimitsOf(out_.lane, out_.worker->model()));
+  };
+  if (out_.lane == Lane::kTarget) out_.worker = gateway_.LastWorkerInfo(out_.lane);
+  // What does not fit the model of before may fit another one.
+  if (out_.worker != nullptr && !validate().ok()) out_.worker = nullptr;
+  while (true) {
+    if (out_.worker == nullptr) {
+      WITHY_ASSIGN_OR_RETURN(out_.worker, gateway_.GetWorkerInfo(out_.lane, deadline_));
+      WITHY_RETURN_IF_ERROR(validate());
+    }
+    WITHY_ASSIGN_OR_RETURN(out_.tokens,
+                           gateway_.CountCall(out_.lane, app_id_, request_, deadline_));
+    if (out_.lane != Lane::kTarget || out_.tokens.instance() == out_.worker->instance()) {
+      return absl::OkStatus();
+    }
+    gateway_.ForgetWorker(out_.lane);
+    out_.worker = nullptr;
+  }
 }
 
 // The first token's deadline: of an end-to-end time what the full model leaves for it.
