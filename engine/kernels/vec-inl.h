@@ -44,8 +44,8 @@ WITHY_OPERATOR(I16, &)
 WITHY_OPERATOR(I16, |)
 #undef WITHY_OPERATOR
 
-// Native vectors anywhere in memory. memcpy of a whole F16 may go through the stack in pieces, which
-// a load right after them has to wait for.
+// Native vectors anywhere in memory. memcpy of a whole F16 may go through the stack in pieces,
+// which a load right after them has to wait for.
 typedef NativeF UnalignedF __attribute__((aligned(4), may_alias));
 
 WITHY_INLINE F16 Load(const float* p) {
