@@ -39,16 +39,17 @@ ABSL_FLAG(std::string, text, "",
           "plain text to judge units and train LoRA on; default: the project's corpus");
 ABSL_FLAG(std::string, work, "", "directory of what is done; default: OUT.work");
 ABSL_FLAG(std::string, levels, "20,30,40,50,60,70,80,90", "levels in per cent, ascending");
-ABSL_FLAG(int64_t, calibration_batches, 16, "batches that units and layers are judged on");
-ABSL_FLAG(int64_t, recovery_batches, 600, "batches that LoRA is trained on");
+ABSL_FLAG(int64_t, calibration_batches, 32, "batches that units and layers are judged on");
+ABSL_FLAG(int64_t, recovery_batches, 2000, "batches that LoRA is trained on");
 ABSL_FLAG(
-    int64_t, recovery_steps, 120,
+    int64_t, recovery_steps, 400,
     "steps of LoRA training at 100 %; a level of p % takes 100 / p times as many, so that all "
     "cost about the same; 0: no LoRA");
-ABSL_FLAG(int64_t, trial_steps, 15,
+ABSL_FLAG(int64_t, trial_steps, 30,
           "the same, for each split between heads and neurons that is tried for a level");
-ABSL_FLAG(int64_t, batch_tokens, 2048, "tokens a batch");
-ABSL_FLAG(double, rate, 1e-2, "LoRA's learning rate");
+ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens a batch");
+ABSL_FLAG(double, rate, 1e-2,
+          "LoRA's learning rate of levels up to 50 %, from there on falling with what is cut");
 ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
 ABSL_FLAG(std::string, order, "importance",
           "what units are ordered by: importance, or, to compare with, magnitude or random");
@@ -206,7 +207,7 @@ class Job {
   RecoveryOptions OptionsOf(int32_t percent, int64_t steps) const {
     return {.rank = absl::GetFlag(FLAGS_rank),
             .steps = steps * 100 / percent,
-            .rate = absl::GetFlag(FLAGS_rate),
+            .rate = absl::GetFlag(FLAGS_rate) * std::min(1.0, 2 - percent / 50.0),
             .seed = absl::GetFlag(FLAGS_seed)};
   }
 
