@@ -1,6 +1,7 @@
 // From importance to a file that the engine runs: function kept, levels nested, LoRA of use.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "elasticizer/elastic/recovery.h"
 #include "elasticizer/elastic/reorder.h"
 #include "elasticizer/elastic/work.h"
+#include "elasticizer/train/workers.h"
 #include "engine/model/testing.h"
 
 namespace withy::elastic {
@@ -136,11 +138,12 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   std::vector<ElasticLevel> levels;
   std::vector<LevelChoice> choices;
   for (const int32_t percent : {70, 45}) {
-    choices.push_back(ChooseLevel(network_->shape(), percent, anchors,
-                                  choices.empty() ? nullptr : &choices[0].spec,
-                                  [&](const engine::LevelSpec& spec) {
-                                    return MeanLoss(*network_, batches_, {.extents = &spec.layers});
-                                  }));
+    choices.push_back(ChooseLevel(
+        network_->shape(), percent, anchors, choices.empty() ? nullptr : &choices[0].spec,
+        [&](const engine::LevelSpec& spec) {
+          return MeanLoss(*network_, batches_, {.extents = &spec.layers});
+        },
+        train::Workers(2)));
   }
   for (size_t i = 0; i < choices[0].spec.layers.size(); ++i) {
     EXPECT_LE(choices[1].spec.layers[i].heads, choices[0].spec.layers[i].heads);
@@ -197,8 +200,10 @@ TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   shape.head_dim = 64;
   shape.d_ff = 1024;
   const auto choose = [&](double sign, const engine::LevelSpec* above) {
-    return ChooseLevel(shape, 50, {}, above,
-                       [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; });
+    return ChooseLevel(
+        shape, 50, {}, above,
+        [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; },
+        train::Workers(1));
   };
   const LevelChoice many = choose(-1, nullptr);
   const LevelChoice few = choose(1, nullptr);
@@ -230,6 +235,23 @@ TEST_P(ElasticTest, BaselinesLeaveOutAsMuchAsAsked) {
                                     whole[1].gate + whole[2].gate - whole[0].gate) < 1e-5;
   const bool in_two = MaxDifference(network_->layers()[0].gate, whole[2].gate) < 1e-5;
   EXPECT_TRUE(in_one || in_two);
+}
+
+TEST_P(ElasticTest, LevelsRecoverSideBySideAsTheyDoAlone) {
+  RecoveryOptions options;
+  options.steps = 3;
+  const engine::LevelSpec level{.percent = 45,
+                                .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
+  std::array<std::vector<Lora>, 3> lora;
+  train::Workers(3).Run(3, [&](int64_t i) {
+    lora[static_cast<size_t>(i)] = TrainLora(*network_, level, batches_, options);
+  });
+  const std::vector<Lora> alone = TrainLora(*network_, level, batches_, options);
+  for (const std::vector<Lora>& other : lora) {
+    EXPECT_GT(other[1].down.b.abs().sum().item<float>(), 0.0f);
+    EXPECT_LT(MaxDifference(other[1].down.a, alone[1].down.a), 1e-6);
+    EXPECT_LT(MaxDifference(other[2].q.b, alone[2].q.b), 1e-6);
+  }
 }
 
 // What an interrupted run has done is found again, and nothing of another run.

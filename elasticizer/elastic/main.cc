@@ -9,6 +9,8 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +29,7 @@
 #include "elasticizer/elastic/recovery.h"
 #include "elasticizer/elastic/reorder.h"
 #include "elasticizer/elastic/work.h"
+#include "elasticizer/train/workers.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/types.h"
 #include "engine/model/synth.h"
@@ -107,6 +110,8 @@ void WarnIfQuantised(const engine::GgufFile& file) {
 
 class Job {
  public:
+  explicit Job(int threads) : threads_(threads) {}
+
   absl::Status Run() {
     const Clock::time_point start = Clock::now();
     const std::string model = absl::GetFlag(FLAGS_model);
@@ -217,6 +222,7 @@ class Job {
         absl::GetFlag(FLAGS_recovery_steps) == 0 ? 0 : absl::GetFlag(FLAGS_trial_steps);
     const Clock::time_point start = Clock::now();
     const auto all = static_cast<int64_t>(percents_.size());
+    const train::Workers workers = WorkersFor(*network);
     // From the highest down: what a low level lacks costs no higher one anything.
     for (int64_t left = all; left > 0; --left) {
       const int32_t percent = percents_[static_cast<size_t>(left - 1)];
@@ -224,15 +230,17 @@ class Job {
       Show("splits between heads and neurons", all - left, all, start);
       if (!work_->LoadChoice(*network, percent, &choice)) {
         const engine::LevelSpec* above = choices_.empty() ? nullptr : &choices_.back().spec;
-        choice = ChooseLevel(network->shape(), percent, findings_.anchors, above,
-                             [&](const engine::LevelSpec& spec) {
-                               View view{.extents = &spec.layers};
-                               if (steps == 0) return MeanLoss(*network, calibration_, view);
-                               const std::vector<Lora> lora = TrainLora(
-                                   *network, spec, recovery_text_, OptionsOf(percent, steps));
-                               view.lora = &lora;
-                               return MeanLoss(*network, calibration_, view);
-                             });
+        choice = ChooseLevel(
+            network->shape(), percent, findings_.anchors, above,
+            [&](const engine::LevelSpec& spec) {
+              View view{.extents = &spec.layers};
+              if (steps == 0) return MeanLoss(*network, calibration_, view);
+              const std::vector<Lora> lora =
+                  TrainLora(*network, spec, recovery_text_, OptionsOf(percent, steps));
+              view.lora = &lora;
+              return MeanLoss(*network, calibration_, view);
+            },
+            workers);
         WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
       }
       choices_.push_back(std::move(choice));
@@ -242,37 +250,63 @@ class Job {
     return absl::OkStatus();
   }
 
+  // Side by side where LibTorch computes on the CPU: small products keep one thread busy, not two.
+  train::Workers WorkersFor(const Network& network) const {
+    return train::Workers(network.device().is_cpu() ? threads_ : 1);
+  }
+
   absl::Status Recover(const Network& network) {
     std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
-    const int64_t steps = absl::GetFlag(FLAGS_recovery_steps);
+    const size_t all = choices_.size();
+    levels_.resize(all);
+    findings_.losses.resize(all);
+    findings_.lora_losses.resize(all);
     const Clock::time_point start = Clock::now();
-    const auto all = static_cast<int64_t>(choices_.size());
+    int64_t all_steps = 0;
     for (const LevelChoice& choice : choices_) {
-      const int32_t percent = choice.spec.percent;
-      const RecoveryOptions options = OptionsOf(percent, steps);
-      const auto done = static_cast<int64_t>(levels_.size());
-      ElasticLevel level{choice.spec, {}};
-      if (steps > 0 && !work_->LoadLora(network, choice.spec, options.rank, &level.lora)) {
-        level.lora =
-            TrainLora(network, choice.spec, recovery_text_, options, [&](int64_t step, double) {
-              Show(absl::StrCat("recovery of level ", percent, " %"), done * options.steps + step,
-                   all * options.steps, start);
-            });
-        WITHY_RETURN_IF_ERROR(work_->SaveLora(choice.spec, level.lora));
-      }
-      const View cut{.extents = &choice.spec.layers};
-      const View recovered{.extents = &choice.spec.layers,
-                           .lora = level.lora.empty() ? nullptr : &level.lora};
-      findings_.losses.push_back(MeanLoss(network, calibration_, cut));
-      findings_.lora_losses.push_back(MeanLoss(network, calibration_, recovered));
-      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n", percent,
-                  choice.head_share, findings_.losses.back(), findings_.lora_losses.back());
-      std::fflush(stdout);
-      levels_.push_back(std::move(level));
+      all_steps += OptionsOf(choice.spec.percent, absl::GetFlag(FLAGS_recovery_steps)).steps;
+    }
+    std::mutex mutex;
+    int64_t done = 0;
+    absl::Status status;
+    WorkersFor(network).Run(static_cast<int64_t>(all), [&](int64_t i) {
+      const absl::Status recovered = RecoverLevel(network, static_cast<size_t>(i), [&] {
+        const std::lock_guard lock(mutex);
+        Show("recovery of the levels", ++done, all_steps, start);
+      });
+      const std::lock_guard lock(mutex);
+      status.Update(recovered);
+    });
+    WITHY_RETURN_IF_ERROR(status);
+    for (size_t i = 0; i < all; ++i) {
+      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n",
+                  choices_[i].spec.percent, choices_[i].head_share, findings_.losses[i],
+                  findings_.lora_losses[i]);
     }
     return absl::OkStatus();
   }
 
+  // Fills what there is of the level `i` in levels_ and findings_. Different levels at once.
+  absl::Status RecoverLevel(const Network& network, size_t i,
+                            const std::function<void()>& step_done) {
+    ElasticLevel& level = levels_[i];
+    level.spec = choices_[i].spec;
+    const RecoveryOptions options =
+        OptionsOf(level.spec.percent, absl::GetFlag(FLAGS_recovery_steps));
+    if (options.steps > 0 && !work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
+      level.lora = TrainLora(network, level.spec, recovery_text_, options,
+                             [&](int64_t, double) { step_done(); });
+      WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
+    }
+    const View cut{.extents = &level.spec.layers};
+    const View recovered{.extents = &level.spec.layers,
+                         .lora = level.lora.empty() ? nullptr : &level.lora};
+    findings_.losses[i] = MeanLoss(network, calibration_, cut);
+    findings_.lora_losses[i] = MeanLoss(network, calibration_, recovered);
+    return absl::OkStatus();
+  }
+
+  const int threads_;
   std::string out_;
   std::vector<int32_t> percents_;
   engine::GgmlType type_ = engine::GgmlType::kQ8_0;
@@ -290,13 +324,13 @@ class Job {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("makes a plain GGUF elastic; see --help");
   absl::ParseCommandLine(argc, argv);
-  const int threads = absl::GetFlag(FLAGS_threads);
-  at::set_num_threads(threads > 0 ? threads
-                                  : static_cast<int>(std::thread::hardware_concurrency()));
+  int threads = absl::GetFlag(FLAGS_threads);
+  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
+  at::set_num_threads(threads);
   // Keep freed activations instead of handing them back to the kernel at every step.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  const absl::Status status = withy::elastic::Job().Run();
+  const absl::Status status = withy::elastic::Job(threads).Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "withy-elasticize: %s\n", std::string(status.message()).c_str());
   return 1;

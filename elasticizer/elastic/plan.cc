@@ -15,7 +15,7 @@ constexpr std::array<double, 5> kHeadShares = {0.5, 0.7, 1.0, 1.4, 2.0};
 
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
                         std::span<const int32_t> anchors, const engine::LevelSpec* above,
-                        const LossOfLevel& loss_of) {
+                        const LossOfLevel& loss_of, const train::Workers& workers) {
   std::vector<LevelChoice> tried;
   for (const double head_share : kHeadShares) {
     LevelChoice choice{engine::PlanLevel(shape, percent, anchors, head_share, above), head_share,
@@ -24,9 +24,12 @@ LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
       return other.spec.layers == choice.spec.layers;
     });
     if (known) continue;
-    choice.loss = loss_of(choice.spec);
     tried.push_back(std::move(choice));
   }
+  workers.Run(static_cast<int64_t>(tried.size()), [&](int64_t i) {
+    LevelChoice& choice = tried[static_cast<size_t>(i)];
+    choice.loss = loss_of(choice.spec);
+  });
   return *std::min_element(
       tried.begin(), tried.end(),
       [](const LevelChoice& a, const LevelChoice& b) { return a.loss < b.loss; });

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "elasticizer/elastic/network.h"
+#include "elasticizer/train/workers.h"
 #include "engine/weights/levels.h"
 
 namespace withy::elastic {
@@ -20,13 +21,13 @@ struct LevelChoice {
 };
 
 // What a level loses. Low levels are chosen better by their loss after a short recovery than before
-// it, where all splits are as good as broken.
+// it, where all splits are as good as broken. Called from several threads at once.
 using LossOfLevel = std::function<double(const engine::LevelSpec&)>;
 
 // A level of a reordered network that `above` holds, if there is one. `anchors`: most important
 // first.
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
                         std::span<const int32_t> anchors, const engine::LevelSpec* above,
-                        const LossOfLevel& loss_of);
+                        const LossOfLevel& loss_of, const train::Workers& workers);
 
 }  // namespace withy::elastic

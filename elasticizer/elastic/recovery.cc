@@ -7,18 +7,19 @@ namespace {
 
 using torch::Tensor;
 
-Lora::Pair NewPair(int64_t outputs, int64_t inputs, int64_t rank, torch::Device device) {
+Lora::Pair NewPair(int64_t outputs, int64_t inputs, int64_t rank, torch::Device device,
+                   torch::Generator& random) {
   const double deviation = 1.0 / std::sqrt(static_cast<double>(inputs));
-  return {(torch::randn({rank, inputs}) * deviation).to(device),
+  return {(torch::randn({rank, inputs}, random) * deviation).to(device),
           torch::zeros({outputs, rank}, device)};
 }
 
 Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int64_t rank,
-             torch::Device device) {
+             torch::Device device, torch::Generator& random) {
   const int64_t q = int64_t{extent.heads} * s.head_dim;
   const int64_t kv = int64_t{s.kv_heads_of(extent.heads)} * s.head_dim;
   const auto pair = [&](int64_t outputs, int64_t inputs) {
-    return NewPair(outputs, inputs, rank, device);
+    return NewPair(outputs, inputs, rank, device, random);
   };
   return {.q = pair(q, s.d_model),
           .k = pair(kv, s.d_model),
@@ -44,14 +45,16 @@ std::vector<Tensor*> Tensors(Lora& lora) {
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
                             const std::function<void(int64_t, double)>& progress) {
-  torch::manual_seed(options.seed + static_cast<uint64_t>(level.percent));
+  // Its own, so that levels recovered side by side come out as one after the other.
+  torch::Generator random =
+      at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(level.percent));
   const engine::ModelShape& s = network.shape();
   const engine::LayerExtent full{s.heads, s.d_ff};
   std::vector<Lora> lora(level.layers.size());
   std::vector<Tensor> trained;
   for (size_t i = 0; i < lora.size(); ++i) {
     if (level.layers[i] == full) continue;
-    lora[i] = NewLora(s, level.layers[i], options.rank, network.device());
+    lora[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
     for (Tensor* tensor : Tensors(lora[i])) {
       tensor->set_requires_grad(true);
       trained.push_back(*tensor);
