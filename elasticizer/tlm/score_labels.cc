@@ -16,6 +16,10 @@ namespace {
 using engine::ByteSpan;
 using nlohmann::json;
 
+// Nats of the whole answer. Leaving out a word that does not matter changes its loss a little up or
+// down; ranking those changes would have the head learn noise.
+constexpr double kNoticeable = 0.02;
+
 // Null unless `word` is [begin, end] with both within the text.
 bool ParseSpan(const json& word, size_t text_bytes, uint32_t from, ByteSpan* span) {
   if (!word.is_array() || word.size() != 2 || !word[0].is_number_unsigned() ||
@@ -137,7 +141,8 @@ absl::StatusOr<ScoreExample> LabelByLoss(const Prompt& prompt, int32_t max_varia
       stays[end++] = false;
     }
     WITHY_ASSIGN_OR_RETURN(const Judgement without, target->JudgeVariant(KeepWords(prompt, stays)));
-    const double increase = (without.loss - whole.loss) / static_cast<double>(end - begin);
+    double increase = (without.loss - whole.loss) / static_cast<double>(end - begin);
+    if (increase < kNoticeable) increase = 0;
     for (; begin < end; ++begin) worth[begin] = increase;
   }
   return ScoreExample{

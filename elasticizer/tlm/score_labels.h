@@ -40,7 +40,8 @@ absl::StatusOr<std::vector<ScoreExample>> ReadScoreExamples(const std::string& p
 std::vector<float> RetainProbabilities(std::span<const double> worth,
                                        const std::vector<bool>& asked);
 
-// Drops the words one at a time and takes the increase of the answer's loss. When there are more
+// Drops the words one at a time and takes the increase of the answer's loss, which is nothing where
+// it is too small to mean anything. When there are more
 // than `max_variants` words to drop, as many neighbours of one message go together as keep within
 // it. Fixed words are not asked. Errors: as Target::Judge.
 absl::StatusOr<ScoreExample> LabelByLoss(const Prompt& prompt, int32_t max_variants,
