@@ -158,6 +158,8 @@ class TargetTest : public testing::Test {
     if (target.ok()) target_ = *std::move(target);
   }
 
+  int32_t full_level() const { return static_cast<int32_t>(target_->info().levels.size()) - 1; }
+
   engine::TempFolder folder_;
   std::unique_ptr<Target> target_;
 };
@@ -172,7 +174,7 @@ TEST_F(TargetTest, AVariantIsJudgedAsIfItStoodAlone) {
     stays[word] = false;
     const corpus::Record without = KeepWords(prompt, stays);
     const auto a = target_->JudgeVariant(without);
-    const auto b = target_->Judge(without, 0);
+    const auto b = target_->Judge(without, full_level());
     ASSERT_TRUE(a.ok() && b.ok());
     EXPECT_EQ(a->loss, b->loss) << word;
     EXPECT_EQ(a->right, b->right);
@@ -221,10 +223,11 @@ TEST_F(TargetTest, TraversesEveryPair) {
   const std::vector<float> keep(prompt.words.size(), 0.5f);
   const auto row = Traverse(prompt, keep, space, target_.get());
   ASSERT_TRUE(row.ok()) << row.status();
-  EXPECT_EQ(row->right.size(), 3u);
+  ASSERT_EQ(row->right.size(), space.pairs());
+  EXPECT_EQ(space.pairs(), 3 * target_->info().levels.size());
   EXPECT_LT(row->tokens[0], row->tokens[1]);
   EXPECT_LT(row->tokens[1], row->tokens[2]);
-  EXPECT_EQ(row->tokens[2], target_->Judge(prompt.record, 0)->prompt_tokens);
+  EXPECT_EQ(row->tokens[2], target_->Judge(prompt.record, full_level())->prompt_tokens);
 }
 
 }  // namespace
