@@ -203,11 +203,6 @@ std::vector<v1::RunRequest> FakeWorker::runs() const {
 void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
   const std::lock_guard lock(mutex_);
   levels_ = std::move(percents);
-}
-
-void FakeWorker::RestartWithLevels(std::vector<uint32_t> percents) {
-  const std::lock_guard lock(mutex_);
-  levels_ = std::move(percents);
   ++instance_;
 }
 

@@ -78,10 +78,9 @@ class FakeWorker final : public v1::ModelWorker::Service {
   // Waits until so many calls have ended because they were cancelled.
   void AwaitCancelled(int count);
   std::vector<v1::RunRequest> runs() const;
-  // The model's levels, in per cent; until then it has the full one alone. Before the first call.
+  // From now on it is as if it had restarted with a model of these levels, in per cent; until then
+  // it has the full one alone.
   void SetLevels(std::vector<uint32_t> percents);
-  // From now on it is as if it had restarted with a model of these levels.
-  void RestartWithLevels(std::vector<uint32_t> percents);
   // What it says a token of a prompt takes; it takes no time in fact. Before the first call.
   void SetPrefillCost(double us_per_token);
 

@@ -166,11 +166,7 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
 int64_t Gateway::RetryAfterMs() const {
   // A slot comes free about every (length of an answer) / (calls at once); without measurements, a
   // second.
-  WorkerInfo worker;
-  {
-    absl::MutexLock lock(&mutex_);
-    worker = workers_[Index(Lane::kTarget)].info;
-  }
+  const WorkerInfo worker = LastWorkerInfo(Lane::kTarget);
   if (worker == nullptr) return 1000;
   const CallTable::Counts counts = calls_.counts();
   Load load;

@@ -283,7 +283,7 @@ TEST(OrchestratorTest, WaitsForAWorkerThatRestarts) {
 TEST(OrchestratorTest, ACallSeesThatTheWorkerIsAnotherOne) {
   Board board;
   ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
-  board.worker.RestartWithLevels({40, 100});
+  board.worker.SetLevels({40, 100});
   ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
   v1::GenerateRequest request = Ask("hello");
   request.set_model_level_percent(40);

@@ -1,5 +1,5 @@
 // Element-wise kernels, quantisation of activations and of K/V. Included by kernels_*.cc after
-// vec-inl.h.
+// vec-inl.h and the target's StoreBytes(16 lanes within a byte's range, out).
 #include "engine/kernels/activations.h"
 #include "engine/kernels/low_rank.h"
 #include "engine/kv/block.h"

@@ -21,7 +21,6 @@ namespace withy::engine::portable {
 
 inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = false;
-inline constexpr int kQuantRows = 4;
 inline constexpr int kFloatRows = 2;
 inline constexpr int kKvOffset = 128;
 inline constexpr int kScoreQueries = 2;

@@ -1,7 +1,7 @@
 // The inner kernel of quantised weights in terms of a target's dot primitives: Bytes64, LoadQ8(p),
 // LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a); Q4Sums, an accumulator for the products of one block
-// of nibbles, with DotQ4(sums, w, a) and Widen(sums); and the constants kQ8Signed (LoadQ8 takes the
-// offset of 128 off) and kQuantRows. Included by kernels_*.cc after vec-inl.h; AVX-512 has its own.
+// of nibbles, with DotQ4(sums, w, a) and Widen(sums); and kQ8Signed (LoadQ8 takes the offset of 128
+// off). Included by kernels_*.cc after vec-inl.h; AVX-512 has its own.
 #include "engine/kernels/strip.h"
 
 namespace withy::engine::WITHY_TARGET {
@@ -78,13 +78,10 @@ inline void QuantTile(const std::byte* tile, const Strip& strip, const StripRows
 
 template <WeightType kType>
 inline void QuantStrip(const Strip& strip, StripRows rows) {
-  static_assert(kQuantRows == 4);
   for (int n = 0; n < strip.tiles; ++n) {
     const std::byte* tile = strip.tile + static_cast<size_t>(n) * strip.tile_bytes;
     int r = 0;
-    for (; r + kQuantRows <= rows.rows; r += kQuantRows) {
-      QuantTile<kType, kQuantRows>(tile, strip, rows, r);
-    }
+    for (; r + 4 <= rows.rows; r += 4) QuantTile<kType, 4>(tile, strip, rows, r);
     const int left = rows.rows - r;
     if (left == 1) QuantTile<kType, 1>(tile, strip, rows, r);
     if (left == 2) QuantTile<kType, 2>(tile, strip, rows, r);
