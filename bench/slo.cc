@@ -15,7 +15,6 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
 #include "base/status.h"
 #include "bench/slo_contestants.h"
 #include "bench/slo_figures.h"
@@ -24,7 +23,6 @@
 #include "bench/slo_report.h"
 #include "bench/slo_trace.h"
 #include "engine/kernels/thread_pool.h"
-#include "engine/session/cost_probe.h"
 #include "engine/weights/packer.h"
 
 ABSL_FLAG(std::string, pocket, "", "elastic GGUF that answers are judged with");
@@ -141,14 +139,13 @@ class Bench {
     WITHY_ASSIGN_OR_RETURN(machine_.switching, MeasureSwitch(packed, model_options, rounds));
     WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model, OpenModel());
     WITHY_ASSIGN_OR_RETURN(machine_.levels, MeasureVariants(*model, rounds));
-    WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost, engine::MeasureCost(*model, Clock::Real()));
     WITHY_ASSIGN_OR_RETURN(
         const std::unique_ptr<engine::Tlm> tlm,
         engine::Tlm::Open(absl::GetFlag(FLAGS_tlm), {.threads = model_options.threads}));
     BoardFacts& board = machine_.board;
     WITHY_ASSIGN_OR_RETURN(board.tlm, MeasureTlm(*tlm, prompts_.prompts.front().text, rounds));
     board.full = machine_.levels.back();
-    board.cost = {cost.prefill_us_per_token, cost.decode_us, cost.decode_us_per_extra};
+    board.cost = CalibratedCost(board.full);
     if (!service_.address.empty()) {
       WITHY_ASSIGN_OR_RETURN(service_times_, MeasureService(service_, prompts_, kServiceProbes));
       board.overhead_ms = MeanOverheadMs();

@@ -65,7 +65,8 @@ class BoardRun {
         outcomes_(calls.size()) {
     live_.overhead_ms = board.overhead_ms;
     live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
-    for (const Variant& variant : policy.family->variants) shares_.push_back(variant.share.decode);
+    for (const Variant& variant : policy.family->variants)
+      shares_.push_back(variant.times.pass_ms[0]);
   }
 
   std::vector<SloOutcome> Run() {

@@ -118,14 +118,13 @@ Family Contestants::ElasticFamily(const std::string& name, double copy_ms_per_by
   for (size_t i = 0; i < costs.size(); ++i) {
     family.variants.push_back({.percent = costs[i].percent,
                                .times = machine_.levels[i],
-                               .share = orchestrator::ShareOfLevel(costs, costs[i].percent),
                                .switch_ms = costs[i].weight_bytes * copy_ms_per_byte});
   }
   return family;
 }
 
 Variant Contestants::FullVariant(double switch_ms) const {
-  return {.percent = 100, .times = machine_.levels.back(), .share = {}, .switch_ms = switch_ms};
+  return {.percent = 100, .times = machine_.levels.back(), .switch_ms = switch_ms};
 }
 
 double Contestants::LoadMs(const orchestrator::LevelShare& share) const {
@@ -218,7 +217,6 @@ absl::Status Contestants::AddFiles(const std::string& method, bool swaps, bool r
         ShareOfParts(machine_.info, used.attention, used.neurons);
     family.variants.push_back({.percent = percent,
                                .times = ScaledTimes(machine_.levels.back(), share),
-                               .share = share,
                                .switch_ms = swaps ? LoadMs(share) : 0});
   }
   WITHY_ASSIGN_OR_RETURN(tables.emplace_back(),
@@ -259,7 +257,6 @@ absl::Status Contestants::AddSmall() {
     auto& [variant, judged] = models[percent];
     variant = {.percent = percent,
                .times = ScaledTimes(machine_.levels.back(), share),
-               .share = share,
                .switch_ms = LoadMs(share)};
     judged = std::move(answers);
   }
@@ -289,10 +286,8 @@ absl::Status Contestants::AddSparse() {
   for (const uint32_t density : kDensities) {
     orchestrator::LevelShare share = ShareOfParts(machine_.info, 1, density / 100.0);
     share.prefill = 1;
-    family.variants.push_back({.percent = density,
-                               .times = ScaledTimes(machine_.levels.back(), share),
-                               .share = share,
-                               .switch_ms = 0});
+    family.variants.push_back(
+        {.percent = density, .times = ScaledTimes(machine_.levels.back(), share), .switch_ms = 0});
   }
   Policy policy{.name = "compression + sparsity",
                 .family = &families_.emplace_back(std::move(family)),

@@ -7,7 +7,6 @@ namespace {
 
 using orchestrator::Candidate;
 using orchestrator::DecisionInput;
-using orchestrator::LevelPair;
 using orchestrator::Prediction;
 using orchestrator::SloTargets;
 
@@ -17,15 +16,6 @@ bool Within(const Prediction& predicted, const SloTargets& targets) {
   latency.set_tpot_ms(predicted.tpot_ms);
   latency.set_end_to_end_ms(predicted.end_to_end_ms);
   return orchestrator::Meets(targets, latency);
-}
-
-// The higher of equals, as engine::LevelChoice.
-size_t Likeliest(const std::vector<float>& odds) {
-  size_t best = 0;
-  for (size_t i = 1; i < odds.size(); ++i) {
-    if (odds[i] >= odds[best]) best = i;
-  }
-  return best;
 }
 
 // One call's way to its pair of levels; follows orchestrator/prepare.cc.
@@ -59,11 +49,7 @@ class Chooser {
     const double read_ms = ShouldRead() ? ReadMs() : 0;
     if (read_ms > 0) {
       input_.candidates = Candidates(0, read_ms);
-      if (policy_.odds != nullptr) {
-        const LevelOdds& odds = Odds();
-        input_.tlm = LevelPair{policy_.answers->prompt_levels[Likeliest(odds.prompt)],
-                               policy_.family->variants[Likeliest(odds.model)].percent};
-      }
+      input_.tlm = policy_.odds != nullptr;
     }
     if (policy_.rule == Rule::kRandom || policy_.rule == Rule::kOracle) {
       if (const Candidate* other = Pick(rng)) return TakeCandidate(*other, read_ms);
@@ -85,7 +71,7 @@ class Chooser {
     orchestrator::CallShape shape;
     shape.prefill_tokens = static_cast<uint32_t>(row_.tokens[level]);
     shape.max_tokens = call_.max_tokens;
-    shape.level = orchestrator::Scaled(board_.cost, policy_.family->variants[variant].share);
+    shape.level = CalibratedCost(policy_.family->variants[variant].times);
     shape.tlm_ms = read_ms + SwitchMs(variant);
     return shape;
   }

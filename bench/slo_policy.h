@@ -21,10 +21,9 @@ namespace withy::bench {
 
 // A model, or a level of one, that can answer.
 struct Variant {
-  uint32_t percent = 100;          // names it within its family; ascending
-  VariantTimes times;              // what it takes
-  orchestrator::LevelShare share;  // what it is predicted to take
-  double switch_ms = 0;            // to bring it in when another one was used before
+  uint32_t percent = 100;  // names it within its family; ascending
+  VariantTimes times;      // what it takes, and is predicted to take
+  double switch_ms = 0;    // to bring it in when another one was used before
 };
 
 struct Family {

@@ -110,14 +110,11 @@ class BoardTest : public testing::Test {
  protected:
   BoardTest() {
     for (const double share : {0.25, 0.5, 1.0}) {
-      family_.variants.push_back({.percent = static_cast<uint32_t>(100 * share),
-                                  .times = Times(share),
-                                  .share = {share, share},
-                                  .switch_ms = 0});
+      family_.variants.push_back(
+          {.percent = static_cast<uint32_t>(100 * share), .times = Times(share), .switch_ms = 0});
     }
     board_.full = Times();
-    board_.cost = {
-        .prefill_us_per_token = 1000, .decode_us_per_token = 4000, .decode_us_per_extra_row = 10};
+    board_.cost = CalibratedCost(board_.full);
     board_.overhead_ms = 1;
     board_.tlm.points = {{100, 1}, {1000, 10}};
     prompts_ = {{.tokens = 100, .answer_tokens = 5, .text_bytes = 400}};
@@ -183,14 +180,19 @@ TEST_F(BoardTest, ATighterSloTakesALowerLevelAndPaysTheTlm) {
   EXPECT_FALSE(tight.right);
 }
 
-TEST_F(BoardTest, TheDecisionHeadIsFollowedWhenItIsInTime) {
-  const std::vector<std::vector<LevelOdds>> odds = {
+// At 40 % of TTFT the half prompt at 50 % and the whole one at 25 % are in time.
+TEST_F(BoardTest, TheDecisionHeadChoosesAmongWhatIsInTime) {
+  std::vector<std::vector<LevelOdds>> odds = {
       {{.prompt = {0.9f, 0.1f}, .model = {0.1f, 0.8f, 0.1f}}}};
   policy_.odds = &odds;
-  const SloOutcome tight = Run({At(0, 0.6, 0.6)}).front();
-  EXPECT_EQ(tight.prompt_percent, 50u);
-  EXPECT_EQ(tight.model_percent, 50u);
-  EXPECT_TRUE(tight.right);
+  const SloOutcome half = Run({At(0, 0.4, 0.6)}).front();
+  EXPECT_EQ(half.prompt_percent, 50u);
+  EXPECT_EQ(half.model_percent, 50u);
+  EXPECT_TRUE(half.right);
+  odds[0][0] = {.prompt = {0.1f, 0.9f}, .model = {0.8f, 0.1f, 0.1f}};
+  const SloOutcome whole = Run({At(0, 0.4, 0.6)}).front();
+  EXPECT_EQ(whole.prompt_percent, 100u);
+  EXPECT_EQ(whole.model_percent, 25u);
 }
 
 TEST_F(BoardTest, TheOracleTakesWhatIsRight) {

@@ -8,6 +8,8 @@ namespace withy::bench {
 namespace {
 
 constexpr int32_t kManyRows = 64;
+// Lengths of prompts that a calibration measures.
+constexpr std::array<int32_t, 7> kPrefillTokens = {16, 32, 64, 128, 256, 512, 1024};
 
 }  // namespace
 
@@ -60,6 +62,20 @@ VariantTimes ScaledTimes(const VariantTimes& full, const orchestrator::LevelShar
     scaled.pass_ms[i] *= share.decode + many * (share.prefill - share.decode);
   }
   return scaled;
+}
+
+orchestrator::CostParameters CalibratedCost(const VariantTimes& times) {
+  constexpr size_t kFew = 2;  // in kPassRows
+  orchestrator::CostParameters cost;
+  cost.decode_us_per_token = 1e3 * times.pass_ms[0];
+  cost.decode_us_per_extra_row =
+      1e3 * (times.pass_ms[kFew] - times.pass_ms[0]) / (kPassRows[kFew] - 1);
+  cost.decode_us_per_context_token = times.decode_depth_us;
+  for (const int32_t tokens : kPrefillTokens) {
+    cost.prefill.push_back({static_cast<double>(tokens), 1e3 * PrefillMs(times, tokens)});
+  }
+  cost.prefill_us_per_token = cost.prefill.back().us / cost.prefill.back().tokens;
+  return cost;
 }
 
 double TlmTimes::Ms(size_t bytes) const {

@@ -55,6 +55,9 @@ struct TlmTimes {
   double Ms(size_t bytes) const;
 };
 
+// What a calibration of a model with these times would say of it.
+orchestrator::CostParameters CalibratedCost(const VariantTimes& times);
+
 // How weights get to where they can be computed with.
 struct SwitchTimes {
   double copy_ms_per_byte = 0;  // in memory, into another layout

@@ -62,8 +62,6 @@ Variant Interpolate(const Family& family, uint32_t percent) {
       Between(low.times.prefill_depth_us, high.times.prefill_depth_us, at);
   between.times.decode_depth_us =
       Between(low.times.decode_depth_us, high.times.decode_depth_us, at);
-  between.share.prefill = Between(low.share.prefill, high.share.prefill, at);
-  between.share.decode = Between(low.share.decode, high.share.decode, at);
   return between;
 }
 

@@ -49,13 +49,10 @@ std::string ModelWords(uint32_t level_percent) {
                               : absl::StrCat("the model at ", level_percent, " %");
 }
 
-std::string Setting(uint32_t prompt_percent, uint32_t level_percent) {
-  if (prompt_percent == 100) return ModelWords(level_percent);
-  return absl::StrCat(prompt_percent, " % of the prompt's words and ", ModelWords(level_percent));
-}
-
 std::string Setting(const Candidate& candidate) {
-  return Setting(candidate.prompt_percent, candidate.level_percent);
+  if (candidate.prompt_percent == 100) return ModelWords(candidate.level_percent);
+  return absl::StrCat(candidate.prompt_percent, " % of the prompt's words and ",
+                      ModelWords(candidate.level_percent));
 }
 
 bool MeetsPrediction(const SloTargets& targets, const Prediction& prediction) {
@@ -106,48 +103,24 @@ const Candidate* Fastest(const std::vector<Candidate>& candidates) {
                             });
 }
 
-const Candidate* Find(const std::vector<Candidate>& candidates, const LevelPair& pair) {
-  for (const Candidate& candidate : candidates) {
-    if (candidate.prompt_percent == pair.prompt_percent &&
-        candidate.level_percent == pair.level_percent) {
-      return &candidate;
-    }
-  }
-  return nullptr;
-}
-
 struct Choice {
   const Candidate* candidate;
   v1::DecisionReason reason;
   std::string explanation;
 };
 
-// What the TLM chose, if it is there and meets the SLO.
-const Candidate* TlmChoice(const DecisionInput& input, const std::vector<Candidate>& allowed,
-                           const SloTargets& targets) {
-  if (!input.tlm.has_value()) return nullptr;
-  const Candidate* chosen = Find(allowed, *input.tlm);
-  return chosen != nullptr && MeetsPrediction(targets, chosen->predicted) ? chosen : nullptr;
-}
-
 // The candidate to run, or null when none meets even what the tolerance allows.
-const Candidate* Best(const DecisionInput& input, const std::vector<Candidate>& allowed,
-                      const SloTargets& targets, const SloTargets& judged) {
+const Candidate* Best(const std::vector<Candidate>& allowed, const SloTargets& targets,
+                      const SloTargets& judged) {
   const Candidate* full = &allowed.back();
   if (MeetsPrediction(judged, full->predicted)) return full;
-  if (const Candidate* chosen = TlmChoice(input, allowed, targets)) return chosen;
   const Candidate* exact = BestMeeting(allowed, targets);
   return exact != nullptr ? exact : BestMeeting(allowed, judged);
 }
 
 std::string WhyNotTlm(const DecisionInput& input) {
-  if (!input.without_tlm.empty()) {
-    return absl::StrCat(" The latency model alone decided: ", input.without_tlm, ".");
-  }
-  if (!input.tlm.has_value()) return "";
-  return absl::StrCat(" The TLM chose ",
-                      Setting(input.tlm->prompt_percent, input.tlm->level_percent),
-                      ", which is predicted to miss the SLO.");
+  if (input.without_tlm.empty()) return "";
+  return absl::StrCat(" The latency model alone decided: ", input.without_tlm, ".");
 }
 
 Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
@@ -158,7 +131,7 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
     return {full, v1::DECISION_REASON_FULL_MEETS_SLO,
             "No SLO was given: " + ModelWords(full->level_percent) + " on the whole prompt."};
   }
-  const Candidate* best = Best(input, allowed, targets, judged);
+  const Candidate* best = Best(allowed, targets, judged);
   const Candidate* chosen = best != nullptr ? best : Fastest(allowed);
   if (fixed) {
     return {
@@ -179,11 +152,11 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
             "The whole model on the whole prompt is predicted to meet the SLO (" + Wanted(targets) +
                 ")."};
   }
-  if (best == TlmChoice(input, allowed, targets)) {
+  if (input.tlm) {
     return {best, v1::DECISION_REASON_TLM,
             absl::StrCat("The TLM chose ", Setting(*best),
-                         ", and the latency model agrees that it meets the SLO (", Wanted(targets),
-                         ").")};
+                         " among all that the latency model predicts to meet the SLO (",
+                         Wanted(targets), ").")};
   }
   return {best, v1::DECISION_REASON_LATENCY_MODEL,
           absl::StrCat("The latency model chose ", Setting(*best),

@@ -2,12 +2,12 @@
 // model predicts, and by what the TLM makes of the prompt. Pure. Neighbours: latency_model.h makes
 // the predictions, tlm_reader.h reads, prepare.cc asks and reports.
 // Levers come lossless first: reused KV is in the predictions already; only then prompt and model
-// shrink. Source: ElastiLM section 3.3; where its check falls back to a random decision that meets
-// the SLO, ours takes the best predicted one.
+// shrink. Source: ElastiLM section 3.3. Its TLM names one pair, and where the check finds that it
+// would miss, a random one that meets the SLO takes its place; ours says of every pair how likely
+// it is right, and the check comes first: the likeliest of those that meet the SLO.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,13 +52,8 @@ struct Candidate {
   uint32_t level_percent = 100;
   Prediction predicted;
   uint32_t prompt_percent = 100;
-  double probability = 0;       // that the TLM gives to this pair of levels
+  double probability = 0;       // by the TLM; only its order counts
   uint32_t prefill_tokens = 0;  // that the prediction counted
-};
-
-struct LevelPair {
-  uint32_t prompt_percent = 100;
-  uint32_t level_percent = 100;
 };
 
 struct DecisionInput {
@@ -70,10 +65,10 @@ struct DecisionInput {
   Prediction full_idle;
   uint32_t reused_tokens = 0;
   bool speculation_wanted = false;
-  bool fixed_prompt = false;          // the caller chose the prompt level of the candidates
-  std::optional<LevelPair> tlm = {};  // what the TLM chose
-  std::string without_tlm = {};       // why it had no say; empty = it had, or was not needed
-  std::string note = {};              // a sentence that goes into the explanation
+  bool fixed_prompt = false;     // the caller chose the prompt level of the candidates
+  bool tlm = false;              // it read the prompt: the candidates' probabilities are its own
+  std::string without_tlm = {};  // why it had no say; empty = it had, or was not needed
+  std::string note = {};         // a sentence that goes into the explanation
 };
 
 // Whether no lever is needed: the most that there is meets the SLO, or there is none.
@@ -84,15 +79,14 @@ bool FullMeets(const DecisionInput& input);
 bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
                 const std::vector<Candidate>& without);
 
-// In this order: the most that there is, when it meets the SLO; the TLM's pair, when it does; the
-// best other pair that does; when none does, the fastest one (told in `explanation`), or for a
-// strict SLO Errors: FAILED_PRECONDITION naming the target that is missed and the best attainable
-// figures. The best pair: no other that meets the SLO has more of both, prompt and model; among
-// those the one the TLM finds likeliest, then the one with the most of both together.
-// The decision's predicted latency is that of the chosen candidate.
-// The full model, and a level when nothing else is left, may use the tolerance of a ratio; a lower
-// level that is chosen for its speed has to meet the target itself, so that noise does not make it
-// miss.
+// In this order: the most that there is, when it meets the SLO; the best pair that does; when none
+// does, the fastest one (told in `explanation`), or for a strict SLO Errors: FAILED_PRECONDITION
+// naming the target that is missed and the best attainable figures. The best pair: no other that
+// meets the SLO has more of both, prompt and model; among those the one that the TLM finds
+// likeliest to be answered right, then the one with the most of both together. The decision's
+// predicted latency is that of the chosen candidate. The full model, and a level when nothing else
+// is left, may use the tolerance of a ratio; a lower level that is chosen for its speed has to meet
+// the target itself, so that noise does not make it miss.
 absl::StatusOr<v1::Decision> Decide(const DecisionInput& input);
 
 }  // namespace withy::orchestrator

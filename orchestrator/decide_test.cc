@@ -152,56 +152,34 @@ DecisionInput Pairs(const std::vector<uint32_t>& prompts, const std::vector<uint
   return input;
 }
 
-TEST(DecideTest, TheTlmsPairIsTakenWhenItMeets) {
+TEST(DecideTest, TheTlmChoosesAmongThePairsThatMeet) {
   DecisionInput input = Pairs({20, 60, 100}, {20, 60, 100});
   input.slo.set_ttft_ratio(0.4);
-  input.tlm = LevelPair{60, 60};
+  // Of those that meet none has more of both than 20+100, 60+60 and 100+20.
+  const auto choose = [&](uint32_t prompt, uint32_t level) {
+    input.tlm = true;
+    for (Candidate& candidate : input.candidates) {
+      const bool likeliest = candidate.prompt_percent == prompt && candidate.level_percent == level;
+      candidate.probability = likeliest ? 0.5 : 0.1;
+    }
+    const auto decision = Decide(input);
+    EXPECT_EQ(decision->reason(), v1::DECISION_REASON_TLM);
+    return std::pair(decision->prompt_level_percent(), decision->model_level_percent());
+  };
+  EXPECT_EQ(choose(100, 20), std::pair(100u, 20u)) << "the likeliest";
+  EXPECT_EQ(choose(20, 100), std::pair(20u, 100u));
+  EXPECT_EQ(choose(20, 60), std::pair(60u, 60u)) << "never one with less of both";
+  EXPECT_EQ(choose(100, 100), std::pair(60u, 60u)) << "one that misses: the most of both together";
   const auto decision = Decide(input);
-  ASSERT_TRUE(decision.ok());
-  EXPECT_EQ(decision->prompt_level_percent(), 60u);
-  EXPECT_EQ(decision->model_level_percent(), 60u);
-  EXPECT_EQ(decision->reason(), v1::DECISION_REASON_TLM);
   EXPECT_EQ(decision->predicted_prompt_tokens(), 60u);
   EXPECT_DOUBLE_EQ(decision->predicted().ttft_ms(), 36);
-  EXPECT_THAT(decision->explanation(),
-              HasSubstr("The TLM chose 60 % of the prompt's words and the model at 60 %"));
-  // A lighter pair than need be is taken, too: the TLM knows the prompt.
-  input.tlm = LevelPair{20, 20};
-  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_TLM);
-  EXPECT_EQ(Decide(input)->prompt_level_percent(), 20u);
-  // But not where nothing has to give.
+  EXPECT_THAT(
+      decision->explanation(),
+      HasSubstr("The TLM chose 60 % of the prompt's words and the model at 60 % among all"));
+  // Where nothing has to give, nothing does.
   input.slo.set_ttft_ratio(1);
   EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_FULL_MEETS_SLO);
   EXPECT_EQ(Decide(input)->prompt_level_percent(), 100u);
-}
-
-TEST(DecideTest, APairThatWouldMissIsReplacedByTheBestThatMeets) {
-  DecisionInput input = Pairs({20, 60, 100}, {20, 60, 100});
-  input.slo.set_ttft_ratio(0.4);
-  input.tlm = LevelPair{100, 60};
-  // Of those that meet none has more of both than 20+100, 60+60 and 100+20.
-  const auto chosen = [&] {
-    const auto decision = Decide(input);
-    EXPECT_EQ(decision->reason(), v1::DECISION_REASON_LATENCY_MODEL);
-    EXPECT_THAT(decision->explanation(), HasSubstr("The TLM chose the model at 60 %, which"));
-    return std::pair(decision->prompt_level_percent(), decision->model_level_percent());
-  };
-  EXPECT_EQ(chosen(), std::pair(60u, 60u)) << "the most of both together";
-  for (Candidate& candidate : input.candidates) {
-    candidate.probability = candidate.prompt_percent == 100 && candidate.level_percent == 20;
-  }
-  EXPECT_EQ(chosen(), std::pair(100u, 20u)) << "the likeliest";
-  for (Candidate& candidate : input.candidates) {
-    candidate.probability = candidate.prompt_percent == 20 && candidate.level_percent == 60;
-  }
-  EXPECT_EQ(chosen(), std::pair(60u, 60u)) << "never one with less of both";
-}
-
-TEST(DecideTest, TheToleranceIsNotForTheTlm) {
-  DecisionInput input = Pairs({20, 60, 100}, {20, 60, 100});
-  input.slo.set_ttft_ratio(0.35);  // 60+60 takes 0.36
-  input.tlm = LevelPair{60, 60};
-  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_LATENCY_MODEL);
 }
 
 TEST(DecideTest, SaysWhyTheTlmHadNoSay) {

@@ -231,10 +231,7 @@ absl::Status Preparation::Read(PromptReading* reading) {
     return read.status();
   }
   *reading = *std::move(read);
-  if (DemandedPrompt() == 0) {
-    input_.tlm = LevelPair{static_cast<uint32_t>(reading->prompt_level.Best()),
-                           static_cast<uint32_t>(reading->model_level.Best())};
-  }
+  input_.tlm = true;
   return absl::OkStatus();
 }
 
@@ -242,8 +239,6 @@ Preparation::PromptLevels Preparation::LevelsFrom(const PromptReading& reading) 
   std::vector<uint32_t> percents = {100};
   if (const std::string why = engine::WhyNotPrunable(reading.messages); !why.empty()) {
     input_.note = absl::StrCat("The prompt stays whole: ", why, ".");
-    // The pair's other half still stands.
-    if (input_.tlm.has_value()) input_.tlm->prompt_percent = 100;
   } else if (DemandedPrompt() != 0) {
     percents = {DemandedPrompt()};
   } else {

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -16,6 +17,10 @@ namespace {
 using torch::Tensor;
 
 constexpr int64_t kScoredAtOnce = 32;
+// Pairs that the SLO leaves to choose from count fully; the others teach what the prompt needs.
+constexpr float kOtherPairs = 0.1f;
+// A share of right answers is kept this far from 0 and 1 before it becomes a logit.
+constexpr double kUnsure = 0.01;
 
 absl::StatusOr<TextWindows> WindowsOf(const engine::Tokenizer& tokenizer,
                                       const engine::TlmShape& shape,
@@ -31,9 +36,14 @@ struct Question {
   SloSteps slo;
 };
 
+// Logits: a pair is right with the logistic function of the sum of its two.
 struct Answers {
-  Tensor prompt;  // [questions, prompt levels]: log-probabilities
+  Tensor prompt;  // [questions, prompt levels]
   Tensor model;   // [questions, model levels]
+
+  Tensor Pairs() const {  // [questions, pairs]
+    return (prompt.unsqueeze(2) + model.unsqueeze(1)).flatten(1);
+  }
 };
 
 // Windows of a text are merged as engine::Tlm merges them.
@@ -59,7 +69,7 @@ Answers Ask(const Network& network, const TextWindows& texts,
   const Tensor index = torch::tensor(of, torch::kInt64);
   const auto merge = [&](const Tensor& logits) {
     const Tensor sums = torch::zeros({static_cast<int64_t>(questions.size()), logits.size(1)});
-    return torch::log_softmax(sums.index_add(0, index, logits * share), 1);
+    return sums.index_add(0, index, logits * share);
   };
   return {merge(out.prompt), merge(out.model)};
 }
@@ -77,22 +87,43 @@ std::vector<Trained> TrainedParts(const std::vector<int32_t>& slo_ids, Network* 
   return trained;
 }
 
-// The higher of equals, as engine::LevelChoice.
-size_t Best(const Tensor& row) {
-  const float* p = row.data_ptr<float>();
-  size_t best = 0;
-  for (size_t i = 1; i < static_cast<size_t>(row.numel()); ++i) {
-    if (p[i] >= p[best]) best = i;
+// Has the heads say of every prompt what holds over all of them: the sum of a row's and a column's
+// logit that comes nearest (least squares) to that of each pair's share of right answers.
+void StartFromMean(const DecisionSpace& space, std::span<const double> mean_right,
+                   Network* network) {
+  const auto prompts = static_cast<int64_t>(space.prompt_levels.size());
+  const auto models = static_cast<int64_t>(space.model_levels.size());
+  std::vector<float> logits;
+  for (const double mean : mean_right) {
+    const double p = std::clamp(mean, kUnsure, 1 - kUnsure);
+    logits.push_back(static_cast<float>(std::log(p / (1 - p))));
   }
-  return best;
+  const Tensor table = torch::tensor(logits).reshape({prompts, models});
+  const Tensor half = table.mean() / 2;
+  const auto set = [&](const std::string& head, const Tensor& bias) {
+    network->weights().at(head + ".weight").zero_();
+    network->weights().at(head + ".bias").copy_(bias);
+  };
+  set("decision.prompt", table.mean(1) - half);
+  set("decision.model", table.mean(0) - half);
+}
+
+// 1 where a pair is answered right.
+Tensor RightOf(std::span<const DecisionExample> examples, const std::vector<Question>& questions) {
+  std::vector<Tensor> rows;
+  for (const Question& question : questions) {
+    const std::vector<bool>& right = examples[question.text].row.right;
+    rows.push_back(torch::tensor(std::vector<float>(right.begin(), right.end())));
+  }
+  return torch::stack(rows);
 }
 
 }  // namespace
 
 absl::Status TrainDecision(const engine::Tokenizer& tokenizer, const DecisionSpace& space,
                            std::span<const DecisionExample> examples,
-                           std::span<const double> mean_right, Objective objective,
-                           const StageOptions& options, engine::TlmCheckpoint* tlm) {
+                           std::span<const double> mean_right, const StageOptions& options,
+                           engine::TlmCheckpoint* tlm) {
   if (examples.empty()) {
     return absl::InvalidArgumentError("no prompts: the decision head has nothing to learn");
   }
@@ -101,6 +132,7 @@ absl::Status TrainDecision(const engine::Tokenizer& tokenizer, const DecisionSpa
       const std::vector<int32_t> slo_ids,
       engine::SloTokenIds(tlm->vocab, tlm->shape.slo_steps, "the TLM to be trained"));
   Network network(*tlm);
+  StartFromMean(space, mean_right, &network);
   const auto pairs = static_cast<int64_t>(space.pairs());
   WITHY_RETURN_IF_ERROR(Train(TrainedParts(slo_ids, &network), options, [&](corpus::Rng& rng) {
     std::vector<Question> questions;
@@ -108,18 +140,17 @@ absl::Status TrainDecision(const engine::Tokenizer& tokenizer, const DecisionSpa
       questions.push_back({text, texts.DrawSlo(&rng)});
     }
     const auto rows = static_cast<int64_t>(questions.size());
-    const Tensor mask = torch::full({rows, pairs}, -std::numeric_limits<float>::infinity());
+    const Tensor weights = torch::full({rows, pairs}, kOtherPairs);
     for (int64_t i = 0; i < rows; ++i) {
       const Question& question = questions[static_cast<size_t>(i)];
-      for (const size_t pair : Labels(space, examples[question.text].row, mean_right,
-                                      texts.Slo(question.slo), objective)) {
-        mask.data_ptr<float>()[i * pairs + static_cast<int64_t>(pair)] = 0;
+      for (const size_t pair :
+           Frontier(space, examples[question.text].row, texts.Slo(question.slo))) {
+        weights.data_ptr<float>()[i * pairs + static_cast<int64_t>(pair)] = 1;
       }
     }
-    const Answers answers = Ask(network, texts, questions);
-    const Tensor joint =
-        (answers.prompt.unsqueeze(2) + answers.model.unsqueeze(1)).reshape({rows, pairs});
-    return -torch::logsumexp(joint + mask, 1).mean();
+    return torch::binary_cross_entropy_with_logits(Ask(network, texts, questions).Pairs(),
+                                                   RightOf(examples, questions),
+                                                   weights / weights.sum(), {}, at::Reduction::Sum);
   }));
   network.Store(tlm);
   return absl::OkStatus();
@@ -147,22 +178,25 @@ absl::StatusOr<DecisionScores> ScoreDecisions(const engine::Tokenizer& tokenizer
     const size_t n = std::min<size_t>(kScoredAtOnce, questions.size() - begin);
     const std::vector<Question> some(questions.begin() + static_cast<ptrdiff_t>(begin),
                                      questions.begin() + static_cast<ptrdiff_t>(begin + n));
-    const Answers answers = Ask(network, texts, some);
+    const Tensor pairs = Ask(network, texts, some).Pairs().contiguous();
     for (size_t i = 0; i < n; ++i) {
       const DecisionRow& row = examples[some[i].text].row;
       const engine::TlmSlo slo = texts.Slo(some[i].slo);
-      const auto at = static_cast<int64_t>(i);
-      const size_t chosen = Best(answers.prompt[at].contiguous()) * space.model_levels.size() +
-                            Best(answers.model[at].contiguous());
+      const float* logits = pairs.data_ptr<float>() + i * space.pairs();
       const std::vector<size_t> feasible = Feasible(space, row, slo);
       const size_t fallback = DefaultPair(space, row, mean_right, slo);
-      const bool meets = std::find(feasible.begin(), feasible.end(), chosen) != feasible.end();
+      size_t chosen = fallback;
+      float likeliest = -std::numeric_limits<float>::infinity();
+      for (const size_t pair : Frontier(space, row, slo)) {
+        if (logits[pair] < likeliest) continue;
+        likeliest = logits[pair];
+        chosen = pair;
+      }
       const bool any = std::any_of(feasible.begin(), feasible.end(),
                                    [&](size_t pair) { return bool{row.right[pair]}; });
       const size_t random =
           feasible.empty() ? fallback : feasible[rng.Below(static_cast<uint32_t>(feasible.size()))];
-      scores.feasible += meets ? 1 : 0;
-      scores.tlm += row.right[meets ? chosen : fallback] ? 1 : 0;
+      scores.tlm += row.right[chosen] ? 1 : 0;
       scores.fixed += row.right[fallback] ? 1 : 0;
       scores.random += row.right[random] ? 1 : 0;
       scores.oracle += any || (feasible.empty() && row.right[fallback]) ? 1 : 0;
@@ -170,8 +204,7 @@ absl::StatusOr<DecisionScores> ScoreDecisions(const engine::Tokenizer& tokenizer
     }
   }
   const double count = std::max<double>(1, static_cast<double>(questions.size()));
-  for (double* score : {&scores.tlm, &scores.fixed, &scores.random, &scores.oracle, &scores.full,
-                        &scores.feasible}) {
+  for (double* score : {&scores.tlm, &scores.fixed, &scores.random, &scores.oracle, &scores.full}) {
     *score /= count;
   }
   return scores;

@@ -103,6 +103,20 @@ std::vector<size_t> Feasible(const DecisionSpace& space, const DecisionRow& row,
   return feasible;
 }
 
+std::vector<size_t> Frontier(const DecisionSpace& space, const DecisionRow& row,
+                             const engine::TlmSlo& slo) {
+  const std::vector<size_t> feasible = Feasible(space, row, slo);
+  const size_t models = space.model_levels.size();
+  std::vector<size_t> frontier;
+  for (const size_t pair : feasible) {
+    const bool dominated = std::any_of(feasible.begin(), feasible.end(), [&](size_t other) {
+      return other != pair && other / models >= pair / models && other % models >= pair % models;
+    });
+    if (!dominated) frontier.push_back(pair);
+  }
+  return frontier;
+}
+
 std::vector<double> MeanRight(const DecisionSpace& space, std::span<const DecisionRow> rows) {
   std::vector<double> mean(space.pairs(), 0);
   for (const DecisionRow& row : rows) {
@@ -121,26 +135,6 @@ size_t DefaultPair(const DecisionSpace& space, const DecisionRow& row,
     if (mean_right[pair] >= mean_right[best]) best = pair;
   }
   return best;
-}
-
-std::vector<size_t> Labels(const DecisionSpace& space, const DecisionRow& row,
-                           std::span<const double> mean_right, const engine::TlmSlo& slo,
-                           Objective objective) {
-  std::vector<size_t> labels;
-  double least = 0;
-  for (const size_t pair : Feasible(space, row, slo)) {
-    if (!row.right[pair]) continue;
-    const Cost cost = CostOf(space, row, pair);
-    const double sum = cost.ttft + cost.tpot;
-    if (objective == Objective::kLightest && !labels.empty()) {
-      if (sum >= least) continue;
-      labels.clear();
-    }
-    least = sum;
-    labels.push_back(pair);
-  }
-  if (labels.empty()) labels.push_back(DefaultPair(space, row, mean_right, slo));
-  return labels;
 }
 
 }  // namespace withy::tlm

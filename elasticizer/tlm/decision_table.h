@@ -1,10 +1,11 @@
 // What the decision head learns from: for each prompt, which (prompt level, model level) pairs are
-// answered right, traversed once with the elastic model; from that the label for any SLO.
+// answered right, traversed once with the elastic model; and which pairs an SLO leaves to choose
+// from.
 // Neighbours: target.h judges, prompt.h shortens, decision_stage.cc trains.
 //
 // Source: ElastiLM section 3.3, self-induced labelling: the lightest right decision, else a default
-// one. Ours: one table serves all SLOs; the default is not random but the feasible pair that is
-// right most often; and instead of one label all right feasible pairs may count (Objective).
+// one. Ours: one table serves all SLOs, and the label of a pair is whether it is right: a head that
+// learns the lightest right pair misses by one level as often as not, and then the answer is wrong.
 #pragma once
 
 #include <cstdint>
@@ -60,10 +61,10 @@ Cost CostOf(const DecisionSpace& space, const DecisionRow& row, size_t pair);
 std::vector<size_t> Feasible(const DecisionSpace& space, const DecisionRow& row,
                              const engine::TlmSlo& slo);
 
-enum class Objective {
-  kLightest,  // the paper's: the right feasible pair of least cost
-  kRight,     // every right feasible pair
-};
+// The feasible pairs of which no other has more of both, prompt and model, ascending: those that
+// orchestrator/decide.h chooses from.
+std::vector<size_t> Frontier(const DecisionSpace& space, const DecisionRow& row,
+                             const engine::TlmSlo& slo);
 
 // How often each pair is right: [pairs].
 std::vector<double> MeanRight(const DecisionSpace& space, std::span<const DecisionRow> rows);
@@ -72,10 +73,5 @@ std::vector<double> MeanRight(const DecisionSpace& space, std::span<const Decisi
 // nothing is feasible, pair 0: the fastest.
 size_t DefaultPair(const DecisionSpace& space, const DecisionRow& row,
                    std::span<const double> mean_right, const engine::TlmSlo& slo);
-
-// Pairs that the decision head is to choose from, at least one.
-std::vector<size_t> Labels(const DecisionSpace& space, const DecisionRow& row,
-                           std::span<const double> mean_right, const engine::TlmSlo& slo,
-                           Objective objective);
 
 }  // namespace withy::tlm

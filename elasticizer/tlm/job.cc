@@ -282,12 +282,9 @@ class Job {
 
   absl::Status DecisionStage() {
     WITHY_ASSIGN_OR_RETURN(const std::string digest, Digest(Path("score.gguf")));
-    const bool lightest = options_.objective == Objective::kLightest;
     WITHY_RETURN_IF_ERROR(
         LineFile::Open(Path("decision.made-of"),
-                       MadeOf(absl::StrCat("decision: scores ", digest, " objective ",
-                                           lightest ? "lightest" : "right"),
-                              options_.decision_steps))
+                       MadeOf(absl::StrCat("decision: scores ", digest), options_.decision_steps))
             .status());
     if (std::filesystem::exists(Path("decision.gguf"))) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(const std::vector<DecisionExample> examples, DecisionExamples());
@@ -300,7 +297,6 @@ class Job {
     const std::vector<double> mean_right = MeanRight(space_, rows);
     SayTable(mean_right);
     WITHY_RETURN_IF_ERROR(TrainDecision(*tokenizer, space_, all.first(trained), mean_right,
-                                        options_.objective,
                                         Options("decision", options_.decision_steps), &tlm));
     if (trained < all.size()) {
       WITHY_ASSIGN_OR_RETURN(
@@ -308,9 +304,9 @@ class Job {
           ScoreDecisions(*tokenizer, space_, all.subspan(trained), mean_right, tlm));
       Say(
           absl::StrFormat("right answers over the SLO grid, prompts not trained on: TLM %.3f, one "
-                          "pair an SLO %.3f, random %.3f, oracle %.3f, full model %.3f; decisions "
-                          "that meet the SLO by themselves %.3f",
-                          s.tlm, s.fixed, s.random, s.oracle, s.full, s.feasible));
+                          "pair an SLO %.3f, "
+                          "random %.3f, oracle %.3f, full model %.3f",
+                          s.tlm, s.fixed, s.random, s.oracle, s.full));
     }
     return engine::WriteTlm(tlm, engine::GgmlType::kF32, Path("decision.gguf"));
   }

@@ -29,7 +29,6 @@ struct JobOptions {
   int64_t batch = 16;
   double rate = 1e-3;
   int32_t max_variants = 64;  // of a record when its words are dropped
-  Objective objective = Objective::kLightest;
   uint64_t seed = 1;
   int threads = 1;
   engine::GgmlType type = engine::GgmlType::kQ8_0;

@@ -96,21 +96,19 @@ DecisionSpace SmallSpace() {
           .bytes = {0.25, 0.5, 1}};
 }
 
-TEST(Labels, AreTheLightestRightPairThatMeetsTheSlo) {
+TEST(DecisionTable, KnowsWhatAnSloLeaves) {
   const DecisionSpace space = SmallSpace();
-  // Right: the half prompt at 60 %, the whole one at 60 and 100 %.
   const DecisionRow row{.tokens = {60, 100}, .right = {0, 1, 0, 0, 1, 1}};
-  const std::vector<double> mean = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6};
   EXPECT_EQ(CostOf(space, row, 1).ttft, 0.6 * 0.5);
   EXPECT_EQ(CostOf(space, row, 1).tpot, 0.5);
-  EXPECT_THAT(Labels(space, row, mean, {1, 1}, Objective::kLightest), ElementsAre(1));
-  EXPECT_THAT(Labels(space, row, mean, {1, 1}, Objective::kRight), ElementsAre(1, 4, 5));
-  EXPECT_THAT(Labels(space, row, mean, {0.4, 1}, Objective::kRight), ElementsAre(1));
-  EXPECT_THAT(Labels(space, row, mean, {1, 0.4}, Objective::kLightest), ElementsAre(3))
-      << "none is right: the feasible one that is right most often elsewhere";
-  EXPECT_THAT(Labels(space, row, mean, {0.01, 1}, Objective::kLightest), ElementsAre(0))
-      << "none is feasible: the fastest";
   EXPECT_THAT(Feasible(space, row, {0.3, 0.5}), ElementsAre(0, 1, 3)) << "met exactly is met";
+  EXPECT_THAT(Frontier(space, row, {0.3, 0.5}), ElementsAre(1, 3)) << "0 is less of both";
+  EXPECT_THAT(Frontier(space, row, {1, 1}), ElementsAre(5));
+  EXPECT_THAT(Frontier(space, row, {0.01, 1}), ElementsAre());
+
+  const std::vector<double> mean = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6};
+  EXPECT_EQ(DefaultPair(space, row, mean, {0.3, 0.5}), 3u) << "right most often elsewhere";
+  EXPECT_EQ(DefaultPair(space, row, mean, {0.01, 1}), 0u) << "none is feasible: the fastest";
 }
 
 TEST(DecisionRow, ComesBackFromItsLine) {

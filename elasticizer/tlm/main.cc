@@ -29,9 +29,6 @@ ABSL_FLAG(std::string, from, "",
           "TLM to begin with, such as an imported MobileBERT; its bottom stays frozen. Default: a "
           "fresh pocket TLM");
 ABSL_FLAG(std::string, stage, "all", "score, decision or all");
-ABSL_FLAG(std::string, objective, "lightest",
-          "what the decision head learns: lightest (the cheapest right pair, as in the paper) or "
-          "right (any right pair)");
 ABSL_FLAG(int64_t, variants, 64, "most times that a prompt is run with words dropped");
 ABSL_FLAG(std::string, type, "q8_0", "type of the matrices: q8_0, f16, bf16 or f32");
 ABSL_FLAG(std::string, cache, "", "directory of the packed model; default: as the service's");
@@ -84,12 +81,6 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   }
   options.score = stage != "decision";
   options.decision = stage != "score";
-  const std::string objective = absl::GetFlag(FLAGS_objective);
-  if (objective != "lightest" && objective != "right") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--objective=", objective, ": there are lightest and right"));
-  }
-  options.objective = objective == "right" ? Objective::kRight : Objective::kLightest;
   WITHY_ASSIGN_OR_RETURN(options.type, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
   options.labels = absl::GetFlag(FLAGS_labels);
   options.from = absl::GetFlag(FLAGS_from);

@@ -56,23 +56,21 @@ struct DecisionExample {
   DecisionRow row;
 };
 
-// Trains the decision tower and the SLO tokens' rows on SLOs drawn evenly over the grid: the
-// probability that both heads together give to the labels of the pair. Everything else stays.
-// Errors: as TrainScore.
+// Trains the decision tower and the SLO tokens' rows on SLOs drawn evenly over the grid to say of
+// every pair whether it is right, starting from what holds for all prompts; pairs that the SLO
+// leaves to choose from count most. Everything else stays. Errors: as TrainScore.
 absl::Status TrainDecision(const engine::Tokenizer& tokenizer, const DecisionSpace& space,
                            std::span<const DecisionExample> examples,
-                           std::span<const double> mean_right, Objective objective,
-                           const StageOptions& options, engine::TlmCheckpoint* tlm);
+                           std::span<const double> mean_right, const StageOptions& options,
+                           engine::TlmCheckpoint* tlm);
 
-// Shares of right answers over all texts and every other step of the SLO grid. A decision that
-// misses the SLO is replaced by DefaultPair(), as at run time.
+// Shares of right answers over all texts and every other step of the SLO grid.
 struct DecisionScores {
-  double tlm = 0;
-  double fixed = 0;     // DefaultPair() always
-  double random = 0;    // a random feasible pair
-  double oracle = 0;    // right when any feasible pair is
-  double full = 0;      // the full model with the whole prompt, whatever the SLO
-  double feasible = 0;  // decisions of the TLM that meet the SLO by themselves
+  double tlm = 0;     // the likeliest of Frontier()
+  double fixed = 0;   // DefaultPair() always
+  double random = 0;  // a random feasible pair
+  double oracle = 0;  // right when any feasible pair is
+  double full = 0;    // the full model with the whole prompt, whatever the SLO
 };
 absl::StatusOr<DecisionScores> ScoreDecisions(const engine::Tokenizer& tokenizer,
                                               const DecisionSpace& space,

@@ -166,7 +166,8 @@ TEST_F(TlmTrainTest, AnInterruptedStageEndsAsAWholeOne) {
   }
 }
 
-// Easy texts are right with little, hard ones with the whole prompt on the largest model alone.
+// Some texts need the whole prompt and no more than the smallest model; those with "unable" in them
+// need a larger model and no more than half of the prompt.
 struct ToyDecisions {
   DecisionSpace space{.prompt_levels = {50, 100},
                       .model_levels = {20, 60, 100},
@@ -180,8 +181,8 @@ struct ToyDecisions {
     for (const char* text : {"the cat sat", "a cat on a mat", "the cat sat on the mat",
                              "unable the mat sat", "sat on unable", "unable a mat on b"}) {
       const bool hard = std::string(text).find("unable") != std::string::npos;
-      DecisionRow row{.tokens = {10, 20}, .right = {1, 1, 1, 0, 0, 0}};
-      if (hard) row.right = {0, 0, 0, 0, 1, 0};
+      DecisionRow row{.tokens = {4, 20}, .right = {0, 0, 0, 1, 1, 1}};
+      if (hard) row.right = {0, 1, 1, 0, 1, 1};
       rows.push_back(row);
       examples.push_back({text, row});
     }
@@ -191,33 +192,44 @@ struct ToyDecisions {
 
 TEST_F(TlmTrainTest, TheDecisionHeadLearnsTheTableAndNothingElseMoves) {
   const ToyDecisions toy;
-  for (const Objective objective : {Objective::kLightest, Objective::kRight}) {
-    const TlmCheckpoint before = engine::SmallTlm(3, PlainShape());
-    TlmCheckpoint tlm = before;
-    const auto tokenizer = TokenizerOf(tlm);
-    StageOptions options = QuickOptions(400);
-    options.batch = 6;
-    ASSERT_TRUE(
-        TrainDecision(*tokenizer, toy.space, toy.examples, toy.mean_right, objective, options, &tlm)
-            .ok());
-    const DecisionScores scores =
-        ScoreDecisions(*tokenizer, toy.space, toy.examples, toy.mean_right, tlm).value();
-    EXPECT_GT(scores.oracle, scores.fixed + 0.1);
-    EXPECT_GT(scores.tlm, scores.oracle - 0.05);
-    const auto slo = engine::SloTokenIds(tlm.vocab, 10, "test").value();
-    const auto width = static_cast<size_t>(tlm.shape.encoder.embedding);
-    for (size_t i = 0; i < tlm.tensors.size(); ++i) {
-      const std::string& name = tlm.tensors[i].spec.name;
-      if (name.starts_with("decision.")) continue;
-      for (size_t v = 0; v < tlm.tensors[i].values.size(); ++v) {
-        const bool slo_row = name == "token_embd.weight" &&
-                             std::find(slo.begin(), slo.end(), v / width) != slo.end();
-        if (slo_row) continue;
-        ASSERT_EQ(tlm.tensors[i].values[v], before.tensors[i].values[v]) << name;
-      }
+  const TlmCheckpoint before = engine::SmallTlm(3, PlainShape());
+  TlmCheckpoint tlm = before;
+  const auto tokenizer = TokenizerOf(tlm);
+  StageOptions options = QuickOptions(400);
+  options.batch = 6;
+  ASSERT_TRUE(
+      TrainDecision(*tokenizer, toy.space, toy.examples, toy.mean_right, options, &tlm).ok());
+  const DecisionScores scores =
+      ScoreDecisions(*tokenizer, toy.space, toy.examples, toy.mean_right, tlm).value();
+  EXPECT_GT(scores.oracle, scores.fixed + 0.1);
+  EXPECT_GT(scores.tlm, scores.oracle - 0.05);
+  const auto slo = engine::SloTokenIds(tlm.vocab, 10, "test").value();
+  const auto width = static_cast<size_t>(tlm.shape.encoder.embedding);
+  for (size_t i = 0; i < tlm.tensors.size(); ++i) {
+    const std::string& name = tlm.tensors[i].spec.name;
+    if (name.starts_with("decision.")) continue;
+    for (size_t v = 0; v < tlm.tensors[i].values.size(); ++v) {
+      const bool slo_row =
+          name == "token_embd.weight" && std::find(slo.begin(), slo.end(), v / width) != slo.end();
+      if (slo_row) continue;
+      ASSERT_EQ(tlm.tensors[i].values[v], before.tensors[i].values[v]) << name;
     }
-    EXPECT_NE(tlm.tensors[0].values, before.tensors[0].values) << "SLO tokens are trained";
   }
+  EXPECT_NE(tlm.tensors[0].values, before.tensors[0].values) << "SLO tokens are trained";
+}
+
+// What has not been learnt yet is what holds for all prompts.
+TEST_F(TlmTrainTest, TheDecisionHeadStartsNoWorseThanOnePairAnSlo) {
+  const ToyDecisions toy;
+  TlmCheckpoint tlm = engine::SmallTlm(3, PlainShape());
+  const auto tokenizer = TokenizerOf(tlm);
+  StageOptions options = QuickOptions(1);
+  options.rate = 1e-9;
+  ASSERT_TRUE(
+      TrainDecision(*tokenizer, toy.space, toy.examples, toy.mean_right, options, &tlm).ok());
+  const DecisionScores scores =
+      ScoreDecisions(*tokenizer, toy.space, toy.examples, toy.mean_right, tlm).value();
+  EXPECT_EQ(scores.tlm, scores.fixed);
 }
 
 std::string Bytes(const std::string& path) {

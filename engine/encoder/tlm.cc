@@ -80,14 +80,6 @@ std::vector<WordScore> ScoreWords(const WindowedText& text, const std::vector<fl
 
 }  // namespace
 
-int32_t LevelChoice::Best() const {
-  size_t best = 0;
-  for (size_t i = 1; i < probabilities.size(); ++i) {
-    if (probabilities[i] >= probabilities[best]) best = i;
-  }
-  return percents[best];
-}
-
 Tlm::Tlm(std::unique_ptr<TlmWeights> weights, std::unique_ptr<Tokenizer> tokenizer,
          WindowMaker windows, const Kernels& kernels, const TlmOptions& options)
     : weights_(std::move(weights)),

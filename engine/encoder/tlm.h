@@ -1,12 +1,13 @@
 // The dual-head tiny language model in use: reads a prompt and its SLO, scores the words, and says
-// which prompt level and which model level to take. Neighbours: the orchestrator calls it before
-// every decision; windows.h, encoder.h and weights.h do the work. Does not prune, does not check
-// whether a decision meets the SLO.
+// how much it expects of each prompt level and each model level. Neighbours: the orchestrator calls
+// it before every decision; windows.h, encoder.h and weights.h do the work. Does not prune, does
+// not check which pair meets the SLO.
 //
 //   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Tlm> tlm, Tlm::Open("models/withy-tlm-q8_0.gguf", {}));
-//   WITHY_ASSIGN_OR_RETURN(TlmReading r, tlm->Read(prompt, {.ttft_ratio = 0.4, .tpot_ratio =
-//   0.7})); r.prompt_level.Best();   // percent of the prompt's words to keep, highest
-//   r.words[i].keep first r.model_level.Best();    // percent of the model
+//   WITHY_ASSIGN_OR_RETURN(TlmReading r,
+//                          tlm->Read(prompt, {.ttft_ratio = 0.4, .tpot_ratio = 0.7}));
+//   r.words[i].keep;  // words are kept highest first
+//   r.prompt_level.probabilities[p] * r.model_level.probabilities[m];  // ranks the pairs
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,6 @@ struct WordScore {
 struct LevelChoice {
   std::vector<int32_t> percents;     // the level set, ascending
   std::vector<float> probabilities;  // sum 1
-  // The most probable level; the higher one of equals.
-  int32_t Best() const;
 };
 
 struct TlmReading {

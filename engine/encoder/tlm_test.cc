@@ -149,11 +149,6 @@ TEST_F(TlmTest, ThreadsAndEarlierCallsDoNotMatter) {
   for (size_t i = 0; i < a.words.size(); ++i) EXPECT_EQ(a.words[i].keep, b.words[i].keep);
 }
 
-TEST_F(TlmTest, BestTakesTheHigherOfEquals) {
-  EXPECT_EQ((LevelChoice{{20, 60, 100}, {0.2f, 0.4f, 0.4f}}).Best(), 100);
-  EXPECT_EQ((LevelChoice{{20, 60, 100}, {0.5f, 0.4f, 0.1f}}).Best(), 20);
-}
-
 TEST_F(TlmTest, TooLongTextIsRefused) {
   auto reading = Open({.max_text_bytes = 100})->Read(std::string(101, 'a'), {});
   EXPECT_EQ(reading.status().code(), absl::StatusCode::kInvalidArgument);

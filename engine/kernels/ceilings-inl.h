@@ -4,6 +4,11 @@
 
 namespace withy::engine::WITHY_TARGET {
 
+inline int32_t SumInt(I16 v) {
+  const I4 lanes = SumLanes({v, v, v, v});
+  return lanes[0];
+}
+
 // Runs rounds * kPeakChains steps of 64 multiply-adds; returns the number of operations (two a
 // multiply-add).
 inline double PeakLoop(int rounds, int32_t* sink) {

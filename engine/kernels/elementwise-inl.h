@@ -12,44 +12,76 @@ inline float MaxAbs(const float* x, int n) {
   return MaxLane(m);
 }
 
-// x within +-127, where finite inputs already are; NaN becomes -127, so that damaged weights give
-// wrong numbers and no undefined ones.
-WITHY_INLINE F16 ClampQuants(F16 x) {
-  const F16 limit = Splat(-127.0f);
-  return Zero() - Max(Zero() - Max(x, limit), limit);
+// Quants before they are rounded. Finite inputs are within +-127 already; NaN becomes -127, so that
+// damaged weights give wrong numbers and no undefined ones.
+WITHY_INLINE F16 ClampQuants(F16 x) { return Max(x, Splat(-127.0f)); }
+
+// Neighbouring 32-column blocks of a row, four at a time where there are as many, so that what is
+// folded over a block's lanes is folded for four blocks at once.
+template <int kBlocks>
+WITHY_INLINE void PrepareBlocks(const float* x, int last, int row, int block, Activations* out) {
+  F16 lo[kBlocks];
+  F16 hi[kBlocks];
+  F16 largest[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < kBlocks; ++i) {
+    const int n = i + 1 == kBlocks ? last : kQuantBlock;
+    lo[i] = LoadN(x + i * kQuantBlock, n);
+    hi[i] = LoadN(x + i * kQuantBlock + 16, n - 16);
+    largest[i] = Max(Abs(lo[i]), Abs(hi[i]));
+  }
+#pragma GCC unroll 4
+  for (int i = kBlocks; i < 4; ++i) largest[i] = largest[0];
+  const F4 max = MaxLanes(largest);
+  const F4 scale = max / 127.0f;
+  const F4 inverse = max > 1e-30f ? 127.0f / max : F4{};
+  I16 sums[4];
+  int8_t* quants = out->quants(row) + block * kQuantBlock;
+#pragma GCC unroll 4
+  for (int i = 0; i < kBlocks; ++i, quants += kQuantBlock) {
+    const I16 a = RoundToInt(ClampQuants(lo[i] * Splat(inverse[i])));
+    const I16 b = RoundToInt(ClampQuants(hi[i] * Splat(inverse[i])));
+    StoreBytes(a, quants);
+    StoreBytes(b, quants + 16);
+    sums[i] = a + b;
+  }
+#pragma GCC unroll 4
+  for (int i = kBlocks; i < 4; ++i) sums[i] = sums[0];
+  const I4 sum = SumLanes(sums);
+  const I4 init8 = kInitBias - 128 * sum;
+  const I4 init4 = kInitBias - 8 * sum;
+  const F4 sum_of_inputs = scale * __builtin_convertvector(sum, F4);
+  const auto store = [block](const auto& from, auto* to) {
+    std::memcpy(to + block, &from, kBlocks * sizeof(float));
+  };
+  store(scale, out->scales(row));
+  store(init8, out->init8(row));
+  store(init4, out->init4(row));
+  store(sum_of_inputs, out->sums(row));
 }
 
-inline void PrepareBlock(const float* x, int n, int row, int block, Activations* out) {
-  const F16 lo = LoadN(x, n);
-  const F16 hi = n > 16 ? LoadN(x + 16, n - 16) : Zero();
-  const float max = MaxLane(Max(Abs(lo), Abs(hi)));
-  const float scale = max / 127.0f;
-  const float inverse = max > 1e-30f ? 127.0f / max : 0.0f;
-  const I16 a = RoundToInt(ClampQuants(lo * Splat(inverse)));
-  const I16 b = RoundToInt(ClampQuants(hi * Splat(inverse)));
-  int8_t* quants = out->quants(row) + block * kQuantBlock;
-  StoreBytes(a, quants);
-  StoreBytes(b, quants + 16);
-  const int32_t sum = SumInt(a + b);
-  out->scales(row)[block] = scale;
-  out->init8(row)[block] = kInitBias - 128 * sum;
-  out->init4(row)[block] = kInitBias - 8 * sum;
-  out->sums(row)[block] = scale * static_cast<float>(sum);
+inline void PrepareQuants(const float* x, int row, int col_begin, int col_end, Activations* out) {
+  int col = col_begin;
+  for (; col + 4 * kQuantBlock <= col_end; col += 4 * kQuantBlock, x += 4 * kQuantBlock) {
+    PrepareBlocks<4>(x, kQuantBlock, row, col / kQuantBlock, out);
+  }
+  for (; col < col_end; col += kQuantBlock, x += kQuantBlock) {
+    const int n = col_end - col < kQuantBlock ? col_end - col : kQuantBlock;
+    PrepareBlocks<1>(x, n, row, col / kQuantBlock, out);
+  }
 }
 
 inline void Prepare(const float* x, ptrdiff_t stride, int row_begin, int row_end, int col_begin,
                     int col_end, Activations* out) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* in = x + (row - row_begin) * stride;
-    for (int col = col_begin; col < col_end; col += kQuantBlock) {
-      const int n = col_end - col < kQuantBlock ? col_end - col : kQuantBlock;
-      if ((out->forms() & kActQ8) != 0)
-        PrepareBlock(in + (col - col_begin), n, row, col / kQuantBlock, out);
-      if ((out->forms() & kActF32) != 0) {
-        Store(LoadN(in + (col - col_begin), n), out->floats(row) + col);
-        Store(n > 16 ? LoadN(in + (col - col_begin) + 16, n - 16) : Zero(),
-              out->floats(row) + col + 16);
-      }
+    if ((out->forms() & kActQ8) != 0) PrepareQuants(in, row, col_begin, col_end, out);
+    if ((out->forms() & kActF32) == 0) continue;
+    for (int col = col_begin; col < col_end; col += 16) {
+      Store(LoadN(in + (col - col_begin), col_end - col), out->floats(row) + col);
+    }
+    for (int col = (col_end + 15) / 16 * 16; col % kQuantBlock != 0; col += 16) {
+      Store(Zero(), out->floats(row) + col);
     }
   }
 }
@@ -139,53 +171,69 @@ WITHY_INLINE F16 LoadBytesAsFloat(const int8_t* p) {
   return ToFloat(v);
 }
 
-// 16 outputs of column r of B.
-WITHY_INLINE F16 LowRankColumn(const LowRankOutputs& b, int r, int o) {
-  return LoadBytesAsFloat(b.quants(r) + o) * Splat(b.scales(r)[o / kQuantBlock]);
+// 16 outputs of rank r of a block of B.
+WITHY_INLINE F16 LowRankPart(const float* scales, const int8_t* quants, int r, int first) {
+  return LoadBytesAsFloat(quants + r * kQuantBlock + first) * Splat(scales[r]);
 }
 
-inline void AddLowRankToRow(const LowRankOutputs& b, const float* a, int begin, int end, float* y) {
-  for (int o = begin; o < end; o += kQuantBlock, y += kQuantBlock) {
-    const int n = end - o < kQuantBlock ? end - o : kQuantBlock;
-    F16 lo = LoadN(y, n);
-    F16 hi = n > 16 ? LoadN(y + 16, n - 16) : Zero();
-    for (int r = 0; r < b.rank; ++r) {
+// The first n outputs of a block, added to one row.
+WITHY_INLINE void AddBlockToRow(const float* scales, const int8_t* quants, const float* a, int rank,
+                                int n, float* y) {
+  F16 lo = LoadN(y, n);
+  F16 hi = LoadN(y + 16, n - 16);
+  for (int r = 0; r < rank; ++r) {
+    const F16 factor = Splat(a[r]);
+    lo = MulAdd(factor, LowRankPart(scales, quants, r, 0), lo);
+    hi = MulAdd(factor, LowRankPart(scales, quants, r, 16), hi);
+  }
+  StoreN(lo, y, n);
+  StoreN(hi, y + 16, n - 16);
+}
+
+// Ranks [first, first + kRanks) of a block of 32 outputs, added to many rows, which share what is
+// unpacked.
+template <int kRanks>
+WITHY_INLINE void AddBlockToRows(const float* scales, const int8_t* quants, int first, int n,
+                                 const LowRankRows& rows, ptrdiff_t out) {
+  F16 lo[kRanks];
+  F16 hi[kRanks];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRanks; ++r) {
+    lo[r] = LowRankPart(scales, quants, first + r, 0);
+    hi[r] = LowRankPart(scales, quants, first + r, 16);
+  }
+  for (int row = 0; row < rows.rows; ++row) {
+    const float* a = rows.a + row * rows.a_stride + first;
+    float* y = rows.y + row * rows.y_stride + out;
+    F16 sum_lo = LoadN(y, n);
+    F16 sum_hi = LoadN(y + 16, n - 16);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRanks; ++r) {
       const F16 factor = Splat(a[r]);
-      lo = MulAdd(factor, LowRankColumn(b, r, o), lo);
-      hi = MulAdd(factor, LowRankColumn(b, r, o + 16), hi);
+      sum_lo = MulAdd(factor, lo[r], sum_lo);
+      sum_hi = MulAdd(factor, hi[r], sum_hi);
     }
-    StoreN(lo, y, n);
-    if (n > 16) StoreN(hi, y + 16, n - 16);
+    StoreN(sum_lo, y, n);
+    StoreN(sum_hi, y + 16, n - 16);
   }
 }
 
-// Many rows share an unpacked block of B: kRanks of its columns at a time.
+// Adds rank after rank to every output, however rows and ranks are grouped.
 inline void AddLowRank(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end) {
   constexpr int kRanks = 8;
-  if (rows.rows == 1) return AddLowRankToRow(b, rows.a, begin, end, rows.y);
   for (int o = begin; o < end; o += kQuantBlock) {
     const int n = end - o < kQuantBlock ? end - o : kQuantBlock;
-    for (int first = 0; first < b.rank; first += kRanks) {
-      const int ranks = b.rank - first < kRanks ? b.rank - first : kRanks;
-      alignas(64) float block[kRanks * kQuantBlock];
-      for (int r = 0; r < ranks; ++r) {
-        Store(LowRankColumn(b, first + r, o), block + r * kQuantBlock);
-        Store(LowRankColumn(b, first + r, o + 16), block + r * kQuantBlock + 16);
-      }
-      for (int row = 0; row < rows.rows; ++row) {
-        const float* a = rows.a + row * rows.a_stride + first;
-        float* y = rows.y + row * rows.y_stride + (o - begin);
-        F16 lo = LoadN(y, n);
-        F16 hi = n > 16 ? LoadN(y + 16, n - 16) : Zero();
-        for (int r = 0; r < ranks; ++r) {
-          const F16 factor = Splat(a[r]);
-          lo = MulAdd(factor, Load(block + r * kQuantBlock), lo);
-          hi = MulAdd(factor, Load(block + r * kQuantBlock + 16), hi);
-        }
-        StoreN(lo, y, n);
-        if (n > 16) StoreN(hi, y + 16, n - 16);
-      }
+    const float* scales = b.scales(o / kQuantBlock);
+    const int8_t* quants = b.quants(o / kQuantBlock);
+    if (rows.rows == 1) {
+      AddBlockToRow(scales, quants, rows.a, b.rank, n, rows.y + (o - begin));
+      continue;
     }
+    int r = 0;
+    for (; r + kRanks <= b.rank; r += kRanks) {
+      AddBlockToRows<kRanks>(scales, quants, r, n, rows, o - begin);
+    }
+    for (; r < b.rank; ++r) AddBlockToRows<1>(scales, quants, r, n, rows, o - begin);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "engine/kernels/kernels.h"
@@ -66,10 +67,13 @@ TEST_P(ElementwiseTest, AddLowRankWhateverTheCuts) {
     AlignedArray<std::byte> bytes;
     bytes.Resize(LowRankBytes(rank, kOutputs));
     const LowRankOutputs b = {rank, kOutputs, bytes.data()};
-    const std::vector<float> scales = RandomFloats(rng, static_cast<size_t>(rank * b.blocks()));
-    std::memcpy(bytes.data(), scales.data(), scales.size() * sizeof(float));
-    for (size_t i = scales.size() * sizeof(float); i < LowRankBytes(rank, kOutputs); ++i) {
-      bytes[i] = static_cast<std::byte>(rng() % 256);
+    for (std::byte& byte : std::span(bytes.data(), LowRankBytes(rank, kOutputs))) {
+      byte = static_cast<std::byte>(rng() % 256);
+    }
+    const auto ranks = static_cast<size_t>(rank);
+    for (int block = 0; block < b.blocks(); ++block) {
+      const std::vector<float> scales = RandomFloats(rng, ranks);
+      std::memcpy(const_cast<float*>(b.scales(block)), scales.data(), ranks * sizeof(float));
     }
     const auto stride = static_cast<ptrdiff_t>(rank) + 2;
     const std::vector<float> a = RandomFloats(rng, static_cast<size_t>(kRows * stride));
@@ -83,7 +87,8 @@ TEST_P(ElementwiseTest, AddLowRankWhateverTheCuts) {
         double want = static_cast<double>(before[at]);
         for (int r = 0; r < rank && o < kOutputs; ++r) {
           want += static_cast<double>(a[static_cast<size_t>(row * stride + r)]) *
-                  static_cast<double>(b.scales(r)[o / kQuantBlock]) * b.quants(r)[o];
+                  static_cast<double>(b.scales(o / kQuantBlock)[r]) *
+                  b.quants(o / kQuantBlock)[r * kQuantBlock + o % kQuantBlock];
         }
         ASSERT_NEAR(static_cast<double>(whole[at]), want, 1e-3) << row << " " << o;
       }

@@ -16,12 +16,6 @@ const Kernels* Avx512VnniKernels() { return nullptr; }
 const Kernels* NeonDotKernels() { return nullptr; }
 #endif
 
-float* ThreadScratch(size_t n) {
-  thread_local AlignedArray<float> scratch;
-  scratch.Resize(n);
-  return scratch.data();
-}
-
 const Kernels* KernelsFor(Target target) {
   switch (target) {
     case Target::kPortable:

@@ -1,6 +1,6 @@
-// The second factor of a LoRA product, B [outputs, rank], kept column by column in 8 bits, so that
-// adding it to a run of outputs streams rank rows. The first factor, A [rank, inputs], is an
-// ordinary PackedMatrix. Neighbours: weights/ packs it, kernels.h adds it.
+// The second factor of a LoRA product, B [outputs, rank], in 8 bits, in the order in which adding
+// it to a run of outputs reads it: block of 32 outputs after block. The first factor, A [rank,
+// inputs], is an ordinary PackedMatrix. Neighbours: weights/ packs it, kernels.h adds it.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,23 @@
 
 namespace withy::engine {
 
-// B[o, r] = scales[r][o / 32] * quants[r][o]: rank rows of scales, then rank rows of quants.
+// Of each block: rank scales (f32), then rank times 32 quants.
+// B[o, r] = scales(o / 32)[r] * quants(o / 32)[32 r + o % 32].
 struct LowRankOutputs {
   int rank = 0;     // 0: nothing to add
   int outputs = 0;  // a multiple of 32
   const std::byte* data = nullptr;
 
   int blocks() const { return outputs / kQuantBlock; }
-  const float* scales(int r) const {
-    return reinterpret_cast<const float*>(data) + static_cast<ptrdiff_t>(r) * blocks();
+  const float* scales(int block) const { return reinterpret_cast<const float*>(At(block)); }
+  const int8_t* quants(int block) const {
+    return reinterpret_cast<const int8_t*>(At(block) + sizeof(float) * static_cast<size_t>(rank));
   }
-  const int8_t* quants(int r) const {
-    return reinterpret_cast<const int8_t*>(data + sizeof(float) * static_cast<size_t>(rank) *
-                                                      static_cast<size_t>(blocks())) +
-           static_cast<ptrdiff_t>(r) * outputs;
+
+ private:
+  const std::byte* At(int block) const {
+    constexpr size_t kRankBytes = sizeof(float) + kQuantBlock;
+    return data + static_cast<size_t>(block) * static_cast<size_t>(rank) * kRankBytes;
   }
 };
 

@@ -147,9 +147,14 @@ inline int RowsFilling(const MatMulArgs& args, int limit) {
   return limit <= args.w.n_out ? RowsBeyond(args.n_out_extent, args.rows, limit - 1) : 0;
 }
 
-// Any extents: every pass goes over the tiles and leaves its sums in y.
+// Every pass goes over the tiles and leaves its sums in y.
 template <WeightType kType>
-inline void RaggedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
+inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
+  // The first row has the largest extent.
+  const int outputs = args.n_out_extent != nullptr ? args.n_out_extent[0] : args.w.n_out;
+  const int tiles_wanted = (outputs + kTileRows - 1) / kTileRows;
+  if (tile_end > tiles_wanted) tile_end = tiles_wanted;
+  if (tile_begin >= tile_end) return;
   ForPasses(args, [&](int panel, int begin, int end) {
     const bool add = args.accumulate || panel > 0 || begin > 0;
     const int reach = RowsBeyond(args.n_in_extent, args.rows, args.w.panel_begin(panel));
@@ -169,61 +174,6 @@ inline void RaggedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
       if (whole < rows) RaggedRows<kType>(args, strip, whole, rows, out, add);
     }
   });
-}
-
-// One extent for all rows, whole tiles, many rows, several passes: sums stay in a compact buffer
-// between passes, because rows of y a power of two apart fall into the same cache sets.
-template <WeightType kType>
-inline void BufferedMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
-  const int pairs = (tile_end - tile_begin + 1) / 2;
-  const size_t pair_floats = static_cast<size_t>(args.rows) * 2 * kTileRows;
-  float* buffer = ThreadScratch(static_cast<size_t>(pairs) * pair_floats);
-  const auto copy = [&](bool in) {
-    for (int p = 0; p < pairs; ++p) {
-      const int tile = tile_begin + 2 * p;
-      const size_t n = tile + 1 < tile_end ? 2 * kTileRows : kTileRows;
-      for (int r = 0; r < args.rows; ++r) {
-        float* inner =
-            buffer + static_cast<size_t>(p) * pair_floats + static_cast<size_t>(r) * 2 * kTileRows;
-        float* outer = args.y + r * args.y_stride + tile * kTileRows;
-        std::memcpy(in ? inner : outer, in ? outer : inner, n * sizeof(float));
-      }
-    }
-  };
-  if (args.accumulate) copy(true);
-  ForPasses(args, [&](int panel, int begin, int end) {
-    const bool add = args.accumulate || panel > 0 || begin > 0;
-    for (int p = 0; p < pairs; ++p) {
-      const int tile = tile_begin + 2 * p;
-      const Strip strip = StripAt(args.w, panel, tile, tile + 1 < tile_end ? 2 : 1, begin, end,
-                                  tile_begin, tile_end);
-      AnyStrip<kType>(strip, {args.x, args.x_row, args.rows,
-                              buffer + static_cast<size_t>(p) * pair_floats, 2 * kTileRows, add});
-    }
-  });
-  copy(false);
-}
-
-template <WeightType kType>
-inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
-  constexpr int kBufferedRows = 16;
-  const int outputs = args.n_out_extent != nullptr ? args.n_out_extent[0] : args.w.n_out;
-  const auto same = [&args](const int* extent) {
-    return extent == nullptr || extent[0] == extent[args.rows - 1];
-  };
-  // The first row has the largest extent.
-  if (tile_end > (outputs + kTileRows - 1) / kTileRows) {
-    tile_end = (outputs + kTileRows - 1) / kTileRows;
-  }
-  if (tile_begin >= tile_end) return;
-  const bool even =
-      same(args.n_out_extent) && same(args.n_in_extent) && tile_end * kTileRows <= outputs;
-  const int blocks = args.w.padded_inputs() / kQuantBlock;
-  const bool one_pass = args.w.panels() == 1 && BlocksAtOnce(args.rows, blocks) == blocks;
-  if (even && !one_pass && args.rows >= kBufferedRows) {
-    return BufferedMatMul<kType>(args, tile_begin, tile_end);
-  }
-  RaggedMatMul<kType>(args, tile_begin, tile_end);
 }
 
 // So many rows at a time that their inputs stay in the second-level cache beside the weights of a

@@ -29,9 +29,4 @@ struct StripRows {
   bool add = false;  // go on from what y holds
 };
 
-// Uninitialised room for `n` floats that belongs to the calling thread until its next call. Not a
-// template and not in the kernels' files, so that no code compiled for one instruction set is
-// shared with another.
-float* ThreadScratch(size_t n);
-
 }  // namespace withy::engine

@@ -21,7 +21,7 @@ namespace withy::engine {
 inline constexpr std::array<char, 8> kPackedMagic = {'W', 'I', 'T', 'H', 'Y', 'P', 'K', '\n'};
 // Counts every change of these structures, of the matrix layout, or of what the packer does with
 // values.
-inline constexpr uint32_t kPackedVersion = 3;
+inline constexpr uint32_t kPackedVersion = 4;
 inline constexpr uint64_t kPackedPage = 4096;
 inline constexpr uint64_t kPackedChecksumBlock = 1 << 20;
 inline constexpr uint64_t kPackedMaxTensors = 1 << 16;
@@ -63,8 +63,8 @@ static_assert(sizeof(PackedTrailer) == 144);
 enum class PackedKind : uint32_t { kVector = 0, kMatrix = 1, kLowRank = 2 };
 
 // One tensor of the table. A vector is n_in floats, 64-byte aligned; a matrix is [n_out, n_in],
-// page-aligned; the outputs of a LoRA (kernels/low_rank.h) are n_in = rank columns of n_out,
-// 64-byte aligned.
+// page-aligned; the outputs of a LoRA (kernels/low_rank.h) are [n_out, n_in = rank], 64-byte
+// aligned.
 struct PackedEntry {
   std::array<char, 40> name{};  // GGUF's name without ".weight"; zero-terminated
   PackedKind kind = PackedKind::kVector;

@@ -172,15 +172,32 @@ class Packer {
     const std::span<const uint8_t> source = file_.Data(*item.source);
     const size_t row_bytes = source.size() / item.entry.n_in;
     const auto outputs = static_cast<int64_t>(item.entry.n_out);
-    std::vector<float> scales;
+    std::vector<float> scales;  // rank after rank, here and below
     std::vector<int8_t> quants;
     RowDecoder decoder(item.source->type, WeightType::kQ8, outputs, {});
     for (uint32_t r = 0; r < item.entry.n_in; ++r) {
       WITHY_RETURN_IF_ERROR(
           DecodeLowRank(decoder, item, source.subspan(r * row_bytes, row_bytes), &scales, &quants));
     }
-    WITHY_RETURN_IF_ERROR(Append(std::as_bytes(std::span(scales))));
-    return Append(std::as_bytes(std::span(quants)));
+    return Append(BlockAfterBlock(scales, quants, item.entry.n_in));
+  }
+
+  // The order of kernels/low_rank.h.
+  static std::vector<std::byte> BlockAfterBlock(const std::vector<float>& scales,
+                                                const std::vector<int8_t>& quants, size_t rank) {
+    const size_t blocks = scales.size() / rank;
+    std::vector<std::byte> bytes;
+    const auto append = [&bytes](const auto* from, size_t count) {
+      const auto added = std::as_bytes(std::span(from, count));
+      bytes.insert(bytes.end(), added.begin(), added.end());
+    };
+    for (size_t block = 0; block < blocks; ++block) {
+      for (size_t r = 0; r < rank; ++r) append(&scales[r * blocks + block], 1);
+      for (size_t r = 0; r < rank; ++r) {
+        append(&quants[(r * blocks + block) * kQuantBlock], kQuantBlock);
+      }
+    }
+    return bytes;
   }
 
   // Appends one rank's row in 8 bits.
