@@ -41,7 +41,8 @@ struct Session {
   int32_t prefill = 0;   // tokens of the prompt that is computed
   int32_t generated = 0;
   int32_t answer = 1;
-  size_t variant = 0;  // now
+  size_t variant = 0;        // now
+  size_t first_variant = 0;  // of the first token
   model_worker::Pacer pacer;
 
   bool decoding() const { return generated > 0; }
@@ -65,8 +66,11 @@ class BoardRun {
         outcomes_(calls.size()) {
     live_.overhead_ms = board.overhead_ms;
     live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
-    for (const Variant& variant : policy.family->variants)
-      shares_.push_back(variant.times.pass_ms[0]);
+    for (const Variant& variant : policy.family->variants) {
+      const orchestrator::CostParameters cost = CalibratedCost(variant.times);
+      paces_.push_back(
+          {.row_ms = cost.prefill_us_per_token / 1e3, .token_ms = cost.decode_us_per_token / 1e3});
+    }
   }
 
   std::vector<SloOutcome> Run() {
@@ -124,7 +128,10 @@ class BoardRun {
     session->variant = choice.variant;
     session->prefill = static_cast<int32_t>(choice.shape.prefill_tokens);
     session->answer = prompt.answer_tokens;
-    orchestrator::CallDemand demand = DemandOf(board_.cost, live_, choice.shape, choice.predicted);
+    std::optional<orchestrator::CostParameters> lowest;
+    if (policy_.drops_level) lowest = CalibratedCost(policy_.family->variants.front().times);
+    orchestrator::CallDemand demand =
+        DemandOf(board_.cost, live_, choice.shape, choice.predicted, lowest);
     const auto after = [&](double ms) {
       return std::isfinite(ms) ? session->arrival_ns + Nanos(ms) : 0;
     };
@@ -132,9 +139,10 @@ class BoardRun {
     demand.tpot_limit_ms = std::isfinite(choice.judged.tpot_ms) ? choice.judged.tpot_ms : 0;
     demand.end_by_ns = after(choice.judged.end_to_end_ms);
     if (policy_.drops_level) {
-      session->pacer =
-          model_worker::Pacer({.tpot_ms = demand.tpot_limit_ms, .end_by_ns = demand.end_by_ns},
-                              static_cast<int32_t>(call.max_tokens));
+      session->pacer = model_worker::Pacer({.tpot_ms = demand.tpot_limit_ms,
+                                            .end_by_ns = demand.end_by_ns,
+                                            .first_token_by_ns = demand.first_token_by_ns},
+                                           static_cast<int32_t>(call.max_tokens));
     }
     table_.Queue(
         Lane::kTarget, session->key,
@@ -180,14 +188,12 @@ class BoardRun {
   // One pass of the engine.
   void Step() {
     const int64_t now = clock_.SteadyNanos();
+    if (policy_.drops_level) KeepPrompts(now);
     std::vector<model_worker::RunningCall> rows;
     int32_t decode_rows = 0;
     for (const auto& session : running_) {
       const int32_t pending = session->decoding() ? 1 : session->prefill - session->computed;
-      rows.push_back({.order = {.deadline_ns = session->key.deadline_ns,
-                                .priority = 0,
-                                .arrived_ns = session->arrival_ns,
-                                .sequence = session->id},
+      rows.push_back({.order = OrderOf(*session),
                       .decoding = session->decoding(),
                       .pending_rows = pending,
                       .ready_rows = pending,
@@ -217,12 +223,38 @@ class BoardRun {
                   [](const auto& session) { return session->generated >= session->answer; });
   }
 
+  // As model_worker/scheduler_step.cc.
+  void KeepPrompts(int64_t now) {
+    std::vector<Session*> prompts;
+    for (const auto& session : running_) {
+      if (!session->decoding()) prompts.push_back(session.get());
+    }
+    std::sort(prompts.begin(), prompts.end(), [&](const Session* a, const Session* b) {
+      return ComesBefore(OrderOf(*a), OrderOf(*b), now);
+    });
+    double before_ms = 0;
+    for (Session* session : prompts) {
+      const int32_t rows = session->prefill - session->computed;
+      session->variant = session->pacer.ChooseForPrompt(paces_, session->variant, rows,
+                                                        /*slowdown=*/1, now + Nanos(before_ms));
+      before_ms += rows * paces_[session->variant].row_ms;
+    }
+  }
+
+  static model_worker::CallOrder OrderOf(const Session& session) {
+    return {.deadline_ns = session.key.deadline_ns,
+            .priority = 0,
+            .arrived_ns = session.arrival_ns,
+            .sequence = session.id};
+  }
+
   void After(Session* session, int32_t rows) {
     session->computed += rows;
     if (!session->decoding() && session->computed < session->prefill) return;
     const int64_t now = clock_.SteadyNanos();
     if (!session->decoding()) {
       session->first_token_ns = now;
+      session->first_variant = session->variant;
       table_.FirstToken(session->id);
     }
     ++session->generated;
@@ -231,7 +263,7 @@ class BoardRun {
     if (session->generated >= session->answer) {
       Finish(*session);
     } else if (policy_.drops_level) {
-      session->variant = session->pacer.Choose(shares_, session->variant);
+      session->variant = session->pacer.Choose(paces_, session->variant);
     }
   }
 
@@ -264,8 +296,10 @@ class BoardRun {
     const orchestrator::DecodeSurroundings around = table_.Surroundings(session.id);
     orchestrator::Observation seen;
     seen.level = session.choice.shape.level;
-    seen.prefilled_tokens = static_cast<uint32_t>(session.prefill);
-    seen.prefill_ms = Millis(session.first_token_ns - session.granted_ns);
+    if (session.first_variant == session.choice.variant) {
+      seen.prefilled_tokens = static_cast<uint32_t>(session.prefill);
+      seen.prefill_ms = Millis(session.first_token_ns - session.granted_ns);
+    }
     seen.overhead_ms = board_.overhead_ms;
     seen.decoded_tokens = static_cast<uint32_t>(session.answer - 1);
     if (session.variant == session.choice.variant)
@@ -286,7 +320,7 @@ class BoardRun {
   model_worker::PieceSizer sizer_;
   corpus::Rng rng_;
   LiveCorrection live_;
-  std::vector<double> shares_;
+  std::vector<model_worker::LevelPace> paces_;
   const int64_t start_ns_;
   size_t next_ = 0;
   size_t last_planned_;  // variant of the call decided for last

@@ -45,11 +45,21 @@ bool Pacer::InTime(double token_ms) const {
   return true;
 }
 
-size_t Pacer::Choose(std::span<const double> shares, size_t level) {
-  if (!limits_.any() || known_ < kEvidence || tokens_ >= max_tokens_ || level == 0) return level;
-  const double token_ms = TokenMs();
+size_t Pacer::ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
+                              double slowdown, int64_t now_ns) const {
+  if (limits_.first_token_by_ns == 0) return level;
+  const double left_ms = static_cast<double>(limits_.first_token_by_ns - now_ns) / 1e6;
+  while (level > 0 && rows * levels[level].row_ms * slowdown > left_ms) --level;
+  return level;
+}
+
+size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
+  if (!limits_.any() || tokens_ >= max_tokens_) return level;
+  const double token_ms = known_ < kEvidence ? levels[level].token_ms : TokenMs();
   size_t chosen = level;
-  while (chosen > 0 && !InTime(token_ms * shares[chosen] / shares[level])) --chosen;
+  while (chosen > 0 && !InTime(token_ms * levels[chosen].token_ms / levels[level].token_ms)) {
+    --chosen;
+  }
   if (chosen != level) known_ = 0;
   return chosen;
 }

@@ -1,6 +1,7 @@
-// Keeps an answer within its SLO by moving it to a lower level between two tokens. Pure but for
-// what it remembers of one call. Neighbours: scheduler_step.cc asks after every token, session.h
-// changes the level. Never raises a level again. Source: DESIGN section 7.4.
+// Keeps an answer within its SLO by moving it to a lower level, between two tokens and between two
+// pieces of its prompt. Pure but for what it remembers of one call. Neighbours: scheduler_step.cc
+// asks before every step, session.h changes the level. Never raises a level again. Source: DESIGN
+// section 7.4.
 #pragma once
 
 #include <array>
@@ -11,17 +12,24 @@ namespace withy::model_worker {
 
 // 0 = no limit.
 struct PaceLimits {
-  double tpot_ms = 0;     // mean time per token after the first
-  int64_t end_by_ns = 0;  // steady time of the last of max_tokens tokens
-  bool any() const { return tpot_ms > 0 || end_by_ns != 0; }
+  double tpot_ms = 0;             // mean time per token after the first
+  int64_t end_by_ns = 0;          // steady time of the last of max_tokens tokens
+  int64_t first_token_by_ns = 0;  // steady time of the first
+  bool any() const { return tpot_ms > 0 || end_by_ns != 0 || first_token_by_ns != 0; }
 };
 
-// Not thread-safe.
+// What one level takes while no other call runs.
+struct LevelPace {
+  double row_ms = 0;    // a token of a prompt, of many at once
+  double token_ms = 0;  // a decode step
+};
+
+// Not thread-safe. `levels` are ascending, here and below; levels are indices into them.
 class Pacer {
  public:
   // Tokens within which an answer has to be back in time: it may end after any of them.
-  static constexpr int32_t kHorizon = 16;
-  // Times between tokens that must be known at a level before it is left.
+  static constexpr int32_t kHorizon = 4;
+  // Times between tokens that must be known at a level before they count instead of LevelPace.
   static constexpr int32_t kEvidence = 3;
 
   Pacer() = default;
@@ -31,10 +39,15 @@ class Pacer {
   // So much of the time was the reader's, who was behind.
   void Skip(int64_t ns);
 
-  // The level to go on at, as an index into `shares`: `level`, or a lower one when the answer would
-  // miss a limit at the pace of its last tokens; the highest that makes it, else the lowest.
-  // `shares`: what a token takes at each level, ascending, relative to each other.
-  size_t Choose(std::span<const double> shares, size_t level);
+  // The level at which `rows` tokens of the prompt, all that are left, are to go on: `level`, or a
+  // lower one when the first token would be late with it; the highest that makes it, else the
+  // lowest. `slowdown`: what rows take now, of LevelPace.
+  size_t ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
+                         double slowdown, int64_t now_ns) const;
+
+  // The level to go on at after a token: `level`, or a lower one when the answer would miss a limit
+  // at the pace of its last tokens; the highest that makes it, else the lowest.
+  size_t Choose(std::span<const LevelPace> levels, size_t level);
 
  private:
   double TokenMs() const;

@@ -8,7 +8,8 @@ namespace withy::model_worker {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
-const std::vector<double> kShares = {0.2, 0.6, 1.0};
+// 10 ms a token and 2 ms a row at the full level.
+const std::vector<LevelPace> kLevels = {{0.4, 2}, {1.2, 6}, {2, 10}};
 
 // Gives `count` tokens `ms` apart; the level after each.
 struct Answer {
@@ -17,7 +18,7 @@ struct Answer {
     for (int i = 0; i < count; ++i) {
       now_ns += static_cast<int64_t>(ms * kMs);
       pacer.OnToken(now_ns);
-      level = pacer.Choose(kShares, level);
+      level = pacer.Choose(kLevels, level);
     }
     return level;
   }
@@ -38,11 +39,11 @@ TEST(PacerTest, ACallInTimeKeepsItsLevel) {
 
 TEST(PacerTest, ASlowCallGoesToTheHighestLevelThatIsInTime) {
   Answer run({.tpot_ms = 10}, 1000);
-  EXPECT_EQ(run.Tokens(3, 12), 2u) << "too little is known";
-  EXPECT_EQ(run.Tokens(1, 12), 1u) << "60 % takes 7.2 ms a token";
+  EXPECT_EQ(run.Tokens(1, 12), 2u);
+  EXPECT_EQ(run.Tokens(1, 12), 1u) << "2 ms are missing, 60 % takes 6 ms a token";
   EXPECT_EQ(run.Tokens(200, 7.2), 1u);
   Answer slower({.tpot_ms = 10}, 1000);
-  EXPECT_EQ(slower.Tokens(4, 30), 0u) << "60 % would take 18 ms a token";
+  EXPECT_EQ(slower.Tokens(2, 30), 0u) << "20 ms are missing, 60 % would make up for 16";
   EXPECT_EQ(slower.Tokens(4, 30), 0u) << "there is none lower";
 }
 
@@ -58,7 +59,7 @@ TEST(PacerTest, WhatWasSavedMayBeSpent) {
   run.Tokens(100, 8);
   EXPECT_EQ(run.Tokens(50, 11), 2u) << "200 ms were saved, a millisecond a token is lost";
   EXPECT_EQ(run.Tokens(120, 11), 2u);
-  EXPECT_LT(run.Tokens(15, 11), 2u) << "before it is gone";
+  EXPECT_LT(run.Tokens(29, 11), 2u) << "before it is gone";
 }
 
 TEST(PacerTest, AReaderWhoIsBehindCostsNoLevel) {
@@ -76,10 +77,22 @@ TEST(PacerTest, TheEndIsKeptForAllTokens) {
   EXPECT_EQ(Answer({.end_by_ns = 1}, 100).Tokens(10, 5), 0u) << "too late anyway: the fastest";
 }
 
+TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
+  const Pacer pacer({.first_token_by_ns = 1000 * kMs}, 10);
+  const auto choose = [&](int32_t rows, double slowdown, int64_t now_ms) {
+    return pacer.ChooseForPrompt(kLevels, 2, rows, slowdown, now_ms * kMs);
+  };
+  EXPECT_EQ(choose(500, 1, 0), 2u);
+  EXPECT_EQ(choose(500, 1, 1), 1u) << "1,000 ms in 999";
+  EXPECT_EQ(choose(500, 2, 0), 0u) << "60 % takes 1,200 ms on so busy a board";
+  EXPECT_EQ(choose(500, 1, 2000), 0u) << "too late anyway: the fastest";
+  EXPECT_EQ(choose(0, 1, 999), 2u);
+  EXPECT_EQ(Pacer({.tpot_ms = 1}, 10).ChooseForPrompt(kLevels, 2, 500, 1, 0), 2u) << "no limit";
+}
+
 TEST(PacerTest, TheLastTokenChangesNothing) {
-  Answer run({.tpot_ms = 1}, 4);
-  run.level = 2;
-  EXPECT_EQ(run.Tokens(4, 100), 2u);
+  EXPECT_EQ(Answer({.tpot_ms = 1}, 1).Tokens(1, 100), 2u);
+  EXPECT_EQ(Answer({.tpot_ms = 1}, 2).Tokens(1, 100), 0u);
 }
 
 }  // namespace

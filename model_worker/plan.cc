@@ -97,7 +97,8 @@ std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t pi
     return ComesBefore(calls[a].order, calls[b].order, now_ns);
   });
   Piece piece(calls, piece_rows);
-  piece.Give(prefills.front(), (piece_rows + 1) / 2);
+  const bool hurried = calls[prefills.front()].order.deadline_ns != 0;
+  piece.Give(prefills.front(), hurried ? piece_rows : (piece_rows + 1) / 2);
   std::stable_sort(prefills.begin(), prefills.end(), [&](size_t a, size_t b) {
     return calls[a].pending_rows < calls[b].pending_rows;
   });

@@ -56,9 +56,10 @@ struct PlannedRows {
 };
 
 // The next step: a row for every decoding call that is ready, and at most `piece_rows` rows of
-// prefill. The call whose turn it is gets at least half of them, the others share the rest, those
-// with the least left first: so a short prompt is not stuck behind a long one, and a long one goes
-// on. Always: no entry exceeds its call's ready rows, and every ready decoding call has its row.
+// prefill. The call whose turn it is gets at least half of them, all when it has a deadline; the
+// others share the rest, those with the least left first: so a short prompt is not stuck behind a
+// long one, and a long one goes on. Always: no entry exceeds its call's ready rows, and every ready
+// decoding call has its row.
 std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t piece_rows,
                                   int64_t now_ns);
 

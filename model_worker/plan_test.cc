@@ -99,6 +99,22 @@ TEST(PlanStepTest, BoundsHoldAndDecodingNeverWaits) {
   }
 }
 
+TEST(PlanStepTest, APromptWithADeadlineSharesItsTurnWithNobody) {
+  std::vector<RunningCall> calls = {
+      {.order = Order(0), .decoding = false, .pending_rows = 20, .ready_rows = 20},
+      {.order = Order(1, 500), .decoding = false, .pending_rows = 100, .ready_rows = 100}};
+  const auto rows_of = [&](size_t call) {
+    for (const PlannedRows& planned : PlanStep(calls, 32, 10)) {
+      if (planned.call == call) return planned.rows;
+    }
+    return 0;
+  };
+  EXPECT_EQ(rows_of(1), 32);
+  EXPECT_EQ(rows_of(0), 0);
+  calls[1].ready_rows = 24;
+  EXPECT_EQ(rows_of(0), 8) << "what it cannot use";
+}
+
 // Lets random prefills arrive and run until they are through.
 TEST(PlanStepTest, EveryPrefillEndsAndShortOnesAreNotStuckBehindLongOnes) {
   constexpr int32_t kPiece = 32;

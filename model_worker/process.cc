@@ -97,7 +97,11 @@ class ModelWorker final : public rpc::Process {
                                                          .model_name = info.name},
                                       *model_->bundle.tokenizer);
     SchedulerOptions options = OptionsOf(config.model());
-    options.level_shares = engine::DecodeShares(cost);
+    for (const engine::LevelTimes& level : cost.levels) {
+      const engine::PrefillTime& longest = level.prefill.back();
+      options.paces.push_back(
+          {.row_ms = longest.us / longest.tokens / 1e3, .token_ms = level.decode_us / 1e3});
+    }
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *leases_, cost.step,
                                              options, Clock::Real(), *recorder_);
     service_ = MakeModelWorkerService(

@@ -16,15 +16,22 @@ constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
 // How often a paused call looks whether its reader has caught up.
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
 
-// A token reads a level's weights once; a model that does not say how many takes its per cent.
-std::vector<double> LevelShares(const engine::ModelInfo& info) {
-  std::vector<double> shares;
+// A token reads a level's weights once, a row of many costs its operations; a model that does not
+// say how many takes its per cent.
+std::vector<LevelPace> GuessPaces(const engine::ModelInfo& info, const engine::StepCost& cost) {
+  const engine::LevelInfo& full = info.levels.back();
+  const auto share = [](auto part, auto whole, int32_t percent) {
+    return part > 0 ? static_cast<double>(part) / static_cast<double>(whole) : percent / 100.0;
+  };
+  std::vector<LevelPace> paces;
   for (const engine::LevelInfo& level : info.levels) {
-    const auto bytes = static_cast<double>(level.weight_bytes);
-    shares.push_back(bytes > 0 ? bytes / static_cast<double>(info.levels.back().weight_bytes)
-                               : level.percent / 100.0);
+    const double flops = share(level.flops_per_token, full.flops_per_token, level.percent);
+    const double bytes = share(level.weight_bytes, full.weight_bytes, level.percent);
+    // Where nothing was measured, the levels' times still compare.
+    paces.push_back({.row_ms = std::max(cost.prefill_us_per_token, 1.0) * flops / 1e3,
+                     .token_ms = std::max(cost.decode_us, 1.0) * bytes / 1e3});
   }
-  return shares;
+  return paces;
 }
 
 absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
@@ -90,8 +97,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
       logits_(static_cast<size_t>(options.max_batch) *
               static_cast<size_t>(model.info().vocab_size)),
-      level_shares_(options.level_shares.empty() ? LevelShares(model.info())
-                                                 : options.level_shares),
+      paces_(options.paces.empty() ? GuessPaces(model.info(), cost) : options.paces),
       link_(std::make_shared<Link>()),
       office_(/*limit=*/static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16)),
       engine_thread_([this] { Run(); }) {

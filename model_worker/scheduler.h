@@ -33,9 +33,9 @@ struct SchedulerOptions {
   int32_t queue_limit = 64;  // calls that wait
   int32_t prefill_piece_ms = 50;
   int32_t max_piece_rows = 256;
-  // What a token takes at each of the model's levels, relative to each other: levels fall by it.
-  // Empty: by the bytes that are read.
-  std::vector<double> level_shares = {};
+  // Of each of the model's levels, by which calls fall to lower ones. Empty: guessed from the cost
+  // of the full model, the operations and the bytes of each level.
+  std::vector<LevelPace> paces = {};
 };
 
 struct SchedulerLoad {
@@ -121,7 +121,11 @@ class Scheduler {
   void AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns);
   void TakeToken(Call& call, std::span<const float> logits);
   void ClaimAhead(Call& call);
+  void ObservePrefill(const Batch& batch, int64_t elapsed_ns);
+  void KeepPrompts(int64_t now_ns);
   void KeepPace(Call& call);
+  template <typename Choose>
+  void Fall(Call& call, Choose choose);
   void DropStalled();
 
   void Commit(Call& call);
@@ -152,8 +156,9 @@ class Scheduler {
   PieceSizer sizer_;
   int64_t interrupted_ns_ = -kPatienceNs;  // when a long piece was last cut short
   std::map<Ticket, std::unique_ptr<Call>> calls_;
-  std::vector<float> logits_;         // [max_batch, vocab]
-  std::vector<double> level_shares_;  // what a token takes at each level, of the full model's
+  std::vector<float> logits_;  // [max_batch, vocab]
+  const std::vector<LevelPace> paces_;
+  double slowdown_ = 1;  // what rows of prompts took lately, of paces_
 
   std::shared_ptr<Link> link_;  // how lease events find this object, as long as it is there
   TaskThread office_;           // encodes, names and hashes, so that steps do not wait for it

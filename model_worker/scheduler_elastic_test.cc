@@ -39,7 +39,7 @@ TEST(ElasticCallTest, ACallBehindItsSloFallsToALowerLevel) {
   const auto outcome = fallen.sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{100, 20}));
-  const std::pair<int, int32_t> change(Pacer::kEvidence + 1, 20);
+  const std::pair<int, int32_t> change(1, 20);
   EXPECT_THAT(fallen.sink->level_changes(), testing::ElementsAre(change));
   EXPECT_EQ(Ids(*beside.sink->Wait()), Ids(*alone));
   rig.store.With([](FakeStore::State& state) {

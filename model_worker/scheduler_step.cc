@@ -37,16 +37,30 @@ bool Scheduler::Step() {
     for (const Batch::Part& part : batch.parts) Fail(*part.call, Annotate(computed, "engine"));
     return true;
   }
-  if (batch.has_prefill && !batch.alone) {
-    sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
-                   static_cast<double>(ended - started) / 1e3);
-  }
+  if (batch.has_prefill) ObservePrefill(batch, ended - started);
   AfterStep(batch, started, ended);
   return true;
 }
 
+void Scheduler::ObservePrefill(const Batch& batch, int64_t elapsed_ns) {
+  constexpr size_t kManyRows = 16;  // fewer are bound by the weights
+  constexpr double kWeight = 0.2;
+  constexpr double kMostSlowdown = 4;
+  if (!batch.alone) {
+    sizer_.Observe(static_cast<int32_t>(batch.rows.size()), static_cast<double>(elapsed_ns) / 1e3);
+  }
+  if (batch.rows.size() < kManyRows) return;
+  double expected_ms = 0;
+  for (const engine::Row& row : batch.rows) {
+    expected_ms += paces_[static_cast<size_t>(row.level)].row_ms;
+  }
+  const double ratio = static_cast<double>(elapsed_ns) / 1e6 / expected_ms;
+  slowdown_ += kWeight * (std::clamp(ratio, 1 / kMostSlowdown, kMostSlowdown) - slowdown_);
+}
+
 Scheduler::Batch Scheduler::PlanBatch() {
   const int64_t now = clock_.SteadyNanos();
+  KeepPrompts(now);
   std::vector<RunningCall> running;
   std::vector<Call*> candidates;
   int32_t decode_rows = 0;
@@ -124,14 +138,40 @@ void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
   }
 }
 
+// A prompt that is behind its first token's time, for its own sake or that of those whose turn is
+// before, goes on at a lower level.
+void Scheduler::KeepPrompts(int64_t now_ns) {
+  std::vector<Call*> prompts;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase == Phase::kRunning && !call->session->decoding()) prompts.push_back(call.get());
+  }
+  std::sort(prompts.begin(), prompts.end(), [now_ns](const Call* a, const Call* b) {
+    return ComesBefore(a->order, b->order, now_ns);
+  });
+  double before_ms = 0;
+  for (Call* call : prompts) {
+    const int32_t rows = call->session->pending_rows();
+    const int64_t turn_ns = now_ns + static_cast<int64_t>(before_ms * 1e6);
+    Fall(*call, [&](size_t level) {
+      return call->pacer.ChooseForPrompt(paces_, level, rows, slowdown_, turn_ns);
+    });
+    const int32_t level = engine::LevelIndex(model_.info(), call->session->level_percent());
+    if (level >= 0) before_ms += rows * paces_[static_cast<size_t>(level)].row_ms * slowdown_;
+  }
+}
+
 void Scheduler::KeepPace(Call& call) {
-  const std::vector<engine::LevelInfo>& levels = model_.info().levels;
+  Fall(call, [&](size_t level) { return call.pacer.Choose(paces_, level); });
+}
+
+template <typename Choose>
+void Scheduler::Fall(Call& call, Choose choose) {
   const int32_t index = engine::LevelIndex(model_.info(), call.session->level_percent());
   if (index < 0) return;
   const auto level = static_cast<size_t>(index);
-  const size_t chosen = call.pacer.Choose(level_shares_, level);
+  const size_t chosen = choose(level);
   if (chosen == level) return;
-  call.session->LowerLevel(levels[chosen].percent);
+  call.session->LowerLevel(model_.info().levels[chosen].percent);
   call.level_changed = true;
   metrics_.LevelDropped();
 }

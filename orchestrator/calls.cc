@@ -52,6 +52,7 @@ Load CallTable::LoadBefore(Lane lane, const QueueKey& key) const {
     if (entry.running()) {
       load.running.push_back(entry.work);
       load.running.back().slack = SlackOf(entry.demand, ProgressOf(entry), now);
+      load.running.back().goes_before = GoesBefore(entry.key, key, now);
     }
     if (entry.state == State::kWaiting && GoesBefore(entry.key, key, now)) ahead.push_back(&entry);
   }

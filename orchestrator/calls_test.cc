@@ -147,7 +147,7 @@ bool Granted(CallTable& table, uint32_t running) {
 TEST_F(CallTableTest, APrefillWaitsForTheSlackOfWhatRuns) {
   CallTable table({.limit = 8, .slots = {4, 4}, .piece_ms = 50}, clock_);
   for (uint64_t id = 1; id <= 3; ++id) ASSERT_TRUE(table.Arrive(id).ok());
-  // 10 ms a token and 12 promised: 32 ms of slack at its first token.
+  // 10 ms a token and 12 promised: 8 ms of slack at its first token.
   demand_.token_ms = 10;
   demand_.tpot_limit_ms = 12;
   ASSERT_TRUE(Wait(table, 1, forever_).ok());
@@ -159,12 +159,12 @@ TEST_F(CallTableTest, APrefillWaitsForTheSlackOfWhatRuns) {
   std::thread longer([&] { EXPECT_TRUE(Wait(table, 2, control).ok()); });
   EXPECT_FALSE(Granted(table, 2));
   // A short one passes.
-  demand_.prefill_ms = 30;
+  demand_.prefill_ms = 6;
   ASSERT_TRUE(Wait(table, 3, forever_).ok());
   table.Leave(3);
   const Load load = table.LoadBefore(Lane::kTarget, {.arrived_ns = 99, .id = 9});
   ASSERT_EQ(load.running.size(), 1u);
-  EXPECT_DOUBLE_EQ(load.running[0].slack.ms, 32);
+  EXPECT_DOUBLE_EQ(load.running[0].slack.ms, 8);
   // Its tokens come faster than promised, until it can bear the long one.
   table.Generated(1, 10);
   clock_.Advance(100 * kNanosPerMilli);

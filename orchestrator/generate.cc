@@ -203,6 +203,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   if (request_.model_level_percent() != 0) return run;
   run.set_tpot_limit_ms(prepared_.demand.tpot_limit_ms);
   run.set_end_by_steady_ns(prepared_.demand.end_by_ns);
+  run.set_first_token_by_steady_ns(prepared_.demand.first_token_by_ns);
   return run;
 }
 
@@ -267,7 +268,13 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   Observation seen;
   seen.level = prepared_.shape.level;
   seen.resident_tokens = finished.usage().reused_tokens();
-  seen.prefilled_tokens = report.prefill_ms() > 0 ? finished.usage().prefilled_tokens() : 0;
+  // The pace of several levels says nothing of one.
+  const auto& levels = finished.model_levels_percent();
+  const bool as_decided =
+      levels.empty() || levels.Get(0) == prepared_.decision.model_level_percent();
+  if (as_decided && report.prefill_ms() > 0) {
+    seen.prefilled_tokens = finished.usage().prefilled_tokens();
+  }
   seen.prefill_ms = report.prefill_ms();
   // What is neither waiting nor TLM nor prefill: preparing the call, its lease, the way there and
   // back.
@@ -275,9 +282,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   seen.overhead_ms =
       std::max(0.0, Millis(active_ns) - prepared_.tlm_ms - report.queue_ms() - report.prefill_ms());
   seen.decoded_tokens = tokens_ - 1;
-  // The pace of several levels says nothing of one.
-  if (finished.model_levels_percent_size() <= 1)
-    seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
+  if (as_decided && levels.size() <= 1) seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
   seen.mean_decode_rows = around.mean_rows;
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
                             correction.prefill_ratio / 1e3;

@@ -144,15 +144,17 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   Prediction out;
   const CostParameters& own = call.level.has_value() ? *call.level : cost;
   double prefill_before_ms = 0;
+  double running_prefill_ms = 0;
   std::vector<double> prefills_ms;
   for (const OtherCall& other : load.running) {
     prefills_ms.push_back(PrefillMs(cost, live, other.prefill_tokens));
-    prefill_before_ms += prefills_ms.back();
+    running_prefill_ms += prefills_ms.back();
+    if (other.goes_before) prefill_before_ms += prefills_ms.back();
   }
   const double own_prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens);
   const Newcomer newcomer{own_prefill_ms, RowMs(own, live)};
   out.wait_ms = std::max(WaitMs(cost, live, load),
-                         LongestHoldMs(newcomer, load, prefill_before_ms, prefills_ms));
+                         LongestHoldMs(newcomer, load, running_prefill_ms, prefills_ms));
   // Once a wait has passed, part of what runs now has gone; what is left of it shares the board as
   // the full slots do.
   if (out.wait_ms > 0) prefill_before_ms = 0;
@@ -177,9 +179,15 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
 }
 
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
-                    const Prediction& predicted) {
+                    const Prediction& predicted, const std::optional<CostParameters>& lowest) {
   const CostParameters& own = call.level.has_value() ? *call.level : cost;
   CallDemand demand;
+  if (lowest.has_value()) {
+    const double tokens = std::max(1u, call.prefill_tokens);
+    demand.least_share = std::max(Share(lowest->decode_us_per_token, own.decode_us_per_token),
+                                  Share(PrefillUs(*lowest, tokens, call.resident_tokens),
+                                        PrefillUs(own, tokens, call.resident_tokens)));
+  }
   demand.prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens);
   demand.token_ms = predicted.tpot_ms;
   demand.row_ms = RowMs(own, live);

@@ -88,6 +88,7 @@ struct OtherCall {
   uint32_t prefill_tokens = 0;    // still to compute
   uint32_t remaining_tokens = 0;  // still to generate, at most
   Slack slack = {};               // of a running call
+  bool goes_before = true;        // its prompt, by the order in which prompts are computed
 };
 
 struct Load {
@@ -113,9 +114,10 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
 Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& live,
                            const CallShape& call);
 
-// What the call means to its neighbours once it runs; without limits.
+// What the call means to its neighbours once it runs; without limits. `lowest`: the level that it
+// may fall to; none = it keeps its own.
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
-                    const Prediction& predicted);
+                    const Prediction& predicted, const std::optional<CostParameters>& lowest = {});
 
 // Reading and shortening a prompt of so many bytes; 0 while nothing is known.
 double TlmMs(const LiveCorrection& live, size_t bytes);

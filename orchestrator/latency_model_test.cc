@@ -187,7 +187,7 @@ TEST(LatencyModelTest, WaitsForWhatTheRunningCallsCanBear) {
   EXPECT_EQ(Predict(kCost, kNeutral, {100, 1, {}}, load).wait_ms, 0) << "it has no SLO";
   load.running[0].slack = {.ms = 90, .gain = 0.5, .left_ms = 1000, .left_tokens = 50};
   const Prediction held = Predict(kCost, kNeutral, {100, 1, {}}, load);
-  EXPECT_DOUBLE_EQ(held.wait_ms, (100 + 2 * 16 - 90) / 0.5);
+  EXPECT_DOUBLE_EQ(held.wait_ms, (100 + 2 * 4 - 90) / 0.5);
   EXPECT_GE(held.ttft_ms, held.wait_ms + 100);
   EXPECT_EQ(Predict(kCost, kNeutral, {50, 1, {}}, load).wait_ms, 0) << "half the prompt it bears";
 }

@@ -335,7 +335,11 @@ absl::Status Preparation::Finish() {
   out_.shape = ShapeOf(prompt, out_.decision.model_level_percent(), tlm_ms_);
   out_.pruned = std::move(prompt.pruned);
   const Prediction predicted = Predict(out_.cost, live_, out_.shape, load_);
-  out_.demand = DemandOf(out_.cost, live_, out_.shape, predicted);
+  std::optional<CostParameters> lowest;
+  if (request_.model_level_percent() == 0) {
+    lowest = CostOfLevel(out_.cost, level_costs_, levels_percent_.front());
+  }
+  out_.demand = DemandOf(out_.cost, live_, out_.shape, predicted, lowest);
   out_.demand.first_token_by_ns = AfterMs(call_.arrived_ns, out_.judged.ttft_ms);
   out_.demand.tpot_limit_ms = std::isfinite(out_.judged.tpot_ms) ? out_.judged.tpot_ms : 0;
   out_.demand.end_by_ns = AfterMs(call_.arrived_ns, out_.judged.end_to_end_ms);

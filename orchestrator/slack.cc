@@ -25,10 +25,11 @@ double LeftPrefillMs(const CallDemand& demand, const CallProgress& progress, int
 }
 
 Slack SlackOf(const CallDemand& demand, const CallProgress& progress, int64_t now_ns) {
-  const double prefill_ms = LeftPrefillMs(demand, progress, now_ns);
+  const double prefill_ms = LeftPrefillMs(demand, progress, now_ns) * demand.least_share;
+  const double token_ms = demand.token_ms * demand.least_share;
   Slack slack;
   slack.left_tokens = progress.remaining;
-  slack.left_ms = prefill_ms + progress.remaining * demand.token_ms;
+  slack.left_ms = prefill_ms + progress.remaining * token_ms;
   if (demand.end_by_ns != 0)
     Tighten(MillisUntil(demand.end_by_ns, now_ns) - slack.left_ms, 0, &slack);
   if (progress.first_token_ns == 0) {
@@ -40,9 +41,8 @@ Slack SlackOf(const CallDemand& demand, const CallProgress& progress, int64_t no
     const double ahead = std::min(progress.remaining, kSlackTokens);
     const double intervals = std::max(1u, progress.generated) - 1 + ahead;
     const double elapsed_ms = MillisUntil(now_ns, progress.first_token_ns);
-    const double gain =
-        demand.token_ms > 0 ? std::max(0.0, demand.tpot_limit_ms / demand.token_ms - 1) : 0;
-    Tighten(demand.tpot_limit_ms * intervals - elapsed_ms - ahead * demand.token_ms, gain, &slack);
+    const double gain = token_ms > 0 ? std::max(0.0, demand.tpot_limit_ms / token_ms - 1) : 0;
+    Tighten(demand.tpot_limit_ms * intervals - elapsed_ms - ahead * token_ms, gain, &slack);
   }
   return slack;
 }

@@ -1,6 +1,6 @@
-// How much delay a running call can bear before it misses its SLO, and how long a new one has to
-// wait so that it bears it. Pure. Neighbours: calls.h admits by it, latency_model.h adds the wait
-// to its predictions. Source: DESIGN section 7.4.
+// How much delay a running call can bear before it misses its SLO even if it falls to its lowest
+// level, and how long a new one has to wait so that it bears it. Pure. Neighbours: calls.h admits
+// by it, latency_model.h adds the wait to its predictions. Source: DESIGN section 7.4.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,15 @@ namespace withy::orchestrator {
 
 // Tokens that a running call is looked ahead: its answer may end after any of them, and has to be
 // in time then.
-inline constexpr uint32_t kSlackTokens = 16;
+inline constexpr uint32_t kSlackTokens = 4;
 
 // What a call takes, as it was predicted when it was admitted, and what it was promised.
 struct CallDemand {
   double prefill_ms = 0;  // of its own prompt at its level
   double token_ms = 0;    // a decode step that it has a part in
   double row_ms = 0;      // what its row adds to a step
+  // The lowest level that it may fall to takes this share of both. Range (0, 1].
+  double least_share = 1;
   // Limits; 0 = none.
   int64_t first_token_by_ns = 0;
   double tpot_limit_ms = 0;

@@ -30,13 +30,27 @@ TEST(SlackTest, ACallWithoutAnSloBearsEverything) {
 TEST(SlackTest, OfTheTimePerTokenLooksAFewTokensAhead) {
   const CallProgress begun{.first_token_ns = 5 * kMs, .generated = 1, .remaining = 100};
   const Slack fresh = SlackOf(Talker(), begun, 5 * kMs);
-  EXPECT_DOUBLE_EQ(fresh.ms, 16 * 2) << "2 ms in each of the next tokens";
+  EXPECT_DOUBLE_EQ(fresh.ms, 4 * 2) << "2 ms in each of the next tokens";
   EXPECT_DOUBLE_EQ(fresh.gain, 0.2);
   EXPECT_DOUBLE_EQ(fresh.left_ms, 1000);
   const CallProgress later{.first_token_ns = 5 * kMs, .generated = 51, .remaining = 50};
-  EXPECT_DOUBLE_EQ(SlackOf(Talker(), later, 505 * kMs).ms, 50 * 2 + 16 * 2) << "won meanwhile";
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), later, 505 * kMs).ms, 50 * 2 + 4 * 2) << "won meanwhile";
   const CallProgress last{.first_token_ns = 5 * kMs, .generated = 100, .remaining = 1};
   EXPECT_DOUBLE_EQ(SlackOf(Talker(), last, 995 * kMs).ms, 99 * 2 + 2);
+}
+
+// Half of the time at the lowest level: what is left can be done faster, what is past cannot.
+TEST(SlackTest, CountsOnTheLowestLevelThatACallMayFallTo) {
+  CallDemand demand = Talker();
+  demand.least_share = 0.5;
+  const CallProgress begun{.first_token_ns = 5 * kMs, .generated = 1, .remaining = 100};
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMs).ms, 4 * 7);
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 15 * kMs).ms, 4 * 7 - 10);
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMs).gain, 1.4);
+  demand.prefill_ms = 40;
+  demand.first_token_by_ns = 100 * kMs;
+  const CallProgress prefilling{.granted_ns = 10 * kMs, .remaining = 4};
+  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMs).ms, 70 - 10);
 }
 
 TEST(SlackTest, OfTheFirstTokenAndOfTheEnd) {
@@ -56,7 +70,7 @@ TEST(SlackTest, HoldsUntilTheSlackIsWonOrTheCallHasEnded) {
   EXPECT_EQ(HoldMs({32, 0}, slack, 0, kPieceMs), 0) << "just bears it";
   EXPECT_DOUBLE_EQ(HoldMs({52, 0}, slack, 0, kPieceMs), 100) << "20 ms more, won at 0.2";
   EXPECT_DOUBLE_EQ(HoldMs({32, 0}, slack, 20, kPieceMs), 100) << "others' prefill counts, too";
-  EXPECT_DOUBLE_EQ(HoldMs({20, 2}, slack, 0, kPieceMs), 100) << "and rows beside its own";
+  EXPECT_DOUBLE_EQ(HoldMs({44, 2}, slack, 0, kPieceMs), 100) << "and rows beside its own";
   EXPECT_DOUBLE_EQ(HoldMs({4000, 0}, slack, 0, kPieceMs), 1000) << "at most until it has ended";
   slack.gain = 0;
   EXPECT_DOUBLE_EQ(HoldMs({52, 0}, slack, 0, kPieceMs), 1000);

@@ -80,12 +80,4 @@ v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info) {
   return wire;
 }
 
-std::vector<double> DecodeShares(const WorkerCost& cost) {
-  std::vector<double> shares;
-  for (const LevelTimes& level : cost.levels) {
-    shares.push_back(level.decode_us / cost.levels.back().decode_us);
-  }
-  return shares;
-}
-
 }  // namespace withy::engine

@@ -36,7 +36,4 @@ std::string Describe(const WorkerCost& cost);
 
 v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info);
 
-// What a token takes at each level, of what it takes at the full one; empty without a calibration.
-std::vector<double> DecodeShares(const WorkerCost& cost);
-
 }  // namespace withy::engine

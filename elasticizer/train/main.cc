@@ -43,13 +43,14 @@ ABSL_FLAG(std::string, products, "auto",
 ABSL_FLAG(uint64_t, seed, 1, "seed of the first weights");
 ABSL_FLAG(std::string, from, "",
           "GGUF file: a new run begins with its weights, as a run that has come to --from_step; "
-          "--evaluate judges them");
+          "--evaluate judges them, --export writes them");
 ABSL_FLAG(int64_t, from_step, 0, "with --from: steps that its weights have seen");
 ABSL_FLAG(uint64_t, evaluate, 0, "do not train: accuracy over this many held-out records");
 ABSL_FLAG(bool, on_training, false,
           "with --evaluate: records of the training corpus, to see what is not learnt and what is "
           "only not carried over");
-ABSL_FLAG(std::string, export, "", "do not train: write the checkpoint as this GGUF file");
+ABSL_FLAG(std::string, export, "",
+          "do not train: write the checkpoint, or with --from that file, as this GGUF file");
 ABSL_FLAG(std::string, type, "q8_0", "with --export: q8_0 or f32");
 ABSL_FLAG(std::string, draft, "", "with --evaluate: run directory of a draft, for its agreement");
 
@@ -76,11 +77,14 @@ void Print(const Accuracy& accuracy) {
 
 std::string Checkpoint(const std::string& directory) { return directory + "/checkpoint.pt"; }
 
+// The run's weights; with --from they are those of that file already.
+absl::Status LoadWeights(Model& model) {
+  if (!absl::GetFlag(FLAGS_from).empty()) return absl::OkStatus();
+  return LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr);
+}
+
 absl::Status Judge(Model& model, const ChatEncoder& encoder) {
-  if (absl::GetFlag(FLAGS_from).empty()) {
-    WITHY_RETURN_IF_ERROR(
-        LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr));
-  }
+  WITHY_RETURN_IF_ERROR(LoadWeights(model));
   std::unique_ptr<Model> draft;
   if (const std::string directory = absl::GetFlag(FLAGS_draft); !directory.empty()) {
     draft = std::make_unique<Model>(DraftShape(model.shape().vocab_size), 1, model.device());
@@ -98,8 +102,7 @@ absl::Status Export(Model& model, const vocab::BpeVocabulary& vocabulary) {
   if (type != "q8_0" && type != "f32") {
     return absl::InvalidArgumentError(absl::StrCat("--type=", type, ": types are q8_0 and f32"));
   }
-  WITHY_RETURN_IF_ERROR(
-      LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr));
+  WITHY_RETURN_IF_ERROR(LoadWeights(model));
   const std::string name =
       absl::GetFlag(FLAGS_model) == "target" ? "withy pocket" : "withy pocket draft";
   return ExportGguf(model, vocabulary, name,
