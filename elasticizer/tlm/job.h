@@ -24,11 +24,11 @@ struct JobOptions {
   bool decision = true;
   int64_t records = 3000;        // of the corpus; the last tenth judges and is not trained on
   int64_t vocab_records = 5000;  // that the word pieces are learnt from
-  int64_t score_steps = 3000;
-  int64_t decision_steps = 4000;
+  int64_t score_steps = 2000;
+  int64_t decision_steps = 300;
   int64_t batch = 16;
   double rate = 1e-3;
-  int32_t max_variants = 64;  // of a record when its words are dropped
+  int32_t max_variants = 32;  // of a record when its words are dropped
   uint64_t seed = 1;
   int threads = 1;
   engine::GgmlType type = engine::GgmlType::kQ8_0;

@@ -19,8 +19,8 @@ ABSL_FLAG(std::string, model, "", "elastic GGUF that the TLM is to decide for");
 ABSL_FLAG(std::string, out, "", "TLM to write");
 ABSL_FLAG(std::string, run, "", "directory of what is done; default: OUT.run");
 ABSL_FLAG(int64_t, records, 3000, "prompts of the corpus; the last tenth judges");
-ABSL_FLAG(int64_t, steps, 4000, "steps of training the decision head");
-ABSL_FLAG(int64_t, score_steps, 3000, "steps of training the score head");
+ABSL_FLAG(int64_t, steps, 300, "steps of training the decision head");
+ABSL_FLAG(int64_t, score_steps, 2000, "steps of training the score head");
 ABSL_FLAG(int64_t, batch, 16, "prompts a step");
 ABSL_FLAG(double, rate, 1e-3, "learning rate");
 ABSL_FLAG(std::string, labels, "",
@@ -29,7 +29,7 @@ ABSL_FLAG(std::string, from, "",
           "TLM to begin with, such as an imported MobileBERT; its bottom stays frozen. Default: a "
           "fresh pocket TLM");
 ABSL_FLAG(std::string, stage, "all", "score, decision or all");
-ABSL_FLAG(int64_t, variants, 64, "most times that a prompt is run with words dropped");
+ABSL_FLAG(int64_t, variants, 32, "most times that a prompt is run with words dropped");
 ABSL_FLAG(std::string, type, "q8_0", "type of the matrices: q8_0, f16, bf16 or f32");
 ABSL_FLAG(std::string, cache, "", "directory of the packed model; default: as the service's");
 ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
