@@ -75,6 +75,10 @@ absl::Status LeaseReactor::Handle() {
 }
 
 absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
+  const bool stateless = open.context_id().empty();
+  if (open.claim_chunks() > 0 && !stateless) {
+    return absl::InvalidArgumentError("claim_chunks is for stateless calls: context_id is set");
+  }
   bool granted = false;
   {
     // Held over the opening, so that OnGranted, which may come at once, finds the lease's number.
@@ -86,9 +90,14 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
                                             shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;
+    claim_chunks_ = open.claim_chunks();
     granted = opening.granted;
   }
-  if (granted) OnGranted();
+  if (granted && stateless) {
+    Load();  // reads nothing
+  } else if (granted) {
+    OnGranted();
+  }
   return absl::OkStatus();
 }
 
@@ -104,10 +113,28 @@ void LeaseReactor::Load() {
   if (!loaded.ok()) return End(loaded.status());
   absl::StatusOr<v1::LeaseOpened> opened = ToProto(lease(), *loaded);
   if (!opened.ok()) return End(opened.status());
+  if (!ClaimAtOnce(&*opened)) return;
   v1::LeaseEvent event;
   *event.mutable_opened() = *std::move(opened);
   // First the stage: the client may answer as soon as the event is out.
   if (Enter(Stage::kOpen)) Send(std::move(event));
+}
+
+bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
+  uint32_t chunks = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    chunks = claim_chunks_;
+  }
+  if (chunks == 0) return true;
+  const auto claimed = store_.Claim(lease(), 0, chunks);
+  if (absl::IsResourceExhausted(claimed.status())) return true;
+  if (!claimed.ok()) {
+    End(claimed.status());
+    return false;
+  }
+  for (const ChunkBlocks& chunk : *claimed) *opened->add_claimed() = ToProto(chunk);
+  return true;
 }
 
 absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {

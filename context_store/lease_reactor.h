@@ -46,6 +46,8 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   absl::Status HandleClaim(const v1::LeaseClaim& claim);
   absl::Status HandleCommit();
   void Load();
+  // Claims what the opening asked for. False when the stream has ended by it.
+  bool ClaimAtOnce(v1::LeaseOpened* opened);
   void Commit(LeaseOutcome outcome);
 
   Stage stage() const;
@@ -64,6 +66,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   mutable absl::Mutex mutex_;
   Stage stage_ ABSL_GUARDED_BY(mutex_) = Stage::kNew;
   LeaseId lease_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t claim_chunks_ ABSL_GUARDED_BY(mutex_) = 0;            // to be claimed with the opening
   std::deque<v1::LeaseEvent> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

@@ -21,13 +21,14 @@ using Stream = grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>;
 class LeaseClient {
  public:
   LeaseClient(v1::ContextStore::Stub& stub, uint64_t epoch, const std::string& app,
-              const std::string& context) {
+              const std::string& context, uint32_t claim_chunks = 0) {
     rpc::SetTimeout(&context_, absl::Seconds(30));
     stream_ = stub.Lease(&context_);
     v1::LeaseRequest request;
     request.mutable_open()->set_epoch(epoch);
     request.mutable_open()->set_app_id(app);
     request.mutable_open()->set_context_id(context);
+    request.mutable_open()->set_claim_chunks(claim_chunks);
     stream_->Write(request);
   }
   ~LeaseClient() { Cancel(); }
@@ -296,6 +297,31 @@ TEST_F(ServiceTest, AFullArenaRefusesTheClaimAndLetsTheAnswerBeKept) {
   EXPECT_TRUE(lease.Commit("as far as it went", 512).has_committed());
   lease.Finish();
   EXPECT_EQ(Get(app, id).messages_size(), 1);
+}
+
+TEST_F(ServiceTest, AStatelessLeaseMayClaimWithItsOpening) {
+  const std::string app = Bind("mail").app_id();
+  const uint64_t epoch = Attach();
+  LeaseClient lease(*stub_, epoch, app, "", 3);
+  const v1::LeaseEvent opened = lease.Read();
+  ASSERT_EQ(opened.opened().claimed_size(), 3);
+  EXPECT_EQ(opened.opened().claimed(2).chunk(), 2u);
+  EXPECT_EQ(opened.opened().claimed(2).blocks_size(), 2);
+  const v1::LeaseEvent more = lease.Claim(3, 1);
+  ASSERT_EQ(more.claimed().chunks_size(), 1) << "it goes on behind them";
+  EXPECT_EQ(more.claimed().chunks(0).chunk(), 3u);
+
+  LeaseClient greedy(*stub_, epoch, app, "", 512);
+  const v1::LeaseEvent full = greedy.Read();
+  ASSERT_TRUE(full.has_opened());
+  EXPECT_EQ(full.opened().claimed_size(), 0) << "no room";
+  EXPECT_THAT(greedy.Claim(0, 512).claimed().refused(), ::testing::HasSubstr("blocks free"));
+  greedy.Cancel();
+  lease.Cancel();
+
+  LeaseClient wrong(*stub_, epoch, app, CreateContext(app), 1);
+  EXPECT_FALSE(wrong.Read().has_opened());
+  EXPECT_EQ(wrong.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(ServiceTest, WrongInputGetsTheRightCode) {

@@ -24,7 +24,8 @@ struct CallRequest {
   int32_t priority = 0;
   int64_t deadline_steady_ns = 0;  // for the first token; 0 = none
   PaceLimits pace;
-  int32_t pruned_words = 0;  // left out of the prompt; carried into its usage
+  int32_t pruned_words = 0;   // left out of the prompt; carried into its usage
+  int32_t prompt_tokens = 0;  // as the orchestrator counted them; 0 = not known
   // No call of an app's: the context's KV is computed again at answer.level_percent, nothing is
   // generated, and the record stays as it is.
   bool rebuild = false;

@@ -93,6 +93,11 @@ class FakeStoreServer final : private v1::ContextStore::Service {
         v1::LeaseOpened* opened = event.mutable_opened();
         if (keeps) opened->mutable_segments()->Add(segments_.begin(), segments_.end());
         if (keeps) opened->mutable_resident()->Add(resident_.begin(), resident_.end());
+        v1::LeaseClaim first;
+        first.set_chunks(request.open().claim_chunks());
+        v1::LeaseClaimed claimed;
+        Claim(first, &claimed);
+        *opened->mutable_claimed() = claimed.chunks();
       } else if (request.has_claim()) {
         Claim(request.claim(), event.mutable_claimed());
       } else if (request.has_commit()) {

@@ -47,11 +47,14 @@ struct LeaseOpen {
   std::string context_id;  // empty = stateless: blocks without a record
   uint64_t call_id = 0;
   bool rebuild = false;  // claims lie beside what the context has, until the commit
+  // Of a stateless call: chunks from 0 on that it is sure to need, claimed with the opening.
+  int32_t claim_chunks = 0;
 };
 
 struct OpenedLease {
   std::vector<engine::Segment> segments;
-  std::vector<ResidentChunk> resident;  // from chunk 0 on, without gaps
+  std::vector<ResidentChunk> resident;    // from chunk 0 on, without gaps
+  std::vector<ChunkBlocks> claimed = {};  // by LeaseOpen::claim_chunks; may be none
   // Shared: a step may still use a mapping while the worker attaches to a restarted store.
   std::shared_ptr<const Arena> arena;
 };

@@ -70,6 +70,7 @@ class LeaseClient::Impl {
     wire.set_context_id(open.context_id);
     wire.set_call_id(open.call_id);
     wire.set_rebuild(open.rebuild);
+    wire.set_claim_chunks(static_cast<uint32_t>(open.claim_chunks));
     absl::MutexLock lock(&mutex_);
     if (arena_ == nullptr) return Away();
     wire.set_epoch(arena_->epoch());

@@ -37,6 +37,7 @@ OpenedLease FromWire(const v1::LeaseOpened& wire) {
     opened.resident.push_back(
         {.where = FromWire(chunk.where()), .name = FromWire(chunk.identity())});
   }
+  for (const v1::ChunkBlocks& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
   return opened;
 }
 

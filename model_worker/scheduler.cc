@@ -34,6 +34,14 @@ std::vector<LevelPace> GuessPaces(const engine::ModelInfo& info, const engine::S
   return paces;
 }
 
+// Of a stateless call whose prompt is counted: what its session will claim first.
+int32_t ChunksToBegin(const CallRequest& request) {
+  if (!request.context_id.empty() || request.prompt_tokens <= 0) return 0;
+  constexpr int32_t kChunk = engine::kChunkTokens;
+  const int32_t tokens = std::min(request.prompt_tokens + kChunk / 2, kPromptAhead);
+  return (tokens + kChunk - 1) / kChunk;
+}
+
 absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
 
 absl::Status Interrupted() { return absl::AbortedError("a call came: retry in a quiet moment"); }
@@ -218,7 +226,8 @@ void Scheduler::Open(Call& call) {
   auto lease = leases_.Open({.app_id = call.request.app_id,
                              .context_id = call.request.context_id,
                              .call_id = call.request.call_id,
-                             .rebuild = call.request.rebuild},
+                             .rebuild = call.request.rebuild,
+                             .claim_chunks = ChunksToBegin(call.request)},
                             std::make_shared<Events>(link_, call.ticket, call.request));
   if (!lease.ok()) return Fail(call, lease.status());
   call.lease = *std::move(lease);

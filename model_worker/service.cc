@@ -138,6 +138,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                  .end_by_ns = request.end_by_steady_ns(),
                  .first_token_by_ns = request.first_token_by_steady_ns()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());
+    call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
     auto sink =
         std::make_shared<StreamSink>(queue, call.answer.sampling, parts_.env.encoder.tokenizer());
     const auto ticket = parts_.scheduler.Submit(std::move(call), std::move(sink));

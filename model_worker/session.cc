@@ -46,6 +46,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
   CallUsage& usage = session->usage_;
   usage.context_tokens = encoded.history_tokens;
   session->AdoptResident();
+  WITHY_RETURN_IF_ERROR(session->AdoptClaimed());
   usage.prompt_tokens = session->prompt_end_ - encoded.history_tokens;
   usage.reused_tokens = session->computed_;
   usage.prefilled_tokens = session->prompt_end_ - session->computed_;
@@ -114,6 +115,15 @@ void Session::AdoptResident() {
     if (level >= 0) lowest_kept_level_ = std::min(lowest_kept_level_, level);
   }
   read_only_tokens_ = computed_;
+}
+
+absl::Status Session::AdoptClaimed() {
+  if (opened_.claimed.empty()) return absl::OkStatus();
+  if (slots_ > 0) {
+    return absl::InternalError("context store: chunks claimed beside those of a context");
+  }
+  claim_ = ClaimRange{.first = 0, .count = static_cast<int32_t>(opened_.claimed.size())};
+  return AddBlocks(opened_.claimed);
 }
 
 void Session::PushChunk(std::span<const uint32_t> blocks) {

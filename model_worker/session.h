@@ -111,6 +111,7 @@ class Session {
 
   int32_t LevelAt(int32_t position) const;
   void AdoptResident();
+  absl::Status AdoptClaimed();
   bool HeadersMatch(const ResidentChunk& chunk) const;
   void PushChunk(std::span<const uint32_t> blocks);
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;

@@ -195,6 +195,29 @@ TEST_F(SessionTest, AnotherModelReusesNothing) {
   EXPECT_EQ((*session)->usage().reused_tokens, 0);
 }
 
+TEST_F(SessionTest, WhatWasClaimedWithTheOpeningIsUsedFirst) {
+  const CallRequest request = Ask("hi");
+  const auto open = [&](std::vector<ChunkBlocks> claimed) {
+    return Session::Create(env_, request,
+                           {.segments = {}, .resident = {}, .claimed = claimed, .arena = arena_});
+  };
+  const auto plain = open({});
+  ASSERT_TRUE(plain.ok());
+  EXPECT_EQ((*plain)->ready_rows(), 0);
+  const int32_t needed = (*plain)->NextClaim(64)->count;
+  std::vector<ChunkBlocks> claimed;
+  for (int32_t i = 0; i < needed; ++i) {
+    const auto block = static_cast<uint32_t>(2 * i);
+    claimed.push_back({i, {block, block + 1}});
+  }
+  const auto begun = open(claimed);
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  EXPECT_EQ((*begun)->ready_rows(), (*begun)->pending_rows());
+  EXPECT_FALSE((*begun)->NextClaim(64).has_value());
+  claimed.back().chunk = 7;
+  EXPECT_EQ(open(claimed).status().code(), absl::StatusCode::kInternal);
+}
+
 TEST_F(SessionTest, FullWindowEndsTheAnswer) {
   const CallOutcome outcome = Finish(*Create(Ask("hi", kWindow)), 64);
   EXPECT_EQ(outcome.reason, FinishReason::kContextFull);
