@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "absl/time/clock.h"
 #include "engine/model/testing.h"
 #include "model_worker/scheduler_testing.h"
@@ -53,6 +55,25 @@ TEST(ElasticCallTest, ACallBehindItsSloFallsToALowerLevel) {
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_GT(next->usage.reused_tokens, outcome->usage.prompt_tokens + 32);
   rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+}
+
+TEST(ElasticCallTest, APromptBehindItsFirstTokenGoesOnAtALowerLevel) {
+  const engine::TestFolder folder;
+  const std::unique_ptr<engine::Model> model = OpenElastic(folder);
+  Rig rig(*model, {}, 4096);
+  CallRequest hurried = Rig::Ask("c", "a prompt of more than sixteen tokens", 10);
+  hurried.pace.first_token_by_ns = 1;
+  const auto fallen = rig.Submit(hurried);
+  const auto outcome = fallen.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{20}));
+  const std::pair<int, int32_t> told(0, 20);
+  EXPECT_THAT(fallen.sink->level_changes(), testing::ElementsAre(told)) << "with the first token";
+  rig.store.With([](FakeStore::State& state) {
+    EXPECT_EQ(state.contexts["c"].resident.front().name.level_percent, 20);
+  });
+  hurried.pace.first_token_by_ns = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(rig.Submit(hurried).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
 }
 
 TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {

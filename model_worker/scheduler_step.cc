@@ -51,8 +51,8 @@ void Scheduler::ObservePrefill(const Batch& batch, int64_t elapsed_ns) {
   }
   if (batch.rows.size() < kManyRows) return;
   double expected_ms = 0;
-  for (const engine::Row& row : batch.rows) {
-    expected_ms += paces_[static_cast<size_t>(row.level)].row_ms;
+  for (const engine::Row& row : batch.rows) {  // a negative level is the full model
+    expected_ms += (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)]).row_ms;
   }
   const double ratio = static_cast<double>(elapsed_ns) / 1e6 / expected_ms;
   slowdown_ += kWeight * (std::clamp(ratio, 1 / kMostSlowdown, kMostSlowdown) - slowdown_);
