@@ -89,7 +89,8 @@ ReplayOutcome Judge(const Seen& seen, const corpus::Record& record, const Prompt
   out.caller.prompt_percent = seen.decision.prompt_level_percent();
   out.caller.model_percent = seen.decision.model_level_percent();
   out.caller.fell = seen.finished.model_levels_percent_size() > 1;
-  out.met_by_service = !out.failed && seen.finished.latency().slo_met();
+  out.decision = seen.decision;
+  out.by_service = seen.finished.latency();
   return out;
 }
 

@@ -35,9 +35,10 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
                                             size_t count);
 
 struct ReplayOutcome {
-  SloOutcome caller;            // as the caller timed it, against ServiceTimes
-  bool met_by_service = false;  // what the service itself reports
-  bool failed = false;          // ended with an error: late and wrong
+  SloOutcome caller;  // as the caller timed it, against ServiceTimes
+  v1::Decision decision;
+  v1::LatencyReport by_service;  // what the service itself reports
+  bool failed = false;           // ended with an error: late and wrong
 };
 
 // Outcomes in the order of `calls`. Calls that fail are counted and the first failure is told on
