@@ -64,7 +64,7 @@ class BoardRun {
         last_planned_(policy.family->variants.size() - 1),
         loaded_(last_planned_),
         outcomes_(calls.size()) {
-    live_.overhead_ms = board.overhead_ms;
+    live_.overhead_ms = live_.idle.overhead_ms = board.overhead_ms;
     live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
     for (const Variant& variant : policy.family->variants) {
       const orchestrator::CostParameters cost = CalibratedCost(variant.times);
@@ -308,6 +308,7 @@ class BoardRun {
     seen.foreign_prefill_ms = around.foreign_prefill_tokens * board_.cost.prefill_us_per_token *
                               live_.prefill_ratio / 1e3;
     seen.complete = true;
+    seen.alone = around.alone;
     live_ = Learn(board_.cost, live_, seen);
   }
 

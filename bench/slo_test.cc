@@ -270,7 +270,7 @@ TEST_F(BoardTest, EveryCallEndsAndNoneIsFasterThanItsOwnWork) {
   const std::vector<SloOutcome> outcomes = Run(calls);
   for (size_t i = 0; i < outcomes.size(); ++i) {
     const SloOutcome& outcome = outcomes[i];
-    const VariantTimes times = Times(outcome.model_percent / 100.0);
+    const VariantTimes times = Times(outcome.fell ? 0.25 : outcome.model_percent / 100.0);
     const auto tokens = answers_.rows[i].tokens[outcome.prompt_percent == 100 ? 1 : 0];
     EXPECT_GE(outcome.ttft_ms, 1 + PrefillMs(times, tokens) + outcome.tlm_ms - 1e-3);
     EXPECT_GE(outcome.end_to_end_ms, outcome.ttft_ms);

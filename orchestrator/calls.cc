@@ -139,6 +139,7 @@ DecodeSurroundings CallTable::Surroundings(uint64_t id) const {
     out.mean_rows = std::max(1.0, (IntegralNow(lane) - entry.rows_integral_start) / elapsed_ns);
   }
   out.foreign_prefill_tokens = lane.prefilled_tokens - entry.prefilled_start;
+  out.alone = entry.alone;
   return out;
 }
 
@@ -174,6 +175,10 @@ void CallTable::GrantSlots(Lane lane) {
     next->state = State::kPrefilling;
     next->granted_ns = now;
     ++running;
+    if (running == 1) continue;
+    for (auto& [id, entry] : entries_) {
+      if (entry.lane == lane && entry.running()) entry.alone = false;
+    }
   }
 }
 

@@ -34,6 +34,7 @@ struct CallTableOptions {
 struct DecodeSurroundings {
   double mean_rows = 1;  // calls that decoded, itself included, averaged over time
   double foreign_prefill_tokens = 0;
+  bool alone = true;  // from its start on, before its first token, too
 };
 
 // Thread-safe. States of a call: Arrive -> (WaitForSlot) waiting -> prefilling -> (FirstToken)
@@ -94,6 +95,7 @@ class CallTable {
     double rows_integral_start = 0;
     double prefilled_start = 0;
     int64_t first_token_ns = 0;
+    bool alone = true;  // no other call of its lane has run beside it
     bool running() const { return state == State::kPrefilling || state == State::kDecoding; }
   };
   struct LaneState {

@@ -213,6 +213,8 @@ TEST_F(CallTableTest, TellsTheLoadAndWhatRanBeside) {
   EXPECT_DOUBLE_EQ(table.Surroundings(1).foreign_prefill_tokens, 10);
   EXPECT_DOUBLE_EQ(table.Surroundings(2).mean_rows, 2);
   EXPECT_DOUBLE_EQ(table.Surroundings(2).foreign_prefill_tokens, 0);
+  EXPECT_FALSE(table.Surroundings(1).alone);
+  EXPECT_FALSE(table.Surroundings(2).alone);
   table.Leave(1);
   clock_.Advance(kSecond);
   EXPECT_DOUBLE_EQ(table.Surroundings(2).mean_rows, 1.5);

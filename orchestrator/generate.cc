@@ -287,6 +287,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
                             correction.prefill_ratio / 1e3;
   seen.complete = true;
+  seen.alone = around.alone;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);
 }
 

@@ -13,13 +13,12 @@ constexpr double kMinDecodeShare =
 
 constexpr double kMinShare = 0.01;
 
-double PrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,
-                 double resident = 0) {
+double PrefillMs(const CostParameters& cost, const Pace& live, double tokens, double resident = 0) {
   return PrefillUs(cost, tokens, resident) * live.prefill_ratio / 1e3;
 }
 
 // One decode step with `rows` rows.
-double StepMs(const CostParameters& cost, const LiveCorrection& live, double rows) {
+double StepMs(const CostParameters& cost, const Pace& live, double rows) {
   if (rows <= 0) return 0;
   return (cost.decode_us_per_token + (rows - 1) * cost.decode_us_per_extra_row) *
          live.decode_ratio / 1e3;
@@ -27,7 +26,7 @@ double StepMs(const CostParameters& cost, const LiveCorrection& live, double row
 
 // One decode step of a call at its own level, `depth` tokens deep, beside `others` rows of which
 // nothing is known: they count as rows of the full model.
-double OwnStepMs(const CostParameters& cost, const CostParameters& own, const LiveCorrection& live,
+double OwnStepMs(const CostParameters& cost, const CostParameters& own, const Pace& live,
                  double depth, double others) {
   return (own.decode_us_per_token + depth * own.decode_us_per_context_token +
           others * cost.decode_us_per_extra_row) *
@@ -96,6 +95,28 @@ double Blend(double old_value, double measured, double predicted) {
   if (predicted <= 0 || measured <= 0 || !std::isfinite(measured)) return old_value;
   const double ratio = std::clamp(old_value * measured / predicted, 1 / kMaxRatio, kMaxRatio);
   return old_value + kWeight * (ratio - old_value);
+}
+
+Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen) {
+  const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
+  Pace next = pace;
+  if (seen.prefilled_tokens > 0) {
+    const double predicted = PrefillMs(own, pace, seen.prefilled_tokens, seen.resident_tokens);
+    next.prefill_ratio = Blend(pace.prefill_ratio, seen.prefill_ms, predicted);
+  }
+  if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
+    // Waiting that the report did not name must not pass for overhead.
+    const double bounded = std::min(seen.overhead_ms, 4 * pace.overhead_ms + 5);
+    next.overhead_ms = pace.overhead_ms + kWeight * (bounded - pace.overhead_ms);
+  }
+  const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
+  if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
+    const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
+    const double step_ms =
+        OwnStepMs(cost, own, pace, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
+    next.decode_ratio = Blend(pace.decode_ratio, own_ms, seen.decoded_tokens * step_ms);
+  }
+  return next;
 }
 
 double Share(double part, double whole) {
@@ -175,7 +196,9 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
   CallShape full = call;
   full.level.reset();
   full.tlm_ms = 0;
-  return Predict(cost, live, full, Load{});
+  LiveCorrection idle = live;
+  static_cast<Pace&>(idle) = live.idle;
+  return Predict(cost, idle, full, Load{});
 }
 
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
@@ -208,24 +231,9 @@ uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens
 
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
-  const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   LiveCorrection next = live;
-  if (seen.prefilled_tokens > 0) {
-    const double predicted = PrefillMs(own, live, seen.prefilled_tokens, seen.resident_tokens);
-    next.prefill_ratio = Blend(live.prefill_ratio, seen.prefill_ms, predicted);
-  }
-  if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
-    // Waiting that the report did not name must not pass for overhead.
-    const double bounded = std::min(seen.overhead_ms, 4 * live.overhead_ms + 5);
-    next.overhead_ms = live.overhead_ms + kWeight * (bounded - live.overhead_ms);
-  }
-  const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
-  if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
-    const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
-    const double step_ms =
-        OwnStepMs(cost, own, live, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
-    next.decode_ratio = Blend(live.decode_ratio, own_ms, seen.decoded_tokens * step_ms);
-  }
+  static_cast<Pace&>(next) = LearnPace(cost, live, seen);
+  if (seen.alone) next.idle = LearnPace(cost, live.idle, seen);
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {
     next.tlm_us_per_byte =
         live.tlm_us_per_byte > 0

@@ -64,11 +64,17 @@ CostParameters Scaled(const CostParameters& full, const LevelShare& share);
 CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost> levels,
                            uint32_t percent);
 
-// What measurement says of the parameters. Starts neutral; Learn() moves it.
-struct LiveCorrection {
-  double prefill_ratio = 1;            // measured / predicted
-  double decode_ratio = 1;             // measured / predicted
-  double overhead_ms = 1;              // of a call, beside waiting and prefill
+// What measurement says of how fast calls are.
+struct Pace {
+  double prefill_ratio = 1;  // measured / predicted
+  double decode_ratio = 1;   // measured / predicted
+  double overhead_ms = 1;    // of a call, beside waiting and prefill
+};
+
+// What measurement says of the parameters. Starts neutral; Learn() moves it. The pace of all calls
+// predicts the next one; that of calls beside which no other ran tells what the idle board takes.
+struct LiveCorrection : Pace {
+  Pace idle;
   double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
   double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
   double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
@@ -139,6 +145,7 @@ struct Observation {
   double mean_decode_rows = 1;    // rows of its decode steps, itself included, averaged over time
   double foreign_prefill_ms = 0;  // prefill of other calls within decode_ms
   bool complete = false;          // ended by itself: its length counts
+  bool alone = true;              // no other call ran while it did
   size_t tlm_bytes = 0;           // of the prompt that the TLM read
   double tlm_ms = 0;
   uint32_t estimated_tokens = 0;  // of a shortened prompt, by EstimatePrunedTokens

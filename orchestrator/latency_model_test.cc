@@ -10,7 +10,7 @@ namespace {
 
 // 1 ms a prompt token, 20 ms a token, 2 ms a further row.
 const CostParameters kCost{1000, 20'000, 2'000};
-constexpr LiveCorrection kNeutral{1, 1, 0, 64};
+constexpr LiveCorrection kNeutral{{1, 1, 0}, {1, 1, 0}, 64};
 
 TEST(LatencyModelTest, IdleBoardIsTheTwoParameters) {
   const Prediction p = PredictFullIdle(kCost, kNeutral, {100, 11, {}});
@@ -18,6 +18,28 @@ TEST(LatencyModelTest, IdleBoardIsTheTwoParameters) {
   EXPECT_DOUBLE_EQ(p.tpot_ms, 20);
   EXPECT_DOUBLE_EQ(p.end_to_end_ms, 300);
   EXPECT_DOUBLE_EQ(p.wait_ms, 0);
+}
+
+// A ratio's base is the idle board, however slow calls are beside others.
+TEST(LatencyModelTest, OnlyCallsThatRanAloneMoveTheIdleBoard) {
+  Observation slow;
+  slow.prefilled_tokens = 100;
+  slow.prefill_ms = 200;
+  slow.decoded_tokens = 10;
+  slow.decode_ms = 400;
+  slow.overhead_ms = 5;
+  slow.alone = false;
+  const CallShape call{100, 11, {}};
+  const LiveCorrection beside = Learn(kCost, kNeutral, slow);
+  EXPECT_EQ(PredictFullIdle(kCost, beside, call).end_to_end_ms,
+            PredictFullIdle(kCost, kNeutral, call).end_to_end_ms);
+  EXPECT_GT(Predict(kCost, beside, call, Load{}).ttft_ms,
+            PredictFullIdle(kCost, beside, call).ttft_ms);
+  slow.alone = true;
+  const LiveCorrection alone = Learn(kCost, kNeutral, slow);
+  EXPECT_EQ(PredictFullIdle(kCost, alone, call).ttft_ms,
+            Predict(kCost, alone, call, Load{}).ttft_ms);
+  EXPECT_GT(PredictFullIdle(kCost, alone, call).ttft_ms, 100);
 }
 
 TEST(LatencyModelTest, TimesScaleWithTheLevel) {
