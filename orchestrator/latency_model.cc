@@ -12,6 +12,7 @@ constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
 constexpr double kMinShare = 0.01;
+constexpr double kLongPrefill = 4;  // times the overhead: its tokens are what counts
 
 double PrefillMs(const CostParameters& cost, const Pace& live, double tokens, double resident = 0) {
   return PrefillUs(cost, tokens, resident) * live.prefill_ratio / 1e3;
@@ -100,13 +101,19 @@ double Blend(double old_value, double measured, double predicted) {
 Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen) {
   const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   Pace next = pace;
+  double overhead_ms = seen.overhead_ms;
   if (seen.prefilled_tokens > 0) {
     const double predicted = PrefillMs(own, pace, seen.prefilled_tokens, seen.resident_tokens);
-    next.prefill_ratio = Blend(pace.prefill_ratio, seen.prefill_ms, predicted);
+    if (predicted >= kLongPrefill * pace.overhead_ms) {
+      next.prefill_ratio = Blend(pace.prefill_ratio, seen.prefill_ms, predicted);
+    } else {
+      // What so short a prompt takes beside its tokens is no property of its tokens.
+      overhead_ms += std::max(0.0, seen.prefill_ms - predicted);
+    }
   }
-  if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
+  if (seen.overhead_ms >= 0 && std::isfinite(overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
-    const double bounded = std::min(seen.overhead_ms, 4 * pace.overhead_ms + 5);
+    const double bounded = std::min(overhead_ms, 4 * pace.overhead_ms + 5);
     next.overhead_ms = pace.overhead_ms + kWeight * (bounded - pace.overhead_ms);
   }
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;

@@ -42,6 +42,22 @@ TEST(LatencyModelTest, OnlyCallsThatRanAloneMoveTheIdleBoard) {
   EXPECT_GT(PredictFullIdle(kCost, alone, call).ttft_ms, 100);
 }
 
+TEST(LatencyModelTest, AShortPromptsSurplusIsOverheadAndNotThePaceOfTokens) {
+  LiveCorrection live = kNeutral;
+  live.overhead_ms = 3;
+  Observation seen;
+  seen.prefilled_tokens = 5;  // 5 ms, as predicted
+  seen.prefill_ms = 9;
+  seen.overhead_ms = 3;
+  const LiveCorrection after = Learn(kCost, live, seen);
+  EXPECT_EQ(after.prefill_ratio, 1);
+  EXPECT_DOUBLE_EQ(after.overhead_ms, 3 + 0.2 * 4);
+  seen.prefilled_tokens = 100;
+  seen.prefill_ms = 200;
+  EXPECT_GT(Learn(kCost, live, seen).prefill_ratio, 1);
+  EXPECT_DOUBLE_EQ(Learn(kCost, live, seen).overhead_ms, 3);
+}
+
 TEST(LatencyModelTest, TimesScaleWithTheLevel) {
   const CostParameters level = Scaled(kCost, {.prefill = 0.4, .decode = 0.5});
   const Prediction p = Predict(kCost, kNeutral, {100, 1, level}, Load{});
