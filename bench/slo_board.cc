@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "base/clock.h"
 #include "model_worker/pace.h"
@@ -68,6 +69,7 @@ class BoardRun {
     live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
     for (const Variant& variant : policy.family->variants) {
       const orchestrator::CostParameters cost = CalibratedCost(variant.times);
+      if (policy.drops_level && paces_.empty()) lowest_ = cost;
       paces_.push_back(
           {.row_ms = cost.prefill_us_per_token / 1e3, .token_ms = cost.decode_us_per_token / 1e3});
     }
@@ -128,10 +130,8 @@ class BoardRun {
     session->variant = choice.variant;
     session->prefill = static_cast<int32_t>(choice.shape.prefill_tokens);
     session->answer = prompt.answer_tokens;
-    std::optional<orchestrator::CostParameters> lowest;
-    if (policy_.drops_level) lowest = CalibratedCost(policy_.family->variants.front().times);
     orchestrator::CallDemand demand =
-        DemandOf(board_.cost, live_, choice.shape, choice.predicted, lowest);
+        DemandOf(board_.cost, live_, choice.shape, choice.predicted, lowest_);
     const auto after = [&](double ms) {
       return std::isfinite(ms) ? session->arrival_ns + Nanos(ms) : 0;
     };
@@ -188,7 +188,7 @@ class BoardRun {
   // One pass of the engine.
   void Step() {
     const int64_t now = clock_.SteadyNanos();
-    if (policy_.drops_level) KeepPrompts(now);
+    if (policy_.drops_level) KeepPromptsInTime(now);
     std::vector<model_worker::RunningCall> rows;
     int32_t decode_rows = 0;
     for (const auto& session : running_) {
@@ -223,22 +223,19 @@ class BoardRun {
                   [](const auto& session) { return session->generated >= session->answer; });
   }
 
-  // As model_worker/scheduler_step.cc.
-  void KeepPrompts(int64_t now) {
-    std::vector<Session*> prompts;
+  void KeepPromptsInTime(int64_t now) {
+    std::vector<Session*> sessions;
+    std::vector<model_worker::PromptTurn> prompts;
     for (const auto& session : running_) {
-      if (!session->decoding()) prompts.push_back(session.get());
+      if (session->decoding()) continue;
+      sessions.push_back(session.get());
+      prompts.push_back({.pacer = &session->pacer,
+                         .order = OrderOf(*session),
+                         .rows = session->prefill - session->computed,
+                         .level = session->variant});
     }
-    std::sort(prompts.begin(), prompts.end(), [&](const Session* a, const Session* b) {
-      return ComesBefore(OrderOf(*a), OrderOf(*b), now);
-    });
-    double before_ms = 0;
-    for (Session* session : prompts) {
-      const int32_t rows = session->prefill - session->computed;
-      session->variant = session->pacer.ChooseForPrompt(paces_, session->variant, rows,
-                                                        /*slowdown=*/1, now + Nanos(before_ms));
-      before_ms += rows * paces_[session->variant].row_ms;
-    }
+    const std::vector<size_t> kept = KeepPrompts(paces_, prompts, /*slowdown=*/1, now);
+    for (size_t i = 0; i < kept.size(); ++i) sessions[i]->variant = kept[i];
   }
 
   static model_worker::CallOrder OrderOf(const Session& session) {
@@ -322,6 +319,7 @@ class BoardRun {
   corpus::Rng rng_;
   LiveCorrection live_;
   std::vector<model_worker::LevelPace> paces_;
+  std::optional<orchestrator::CostParameters> lowest_;  // that calls may fall to
   const int64_t start_ns_;
   size_t next_ = 0;
   size_t last_planned_;  // variant of the call decided for last

@@ -34,6 +34,9 @@ class Chooser {
         row_(policy.answers->rows[call.prompt]),
         levels_(policy.answers->prompt_levels.size()),
         variants_(policy.family->variants.size()) {
+    for (const Variant& variant : policy.family->variants) {
+      costs_.push_back(CalibratedCost(variant.times));
+    }
     input_.slo = call.slo;
     input_.full_idle = PredictedFull(board, prompt, call, live);
     choice_.targets = orchestrator::ResolveSlo(call.slo, input_.full_idle);
@@ -71,7 +74,7 @@ class Chooser {
     orchestrator::CallShape shape;
     shape.prefill_tokens = static_cast<uint32_t>(row_.tokens[level]);
     shape.max_tokens = call_.max_tokens;
-    shape.level = CalibratedCost(policy_.family->variants[variant].times);
+    shape.level = costs_[variant];
     shape.tlm_ms = read_ms + SwitchMs(variant);
     return shape;
   }
@@ -177,7 +180,8 @@ class Chooser {
   const Answers::Row& row_;
   const size_t levels_;
   const size_t variants_;
-  size_t first_variant_ = 0;  // that may be chosen
+  std::vector<orchestrator::CostParameters> costs_;  // by variant
+  size_t first_variant_ = 0;                         // that may be chosen
   size_t end_variant_ = 0;
   DecisionInput input_;
   SloChoice choice_;

@@ -1,6 +1,7 @@
 #include "model_worker/pace.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 namespace withy::model_worker {
@@ -62,6 +63,25 @@ size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
   }
   if (chosen != level) known_ = 0;
   return chosen;
+}
+
+std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
+                                std::span<const PromptTurn> prompts, double slowdown,
+                                int64_t now_ns) {
+  std::vector<size_t> order(prompts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return ComesBefore(prompts[a].order, prompts[b].order, now_ns);
+  });
+  std::vector<size_t> kept(prompts.size());
+  double before_ms = 0;
+  for (const size_t i : order) {
+    const PromptTurn& prompt = prompts[i];
+    const int64_t turn_ns = now_ns + static_cast<int64_t>(before_ms * 1e6);
+    kept[i] = prompt.pacer->ChooseForPrompt(levels, prompt.level, prompt.rows, slowdown, turn_ns);
+    before_ms += prompt.rows * levels[kept[i]].row_ms * slowdown;
+  }
+  return kept;
 }
 
 }  // namespace withy::model_worker

@@ -7,6 +7,9 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
+
+#include "model_worker/plan.h"
 
 namespace withy::model_worker {
 
@@ -61,5 +64,19 @@ class Pacer {
   std::array<double, 5> recent_ms_{};  // at the present level
   int32_t known_ = 0;                  // times seen at the present level
 };
+
+// A prompt that is being computed.
+struct PromptTurn {
+  const Pacer* pacer = nullptr;
+  CallOrder order;
+  int32_t rows = 0;  // that are left
+  size_t level = 0;
+};
+
+// The level of each of `prompts` from now on, in their order: whoever is behind the time of the
+// first token, for its own sake or that of those whose turn is before, goes on at a lower one.
+std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
+                                std::span<const PromptTurn> prompts, double slowdown,
+                                int64_t now_ns);
 
 }  // namespace withy::model_worker

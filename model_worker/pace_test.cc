@@ -90,6 +90,18 @@ TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
   EXPECT_EQ(Pacer({.tpot_ms = 1}, 10).ChooseForPrompt(kLevels, 2, 500, 1, 0), 2u) << "no limit";
 }
 
+TEST(PacerTest, APromptFallsForThoseWhoseTurnIsBefore) {
+  const Pacer later({.first_token_by_ns = 1000 * kMs}, 10);
+  const Pacer sooner({.first_token_by_ns = 500 * kMs}, 10);
+  std::vector<PromptTurn> prompts = {
+      {.pacer = &later, .order = {.deadline_ns = 1000 * kMs}, .rows = 400, .level = 2},
+      {.pacer = &sooner, .order = {.deadline_ns = 500 * kMs}, .rows = 200, .level = 2}};
+  EXPECT_EQ(KeepPrompts(kLevels, prompts, 1, 0), (std::vector<size_t>{1, 2}))
+      << "600 ms are left of 800, 60 % takes 480";
+  prompts.pop_back();
+  EXPECT_EQ(KeepPrompts(kLevels, prompts, 1, 0), (std::vector<size_t>{2})) << "alone it is in time";
+}
+
 TEST(PacerTest, TheLastTokenChangesNothing) {
   EXPECT_EQ(Answer({.tpot_ms = 1}, 1).Tokens(1, 100), 2u);
   EXPECT_EQ(Answer({.tpot_ms = 1}, 2).Tokens(1, 100), 0u);

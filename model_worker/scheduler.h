@@ -122,10 +122,9 @@ class Scheduler {
   void TakeToken(Call& call, std::span<const float> logits);
   void ClaimAhead(Call& call);
   void ObservePrefill(const Batch& batch, int64_t elapsed_ns);
-  void KeepPrompts(int64_t now_ns);
+  void KeepPromptsInTime(int64_t now_ns);
   void KeepPace(Call& call);
-  template <typename Choose>
-  void Fall(Call& call, Choose choose);
+  void Fall(Call& call, size_t from, size_t to);
   void DropStalled();
 
   void Commit(Call& call);

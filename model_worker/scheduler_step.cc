@@ -60,7 +60,7 @@ void Scheduler::ObservePrefill(const Batch& batch, int64_t elapsed_ns) {
 
 Scheduler::Batch Scheduler::PlanBatch() {
   const int64_t now = clock_.SteadyNanos();
-  KeepPrompts(now);
+  KeepPromptsInTime(now);
   std::vector<RunningCall> running;
   std::vector<Call*> candidates;
   int32_t decode_rows = 0;
@@ -138,40 +138,33 @@ void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
   }
 }
 
-// A prompt that is behind its first token's time, for its own sake or that of those whose turn is
-// before, goes on at a lower level.
-void Scheduler::KeepPrompts(int64_t now_ns) {
-  std::vector<Call*> prompts;
+void Scheduler::KeepPromptsInTime(int64_t now_ns) {
+  std::vector<Call*> calls;
+  std::vector<PromptTurn> prompts;
   for (const auto& [ticket, call] : calls_) {
-    if (call->phase == Phase::kRunning && !call->session->decoding()) prompts.push_back(call.get());
-  }
-  std::sort(prompts.begin(), prompts.end(), [now_ns](const Call* a, const Call* b) {
-    return ComesBefore(a->order, b->order, now_ns);
-  });
-  double before_ms = 0;
-  for (Call* call : prompts) {
-    const int32_t rows = call->session->pending_rows();
-    const int64_t turn_ns = now_ns + static_cast<int64_t>(before_ms * 1e6);
-    Fall(*call, [&](size_t level) {
-      return call->pacer.ChooseForPrompt(paces_, level, rows, slowdown_, turn_ns);
-    });
+    if (call->phase != Phase::kRunning || call->session->decoding()) continue;
     const int32_t level = engine::LevelIndex(model_.info(), call->session->level_percent());
-    if (level >= 0) before_ms += rows * paces_[static_cast<size_t>(level)].row_ms * slowdown_;
+    if (level < 0) continue;
+    calls.push_back(call.get());
+    prompts.push_back({.pacer = &call->pacer,
+                       .order = call->order,
+                       .rows = call->session->pending_rows(),
+                       .level = static_cast<size_t>(level)});
   }
+  const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_, now_ns);
+  for (size_t i = 0; i < kept.size(); ++i) Fall(*calls[i], prompts[i].level, kept[i]);
 }
 
 void Scheduler::KeepPace(Call& call) {
-  Fall(call, [&](size_t level) { return call.pacer.Choose(paces_, level); });
-}
-
-template <typename Choose>
-void Scheduler::Fall(Call& call, Choose choose) {
   const int32_t index = engine::LevelIndex(model_.info(), call.session->level_percent());
   if (index < 0) return;
   const auto level = static_cast<size_t>(index);
-  const size_t chosen = choose(level);
-  if (chosen == level) return;
-  call.session->LowerLevel(model_.info().levels[chosen].percent);
+  Fall(call, level, call.pacer.Choose(paces_, level));
+}
+
+void Scheduler::Fall(Call& call, size_t from, size_t to) {
+  if (to == from) return;
+  call.session->LowerLevel(model_.info().levels[to].percent);
   call.level_changed = true;
   metrics_.LevelDropped();
 }
