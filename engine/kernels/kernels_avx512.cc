@@ -80,17 +80,17 @@ struct Tile {
   }
 };
 
-// Cache lines to fetch while blocks are worked on: `lines` at `from` in each of the N tiles with
-// every block, then on.
+// Cache lines to fetch while blocks are worked on: with every block `lines` at `from`, and as many
+// `stride` further on where there are two streams, then on.
 struct Fetch {
   const uint8_t* from = nullptr;
-  ptrdiff_t stride = 0;  // to the same place of the second tile
+  size_t stride = 0;
   int lines = 0;
 };
 
 // Multiplies `blocks` blocks of N tiles by T rows starting at row `first`. kBytes: the quants are
 // one a byte (kQ8, or unpacked nibbles); otherwise they are nibbles, unpacked on the way.
-template <WeightType kType, bool kBytes, int N, int T>
+template <WeightType kType, bool kBytes, int N, int T, int kStreams>
 __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int x_block,
                                         const StripRows& rows, int first, Fetch fetch) {
   constexpr int kLines = kBytes ? 8 : 4;
@@ -114,13 +114,10 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
     }
   }
   for (int b = 0; b < blocks; ++b, a += kQuantBlock) {
-    for (int i = 0; i < fetch.lines; ++i) {
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        _mm_prefetch(fetch.from + n * fetch.stride + i * 64, _MM_HINT_T0);
-      }
+    for (int i = 0; i < fetch.lines; ++i, fetch.from += 64) {
+      _mm_prefetch(fetch.from, _MM_HINT_T0);
+      if constexpr (kStreams == 2) _mm_prefetch(fetch.from + fetch.stride, _MM_HINT_T0);
     }
-    if (fetch.lines > 0) fetch.from += fetch.lines * 64;
     __m512i sum[N][T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
@@ -189,58 +186,64 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
   }
 }
 
-// Bytes of each tile that will be wanted after the blocks at hand.
+// What will be wanted after the blocks at hand: `bytes` at `from` and, where there are two streams,
+// as many `stride` further on.
 struct Upcoming {
   const uint8_t* from = nullptr;
   size_t bytes = 0;
+  size_t stride = 0;
 };
 
 // All rows over a few blocks, in groups of six; each group fetches its share of what comes next.
-template <WeightType kType, bool kBytes, int N>
+template <WeightType kType, bool kBytes, int N, int kStreams>
 inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const StripRows& rows,
-                         Upcoming next, size_t tile_bytes) {
+                         const Upcoming& next) {
   const int groups = (rows.rows + 5) / 6;
   const int share = static_cast<int>(next.bytes / 64) / groups + 1;
-  Fetch fetch{next.from, static_cast<ptrdiff_t>(tile_bytes),
-              next.from == nullptr ? 0 : (share + blocks - 1) / blocks};
+  Fetch fetch{next.from, next.stride, next.from == nullptr ? 0 : (share + blocks - 1) / blocks};
   for (int r = 0; r < rows.rows; r += 6) {
     switch (rows.rows - r) {
       case 1:
-        Multiply<kType, kBytes, N, 1>(tile, blocks, x_block, rows, r, fetch);
+        Multiply<kType, kBytes, N, 1, kStreams>(tile, blocks, x_block, rows, r, fetch);
         break;
       case 2:
-        Multiply<kType, kBytes, N, 2>(tile, blocks, x_block, rows, r, fetch);
+        Multiply<kType, kBytes, N, 2, kStreams>(tile, blocks, x_block, rows, r, fetch);
         break;
       case 3:
-        Multiply<kType, kBytes, N, 3>(tile, blocks, x_block, rows, r, fetch);
+        Multiply<kType, kBytes, N, 3, kStreams>(tile, blocks, x_block, rows, r, fetch);
         break;
       case 4:
-        Multiply<kType, kBytes, N, 4>(tile, blocks, x_block, rows, r, fetch);
+        Multiply<kType, kBytes, N, 4, kStreams>(tile, blocks, x_block, rows, r, fetch);
         break;
       case 5:
-        Multiply<kType, kBytes, N, 5>(tile, blocks, x_block, rows, r, fetch);
+        Multiply<kType, kBytes, N, 5, kStreams>(tile, blocks, x_block, rows, r, fetch);
         break;
       default:
-        Multiply<kType, kBytes, N, 6>(tile, blocks, x_block, rows, r, fetch);
+        Multiply<kType, kBytes, N, 6, kStreams>(tile, blocks, x_block, rows, r, fetch);
         break;
     }
     if (fetch.lines > 0) fetch.from += share * 64;
   }
 }
 
-// Up to six rows pass over a tile once: the time is memory's, and they fetch a little ahead of
-// themselves.
+// Up to six rows pass over a tile once: the time is memory's. It gives most when lines are asked
+// for in the order of their addresses, scales and all, so a tile is read alone and some way ahead;
+// tiles too short for that in pairs, asking for the next pair from end to end.
 template <WeightType kType, int N>
-inline void MultiplyFew(const Tile<kType>* tile, const Strip& strip, const StripRows& rows) {
-  constexpr ptrdiff_t kAhead = 4096;
-  constexpr size_t kShort =
-      8 << 10;  // a tile so short that it is better to look into the next strip
-  const bool is_short = strip.tile_bytes <= kShort && strip.next != nullptr;
-  const ptrdiff_t ahead = is_short ? strip.next - strip.tile : kAhead;
+inline void MultiplyFew(const Tile<kType>* tile, const Strip& strip, StripRows rows) {
+  constexpr size_t kAhead = 8 << 10;
+  constexpr bool kBytes = kType == WeightType::kQ8;
   const int blocks = strip.end - strip.begin;
-  const size_t bytes = static_cast<size_t>(blocks) * kBlockBytes<kType> - 64;
-  MultiplyRows<kType, kType == WeightType::kQ8, N>(
-      tile, blocks, strip.x_block, rows, {tile[0].quants + ahead, bytes}, strip.tile_bytes);
+  if (strip.tile_bytes <= kAhead && strip.next != nullptr) {
+    const Upcoming next{reinterpret_cast<const uint8_t*>(strip.next), N * strip.tile_bytes - 64};
+    return MultiplyRows<kType, kBytes, N, 1>(tile, blocks, strip.x_block, rows, next);
+  }
+  for (int n = 0; n < N; ++n, rows.y += kTileRows) {
+    const Upcoming next{reinterpret_cast<const uint8_t*>(strip.tile) +
+                            static_cast<size_t>(n) * strip.tile_bytes + kAhead,
+                        strip.tile_bytes - 64};
+    MultiplyRows<kType, kBytes, 1, 1>(tile + n, blocks, strip.x_block, rows, next);
+  }
 }
 
 inline constexpr int kUnpackRows =
@@ -274,12 +277,12 @@ inline void MultiplyMany(const Tile<kType>* tile, const Strip& strip, StripRows 
     Upcoming next;
     if (after > 0) {
       next = {tile[0].quants + at_bytes + static_cast<size_t>(count) * kBlockBytes<kType>,
-              static_cast<size_t>(after) * kBlockBytes<kType>};
+              static_cast<size_t>(after) * kBlockBytes<kType>, strip.tile_bytes};
     } else if (strip.next != nullptr) {
       const size_t start =
           static_cast<size_t>(tile[0].quants - reinterpret_cast<const uint8_t*>(strip.tile));
       next = {reinterpret_cast<const uint8_t*>(strip.next),
-              start + static_cast<size_t>(kPieceBlocks) * kBlockBytes<kType>};
+              start + static_cast<size_t>(kPieceBlocks) * kBlockBytes<kType>, strip.tile_bytes};
       if (next.bytes > strip.tile_bytes) next.bytes = strip.tile_bytes;
     }
     Tile<kType> part[N];
@@ -292,9 +295,9 @@ inline void MultiplyMany(const Tile<kType>* tile, const Strip& strip, StripRows 
       }
     }
     if (kType == WeightType::kQ8 || unpack) {
-      MultiplyRows<kType, true, N>(part, count, strip.x_block + at, rows, next, strip.tile_bytes);
+      MultiplyRows<kType, true, N, N>(part, count, strip.x_block + at, rows, next);
     } else {
-      MultiplyRows<kType, false, N>(part, count, strip.x_block + at, rows, next, strip.tile_bytes);
+      MultiplyRows<kType, false, N, N>(part, count, strip.x_block + at, rows, next);
     }
     rows.add = true;
   }
