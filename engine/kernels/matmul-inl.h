@@ -120,25 +120,17 @@ WITHY_INLINE void ForPasses(const MatMulArgs& args, Fn fn) {
   }
 }
 
-// `range_begin`, `range_end`: the tiles that are walked; the strip after the last is the first of
-// the next panel.
-inline Strip StripAt(const PackedMatrix& w, int panel, int tile, int tiles, int begin, int end,
-                     int range_begin, int range_end) {
+// Blocks [begin, end) of a panel's first tile.
+inline Strip PanelStrip(const PackedMatrix& w, int panel, int begin, int end) {
   const int panel_begin = w.panel_begin(panel);
   const int inputs = w.panel_end(panel) - panel_begin;
   Strip strip;
-  strip.tile = w.data + TileOffset(w, panel, tile);
+  strip.tile = w.data + TileOffset(w, panel, 0);
   strip.tile_bytes = TileBytes(w.type, inputs);
-  strip.tiles = tiles;
   strip.tile_blocks = inputs / kQuantBlock;
   strip.begin = begin;
   strip.end = end;
   strip.x_block = panel_begin / kQuantBlock + begin;
-  if (tile + tiles < range_end) {
-    strip.next = w.data + TileOffset(w, panel, tile + tiles);
-  } else if (panel + 1 < w.panels()) {
-    strip.next = w.data + TileOffset(w, panel + 1, range_begin);
-  }
   return strip;
 }
 
@@ -158,16 +150,22 @@ inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
   ForPasses(args, [&](int panel, int begin, int end) {
     const bool add = args.accumulate || panel > 0 || begin > 0;
     const int reach = RowsBeyond(args.n_in_extent, args.rows, args.w.panel_begin(panel));
-    int tiles = 1;
-    for (int tile = tile_begin; tile < tile_end; tile += tiles) {
+    Strip strip = PanelStrip(args.w, panel, begin, end);
+    strip.tile += static_cast<size_t>(tile_begin) * strip.tile_bytes;
+    const std::byte* next_panel = panel + 1 < args.w.panels()
+                                      ? args.w.data + TileOffset(args.w, panel + 1, tile_begin)
+                                      : nullptr;
+    for (int tile = tile_begin; tile < tile_end; tile += strip.tiles, strip.tile = strip.next) {
       const int out = tile * kTileRows;
       const int rows = RowsBeyond(args.n_out_extent, reach, out);
       if (rows == 0) return;
       const bool pair = tile + 1 < tile_end && RowsFilling(args, out + 2 * kTileRows) >= rows;
-      tiles = pair ? 2 : 1;
-      int whole = RowsFilling(args, out + tiles * kTileRows);
+      strip.tiles = pair ? 2 : 1;
+      strip.next = tile + strip.tiles < tile_end
+                       ? strip.tile + static_cast<size_t>(strip.tiles) * strip.tile_bytes
+                       : next_panel;
+      int whole = RowsFilling(args, out + strip.tiles * kTileRows);
       if (whole > rows) whole = rows;
-      const Strip strip = StripAt(args.w, panel, tile, tiles, begin, end, tile_begin, tile_end);
       if (whole > 0) {
         AnyStrip<kType>(strip, {args.x, args.x_row, whole, args.y + out, args.y_stride, add});
       }

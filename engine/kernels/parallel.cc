@@ -12,7 +12,7 @@ namespace {
 constexpr int kManyRows = 32;  // from here on a product is bound by arithmetic
 // Weights a piece reads: for few rows long enough to stream and short enough to balance; for many
 // what stays in the cache beside their inputs.
-constexpr size_t kPieceBytes = 96 << 10;
+constexpr size_t kPieceBytes = 384 << 10;
 constexpr size_t kManyPieceBytes = 320 << 10;
 constexpr int kMaxTiles = 16;  // what many rows hold of their sums in the cache
 constexpr int kRowsPerPiece = 4;

@@ -76,9 +76,11 @@ class Manners {
 };
 
 struct alignas(64) Step {
-  // (job number << 32 | pieces left). A piece is taken by compare-and-swap, so a late thread cannot
-  // take one of a job that is over; and while pieces are left or unfinished the other fields do not
-  // change, so that what is read after a successful take is the step's own.
+  // (job number << 32 | pieces left of the second run << 16 | of the first). Two runs, so that each
+  // of two threads goes on where it stopped and memory sees long streams; when its own is empty it
+  // takes from the other. A piece is taken by compare-and-swap, so a late thread cannot take one of
+  // a job that is over; and while pieces are left or unfinished the other fields do not change, so
+  // that what is read after a successful take is the step's own.
   std::atomic<uint64_t> next{0};
   std::atomic<int> finished{0};
   int pieces = 0;
@@ -87,6 +89,12 @@ struct alignas(64) Step {
   void (*call)(const void*, int, int) = nullptr;
   alignas(64) std::array<std::byte, ThreadPool::kClosureBytes> closure;
 };
+
+constexpr int kMaxPieces = 1 << 16;  // of a step
+
+int FirstRun(int pieces) { return (pieces + 1) / 2; }
+
+int PiecesLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
 
 }  // namespace
 
@@ -116,16 +124,20 @@ struct ThreadPool::State {
   }
 
   // Takes and runs one piece of the step at `at`; false when there is none left.
-  bool RunPiece(uint64_t at) {
+  bool RunPiece(uint64_t at, int run) {
     const auto index = static_cast<uint32_t>(at);
     if (index >= static_cast<uint32_t>(kMaxSteps)) return false;
     Step& step = (*steps)[index];
     uint64_t value = step.next.load(std::memory_order_acquire);
+    int taken = run;
     do {
       if (value >> 32 != at >> 32 || static_cast<uint32_t>(value) == 0) return false;
-    } while (!step.next.compare_exchange_weak(value, value - 1, std::memory_order_acq_rel,
+      taken = PiecesLeft(value, run) > 0 ? run : 1 - run;
+    } while (!step.next.compare_exchange_weak(value, value - (uint64_t{1} << (16 * taken)),
+                                              std::memory_order_acq_rel,
                                               std::memory_order_acquire));
-    const int begin = (step.pieces - static_cast<int>(static_cast<uint32_t>(value))) * step.grain;
+    const int end_of_run = taken == 0 ? FirstRun(step.pieces) : step.pieces;
+    const int begin = (end_of_run - PiecesLeft(value, taken)) * step.grain;
     const std::atomic<bool>* cancelled = cancel.load(std::memory_order_relaxed);
     if (cancelled == nullptr || !cancelled->load(std::memory_order_relaxed)) {
       step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
@@ -137,10 +149,10 @@ struct ThreadPool::State {
 
   // Works until done(place) holds.
   template <typename Done>
-  void Walk(Manners& manners, Done done) {
+  void Walk(Manners& manners, int run, Done done) {
     for (uint64_t at = place.load(std::memory_order_acquire); !done(at);
          at = place.load(std::memory_order_acquire)) {
-      if (RunPiece(at)) {
+      if (RunPiece(at, run)) {
         manners.AfterPiece();
         continue;
       }
@@ -155,9 +167,9 @@ struct ThreadPool::State {
     }
   }
 
-  void Work() {
+  void Work(int run) {
     Manners manners;
-    Walk(manners, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
+    Walk(manners, run, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
   }
 
   // Without workers there is nobody to share with: piece after piece, in order.
@@ -178,12 +190,15 @@ struct ThreadPool::State {
     for (int i = 0; i < listed; ++i) {
       Step& step = (*steps)[static_cast<size_t>(i)];
       step.finished.store(0, std::memory_order_relaxed);
-      step.next.store(first | static_cast<uint32_t>(step.pieces), std::memory_order_release);
+      const int first_run = FirstRun(step.pieces);
+      step.next.store(first | static_cast<uint64_t>(step.pieces - first_run) << 16 |
+                          static_cast<uint64_t>(first_run),
+                      std::memory_order_release);
     }
     cancel.store(cancelled, std::memory_order_relaxed);
     MoveTo(first);
     const uint64_t end = first + static_cast<uint64_t>(listed);
-    Walk(caller_manners, [&](uint64_t at) { return at == end; });
+    Walk(caller_manners, 0, [&](uint64_t at) { return at == end; });
     return cancelled == nullptr || !cancelled->load(std::memory_order_relaxed);
   }
 };
@@ -191,7 +206,7 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int threads, int spin_us) : state_(std::make_unique<State>()) {
   state_->spin_us = spin_us;
   for (int i = 1; i < threads; ++i) {
-    state_->workers.emplace_back([state = state_.get()] { state->Work(); });
+    state_->workers.emplace_back([state = state_.get(), run = i % 2] { state->Work(run); });
   }
 }
 
@@ -208,7 +223,7 @@ void* ThreadPool::NewStep(int count, int grain, Call call) {
   if (state_->listed == kMaxSteps) Run();
   Step& step = (*state_->steps)[static_cast<size_t>(state_->listed++)];
   step.count = count;
-  step.grain = std::max(grain, 1);
+  step.grain = std::max({grain, 1, count / kMaxPieces + 1});
   step.pieces = (count + step.grain - 1) / step.grain;
   step.call = call;
   return step.closure.data();
