@@ -15,7 +15,7 @@ namespace withy::engine::WITHY_TARGET {
 inline constexpr int kRunGroups = 16;
 inline constexpr int kRunKeys = kRunGroups * kChunkTokens;
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kPrefetchGroups = 3;  // how far ahead keys are asked for
+inline constexpr int kFirstLines = 64;  // asked for before anything is computed
 inline constexpr float kLowest = -3.0e38f;
 
 // One query: a head of a row, prepared.
@@ -30,6 +30,53 @@ struct Query {
   float sum;
 };
 
+WITHY_INLINE const std::byte* BlockOf(const AttentionRow& row, int group) {
+  return row.tail != nullptr && group >= row.tail_group ? row.tail[group - row.tail_group]
+                                                        : row.blocks[group * row.block_stride];
+}
+
+// Keys and values of a head that are wanted soon: blocks lie anywhere, so the processor does not
+// see them coming. They are asked for a few lines at a time, from end to end, all the while that
+// the run before is worked on, so that memory never rests.
+class KvAhead {
+ public:
+  // Groups [begin, end) of a row's context.
+  void Add(const AttentionRow& row, int begin, int end) {
+    if (begin < end && parts_ < kAttentionQueries) part_[parts_++] = {&row, begin, end};
+  }
+  void Clear() { parts_ = now_ = lines_ = 0; }
+  // Lines that are left.
+  int Lines(const KvGeometry& g) const {
+    int groups = 0;
+    for (int i = now_; i < parts_; ++i) groups += part_[i].end - part_[i].begin;
+    return lines_ + groups * static_cast<int>(g.HeadBytes() / 64);
+  }
+  WITHY_INLINE void Fetch(const KvGeometry& g, int head, int lines) {
+    for (; lines > 0; --lines, --lines_, line_ += 64) {
+      while (lines_ == 0) {
+        if (now_ == parts_) return;
+        Part& part = part_[now_];
+        line_ = BlockOf(*part.row, part.begin) + g.KScaleOffset(head);
+        lines_ = static_cast<int>(g.HeadBytes() / 64);
+        if (++part.begin == part.end) ++now_;
+      }
+      __builtin_prefetch(line_);
+    }
+  }
+
+ private:
+  struct Part {
+    const AttentionRow* row;
+    int begin;
+    int end;
+  };
+  Part part_[kAttentionQueries];
+  int parts_ = 0;
+  int now_ = 0;
+  const std::byte* line_ = nullptr;
+  int lines_ = 0;  // of the group at hand
+};
+
 // Scratch of one thread for kAttentionQueries queries.
 struct AttentionScratch {
   Query query[kAttentionQueries];
@@ -39,12 +86,9 @@ struct AttentionScratch {
   float unit[kAttentionQueries];  // what 1 in `low` stands for
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
   float* density[kAttentionQueries];  // chunk sums of this query relative to run maxima, or nullptr
+  KvAhead next;
+  int fetch_lines;  // with every small piece of work
 };
-
-WITHY_INLINE const std::byte* BlockOf(const AttentionRow& row, int group) {
-  return row.tail != nullptr && group >= row.tail_group ? row.tail[group - row.tail_group]
-                                                        : row.blocks[group * row.block_stride];
-}
 
 inline void PrepareQuery(const float* q, int head_dim, float scale, const AttentionRow& row,
                          Query* out) {
@@ -83,10 +127,8 @@ inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_
 // Scores of queries [first, first + n) over one group: they read the same block.
 inline void ScoreGroup(const KvGeometry& g, const std::byte* block, int head, int group_in_run,
                        AttentionScratch* s, int first, int n) {
-  const uint8_t* k = reinterpret_cast<const uint8_t*>(block + g.KOffset() +
-                                                      g.HeadBytes() * static_cast<size_t>(head));
-  const F16 k_scale =
-      Load(reinterpret_cast<const float*>(block + g.KScaleOffset()) + head * kChunkTokens);
+  const uint8_t* k = reinterpret_cast<const uint8_t*>(block + g.KOffset(head));
+  const F16 k_scale = Load(reinterpret_cast<const float*>(block + g.KScaleOffset(head)));
   const int end = first + n;
   for (; first + kScoreQueries <= end; first += kScoreQueries) {
     ScoreQueries<kScoreQueries>(k, k_scale, g.head_dim, group_in_run, s, first);
@@ -102,7 +144,7 @@ inline void ScoreGroup(const KvGeometry& g, const std::byte* block, int head, in
 template <int T, int D>
 inline void ValueTile(const KvGeometry& g, int head, int first_group, int groups, int d,
                       AttentionScratch* s, int first) {
-  const size_t head_at = g.VOffset() + g.HeadBytes() * static_cast<size_t>(head);
+  const size_t head_at = g.VOffset(head);
   I16 high[T][D];
   I16 low[T][D];
 #pragma GCC unroll 4
@@ -111,6 +153,7 @@ inline void ValueTile(const KvGeometry& g, int head, int first_group, int groups
     for (int n = 0; n < D; ++n) high[t][n] = low[t][n] = SplatI(0);
   }
   for (int j = 0; j < groups; ++j) {
+    s->next.Fetch(g, head, s->fetch_lines);
     const std::byte* block = BlockOf(*s->query[first].row, first_group + j);
     const int8_t* v = reinterpret_cast<const int8_t*>(block + head_at) + d * 4;
     for (int quad = 0; quad < 4; ++quad, v += g.head_dim * 4) {
@@ -196,8 +239,7 @@ inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch*
   s->unit[i] = 0.0f;
   if (groups == 0) return false;
   float* scores = s->scores[i];
-  const size_t scale_at =
-      g.VScaleOffset() + sizeof(float) * static_cast<size_t>(head * kChunkTokens);
+  const size_t scale_at = g.VScaleOffset(head);
   // Lanes of the last group that lie beyond the row's keys hold anything, not-a-numbers too.
   const I16 mask = LanesBelow(query.visible - run * kRunKeys - (groups - 1) * kChunkTokens);
   alignas(64) float v_scale[kRunKeys];
@@ -279,23 +321,13 @@ inline void ForSharedBlock(const AttentionScratch& s, int queries, int group, Fn
   }
 }
 
-WITHY_INLINE void Prefetch(const std::byte* p, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
-}
-
-// Blocks lie anywhere, so the processor does not see the next one coming: asks for the keys of a
-// later group, and for the values of this one, which are wanted once the run's scores are known.
-inline void PrefetchGroup(const KvGeometry& g, const Query& query, int head, int group) {
-  const size_t head_at = g.HeadBytes() * static_cast<size_t>(head);
-  const size_t scale_at = sizeof(float) * static_cast<size_t>(head * kChunkTokens);
-  const std::byte* now = BlockOf(*query.row, group);
-  Prefetch(now + g.VOffset() + head_at, g.HeadBytes());
-  __builtin_prefetch(now + g.VScaleOffset() + scale_at);
-  const int later = group + kPrefetchGroups;
-  if (later * kChunkTokens >= query.visible) return;
-  const std::byte* next = BlockOf(*query.row, later);
-  Prefetch(next + g.KOffset() + head_at, g.HeadBytes());
-  __builtin_prefetch(next + g.KScaleOffset() + scale_at);
+// Adds what the queries will read of a run, each context once.
+inline void AddRun(const AttentionScratch& s, int queries, int run, KvAhead* next) {
+  const int begin = run * kRunGroups;
+  for (int i = 0; i < queries; ++i) {
+    if (i > 0 && SameBlocks(s.query[i - 1], s.query[i])) continue;
+    next->Add(*s.query[i].row, begin, begin + GroupsSeen(s.query[i], run));
+  }
 }
 
 // Attention of the queries in scratch, all of one KV head.
@@ -305,12 +337,18 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
     visible = visible > s->query[i].visible ? visible : s->query[i].visible;
   }
   const int groups = (visible + kChunkTokens - 1) / kChunkTokens;
+  s->next.Clear();
+  AddRun(*s, queries, 0, &s->next);
+  s->next.Fetch(g, head, kFirstLines);
   for (int run = 0; run * kRunGroups < groups; ++run) {
     const int first_group = run * kRunGroups;
     const int end = groups - first_group < kRunGroups ? groups - first_group : kRunGroups;
+    if (run > 0) s->next.Clear();
+    AddRun(*s, queries, run + 1, &s->next);
+    s->fetch_lines = s->next.Lines(g) / (end * queries) + 1;
     for (int j = 0; j < end; ++j) {
       ForSharedBlock(*s, queries, first_group + j, [&](const std::byte* block, int first, int n) {
-        PrefetchGroup(g, s->query[first], head, first_group + j);
+        s->next.Fetch(g, head, n * s->fetch_lines);
         ScoreGroup(g, block, head, j, s, first, n);
       });
     }

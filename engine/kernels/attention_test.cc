@@ -22,7 +22,12 @@ class Context {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (size_t c = 0; c < Chunks(tokens); ++c) {
       std::byte* block = bytes_.data() + c * g.BlockBytes();
-      for (size_t i = g.KScaleOffset(); i < g.KOffset(); i += 4) std::memcpy(block + i, &nan, 4);
+      for (int head = 0; head < g.kv_heads; ++head) {
+        for (size_t i = 0; i < 64; i += 4) {
+          std::memcpy(block + g.KScaleOffset(head) + i, &nan, 4);
+          std::memcpy(block + g.VScaleOffset(head) + i, &nan, 4);
+        }
+      }
       blocks_.push_back(block);
     }
   }

@@ -98,11 +98,10 @@ inline void WriteKv(const KvGeometry& g, const float* k, const float* v, std::by
                     int slot) {
   int8_t q[256];
   for (int head = 0; head < g.kv_heads; ++head) {
-    const size_t scale_at = sizeof(float) * static_cast<size_t>(head * kChunkTokens + slot);
-    const size_t head_at = g.HeadBytes() * static_cast<size_t>(head);
+    const size_t scale_at = sizeof(float) * static_cast<size_t>(slot);
     const float k_scale = QuantizeHead(k + head * g.head_dim, g.head_dim, q);
-    std::memcpy(block + g.KScaleOffset() + scale_at, &k_scale, sizeof k_scale);
-    std::byte* to = block + g.KOffset() + head_at + slot * 4;
+    std::memcpy(block + g.KScaleOffset(head) + scale_at, &k_scale, sizeof k_scale);
+    std::byte* to = block + g.KOffset(head) + slot * 4;
     for (int d = 0; d < g.head_dim; d += 4, to += kChunkTokens * 4) {
       uint32_t quad;
       std::memcpy(&quad, q + d, 4);
@@ -110,8 +109,8 @@ inline void WriteKv(const KvGeometry& g, const float* k, const float* v, std::by
       std::memcpy(to, &quad, 4);
     }
     const float v_scale = QuantizeHead(v + head * g.head_dim, g.head_dim, q);
-    std::memcpy(block + g.VScaleOffset() + scale_at, &v_scale, sizeof v_scale);
-    to = block + g.VOffset() + head_at + (slot / 4) * g.head_dim * 4 + slot % 4;
+    std::memcpy(block + g.VScaleOffset(head) + scale_at, &v_scale, sizeof v_scale);
+    to = block + g.VOffset(head) + (slot / 4) * g.head_dim * 4 + slot % 4;
     for (int d = 0; d < g.head_dim; ++d) to[d * 4] = static_cast<std::byte>(q[d]);
   }
 }

@@ -231,16 +231,15 @@ inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const
 // tiles too short for that in pairs, asking for the next pair from end to end.
 template <WeightType kType, int N>
 inline void MultiplyFew(const Tile<kType>* tile, const Strip& strip, StripRows rows) {
-  constexpr size_t kAhead = 8 << 10;
   constexpr bool kBytes = kType == WeightType::kQ8;
   const int blocks = strip.end - strip.begin;
-  if (strip.tile_bytes <= kAhead && strip.next != nullptr) {
+  if (strip.tile_bytes <= kFetchAhead && strip.next != nullptr) {
     const Upcoming next{reinterpret_cast<const uint8_t*>(strip.next), N * strip.tile_bytes - 64};
     return MultiplyRows<kType, kBytes, N, 1>(tile, blocks, strip.x_block, rows, next);
   }
   for (int n = 0; n < N; ++n, rows.y += kTileRows) {
     const Upcoming next{reinterpret_cast<const uint8_t*>(strip.tile) +
-                            static_cast<size_t>(n) * strip.tile_bytes + kAhead,
+                            static_cast<size_t>(n) * strip.tile_bytes + kFetchAhead,
                         strip.tile_bytes - 64};
     MultiplyRows<kType, kBytes, 1, 1>(tile + n, blocks, strip.x_block, rows, next);
   }

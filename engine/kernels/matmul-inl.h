@@ -30,6 +30,9 @@ inline void FloatTile(const std::byte* tile, const Strip& strip, const StripRows
   }
   const std::byte* p = tile + static_cast<size_t>(strip.begin) * kQuantBlock * kBytes;
   for (int b = strip.begin; b < strip.end; ++b) {
+    for (size_t i = 0; first == 0 && i < kQuantBlock * kBytes; i += 64) {
+      __builtin_prefetch(p + kFetchAhead + i);
+    }
     F16 part[T][4];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) part[t][0] = part[t][1] = part[t][2] = part[t][3] = Zero();

@@ -52,6 +52,11 @@ inline void QuantTile(const std::byte* tile, const Strip& strip, const StripRows
   }
   for (int b = strip.begin; b < strip.end; ++b) {
     const int block = strip.x_block + b - strip.begin;
+    if (first == 0) {
+      for (size_t i = 0; i < kBytes; i += 64) {
+        __builtin_prefetch(quants + static_cast<size_t>(b) * kBytes + kFetchAhead + i);
+      }
+    }
     I16 sum[T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {

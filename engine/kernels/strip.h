@@ -8,6 +8,10 @@
 
 namespace withy::engine {
 
+// How far ahead of itself the first group of rows asks for weights. Memory gives most when lines
+// are wanted in the order of their addresses, each tile from end to end and one after the other.
+inline constexpr size_t kFetchAhead = 8 << 10;
+
 struct Strip {
   const std::byte* tile = nullptr;  // first tile's bytes within its panel
   size_t tile_bytes = 0;            // distance to the second tile

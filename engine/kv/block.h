@@ -2,9 +2,9 @@
 // precision of 8 bits. Lives in the shared arena, written token by token and read in place by
 // attention. Neighbours: kernels/ write and read it, context_store/ owns its header and memory.
 //
-// Bytes: header 64 | K scales f32 [kv_head][16] | V scales f32 [kv_head][16] | K u8 (q + 128)
-// [kv_head][head_dim / 4][16 tokens][4]
-//        | V s8 [kv_head][4 token quads][head_dim][4 tokens]
+// Bytes: header 64, then for each KV head, so that a thread reads one long run
+//   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
+//   | V scales f32 [16] | V s8 [4 token quads][head_dim][4 tokens]
 #pragma once
 
 #include <cstddef>
@@ -37,14 +37,18 @@ struct KvGeometry {
   int kv_heads = 0;
   int head_dim = 0;
 
-  size_t ScaleBytes() const { return sizeof(float) * kChunkTokens * static_cast<size_t>(kv_heads); }
-  size_t HeadBytes() const { return static_cast<size_t>(head_dim) * kChunkTokens; }
-  size_t KScaleOffset() const { return sizeof(KvBlockHeader); }
-  size_t VScaleOffset() const { return KScaleOffset() + ScaleBytes(); }
-  size_t KOffset() const { return VScaleOffset() + ScaleBytes(); }
-  size_t VOffset() const { return KOffset() + HeadBytes() * static_cast<size_t>(kv_heads); }
+  // Bytes of K and V of one head.
+  size_t HeadBytes() const {
+    return 2 * kChunkTokens * (sizeof(float) + static_cast<size_t>(head_dim));
+  }
+  size_t KScaleOffset(int head) const {
+    return sizeof(KvBlockHeader) + HeadBytes() * static_cast<size_t>(head);
+  }
+  size_t KOffset(int head) const { return KScaleOffset(head) + sizeof(float) * kChunkTokens; }
+  size_t VScaleOffset(int head) const { return KScaleOffset(head) + HeadBytes() / 2; }
+  size_t VOffset(int head) const { return VScaleOffset(head) + sizeof(float) * kChunkTokens; }
   // Bytes of a block (one layer of one chunk) and of a chunk (all layers); multiples of 64.
-  size_t BlockBytes() const { return VOffset() + HeadBytes() * static_cast<size_t>(kv_heads); }
+  size_t BlockBytes() const { return KScaleOffset(kv_heads); }
   size_t ChunkBytes() const { return BlockBytes() * static_cast<size_t>(layers); }
 
   bool operator==(const KvGeometry&) const = default;
