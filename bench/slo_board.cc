@@ -303,7 +303,7 @@ class BoardRun {
       seen.decode_ms = Millis(now - session.first_token_ns);
     seen.mean_decode_rows = around.mean_rows;
     seen.foreign_prefill_ms = around.foreign_prefill_tokens * board_.cost.prefill_us_per_token *
-                              live_.prefill_ratio / 1e3;
+                              live_.prefill.ratio / 1e3;
     seen.complete = true;
     seen.alone = around.alone;
     live_ = Learn(board_.cost, live_, seen);

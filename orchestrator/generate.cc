@@ -285,7 +285,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   if (as_decided && levels.size() <= 1) seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
   seen.mean_decode_rows = around.mean_rows;
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
-                            correction.prefill_ratio / 1e3;
+                            correction.prefill.ratio / 1e3;
   seen.complete = true;
   seen.alone = around.alone;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);

@@ -12,30 +12,31 @@ constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
 constexpr double kMinShare = 0.01;
-constexpr double kLongPrefill = 4;  // times the overhead: its tokens are what counts
+// Times beside which a constant counts as much as a ratio.
+constexpr double kShortPrefillMs = 3;
+constexpr double kShortStepMs = 1;
 
 double PrefillMs(const CostParameters& cost, const Pace& live, double tokens, double resident = 0) {
-  return PrefillUs(cost, tokens, resident) * live.prefill_ratio / 1e3;
+  return tokens > 0 ? live.prefill.Ms(PrefillUs(cost, tokens, resident) / 1e3) : 0;
 }
 
 // One decode step with `rows` rows.
 double StepMs(const CostParameters& cost, const Pace& live, double rows) {
   if (rows <= 0) return 0;
-  return (cost.decode_us_per_token + (rows - 1) * cost.decode_us_per_extra_row) *
-         live.decode_ratio / 1e3;
+  return live.step.Ms((cost.decode_us_per_token + (rows - 1) * cost.decode_us_per_extra_row) / 1e3);
 }
 
 // One decode step of a call at its own level, `depth` tokens deep, beside `others` rows of which
-// nothing is known: they count as rows of the full model.
-double OwnStepMs(const CostParameters& cost, const CostParameters& own, const Pace& live,
-                 double depth, double others) {
+// nothing is known: they count as rows of the full model. As calibrated.
+double OwnStepMs(const CostParameters& cost, const CostParameters& own, double depth,
+                 double others) {
   return (own.decode_us_per_token + depth * own.decode_us_per_context_token +
-          others * cost.decode_us_per_extra_row) *
-         live.decode_ratio / 1e3;
+          others * cost.decode_us_per_extra_row) /
+         1e3;
 }
 
 double RowMs(const CostParameters& cost, const LiveCorrection& live) {
-  return cost.decode_us_per_extra_row * live.decode_ratio / 1e3;
+  return cost.decode_us_per_extra_row * live.step.ratio / 1e3;
 }
 
 // The place of `tokens` on the line through `a` and `b`.
@@ -98,30 +99,36 @@ double Blend(double old_value, double measured, double predicted) {
   return old_value + kWeight * (ratio - old_value);
 }
 
+// Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: see above.
+void LearnLine(double measured_ms, double calibrated_ms, double short_ms, Line* line) {
+  if (calibrated_ms <= 0 || measured_ms <= 0 || !std::isfinite(measured_ms)) return;
+  const double predicted_ms = line->Ms(calibrated_ms);
+  const double error_ms =
+      std::clamp(measured_ms, predicted_ms / kMaxRatio, predicted_ms * kMaxRatio) - predicted_ms;
+  const double short_share = short_ms * short_ms;
+  const double share = short_share / (short_share + calibrated_ms * calibrated_ms);
+  const double constant_ms = std::max(0.0, line->constant_ms + kWeight * share * error_ms);
+  const double rest_ms = kWeight * error_ms - (constant_ms - line->constant_ms);
+  line->ratio = std::clamp(line->ratio + rest_ms / calibrated_ms, 1 / kMaxRatio, kMaxRatio);
+  line->constant_ms = constant_ms;
+}
+
 Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen) {
   const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   Pace next = pace;
-  double overhead_ms = seen.overhead_ms;
-  if (seen.prefilled_tokens > 0) {
-    const double predicted = PrefillMs(own, pace, seen.prefilled_tokens, seen.resident_tokens);
-    if (predicted >= kLongPrefill * pace.overhead_ms) {
-      next.prefill_ratio = Blend(pace.prefill_ratio, seen.prefill_ms, predicted);
-    } else {
-      // What so short a prompt takes beside its tokens is no property of its tokens.
-      overhead_ms += std::max(0.0, seen.prefill_ms - predicted);
-    }
-  }
-  if (seen.overhead_ms >= 0 && std::isfinite(overhead_ms)) {
+  LearnLine(seen.prefill_ms, PrefillUs(own, seen.prefilled_tokens, seen.resident_tokens) / 1e3,
+            kShortPrefillMs, &next.prefill);
+  if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
-    const double bounded = std::min(overhead_ms, 4 * pace.overhead_ms + 5);
+    const double bounded = std::min(seen.overhead_ms, 4 * pace.overhead_ms + 5);
     next.overhead_ms = pace.overhead_ms + kWeight * (bounded - pace.overhead_ms);
   }
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
   if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
     const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
-    const double step_ms =
-        OwnStepMs(cost, own, pace, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
-    next.decode_ratio = Blend(pace.decode_ratio, own_ms, seen.decoded_tokens * step_ms);
+    LearnLine(own_ms / seen.decoded_tokens,
+              OwnStepMs(cost, own, depth, std::max(seen.mean_decode_rows, 1.0) - 1), kShortStepMs,
+              &next.step);
   }
   return next;
 }
@@ -193,7 +200,7 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   out.ttft_ms = live.overhead_ms + call.tlm_ms + out.wait_ms + prefill_ms +
                 pieces * StepMs(cost, live, decoding);
   const double depth = call.resident_tokens + call.prefill_tokens + call.max_tokens / 2.0;
-  out.tpot_ms = OwnStepMs(cost, own, live, depth, decoding);
+  out.tpot_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding));
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.tpot_ms, call.max_tokens);
   return out;
 }

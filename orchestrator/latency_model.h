@@ -64,11 +64,20 @@ CostParameters Scaled(const CostParameters& full, const LevelShare& share);
 CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost> levels,
                            uint32_t percent);
 
+// What measurement makes of a time from the cost parameters: some of what a call takes grows with
+// its tokens and its level, some does not.
+struct Line {
+  double ratio = 1;
+  double constant_ms = 0;  // >= 0
+
+  double Ms(double calibrated_ms) const { return ratio * calibrated_ms + constant_ms; }
+};
+
 // What measurement says of how fast calls are.
 struct Pace {
-  double prefill_ratio = 1;  // measured / predicted
-  double decode_ratio = 1;   // measured / predicted
-  double overhead_ms = 1;    // of a call, beside waiting and prefill
+  Line prefill;            // of one call
+  Line step;               // of decoding
+  double overhead_ms = 1;  // of a call, beside waiting and prefill
 };
 
 // What measurement says of the parameters. Starts neutral; Learn() moves it. The pace of all calls
@@ -152,8 +161,10 @@ struct Observation {
   uint32_t counted_tokens = 0;    // of the same, rendered
 };
 
-// Exponentially weighted; one observation moves a ratio by at most a fifth of the way, and single
-// ratios are bounded to [1/8, 8] so that a stall cannot poison the model.
+// Exponentially weighted: one observation moves a prediction by a fifth of the way. Where it was
+// wrong about a long time the ratio is at fault, about a short one the constant, so calls of
+// different lengths and levels tell the two apart. What was measured counts as at most eight times
+// the prediction and at least an eighth, so that a stall cannot poison the model.
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen);
 
