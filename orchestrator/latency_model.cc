@@ -7,14 +7,19 @@ namespace withy::orchestrator {
 namespace {
 
 constexpr double kWeight = 0.2;  // of one observation
-constexpr double kMaxRatio = 8;  // of one observation, and its inverse
+constexpr double kMaxRatio = 8;  // of a line, and its inverse
+// How far off one observation may count as, as a share of the prediction: what is learnt lies near
+// the middle of what is seen, and the few calls that something held up do not move it.
+constexpr double kMaxSurprise = 0.3;
+constexpr double kMinSurpriseMs = 1;  // of the overhead
 constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
 constexpr double kMinShare = 0.01;
-// Times beside which a constant counts as much as a ratio.
-constexpr double kShortPrefillMs = 3;
-constexpr double kShortStepMs = 1;
+// Calibrated times for which a wrong prediction is half the constant's fault: a few times what
+// constants are, so that the many short calls leave the ratio to the long ones.
+constexpr double kShortPrefillMs = 10;
+constexpr double kShortStepMs = 2;
 
 double PrefillMs(const CostParameters& cost, const Pace& live, double tokens, double resident = 0) {
   return tokens > 0 ? live.prefill.Ms(PrefillUs(cost, tokens, resident) / 1e3) : 0;
@@ -95,8 +100,8 @@ double LongestHoldMs(const Newcomer& newcomer, const Load& load, double running_
 
 double Blend(double old_value, double measured, double predicted) {
   if (predicted <= 0 || measured <= 0 || !std::isfinite(measured)) return old_value;
-  const double ratio = std::clamp(old_value * measured / predicted, 1 / kMaxRatio, kMaxRatio);
-  return old_value + kWeight * (ratio - old_value);
+  const double surprise = std::clamp(measured / predicted - 1, -kMaxSurprise, kMaxSurprise);
+  return std::clamp(old_value * (1 + kWeight * surprise), 1 / kMaxRatio, kMaxRatio);
 }
 
 // Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: see above.
@@ -104,7 +109,7 @@ void LearnLine(double measured_ms, double calibrated_ms, double short_ms, Line* 
   if (calibrated_ms <= 0 || measured_ms <= 0 || !std::isfinite(measured_ms)) return;
   const double predicted_ms = line->Ms(calibrated_ms);
   const double error_ms =
-      std::clamp(measured_ms, predicted_ms / kMaxRatio, predicted_ms * kMaxRatio) - predicted_ms;
+      predicted_ms * std::clamp(measured_ms / predicted_ms - 1, -kMaxSurprise, kMaxSurprise);
   const double short_share = short_ms * short_ms;
   const double share = short_share / (short_share + calibrated_ms * calibrated_ms);
   const double constant_ms = std::max(0.0, line->constant_ms + kWeight * share * error_ms);
@@ -120,8 +125,9 @@ Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& 
             kShortPrefillMs, &next.prefill);
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
-    const double bounded = std::min(seen.overhead_ms, 4 * pace.overhead_ms + 5);
-    next.overhead_ms = pace.overhead_ms + kWeight * (bounded - pace.overhead_ms);
+    const double surprise_ms = std::max(kMinSurpriseMs, kMaxSurprise * pace.overhead_ms);
+    next.overhead_ms +=
+        kWeight * std::clamp(seen.overhead_ms - pace.overhead_ms, -surprise_ms, surprise_ms);
   }
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
   if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
