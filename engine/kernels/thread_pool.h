@@ -28,10 +28,11 @@ class ThreadPool {
 
   int threads() const;
 
-  // Appends a step to the list: fn(begin, end) for pieces of at most `grain` that together cover
-  // [0, count), each exactly once. It starts when the steps before it are finished; which thread
-  // runs a piece, and when, is unspecified. `fn` is copied, must not throw, and what it points at
-  // must stay until Run() has returned. Steps may begin before Run(): a full list is run first.
+  // Appends a step to the list: fn(begin, end) for pieces of at most `grain` (more, where that
+  // would make over 65,535 of them) that together cover [0, count), each exactly once. It starts
+  // when the steps before it are finished; which thread runs a piece, and when, is unspecified.
+  // `fn` is copied, must not throw, and what it points at must stay until Run() has returned. Steps
+  // may begin before Run(): a full list is run first.
   template <typename F>
   void Add(int count, int grain, const F& fn) {
     static_assert(sizeof(F) <= kClosureBytes && alignof(F) <= 64 && std::is_trivially_copyable_v<F>,

@@ -27,6 +27,19 @@ TEST(ThreadPoolTest, CoversEveryIndexOnce) {
   }
 }
 
+TEST(ThreadPoolTest, MorePiecesThanAStepHoldsGrowLarger) {
+  constexpr int kCount = 200'000;
+  ThreadPool pool(3);
+  std::vector<std::atomic<int>> hits(kCount);
+  std::atomic<int> pieces{0};
+  pool.ParallelFor(kCount, 1, [&](int begin, int end) {
+    pieces.fetch_add(1);
+    for (int i = begin; i < end; ++i) hits[static_cast<size_t>(i)].fetch_add(1);
+  });
+  for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+  EXPECT_LT(pieces.load(), 1 << 16);
+}
+
 // Workers that are late for a job must not touch the next one.
 TEST(ThreadPoolTest, ManyShortJobsOfDifferentSizes) {
   for (const int spin_us : {0, 50}) {
