@@ -16,7 +16,7 @@
 namespace withy {
 
 inline constexpr uint32_t kArenaMagic = 0x41594857;  // "WHYA"
-inline constexpr uint32_t kArenaVersion = 2;  // changes with the layout of KV blocks, too
+inline constexpr uint32_t kArenaVersion = 2;         // changes with the layout of KV blocks, too
 
 struct ArenaHello {
   uint32_t magic = kArenaMagic;

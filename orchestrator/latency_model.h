@@ -161,10 +161,10 @@ struct Observation {
   uint32_t counted_tokens = 0;    // of the same, rendered
 };
 
-// Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as at
-// most 30 % off: a stall cannot poison the model, and what is learnt is the middle, not the mean, of
-// what is seen. Where a long time was predicted wrongly the ratio is at fault, where a short one
-// was, the constant, so calls of different lengths and levels tell the two apart.
+// Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as
+// at most 30 % off: a stall cannot poison the model, and what is learnt is the middle, not the
+// mean, of what is seen. Where a long time was predicted wrongly the ratio is at fault, where a
+// short one was, the constant, so calls of different lengths and levels tell the two apart.
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen);
 
