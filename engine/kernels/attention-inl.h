@@ -321,12 +321,12 @@ inline void ForSharedBlock(const AttentionScratch& s, int queries, int group, Fn
   }
 }
 
-// Adds what the queries will read of a run, each context once.
-inline void AddRun(const AttentionScratch& s, int queries, int run, KvAhead* next) {
+// Adds to s->next what the queries will read of a run, each context once.
+inline void AddRun(int queries, int run, AttentionScratch* s) {
   const int begin = run * kRunGroups;
   for (int i = 0; i < queries; ++i) {
-    if (i > 0 && SameBlocks(s.query[i - 1], s.query[i])) continue;
-    next->Add(*s.query[i].row, begin, begin + GroupsSeen(s.query[i], run));
+    if (i > 0 && SameBlocks(s->query[i - 1], s->query[i])) continue;
+    s->next.Add(*s->query[i].row, begin, begin + GroupsSeen(s->query[i], run));
   }
 }
 
@@ -338,13 +338,13 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
   }
   const int groups = (visible + kChunkTokens - 1) / kChunkTokens;
   s->next.Clear();
-  AddRun(*s, queries, 0, &s->next);
+  AddRun(queries, 0, s);
   s->next.Fetch(g, head, kFirstLines);
   for (int run = 0; run * kRunGroups < groups; ++run) {
     const int first_group = run * kRunGroups;
     const int end = groups - first_group < kRunGroups ? groups - first_group : kRunGroups;
     if (run > 0) s->next.Clear();
-    AddRun(*s, queries, run + 1, &s->next);
+    AddRun(queries, run + 1, s);
     s->fetch_lines = s->next.Lines(g) / (end * queries) + 1;
     for (int j = 0; j < end; ++j) {
       ForSharedBlock(*s, queries, first_group + j, [&](const std::byte* block, int first, int n) {
