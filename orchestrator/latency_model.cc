@@ -104,7 +104,8 @@ double Blend(double old_value, double measured, double predicted) {
   return std::clamp(old_value * (1 + kWeight * surprise), 1 / kMaxRatio, kMaxRatio);
 }
 
-// Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: a time like kShortPrefillMs.
+// Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: a time like
+// kShortPrefillMs.
 void LearnLine(double measured_ms, double calibrated_ms, double short_ms, Line* line) {
   if (calibrated_ms <= 0 || measured_ms <= 0 || !std::isfinite(measured_ms)) return;
   const double predicted_ms = line->Ms(calibrated_ms);
