@@ -195,6 +195,7 @@ class Forward {
   }
 
   void Run(ThreadPool& pool) {
+    StepList& steps = pool.list();
     in_.Reset(rows_, 2048, kActQ8);
     h_.Reset(rows_, 5632, kActQ8);
     AttentionArgs args;
@@ -207,24 +208,24 @@ class Forward {
     args.out = gate_y_.data();
     args.out_stride = 2048;
     for (int layer = 0; layer < kLayers; ++layer) {
-      AddNormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
+      AddNormAndPrepareRows(steps, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
       const MatMulArgs qkv{qkv_.Copy(layer), &in_, 0, rows_, y_.data(), 2560};
-      AddMatMuls(pool, kernels_, {&qkv, 1});
+      AddMatMuls(steps, kernels_, {&qkv, 1});
       args.row = row_.data() + layer * rows_;
-      AddAttend(pool, kernels_, args);
-      AddPrepareRows(pool, kernels_, gate_y_.data(), 2048, rows_, &in_);
+      AddAttend(steps, kernels_, args);
+      AddPrepareRows(steps, kernels_, gate_y_.data(), 2048, rows_, &in_);
       MatMulArgs product{out_.Copy(layer), &in_, 0, rows_, x_.data(), 2048, true};
-      AddMatMuls(pool, kernels_, {&product, 1});
-      AddNormAndPrepareRows(pool, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
-      AddGateUp(pool, kernels_, {gate_.Copy(layer), &in_, 0, rows_, gate_y_.data(), 5632},
+      AddMatMuls(steps, kernels_, {&product, 1});
+      AddNormAndPrepareRows(steps, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
+      AddGateUp(steps, kernels_, {gate_.Copy(layer), &in_, 0, rows_, gate_y_.data(), 5632},
                 {up_.Copy(layer), &in_, 0, rows_, up_y_.data(), 5632}, &h_);
       product = {down_.Copy(layer), &h_, 0, rows_, x_.data(), 2048, true};
-      AddMatMuls(pool, kernels_, {&product, 1});
-      pool.Add(1, 1, [this](int, int) {  // random weights must not blow up
+      AddMatMuls(steps, kernels_, {&product, 1});
+      steps.Add(1, 1, [this](int, int) {  // random weights must not blow up
         for (float& v : x_) v = v > 1.0f || v < -1.0f ? 0.5f : v;
       });
     }
-    pool.Run();
+    pool.Run(steps);
   }
 
  private:

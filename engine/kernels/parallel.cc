@@ -87,17 +87,17 @@ void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArg
 
 }  // namespace
 
-void AddPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
                     int rows, Activations* out) {
-  pool.Add(rows, kRowsPerPiece, [&kernels, x, stride, out](int begin, int end) {
+  steps.Add(rows, kRowsPerPiece, [&kernels, x, stride, out](int begin, int end) {
     kernels.prepare(x + begin * stride, stride, begin, end, 0, out->n_in(), out);
   });
 }
 
-void AddNormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x,
+void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
                            ptrdiff_t stride, int rows, const float* weight, float eps,
                            Activations* out) {
-  pool.Add(rows, kRowsPerPiece, [&kernels, x, stride, weight, eps, out](int begin, int end) {
+  steps.Add(rows, kRowsPerPiece, [&kernels, x, stride, weight, eps, out](int begin, int end) {
     for (int row = begin; row < end; ++row) {
       NormAndPrepareRow(kernels, x + row * stride, weight, eps, row, out);
     }
@@ -112,7 +112,7 @@ void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weig
   kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
 }
 
-void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
+void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products) {
   Products step;
   step.kernels = &kernels;
   int tiles = 0;
@@ -121,55 +121,55 @@ void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMul
   for (const MatMulArgs& p : products) {
     step.args[static_cast<size_t>(step.count++)] = p;
     tiles += p.w.tiles();
-    grain = std::min(grain, TileGrain(p.w, p.rows, pool.threads()));
+    grain = std::min(grain, TileGrain(p.w, p.rows, steps.threads()));
     work += PackedBytes(p.w) * static_cast<size_t>(p.rows);
   }
-  pool.Add(tiles, work <= kAloneBytes ? tiles : grain, step);
+  steps.Add(tiles, work <= kAloneBytes ? tiles : grain, step);
 }
 
-void AddGateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate,
+void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
-  pool.Add(gate.w.tiles(), TileGrain(gate.w, gate.rows, pool.threads()),
-           [&kernels, gate, up, h, low_rank](int begin, int end) {
-             GateUpTiles(kernels, gate, up, h, low_rank, begin, end);
-           });
+  steps.Add(gate.w.tiles(), TileGrain(gate.w, gate.rows, steps.threads()),
+            [&kernels, gate, up, h, low_rank](int begin, int end) {
+              GateUpTiles(kernels, gate, up, h, low_rank, begin, end);
+            });
 }
 
-void AddAttend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args) {
-  pool.Add(AttentionItems(args), 1,
-           [&kernels, args](int begin, int end) { kernels.attention(args, begin, end); });
+void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args) {
+  steps.Add(AttentionItems(args), 1,
+            [&kernels, args](int begin, int end) { kernels.attention(args, begin, end); });
 }
 
 void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
                  int rows, int n_in, unsigned forms, Activations* out) {
   out->Reset(rows, n_in, forms);
-  AddPrepareRows(pool, kernels, x, stride, rows, out);
-  pool.Run();
+  AddPrepareRows(pool.list(), kernels, x, stride, rows, out);
+  pool.Run(pool.list());
 }
 
 void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
                         int rows, int n_in, const float* weight, float eps, unsigned forms,
                         Activations* out) {
   out->Reset(rows, n_in, forms);
-  AddNormAndPrepareRows(pool, kernels, x, stride, rows, weight, eps, out);
-  pool.Run();
+  AddNormAndPrepareRows(pool.list(), kernels, x, stride, rows, weight, eps, out);
+  pool.Run(pool.list());
 }
 
 void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
-  AddMatMuls(pool, kernels, products);
-  pool.Run();
+  AddMatMuls(pool.list(), kernels, products);
+  pool.Run(pool.list());
 }
 
 void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
             unsigned forms, Activations* h) {
   h->Reset(gate.rows, gate.w.n_out, forms);
-  AddGateUp(pool, kernels, gate, up, h);
-  pool.Run();
+  AddGateUp(pool.list(), kernels, gate, up, h);
+  pool.Run(pool.list());
 }
 
 void Attend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args) {
-  AddAttend(pool, kernels, args);
-  pool.Run();
+  AddAttend(pool.list(), kernels, args);
+  pool.Run(pool.list());
 }
 
 }  // namespace withy::engine

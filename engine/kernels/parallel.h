@@ -1,6 +1,6 @@
 // Kernels run over the pool: what the model calls. Splits into pieces, fuses what shares rows,
-// keeps the number of barriers small. Add… appends to the pool's list of steps: a forward pass is
-// one list, run once; the plain names do it at once. Neighbours: kernels.h (the work),
+// keeps the number of barriers small. Add… appends to a list of steps, as which a forward pass is
+// written down first and then run; the plain names do it at once. Neighbours: kernels.h (the work),
 // thread_pool.h (the threads). Results do not depend on the number of threads or pieces.
 #pragma once
 
@@ -13,11 +13,11 @@
 namespace withy::engine {
 
 // Rows [rows, n_in] of x (stride floats) into `out`, which was Reset() for them.
-void AddPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
                     int rows, Activations* out);
 
 // The same of rms_norm(x): normalises each row with `weight` on the way.
-void AddNormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x,
+void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
                            ptrdiff_t stride, int rows, const float* weight, float eps,
                            Activations* out);
 
@@ -26,7 +26,7 @@ void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weig
                        int row, Activations* out);
 
 // Several products, at most three, in one pass over the pool (fused Q/K/V). Outputs are disjoint.
-void AddMatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products);
+void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products);
 
 // What LoRA adds to gate and up of rows [begin, end), which have one extent: B * a.
 struct GateUpLowRank {
@@ -42,11 +42,11 @@ struct GateUpLowRank {
 // extents; their y are scratch [rows, n_out]. `h` was Reset() to at least [gate.rows, n_out];
 // beyond a row's output extent it is undefined up to the next multiple of 32, zero there, and
 // untouched further on. `low_rank`: of disjoint rows.
-void AddGateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate,
+void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {});
 
 // Attention of all rows.
-void AddAttend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args);
+void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args);
 
 // The same at once. `out` and `h` are Reset() here, in the wanted forms (ActivationForms).
 void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,

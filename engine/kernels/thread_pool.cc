@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -75,7 +76,15 @@ class Manners {
   long switches_ = 0;
 };
 
-struct alignas(64) Step {
+constexpr int kMaxPieces = 1 << 16;  // of a step
+
+int FirstRun(int pieces) { return (pieces + 1) / 2; }
+
+int PiecesLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
+
+}  // namespace
+
+struct alignas(64) StepList::Step {
   // (job number << 32 | pieces left of the second run << 16 | of the first). Two runs, so that each
   // of two threads goes on where it stopped and memory sees long streams; when its own is empty it
   // takes from the other. A piece is taken by compare-and-swap, so a late thread cannot take one of
@@ -86,31 +95,42 @@ struct alignas(64) Step {
   int pieces = 0;
   int count = 0;
   int grain = 1;
-  void (*call)(const void*, int, int) = nullptr;
-  alignas(64) std::array<std::byte, ThreadPool::kClosureBytes> closure;
+  Call call = nullptr;
+  alignas(64) std::array<std::byte, kClosureBytes> closure;
 };
 
-constexpr int kMaxPieces = 1 << 16;  // of a step
+StepList::StepList(int threads)
+    : threads_(threads), steps_(std::make_unique<Step[]>(size_t{kMaxSteps})) {}
 
-int FirstRun(int pieces) { return (pieces + 1) / 2; }
+StepList::~StepList() = default;
 
-int PiecesLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
+void* StepList::NewStep(int count, int grain, Call call) {
+  if (size_ == kMaxSteps) std::abort();  // whoever adds has not looked at room()
+  Step& step = steps_[static_cast<size_t>(size_++)];
+  step.count = count;
+  step.grain = std::max({grain, 1, count / kMaxPieces + 1});
+  step.pieces = (count + step.grain - 1) / step.grain;
+  step.call = call;
+  return step.closure.data();
+}
 
-}  // namespace
+void StepList::Clear() { size_ = done_ = 0; }
 
 struct ThreadPool::State {
+  using Step = StepList::Step;
+
   int spin_us = 0;
   std::vector<std::thread> workers;
-  std::unique_ptr<std::array<Step, kMaxSteps>> steps =
-      std::make_unique<std::array<Step, kMaxSteps>>();
-  int listed = 0;    // steps in the list; the caller's own
-  uint32_t job = 0;  // number of the last list that was run; the caller's own
+  std::vector<std::unique_ptr<StepList>> lists;  // the caller's own
+  uint32_t job = 0;                              // number of the last run; the caller's own
   Manners caller_manners;
 
-  // (job number << 32 | index of the step that is under way); past the last step: idle.
+  // (job number << 32 | index of the step that is under way); past the last step: idle. The list
+  // and what stops it are set before, so that a thread that sees a place sees its list or a later
+  // one, whose steps are of another job.
   alignas(64) std::atomic<uint64_t> place{0};
-  std::atomic<int> listed_now{0};
-  std::atomic<const std::atomic<bool>*> cancel{nullptr};
+  std::atomic<StepList*> list{nullptr};
+  std::atomic<const std::atomic<bool>*> stop_list{nullptr};
   std::atomic<bool> stop{false};
   alignas(64) std::atomic<int> parked{0};
   std::atomic<uint32_t> wakes{0};  // what parked threads wait on
@@ -126,8 +146,9 @@ struct ThreadPool::State {
   // Takes and runs one piece of the step at `at`; false when there is none left.
   bool RunPiece(uint64_t at, int run) {
     const auto index = static_cast<uint32_t>(at);
-    if (index >= static_cast<uint32_t>(kMaxSteps)) return false;
-    Step& step = (*steps)[index];
+    StepList* const walked = list.load(std::memory_order_acquire);
+    if (walked == nullptr || index >= static_cast<uint32_t>(StepList::kMaxSteps)) return false;
+    Step& step = walked->steps_[index];
     uint64_t value = step.next.load(std::memory_order_acquire);
     int taken = run;
     do {
@@ -138,13 +159,22 @@ struct ThreadPool::State {
                                               std::memory_order_acquire));
     const int end_of_run = taken == 0 ? FirstRun(step.pieces) : step.pieces;
     const int begin = (end_of_run - PiecesLeft(value, taken)) * step.grain;
-    const std::atomic<bool>* cancelled = cancel.load(std::memory_order_relaxed);
-    if (cancelled == nullptr || !cancelled->load(std::memory_order_relaxed)) {
-      step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
-    }
+    step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
     const int pieces = step.pieces;
-    if (step.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) MoveTo(at + 1);
+    if (step.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) StepDone(walked, at);
     return true;
+  }
+
+  // On the thread that finished the last piece of the step at `at`.
+  void StepDone(StepList* walked, uint64_t at) {
+    const std::atomic<bool>* stopped = stop_list.load(std::memory_order_relaxed);
+    walked->done_ = static_cast<int>(static_cast<uint32_t>(at)) + 1;
+    const bool leave = stopped != nullptr && stopped->load(std::memory_order_relaxed);
+    MoveTo(leave ? EndOf(*walked, at) : at + 1);
+  }
+
+  static uint64_t EndOf(const StepList& walked, uint64_t at) {
+    return (at >> 32 << 32) + static_cast<uint64_t>(walked.size_);
   }
 
   // Works until done(place) holds.
@@ -173,33 +203,34 @@ struct ThreadPool::State {
   }
 
   // Without workers there is nobody to share with: piece after piece, in order.
-  bool RunAlone(const std::atomic<bool>* cancelled) {
-    for (int i = 0; i < listed; ++i) {
-      const Step& step = (*steps)[static_cast<size_t>(i)];
+  static void RunAlone(StepList& walked, const std::atomic<bool>* stopped) {
+    while (walked.done_ < walked.size_) {
+      if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
+      const Step& step = walked.steps_[static_cast<size_t>(walked.done_)];
       for (int begin = 0; begin < step.count; begin += step.grain) {
-        if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed)) return false;
         step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
       }
+      ++walked.done_;
     }
-    return true;
   }
 
-  bool RunTogether(const std::atomic<bool>* cancelled) {
+  void RunTogether(StepList& walked, const std::atomic<bool>* stopped) {
+    if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
     ++job;
-    const uint64_t first = static_cast<uint64_t>(job) << 32;
-    for (int i = 0; i < listed; ++i) {
-      Step& step = (*steps)[static_cast<size_t>(i)];
+    const uint64_t base = static_cast<uint64_t>(job) << 32;
+    for (int i = walked.done_; i < walked.size_; ++i) {
+      Step& step = walked.steps_[static_cast<size_t>(i)];
       step.finished.store(0, std::memory_order_relaxed);
       const int first_run = FirstRun(step.pieces);
-      step.next.store(first | static_cast<uint64_t>(step.pieces - first_run) << 16 |
+      step.next.store(base | static_cast<uint64_t>(step.pieces - first_run) << 16 |
                           static_cast<uint64_t>(first_run),
                       std::memory_order_release);
     }
-    cancel.store(cancelled, std::memory_order_relaxed);
-    MoveTo(first);
-    const uint64_t end = first + static_cast<uint64_t>(listed);
+    stop_list.store(stopped, std::memory_order_relaxed);
+    list.store(&walked, std::memory_order_release);
+    const uint64_t end = EndOf(walked, base);
+    MoveTo(base + static_cast<uint64_t>(walked.done_));
     Walk(caller_manners, 0, [&](uint64_t at) { return at == end; });
-    return cancelled == nullptr || !cancelled->load(std::memory_order_relaxed);
   }
 };
 
@@ -208,6 +239,7 @@ ThreadPool::ThreadPool(int threads, int spin_us) : state_(std::make_unique<State
   for (int i = 1; i < threads; ++i) {
     state_->workers.emplace_back([state = state_.get(), run = i % 2] { state->Work(run); });
   }
+  NewList();
 }
 
 ThreadPool::~ThreadPool() {
@@ -219,23 +251,26 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
-void* ThreadPool::NewStep(int count, int grain, Call call) {
-  if (state_->listed == kMaxSteps) Run();
-  Step& step = (*state_->steps)[static_cast<size_t>(state_->listed++)];
-  step.count = count;
-  step.grain = std::max({grain, 1, count / kMaxPieces + 1});
-  step.pieces = (count + step.grain - 1) / step.grain;
-  step.call = call;
-  return step.closure.data();
+StepList& ThreadPool::NewList() {
+  return *state_->lists.emplace_back(std::unique_ptr<StepList>(new StepList(threads())));
 }
 
-bool ThreadPool::Run(const std::atomic<bool>* cancel) {
+StepList& ThreadPool::list() { return *state_->lists.front(); }
+
+bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop) {
   State& s = *state_;
-  if (s.listed == 0) return true;
-  const bool alone = s.workers.empty() || (s.listed == 1 && (*s.steps)[0].pieces == 1);
-  const bool whole = alone ? s.RunAlone(cancel) : s.RunTogether(cancel);
-  s.listed = 0;
-  return whole;
+  const bool one_piece =
+      list.size_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].pieces == 1;
+  if (list.done_ == list.size_) {
+    // nothing is left
+  } else if (s.workers.empty() || one_piece) {
+    State::RunAlone(list, stop);
+  } else {
+    s.RunTogether(list, stop);
+  }
+  if (list.done_ < list.size_) return false;
+  list.Clear();
+  return true;
 }
 
 }  // namespace withy::engine

@@ -59,6 +59,7 @@ TEST(ThreadPoolTest, ManyShortJobsOfDifferentSizes) {
 TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
   for (const int threads : {1, 2, 4}) {
     ThreadPool pool(threads, threads == 4 ? 0 : 20);
+    StepList& list = pool.NewList();
     constexpr int kWidth = 24;
     std::vector<int> a(kWidth);
     std::vector<int> b(kWidth);
@@ -68,7 +69,7 @@ TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
       for (int step = 0; step < steps; ++step) {
         const std::vector<int>& from = step % 2 == 0 ? a : b;
         std::vector<int>& to = step % 2 == 0 ? b : a;
-        pool.Add(kWidth, 1 + step % 5, [&from, &to](int begin, int end) {
+        list.Add(kWidth, 1 + step % 5, [&from, &to](int begin, int end) {
           for (int i = begin; i < end; ++i) {
             const auto at = static_cast<size_t>(i);
             // Reads a neighbour's result too: it must be the step before's, neither older nor
@@ -77,38 +78,105 @@ TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
           }
         });
       }
-      EXPECT_TRUE(pool.Run());
+      EXPECT_TRUE(pool.Run(list));
       for (const int value : steps % 2 == 0 ? a : b) ASSERT_EQ(value, steps);
     }
   }
 }
 
-TEST(ThreadPoolTest, RunsListsLongerThanItHolds) {
-  ThreadPool pool(3);
+TEST(ThreadPoolTest, SaysHowManyStepsAListStillTakes) {
+  ThreadPool pool(2);
+  StepList& list = pool.NewList();
   int value = 0;
-  constexpr int kSteps = 3 * ThreadPool::kMaxSteps + 5;
-  for (int step = 0; step < kSteps; ++step) {
-    pool.Add(1, 1, [&value](int, int) { ++value; });
-  }
-  pool.Run();
-  EXPECT_EQ(value, kSteps);
+  while (list.room() > 0) list.Add(1, 1, [&value](int, int) { ++value; });
+  EXPECT_TRUE(pool.Run(list));
+  EXPECT_EQ(value, StepList::kMaxSteps);
+  EXPECT_TRUE(list.empty());
+  EXPECT_EQ(list.room(), StepList::kMaxSteps);
 }
 
-TEST(ThreadPoolTest, LeavesOutWhatHasNotBegunOnceCancelled) {
+TEST(ThreadPoolTest, FinishesTheStepUnderWayAndGoesOnBehindIt) {
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
-    std::atomic<bool> cancel{false};
-    std::atomic<int> after{0};
-    pool.Add(8, 1, [](int, int) {});
-    pool.Add(1, 1, [&cancel](int, int) { cancel.store(true); });
-    pool.Add(64, 1, [&after](int, int) { after.fetch_add(1); });
-    EXPECT_FALSE(pool.Run(&cancel));
+    StepList& list = pool.NewList();
+    std::atomic<bool> stop{false};
+    std::atomic<int> during{0}, after{0};
+    list.Add(8, 1, [](int, int) {});
+    list.Add(16, 1, [&stop, &during](int, int) {
+      stop.store(true);
+      during.fetch_add(1);
+    });
+    list.Add(64, 1, [&after](int, int) { after.fetch_add(1); });
+    EXPECT_FALSE(pool.Run(list, &stop));
+    EXPECT_EQ(during.load(), 16);
     EXPECT_EQ(after.load(), 0);
-    cancel.store(false);
-    pool.Add(64, 1, [&after](int, int) { after.fetch_add(1); });
-    EXPECT_TRUE(pool.Run(&cancel));
+    EXPECT_FALSE(pool.Run(list, &stop));
+    EXPECT_EQ(after.load(), 0);
+    stop.store(false);
+    EXPECT_TRUE(pool.Run(list, &stop));
+    EXPECT_EQ(during.load(), 16);
     EXPECT_EQ(after.load(), 64);
+    EXPECT_TRUE(list.empty());
   }
+}
+
+// Stopped in its last step a list is finished.
+TEST(ThreadPoolTest, NothingIsLeftBehindTheLastStep) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::atomic<bool> stop{false};
+    list.Add(16, 1, [&stop](int, int) { stop.store(true); });
+    EXPECT_TRUE(pool.Run(list, &stop));
+  }
+}
+
+// A list that is left again and again, others run in between, by threads that come late to all.
+TEST(ThreadPoolTest, ListsTakeTurns) {
+  constexpr int kWidth = 13;
+  constexpr int kSteps = 40;
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads, threads == 4 ? 0 : 20);
+    StepList& long_list = pool.NewList();
+    StepList& short_list = pool.NewList();
+    for (int round = 0; round < 100; ++round) {
+      std::atomic<bool> stop{false};
+      std::vector<int> values(kWidth, 0);
+      for (int step = 0; step < kSteps; ++step) {
+        const bool leave = (step + round) % 3 == 0;
+        long_list.Add(kWidth, 1, [&values, &stop, step, leave](int begin, int) {
+          int& value = values[static_cast<size_t>(begin)];
+          value = value == step ? step + 1 : -1;
+          if (leave) stop.store(true);
+        });
+      }
+      int left = 0;
+      while (!pool.Run(long_list, &stop)) {
+        ++left;
+        stop.store(false);
+        std::atomic<int> sum{0};
+        short_list.Add(7, 1, [&sum](int, int) { sum.fetch_add(1); });
+        short_list.Add(5, 1, [&sum](int, int) { sum.fetch_add(10); });
+        ASSERT_TRUE(pool.Run(short_list));
+        ASSERT_EQ(sum.load(), 57);
+      }
+      EXPECT_GE(left, kSteps / 3 - 1);
+      for (const int value : values) ASSERT_EQ(value, kSteps);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, WhatIsForgottenIsNotRun) {
+  ThreadPool pool(2);
+  StepList& list = pool.NewList();
+  std::atomic<bool> stop{false};
+  std::atomic<int> after{0};
+  list.Add(4, 1, [&stop](int, int) { stop.store(true); });
+  list.Add(4, 1, [&after](int, int) { after.fetch_add(1); });
+  EXPECT_FALSE(pool.Run(list, &stop));
+  list.Clear();
+  EXPECT_TRUE(pool.Run(list));
+  EXPECT_EQ(after.load(), 0);
 }
 
 TEST(ThreadPoolTest, StopsWhileWorkersAreParked) {

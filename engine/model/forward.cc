@@ -1,6 +1,4 @@
-// Model over a packed file: the forward pass of llama, qwen2 and qwen3, piece by piece.
-// Neighbours: rows.h plans, layers.h holds weights, kernels/parallel.h computes. Source: DESIGN 4,
-// One forward.
+// The forward pass of llama, qwen2 and qwen3, piece by piece.
 #include "engine/model/forward.h"
 
 #include <algorithm>
@@ -24,94 +22,86 @@ size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStride
 
 constexpr int32_t kMaxLoraRows = 16;  // rows a piece
 
-ActivationFormsOf FormsOf(const ModelWeights& weights) {
-  ActivationFormsOf forms;
-  for (const LayerWeights& w : weights.layers) {
-    for (const PackedMatrix* m : {&w.q, &w.k, &w.v, &w.gate, &w.up})
-      forms.input |= FormFor(m->type);
-    forms.attention |= FormFor(w.output.type);
-    forms.neurons |= FormFor(w.down.type);
-  }
-  for (const std::vector<LoraWeights>& layers : weights.lora) {
-    for (const LoraWeights& lora : layers) {
-      if (!lora.present) continue;
-      forms.input |= FormFor(lora.attention_in.type) | FormFor(lora.ffn_in.type);
-      forms.attention |= FormFor(lora.attention_out_in.type);
-      forms.neurons |= FormFor(lora.down_in.type);
-    }
-  }
-  forms.head = FormFor(weights.head.type);
-  return forms;
-}
+// Steps that a layer and the output head take at most.
+constexpr int kMaxLayerSteps = 24;
 
 }  // namespace
 
-PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelWeights weights,
-                         std::unique_ptr<ThreadPool> pool, const Kernels& kernels,
-                         const ModelOptions& options)
-    : file_(std::move(file)),
-      weights_(std::move(weights)),
-      pool_(std::move(pool)),
-      kernels_(kernels),
-      levels_(weights_.levels),
-      layer_tap_(options.layer_tap),
-      max_piece_rows_(options.max_piece_rows),
-      info_(DescribeModel(*file_, weights_, levels_)),
-      geometry_{.layers = info_.layers, .kv_heads = info_.kv_heads, .head_dim = info_.head_dim},
-      forms_(FormsOf(weights_)) {
-  LevelSpec full{.percent = 100};
-  full.layers.assign(static_cast<size_t>(info_.layers), LayerExtent{info_.heads, info_.d_ff});
-  levels_.push_back(std::move(full));
-}
+ForwardPass::ForwardPass(const ModelParts& parts)
+    : weights_(parts.weights),
+      levels_(parts.levels),
+      info_(parts.info),
+      kernels_(parts.kernels),
+      pool_(parts.pool),
+      geometry_(parts.geometry),
+      forms_(parts.forms),
+      layer_tap_(parts.layer_tap),
+      max_piece_rows_(parts.max_piece_rows),
+      steps_(parts.pool.NewList()) {}
 
-absl::Status PackedModel::Forward(const Batch& batch, float* logits,
-                                  const std::atomic<bool>* cancel) {
+absl::Status ForwardPass::Start(const Batch& batch, float* logits) {
   WITHY_RETURN_IF_ERROR(CheckBatch(batch, info_));
-  const auto rows = static_cast<int32_t>(batch.rows.size());
-  int32_t logits_rows = 0;
-  for (int32_t begin = 0; begin < rows; begin += max_piece_rows_) {
-    const int32_t end = std::min(rows, begin + max_piece_rows_);
-    plan_ = PlanPiece(batch, info_, begin, end, logits_rows);
-    WITHY_RETURN_IF_ERROR(RunPiece(batch, logits, cancel));
-    for (const PlannedRow& row : plan_) logits_rows += row.logits_row >= 0 ? 1 : 0;
-  }
+  batch_ = batch;
+  WITHY_RETURN_IF_ERROR(CheckBlocks());
+  logits_ = logits;
+  plan_.clear();
+  end_row_ = logits_rows_ = 0;
+  next_layer_ = info_.layers;
   return absl::OkStatus();
 }
 
-absl::Status PackedModel::RunPiece(const Batch& batch, float* logits,
-                                   const std::atomic<bool>* cancel) {
-  WITHY_RETURN_IF_ERROR(CheckBlocks(batch));
-  contexts_ = batch.contexts;
+bool ForwardPass::Run(const std::atomic<bool>* stop) {
+  do {
+    if (!pool_.Run(steps_, stop)) return false;
+  } while (AddMore());
+  return true;
+}
+
+// Writes down what comes next, as far as there is room; false when nothing does.
+bool ForwardPass::AddMore() {
+  if (next_layer_ == info_.layers) {
+    if (!PlanNextPiece()) return false;
+    AddEmbed();
+  }
+  while (next_layer_ < info_.layers && steps_.room() >= kMaxLayerSteps) AddLayer(next_layer_++);
+  return true;
+}
+
+bool ForwardPass::PlanNextPiece() {
+  for (const PlannedRow& row : plan_) logits_rows_ += row.logits_row >= 0 ? 1 : 0;
+  const auto rows = static_cast<int32_t>(batch_.rows.size());
+  if (end_row_ == rows) return false;
+  const int32_t begin = end_row_;
+  end_row_ = std::min(rows, begin + max_piece_rows_);
+  next_layer_ = 0;
+  plan_ = PlanPiece(batch_, info_, begin, end_row_, logits_rows_);
   Reserve();
   PlanAttention();
   PlanExtents();
   PlanLora();
-  AddEmbed();
-  for (int32_t layer = 0; layer < info_.layers; ++layer) {
-    const bool last = layer + 1 == info_.layers;
-    AddQkv(layer);
-    AddStoreKv(layer);
-    if (last && wanted_.empty()) break;
-    if (last) AddKeepWanted();
-    AddAttention(layer);
-    AddFeedForward(layer);
-    if (layer_tap_) AddTap(layer);
-  }
-  if (!wanted_.empty()) AddLogits(logits);
-  if (!pool_->Run(cancel)) return absl::CancelledError("the forward pass was cancelled");
-  return absl::OkStatus();
+  return true;
 }
 
-// Every block that a row of plan_ reads or writes must be there.
-absl::Status PackedModel::CheckBlocks(const Batch& batch) {
+void ForwardPass::AddLayer(int32_t layer) {
+  const bool last = layer + 1 == info_.layers;
+  AddQkv(layer);
+  AddStoreKv(layer);
+  if (last && wanted_.empty()) return;
+  if (last) AddKeepWanted();
+  AddAttention(layer);
+  AddFeedForward(layer);
+  if (layer_tap_) AddTap(layer);
+  if (last) AddLogits();
+}
+
+// Every block that a row reads or writes must be there.
+absl::Status ForwardPass::CheckBlocks() const {
   const auto layers = static_cast<size_t>(info_.layers);
   const auto chunks_up_to = [](int32_t slot) {
     return static_cast<size_t>(slot / kChunkTokens) + 1;
   };
-  std::vector<size_t>& needed = chunks_needed_;
-  needed.assign(batch.contexts.size(), 0);
-  for (const PlannedRow& planned : plan_) {
-    const Row& row = *planned.row;
+  std::vector<size_t> needed(batch_.contexts.size(), 0);
+  for (const Row& row : batch_.rows) {
     size_t& chunks = needed[static_cast<size_t>(row.context)];
     const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
     chunks = std::max(chunks, chunks_up_to(row.slot));
@@ -119,7 +109,7 @@ absl::Status PackedModel::CheckBlocks(const Batch& batch) {
     for (int32_t slot : row.ancestor_slots) chunks = std::max(chunks, chunks_up_to(slot));
   }
   for (size_t c = 0; c < needed.size(); ++c) {
-    const auto blocks = batch.contexts[c].blocks.first(needed[c] * layers);
+    const auto blocks = batch_.contexts[c].blocks.first(needed[c] * layers);
     const auto gap = std::find(blocks.begin(), blocks.end(), nullptr);
     if (gap == blocks.end()) continue;
     const auto at = static_cast<size_t>(gap - blocks.begin());
@@ -130,7 +120,7 @@ absl::Status PackedModel::CheckBlocks(const Batch& batch) {
 }
 
 // Buffers for the rows of plan_.
-void PackedModel::Reserve() {
+void ForwardPass::Reserve() {
   const size_t n = plan_.size();
   const auto rows = static_cast<int>(n);
   const ModelShape& s = weights_.shape;
@@ -164,11 +154,11 @@ void PackedModel::Reserve() {
 }
 
 // What each row sees in each layer.
-void PackedModel::PlanAttention() {
+void ForwardPass::PlanAttention() {
   attention_rows_.clear();
   const auto add = [&](int32_t layer, const PlannedRow& planned) {
     AttentionRow row{
-        .blocks = contexts_[static_cast<size_t>(planned.row->context)].blocks.data() + layer,
+        .blocks = batch_.contexts[static_cast<size_t>(planned.row->context)].blocks.data() + layer,
         .block_stride = info_.layers,
         .visible = planned.row->position + 1};
     if (planned.tail_group >= 0) {
@@ -184,7 +174,7 @@ void PackedModel::PlanAttention() {
 }
 
 // What each row computes of each layer; rows are sorted so that extents never grow.
-void PackedModel::PlanExtents() {
+void ForwardPass::PlanExtents() {
   const auto full = static_cast<int32_t>(levels_.size()) - 1;
   uniform_ = std::all_of(plan_.begin(), plan_.end(), [&](const PlannedRow& planned) {
     return planned.level == full && (planned.seen_level == full || !weights_.shape.cuts_kv_heads());
@@ -214,7 +204,7 @@ void PackedModel::PlanExtents() {
 }
 
 // Room for the LoRA of rows that have one, and what it adds to their gate and up.
-void PackedModel::PlanLora() {
+void ForwardPass::PlanLora() {
   lora_ = !uniform_ && !weights_.lora.empty();
   gate_up_lora_.clear();
   if (!lora_) return;
@@ -230,7 +220,7 @@ void PackedModel::PlanLora() {
   }
 }
 
-const LoraWeights* PackedModel::LoraOf(int32_t layer, int32_t i, bool after_kv) const {
+const LoraWeights* ForwardPass::LoraOf(int32_t layer, int32_t i, bool after_kv) const {
   const bool last = after_kv && layer + 1 == info_.layers;
   const auto level = static_cast<size_t>(Planned(last ? wanted_[static_cast<size_t>(i)] : i).level);
   if (level >= weights_.lora.size()) return nullptr;  // the full model
@@ -238,19 +228,19 @@ const LoraWeights* PackedModel::LoraOf(int32_t layer, int32_t i, bool after_kv) 
   return lora.present ? &lora : nullptr;
 }
 
-const float* PackedModel::LoraIn(int32_t i, LoraPart in) const {
+const float* ForwardPass::LoraIn(int32_t i, LoraPart in) const {
   const auto rank = static_cast<size_t>(weights_.lora_rank);
   static constexpr std::array<size_t, 4> kPlace = {0, 3, 4, 6};  // of the A parts, in ranks
   return lora_in_.data() + static_cast<size_t>(i) * LoraStride(weights_.lora_rank) +
          kPlace[static_cast<size_t>(in)] * rank;
 }
 
-float* PackedModel::LoraIn(int32_t i, LoraPart in) {
+float* ForwardPass::LoraIn(int32_t i, LoraPart in) {
   return const_cast<float*>(std::as_const(*this).LoraIn(i, in));
 }
 
 template <typename Fn>
-void PackedModel::ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32_t end,
+void ForwardPass::ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32_t end,
                               Fn fn) const {
   for (int32_t i = begin; i < end;) {
     const LoraWeights* lora = LoraOf(layer, i, after_kv);
@@ -262,11 +252,11 @@ void PackedModel::ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32
 }
 
 // Rows a piece of a step that computes LoRA: few enough for every thread, enough to share weights.
-int32_t PackedModel::LoraGrain(int32_t rows) const {
-  return std::clamp(rows / (2 * pool_->threads()), 1, kMaxLoraRows);
+int32_t ForwardPass::LoraGrain(int32_t rows) const {
+  return std::clamp(rows / (2 * pool_.threads()), 1, kMaxLoraRows);
 }
 
-void PackedModel::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
+void ForwardPass::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
                                 int32_t begin, int32_t end) {
   ForLoraRuns(layer, in != LoraPart::kAttentionIn, begin, end,
               [&](const LoraWeights& lora, int32_t first, int32_t rows) {
@@ -281,7 +271,7 @@ void PackedModel::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& i
               });
 }
 
-void PackedModel::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first,
+void ForwardPass::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first,
                              int32_t rows, float* y, ptrdiff_t y_stride) const {
   kernels_.add_low_rank(b,
                         {rows, LoraIn(first, in) + part * weights_.lora_rank,
@@ -289,7 +279,7 @@ void PackedModel::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part,
                         0, b.outputs);
 }
 
-void PackedModel::AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end,
+void ForwardPass::AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end,
                                     float* y, ptrdiff_t y_stride) const {
   const bool attention = out == LoraPart::kAttentionOut;
   ForLoraRuns(layer, true, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
@@ -299,7 +289,7 @@ void PackedModel::AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, 
   });
 }
 
-void PackedModel::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
+void ForwardPass::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
   const ModelShape& s = weights_.shape;
   const auto add = [&](const LowRankOutputs& b, int32_t part, int32_t first, int32_t rows,
                        AlignedArray<float>* y, ptrdiff_t stride) {
@@ -319,8 +309,8 @@ void PackedModel::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
 }
 
 // Token embeddings into the residual stream; RoPE angles of every row.
-void PackedModel::AddEmbed() {
-  pool_->Add(Rows(), 1, [this](int begin, int end) {
+void ForwardPass::AddEmbed() {
+  steps_.Add(Rows(), 1, [this](int begin, int end) {
     const ModelShape& s = weights_.shape;
     for (int i = begin; i < end; ++i) {
       const Row& row = *Planned(i).row;
@@ -330,7 +320,7 @@ void PackedModel::AddEmbed() {
   });
 }
 
-MatMulArgs PackedModel::Product(const PackedMatrix& w, const Activations& x, int32_t rows, float* y,
+MatMulArgs ForwardPass::Product(const PackedMatrix& w, const Activations& x, int32_t rows, float* y,
                                 ptrdiff_t y_stride) const {
   MatMulArgs args;
   args.w = w;
@@ -344,18 +334,18 @@ MatMulArgs PackedModel::Product(const PackedMatrix& w, const Activations& x, int
 // The normed residual stream, for Q, K and V (in = kAttentionIn) or for gate and up (kFfnIn). What
 // the LoRA of the product before adds to the stream comes first, the A of the products that follow
 // last: so that only down's A needs a step of its own.
-void PackedModel::AddInput(int32_t layer, LoraPart in) {
+void ForwardPass::AddInput(int32_t layer, LoraPart in) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   const bool ffn = in == LoraPart::kFfnIn;
   const float* norm = ffn ? w.ffn_norm : w.attn_norm;
   const int32_t rows = ffn ? RowsAfterKv(layer) : Rows();
   if (!lora_) {
-    AddNormAndPrepareRows(*pool_, kernels_, x_.data(), Stride(s.d_model), rows, norm, s.rms_epsilon,
+    AddNormAndPrepareRows(steps_, kernels_, x_.data(), Stride(s.d_model), rows, norm, s.rms_epsilon,
                           &input_);
     return;
   }
-  pool_->Add(rows, LoraGrain(rows), [this, layer, in, ffn, norm](int begin, int end) {
+  steps_.Add(rows, LoraGrain(rows), [this, layer, in, ffn, norm](int begin, int end) {
     const ptrdiff_t stride = Stride(weights_.shape.d_model);
     float* x = x_.data() + begin * stride;
     if (ffn) {
@@ -370,7 +360,7 @@ void PackedModel::AddInput(int32_t layer, LoraPart in) {
   });
 }
 
-void PackedModel::AddQkv(int32_t layer) {
+void ForwardPass::AddQkv(int32_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   AddInput(layer, LoraPart::kAttentionIn);
@@ -393,13 +383,13 @@ void PackedModel::AddQkv(int32_t layer) {
     q.y += first * q.y_stride;
     if (!uniform_) q.n_out_extent += first;
   }
-  AddMatMuls(*pool_, kernels_, std::span(products).first(q.rows > 0 ? 3 : 2));
+  AddMatMuls(steps_, kernels_, std::span(products).first(q.rows > 0 ? 3 : 2));
 }
 
 // Bias, QK norm and RoPE; K and V into their slots; Q into the order of attention; then the tails
 // of tree rows.
-void PackedModel::AddStoreKv(int32_t layer) {
-  pool_->Add(Rows(), lora_ ? LoraGrain(Rows()) : 1, [this, layer](int begin, int end) {
+void ForwardPass::AddStoreKv(int32_t layer) {
+  steps_.Add(Rows(), lora_ ? LoraGrain(Rows()) : 1, [this, layer](int begin, int end) {
     const bool last = layer + 1 == info_.layers;
     if (lora_) AddLoraToQkv(layer, begin, end);
     for (int i = begin; i < end; ++i) {
@@ -408,12 +398,12 @@ void PackedModel::AddStoreKv(int32_t layer) {
     }
   });
   if (tail_pointers_.empty()) return;
-  pool_->Add(Rows(), 1, [this, layer](int begin, int end) {
+  steps_.Add(Rows(), 1, [this, layer](int begin, int end) {
     for (int i = begin; i < end; ++i) GatherTail(layer, i);
   });
 }
 
-void PackedModel::NormHeads(float* heads, int32_t count, const float* weight) const {
+void ForwardPass::NormHeads(float* heads, int32_t count, const float* weight) const {
   if (weight == nullptr) return;
   const ModelShape& s = weights_.shape;
   for (int32_t h = 0; h < count; ++h) {
@@ -422,13 +412,13 @@ void PackedModel::NormHeads(float* heads, int32_t count, const float* weight) co
   }
 }
 
-std::byte* PackedModel::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
+std::byte* ForwardPass::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
   const auto chunk = static_cast<size_t>(slot / kChunkTokens);
-  return contexts_[static_cast<size_t>(planned.row->context)]
+  return batch_.contexts[static_cast<size_t>(planned.row->context)]
       .blocks[chunk * static_cast<size_t>(info_.layers) + static_cast<size_t>(layer)];
 }
 
-void PackedModel::StoreKey(int32_t layer, int32_t i) {
+void ForwardPass::StoreKey(int32_t layer, int32_t i) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   float* k = k_.data() + i * Stride(s.kv_rows());
@@ -448,7 +438,7 @@ void PackedModel::StoreKey(int32_t layer, int32_t i) {
   kernels_.write_kv(geometry_, k, v, BlockOf(layer, planned, slot), slot % kChunkTokens);
 }
 
-void PackedModel::TurnQuery(int32_t layer, int32_t i) {
+void ForwardPass::TurnQuery(int32_t layer, int32_t i) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   float* q = q_.data() + i * Stride(s.q_rows());
@@ -462,7 +452,7 @@ void PackedModel::TurnQuery(int32_t layer, int32_t i) {
 }
 
 // Copies the keys that do not lie where their position says into the row's scratch blocks.
-void PackedModel::GatherTail(int32_t layer, int32_t i) {
+void ForwardPass::GatherTail(int32_t layer, int32_t i) {
   const PlannedRow& planned = Planned(i);
   if (planned.tail_group < 0) return;
   std::byte* const* tail = tail_pointers_.data() + planned.tail_first;
@@ -475,9 +465,9 @@ void PackedModel::GatherTail(int32_t layer, int32_t i) {
 }
 
 // After the last layer's K and V are stored, only rows that want logits go on, at the front.
-void PackedModel::AddKeepWanted() {
+void ForwardPass::AddKeepWanted() {
   if (wanted_.size() == plan_.size()) return;
-  pool_->Add(1, 1, [this](int, int) {
+  steps_.Add(1, 1, [this](int, int) {
     const ModelShape& s = weights_.shape;
     for (size_t kept = 0; kept < wanted_.size(); ++kept) {
       const auto i = static_cast<size_t>(wanted_[kept]);
@@ -493,18 +483,18 @@ void PackedModel::AddKeepWanted() {
   });
 }
 
-int32_t PackedModel::RowsAfterKv(int32_t layer) const {
+int32_t ForwardPass::RowsAfterKv(int32_t layer) const {
   return layer + 1 == info_.layers ? static_cast<int32_t>(wanted_.size()) : Rows();
 }
 
-const PackedModel::Extents& PackedModel::ExtentsAfterKv(int32_t layer) const {
+const ForwardPass::Extents& ForwardPass::ExtentsAfterKv(int32_t layer) const {
   return layer + 1 == info_.layers ? wanted_extents_ : extents_[static_cast<size_t>(layer)];
 }
 
 // Heads that a row's level has and its context lacks: O reads nothing of them.
-void PackedModel::AddClearHeads(int32_t layer) {
+void ForwardPass::AddClearHeads(int32_t layer) {
   if (!narrowed_) return;
-  pool_->Add(RowsAfterKv(layer), 1, [this, layer](int begin, int end) {
+  steps_.Add(RowsAfterKv(layer), 1, [this, layer](int begin, int end) {
     const ModelShape& s = weights_.shape;
     const Extents& extents = ExtentsAfterKv(layer);
     for (int i = begin; i < end; ++i) {
@@ -515,7 +505,7 @@ void PackedModel::AddClearHeads(int32_t layer) {
   });
 }
 
-void PackedModel::AddAttention(int32_t layer) {
+void ForwardPass::AddAttention(int32_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   const int32_t rows = RowsAfterKv(layer);
@@ -531,25 +521,25 @@ void PackedModel::AddAttention(int32_t layer) {
   args.out_stride = Stride(s.q_rows());
   args.rank_major = !s.cuts_kv_heads();
   if (!uniform_) args.head_extent = ExtentsAfterKv(layer).heads.data();
-  AddAttend(*pool_, kernels_, args);
+  AddAttend(steps_, kernels_, args);
   AddClearHeads(layer);
   if (lora_) {
-    pool_->Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
+    steps_.Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
       const int32_t width = weights_.shape.q_rows();
       kernels_.prepare(attended_.data() + begin * Stride(width), Stride(width), begin, end, 0,
                        width, &attention_input_);
       ComputeLoraIn(layer, LoraPart::kAttentionOutIn, attention_input_, begin, end);
     });
   } else {
-    AddPrepareRows(*pool_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_);
+    AddPrepareRows(steps_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_);
   }
   MatMulArgs product = Product(w.output, attention_input_, rows, x_.data(), Stride(s.d_model));
   product.accumulate = true;
   if (!uniform_) product.n_in_extent = ExtentsAfterKv(layer).q_rows.data();
-  AddMatMuls(*pool_, kernels_, {&product, 1});
+  AddMatMuls(steps_, kernels_, {&product, 1});
 }
 
-void PackedModel::AddFeedForward(int32_t layer) {
+void ForwardPass::AddFeedForward(int32_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelShape& s = weights_.shape;
   const int32_t rows = RowsAfterKv(layer);
@@ -568,17 +558,17 @@ void PackedModel::AddFeedForward(int32_t layer) {
     low_rank = std::span(gate_up_lora_)
                    .subspan(first, gate_up_first_[static_cast<size_t>(layer) + 1] - first);
   }
-  AddGateUp(*pool_, kernels_, gate, up, &neurons_, low_rank);
+  AddGateUp(steps_, kernels_, gate, up, &neurons_, low_rank);
   if (lora_) {
-    pool_->Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
+    steps_.Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
       ComputeLoraIn(layer, LoraPart::kDownIn, neurons_, begin, end);
     });
   }
-  AddMatMuls(*pool_, kernels_, {&down, 1});
+  AddMatMuls(steps_, kernels_, {&down, 1});
 }
 
-void PackedModel::AddTap(int32_t layer) {
-  pool_->Add(1, 1, [this, layer](int, int) {
+void ForwardPass::AddTap(int32_t layer) {
+  steps_.Add(1, 1, [this, layer](int, int) {
     const ModelShape& s = weights_.shape;
     std::vector<float> hidden;
     for (int32_t i = 0; i < RowsAfterKv(layer); ++i) {
@@ -592,12 +582,12 @@ void PackedModel::AddTap(int32_t layer) {
 }
 
 // Final norm and output head of the rows that want logits, put into the caller's order first.
-void PackedModel::AddLogits(float* logits) {
+void ForwardPass::AddLogits() {
   const ModelShape& s = weights_.shape;
   int32_t first = Planned(wanted_.front()).logits_row;
   for (int32_t i : wanted_) first = std::min(first, Planned(i).logits_row);
   const auto rows = static_cast<int32_t>(wanted_.size());
-  pool_->Add(1, 1, [this, first](int, int) {
+  steps_.Add(1, 1, [this, first](int, int) {
     const auto width = static_cast<size_t>(weights_.shape.d_model);
     const auto stride = static_cast<size_t>(Stride(weights_.shape.d_model));
     if (lora_) {
@@ -609,11 +599,11 @@ void PackedModel::AddLogits(float* logits) {
       std::memcpy(gate_.data() + place * stride, x_.data() + i * stride, sizeof(float) * width);
     }
   });
-  AddNormAndPrepareRows(*pool_, kernels_, gate_.data(), Stride(s.d_model), rows,
+  AddNormAndPrepareRows(steps_, kernels_, gate_.data(), Stride(s.d_model), rows,
                         weights_.output_norm, s.rms_epsilon, &head_input_);
   const MatMulArgs product = Product(weights_.head, head_input_, rows,
-                                     logits + int64_t{first} * s.vocab_size, s.vocab_size);
-  AddMatMuls(*pool_, kernels_, {&product, 1});
+                                     logits_ + int64_t{first} * s.vocab_size, s.vocab_size);
+  AddMatMuls(steps_, kernels_, {&product, 1});
 }
 
 }  // namespace withy::engine

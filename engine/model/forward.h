@@ -1,11 +1,13 @@
-// Model over a packed file. Use it through model.h; this header is for model/ alone.
+// One forward pass: the rows of a batch on their way through the model. Use it through model.h;
+// this header is for model/ alone. Neighbours: packed_model.h makes passes and keeps them, rows.h
+// plans, layers.h holds weights, kernels/parallel.h computes. Source: DESIGN 4, One forward.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
-#include <memory>
+#include <functional>
 #include <span>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,6 @@
 #include "engine/model/layers.h"
 #include "engine/model/model.h"
 #include "engine/model/rows.h"
-#include "engine/weights/packed_file.h"
 
 namespace withy::engine {
 
@@ -30,20 +31,33 @@ struct ActivationFormsOf {
   unsigned head = 0;
 };
 
-// A forward pass is a list of steps for the pool, written down first and then run. All members
-// below the options are scratch of one Forward call; row i of a buffer belongs to row i of plan_,
-// or of wanted_ once the last layer's K and V are stored.
-class PackedModel : public Model {
- public:
-  PackedModel(std::unique_ptr<PackedFile> file, ModelWeights weights,
-              std::unique_ptr<ThreadPool> pool, const Kernels& kernels,
-              const ModelOptions& options);
+// What passes share; outlives them. Immutable but for the pool, which runs one pass at a time.
+struct ModelParts {
+  const ModelWeights& weights;
+  const std::vector<LevelSpec>& levels;  // the full one last
+  const ModelInfo& info;
+  const Kernels& kernels;
+  ThreadPool& pool;
+  KvGeometry geometry;
+  ActivationFormsOf forms;
+  const std::function<void(int32_t, std::span<const float>)>& layer_tap;
+  int32_t max_piece_rows;
+};
 
-  const ModelInfo& info() const override { return info_; }
-  std::string_view target() const override { return kernels_.name; }
-  int32_t threads() const override { return pool_->threads(); }
-  const GgufFile& metadata() const override { return file_->metadata(); }
-  absl::Status Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) override;
+// Written down as a list of steps for the pool, as far as the list has room, and then run; may be
+// left between two steps. Batch after batch, one at a time; kept for its buffers. All members below
+// the options are scratch of one piece of a batch; row i of a buffer belongs to row i of plan_, or
+// of wanted_ once the last layer's K and V are stored.
+class ForwardPass {
+ public:
+  explicit ForwardPass(const ModelParts& parts);
+
+  // Takes a batch, which stays until the pass is over. Errors: as Model::Begin.
+  absl::Status Start(const Batch& batch, float* logits);
+  // As Pass::Run.
+  bool Run(const std::atomic<bool>* stop);
+  // Gives up what is left.
+  void Abandon() { steps_.Clear(); }
 
  private:
   // What rows of lower levels compute of one layer, row by row.
@@ -54,14 +68,16 @@ class PackedModel : public Model {
     std::vector<int> neurons;
   };
 
-  absl::Status RunPiece(const Batch& batch, float* logits, const std::atomic<bool>* cancel);
-  absl::Status CheckBlocks(const Batch& batch);
+  absl::Status CheckBlocks() const;
+  bool AddMore();
+  bool PlanNextPiece();
   void Reserve();
   void PlanAttention();
   void PlanExtents();
   void PlanLora();
 
-  // Each appends steps to the pool's list.
+  // Each appends steps to the list.
+  void AddLayer(int32_t layer);
   void AddEmbed();
   void AddInput(int32_t layer, LoraPart in);
   void AddQkv(int32_t layer);
@@ -71,7 +87,7 @@ class PackedModel : public Model {
   void AddAttention(int32_t layer);
   void AddFeedForward(int32_t layer);
   void AddTap(int32_t layer);
-  void AddLogits(float* logits);
+  void AddLogits();
 
   // The LoRA of row i in a layer, null when it has none; `after_kv`: see RowsAfterKv.
   const LoraWeights* LoraOf(int32_t layer, int32_t i, bool after_kv) const;
@@ -105,19 +121,23 @@ class PackedModel : public Model {
   int32_t RowsAfterKv(int32_t layer) const;
   const Extents& ExtentsAfterKv(int32_t layer) const;
 
-  const std::unique_ptr<PackedFile> file_;
-  const ModelWeights weights_;
-  const std::unique_ptr<ThreadPool> pool_;
+  const ModelWeights& weights_;
+  const std::vector<LevelSpec>& levels_;
+  const ModelInfo& info_;
   const Kernels& kernels_;
-  std::vector<LevelSpec> levels_;  // the full one last
-  const std::function<void(int32_t, std::span<const float>)> layer_tap_;
-  const int32_t max_piece_rows_;
-  const ModelInfo info_;
+  ThreadPool& pool_;
   const KvGeometry geometry_;
-
   const ActivationFormsOf forms_;
+  const std::function<void(int32_t, std::span<const float>)>& layer_tap_;
+  const int32_t max_piece_rows_;
+  StepList& steps_;
 
-  std::span<const ContextView> contexts_;  // the caller's
+  Batch batch_;              // the caller's
+  float* logits_ = nullptr;  // likewise
+  int32_t end_row_ = 0;      // of the piece under way; the next one begins there
+  int32_t logits_rows_ = 0;  // of the pieces before it
+  int32_t next_layer_ = 0;   // that is not in the list yet
+
   std::vector<PlannedRow> plan_;
   std::vector<int32_t> wanted_;              // rows of plan_ that want logits, ascending
   bool uniform_ = true;                      // every row is at the full level: no extents needed
@@ -128,7 +148,6 @@ class PackedModel : public Model {
   AlignedArray<float> lora_in_;              // A * inputs, [row][part]
   std::vector<GateUpLowRank> gate_up_lora_;  // layer after layer
   std::vector<size_t> gate_up_first_;        // [layer + 1]: where a layer's begin
-  std::vector<size_t> chunks_needed_;
   AlignedArray<std::byte> tail_bytes_;
   std::vector<std::byte*> tail_pointers_;     // scratch blocks, those of a row side by side
   std::vector<AttentionRow> attention_rows_;  // [layer][row]; of the last layer only wanted_

@@ -1,6 +1,7 @@
 // A row's logits are the same bits whatever runs beside it: batch, cutting of the prefill, threads,
 // tree or plain, level of others.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -122,6 +123,38 @@ TEST_P(InvarianceTest, OtherContextsInTheBatchDoNotMatter) {
     }
     at += count;
     other_at += other_count;
+  }
+}
+
+// A pass that is left after every layer, others computed in between.
+TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
+  const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
+  const std::vector<int32_t> others = SomeTokens(kTokens, TinyShape().vocab_size, 99);
+  const std::vector<float> reference = Reference(tokens);
+  const std::vector<float> other_reference = Reference(others);
+  for (const int threads : {1, 2}) {
+    std::atomic<bool> stop = false;
+    ModelOptions options;
+    options.target = std::get<0>(GetParam());
+    options.threads = threads;
+    options.layer_tap = [&stop](int32_t, std::span<const float>) { stop = true; };
+    const auto model = OpenTiny(folder_, path_, options);
+    const ScratchKv kv(model->info(), kTokens);
+    const ContextView view = kv.View();
+    const std::vector<Row> rows = PlainRows(tokens);
+    std::vector<float> logits(reference.size());
+    auto pass = model->Begin({.rows = rows, .contexts = {&view, 1}}, logits.data());
+    ASSERT_TRUE(pass.ok()) << pass.status();
+    int left = 0;
+    while (!(*pass)->Run(&stop)) {
+      ++left;
+      const std::vector<float> between =
+          RunRows(*model, ScratchKv(model->info(), kTokens), PlainRows(others));
+      EXPECT_EQ(between, other_reference);
+      stop = false;
+    }
+    EXPECT_EQ(left, model->info().layers);
+    EXPECT_EQ(logits, reference) << threads << " threads";
   }
 }
 

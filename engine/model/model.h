@@ -128,8 +128,19 @@ struct ModelOptions {
 
 class GgufFile;
 
-// A mapped model and the threads that compute it. Forward is for one thread at a time; info() for
-// any.
+// The rows of one batch on their way through a model. May be left and gone on with, while others
+// are computed: an urgent batch need not wait for a long one. Destroyed before it is over, it
+// leaves the KV slots of its rows undefined, as cancelling does.
+class Pass {
+ public:
+  virtual ~Pass() = default;
+  // True: every row is computed. False: `stop` held, which is looked at between two pieces of work
+  // (a product of all rows is one); what was computed is kept, and the next Run goes on from there.
+  virtual bool Run(const std::atomic<bool>* stop = nullptr) = 0;
+};
+
+// A mapped model and the threads that compute it. Begin, Forward and the passes are for one thread
+// at a time; info() for any.
 class Model {
  public:
   // Opens a packed file, or a GGUF (packed into options.cache_dir first, unless an up-to-date
@@ -149,14 +160,18 @@ class Model {
   // The GGUF's metadata (without tensors), from which the tokenizer and chat template are made.
   virtual const GgufFile& metadata() const = 0;
 
-  // Computes every row, writes its K and V to its slot, and writes logits [rows with want_logits,
-  // vocab_size] f32, in row order. The result of a row depends on nothing else in the batch, on no
-  // thread count and no cutting of the prefill (DESIGN 4). `cancel` is looked at between pieces
-  // of work; when it becomes true the call returns CANCELLED: KV slots of the rows are then
-  // undefined. Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level,
-  // ancestors), CANCELLED.
-  virtual absl::Status Forward(const Batch& batch, float* logits,
-                               const std::atomic<bool>* cancel = nullptr) = 0;
+  // A pass that computes every row, writes its K and V to its slot, and writes logits [rows with
+  // want_logits, vocab_size] f32, in row order. The result of a row depends on nothing else in the
+  // batch, on no thread count, no cutting of the prefill and no other pass (DESIGN 4). What `batch`
+  // spans and `logits` stay until the pass is gone, and the pass goes before the model. Contexts
+  // that passes share must not be written by one where another reads. Errors: INVALID_ARGUMENT (row
+  // out of range: token, position, slot, context, level, ancestors).
+  virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
+
+  // One pass from beginning to end. Once `cancel` holds the call returns CANCELLED: KV slots of the
+  // rows are then undefined. Errors: as Begin; CANCELLED.
+  absl::Status Forward(const Batch& batch, float* logits,
+                       const std::atomic<bool>* cancel = nullptr);
 };
 
 }  // namespace withy::engine

@@ -1,5 +1,6 @@
 // What Model refuses and promises besides numbers: bad rows, cancelling, levels that are real
 // prefixes, information, greedy decoding.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -91,6 +92,47 @@ TEST_F(ModelTest, CancelStopsTheCall) {
   EXPECT_EQ(Forward({{.token = 5}}, 0, &cancel).code(), absl::StatusCode::kCancelled);
   cancel = false;
   EXPECT_TRUE(Forward({{.token = 5, .want_logits = true}}, 0, &cancel).ok());
+}
+
+// Destroyed in its middle a pass is over; its buffers serve the next one.
+TEST_F(ModelTest, APassMayBeGivenUp) {
+  const std::vector<Row> rows = PlainRows(SomeTokens(8, 512));
+  ASSERT_TRUE(Forward(rows).ok());
+  const std::vector<float> reference = logits_;
+  std::atomic<bool> stop = false;
+  ModelOptions options;
+  options.layer_tap = [&stop](int32_t layer, std::span<const float>) { stop = layer == 1; };
+  const auto model = OpenTiny(folder_, path_, options);
+  const ContextView view = kv_->View();
+  const Batch batch{.rows = rows, .contexts = {&view, 1}};
+  for (int i = 0; i < 3; ++i) {
+    auto pass = model->Begin(batch, logits_.data());
+    ASSERT_TRUE(pass.ok()) << pass.status();
+    EXPECT_FALSE((*pass)->Run(&stop));
+  }
+  std::fill(logits_.begin(), logits_.end(), 0.0f);
+  ASSERT_TRUE(model->Forward(batch, logits_.data()).ok());
+  EXPECT_EQ(logits_, reference);
+}
+
+// More steps than the pool's list holds.
+TEST_F(ModelTest, DeepModelsComputeEveryLayerInOrder) {
+  SynthShape shape = TinyShape();
+  shape.layers = 90;
+  const std::string path = WriteTiny(folder_, shape, GgmlType::kQ8_0, "deep.gguf");
+  std::vector<int32_t> seen;
+  ModelOptions options;
+  options.max_piece_rows = 4;
+  options.layer_tap = [&seen](int32_t layer, std::span<const float>) { seen.push_back(layer); };
+  const auto model = OpenTiny(folder_, path, options);
+  const std::vector<int32_t> tokens = SomeTokens(8, shape.vocab_size);
+  const std::vector<float> logits =
+      RunRows(*model, ScratchKv(model->info(), 16), PlainRows(tokens));
+  ASSERT_EQ(seen.size(), 180u);
+  for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<int32_t>(i % 90));
+  options.max_piece_rows = 256;
+  EXPECT_EQ(logits, RunRows(*OpenTiny(folder_, path, options), ScratchKv(model->info(), 16),
+                            PlainRows(tokens)));
 }
 
 TEST_F(ModelTest, MissingBlocksAreRefused) {

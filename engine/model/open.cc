@@ -3,8 +3,8 @@
 
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "engine/model/forward.h"
 #include "engine/model/model.h"
+#include "engine/model/packed_model.h"
 #include "engine/weights/packer.h"
 
 namespace withy::engine {
@@ -24,6 +24,12 @@ absl::StatusOr<const Kernels*> ChooseKernels(const std::string& name) {
 }
 
 }  // namespace
+
+absl::Status Model::Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) {
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<Pass> pass, Begin(batch, logits));
+  if (!pass->Run(cancel)) return absl::CancelledError("the forward pass was cancelled");
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
                                                    const ModelOptions& options) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/chat/template.h"
@@ -88,13 +89,43 @@ class FakeModel final : public Model {
   int32_t threads() const override { return 1; }
   const GgufFile& metadata() const override { std::abort(); }
 
-  absl::Status Forward(const Batch& batch, float* logits,
-                       const std::atomic<bool>* cancel) override {
-    if (on_forward) on_forward(batch);
-    if (cancel != nullptr && *cancel) return absl::CancelledError("cancelled");
+  absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override {
     for (const Row& row : batch.rows) {
       const ContextView& view = batch.contexts[static_cast<size_t>(row.context)];
       if (row.slot < view.committed_tokens) return absl::InvalidArgumentError("read-only slot");
+    }
+    return std::make_unique<FakePass>(*this, batch, logits);
+  }
+
+  // Sees every batch once, before it is computed.
+  std::function<void(const Batch&)> on_forward;
+  // Asked again and again until a batch may be finished: so a step lasts as long as a test wants.
+  std::function<bool(const Batch&)> may_finish;
+
+ private:
+  class FakePass final : public Pass {
+   public:
+    FakePass(FakeModel& model, const Batch& batch, float* logits)
+        : model_(model), batch_(batch), logits_(logits) {}
+    bool Run(const std::atomic<bool>* stop) override {
+      if (!std::exchange(seen_, true) && model_.on_forward) model_.on_forward(batch_);
+      do {
+        if (stop != nullptr && *stop) return false;
+      } while (model_.may_finish && !model_.may_finish(batch_));
+      model_.Compute(batch_, logits_);
+      return true;
+    }
+
+   private:
+    FakeModel& model_;
+    const Batch batch_;
+    float* const logits_;
+    bool seen_ = false;
+  };
+
+  void Compute(const Batch& batch, float* logits) const {
+    for (const Row& row : batch.rows) {
+      const ContextView& view = batch.contexts[static_cast<size_t>(row.context)];
       for (int32_t layer = 0; layer < kLayers; ++layer) {
         std::memcpy(Slot(view, layer, row.slot), &row.token, sizeof(row.token));
       }
@@ -109,12 +140,8 @@ class FakeModel final : public Model {
       logits[next_(history)] = 1.0f;
       logits += info_.vocab_size;
     }
-    return absl::OkStatus();
   }
 
-  std::function<void(const Batch&)> on_forward;  // sees every batch before it is computed
-
- private:
   static std::byte* Slot(const ContextView& view, int32_t layer, int32_t slot) {
     const auto block = static_cast<size_t>(slot / kChunkTokens * kLayers + layer);
     EXPECT_LT(block, view.blocks.size());
