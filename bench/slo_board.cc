@@ -201,7 +201,7 @@ class BoardRun {
       decode_rows += session->decoding() ? 1 : 0;
     }
     const bool alone = running_.size() == 1 && decode_rows == 0;
-    const int32_t piece_rows = alone ? model_worker::kAloneRows : sizer_.Rows(decode_rows);
+    const int32_t piece_rows = alone ? model_worker::kQuietRows : sizer_.Rows(decode_rows);
     const std::vector<model_worker::PlannedRows> plan =
         model_worker::PlanStep(rows, piece_rows, now);
     std::vector<StepPart> parts;

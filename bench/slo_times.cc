@@ -45,8 +45,8 @@ double StepMs(std::span<const StepPart> parts) {
 
 double PrefillMs(const VariantTimes& times, int32_t tokens) {
   double ms = 0;
-  for (int32_t done = 0; done < tokens; done += model_worker::kAloneRows) {
-    ms += times.PassMs(std::min(tokens - done, model_worker::kAloneRows), done);
+  for (int32_t done = 0; done < tokens; done += model_worker::kQuietRows) {
+    ms += times.PassMs(std::min(tokens - done, model_worker::kQuietRows), done);
   }
   return ms;
 }

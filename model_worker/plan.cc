@@ -109,6 +109,17 @@ std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t pi
   return plan;
 }
 
+bool GoesBetween(const CallOrder& prompt, bool begun, std::span<const CallOrder> prompts_under_way,
+                 int64_t now_ns) {
+  if (prompt.deadline_ns != 0) {
+    return std::all_of(prompts_under_way.begin(), prompts_under_way.end(),
+                       [&](const CallOrder& other) { return ComesBefore(prompt, other, now_ns); });
+  }
+  return !begun && !prompts_under_way.empty() &&
+         std::all_of(prompts_under_way.begin(), prompts_under_way.end(),
+                     [](const CallOrder& other) { return other.deadline_ns == 0; });
+}
+
 PieceSizer::PieceSizer(double us_per_row, int32_t piece_ms, int32_t max_rows)
     : piece_us_(piece_ms * 1e3),
       max_rows_(std::max(max_rows, kMinRows)),

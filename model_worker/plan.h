@@ -14,9 +14,8 @@ namespace withy::model_worker {
 // urgent calls.
 inline constexpr int64_t kPatienceNs = 10'000'000'000;
 
-// Pieces of a call that nobody waits behind: as long as the kernels' efficiency still grows. An
-// arrival cuts such a piece short, and pieces are short ones for a while after it.
-inline constexpr int32_t kAloneRows = 128;
+// Rows of a piece while no answer streams: as many as the kernels' efficiency still grows with.
+inline constexpr int32_t kQuietRows = 128;
 
 // What a call's turn depends on.
 struct CallOrder {
@@ -62,6 +61,13 @@ struct PlannedRows {
 // decoding call has its row.
 std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t piece_rows,
                                   int64_t now_ns);
+
+// Whether a prompt's rows go in between while a step is under way, instead of waiting for its end.
+// One with a deadline: when it comes before the prompts that the step computes. One without, when
+// none of those has one either: its first rows, `begun` false, so that a short prompt is not stuck
+// behind a long piece.
+bool GoesBetween(const CallOrder& prompt, bool begun, std::span<const CallOrder> prompts_under_way,
+                 int64_t now_ns);
 
 // How many rows fit into one piece, learned from the steps that ran: shrinks at once when a step
 // took too long, grows by a quarter at most when a full one left time. Not thread-safe.

@@ -145,6 +145,25 @@ TEST(PlanStepTest, EveryPrefillEndsAndShortOnesAreNotStuckBehindLongOnes) {
   EXPECT_LE(steps, (8000 + 7 * 40) / kPiece + 2) << "no piece is wasted";
 }
 
+TEST(GoesBetweenTest, AnEarlierDeadlineThanAllPromptsUnderWay) {
+  const std::vector<CallOrder> none;
+  const std::vector<CallOrder> prompts = {Order(1, 200), Order(2, 300)};
+  EXPECT_TRUE(GoesBetween(Order(5, 100), false, prompts, 10));
+  EXPECT_TRUE(GoesBetween(Order(5, 100), true, prompts, 10));
+  EXPECT_FALSE(GoesBetween(Order(5, 250), false, prompts, 10));
+  EXPECT_TRUE(GoesBetween(Order(5, 250), false, none, 10)) << "the step only decodes";
+}
+
+TEST(GoesBetweenTest, WithoutDeadlinesTheFirstRowsOnly) {
+  const std::vector<CallOrder> none;
+  const std::vector<CallOrder> patient = {Order(1)};
+  const std::vector<CallOrder> hurried = {Order(1), Order(2, 300)};
+  EXPECT_TRUE(GoesBetween(Order(5), false, patient, 10));
+  EXPECT_FALSE(GoesBetween(Order(5), true, patient, 10));
+  EXPECT_FALSE(GoesBetween(Order(5), false, hurried, 10));
+  EXPECT_FALSE(GoesBetween(Order(5), false, none, 10)) << "it joins the next step";
+}
+
 TEST(PieceSizerTest, FindsThePieceThatFits) {
   // A step costs `base` and `slope` for each row: memory-bound at first, compute-bound later.
   struct Machine {

@@ -105,6 +105,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
       logits_(static_cast<size_t>(options.max_batch) *
               static_cast<size_t>(model.info().vocab_size)),
+      between_logits_(logits_.size()),
       paces_(options.paces.empty() ? GuessPaces(model.info(), cost) : options.paces),
       link_(std::make_shared<Link>()),
       office_(/*limit=*/static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16)),
@@ -136,6 +137,7 @@ void Scheduler::Run() {
     stepped = Step();
     PublishLoad();
   }
+  under_way_ = nullptr;
   busy_since_ns_ = 0;
 }
 
@@ -281,6 +283,12 @@ void Scheduler::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks,
                           const std::string& refused) {
   Call* call = Find(ticket);
   if (call == nullptr || call->phase != Phase::kRunning) return;
+  if (UnderWay(*call)) {
+    after_step_.push_back([this, ticket, chunks = std::move(chunks), refused]() mutable {
+      OnClaimed(ticket, std::move(chunks), refused);
+    });
+    return;
+  }
   if (refused.empty()) {
     const absl::Status added = call->session->AddBlocks(chunks);
     return added.ok() ? ClaimAhead(*call) : Fail(*call, added);
@@ -311,6 +319,10 @@ void Scheduler::CancelNow(Ticket ticket) {
   Call* call = Find(ticket);
   if (call == nullptr) return;
   if (call->phase == Phase::kCommitting) return;
+  if (UnderWay(*call) && under_way_->parts.size() > 1) {  // its neighbours' rows are not lost
+    after_step_.push_back([this, ticket] { CancelNow(ticket); });
+    return;
+  }
   if (call->phase == Phase::kRunning && call->session->has_answer()) {
     call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
     return Commit(*call);
@@ -323,6 +335,7 @@ void Scheduler::CancelNow(Ticket ticket) {
 }
 
 void Scheduler::Commit(Call& call) {
+  if (UnderWay(call)) under_way_ = nullptr;
   const int64_t now = clock_.SteadyNanos();
   call.times.decode = call.times.first_token_ns == 0 ? 0 : now - call.times.first_token_ns;
   call.phase = Phase::kCommitting;
@@ -363,6 +376,7 @@ void Scheduler::OnBroken(Ticket ticket, const absl::Status& status) {
 
 // Destroys the call. Its lease goes first: whoever is told may try again at once.
 void Scheduler::Fail(Call& call, const absl::Status& status) {
+  if (UnderWay(call)) under_way_ = nullptr;
   if (!call.request.rebuild) metrics_.Failed();
   call.lease = nullptr;
   call.sink->Failed(status);

@@ -1,12 +1,15 @@
 // Continuous batching: one engine thread that runs the calls of all apps in shared steps. Calls
-// join, finish and cancel between steps. Neighbours: plan.h decides, session.h holds a call's
-// state, lease.h brings blocks, call.h is told. Knows no gRPC.
+// join, finish and cancel between steps; a prompt with a deadline does not wait for the end of a
+// step, which is left in its middle, and gone on with once the prompt's own step is done.
+// Neighbours: plan.h decides, session.h holds a call's state, lease.h brings blocks, call.h is
+// told. Knows no gRPC.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -117,11 +120,13 @@ class Scheduler {
   void OnCommitted(Ticket ticket);
 
   bool Step();
-  Batch PlanBatch();
-  void AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns);
+  std::unique_ptr<Batch> PlanBatch();
+  bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
+  void AfterStep(const Batch& batch, std::span<const float> logits);
+  bool UnderWay(const Call& call) const;
   void TakeToken(Call& call, std::span<const float> logits);
   void ClaimAhead(Call& call);
-  void ObservePrefill(const Batch& batch, int64_t elapsed_ns);
+  void ObservePrefill(const Batch& batch);
   void KeepPromptsInTime(int64_t now_ns);
   void KeepPace(Call& call);
   void Fall(Call& call, size_t from, size_t to);
@@ -148,14 +153,16 @@ class Scheduler {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> busy_since_ns_{0};  // 0 = the engine thread waits
-  std::atomic<Ticket> alone_{0};           // the call of the long piece under way
-  std::atomic<bool> stop_step_{false};     // looked at between the layers of a step
+  std::atomic<bool> stop_step_{false};     // somebody left word: the step under way is left
 
   // The engine thread's own.
   PieceSizer sizer_;
-  int64_t interrupted_ns_ = -kPatienceNs;  // when a long piece was last cut short
   std::map<Ticket, std::unique_ptr<Call>> calls_;
-  std::vector<float> logits_;  // [max_batch, vocab]
+  std::unique_ptr<Batch> under_way_;  // the step that has begun and is not over
+  // What has to wait until it is over: a step's blocks stay where they are.
+  std::vector<Task> after_step_;
+  std::vector<float> logits_;          // [max_batch, vocab], of the step under way
+  std::vector<float> between_logits_;  // the same of a step in between
   const std::vector<LevelPace> paces_;
   double slowdown_ = 1;  // what rows of prompts took lately, of paces_
 

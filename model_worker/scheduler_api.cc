@@ -47,7 +47,7 @@ absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
   call->ticket = ticket;
   call->order.sequence = ticket;
   posted_.push_back([this, call = std::move(call)]() mutable { Enqueue(std::move(call)); });
-  if (alone_.load() != 0) stop_step_ = true;
+  stop_step_ = true;
   return ticket;
 }
 
@@ -88,12 +88,12 @@ bool Scheduler::AwaitQuiet(absl::Duration quiet, uint64_t* calls_seen) {
 
 void Scheduler::Cancel(Ticket ticket) {
   Post([this, ticket] { CancelNow(ticket); });
-  if (alone_.load() == ticket) stop_step_ = true;
 }
 
 void Scheduler::Post(Task task) {
   absl::MutexLock lock(&mutex_);
   posted_.push_back(std::move(task));
+  stop_step_ = true;
 }
 
 void Scheduler::FailLeases(const absl::Status& status) {

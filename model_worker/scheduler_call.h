@@ -13,7 +13,7 @@
 namespace withy::model_worker {
 
 // Rows of a prompt whose blocks are claimed before they are computed.
-inline constexpr int32_t kPromptAhead = 2 * kAloneRows;
+inline constexpr int32_t kPromptAhead = 2 * kQuietRows;
 
 // Tokens of a prompt that has not been encoded yet.
 inline int64_t EstimatedTokens(const engine::AnswerRequest& request) {
@@ -45,7 +45,7 @@ struct Scheduler::Call {
   bool unanswered = false;  // cancelled before its answer: what is committed is KV alone
 };
 
-// One step's rows and whose they are.
+// One step's rows and whose they are. Stays where it is while it is computed.
 struct Scheduler::Batch {
   struct Part {
     Call* call;
@@ -57,7 +57,11 @@ struct Scheduler::Batch {
   std::vector<engine::Row> rows;
   std::vector<engine::ContextView> views;
   bool has_prefill = false;
-  bool alone = false;  // a prefill that nobody waits behind
+  bool has_decode = false;
+
+  std::unique_ptr<engine::Pass> pass;  // null: not begun
+  int64_t started_ns = 0;
+  int64_t computed_ns = 0;  // that it has taken so far
 };
 
 }  // namespace withy::model_worker

@@ -11,8 +11,6 @@
 namespace withy::model_worker {
 namespace {
 
-// How long after an interrupted long piece only short ones are made.
-constexpr int64_t kCalmNs = kNanosPerSecond;
 // Rows of an answer whose blocks are claimed before they are computed.
 constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
 // How long the cores are left to a first token. Three processes carry it to the app, with cold
@@ -23,91 +21,127 @@ constexpr std::chrono::microseconds kFirstTokenLead{300};
 }  // namespace
 
 bool Scheduler::Step() {
-  const Batch batch = PlanBatch();
-  if (batch.rows.empty()) return false;
-  const int64_t started = clock_.SteadyNanos();
+  if (under_way_ == nullptr) {
+    for (Task& task : std::exchange(after_step_, {})) task();
+    std::unique_ptr<Batch> batch = PlanBatch();
+    if (batch->rows.empty()) return false;
+    under_way_ = std::move(batch);
+  } else if (std::unique_ptr<Batch> between = PlanBatch(); !between->rows.empty()) {
+    if (Compute(*between, between_logits_, nullptr)) AfterStep(*between, between_logits_);
+    return true;
+  }
   stop_step_ = false;
-  alone_ = batch.alone ? batch.parts.front().call->ticket : 0;
-  // Whoever arrived before alone_ was set could not stop the piece.
-  if (batch.alone && HasPosted()) return true;
-  const absl::Status computed =
-      model_.Forward({.rows = batch.rows, .contexts = batch.views}, logits_.data(), &stop_step_);
-  alone_ = 0;
-  const int64_t ended = clock_.SteadyNanos();
-  metrics_.StepDone();
-  if (absl::IsCancelled(computed)) {  // its rows come again, unless its call goes
-    interrupted_ns_ = ended;
-    return true;
-  }
-  if (!computed.ok()) {
-    for (const Batch::Part& part : batch.parts) Fail(*part.call, Annotate(computed, "engine"));
-    return true;
-  }
-  if (batch.has_prefill) ObservePrefill(batch, ended - started);
-  AfterStep(batch, started, ended);
+  // Whoever left word before could not stop the step.
+  if (HasPosted() || !Compute(*under_way_, logits_, &stop_step_)) return true;
+  const std::unique_ptr<Batch> batch = std::move(under_way_);
+  AfterStep(*batch, logits_);
   return true;
 }
 
-void Scheduler::ObservePrefill(const Batch& batch, int64_t elapsed_ns) {
+// Begins or goes on with a batch; true once it is computed. A batch that the engine refuses ends
+// its calls.
+bool Scheduler::Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop) {
+  const int64_t now = clock_.SteadyNanos();
+  if (batch.pass == nullptr) {
+    batch.started_ns = now;
+    auto pass = model_.Begin({.rows = batch.rows, .contexts = batch.views}, logits.data());
+    if (!pass.ok()) {
+      const std::vector<Batch::Part> parts = batch.parts;  // failing one of them ends the batch
+      for (const Batch::Part& part : parts) Fail(*part.call, Annotate(pass.status(), "engine"));
+      return false;
+    }
+    batch.pass = *std::move(pass);
+  }
+  const bool computed = batch.pass->Run(stop);
+  batch.computed_ns += clock_.SteadyNanos() - now;
+  if (computed) metrics_.StepDone();
+  return computed;
+}
+
+bool Scheduler::UnderWay(const Call& call) const {
+  return under_way_ != nullptr &&
+         std::any_of(under_way_->parts.begin(), under_way_->parts.end(),
+                     [&](const Batch::Part& part) { return part.call == &call; });
+}
+
+void Scheduler::ObservePrefill(const Batch& batch) {
   constexpr size_t kManyRows = 16;  // fewer are bound by the weights
   constexpr double kWeight = 0.2;
   constexpr double kMostSlowdown = 4;
-  if (!batch.alone) {
-    sizer_.Observe(static_cast<int32_t>(batch.rows.size()), static_cast<double>(elapsed_ns) / 1e3);
+  if (batch.has_decode) {
+    sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
+                   static_cast<double>(batch.computed_ns) / 1e3);
   }
   if (batch.rows.size() < kManyRows) return;
   double expected_ms = 0;
   for (const engine::Row& row : batch.rows) {  // a negative level is the full model
     expected_ms += (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)]).row_ms;
   }
-  const double ratio = static_cast<double>(elapsed_ns) / 1e6 / expected_ms;
+  const double ratio = static_cast<double>(batch.computed_ns) / 1e6 / expected_ms;
   slowdown_ += kWeight * (std::clamp(ratio, 1 / kMostSlowdown, kMostSlowdown) - slowdown_);
 }
 
-Scheduler::Batch Scheduler::PlanBatch() {
+// The next step, or, while one is under way, what goes in between.
+std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
   const int64_t now = clock_.SteadyNanos();
   KeepPromptsInTime(now);
+  std::vector<CallOrder> prompts_under_way;
+  if (under_way_ != nullptr) {
+    for (const Batch::Part& part : under_way_->parts) {
+      if (!part.decode) prompts_under_way.push_back(part.call->order);
+    }
+  }
   std::vector<RunningCall> running;
   std::vector<Call*> candidates;
   int32_t decode_rows = 0;
   for (const auto& [ticket, call] : calls_) {
     if (call->phase != Phase::kRunning) continue;
+    const bool decoding = call->session->decoding();
+    if (under_way_ != nullptr &&
+        (decoding || UnderWay(*call) ||
+         !GoesBetween(call->order, call->steps > 0, prompts_under_way, now))) {
+      continue;
+    }
     const bool room = call->sink->HasRoom();
     if (room && call->paused_since_ns != 0) call->pacer.Skip(now - call->paused_since_ns);
     call->paused_since_ns = room ? 0 : (call->paused_since_ns != 0 ? call->paused_since_ns : now);
     running.push_back({.order = call->order,
-                       .decoding = call->session->decoding(),
+                       .decoding = decoding,
                        .pending_rows = call->session->pending_rows(),
                        .ready_rows = call->session->ready_rows(),
                        .paused = !room});
     candidates.push_back(call.get());
-    if (running.back().decoding && room) ++decode_rows;
+    if (decoding && room) ++decode_rows;
   }
-  Batch batch;
-  batch.alone = calls_.size() == 1 && decode_rows == 0 && now - interrupted_ns_ > kCalmNs;
-  const int32_t piece_rows = batch.alone ? kAloneRows : sizer_.Rows(decode_rows);
+  auto batch = std::make_unique<Batch>();
+  batch->has_decode = decode_rows > 0;
+  const bool streams = batch->has_decode || under_way_ != nullptr;
+  const int32_t piece_rows = streams ? sizer_.Rows(decode_rows) : kQuietRows;
   for (const PlannedRows& planned : PlanStep(running, piece_rows, now)) {
     Call* call = candidates[planned.call];
-    const auto context = static_cast<int32_t>(batch.views.size());
-    batch.views.push_back(call->session->View());
+    const auto context = static_cast<int32_t>(batch->views.size());
+    batch->views.push_back(call->session->View());
     const bool decode = running[planned.call].decoding;
-    const bool wants_logits = call->session->AppendRows(planned.rows, context, &batch.rows);
-    batch.parts.push_back(
+    const bool wants_logits = call->session->AppendRows(planned.rows, context, &batch->rows);
+    batch->parts.push_back(
         {.call = call, .rows = planned.rows, .decode = decode, .wants_logits = wants_logits});
-    batch.has_prefill = batch.has_prefill || !decode;
+    batch->has_prefill = batch->has_prefill || !decode;
   }
   return batch;
 }
 
-void Scheduler::AfterStep(const Batch& batch, int64_t started_ns, int64_t ended_ns) {
+void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
+  if (batch.has_prefill) ObservePrefill(batch);
+  const int64_t ended_ns = clock_.SteadyNanos();
   const auto vocab = static_cast<size_t>(model_.info().vocab_size);
   size_t next_logits = 0;
   for (const Batch::Part& part : batch.parts) {
     Call& call = *part.call;
-    metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, started_ns, ended_ns);
+    metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, batch.started_ns,
+                  ended_ns);
     call.session->Advance(part.rows);
     if (part.wants_logits) {
-      TakeToken(call, {logits_.data() + next_logits * vocab, vocab});
+      TakeToken(call, logits.subspan(next_logits * vocab, vocab));
       ++next_logits;
     } else if (call.request.rebuild && call.session->pending_rows() == 0) {
       call.unanswered = true;
@@ -153,7 +187,7 @@ void Scheduler::KeepPromptsInTime(int64_t now_ns) {
   std::vector<Call*> calls;
   std::vector<PromptTurn> prompts;
   for (const auto& [ticket, call] : calls_) {
-    if (call->phase != Phase::kRunning || call->session->decoding()) continue;
+    if (call->phase != Phase::kRunning || call->session->decoding() || UnderWay(*call)) continue;
     const int32_t level = engine::LevelIndex(model_.info(), call->session->level_percent());
     if (level < 0) continue;
     calls.push_back(call.get());

@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <semaphore>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "engine/model/testing.h"
 #include "model_worker/scheduler_testing.h"
@@ -82,12 +87,12 @@ TEST(SchedulerTest, CancelStopsWithinAStepAndKeepsThePartialAnswer) {
   const auto outcome = call.sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->reason, FinishReason::kCancelled);
-  EXPECT_EQ(stepped.Steps(), 5) << "nothing is computed after the step that was under way";
+  EXPECT_EQ(stepped.Steps(), 5) << "the step that was under way is given up";
   rig.store.With([&](FakeStore::State& state) {
     const engine::Segment& answer = state.contexts["c"].segments.back();
     EXPECT_TRUE(answer.cancelled);
     EXPECT_EQ(answer.text, outcome->text);
-    EXPECT_EQ(answer.text.size(), 5u);
+    EXPECT_EQ(answer.text.size(), 4u);
   });
 }
 
@@ -171,66 +176,147 @@ TEST(SchedulerTest, AnotherPromptAfterACancelledOneTakesWhatFitsAndIsNoFault) {
   });
 }
 
-TEST(SchedulerTest, ArrivalCutsALongPieceShort) {
+// A rig whose steps of many rows last until they are released.
+struct LongSteps {
+  LongSteps() {
+    stepped.on_step = [this] {
+      absl::MutexLock lock(&stepped.mutex);
+      rows.push_back(stepped.rows);
+    };
+    stepped.model.may_finish = [this](const engine::Batch& batch) {
+      const bool many = static_cast<int32_t>(batch.rows.size()) > kMany;
+      if (many) begun = true;
+      return !many || released;
+    };
+  }
+  // A call with a long prompt, whose first step has begun and does not end.
+  Rig::Running BeginLong(int64_t deadline_ns = 0) {
+    CallRequest request = Rig::Ask("", std::string(190, 'x'), 4);
+    request.deadline_steady_ns = deadline_ns;
+    Rig::Running call = rig.Submit(std::move(request));
+    while (!begun) std::this_thread::yield();
+    return call;
+  }
+  Rig::Running Submit(int64_t deadline_ns) {
+    CallRequest request = Rig::Ask("", "hello", 4);
+    request.deadline_steady_ns = deadline_ns;
+    return rig.Submit(std::move(request));
+  }
+  // Steps of many rows that were begun.
+  int ManyRows() {
+    absl::MutexLock lock(&stepped.mutex);
+    return static_cast<int>(
+        std::count_if(rows.begin(), rows.end(), [](int32_t count) { return count > kMany; }));
+  }
+
+  static constexpr int32_t kMany = 100;
+  SteppedModel stepped{kFakeVocab};
+  std::vector<int32_t> rows;  // of each step; guarded by stepped.mutex
+  std::atomic<bool> begun{false};
+  std::atomic<bool> released{false};
+  Rig rig{stepped.model};
+};
+
+TEST(SchedulerTest, AnUrgentPromptGoesInBetweenAndNothingIsComputedTwice) {
+  LongSteps steps;
+  const int64_t now = Clock::Real().SteadyNanos();
+  const auto longer = steps.BeginLong();
+  const auto urgent = steps.Submit(now + kNanosPerSecond);
+  urgent.sink->WaitForTokens(1);
+  EXPECT_EQ(longer.sink->tokens(), 0);
+  steps.released = true;
+  ASSERT_TRUE(urgent.sink->Wait().ok());
+  const auto outcome = longer.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(steps.ManyRows(), 1);
+  EXPECT_EQ(outcome->text, steps.BeginLong().sink->Wait()->text);
+}
+
+TEST(SchedulerTest, AShortPromptIsNotStuckBehindALongStep) {
+  LongSteps steps;
+  const auto longer = steps.BeginLong();
+  steps.Submit(0).sink->WaitForTokens(1);
+  EXPECT_EQ(longer.sink->tokens(), 0);
+  steps.released = true;
+  EXPECT_TRUE(longer.sink->Wait().ok());
+}
+
+TEST(SchedulerTest, LaterDeadlinesWaitForTheStepUnderWay) {
+  LongSteps steps;
+  const int64_t now = Clock::Real().SteadyNanos();
+  const auto longer = steps.BeginLong(now + 20 * kNanosPerSecond);
+  const auto later = steps.Submit(now + 30 * kNanosPerSecond);
+  const auto none = steps.Submit(0);
+  // Prepared after both, so that they could have gone by now.
+  steps.Submit(now + 10 * kNanosPerSecond).sink->WaitForTokens(1);
+  EXPECT_EQ(later.sink->tokens(), 0);
+  EXPECT_EQ(none.sink->tokens(), 0);
+  steps.released = true;
+  for (const auto& call : {longer, later, none}) EXPECT_TRUE(call.sink->Wait().ok());
+}
+
+TEST(SchedulerTest, ALongStepIsGivenUpWhenItsCallIsCancelledOrItsLeaseBreaks) {
+  LongSteps steps;
+  const auto cancelled = steps.BeginLong();
+  steps.rig.scheduler.Cancel(cancelled.ticket);
+  EXPECT_EQ(cancelled.sink->Wait().status().code(), absl::StatusCode::kCancelled);
+  steps.begun = false;
+  const auto broken = steps.BeginLong();
+  steps.rig.scheduler.FailLeases(absl::UnavailableError("store gone"));
+  EXPECT_EQ(broken.sink->Wait().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(steps.released);
+}
+
+TEST(SchedulerTest, CancelCostsNeighboursNothing) {
   SteppedModel stepped(kFakeVocab);
-  std::vector<int32_t> rows;
   std::binary_semaphore reached(0);
   std::binary_semaphore go(0);
-  bool gate = false;
+  bool gated = false;
   stepped.on_step = [&] {
-    rows.push_back(stepped.rows);
-    if (!gate) return;
-    gate = false;
+    if (stepped.contexts < 2 || std::exchange(gated, true)) return;
     reached.release();
     go.acquire();
   };
-  // A row is thought to take 5 ms: pieces of 8 rows where others wait.
-  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
-  const std::string prompt(190, 'x');
-  const auto alone = rig.Submit(Rig::Ask("", prompt, 4)).sink->Wait();
-  ASSERT_TRUE(alone.ok());
-  EXPECT_GT(rows[0], 100) << "nobody waits: a long piece";
-
-  rows.clear();
-  gate = true;
-  const auto longer = rig.Submit(Rig::Ask("", prompt, 4));
+  Rig rig(stepped.model);
+  const auto first = rig.Submit(Rig::Ask("a", "hello", 100));
+  const auto second = rig.Submit(Rig::Ask("b", "hello", 100));
   reached.acquire();
-  const auto other = rig.Submit(Rig::Ask("", "hello", 4));
+  rig.scheduler.Cancel(first.ticket);
   go.release();
-  ASSERT_TRUE(other.sink->Wait().ok());
-  EXPECT_EQ(longer.sink->Wait()->text, alone->text);
-  ASSERT_GT(rows.size(), 8u);
-  EXPECT_LE(rows[1], 9) << "then short pieces";
+  const auto outcome = second.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->tokens.size(), 100u);
+  const auto cut = first.sink->Wait();
+  // Cancelled before its first token, it has no answer.
+  EXPECT_EQ(cut.ok() ? cut->reason : FinishReason::kCancelled, FinishReason::kCancelled);
+  EXPECT_EQ(outcome->text, rig.Submit(Rig::Ask("", "hello", 100)).sink->Wait()->text);
 }
 
 TEST(SchedulerTest, LongPrefillLetsOthersStream) {
   SteppedModel stepped(kFakeVocab);
-  std::binary_semaphore reached(0);
-  std::binary_semaphore go(0);
   auto talker = std::make_shared<RecordingSink>();
+  auto longer = std::make_shared<RecordingSink>();
   std::vector<int>
       streamed;  // the talker's tokens at each step that it shares with the long prefill
   stepped.on_step = [&] {
-    if (stepped.Steps() == 1) {
-      reached.release();
-      go.acquire();
-    }
     absl::MutexLock lock(&stepped.mutex);
     if (stepped.contexts == 2 && stepped.rows > 2) streamed.push_back(talker->tokens());
   };
+  // The talker streams when the long prompt comes.
+  stepped.model.may_finish = [&](const engine::Batch&) {
+    return talker->tokens() < 3 || longer->accepted().prefill_tokens > 0;
+  };
+  // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
   Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
-  // Both arrive while a step is under way, and start together after it.
-  const auto plug = rig.Submit(Rig::Ask("", "x", 1));
-  reached.acquire();
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
-  const auto longer = rig.Submit(Rig::Ask("b", std::string(200, 'x'), 2));
-  go.release();
-  ASSERT_TRUE(longer.sink->Wait().ok());
+  talker->WaitForTokens(3);
+  ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("b", std::string(200, 'x'), 2), longer).ok());
+  ASSERT_TRUE(longer->Wait().ok());
   ASSERT_TRUE(talker->Wait().ok());
   absl::MutexLock lock(&stepped.mutex);
-  ASSERT_GE(streamed.size(), 4u) << "the prefill was cut";
+  ASSERT_GE(streamed.size(), 10u) << "the prefill was cut";
   for (size_t i = 1; i < streamed.size(); ++i) {
-    EXPECT_TRUE(streamed[i - 1] == 0 || streamed[i] > streamed[i - 1]) << "piece " << i;
+    EXPECT_GT(streamed[i], streamed[i - 1]) << "piece " << i;
   }
 }
 

@@ -250,6 +250,11 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     return tokens_;
   }
+  void WaitForTokens(int count) const {
+    const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tokens_ >= count; };
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&enough));
+  }
   CallAccepted accepted() const {
     absl::MutexLock lock(&mutex_);
     return accepted_;
