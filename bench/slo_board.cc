@@ -45,6 +45,7 @@ struct Session {
   size_t variant = 0;        // now
   size_t first_variant = 0;  // of the first token
   model_worker::Pacer pacer;
+  bool in_pass = false;  // has rows in a pass that has begun
 
   bool decoding() const { return generated > 0; }
 };
@@ -185,56 +186,120 @@ class BoardRun {
     }
   }
 
-  // One pass of the engine.
-  void Step() {
+  // One pass of the engine, as model_worker/scheduler_step.cc plans it; `between` the beginning and
+  // the end of another one: of the prompts that may go there. False: nothing is to be computed.
+  bool Step(bool between = false) {
     const int64_t now = clock_.SteadyNanos();
     if (policy_.drops_level) KeepPromptsInTime(now);
     std::vector<model_worker::RunningCall> rows;
+    std::vector<Session*> sessions;
     int32_t decode_rows = 0;
     for (const auto& session : running_) {
+      if (session->in_pass || (between && !MayGoBetween(*session, now))) continue;
       const int32_t pending = session->decoding() ? 1 : session->prefill - session->computed;
       rows.push_back({.order = OrderOf(*session),
                       .decoding = session->decoding(),
                       .pending_rows = pending,
                       .ready_rows = pending,
                       .paused = false});
+      sessions.push_back(session.get());
       decode_rows += session->decoding() ? 1 : 0;
     }
-    const bool alone = running_.size() == 1 && decode_rows == 0;
-    const int32_t piece_rows = alone ? model_worker::kQuietRows : sizer_.Rows(decode_rows);
+    const int32_t piece_rows = PieceRows(sessions, decode_rows, between, now);
     const std::vector<model_worker::PlannedRows> plan =
         model_worker::PlanStep(rows, piece_rows, now);
+    if (plan.empty()) return false;
     std::vector<StepPart> parts;
     int32_t all_rows = 0;
+    double expected_ms = 0;
     bool prefills = false;
     for (const model_worker::PlannedRows& planned : plan) {
-      const Session& session = *running_[planned.call];
+      Session& session = *sessions[planned.call];
+      session.in_pass = true;
       parts.push_back({&VariantOf(session).times, planned.rows, session.computed});
+      expected_ms += planned.rows * paces_[session.variant].row_ms;
       all_rows += planned.rows;
       prefills = prefills || !session.decoding();
     }
     const double ms = StepMs(parts);
-    clock_.Advance(std::max<int64_t>(1, Nanos(ms)));
-    if (prefills && !alone) sizer_.Observe(all_rows, ms * 1e3);
+    const int64_t ns = std::max<int64_t>(1, Nanos(ms));
+    if (between) {
+      clock_.Advance(ns);
+    } else {
+      Compute(ns);
+    }
+    if (prefills && decode_rows > 0) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
+    if (prefills && static_cast<size_t>(all_rows) >= model_worker::Slowdown::kManyRows) {
+      slowdown_.Observe(ms, expected_ms);
+    }
     for (const model_worker::PlannedRows& planned : plan) {
-      After(running_[planned.call].get(), planned.rows);
+      sessions[planned.call]->in_pass = false;
+      After(sessions[planned.call], planned.rows);
     }
     std::erase_if(running_,
                   [](const auto& session) { return session->generated >= session->answer; });
+    return true;
+  }
+
+  int32_t PieceRows(const std::vector<Session*>& sessions, int32_t decode_rows, bool between,
+                    int64_t now) const {
+    if (decode_rows == 0 && !between) return model_worker::kQuietRows;
+    std::vector<model_worker::AnswerTurn> answers;
+    std::vector<model_worker::PromptTurn> prompts;
+    for (const Session* session : sessions) {
+      if (session->decoding()) {
+        answers.push_back({.pacer = &session->pacer, .level = session->variant});
+      } else {
+        prompts.push_back(TurnOf(*session));
+      }
+    }
+    const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));
+    return RowsBeside(paces_, answers, prompts, at_most, slowdown_.value(), now);
+  }
+
+  static model_worker::PromptTurn TurnOf(const Session& session) {
+    return {.pacer = &session.pacer,
+            .order = OrderOf(session),
+            .rows = session.prefill - session.computed,
+            .level = session.variant};
+  }
+
+  // Lets a pass of `left_ns` go by, which those who arrive, or may start at last, may go between.
+  void Compute(int64_t left_ns) {
+    while (left_ns > 0) {
+      int64_t next_ns = left_ns;
+      if (next_ < calls_.size()) {
+        next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - clock_.SteadyNanos()));
+      }
+      if (!waiting_.empty()) next_ns = std::min(next_ns, kPollNs);
+      clock_.Advance(next_ns);
+      left_ns -= next_ns;
+      if (left_ns == 0) return;
+      Admit();
+      Start();
+      while (Step(/*between=*/true)) {
+      }
+    }
+  }
+
+  bool MayGoBetween(const Session& session, int64_t now) const {
+    if (session.decoding()) return false;
+    std::vector<model_worker::CallOrder> under_way;
+    for (const auto& other : running_) {
+      if (other->in_pass && !other->decoding()) under_way.push_back(OrderOf(*other));
+    }
+    return GoesBetween(OrderOf(session), session.computed > 0, under_way, now);
   }
 
   void KeepPromptsInTime(int64_t now) {
     std::vector<Session*> sessions;
     std::vector<model_worker::PromptTurn> prompts;
     for (const auto& session : running_) {
-      if (session->decoding()) continue;
+      if (session->decoding() || session->in_pass) continue;
       sessions.push_back(session.get());
-      prompts.push_back({.pacer = &session->pacer,
-                         .order = OrderOf(*session),
-                         .rows = session->prefill - session->computed,
-                         .level = session->variant});
+      prompts.push_back(TurnOf(*session));
     }
-    const std::vector<size_t> kept = KeepPrompts(paces_, prompts, /*slowdown=*/1, now);
+    const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_.value(), now);
     for (size_t i = 0; i < kept.size(); ++i) sessions[i]->variant = kept[i];
   }
 
@@ -319,6 +384,7 @@ class BoardRun {
   corpus::Rng rng_;
   LiveCorrection live_;
   std::vector<model_worker::LevelPace> paces_;
+  model_worker::Slowdown slowdown_;
   std::optional<orchestrator::CostParameters> lowest_;  // that calls may fall to
   const int64_t start_ns_;
   size_t next_ = 0;

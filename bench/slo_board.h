@@ -5,8 +5,7 @@
 // times, slo_replay.h runs the same trace for real.
 //
 // Simpler than the real board, and slower where it differs: reading with the TLM and switching hold
-// up the engine, a pass that runs when a call arrives is finished first, and a call starts between
-// two passes only.
+// up the engine.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,24 @@
 #include "model_worker/pace.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <vector>
 
 namespace withy::model_worker {
+namespace {
+
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+// Of the time that is left, what a prompt that falls to a lower level may take there.
+constexpr double kFallShare = 0.97;
+// Rows that are worth a place beside answers.
+constexpr int32_t kFewRows = 16;
+
+double MillisUntil(int64_t then_ns, int64_t now_ns) {
+  return static_cast<double>(then_ns - now_ns) / 1e6;
+}
+
+}  // namespace
 
 void Pacer::OnToken(int64_t now_ns) {
   if (tokens_++ == 0) {
@@ -35,12 +49,12 @@ double Pacer::TokenMs() const {
 bool Pacer::InTime(double token_ms) const {
   const int32_t left = max_tokens_ - tokens_;
   if (limits_.end_by_ns != 0) {
-    const double left_ms = static_cast<double>(limits_.end_by_ns - last_ns_) / 1e6;
+    const double left_ms = MillisUntil(limits_.end_by_ns, last_ns_);
     if (left * token_ms > left_ms) return false;
   }
   if (limits_.tpot_ms > 0) {
     const int32_t ahead = std::min(left, kHorizon);
-    const double elapsed_ms = static_cast<double>(last_ns_ - first_ns_) / 1e6;
+    const double elapsed_ms = MillisUntil(last_ns_, first_ns_);
     if (elapsed_ms + ahead * token_ms > limits_.tpot_ms * (tokens_ - 1 + ahead)) return false;
   }
   return true;
@@ -49,9 +63,21 @@ bool Pacer::InTime(double token_ms) const {
 size_t Pacer::ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
                               double slowdown, int64_t now_ns) const {
   if (limits_.first_token_by_ns == 0) return level;
-  const double left_ms = static_cast<double>(limits_.first_token_by_ns - now_ns) / 1e6;
-  while (level > 0 && rows * levels[level].row_ms * slowdown > left_ms) --level;
+  const double left_ms = MillisUntil(limits_.first_token_by_ns, now_ns);
+  const auto rows_ms = [&] { return rows * levels[level].row_ms * slowdown; };
+  if (rows_ms() <= left_ms) return level;
+  while (level > 0 && rows_ms() > kFallShare * left_ms) --level;
   return level;
+}
+
+double Pacer::SpareMs(int64_t now_ns) const {
+  if (limits_.tpot_ms <= 0 || tokens_ == 0) return kNoLimit;
+  return limits_.tpot_ms * tokens_ - MillisUntil(now_ns, first_ns_);
+}
+
+double Pacer::PromptSpareMs(double rows_ms, int64_t now_ns) const {
+  if (limits_.first_token_by_ns == 0) return kNoLimit;
+  return MillisUntil(limits_.first_token_by_ns, now_ns) - rows_ms;
 }
 
 size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
@@ -63,6 +89,13 @@ size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
   }
   if (chosen != level) known_ = 0;
   return chosen;
+}
+
+void Slowdown::Observe(double ms, double expected_ms) {
+  constexpr double kWeight = 0.2;
+  constexpr double kMost = 4;
+  if (expected_ms > 0)
+    value_ += kWeight * (std::clamp(ms / expected_ms, 1 / kMost, kMost) - value_);
 }
 
 std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
@@ -82,6 +115,38 @@ std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
     before_ms += prompt.rows * levels[kept[i]].row_ms * slowdown;
   }
   return kept;
+}
+
+double RowShare(std::span<const LevelPace> levels, std::span<const PromptTurn> prompts) {
+  double row_ms = 0;
+  for (const PromptTurn& prompt : prompts) row_ms = std::max(row_ms, levels[prompt.level].row_ms);
+  const double full_ms = levels.back().row_ms;
+  return row_ms > 0 && full_ms > 0 ? std::min(1.0, row_ms / full_ms) : 1;
+}
+
+int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn> answers,
+                   std::span<const PromptTurn> prompts, int32_t at_most, double slowdown,
+                   int64_t now_ns) {
+  double step_ms = 0;
+  double spare_ms = kNoLimit;
+  for (const AnswerTurn& answer : answers) {
+    step_ms = std::max(step_ms, levels[answer.level].token_ms);
+    const double ms = answer.pacer->SpareMs(now_ns);
+    if (ms > 0) spare_ms = std::min(spare_ms, ms);
+  }
+  double row_ms = 0;
+  for (const PromptTurn& prompt : prompts) {
+    const double ms = levels[prompt.level].row_ms * slowdown;
+    row_ms = std::max(row_ms, ms);
+    const double patience_ms = MillisUntil(prompt.order.arrived_ns + kPatienceNs, now_ns);
+    const double may_wait_ms =
+        std::min(patience_ms, prompt.pacer->PromptSpareMs(prompt.rows * ms, now_ns));
+    if (may_wait_ms < step_ms) return at_most;
+  }
+  const double room_ms = spare_ms - step_ms;
+  if (row_ms <= 0 || room_ms >= at_most * row_ms) return at_most;
+  const auto rows = static_cast<int32_t>(std::max(0.0, room_ms / row_ms));
+  return rows < kFewRows ? 0 : rows;
 }
 
 }  // namespace withy::model_worker

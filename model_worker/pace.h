@@ -48,6 +48,11 @@ class Pacer {
   size_t ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
                          double slowdown, int64_t now_ns) const;
 
+  // How long the next token may take without falling behind the limit; infinity: there is none.
+  double SpareMs(int64_t now_ns) const;
+  // How long the prompt may wait when its rows take `rows_ms`; likewise.
+  double PromptSpareMs(double rows_ms, int64_t now_ns) const;
+
   // The level to go on at after a token: `level`, or a lower one when the answer would miss a limit
   // at the pace of its last tokens; the highest that makes it, else the lowest.
   size_t Choose(std::span<const LevelPace> levels, size_t level);
@@ -65,6 +70,26 @@ class Pacer {
   int32_t known_ = 0;                  // times seen at the present level
 };
 
+// What rows of prompts take lately, of LevelPace. Not thread-safe.
+class Slowdown {
+ public:
+  // Fewer rows are bound by the weights, and say nothing.
+  static constexpr size_t kManyRows = 16;
+
+  double value() const { return value_; }
+  // A step whose rows take `expected_ms` by LevelPace.
+  void Observe(double ms, double expected_ms);
+
+ private:
+  double value_ = 1;
+};
+
+// An answer that goes on in the next step.
+struct AnswerTurn {
+  const Pacer* pacer = nullptr;
+  size_t level = 0;
+};
+
 // A prompt that is being computed.
 struct PromptTurn {
   const Pacer* pacer = nullptr;
@@ -78,5 +103,16 @@ struct PromptTurn {
 std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
                                 std::span<const PromptTurn> prompts, double slowdown,
                                 int64_t now_ns);
+
+// Of a row of the full model, what each row of these prompts takes at most; 1: there are none.
+double RowShare(std::span<const LevelPace> levels, std::span<const PromptTurn> prompts);
+
+// Rows of prompts in the next step, `at_most` or fewer: as many as the answers beside them bear at
+// their pace, none while they bear few, as long as every prompt can wait for that step and be in
+// time at its level. A prompt without a limit waits kPatienceNs after its arrival at most; an
+// answer that is late already counts no more.
+int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn> answers,
+                   std::span<const PromptTurn> prompts, int32_t at_most, double slowdown,
+                   int64_t now_ns);
 
 }  // namespace withy::model_worker

@@ -102,6 +102,70 @@ TEST(PacerTest, APromptFallsForThoseWhoseTurnIsBefore) {
   EXPECT_EQ(KeepPrompts(kLevels, prompts, 1, 0), (std::vector<size_t>{2})) << "alone it is in time";
 }
 
+TEST(PacerTest, WhatFallsHasSomeTimeToSpare) {
+  // 60 % takes 1.2 ms a row: 100 rows are 120 ms, and 122 are left.
+  const Pacer pacer({.first_token_by_ns = 122 * kMs}, 10);
+  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 1, 100, 1, 0), 1u) << "it is in time where it is";
+  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 100, 1, 0), 0u);
+}
+
+TEST(SlowdownTest, FollowsWhatIsSeen) {
+  Slowdown slowdown;
+  for (int i = 0; i < 50; ++i) slowdown.Observe(150, 100);
+  EXPECT_NEAR(slowdown.value(), 1.5, 0.01);
+  slowdown.Observe(1e6, 100);
+  EXPECT_LT(slowdown.value(), 2.1) << "one stall is not the pace";
+  slowdown.Observe(100, 0);
+  EXPECT_LT(slowdown.value(), 2.1) << "nothing was expected";
+}
+
+// An answer at the full level that has had `tokens` tokens, 10 ms apart, and may take 12 a token.
+struct Beside {
+  explicit Beside(int tokens, double tpot_ms = 12) : answer({.tpot_ms = tpot_ms}, 1000) {
+    answer.Tokens(tokens, 10);
+  }
+  int32_t Rows(const PaceLimits& limits, int32_t rows, size_t level, int32_t at_most = 64,
+               double slowdown = 1, int64_t arrived_ns = 0) const {
+    const Pacer pacer(limits, 10);
+    const std::vector<AnswerTurn> answers = {{.pacer = &answer.pacer, .level = answer.level}};
+    const std::vector<PromptTurn> prompts = {
+        {.pacer = &pacer, .order = {.arrived_ns = arrived_ns}, .rows = rows, .level = level}};
+    return RowsBeside(kLevels, answers, prompts, at_most, slowdown, answer.now_ns);
+  }
+  Answer answer;
+};
+
+TEST(RowsBesideTest, AsManyAsTheAnswerBears) {
+  const PaceLimits later{.first_token_by_ns = 10'000 * kMs};
+  EXPECT_EQ(Beside(1).Rows(later, 300, 2), 0) << "2 ms to spare, a row takes as much";
+  EXPECT_EQ(Beside(21).Rows(later, 300, 2), 21) << "42 ms to spare";
+  EXPECT_EQ(Beside(21).Rows(later, 300, 1), 35);
+  EXPECT_EQ(Beside(21).Rows(later, 300, 0), 64) << "at most";
+  EXPECT_EQ(Beside(21).Rows(later, 300, 1, 64, 2), 17);
+  EXPECT_EQ(Beside(21, 0).Rows(later, 300, 2), 64) << "it has no limit";
+  EXPECT_EQ(Beside(21, 5).Rows(later, 300, 2), 64) << "it is late already";
+}
+
+TEST(RowsBesideTest, APromptThatCannotWaitGoesOn) {
+  const auto due_in = [](int64_t ms) { return PaceLimits{.first_token_by_ns = (10 + ms) * kMs}; };
+  EXPECT_EQ(Beside(1).Rows(due_in(615), 300, 2), 0) << "600 ms of work, 15 to spare";
+  EXPECT_EQ(Beside(1).Rows(due_in(605), 300, 2), 64) << "a step of the answer takes 10";
+  EXPECT_EQ(Beside(1).Rows(due_in(605), 300, 1), 0) << "at 60 % it can wait";
+}
+
+TEST(RowsBesideTest, PatienceHasAnEnd) {
+  EXPECT_EQ(Beside(1).Rows({}, 300, 2), 0);
+  EXPECT_EQ(Beside(1).Rows({}, 300, 2, 64, 1, -kPatienceNs), 64);
+}
+
+TEST(RowsBesideTest, WithoutAnswersThePieceIsWhatItMayBe) {
+  const Pacer pacer({.first_token_by_ns = 1000 * kMs}, 10);
+  const std::vector<PromptTurn> prompts = {{.pacer = &pacer, .order = {}, .rows = 9, .level = 1}};
+  EXPECT_EQ(RowsBeside(kLevels, {}, prompts, 64, 1, 0), 64);
+  EXPECT_DOUBLE_EQ(RowShare(kLevels, prompts), 0.6);
+  EXPECT_DOUBLE_EQ(RowShare(kLevels, {}), 1);
+}
+
 TEST(PacerTest, TheLastTokenChangesNothing) {
   EXPECT_EQ(Answer({.tpot_ms = 1}, 1).Tokens(1, 100), 2u);
   EXPECT_EQ(Answer({.tpot_ms = 1}, 2).Tokens(1, 100), 0u);

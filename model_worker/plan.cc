@@ -126,16 +126,16 @@ PieceSizer::PieceSizer(double us_per_row, int32_t piece_ms, int32_t max_rows)
       rows_(std::clamp(kCautious * piece_us_ / std::max(us_per_row, 0.001),
                        static_cast<double>(kMinRows), static_cast<double>(max_rows_))) {}
 
-int32_t PieceSizer::Rows(int32_t decode_rows) const {
-  const int32_t rows = static_cast<int32_t>(rows_) - decode_rows;
+int32_t PieceSizer::Rows(int32_t decode_rows, double share) const {
+  const auto rows = static_cast<int32_t>(std::max(0.0, rows_ - decode_rows) / share);
   return std::clamp(rows / kRowStep * kRowStep, kMinRows, max_rows_);
 }
 
-void PieceSizer::Observe(int32_t rows, double elapsed_us) {
+void PieceSizer::Observe(double full_rows, double elapsed_us) {
   const double used = elapsed_us / piece_us_;  // share of the time a piece may take
   if (used > 1.0) {
-    rows_ = std::min(rows_, std::max(rows / std::min(used, kMaxShrink), 1.0 * kMinRows));
-  } else if (rows >= Rows(0) && used < kFullEnough) {
+    rows_ = std::min(rows_, std::max(full_rows / std::min(used, kMaxShrink), 1.0 * kMinRows));
+  } else if (full_rows >= Rows(0) && used < kFullEnough) {
     rows_ = std::min(rows_ * std::min(kMaxGrowth, kAim / used), 1.0 * max_rows_);
   }
 }

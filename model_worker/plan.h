@@ -70,7 +70,8 @@ bool GoesBetween(const CallOrder& prompt, bool begun, std::span<const CallOrder>
                  int64_t now_ns);
 
 // How many rows fit into one piece, learned from the steps that ran: shrinks at once when a step
-// took too long, grows by a quarter at most when a full one left time. Not thread-safe.
+// took too long, grows by a quarter at most when a full one left time. Counts rows of the full
+// model; those of a lower level count as the share of it that they take. Not thread-safe.
 class PieceSizer {
  public:
   static constexpr int32_t kMinRows = 8;  // below this a step costs nearly the same
@@ -79,9 +80,10 @@ class PieceSizer {
   PieceSizer(double us_per_row, int32_t piece_ms, int32_t max_rows);
 
   // Rows of prefill beside `decode_rows` rows of decode; kMinRows..max_rows, whole multiples of 8.
-  int32_t Rows(int32_t decode_rows) const;
-  // A step of `rows` rows in all took `elapsed_us`.
-  void Observe(int32_t rows, double elapsed_us);
+  // `share`: of a full row that each takes, (0, 1].
+  int32_t Rows(int32_t decode_rows, double share = 1) const;
+  // A step of `full_rows` rows in all took `elapsed_us`.
+  void Observe(double full_rows, double elapsed_us);
 
  private:
   const double piece_us_;

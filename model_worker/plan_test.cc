@@ -193,5 +193,14 @@ TEST(PieceSizerTest, LastShortPiecesDoNotShrinkTheNextOnes) {
   EXPECT_EQ(sizer.Rows(0), before);
 }
 
+TEST(PieceSizerTest, RowsOfLowerLevelsAreMore) {
+  PieceSizer sizer(/*us_per_row=*/1000, /*piece_ms=*/50, /*max_rows=*/256);
+  EXPECT_EQ(sizer.Rows(0), 32) << "35, in whole eights";
+  EXPECT_EQ(sizer.Rows(0, 0.25), 136);
+  EXPECT_EQ(sizer.Rows(5, 0.25), 120);
+  EXPECT_EQ(sizer.Rows(0, 0.01), 256) << "no more than there may be";
+  EXPECT_EQ(sizer.Rows(100, 0.25), 8) << "nor fewer than go on";
+}
+
 }  // namespace
 }  // namespace withy::model_worker

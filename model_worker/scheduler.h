@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -127,9 +128,11 @@ class Scheduler {
   void TakeToken(Call& call, std::span<const float> logits);
   void ClaimAhead(Call& call);
   void ObservePrefill(const Batch& batch);
+  int32_t PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns);
   void KeepPromptsInTime(int64_t now_ns);
   void KeepPace(Call& call);
   void Fall(Call& call, size_t from, size_t to);
+  std::optional<size_t> LevelOf(const Call& call) const;
   void DropStalled();
 
   void Commit(Call& call);
@@ -164,7 +167,7 @@ class Scheduler {
   std::vector<float> logits_;          // [max_batch, vocab], of the step under way
   std::vector<float> between_logits_;  // the same of a step in between
   const std::vector<LevelPace> paces_;
-  double slowdown_ = 1;  // what rows of prompts took lately, of paces_
+  Slowdown slowdown_;
 
   std::shared_ptr<Link> link_;  // how lease events find this object, as long as it is there
   TaskThread office_;           // encodes, names and hashes, so that steps do not wait for it

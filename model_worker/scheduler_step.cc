@@ -65,20 +65,13 @@ bool Scheduler::UnderWay(const Call& call) const {
 }
 
 void Scheduler::ObservePrefill(const Batch& batch) {
-  constexpr size_t kManyRows = 16;  // fewer are bound by the weights
-  constexpr double kWeight = 0.2;
-  constexpr double kMostSlowdown = 4;
-  if (batch.has_decode) {
-    sizer_.Observe(static_cast<int32_t>(batch.rows.size()),
-                   static_cast<double>(batch.computed_ns) / 1e3);
-  }
-  if (batch.rows.size() < kManyRows) return;
+  const double ms = static_cast<double>(batch.computed_ns) / 1e6;
   double expected_ms = 0;
   for (const engine::Row& row : batch.rows) {  // a negative level is the full model
     expected_ms += (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)]).row_ms;
   }
-  const double ratio = static_cast<double>(batch.computed_ns) / 1e6 / expected_ms;
-  slowdown_ += kWeight * (std::clamp(ratio, 1 / kMostSlowdown, kMostSlowdown) - slowdown_);
+  if (batch.has_decode) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
+  if (batch.rows.size() >= Slowdown::kManyRows) slowdown_.Observe(ms, expected_ms);
 }
 
 // The next step, or, while one is under way, what goes in between.
@@ -115,8 +108,7 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
   }
   auto batch = std::make_unique<Batch>();
   batch->has_decode = decode_rows > 0;
-  const bool streams = batch->has_decode || under_way_ != nullptr;
-  const int32_t piece_rows = streams ? sizer_.Rows(decode_rows) : kQuietRows;
+  const int32_t piece_rows = PieceRows(candidates, decode_rows, now);
   for (const PlannedRows& planned : PlanStep(running, piece_rows, now)) {
     Call* call = candidates[planned.call];
     const auto context = static_cast<int32_t>(batch->views.size());
@@ -128,6 +120,26 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
     batch->has_prefill = batch->has_prefill || !decode;
   }
   return batch;
+}
+
+// Rows of prompts in the next step, of `calls`.
+int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns) {
+  if (decode_rows == 0 && under_way_ == nullptr) return kQuietRows;
+  std::vector<AnswerTurn> answers;
+  std::vector<PromptTurn> prompts;
+  for (const Call* call : calls) {
+    const size_t level = LevelOf(*call).value_or(paces_.size() - 1);
+    if (call->session->decoding()) {
+      if (call->paused_since_ns == 0) answers.push_back({.pacer = &call->pacer, .level = level});
+    } else {
+      prompts.push_back({.pacer = &call->pacer,
+                         .order = call->order,
+                         .rows = call->session->pending_rows(),
+                         .level = level});
+    }
+  }
+  const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));
+  return RowsBeside(paces_, answers, prompts, at_most, slowdown_.value(), now_ns);
 }
 
 void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
@@ -188,23 +200,27 @@ void Scheduler::KeepPromptsInTime(int64_t now_ns) {
   std::vector<PromptTurn> prompts;
   for (const auto& [ticket, call] : calls_) {
     if (call->phase != Phase::kRunning || call->session->decoding() || UnderWay(*call)) continue;
-    const int32_t level = engine::LevelIndex(model_.info(), call->session->level_percent());
-    if (level < 0) continue;
+    const std::optional<size_t> level = LevelOf(*call);
+    if (!level.has_value()) continue;
     calls.push_back(call.get());
     prompts.push_back({.pacer = &call->pacer,
                        .order = call->order,
                        .rows = call->session->pending_rows(),
-                       .level = static_cast<size_t>(level)});
+                       .level = *level});
   }
-  const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_, now_ns);
+  const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_.value(), now_ns);
   for (size_t i = 0; i < kept.size(); ++i) Fall(*calls[i], prompts[i].level, kept[i]);
 }
 
 void Scheduler::KeepPace(Call& call) {
+  const std::optional<size_t> level = LevelOf(call);
+  if (level.has_value()) Fall(call, *level, call.pacer.Choose(paces_, *level));
+}
+
+// Index of a call's level among the model's; none: the model has no such level.
+std::optional<size_t> Scheduler::LevelOf(const Call& call) const {
   const int32_t index = engine::LevelIndex(model_.info(), call.session->level_percent());
-  if (index < 0) return;
-  const auto level = static_cast<size_t>(index);
-  Fall(call, level, call.pacer.Choose(paces_, level));
+  return index < 0 ? std::nullopt : std::optional(static_cast<size_t>(index));
 }
 
 void Scheduler::Fall(Call& call, size_t from, size_t to) {

@@ -19,6 +19,13 @@ namespace {
 using engine::FinishReason;
 using testing::HasSubstr;
 
+// Waits until at least so many of the store's 512 blocks are with calls.
+void AwaitClaims(Rig& rig, size_t blocks) {
+  while (rig.store.With([](FakeStore::State& s) { return s.free.size(); }) > 512 - blocks) {
+    std::this_thread::yield();
+  }
+}
+
 TEST(SchedulerTest, AnswersAndCommits) {
   SteppedModel stepped(kFakeVocab);
   Rig rig(stepped.model);
@@ -54,12 +61,16 @@ TEST(SchedulerTest, NextCallOfAContextReusesItsKv) {
 
 TEST(SchedulerTest, CallsShareStepsAndTheSameContextTakesTurns) {
   SteppedModel stepped(kFakeVocab);
+  std::atomic<bool> go = false;
+  stepped.model.may_finish = [&](const engine::Batch&) { return go.load(); };
   Rig rig(stepped.model);
   std::vector<Rig::Running> calls;
   for (int i = 0; i < 6; ++i) {
     calls.push_back(rig.Submit(Rig::Ask("c" + std::to_string(i), "hello", 100)));
   }
   const auto again = rig.Submit(Rig::Ask("c0", "again", 5));
+  AwaitClaims(rig, 6 * 2);
+  go = true;
   for (const auto& call : calls) EXPECT_TRUE(call.sink->Wait().ok());
   EXPECT_TRUE(again.sink->Wait().ok());
   EXPECT_GE(stepped.most_contexts, 4);
@@ -296,6 +307,7 @@ TEST(SchedulerTest, LongPrefillLetsOthersStream) {
   SteppedModel stepped(kFakeVocab);
   auto talker = std::make_shared<RecordingSink>();
   auto longer = std::make_shared<RecordingSink>();
+  std::atomic<bool> go = false;
   std::vector<int>
       streamed;  // the talker's tokens at each step that it shares with the long prefill
   stepped.on_step = [&] {
@@ -304,17 +316,19 @@ TEST(SchedulerTest, LongPrefillLetsOthersStream) {
   };
   // The talker streams when the long prompt comes.
   stepped.model.may_finish = [&](const engine::Batch&) {
-    return talker->tokens() < 3 || longer->accepted().prefill_tokens > 0;
+    return talker->tokens() < 3 || go.load();
   };
   // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
   Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
   talker->WaitForTokens(3);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("b", std::string(200, 'x'), 2), longer).ok());
+  AwaitClaims(rig, 200 / 16 * 2);
+  go = true;
   ASSERT_TRUE(longer->Wait().ok());
   ASSERT_TRUE(talker->Wait().ok());
   absl::MutexLock lock(&stepped.mutex);
-  ASSERT_GE(streamed.size(), 10u) << "the prefill was cut";
+  ASSERT_GE(streamed.size(), 4u) << "the prefill was cut";
   for (size_t i = 1; i < streamed.size(); ++i) {
     EXPECT_GT(streamed[i], streamed[i - 1]) << "piece " << i;
   }
