@@ -125,7 +125,8 @@ class Scheduler {
   bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
   void AfterStep(const Batch& batch, std::span<const float> logits);
   bool UnderWay(const Call& call) const;
-  void TakeToken(Call& call, std::span<const float> logits);
+  bool TakeToken(Call& call, std::span<const float> logits);
+  void GoOn(Call& call);
   void ClaimAhead(Call& call);
   void ObservePrefill(const Batch& batch);
   int32_t PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns);

@@ -147,31 +147,38 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
   const int64_t ended_ns = clock_.SteadyNanos();
   const auto vocab = static_cast<size_t>(model_.info().vocab_size);
   size_t next_logits = 0;
+  bool first_tokens = false;
+  std::vector<Call*> going_on;
   for (const Batch::Part& part : batch.parts) {
     Call& call = *part.call;
     metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, batch.started_ns,
                   ended_ns);
     call.session->Advance(part.rows);
     if (part.wants_logits) {
-      TakeToken(call, logits.subspan(next_logits * vocab, vocab));
-      ++next_logits;
-    } else if (call.request.rebuild && call.session->pending_rows() == 0) {
-      call.unanswered = true;
-      Commit(call);
-    } else {
-      ClaimAhead(call);
+      first_tokens = first_tokens || call.times.first_token_ns == 0;
+      if (!TakeToken(call, logits.subspan(next_logits++ * vocab, vocab))) continue;
     }
+    going_on.push_back(&call);
   }
+  // Every token has been told by now; what is next for their calls makes work for other threads.
+  const auto threads = static_cast<unsigned>(model_.threads());
+  if (first_tokens && threads >= std::thread::hardware_concurrency()) {
+    std::this_thread::sleep_for(kFirstTokenLead);
+  }
+  for (Call* call : going_on) GoOn(*call);
 }
 
-void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
+// Picks a call's next token and tells it; false: the call has failed and is gone.
+bool Scheduler::TakeToken(Call& call, std::span<const float> logits) {
   const int64_t started = clock_.SteadyNanos();
   const auto delta = call.session->TakeLogits(logits);
   const int64_t now = clock_.SteadyNanos();
-  if (!delta.ok()) return Fail(call, Annotate(delta.status(), "sampling"));
+  if (!delta.ok()) {
+    Fail(call, Annotate(delta.status(), "sampling"));
+    return false;
+  }
   metrics_.Sampling(call.request.call_id, started, now);
-  const bool first = call.times.first_token_ns == 0;
-  if (first) {
+  if (call.times.first_token_ns == 0) {
     call.times.first_token_ns = now;
     call.times.prefill = now - call.phase_since_ns;
   }
@@ -183,14 +190,18 @@ void Scheduler::TakeToken(Call& call, std::span<const float> logits) {
     }
   }
   if (delta->token.has_value() || !delta->text.empty()) call.sink->Delta(*delta);
-  const auto threads = static_cast<unsigned>(model_.threads());
-  if (first && threads >= std::thread::hardware_concurrency()) {
-    std::this_thread::sleep_for(kFirstTokenLead);
-  }
+  return true;
+}
+
+// What comes after a call's rows.
+void Scheduler::GoOn(Call& call) {
   if (call.session->finished()) {
     Commit(call);
+  } else if (call.request.rebuild && call.session->pending_rows() == 0) {
+    call.unanswered = true;
+    Commit(call);
   } else {
-    KeepPace(call);
+    if (call.session->decoding()) KeepPace(call);
     ClaimAhead(call);
   }
 }
