@@ -129,6 +129,7 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
   for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
     const Seen seen = Ask(*stub, service.token, RequestFor(prompts.prompts[i].record, {}));
     WITHY_RETURN_IF_ERROR(seen.status);
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(seen.end_to_end_ms));
     if (asked == 0) continue;
     ttft.emplace_back(prompts.facts[i].tokens, seen.ttft_ms);
     if (seen.tpot_ms > 0) tpot.push_back(seen.tpot_ms);

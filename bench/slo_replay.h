@@ -21,7 +21,9 @@ struct ServiceAddress {
 };
 
 // The full model through the idle service, as the caller sees it: TTFT is a + b * prompt tokens,
-// TPOT a constant; medians over single calls, one after another.
+// TPOT a constant; medians over single calls. Between two of them the board idles for as long as
+// the call before took, as it does half of the time in a trace of load 0.5: what has idled is
+// slower at first.
 struct ServiceTimes {
   double ttft_ms = 0;            // a
   double ttft_ms_per_token = 0;  // b

@@ -212,6 +212,7 @@ absl::StatusOr<CalibrationResult> CalibrateTlm(const Run& run, const std::string
     std::string text;
     while (text.size() < point.text_bytes()) text += "a word of the probe and ";
     text.resize(point.text_bytes());
+    engine::Rest();
     const int64_t started = Clock::Real().SteadyNanos();
     WITHY_RETURN_IF_ERROR(tlm->Read(text, {}).status());
     return static_cast<double>(Clock::Real().SteadyNanos() - started) / 1e3;

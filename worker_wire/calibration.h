@@ -19,7 +19,7 @@
 namespace withy::engine {
 
 // Of records that this build reads and writes.
-inline constexpr uint32_t kCalibrationFormat = 1;
+inline constexpr uint32_t kCalibrationFormat = 2;
 
 // Where packed models and their calibrations are kept.
 std::string PackedDir(const std::string& state_dir);

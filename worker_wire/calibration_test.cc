@@ -135,7 +135,7 @@ TEST_F(CalibrationFileTest, AnInterruptedOneIsReadButNotUsed) {
 
 TEST_F(CalibrationFileTest, OtherFormatsAreRefusedWhateverTheyHold) {
   ASSERT_TRUE(WriteCalibration(SomeRecord(), path_).ok());
-  Edit("format: 1", "format: 99 warp_factor: 7");
+  Edit("format: 2", "format: 99 warp_factor: 7");
   EXPECT_EQ(Use().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(Use().message()), HasSubstr("a later format (99"));
 }

@@ -1,8 +1,10 @@
 #include "engine/session/calibrator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <span>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -41,6 +43,8 @@ double Median(std::vector<double> values) {
 }
 
 }  // namespace
+
+void Rest() { std::this_thread::sleep_for(std::chrono::milliseconds(50)); }
 
 std::vector<TimedPoint> PlanTimes(const ModelInfo& info, int32_t window) {
   std::vector<TimedPoint> plan;
@@ -121,6 +125,7 @@ absl::StatusOr<double> Calibrator::Once(const TimedPoint& point) {
 absl::StatusOr<double> Calibrator::Prefill(int32_t level, int32_t rows) {
   const ModelInfo& info = model_.info();
   if (prompt_ == nullptr) prompt_ = std::make_unique<ScratchKv>(info, longest_prefill_);
+  limits_.rest();
   double us = 0;
   for (int32_t first = 0; first < rows; first += kPieceRows) {
     std::vector<Row> piece;

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -22,7 +23,8 @@
 namespace withy::engine {
 
 enum class TimedKind {
-  kPrefill,  // of `rows` tokens into an empty context, in pieces as a worker cuts them
+  kPrefill,  // of `rows` tokens into an empty context, in pieces as a worker cuts them, after a
+             // rest
   kDecode,   // a step of `rows` calls with contexts of `depth` tokens
   kSwitch,   // what the first step takes more than the next, after a step of another level
   kResume,   // first step of a context of `depth` tokens after another's
@@ -41,11 +43,16 @@ struct TimedPoint {
 // depths end at `window` tokens. Shorter prefills come before longer ones of the same level.
 std::vector<TimedPoint> PlanTimes(const ModelInfo& info, int32_t window);
 
+// Lets the board idle for 50 ms. Calls come after pauses, and cores, caches and memory that have
+// idled are slower at first: by a third over a prompt on some boards.
+void Rest();
+
 struct CalibratorLimits {
   int64_t kv_bytes = int64_t{512} << 20;          // of all contexts together
   int64_t fill_ns = int64_t{60} * 1'000'000'000;  // for bringing a context to a depth
   // A sample is the median of a few times when one is short.
   int64_t sample_ns = 20 * kNanosPerMilli;
+  std::function<void()> rest = Rest;  // before each prefill
 };
 
 // Holds private KV. One thread; model and clock are borrowed.

@@ -29,6 +29,13 @@ class CalibratorTest : public testing::Test {
     };
   }
 
+  CalibratorLimits Limits() {
+    CalibratorLimits limits;
+    limits.rest = [this] { ++rests_; };
+    return limits;
+  }
+
+  int rests_ = 0;
   double batch_us_ = 1000;
   double row_us_ = 10;
   double token_us_ = 0.5;
@@ -67,7 +74,7 @@ TEST(PlanTimesTest, EndsAtTheWindow) {
 
 TEST_F(CalibratorTest, SamplesAreTheTimesOfWhatTheyName) {
   token_us_ = 0;
-  Calibrator calibrator(model_, clock_, 4096);
+  Calibrator calibrator(model_, clock_, 4096, Limits());
   EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kPrefill, 100, 64, 0}, nullptr), 1640);
   // Two pieces of 128 rows, as a worker cuts them.
   EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kPrefill, 100, 256, 0}, nullptr), 2000 + 2560);
@@ -80,7 +87,7 @@ TEST_F(CalibratorTest, SamplesAreTheTimesOfWhatTheyName) {
 }
 
 TEST_F(CalibratorTest, ContextsHoldWhatTheModelWrote) {
-  Calibrator calibrator(model_, clock_, 4096);
+  Calibrator calibrator(model_, clock_, 4096, Limits());
   ASSERT_TRUE(calibrator.Sample({TimedKind::kDecode, 100, 4, 40}, nullptr).ok());
   histories_.clear();
   ASSERT_TRUE(calibrator.Sample({TimedKind::kDecode, 100, 4, 100}, nullptr).ok());
@@ -95,13 +102,22 @@ TEST_F(CalibratorTest, ContextsHoldWhatTheModelWrote) {
 
 TEST_F(CalibratorTest, ShortTimesAreTakenSeveralTimes) {
   batch_us_ = 100;
-  Calibrator calibrator(model_, clock_, 4096);
+  Calibrator calibrator(model_, clock_, 4096, Limits());
   ASSERT_TRUE(calibrator.Sample({TimedKind::kDecode, 100, 1, 0}, nullptr).ok());
   EXPECT_EQ(forwards_, 8);
   forwards_ = 0;
   batch_us_ = 30'000;
   ASSERT_TRUE(calibrator.Sample({TimedKind::kDecode, 100, 1, 0}, nullptr).ok());
   EXPECT_EQ(forwards_, 1);
+}
+
+TEST_F(CalibratorTest, TheBoardIdlesBeforeAPromptAndNotBeforeAStep) {
+  batch_us_ = 30'000;
+  Calibrator calibrator(model_, clock_, 4096, Limits());
+  ASSERT_TRUE(calibrator.Sample({TimedKind::kPrefill, 100, 256, 0}, nullptr).ok());
+  EXPECT_EQ(rests_, 1) << "not between the pieces of a prompt";
+  ASSERT_TRUE(calibrator.Sample({TimedKind::kDecode, 100, 4, 512}, nullptr).ok());
+  EXPECT_EQ(rests_, 1);
 }
 
 TEST_F(CalibratorTest, WhatIsTooLargeOrTooSlowIsSaid) {
@@ -121,7 +137,7 @@ TEST_F(CalibratorTest, WhatIsTooLargeOrTooSlowIsSaid) {
 }
 
 TEST_F(CalibratorTest, CanBeStopped) {
-  Calibrator calibrator(model_, clock_, 4096);
+  Calibrator calibrator(model_, clock_, 4096, Limits());
   const std::atomic<bool> stop{true};
   EXPECT_TRUE(
       absl::IsCancelled(calibrator.Sample({TimedKind::kPrefill, 100, 64, 0}, &stop).status()));
