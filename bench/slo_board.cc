@@ -226,7 +226,7 @@ class BoardRun {
     if (between) {
       clock_.Advance(ns);
     } else {
-      Compute(ns);
+      Compute(ns, decode_rows > 0);
     }
     if (prefills && decode_rows > 0) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
     if (prefills && static_cast<size_t>(all_rows) >= model_worker::Slowdown::kManyRows) {
@@ -264,8 +264,10 @@ class BoardRun {
             .level = session.variant};
   }
 
-  // Lets a pass of `left_ns` go by, which those who arrive, or may start at last, may go between.
-  void Compute(int64_t left_ns) {
+  // Lets a pass of `left_ns` go by, which those who arrive, or may start at last, may go between:
+  // once where answers wait for it.
+  void Compute(int64_t left_ns, bool decodes) {
+    bool gave_way = false;
     while (left_ns > 0) {
       int64_t next_ns = left_ns;
       if (next_ < calls_.size()) {
@@ -277,8 +279,7 @@ class BoardRun {
       if (left_ns == 0) return;
       Admit();
       Start();
-      while (Step(/*between=*/true)) {
-      }
+      while (!(decodes && gave_way) && Step(/*between=*/true)) gave_way = true;
     }
   }
 

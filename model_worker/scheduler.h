@@ -121,6 +121,7 @@ class Scheduler {
   void OnCommitted(Ticket ticket);
 
   bool Step();
+  bool GiveWay();
   std::unique_ptr<Batch> PlanBatch();
   bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
   void AfterStep(const Batch& batch, std::span<const float> logits);

@@ -62,6 +62,7 @@ struct Scheduler::Batch {
   std::unique_ptr<engine::Pass> pass;  // null: not begun
   int64_t started_ns = 0;
   int64_t computed_ns = 0;  // that it has taken so far
+  bool gave_way = false;    // to a step in between
 };
 
 }  // namespace withy::model_worker

@@ -26,8 +26,7 @@ bool Scheduler::Step() {
     std::unique_ptr<Batch> batch = PlanBatch();
     if (batch->rows.empty()) return false;
     under_way_ = std::move(batch);
-  } else if (std::unique_ptr<Batch> between = PlanBatch(); !between->rows.empty()) {
-    if (Compute(*between, between_logits_, nullptr)) AfterStep(*between, between_logits_);
+  } else if (GiveWay()) {
     return true;
   }
   stop_step_ = false;
@@ -35,6 +34,16 @@ bool Scheduler::Step() {
   if (HasPosted() || !Compute(*under_way_, logits_, &stop_step_)) return true;
   const std::unique_ptr<Batch> batch = std::move(under_way_);
   AfterStep(*batch, logits_);
+  return true;
+}
+
+// Lets urgent prompts go in between, if there are any; once where answers wait for the step.
+bool Scheduler::GiveWay() {
+  if (under_way_->has_decode && under_way_->gave_way) return false;
+  const std::unique_ptr<Batch> between = PlanBatch();
+  if (between->rows.empty()) return false;
+  under_way_->gave_way = true;
+  if (Compute(*between, between_logits_, nullptr)) AfterStep(*between, between_logits_);
   return true;
 }
 

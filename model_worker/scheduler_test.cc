@@ -252,6 +252,32 @@ TEST(SchedulerTest, AShortPromptIsNotStuckBehindALongStep) {
   EXPECT_TRUE(longer.sink->Wait().ok());
 }
 
+TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
+  SteppedModel stepped(kFakeVocab);
+  auto talker = std::make_shared<RecordingSink>();
+  std::atomic<bool> go = false;
+  std::atomic<int> prompt_steps = 0;
+  stepped.on_step = [&] { prompt_steps += stepped.rows > 1 ? 1 : 0; };
+  stepped.model.may_finish = [&](const engine::Batch& batch) {
+    return talker->tokens() < 3 || batch.rows.size() > 1 || go.load();
+  };
+  // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
+  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
+  ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
+  talker->WaitForTokens(3);
+  prompt_steps = 0;
+  CallRequest request = Rig::Ask("b", std::string(200, 'x'), 2);
+  request.deadline_steady_ns = Clock::Real().SteadyNanos() + kNanosPerSecond;
+  const auto urgent = rig.Submit(std::move(request));
+  while (prompt_steps == 0) std::this_thread::yield();
+  // When this call has been accepted the scheduler has come by since.
+  const auto patient = rig.Submit(Rig::Ask("c", "hello", 2));
+  while (patient.sink->accepted().prefill_tokens == 0) std::this_thread::yield();
+  EXPECT_EQ(prompt_steps, 1);
+  go = true;
+  for (const auto& sink : {urgent.sink, patient.sink, talker}) EXPECT_TRUE(sink->Wait().ok());
+}
+
 TEST(SchedulerTest, LaterDeadlinesWaitForTheStepUnderWay) {
   LongSteps steps;
   const int64_t now = Clock::Real().SteadyNanos();
