@@ -86,6 +86,7 @@ class Store {
   // Blocks. Errors: as RecordDb::Open and Arena::Create.
   static absl::StatusOr<std::unique_ptr<Store>> Open(StoreOptions options, const Clock& clock,
                                                      telemetry::Recorder& recorder);
+  ~Store();
 
   AppRegistry& apps() { return *apps_; }
   ContextRecords& contexts() { return *contexts_; }
