@@ -258,12 +258,11 @@ StepList& ThreadPool::NewList() {
 StepList& ThreadPool::list() { return *state_->lists.front(); }
 
 bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop) {
+  if (list.empty()) return true;
   State& s = *state_;
   const bool one_piece =
       list.size_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].pieces == 1;
-  if (list.done_ == list.size_) {
-    // nothing is left
-  } else if (s.workers.empty() || one_piece) {
+  if (s.workers.empty() || one_piece) {
     State::RunAlone(list, stop);
   } else {
     s.RunTogether(list, stop);

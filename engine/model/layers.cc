@@ -266,8 +266,7 @@ absl::Status CheckLevels(const ModelWeights& weights, std::span<const LevelSpec>
   return absl::OkStatus();
 }
 
-ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
-                        std::span<const LevelSpec> levels) {
+ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights) {
   const ModelShape& s = weights.shape;
   ModelInfo info;
   info.name = s.name.empty() ? std::filesystem::path(file.path()).stem().string() : s.name;
@@ -295,8 +294,9 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
              .kv_heads = s.kv_heads,
              .head_dim = s.head_dim,
              .block_bytes = geometry.BlockBytes()};
-  for (size_t i = 0; i < levels.size(); ++i) {
-    info.levels.push_back(DescribeLevel(weights, levels[i].percent, &levels[i],
+  for (size_t i = 0; i < weights.levels.size(); ++i) {
+    const LevelSpec& level = weights.levels[i];
+    info.levels.push_back(DescribeLevel(weights, level.percent, &level,
                                         weights.lora.empty() ? nullptr : &weights.lora[i]));
   }
   info.levels.push_back(DescribeLevel(weights, 100, nullptr, nullptr));

@@ -62,8 +62,7 @@ absl::StatusOr<ModelWeights> CollectWeights(const PackedFile& file);
 // naming level, layer and limit.
 absl::Status CheckLevels(const ModelWeights& weights, std::span<const LevelSpec> levels);
 
-// The public description; levels are the given ones and the full model.
-ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights,
-                        std::span<const LevelSpec> levels);
+// The public description; levels are those of the weights and the full model.
+ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights);
 
 }  // namespace withy::engine

@@ -64,7 +64,7 @@ PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelWeights weights,
       levels_(AllLevels(weights_)),
       layer_tap_(options.layer_tap),
       max_piece_rows_(options.max_piece_rows),
-      info_(DescribeModel(*file_, weights_, weights_.levels)) {}
+      info_(DescribeModel(*file_, weights_)) {}
 
 absl::StatusOr<std::unique_ptr<Pass>> PackedModel::Begin(const Batch& batch, float* logits) {
   if (idle_.empty()) {
