@@ -222,7 +222,11 @@ void LeaseReactor::End(const absl::Status& status) {
   if (before == Stage::kOpen) store_.Break(lease);
 }
 
-void LeaseReactor::OnCancel() { End(absl::CancelledError("the client went away")); }
+void LeaseReactor::OnCancel() {
+  // Until the lease is broken: that comes before whatever follows the reactor's end.
+  const std::shared_ptr<LeaseReactor> keep = shared_from_this();
+  End(absl::CancelledError("the client went away"));
+}
 
 void LeaseReactor::OnDone() { const std::shared_ptr<LeaseReactor> last = std::move(self_); }
 

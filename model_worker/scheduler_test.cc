@@ -26,6 +26,57 @@ void AwaitClaims(Rig& rig, size_t blocks) {
   }
 }
 
+// A rig whose steps of many rows last until they are released.
+struct LongSteps {
+  LongSteps() {
+    stepped.on_step = [this] {
+      {
+        absl::MutexLock lock(&stepped.mutex);
+        rows.push_back(stepped.rows);
+      }
+      if (released && on_step) on_step();
+    };
+    stepped.model.may_finish = [this](const engine::Batch& batch) {
+      const bool many = static_cast<int32_t>(batch.rows.size()) > kMany;
+      if (many) begun = true;
+      return !many || released;
+    };
+  }
+  // A call with a long prompt, whose first step has begun and does not end.
+  Rig::Running BeginLong(int64_t deadline_ns = 0) {
+    CallRequest request = Rig::Ask("", std::string(190, 'x'), 4);
+    request.deadline_steady_ns = deadline_ns;
+    Rig::Running call = rig.Submit(std::move(request));
+    while (!begun) std::this_thread::yield();
+    return call;
+  }
+  Rig::Running Submit(int64_t deadline_ns, CallRequest request = Rig::Ask("", "hello", 4)) {
+    request.deadline_steady_ns = deadline_ns;
+    return rig.Submit(std::move(request));
+  }
+  // One whose prompt goes in between: what it has to answer yet waits for the long step's end.
+  Rig::Running Prefill(const std::string& context, int32_t max_tokens) {
+    Rig::Running call = Submit(Clock::Real().SteadyNanos() + kNanosPerSecond,
+                               Rig::Ask(context, "hello", max_tokens));
+    call.sink->WaitForTokens(1);
+    return call;
+  }
+  // Steps of many rows that were begun.
+  int ManyRows() {
+    absl::MutexLock lock(&stepped.mutex);
+    return static_cast<int>(
+        std::count_if(rows.begin(), rows.end(), [](int32_t count) { return count > kMany; }));
+  }
+
+  static constexpr int32_t kMany = 100;
+  SteppedModel stepped{kFakeVocab};
+  std::vector<int32_t> rows;  // of each step; guarded by stepped.mutex
+  std::atomic<bool> begun{false};
+  std::atomic<bool> released{false};
+  std::function<void()> on_step;  // of steps after the release; set before it
+  Rig rig{stepped.model};
+};
+
 TEST(SchedulerTest, AnswersAndCommits) {
   SteppedModel stepped(kFakeVocab);
   Rig rig(stepped.model);
@@ -60,21 +111,15 @@ TEST(SchedulerTest, NextCallOfAContextReusesItsKv) {
 }
 
 TEST(SchedulerTest, CallsShareStepsAndTheSameContextTakesTurns) {
-  SteppedModel stepped(kFakeVocab);
-  std::atomic<bool> go = false;
-  stepped.model.may_finish = [&](const engine::Batch&) { return go.load(); };
-  Rig rig(stepped.model);
-  std::vector<Rig::Running> calls;
-  for (int i = 0; i < 6; ++i) {
-    calls.push_back(rig.Submit(Rig::Ask("c" + std::to_string(i), "hello", 100)));
-  }
-  const auto again = rig.Submit(Rig::Ask("c0", "again", 5));
-  AwaitClaims(rig, 6 * 2);
-  go = true;
+  LongSteps steps;
+  std::vector<Rig::Running> calls = {steps.BeginLong()};
+  for (int i = 0; i < 5; ++i) calls.push_back(steps.Prefill("c" + std::to_string(i), 100));
+  const auto again = steps.rig.Submit(Rig::Ask("c0", "again", 5));
+  steps.released = true;
   for (const auto& call : calls) EXPECT_TRUE(call.sink->Wait().ok());
   EXPECT_TRUE(again.sink->Wait().ok());
-  EXPECT_GE(stepped.most_contexts, 4);
-  rig.store.With([](FakeStore::State& state) {
+  EXPECT_EQ(steps.stepped.most_contexts, 6);
+  steps.rig.store.With([](FakeStore::State& state) {
     EXPECT_EQ(state.contexts["c0"].segments.size(), 4u);
     EXPECT_EQ(state.contexts["c0"].segments[2].text, "again");
   });
@@ -187,47 +232,6 @@ TEST(SchedulerTest, AnotherPromptAfterACancelledOneTakesWhatFitsAndIsNoFault) {
   });
 }
 
-// A rig whose steps of many rows last until they are released.
-struct LongSteps {
-  LongSteps() {
-    stepped.on_step = [this] {
-      absl::MutexLock lock(&stepped.mutex);
-      rows.push_back(stepped.rows);
-    };
-    stepped.model.may_finish = [this](const engine::Batch& batch) {
-      const bool many = static_cast<int32_t>(batch.rows.size()) > kMany;
-      if (many) begun = true;
-      return !many || released;
-    };
-  }
-  // A call with a long prompt, whose first step has begun and does not end.
-  Rig::Running BeginLong(int64_t deadline_ns = 0) {
-    CallRequest request = Rig::Ask("", std::string(190, 'x'), 4);
-    request.deadline_steady_ns = deadline_ns;
-    Rig::Running call = rig.Submit(std::move(request));
-    while (!begun) std::this_thread::yield();
-    return call;
-  }
-  Rig::Running Submit(int64_t deadline_ns) {
-    CallRequest request = Rig::Ask("", "hello", 4);
-    request.deadline_steady_ns = deadline_ns;
-    return rig.Submit(std::move(request));
-  }
-  // Steps of many rows that were begun.
-  int ManyRows() {
-    absl::MutexLock lock(&stepped.mutex);
-    return static_cast<int>(
-        std::count_if(rows.begin(), rows.end(), [](int32_t count) { return count > kMany; }));
-  }
-
-  static constexpr int32_t kMany = 100;
-  SteppedModel stepped{kFakeVocab};
-  std::vector<int32_t> rows;  // of each step; guarded by stepped.mutex
-  std::atomic<bool> begun{false};
-  std::atomic<bool> released{false};
-  Rig rig{stepped.model};
-};
-
 TEST(SchedulerTest, AnUrgentPromptGoesInBetweenAndNothingIsComputedTwice) {
   LongSteps steps;
   const int64_t now = Clock::Real().SteadyNanos();
@@ -305,28 +309,30 @@ TEST(SchedulerTest, ALongStepIsGivenUpWhenItsCallIsCancelledOrItsLeaseBreaks) {
 }
 
 TEST(SchedulerTest, CancelCostsNeighboursNothing) {
-  SteppedModel stepped(kFakeVocab);
+  LongSteps steps;
+  const auto longer = steps.BeginLong();
+  const auto first = steps.Prefill("a", 100);
+  const auto second = steps.Prefill("b", 100);
   std::binary_semaphore reached(0);
   std::binary_semaphore go(0);
   bool gated = false;
-  stepped.on_step = [&] {
-    if (stepped.contexts < 2 || std::exchange(gated, true)) return;
+  steps.on_step = [&] {
+    if (steps.stepped.contexts < 2 || std::exchange(gated, true)) return;
     reached.release();
     go.acquire();
   };
-  Rig rig(stepped.model);
-  const auto first = rig.Submit(Rig::Ask("a", "hello", 100));
-  const auto second = rig.Submit(Rig::Ask("b", "hello", 100));
+  steps.released = true;
   reached.acquire();
-  rig.scheduler.Cancel(first.ticket);
+  steps.rig.scheduler.Cancel(first.ticket);
   go.release();
   const auto outcome = second.sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->tokens.size(), 100u);
   const auto cut = first.sink->Wait();
-  // Cancelled before its first token, it has no answer.
-  EXPECT_EQ(cut.ok() ? cut->reason : FinishReason::kCancelled, FinishReason::kCancelled);
-  EXPECT_EQ(outcome->text, rig.Submit(Rig::Ask("", "hello", 100)).sink->Wait()->text);
+  ASSERT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(cut->reason, FinishReason::kCancelled);
+  EXPECT_TRUE(longer.sink->Wait().ok());
+  EXPECT_EQ(outcome->text, steps.rig.Submit(Rig::Ask("", "hello", 100)).sink->Wait()->text);
 }
 
 TEST(SchedulerTest, LongPrefillLetsOthersStream) {

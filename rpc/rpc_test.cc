@@ -167,6 +167,8 @@ class RacingService final : public v1::ModelWorker::CallbackService {
     return queue->reactor();
   }
 
+  int cancelled() const { return cancelled_; }
+
  private:
   static void Produce(WriteQueue<v1::RunResponse>* queue, unsigned seed) {
     std::mt19937 random(seed);
@@ -226,6 +228,7 @@ TEST_F(RpcTest, EveryOrderOfWritingEndingAndCancellingEndsTheCall) {
   while (reader->Read(&response)) {
   }
   const grpc::StatusCode last = reader->Finish().error_code();
+  EXPECT_GT(service.cancelled(), 0) << "seed " << kSeed;
   EXPECT_TRUE(last == grpc::StatusCode::OK || last == grpc::StatusCode::RESOURCE_EXHAUSTED)
       << "seed " << kSeed;
 }

@@ -135,6 +135,8 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   }
 
   void OnCancel() override {
+    // Until the callback has returned: what it did comes before whatever follows the queue's end.
+    const std::shared_ptr<WriteQueue> keep = self_;
     std::function<void()> callback;
     {
       absl::MutexLock lock(&mutex_);
