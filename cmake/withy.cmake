@@ -20,7 +20,8 @@ target_include_directories(withy_options INTERFACE "${CMAKE_SOURCE_DIR}")
 target_compile_options(withy_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
   -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -Werror -fno-math-errno -ffp-contract=off)
 if(WITHY_SANITIZE)
-  add_compile_options("-fsanitize=${WITHY_SANITIZE}" -fno-omit-frame-pointer -g1)
+  # GCC takes what a sanitizer checks for values that may be undefined.
+  add_compile_options("-fsanitize=${WITHY_SANITIZE}" -fno-omit-frame-pointer -g1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   add_link_options("-fsanitize=${WITHY_SANITIZE}")
 endif()
 

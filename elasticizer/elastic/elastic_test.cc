@@ -137,19 +137,21 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
   std::vector<ElasticLevel> levels;
   std::vector<LevelChoice> choices;
-  for (const int32_t percent : {70, 45}) {
+  for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs left out
     choices.push_back(ChooseLevel(
-        network_->shape(), percent, anchors, choices.empty() ? nullptr : &choices[0].spec,
+        network_->shape(), percent, anchors, choices.empty() ? nullptr : &choices.back().spec,
         [&](const engine::LevelSpec& spec) {
           return MeanLoss(*network_, batches_, {.extents = &spec.layers});
         },
         train::Workers(2)));
   }
   for (size_t i = 0; i < choices[0].spec.layers.size(); ++i) {
-    EXPECT_LE(choices[1].spec.layers[i].heads, choices[0].spec.layers[i].heads);
-    EXPECT_LE(choices[1].spec.layers[i].neurons, choices[0].spec.layers[i].neurons);
+    for (const size_t low : {1, 2}) {
+      EXPECT_LE(choices[low].spec.layers[i].heads, choices[low - 1].spec.layers[i].heads);
+      EXPECT_LE(choices[low].spec.layers[i].neurons, choices[low - 1].spec.layers[i].neurons);
+    }
   }
-  for (const LevelChoice& choice : {choices[1], choices[0]}) {
+  for (const LevelChoice& choice : {choices[2], choices[1], choices[0]}) {
     RecoveryOptions options;
     options.steps = 30;
     options.rate = 1e-2;
@@ -160,7 +162,7 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const std::string path = folder_ / "elastic.gguf";
   Findings findings;
   findings.anchors = anchors;
-  findings.losses = {3.0, 2.0};
+  findings.losses = {4.0, 3.0, 2.0};
   ASSERT_TRUE(ExportElastic(*file_, *network_, levels, 8, findings, GgmlType::kF32, path).ok());
   EXPECT_GT(Cosine(Engines(path, -1), whole), 0.9998);
   for (size_t i = 0; i < levels.size(); ++i) {

@@ -161,20 +161,23 @@ class Exporter {
   absl::Status AddLora(const ElasticLevel& level, int32_t rank) {
     for (size_t i = 0; i < level.lora.size(); ++i) {
       const Lora& lora = level.lora[i];
-      if (!lora.q.a.defined()) continue;
       const auto layer = static_cast<int32_t>(i);
-      const std::pair<engine::LoraPart, Tensor> parts[] = {
-          {engine::LoraPart::kAttentionIn, torch::cat({lora.q.a, lora.k.a, lora.v.a})},
-          {engine::LoraPart::kAttentionOutIn, RankMajor(lora.o.a.t()).t()},
-          {engine::LoraPart::kFfnIn, torch::cat({lora.gate.a, lora.up.a})},
-          {engine::LoraPart::kDownIn, lora.down.a},
-          {engine::LoraPart::kQ, RankMajor(lora.q.b).t()},
-          {engine::LoraPart::kK, lora.k.b.t()},
-          {engine::LoraPart::kV, lora.v.b.t()},
-          {engine::LoraPart::kAttentionOut, lora.o.b.t()},
-          {engine::LoraPart::kGate, lora.gate.b.t()},
-          {engine::LoraPart::kUp, lora.up.b.t()},
-          {engine::LoraPart::kDown, lora.down.b.t()}};
+      std::vector<std::pair<engine::LoraPart, Tensor>> parts;
+      if (lora.q.a.defined()) {
+        parts = {{engine::LoraPart::kAttentionIn, torch::cat({lora.q.a, lora.k.a, lora.v.a})},
+                 {engine::LoraPart::kAttentionOutIn, RankMajor(lora.o.a.t()).t()},
+                 {engine::LoraPart::kQ, RankMajor(lora.q.b).t()},
+                 {engine::LoraPart::kK, lora.k.b.t()},
+                 {engine::LoraPart::kV, lora.v.b.t()},
+                 {engine::LoraPart::kAttentionOut, lora.o.b.t()}};
+      }
+      if (lora.gate.a.defined()) {
+        parts.insert(parts.end(), {{engine::LoraPart::kFfnIn, torch::cat({lora.gate.a, lora.up.a})},
+                                   {engine::LoraPart::kDownIn, lora.down.a},
+                                   {engine::LoraPart::kGate, lora.gate.b.t()},
+                                   {engine::LoraPart::kUp, lora.up.b.t()},
+                                   {engine::LoraPart::kDown, lora.down.b.t()}});
+      }
       for (const auto& [part, values] : parts) {
         const engine::LoraShape shape =
             engine::LoraShapeOf(part, network_.shape(), level.spec.layers[i], rank);

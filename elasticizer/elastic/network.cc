@@ -185,8 +185,11 @@ Tensor Network::Hidden(const Tensor& tokens, const View& view) const {
   Tensor x = torch::embedding(embedding_, tokens).view({batch * length, shape_.d_model});
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (static_cast<int32_t>(i) == view.without_layer) continue;
-    x = x + Attention(train::RmsNorm(x, layers_[i].attention_norm, eps), batch, length, i, view);
-    x = x + Mlp(train::RmsNorm(x, layers_[i].ffn_norm, eps), i, view);
+    const engine::LayerExtent extent = ExtentOf(i, view);
+    if (extent.heads > 0) {
+      x = x + Attention(train::RmsNorm(x, layers_[i].attention_norm, eps), batch, length, i, view);
+    }
+    if (extent.neurons > 0) x = x + Mlp(train::RmsNorm(x, layers_[i].ffn_norm, eps), i, view);
   }
   return train::RmsNorm(x, output_norm_, eps);
 }

@@ -18,24 +18,37 @@ Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int
              torch::Device device, torch::Generator& random) {
   const int64_t q = int64_t{extent.heads} * s.head_dim;
   const int64_t kv = int64_t{s.kv_heads_of(extent.heads)} * s.head_dim;
+  Lora lora;
   const auto pair = [&](int64_t outputs, int64_t inputs) {
     return NewPair(outputs, inputs, rank, device, random);
   };
-  return {.q = pair(q, s.d_model),
-          .k = pair(kv, s.d_model),
-          .v = pair(kv, s.d_model),
-          .o = pair(s.d_model, q),
-          .gate = pair(extent.neurons, s.d_model),
-          .up = pair(extent.neurons, s.d_model),
-          .down = pair(s.d_model, extent.neurons)};
+  if (extent.heads > 0) {
+    lora.q = pair(q, s.d_model);
+    lora.k = pair(kv, s.d_model);
+    lora.v = pair(kv, s.d_model);
+    lora.o = pair(s.d_model, q);
+  }
+  if (extent.neurons > 0) {
+    lora.gate = pair(extent.neurons, s.d_model);
+    lora.up = pair(extent.neurons, s.d_model);
+    lora.down = pair(s.d_model, extent.neurons);
+  }
+  return lora;
 }
 
 }  // namespace
 
+std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent) {
+  std::vector<Lora::Pair*> pairs;
+  if (extent.heads > 0) pairs = {&lora.q, &lora.k, &lora.v, &lora.o};
+  if (extent.neurons > 0) pairs.insert(pairs.end(), {&lora.gate, &lora.up, &lora.down});
+  return pairs;
+}
+
 std::vector<Tensor*> Tensors(Lora& lora) {
-  if (!lora.q.a.defined()) return {};
   std::vector<Tensor*> all;
-  for (Lora::Pair* pair : {&lora.q, &lora.k, &lora.v, &lora.o, &lora.gate, &lora.up, &lora.down}) {
+  for (Lora::Pair* pair : PairsOf(lora, {1, 1})) {
+    if (!pair->a.defined()) continue;
     all.push_back(&pair->a);
     all.push_back(&pair->b);
   }

@@ -20,13 +20,16 @@ struct RecoveryOptions {
   uint64_t seed = 1;
 };
 
-// LoRA [layers] of a level; undefined tensors in layers that it does not cut. B starts at zero, so
-// that training starts from the cut model. `progress`: (steps done, loss of the last one).
+// LoRA [layers] of a level; undefined tensors where it cuts nothing or leaves all out. B starts at
+// zero, so that training starts from the cut model. `progress`: (steps done, loss of the last one).
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
                             const std::function<void(int64_t, double)>& progress = nullptr);
 
-// Every tensor of one layer's LoRA in a fixed order, for saving; empty when the layer has none.
+// The pairs that a cut layer of this extent has, in a fixed order.
+std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent);
+
+// Every tensor of one layer's LoRA in that order, for saving; empty when the layer has none.
 std::vector<torch::Tensor*> Tensors(Lora& lora);
 
 }  // namespace withy::elastic

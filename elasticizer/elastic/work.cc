@@ -130,16 +130,16 @@ bool Work::LoadLora(const Network& network, const engine::LevelSpec& level, int6
   std::vector<Lora> loaded(level.layers.size());
   size_t next = 0;
   for (size_t i = 0; i < loaded.size(); ++i) {
-    if (level.layers[i] == engine::LayerExtent{s.heads, s.d_ff}) continue;
-    loaded[i].q.a = Tensor(torch::empty({0}));  // marks the layer as one that has LoRA
-    for (Tensor* tensor : Tensors(loaded[i])) {
-      if (next == tensors.size()) return false;
-      *tensor = tensors[next++].to(network.device());
+    const engine::LayerExtent& extent = level.layers[i];
+    if (extent == engine::LayerExtent{s.heads, s.d_ff}) continue;
+    for (Lora::Pair* pair : PairsOf(loaded[i], extent)) {
+      if (next + 2 > tensors.size()) return false;
+      pair->a = tensors[next++].to(network.device());
+      pair->b = tensors[next++].to(network.device());
+      if (pair->a.size(0) != rank || pair->b.size(1) != rank) return false;
     }
-    if (loaded[i].q.a.size(0) != rank || loaded[i].gate.b.size(0) != level.layers[i].neurons ||
-        loaded[i].q.b.size(0) != level.layers[i].heads * s.head_dim) {
-      return false;
-    }
+    if (extent.heads > 0 && loaded[i].q.b.size(0) != extent.heads * s.head_dim) return false;
+    if (extent.neurons > 0 && loaded[i].gate.b.size(0) != extent.neurons) return false;
   }
   if (next != tensors.size()) return false;
   *lora = std::move(loaded);

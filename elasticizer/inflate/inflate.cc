@@ -187,6 +187,7 @@ class Inflater {
       for (int i = 0; i < engine::kLoraParts; ++i) {
         const auto part = static_cast<LoraPart>(i);
         const engine::LoraShape size = engine::LoraShapeOf(part, t(), extent, levels_.lora_rank);
+        if (size.empty()) continue;
         const bool adds = part == LoraPart::kAttentionOut || part == LoraPart::kDown;
         const bool reads = part == LoraPart::kAttentionOutIn || part == LoraPart::kDownIn;
         const Filler filler = adds || reads ? Filler::kZero : Filler::kRandom;

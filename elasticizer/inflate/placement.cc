@@ -91,6 +91,7 @@ class LayerPlacer {
   int32_t CutHeads(const std::vector<int32_t>& places, const LayerExtent& level) const {
     const int32_t all = t_.query_heads_per_group();
     const auto ranks = static_cast<size_t>(level.heads / s_.kv_heads);
+    if (ranks == 0) return 0;
     if (ranks >= places.size()) return t_.heads;
     const auto near = static_cast<int32_t>(
         std::lround(static_cast<double>(ranks) * all / static_cast<double>(places.size())));
@@ -100,6 +101,7 @@ class LayerPlacer {
   // The panels that bring the level's share of the layer nearest to the small model's.
   int32_t CutNeurons(const LayerExtent& level, int32_t heads, int32_t least, int32_t most) const {
     if (Whole(level)) return t_.d_ff;
+    if (level.neurons == 0) return 0;
     const double share = Weights(s_, level) / Weights(s_, {s_.heads, s_.d_ff});
     const double wanted =
         (share * Weights(t_, {t_.heads, t_.d_ff}) - Weights(t_, {heads, 0})) / 3.0;

@@ -54,7 +54,7 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
   engine::LevelTable table;
   const std::vector<int32_t> anchors = {3, 0, 7, 1, 2, 4, 5, 6};
   table.levels =
-      engine::PlanLevels(pocket, std::vector<int32_t>{20, 30, 40, 50, 60, 70, 80, 90}, anchors);
+      engine::PlanLevels(pocket, std::vector<int32_t>{10, 20, 30, 40, 50, 60, 70, 80, 90}, anchors);
   const auto placed = Place(pocket, table, kSmol);
   ASSERT_TRUE(placed.ok()) << placed.status();
   const auto count_below = [](const std::vector<int32_t>& places, int32_t end) {

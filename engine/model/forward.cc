@@ -88,8 +88,8 @@ void ForwardPass::AddLayer(int32_t layer) {
   AddStoreKv(layer);
   if (last && wanted_.empty()) return;
   if (last) AddKeepWanted();
-  AddAttention(layer);
-  AddFeedForward(layer);
+  if (ComputesAttention(layer)) AddAttention(layer);
+  if (ComputesMlp(layer)) AddFeedForward(layer);
   if (layer_tap_) AddTap(layer);
   if (last) AddLogits();
 }
@@ -211,21 +211,22 @@ void ForwardPass::PlanLora() {
   lora_in_.Resize(plan_.size() * LoraStride(weights_.lora_rank));
   gate_up_first_ = {0};
   for (int32_t layer = 0; layer < info_.layers; ++layer) {
-    ForLoraRuns(layer, true, 0, RowsAfterKv(layer), [&](const LoraWeights& lora, int first, int n) {
-      gate_up_lora_.push_back({first, first + n, &lora.gate, &lora.up,
-                               LoraIn(first, LoraPart::kFfnIn),
-                               static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank))});
-    });
+    ForLoraRuns(layer, LoraPart::kFfnIn, 0, RowsAfterKv(layer),
+                [&](const LoraWeights& lora, int first, int n) {
+                  gate_up_lora_.push_back({first, first + n, &lora.gate, &lora.up,
+                                           LoraIn(first, LoraPart::kFfnIn),
+                                           static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank))});
+                });
     gate_up_first_.push_back(gate_up_lora_.size());
   }
 }
 
-const LoraWeights* ForwardPass::LoraOf(int32_t layer, int32_t i, bool after_kv) const {
-  const bool last = after_kv && layer + 1 == info_.layers;
+const LoraWeights* ForwardPass::LoraOf(int32_t layer, int32_t i, LoraPart part) const {
+  const bool last = part != LoraPart::kAttentionIn && layer + 1 == info_.layers;
   const auto level = static_cast<size_t>(Planned(last ? wanted_[static_cast<size_t>(i)] : i).level);
   if (level >= weights_.lora.size()) return nullptr;  // the full model
   const LoraWeights& lora = weights_.lora[level][static_cast<size_t>(layer)];
-  return lora.present ? &lora : nullptr;
+  return (IsAttention(part) ? lora.attention : lora.mlp) ? &lora : nullptr;
 }
 
 const float* ForwardPass::LoraIn(int32_t i, LoraPart in) const {
@@ -240,12 +241,12 @@ float* ForwardPass::LoraIn(int32_t i, LoraPart in) {
 }
 
 template <typename Fn>
-void ForwardPass::ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32_t end,
+void ForwardPass::ForLoraRuns(int32_t layer, LoraPart part, int32_t begin, int32_t end,
                               Fn fn) const {
   for (int32_t i = begin; i < end;) {
-    const LoraWeights* lora = LoraOf(layer, i, after_kv);
+    const LoraWeights* lora = LoraOf(layer, i, part);
     int32_t rows = 1;
-    while (i + rows < end && LoraOf(layer, i + rows, after_kv) == lora) ++rows;
+    while (i + rows < end && LoraOf(layer, i + rows, part) == lora) ++rows;
     if (lora != nullptr) fn(*lora, i, rows);
     i += rows;
   }
@@ -258,17 +259,16 @@ int32_t ForwardPass::LoraGrain(int32_t rows) const {
 
 void ForwardPass::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
                                 int32_t begin, int32_t end) {
-  ForLoraRuns(layer, in != LoraPart::kAttentionIn, begin, end,
-              [&](const LoraWeights& lora, int32_t first, int32_t rows) {
-                const PackedMatrix& w = in == LoraPart::kAttentionIn      ? lora.attention_in
-                                        : in == LoraPart::kAttentionOutIn ? lora.attention_out_in
-                                        : in == LoraPart::kFfnIn          ? lora.ffn_in
-                                                                          : lora.down_in;
-                MatMulArgs args = Product(w, inputs, rows, LoraIn(first, in),
-                                          static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)));
-                args.x_row = first;
-                kernels_.matmul(args, 0, w.tiles());
-              });
+  ForLoraRuns(layer, in, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
+    const PackedMatrix& w = in == LoraPart::kAttentionIn      ? lora.attention_in
+                            : in == LoraPart::kAttentionOutIn ? lora.attention_out_in
+                            : in == LoraPart::kFfnIn          ? lora.ffn_in
+                                                              : lora.down_in;
+    MatMulArgs args = Product(w, inputs, rows, LoraIn(first, in),
+                              static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)));
+    args.x_row = first;
+    kernels_.matmul(args, 0, w.tiles());
+  });
 }
 
 void ForwardPass::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first,
@@ -282,11 +282,17 @@ void ForwardPass::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part,
 void ForwardPass::AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end,
                                     float* y, ptrdiff_t y_stride) const {
   const bool attention = out == LoraPart::kAttentionOut;
-  ForLoraRuns(layer, true, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
+  ForLoraRuns(layer, out, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
     AddLoraOut(attention ? lora.attention_out : lora.down,
                attention ? LoraPart::kAttentionOutIn : LoraPart::kDownIn, 0, first, rows,
                y + (first - begin) * y_stride, y_stride);
   });
+}
+
+void ForwardPass::AddLastLora(int32_t layer, int32_t begin, int32_t end, float* y,
+                              ptrdiff_t y_stride) const {
+  const LoraPart out = ComputesMlp(layer) ? LoraPart::kDown : LoraPart::kAttentionOut;
+  AddLoraToResidual(layer, out, begin, end, y, y_stride);
 }
 
 void ForwardPass::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
@@ -295,17 +301,18 @@ void ForwardPass::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
                        AlignedArray<float>* y, ptrdiff_t stride) {
     AddLoraOut(b, LoraPart::kAttentionIn, part, first, rows, y->data() + first * stride, stride);
   };
-  ForLoraRuns(layer, false, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
-    add(lora.k, 1, first, rows, &k_, Stride(s.kv_rows()));
-    add(lora.v, 2, first, rows, &v_, Stride(s.kv_rows()));
-    if (layer + 1 < info_.layers) {
-      add(lora.q, 0, first, rows, &q_, Stride(s.q_rows()));
-      return;
-    }
-    for (int32_t i = first; i < first + rows; ++i) {  // only wanted rows have a query
-      if (Planned(i).logits_row >= 0) add(lora.q, 0, i, 1, &q_, Stride(s.q_rows()));
-    }
-  });
+  ForLoraRuns(layer, LoraPart::kAttentionIn, begin, end,
+              [&](const LoraWeights& lora, int32_t first, int32_t rows) {
+                add(lora.k, 1, first, rows, &k_, Stride(s.kv_rows()));
+                add(lora.v, 2, first, rows, &v_, Stride(s.kv_rows()));
+                if (layer + 1 < info_.layers) {
+                  add(lora.q, 0, first, rows, &q_, Stride(s.q_rows()));
+                  return;
+                }
+                for (int32_t i = first; i < first + rows; ++i) {  // only wanted rows have a query
+                  if (Planned(i).logits_row >= 0) add(lora.q, 0, i, 1, &q_, Stride(s.q_rows()));
+                }
+              });
 }
 
 // Token embeddings into the residual stream; RoPE angles of every row.
@@ -351,7 +358,7 @@ void ForwardPass::AddInput(int32_t layer, LoraPart in) {
     if (ffn) {
       AddLoraToResidual(layer, LoraPart::kAttentionOut, begin, end, x, stride);
     } else if (layer > 0) {
-      AddLoraToResidual(layer - 1, LoraPart::kDown, begin, end, x, stride);
+      AddLastLora(layer - 1, begin, end, x, stride);
     }
     for (int i = begin; i < end; ++i, x += stride) {
       NormAndPrepareRow(kernels_, x, norm, weights_.shape.rms_epsilon, i, &input_);
@@ -383,7 +390,8 @@ void ForwardPass::AddQkv(int32_t layer) {
     q.y += first * q.y_stride;
     if (!uniform_) q.n_out_extent += first;
   }
-  AddMatMuls(steps_, kernels_, std::span(products).first(q.rows > 0 ? 3 : 2));
+  const bool queries = q.rows > 0 && ComputesAttention(layer);
+  AddMatMuls(steps_, kernels_, std::span(products).first(queries ? 3 : 2));
 }
 
 // Bias, QK norm and RoPE; K and V into their slots; Q into the order of attention; then the tails
@@ -491,6 +499,14 @@ const ForwardPass::Extents& ForwardPass::ExtentsAfterKv(int32_t layer) const {
   return layer + 1 == info_.layers ? wanted_extents_ : extents_[static_cast<size_t>(layer)];
 }
 
+bool ForwardPass::ComputesAttention(int32_t layer) const {
+  return uniform_ || ExtentsAfterKv(layer).q_rows.front() > 0;
+}
+
+bool ForwardPass::ComputesMlp(int32_t layer) const {
+  return uniform_ || ExtentsAfterKv(layer).neurons.front() > 0;
+}
+
 // Heads that a row's level has and its context lacks: O reads nothing of them.
 void ForwardPass::AddClearHeads(int32_t layer) {
   if (!narrowed_) return;
@@ -575,7 +591,7 @@ void ForwardPass::AddTap(int32_t layer) {
       const float* x = x_.data() + i * Stride(s.d_model);
       hidden.insert(hidden.end(), x, x + s.d_model);
       float* row = hidden.data() + hidden.size() - static_cast<size_t>(s.d_model);
-      if (lora_) AddLoraToResidual(layer, LoraPart::kDown, i, i + 1, row, s.d_model);
+      if (lora_) AddLastLora(layer, i, i + 1, row, s.d_model);
     }
     layer_tap_(layer, hidden);
   });
@@ -591,8 +607,8 @@ void ForwardPass::AddLogits() {
     const auto width = static_cast<size_t>(weights_.shape.d_model);
     const auto stride = static_cast<size_t>(Stride(weights_.shape.d_model));
     if (lora_) {
-      AddLoraToResidual(info_.layers - 1, LoraPart::kDown, 0, static_cast<int32_t>(wanted_.size()),
-                        x_.data(), static_cast<ptrdiff_t>(stride));
+      AddLastLora(info_.layers - 1, 0, static_cast<int32_t>(wanted_.size()), x_.data(),
+                  static_cast<ptrdiff_t>(stride));
     }
     for (size_t i = 0; i < wanted_.size(); ++i) {
       const auto place = static_cast<size_t>(Planned(wanted_[i]).logits_row - first);

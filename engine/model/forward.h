@@ -89,18 +89,21 @@ class ForwardPass {
   void AddTap(int32_t layer);
   void AddLogits();
 
-  // The LoRA of row i in a layer, null when it has none; `after_kv`: see RowsAfterKv.
-  const LoraWeights* LoraOf(int32_t layer, int32_t i, bool after_kv) const;
+  // The LoRA of row i in a layer, null when it has none for `part`.
+  const LoraWeights* LoraOf(int32_t layer, int32_t i, LoraPart part) const;
   // A * inputs of rows [begin, end) into lora_in_.
   void ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs, int32_t begin,
                      int32_t end);
-  // Calls fn(lora, first row, rows) for rows of [begin, end) side by side that have the same LoRA.
+  // Calls fn(lora, first row, rows) for rows of [begin, end) side by side that have the same LoRA,
+  // with `part` in it.
   template <typename Fn>
-  void ForLoraRuns(int32_t layer, bool after_kv, int32_t begin, int32_t end, Fn fn) const;
+  void ForLoraRuns(int32_t layer, LoraPart part, int32_t begin, int32_t end, Fn fn) const;
   int32_t LoraGrain(int32_t rows) const;
   // y += B * lora_in_ for the residual stream of rows [begin, end): of O or down.
   void AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end, float* y,
                          ptrdiff_t y_stride) const;
+  // The same of the last of them that a layer computes.
+  void AddLastLora(int32_t layer, int32_t begin, int32_t end, float* y, ptrdiff_t y_stride) const;
   void AddLoraToQkv(int32_t layer, int32_t begin, int32_t end);
   // `part`: how many ranks B's input lies behind that of `in`.
   void AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first, int32_t rows,
@@ -120,6 +123,9 @@ class ForwardPass {
   // Once K and V are stored, the last layer goes on with the rows of wanted_.
   int32_t RowsAfterKv(int32_t layer) const;
   const Extents& ExtentsAfterKv(int32_t layer) const;
+  // Whether some row goes through a layer's attention, its MLP: levels may leave them out.
+  bool ComputesAttention(int32_t layer) const;
+  bool ComputesMlp(int32_t layer) const;
 
   const ModelWeights& weights_;
   const std::vector<LevelSpec>& levels_;

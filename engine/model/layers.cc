@@ -76,7 +76,8 @@ class Collector {
   }
 
   absl::Status Lora(int32_t percent, int32_t layer, const LayerExtent& extent, LoraWeights* out) {
-    out->present = true;
+    out->attention = extent.heads > 0;
+    out->mlp = extent.neurons > 0;
     PackedMatrix* const in[] = {&out->attention_in, &out->attention_out_in, &out->ffn_in,
                                 &out->down_in};
     LowRankOutputs* const outputs[] = {&out->q,    &out->k,  &out->v,   &out->attention_out,
@@ -84,6 +85,7 @@ class Collector {
     for (int i = 0; i < kLoraParts; ++i) {
       const auto part = static_cast<LoraPart>(i);
       const LoraShape shape = LoraShapeOf(part, weights_.shape, extent, weights_.lora_rank);
+      if (shape.empty()) continue;
       const std::string name = LoraName(percent, layer, part);
       if (IsLoraIn(part)) {
         WITHY_RETURN_IF_ERROR(Matrix(name, shape.rows, shape.cols, in[i]));
@@ -152,10 +154,9 @@ int64_t LayerBytes(const LayerWeights& l, const ModelShape& s, const LayerExtent
 }
 
 int64_t LoraBytes(const LoraWeights& l) {
-  if (!l.present) return 0;
   size_t bytes = 0;
   for (const PackedMatrix* in : {&l.attention_in, &l.attention_out_in, &l.ffn_in, &l.down_in}) {
-    bytes += PackedBytes(*in);
+    bytes += PrefixBytes(*in, in->n_out, in->n_in);
   }
   for (const LowRankOutputs* out : {&l.q, &l.k, &l.v, &l.attention_out, &l.gate, &l.up, &l.down}) {
     bytes += LowRankBytes(out->rank, out->outputs);
@@ -164,7 +165,6 @@ int64_t LoraBytes(const LoraWeights& l) {
 }
 
 int64_t LoraFlops(const LoraWeights& l) {
-  if (!l.present) return 0;
   int64_t flops = 0;
   for (const PackedMatrix* in : {&l.attention_in, &l.attention_out_in, &l.ffn_in, &l.down_in}) {
     flops += 2 * int64_t{in->n_out} * in->n_in;
@@ -228,14 +228,14 @@ absl::Status CheckExtent(const ModelWeights& weights, const LevelSpec& level, si
                                                    ToAbsl(wanted)));
   };
   const int32_t unit = s.query_heads_per_unit();
-  if (e.heads < 1 || e.heads > limit.heads || e.heads % unit != 0) {
+  if (e.heads < 0 || e.heads > limit.heads || e.heads % unit != 0) {
     return wrong("heads", e.heads, absl::StrCat("a multiple of ", unit, " up to ", limit.heads));
   }
   if (e.heads != s.heads && e.heads * s.head_dim % weights.layers[layer].output.panel_inputs != 0) {
     return wrong("heads", e.heads, "whole panels of attn_output");
   }
   const int32_t panel = weights.layers[layer].down.panel_inputs;
-  if (e.neurons < 1 || e.neurons > limit.neurons ||
+  if (e.neurons < 0 || e.neurons > limit.neurons ||
       (e.neurons != s.d_ff && e.neurons % panel != 0)) {
     return wrong("neurons", e.neurons,
                  absl::StrCat("a multiple of ", panel, " up to ", limit.neurons));

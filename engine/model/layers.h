@@ -33,9 +33,11 @@ struct LayerWeights {
   PackedMatrix down;  // [d_model, d_ff]
 };
 
-// The LoRA of one layer at one level; nothing of it where the level does not cut the layer.
+// The LoRA of one layer at one level; nothing of it where the level does not cut the layer, nor of
+// what the level leaves out.
 struct LoraWeights {
-  bool present = false;
+  bool attention = false;
+  bool mlp = false;
   PackedMatrix attention_in;      // A of Q, K, V: [3 * rank, d_model]
   PackedMatrix attention_out_in;  // A of O: [rank, query width of the level]
   PackedMatrix ffn_in;            // A of gate, up: [2 * rank, d_model]

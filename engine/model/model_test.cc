@@ -164,7 +164,8 @@ TEST_F(ModelTest, LevelsMustBeNestedAndWhole) {
   };
   EXPECT_TRUE(open({level(40, 2, 256)}).ok());
   EXPECT_THAT(std::string(open({level(40, 3, 256)}).message()), HasSubstr("heads 3"));
-  EXPECT_THAT(std::string(open({level(40, 0, 256)}).message()), HasSubstr("heads 0"));
+  EXPECT_TRUE(open({level(40, 0, 256)}).ok()) << "attention left out";
+  EXPECT_THAT(std::string(open({level(40, -2, 256)}).message()), HasSubstr("heads -2"));
   EXPECT_THAT(std::string(open({level(40, 2, 100)}).message()), HasSubstr("neurons 100"));
   EXPECT_THAT(std::string(open({level(40, 4, 256), level(70, 2, 512)}).message()),
               HasSubstr("heads 4"));
@@ -263,6 +264,47 @@ TEST(LevelTest, ALevelOfFewQueryHeadsCutsTheirKvHeads) {
   ExpectALevelIsTheCutModel(FewQueryHeads(2), {2 * 2, 256});
 }
 
+// Attention and MLP that a level leaves out add nothing, but their layers' K and V are there for a
+// context that goes on at another level.
+TEST(LevelTest, WhatIsLeftOutAddsNothingAndItsKvIsThere) {
+  const SynthShape shape = TinyShape();
+  TestFolder folder;
+  const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
+  const auto whole = GgufFile::Open(path);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const LayerExtent full{shape.heads, shape.d_ff};
+  for (const int first : {0, 1, 2}) {  // the layer without attention, before the one without MLP
+    const int second = (first + 1) % 3;
+    const auto zero = [&](const TensorInfo& tensor, Values* values) {
+      if (tensor.name == absl::StrCat("blk.", first, ".attn_output.weight") ||
+          tensor.name == absl::StrCat("blk.", second, ".ffn_down.weight")) {
+        std::fill(values->begin(), values->end(), 0.0f);
+      }
+    };
+    const std::string zeroed_path = folder / absl::StrCat("zeroed", first, ".gguf");
+    WriteCut(*whole, shape, full, zero, zeroed_path);
+    LevelSpec level{.percent = 60, .layers = std::vector<LayerExtent>(3, full)};
+    level.layers[static_cast<size_t>(first)].heads = 0;
+    level.layers[static_cast<size_t>(second)].neurons = 0;
+    ModelOptions options;
+    options.levels = {level};
+    const auto model = OpenTiny(folder, path, options);
+    const auto zeroed = OpenTiny(folder, zeroed_path);
+    EXPECT_EQ(LogitsAt(*model, 0), LogitsAt(*zeroed, -1)) << first;
+    const std::vector<int32_t> tokens = SomeTokens(24, model->info().vocab_size);
+    const Row next{.token = 5, .position = 24, .slot = 24, .want_logits = true};
+    const auto goes_on = [&](Model& before, int32_t level_before) {
+      const ScratchKv kv(model->info(), 32);
+      std::vector<Row> rows = PlainRows(tokens);
+      for (Row& row : rows) row.level = level_before;
+      RunRows(before, kv, rows);
+      return RunRows(*model, kv, {&next, 1});
+    };
+    EXPECT_EQ(goes_on(*model, 0), goes_on(*zeroed, -1)) << first;
+    EXPECT_NE(goes_on(*model, 0), goes_on(*model, -1)) << first;
+  }
+}
+
 // A row of the full model whose context lacks KV heads attends with those that are there, and is
 // full in everything else.
 TEST(LevelTest, ARowAttendsWithTheHeadsThatItsContextHas) {
@@ -337,7 +379,13 @@ class LoraMerger {
       const int32_t layer = std::stoi(tensor.name.substr(4));
       const TensorInfo* in = file_.FindTensor(LoraName(percent_, layer, factors.in));
       const TensorInfo* out = file_.FindTensor(LoraName(percent_, layer, factors.out));
-      ASSERT_TRUE(in != nullptr && out != nullptr) << tensor.name;
+      ASSERT_EQ(in == nullptr, out == nullptr) << tensor.name;
+      if (in == nullptr) {  // left out: K and V stay as they are, O and down add nothing
+        if (factors.out == LoraPart::kAttentionOut || factors.out == LoraPart::kDown) {
+          std::fill(values->begin(), values->end(), 0.0f);
+        }
+        continue;
+      }
       Add(tensor, Read(*in), in->cols(), factors.first, Read(*out), out->cols(), values);
     }
   }
@@ -394,8 +442,8 @@ double Cosine(const Values& a, const Values& b) {
 }
 
 // A level with LoRA computes what the cut model with B * A added to its weights computes, but for
-// the 8 bits of B.
-void ExpectLoraIsAdded(SynthShape shape, int32_t percent) {
+// the 8 bits of B. Layers have one extent, but for what the level leaves `left_out` times.
+void ExpectLoraIsAdded(SynthShape shape, int32_t percent, int left_out = 0) {
   shape.levels = {percent};
   TestFolder folder;
   const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
@@ -404,8 +452,16 @@ void ExpectLoraIsAdded(SynthShape shape, int32_t percent) {
   const auto table = ReadLevels(*elastic, *ReadShape(*elastic));
   ASSERT_TRUE(table.ok()) << table.status();
   ASSERT_EQ(table->levels.size(), 1u);
-  const LayerExtent extent = table->levels[0].layers[0];
-  ASSERT_EQ(table->levels[0].layers, std::vector<LayerExtent>(3, extent));
+  LayerExtent extent;
+  for (const LayerExtent& layer : table->levels[0].layers) {
+    extent = {std::max(extent.heads, layer.heads), std::max(extent.neurons, layer.neurons)};
+  }
+  for (const LayerExtent& layer : table->levels[0].layers) {
+    left_out -= (layer.heads == 0 ? 1 : 0) + (layer.neurons == 0 ? 1 : 0);
+    ASSERT_TRUE(layer.heads == 0 || layer.heads == extent.heads);
+    ASSERT_TRUE(layer.neurons == 0 || layer.neurons == extent.neurons);
+  }
+  ASSERT_EQ(left_out, 0);
   ASSERT_LT(extent.heads, shape.heads);
   ASSERT_LT(extent.neurons, shape.d_ff);
   const LoraMerger merger(*elastic, shape, percent);
@@ -429,6 +485,7 @@ TEST(LevelTest, LoraIsTheCutModelWithItsProductAdded) {
   ExpectLoraIsAdded(TinyShape(), 45);
   ExpectLoraIsAdded(FewQueryHeads(1), 41);
   ExpectLoraIsAdded(FewQueryHeads(2), 42);
+  ExpectLoraIsAdded(TinyShape(), 15, 2);
 }
 
 TEST(LevelTest, TablesAreCheckedByKey) {
@@ -478,7 +535,7 @@ TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
   for (const ModelShape& shape : shapes) {
     const double layer = 2.0 * 64 * (shape.heads + shape.kv_heads) + 3.0 * shape.d_ff;
     LevelSpec above;
-    for (int32_t percent = 90; percent >= 20; percent -= 10) {
+    for (int32_t percent = 90; percent >= 10; percent -= 10) {
       const double head_share = std::vector<double>{0.7, 1.0, 1.4}[percent / 10 % 3];
       LevelSpec level =
           PlanLevel(shape, percent, anchors, head_share, above.layers.empty() ? nullptr : &above);
@@ -486,23 +543,43 @@ TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
       for (size_t i = 0; i < level.layers.size(); ++i) {
         const LayerExtent& e = level.layers[i];
         kept += 2.0 * 64 * (e.heads + shape.kv_heads_of(e.heads)) + 3.0 * e.neurons;
-        EXPECT_GE(e.heads, shape.query_heads_per_unit());
+        EXPECT_GE(e.heads, 0);
         EXPECT_EQ(e.heads % shape.query_heads_per_unit(), 0);
-        EXPECT_GE(e.neurons, NeuronPanel(shape.d_ff));
+        EXPECT_GE(e.neurons, 0);
         EXPECT_EQ(e.neurons % NeuronPanel(shape.d_ff), 0);
         if (above.layers.empty()) continue;
         EXPECT_LE(e.heads, above.layers[i].heads) << percent << " layer " << i;
         EXPECT_LE(e.neurons, above.layers[i].neurons) << percent << " layer " << i;
       }
-      // Nothing is less than a unit of heads and a panel of neurons.
-      const LayerExtent least{shape.query_heads_per_unit(), NeuronPanel(shape.d_ff)};
-      const double floor =
-          (2.0 * 64 * (least.heads + shape.kv_heads_of(least.heads)) + 3.0 * least.neurons) / layer;
-      EXPECT_NEAR(kept / layer / shape.layers, std::max(percent / 100.0, floor), 0.015)
+      EXPECT_NEAR(kept / layer / shape.layers, percent / 100.0, 0.015)
           << percent << " of " << shape.heads << " heads, " << shape.d_ff << " neurons";
       above = std::move(level);
     }
   }
+}
+
+TEST(PlanLevelTest, ASmallLevelLeavesOutOfTheLeastImportantLayers) {
+  const ModelShape shape = PlannedShape(8, 8, 2, 512);
+  const std::vector<int32_t> anchors = {0, 1, 7, 3, 2, 6, 5, 4};
+  const auto left_out = [&](double head_share) {
+    std::pair<int, int> out;
+    const LevelSpec level = PlanLevel(shape, 20, anchors, head_share);
+    bool heads = true;
+    bool neurons = true;
+    for (const int32_t layer : anchors) {
+      const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
+      EXPECT_TRUE(heads || extent.heads == 0) << "layer " << layer;
+      EXPECT_TRUE(neurons || extent.neurons == 0) << "layer " << layer;
+      heads = extent.heads > 0;
+      neurons = extent.neurons > 0;
+      out.first += heads ? 0 : 1;
+      out.second += neurons ? 0 : 1;
+    }
+    return out;
+  };
+  EXPECT_EQ(left_out(0.5), std::pair(4, 1));
+  EXPECT_EQ(left_out(1.0), std::pair(3, 2));
+  EXPECT_EQ(left_out(2.0), std::pair(1, 5));
 }
 
 TEST(PlanLevelTest, AnchorsAreWholeAndYieldAtLowLevels) {

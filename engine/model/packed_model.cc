@@ -17,10 +17,14 @@ ActivationFormsOf FormsOf(const ModelWeights& weights) {
   }
   for (const std::vector<LoraWeights>& layers : weights.lora) {
     for (const LoraWeights& lora : layers) {
-      if (!lora.present) continue;
-      forms.input |= FormFor(lora.attention_in.type) | FormFor(lora.ffn_in.type);
-      forms.attention |= FormFor(lora.attention_out_in.type);
-      forms.neurons |= FormFor(lora.down_in.type);
+      if (lora.attention) {
+        forms.input |= FormFor(lora.attention_in.type);
+        forms.attention |= FormFor(lora.attention_out_in.type);
+      }
+      if (lora.mlp) {
+        forms.input |= FormFor(lora.ffn_in.type);
+        forms.neurons |= FormFor(lora.down_in.type);
+      }
     }
   }
   forms.head = FormFor(weights.head.type);

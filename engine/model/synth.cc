@@ -255,6 +255,7 @@ class Synthesizer {
     for (int i = 0; i < kLoraParts && shape_.lora_rank > 0; ++i) {
       const auto part = static_cast<LoraPart>(i);
       const LoraShape size = LoraShapeOf(part, shape, extent, shape_.lora_rank);
+      if (size.empty()) continue;
       const float gain = IsLoraIn(part) ? 1.0f : 0.02f * std::sqrt(static_cast<float>(size.cols));
       Tensor(LoraName(percent, layer, part), blocks ? GgmlType::kQ8_0 : type_, size.rows, size.cols,
              gain);

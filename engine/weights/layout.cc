@@ -114,6 +114,7 @@ class Planner {
         const auto part = static_cast<LoraPart>(i);
         const std::string name = LoraName(level.percent, layer, part);
         const LoraShape shape = LoraShapeOf(part, s, extent, rank);
+        if (shape.empty()) continue;
         WITHY_RETURN_IF_ERROR(IsLoraIn(part) ? Matrix(name, "", shape.rows, shape.cols, shape.cols)
                                              : LowRank(name, shape.cols, shape.rows));
       }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "base/status.h"
 #include "engine/weights/layout.h"
@@ -56,6 +57,53 @@ LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
   while (kept > 1 && 2 * neurons_beside(kept) < panel) --kept;
   const auto panels = static_cast<int32_t>(std::lround(neurons_beside(kept) / panel));
   return {kept * unit, std::clamp(panels * panel, panel, most.neurons)};
+}
+
+// Extents of a level with less than the least of every layer: units of heads and panels of neurons
+// are left out of the least important layers, in the ratio that comes nearest to `head_share`.
+void LeaveOut(const ModelShape& s, double parameters, std::span<const int32_t> by_importance,
+              double head_share, std::vector<LayerExtent>* layers) {
+  const LayerExtent least = LeastExtent(s);
+  const double per_unit = Parameters(s, least) - Parameters(s, {0, least.neurons});
+  const double per_panel = Parameters(s, least) - Parameters(s, {least.heads, 0});
+  double excess = -parameters;
+  int32_t units = 0;
+  int32_t panels = 0;
+  for (LayerExtent& layer : *layers) {
+    layer = {std::min(layer.heads, least.heads), std::min(layer.neurons, least.neurons)};
+    excess += Parameters(s, layer);
+    units += layer.heads > 0 ? 1 : 0;
+    panels += layer.neurons > 0 ? 1 : 0;
+  }
+  const double tolerance = std::max(per_unit, per_panel) / 2;
+  int32_t units_out = units;
+  int32_t panels_out = panels;
+  double nearest = std::numeric_limits<double>::infinity();
+  for (int32_t out = 0; out <= units; ++out) {
+    const double rest = (excess - out * per_unit) / per_panel;
+    const auto others = std::clamp(static_cast<int32_t>(std::lround(rest)), 0, panels);
+    if (std::abs(rest - others) * per_panel > tolerance) continue;
+    const double ratio = (units - out + 0.5) / (panels - others + 0.5);
+    const double distance = std::abs(std::log(ratio / head_share));
+    if (distance >= nearest) continue;
+    nearest = distance;
+    units_out = out;
+    panels_out = others;
+  }
+  for (size_t i = by_importance.size(); i-- > 0;) {
+    LayerExtent& layer = (*layers)[static_cast<size_t>(by_importance[i])];
+    if (layer.heads > 0 && units_out-- > 0) layer.heads = 0;
+    if (layer.neurons > 0 && panels_out-- > 0) layer.neurons = 0;
+  }
+}
+
+// `first`, then the other layers.
+std::vector<int32_t> AllLayers(std::span<const int32_t> first, int32_t layers) {
+  std::vector<int32_t> all(first.begin(), first.end());
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    if (std::find(first.begin(), first.end(), layer) == first.end()) all.push_back(layer);
+  }
+  return all;
 }
 
 class Reader {
@@ -114,11 +162,11 @@ class Reader {
   }
 
   absl::StatusOr<LayerExtent> Extent(int64_t heads, int64_t neurons) const {
-    if (heads < 1 || heads > shape_.heads) {
-      return Wrong("withy.level.heads", heads, absl::StrCat("1 to ", shape_.heads));
+    if (heads < 0 || heads > shape_.heads) {
+      return Wrong("withy.level.heads", heads, absl::StrCat("0 to ", shape_.heads));
     }
-    if (neurons < 1 || neurons > shape_.d_ff) {
-      return Wrong("withy.level.neurons", neurons, absl::StrCat("1 to ", shape_.d_ff));
+    if (neurons < 0 || neurons > shape_.d_ff) {
+      return Wrong("withy.level.neurons", neurons, absl::StrCat("0 to ", shape_.d_ff));
     }
     return LayerExtent{static_cast<int32_t>(heads), static_cast<int32_t>(neurons)};
   }
@@ -136,6 +184,13 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
   const int32_t whole = AnchorCount(shape, static_cast<int32_t>(anchors.size()), level);
   LevelSpec spec{.percent = percent};
   spec.layers.assign(static_cast<size_t>(shape.layers), {});
+  const double wanted = Parameters(shape, full) * level;
+  if (wanted < Parameters(shape, LeastExtent(shape))) {
+    spec.layers = above == nullptr ? std::vector(spec.layers.size(), full) : above->layers;
+    LeaveOut(shape, wanted * shape.layers, AllLayers(anchors, shape.layers), head_share,
+             &spec.layers);
+    return spec;
+  }
   for (const int32_t layer : anchors.first(static_cast<size_t>(whole))) {
     spec.layers[static_cast<size_t>(layer)] = full;
   }
@@ -167,6 +222,7 @@ std::string LoraName(int32_t percent, int32_t layer, LoraPart part) {
 
 LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent& extent,
                       int32_t rank) {
+  if ((IsAttention(part) ? extent.heads : extent.neurons) == 0) return {};
   switch (part) {
     case LoraPart::kAttentionIn:
       return {3 * rank, shape.d_model};

@@ -16,9 +16,10 @@
 namespace withy::engine {
 
 // What one level computes of one layer: a prefix of the query heads (in packed order) and of the
-// MLP's neurons.
+// MLP's neurons. 0 leaves attention or the MLP out; K and V are computed all the same, so that the
+// context can go on at another level.
 struct LayerExtent {
-  int32_t heads = 0;    // whole ModelShape::query_heads_per_unit; one unit to the model's heads
+  int32_t heads = 0;    // whole ModelShape::query_heads_per_unit, up to the model's heads
   int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
   friend bool operator==(const LayerExtent&, const LayerExtent&) = default;
 };
@@ -38,8 +39,9 @@ struct LevelTable {
 // most important first; the first fifth of the layers is not cut, or a tenth, or none, so that
 // every other layer keeps at least half of the level. `head_share`: how much of its heads a cut
 // layer keeps, in terms of its share of parameters (1: as much as of its neurons). Units are whole:
-// ModelShape::query_heads_per_unit, one panel of neurons; at least one of each stays. What rounding
-// one layer leaves over, the next ones get. `above`: the level that must hold this one, if any.
+// ModelShape::query_heads_per_unit, one panel of neurons. What rounding one layer leaves over, the
+// next ones get. A level with less than one of each for every layer leaves attention or the MLP out
+// of the least important layers. `above`: the level that must hold this one, if any.
 // Source: ElastiLM section 4.2; anchors yield as DESIGN section 4 says.
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share = 1.0, const LevelSpec* above = nullptr);
@@ -49,7 +51,8 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
 std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
                                   std::span<const int32_t> anchors, double head_share = 1.0);
 
-// The factors of one layer's LoRA at one level; only layers that the level cuts have one.
+// The factors of one layer's LoRA at one level; only layers that the level cuts have one, and of
+// those only what is not left out.
 enum class LoraPart {
   kAttentionIn,     // A of Q, K and V, one below the other: [3 * rank, d_model]
   kAttentionOutIn,  // A of O: [rank, query width of the level]
@@ -69,10 +72,16 @@ inline constexpr int kLoraParts = 11;
 constexpr bool IsLoraIn(LoraPart part) { return part <= LoraPart::kDownIn; }
 // Name in the GGUF and in the packed file: "withy.lora.40.blk.3.attn_q.b".
 std::string LoraName(int32_t percent, int32_t layer, LoraPart part);
-// Rows and columns of the tensor in the GGUF.
+// Whether a part belongs to attention, and not to the MLP.
+constexpr bool IsAttention(LoraPart part) {
+  return part != LoraPart::kFfnIn && part != LoraPart::kDownIn && part < LoraPart::kGate;
+}
+// Rows and columns of the tensor in the GGUF; none where the level leaves its part of the layer
+// out.
 struct LoraShape {
   int32_t rows = 0;
   int32_t cols = 0;
+  bool empty() const { return rows == 0; }
 };
 LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent& extent,
                       int32_t rank);
