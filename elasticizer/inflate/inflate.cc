@@ -191,15 +191,26 @@ class Inflater {
         const bool adds = part == LoraPart::kAttentionOut || part == LoraPart::kDown;
         const bool reads = part == LoraPart::kAttentionOutIn || part == LoraPart::kDownIn;
         const Filler filler = adds || reads ? Filler::kZero : Filler::kRandom;
-        const Map rows =
-            placed.real ? Identity(size.rows) : Map(static_cast<size_t>(size.rows), -1);
         const Filler missing_rows = adds ? Filler::kZero : Filler::kRandom;
-        WITHY_RETURN_IF_ERROR(Matrix(engine::LoraName(percent, layer, part),
-                                     engine::LoraName(percent, placed.source, part), rows,
+        // The small model may leave out what the large one fills up to the level's share.
+        std::string from = engine::LoraName(percent, placed.source, part);
+        const bool there = source_.FindTensor(from) != nullptr;
+        if (!there) from = SomeLora(from);
+        const Map rows =
+            placed.real && there ? Identity(size.rows) : Map(static_cast<size_t>(size.rows), -1);
+        WITHY_RETURN_IF_ERROR(Matrix(engine::LoraName(percent, layer, part), from, rows,
                                      LoraBlocks(part, placed, extent, size), missing_rows, filler));
       }
     }
     return absl::OkStatus();
+  }
+
+  // A tensor that has the type of the LoRA.
+  std::string SomeLora(const std::string& otherwise) const {
+    const auto found =
+        std::find_if(source_.tensors().begin(), source_.tensors().end(),
+                     [](const TensorInfo& t) { return t.name.starts_with("withy.lora."); });
+    return found == source_.tensors().end() ? otherwise : found->name;
   }
 
   Map LoraBlocks(LoraPart part, const LayerPlacement& placed, const LayerExtent& extent,

@@ -51,7 +51,9 @@ class LayerPlacer {
   LayerPlacer(const ModelShape& source, const ModelShape& target)
       : s_(source), t_(target), panel_(engine::NeuronPanel(target.d_ff)) {}
 
-  absl::Status Run(const std::vector<LayerExtent>& levels, LayerPlacement* layer) {
+  // `owed` [levels]: weights by which the layers before fell short of the levels' shares.
+  absl::Status Run(const std::vector<LayerExtent>& levels, std::vector<double>* owed,
+                   LayerPlacement* layer) {
     layer->ranks = Spread(s_.query_heads_per_group(), t_.query_heads_per_group());
     const size_t n = levels.size();
     layer->extents.resize(n);
@@ -67,7 +69,7 @@ class LayerPlacer {
     for (size_t i = 0; i < n; ++i) {
       LayerExtent& extent = layer->extents[i];
       const int32_t least = cut + levels[i].neurons - below.neurons;
-      extent.neurons = CutNeurons(levels[i], extent.heads, least, most_[i]);
+      extent.neurons = CutNeurons(levels[i], extent.heads, least, most_[i], &(*owed)[i]);
       if (extent.neurons < least) {
         return absl::InvalidArgumentError(
             absl::StrCat("the target's ", t_.d_ff, " neurons leave no whole panels of ", panel_,
@@ -98,16 +100,20 @@ class LayerPlacer {
     return std::clamp(near, places[ranks - 1] + 1, places[ranks]) * t_.kv_heads;
   }
 
-  // The panels that bring the level's share of the layer nearest to the small model's.
-  int32_t CutNeurons(const LayerExtent& level, int32_t heads, int32_t least, int32_t most) const {
+  // The panels that bring the level's share of the layers up to this one nearest to the small
+  // model's.
+  int32_t CutNeurons(const LayerExtent& level, int32_t heads, int32_t least, int32_t most,
+                     double* owed) const {
     if (Whole(level)) return t_.d_ff;
-    if (level.neurons == 0) return 0;
     const double share = Weights(s_, level) / Weights(s_, {s_.heads, s_.d_ff});
-    const double wanted =
-        (share * Weights(t_, {t_.heads, t_.d_ff}) - Weights(t_, {heads, 0})) / 3.0;
+    *owed += share * Weights(t_, {t_.heads, t_.d_ff}) - Weights(t_, {heads, 0});
+    const double wanted = *owed / 3.0;
     const auto near = static_cast<int32_t>(std::lround(wanted / panel_)) * panel_;
-    const int32_t lowest = (std::max(least, panel_) + panel_ - 1) / panel_ * panel_;
-    return std::min(std::max(near, lowest), most);
+    const int32_t needed = level.neurons > 0 ? std::max(least, panel_) : least;
+    const int32_t lowest = (needed + panel_ - 1) / panel_ * panel_;
+    const int32_t neurons = std::min(std::max(near, lowest), most);
+    *owed -= 3.0 * neurons;
+    return neurons;
   }
 
   const ModelShape& s_;
@@ -163,6 +169,7 @@ absl::StatusOr<Placement> Place(const ModelShape& source, const engine::LevelTab
   placement.width_blocks = Spread(source.d_model / kBlock, t.d_model / kBlock);
   placement.groups = Spread(source.kv_heads, t.kv_heads);
   const std::vector<int32_t> real = Spread(source.layers, t.layers);
+  std::vector<double> owed(levels.levels.size());
   for (int32_t layer = 0; layer < t.layers; ++layer) {
     LayerPlacement& placed = placement.layers.emplace_back();
     placed.source = static_cast<int32_t>(int64_t{layer} * source.layers / t.layers);
@@ -171,7 +178,7 @@ absl::StatusOr<Placement> Place(const ModelShape& source, const engine::LevelTab
     for (const engine::LevelSpec& level : levels.levels) {
       extents.push_back(level.layers[static_cast<size_t>(placed.source)]);
     }
-    WITHY_RETURN_IF_ERROR(LayerPlacer(source, t).Run(extents, &placed));
+    WITHY_RETURN_IF_ERROR(LayerPlacer(source, t).Run(extents, &owed, &placed));
   }
   return placement;
 }

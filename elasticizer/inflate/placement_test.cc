@@ -60,6 +60,11 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
   const auto count_below = [](const std::vector<int32_t>& places, int32_t end) {
     return std::count_if(places.begin(), places.end(), [end](int32_t p) { return p < end; });
   };
+  std::vector<double> small_share(table.levels.size());
+  std::vector<double> large_share(table.levels.size());
+  const auto share = [](const engine::LayerExtent& extent, int32_t kv_heads, double whole) {
+    return (128.0 * (extent.heads + kv_heads) + 3.0 * extent.neurons) / whole / 30;
+  };
   int real = 0;
   for (const LayerPlacement& layer : placed->layers) {
     real += layer.real ? 1 : 0;
@@ -74,6 +79,8 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
       EXPECT_EQ(count_below(layer.ranks, large.heads / 2), small.heads / 2) << i;
       EXPECT_EQ(count_below(layer.neuron_blocks, large.neurons / kBlock), small.neurons / kBlock);
       EXPECT_TRUE(large.neurons % engine::NeuronPanel(1536) == 0);
+      small_share[i] += share(small, 2, 128.0 * 10 + 3.0 * 512);
+      large_share[i] += share(large, 2, 128.0 * 12 + 3.0 * 1536);
       EXPECT_EQ(small.heads == 8 && small.neurons == 512,
                 large.heads == 10 && large.neurons == 1536);
       if (i == 0) continue;
@@ -82,6 +89,9 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
     }
   }
   EXPECT_EQ(real, 8);
+  for (size_t i = 0; i < small_share.size(); ++i) {
+    EXPECT_NEAR(large_share[i], small_share[i], 0.02) << table.levels[i].percent << " %";
+  }
 }
 
 TEST(Place, SaysWhatIsTooSmall) {
