@@ -35,8 +35,10 @@ if ! ninja -C "$build" -t query withy-train >/dev/null 2>&1; then
 fi
 ninja -C "$build" withy-train withy-corpus
 
-# OpenBLAS of Debian 12 does not know recent processors and falls back to SSE kernels, eight times slower.
+# OpenBLAS of Debian 12 does not know recent processors and falls back to SSE kernels, eight times slower; OpenMP's threads take the
+# processor from each other while they wait.
 if grep -qm1 avx512f /proc/cpuinfo 2>/dev/null; then export OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX}; fi
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 train="$build/bin/withy-train --threads=$threads"
 $train --model=target --out="$run/target" --steps=7500
