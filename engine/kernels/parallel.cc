@@ -15,27 +15,38 @@ constexpr int kManyRows = 32;  // from here on a product is bound by arithmetic
 constexpr size_t kPieceBytes = 384 << 10;
 constexpr size_t kManyPieceBytes = 320 << 10;
 constexpr int kMaxTiles = 16;  // what many rows hold of their sums in the cache
+constexpr int kFewTiles = 64;
 constexpr int kRowsPerPiece = 4;
 constexpr size_t kAloneBytes = 48 << 10;  // weights times rows that are done before a worker wakes
 
+int RowExtent(const MatMulArgs& args, int row) {
+  return args.n_out_extent != nullptr ? args.n_out_extent[row] : args.w.n_out;
+}
+
+// Tiles that some row computes, in whole 32-column blocks: the first row has the largest extent.
+int TilesOf(const MatMulArgs& args) {
+  const int blocks = (RowExtent(args, 0) + 2 * kTileRows - 1) / (2 * kTileRows);
+  return std::min(2 * blocks, args.w.tiles());
+}
+
 // Tiles a piece takes: an even number, so that pieces are whole 32-column blocks; enough of one
-// panel to stream through, but at least four pieces a thread while there are tiles for them.
-int TileGrain(const PackedMatrix& w, int rows, int threads) {
+// panel to stream through, but at least four pieces a thread while there are tiles for them, two
+// where there are few.
+int TileGrain(const MatMulArgs& args, int threads) {
+  const PackedMatrix& w = args.w;
   const size_t tile =
       std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
-  const int by_bytes = static_cast<int>((rows < kManyRows ? kPieceBytes : kManyPieceBytes) / tile);
-  const int by_threads = w.tiles() / (4 * threads);
-  return std::max(std::min(std::min(by_bytes, by_threads), kMaxTiles) / 2 * 2, 2);
+  const size_t bytes = args.rows < kManyRows ? kPieceBytes : kManyPieceBytes;
+  const int most = std::min(static_cast<int>(bytes / tile), kMaxTiles);
+  const int tiles = TilesOf(args);
+  const int pieces = (tiles < kFewTiles ? 2 : 4) * threads;
+  return std::max(std::min(most, tiles / pieces) / 2 * 2, 2);
 }
 
 float* RowScratch(int n) {
   thread_local AlignedArray<float> scratch;
   scratch.Resize(static_cast<size_t>(n) + 16);
   return scratch.data();
-}
-
-int RowExtent(const MatMulArgs& args, int row) {
-  return args.n_out_extent != nullptr ? args.n_out_extent[row] : args.w.n_out;
 }
 
 // Products that share a step, by value.
@@ -50,9 +61,10 @@ struct Products {
     for (int i = 0; i < count; ++i) {
       const MatMulArgs& p = args[static_cast<size_t>(i)];
       const int from = std::max(begin - first, 0);
-      const int to = std::min(end - first, p.w.tiles());
+      const int tiles = TilesOf(p);
+      const int to = std::min(end - first, tiles);
       if (from < to) kernels->matmul(p, from, to);
-      first += p.w.tiles();
+      first += tiles;
     }
   }
 };
@@ -120,16 +132,16 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
   size_t work = 0;
   for (const MatMulArgs& p : products) {
     step.args[static_cast<size_t>(step.count++)] = p;
-    tiles += p.w.tiles();
-    grain = std::min(grain, TileGrain(p.w, p.rows, steps.threads()));
-    work += PackedBytes(p.w) * static_cast<size_t>(p.rows);
+    tiles += TilesOf(p);
+    grain = std::min(grain, TileGrain(p, steps.threads()));
+    work += PrefixBytes(p.w, RowExtent(p, 0), p.w.n_in) * static_cast<size_t>(p.rows);
   }
   steps.Add(tiles, work <= kAloneBytes ? tiles : grain, step);
 }
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
-  steps.Add(gate.w.tiles(), TileGrain(gate.w, gate.rows, steps.threads()),
+  steps.Add(TilesOf(gate), TileGrain(gate, steps.threads()),
             [&kernels, gate, up, h, low_rank](int begin, int end) {
               GateUpTiles(kernels, gate, up, h, low_rank, begin, end);
             });

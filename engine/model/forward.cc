@@ -541,9 +541,10 @@ void ForwardPass::AddAttention(int32_t layer) {
   AddClearHeads(layer);
   if (lora_) {
     steps_.Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
-      const int32_t width = weights_.shape.q_rows();
-      kernels_.prepare(attended_.data() + begin * Stride(width), Stride(width), begin, end, 0,
-                       width, &attention_input_);
+      const ptrdiff_t stride = Stride(weights_.shape.q_rows());
+      const int32_t width = ExtentsAfterKv(layer).q_rows[static_cast<size_t>(begin)];
+      kernels_.prepare(attended_.data() + begin * stride, stride, begin, end, 0, width,
+                       &attention_input_);
       ComputeLoraIn(layer, LoraPart::kAttentionOutIn, attention_input_, begin, end);
     });
   } else {
