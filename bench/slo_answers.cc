@@ -133,6 +133,7 @@ absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& p
   const engine::TlmShape& shape = readers.front()->shape();
   table.prompt_levels.assign(shape.prompt_levels.begin(), shape.prompt_levels.end());
   table.model_levels.assign(shape.model_levels.begin(), shape.model_levels.end());
+  table.pair_accuracy = shape.pair_accuracy;
   std::string ratios;
   for (const SloRatio& slo : slos) absl::StrAppend(&ratios, " ", slo.ttft, "/", slo.tpot);
   const auto make = [&](size_t index, int thread) -> absl::StatusOr<std::string> {

@@ -156,6 +156,7 @@ absl::Status Contestants::AddElastic() {
   const Answers* table = &tables_.emplace_back(std::move(answers));
   Policy policy{.name = "ours", .family = family, .answers = table};
   policy.odds = &tlm_.odds;
+  policy.pair_accuracy = tlm_.pair_accuracy;
   policy.shortens = true;
   policy.drops_level = true;
   Add(policy);

@@ -92,6 +92,9 @@ class Chooser {
         candidate.level_percent = policy_.family->variants[variant].percent;
         candidate.predicted = orchestrator::Predict(board_.cost, live_, shape, load_);
         candidate.prefill_tokens = shape.prefill_tokens;
+        if (!policy_.pair_accuracy.empty()) {
+          candidate.expected = policy_.pair_accuracy[level * variants_ + variant];
+        }
         if (policy_.odds != nullptr && read_ms > 0) {
           candidate.probability = double{Odds().prompt[level]} * Odds().model[variant];
         }

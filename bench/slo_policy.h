@@ -72,7 +72,9 @@ struct Policy {
   const Family* family = nullptr;
   const Answers* answers = nullptr;
   const std::vector<std::vector<LevelOdds>>* odds =
-      nullptr;               // [slo][prompt]; null: no decision head
+      nullptr;  // [slo][prompt]; null: no decision head
+  // How often each pair is right, [prompt level * variants + variant]; empty: not known.
+  std::vector<float> pair_accuracy = {};
   bool shortens = false;     // may choose prompt levels, for which it reads the prompt
   bool drops_level = false;  // may fall to a lower variant in mid-answer
   bool reference = false;    // a line to compare with, no contestant

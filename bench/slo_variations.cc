@@ -28,6 +28,7 @@ Policy Alone(const FigureInputs& in, const Answers* answers, const Family* famil
   policy.answers = answers;
   policy.family = family;
   policy.odds = nullptr;
+  policy.pair_accuracy.clear();
   return policy;
 }
 
@@ -152,6 +153,7 @@ absl::StatusOr<json> TlmFigure(const FigureInputs& in) {
     Policy policy = in.contestants->ours();
     policy.answers = &answers.back();
     policy.odds = &table.odds;
+    policy.pair_accuracy = table.pair_accuracy;
     variations.push_back({parts.first, policy, &board});
   }
   std::fprintf(stderr, "\nOther TLMs, trace of alpha = 0, simulated\n");

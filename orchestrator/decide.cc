@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -61,10 +62,15 @@ bool MeetsPrediction(const SloTargets& targets, const Prediction& prediction) {
          Within(prediction.end_to_end_ms, targets.end_to_end_ms);
 }
 
-bool AnyMeets(const SloTargets& targets, const std::vector<Candidate>& candidates) {
-  return std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
-    return MeetsPrediction(targets, candidate.predicted);
-  });
+// The most that is expected of those that meet the targets; none: nothing does.
+std::optional<double> Expected(const SloTargets& targets,
+                               const std::vector<Candidate>& candidates) {
+  std::optional<double> most;
+  for (const Candidate& candidate : candidates) {
+    if (!MeetsPrediction(targets, candidate.predicted)) continue;
+    most = std::max(most.value_or(0), candidate.expected);
+  }
+  return most;
 }
 
 // At least as much of both and more of one.
@@ -212,8 +218,10 @@ bool FullMeets(const DecisionInput& input) {
 
 bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
                 const std::vector<Candidate>& without) {
-  if (AnyMeets(targets, with)) return true;
-  if (AnyMeets(targets, without)) return false;
+  const std::optional<double> shorter = Expected(targets, with);
+  const std::optional<double> whole = Expected(targets, without);
+  if (shorter.has_value()) return *shorter >= whole.value_or(0);
+  if (whole.has_value()) return false;
   return Fastest(with)->predicted.end_to_end_ms < Fastest(without)->predicted.end_to_end_ms;
 }
 

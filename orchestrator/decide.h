@@ -52,7 +52,8 @@ struct Candidate {
   uint32_t level_percent = 100;
   Prediction predicted;
   uint32_t prompt_percent = 100;
-  double probability = 0;       // by the TLM; only its order counts
+  double probability = 0;  // by the TLM; only its order counts
+  double expected = 0;     // how often such a pair is right, whatever the prompt; 0 = not known
   uint32_t prefill_tokens = 0;  // that the prediction counted
 };
 
@@ -76,6 +77,7 @@ bool FullMeets(const DecisionInput& input);
 
 // Whether reading the prompt with the TLM can pay: `with` holds guesses for all pairs of levels,
 // the reading's time included, `without` the model levels on the whole prompt. Neither is empty.
+// Where both have pairs that meet the targets, what is expected of the best of each decides.
 bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
                 const std::vector<Candidate>& without);
 

@@ -247,6 +247,16 @@ TEST(DecideTest, ReadingHasToPay) {
   EXPECT_FALSE(PaysToRead(targets, at(60), at(45))) << "its own time would break the SLO";
   EXPECT_TRUE(PaysToRead(targets, at(60), at(70))) << "both miss: the faster way";
   EXPECT_FALSE(PaysToRead(targets, at(80), at(70)));
+  // The whole prompt at a low level may promise more than what reading leaves time for.
+  const auto expects = [&](double ttft_ms, double expected) {
+    std::vector<Candidate> candidates = at(ttft_ms);
+    candidates[0].expected = expected;
+    return candidates;
+  };
+  EXPECT_FALSE(PaysToRead(targets, expects(40, 0.5), expects(45, 0.6)));
+  EXPECT_TRUE(PaysToRead(targets, expects(40, 0.6), expects(45, 0.5)));
+  EXPECT_TRUE(PaysToRead(targets, expects(40, 0.5), expects(60, 0.6))) << "it would be late";
+  EXPECT_TRUE(PaysToRead(targets, expects(40, 0.5), at(45))) << "not known";
 }
 
 // Against brute force: no allowed level above the chosen one meets, and "meets" is said truly.

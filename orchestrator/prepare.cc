@@ -324,6 +324,9 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       candidate.predicted = Predict(out_.cost, live_, shape, load_);
       candidate.probability = prompt.probability * ProbabilityOf(model_choice_, level);
       candidate.prefill_tokens = shape.prefill_tokens;
+      if (gateway_.tlm_ != nullptr) {
+        candidate.expected = gateway_.tlm_->PairAccuracy(prompt.percent, level);
+      }
     }
   }
   return candidates;

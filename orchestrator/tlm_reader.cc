@@ -110,8 +110,7 @@ size_t PromptBytes(const v1::Prompt& prompt) {
 
 TlmReader::TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm)
     : path_(path),
-      prompt_levels_(tlm->shape().prompt_levels),
-      model_levels_(tlm->shape().model_levels),
+      shape_(tlm->shape()),
       description_(Describe(path, tlm->shape())),
       tlm_(std::move(tlm)) {}
 
@@ -173,7 +172,7 @@ absl::Status TlmReader::Measure(const Clock& clock) {
 
 std::string TlmReader::WhyUnfit(const std::vector<uint32_t>& model_levels) {
   std::vector<int32_t> lacking;
-  for (const int32_t level : model_levels_) {
+  for (const int32_t level : shape_.model_levels) {
     const auto known = static_cast<uint32_t>(level);
     if (std::find(model_levels.begin(), model_levels.end(), known) == model_levels.end()) {
       lacking.push_back(level);

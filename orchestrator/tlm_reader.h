@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "engine/encoder/prune.h"
+#include "engine/encoder/shape.h"
 #include "engine/encoder/tlm.h"
 #include "orchestrator/decide.h"
 #include "withy/v1/config.pb.h"
@@ -47,8 +48,13 @@ class TlmReader {
   absl::StatusOr<PromptReading> Read(const v1::Prompt& prompt, const SloRatios& slo);
 
   // In per cent, ascending.
-  const std::vector<int32_t>& prompt_levels() const { return prompt_levels_; }
-  const std::vector<int32_t>& model_levels() const { return model_levels_; }
+  const std::vector<int32_t>& prompt_levels() const { return shape_.prompt_levels; }
+  const std::vector<int32_t>& model_levels() const { return shape_.model_levels; }
+  // How often such a pair is right; 0 = not known.
+  double PairAccuracy(uint32_t prompt_percent, uint32_t level_percent) const {
+    return shape_.PairAccuracy(static_cast<int32_t>(prompt_percent),
+                               static_cast<int32_t>(level_percent));
+  }
   // By its calibration, where there is one that holds here, else measured when it was opened.
   double us_per_byte() const { return us_per_byte_; }
   bool calibrated() const { return calibrated_; }
@@ -61,8 +67,7 @@ class TlmReader {
   absl::Status Measure(const Clock& clock);
 
   const std::string path_;
-  const std::vector<int32_t> prompt_levels_;
-  const std::vector<int32_t> model_levels_;
+  const engine::TlmShape shape_;
   v1::ModelDescription description_;
   double us_per_byte_ = 0;
   bool calibrated_ = false;

@@ -296,6 +296,7 @@ class Job {
     for (const DecisionExample& example : all.first(trained)) rows.push_back(example.row);
     const std::vector<double> mean_right = MeanRight(space_, rows);
     SayTable(mean_right);
+    tlm.shape.pair_accuracy.assign(mean_right.begin(), mean_right.end());
     WITHY_RETURN_IF_ERROR(TrainDecision(*tokenizer, space_, all.first(trained), mean_right,
                                         Options("decision", options_.decision_steps), &tlm));
     if (trained < all.size()) {

@@ -13,6 +13,7 @@ namespace {
 constexpr char kArchitecture[] = "mobilebert";
 constexpr char kPromptLevels[] = "withy.tlm.prompt_levels";
 constexpr char kModelLevels[] = "withy.tlm.model_levels";
+constexpr char kPairAccuracy[] = "withy.tlm.pair_accuracy";
 constexpr char kNormKey[] = "mobilebert.normalization";
 constexpr char kEpsilonKey[] = "mobilebert.attention.layer_norm_epsilon";
 constexpr size_t kMaxLevels = 100;
@@ -204,7 +205,31 @@ absl::Status CheckTlmShape(const TlmShape& shape, std::string_view where) {
     return Bad(where, kEpsilonKey, absl::StrCat("is ", shape.encoder.epsilon, ", limits 0 to 1"));
   }
   WITHY_RETURN_IF_ERROR(CheckLevels(where, kPromptLevels, shape.prompt_levels));
-  return CheckLevels(where, kModelLevels, shape.model_levels);
+  WITHY_RETURN_IF_ERROR(CheckLevels(where, kModelLevels, shape.model_levels));
+  if (shape.pair_accuracy.empty()) return absl::OkStatus();
+  if (const size_t pairs = shape.prompt_levels.size() * shape.model_levels.size();
+      shape.pair_accuracy.size() != pairs) {
+    return Bad(where, kPairAccuracy,
+               absl::StrCat("has ", shape.pair_accuracy.size(), " numbers for ", pairs,
+                            " pairs of levels"));
+  }
+  for (const float share : shape.pair_accuracy) {
+    if (!(share >= 0 && share <= 1)) {
+      return Bad(where, kPairAccuracy, absl::StrCat("holds ", share, ", limits 0 to 1"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+float TlmShape::PairAccuracy(int32_t prompt_level, int32_t model_level) const {
+  const auto prompt = std::find(prompt_levels.begin(), prompt_levels.end(), prompt_level);
+  const auto model = std::find(model_levels.begin(), model_levels.end(), model_level);
+  if (pair_accuracy.empty() || prompt == prompt_levels.end() || model == model_levels.end()) {
+    return 0;
+  }
+  const auto row = static_cast<size_t>(prompt - prompt_levels.begin());
+  return pair_accuracy[row * model_levels.size() +
+                       static_cast<size_t>(model - model_levels.begin())];
 }
 
 void WriteTlmShape(const TlmShape& shape, GgufWriter* writer) {
@@ -222,6 +247,9 @@ void WriteTlmShape(const TlmShape& shape, GgufWriter* writer) {
   writer->Set<float>(kEpsilonKey, shape.encoder.epsilon);
   writer->SetArray<int32_t>(kPromptLevels, shape.prompt_levels);
   writer->SetArray<int32_t>(kModelLevels, shape.model_levels);
+  if (!shape.pair_accuracy.empty()) {
+    writer->SetArray<float>(kPairAccuracy, shape.pair_accuracy);
+  }
 }
 
 absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
@@ -261,6 +289,9 @@ absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
   };
   WITHY_RETURN_IF_ERROR(read_levels(kPromptLevels, &shape.prompt_levels));
   WITHY_RETURN_IF_ERROR(read_levels(kModelLevels, &shape.model_levels));
+  if (file.Has(kPairAccuracy)) {
+    WITHY_ASSIGN_OR_RETURN(shape.pair_accuracy, file.GetFloatArray(kPairAccuracy));
+  }
   WITHY_RETURN_IF_ERROR(CheckTlmShape(shape, file.path()));
   return shape;
 }

@@ -64,7 +64,12 @@ struct TlmShape {
   int32_t slo_steps = 10;              // SLO tokens [01] .. [10] and <01> .. <10>: n / slo_steps
   std::vector<int32_t> prompt_levels;  // percent, ascending
   std::vector<int32_t> model_levels;   // percent, ascending
+  // Share of the training prompts that each pair of levels answered right, [prompt][model]: what to
+  // expect of a prompt that was not read. Empty: not known.
+  std::vector<float> pair_accuracy;
 
+  // 0 for a pair that is not among the levels, or not known.
+  float PairAccuracy(int32_t prompt_level, int32_t model_level) const;
   bool operator==(const TlmShape&) const = default;
 };
 

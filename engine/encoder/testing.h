@@ -38,6 +38,7 @@ inline TlmShape SmallShape() {
   shape.window = 64;
   shape.prompt_levels = {50, 100};
   shape.model_levels = {20, 60, 100};
+  shape.pair_accuracy = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f};
   return shape;
 }
 

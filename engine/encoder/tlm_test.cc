@@ -175,6 +175,13 @@ TEST_F(TlmTest, FilesRoundTrip) {
   EXPECT_EQ((*ReadTlm(q8)).tensors[0].values, once->tensors[0].values);
 }
 
+TEST_F(TlmTest, WhatToExpectOfAPairIsInTheFile) {
+  const TlmShape shape = ReadTlm(path_)->shape;
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(50, 60), 0.2f);
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(100, 20), 0.4f);
+  EXPECT_EQ(shape.PairAccuracy(70, 60), 0.0f);
+}
+
 TEST_F(TlmTest, FilesThatDoNotFitAreNamed) {
   const auto nothing = [](GgufWriter*) {};
   EXPECT_THAT(OpenChanged(nothing, "shared.1.attn_q.weight"),
@@ -195,6 +202,14 @@ TEST_F(TlmTest, FilesThatDoNotFitAreNamed) {
                 w->SetArray<int32_t>("withy.tlm.model_levels", std::vector<int32_t>{20, 100, 60});
               }),
               HasSubstr("withy.tlm.model_levels has 60 as level 2"));
+  EXPECT_THAT(OpenChanged([](GgufWriter* w) {
+                w->SetArray<float>("withy.tlm.pair_accuracy", std::vector<float>{0.1f, 0.5f});
+              }),
+              HasSubstr("withy.tlm.pair_accuracy has 2 numbers for 6 pairs"));
+  EXPECT_THAT(OpenChanged([](GgufWriter* w) {
+                w->SetArray<float>("withy.tlm.pair_accuracy", std::vector<float>(6, 1.5f));
+              }),
+              HasSubstr("withy.tlm.pair_accuracy holds 1.5"));
   EXPECT_THAT(OpenChanged([](GgufWriter* w) { w->SetString("mobilebert.normalization", "rms"); }),
               HasSubstr("mobilebert.normalization is \"rms\""));
 }
