@@ -47,7 +47,7 @@ std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent) 
 
 std::vector<Tensor*> Tensors(Lora& lora) {
   std::vector<Tensor*> all;
-  for (Lora::Pair* pair : PairsOf(lora, {1, 1})) {
+  for (Lora::Pair* pair : PairsOf(lora, {.heads = 1, .neurons = 1})) {  // that there may be
     if (!pair->a.defined()) continue;
     all.push_back(&pair->a);
     all.push_back(&pair->b);

@@ -16,8 +16,8 @@
 namespace withy::engine {
 
 // What one level computes of one layer: a prefix of the query heads (in packed order) and of the
-// MLP's neurons. 0 leaves attention or the MLP out; K and V are computed all the same, so that the
-// context can go on at another level.
+// MLP's neurons. 0 leaves attention or the MLP out; where levels do not cut KV heads, K and V are
+// computed all the same, so that the context can go on at another level.
 struct LayerExtent {
   int32_t heads = 0;    // whole ModelShape::query_heads_per_unit, up to the model's heads
   int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
