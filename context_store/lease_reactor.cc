@@ -61,6 +61,8 @@ absl::Status LeaseReactor::Handle() {
   switch (step) {
     case v1::LeaseRequest::kOpen:
       return HandleOpen(request_.open());
+    case v1::LeaseRequest::kBegin:
+      return store_.Begin(lease(), request_.begin().app_id(), request_.begin().call_id());
     case v1::LeaseRequest::kClaim:
       return HandleClaim(request_.claim());
     case v1::LeaseRequest::kFault:

@@ -58,6 +58,7 @@ class ContextStoreProcess final : public rpc::Process {
 
   void Drain(absl::Duration grace) override {
     server_->SetServing(false);
+    store_->EndLeasesAhead();
     server_->Shutdown(grace);
   }
 

@@ -68,6 +68,12 @@ class LeaseClient {
     stream_->Write(request);
     return Read();
   }
+  void Begin(const std::string& app) {
+    v1::LeaseRequest request;
+    request.mutable_begin()->set_app_id(app);
+    request.mutable_begin()->set_call_id(7);
+    stream_->Write(request);
+  }
   void Abort() {
     v1::LeaseRequest request;
     request.mutable_abort()->set_reason("test");
@@ -322,6 +328,45 @@ TEST_F(ServiceTest, AStatelessLeaseMayClaimWithItsOpening) {
   LeaseClient wrong(*stub_, epoch, app, CreateContext(app), 1);
   EXPECT_FALSE(wrong.Read().has_opened());
   EXPECT_EQ(wrong.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, ALeaseMayBeOpenedAheadOfItsCall) {
+  const std::string app = Bind("mail").app_id();
+  const uint64_t epoch = Attach();
+  LeaseClient lease(*stub_, epoch, "", "", /*claim_chunks=*/2);
+  EXPECT_EQ(lease.Read().opened().claimed_size(), 2);
+  lease.Begin(app);
+  ASSERT_EQ(lease.Claim(2, 1).claimed().chunks_size(), 1);
+  ASSERT_TRUE(lease.Commit("hello", 0, "req").has_committed());
+  v1::FindResultRequest find;
+  find.set_app_id(app);
+  find.set_request_id("req");
+  find.set_request_digest(std::string(32, 'd'));
+  EXPECT_EQ(Call(&Stub::FindResult, find).result().finished().text(), "answer to hello");
+
+  LeaseClient twice(*stub_, epoch, app, "");
+  ASSERT_TRUE(twice.Read().has_opened());
+  twice.Begin(app);
+  EXPECT_FALSE(twice.Claim(0, 1).has_claimed());
+  EXPECT_EQ(twice.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+// What waits for its call ends at once; a call that has begun ends in its own time.
+TEST_F(ServiceTest, AStoreThatStopsWaitsForCallsAlone) {
+  const std::string app = Bind("mail").app_id();
+  const uint64_t epoch = Attach();
+  LeaseClient ahead(*stub_, epoch, "", "", /*claim_chunks=*/1);
+  ASSERT_TRUE(ahead.Read().has_opened());
+  LeaseClient begun(*stub_, epoch, "", "", /*claim_chunks=*/1);
+  ASSERT_TRUE(begun.Read().has_opened());
+  begun.Begin(app);
+  ASSERT_EQ(begun.Claim(1, 1).claimed().chunks_size(), 1);
+  std::thread stopping([&] { process_->Drain(absl::Seconds(60)); });
+  EXPECT_EQ(ahead.Read().event_case(), v1::LeaseEvent::EVENT_NOT_SET);
+  EXPECT_EQ(ahead.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(begun.Commit("hello", 0).has_committed());
+  EXPECT_TRUE(begun.Finish().ok());
+  stopping.join();
 }
 
 TEST_F(ServiceTest, WrongInputGetsTheRightCode) {

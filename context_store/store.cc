@@ -19,6 +19,9 @@ using telemetry::ScopedSpan;
 // restarts.
 constexpr int kEpochBits = 32;
 
+// Opened ahead of its call.
+bool Ahead(const LeaseSpec& spec) { return spec.app_id.empty() && spec.context_id.empty(); }
+
 bool StillRuns(const WorkerRecord& worker) {
   const auto pid = static_cast<pid_t>(worker.pid);
   // A process whose /proc we may not read (another user's) is taken to be the same while its pid is
@@ -258,11 +261,40 @@ absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
   }
   const int64_t now = clock_.SteadyNanos();
   absl::MutexLock lock(&mutex_);
+  if (stopping_ && Ahead(spec)) return absl::UnavailableError("context_store is shutting down");
   WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
                          table_->Open(spec.epoch, spec.context_id, spec.rebuild));
   leases_.emplace(opening.id, OpenedLease{spec, std::move(listener), now});
   RecordGauges();
   return opening;
+}
+
+absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return absl::AbortedError("the lease is over");
+  LeaseSpec& spec = found->second.spec;
+  if (!Ahead(spec) || app_id.empty()) {
+    return absl::InvalidArgumentError(
+        "begin: for a lease that was opened without an app, and names one");
+  }
+  spec.app_id = std::move(app_id);
+  spec.call_id = call_id;
+  return absl::OkStatus();
+}
+
+void Store::EndLeasesAhead() {
+  Listeners ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    for (const auto& [id, lease] : leases_) {
+      if (Ahead(lease.spec)) ended.push_back(lease.listener);
+    }
+  }
+  for (const auto& listener : ended) {
+    listener->OnEnded(absl::UnavailableError("context_store is shutting down"));
+  }
 }
 
 absl::StatusOr<Store::OpenedLease> Store::Find(LeaseId lease) const {

@@ -51,7 +51,7 @@ class LeaseListener {
 
 struct LeaseSpec {
   uint64_t epoch = 0;
-  std::string app_id;
+  std::string app_id;      // empty: of a stateless call that has not come yet
   std::string context_id;  // empty = stateless
   uint64_t call_id = 0;
   bool rebuild = false;  // see LeaseTable::Open
@@ -119,6 +119,11 @@ class Store {
   // committed. Errors: see LeaseTable; NOT_FOUND and DATA_LOSS of the context.
   absl::StatusOr<LeaseOpening> OpenLease(const LeaseSpec& spec,
                                          std::shared_ptr<LeaseListener> listener);
+  // The call of a lease that was opened without an app has come. Errors: ABORTED (the lease is
+  // over), INVALID_ARGUMENT (it has an app).
+  absl::Status Begin(LeaseId lease, std::string app_id, uint64_t call_id);
+  // Ends the leases whose calls have not come, and opens no more of them: the store is to stop.
+  void EndLeasesAhead();
   // The record and what is resident. Blocks.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
   absl::StatusOr<std::vector<ChunkBlocks>> Claim(LeaseId lease, uint32_t first, uint32_t count);
@@ -172,6 +177,7 @@ class Store {
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkerRecord> former_workers_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace withy::context_store

@@ -61,10 +61,12 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   // Blocks that were claimed for a chunk of the last lease.
   std::vector<uint32_t> ClaimedBlocks(uint32_t chunk) {
     absl::MutexLock lock(&mutex_);
-    return claimed_[chunk];
+    return last_lease_->at(chunk);
   }
 
  private:
+  using Claims = std::map<uint32_t, std::vector<uint32_t>>;  // blocks by chunk
+
   grpc::Status Attach(grpc::ServerContext* /*context*/, const v1::AttachRequest* request,
                       v1::AttachResponse* response) override {
     attach_ = *request;
@@ -84,6 +86,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
                      grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
     v1::LeaseRequest request;
     bool keeps = false;
+    const auto lease = std::make_shared<Claims>();
     while (stream->Read(&request)) {
       v1::LeaseEvent event;
       absl::MutexLock lock(&mutex_);
@@ -91,17 +94,21 @@ class FakeStoreServer final : private v1::ContextStore::Service {
         if (request.open().epoch() != epoch_) return {grpc::StatusCode::ABORTED, "stale epoch"};
         keeps = !request.open().context_id().empty();
         v1::LeaseOpened* opened = event.mutable_opened();
+        if (!request.open().app_id().empty()) last_lease_ = lease;
         if (keeps) opened->mutable_segments()->Add(segments_.begin(), segments_.end());
         if (keeps) opened->mutable_resident()->Add(resident_.begin(), resident_.end());
         v1::LeaseClaim first;
         first.set_chunks(request.open().claim_chunks());
         v1::LeaseClaimed claimed;
-        Claim(first, &claimed);
+        Claim(first, lease.get(), &claimed);
         *opened->mutable_claimed() = claimed.chunks();
+      } else if (request.has_begin()) {
+        last_lease_ = lease;
+        continue;
       } else if (request.has_claim()) {
-        Claim(request.claim(), event.mutable_claimed());
+        Claim(request.claim(), lease.get(), event.mutable_claimed());
       } else if (request.has_commit()) {
-        if (keeps) Keep(request.commit());
+        if (keeps) Keep(request.commit(), *lease);
         commits_.push_back(request.commit());
         event.mutable_committed()->set_revision(commits_.size());
       } else {
@@ -127,12 +134,12 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     return grpc::Status::OK;
   }
 
-  void Claim(const v1::LeaseClaim& claim, v1::LeaseClaimed* claimed)
+  void Claim(const v1::LeaseClaim& claim, Claims* lease, v1::LeaseClaimed* claimed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (uint32_t i = 0; i < claim.chunks(); ++i) {
       v1::ChunkBlocks* chunk = claimed->add_chunks();
       chunk->set_chunk(claim.first_chunk() + i);
-      std::vector<uint32_t>& blocks = claimed_[chunk->chunk()];
+      std::vector<uint32_t>& blocks = (*lease)[chunk->chunk()];
       blocks.clear();
       for (uint32_t layer = 0; layer < attach_.layers(); ++layer) {
         blocks.push_back(next_block_++ % kBlocks);
@@ -141,7 +148,8 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     }
   }
 
-  void Keep(const v1::LeaseCommit& commit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Keep(const v1::LeaseCommit& commit, const Claims& claims)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     segments_.insert(segments_.end(), commit.appended().begin(), commit.appended().end());
     context_tokens_ = commit.context_tokens();
     const auto chunks = static_cast<size_t>(commit.chunks_size());
@@ -149,7 +157,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       if (i >= resident_.size()) {
         v1::ChunkBlocks* where = resident_.emplace_back().mutable_where();
         where->set_chunk(i);
-        where->mutable_blocks()->Add(claimed_[i].begin(), claimed_[i].end());
+        where->mutable_blocks()->Add(claims.at(i).begin(), claims.at(i).end());
       }
       *resident_[i].mutable_identity() = commit.chunks(static_cast<int>(i));
     }
@@ -196,7 +204,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   std::vector<v1::Segment> segments_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::ResidentChunk> resident_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::LeaseCommit> commits_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, std::vector<uint32_t>> claimed_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Claims> last_lease_ ABSL_GUARDED_BY(mutex_);
   uint32_t context_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t next_block_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<rpc::Server> server_;

@@ -1,8 +1,9 @@
 // What a call needs from the context store, as the core sees it: a lease over one context's record
 // and KV blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
 //
-// Order of one lease: Open, OnOpened, any number of Fault, Claim -> OnClaimed, then Commit ->
-// OnCommitted, or Abort. OnBroken may come instead of any event, and is then the last one.
+// Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, any number of
+// Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort. OnBroken may come instead of any
+// event, and is then the last one.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +44,8 @@ struct ResidentChunk {
 };
 
 struct LeaseOpen {
-  std::string app_id;
-  std::string context_id;  // empty = stateless: blocks without a record
+  std::string app_id = {};      // empty: of a stateless call that has not come yet
+  std::string context_id = {};  // empty = stateless: blocks without a record
   uint64_t call_id = 0;
   bool rebuild = false;  // claims lie beside what the context has, until the commit
   // Of a stateless call: chunks from 0 on that it is sure to need, claimed with the opening.
@@ -76,6 +77,8 @@ struct LeaseCommit {
 class Lease {
  public:
   virtual ~Lease() = default;
+  // The call of a lease that was opened without an app.
+  virtual void Begin(std::string app_id, uint64_t call_id) = 0;
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
   virtual void Fault(int32_t chunk, std::string reason) = 0;
   virtual void Commit(LeaseCommit commit) = 0;

@@ -239,20 +239,17 @@ class LeaseClient::Impl {
   void CancelStreams() {
     const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
     absl::MutexLock lock(&mutex_);
-    for (const auto& [number, stream] : streams_) stream->Cancel();
+    for (const auto& [number, weak] : streams_) {
+      if (const auto stream = weak.lock()) stream->Cancel();
+    }
     mutex_.Await(absl::Condition(&none));
   }
 
   void StreamDone(uint64_t number, const absl::Status& status) {
-    std::shared_ptr<LeaseStream> done;  // destroyed after the lock
     bool wake = false;
     {
       absl::MutexLock lock(&mutex_);
-      const auto it = streams_.find(number);
-      if (it != streams_.end()) {
-        done = std::move(it->second);
-        streams_.erase(it);
-      }
+      streams_.erase(number);
       if (absl::IsAborted(status)) suspicious_ = wake = true;
     }
     if (wake) Wake();
@@ -269,7 +266,8 @@ class LeaseClient::Impl {
   // Shared with leases and their sessions: a step may use a mapping until release_blocks has
   // returned.
   std::shared_ptr<const Arena> arena_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, std::shared_ptr<LeaseStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  // Those that gRPC is not done with. They keep themselves.
+  std::map<uint64_t, std::weak_ptr<LeaseStream>> streams_ ABSL_GUARDED_BY(mutex_);
   uint64_t stream_number_ ABSL_GUARDED_BY(mutex_) = 0;
   bool suspicious_ ABSL_GUARDED_BY(mutex_) = false;  // a lease said that our epoch may be over
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -65,6 +65,12 @@ class LeaseStream::Handle final : public Lease {
   explicit Handle(std::shared_ptr<LeaseStream> stream) : stream_(std::move(stream)) {}
   ~Handle() override { stream_->Drop(); }
 
+  void Begin(std::string app_id, uint64_t call_id) override {
+    v1::LeaseRequest request;
+    request.mutable_begin()->set_app_id(std::move(app_id));
+    request.mutable_begin()->set_call_id(call_id);
+    stream_->Send(std::move(request), /*last=*/false);
+  }
   void Claim(int32_t first_chunk, int32_t chunks) override {
     v1::LeaseRequest request;
     request.mutable_claim()->set_first_chunk(static_cast<uint32_t>(first_chunk));
@@ -198,7 +204,7 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
 }
 
 void LeaseStream::OnDone(const grpc::Status& status) {
-  const std::shared_ptr<LeaseStream> last = std::move(self_);
+  std::shared_ptr<LeaseStream> last = std::move(self_);
   bool broken = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -208,7 +214,11 @@ void LeaseStream::OnDone(const grpc::Status& status) {
   }
   const absl::Status reason = BrokenStatus(status);
   if (broken) events_->OnBroken(reason);
-  context_.on_done(broken ? reason : absl::OkStatus());
+  // Told when the stream holds the channel no more: gRPC's threads must not be the last to do so,
+  // for a channel that goes waits for them.
+  const auto on_done = context_.on_done;
+  last.reset();
+  on_done(broken ? reason : absl::OkStatus());
 }
 
 }  // namespace withy::model_worker

@@ -23,7 +23,7 @@ class LeaseStream final : public grpc::ClientBidiReactor<v1::LeaseRequest, v1::L
  public:
   struct Context {
     std::shared_ptr<const Arena> arena;
-    // Told once, last, from gRPC's threads.
+    // Told once, last, from gRPC's threads; the stream is gone by then, unless its handle lives.
     std::function<void(const absl::Status&)> on_done;
     std::function<v1::LeaseCommit(const LeaseCommit&)> to_wire;
   };

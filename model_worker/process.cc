@@ -17,6 +17,7 @@
 #include "engine/session/served_model.h"
 #include "model_worker/chunk_identity.h"
 #include "model_worker/lease_client.h"
+#include "model_worker/leases_ahead.h"
 #include "model_worker/scheduler.h"
 #include "model_worker/service.h"
 #include "model_worker/session.h"
@@ -96,13 +97,14 @@ class ModelWorker final : public rpc::Process {
                                                          .kv = info.kv,
                                                          .model_name = info.name},
                                       *model_->bundle.tokenizer);
+    ahead_ = std::make_unique<LeasesAhead>(*leases_, AheadOptions{.layers = info.kv.layers});
     SchedulerOptions options = OptionsOf(config.model());
     for (const engine::LevelTimes& level : cost.levels) {
       const engine::PrefillTime& longest = level.prefill.back();
       options.paces.push_back(
           {.row_ms = longest.us / longest.tokens / 1e3, .token_ms = level.decode_us / 1e3});
     }
-    scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *leases_, cost.step,
+    scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);
     service_ = MakeModelWorkerService(
         {.scheduler = *scheduler_, .leases = *leases_, .env = *env_, .cost = cost});
@@ -114,7 +116,11 @@ class ModelWorker final : public rpc::Process {
                                              absl::Seconds(config.model().idle_upgrade_s()));
     }
     leases_->Start(
-        {.on_change = [this](bool attached) { server_->SetServing(attached && !draining_); },
+        {.on_change =
+             [this](bool attached) {
+               server_->SetServing(attached && !draining_);
+               if (attached) ahead_->Refill();
+             },
          .release_blocks = [this](const absl::Status& status) { scheduler_->FailLeases(status); }});
     return absl::OkStatus();
   }
@@ -137,6 +143,7 @@ class ModelWorker final : public rpc::Process {
   std::optional<ChunkNamer> namer_;
   std::optional<SessionEnv> env_;
   std::unique_ptr<LeaseClient> leases_;
+  std::unique_ptr<LeasesAhead> ahead_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Upgrader> upgrader_;
   std::unique_ptr<grpc::Service> service_;

@@ -79,7 +79,10 @@ class StreamSink final : public CallSink {
 class ModelWorkerService final : public v1::ModelWorker::CallbackService {
  public:
   explicit ModelWorkerService(const ServiceParts& parts)
-      : parts_(parts), limits_(LimitsOf(parts.env)), tokenize_thread_(kTokenizeQueue) {}
+      : parts_(parts),
+        limits_(LimitsOf(parts.env)),
+        encoder_fingerprint_(parts.env.encoder.Fingerprint()),
+        tokenize_thread_(kTokenizeQueue) {}
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
@@ -122,6 +125,10 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   }
 
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
+    if (request.worker_instance() != 0 && request.worker_instance() != instance_) {
+      return absl::AbortedError(
+          "model_worker was restarted since the call was decided: decide anew");
+    }
     CallRequest call;
     WITHY_ASSIGN_OR_RETURN(call.answer,
                            engine::RequestFromWire(request, RandomId64(), parts_.env.window));
@@ -190,6 +197,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     *response->mutable_model() = engine::Describe(parts_.env.model, "target", parts_.env.window);
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     response->set_instance(instance_);
+    response->set_encoder_fingerprint(encoder_fingerprint_);
     const SchedulerLoad load = parts_.scheduler.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));
@@ -210,6 +218,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   const ServiceParts parts_;
   const engine::RequestLimits limits_;
+  const uint64_t encoder_fingerprint_;
   const uint64_t instance_ = RandomId64();
   TaskThread tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
 };

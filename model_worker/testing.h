@@ -89,6 +89,10 @@ class FakeStore final : public LeaseSource {
     ~FakeLease() override {
       if (!over_) Abort("dropped");
     }
+    void Begin(std::string app_id, uint64_t call_id) override {
+      open_.app_id = std::move(app_id);
+      open_.call_id = call_id;
+    }
     void Claim(int32_t first_chunk, int32_t chunks) override {
       store_.Later([self = shared_from_this(), first_chunk, chunks] {
         self->store_.DoClaim(*self, first_chunk, chunks);
@@ -125,7 +129,7 @@ class FakeStore final : public LeaseSource {
     }
 
     FakeStore& store_;
-    const LeaseOpen open_;
+    LeaseOpen open_;
     const std::shared_ptr<LeaseEvents> events_;
     std::map<int32_t, std::vector<uint32_t>> claimed_;
     bool over_ = false;
@@ -138,32 +142,42 @@ class FakeStore final : public LeaseSource {
   void SendOpened(const std::shared_ptr<FakeLease>& lease) {
     OpenedLease opened = With([&](State& state) {
       const Context& context = state.contexts[lease->open_.context_id];
-      return OpenedLease{
+      OpenedLease made{
           .segments = context.segments, .resident = context.resident, .arena = state.arena};
+      if (lease->open_.claim_chunks > 0) {
+        Take(state, *lease, 0, lease->open_.claim_chunks, &made.claimed);
+      }
+      return made;
     });
     lease->events_->OnOpened(lease, std::move(opened));
+  }
+
+  // Free blocks for `chunks` chunks; false: there are not enough.
+  static bool Take(State& state, FakeLease& lease, int32_t first_chunk, int32_t chunks,
+                   std::vector<ChunkBlocks>* given) {
+    const auto layers = static_cast<size_t>(state.layers);
+    if (state.free.size() < layers * static_cast<size_t>(chunks)) return false;
+    for (int32_t i = 0; i < chunks; ++i) {
+      std::vector<uint32_t>& blocks = lease.claimed_[first_chunk + i];
+      while (blocks.size() < layers) {
+        blocks.push_back(*state.free.begin());
+        state.free.erase(state.free.begin());
+      }
+      given->push_back({.chunk = first_chunk + i, .blocks = blocks});
+    }
+    return true;
   }
 
   void DoClaim(FakeLease& lease, int32_t first_chunk, int32_t chunks) {
     std::vector<ChunkBlocks> given;
     const bool refused = With([&](State& state) {
-      const auto layers = static_cast<size_t>(state.layers);
       auto& resident = state.contexts[lease.open_.context_id].resident;
       while (!lease.open_.rebuild &&
              resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
         lease.claimed_[resident.back().where.chunk] = resident.back().where.blocks;
         resident.pop_back();
       }
-      if (state.free.size() < layers * static_cast<size_t>(chunks)) return true;
-      for (int32_t i = 0; i < chunks; ++i) {
-        std::vector<uint32_t>& blocks = lease.claimed_[first_chunk + i];
-        while (blocks.size() < layers) {
-          blocks.push_back(*state.free.begin());
-          state.free.erase(state.free.begin());
-        }
-        given.push_back({.chunk = first_chunk + i, .blocks = blocks});
-      }
-      return false;
+      return !Take(state, lease, first_chunk, chunks, &given);
     });
     lease.events_->OnClaimed(std::move(given), refused ? "no free blocks" : "");
   }

@@ -114,6 +114,9 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   bool die_now = false;
   {
     const std::lock_guard lock(mutex_);
+    if (request->worker_instance() != instance_) {
+      return {StatusCode::ABORTED, "worker was restarted since the call was decided"};
+    }
     runs_.push_back(*request);
     die_now = script == "die early" && !died_;
     died_ = died_ || die_now;
@@ -162,6 +165,7 @@ Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* req
   }
   response->set_prompt_tokens(static_cast<uint32_t>(bytes));
   const std::lock_guard lock(mutex_);
+  ++tokenized_;
   response->set_instance(instance_);
   return Status::OK;
 }
@@ -177,6 +181,7 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
     const std::lock_guard lock(mutex_);
     model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
     response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
+    response->set_encoder_fingerprint(encoder_fingerprint_);
     response->set_instance(instance_);
   }
   response->mutable_cost()->set_decode_us_per_token(10'000);
@@ -204,6 +209,17 @@ void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
   const std::lock_guard lock(mutex_);
   levels_ = std::move(percents);
   ++instance_;
+}
+
+void FakeWorker::SetEncoder(uint64_t fingerprint) {
+  const std::lock_guard lock(mutex_);
+  encoder_fingerprint_ = fingerprint;
+  ++instance_;
+}
+
+int FakeWorker::tokenized() const {
+  const std::lock_guard lock(mutex_);
+  return tokenized_;
 }
 
 void FakeWorker::SetPrefillCost(double us_per_token) {

@@ -57,8 +57,8 @@ class FakeStore final : public v1::ContextStore::Service {
   bool refuses_contexts_ = false;
 };
 
-// One token a byte that is kept; 1 ms a prompt token, 10 ms a generated one. Its answer to a prompt
-// follows the prompt's words:
+// Counts one token a byte that is kept; 1 ms a prompt token, 10 ms a generated one. Its answer to a
+// prompt follows the prompt's words:
 //   "hold"        one token, then nothing until Release() or the end of the call
 //   "die early"   UNAVAILABLE before the first token, once
 //   "die late"    UNAVAILABLE after the first token
@@ -81,6 +81,10 @@ class FakeWorker final : public v1::ModelWorker::Service {
   // From now on it is as if it had restarted with a model of these levels, in per cent; until then
   // it has the full one alone.
   void SetLevels(std::vector<uint32_t> percents);
+  // The same, with such an encoder; until then it does not tell.
+  void SetEncoder(uint64_t fingerprint);
+  // How often it was asked to count.
+  int tokenized() const;
   // What it says a token of a prompt takes; it takes no time in fact. Before the first call.
   void SetPrefillCost(double us_per_token);
 
@@ -89,6 +93,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   std::condition_variable changed_;
   std::vector<uint32_t> levels_ = {100};
   uint64_t instance_ = 1;
+  uint64_t encoder_fingerprint_ = 0;
+  int tokenized_ = 0;
   double prefill_us_per_token_ = 1000;
   std::vector<v1::RunRequest> runs_;
   bool released_ = false;

@@ -42,6 +42,7 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       backends_(config),
       calls_(TableOptions(config), clock),
       tlm_(TlmReader::Open(config, clock)),
+      counter_(PromptCounter::Open(config)),
       auth_(kAuthTtlNs, kAuthEntries) {
   if (tlm_ == nullptr) return;
   absl::MutexLock lock(&mutex_);
@@ -189,7 +190,8 @@ absl::StatusOr<Lane> Gateway::FindLane(const std::string& model, absl::Time dead
   return absl::NotFoundError(absl::StrCat("model is \"", model, "\": this server has ", known));
 }
 
-absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const std::string& app_id,
+absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const WorkerInfo& worker,
+                                                        const std::string& app_id,
                                                         const v1::GenerateRequest& request,
                                                         absl::Time deadline,
                                                         const engine::PrunedPrompt* pruned) {
@@ -198,6 +200,13 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const std::st
   count.set_app_id(app_id);
   count.set_context_id(request.context_id());
   if (pruned != nullptr) FillKept(*pruned, count.mutable_kept());
+  const bool stateless = request.context_id().empty();
+  if (lane == Lane::kTarget && stateless && worker != nullptr && counter_ != nullptr &&
+      counter_->Fits(*worker)) {
+    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted, counter_->Count(count));
+    counted.set_instance(worker->instance());
+    return counted;
+  }
   if (lane == Lane::kTarget) return backends_.Tokenize(count, deadline);
   // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
   // must do.

@@ -24,6 +24,7 @@
 #include "orchestrator/decide.h"
 #include "orchestrator/latency_model.h"
 #include "orchestrator/metrics.h"
+#include "orchestrator/prompt_counter.h"
 #include "orchestrator/tlm_reader.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/llm_service.pb.h"
@@ -124,7 +125,9 @@ class Gateway {
   absl::StatusOr<Prepared> Prepare(const std::string& app_id, const v1::GenerateRequest& request,
                                    const IncomingCall& call, absl::Time deadline);
   absl::StatusOr<Lane> FindLane(const std::string& model, absl::Time deadline);
-  absl::StatusOr<v1::TokenizeResponse> CountCall(Lane lane, const std::string& app_id,
+  // `worker`: that will run the call; null: not known.
+  absl::StatusOr<v1::TokenizeResponse> CountCall(Lane lane, const WorkerInfo& worker,
+                                                 const std::string& app_id,
                                                  const v1::GenerateRequest& request,
                                                  absl::Time deadline,
                                                  const engine::PrunedPrompt* pruned = nullptr);
@@ -146,7 +149,8 @@ class Gateway {
   Metrics metrics_;
   Backends backends_;
   CallTable calls_;
-  const std::unique_ptr<TlmReader> tlm_;  // null: none
+  const std::unique_ptr<TlmReader> tlm_;          // null: none
+  const std::unique_ptr<PromptCounter> counter_;  // null: the worker counts
   AuthCache auth_;
   mutable absl::Mutex mutex_;
   std::array<CachedWorker, kLanes> workers_ ABSL_GUARDED_BY(mutex_);

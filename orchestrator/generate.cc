@@ -39,6 +39,7 @@ class GenerateCall {
 
  private:
   absl::Status Answer();
+  absl::Status Decide();
   // Answers from the store when request_id was answered before.
   absl::StatusOr<bool> Replay();
   absl::Status RunOnWorker();
@@ -88,18 +89,7 @@ absl::Status GenerateCall::Run() {
 absl::Status GenerateCall::Answer() {
   WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
   if (replayed) return absl::OkStatus();
-  WITHY_ASSIGN_OR_RETURN(prepared_,
-                         gateway_.Prepare(app_id_, request_, call_, control_.deadline()));
-  gateway_.metrics_.Decided(prepared_.decision.reason(), prepared_.pruned.pruned_words);
-
-  v1::GenerateResponse message;
-  v1::GenerateStarted& started = *message.mutable_started();
-  started.set_call_id(CallName(call_.id));
-  *started.mutable_decision() = prepared_.decision;
-  started.set_queue_position(prepared_.queue_position);
-  started.set_model(prepared_.worker->model().name());
-  if (!sink_(std::move(message))) return absl::CancelledError("the caller went away");
-
+  WITHY_RETURN_IF_ERROR(Decide());
   queued_ns_ = Now();
   const OtherCall work{prepared_.shape.prefill_tokens, prepared_.shape.max_tokens};
   WITHY_RETURN_IF_ERROR(
@@ -108,6 +98,21 @@ absl::Status GenerateCall::Answer() {
   const CallTable::Counts counts = gateway_.calls_.counts();
   gateway_.metrics_.SetLoad(counts.running, counts.waiting);
   return RunOnWorker();
+}
+
+// Decides, and tells the caller.
+absl::Status GenerateCall::Decide() {
+  WITHY_ASSIGN_OR_RETURN(prepared_,
+                         gateway_.Prepare(app_id_, request_, call_, control_.deadline()));
+  gateway_.metrics_.Decided(prepared_.decision.reason(), prepared_.pruned.pruned_words);
+  v1::GenerateResponse message;
+  v1::GenerateStarted& started = *message.mutable_started();
+  started.set_call_id(CallName(call_.id));
+  *started.mutable_decision() = prepared_.decision;
+  started.set_queue_position(prepared_.queue_position);
+  started.set_model(prepared_.worker->model().name());
+  if (!sink_(std::move(message))) return absl::CancelledError("the caller went away");
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> GenerateCall::Replay() {
@@ -141,11 +146,10 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   return true;
 }
 
-// A worker that dies before the first token is given one more chance: nobody has seen anything of
-// the answer yet.
+// A worker that dies before the first token, or was restarted since the call was decided, is given
+// one more chance: nobody has seen anything of the answer yet.
 absl::Status GenerateCall::RunOnWorker() {
-  const v1::RunRequest forwarded = ForwardedRequest();
-  absl::Status status = RunOnce(forwarded);
+  absl::Status status = RunOnce(ForwardedRequest());
   if (!WorkerWent(status)) return status;
   spdlog::warn("call {}: {}{}", CallName(call_.id), std::string(status.message()),
                tokens_ == 0 ? "; trying again when it is back" : "");
@@ -159,7 +163,9 @@ absl::Status GenerateCall::RunOnWorker() {
   WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
   if (replayed) return absl::OkStatus();
   gateway_.metrics_.Retried();
-  return RunOnce(forwarded);
+  // It may serve another model now.
+  WITHY_RETURN_IF_ERROR(Decide());
+  return RunOnce(ForwardedRequest());
 }
 
 absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
@@ -194,6 +200,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   run.set_speculation(request_.speculation());
   run.set_request_id(request_.request_id());
   run.set_request_digest(digest_);
+  run.set_worker_instance(prepared_.worker->instance());
   run.set_priority(request_.priority());
   run.set_deadline_steady_ns(prepared_.key.deadline_ns);
   *run.mutable_decision() = prepared_.decision;

@@ -294,7 +294,7 @@ class Job {
     const RecoveryOptions options =
         OptionsOf(level.spec.percent, absl::GetFlag(FLAGS_recovery_steps));
     if (options.steps > 0 && !work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
-      level.lora = TrainLora(network, level.spec, recovery_text_, options,
+      level.lora = TrainLora(network, level.spec, recovery_text_, options, nullptr,
                              [&](int64_t, double) { step_done(); });
       WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
     }

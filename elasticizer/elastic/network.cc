@@ -87,11 +87,11 @@ Tensor NormHeads(const Tensor& heads, const Tensor& weight, double eps) {
 
 Tensor HeadPrefix(const Tensor& weight, int64_t dim, const engine::ModelShape& shape,
                   int64_t heads) {
-  if (heads == shape.heads) return weight;
+  const int64_t present = weight.size(dim) / shape.head_dim;
+  if (heads == present) return weight;
   if (shape.cuts_kv_heads()) return weight.narrow(dim, 0, heads * shape.head_dim);
-  const int64_t ranks = heads / shape.kv_heads;
-  return weight.unflatten(dim, {shape.kv_heads, shape.query_heads_per_group(), shape.head_dim})
-      .narrow(dim + 1, 0, ranks)
+  return weight.unflatten(dim, {shape.kv_heads, present / shape.kv_heads, shape.head_dim})
+      .narrow(dim + 1, 0, heads / shape.kv_heads)
       .flatten(dim, dim + 2);
 }
 

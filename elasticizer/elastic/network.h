@@ -77,9 +77,9 @@ class Network {
   torch::Tensor cos_, sin_;  // [context_length, head_dim / 2]
 };
 
-// The rows of a query projection (or columns of O) of a level with so many query heads, as a view:
-// [heads * head_dim, …] along dimension `dim`; the first ones of each group, or of the first groups
-// where levels cut KV heads.
+// The rows of a query projection (or columns of O), whole or cut to a higher level, of a level with
+// so many query heads, as a view: [heads * head_dim, …] along dimension `dim`; the first ones of
+// each group, or of the first groups where levels cut KV heads.
 torch::Tensor HeadPrefix(const torch::Tensor& weight, int64_t dim, const engine::ModelShape& shape,
                          int64_t heads);
 

@@ -36,6 +36,24 @@ Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int
   return lora;
 }
 
+// Takes over what `above` has learnt of a layer for the outputs and inputs that stay.
+void HandDown(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
+              Lora* lora) {
+  const auto rows = [](const Tensor& b, int64_t count) { return b.narrow(0, 0, count).clone(); };
+  if (to.heads > 0 && above.q.a.defined()) {
+    const int64_t kv = int64_t{s.kv_heads_of(to.heads)} * s.head_dim;
+    lora->q = {above.q.a.clone(), HeadPrefix(above.q.b, 0, s, to.heads).clone()};
+    lora->k = {above.k.a.clone(), rows(above.k.b, kv)};
+    lora->v = {above.v.a.clone(), rows(above.v.b, kv)};
+    lora->o = {HeadPrefix(above.o.a, 1, s, to.heads).clone(), above.o.b.clone()};
+  }
+  if (to.neurons > 0 && above.down.a.defined()) {
+    lora->gate = {above.gate.a.clone(), rows(above.gate.b, to.neurons)};
+    lora->up = {above.up.a.clone(), rows(above.up.b, to.neurons)};
+    lora->down = {above.down.a.narrow(1, 0, to.neurons).clone(), above.down.b.clone()};
+  }
+}
+
 }  // namespace
 
 std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent) {
@@ -57,6 +75,7 @@ std::vector<Tensor*> Tensors(Lora& lora) {
 
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
+                            const std::vector<Lora>* above,
                             const std::function<void(int64_t, double)>& progress) {
   // Its own, so that levels recovered side by side come out as one after the other.
   torch::Generator random =
@@ -68,6 +87,7 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
   for (size_t i = 0; i < lora.size(); ++i) {
     if (level.layers[i] == full) continue;
     lora[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
+    if (above != nullptr && !above->empty()) HandDown(s, (*above)[i], level.layers[i], &lora[i]);
     for (Tensor* tensor : Tensors(lora[i])) {
       tensor->set_requires_grad(true);
       trained.push_back(*tensor);

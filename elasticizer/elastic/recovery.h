@@ -20,10 +20,13 @@ struct RecoveryOptions {
   uint64_t seed = 1;
 };
 
-// LoRA [layers] of a level; undefined tensors where it cuts nothing or leaves all out. B starts at
-// zero, so that training starts from the cut model. `progress`: (steps done, loss of the last one).
+// LoRA [layers] of a level; undefined tensors where it cuts nothing or leaves all out. It starts
+// from what `above`, the LoRA of a higher level, has for the outputs and inputs that stay; where
+// there is nothing, B starts at zero, so that training starts from the cut model. `progress`:
+// (steps done, loss of the last one).
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
+                            const std::vector<Lora>* above = nullptr,
                             const std::function<void(int64_t, double)>& progress = nullptr);
 
 // The pairs that a cut layer of this extent has, in a fixed order.

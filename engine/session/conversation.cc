@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/tokenizer/fnv1a.h"
 
 namespace withy::engine {
 namespace {
@@ -194,6 +195,30 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   }
   if (!answer_follows) result.history_tokens = static_cast<int32_t>(result.ids.size());
   return result;
+}
+
+uint64_t ConversationEncoder::Fingerprint() const {
+  constexpr std::string_view kText = " Two words,\n1 line. ";
+  std::vector<Segment> turns;
+  for (const std::string_view role : {"user", kAssistant, "user"}) {
+    turns.push_back({.role = std::string(role), .text = std::string(kText)});
+  }
+  std::vector<Segment> system = turns;
+  system.insert(system.begin(), {.role = kSystem, .text = std::string(kText)});
+  const Segment raw{.role = "", .text = std::string(kText)};
+  Fnv1a hash;
+  hash.Add(static_cast<int32_t>(tokenizer_.fingerprint()));
+  hash.Add(static_cast<int32_t>(tokenizer_.fingerprint() >> 32));
+  // A template may refuse a role: that is a difference, too.
+  for (const std::span<const Segment> segments :
+       {std::span<const Segment>(turns), std::span<const Segment>(system),
+        std::span<const Segment>(&raw, 1)}) {
+    const auto encoded = EncodePrompt(segments, /*window=*/1 << 20);
+    hash.Add(static_cast<int32_t>(encoded.ok()));
+    if (!encoded.ok()) continue;
+    for (const int32_t id : encoded->ids) hash.Add(id);
+  }
+  return hash.value();
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeRecord(

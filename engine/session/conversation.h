@@ -60,6 +60,10 @@ class ConversationEncoder {
   absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
                                                    int32_t window) const;
 
+  // Equal for encoders that make the same ids of the same segments, also in another process: of the
+  // vocabulary, and of what becomes of a conversation in which every role speaks.
+  uint64_t Fingerprint() const;
+
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:

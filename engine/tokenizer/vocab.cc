@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/tokenizer/fnv1a.h"
 
 namespace withy::engine {
 namespace {
@@ -29,22 +30,6 @@ absl::Status KeyError(const GgufFile& file, std::string_view key, const std::str
   return absl::InvalidArgumentError(
       absl::StrCat(file.path(), ": metadata key \"", ToAbsl(key), "\" ", what));
 }
-
-class Fnv1a {
- public:
-  void Add(std::string_view bytes) {
-    for (const char c : bytes) Mix(static_cast<uint8_t>(c));
-    Mix(0xFF);  // so that ("a", "b") and ("ab", "") differ
-  }
-  void Add(int32_t value) {
-    for (int shift = 0; shift < 32; shift += 8) Mix(static_cast<uint8_t>(value >> shift));
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  void Mix(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001B3; }
-  uint64_t value_ = 0xCBF29CE484222325;
-};
 
 }  // namespace
 

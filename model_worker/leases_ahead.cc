@@ -1,0 +1,214 @@
+#include "model_worker/leases_ahead.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace withy::model_worker {
+
+// The events of one lease that was opened ahead: kept until a call takes it, passed on from then
+// on.
+class LeasesAhead::Spare final : public LeaseEvents,
+                                 public std::enable_shared_from_this<LeasesAhead::Spare> {
+ public:
+  Spare(std::weak_ptr<Pool> pool, const AheadOptions& options)
+      : pool_(std::move(pool)), options_(options) {}
+
+  bool open() const {
+    absl::MutexLock lock(&mutex_);
+    return state_ == State::kOpen;
+  }
+  // Begins the call that takes it, whose events it passes on from now on, OnOpened first. False
+  // when it is not open any more.
+  bool HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
+                std::shared_ptr<LeaseEvents> events);
+
+  void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override;
+  void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
+    if (const auto call = Call()) call->OnClaimed(std::move(chunks), std::move(refused));
+  }
+  void OnCommitted() override;
+  void OnBroken(absl::Status status) override;
+
+ private:
+  enum class State { kOpening, kOpen, kHandingOver, kTaken, kBroken };
+
+  std::shared_ptr<LeaseEvents> Call() const {
+    absl::MutexLock lock(&mutex_);
+    return call_;
+  }
+  bool Affordable(const OpenedLease& opened) const {
+    const auto blocks = static_cast<int64_t>(opened.claimed.size()) * options_.layers;
+    return blocks * options_.least_arena_leases <= opened.arena->block_count();
+  }
+  const std::weak_ptr<Pool> pool_;
+  const AheadOptions options_;
+  mutable absl::Mutex mutex_;
+  State state_ ABSL_GUARDED_BY(mutex_) = State::kOpening;
+  OpenedLease opened_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<LeaseEvents> call_ ABSL_GUARDED_BY(mutex_);
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // while it was handed over
+};
+
+// What no call has taken yet.
+class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead::Pool> {
+ public:
+  Pool(LeaseSource& source, const AheadOptions& options) : source_(source), options_(options) {}
+
+  // `anew`: the arena may be another one than the one that was too small.
+  void Refill(bool anew) {
+    {
+      absl::MutexLock lock(&mutex_);
+      too_small_ = too_small_ && !anew;
+    }
+    while (true) {
+      const auto spare = std::make_shared<Spare>(weak_from_this(), options_);
+      {
+        absl::MutexLock lock(&mutex_);
+        if (closed_ || too_small_ || spares_.size() >= options_.leases) return;
+        // Its place, before events come.
+        spares_.push_back({.lease = nullptr, .events = spare});
+      }
+      auto lease = source_.Open({.claim_chunks = options_.chunks}, spare);
+      if (!lease.ok()) return Remove(spare.get());
+      absl::MutexLock lock(&mutex_);
+      for (Entry& entry : spares_) {
+        if (entry.events == spare) entry.lease = *std::move(lease);
+      }
+    }
+  }
+
+  absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open, std::shared_ptr<LeaseEvents> events) {
+    if (!open.context_id.empty()) return source_.Open(std::move(open), std::move(events));
+    if (std::shared_ptr<Lease> lease = HandOver(open, events)) return lease;
+    auto opened = source_.Open(std::move(open), std::move(events));
+    Refill(/*anew=*/false);
+    return opened;
+  }
+
+  // Null: there is none.
+  std::shared_ptr<Lease> HandOver(const LeaseOpen& call,
+                                  const std::shared_ptr<LeaseEvents>& events) {
+    while (true) {
+      Entry entry;
+      {
+        absl::MutexLock lock(&mutex_);
+        const auto found = std::find_if(spares_.begin(), spares_.end(), [](const Entry& spare) {
+          return spare.lease != nullptr && spare.events->open();
+        });
+        if (found == spares_.end()) return nullptr;
+        entry = std::move(*found);
+        spares_.erase(found);
+      }
+      if (entry.events->HandOver(entry.lease, call, events)) return std::move(entry.lease);
+    }
+  }
+
+  void Remove(const Spare* spare) {
+    Entry removed;  // destroyed after the lock
+    absl::MutexLock lock(&mutex_);
+    const auto found = std::find_if(spares_.begin(), spares_.end(), [&](const Entry& entry) {
+      return entry.events.get() == spare;
+    });
+    if (found == spares_.end()) return;
+    removed = std::move(*found);
+    spares_.erase(found);
+  }
+
+  void TooSmall() {
+    absl::MutexLock lock(&mutex_);
+    too_small_ = true;
+  }
+
+  void Close() {
+    std::vector<Entry> last;  // destroyed after the lock
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+    last.swap(spares_);
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<Lease> lease;
+    std::shared_ptr<Spare> events;
+  };
+  LeaseSource& source_;
+  const AheadOptions options_;
+  absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool too_small_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Entry> spares_ ABSL_GUARDED_BY(mutex_);
+};
+
+void LeasesAhead::Spare::OnOpened(std::shared_ptr<Lease>, OpenedLease opened) {
+  const bool affordable = Affordable(opened);
+  {
+    absl::MutexLock lock(&mutex_);
+    state_ = affordable ? State::kOpen : State::kBroken;
+    opened_ = std::move(opened);
+  }
+  const std::shared_ptr<Pool> pool = affordable ? nullptr : pool_.lock();
+  if (pool == nullptr) return;
+  pool->TooSmall();
+  pool->Remove(this);
+}
+
+bool LeasesAhead::Spare::HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
+                                  std::shared_ptr<LeaseEvents> events) {
+  OpenedLease opened;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ != State::kOpen) return false;
+    state_ = State::kHandingOver;
+    call_ = events;
+    opened = std::move(opened_);
+  }
+  lease->Begin(call.app_id, call.call_id);
+  events->OnOpened(lease, std::move(opened));
+  absl::Status broken;
+  {
+    absl::MutexLock lock(&mutex_);
+    state_ = State::kTaken;
+    broken = broken_;
+  }
+  // One event at a time.
+  if (!broken.ok()) events->OnBroken(broken);
+  return true;
+}
+
+void LeasesAhead::Spare::OnCommitted() {
+  if (const auto call = Call()) call->OnCommitted();
+  if (const auto pool = pool_.lock()) pool->Refill(/*anew=*/false);
+}
+
+void LeasesAhead::Spare::OnBroken(absl::Status status) {
+  std::shared_ptr<LeaseEvents> call;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ == State::kHandingOver) {
+      broken_ = std::move(status);
+      return;
+    }
+    state_ = State::kBroken;
+    call = call_;
+  }
+  if (call != nullptr) return call->OnBroken(std::move(status));
+  if (const auto pool = pool_.lock()) pool->Remove(this);
+}
+
+LeasesAhead::LeasesAhead(LeaseSource& source, const AheadOptions& options)
+    : pool_(std::make_shared<Pool>(source, options)) {}
+
+LeasesAhead::~LeasesAhead() { pool_->Close(); }
+
+void LeasesAhead::Refill() { pool_->Refill(/*anew=*/true); }
+
+absl::StatusOr<std::shared_ptr<Lease>> LeasesAhead::Open(LeaseOpen open,
+                                                         std::shared_ptr<LeaseEvents> events) {
+  return pool_->Open(std::move(open), std::move(events));
+}
+
+}  // namespace withy::model_worker
