@@ -48,30 +48,30 @@ absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
   return absl::OkStatus();
 }
 
-json ToJson(const engine::TlmReading& own, const std::vector<LevelOdds>& odds) {
+json ToJson(const engine::TlmReading& own, const std::vector<LevelLogits>& logits) {
   json line;
   for (const engine::WordScore& word : own.words) line["keep"].push_back(word.keep);
   if (own.words.empty()) line["keep"] = json::array();
-  for (const LevelOdds& one : odds) line["odds"].push_back({one.prompt, one.model});
+  for (const LevelLogits& one : logits) line["logits"].push_back({one.prompt, one.model});
   return line;
 }
 
 absl::Status FromJson(const std::string& text, size_t prompt, TlmTable* table) {
   const json line = json::parse(text, nullptr, false);
-  if (!line.is_object() || !line.contains("keep") || !line.contains("odds") ||
-      line["odds"].empty()) {
+  if (!line.is_object() || !line.contains("keep") || !line.contains("logits") ||
+      line["logits"].empty()) {
     return absl::DataLossError(absl::StrCat("line ", prompt + 2,
                                             " of a table of TLM readings cannot be read: remove "
                                             "the file, and it is made again"));
   }
   table->keep.push_back(line["keep"].get<std::vector<float>>());
-  for (size_t slo = 0; slo < table->odds.size(); ++slo) {
-    if (slo >= line["odds"].size()) {
-      table->odds[slo].emplace_back();
+  for (size_t slo = 0; slo < table->logits.size(); ++slo) {
+    if (slo >= line["logits"].size()) {
+      table->logits[slo].emplace_back();
       continue;
     }
-    table->odds[slo].push_back({line["odds"][slo][0].get<std::vector<float>>(),
-                                line["odds"][slo][1].get<std::vector<float>>()});
+    table->logits[slo].push_back({line["logits"][slo][0].get<std::vector<float>>(),
+                                  line["logits"][slo][1].get<std::vector<float>>()});
   }
   return absl::OkStatus();
 }
@@ -140,25 +140,25 @@ absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& p
     engine::Tlm& reader = *readers[static_cast<size_t>(thread)];
     const SloApp& app = SloApps()[index / prompts.per_app];
     engine::TlmReading own;
-    std::vector<LevelOdds> odds;
+    std::vector<LevelLogits> logits;
     const size_t asked = index % prompts.per_app < kReadPerApp ? slos.size() : 1;
     for (size_t i = 0; i < asked; ++i) {
       const engine::TlmSlo slo{.ttft_ratio = i == 0 ? app.ttft_ratio : slos[i].ttft,
                                .tpot_ratio = i == 0 ? app.tpot_ratio : slos[i].tpot};
       WITHY_ASSIGN_OR_RETURN(engine::TlmReading reading,
                              reader.Read(prompts.prompts[index].text, slo));
-      odds.push_back({reading.prompt_level.probabilities, reading.model_level.probabilities});
+      logits.push_back({reading.prompt_level.logits, reading.model_level.logits});
       if (i == 0) own = std::move(reading);
     }
-    return ToJson(own, odds).dump();
+    return ToJson(own, logits).dump();
   };
   WITHY_ASSIGN_OR_RETURN(
       const std::vector<std::string> lines,
       KeptLines("readings",
-                absl::StrCat("readings: TLM ", table.id, " prompts ", prompts.name, " per app ",
-                             prompts.per_app, " SLOs", ratios),
+                absl::StrCat("readings: logits of TLM ", table.id, " prompts ", prompts.name,
+                             " per app ", prompts.per_app, " SLOs", ratios),
                 prompts.prompts.size(), make, options));
-  table.odds.resize(slos.size());
+  table.logits.resize(slos.size());
   for (size_t i = 0; i < lines.size(); ++i) {
     WITHY_RETURN_IF_ERROR(FromJson(lines[i], i, &table));
   }

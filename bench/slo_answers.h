@@ -53,9 +53,9 @@ struct TlmTable {
   std::string id;  // changes with the TLM's file
   std::vector<uint32_t> prompt_levels;
   std::vector<uint32_t> model_levels;
-  std::vector<float> pair_accuracy;          // [prompt level][model level]; empty: not known
-  std::vector<std::vector<float>> keep;      // [prompt][word], read under the app's own SLO
-  std::vector<std::vector<LevelOdds>> odds;  // [slo][prompt]; empty: not read
+  std::vector<float> pair_accuracy;              // [prompt level][model level]; empty: not known
+  std::vector<std::vector<float>> keep;          // [prompt][word], read under the app's own SLO
+  std::vector<std::vector<LevelLogits>> logits;  // [slo][prompt]; empty: not read
 };
 
 // Prompts of an app, from the first, that are read under every SLO; the others under the app's own

@@ -372,6 +372,10 @@ class BoardRun {
                               live_.prefill.ratio / 1e3;
     seen.complete = true;
     seen.alone = around.alone;
+    const orchestrator::Prediction& predicted = session.choice.predicted;
+    seen.ttft_share = outcomes_[session.index].ttft_ms / predicted.ttft_ms;
+    if (session.answer > 1 && session.variant == session.choice.variant)
+      seen.tpot_share = outcomes_[session.index].tpot_ms / predicted.tpot_ms;
     live_ = Learn(board_.cost, live_, seen);
   }
 

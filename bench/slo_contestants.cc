@@ -56,6 +56,16 @@ std::map<uint32_t, std::string> FilesOf(const std::string& method, const std::st
   return found;
 }
 
+// How often each pair is right.
+std::vector<float> MeanRight(const Answers& answers) {
+  std::vector<float> mean(answers.rows.front().right.size());
+  for (const Answers::Row& row : answers.rows) {
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += row.right[i] ? 1.0f : 0.0f;
+  }
+  for (float& share : mean) share /= static_cast<float>(answers.rows.size());
+  return mean;
+}
+
 }  // namespace
 
 orchestrator::LevelShare ShareOfParts(const engine::ModelInfo& info, double attention,
@@ -110,7 +120,14 @@ const Policy* Contestants::Find(const std::string& name) const {
   return nullptr;
 }
 
-void Contestants::Add(Policy policy) { policies_.push_back(std::move(policy)); }
+// Who chooses knows how often each of its settings is right: ours from training, the others from
+// these very prompts.
+void Contestants::Add(Policy policy) {
+  if (policy.pair_accuracy.empty() && policy.rule != Rule::kRandom) {
+    policy.pair_accuracy = MeanRight(*policy.answers);
+  }
+  policies_.push_back(std::move(policy));
+}
 
 Family Contestants::ElasticFamily(const std::string& name, double copy_ms_per_byte) const {
   Family family{.name = name, .variants = {}};
@@ -155,7 +172,7 @@ absl::Status Contestants::AddElastic() {
   const Family* family = &families_.emplace_back(ElasticFamily("elastic", 0));
   const Answers* table = &tables_.emplace_back(std::move(answers));
   Policy policy{.name = "ours", .family = family, .answers = table};
-  policy.odds = &tlm_.odds;
+  policy.logits = &tlm_.logits;
   policy.pair_accuracy = tlm_.pair_accuracy;
   policy.shortens = true;
   policy.drops_level = true;
@@ -302,7 +319,7 @@ void Contestants::AddReferences() {
   Policy full = ours();
   full.name = "full model";
   full.rule = Rule::kFull;
-  full.odds = nullptr;
+  full.logits = nullptr;
   full.drops_level = false;
   full.reference = true;
   Add(full);

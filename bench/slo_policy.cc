@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/encoder/tlm.h"
+
 namespace withy::bench {
 namespace {
 
@@ -39,6 +41,7 @@ class Chooser {
     }
     input_.slo = call.slo;
     input_.full_idle = PredictedFull(board, prompt, call, live);
+    input_.reliability = live.reliability;
     choice_.targets = orchestrator::ResolveSlo(call.slo, input_.full_idle);
     choice_.judged = orchestrator::Tolerate(call.slo, choice_.targets);
   }
@@ -52,7 +55,7 @@ class Chooser {
     const double read_ms = ShouldRead() ? ReadMs() : 0;
     if (read_ms > 0) {
       input_.candidates = Candidates(0, read_ms);
-      input_.tlm = policy_.odds != nullptr;
+      input_.tlm = policy_.logits != nullptr;
     }
     if (policy_.rule == Rule::kRandom || policy_.rule == Rule::kOracle) {
       if (const Candidate* other = Pick(rng)) return TakeCandidate(*other, read_ms);
@@ -79,7 +82,7 @@ class Chooser {
     return shape;
   }
 
-  const LevelOdds& Odds() const { return (*policy_.odds)[call_.slo_index][call_.prompt]; }
+  const LevelLogits& Logits() const { return (*policy_.logits)[call_.slo_index][call_.prompt]; }
 
   // Pairs from prompt level `first` on, in the order that orchestrator::Decide wants.
   std::vector<Candidate> Candidates(size_t first, double read_ms) const {
@@ -95,8 +98,9 @@ class Chooser {
         if (!policy_.pair_accuracy.empty()) {
           candidate.expected = policy_.pair_accuracy[level * variants_ + variant];
         }
-        if (policy_.odds != nullptr && read_ms > 0) {
-          candidate.probability = double{Odds().prompt[level]} * Odds().model[variant];
+        if (policy_.logits != nullptr && read_ms > 0) {
+          candidate.probability =
+              engine::PairChance(Logits().prompt[level], Logits().model[variant]);
         }
       }
     }
@@ -124,7 +128,8 @@ class Chooser {
     const bool content =
         policy_.rule == Rule::kOracle ? bool{row_.right.back()} : policy_.rule != Rule::kRandom;
     if (content && orchestrator::FullMeets(input_)) return false;
-    return orchestrator::PaysToRead(choice_.targets, Candidates(0, ReadMs()), input_.candidates);
+    return orchestrator::PaysToRead(choice_.judged, live_.reliability, Candidates(0, ReadMs()),
+                                    input_.candidates);
   }
 
   // Of the pairs that are predicted to meet the SLO, a random one or a right one; null: none.

@@ -46,7 +46,7 @@ struct Answers {
 
 // What the TLM's decision head says of a prompt under one SLO; as Answers::prompt_levels and
 // Family::variants. Empty: it is not asked.
-struct LevelOdds {
+struct LevelLogits {
   std::vector<float> prompt;
   std::vector<float> model;
 };
@@ -71,7 +71,7 @@ struct Policy {
   Rule rule = Rule::kDecide;
   const Family* family = nullptr;
   const Answers* answers = nullptr;
-  const std::vector<std::vector<LevelOdds>>* odds =
+  const std::vector<std::vector<LevelLogits>>* logits =
       nullptr;  // [slo][prompt]; null: no decision head
   // How often each pair is right, [prompt level * variants + variant]; empty: not known.
   std::vector<float> pair_accuracy = {};
@@ -94,7 +94,7 @@ struct BoardFacts {
 // A call that has arrived.
 struct SloCall {
   size_t prompt = 0;
-  size_t slo_index = 0;  // into Policy::odds
+  size_t slo_index = 0;  // into Policy::logits
   v1::Slo slo;
   double arrival_ms = 0;
   uint32_t max_tokens = 64;

@@ -182,14 +182,13 @@ TEST_F(BoardTest, ATighterSloTakesALowerLevelAndPaysTheTlm) {
 
 // At 40 % of TTFT the half prompt at 50 % and the whole one at 25 % are in time.
 TEST_F(BoardTest, TheDecisionHeadChoosesAmongWhatIsInTime) {
-  std::vector<std::vector<LevelOdds>> odds = {
-      {{.prompt = {0.9f, 0.1f}, .model = {0.1f, 0.8f, 0.1f}}}};
-  policy_.odds = &odds;
+  std::vector<std::vector<LevelLogits>> logits = {{{.prompt = {2, -2}, .model = {-2, 1, -2}}}};
+  policy_.logits = &logits;
   const SloOutcome half = Run({At(0, 0.4, 0.6)}).front();
   EXPECT_EQ(half.prompt_percent, 50u);
   EXPECT_EQ(half.model_percent, 50u);
   EXPECT_TRUE(half.right);
-  odds[0][0] = {.prompt = {0.1f, 0.9f}, .model = {0.8f, 0.1f, 0.1f}};
+  logits[0][0] = {.prompt = {-2, 2}, .model = {1, -2, -2}};
   const SloOutcome whole = Run({At(0, 0.4, 0.6)}).front();
   EXPECT_EQ(whole.prompt_percent, 100u);
   EXPECT_EQ(whole.model_percent, 25u);

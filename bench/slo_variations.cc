@@ -27,7 +27,7 @@ Policy Alone(const FigureInputs& in, const Answers* answers, const Family* famil
   Policy policy = in.contestants->ours();
   policy.answers = answers;
   policy.family = family;
-  policy.odds = nullptr;
+  policy.logits = nullptr;
   policy.pair_accuracy.clear();
   return policy;
 }
@@ -152,7 +152,7 @@ absl::StatusOr<json> TlmFigure(const FigureInputs& in) {
                            MeasureTlm(*tlm, in.prompts->prompts.front().text, kTlmRounds));
     Policy policy = in.contestants->ours();
     policy.answers = &answers.back();
-    policy.odds = &table.odds;
+    policy.logits = &table.logits;
     policy.pair_accuracy = table.pair_accuracy;
     variations.push_back({parts.first, policy, &board});
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <string>
 #include <tuple>
 
@@ -14,6 +13,8 @@
 namespace withy::orchestrator {
 namespace {
 
+// Less is no promise: then the fastest is as good.
+constexpr double kLeastWorth = 0.01;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 // A prediction equal to its target but for rounding meets it.
@@ -62,15 +63,36 @@ bool MeetsPrediction(const SloTargets& targets, const Prediction& prediction) {
          Within(prediction.end_to_end_ms, targets.end_to_end_ms);
 }
 
-// The most that is expected of those that meet the targets; none: nothing does.
-std::optional<double> Expected(const SloTargets& targets,
-                               const std::vector<Candidate>& candidates) {
-  std::optional<double> most;
-  for (const Candidate& candidate : candidates) {
-    if (!MeetsPrediction(targets, candidate.predicted)) continue;
-    most = std::max(most.value_or(0), candidate.expected);
+// How a pair is judged: late answers are worth nothing.
+struct Odds {
+  const SloTargets& judged;
+  const Reliability& reliability;
+  bool tlm = false;  // it has read the prompt
+
+  double InTime(const Prediction& predicted) const {
+    return ChanceWithin(reliability.ttft, predicted.ttft_ms, judged.ttft_ms) *
+           ChanceWithin(reliability.tpot, predicted.tpot_ms, judged.tpot_ms) *
+           ChanceWithin(reliability.tpot, predicted.end_to_end_ms, judged.end_to_end_ms);
   }
-  return most;
+  double Worth(const Candidate& candidate) const {
+    return (tlm ? candidate.probability : candidate.expected) * InTime(candidate.predicted);
+  }
+};
+
+// The one with the most worth of those that are predicted to meet what is judged, else of all; of
+// equals the one with the most of both together. Null where it is not known how often each is
+// right, or nothing has a chance.
+const Candidate* MostPromising(const std::vector<Candidate>& candidates, const Odds& odds) {
+  const auto rank = [&](const Candidate& candidate) {
+    return std::tuple(MeetsPrediction(odds.judged, candidate.predicted), odds.Worth(candidate),
+                      candidate.prompt_percent * candidate.level_percent);
+  };
+  const auto best =
+      std::max_element(candidates.begin(), candidates.end(),
+                       [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
+  const bool known = std::any_of(candidates.begin(), candidates.end(),
+                                 [](const Candidate& candidate) { return candidate.expected > 0; });
+  return known && odds.Worth(*best) >= kLeastWorth ? &*best : nullptr;
 }
 
 // At least as much of both and more of one.
@@ -115,9 +137,11 @@ struct Choice {
   std::string explanation;
 };
 
-// The candidate to run, or null when none meets even what the tolerance allows.
+// The candidate to run; null: none meets even what the tolerance allows, or promises anything.
 const Candidate* Best(const std::vector<Candidate>& allowed, const SloTargets& targets,
-                      const SloTargets& judged) {
+                      const Odds& odds) {
+  const SloTargets& judged = odds.judged;
+  if (const Candidate* promising = MostPromising(allowed, odds)) return promising;
   const Candidate* full = &allowed.back();
   if (MeetsPrediction(judged, full->predicted)) return full;
   const Candidate* exact = BestMeeting(allowed, targets);
@@ -137,7 +161,8 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
     return {full, v1::DECISION_REASON_FULL_MEETS_SLO,
             "No SLO was given: " + ModelWords(full->level_percent) + " on the whole prompt."};
   }
-  const Candidate* best = Best(allowed, targets, judged);
+  const Odds odds{judged, input.reliability, input.tlm};
+  const Candidate* best = Best(allowed, targets, odds);
   const Candidate* chosen = best != nullptr ? best : Fastest(allowed);
   if (fixed) {
     return {
@@ -152,6 +177,13 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
             absl::StrCat("Nothing meets the SLO (", Wanted(targets), "): ", Setting(*chosen),
                          ", the fastest there is, is predicted to take ",
                          Figures(chosen->predicted), ".", WhyNotTlm(input))};
+  }
+  if (!MeetsPrediction(judged, best->predicted)) {
+    return {
+        best, v1::DECISION_REASON_BEST_EFFORT,
+        absl::StrCat(Setting(*best), " is predicted to take ", Figures(best->predicted),
+                     ", more than the SLO (", Wanted(targets),
+                     "), and yet is the likeliest of all to be right in time.", WhyNotTlm(input))};
   }
   if (best == full) {
     return {best, v1::DECISION_REASON_FULL_MEETS_SLO,
@@ -216,12 +248,19 @@ bool FullMeets(const DecisionInput& input) {
   return MeetsPrediction(judged, input.candidates.back().predicted);
 }
 
-bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
-                const std::vector<Candidate>& without) {
-  const std::optional<double> shorter = Expected(targets, with);
-  const std::optional<double> whole = Expected(targets, without);
-  if (shorter.has_value()) return *shorter >= whole.value_or(0);
-  if (whole.has_value()) return false;
+bool PaysToRead(const SloTargets& judged, const Reliability& reliability,
+                const std::vector<Candidate>& with, const std::vector<Candidate>& without) {
+  const Odds odds{judged, reliability};
+  const Candidate* whole = MostPromising(without, odds);
+  const Candidate* shorter = MostPromising(with, odds);
+  const auto meets = [&](const Candidate& candidate) {
+    return MeetsPrediction(judged, candidate.predicted);
+  };
+  const bool shorter_meets = std::any_of(with.begin(), with.end(), meets);
+  const bool whole_meets = std::any_of(without.begin(), without.end(), meets);
+  if (shorter_meets != whole_meets) return shorter_meets;
+  if (shorter != nullptr && whole != nullptr) return odds.Worth(*shorter) > odds.Worth(*whole);
+  if (shorter_meets) return whole == nullptr;
   return Fastest(with)->predicted.end_to_end_ms < Fastest(without)->predicted.end_to_end_ms;
 }
 

@@ -52,7 +52,7 @@ struct Candidate {
   uint32_t level_percent = 100;
   Prediction predicted;
   uint32_t prompt_percent = 100;
-  double probability = 0;  // by the TLM; only its order counts
+  double probability = 0;  // that it is right, by the TLM that has read the prompt
   double expected = 0;     // how often such a pair is right, whatever the prompt; 0 = not known
   uint32_t prefill_tokens = 0;  // that the prediction counted
 };
@@ -64,6 +64,7 @@ struct DecisionInput {
   // ascending: the last is the most that there is.
   std::vector<Candidate> candidates;
   Prediction full_idle;
+  Reliability reliability = {};
   uint32_t reused_tokens = 0;
   bool speculation_wanted = false;
   bool fixed_prompt = false;     // the caller chose the prompt level of the candidates
@@ -77,18 +78,22 @@ bool FullMeets(const DecisionInput& input);
 
 // Whether reading the prompt with the TLM can pay: `with` holds guesses for all pairs of levels,
 // the reading's time included, `without` the model levels on the whole prompt. Neither is empty.
-// Where both have pairs that meet the targets, what is expected of the best of each decides.
-bool PaysToRead(const SloTargets& targets, const std::vector<Candidate>& with,
-                const std::vector<Candidate>& without);
+// What the best of each promises decides; where that is not known, what meets the SLO.
+bool PaysToRead(const SloTargets& judged, const Reliability& reliability,
+                const std::vector<Candidate>& with, const std::vector<Candidate>& without);
 
-// In this order: the most that there is, when it meets the SLO; the best pair that does; when none
-// does, the fastest one (told in `explanation`), or for a strict SLO Errors: FAILED_PRECONDITION
-// naming the target that is missed and the best attainable figures. The best pair: no other that
-// meets the SLO has more of both, prompt and model; among those the one that the TLM finds
-// likeliest to be answered right, then the one with the most of both together. The decision's
-// predicted latency is that of the chosen candidate. The full model, and a level when nothing else
-// is left, may use the tolerance of a ratio; a lower level that is chosen for its speed has to meet
-// the target itself, so that noise does not make it miss.
+// Where it is known how often pairs are right: the one that is likeliest to be right *and* in time,
+// by what the TLM makes of this prompt, else by what holds over all, and by how far off predictions
+// have been. A level that promises as much as the full model and surely comes in time is better
+// than the full model that may be late. Where it is not: the most that there is, when it meets the
+// SLO; else the best pair that does: no other that meets the SLO has more of both, prompt and
+// model; among those the one that the TLM finds likeliest to be answered right, then the one with
+// the most of both together. The full model, and a level when nothing else is left, may use the
+// tolerance of a ratio; a lower level that is chosen for its speed has to meet the target itself,
+// so that noise does not make it miss. When nothing is promising, or in time, the fastest one (told
+// in `explanation`), or for a strict SLO Errors: FAILED_PRECONDITION naming the target that is
+// missed and the best attainable figures. The decision's predicted latency is that of the chosen
+// candidate.
 absl::StatusOr<v1::Decision> Decide(const DecisionInput& input);
 
 }  // namespace withy::orchestrator

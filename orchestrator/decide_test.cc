@@ -1,5 +1,6 @@
 #include "orchestrator/decide.h"
 
+#include <array>
 #include <random>
 
 #include "gmock/gmock.h"
@@ -242,21 +243,83 @@ TEST(DecideTest, ReadingHasToPay) {
     candidate.predicted = Make(ttft_ms, 1);
     return std::vector<Candidate>{candidate};
   };
-  EXPECT_TRUE(PaysToRead(targets, at(40), at(45))) << "it may choose better";
-  EXPECT_TRUE(PaysToRead(targets, at(40), at(60)));
-  EXPECT_FALSE(PaysToRead(targets, at(60), at(45))) << "its own time would break the SLO";
-  EXPECT_TRUE(PaysToRead(targets, at(60), at(70))) << "both miss: the faster way";
-  EXPECT_FALSE(PaysToRead(targets, at(80), at(70)));
+  EXPECT_TRUE(PaysToRead(targets, {}, at(40), at(45))) << "it may choose better";
+  EXPECT_TRUE(PaysToRead(targets, {}, at(40), at(60)));
+  EXPECT_FALSE(PaysToRead(targets, {}, at(60), at(45))) << "its own time would break the SLO";
+  EXPECT_TRUE(PaysToRead(targets, {}, at(60), at(70))) << "both miss: the faster way";
+  EXPECT_FALSE(PaysToRead(targets, {}, at(80), at(70)));
   // The whole prompt at a low level may promise more than what reading leaves time for.
   const auto expects = [&](double ttft_ms, double expected) {
     std::vector<Candidate> candidates = at(ttft_ms);
     candidates[0].expected = expected;
     return candidates;
   };
-  EXPECT_FALSE(PaysToRead(targets, expects(40, 0.5), expects(45, 0.6)));
-  EXPECT_TRUE(PaysToRead(targets, expects(40, 0.6), expects(45, 0.5)));
-  EXPECT_TRUE(PaysToRead(targets, expects(40, 0.5), expects(60, 0.6))) << "it would be late";
-  EXPECT_TRUE(PaysToRead(targets, expects(40, 0.5), at(45))) << "not known";
+  EXPECT_FALSE(PaysToRead(targets, {}, expects(40, 0.5), expects(45, 0.6)));
+  EXPECT_TRUE(PaysToRead(targets, {}, expects(40, 0.6), expects(45, 0.5)));
+  EXPECT_TRUE(PaysToRead(targets, {}, expects(40, 0.5), expects(60, 0.6))) << "it would be late";
+  EXPECT_TRUE(PaysToRead(targets, {}, expects(40, 0.5), at(45))) << "not known";
+}
+
+// Levels of which it is known how often each is right.
+DecisionInput Known(double spread) {
+  DecisionInput input = Levels({20, 60, 80, 100});
+  for (size_t i = 0; i < 4; ++i) input.candidates[i].expected = std::array{0.5, 0.9, 0.92, 0.93}[i];
+  input.reliability.ttft.spread = input.reliability.tpot.spread = spread;
+  return input;
+}
+
+TEST(DecideTest, WhatMayComeLateIsWorthLess) {
+  const auto level = [](double spread, double ratio) {
+    DecisionInput input = Known(spread);
+    input.slo.set_ttft_ratio(ratio);
+    return Decide(input)->model_level_percent();
+  };
+  EXPECT_EQ(level(0.01, 1), 100u) << "predictions are good";
+  EXPECT_EQ(level(0.2, 1), 60u) << "a third of the full model's calls would be late";
+  EXPECT_EQ(level(0.01, 0.8), 80u);
+  EXPECT_EQ(level(0.1, 0.8), 60u);
+  EXPECT_EQ(level(0.1, 0.62), 60u) << "60 % in time six times of ten beats 20 % always";
+  EXPECT_EQ(level(0.1, 0.3), 20u);
+  DecisionInput none = Known(0.3);
+  EXPECT_EQ(Decide(none)->model_level_percent(), 100u) << "no SLO";
+}
+
+// Predictions have been a fifth too high.
+TEST(DecideTest, ABiasOfPredictionsCounts) {
+  DecisionInput input = Known(0.05);
+  input.slo.set_ttft_ratio(0.8);
+  EXPECT_EQ(Decide(input)->model_level_percent(), 60u);
+  input.reliability.ttft.mean = -0.2;
+  EXPECT_EQ(Decide(input)->model_level_percent(), 80u);
+  // Nothing is predicted to meet 15 %, but 20 % is likely to.
+  input.slo.set_ttft_ratio(0.16);
+  const auto decision = Decide(input);
+  EXPECT_EQ(decision->model_level_percent(), 20u);
+  EXPECT_EQ(decision->reason(), v1::DECISION_REASON_BEST_EFFORT);
+  EXPECT_FALSE(decision->predicted_to_meet_slo());
+  EXPECT_THAT(decision->explanation(), HasSubstr("the likeliest of all to be right in time"));
+  input.slo.set_strict(true);
+  EXPECT_EQ(Decide(input).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(DecideTest, WhatIsMostlyWrongIsNotTakenForItsSize) {
+  DecisionInput input = Levels({25, 30, 100});
+  input.candidates[0].expected = 0.71;
+  input.candidates[1].expected = 0.68;
+  input.candidates[2].expected = 0.93;
+  input.slo.set_ttft_ratio(0.5);
+  EXPECT_EQ(Decide(input)->model_level_percent(), 25u);
+}
+
+// What the TLM makes of this prompt takes the place of what holds over all.
+TEST(DecideTest, TheTlmKnowsThePrompt) {
+  DecisionInput input = Known(0.01);
+  input.slo.set_ttft_ratio(0.9);
+  input.tlm = true;
+  for (Candidate& candidate : input.candidates) candidate.probability = 0.2;
+  input.candidates[1].probability = 0.7;
+  EXPECT_EQ(Decide(input)->model_level_percent(), 60u);
+  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_TLM);
 }
 
 // Against brute force: no allowed level above the chosen one meets, and "meets" is said truly.

@@ -46,8 +46,10 @@ std::string Kept(const v1::RunRequest& run, int message = 0) {
 class ElasticTest : public testing::Test {
  protected:
   ElasticTest() : temp_("elastic"), path_(temp_ / "tlm.gguf") {
+    engine::TlmShape shape = engine::SmallShape();
+    shape.pair_accuracy = {0.4f, 0.7f, 0.7f, 0.3f, 0.6f, 0.95f};
     const absl::Status status =
-        engine::WriteTlm(engine::SmallTlm(), engine::GgmlType::kQ8_0, path_);
+        engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path_);
     EXPECT_TRUE(status.ok()) << status;
     StartBoard(path_);
   }
@@ -94,12 +96,14 @@ TEST_F(ElasticTest, TheLikeliestInTimeIsTaken) {
   ASSERT_TRUE(tlm.ok()) << tlm.status();
   const auto reading = (*tlm)->Read(request.prompt().text(), {.ttft_ratio = 0.4});
   ASSERT_TRUE(reading.ok()) << reading.status();
-  const auto& prompts = reading->prompt_level.probabilities;
-  const auto& models = reading->model_level.probabilities;
+  const auto& prompts = reading->prompt_level.logits;
+  const auto& models = reading->model_level.logits;
   EXPECT_EQ(decision.reason(), v1::DECISION_REASON_TLM) << decision.explanation();
-  const bool whole = prompts[1] * models[0] > prompts[0] * models[1];
+  // In time are 50 % of the prompt at 20 and 60 % of the model, and the whole prompt at 20 %.
+  const bool more = models[1] > models[0];
+  const bool whole = prompts[1] + models[0] > prompts[0] + models[more ? 1 : 0];
   EXPECT_EQ(decision.prompt_level_percent(), whole ? 100u : 50u);
-  EXPECT_EQ(decision.model_level_percent(), whole ? 20u : 60u);
+  EXPECT_EQ(decision.model_level_percent(), more && !whole ? 60u : 20u);
   EXPECT_TRUE(decision.predicted_to_meet_slo());
   EXPECT_EQ(decision.predicted_prompt_tokens(), Kept(run).size()) << "counted, not estimated";
   EXPECT_EQ(run.prompt().text(), request.prompt().text()) << "the record gets all of it";

@@ -48,7 +48,7 @@ class GenerateCall {
   bool OnEvent(v1::RunResponse& event);
   void OnDelta(v1::GenerateDelta& delta);
   void OnFinished(v1::GenerateFinished& finished);
-  void Learn(const v1::GenerateFinished& finished);
+  void Learn(const v1::GenerateFinished& finished, const v1::Latency& measured);
   void Record(const v1::GenerateFinished& finished);
   int64_t Now() const { return gateway_.clock_.SteadyNanos(); }
 
@@ -258,7 +258,7 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
   measured.set_tpot_ms(tokens_ > 1 ? Millis(last_token_ns_ - first_token_ns_) / (tokens_ - 1)
                                    : 0.0);
   measured.set_end_to_end_ms(Millis(last_token_ns_ - call_.arrived_ns));
-  Learn(finished);
+  Learn(finished, measured);
   *report.mutable_measured() = measured;
   report.set_slo_met(Meets(prepared_.judged, measured));
   report.set_tlm_ms(prepared_.tlm_ms);
@@ -267,7 +267,7 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
   Record(finished);
 }
 
-void GenerateCall::Learn(const v1::GenerateFinished& finished) {
+void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency& measured) {
   if (finished.reason() == v1::FINISH_REASON_CANCELLED || tokens_ == 0) return;
   const v1::LatencyReport& report = finished.latency();
   const DecodeSurroundings around = gateway_.calls_.Surroundings(call_.id);
@@ -293,6 +293,9 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished) {
   seen.mean_decode_rows = around.mean_rows;
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
                             correction.prefill.ratio / 1e3;
+  const v1::Latency& predicted = prepared_.decision.predicted();
+  seen.ttft_share = measured.ttft_ms() / predicted.ttft_ms();
+  if (seen.decode_ms > 0) seen.tpot_share = measured.tpot_ms() / predicted.tpot_ms();
   seen.complete = true;
   seen.alone = around.alone;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 namespace withy::orchestrator {
 namespace {
@@ -14,6 +15,12 @@ constexpr double kMaxSurprise = 0.3;
 constexpr double kMinSurpriseMs = 1;  // of the overhead
 constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
+
+// What is off by more counts as so much; and how fast the chances of being in time follow.
+constexpr double kMaxDeviation = 0.7;
+constexpr double kDeviationWeight = 0.1;
+constexpr double kSpreadOfMean = 1.2533;  // standard deviation over mean absolute one
+constexpr double kMinSpread = 0.01;
 
 constexpr double kMinShare = 0.01;
 // Calibrated times for which a wrong prediction is half the constant's fault: a few times what
@@ -140,11 +147,25 @@ Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& 
   return next;
 }
 
+void LearnDeviation(double share, Deviation* deviation) {
+  if (share <= 0 || !std::isfinite(share)) return;
+  const double off = std::clamp(std::log(share), -kMaxDeviation, kMaxDeviation);
+  deviation->mean += kDeviationWeight * (off - deviation->mean);
+  const double spread = kSpreadOfMean * std::abs(off - deviation->mean);
+  deviation->spread += kDeviationWeight * (spread - deviation->spread);
+}
+
 double Share(double part, double whole) {
   return whole > 0 ? std::clamp(part / whole, kMinShare, 1.0) : 1.0;
 }
 
 }  // namespace
+
+double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms) {
+  if (std::isinf(limit_ms) || predicted_ms <= 0) return 1;
+  const double room = std::log(limit_ms / predicted_ms) - deviation.mean;
+  return 0.5 * std::erfc(-room / std::max(deviation.spread, kMinSpread) / std::numbers::sqrt2);
+}
 
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
   for (const LevelCost& level : levels) {
@@ -265,6 +286,8 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
     next.pruned_tokens_ratio =
         Blend(live.pruned_tokens_ratio, seen.counted_tokens, seen.estimated_tokens);
   }
+  LearnDeviation(seen.ttft_share, &next.reliability.ttft);
+  LearnDeviation(seen.tpot_share, &next.reliability.tpot);
   if (seen.complete) {
     const double tokens = seen.decoded_tokens + 1.0;
     next.mean_completion_tokens =

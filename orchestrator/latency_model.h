@@ -80,6 +80,22 @@ struct Pace {
   double overhead_ms = 1;  // of a call, beside waiting and prefill
 };
 
+// How far off predictions are, of log(measured / predicted).
+struct Deviation {
+  double mean = 0;
+  double spread = 0.05;  // standard deviation
+};
+
+// What a prediction is worth, whatever the load that it was made for: a call that leaves room for
+// others also leaves them room to be in time.
+struct Reliability {
+  Deviation ttft;
+  Deviation tpot;
+};
+
+// The chance that what is predicted to take `predicted_ms` takes `limit_ms` at most.
+double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms);
+
 // What measurement says of the parameters. Starts neutral; Learn() moves it. The pace of all calls
 // predicts the next one; that of calls beside which no other ran tells what the idle board takes.
 struct LiveCorrection : Pace {
@@ -87,6 +103,7 @@ struct LiveCorrection : Pace {
   double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
   double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
   double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
+  Reliability reliability = {};
 };
 
 // The call that is predicted.
@@ -159,6 +176,8 @@ struct Observation {
   double tlm_ms = 0;
   uint32_t estimated_tokens = 0;  // of a shortened prompt, by EstimatePrunedTokens
   uint32_t counted_tokens = 0;    // of the same, rendered
+  double ttft_share = 0;          // measured / predicted; 0 = unknown, here and below
+  double tpot_share = 0;
 };
 
 // Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as

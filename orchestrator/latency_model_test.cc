@@ -1,5 +1,7 @@
 #include "orchestrator/latency_model.h"
 
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "gtest/gtest.h"
@@ -270,6 +272,31 @@ const CostParameters kMeasured{
     .decode_us_per_extra_row = 2'000,
     .decode_us_per_context_token = 10,
     .prefill = {{16, 32'000}, {64, 64'000}, {256, 160'000}, {1024, 640'000}}};
+
+TEST(LatencyModelTest, TheChanceToBeInTimeFollowsWhatPredictionsWereWorth) {
+  const Deviation exact{.mean = 0, .spread = 0.1};
+  EXPECT_DOUBLE_EQ(ChanceWithin(exact, 50, 50), 0.5);
+  EXPECT_NEAR(ChanceWithin(exact, 50, 50 * std::exp(0.1)), 0.841, 1e-3);
+  EXPECT_NEAR(ChanceWithin(exact, 50, 50 * std::exp(-0.2)), 0.023, 1e-3);
+  EXPECT_DOUBLE_EQ(ChanceWithin(exact, 50, std::numeric_limits<double>::infinity()), 1);
+  EXPECT_NEAR(ChanceWithin({.mean = -0.1, .spread = 0.1}, 50, 50), 0.841, 1e-3);
+
+  LiveCorrection live;
+  std::mt19937 random(7);
+  std::normal_distribution<double> off(0.2, 0.3);
+  double mean = 0, spread = 0;
+  constexpr int kCalls = 2000;
+  for (int i = 0; i < kCalls; ++i) {
+    Observation seen;
+    seen.ttft_share = std::exp(off(random));
+    live = Learn({}, live, seen);
+    mean += live.reliability.ttft.mean / kCalls;
+    spread += live.reliability.ttft.spread / kCalls;
+  }
+  EXPECT_NEAR(mean, 0.2, 0.05);
+  EXPECT_NEAR(spread, 0.3, 0.05);
+  EXPECT_EQ(live.reliability.tpot.spread, Deviation{}.spread) << "nothing was seen";
+}
 
 TEST(MeasuredTest, PrefillIsLinearBetweenMeasuredLengths) {
   EXPECT_EQ(PrefillUs(kMeasured, 0), 0);

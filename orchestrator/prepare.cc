@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,17 +21,17 @@ namespace {
 // A way to answer: a share of the prompt.
 struct PromptLevel {
   uint32_t percent = 100;
-  double probability = 0;  // by the TLM
+  double logit = 0;  // by the TLM
   engine::PrunedPrompt pruned;
   uint32_t tokens = 0;  // of the prompt
   bool counted = true;  // rendered, not estimated
 };
 
-double ProbabilityOf(const engine::LevelChoice& choice, uint32_t percent) {
+double LogitOf(const engine::LevelChoice& choice, uint32_t percent) {
   for (size_t i = 0; i < choice.percents.size(); ++i) {
-    if (choice.percents[i] == static_cast<int32_t>(percent)) return choice.probabilities[i];
+    if (choice.percents[i] == static_cast<int32_t>(percent)) return choice.logits[i];
   }
-  return 0;
+  return -std::numeric_limits<double>::infinity();
 }
 
 int64_t AfterMs(int64_t from_ns, double ms) {
@@ -115,6 +116,7 @@ absl::Status Preparation::Look() {
   input_.reused_tokens = std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
   input_.full_idle = PredictFullIdle(out_.cost, live_, ShapeOf(whole, 100, 0));
   input_.speculation_wanted = request_.speculation() == v1::SPECULATION_ON;
+  input_.reliability = live_.reliability;
   targets_ = ResolveSlo(request_.slo(), input_.full_idle);
   out_.judged = Tolerate(request_.slo(), targets_);
   SetKey();
@@ -180,7 +182,9 @@ std::string Preparation::WhyWithoutTlm() {
     guess.tokens = prompts_.back().tokens * guess.percent / 100;
   }
   const double read_ms = TlmMs(live_, PromptBytes(request_.prompt()));
-  if (PaysToRead(targets_, Candidates(guesses, read_ms), input_.candidates)) return "";
+  if (PaysToRead(out_.judged, live_.reliability, Candidates(guesses, read_ms), input_.candidates)) {
+    return "";
+  }
   return absl::StrFormat(
       "reading the prompt with the TLM would take %.3g ms, more than it could save", read_ms);
 }
@@ -250,7 +254,7 @@ Preparation::PromptLevels Preparation::LevelsFrom(const PromptReading& reading) 
   for (const uint32_t percent : percents) {
     PromptLevel& level = levels.emplace_back();
     level.percent = percent;
-    level.probability = ProbabilityOf(reading.prompt_level, percent);
+    level.logit = LogitOf(reading.prompt_level, percent);
     level.tokens = whole_tokens;
     if (percent == 100) continue;
     level.pruned = engine::Prune(reading.messages, percent);
@@ -322,7 +326,9 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       candidate.level_percent = level;
       candidate.prompt_percent = prompt.percent;
       candidate.predicted = Predict(out_.cost, live_, shape, load_);
-      candidate.probability = prompt.probability * ProbabilityOf(model_choice_, level);
+      if (input_.tlm) {
+        candidate.probability = engine::PairChance(prompt.logit, LogitOf(model_choice_, level));
+      }
       candidate.prefill_tokens = shape.prefill_tokens;
       if (gateway_.tlm_ != nullptr) {
         candidate.expected = gateway_.tlm_->PairAccuracy(prompt.percent, level);

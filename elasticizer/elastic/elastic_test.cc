@@ -256,6 +256,29 @@ TEST_P(ElasticTest, LevelsRecoverSideBySideAsTheyDoAlone) {
   }
 }
 
+TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
+  const engine::ModelShape& s = network_->shape();
+  const engine::LayerExtent full{s.heads, s.d_ff};
+  RecoveryOptions options;
+  options.steps = 2;
+  const engine::LevelSpec high{.percent = 60, .layers = {{s.heads, 256}, {s.heads, 256}, full}};
+  const std::vector<Lora> above = TrainLora(*network_, high, batches_, options);
+  options.steps = 0;
+  const int32_t fewer = s.heads / 2;
+  const engine::LevelSpec low{.percent = 30, .layers = {{fewer, 64}, {0, 256}, {fewer, 64}}};
+  const std::vector<Lora> begun = TrainLora(*network_, low, batches_, options, &above);
+  EXPECT_GT(above[0].q.b.abs().sum().item<float>(), 0.0f);
+  EXPECT_EQ(MaxDifference(begun[0].q.b, HeadPrefix(above[0].q.b, 0, s, fewer)), 0);
+  EXPECT_EQ(MaxDifference(begun[0].o.a, HeadPrefix(above[0].o.a, 1, s, fewer)), 0);
+  EXPECT_EQ(MaxDifference(begun[0].o.b, above[0].o.b), 0);
+  EXPECT_EQ(MaxDifference(begun[0].gate.b, above[0].gate.b.narrow(0, 0, 64)), 0);
+  EXPECT_EQ(MaxDifference(begun[0].down.a, above[0].down.a.narrow(1, 0, 64)), 0);
+  EXPECT_FALSE(begun[1].q.a.defined());
+  EXPECT_EQ(MaxDifference(begun[1].down.b, above[1].down.b), 0);
+  EXPECT_EQ(begun[2].down.b.abs().sum().item<float>(), 0.0f) << "the one above is whole there";
+  EXPECT_GT(begun[2].down.a.abs().sum().item<float>(), 0.0f);
+}
+
 // What an interrupted run has done is found again, and nothing of another run.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -266,18 +265,13 @@ class Job {
     for (const LevelChoice& choice : choices_) {
       all_steps += OptionsOf(choice.spec.percent, absl::GetFlag(FLAGS_recovery_steps)).steps;
     }
-    std::mutex mutex;
+    // From the highest down: each begins with what the one above has learnt. From nothing, the
+    // lowest levels need several times the steps, and how well they end depends on the seed.
     int64_t done = 0;
-    absl::Status status;
-    WorkersFor(network).Run(static_cast<int64_t>(all), [&](int64_t i) {
-      const absl::Status recovered = RecoverLevel(network, static_cast<size_t>(i), [&] {
-        const std::lock_guard lock(mutex);
-        Show("recovery of the levels", ++done, all_steps, start);
-      });
-      const std::lock_guard lock(mutex);
-      status.Update(recovered);
-    });
-    WITHY_RETURN_IF_ERROR(status);
+    for (size_t left = all; left > 0; --left) {
+      WITHY_RETURN_IF_ERROR(RecoverLevel(
+          network, left - 1, [&] { Show("recovery of the levels", ++done, all_steps, start); }));
+    }
     for (size_t i = 0; i < all; ++i) {
       std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n",
                   choices_[i].spec.percent, choices_[i].head_share, findings_.losses[i],
@@ -286,7 +280,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // Fills what there is of the level `i` in levels_ and findings_. Different levels at once.
+  // Fills what there is of the level `i` in levels_ and findings_; the one above is there.
   absl::Status RecoverLevel(const Network& network, size_t i,
                             const std::function<void()>& step_done) {
     ElasticLevel& level = levels_[i];
@@ -294,7 +288,8 @@ class Job {
     const RecoveryOptions options =
         OptionsOf(level.spec.percent, absl::GetFlag(FLAGS_recovery_steps));
     if (options.steps > 0 && !work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
-      level.lora = TrainLora(network, level.spec, recovery_text_, options, nullptr,
+      const std::vector<Lora>* above = i + 1 < levels_.size() ? &levels_[i + 1].lora : nullptr;
+      level.lora = TrainLora(network, level.spec, recovery_text_, options, above,
                              [&](int64_t, double) { step_done(); });
       WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
     }

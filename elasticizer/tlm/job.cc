@@ -292,11 +292,13 @@ class Job {
     WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Tokenizer> tokenizer, TlmTokenizer());
     const std::span<const DecisionExample> all(examples);
     const size_t trained = TrainedOn(all.size());
-    std::vector<DecisionRow> rows;
-    for (const DecisionExample& example : all.first(trained)) rows.push_back(example.row);
-    const std::vector<double> mean_right = MeanRight(space_, rows);
-    SayTable(mean_right);
-    tlm.shape.pair_accuracy.assign(mean_right.begin(), mean_right.end());
+    const std::vector<double> mean_right = MeanRightOf(all.first(trained));
+    // The score head has learnt which words of the prompts that it was trained on matter: what
+    // their shortened forms are worth holds for no others.
+    const std::vector<double> expected =
+        trained < all.size() ? MeanRightOf(all.subspan(trained)) : mean_right;
+    SayTable(expected);
+    tlm.shape.pair_accuracy.assign(expected.begin(), expected.end());
     WITHY_RETURN_IF_ERROR(TrainDecision(*tokenizer, space_, all.first(trained), mean_right,
                                         Options("decision", options_.decision_steps), &tlm));
     if (trained < all.size()) {
@@ -312,8 +314,15 @@ class Job {
     return engine::WriteTlm(tlm, engine::GgmlType::kF32, Path("decision.gguf"));
   }
 
+  std::vector<double> MeanRightOf(std::span<const DecisionExample> examples) const {
+    std::vector<DecisionRow> rows;
+    for (const DecisionExample& example : examples) rows.push_back(example.row);
+    return MeanRight(space_, rows);
+  }
+
   void SayTable(const std::vector<double>& mean_right) const {
-    Say("share of right answers: a line a prompt level, a column a model level " +
+    Say("share of right answers, prompts not trained on: a line a prompt level, a column a model "
+        "level " +
         absl::StrJoin(space_.model_levels, " "));
     const size_t models = space_.model_levels.size();
     for (size_t p = 0; p < space_.prompt_levels.size(); ++p) {

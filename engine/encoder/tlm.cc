@@ -22,17 +22,6 @@ absl::StatusOr<const Kernels*> PickKernels(const std::string& target) {
       absl::StrCat("kernel target \"", target, "\" is not supported here; leave it empty"));
 }
 
-LevelChoice Softmax(const std::vector<int32_t>& percents, const std::vector<double>& logits) {
-  LevelChoice choice{.percents = percents, .probabilities = {}};
-  const double max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const double logit : logits) sum += std::exp(logit - max);
-  for (const double logit : logits) {
-    choice.probabilities.push_back(static_cast<float>(std::exp(logit - max) / sum));
-  }
-  return choice;
-}
-
 // The mean of the windows' logits, weighted by their text tokens.
 LevelChoice Merge(const std::vector<int32_t>& percents, const std::vector<float>& logits,
                   const WindowedText& text) {
@@ -45,8 +34,9 @@ LevelChoice Merge(const std::vector<int32_t>& percents, const std::vector<float>
     weights += weight;
     for (size_t i = 0; i < levels; ++i) sum[i] += weight * double{logits[w * levels + i]};
   }
-  for (double& x : sum) x /= weights;
-  return Softmax(percents, sum);
+  LevelChoice choice{.percents = percents, .logits = {}};
+  for (const double x : sum) choice.logits.push_back(static_cast<float>(x / weights));
+  return choice;
 }
 
 double Sigmoid(double x) {
@@ -79,6 +69,10 @@ std::vector<WordScore> ScoreWords(const WindowedText& text, const std::vector<fl
 }
 
 }  // namespace
+
+double PairChance(double prompt_logit, double model_logit) {
+  return Sigmoid(prompt_logit + model_logit);
+}
 
 Tlm::Tlm(std::unique_ptr<TlmWeights> weights, std::unique_ptr<Tokenizer> tokenizer,
          WindowMaker windows, const Kernels& kernels, const TlmOptions& options)

@@ -7,7 +7,7 @@
 //   WITHY_ASSIGN_OR_RETURN(TlmReading r,
 //                          tlm->Read(prompt, {.ttft_ratio = 0.4, .tpot_ratio = 0.7}));
 //   r.words[i].keep;  // words are kept highest first
-//   r.prompt_level.probabilities[p] * r.model_level.probabilities[m];  // ranks the pairs
+//   PairChance(r.prompt_level.logits[p], r.model_level.logits[m]);  // that the pair answers right
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,13 @@ struct WordScore {
 };
 
 struct LevelChoice {
-  std::vector<int32_t> percents;     // the level set, ascending
-  std::vector<float> probabilities;  // sum 1
+  std::vector<int32_t> percents;  // the level set, ascending
+  std::vector<float> logits;
 };
+
+// How likely a pair of levels answers this prompt right, as withy-train-tlm trains the heads. Of
+// heads that were trained otherwise only the order of pairs means something.
+double PairChance(double prompt_logit, double model_logit);
 
 struct TlmReading {
   std::vector<WordScore> words;

@@ -73,19 +73,22 @@ TEST_F(TlmTest, ReadsWordsAndDecides) {
   }
   EXPECT_EQ(reading->words[5].span, (ByteSpan{17, 21}));  // "mat," is two tokens
   EXPECT_EQ(reading->words[5].tokens, 2);
-  for (const LevelChoice* choice : {&reading->prompt_level, &reading->model_level}) {
-    double sum = 0;
-    for (const float p : choice->probabilities) sum += p;
-    EXPECT_NEAR(sum, 1, 1e-6);
-    EXPECT_EQ(choice->percents.size(), choice->probabilities.size());
-  }
+  EXPECT_EQ(reading->prompt_level.logits.size(), SmallShape().prompt_levels.size());
+  EXPECT_EQ(reading->model_level.logits.size(), SmallShape().model_levels.size());
+  EXPECT_EQ(reading->prompt_level.percents, SmallShape().prompt_levels);
   EXPECT_EQ(reading->model_level.percents, SmallShape().model_levels);
+}
+
+TEST_F(TlmTest, ThePairsChanceIsTheLogisticOfTheSum) {
+  EXPECT_DOUBLE_EQ(PairChance(1.5, -1.5), 0.5);
+  EXPECT_NEAR(PairChance(1, 1), 0.880797, 1e-6);
+  EXPECT_NEAR(PairChance(-300, -300), 0, 1e-12);
 }
 
 TEST_F(TlmTest, TheSloIsRead) {
   const auto tlm = Open();
   const auto model_level = [&](const TlmSlo& slo) {
-    return tlm->Read(kText, slo)->model_level.probabilities;
+    return tlm->Read(kText, slo)->model_level.logits;
   };
   const std::vector<float> base = model_level({.ttft_ratio = 0.4, .tpot_ratio = 0.7});
   EXPECT_NE(base, model_level({.ttft_ratio = 0.8, .tpot_ratio = 0.7}));
@@ -128,10 +131,8 @@ TEST_F(TlmTest, LongTextTakesManyWindowsAndMergesTheirLogits) {
     weight += tokens;
     for (size_t i = 0; i < 3; ++i) mean[i] += tokens * double{out.model[i]};
   }
-  double sum = 0;
-  for (double& x : mean) sum += std::exp(x /= weight);
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_NEAR(reading->model_level.probabilities[i], std::exp(mean[i]) / sum, 1e-6);
+    EXPECT_NEAR(reading->model_level.logits[i], mean[i] / weight, 1e-5);
   }
 }
 
@@ -143,8 +144,8 @@ TEST_F(TlmTest, ThreadsAndEarlierCallsDoNotMatter) {
   ASSERT_TRUE(three->Read("a mat", {}).ok());
   const auto a = *one->Read(text, {});
   const auto b = *three->Read(text, {});
-  EXPECT_EQ(a.prompt_level.probabilities, b.prompt_level.probabilities);
-  EXPECT_EQ(a.model_level.probabilities, b.model_level.probabilities);
+  EXPECT_EQ(a.prompt_level.logits, b.prompt_level.logits);
+  EXPECT_EQ(a.model_level.logits, b.model_level.logits);
   ASSERT_EQ(a.words.size(), b.words.size());
   for (size_t i = 0; i < a.words.size(); ++i) EXPECT_EQ(a.words[i].keep, b.words[i].keep);
 }
