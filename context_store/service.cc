@@ -167,7 +167,7 @@ grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
   const StoreStats stats = store_.Stats();
   v1::ProcessStatus* status = response->mutable_status();
   rpc::FillProcessStatus("context_store", status);
-  status->set_running_calls(stats.leases_open);
+  status->set_running_calls(stats.leases_open - stats.leases_ahead);
   status->set_queued_calls(stats.leases_waiting);
   status->set_queue_limit(stats.waiting_limit);
   status->set_arena_bytes(store_.arena().bytes());

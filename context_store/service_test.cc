@@ -407,11 +407,14 @@ TEST_F(ServiceTest, InfoTellsWhatIsThere) {
   LeaseClient lease(*stub_, epoch, app, "");
   ASSERT_TRUE(lease.Read().has_opened());
   lease.Claim(0, 3);
+  LeaseClient ahead(*stub_, epoch, "", "");
+  ASSERT_TRUE(ahead.Read().has_opened());
   const v1::GetStoreInfoResponse info = Info();
   EXPECT_EQ(info.epoch(), epoch);
   EXPECT_EQ(info.apps(), 1u);
   EXPECT_EQ(info.contexts(), 1u);
-  EXPECT_EQ(info.leases_open(), 1u);
+  EXPECT_EQ(info.leases_open(), 2u);
+  EXPECT_EQ(info.status().running_calls(), 1u) << "the other call has not come yet";
   EXPECT_EQ(info.blocks_total() - info.blocks_free(), 6u);
   EXPECT_EQ(info.status().arena_used_bytes(), 6u * 1024);
   EXPECT_GT(info.status().resident_bytes(), 0u);

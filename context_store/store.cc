@@ -117,9 +117,16 @@ bool Store::FormerWorkerLives(WorkerInstance attaching) {
 
 StoreStats Store::Stats() const {
   absl::MutexLock lock(&mutex_);
-  return {table_->epoch(),       table_->blocks(),         table_->block_bytes(),
-          table_->open_leases(), table_->waiting_leases(), options_.max_waiting_leases,
-          faults_.value()};
+  const auto ahead = std::count_if(leases_.begin(), leases_.end(),
+                                   [](const auto& entry) { return Ahead(entry.second.spec); });
+  return {.epoch = table_->epoch(),
+          .blocks = table_->blocks(),
+          .block_bytes = table_->block_bytes(),
+          .leases_open = table_->open_leases(),
+          .leases_ahead = static_cast<uint32_t>(ahead),
+          .leases_waiting = table_->waiting_leases(),
+          .waiting_limit = options_.max_waiting_leases,
+          .faults = faults_.value()};
 }
 
 uint64_t Store::ResidentBytes(std::string_view context_id) const {

@@ -74,6 +74,7 @@ struct StoreStats {
   BlockPool::Counts blocks;
   uint32_t block_bytes = 0;
   uint32_t leases_open = 0;
+  uint32_t leases_ahead = 0;  // of those: their calls have not come
   uint32_t leases_waiting = 0;
   uint32_t waiting_limit = 0;
   uint64_t faults = 0;

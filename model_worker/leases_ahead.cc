@@ -44,6 +44,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
     const auto blocks = static_cast<int64_t>(opened.claimed.size()) * options_.layers;
     return blocks * options_.least_arena_leases <= opened.arena->block_count();
   }
+
   const std::weak_ptr<Pool> pool_;
   const AheadOptions options_;
   mutable absl::Mutex mutex_;

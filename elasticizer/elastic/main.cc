@@ -128,8 +128,7 @@ class Job {
     WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), Fingerprint(file)));
     WITHY_RETURN_IF_ERROR(ReadText(file));
     WITHY_RETURN_IF_ERROR(Judge(&network));
-    WITHY_RETURN_IF_ERROR(ChooseLevels(&network));
-    WITHY_RETURN_IF_ERROR(Recover(network));
+    WITHY_RETURN_IF_ERROR(MakeLevels(&network));
     WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_,
                                         static_cast<int32_t>(absl::GetFlag(FLAGS_rank)), findings_,
                                         type_, out_));
@@ -215,38 +214,65 @@ class Job {
             .seed = absl::GetFlag(FLAGS_seed)};
   }
 
-  absl::Status ChooseLevels(Network* network) {
+  // From the highest level down: what a low level lacks costs no higher one anything, and each
+  // begins with what the one above has learnt. From nothing, the lowest levels need several times
+  // the steps, and how well they end depends on the seed.
+  absl::Status MakeLevels(Network* network) {
     network->set_products(train::FastestProducts(network->device()));
+    std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
+    const size_t all = percents_.size();
+    levels_.resize(all);
+    findings_.losses.resize(all);
+    findings_.lora_losses.resize(all);
+    Progress progress{.start = Clock::now()};
+    for (const int32_t percent : percents_) progress.all += RecoveryOf(percent).steps;
+    for (size_t left = all; left > 0; --left) {
+      const size_t i = left - 1;
+      WITHY_ASSIGN_OR_RETURN(const LevelChoice choice, ChooseSplit(*network, i, progress));
+      WITHY_RETURN_IF_ERROR(RecoverLevel(*network, choice, i, &progress));
+      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n", percents_[i],
+                  choice.head_share, findings_.losses[i], findings_.lora_losses[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  struct Progress {
+    Clock::time_point start;
+    int64_t done = 0;  // steps
+    int64_t all = 0;
+  };
+
+  RecoveryOptions RecoveryOf(int32_t percent) const {
+    return OptionsOf(percent, absl::GetFlag(FLAGS_recovery_steps));
+  }
+  const ElasticLevel* Above(size_t i) const {
+    return i + 1 < levels_.size() ? &levels_[i + 1] : nullptr;
+  }
+
+  absl::StatusOr<LevelChoice> ChooseSplit(const Network& network, size_t i,
+                                          const Progress& progress) {
+    const int32_t percent = percents_[i];
+    LevelChoice choice;
+    if (work_->LoadChoice(network, percent, &choice)) return choice;
+    Show(absl::StrCat("level ", percent, " %, heads and neurons"), progress.done, progress.all,
+         progress.start);
+    const ElasticLevel* above = Above(i);
     const int64_t steps =
         absl::GetFlag(FLAGS_recovery_steps) == 0 ? 0 : absl::GetFlag(FLAGS_trial_steps);
-    const Clock::time_point start = Clock::now();
-    const auto all = static_cast<int64_t>(percents_.size());
-    const train::Workers workers = WorkersFor(*network);
-    // From the highest down: what a low level lacks costs no higher one anything.
-    for (int64_t left = all; left > 0; --left) {
-      const int32_t percent = percents_[static_cast<size_t>(left - 1)];
-      LevelChoice choice;
-      Show("splits between heads and neurons", all - left, all, start);
-      if (!work_->LoadChoice(*network, percent, &choice)) {
-        const engine::LevelSpec* above = choices_.empty() ? nullptr : &choices_.back().spec;
-        choice = ChooseLevel(
-            network->shape(), percent, findings_.anchors, above,
-            [&](const engine::LevelSpec& spec) {
-              View view{.extents = &spec.layers};
-              if (steps == 0) return MeanLoss(*network, calibration_, view);
-              const std::vector<Lora> lora =
-                  TrainLora(*network, spec, recovery_text_, OptionsOf(percent, steps));
-              view.lora = &lora;
-              return MeanLoss(*network, calibration_, view);
-            },
-            workers);
-        WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
-      }
-      choices_.push_back(std::move(choice));
-    }
-    std::reverse(choices_.begin(), choices_.end());
-    Show("splits between heads and neurons", all, all, start);
-    return absl::OkStatus();
+    choice = ChooseLevel(
+        network.shape(), percent, findings_.anchors, above == nullptr ? nullptr : &above->spec,
+        [&](const engine::LevelSpec& spec) {
+          View view{.extents = &spec.layers};
+          if (steps == 0) return MeanLoss(network, calibration_, view);
+          const std::vector<Lora> lora =
+              TrainLora(network, spec, recovery_text_, OptionsOf(percent, steps),
+                        above == nullptr ? nullptr : &above->lora);
+          view.lora = &lora;
+          return MeanLoss(network, calibration_, view);
+        },
+        WorkersFor(network));
+    WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
+    return choice;
   }
 
   // Side by side where LibTorch computes on the CPU: small products keep one thread busy, not two.
@@ -254,45 +280,23 @@ class Job {
     return train::Workers(network.device().is_cpu() ? threads_ : 1);
   }
 
-  absl::Status Recover(const Network& network) {
-    std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
-    const size_t all = choices_.size();
-    levels_.resize(all);
-    findings_.losses.resize(all);
-    findings_.lora_losses.resize(all);
-    const Clock::time_point start = Clock::now();
-    int64_t all_steps = 0;
-    for (const LevelChoice& choice : choices_) {
-      all_steps += OptionsOf(choice.spec.percent, absl::GetFlag(FLAGS_recovery_steps)).steps;
-    }
-    // From the highest down: each begins with what the one above has learnt. From nothing, the
-    // lowest levels need several times the steps, and how well they end depends on the seed.
-    int64_t done = 0;
-    for (size_t left = all; left > 0; --left) {
-      WITHY_RETURN_IF_ERROR(RecoverLevel(
-          network, left - 1, [&] { Show("recovery of the levels", ++done, all_steps, start); }));
-    }
-    for (size_t i = 0; i < all; ++i) {
-      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n",
-                  choices_[i].spec.percent, choices_[i].head_share, findings_.losses[i],
-                  findings_.lora_losses[i]);
-    }
-    return absl::OkStatus();
-  }
-
   // Fills what there is of the level `i` in levels_ and findings_; the one above is there.
-  absl::Status RecoverLevel(const Network& network, size_t i,
-                            const std::function<void()>& step_done) {
+  absl::Status RecoverLevel(const Network& network, const LevelChoice& choice, size_t i,
+                            Progress* progress) {
     ElasticLevel& level = levels_[i];
-    level.spec = choices_[i].spec;
-    const RecoveryOptions options =
-        OptionsOf(level.spec.percent, absl::GetFlag(FLAGS_recovery_steps));
+    level.spec = choice.spec;
+    const RecoveryOptions options = RecoveryOf(level.spec.percent);
+    const int64_t done = progress->done + options.steps;
     if (options.steps > 0 && !work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
-      const std::vector<Lora>* above = i + 1 < levels_.size() ? &levels_[i + 1].lora : nullptr;
-      level.lora = TrainLora(network, level.spec, recovery_text_, options, above,
-                             [&](int64_t, double) { step_done(); });
+      const ElasticLevel* above = Above(i);
+      level.lora = TrainLora(network, level.spec, recovery_text_, options,
+                             above == nullptr ? nullptr : &above->lora, [&](int64_t, double) {
+                               Show(absl::StrCat("level ", level.spec.percent, " %, recovery"),
+                                    ++progress->done, progress->all, progress->start);
+                             });
       WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
     }
+    progress->done = done;
     const View cut{.extents = &level.spec.layers};
     const View recovered{.extents = &level.spec.layers,
                          .lora = level.lora.empty() ? nullptr : &level.lora};
@@ -309,7 +313,6 @@ class Job {
   std::vector<Batch> calibration_;
   std::vector<Batch> recovery_text_;
   Findings findings_;
-  std::vector<LevelChoice> choices_;
   std::vector<ElasticLevel> levels_;
 };
 
