@@ -180,13 +180,7 @@ class Bench {
                  "%.1f ms; the service adds %.2f ms to a call\n",
                  machine_.board.tlm.Ms(1024), machine_.switching.copy_ms_per_byte * bytes,
                  machine_.switching.load_ms_per_byte * bytes, machine_.board.overhead_ms);
-    if (!service_.address.empty()) {
-      std::fprintf(stderr,
-                   "the full model through the service: TTFT %.2f ms + %.3f ms a token, "
-                   "TPOT %.2f ms\n",
-                   service_times_.ttft_ms, service_times_.ttft_ms_per_token,
-                   service_times_.tpot_ms);
-    }
+    if (!service_.address.empty()) Tell("before the traces", service_times_);
   }
 
   std::vector<SloCall> CallsOf(double alpha) const {
@@ -229,12 +223,11 @@ class Bench {
     if (service_.address.empty() || !Wanted(absl::GetFlag(FLAGS_real), text)) {
       return absl::OkStatus();
     }
-    RunReal(calls, &result);
-    return absl::OkStatus();
+    return RunReal(calls, &result);
   }
 
   // A line a call: what the caller saw, what the service said, and what was allowed.
-  void WriteCalls(const std::vector<SloCall>& calls,
+  void WriteCalls(const std::vector<SloCall>& calls, const ServiceTimes& full,
                   const std::vector<ReplayOutcome>& outcomes) const {
     std::ofstream out(absl::GetFlag(FLAGS_calls));
     for (size_t i = 0; i < calls.size(); ++i) {
@@ -249,8 +242,8 @@ class Bench {
                    {"arrival_ms", call.arrival_ms},
                    {"prompt_tokens", prompt.tokens},
                    {"answer_tokens", prompt.answer_tokens},
-                   {"idle_ttft_ms", service_times_.Idle(prompt).ttft_ms},
-                   {"idle_tpot_ms", service_times_.Idle(prompt).tpot_ms},
+                   {"idle_ttft_ms", full.Idle(prompt).ttft_ms},
+                   {"idle_tpot_ms", full.Idle(prompt).tpot_ms},
                    {"ttft_ms", outcome.caller.ttft_ms},
                    {"tpot_ms", outcome.caller.tpot_ms},
                    {"met", outcome.caller.met},
@@ -275,12 +268,21 @@ class Bench {
     }
   }
 
-  void RunReal(const std::vector<SloCall>& calls, TraceResult* result) {
-    const std::vector<ReplayOutcome> outcomes =
-        Replay(service_, service_times_, prompts_, calls, [&](size_t done, size_t all) {
+  absl::Status RunReal(const std::vector<SloCall>& calls, TraceResult* result) {
+    std::vector<ReplayOutcome> outcomes =
+        Replay(service_, prompts_, calls, [&](size_t done, size_t all) {
           options_.progress("alpha " + result->alpha + " through the service", done, all);
         });
-    if (!absl::GetFlag(FLAGS_calls).empty()) WriteCalls(calls, outcomes);
+    // A board that is shared with others is not the same before and after.
+    WITHY_ASSIGN_OR_RETURN(const ServiceTimes after,
+                           MeasureService(service_, prompts_, kServiceProbes));
+    Tell("after the trace", after);
+    const ServiceTimes around = Mean(service_times_, after);
+    service_times_ = after;  // before the next trace
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      Judge(prompts_.facts[calls[i].prompt], calls[i], around, &outcomes[i]);
+    }
+    if (!absl::GetFlag(FLAGS_calls).empty()) WriteCalls(calls, around, outcomes);
     std::vector<SloOutcome> seen;
     double read = 0;
     for (size_t i = 0; i < outcomes.size(); ++i) {
@@ -291,13 +293,22 @@ class Bench {
       if (outcome.caller.tlm_ms <= 0) continue;
       read += 1;
       result->real_tlm_share +=
-          outcome.caller.tlm_ms / service_times_.Idle(prompts_.facts[calls[i].prompt]).ttft_ms;
+          outcome.caller.tlm_ms / around.Idle(prompts_.facts[calls[i].prompt]).ttft_ms;
     }
     result->ran = true;
     result->real = ScoreOf(seen);
     result->real_by_app = ScoresByApp(seen, calls, prompts_.per_app);
     result->real_met_by_service /= std::max<double>(1, static_cast<double>(outcomes.size()));
     result->real_tlm_share /= std::max(1.0, read);
+    return absl::OkStatus();
+  }
+
+  static void Tell(const char* when, const ServiceTimes& times) {
+    std::fprintf(
+        stderr,
+        "the full model through the service, %s: TTFT %.2f ms + %.3f ms a token, TPOT %.2f "
+        "ms\n",
+        when, times.ttft_ms, times.ttft_ms_per_token, times.tpot_ms);
   }
 
   absl::StatusOr<json> Tables() {

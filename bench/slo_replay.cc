@@ -75,8 +75,7 @@ Seen Ask(v1::LlmService::Stub& stub, const std::string& token, const v1::Generat
   return seen;
 }
 
-ReplayOutcome Judge(const Seen& seen, const corpus::Record& record, const PromptFacts& prompt,
-                    const SloCall& call, const ServiceTimes& full) {
+ReplayOutcome ToOutcome(const Seen& seen, const corpus::Record& record) {
   ReplayOutcome out;
   out.failed = !seen.status.ok();
   out.caller.ttft_ms = seen.ttft_ms;
@@ -84,8 +83,6 @@ ReplayOutcome Judge(const Seen& seen, const corpus::Record& record, const Prompt
   out.caller.end_to_end_ms = seen.end_to_end_ms;
   out.caller.tlm_ms = seen.finished.latency().tlm_ms();
   out.caller.right = !out.failed && seen.text == record.answer;
-  out.caller.met = !out.failed && MeetsSlo(call.slo, full.Idle(prompt), seen.ttft_ms, seen.tpot_ms,
-                                           seen.end_to_end_ms);
   out.caller.prompt_percent = seen.decision.prompt_level_percent();
   out.caller.model_percent = seen.decision.model_level_percent();
   out.caller.fell = seen.finished.model_levels_percent_size() > 1;
@@ -140,8 +137,21 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
   return times;
 }
 
-std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const ServiceTimes& full,
-                                  const PromptSet& prompts, std::span<const SloCall> calls,
+ServiceTimes Mean(const ServiceTimes& a, const ServiceTimes& b) {
+  return {.ttft_ms = (a.ttft_ms + b.ttft_ms) / 2,
+          .ttft_ms_per_token = (a.ttft_ms_per_token + b.ttft_ms_per_token) / 2,
+          .tpot_ms = (a.tpot_ms + b.tpot_ms) / 2};
+}
+
+void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,
+           ReplayOutcome* outcome) {
+  SloOutcome& caller = outcome->caller;
+  caller.met = !outcome->failed && MeetsSlo(call.slo, full.Idle(prompt), caller.ttft_ms,
+                                            caller.tpot_ms, caller.end_to_end_ms);
+}
+
+std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,
+                                  std::span<const SloCall> calls,
                                   const std::function<void(size_t, size_t)>& progress) {
   const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
   std::vector<ReplayOutcome> outcomes(calls.size());
@@ -157,8 +167,7 @@ std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const ServiceTi
         start + std::chrono::nanoseconds(static_cast<int64_t>(calls[i].arrival_ms * 1e6)));
     threads.emplace_back([&, i, request = std::move(request)] {
       const Seen seen = Ask(*stub, service.token, request);
-      outcomes[i] = Judge(seen, prompts.prompts[calls[i].prompt].record,
-                          prompts.facts[calls[i].prompt], calls[i], full);
+      outcomes[i] = ToOutcome(seen, prompts.prompts[calls[i].prompt].record);
       ++done;
       if (seen.status.ok()) return;
       const std::lock_guard<std::mutex> lock(told_mutex);

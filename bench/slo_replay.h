@@ -36,8 +36,11 @@ struct ServiceTimes {
 absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
                                             size_t count);
 
+// What lies in the middle of two measurements.
+ServiceTimes Mean(const ServiceTimes& a, const ServiceTimes& b);
+
 struct ReplayOutcome {
-  SloOutcome caller;  // as the caller timed it, against ServiceTimes
+  SloOutcome caller;  // as the caller timed it; `met` is for Judge() to say
   v1::Decision decision;
   v1::LatencyReport by_service;  // what the service itself reports
   bool failed = false;           // ended with an error: late and wrong
@@ -45,8 +48,12 @@ struct ReplayOutcome {
 
 // Outcomes in the order of `calls`. Calls that fail are counted and the first failure is told on
 // stderr. `progress`: (calls done, calls in all).
-std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const ServiceTimes& full,
-                                  const PromptSet& prompts, std::span<const SloCall> calls,
+std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,
+                                  std::span<const SloCall> calls,
                                   const std::function<void(size_t, size_t)>& progress);
+
+// Says whether the call met its SLO, whose ratios are taken of `full`.
+void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,
+           ReplayOutcome* outcome);
 
 }  // namespace withy::bench
