@@ -125,6 +125,13 @@ class Job {
     WITHY_ASSIGN_OR_RETURN(
         Network network,
         Network::FromGguf(file, torch::cuda::is_available() ? torch::kCUDA : torch::kCPU));
+    const int32_t least = engine::LeastLevel(network.shape());
+    if (!percents_.empty() && percents_.front() < least) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--levels=", absl::GetFlag(FLAGS_levels), ": ", percents_.front(),
+                       " % is less than the K and V that every level of this model computes; ",
+                       least, " % is the least"));
+    }
     WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), Fingerprint(file)));
     WITHY_RETURN_IF_ERROR(ReadText(file));
     WITHY_RETURN_IF_ERROR(Judge(&network));

@@ -582,6 +582,13 @@ TEST(PlanLevelTest, ASmallLevelLeavesOutOfTheLeastImportantLayers) {
   EXPECT_EQ(left_out(2.0), std::pair(1, 5));
 }
 
+TEST(PlanLevelTest, NoLevelIsLessThanItsKAndV) {
+  // Of 9.09 %: K and V 2 * 2 * 64 rows, of 2 * (8 + 2) * 64 + 3 * 512.
+  EXPECT_EQ(LeastLevel(PlannedShape(8, 8, 2, 512)), 10);
+  EXPECT_EQ(LeastLevel(PlannedShape(22, 32, 4, 5632)), 3);
+  EXPECT_EQ(LeastLevel(PlannedShape(8, 8, 8, 512)), 1) << "levels cut KV heads there";
+}
+
 TEST(PlanLevelTest, AnchorsAreWholeAndYieldAtLowLevels) {
   const ModelShape shape = PlannedShape(22, 32, 4, 5632);
   const std::vector<int32_t> anchors = {0, 21, 10, 3, 7};

@@ -205,6 +205,11 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
   return spec;
 }
 
+int32_t LeastLevel(const ModelShape& shape) {
+  const double share = Parameters(shape, {0, 0}) / Parameters(shape, {shape.heads, shape.d_ff});
+  return std::max(1, static_cast<int32_t>(std::ceil(100 * share)));
+}
+
 std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
                                   std::span<const int32_t> anchors, double head_share) {
   std::vector<LevelSpec> levels(percents.size());

@@ -46,6 +46,10 @@ struct LevelTable {
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share = 1.0, const LevelSpec* above = nullptr);
 
+// The least level that a model can have, in per cent: K and V, which levels compute where they do
+// not cut KV heads. One below it would be larger than it says.
+int32_t LeastLevel(const ModelShape& shape);
+
 // Nested levels, planned from the highest down, so that what a low level lacks costs no higher one
 // anything. `percents` ascending.
 std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
