@@ -24,7 +24,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
   // Begins the call that takes it, whose events it passes on from now on, OnOpened first. False
   // when it is not open any more.
   bool HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
-                std::shared_ptr<LeaseEvents> events);
+                const std::shared_ptr<LeaseEvents>& events);
 
   void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override;
   void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
@@ -76,9 +76,9 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
       auto lease = source_.Open({.claim_chunks = options_.chunks}, spare);
       if (!lease.ok()) return Remove(spare.get());
       absl::MutexLock lock(&mutex_);
-      for (Entry& entry : spares_) {
-        if (entry.events == spare) entry.lease = *std::move(lease);
-      }
+      const auto place = std::find_if(spares_.begin(), spares_.end(),
+                                      [&](const Entry& entry) { return entry.events == spare; });
+      if (place != spares_.end()) place->lease = *std::move(lease);
     }
   }
 
@@ -158,7 +158,7 @@ void LeasesAhead::Spare::OnOpened(std::shared_ptr<Lease>, OpenedLease opened) {
 }
 
 bool LeasesAhead::Spare::HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
-                                  std::shared_ptr<LeaseEvents> events) {
+                                  const std::shared_ptr<LeaseEvents>& events) {
   OpenedLease opened;
   {
     absl::MutexLock lock(&mutex_);
