@@ -177,9 +177,9 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     }
     std::vector<engine::Segment> segments = std::move(context.segments);
     segments.insert(segments.end(), prompt.begin(), prompt.end());
-    // No window: a prompt that is too long has a length, too.
-    WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
-                           parts_.env.encoder.EncodePrompt(segments, kNoWindow));
+    WITHY_ASSIGN_OR_RETURN(
+        const engine::EncodedConversation encoded,
+        parts_.env.encoder.EncodePrompt(segments, engine::ConversationEncoder::kNoWindow));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
     // The store's own figure knows ids that text alone does not.
@@ -213,8 +213,6 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     status->set_detail(absl::StrCat(parts_.env.model.name, "; ", parts_.leases.Describe(), "; ",
                                     engine::Describe(parts_.cost)));
   }
-
-  static constexpr int32_t kNoWindow = 1 << 30;
 
   const ServiceParts parts_;
   const engine::RequestLimits limits_;

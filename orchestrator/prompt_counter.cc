@@ -11,13 +11,6 @@
 #include "worker_wire/wire.h"
 
 namespace withy::orchestrator {
-namespace {
-
-// Without a window: a prompt that is too long has a length, too.
-constexpr int32_t kNoWindow = 1 << 30;
-
-}  // namespace
-
 std::unique_ptr<PromptCounter> PromptCounter::Open(const v1::Config& config) {
   const auto open = [&]() -> absl::StatusOr<std::unique_ptr<PromptCounter>> {
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file,
@@ -47,7 +40,7 @@ absl::StatusOr<v1::TokenizeResponse> PromptCounter::Count(
   WITHY_ASSIGN_OR_RETURN(const std::vector<engine::Segment> prompt,
                          engine::PromptFromWire(request.prompt(), request.kept()));
   WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
-                         encoder_.EncodePrompt(prompt, kNoWindow));
+                         encoder_.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow));
   v1::TokenizeResponse response;
   response.set_context_tokens(static_cast<uint32_t>(encoded.history_tokens));
   response.set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) - response.context_tokens());

@@ -213,7 +213,7 @@ uint64_t ConversationEncoder::Fingerprint() const {
   for (const std::span<const Segment> segments :
        {std::span<const Segment>(turns), std::span<const Segment>(system),
         std::span<const Segment>(&raw, 1)}) {
-    const auto encoded = EncodePrompt(segments, /*window=*/1 << 20);
+    const auto encoded = EncodePrompt(segments, kNoWindow);
     hash.Add(static_cast<int32_t>(encoded.ok()));
     if (!encoded.ok()) continue;
     for (const int32_t id : encoded->ids) hash.Add(id);

@@ -46,6 +46,8 @@ struct EncodedConversation {
 class ConversationEncoder {
  public:
   static constexpr size_t kCacheBytes = size_t{8} << 20;  // of texts encoded lately
+  // For counting: a prompt that is too long has a length, too.
+  static constexpr int32_t kNoWindow = 1 << 30;
 
   ConversationEncoder(const Tokenizer& tokenizer, const ChatTemplate& chat)
       : tokenizer_(tokenizer), chat_(chat) {}
