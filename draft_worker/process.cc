@@ -12,6 +12,7 @@
 #include "draft_worker/answerer.h"
 #include "draft_worker/service.h"
 #include "engine/session/cost_probe.h"
+#include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 #include "worker_wire/calibration.h"
@@ -53,10 +54,11 @@ class DraftWorker final : public rpc::Process {
         Answerer::Options{.queue_limit = draft.queue_limit(),
                           .piece_rows = PieceRows(cost.step, draft.prefill_piece_ms())},
         Clock::Real(), *recorder_);
-    service_ = MakeDraftWorkerService(*answerer_, *model_, cost, draft.queue_limit());
+    service_ = MakeDraftWorkerService(*answerer_, *model_, cost, draft.queue_limit(), answers_);
     WITHY_ASSIGN_OR_RETURN(
-        server_,
-        rpc::Server::Start({.name = "draft_worker", .listen = {draft.listen()}}, {service_.get()}));
+        server_, rpc::Server::Start(
+                     {.name = "draft_worker", .listen = {draft.listen()}, .answers = &answers_},
+                     {service_.get()}));
     server_->SetServing(true);
     return absl::OkStatus();
   }
@@ -74,6 +76,7 @@ class DraftWorker final : public rpc::Process {
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
   std::unique_ptr<Answerer> answerer_;
+  rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
 };

@@ -101,8 +101,12 @@ class StreamSink final : public AnswerSink {
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
  public:
   DraftWorkerService(Answerer& answerer, const engine::ServedModel& model,
-                     const engine::WorkerCost& cost, size_t queue_limit)
-      : answerer_(answerer), model_(model), cost_(cost), queue_limit_(queue_limit) {
+                     const engine::WorkerCost& cost, size_t queue_limit, rpc::OpenStreams& answers)
+      : answerer_(answerer),
+        model_(model),
+        cost_(cost),
+        queue_limit_(queue_limit),
+        answers_(answers) {
     const engine::ModelInfo& info = model.bundle.model->info();
     limits_.vocab_size = info.vocab_size;
     limits_.context_length = model.window;
@@ -113,7 +117,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context);
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &answers_);
     if (const absl::Status status = Submit(*request, queue); !status.ok()) {
       const bool full = absl::IsResourceExhausted(status);
       queue->Close(full ? rpc::WithRetryAfter(status, kRetryMs) : status);
@@ -161,6 +165,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   const engine::ServedModel& model_;
   const engine::WorkerCost cost_;
   const size_t queue_limit_;
+  rpc::OpenStreams& answers_;
   engine::RequestLimits limits_;
 };
 
@@ -169,8 +174,9 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
 std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
                                                       const engine::ServedModel& model,
                                                       const engine::WorkerCost& cost,
-                                                      size_t queue_limit) {
-  return std::make_unique<DraftWorkerService>(answerer, model, cost, queue_limit);
+                                                      size_t queue_limit,
+                                                      rpc::OpenStreams& answers) {
+  return std::make_unique<DraftWorkerService>(answerer, model, cost, queue_limit, answers);
 }
 
 }  // namespace withy::draft_worker

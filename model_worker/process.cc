@@ -22,6 +22,7 @@
 #include "model_worker/service.h"
 #include "model_worker/session.h"
 #include "model_worker/upgrader.h"
+#include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 #include "worker_wire/calibration.h"
@@ -106,11 +107,15 @@ class ModelWorker final : public rpc::Process {
     }
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);
-    service_ = MakeModelWorkerService(
-        {.scheduler = *scheduler_, .leases = *leases_, .env = *env_, .cost = cost});
-    WITHY_ASSIGN_OR_RETURN(
-        server_, rpc::Server::Start({.name = "model_worker", .listen = {config.model().listen()}},
-                                    {service_.get()}));
+    service_ = MakeModelWorkerService({.scheduler = *scheduler_,
+                                       .leases = *leases_,
+                                       .env = *env_,
+                                       .cost = cost,
+                                       .answers = answers_});
+    WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "model_worker",
+                                                        .listen = {config.model().listen()},
+                                                        .answers = &answers_},
+                                                       {service_.get()}));
     if (info.levels.size() > 1 && config.model().idle_upgrade_s() > 0) {
       upgrader_ = std::make_unique<Upgrader>(*scheduler_, *leases_,
                                              absl::Seconds(config.model().idle_upgrade_s()));
@@ -146,6 +151,7 @@ class ModelWorker final : public rpc::Process {
   std::unique_ptr<LeasesAhead> ahead_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Upgrader> upgrader_;
+  rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
 };

@@ -86,7 +86,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context);
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &parts_.answers);
     if (const absl::Status status = Submit(*request, queue); !status.ok()) queue->Close(status);
     return queue->reactor();
   }

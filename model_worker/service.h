@@ -8,6 +8,7 @@
 #include "model_worker/lease_client.h"
 #include "model_worker/scheduler.h"
 #include "model_worker/session.h"
+#include "rpc/open_streams.h"
 #include "worker_wire/worker_cost.h"
 
 namespace grpc {
@@ -22,6 +23,7 @@ struct ServiceParts {
   LeaseClient& leases;
   const SessionEnv& env;
   engine::WorkerCost cost;
+  rpc::OpenStreams& answers;  // counts those that have not fully been sent
 };
 
 std::unique_ptr<grpc::Service> MakeModelWorkerService(const ServiceParts& parts);

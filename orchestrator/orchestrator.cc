@@ -9,6 +9,7 @@
 #include "orchestrator/executor.h"
 #include "orchestrator/gateway.h"
 #include "orchestrator/service.h"
+#include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 
@@ -33,11 +34,14 @@ class Orchestrator final : public rpc::Process {
         calls_(config.orchestrator().queue_limit(), config.orchestrator().queue_limit(),
                Clock::Real()),
         shorts_(kShortThreads, kShortQueue, Clock::Real()),
-        service_(MakeLlmService(gateway_, {calls_, shorts_}, Clock::Real(),
+        service_(MakeLlmService(gateway_, {calls_, shorts_}, Clock::Real(), answers_,
                                 config.orchestrator().bind_app_over_tcp())) {}
 
   absl::Status Serve(const v1::Config& config) {
-    const rpc::ServerOptions options{"orchestrator", {config.orchestrator().listen()}, kSocketMode};
+    const rpc::ServerOptions options{.name = "orchestrator",
+                                     .listen = {config.orchestrator().listen()},
+                                     .socket_mode = kSocketMode,
+                                     .answers = &answers_};
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
     server_->SetServing(true);
     return absl::OkStatus();
@@ -60,6 +64,7 @@ class Orchestrator final : public rpc::Process {
   Gateway gateway_;
   Executor calls_;
   Executor shorts_;
+  rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
 };

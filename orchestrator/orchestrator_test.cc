@@ -479,7 +479,8 @@ TEST(OrchestratorTest, DrainingFinishesWhatRuns) {
   } while (refused.status.ok());
   EXPECT_EQ(refused.status.error_code(), StatusCode::UNAVAILABLE);
   board.worker.Release();
-  EXPECT_TRUE(running.Finish().ok());
+  const grpc::Status finished = running.Finish();
+  EXPECT_TRUE(finished.ok()) << finished.error_message();
   drain.join();
 }
 

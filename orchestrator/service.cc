@@ -95,10 +95,11 @@ using RawTexts = LlmService::WithRawCallbackMethod_BindApp<
 class LlmServiceImpl final : public RawTexts<LlmService::Service> {
  public:
   LlmServiceImpl(Gateway& gateway, const ServiceThreads& threads, const Clock& clock,
-                 bool bind_app_over_tcp)
+                 rpc::OpenStreams& answers, bool bind_app_over_tcp)
       : gateway_(gateway),
         threads_(threads),
         clock_(clock),
+        answers_(answers),
         bind_app_over_tcp_(bind_app_over_tcp) {}
 
   grpc::ServerUnaryReactor* BindApp(CallbackServerContext* context, const ByteBuffer* request,
@@ -216,12 +217,13 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   Gateway& gateway_;
   const ServiceThreads threads_;
   const Clock& clock_;
+  rpc::OpenStreams& answers_;
   const bool bind_app_over_tcp_;
 };
 
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerContext* context,
                                                                const ByteBuffer* bytes) {
-  const std::shared_ptr<Queue> queue = Queue::Create();
+  const std::shared_ptr<Queue> queue = Queue::Create(/*context=*/nullptr, &answers_);
   const IncomingCall call{RandomId64(), clock_.SteadyNanos(), BearerToken(*context)};
   // The context lives until Close() has been sent; everything below happens before.
   const auto close = [queue, context, this](absl::Status status) {
@@ -267,8 +269,9 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeLlmService(Gateway& gateway, const ServiceThreads& threads,
-                                              const Clock& clock, bool bind_app_over_tcp) {
-  return std::make_unique<LlmServiceImpl>(gateway, threads, clock, bind_app_over_tcp);
+                                              const Clock& clock, rpc::OpenStreams& answers,
+                                              bool bind_app_over_tcp) {
+  return std::make_unique<LlmServiceImpl>(gateway, threads, clock, answers, bind_app_over_tcp);
 }
 
 }  // namespace withy::orchestrator

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "orchestrator/executor.h"
 #include "orchestrator/gateway.h"
+#include "rpc/open_streams.h"
 
 namespace withy::orchestrator {
 
@@ -18,9 +19,10 @@ struct ServiceThreads {
   Executor& shorts;  // runs everything else
 };
 
-// `gateway`, `threads` and `clock` must outlive the service, and the server must be shut down
-// before it is destroyed.
+// What is borrowed must outlive the service, and the server must be shut down before it is
+// destroyed. `answers` counts the answers that have not fully been sent.
 std::unique_ptr<grpc::Service> MakeLlmService(Gateway& gateway, const ServiceThreads& threads,
-                                              const Clock& clock, bool bind_app_over_tcp);
+                                              const Clock& clock, rpc::OpenStreams& answers,
+                                              bool bind_app_over_tcp);
 
 }  // namespace withy::orchestrator

@@ -105,7 +105,7 @@ class ManualService final : public v1::ModelWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* /*request*/) override {
-    queue_ = Queue::Create(context);
+    queue_ = Queue::Create(context, &answers_);
     begun_.Notify();
     return queue_->reactor();
   }
@@ -113,11 +113,38 @@ class ManualService final : public v1::ModelWorker::CallbackService {
     begun_.WaitForNotification();
     return queue_;
   }
+  const OpenStreams& answers() const { return answers_; }
 
  private:
+  OpenStreams answers_;
   std::shared_ptr<Queue> queue_;
   absl::Notification begun_;
 };
+
+// The connection of a server that has shut down is cut as soon as the last call has ended; what its
+// client had not read by then is lost, so that the end must be sent before.
+TEST_F(RpcTest, AnAnswerThatEndsWithItsServerArrives) {
+  for (int round = 0; round < 300; ++round) {
+    ManualService service;
+    auto server = Server::Start(
+        {.name = "test", .listen = {address_}, .answers = &service.answers()}, {&service});
+    ASSERT_TRUE(server.ok()) << server.status();
+    auto stub = v1::ModelWorker::NewStub(Connect(address_));
+    grpc::ClientContext context;
+    SetTimeout(&context, absl::Seconds(30));
+    auto reader = stub->Run(&context, v1::RunRequest());
+    const auto queue = service.WaitForCall();
+    std::thread shutdown([&] { (*server)->Shutdown(absl::Seconds(30)); });
+    for (int i = 0; i < 20; ++i) EXPECT_TRUE(queue->Push(v1::RunResponse()));
+    queue->Close(absl::OkStatus());
+    v1::RunResponse response;
+    while (reader->Read(&response)) {
+    }
+    const grpc::Status status = reader->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    shutdown.join();
+  }
+}
 
 TEST_F(RpcTest, AnAbandonedReaderGetsWhatWasSentAndTheReason) {
   ManualService service;

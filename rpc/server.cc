@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
   std::unique_ptr<Server> self(new Server);
+  self->answers_ = options.answers;
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(64 << 20);
@@ -107,6 +108,7 @@ void Server::SetServing(bool serving) {
 }
 
 void Server::Shutdown(absl::Duration grace) {
+  if (answers_ != nullptr) answers_->AwaitNone(grace);
   server_->GetHealthCheckService()->Shutdown();
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
   server_->Wait();

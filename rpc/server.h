@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "rpc/open_streams.h"
 
 namespace grpc {
 class Server;
@@ -25,6 +26,9 @@ struct ServerOptions {
   std::vector<std::string> listen;
   // Permission bits of unix sockets. Internal services are for their own user alone.
   unsigned socket_mode = 0600;
+  // Counts the streamed answers that are not fully sent, which a shutdown waits for. Borrowed;
+  // null: none are counted.
+  const OpenStreams* answers = nullptr;
 };
 
 // Thread-safe. The services are borrowed and must outlive it. Health ("" and each service) is
@@ -41,8 +45,8 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   void SetServing(bool serving);
-  // Stops taking calls, lets running ones finish for `grace`, cancels the rest. May be called more
-  // than once.
+  // Waits until the counted answers are sent, then stops taking calls and lets running ones finish,
+  // each for at most `grace`; cancels the rest. May be called more than once.
   void Shutdown(absl::Duration grace);
   // Where it listens, with real port numbers.
   const std::vector<std::string>& addresses() const { return addresses_; }
@@ -52,6 +56,7 @@ class Server {
 
   std::vector<UniqueFd> locks_;
   std::vector<std::string> addresses_;
+  const OpenStreams* answers_ = nullptr;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "rpc/open_streams.h"
 #include "rpc/status.h"
 
 namespace withy::rpc {
@@ -31,10 +32,14 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   static constexpr size_t kLimit = 256;  // messages waiting; a push over it waits
 
   // With the call's `context`, which gRPC keeps until the call is closed, a status that carries a
-  // retry hint brings it to the client in the trailing metadata.
-  static std::shared_ptr<WriteQueue> Create(grpc::CallbackServerContext* context = nullptr) {
+  // retry hint brings it to the client in the trailing metadata. `open` counts the call until its
+  // end has been sent.
+  static std::shared_ptr<WriteQueue> Create(grpc::CallbackServerContext* context = nullptr,
+                                            OpenStreams* open = nullptr) {
     auto queue = std::shared_ptr<WriteQueue>(new WriteQueue);
     queue->context_ = context;
+    queue->open_ = open;
+    if (open != nullptr) open->Begin();
     queue->self_ = queue;
     return queue;
   }
@@ -149,11 +154,16 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
 
   void OnDone() override {
     const std::shared_ptr<WriteQueue> last = std::move(self_);
-    absl::MutexLock lock(&mutex_);
-    on_cancelled_ = nullptr;
+    {
+      absl::MutexLock lock(&mutex_);
+      on_cancelled_ = nullptr;
+    }
+    if (open_ != nullptr) open_->End();
   }
 
-  grpc::CallbackServerContext* context_ = nullptr;  // set once, before gRPC sees the reactor
+  // Set once, before gRPC sees the reactor.
+  grpc::CallbackServerContext* context_ = nullptr;
+  OpenStreams* open_ = nullptr;
 
   mutable absl::Mutex mutex_;
   std::deque<Response> pending_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
