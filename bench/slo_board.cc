@@ -117,7 +117,8 @@ class BoardRun {
   void Plan(const SloCall& call, Session* session) {
     const PromptFacts& prompt = prompts_[call.prompt];
     session->key = KeyOf(call, prompt, *session);
-    const orchestrator::Load load = table_.LoadBefore(Lane::kTarget, session->key);
+    orchestrator::Load load = table_.LoadBefore(Lane::kTarget, session->key);
+    if (!policy_.minds_others) load.arrivals_per_ms = 0;
     SloChoice& choice = session->choice;
     choice = Choose(policy_, board_, prompt, call, load, live_, last_planned_, &rng_);
     last_planned_ = choice.variant;

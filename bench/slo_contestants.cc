@@ -176,6 +176,7 @@ absl::Status Contestants::AddElastic() {
   policy.pair_accuracy = tlm_.pair_accuracy;
   policy.shortens = true;
   policy.drops_level = true;
+  policy.minds_others = true;
   Add(policy);
   policy = {.name = "prompt pruning",
             .rule = Rule::kModelByTpot,
@@ -316,6 +317,11 @@ absl::Status Contestants::AddSparse() {
 }
 
 void Contestants::AddReferences() {
+  Add({.name = "model pruning that minds others",
+       .family = ours().family,
+       .answers = ours().answers,
+       .minds_others = true,
+       .reference = true});
   Policy full = ours();
   full.name = "full model";
   full.rule = Rule::kFull;

@@ -75,9 +75,10 @@ struct Policy {
       nullptr;  // [slo][prompt]; null: no decision head
   // How often each pair is right, [prompt level * variants + variant]; empty: not known.
   std::vector<float> pair_accuracy = {};
-  bool shortens = false;     // may choose prompt levels, for which it reads the prompt
-  bool drops_level = false;  // may fall to a lower variant in mid-answer
-  bool reference = false;    // a line to compare with, no contestant
+  bool shortens = false;      // may choose prompt levels, for which it reads the prompt
+  bool drops_level = false;   // may fall to a lower variant in mid-answer
+  bool minds_others = false;  // what it takes of the board counts against a choice
+  bool reference = false;     // a line to compare with, no contestant
 };
 
 // What all policies share.

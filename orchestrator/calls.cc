@@ -1,6 +1,7 @@
 #include "orchestrator/calls.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,9 @@ namespace {
 // How often a waiting call looks whether the running ones bear it by now: slack also changes where
 // nothing happens.
 constexpr absl::Duration kHoldPoll = absl::Milliseconds(20);
+// For how long arrivals tell how fast calls come.
+constexpr double kArrivalMemoryMs = 10'000;
+constexpr double kByChance = 1;  // so many of them say nothing of those to come
 
 }  // namespace
 
@@ -27,6 +31,9 @@ absl::Status CallTable::Arrive(uint64_t id) {
         ", and orchestrator.queue_limit is ", options_.limit, "; retry after the advised time"));
   }
   entries_.emplace(id, Entry{});
+  const int64_t now = clock_.SteadyNanos();
+  arrivals_ = ArrivalsNow(now) + 1;
+  arrivals_ns_ = now;
   return absl::OkStatus();
 }
 
@@ -56,6 +63,8 @@ Load CallTable::LoadBefore(Lane lane, const QueueKey& key) const {
     }
     if (entry.state == State::kWaiting && GoesBefore(entry.key, key, now)) ahead.push_back(&entry);
   }
+  const double others = ArrivalsNow(now) - kByChance - (entries_.contains(key.id) ? 1 : 0);
+  load.arrivals_per_ms = std::max(0.0, others) / kArrivalMemoryMs;
   std::sort(ahead.begin(), ahead.end(),
             [&](const Entry* a, const Entry* b) { return GoesBefore(a->key, b->key, now); });
   for (const Entry* entry : ahead) load.ahead.push_back(entry->work);
@@ -216,6 +225,10 @@ void CallTable::Account(Lane lane_index, int change) {
   lane.rows_integral = IntegralNow(lane);
   lane.integral_ns = clock_.SteadyNanos();
   lane.decoding += change;
+}
+
+double CallTable::ArrivalsNow(int64_t now_ns) const {
+  return arrivals_ * std::exp(-static_cast<double>(now_ns - arrivals_ns_) / 1e6 / kArrivalMemoryMs);
 }
 
 double CallTable::IntegralNow(const LaneState& lane) const {

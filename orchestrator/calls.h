@@ -49,7 +49,8 @@ class CallTable {
   absl::Status Arrive(uint64_t id);
   void Leave(uint64_t id);
 
-  // What runs in `lane` and would go before a call with this key.
+  // What runs in `lane` and would go before a call with this key, and how fast calls come beside
+  // this one.
   Load LoadBefore(Lane lane, const QueueKey& key) const;
 
   // Waits until the call may run: there is a slot, no other call goes before it, and no running
@@ -116,6 +117,8 @@ class CallTable {
   // Brings the integral to now and changes the number of decoding calls.
   void Account(Lane lane, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   double IntegralNow(const LaneState& lane) const;
+  // Arrivals of late, each worth less the longer it is ago.
+  double ArrivalsNow(int64_t now_ns) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Poke() const { absl::MutexLock lock(&mutex_); }
 
   const CallTableOptions options_;
@@ -123,6 +126,8 @@ class CallTable {
   mutable absl::Mutex mutex_;
   std::map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::array<LaneState, kLanes> lanes_ ABSL_GUARDED_BY(mutex_);
+  double arrivals_ ABSL_GUARDED_BY(mutex_) = 0;  // as of arrivals_ns_
+  int64_t arrivals_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

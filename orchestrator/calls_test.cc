@@ -220,6 +220,24 @@ TEST_F(CallTableTest, TellsTheLoadAndWhatRanBeside) {
   EXPECT_DOUBLE_EQ(table.Surroundings(2).mean_rows, 1.5);
 }
 
+TEST_F(CallTableTest, TellsHowFastCallsCome) {
+  CallTable table({.limit = 4}, clock_);
+  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 1000}).arrivals_per_ms, 0);
+  uint64_t id = 0;
+  for (int second = 0; second < 60; ++second) {  // five a second
+    for (int i = 0; i < 5; ++i) {
+      clock_.Advance(kSecond / 5);
+      ASSERT_TRUE(table.Arrive(++id).ok());
+      table.Leave(id);
+    }
+  }
+  EXPECT_NEAR(table.LoadBefore(Lane::kTarget, {.id = 1000}).arrivals_per_ms, 0.0049, 0.0003);
+  clock_.Advance(60 * kSecond);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(table.Arrive(++id).ok());
+  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = id}).arrivals_per_ms, 0)
+      << "one call beside this one may be chance";
+}
+
 TEST(AuthCacheTest, ExpiresForgetsAndIsBounded) {
   AuthCache cache(10, 2);
   cache.Put("t1", "app1", 0);

@@ -13,8 +13,11 @@
 namespace withy::orchestrator {
 namespace {
 
-// Less is no promise: then the fastest is as good.
-constexpr double kLeastWorth = 0.01;
+// Less is no promise: then what comes closest to the SLO is as good.
+constexpr double kLeastPromise = 0.01;
+// What each call that comes while this one takes the board loses by it, in right answers: it is
+// late, or has to take less of the model to be in time.
+constexpr double kLossOfNewcomer = 1;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 // A prediction equal to its target but for rounding meets it.
@@ -63,7 +66,7 @@ bool MeetsPrediction(const SloTargets& targets, const Prediction& prediction) {
          Within(prediction.end_to_end_ms, targets.end_to_end_ms);
 }
 
-// How a pair is judged: late answers are worth nothing.
+// How a pair is judged: late answers are worth nothing, and what it takes of the board others miss.
 struct Odds {
   const SloTargets& judged;
   const Reliability& reliability;
@@ -74,8 +77,11 @@ struct Odds {
            ChanceWithin(reliability.tpot, predicted.tpot_ms, judged.tpot_ms) *
            ChanceWithin(reliability.tpot, predicted.end_to_end_ms, judged.end_to_end_ms);
   }
-  double Worth(const Candidate& candidate) const {
+  double Promise(const Candidate& candidate) const {
     return (tlm ? candidate.probability : candidate.expected) * InTime(candidate.predicted);
+  }
+  double Worth(const Candidate& candidate) const {
+    return Promise(candidate) - kLossOfNewcomer * candidate.predicted.newcomers;
   }
 };
 
@@ -92,7 +98,7 @@ const Candidate* MostPromising(const std::vector<Candidate>& candidates, const O
                        [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
   const bool known = std::any_of(candidates.begin(), candidates.end(),
                                  [](const Candidate& candidate) { return candidate.expected > 0; });
-  return known && odds.Worth(*best) >= kLeastWorth ? &*best : nullptr;
+  return known && odds.Promise(*best) >= kLeastPromise ? &*best : nullptr;
 }
 
 // At least as much of both and more of one.
@@ -124,11 +130,21 @@ const Candidate* BestMeeting(const std::vector<Candidate>& candidates, const Slo
   return best;
 }
 
-const Candidate* Fastest(const std::vector<Candidate>& candidates) {
-  return &*std::min_element(candidates.begin(), candidates.end(),
-                            [](const Candidate& a, const Candidate& b) {
-                              return a.predicted.end_to_end_ms < b.predicted.end_to_end_ms;
-                            });
+// Of the target that is missed most, as a share.
+double ShareOfTargets(const Prediction& predicted, const SloTargets& targets) {
+  return std::max({predicted.ttft_ms / targets.ttft_ms, predicted.tpot_ms / targets.tpot_ms,
+                   predicted.end_to_end_ms / targets.end_to_end_ms});
+}
+
+// Of equals the one with the most of both.
+const Candidate* Closest(const std::vector<Candidate>& candidates, const SloTargets& targets) {
+  const auto rank = [&](const Candidate& candidate) {
+    return std::tuple(ShareOfTargets(candidate.predicted, targets),
+                      -static_cast<double>(candidate.prompt_percent) * candidate.level_percent);
+  };
+  return &*std::min_element(
+      candidates.begin(), candidates.end(),
+      [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
 }
 
 struct Choice {
@@ -163,7 +179,7 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
   }
   const Odds odds{judged, input.reliability, input.tlm};
   const Candidate* best = Best(allowed, targets, odds);
-  const Candidate* chosen = best != nullptr ? best : Fastest(allowed);
+  const Candidate* chosen = best != nullptr ? best : Closest(allowed, judged);
   if (fixed) {
     return {
         chosen, v1::DECISION_REASON_FIXED_BY_CALLER,
@@ -175,8 +191,8 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
   if (best == nullptr) {
     return {chosen, v1::DECISION_REASON_BEST_EFFORT,
             absl::StrCat("Nothing meets the SLO (", Wanted(targets), "): ", Setting(*chosen),
-                         ", the fastest there is, is predicted to take ",
-                         Figures(chosen->predicted), ".", WhyNotTlm(input))};
+                         ", which comes closest, is predicted to take ", Figures(chosen->predicted),
+                         ".", WhyNotTlm(input))};
   }
   if (!MeetsPrediction(judged, best->predicted)) {
     return {
@@ -198,7 +214,8 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
   }
   return {best, v1::DECISION_REASON_LATENCY_MODEL,
           absl::StrCat("The latency model chose ", Setting(*best),
-                       ", the best that meets the SLO (", Wanted(targets), ").", WhyNotTlm(input))};
+                       ", the most promising that meets the SLO (", Wanted(targets), ").",
+                       WhyNotTlm(input))};
 }
 
 }  // namespace
@@ -261,7 +278,8 @@ bool PaysToRead(const SloTargets& judged, const Reliability& reliability,
   if (shorter_meets != whole_meets) return shorter_meets;
   if (shorter != nullptr && whole != nullptr) return odds.Worth(*shorter) > odds.Worth(*whole);
   if (shorter_meets) return whole == nullptr;
-  return Fastest(with)->predicted.end_to_end_ms < Fastest(without)->predicted.end_to_end_ms;
+  return ShareOfTargets(Closest(with, judged)->predicted, judged) <
+         ShareOfTargets(Closest(without, judged)->predicted, judged);
 }
 
 absl::StatusOr<v1::Decision> Decide(const DecisionInput& input) {

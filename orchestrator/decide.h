@@ -84,16 +84,18 @@ bool PaysToRead(const SloTargets& judged, const Reliability& reliability,
 
 // Where it is known how often pairs are right: the one that is likeliest to be right *and* in time,
 // by what the TLM makes of this prompt, else by what holds over all, and by how far off predictions
-// have been. A level that promises as much as the full model and surely comes in time is better
-// than the full model that may be late. Where it is not: the most that there is, when it meets the
-// SLO; else the best pair that does: no other that meets the SLO has more of both, prompt and
-// model; among those the one that the TLM finds likeliest to be answered right, then the one with
-// the most of both together. The full model, and a level when nothing else is left, may use the
-// tolerance of a ratio; a lower level that is chosen for its speed has to meet the target itself,
-// so that noise does not make it miss. When nothing is promising, or in time, the fastest one (told
-// in `explanation`), or for a strict SLO Errors: FAILED_PRECONDITION naming the target that is
-// missed and the best attainable figures. The decision's predicted latency is that of the chosen
-// candidate.
+// have been, less what it takes from others: each call that is to be expected while it has the
+// board loses an answer's worth of room. So a level that promises as much as the full model and
+// surely comes in time is better than a full model that may be late, and where calls come thick a
+// small level is better than a full one that promises little more. Where it is not: the most that
+// there is, when it meets the SLO; else the best pair that does: no other that meets the SLO has
+// more of both, prompt and model; among those the one that the TLM finds likeliest to be answered
+// right, then the one with the most of both together. The full model, and a level when nothing else
+// is left, may use the tolerance of a ratio; a lower level that is chosen for its speed has to meet
+// the target itself, so that noise does not make it miss. When nothing is promising, or in time,
+// the one that comes closest (told in `explanation`), or for a strict SLO Errors:
+// FAILED_PRECONDITION naming the target that is missed and the best attainable figures. The
+// decision's predicted latency is that of the chosen candidate.
 absl::StatusOr<v1::Decision> Decide(const DecisionInput& input);
 
 }  // namespace withy::orchestrator

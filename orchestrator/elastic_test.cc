@@ -174,10 +174,10 @@ TEST_F(ElasticTest, APromptThatCannotBeShortenedStaysWholeAndSaysWhy) {
   EXPECT_THAT(outcome.started.decision().explanation(), HasSubstr("the caller fixed all of it"));
 }
 
-TEST_F(ElasticTest, AStrictSloThatNothingMeetsNamesTheFastest) {
+TEST_F(ElasticTest, AStrictSloThatNothingMeetsNamesWhatComesClosest) {
   v1::GenerateRequest request = Ask(Words());
   request.mutable_slo()->set_tpot_ms(1);
-  request.mutable_slo()->set_ttft_ms(50'000);
+  request.mutable_slo()->set_ttft_ms(500);
   request.mutable_slo()->set_strict(true);
   const Outcome refused = board_->Generate(request);
   EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
@@ -188,6 +188,9 @@ TEST_F(ElasticTest, AStrictSloThatNothingMeetsNamesTheFastest) {
   ASSERT_TRUE(told.status.ok()) << told.status.error_message();
   EXPECT_EQ(told.started.decision().reason(), v1::DECISION_REASON_BEST_EFFORT);
   EXPECT_EQ(told.started.decision().prompt_level_percent(), 50u);
+  request.mutable_slo()->set_ttft_ms(50'000);
+  EXPECT_EQ(board_->Generate(request).started.decision().prompt_level_percent(), 100u)
+      << "a shorter prompt does nothing for the TPOT, which alone is missed";
 }
 
 TEST_F(ElasticTest, ALevelThatTheCallerFixesLeavesTheTlmOut) {

@@ -175,7 +175,7 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   v1::ModelDescription& model = *response->mutable_model();
   model.set_name("fake");
   model.set_role("target");
-  model.set_context_length(512);
+  model.set_context_length(32'768);
   model.set_vocabulary(1000);
   {
     const std::lock_guard lock(mutex_);
@@ -195,9 +195,9 @@ void FakeWorker::Release() {
   changed_.notify_all();
 }
 
-void FakeWorker::AwaitCancelled(int count) {
+bool FakeWorker::AwaitCancelled(int count, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return cancelled_ >= count; });
+  return changed_.wait_for(lock, timeout, [&] { return cancelled_ >= count; });
 }
 
 std::vector<v1::RunRequest> FakeWorker::runs() const {

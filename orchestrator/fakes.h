@@ -2,6 +2,7 @@
 // a real orchestrator in a temporary directory. For orchestrator_test.cc.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -75,8 +76,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
 
   // Lets the calls that hold finish, these and later ones.
   void Release();
-  // Waits until so many calls have ended because they were cancelled.
-  void AwaitCancelled(int count);
+  // Waits until so many calls have ended because they were cancelled; false when they have not.
+  bool AwaitCancelled(int count, std::chrono::milliseconds timeout = std::chrono::seconds(60));
   std::vector<v1::RunRequest> runs() const;
   // From now on it is as if it had restarted with a model of these levels, in per cent; until then
   // it has the full one alone.

@@ -42,6 +42,7 @@ class GenerateCall {
   absl::Status Decide();
   // Answers from the store when request_id was answered before.
   absl::StatusOr<bool> Replay();
+  void JudgeReplayed(const v1::Decision& decision, v1::LatencyReport& report) const;
   absl::Status RunOnWorker();
   absl::Status RunOnce(const v1::RunRequest& forwarded);
   v1::RunRequest ForwardedRequest() const;
@@ -141,9 +142,20 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   sink_(std::move(message));
   message.Clear();
   *message.mutable_finished() = std::move(*result.mutable_finished());
+  JudgeReplayed(result.decision(), *message.mutable_finished()->mutable_latency());
   sink_(std::move(message));
   gateway_.metrics_.Replayed();
   return true;
+}
+
+// The worker stored what it measured, and knows no SLO.
+void GenerateCall::JudgeReplayed(const v1::Decision& decision, v1::LatencyReport& report) const {
+  Prediction full;
+  full.ttft_ms = decision.full_model().ttft_ms();
+  full.tpot_ms = decision.full_model().tpot_ms();
+  full.end_to_end_ms = decision.full_model().end_to_end_ms();
+  const SloTargets judged = Tolerate(request_.slo(), ResolveSlo(request_.slo(), full));
+  report.set_slo_met(Meets(judged, report.measured()));
 }
 
 // A worker that dies before the first token, or was restarted since the call was decided, is given

@@ -13,6 +13,9 @@ constexpr double kMaxRatio = 8;  // of a line, and its inverse
 // the middle of what is seen, and the few calls that something held up do not move it.
 constexpr double kMaxSurprise = 0.3;
 constexpr double kMinSurpriseMs = 1;  // of the overhead
+// So many surprises in a row are believed, and move a prediction half of the way.
+constexpr int kBelieved = 4;
+constexpr double kBelievedWeight = 0.5;
 constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
@@ -111,17 +114,31 @@ double Blend(double old_value, double measured, double predicted) {
   return std::clamp(old_value * (1 + kWeight * surprise), 1 / kMaxRatio, kMaxRatio);
 }
 
+// By how much a prediction moves; `least_ms`: what is off by less is no surprise.
+double Correction(double measured_ms, double predicted_ms, double least_ms, int* surprises) {
+  const double limit_ms = std::max(least_ms, kMaxSurprise * predicted_ms);
+  const double error_ms = measured_ms - predicted_ms;
+  if (std::abs(error_ms) <= limit_ms) {
+    *surprises = 0;
+    return kWeight * error_ms;
+  }
+  const int sign = error_ms > 0 ? 1 : -1;
+  *surprises = *surprises * sign > 0 ? *surprises + sign : sign;
+  if (std::abs(*surprises) < kBelieved) return kWeight * sign * limit_ms;
+  *surprises = sign * kBelieved;
+  return kBelievedWeight * std::min(error_ms, std::max(least_ms, predicted_ms));
+}
+
 // Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: a time like
 // kShortPrefillMs.
 void LearnLine(double measured_ms, double calibrated_ms, double short_ms, Line* line) {
   if (calibrated_ms <= 0 || measured_ms <= 0 || !std::isfinite(measured_ms)) return;
-  const double predicted_ms = line->Ms(calibrated_ms);
-  const double error_ms =
-      predicted_ms * std::clamp(measured_ms / predicted_ms - 1, -kMaxSurprise, kMaxSurprise);
+  const double correction_ms =
+      Correction(measured_ms, line->Ms(calibrated_ms), /*least_ms=*/0, &line->surprises);
   const double short_share = short_ms * short_ms;
   const double share = short_share / (short_share + calibrated_ms * calibrated_ms);
-  const double constant_ms = std::max(0.0, line->constant_ms + kWeight * share * error_ms);
-  const double rest_ms = kWeight * error_ms - (constant_ms - line->constant_ms);
+  const double constant_ms = std::max(0.0, line->constant_ms + share * correction_ms);
+  const double rest_ms = correction_ms - (constant_ms - line->constant_ms);
   line->ratio = std::clamp(line->ratio + rest_ms / calibrated_ms, 1 / kMaxRatio, kMaxRatio);
   line->constant_ms = constant_ms;
 }
@@ -133,9 +150,8 @@ Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& 
             kShortPrefillMs, &next.prefill);
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
-    const double surprise_ms = std::max(kMinSurpriseMs, kMaxSurprise * pace.overhead_ms);
     next.overhead_ms +=
-        kWeight * std::clamp(seen.overhead_ms - pace.overhead_ms, -surprise_ms, surprise_ms);
+        Correction(seen.overhead_ms, pace.overhead_ms, kMinSurpriseMs, &next.overhead_surprises);
   }
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
   if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
@@ -230,6 +246,9 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   const double depth = call.resident_tokens + call.prefill_tokens + call.max_tokens / 2.0;
   out.tpot_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding));
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.tpot_ms, call.max_tokens);
+  const double answer = std::min<double>(call.max_tokens, live.mean_completion_tokens);
+  const double step_ms = live.step.Ms(OwnStepMs(cost, own, depth, /*others=*/0));
+  out.newcomers = load.arrivals_per_ms * (call.tlm_ms + own_prefill_ms + answer * step_ms);
   return out;
 }
 

@@ -69,6 +69,7 @@ CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost
 struct Line {
   double ratio = 1;
   double constant_ms = 0;  // >= 0
+  int surprises = 0;       // in a row: above zero too low a prediction, below zero too high a one
 
   double Ms(double calibrated_ms) const { return ratio * calibrated_ms + constant_ms; }
 };
@@ -78,6 +79,7 @@ struct Pace {
   Line prefill;            // of one call
   Line step;               // of decoding
   double overhead_ms = 1;  // of a call, beside waiting and prefill
+  int overhead_surprises = 0;
 };
 
 // How far off predictions are, of log(measured / predicted).
@@ -128,6 +130,7 @@ struct Load {
   std::vector<OtherCall> ahead;  // waiting, in the order they will start
   uint32_t slots = 1;            // calls that run at once
   double piece_ms = 50;          // longest piece of a prefill before others decode a step
+  double arrivals_per_ms = 0;    // calls that came, of late
 };
 
 struct Prediction {
@@ -135,6 +138,7 @@ struct Prediction {
   double ttft_ms = 0;
   double tpot_ms = 0;
   double end_to_end_ms = 0;  // for max_tokens tokens
+  double newcomers = 0;  // calls to be expected while it takes the board, an answer of usual length
 };
 
 // This call, now, under `load`. `cost` is the full model's, here and below.
@@ -182,7 +186,8 @@ struct Observation {
 
 // Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as
 // at most 30 % off: a stall cannot poison the model, and what is learnt is the middle, not the
-// mean, of what is seen. Where a long time was predicted wrongly the ratio is at fault, where a
+// mean, of what is seen. Four surprises in a row are no stall: what was learnt in a burst is soon
+// forgotten behind it. Where a long time was predicted wrongly the ratio is at fault, where a
 // short one was, the constant, so calls of different lengths and levels tell the two apart.
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen);

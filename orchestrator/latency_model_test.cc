@@ -273,6 +273,41 @@ const CostParameters kMeasured{
     .decode_us_per_context_token = 10,
     .prefill = {{16, 32'000}, {64, 64'000}, {256, 160'000}, {1024, 640'000}}};
 
+// Calls beside a burst are slow, those behind it are not.
+TEST(LatencyModelTest, WhatABurstTaughtIsForgottenBehindIt) {
+  const CostParameters board{
+      .prefill_us_per_token = 10, .decode_us_per_token = 50, .decode_us_per_extra_row = 10};
+  LiveCorrection live = kNeutral;
+  const auto call = [&](double slower, int times) {
+    Observation seen;
+    seen.prefilled_tokens = 50;
+    seen.prefill_ms = 0.5 * slower;
+    seen.decoded_tokens = 10;
+    seen.decode_ms = 0.5 * slower;
+    seen.overhead_ms = 2 * slower;
+    for (int i = 0; i < times; ++i) live = Learn(board, live, seen);
+    return Predict(board, live, {50, 11, {}}, Load{});
+  };
+  const Prediction before = call(1, 60);
+  const Prediction burst = call(20, 60);
+  EXPECT_GT(burst.tpot_ms, 10 * before.tpot_ms);
+  EXPECT_GT(burst.ttft_ms, 10 * before.ttft_ms);
+  const Prediction behind = call(1, 12);
+  EXPECT_LT(behind.tpot_ms, 1.4 * before.tpot_ms);
+  EXPECT_LT(behind.ttft_ms, 1.4 * before.ttft_ms);
+}
+
+TEST(LatencyModelTest, TellsHowManyCallsAreToBeExpectedMeanwhile) {
+  Load load;
+  load.arrivals_per_ms = 0.01;
+  CallShape call{100, 11, {}, /*tlm_ms=*/5};
+  EXPECT_DOUBLE_EQ(Predict(kCost, kNeutral, call, Load{}).newcomers, 0);
+  EXPECT_DOUBLE_EQ(Predict(kCost, kNeutral, call, load).newcomers, 0.01 * (5 + 100 + 11 * 20));
+  call.max_tokens = 1000;
+  EXPECT_DOUBLE_EQ(Predict(kCost, kNeutral, call, load).newcomers, 0.01 * (5 + 100 + 64 * 20))
+      << "an answer of usual length";
+}
+
 TEST(LatencyModelTest, TheChanceToBeInTimeFollowsWhatPredictionsWereWorth) {
   const Deviation exact{.mean = 0, .spread = 0.1};
   EXPECT_DOUBLE_EQ(ChanceWithin(exact, 50, 50), 0.5);

@@ -65,6 +65,7 @@ class Preparation {
   absl::Status Read(PromptReading* reading);
   PromptLevels LevelsFrom(const PromptReading& reading);
   absl::Status Count(PromptLevel* level);
+  absl::Status CheckWindow(const PromptLevel& prompt) const;
   absl::Status Settle();
   // The prompt level of a decision, which is always one of `prompts_`.
   PromptLevel& PromptOf(const v1::Decision& decision);
@@ -338,9 +339,21 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
   return candidates;
 }
 
+// What the worker would refuse; one token of the window is the answer's.
+absl::Status Preparation::CheckWindow(const PromptLevel& prompt) const {
+  const uint32_t window = LimitsOf(out_.lane, out_.worker->model()).context_length;
+  const uint32_t tokens = out_.tokens.context_tokens() + prompt.tokens;
+  if (window == 0 || tokens < window) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat(
+      "the prompt and what stands before it need ", tokens, " tokens and the window has ", window,
+      " (one is the answer's): shorten the prompt, begin a new context, or raise "
+      "model.context_length if the model allows it"));
+}
+
 absl::Status Preparation::Finish() {
   WITHY_ASSIGN_OR_RETURN(out_.decision, Decide(input_));
   PromptLevel& prompt = PromptOf(out_.decision);
+  WITHY_RETURN_IF_ERROR(CheckWindow(prompt));
   out_.shape = ShapeOf(prompt, out_.decision.model_level_percent(), tlm_ms_);
   out_.pruned = std::move(prompt.pruned);
   const Prediction predicted = Predict(out_.cost, live_, out_.shape, load_);
