@@ -12,26 +12,22 @@
 #include <span>
 
 #include "base/fd_passing.h"
+#include "base/listen_address.h"
 #include "base/status.h"
 
 namespace withy::context_store {
 
 absl::StatusOr<std::unique_ptr<SideSocket>> SideSocket::Start(const std::string& path,
                                                               Store& store) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " has ", path.size(),
-                                                   " bytes, the limit is ",
-                                                   sizeof address.sun_path - 1, ": set run_dir"));
-  }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   std::unique_ptr<SideSocket> side(new SideSocket(store));
   side->path_ = path;
+  WITHY_ASSIGN_OR_RETURN(side->lock_, ClaimSocket(path, "context_store"));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   side->listener_.Reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   side->stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!side->listener_.valid() || !side->stop_.valid()) return ErrnoError("create side socket");
-  unlink(path.c_str());
   // Nobody can connect before listen(), so the mode is right in time.
   if (bind(side->listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       chmod(path.c_str(), 0600) != 0 || listen(side->listener_.get(), 16) != 0) {

@@ -19,8 +19,8 @@ class SideSocket {
  public:
   static constexpr size_t kMaxConnections = 64;
 
-  // Listens on `path` (mode 0600), which is replaced if it is there: only the process that has the
-  // database open gets this far. Errors: INVALID_ARGUMENT (path too long), those of bind(2).
+  // Listens on `path` (mode 0600), which is this store's own until destruction. Errors: those of
+  // ClaimSocket (ALREADY_EXISTS: another store of the same run_dir), of bind(2).
   static absl::StatusOr<std::unique_ptr<SideSocket>> Start(const std::string& path, Store& store);
   ~SideSocket();
   SideSocket(const SideSocket&) = delete;
@@ -44,6 +44,7 @@ class SideSocket {
 
   Store& store_;
   std::string path_;
+  UniqueFd lock_;  // let go after `path_` is unlinked
   UniqueFd listener_;
   UniqueFd stop_;                        // an eventfd
   std::vector<Connection> connections_;  // the thread's own

@@ -74,6 +74,21 @@ class StoreTest : public ::testing::Test {
   std::unique_ptr<Store> store_;
 };
 
+TEST_F(StoreTest, ASecondSideSocketIsRefusedAndLeavesTheFirstAlone) {
+  auto first = SideSocket::Start(dir_ / "arena.sock", *store_);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto other = OpenStore(dir_ / "other", {});
+  const absl::Status second = SideSocket::Start(dir_ / "arena.sock", *other).status();
+  EXPECT_TRUE(absl::IsAlreadyExists(second)) << second;
+  EXPECT_THAT(std::string(second.message()), ::testing::HasSubstr("run_dir"));
+  ArenaOffer offer;
+  UniqueFd connection;
+  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  EXPECT_TRUE(Connect(**first, 7, epoch, &offer, &connection).ok());
+  first->reset();
+  EXPECT_TRUE(SideSocket::Start(dir_ / "arena.sock", *other).ok()) << "the first is gone";
+}
+
 TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
   ASSERT_TRUE(side.ok()) << side.status();

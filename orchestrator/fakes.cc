@@ -242,6 +242,7 @@ Board::Board(const v1::Config& config) : config_(config) {
   if (config_.orchestrator().tlm_path().empty())
     config_.mutable_orchestrator()->set_tlm_path("off");
   EXPECT_TRUE(FillDefaults(&config_).ok());
+  std::filesystem::create_directory(config_.run_dir());
   store_server_ = Serve("context_store", config_.store().listen(), &store);
   StartWorker();
   auto started = StartOrchestrator(config_);

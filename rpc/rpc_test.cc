@@ -267,7 +267,8 @@ TEST_F(RpcTest, ASecondInstanceIsRefusedAndADeadOnesSocketIsTakenOver) {
   StreamingService other(1);
   auto second = Server::Start({.name = "model_worker", .listen = {address_}}, {&other});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr(dir_ + "/s.sock"));
+  EXPECT_THAT(std::string(second.status().message()),
+              ::testing::AllOf(HasSubstr(dir_ + "/s.sock"), HasSubstr("run_dir")));
   first->reset();
   auto third = Server::Start({.name = "model_worker", .listen = {address_}}, {&other});
   EXPECT_TRUE(third.ok()) << third.status();
@@ -289,6 +290,27 @@ TEST_F(RpcTest, ATooLongSocketPathIsRefusedWithTheLimit) {
       {.name = "a", .listen = {"unix:" + dir_ + "/" + std::string(200, 'x')}}, {&service});
   EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(server.status().message()), HasSubstr("107"));
+}
+
+TEST_F(RpcTest, WhatIsNoAddressIsRefusedWithBothForms) {
+  StreamingService service(1);
+  for (const char* address : {"foo", "127.0.0.1:99999", "unix:relative.sock"}) {
+    const absl::Status status =
+        Server::Start({.name = "a", .listen = {address}}, {&service}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
+    EXPECT_THAT(
+        std::string(status.message()),
+        ::testing::AllOf(HasSubstr(address), HasSubstr("unix:/PATH"), HasSubstr("HOST:PORT")));
+  }
+}
+
+TEST_F(RpcTest, ASocketsDirectoryIsNotMade) {
+  StreamingService service(1);
+  const absl::Status status =
+      Server::Start({.name = "a", .listen = {"unix:" + dir_ + "/no/s.sock"}}, {&service}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(dir_ + "/no"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ + "/no"));
 }
 
 TEST(Status, SurvivesTheWireBothWays) {

@@ -1,53 +1,18 @@
 #include "rpc/server.h"
 
-#include <fcntl.h>
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include <chrono>
-#include <filesystem>
 #include <mutex>
 
+#include "base/listen_address.h"
 #include "base/status.h"
 
 namespace withy::rpc {
-namespace {
-
-namespace fs = std::filesystem;
-constexpr std::string_view kUnixPrefix = "unix:";
-
-// Makes `path` ours: its directory exists, nobody else serves on it, a socket left by a dead
-// process is gone.
-absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, const std::string& name) {
-  if (path.size() >= sizeof(sockaddr_un{}.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("socket path ", path, " has ", path.size(), " bytes; the limit is ",
-                     sizeof(sockaddr_un{}.sun_path) - 1, ": choose a shorter run_dir"));
-  }
-  std::error_code error;
-  fs::create_directories(fs::path(path).parent_path(), error);
-  if (error) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "cannot create ", fs::path(path).parent_path().string(), ": ", error.message()));
-  }
-  const std::string lock_path = path + ".lock";
-  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock.valid()) return ErrnoError("open " + lock_path);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("another ", name, " already serves on ", path,
-                     "; stop it, or give this one another address (listen)"));
-  }
-  unlink(path.c_str());
-  return lock;
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       const std::vector<grpc::Service*>& services) {
@@ -67,6 +32,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::vector<int> ports(options.listen.size(), 0);
   for (size_t i = 0; i < options.listen.size(); ++i) {
     const std::string& address = options.listen[i];
+    WITHY_RETURN_IF_ERROR(CheckListenAddress(address));
     if (address.starts_with(kUnixPrefix)) {
       WITHY_ASSIGN_OR_RETURN(UniqueFd lock,
                              ClaimSocket(address.substr(kUnixPrefix.size()), options.name));

@@ -36,8 +36,8 @@ struct ServerOptions {
 class Server {
  public:
   // Errors: ALREADY_EXISTS when another process serves on the socket or port (the message names it
-  // and the remedy), INVALID_ARGUMENT for an address that cannot be, PERMISSION_DENIED and others
-  // of the file system.
+  // and the remedy), INVALID_ARGUMENT for what is no address or a socket in no directory,
+  // PERMISSION_DENIED and others of the file system.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const std::vector<grpc::Service*>& services);
   ~Server();
