@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -15,13 +16,16 @@
 #include "base/fd_passing.h"
 #include "base/ids.h"
 #include "base/line_chart.h"
+#include "base/listen_address.h"
 #include "base/shared_memory.h"
+#include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace withy {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(Config, EmptyFileGivesAWorkingConfiguration) {
@@ -53,17 +57,100 @@ TEST(Config, OverridesWinInOrderAndNameWhatIsWrong) {
               HasSubstr("field.path=value"));
 }
 
-TEST(Config, RangeErrorsNameFieldValueAndLimits) {
+// The message of the error that FillDefaults ends with.
+std::string Refusal(const std::string& text) {
+  absl::StatusOr<proto::Config> config = ParseConfig(text, "test");
+  EXPECT_TRUE(config.ok()) << config.status();
+  const absl::Status status = FillDefaults(&*config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text << ": " << status;
+  return std::string(status.message());
+}
+
+TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
+  EXPECT_THAT(Refusal("store { arena_bytes: 5 }"), HasSubstr("store.arena_bytes is 5; it must be"));
+  for (const std::string section : {"orchestrator", "model", "draft"}) {
+    EXPECT_EQ(Refusal(section + " { queue_limit: 4000000000 }"),
+              section + ".queue_limit is 4000000000; it must be between 1 and 100000");
+  }
+}
+
+TEST(Config, WhatEachProcessWouldReadDifferentlyIsRefused) {
+  EXPECT_THAT(Refusal("run_dir: \"relative\""), HasSubstr("run_dir is \"relative\""));
+  EXPECT_THAT(Refusal("state_dir: \"./state\""), HasSubstr("state_dir is \"./state\""));
+}
+
+TEST(Config, ALogLevelHasOneOfTheNamesInAnyCase) {
+  EXPECT_THAT(Refusal("log_level: \"loud\""), HasSubstr("trace, debug, info, warn or error"));
   proto::Config config;
-  config.mutable_store()->set_arena_bytes(5);
-  const absl::Status status = FillDefaults(&config);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("arena_bytes is 5"));
+  config.set_log_level("Debug");
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  EXPECT_EQ(config.log_level(), "debug");
+}
+
+TEST(Config, WhatIsNoAddressIsRefusedWithBothForms) {
+  for (const std::string field : {"orchestrator", "model", "draft", "store", "profiler"}) {
+    const std::string message = Refusal(field + " { listen: \"foo\" }");
+    EXPECT_THAT(message, HasSubstr(field + ".listen is \"foo\""));
+    EXPECT_THAT(message, HasSubstr("unix:/PATH, or HOST:PORT"));
+  }
+}
+
+// A file with this text, for LoadConfig.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text) {
+    char pattern[] = "/tmp/withy-config-XXXXXX";
+    const UniqueFd fd(mkstemp(pattern));
+    path_ = pattern;
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Config, ARefusedValueIsNamedWithThePlaceWhereItWasWritten) {
+  const ConfigFile file("model { threads: 2 }\norchestrator {\n  queue_limit: 4000000000\n}\n");
+  EXPECT_EQ(std::string(LoadConfig(file.path()).status().message()),
+            file.path() +
+                ":3:3: orchestrator.queue_limit is 4000000000; it must be between 1 and 100000");
+  const std::string over[] = {"orchestrator.queue_limit=1", "model.threads=3000"};
+  EXPECT_EQ(std::string(LoadConfig(file.path(), over).status().message()),
+            "override 'model.threads=3000': model.threads is 3000; it must be between 1 and 1024");
 }
 
 TEST(Config, AMissingNamedFileIsAnErrorAMissingDefaultIsNot) {
   EXPECT_EQ(LoadConfig("/nonexistent/withy.textproto").status().code(),
             absl::StatusCode::kNotFound);
+  EXPECT_FALSE(LoadConfig("/tmp").ok()) << "a directory is no empty file";
+}
+
+TEST(Config, AppsAreServedInRunDirWhateverElseIsListenedOn) {
+  proto::Config config;
+  config.set_run_dir("/run/here/");
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  EXPECT_THAT(AppAddresses(config), ElementsAre("unix:/run/here/withy.sock"));
+  config.mutable_orchestrator()->set_listen("127.0.0.1:7411");
+  EXPECT_THAT(AppAddresses(config), ElementsAre("127.0.0.1:7411", "unix:/run/here/withy.sock"));
+  config.mutable_orchestrator()->set_listen("unix:/run/./here/withy.sock");
+  EXPECT_THAT(AppAddresses(config), ElementsAre("unix:/run/./here/withy.sock"));
+}
+
+TEST(ListenAddress, IsASocketsAbsolutePathOrAHostWithAPort) {
+  for (const char* good : {"unix:/run/withy.sock", "127.0.0.1:0", "localhost:65535", "[::1]:7411",
+                           "0.0.0.0:1", "board-1.lan:80"}) {
+    EXPECT_TRUE(CheckListenAddress(good).ok()) << good;
+  }
+  for (const char* bad :
+       {"", "foo", "unix:", "unix:/", "unix:relative.sock", "unix:///a.sock", "unix:/run/",
+        "127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:", "127.0.0.1:-1", "127.0.0.1:+1",
+        "127.0.0.1:http", ":80", "::1:80", "dns:///host:80", "unix-abstract:name", "a b:80",
+        "host:99999999999999"}) {
+    const absl::Status status = CheckListenAddress(bad);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
 }
 
 TEST(Ids, AreUniqueAndPrefixed) {

@@ -1,5 +1,6 @@
 #include "base/config.h"
 
+#include <fcntl.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/text_format.h>
@@ -9,18 +10,22 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
+#include <map>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
+#include "base/listen_address.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace withy {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr char kAppSocket[] = "withy.sock";
+
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
 
@@ -37,14 +42,37 @@ class FirstError final : public google::protobuf::io::ErrorCollector {
   std::string text_;
 };
 
-absl::Status ParseText(std::string_view text, std::string_view name, proto::Config* config) {
+// Where values were written: the field's path to "FILE:LINE:COLUMN" or to the override.
+using Origins = std::map<std::string, std::string>;
+
+absl::Status ParseText(std::string_view text, std::string_view name, proto::Config* config,
+                       TextFormat::ParseInfoTree* places = nullptr) {
   FirstError error;
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
+  parser.WriteLocationsTo(places);
   google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
   if (parser.Merge(&input, config)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       ToAbsl(name), ":", error.text(), " (the fields are in proto/withy/v1/config.proto)"));
+}
+
+void NoteOrigins(const google::protobuf::Message& message, const TextFormat::ParseInfoTree& places,
+                 const std::string& file, const std::string& prefix, Origins* origins) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string path = prefix + field->name();
+    if (field->message_type() != nullptr) {
+      const TextFormat::ParseInfoTree* nested = places.GetTreeForNested(field, -1);
+      if (nested == nullptr) continue;
+      NoteOrigins(message.GetReflection()->GetMessage(message, field), *nested, file, path + ".",
+                  origins);
+    } else {
+      const TextFormat::ParseLocation at = places.GetLocation(field, -1);
+      (*origins)[path] = absl::StrCat(file, ":", at.line + 1, ":", at.column + 1);
+    }
+  }
 }
 
 std::string Quoted(std::string_view value) {
@@ -71,38 +99,143 @@ std::string DefaultDir(const char* systemd_variable, const char* root_dir, const
   return (home.empty() ? "/tmp" : home) + home_suffix;
 }
 
-absl::Status CheckRange(std::string_view field, uint64_t value, uint64_t low, uint64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("config field ", ToAbsl(field), " is ", value,
-                                                 "; it must be between ", low, " and ", high));
+std::string UnixAddress(const std::string& directory, std::string_view socket) {
+  return absl::StrCat(ToAbsl(kUnixPrefix), directory, directory.ends_with('/') ? "" : "/",
+                      ToAbsl(socket));
 }
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  const std::string what = "read configuration file " + path;
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoError(what);
+  std::string text;
+  char piece[4096];
+  ssize_t got = 0;
+  while ((got = read(fd.get(), piece, sizeof piece)) > 0)
+    text.append(piece, static_cast<size_t>(got));
+  if (got < 0) return ErrnoError(what);
+  return text;
+}
+
+// Fills what is unset and refuses what cannot be, with the field's whole path and where it was
+// written. Lives for one FillDefaults.
+class Filler {
+ public:
+  explicit Filler(const Origins& origins) : origins_(origins) {}
+
+  absl::Status Refuse(const std::string& path, std::string_view value,
+                      std::string_view remedy) const {
+    const auto origin = origins_.find(path);
+    const std::string where = origin == origins_.end() ? "" : origin->second + ": ";
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, path, " is ", ToAbsl(value), "; ", ToAbsl(remedy)));
+  }
+
+  absl::Status CheckRange(const std::string& path, uint64_t value, uint64_t low,
+                          uint64_t high) const {
+    if (value >= low && value <= high) return absl::OkStatus();
+    return Refuse(path, absl::StrCat(value),
+                  absl::StrCat("it must be between ", low, " and ", high));
+  }
+
+  absl::Status Directory(const std::string& path, std::string_view fallback,
+                         std::string* field) const {
+    if (field->empty()) *field = fallback;
+    if (field->starts_with('/')) {
+      *field = (fs::path(*field) / "").lexically_normal().parent_path().string();
+      return absl::OkStatus();
+    }
+    return Refuse(path, Quoted(*field),
+                  "it must be an absolute path, because each process has a working directory of "
+                  "its own");
+  }
+
+  absl::Status Listen(const std::string& path, std::string_view fallback,
+                      std::string* field) const {
+    if (field->empty()) *field = fallback;
+    if (CheckListenAddress(*field).ok()) return absl::OkStatus();
+    return Refuse(path, Quoted(*field),
+                  "it must be unix:/PATH, or HOST:PORT with a port from 0 to 65535");
+  }
+
+  absl::Status LogLevel(std::string* field) const {
+    if (field->empty()) *field = "info";
+    const std::string name = absl::AsciiStrToLower(*field);
+    for (const std::string_view level : {"trace", "debug", "info", "warn", "error"}) {
+      if (name != level) continue;
+      *field = name;
+      return absl::OkStatus();
+    }
+    return Refuse("log_level", Quoted(*field), "it must be trace, debug, info, warn or error");
+  }
+
+ private:
+  const Origins& origins_;
+};
 
 // Sets an unset (zero) number to its default and checks its range.
-#define WITHY_FILL(message, field, fallback, low, high)                       \
-  do {                                                                        \
-    if ((message)->field() == 0) (message)->set_##field(fallback);            \
-    WITHY_RETURN_IF_ERROR(CheckRange(#field, (message)->field(), low, high)); \
+#define WITHY_FILL(section, message, field, fallback, low, high)                              \
+  do {                                                                                        \
+    if ((message)->field() == 0) (message)->set_##field(fallback);                            \
+    WITHY_RETURN_IF_ERROR(                                                                    \
+        filler.CheckRange(absl::StrCat(section, "." #field), (message)->field(), low, high)); \
   } while (false)
 
-void FillString(std::string* field, std::string_view fallback) {
-  if (field->empty()) *field = fallback;
+absl::Status FillModel(const Filler& filler, const std::string& section, std::string_view run,
+                       std::string_view process, std::string_view file, proto::ModelConfig* model) {
+  if (model->path().empty()) model->set_path(DefaultModelsDir() + "/" + std::string(file));
+  WITHY_RETURN_IF_ERROR(filler.Listen(section + ".listen",
+                                      absl::StrCat(ToAbsl(run), ToAbsl(process), ".sock"),
+                                      model->mutable_listen()));
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  WITHY_FILL(section, model, threads, cores, 1, 1024);
+  WITHY_FILL(section, model, max_batch, 8, 1, 64);
+  WITHY_FILL(section, model, queue_limit, 64, 1, 100000);
+  WITHY_FILL(section, model, prefill_piece_ms, 50, 1, 10000);
+  if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
+  WITHY_RETURN_IF_ERROR(
+      filler.CheckRange(section + ".idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));
+  if (model->context_length() == 0) return absl::OkStatus();
+  return filler.CheckRange(section + ".context_length", model->context_length(), 16, 1 << 20);
 }
 
-absl::Status FillModel(std::string_view run_dir, std::string_view process, std::string_view file,
-                       proto::ModelConfig* model) {
-  FillString(model->mutable_path(), DefaultModelsDir() + "/" + std::string(file));
-  FillString(model->mutable_listen(),
-             absl::StrCat("unix:", ToAbsl(run_dir), "/", ToAbsl(process), ".sock"));
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  WITHY_FILL(model, threads, cores, 1, 1024);
-  WITHY_FILL(model, max_batch, 8, 1, 64);
-  WITHY_FILL(model, queue_limit, 64, 1, 100000);
-  WITHY_FILL(model, prefill_piece_ms, 50, 1, 10000);
-  if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
-  WITHY_RETURN_IF_ERROR(CheckRange("idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));
-  if (model->context_length() != 0) {
-    WITHY_RETURN_IF_ERROR(CheckRange("context_length", model->context_length(), 16, 1 << 20));
-  }
+absl::Status Fill(const Filler& filler, proto::Config* config) {
+  WITHY_RETURN_IF_ERROR(filler.LogLevel(config->mutable_log_level()));
+  WITHY_RETURN_IF_ERROR(filler.Directory(
+      "run_dir",
+      DefaultDir("RUNTIME_DIRECTORY", "/run/withy", "XDG_RUNTIME_DIR", "/.local/state/withy/run"),
+      config->mutable_run_dir()));
+  WITHY_RETURN_IF_ERROR(filler.Directory(
+      "state_dir",
+      DefaultDir("STATE_DIRECTORY", "/var/lib/withy", "XDG_STATE_HOME", "/.local/state/withy"),
+      config->mutable_state_dir()));
+  const std::string run = UnixAddress(config->run_dir(), "");
+
+  proto::OrchestratorConfig* orchestrator = config->mutable_orchestrator();
+  WITHY_RETURN_IF_ERROR(
+      filler.Listen("orchestrator.listen", run + kAppSocket, orchestrator->mutable_listen()));
+  WITHY_FILL("orchestrator", orchestrator, queue_limit, 64, 1, 100000);
+  WITHY_FILL("orchestrator", orchestrator, contexts_per_app, 1000, 1, 1000000);
+  WITHY_FILL("orchestrator", orchestrator, drain_s, 20, 1, 3600);
+
+  WITHY_RETURN_IF_ERROR(FillModel(filler, "model", run, "model_worker", "withy-pocket-q8_0.gguf",
+                                  config->mutable_model()));
+  WITHY_FILL("orchestrator", orchestrator, tlm_threads, config->model().threads(), 1, 1024);
+  WITHY_RETURN_IF_ERROR(FillModel(filler, "draft", run, "draft_worker",
+                                  "withy-pocket-draft-q8_0.gguf", config->mutable_draft()));
+
+  proto::StoreConfig* store = config->mutable_store();
+  WITHY_RETURN_IF_ERROR(
+      filler.Listen("store.listen", run + "context_store.sock", store->mutable_listen()));
+  WITHY_FILL("store", store, arena_bytes, uint64_t{256} << 20, uint64_t{1} << 20,
+             uint64_t{1} << 40);
+  WITHY_FILL("store", store, result_ttl_s, 86400, 1, 86400 * 365);
+
+  proto::ProfilerConfig* profiler = config->mutable_profiler();
+  WITHY_RETURN_IF_ERROR(
+      filler.Listen("profiler.listen", run + "profiler_agent.sock", profiler->mutable_listen()));
+  if (profiler->metrics_listen().empty()) profiler->set_metrics_listen("127.0.0.1:9464");
+  WITHY_FILL("profiler", profiler, poll_ms, 50, 1, 1000);
   return absl::OkStatus();
 }
 
@@ -151,58 +284,39 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config) {
   return absl::OkStatus();
 }
 
-absl::Status FillDefaults(proto::Config* config) {
-  FillString(config->mutable_run_dir(), DefaultDir("RUNTIME_DIRECTORY", "/run/withy",
-                                                   "XDG_RUNTIME_DIR", "/.local/state/withy/run"));
-  FillString(config->mutable_state_dir(), DefaultDir("STATE_DIRECTORY", "/var/lib/withy",
-                                                     "XDG_STATE_HOME", "/.local/state/withy"));
-  FillString(config->mutable_log_level(), "info");
-  const std::string run = "unix:" + config->run_dir() + "/";
-
-  proto::OrchestratorConfig* orchestrator = config->mutable_orchestrator();
-  FillString(orchestrator->mutable_listen(), run + "withy.sock");
-  WITHY_FILL(orchestrator, queue_limit, 64, 1, 100000);
-  WITHY_FILL(orchestrator, contexts_per_app, 1000, 1, 1000000);
-  WITHY_FILL(orchestrator, drain_s, 20, 1, 3600);
-
-  WITHY_RETURN_IF_ERROR(Annotate(FillModel(config->run_dir(), "model_worker",
-                                           "withy-pocket-q8_0.gguf", config->mutable_model()),
-                                 "model"));
-  WITHY_FILL(orchestrator, tlm_threads, config->model().threads(), 1, 1024);
-  WITHY_RETURN_IF_ERROR(Annotate(FillModel(config->run_dir(), "draft_worker",
-                                           "withy-pocket-draft-q8_0.gguf", config->mutable_draft()),
-                                 "draft"));
-
-  proto::StoreConfig* store = config->mutable_store();
-  FillString(store->mutable_listen(), run + "context_store.sock");
-  WITHY_FILL(store, arena_bytes, uint64_t{256} << 20, uint64_t{1} << 20, uint64_t{1} << 40);
-  WITHY_FILL(store, result_ttl_s, 86400, 1, 86400 * 365);
-
-  proto::ProfilerConfig* profiler = config->mutable_profiler();
-  FillString(profiler->mutable_listen(), run + "profiler_agent.sock");
-  FillString(profiler->mutable_metrics_listen(), "127.0.0.1:9464");
-  WITHY_FILL(profiler, poll_ms, 50, 1, 1000);
-  return absl::OkStatus();
-}
+absl::Status FillDefaults(proto::Config* config) { return Fill(Filler({}), config); }
 
 absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
                                          std::span<const std::string> overrides) {
   const std::string file(path.empty() ? kDefaultConfigPath : path);
   proto::Config config;
-  std::ifstream in(file);
-  if (in) {
-    std::stringstream text;
-    text << in.rdbuf();
-    WITHY_ASSIGN_OR_RETURN(config, ParseConfig(text.str(), file));
-  } else if (!path.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("cannot read configuration file ", file, ": ", std::strerror(errno)));
+  Origins origins;
+  const absl::StatusOr<std::string> text = ReadFile(file);
+  if (text.ok()) {
+    TextFormat::ParseInfoTree places;
+    WITHY_RETURN_IF_ERROR(ParseText(*text, file, &config, &places));
+    NoteOrigins(config, places, file, "", &origins);
+  } else if (!path.empty() || !absl::IsNotFound(text.status())) {
+    return text.status();
   }
   for (const std::string& assignment : overrides) {
     WITHY_RETURN_IF_ERROR(ApplyOverride(assignment, &config));
+    origins[assignment.substr(0, assignment.find('='))] =
+        absl::StrCat("override '", assignment, "'");
   }
-  WITHY_RETURN_IF_ERROR(FillDefaults(&config));
+  WITHY_RETURN_IF_ERROR(Fill(Filler(origins), &config));
   return config;
+}
+
+std::vector<std::string> AppAddresses(const proto::Config& config) {
+  const std::string own = UnixAddress(config.run_dir(), kAppSocket);
+  const std::string& listen = config.orchestrator().listen();
+  const auto path = [](std::string_view address) {
+    std::error_code ignored;
+    return fs::weakly_canonical(address.substr(kUnixPrefix.size()), ignored);
+  };
+  if (listen.starts_with(kUnixPrefix) && path(listen) == path(own)) return {listen};
+  return {listen, own};
 }
 
 std::string DefaultModelsDir() {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "withy/v1/config.pb.h"
@@ -17,7 +18,8 @@ inline constexpr std::string_view kDefaultConfigPath = "/etc/withy/withy.textpro
 
 // Reads `path`, applies `overrides` ("model.threads=2", later ones win), fills every default. An
 // empty path means kDefaultConfigPath, which alone may be missing. Errors: NOT_FOUND (the named
-// file), INVALID_ARGUMENT with line and column, field, value and range.
+// file) and others of open(2); INVALID_ARGUMENT with the field's path, its value, what it may be
+// and where it was written: file, line and column, or the override.
 absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
                                          std::span<const std::string> overrides = {});
 
@@ -27,8 +29,13 @@ absl::StatusOr<proto::Config> ParseConfig(std::string_view text, std::string_vie
 // Sets one field: "store.arena_bytes=1048576". Errors: INVALID_ARGUMENT naming the field.
 absl::Status ApplyOverride(std::string_view assignment, proto::Config* config);
 
-// Fills unset fields (paths, sockets, sizes) and checks ranges.
+// Fills unset fields (paths, sockets, sizes) and checks every value that can be checked without the
+// model. Errors: INVALID_ARGUMENT as LoadConfig, without the place.
 absl::Status FillDefaults(proto::Config* config);
+
+// Where the orchestrator listens: orchestrator.listen, and withy.sock in run_dir where that is
+// another, because apps are bound on a unix socket. `config` is filled.
+std::vector<std::string> AppAddresses(const proto::Config& config);
 
 // The directory of the running program's models: models/ beside or above the binary, else
 // /usr/share/withy/models.
