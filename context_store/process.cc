@@ -1,10 +1,8 @@
 #include "context_store/process.h"
 
-#include <sys/stat.h>
-
-#include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "context_store/service.h"
@@ -22,19 +20,9 @@ constexpr int kDiskThreads =
 constexpr size_t kDiskQueue = 1024;
 constexpr int64_t kStuckNanos = 60 * kNanosPerSecond;
 
-absl::Status MakeDirectory(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (!error) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("cannot make directory ", path, ": ", error.message()));
-}
-
 class ContextStoreProcess final : public rpc::Process {
  public:
   absl::Status Start(const proto::Config& config, UniqueFd kept_arena) {
-    WITHY_RETURN_IF_ERROR(MakeDirectory(config.run_dir()));
-    WITHY_RETURN_IF_ERROR(MakeDirectory(config.state_dir()));
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "context_store"));
     StoreOptions options;
@@ -62,6 +50,7 @@ class ContextStoreProcess final : public rpc::Process {
     server_->Shutdown(grace);
   }
 
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
   bool MakesProgress() override { return pool_->LongestRunNanos() < kStuckNanos; }
 
  private:

@@ -11,8 +11,8 @@
 
 namespace withy::context_store {
 
-// `config` has its defaults filled in. `kept_arena` may be empty. Errors: those of Store::Open, of
-// SideSocket::Start and of rpc::Server::Start.
+// `config` has its defaults filled in; its state_dir is there. `kept_arena` may be empty. Errors:
+// those of Store::Open, of SideSocket::Start and of rpc::Server::Start.
 absl::StatusOr<std::unique_ptr<rpc::Process>> StartContextStore(const proto::Config& config,
                                                                 UniqueFd kept_arena);
 

@@ -9,8 +9,12 @@
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -78,6 +82,13 @@ bool IsDiskFull(const rocksdb::Status& status) {
          (status.IsIOError() && status.subcode() == rocksdb::Status::kSpaceLimit);
 }
 
+// Whether another process holds the lock, as opposed to a lock file that cannot be opened.
+bool IsTaken(const rocksdb::Status& status) {
+  const std::string text = status.ToString();
+  return status.IsIOError() && text.find("lock") != std::string::npos &&
+         text.find("open a file for lock") == std::string::npos;
+}
+
 }  // namespace
 
 RecordBatch::RecordBatch() : batch_(std::make_unique<rocksdb::WriteBatch>()) {}
@@ -100,18 +111,26 @@ absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& 
   std::unique_ptr<RecordDb> record_db(new RecordDb(options));
   rocksdb::Env* env = options.env != nullptr ? options.env : rocksdb::Env::Default();
   WITHY_RETURN_IF_ERROR(
-      record_db->Convert(env->CreateDirIfMissing(options.path), "cannot make the directory"));
+      record_db->Convert(env->CreateDirIfMissing(options.path),
+                         "cannot make the directory; set state_dir to one that can be written"));
+  // Conversations are for their own user alone, also where others could read them before.
+  if (chmod(options.path.c_str(), 0700) != 0) {
+    spdlog::warn("database {} may be readable to other users: {}", options.path,
+                 std::strerror(errno));
+  }
   rocksdb::DB* db = nullptr;
   const rocksdb::Status opened = rocksdb::DB::Open(MakeOptions(options.env), options.path, &db);
   if (!opened.ok()) {
-    if (opened.IsIOError() && opened.ToString().find("lock") != std::string::npos) {
+    if (IsTaken(opened)) {
       return absl::FailedPreconditionError(
           absl::StrCat("database ", options.path,
                        " is in use: stop the other withy-context-store, or set state_dir to"
                        " another directory (",
                        opened.ToString(), ")"));
     }
-    return record_db->Convert(opened, "cannot open");
+    return record_db->Convert(opened, opened.IsIOError()
+                                          ? "cannot open; state_dir must be readable and writable"
+                                          : "cannot open");
   }
   record_db->db_.reset(db);
   WITHY_RETURN_IF_ERROR(record_db->CheckFormatAndCountRun());

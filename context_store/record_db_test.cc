@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -91,6 +92,22 @@ TEST(RecordDb, ASecondProcessIsRefusedAndToldWhy) {
   const absl::Status second = RecordDb::Open({.path = dir / "db"}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
   EXPECT_THAT(std::string(second.message()), HasSubstr(dir / "db"));
+}
+
+TEST(RecordDb, WhatOthersCouldReadIsClosedToThem) {
+  TempDir dir;
+  std::filesystem::create_directory(dir / "db");
+  std::filesystem::permissions(dir / "db", std::filesystem::perms{0755});
+  ASSERT_TRUE(RecordDb::Open({.path = dir / "db"}).ok());
+  EXPECT_EQ(std::filesystem::status(dir / "db").permissions(), std::filesystem::perms{0700});
+}
+
+TEST(RecordDb, ADirectoryThatCannotBeMadeIsNamedWithTheRemedy) {
+  TempDir dir;
+  std::ofstream(dir / "db") << "in the way";
+  const absl::Status status = RecordDb::Open({.path = dir / "db"}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr(dir / "db"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("state_dir"));
 }
 
 TEST(RecordDb, ScanGivesOnePrefixInOrder) {

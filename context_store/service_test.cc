@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -110,6 +111,7 @@ class ServiceTest : public ::testing::Test {
     config_.mutable_orchestrator()->set_contexts_per_app(3);
     proto::Config filled = config_;
     ASSERT_TRUE(FillDefaults(&filled).ok());
+    std::filesystem::create_directories(filled.state_dir());
     auto process = StartContextStore(filled, {});
     ASSERT_TRUE(process.ok()) << process.status();
     process_ = *std::move(process);

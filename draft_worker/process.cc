@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/board.h"
 #include "base/clock.h"
@@ -68,6 +69,8 @@ class DraftWorker final : public rpc::Process {
     answerer_->Drain(grace);
     server_->Shutdown(absl::Seconds(1));
   }
+
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
 
   bool MakesProgress() override { return answerer_->MakesProgress(); }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/board.h"
 #include "base/clock.h"
@@ -137,6 +138,8 @@ class ModelWorker final : public rpc::Process {
     leases_->Stop();
     server_->Shutdown(absl::Seconds(1));
   }
+
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
 
   bool MakesProgress() override { return scheduler_->MakesProgress(); }
 

@@ -2,9 +2,12 @@
 
 #include <grpcpp/impl/service_type.h>
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/status.h"
 #include "orchestrator/executor.h"
 #include "orchestrator/gateway.h"
@@ -54,6 +57,8 @@ class Orchestrator final : public rpc::Process {
     gateway_.Drain(grace);
     server_->Shutdown(kLastWords);
   }
+
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
 
   bool MakesProgress() override {
     return calls_.StalledNanos() < kStallNs && shorts_.StalledNanos() < kStallNs;

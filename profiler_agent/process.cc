@@ -5,6 +5,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/status.h"
@@ -42,9 +43,9 @@ class Running final : public ProfilerProcess {
   }
 
   void Drain(absl::Duration grace) override { server_->Shutdown(grace); }
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
   bool MakesProgress() override { return agent_->MakesProgress(); }
   const std::string& metrics_address() const override { return metrics_address_; }
-  const std::string& grpc_address() const override { return server_->addresses().front(); }
 
  private:
   // Each borrows from those above it.

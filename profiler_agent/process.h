@@ -9,12 +9,11 @@
 
 namespace withy::profiler_agent {
 
-// A running profiler agent; the addresses are for tests and messages.
+// A running profiler agent.
 class ProfilerProcess : public rpc::Process {
  public:
   // "" when metrics are off.
   virtual const std::string& metrics_address() const = 0;
-  virtual const std::string& grpc_address() const = 0;
 };
 
 // `config` has its defaults filled. Errors: those of Agent::Start, MetricsServer::Start and

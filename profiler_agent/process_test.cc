@@ -61,7 +61,7 @@ class ProcessTest : public ::testing::Test {
   // A stub whose calls give up after 20 s.
   static std::unique_ptr<proto::Profiler::Stub> Connect(const ProfilerProcess& process) {
     return proto::Profiler::NewStub(
-        grpc::CreateChannel(process.grpc_address(), grpc::InsecureChannelCredentials()));
+        grpc::CreateChannel(process.addresses().front(), grpc::InsecureChannelCredentials()));
   }
   static void SetDeadline(grpc::ClientContext* context) {
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));

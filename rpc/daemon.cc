@@ -2,15 +2,18 @@
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/status.h"
@@ -20,6 +23,9 @@ namespace withy::rpc {
 namespace {
 
 constexpr char kVersion[] = "0.1.0";
+// Exit codes beside 0. The systemd units do not start a process again that ends with the second.
+constexpr int kFailed = 1;
+constexpr int kWrongConfiguration = 2;
 const int64_t kStartedNanos = Clock::Real().SteadyNanos();
 
 struct Flags {
@@ -55,7 +61,7 @@ std::optional<Flags> ParseFlags(int argc, char** argv, std::string_view name, in
       std::fprintf(stderr, "withy-%s: unknown or incomplete flag '%s'\n", std::string(name).c_str(),
                    argv[i]);
       PrintUsage(name, stderr);
-      *exit_code = 2;
+      *exit_code = kWrongConfiguration;
       return std::nullopt;
     }
   }
@@ -75,9 +81,36 @@ void SetUpLog(const std::string& name, const std::string& level) {
   // Under systemd the journal has the time already.
   logger->set_pattern(std::getenv("JOURNAL_STREAM") != nullptr ? "%l %v"
                                                                : "%Y-%m-%d %H:%M:%S.%e %n %l %v");
-  logger->set_level(spdlog::level::from_str(level));
+  logger->set_level(spdlog::level::from_str(level));  // FillDefaults has checked it
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(logger);
+}
+
+absl::Status MakeDirectory(const char* field, const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(
+      error.value(), absl::StrCat("cannot make ", field, " ", path, ": choose another ", field,
+                                  ", or make it for user ", geteuid()));
+}
+
+// Leaves the process with a umask under which its files are its user's alone. Before any thread.
+absl::Status MakeDirectories(const v1::Config& config) {
+  umask(0077);
+  WITHY_RETURN_IF_ERROR(MakeDirectory("state_dir", config.state_dir()));
+  // Apps of other users look for the orchestrator's socket there.
+  umask(0022);
+  const absl::Status made = MakeDirectory("run_dir", config.run_dir());
+  umask(0077);
+  return made;
+}
+
+// Whether starting again cannot help: what was configured is wrong, is not there or is not
+// supported.
+bool IsWrongConfiguration(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+         absl::IsUnimplemented(status);
 }
 
 // Signals are taken by sigtimedwait on the main thread; all other threads inherit the block.
@@ -89,6 +122,12 @@ sigset_t BlockSignals() {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   return signals;
+}
+
+absl::StatusOr<std::unique_ptr<Process>> Create(const v1::Config& config,
+                                                const ProcessFactory& create) {
+  WITHY_RETURN_IF_ERROR(MakeDirectories(config));
+  return create(config);
 }
 
 // Feeds the watchdog until a signal comes; returns it.
@@ -122,16 +161,16 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   const absl::StatusOr<proto::Config> config = LoadConfig(flags->config_path, flags->overrides);
   if (!config.ok()) {
     std::fprintf(stderr, "withy-%s: %s\n", binary.c_str(), config.status().ToString().c_str());
-    return 1;
+    return kWrongConfiguration;
   }
   SetUpLog(binary, config->log_level());
-  absl::StatusOr<std::unique_ptr<Process>> process = create(*config);
+  absl::StatusOr<std::unique_ptr<Process>> process = Create(*config, create);
   if (!process.ok()) {
     spdlog::error("cannot start: {}", process.status().ToString());
     sd_notifyf(0, "STATUS=cannot start: %s", std::string(process.status().message()).c_str());
-    return 1;
+    return IsWrongConfiguration(process.status()) ? kWrongConfiguration : kFailed;
   }
-  spdlog::info("ready");
+  spdlog::info("ready, serves on {}", absl::StrJoin((*process)->addresses(), ", "));
   sd_notify(0, "READY=1\nSTATUS=ready");
   const int signal = WaitForSignal(signals, process->get());
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -30,14 +31,19 @@ class Process {
   // Whether work that should advance has advanced lately; asked a few times a minute. While it says
   // false the systemd watchdog is not fed, so that a hung process is restarted. Must not block.
   virtual bool MakesProgress() { return true; }
+  // Where its server listens, for the log.
+  virtual std::vector<std::string> addresses() const = 0;
 };
 
 using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(const v1::Config&)>;
 
 // Runs the process until SIGTERM or SIGINT. Flags: --config FILE, --set FIELD.PATH=VALUE (any
-// number), --help, --version. Tells systemd READY when `create` has returned, then feeds its
-// watchdog. Exit code: 0 after a drain, 1 when it could not start (the reason on stderr), 2 for
-// wrong flags.
+// number), --help, --version. Makes run_dir (mode 0755: apps look for their socket in it) and
+// state_dir (0700); what the process makes itself is for its user alone (umask 0077). Tells systemd
+// READY when `create` has returned, then feeds its watchdog. Exit code: 0 after a drain; 2 for
+// wrong flags or a wrong configuration, which starting again would not help: one that cannot be
+// read, and a start that ends with INVALID_ARGUMENT, NOT_FOUND or UNIMPLEMENTED; 1 for any other
+// failure. The reason is on stderr.
 int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create);
 
 // Fills process, pid, version, uptime_s and resident_bytes.
