@@ -42,7 +42,7 @@ class Orchestrator final : public rpc::Process {
 
   absl::Status Serve(const v1::Config& config) {
     const rpc::ServerOptions options{.name = "orchestrator",
-                                     .listen = {config.orchestrator().listen()},
+                                     .listen = AppAddresses(config),
                                      .socket_mode = kSocketMode,
                                      .answers = &answers_};
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
