@@ -204,7 +204,7 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
     ended = TakeEnded(attached.ended);
     RecordGauges();
   }
-  spdlog::info("worker {:x} attached: epoch {:x}, {} blocks of {} bytes, {} stale leases ended",
+  spdlog::info("worker {:x} attached: epoch {}, {} blocks of {} bytes, {} stale leases ended",
                worker, attached.epoch, attached.block_count, geometry.block_bytes, ended.size());
   for (const auto& listener : ended) {
     listener->OnEnded(

@@ -45,10 +45,10 @@ SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
 
 absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config) {
   engine::ServedModelOptions options = engine::OptionsFromWire(config.model(), config.state_dir());
-  options.model.progress = [logged = -1](double done, std::string_view what) mutable {
+  options.model.progress = [&options, logged = -1](double done, std::string_view) mutable {
     const int tenth = static_cast<int>(done * 10);
     if (std::exchange(logged, tenth) != tenth) {
-      spdlog::info("{} {} %", std::string(what), tenth * 10);
+      spdlog::info("packing {} into {}: {} %", options.path, options.model.cache_dir, tenth * 10);
     }
   };
   const int64_t started = Clock::Real().SteadyNanos();

@@ -13,8 +13,9 @@ absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOp
                          OpenBundle(options.path, options.model, options.chat_template));
   const int32_t longest = bundle.model->info().context_length;
   if (options.context_length > longest) {
-    return absl::InvalidArgumentError(absl::StrCat("context_length: ", options.context_length, "; ",
-                                                   options.path, " has ", longest));
+    return absl::InvalidArgumentError(
+        absl::StrCat("context_length is ", options.context_length, "; ", options.path, " has ",
+                     longest, ": set that or less, or leave it out for the model's own"));
   }
   auto served = std::make_unique<ServedModel>(std::move(bundle));
   served->window =

@@ -25,12 +25,7 @@ class FileLock {
  public:
   static absl::StatusOr<FileLock> Take(const std::string& path) {
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0) {
-      const absl::Status error = ErrnoError(absl::StrCat("open ", path));
-      return Annotate(error,
-                      "the directory for packed files cannot be written, choose another "
-                      "with the option cache_dir");
-    }
+    if (fd < 0) return ErrnoError(absl::StrCat("open ", path));
     FileLock lock(fd);
     while (flock(fd, LOCK_EX) != 0) {
       if (errno != EINTR) return ErrnoError(absl::StrCat("lock ", path));
@@ -85,9 +80,15 @@ absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std
   WITHY_ASSIGN_OR_RETURN(SourceIdentity source, IdentifySource(file));
   const std::string packed_path = PackedPath(gguf_path, cache_dir);
   if (UpToDate(packed_path, source)) return packed_path;
+  const fs::path folder = fs::path(packed_path).parent_path();
   std::error_code error;
-  fs::create_directories(fs::path(packed_path).parent_path(), error);
-  WITHY_ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(packed_path + ".lock"));
+  fs::create_directories(folder, error);
+  absl::StatusOr<FileLock> lock = FileLock::Take(packed_path + ".lock");
+  if (!lock.ok()) {
+    return Annotate(lock.status(),
+                    absl::StrCat("packed files cannot be kept in ", folder.string(),
+                                 ": make it writable, or let the service's state_dir be another"));
+  }
   if (UpToDate(packed_path, source)) return packed_path;  // another process has just made it
   WITHY_RETURN_IF_ERROR(PackGguf(file, packed_path, pool, progress));
   return packed_path;
