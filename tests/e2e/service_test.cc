@@ -6,13 +6,16 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "rpc/channel.h"
 #include "tests/e2e/board.h"
 #include "tests/e2e/test_model.h"
 
@@ -330,6 +333,39 @@ TEST_F(ServiceTest, ASecondInstanceIsToldWhoHoldsTheSocket) {
                 ::testing::AnyOf(HasSubstr("already serves on"),
                                  HasSubstr("another profiler agent reads these rings")))
         << process;
+  }
+  Board elsewhere({"run_dir=" + board_->dir() + "/run", "state_dir=" + board_->dir() + "/state2",
+                   "store.listen=unix:" + board_->dir() + "/other.sock"});
+  elsewhere.Start("context_store");
+  EXPECT_EQ(elsewhere.WaitForExit("context_store"), 1);
+  board_->Kill("model_worker");
+  board_->Start("model_worker");
+  const Answer answer =
+      GenerateWithRetry(*stub_, token_, UserRequest("", "hello", 4), absl::Seconds(30));
+  EXPECT_TRUE(answer.status.ok()) << "the refused ones took something: " << answer.status;
+}
+
+TEST_F(ServiceTest, AServiceOnTcpRegistersItsAppsOnTheUnixSocket) {
+  StartBoard({"orchestrator.listen=127.0.0.1:0"});
+  ASSERT_NE(token_, "");
+  const std::string log = board_->Log("orchestrator");
+  std::smatch tcp;
+  ASSERT_TRUE(std::regex_search(log, tcp, std::regex("serves on (127[0-9.:]*)"))) << log;
+  const auto stub = v1::LlmService::NewStub(rpc::Connect(tcp[1]));
+  const Answer answer = Generate(*stub, token_, UserRequest("", "hello", 4));
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
+}
+
+TEST_F(ServiceTest, AConfigurationThatCannotBeServedEndsWithItsOwnCode) {
+  for (const auto& [setting, named] :
+       {std::pair("model.context_length=1000000", "set that or less"),
+        std::pair("model.path=/nonexistent.gguf", "/nonexistent.gguf"),
+        std::pair("model.kernel_target=avx512", "kernel target \"avx512\""),
+        std::pair("model.chat_template=odd", "odd")}) {
+    Board board({setting});
+    board.Start("model_worker");
+    EXPECT_EQ(board.WaitForExit("model_worker"), 2) << setting;
+    EXPECT_THAT(board.Log("model_worker"), HasSubstr(named));
   }
 }
 
