@@ -50,6 +50,11 @@ TEST(Config, OverridesWinInOrderAndNameWhatIsWrong) {
   ASSERT_TRUE(ApplyOverride("model.threads=2", &config).ok());
   EXPECT_EQ(config.model().path(), "/m/a \"b\".gguf");
   EXPECT_EQ(config.model().threads(), 2u);
+  ASSERT_TRUE(ApplyOverride("model.threads=0", &config).ok());
+  EXPECT_EQ(config.model().threads(), 0u) << "back to the default";
+  config.mutable_orchestrator()->set_bind_app_over_tcp(true);
+  ASSERT_TRUE(ApplyOverride("orchestrator.bind_app_over_tcp=false", &config).ok());
+  EXPECT_FALSE(config.orchestrator().bind_app_over_tcp());
   EXPECT_THAT(std::string(ApplyOverride("model.thread=2", &config).message()),
               HasSubstr("'thread'"));
   EXPECT_THAT(std::string(ApplyOverride("model=2", &config).message()), HasSubstr("'model'"));

@@ -256,6 +256,8 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config) {
   const std::vector<std::string> path = absl::StrSplit(ToAbsl(assignment.substr(0, equals)), '.');
   const std::string_view value = assignment.substr(equals + 1);
   const google::protobuf::Descriptor* descriptor = config->GetDescriptor();
+  google::protobuf::Message* section = config;  // that holds the field
+  const FieldDescriptor* cleared = nullptr;
   std::string text, closing;
   for (size_t i = 0; i < path.size(); ++i) {
     const FieldDescriptor* field =
@@ -269,17 +271,20 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config) {
     if (last) {
       const bool text_field = field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
       absl::StrAppend(&text, path[i], ": ", text_field ? Quoted(value) : std::string(value));
+      cleared = field;
     } else {
       absl::StrAppend(&text, path[i], " { ");
       closing += " }";
       descriptor = field->message_type();
+      section = section->GetReflection()->MutableMessage(section, field);
     }
   }
   // A later assignment to the same field must win, which the text parser refuses within one parse;
-  // so merge.
+  // so merge, where a zero or false is as if nothing had been said.
   WITHY_ASSIGN_OR_RETURN(
       const proto::Config one,
       ParseConfig(text + closing, absl::StrCat("override '", ToAbsl(assignment), "'")));
+  section->GetReflection()->ClearField(section, cleared);
   config->MergeFrom(one);
   return absl::OkStatus();
 }

@@ -27,6 +27,8 @@ constexpr int64_t kStallNs = 60 * kNanosPerSecond;
 constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 // Apps of other users in the socket's group may connect.
 constexpr unsigned kSocketMode = 0660;
+// Above every limit of the contract. gRPC keeps a request before its token is looked at.
+constexpr int kMaxRequestBytes = 4 << 20;
 
 // Members are destroyed from the last to the first: the server goes before what its calls use.
 class Orchestrator final : public rpc::Process {
@@ -44,6 +46,7 @@ class Orchestrator final : public rpc::Process {
     const rpc::ServerOptions options{.name = "orchestrator",
                                      .listen = AppAddresses(config),
                                      .socket_mode = kSocketMode,
+                                     .max_request_bytes = kMaxRequestBytes,
                                      .answers = &answers_};
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
     server_->SetServing(true);

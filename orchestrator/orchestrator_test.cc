@@ -122,6 +122,15 @@ TEST(OrchestratorTest, AStoredResultIsJudgedByTheSloOfItsCall) {
   EXPECT_FALSE(met(0.5));
 }
 
+// Before its token is looked at: nobody can fill the memory without one.
+TEST(OrchestratorTest, ARequestBeyondEveryLimitIsNotRead) {
+  Board board;
+  EXPECT_EQ(board.Generate(Ask(std::string(2 << 20, 'x'))).status.error_code(),
+            StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(board.Generate(Ask(std::string(5 << 20, 'x'))).status.error_code(),
+            StatusCode::RESOURCE_EXHAUSTED);
+}
+
 TEST(OrchestratorTest, PlanRefusesWhatGenerateWould) {
   Board board;
   v1::PlanResponse response;

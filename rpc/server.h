@@ -26,6 +26,8 @@ struct ServerOptions {
   std::vector<std::string> listen;
   // Permission bits of unix sockets. Internal services are for their own user alone.
   unsigned socket_mode = 0600;
+  // A longer request is RESOURCE_EXHAUSTED before anybody looks at it.
+  int max_request_bytes = 64 << 20;
   // Counts the streamed answers that are not fully sent, which a shutdown waits for. Borrowed;
   // null: none are counted.
   const OpenStreams* answers = nullptr;
