@@ -234,7 +234,7 @@ TEST_F(CallTableTest, TellsHowFastCallsCome) {
   EXPECT_NEAR(table.LoadBefore(Lane::kTarget, {.id = 1000}).arrivals_per_ms, 0.0049, 0.0003);
   clock_.Advance(60 * kSecond);
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(table.Arrive(++id).ok());
-  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = id}).arrivals_per_ms, 0)
+  EXPECT_LT(table.LoadBefore(Lane::kTarget, {.id = id}).arrivals_per_ms, 2e-5)
       << "one call beside this one may be chance";
 }
 

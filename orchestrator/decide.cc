@@ -169,6 +169,19 @@ std::string WhyNotTlm(const DecisionInput& input) {
   return absl::StrCat(" The latency model alone decided: ", input.without_tlm, ".");
 }
 
+// Said of another choice than the full model where that one is predicted to be in time, too.
+std::string WhyNotFull(const Candidate& full, const SloTargets& judged) {
+  constexpr double kWorthTelling = 0.1;
+  if (!MeetsPrediction(judged, full.predicted)) return "";
+  if (full.predicted.newcomers < kWorthTelling) {
+    return " The whole model is predicted to be in time, too, but less surely.";
+  }
+  return absl::StrFormat(
+      " The whole model is predicted to be in time, too, but %.1f other calls are to be expected "
+      "while it answers.",
+      full.predicted.newcomers);
+}
+
 Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
               const SloTargets& targets, const SloTargets& judged) {
   const bool fixed = input.fixed_level_percent != 0 || input.fixed_prompt;
@@ -210,12 +223,12 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
     return {best, v1::DECISION_REASON_TLM,
             absl::StrCat("The TLM chose ", Setting(*best),
                          " among all that the latency model predicts to meet the SLO (",
-                         Wanted(targets), ").")};
+                         Wanted(targets), ").", WhyNotFull(*full, judged))};
   }
   return {best, v1::DECISION_REASON_LATENCY_MODEL,
           absl::StrCat("The latency model chose ", Setting(*best),
                        ", the most promising that meets the SLO (", Wanted(targets), ").",
-                       WhyNotTlm(input))};
+                       WhyNotFull(*full, judged), WhyNotTlm(input))};
 }
 
 }  // namespace

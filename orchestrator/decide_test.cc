@@ -298,7 +298,9 @@ TEST(DecideTest, WhatTakesTheBoardFromOthersIsWorthLess) {
   EXPECT_EQ(level(0.01), 100u);
   EXPECT_EQ(level(0.5), 60u) << "the rest is right 0.03 times more often";
   EXPECT_EQ(level(5), 20u);
-  EXPECT_EQ(Decide(input)->reason(), v1::DECISION_REASON_LATENCY_MODEL);
+  const auto decision = Decide(input);
+  EXPECT_EQ(decision->reason(), v1::DECISION_REASON_LATENCY_MODEL);
+  EXPECT_THAT(decision->explanation(), HasSubstr("5.0 other calls are to be expected"));
 }
 
 // Predictions have been a fifth too high.
