@@ -283,7 +283,8 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights) {
   info.context_length = s.context_length;
   for (const PackedTensor& tensor : file.tensors()) {
     info.weight_bytes += static_cast<int64_t>(tensor.bytes);
-    if (tensor.name.starts_with(kGgufOwnPrefix)) continue;  // LoRA
+    // Neither the LoRA nor RoPE's frequencies, which are not learnt, are parameters of the model.
+    if (tensor.name.starts_with(kGgufOwnPrefix) || tensor.name == "rope_frequencies") continue;
     info.parameters += tensor.kind == PackedKind::kMatrix
                            ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in
                            : static_cast<int64_t>(tensor.values.size());

@@ -96,8 +96,8 @@ struct ModelInfo {
   int32_t d_ff = 0;
   int32_t vocab_size = 0;
   int32_t context_length = 0;  // tokens; positions must stay below
-  int64_t parameters = 0;
-  int64_t weight_bytes = 0;  // all packed tensors
+  int64_t parameters = 0;      // of the whole model, without its levels' LoRA
+  int64_t weight_bytes = 0;    // all packed tensors
   KvInfo kv;
   std::vector<LevelInfo> levels;  // ascending; back() is the full model
 };

@@ -53,8 +53,10 @@ TEST_F(ModelTest, InfoDescribesTheFile) {
   EXPECT_EQ(info.id.size(), 32u);
   ASSERT_EQ(info.levels.size(), 1u);
   EXPECT_EQ(info.levels[0].percent, 100);
-  // Q8_0 keeps 8.5 bits a weight, in whole cache lines.
+  // Layers with two norms each, embedding and head, the last norm.
   const int64_t layer_parameters = int64_t{128} * (256 + 64 + 64 + 256 + 3 * 512);
+  EXPECT_EQ(info.parameters, 3 * (layer_parameters + 2 * 128) + 2 * 512 * 128 + 128);
+  // Q8_0 keeps 8.5 bits a weight, in whole cache lines.
   EXPECT_NEAR(static_cast<double>(info.levels[0].weight_bytes),
               static_cast<double>(3 * layer_parameters + 512 * 128) * 34 / 32, 20000);
   EXPECT_EQ(info.levels[0].flops_per_token, 2 * (3 * layer_parameters + 512 * 128));
