@@ -29,7 +29,7 @@ struct ChunkName {
 Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry);
 
 // SHA-256 over the previous chunk's identity, the chunk's tokens, model, LoRA, level and precision
-// format. Source: DESIGN section 5, chunk identity. Thread-safe.
+// format. See ARCHITECTURE.md, A call. Thread-safe.
 class ChunkNamer {
  public:
   ChunkNamer(const Identity& model, std::string lora_id, engine::KvFormat format)

@@ -1,7 +1,7 @@
 // Keeps an answer within its SLO by moving it to a lower level, between two tokens and between two
 // pieces of its prompt. Pure but for what it remembers of one call. Neighbours: scheduler_step.cc
-// asks before every step, session.h changes the level. Never raises a level again. Source: DESIGN
-// section 7.4.
+// asks before every step, session.h changes the level. Never raises a level again. See
+// docs/method-decisions.md, While it runs.
 #pragma once
 
 #include <array>

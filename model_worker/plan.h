@@ -26,7 +26,7 @@ struct CallOrder {
 };
 
 // Strict weak order: calls beyond their patience by arrival, then by deadline (none = last),
-// priority, arrival. Source: DESIGN section 7.4.
+// priority, arrival. See docs/method-decisions.md, While it runs.
 bool ComesBefore(const CallOrder& a, const CallOrder& b, int64_t now_ns);
 
 struct WaitingCall {

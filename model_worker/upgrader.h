@@ -1,7 +1,7 @@
 // Uses quiet moments: contexts that were computed below the full level are computed again at it,
 // the one used last first, so that their next answers build on the full model's KV. Neighbours:
 // scheduler.h gives a rebuild up as soon as a call comes; context_store knows which context is
-// next. Source: DESIGN section 4, KV across levels.
+// next. See docs/method-elastic.md.
 #pragma once
 
 #include <cstdint>

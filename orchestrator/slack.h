@@ -1,6 +1,7 @@
 // How much delay a running call can bear before it misses its SLO even if it falls to its lowest
 // level, and how long a new one has to wait so that it bears it. Pure. Neighbours: calls.h admits
-// by it, latency_model.h adds the wait to its predictions. Source: DESIGN section 7.4.
+// by it, latency_model.h adds the wait to its predictions. See docs/method-decisions.md, While
+// it runs.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Chooses the levels: how much of each layer each computes. Neighbours: engine/weights/levels.h has
-// the arithmetic of one level, importance.h the anchors. Source: ElastiLM section 3.2; DESIGN
-// section 4, Levels.
+// the arithmetic of one level, importance.h the anchors. Source: ElastiLM section 3.2;
+// docs/method-elastic.md, Levels.
 #pragma once
 
 #include <cstdint>

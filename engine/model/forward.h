@@ -1,6 +1,7 @@
 // One forward pass: the rows of a batch on their way through the model. Use it through model.h;
 // this header is for model/ alone. Neighbours: packed_model.h makes passes and keeps them, rows.h
-// plans, layers.h holds weights, kernels/parallel.h computes. Source: DESIGN 4, One forward.
+// plans, layers.h holds weights, kernels/parallel.h computes. See ARCHITECTURE.md, The
+// engine's rules.
 #pragma once
 
 #include <array>

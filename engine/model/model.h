@@ -162,10 +162,10 @@ class Model {
 
   // A pass that computes every row, writes its K and V to its slot, and writes logits [rows with
   // want_logits, vocab_size] f32, in row order. The result of a row depends on nothing else in the
-  // batch, on no thread count, no cutting of the prefill and no other pass (DESIGN 4). What `batch`
-  // spans and `logits` stay until the pass is gone, and the pass goes before the model. Contexts
-  // that passes share must not be written by one where another reads. Errors: INVALID_ARGUMENT (row
-  // out of range: token, position, slot, context, level, ancestors).
+  // batch, on no thread count, no cutting of the prefill and no other pass (ARCHITECTURE.md, The
+  // engine's rules). What `batch` spans and `logits` stay until the pass is gone, and the pass goes
+  // before the model. Contexts that passes share must not be written by one where another reads.
+  // Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level, ancestors).
   virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
 
   // One pass from beginning to end. Once `cancel` holds the call returns CANCELLED: KV slots of the

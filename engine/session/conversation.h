@@ -31,7 +31,6 @@ struct ExchangeTokens {
 // reach into the last eighth of `window`, the oldest exchanges go until half of it is free.
 // `head_tokens` (system prompt) always stay and are counted in exchanges[0].prompt. A function of
 // each prefix of `exchanges`, so that the choice stays as it is until the window overflows again.
-// Source: DESIGN section 5, lifecycle.
 size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head_tokens,
                          int32_t window);
 

@@ -35,7 +35,7 @@ struct PackedLayout {
 
 // Packed place -> query head. With three or more query heads a KV head: rank-major, [rank][group],
 // so that a level keeps a prefix that takes as many query heads from every group; else as in the
-// file, where a prefix keeps whole KV heads with theirs (DESIGN 4, Units).
+// file, where a prefix keeps whole KV heads with theirs (docs/method-elastic.md, Units).
 std::vector<int32_t> QueryHeadOrder(int32_t heads, int32_t kv_heads);
 
 // Inputs a panel of a matrix whose inputs are cut in multiples of `unit` (a multiple of 32): the

@@ -40,8 +40,8 @@ struct ModelShape {
   int32_t q_rows() const { return heads * head_dim; }
   int32_t kv_rows() const { return kv_heads * head_dim; }
 
-  // What a level cuts attention by (DESIGN 4, Units): one query head of every group; with fewer
-  // than three query heads a KV head, a KV head with its query heads.
+  // What a level cuts attention by (docs/method-elastic.md, Units): one query head of every
+  // group; with fewer than three query heads a KV head, a KV head with its query heads.
   bool cuts_kv_heads() const { return query_heads_per_group() < 3; }
   int32_t query_heads_per_unit() const {
     return cuts_kv_heads() ? query_heads_per_group() : kv_heads;
