@@ -208,6 +208,14 @@ TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {
   std::filesystem::remove(path);
 }
 
+TEST(InspectTest, ATlmIsNamedAsOne) {
+  const auto tlm = Inspect("models/withy-pocket-tlm-q8_0.gguf", "");
+  ASSERT_TRUE(tlm.ok()) << tlm.status();
+  EXPECT_TRUE(tlm->problems.empty()) << tlm->problems[0];
+  EXPECT_THAT(InspectionText(*tlm), HasSubstr("as the TLM: for orchestrator.tlm_path"));
+  EXPECT_THAT(InspectionJson(*tlm), HasSubstr("\"role\":\"tlm\""));
+}
+
 TEST(ClientTest, AServiceThatIsAwayIsNamedWithTheRemedy) {
   const std::vector<Flag> flags = {{"address", "A", ""}, {"config", "F", ""}, {"token", "T", ""}};
   std::string address = "--address=unix:/nonexistent/withy.sock";

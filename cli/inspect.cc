@@ -11,12 +11,16 @@
 #include "base/status.h"
 #include "cli/output.h"
 #include "engine/chat/template.h"
+#include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/weights/layout.h"
 
 namespace withy::cli {
 namespace {
+
+// The only architecture of a TLM (docs/formats-tlm.md).
+constexpr char kTlmArchitecture[] = "mobilebert";
 
 void Note(const absl::Status& status, Inspection* out) {
   const std::string text(status.message());
@@ -72,6 +76,30 @@ uint64_t LevelBytes(const engine::GgufFile& file, const engine::ModelShape& shap
   return bytes;
 }
 
+void InspectModel(const engine::GgufFile& file, std::string_view chat_template, Inspection* out) {
+  if (const auto layout = engine::PlanLayout(file); layout.ok()) {
+    out->shape = layout->shape;
+    out->levels = layout->levels;
+    out->packed_bytes = layout->data_bytes;
+    for (const engine::LevelSpec& level : out->levels.levels)
+      out->level_bytes.push_back(LevelBytes(file, out->shape, level));
+    out->anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
+  } else {
+    Note(layout.status(), out);
+  }
+  if (const auto chat = engine::ChatTemplate::FromFile(file, chat_template); chat.ok()) {
+    out->chat_template = chat->name();
+  } else {
+    Note(chat.status(), out);
+  }
+}
+
+void InspectTlm(const engine::GgufFile& file, const std::string& path, Inspection* out) {
+  out->tlm.emplace();
+  if (const auto shape = engine::ReadTlmShape(file); shape.ok()) out->tlm = *shape;
+  Note(engine::Tlm::Open(path, {}).status(), out);
+}
+
 }  // namespace
 
 absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view chat_template) {
@@ -84,25 +112,15 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view cha
   out.name = file.GetStringOr("general.name", "").value_or("");
   out.tokenizer = file.GetStringOr("tokenizer.ggml.model", "").value_or("");
   CountTensors(file, &out);
-  if (const auto layout = engine::PlanLayout(file); layout.ok()) {
-    out.shape = layout->shape;
-    out.levels = layout->levels;
-    out.packed_bytes = layout->data_bytes;
-    for (const engine::LevelSpec& level : out.levels.levels)
-      out.level_bytes.push_back(LevelBytes(file, out.shape, level));
-    out.anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
-  } else {
-    Note(layout.status(), &out);
-  }
   if (const auto tokenizer = engine::MakeTokenizer(file); tokenizer.ok()) {
     out.vocabulary = (*tokenizer)->vocab_size();
   } else {
     Note(tokenizer.status(), &out);
   }
-  if (const auto chat = engine::ChatTemplate::FromFile(file, chat_template); chat.ok()) {
-    out.chat_template = chat->name();
+  if (out.architecture == kTlmArchitecture) {
+    InspectTlm(file, path, &out);
   } else {
-    Note(chat.status(), &out);
+    InspectModel(file, chat_template, &out);
   }
   return out;
 }
@@ -179,15 +197,30 @@ std::string InspectionText(const Inspection& in) {
     rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
     rows.push_back({"packed", Bytes(in.packed_bytes)});
   }
+  if (in.tlm && in.problems.empty()) {
+    rows.push_back(
+        {"shape", absl::StrCat(in.tlm->shared_layers, " shared layers, ", in.tlm->score_layers,
+                               " of the word scores, ", in.tlm->decision_layers,
+                               " of the decision, width ", in.tlm->encoder.hidden)});
+    rows.push_back({"window", absl::StrCat(in.tlm->window, " tokens")});
+  }
   rows.push_back(
       {"tokenizer", absl::StrCat(Printable(in.tokenizer), ", ", in.vocabulary, " tokens")});
   if (!in.chat_template.empty()) rows.push_back({"chat", in.chat_template});
-  AddLevels(in, &rows);
+  if (in.tlm && in.problems.empty()) {
+    rows.push_back(
+        {"levels", absl::StrCat("prompt ", absl::StrJoin(in.tlm->prompt_levels, ", "), " %; model ",
+                                absl::StrJoin(in.tlm->model_levels, ", "), " %")});
+  } else if (!in.tlm) {
+    AddLevels(in, &rows);
+  }
   for (const TypeShare& share : in.types) {
     rows.push_back({"weights", absl::StrCat(share.type, ": ", share.tensors, " tensors, ",
                                             Bytes(share.bytes))});
   }
-  rows.push_back({"served", in.problems.empty() ? "yes" : "no"});
+  rows.push_back({"served", !in.problems.empty() ? "no"
+                            : in.tlm ? "as the TLM: for orchestrator.tlm_path, not for model.path"
+                                     : "yes"});
   std::string text = Table(rows);
   for (const std::string& problem : in.problems)
     absl::StrAppend(&text, "  ", Printable(problem), "\n");
@@ -201,11 +234,12 @@ std::string InspectionJson(const Inspection& in) {
   }
   std::vector<int32_t> percents;
   for (const engine::LevelSpec& level : in.levels.levels) percents.push_back(level.percent);
-  percents.push_back(100);
+  if (!in.tlm) percents.push_back(100);
   const nlohmann::json json = {{"path", in.path},
                                {"file_bytes", in.file_bytes},
                                {"gguf_version", in.gguf_version},
                                {"architecture", in.architecture},
+                               {"role", in.tlm ? "tlm" : "model"},
                                {"name", in.name},
                                {"parameters", in.parameters},
                                {"packed_bytes", in.packed_bytes},

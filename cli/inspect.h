@@ -1,13 +1,15 @@
 // What a GGUF file holds and whether withy can serve it, by asking the parts of engine/ that would.
-// Neighbour: models.cc prints it. Reads no tensor bytes.
+// Neighbour: models.cc prints it. Reads no tensor bytes, but those of a TLM, which is opened.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/encoder/shape.h"
 #include "engine/weights/levels.h"
 #include "engine/weights/shape.h"
 
@@ -34,8 +36,9 @@ struct Inspection {
   std::string tokenizer;              // "gpt2", "llama"
   int32_t vocabulary = 0;
   std::string chat_template;
-  std::vector<TypeShare> types;       // most bytes first
-  std::vector<std::string> problems;  // why it cannot be served; empty: it can
+  std::optional<engine::TlmShape> tlm;  // set: a TLM, for orchestrator.tlm_path
+  std::vector<TypeShare> types;         // most bytes first
+  std::vector<std::string> problems;    // why it cannot be served; empty: it can
 };
 
 // Errors: of opening the file; what is wrong inside a readable file is in `problems`.
