@@ -261,7 +261,6 @@ absl::StatusOr<CalibrationReport> Calibrate(const Args& args, const Run& run) {
 }
 
 int RunCalibrate(const Args& args) {
-  if (!args.positional().empty()) return FailUsage("calibrate takes flags only");
   const auto run = RunFromArgs(args);
   if (!run.ok()) return FailUsage(ToStd(run.status().message()));
   const auto report = Calibrate(args, *run);

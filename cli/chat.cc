@@ -202,8 +202,6 @@ class Chat {
 };
 
 int RunChat(const Args& args) {
-  if (!args.positional().empty())
-    return FailUsage("chat reads from standard input: type, or pipe one line a turn");
   auto settings = SettingsFromArgs(args);
   if (!settings.ok()) return FailUsage(ToStd(settings.status().message()));
   if (args.Has("context") && args.Has("system"))
@@ -227,7 +225,8 @@ std::vector<Command> ChatCommands() {
   for (Flag& flag : SettingFlags()) {
     if (flag.name != "request-id" && flag.name != "logprobs") flags.push_back(std::move(flag));
   }
-  return {{"chat", "", "talk; the conversation is kept in a context",
+  return {{"chat", "",
+           "talk, a line of standard input a turn; the conversation is kept in a context",
            WithConnection(std::move(flags)), RunChat}};
 }
 

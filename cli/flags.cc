@@ -1,6 +1,7 @@
 #include "cli/flags.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -73,6 +74,17 @@ absl::StatusOr<std::optional<int64_t>> Args::Integer(std::string_view name, int6
     return absl::InvalidArgumentError(absl::StrCat("--", ToAbsl(name), " is \"", Get(name),
                                                    "\": it must be a whole number between ", low,
                                                    " and ", high));
+  }
+  return value;
+}
+
+absl::StatusOr<std::optional<uint64_t>> Args::Unsigned(std::string_view name) const {
+  if (!Has(name)) return std::nullopt;
+  uint64_t value = 0;
+  if (!absl::SimpleAtoi(Get(name), &value)) {
+    return absl::InvalidArgumentError(absl::StrCat("--", ToAbsl(name), " is \"", Get(name),
+                                                   "\": it must be a whole number between 0 and ",
+                                                   std::numeric_limits<uint64_t>::max()));
   }
   return value;
 }

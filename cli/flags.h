@@ -33,10 +33,11 @@ class Args {
   std::vector<std::string> GetAll(std::string_view name) const;
   const std::vector<std::string>& positional() const { return positional_; }
 
-  // Errors of both: INVALID_ARGUMENT naming flag and value; unset flags are nullopt.
+  // Errors of all: INVALID_ARGUMENT naming flag and value; unset flags are nullopt.
   absl::StatusOr<std::optional<double>> Number(std::string_view name) const;
   absl::StatusOr<std::optional<int64_t>> Integer(std::string_view name, int64_t low,
                                                  int64_t high) const;
+  absl::StatusOr<std::optional<uint64_t>> Unsigned(std::string_view name) const;
 
  private:
   std::map<std::string, std::vector<std::string>, std::less<>> values_;

@@ -1,37 +1,14 @@
 // withyctl: what a person types. Finds the command, parses its flags, runs it.
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
 #include "cli/command.h"
+#include "cli/output.h"
 
 namespace withy::cli {
-
-int Fail(const absl::Status& status) {
-  std::cerr << "withyctl: " << status.message() << " [" << absl::StatusCodeToString(status.code())
-            << "]\n";
-  return kExitFailed;
-}
-
-int FailUsage(std::string_view message) {
-  std::cerr << "withyctl: " << message << " (--help explains the command)\n";
-  return kExitUsage;
-}
-
-std::vector<Flag> WithConnection(std::vector<Flag> flags) {
-  for (Flag& flag : ConnectionFlags()) flags.push_back(std::move(flag));
-  return flags;
-}
-
-std::vector<Flag> ConnectionFlags() {
-  return {{"address", "ADDRESS",
-           "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
-          {"token", "TOKEN", "the app's token (WITHY_TOKEN; default: what `apps bind` kept)"},
-          {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
-}
 
 namespace {
 
@@ -47,7 +24,9 @@ std::vector<Command> AllCommands() {
 // Help of all commands whose name begins with `prefix`.
 void PrintOverview(const std::vector<Command>& commands, std::string_view prefix,
                    std::ostream& out) {
-  out << "usage: withyctl COMMAND [FLAGS]; withyctl COMMAND --help explains one\n";
+  out << "usage: withyctl COMMAND [FLAGS]; withyctl COMMAND --help explains one, withyctl "
+         "--version "
+         "says which this is\n";
   size_t width = 0;
   for (const Command& c : commands) width = std::max(width, c.name.size() + c.operands.size() + 1);
   for (const Command& c : commands) {
@@ -67,6 +46,10 @@ void PrintHelp(const Command& command) {
 int Run(int argc, char** argv) {
   const std::vector<Command> commands = AllCommands();
   const std::string first = argc > 1 ? argv[1] : "";
+  if (first == "--version") {
+    std::cout << "withyctl " << WITHY_VERSION << "\n";
+    return kExitOk;
+  }
   const std::string pair = argc > 2 ? absl::StrCat(first, " ", argv[2]) : first;
   const Command* found = nullptr;
   int used = 0;
@@ -93,6 +76,10 @@ int Run(int argc, char** argv) {
   }
   const absl::StatusOr<Args> args = Args::Parse(found->flags, words);
   if (!args.ok()) return FailUsage(ToStd(args.status().message()));
+  if (found->operands.empty() && !args->positional().empty()) {
+    return FailUsage(absl::StrCat(found->name, " takes flags only, not \"",
+                                  Printable(args->positional()[0]), "\""));
+  }
   return found->run(*args);
 }
 

@@ -81,9 +81,7 @@ int RunImport(const Args& args) {
 }
 
 int RunSynth(const Args& args) {
-  if (!args.positional().empty() || !args.Has("out")) {
-    return FailUsage("models synth takes --shape NAME --type TYPE --out FILE");
-  }
+  if (!args.Has("out")) return FailUsage("models synth takes --shape NAME --type TYPE --out FILE");
   auto shape = engine::FindSynthShape(args.Get("shape", "tinyllama-1.1b"));
   if (!shape.ok()) return FailUsage(ToStd(shape.status().message()));
   for (const absl::string_view part :
@@ -95,15 +93,14 @@ int RunSynth(const Args& args) {
   }
   const auto type = engine::FindSynthType(args.Get("type", "q8_0"));
   if (!type.ok()) return FailUsage(ToStd(type.status().message()));
-  const auto seed = args.Integer("seed", 0, int64_t{1} << 62);
+  const auto seed = args.Unsigned("seed");
   if (!seed.ok()) return FailUsage(ToStd(seed.status().message()));
   const std::string path = args.Get("out");
   absl::Status status;
   {
     ProgressBar bar(Clock::Real());
     status = engine::WriteSynthModel(
-        *shape, *type, static_cast<uint64_t>(seed->value_or(1)), path,
-        [&](uint64_t written, uint64_t all) {
+        *shape, *type, seed->value_or(1), path, [&](uint64_t written, uint64_t all) {
           bar.Update(static_cast<double>(written) / static_cast<double>(all), path);
         });
   }

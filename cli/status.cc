@@ -27,6 +27,7 @@ std::vector<std::string> Row(const v1::ProcessState& state) {
 }
 
 int RunStatus(const Args& args) {
+  if (args.Has("json") && args.Has("quiet")) return FailUsage("give --json or --quiet, not both");
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   const auto status = (*client)->GetStatus();

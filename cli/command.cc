@@ -1,0 +1,30 @@
+#include "cli/command.h"
+
+#include <iostream>
+
+namespace withy::cli {
+
+int Fail(const absl::Status& status) {
+  std::cerr << "withyctl: " << status.message() << " [" << absl::StatusCodeToString(status.code())
+            << "]\n";
+  return kExitFailed;
+}
+
+int FailUsage(std::string_view message) {
+  std::cerr << "withyctl: " << message << " (--help explains the command)\n";
+  return kExitUsage;
+}
+
+std::vector<Flag> WithConnection(std::vector<Flag> flags) {
+  for (Flag& flag : ConnectionFlags()) flags.push_back(std::move(flag));
+  return flags;
+}
+
+std::vector<Flag> ConnectionFlags() {
+  return {{"address", "ADDRESS",
+           "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
+          {"token", "TOKEN", "the app's token (WITHY_TOKEN; default: what `apps bind` kept)"},
+          {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
+}
+
+}  // namespace withy::cli
