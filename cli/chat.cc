@@ -16,6 +16,7 @@
 #include "cli/output.h"
 #include "cli/prompt_flags.h"
 #include "cli/stats.h"
+#include "cli/utf8.h"
 
 namespace withy::cli {
 namespace {
@@ -61,6 +62,8 @@ class InterruptWatcher {
   std::thread thread_;
 };
 
+constexpr absl::Duration kTimeout = absl::Hours(1);
+
 constexpr char kHelp[] =
     "/slo ttft_ms=200 tpot_ms=10   ask for this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
     "tpot_ratio,\n"
@@ -73,13 +76,29 @@ constexpr char kHelp[] =
     "/quit                         leave\n"
     "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
 
+// Without its end. False: there is none, or (`too_long`) it is longer than a prompt may be.
+bool ReadLine(std::istream& in, std::string* line, bool* too_long) {
+  line->clear();
+  for (char c = 0; in.get(c);) {
+    if (c == '\n') return true;
+    if (line->size() == kMaxPromptBytes) {
+      *too_long = true;
+      return false;
+    }
+    line->push_back(c);
+  }
+  return !line->empty();
+}
+
 class Chat {
  public:
-  Chat(Client& client, InterruptWatcher& watcher, const Args& args, v1::GenerateRequest settings)
+  Chat(Client& client, InterruptWatcher& watcher, const Args& args, v1::GenerateRequest settings,
+       absl::Duration timeout)
       : client_(client),
         watcher_(watcher),
         args_(args),
         request_(std::move(settings)),
+        timeout_(timeout),
         stats_(args.Has("stats")) {}
 
   absl::Status Start() {
@@ -94,17 +113,22 @@ class Chat {
   void Loop() {
     std::string line;
     const bool terminal = isatty(STDIN_FILENO) != 0;
+    bool too_long = false;
     if (terminal)
       std::cerr << "context " << request_.context_id() << "; /help lists the commands\n";
     while (true) {
       if (terminal) std::cerr << "> " << std::flush;
-      if (!std::getline(std::cin, line)) break;
+      if (!ReadLine(std::cin, &line, &too_long)) break;
       if (line.empty()) continue;
       if (line[0] == '/') {
         if (!Do(line)) break;
       } else {
         Answer(line);
       }
+    }
+    if (too_long) {
+      Report(absl::InvalidArgumentError(
+          absl::StrCat("a line has more than ", kMaxPromptBytes, " bytes, the longest prompt")));
     }
     if (terminal) std::cerr << "\n";
   }
@@ -169,6 +193,7 @@ class Chat {
   }
 
   void Answer(const std::string& line) {
+    if (const absl::Status text = CheckUtf8("the line", line); !text.ok()) return Report(text);
     request_.mutable_prompt()->clear_messages();
     v1::Message& message = *request_.mutable_prompt()->mutable_messages()->add_messages();
     message.set_role("user");
@@ -178,7 +203,7 @@ class Chat {
     v1::GenerateFinished finished;
     watcher_.SetAnswer(&cancel);
     const absl::Status status =
-        client_.Generate(request_, absl::Hours(1), &cancel, [&](const v1::GenerateResponse& event) {
+        client_.Generate(request_, timeout_, &cancel, [&](const v1::GenerateResponse& event) {
           if (event.has_started()) started = event.started();
           if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
           if (event.has_finished()) finished = event.finished();
@@ -190,13 +215,14 @@ class Chat {
     } else {
       Report(status);
     }
-    if (status.ok() && stats_) std::cerr << StatsText(started, finished);
+    if (status.ok() && stats_) std::cerr << StatsText(request_.slo(), started, finished);
   }
 
   Client& client_;
   InterruptWatcher& watcher_;
   const Args& args_;
   v1::GenerateRequest request_;
+  const absl::Duration timeout_;
   bool stats_;
   bool failed_ = false;
 };
@@ -204,12 +230,16 @@ class Chat {
 int RunChat(const Args& args) {
   auto settings = SettingsFromArgs(args);
   if (!settings.ok()) return FailUsage(ToStd(settings.status().message()));
+  const auto timeout = TimeoutFromArgs(args, kTimeout);
+  if (!timeout.ok()) return FailUsage(ToStd(timeout.status().message()));
+  if (const absl::Status system = CheckFlagsUtf8(args, {"system"}); !system.ok())
+    return FailUsage(ToStd(system.message()));
   if (args.Has("context") && args.Has("system"))
     return FailUsage("--system is for a new context, not for --context");
   InterruptWatcher watcher;
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
-  Chat chat(**client, watcher, args, *std::move(settings));
+  Chat chat(**client, watcher, args, *std::move(settings), *timeout);
   if (const absl::Status started = chat.Start(); !started.ok()) return Fail(started);
   chat.Loop();
   return chat.failed() ? kExitFailed : kExitOk;
@@ -221,9 +251,11 @@ std::vector<Command> ChatCommands() {
   std::vector<Flag> flags = {
       {"context", "ID", "go on with this context (default: a new one)"},
       {"system", "TEXT", "system prompt of a new context"},
-      {"stats", "", "show what was predicted and measured after each answer"}};
+      {"stats", "", "show what was predicted and measured after each answer"},
+      TimeoutFlag(kTimeout)};
   for (Flag& flag : SettingFlags()) {
-    if (flag.name != "request-id" && flag.name != "logprobs") flags.push_back(std::move(flag));
+    if (flag.name != "context" && flag.name != "request-id" && flag.name != "logprobs")
+      flags.push_back(std::move(flag));
   }
   return {{"chat", "",
            "talk, a line of standard input a turn; the conversation is kept in a context",

@@ -1,8 +1,10 @@
 // What a person types, turned into requests; and what is printed back.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "cli/client.h"
+#include "cli/command.h"
 #include "cli/flags.h"
 #include "cli/inspect.h"
 #include "cli/output.h"
@@ -16,7 +18,9 @@
 namespace withy::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 absl::StatusOr<Args> Parse(std::vector<std::string> words) {
   std::vector<Flag> flags = PromptFlags();
@@ -47,6 +51,15 @@ TEST(FlagsTest, NamesWhatIsWrong) {
               HasSubstr("must be a number"));
 }
 
+TEST(FlagsTest, ASeedIsAnyOf64Bits) {
+  const auto args = Parse({"--seed", "17945157514201982996"});
+  EXPECT_EQ(SettingsFromArgs(*args)->sampling().seed(), 17945157514201982996u);
+  for (const char* bad : {"-1", "18446744073709551616", "x"}) {
+    EXPECT_THAT(std::string(SettingsFromArgs(*Parse({"--seed", bad})).status().message()),
+                HasSubstr("between 0 and 18446744073709551615"));
+  }
+}
+
 TEST(PromptTest, TextIsAUsersMessageUnlessRaw) {
   const auto prompt = PromptFromArgs(*Parse({"Good", "morning", "--system", "Be brief"}));
   ASSERT_TRUE(prompt.ok()) << prompt.status();
@@ -69,6 +82,33 @@ TEST(PromptTest, MessagesAndFiles) {
   EXPECT_EQ(PromptFromArgs(*Parse({"--file", path}))->messages().messages(0).content(),
             "from a file");
   EXPECT_FALSE(PromptFromArgs(*Parse({"--file", "/nonexistent"})).ok());
+}
+
+TEST(PromptTest, AFileThatIsNoPromptIsNamed) {
+  const auto why = [](const std::string& path) {
+    return std::string(PromptFromArgs(*Parse({"--file", path})).status().message());
+  };
+  EXPECT_THAT(why("/"), AllOf(HasSubstr("--file /"), HasSubstr("Is a directory")));
+  EXPECT_THAT(why("/dev/zero"), HasSubstr("--file /dev/zero holds more than 1048576 bytes"));
+  EXPECT_THAT(why("/nonexistent"), HasSubstr("give a file of text"));
+  const std::string path = ::testing::TempDir() + "/longest_prompt.txt";
+  std::ofstream(path) << std::string(kMaxPromptBytes, 'a');
+  EXPECT_EQ(PromptFromArgs(*Parse({"--raw", "--file", path}))->text().size(), kMaxPromptBytes);
+  std::ofstream(path) << "gr\xFC\xDF"
+                      << "e";
+  EXPECT_THAT(why(path), HasSubstr(path + " is no UTF-8 at byte 2 (0xFC)"));
+  std::filesystem::remove(path);
+}
+
+TEST(PromptTest, TextThatIsNoUtf8IsNamedBeforeItIsSent) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"caf\xE9"}, {"a", "--system", "caf\xE9"}}) {
+    EXPECT_THAT(std::string(PromptFromArgs(*Parse(words)).status().message()),
+                AllOf(HasSubstr(words.back() == words.front() ? "TEXT" : "--system"),
+                      HasSubstr("no UTF-8 at byte 3 (0xE9)")));
+  }
+  EXPECT_THAT(std::string(SettingsFromArgs(*Parse({"--stop", "\x80"})).status().message()),
+              HasSubstr("--stop is no UTF-8 at byte 0"));
 }
 
 TEST(PromptTest, ContradictionsAreErrors) {
@@ -112,6 +152,8 @@ TEST(SettingsTest, EveryFlagReachesItsField) {
                                                 "off",
                                                 "--level",
                                                 "60",
+                                                "--prompt-level",
+                                                "40",
                                                 "--worker",
                                                 "draft"}));
   ASSERT_TRUE(request.ok()) << request.status();
@@ -131,6 +173,7 @@ TEST(SettingsTest, EveryFlagReachesItsField) {
   EXPECT_EQ(request->request_id(), "r");
   EXPECT_EQ(request->speculation(), v1::SPECULATION_OFF);
   EXPECT_EQ(request->model_level_percent(), 60u);
+  EXPECT_EQ(request->prompt_level_percent(), 40u);
   EXPECT_EQ(request->model(), "draft");
   EXPECT_FALSE(SettingsFromArgs(*Parse({"--speculation", "maybe"})).ok());
   EXPECT_FALSE(SettingsFromArgs(*Parse({"--worker", "draft", "--model", "x"})).ok());
@@ -138,6 +181,38 @@ TEST(SettingsTest, EveryFlagReachesItsField) {
   EXPECT_TRUE(SetSlo("tpot_ratio", 0.5, &slo).ok());
   EXPECT_EQ(slo.tpot_ratio(), 0.5);
   EXPECT_FALSE(SetSlo("strict", 1, &slo).ok());
+}
+
+TEST(SettingsTest, ATimeoutIsAboveZero) {
+  const std::vector<Flag> flags = {TimeoutFlag(absl::Minutes(1))};
+  const auto timeout = [&](std::string word) {
+    char* words[] = {word.data()};
+    return TimeoutFromArgs(*Args::Parse(flags, words), absl::Minutes(1));
+  };
+  EXPECT_EQ(*timeout("text"), absl::Minutes(1));
+  EXPECT_EQ(*timeout("--timeout-s=0.5"), absl::Milliseconds(500));
+  for (const char* bad : {"--timeout-s=0", "--timeout-s=-1", "--timeout-s=nan", "--timeout-s=inf"})
+    EXPECT_THAT(std::string(timeout(bad).status().message()),
+                HasSubstr("above 0 and at most 86400"));
+}
+
+TEST(SettingsTest, CountTokensTakesNoContextWhichItCannotCount) {
+  for (const Command& command : GenerateCommands()) {
+    const bool context = std::any_of(command.flags.begin(), command.flags.end(),
+                                     [](const Flag& flag) { return flag.name == "context"; });
+    EXPECT_EQ(context, command.name != "count-tokens") << command.name;
+  }
+}
+
+TEST(StatsTest, NoVerdictWhereNoSloWasAsked) {
+  v1::GenerateFinished finished;
+  finished.mutable_latency()->set_slo_met(true);
+  v1::Slo slo;
+  EXPECT_THAT(StatsText(slo, {}, finished), Not(HasSubstr("SLO")));
+  slo.set_ttft_ms(200);
+  EXPECT_THAT(StatsText(slo, {}, finished), HasSubstr("SLO met"));
+  finished.mutable_latency()->set_slo_met(false);
+  EXPECT_THAT(StatsText(slo, {}, finished), HasSubstr("SLO missed"));
 }
 
 TEST(OutputTest, TerminalsAreNotFooled) {

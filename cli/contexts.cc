@@ -1,9 +1,11 @@
 // withyctl contexts: what the app has stored.
 #include <iostream>
 
+#include "base/status.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/utf8.h"
 
 namespace withy::cli {
 namespace {
@@ -31,8 +33,15 @@ int RunList(const Args& args) {
   return kExitOk;
 }
 
+// A wrong ID among the operands.
+absl::Status CheckIds(const Args& args) {
+  for (const std::string& id : args.positional()) WITHY_RETURN_IF_ERROR(CheckUtf8("ID", id));
+  return absl::OkStatus();
+}
+
 int RunShow(const Args& args) {
   if (args.positional().size() != 1) return FailUsage("contexts show takes one ID");
+  if (const absl::Status ids = CheckIds(args); !ids.ok()) return FailUsage(ToStd(ids.message()));
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   v1::GetContextRequest request;
@@ -51,6 +60,8 @@ int RunShow(const Args& args) {
 }
 
 int RunCreate(const Args& args) {
+  const absl::Status texts = CheckFlagsUtf8(args, {"system", "title", "request-id"});
+  if (!texts.ok()) return FailUsage(ToStd(texts.message()));
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   v1::CreateContextRequest request;
@@ -65,6 +76,7 @@ int RunCreate(const Args& args) {
 
 int RunDelete(const Args& args) {
   if (args.positional().empty()) return FailUsage("contexts delete takes one or more IDs");
+  if (const absl::Status ids = CheckIds(args); !ids.ok()) return FailUsage(ToStd(ids.message()));
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   for (const std::string& id : args.positional()) {

@@ -16,6 +16,8 @@
 namespace withy::cli {
 namespace {
 
+constexpr absl::Duration kTimeout = absl::Minutes(10);
+
 absl::StatusOr<v1::GenerateRequest> RequestFromArgs(const Args& args) {
   WITHY_ASSIGN_OR_RETURN(v1::GenerateRequest request, SettingsFromArgs(args));
   WITHY_ASSIGN_OR_RETURN(*request.mutable_prompt(), PromptFromArgs(args));
@@ -23,9 +25,11 @@ absl::StatusOr<v1::GenerateRequest> RequestFromArgs(const Args& args) {
 }
 
 int RunGenerate(const Args& args) {
+  if (args.Has("logprobs") && !args.Has("json"))
+    return FailUsage("--logprobs needs --json, which prints them");
   const auto request = RequestFromArgs(args);
   if (!request.ok()) return FailUsage(ToStd(request.status().message()));
-  const auto timeout = args.Number("timeout-s");
+  const auto timeout = TimeoutFromArgs(args, kTimeout);
   if (!timeout.ok()) return FailUsage(ToStd(timeout.status().message()));
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
@@ -44,8 +48,7 @@ int RunGenerate(const Args& args) {
       std::cout << Printable(message.delta().text()) << std::flush;
     }
   };
-  const absl::Status status =
-      (*client)->Generate(*request, absl::Seconds(timeout->value_or(600)), nullptr, show);
+  const absl::Status status = (*client)->Generate(*request, *timeout, nullptr, show);
   if (json && status.ok()) {
     const std::string token_json =
         args.Has("logprobs") ? absl::StrCat(",\"tokens\":", ToJson(tokens)) : "";
@@ -55,8 +58,8 @@ int RunGenerate(const Args& args) {
   if (!json && !finished.text().empty()) std::cout << "\n";
   std::cout << std::flush;
   if (!status.ok()) return Fail(status);
-  if (!json && (args.Has("stats") || isatty(STDERR_FILENO) != 0))
-    std::cerr << StatsText(started, finished);
+  if (args.Has("stats") || (!json && isatty(STDERR_FILENO) != 0))
+    std::cerr << StatsText(request->slo(), started, finished);
   return kExitOk;
 }
 
@@ -112,7 +115,7 @@ std::vector<Command> GenerateCommands() {
            Join(PromptFlags(), SettingFlags()),
            {json,
             {"stats", "", "print the decision and the latency to stderr (default on a terminal)"},
-            {"timeout-s", "S", "give up after S seconds (default 600)"}})),
+            TimeoutFlag(kTimeout)})),
        RunGenerate},
       {"plan", "[TEXT...]", "what generate would decide and predict now, without running it",
        WithConnection(Join(Join(PromptFlags(), SettingFlags()), {json})), RunPlan},

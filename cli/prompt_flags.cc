@@ -1,27 +1,52 @@
 #include "cli/prompt_flags.h"
 
-#include <fstream>
-#include <iostream>
-#include <iterator>
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
+#include "cli/utf8.h"
 
 namespace withy::cli {
 namespace {
 
+constexpr int kMaxTimeoutS = 24 * 60 * 60;
 constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
 
 constexpr const char* kSloFields[] = {"ttft_ms",    "tpot_ms",       "ttft_ratio",
                                       "tpot_ratio", "end_to_end_ms", "energy_mj"};
 
-absl::StatusOr<std::string> ReadAll(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return ErrnoError("read " + path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
+// "-" is standard input.
+absl::StatusOr<std::string> ReadPrompt(const std::string& path) {
+  const bool standard_input = path == "-";
+  UniqueFd opened;
+  if (!standard_input) opened = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const std::string what = standard_input ? "standard input" : "--file " + path;
+  const auto unreadable = [&] {
+    return ErrnoError("cannot read " + what + " (give a file of text, or - for standard input)");
+  };
+  if (!standard_input && !opened.valid()) return unreadable();
+  const int file = standard_input ? STDIN_FILENO : opened.get();
+  std::string text(kMaxPromptBytes + 1, '\0');
+  size_t bytes = 0;
+  while (bytes < text.size()) {
+    const ssize_t count = read(file, text.data() + bytes, text.size() - bytes);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return unreadable();
+    if (count == 0) break;
+    bytes += static_cast<size_t>(count);
+  }
+  if (bytes > kMaxPromptBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " holds more than ", kMaxPromptBytes,
+                                                   " bytes, the longest prompt: shorten it"));
+  }
+  text.resize(bytes);
+  WITHY_RETURN_IF_ERROR(CheckUtf8(what, text));
+  return text;
 }
 
 absl::Status AddMessage(const std::string& text, v1::Messages* messages) {
@@ -47,9 +72,8 @@ absl::Status FillSampling(const Args& args, v1::Sampling* sampling) {
   if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
   WITHY_ASSIGN_OR_RETURN(const auto penalty, args.Number("repetition-penalty"));
   if (penalty) sampling->set_repetition_penalty(static_cast<float>(*penalty));
-  WITHY_ASSIGN_OR_RETURN(const auto seed,
-                         args.Integer("seed", 0, std::numeric_limits<int64_t>::max()));
-  if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
+  WITHY_ASSIGN_OR_RETURN(const auto seed, args.Unsigned("seed"));
+  if (seed) sampling->set_seed(*seed);
   return absl::OkStatus();
 }
 
@@ -80,12 +104,12 @@ std::vector<Flag> PromptFlags() {
            "one message of the prompt (system, user or assistant); may be repeated"},
           {"system", "TEXT", "a system message in front"},
           {"raw", "", "give TEXT to the model as it is, without its chat template"},
-          {"file", "PATH", "read TEXT from a file; - is standard input"},
-          {"context", "ID", "go on with this context (default: stateless)"}};
+          {"file", "PATH", "read TEXT from a file; - is standard input"}};
 }
 
 std::vector<Flag> SettingFlags() {
-  return {{"slo-ttft-ms", "MS", "first token within MS milliseconds"},
+  return {{"context", "ID", "go on with this context (default: stateless)"},
+          {"slo-ttft-ms", "MS", "first token within MS milliseconds"},
           {"slo-tpot-ms", "MS", "MS milliseconds a token after the first"},
           {"slo-ttft-ratio", "R", "first token within the share R of the full model's time"},
           {"slo-tpot-ratio", "R", "the same for a token after the first"},
@@ -105,16 +129,26 @@ std::vector<Flag> SettingFlags() {
           {"request-id", "ID", "a retry with the same ID gets the stored answer"},
           {"speculation", "on|off", "default: where it pays"},
           {"level", "PERCENT", "fix the model level"},
+          {"prompt-level", "PERCENT",
+           "fix the prompt level: the share of the prompt's words that is kept"},
           {"worker", "target|draft", "which model answers (default target)"},
           {"model", "NAME", "the same by the model's name"}};
 }
 
+Flag TimeoutFlag(absl::Duration fallback) {
+  return {"timeout-s", "S",
+          absl::StrCat("give up on an answer after S seconds (default ",
+                       absl::ToInt64Seconds(fallback), ")")};
+}
+
 absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
   std::string text = absl::StrJoin(args.positional(), " ");
+  WITHY_RETURN_IF_ERROR(CheckUtf8("TEXT", text));
+  WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"system", "message"}));
   const std::vector<std::string> messages = args.GetAll("message");
   if (args.Has("file")) {
     if (!text.empty()) return absl::InvalidArgumentError("give TEXT or --file, not both");
-    WITHY_ASSIGN_OR_RETURN(text, ReadAll(args.Get("file")));
+    WITHY_ASSIGN_OR_RETURN(text, ReadPrompt(args.Get("file")));
   }
   if (text.empty() == messages.empty()) {
     return absl::InvalidArgumentError(text.empty()
@@ -137,6 +171,8 @@ absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
 }
 
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
+  WITHY_RETURN_IF_ERROR(
+      CheckFlagsUtf8(args, {"context", "stop", "request-id", "speculation", "worker", "model"}));
   v1::GenerateRequest request;
   request.set_context_id(args.Get("context"));
   WITHY_RETURN_IF_ERROR(FillSlo(args, request.mutable_slo()));
@@ -155,10 +191,23 @@ absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
   }
   WITHY_ASSIGN_OR_RETURN(const auto level, args.Integer("level", 1, 100));
   if (level) request.set_model_level_percent(static_cast<uint32_t>(*level));
+  WITHY_ASSIGN_OR_RETURN(const auto prompt_level, args.Integer("prompt-level", 1, 100));
+  if (prompt_level) request.set_prompt_level_percent(static_cast<uint32_t>(*prompt_level));
   if (args.Has("worker") && args.Has("model"))
     return absl::InvalidArgumentError("give --worker or --model, not both");
   request.set_model(args.Get("worker", args.Get("model")));
   return request;
+}
+
+absl::StatusOr<absl::Duration> TimeoutFromArgs(const Args& args, absl::Duration fallback) {
+  WITHY_ASSIGN_OR_RETURN(const auto seconds, args.Number("timeout-s"));
+  if (!seconds) return fallback;
+  if (!(*seconds > 0 && *seconds <= kMaxTimeoutS)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--timeout-s is ", args.Get("timeout-s"), ": it must be above 0 and at most ",
+                     kMaxTimeoutS, "; leave it out for ", absl::ToInt64Seconds(fallback)));
+  }
+  return absl::Seconds(*seconds);
 }
 
 absl::Status SetSlo(const std::string& field, double value, v1::Slo* slo) {

@@ -1,25 +1,35 @@
 // The flags that make a GenerateRequest: shared by generate, plan, count-tokens and chat.
 #pragma once
 
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cli/flags.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::cli {
 
-// --message, --raw, --file, --system, --context
+// The service takes no longer prompt; nothing longer is read.
+inline constexpr size_t kMaxPromptBytes = size_t{1} << 20;
+
+// --message, --raw, --file, --system
 std::vector<Flag> PromptFlags();
-// --slo-…, --strict, sampling, limits, --model and the like
+// --context, --slo-…, --strict, sampling, limits, --model and the like
 std::vector<Flag> SettingFlags();
+// --timeout-s
+Flag TimeoutFlag(absl::Duration fallback);
 
 // The prompt that the operands and PromptFlags describe: TEXT is a user's message, or with --raw
-// goes to the model as it is. Errors: INVALID_ARGUMENT (the command line is wrong), NOT_FOUND
-// (--file).
+// goes to the model as it is. Errors: INVALID_ARGUMENT (the command line is wrong, a text is too
+// long or no UTF-8), of reading --file.
 absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args);
 // All but the prompt. Errors: INVALID_ARGUMENT.
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args);
+// `fallback` when it is not given. Errors: INVALID_ARGUMENT.
+absl::StatusOr<absl::Duration> TimeoutFromArgs(const Args& args, absl::Duration fallback);
 
 // Sets one SLO target by the name of its field ("ttft_ms", "tpot_ratio", ...). Errors:
 // INVALID_ARGUMENT.

@@ -30,7 +30,8 @@ std::string ReasonText(v1::FinishReason reason) {
   }
 }
 
-std::string StatsText(const v1::GenerateStarted& started, const v1::GenerateFinished& finished) {
+std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
+                      const v1::GenerateFinished& finished) {
   const v1::Decision& decision = started.decision();
   const v1::Usage& usage = finished.usage();
   std::string text = absl::StrCat(started.replayed() ? "Stored answer of this request_id. " : "",
@@ -38,9 +39,11 @@ std::string StatsText(const v1::GenerateStarted& started, const v1::GenerateFini
   text += Table({{"", "TTFT ms", "TPOT ms", "end to end ms"},
                  LatencyRow("predicted", decision.predicted()),
                  LatencyRow("measured", finished.latency().measured())});
-  absl::StrAppend(&text, "SLO ", finished.latency().slo_met() ? "met" : "missed", "; ",
-                  usage.prompt_tokens(), " prompt tokens (", usage.reused_tokens(), " reused, ",
-                  usage.prefilled_tokens(), " computed), ", usage.completion_tokens(),
+  const bool asked = slo.ttft_ratio() > 0 || slo.tpot_ratio() > 0 || slo.ttft_ms() > 0 ||
+                     slo.tpot_ms() > 0 || slo.end_to_end_ms() > 0 || slo.energy_mj() > 0;
+  if (asked) absl::StrAppend(&text, "SLO ", finished.latency().slo_met() ? "met; " : "missed; ");
+  absl::StrAppend(&text, usage.prompt_tokens(), " prompt tokens (", usage.reused_tokens(),
+                  " reused, ", usage.prefilled_tokens(), " computed), ", usage.completion_tokens(),
                   " generated; ended by ", ReasonText(finished.reason()), "\n");
   if (usage.pruned_words() > 0)
     absl::StrAppend(&text, usage.pruned_words(), " words of the prompt left out\n");

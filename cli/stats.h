@@ -8,7 +8,9 @@
 
 namespace withy::cli {
 
-std::string StatsText(const v1::GenerateStarted& started, const v1::GenerateFinished& finished);
+// `slo` as it was asked for: without a target in it there is no verdict.
+std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
+                      const v1::GenerateFinished& finished);
 // A table row: label, TTFT, TPOT, end to end.
 std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency& latency);
 // "end of turn", "max tokens", ...

@@ -70,9 +70,9 @@ def main():
                 else:
                     latency = message.finished.latency
                     print()
+                    verdict = f", SLO {'met' if latency.slo_met else 'missed'}" if args.ttft_ms > 0 else ""
                     print(
-                        f"TTFT {latency.measured.ttft_ms:.1f} ms, TPOT {latency.measured.tpot_ms:.2f} ms, "
-                        f"SLO {'met' if latency.slo_met else 'missed'}",
+                        f"TTFT {latency.measured.ttft_ms:.1f} ms, TPOT {latency.measured.tpot_ms:.2f} ms{verdict}",
                         file=sys.stderr,
                     )
         except grpc.RpcError as error:

@@ -150,6 +150,43 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
   EXPECT_TRUE(kept.messages(1).cancelled());
 }
 
+// Runs withyctl with standard output and error apart. Variables stand in front, as for a shell.
+struct Ran {
+  int code = 0;
+  std::string out;
+  std::string err;
+};
+Ran RunShell(const std::string& dir, const std::string& variables, const std::string& words) {
+  const std::string command =
+      variables + " " + Withyctl() + " " + words + " >" + dir + "/out 2>" + dir + "/err </dev/null";
+  const auto text = [](const std::string& path) {
+    std::stringstream read;
+    read << std::ifstream(path).rdbuf();
+    return read.str();
+  };
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), text(dir + "/out"),
+          text(dir + "/err")};
+}
+
+TEST(WithyctlTest, WhatWouldBeIgnoredIsRefused) {
+  char pattern[] = "/tmp/withy-e2e-XXXXXX";
+  const std::string dir = mkdtemp(pattern);
+  const auto run = [&](const std::string& words) {
+    return RunShell(dir, "WITHY_ADDRESS=unix:/nonexistent", words);
+  };
+  for (const std::string words :
+       {"status now", "contexts list mine", "status --quiet --json", "generate --logprobs 2 hello",
+        "count-tokens --context ctx_1 hello", "generate --timeout-s 0 hello", "generate --file /",
+        "generate --file /dev/zero"}) {
+    const Ran ran = run(words);
+    EXPECT_EQ(ran.code, 2) << words << ": " << ran.err;
+    EXPECT_EQ(ran.out, "") << words;
+  }
+  EXPECT_EQ(run("--version").out.rfind("withyctl ", 0), 0u);
+  std::filesystem::remove_all(dir);
+}
+
 TEST(WithyctlTest, AnAppsNameIsItsOwnAndTheOperatorsToRenew) {
   Board board;
   board.StartAll();
