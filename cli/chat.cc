@@ -71,7 +71,7 @@ constexpr char kHelp[] =
     "late)\n"
     "/slo off                      as good as it can\n"
     "/stats                        show or hide what was predicted and measured\n"
-    "/new                          begin a new context\n"
+    "/new                          begin a new context, with the next message\n"
     "/context                      the context's id, to go on later with --context\n"
     "/quit                         leave\n"
     "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
@@ -101,21 +101,23 @@ class Chat {
         timeout_(timeout),
         stats_(args.Has("stats")) {}
 
+  // Says now, not after the first message, when the service, the token or --context is no good.
   absl::Status Start() {
     if (!request_.context_id().empty()) {
       v1::GetContextRequest get;
       get.set_context_id(request_.context_id());
       return client_.GetContext(get).status();
     }
-    return NewContext();
+    v1::ListContextsRequest least;
+    least.set_page_size(1);
+    return client_.ListContexts(least).status();
   }
 
   void Loop() {
     std::string line;
     const bool terminal = isatty(STDIN_FILENO) != 0;
     bool too_long = false;
-    if (terminal)
-      std::cerr << "context " << request_.context_id() << "; /help lists the commands\n";
+    if (terminal) std::cerr << ContextText() << "; /help lists the commands\n";
     while (true) {
       if (terminal) std::cerr << "> " << std::flush;
       if (!ReadLine(std::cin, &line, &too_long)) break;
@@ -131,12 +133,22 @@ class Chat {
           absl::StrCat("a line has more than ", kMaxPromptBytes, " bytes, the longest prompt")));
     }
     if (terminal) std::cerr << "\n";
+    if (terminal && !request_.context_id().empty()) {
+      std::cerr << "`withyctl chat --context " << request_.context_id() << "` goes on\n";
+    }
   }
 
   bool failed() const { return failed_; }
 
  private:
-  absl::Status NewContext() {
+  std::string ContextText() const {
+    return request_.context_id().empty() ? "a new context begins with the next message"
+                                         : "context " + request_.context_id();
+  }
+
+  // A context that nothing was said in would only count towards the app's limit.
+  absl::Status EnsureContext() {
+    if (!request_.context_id().empty()) return absl::OkStatus();
     v1::CreateContextRequest create;
     create.set_system_prompt(args_.Get("system"));
     create.set_title("withyctl chat");
@@ -160,10 +172,10 @@ class Chat {
     } else if (words[0] == "/stats") {
       stats_ = !stats_;
     } else if (words[0] == "/new") {
-      Report(NewContext());
-      std::cerr << "context " << request_.context_id() << "\n";
+      request_.clear_context_id();
+      std::cerr << ContextText() << "\n";
     } else if (words[0] == "/context") {
-      std::cerr << request_.context_id() << "\n";
+      std::cerr << (request_.context_id().empty() ? ContextText() : request_.context_id()) << "\n";
     } else {
       std::cerr << kHelp;
     }
@@ -202,12 +214,15 @@ class Chat {
     v1::GenerateStarted started;
     v1::GenerateFinished finished;
     watcher_.SetAnswer(&cancel);
-    const absl::Status status =
-        client_.Generate(request_, timeout_, &cancel, [&](const v1::GenerateResponse& event) {
-          if (event.has_started()) started = event.started();
-          if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
-          if (event.has_finished()) finished = event.finished();
-        });
+    absl::Status status = EnsureContext();
+    if (status.ok()) {
+      status =
+          client_.Generate(request_, timeout_, &cancel, [&](const v1::GenerateResponse& event) {
+            if (event.has_started()) started = event.started();
+            if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
+            if (event.has_finished()) finished = event.finished();
+          });
+    }
     watcher_.SetAnswer(nullptr);
     std::cout << "\n" << std::flush;
     if (absl::IsCancelled(status)) {

@@ -150,6 +150,32 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
   EXPECT_TRUE(kept.messages(1).cancelled());
 }
 
+TEST(WithyctlTest, AChatInWhichNothingIsSaidLeavesNoContext) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
+  const std::string token = board.BindApp("chat");
+  Terminal chat(
+      {Withyctl(), "chat", "--address", board.address(), "--token", token, "--max-tokens", "4"});
+  const auto contexts = [&] {
+    grpc::ClientContext listing;
+    Authorise(&listing, token);
+    v1::ListContextsResponse response;
+    EXPECT_TRUE(board.NewStub()->ListContexts(&listing, {}, &response).ok());
+    return response.contexts_size();
+  };
+  chat.Type("/new\n/new\n/context\n");
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(chat.Shows("a new context begins with the next message")) << chat.screen();
+  }
+  EXPECT_EQ(contexts(), 0);
+  chat.Type("hello\n/context\n");
+  ASSERT_TRUE(chat.Shows("ctx_")) << chat.screen();
+  chat.Type("/new\n/quit\n");
+  EXPECT_EQ(chat.WaitForExit(), 0) << chat.screen();
+  EXPECT_EQ(contexts(), 1);
+}
+
 // Runs withyctl with standard output and error apart. Variables stand in front, as for a shell.
 struct Ran {
   int code = 0;
