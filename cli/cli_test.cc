@@ -1,8 +1,11 @@
 // What a person types, turned into requests; and what is printed back.
+#include <grpcpp/grpcpp.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 
+#include "absl/time/clock.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/flags.h"
@@ -14,6 +17,8 @@
 #include "engine/model/synth.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "withy/v1/context_store.grpc.pb.h"
+#include "withy/v1/llm_service.grpc.pb.h"
 
 namespace withy::cli {
 namespace {
@@ -291,18 +296,70 @@ TEST(InspectTest, ATlmIsNamedAsOne) {
   EXPECT_THAT(InspectionJson(*tlm), HasSubstr("\"role\":\"tlm\""));
 }
 
-TEST(ClientTest, AServiceThatIsAwayIsNamedWithTheRemedy) {
-  const std::vector<Flag> flags = {{"address", "A", ""}, {"config", "F", ""}, {"token", "T", ""}};
-  std::string address = "--address=unix:/nonexistent/withy.sock";
-  char* words[] = {address.data()};
-  const auto args = Args::Parse(flags, words);
-  ASSERT_TRUE(args.ok());
-  const auto client = Client::Open(*args);
+class ClientTest : public ::testing::Test {
+ protected:
+  static absl::StatusOr<std::unique_ptr<Client>> Open(const std::string& address,
+                                                      const std::string& token = "secret") {
+    const std::vector<Flag> flags = ConnectionFlags();
+    std::string words[] = {"--address=unix:" + address, "--token=" + token};
+    char* pointers[] = {words[0].data(), words[1].data()};
+    return Client::Open(*Args::Parse(flags, pointers));
+  }
+  // A server of `service`.
+  std::unique_ptr<grpc::Server> Serve(grpc::Service* service) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + socket_, grpc::InsecureServerCredentials());
+    builder.RegisterService(service);
+    return builder.BuildAndStart();
+  }
+
+  const std::string socket_ = ::testing::TempDir() + "/withy_cli_test.sock";
+};
+
+TEST_F(ClientTest, AServiceThatIsAwayIsNamedWithTheRemedy) {
+  const auto client = Open("/nonexistent/withy.sock");
   ASSERT_TRUE(client.ok()) << client.status();
   const auto models = (*client)->ListModels();
   EXPECT_EQ(models.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(models.status().message()), HasSubstr("/nonexistent/withy.sock"));
-  EXPECT_THAT(std::string(models.status().message()), HasSubstr("Start it"));
+  EXPECT_THAT(std::string(models.status().message()),
+              AllOf(HasSubstr("/nonexistent/withy.sock"), HasSubstr("Start it")));
+}
+
+TEST_F(ClientTest, AnotherServiceIsSaidToBeAnother) {
+  v1::ContextStore::Service store;
+  const auto server = Serve(&store);
+  EXPECT_THAT(std::string((*Open(socket_))->ListModels().status().message()),
+              AllOf(HasSubstr(socket_), HasSubstr("is not withy's orchestrator")));
+}
+
+class UnkindService : public v1::LlmService::Service {
+  grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest*,
+                        grpc::ServerWriter<v1::GenerateResponse>*) override {
+    while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(5));
+    return grpc::Status::CANCELLED;
+  }
+  grpc::Status ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
+                          v1::ListModelsResponse*) override {
+    return {grpc::StatusCode::UNAUTHENTICATED, "no token: `withyctl apps bind NAME` makes one"};
+  }
+  grpc::Status Plan(grpc::ServerContext*, const v1::GenerateRequest*, v1::PlanResponse*) override {
+    return {grpc::StatusCode::UNIMPLEMENTED, "slo.energy_mj is 5: ask for a time"};
+  }
+};
+
+TEST_F(ClientTest, WhatFailedIsSaidOnceAndWithTheRemedy) {
+  UnkindService service;
+  const auto server = Serve(&service);
+  const auto client = *Open(socket_);
+  EXPECT_THAT(
+      std::string(
+          client->Generate({}, absl::Milliseconds(300), nullptr, [](const auto&) {}).message()),
+      AllOf(HasSubstr("had not finished after 0.3 s"), HasSubstr("--timeout-s")));
+  EXPECT_EQ(client->Plan({}).status().message(), "slo.energy_mj is 5: ask for a time");
+  EXPECT_THAT(std::string(client->ListModels().status().message()),
+              AllOf(HasSubstr("refused"), HasSubstr("apps renew")));
+  const std::string without = std::string((*Open(socket_, ""))->ListModels().status().message());
+  EXPECT_EQ(without.find("no token"), without.rfind("no token")) << without;
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <mutex>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/config.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -22,8 +22,34 @@
 namespace withy::cli {
 namespace {
 
-constexpr absl::Duration kTimeout = absl::Seconds(30);
+struct Deadline {
+  absl::Duration timeout;
+  const char* remedy;
+};
+
+constexpr Deadline kUnaryDeadline = {absl::Seconds(30),
+                                     "`withyctl status` says what withy does now; then try again"};
 constexpr char kUnix[] = "unix:";
+
+// Who is called.
+struct Peer {
+  Peer() = default;
+  Peer(const char* name, std::string where)
+      : process(name), address(std::move(where)), channel(rpc::Connect(address)) {}
+
+  const char* process = "";
+  std::string address;
+  std::shared_ptr<grpc::Channel> channel;
+};
+
+// What gRPC's servers say of a call they do not have: C++ nothing, Go and Python the rest, a plain
+// HTTP/2 server the last. withy's own UNIMPLEMENTED names a field of the request.
+bool SaysMethodIsUnknown(absl::string_view message) {
+  return message.empty() || absl::StartsWithIgnoreCase(message, "unknown service") ||
+         absl::StartsWithIgnoreCase(message, "unknown method") ||
+         absl::StartsWithIgnoreCase(message, "method not found") ||
+         absl::StartsWithIgnoreCase(message, "received http2 header");
+}
 
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
@@ -89,35 +115,54 @@ void AnswerCancel::Cancel() {
 }
 
 struct Client::Impl {
-  std::string address;
-  std::string store_address;
+  Peer orchestrator;
+  Peer store;
   std::string token;
-  std::shared_ptr<grpc::Channel> channel;
-  std::shared_ptr<grpc::Channel> store_channel;
   std::unique_ptr<v1::LlmService::Stub> stub;
-  std::unique_ptr<v1::ContextStore::Stub> store;
+  std::unique_ptr<v1::ContextStore::Stub> store_stub;
 
   void Prepare(grpc::ClientContext* context, absl::Duration timeout) const {
     rpc::SetTimeout(context, timeout);
     if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
   }
 
+  absl::Status ExplainUnauthenticated() const {
+    if (token.empty()) {
+      return absl::UnauthenticatedError(
+          "no token: `withyctl apps bind NAME` gets one and keeps it; one that is kept elsewhere "
+          "is "
+          "given by --token or WITHY_TOKEN");
+    }
+    return absl::UnauthenticatedError(absl::StrCat(
+        "the token was refused: `withyctl apps bind NAME` gets one for a new app; for an app "
+        "whose token is lost the "
+        "operator's `withyctl apps renew NAME` does"));
+  }
+
   // The status with what to do about it.
   absl::Status Explain(const grpc::Status& status, const grpc::ClientContext& context,
-                       const std::shared_ptr<grpc::Channel>& used, const std::string& where) const {
+                       const Peer& peer, const Deadline& deadline) const {
     absl::Status plain = rpc::FromGrpc(status);
-    if (absl::IsUnavailable(plain) && used->GetState(false) != GRPC_CHANNEL_READY) {
-      return absl::UnavailableError(absl::StrCat("withy does not answer at ", where,
+    const bool connected = peer.channel->GetState(false) == GRPC_CHANNEL_READY;
+    if (absl::IsUnavailable(plain) && !connected) {
+      return absl::UnavailableError(absl::StrCat("withy does not answer at ", peer.address,
                                                  ": is it running? Start it with `./withy up` or "
                                                  "`systemctl start withy.target`, or say where it "
                                                  "is with --address or WITHY_ADDRESS"));
     }
-    if (absl::IsUnauthenticated(plain)) {
-      return Annotate(
-          plain, token.empty()
-                     ? "no token (make one with `withyctl apps bind NAME`)"
-                     : "the token was refused (make a new one with `withyctl apps bind NAME`)");
+    if (absl::IsDeadlineExceeded(plain)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("withy at ", peer.address,
+                       connected ? " had not finished after " : " was not reached in ",
+                       absl::ToDoubleSeconds(deadline.timeout),
+                       " s, the deadline of this call: ", deadline.remedy));
     }
+    if (absl::IsUnimplemented(plain) && SaysMethodIsUnknown(plain.message())) {
+      return absl::UnimplementedError(absl::StrCat(
+          "what listens at ", peer.address, " is not withy's ", peer.process,
+          ", or one of another version: say where it is with --address or WITHY_ADDRESS"));
+    }
+    if (absl::IsUnauthenticated(plain)) return ExplainUnauthenticated();
     const auto& trailing = context.GetServerTrailingMetadata();
     if (const auto hint = trailing.find(rpc::kRetryAfterKey); hint != trailing.end()) {
       return absl::Status(
@@ -134,10 +179,10 @@ struct Client::Impl {
                                                                              Response*),
                                 const Request& request) const {
     grpc::ClientContext context;
-    Prepare(&context, kTimeout);
+    Prepare(&context, kUnaryDeadline.timeout);
     Response response;
     const grpc::Status status = (stub.get()->*method)(&context, request, &response);
-    if (!status.ok()) return Explain(status, context, channel, address);
+    if (!status.ok()) return Explain(status, context, orchestrator, kUnaryDeadline);
     return response;
   }
 
@@ -146,10 +191,10 @@ struct Client::Impl {
                                          grpc::ClientContext*, const Request&, Response*),
                                      const Request& request) const {
     grpc::ClientContext context;
-    rpc::SetTimeout(&context, kTimeout);
+    rpc::SetTimeout(&context, kUnaryDeadline.timeout);
     Response response;
-    const grpc::Status status = (store.get()->*method)(&context, request, &response);
-    if (!status.ok()) return Explain(status, context, store_channel, store_address);
+    const grpc::Status status = (store_stub.get()->*method)(&context, request, &response);
+    if (!status.ok()) return Explain(status, context, store, kUnaryDeadline);
     return response;
   }
 };
@@ -161,15 +206,14 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   WITHY_ASSIGN_OR_RETURN(const v1::Config config, LoadConfig(args.Get("config")));
   std::unique_ptr<Client> client(new Client);
   Impl& impl = *client->impl_;
-  impl.address = args.Get("address", Environment("WITHY_ADDRESS"));
-  if (impl.address.empty()) impl.address = config.orchestrator().listen();
-  impl.store_address = StoreBeside(impl.address, config);
+  std::string address = args.Get("address", Environment("WITHY_ADDRESS"));
+  if (address.empty()) address = config.orchestrator().listen();
+  impl.store = {"context_store", StoreBeside(address, config)};
+  impl.orchestrator = {"orchestrator", address};
+  impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
+  impl.store_stub = v1::ContextStore::NewStub(impl.store.channel);
   impl.token = args.Get("token", Environment("WITHY_TOKEN"));
   if (impl.token.empty()) impl.token = ReadFirstLine(TokenPath());
-  impl.channel = rpc::Connect(impl.address);
-  impl.stub = v1::LlmService::NewStub(impl.channel);
-  impl.store_channel = rpc::Connect(impl.store_address);
-  impl.store = v1::ContextStore::NewStub(impl.store_channel);
   return client;
 }
 
@@ -221,6 +265,7 @@ absl::StatusOr<v1::RemoveAppResponse> Client::RemoveApp(const v1::RemoveAppReque
 absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                               AnswerCancel* cancel,
                               const std::function<void(const v1::GenerateResponse&)>& on_message) {
+  const Deadline deadline = {timeout, "--timeout-s gives it more"};
   grpc::ClientContext context;
   impl_->Prepare(&context, timeout);
   const std::shared_ptr<AnswerCancel::State> state = cancel == nullptr ? nullptr : cancel->state_;
@@ -237,7 +282,7 @@ absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration
     const std::lock_guard lock(state->mutex);
     state->context = nullptr;
   }
-  if (!status.ok()) return impl_->Explain(status, context, impl_->channel, impl_->address);
+  if (!status.ok()) return impl_->Explain(status, context, impl_->orchestrator, deadline);
   return absl::OkStatus();
 }
 

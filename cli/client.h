@@ -51,6 +51,7 @@ class Client {
   absl::StatusOr<v1::PlanResponse> Plan(const v1::GenerateRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels();
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
+  // Errors also: DEADLINE_EXCEEDED, which names --timeout-s.
   absl::Status Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                         AnswerCancel* cancel,
                         const std::function<void(const v1::GenerateResponse&)>& on_message);
