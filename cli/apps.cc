@@ -1,46 +1,94 @@
 // withyctl apps: registering apps, and the operator's view of them.
 #include <iostream>
 
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/token_files.h"
 
 namespace withy::cli {
 namespace {
 
-// Prints or keeps what `app` was given.
-int Keep(const Args& args, const std::string& app,
-         const absl::StatusOr<v1::BindAppResponse>& bound) {
-  if (!bound.ok()) return Fail(bound.status());
-  if (args.Has("print")) {
-    std::cout << bound->token() << "\n";
+// Keeps the token that `app` was given, in `file` when there is one, and prints what was asked for.
+// A token that cannot be kept is printed: it is not given again.
+int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bound,
+         const absl::StatusOr<std::unique_ptr<TokenFile>>& file) {
+  const bool print = args.Has("print");
+  absl::Status kept = file.ok() ? (*file)->Save(bound.token()) : file.status();
+  if (!kept.ok()) {
+    std::cout << (args.Has("json") ? ToJson(bound) : bound.token()) << std::endl;
+    kept = Annotate(kept, absl::StrCat("app ", app,
+                                       " has the token on standard output, which is "
+                                       "kept nowhere else"));
+    const int code = Fail(kept);
+    return print ? kExitOk : code;
+  }
+  if (print) {
+    std::cout << bound.token() << "\n";
     return kExitOk;
   }
-  if (const absl::Status saved = SaveToken(bound->token()); !saved.ok()) return Fail(saved);
-  if (args.Has("json")) {
-    std::cout << ToJson(*bound) << "\n";
-  } else {
-    std::cout << "app " << app << " is " << bound->app_id() << "; its token is kept in "
-              << TokenPath() << " and used from now on\n";
+  const absl::Status used = (*file)->MakeDefault();
+  if (const std::string& other = (*file)->moved_app_id(); !other.empty()) {
+    std::cerr << "the token that lay there before is that of " << other << ": --app " << other
+              << " uses it\n";
   }
-  return kExitOk;
+  if (args.Has("json")) {
+    std::cout << ToJson(bound) << "\n";
+  } else {
+    std::cout << "app " << app << " is " << bound.app_id() << "; its token is kept in "
+              << (*file)->path()
+              << (used.ok() ? " and used from now on\n" : ": --app " + app + " uses it\n");
+  }
+  return used.ok() ? kExitOk : Fail(used);
+}
+
+// A wrong command line; empty: it is right.
+std::string WrongUsage(const Args& args, const std::string& command) {
+  if (args.positional().size() != 1) return command + " takes one NAME";
+  if (args.Has("print") && args.Has("json")) return "give --print or --json, not both";
+  return std::string(CheckAppName(args.positional()[0]).message());
 }
 
 int RunBind(const Args& args) {
-  if (args.positional().size() != 1) return FailUsage("apps bind takes one NAME");
+  if (const std::string wrong = WrongUsage(args, "apps bind"); !wrong.empty())
+    return FailUsage(wrong);
+  const std::string& app = args.positional()[0];
+  const bool print = args.Has("print");
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
+  // Its own token renews it, unless another is given.
+  const auto known = ReadToken(app);
+  if (known.ok() && !args.Has("token") && !args.Has("app")) {
+    if (const absl::Status use = (*client)->UseToken(*known, "app " + app); !use.ok())
+      return Fail(use);
+    if (print) {
+      v1::ListContextsRequest least;
+      least.set_page_size(1);
+      const absl::Status holds = (*client)->ListContexts(least).status();
+      if (holds.ok()) std::cout << *known << "\n";
+      if (!absl::IsUnauthenticated(holds)) return holds.ok() ? kExitOk : Fail(holds);
+    }
+  }
+  const auto file = TokenFile::Create(app);
+  if (!file.ok() && !print) return Fail(file.status());
   v1::BindAppRequest request;
-  request.set_app(args.positional()[0]);
-  return Keep(args, request.app(), (*client)->BindApp(request));
+  request.set_app(app);
+  const auto bound = (*client)->BindApp(request);
+  return bound.ok() ? Keep(args, app, *bound, file) : Fail(bound.status());
 }
 
 int RunRenew(const Args& args) {
-  if (args.positional().size() != 1) return FailUsage("apps renew takes one NAME");
+  if (const std::string wrong = WrongUsage(args, "apps renew"); !wrong.empty())
+    return FailUsage(wrong);
+  const std::string& app = args.positional()[0];
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
-  const std::string& app = args.positional()[0];
-  return Keep(args, app, (*client)->RenewApp(app));
+  const auto file = TokenFile::Create(app);
+  if (!file.ok() && !args.Has("print")) return Fail(file.status());
+  const auto bound = (*client)->RenewApp(app);
+  return bound.ok() ? Keep(args, app, *bound, file) : Fail(bound.status());
 }
 
 int RunList(const Args& args) {
@@ -84,19 +132,22 @@ int RunRemove(const Args& args) {
 }  // namespace
 
 std::vector<Command> AppCommands() {
+  const Flag json{"json", "", "print JSON"};
   return {
       {"apps bind", "NAME",
-       "register an app (or renew its token, with its present one) and keep the token",
-       WithConnection(
-           {{"print", "", "print the token instead of keeping it"}, {"json", "", "print JSON"}}),
+       "register an app (or renew its token, with its present one), keep the token and use it",
+       WithConnection({{"print", "",
+                        "for scripts: print the token alone, the kept one while it is valid; the "
+                        "app used by default stays"},
+                       json}),
        RunBind},
       {"apps renew", "NAME",
        "give an app whose token is lost a new one (asks context_store itself, as the operator)",
        WithConnection(
-           {{"print", "", "print the token instead of keeping it"}, {"json", "", "print JSON"}}),
+           {{"print", "", "for scripts: print the token alone; the app used by default stays"},
+            json}),
        RunRenew},
-      {"apps list", "", "all apps (asks context_store itself)",
-       WithConnection({{"json", "", "print JSON"}}), RunList},
+      {"apps list", "", "all apps (asks context_store itself)", WithConnection({json}), RunList},
       {"apps remove", "NAME", "remove an app, its token and all of its contexts",
        WithConnection({}), RunRemove},
   };

@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -14,6 +15,7 @@
 #include "cli/plots.h"
 #include "cli/prompt_flags.h"
 #include "cli/stats.h"
+#include "cli/token_files.h"
 #include "engine/model/synth.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -237,18 +239,87 @@ TEST(OutputTest, SizesTimesTables) {
   EXPECT_EQ(ToJson(counted), "{\"tokens\":3}");
 }
 
-TEST(TokenTest, IsKeptForTheOwnerAlone) {
-  const std::string dir = ::testing::TempDir() + "/withy_cli_config";
-  setenv("XDG_CONFIG_HOME", dir.c_str(), 1);
-  ASSERT_TRUE(SaveToken("first").ok());
-  ASSERT_TRUE(SaveToken("second").ok());
-  EXPECT_EQ(TokenPath(), dir + "/withy/token");
-  std::string token;
-  std::ifstream(TokenPath()) >> token;
-  EXPECT_EQ(token, "second");
-  EXPECT_EQ(std::filesystem::status(TokenPath()).permissions(),
+class TokenTest : public ::testing::Test {
+ protected:
+  TokenTest() {
+    std::filesystem::remove_all(config_);
+    setenv("XDG_CONFIG_HOME", config_.c_str(), 1);
+  }
+  ~TokenTest() override {
+    std::filesystem::remove_all(config_);
+    unsetenv("XDG_CONFIG_HOME");
+  }
+
+  // As `apps bind` does.
+  static std::string Bind(const std::string& app, const std::string& token) {
+    const auto file = TokenFile::Create(app);
+    EXPECT_TRUE(file.ok() && (*file)->Save(token).ok() && (*file)->MakeDefault().ok());
+    return (*file)->moved_app_id();
+  }
+
+  const std::string config_ = ::testing::TempDir() + "/withy_cli_config";
+  const std::string dir_ = config_ + "/withy";
+};
+
+TEST_F(TokenTest, EachAppHasItsOwnAndTheLastBoundIsTheDefault) {
+  EXPECT_EQ(ReadDefaultToken(), "");
+  EXPECT_TRUE(absl::IsNotFound(ReadToken("mail").status()));
+  EXPECT_EQ(Bind("mail", "app_1.a"), "");
+  EXPECT_EQ(Bind("notes", "app_2.b"), "");
+  EXPECT_EQ(*ReadToken("mail"), "app_1.a");
+  EXPECT_EQ(*ReadToken("notes"), "app_2.b");
+  EXPECT_EQ(ReadDefaultToken(), "app_2.b");
+  // Renewed, it takes the place of the old one, which has ended.
+  EXPECT_EQ(Bind("mail", "app_1.c"), "");
+  EXPECT_EQ(*ReadToken("mail"), "app_1.c");
+  EXPECT_EQ(ReadDefaultToken(), "app_1.c");
+}
+
+TEST_F(TokenTest, IsKeptForTheOwnerAlone) {
+  Bind("mail", "app_1.a");
+  EXPECT_EQ(std::filesystem::status(dir_ + "/mail.token").permissions(),
             std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
-  std::filesystem::remove_all(dir);
+}
+
+TEST_F(TokenTest, NoTokenThatIsValidElsewhereIsOverwritten) {
+  std::filesystem::create_directories(dir_);
+  std::ofstream(dir_ + "/token") << "app_0.old\n";  // by a withyctl of one file
+  EXPECT_EQ(ReadDefaultToken(), "app_0.old");
+  EXPECT_EQ(Bind("mail", "app_1.a"), "app_0");
+  EXPECT_EQ(*ReadToken("app_0"), "app_0.old");
+  // The same name on another service.
+  EXPECT_EQ(Bind("mail", "app_2.b"), "app_1");
+  EXPECT_EQ(*ReadToken("app_1"), "app_1.a");
+  EXPECT_EQ(*ReadToken("mail"), "app_2.b");
+}
+
+TEST_F(TokenTest, AnEndedTokenIsNotLeftInThePlainFile) {
+  std::filesystem::create_directories(dir_);
+  std::ofstream(dir_ + "/token") << "app_1.ended\n";
+  ASSERT_TRUE((*TokenFile::Create("mail"))->Save("app_1.b").ok());
+  EXPECT_EQ(ReadDefaultToken(), "app_1.b");
+  ASSERT_TRUE((*TokenFile::Create("notes"))->Save("app_2.c").ok());
+  EXPECT_EQ(ReadDefaultToken(), "app_1.b");
+}
+
+TEST_F(TokenTest, ThereIsAPlaceBeforeThereIsAToken) {
+  { ASSERT_TRUE(TokenFile::Create("mail").ok()); }
+  EXPECT_TRUE(std::filesystem::is_empty(dir_)) << "nothing stays of what was not saved";
+  std::filesystem::remove_all(config_);
+  std::ofstream{config_} << "a file";
+  const absl::Status status = TokenFile::Create("mail").status();
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(dir_), HasSubstr("XDG_CONFIG_HOME")));
+  for (const char* bad : {"", "../mail", "a b"})
+    EXPECT_TRUE(absl::IsInvalidArgument(TokenFile::Create(bad).status())) << bad;
+}
+
+TEST_F(TokenTest, NeedsAHome) {
+  const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
+  unsetenv("XDG_CONFIG_HOME");
+  unsetenv("HOME");
+  EXPECT_TRUE(absl::IsFailedPrecondition(TokenFile::Create("mail").status()));
+  EXPECT_EQ(ReadDefaultToken(), "");
+  setenv("HOME", home.c_str(), 1);
 }
 
 TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
@@ -357,9 +428,14 @@ TEST_F(ClientTest, WhatFailedIsSaidOnceAndWithTheRemedy) {
       AllOf(HasSubstr("had not finished after 0.3 s"), HasSubstr("--timeout-s")));
   EXPECT_EQ(client->Plan({}).status().message(), "slo.energy_mj is 5: ask for a time");
   EXPECT_THAT(std::string(client->ListModels().status().message()),
-              AllOf(HasSubstr("refused"), HasSubstr("apps renew")));
+              AllOf(HasSubstr("refused"), HasSubstr("--token"), HasSubstr("apps renew")));
   const std::string without = std::string((*Open(socket_, ""))->ListModels().status().message());
   EXPECT_EQ(without.find("no token"), without.rfind("no token")) << without;
+}
+
+TEST_F(ClientTest, ATokenThatCannotBeSentIsRefused) {
+  EXPECT_TRUE(absl::IsInvalidArgument(Open(socket_, "a\nb").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Open(socket_, "a\xFF").status()));
 }
 
 }  // namespace

@@ -1,19 +1,18 @@
 #include "cli/client.h"
 
-#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
+#include "cli/token_files.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"
@@ -56,13 +55,6 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string ReadFirstLine(const std::string& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
 // context_store's socket lies beside the orchestrator's when only that one is known.
 std::string StoreBeside(const std::string& address, const v1::Config& config) {
   if (!address.starts_with(kUnix) || address == config.orchestrator().listen())
@@ -72,32 +64,6 @@ std::string StoreBeside(const std::string& address, const v1::Config& config) {
 }
 
 }  // namespace
-
-std::string TokenPath() {
-  std::string home = Environment("XDG_CONFIG_HOME");
-  if (home.empty()) home = Environment("HOME") + "/.config";
-  return home + "/withy/token";
-}
-
-absl::Status SaveToken(const std::string& token) {
-  const std::string path = TokenPath();
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  if (error)
-    return absl::PermissionDeniedError(
-        absl::StrCat("cannot create the directory of ", path, ": ", error.message()));
-  const std::string fresh = path + ".new";
-  {
-    UniqueFd file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (!file.valid()) return ErrnoError("write " + fresh);
-    const std::string line = token + "\n";
-    if (write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-      return ErrnoError("write " + fresh);
-    }
-  }
-  if (std::rename(fresh.c_str(), path.c_str()) != 0) return ErrnoError("write " + path);
-  return absl::OkStatus();
-}
 
 struct AnswerCancel::State {
   std::mutex mutex;
@@ -118,6 +84,7 @@ struct Client::Impl {
   Peer orchestrator;
   Peer store;
   std::string token;
+  std::string token_source;
   std::unique_ptr<v1::LlmService::Stub> stub;
   std::unique_ptr<v1::ContextStore::Stub> store_stub;
 
@@ -133,10 +100,11 @@ struct Client::Impl {
           "is "
           "given by --token or WITHY_TOKEN");
     }
-    return absl::UnauthenticatedError(absl::StrCat(
-        "the token was refused: `withyctl apps bind NAME` gets one for a new app; for an app "
-        "whose token is lost the "
-        "operator's `withyctl apps renew NAME` does"));
+    return absl::UnauthenticatedError(
+        absl::StrCat("the token (from ", token_source,
+                     ") was refused: `withyctl apps bind NAME` gets one for a new app; for an app "
+                     "whose token is lost the "
+                     "operator's `withyctl apps renew NAME` does"));
   }
 
   // The status with what to do about it.
@@ -203,6 +171,8 @@ Client::Client() : impl_(std::make_unique<Impl>()) {}
 Client::~Client() = default;
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
+  if (args.Has("token") && args.Has("app"))
+    return absl::InvalidArgumentError("give --token or --app, not both");
   WITHY_ASSIGN_OR_RETURN(const v1::Config config, LoadConfig(args.Get("config")));
   std::unique_ptr<Client> client(new Client);
   Impl& impl = *client->impl_;
@@ -212,9 +182,29 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   impl.orchestrator = {"orchestrator", address};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
   impl.store_stub = v1::ContextStore::NewStub(impl.store.channel);
-  impl.token = args.Get("token", Environment("WITHY_TOKEN"));
-  if (impl.token.empty()) impl.token = ReadFirstLine(TokenPath());
+  if (args.Has("token")) {
+    WITHY_RETURN_IF_ERROR(client->UseToken(args.Get("token"), "--token"));
+  } else if (args.Has("app")) {
+    WITHY_ASSIGN_OR_RETURN(const std::string token, ReadToken(args.Get("app")));
+    WITHY_RETURN_IF_ERROR(client->UseToken(token, "--app"));
+  } else if (const std::string given = Environment("WITHY_TOKEN"); !given.empty()) {
+    WITHY_RETURN_IF_ERROR(client->UseToken(given, "WITHY_TOKEN"));
+  } else {
+    WITHY_RETURN_IF_ERROR(client->UseToken(ReadDefaultToken(), "the app bound last"));
+  }
   return client;
+}
+
+absl::Status Client::UseToken(const std::string& token, const std::string& source) {
+  // gRPC ends the process over metadata that is not printable ASCII.
+  if (!std::all_of(token.begin(), token.end(), absl::ascii_isgraph)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the token (from ", source,
+                     ") has characters that no token has: give another with --token or --app"));
+  }
+  impl_->token = token;
+  impl_->token_source = source;
+  return absl::OkStatus();
 }
 
 using Stub = v1::LlmService::Stub;

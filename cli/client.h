@@ -15,11 +15,6 @@
 
 namespace withy::cli {
 
-// Where the token of `apps bind` is kept: $XDG_CONFIG_HOME/withy/token, else ~/.config/withy/token.
-std::string TokenPath();
-// Writes it with mode 0600. Errors: of the file system, naming the path.
-absl::Status SaveToken(const std::string& token);
-
 // Cancels a running answer from another thread.
 class AnswerCancel {
  public:
@@ -37,10 +32,15 @@ class AnswerCancel {
 // service, how to get a token. Used by one thread; Cancel by any.
 class Client {
  public:
-  // Address: --address, WITHY_ADDRESS, else the configuration's. Token: --token, WITHY_TOKEN, else
-  // the kept one. Errors: of the configuration.
+  // Address: --address, WITHY_ADDRESS, else the configuration's. Token: --token, that which is kept
+  // of --app, WITHY_TOKEN, else the one kept last. Errors: of the configuration; INVALID_ARGUMENT
+  // (the token, or both flags), as ReadToken().
   static absl::StatusOr<std::unique_ptr<Client>> Open(const Args& args);
   ~Client();
+
+  // From the next call on. Errors: INVALID_ARGUMENT when it cannot be sent; `source` says where it
+  // comes from.
+  absl::Status UseToken(const std::string& token, const std::string& source);
 
   absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request);
   absl::StatusOr<v1::CreateContextResponse> CreateContext(const v1::CreateContextRequest& request);

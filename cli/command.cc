@@ -23,7 +23,9 @@ std::vector<Flag> WithConnection(std::vector<Flag> flags) {
 std::vector<Flag> ConnectionFlags() {
   return {{"address", "ADDRESS",
            "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
-          {"token", "TOKEN", "the app's token (WITHY_TOKEN; default: what `apps bind` kept)"},
+          {"app", "NAME",
+           "use the token that `apps bind NAME` kept (default: that of the app bound last)"},
+          {"token", "TOKEN", "use this token (WITHY_TOKEN)"},
           {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
 }
 

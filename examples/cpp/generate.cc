@@ -1,7 +1,7 @@
 // Asks withy for an answer and prints it as it comes: a client to copy from. Needs only gRPC and
 // the contract.
-//   WITHY_TOKEN=$(withyctl apps bind my.app --print) withy-example unix:/run/withy/withy.sock "Good
-//   morning"
+//   export WITHY_TOKEN=$(withyctl apps bind my.app --print)
+//   withy-example unix:/run/withy/withy.sock "Good morning"
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -15,7 +15,8 @@
 int main(int argc, char** argv) {
   const char* token = std::getenv("WITHY_TOKEN");
   if (argc != 3 || token == nullptr) {
-    std::cerr << "usage: WITHY_TOKEN=... withy-example ADDRESS PROMPT\n";
+    std::cerr << "usage: WITHY_TOKEN=$(withyctl apps bind NAME --print) withy-example ADDRESS "
+                 "PROMPT\n";
     return 2;
   }
   const auto channel = grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials());

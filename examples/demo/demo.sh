@@ -5,12 +5,12 @@ set -euo pipefail
 : "${CTL:?}" "${METRICS:?}" "${WITHY_ADDRESS:?}"
 tokens=$(mktemp -d)
 trap 'rm -rf "$tokens"' EXIT
+export XDG_CONFIG_HOME=$tokens
 
 as() { # app: the calls that follow are its own
-  export XDG_CONFIG_HOME=$tokens/$1
-  [[ -e $XDG_CONFIG_HOME/withy/token ]] && return
   # A service that was kept up knows the app from the last demo.
-  "$CTL" apps bind "$1" >/dev/null 2>&1 || "$CTL" apps renew "$1" >/dev/null
+  WITHY_TOKEN=$("$CTL" apps bind "$1" --print 2>/dev/null || "$CTL" apps renew "$1" --print)
+  export WITHY_TOKEN
 }
 
 ask() { # what it shows, then withyctl generate's arguments; the prompt last

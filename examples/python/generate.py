@@ -3,7 +3,7 @@
 
 Needs: apt-get install python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc
 Usage: generate.py [--address unix:/run/withy/withy.sock] [--ttft-ms 200] PROMPT
-The token: WITHY_TOKEN, or what `withyctl apps bind NAME` kept.
+The token: WITHY_TOKEN, or that of the app that `withyctl apps bind NAME` bound last.
 """
 
 import argparse

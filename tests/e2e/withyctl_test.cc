@@ -195,6 +195,52 @@ Ran RunShell(const std::string& dir, const std::string& variables, const std::st
           text(dir + "/err")};
 }
 
+TEST(WithyctlTest, NoTokenIsLost) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
+  const std::string config = "XDG_CONFIG_HOME=" + board.dir() + "/config";
+  const auto run = [&](const std::string& variables, const std::string& words) {
+    return RunShell(board.dir(), variables,
+                    words + " --config " + board.dir() + "/withy.textproto");
+  };
+  EXPECT_EQ(run(config, "apps bind my.app").code, 0);
+  EXPECT_EQ(run(config, "contexts create --title mine").code, 0);
+  EXPECT_EQ(run(config, "apps bind second").code, 0);
+  EXPECT_EQ(run(config, "contexts list").out.find("mine"), std::string::npos) << "second's now";
+  EXPECT_NE(run(config, "contexts list --app my.app").out.find("mine"), std::string::npos);
+  const Ran unknown = run(config, "contexts list --app third");
+  EXPECT_NE(unknown.err.find("apps bind third"), std::string::npos) << unknown.err;
+  EXPECT_EQ(run(config, "apps bind my.app").code, 0) << "renewed with the token that is kept";
+
+  // For scripts: the same token, as long as it is valid.
+  const std::string printed = run(config, "apps bind my.app --print").out;
+  EXPECT_FALSE(printed.empty());
+  EXPECT_EQ(run(config, "apps bind my.app --print").out, printed);
+  EXPECT_EQ(run(config, "apps bind second --print").code, 0);
+  EXPECT_NE(run(config, "contexts list").out.find("mine"), std::string::npos)
+      << "printing changes no default";
+  const std::string renewed = run(config, "apps renew my.app --print").out;
+  EXPECT_NE(renewed, printed);
+  EXPECT_EQ(run(config, "apps bind my.app --print").out, renewed);
+
+  // Nothing is registered for which there is no place, unless the token is printed.
+  for (const std::string& nowhere :
+       {std::string("XDG_CONFIG_HOME=/proc/self"), std::string("env -u HOME -u XDG_CONFIG_HOME")}) {
+    const Ran refused = run(nowhere, "apps bind fourth");
+    EXPECT_EQ(refused.code, 1);
+    EXPECT_NE(refused.err.find("XDG_CONFIG_HOME"), std::string::npos) << refused.err;
+  }
+  EXPECT_EQ(run(config, "apps list").out.find("fourth"), std::string::npos);
+  const Ran only_printed = run("XDG_CONFIG_HOME=/proc/self", "apps bind fourth --print");
+  EXPECT_EQ(only_printed.code, 0);
+  EXPECT_NE(only_printed.err.find("nowhere else"), std::string::npos) << only_printed.err;
+  EXPECT_EQ(
+      run("WITHY_TOKEN=" + only_printed.out.substr(0, only_printed.out.find('\n')), "contexts list")
+          .code,
+      0);
+}
+
 TEST(WithyctlTest, WhatWouldBeIgnoredIsRefused) {
   char pattern[] = "/tmp/withy-e2e-XXXXXX";
   const std::string dir = mkdtemp(pattern);
@@ -203,8 +249,8 @@ TEST(WithyctlTest, WhatWouldBeIgnoredIsRefused) {
   };
   for (const std::string words :
        {"status now", "contexts list mine", "status --quiet --json", "generate --logprobs 2 hello",
-        "count-tokens --context ctx_1 hello", "generate --timeout-s 0 hello", "generate --file /",
-        "generate --file /dev/zero"}) {
+        "count-tokens --context ctx_1 hello", "generate --timeout-s 0 hello",
+        "apps bind my.app --print --json", "generate --file /", "generate --file /dev/zero"}) {
     const Ran ran = run(words);
     EXPECT_EQ(ran.code, 2) << words << ": " << ran.err;
     EXPECT_EQ(ran.out, "") << words;
@@ -219,7 +265,8 @@ TEST(WithyctlTest, AnAppsNameIsItsOwnAndTheOperatorsToRenew) {
   ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
   const std::string config = board.dir() + "/withy.textproto";
   const auto run = [&](const std::string& token, std::vector<std::string> words) {
-    std::vector<std::string> arguments = {Withyctl()};
+    std::vector<std::string> arguments = {"/usr/bin/env", "XDG_CONFIG_HOME=" + board.dir(),
+                                          Withyctl()};
     arguments.insert(arguments.end(), words.begin(), words.end());
     for (const std::string& flag :
          {std::string("--config"), config, std::string("--token"), token}) {
