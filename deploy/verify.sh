@@ -1,12 +1,13 @@
 #!/bin/sh
-# Checks the systemd units: systemd-analyze verify must print nothing, because it returns 0 even on unknown keys.
-# usage: verify.sh UNIT_DIRECTORY BINARY_DIRECTORY_IN_UNITS GPU_DROP_IN
+# Installs the build into an empty root, as docs/operations.md says, and checks what is there: every unit's program, the
+# files that a client and an operator need, and the units themselves. systemd-analyze verify must print nothing, because
+# it returns 0 even on unknown keys.
+# usage: verify.sh CMAKE BUILD_DIRECTORY
 # Exit code: 0 good, 1 bad, 77 skipped for want of systemd-analyze.
 set -eu
 
-units=$1
-bindir=$2
-gpu=$3
+cmake=$1
+build=$2
 
 if ! command -v systemd-analyze >/dev/null; then
   echo "skipped: systemd-analyze is missing (apt-get install systemd)"
@@ -15,20 +16,48 @@ fi
 
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-
-# A root with the units, stand-ins for the binaries, and the targets that every unit refers to.
-mkdir -p "$root/etc/systemd/system" "$root/usr/lib/systemd/system" "$root$bindir"
-cp "$units"/withy* "$root/etc/systemd/system/"
-for target in sysinit basic shutdown multi-user; do
-  printf '[Unit]\nDescription=%s\n' "$target" >"$root/usr/lib/systemd/system/$target.target"
-done
-for service in "$root"/etc/systemd/system/*.service; do
-  name=$(basename "$service" .service)
-  printf '#!/bin/sh\n' >"$root$bindir/$name"
-  chmod +x "$root$bindir/$name"
-done
-
+units=$root/usr/lib/systemd/system
 failed=0
+
+install_to() { # prefix
+  if ! DESTDIR=$root "$cmake" --install "$build" --prefix "$1" >"$root/log" 2>&1; then
+    tail -5 "$root/log"
+    echo "cmake --install --prefix $1 failed"
+    exit 1
+  fi
+}
+check_programs() { # prefix
+  for service in "$root$1"/lib/systemd/system/*.service; do
+    program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$service")
+    if [ "$program" != "$1/bin/$(basename "$service" .service)" ] || [ ! -x "$root$program" ]; then
+      echo "$service starts '$program', which is not there"
+      failed=1
+    fi
+  done
+}
+
+# Twice: what the first prefix wrote must not stay in the second's units.
+install_to /opt/withy
+check_programs /opt/withy
+install_to /usr
+check_programs /usr
+
+for file in bin/withyctl lib/sysusers.d/withy.conf share/withy/models/withy-pocket-q8_0.gguf \
+  share/withy/proto/withy/v1/config.proto share/withy/proto/withy/v1/calibration.proto \
+  share/withy/proto/withy/v1/llm_service.proto share/withy/proto/withy/v1/types.proto \
+  share/withy/examples/cpp/generate.cc share/withy/examples/python/generate.py \
+  share/doc/withy/examples/prometheus.yml share/doc/withy/examples/gpu.conf; do
+  if [ ! -s "$root/usr/$file" ]; then
+    echo "/usr/$file is not installed"
+    failed=1
+  fi
+done
+
+# The targets that every unit refers to.
+for target in sysinit basic shutdown multi-user; do
+  printf '[Unit]\nDescription=%s\n' "$target" >"$units/$target.target"
+done
+
 verify() { # unit
   if ! output=$(systemd-analyze --root="$root" --man=no verify "$1" 2>&1) || [ -n "$output" ]; then
     echo "$1: $output"
@@ -42,25 +71,26 @@ exposure() { # unit, the most it may be exposed, times ten
   fi
 }
 
-for unit in "$root"/etc/systemd/system/withy*.service "$root"/etc/systemd/system/withy.target; do
+for unit in "$units"/withy*.service "$units"/withy.target; do
   verify "$(basename "$unit")"
 done
 
 # The target must pull in exactly the services that exist.
-for service in "$root"/etc/systemd/system/*.service; do
+for service in "$units"/*.service; do
   name=$(basename "$service")
-  if ! grep -q "^Wants=.*$name" "$root/etc/systemd/system/withy.target"; then
+  if ! grep -q "^Wants=.*$name" "$units/withy.target"; then
     echo "withy.target does not want $name"
     failed=1
   fi
 done
 
 # How exposed each service is, from 0 (not at all) to 10.
-for service in "$root"/etc/systemd/system/*.service; do
+for service in "$units"/*.service; do
   exposure "$(basename "$service")" 25
 done
 
 # The same with the example drop-in for GPU boards: it is understood, it takes back what it says, and little else.
+gpu=$root/usr/share/doc/withy/examples/gpu.conf
 for name in withy-model-worker.service withy-draft-worker.service; do
   mkdir -p "$root/etc/systemd/system/$name.d"
   cp "$gpu" "$root/etc/systemd/system/$name.d/gpu.conf"
@@ -68,11 +98,12 @@ for name in withy-model-worker.service withy-draft-worker.service; do
   exposure "$name" 25
   for line in PrivateDevices=no MemoryDenyWriteExecute=no DevicePolicy=closed; do
     if ! grep -qx "$line" "$gpu"; then
-      echo "$gpu lacks $line"
+      echo "gpu.conf lacks $line"
       failed=1
     fi
   done
 done
 
-[ "$failed" -eq 0 ] && echo "units verified: $(ls "$units" | wc -l), and the GPU drop-in"
+set -- "$units"/withy*
+[ "$failed" -eq 0 ] && echo "units verified: $#, and the GPU drop-in"
 exit "$failed"
