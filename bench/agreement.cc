@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/held_out.h"
 #include "engine/model/scratch_kv.h"
@@ -121,9 +121,10 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "how far one GGUF is from another: --model FILE.gguf --reference FILE.gguf");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "How far one GGUF is from another of the same function.\n"
+      "usage: withy-bench-agreement --model FILE.gguf --reference FILE.gguf",
+      argc, argv);
   if (absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_reference).empty()) {
     std::fprintf(stderr, "withy-bench-agreement: %s\n",
                  std::string(absl::ProgramUsageMessage()).c_str());

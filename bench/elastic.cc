@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/engine_bench.h"
 #include "engine/model/model.h"
@@ -305,10 +305,10 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "what elastic levels cost and bring (./withy bench elastic makes the files): "
-      "--plain A.gguf,B.gguf --elastic A-elastic.gguf,B-elastic.gguf");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "What elastic levels cost and bring; ./withy bench elastic makes the files.\n"
+      "usage: withy-bench-elastic --plain A.gguf,B.gguf --elastic A-elastic.gguf,B-elastic.gguf",
+      argc, argv);
   const size_t files = absl::GetFlag(FLAGS_plain).size();
   if (files == 0 || files != absl::GetFlag(FLAGS_elastic).size() ||
       absl::GetFlag(FLAGS_rounds) < 1) {

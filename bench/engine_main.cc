@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -215,6 +216,10 @@ absl::Status Run(const Options& options) {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--help") {
+    std::fputs(withy::bench::kUsage, stdout);
+    return 0;
+  }
   const auto options = withy::bench::ParseOptions(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "%s\n%s", std::string(options.status().message()).c_str(),

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "base/clock.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/held_out.h"
 #include "bench/prompt_wire.h"
@@ -209,10 +209,10 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "held-out prompts through a running service (./withy bench pocket starts one): --address "
-      "unix:PATH --token TOKEN --draft FILE.gguf");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Scores held-out prompts through a running service, which ./withy bench pocket starts.\n"
+      "usage: withy-bench-pocket --address unix:PATH --token TOKEN --draft FILE.gguf",
+      argc, argv);
   if (absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
       absl::GetFlag(FLAGS_draft).empty() || absl::GetFlag(FLAGS_count) < 1 ||
       absl::GetFlag(FLAGS_callers) < 1) {

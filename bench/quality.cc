@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/line_chart.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/held_out.h"
 
@@ -204,9 +204,10 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "accuracy of a model's levels beside other methods: --models NAME=FILE,NAME@LEVEL=FILE,…");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Accuracy of a model's levels beside other methods.\n"
+      "usage: withy-bench-quality --models NAME=FILE.gguf,NAME@LEVEL=FILE.gguf,…",
+      argc, argv);
   if (absl::GetFlag(FLAGS_models).empty()) {
     std::fprintf(stderr, "withy-bench-quality: %s\n",
                  std::string(absl::ProgramUsageMessage()).c_str());

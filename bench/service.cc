@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "base/clock.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/engine_bench.h"
 #include "engine/model/model.h"
@@ -150,10 +150,11 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "what a running service adds to the engine's time (./withy bench service --model FILE.gguf "
-      "starts one): --address unix:PATH --token TOKEN --model FILE.gguf");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "What a running service, which ./withy bench service --model FILE.gguf starts, adds to the "
+      "engine's time.\n"
+      "usage: withy-bench-service --address unix:PATH --token TOKEN --model FILE.gguf",
+      argc, argv);
   if (absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
       absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_pairs) < 1 ||
       absl::GetFlag(FLAGS_words) < 1) {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/slo_contestants.h"
 #include "bench/slo_figures.h"
@@ -369,10 +369,11 @@ class Bench {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "the end-to-end proof (./withy bench slo starts the service): --pocket ELASTIC.gguf --model "
-      "INFLATED.gguf --tlm TLM.gguf [--address unix:PATH --token TOKEN]");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "The end-to-end proof; ./withy bench slo starts the service.\n"
+      "usage: withy-bench-slo --pocket ELASTIC.gguf --model INFLATED.gguf --tlm TLM.gguf "
+      "[--address unix:PATH --token TOKEN]",
+      argc, argv);
   if (absl::GetFlag(FLAGS_pocket).empty() || absl::GetFlag(FLAGS_model).empty() ||
       absl::GetFlag(FLAGS_tlm).empty() || absl::GetFlag(FLAGS_requests) < 1 ||
       absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_threads) < 1 ||

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/elastic/baselines.h"
 #include "elasticizer/elastic/export.h"
@@ -110,8 +109,11 @@ absl::Status Run() {
 }  // namespace withy::elastic
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("a model made smaller in other ways than by levels; see --help");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Writes models made smaller in other ways than by levels, for ./withy bench quality and "
+      "slo.\n"
+      "usage: withy-baselines --model plain.gguf --out DIR",
+      argc, argv);
   const absl::Status status = withy::elastic::Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "withy-baselines: %s\n", std::string(status.message()).c_str());

@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/elastic/batches.h"
 #include "elasticizer/elastic/export.h"
@@ -327,8 +326,11 @@ class Job {
 }  // namespace withy::elastic
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("makes a plain GGUF elastic; see --help");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Makes a plain GGUF elastic. May be interrupted and goes on from --work.\n"
+      "usage: withy-elasticize --model plain.gguf --out elastic.gguf [--type q8_0] [--text "
+      "FILE.txt]",
+      argc, argv);
   int threads = absl::GetFlag(FLAGS_threads);
   if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   at::set_num_threads(threads);

@@ -4,8 +4,7 @@
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/inflate/inflate.h"
 #include "engine/gguf/reader.h"
@@ -49,8 +48,10 @@ absl::Status Run() {
 }  // namespace withy::inflate
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("grows a small model to a large shape; see --help");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Grows a small model to a published shape without changing its function.\n"
+      "usage: withy-inflate --model small.gguf --shape smollm2-135m --out large.gguf",
+      argc, argv);
   const absl::Status status = withy::inflate::Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "withy-inflate: %s\n", std::string(status.message()).c_str());

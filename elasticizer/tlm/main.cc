@@ -9,8 +9,7 @@
 #include <thread>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/tlm/job.h"
 #include "engine/model/synth.h"
@@ -125,8 +124,10 @@ absl::Status Run() {
 }  // namespace withy::tlm
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("trains the TLM of an elastic model; see --help");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Trains the TLM of an elastic model. May be interrupted and goes on from --run.\n"
+      "usage: withy-train-tlm --model elastic.gguf --out tlm.gguf --run DIR",
+      argc, argv);
   // Keep freed activations instead of handing them back to the kernel at every step.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

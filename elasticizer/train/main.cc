@@ -11,8 +11,7 @@
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
+#include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/train/checkpoint.h"
 #include "elasticizer/train/copying.h"
@@ -173,8 +172,13 @@ absl::Status Run() {
 }  // namespace withy::train
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("trains a pocket model or judges one; see --help");
-  absl::ParseCommandLine(argc, argv);
+  withy::ParseProgramFlags(
+      "Trains a pocket model, judges one, or writes it as GGUF; ./withy train pocket does all of "
+      "it.\n"
+      "usage: withy-train --model target --out DIR [--steps N] [--from FILE.gguf --from_step N]\n"
+      "       withy-train --model target --out DIR --evaluate 2400 [--draft DIR]\n"
+      "       withy-train --model target --out DIR --export FILE.gguf [--type f32]",
+      argc, argv);
   const absl::Status status = withy::train::Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "withy-train: %s\n", std::string(status.message()).c_str());

@@ -1,0 +1,42 @@
+#include "base/program_flags.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
+#include "base/strings.h"
+
+namespace withy {
+namespace {
+
+// A source file as the repository names it, without the directory that it was built in.
+std::string InRepository(absl::string_view file) {
+  absl::string_view root = __FILE__;
+  if (absl::ConsumeSuffix(&root, "base/program_flags.cc")) absl::ConsumePrefix(&file, root);
+  return std::string(file);
+}
+
+}  // namespace
+
+void ParseProgramFlags(std::string_view usage, int argc, char** argv) {
+  absl::FlagsUsageConfig config;
+  // Abseil shows the flags of a file that is named as the program is, which no main.cc of ours is.
+  config.contains_help_flags = [](absl::string_view file) {
+    return !absl::StrContains(file, "absl/");
+  };
+  config.normalize_filename = InRepository;
+  absl::SetFlagsUsageConfig(config);
+  absl::SetProgramUsageMessage(ToAbsl(usage));
+  const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
+  if (words.size() < 2) return;
+  std::fprintf(stderr, "%s: '%s' is no flag (--help lists them)\n", words[0], words[1]);
+  std::exit(2);
+}
+
+}  // namespace withy
