@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -57,7 +58,8 @@ std::string Environment(const char* name) {
 
 // context_store's socket lies beside the orchestrator's when only that one is known.
 std::string StoreBeside(const std::string& address, const v1::Config& config) {
-  if (!address.starts_with(kUnix) || address == config.orchestrator().listen())
+  const std::vector<std::string> own = AppAddresses(config);
+  if (!address.starts_with(kUnix) || std::find(own.begin(), own.end(), address) != own.end())
     return config.store().listen();
   const std::filesystem::path socket(address.substr(sizeof(kUnix) - 1));
   return kUnix + (socket.parent_path() / "context_store.sock").string();
@@ -177,7 +179,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   std::unique_ptr<Client> client(new Client);
   Impl& impl = *client->impl_;
   std::string address = args.Get("address", Environment("WITHY_ADDRESS"));
-  if (address.empty()) address = config.orchestrator().listen();
+  if (address.empty()) address = AppAddresses(config).back();  // its unix socket
   impl.store = {"context_store", StoreBeside(address, config)};
   impl.orchestrator = {"orchestrator", address};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);

@@ -22,7 +22,6 @@
 namespace withy::rpc {
 namespace {
 
-constexpr char kVersion[] = "0.1.0";
 // Exit codes beside 0. The systemd units do not start a process again that ends with the second.
 constexpr int kFailed = 1;
 constexpr int kWrongConfiguration = 2;
@@ -54,7 +53,8 @@ std::optional<Flags> ParseFlags(int argc, char** argv, std::string_view name, in
       flags.overrides.emplace_back(argv[++i]);
     } else if (flag == "--help" || flag == "--version") {
       if (flag == "--help") PrintUsage(name, stdout);
-      if (flag == "--version") std::printf("withy-%s %s\n", std::string(name).c_str(), kVersion);
+      if (flag == "--version")
+        std::printf("withy-%s %s\n", std::string(name).c_str(), WITHY_VERSION);
       *exit_code = 0;
       return std::nullopt;
     } else {
@@ -185,7 +185,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
 void FillProcessStatus(std::string_view process, v1::ProcessStatus* status) {
   status->set_process(std::string(process));
   status->set_pid(getpid());
-  status->set_version(kVersion);
+  status->set_version(WITHY_VERSION);
   status->set_uptime_s(static_cast<double>(Clock::Real().SteadyNanos() - kStartedNanos) /
                        kNanosPerSecond);
   std::ifstream statm("/proc/self/statm");
