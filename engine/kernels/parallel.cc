@@ -55,6 +55,17 @@ struct Products {
   int count = 0;
   const Kernels* kernels = nullptr;
 
+  const std::byte* FirstRead(int begin) const {
+    int first = 0;
+    for (int i = 0; i < count; ++i) {
+      const MatMulArgs& p = args[static_cast<size_t>(i)];
+      const int tiles = TilesOf(p);
+      if (begin < first + tiles) return p.w.data + TileOffset(p.w, 0, begin - first);
+      first += tiles;
+    }
+    return nullptr;
+  }
+
   // Tiles [begin, end) of all of them, counted through.
   void operator()(int begin, int end) const {
     int first = 0;
@@ -69,33 +80,44 @@ struct Products {
   }
 };
 
-void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
-                 Activations* h, std::span<const GateUpLowRank> low_rank, int begin, int end) {
-  kernels.matmul(gate, begin, end);
-  kernels.matmul(up, begin, end);
-  const int col = begin * kTileRows;
-  const int end_col = std::min(end * kTileRows, gate.w.n_out);
-  for (const GateUpLowRank& more : low_rank) {
-    const int to = std::min(RowExtent(gate, more.begin), end_col);
-    if (to <= col) continue;
-    const auto add = [&](const LowRankOutputs& b, const float* a, const MatMulArgs& args) {
-      kernels.add_low_rank(b,
-                           {more.end - more.begin, a, more.a_stride,
-                            args.y + more.begin * args.y_stride + col, args.y_stride},
-                           col, to);
-    };
-    add(*more.gate, more.a, gate);
-    add(*more.up, more.a + more.gate->rank, up);
+// Gate, up and what stands between them and down, by value.
+struct GateUpProducts {
+  const Kernels* kernels;
+  MatMulArgs gate;
+  MatMulArgs up;
+  Activations* h;
+  std::span<const GateUpLowRank> low_rank;
+
+  const std::byte* FirstRead(int begin) const { return gate.w.data + TileOffset(gate.w, 0, begin); }
+
+  // Tiles [begin, end) of both.
+  void operator()(int begin, int end) const {
+    kernels->matmul(gate, begin, end);
+    kernels->matmul(up, begin, end);
+    const int col = begin * kTileRows;
+    const int end_col = std::min(end * kTileRows, gate.w.n_out);
+    for (const GateUpLowRank& more : low_rank) {
+      const int to = std::min(RowExtent(gate, more.begin), end_col);
+      if (to <= col) continue;
+      const auto add = [&](const LowRankOutputs& b, const float* a, const MatMulArgs& args) {
+        kernels->add_low_rank(b,
+                              {more.end - more.begin, a, more.a_stride,
+                               args.y + more.begin * args.y_stride + col, args.y_stride},
+                              col, to);
+      };
+      add(*more.gate, more.a, gate);
+      add(*more.up, more.a + more.gate->rank, up);
+    }
+    for (int row = 0; row < gate.rows; ++row) {
+      const int width = std::min(RowExtent(gate, row), end_col) - col;
+      if (width <= 0) break;
+      float* g = gate.y + row * gate.y_stride + col;
+      const float* u = up.y + row * up.y_stride + col;
+      kernels->swiglu(g, u, width, g);
+      kernels->prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
+    }
   }
-  for (int row = 0; row < gate.rows; ++row) {
-    const int width = std::min(RowExtent(gate, row), end_col) - col;
-    if (width <= 0) break;
-    float* g = gate.y + row * gate.y_stride + col;
-    const float* u = up.y + row * up.y_stride + col;
-    kernels.swiglu(g, u, width, g);
-    kernels.prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
-  }
-}
+};
 
 }  // namespace
 
@@ -142,9 +164,7 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
   steps.Add(TilesOf(gate), TileGrain(gate, steps.threads()),
-            [&kernels, gate, up, h, low_rank](int begin, int end) {
-              GateUpTiles(kernels, gate, up, h, low_rank, begin, end);
-            });
+            GateUpProducts{&kernels, gate, up, h, low_rank});
 }
 
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args) {

@@ -78,6 +78,12 @@ class Manners {
 
 constexpr int kMaxPieces = 1 << 16;  // of a step
 
+// What a waiting thread fetches of a later step: as much as memory gives while the others finish,
+// and little enough to still be in the second-level cache then.
+constexpr size_t kFetchBytes = 128 << 10;
+constexpr uint32_t kStepsAhead = 6;  // how far away that step may be
+constexpr size_t kCacheLine = 64;
+
 int FirstRun(int pieces) { return (pieces + 1) / 2; }
 
 int PiecesLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
@@ -96,6 +102,10 @@ struct alignas(64) StepList::Step {
   int count = 0;
   int grain = 1;
   Call call = nullptr;
+  StepList::FirstRead first_read = nullptr;
+  // What the first piece of each run reads first; null: nothing worth fetching. To be fetched only,
+  // so that a thread that comes late does no harm with it.
+  std::array<std::atomic<const std::byte*>, 2> first{};
   alignas(64) std::array<std::byte, kClosureBytes> closure;
 };
 
@@ -104,13 +114,14 @@ StepList::StepList(int threads)
 
 StepList::~StepList() = default;
 
-void* StepList::NewStep(int count, int grain, Call call) {
+void* StepList::NewStep(int count, int grain, Call call, FirstRead first_read) {
   if (size_ == kMaxSteps) std::abort();  // whoever adds has not looked at room()
   Step& step = steps_[static_cast<size_t>(size_++)];
   step.count = count;
   step.grain = std::max({grain, 1, count / kMaxPieces + 1});
   step.pieces = (count + step.grain - 1) / step.grain;
   step.call = call;
+  step.first_read = first_read;
   return step.closure.data();
 }
 
@@ -177,9 +188,36 @@ struct ThreadPool::State {
     return (at >> 32 << 32) + static_cast<uint64_t>(walked.size_);
   }
 
+  // What a thread has fetched of the step that it will read next.
+  struct Fetched {
+    const std::byte* from = nullptr;
+    size_t bytes = 0;
+  };
+
+  // Fetches what the run reads first of the next step that tells, while done() does not hold.
+  template <typename Done>
+  void FetchAhead(uint64_t at, int run, Fetched* fetched, Done done) {
+    const StepList* const walked = list.load(std::memory_order_acquire);
+    if (walked == nullptr) return;
+    const auto index = static_cast<uint32_t>(at);
+    const std::byte* from = nullptr;
+    for (uint32_t i = index + 1; from == nullptr && i <= index + kStepsAhead; ++i) {
+      if (i >= static_cast<uint32_t>(StepList::kMaxSteps)) return;
+      from = walked->steps_[i].first[static_cast<size_t>(run)].load(std::memory_order_relaxed);
+    }
+    if (from == nullptr) return;
+    if (from != fetched->from) *fetched = {from, 0};
+    while (fetched->bytes < kFetchBytes && !done()) {
+      for (int i = 0; i < 8; ++i, fetched->bytes += kCacheLine) {
+        __builtin_prefetch(from + fetched->bytes, 0, 2);
+      }
+    }
+  }
+
   // Works until done(place) holds.
   template <typename Done>
   void Walk(Manners& manners, int run, Done done) {
+    Fetched fetched;
     for (uint64_t at = place.load(std::memory_order_acquire); !done(at);
          at = place.load(std::memory_order_acquire)) {
       if (RunPiece(at, run)) {
@@ -187,6 +225,7 @@ struct ThreadPool::State {
         continue;
       }
       const auto moved = [&] { return place.load(std::memory_order_seq_cst) != at; };
+      FetchAhead(at, run, &fetched, moved);
       if (SpinUntil(spin_us, moved)) continue;
       parked.fetch_add(1, std::memory_order_seq_cst);
       const uint32_t seen = wakes.load(std::memory_order_seq_cst);
@@ -222,9 +261,22 @@ struct ThreadPool::State {
       Step& step = walked.steps_[static_cast<size_t>(i)];
       step.finished.store(0, std::memory_order_relaxed);
       const int first_run = FirstRun(step.pieces);
+      for (const int run : {0, 1}) {
+        const int begin = run == 0 ? 0 : first_run * step.grain;
+        const bool reads = step.first_read != nullptr && begin < step.count;
+        step.first[static_cast<size_t>(run)].store(
+            reads ? step.first_read(step.closure.data(), begin) : nullptr,
+            std::memory_order_relaxed);
+      }
       step.next.store(base | static_cast<uint64_t>(step.pieces - first_run) << 16 |
                           static_cast<uint64_t>(first_run),
                       std::memory_order_release);
+    }
+    const int beyond = std::min(walked.size_ + static_cast<int>(kStepsAhead), StepList::kMaxSteps);
+    for (int i = walked.size_; i < beyond; ++i) {
+      for (auto& first : walked.steps_[static_cast<size_t>(i)].first) {
+        first.store(nullptr, std::memory_order_relaxed);
+      }
     }
     stop_list.store(stopped, std::memory_order_relaxed);
     list.store(&walked, std::memory_order_release);

@@ -30,14 +30,23 @@ class StepList {
   // 65,535 of them) that together cover [0, count), each exactly once. It starts when the steps
   // before it are finished; which thread runs a piece, and when, is unspecified. `fn` is copied,
   // must not throw, and what it points at must stay until the list has been run. Needs room().
+  // Where fn.FirstRead(begin) says what the piece at `begin` reads first, a thread that waits for
+  // the steps before fetches it into its cache meanwhile.
   template <typename F>
   void Add(int count, int grain, const F& fn) {
     static_assert(sizeof(F) <= kClosureBytes && alignof(F) <= 64 && std::is_trivially_copyable_v<F>,
                   "a step's closure is copied into the list: capture little, plain things");
     if (count <= 0) return;
-    new (NewStep(count, grain, [](const void* closure, int begin, int end) {
+    FirstRead first_read = nullptr;
+    if constexpr (requires { fn.FirstRead(0); }) {
+      first_read = [](const void* closure, int begin) {
+        return static_cast<const F*>(closure)->FirstRead(begin);
+      };
+    }
+    const Call call = [](const void* closure, int begin, int end) {
       (*static_cast<const F*>(closure))(begin, end);
-    })) F(fn);
+    };
+    new (NewStep(count, grain, call, first_read)) F(fn);
   }
 
   int room() const { return kMaxSteps - size_; }  // steps
@@ -51,10 +60,11 @@ class StepList {
   friend class ThreadPool;
   struct Step;
   using Call = void (*)(const void* closure, int begin, int end);
+  using FirstRead = const std::byte* (*)(const void* closure, int begin);
 
   explicit StepList(int threads);
   // Where the closure of the new step goes.
-  void* NewStep(int count, int grain, Call call);
+  void* NewStep(int count, int grain, Call call, FirstRead first_read);
 
   const int threads_;
   const std::unique_ptr<Step[]> steps_;

@@ -84,6 +84,39 @@ TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
   }
 }
 
+// A step that reads much, and tells what.
+struct ReadingStep {
+  const std::byte* data;
+  std::atomic<int>* sum;
+  std::atomic<uint32_t>* asked;  // bit i: what the piece at i reads first
+
+  const std::byte* FirstRead(int begin) const {
+    asked->fetch_or(1u << begin);
+    return data + begin;
+  }
+  void operator()(int begin, int end) const {
+    for (int i = begin; i < end; ++i) sum->fetch_add(static_cast<int>(data[i]));
+  }
+};
+
+// Only where a thread begins, and only of steps that tell; what a list of before told is forgotten.
+TEST(ThreadPoolTest, ToldWhatIsReadFirstOfAStep) {
+  const std::vector<std::byte> data(8, std::byte{1});
+  std::atomic<uint32_t> asked{0};
+  std::atomic<int> sum{0};
+  ThreadPool pool(2);
+  for (int round = 0; round < 2000; ++round) {
+    pool.list().Add(1, 1, [](int, int) {});
+    pool.list().Add(8, 2, ReadingStep{data.data(), &sum, &asked});
+    pool.list().Add(1, 1, [](int, int) {});
+    pool.list().Add(3, 2, ReadingStep{data.data(), &sum, &asked});
+    pool.Run(pool.list());
+    pool.ParallelFor(2, 1, [](int, int) {});
+  }
+  EXPECT_EQ(sum.load(), 2000 * (8 + 3));
+  EXPECT_EQ(asked.load(), 1u << 0 | 1u << 4 | 1u << 2);
+}
+
 TEST(ThreadPoolTest, SaysHowManyStepsAListStillTakes) {
   ThreadPool pool(2);
   StepList& list = pool.NewList();
