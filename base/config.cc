@@ -328,8 +328,9 @@ std::string DefaultModelsDir() {
   std::error_code ignored;
   fs::path dir = fs::read_symlink("/proc/self/exe", ignored).parent_path();
   for (int up = 0; up < 4 && !dir.empty(); ++up, dir = dir.parent_path()) {
-    if (fs::exists(dir / "models" / "withy-pocket-q8_0.gguf", ignored))
-      return (dir / "models").string();
+    for (const fs::path& models : {dir / "models", dir / "share" / "withy" / "models"}) {
+      if (fs::exists(models / "withy-pocket-q8_0.gguf", ignored)) return models.string();
+    }
   }
   return "/usr/share/withy/models";
 }

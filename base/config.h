@@ -37,8 +37,8 @@ absl::Status FillDefaults(proto::Config* config);
 // another, because apps are bound on a unix socket. `config` is filled.
 std::vector<std::string> AppAddresses(const proto::Config& config);
 
-// The directory of the running program's models: models/ beside or above the binary, else
-// /usr/share/withy/models.
+// The directory of the running program's models: models/ or share/withy/models beside or above the
+// binary, else /usr/share/withy/models.
 std::string DefaultModelsDir();
 
 // The file that an empty orchestrator.tlm_path stands for: withy-pocket-tlm*.gguf beside
