@@ -183,6 +183,8 @@ rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
   rocksdb::WriteOptions durable;
   durable.sync = true;
   absl::ReaderMutexLock lock(&open_mutex_);
+  // A write beside this one may have failed since, and its Reopen, too.
+  if (stopped_) return rocksdb::Status::IOError("a write beside this one failed");
   rocksdb::Status status = db_->Write(durable, batch.batch_.get());
   if (!status.ok()) stopped_ = true;  // RocksDB refuses all writes after one that failed
   return status;

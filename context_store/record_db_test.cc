@@ -68,7 +68,16 @@ class FullFileSystem final : public rocksdb::FileSystemWrapper {
     return rocksdb::IOStatus::OK();
   }
 
+  // Nothing can be opened while `gone`.
+  rocksdb::IOStatus NewSequentialFile(const std::string& name, const rocksdb::FileOptions& options,
+                                      std::unique_ptr<rocksdb::FSSequentialFile>* file,
+                                      rocksdb::IODebugContext* debug) override {
+    if (gone) return rocksdb::IOStatus::IOError("the test says so");
+    return FileSystemWrapper::NewSequentialFile(name, options, file, debug);
+  }
+
   std::atomic<bool> full{false};
+  std::atomic<bool> gone{false};
   std::atomic<uint64_t> free_bytes{0};  // 0 = ask the disk
 };
 
@@ -179,6 +188,33 @@ TEST(RecordDb, AFullDiskRefusesWritesServesReadsAndRecovers) {
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(*(*after)->Get("a/1"), "one");
   EXPECT_EQ(*(*after)->Get("a/3"), "three");
+}
+
+// Writers beside each other while the disk fails so badly that the database cannot even be opened
+// for reading, and comes back.
+TEST(RecordDb, ADiskThatIsGoneRefusesEveryWriterAndIsGoneOnWith) {
+  TempDir dir;
+  const auto files = std::make_shared<FullFileSystem>();
+  const auto env = rocksdb::NewCompositeEnv(files);
+  auto db = RecordDb::Open({.path = dir / "db", .env = env.get()});
+  ASSERT_TRUE(db.ok()) << db.status();
+  std::atomic<bool> over{false};
+  std::vector<std::thread> writers;
+  for (int t = 0; t < 4; ++t) {
+    writers.emplace_back([&, t] {
+      while (!over) (void)Put(**db, "a/" + std::to_string(t), "value");
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    files->gone = files->full = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    files->gone = files->full = false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  over = true;
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_TRUE(Put(**db, "a/after", "after").ok());
+  EXPECT_EQ(*(*db)->Get("a/after"), "after");
 }
 
 // The same with a file system that is really full: a small one of its own.
