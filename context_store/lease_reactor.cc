@@ -160,7 +160,9 @@ absl::Status LeaseReactor::HandleCommit() {
   if (!Enter(Stage::kCommitting)) return absl::OkStatus();
   const auto shared = std::make_shared<LeaseOutcome>(std::move(outcome));
   if (!pool_.TryRun([self = shared_from_this(), shared] { self->Commit(std::move(*shared)); })) {
-    Enter(Stage::kOpen);  // so that the end breaks the lease
+    // The end, which may have come already, leaves the lease to the task that there is not. Whoever
+    // commits has stopped writing.
+    store_.Abort(lease());
     return absl::ResourceExhaustedError("too many disk operations wait in context_store: retry");
   }
   return absl::OkStatus();
@@ -195,9 +197,8 @@ void LeaseReactor::OnWriteDone(bool ok) {
     if (!ok) outgoing_.clear();
     if (!outgoing_.empty()) {
       StartWrite(&outgoing_.front());
-    } else if (ended_ && !finished_) {
-      finished_ = true;
-      Finish(rpc::ToGrpc(final_status_));
+    } else {
+      FinishIfOver();
     }
   }
   if (!ok) End(absl::CancelledError("the stream broke"));
@@ -213,15 +214,21 @@ void LeaseReactor::End(const absl::Status& status) {
     final_status_ = status;
     before = std::exchange(stage_, Stage::kOver);
     lease = lease_;
-    if (outgoing_.empty()) {
-      finished_ = true;
-      Finish(rpc::ToGrpc(status));
-    }
   }
   // Before `opened` the worker knew no block; in commit the pool's task brings the lease to its
   // end.
   if (before == Stage::kOpening) store_.Abort(lease);
   if (before == Stage::kOpen) store_.Break(lease);
+  absl::MutexLock lock(&mutex_);
+  released_ = true;
+  FinishIfOver();
+}
+
+// Whoever hears the end may want the context at once: it is told when the lease is over.
+void LeaseReactor::FinishIfOver() {
+  if (!released_ || finished_ || !outgoing_.empty()) return;
+  finished_ = true;
+  Finish(rpc::ToGrpc(final_status_));
 }
 
 void LeaseReactor::OnCancel() {

@@ -58,6 +58,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   // Ends the stream, after what was sent. The first call counts; the lease is broken unless it is
   // over.
   void End(const absl::Status& status);
+  void FinishIfOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Store& store_;
   WorkPool& pool_;
@@ -69,6 +70,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   uint32_t claim_chunks_ ABSL_GUARDED_BY(mutex_) = 0;            // to be claimed with the opening
   std::deque<v1::LeaseEvent> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;  // ended_, and the lease is, too
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status final_status_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<LeaseReactor> self_;  // set before gRPC sees the reactor, cleared in OnDone
