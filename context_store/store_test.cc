@@ -136,8 +136,8 @@ TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
   const LeaseId running = Open(epoch, "");
   ASSERT_TRUE(store_->Claim(running, 0, 1).ok());
   connection.Reset();
-  while (listener_->ended == 0) std::this_thread::yield();
-  while (store_->Stats().blocks.quarantined > 0) std::this_thread::yield();
+  ASSERT_TRUE(Eventually([&] { return listener_->ended > 0; }));
+  ASSERT_TRUE(Eventually([&] { return store_->Stats().blocks.quarantined == 0; }));
   EXPECT_EQ(store_->Stats().blocks.free, store_->Stats().blocks.total);
 }
 
@@ -258,9 +258,7 @@ TEST_F(StoreTest, ManyThreadsOnFewContextsLoseNothing) {
       const auto opening =
           store_->OpenLease({epoch, "app", contexts[static_cast<size_t>(i % 2)], 1}, listener);
       ASSERT_TRUE(opening.ok());
-      if (!opening->granted) {
-        while (listener->granted == 0) std::this_thread::yield();
-      }
+      ASSERT_TRUE(opening->granted || Eventually([&] { return listener->granted > 0; }));
       ASSERT_TRUE(store_->Load(opening->id).ok());
       const auto first = static_cast<uint32_t>(store_->Load(opening->id)->resident.size());
       const bool claimed = store_->Claim(opening->id, first, 1).ok();

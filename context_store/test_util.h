@@ -1,14 +1,28 @@
-// What the tests of the store share: directories that go away.
+// What the tests of the store share: directories that go away, waits that end.
 #pragma once
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 namespace withy::context_store {
+
+// Whether `condition` has come true within a minute, long even for a machine that is busy with
+// other things.
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 class TempDir {
  public:
