@@ -17,6 +17,7 @@
 #include "base/arena_socket.h"
 #include "base/fd_passing.h"
 #include "base/shared_memory.h"
+#include "model_worker/testing.h"
 #include "rpc/server.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
@@ -38,20 +39,44 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     server_->SetServing(true);
   }
   ~FakeStoreServer() override {
+    Hold({});
     server_->Shutdown(absl::ZeroDuration());
     ::shutdown(listener_.get(), SHUT_RDWR);
     side_thread_.join();
     ::unlink(socket_path_.c_str());
   }
 
-  // Waits for a commit that `wanted` accepts, and returns it.
+  // What the store does not answer until the next Hold. Openings: those of contexts.
+  struct Held {
+    bool openings = false;
+    bool commits = false;
+  };
+  void Hold(Held held) {
+    absl::MutexLock lock(&mutex_);
+    hold_ = held;
+  }
+  // How leases have come and gone.
+  struct Leases {
+    int opening = 0;  // held now
+    int aborted = 0;
+    int broken = 0;      // ended without commit or abort
+    int committing = 0;  // held now
+    int limited = 0;     // opened with a deadline
+  };
+  Leases leases() {
+    absl::MutexLock lock(&mutex_);
+    return leases_;
+  }
+
+  // Waits for the commit of this number, and returns it; fails the test when it does not come.
   v1::LeaseCommit WaitForCommit(size_t number) {
     const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return commits_.size() > number;
     };
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(&there));
-    return commits_[number];
+    const bool came = mutex_.AwaitWithTimeout(absl::Condition(&there), kTestLimit);
+    EXPECT_TRUE(came) << "no commit " << number;
+    return came ? commits_[number] : v1::LeaseCommit();
   }
   uint64_t epoch() const { return epoch_; }
   const v1::AttachRequest& attached() const { return attach_; }
@@ -82,7 +107,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Lease(grpc::ServerContext* /*context*/,
+  grpc::Status Lease(grpc::ServerContext* context,
                      grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
     v1::LeaseRequest request;
     bool keeps = false;
@@ -92,7 +117,9 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       absl::MutexLock lock(&mutex_);
       if (request.has_open()) {
         if (request.open().epoch() != epoch_) return {grpc::StatusCode::ABORTED, "stale epoch"};
+        if (context->deadline() != std::chrono::system_clock::time_point::max()) ++leases_.limited;
         keeps = !request.open().context_id().empty();
+        if (keeps) AwaitLet(hold_.openings, &leases_.opening);
         v1::LeaseOpened* opened = event.mutable_opened();
         if (!request.open().app_id().empty()) last_lease_ = lease;
         if (keeps) opened->mutable_segments()->Add(segments_.begin(), segments_.end());
@@ -108,15 +135,19 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       } else if (request.has_claim()) {
         Claim(request.claim(), lease.get(), event.mutable_claimed());
       } else if (request.has_commit()) {
+        AwaitLet(hold_.commits, &leases_.committing);
         if (keeps) Keep(request.commit(), *lease);
         commits_.push_back(request.commit());
         event.mutable_committed()->set_revision(commits_.size());
       } else {
+        ++leases_.aborted;
         return grpc::Status::OK;
       }
       stream->Write(event);
       if (event.has_committed()) return grpc::Status::OK;
     }
+    absl::MutexLock lock(&mutex_);
+    ++leases_.broken;
     return {grpc::StatusCode::CANCELLED, "broken"};
   }
 
@@ -132,6 +163,14 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       message->set_content(segment.text());
     }
     return grpc::Status::OK;
+  }
+
+  // Waits while `hold` is set; `*waiting` counts who does.
+  void AwaitLet(const bool& hold, int* waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto let = [&] { return !hold; };
+    ++*waiting;
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&let), kTestLimit)) << "held for ever";
+    --*waiting;
   }
 
   void Claim(const v1::LeaseClaim& claim, Claims* lease, v1::LeaseClaimed* claimed)
@@ -205,6 +244,8 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   std::vector<v1::ResidentChunk> resident_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::LeaseCommit> commits_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Claims> last_lease_ ABSL_GUARDED_BY(mutex_);
+  Held hold_ ABSL_GUARDED_BY(mutex_);
+  Leases leases_ ABSL_GUARDED_BY(mutex_);
   uint32_t context_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t next_block_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<rpc::Server> server_;

@@ -20,13 +20,25 @@ using engine::FinishReason;
 using testing::HasSubstr;
 
 // Waits until at least so many of the store's 512 blocks are with calls.
-void AwaitClaims(Rig& rig, size_t blocks) {
-  while (rig.store.With([](FakeStore::State& s) { return s.free.size(); }) > 512 - blocks) {
-    std::this_thread::yield();
-  }
+bool AwaitClaims(Rig& rig, size_t blocks) {
+  return Eventually([&] {
+    return rig.store.With([](FakeStore::State& s) { return s.free.size(); }) <= 512 - blocks;
+  });
 }
 
-// A rig whose steps of many rows last until they are released.
+// Where a step waits until the test has done what it wants to do meanwhile. Shared, for a test that
+// fails is gone before the step.
+struct Gate {
+  void Pass() {
+    reached.release();
+    EXPECT_TRUE(Acquire(go));
+  }
+  std::binary_semaphore reached{0};
+  std::binary_semaphore go{0};
+};
+
+// A rig whose steps of many rows last until they are released, however long that is: nobody's
+// patience ends before.
 struct LongSteps {
   LongSteps() {
     stepped.on_step = [this] {
@@ -47,7 +59,7 @@ struct LongSteps {
     CallRequest request = Rig::Ask("", std::string(190, 'x'), 4);
     request.deadline_steady_ns = deadline_ns;
     Rig::Running call = rig.Submit(std::move(request));
-    while (!begun) std::this_thread::yield();
+    EXPECT_TRUE(Eventually([&] { return begun.load(); }));
     return call;
   }
   Rig::Running Submit(int64_t deadline_ns, CallRequest request = Rig::Ask("", "hello", 4)) {
@@ -56,8 +68,8 @@ struct LongSteps {
   }
   // One whose prompt goes in between: what it has to answer yet waits for the long step's end.
   Rig::Running Prefill(const std::string& context, int32_t max_tokens) {
-    Rig::Running call = Submit(Clock::Real().SteadyNanos() + kNanosPerSecond,
-                               Rig::Ask(context, "hello", max_tokens));
+    Rig::Running call =
+        Submit(clock.SteadyNanos() + kNanosPerSecond, Rig::Ask(context, "hello", max_tokens));
     call.sink->WaitForTokens(1);
     return call;
   }
@@ -74,7 +86,8 @@ struct LongSteps {
   std::atomic<bool> begun{false};
   std::atomic<bool> released{false};
   std::function<void()> on_step;  // of steps after the release; set before it
-  Rig rig{stepped.model};
+  CrawlingClock clock;
+  Rig rig{stepped.model, {}, 512, 256, {.prefill_us_per_token = 1}, clock};
 };
 
 TEST(SchedulerTest, AnswersAndCommits) {
@@ -127,19 +140,15 @@ TEST(SchedulerTest, CallsShareStepsAndTheSameContextTakesTurns) {
 
 TEST(SchedulerTest, CancelStopsWithinAStepAndKeepsThePartialAnswer) {
   SteppedModel stepped(kFakeVocab);
-  std::binary_semaphore reached(0);
-  std::binary_semaphore go(0);
-  int step = 0;
-  stepped.on_step = [&] {
-    if (++step != 5) return;
-    reached.release();
-    go.acquire();
+  const auto gate = std::make_shared<Gate>();
+  stepped.on_step = [gate, &stepped] {
+    if (stepped.Steps() == 5) gate->Pass();
   };
   Rig rig(stepped.model);
   const auto call = rig.Submit(Rig::Ask("c", "hello", 200));
-  reached.acquire();
+  ASSERT_TRUE(Acquire(gate->reached));
   rig.scheduler.Cancel(call.ticket);
-  go.release();
+  gate->go.release();
   const auto outcome = call.sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->reason, FinishReason::kCancelled);
@@ -154,17 +163,14 @@ TEST(SchedulerTest, CancelStopsWithinAStepAndKeepsThePartialAnswer) {
 
 // Cancels a call inside its prefill, at its second step.
 void CancelInPrefill(SteppedModel& stepped, Rig& rig, CallRequest request) {
-  std::binary_semaphore reached(0);
-  std::binary_semaphore go(0);
-  stepped.on_step = [&] {
-    if (stepped.Steps() != 2) return;
-    reached.release();
-    go.acquire();
+  const auto gate = std::make_shared<Gate>();
+  stepped.on_step = [gate, &stepped] {
+    if (stepped.Steps() == 2) gate->Pass();
   };
   const auto call = rig.Submit(std::move(request));
-  reached.acquire();
+  ASSERT_TRUE(Acquire(gate->reached));
   rig.scheduler.Cancel(call.ticket);
-  go.release();
+  gate->go.release();
   EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(stepped.Steps(), 2) << "it stops within a piece";
 }
@@ -234,7 +240,7 @@ TEST(SchedulerTest, AnotherPromptAfterACancelledOneTakesWhatFitsAndIsNoFault) {
 
 TEST(SchedulerTest, AnUrgentPromptGoesInBetweenAndNothingIsComputedTwice) {
   LongSteps steps;
-  const int64_t now = Clock::Real().SteadyNanos();
+  const int64_t now = steps.clock.SteadyNanos();
   const auto longer = steps.BeginLong();
   const auto urgent = steps.Submit(now + kNanosPerSecond);
   urgent.sink->WaitForTokens(1);
@@ -266,17 +272,18 @@ TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
     return talker->tokens() < 3 || batch.rows.size() > 1 || go.load();
   };
   // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
-  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
+  CrawlingClock clock;
+  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
   talker->WaitForTokens(3);
   prompt_steps = 0;
   CallRequest request = Rig::Ask("b", std::string(200, 'x'), 2);
-  request.deadline_steady_ns = Clock::Real().SteadyNanos() + kNanosPerSecond;
+  request.deadline_steady_ns = clock.SteadyNanos() + kNanosPerSecond;
   const auto urgent = rig.Submit(std::move(request));
-  while (prompt_steps == 0) std::this_thread::yield();
+  ASSERT_TRUE(Eventually([&] { return prompt_steps > 0; }));
   // When this call has been accepted the scheduler has come by since.
   const auto patient = rig.Submit(Rig::Ask("c", "hello", 2));
-  while (patient.sink->accepted().prefill_tokens == 0) std::this_thread::yield();
+  ASSERT_TRUE(Eventually([&] { return patient.sink->accepted().prefill_tokens > 0; }));
   EXPECT_EQ(prompt_steps, 1);
   go = true;
   for (const auto& sink : {urgent.sink, patient.sink, talker}) EXPECT_TRUE(sink->Wait().ok());
@@ -284,7 +291,7 @@ TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
 
 TEST(SchedulerTest, LaterDeadlinesWaitForTheStepUnderWay) {
   LongSteps steps;
-  const int64_t now = Clock::Real().SteadyNanos();
+  const int64_t now = steps.clock.SteadyNanos();
   const auto longer = steps.BeginLong(now + 20 * kNanosPerSecond);
   const auto later = steps.Submit(now + 30 * kNanosPerSecond);
   const auto none = steps.Submit(0);
@@ -313,18 +320,14 @@ TEST(SchedulerTest, CancelCostsNeighboursNothing) {
   const auto longer = steps.BeginLong();
   const auto first = steps.Prefill("a", 100);
   const auto second = steps.Prefill("b", 100);
-  std::binary_semaphore reached(0);
-  std::binary_semaphore go(0);
-  bool gated = false;
-  steps.on_step = [&] {
-    if (steps.stepped.contexts < 2 || std::exchange(gated, true)) return;
-    reached.release();
-    go.acquire();
+  const auto gate = std::make_shared<Gate>();
+  steps.on_step = [gate, &steps, gated = false]() mutable {
+    if (steps.stepped.contexts >= 2 && !std::exchange(gated, true)) gate->Pass();
   };
   steps.released = true;
-  reached.acquire();
+  ASSERT_TRUE(Acquire(gate->reached));
   steps.rig.scheduler.Cancel(first.ticket);
-  go.release();
+  gate->go.release();
   const auto outcome = second.sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->tokens.size(), 100u);
@@ -351,11 +354,12 @@ TEST(SchedulerTest, LongPrefillLetsOthersStream) {
     return talker->tokens() < 3 || go.load();
   };
   // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
-  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000});
+  CrawlingClock clock;
+  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
   talker->WaitForTokens(3);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("b", std::string(200, 'x'), 2), longer).ok());
-  AwaitClaims(rig, 200 / 16 * 2);
+  ASSERT_TRUE(AwaitClaims(rig, 200 / 16 * 2));
   go = true;
   ASSERT_TRUE(longer->Wait().ok());
   ASSERT_TRUE(talker->Wait().ok());
@@ -369,7 +373,7 @@ TEST(SchedulerTest, LongPrefillLetsOthersStream) {
 TEST(SchedulerTest, QueueIsBounded) {
   SteppedModel stepped(kFakeVocab);
   std::counting_semaphore<> go(0);
-  stepped.on_step = [&] { go.acquire(); };
+  stepped.on_step = [&] { EXPECT_TRUE(Acquire(go)); };
   Rig rig(stepped.model, {.max_batch = 1, .queue_limit = 2});
   std::vector<Rig::Running> calls;
   for (int i = 0; i < 3; ++i) calls.push_back(rig.Submit(Rig::Ask("", "hello", 2)));
@@ -418,7 +422,7 @@ TEST(SchedulerTest, LostStoreFailsCallsWithLeasesAndTheWorkerGoesOn) {
   };
   Rig rig(stepped.model);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("c", "hello", 100), sink).ok());
-  reached.acquire();
+  ASSERT_TRUE(Acquire(reached));
   rig.scheduler.FailLeases(absl::UnavailableError("store gone"));
   EXPECT_EQ(sink->Wait().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(stepped.Steps(), 3);

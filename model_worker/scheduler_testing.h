@@ -21,12 +21,13 @@ inline constexpr int32_t kFakeVocab = 300;
 
 struct Rig {
   explicit Rig(engine::Model& served, SchedulerOptions options = {}, uint32_t blocks = 512,
-               int32_t window = 256, const engine::StepCost& cost = {.prefill_us_per_token = 1})
+               int32_t window = 256, const engine::StepCost& cost = {.prefill_us_per_token = 1},
+               Clock& clock = Clock::Real())
       : namer(ModelIdentity(served.info().id, {1, 1, 16}), "", engine::KvFormat::kQ8),
         env{.model = served.info(), .encoder = *chat.encoder, .namer = namer, .window = window},
         store(served.info().kv, blocks),
         recorder(telemetry::Recorder::Disabled()),
-        scheduler(served, env, store, cost, options, Clock::Real(), *recorder) {}
+        scheduler(served, env, store, cost, options, clock, *recorder) {}
 
   static CallRequest Ask(const std::string& context, const std::string& text,
                          int32_t max_tokens = 10) {

@@ -1,22 +1,58 @@
-// What the worker's tests share: a store in memory that grants leases by script, and a sink that
-// remembers.
+// What the worker's tests share: a store in memory that grants leases by script, a sink that
+// remembers, and waits that end.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "base/clock.h"
 #include "engine/kernels/aligned.h"
 #include "engine/session/testing.h"
 #include "model_worker/lease.h"
 #include "model_worker/task_thread.h"
 
 namespace withy::model_worker {
+
+// Long for any machine, however busy: a test that waits so long has failed.
+inline constexpr absl::Duration kTestLimit = absl::Minutes(2);
+
+// Whether `condition` has come true within kTestLimit.
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + absl::ToChronoSeconds(kTestLimit);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// Takes a std:: semaphore's permit; false when none has come within kTestLimit.
+template <typename Semaphore>
+bool Acquire(Semaphore& semaphore) {
+  return semaphore.try_acquire_for(absl::ToChronoSeconds(kTestLimit));
+}
+
+// Moves by a microsecond with every look, whatever the machine is busy with: so that nobody's
+// patience ends while a test is held up. Thread-safe.
+class CrawlingClock final : public Clock {
+ public:
+  int64_t SteadyNanos() const override { return steady_nanos_ += 1000; }
+  int64_t UnixNanos() const override { return 1'700'000'000'000'000'000 + steady_nanos_; }
+
+ private:
+  mutable std::atomic<int64_t> steady_nanos_{kNanosPerSecond};
+};
 
 class FakeArena final : public Arena {
  public:
@@ -54,6 +90,8 @@ class FakeStore final : public LeaseSource {
     int faults = 0;
     int aborts = 0;
     absl::Status open_error;
+    bool hold_commits = false;  // they wait for LetCommit
+    std::vector<Task> held;
   };
 
   FakeStore(const engine::KvInfo& kv, uint32_t blocks) : state_(std::make_shared<State>()) {
@@ -72,6 +110,13 @@ class FakeStore final : public LeaseSource {
       if (opened != nullptr) SendOpened(opened);
     });
     return std::shared_ptr<Lease>(lease);
+  }
+
+  // What commits were held take place, and those that come are held no more.
+  void LetCommit() {
+    absl::MutexLock lock(&state_->mutex);
+    state_->hold_commits = false;
+    for (Task& commit : std::exchange(state_->held, {})) Later(std::move(commit));
   }
 
   // A look at, or a change of, what is stored.
@@ -110,7 +155,7 @@ class FakeStore final : public LeaseSource {
     }
     void Commit(LeaseCommit commit) override {
       over_ = true;
-      store_.Later([self = shared_from_this(), commit = std::move(commit)]() mutable {
+      store_.LaterUnlessHeld([self = shared_from_this(), commit = std::move(commit)]() mutable {
         self->store_.DoCommit(*self, std::move(commit));
       });
     }
@@ -137,6 +182,12 @@ class FakeStore final : public LeaseSource {
 
   void Later(Task task) {
     if (!events_.Post(std::move(task))) std::abort();
+  }
+
+  void LaterUnlessHeld(Task commit) {
+    absl::MutexLock lock(&state_->mutex);
+    if (!state_->hold_commits) return Later(std::move(commit));
+    state_->held.push_back(std::move(commit));
   }
 
   void SendOpened(const std::shared_ptr<FakeLease>& lease) {
@@ -248,9 +299,11 @@ class RecordingSink final : public CallSink {
     return has_room_;
   }
 
-  // Waits for the end.
+  // Waits for the end. DEADLINE_EXCEEDED: it does not come.
   absl::StatusOr<CallOutcome> Wait() {
-    over_.WaitForNotification();
+    if (!over_.WaitForNotificationWithTimeout(kTestLimit)) {
+      return absl::DeadlineExceededError("the call does not end");
+    }
     absl::MutexLock lock(&mutex_);
     if (!status_.ok()) return status_;
     return outcome_;
@@ -264,10 +317,12 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     return tokens_;
   }
+  // Waits for so many tokens; fails the test when they do not come.
   void WaitForTokens(int count) const {
     const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tokens_ >= count; };
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(&enough));
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&enough), kTestLimit))
+        << tokens_ << " of " << count << " tokens";
   }
   CallAccepted accepted() const {
     absl::MutexLock lock(&mutex_);
