@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc/channel.h"
 #include "rpc/status.h"
 #include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {
-
-// Longer than any answer takes: only a forgotten stream ends by it.
-constexpr absl::Duration kLeaseTimeout = absl::Hours(24);
 
 ChunkBlocks FromWire(const v1::ChunkBlocks& wire) {
   return {.chunk = static_cast<int32_t>(wire.chunk()),
@@ -103,7 +99,6 @@ std::shared_ptr<Lease> LeaseStream::Open(v1::ContextStore::Stub& stub, const v1:
                                          std::shared_ptr<LeaseStream>* stream) {
   auto self = std::shared_ptr<LeaseStream>(new LeaseStream(std::move(events), std::move(context)));
   auto handle = std::make_shared<Handle>(self);
-  rpc::SetTimeout(&self->client_context_, kLeaseTimeout);
   {
     absl::MutexLock lock(&self->mutex_);
     self->self_ = self;
@@ -111,7 +106,10 @@ std::shared_ptr<Lease> LeaseStream::Open(v1::ContextStore::Stub& stub, const v1:
     self->outgoing_.emplace_back();
     *self->outgoing_.back().mutable_open() = open;
   }
+  // No deadline: it would break the lease of a worker that lives on, whose blocks the store could
+  // not give to anybody else. A lease ends with its call, or with the store.
   stub.async()->Lease(&self->client_context_, self.get());
+  self->AddHold();  // any thread may write, until nothing more can be read
   self->StartRead(&self->incoming_);
   {
     absl::MutexLock lock(&self->mutex_);
@@ -130,16 +128,17 @@ void LeaseStream::Send(v1::LeaseRequest request, bool last) {
   if (outgoing_.size() == 1) StartNext();
 }
 
-// The core has let go.
+// The core has let go. Before `opened` nothing but `open` may be sent: the blocks that may come
+// with it are given back then. To cancel instead would break a lease that the store has opened by
+// now.
 void LeaseStream::Drop() {
   absl::MutexLock lock(&mutex_);
   if (last_sent_ || writes_over_) return;
   ended_ = true;
-  if (!opened_) {  // nothing but `open` may be sent yet; no block is ours
-    writes_over_ = true;
-    client_context_.TryCancel();
-    return;
-  }
+  if (opened_) SendAbort();
+}
+
+void LeaseStream::SendAbort() {
   last_sent_ = true;
   outgoing_.emplace_back().mutable_abort()->set_reason("the call ended without an answer");
   if (outgoing_.size() == 1) StartNext();
@@ -157,26 +156,33 @@ void LeaseStream::StartNext() {
 void LeaseStream::OnWriteDone(bool ok) {
   absl::MutexLock lock(&mutex_);
   outgoing_.pop_front();
-  if (!ok) {
-    outgoing_.clear();
-    writes_over_ = true;
-  }
+  writes_over_ = writes_over_ || !ok;
+  if (writes_over_) outgoing_.clear();
   if (!outgoing_.empty()) StartNext();
 }
 
 void LeaseStream::OnReadDone(bool ok) {
-  if (!ok) return;  // OnDone follows
-  Dispatch(incoming_);
-  StartRead(&incoming_);
+  if (ok) {
+    Dispatch(incoming_);
+    StartRead(&incoming_);
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    writes_over_ = true;
+  }
+  RemoveHold();  // OnDone follows
 }
 
 void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
   std::shared_ptr<Lease> lease;
   {
     absl::MutexLock lock(&mutex_);
+    const bool dropped = ended_ && !opened_;
+    opened_ = opened_ || event.has_opened();
+    if (dropped && opened_ && !writes_over_) SendAbort();
     if (ended_) return;
     lease = handle_.lock();
-    opened_ = opened_ || event.has_opened();
     ended_ = event.has_committed();
   }
   if (lease == nullptr && !event.has_committed()) return;

@@ -44,6 +44,7 @@ class LeaseStream final : public grpc::ClientBidiReactor<v1::LeaseRequest, v1::L
 
   void Send(v1::LeaseRequest request, bool last);
   void Drop();
+  void SendAbort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Dispatch(const v1::LeaseEvent& event);
 

@@ -196,6 +196,31 @@ TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {
   EXPECT_TRUE(commit.appended(1).text().starts_with(answer.text));
 }
 
+TEST_F(ServiceTest, ACallCancelledWhileItsLeaseOpensGivesItsBlocksBack) {
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  store_->Hold({.openings = true});
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, absl::Seconds(60));
+  const auto reader = stub_->Run(&context, Asking("ctx", "hello"));
+  ASSERT_TRUE(Eventually([&] { return store_->leases().opening == 1; }));
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  ASSERT_TRUE(Eventually([&] {
+    v1::GetWorkerInfoResponse info;
+    grpc::ClientContext client;
+    rpc::SetTimeout(&client, absl::Seconds(60));
+    EXPECT_TRUE(stub_->GetWorkerInfo(&client, {}, &info).ok());
+    return info.load().running_calls() + info.load().queued_calls() == 0;
+  })) << "the worker has let go of it";
+  store_->Hold({});
+  ASSERT_TRUE(Eventually([&] { return store_->leases().aborted + store_->leases().broken > 0; }));
+  EXPECT_EQ(store_->leases().aborted, 1)
+      << "a broken lease's blocks are lost to a worker that lives";
+  EXPECT_EQ(store_->leases().limited, 0) << "a deadline would break one, too";
+}
+
 TEST_F(ServiceTest, RestartedStoreIsAttachedAnewAndTheContextGoesOn) {
   StartStore();
   StartWorker();

@@ -1,0 +1,76 @@
+// One Lease stream against a store that ends it at any moment.
+#include "model_worker/lease_stream.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "engine/model/testing.h"
+#include "model_worker/testing.h"
+#include "rpc/channel.h"
+#include "rpc/server.h"
+
+namespace withy::model_worker {
+namespace {
+
+// Opens every lease and ends it after a while.
+class EndingStore final : public v1::ContextStore::Service {
+ public:
+  std::atomic<int> end_after_us{0};
+
+ private:
+  grpc::Status Lease(grpc::ServerContext* /*context*/,
+                     grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
+    v1::LeaseRequest request;
+    stream->Read(&request);
+    v1::LeaseEvent event;
+    event.mutable_opened();
+    stream->Write(event);
+    std::this_thread::sleep_for(std::chrono::microseconds(end_after_us.load()));
+    return {grpc::StatusCode::ABORTED, "over"};
+  }
+};
+
+class QuietEvents final : public LeaseEvents {
+ public:
+  void OnOpened(std::shared_ptr<Lease>, OpenedLease) override {}
+  void OnClaimed(std::vector<ChunkBlocks>, std::string) override {}
+  void OnCommitted() override {}
+  void OnBroken(absl::Status) override {}
+};
+
+// The engine's thread asks for blocks while the stream ends: gRPC must neither be written to after
+// the end nor told of it twice.
+TEST(LeaseStreamTest, ClaimsBesideTheEnd) {
+  const engine::TestFolder folder;
+  EndingStore store;
+  const std::string address = "unix:" + (folder / "store.sock");
+  auto server = rpc::Server::Start({.name = "store", .listen = {address}}, {&store});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto stub = v1::ContextStore::NewStub(rpc::Connect(address));
+  std::mt19937 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    store.end_after_us = static_cast<int>(random() % 300);
+    const int pause = static_cast<int>(random() % 40);
+    const auto ends = std::make_shared<std::atomic<int>>(0);
+    const std::shared_ptr<Lease> lease = LeaseStream::Open(
+        *stub, {}, std::make_shared<QuietEvents>(),
+        {.arena = nullptr, .on_done = [ends](const absl::Status&) { ++*ends; }, .to_wire = nullptr},
+        nullptr);
+    ASSERT_TRUE(Eventually([&] {
+      lease->Claim(0, 1);
+      for (int i = 0; i < pause; ++i) std::this_thread::yield();
+      return *ends > 0;
+    })) << "round "
+        << round;
+    ASSERT_EQ(*ends, 1);
+  }
+}
+
+}  // namespace
+}  // namespace withy::model_worker
