@@ -246,13 +246,11 @@ class LeaseClient::Impl {
   }
 
   void StreamDone(uint64_t number, const absl::Status& status) {
-    bool wake = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      streams_.erase(number);
-      if (absl::IsAborted(status)) suspicious_ = wake = true;
-    }
-    if (wake) Wake();
+    absl::MutexLock lock(&mutex_);
+    streams_.erase(number);
+    if (!absl::IsAborted(status)) return;
+    suspicious_ = true;
+    Wake();  // under the lock: with the last stream gone the destructor goes on
   }
 
   const LeaseClientOptions options_;
