@@ -37,6 +37,7 @@ struct SchedulerOptions {
   int32_t queue_limit = 64;  // calls that wait
   int32_t prefill_piece_ms = 50;
   int32_t max_piece_rows = 256;
+  absl::Duration commit_grace = absl::Seconds(5);  // for commits at the end of a drain
   // Of each of the model's levels, by which calls fall to lower ones. Empty: guessed from the cost
   // of the full model, the operations and the bytes of each level.
   std::vector<LevelPace> paces = {};
@@ -72,7 +73,7 @@ class Scheduler {
   absl::StatusOr<Ticket> Submit(CallRequest request, std::shared_ptr<CallSink> sink);
   // Computes a context's KV again at the full level, as long as no call comes: then it is given up
   // and nothing has changed. The sink hears Finished, or Failed with ABORTED (a call came) or the
-  // error.
+  // error, UNAVAILABLE while draining.
   void SubmitRebuild(const std::string& app_id, const std::string& context_id,
                      std::shared_ptr<CallSink> sink);
   // Returns once there has been no call for `quiet`, and, when `*calls_seen` calls have been
@@ -87,7 +88,8 @@ class Scheduler {
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
   // read or written any more.
   void FailLeases(const absl::Status& status);
-  // Refuses new calls, lets those there finish for `grace`, cancels the rest.
+  // Refuses new calls, lets those there finish for `grace`, cancels the rest, and fails those that
+  // the store does not commit in time.
   void Drain(absl::Duration grace);
 
   SchedulerLoad load() const;
@@ -103,6 +105,7 @@ class Scheduler {
 
   void Run();
   void Post(Task task);
+  void PostLocked(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool RunPosted(absl::Duration wait);
   bool HasPosted() const;
   absl::Duration IdleWait() const;

@@ -14,8 +14,6 @@ namespace {
 
 // Work of the engine thread that takes longer than this hangs.
 constexpr int64_t kHangNs = 20 * kNanosPerSecond;
-// How long cancelled calls get to commit at the end of a drain.
-constexpr absl::Duration kCommitGrace = absl::Seconds(5);
 
 }  // namespace
 
@@ -61,9 +59,15 @@ void Scheduler::SubmitRebuild(const std::string& app_id, const std::string& cont
   call->request.context_id = context_id;
   call->request.rebuild = true;
   call->sink = std::move(sink);
-  absl::MutexLock lock(&mutex_);
-  call->ticket = next_ticket_++;
-  posted_.push_back([this, call = std::move(call)]() mutable { Enqueue(std::move(call)); });
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!draining_) {
+      call->ticket = next_ticket_++;
+      posted_.push_back([this, call = std::move(call)]() mutable { Enqueue(std::move(call)); });
+      return;
+    }
+  }
+  call->sink->Failed(Draining());
 }
 
 bool Scheduler::AwaitQuiet(absl::Duration quiet, uint64_t* calls_seen) {
@@ -92,6 +96,10 @@ void Scheduler::Cancel(Ticket ticket) {
 
 void Scheduler::Post(Task task) {
   absl::MutexLock lock(&mutex_);
+  PostLocked(std::move(task));
+}
+
+void Scheduler::PostLocked(Task task) {
   posted_.push_back(std::move(task));
   stop_step_ = true;
 }
@@ -113,16 +121,21 @@ void Scheduler::FailLeases(const absl::Status& status) {
 
 void Scheduler::Drain(absl::Duration grace) {
   const auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return admitted_ == 0; };
-  absl::MutexLock lock(&mutex_);
-  draining_ = true;
-  posted_.push_back([this] { CancelRebuilds(); });
-  if (mutex_.AwaitWithTimeout(absl::Condition(&empty), grace)) return;
-  posted_.push_back([this] {
-    std::vector<Ticket> tickets;
-    for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
-    for (const Ticket ticket : tickets) CancelNow(ticket);
-  });
-  mutex_.AwaitWithTimeout(absl::Condition(&empty), kCommitGrace);
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+    PostLocked([this] { CancelRebuilds(); });
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&empty), grace)) {
+      PostLocked([this] {
+        std::vector<Ticket> tickets;
+        for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
+        for (const Ticket ticket : tickets) CancelNow(ticket);
+      });
+      mutex_.AwaitWithTimeout(absl::Condition(&empty), options_.commit_grace);
+    }
+  }
+  // What is left waits for a store that hangs; its callers' streams would keep the server.
+  FailLeases(Draining());
 }
 
 SchedulerLoad Scheduler::load() const {

@@ -200,6 +200,26 @@ TEST(RebuildTest, IsGivenUpWhenACallComes) {
   });
 }
 
+TEST(RebuildTest, DoesNotOutliveADrain) {
+  SteppedModel stepped(kFakeVocab);
+  stepped.model.set_levels({20, 100});
+  Rig rig(stepped.model);
+  CallRequest low = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
+  low.answer.level_percent = 20;
+  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  rig.store.With([](FakeStore::State& state) { state.hold_commits = true; });
+  const auto sink = std::make_shared<RecordingSink>();
+  rig.scheduler.SubmitRebuild("app", "c", sink);
+  ASSERT_TRUE(Eventually([&] {
+    return rig.store.With([](FakeStore::State& state) { return !state.held.empty(); });
+  })) << "it has been computed";
+  rig.scheduler.Drain(absl::ZeroDuration());
+  ASSERT_TRUE(sink->over()) << "its store hangs";
+  const int steps = stepped.Steps();
+  EXPECT_EQ(Rebuild(rig, "c").code(), absl::StatusCode::kUnavailable) << "none begins any more";
+  EXPECT_EQ(stepped.Steps(), steps);
+}
+
 TEST(RebuildTest, WaitsForQuiet) {
   SteppedModel stepped(kFakeVocab);
   Rig rig(stepped.model);

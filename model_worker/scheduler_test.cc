@@ -449,6 +449,32 @@ TEST(SchedulerTest, DrainLetsCallsFinishAndRefusesNewOnes) {
       absl::StatusCode::kUnavailable);
 }
 
+TEST(SchedulerTest, DrainStopsTheStepUnderWay) {
+  LongSteps steps;
+  const auto call = steps.BeginLong();
+  steps.rig.scheduler.Drain(absl::ZeroDuration());
+  ASSERT_TRUE(call.sink->over());
+  EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kCancelled);
+}
+
+// Runs a call until its commit is with a store that holds it.
+Rig::Running RunToHeldCommit(Rig& rig, CallRequest request) {
+  rig.store.With([](FakeStore::State& state) { state.hold_commits = true; });
+  Rig::Running call = rig.Submit(std::move(request));
+  EXPECT_TRUE(Eventually(
+      [&] { return rig.store.With([](FakeStore::State& state) { return !state.held.empty(); }); }));
+  return call;
+}
+
+TEST(SchedulerTest, DrainDoesNotWaitForAStoreThatHangs) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model, {.commit_grace = absl::ZeroDuration()});
+  const auto call = RunToHeldCommit(rig, Rig::Ask("c", "hello", 3));
+  rig.scheduler.Drain(absl::ZeroDuration());
+  ASSERT_TRUE(call.sink->over());
+  EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kUnavailable);
+}
+
 // The tiny real model: what a call answers does not depend on who answers beside it.
 TEST(SchedulerTest, SameTextAloneAndBesideAnyNeighbours) {
   const engine::TestFolder folder;
