@@ -360,6 +360,7 @@ void Scheduler::OnCommitted(Ticket ticket) {
   call->times.commit = now - call->phase_since_ns;
   CallOutcome outcome = call->session->Outcome();
   outcome.times = call->times;
+  EndName(*call, /*stored=*/true);
   if (call->request.rebuild) {
     metrics_.Upgraded();
   } else {
@@ -374,13 +375,19 @@ void Scheduler::OnBroken(Ticket ticket, const absl::Status& status) {
   if (call != nullptr) Fail(*call, status);
 }
 
-// Destroys the call. Its lease goes first: whoever is told may try again at once.
+// Destroys the call. Its lease and its name go first: whoever is told may try again at once.
 void Scheduler::Fail(Call& call, const absl::Status& status) {
   if (UnderWay(call)) under_way_ = nullptr;
   if (!call.request.rebuild) metrics_.Failed();
   call.lease = nullptr;
+  EndName(call, /*stored=*/false);
   call.sink->Failed(status);
   Erase(call.ticket);
+}
+
+void Scheduler::EndName(const Call& call, bool stored) {
+  absl::MutexLock lock(&mutex_);
+  names_.End(call.request.app_id, call.request.request_id, stored, clock_.SteadyNanos());
 }
 
 void Scheduler::Erase(Ticket ticket) {

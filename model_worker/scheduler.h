@@ -26,6 +26,7 @@
 #include "model_worker/call.h"
 #include "model_worker/lease.h"
 #include "model_worker/plan.h"
+#include "model_worker/request_names.h"
 #include "model_worker/session.h"
 #include "model_worker/task_thread.h"
 #include "model_worker/worker_metrics.h"
@@ -69,7 +70,8 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // Queues a validated call. Errors: RESOURCE_EXHAUSTED naming the bound and the position,
-  // UNAVAILABLE while draining. After an error the sink is not called.
+  // UNAVAILABLE while draining, ABORTED when the app's call of the same request_id is still here,
+  // or its answer was stored just now. After an error the sink is not called.
   absl::StatusOr<Ticket> Submit(CallRequest request, std::shared_ptr<CallSink> sink);
   // Computes a context's KV again at the full level, as long as no call comes: then it is given up
   // and nothing has changed. The sink hears Finished, or Failed with ABORTED (a call came) or the
@@ -142,6 +144,7 @@ class Scheduler {
 
   void Commit(Call& call);
   void Fail(Call& call, const absl::Status& status);
+  void EndName(const Call& call, bool stored);
   void Erase(Ticket ticket);
   void PublishLoad();
 
@@ -158,6 +161,7 @@ class Scheduler {
   size_t admitted_ ABSL_GUARDED_BY(mutex_) = 0;  // calls from Submit to their end, rebuilds aside
   uint64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;  // in all
   uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
+  RequestNames names_ ABSL_GUARDED_BY(mutex_);  // of the calls from Submit to their end
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> busy_since_ns_{0};  // 0 = the engine thread waits

@@ -36,6 +36,8 @@ absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
         absl::StrCat("model_worker: ", options_.max_batch, " calls run and ", options_.queue_limit,
                      " wait (model.queue_limit); this would be number ", options_.queue_limit + 1));
   }
+  WITHY_RETURN_IF_ERROR(
+      names_.Begin(call->request.app_id, call->request.request_id, call->times.arrived_ns));
   call->queue_position = static_cast<int32_t>(admitted_);
   ++admitted_;
   ++submitted_;

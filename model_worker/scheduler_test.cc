@@ -475,6 +475,37 @@ TEST(SchedulerTest, DrainDoesNotWaitForAStoreThatHangs) {
   EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kUnavailable);
 }
 
+TEST(SchedulerTest, ARetryBesideItsOwnCallIsRefused) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  CallRequest request = Rig::Ask("c", "hello", 3);
+  request.request_id = "r";
+  const auto retry = [&] {
+    return rig.scheduler.Submit(request, std::make_shared<RecordingSink>()).status().code();
+  };
+  const auto call = RunToHeldCommit(rig, request);
+  EXPECT_EQ(retry(), absl::StatusCode::kAborted) << "its answer is being committed";
+  CallRequest other = Rig::Ask("", "hello", 3);
+  other.app_id = "another";
+  other.request_id = "r";
+  const auto others = rig.Submit(other);
+  rig.store.LetCommit();
+  EXPECT_TRUE(call.sink->Wait().ok());
+  EXPECT_TRUE(others.sink->Wait().ok());
+  EXPECT_EQ(retry(), absl::StatusCode::kAborted) << "it looked for the answer before it was stored";
+}
+
+TEST(SchedulerTest, ACallThatLeftNoAnswerMayBeTriedAgainAtOnce) {
+  LongSteps steps;
+  CallRequest request = Rig::Ask("", std::string(190, 'x'), 4);
+  request.request_id = "r";
+  const auto call = steps.rig.Submit(request);
+  steps.rig.scheduler.Cancel(call.ticket);
+  EXPECT_EQ(call.sink->Wait().status().code(), absl::StatusCode::kCancelled);
+  steps.released = true;
+  EXPECT_TRUE(steps.rig.Submit(request).sink->Wait().ok());
+}
+
 // The tiny real model: what a call answers does not depend on who answers beside it.
 TEST(SchedulerTest, SameTextAloneAndBesideAnyNeighbours) {
   const engine::TestFolder folder;

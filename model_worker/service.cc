@@ -25,6 +25,15 @@ using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 constexpr size_t kTokenizeQueue = 256;
 constexpr int64_t kMinRetryMs = 20;
 
+// Whoever may retry is told when.
+absl::Status WithHint(const absl::Status& status) {
+  const bool retry =
+      absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsResourceExhausted(status);
+  if (!retry || rpc::RetryAfterMs(status).has_value()) return status;
+  constexpr int64_t kRetryMs = 200;
+  return rpc::WithRetryAfter(status, kRetryMs);
+}
+
 // A call's stream, as the scheduler sees it. Shared by scheduler and RPC: either may end first.
 class StreamSink final : public CallSink {
  public:
@@ -61,15 +70,6 @@ class StreamSink final : public CallSink {
   bool HasRoom() const override { return queue_->HasRoom(); }
 
  private:
-  // Whoever may retry is told when.
-  static absl::Status WithHint(const absl::Status& status) {
-    const bool retry =
-        absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsResourceExhausted(status);
-    if (!retry || rpc::RetryAfterMs(status).has_value()) return status;
-    constexpr int64_t kRetryMs = 200;
-    return rpc::WithRetryAfter(status, kRetryMs);
-  }
-
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::Tokenizer& tokenizer_;
@@ -87,7 +87,9 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
     const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &parts_.answers);
-    if (const absl::Status status = Submit(*request, queue); !status.ok()) queue->Close(status);
+    if (const absl::Status status = Submit(*request, queue); !status.ok()) {
+      queue->Close(WithHint(status));
+    }
     return queue->reactor();
   }
 

@@ -196,6 +196,25 @@ TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {
   EXPECT_TRUE(commit.appended(1).text().starts_with(answer.text));
 }
 
+TEST_F(ServiceTest, ARetryOfACallThatIsBeingCommittedIsToldToComeBack) {
+  config_.mutable_model()->set_path(
+      engine::WriteTiny(folder_, SlowShape(), engine::GgmlType::kQ8_0, "slow.gguf"));
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  store_->Hold({.commits = true});
+  v1::RunRequest request = Asking("ctx", "hello", 400);
+  request.set_request_id("r");
+  Run(request, /*cancel_after=*/3);
+  ASSERT_TRUE(Eventually([&] { return store_->leases().committing == 1; }));
+  const Answer during = Run(request);
+  EXPECT_EQ(during.status.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_TRUE(during.retry_hint);
+  store_->Hold({});
+  EXPECT_EQ(store_->WaitForCommit(0).request_id(), "r");
+  EXPECT_EQ(Run(request).status.error_code(), grpc::StatusCode::ABORTED) << "the store has it";
+}
+
 TEST_F(ServiceTest, ACallCancelledWhileItsLeaseOpensGivesItsBlocksBack) {
   StartStore();
   StartWorker();
