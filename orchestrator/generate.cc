@@ -164,7 +164,7 @@ absl::Status GenerateCall::RunOnWorker() {
   absl::Status status = RunOnce(ForwardedRequest());
   if (!WorkerWent(status)) return status;
   spdlog::warn("call {}: {}{}", CallName(call_.id), std::string(status.message()),
-               tokens_ == 0 ? "; trying again when it is back" : "");
+               tokens_ == 0 ? "; trying once more" : "");
   if (tokens_ > 0) return status;
   gateway_.ForgetWorker(prepared_.lane);
   if (!gateway_.backends_.WaitForWorker(prepared_.lane, absl::Now() + kRestartWait, control_)) {
