@@ -115,14 +115,19 @@ absl::Status Rebuild(Rig& rig, const std::string& context) {
   return sink->Wait().status();
 }
 
+// Context "c" goes on with an answer of 20 % of the model.
+bool AnswerAtLowLevel(Rig& rig, const std::string& text, int32_t max_tokens) {
+  CallRequest low = Rig::Ask("c", text, max_tokens);
+  low.answer.level_percent = 20;
+  return rig.Submit(low).sink->Wait().ok();
+}
+
 // After it the context is as if the full model had read all of it.
 TEST(RebuildTest, BringsAContextToTheFullLevel) {
   const engine::TestFolder folder;
   const std::unique_ptr<engine::Model> model = OpenElastic(folder);
   Rig rig(*model, {}, 4096);
-  CallRequest low = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
-  low.answer.level_percent = 20;
-  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  ASSERT_TRUE(AnswerAtLowLevel(rig, "a prompt of more than sixteen tokens", 40));
   rig.store.With([](FakeStore::State& state) {
     EXPECT_EQ(state.contexts["c"].resident[1].name.level_percent, 20);
     state.contexts["copy"].segments = state.contexts["c"].segments;  // a record without KV
@@ -156,9 +161,7 @@ TEST(RebuildTest, KeepsWhatIsAtTheFullLevel) {
   Rig rig(stepped.model);
   ASSERT_TRUE(
       rig.Submit(Rig::Ask("c", "a prompt of more than sixteen tokens", 20)).sink->Wait().ok());
-  CallRequest low = Rig::Ask("c", "and another one, also somewhat long", 20);
-  low.answer.level_percent = 20;
-  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  ASSERT_TRUE(AnswerAtLowLevel(rig, "and another one, also somewhat long", 20));
   const auto blocks = [&] {
     return rig.store.With([](FakeStore::State& state) {
       std::vector<std::vector<uint32_t>> all;
@@ -180,9 +183,7 @@ TEST(RebuildTest, IsGivenUpWhenACallComes) {
   SteppedModel stepped(kFakeVocab);
   stepped.model.set_levels({20, 100});
   Rig rig(stepped.model);
-  CallRequest low = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
-  low.answer.level_percent = 20;
-  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  ASSERT_TRUE(AnswerAtLowLevel(rig, "a prompt of more than sixteen tokens", 40));
   const auto before =
       rig.store.With([](FakeStore::State& state) { return state.contexts["c"].resident.size(); });
   Rig::Running call;
@@ -204,9 +205,7 @@ TEST(RebuildTest, DoesNotOutliveADrain) {
   SteppedModel stepped(kFakeVocab);
   stepped.model.set_levels({20, 100});
   Rig rig(stepped.model);
-  CallRequest low = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
-  low.answer.level_percent = 20;
-  ASSERT_TRUE(rig.Submit(low).sink->Wait().ok());
+  ASSERT_TRUE(AnswerAtLowLevel(rig, "a prompt of more than sixteen tokens", 40));
   rig.store.With([](FakeStore::State& state) { state.hold_commits = true; });
   const auto sink = std::make_shared<RecordingSink>();
   rig.scheduler.SubmitRebuild("app", "c", sink);

@@ -55,6 +55,13 @@ class ServiceTest : public testing::Test {
     EXPECT_TRUE(FillDefaults(&config_).ok());
   }
 
+  void ServeSlowModel() {
+    config_.mutable_model()->set_path(
+        engine::WriteTiny(folder_, SlowShape(), engine::GgmlType::kQ8_0, "slow.gguf"));
+    StartStore();
+    StartWorker();
+    WaitUntilServing(true);
+  }
   void StartWorker() {
     auto worker = StartModelWorker(config_);
     ASSERT_TRUE(worker.ok()) << worker.status();
@@ -183,11 +190,7 @@ TEST_F(ServiceTest, WaitsForTheStoreAndAnswers) {
 }
 
 TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {
-  config_.mutable_model()->set_path(
-      engine::WriteTiny(folder_, SlowShape(), engine::GgmlType::kQ8_0, "slow.gguf"));
-  StartStore();
-  StartWorker();
-  WaitUntilServing(true);
+  ServeSlowModel();
   const Answer answer = Run(Asking("ctx", "hello", 400), /*cancel_after=*/3);
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::CANCELLED);
   const v1::LeaseCommit commit = store_->WaitForCommit(0);
@@ -197,11 +200,7 @@ TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {
 }
 
 TEST_F(ServiceTest, ARetryOfACallThatIsBeingCommittedIsToldToComeBack) {
-  config_.mutable_model()->set_path(
-      engine::WriteTiny(folder_, SlowShape(), engine::GgmlType::kQ8_0, "slow.gguf"));
-  StartStore();
-  StartWorker();
-  WaitUntilServing(true);
+  ServeSlowModel();
   store_->Hold({.commits = true});
   v1::RunRequest request = Asking("ctx", "hello", 400);
   request.set_request_id("r");
