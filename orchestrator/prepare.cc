@@ -339,8 +339,10 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
   return candidates;
 }
 
-// What the worker would refuse; one token of the window is the answer's.
+// What the worker would refuse; one token of the window is the answer's. A guess of the tokens, for
+// the draft while the target is away, refuses nothing.
 absl::Status Preparation::CheckWindow(const PromptLevel& prompt) const {
+  if (out_.tokens.instance() == 0) return absl::OkStatus();
   const uint32_t window = LimitsOf(out_.lane, out_.worker->model()).context_length;
   const uint32_t tokens = out_.tokens.context_tokens() + prompt.tokens;
   if (window == 0 || tokens < window) return absl::OkStatus();
