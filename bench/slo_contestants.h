@@ -59,7 +59,8 @@ class Contestants {
                                                            const TlmTable& tlm,
                                                            const AnswerOptions& options);
 
-  // Ours first, then baselines, then references.
+  // Ours first, then baselines, then references: those of a paper beside the full model (layer
+  // merging, attention dropping), the baselines without our rule, and what could be.
   const std::vector<Policy>& policies() const { return policies_; }
   const Policy& ours() const { return policies_.front(); }
   const Policy* Find(const std::string& name) const;
@@ -75,6 +76,7 @@ class Contestants {
   absl::Status AddFiles(const std::string& method, bool swaps, bool reference);
   absl::Status AddSmall();
   absl::Status AddSparse();
+  void AddPublished();
   void AddReferences();
   Family ElasticFamily(const std::string& name, double copy_ms_per_byte) const;
   Variant FullVariant(double switch_ms) const;

@@ -280,10 +280,12 @@ TEST_F(BoardTest, EveryCallEndsAndNoneIsFasterThanItsOwnWork) {
 }
 
 TEST(Headline, ComparesWhatRanForRealWithSimulatedBaselines) {
-  const std::vector<Policy> policies = {{.name = "ours"},
-                                        {.name = "a"},
-                                        {.name = "b"},
-                                        {.name = "full", .rule = Rule::kFull, .reference = true}};
+  const std::vector<Policy> policies = {
+      {.name = "ours"},
+      {.name = "a"},
+      {.name = "chance", .rule = Rule::kRandom},
+      {.name = "a, as published", .reference = true, .as_published = true},
+      {.name = "full", .rule = Rule::kFull, .reference = true}};
   const auto score = [](double accuracy) {
     SloScore made;
     made.accuracy = accuracy;
@@ -292,8 +294,9 @@ TEST(Headline, ComparesWhatRanForRealWithSimulatedBaselines) {
     return made;
   };
   TraceResult simulated{.alpha = "0.25",
-                        .simulated = {score(0.9), score(0.1), score(0.1), score(0)}};
-  TraceResult real{.alpha = "0", .simulated = {score(0.8), score(0.4), score(0.6), score(0.2)}};
+                        .simulated = {score(0.9), score(0.1), score(0.1), score(0.1), score(0)}};
+  TraceResult real{.alpha = "0",
+                   .simulated = {score(0.8), score(0.6), score(0.4), score(0.3), score(0.2)}};
   nlohmann::json result;
   AddHeadline({simulated, real}, policies, 0.03, &result);
   EXPECT_NEAR(result["accuracy"].get<double>(), 0.85, 1e-9);
@@ -310,8 +313,11 @@ TEST(Headline, ComparesWhatRanForRealWithSimulatedBaselines) {
   EXPECT_NEAR(result["gain_over_baseline_mean_points"].get<double>(), 25, 1e-9)
       << "the reference is no baseline";
   EXPECT_NEAR(result["gain_over_best_baseline_points"].get<double>(), 15, 1e-9);
+  EXPECT_NEAR(result["gain_over_published_mean_points"].get<double>(), 40, 1e-9);
+  EXPECT_NEAR(result["gain_over_best_published_points"].get<double>(), 35, 1e-9)
+      << "chance has one rule only";
   EXPECT_EQ(result["tlm_cost_of_full_ttft"].get<double>(), 0.04);
-  EXPECT_NEAR(result["accuracy_by_baseline"]["b"].get<double>(), 0.6, 1e-9);
+  EXPECT_NEAR(result["accuracy_by_baseline"]["a"].get<double>(), 0.6, 1e-9);
   EXPECT_NEAR(result["simulated_accuracy"].get<double>(), 0.8, 1e-9);
   EXPECT_NEAR(result["full_accuracy_whenever"].get<double>(), 0.9, 1e-9);
 }
