@@ -129,6 +129,7 @@ Scheduler::~Scheduler() {
 }
 
 void Scheduler::Run() {
+  model_.PinThreads();
   bool stepped = false;
   while (RunPosted(stepped ? absl::ZeroDuration() : IdleWait())) {
     busy_since_ns_ = clock_.SteadyNanos();

@@ -1,5 +1,7 @@
 #include "engine/kernels/thread_pool.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -77,6 +79,24 @@ class Manners {
 };
 
 constexpr int kMaxPieces = 1 << 16;  // of a step
+
+bool Pin(pthread_t thread, int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<size_t>(core), &cores);
+  return pthread_setaffinity_np(thread, sizeof cores, &cores) == 0;
+}
+
+// That the process may use; none where there are more than a cpu_set_t holds.
+std::vector<int> AllowedCores() {
+  std::vector<int> allowed;
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return allowed;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(static_cast<size_t>(core), &cores)) allowed.push_back(core);
+  }
+  return allowed;
+}
 
 // What a waiting thread fetches of a later step: as much as memory gives while the others finish,
 // and little enough to still be in the second-level cache then.
@@ -302,6 +322,16 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+bool ThreadPool::PinThreads() {
+  const std::vector<int> cores = AllowedCores();
+  if (cores.size() != static_cast<size_t>(threads())) return false;
+  bool pinned = Pin(pthread_self(), cores.front());
+  for (size_t i = 0; i < state_->workers.size(); ++i) {
+    pinned = Pin(state_->workers[i].native_handle(), cores[i + 1]) && pinned;
+  }
+  return pinned;
+}
 
 StepList& ThreadPool::NewList() {
   return *state_->lists.emplace_back(std::unique_ptr<StepList>(new StepList(threads())));

@@ -83,6 +83,12 @@ class ThreadPool {
 
   int threads() const;
 
+  // Binds the calling thread, which is to call Run from then on, and the workers to a core each, if
+  // the process may use just as many cores as there are threads; true if so. Left to the system,
+  // two that wake beside other threads share a core for tens of milliseconds at times, and all wait
+  // for both. What the caller starts later inherits its core.
+  bool PinThreads();
+
   // An empty list; lives as long as the pool.
   StepList& NewList();
   // The list that ParallelFor uses.

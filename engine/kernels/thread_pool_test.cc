@@ -1,10 +1,15 @@
 #include "engine/kernels/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <numeric>
+#include <set>
+#include <thread>
 #include <vector>
 
 namespace withy::engine {
@@ -38,6 +43,41 @@ TEST(ThreadPoolTest, MorePiecesThanAStepHoldsGrowLarger) {
   });
   for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
   EXPECT_LT(pieces.load(), 1 << 16);
+}
+
+TEST(ThreadPoolTest, PinnedThreadsHaveACoreEach) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  std::thread caller([cores] {
+    ThreadPool pool(cores);
+    if (!pool.PinThreads()) GTEST_SKIP() << "the process may not bind its threads to cores";
+    std::mutex mutex;
+    std::map<std::thread::id, std::set<int>> seen;
+    for (int round = 0; round < 200; ++round) {
+      pool.ParallelFor(4 * cores, 1, [&](int, int) {
+        const std::lock_guard lock(mutex);
+        seen[std::this_thread::get_id()].insert(sched_getcpu());
+      });
+    }
+    std::set<int> taken;
+    for (const auto& [thread, on] : seen) {
+      EXPECT_EQ(on.size(), 1u) << "a thread moved";
+      EXPECT_TRUE(taken.insert(*on.begin()).second) << "two threads on core " << *on.begin();
+    }
+  });
+  caller.join();
+}
+
+TEST(ThreadPoolTest, ThreadsAreNotPinnedWhereThereAreOtherCores) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  std::thread caller([cores] {
+    cpu_set_t before, after;
+    ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+    ThreadPool pool(cores + 1);
+    EXPECT_FALSE(pool.PinThreads());
+    ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+    EXPECT_TRUE(CPU_EQUAL(&before, &after));
+  });
+  caller.join();
 }
 
 // Workers that are late for a job must not touch the next one.

@@ -156,6 +156,9 @@ class Model {
   // Name of the kernel target in use. Logits are bit-identical within one target.
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
+  // Gives the calling thread, which is to run all passes from then on, and the model's own threads
+  // a core each, where there are just as many; true if so. See ThreadPool::PinThreads.
+  virtual bool PinThreads() = 0;
 
   // The GGUF's metadata (without tensors), from which the tokenizer and chat template are made.
   virtual const GgufFile& metadata() const = 0;

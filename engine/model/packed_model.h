@@ -21,6 +21,7 @@ class PackedModel : public Model {
   const ModelInfo& info() const override { return info_; }
   std::string_view target() const override { return kernels_.name; }
   int32_t threads() const override { return pool_->threads(); }
+  bool PinThreads() override { return pool_->PinThreads(); }
   const GgufFile& metadata() const override { return file_->metadata(); }
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override;
 

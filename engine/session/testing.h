@@ -87,6 +87,7 @@ class FakeModel final : public Model {
   const ModelInfo& info() const override { return info_; }
   std::string_view target() const override { return "fake"; }
   int32_t threads() const override { return 1; }
+  bool PinThreads() override { return false; }
   const GgufFile& metadata() const override { std::abort(); }
 
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override {
