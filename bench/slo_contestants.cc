@@ -122,7 +122,7 @@ const Policy* Contestants::Find(const std::string& name) const {
 }
 
 // Who chooses knows how often each of its settings is right: ours from training, the others from
-// these very prompts.
+// these very prompts; as published, nobody does.
 void Contestants::Add(Policy policy) {
   if (policy.pair_accuracy.empty() && policy.rule != Rule::kRandom && !policy.as_published) {
     policy.pair_accuracy = MeanRight(*policy.answers);

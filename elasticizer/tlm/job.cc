@@ -29,10 +29,9 @@ constexpr float kFreshGain = 2.5f;      // MakeTlmCheckpoint's deviation suits w
 constexpr size_t kMaxTextBytes = 2560;  // longer prompts are hardly in the model's training
 
 // Records as the model was trained on, of another seed and with fewer worked examples.
-corpus::Spec PromptSpec(const JobOptions& options) {
+corpus::Spec PromptSpec(uint64_t seed) {
   corpus::Spec spec = corpus::TrainSpec();
-  spec.seed += 7000 + options.seed;
-  spec.garbled_percent = options.garbled_percent;
+  spec.seed += 7000 + seed;
   spec.five_shot_percent = 15;
   spec.few_shot_percent = 25;
   return spec;
@@ -48,7 +47,8 @@ absl::StatusOr<std::string> Digest(const std::string& path) {
 
 class Job {
  public:
-  explicit Job(const JobOptions& options) : options_(options), generator_(PromptSpec(options)) {}
+  explicit Job(const JobOptions& options)
+      : options_(options), generator_(PromptSpec(options.seed)) {}
 
   absl::Status Run() {
     std::error_code error;
@@ -165,8 +165,7 @@ class Job {
         LineFile file,
         LineFile::Open(Path("score_labels.jsonl"),
                        absl::StrCat("score labels: model ", targets_[0]->info().id, " seed ",
-                                    options_.seed, " garbled ", options_.garbled_percent,
-                                    " variants ", options_.max_variants)));
+                                    options_.seed, " variants ", options_.max_variants)));
     WITHY_RETURN_IF_ERROR(FillLines(
         Count(), options_.threads,
         [&](size_t index, int thread) -> absl::StatusOr<std::string> {
@@ -210,8 +209,7 @@ class Job {
   // What a trained file depends on besides the one before it.
   std::string MadeOf(const std::string& from, int64_t steps) const {
     return absl::StrCat(from, " records ", options_.records, " steps ", steps, " batch ",
-                        options_.batch, " rate ", options_.rate, " seed ", options_.seed,
-                        " garbled ", options_.garbled_percent);
+                        options_.batch, " rate ", options_.rate, " seed ", options_.seed);
   }
 
   absl::Status ScoreStage() {
@@ -241,11 +239,10 @@ class Job {
     WITHY_ASSIGN_OR_RETURN(const std::string digest, Digest(Path("score.gguf")));
     WITHY_ASSIGN_OR_RETURN(
         LineFile file,
-        LineFile::Open(
-            Path("decision_table.jsonl"),
-            absl::StrCat("decision table: model ", targets_[0]->info().id, " scores ", digest,
-                         " seed ", options_.seed, " garbled ", options_.garbled_percent, " levels ",
-                         absl::StrJoin(space_.model_levels, ","))));
+        LineFile::Open(Path("decision_table.jsonl"),
+                       absl::StrCat("decision table: model ", targets_[0]->info().id, " scores ",
+                                    digest, " seed ", options_.seed, " levels ",
+                                    absl::StrJoin(space_.model_levels, ","))));
     std::vector<std::unique_ptr<engine::Tlm>> scorers;
     for (int i = 0; i < options_.threads; ++i) {
       WITHY_ASSIGN_OR_RETURN(scorers.emplace_back(),

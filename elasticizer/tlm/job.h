@@ -22,11 +22,7 @@ struct JobOptions {
   std::string from;    // TLM to begin with, its bottom frozen; empty: a fresh pocket TLM
   bool score = true;   // stages to do
   bool decision = true;
-  int64_t records = 3000;  // of the corpus; the last tenth judges and is not trained on
-  // Of the prompts' wordings so many are garbled (corpus::Author). The model knows those of its own
-  // training by heart, and does more with what is left of them than with what users write; garbled
-  // ones it finds harder than users' own.
-  int garbled_percent = 0;
+  int64_t records = 3000;        // of the corpus; the last tenth judges and is not trained on
   int64_t vocab_records = 5000;  // that the word pieces are learnt from
   int64_t score_steps = 2000;
   int64_t decision_steps = 300;

@@ -18,7 +18,6 @@ ABSL_FLAG(std::string, model, "", "elastic GGUF that the TLM is to decide for");
 ABSL_FLAG(std::string, out, "", "TLM to write");
 ABSL_FLAG(std::string, run, "", "directory of what is done; default: OUT.run");
 ABSL_FLAG(int64_t, records, 3000, "prompts of the corpus; the last tenth judges");
-ABSL_FLAG(int, garbled, 0, "per cent of the prompts' wordings that are garbled");
 ABSL_FLAG(int64_t, steps, 300, "steps of training the decision head");
 ABSL_FLAG(int64_t, score_steps, 2000, "steps of training the score head");
 ABSL_FLAG(int64_t, batch, 16, "prompts a step");
@@ -85,7 +84,6 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   options.labels = absl::GetFlag(FLAGS_labels);
   options.from = absl::GetFlag(FLAGS_from);
   options.records = absl::GetFlag(FLAGS_records);
-  options.garbled_percent = absl::GetFlag(FLAGS_garbled);
   options.score_steps = absl::GetFlag(FLAGS_score_steps);
   options.decision_steps = absl::GetFlag(FLAGS_steps);
   options.batch = absl::GetFlag(FLAGS_batch);
