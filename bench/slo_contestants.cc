@@ -124,7 +124,7 @@ const Policy* Contestants::Find(const std::string& name) const {
 // Who chooses knows how often each of its settings is right: ours from training, the others from
 // these very prompts; as published, nobody does.
 void Contestants::Add(Policy policy) {
-  if (policy.pair_accuracy.empty() && policy.rule != Rule::kRandom && !policy.as_published) {
+  if (policy.pair_accuracy.empty() && !policy.as_published) {
     policy.pair_accuracy = MeanRight(*policy.answers);
   }
   policies_.push_back(std::move(policy));
@@ -134,7 +134,7 @@ void Contestants::Add(Policy policy) {
 void Contestants::AddPublished() {
   const std::vector<Policy> all = policies_;
   for (Policy policy : all) {
-    if (policy.reference || policy.name == ours().name || policy.rule == Rule::kRandom) continue;
+    if (policy.reference || policy.as_published || policy.name == ours().name) continue;
     policy.name += ", as published";
     policy.pair_accuracy.clear();
     policy.reference = policy.as_published = true;
@@ -202,7 +202,8 @@ absl::Status Contestants::AddElastic() {
        .rule = Rule::kRandom,
        .family = family,
        .answers = table,
-       .shortens = true});
+       .shortens = true,
+       .as_published = true});
   return absl::OkStatus();
 }
 

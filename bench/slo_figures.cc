@@ -176,7 +176,7 @@ json EndToEndFigure(const FigureInputs& in) {
     json row = {{"ratio", ratio}};
     std::fprintf(stderr, "%4.0f %%:", Percent(ratio));
     for (const Policy& policy : in.contestants->policies()) {
-      if (policy.rule == Rule::kFull || policy.as_published) continue;
+      if (policy.rule == Rule::kFull || (policy.reference && policy.as_published)) continue;
       Family family;
       const SloScore score = ScoreOf(RunBoard(in.machine->board, WithoutSwitching(policy, &family),
                                               in.prompts->facts, calls, in.seed));

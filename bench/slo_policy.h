@@ -79,7 +79,7 @@ struct Policy {
   bool drops_level = false;   // may fall to a lower variant in mid-answer
   bool minds_others = false;  // what it takes of the board counts against a choice
   bool reference = false;     // a line to compare with, no contestant
-  bool as_published = false;  // a contestant with the rule that its paper gives it
+  bool as_published = false;  // decides without knowing how often its settings are right
 };
 
 // What all policies share.

@@ -124,9 +124,7 @@ void AddHeadline(const std::vector<TraceResult>& results, const std::vector<Poli
         mean([&](const TraceResult& trace) { return trace.simulated[i].accuracy; });
     (policy.reference ? references : by_baseline)[policy.name] = other;
     if (!policy.reference) with_our_rule.Add(other);
-    if (policy.as_published || (!policy.reference && policy.rule == Rule::kRandom)) {
-      as_published.Add(other);
-    }
+    if (policy.as_published) as_published.Add(other);
   }
   json& out = *result;
   out["slo_met"] = mean([&](const TraceResult& trace) { return own(trace).slo_met; });

@@ -283,7 +283,7 @@ TEST(Headline, ComparesWhatRanForRealWithSimulatedBaselines) {
   const std::vector<Policy> policies = {
       {.name = "ours"},
       {.name = "a"},
-      {.name = "chance", .rule = Rule::kRandom},
+      {.name = "chance", .rule = Rule::kRandom, .as_published = true},
       {.name = "a, as published", .reference = true, .as_published = true},
       {.name = "full", .rule = Rule::kFull, .reference = true}};
   const auto score = [](double accuracy) {

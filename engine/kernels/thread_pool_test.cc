@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
+#include <latch>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -45,39 +45,45 @@ TEST(ThreadPoolTest, MorePiecesThanAStepHoldsGrowLarger) {
   EXPECT_LT(pieces.load(), 1 << 16);
 }
 
+cpu_set_t CoresOfThisThread() {
+  cpu_set_t cores;
+  EXPECT_EQ(sched_getaffinity(0, sizeof cores, &cores), 0);
+  return cores;
+}
+
+// In a thread of its own, which is left bound.
 TEST(ThreadPoolTest, PinnedThreadsHaveACoreEach) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  std::thread caller([cores] {
+  const cpu_set_t allowed = CoresOfThisThread();
+  if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {
+    GTEST_SKIP() << "this system lets no thread be bound to cores";
+  }
+  std::thread caller([cores = CPU_COUNT(&allowed)] {
     ThreadPool pool(cores);
-    if (!pool.PinThreads()) GTEST_SKIP() << "the process may not bind its threads to cores";
+    EXPECT_TRUE(pool.PinThreads());
+    // A piece ends when all have begun: every thread runs one.
+    std::latch begun(cores);
     std::mutex mutex;
-    std::map<std::thread::id, std::set<int>> seen;
-    for (int round = 0; round < 200; ++round) {
-      pool.ParallelFor(4 * cores, 1, [&](int, int) {
-        const std::lock_guard lock(mutex);
-        seen[std::this_thread::get_id()].insert(sched_getcpu());
-      });
-    }
     std::set<int> taken;
-    for (const auto& [thread, on] : seen) {
-      EXPECT_EQ(on.size(), 1u) << "a thread moved";
-      EXPECT_TRUE(taken.insert(*on.begin()).second) << "two threads on core " << *on.begin();
-    }
+    pool.ParallelFor(cores, 1, [&](int, int) {
+      const cpu_set_t own = CoresOfThisThread();
+      EXPECT_EQ(CPU_COUNT(&own), 1);
+      {
+        const std::lock_guard lock(mutex);
+        taken.insert(sched_getcpu());
+      }
+      begun.arrive_and_wait();
+    });
+    EXPECT_EQ(taken.size(), static_cast<size_t>(cores)) << "two threads on one core";
   });
   caller.join();
 }
 
-TEST(ThreadPoolTest, ThreadsAreNotPinnedWhereThereAreOtherCores) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  std::thread caller([cores] {
-    cpu_set_t before, after;
-    ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
-    ThreadPool pool(cores + 1);
-    EXPECT_FALSE(pool.PinThreads());
-    ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
-    EXPECT_TRUE(CPU_EQUAL(&before, &after));
-  });
-  caller.join();
+TEST(ThreadPoolTest, ThreadsAreNotPinnedWhereThereAreMoreOfThemThanCores) {
+  const cpu_set_t before = CoresOfThisThread();
+  ThreadPool pool(CPU_COUNT(&before) + 1);
+  EXPECT_FALSE(pool.PinThreads());
+  const cpu_set_t after = CoresOfThisThread();
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
 }
 
 // Workers that are late for a job must not touch the next one.
