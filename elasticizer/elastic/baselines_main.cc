@@ -18,6 +18,7 @@
 #include "elasticizer/elastic/baselines.h"
 #include "elasticizer/elastic/export.h"
 #include "elasticizer/elastic/importance.h"
+#include "elasticizer/train/runtime.h"
 #include "engine/gguf/reader.h"
 
 ABSL_FLAG(std::string, model, "", "plain GGUF; F32, F16 or BF16");
@@ -75,6 +76,7 @@ absl::Status Run() {
   if (path.empty() || absl::GetFlag(FLAGS_out).empty())
     return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=DIR");
   torch::NoGradGuard no_grad;
+  train::TuneRuntime();
   at::set_num_threads(absl::GetFlag(FLAGS_threads));
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
   WITHY_ASSIGN_OR_RETURN(

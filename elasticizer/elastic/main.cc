@@ -2,7 +2,6 @@
 //   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --type=q8_0 --text=calibration.txt
 // May be interrupted: what is done lies in --work and is not done again.
 #include <ATen/Parallel.h>
-#include <malloc.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -27,6 +26,7 @@
 #include "elasticizer/elastic/recovery.h"
 #include "elasticizer/elastic/reorder.h"
 #include "elasticizer/elastic/work.h"
+#include "elasticizer/train/runtime.h"
 #include "elasticizer/train/workers.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/types.h"
@@ -334,9 +334,7 @@ int main(int argc, char** argv) {
   int threads = absl::GetFlag(FLAGS_threads);
   if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   at::set_num_threads(threads);
-  // Keep freed activations instead of handing them back to the kernel at every step.
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  withy::train::TuneRuntime();
   const absl::Status status = withy::elastic::Job(threads).Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "withy-elasticize: %s\n", std::string(status.message()).c_str());

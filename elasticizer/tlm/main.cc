@@ -1,7 +1,6 @@
 // withy-train-tlm: trains the TLM that decides prompt and model level for an elastic model.
 //   withy-train-tlm --model=elastic.gguf --out=withy-pocket-tlm-q8_0.gguf --run=DIR
 // May be interrupted: what is done lies in --run and is not done again.
-#include <malloc.h>
 
 #include <chrono>
 #include <cstdio>
@@ -12,6 +11,7 @@
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/tlm/job.h"
+#include "elasticizer/train/runtime.h"
 #include "engine/model/synth.h"
 
 ABSL_FLAG(std::string, model, "", "elastic GGUF that the TLM is to decide for");
@@ -128,9 +128,7 @@ int main(int argc, char** argv) {
       "Trains the TLM of an elastic model. May be interrupted and goes on from --run.\n"
       "usage: withy-train-tlm --model elastic.gguf --out tlm.gguf --run DIR",
       argc, argv);
-  // Keep freed activations instead of handing them back to the kernel at every step.
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  withy::train::TuneRuntime();
   const absl::Status status = withy::tlm::Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "\nwithy-train-tlm: %s\n", std::string(status.message()).c_str());

@@ -3,7 +3,6 @@
 //   withy-train --model=target --out=DIR --evaluate=2400 [--draft=DIR]
 //   withy-train --model=target --out=DIR --export=FILE.gguf [--type=f32]
 #include <ATen/Parallel.h>
-#include <malloc.h>
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -18,6 +17,7 @@
 #include "elasticizer/train/evaluate.h"
 #include "elasticizer/train/export.h"
 #include "elasticizer/train/import.h"
+#include "elasticizer/train/runtime.h"
 #include "elasticizer/train/trainer.h"
 
 ABSL_FLAG(std::string, model, "target", "which pocket model: target or draft");
@@ -146,9 +146,7 @@ absl::Status Run() {
     return absl::InvalidArgumentError("needs --out=DIR and --model=target or --model=draft");
   }
   at::set_num_threads(1);  // threads work on whole batches, see workers.h
-  // Keep freed activations instead of handing them back to the kernel at every step.
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  TuneRuntime();
   const vocab::BpeVocabulary vocabulary = LearnPocketVocabulary();
   WITHY_ASSIGN_OR_RETURN(const ChatEncoder encoder, MakePocketEncoder(vocabulary, directory));
   const Shape shape =

@@ -1,0 +1,10 @@
+// What every program that trains asks of the libraries under it, before its first tensor.
+#pragma once
+
+namespace withy::train {
+
+// Freed activations are kept for the next step instead of being handed back to the kernel, and MKL
+// takes its AVX-512 kernels on processors of any maker.
+void TuneRuntime();
+
+}  // namespace withy::train
