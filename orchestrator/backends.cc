@@ -69,6 +69,11 @@ struct CallOptions {
   bool wait = true;
 };
 
+// A call that does not wait for its process does not wait long for an answer either.
+CallOptions OptionsOf(absl::Time deadline, bool wait) {
+  return {deadline, wait ? kShortCall : kStatusCall, wait};
+}
+
 // One unary call: `method` is a pointer to the stub's blocking method.
 template <typename Response, typename Stub, typename Request>
 absl::StatusOr<Response> Unary(const Peer& peer, Stub& stub,
@@ -185,14 +190,14 @@ Backends::Result<v1::GetStoreInfoResponse> Backends::StoreInfo(absl::Time deadli
 }
 
 Backends::Result<v1::TokenizeResponse> Backends::Tokenize(const v1::TokenizeRequest& request,
-                                                          absl::Time deadline) {
+                                                          absl::Time deadline, bool wait) {
   return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize, request,
-               {deadline});
+               OptionsOf(deadline, wait));
 }
 
 Backends::Result<v1::GetWorkerInfoResponse> Backends::WorkerInfo(Lane lane, absl::Time deadline,
                                                                  bool wait) {
-  const CallOptions options{deadline, wait ? kShortCall : kStatusCall, wait};
+  const CallOptions options = OptionsOf(deadline, wait);
   const v1::GetWorkerInfoRequest request;
   if (lane == Lane::kTarget) {
     return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::GetWorkerInfo,

@@ -54,9 +54,9 @@ class Backends {
   // Without waiting for a process that is not there.
   Result<v1::GetStoreInfoResponse> StoreInfo(absl::Time deadline);
 
-  // model_worker and draft_worker
-  Result<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request, absl::Time deadline);
-  // `wait`: for a worker that is not there, within the limits.
+  // model_worker and draft_worker. `wait`: for a worker that is not there, within the limits.
+  Result<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request, absl::Time deadline,
+                                        bool wait);
   Result<v1::GetWorkerInfoResponse> WorkerInfo(Lane lane, absl::Time deadline, bool wait);
   // Runs one call; `on_event` sees every message in order and returns false to stop (the call is
   // then cancelled).

@@ -254,8 +254,10 @@ Board::Board(const v1::Config& config) : config_(config) {
 
 Board::~Board() {
   worker.Release();
+  draft.model.Release();
   orchestrator_.reset();
   StopWorker();
+  draft_server_.reset();
   store_server_.reset();
   std::filesystem::remove_all(dir_);
 }
@@ -265,6 +267,10 @@ void Board::StartWorker() {
 }
 
 void Board::StopWorker() { worker_server_.reset(); }
+
+void Board::StartDraft() {
+  draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
+}
 
 void Board::Drain() { orchestrator_->Drain(absl::Seconds(10)); }
 

@@ -15,6 +15,7 @@
 #include "rpc/server.h"
 #include "withy/v1/config.pb.h"
 #include "withy/v1/context_store.grpc.pb.h"
+#include "withy/v1/draft_worker.grpc.pb.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 #include "withy/v1/model_worker.grpc.pb.h"
 
@@ -103,6 +104,21 @@ class FakeWorker final : public v1::ModelWorker::Service {
   int cancelled_ = 0;
 };
 
+// Answers as FakeWorker does. Thread-safe.
+class FakeDraft final : public v1::DraftWorker::Service {
+ public:
+  grpc::Status Run(grpc::ServerContext* context, const v1::RunRequest* request,
+                   grpc::ServerWriter<v1::RunResponse>* writer) override {
+    return model.Run(context, request, writer);
+  }
+  grpc::Status GetWorkerInfo(grpc::ServerContext* context, const v1::GetWorkerInfoRequest* request,
+                             v1::GetWorkerInfoResponse* response) override {
+    return model.GetWorkerInfo(context, request, response);
+  }
+
+  FakeWorker model;
+};
+
 // What an app got from one Generate.
 struct Outcome {
   grpc::Status status;
@@ -112,8 +128,8 @@ struct Outcome {
   std::string retry_after_ms;
 };
 
-// A real orchestrator before the fakes. The store and the worker are up from the start; draft and
-// profiler are not there, nor is a TLM unless the configuration names one.
+// A real orchestrator before the fakes. The store and the worker are up from the start, the draft
+// when it is asked for; there is no profiler, nor a TLM unless the configuration names one.
 class Board {
  public:
   explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4)
@@ -124,6 +140,7 @@ class Board {
 
   void StartWorker();
   void StopWorker();
+  void StartDraft();
   // Drains the orchestrator.
   void Drain();
 
@@ -133,6 +150,7 @@ class Board {
 
   FakeStore store;
   FakeWorker worker;
+  FakeDraft draft;
 
  private:
   static v1::Config Limits(uint32_t queue_limit, uint32_t max_batch);
@@ -141,6 +159,7 @@ class Board {
   v1::Config config_;
   std::unique_ptr<rpc::Server> store_server_;
   std::unique_ptr<rpc::Server> worker_server_;
+  std::unique_ptr<rpc::Server> draft_server_;
   std::unique_ptr<rpc::Process> orchestrator_;
   std::unique_ptr<v1::LlmService::Stub> stub_;
 };

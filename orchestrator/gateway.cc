@@ -134,7 +134,7 @@ absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& 
   forwarded.set_app_id(app_id);
   *forwarded.mutable_prompt() = request.prompt();
   WITHY_ASSIGN_OR_RETURN(const v1::TokenizeResponse counted,
-                         backends_.Tokenize(forwarded, deadline));
+                         backends_.Tokenize(forwarded, deadline, /*wait=*/true));
   v1::CountTokensResponse response;
   response.set_tokens(counted.prompt_tokens());
   return response;
@@ -207,13 +207,11 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const WorkerI
     counted.set_instance(worker->instance());
     return counted;
   }
-  if (lane == Lane::kTarget) return backends_.Tokenize(count, deadline);
   // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
   // must do.
-  if (GetWorkerInfo(Lane::kTarget, deadline, /*wait=*/false).ok()) {
-    auto counted = backends_.Tokenize(count, deadline);
-    if (counted.ok()) return counted;
-  }
+  const bool wait = lane == Lane::kTarget;
+  auto counted = backends_.Tokenize(count, deadline, wait);
+  if (wait || counted.ok()) return counted;
   v1::TokenizeResponse guess;
   guess.set_prompt_tokens(GuessTokens(request.prompt()));
   return guess;
