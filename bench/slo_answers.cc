@@ -39,7 +39,7 @@ std::vector<int32_t> Signed(const std::vector<uint32_t>& levels) {
 
 absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
   set->facts.clear();
-  for (const tlm::Prompt& prompt : set->prompts) {
+  for (const corpus::Prompt& prompt : set->prompts) {
     WITHY_ASSIGN_OR_RETURN(const Question question, Encode(bundle, prompt.record));
     set->facts.push_back({.tokens = static_cast<int32_t>(question.prompt.size()),
                           .answer_tokens = static_cast<int32_t>(question.answer.size()),
@@ -115,7 +115,7 @@ absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_ap
                 .facts = {}};
   for (size_t app = 0; app < kSloApps; ++app) {
     for (size_t i = 0; i < per_app; ++i) {
-      set.prompts.push_back(tlm::MakePrompt(generator.At(RecordIndex(app, i))));
+      set.prompts.push_back(corpus::MakePrompt(generator.At(RecordIndex(app, i))));
     }
   }
   WITHY_RETURN_IF_ERROR(Count(bundle, &set));
@@ -168,7 +168,7 @@ absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& p
 std::vector<std::vector<float>> RandomKeep(const PromptSet& prompts, uint64_t seed) {
   std::vector<std::vector<float>> keep;
   corpus::Rng rng(seed);
-  for (const tlm::Prompt& prompt : prompts.prompts) {
+  for (const corpus::Prompt& prompt : prompts.prompts) {
     std::vector<float>& words = keep.emplace_back();
     for (size_t i = 0; i < prompt.words.size(); ++i) {
       words.push_back(static_cast<float>(rng.Below(1u << 20)) / static_cast<float>(1u << 20));
@@ -184,9 +184,9 @@ PromptSet Concise(const PromptSet& prompts, const std::vector<std::vector<float>
                     .prompts = {},
                     .facts = {}};
   for (size_t i = 0; i < prompts.prompts.size(); ++i) {
-    const tlm::Prompt& prompt = prompts.prompts[i];
-    concise.prompts.push_back(
-        tlm::MakePrompt(tlm::KeepWords(prompt, tlm::ChooseWords(prompt, keep[i], percent))));
+    const corpus::Prompt& prompt = prompts.prompts[i];
+    concise.prompts.push_back(corpus::MakePrompt(
+        corpus::KeepWords(prompt, corpus::ChooseWords(prompt, keep[i], percent))));
   }
   auto bundle = engine::OpenBundle(model, {});
   *status = bundle.ok() ? Count(*bundle, &concise) : bundle.status();
@@ -209,7 +209,7 @@ absl::StatusOr<Answers> JudgeAll(const AnswerModel& model, const PromptSet& prom
   if (!model.levels) space.model_levels.assign(1, 100);
   const auto make = [&](size_t index, int thread) -> absl::StatusOr<std::string> {
     tlm::Target* target = targets[static_cast<size_t>(thread)].get();
-    const tlm::Prompt& prompt = prompts.prompts[index];
+    const corpus::Prompt& prompt = prompts.prompts[index];
     if (model.levels) {
       const std::span<const float> scores =
           keep.empty() ? std::span<const float>() : std::span<const float>(keep[index]);
@@ -223,8 +223,8 @@ absl::StatusOr<Answers> JudgeAll(const AnswerModel& model, const PromptSet& prom
       const bool whole = keep.empty() || percent == 100;
       const corpus::Record record =
           whole ? prompt.record
-                : tlm::KeepWords(
-                      prompt, tlm::ChooseWords(prompt, keep[index], static_cast<int32_t>(percent)));
+                : corpus::KeepWords(prompt, corpus::ChooseWords(prompt, keep[index],
+                                                                static_cast<int32_t>(percent)));
       WITHY_ASSIGN_OR_RETURN(const tlm::Judgement judged, target->Judge(record, full));
       row.tokens.push_back(judged.prompt_tokens);
       row.right.push_back(judged.right);

@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/slo_policy.h"
-#include "elasticizer/tlm/prompt.h"
+#include "elasticizer/corpus/prompt.h"
 #include "engine/encoder/tlm.h"
 #include "engine/model/model.h"
 
@@ -39,7 +39,7 @@ struct AnswerOptions {
 struct PromptSet {
   std::string name;  // tells sets apart in file names
   size_t per_app = 0;
-  std::vector<tlm::Prompt> prompts;
+  std::vector<corpus::Prompt> prompts;
   std::vector<PromptFacts> facts;  // as the pocket model's tokenizer counts
 
   size_t Index(size_t app, size_t prompt) const { return app * per_app + prompt; }

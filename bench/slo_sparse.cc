@@ -240,11 +240,11 @@ absl::StatusOr<Answers> JudgeAllSparse(const std::string& model, const PromptSet
                                  .bytes = {}};
   const auto make = [&](size_t index, int thread) -> absl::StatusOr<std::string> {
     const engine::ModelBundle& bundle = bundles[static_cast<size_t>(thread)];
-    const tlm::Prompt& prompt = prompts.prompts[index];
+    const corpus::Prompt& prompt = prompts.prompts[index];
     tlm::DecisionRow row;
     for (const int32_t percent : space.prompt_levels) {
       const corpus::Record record =
-          tlm::KeepWords(prompt, tlm::ChooseWords(prompt, keep[index], percent));
+          corpus::KeepWords(prompt, corpus::ChooseWords(prompt, keep[index], percent));
       WITHY_ASSIGN_OR_RETURN(const Question question, Encode(bundle, record));
       WITHY_ASSIGN_OR_RETURN(
           const std::vector<bool> right,

@@ -101,6 +101,7 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
   stream_options.spec = corpus::TrainSpec();
   stream_options.spec.seed += options.seed;
   stream_options.tokens = options.batch_tokens;
+  stream_options.shortened_percent = train::kShortenedPercent;
   train::BatchStream stream(stream_options, encoder);
   std::vector<Batch> batches;
   for (int64_t b = 0; b < options.count; ++b) {

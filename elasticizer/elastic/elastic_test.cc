@@ -47,9 +47,9 @@ class ElasticTest : public testing::TestWithParam<Kind> {
     for (int i = 0; i < 3; ++i) batches_.push_back(RandomBatch());
   }
 
-  Batch RandomBatch() const {
-    const Tensor tokens = torch::randint(shape_.vocab_size, {4, kLength}, torch::kInt64);
-    return {tokens, torch::roll(tokens, -1, 1).flatten(), torch::ones({4 * kLength})};
+  Batch RandomBatch(int64_t lines = 4) const {
+    const Tensor tokens = torch::randint(shape_.vocab_size, {lines, kLength}, torch::kInt64);
+    return {tokens, torch::roll(tokens, -1, 1).flatten(), torch::ones({lines * kLength})};
   }
 
   Tensor Tokens() const {
@@ -256,6 +256,38 @@ TEST_P(ElasticTest, LevelsRecoverSideBySideAsTheyDoAlone) {
   }
 }
 
+// Threads share a batch in pieces, which weigh as much as what is asked in them.
+TEST_P(ElasticTest, ABatchInPiecesIsTheBatch) {
+  Batch batch = RandomBatch(1200 / kLength);
+  batch.weight.narrow(0, 0, 500).zero_();
+  const engine::LevelSpec level{.percent = 45,
+                                .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
+  RecoveryOptions options;
+  options.steps = 3;
+  double first_loss = 0;
+  const auto train = [&](int threads) {
+    return TrainLora(*network_, level, {batch}, options, train::Workers(threads), nullptr,
+                     [&](int64_t step, double loss) {
+                       if (step == 1) first_loss = loss;
+                     });
+  };
+  const std::vector<Lora> one = train(1);
+  EXPECT_NEAR(first_loss, MeanLoss(*network_, {batch}, {.extents = &level.layers}), 1e-4);
+  const std::vector<Lora> three = train(3);
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_GT(one[i].down.b.abs().sum().item<float>(), 0.0f);
+    EXPECT_EQ(MaxDifference(one[i].down.a, three[i].down.a), 0);
+    EXPECT_EQ(MaxDifference(one[i].q.b, three[i].q.b), 0);
+  }
+  // Other pieces, the same sum.
+  const int64_t lines = batch.tokens.size(0);
+  batch = {batch.tokens.flip(0), batch.next.view({lines, -1}).flip(0).flatten(),
+           batch.weight.view({lines, -1}).flip(0).flatten()};
+  const std::vector<Lora> turned = train(2);
+  for (size_t i = 0; i < one.size(); ++i)
+    EXPECT_LT(MaxDifference(one[i].down.b, turned[i].down.b), 1e-3);
+}
+
 TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
   const engine::ModelShape& s = network_->shape();
   const engine::LayerExtent full{s.heads, s.d_ff};
@@ -266,7 +298,8 @@ TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
   options.steps = 0;
   const int32_t fewer = s.heads / 2;
   const engine::LevelSpec low{.percent = 30, .layers = {{fewer, 64}, {0, 256}, {fewer, 64}}};
-  const std::vector<Lora> begun = TrainLora(*network_, low, batches_, options, &above);
+  const std::vector<Lora> begun =
+      TrainLora(*network_, low, batches_, options, train::Workers(1), &above);
   EXPECT_GT(above[0].q.b.abs().sum().item<float>(), 0.0f);
   EXPECT_EQ(MaxDifference(begun[0].q.b, HeadPrefix(above[0].q.b, 0, s, fewer)), 0);
   EXPECT_EQ(MaxDifference(begun[0].o.a, HeadPrefix(above[0].o.a, 1, s, fewer)), 0);

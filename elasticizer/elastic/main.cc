@@ -271,7 +271,7 @@ class Job {
           View view{.extents = &spec.layers};
           if (steps == 0) return MeanLoss(network, calibration_, view);
           const std::vector<Lora> lora =
-              TrainLora(network, spec, recovery_text_, OptionsOf(percent, steps),
+              TrainLora(network, spec, recovery_text_, OptionsOf(percent, steps), train::Workers(1),
                         above == nullptr ? nullptr : &above->lora);
           view.lora = &lora;
           return MeanLoss(network, calibration_, view);
@@ -295,7 +295,7 @@ class Job {
     const int64_t done = progress->done + options.steps;
     if (options.steps > 0 && !work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
       const ElasticLevel* above = Above(i);
-      level.lora = TrainLora(network, level.spec, recovery_text_, options,
+      level.lora = TrainLora(network, level.spec, recovery_text_, options, WorkersFor(network),
                              above == nullptr ? nullptr : &above->lora, [&](int64_t, double) {
                                Show(absl::StrCat("level ", level.spec.percent, " %, recovery"),
                                     ++progress->done, progress->all, progress->start);

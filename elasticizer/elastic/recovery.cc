@@ -1,11 +1,15 @@
 #include "elasticizer/elastic/recovery.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace withy::elastic {
 namespace {
 
 using torch::Tensor;
+
+constexpr int64_t kPieceTokens = 512;  // of a batch, for one thread
 
 Lora::Pair NewPair(int64_t outputs, int64_t inputs, int64_t rank, torch::Device device,
                    torch::Generator& random) {
@@ -54,6 +58,66 @@ void HandDown(const engine::ModelShape& s, const Lora& above, const engine::Laye
   }
 }
 
+// A batch in pieces of at most `kPieceTokens`, or of one line. How many does not depend on the
+// threads, so neither do the sums.
+std::vector<Batch> Pieces(const Batch& batch) {
+  const int64_t lines = batch.tokens.size(0);
+  const int64_t length = batch.tokens.size(1);
+  const int64_t lines_a_piece = std::max<int64_t>(1, kPieceTokens / length);
+  std::vector<Batch> pieces;
+  for (int64_t first = 0; first < lines; first += lines_a_piece) {
+    const int64_t count = std::min(lines_a_piece, lines - first);
+    pieces.push_back({batch.tokens.narrow(0, first, count),
+                      batch.next.narrow(0, first * length, count * length),
+                      batch.weight.narrow(0, first * length, count * length)});
+  }
+  return pieces;
+}
+
+// The same values with gradients of their own.
+std::vector<Lora> Replica(std::vector<Lora> lora) {
+  for (Lora& layer : lora) {
+    for (Tensor* tensor : Tensors(layer)) *tensor = tensor->detach().set_requires_grad(true);
+  }
+  return lora;
+}
+
+// Mean loss of the batch; leaves its gradients in `lora`.
+double Accumulate(const Network& network, const engine::LevelSpec& level, const Batch& batch,
+                  const train::Workers& workers, std::vector<Lora>& lora) {
+  const std::vector<Batch> pieces = Pieces(batch);
+  const double weight = batch.weight.sum().item<double>();
+  std::vector<std::vector<Lora>> replicas;
+  for (size_t i = 0; i < pieces.size(); ++i) replicas.push_back(Replica(lora));
+  std::vector<double> losses(pieces.size());
+  workers.Run(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
+    const auto p = static_cast<size_t>(i);
+    const double share = pieces[p].weight.sum().item<double>() / weight;
+    if (share == 0) return;
+    const View view{.extents = &level.layers, .lora = &replicas[p]};
+    const Tensor loss = Loss(network, pieces[p], view) * share;
+    loss.backward();
+    losses[p] = loss.item<double>();
+  });
+  for (size_t layer = 0; layer < lora.size(); ++layer) {
+    const std::vector<Tensor*> sums = Tensors(lora[layer]);
+    for (std::vector<Lora>& replica : replicas) {
+      const std::vector<Tensor*> parts = Tensors(replica[layer]);
+      for (size_t t = 0; t < sums.size(); ++t) {
+        const Tensor& part = parts[t]->grad();
+        if (!part.defined()) continue;
+        Tensor& sum = sums[t]->mutable_grad();
+        if (sum.defined()) {
+          sum += part;
+        } else {
+          sum = part;
+        }
+      }
+    }
+  }
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
 }  // namespace
 
 std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent) {
@@ -75,7 +139,7 @@ std::vector<Tensor*> Tensors(Lora& lora) {
 
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
-                            const std::vector<Lora>* above,
+                            const train::Workers& workers, const std::vector<Lora>* above,
                             const std::function<void(int64_t, double)>& progress) {
   // Its own, so that levels recovered side by side come out as one after the other.
   torch::Generator random =
@@ -93,7 +157,6 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
       trained.push_back(*tensor);
     }
   }
-  const View view{.extents = &level.layers, .lora = &lora};
   torch::optim::AdamW optimizer(trained,
                                 torch::optim::AdamWOptions(options.rate).weight_decay(0.0));
   for (int64_t step = 0; step < options.steps && !trained.empty(); ++step) {
@@ -102,11 +165,11 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
     static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options())
         .lr(options.rate * left);
     optimizer.zero_grad();
-    const Tensor loss = Loss(network, batches[static_cast<size_t>(step) % batches.size()], view);
-    loss.backward();
+    const Batch& batch = batches[static_cast<size_t>(step) % batches.size()];
+    const double loss = Accumulate(network, level, batch, workers, lora);
     torch::nn::utils::clip_grad_norm_(trained, 1.0);
     optimizer.step();
-    if (progress) progress(step + 1, loss.item<double>());
+    if (progress) progress(step + 1, loss);
   }
   for (Lora& layer : lora) {
     for (Tensor* tensor : Tensors(layer)) *tensor = tensor->detach();

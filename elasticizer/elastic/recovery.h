@@ -9,6 +9,7 @@
 
 #include "elasticizer/elastic/batches.h"
 #include "elasticizer/elastic/network.h"
+#include "elasticizer/train/workers.h"
 #include "engine/weights/levels.h"
 
 namespace withy::elastic {
@@ -22,10 +23,12 @@ struct RecoveryOptions {
 
 // LoRA [layers] of a level; undefined tensors where it cuts nothing or leaves all out. It starts
 // from what `above`, the LoRA of a higher level, has for the outputs and inputs that stay; where
-// there is nothing, B starts at zero, so that training starts from the cut model. `progress`:
-// (steps done, loss of the last one).
+// there is nothing, B starts at zero, so that training starts from the cut model. `workers` share
+// each batch; the result does not depend on how many they are. `progress`: (steps done, loss of the
+// last one).
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
+                            const train::Workers& workers = train::Workers(1),
                             const std::vector<Lora>* above = nullptr,
                             const std::function<void(int64_t, double)>& progress = nullptr);
 

@@ -60,19 +60,19 @@ absl::StatusOr<DecisionRow> ParseDecisionRow(std::string_view line, const Decisi
   return row;
 }
 
-absl::StatusOr<DecisionRow> Traverse(const Prompt& prompt, std::span<const float> keep,
+absl::StatusOr<DecisionRow> Traverse(const corpus::Prompt& prompt, std::span<const float> keep,
                                      const DecisionSpace& space, Target* target) {
   DecisionRow row;
   std::vector<bool> before;
   for (const int32_t percent : space.prompt_levels) {
-    std::vector<bool> stays = ChooseWords(prompt, keep, percent);
+    std::vector<bool> stays = corpus::ChooseWords(prompt, keep, percent);
     if (stays == before) {
       row.tokens.push_back(row.tokens.back());
       const size_t models = space.model_levels.size();
       for (size_t m = 0; m < models; ++m) row.right.push_back(row.right[row.right.size() - models]);
       continue;
     }
-    const corpus::Record record = KeepWords(prompt, stays);
+    const corpus::Record record = corpus::KeepWords(prompt, stays);
     int32_t tokens = 0;
     for (size_t m = 0; m < space.model_levels.size(); ++m) {
       WITHY_ASSIGN_OR_RETURN(const Judgement judged,

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "elasticizer/tlm/prompt.h"
+#include "elasticizer/corpus/prompt.h"
 #include "elasticizer/tlm/target.h"
 #include "engine/encoder/windows.h"
 #include "engine/model/model.h"
@@ -47,7 +47,7 @@ absl::StatusOr<DecisionRow> ParseDecisionRow(std::string_view line, const Decisi
 
 // keep: scores of the prompt's words. A shortened prompt that is the same at two levels is judged
 // once. Errors: as Target::Judge.
-absl::StatusOr<DecisionRow> Traverse(const Prompt& prompt, std::span<const float> keep,
+absl::StatusOr<DecisionRow> Traverse(const corpus::Prompt& prompt, std::span<const float> keep,
                                      const DecisionSpace& space, Target* target);
 
 // Latencies of a pair as shares of the full model's with the whole prompt.

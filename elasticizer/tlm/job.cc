@@ -12,8 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "elasticizer/corpus/generator.h"
+#include "elasticizer/corpus/prompt.h"
 #include "elasticizer/tlm/line_file.h"
-#include "elasticizer/tlm/prompt.h"
 #include "elasticizer/tlm/score_labels.h"
 #include "elasticizer/tlm/stages.h"
 #include "elasticizer/tlm/target.h"
@@ -147,10 +147,10 @@ class Job {
   }
 
   // The n-th prompt of the run; too long ones are passed over.
-  Prompt PromptAt(size_t n) const {
-    Prompt prompt = MakePrompt(generator_.At(n));
+  corpus::Prompt PromptAt(size_t n) const {
+    corpus::Prompt prompt = corpus::MakePrompt(generator_.At(n));
     for (uint64_t again = 1; prompt.text.size() > kMaxTextBytes; ++again) {
-      prompt = MakePrompt(generator_.At(n + again * 1000003));
+      prompt = corpus::MakePrompt(generator_.At(n + again * 1000003));
     }
     return prompt;
   }
@@ -252,7 +252,7 @@ class Job {
         Count(), options_.threads,
         [&](size_t index, int thread) -> absl::StatusOr<std::string> {
           const auto at = static_cast<size_t>(thread);
-          const Prompt prompt = PromptAt(index);
+          const corpus::Prompt prompt = PromptAt(index);
           // One SLO in the middle for all: the table serves every SLO.
           WITHY_ASSIGN_OR_RETURN(
               const engine::TlmReading reading,

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "elasticizer/corpus/generator.h"
+#include "elasticizer/corpus/prompt.h"
 #include "elasticizer/tlm/decision_table.h"
 #include "elasticizer/tlm/line_file.h"
-#include "elasticizer/tlm/prompt.h"
 #include "elasticizer/tlm/score_labels.h"
 #include "elasticizer/tlm/target.h"
 #include "engine/encoder/testing.h"
@@ -22,39 +22,6 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-corpus::Record TwoMessages() {
-  corpus::Record record;
-  record.messages = {{"system", "be  brief now", {{0, 2}}},
-                     {"user", "Ann has a red car\nand Bob a dog \nWho has it?", {{33, 44}}}};
-  record.answer = "Ann";
-  return record;
-}
-
-TEST(Prompt, WordsAreThoseOfTheTextThatTheTlmReads) {
-  const Prompt prompt = MakePrompt(TwoMessages());
-  EXPECT_EQ(prompt.text, "be  brief now\nAnn has a red car\nand Bob a dog \nWho has it?");
-  ASSERT_EQ(prompt.words.size(), 15u);
-  EXPECT_TRUE(prompt.words[0].fixed);
-  EXPECT_FALSE(prompt.words[1].fixed);
-  EXPECT_TRUE(prompt.words[14].fixed);
-  EXPECT_EQ(prompt.text.substr(prompt.text_words[3].begin, 3), "Ann");
-}
-
-TEST(Prompt, KeepsFixedWordsAndTheBestOthers) {
-  const Prompt prompt = MakePrompt(TwoMessages());
-  std::vector<float> keep(prompt.words.size(), 0.1f);
-  keep[6] = 0.9f;   // red
-  keep[9] = 0.8f;   // Bob
-  keep[11] = 0.7f;  // dog
-  const corpus::Record half = KeepWords(prompt, ChooseWords(prompt, keep, 46));
-  EXPECT_EQ(half.messages[0].content, "be");
-  EXPECT_EQ(half.messages[1].content, "red\nBob dog \nWho has it?");
-  const corpus::Record whole = KeepWords(prompt, ChooseWords(prompt, keep, 100));
-  EXPECT_EQ(whole.messages[1].content, prompt.record.messages[1].content);
-  const corpus::Record least = KeepWords(prompt, ChooseWords(prompt, keep, 1));
-  EXPECT_EQ(least.messages[1].content, "Who has it?");
-}
 
 TEST(RetainProbabilities, FollowTheRankAndLeaveOutWhatIsNotAsked) {
   EXPECT_THAT(
@@ -165,12 +132,12 @@ class TargetTest : public testing::Test {
 // What a variant shares with the first record is not computed again, and makes no difference.
 TEST_F(TargetTest, AVariantIsJudgedAsIfItStoodAlone) {
   ASSERT_NE(target_, nullptr);
-  const Prompt prompt = MakePrompt(corpus::Generator(corpus::TrainSpec()).At(1));
+  const corpus::Prompt prompt = corpus::MakePrompt(corpus::Generator(corpus::TrainSpec()).At(1));
   ASSERT_TRUE(target_->JudgeFirst(prompt.record).ok());
   for (const size_t word : {prompt.words.size() - 1, prompt.words.size() / 2, size_t{0}}) {
     std::vector<bool> stays(prompt.words.size(), true);
     stays[word] = false;
-    const corpus::Record without = KeepWords(prompt, stays);
+    const corpus::Record without = corpus::KeepWords(prompt, stays);
     const auto a = target_->JudgeVariant(without);
     const auto b = target_->Judge(without, full_level());
     ASSERT_TRUE(a.ok() && b.ok());
@@ -192,7 +159,7 @@ TEST_F(TargetTest, LabelsFindTheWordsThatMatter) {
   int answer_words = 0;
   int other_words = 0;
   for (uint64_t i = 0; i < 10; ++i) {
-    const Prompt prompt = MakePrompt(generator.At(i, corpus::Task::kQa, 1));
+    const corpus::Prompt prompt = corpus::MakePrompt(generator.At(i, corpus::Task::kQa, 1));
     const auto example = LabelByLoss(prompt, 64, target_.get());
     ASSERT_TRUE(example.ok()) << example.status();
     ASSERT_EQ(example->keep.size(), prompt.words.size());
@@ -216,7 +183,7 @@ TEST_F(TargetTest, LabelsFindTheWordsThatMatter) {
 
 TEST_F(TargetTest, TraversesEveryPair) {
   ASSERT_NE(target_, nullptr);
-  const Prompt prompt = MakePrompt(corpus::Generator(corpus::TrainSpec()).At(7));
+  const corpus::Prompt prompt = corpus::MakePrompt(corpus::Generator(corpus::TrainSpec()).At(7));
   const DecisionSpace space = MakeSpace(target_->info(), {20, 60, 100});
   const std::vector<float> keep(prompt.words.size(), 0.5f);
   const auto row = Traverse(prompt, keep, space, target_.get());

@@ -119,7 +119,7 @@ std::vector<float> RetainProbabilities(std::span<const double> worth,
   return keep;
 }
 
-absl::StatusOr<ScoreExample> LabelByLoss(const Prompt& prompt, int32_t max_variants,
+absl::StatusOr<ScoreExample> LabelByLoss(const corpus::Prompt& prompt, int32_t max_variants,
                                          Target* target) {
   const size_t n = prompt.words.size();
   std::vector<bool> asked(n);
@@ -140,7 +140,8 @@ absl::StatusOr<ScoreExample> LabelByLoss(const Prompt& prompt, int32_t max_varia
            prompt.words[end].message == prompt.words[begin].message) {
       stays[end++] = false;
     }
-    WITHY_ASSIGN_OR_RETURN(const Judgement without, target->JudgeVariant(KeepWords(prompt, stays)));
+    WITHY_ASSIGN_OR_RETURN(const Judgement without,
+                           target->JudgeVariant(corpus::KeepWords(prompt, stays)));
     double increase = (without.loss - whole.loss) / static_cast<double>(end - begin);
     if (increase < kNoticeable) increase = 0;
     for (; begin < end; ++begin) worth[begin] = increase;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "elasticizer/tlm/prompt.h"
+#include "elasticizer/corpus/prompt.h"
 #include "elasticizer/tlm/target.h"
 #include "engine/tokenizer/text.h"
 
@@ -44,7 +44,7 @@ std::vector<float> RetainProbabilities(std::span<const double> worth,
 // it is too small to mean anything. When there are more
 // than `max_variants` words to drop, as many neighbours of one message go together as keep within
 // it. Fixed words are not asked. Errors: as Target::Judge.
-absl::StatusOr<ScoreExample> LabelByLoss(const Prompt& prompt, int32_t max_variants,
+absl::StatusOr<ScoreExample> LabelByLoss(const corpus::Prompt& prompt, int32_t max_variants,
                                          Target* target);
 
 }  // namespace withy::tlm

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "elasticizer/corpus/shorten.h"
 #include "elasticizer/train/drills.h"
 
 namespace withy::train {
@@ -122,7 +123,10 @@ void BatchStream::LoadWindow() {
   std::vector<Sample> samples;
   const uint64_t first = static_cast<uint64_t>(position_.window) * kWindowRecords;
   for (uint64_t i = first; i < first + kWindowRecords; ++i) {
-    Sample sample = encoder_.Encode(generator.At(i));
+    corpus::Record record = generator.At(i);
+    corpus::Rng chance(options_.spec.seed + 104729 * i);
+    if (chance.Chance(options_.shortened_percent)) record = corpus::Shorten(record, chance);
+    Sample sample = encoder_.Encode(record);
     if (static_cast<int64_t>(sample.tokens.size()) <= options_.max_sample_tokens)
       samples.push_back(std::move(sample));
   }

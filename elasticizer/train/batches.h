@@ -12,6 +12,9 @@
 
 namespace withy::train {
 
+// What the pocket models are trained and recovered with.
+inline constexpr int kShortenedPercent = 33;
+
 struct BatchOptions {
   corpus::Spec spec;
   int64_t tokens = 1536;  // a batch holds at most this many tokens, padding included
@@ -24,6 +27,8 @@ struct BatchOptions {
   // The first windows (of BatchStream::kWindowRecords records) hold easy questions only.
   int64_t easy_windows = 0;
   int64_t max_sample_tokens = 640;  // longer records are left out
+  // So many of the records, but for the exercises', have words left out (corpus/shorten.h).
+  int shortened_percent = 0;
 };
 
 // Sorts by length (stably) and cuts into batches of at most `tokens` tokens, padding included, or

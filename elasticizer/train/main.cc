@@ -2,7 +2,6 @@
 //   withy-train --model=target --out=DIR [--steps=N] [--threads=N] [--from=FILE.gguf --from_step=N]
 //   withy-train --model=target --out=DIR --evaluate=2400 [--draft=DIR]
 //   withy-train --model=target --out=DIR --export=FILE.gguf [--type=f32]
-#include <ATen/Parallel.h>
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -30,6 +29,8 @@ ABSL_FLAG(int64_t, echo_batches, 100, "first batches, of which every other only 
 ABSL_FLAG(int64_t, exercise_ramp_batches, 12000,
           "batches over which the exercises, every other batch, get harder; 0: none");
 ABSL_FLAG(int64_t, easy_windows, 12, "first windows of 480 records that hold easy questions only");
+ABSL_FLAG(int, shortened_percent, withy::train::kShortenedPercent,
+          "records with words left out, besides the exercises");
 ABSL_FLAG(double, matrix_rate, 0.02, "Muon's rate");
 ABSL_FLAG(double, vector_rate, 0.005, "AdamW's rate");
 ABSL_FLAG(double, prompt_weight, 0.02, "weight of prompt tokens in the loss");
@@ -133,6 +134,7 @@ TrainOptions OptionsFromFlags() {
   options.batches.echo_batches = absl::GetFlag(FLAGS_echo_batches);
   options.batches.exercise_ramp_batches = absl::GetFlag(FLAGS_exercise_ramp_batches);
   options.batches.easy_windows = absl::GetFlag(FLAGS_easy_windows);
+  options.batches.shortened_percent = absl::GetFlag(FLAGS_shortened_percent);
   options.batches.tokens = absl::GetFlag(FLAGS_batch_tokens);
   options.optimizer.matrix_rate = absl::GetFlag(FLAGS_matrix_rate);
   options.optimizer.vector_rate = absl::GetFlag(FLAGS_vector_rate);
@@ -145,7 +147,7 @@ absl::Status Run() {
   if ((name != "target" && name != "draft") || directory.empty()) {
     return absl::InvalidArgumentError("needs --out=DIR and --model=target or --model=draft");
   }
-  at::set_num_threads(1);  // threads work on whole batches, see workers.h
+  ComputeOnOneThread();  // threads work on whole batches, see workers.h
   TuneRuntime();
   const vocab::BpeVocabulary vocabulary = LearnPocketVocabulary();
   WITHY_ASSIGN_OR_RETURN(const ChatEncoder encoder, MakePocketEncoder(vocabulary, directory));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "elasticizer/train/attention.h"
 #include "elasticizer/train/kernels.h"
 
 namespace withy::train {
@@ -120,6 +121,73 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
+// One sequence of a batch for the kernels, which want heads of contiguous values that follow each
+// other.
+kernels::AttentionShape ShapeOf(const Tensor& q, const Tensor& k, const Tensor& v) {
+  return {.length = q.size(1),
+          .heads = q.size(2),
+          .kv_heads = k.size(2),
+          .head_dim = q.size(3),
+          .q_stride = q.stride(1),
+          .k_stride = k.stride(1),
+          .v_stride = v.stride(1)};
+}
+
+Tensor HeadsTogether(const Tensor& x) {
+  return x.stride(3) == 1 && x.stride(2) == x.size(3) ? x : x.contiguous();
+}
+
+// Calls f(sequence, KV head) for all of them.
+template <typename F>
+void ForEachGroup(int64_t batch, int64_t kv_heads, F f) {
+  at::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i / kv_heads, i % kv_heads);
+  });
+}
+
+struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& q_in, const Tensor& k_in,
+                        const Tensor& v_in) {
+    const Tensor q = HeadsTogether(q_in);
+    const Tensor k = HeadsTogether(k_in);
+    const Tensor v = HeadsTogether(v_in);
+    const kernels::AttentionShape shape = ShapeOf(q, k, v);
+    Tensor out = torch::empty(q.sizes(), q.options());
+    Tensor log_sums = torch::empty({q.size(0), shape.heads, shape.length}, q.options());
+    ForEachGroup(q.size(0), shape.kv_heads, [&](int64_t b, int64_t kv_head) {
+      kernels::CausalAttention(
+          shape, q.data_ptr<float>() + b * q.stride(0), k.data_ptr<float>() + b * k.stride(0),
+          v.data_ptr<float>() + b * v.stride(0), kv_head, out.data_ptr<float>() + b * out.stride(0),
+          log_sums.data_ptr<float>() + b * log_sums.stride(0));
+    });
+    context->save_for_backward({q, k, v, out, log_sums});
+    return out;
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list grads) {
+    const tensor_list saved = context->get_saved_variables();
+    const Tensor& q = saved[0];
+    const Tensor& k = saved[1];
+    const Tensor& v = saved[2];
+    const Tensor& out = saved[3];
+    const Tensor& log_sums = saved[4];
+    const Tensor dout = grads[0].contiguous();
+    const kernels::AttentionShape shape = ShapeOf(q, k, v);
+    Tensor dq = torch::empty(q.sizes(), q.options());
+    Tensor dk = torch::empty(k.sizes(), k.options());
+    Tensor dv = torch::empty(v.sizes(), v.options());
+    ForEachGroup(q.size(0), shape.kv_heads, [&](int64_t b, int64_t kv_head) {
+      kernels::CausalAttentionBackward(
+          shape, q.data_ptr<float>() + b * q.stride(0), k.data_ptr<float>() + b * k.stride(0),
+          v.data_ptr<float>() + b * v.stride(0), kv_head, out.data_ptr<float>() + b * out.stride(0),
+          log_sums.data_ptr<float>() + b * log_sums.stride(0),
+          dout.data_ptr<float>() + b * dout.stride(0), dq.data_ptr<float>() + b * dq.stride(0),
+          dk.data_ptr<float>() + b * dk.stride(0), dv.data_ptr<float>() + b * dv.stride(0));
+    });
+    return {dq, dk, dv};
+  }
+};
+
 }  // namespace
 
 Products FastestProducts(torch::Device device) {
@@ -157,6 +225,7 @@ Tensor Rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
 }
 
 Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v) {
+  if (Fused(q) && kernels::FitsAttention(q.size(3))) return AttentionFunction::apply(q, k, v);
   const int64_t share = q.size(2) / k.size(2);
   const Tensor queries = q.transpose(1, 2);
   const Tensor keys = k.transpose(1, 2).repeat_interleave(share, 1);

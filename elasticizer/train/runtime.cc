@@ -1,5 +1,7 @@
 #include "elasticizer/train/runtime.h"
 
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
 #include <malloc.h>
 
 // MKL, where LibTorch has it, asks this function of its own whether the processor is Intel's and
@@ -13,6 +15,16 @@ void TuneRuntime() {
   // The largest that glibc takes (half of a thread's heap); more is refused.
   mallopt(M_MMAP_THRESHOLD, 1 << 25);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
+void ComputeOnOneThread() {
+  at::set_num_threads(1);
+  [[maybe_unused]] static const bool once = [] {
+    using SetThreads = void (*)(int);
+    const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
+    if (set != nullptr) set(1);
+    return true;
+  }();
 }
 
 }  // namespace withy::train

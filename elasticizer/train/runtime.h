@@ -7,4 +7,8 @@ namespace withy::train {
 // takes its AVX-512 kernels on processors of any maker.
 void TuneRuntime();
 
+// Products that the calling thread asks for are computed on it alone: LibTorch's own, and, in the
+// whole process, OpenBLAS's, which does not heed LibTorch's setting.
+void ComputeOnOneThread();
+
 }  // namespace withy::train

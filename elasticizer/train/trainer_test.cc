@@ -92,6 +92,23 @@ TEST(Ops, FusedOperationsHaveTheRightValuesAndGradients) {
   });
 }
 
+// Whole blocks of rows, a part of one and less than a tile; as split off a common tensor.
+TEST(Ops, AttentionHasTheRightValuesAndGradients) {
+  torch::manual_seed(5);
+  for (const int64_t length : {1, 7, 64, 65, 150}) {
+    for (const auto& [heads, kv_heads] : {std::pair{4, 1}, std::pair{6, 3}, std::pair{2, 2}}) {
+      for (const int64_t head_dim : {32, 64, 24}) {
+        SCOPED_TRACE(testing::Message() << length << " " << heads << " " << head_dim);
+        ExpectSameGradient(torch::randn({2, length, heads + 2 * kv_heads, head_dim}),
+                           [&, q_heads = heads, kv = kv_heads](const Tensor& x) {
+                             const auto parts = x.split_with_sizes({q_heads, kv, kv}, 2);
+                             return CausalAttention(parts[0], parts[1], parts[2]);
+                           });
+      }
+    }
+  }
+}
+
 TEST(Ops, NormWeightGetsItsGradient) {
   torch::manual_seed(4);
   const Tensor x = torch::randn({130, 8});

@@ -1,13 +1,13 @@
 #include "elasticizer/train/workers.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "elasticizer/train/runtime.h"
 
 namespace withy::train {
 
@@ -16,7 +16,7 @@ void Workers::Run(int64_t count, const std::function<void(int64_t)>& piece) cons
   std::mutex mutex;
   std::exception_ptr failure;
   const auto work = [&] {
-    at::set_num_threads(1);
+    ComputeOnOneThread();
     for (int64_t i = next++; i < count; i = next++) {
       try {
         piece(i);

@@ -1,4 +1,4 @@
-#include "elasticizer/tlm/prompt.h"
+#include "elasticizer/corpus/prompt.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,13 +6,13 @@
 #include "engine/encoder/prune.h"
 #include "engine/encoder/windows.h"
 
-namespace withy::tlm {
+namespace withy::corpus {
 namespace {
 
 using engine::ByteSpan;
 
-bool Touches(const ByteSpan& word, const std::vector<corpus::Span>& fixed) {
-  return std::any_of(fixed.begin(), fixed.end(), [&](const corpus::Span& span) {
+bool Touches(const ByteSpan& word, const std::vector<Span>& fixed) {
+  return std::any_of(fixed.begin(), fixed.end(), [&](const Span& span) {
     return span.begin < word.end && word.begin < span.end;
   });
 }
@@ -21,10 +21,10 @@ bool Touches(const ByteSpan& word, const std::vector<corpus::Span>& fixed) {
 // matter.
 std::vector<engine::PrunableText> Messages(const Prompt& prompt, std::span<const float> keep) {
   std::vector<engine::PrunableText> messages;
-  for (const corpus::Message& message : prompt.record.messages) {
+  for (const Message& message : prompt.record.messages) {
     engine::PrunableText& text = messages.emplace_back();
     text.text = message.content;
-    for (const corpus::Span& span : message.fixed)
+    for (const Span& span : message.fixed)
       text.fixed.push_back({static_cast<uint32_t>(span.begin), static_cast<uint32_t>(span.end)});
   }
   for (size_t i = 0; i < prompt.words.size(); ++i) {
@@ -37,10 +37,10 @@ std::vector<engine::PrunableText> Messages(const Prompt& prompt, std::span<const
 
 }  // namespace
 
-Prompt MakePrompt(corpus::Record record) {
+Prompt MakePrompt(Record record) {
   Prompt prompt;
   for (size_t m = 0; m < record.messages.size(); ++m) {
-    const corpus::Message& message = record.messages[m];
+    const Message& message = record.messages[m];
     if (m > 0) prompt.text.push_back('\n');
     const auto begin = static_cast<uint32_t>(prompt.text.size());
     for (const ByteSpan& word : engine::SplitWords(message.content)) {
@@ -62,8 +62,8 @@ std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep,
   return stays;
 }
 
-corpus::Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays) {
-  corpus::Record record = prompt.record;
+Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays) {
+  Record record = prompt.record;
   const std::vector<engine::PrunableText> messages = Messages(prompt, {});
   auto next = stays.begin();
   for (size_t m = 0; m < messages.size(); ++m) {
@@ -80,4 +80,4 @@ corpus::Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays) {
   return record;
 }
 
-}  // namespace withy::tlm
+}  // namespace withy::corpus

@@ -11,7 +11,7 @@
 #include "elasticizer/corpus/record.h"
 #include "engine/tokenizer/text.h"
 
-namespace withy::tlm {
+namespace withy::corpus {
 
 struct PromptWord {
   size_t message = 0;
@@ -20,19 +20,19 @@ struct PromptWord {
 };
 
 struct Prompt {
-  corpus::Record record;
+  Record record;
   std::string text;                          // the messages with a line break between them
   std::vector<engine::ByteSpan> text_words;  // of `text`, as engine::SplitWords gives them
   std::vector<PromptWord> words;             // the same words in their messages
 };
 
-Prompt MakePrompt(corpus::Record record);
+Prompt MakePrompt(Record record);
 
 // Which words stay when `percent` of them may, the highest `keep` first: as the orchestrator
 // chooses. keep: [words].
 std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep, int32_t percent);
 
 // The record with only the words that stay: [words].
-corpus::Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays);
+Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays);
 
-}  // namespace withy::tlm
+}  // namespace withy::corpus
