@@ -102,6 +102,9 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
   stream_options.spec.seed += options.seed;
   stream_options.tokens = options.batch_tokens;
   stream_options.shortened_percent = train::kShortenedPercent;
+  // Exercises from the start, as hard as they get: their garbled wordings are what carries over to
+  // wordings never seen, and what a cut level would forget first.
+  stream_options.exercise_ramp_batches = 1;
   train::BatchStream stream(stream_options, encoder);
   std::vector<Batch> batches;
   for (int64_t b = 0; b < options.count; ++b) {

@@ -34,7 +34,8 @@ absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
                                                const std::string& path,
                                                const BatchOptions& options);
 
-// Records of the training corpus, asked for the assistant's tokens. Errors: those of MakeTokenizer;
+// Records of the training corpus, every other batch an exercise (train/batches.h), asked for the
+// assistant's tokens. Errors: those of MakeTokenizer;
 // INVALID_ARGUMENT for a tokenizer without ChatML's turn marks.
 absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
                                                  const BatchOptions& options);
