@@ -70,7 +70,8 @@ std::vector<Sample> BatchStream::DenseBatch(corpus::Rng& rng, corpus::Task task,
   spec.follow_ups = follow_ups;
   spec.max_filler = 0;
   // The order of a sum's words is its meaning.
-  spec.garbled_percent = task == corpus::Task::kMath ? 0 : kGarbledPercent;
+  const bool garbled = task != corpus::Task::kMath && Noisy(position_.count - 1);
+  spec.garbled_percent = garbled ? kGarbledPercent : 0;
   spec.max_difficulty = max_difficulty;
   const corpus::Generator generator(spec);
   std::vector<Sample> samples;
@@ -110,6 +111,7 @@ std::vector<Sample> BatchStream::Next() {
   if (!loaded_) LoadWindow();
   if (position_.batch == static_cast<int64_t>(batches_.size())) {
     position_.window += 1;
+    position_.window_since = count;
     position_.batch = 0;
     LoadWindow();
   }
@@ -117,6 +119,7 @@ std::vector<Sample> BatchStream::Next() {
 }
 
 void BatchStream::LoadWindow() {
+  const int shortened_percent = Noisy(position_.window_since) ? options_.shortened_percent : 0;
   corpus::Spec spec = options_.spec;
   if (position_.window < options_.easy_windows) spec.max_difficulty = kEasyDifficulty;
   const corpus::Generator generator(spec);
@@ -125,7 +128,7 @@ void BatchStream::LoadWindow() {
   for (uint64_t i = first; i < first + kWindowRecords; ++i) {
     corpus::Record record = generator.At(i);
     corpus::Rng chance(options_.spec.seed + 104729 * i);
-    if (chance.Chance(options_.shortened_percent)) record = corpus::Shorten(record, chance);
+    if (chance.Chance(shortened_percent)) record = corpus::Shorten(record, chance);
     Sample sample = encoder_.Encode(record);
     if (static_cast<int64_t>(sample.tokens.size()) <= options_.max_sample_tokens)
       samples.push_back(std::move(sample));

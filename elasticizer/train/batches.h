@@ -27,7 +27,9 @@ struct BatchOptions {
   // The first windows (of BatchStream::kWindowRecords records) hold easy questions only.
   int64_t easy_windows = 0;
   int64_t max_sample_tokens = 640;  // longer records are left out
-  // So many of the records, but for the exercises', have words left out (corpus/shorten.h).
+  // From this batch on half of the exercises' wordings are garbled (corpus/author.h), and so many
+  // of the other records have words left out (corpus/shorten.h).
+  int64_t noise_from_batch = 0;
   int shortened_percent = 0;
 };
 
@@ -37,9 +39,10 @@ std::vector<std::vector<Sample>> CutBatches(std::vector<Sample> samples, int64_t
 
 // Position in the stream of batches: what a checkpoint keeps.
 struct BatchPosition {
-  int64_t count = 0;   // batches handed out so far
-  int64_t window = 0;  // windows of kWindowRecords records
-  int64_t batch = 0;   // within the window
+  int64_t count = 0;         // batches handed out so far
+  int64_t window = 0;        // windows of kWindowRecords records
+  int64_t window_since = 0;  // batches handed out before its first
+  int64_t batch = 0;         // within the window
 };
 
 // Not thread-safe; `encoder` must outlive it.
@@ -55,6 +58,8 @@ class BatchStream {
   void Seek(const BatchPosition& position);
 
  private:
+  // Whether the batch after this many has what noise_from_batch says.
+  bool Noisy(int64_t count) const { return count >= options_.noise_from_batch; }
   void LoadWindow();
   std::vector<Sample> EchoBatch(corpus::Rng& rng) const;
   std::vector<Sample> ExerciseBatch(corpus::Rng& rng) const;

@@ -60,9 +60,12 @@ TEST(CutBatches, ASampleOverTheLimitIsABatchOfItsOwn) {
 }
 
 TEST(BatchStream, GoesOnWhereItWasFromAPosition) {
-  const BatchOptions options{.spec = corpus::TrainSpec()};
+  // Noise begins within the second window, that is with the third.
+  const BatchOptions options{
+      .spec = corpus::TrainSpec(), .noise_from_batch = 148, .shortened_percent = 50};
   BatchStream whole(options, Encoder());
-  for (int i = 0; i < 150; ++i) whole.Next();  // into the second window
+  for (int i = 0; i < 150; ++i) whole.Next();
+  ASSERT_EQ(whole.position().window, 1);
   BatchStream resumed(options, Encoder());
   resumed.Seek(whole.position());
   for (int i = 0; i < 5; ++i) {
@@ -71,6 +74,29 @@ TEST(BatchStream, GoesOnWhereItWasFromAPosition) {
     ASSERT_EQ(expected.size(), actual.size());
     for (size_t s = 0; s < expected.size(); ++s) EXPECT_EQ(expected[s].tokens, actual[s].tokens);
   }
+}
+
+std::vector<std::vector<int32_t>> FirstSamples(const BatchOptions& options, int batches) {
+  BatchStream stream(options, Encoder());
+  std::vector<std::vector<int32_t>> samples;
+  for (int i = 0; i < batches; ++i) samples.push_back(stream.Next().front().tokens);
+  return samples;
+}
+
+TEST(BatchStream, NoiseBeginsLate) {
+  BatchOptions options{.spec = corpus::TrainSpec(), .exercise_ramp_batches = 1};
+  options.noise_from_batch = 1000;
+  const std::vector<std::vector<int32_t>> never = FirstSamples(options, 60);
+  options.shortened_percent = 50;
+  EXPECT_EQ(FirstSamples(options, 60), never);
+  options.noise_from_batch = 30;
+  const std::vector<std::vector<int32_t>> late = FirstSamples(options, 60);
+  EXPECT_TRUE(std::equal(late.begin(), late.begin() + 30, never.begin()));
+  int garbled = 0;
+  for (size_t i = 31; i < 60; i += 2) garbled += late[i] != never[i];
+  EXPECT_GT(garbled, 5);
+  options.noise_from_batch = 0;  // a window has them from its beginning
+  EXPECT_NE(FirstSamples(options, 1), FirstSamples({.spec = corpus::TrainSpec()}, 1));
 }
 
 TEST(BatchStream, LeavesOutRecordsOverTheLimit) {

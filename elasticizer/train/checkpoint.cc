@@ -24,6 +24,8 @@ absl::Status SyncFile(const std::string& path) {
   return status;
 }
 
+constexpr int64_t kCounters = 6;  // of Progress
+
 std::vector<Parameter> AllTensors(const Model& model, const Optimizer* optimizer) {
   std::vector<Parameter> all = model.parameters();
   if (optimizer == nullptr) return all;
@@ -45,13 +47,18 @@ absl::Status ReadTensors(torch::serialize::InputArchive& archive, const std::str
   }
   Tensor counters;
   archive.read("progress", counters);
+  if (counters.numel() != kCounters) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": checkpoint of another version: begin again in an empty directory"));
+  }
   const int64_t* values = counters.data_ptr<int64_t>();
   if (optimizer != nullptr) optimizer->set_steps(values[0]);
-  if (progress != nullptr)
+  if (progress != nullptr) {
     *progress = {
         values[0],
         values[1],
-        {.count = counters.numel() > 4 ? values[4] : 0, .window = values[2], .batch = values[3]}};
+        {.count = values[4], .window = values[2], .window_since = values[5], .batch = values[3]}};
+  }
   return absl::OkStatus();
 }
 
@@ -66,7 +73,8 @@ absl::Status SaveCheckpoint(const std::string& path, const Model& model, const O
       archive.write(parameter.name, parameter.value.detach().cpu());
     archive.write("progress",
                   torch::tensor({progress.step, progress.tokens, progress.position.window,
-                                 progress.position.batch, progress.position.count},
+                                 progress.position.batch, progress.position.count,
+                                 progress.position.window_since},
                                 torch::kInt64));
     archive.save_to(temporary);
   } catch (const std::exception& error) {

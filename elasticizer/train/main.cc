@@ -22,7 +22,10 @@
 ABSL_FLAG(std::string, model, "target", "which pocket model: target or draft");
 ABSL_FLAG(std::string, out, "", "directory of the run: checkpoint.pt, curve.csv");
 ABSL_FLAG(int64_t, steps, 4000, "optimizer steps in all");
-ABSL_FLAG(double, decay_share, 0.4, "share of the steps over which the rates fall at the end");
+ABSL_FLAG(
+    double, decay_share, 0.4,
+    "share of the steps, at the end, over which the rates fall, and with garbled wordings and "
+    "words left out");
 ABSL_FLAG(int64_t, batch_tokens, 1536, "tokens a batch");
 ABSL_FLAG(int64_t, batches_a_step, 4, "batches a step");
 ABSL_FLAG(int64_t, echo_batches, 100, "first batches, of which every other only teaches copying");
@@ -135,6 +138,10 @@ TrainOptions OptionsFromFlags() {
   options.batches.exercise_ramp_batches = absl::GetFlag(FLAGS_exercise_ramp_batches);
   options.batches.easy_windows = absl::GetFlag(FLAGS_easy_windows);
   options.batches.shortened_percent = absl::GetFlag(FLAGS_shortened_percent);
+  // While the rates fall: what sentences say is learnt from whole ones first.
+  options.batches.noise_from_batch =
+      static_cast<int64_t>((1 - options.decay_share) * static_cast<double>(options.steps)) *
+      options.batches_a_step;
   options.batches.tokens = absl::GetFlag(FLAGS_batch_tokens);
   options.optimizer.matrix_rate = absl::GetFlag(FLAGS_matrix_rate);
   options.optimizer.vector_rate = absl::GetFlag(FLAGS_vector_rate);
