@@ -91,10 +91,10 @@ std::vector<Sample> BatchStream::ExerciseBatch(corpus::Rng& rng) const {
       std::min(corpus::kMaxDifficulty, 1 + static_cast<int>(corpus::kMaxDifficulty * hardness));
   const int roll = rng.Between(0, 99);
   if (roll < 5) return RecallBatch(rng, hardness);
-  if (roll < 20) return DenseBatch(rng, Task::kMath, kSums, 0, 1, corpus::kMaxDifficulty);
-  if (roll < 25) return DenseBatch(rng, Task::kApi, kCatalogues, 0, 1, hardest);
+  if (roll < 25) return DenseBatch(rng, Task::kMath, kSums, 0, 1, corpus::kMaxDifficulty);
+  if (roll < 30) return DenseBatch(rng, Task::kApi, kCatalogues, 0, 1, hardest);
   const int contexts = rng.Between(1, 2);
-  if (roll < 75) {
+  if (roll < 55) {
     // Questions over two facts are a part of the hardest only, and the last to be learnt.
     const int least = rng.Between(0, 1) == 1 ? hardest : 1;
     return DenseBatch(rng, Task::kQa, contexts, kFollowUps, least, hardest);
