@@ -1,6 +1,7 @@
 // A record of the corpus as the service would prune it: the text that the TLM reads, its words, and
-// the record again with words left out. Pure. Neighbours: score_labels.h drops single words,
-// decision_table.h shortens to a share; engine/encoder/prune.h says which words go.
+// the record again with words left out. Pure. Neighbours: shorten.h leaves words out for training,
+// tlm/score_labels.h drops single ones, tlm/decision_table.h shortens to a share;
+// engine/encoder/prune.h says which words go.
 #pragma once
 
 #include <cstdint>
