@@ -41,6 +41,7 @@ ABSL_FLAG(std::vector<std::string>, real, std::vector<std::string>({"0"}),
           "traces that run through the service, by alpha, or all");
 ABSL_FLAG(int, requests, 600, "of a trace");
 ABSL_FLAG(double, load, 0.5, "of the full model's capacity that the trace asks for");
+ABSL_FLAG(int, five_shot_percent, 100, "of the prompts have five worked examples");
 ABSL_FLAG(uint64_t, seed, 1, "of traces");
 ABSL_FLAG(std::vector<std::string>, tables, std::vector<std::string>({"grid", "e2e", "speedup"}),
           "further tables: grid, e2e, speedup, concise, steps, tlms, ablation; all; none");
@@ -96,6 +97,11 @@ class Bench {
 
  private:
   absl::Status MakePrompts() {
+    const int five_shot = absl::GetFlag(FLAGS_five_shot_percent);
+    if (five_shot < 0 || five_shot > 100) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--five_shot_percent: ", five_shot, " is not 0 to 100"));
+    }
     files_ = {.pocket = absl::GetFlag(FLAGS_pocket),
               .small = absl::GetFlag(FLAGS_small),
               .baselines = absl::GetFlag(FLAGS_baselines),
@@ -109,7 +115,7 @@ class Bench {
       const auto counts = RequestsByApp(static_cast<size_t>(absl::GetFlag(FLAGS_requests)), alpha);
       per_app = std::max(per_app, *std::max_element(counts.begin(), counts.end()));
     }
-    WITHY_ASSIGN_OR_RETURN(prompts_, HeldOutPrompts(files_.pocket, per_app));
+    WITHY_ASSIGN_OR_RETURN(prompts_, HeldOutPrompts(files_.pocket, per_app, five_shot));
     const std::vector<std::string> wanted = absl::GetFlag(FLAGS_tables);
     const bool grids = Wanted(wanted, "grid") || Wanted(wanted, "e2e") || Wanted(wanted, "speedup");
     const std::vector<SloRatio> slos = grids ? AllSlos() : std::vector<SloRatio>(1);
@@ -252,6 +258,7 @@ class Bench {
                    {"model_percent", outcome.caller.model_percent},
                    {"fell", outcome.caller.fell},
                    {"reason", v1::DecisionReason_Name(decision.reason())},
+                   {"explanation", decision.explanation()},
                    {"predicted", latency(decision.predicted())},
                    {"full_model", latency(decision.full_model())},
                    {"by_service", latency(outcome.by_service.measured())},

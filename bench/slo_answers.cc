@@ -106,16 +106,20 @@ absl::StatusOr<std::vector<std::string>> KeptLines(
   return lines;
 }
 
-absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_app) {
+absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_app,
+                                         int five_shot_percent) {
   WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle bundle, engine::OpenBundle(model, {}));
-  const corpus::Generator generator(corpus::HeldOutSpec());
-  PromptSet set{.name = absl::StrCat("held-out-", corpus::HeldOutSpec().seed),
+  corpus::Spec spec = corpus::HeldOutSpec();
+  spec.five_shot_percent = five_shot_percent;
+  const corpus::Generator generator(spec);
+  PromptSet set{.name = absl::StrCat("held-out-", spec.seed, "-five-shot-", five_shot_percent),
                 .per_app = per_app,
                 .prompts = {},
                 .facts = {}};
   for (size_t app = 0; app < kSloApps; ++app) {
     for (size_t i = 0; i < per_app; ++i) {
-      set.prompts.push_back(corpus::MakePrompt(generator.At(RecordIndex(app, i))));
+      set.prompts.push_back(
+          corpus::MakePrompt(corpus::FreeExamples(generator.At(RecordIndex(app, i)))));
     }
   }
   WITHY_RETURN_IF_ERROR(Count(bundle, &set));

@@ -45,8 +45,10 @@ struct PromptSet {
   size_t Index(size_t app, size_t prompt) const { return app * per_app + prompt; }
 };
 
-// The corpus's held-out prompts. Errors: as engine::OpenBundle.
-absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_app);
+// The corpus's held-out prompts, so many per cent of them with five worked examples (ElastiLM
+// section 5.1: all). Errors: as engine::OpenBundle.
+absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_app,
+                                         int five_shot_percent);
 
 // What a TLM says of every prompt.
 struct TlmTable {

@@ -41,7 +41,7 @@ if grep -qm1 avx512f /proc/cpuinfo 2>/dev/null; then export OPENBLAS_CORETYPE=${
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 train="$build/bin/withy-train --threads=$threads"
-$train --model=target --out="$run/target" --steps=7500
+$train --model=target --out="$run/target" --steps=9000
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
 $train --model=target --out="$run/target" --export="$out/withy-pocket-q8_0.gguf"

@@ -180,10 +180,11 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                              parts_.leases.GetContext(request.app_id(), request.context_id()));
     }
     std::vector<engine::Segment> segments = std::move(context.segments);
+    const size_t recorded = segments.size();
     segments.insert(segments.end(), prompt.begin(), prompt.end());
-    WITHY_ASSIGN_OR_RETURN(
-        const engine::EncodedConversation encoded,
-        parts_.env.encoder.EncodePrompt(segments, engine::ConversationEncoder::kNoWindow));
+    WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
+                           parts_.env.encoder.EncodePrompt(
+                               segments, engine::ConversationEncoder::kNoWindow, recorded));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
     // The store's own figure knows ids that text alone does not.

@@ -35,9 +35,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
   WITHY_ASSIGN_OR_RETURN(engine::Sampler sampler, engine::Sampler::Create(request.answer.sampling));
   std::vector<engine::Segment> segments = opened.segments;
   segments.insert(segments.end(), request.answer.prompt.begin(), request.answer.prompt.end());
-  WITHY_ASSIGN_OR_RETURN(engine::EncodedConversation encoded,
-                         request.rebuild ? env.encoder.EncodeRecord(segments, env.window)
-                                         : env.encoder.EncodePrompt(segments, env.window));
+  WITHY_ASSIGN_OR_RETURN(
+      engine::EncodedConversation encoded,
+      request.rebuild ? env.encoder.EncodeRecord(segments, env.window)
+                      : env.encoder.EncodePrompt(segments, env.window, opened.segments.size()));
   if (request.rebuild) encoded.history_tokens = static_cast<int32_t>(encoded.ids.size());
   auto session =
       std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));

@@ -154,6 +154,29 @@ TEST_F(ElasticTest, FixedPartsAndMessagesAreRespected) {
   EXPECT_EQ(outcome.finished.usage().pruned_words(), 18u);
 }
 
+TEST_F(ElasticTest, WorkedExamplesGoFirst) {
+  v1::GenerateRequest request;
+  const std::vector<std::string> roles = {"system", "user", "assistant", "user"};
+  const std::vector<std::string> texts = {"the rule", Words(20), Words(8), "what sat on a mat"};
+  for (size_t i = 0; i < roles.size(); ++i) {
+    v1::Message& message = *request.mutable_prompt()->mutable_messages()->add_messages();
+    message.set_role(roles[i]);
+    message.set_content(texts[i]);
+  }
+  request.set_prompt_level_percent(30);
+  const Outcome outcome = board_->Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  const v1::RunRequest run = LastRun();
+  ASSERT_EQ(run.kept_size(), 4);
+  EXPECT_EQ(Kept(run, 0), texts[0]);
+  EXPECT_EQ(Kept(run, 1), "");
+  EXPECT_EQ(Kept(run, 2), "");
+  EXPECT_EQ(Kept(run, 3), texts[3]);
+  EXPECT_EQ(outcome.finished.usage().pruned_words(), 28u);
+  EXPECT_EQ(outcome.started.decision().predicted_prompt_tokens(),
+            texts[0].size() + texts[3].size());
+}
+
 TEST_F(ElasticTest, APromptThatCannotBeShortenedStaysWholeAndSaysWhy) {
   v1::GenerateRequest request = Ask(" \n ");
   request.set_prompt_level_percent(50);

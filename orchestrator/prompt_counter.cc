@@ -42,8 +42,7 @@ absl::StatusOr<v1::TokenizeResponse> PromptCounter::Count(
   WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
                          encoder_.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow));
   v1::TokenizeResponse response;
-  response.set_context_tokens(static_cast<uint32_t>(encoded.history_tokens));
-  response.set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) - response.context_tokens());
+  response.set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()));
   return response;
 }
 

@@ -62,8 +62,8 @@ TEST_F(PromptCounterTest, CountsAsTheWorkerWould) {
   }
   const auto counted = counter->Count(messages);
   ASSERT_TRUE(counted.ok()) << counted.status();
-  EXPECT_GT(counted->context_tokens(), 0u);  // the turns before the last
-  EXPECT_EQ(counted->prompt_tokens() + counted->context_tokens(), Expected(messages));
+  EXPECT_EQ(counted->context_tokens(), 0u) << "earlier turns of the prompt are the prompt's";
+  EXPECT_EQ(counted->prompt_tokens(), Expected(messages));
 
   EXPECT_EQ(counter->Count({}).status().code(), absl::StatusCode::kInvalidArgument);
 }

@@ -29,6 +29,7 @@ constexpr int kProbeReadings = 2;
 // A message of the prompt and the bytes that stand for it in the text that is read.
 struct Piece {
   std::string_view text;
+  std::string_view role;
   std::vector<ByteSpan> fixed;
   size_t begin = 0;
 };
@@ -40,10 +41,10 @@ std::vector<ByteSpan> Spans(const google::protobuf::RepeatedPtrField<v1::ByteSpa
 }
 
 std::vector<Piece> PiecesOf(const v1::Prompt& prompt) {
-  if (!prompt.has_messages()) return {{prompt.text(), Spans(prompt.fixed())}};
+  if (!prompt.has_messages()) return {{prompt.text(), {}, Spans(prompt.fixed())}};
   std::vector<Piece> pieces;
   for (const v1::Message& message : prompt.messages().messages()) {
-    pieces.push_back({message.content(), Spans(message.fixed())});
+    pieces.push_back({message.content(), message.role(), Spans(message.fixed())});
   }
   return pieces;
 }
@@ -68,6 +69,7 @@ std::vector<engine::PrunableText> Distribute(const std::vector<Piece>& pieces,
     engine::PrunableText& message = messages.emplace_back();
     message.text = piece.text;
     message.fixed = piece.fixed;
+    message.role = piece.role;
     const size_t end = piece.begin + piece.text.size();
     for (; next < words.size() && words[next].span.end <= end; ++next) {
       const auto begin = static_cast<uint32_t>(piece.begin);

@@ -1,6 +1,7 @@
 #include "elasticizer/corpus/prompt.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "engine/encoder/prune.h"
@@ -24,6 +25,7 @@ std::vector<engine::PrunableText> Messages(const Prompt& prompt, std::span<const
   for (const Message& message : prompt.record.messages) {
     engine::PrunableText& text = messages.emplace_back();
     text.text = message.content;
+    text.role = message.role;
     for (const Span& span : message.fixed)
       text.fixed.push_back({static_cast<uint32_t>(span.begin), static_cast<uint32_t>(span.end)});
   }
@@ -36,6 +38,13 @@ std::vector<engine::PrunableText> Messages(const Prompt& prompt, std::span<const
 }
 
 }  // namespace
+
+Record FreeExamples(Record record) {
+  for (size_t m = 0; m + 1 < record.messages.size(); ++m) {
+    if (record.messages[m].role != "system") record.messages[m].fixed.clear();
+  }
+  return record;
+}
 
 Prompt MakePrompt(Record record) {
   Prompt prompt;
@@ -63,19 +72,26 @@ std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep,
 }
 
 Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays) {
-  Record record = prompt.record;
   const std::vector<engine::PrunableText> messages = Messages(prompt, {});
+  std::vector<std::vector<bool>> by_message;
   auto next = stays.begin();
-  for (size_t m = 0; m < messages.size(); ++m) {
-    const auto end = next + static_cast<ptrdiff_t>(messages[m].words.size());
-    const std::vector<ByteSpan> kept = engine::KeptSpans(messages[m], {next, end});
+  for (const engine::PrunableText& message : messages) {
+    const auto end = next + static_cast<ptrdiff_t>(message.words.size());
+    by_message.emplace_back(next, end);
     next = end;
-    record.messages[m].fixed.clear();
-    if (kept.empty()) continue;
-    std::string& content = record.messages[m].content;
-    content.clear();
+  }
+  const std::vector<bool> left_out = engine::LeftOut(messages, by_message);
+  Record record = prompt.record;
+  record.messages.clear();
+  for (size_t m = 0; m < messages.size(); ++m) {
+    if (left_out[m]) continue;
+    Message& message = record.messages.emplace_back();
+    message.role = prompt.record.messages[m].role;
+    const std::string_view text = messages[m].text;
+    const std::vector<ByteSpan> kept = engine::KeptSpans(messages[m], by_message[m]);
+    if (kept.empty()) message.content = text;
     for (const ByteSpan& span : kept)
-      content += messages[m].text.substr(span.begin, span.end - span.begin);
+      message.content += text.substr(span.begin, span.end - span.begin);
   }
   return record;
 }

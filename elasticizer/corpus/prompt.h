@@ -27,13 +27,17 @@ struct Prompt {
   std::vector<PromptWord> words;             // the same words in their messages
 };
 
+// The record as an app would send it: what stands before the last question is an example, which
+// pruning may shorten or leave out.
+Record FreeExamples(Record record);
+
 Prompt MakePrompt(Record record);
 
 // Which words stay when `percent` of them may, the highest `keep` first: as the orchestrator
 // chooses. keep: [words].
 std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep, int32_t percent);
 
-// The record with only the words that stay: [words].
+// The record with only the words that stay: [words]. Exchanges without any are left out.
 Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays);
 
 }  // namespace withy::corpus

@@ -46,6 +46,25 @@ TEST(Prompt, KeepsFixedWordsAndTheBestOthers) {
   EXPECT_EQ(least.messages[1].content, "Who has it?");
 }
 
+TEST(Prompt, ExamplesGoWithTheirRoles) {
+  Record record = TwoMessages();
+  record.messages.insert(record.messages.begin() + 1,
+                         {{"user", "Who sings?", {{0, 10}}}, {"assistant", "Ann does", {}}});
+  const Prompt fixed = MakePrompt(record);
+  std::vector<float> keep(fixed.words.size(), 0.5f);
+  EXPECT_EQ(KeepWords(fixed, ChooseWords(fixed, keep, 60)).messages.size(), 4u);
+
+  const Record free = FreeExamples(record);
+  EXPECT_TRUE(free.messages[1].fixed.empty());
+  EXPECT_EQ(free.messages[0].fixed.size(), 1u);
+  EXPECT_EQ(free.messages[3].fixed.size(), 1u);
+  const Prompt prompt = MakePrompt(free);
+  const Record without = KeepWords(prompt, ChooseWords(prompt, keep, 80));
+  ASSERT_EQ(without.messages.size(), 2u);
+  EXPECT_EQ(without.messages[0].content, record.messages[0].content);
+  EXPECT_EQ(without.messages[1].content, record.messages[3].content);
+}
+
 size_t Words(const Record& record) { return MakePrompt(record).words.size(); }
 
 TEST(Shorten, KeepsWhatIsFixedAndWhatTheAssistantSaid) {

@@ -28,12 +28,13 @@ constexpr int32_t kSloSteps = 10;
 constexpr float kFreshGain = 2.5f;      // MakeTlmCheckpoint's deviation suits wider models
 constexpr size_t kMaxTextBytes = 2560;  // longer prompts are hardly in the model's training
 
-// Records as the model was trained on, of another seed and with fewer worked examples.
+// Records as the model was trained on, of another seed; half of them with five worked examples, as
+// ElastiLM's prompts have.
 corpus::Spec PromptSpec(uint64_t seed) {
   corpus::Spec spec = corpus::TrainSpec();
   spec.seed += 7000 + seed;
-  spec.five_shot_percent = 15;
-  spec.few_shot_percent = 25;
+  spec.five_shot_percent = 50;
+  spec.few_shot_percent = 20;
   return spec;
 }
 
@@ -148,9 +149,12 @@ class Job {
 
   // The n-th prompt of the run; too long ones are passed over.
   corpus::Prompt PromptAt(size_t n) const {
-    corpus::Prompt prompt = corpus::MakePrompt(generator_.At(n));
+    const auto at = [&](uint64_t index) {
+      return corpus::MakePrompt(corpus::FreeExamples(generator_.At(index)));
+    };
+    corpus::Prompt prompt = at(n);
     for (uint64_t again = 1; prompt.text.size() > kMaxTextBytes; ++again) {
-      prompt = corpus::MakePrompt(generator_.At(n + again * 1000003));
+      prompt = at(n + again * 1000003);
     }
     return prompt;
   }

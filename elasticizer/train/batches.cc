@@ -16,6 +16,20 @@ constexpr int kFollowUps = 11;
 constexpr int kGarbledPercent = 50;
 constexpr uint64_t kDenseRecords = 8;  // more than fill a batch
 
+// How many of 100 exercises are of a kind; the others are recall.
+struct Shares {
+  int math = 0;
+  int api = 0;
+  int qa = 0;
+  int ui = 0;
+  int reply = 0;
+};
+// What belongs to a name is found on a screen first, when most exercises are screens; then on a
+// passage, when most are passages. Neither comes from a few of both.
+constexpr Shares kScreens = {.math = 20, .api = 5, .qa = 25, .ui = 35, .reply = 10};
+constexpr Shares kPassages = {.math = 15, .api = 0, .qa = 60, .ui = 10, .reply = 10};
+constexpr Shares kAll = {.math = 20, .api = 5, .qa = 40, .ui = 15, .reply = 15};
+
 }  // namespace
 
 std::vector<std::vector<Sample>> CutBatches(std::vector<Sample> samples, int64_t tokens) {
@@ -89,18 +103,26 @@ std::vector<Sample> BatchStream::ExerciseBatch(corpus::Rng& rng) const {
                                             static_cast<double>(options_.exercise_ramp_batches));
   const int hardest =
       std::min(corpus::kMaxDifficulty, 1 + static_cast<int>(corpus::kMaxDifficulty * hardness));
-  const int roll = rng.Between(0, 99);
-  if (roll < 5) return RecallBatch(rng, hardness);
-  if (roll < 25) return DenseBatch(rng, Task::kMath, kSums, 0, 1, corpus::kMaxDifficulty);
-  if (roll < 30) return DenseBatch(rng, Task::kApi, kCatalogues, 0, 1, hardest);
+  const int64_t count = position_.count - 1;
+  const Shares& shares = Noisy(count)                            ? kAll
+                         : count >= options_.passages_from_batch ? kPassages
+                                                                 : kScreens;
+  int roll = rng.Between(0, 99);
+  const auto is = [&](int share) {
+    roll -= share;
+    return roll < 0;
+  };
+  if (is(shares.math)) return DenseBatch(rng, Task::kMath, kSums, 0, 1, corpus::kMaxDifficulty);
+  if (is(shares.api)) return DenseBatch(rng, Task::kApi, kCatalogues, 0, 1, hardest);
   const int contexts = rng.Between(1, 2);
-  if (roll < 55) {
+  if (is(shares.qa)) {
     // Questions over two facts are a part of the hardest only, and the last to be learnt.
     const int least = rng.Between(0, 1) == 1 ? hardest : 1;
     return DenseBatch(rng, Task::kQa, contexts, kFollowUps, least, hardest);
   }
-  const Task task = roll < 90 ? Task::kUi : Task::kReply;
-  return DenseBatch(rng, task, contexts, kFollowUps, 1, hardest);
+  if (is(shares.ui)) return DenseBatch(rng, Task::kUi, contexts, kFollowUps, 1, hardest);
+  if (is(shares.reply)) return DenseBatch(rng, Task::kReply, contexts, kFollowUps, 1, hardest);
+  return RecallBatch(rng, hardness);
 }
 
 std::vector<Sample> BatchStream::Next() {

@@ -24,6 +24,8 @@ struct BatchOptions {
   // then, when this is positive, chats with many questions on one context, chats of many sums, and
   // recall (drills.h), which get harder up to this number.
   int64_t exercise_ramp_batches = 0;
+  // From this batch on most exercises are on passages instead of screens, until noise begins.
+  int64_t passages_from_batch = 0;
   // The first windows (of BatchStream::kWindowRecords records) hold easy questions only.
   int64_t easy_windows = 0;
   int64_t max_sample_tokens = 640;  // longer records are left out

@@ -99,6 +99,42 @@ TEST(BatchStream, NoiseBeginsLate) {
   EXPECT_NE(FirstSamples(options, 1), FirstSamples({.spec = corpus::TrainSpec()}, 1));
 }
 
+// Of the exercises among these many batches, those on screens: their elements are numbered "[1]".
+int Screens(const BatchOptions& options, int batches) {
+  corpus::Record record = Dialogue();
+  const std::vector<int32_t> without = Encoder().Encode(record).tokens;
+  record.messages[1].content += "\n[1";
+  const std::vector<int32_t> with = Encoder().Encode(record).tokens;
+  // The line break may have joined what stands before it: the last one that is new.
+  const auto bracket = std::find_if(with.rbegin(), with.rend(), [&](int32_t id) {
+    return std::find(without.begin(), without.end(), id) == without.end();
+  });
+  EXPECT_NE(bracket, with.rend());
+  BatchStream stream(options, Encoder());
+  int screens = 0;
+  for (int i = 0; i < batches; ++i) {
+    const std::vector<int32_t> tokens = stream.Next().front().tokens;
+    if (i % 2 == 1) screens += std::find(tokens.begin(), tokens.end(), *bracket) != tokens.end();
+  }
+  return screens;
+}
+
+TEST(BatchStream, MostExercisesAreOnScreensFirst) {
+  BatchOptions options{.spec = corpus::TrainSpec(),
+                       .exercise_ramp_batches = 1,
+                       .passages_from_batch = 1000,
+                       .noise_from_batch = 1000};
+  const int first = Screens(options, 200);
+  options.passages_from_batch = 0;
+  const int then = Screens(options, 200);
+  options.noise_from_batch = 0;
+  const int at_last = Screens(options, 200);
+  EXPECT_NEAR(first, 35, 15);
+  EXPECT_NEAR(then, 10, 9);
+  EXPECT_NEAR(at_last, 15, 10);
+  EXPECT_GT(first, at_last);
+}
+
 TEST(BatchStream, LeavesOutRecordsOverTheLimit) {
   BatchStream stream({.spec = corpus::TrainSpec(), .max_sample_tokens = 200}, Encoder());
   for (int i = 0; i < 20; ++i) {

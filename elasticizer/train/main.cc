@@ -142,6 +142,7 @@ TrainOptions OptionsFromFlags() {
   options.batches.noise_from_batch =
       static_cast<int64_t>((1 - options.decay_share) * static_cast<double>(options.steps)) *
       options.batches_a_step;
+  options.batches.passages_from_batch = options.batches.noise_from_batch / 2;
   options.batches.tokens = absl::GetFlag(FLAGS_batch_tokens);
   options.optimizer.matrix_rate = absl::GetFlag(FLAGS_matrix_rate);
   options.optimizer.vector_rate = absl::GetFlag(FLAGS_vector_rate);

@@ -1,6 +1,8 @@
 #include "engine/encoder/prune.h"
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -76,32 +78,122 @@ size_t MarkFixed(const PrunableText& message, std::vector<bool>* stays) {
   return 1;
 }
 
-}  // namespace
+// Messages [begin, end) that may be left out together.
+struct Exchange {
+  size_t begin = 0;
+  size_t end = 0;
+  size_t words = 0;
+  float score = 0;  // mean over the words
+};
 
-std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
-                                           uint32_t percent) {
-  std::vector<std::vector<bool>> stays;
+// The exchange of these messages, unless something in it has to stay.
+std::optional<Exchange> LooseExchange(const std::vector<PrunableText>& messages, size_t begin,
+                                      size_t end) {
+  Exchange exchange{.begin = begin, .end = end};
+  for (size_t m = begin; m < end; ++m) {
+    if (!messages[m].fixed.empty() || messages[m].words.empty()) return std::nullopt;
+    for (const ScoredWord& word : messages[m].words) exchange.score += word.keep;
+    exchange.words += messages[m].words.size();
+  }
+  exchange.score /= static_cast<float>(exchange.words);
+  return exchange;
+}
+
+std::vector<Exchange> LooseExchanges(const std::vector<PrunableText>& messages) {
+  std::vector<Exchange> exchanges;
+  size_t begin = 0;
+  for (size_t m = 0; m < messages.size(); ++m) {
+    if (messages[m].role == "system") begin = m + 1;
+    const bool answered = messages[m].role == "assistant" &&
+                          (m + 1 == messages.size() || messages[m + 1].role != "assistant");
+    if (!answered) continue;
+    if (const auto exchange = LooseExchange(messages, begin, m + 1)) exchanges.push_back(*exchange);
+    begin = m + 1;
+  }
+  return exchanges;
+}
+
+void LeaveOut(const Exchange& exchange, std::vector<std::vector<bool>>* stays) {
+  for (size_t m = exchange.begin; m < exchange.end; ++m)
+    (*stays)[m].assign((*stays)[m].size(), false);
+}
+
+// Of the words of these messages the best `wanted` stay.
+void Shorten(const std::vector<PrunableText>& messages, const std::vector<size_t>& which,
+             size_t wanted, std::vector<std::vector<bool>>* stays) {
   std::vector<WordRef> ranked;
   size_t staying = 0;
-  size_t words = 0;
-  for (size_t m = 0; m < messages.size(); ++m) {
-    std::vector<bool>& marks = stays.emplace_back(messages[m].words.size());
+  for (const size_t m : which) {
+    std::vector<bool>& marks = (*stays)[m];
+    marks.assign(marks.size(), false);
     staying += MarkFixed(messages[m], &marks);
-    words += marks.size();
     for (size_t i = 0; i < marks.size(); ++i) {
       if (!marks[i]) ranked.push_back({m, i});
     }
   }
-  const size_t wanted = (words * percent + 99) / 100;
   const auto score = [&](const WordRef& ref) { return messages[ref.message].words[ref.word].keep; };
   std::stable_sort(ranked.begin(), ranked.end(),
                    [&](const WordRef& a, const WordRef& b) { return score(a) > score(b); });
   for (const WordRef& ref : ranked) {
     if (staying >= wanted) break;
-    stays[ref.message][ref.word] = true;
+    (*stays)[ref.message][ref.word] = true;
     ++staying;
   }
+}
+
+std::vector<size_t> Range(size_t begin, size_t end) {
+  std::vector<size_t> range(end - begin);
+  std::iota(range.begin(), range.end(), begin);
+  return range;
+}
+
+}  // namespace
+
+std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
+                                           uint32_t percent) {
+  std::vector<std::vector<bool>> stays;
+  size_t words = 0;
+  for (const PrunableText& message : messages) {
+    stays.emplace_back(message.words.size(), true);
+    words += message.words.size();
+  }
+  const size_t wanted = (words * percent + 99) / 100;
+  std::vector<Exchange> exchanges = LooseExchanges(messages);
+  std::vector<size_t> others = Range(0, messages.size());
+  size_t needed = words;  // by the messages that are in no loose exchange
+  for (const Exchange& exchange : exchanges) {
+    needed -= exchange.words;
+    std::erase_if(others, [&](size_t m) { return exchange.begin <= m && m < exchange.end; });
+  }
+  if (wanted < needed) Shorten(messages, others, wanted, &stays);
+  size_t room = wanted - std::min(wanted, needed);
+  std::reverse(exchanges.begin(), exchanges.end());
+  std::stable_sort(exchanges.begin(), exchanges.end(),
+                   [](const Exchange& a, const Exchange& b) { return a.score > b.score; });
+  for (const Exchange& exchange : exchanges) {
+    if (2 * room < exchange.words) {
+      LeaveOut(exchange, &stays);
+      continue;
+    }
+    if (room < exchange.words) {
+      Shorten(messages, Range(exchange.begin, exchange.end), room, &stays);
+    }
+    room -= std::min(room, exchange.words);
+  }
   return stays;
+}
+
+std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,
+                          const std::vector<std::vector<bool>>& stays) {
+  std::vector<bool> left_out(messages.size());
+  for (const Exchange& exchange : LooseExchanges(messages)) {
+    const std::vector<size_t> range = Range(exchange.begin, exchange.end);
+    const bool gone = std::none_of(range.begin(), range.end(), [&](size_t m) {
+      return std::find(stays[m].begin(), stays[m].end(), true) != stays[m].end();
+    });
+    for (const size_t m : range) left_out[m] = gone;
+  }
+  return left_out;
 }
 
 // White space before the first and after the last word goes with that word.
@@ -128,11 +220,16 @@ std::vector<ByteSpan> KeptSpans(const PrunableText& message, const std::vector<b
 
 PrunedPrompt Prune(const std::vector<PrunableText>& messages, uint32_t percent) {
   const std::vector<std::vector<bool>> stays = ChooseWords(messages, percent);
+  const std::vector<bool> left_out = LeftOut(messages, stays);
   PrunedPrompt out;
   for (size_t m = 0; m < messages.size(); ++m) {
     out.words += static_cast<uint32_t>(stays[m].size());
     out.pruned_words += static_cast<uint32_t>(std::count(stays[m].begin(), stays[m].end(), false));
     out.text_bytes += messages[m].text.size();
+    if (left_out[m]) {
+      out.kept.push_back({ByteSpan{}});
+      continue;
+    }
     const std::vector<ByteSpan>& kept = out.kept.emplace_back(KeptSpans(messages[m], stays[m]));
     if (kept.empty()) out.kept_bytes += messages[m].text.size();
     for (const ByteSpan& span : kept) out.kept_bytes += span.end - span.begin;

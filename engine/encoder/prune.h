@@ -2,8 +2,12 @@
 // Neighbours: tlm.h gives the scores; the orchestrator prunes prompts by this, training the TLM
 // shortens its examples by it. Does not count tokens.
 //
-// Source: ElastiLM section 3.3, prompt refining by the score head. Ours ranks whole words, keeps
-// what the caller marked, leaves no message without words, and keeps line breaks.
+// Earlier exchanges go first, and whole: worked examples, most often, of which half a question and
+// half an answer say nothing. Then words.
+//
+// Sources: ElastiLM section 3.3, prompt refining by the score head; exchanges before words as in
+// LLMLingua (Jiang et al. 2023, section 4.1, demonstrations). Ours ranks whole words, keeps what
+// the caller marked, leaves no other message without words, and keeps line breaks.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +30,12 @@ struct PrunableText {
   std::string_view text;
   std::vector<ScoredWord> words;  // in order, not overlapping
   std::vector<ByteSpan> fixed;    // parts that stay; ascending
+  std::string_view role = {};     // as in ChatMessage; empty: raw text
 };
 
 struct PrunedPrompt {
-  // Bytes that stay, for each message; empty = all of it. Ascending and apart.
+  // Bytes that stay, for each message; empty = all of it. Ascending and apart. One empty span: the
+  // message is left out.
   std::vector<std::vector<ByteSpan>> kept;
   uint32_t words = 0;
   uint32_t pruned_words = 0;
@@ -38,10 +44,19 @@ struct PrunedPrompt {
 };
 
 // By message and word, what stays: `percent` (1..100) of the words of all messages together,
-// rounded up. Always: a word that touches a fixed part stays and counts; every message that has
-// words keeps one; equal scores keep the earlier word.
+// rounded up. A word that touches a fixed part stays and counts.
+// An earlier exchange is what was said between two answers of the assistant, the second one
+// included; it may go when nothing in it is fixed and each of its messages has words. Of these as
+// many as there is room for beside all other messages stay, the highest mean scores first, later
+// ones before earlier; the best that does not fit is shortened if half of it does. Without room for
+// the other messages all of them go, and those are shortened: every one that has words keeps one,
+// equal scores keep the earlier word.
 std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
                                            uint32_t percent);
+
+// By message: its exchange may go, and no word of it stays.
+std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,
+                          const std::vector<std::vector<bool>>& stays);
 
 // The bytes of a message that stay: fixed parts, the words that stay, and between two of them white
 // space where there was any. Empty = all of it.

@@ -1,6 +1,7 @@
 #include "engine/session/conversation.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -152,7 +153,17 @@ absl::StatusOr<std::vector<ConversationEncoder::Part>> ConversationEncoder::Enco
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
-    std::span<const Segment> segments, int32_t window, bool answer_follows) const {
+    std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded) const {
+  if (std::any_of(segments.begin(), segments.end(), std::mem_fn(&Segment::LeftOut))) {
+    std::vector<Segment> seen;
+    size_t seen_recorded = 0;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      if (segments[i].LeftOut()) continue;
+      seen.push_back(segments[i]);
+      if (i < recorded) ++seen_recorded;
+    }
+    return EncodeWithin(seen, window, answer_follows, seen_recorded);
+  }
   WITHY_ASSIGN_OR_RETURN(std::vector<Part> parts, EncodeParts(segments, answer_follows));
 
   std::vector<ExchangeTokens> exchanges;
@@ -185,15 +196,16 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     const size_t from = std::max(head, exchange_segment[kept]);
     shorter.insert(shorter.end(), segments.begin() + static_cast<int64_t>(from), segments.end());
     result.dropped_segments = static_cast<int32_t>(from - head);
+    recorded -= std::min(recorded, from - head);
     WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows));
   }
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (answer_follows && i + 1 == parts.size()) {
+    result.ids.insert(result.ids.end(), parts[i].ids.begin(), parts[i].ids.end());
+    const bool last = i + 1 == parts.size();
+    if (last ? !answer_follows : parts[i + 1].first_segment <= recorded) {
       result.history_tokens = static_cast<int32_t>(result.ids.size());
     }
-    result.ids.insert(result.ids.end(), parts[i].ids.begin(), parts[i].ids.end());
   }
-  if (!answer_follows) result.history_tokens = static_cast<int32_t>(result.ids.size());
   return result;
 }
 
@@ -223,13 +235,13 @@ uint64_t ConversationEncoder::Fingerprint() const {
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeRecord(
     std::span<const Segment> segments, int32_t window) const {
-  return EncodeWithin(segments, window, /*answer_follows=*/false);
+  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size());
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodePrompt(
-    std::span<const Segment> segments, int32_t window) const {
+    std::span<const Segment> segments, int32_t window, size_t recorded) const {
   WITHY_ASSIGN_OR_RETURN(EncodedConversation result,
-                         EncodeWithin(segments, window, /*answer_follows=*/true));
+                         EncodeWithin(segments, window, /*answer_follows=*/true, recorded));
   if (static_cast<int32_t>(result.ids.size()) >= window) {
     return absl::OutOfRangeError(absl::StrCat(
         "the prompt needs ", result.ids.size(), " tokens and the window has ", window,

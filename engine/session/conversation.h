@@ -36,8 +36,7 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
 
 struct EncodedConversation {
   std::vector<int32_t> ids;
-  int32_t history_tokens =
-      0;  // of ids: those before the last prompt (part of the record before this call)
+  int32_t history_tokens = 0;    // of ids: those of the record before this call
   int32_t dropped_segments = 0;  // oldest segments that the window has no room for
 };
 
@@ -56,10 +55,11 @@ class ConversationEncoder {
   absl::StatusOr<EncodedConversation> EncodeRecord(std::span<const Segment> segments,
                                                    int32_t window) const;
 
-  // The ids up to where the answer to the last segments begins; at most window - 1 of them.
+  // The ids up to where the answer to the last segments begins; at most window - 1 of them. The
+  // first `recorded` segments are the record before this call.
   // Errors: as above; OUT_OF_RANGE naming tokens and limit when the prompt does not fit even alone.
   absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
-                                                   int32_t window) const;
+                                                   int32_t window, size_t recorded = 0) const;
 
   // Equal for encoders that make the same ids of the same segments, also in another process: of the
   // vocabulary, and of what becomes of a conversation in which every role speaks.
@@ -79,7 +79,8 @@ class ConversationEncoder {
   absl::Status EncodeMessages(std::span<const Segment> segments, size_t first, bool answer_follows,
                               bool more_follows, std::vector<Part>* parts) const;
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
-                                                   int32_t window, bool answer_follows) const;
+                                                   int32_t window, bool answer_follows,
+                                                   size_t recorded) const;
   Part EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens) const;
   Part AnswerPart(const Segment& segment, std::string_view text, size_t index) const;
 

@@ -100,6 +100,34 @@ TEST(ConversationTest, OnlyKeptSpansReachTheModel) {
   EXPECT_EQ(f.Text(PromptIds(f, {prompt})), "one three");
 }
 
+TEST(ConversationTest, MessagesThatPruningLeftOutAreNotThere) {
+  const ChatFixture f;
+  const Segment system{.role = "system", .text = "Be brief."};
+  const Segment question{.role = "user", .text = "One?"};
+  std::vector<Segment> examples = {{.role = "user", .text = "Two?"},
+                                   {.role = "assistant", .text = "Two."}};
+  for (Segment& segment : examples) segment.kept = {{0, 0}};
+  const std::vector<Segment> pruned = {system, examples[0], examples[1], question};
+  EXPECT_EQ(PromptIds(f, pruned), PromptIds(f, {system, question}));
+  std::vector<Segment> answered = {system, question, {.role = "assistant", .text = "One."}};
+  const auto record = f.encoder->EncodeRecord(answered, 1024);
+  answered.insert(answered.begin() + 1, examples.begin(), examples.end());
+  EXPECT_EQ(f.encoder->EncodeRecord(answered, 1024)->ids, record->ids);
+}
+
+TEST(ConversationTest, HistoryIsTheRecordAndNotThePromptsOwnTurns) {
+  const ChatFixture f;
+  const std::vector<Segment> segments = {SystemSays("Be kind."), UserSays("Hi"),
+                                         AssistantSays("Hello"), UserSays("And?")};
+  const auto history = [&](size_t recorded) {
+    return f.encoder->EncodePrompt(segments, 1024, recorded)->history_tokens;
+  };
+  EXPECT_EQ(history(0), 0);
+  EXPECT_EQ(history(1), 0) << "a system prompt is computed with the first question";
+  const auto record = f.encoder->EncodeRecord(std::span<const Segment>(segments).first(3), 1024);
+  EXPECT_EQ(history(3), static_cast<int32_t>(record->ids.size()));
+}
+
 TEST(ConversationTest, TooLongPromptNamesTokensAndWindow) {
   const ChatFixture f;
   const auto encoded = f.encoder->EncodePrompt(std::vector{RawText(std::string(64, 'x'))}, 64);

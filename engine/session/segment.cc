@@ -53,6 +53,11 @@ std::string Segment::VisibleText() const {
   return visible;
 }
 
+bool Segment::LeftOut() const {
+  return !kept.empty() && std::all_of(kept.begin(), kept.end(),
+                                      [](const ByteSpan& span) { return span.begin == span.end; });
+}
+
 absl::Status Validate(const AnswerRequest& request, const RequestLimits& limits) {
   WITHY_RETURN_IF_ERROR(CheckPrompt(request.prompt));
   WITHY_RETURN_IF_ERROR(Validate(request.sampling));

@@ -16,8 +16,9 @@ namespace withy::engine {
 // for raw text that goes to the model as it is.
 struct Segment {
   std::string role;
-  std::string text;                  // UTF-8
-  std::vector<ByteSpan> kept = {};   // parts of `text` that the model sees; empty = all of it
+  std::string text;  // UTF-8
+  // Parts of `text` that the model sees; empty = all of it, empty spans alone = not even its role.
+  std::vector<ByteSpan> kept = {};
   std::vector<ByteSpan> fixed = {};  // parts that pruning must keep; carried, not used here
   int32_t level_percent = 100;       // model level it was computed at
   bool cancelled = false;            // an answer that was cut short
@@ -30,6 +31,8 @@ struct Segment {
 
   // The bytes that the model sees.
   std::string VisibleText() const;
+  // Whether pruning left out all of it.
+  bool LeftOut() const;
 };
 
 // What one call asks of a model.
