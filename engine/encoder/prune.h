@@ -5,9 +5,9 @@
 // Earlier exchanges go first, and whole: worked examples, most often, of which half a question and
 // half an answer say nothing. Then words.
 //
-// Sources: ElastiLM section 3.3, prompt refining by the score head; exchanges before words as in
-// LLMLingua (Jiang et al. 2023, section 4.1, demonstrations). Ours ranks whole words, keeps what
-// the caller marked, leaves no other message without words, and keeps line breaks.
+// Sources: ElastiLM section 3.3, prompt refining by the score head; examples before words as by the
+// budget controller of LLMLingua (Jiang et al. 2023). Ours ranks whole words, keeps what the caller
+// marked, leaves no other message without words, and keeps line breaks.
 #pragma once
 
 #include <cstdint>
@@ -45,9 +45,9 @@ struct PrunedPrompt {
 
 // By message and word, what stays: `percent` (1..100) of the words of all messages together,
 // rounded up. A word that touches a fixed part stays and counts.
-// An earlier exchange is what was said between two answers of the assistant, the second one
-// included; it may go when nothing in it is fixed and each of its messages has words. Of these as
-// many as there is room for beside all other messages stay, the highest mean scores first, later
+// An earlier exchange is what was said up to an answer of the assistant and since the one before,
+// the answer included; it may go when nothing in it is fixed and each message has words. Of these
+// as many as there is room for beside all other messages stay, the highest mean scores first, later
 // ones before earlier; the best that does not fit is shortened if half of it does. Without room for
 // the other messages all of them go, and those are shortened: every one that has words keeps one,
 // equal scores keep the earlier word.
