@@ -43,7 +43,8 @@ absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
     WITHY_ASSIGN_OR_RETURN(const Question question, Encode(bundle, prompt.record));
     set->facts.push_back({.tokens = static_cast<int32_t>(question.prompt.size()),
                           .answer_tokens = static_cast<int32_t>(question.answer.size()),
-                          .text_bytes = prompt.text.size()});
+                          .text_bytes = prompt.text.size(),
+                          .mostly_examples = corpus::MostlyExamples(prompt)});
   }
   return absl::OkStatus();
 }
@@ -137,7 +138,9 @@ absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& p
   const engine::TlmShape& shape = readers.front()->shape();
   table.prompt_levels.assign(shape.prompt_levels.begin(), shape.prompt_levels.end());
   table.model_levels.assign(shape.model_levels.begin(), shape.model_levels.end());
-  table.pair_accuracy = shape.pair_accuracy;
+  for (const bool examples : {false, true}) {
+    table.pair_accuracy[examples] = shape.PairAccuracies(examples);
+  }
   std::string ratios;
   for (const SloRatio& slo : slos) absl::StrAppend(&ratios, " ", slo.ttft, "/", slo.tpot);
   const auto make = [&](size_t index, int thread) -> absl::StatusOr<std::string> {

@@ -55,7 +55,7 @@ struct TlmTable {
   std::string id;  // changes with the TLM's file
   std::vector<uint32_t> prompt_levels;
   std::vector<uint32_t> model_levels;
-  std::vector<float> pair_accuracy;              // [prompt level][model level]; empty: not known
+  PairAccuracy pair_accuracy;
   std::vector<std::vector<float>> keep;          // [prompt][word], read under the app's own SLO
   std::vector<std::vector<LevelLogits>> logits;  // [slo][prompt]; empty: not read
 };

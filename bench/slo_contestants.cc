@@ -1,6 +1,7 @@
 #include "bench/slo_contestants.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -56,13 +57,19 @@ std::map<uint32_t, std::string> FilesOf(const std::string& method, const std::st
   return found;
 }
 
-// How often each pair is right.
-std::vector<float> MeanRight(const Answers& answers) {
-  std::vector<float> mean(answers.rows.front().right.size());
-  for (const Answers::Row& row : answers.rows) {
-    for (size_t i = 0; i < mean.size(); ++i) mean[i] += row.right[i] ? 1.0f : 0.0f;
+PairAccuracy MeanRight(const Answers& answers, const std::vector<PromptFacts>& facts) {
+  PairAccuracy mean;
+  std::array<float, 2> count{};
+  for (size_t prompt = 0; prompt < answers.rows.size(); ++prompt) {
+    const std::vector<bool>& right = answers.rows[prompt].right;
+    const bool examples = facts[prompt].mostly_examples;
+    mean[examples].resize(right.size());
+    for (size_t i = 0; i < right.size(); ++i) mean[examples][i] += right[i] ? 1.0f : 0.0f;
+    ++count[examples];
   }
-  for (float& share : mean) share /= static_cast<float>(answers.rows.size());
+  for (const bool examples : {false, true}) {
+    for (float& share : mean[examples]) share /= count[examples];
+  }
   return mean;
 }
 
@@ -124,8 +131,8 @@ const Policy* Contestants::Find(const std::string& name) const {
 // Who chooses knows how often each of its settings is right: ours from training, the others from
 // these very prompts; as published, nobody does.
 void Contestants::Add(Policy policy) {
-  if (policy.pair_accuracy.empty() && !policy.as_published) {
-    policy.pair_accuracy = MeanRight(*policy.answers);
+  if (policy.pair_accuracy == PairAccuracy{} && !policy.as_published) {
+    policy.pair_accuracy = MeanRight(*policy.answers, prompts_.facts);
   }
   policies_.push_back(std::move(policy));
 }
@@ -136,7 +143,7 @@ void Contestants::AddPublished() {
   for (Policy policy : all) {
     if (policy.reference || policy.as_published || policy.name == ours().name) continue;
     policy.name += ", as published";
-    policy.pair_accuracy.clear();
+    policy.pair_accuracy = {};
     policy.reference = policy.as_published = true;
     Add(std::move(policy));
   }

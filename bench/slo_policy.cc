@@ -95,9 +95,8 @@ class Chooser {
         candidate.level_percent = policy_.family->variants[variant].percent;
         candidate.predicted = orchestrator::Predict(board_.cost, live_, shape, load_);
         candidate.prefill_tokens = shape.prefill_tokens;
-        if (!policy_.pair_accuracy.empty()) {
-          candidate.expected = policy_.pair_accuracy[level * variants_ + variant];
-        }
+        const std::vector<float>& known = policy_.pair_accuracy[prompt_.mostly_examples];
+        if (!known.empty()) candidate.expected = known[level * variants_ + variant];
         if (policy_.logits != nullptr && read_ms > 0) {
           candidate.probability =
               engine::PairChance(Logits().prompt[level], Logits().model[variant]);

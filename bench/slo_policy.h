@@ -4,6 +4,7 @@
 // Neighbours: slo_board.h replays traces with a policy, slo_answers.h says which answers are right.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -51,11 +52,16 @@ struct LevelLogits {
   std::vector<float> model;
 };
 
+// How often each pair is right, [mostly examples][prompt level * variants + variant]; empty: not
+// known.
+using PairAccuracy = std::array<std::vector<float>, 2>;
+
 // A prompt, apart from its answers.
 struct PromptFacts {
   int32_t tokens = 0;         // of the whole prompt, markup included
   int32_t answer_tokens = 1;  // of the right answer, the end of the turn included
   size_t text_bytes = 0;      // that the TLM reads
+  bool mostly_examples = false;
 };
 
 enum class Rule {
@@ -73,8 +79,7 @@ struct Policy {
   const Answers* answers = nullptr;
   const std::vector<std::vector<LevelLogits>>* logits =
       nullptr;  // [slo][prompt]; null: no decision head
-  // How often each pair is right, [prompt level * variants + variant]; empty: not known.
-  std::vector<float> pair_accuracy = {};
+  PairAccuracy pair_accuracy = {};
   bool shortens = false;      // may choose prompt levels, for which it reads the prompt
   bool drops_level = false;   // may fall to a lower variant in mid-answer
   bool minds_others = false;  // what it takes of the board counts against a choice

@@ -28,7 +28,7 @@ Policy Alone(const FigureInputs& in, const Answers* answers, const Family* famil
   policy.answers = answers;
   policy.family = family;
   policy.logits = nullptr;
-  policy.pair_accuracy.clear();
+  policy.pair_accuracy = {};
   return policy;
 }
 

@@ -177,6 +177,33 @@ TEST_F(ElasticTest, WorkedExamplesGoFirst) {
             texts[0].size() + texts[3].size());
 }
 
+// Half of a prompt is worth something where most of it are examples, and then reading pays.
+TEST_F(ElasticTest, WhatToExpectDependsOnTheExamples) {
+  engine::TlmShape shape = engine::SmallShape();
+  shape.pair_accuracy = {0.1f, 0.1f, 0.1f, 0.3f, 0.6f, 0.95f};
+  shape.pair_accuracy_examples = {0.4f, 0.9f, 0.9f, 0.3f, 0.6f, 0.95f};
+  const std::string path = temp_ / "kinds.gguf";
+  ASSERT_TRUE(engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path).ok());
+  StartBoard(path);
+  const std::vector<std::string> roles = {"user", "assistant", "user"};
+  for (const bool examples : {false, true}) {
+    v1::GenerateRequest request;
+    request.mutable_slo()->set_ttft_ratio(0.4);
+    for (size_t i = 0; i < roles.size(); ++i) {
+      v1::Message& message = *request.mutable_prompt()->mutable_messages()->add_messages();
+      message.set_role(roles[i]);
+      message.set_content(Words((i == 2) == examples ? 8 : 24));
+    }
+    const Outcome outcome = board_->Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+    const v1::Decision& decision = outcome.started.decision();
+    EXPECT_EQ(decision.reason(),
+              examples ? v1::DECISION_REASON_TLM : v1::DECISION_REASON_LATENCY_MODEL)
+        << decision.explanation();
+    EXPECT_EQ(outcome.finished.latency().tlm_ms() > 0, examples);
+  }
+}
+
 TEST_F(ElasticTest, APromptThatCannotBeShortenedStaysWholeAndSaysWhy) {
   v1::GenerateRequest request = Ask(" \n ");
   request.set_prompt_level_percent(50);

@@ -86,7 +86,8 @@ class Preparation {
   std::vector<uint32_t> levels_percent_;
   std::vector<LevelCost> level_costs_;
   uint32_t history_tokens_ = 0;  // without KV
-  PromptLevels prompts_;         // ascending; the last is what there is most of
+  bool mostly_examples_ = false;
+  PromptLevels prompts_;  // ascending; the last is what there is most of
   engine::LevelChoice model_choice_;
   double tlm_ms_ = 0;  // as predicted
 };
@@ -106,6 +107,7 @@ absl::Status Preparation::Look() {
   level_costs_ = LevelsOf(*out_.worker);
   history_tokens_ = out_.tokens.context_tokens() -
                     std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
+  mostly_examples_ = MostlyExamples(request_.prompt());
   out_.cost = CostOf(*out_.worker);
   live_ = gateway_.live(out_.lane);
   PromptLevel& whole = prompts_.emplace_back();
@@ -332,7 +334,7 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       }
       candidate.prefill_tokens = shape.prefill_tokens;
       if (gateway_.tlm_ != nullptr) {
-        candidate.expected = gateway_.tlm_->PairAccuracy(prompt.percent, level);
+        candidate.expected = gateway_.tlm_->PairAccuracy(mostly_examples_, prompt.percent, level);
       }
     }
   }

@@ -110,6 +110,18 @@ size_t PromptBytes(const v1::Prompt& prompt) {
   return bytes;
 }
 
+bool MostlyExamples(const v1::Prompt& prompt) {
+  std::vector<engine::PrunableText> messages;
+  for (const Piece& piece : PiecesOf(prompt)) {
+    engine::PrunableText& message = messages.emplace_back();
+    message.text = piece.text;
+    message.fixed = piece.fixed;
+    message.role = piece.role;
+    for (const ByteSpan& word : engine::SplitWords(piece.text)) message.words.push_back({word});
+  }
+  return engine::MostlyExamples(messages);
+}
+
 TlmReader::TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm)
     : path_(path),
       shape_(tlm->shape()),

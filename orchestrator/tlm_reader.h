@@ -31,6 +31,9 @@ struct PromptReading {
 // Bytes that Read() would read.
 size_t PromptBytes(const v1::Prompt& prompt);
 
+// As engine::MostlyExamples, of a prompt that was not read.
+bool MostlyExamples(const v1::Prompt& prompt);
+
 // Thread-safe.
 class TlmReader {
  public:
@@ -50,9 +53,9 @@ class TlmReader {
   // In per cent, ascending.
   const std::vector<int32_t>& prompt_levels() const { return shape_.prompt_levels; }
   const std::vector<int32_t>& model_levels() const { return shape_.model_levels; }
-  // How often such a pair is right; 0 = not known.
-  double PairAccuracy(uint32_t prompt_percent, uint32_t level_percent) const {
-    return shape_.PairAccuracy(static_cast<int32_t>(prompt_percent),
+  // How often such a pair is right for prompts of this kind; 0 = not known.
+  double PairAccuracy(bool mostly_examples, uint32_t prompt_percent, uint32_t level_percent) const {
+    return shape_.PairAccuracy(mostly_examples, static_cast<int32_t>(prompt_percent),
                                static_cast<int32_t>(level_percent));
   }
   // By its calibration, where there is one that holds here, else measured when it was opened.

@@ -62,6 +62,8 @@ Prompt MakePrompt(Record record) {
   return prompt;
 }
 
+bool MostlyExamples(const Prompt& prompt) { return engine::MostlyExamples(Messages(prompt, {})); }
+
 std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep, int32_t percent) {
   std::vector<bool> stays;
   for (const std::vector<bool>& message :

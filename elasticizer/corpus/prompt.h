@@ -33,6 +33,9 @@ Record FreeExamples(Record record);
 
 Prompt MakePrompt(Record record);
 
+// Whether most of it are worked examples that may go (engine/encoder/prune.h).
+bool MostlyExamples(const Prompt& prompt);
+
 // Which words stay when `percent` of them may, the highest `keep` first: as the orchestrator
 // chooses. keep: [words].
 std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep, int32_t percent);

@@ -59,6 +59,8 @@ TEST(Prompt, ExamplesGoWithTheirRoles) {
   EXPECT_EQ(free.messages[0].fixed.size(), 1u);
   EXPECT_EQ(free.messages[3].fixed.size(), 1u);
   const Prompt prompt = MakePrompt(free);
+  EXPECT_FALSE(MostlyExamples(fixed));
+  EXPECT_FALSE(MostlyExamples(prompt)) << "most of it is the question";
   const Record without = KeepWords(prompt, ChooseWords(prompt, keep, 80));
   ASSERT_EQ(without.messages.size(), 2u);
   EXPECT_EQ(without.messages[0].content, record.messages[0].content);

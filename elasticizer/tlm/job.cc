@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <system_error>
@@ -275,7 +276,9 @@ class Job {
     std::vector<DecisionExample> examples;
     for (size_t i = 0; i < Count(); ++i) {
       DecisionExample& example = examples.emplace_back();
-      example.text = PromptAt(i).text;
+      const corpus::Prompt prompt = PromptAt(i);
+      example.text = prompt.text;
+      example.mostly_examples = corpus::MostlyExamples(prompt);
       WITHY_ASSIGN_OR_RETURN(
           example.row,
           ParseDecisionRow(file.lines()[i], space_,
@@ -299,10 +302,9 @@ class Job {
     const std::vector<double> mean_right = MeanRightOf(all.first(trained));
     // The score head has learnt which words of the prompts that it was trained on matter: what
     // their shortened forms are worth holds for no others.
-    const std::vector<double> expected =
-        trained < all.size() ? MeanRightOf(all.subspan(trained)) : mean_right;
-    SayTable(expected);
-    tlm.shape.pair_accuracy.assign(expected.begin(), expected.end());
+    const auto judging = trained < all.size() ? all.subspan(trained) : all;
+    tlm.shape.pair_accuracy = Expected("other prompts", judging, false);
+    tlm.shape.pair_accuracy_examples = Expected("prompts of examples", judging, true);
     WITHY_RETURN_IF_ERROR(TrainDecision(*tokenizer, space_, all.first(trained), mean_right,
                                         Options("decision", options_.decision_steps), &tlm));
     if (trained < all.size()) {
@@ -324,10 +326,22 @@ class Job {
     return MeanRight(space_, rows);
   }
 
-  void SayTable(const std::vector<double>& mean_right) const {
-    Say("share of right answers, prompts not trained on: a line a prompt level, a column a model "
-        "level " +
-        absl::StrJoin(space_.model_levels, " "));
+  // How often pairs are right for prompts of a kind; empty where there are none.
+  std::vector<float> Expected(const std::string& kind, std::span<const DecisionExample> judging,
+                              bool mostly_examples) const {
+    std::vector<DecisionExample> chosen;
+    std::copy_if(judging.begin(), judging.end(), std::back_inserter(chosen),
+                 [&](const auto& example) { return example.mostly_examples == mostly_examples; });
+    if (chosen.empty()) return {};
+    const std::vector<double> mean_right = MeanRightOf(chosen);
+    SayTable(absl::StrCat(chosen.size(), " ", kind), mean_right);
+    return {mean_right.begin(), mean_right.end()};
+  }
+
+  void SayTable(const std::string& prompts, const std::vector<double>& mean_right) const {
+    Say(absl::StrCat("share of right answers, ", prompts,
+                     " not trained on: a line a prompt level, a column a model level ",
+                     absl::StrJoin(space_.model_levels, " ")));
     const size_t models = space_.model_levels.size();
     for (size_t p = 0; p < space_.prompt_levels.size(); ++p) {
       std::string line = absl::StrFormat("%4d %%:", space_.prompt_levels[p]);

@@ -54,6 +54,7 @@ absl::StatusOr<double> RankCorrelation(const engine::Tokenizer& tokenizer,
 struct DecisionExample {
   std::string text;
   DecisionRow row;
+  bool mostly_examples = false;
 };
 
 // Trains the decision tower and the SLO tokens' rows on SLOs drawn evenly over the grid to say of

@@ -183,6 +183,14 @@ std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& mess
   return stays;
 }
 
+bool MostlyExamples(const std::vector<PrunableText>& messages) {
+  size_t words = 0;
+  for (const PrunableText& message : messages) words += message.words.size();
+  size_t loose = 0;
+  for (const Exchange& exchange : LooseExchanges(messages)) loose += exchange.words;
+  return 2 * loose > words;
+}
+
 std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,
                           const std::vector<std::vector<bool>>& stays) {
   std::vector<bool> left_out(messages.size());

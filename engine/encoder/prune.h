@@ -54,6 +54,10 @@ struct PrunedPrompt {
 std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
                                            uint32_t percent);
 
+// Whether most of the words are in exchanges that may go: such a prompt bears shortening. Scores do
+// not matter.
+bool MostlyExamples(const std::vector<PrunableText>& messages);
+
 // By message: its exchange may go, and no word of it stays.
 std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,
                           const std::vector<std::vector<bool>>& stays);

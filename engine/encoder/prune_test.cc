@@ -140,6 +140,15 @@ struct FewShot {
   }
 };
 
+TEST(PruneTest, WhatIsMostlyExamples) {
+  FewShot prompt(0.5f, 0.2f);
+  EXPECT_TRUE(MostlyExamples(prompt.messages)) << "8 of 15 words";
+  prompt.messages[3].fixed = {{0, 3}};
+  EXPECT_FALSE(MostlyExamples(prompt.messages)) << "4 of 15 may go";
+  EXPECT_FALSE(MostlyExamples({Make("one two", {})}));
+  EXPECT_FALSE(MostlyExamples({}));
+}
+
 TEST(PruneTest, ExchangesGoWholeBeforeWords) {
   const FewShot prompt(0.5f, 0.2f);  // 15 words, 7 of them in no example
   EXPECT_EQ(prompt.Left(100), "do it well|one plus two|three|two plus two|four|now one plus one|");

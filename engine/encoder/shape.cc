@@ -14,6 +14,7 @@ constexpr char kArchitecture[] = "mobilebert";
 constexpr char kPromptLevels[] = "withy.tlm.prompt_levels";
 constexpr char kModelLevels[] = "withy.tlm.model_levels";
 constexpr char kPairAccuracy[] = "withy.tlm.pair_accuracy";
+constexpr char kPairAccuracyExamples[] = "withy.tlm.pair_accuracy_examples";
 constexpr char kNormKey[] = "mobilebert.normalization";
 constexpr char kEpsilonKey[] = "mobilebert.attention.layer_norm_epsilon";
 constexpr size_t kMaxLevels = 100;
@@ -96,6 +97,21 @@ absl::Status CheckWidths(const EncoderShape& e, std::string_view where) {
                absl::StrCat("is ", e.bottleneck, ", but queries and keys without a bottleneck of ",
                             "their own need it to be ", e.hidden, "; turn on ",
                             "shared_query_key_bottleneck or bottleneck_attention"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAccuracies(std::string_view where, const char* key,
+                             const std::vector<float>& known, size_t pairs) {
+  if (known.empty()) return absl::OkStatus();
+  if (known.size() != pairs) {
+    return Bad(where, key,
+               absl::StrCat("has ", known.size(), " numbers for ", pairs, " pairs of levels"));
+  }
+  for (const float share : known) {
+    if (!(share >= 0 && share <= 1)) {
+      return Bad(where, key, absl::StrCat("holds ", share, ", limits 0 to 1"));
+    }
   }
   return absl::OkStatus();
 }
@@ -206,30 +222,27 @@ absl::Status CheckTlmShape(const TlmShape& shape, std::string_view where) {
   }
   WITHY_RETURN_IF_ERROR(CheckLevels(where, kPromptLevels, shape.prompt_levels));
   WITHY_RETURN_IF_ERROR(CheckLevels(where, kModelLevels, shape.model_levels));
-  if (shape.pair_accuracy.empty()) return absl::OkStatus();
-  if (const size_t pairs = shape.prompt_levels.size() * shape.model_levels.size();
-      shape.pair_accuracy.size() != pairs) {
-    return Bad(where, kPairAccuracy,
-               absl::StrCat("has ", shape.pair_accuracy.size(), " numbers for ", pairs,
-                            " pairs of levels"));
-  }
-  for (const float share : shape.pair_accuracy) {
-    if (!(share >= 0 && share <= 1)) {
-      return Bad(where, kPairAccuracy, absl::StrCat("holds ", share, ", limits 0 to 1"));
-    }
-  }
-  return absl::OkStatus();
+  const size_t pairs = shape.prompt_levels.size() * shape.model_levels.size();
+  WITHY_RETURN_IF_ERROR(CheckAccuracies(where, kPairAccuracy, shape.pair_accuracy, pairs));
+  return CheckAccuracies(where, kPairAccuracyExamples, shape.pair_accuracy_examples, pairs);
 }
 
-float TlmShape::PairAccuracy(int32_t prompt_level, int32_t model_level) const {
+const std::vector<float>& TlmShape::PairAccuracies(bool mostly_examples) const {
+  const std::vector<float>& own = mostly_examples ? pair_accuracy_examples : pair_accuracy;
+  const std::vector<float>& other = mostly_examples ? pair_accuracy : pair_accuracy_examples;
+  return own.empty() ? other : own;
+}
+
+float TlmShape::PairAccuracy(bool mostly_examples, int32_t prompt_level,
+                             int32_t model_level) const {
+  const std::vector<float>& known = PairAccuracies(mostly_examples);
   const auto prompt = std::find(prompt_levels.begin(), prompt_levels.end(), prompt_level);
   const auto model = std::find(model_levels.begin(), model_levels.end(), model_level);
-  if (pair_accuracy.empty() || prompt == prompt_levels.end() || model == model_levels.end()) {
+  if (known.empty() || prompt == prompt_levels.end() || model == model_levels.end()) {
     return 0;
   }
   const auto row = static_cast<size_t>(prompt - prompt_levels.begin());
-  return pair_accuracy[row * model_levels.size() +
-                       static_cast<size_t>(model - model_levels.begin())];
+  return known[row * model_levels.size() + static_cast<size_t>(model - model_levels.begin())];
 }
 
 void WriteTlmShape(const TlmShape& shape, GgufWriter* writer) {
@@ -249,6 +262,9 @@ void WriteTlmShape(const TlmShape& shape, GgufWriter* writer) {
   writer->SetArray<int32_t>(kModelLevels, shape.model_levels);
   if (!shape.pair_accuracy.empty()) {
     writer->SetArray<float>(kPairAccuracy, shape.pair_accuracy);
+  }
+  if (!shape.pair_accuracy_examples.empty()) {
+    writer->SetArray<float>(kPairAccuracyExamples, shape.pair_accuracy_examples);
   }
 }
 
@@ -291,6 +307,9 @@ absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
   WITHY_RETURN_IF_ERROR(read_levels(kModelLevels, &shape.model_levels));
   if (file.Has(kPairAccuracy)) {
     WITHY_ASSIGN_OR_RETURN(shape.pair_accuracy, file.GetFloatArray(kPairAccuracy));
+  }
+  if (file.Has(kPairAccuracyExamples)) {
+    WITHY_ASSIGN_OR_RETURN(shape.pair_accuracy_examples, file.GetFloatArray(kPairAccuracyExamples));
   }
   WITHY_RETURN_IF_ERROR(CheckTlmShape(shape, file.path()));
   return shape;

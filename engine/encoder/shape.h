@@ -64,12 +64,15 @@ struct TlmShape {
   int32_t slo_steps = 10;              // SLO tokens [01] .. [10] and <01> .. <10>: n / slo_steps
   std::vector<int32_t> prompt_levels;  // percent, ascending
   std::vector<int32_t> model_levels;   // percent, ascending
-  // Share of the training prompts that each pair of levels answered right, [prompt][model]: what to
-  // expect of a prompt that was not read. Empty: not known.
+  // Share of prompts that each pair of levels answered right, [prompt][model]: what to expect of a
+  // prompt that was not read. Of those that are mostly worked examples (prune.h), and of the
+  // others. Empty: not known; where only one is known, it holds for all.
   std::vector<float> pair_accuracy;
+  std::vector<float> pair_accuracy_examples;
 
+  const std::vector<float>& PairAccuracies(bool mostly_examples) const;
   // 0 for a pair that is not among the levels, or not known.
-  float PairAccuracy(int32_t prompt_level, int32_t model_level) const;
+  float PairAccuracy(bool mostly_examples, int32_t prompt_level, int32_t model_level) const;
   bool operator==(const TlmShape&) const = default;
 };
 

@@ -39,6 +39,7 @@ inline TlmShape SmallShape() {
   shape.prompt_levels = {50, 100};
   shape.model_levels = {20, 60, 100};
   shape.pair_accuracy = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f};
+  shape.pair_accuracy_examples = {0.7f, 0.7f, 0.7f, 0.8f, 0.8f, 0.8f};
   return shape;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <random>
+#include <utility>
 
 #include "engine/encoder/testing.h"
 #include "engine/gguf/quants.h"
@@ -177,10 +178,16 @@ TEST_F(TlmTest, FilesRoundTrip) {
 }
 
 TEST_F(TlmTest, WhatToExpectOfAPairIsInTheFile) {
-  const TlmShape shape = ReadTlm(path_)->shape;
-  EXPECT_FLOAT_EQ(shape.PairAccuracy(50, 60), 0.2f);
-  EXPECT_FLOAT_EQ(shape.PairAccuracy(100, 20), 0.4f);
-  EXPECT_EQ(shape.PairAccuracy(70, 60), 0.0f);
+  TlmShape shape = ReadTlm(path_)->shape;
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(false, 50, 60), 0.2f);
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(false, 100, 20), 0.4f);
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(true, 100, 20), 0.8f);
+  EXPECT_EQ(shape.PairAccuracy(false, 70, 60), 0.0f);
+  EXPECT_EQ(shape.PairAccuracy(true, 50, 70), 0.0f);
+  shape.pair_accuracy_examples.clear();
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(true, 100, 20), 0.4f) << "what is known of the others";
+  std::swap(shape.pair_accuracy, shape.pair_accuracy_examples);
+  EXPECT_FLOAT_EQ(shape.PairAccuracy(false, 100, 20), 0.4f) << "likewise";
 }
 
 TEST_F(TlmTest, FilesThatDoNotFitAreNamed) {
@@ -211,6 +218,10 @@ TEST_F(TlmTest, FilesThatDoNotFitAreNamed) {
                 w->SetArray<float>("withy.tlm.pair_accuracy", std::vector<float>(6, 1.5f));
               }),
               HasSubstr("withy.tlm.pair_accuracy holds 1.5"));
+  EXPECT_THAT(OpenChanged([](GgufWriter* w) {
+                w->SetArray<float>("withy.tlm.pair_accuracy_examples", std::vector<float>(5));
+              }),
+              HasSubstr("withy.tlm.pair_accuracy_examples has 5 numbers for 6 pairs"));
   EXPECT_THAT(OpenChanged([](GgufWriter* w) { w->SetString("mobilebert.normalization", "rms"); }),
               HasSubstr("mobilebert.normalization is \"rms\""));
 }
