@@ -372,7 +372,8 @@ class BoardRun {
     seen.foreign_prefill_ms = around.foreign_prefill_tokens * board_.cost.prefill_us_per_token *
                               live_.prefill.ratio / 1e3;
     seen.complete = true;
-    seen.alone = around.alone;
+    seen.full_alone =
+        around.alone && policy_.family->variants[session.choice.variant].percent == 100;
     const orchestrator::Prediction& predicted = session.choice.predicted;
     seen.ttft_share = outcomes_[session.index].ttft_ms / predicted.ttft_ms;
     if (session.answer > 1 && session.variant == session.choice.variant)

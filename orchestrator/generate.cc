@@ -309,7 +309,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   seen.ttft_share = measured.ttft_ms() / predicted.ttft_ms();
   if (seen.decode_ms > 0) seen.tpot_share = measured.tpot_ms() / predicted.tpot_ms();
   seen.complete = true;
-  seen.alone = around.alone;
+  seen.full_alone = around.alone && prepared_.decision.model_level_percent() == 100;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);
 }
 

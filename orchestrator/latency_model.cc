@@ -294,7 +294,7 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
   LiveCorrection next = live;
   static_cast<Pace&>(next) = LearnPace(cost, live, seen);
-  if (seen.alone) next.idle = LearnPace(cost, live.idle, seen);
+  if (seen.full_alone) next.idle = LearnPace(cost, live.idle, seen);
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {
     next.tlm_us_per_byte =
         live.tlm_us_per_byte > 0

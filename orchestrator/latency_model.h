@@ -99,7 +99,9 @@ struct Reliability {
 double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms);
 
 // What measurement says of the parameters. Starts neutral; Learn() moves it. The pace of all calls
-// predicts the next one; that of calls beside which no other ran tells what the idle board takes.
+// predicts the next one; that of calls of the full model beside which no other ran tells what it
+// takes on the idle board. Lower levels say nothing of that: a short pass after a pause takes half
+// as long again, and ratios of what it was blamed on would give away time that callers count.
 struct LiveCorrection : Pace {
   Pace idle;
   double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
@@ -175,7 +177,7 @@ struct Observation {
   double mean_decode_rows = 1;    // rows of its decode steps, itself included, averaged over time
   double foreign_prefill_ms = 0;  // prefill of other calls within decode_ms
   bool complete = false;          // ended by itself: its length counts
-  bool alone = true;              // no other call ran while it did
+  bool full_alone = true;         // the full model answered, and no other call ran while it did
   size_t tlm_bytes = 0;           // of the prompt that the TLM read
   double tlm_ms = 0;
   uint32_t estimated_tokens = 0;  // of a shortened prompt, by EstimatePrunedTokens

@@ -24,21 +24,21 @@ TEST(LatencyModelTest, IdleBoardIsTheTwoParameters) {
 }
 
 // A ratio's base is the idle board, however slow calls are beside others.
-TEST(LatencyModelTest, OnlyCallsThatRanAloneMoveTheIdleBoard) {
+TEST(LatencyModelTest, OnlyTheFullModelAloneMovesTheIdleBoard) {
   Observation slow;
   slow.prefilled_tokens = 100;
   slow.prefill_ms = 200;
   slow.decoded_tokens = 10;
   slow.decode_ms = 400;
   slow.overhead_ms = 5;
-  slow.alone = false;
+  slow.full_alone = false;
   const CallShape call{100, 11, {}};
   const LiveCorrection beside = Learn(kCost, kNeutral, slow);
   EXPECT_EQ(PredictFullIdle(kCost, beside, call).end_to_end_ms,
             PredictFullIdle(kCost, kNeutral, call).end_to_end_ms);
   EXPECT_GT(Predict(kCost, beside, call, Load{}).ttft_ms,
             PredictFullIdle(kCost, beside, call).ttft_ms);
-  slow.alone = true;
+  slow.full_alone = true;
   const LiveCorrection alone = Learn(kCost, kNeutral, slow);
   EXPECT_EQ(PredictFullIdle(kCost, alone, call).ttft_ms,
             Predict(kCost, alone, call, Load{}).ttft_ms);
@@ -46,8 +46,7 @@ TEST(LatencyModelTest, OnlyCallsThatRanAloneMoveTheIdleBoard) {
 }
 
 // A board on which every prefill takes 4 ms and every step 0.5 ms that no calibration saw, beside a
-// tenth more for the rest: learnt from low levels and short prompts it must hold for the full
-// model.
+// tenth more for the rest: what low levels and short prompts teach must hold for the full model.
 TEST(LatencyModelTest, TellsWhatGrowsWithACallFromWhatDoesNot) {
   const CostParameters board{
       .prefill_us_per_token = 400, .decode_us_per_token = 4'000, .decode_us_per_extra_row = 200};
