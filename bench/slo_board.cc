@@ -45,8 +45,9 @@ struct Session {
   size_t variant = 0;        // now
   size_t first_variant = 0;  // of the first token
   model_worker::Pacer pacer;
-  bool in_pass = false;  // has rows in a pass that has begun
+  int32_t pass_rows = 0;  // in a pass that has begun
 
+  bool in_pass() const { return pass_rows > 0; }
   bool decoding() const { return generated > 0; }
 };
 
@@ -196,7 +197,7 @@ class BoardRun {
     std::vector<Session*> sessions;
     int32_t decode_rows = 0;
     for (const auto& session : running_) {
-      if (session->in_pass || (between && !MayGoBetween(*session, now))) continue;
+      if (session->in_pass() || (between && !MayGoBetween(*session, now))) continue;
       const int32_t pending = session->decoding() ? 1 : session->prefill - session->computed;
       rows.push_back({.order = OrderOf(*session),
                       .decoding = session->decoding(),
@@ -216,7 +217,7 @@ class BoardRun {
     bool prefills = false;
     for (const model_worker::PlannedRows& planned : plan) {
       Session& session = *sessions[planned.call];
-      session.in_pass = true;
+      session.pass_rows = planned.rows;
       parts.push_back({&VariantOf(session).times, planned.rows, session.computed});
       expected_ms += planned.rows * paces_[session.variant].row_ms;
       all_rows += planned.rows;
@@ -227,14 +228,15 @@ class BoardRun {
     if (between) {
       clock_.Advance(ns);
     } else {
-      Compute(ns, decode_rows > 0);
+      pass_decodes_ = decode_rows > 0;
+      Compute(ns);
     }
     if (prefills && decode_rows > 0) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
     if (prefills && static_cast<size_t>(all_rows) >= model_worker::Slowdown::kManyRows) {
       slowdown_.Observe(ms, expected_ms);
     }
     for (const model_worker::PlannedRows& planned : plan) {
-      sessions[planned.call]->in_pass = false;
+      sessions[planned.call]->pass_rows = 0;
       After(sessions[planned.call], planned.rows);
     }
     std::erase_if(running_,
@@ -267,37 +269,44 @@ class BoardRun {
 
   // Lets a pass of `left_ns` go by, which those who arrive, or may start at last, may go between:
   // once where answers wait for it.
-  void Compute(int64_t left_ns, bool decodes) {
+  void Compute(int64_t ns) {
     bool gave_way = false;
-    while (left_ns > 0) {
-      int64_t next_ns = left_ns;
+    for (pass_left_ns_ = ns; pass_left_ns_ > 0;) {
+      int64_t next_ns = pass_left_ns_;
       if (next_ < calls_.size()) {
         next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - clock_.SteadyNanos()));
       }
       if (!waiting_.empty()) next_ns = std::min(next_ns, kPollNs);
       clock_.Advance(next_ns);
-      left_ns -= next_ns;
-      if (left_ns == 0) return;
+      pass_left_ns_ -= next_ns;
+      if (pass_left_ns_ == 0) return;
       Admit();
       Start();
-      while (!(decodes && gave_way) && Step(/*between=*/true)) gave_way = true;
+      while (!(pass_decodes_ && gave_way) && Step(/*between=*/true)) gave_way = true;
     }
   }
 
   bool MayGoBetween(const Session& session, int64_t now) const {
-    if (session.decoding()) return false;
-    std::vector<model_worker::CallOrder> under_way;
+    std::vector<model_worker::CallOrder> orders;
+    std::vector<model_worker::PromptTurn> prompts;
     for (const auto& other : running_) {
-      if (other->in_pass && !other->decoding()) under_way.push_back(OrderOf(*other));
+      if (!other->in_pass() || other->decoding()) continue;
+      orders.push_back(OrderOf(*other));
+      prompts.push_back(TurnOf(*other));
+      prompts.back().rows -= other->pass_rows;
     }
-    return GoesBetween(OrderOf(session), session.computed > 0, under_way, now);
+    if (!session.decoding())
+      return GoesBetween(OrderOf(session), session.computed > 0, orders, now);
+    return !pass_decodes_ &&
+           TokenGoesBetween(paces_, {.pacer = &session.pacer, .level = session.variant}, prompts,
+                            Millis(pass_left_ns_), slowdown_.value(), now);
   }
 
   void KeepPromptsInTime(int64_t now) {
     std::vector<Session*> sessions;
     std::vector<model_worker::PromptTurn> prompts;
     for (const auto& session : running_) {
-      if (session->decoding() || session->in_pass) continue;
+      if (session->decoding() || session->in_pass()) continue;
       sessions.push_back(session.get());
       prompts.push_back(TurnOf(*session));
     }
@@ -392,6 +401,8 @@ class BoardRun {
   LiveCorrection live_;
   std::vector<model_worker::LevelPace> paces_;
   model_worker::Slowdown slowdown_;
+  int64_t pass_left_ns_ = 0;                            // of the pass under way
+  bool pass_decodes_ = false;                           // it has rows of answers
   std::optional<orchestrator::CostParameters> lowest_;  // that calls may fall to
   const int64_t start_ns_;
   size_t next_ = 0;

@@ -18,6 +18,12 @@ double MillisUntil(int64_t then_ns, int64_t now_ns) {
   return static_cast<double>(then_ns - now_ns) / 1e6;
 }
 
+// How long a prompt may wait that has `work_ms` to be computed.
+double MayWaitMs(const PromptTurn& prompt, double work_ms, int64_t now_ns) {
+  return std::min(MillisUntil(prompt.order.arrived_ns + kPatienceNs, now_ns),
+                  prompt.pacer->PromptSpareMs(work_ms, now_ns));
+}
+
 }  // namespace
 
 void Pacer::OnToken(int64_t now_ns) {
@@ -138,15 +144,24 @@ int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn
   for (const PromptTurn& prompt : prompts) {
     const double ms = levels[prompt.level].row_ms * slowdown;
     row_ms = std::max(row_ms, ms);
-    const double patience_ms = MillisUntil(prompt.order.arrived_ns + kPatienceNs, now_ns);
-    const double may_wait_ms =
-        std::min(patience_ms, prompt.pacer->PromptSpareMs(prompt.rows * ms, now_ns));
-    if (may_wait_ms < step_ms) return at_most;
+    if (MayWaitMs(prompt, prompt.rows * ms, now_ns) < step_ms) return at_most;
   }
   const double room_ms = spare_ms - step_ms;
   if (row_ms <= 0 || room_ms >= at_most * row_ms) return at_most;
   const auto rows = static_cast<int32_t>(std::max(0.0, room_ms / row_ms));
   return rows < kFewRows ? 0 : rows;
+}
+
+bool TokenGoesBetween(std::span<const LevelPace> levels, const AnswerTurn& answer,
+                      std::span<const PromptTurn> prompts, double left_ms, double slowdown,
+                      int64_t now_ns) {
+  const double token_ms = levels[answer.level].token_ms;
+  const double spare_ms = answer.pacer->SpareMs(now_ns);
+  if (spare_ms <= 0 || spare_ms >= left_ms + token_ms) return false;
+  return std::all_of(prompts.begin(), prompts.end(), [&](const PromptTurn& prompt) {
+    const double after_ms = prompt.rows * levels[prompt.level].row_ms * slowdown;
+    return MayWaitMs(prompt, left_ms + after_ms, now_ns) >= token_ms;
+  });
 }
 
 }  // namespace withy::model_worker

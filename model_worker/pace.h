@@ -115,4 +115,12 @@ int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn
                    std::span<const PromptTurn> prompts, int32_t at_most, double slowdown,
                    int64_t now_ns);
 
+// Whether an answer goes on in between while a step of prompts alone has `left_ms` to go, instead
+// of waiting for its end: it is not late yet and would fall behind by waiting, and every prompt of
+// the step can wait for one token of it, as above. `prompts`: of the step; rows: those that come
+// after it.
+bool TokenGoesBetween(std::span<const LevelPace> levels, const AnswerTurn& answer,
+                      std::span<const PromptTurn> prompts, double left_ms, double slowdown,
+                      int64_t now_ns);
+
 }  // namespace withy::model_worker

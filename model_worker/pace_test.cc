@@ -166,6 +166,27 @@ TEST(RowsBesideTest, WithoutAnswersThePieceIsWhatItMayBe) {
   EXPECT_DOUBLE_EQ(RowShare(kLevels, {}), 1);
 }
 
+TEST(TokenGoesBetweenTest, WhenItWouldFallBehindAndPromptsCanWait) {
+  const auto goes = [](const Beside& beside, const PaceLimits& limits, double left_ms,
+                       double slowdown = 1) {
+    const Pacer pacer(limits, 10);
+    const std::vector<PromptTurn> prompts = {
+        {.pacer = &pacer, .order = {.arrived_ns = 0}, .rows = 100, .level = 1}};
+    return TokenGoesBetween(kLevels, {.pacer = &beside.answer.pacer, .level = 2}, prompts, left_ms,
+                            slowdown, beside.answer.now_ns);
+  };
+  const Beside beside(6);  // 22 ms to spare, a token takes 10
+  EXPECT_TRUE(goes(beside, {}, 13));
+  EXPECT_FALSE(goes(beside, {}, 11)) << "it has time for the rest of the step";
+  EXPECT_FALSE(goes(Beside(6, 0), {}, 13)) << "it has no limit";
+  EXPECT_FALSE(goes(Beside(6, 5), {}, 13)) << "it is late already";
+  // At 60 ms; 13 ms of the step and 120 after it are left to do.
+  const auto due_in = [](int64_t ms) { return PaceLimits{.first_token_by_ns = (60 + ms) * kMs}; };
+  EXPECT_TRUE(goes(beside, due_in(144), 13));
+  EXPECT_FALSE(goes(beside, due_in(142), 13));
+  EXPECT_FALSE(goes(beside, due_in(144), 13, 2));
+}
+
 TEST(PacerTest, TheLastTokenChangesNothing) {
   EXPECT_EQ(Answer({.tpot_ms = 1}, 1).Tokens(1, 100), 2u);
   EXPECT_EQ(Answer({.tpot_ms = 1}, 2).Tokens(1, 100), 0u);

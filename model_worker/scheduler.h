@@ -131,12 +131,14 @@ class Scheduler {
   bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
   void AfterStep(const Batch& batch, std::span<const float> logits);
   bool UnderWay(const Call& call) const;
+  bool MayGoBetween(const Call& call, int64_t now_ns) const;
   bool TakeToken(Call& call, std::span<const float> logits);
   void GoOn(Call& call);
   void ClaimAhead(Call& call);
   void ObservePrefill(const Batch& batch);
   int32_t PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns);
   void KeepPromptsInTime(int64_t now_ns);
+  PromptTurn TurnOf(const Call& call, size_t level) const;
   void KeepPace(Call& call);
   void Fall(Call& call, size_t from, size_t to);
   std::optional<size_t> LevelOf(const Call& call) const;

@@ -58,6 +58,7 @@ struct Scheduler::Batch {
   std::vector<engine::ContextView> views;
   bool has_prefill = false;
   bool has_decode = false;
+  double expected_ms = 0;  // for its rows, by LevelPace
 
   std::unique_ptr<engine::Pass> pass;  // null: not begun
   int64_t started_ns = 0;

@@ -37,7 +37,8 @@ bool Scheduler::Step() {
   return true;
 }
 
-// Lets urgent prompts go in between, if there are any; once where answers wait for the step.
+// Lets urgent prompts and tokens go in between, if there are any; once where answers wait for the
+// step.
 bool Scheduler::GiveWay() {
   if (under_way_->has_decode && under_way_->gave_way) return false;
   const std::unique_ptr<Batch> between = PlanBatch();
@@ -73,37 +74,48 @@ bool Scheduler::UnderWay(const Call& call) const {
                      [&](const Batch::Part& part) { return part.call == &call; });
 }
 
+// Whether a call without rows in the step under way may go on before its end.
+bool Scheduler::MayGoBetween(const Call& call, int64_t now_ns) const {
+  if (UnderWay(call)) return false;
+  if (!call.session->decoding()) {
+    std::vector<CallOrder> prompts;
+    for (const Batch::Part& part : under_way_->parts) {
+      if (!part.decode) prompts.push_back(part.call->order);
+    }
+    return GoesBetween(call.order, call.steps > 0, prompts, now_ns);
+  }
+  const std::optional<size_t> level = LevelOf(call);
+  if (under_way_->has_decode || !level.has_value()) return false;
+  std::vector<PromptTurn> prompts;
+  for (const Batch::Part& part : under_way_->parts) {
+    const std::optional<size_t> own = LevelOf(*part.call);
+    if (!own.has_value()) return false;
+    prompts.push_back(TurnOf(*part.call, *own));
+    prompts.back().rows -= part.rows;
+  }
+  const double left_ms = under_way_->expected_ms * slowdown_.value() -
+                         static_cast<double>(under_way_->computed_ns) / 1e6;
+  return TokenGoesBetween(paces_, {.pacer = &call.pacer, .level = *level}, prompts,
+                          std::max(0.0, left_ms), slowdown_.value(), now_ns);
+}
+
 void Scheduler::ObservePrefill(const Batch& batch) {
   const double ms = static_cast<double>(batch.computed_ns) / 1e6;
-  double expected_ms = 0;
-  for (const engine::Row& row : batch.rows) {  // a negative level is the full model
-    expected_ms += (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)]).row_ms;
-  }
-  if (batch.has_decode) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
-  if (batch.rows.size() >= Slowdown::kManyRows) slowdown_.Observe(ms, expected_ms);
+  if (batch.has_decode) sizer_.Observe(batch.expected_ms / paces_.back().row_ms, ms * 1e3);
+  if (batch.rows.size() >= Slowdown::kManyRows) slowdown_.Observe(ms, batch.expected_ms);
 }
 
 // The next step, or, while one is under way, what goes in between.
 std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
   const int64_t now = clock_.SteadyNanos();
   KeepPromptsInTime(now);
-  std::vector<CallOrder> prompts_under_way;
-  if (under_way_ != nullptr) {
-    for (const Batch::Part& part : under_way_->parts) {
-      if (!part.decode) prompts_under_way.push_back(part.call->order);
-    }
-  }
   std::vector<RunningCall> running;
   std::vector<Call*> candidates;
   int32_t decode_rows = 0;
   for (const auto& [ticket, call] : calls_) {
     if (call->phase != Phase::kRunning) continue;
+    if (under_way_ != nullptr && !MayGoBetween(*call, now)) continue;
     const bool decoding = call->session->decoding();
-    if (under_way_ != nullptr &&
-        (decoding || UnderWay(*call) ||
-         !GoesBetween(call->order, call->steps > 0, prompts_under_way, now))) {
-      continue;
-    }
     const bool room = call->sink->HasRoom();
     if (room && call->paused_since_ns != 0) call->pacer.Skip(now - call->paused_since_ns);
     call->paused_since_ns = room ? 0 : (call->paused_since_ns != 0 ? call->paused_since_ns : now);
@@ -128,6 +140,10 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
         {.call = call, .rows = planned.rows, .decode = decode, .wants_logits = wants_logits});
     batch->has_prefill = batch->has_prefill || !decode;
   }
+  for (const engine::Row& row : batch->rows) {  // a negative level is the full model
+    batch->expected_ms +=
+        (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)]).row_ms;
+  }
   return batch;
 }
 
@@ -141,10 +157,7 @@ int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, 
     if (call->session->decoding()) {
       if (call->paused_since_ns == 0) answers.push_back({.pacer = &call->pacer, .level = level});
     } else {
-      prompts.push_back({.pacer = &call->pacer,
-                         .order = call->order,
-                         .rows = call->session->pending_rows(),
-                         .level = level});
+      prompts.push_back(TurnOf(*call, level));
     }
   }
   const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));
@@ -223,13 +236,17 @@ void Scheduler::KeepPromptsInTime(int64_t now_ns) {
     const std::optional<size_t> level = LevelOf(*call);
     if (!level.has_value()) continue;
     calls.push_back(call.get());
-    prompts.push_back({.pacer = &call->pacer,
-                       .order = call->order,
-                       .rows = call->session->pending_rows(),
-                       .level = *level});
+    prompts.push_back(TurnOf(*call, *level));
   }
   const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_.value(), now_ns);
   for (size_t i = 0; i < kept.size(); ++i) Fall(*calls[i], prompts[i].level, kept[i]);
+}
+
+PromptTurn Scheduler::TurnOf(const Call& call, size_t level) const {
+  return {.pacer = &call.pacer,
+          .order = call.order,
+          .rows = call.session->pending_rows(),
+          .level = level};
 }
 
 void Scheduler::KeepPace(Call& call) {
