@@ -270,6 +270,49 @@ TEST_F(ServiceTest, AShortenedPromptIsAnsweredAndStaysWholeInTheContext) {
       << "the history is rendered as its KV was made";
 }
 
+// Worked examples that were left out of a prompt stay in the record, and a context goes on without
+// them, with the KV that is there as after everything was killed.
+TEST_F(ServiceTest, ExamplesLeftOutStayInTheRecord) {
+  StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=" + TestTlmPath()});
+  const std::vector<std::string> roles = {"user", "assistant", "user", "assistant", "user"};
+  const std::vector<std::string> texts = {LongPrompt(), "a mat", LongPrompt(), "no mat",
+                                          "a cat sat"};
+  const auto begin = [&] {
+    v1::GenerateRequest request = UserRequest(CreateContext(*stub_, token_, "the rule"), "", 8);
+    request.mutable_prompt()->mutable_messages()->clear_messages();
+    for (size_t i = 0; i < roles.size(); ++i) {
+      v1::Message& message = *request.mutable_prompt()->mutable_messages()->add_messages();
+      message.set_role(roles[i]);
+      message.set_content(texts[i]);
+    }
+    request.set_prompt_level_percent(10);
+    const Answer answer = Generate(*stub_, token_, request);
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.finished.usage().pruned_words(), 84u) << "all but the last message's 3 words";
+    EXPECT_LT(answer.finished.usage().prompt_tokens(), 60u);
+    return request.context_id();
+  };
+  const std::string first = begin();
+  const std::string second = begin();
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, first, &kept).ok());
+  ASSERT_GE(kept.messages_size(), 6);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(kept.messages(static_cast<int>(i) + 1).message().content(), texts[i]);
+  }
+  const Answer before = Generate(*stub_, token_, UserRequest(first, "and on", 8));
+  ASSERT_TRUE(before.status.ok()) << before.status;
+  EXPECT_EQ(before.finished.usage().reused_tokens(), before.finished.usage().context_tokens() - 1);
+  for (const std::string& process : kProcesses) board_->Kill(process);
+  board_->StartAll();
+  ASSERT_TRUE(board_->WaitUntilServing());
+  const Answer after = GenerateWithRetry(*stub_, token_, UserRequest(second, "and on", 8));
+  ASSERT_TRUE(after.status.ok()) << after.status;
+  EXPECT_EQ(after.finished.usage().reused_tokens(), 0u);
+  EXPECT_EQ(after.finished.usage().context_tokens(), before.finished.usage().context_tokens());
+  EXPECT_EQ(after.text, before.text);
+}
+
 TEST_F(ServiceTest, AnSloBendsPromptAndModelAndSaysSo) {
   StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=" + TestTlmPath()});
   v1::GenerateRequest request = UserRequest("", LongPrompt(), 8);
