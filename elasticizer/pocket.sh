@@ -27,20 +27,10 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 
-build=build/offline
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DWITHY_SERVICES=OFF -DWITHY_TESTS=OFF -DWITHY_TORCH_DIR="$torch"
-if ! ninja -C "$build" -t query withy-train >/dev/null 2>&1; then
-  echo "pocket.sh: LibTorch is missing: apt-get install libtorch-dev libopenblas0-pthread, or give --torch DIR" >&2
-  exit 1
-fi
-ninja -C "$build" withy-train withy-corpus
+. elasticizer/offline.sh
+build_offline "$torch" withy-train withy-corpus
 
-# OpenBLAS of Debian 12 does not know recent processors and falls back to SSE kernels, eight times slower; OpenMP's threads take the
-# processor from each other while they wait.
-if grep -qm1 avx512f /proc/cpuinfo 2>/dev/null; then export OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX}; fi
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-
-train="$build/bin/withy-train --threads=$threads"
+train="build/offline/bin/withy-train --threads=$threads"
 $train --model=target --out="$run/target" --steps=9000
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"

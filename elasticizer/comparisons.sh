@@ -1,0 +1,67 @@
+#!/bin/bash
+# Makes what the elastic model is compared with by ./withy bench quality and ./withy bench slo, all from one plain model with the
+# same steps: levels of units in other orders, without anchors, without LoRA, and models made smaller in other ways.
+# May be interrupted at any time and run again: it goes on from where it was.
+#   elasticizer/comparisons.sh --model FILE [--out DIR] [--torch DIR] [-- ARGS]
+#     --model FILE plain GGUF; F32, F16 or BF16
+#     --out DIR    where the files go (default: build/comparisons)
+#     --torch DIR  directory of an unpacked torch package from PyPI, several times faster than Debian's LibTorch
+#     -- ARGS      of withy-elasticize, for all files with levels
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+model=
+out=build/comparisons
+torch=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --model) model=${2:-} ;;
+    --out) out=${2:-$out} ;;
+    --torch) torch=${2:-} ;;
+    --)
+      shift
+      break
+      ;;
+    *)
+      model=
+      break
+      ;;
+  esac
+  shift "$(($# > 1 ? 2 : 1))"
+done
+if [ -z "$model" ]; then
+  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+fi
+if [ ! -f "$model" ]; then
+  echo "comparisons.sh: $model is not there: ./withy train pocket leaves build/pocket/withy-pocket-f32.gguf" >&2
+  exit 1
+fi
+
+. elasticizer/offline.sh
+build_offline "$torch" withy-elasticize withy-baselines
+bin=build/offline/bin
+mkdir -p "$out"
+
+elasticize() { # name, arguments
+  local file=$out/$1.gguf
+  shift
+  [ -f "$file" ] || $bin/withy-elasticize --model="$model" --out="$file" "$@"
+}
+elasticize ours "$@"
+elasticize magnitude "$@" --order=magnitude
+elasticize random "$@" --order=random
+elasticize no-anchors "$@" --anchors=false
+elasticize no-lora "$@" --recovery_steps=0
+if [ ! -f "$out/baselines/4_bits-100.gguf" ]; then # the last one written
+  $bin/withy-baselines --model="$model" --out="$out/baselines"
+fi
+
+models=ours=$out/ours.gguf,magnitude=$out/magnitude.gguf,random=$out/random.gguf
+models+=,no-anchors=$out/no-anchors.gguf,no-lora=$out/no-lora.gguf
+for file in "$out"/baselines/*.gguf; do
+  name=$(basename "$file" .gguf)
+  models+=,${name%-*}@${name##*-}=$file
+done
+echo "./withy bench quality --plot $out/levels.svg --models $models"
+echo "./withy bench slo --pocket $out/ours.gguf --baselines $out/baselines --unordered $out/random.gguf --tables all --real all"
