@@ -157,19 +157,10 @@ class Bench {
     board.cost = CalibratedCost(board.full);
     if (!service_.address.empty()) {
       WITHY_ASSIGN_OR_RETURN(service_times_, MeasureService(service_, prompts_, kServiceProbes));
-      board.overhead_ms = MeanOverheadMs();
+      board.overhead_ms = service_times_.overhead_ms;
     }
     PrintMachine();
     return absl::OkStatus();
-  }
-
-  // What the service adds to the engine's time of a prompt.
-  double MeanOverheadMs() const {
-    double sum = 0;
-    for (const PromptFacts& prompt : prompts_.facts) {
-      sum += service_times_.Idle(prompt).ttft_ms - PrefillMs(machine_.board.full, prompt.tokens);
-    }
-    return std::max(0.0, sum / static_cast<double>(prompts_.facts.size()));
   }
 
   void PrintMachine() const {

@@ -120,7 +120,7 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
                                             size_t count) {
   const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
   std::vector<std::pair<double, double>> ttft;
-  std::vector<double> tpot;
+  std::vector<double> tpot, overhead;
   const size_t step = std::max<size_t>(1, prompts.prompts.size() / count);
   // The first call warms everything up.
   for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
@@ -130,17 +130,20 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
     if (asked == 0) continue;
     ttft.emplace_back(prompts.facts[i].tokens, seen.ttft_ms);
     if (seen.tpot_ms > 0) tpot.push_back(seen.tpot_ms);
+    overhead.push_back(seen.ttft_ms - seen.finished.latency().prefill_ms());
   }
   ServiceTimes times;
   std::tie(times.ttft_ms, times.ttft_ms_per_token) = FitLine(ttft);
   times.tpot_ms = Summarize(tpot).median;
+  times.overhead_ms = Summarize(overhead).median;
   return times;
 }
 
 ServiceTimes Mean(const ServiceTimes& a, const ServiceTimes& b) {
   return {.ttft_ms = (a.ttft_ms + b.ttft_ms) / 2,
           .ttft_ms_per_token = (a.ttft_ms_per_token + b.ttft_ms_per_token) / 2,
-          .tpot_ms = (a.tpot_ms + b.tpot_ms) / 2};
+          .tpot_ms = (a.tpot_ms + b.tpot_ms) / 2,
+          .overhead_ms = (a.overhead_ms + b.overhead_ms) / 2};
 }
 
 void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,

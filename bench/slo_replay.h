@@ -28,6 +28,7 @@ struct ServiceTimes {
   double ttft_ms = 0;            // a
   double ttft_ms_per_token = 0;  // b
   double tpot_ms = 0;            // median
+  double overhead_ms = 0;        // median of TTFT less the prefill that the service reports
 
   IdleTimes Idle(const PromptFacts& prompt) const;
 };
