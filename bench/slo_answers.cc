@@ -44,7 +44,7 @@ absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
     set->facts.push_back({.tokens = static_cast<int32_t>(question.prompt.size()),
                           .answer_tokens = static_cast<int32_t>(question.answer.size()),
                           .text_bytes = prompt.text.size(),
-                          .mostly_examples = corpus::MostlyExamples(prompt)});
+                          .share_without_examples = corpus::ShareWithoutExamples(prompt)});
   }
   return absl::OkStatus();
 }

@@ -62,7 +62,7 @@ PairAccuracy MeanRight(const Answers& answers, const std::vector<PromptFacts>& f
   std::array<float, 2> count{};
   for (size_t prompt = 0; prompt < answers.rows.size(); ++prompt) {
     const std::vector<bool>& right = answers.rows[prompt].right;
-    const bool examples = facts[prompt].mostly_examples;
+    const bool examples = facts[prompt].mostly_examples();
     mean[examples].resize(right.size());
     for (size_t i = 0; i < right.size(); ++i) mean[examples][i] += right[i] ? 1.0f : 0.0f;
     ++count[examples];
@@ -195,6 +195,7 @@ absl::Status Contestants::AddElastic() {
   policy.logits = &tlm_.logits;
   policy.pair_accuracy = tlm_.pair_accuracy;
   policy.shortens = true;
+  policy.leaves_examples_out = true;
   policy.drops_level = true;
   policy.minds_others = true;
   Add(policy);

@@ -52,6 +52,7 @@ class Chooser {
     end_variant_ = variants_;
     if (policy_.rule == Rule::kModelByTpot) KeepLargestByTpot();
     input_.candidates = Candidates(levels_ - 1, 0);
+    if (policy_.leaves_examples_out && prompt_.mostly_examples()) LeaveExamplesOut();
     const double read_ms = ShouldRead() ? ReadMs() : 0;
     if (read_ms > 0) {
       input_.candidates = Candidates(0, read_ms);
@@ -84,10 +85,21 @@ class Chooser {
 
   const LevelLogits& Logits() const { return (*policy_.logits)[call_.slo_index][call_.prompt]; }
 
-  // Pairs from prompt level `first` on, in the order that orchestrator::Decide wants.
-  std::vector<Candidate> Candidates(size_t first, double read_ms) const {
+  // The level up to which its examples make a prompt shorter stands for it without them: with what
+  // the next level leaves room for, which is rarely anything.
+  void LeaveExamplesOut() {
+    const auto& levels = policy_.answers->prompt_levels;
+    const auto level = static_cast<size_t>(
+        std::lower_bound(levels.begin(), levels.end(), prompt_.share_without_examples) -
+        levels.begin());
+    std::vector<Candidate> without = Candidates(level, 0, level + 1);
+    input_.candidates.insert(input_.candidates.begin(), without.begin(), without.end());
+  }
+
+  // Pairs from prompt level `first` to before `end`, in the order that orchestrator::Decide wants.
+  std::vector<Candidate> Candidates(size_t first, double read_ms, size_t end = SIZE_MAX) const {
     std::vector<Candidate> candidates;
-    for (size_t level = first; level < levels_; ++level) {
+    for (size_t level = first; level < std::min(end, levels_); ++level) {
       for (size_t variant = first_variant_; variant < end_variant_; ++variant) {
         const orchestrator::CallShape shape = ShapeOf(level, variant, read_ms);
         Candidate& candidate = candidates.emplace_back();
@@ -95,7 +107,7 @@ class Chooser {
         candidate.level_percent = policy_.family->variants[variant].percent;
         candidate.predicted = orchestrator::Predict(board_.cost, live_, shape, load_);
         candidate.prefill_tokens = shape.prefill_tokens;
-        const std::vector<float>& known = policy_.pair_accuracy[prompt_.mostly_examples];
+        const std::vector<float>& known = policy_.pair_accuracy[prompt_.mostly_examples()];
         if (!known.empty()) candidate.expected = known[level * variants_ + variant];
         if (policy_.logits != nullptr && read_ms > 0) {
           candidate.probability =

@@ -13,6 +13,7 @@
 
 #include "bench/slo_times.h"
 #include "elasticizer/corpus/rng.h"
+#include "engine/encoder/prune.h"
 #include "orchestrator/calls.h"
 #include "orchestrator/decide.h"
 #include "orchestrator/latency_model.h"
@@ -58,10 +59,12 @@ using PairAccuracy = std::array<std::vector<float>, 2>;
 
 // A prompt, apart from its answers.
 struct PromptFacts {
-  int32_t tokens = 0;         // of the whole prompt, markup included
-  int32_t answer_tokens = 1;  // of the right answer, the end of the turn included
-  size_t text_bytes = 0;      // that the TLM reads
-  bool mostly_examples = false;
+  int32_t tokens = 0;                     // of the whole prompt, markup included
+  int32_t answer_tokens = 1;              // of the right answer, the end of the turn included
+  size_t text_bytes = 0;                  // that the TLM reads
+  uint32_t share_without_examples = 100;  // of its words, per cent
+
+  bool mostly_examples() const { return share_without_examples < engine::kMostlyExamples; }
 };
 
 enum class Rule {
@@ -80,11 +83,12 @@ struct Policy {
   const std::vector<std::vector<LevelLogits>>* logits =
       nullptr;  // [slo][prompt]; null: no decision head
   PairAccuracy pair_accuracy = {};
-  bool shortens = false;      // may choose prompt levels, for which it reads the prompt
-  bool drops_level = false;   // may fall to a lower variant in mid-answer
-  bool minds_others = false;  // what it takes of the board counts against a choice
-  bool reference = false;     // a line to compare with, no contestant
-  bool as_published = false;  // decides without knowing how often its settings are right
+  bool shortens = false;             // may choose prompt levels, for which it reads the prompt
+  bool leaves_examples_out = false;  // may leave worked examples out without reading
+  bool drops_level = false;          // may fall to a lower variant in mid-answer
+  bool minds_others = false;         // what it takes of the board counts against a choice
+  bool reference = false;            // a line to compare with, no contestant
+  bool as_published = false;         // decides without knowing how often its settings are right
 };
 
 // What all policies share.

@@ -228,6 +228,7 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
   return {best, v1::DECISION_REASON_LATENCY_MODEL,
           absl::StrCat("The latency model chose ", Setting(*best),
                        ", the most promising that meets the SLO (", Wanted(targets), ").",
+                       best->prompt_percent < 100 ? " Only earlier exchanges are left out." : "",
                        WhyNotFull(*full, judged), WhyNotTlm(input))};
 }
 

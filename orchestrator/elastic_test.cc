@@ -177,8 +177,9 @@ TEST_F(ElasticTest, WorkedExamplesGoFirst) {
             texts[0].size() + texts[3].size());
 }
 
-// Half of a prompt is worth something where most of it are examples, and then reading pays.
-TEST_F(ElasticTest, WhatToExpectDependsOnTheExamples) {
+// What is left without examples is worth as much as all of it, and nothing has to be read for it;
+// half of another prompt is worth too little to read it.
+TEST_F(ElasticTest, ExamplesAreLeftOutWithoutReading) {
   engine::TlmShape shape = engine::SmallShape();
   shape.pair_accuracy = {0.1f, 0.1f, 0.1f, 0.3f, 0.6f, 0.95f};
   shape.pair_accuracy_examples = {0.4f, 0.9f, 0.9f, 0.3f, 0.6f, 0.95f};
@@ -197,10 +198,17 @@ TEST_F(ElasticTest, WhatToExpectDependsOnTheExamples) {
     const Outcome outcome = board_->Generate(request);
     ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
     const v1::Decision& decision = outcome.started.decision();
-    EXPECT_EQ(decision.reason(),
-              examples ? v1::DECISION_REASON_TLM : v1::DECISION_REASON_LATENCY_MODEL)
-        << decision.explanation();
-    EXPECT_EQ(outcome.finished.latency().tlm_ms() > 0, examples);
+    EXPECT_EQ(decision.reason(), v1::DECISION_REASON_LATENCY_MODEL) << decision.explanation();
+    EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
+    EXPECT_EQ(outcome.finished.usage().pruned_words(), examples ? 48u : 0u);
+    EXPECT_EQ(decision.prompt_level_percent(), examples ? 15u : 100u) << "8 of 56 words";
+    EXPECT_EQ(decision.model_level_percent(), examples ? 100u : 20u);
+    if (!examples) continue;
+    EXPECT_EQ(Kept(LastRun(), 0), "");
+    EXPECT_EQ(Kept(LastRun(), 2), request.prompt().messages().messages(2).content());
+    EXPECT_EQ(decision.predicted_prompt_tokens(),
+              request.prompt().messages().messages(2).content().size());
+    EXPECT_THAT(decision.explanation(), HasSubstr("Only earlier exchanges are left out."));
   }
 }
 

@@ -60,6 +60,8 @@ class Preparation {
     return request_.prompt_level_percent() < 100 ? request_.prompt_level_percent() : 0;
   }
   bool WantsShorter() const;
+  std::string WhyTlmUnfit();
+  void LeaveExamplesOut();
   std::string WhyWithoutTlm();
   absl::Status Shorten();
   absl::Status Read(PromptReading* reading);
@@ -85,9 +87,9 @@ class Preparation {
   DecisionInput input_;
   std::vector<uint32_t> levels_percent_;
   std::vector<LevelCost> level_costs_;
-  uint32_t history_tokens_ = 0;  // without KV
-  bool mostly_examples_ = false;
-  PromptLevels prompts_;  // ascending; the last is what there is most of
+  uint32_t history_tokens_ = 0;            // without KV
+  uint32_t share_without_examples_ = 100;  // of the prompt's words
+  PromptLevels prompts_;                   // ascending; the last is what there is most of
   engine::LevelChoice model_choice_;
   double tlm_ms_ = 0;  // as predicted
 };
@@ -107,7 +109,7 @@ absl::Status Preparation::Look() {
   level_costs_ = LevelsOf(*out_.worker);
   history_tokens_ = out_.tokens.context_tokens() -
                     std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
-  mostly_examples_ = MostlyExamples(request_.prompt());
+  share_without_examples_ = engine::ShareWithoutExamples(Unread(request_.prompt()));
   out_.cost = CostOf(*out_.worker);
   live_ = gateway_.live(out_.lane);
   PromptLevel& whole = prompts_.emplace_back();
@@ -173,11 +175,29 @@ bool Preparation::WantsShorter() const {
          !FullMeets(input_);
 }
 
-std::string Preparation::WhyWithoutTlm() {
+std::string Preparation::WhyTlmUnfit() {
   if (out_.lane != Lane::kTarget) return "prompts are shortened for the target only";
   if (gateway_.tlm_ == nullptr) return "no TLM is loaded";
-  std::string unfit = gateway_.tlm_->WhyUnfit(levels_percent_);
-  if (!unfit.empty() || DemandedPrompt() != 0) return unfit;
+  return gateway_.tlm_->WhyUnfit(levels_percent_);
+}
+
+// One more way to answer: without the worked examples, for which nothing has to be read. What it is
+// worth stands in the TLM's file.
+void Preparation::LeaveExamplesOut() {
+  const bool known = gateway_.tlm_->PairAccuracy(true, share_without_examples_, 100) > 0;
+  if (share_without_examples_ >= engine::kMostlyExamples || !known) return;
+  PromptLevel level;
+  level.percent = share_without_examples_;
+  level.pruned = engine::Prune(Unread(request_.prompt()), level.percent);
+  level.counted = false;
+  level.tokens = EstimatePrunedTokens(live_, prompts_.back().tokens, level.pruned.text_bytes,
+                                      level.pruned.kept_bytes);
+  prompts_.insert(prompts_.begin(), std::move(level));
+  input_.candidates = Candidates(prompts_, 0);
+}
+
+// With what can be done without reading in `prompts_`.
+std::string Preparation::WhyWithoutTlm() {
   PromptLevels guesses;
   for (const int32_t percent : gateway_.tlm_->prompt_levels()) {
     PromptLevel& guess = guesses.emplace_back();
@@ -194,20 +214,24 @@ std::string Preparation::WhyWithoutTlm() {
 
 // Fills `prompts_` with shorter ones, and `input_` with what the TLM says; or says why not.
 absl::Status Preparation::Shorten() {
-  std::string why = WhyWithoutTlm();
   const uint32_t demanded = DemandedPrompt();
+  std::string why = WhyTlmUnfit();
+  if (why.empty() && demanded == 0) {
+    LeaveExamplesOut();
+    why = WhyWithoutTlm();
+  }
   if (!why.empty() && demanded != 0) {
     return absl::UnimplementedError(
         absl::StrCat("prompt_level_percent is ", demanded, ", but ", why,
                      ": this server cannot shorten the prompt; leave it 0 or set it to 100"));
   }
   input_.without_tlm = why;
-  if (!why.empty()) return absl::OkStatus();
+  if (!why.empty()) return Settle();
   const int64_t started_ns = gateway_.clock_.SteadyNanos();
   PromptReading reading;
   if (const absl::Status read = Read(&reading); !read.ok()) {
     if (demanded != 0) return Annotate(read, "prompt_level_percent");
-    return absl::OkStatus();
+    return Settle();
   }
   model_choice_ = reading.model_level;
   prompts_ = LevelsFrom(reading);
@@ -322,6 +346,7 @@ CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent
 
 std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, double tlm_ms) const {
   std::vector<Candidate> candidates;
+  const bool mostly_examples = share_without_examples_ < engine::kMostlyExamples;
   for (const PromptLevel& prompt : prompts) {
     for (const uint32_t level : levels_percent_) {
       const CallShape shape = ShapeOf(prompt, level, tlm_ms);
@@ -334,7 +359,7 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       }
       candidate.prefill_tokens = shape.prefill_tokens;
       if (gateway_.tlm_ != nullptr) {
-        candidate.expected = gateway_.tlm_->PairAccuracy(mostly_examples_, prompt.percent, level);
+        candidate.expected = gateway_.tlm_->PairAccuracy(mostly_examples, prompt.percent, level);
       }
     }
   }

@@ -110,7 +110,7 @@ size_t PromptBytes(const v1::Prompt& prompt) {
   return bytes;
 }
 
-bool MostlyExamples(const v1::Prompt& prompt) {
+std::vector<engine::PrunableText> Unread(const v1::Prompt& prompt) {
   std::vector<engine::PrunableText> messages;
   for (const Piece& piece : PiecesOf(prompt)) {
     engine::PrunableText& message = messages.emplace_back();
@@ -119,7 +119,7 @@ bool MostlyExamples(const v1::Prompt& prompt) {
     message.role = piece.role;
     for (const ByteSpan& word : engine::SplitWords(piece.text)) message.words.push_back({word});
   }
-  return engine::MostlyExamples(messages);
+  return messages;
 }
 
 TlmReader::TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm)
@@ -204,6 +204,15 @@ std::string TlmReader::WhyUnfit(const std::vector<uint32_t>& model_levels) {
   }
   unfit_ = unfit;
   return unfit;
+}
+
+double TlmReader::PairAccuracy(bool mostly_examples, uint32_t prompt_percent,
+                               uint32_t level_percent) const {
+  const std::vector<int32_t>& levels = shape_.prompt_levels;
+  const auto level =
+      std::lower_bound(levels.begin(), levels.end(), static_cast<int32_t>(prompt_percent));
+  if (level == levels.end()) return 0;
+  return shape_.PairAccuracy(mostly_examples, *level, static_cast<int32_t>(level_percent));
 }
 
 absl::StatusOr<PromptReading> TlmReader::Read(const v1::Prompt& prompt, const SloRatios& slo) {

@@ -31,8 +31,8 @@ struct PromptReading {
 // Bytes that Read() would read.
 size_t PromptBytes(const v1::Prompt& prompt);
 
-// As engine::MostlyExamples, of a prompt that was not read.
-bool MostlyExamples(const v1::Prompt& prompt);
+// The messages of `prompt` (or its text) with their words, all of the same score; refers to it.
+std::vector<engine::PrunableText> Unread(const v1::Prompt& prompt);
 
 // Thread-safe.
 class TlmReader {
@@ -53,11 +53,9 @@ class TlmReader {
   // In per cent, ascending.
   const std::vector<int32_t>& prompt_levels() const { return shape_.prompt_levels; }
   const std::vector<int32_t>& model_levels() const { return shape_.model_levels; }
-  // How often such a pair is right for prompts of this kind; 0 = not known.
-  double PairAccuracy(bool mostly_examples, uint32_t prompt_percent, uint32_t level_percent) const {
-    return shape_.PairAccuracy(mostly_examples, static_cast<int32_t>(prompt_percent),
-                               static_cast<int32_t>(level_percent));
-  }
+  // How often such a pair is right for prompts of this kind, the prompt's level rounded up to the
+  // next one that is known; 0 = not known.
+  double PairAccuracy(bool mostly_examples, uint32_t prompt_percent, uint32_t level_percent) const;
   // By its calibration, where there is one that holds here, else measured when it was opened.
   double us_per_byte() const { return us_per_byte_; }
   bool calibrated() const { return calibrated_; }

@@ -62,7 +62,9 @@ Prompt MakePrompt(Record record) {
   return prompt;
 }
 
-bool MostlyExamples(const Prompt& prompt) { return engine::MostlyExamples(Messages(prompt, {})); }
+uint32_t ShareWithoutExamples(const Prompt& prompt) {
+  return engine::ShareWithoutExamples(Messages(prompt, {}));
+}
 
 std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep, int32_t percent) {
   std::vector<bool> stays;

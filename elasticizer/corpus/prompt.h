@@ -33,8 +33,8 @@ Record FreeExamples(Record record);
 
 Prompt MakePrompt(Record record);
 
-// Whether most of it are worked examples that may go (engine/encoder/prune.h).
-bool MostlyExamples(const Prompt& prompt);
+// As engine::ShareWithoutExamples.
+uint32_t ShareWithoutExamples(const Prompt& prompt);
 
 // Which words stay when `percent` of them may, the highest `keep` first: as the orchestrator
 // chooses. keep: [words].

@@ -59,8 +59,12 @@ TEST(Prompt, ExamplesGoWithTheirRoles) {
   EXPECT_EQ(free.messages[0].fixed.size(), 1u);
   EXPECT_EQ(free.messages[3].fixed.size(), 1u);
   const Prompt prompt = MakePrompt(free);
-  EXPECT_FALSE(MostlyExamples(fixed));
-  EXPECT_FALSE(MostlyExamples(prompt)) << "most of it is the question";
+  EXPECT_EQ(ShareWithoutExamples(fixed), 100u);
+  EXPECT_LT(ShareWithoutExamples(prompt), 100u);
+  EXPECT_EQ(KeepWords(prompt,
+                      ChooseWords(prompt, keep, static_cast<int32_t>(ShareWithoutExamples(prompt))))
+                .messages.size(),
+            2u);
   const Record without = KeepWords(prompt, ChooseWords(prompt, keep, 80));
   ASSERT_EQ(without.messages.size(), 2u);
   EXPECT_EQ(without.messages[0].content, record.messages[0].content);

@@ -19,6 +19,7 @@
 #include "elasticizer/tlm/stages.h"
 #include "elasticizer/tlm/target.h"
 #include "elasticizer/tlm/wordpiece_learner.h"
+#include "engine/encoder/prune.h"
 #include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
 
@@ -278,7 +279,7 @@ class Job {
       DecisionExample& example = examples.emplace_back();
       const corpus::Prompt prompt = PromptAt(i);
       example.text = prompt.text;
-      example.mostly_examples = corpus::MostlyExamples(prompt);
+      example.mostly_examples = corpus::ShareWithoutExamples(prompt) < engine::kMostlyExamples;
       WITHY_ASSIGN_OR_RETURN(
           example.row,
           ParseDecisionRow(file.lines()[i], space_,

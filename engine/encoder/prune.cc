@@ -183,12 +183,12 @@ std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& mess
   return stays;
 }
 
-bool MostlyExamples(const std::vector<PrunableText>& messages) {
+uint32_t ShareWithoutExamples(const std::vector<PrunableText>& messages) {
   size_t words = 0;
   for (const PrunableText& message : messages) words += message.words.size();
-  size_t loose = 0;
-  for (const Exchange& exchange : LooseExchanges(messages)) loose += exchange.words;
-  return 2 * loose > words;
+  size_t others = words;
+  for (const Exchange& exchange : LooseExchanges(messages)) others -= exchange.words;
+  return others == 0 ? 100 : static_cast<uint32_t>((100 * others + words - 1) / words);
 }
 
 std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,

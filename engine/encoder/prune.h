@@ -54,9 +54,12 @@ struct PrunedPrompt {
 std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& messages,
                                            uint32_t percent);
 
-// Whether most of the words are in exchanges that may go: such a prompt bears shortening. Scores do
-// not matter.
-bool MostlyExamples(const std::vector<PrunableText>& messages);
+// Of all words, the share in no exchange that may go, in per cent, rounded up. Prune() to it leaves
+// out all exchanges that may go and nothing else, whatever the scores. 100: there are none.
+uint32_t ShareWithoutExamples(const std::vector<PrunableText>& messages);
+
+// A prompt with a smaller share is mostly worked examples, and bears shortening.
+inline constexpr uint32_t kMostlyExamples = 50;
 
 // By message: its exchange may go, and no word of it stays.
 std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,

@@ -140,13 +140,17 @@ struct FewShot {
   }
 };
 
-TEST(PruneTest, WhatIsMostlyExamples) {
+TEST(PruneTest, TheShareWithoutExamplesIsAllButThem) {
   FewShot prompt(0.5f, 0.2f);
-  EXPECT_TRUE(MostlyExamples(prompt.messages)) << "8 of 15 words";
+  EXPECT_EQ(ShareWithoutExamples(prompt.messages), 47u) << "7 of 15 words";
+  EXPECT_EQ(prompt.Left(47), "do it well|||||now one plus one|");
   prompt.messages[3].fixed = {{0, 3}};
-  EXPECT_FALSE(MostlyExamples(prompt.messages)) << "4 of 15 may go";
-  EXPECT_FALSE(MostlyExamples({Make("one two", {})}));
-  EXPECT_FALSE(MostlyExamples({}));
+  EXPECT_EQ(ShareWithoutExamples(prompt.messages), 74u) << "4 of 15 may go";
+  const std::string text = "one two";
+  EXPECT_EQ(ShareWithoutExamples({Make(text, {})}), 100u);
+  EXPECT_EQ(ShareWithoutExamples({prompt.messages[1], prompt.messages[2]}), 100u)
+      << "nothing would be left";
+  EXPECT_EQ(ShareWithoutExamples({}), 100u);
 }
 
 TEST(PruneTest, ExchangesGoWholeBeforeWords) {

@@ -65,8 +65,8 @@ struct TlmShape {
   std::vector<int32_t> prompt_levels;  // percent, ascending
   std::vector<int32_t> model_levels;   // percent, ascending
   // Share of prompts that each pair of levels answered right, [prompt][model]: what to expect of a
-  // prompt that was not read. Of those that are mostly worked examples (prune.h), and of the
-  // others. Empty: not known; where only one is known, it holds for all.
+  // prompt that was not read. Of those that are mostly worked examples (kMostlyExamples of
+  // prune.h), and of the others. Empty: not known; where only one is known, it holds for all.
   std::vector<float> pair_accuracy;
   std::vector<float> pair_accuracy_examples;
 
