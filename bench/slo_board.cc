@@ -369,6 +369,7 @@ class BoardRun {
     const orchestrator::DecodeSurroundings around = table_.Surroundings(session.id);
     orchestrator::Observation seen;
     seen.level = session.choice.shape.level;
+    seen.level_percent = session.choice.shape.level_percent;
     if (session.first_variant == session.choice.variant) {
       seen.prefilled_tokens = static_cast<uint32_t>(session.prefill);
       seen.prefill_ms = Millis(session.first_token_ns - session.granted_ns);

@@ -80,6 +80,7 @@ class Chooser {
     shape.max_tokens = call_.max_tokens;
     shape.level = costs_[variant];
     shape.tlm_ms = read_ms + SwitchMs(variant);
+    shape.level_percent = policy_.family->variants[variant].percent;
     return shape;
   }
 

@@ -264,7 +264,7 @@ TEST(DecideTest, ReadingHasToPay) {
 DecisionInput Known(double spread) {
   DecisionInput input = Levels({20, 60, 80, 100});
   for (size_t i = 0; i < 4; ++i) input.candidates[i].expected = std::array{0.5, 0.9, 0.92, 0.93}[i];
-  input.reliability.ttft.spread = input.reliability.tpot.spread = spread;
+  input.reliability = {.ttft = Deviation(0, spread), .tpot = Deviation(0, spread)};
   return input;
 }
 
@@ -308,7 +308,7 @@ TEST(DecideTest, ABiasOfPredictionsCounts) {
   DecisionInput input = Known(0.05);
   input.slo.set_ttft_ratio(0.8);
   EXPECT_EQ(Decide(input)->model_level_percent(), 60u);
-  input.reliability.ttft.mean = -0.2;
+  input.reliability.ttft = Deviation(-0.2, 0.05);
   EXPECT_EQ(Decide(input)->model_level_percent(), 80u);
   // Nothing is predicted to meet 15 %, but 20 % is likely to.
   input.slo.set_ttft_ratio(0.16);

@@ -286,6 +286,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   const LiveCorrection correction = gateway_.live(prepared_.lane);
   Observation seen;
   seen.level = prepared_.shape.level;
+  seen.level_percent = prepared_.shape.level_percent;
   seen.resident_tokens = finished.usage().reused_tokens();
   // The pace of several levels says nothing of one.
   const auto& levels = finished.model_levels_percent();

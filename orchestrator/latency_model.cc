@@ -19,11 +19,11 @@ constexpr double kBelievedWeight = 0.5;
 constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
-// What is off by more counts as so much; and how fast the chances of being in time follow.
-constexpr double kMaxDeviation = 0.7;
-constexpr double kDeviationWeight = 0.1;
-constexpr double kSpreadOfMean = 1.2533;  // standard deviation over mean absolute one
-constexpr double kMinSpread = 0.01;
+// Of one observation, for the bias of a level; and how large that may grow.
+constexpr double kBiasWeight = 0.1;
+constexpr double kMaxBias = 2;
+// How fast the chances of being in time follow: an observation is half forgotten after 23 others.
+constexpr double kDeviationWeight = 0.03;
 
 constexpr double kMinShare = 0.01;
 // Calibrated times for which a wrong prediction is half the constant's fault: a few times what
@@ -143,32 +143,60 @@ void LearnLine(double measured_ms, double calibrated_ms, double short_ms, Line* 
   line->constant_ms = constant_ms;
 }
 
+void LearnBias(double measured_ms, double predicted_ms, double* bias) {
+  if (measured_ms <= 0 || predicted_ms <= 0 || !std::isfinite(measured_ms)) return;
+  const double surprise = std::clamp(measured_ms / predicted_ms - 1, -kMaxSurprise, kMaxSurprise);
+  *bias = std::clamp(*bias * (1 + kBiasWeight * surprise), 1 / kMaxBias, kMaxBias);
+}
+
+// What a call's decode steps took of their own, each; 0: it does not tell.
+double MeasuredStepMs(const Observation& seen) {
+  const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
+  const bool tells = seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms;
+  return tells ? own_ms / seen.decoded_tokens : 0;
+}
+
+double CalibratedPrefillMs(const CostParameters& own, const Observation& seen) {
+  return PrefillUs(own, seen.prefilled_tokens, seen.resident_tokens) / 1e3;
+}
+
+double CalibratedStepMs(const CostParameters& cost, const CostParameters& own,
+                        const Observation& seen) {
+  const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
+  return OwnStepMs(cost, own, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
+}
+
 Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen) {
   const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   Pace next = pace;
-  LearnLine(seen.prefill_ms, PrefillUs(own, seen.prefilled_tokens, seen.resident_tokens) / 1e3,
-            kShortPrefillMs, &next.prefill);
+  LearnLine(seen.prefill_ms, CalibratedPrefillMs(own, seen), kShortPrefillMs, &next.prefill);
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
     next.overhead_ms +=
         Correction(seen.overhead_ms, pace.overhead_ms, kMinSurpriseMs, &next.overhead_surprises);
   }
-  const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
-  if (seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms) {
-    const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
-    LearnLine(own_ms / seen.decoded_tokens,
-              OwnStepMs(cost, own, depth, std::max(seen.mean_decode_rows, 1.0) - 1), kShortStepMs,
-              &next.step);
-  }
+  LearnLine(MeasuredStepMs(seen), CalibratedStepMs(cost, own, seen), kShortStepMs, &next.step);
   return next;
 }
 
+void LearnBiases(const CostParameters& cost, const Observation& seen, LiveCorrection* live) {
+  const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
+  auto found = std::find_if(live->biases.begin(), live->biases.end(), [&](const LevelBias& bias) {
+    return bias.percent == seen.level_percent;
+  });
+  if (found == live->biases.end()) {
+    found = live->biases.insert(found, {.percent = seen.level_percent});
+  }
+  if (seen.prefilled_tokens > 0) {
+    LearnBias(seen.prefill_ms, live->prefill.Ms(CalibratedPrefillMs(own, seen)) * found->prefill,
+              &found->prefill);
+  }
+  LearnBias(MeasuredStepMs(seen), live->step.Ms(CalibratedStepMs(cost, own, seen)) * found->step,
+            &found->step);
+}
+
 void LearnDeviation(double share, Deviation* deviation) {
-  if (share <= 0 || !std::isfinite(share)) return;
-  const double off = std::clamp(std::log(share), -kMaxDeviation, kMaxDeviation);
-  deviation->mean += kDeviationWeight * (off - deviation->mean);
-  const double spread = kSpreadOfMean * std::abs(off - deviation->mean);
-  deviation->spread += kDeviationWeight * (spread - deviation->spread);
+  if (share > 0 && std::isfinite(share)) deviation->Observe(std::log(share));
 }
 
 double Share(double part, double whole) {
@@ -177,10 +205,42 @@ double Share(double part, double whole) {
 
 }  // namespace
 
+Deviation::Deviation(double mean, double standard_deviation) {
+  const auto up_to = [&](double off) {
+    return 0.5 * std::erfc((mean - off) / standard_deviation / std::numbers::sqrt2);
+  };
+  double below = 0;
+  for (size_t i = 0; i < shares_.size(); ++i) {
+    const bool last = i + 1 == shares_.size();
+    const double share = last ? 1 : up_to(kLowest + static_cast<double>(i + 1) * kWidth);
+    shares_[i] = share - below;
+    below = share;
+  }
+}
+
+// Spread over the neighbours, so that a chance does not jump from one limit to the next.
+void Deviation::Observe(double off) {
+  const double place = std::clamp((off - kLowest) / kWidth, 0.5, shares_.size() - 0.5) - 0.5;
+  const auto at = static_cast<size_t>(place);
+  const double next = place - static_cast<double>(at);
+  for (double& share : shares_) share *= 1 - kDeviationWeight;
+  shares_[at] += kDeviationWeight * (1 - next);
+  if (next > 0) shares_[at + 1] += kDeviationWeight * next;
+}
+
+double Deviation::ShareUpTo(double off) const {
+  const double place =
+      std::clamp((off - kLowest) / kWidth, 0.0, static_cast<double>(shares_.size()));
+  const auto whole = static_cast<size_t>(place);
+  double share = 0;
+  for (size_t i = 0; i < whole; ++i) share += shares_[i];
+  if (whole < shares_.size()) share += (place - static_cast<double>(whole)) * shares_[whole];
+  return share;
+}
+
 double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms) {
   if (std::isinf(limit_ms) || predicted_ms <= 0) return 1;
-  const double room = std::log(limit_ms / predicted_ms) - deviation.mean;
-  return 0.5 * std::erfc(-room / std::max(deviation.spread, kMinSpread) / std::numbers::sqrt2);
+  return limit_ms > 0 ? deviation.ShareUpTo(std::log(limit_ms / predicted_ms)) : 0;
 }
 
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
@@ -218,9 +278,16 @@ CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost
   return Scaled(full, ShareOfLevel(levels, percent));
 }
 
+LevelBias LiveCorrection::Bias(uint32_t percent) const {
+  const auto found = std::find_if(biases.begin(), biases.end(),
+                                  [&](const LevelBias& bias) { return bias.percent == percent; });
+  return found != biases.end() ? *found : LevelBias{};
+}
+
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                    const Load& load) {
   Prediction out;
+  const LevelBias bias = live.Bias(call.level_percent);
   const CostParameters& own = call.level.has_value() ? *call.level : cost;
   double prefill_before_ms = 0;
   double running_prefill_ms = 0;
@@ -230,7 +297,8 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
     running_prefill_ms += prefills_ms.back();
     if (other.goes_before) prefill_before_ms += prefills_ms.back();
   }
-  const double own_prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens);
+  const double own_prefill_ms =
+      PrefillMs(own, live, call.prefill_tokens, call.resident_tokens) * bias.prefill;
   const Newcomer newcomer{own_prefill_ms, RowMs(own, live)};
   out.wait_ms = std::max(WaitMs(cost, live, load),
                          LongestHoldMs(newcomer, load, running_prefill_ms, prefills_ms));
@@ -244,10 +312,10 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   out.ttft_ms = live.overhead_ms + call.tlm_ms + out.wait_ms + prefill_ms +
                 pieces * StepMs(cost, live, decoding);
   const double depth = call.resident_tokens + call.prefill_tokens + call.max_tokens / 2.0;
-  out.tpot_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding));
+  out.tpot_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding)) * bias.step;
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.tpot_ms, call.max_tokens);
   const double answer = std::min<double>(call.max_tokens, live.mean_completion_tokens);
-  const double step_ms = live.step.Ms(OwnStepMs(cost, own, depth, /*others=*/0));
+  const double step_ms = live.step.Ms(OwnStepMs(cost, own, depth, /*others=*/0)) * bias.step;
   out.newcomers = load.arrivals_per_ms * (call.tlm_ms + own_prefill_ms + answer * step_ms);
   return out;
 }
@@ -259,6 +327,7 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
   full.tlm_ms = 0;
   LiveCorrection idle = live;
   static_cast<Pace&>(idle) = live.idle;
+  idle.biases.clear();
   return Predict(cost, idle, full, Load{});
 }
 
@@ -272,7 +341,8 @@ CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, cons
                                   Share(PrefillUs(*lowest, tokens, call.resident_tokens),
                                         PrefillUs(own, tokens, call.resident_tokens)));
   }
-  demand.prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens);
+  demand.prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens) *
+                      live.Bias(call.level_percent).prefill;
   demand.token_ms = predicted.tpot_ms;
   demand.row_ms = RowMs(own, live);
   return demand;
@@ -293,6 +363,7 @@ uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
   LiveCorrection next = live;
+  LearnBiases(cost, seen, &next);  // by the pace that predicted
   static_cast<Pace&>(next) = LearnPace(cost, live, seen);
   if (seen.full_alone) next.idle = LearnPace(cost, live.idle, seen);
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {

@@ -10,6 +10,7 @@
 // where it is not, and adds depth, load and live correction.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -82,10 +83,22 @@ struct Pace {
   int overhead_surprises = 0;
 };
 
-// How far off predictions are, of log(measured / predicted).
-struct Deviation {
-  double mean = 0;
-  double spread = 0.05;  // standard deviation
+// How far off predictions have been of late: the distribution of log(measured / predicted). What
+// something held up lies in a long tail, which a mean and a spread would smear over all calls.
+class Deviation {
+ public:
+  // Before anything was seen: normal.
+  Deviation() : Deviation(0, 0.05) {}
+  Deviation(double mean, double standard_deviation);
+
+  void Observe(double off);
+  // The share that was at most so far off.
+  double ShareUpTo(double off) const;
+
+ private:
+  static constexpr double kLowest = -0.625;  // what lies beyond either end counts as the end
+  static constexpr double kWidth = 0.05;
+  std::array<double, 34> shares_{};  // of calls, by kWidth from kLowest on; 1 together
 };
 
 // What a prediction is worth, whatever the load that it was made for: a call that leaves room for
@@ -98,6 +111,14 @@ struct Reliability {
 // The chance that what is predicted to take `predicted_ms` takes `limit_ms` at most.
 double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms);
 
+// By how much a level takes longer than the pace of all levels says of its calibrated times, which
+// were taken in one minute each and are some per cent off.
+struct LevelBias {
+  uint32_t percent = 100;
+  double prefill = 1;
+  double step = 1;
+};
+
 // What measurement says of the parameters. Starts neutral; Learn() moves it. The pace of all calls
 // predicts the next one; that of calls of the full model beside which no other ran tells what it
 // takes on the idle board. Lower levels say nothing of that: a short pass after a pause takes half
@@ -108,6 +129,9 @@ struct LiveCorrection : Pace {
   double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
   double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
   Reliability reliability = {};
+  std::vector<LevelBias> biases = {};  // of levels that have answered
+
+  LevelBias Bias(uint32_t percent) const;
 };
 
 // The call that is predicted.
@@ -117,6 +141,7 @@ struct CallShape {
   std::optional<CostParameters> level;  // that it runs at; none = the full model
   double tlm_ms = 0;                    // spent on reading the prompt before it is answered
   uint32_t resident_tokens = 0;         // of its context, whose KV is there
+  uint32_t level_percent = 100;         // names `level`
 };
 
 // A call that runs or waits before this one.
@@ -169,6 +194,7 @@ uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens
 struct Observation {
   std::optional<CostParameters> level;  // as in CallShape
   uint32_t resident_tokens = 0;         // as in CallShape
+  uint32_t level_percent = 100;         // likewise
   uint32_t prefilled_tokens = 0;
   double prefill_ms = 0;          // its own prefill, waits excluded
   double overhead_ms = -1;        // TTFT minus queue and prefill; negative = unknown

@@ -341,6 +341,7 @@ CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent
   shape.level = CostOfLevel(out_.cost, level_costs_, level_percent);
   shape.tlm_ms = tlm_ms;
   shape.resident_tokens = input_.reused_tokens;
+  shape.level_percent = level_percent;
   return shape;
 }
 
