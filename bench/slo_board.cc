@@ -267,7 +267,7 @@ class BoardRun {
             .level = session.variant};
   }
 
-  // Lets a pass of `left_ns` go by, which those who arrive, or may start at last, may go between:
+  // Lets a pass of `ns` go by, which those who arrive, or may start at last, may go between:
   // once where answers wait for it.
   void Compute(int64_t ns) {
     bool gave_way = false;

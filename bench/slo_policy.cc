@@ -52,7 +52,7 @@ class Chooser {
     end_variant_ = variants_;
     if (policy_.rule == Rule::kModelByTpot) KeepLargestByTpot();
     input_.candidates = Candidates(levels_ - 1, 0);
-    if (policy_.leaves_examples_out && prompt_.mostly_examples()) LeaveExamplesOut();
+    LeaveExamplesOut();
     const double read_ms = ShouldRead() ? ReadMs() : 0;
     if (read_ms > 0) {
       input_.candidates = Candidates(0, read_ms);
@@ -86,9 +86,11 @@ class Chooser {
 
   const LevelLogits& Logits() const { return (*policy_.logits)[call_.slo_index][call_.prompt]; }
 
-  // The level up to which its examples make a prompt shorter stands for it without them: with what
-  // the next level leaves room for, which is rarely anything.
+  // A prompt without its examples is taken for the next larger prompt level, where hardly more of
+  // it stays.
   void LeaveExamplesOut() {
+    const bool known = !policy_.pair_accuracy[true].empty();
+    if (!policy_.leaves_examples_out || !known || !prompt_.mostly_examples()) return;
     const auto& levels = policy_.answers->prompt_levels;
     const auto level = static_cast<size_t>(
         std::lower_bound(levels.begin(), levels.end(), prompt_.share_without_examples) -
