@@ -34,7 +34,7 @@ train="build/offline/bin/withy-train --threads=$threads"
 $train --model=target --out="$run/target" --steps=9000
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
-$train --model=target --out="$run/target" --export="$out/withy-pocket-q8_0.gguf"
+$train --model=target --out="$run/target" --export="$out/withy-pocket-plain-q8_0.gguf"
 $train --model=draft --out="$run/draft" --export="$out/withy-pocket-draft-q8_0.gguf"
 $train --model=target --out="$run/target" --export="$run/withy-pocket-f32.gguf" --type=f32
 $train --model=draft --out="$run/draft" --export="$run/withy-pocket-draft-f32.gguf" --type=f32
