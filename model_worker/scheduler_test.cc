@@ -259,8 +259,8 @@ TEST(SchedulerTest, AnUrgentPromptGoesInBetweenAndNothingIsComputedTwice) {
   EXPECT_EQ(outcome->text, steps.BeginLong().sink->Wait()->text);
 }
 
-// As long as it would fall behind 100 ms a token by waiting. At the 13th it has saved 1.3 s; what is
-// learnt of fast steps meanwhile makes that fewer.
+// As long as it would fall behind 100 ms a token by waiting. At the 13th it has saved 1.3 s; what
+// is learnt of fast steps meanwhile makes that fewer.
 TEST(SchedulerTest, AnAnswerThatCannotWaitGoesOnInBetween) {
   LongSteps steps;
   const auto longer = steps.BeginLong();
