@@ -61,6 +61,8 @@ class Preparation {
   }
   bool WantsShorter() const;
   std::string WhyTlmUnfit();
+  bool MostlyExamples() const { return share_without_examples_ < engine::kMostlyExamples; }
+  PromptLevel ShortenedTo(uint32_t percent, const std::vector<engine::PrunableText>& messages);
   void LeaveExamplesOut();
   std::string WhyWithoutTlm();
   absl::Status Shorten();
@@ -87,9 +89,10 @@ class Preparation {
   DecisionInput input_;
   std::vector<uint32_t> levels_percent_;
   std::vector<LevelCost> level_costs_;
-  uint32_t history_tokens_ = 0;            // without KV
-  uint32_t share_without_examples_ = 100;  // of the prompt's words
-  PromptLevels prompts_;                   // ascending; the last is what there is most of
+  uint32_t history_tokens_ = 0;               // without KV
+  std::vector<engine::PrunableText> unread_;  // the prompt's messages, where a TLM may shorten them
+  uint32_t share_without_examples_ = 100;     // of the prompt's words
+  PromptLevels prompts_;                      // ascending; the last is what there is most of
   engine::LevelChoice model_choice_;
   double tlm_ms_ = 0;  // as predicted
 };
@@ -109,7 +112,6 @@ absl::Status Preparation::Look() {
   level_costs_ = LevelsOf(*out_.worker);
   history_tokens_ = out_.tokens.context_tokens() -
                     std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
-  share_without_examples_ = engine::ShareWithoutExamples(Unread(request_.prompt()));
   out_.cost = CostOf(*out_.worker);
   live_ = gateway_.live(out_.lane);
   PromptLevel& whole = prompts_.emplace_back();
@@ -124,6 +126,10 @@ absl::Status Preparation::Look() {
   input_.reliability = live_.reliability;
   targets_ = ResolveSlo(request_.slo(), input_.full_idle);
   out_.judged = Tolerate(request_.slo(), targets_);
+  if (targets_.any() && gateway_.tlm_ != nullptr) {
+    unread_ = Unread(request_.prompt());
+    share_without_examples_ = engine::ShareWithoutExamples(unread_);
+  }
   SetKey();
   load_ = gateway_.calls_.LoadBefore(out_.lane, out_.key);
   out_.queue_position = static_cast<uint32_t>(load_.ahead.size());
@@ -181,18 +187,24 @@ std::string Preparation::WhyTlmUnfit() {
   return gateway_.tlm_->WhyUnfit(levels_percent_);
 }
 
+// Not counted yet, where anything is left out.
+PromptLevel Preparation::ShortenedTo(uint32_t percent,
+                                     const std::vector<engine::PrunableText>& messages) {
+  PromptLevel level;
+  level.percent = percent;
+  level.pruned = engine::Prune(messages, percent);
+  level.counted = level.pruned.pruned_words == 0;
+  level.tokens = EstimatePrunedTokens(live_, out_.tokens.prompt_tokens(), level.pruned.text_bytes,
+                                      level.pruned.kept_bytes);
+  return level;
+}
+
 // One more way to answer: without the worked examples, for which nothing has to be read. What it is
 // worth stands in the TLM's file.
 void Preparation::LeaveExamplesOut() {
   const bool known = gateway_.tlm_->PairAccuracy(true, share_without_examples_, 100) > 0;
-  if (share_without_examples_ >= engine::kMostlyExamples || !known) return;
-  PromptLevel level;
-  level.percent = share_without_examples_;
-  level.pruned = engine::Prune(Unread(request_.prompt()), level.percent);
-  level.counted = false;
-  level.tokens = EstimatePrunedTokens(live_, prompts_.back().tokens, level.pruned.text_bytes,
-                                      level.pruned.kept_bytes);
-  prompts_.insert(prompts_.begin(), std::move(level));
+  if (!MostlyExamples() || !known) return;
+  prompts_.insert(prompts_.begin(), ShortenedTo(share_without_examples_, unread_));
   input_.candidates = Candidates(prompts_, 0);
 }
 
@@ -276,18 +288,15 @@ Preparation::PromptLevels Preparation::LevelsFrom(const PromptReading& reading) 
     percents.assign(reading.prompt_level.percents.begin(), reading.prompt_level.percents.end());
     if (percents.back() != 100) percents.push_back(100);
   }
-  const uint32_t whole_tokens = prompts_.back().tokens;
   PromptLevels levels;
   for (const uint32_t percent : percents) {
     PromptLevel& level = levels.emplace_back();
-    level.percent = percent;
+    if (percent < 100) {
+      level = ShortenedTo(percent, reading.messages);
+    } else {
+      level.tokens = out_.tokens.prompt_tokens();
+    }
     level.logit = LogitOf(reading.prompt_level, percent);
-    level.tokens = whole_tokens;
-    if (percent == 100) continue;
-    level.pruned = engine::Prune(reading.messages, percent);
-    level.counted = level.pruned.pruned_words == 0;
-    level.tokens =
-        EstimatePrunedTokens(live_, whole_tokens, level.pruned.text_bytes, level.pruned.kept_bytes);
   }
   return levels;
 }
@@ -347,7 +356,6 @@ CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent
 
 std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, double tlm_ms) const {
   std::vector<Candidate> candidates;
-  const bool mostly_examples = share_without_examples_ < engine::kMostlyExamples;
   for (const PromptLevel& prompt : prompts) {
     for (const uint32_t level : levels_percent_) {
       const CallShape shape = ShapeOf(prompt, level, tlm_ms);
@@ -360,7 +368,7 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       }
       candidate.prefill_tokens = shape.prefill_tokens;
       if (gateway_.tlm_ != nullptr) {
-        candidate.expected = gateway_.tlm_->PairAccuracy(mostly_examples, prompt.percent, level);
+        candidate.expected = gateway_.tlm_->PairAccuracy(MostlyExamples(), prompt.percent, level);
       }
     }
   }
