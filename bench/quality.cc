@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,10 +32,12 @@ ABSL_FLAG(std::string, plot, "", "SVG file to write");
 namespace withy::bench {
 namespace {
 
+using nlohmann::json;
 using Hits = std::vector<bool>;  // by prompt
 struct Method {
   std::string name;
   std::map<int32_t, Hits> levels;
+  std::vector<corpus::Task> tasks;  // by prompt
 };
 
 double Share(const Hits& hits) {
@@ -83,6 +87,8 @@ absl::Status Measure(const Source& source, Method* method) {
                          engine::OpenBundle(source.path, options));
   WITHY_ASSIGN_OR_RETURN(const std::vector<Question> questions,
                          EncodeAll(bundle, corpus::HeldOutSpec(), absl::GetFlag(FLAGS_count)));
+  method->tasks.clear();
+  for (const Question& question : questions) method->tasks.push_back(question.task);
   const std::vector<engine::LevelInfo>& levels = bundle.model->info().levels;
   std::vector<float> logits;
   for (size_t level = 0; level < levels.size(); ++level) {
@@ -132,8 +138,30 @@ void PrintTable(const std::vector<Method>& methods) {
   std::fprintf(stderr, "\n* better than %s, p < 0.01 (McNemar)\n", methods.front().name.c_str());
 }
 
-// Mean accuracy over the levels from 20 to 80 % that both have.
-std::string MeanGain(const Method& own, const Method& other) {
+// By task, of one level.
+std::map<std::string, double> ShareByTask(const Method& method, const Hits& hits) {
+  std::map<std::string, Hits> by_task;
+  for (size_t i = 0; i < hits.size(); ++i) {
+    by_task[std::string(corpus::TaskName(method.tasks[i]))].push_back(hits[i]);
+  }
+  std::map<std::string, double> shares;
+  for (const auto& [task, own] : by_task) shares[task] = Share(own);
+  return shares;
+}
+
+void PrintTasks(const Method& method) {
+  std::fprintf(stderr, "\n%s, by task", method.name.c_str());
+  for (const std::string_view task : corpus::kTaskNames) {
+    std::fprintf(stderr, "\n%-22s", std::string(task).c_str());
+    for (const auto& [percent, hits] : method.levels) {
+      std::fprintf(stderr, " %6.3f ", ShareByTask(method, hits)[std::string(task)]);
+    }
+  }
+  std::fprintf(stderr, "\n");
+}
+
+// Mean accuracy over the levels from 20 to 80 % that both have, in points.
+std::optional<double> MeanGain(const Method& own, const Method& other) {
   double gain = 0;
   int count = 0;
   for (const auto& [percent, hits] : own.levels) {
@@ -142,32 +170,37 @@ std::string MeanGain(const Method& own, const Method& other) {
     gain += Share(hits) - Share(it->second);
     ++count;
   }
-  return count == 0 ? "null" : absl::StrCat(100 * gain / count);
+  if (count == 0) return std::nullopt;
+  return 100 * gain / count;
 }
 
 void PrintJson(const std::vector<Method>& methods) {
-  std::string accuracy, gains, better;
+  json accuracy = json::object(), by_task = json::object(), gains = json::object();
+  json better = json::array();
   const Method& own = methods.front();
   for (const Method& method : methods) {
-    std::string levels;
     for (const auto& [percent, hits] : method.levels) {
-      absl::StrAppend(&levels, levels.empty() ? "" : ", ", "\"", percent, "\": ", Share(hits));
+      accuracy[method.name][absl::StrCat(percent)] = Share(hits);
       const auto it = own.levels.find(percent);
       if (&method != &own && it != own.levels.end() &&
           ChanceThatNotBetter(it->second, hits) < 0.01) {
-        absl::StrAppend(&better, better.empty() ? "" : ", ", "\"", method.name, "@", percent, "\"");
+        better.push_back(absl::StrCat(method.name, "@", percent));
       }
     }
-    absl::StrAppend(&accuracy, accuracy.empty() ? "" : ", ", "\"", method.name, "\": {", levels,
-                    "}");
-    if (&method != &own)
-      absl::StrAppend(&gains, gains.empty() ? "" : ", ", "\"", method.name,
-                      "\": ", MeanGain(own, method));
+    if (&method == &own) continue;
+    const std::optional<double> gain = MeanGain(own, method);
+    gains[method.name] = gain.has_value() ? json(*gain) : json();
   }
-  std::printf(
-      "{\"prompts\": %d, \"accuracy\": {%s}, \"mean_gain_points_20_to_80\": {%s}, "
-      "\"significantly_better\": [%s]}\n",
-      absl::GetFlag(FLAGS_count), accuracy.c_str(), gains.c_str(), better.c_str());
+  for (const auto& [percent, hits] : own.levels) {
+    by_task[absl::StrCat(percent)] = ShareByTask(own, hits);
+  }
+  std::printf("%s\n", json({{"prompts", absl::GetFlag(FLAGS_count)},
+                            {"accuracy", accuracy},
+                            {"accuracy_by_task", by_task},
+                            {"mean_gain_points_20_to_80", gains},
+                            {"significantly_better", better}})
+                          .dump()
+                          .c_str());
 }
 
 absl::Status WritePlot(const std::vector<Method>& methods, const std::string& path) {
@@ -189,10 +222,11 @@ absl::Status Main() {
     WITHY_ASSIGN_OR_RETURN(const Source source, ParseSource(text));
     auto method = std::find_if(methods.begin(), methods.end(),
                                [&](const Method& known) { return known.name == source.name; });
-    if (method == methods.end()) method = methods.insert(methods.end(), {source.name, {}});
+    if (method == methods.end()) method = methods.insert(methods.end(), {source.name, {}, {}});
     WITHY_RETURN_IF_ERROR(Measure(source, &*method));
   }
   PrintTable(methods);
+  PrintTasks(methods.front());
   if (const std::string plot = absl::GetFlag(FLAGS_plot); !plot.empty()) {
     WITHY_RETURN_IF_ERROR(WritePlot(methods, plot));
   }

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Makes what the elastic model is compared with by ./withy bench quality and ./withy bench slo, all from one plain model with the
-# same steps: levels of units in other orders, without anchors, without LoRA, and models made smaller in other ways.
+# same steps: levels of units in other orders, that cut all layers alike, without anchors, without LoRA, and models made smaller in
+# other ways.
 # May be interrupted at any time and run again: it goes on from where it was.
 #   elasticizer/comparisons.sh --model FILE [--out DIR] [--torch DIR] [-- ARGS]
 #     --model FILE plain GGUF; F32, F16 or BF16
@@ -51,14 +52,15 @@ elasticize() { # name, arguments
 elasticize ours "$@"
 elasticize magnitude "$@" --order=magnitude
 elasticize random "$@" --order=random
-elasticize no-anchors "$@" --anchors=false
+elasticize uniform "$@" --measured=false
+elasticize no-anchors "$@" --measured=false --anchors=false
 elasticize no-lora "$@" --recovery_steps=0
 if [ ! -f "$out/baselines/4_bits-100.gguf" ]; then # the last one written
   $bin/withy-baselines --model="$model" --out="$out/baselines"
 fi
 
 models=ours=$out/ours.gguf,magnitude=$out/magnitude.gguf,random=$out/random.gguf
-models+=,no-anchors=$out/no-anchors.gguf,no-lora=$out/no-lora.gguf
+models+=,uniform=$out/uniform.gguf,no-anchors=$out/no-anchors.gguf,no-lora=$out/no-lora.gguf
 for file in "$out"/baselines/*.gguf; do
   name=$(basename "$file" .gguf)
   models+=,${name%-*}@${name##*-}=$file

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -140,6 +141,7 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs left out
     choices.push_back(ChooseLevel(
         network_->shape(), percent, anchors, choices.empty() ? nullptr : &choices.back().spec,
+        nullptr,
         [&](const engine::LevelSpec& spec) {
           return MeanLoss(*network_, batches_, {.extents = &spec.layers});
         },
@@ -203,7 +205,7 @@ TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   shape.d_ff = 1024;
   const auto choose = [&](double sign, const engine::LevelSpec* above) {
     return ChooseLevel(
-        shape, 50, {}, above,
+        shape, 50, {}, above, nullptr,
         [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; },
         train::Workers(1));
   };
@@ -213,6 +215,109 @@ TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   EXPECT_LT(many.spec.layers[0].neurons, few.spec.layers[0].neurons);
   EXPECT_EQ(many.loss, -many.spec.layers[0].heads);
   EXPECT_LE(choose(-1, &few.spec).spec.layers[0].heads, few.spec.layers[0].heads);
+}
+
+TEST(ChooseLevelTest, TakesMeasuredCutsThatLoseLess) {
+  engine::ModelShape shape;
+  shape.layers = 2;
+  shape.heads = 8;
+  shape.kv_heads = 2;
+  shape.head_dim = 64;
+  shape.d_ff = 512;
+  const engine::LevelSpec least{.percent = 50, .layers = {{8, 512}, {0, 0}}};
+  const auto choose = [&](double loss_of_least) {
+    return ChooseLevel(
+        shape, 50, {}, nullptr, &least,
+        [&](const engine::LevelSpec& spec) {
+          return spec.layers == least.layers ? loss_of_least : 1.0;
+        },
+        train::Workers(1));
+  };
+  EXPECT_EQ(choose(0.5).spec.layers, least.layers);
+  EXPECT_EQ(choose(0.5).head_share, 0);
+  EXPECT_NE(choose(2).spec.layers, least.layers);
+}
+
+class CutLeastTest : public testing::Test {
+ protected:
+  CutLeastTest() {
+    shape_.layers = 4;
+    shape_.heads = 8;
+    shape_.kv_heads = 2;
+    shape_.head_dim = 64;
+    shape_.d_ff = 512;
+  }
+
+  double Share(const engine::LevelSpec& level) const {
+    double sum = 0;
+    for (const engine::LayerExtent& extent : level.layers) {
+      sum += engine::LayerParameters(shape_, extent);
+    }
+    return sum / shape_.layers / engine::LayerParameters(shape_, {shape_.heads, shape_.d_ff});
+  }
+
+  engine::LevelSpec Full() const {
+    return {.percent = 100,
+            .layers = std::vector<engine::LayerExtent>(static_cast<size_t>(shape_.layers),
+                                                       {shape_.heads, shape_.d_ff})};
+  }
+
+  // The next level, where cutting costs what `loss_of` says.
+  engine::LevelSpec Cut(int32_t percent, const engine::LevelSpec& from,
+                        const std::function<double(const LayerCut&)>& loss_of) const {
+    std::vector<LayerCut> cuts = PossibleCuts(shape_, percent, from);
+    for (LayerCut& cut : cuts) cut.loss = loss_of(cut);
+    return CutLeast(shape_, percent, from, 0, cuts);
+  }
+
+  engine::ModelShape shape_;
+};
+
+TEST_F(CutLeastTest, LeavesAloneWhatIsDear) {
+  const engine::LevelSpec level = Cut(60, Full(), [&](const LayerCut& cut) {
+    const double units = (shape_.heads - cut.extent.heads) + (512 - cut.extent.neurons) / 64.0;
+    return (cut.layer == 2 ? 10.0 : 0.1) * units;
+  });
+  EXPECT_NEAR(Share(level), 0.6, 0.01);
+  EXPECT_EQ(level.layers[2], (engine::LayerExtent{8, 512}));
+}
+
+// The first cut costs as much as all of them: whole parts go, instead of a little of each.
+TEST_F(CutLeastTest, GoesDeepWhereTheFirstStepCostsAll) {
+  const engine::LevelSpec level =
+      Cut(73, Full(), [](const LayerCut& cut) { return cut.extent.heads < 8 ? 100.0 : 1.0; });
+  EXPECT_NEAR(Share(level), 0.73, 0.01);  // two of four MLPs are 27 % of all
+  int without_mlp = 0;
+  for (const engine::LayerExtent& extent : level.layers) {
+    EXPECT_EQ(extent.heads, 8);
+    EXPECT_TRUE(extent.neurons == 512 || extent.neurons == 0) << extent.neurons;
+    if (extent.neurons == 0) ++without_mlp;
+  }
+  EXPECT_EQ(without_mlp, 2);
+}
+
+TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
+  for (const int32_t kv_heads : {2, 8}) {  // 8: levels cut KV heads
+    shape_.kv_heads = kv_heads;
+    engine::LevelSpec from = Full();
+    for (const int32_t percent : {90, 80, 60, 35, 20}) {
+      const engine::LevelSpec level = Cut(percent, from, [](const LayerCut& cut) {
+        return 0.01 * static_cast<double>((7 * cut.layer + 3) % 5) * (520 - cut.extent.neurons) +
+               0.3 * (8 - cut.extent.heads);
+      });
+      EXPECT_NEAR(Share(level), percent / 100.0, 0.015) << percent << ", " << kv_heads;
+      for (size_t i = 0; i < level.layers.size(); ++i) {
+        EXPECT_LE(level.layers[i].heads, from.layers[i].heads);
+        EXPECT_LE(level.layers[i].neurons, from.layers[i].neurons);
+        EXPECT_EQ(level.layers[i].heads % shape_.query_heads_per_unit(), 0);
+        EXPECT_EQ(level.layers[i].neurons % 64, 0);
+        if (kv_heads == 8) {
+          EXPECT_GT(level.layers[i].heads, 0) << percent;
+        }
+      }
+      from = level;
+    }
+  }
 }
 
 // Whatever a baseline leaves out adds nothing any more, and what it keeps is as it was.

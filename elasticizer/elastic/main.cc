@@ -15,6 +15,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/program_flags.h"
 #include "base/status.h"
@@ -40,14 +41,16 @@ ABSL_FLAG(std::string, text, "",
           "plain text to judge units and train LoRA on; default: the project's corpus");
 ABSL_FLAG(std::string, work, "", "directory of what is done; default: OUT.work");
 ABSL_FLAG(std::string, levels, "20,30,40,50,60,70,80,90", "levels in per cent, ascending");
+ABSL_FLAG(std::string, bridges, "25",
+          "levels that are made on the way down and not written: the smaller a step, the less of "
+          "what the level above has learnt is lost");
 ABSL_FLAG(int64_t, calibration_batches, 32, "batches that units and layers are judged on");
-ABSL_FLAG(int64_t, recovery_batches, 2000, "batches that LoRA is trained on");
+ABSL_FLAG(int64_t, recovery_batches, 6400, "batches that LoRA is trained on");
 ABSL_FLAG(
-    int64_t, recovery_steps, 400,
-    "steps of LoRA training at 100 %; a level of p % takes 100 / p times as many, so that all "
-    "cost about the same; 0: no LoRA");
-ABSL_FLAG(int64_t, trial_steps, 30,
-          "the same, for each split between heads and neurons that is tried for a level");
+    int64_t, recovery_steps, 1600,
+    "steps of LoRA training at 50 %; a level of p % takes (100 - p) / p times as many, so that "
+    "they cost as much as it cuts; 0: no LoRA");
+ABSL_FLAG(int64_t, trial_steps, 60, "the same, for each of the extents that are tried for a level");
 ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens a batch");
 ABSL_FLAG(double, rate, 1e-2,
           "LoRA's learning rate of levels up to 50 %, from there on falling with what is cut");
@@ -55,6 +58,9 @@ ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
 ABSL_FLAG(std::string, order, "importance",
           "what units are ordered by: importance, or, to compare with, magnitude or random");
 ABSL_FLAG(bool, anchors, true, "whether the most important layers are spared at first");
+ABSL_FLAG(bool, measured, true,
+          "whether the cuts that lose least are tried for a level, layer by layer, beside splits "
+          "that all layers share");
 ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
 ABSL_FLAG(int, threads, 0, "threads; 0: one a core");
 
@@ -67,15 +73,14 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
+absl::StatusOr<std::vector<int32_t>> ParseLevels(const char* flag, const std::string& text) {
   std::vector<int32_t> levels;
-  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+  for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     int32_t level = 0;
     if (!absl::SimpleAtoi(part, &level) || level < 1 || level > 99 ||
         (!levels.empty() && level <= levels.back())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--levels=", text, ": \"", part,
-                       "\" must be a number from 1 to 99, more than the one before"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          flag, text, ": \"", part, "\" must be a number from 1 to 99, more than the one before"));
     }
     levels.push_back(level);
   }
@@ -117,7 +122,7 @@ class Job {
     if (model.empty() || out_.empty()) {
       return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=FILE.gguf");
     }
-    WITHY_ASSIGN_OR_RETURN(percents_, ParseLevels(absl::GetFlag(FLAGS_levels)));
+    WITHY_RETURN_IF_ERROR(PlanPercents());
     WITHY_ASSIGN_OR_RETURN(type_, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(model));
     WarnIfQuantised(file);
@@ -135,6 +140,7 @@ class Job {
     WITHY_RETURN_IF_ERROR(ReadText(file));
     WITHY_RETURN_IF_ERROR(Judge(&network));
     WITHY_RETURN_IF_ERROR(MakeLevels(&network));
+    LeaveBridgesOut();
     WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_,
                                         static_cast<int32_t>(absl::GetFlag(FLAGS_rank)), findings_,
                                         type_, out_));
@@ -144,6 +150,30 @@ class Job {
   }
 
  private:
+  // Levels and bridges between them, ascending.
+  absl::Status PlanPercents() {
+    WITHY_ASSIGN_OR_RETURN(percents_, ParseLevels("--levels=", absl::GetFlag(FLAGS_levels)));
+    WITHY_ASSIGN_OR_RETURN(bridges_, ParseLevels("--bridges=", absl::GetFlag(FLAGS_bridges)));
+    std::erase_if(bridges_, [&](int32_t bridge) {
+      return percents_.empty() || bridge < percents_.front() ||
+             std::binary_search(percents_.begin(), percents_.end(), bridge);
+    });
+    std::vector<int32_t> all(percents_.size() + bridges_.size());
+    std::merge(percents_.begin(), percents_.end(), bridges_.begin(), bridges_.end(), all.begin());
+    percents_ = std::move(all);
+    return absl::OkStatus();
+  }
+
+  void LeaveBridgesOut() {
+    for (size_t i = levels_.size(); i-- > 0;) {
+      if (!std::binary_search(bridges_.begin(), bridges_.end(), percents_[i])) continue;
+      const auto at = static_cast<std::ptrdiff_t>(i);
+      levels_.erase(levels_.begin() + at);
+      findings_.losses.erase(findings_.losses.begin() + at);
+      findings_.lora_losses.erase(findings_.lora_losses.begin() + at);
+    }
+  }
+
   std::string WorkDirectory() const {
     const std::string work = absl::GetFlag(FLAGS_work);
     return work.empty() ? out_ + ".work" : work;
@@ -151,13 +181,14 @@ class Job {
 
   // What the kept results depend on.
   std::string Fingerprint(const engine::GgufFile& file) const {
-    return absl::StrCat(file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
-                        absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_calibration_batches),
-                        " ", absl::GetFlag(FLAGS_recovery_batches), " ",
-                        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_trial_steps),
-                        " ", absl::GetFlag(FLAGS_batch_tokens), " ", absl::GetFlag(FLAGS_rate), " ",
-                        absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed), " ",
-                        absl::GetFlag(FLAGS_order), " ", absl::GetFlag(FLAGS_anchors));
+    return absl::StrCat(
+        file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
+        absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_bridges), " ",
+        absl::GetFlag(FLAGS_calibration_batches), " ", absl::GetFlag(FLAGS_recovery_batches), " ",
+        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_trial_steps), " ",
+        absl::GetFlag(FLAGS_batch_tokens), " ", absl::GetFlag(FLAGS_rate), " ",
+        absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed), " ", absl::GetFlag(FLAGS_order),
+        " ", absl::GetFlag(FLAGS_anchors), " ", absl::GetFlag(FLAGS_measured));
   }
 
   absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, int64_t count,
@@ -215,7 +246,7 @@ class Job {
 
   RecoveryOptions OptionsOf(int32_t percent, int64_t steps) const {
     return {.rank = absl::GetFlag(FLAGS_rank),
-            .steps = steps * 100 / percent,
+            .steps = (steps * (100 - percent) + percent - 1) / percent,
             .rate = absl::GetFlag(FLAGS_rate) * std::min(1.0, 2 - percent / 50.0),
             .seed = absl::GetFlag(FLAGS_seed)};
   }
@@ -226,6 +257,7 @@ class Job {
   absl::Status MakeLevels(Network* network) {
     network->set_products(train::FastestProducts(network->device()));
     std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
+    std::fflush(stdout);
     const size_t all = percents_.size();
     levels_.resize(all);
     findings_.losses.resize(all);
@@ -236,8 +268,12 @@ class Job {
       const size_t i = left - 1;
       WITHY_ASSIGN_OR_RETURN(const LevelChoice choice, ChooseSplit(*network, i, progress));
       WITHY_RETURN_IF_ERROR(RecoverLevel(*network, choice, i, &progress));
-      std::printf("level %d %%: heads' share %.1f, loss %.4f, with LoRA %.4f\n", percents_[i],
-                  choice.head_share, findings_.losses[i], findings_.lora_losses[i]);
+      std::printf("level %d %%: %s, loss %.4f, with LoRA %.4f\n", percents_[i],
+                  choice.head_share == 0
+                      ? "cut where least is lost"
+                      : absl::StrFormat("heads' share %.1f", choice.head_share).c_str(),
+                  findings_.losses[i], findings_.lora_losses[i]);
+      std::fflush(stdout);
     }
     return absl::OkStatus();
   }
@@ -265,8 +301,11 @@ class Job {
     const ElasticLevel* above = Above(i);
     const int64_t steps =
         absl::GetFlag(FLAGS_recovery_steps) == 0 ? 0 : absl::GetFlag(FLAGS_trial_steps);
+    engine::LevelSpec least;
+    if (absl::GetFlag(FLAGS_measured)) least = LeastLost(network, percent, above);
     choice = ChooseLevel(
         network.shape(), percent, findings_.anchors, above == nullptr ? nullptr : &above->spec,
+        least.layers.empty() ? nullptr : &least,
         [&](const engine::LevelSpec& spec) {
           View view{.extents = &spec.layers};
           if (steps == 0) return MeanLoss(network, calibration_, view);
@@ -279,6 +318,32 @@ class Job {
         WorkersFor(network));
     WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
     return choice;
+  }
+
+  // The level of the cuts that lose least of the one above, as recovered.
+  engine::LevelSpec LeastLost(const Network& network, int32_t percent,
+                              const ElasticLevel* above) const {
+    const engine::ModelShape& shape = network.shape();
+    const std::vector<engine::LayerExtent> full(static_cast<size_t>(shape.layers),
+                                                {shape.heads, shape.d_ff});
+    const engine::LevelSpec from =
+        above == nullptr ? engine::LevelSpec{.percent = 100, .layers = full} : above->spec;
+    const std::vector<Lora> none;
+    const std::vector<Lora>& learnt = above == nullptr ? none : above->lora;
+    const std::vector<Batch> text(calibration_.begin(),
+                                  calibration_.begin() + (calibration_.size() + 3) / 4);
+    const auto loss_of = [&](const engine::LevelSpec& spec) {
+      const std::vector<Lora> lora = HandDown(shape, learnt, spec);
+      return MeanLoss(network, text, {.extents = &spec.layers, .lora = &lora});
+    };
+    std::vector<LayerCut> cuts = PossibleCuts(shape, percent, from);
+    WorkersFor(network).Run(static_cast<int64_t>(cuts.size()), [&](int64_t i) {
+      LayerCut& cut = cuts[static_cast<size_t>(i)];
+      engine::LevelSpec spec = from;
+      spec.layers[cut.layer] = cut.extent;
+      cut.loss = loss_of(spec);
+    });
+    return CutLeast(shape, percent, from, loss_of(from), cuts);
   }
 
   // Side by side where LibTorch computes on the CPU: small products keep one thread busy, not two.
@@ -313,7 +378,8 @@ class Job {
 
   const int threads_;
   std::string out_;
-  std::vector<int32_t> percents_;
+  std::vector<int32_t> percents_;  // levels_' own
+  std::vector<int32_t> bridges_;   // those of them that are not written
   engine::GgmlType type_ = engine::GgmlType::kQ8_0;
   std::unique_ptr<Work> work_;
   std::vector<Batch> calibration_;

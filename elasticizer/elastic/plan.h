@@ -16,18 +16,40 @@ namespace withy::elastic {
 // What was tried for one level and came out.
 struct LevelChoice {
   engine::LevelSpec spec;
-  double head_share = 1;  // of the splits tried, the one with the least loss
+  double head_share = 1;  // of the splits tried, the one with the least loss; 0: what loses least
   double loss = 0;
 };
+
+// One layer computes less, and the others what they did.
+struct LayerCut {
+  size_t layer = 0;
+  engine::LayerExtent extent;
+  double loss = 0;  // of the model so
+};
+
+// Cuts of heads alone and of neurons alone, in at most eight steps each, of every layer of `from`.
+// Down to nothing, so that they serve every level; where levels cut KV heads, down to one unit as
+// long as a level of `percent` may have one in every layer. Losses are not filled in.
+std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t percent,
+                                   const engine::LevelSpec& from);
+
+// The level that the cuts lead to that lose least for what they save, taken one after the other as
+// if they did not matter to each other. `whole`: the loss of `from`. Source:
+// docs/method-elastic.md.
+engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
+                           const engine::LevelSpec& from, double whole,
+                           std::span<const LayerCut> cuts);
 
 // What a level loses. Low levels are chosen better by their loss after a short recovery than before
 // it, where all splits are as good as broken. Called from several threads at once.
 using LossOfLevel = std::function<double(const engine::LevelSpec&)>;
 
-// A level of a reordered network that `above` holds, if there is one. `anchors`: most important
-// first.
+// A level of a reordered network that `above` holds, if there is one: a split between heads and
+// neurons that all layers share but `anchors` (most important first), or `least` (CutLeast), if
+// there is one.
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
                         std::span<const int32_t> anchors, const engine::LevelSpec* above,
-                        const LossOfLevel& loss_of, const train::Workers& workers);
+                        const engine::LevelSpec* least, const LossOfLevel& loss_of,
+                        const train::Workers& workers);
 
 }  // namespace withy::elastic

@@ -41,8 +41,8 @@ Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int
 }
 
 // Takes over what `above` has learnt of a layer for the outputs and inputs that stay.
-void HandDown(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
-              Lora* lora) {
+void HandDownLayer(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
+                   Lora* lora) {
   const auto rows = [](const Tensor& b, int64_t count) { return b.narrow(0, 0, count).clone(); };
   if (to.heads > 0 && above.q.a.defined()) {
     const int64_t kv = int64_t{s.kv_heads_of(to.heads)} * s.head_dim;
@@ -120,6 +120,15 @@ double Accumulate(const Network& network, const engine::LevelSpec& level, const 
 
 }  // namespace
 
+std::vector<Lora> HandDown(const engine::ModelShape& shape, const std::vector<Lora>& above,
+                           const engine::LevelSpec& level) {
+  std::vector<Lora> lora(level.layers.size());
+  for (size_t i = 0; i < lora.size() && !above.empty(); ++i) {
+    HandDownLayer(shape, above[i], level.layers[i], &lora[i]);
+  }
+  return lora;
+}
+
 std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent) {
   std::vector<Lora::Pair*> pairs;
   if (extent.heads > 0) pairs = {&lora.q, &lora.k, &lora.v, &lora.o};
@@ -151,7 +160,8 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
   for (size_t i = 0; i < lora.size(); ++i) {
     if (level.layers[i] == full) continue;
     lora[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
-    if (above != nullptr && !above->empty()) HandDown(s, (*above)[i], level.layers[i], &lora[i]);
+    if (above != nullptr && !above->empty())
+      HandDownLayer(s, (*above)[i], level.layers[i], &lora[i]);
     for (Tensor* tensor : Tensors(lora[i])) {
       tensor->set_requires_grad(true);
       trained.push_back(*tensor);

@@ -32,6 +32,10 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
                             const std::vector<Lora>* above = nullptr,
                             const std::function<void(int64_t, double)>& progress = nullptr);
 
+// What `above`, the LoRA of a higher level (or empty), has for the outputs and inputs that stay.
+std::vector<Lora> HandDown(const engine::ModelShape& shape, const std::vector<Lora>& above,
+                           const engine::LevelSpec& level);
+
 // The pairs that a cut layer of this extent has, in a fixed order.
 std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent);
 

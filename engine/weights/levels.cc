@@ -18,11 +18,6 @@ constexpr std::array<std::string_view, kLoraParts> kPartNames = {
     "attn_in.a", "attn_output.a", "ffn_in.a",   "ffn_down.a", "attn_q.b",  "attn_k.b",
     "attn_v.b",  "attn_output.b", "ffn_gate.b", "ffn_up.b",   "ffn_down.b"};
 
-// Parameters of a layer, in units of d_model.
-double Parameters(const ModelShape& s, const LayerExtent& extent) {
-  return 2.0 * s.head_dim * (extent.heads + s.kv_heads_of(extent.heads)) + 3.0 * extent.neurons;
-}
-
 // The least that a level computes of a layer.
 LayerExtent LeastExtent(const ModelShape& s) {
   return {s.query_heads_per_unit(), NeuronPanel(s.d_ff)};
@@ -30,7 +25,7 @@ LayerExtent LeastExtent(const ModelShape& s) {
 
 // Layers that a level leaves whole.
 int32_t AnchorCount(const ModelShape& s, int32_t available, double level) {
-  const double least = Parameters(s, LeastExtent(s)) / Parameters(s, {s.heads, s.d_ff});
+  const double least = LayerParameters(s, LeastExtent(s)) / LayerParameters(s, {s.heads, s.d_ff});
   for (const double share : {0.2, 0.1}) {
     const int32_t count = std::min(available, static_cast<int32_t>(std::lround(share * s.layers)));
     if (count == 0 || count >= s.layers) continue;
@@ -47,9 +42,9 @@ LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
   const int32_t unit = s.query_heads_per_unit();
   const int32_t units = most.heads / unit;
   const int32_t panel = NeuronPanel(s.d_ff);
-  const double share = parameters / Parameters(s, {s.heads, s.d_ff});
+  const double share = parameters / LayerParameters(s, {s.heads, s.d_ff});
   const auto neurons_beside = [&](int32_t kept) {
-    return (parameters - Parameters(s, {kept * unit, 0})) / 3.0;
+    return (parameters - LayerParameters(s, {kept * unit, 0})) / 3.0;
   };
   int32_t kept = static_cast<int32_t>(std::lround(share * head_share * s.heads / unit));
   kept = std::clamp(kept, 1, units);
@@ -64,14 +59,14 @@ LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
 void LeaveOut(const ModelShape& s, double parameters, std::span<const int32_t> by_importance,
               double head_share, std::vector<LayerExtent>* layers) {
   const LayerExtent least = LeastExtent(s);
-  const double per_unit = Parameters(s, least) - Parameters(s, {0, least.neurons});
-  const double per_panel = Parameters(s, least) - Parameters(s, {least.heads, 0});
+  const double per_unit = LayerParameters(s, least) - LayerParameters(s, {0, least.neurons});
+  const double per_panel = LayerParameters(s, least) - LayerParameters(s, {least.heads, 0});
   double excess = -parameters;
   int32_t units = 0;
   int32_t panels = 0;
   for (LayerExtent& layer : *layers) {
     layer = {std::min(layer.heads, least.heads), std::min(layer.neurons, least.neurons)};
-    excess += Parameters(s, layer);
+    excess += LayerParameters(s, layer);
     units += layer.heads > 0 ? 1 : 0;
     panels += layer.neurons > 0 ? 1 : 0;
   }
@@ -177,6 +172,11 @@ class Reader {
 
 }  // namespace
 
+double LayerParameters(const ModelShape& shape, const LayerExtent& extent) {
+  return 2.0 * shape.head_dim * (extent.heads + shape.kv_heads_of(extent.heads)) +
+         3.0 * extent.neurons;
+}
+
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share, const LevelSpec* above) {
   const double level = percent / 100.0;
@@ -184,8 +184,8 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
   const int32_t whole = AnchorCount(shape, static_cast<int32_t>(anchors.size()), level);
   LevelSpec spec{.percent = percent};
   spec.layers.assign(static_cast<size_t>(shape.layers), {});
-  const double wanted = Parameters(shape, full) * level;
-  if (wanted < Parameters(shape, LeastExtent(shape))) {
+  const double wanted = LayerParameters(shape, full) * level;
+  if (wanted < LayerParameters(shape, LeastExtent(shape))) {
     spec.layers = above == nullptr ? std::vector(spec.layers.size(), full) : above->layers;
     LeaveOut(shape, wanted * shape.layers, AllLayers(anchors, shape.layers), head_share,
              &spec.layers);
@@ -194,19 +194,20 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
   for (const int32_t layer : anchors.first(static_cast<size_t>(whole))) {
     spec.layers[static_cast<size_t>(layer)] = full;
   }
-  double left = Parameters(shape, full) * (level * shape.layers - whole);
+  double left = LayerParameters(shape, full) * (level * shape.layers - whole);
   int32_t others = shape.layers - whole;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (spec.layers[i] == full) continue;
     const LayerExtent most = above == nullptr ? full : above->layers[i];
     spec.layers[i] = FitExtent(shape, left / others--, head_share, most);
-    left -= Parameters(shape, spec.layers[i]);
+    left -= LayerParameters(shape, spec.layers[i]);
   }
   return spec;
 }
 
 int32_t LeastLevel(const ModelShape& shape) {
-  const double share = Parameters(shape, {0, 0}) / Parameters(shape, {shape.heads, shape.d_ff});
+  const double share =
+      LayerParameters(shape, {0, 0}) / LayerParameters(shape, {shape.heads, shape.d_ff});
   return std::max(1, static_cast<int32_t>(std::ceil(100 * share)));
 }
 

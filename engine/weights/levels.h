@@ -35,6 +35,9 @@ struct LevelTable {
   int32_t lora_rank = 0;          // 0: the file has no LoRA
 };
 
+// Weights that a level computes of a layer, in terms of d_model.
+double LayerParameters(const ModelShape& shape, const LayerExtent& extent);
+
 // Extents of one level from its share of the layers' parameters. `anchors`: layers by importance,
 // most important first; the first fifth of the layers is not cut, or a tenth, or none, so that
 // every other layer keeps at least half of the level. `head_share`: how much of its heads a cut
