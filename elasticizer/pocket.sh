@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes the pocket models from nothing but this repository: corpus, vocabulary, training, GGUF files in models/.
+# Makes the pocket models from nothing but this repository: corpus, vocabulary, training, levels, TLM; GGUF files in models/.
 # May be interrupted at any time and run again: it goes on from the last checkpoint.
 #   elasticizer/pocket.sh [--run DIR] [--out DIR] [--threads N] [--torch DIR]
 #     --run DIR    checkpoints and loss curves (default: build/pocket)
@@ -28,14 +28,18 @@ while [ $# -gt 0 ]; do
 done
 
 . elasticizer/offline.sh
-build_offline "$torch" withy-train withy-corpus
+build_offline "$torch" withy-train withy-corpus withy-elasticize withy-train-tlm
+bin=build/offline/bin
 
-train="build/offline/bin/withy-train --threads=$threads"
+train="$bin/withy-train --threads=$threads"
 $train --model=target --out="$run/target" --steps=9000
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
-$train --model=target --out="$run/target" --export="$out/withy-pocket-plain-q8_0.gguf"
 $train --model=draft --out="$run/draft" --export="$out/withy-pocket-draft-q8_0.gguf"
 $train --model=target --out="$run/target" --export="$run/withy-pocket-f32.gguf" --type=f32
 $train --model=draft --out="$run/draft" --export="$run/withy-pocket-draft-f32.gguf" --type=f32
 $train --model=target --out="$run/target" --evaluate=2400 --draft="$run/draft"
+$bin/withy-elasticize --model="$run/withy-pocket-f32.gguf" --out="$out/withy-pocket-q8_0.gguf" --work="$run/levels" \
+  --threads="$threads"
+$bin/withy-train-tlm --model="$out/withy-pocket-q8_0.gguf" --out="$out/withy-pocket-tlm-q8_0.gguf" --run="$run/tlm" \
+  --threads="$threads"

@@ -300,7 +300,7 @@ TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
   for (const int32_t kv_heads : {2, 8}) {  // 8: levels cut KV heads
     shape_.kv_heads = kv_heads;
     engine::LevelSpec from = Full();
-    for (const int32_t percent : {90, 80, 60, 35, 20}) {
+    for (const int32_t percent : {90, 80, 60, 35, 20, 15}) {
       const engine::LevelSpec level = Cut(percent, from, [](const LayerCut& cut) {
         return 0.01 * static_cast<double>((7 * cut.layer + 3) % 5) * (520 - cut.extent.neurons) +
                0.3 * (8 - cut.extent.heads);
@@ -311,7 +311,7 @@ TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
         EXPECT_LE(level.layers[i].neurons, from.layers[i].neurons);
         EXPECT_EQ(level.layers[i].heads % shape_.query_heads_per_unit(), 0);
         EXPECT_EQ(level.layers[i].neurons % 64, 0);
-        if (kv_heads == 8) {
+        if (kv_heads == 8 && percent > 15) {
           EXPECT_GT(level.layers[i].heads, 0) << percent;
         }
       }

@@ -43,11 +43,12 @@ std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t perc
   const int32_t unit = shape.query_heads_per_unit();
   const int32_t panel = engine::NeuronPanel(shape.d_ff);
   const double wanted = percent / 100.0 * engine::LayerParameters(shape, {shape.heads, shape.d_ff});
-  const bool one_each = wanted >= engine::LayerParameters(shape, {unit, panel});
+  const bool heads_stay =
+      shape.cuts_kv_heads() && wanted >= engine::LayerParameters(shape, {unit, 0});
   std::vector<LayerCut> cuts;
   for (size_t i = 0; i < from.layers.size(); ++i) {
     const engine::LayerExtent& now = from.layers[i];
-    const int32_t least = shape.cuts_kv_heads() && one_each ? std::min(1, now.heads / unit) : 0;
+    const int32_t least = heads_stay ? std::min(1, now.heads / unit) : 0;
     for (const int32_t units : Lesser(now.heads / unit, least, shape.heads / unit)) {
       cuts.push_back({i, {units * unit, now.neurons}});
     }

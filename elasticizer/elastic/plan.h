@@ -27,9 +27,9 @@ struct LayerCut {
   double loss = 0;  // of the model so
 };
 
-// Cuts of heads alone and of neurons alone, in at most eight steps each, of every layer of `from`.
-// Down to nothing, so that they serve every level; where levels cut KV heads, down to one unit as
-// long as a level of `percent` may have one in every layer. Losses are not filled in.
+// Cuts of heads alone and of neurons alone, in at most eight steps each, of every layer of `from`,
+// down to nothing; where levels cut KV heads, which contexts go on with, down to one unit as long
+// as a level of `percent` may have one in every layer. Losses are not filled in.
 std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t percent,
                                    const engine::LevelSpec& from);
 
