@@ -91,8 +91,8 @@ ReplayOutcome ToOutcome(const Seen& seen, const corpus::Record& record) {
   return out;
 }
 
-// Straight line (at 0, slope) through points, neither of both negative: medians of the slopes of
-// all pairs and of what is left (Theil and Sen), so that a disturbed call does not tilt it.
+// Straight line (at 0, slope) through points: medians of the slopes of all pairs and of what is
+// left (Theil and Sen), so that a disturbed call does not tilt it.
 std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& points) {
   std::vector<double> slopes, rests;
   for (size_t i = 0; i < points.size(); ++i) {
@@ -103,7 +103,7 @@ std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& 
   }
   const double slope = std::max(0.0, Summarize(slopes).median);
   for (const auto& [x, y] : points) rests.push_back(y - slope * x);
-  return {std::max(0.0, Summarize(rests).median), slope};
+  return {Summarize(rests).median, slope};
 }
 
 }  // namespace

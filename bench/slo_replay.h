@@ -25,7 +25,7 @@ struct ServiceAddress {
 // the call before took, as it does half of the time in a trace of load 0.5: what has idled is
 // slower at first.
 struct ServiceTimes {
-  double ttft_ms = 0;            // a
+  double ttft_ms = 0;            // a; below zero where attention makes long prompts dearer
   double ttft_ms_per_token = 0;  // b
   double tpot_ms = 0;            // median
   double overhead_ms = 0;        // median of TTFT less the prefill that the service reports

@@ -75,7 +75,10 @@ class CallSink {
   virtual void Accepted(const CallAccepted& accepted) = 0;
   // The next delta's token, and those after it, are of another level than those before.
   virtual void LevelChanged(int32_t level_percent) = 0;
+  // May be kept back until the next one, or Flush, while the next follows soon.
   virtual void Delta(const engine::AnswerDelta& delta) = 0;
+  // The next delta may be long in coming.
+  virtual void Flush() = 0;
   virtual void Finished(const CallOutcome& outcome) = 0;
   virtual void Failed(const absl::Status& status) = 0;
   // False while the reader is behind: the call then pauses.

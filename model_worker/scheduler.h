@@ -131,6 +131,7 @@ class Scheduler {
   bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
   void AfterStep(const Batch& batch, std::span<const float> logits);
   bool UnderWay(const Call& call) const;
+  void FlushWhoWaits(const Batch& next);
   bool MayGoBetween(const Call& call, int64_t now_ns) const;
   bool TakeToken(Call& call, std::span<const float> logits);
   void GoOn(Call& call);

@@ -24,6 +24,7 @@ bool Scheduler::Step() {
   if (under_way_ == nullptr) {
     for (Task& task : std::exchange(after_step_, {})) task();
     std::unique_ptr<Batch> batch = PlanBatch();
+    FlushWhoWaits(*batch);
     if (batch->rows.empty()) return false;
     under_way_ = std::move(batch);
   } else if (GiveWay()) {
@@ -45,7 +46,20 @@ bool Scheduler::GiveWay() {
   if (between->rows.empty()) return false;
   under_way_->gave_way = true;
   if (Compute(*between, between_logits_, nullptr)) AfterStep(*between, between_logits_);
+  FlushWhoWaits(*under_way_);
   return true;
+}
+
+// Whose next token is not one decode step away is told what was kept back for it.
+void Scheduler::FlushWhoWaits(const Batch& next) {
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase != Phase::kRunning || !call->session->decoding()) continue;
+    const bool follows = !next.has_prefill && std::any_of(next.parts.begin(), next.parts.end(),
+                                                          [&](const Batch::Part& part) {
+                                                            return part.call == call.get();
+                                                          });
+    if (!follows) call->sink->Flush();
+  }
 }
 
 // Begins or goes on with a batch; true once it is computed. A batch that the engine refuses ends
@@ -212,6 +226,7 @@ bool Scheduler::TakeToken(Call& call, std::span<const float> logits) {
     }
   }
   if (delta->token.has_value() || !delta->text.empty()) call.sink->Delta(*delta);
+  if (call.session->finished()) call.sink->Flush();  // the record comes first
   return true;
 }
 

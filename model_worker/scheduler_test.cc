@@ -144,6 +144,29 @@ TEST(SchedulerTest, CallsShareStepsAndTheSameContextTakesTurns) {
   });
 }
 
+// What a sink keeps back is told before anything that takes long: another call's prompt, the
+// record.
+TEST(SchedulerTest, AnAnswerIsFlushedBeforeAPromptBesideItAndAtItsEnd) {
+  SteppedModel stepped(kFakeVocab);
+  const auto gate = std::make_shared<Gate>();
+  stepped.on_step = [gate, &stepped] {
+    if (stepped.Steps() == 5) gate->Pass();
+  };
+  Rig rig(stepped.model);
+  const auto call = rig.Submit(Rig::Ask("c", "hello", 40));
+  ASSERT_TRUE(Acquire(gate->reached));
+  EXPECT_THAT(call.sink->flushes(), testing::IsEmpty()) << "its next token is a step away";
+  const auto other = rig.Submit(Rig::Ask("d", "hello", 2));
+  gate->go.release();
+  ASSERT_TRUE(other.sink->Wait().ok());
+  ASSERT_TRUE(call.sink->Wait().ok());
+  const std::vector<int> flushes = call.sink->flushes();
+  ASSERT_GE(flushes.size(), 2u);
+  EXPECT_GE(flushes.front(), 5);
+  EXPECT_LT(flushes.front(), 40);
+  EXPECT_EQ(flushes.back(), 40);
+}
+
 TEST(SchedulerTest, CancelStopsWithinAStepAndKeepsThePartialAnswer) {
   SteppedModel stepped(kFakeVocab);
   const auto gate = std::make_shared<Gate>();
@@ -275,6 +298,7 @@ TEST(SchedulerTest, AnAnswerThatCannotWaitGoesOnInBetween) {
   // Prepared after it, so that it could have gone on by now.
   steps.Submit(soon, Rig::Ask("", "hello", 2)).sink->WaitForTokens(1);
   EXPECT_LE(call.sink->tokens(), 13);
+  EXPECT_GE(call.sink->flushes().size(), 5u) << "nobody knows when the next one may go in between";
   EXPECT_EQ(longer.sink->tokens(), 0);
   steps.released = true;
   EXPECT_TRUE(call.sink->Wait().ok());

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "model_worker/delta_gatherer.h"
 #include "model_worker/outcome_wire.h"
 #include "model_worker/task_thread.h"
 #include "rpc/daemon.h"
@@ -49,30 +52,44 @@ class StreamSink final : public CallSink {
     wire->set_queue_position(static_cast<uint32_t>(accepted.queue_position));
     queue_->Push(std::move(response));
   }
-  void LevelChanged(int32_t level_percent) override { new_level_percent_ = level_percent; }
+  void LevelChanged(int32_t level_percent) override {
+    Flush();
+    new_level_percent_ = level_percent;
+  }
   void Delta(const engine::AnswerDelta& delta) override {
     if (delta.text.empty() && !delta.token.has_value()) return;
-    v1::RunResponse response;
-    *response.mutable_delta() = engine::ToWire(delta, sampling_, tokenizer_);
+    v1::GenerateDelta wire = engine::ToWire(delta, sampling_, tokenizer_);
     if (new_level_percent_ != 0) {
-      response.mutable_delta()->set_model_level_percent(
-          static_cast<uint32_t>(std::exchange(new_level_percent_, 0)));
+      wire.set_model_level_percent(static_cast<uint32_t>(std::exchange(new_level_percent_, 0)));
     }
-    queue_->Push(std::move(response));
+    Tell(deltas_.Add(std::move(wire), Clock::Real().SteadyNanos()));
   }
+  void Flush() override { Tell(deltas_.Take(Clock::Real().SteadyNanos())); }
   void Finished(const CallOutcome& outcome) override {
+    Flush();
     v1::RunResponse response;
     *response.mutable_finished() = ToWire(outcome);
     queue_->Push(std::move(response));
     queue_->Close(absl::OkStatus());
   }
-  void Failed(const absl::Status& status) override { queue_->Close(WithHint(status)); }
+  void Failed(const absl::Status& status) override {
+    Flush();
+    queue_->Close(WithHint(status));
+  }
   bool HasRoom() const override { return queue_->HasRoom(); }
 
  private:
+  void Tell(std::optional<v1::GenerateDelta> delta) {
+    if (!delta.has_value()) return;
+    v1::RunResponse response;
+    *response.mutable_delta() = *std::move(delta);
+    queue_->Push(std::move(response));
+  }
+
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::Tokenizer& tokenizer_;
+  DeltaGatherer deltas_;
   int32_t new_level_percent_ = 0;  // to be told with the next delta; 0 = nothing
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Answer {
   std::string text;
   v1::GenerateFinished finished;
   std::vector<uint32_t> new_levels;  // as deltas told them
+  std::vector<int> deltas;           // tokens of each
   bool retry_hint = false;
 };
 
@@ -121,15 +123,15 @@ class ServiceTest : public testing::Test {
     const auto reader = stub_->Run(&context, request);
     Answer answer;
     v1::RunResponse response;
-    int deltas = 0;
     while (reader->Read(&response)) {
       if (response.has_accepted()) answer.accepted = response.accepted();
       if (response.has_finished()) answer.finished = response.finished();
       if (!response.has_delta()) continue;
       answer.text += response.delta().text();
+      answer.deltas.push_back(response.delta().tokens_size());
       if (response.delta().has_model_level_percent())
         answer.new_levels.push_back(response.delta().model_level_percent());
-      if (++deltas == cancel_after) context.TryCancel();
+      if (std::ssize(answer.deltas) == cancel_after) context.TryCancel();
     }
     answer.status = reader->Finish();
     answer.retry_hint = context.GetServerTrailingMetadata().count(rpc::kRetryAfterKey) > 0;
@@ -163,6 +165,8 @@ TEST_F(ServiceTest, WaitsForTheStoreAndAnswers) {
   EXPECT_EQ(first.finished.text(), first.text);
   EXPECT_EQ(first.finished.seed(), 5u);
   EXPECT_EQ(first.finished.usage().completion_tokens(), 8u);
+  EXPECT_EQ(std::accumulate(first.deltas.begin(), first.deltas.end(), 0), 8);
+  EXPECT_EQ(first.deltas.front(), 1) << "the first token waits for none";
   EXPECT_EQ(first.accepted.prefill_tokens(), first.finished.usage().prompt_tokens());
   EXPECT_GT(first.finished.latency().measured().ttft_ms(), 0);
 

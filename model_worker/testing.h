@@ -284,6 +284,10 @@ class RecordingSink final : public CallSink {
     text_ += delta.text;
     tokens_ += delta.token.has_value() ? 1 : 0;
   }
+  void Flush() override {
+    absl::MutexLock lock(&mutex_);
+    flushes_.push_back(tokens_);
+  }
   void Finished(const CallOutcome& outcome) override {
     absl::MutexLock lock(&mutex_);
     outcome_ = outcome;
@@ -333,6 +337,11 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     return level_changes_;
   }
+  // Tokens told before each Flush.
+  std::vector<int> flushes() const {
+    absl::MutexLock lock(&mutex_);
+    return flushes_;
+  }
   void set_has_room(bool has_room) {
     absl::MutexLock lock(&mutex_);
     has_room_ = has_room;
@@ -347,6 +356,7 @@ class RecordingSink final : public CallSink {
   std::string text_;
   int tokens_ = 0;
   std::vector<std::pair<int, int32_t>> level_changes_;
+  std::vector<int> flushes_;
   bool has_room_ = true;
 };
 

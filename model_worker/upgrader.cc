@@ -15,6 +15,7 @@ class End final : public CallSink {
   void Accepted(const CallAccepted&) override {}
   void LevelChanged(int32_t) override {}
   void Delta(const engine::AnswerDelta&) override {}
+  void Flush() override {}
   void Finished(const CallOutcome&) override { over_.Notify(); }
   void Failed(const absl::Status& status) override {
     status_ = status;

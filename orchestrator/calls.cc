@@ -133,6 +133,7 @@ void CallTable::Generated(uint64_t id, uint32_t tokens) {
   if (it == entries_.end()) return;
   Entry& entry = it->second;
   entry.generated += tokens;
+  entry.told_ns = clock_.SteadyNanos();
   entry.work.remaining_tokens -= std::min(entry.work.remaining_tokens, tokens);
 }
 
@@ -211,7 +212,7 @@ bool CallTable::RunningBear(Lane lane, const Entry& newcomer, int64_t now_ns) co
 
 CallProgress CallTable::ProgressOf(const Entry& entry) {
   return {entry.granted_ns, entry.state == State::kDecoding ? entry.first_token_ns : 0,
-          entry.generated, entry.work.remaining_tokens};
+          entry.generated, entry.told_ns, entry.work.remaining_tokens};
 }
 
 uint32_t CallTable::Running(Lane lane) const {

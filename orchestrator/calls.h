@@ -93,6 +93,7 @@ class CallTable {
     CallDemand demand;
     int64_t granted_ns = 0;
     uint32_t generated = 0;
+    int64_t told_ns = 0;  // when the last of them came
     double rows_integral_start = 0;
     double prefilled_start = 0;
     int64_t first_token_ns = 0;

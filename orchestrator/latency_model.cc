@@ -8,6 +8,9 @@ namespace withy::orchestrator {
 namespace {
 
 constexpr double kWeight = 0.2;  // of one observation
+// The same, of the full model on the idle board, once many are known: what an SLO's ratios are of
+// must not follow the last call's luck.
+constexpr double kIdleWeight = 0.04;
 constexpr double kMaxRatio = 8;  // of a line, and its inverse
 // How far off one observation may count as, as a share of the prediction: what is learnt lies near
 // the middle of what is seen, and the few calls that something held up do not move it.
@@ -115,26 +118,28 @@ double Blend(double old_value, double measured, double predicted) {
 }
 
 // By how much a prediction moves; `least_ms`: what is off by less is no surprise.
-double Correction(double measured_ms, double predicted_ms, double least_ms, int* surprises) {
+double Correction(double measured_ms, double predicted_ms, double least_ms, double weight,
+                  int* surprises) {
   const double limit_ms = std::max(least_ms, kMaxSurprise * predicted_ms);
   const double error_ms = measured_ms - predicted_ms;
   if (std::abs(error_ms) <= limit_ms) {
     *surprises = 0;
-    return kWeight * error_ms;
+    return weight * error_ms;
   }
   const int sign = error_ms > 0 ? 1 : -1;
   *surprises = *surprises * sign > 0 ? *surprises + sign : sign;
-  if (std::abs(*surprises) < kBelieved) return kWeight * sign * limit_ms;
+  if (std::abs(*surprises) < kBelieved) return weight * sign * limit_ms;
   *surprises = sign * kBelieved;
   return kBelievedWeight * std::min(error_ms, std::max(least_ms, predicted_ms));
 }
 
 // Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: a time like
 // kShortPrefillMs.
-void LearnLine(double measured_ms, double calibrated_ms, double short_ms, Line* line) {
+void LearnLine(double measured_ms, double calibrated_ms, double short_ms, double weight,
+               Line* line) {
   if (calibrated_ms <= 0 || measured_ms <= 0 || !std::isfinite(measured_ms)) return;
   const double correction_ms =
-      Correction(measured_ms, line->Ms(calibrated_ms), /*least_ms=*/0, &line->surprises);
+      Correction(measured_ms, line->Ms(calibrated_ms), /*least_ms=*/0, weight, &line->surprises);
   const double short_share = short_ms * short_ms;
   const double share = short_share / (short_share + calibrated_ms * calibrated_ms);
   const double constant_ms = std::max(0.0, line->constant_ms + share * correction_ms);
@@ -166,16 +171,19 @@ double CalibratedStepMs(const CostParameters& cost, const CostParameters& own,
   return OwnStepMs(cost, own, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
 }
 
-Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen) {
+Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen,
+               double weight) {
   const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   Pace next = pace;
-  LearnLine(seen.prefill_ms, CalibratedPrefillMs(own, seen), kShortPrefillMs, &next.prefill);
+  LearnLine(seen.prefill_ms, CalibratedPrefillMs(own, seen), kShortPrefillMs, weight,
+            &next.prefill);
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
-    next.overhead_ms +=
-        Correction(seen.overhead_ms, pace.overhead_ms, kMinSurpriseMs, &next.overhead_surprises);
+    next.overhead_ms += Correction(seen.overhead_ms, pace.overhead_ms, kMinSurpriseMs, weight,
+                                   &next.overhead_surprises);
   }
-  LearnLine(MeasuredStepMs(seen), CalibratedStepMs(cost, own, seen), kShortStepMs, &next.step);
+  LearnLine(MeasuredStepMs(seen), CalibratedStepMs(cost, own, seen), kShortStepMs, weight,
+            &next.step);
   return next;
 }
 
@@ -364,8 +372,12 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
   LiveCorrection next = live;
   LearnBiases(cost, seen, &next);  // by the pace that predicted
-  static_cast<Pace&>(next) = LearnPace(cost, live, seen);
-  if (seen.full_alone) next.idle = LearnPace(cost, live.idle, seen);
+  static_cast<Pace&>(next) = LearnPace(cost, live, seen, kWeight);
+  if (seen.full_alone) {
+    ++next.idle_calls;
+    const double weight = std::clamp(1.0 / next.idle_calls, kIdleWeight, kWeight);
+    next.idle = LearnPace(cost, live.idle, seen, weight);
+  }
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {
     next.tlm_us_per_byte =
         live.tlm_us_per_byte > 0

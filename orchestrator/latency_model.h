@@ -130,6 +130,7 @@ struct LiveCorrection : Pace {
   double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
   Reliability reliability = {};
   std::vector<LevelBias> biases = {};  // of levels that have answered
+  uint64_t idle_calls = 0;             // that `idle` was learnt from
 
   LevelBias Bias(uint32_t percent) const;
 };
@@ -214,9 +215,10 @@ struct Observation {
 
 // Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as
 // at most 30 % off: a stall cannot poison the model, and what is learnt is the middle, not the
-// mean, of what is seen. Four surprises in a row are no stall: what was learnt in a burst is soon
-// forgotten behind it. Where a long time was predicted wrongly the ratio is at fault, where a
-// short one was, the constant, so calls of different lengths and levels tell the two apart.
+// mean, of what is seen. The idle board's pace becomes a mean over 25 calls instead. Four surprises
+// in a row are no stall: what was learnt in a burst is soon forgotten behind it. Where a long time
+// was predicted wrongly the ratio is at fault, where a short one was, the constant, so calls of
+// different lengths and levels tell the two apart.
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen);
 

@@ -46,6 +46,30 @@ TEST(LatencyModelTest, OnlyTheFullModelAloneMovesTheIdleBoard) {
   EXPECT_GT(PredictFullIdle(kCost, alone, call).ttft_ms, 100);
 }
 
+// The last call's luck, a tenth to either side of 110 ms and 22 ms a token, is not what ratios are
+// of.
+TEST(LatencyModelTest, TheIdleBoardIsAMeanOverManyCalls) {
+  LiveCorrection live = kNeutral;
+  const CallShape call{100, 11, {}};
+  double lowest = 1e9, highest = 0;
+  for (int i = 0; i < 300; ++i) {
+    const double luck = i / 3 % 2 == 0 ? 1.1 : 0.9;
+    Observation seen;
+    seen.prefilled_tokens = 100;
+    seen.prefill_ms = 110 * luck;
+    seen.decoded_tokens = 10;
+    seen.decode_ms = 220 * luck;
+    live = Learn(kCost, live, seen);
+    if (i < 100) continue;
+    const Prediction full = PredictFullIdle(kCost, live, call);
+    EXPECT_NEAR(full.ttft_ms, 110, 3);
+    EXPECT_NEAR(full.tpot_ms, 22, 0.6);
+    lowest = std::min(lowest, Predict(kCost, live, call, Load{}).ttft_ms);
+    highest = std::max(highest, Predict(kCost, live, call, Load{}).ttft_ms);
+  }
+  EXPECT_GT(highest - lowest, 6) << "what predicts the next call follows";
+}
+
 // A board on which every prefill takes 4 ms and every step 0.5 ms that no calibration saw, beside a
 // tenth more for the rest: what low levels and short prompts teach must hold for the full model.
 TEST(LatencyModelTest, TellsWhatGrowsWithACallFromWhatDoesNot) {
@@ -214,7 +238,7 @@ TEST(LatencyModelTest, Monotone) {
 // A board that is really slower than its parameters say is found out, and the prediction then fits.
 TEST(LatencyModelTest, LearnsTheBoard) {
   LiveCorrection live;
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 150; ++i) {
     Observation seen;
     seen.prefilled_tokens = 100;
     seen.prefill_ms = 150;
@@ -433,7 +457,7 @@ TEST(MeasuredTest, AMeasuredLevelIsTakenAsMeasured) {
 // holds for the others, but for a part that may have been a constant.
 TEST(MeasuredTest, LiveCorrectionStaysOnTop) {
   LiveCorrection live = kNeutral;
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 150; ++i) {
     Observation seen;
     seen.level = Scaled(kMeasured, {.prefill = 0.5, .decode = 0.5});
     seen.resident_tokens = 1000;

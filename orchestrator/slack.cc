@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/delta_interval.h"
+
 namespace withy::orchestrator {
 namespace {
 
@@ -40,7 +42,10 @@ Slack SlackOf(const CallDemand& demand, const CallProgress& progress, int64_t no
   if (demand.tpot_limit_ms > 0) {
     const double ahead = std::min(progress.remaining, kSlackTokens);
     const double intervals = std::max(1u, progress.generated) - 1 + ahead;
-    const double elapsed_ms = MillisUntil(now_ns, progress.first_token_ns);
+    // Tokens that are not told yet have been made in time, as far as anyone knows.
+    const int64_t silent_ns = progress.told_ns != 0 ? now_ns - progress.told_ns : 0;
+    const double elapsed_ms = MillisUntil(now_ns, progress.first_token_ns) -
+                              static_cast<double>(std::min(silent_ns, kDeltaIntervalNs)) / 1e6;
     const double gain = token_ms > 0 ? std::max(0.0, demand.tpot_limit_ms / token_ms - 1) : 0;
     Tighten(demand.tpot_limit_ms * intervals - elapsed_ms - ahead * token_ms, gain, &slack);
   }

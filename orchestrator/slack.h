@@ -31,6 +31,7 @@ struct CallProgress {
   int64_t granted_ns = 0;
   int64_t first_token_ns = 0;  // 0 = none yet
   uint32_t generated = 0;
+  int64_t told_ns = 0;     // when the last of them came; 0 = now
   uint32_t remaining = 0;  // at most
 };
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/delta_interval.h"
 #include "gtest/gtest.h"
 
 namespace withy::orchestrator {
@@ -37,6 +38,14 @@ TEST(SlackTest, OfTheTimePerTokenLooksAFewTokensAhead) {
   EXPECT_DOUBLE_EQ(SlackOf(Talker(), later, 505 * kMs).ms, 50 * 2 + 4 * 2) << "won meanwhile";
   const CallProgress last{.first_token_ns = 5 * kMs, .generated = 100, .remaining = 1};
   EXPECT_DOUBLE_EQ(SlackOf(Talker(), last, 995 * kMs).ms, 99 * 2 + 2);
+}
+
+TEST(SlackTest, TokensThatAreYetToBeToldAreNoDelay) {
+  CallProgress told{
+      .first_token_ns = 5 * kMs, .generated = 11, .told_ns = 105 * kMs, .remaining = 90};
+  const double fresh = SlackOf(Talker(), told, 105 * kMs).ms;
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), told, 105 * kMs + kDeltaIntervalNs).ms, fresh);
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), told, 108 * kMs + kDeltaIntervalNs).ms, fresh - 3) << "late";
 }
 
 // Half of the time at the lowest level: what is left can be done faster, what is past cannot.
