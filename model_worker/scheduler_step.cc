@@ -52,13 +52,13 @@ bool Scheduler::GiveWay() {
 
 // Whose next token is not one decode step away is told what was kept back for it.
 void Scheduler::FlushWhoWaits(const Batch& next) {
-  for (const auto& [ticket, call] : calls_) {
-    if (call->phase != Phase::kRunning || !call->session->decoding()) continue;
-    const bool follows = !next.has_prefill && std::any_of(next.parts.begin(), next.parts.end(),
-                                                          [&](const Batch::Part& part) {
-                                                            return part.call == call.get();
-                                                          });
-    if (!follows) call->sink->Flush();
+  for (const auto& entry : calls_) {
+    const Call& call = *entry.second;
+    if (call.phase != Phase::kRunning || !call.session->decoding()) continue;
+    const bool follows = !next.has_prefill &&
+                         std::any_of(next.parts.begin(), next.parts.end(),
+                                     [&](const Batch::Part& part) { return part.call == &call; });
+    if (!follows) call.sink->Flush();
   }
 }
 

@@ -514,6 +514,8 @@ TEST(LevelTest, TablesAreCheckedByKey) {
   EXPECT_THAT(status_with("withy.level.heads", {2, 2}), HasSubstr("2 levels of 3 layers need 6"));
   EXPECT_THAT(status_with("withy.level.neurons", {256, 256, 256, 512, 512, 9999}),
               HasSubstr("withy.level.neurons is 9999"));
+  EXPECT_THAT(status_with("withy.level.neurons", {256, 512, 256, 512, 256, 512}),
+              HasSubstr("layer 1, level 70 %"));
   EXPECT_THAT(status_with("withy.level.heads", {4, 4, 4, 8, 8, 8}),
               HasSubstr("tensor withy.lora."));
 }
@@ -599,6 +601,25 @@ TEST(PlanLevelTest, AnchorsAreWholeAndYieldAtLowLevels) {
   EXPECT_EQ(PlanLevel(shape, 20, anchors).layers[21], full);
   EXPECT_LT(PlanLevel(shape, 20, anchors).layers[10].neurons, 5632)
       << "at 20 % only two anchors are left whole";
+}
+
+// The level above was not planned, and cuts what the plan would leave whole.
+TEST(PlanLevelTest, AnAnchorThatTheLevelAboveCutsStaysCut) {
+  const ModelShape shape = PlannedShape(8, 8, 2, 512);
+  const std::vector<int32_t> anchors = {1, 0, 7, 3, 6, 2, 4, 5};
+  LevelSpec above{.percent = 70, .layers = std::vector<LayerExtent>(8, {6, 448})};
+  above.layers[1] = {8, 64};
+  for (const int32_t percent : {60, 40, 20}) {
+    const LevelSpec level = PlanLevel(shape, percent, anchors, 1.0, &above);
+    double kept = 0;
+    for (size_t i = 0; i < level.layers.size(); ++i) {
+      EXPECT_LE(level.layers[i].heads, above.layers[i].heads) << percent << " layer " << i;
+      EXPECT_LE(level.layers[i].neurons, above.layers[i].neurons) << percent << " layer " << i;
+      kept += LayerParameters(shape, level.layers[i]);
+    }
+    EXPECT_NEAR(kept / LayerParameters(shape, {8, 512}) / 8, percent / 100.0, 0.015) << percent;
+  }
+  EXPECT_EQ(PlanLevel(shape, 60, anchors, 1.0, &above).layers[1], above.layers[1]);
 }
 
 TEST(ModelTypesTest, Qwen2AndQwen3Run) {

@@ -130,6 +130,7 @@ class Reader {
         level.layers.push_back(extent);
       }
     }
+    WITHY_RETURN_IF_ERROR(CheckNested(table.levels));
     if (file_.Has("withy.lora.rank")) {
       WITHY_ASSIGN_OR_RETURN(const int64_t rank, file_.GetInt("withy.lora.rank"));
       if (rank < 0 || rank > kMaxRank) {
@@ -154,6 +155,23 @@ class Reader {
     return absl::InvalidArgumentError(
         absl::StrCat(file_.path(), ": ", ToAbsl(key), " has ", values.size(), " numbers; ",
                      percent.size(), " levels of ", shape_.layers, " layers need ", wanted));
+  }
+
+  // Of each layer, a level computes no more than the one above.
+  absl::Status CheckNested(const std::vector<LevelSpec>& levels) const {
+    for (size_t i = 0; i + 1 < levels.size(); ++i) {
+      for (size_t layer = 0; layer < levels[i].layers.size(); ++layer) {
+        const LayerExtent& now = levels[i].layers[layer];
+        const LayerExtent& above = levels[i + 1].layers[layer];
+        if (now.heads <= above.heads && now.neurons <= above.neurons) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat(file_.path(), ": level ", levels[i].percent, " % has ", now.heads,
+                         " heads and ", now.neurons, " neurons in layer ", layer, ", level ",
+                         levels[i + 1].percent, " % has ", above.heads, " and ", above.neurons,
+                         "; a level must be part of the one above: make the levels again"));
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::StatusOr<LayerExtent> Extent(int64_t heads, int64_t neurons) const {
@@ -191,15 +209,21 @@ LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const in
              &spec.layers);
     return spec;
   }
+  const std::vector<LayerExtent> most =
+      above == nullptr ? std::vector(spec.layers.size(), full) : above->layers;
+  const std::vector<int32_t> order = AllLayers(anchors, shape.layers);
+  double left = wanted * shape.layers;
   for (const int32_t layer : anchors.first(static_cast<size_t>(whole))) {
-    spec.layers[static_cast<size_t>(layer)] = full;
+    const auto i = static_cast<size_t>(layer);
+    spec.layers[i] = most[i];
+    left -= LayerParameters(shape, spec.layers[i]);
   }
-  double left = LayerParameters(shape, full) * (level * shape.layers - whole);
-  int32_t others = shape.layers - whole;
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (spec.layers[i] == full) continue;
-    const LayerExtent most = above == nullptr ? full : above->layers[i];
-    spec.layers[i] = FitExtent(shape, left / others--, head_share, most);
+  std::vector<int32_t> others(order.begin() + whole, order.end());
+  std::sort(others.begin(), others.end());
+  for (size_t k = 0; k < others.size(); ++k) {
+    const auto i = static_cast<size_t>(others[k]);
+    spec.layers[i] =
+        FitExtent(shape, left / static_cast<double>(others.size() - k), head_share, most[i]);
     left -= LayerParameters(shape, spec.layers[i]);
   }
   return spec;

@@ -44,7 +44,8 @@ double LayerParameters(const ModelShape& shape, const LayerExtent& extent);
 // layer keeps, in terms of its share of parameters (1: as much as of its neurons). Units are whole:
 // ModelShape::query_heads_per_unit, one panel of neurons. What rounding one layer leaves over, the
 // next ones get. A level with less than one of each for every layer leaves attention or the MLP out
-// of the least important layers. `above`: the level that must hold this one, if any.
+// of the least important layers. `above`: the level that must hold this one, if any; an anchor that
+// it cuts is kept as it is there.
 // Source: ElastiLM section 4.2; anchors yield (docs/method-elastic.md, Anchors).
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share = 1.0, const LevelSpec* above = nullptr);
