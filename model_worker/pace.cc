@@ -13,6 +13,11 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 constexpr double kFallShare = 0.97;
 // Rows that are worth a place beside answers.
 constexpr int32_t kFewRows = 16;
+// What an answer keeps of its time: of what its limit gave it so far, of what it has gained on it,
+// whichever is less; and, besides, in tokens.
+constexpr double kReserveOfGiven = 0.15;
+constexpr double kReserveOfGained = 0.5;
+constexpr double kReserveTokens = 2;
 
 double MillisUntil(int64_t then_ns, int64_t now_ns) {
   return static_cast<double>(then_ns - now_ns) / 1e6;
@@ -81,6 +86,13 @@ double Pacer::SpareMs(int64_t now_ns) const {
   return limits_.tpot_ms * tokens_ - MillisUntil(now_ns, first_ns_);
 }
 
+double Pacer::ReserveMs(double token_ms) const {
+  if (limits_.tpot_ms <= 0) return 0;
+  const double gained_ms = std::max(0.0, limits_.tpot_ms - token_ms);
+  return tokens_ * std::min(kReserveOfGiven * limits_.tpot_ms, kReserveOfGained * gained_ms) +
+         kReserveTokens * token_ms;
+}
+
 double Pacer::PromptSpareMs(double rows_ms, int64_t now_ns) const {
   if (limits_.first_token_by_ns == 0) return kNoLimit;
   return MillisUntil(limits_.first_token_by_ns, now_ns) - rows_ms;
@@ -135,18 +147,25 @@ int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn
                    int64_t now_ns) {
   double step_ms = 0;
   double spare_ms = kNoLimit;
+  double kept_ms = kNoLimit;  // the same, less the reserve
   for (const AnswerTurn& answer : answers) {
     step_ms = std::max(step_ms, levels[answer.level].token_ms);
     const double ms = answer.pacer->SpareMs(now_ns);
-    if (ms > 0) spare_ms = std::min(spare_ms, ms);
+    if (ms <= 0) continue;
+    spare_ms = std::min(spare_ms, ms);
+    kept_ms = std::min(kept_ms, ms - answer.pacer->ReserveMs(levels[answer.level].token_ms));
   }
   double row_ms = 0;
+  double wait_ms = kNoLimit;
   for (const PromptTurn& prompt : prompts) {
     const double ms = levels[prompt.level].row_ms * slowdown;
     row_ms = std::max(row_ms, ms);
-    if (MayWaitMs(prompt, prompt.rows * ms, now_ns) < step_ms) return at_most;
+    wait_ms = std::min(wait_ms, MayWaitMs(prompt, prompt.rows * ms, now_ns));
   }
-  const double room_ms = spare_ms - step_ms;
+  if (wait_ms < step_ms) return at_most;
+  const double reserve_ms = spare_ms == kNoLimit ? 0 : spare_ms - kept_ms;
+  const bool unhurried = wait_ms >= step_ms + reserve_ms;
+  const double room_ms = (unhurried ? kept_ms : spare_ms) - step_ms;
   if (row_ms <= 0 || room_ms >= at_most * row_ms) return at_most;
   const auto rows = static_cast<int32_t>(std::max(0.0, room_ms / row_ms));
   return rows < kFewRows ? 0 : rows;
@@ -157,11 +176,15 @@ bool TokenGoesBetween(std::span<const LevelPace> levels, const AnswerTurn& answe
                       int64_t now_ns) {
   const double token_ms = levels[answer.level].token_ms;
   const double spare_ms = answer.pacer->SpareMs(now_ns);
-  if (spare_ms <= 0 || spare_ms >= left_ms + token_ms) return false;
-  return std::all_of(prompts.begin(), prompts.end(), [&](const PromptTurn& prompt) {
+  if (spare_ms <= 0) return false;
+  double wait_ms = kNoLimit;
+  for (const PromptTurn& prompt : prompts) {
     const double after_ms = prompt.rows * levels[prompt.level].row_ms * slowdown;
-    return MayWaitMs(prompt, left_ms + after_ms, now_ns) >= token_ms;
-  });
+    wait_ms = std::min(wait_ms, MayWaitMs(prompt, left_ms + after_ms, now_ns));
+  }
+  const double reserve_ms = answer.pacer->ReserveMs(token_ms);
+  const bool unhurried = wait_ms >= token_ms + reserve_ms;
+  return wait_ms >= token_ms && spare_ms < left_ms + token_ms + (unhurried ? reserve_ms : 0);
 }
 
 }  // namespace withy::model_worker

@@ -138,12 +138,25 @@ struct Beside {
 TEST(RowsBesideTest, AsManyAsTheAnswerBears) {
   const PaceLimits later{.first_token_by_ns = 10'000 * kMs};
   EXPECT_EQ(Beside(1).Rows(later, 300, 2), 0) << "2 ms to spare, a row takes as much";
-  EXPECT_EQ(Beside(21).Rows(later, 300, 2), 21) << "42 ms to spare";
-  EXPECT_EQ(Beside(21).Rows(later, 300, 1), 35);
-  EXPECT_EQ(Beside(21).Rows(later, 300, 0), 64) << "at most";
-  EXPECT_EQ(Beside(21).Rows(later, 300, 1, 64, 2), 17);
+  EXPECT_EQ(Beside(21).Rows(later, 300, 2), 0) << "42 ms to spare, and 41 in reserve";
+  EXPECT_EQ(Beside(81).Rows(later, 300, 2), 30) << "162 ms to spare, and 101 in reserve";
+  EXPECT_EQ(Beside(81).Rows(later, 300, 1), 50);
+  EXPECT_EQ(Beside(81).Rows(later, 300, 0), 64) << "at most";
+  EXPECT_EQ(Beside(81).Rows(later, 300, 1, 64, 2), 25);
+  EXPECT_EQ(Beside(21, 40).Rows(later, 300, 2, 256), 242) << "630 ms to spare, and 146 in reserve";
   EXPECT_EQ(Beside(21, 0).Rows(later, 300, 2), 64) << "it has no limit";
   EXPECT_EQ(Beside(21, 5).Rows(later, 300, 2), 64) << "it is late already";
+}
+
+TEST(RowsBesideTest, APromptThatCannotWaitForTheReserveHasIt) {
+  const Beside beside(81);
+  const auto rows = [&](int64_t spare_ms) {  // beside 600 ms of work
+    const PaceLimits limits{.first_token_by_ns = beside.answer.now_ns + (600 + spare_ms) * kMs};
+    return beside.Rows(limits, 300, 2, 128);
+  };
+  EXPECT_EQ(rows(112), 30);
+  EXPECT_EQ(rows(110), 81) << "a step of the answer takes 10, its reserve 101";
+  EXPECT_EQ(rows(9), 128);
 }
 
 TEST(RowsBesideTest, APromptThatCannotWaitGoesOn) {
@@ -177,7 +190,8 @@ TEST(TokenGoesBetweenTest, WhenItWouldFallBehindAndPromptsCanWait) {
   };
   const Beside beside(6);  // 22 ms to spare, a token takes 10
   EXPECT_TRUE(goes(beside, {}, 13));
-  EXPECT_FALSE(goes(beside, {}, 11)) << "it has time for the rest of the step";
+  EXPECT_FALSE(goes(Beside(81), {}, 61)) << "172 to spare, 101 in reserve: it has time for all";
+  EXPECT_TRUE(goes(Beside(81), {}, 62));
   EXPECT_FALSE(goes(Beside(6, 0), {}, 13)) << "it has no limit";
   EXPECT_FALSE(goes(Beside(6, 5), {}, 13)) << "it is late already";
   // At 60 ms; 13 ms of the step and 120 after it are left to do.
@@ -185,6 +199,9 @@ TEST(TokenGoesBetweenTest, WhenItWouldFallBehindAndPromptsCanWait) {
   EXPECT_TRUE(goes(beside, due_in(144), 13));
   EXPECT_FALSE(goes(beside, due_in(142), 13));
   EXPECT_FALSE(goes(beside, due_in(144), 13, 2));
+  // An answer that is in time without its reserve of 26 ms has it when prompts can wait.
+  EXPECT_TRUE(goes(beside, due_in(11 + 120 + 36), 11));
+  EXPECT_FALSE(goes(beside, due_in(11 + 120 + 35), 11));
 }
 
 TEST(PacerTest, TheLastTokenChangesNothing) {
