@@ -86,6 +86,10 @@ double Pacer::SpareMs(int64_t now_ns) const {
   return limits_.tpot_ms * tokens_ - MillisUntil(now_ns, first_ns_);
 }
 
+bool Pacer::Lost(double token_ms, int64_t now_ns) const {
+  return SpareMs(now_ns) + kHorizon * std::max(0.0, limits_.tpot_ms - token_ms) <= 0;
+}
+
 double Pacer::ReserveMs(double token_ms) const {
   if (limits_.tpot_ms <= 0) return 0;
   const double gained_ms = std::max(0.0, limits_.tpot_ms - token_ms);
@@ -149,11 +153,12 @@ int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn
   double spare_ms = kNoLimit;
   double kept_ms = kNoLimit;  // the same, less the reserve
   for (const AnswerTurn& answer : answers) {
-    step_ms = std::max(step_ms, levels[answer.level].token_ms);
+    const double token_ms = levels[answer.level].token_ms;
+    step_ms = std::max(step_ms, token_ms);
+    if (answer.pacer->Lost(token_ms, now_ns)) continue;
     const double ms = answer.pacer->SpareMs(now_ns);
-    if (ms <= 0) continue;
     spare_ms = std::min(spare_ms, ms);
-    kept_ms = std::min(kept_ms, ms - answer.pacer->ReserveMs(levels[answer.level].token_ms));
+    kept_ms = std::min(kept_ms, ms - answer.pacer->ReserveMs(token_ms));
   }
   double row_ms = 0;
   double wait_ms = kNoLimit;
@@ -175,8 +180,8 @@ bool TokenGoesBetween(std::span<const LevelPace> levels, const AnswerTurn& answe
                       std::span<const PromptTurn> prompts, double left_ms, double slowdown,
                       int64_t now_ns) {
   const double token_ms = levels[answer.level].token_ms;
+  if (answer.pacer->Lost(token_ms, now_ns)) return false;
   const double spare_ms = answer.pacer->SpareMs(now_ns);
-  if (spare_ms <= 0) return false;
   double wait_ms = kNoLimit;
   for (const PromptTurn& prompt : prompts) {
     const double after_ms = prompt.rows * levels[prompt.level].row_ms * slowdown;

@@ -50,8 +50,10 @@ class Pacer {
 
   // How long the next token may take without falling behind the limit; infinity: there is none.
   double SpareMs(int64_t now_ns) const;
-  // What of that is better kept while tokens take `token_ms`: steps take longer than thought now
-  // and then, and any token may be the last.
+  // Whether it is behind by more than kHorizon tokens of `token_ms` each win back.
+  bool Lost(double token_ms, int64_t now_ns) const;
+  // What of the time to spare is better kept while tokens take `token_ms`: steps take longer than
+  // thought now and then, and any token may be the last.
   double ReserveMs(double token_ms) const;
   // How long the prompt may wait when its rows take `rows_ms`; likewise.
   double PromptSpareMs(double rows_ms, int64_t now_ns) const;
@@ -113,8 +115,8 @@ double RowShare(std::span<const LevelPace> levels, std::span<const PromptTurn> p
 // Rows of prompts in the next step, `at_most` or fewer: as many as the answers beside them bear at
 // their pace, none while they bear few, as long as every prompt can wait for that step and be in
 // time at its level. While prompts can wait for that, too, answers keep some of their time. A
-// prompt without a limit waits kPatienceNs after its arrival at most; an answer that is late
-// already counts no more.
+// prompt without a limit waits kPatienceNs after its arrival at most; an answer that is lost counts
+// no more.
 int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn> answers,
                    std::span<const PromptTurn> prompts, int32_t at_most, double slowdown,
                    int64_t now_ns);

@@ -145,7 +145,15 @@ TEST(RowsBesideTest, AsManyAsTheAnswerBears) {
   EXPECT_EQ(Beside(81).Rows(later, 300, 1, 64, 2), 25);
   EXPECT_EQ(Beside(21, 40).Rows(later, 300, 2, 256), 242) << "630 ms to spare, and 146 in reserve";
   EXPECT_EQ(Beside(21, 0).Rows(later, 300, 2), 64) << "it has no limit";
-  EXPECT_EQ(Beside(21, 5).Rows(later, 300, 2), 64) << "it is late already";
+  EXPECT_EQ(Beside(21, 5).Rows(later, 300, 2), 64) << "it is late, and falls behind further";
+}
+
+TEST(RowsBesideTest, AnAnswerThatCanCatchUpDoes) {
+  Beside beside(6);  // 22 ms to spare
+  beside.answer.now_ns += 29 * kMs;
+  EXPECT_EQ(beside.Rows({}, 300, 2), 0) << "7 ms behind: it gains 8 in 4 tokens";
+  beside.answer.now_ns += kMs;
+  EXPECT_EQ(beside.Rows({}, 300, 2), 64);
 }
 
 TEST(RowsBesideTest, APromptThatCannotWaitForTheReserveHasIt) {
@@ -193,7 +201,7 @@ TEST(TokenGoesBetweenTest, WhenItWouldFallBehindAndPromptsCanWait) {
   EXPECT_FALSE(goes(Beside(81), {}, 61)) << "172 to spare, 101 in reserve: it has time for all";
   EXPECT_TRUE(goes(Beside(81), {}, 62));
   EXPECT_FALSE(goes(Beside(6, 0), {}, 13)) << "it has no limit";
-  EXPECT_FALSE(goes(Beside(6, 5), {}, 13)) << "it is late already";
+  EXPECT_FALSE(goes(Beside(6, 5), {}, 13)) << "it is late, and falls behind further";
   // At 60 ms; 13 ms of the step and 120 after it are left to do.
   const auto due_in = [](int64_t ms) { return PaceLimits{.first_token_by_ns = (60 + ms) * kMs}; };
   EXPECT_TRUE(goes(beside, due_in(144), 13));
