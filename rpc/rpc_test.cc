@@ -2,6 +2,7 @@
 // cancellation, statuses.
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <random>
@@ -10,6 +11,8 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "rpc/channel.h"
@@ -80,6 +83,28 @@ TEST_F(RpcTest, StreamsEverythingInOrderAndEndsWithTheStatus) {
   EXPECT_EQ(next, 1000);
   const absl::Status status = FromGrpc(reader->Finish());
   EXPECT_EQ(status, absl::OutOfRangeError("the end"));
+}
+
+// gRPC's own threads are away for 100 ms after a second of silence.
+TEST_F(RpcTest, AServerThatWasIdleAnswersAtOnce) {
+  StreamingService service(0);
+  auto server = Server::Start({.name = "test", .listen = {address_}}, {&service});
+  ASSERT_TRUE(server.ok()) << server.status();
+  auto stub = v1::ModelWorker::NewStub(Connect(address_));
+  const auto call = [&] {
+    const absl::Time start = absl::Now();
+    grpc::ClientContext context;
+    v1::TokenizeResponse response;
+    (void)stub->Tokenize(&context, v1::TokenizeRequest(), &response);  // nobody offers it
+    return absl::Now() - start;
+  };
+  call();
+  absl::Duration least = absl::InfiniteDuration();
+  for (int i = 0; i < 3; ++i) {
+    absl::SleepFor(absl::Milliseconds(1030));
+    least = std::min(least, call());
+  }
+  EXPECT_LT(least, absl::Milliseconds(30));
 }
 
 TEST_F(RpcTest, ACancelledClientStopsTheProducer) {

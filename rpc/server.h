@@ -54,12 +54,14 @@ class Server {
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
-  Server() = default;
+  class Waker;
+  Server();
 
   std::vector<UniqueFd> locks_;
   std::vector<std::string> addresses_;
   const OpenStreams* answers_ = nullptr;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Waker> waker_;
 };
 
 }  // namespace withy::rpc
