@@ -14,12 +14,19 @@ v1::GenerateDelta Delta(uint32_t token, const std::string& text) {
   return delta;
 }
 
-TEST(DeltaGathererTest, TheFirstGoesAtOnceAndThoseThatFollowCloselyTogether) {
+constexpr int64_t kStart = 1'000'000'000'000;
+
+// Has told so many as are told at once, the last of them at kStart.
+DeltaGatherer Begun() {
   DeltaGatherer gatherer;
-  constexpr int64_t kStart = 1'000'000'000'000;
-  const auto first = gatherer.Add(Delta(1, "a"), kStart);
-  ASSERT_TRUE(first.has_value());
-  EXPECT_EQ(first->text(), "a");
+  for (int i = 0; i < DeltaGatherer::kFirst; ++i) {
+    EXPECT_TRUE(gatherer.Add(Delta(1, "a"), kStart).has_value()) << i;
+  }
+  return gatherer;
+}
+
+TEST(DeltaGathererTest, TheFirstGoAtOnceAndThoseThatFollowCloselyTogether) {
+  DeltaGatherer gatherer = Begun();
   EXPECT_FALSE(gatherer.Add(Delta(2, "b"), kStart + 1).has_value());
   EXPECT_FALSE(gatherer.Add(Delta(3, ""), kStart + kDeltaIntervalNs - 1).has_value());
   const auto together = gatherer.Add(Delta(4, "cd"), kStart + kDeltaIntervalNs);
@@ -31,20 +38,19 @@ TEST(DeltaGathererTest, TheFirstGoesAtOnceAndThoseThatFollowCloselyTogether) {
 }
 
 TEST(DeltaGathererTest, WhatWasKeptBackCanBeTaken) {
-  DeltaGatherer gatherer;
-  EXPECT_FALSE(gatherer.Take(5).has_value());
-  EXPECT_TRUE(gatherer.Add(Delta(1, "a"), 5).has_value()) << "nothing was told before";
+  EXPECT_FALSE(DeltaGatherer().Take(kStart).has_value());
+  DeltaGatherer gatherer = Begun();
   v1::GenerateDelta fallen = Delta(2, "b");
   fallen.set_model_level_percent(40);
-  EXPECT_FALSE(gatherer.Add(fallen, 6).has_value());
-  EXPECT_FALSE(gatherer.Add(Delta(3, "c"), 7).has_value());
-  const auto kept = gatherer.Take(8);
+  EXPECT_FALSE(gatherer.Add(fallen, kStart + 1).has_value());
+  EXPECT_FALSE(gatherer.Add(Delta(3, "c"), kStart + 2).has_value());
+  const auto kept = gatherer.Take(kStart + 3);
   ASSERT_TRUE(kept.has_value());
   EXPECT_EQ(kept->text(), "bc");
   EXPECT_EQ(kept->tokens_size(), 2);
   EXPECT_EQ(kept->model_level_percent(), 40u);
-  EXPECT_FALSE(gatherer.Take(9).has_value());
-  EXPECT_FALSE(gatherer.Add(Delta(4, "d"), 8 + kDeltaIntervalNs - 1).has_value())
+  EXPECT_FALSE(gatherer.Take(kStart + 4).has_value());
+  EXPECT_FALSE(gatherer.Add(Delta(4, "d"), kStart + 3 + kDeltaIntervalNs - 1).has_value())
       << "told a moment before";
 }
 
