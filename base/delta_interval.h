@@ -8,8 +8,8 @@
 
 namespace withy {
 
-// What follows a delta within so long may come with the next one. A display shows 60 pictures a
-// second.
-inline constexpr int64_t kDeltaIntervalNs = 16 * kNanosPerMilli;
+// What follows a delta within so long may come with the next one: text that grows thirty times a
+// second is not seen to stop.
+inline constexpr int64_t kDeltaIntervalNs = 33 * kNanosPerMilli;
 
 }  // namespace withy
