@@ -40,6 +40,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     queue->context_ = context;
     queue->open_ = open;
     if (open != nullptr) open->Begin();
+    absl::MutexLock lock(&queue->mutex_);
     queue->self_ = queue;
     return queue;
   }
@@ -141,10 +142,11 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
 
   void OnCancel() override {
     // Until the callback has returned: what it did comes before whatever follows the queue's end.
-    const std::shared_ptr<WriteQueue> keep = self_;
+    std::shared_ptr<WriteQueue> keep;
     std::function<void()> callback;
     {
       absl::MutexLock lock(&mutex_);
+      keep = self_;
       cancelled_ = true;
       callback = std::move(on_cancelled_);
       on_cancelled_ = nullptr;
@@ -153,9 +155,10 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   }
 
   void OnDone() override {
-    const std::shared_ptr<WriteQueue> last = std::move(self_);
+    std::shared_ptr<WriteQueue> last;  // after the lock on what it keeps
     {
       absl::MutexLock lock(&mutex_);
+      last = std::move(self_);
       on_cancelled_ = nullptr;
     }
     if (open_ != nullptr) open_->End();
@@ -171,7 +174,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> on_cancelled_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<WriteQueue> self_;  // set once before gRPC sees the reactor, cleared in OnDone
+  std::shared_ptr<WriteQueue> self_ ABSL_GUARDED_BY(mutex_);  // until gRPC is done with it
 };
 
 }  // namespace withy::rpc
