@@ -50,6 +50,7 @@ elasticize() { # name, arguments
   [ -f "$file" ] || $bin/withy-elasticize --model="$model" --out="$file" "$@"
 }
 elasticize ours "$@"
+elasticize gradient "$@" --order=gradient
 elasticize magnitude "$@" --order=magnitude
 elasticize random "$@" --order=random
 elasticize uniform "$@" --measured=false
@@ -59,7 +60,7 @@ if [ ! -f "$out/baselines/4_bits-100.gguf" ]; then # the last one written
   $bin/withy-baselines --model="$model" --out="$out/baselines"
 fi
 
-models=ours=$out/ours.gguf,magnitude=$out/magnitude.gguf,random=$out/random.gguf
+models=ours=$out/ours.gguf,gradient=$out/gradient.gguf,magnitude=$out/magnitude.gguf,random=$out/random.gguf
 models+=,uniform=$out/uniform.gguf,no-anchors=$out/no-anchors.gguf,no-lora=$out/no-lora.gguf
 for file in "$out"/baselines/*.gguf; do
   name=$(basename "$file" .gguf)

@@ -1,6 +1,7 @@
 #include "elasticizer/elastic/batches.h"
 
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -51,6 +52,21 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ostringstream text;
   text << in.rdbuf();
   return text.str();
+}
+
+// The positions of a batch that are asked, and what is said there.
+struct Asked {
+  Tensor logits;  // [positions, vocab_size]
+  Tensor right;   // [positions]
+  Tensor weight;  // [positions]
+};
+
+Asked Ask(const Network& network, const Batch& batch, const View& view) {
+  const Tensor asked = batch.weight.nonzero().squeeze(1);
+  const Tensor hidden = network.Hidden(batch.tokens.to(network.device()), view)
+                            .index_select(0, asked.to(network.device()));
+  return {network.Logits(hidden), batch.next.index_select(0, asked).to(network.device()),
+          batch.weight.index_select(0, asked).to(network.device())};
 }
 
 }  // namespace
@@ -118,15 +134,20 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
 }
 
 Tensor Loss(const Network& network, const Batch& batch, const View& view) {
-  const Tensor asked = batch.weight.nonzero().squeeze(1);
-  const Tensor weight = batch.weight.index_select(0, asked).to(network.device());
-  const Tensor next = batch.next.index_select(0, asked).to(network.device());
-  const Tensor hidden = network.Hidden(batch.tokens.to(network.device()), view)
-                            .index_select(0, asked.to(network.device()));
+  const Asked asked = Ask(network, batch, view);
   const Tensor loss = torch::nn::functional::cross_entropy(
-      network.Logits(hidden), next,
+      asked.logits, asked.right,
       torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
-  return (loss * weight).sum() / weight.sum();
+  return (loss * asked.weight).sum() / asked.weight.sum();
+}
+
+Tensor Margin(const Network& network, const Batch& batch, const View& view) {
+  const Asked asked = Ask(network, batch, view);
+  const Tensor at = asked.right.unsqueeze(1);
+  const Tensor others =
+      asked.logits.scatter(1, at, -std::numeric_limits<double>::infinity()).logsumexp(1);
+  const Tensor margin = asked.logits.gather(1, at).squeeze(1) - others;
+  return (margin * asked.weight).sum() / asked.weight.sum();
 }
 
 double MeanLoss(const Network& network, const std::vector<Batch>& batches, const View& view) {

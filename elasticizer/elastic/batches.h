@@ -42,6 +42,9 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
 
 // Mean loss of the weighted positions of one batch; differentiable.
 torch::Tensor Loss(const Network& network, const Batch& batch, const View& view = {});
+// Mean of what the right token's logit is above the log-sum-exp of all others: the log of its odds.
+// Differentiable, and other than the loss never flat.
+torch::Tensor Margin(const Network& network, const Batch& batch, const View& view = {});
 // Over several batches, without gradients.
 double MeanLoss(const Network& network, const std::vector<Batch>& batches, const View& view = {});
 

@@ -58,6 +58,27 @@ class ElasticTest : public testing::TestWithParam<Kind> {
     return torch::tensor(std::vector<int64_t>(tokens.begin(), tokens.end())).unsqueeze(0);
   }
 
+  engine::LevelSpec Whole() const {
+    return {
+        .percent = 100,
+        .layers = std::vector<engine::LayerExtent>(
+            static_cast<size_t>(shape_.layers), {network_->shape().heads, network_->shape().d_ff})};
+  }
+  std::vector<UnitImportance> Units() const {
+    return MeasureUnits(*network_, batches_, Whole(), {});
+  }
+  void ExpectSorted(const std::vector<UnitImportance>& units) const {
+    const auto expect_descending = [](const Tensor& importance) {  // along the last dimension
+      if (importance.size(-1) < 2) return;
+      const Tensor step = importance.slice(-1, 1) - importance.slice(-1, 0, -1);
+      EXPECT_LT(step.max().item<double>(), 1e-4 * importance.max().item<double>());
+    };
+    for (const UnitImportance& layer : units) {
+      expect_descending(layer.neurons);
+      expect_descending(network_->shape().cuts_kv_heads() ? layer.heads.sum(1) : layer.heads);
+    }
+  }
+
   // [kLength, vocab] by LibTorch and by the engine.
   Tensor Ours(const View& view = {}) const {
     torch::NoGradGuard no_grad;
@@ -95,17 +116,74 @@ TEST_P(ElasticTest, TheNetworkComputesWhatTheEngineComputes) {
 
 TEST_P(ElasticTest, ReorderingKeepsTheFunctionAndSortsTheUnits) {
   const Tensor before = Ours();
-  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
-  Reorder(*network_, units);
+  Reorder(*network_, Units());
   EXPECT_LT(MaxDifference(before, Ours()), 1e-3 * before.abs().max().item<double>());
-  for (const UnitImportance& layer : MeasureUnits(*network_, batches_)) {
-    const Tensor step = layer.neurons.slice(0, 1) - layer.neurons.slice(0, 0, -1);
-    EXPECT_LT(step.max().item<double>(), 1e-4 * layer.neurons.max().item<double>());
-    const Tensor heads =
-        network_->shape().cuts_kv_heads() ? layer.heads.sum(1).unsqueeze(0) : layer.heads;
-    const Tensor head_step = heads.slice(1, 1) - heads.slice(1, 0, -1);
-    EXPECT_LT(head_step.max().item<double>(), 1e-4 * layer.heads.max().item<double>());
+  ExpectSorted(Units());
+}
+
+// A level's units are put in order again: it and the whole model compute what they did.
+TEST_P(ElasticTest, ReorderingALevelKeepsItsFunctionAndSortsItsUnits) {
+  Reorder(*network_, Units());
+  std::vector<ElasticLevel> levels;
+  for (const int32_t percent : {45, 70}) {
+    const engine::LevelSpec spec = engine::PlanLevel(network_->shape(), percent, {}, 1.0, nullptr);
+    RecoveryOptions options;
+    options.steps = 5;
+    levels.push_back({spec, TrainLora(*network_, spec, batches_, options)});
   }
+  const auto view = [&](size_t i) {
+    return View{.extents = &levels[i].spec.layers, .lora = &levels[i].lora};
+  };
+  const std::vector<Tensor> before = {Ours(view(0)), Ours(view(1)), Ours()};
+  const auto units = [&] {
+    return MeasureUnits(*network_, batches_, levels[0].spec, levels[0].lora);
+  };
+  const Tensor weights = network_->layers()[0].down.clone();
+  Reorder(*network_, units(), levels);
+  EXPECT_GT(MaxDifference(weights, network_->layers()[0].down), 0) << "nothing has moved";
+  const std::vector<Tensor> after = {Ours(view(0)), Ours(view(1)), Ours()};
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_LT(MaxDifference(before[i], after[i]), 1e-3 * before[i].abs().max().item<double>()) << i;
+  }
+  ExpectSorted(units());
+}
+
+// The loss is the log of 1 + 1 / odds.
+TEST_P(ElasticTest, TheMarginIsTheLogOfTheRightTokensOdds) {
+  Batch batch = batches_[0];
+  batch.weight.zero_();
+  batch.weight[7] = 1;
+  const double margin = Margin(*network_, batch).item<double>();
+  EXPECT_NEAR(Loss(*network_, batch).item<double>(), std::log1p(std::exp(-margin)), 1e-4);
+}
+
+TEST_P(ElasticTest, ImportanceIsWhatTheMarginHangsOnTokenByToken) {
+  const engine::LevelSpec whole = Whole();
+  std::vector<Gates> gates;
+  for (const engine::LayerExtent& extent : whole.layers) {
+    gates.push_back(
+        {torch::ones({4 * kLength, extent.heads}), torch::ones({4 * kLength, extent.neurons})});
+  }
+  const View view{.extents = &whole.layers, .gates = &gates};
+  // By differences, over all tokens of the batch: of a neuron, and of a head.
+  const auto squared = [&](const Tensor& gate) {
+    torch::NoGradGuard no_grad;
+    double sum = 0;
+    for (int64_t token = 0; token < gate.size(0); ++token) {
+      gate[token] = 1.5;
+      const double more = Margin(*network_, batches_[0], view).item<double>();
+      gate[token] = 0.5;
+      const double less = Margin(*network_, batches_[0], view).item<double>();
+      gate[token] = 1;
+      sum += (more - less) * (more - less);
+    }
+    return sum;
+  };
+  const UnitImportance units = MeasureUnits(*network_, {batches_[0]}, whole, {})[1];
+  const double neuron = squared(gates[1].neurons.select(1, 5));
+  const double head = squared(gates[1].heads.select(1, 2));
+  EXPECT_NEAR(units.neurons[5].item<double>(), neuron, 0.2 * neuron);
+  EXPECT_NEAR(units.heads.flatten()[2].item<double>(), head, 0.2 * head);
 }
 
 TEST_P(ElasticTest, AUnitWithoutEffectIsWorthNothingAndGoesLast) {
@@ -113,11 +191,14 @@ TEST_P(ElasticTest, AUnitWithoutEffectIsWorthNothingAndGoesLast) {
   const int64_t unit =  // head 2, and what shares its KV head where that is cut
       network_->shape().cuts_kv_heads() ? network_->shape().query_heads_per_group() : 1;
   network_->layers()[1].o.narrow(1, 2 * shape_.head_dim, unit * shape_.head_dim).zero_();
-  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
-  EXPECT_EQ(units[1].neurons[7].item<float>(), 0.0f);
-  EXPECT_EQ(units[1].heads.flatten()[2].item<float>(), 0.0f);
-  EXPECT_GT(units[0].neurons[7].item<float>(), 0.0f);
-  Reorder(*network_, units);
+  for (const std::vector<UnitImportance>& units :
+       {Units(), MeasureGradients(*network_, batches_)}) {
+    EXPECT_EQ(units[1].neurons[7].item<float>(), 0.0f);
+    EXPECT_EQ(units[1].heads.flatten()[2].item<float>(), 0.0f);
+    EXPECT_GT(units[0].neurons[7].item<float>(), 0.0f);
+    EXPECT_GT(units[0].heads.flatten()[2].item<float>(), 0.0f);
+  }
+  Reorder(*network_, Units());
   EXPECT_EQ(network_->layers()[1].down.select(1, shape_.d_ff - 1).abs().sum().item<float>(), 0.0f);
 }
 
@@ -134,7 +215,7 @@ TEST_P(ElasticTest, AnchorsAreTheLayersWhoseLossCostsMost) {
 
 TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const Tensor whole = Ours();
-  Reorder(*network_, MeasureUnits(*network_, batches_));
+  Reorder(*network_, Units());
   const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
   std::vector<ElasticLevel> levels;
   std::vector<LevelChoice> choices;
@@ -174,7 +255,7 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
 }
 
 TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
-  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
+  const std::vector<UnitImportance> units = Units();
   Reorder(*network_, units);
   Findings findings;
   findings.layers = {0.1, 0.05, 0.4};
@@ -420,7 +501,7 @@ TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
 // What an interrupted run has done is found again, and nothing of another run.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";
-  const std::vector<UnitImportance> units = MeasureUnits(*network_, batches_);
+  const std::vector<UnitImportance> units = Units();
   const engine::LevelSpec level{.percent = 45,
                                 .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
   RecoveryOptions options;
@@ -430,8 +511,8 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
     const auto work = Work::Open(directory, "a run");
     ASSERT_TRUE(work.ok()) << work.status();
     std::vector<UnitImportance> none;
-    EXPECT_FALSE((*work)->LoadUnits(*network_, &none));
-    ASSERT_TRUE((*work)->SaveUnits(units).ok());
+    EXPECT_FALSE((*work)->LoadUnits(*network_, Whole(), &none));
+    ASSERT_TRUE((*work)->SaveUnits(Whole(), units).ok());
     ASSERT_TRUE((*work)->SaveLayers({1, 2, 3}).ok());
     ASSERT_TRUE((*work)->SaveLora(level, lora).ok());
     LevelChoice choice;
@@ -441,8 +522,9 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const auto work = Work::Open(directory, "a run");
   ASSERT_TRUE(work.ok()) << work.status();
   std::vector<UnitImportance> found;
-  ASSERT_TRUE((*work)->LoadUnits(*network_, &found));
+  ASSERT_TRUE((*work)->LoadUnits(*network_, Whole(), &found));
   EXPECT_EQ(MaxDifference(found[2].neurons, units[2].neurons), 0.0);
+  EXPECT_FALSE((*work)->LoadUnits(*network_, level, &found)) << "a level's own are not there";
   std::vector<double> layers;
   ASSERT_TRUE((*work)->LoadLayers(*network_, &layers));
   EXPECT_EQ(layers, (std::vector<double>{1, 2, 3}));

@@ -15,11 +15,6 @@
 
 namespace withy::elastic {
 
-struct ElasticLevel {
-  engine::LevelSpec spec;
-  std::vector<Lora> lora;  // [layers]; empty: none
-};
-
 // What the levels were chosen by; noted in the file for inspection. Empty members are left out.
 struct Findings {
   std::vector<int32_t> anchors;       // layers by importance

@@ -12,8 +12,6 @@ std::vector<Tensor*> Matrices(Layer& layer) {
   return {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down};
 }
 
-Tensor Worth(const Tensor& weight) { return (weight.grad() * weight).abs(); }
-
 // Adds `worth` of each weight to its unit.
 template <typename WorthOf>
 void Accumulate(const engine::ModelShape& shape, const Layer& layer, WorthOf worth,
@@ -31,28 +29,73 @@ void Accumulate(const engine::ModelShape& shape, const Layer& layer, WorthOf wor
   out->neurons += worth(layer.gate).sum(1) + worth(layer.up).sum(1) + worth(layer.down).sum(0);
 }
 
+UnitImportance Nothing(const engine::ModelShape& s, const engine::LayerExtent& extent,
+                       torch::Device device) {
+  const int64_t of_a_group =
+      s.cuts_kv_heads() ? s.query_heads_per_group() : extent.heads / s.kv_heads;
+  return {torch::zeros({s.kv_heads_of(extent.heads), of_a_group}, device),
+          torch::zeros({extent.neurons}, device)};
+}
+
 std::vector<UnitImportance> Nothing(const Network& network) {
   const engine::ModelShape& s = network.shape();
   std::vector<UnitImportance> units;
   for (int32_t layer = 0; layer < s.layers; ++layer) {
-    units.push_back({torch::zeros({s.kv_heads, s.query_heads_per_group()}, network.device()),
-                     torch::zeros({s.d_ff}, network.device())});
+    units.push_back(Nothing(s, {s.heads, s.d_ff}, network.device()));
   }
   return units;
 }
 
+// Of one layer of `extent`.
+Gates OpenGates(const engine::LayerExtent& extent, int64_t tokens, torch::Device device) {
+  const auto options = torch::dtype(torch::kFloat32).device(device);
+  return {torch::ones({tokens, extent.heads}, options).set_requires_grad(true),
+          torch::ones({tokens, extent.neurons}, options).set_requires_grad(true)};
+}
+
+// Sum over the tokens of the squared gradient; nothing where a layer's part is left out.
+Tensor Worth(const Tensor& gate) {
+  if (!gate.grad().defined()) return torch::zeros({gate.size(1)}, gate.options());
+  return gate.grad().square().sum(0);
+}
+
 }  // namespace
 
-std::vector<UnitImportance> MeasureUnits(Network& network, const std::vector<Batch>& batches) {
+std::vector<UnitImportance> MeasureUnits(const Network& network, const std::vector<Batch>& batches,
+                                         const engine::LevelSpec& level,
+                                         const std::vector<Lora>& lora) {
+  const engine::ModelShape& s = network.shape();
+  std::vector<UnitImportance> units;
+  for (const engine::LayerExtent& extent : level.layers) {
+    units.push_back(Nothing(s, extent, network.device()));
+  }
+  for (const Batch& batch : batches) {
+    std::vector<Gates> gates;
+    for (const engine::LayerExtent& extent : level.layers) {
+      gates.push_back(OpenGates(extent, batch.tokens.numel(), network.device()));
+    }
+    const View view{
+        .extents = &level.layers, .lora = lora.empty() ? nullptr : &lora, .gates = &gates};
+    Margin(network, batch, view).backward();
+    for (size_t i = 0; i < units.size(); ++i) {
+      units[i].heads += Worth(gates[i].heads).view(units[i].heads.sizes());
+      units[i].neurons += Worth(gates[i].neurons);
+    }
+  }
+  return units;
+}
+
+std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches) {
   const engine::ModelShape& s = network.shape();
   std::vector<UnitImportance> units = Nothing(network);
   for (Layer& layer : network.layers()) {
     for (Tensor* matrix : Matrices(layer)) matrix->set_requires_grad(true);
   }
+  const auto worth = [](const Tensor& weight) { return (weight.grad() * weight).abs(); };
   for (const Batch& batch : batches) {
     Loss(network, batch).backward();
     for (size_t i = 0; i < units.size(); ++i) {
-      Accumulate(s, network.layers()[i], Worth, &units[i]);
+      Accumulate(s, network.layers()[i], worth, &units[i]);
       for (Tensor* matrix : Matrices(network.layers()[i])) matrix->mutable_grad() = Tensor();
     }
   }

@@ -1,6 +1,6 @@
-// What each unit and each layer is worth: how much of the loss hangs on it. Neighbours: reorder.h
-// sorts by it, plan.h chooses anchors by it. Source: ElastiLM section 3.2, equation 2 (units) and
-// anchor layers.
+// What each unit and each layer is worth: how much of what the model says hangs on it. Neighbours:
+// reorder.h sorts by it, plan.h chooses anchors by it. Source: ElastiLM section 3.2, equation 2 and
+// anchor layers; docs/method-elastic.md, Importance.
 #pragma once
 
 #include <torch/torch.h>
@@ -13,18 +13,25 @@
 
 namespace withy::elastic {
 
-// Of one layer: |dL/dW * W| summed over a unit's weights.
+// Of the units of one layer that a level computes.
 struct UnitImportance {
-  // [kv_heads, query heads a KV head]: rows of Q and columns of O; where levels cut KV heads, the
-  // rows of K and V, too, divided among the query heads.
-  torch::Tensor heads;
-  torch::Tensor neurons;  // [d_ff]: rows of gate and up, columns of down
+  torch::Tensor heads;    // [kv_heads, query heads a KV head]; fewer at a level that cuts them
+  torch::Tensor neurons;  // [neurons]
 };
 
-// Accumulated over the batches. `network`'s weights carry no gradients afterwards.
-std::vector<UnitImportance> MeasureUnits(Network& network, const std::vector<Batch>& batches);
+// Of the units of `level`, with its LoRA (empty: none): what the margin of the right tokens hangs
+// on each, token by token, squared and summed. d margin / d gate is the sum of d margin / dW * W
+// over what leads out of the unit (a column of down, a head's columns of O) before it is summed
+// over tokens.
+std::vector<UnitImportance> MeasureUnits(const Network& network, const std::vector<Batch>& batches,
+                                         const engine::LevelSpec& level,
+                                         const std::vector<Lora>& lora);
 
-// To compare with: the sum of a unit's absolute weights; and random numbers.
+// To compare with: equation 2, |dL/dW * W| summed over a unit's weights (rows of Q and columns of
+// O, where levels cut KV heads those of K and V, too; rows of gate and up, columns of down) and
+// accumulated over the batches, after which `network`'s weights carry no gradients; the sum of a
+// unit's absolute weights; and random numbers. All of the whole model.
+std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches);
 std::vector<UnitImportance> MeasureMagnitude(const Network& network);
 std::vector<UnitImportance> DrawImportance(const Network& network, uint64_t seed);
 

@@ -9,8 +9,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -53,7 +55,8 @@ ABSL_FLAG(double, rate, 1e-2,
           "LoRA's learning rate of levels up to 50 %, from there on falling with what is cut");
 ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
 ABSL_FLAG(std::string, order, "importance",
-          "what units are ordered by: importance, or, to compare with, magnitude or random");
+          "what units are ordered by: importance, level by level, or, to compare with, once by "
+          "gradient (of the loss), magnitude or random");
 ABSL_FLAG(bool, anchors, true, "whether the most important layers are spared at first");
 ABSL_FLAG(bool, measured, true,
           "whether the cuts that lose least are tried for a level, layer by layer, beside splits "
@@ -87,7 +90,7 @@ absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
 
 // A line that is written over itself.
 void Show(const std::string& what, int64_t done, int64_t all, Clock::time_point start) {
-  const double share = static_cast<double>(done) / static_cast<double>(all);
+  const double share = all == 0 ? 1 : static_cast<double>(done) / static_cast<double>(all);
   const double left = done == 0 ? 0 : SecondsSince(start) * (1 / share - 1);
   std::fprintf(stderr, "\r[%-20.*s] %-40s %3.0f %%, %.0f s left   %s", static_cast<int>(20 * share),
                "####################", what.c_str(), 100 * share, left, done == all ? "\n" : "");
@@ -154,14 +157,14 @@ class Job {
 
   // What the kept results depend on.
   std::string Fingerprint(const engine::GgufFile& file) const {
-    return absl::StrCat(file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
-                        absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_calibration_batches),
-                        " ", absl::GetFlag(FLAGS_recovery_batches), " ",
-                        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_trial_steps),
-                        " ", absl::GetFlag(FLAGS_batch_tokens), " ", absl::GetFlag(FLAGS_rate), " ",
-                        absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed), " ",
-                        absl::GetFlag(FLAGS_order), " ", absl::GetFlag(FLAGS_anchors), " ",
-                        absl::GetFlag(FLAGS_measured));
+    return absl::StrCat(
+        "2 ", file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
+        absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_calibration_batches), " ",
+        absl::GetFlag(FLAGS_recovery_batches), " ", absl::GetFlag(FLAGS_recovery_steps), " ",
+        absl::GetFlag(FLAGS_trial_steps), " ", absl::GetFlag(FLAGS_batch_tokens), " ",
+        absl::GetFlag(FLAGS_rate), " ", absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed),
+        " ", absl::GetFlag(FLAGS_order), " ", absl::GetFlag(FLAGS_anchors), " ",
+        absl::GetFlag(FLAGS_measured));
   }
 
   absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, int64_t count,
@@ -186,23 +189,21 @@ class Job {
 
   absl::Status Judge(Network* network) {
     const uint64_t seed = absl::GetFlag(FLAGS_seed);
-    Clock::time_point start = Clock::now();
-    std::vector<UnitImportance> units;
     const std::string order = absl::GetFlag(FLAGS_order);
     if (order == "magnitude") {
-      units = MeasureMagnitude(*network);
+      findings_.units = MeasureMagnitude(*network);
     } else if (order == "random") {
-      units = DrawImportance(*network, seed);
-    } else if (order != "importance") {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--order=", order, ": there are importance, magnitude and random"));
-    } else if (!work_->LoadUnits(*network, &units)) {
-      Show("importance of heads and neurons", 0, 1, start);
-      units = MeasureUnits(*network, calibration_);
-      Show("importance of heads and neurons", 1, 1, start);
-      WITHY_RETURN_IF_ERROR(work_->SaveUnits(units));
+      findings_.units = DrawImportance(*network, seed);
+    } else if (order == "gradient") {
+      findings_.units = MeasureGradients(*network, calibration_);
+    } else if (order == "importance") {
+      WITHY_ASSIGN_OR_RETURN(findings_.units, UnitsOf(*network, Whole(*network), {}));
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--order=", order, ": there are importance, gradient, magnitude and random"));
     }
-    start = Clock::now();
+    Reorder(*network, findings_.units);
+    const Clock::time_point start = Clock::now();
     std::vector<double>& layers = findings_.layers;
     if (!work_->LoadLayers(*network, &layers)) {
       Show("importance of layers", 0, 1, start);
@@ -211,10 +212,30 @@ class Job {
       WITHY_RETURN_IF_ERROR(work_->SaveLayers(layers));
     }
     if (absl::GetFlag(FLAGS_anchors)) findings_.anchors = AnchorOrder(layers);
-    findings_.units = units;
-    Reorder(*network, units);
     findings_.whole_loss = MeanLoss(*network, calibration_);
     return absl::OkStatus();
+  }
+
+  static engine::LevelSpec Whole(const Network& network) {
+    const engine::ModelShape& shape = network.shape();
+    return {.percent = 100,
+            .layers = std::vector<engine::LayerExtent>(static_cast<size_t>(shape.layers),
+                                                       {shape.heads, shape.d_ff})};
+  }
+
+  // Importance of the units that a level computes.
+  absl::StatusOr<std::vector<UnitImportance>> UnitsOf(const Network& network,
+                                                      const engine::LevelSpec& level,
+                                                      const std::vector<Lora>& lora) const {
+    std::vector<UnitImportance> units;
+    if (work_->LoadUnits(network, level, &units)) return units;
+    const Clock::time_point start = Clock::now();
+    const std::string what = absl::StrCat("level ", level.percent, " %, importance of units");
+    Show(what, 0, 1, start);
+    units = MeasureUnits(network, calibration_, level, lora);
+    Show(what, 1, 1, start);
+    WITHY_RETURN_IF_ERROR(work_->SaveUnits(level, units));
+    return units;
   }
 
   RecoveryOptions OptionsOf(int32_t percent, int64_t steps) const {
@@ -226,7 +247,8 @@ class Job {
 
   // From the highest level down: what a low level lacks costs no higher one anything, and each
   // begins with what the one above has learnt. From nothing, the lowest levels need several times
-  // the steps, and how well they end depends on the seed.
+  // the steps, and how well they end depends on the seed. What a unit is worth changes when others
+  // are gone, so those of the level above are put in order again before a level is cut from it.
   absl::Status MakeLevels(Network* network) {
     network->set_products(train::FastestProducts(network->device()));
     std::printf("loss of the whole model %.4f\n", findings_.whole_loss);
@@ -239,6 +261,13 @@ class Job {
     for (const int32_t percent : percents_) progress.all += RecoveryOf(percent).steps;
     for (size_t left = all; left > 0; --left) {
       const size_t i = left - 1;
+      if (left < all && absl::GetFlag(FLAGS_order) == "importance") {
+        const std::span<ElasticLevel> done(levels_.begin() + static_cast<ptrdiff_t>(left),
+                                           levels_.end());
+        WITHY_ASSIGN_OR_RETURN(const std::vector<UnitImportance> units,
+                               UnitsOf(*network, done.front().spec, done.front().lora));
+        Reorder(*network, units, done);
+      }
       WITHY_ASSIGN_OR_RETURN(const LevelChoice choice, ChooseSplit(*network, i, progress));
       WITHY_RETURN_IF_ERROR(RecoverLevel(*network, choice, i, &progress));
       std::printf("level %d %%: %s, loss %.4f, with LoRA %.4f\n", percents_[i],
@@ -297,10 +326,7 @@ class Job {
   engine::LevelSpec LeastLost(const Network& network, int32_t percent,
                               const ElasticLevel* above) const {
     const engine::ModelShape& shape = network.shape();
-    const std::vector<engine::LayerExtent> full(static_cast<size_t>(shape.layers),
-                                                {shape.heads, shape.d_ff});
-    const engine::LevelSpec from =
-        above == nullptr ? engine::LevelSpec{.percent = 100, .layers = full} : above->spec;
+    const engine::LevelSpec from = above == nullptr ? Whole(network) : above->spec;
     const std::vector<Lora> none;
     const std::vector<Lora>& learnt = above == nullptr ? none : above->lora;
     const std::vector<Batch> text(calibration_.begin(),
@@ -332,12 +358,21 @@ class Job {
     const RecoveryOptions options = RecoveryOf(level.spec.percent);
     const int64_t done = progress->done + options.steps;
     if (options.steps > 0 && !work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
-      const ElasticLevel* above = Above(i);
+      const std::vector<Lora>* above = Above(i) == nullptr ? nullptr : &Above(i)->lora;
+      const auto loss_of = [&](const std::vector<Lora>& lora) {
+        return MeanLoss(network, calibration_, {.extents = &level.spec.layers, .lora = &lora});
+      };
+      RecoveryOptions begin = options;
+      begin.steps = 0;
+      std::vector<Lora> begun =
+          TrainLora(network, level.spec, recovery_text_, begin, train::Workers(1), above);
       level.lora = TrainLora(network, level.spec, recovery_text_, options, WorkersFor(network),
-                             above == nullptr ? nullptr : &above->lora, [&](int64_t, double) {
+                             above, [&](int64_t, double) {
                                Show(absl::StrCat("level ", level.spec.percent, " %, recovery"),
                                     ++progress->done, progress->all, progress->start);
                              });
+      // A level that has lost next to nothing may lose more by training.
+      if (loss_of(begun) < loss_of(level.lora)) level.lora = std::move(begun);
       WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
     }
     progress->done = done;

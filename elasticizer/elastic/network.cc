@@ -160,7 +160,11 @@ Tensor Network::Attention(const Tensor& x, int64_t batch, int64_t length, size_t
   const Tensor v = project(kv_prefix(layer.v), kv_prefix(layer.v_bias), lora ? &lora->v : nullptr);
   q = Turn(NormHeads(q, layer.q_norm, shape_.rms_epsilon), length);
   k = Turn(NormHeads(k, layer.k_norm, shape_.rms_epsilon), length);
-  const Tensor mixed = train::CausalAttention(q, k, v).reshape({batch * length, -1});
+  Tensor mixed = train::CausalAttention(q, k, v).reshape({batch * length, -1});
+  if (view.gates != nullptr) {
+    const Tensor& gate = (*view.gates)[index].heads;
+    mixed = (mixed.unflatten(1, {heads, shape_.head_dim}) * gate.unsqueeze(-1)).flatten(1);
+  }
   return WithLora(train::Linear(mixed, HeadPrefix(layer.o, 1, shape_, heads), products_), mixed,
                   lora ? &lora->o : nullptr);
 }
@@ -173,7 +177,8 @@ Tensor Network::Mlp(const Tensor& x, size_t index, const View& view) const {
                                lora ? &lora->gate : nullptr);
   const Tensor up = WithLora(train::Linear(x, layer.up.narrow(0, 0, neurons), products_), x,
                              lora ? &lora->up : nullptr);
-  const Tensor h = train::SwiGlu(torch::cat({gate, up}, 1));
+  Tensor h = train::SwiGlu(torch::cat({gate, up}, 1));
+  if (view.gates != nullptr) h = h * (*view.gates)[index].neurons;
   return WithLora(train::Linear(h, layer.down.narrow(1, 0, neurons), products_), h,
                   lora ? &lora->down : nullptr);
 }

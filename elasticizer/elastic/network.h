@@ -35,11 +35,23 @@ struct Lora {
   Pair q, k, v, o, gate, up, down;
 };
 
+// A level and what it is recovered with.
+struct ElasticLevel {
+  engine::LevelSpec spec;
+  std::vector<Lora> lora;  // [layers]; empty: none
+};
+
+// Factors of what one layer's units give, of each token: [tokens, heads] and [tokens, neurons].
+struct Gates {
+  torch::Tensor heads, neurons;
+};
+
 // What is computed of a model. Null members: all, and none.
 struct View {
   const std::vector<engine::LayerExtent>* extents = nullptr;  // [layers]
-  const std::vector<Lora>* lora = nullptr;  // [layers]; undefined tensors where a layer has none
-  int32_t without_layer = -1;               // this layer is left out
+  const std::vector<Lora>* lora = nullptr;    // [layers]; undefined tensors where a layer has none
+  int32_t without_layer = -1;                 // this layer is left out
+  const std::vector<Gates>* gates = nullptr;  // [layers], of the extents
 };
 
 // Not thread-safe while weights change.

@@ -3,6 +3,7 @@
 // section 3.2, one-shot unit reordering.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "elasticizer/elastic/importance.h"
@@ -10,8 +11,10 @@
 
 namespace withy::elastic {
 
-// Most important first: neurons of each layer, query heads within each KV group. With fewer than
-// three query heads a group heads stay as they are, since no level cuts them.
-void Reorder(Network& network, const std::vector<UnitImportance>& units);
+// Most important first: neurons of each layer and query heads within each KV group, or, where
+// levels cut those, the groups. `units` may speak of a level's units only, which are the first: the
+// others stay where they are. The LoRA of `levels`, which hold all that `units` speaks of, follow.
+void Reorder(Network& network, const std::vector<UnitImportance>& units,
+             std::span<ElasticLevel> levels = {});
 
 }  // namespace withy::elastic

@@ -17,6 +17,10 @@ std::string LoraFile(const engine::LevelSpec& level) {
   return absl::StrCat("lora-", level.percent, ".pt");
 }
 
+std::string UnitsFile(const engine::LevelSpec& level) {
+  return absl::StrCat("units-", level.percent, ".pt");
+}
+
 std::string ChoiceFile(int32_t percent) { return absl::StrCat("level-", percent, ".pt"); }
 
 }  // namespace
@@ -58,26 +62,32 @@ absl::Status Work::Save(const std::string& name, const std::vector<Tensor>& tens
   return train::SaveTensors(directory_ + "/" + name, tensors);
 }
 
-bool Work::LoadUnits(const Network& network, std::vector<UnitImportance>* units) const {
+bool Work::LoadUnits(const Network& network, const engine::LevelSpec& level,
+                     std::vector<UnitImportance>* units) const {
   std::vector<Tensor> tensors;
-  const size_t layers = network.layers().size();
-  if (!Load("units.pt", &tensors) || tensors.size() != 2 * layers) return false;
-  units->clear();
+  const size_t layers = level.layers.size();
+  if (!Load(UnitsFile(level), &tensors) || tensors.size() != 2 * layers) return false;
+  std::vector<UnitImportance> loaded;
   for (size_t i = 0; i < layers; ++i) {
-    if (tensors[2 * i + 1].numel() != network.shape().d_ff) return false;
-    units->push_back(
-        {tensors[2 * i].to(network.device()), tensors[2 * i + 1].to(network.device())});
+    const Tensor& heads = tensors[2 * i];
+    const Tensor& neurons = tensors[2 * i + 1];
+    if (heads.numel() != level.layers[i].heads || neurons.numel() != level.layers[i].neurons) {
+      return false;
+    }
+    loaded.push_back({heads.to(network.device()), neurons.to(network.device())});
   }
+  *units = std::move(loaded);
   return true;
 }
 
-absl::Status Work::SaveUnits(const std::vector<UnitImportance>& units) const {
+absl::Status Work::SaveUnits(const engine::LevelSpec& level,
+                             const std::vector<UnitImportance>& units) const {
   std::vector<Tensor> tensors;
   for (const UnitImportance& layer : units) {
     tensors.push_back(layer.heads.to(torch::kCPU));
     tensors.push_back(layer.neurons.to(torch::kCPU));
   }
-  return Save("units.pt", tensors);
+  return Save(UnitsFile(level), tensors);
 }
 
 bool Work::LoadLayers(const Network& network, std::vector<double>* importance) const {

@@ -24,8 +24,11 @@ class Work {
   static absl::StatusOr<std::unique_ptr<Work>> Open(const std::string& directory,
                                                     const std::string& fingerprint);
 
-  bool LoadUnits(const Network& network, std::vector<UnitImportance>* units) const;
-  absl::Status SaveUnits(const std::vector<UnitImportance>& units) const;
+  // Importance of a level's units.
+  bool LoadUnits(const Network& network, const engine::LevelSpec& level,
+                 std::vector<UnitImportance>* units) const;
+  absl::Status SaveUnits(const engine::LevelSpec& level,
+                         const std::vector<UnitImportance>& units) const;
   bool LoadLayers(const Network& network, std::vector<double>* importance) const;
   absl::Status SaveLayers(const std::vector<double>& importance) const;
   bool LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const;
