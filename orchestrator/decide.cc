@@ -18,6 +18,9 @@ constexpr double kLeastPromise = 0.01;
 // What each call that comes while this one takes the board loses by it, in right answers: it is
 // late, or has to take less of the model to be in time.
 constexpr double kLossOfNewcomer = 1;
+// What a late answer costs, in right answers, beside not counting as one: an SLO is a promise, and
+// a wrong answer in time breaks none.
+constexpr double kLossOfLate = 1;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 // A prediction equal to its target but for rounding meets it.
@@ -81,7 +84,8 @@ struct Odds {
     return (tlm ? candidate.probability : candidate.expected) * InTime(candidate.predicted);
   }
   double Worth(const Candidate& candidate) const {
-    return Promise(candidate) - kLossOfNewcomer * candidate.predicted.newcomers;
+    return Promise(candidate) - kLossOfLate * (1 - InTime(candidate.predicted)) -
+           kLossOfNewcomer * candidate.predicted.newcomers;
   }
 };
 

@@ -278,7 +278,8 @@ TEST(DecideTest, WhatMayComeLateIsWorthLess) {
   EXPECT_EQ(level(0.2, 1), 60u) << "a third of the full model's calls would be late";
   EXPECT_EQ(level(0.01, 0.8), 80u);
   EXPECT_EQ(level(0.1, 0.8), 60u);
-  EXPECT_EQ(level(0.1, 0.62), 60u) << "60 % in time six times of ten beats 20 % always";
+  EXPECT_EQ(level(0.1, 0.7), 60u) << "late one time of fifty";
+  EXPECT_EQ(level(0.1, 0.62), 20u) << "60 % would be right oftener, but late four times of ten";
   EXPECT_EQ(level(0.1, 0.3), 20u);
   DecisionInput none = Known(0.3);
   EXPECT_EQ(Decide(none)->model_level_percent(), 100u) << "no SLO";
