@@ -72,8 +72,8 @@ class ElasticTest : public testing::Test {
 
 TEST_F(ElasticTest, TheTlmIsNotAskedWhereTheFullModelIsInTime) {
   v1::GenerateRequest request = Ask(Words());
-  for (const double ratio : {0.0, 1.0}) {
-    request.mutable_slo()->set_ttft_ratio(ratio);
+  for (const double ms : {0.0, 1e5}) {
+    request.mutable_slo()->set_ttft_ms(ms);
     const Outcome outcome = board_->Generate(request);
     ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
     EXPECT_EQ(outcome.started.decision().reason(), v1::DECISION_REASON_FULL_MEETS_SLO);
