@@ -34,7 +34,8 @@ ABSL_FLAG(std::string, baselines, "", "directory that withy-baselines wrote; emp
 ABSL_FLAG(std::string, structural, "",
           "elastic GGUF made by another way of structural pruning; empty: --pocket");
 ABSL_FLAG(std::string, address, "", "of the running service; empty: simulate only");
-ABSL_FLAG(std::string, token, "", "of an app bound to it");
+ABSL_FLAG(std::vector<std::string>, tokens, {},
+          "of six apps bound to it, in the order of the tables, or of one that asks for all");
 ABSL_FLAG(std::vector<std::string>, alphas, std::vector<std::string>({"0", "0.25", "-0.25"}),
           "skewness of the traces");
 ABSL_FLAG(std::vector<std::string>, real, std::vector<std::string>({"0"}),
@@ -194,6 +195,7 @@ class Bench {
     for (const TraceRequest& request : trace) {
       SloCall& call = calls.emplace_back();
       call.prompt = prompts_.Index(request.app, request.prompt);
+      call.app = request.app;
       call.arrival_ms = request.arrival_ms;
       call.slo.set_ttft_ratio(SloApps()[request.app].ttft_ratio);
       call.slo.set_tpot_ratio(SloApps()[request.app].tpot_ratio);
@@ -353,7 +355,7 @@ class Bench {
 
   ContestantFiles files_;
   AnswerOptions options_;
-  ServiceAddress service_{absl::GetFlag(FLAGS_address), absl::GetFlag(FLAGS_token)};
+  ServiceAddress service_{absl::GetFlag(FLAGS_address), absl::GetFlag(FLAGS_tokens)};
   PromptSet prompts_;
   TlmTable tlm_;
   Machine machine_;
@@ -370,12 +372,14 @@ int main(int argc, char** argv) {
   withy::ParseProgramFlags(
       "The end-to-end proof; ./withy bench slo starts the service.\n"
       "usage: withy-bench-slo --pocket ELASTIC.gguf --model INFLATED.gguf --tlm TLM.gguf "
-      "[--address unix:PATH --token TOKEN]",
+      "[--address unix:PATH --tokens TOKEN,…]",
       argc, argv);
   if (absl::GetFlag(FLAGS_pocket).empty() || absl::GetFlag(FLAGS_model).empty() ||
       absl::GetFlag(FLAGS_tlm).empty() || absl::GetFlag(FLAGS_requests) < 1 ||
       absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_threads) < 1 ||
-      absl::GetFlag(FLAGS_load) <= 0 || absl::GetFlag(FLAGS_alphas).empty()) {
+      absl::GetFlag(FLAGS_load) <= 0 ||
+      absl::GetFlag(FLAGS_address).empty() != absl::GetFlag(FLAGS_tokens).empty() ||
+      absl::GetFlag(FLAGS_alphas).empty()) {
     std::fprintf(stderr, "withy-bench-slo: %s\n", std::string(absl::ProgramUsageMessage()).c_str());
     return 2;
   }

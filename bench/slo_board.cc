@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -121,7 +122,8 @@ class BoardRun {
     orchestrator::Load load = table_.LoadBefore(Lane::kTarget, session->key);
     if (!policy_.minds_others) load.arrivals_per_ms = 0;
     SloChoice& choice = session->choice;
-    choice = Choose(policy_, board_, prompt, call, load, live_, last_planned_, &rng_);
+    choice = Choose(policy_, board_, prompt, call, load, live_, agreements_[call.app],
+                    last_planned_, &rng_);
     last_planned_ = choice.variant;
     if (choice.tlm_ms > 0) {
       clock_.Advance(Nanos(choice.tlm_ms));
@@ -361,7 +363,21 @@ class BoardRun {
     out.prompt_percent = policy_.answers->prompt_levels[session.choice.prompt_level];
     out.model_percent = policy_.family->variants[session.choice.variant].percent;
     Observe(session, now);
+    if (policy_.audits) Audit(session, row);
     table_.Leave(session.id);
+  }
+
+  // As orchestrator/auditor.h, but at once and for nothing: the board has idle time enough. Whether
+  // two wrong answers are the same is not known; they count as such.
+  void Audit(const Session& session, const Answers::Row& row) {
+    const size_t app = calls_[session.index].app;
+    if (audited_[app]++ >= orchestrator::Agreement::kFirstAnswers) return;
+    const size_t variants = policy_.family->variants.size();
+    const size_t first_pair = session.choice.prompt_level * variants;
+    for (size_t v = 0; v + 1 < variants; ++v) {
+      agreements_[app].Learn(policy_.family->variants[v].percent,
+                             row.right[first_pair + v] == row.right[first_pair + variants - 1]);
+    }
   }
 
   // As orchestrator/generate.cc learns from a finished call.
@@ -400,6 +416,8 @@ class BoardRun {
   model_worker::PieceSizer sizer_;
   corpus::Rng rng_;
   LiveCorrection live_;
+  std::map<size_t, orchestrator::Agreement> agreements_;  // by app
+  std::map<size_t, uint32_t> audited_;                    // calls, by app
   std::vector<model_worker::LevelPace> paces_;
   model_worker::Slowdown slowdown_;
   int64_t pass_left_ns_ = 0;                            // of the pass under way

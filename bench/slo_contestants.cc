@@ -197,6 +197,7 @@ absl::Status Contestants::AddElastic() {
   policy.shortens = true;
   policy.leaves_examples_out = true;
   policy.drops_level = true;
+  policy.audits = true;
   policy.minds_others = true;
   Add(policy);
   policy = {.name = "prompt pruning",

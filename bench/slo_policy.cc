@@ -25,13 +25,15 @@ class Chooser {
  public:
   Chooser(const Policy& policy, const BoardFacts& board, const PromptFacts& prompt,
           const SloCall& call, const orchestrator::Load& load,
-          const orchestrator::LiveCorrection& live, size_t last_variant)
+          const orchestrator::LiveCorrection& live, const orchestrator::Agreement& agreement,
+          size_t last_variant)
       : policy_(policy),
         board_(board),
         prompt_(prompt),
         call_(call),
         load_(load),
         live_(live),
+        agreement_(agreement),
         last_variant_(last_variant),
         row_(policy.answers->rows[call.prompt]),
         levels_(policy.answers->prompt_levels.size()),
@@ -111,10 +113,17 @@ class Chooser {
         candidate.predicted = orchestrator::Predict(board_.cost, live_, shape, load_);
         candidate.prefill_tokens = shape.prefill_tokens;
         const std::vector<float>& known = policy_.pair_accuracy[prompt_.mostly_examples()];
-        if (!known.empty()) candidate.expected = known[level * variants_ + variant];
+        const auto expect = [&](const auto& chance_at) {
+          return agreement_.Expect(candidate.level_percent, chance_at(variant),
+                                   chance_at(variants_ - 1));
+        };
+        if (!known.empty()) {
+          candidate.expected = expect([&](size_t v) { return known[level * variants_ + v]; });
+        }
         if (policy_.logits != nullptr && read_ms > 0) {
-          candidate.probability =
-              engine::PairChance(Logits().prompt[level], Logits().model[variant]);
+          candidate.probability = expect([&](size_t v) {
+            return engine::PairChance(Logits().prompt[level], Logits().model[v]);
+          });
         }
       }
     }
@@ -198,6 +207,7 @@ class Chooser {
   const SloCall& call_;
   const orchestrator::Load& load_;
   const orchestrator::LiveCorrection& live_;
+  const orchestrator::Agreement& agreement_;
   const size_t last_variant_;
   const Answers::Row& row_;
   const size_t levels_;
@@ -226,8 +236,9 @@ Prediction PredictedFull(const BoardFacts& board, const PromptFacts& prompt, con
 
 SloChoice Choose(const Policy& policy, const BoardFacts& board, const PromptFacts& prompt,
                  const SloCall& call, const orchestrator::Load& load,
-                 const orchestrator::LiveCorrection& live, size_t last_variant, corpus::Rng* rng) {
-  return Chooser(policy, board, prompt, call, load, live, last_variant).Run(rng);
+                 const orchestrator::LiveCorrection& live, const orchestrator::Agreement& agreement,
+                 size_t last_variant, corpus::Rng* rng) {
+  return Chooser(policy, board, prompt, call, load, live, agreement, last_variant).Run(rng);
 }
 
 }  // namespace withy::bench

@@ -14,6 +14,7 @@
 #include "bench/slo_times.h"
 #include "elasticizer/corpus/rng.h"
 #include "engine/encoder/prune.h"
+#include "orchestrator/agreement.h"
 #include "orchestrator/calls.h"
 #include "orchestrator/decide.h"
 #include "orchestrator/latency_model.h"
@@ -86,6 +87,7 @@ struct Policy {
   bool shortens = false;             // may choose prompt levels, for which it reads the prompt
   bool leaves_examples_out = false;  // may leave worked examples out without reading
   bool drops_level = false;          // may fall to a lower variant in mid-answer
+  bool audits = false;               // learns how often variants say what the best one says
   bool minds_others = false;         // what it takes of the board counts against a choice
   bool reference = false;            // a line to compare with, no contestant
   bool as_published = false;         // decides without knowing how often its settings are right
@@ -105,6 +107,7 @@ struct BoardFacts {
 // A call that has arrived.
 struct SloCall {
   size_t prompt = 0;
+  size_t app = 0;
   size_t slo_index = 0;  // into Policy::logits
   v1::Slo slo;
   double arrival_ms = 0;
@@ -127,9 +130,11 @@ orchestrator::Prediction PredictedFull(const BoardFacts& board, const PromptFact
                                        const SloCall& call,
                                        const orchestrator::LiveCorrection& live);
 
-// `last_variant`: that will be in place when the call starts. `rng`: of Rule::kRandom.
+// `agreement`: of the call's app. `last_variant`: that will be in place when the call starts.
+// `rng`: of Rule::kRandom.
 SloChoice Choose(const Policy& policy, const BoardFacts& board, const PromptFacts& prompt,
                  const SloCall& call, const orchestrator::Load& load,
-                 const orchestrator::LiveCorrection& live, size_t last_variant, corpus::Rng* rng);
+                 const orchestrator::LiveCorrection& live, const orchestrator::Agreement& agreement,
+                 size_t last_variant, corpus::Rng* rng);
 
 }  // namespace withy::bench

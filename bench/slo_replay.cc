@@ -124,7 +124,8 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
   const size_t step = std::max<size_t>(1, prompts.prompts.size() / count);
   // The first call warms everything up.
   for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
-    const Seen seen = Ask(*stub, service.token, RequestFor(prompts.prompts[i].record, {}));
+    const Seen seen =
+        Ask(*stub, service.TokenFor(prompts, i), RequestFor(prompts.prompts[i].record, {}));
     WITHY_RETURN_IF_ERROR(seen.status);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(seen.end_to_end_ms));
     if (asked == 0) continue;
@@ -169,7 +170,7 @@ std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet
     std::this_thread::sleep_until(
         start + std::chrono::nanoseconds(static_cast<int64_t>(calls[i].arrival_ms * 1e6)));
     threads.emplace_back([&, i, request = std::move(request)] {
-      const Seen seen = Ask(*stub, service.token, request);
+      const Seen seen = Ask(*stub, service.TokenFor(prompts, calls[i].prompt), request);
       outcomes[i] = ToOutcome(seen, prompts.prompts[calls[i].prompt].record);
       ++done;
       if (seen.status.ok()) return;

@@ -17,7 +17,12 @@ namespace withy::bench {
 
 struct ServiceAddress {
   std::string address;
-  std::string token;
+  std::vector<std::string> tokens;  // of the apps, in the order of SloApps(); not empty
+
+  // Of the app that asks this prompt.
+  const std::string& TokenFor(const PromptSet& prompts, size_t prompt) const {
+    return tokens[prompt / prompts.per_app % tokens.size()];
+  }
 };
 
 // The full model through the idle service, as the caller sees it: TTFT is a + b * prompt tokens,

@@ -19,6 +19,9 @@ constexpr double kReserveOfGiven = 0.15;
 constexpr double kReserveOfGained = 0.5;
 constexpr double kReserveTokens = 2;
 
+// A first token that competes with computing takes a millisecond or two to the app.
+constexpr double kOnItsWayMs = 3;
+
 double MillisUntil(int64_t then_ns, int64_t now_ns) {
   return static_cast<double>(then_ns - now_ns) / 1e6;
 }
@@ -81,13 +84,19 @@ size_t Pacer::ChooseForPrompt(std::span<const LevelPace> levels, size_t level, i
   return level;
 }
 
+bool Pacer::FirstTokenHurries(int64_t now_ns) const {
+  if (limits_.tpot_ms <= 0) return true;
+  return limits_.first_token_by_ns != 0 &&
+         MillisUntil(limits_.first_token_by_ns, now_ns) < kOnItsWayMs;
+}
+
 double Pacer::SpareMs(int64_t now_ns) const {
   if (limits_.tpot_ms <= 0 || tokens_ == 0) return kNoLimit;
   return limits_.tpot_ms * tokens_ - MillisUntil(now_ns, first_ns_);
 }
 
 bool Pacer::Lost(double token_ms, int64_t now_ns) const {
-  return SpareMs(now_ns) + kHorizon * std::max(0.0, limits_.tpot_ms - token_ms) <= 0;
+  return SpareMs(now_ns) + kWinBack * std::max(0.0, limits_.tpot_ms - token_ms) <= 0;
 }
 
 double Pacer::ReserveMs(double token_ms) const {

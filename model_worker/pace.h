@@ -32,6 +32,10 @@ class Pacer {
  public:
   // Tokens within which an answer has to be back in time: it may end after any of them.
   static constexpr int32_t kHorizon = 4;
+  // Tokens within which an answer that is behind may win back what it lacks to count as one that
+  // can be in time. More than kHorizon: level drops look ahead as far as an answer surely goes,
+  // this as far as it may.
+  static constexpr int32_t kWinBack = 8;
   // Times between tokens that must be known at a level before they count instead of LevelPace.
   static constexpr int32_t kEvidence = 3;
 
@@ -48,9 +52,13 @@ class Pacer {
   size_t ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
                          double slowdown, int64_t now_ns) const;
 
+  // Whether the first token should be with the app before anything else is computed. Not where it
+  // has time to spare and the others are held to a pace: it would only come further ahead of them.
+  bool FirstTokenHurries(int64_t now_ns) const;
+
   // How long the next token may take without falling behind the limit; infinity: there is none.
   double SpareMs(int64_t now_ns) const;
-  // Whether it is behind by more than kHorizon tokens of `token_ms` each win back.
+  // Whether it is behind by more than kWinBack tokens of `token_ms` each win back.
   bool Lost(double token_ms, int64_t now_ns) const;
   // What of the time to spare is better kept while tokens take `token_ms`: steps take longer than
   // thought now and then, and any token may be the last.

@@ -90,6 +90,18 @@ TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
   EXPECT_EQ(Pacer({.tpot_ms = 1}, 10).ChooseForPrompt(kLevels, 2, 500, 1, 0), 2u) << "no limit";
 }
 
+TEST(PacerTest, AFirstTokenHurriesWhereNothingWaitsBehindItOrItIsDue) {
+  const auto hurries = [](const PaceLimits& limits, int64_t now_ms) {
+    return Pacer(limits, 10).FirstTokenHurries(now_ms * kMs);
+  };
+  EXPECT_TRUE(hurries({}, 0));
+  EXPECT_TRUE(hurries({.first_token_by_ns = 100 * kMs}, 0)) << "no pace to keep";
+  EXPECT_FALSE(hurries({.tpot_ms = 10}, 0));
+  EXPECT_FALSE(hurries({.tpot_ms = 10, .first_token_by_ns = 100 * kMs}, 97));
+  EXPECT_TRUE(hurries({.tpot_ms = 10, .first_token_by_ns = 100 * kMs}, 98));
+  EXPECT_TRUE(hurries({.tpot_ms = 10, .first_token_by_ns = 100 * kMs}, 150)) << "late";
+}
+
 TEST(PacerTest, APromptFallsForThoseWhoseTurnIsBefore) {
   const Pacer later({.first_token_by_ns = 1000 * kMs}, 10);
   const Pacer sooner({.first_token_by_ns = 500 * kMs}, 10);
@@ -150,8 +162,8 @@ TEST(RowsBesideTest, AsManyAsTheAnswerBears) {
 
 TEST(RowsBesideTest, AnAnswerThatCanCatchUpDoes) {
   Beside beside(6);  // 22 ms to spare
-  beside.answer.now_ns += 29 * kMs;
-  EXPECT_EQ(beside.Rows({}, 300, 2), 0) << "7 ms behind: it gains 8 in 4 tokens";
+  beside.answer.now_ns += 37 * kMs;
+  EXPECT_EQ(beside.Rows({}, 300, 2), 0) << "15 ms behind: it gains 16 in 8 tokens";
   beside.answer.now_ns += kMs;
   EXPECT_EQ(beside.Rows({}, 300, 2), 64);
 }

@@ -132,6 +132,7 @@ class Scheduler {
   void AfterStep(const Batch& batch, std::span<const float> logits);
   bool UnderWay(const Call& call) const;
   void FlushWhoWaits(const Batch& next);
+  double LeftOfStepMs() const;
   bool MayGoBetween(const Call& call, int64_t now_ns) const;
   bool TakeToken(Call& call, std::span<const float> logits);
   void GoOn(Call& call);

@@ -13,10 +13,12 @@ namespace {
 
 // Rows of an answer whose blocks are claimed before they are computed.
 constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
-// How long the cores are left to a first token. Three processes carry it to the app, with cold
-// caches and beside threads that take all of the memory's bandwidth: that takes them a millisecond
-// longer than alone.
-constexpr std::chrono::microseconds kFirstTokenLead{300};
+// How long the cores are left to a first token that hurries, and to another one. Three processes
+// carry it to the app, with cold caches and beside threads that take all of the memory's bandwidth:
+// that takes them a millisecond longer than alone, and once in a while as long as the answer lasts
+// where they do not get to run before the next step begins.
+constexpr std::chrono::microseconds kHurriedLead{300};
+constexpr std::chrono::microseconds kFirstTokenLead{100};
 
 }  // namespace
 
@@ -107,10 +109,18 @@ bool Scheduler::MayGoBetween(const Call& call, int64_t now_ns) const {
     prompts.push_back(TurnOf(*part.call, *own));
     prompts.back().rows -= part.rows;
   }
-  const double left_ms = under_way_->expected_ms * slowdown_.value() -
-                         static_cast<double>(under_way_->computed_ns) / 1e6;
-  return TokenGoesBetween(paces_, {.pacer = &call.pacer, .level = *level}, prompts,
-                          std::max(0.0, left_ms), slowdown_.value(), now_ns);
+  return TokenGoesBetween(paces_, {.pacer = &call.pacer, .level = *level}, prompts, LeftOfStepMs(),
+                          slowdown_.value(), now_ns);
+}
+
+// What the step under way still takes: by how fast it has been, once it has told, since a pass may
+// take half as long again as the one before.
+double Scheduler::LeftOfStepMs() const {
+  constexpr double kTells = 0.1;
+  const double taken_ms = static_cast<double>(under_way_->computed_ns) / 1e6;
+  const double done = under_way_->pass != nullptr ? under_way_->pass->Done() : 0;
+  if (done >= kTells) return taken_ms * (1 - done) / done;
+  return std::max(0.0, under_way_->expected_ms * slowdown_.value() - taken_ms);
 }
 
 void Scheduler::ObservePrefill(const Batch& batch) {
@@ -183,7 +193,7 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
   const int64_t ended_ns = clock_.SteadyNanos();
   const auto vocab = static_cast<size_t>(model_.info().vocab_size);
   size_t next_logits = 0;
-  bool first_tokens = false;
+  bool first_tokens = false, hurried = false;
   std::vector<Call*> going_on;
   for (const Batch::Part& part : batch.parts) {
     Call& call = *part.call;
@@ -191,7 +201,9 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
                   ended_ns);
     call.session->Advance(part.rows);
     if (part.wants_logits) {
-      first_tokens = first_tokens || call.times.first_token_ns == 0;
+      const bool first = call.times.first_token_ns == 0;
+      first_tokens = first_tokens || first;
+      hurried = hurried || (first && call.pacer.FirstTokenHurries(ended_ns));
       if (!TakeToken(call, logits.subspan(next_logits++ * vocab, vocab))) continue;
     }
     going_on.push_back(&call);
@@ -199,7 +211,7 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
   // Every token has been told by now; what is next for their calls makes work for other threads.
   const auto threads = static_cast<unsigned>(model_.threads());
   if (first_tokens && threads >= std::thread::hardware_concurrency()) {
-    std::this_thread::sleep_for(kFirstTokenLead);
+    std::this_thread::sleep_for(hurried ? kHurriedLead : kFirstTokenLead);
   }
   for (Call* call : going_on) GoOn(*call);
 }

@@ -54,8 +54,9 @@ class ElasticTest : public testing::Test {
     StartBoard(path_);
   }
 
-  void StartBoard(const std::string& tlm_path) {
+  void StartBoard(const std::string& tlm_path, bool audits = false) {
     v1::Config config;
+    config.mutable_orchestrator()->set_audit_off(!audits);
     config.mutable_orchestrator()->set_tlm_path(tlm_path);
     config.mutable_orchestrator()->set_tlm_threads(1);
     board_ = std::make_unique<Board>(config);
@@ -210,6 +211,48 @@ TEST_F(ElasticTest, ExamplesAreLeftOutWithoutReading) {
               request.prompt().messages().messages(2).content().size());
     EXPECT_THAT(decision.explanation(), HasSubstr("Only earlier exchanges are left out."));
   }
+}
+
+// A level of which the TLM's file promises most, and which never says what the full model says.
+TEST_F(ElasticTest, WhatALowLevelSaysIsHeldAgainstTheFullModel) {
+  engine::TlmShape shape = engine::SmallShape();
+  shape.pair_accuracy = {0.1f, 0.1f, 0.1f, 0.97f, 0.9f, 0.98f};
+  const std::string path = temp_ / "promising.gguf";
+  ASSERT_TRUE(engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path).ok());
+  StartBoard(path, /*audits=*/true);
+  v1::GenerateRequest request = Ask("low differs");
+  request.mutable_slo()->set_ttft_ratio(0.7);
+  const Outcome before = board_->Generate(request);
+  ASSERT_TRUE(before.status.ok()) << before.status.error_message();
+  EXPECT_EQ(before.started.decision().model_level_percent(), 20u);
+  ASSERT_TRUE(board_->worker.AwaitRuns(4)) << "the full model, 60 and 20 %, once it is quiet";
+  std::vector<uint32_t> levels;
+  for (const v1::RunRequest& run : board_->worker.runs()) {
+    levels.push_back(run.model_level_percent());
+    EXPECT_EQ(run.prompt().text(), "low differs");
+  }
+  EXPECT_THAT(levels, testing::ElementsAre(20u, 100u, 60u, 20u));
+  const v1::RunRequest audit = LastRun();
+  EXPECT_EQ(audit.sampling().seed(), board_->worker.runs()[1].sampling().seed());
+  EXPECT_EQ(audit.deadline_steady_ns(), 0);
+  // What the last of them said is known a moment after it was asked. Planning disturbs no audit.
+  v1::PlanResponse plan;
+  do {
+    grpc::ClientContext context;
+    Authorise(&context);
+    ASSERT_TRUE(board_->stub().Plan(&context, request, &plan).ok());
+  } while (plan.decision().model_level_percent() == 20);
+  EXPECT_EQ(plan.decision().model_level_percent(), 60u);
+}
+
+TEST_F(ElasticTest, AnAuditGivesWayToACall) {
+  StartBoard(path_, /*audits=*/true);
+  v1::GenerateRequest request = Ask("hold later");
+  request.mutable_slo()->set_ttft_ratio(0.7);
+  ASSERT_TRUE(board_->Generate(request).status.ok());
+  ASSERT_TRUE(board_->worker.AwaitRuns(2)) << "the audit, which would hold for ever";
+  EXPECT_TRUE(board_->Generate(Ask("another")).status.ok());
+  EXPECT_TRUE(board_->worker.AwaitCancelled(1));
 }
 
 TEST_F(ElasticTest, APromptThatCannotBeShortenedStaysWholeAndSaysWhy) {

@@ -112,12 +112,18 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
                        grpc::ServerWriter<v1::RunResponse>* writer) {
   const std::string& script = request->prompt().text();
   bool die_now = false;
+  bool hold = script == "hold";
   {
     const std::lock_guard lock(mutex_);
     if (request->worker_instance() != instance_) {
       return {StatusCode::ABORTED, "worker was restarted since the call was decided"};
     }
+    hold = hold || (script == "hold later" &&
+                    std::any_of(runs_.begin(), runs_.end(), [&](const v1::RunRequest& before) {
+                      return before.prompt().text() == script;
+                    }));
     runs_.push_back(*request);
+    changed_.notify_all();
     die_now = script == "die early" && !died_;
     died_ = died_ || die_now;
   }
@@ -127,7 +133,7 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   writer->Write(event);
   writer->Write(TokenEvent("a"));
   if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
-  if (script == "hold") {
+  if (hold) {
     std::unique_lock lock(mutex_);
     while (!released_ && !context->IsCancelled())
       changed_.wait_for(lock, std::chrono::milliseconds(1));
@@ -138,8 +144,9 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
     }
   }
   writer->Write(TokenEvent("b"));
-  writer->Write(TokenEvent("c"));
-  event.mutable_finished()->set_text("abc");
+  const bool differs = script == "low differs" && request->model_level_percent() < 60;
+  writer->Write(TokenEvent(differs ? "d" : "c"));
+  event.mutable_finished()->set_text(differs ? "abd" : "abc");
   event.mutable_finished()->set_reason(v1::FINISH_REASON_END_OF_TURN);
   event.mutable_finished()->set_seed(request->sampling().seed());
   event.mutable_finished()->mutable_usage()->set_completion_tokens(3);
@@ -198,6 +205,11 @@ void FakeWorker::Release() {
 bool FakeWorker::AwaitCancelled(int count, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return cancelled_ >= count; });
+}
+
+bool FakeWorker::AwaitRuns(size_t count, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return runs_.size() >= count; });
 }
 
 std::vector<v1::RunRequest> FakeWorker::runs() const {

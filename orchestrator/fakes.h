@@ -62,6 +62,8 @@ class FakeStore final : public v1::ContextStore::Service {
 // Counts one token a byte that is kept; 1 ms a prompt token, 10 ms a generated one. Its answer to a
 // prompt follows the prompt's words:
 //   "hold"        one token, then nothing until Release() or the end of the call
+//   "hold later"  the first time as anything else, later as "hold"
+//   "low differs" at levels below 60 % another answer, "abd"
 //   "die early"   UNAVAILABLE before the first token, once
 //   "die late"    UNAVAILABLE after the first token
 //   anything else three tokens "a", "b", "c"
@@ -80,6 +82,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   // Waits until so many calls have ended because they were cancelled; false when they have not.
   bool AwaitCancelled(int count, std::chrono::milliseconds timeout = std::chrono::seconds(60));
   std::vector<v1::RunRequest> runs() const;
+  // Waits until so many calls have been given to it; false when they have not.
+  bool AwaitRuns(size_t count, std::chrono::milliseconds timeout = std::chrono::seconds(60));
   // From now on it is as if it had restarted with a model of these levels, in per cent; until then
   // it has the full one alone.
   void SetLevels(std::vector<uint32_t> percents);

@@ -43,7 +43,10 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       calls_(TableOptions(config), clock),
       tlm_(TlmReader::Open(config, clock)),
       counter_(PromptCounter::Open(config)),
-      auth_(kAuthTtlNs, kAuthEntries) {
+      auth_(kAuthTtlNs, kAuthEntries),
+      auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
+                   ? nullptr
+                   : std::make_unique<Auditor>(backends_, clock, recorder)) {
   if (tlm_ == nullptr) return;
   absl::MutexLock lock(&mutex_);
   live_[Index(Lane::kTarget)].tlm_us_per_byte = tlm_->us_per_byte();
@@ -52,11 +55,13 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
 absl::Status Gateway::Arrive(uint64_t id) {
   absl::Status status = calls_.Arrive(id);
   if (!status.ok()) metrics_.Ended(status);
+  if (status.ok() && auditor_ != nullptr) auditor_->Come();
   return status;
 }
 
 void Gateway::Leave(uint64_t id, const absl::Status& status) {
   calls_.Leave(id);
+  if (auditor_ != nullptr) auditor_->Go();
   metrics_.Ended(status);
   const CallTable::Counts counts = calls_.counts();
   metrics_.SetLoad(counts.running, counts.waiting);

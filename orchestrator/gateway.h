@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "engine/encoder/prune.h"
+#include "orchestrator/auditor.h"
 #include "orchestrator/auth_cache.h"
 #include "orchestrator/backends.h"
 #include "orchestrator/call_control.h"
@@ -156,6 +157,7 @@ class Gateway {
   std::array<CachedWorker, kLanes> workers_ ABSL_GUARDED_BY(mutex_);
   std::array<LiveCorrection, kLanes> live_ ABSL_GUARDED_BY(mutex_);
   std::set<RequestName> in_flight_ ABSL_GUARDED_BY(mutex_);
+  const std::unique_ptr<Auditor> auditor_;  // null: none. Last, since it uses the others
 };
 
 }  // namespace withy::orchestrator

@@ -11,6 +11,7 @@
 #include "orchestrator/digest.h"
 #include "orchestrator/gateway.h"
 #include "orchestrator/validate.h"
+#include "orchestrator/worker_facts.h"
 #include "rpc/status.h"
 
 namespace withy::orchestrator {
@@ -51,6 +52,7 @@ class GenerateCall {
   void OnFinished(v1::GenerateFinished& finished);
   void Learn(const v1::GenerateFinished& finished, const v1::Latency& measured);
   void Record(const v1::GenerateFinished& finished);
+  void OfferAudit(const v1::GenerateFinished& finished);
   int64_t Now() const { return gateway_.clock_.SteadyNanos(); }
 
   Gateway& gateway_;
@@ -277,6 +279,7 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
   report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns) -
                       prepared_.tlm_ms);
   Record(finished);
+  OfferAudit(finished);
 }
 
 void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency& measured) {
@@ -312,6 +315,16 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   seen.complete = true;
   seen.full_alone = around.alone && prepared_.decision.model_level_percent() == 100;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);
+}
+
+// Apps that ask for no speed are always answered by the full model.
+void GenerateCall::OfferAudit(const v1::GenerateFinished& finished) {
+  if (gateway_.auditor_ == nullptr || prepared_.lane != Lane::kTarget || !prepared_.judged.any() ||
+      finished.reason() != v1::FINISH_REASON_END_OF_TURN) {
+    return;
+  }
+  gateway_.auditor_->Offer(ForwardedRequest(), tokens_,
+                           LimitsOf(prepared_.lane, prepared_.worker->model()).levels_percent);
 }
 
 void GenerateCall::Record(const v1::GenerateFinished& finished) {

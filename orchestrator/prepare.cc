@@ -61,6 +61,7 @@ class Preparation {
   }
   bool WantsShorter() const;
   std::string WhyTlmUnfit();
+  uint32_t LeastPercent() const;
   bool MostlyExamples() const { return share_without_examples_ < engine::kMostlyExamples; }
   PromptLevel ShortenedTo(uint32_t percent, const std::vector<engine::PrunableText>& messages);
   void LeaveExamplesOut();
@@ -94,7 +95,8 @@ class Preparation {
   uint32_t share_without_examples_ = 100;     // of the prompt's words
   PromptLevels prompts_;                      // ascending; the last is what there is most of
   engine::LevelChoice model_choice_;
-  double tlm_ms_ = 0;  // as predicted
+  Agreement agreement_;  // of the app's prompts
+  double tlm_ms_ = 0;    // as predicted
 };
 
 absl::StatusOr<Gateway::Prepared> Preparation::Run() {
@@ -130,6 +132,7 @@ absl::Status Preparation::Look() {
     unread_ = Unread(request_.prompt());
     share_without_examples_ = engine::ShareWithoutExamples(unread_);
   }
+  if (gateway_.auditor_ != nullptr) agreement_ = gateway_.auditor_->Of(app_id_);
   SetKey();
   load_ = gateway_.calls_.LoadBefore(out_.lane, out_.key);
   out_.queue_position = static_cast<uint32_t>(load_.ahead.size());
@@ -208,13 +211,24 @@ void Preparation::LeaveExamplesOut() {
   input_.candidates = Candidates(prompts_, 0);
 }
 
+// Of the prompt's words, the share that stays at any level, in per cent.
+uint32_t Preparation::LeastPercent() const {
+  size_t words = 0, stay = 0;
+  for (const std::vector<bool>& message : engine::ChooseWords(unread_, 1)) {
+    words += message.size();
+    stay += static_cast<size_t>(std::count(message.begin(), message.end(), true));
+  }
+  return words == 0 ? 100 : static_cast<uint32_t>(100 * stay / words);
+}
+
 // With what can be done without reading in `prompts_`.
 std::string Preparation::WhyWithoutTlm() {
   PromptLevels guesses;
+  const uint32_t least = LeastPercent();
   for (const int32_t percent : gateway_.tlm_->prompt_levels()) {
     PromptLevel& guess = guesses.emplace_back();
     guess.percent = static_cast<uint32_t>(percent);
-    guess.tokens = prompts_.back().tokens * guess.percent / 100;
+    guess.tokens = prompts_.back().tokens * std::max(guess.percent, least) / 100;
   }
   const double read_ms = TlmMs(live_, PromptBytes(request_.prompt()));
   if (PaysToRead(out_.judged, live_.reliability, Candidates(guesses, read_ms), input_.candidates)) {
@@ -363,12 +377,19 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       candidate.level_percent = level;
       candidate.prompt_percent = prompt.percent;
       candidate.predicted = Predict(out_.cost, live_, shape, load_);
-      if (input_.tlm) {
-        candidate.probability = engine::PairChance(prompt.logit, LogitOf(model_choice_, level));
-      }
       candidate.prefill_tokens = shape.prefill_tokens;
+      const auto known = [&](const auto& chance_at) {
+        return agreement_.Expect(level, chance_at(level), chance_at(levels_percent_.back()));
+      };
+      if (input_.tlm) {
+        candidate.probability = known([&](uint32_t percent) {
+          return engine::PairChance(prompt.logit, LogitOf(model_choice_, percent));
+        });
+      }
       if (gateway_.tlm_ != nullptr) {
-        candidate.expected = gateway_.tlm_->PairAccuracy(MostlyExamples(), prompt.percent, level);
+        candidate.expected = known([&](uint32_t percent) {
+          return gateway_.tlm_->PairAccuracy(MostlyExamples(), prompt.percent, percent);
+        });
       }
     }
   }

@@ -159,27 +159,27 @@ TEST_P(ElasticTest, TheMarginIsTheLogOfTheRightTokensOdds) {
 
 TEST_P(ElasticTest, ImportanceIsWhatTheMarginHangsOnTokenByToken) {
   const engine::LevelSpec whole = Whole();
+  const Batch line = RandomBatch(1);
   std::vector<Gates> gates;
   for (const engine::LayerExtent& extent : whole.layers) {
-    gates.push_back(
-        {torch::ones({4 * kLength, extent.heads}), torch::ones({4 * kLength, extent.neurons})});
+    gates.push_back({torch::ones({kLength, extent.heads}), torch::ones({kLength, extent.neurons})});
   }
   const View view{.extents = &whole.layers, .gates = &gates};
-  // By differences, over all tokens of the batch: of a neuron, and of a head.
+  // By differences, token by token: of a neuron, and of a head.
   const auto squared = [&](const Tensor& gate) {
     torch::NoGradGuard no_grad;
     double sum = 0;
     for (int64_t token = 0; token < gate.size(0); ++token) {
       gate[token] = 1.5;
-      const double more = Margin(*network_, batches_[0], view).item<double>();
+      const double more = Margin(*network_, line, view).item<double>();
       gate[token] = 0.5;
-      const double less = Margin(*network_, batches_[0], view).item<double>();
+      const double less = Margin(*network_, line, view).item<double>();
       gate[token] = 1;
       sum += (more - less) * (more - less);
     }
     return sum;
   };
-  const UnitImportance units = MeasureUnits(*network_, {batches_[0]}, whole, {})[1];
+  const UnitImportance units = MeasureUnits(*network_, {line}, whole, {})[1];
   const double neuron = squared(gates[1].neurons.select(1, 5));
   const double head = squared(gates[1].heads.select(1, 2));
   EXPECT_NEAR(units.neurons[5].item<double>(), neuron, 0.2 * neuron);

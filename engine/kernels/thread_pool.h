@@ -51,6 +51,8 @@ class StepList {
 
   int room() const { return kMaxSteps - size_; }  // steps
   bool empty() const { return size_ == 0; }
+  // Share of the steps that have been run; of none, 1.
+  double done() const { return size_ == 0 ? 1.0 : static_cast<double>(done_) / size_; }
   // Forgets what is left of it.
   void Clear();
   // Of the pool that runs it.

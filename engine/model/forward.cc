@@ -46,7 +46,7 @@ absl::Status ForwardPass::Start(const Batch& batch, float* logits) {
   logits_ = logits;
   plan_.clear();
   end_row_ = logits_rows_ = 0;
-  next_layer_ = info_.layers;
+  listed_layer_ = next_layer_ = info_.layers;
   return absl::OkStatus();
 }
 
@@ -57,12 +57,20 @@ bool ForwardPass::Run(const std::atomic<bool>* stop) {
   return true;
 }
 
+double ForwardPass::Done() const {
+  const auto rows = static_cast<double>(batch_.rows.size());
+  const auto piece = static_cast<double>(plan_.size());
+  const double layers = listed_layer_ + (next_layer_ - listed_layer_) * steps_.done();
+  return (end_row_ - piece + piece * layers / info_.layers) / rows;
+}
+
 // Writes down what comes next, as far as there is room; false when nothing does.
 bool ForwardPass::AddMore() {
   if (next_layer_ == info_.layers) {
     if (!PlanNextPiece()) return false;
     AddEmbed();
   }
+  listed_layer_ = next_layer_;
   while (next_layer_ < info_.layers && steps_.room() >= kMaxLayerSteps) AddLayer(next_layer_++);
   return true;
 }

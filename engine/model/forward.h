@@ -57,6 +57,8 @@ class ForwardPass {
   absl::Status Start(const Batch& batch, float* logits);
   // As Pass::Run.
   bool Run(const std::atomic<bool>* stop);
+  // As Pass::Done: every row, layer and step of a layer counts alike.
+  double Done() const;
   // Gives up what is left.
   void Abandon() { steps_.Clear(); }
 
@@ -139,11 +141,12 @@ class ForwardPass {
   const int32_t max_piece_rows_;
   StepList& steps_;
 
-  Batch batch_;              // the caller's
-  float* logits_ = nullptr;  // likewise
-  int32_t end_row_ = 0;      // of the piece under way; the next one begins there
-  int32_t logits_rows_ = 0;  // of the pieces before it
-  int32_t next_layer_ = 0;   // that is not in the list yet
+  Batch batch_;               // the caller's
+  float* logits_ = nullptr;   // likewise
+  int32_t end_row_ = 0;       // of the piece under way; the next one begins there
+  int32_t logits_rows_ = 0;   // of the pieces before it
+  int32_t next_layer_ = 0;    // that is not in the list yet
+  int32_t listed_layer_ = 0;  // the first one in it
 
   std::vector<PlannedRow> plan_;
   std::vector<int32_t> wanted_;              // rows of plan_ that want logits, ascending

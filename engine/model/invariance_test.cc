@@ -146,8 +146,12 @@ TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
     auto pass = model->Begin({.rows = rows, .contexts = {&view, 1}}, logits.data());
     ASSERT_TRUE(pass.ok()) << pass.status();
     int left = 0;
+    double done = 0;
     while (!(*pass)->Run(&stop)) {
       ++left;
+      EXPECT_GT((*pass)->Done(), done);
+      done = (*pass)->Done();
+      EXPECT_NEAR(done, 1.0 * left / model->info().layers, 0.2);
       const std::vector<float> between =
           RunRows(*model, ScratchKv(model->info(), kTokens), PlainRows(others));
       EXPECT_EQ(between, other_reference);

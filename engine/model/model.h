@@ -137,6 +137,8 @@ class Pass {
   // True: every row is computed. False: `stop` held, which is looked at between two pieces of work
   // (a product of all rows is one); what was computed is kept, and the next Run goes on from there.
   virtual bool Run(const std::atomic<bool>* stop = nullptr) = 0;
+  // Of a pass that was left: the share of its work that is done, 0 .. 1.
+  virtual double Done() const = 0;
 };
 
 // A mapped model and the threads that compute it. Begin, Forward and the passes are for one thread

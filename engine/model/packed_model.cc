@@ -52,6 +52,7 @@ class PackedModel::BorrowedPass final : public Pass {
     model_.idle_.push_back(std::move(pass_));
   }
   bool Run(const std::atomic<bool>* stop) override { return pass_->Run(stop); }
+  double Done() const override { return pass_->Done(); }
 
  private:
   PackedModel& model_;

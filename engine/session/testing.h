@@ -116,6 +116,7 @@ class FakeModel final : public Model {
       model_.Compute(batch_, logits_);
       return true;
     }
+    double Done() const override { return 0; }
 
    private:
     FakeModel& model_;

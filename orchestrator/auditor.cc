@@ -1,0 +1,171 @@
+#include "orchestrator/auditor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/status.h"
+
+namespace withy::orchestrator {
+namespace {
+
+constexpr absl::Duration kLongest = absl::Seconds(30);  // of one answer
+constexpr uint32_t kFull = 100;
+constexpr uint32_t kMoreTokens = 16;  // than such an answer: beyond them it is another one
+
+}  // namespace
+
+Auditor::Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& recorder)
+    : backends_(backends),
+      clock_(clock),
+      audits_(recorder.counter(
+          {.name = "withy_audited_answers_total",
+           .help = "Answers of lower levels that were compared with the full model's."})),
+      quiet_since_ns_(clock.SteadyNanos()),
+      thread_([this] { Run(); }) {}
+
+Auditor::~Auditor() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    if (asking_ != nullptr) asking_->Cancel();
+  }
+  thread_.join();
+}
+
+void Auditor::Come() {
+  absl::MutexLock lock(&mutex_);
+  ++calls_;
+  if (asking_ != nullptr) asking_->Cancel();
+}
+
+void Auditor::Go() {
+  absl::MutexLock lock(&mutex_);
+  if (--calls_ == 0) quiet_since_ns_ = clock_.SteadyNanos();
+}
+
+void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint32_t> levels) {
+  if (!run.context_id().empty() || levels.size() < 2 || tokens > kLongestTokens) return;
+  absl::MutexLock lock(&mutex_);
+  if (!apps_.contains(run.app_id()) && apps_.size() >= kApps) return;
+  App& app = apps_[run.app_id()];
+  const uint32_t before = app.offered++;
+  if (before >= Agreement::kFirstAnswers && before % Agreement::kEveryAnswer != 0) return;
+  if (app.waiting != nullptr && app.waiting->full_known) return;  // half looked at
+  app.waiting = std::make_unique<Sample>(Sample{.run = run, .levels = std::move(levels)});
+  v1::RunRequest& sample = app.waiting->run;
+  sample.mutable_limits()->set_max_tokens(
+      std::min(run.limits().max_tokens(), kLongestTokens + kMoreTokens));
+  sample.clear_request_id();
+  sample.clear_request_digest();
+  sample.clear_deadline_steady_ns();
+  sample.clear_tpot_limit_ms();
+  sample.clear_end_by_steady_ns();
+  sample.clear_first_token_by_steady_ns();
+}
+
+Agreement Auditor::Of(const std::string& app_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = apps_.find(app_id);
+  return found == apps_.end() ? Agreement() : found->second.agreement;
+}
+
+bool Auditor::Quiet() const {
+  return calls_ == 0 && clock_.SteadyNanos() - quiet_since_ns_ >= absl::ToInt64Nanoseconds(kQuiet);
+}
+
+// App after app, so that a busy one leaves the others their turn.
+std::map<std::string, Auditor::App>::iterator Auditor::Next() {
+  auto it = apps_.upper_bound(last_app_);
+  for (size_t i = 0; i < apps_.size(); ++i, ++it) {
+    if (it == apps_.end()) it = apps_.begin();
+    if (it->second.waiting != nullptr) return it;
+  }
+  return apps_.end();
+}
+
+void Auditor::Run() {
+  const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || (calls_ == 0 && Next() != apps_.end());
+  };
+  while (true) {
+    std::string app_id;
+    std::unique_ptr<Sample> sample;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&something));
+      // Whoever comes within that time is not kept waiting.
+      const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return calls_ > 0; };
+      const auto come = [this, &left]()
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || left(); };
+      if (!stopping_ && !Quiet()) mutex_.AwaitWithTimeout(absl::Condition(&come), kQuiet);
+      if (stopping_) return;
+      if (!Quiet()) continue;
+      const auto next = Next();
+      if (next == apps_.end()) continue;
+      app_id = last_app_ = next->first;
+      sample = std::move(next->second.waiting);
+    }
+    Look(app_id, sample.get());
+    absl::MutexLock lock(&mutex_);
+    App& app = apps_[app_id];
+    if (!sample->levels.empty() && app.waiting == nullptr) app.waiting = std::move(sample);
+  }
+}
+
+// As far as it comes; what is left to be asked stays in `sample`. The full model first, then from
+// the highest of the others down.
+void Auditor::Look(const std::string& app_id, Sample* sample) {
+  while (!sample->levels.empty()) {
+    const uint32_t level = sample->full_known ? sample->levels.back() : kFull;
+    const absl::StatusOr<std::string> answer = Ask(sample->run, level);
+    if (absl::IsCancelled(answer.status())) return;
+    if (!answer.ok()) {
+      sample->levels.clear();
+      return;
+    }
+    if (!sample->full_known) {
+      sample->full = *answer;
+      sample->full_known = true;
+      std::erase(sample->levels, kFull);
+      continue;
+    }
+    audits_.Add();
+    absl::MutexLock lock(&mutex_);
+    apps_[app_id].agreement.Learn(level, *answer == sample->full);
+    sample->levels.pop_back();
+  }
+}
+
+absl::StatusOr<std::string> Auditor::Ask(const v1::RunRequest& run, uint32_t level_percent) {
+  CallControl control(absl::Now() + kLongest);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (calls_ > 0 || stopping_) return absl::CancelledError("a call has come");
+    asking_ = &control;
+  }
+  v1::RunRequest request = run;
+  request.set_call_id(RandomId64());
+  request.set_model_level_percent(level_percent);
+  std::string text;
+  bool finished = false;
+  const absl::Status status =
+      backends_.Run(Lane::kTarget, request, control, [&](v1::RunResponse& event) {
+        if (event.has_finished()) {
+          text = event.finished().text();
+          finished = event.finished().reason() != v1::FINISH_REASON_CANCELLED;
+        }
+        return true;
+      });
+  {
+    absl::MutexLock lock(&mutex_);
+    asking_ = nullptr;
+  }
+  if (control.cancelled()) return absl::CancelledError("a call has come");
+  WITHY_RETURN_IF_ERROR(status);
+  if (!finished) return absl::UnavailableError("no answer");
+  return text;
+}
+
+}  // namespace withy::orchestrator
