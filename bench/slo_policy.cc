@@ -91,8 +91,8 @@ class Chooser {
   // A prompt without its examples is taken for the next larger prompt level, where hardly more of
   // it stays.
   void LeaveExamplesOut() {
-    const bool known = !policy_.pair_accuracy[true].empty();
-    if (!policy_.leaves_examples_out || !known || !prompt_.mostly_examples()) return;
+    const bool known = !policy_.pair_accuracy[prompt_.mostly_examples()].empty();
+    if (!policy_.leaves_examples_out || !known || prompt_.share_without_examples == 100) return;
     const auto& levels = policy_.answers->prompt_levels;
     const auto level = static_cast<size_t>(
         std::lower_bound(levels.begin(), levels.end(), prompt_.share_without_examples) -

@@ -178,8 +178,9 @@ TEST_F(ElasticTest, WorkedExamplesGoFirst) {
             texts[0].size() + texts[3].size());
 }
 
-// What is left without examples is worth as much as all of it, and nothing has to be read for it;
-// half of another prompt is worth too little to read it.
+// What is left without examples is worth as much as all of it, and nothing has to be read for it.
+// Where the examples are less than half of a prompt, what is left of it is worth what such a share
+// is; half of a prompt without any is worth too little to read it.
 TEST_F(ElasticTest, ExamplesAreLeftOutWithoutReading) {
   engine::TlmShape shape = engine::SmallShape();
   shape.pair_accuracy = {0.1f, 0.1f, 0.1f, 0.3f, 0.6f, 0.95f};
@@ -187,24 +188,28 @@ TEST_F(ElasticTest, ExamplesAreLeftOutWithoutReading) {
   const std::string path = temp_ / "kinds.gguf";
   ASSERT_TRUE(engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path).ok());
   StartBoard(path);
-  const std::vector<std::string> roles = {"user", "assistant", "user"};
-  for (const bool examples : {false, true}) {
+  struct Case {
+    std::vector<int> words;  // of the messages: an example's question and answer, and the question
+    uint32_t prompt_percent, level_percent, pruned_words;
+  };
+  for (const Case& c :
+       {Case{{24, 24, 8}, 15, 100, 48}, Case{{8, 8, 24}, 60, 60, 16}, Case{{24}, 100, 20, 0}}) {
     v1::GenerateRequest request;
     request.mutable_slo()->set_ttft_ratio(0.4);
-    for (size_t i = 0; i < roles.size(); ++i) {
+    for (size_t i = 0; i < c.words.size(); ++i) {
       v1::Message& message = *request.mutable_prompt()->mutable_messages()->add_messages();
-      message.set_role(roles[i]);
-      message.set_content(Words((i == 2) == examples ? 8 : 24));
+      message.set_role(i % 2 == 0 ? "user" : "assistant");
+      message.set_content(Words(c.words[i]));
     }
     const Outcome outcome = board_->Generate(request);
     ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
     const v1::Decision& decision = outcome.started.decision();
     EXPECT_EQ(decision.reason(), v1::DECISION_REASON_LATENCY_MODEL) << decision.explanation();
     EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
-    EXPECT_EQ(outcome.finished.usage().pruned_words(), examples ? 48u : 0u);
-    EXPECT_EQ(decision.prompt_level_percent(), examples ? 15u : 100u) << "8 of 56 words";
-    EXPECT_EQ(decision.model_level_percent(), examples ? 100u : 20u);
-    if (!examples) continue;
+    EXPECT_EQ(outcome.finished.usage().pruned_words(), c.pruned_words);
+    EXPECT_EQ(decision.prompt_level_percent(), c.prompt_percent);
+    EXPECT_EQ(decision.model_level_percent(), c.level_percent);
+    if (c.pruned_words == 0) continue;
     EXPECT_EQ(Kept(LastRun(), 0), "");
     EXPECT_EQ(Kept(LastRun(), 2), request.prompt().messages().messages(2).content());
     EXPECT_EQ(decision.predicted_prompt_tokens(),

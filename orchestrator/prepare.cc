@@ -205,8 +205,9 @@ PromptLevel Preparation::ShortenedTo(uint32_t percent,
 // One more way to answer: without the worked examples, for which nothing has to be read. What it is
 // worth stands in the TLM's file.
 void Preparation::LeaveExamplesOut() {
-  const bool known = gateway_.tlm_->PairAccuracy(true, share_without_examples_, 100) > 0;
-  if (!MostlyExamples() || !known) return;
+  const bool known =
+      gateway_.tlm_->PairAccuracy(MostlyExamples(), share_without_examples_, 100) > 0;
+  if (share_without_examples_ == 100 || !known) return;
   prompts_.insert(prompts_.begin(), ShortenedTo(share_without_examples_, unread_));
   input_.candidates = Candidates(prompts_, 0);
 }
@@ -225,12 +226,14 @@ uint32_t Preparation::LeastPercent() const {
 std::string Preparation::WhyWithoutTlm() {
   PromptLevels guesses;
   const uint32_t least = LeastPercent();
+  const size_t bytes = PromptBytes(request_.prompt());
   for (const int32_t percent : gateway_.tlm_->prompt_levels()) {
     PromptLevel& guess = guesses.emplace_back();
     guess.percent = static_cast<uint32_t>(percent);
-    guess.tokens = prompts_.back().tokens * std::max(guess.percent, least) / 100;
+    guess.tokens = EstimatePrunedTokens(live_, out_.tokens.prompt_tokens(), bytes,
+                                        bytes * std::max(guess.percent, least) / 100);
   }
-  const double read_ms = TlmMs(live_, PromptBytes(request_.prompt()));
+  const double read_ms = TlmMs(live_, bytes);
   if (PaysToRead(out_.judged, live_.reliability, Candidates(guesses, read_ms), input_.candidates)) {
     return "";
   }
