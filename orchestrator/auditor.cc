@@ -26,18 +26,24 @@ Auditor::Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& re
       thread_([this] { Run(); }) {}
 
 Auditor::~Auditor() {
+  std::shared_ptr<CallControl> asking;
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    if (asking_ != nullptr) asking_->Cancel();
+    asking = asking_;
   }
+  if (asking != nullptr) asking->Cancel();
   thread_.join();
 }
 
 void Auditor::Come() {
-  absl::MutexLock lock(&mutex_);
-  ++calls_;
-  if (asking_ != nullptr) asking_->Cancel();
+  std::shared_ptr<CallControl> asking;
+  {
+    absl::MutexLock lock(&mutex_);
+    ++calls_;
+    asking = asking_;
+  }
+  if (asking != nullptr) asking->Cancel();
 }
 
 void Auditor::Go() {
@@ -89,17 +95,16 @@ void Auditor::Run() {
   const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopping_ || (calls_ == 0 && Next() != apps_.end());
   };
+  const auto disturbed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || calls_ > 0;
+  };
   while (true) {
     std::string app_id;
     std::unique_ptr<Sample> sample;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(&something));
-      // Whoever comes within that time is not kept waiting.
-      const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return calls_ > 0; };
-      const auto come = [this, &left]()
-                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || left(); };
-      if (!stopping_ && !Quiet()) mutex_.AwaitWithTimeout(absl::Condition(&come), kQuiet);
+      if (!stopping_ && !Quiet()) mutex_.AwaitWithTimeout(absl::Condition(&disturbed), kQuiet);
       if (stopping_) return;
       if (!Quiet()) continue;
       const auto next = Next();
@@ -139,11 +144,11 @@ void Auditor::Look(const std::string& app_id, Sample* sample) {
 }
 
 absl::StatusOr<std::string> Auditor::Ask(const v1::RunRequest& run, uint32_t level_percent) {
-  CallControl control(absl::Now() + kLongest);
+  const auto control = std::make_shared<CallControl>(absl::Now() + kLongest);
   {
     absl::MutexLock lock(&mutex_);
     if (calls_ > 0 || stopping_) return absl::CancelledError("a call has come");
-    asking_ = &control;
+    asking_ = control;
   }
   v1::RunRequest request = run;
   request.set_call_id(RandomId64());
@@ -151,7 +156,7 @@ absl::StatusOr<std::string> Auditor::Ask(const v1::RunRequest& run, uint32_t lev
   std::string text;
   bool finished = false;
   const absl::Status status =
-      backends_.Run(Lane::kTarget, request, control, [&](v1::RunResponse& event) {
+      backends_.Run(Lane::kTarget, request, *control, [&](v1::RunResponse& event) {
         if (event.has_finished()) {
           text = event.finished().text();
           finished = event.finished().reason() != v1::FINISH_REASON_CANCELLED;
@@ -162,7 +167,7 @@ absl::StatusOr<std::string> Auditor::Ask(const v1::RunRequest& run, uint32_t lev
     absl::MutexLock lock(&mutex_);
     asking_ = nullptr;
   }
-  if (control.cancelled()) return absl::CancelledError("a call has come");
+  if (control->cancelled()) return absl::CancelledError("a call has come");
   WITHY_RETURN_IF_ERROR(status);
   if (!finished) return absl::UnavailableError("no answer");
   return text;

@@ -74,7 +74,8 @@ class Auditor {
   std::string last_app_ ABSL_GUARDED_BY(mutex_);  // that was looked at
   uint32_t calls_ ABSL_GUARDED_BY(mutex_) = 0;    // that are there
   int64_t quiet_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  CallControl* asking_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // Of the answer under way; shared, since whoever comes cancels it without the lock.
+  std::shared_ptr<CallControl> asking_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
