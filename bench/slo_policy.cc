@@ -98,6 +98,12 @@ class Chooser {
         std::lower_bound(levels.begin(), levels.end(), prompt_.share_without_examples) -
         levels.begin());
     std::vector<Candidate> without = Candidates(level, 0, level + 1);
+    if (prompt_.mostly_examples()) {  // half of it surely holds all that is left
+      const auto half = static_cast<size_t>(
+          std::lower_bound(levels.begin(), levels.end(), engine::kMostlyExamples) - levels.begin());
+      const std::vector<Candidate> worth = Candidates(half, 0, half + 1);
+      for (size_t i = 0; i < without.size(); ++i) without[i].expected = worth[i].expected;
+    }
     input_.candidates.insert(input_.candidates.begin(), without.begin(), without.end());
   }
 

@@ -21,7 +21,8 @@ namespace {
 // A way to answer: a share of the prompt.
 struct PromptLevel {
   uint32_t percent = 100;
-  double logit = 0;  // by the TLM
+  uint32_t worth_percent = 100;  // the level of which it is known what to expect of it
+  double logit = 0;              // by the TLM
   engine::PrunedPrompt pruned;
   uint32_t tokens = 0;  // of the prompt
   bool counted = true;  // rendered, not estimated
@@ -194,7 +195,7 @@ std::string Preparation::WhyTlmUnfit() {
 PromptLevel Preparation::ShortenedTo(uint32_t percent,
                                      const std::vector<engine::PrunableText>& messages) {
   PromptLevel level;
-  level.percent = percent;
+  level.percent = level.worth_percent = percent;
   level.pruned = engine::Prune(messages, percent);
   level.counted = level.pruned.pruned_words == 0;
   level.tokens = EstimatePrunedTokens(live_, out_.tokens.prompt_tokens(), level.pruned.text_bytes,
@@ -203,12 +204,15 @@ PromptLevel Preparation::ShortenedTo(uint32_t percent,
 }
 
 // One more way to answer: without the worked examples, for which nothing has to be read. What it is
-// worth stands in the TLM's file.
+// worth stands in the TLM's file: of prompts that are mostly examples by what half of them is
+// worth, where all that is left surely stays; a lower share may have cost other prompts part of it.
 void Preparation::LeaveExamplesOut() {
-  const bool known =
-      gateway_.tlm_->PairAccuracy(MostlyExamples(), share_without_examples_, 100) > 0;
+  const uint32_t worth_percent =
+      MostlyExamples() ? engine::kMostlyExamples : share_without_examples_;
+  const bool known = gateway_.tlm_->PairAccuracy(MostlyExamples(), worth_percent, 100) > 0;
   if (share_without_examples_ == 100 || !known) return;
   prompts_.insert(prompts_.begin(), ShortenedTo(share_without_examples_, unread_));
+  prompts_.front().worth_percent = worth_percent;
   input_.candidates = Candidates(prompts_, 0);
 }
 
@@ -229,7 +233,7 @@ std::string Preparation::WhyWithoutTlm() {
   const size_t bytes = PromptBytes(request_.prompt());
   for (const int32_t percent : gateway_.tlm_->prompt_levels()) {
     PromptLevel& guess = guesses.emplace_back();
-    guess.percent = static_cast<uint32_t>(percent);
+    guess.percent = guess.worth_percent = static_cast<uint32_t>(percent);
     guess.tokens = EstimatePrunedTokens(live_, out_.tokens.prompt_tokens(), bytes,
                                         bytes * std::max(guess.percent, least) / 100);
   }
@@ -391,7 +395,7 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
       }
       if (gateway_.tlm_ != nullptr) {
         candidate.expected = known([&](uint32_t percent) {
-          return gateway_.tlm_->PairAccuracy(MostlyExamples(), prompt.percent, percent);
+          return gateway_.tlm_->PairAccuracy(MostlyExamples(), prompt.worth_percent, percent);
         });
       }
     }
