@@ -3,7 +3,6 @@
 // finds out, prepare.cc weighs by it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 

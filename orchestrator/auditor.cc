@@ -54,6 +54,9 @@ void Auditor::Go() {
 void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint32_t> levels) {
   if (!run.context_id().empty() || levels.size() < 2 || tokens > kLongestTokens) return;
   absl::MutexLock lock(&mutex_);
+  if (std::exchange(worker_instance_, run.worker_instance()) != run.worker_instance()) {
+    apps_.clear();
+  }
   if (!apps_.contains(run.app_id()) && apps_.size() >= kApps) return;
   App& app = apps_[run.app_id()];
   const uint32_t before = app.offered++;
@@ -114,8 +117,9 @@ void Auditor::Run() {
     }
     Look(app_id, sample.get());
     absl::MutexLock lock(&mutex_);
-    App& app = apps_[app_id];
-    if (!sample->levels.empty() && app.waiting == nullptr) app.waiting = std::move(sample);
+    const auto app = apps_.find(app_id);
+    const bool waits = app == apps_.end() || app->second.waiting != nullptr;
+    if (!sample->levels.empty() && !waits) app->second.waiting = std::move(sample);
   }
 }
 
@@ -138,7 +142,10 @@ void Auditor::Look(const std::string& app_id, Sample* sample) {
     }
     audits_.Add();
     absl::MutexLock lock(&mutex_);
-    apps_[app_id].agreement.Learn(level, *answer == sample->full);
+    const auto app = apps_.find(app_id);
+    if (sample->run.worker_instance() == worker_instance_ && app != apps_.end()) {
+      app->second.agreement.Learn(level, *answer == sample->full);
+    }
     sample->levels.pop_back();
   }
 }

@@ -40,7 +40,8 @@ class Auditor {
 
   // A stateless call was answered as `run` says in `tokens` tokens, by a model of these levels
   // (ascending, in per cent). Of an app the last one waits to be looked at; long answers are not:
-  // they say the same in other words.
+  // they say the same in other words. A worker that was restarted may serve another model: what is
+  // known of the one before is forgotten.
   void Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint32_t> levels);
 
   // What is known of an app's prompts.
@@ -71,8 +72,9 @@ class Auditor {
   telemetry::Counter& audits_;
   mutable absl::Mutex mutex_;
   std::map<std::string, App> apps_ ABSL_GUARDED_BY(mutex_);
-  std::string last_app_ ABSL_GUARDED_BY(mutex_);  // that was looked at
-  uint32_t calls_ ABSL_GUARDED_BY(mutex_) = 0;    // that are there
+  uint64_t worker_instance_ ABSL_GUARDED_BY(mutex_) = 0;  // that they are known of
+  std::string last_app_ ABSL_GUARDED_BY(mutex_);          // that was looked at
+  uint32_t calls_ ABSL_GUARDED_BY(mutex_) = 0;            // that are there
   int64_t quiet_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // Of the answer under way; shared, since whoever comes cancels it without the lock.
   std::shared_ptr<CallControl> asking_ ABSL_GUARDED_BY(mutex_);
