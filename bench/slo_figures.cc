@@ -127,6 +127,7 @@ std::vector<SloCall> IdleCalls(const PromptSet& prompts, const v1::Slo& slo, siz
     if (prompt % prompts.per_app >= kReadPerApp) continue;
     SloCall& call = calls.emplace_back();
     call.prompt = prompt;
+    call.app = prompt / prompts.per_app;
     call.slo = slo;
     call.slo_index = slo_index;
     call.arrival_ms = kIdleGapMs * static_cast<double>(prompt);
