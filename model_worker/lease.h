@@ -82,7 +82,7 @@ class Lease {
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
   virtual void Fault(int32_t chunk, std::string reason) = 0;
   virtual void Commit(LeaseCommit commit) = 0;
-  virtual void Abort(std::string reason) = 0;
+  virtual void Abort() = 0;  // what comes after it, from whatever thread, is ignored
 };
 
 // Called from any thread, one at a time, never under a lock of the caller's; must not block.

@@ -84,11 +84,7 @@ class LeaseStream::Handle final : public Lease {
     *request.mutable_commit() = stream_->context_.to_wire(commit);
     stream_->Send(std::move(request), /*last=*/true);
   }
-  void Abort(std::string reason) override {
-    v1::LeaseRequest request;
-    request.mutable_abort()->set_reason(std::move(reason));
-    stream_->Send(std::move(request), /*last=*/true);
-  }
+  void Abort() override { stream_->Drop(); }
 
  private:
   const std::shared_ptr<LeaseStream> stream_;
@@ -122,7 +118,7 @@ std::shared_ptr<Lease> LeaseStream::Open(v1::ContextStore::Stub& stub, const v1:
 
 void LeaseStream::Send(v1::LeaseRequest request, bool last) {
   absl::MutexLock lock(&mutex_);
-  if (last_sent_ || writes_over_) return;
+  if (ended_ || last_sent_ || writes_over_) return;
   last_sent_ = last;
   outgoing_.push_back(std::move(request));
   if (outgoing_.size() == 1) StartNext();

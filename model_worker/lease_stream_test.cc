@@ -9,7 +9,9 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "engine/model/testing.h"
 #include "model_worker/testing.h"
 #include "rpc/channel.h"
@@ -34,6 +36,32 @@ class EndingStore final : public v1::ContextStore::Service {
     std::this_thread::sleep_for(std::chrono::microseconds(end_after_us.load()));
     return {grpc::StatusCode::ABORTED, "over"};
   }
+};
+
+// Opens every lease and writes down what it is sent until the worker has sent all.
+class ListeningStore final : public v1::ContextStore::Service {
+ public:
+  std::vector<v1::LeaseRequest::StepCase> heard() {
+    absl::MutexLock lock(&mutex_);
+    return heard_;
+  }
+
+ private:
+  grpc::Status Lease(grpc::ServerContext* /*context*/,
+                     grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
+    v1::LeaseRequest request;
+    stream->Read(&request);
+    v1::LeaseEvent event;
+    event.mutable_opened();
+    stream->Write(event);
+    while (stream->Read(&request)) {
+      absl::MutexLock lock(&mutex_);
+      heard_.push_back(request.step_case());
+    }
+    return grpc::Status::OK;
+  }
+  absl::Mutex mutex_;
+  std::vector<v1::LeaseRequest::StepCase> heard_ ABSL_GUARDED_BY(mutex_);
 };
 
 class QuietEvents final : public LeaseEvents {
@@ -69,6 +97,32 @@ TEST(LeaseStreamTest, ClaimsBesideTheEnd) {
     })) << "round "
         << round;
     ASSERT_EQ(*ends, 1);
+  }
+}
+
+// A call that fails gives its blocks back at once, though another thread still holds its lease and
+// may ask for more.
+TEST(LeaseStreamTest, NothingFollowsAnAbort) {
+  const engine::TestFolder folder;
+  ListeningStore store;
+  const std::string address = "unix:" + (folder / "store.sock");
+  auto server = rpc::Server::Start({.name = "store", .listen = {address}}, {&store});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto stub = v1::ContextStore::NewStub(rpc::Connect(address));
+  std::vector<v1::LeaseRequest::StepCase> expected;
+  for (int round = 0; round < 50; ++round) {  // before and after the opening comes
+    const auto ends = std::make_shared<std::atomic<int>>(0);
+    const std::shared_ptr<Lease> lease = LeaseStream::Open(
+        *stub, {}, std::make_shared<QuietEvents>(),
+        {.arena = nullptr, .on_done = [ends](const absl::Status&) { ++*ends; }, .to_wire = nullptr},
+        nullptr);
+    std::this_thread::sleep_for(std::chrono::microseconds(40 * round));
+    lease->Abort();
+    lease->Claim(0, 1);
+    lease->Abort();
+    expected.push_back(v1::LeaseRequest::kAbort);
+    ASSERT_TRUE(Eventually([&] { return *ends > 0; })) << "round " << round;
+    ASSERT_EQ(store.heard(), expected) << "round " << round;
   }
 }
 

@@ -22,7 +22,7 @@ class ScriptedLease final : public Lease {
   void Claim(int32_t, int32_t) override {}
   void Fault(int32_t, std::string) override {}
   void Commit(LeaseCommit) override {}
-  void Abort(std::string) override {}
+  void Abort() override {}
   std::string begun;
   uint64_t call = 0;
 };

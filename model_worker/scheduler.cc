@@ -376,10 +376,13 @@ void Scheduler::OnBroken(Ticket ticket, const absl::Status& status) {
   if (call != nullptr) Fail(*call, status);
 }
 
-// Destroys the call. Its lease and its name go first: whoever is told may try again at once.
+// Destroys the call. Its lease and its name go first: whoever is told may try again at once. The
+// office may still hold the lease for a moment after it has prepared the call, so it is not enough
+// to let go of it.
 void Scheduler::Fail(Call& call, const absl::Status& status) {
   if (UnderWay(call)) under_way_ = nullptr;
   if (!call.request.rebuild) metrics_.Failed();
+  if (call.phase == Phase::kRunning) call.lease->Abort();
   call.lease = nullptr;
   EndName(call, /*stored=*/false);
   call.sink->Failed(status);

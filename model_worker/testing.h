@@ -131,9 +131,7 @@ class FakeStore final : public LeaseSource {
    public:
     FakeLease(FakeStore& store, LeaseOpen open, std::shared_ptr<LeaseEvents> events)
         : store_(store), open_(std::move(open)), events_(std::move(events)) {}
-    ~FakeLease() override {
-      if (!over_) Abort("dropped");
-    }
+    ~FakeLease() override { Abort(); }
     void Begin(std::string app_id, uint64_t call_id) override {
       open_.app_id = std::move(app_id);
       open_.call_id = call_id;
@@ -154,14 +152,14 @@ class FakeStore final : public LeaseSource {
       });
     }
     void Commit(LeaseCommit commit) override {
-      over_ = true;
+      store_.With([&](State& /*state*/) { over_ = true; });
       store_.LaterUnlessHeld([self = shared_from_this(), commit = std::move(commit)]() mutable {
         self->store_.DoCommit(*self, std::move(commit));
       });
     }
-    void Abort(std::string /*reason*/) override {
-      over_ = true;
+    void Abort() override {
       store_.With([&](State& state) {
+        if (std::exchange(over_, true)) return;
         ++state.aborts;
         Free(state);
       });
@@ -177,7 +175,7 @@ class FakeStore final : public LeaseSource {
     LeaseOpen open_;
     const std::shared_ptr<LeaseEvents> events_;
     std::map<int32_t, std::vector<uint32_t>> claimed_;
-    bool over_ = false;
+    bool over_ = false;  // committed or aborted; under the store's mutex
   };
 
   void Later(Task task) {
@@ -219,9 +217,13 @@ class FakeStore final : public LeaseSource {
     return true;
   }
 
+  // What comes after a lease's end is ignored.
   void DoClaim(FakeLease& lease, int32_t first_chunk, int32_t chunks) {
     std::vector<ChunkBlocks> given;
+    bool over = false;
     const bool refused = With([&](State& state) {
+      over = lease.over_;
+      if (over) return false;
       auto& resident = state.contexts[lease.open_.context_id].resident;
       while (!lease.open_.rebuild &&
              resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
@@ -230,7 +232,7 @@ class FakeStore final : public LeaseSource {
       }
       return !Take(state, lease, first_chunk, chunks, &given);
     });
-    lease.events_->OnClaimed(std::move(given), refused ? "no free blocks" : "");
+    if (!over) lease.events_->OnClaimed(std::move(given), refused ? "no free blocks" : "");
   }
 
   void DoCommit(FakeLease& lease, LeaseCommit commit) {
