@@ -171,7 +171,7 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
   return batch;
 }
 
-// Rows of prompts in the next step, of `calls`.
+// Rows of prompts in the next step, of `calls`, or in what goes in between.
 int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns) {
   if (decode_rows == 0 && under_way_ == nullptr) return kQuietRows;
   std::vector<AnswerTurn> answers;
@@ -182,6 +182,14 @@ int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, 
       if (call->paused_since_ns == 0) answers.push_back({.pacer = &call->pacer, .level = level});
     } else {
       prompts.push_back(TurnOf(*call, level));
+    }
+  }
+  if (under_way_ != nullptr) {  // whose tokens come later by what goes in between
+    for (const Batch::Part& part : under_way_->parts) {
+      if (!part.decode) continue;
+      ++decode_rows;
+      answers.push_back(
+          {.pacer = &part.call->pacer, .level = LevelOf(*part.call).value_or(paces_.size() - 1)});
     }
   }
   const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));

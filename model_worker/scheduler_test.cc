@@ -343,6 +343,43 @@ TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
   for (const auto& sink : {urgent.sink, patient.sink, talker}) EXPECT_TRUE(sink->Wait().ok());
 }
 
+// A prompt of 200 rows of 5 ms beside an answer that has 10 ms for each token: it waits for the
+// answer's step, since it can, and goes in between where it cannot.
+TEST(SchedulerTest, APromptThatCanWaitDoesNotComeBeforeATokenThatCannot) {
+  for (const bool can_wait : {true, false}) {
+    SteppedModel stepped(kFakeVocab);
+    auto talker = std::make_shared<RecordingSink>();
+    std::atomic<bool> go = false;
+    std::atomic<int> prompt_steps = 0;
+    stepped.on_step = [&] { prompt_steps += stepped.rows > 1 ? 1 : 0; };
+    stepped.model.may_finish = [&](const engine::Batch& batch) {
+      return talker->tokens() < 3 || batch.rows.size() > 1 || go.load();
+    };
+    CrawlingClock clock;
+    Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock);
+    CallRequest talkative = Rig::Ask("a", "t", 20);
+    talkative.pace.tpot_ms = 10;
+    ASSERT_TRUE(rig.scheduler.Submit(std::move(talkative), talker).ok());
+    talker->WaitForTokens(3);
+    prompt_steps = 0;
+    CallRequest request = Rig::Ask("b", std::string(200, 'x'), 2);
+    request.deadline_steady_ns = clock.SteadyNanos() + kNanosPerSecond;
+    request.pace.first_token_by_ns =
+        can_wait ? clock.SteadyNanos() + 100 * kNanosPerSecond : clock.SteadyNanos();
+    const auto prompt = rig.Submit(std::move(request));
+    if (!can_wait) {
+      ASSERT_TRUE(Eventually([&] { return prompt_steps > 0; }));
+    }
+    // When a call after it has been accepted the scheduler has come by since.
+    ASSERT_TRUE(Eventually([&] { return prompt.sink->accepted().prefill_tokens > 0; }));
+    const auto last = rig.Submit(Rig::Ask("c", "hello", 2));
+    ASSERT_TRUE(Eventually([&] { return last.sink->accepted().prefill_tokens > 0; }));
+    EXPECT_EQ(prompt_steps, can_wait ? 0 : 1);
+    go = true;
+    for (const auto& sink : {prompt.sink, last.sink, talker}) EXPECT_TRUE(sink->Wait().ok());
+  }
+}
+
 TEST(SchedulerTest, LaterDeadlinesWaitForTheStepUnderWay) {
   LongSteps steps;
   const int64_t now = steps.clock.SteadyNanos();
