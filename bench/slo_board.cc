@@ -401,6 +401,7 @@ class BoardRun {
     seen.full_alone =
         around.alone && policy_.family->variants[session.choice.variant].percent == 100;
     const orchestrator::Prediction& predicted = session.choice.predicted;
+    seen.app = std::to_string(calls_[session.index].app);
     seen.ttft_share = outcomes_[session.index].ttft_ms / predicted.ttft_ms;
     if (session.answer > 1 && session.variant == session.choice.variant)
       seen.tpot_share = outcomes_[session.index].tpot_ms / predicted.tpot_ms;

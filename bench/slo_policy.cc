@@ -43,7 +43,7 @@ class Chooser {
     }
     input_.slo = call.slo;
     input_.full_idle = PredictedFull(board, prompt, call, live);
-    input_.reliability = live.reliability;
+    input_.reliability = live.ReliabilityOf(std::to_string(call.app));
     choice_.targets = orchestrator::ResolveSlo(call.slo, input_.full_idle);
     choice_.judged = orchestrator::Tolerate(call.slo, choice_.targets);
   }
@@ -157,7 +157,7 @@ class Chooser {
     const bool content =
         policy_.rule == Rule::kOracle ? bool{row_.right.back()} : policy_.rule != Rule::kRandom;
     if (content && orchestrator::FullMeets(input_)) return false;
-    return orchestrator::PaysToRead(choice_.judged, live_.reliability, Candidates(0, ReadMs()),
+    return orchestrator::PaysToRead(choice_.judged, input_.reliability, Candidates(0, ReadMs()),
                                     input_.candidates);
   }
 

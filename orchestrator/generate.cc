@@ -310,6 +310,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
                             correction.prefill.ratio / 1e3;
   const v1::Latency& predicted = prepared_.decision.predicted();
+  seen.app = app_id_;
   seen.ttft_share = measured.ttft_ms() / predicted.ttft_ms();
   if (seen.decode_ms > 0) seen.tpot_share = measured.tpot_ms() / predicted.tpot_ms();
   seen.complete = true;

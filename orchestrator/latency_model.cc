@@ -27,6 +27,9 @@ constexpr double kBiasWeight = 0.1;
 constexpr double kMaxBias = 2;
 // How fast the chances of being in time follow: an observation is half forgotten after 23 others.
 constexpr double kDeviationWeight = 0.03;
+// An app's first calls count for more: what holds for all apps counts as so many of its own.
+constexpr double kAppPriorCalls = 20;
+constexpr size_t kMaxApps = 32;  // those that have not called for longest are forgotten
 
 constexpr double kMinShare = 0.01;
 // Calibrated times for which a wrong prediction is half the constant's fault: a few times what
@@ -203,8 +206,29 @@ void LearnBiases(const CostParameters& cost, const Observation& seen, LiveCorrec
             &found->step);
 }
 
-void LearnDeviation(double share, Deviation* deviation) {
-  if (share > 0 && std::isfinite(share)) deviation->Observe(std::log(share));
+void LearnReliability(const Observation& seen, double weight, Reliability* reliability) {
+  const auto learn = [&](double share, Deviation* deviation) {
+    if (share > 0 && std::isfinite(share)) deviation->Observe(std::log(share), weight);
+  };
+  learn(seen.ttft_share, &reliability->ttft);
+  learn(seen.tpot_share, &reliability->tpot);
+}
+
+void LearnApp(const Observation& seen, LiveCorrection* live) {
+  if (seen.app.empty() || seen.ttft_share <= 0) return;
+  std::vector<AppReliability>& apps = live->apps;
+  const auto found = std::find_if(apps.begin(), apps.end(),
+                                  [&](const AppReliability& app) { return app.app == seen.app; });
+  if (found != apps.end()) {
+    std::rotate(found, found + 1, apps.end());
+  } else {
+    if (apps.size() == kMaxApps) apps.erase(apps.begin());
+    apps.push_back({.app = seen.app, .reliability = live->reliability});
+  }
+  AppReliability& app = apps.back();
+  app.calls += 1;
+  LearnReliability(seen, std::max(kDeviationWeight, 1 / (kAppPriorCalls + app.calls)),
+                   &app.reliability);
 }
 
 double Share(double part, double whole) {
@@ -227,13 +251,13 @@ Deviation::Deviation(double mean, double standard_deviation) {
 }
 
 // Spread over the neighbours, so that a chance does not jump from one limit to the next.
-void Deviation::Observe(double off) {
+void Deviation::Observe(double off, double weight) {
   const double place = std::clamp((off - kLowest) / kWidth, 0.5, shares_.size() - 0.5) - 0.5;
   const auto at = static_cast<size_t>(place);
   const double next = place - static_cast<double>(at);
-  for (double& share : shares_) share *= 1 - kDeviationWeight;
-  shares_[at] += kDeviationWeight * (1 - next);
-  if (next > 0) shares_[at + 1] += kDeviationWeight * next;
+  for (double& share : shares_) share *= 1 - weight;
+  shares_[at] += weight * (1 - next);
+  if (next > 0) shares_[at + 1] += weight * next;
 }
 
 double Deviation::ShareUpTo(double off) const {
@@ -290,6 +314,12 @@ LevelBias LiveCorrection::Bias(uint32_t percent) const {
   const auto found = std::find_if(biases.begin(), biases.end(),
                                   [&](const LevelBias& bias) { return bias.percent == percent; });
   return found != biases.end() ? *found : LevelBias{};
+}
+
+const Reliability& LiveCorrection::ReliabilityOf(std::string_view app) const {
+  const auto found = std::find_if(apps.begin(), apps.end(),
+                                  [&](const AppReliability& known) { return known.app == app; });
+  return found != apps.end() ? found->reliability : reliability;
 }
 
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
@@ -388,8 +418,8 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
     next.pruned_tokens_ratio =
         Blend(live.pruned_tokens_ratio, seen.counted_tokens, seen.estimated_tokens);
   }
-  LearnDeviation(seen.ttft_share, &next.reliability.ttft);
-  LearnDeviation(seen.tpot_share, &next.reliability.tpot);
+  LearnApp(seen, &next);  // from what all calls before it were like
+  LearnReliability(seen, kDeviationWeight, &next.reliability);
   if (seen.complete) {
     const double tokens = seen.decoded_tokens + 1.0;
     next.mean_completion_tokens =

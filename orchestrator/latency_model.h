@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "orchestrator/slack.h"
@@ -91,7 +93,8 @@ class Deviation {
   Deviation() : Deviation(0, 0.05) {}
   Deviation(double mean, double standard_deviation);
 
-  void Observe(double off);
+  // `weight`: of what is seen among all that was. Range (0, 1).
+  void Observe(double off, double weight);
   // The share that was at most so far off.
   double ShareUpTo(double off) const;
 
@@ -106,6 +109,14 @@ class Deviation {
 struct Reliability {
   Deviation ttft;
   Deviation tpot;
+};
+
+// The same of one app's calls: what comes on top of a short prompt and a short answer is more of
+// them than of long ones, and an app's calls are alike.
+struct AppReliability {
+  std::string app;
+  Reliability reliability;
+  double calls = 0;
 };
 
 // The chance that what is predicted to take `predicted_ms` takes `limit_ms` at most.
@@ -125,14 +136,17 @@ struct LevelBias {
 // as long again, and ratios of what it was blamed on would give away time that callers count.
 struct LiveCorrection : Pace {
   Pace idle;
-  double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
-  double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
-  double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
-  Reliability reliability = {};
-  std::vector<LevelBias> biases = {};  // of levels that have answered
-  uint64_t idle_calls = 0;             // that `idle` was learnt from
+  double mean_completion_tokens = 64;     // how long answers are, for the wait behind others
+  double tlm_us_per_byte = 0;             // of a prompt, to read and shorten it; 0 = not known yet
+  double pruned_tokens_ratio = 1;         // tokens of a shortened prompt: counted / estimated
+  Reliability reliability = {};           // of all calls
+  std::vector<AppReliability> apps = {};  // the one that called last stands last
+  std::vector<LevelBias> biases = {};     // of levels that have answered
+  uint64_t idle_calls = 0;                // that `idle` was learnt from
 
   LevelBias Bias(uint32_t percent) const;
+  // That of all calls until the app has called.
+  const Reliability& ReliabilityOf(std::string_view app) const;
 };
 
 // The call that is predicted.
@@ -209,6 +223,7 @@ struct Observation {
   double tlm_ms = 0;
   uint32_t estimated_tokens = 0;  // of a shortened prompt, by EstimatePrunedTokens
   uint32_t counted_tokens = 0;    // of the same, rendered
+  std::string app = {};           // whose call it was, for what follows
   double ttft_share = 0;          // measured / predicted; 0 = unknown, here and below
   double tpot_share = 0;
 };

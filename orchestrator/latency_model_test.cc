@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "orchestrator/worker_facts.h"
 
@@ -400,6 +401,45 @@ TEST(LatencyModelTest, WhatHoldsUpAFewDoesNotMakeTheOthersLate) {
   EXPECT_NEAR(most, 0.9, 0.02);
   EXPECT_EQ(ChanceWithin(live.reliability.tpot, 1, 1.02), ChanceWithin(Deviation(), 1, 1.02))
       << "nothing was seen";
+}
+
+// Two apps, one of whose calls take 1.3 times what is predicted.
+TEST(LatencyModelTest, EachAppsCallsAreJudgedByItsOwn) {
+  LiveCorrection live;
+  for (int i = 0; i < 80; ++i) {
+    for (const auto& [app, share] : {std::pair("short", 1.3), std::pair("long", 1.0)}) {
+      Observation seen;
+      seen.app = app;
+      seen.ttft_share = seen.tpot_share = share;
+      live = Learn({}, live, seen);
+    }
+  }
+  const auto chance = [&](std::string_view app) {
+    return ChanceWithin(live.ReliabilityOf(app).ttft, 1, 1.15);
+  };
+  EXPECT_LT(chance("short"), 0.1);
+  EXPECT_GT(chance("long"), 0.9);
+  EXPECT_NEAR(chance("another"), 0.5, 0.1) << "what holds for all";
+  EXPECT_LT(ChanceWithin(live.ReliabilityOf("short").tpot, 1, 1.15), 0.1);
+}
+
+TEST(LatencyModelTest, AnAppsFirstCallsCountForMoreAndTheOldestAppIsForgotten) {
+  LiveCorrection live;
+  Observation seen;
+  seen.app = "first";
+  seen.ttft_share = 1.3;
+  for (int i = 0; i < 16; ++i) live = Learn({}, live, seen);
+  EXPECT_LT(ChanceWithin(live.ReliabilityOf("first").ttft, 1, 1.15), 0.6);
+  EXPECT_LT(ChanceWithin(live.ReliabilityOf("first").ttft, 1, 1.15),
+            ChanceWithin(live.ReliabilityOf("none").ttft, 1, 1.15));
+  for (int i = 0; i < 40; ++i) {
+    seen.app = absl::StrCat("app ", i);
+    seen.ttft_share = 1;
+    live = Learn({}, live, seen);
+  }
+  EXPECT_EQ(live.apps.size(), 32u);
+  EXPECT_EQ(&live.ReliabilityOf("first"), &live.reliability);
+  EXPECT_EQ(live.apps.back().app, "app 39");
 }
 
 TEST(MeasuredTest, PrefillIsLinearBetweenMeasuredLengths) {

@@ -126,7 +126,7 @@ absl::Status Preparation::Look() {
   input_.reused_tokens = std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
   input_.full_idle = PredictFullIdle(out_.cost, live_, ShapeOf(whole, 100, 0));
   input_.speculation_wanted = request_.speculation() == v1::SPECULATION_ON;
-  input_.reliability = live_.reliability;
+  input_.reliability = live_.ReliabilityOf(app_id_);
   targets_ = ResolveSlo(request_.slo(), input_.full_idle);
   out_.judged = Tolerate(request_.slo(), targets_);
   if (targets_.any() && gateway_.tlm_ != nullptr) {
@@ -238,7 +238,7 @@ std::string Preparation::WhyWithoutTlm() {
                                         bytes * std::max(guess.percent, least) / 100);
   }
   const double read_ms = TlmMs(live_, bytes);
-  if (PaysToRead(out_.judged, live_.reliability, Candidates(guesses, read_ms), input_.candidates)) {
+  if (PaysToRead(out_.judged, input_.reliability, Candidates(guesses, read_ms), input_.candidates)) {
     return "";
   }
   return absl::StrFormat(
