@@ -1,8 +1,10 @@
 // Tests of what base/ promises to the processes: configuration, ids, queues, shared memory between
 // two mappings.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -18,6 +20,7 @@
 #include "base/line_chart.h"
 #include "base/listen_address.h"
 #include "base/shared_memory.h"
+#include "base/thread_role.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -234,6 +237,23 @@ TEST(LineChart, DrawsEveryLineInsideTheFrame) {
   EXPECT_NE(svg.find("points=\"470.0,30.0 \""), std::string::npos) << svg;
   EXPECT_EQ(LineChart{}.Svg().find("nan"), std::string::npos);
   EXPECT_FALSE(chart.Write("/nowhere/at/all.svg").ok());
+}
+
+// In threads of its own, so that the others of the test keep what they have.
+TEST(ThreadRole, CarriersComeFirstWhereTheyMayAndTheirThreadsToo) {
+  const int usual = getpriority(PRIO_PROCESS, 0);
+  bool permitted = false;
+  std::thread([&] { permitted = setpriority(PRIO_PROCESS, 0, -10) == 0; }).join();
+  std::thread([&] {
+    SetThreadRole(ThreadRole::kCarries);
+    EXPECT_EQ(getpriority(PRIO_PROCESS, 0), permitted ? std::min(usual, -10) : usual);
+    std::thread([&] {
+      EXPECT_EQ(getpriority(PRIO_PROCESS, 0), permitted ? std::min(usual, -10) : usual);
+      SetThreadRole(ThreadRole::kComputes);
+      EXPECT_EQ(getpriority(PRIO_PROCESS, 0), std::max(usual, 0));
+    }).join();
+  }).join();
+  EXPECT_EQ(getpriority(PRIO_PROCESS, 0), usual);
 }
 
 }  // namespace

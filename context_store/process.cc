@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/thread_role.h"
 #include "context_store/service.h"
 #include "context_store/side_socket.h"
 #include "context_store/store.h"
@@ -32,6 +33,7 @@ class ContextStoreProcess final : public rpc::Process {
     options.arena_bytes = config.store().arena_bytes();
     options.kept_arena = std::move(kept_arena);
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
+    SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads are there by now
     if (!store_->arena().recovered()) KeepArenaInSystemd(store_->arena().fd());
     pool_ = std::make_unique<WorkPool>(kDiskThreads, kDiskQueue, Clock::Real());
     WITHY_ASSIGN_OR_RETURN(side_socket_,

@@ -13,6 +13,7 @@
 #include "base/board.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/thread_role.h"
 #include "engine/model/bundle.h"
 #include "engine/session/conversation.h"
 #include "engine/session/served_model.h"
@@ -88,6 +89,7 @@ class ModelWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     const engine::ModelInfo& info = model_->bundle.model->info();
+    SetThreadRole(ThreadRole::kCarries);  // and all that this one starts; those that compute say so
 
     const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);

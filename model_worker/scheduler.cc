@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/thread_role.h"
 #include "model_worker/scheduler_call.h"
 
 namespace withy::model_worker {
@@ -129,6 +130,7 @@ Scheduler::~Scheduler() {
 }
 
 void Scheduler::Run() {
+  SetThreadRole(ThreadRole::kComputes);
   model_.PinThreads();
   bool stepped = false;
   while (RunPosted(stepped ? absl::ZeroDuration() : IdleWait())) {

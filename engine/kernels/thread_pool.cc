@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/thread_role.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -257,6 +259,7 @@ struct ThreadPool::State {
   }
 
   void Work(int run) {
+    SetThreadRole(ThreadRole::kComputes);
     Manners manners;
     Walk(manners, run, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
   }

@@ -1,0 +1,19 @@
+// What a thread is for, to the kernel's scheduler. Threads that pass things on come before those
+// that compute: a token waits for no core, and takes little from the computation that makes room.
+#pragma once
+
+namespace withy {
+
+enum class ThreadRole {
+  kCarries,   // from one process to the next: runs briefly, and at once
+  kComputes,  // for as long as it may, with warm caches
+};
+
+// Of the calling thread, and of those that it starts from now on. Carriers have a nice value of -10
+// where the process may (root, or LimitNICE of systemd), else what the process was started with;
+// threads that compute have none below 0. Where a thread may have a time slice of its own (Linux
+// 6.12) carriers have the shortest. What the system refuses is left out. Policies other than
+// SCHED_OTHER are left alone.
+void SetThreadRole(ThreadRole role);
+
+}  // namespace withy
