@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -17,6 +19,7 @@
 #include "base/config.h"
 #include "base/fd_passing.h"
 #include "base/ids.h"
+#include "base/keep_in_memory.h"
 #include "base/line_chart.h"
 #include "base/listen_address.h"
 #include "base/shared_memory.h"
@@ -237,6 +240,47 @@ TEST(LineChart, DrawsEveryLineInsideTheFrame) {
   EXPECT_NE(svg.find("points=\"470.0,30.0 \""), std::string::npos) << svg;
   EXPECT_EQ(LineChart{}.Svg().find("nan"), std::string::npos);
   EXPECT_FALSE(chart.Write("/nowhere/at/all.svg").ok());
+}
+
+TEST(KeepInMemory, AllowedIsTheLeastOfBoardAndCgroups) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "memory_allowed";
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  EXPECT_EQ(MemoryAllowed(root.string()), 0u) << "nothing is known";
+  write("proc/meminfo", "MemTotal:       4000000 kB\nMemFree: 1 kB\n");
+  EXPECT_EQ(MemoryAllowed(root.string()), 4'000'000u << 10);
+  write("proc/self/cgroup", "1:cpu:/elsewhere\n0::/system.slice/withy.service\n");
+  write("sys/fs/cgroup/system.slice/withy.service/memory.max", "max\n");
+  EXPECT_EQ(MemoryAllowed(root.string()), 4'000'000u << 10);
+  write("sys/fs/cgroup/system.slice/memory.max", "2048000000\n");
+  EXPECT_EQ(MemoryAllowed(root.string()), 2'048'000'000u);
+  write("sys/fs/cgroup/system.slice/withy.service/memory.max", "1024000000\n");
+  EXPECT_EQ(MemoryAllowed(root.string()), 1'024'000'000u);
+  std::filesystem::remove_all(root);
+}
+
+// In a process of its own: what it has touched is counted as locked, unless it is too much.
+TEST(KeepInMemory, LocksWhatIsTouchedWhereItMay) {
+  const auto locked_kib = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmLck:")) return std::stol(line.substr(6));
+    }
+    return -1L;
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    if (KeepInMemory(uint64_t{1} << 60)) _exit(1);
+    if (locked_kib() != 0) _exit(2);
+    if (KeepInMemory(0) && locked_kib() <= 0) _exit(3);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // In threads of its own, so that the others of the test keep what they have.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kCarrierNice = -10;
 constexpr uint64_t kShortestSliceNs = 100'000;
-constexpr uint64_t kLongSliceNs = 3'000'000;
+constexpr uint64_t kLongSliceNs = 20'000'000;
 
 // sched_setattr(2); the kernel's own header and <sched.h> do not go together.
 struct SchedAttr {

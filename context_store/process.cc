@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/thread_role.h"
 #include "context_store/service.h"
@@ -33,6 +34,7 @@ class ContextStoreProcess final : public rpc::Process {
     options.arena_bytes = config.store().arena_bytes();
     options.kept_arena = std::move(kept_arena);
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
+    KeepInMemory(config.store().arena_bytes());
     SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads are there by now
     if (!store_->arena().recovered()) KeepArenaInSystemd(store_->arena().fd());
     pool_ = std::make_unique<WorkPool>(kDiskThreads, kDiskQueue, Clock::Real());

@@ -9,6 +9,7 @@
 
 #include "base/board.h"
 #include "base/clock.h"
+#include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "draft_worker/answerer.h"
 #include "draft_worker/service.h"
@@ -43,6 +44,7 @@ class DraftWorker final : public rpc::Process {
         const engine::WorkerCost cost,
         engine::FindWorkerCost(*model_->bundle.model, draft.path(),
                                engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
+    KeepInMemory(static_cast<uint64_t>(model_->bundle.model->info().weight_bytes));
     if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
       spdlog::warn("going on with a measurement at start-up: {}",
                    std::string(cost.calibration.message()));

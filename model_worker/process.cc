@@ -12,6 +12,7 @@
 
 #include "base/board.h"
 #include "base/clock.h"
+#include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/thread_role.h"
 #include "engine/model/bundle.h"
@@ -89,6 +90,11 @@ class ModelWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     const engine::ModelInfo& info = model_->bundle.model->info();
+    if (!KeepInMemory(static_cast<uint64_t>(info.weight_bytes))) {
+      spdlog::info(
+          "weights may be paged out: they take more than half of the memory, or LimitMEMLOCK is "
+          "finite");
+    }
     SetThreadRole(ThreadRole::kCarries);  // and all that this one starts; those that compute say so
 
     const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
