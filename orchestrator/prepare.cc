@@ -238,7 +238,8 @@ std::string Preparation::WhyWithoutTlm() {
                                         bytes * std::max(guess.percent, least) / 100);
   }
   const double read_ms = TlmMs(live_, bytes);
-  if (PaysToRead(out_.judged, input_.reliability, Candidates(guesses, read_ms), input_.candidates)) {
+  if (PaysToRead(out_.judged, input_.reliability, Candidates(guesses, read_ms),
+                 input_.candidates)) {
     return "";
   }
   return absl::StrFormat(
