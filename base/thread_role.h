@@ -6,14 +6,14 @@ namespace withy {
 
 enum class ThreadRole {
   kCarries,   // from one process to the next: runs briefly, and at once
-  kComputes,  // for as long as it may, with warm caches
+  kComputes,  // for long: whoever wakes on its core is due before it
 };
 
 // Of the calling thread, and of those that it starts from now on. Carriers have a nice value of -10
 // where the process may (root, or LimitNICE of systemd), else what the process was started with;
 // threads that compute have none below 0. Where a thread may have a time slice of its own (Linux
-// 6.12) carriers have the shortest. What the system refuses is left out. Policies other than
-// SCHED_OTHER are left alone.
+// 6.12) carriers have the shortest, threads that compute a long one. What the system refuses is
+// left out. Policies other than SCHED_OTHER are left alone.
 void SetThreadRole(ThreadRole role);
 
 }  // namespace withy

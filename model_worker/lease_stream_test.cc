@@ -20,19 +20,24 @@
 namespace withy::model_worker {
 namespace {
 
+using Stream = grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>;
+
+void AnswerOpen(Stream* stream) {
+  v1::LeaseRequest open;
+  stream->Read(&open);
+  v1::LeaseEvent event;
+  event.mutable_opened();
+  stream->Write(event);
+}
+
 // Opens every lease and ends it after a while.
 class EndingStore final : public v1::ContextStore::Service {
  public:
   std::atomic<int> end_after_us{0};
 
  private:
-  grpc::Status Lease(grpc::ServerContext* /*context*/,
-                     grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
-    v1::LeaseRequest request;
-    stream->Read(&request);
-    v1::LeaseEvent event;
-    event.mutable_opened();
-    stream->Write(event);
+  grpc::Status Lease(grpc::ServerContext* /*context*/, Stream* stream) override {
+    AnswerOpen(stream);
     std::this_thread::sleep_for(std::chrono::microseconds(end_after_us.load()));
     return {grpc::StatusCode::ABORTED, "over"};
   }
@@ -47,13 +52,9 @@ class ListeningStore final : public v1::ContextStore::Service {
   }
 
  private:
-  grpc::Status Lease(grpc::ServerContext* /*context*/,
-                     grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
+  grpc::Status Lease(grpc::ServerContext* /*context*/, Stream* stream) override {
+    AnswerOpen(stream);
     v1::LeaseRequest request;
-    stream->Read(&request);
-    v1::LeaseEvent event;
-    event.mutable_opened();
-    stream->Write(event);
     while (stream->Read(&request)) {
       absl::MutexLock lock(&mutex_);
       heard_.push_back(request.step_case());

@@ -316,67 +316,68 @@ TEST(SchedulerTest, AShortPromptIsNotStuckBehindALongStep) {
   EXPECT_TRUE(longer.sink->Wait().ok());
 }
 
-TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
-  SteppedModel stepped(kFakeVocab);
-  auto talker = std::make_shared<RecordingSink>();
-  std::atomic<bool> go = false;
-  std::atomic<int> prompt_steps = 0;
-  stepped.on_step = [&] { prompt_steps += stepped.rows > 1 ? 1 : 0; };
-  stepped.model.may_finish = [&](const engine::Batch& batch) {
-    return talker->tokens() < 3 || batch.rows.size() > 1 || go.load();
-  };
-  // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
-  CrawlingClock clock;
-  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock);
-  ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
-  talker->WaitForTokens(3);
-  prompt_steps = 0;
-  CallRequest request = Rig::Ask("b", std::string(200, 'x'), 2);
-  request.deadline_steady_ns = clock.SteadyNanos() + kNanosPerSecond;
-  const auto urgent = rig.Submit(std::move(request));
-  ASSERT_TRUE(Eventually([&] { return prompt_steps > 0; }));
-  // When this call has been accepted the scheduler has come by since.
-  const auto patient = rig.Submit(Rig::Ask("c", "hello", 2));
-  ASSERT_TRUE(Eventually([&] { return patient.sink->accepted().prefill_tokens > 0; }));
-  EXPECT_EQ(prompt_steps, 1);
-  go = true;
-  for (const auto& sink : {urgent.sink, patient.sink, talker}) EXPECT_TRUE(sink->Wait().ok());
-}
-
-// A prompt of 200 rows of 5 ms beside an answer that has 10 ms for each token: it waits for the
-// answer's step, since it can, and goes in between where it cannot.
-TEST(SchedulerTest, APromptThatCanWaitDoesNotComeBeforeATokenThatCannot) {
-  for (const bool can_wait : {true, false}) {
-    SteppedModel stepped(kFakeVocab);
-    auto talker = std::make_shared<RecordingSink>();
-    std::atomic<bool> go = false;
-    std::atomic<int> prompt_steps = 0;
-    stepped.on_step = [&] { prompt_steps += stepped.rows > 1 ? 1 : 0; };
-    stepped.model.may_finish = [&](const engine::Batch& batch) {
+// An answer that has told three tokens, and whose next step takes until `go`. A row is thought to
+// take 5 ms: pieces of 8 rows beside an answer.
+struct LongToken {
+  explicit LongToken(CallRequest talkative) {
+    stepped.on_step = [this] { prompt_steps += stepped.rows > 1 ? 1 : 0; };
+    stepped.model.may_finish = [this](const engine::Batch& batch) {
       return talker->tokens() < 3 || batch.rows.size() > 1 || go.load();
     };
-    CrawlingClock clock;
-    Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock);
-    CallRequest talkative = Rig::Ask("a", "t", 20);
-    talkative.pace.tpot_ms = 10;
-    ASSERT_TRUE(rig.scheduler.Submit(std::move(talkative), talker).ok());
+    EXPECT_TRUE(rig.scheduler.Submit(std::move(talkative), talker).ok());
     talker->WaitForTokens(3);
     prompt_steps = 0;
+  }
+
+  // Of 200 rows, more urgent than the answer; its first token is due then.
+  Rig::Running SubmitPrompt(int64_t first_token_by_ns) {
     CallRequest request = Rig::Ask("b", std::string(200, 'x'), 2);
     request.deadline_steady_ns = clock.SteadyNanos() + kNanosPerSecond;
-    request.pace.first_token_by_ns =
-        can_wait ? clock.SteadyNanos() + 100 * kNanosPerSecond : clock.SteadyNanos();
-    const auto prompt = rig.Submit(std::move(request));
+    request.pace.first_token_by_ns = first_token_by_ns;
+    return rig.Submit(std::move(request));
+  }
+
+  SteppedModel stepped{kFakeVocab};
+  std::shared_ptr<RecordingSink> talker = std::make_shared<RecordingSink>();
+  std::atomic<bool> go = false;
+  std::atomic<int> prompt_steps = 0;  // since then
+  CrawlingClock clock;
+  Rig rig{stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock};
+};
+
+TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
+  LongToken token(Rig::Ask("a", "t", 150));
+  const auto urgent = token.SubmitPrompt(/*first_token_by_ns=*/0);
+  ASSERT_TRUE(Eventually([&] { return token.prompt_steps > 0; }));
+  // When this call has been accepted the scheduler has come by since.
+  const auto patient = token.rig.Submit(Rig::Ask("c", "hello", 2));
+  ASSERT_TRUE(Eventually([&] { return patient.sink->accepted().prefill_tokens > 0; }));
+  EXPECT_EQ(token.prompt_steps, 1);
+  token.go = true;
+  for (const auto& sink : {urgent.sink, patient.sink, token.talker}) {
+    EXPECT_TRUE(sink->Wait().ok());
+  }
+}
+
+// A prompt of a second beside an answer that has 10 ms for each token: it waits for the answer's
+// step, since it can, and goes in between where it cannot.
+TEST(SchedulerTest, APromptThatCanWaitDoesNotComeBeforeATokenThatCannot) {
+  for (const bool can_wait : {true, false}) {
+    CallRequest talkative = Rig::Ask("a", "t", 20);
+    talkative.pace.tpot_ms = 10;
+    LongToken token(std::move(talkative));
+    const int64_t now = token.clock.SteadyNanos();
+    const auto prompt = token.SubmitPrompt(can_wait ? now + 100 * kNanosPerSecond : now);
     if (!can_wait) {
-      ASSERT_TRUE(Eventually([&] { return prompt_steps > 0; }));
+      ASSERT_TRUE(Eventually([&] { return token.prompt_steps > 0; }));
     }
     // When a call after it has been accepted the scheduler has come by since.
     ASSERT_TRUE(Eventually([&] { return prompt.sink->accepted().prefill_tokens > 0; }));
-    const auto last = rig.Submit(Rig::Ask("c", "hello", 2));
+    const auto last = token.rig.Submit(Rig::Ask("c", "hello", 2));
     ASSERT_TRUE(Eventually([&] { return last.sink->accepted().prefill_tokens > 0; }));
-    EXPECT_EQ(prompt_steps, can_wait ? 0 : 1);
-    go = true;
-    for (const auto& sink : {prompt.sink, last.sink, talker}) EXPECT_TRUE(sink->Wait().ok());
+    EXPECT_EQ(token.prompt_steps, can_wait ? 0 : 1);
+    token.go = true;
+    for (const auto& sink : {prompt.sink, last.sink, token.talker}) EXPECT_TRUE(sink->Wait().ok());
   }
 }
 
