@@ -233,6 +233,7 @@ class Bench {
       const SloCall& call = calls[i];
       const ReplayOutcome& outcome = outcomes[i];
       const PromptFacts& prompt = prompts_.facts[call.prompt];
+      const IdleTimes idle = full.Idle(prompt, outcome.tokens);
       const v1::Decision& decision = outcome.decision;
       const auto latency = [](const v1::Latency& of) {
         return json({{"ttft_ms", of.ttft_ms()}, {"tpot_ms", of.tpot_ms()}});
@@ -241,8 +242,9 @@ class Bench {
                    {"arrival_ms", call.arrival_ms},
                    {"prompt_tokens", prompt.tokens},
                    {"answer_tokens", prompt.answer_tokens},
-                   {"idle_ttft_ms", full.Idle(prompt).ttft_ms},
-                   {"idle_tpot_ms", full.Idle(prompt).tpot_ms},
+                   {"idle_ttft_ms", idle.ttft_ms},
+                   {"idle_tpot_ms", idle.tpot_ms},
+                   {"tokens", outcome.tokens},
                    {"ttft_ms", outcome.caller.ttft_ms},
                    {"tpot_ms", outcome.caller.tpot_ms},
                    {"met", outcome.caller.met},
@@ -293,7 +295,8 @@ class Bench {
       if (outcome.caller.tlm_ms <= 0) continue;
       read += 1;
       result->real_tlm_share +=
-          outcome.caller.tlm_ms / around.Idle(prompts_.facts[calls[i].prompt]).ttft_ms;
+          outcome.caller.tlm_ms /
+          around.Idle(prompts_.facts[calls[i].prompt], outcome.tokens).ttft_ms;
     }
     result->ran = true;
     result->real = ScoreOf(seen);
@@ -306,9 +309,9 @@ class Bench {
   static void Tell(const char* when, const ServiceTimes& times) {
     std::fprintf(
         stderr,
-        "the full model through the service, %s: TTFT %.2f ms + %.3f ms a token, TPOT %.2f "
-        "ms\n",
-        when, times.ttft_ms, times.ttft_ms_per_token, times.tpot_ms);
+        "the full model through the service, %s: TTFT %.2f ms + %.3f ms a token, answers %.2f ms "
+        "+ %.3f ms a token after the first\n",
+        when, times.ttft_ms, times.ttft_ms_per_token, times.ramp_ms, times.token_ms);
   }
 
   absl::StatusOr<json> Tables() {

@@ -141,10 +141,12 @@ class BoardRun {
       return std::isfinite(ms) ? session->arrival_ns + Nanos(ms) : 0;
     };
     demand.first_token_by_ns = after(choice.judged.ttft_ms);
-    demand.tpot_limit_ms = std::isfinite(choice.judged.tpot_ms) ? choice.judged.tpot_ms : 0;
+    demand.tpot_limit_ms = std::isfinite(choice.judged.tpot_ms) ? choice.judged.TokenMs() : 0;
+    demand.ramp_ms = choice.judged.ramp_ms;
     demand.end_by_ns = after(choice.judged.end_to_end_ms);
     if (policy_.drops_level) {
       session->pacer = model_worker::Pacer({.tpot_ms = demand.tpot_limit_ms,
+                                            .ramp_ms = demand.ramp_ms,
                                             .end_by_ns = demand.end_by_ns,
                                             .first_token_by_ns = demand.first_token_by_ns},
                                            static_cast<int32_t>(call.max_tokens));
@@ -161,7 +163,8 @@ class BoardRun {
     const orchestrator::Prediction full = PredictedFull(board_, prompt, call, live_);
     double first_ms = orchestrator::ResolveSlo(call.slo, full).ttft_ms;
     if (call.slo.end_to_end_ms() > 0) {
-      first_ms = std::max(1.0, call.slo.end_to_end_ms() - (call.max_tokens - 1.0) * full.tpot_ms);
+      first_ms = std::max(
+          1.0, call.slo.end_to_end_ms() - (call.max_tokens - 1.0) * full.TpotMs(call.max_tokens));
     }
     orchestrator::QueueKey key{.arrived_ns = session.arrival_ns, .id = session.id};
     if (first_ms < Millis(orchestrator::kPatienceNs)) {
@@ -404,7 +407,7 @@ class BoardRun {
     seen.app = std::to_string(calls_[session.index].app);
     seen.ttft_share = outcomes_[session.index].ttft_ms / predicted.ttft_ms;
     if (session.answer > 1 && session.variant == session.choice.variant)
-      seen.tpot_share = outcomes_[session.index].tpot_ms / predicted.tpot_ms;
+      seen.tpot_share = outcomes_[session.index].tpot_ms / predicted.TpotMs(session.answer);
     live_ = Learn(board_.cost, live_, seen);
   }
 
@@ -453,7 +456,8 @@ bool MeetsSlo(const v1::Slo& slo, const IdleTimes& full, double ttft_ms, double 
   latency.set_tpot_ms(tpot_ms);
   latency.set_end_to_end_ms(end_to_end_ms);
   return orchestrator::Meets(
-      orchestrator::Tolerate(slo, orchestrator::ResolveSlo(slo, denominators)), latency);
+      orchestrator::Tolerate(slo, orchestrator::ResolveSlo(slo, denominators)), latency,
+      denominators.answer_tokens);
 }
 
 std::vector<SloOutcome> RunBoard(const BoardFacts& board, const Policy& policy,

@@ -31,12 +31,14 @@ struct SloOutcome {
   bool fell = false;  // to a lower level in mid-answer
 };
 
-// The full model's latency on an idle board: what ratios are judged by.
+// The full model's latency on an idle board, for one prompt and an answer of one length: what
+// ratios are judged by.
 struct IdleTimes {
   double ttft_ms = 0;
-  double tpot_ms = 0;
-  double end_to_end_ms = 0;  // of the right answer's tokens
+  double tpot_ms = 0;        // of an answer as long
+  double end_to_end_ms = 0;  // likewise
 };
+// The right answer's.
 IdleTimes IdleFull(const BoardFacts& board, const PromptFacts& prompt);
 
 // Whether a latency meets an SLO whose ratios are taken of `full`. A TPOT of 0 is met.

@@ -17,7 +17,7 @@ bool Within(const Prediction& predicted, const SloTargets& targets) {
   latency.set_ttft_ms(predicted.ttft_ms);
   latency.set_tpot_ms(predicted.tpot_ms);
   latency.set_end_to_end_ms(predicted.end_to_end_ms);
-  return orchestrator::Meets(targets, latency);
+  return orchestrator::Meets(targets, latency, predicted.answer_tokens);
 }
 
 // One call's way to its pair of levels; follows orchestrator/prepare.cc.
@@ -83,6 +83,7 @@ class Chooser {
     shape.level = costs_[variant];
     shape.tlm_ms = read_ms + SwitchMs(variant);
     shape.level_percent = policy_.family->variants[variant].percent;
+    shape.answer_tokens = live_.AnswerTokensOf(std::to_string(call_.app));
     return shape;
   }
 
@@ -237,6 +238,7 @@ Prediction PredictedFull(const BoardFacts& board, const PromptFacts& prompt, con
   orchestrator::CallShape shape;
   shape.prefill_tokens = static_cast<uint32_t>(prompt.tokens);
   shape.max_tokens = call.max_tokens;
+  shape.answer_tokens = live.AnswerTokensOf(std::to_string(call.app));
   return orchestrator::PredictFullIdle(board.cost, live, shape);
 }
 

@@ -88,6 +88,7 @@ ReplayOutcome ToOutcome(const Seen& seen, const corpus::Record& record) {
   out.caller.fell = seen.finished.model_levels_percent_size() > 1;
   out.decision = seen.decision;
   out.by_service = seen.finished.latency();
+  out.tokens = seen.tokens;
   return out;
 }
 
@@ -108,19 +109,20 @@ std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& 
 
 }  // namespace
 
-IdleTimes ServiceTimes::Idle(const PromptFacts& prompt) const {
+IdleTimes ServiceTimes::Idle(const PromptFacts& prompt, uint32_t answer_tokens) const {
+  const double steps = std::max(answer_tokens, 2u) - 1.0;
   IdleTimes idle;
-  idle.ttft_ms = this->ttft_ms + ttft_ms_per_token * prompt.tokens;
-  idle.tpot_ms = this->tpot_ms;
-  idle.end_to_end_ms = idle.ttft_ms + (prompt.answer_tokens - 1) * idle.tpot_ms;
+  idle.ttft_ms = ttft_ms + ttft_ms_per_token * prompt.tokens;
+  idle.tpot_ms = token_ms + ramp_ms / steps;
+  idle.end_to_end_ms = idle.ttft_ms + steps * idle.tpot_ms;
   return idle;
 }
 
 absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
                                             size_t count) {
   const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
-  std::vector<std::pair<double, double>> ttft;
-  std::vector<double> tpot, overhead;
+  std::vector<std::pair<double, double>> ttft, decode;
+  std::vector<double> overhead;
   const size_t step = std::max<size_t>(1, prompts.prompts.size() / count);
   // The first call warms everything up.
   for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
@@ -130,12 +132,12 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(seen.end_to_end_ms));
     if (asked == 0) continue;
     ttft.emplace_back(prompts.facts[i].tokens, seen.ttft_ms);
-    if (seen.tpot_ms > 0) tpot.push_back(seen.tpot_ms);
+    if (seen.tokens > 1) decode.emplace_back(seen.tokens - 1, seen.end_to_end_ms - seen.ttft_ms);
     overhead.push_back(seen.ttft_ms - seen.finished.latency().prefill_ms());
   }
   ServiceTimes times;
   std::tie(times.ttft_ms, times.ttft_ms_per_token) = FitLine(ttft);
-  times.tpot_ms = Summarize(tpot).median;
+  std::tie(times.ramp_ms, times.token_ms) = FitLine(decode);
   times.overhead_ms = Summarize(overhead).median;
   return times;
 }
@@ -143,15 +145,16 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
 ServiceTimes Mean(const ServiceTimes& a, const ServiceTimes& b) {
   return {.ttft_ms = (a.ttft_ms + b.ttft_ms) / 2,
           .ttft_ms_per_token = (a.ttft_ms_per_token + b.ttft_ms_per_token) / 2,
-          .tpot_ms = (a.tpot_ms + b.tpot_ms) / 2,
+          .ramp_ms = (a.ramp_ms + b.ramp_ms) / 2,
+          .token_ms = (a.token_ms + b.token_ms) / 2,
           .overhead_ms = (a.overhead_ms + b.overhead_ms) / 2};
 }
 
 void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,
            ReplayOutcome* outcome) {
   SloOutcome& caller = outcome->caller;
-  caller.met = !outcome->failed && MeetsSlo(call.slo, full.Idle(prompt), caller.ttft_ms,
-                                            caller.tpot_ms, caller.end_to_end_ms);
+  caller.met = !outcome->failed && MeetsSlo(call.slo, full.Idle(prompt, outcome->tokens),
+                                            caller.ttft_ms, caller.tpot_ms, caller.end_to_end_ms);
 }
 
 std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,

@@ -26,16 +26,18 @@ struct ServiceAddress {
 };
 
 // The full model through the idle service, as the caller sees it: TTFT is a + b * prompt tokens,
-// TPOT a constant; medians over single calls. Between two of them the board idles for as long as
-// the call before took, as it does half of the time in a trace of load 0.5: what has idled is
-// slower at first.
+// first token to last takes c + d * tokens after the first, since the first of them take longer;
+// medians over single calls. Between two of them the board idles for as long as the call before
+// took, as it does half of the time in a trace of load 0.5: what has idled is slower at first.
 struct ServiceTimes {
   double ttft_ms = 0;            // a; below zero where attention makes long prompts dearer
   double ttft_ms_per_token = 0;  // b
-  double tpot_ms = 0;            // median
+  double ramp_ms = 0;            // c
+  double token_ms = 0;           // d
   double overhead_ms = 0;        // median of TTFT less the prefill that the service reports
 
-  IdleTimes Idle(const PromptFacts& prompt) const;
+  // For an answer of so many tokens.
+  IdleTimes Idle(const PromptFacts& prompt, uint32_t answer_tokens) const;
 };
 
 // Asks `count` of the prompts, spread over the apps, without an SLO. Errors: the service's.
@@ -49,6 +51,7 @@ struct ReplayOutcome {
   SloOutcome caller;  // as the caller timed it; `met` is for Judge() to say
   v1::Decision decision;
   v1::LatencyReport by_service;  // what the service itself reports
+  uint32_t tokens = 0;           // of the answer
   bool failed = false;           // ended with an error: late and wrong
 };
 

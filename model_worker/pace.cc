@@ -60,6 +60,8 @@ double Pacer::TokenMs() const {
   return *middle;
 }
 
+double Pacer::GivenMs(int32_t tokens) const { return limits_.tpot_ms * tokens + limits_.ramp_ms; }
+
 bool Pacer::InTime(double token_ms) const {
   const int32_t left = max_tokens_ - tokens_;
   if (limits_.end_by_ns != 0) {
@@ -69,7 +71,7 @@ bool Pacer::InTime(double token_ms) const {
   if (limits_.tpot_ms > 0) {
     const int32_t ahead = std::min(left, kHorizon);
     const double elapsed_ms = MillisUntil(last_ns_, first_ns_);
-    if (elapsed_ms + ahead * token_ms > limits_.tpot_ms * (tokens_ - 1 + ahead)) return false;
+    if (elapsed_ms + ahead * token_ms > GivenMs(tokens_ - 1 + ahead)) return false;
   }
   return true;
 }
@@ -92,7 +94,7 @@ bool Pacer::FirstTokenHurries(int64_t now_ns) const {
 
 double Pacer::SpareMs(int64_t now_ns) const {
   if (limits_.tpot_ms <= 0 || tokens_ == 0) return kNoLimit;
-  return limits_.tpot_ms * tokens_ - MillisUntil(now_ns, first_ns_);
+  return GivenMs(tokens_) - MillisUntil(now_ns, first_ns_);
 }
 
 bool Pacer::Lost(double token_ms, int64_t now_ns) const {

@@ -15,7 +15,8 @@ namespace withy::model_worker {
 
 // 0 = no limit.
 struct PaceLimits {
-  double tpot_ms = 0;             // mean time per token after the first
+  double tpot_ms = 0;             // for each token after the first
+  double ramp_ms = 0;             // beside it, once: what the first ones may take longer, together
   int64_t end_by_ns = 0;          // steady time of the last of max_tokens tokens
   int64_t first_token_by_ns = 0;  // steady time of the first
   bool any() const { return tpot_ms > 0 || end_by_ns != 0 || first_token_by_ns != 0; }
@@ -72,6 +73,8 @@ class Pacer {
 
  private:
   double TokenMs() const;
+  // For so many tokens after the first.
+  double GivenMs(int32_t tokens) const;
   bool InTime(double token_ms) const;
 
   PaceLimits limits_;

@@ -47,6 +47,14 @@ TEST(PacerTest, ASlowCallGoesToTheHighestLevelThatIsInTime) {
   EXPECT_EQ(slower.Tokens(4, 30), 0u) << "there is none lower";
 }
 
+TEST(PacerTest, AnAnswersFirstTokensMayTakeLonger) {
+  Answer run({.tpot_ms = 10, .ramp_ms = 25}, 1000);
+  EXPECT_EQ(run.pacer.SpareMs(0), std::numeric_limits<double>::infinity()) << "before the first";
+  EXPECT_EQ(run.Tokens(3, 20), 2u) << "20 ms more than two tokens may take otherwise";
+  EXPECT_DOUBLE_EQ(run.pacer.SpareMs(run.now_ns), 3 * 10 + 25 - 2 * 20);
+  EXPECT_EQ(Answer({.tpot_ms = 10}, 1000).Tokens(3, 20), 0u);
+}
+
 TEST(PacerTest, OneStallIsNotThePace) {
   Answer run({.tpot_ms = 10}, 1000);
   run.Tokens(50, 8);

@@ -163,6 +163,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.priority = request.priority();
     call.deadline_steady_ns = request.deadline_steady_ns();
     call.pace = {.tpot_ms = request.tpot_limit_ms(),
+                 .ramp_ms = request.ramp_ms(),
                  .end_by_ns = request.end_by_steady_ns(),
                  .first_token_by_ns = request.first_token_by_steady_ns()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());

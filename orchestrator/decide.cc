@@ -240,10 +240,20 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
 
 bool SloTargets::any() const { return std::min({ttft_ms, tpot_ms, end_to_end_ms}) < kNoLimit; }
 
+double SloTargets::TpotMs(double tokens) const {
+  return TpotOfLength(tpot_ms, ramp_ms, answer_tokens, tokens);
+}
+
+double SloTargets::TokenMs() const { return tpot_ms - ramp_ms / (answer_tokens - 1); }
+
 SloTargets ResolveSlo(const v1::Slo& slo, const Prediction& full_idle) {
   SloTargets targets{kNoLimit, kNoLimit, kNoLimit};
   if (slo.ttft_ratio() > 0) targets.ttft_ms = slo.ttft_ratio() * full_idle.ttft_ms;
-  if (slo.tpot_ratio() > 0) targets.tpot_ms = slo.tpot_ratio() * full_idle.tpot_ms;
+  if (slo.tpot_ratio() > 0) {
+    targets.tpot_ms = slo.tpot_ratio() * full_idle.tpot_ms;
+    targets.ramp_ms = slo.tpot_ratio() * full_idle.ramp_ms;
+    targets.answer_tokens = full_idle.answer_tokens;
+  }
   if (slo.ttft_ms() > 0) targets.ttft_ms = slo.ttft_ms();
   if (slo.tpot_ms() > 0) targets.tpot_ms = slo.tpot_ms();
   if (slo.end_to_end_ms() > 0) targets.end_to_end_ms = slo.end_to_end_ms();
@@ -269,12 +279,16 @@ SloRatios RatiosOf(const v1::Slo& slo, const Prediction& full_idle) {
 SloTargets Tolerate(const v1::Slo& slo, const SloTargets& targets) {
   SloTargets wider = targets;
   if (slo.ttft_ratio() > 0) wider.ttft_ms *= 1 + kRatioTolerance;
-  if (slo.tpot_ratio() > 0) wider.tpot_ms *= 1 + kRatioTolerance;
+  if (slo.tpot_ratio() > 0) {
+    wider.tpot_ms *= 1 + kRatioTolerance;
+    wider.ramp_ms *= 1 + kRatioTolerance;
+  }
   return wider;
 }
 
-bool Meets(const SloTargets& targets, const v1::Latency& latency) {
-  return Within(latency.ttft_ms(), targets.ttft_ms) && Within(latency.tpot_ms(), targets.tpot_ms) &&
+bool Meets(const SloTargets& targets, const v1::Latency& latency, double tokens) {
+  return Within(latency.ttft_ms(), targets.ttft_ms) &&
+         Within(latency.tpot_ms(), targets.TpotMs(tokens)) &&
          Within(latency.end_to_end_ms(), targets.end_to_end_ms);
 }
 
@@ -336,6 +350,8 @@ absl::StatusOr<v1::Decision> Decide(const DecisionInput& input) {
   decision.set_predicted_to_meet_slo(meets);
   *decision.mutable_predicted() = ToLatency(choice.candidate->predicted);
   *decision.mutable_full_model() = ToLatency(input.full_idle);
+  decision.set_answer_tokens(input.full_idle.answer_tokens);
+  decision.set_full_model_ramp_ms(input.full_idle.ramp_ms);
   decision.set_predicted_prompt_tokens(choice.candidate->prefill_tokens);
   decision.set_predicted_reused_tokens(input.reused_tokens);
   return decision;

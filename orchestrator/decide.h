@@ -20,9 +20,18 @@ namespace withy::orchestrator {
 // An SLO in milliseconds; infinity = no limit.
 struct SloTargets {
   double ttft_ms;
-  double tpot_ms;
+  double tpot_ms;  // of an answer of answer_tokens
   double end_to_end_ms;
+  // Where the TPOT is a share of the full model's: what that share allows an answer's first tokens
+  // on top of its later ones, together. A short answer has more time a token than a long one.
+  double ramp_ms = 0;
+  double answer_tokens = 2;
+
   bool any() const;
+  // What an answer of so many tokens may take for each.
+  double TpotMs(double tokens) const;
+  // The same, the ramp aside: of a very long one.
+  double TokenMs() const;
 };
 
 // Ratios are taken of `full_idle`, the full model on an idle board (ElastiLM section 3.1).
@@ -44,8 +53,8 @@ inline constexpr double kRatioTolerance = 0.05;
 // tolerance.
 SloTargets Tolerate(const v1::Slo& slo, const SloTargets& targets);
 
-// TPOT counts only when there were two tokens.
-bool Meets(const SloTargets& targets, const v1::Latency& latency);
+// `latency`: of an answer of `tokens`; TPOT counts only when there were two.
+bool Meets(const SloTargets& targets, const v1::Latency& latency, double tokens);
 
 // One setting that could run, with its prediction.
 struct Candidate {

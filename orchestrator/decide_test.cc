@@ -129,12 +129,37 @@ TEST(DecideTest, AMeasurementIsJudgedWithTheToleranceOfItsRatio) {
   v1::Latency measured;
   measured.set_ttft_ms(104);
   measured.set_tpot_ms(5.2);
-  EXPECT_TRUE(Meets(judged, measured));
+  EXPECT_TRUE(Meets(judged, measured, 10));
   measured.set_tpot_ms(5.3);
-  EXPECT_FALSE(Meets(judged, measured));
+  EXPECT_FALSE(Meets(judged, measured, 10));
   slo.Clear();
   slo.set_ttft_ms(100);
-  EXPECT_FALSE(Meets(Tolerate(slo, ResolveSlo(slo, full)), measured));
+  EXPECT_FALSE(Meets(Tolerate(slo, ResolveSlo(slo, full)), measured, 10));
+}
+
+// The full model takes 9 ms a token, and 12 more for an answer's first ones.
+TEST(DecideTest, ARatioIsOfWhatTheFullModelTakesForAnAnswerAsLong) {
+  Prediction full = Make(100, 12);
+  full.answer_tokens = 5;
+  full.ramp_ms = 12;
+  v1::Slo slo;
+  slo.set_tpot_ratio(0.5);
+  const SloTargets targets = ResolveSlo(slo, full);
+  EXPECT_DOUBLE_EQ(targets.tpot_ms, 6);
+  EXPECT_DOUBLE_EQ(targets.TpotMs(5), 6);
+  EXPECT_DOUBLE_EQ(targets.TpotMs(3), 4.5 + 3);
+  EXPECT_DOUBLE_EQ(targets.TpotMs(101), 4.5 + 0.06);
+  EXPECT_DOUBLE_EQ(targets.TokenMs(), 4.5);
+  v1::Latency measured;
+  measured.set_tpot_ms(7.8);
+  const SloTargets judged = Tolerate(slo, targets);
+  EXPECT_TRUE(Meets(judged, measured, 3)) << "within 5 % of 7.5 ms";
+  EXPECT_FALSE(Meets(judged, measured, 5));
+  measured.set_tpot_ms(0);
+  EXPECT_TRUE(Meets(judged, measured, 1)) << "one token has no TPOT";
+  slo.set_tpot_ratio(0);
+  slo.set_tpot_ms(6);
+  EXPECT_DOUBLE_EQ(ResolveSlo(slo, full).TpotMs(3), 6) << "milliseconds are exact";
 }
 
 // Pairs whose first token takes prompt * model, whose pace the model alone.

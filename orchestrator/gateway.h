@@ -110,6 +110,7 @@ class Gateway {
     CostParameters cost;
     v1::TokenizeResponse tokens;
     CallShape shape;              // at the decided levels
+    Prediction predicted;         // likewise
     engine::PrunedPrompt pruned;  // `kept` is empty: the whole prompt
     QueueKey key;
     CallDemand demand;    // as other calls see it

@@ -43,7 +43,7 @@ class GenerateCall {
   absl::Status Decide();
   // Answers from the store when request_id was answered before.
   absl::StatusOr<bool> Replay();
-  void JudgeReplayed(const v1::Decision& decision, v1::LatencyReport& report) const;
+  void JudgeReplayed(const v1::Decision& decision, int tokens, v1::LatencyReport& report) const;
   absl::Status RunOnWorker();
   absl::Status RunOnce(const v1::RunRequest& forwarded);
   v1::RunRequest ForwardedRequest() const;
@@ -131,6 +131,7 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   WITHY_RETURN_IF_ERROR(found.status());
 
   v1::StoredResult& result = *found->mutable_result();
+  const int tokens = result.tokens_size();
   v1::GenerateResponse message;
   v1::GenerateStarted& started = *message.mutable_started();
   started.set_call_id(CallName(call_.id));
@@ -144,20 +145,23 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   sink_(std::move(message));
   message.Clear();
   *message.mutable_finished() = std::move(*result.mutable_finished());
-  JudgeReplayed(result.decision(), *message.mutable_finished()->mutable_latency());
+  JudgeReplayed(result.decision(), tokens, *message.mutable_finished()->mutable_latency());
   sink_(std::move(message));
   gateway_.metrics_.Replayed();
   return true;
 }
 
 // The worker stored what it measured, and knows no SLO.
-void GenerateCall::JudgeReplayed(const v1::Decision& decision, v1::LatencyReport& report) const {
+void GenerateCall::JudgeReplayed(const v1::Decision& decision, int tokens,
+                                 v1::LatencyReport& report) const {
   Prediction full;
   full.ttft_ms = decision.full_model().ttft_ms();
   full.tpot_ms = decision.full_model().tpot_ms();
   full.end_to_end_ms = decision.full_model().end_to_end_ms();
+  full.answer_tokens = std::max(2.0, decision.answer_tokens());
+  full.ramp_ms = decision.full_model_ramp_ms();
   const SloTargets judged = Tolerate(request_.slo(), ResolveSlo(request_.slo(), full));
-  report.set_slo_met(Meets(judged, report.measured()));
+  report.set_slo_met(Meets(judged, report.measured(), tokens));
 }
 
 // A worker that dies before the first token, or was restarted since the call was decided, is given
@@ -223,6 +227,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   // A level that the caller fixed stays.
   if (request_.model_level_percent() != 0) return run;
   run.set_tpot_limit_ms(prepared_.demand.tpot_limit_ms);
+  run.set_ramp_ms(prepared_.demand.ramp_ms);
   run.set_end_by_steady_ns(prepared_.demand.end_by_ns);
   run.set_first_token_by_steady_ns(prepared_.demand.first_token_by_ns);
   return run;
@@ -274,7 +279,7 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
   measured.set_end_to_end_ms(Millis(last_token_ns_ - call_.arrived_ns));
   Learn(finished, measured);
   *report.mutable_measured() = measured;
-  report.set_slo_met(Meets(prepared_.judged, measured));
+  report.set_slo_met(Meets(prepared_.judged, measured, tokens_));
   report.set_tlm_ms(prepared_.tlm_ms);
   report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns) -
                       prepared_.tlm_ms);
@@ -309,10 +314,10 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   seen.mean_decode_rows = around.mean_rows;
   seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
                             correction.prefill.ratio / 1e3;
-  const v1::Latency& predicted = prepared_.decision.predicted();
   seen.app = app_id_;
-  seen.ttft_share = measured.ttft_ms() / predicted.ttft_ms();
-  if (seen.decode_ms > 0) seen.tpot_share = measured.tpot_ms() / predicted.tpot_ms();
+  seen.ttft_share = measured.ttft_ms() / prepared_.predicted.ttft_ms;
+  if (seen.decode_ms > 0)
+    seen.tpot_share = measured.tpot_ms() / prepared_.predicted.TpotMs(tokens_);
   seen.complete = true;
   seen.full_alone = around.alone && prepared_.decision.model_level_percent() == 100;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);

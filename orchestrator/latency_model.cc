@@ -29,7 +29,14 @@ constexpr double kMaxBias = 2;
 constexpr double kDeviationWeight = 0.03;
 // An app's first calls count for more: what holds for all apps counts as so many of its own.
 constexpr double kAppPriorCalls = 20;
-constexpr size_t kMaxApps = 32;  // those that have not called for longest are forgotten
+constexpr size_t kMaxApps = 32;        // those that have not called for longest are forgotten
+constexpr double kAnswerWeight = 0.1;  // of one answer, for how long those of an app are
+
+// Of one answer, for the ramp: a mean over 25 of them. How long the prior thinks that none is: a
+// fiftieth of what one answer of ten tokens says to the contrary.
+constexpr double kRampWeight = 0.04;
+constexpr double kRampPrior = 0.01;
+constexpr double kMaxRamp = 8;  // steps
 
 constexpr double kMinShare = 0.01;
 // Calibrated times for which a wrong prediction is half the constant's fault: a few times what
@@ -157,11 +164,26 @@ void LearnBias(double measured_ms, double predicted_ms, double* bias) {
   *bias = std::clamp(*bias * (1 + kBiasWeight * surprise), 1 / kMaxBias, kMaxBias);
 }
 
-// What a call's decode steps took of their own, each; 0: it does not tell.
-double MeasuredStepMs(const Observation& seen) {
+// What a call's decode steps took of their own, together; 0: it does not tell.
+double MeasuredDecodeMs(const Observation& seen) {
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
   const bool tells = seen.decoded_tokens > 0 && own_ms >= kMinDecodeShare * seen.decode_ms;
-  return tells ? own_ms / seen.decoded_tokens : 0;
+  return tells ? own_ms : 0;
+}
+
+// Each of them, the ramp aside.
+double MeasuredStepMs(const Pace& pace, const Observation& seen) {
+  return MeasuredDecodeMs(seen) / (seen.decoded_tokens + pace.ramp.Steps());
+}
+
+// `calibrated_ms`: of a step.
+void LearnRamp(const Observation& seen, double calibrated_ms, const Pace& before, Ramp* ramp) {
+  const double measured_ms = MeasuredDecodeMs(seen);
+  if (measured_ms <= 0 || !std::isfinite(measured_ms) || calibrated_ms <= 0) return;
+  const double steps = seen.decoded_tokens;
+  const double predicted_ms = (steps + before.ramp.Steps()) * before.step.Ms(calibrated_ms);
+  const double surprise = std::clamp(measured_ms / predicted_ms - 1, -kMaxSurprise, kMaxSurprise);
+  ramp->Observe(steps, predicted_ms * (1 + surprise) / calibrated_ms);
 }
 
 double CalibratedPrefillMs(const CostParameters& own, const Observation& seen) {
@@ -185,8 +207,9 @@ Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& 
     next.overhead_ms += Correction(seen.overhead_ms, pace.overhead_ms, kMinSurpriseMs, weight,
                                    &next.overhead_surprises);
   }
-  LearnLine(MeasuredStepMs(seen), CalibratedStepMs(cost, own, seen), kShortStepMs, weight,
-            &next.step);
+  const double step_ms = CalibratedStepMs(cost, own, seen);
+  LearnLine(MeasuredStepMs(pace, seen), step_ms, kShortStepMs, weight, &next.step);
+  LearnRamp(seen, step_ms, pace, &next.ramp);
   return next;
 }
 
@@ -202,8 +225,8 @@ void LearnBiases(const CostParameters& cost, const Observation& seen, LiveCorrec
     LearnBias(seen.prefill_ms, live->prefill.Ms(CalibratedPrefillMs(own, seen)) * found->prefill,
               &found->prefill);
   }
-  LearnBias(MeasuredStepMs(seen), live->step.Ms(CalibratedStepMs(cost, own, seen)) * found->step,
-            &found->step);
+  LearnBias(MeasuredStepMs(*live, seen),
+            live->step.Ms(CalibratedStepMs(cost, own, seen)) * found->step, &found->step);
 }
 
 void LearnReliability(const Observation& seen, double weight, Reliability* reliability) {
@@ -216,17 +239,22 @@ void LearnReliability(const Observation& seen, double weight, Reliability* relia
 
 void LearnApp(const Observation& seen, LiveCorrection* live) {
   if (seen.app.empty() || seen.ttft_share <= 0) return;
-  std::vector<AppReliability>& apps = live->apps;
+  std::vector<AppHistory>& apps = live->apps;
   const auto found = std::find_if(apps.begin(), apps.end(),
-                                  [&](const AppReliability& app) { return app.app == seen.app; });
+                                  [&](const AppHistory& app) { return app.app == seen.app; });
   if (found != apps.end()) {
     std::rotate(found, found + 1, apps.end());
   } else {
     if (apps.size() == kMaxApps) apps.erase(apps.begin());
     apps.push_back({.app = seen.app, .reliability = live->reliability});
   }
-  AppReliability& app = apps.back();
+  AppHistory& app = apps.back();
   app.calls += 1;
+  if (seen.complete) {
+    const double tokens = seen.decoded_tokens + 1.0;
+    const double weight = app.answer_tokens > 0 ? kAnswerWeight : 1;
+    app.answer_tokens += weight * (tokens - app.answer_tokens);
+  }
   LearnReliability(seen, std::max(kDeviationWeight, 1 / (kAppPriorCalls + app.calls)),
                    &app.reliability);
 }
@@ -275,6 +303,26 @@ double ChanceWithin(const Deviation& deviation, double predicted_ms, double limi
   return limit_ms > 0 ? deviation.ShareUpTo(std::log(limit_ms / predicted_ms)) : 0;
 }
 
+void Ramp::Observe(double steps, double took) {
+  answers_ += 1;
+  const double weight = std::max(kRampWeight, 1 / answers_);
+  const auto move = [&](double value, double* mean) { *mean += weight * (value - *mean); };
+  move(steps, &steps_);
+  move(steps * steps, &steps_squared_);
+  move(took, &took_);
+  move(steps * took, &steps_took_);
+}
+
+// took = slope · steps + constant, the constant held near zero where lengths hardly differ.
+double Ramp::Steps() const {
+  const double of_constant = 1 + kRampPrior;
+  const double determinant = steps_squared_ * of_constant - steps_ * steps_;
+  const double slope = steps_took_ * of_constant - took_ * steps_;
+  const double constant = steps_squared_ * took_ - steps_ * steps_took_;
+  if (determinant <= 0 || slope <= 0) return 0;
+  return std::clamp(constant / slope, 0.0, kMaxRamp);
+}
+
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
   for (const LevelCost& level : levels) {
     if (level.percent != percent) continue;
@@ -318,8 +366,23 @@ LevelBias LiveCorrection::Bias(uint32_t percent) const {
 
 const Reliability& LiveCorrection::ReliabilityOf(std::string_view app) const {
   const auto found = std::find_if(apps.begin(), apps.end(),
-                                  [&](const AppReliability& known) { return known.app == app; });
+                                  [&](const AppHistory& known) { return known.app == app; });
   return found != apps.end() ? found->reliability : reliability;
+}
+
+double LiveCorrection::AnswerTokensOf(std::string_view app) const {
+  const auto found = std::find_if(apps.begin(), apps.end(),
+                                  [&](const AppHistory& known) { return known.app == app; });
+  const bool known = found != apps.end() && found->answer_tokens > 0;
+  return known ? found->answer_tokens : mean_completion_tokens;
+}
+
+double TpotOfLength(double tpot_ms, double ramp_ms, double answer_tokens, double tokens) {
+  return tpot_ms + ramp_ms * (1 / (std::max(tokens, 2.0) - 1) - 1 / (answer_tokens - 1));
+}
+
+double Prediction::TpotMs(double tokens) const {
+  return TpotOfLength(tpot_ms, ramp_ms, answer_tokens, tokens);
 }
 
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
@@ -350,11 +413,16 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   out.ttft_ms = live.overhead_ms + call.tlm_ms + out.wait_ms + prefill_ms +
                 pieces * StepMs(cost, live, decoding);
   const double depth = call.resident_tokens + call.prefill_tokens + call.max_tokens / 2.0;
-  out.tpot_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding)) * bias.step;
-  out.end_to_end_ms = EndToEnd(out.ttft_ms, out.tpot_ms, call.max_tokens);
-  const double answer = std::min<double>(call.max_tokens, live.mean_completion_tokens);
+  const double token_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding)) * bias.step;
+  const double answer = std::min<double>(
+      call.max_tokens, call.answer_tokens > 0 ? call.answer_tokens : live.mean_completion_tokens);
+  out.answer_tokens = std::max(answer, 2.0);
+  out.ramp_ms = live.ramp.Steps() * token_ms;
+  out.tpot_ms = token_ms + out.ramp_ms / (out.answer_tokens - 1);
+  out.end_to_end_ms = EndToEnd(out.ttft_ms, out.TpotMs(call.max_tokens), call.max_tokens);
   const double step_ms = live.step.Ms(OwnStepMs(cost, own, depth, /*others=*/0)) * bias.step;
-  out.newcomers = load.arrivals_per_ms * (call.tlm_ms + own_prefill_ms + answer * step_ms);
+  out.newcomers = load.arrivals_per_ms *
+                  (call.tlm_ms + own_prefill_ms + (answer + live.ramp.Steps()) * step_ms);
   return out;
 }
 

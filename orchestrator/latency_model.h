@@ -4,10 +4,11 @@
 //
 // TTFT = overhead + TLM + wait for a slot, or until the running calls bear this one + (prefill
 // before this call's + its own) + decode steps of others between the pieces. TPOT = decode step
-// with as many rows as will run, at the depth of the middle of the answer. Source: ElastiLM section
-// 4 (one-shot profiling, latency linear in prompt and model size); ours is linear between measured
-// lengths where the board is calibrated, takes the size of a level from what it computes and reads
-// where it is not, and adds depth, load and live correction.
+// with as many rows as will run, at the depth of the middle of the answer, and what an answer's
+// first steps take longer, over its length. Source: ElastiLM section 4 (one-shot profiling, latency
+// linear in prompt and model size); ours is linear between measured lengths where the board is
+// calibrated, takes the size of a level from what it computes and reads where it is not, and adds
+// depth, load, answers' lengths and live correction.
 #pragma once
 
 #include <array>
@@ -77,10 +78,27 @@ struct Line {
   double Ms(double calibrated_ms) const { return ratio * calibrated_ms + constant_ms; }
 };
 
+// What the first steps of an answer take longer than its later ones, together: behind a prompt
+// caches and clocks are not yet what decoding makes them. Learnt from answers of different lengths:
+// least squares, old ones forgotten.
+class Ramp {
+ public:
+  // An answer that took `took` for `steps` steps, in steps as calibrated.
+  void Observe(double steps, double took);
+  // In steps. Range [0, 8]; 0 until answers of two lengths were seen.
+  double Steps() const;
+
+ private:
+  double answers_ = 0;
+  // Weighted means over them.
+  double steps_ = 0, steps_squared_ = 0, took_ = 0, steps_took_ = 0;
+};
+
 // What measurement says of how fast calls are.
 struct Pace {
-  Line prefill;            // of one call
-  Line step;               // of decoding
+  Line prefill;  // of one call
+  Line step;     // of decoding
+  Ramp ramp = {};
   double overhead_ms = 1;  // of a call, beside waiting and prefill
   int overhead_surprises = 0;
 };
@@ -111,12 +129,13 @@ struct Reliability {
   Deviation tpot;
 };
 
-// The same of one app's calls: what comes on top of a short prompt and a short answer is more of
-// them than of long ones, and an app's calls are alike.
-struct AppReliability {
+// What is learnt of one app, whose calls are alike. Predictions of them have a reliability of their
+// own: what comes on top of a short prompt and a short answer is more of them than of long ones.
+struct AppHistory {
   std::string app;
   Reliability reliability;
   double calls = 0;
+  double answer_tokens = 0;  // mean; 0 = no answer has come to its end yet
 };
 
 // The chance that what is predicted to take `predicted_ms` takes `limit_ms` at most.
@@ -136,17 +155,18 @@ struct LevelBias {
 // as long again, and ratios of what it was blamed on would give away time that callers count.
 struct LiveCorrection : Pace {
   Pace idle;
-  double mean_completion_tokens = 64;     // how long answers are, for the wait behind others
-  double tlm_us_per_byte = 0;             // of a prompt, to read and shorten it; 0 = not known yet
-  double pruned_tokens_ratio = 1;         // tokens of a shortened prompt: counted / estimated
-  Reliability reliability = {};           // of all calls
-  std::vector<AppReliability> apps = {};  // the one that called last stands last
-  std::vector<LevelBias> biases = {};     // of levels that have answered
-  uint64_t idle_calls = 0;                // that `idle` was learnt from
+  double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
+  double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
+  double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
+  Reliability reliability = {};        // of all calls
+  std::vector<AppHistory> apps = {};   // the one that called last stands last
+  std::vector<LevelBias> biases = {};  // of levels that have answered
+  uint64_t idle_calls = 0;             // that `idle` was learnt from
 
   LevelBias Bias(uint32_t percent) const;
-  // That of all calls until the app has called.
+  // Those of all calls until the app has called.
   const Reliability& ReliabilityOf(std::string_view app) const;
+  double AnswerTokensOf(std::string_view app) const;
 };
 
 // The call that is predicted.
@@ -157,6 +177,7 @@ struct CallShape {
   double tlm_ms = 0;                    // spent on reading the prompt before it is answered
   uint32_t resident_tokens = 0;         // of its context, whose KV is there
   uint32_t level_percent = 100;         // names `level`
+  double answer_tokens = 0;             // to be expected; 0 = as answers are. At most max_tokens
 };
 
 // A call that runs or waits before this one.
@@ -178,10 +199,19 @@ struct Load {
 struct Prediction {
   double wait_ms = 0;  // for a slot and for running calls' sake; part of ttft_ms
   double ttft_ms = 0;
-  double tpot_ms = 0;
+  double tpot_ms = 0;        // of an answer of answer_tokens, ramp included
   double end_to_end_ms = 0;  // for max_tokens tokens
-  double newcomers = 0;  // calls to be expected while it takes the board, an answer of usual length
+  double newcomers = 0;      // calls to be expected while it takes the board
+  double ramp_ms = 0;        // what an answer's first tokens take longer, together
+  double answer_tokens = 2;  // >= 2
+
+  // TPOT of an answer of so many tokens, in milliseconds.
+  double TpotMs(double tokens) const;
 };
+
+// `tpot_ms`, of an answer of `answer_tokens` whose first ones take `ramp_ms` longer, as that of an
+// answer of `tokens`. Fewer than two count as two.
+double TpotOfLength(double tpot_ms, double ramp_ms, double answer_tokens, double tokens);
 
 // This call, now, under `load`. `cost` is the full model's, here and below.
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,

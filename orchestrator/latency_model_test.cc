@@ -442,6 +442,63 @@ TEST(LatencyModelTest, AnAppsFirstCallsCountForMoreAndTheOldestAppIsForgotten) {
   EXPECT_EQ(live.apps.back().app, "app 39");
 }
 
+// Answers of 4 and of 16 tokens, whose first steps take two more together.
+TEST(LatencyModelTest, LearnsWhatAnAnswersFirstStepsTakeLonger) {
+  CostParameters cost;
+  cost.decode_us_per_token = 10'000;
+  LiveCorrection live;
+  for (int i = 0; i < 200; ++i) {
+    Observation seen;
+    seen.app = i % 2 == 0 ? "short" : "long";
+    seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
+    seen.decode_ms = 12.0 * (seen.decoded_tokens + 2);
+    seen.ttft_share = 1;
+    seen.complete = true;
+    live = Learn(cost, live, seen);
+  }
+  EXPECT_NEAR(live.ramp.Steps(), 2, 0.1);
+  EXPECT_NEAR(live.step.Ms(10), 12, 0.2);
+  EXPECT_DOUBLE_EQ(live.AnswerTokensOf("short"), 4);
+  EXPECT_DOUBLE_EQ(live.AnswerTokensOf("long"), 16);
+  EXPECT_EQ(live.AnswerTokensOf("another"), live.mean_completion_tokens);
+  CallShape call;
+  call.max_tokens = 100;
+  call.answer_tokens = live.AnswerTokensOf("short");
+  const Prediction brief = Predict(cost, live, call, Load{});
+  EXPECT_NEAR(brief.tpot_ms, 12 + 24 / 3.0, 0.3);
+  EXPECT_NEAR(brief.TpotMs(16), 12 + 24 / 15.0, 0.3);
+  call.answer_tokens = 16;
+  EXPECT_NEAR(Predict(cost, live, call, Load{}).tpot_ms, 12 + 24 / 15.0, 0.3);
+  EXPECT_NEAR(brief.end_to_end_ms - brief.ttft_ms, 99 * 12 + 24, 15);
+  call.max_tokens = 2;
+  EXPECT_EQ(Predict(cost, live, call, Load{}).answer_tokens, 2);
+}
+
+TEST(LatencyModelTest, AnswersOfOneLengthSayNothingOfTheirFirstSteps) {
+  Ramp ramp;
+  EXPECT_EQ(ramp.Steps(), 0);
+  for (int i = 0; i < 100; ++i) ramp.Observe(4, 6);
+  EXPECT_NEAR(ramp.Steps(), 0, 1e-9);
+  for (int i = 0; i < 100; ++i) ramp.Observe(i % 2 == 0 ? 4 : 8, i % 2 == 0 ? 5 : 11);
+  EXPECT_EQ(ramp.Steps(), 0) << "later ones are slower: there is no less than none";
+  for (int i = 0; i < 200; ++i) ramp.Observe(i % 2 == 0 ? 1 : 2, i % 2 == 0 ? 100 : 100.1);
+  EXPECT_EQ(ramp.Steps(), 8) << "nor more than eight";
+}
+
+// A stall of a second in one of a hundred answers.
+TEST(LatencyModelTest, AStallIsNoRamp) {
+  CostParameters cost;
+  cost.decode_us_per_token = 10'000;
+  LiveCorrection live;
+  for (int i = 0; i < 101; ++i) {
+    Observation seen;
+    seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
+    seen.decode_ms = 10.0 * (seen.decoded_tokens + 1) + (i == 100 ? 1000 : 0);
+    live = Learn(cost, live, seen);
+  }
+  EXPECT_NEAR(live.ramp.Steps(), 1, 0.3);
+}
+
 TEST(MeasuredTest, PrefillIsLinearBetweenMeasuredLengths) {
   EXPECT_EQ(PrefillUs(kMeasured, 0), 0);
   EXPECT_DOUBLE_EQ(PrefillUs(kMeasured, 1), 20'000) << "a decode step";

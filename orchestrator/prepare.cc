@@ -171,8 +171,8 @@ void Preparation::SetKey() {
   out_.key = {0, request_.priority(), call_.arrived_ns, call_.id};
   double first_token_ms = targets_.ttft_ms;
   if (request_.slo().end_to_end_ms() > 0) {
-    first_token_ms =
-        std::max(1.0, request_.slo().end_to_end_ms() - (max_tokens - 1) * input_.full_idle.tpot_ms);
+    first_token_ms = std::max(1.0, request_.slo().end_to_end_ms() -
+                                       (max_tokens - 1) * input_.full_idle.TpotMs(max_tokens));
   }
   if (first_token_ms < kPatienceNs / 1e6) {
     out_.key.deadline_ns = AfterMs(call_.arrived_ns, first_token_ms);
@@ -373,6 +373,7 @@ CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent
   shape.tlm_ms = tlm_ms;
   shape.resident_tokens = input_.reused_tokens;
   shape.level_percent = level_percent;
+  shape.answer_tokens = live_.AnswerTokensOf(app_id_);
   return shape;
 }
 
@@ -423,14 +424,15 @@ absl::Status Preparation::Finish() {
   WITHY_RETURN_IF_ERROR(CheckWindow(prompt));
   out_.shape = ShapeOf(prompt, out_.decision.model_level_percent(), tlm_ms_);
   out_.pruned = std::move(prompt.pruned);
-  const Prediction predicted = Predict(out_.cost, live_, out_.shape, load_);
+  out_.predicted = Predict(out_.cost, live_, out_.shape, load_);
   std::optional<CostParameters> lowest;
   if (request_.model_level_percent() == 0) {
     lowest = CostOfLevel(out_.cost, level_costs_, levels_percent_.front());
   }
-  out_.demand = DemandOf(out_.cost, live_, out_.shape, predicted, lowest);
+  out_.demand = DemandOf(out_.cost, live_, out_.shape, out_.predicted, lowest);
   out_.demand.first_token_by_ns = AfterMs(call_.arrived_ns, out_.judged.ttft_ms);
-  out_.demand.tpot_limit_ms = std::isfinite(out_.judged.tpot_ms) ? out_.judged.tpot_ms : 0;
+  out_.demand.tpot_limit_ms = std::isfinite(out_.judged.tpot_ms) ? out_.judged.TokenMs() : 0;
+  out_.demand.ramp_ms = out_.judged.ramp_ms;
   out_.demand.end_by_ns = AfterMs(call_.arrived_ns, out_.judged.end_to_end_ms);
   return absl::OkStatus();
 }

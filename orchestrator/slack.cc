@@ -47,7 +47,8 @@ Slack SlackOf(const CallDemand& demand, const CallProgress& progress, int64_t no
     const double elapsed_ms = MillisUntil(now_ns, progress.first_token_ns) -
                               static_cast<double>(std::min(silent_ns, kDeltaIntervalNs)) / 1e6;
     const double gain = token_ms > 0 ? std::max(0.0, demand.tpot_limit_ms / token_ms - 1) : 0;
-    Tighten(demand.tpot_limit_ms * intervals - elapsed_ms - ahead * token_ms, gain, &slack);
+    const double given_ms = demand.tpot_limit_ms * intervals + demand.ramp_ms;
+    Tighten(given_ms - elapsed_ms - ahead * token_ms, gain, &slack);
   }
   return slack;
 }

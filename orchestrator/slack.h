@@ -22,7 +22,8 @@ struct CallDemand {
   double least_share = 1;
   // Limits; 0 = none.
   int64_t first_token_by_ns = 0;
-  double tpot_limit_ms = 0;
+  double tpot_limit_ms = 0;  // for each token
+  double ramp_ms = 0;        // and once more, for the first ones
   int64_t end_by_ns = 0;
 };
 

@@ -40,6 +40,13 @@ TEST(SlackTest, OfTheTimePerTokenLooksAFewTokensAhead) {
   EXPECT_DOUBLE_EQ(SlackOf(Talker(), last, 995 * kMs).ms, 99 * 2 + 2);
 }
 
+TEST(SlackTest, AnAnswersFirstTokensMayTakeLonger) {
+  CallDemand demand = Talker();
+  demand.ramp_ms = 7;
+  const CallProgress begun{.first_token_ns = 5 * kMs, .generated = 1, .remaining = 100};
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMs).ms, 4 * 2 + 7);
+}
+
 TEST(SlackTest, TokensThatAreYetToBeToldAreNoDelay) {
   CallProgress told{
       .first_token_ns = 5 * kMs, .generated = 11, .told_ns = 105 * kMs, .remaining = 90};
