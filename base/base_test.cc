@@ -1,5 +1,6 @@
 // Tests of what base/ promises to the processes: configuration, ids, queues, shared memory between
 // two mappings.
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -300,7 +301,9 @@ TEST(ThreadRole, CarriersComeFirstWhereTheyMayAndTheirThreadsToo) {
       EXPECT_EQ(getpriority(PRIO_PROCESS, 0), permitted ? std::min(usual, -10) : usual);
       SetThreadRole(ThreadRole::kComputes);
       EXPECT_EQ(getpriority(PRIO_PROCESS, 0), std::max(usual, 0));
+      EXPECT_EQ(sched_getscheduler(0), SCHED_BATCH);
     }).join();
+    EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
   }).join();
   EXPECT_EQ(getpriority(PRIO_PROCESS, 0), usual);
 }

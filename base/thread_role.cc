@@ -40,9 +40,12 @@ void SetThreadRole(ThreadRole role) {
   const int wanted = carries ? std::min(before, kCarrierNice) : std::max(before, 0);
   const int nice = setpriority(PRIO_PROCESS, kThisThread, wanted) == 0 ? wanted : before;
   SchedAttr attributes;
+  attributes.policy = carries ? SCHED_OTHER : SCHED_BATCH;
   attributes.nice = nice;
   attributes.runtime_ns = carries ? kShortestSliceNs : kLongSliceNs;
-  syscall(SYS_sched_setattr, 0, &attributes, 0);
+  if (syscall(SYS_sched_setattr, 0, &attributes, 0) == 0 || carries) return;
+  const sched_param none{};  // a kernel without time slices of threads may say no to all of it
+  sched_setscheduler(0, SCHED_BATCH, &none);
 }
 
 }  // namespace withy

@@ -11,9 +11,10 @@ enum class ThreadRole {
 
 // Of the calling thread, and of those that it starts from now on. Carriers have a nice value of -10
 // where the process may (root, or LimitNICE of systemd), else what the process was started with;
-// threads that compute have none below 0. Where a thread may have a time slice of its own (Linux
-// 6.12) carriers have the shortest, threads that compute a long one. What the system refuses is
-// left out. Policies other than SCHED_OTHER are left alone.
+// threads that compute have none below 0, and SCHED_BATCH: waking up, between two steps, they take
+// no core from an app that reads a token there. Where a thread may have a time slice of its own
+// (Linux 6.12) carriers have the shortest, threads that compute a long one. What the system refuses
+// is left out. Threads of other policies than SCHED_OTHER are left alone.
 void SetThreadRole(ThreadRole role);
 
 }  // namespace withy
