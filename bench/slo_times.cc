@@ -2,14 +2,13 @@
 
 #include <algorithm>
 
+#include "engine/session/calibrator.h"
 #include "model_worker/plan.h"
 
 namespace withy::bench {
 namespace {
 
 constexpr int32_t kManyRows = 64;
-// Lengths of prompts that a calibration measures.
-constexpr std::array<int32_t, 7> kPrefillTokens = {16, 32, 64, 128, 256, 512, 1024};
 
 }  // namespace
 
@@ -71,7 +70,7 @@ orchestrator::CostParameters CalibratedCost(const VariantTimes& times) {
   cost.decode_us_per_extra_row =
       1e3 * (times.pass_ms[kFew] - times.pass_ms[0]) / (kPassRows[kFew] - 1);
   cost.decode_us_per_context_token = times.decode_depth_us;
-  for (const int32_t tokens : kPrefillTokens) {
+  for (const int32_t tokens : engine::kPrefillTokens) {
     cost.prefill.push_back({static_cast<double>(tokens), 1e3 * PrefillMs(times, tokens)});
   }
   cost.prefill_us_per_token = cost.prefill.back().us / cost.prefill.back().tokens;

@@ -13,7 +13,6 @@
 namespace withy::engine {
 namespace {
 
-constexpr int32_t kPrefillTokens[] = {16, 64, 256, 1024};
 constexpr int32_t kDepths[] = {0, 512, 2048};
 constexpr int32_t kBatches[] = {1, 2, 4};
 static_assert(kBatches[2] == Calibrator::kMostContexts);

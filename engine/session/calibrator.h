@@ -9,6 +9,7 @@
 // adds depth, batch, switching and coming back to a context.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -38,9 +39,13 @@ struct TimedPoint {
   friend bool operator==(const TimedPoint&, const TimedPoint&) = default;
 };
 
-// Every level, lowest first: prefill of 16, 64, 256 and 1024 tokens, decode of 1, 2 and 4 rows at
-// depths 0, 512 and 2048, switching; of the full model also resuming at those depths. Lengths and
-// depths end at `window` tokens. Shorter prefills come before longer ones of the same level.
+// Between two of them a prompt's time is taken to be linear. Few tokens are bound by reading the
+// weights, more by computing, many by attention, so it is not over more than an octave.
+inline constexpr std::array<int32_t, 7> kPrefillTokens = {16, 32, 64, 128, 256, 512, 1024};
+
+// Every level, lowest first: prefill of kPrefillTokens, decode of 1, 2 and 4 rows at depths 0, 512
+// and 2048, switching; of the full model also resuming at those depths. Lengths and depths end at
+// `window` tokens. Shorter prefills come before longer ones of the same level.
 std::vector<TimedPoint> PlanTimes(const ModelInfo& info, int32_t window);
 
 // Lets the board idle for 50 ms. Calls come after pauses, and cores, caches and memory that have

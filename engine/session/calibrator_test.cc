@@ -52,7 +52,7 @@ TEST(PlanTimesTest, EveryLevelLengthDepthAndBatch) {
   ModelInfo info;
   info.levels = {{.percent = 20}, {.percent = 60}, {.percent = 100}};
   const auto plan = PlanTimes(info, 4096);
-  EXPECT_EQ(plan.size(), 3u * (4 + 9 + 1) + 2u);
+  EXPECT_EQ(plan.size(), 3u * (kPrefillTokens.size() + 9 + 1) + 2u);
   EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kPrefill, 60, 1024, 0}));
   EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kDecode, 20, 4, 2048}));
   EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kSwitch, 100, 1, 0}));
@@ -68,7 +68,7 @@ TEST(PlanTimesTest, EndsAtTheWindow) {
     depths.insert(point.depth);
     EXPECT_NE(point.kind, TimedKind::kSwitch) << "there is only one level";
   }
-  EXPECT_THAT(lengths, testing::ElementsAre(16, 64, 200));
+  EXPECT_THAT(lengths, testing::ElementsAre(16, 32, 64, 128, 200));
   EXPECT_THAT(depths, testing::ElementsAre(0, 199));
 }
 
