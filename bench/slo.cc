@@ -158,7 +158,7 @@ class Bench {
     board.cost = CalibratedCost(board.full);
     if (!service_.address.empty()) {
       WITHY_ASSIGN_OR_RETURN(service_times_, MeasureService(service_, prompts_, kServiceProbes));
-      board.overhead_ms = service_times_.overhead_ms;
+      board.overhead_ms = service_times_.OverheadMs();
     }
     PrintMachine();
     return absl::OkStatus();
@@ -279,7 +279,7 @@ class Bench {
     WITHY_ASSIGN_OR_RETURN(const ServiceTimes after,
                            MeasureService(service_, prompts_, kServiceProbes));
     Tell("after the trace", after);
-    const ServiceTimes around = Mean(service_times_, after);
+    const ServiceTimes around = Together(service_times_, after);
     service_times_ = after;  // before the next trace
     for (size_t i = 0; i < outcomes.size(); ++i) {
       Judge(prompts_.facts[calls[i].prompt], calls[i], around, &outcomes[i]);
@@ -306,12 +306,22 @@ class Bench {
     return absl::OkStatus();
   }
 
-  static void Tell(const char* when, const ServiceTimes& times) {
-    std::fprintf(
-        stderr,
-        "the full model through the service, %s: TTFT %.2f ms + %.3f ms a token, answers %.2f ms "
-        "+ %.3f ms a token after the first\n",
-        when, times.ttft_ms, times.ttft_ms_per_token, times.ramp_ms, times.token_ms);
+  // For the shortest and the longest prompt, and two lengths of answers.
+  void Tell(const char* when, const ServiceTimes& times) const {
+    constexpr uint32_t kShortAnswer = 4;
+    constexpr uint32_t kLongAnswer = 16;
+    const auto shorter = [](const PromptFacts& a, const PromptFacts& b) {
+      return a.tokens < b.tokens;
+    };
+    const auto [brief, longest] =
+        std::minmax_element(prompts_.facts.begin(), prompts_.facts.end(), shorter);
+    const IdleTimes first = times.Idle(*brief, kShortAnswer);
+    const IdleTimes last = times.Idle(*longest, kLongAnswer);
+    std::fprintf(stderr,
+                 "the full model through the service, %s: TTFT %.1f ms for %d tokens and %.1f ms "
+                 "for %d; TPOT %.2f ms for %u tokens and %.2f ms for %u\n",
+                 when, first.ttft_ms, brief->tokens, last.ttft_ms, longest->tokens, first.tpot_ms,
+                 kShortAnswer, last.tpot_ms, kLongAnswer);
   }
 
   absl::StatusOr<json> Tables() {

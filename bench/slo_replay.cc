@@ -48,14 +48,31 @@ struct Seen {
   v1::GenerateFinished finished;
 };
 
-Seen Ask(v1::LlmService::Stub& stub, const std::string& token, const v1::GenerateRequest& request) {
+// An app and its connection.
+struct App {
+  std::unique_ptr<v1::LlmService::Stub> stub;
+  std::string token;
+};
+
+std::vector<App> ConnectApps(const ServiceAddress& service) {
+  std::vector<App> apps;
+  for (const std::string& token : service.tokens) {
+    const std::shared_ptr<grpc::Channel> channel = rpc::Connect(service.address);
+    // A service that is not there fails the first call, which says why.
+    channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    apps.push_back({v1::LlmService::NewStub(channel), token});
+  }
+  return apps;
+}
+
+Seen Ask(const App& app, const v1::GenerateRequest& request) {
   Seen seen;
   grpc::ClientContext context;
-  context.AddMetadata("authorization", "Bearer " + token);
+  context.AddMetadata("authorization", "Bearer " + app.token);
   rpc::SetTimeout(&context, kTimeout);
   const int64_t start = Clock::Real().SteadyNanos();
   int64_t first = 0, last = start;
-  const auto reader = stub.Generate(&context, request);
+  const auto reader = app.stub->Generate(&context, request);
   v1::GenerateResponse response;
   while (reader->Read(&response)) {
     if (response.has_started()) seen.decision = response.started().decision();
@@ -109,45 +126,52 @@ std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& 
 
 }  // namespace
 
+double ServiceTimes::OverheadMs() const { return Summarize(overhead_ms).median; }
+
 IdleTimes ServiceTimes::Idle(const PromptFacts& prompt, uint32_t answer_tokens) const {
+  constexpr size_t kNearest = 15;
+  const double overhead = OverheadMs();
+  std::vector<std::pair<double, double>> nearest = ttft_ms;
+  std::sort(nearest.begin(), nearest.end(), [&](const auto& a, const auto& b) {
+    return std::abs(a.first - prompt.tokens) < std::abs(b.first - prompt.tokens);
+  });
+  nearest.resize(std::min(nearest.size(), kNearest));
+  std::vector<double> token_ms;
+  for (const auto& [tokens, ms] : nearest) token_ms.push_back((ms - overhead) / tokens);
+  const auto [ramp_ms, step_ms] = FitLine(decode_ms);
   const double steps = std::max(answer_tokens, 2u) - 1.0;
   IdleTimes idle;
-  idle.ttft_ms = ttft_ms + ttft_ms_per_token * prompt.tokens;
-  idle.tpot_ms = token_ms + ramp_ms / steps;
+  idle.ttft_ms = overhead + prompt.tokens * Summarize(token_ms).median;
+  idle.tpot_ms = step_ms + ramp_ms / steps;
   idle.end_to_end_ms = idle.ttft_ms + steps * idle.tpot_ms;
   return idle;
 }
 
 absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
                                             size_t count) {
-  const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
-  std::vector<std::pair<double, double>> ttft, decode;
-  std::vector<double> overhead;
+  const std::vector<App> apps = ConnectApps(service);
+  ServiceTimes times;
   const size_t step = std::max<size_t>(1, prompts.prompts.size() / count);
   // The first call warms everything up.
   for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
     const Seen seen =
-        Ask(*stub, service.TokenFor(prompts, i), RequestFor(prompts.prompts[i].record, {}));
+        Ask(apps[service.AppOf(prompts, i)], RequestFor(prompts.prompts[i].record, {}));
     WITHY_RETURN_IF_ERROR(seen.status);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(seen.end_to_end_ms));
     if (asked == 0) continue;
-    ttft.emplace_back(prompts.facts[i].tokens, seen.ttft_ms);
-    if (seen.tokens > 1) decode.emplace_back(seen.tokens - 1, seen.end_to_end_ms - seen.ttft_ms);
-    overhead.push_back(seen.ttft_ms - seen.finished.latency().prefill_ms());
+    times.ttft_ms.emplace_back(prompts.facts[i].tokens, seen.ttft_ms);
+    times.overhead_ms.push_back(seen.ttft_ms - seen.finished.latency().prefill_ms());
+    if (seen.tokens > 1)
+      times.decode_ms.emplace_back(seen.tokens - 1, seen.end_to_end_ms - seen.ttft_ms);
   }
-  ServiceTimes times;
-  std::tie(times.ttft_ms, times.ttft_ms_per_token) = FitLine(ttft);
-  std::tie(times.ramp_ms, times.token_ms) = FitLine(decode);
-  times.overhead_ms = Summarize(overhead).median;
   return times;
 }
 
-ServiceTimes Mean(const ServiceTimes& a, const ServiceTimes& b) {
-  return {.ttft_ms = (a.ttft_ms + b.ttft_ms) / 2,
-          .ttft_ms_per_token = (a.ttft_ms_per_token + b.ttft_ms_per_token) / 2,
-          .ramp_ms = (a.ramp_ms + b.ramp_ms) / 2,
-          .token_ms = (a.token_ms + b.token_ms) / 2,
-          .overhead_ms = (a.overhead_ms + b.overhead_ms) / 2};
+ServiceTimes Together(ServiceTimes a, const ServiceTimes& b) {
+  a.ttft_ms.insert(a.ttft_ms.end(), b.ttft_ms.begin(), b.ttft_ms.end());
+  a.decode_ms.insert(a.decode_ms.end(), b.decode_ms.begin(), b.decode_ms.end());
+  a.overhead_ms.insert(a.overhead_ms.end(), b.overhead_ms.begin(), b.overhead_ms.end());
+  return a;
 }
 
 void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,
@@ -160,20 +184,21 @@ void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& f
 std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,
                                   std::span<const SloCall> calls,
                                   const std::function<void(size_t, size_t)>& progress) {
-  const auto stub = v1::LlmService::NewStub(rpc::Connect(service.address));
+  constexpr auto kStartsIn = std::chrono::milliseconds(500);
+  constexpr auto kProgressEach = std::chrono::milliseconds(200);
+  const std::vector<App> apps = ConnectApps(service);
   std::vector<ReplayOutcome> outcomes(calls.size());
   std::vector<std::thread> threads;
   std::atomic<size_t> done = 0;
   std::mutex told_mutex;
   bool told = false;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = std::chrono::steady_clock::now() + kStartsIn;
   for (size_t i = 0; i < calls.size(); ++i) {
     const corpus::Record& record = prompts.prompts[calls[i].prompt].record;
-    v1::GenerateRequest request = RequestFor(record, calls[i]);
-    std::this_thread::sleep_until(
-        start + std::chrono::nanoseconds(static_cast<int64_t>(calls[i].arrival_ms * 1e6)));
-    threads.emplace_back([&, i, request = std::move(request)] {
-      const Seen seen = Ask(*stub, service.TokenFor(prompts, calls[i].prompt), request);
+    threads.emplace_back([&, i, request = RequestFor(record, calls[i])] {
+      std::this_thread::sleep_until(
+          start + std::chrono::nanoseconds(static_cast<int64_t>(calls[i].arrival_ms * 1e6)));
+      const Seen seen = Ask(apps[service.AppOf(prompts, calls[i].prompt)], request);
       outcomes[i] = ToOutcome(seen, prompts.prompts[calls[i].prompt].record);
       ++done;
       if (seen.status.ok()) return;
@@ -181,7 +206,10 @@ std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet
       if (!told) std::fprintf(stderr, "a call failed: %s\n", seen.status.ToString().c_str());
       told = true;
     });
-    if (progress) progress(done, calls.size());
+  }
+  while (progress && done < calls.size()) {
+    progress(done, calls.size());
+    std::this_thread::sleep_for(kProgressEach);
   }
   for (std::thread& thread : threads) thread.join();
   if (progress) progress(done, calls.size());

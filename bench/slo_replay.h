@@ -19,24 +19,24 @@ struct ServiceAddress {
   std::string address;
   std::vector<std::string> tokens;  // of the apps, in the order of SloApps(); not empty
 
-  // Of the app that asks this prompt.
-  const std::string& TokenFor(const PromptSet& prompts, size_t prompt) const {
-    return tokens[prompt / prompts.per_app % tokens.size()];
+  // Which of them asks this prompt.
+  size_t AppOf(const PromptSet& prompts, size_t prompt) const {
+    return prompt / prompts.per_app % tokens.size();
   }
 };
 
-// The full model through the idle service, as the caller sees it: TTFT is a + b * prompt tokens,
-// first token to last takes c + d * tokens after the first, since the first of them take longer;
-// medians over single calls. Between two of them the board idles for as long as the call before
-// took, as it does half of the time in a trace of load 0.5: what has idled is slower at first.
+// The full model through the idle service, as the caller sees it. Between two calls the board idles
+// for as long as the one before took, as it does half of the time in a trace of load 0.5: what has
+// idled is slower at first.
 struct ServiceTimes {
-  double ttft_ms = 0;            // a; below zero where attention makes long prompts dearer
-  double ttft_ms_per_token = 0;  // b
-  double ramp_ms = 0;            // c
-  double token_ms = 0;           // d
-  double overhead_ms = 0;        // median of TTFT less the prefill that the service reports
+  std::vector<std::pair<double, double>> ttft_ms;    // prompt tokens, TTFT: one for each call
+  std::vector<std::pair<double, double>> decode_ms;  // tokens after the first, time for them
+  std::vector<double> overhead_ms;                   // TTFT less the prefill that it reports
 
-  // For an answer of so many tokens.
+  double OverheadMs() const;  // the median
+  // For an answer of so many tokens. Prefill takes for each token what it took, in the median, in
+  // the fifteen prompts that are nearest in length: it is no line, but steps and bends. The answer
+  // takes a + b * tokens after the first, since the first of them take longer; a line by medians.
   IdleTimes Idle(const PromptFacts& prompt, uint32_t answer_tokens) const;
 };
 
@@ -44,8 +44,8 @@ struct ServiceTimes {
 absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
                                             size_t count);
 
-// What lies in the middle of two measurements.
-ServiceTimes Mean(const ServiceTimes& a, const ServiceTimes& b);
+// Two measurements as one.
+ServiceTimes Together(ServiceTimes a, const ServiceTimes& b);
 
 struct ReplayOutcome {
   SloOutcome caller;  // as the caller timed it; `met` is for Judge() to say
@@ -55,8 +55,9 @@ struct ReplayOutcome {
   bool failed = false;           // ended with an error: late and wrong
 };
 
-// Outcomes in the order of `calls`. Calls that fail are counted and the first failure is told on
-// stderr. `progress`: (calls done, calls in all).
+// Outcomes in the order of `calls`. Apps are processes of their own on a board, so each has its own
+// connection here, made before its first call, and a call's thread is there before the call is
+// made. The first failure is told on stderr. `progress`: (calls done, calls in all).
 std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,
                                   std::span<const SloCall> calls,
                                   const std::function<void(size_t, size_t)>& progress);
