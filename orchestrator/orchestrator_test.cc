@@ -122,6 +122,27 @@ TEST(OrchestratorTest, AStoredResultIsJudgedByTheSloOfItsCall) {
   EXPECT_FALSE(met(0.5));
 }
 
+// The full model would have taken 7 ms a token and 12 more for the first ones.
+TEST(OrchestratorTest, AStoredResultIsJudgedByItsLength) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  request.mutable_slo()->set_tpot_ratio(0.5);
+  v1::StoredResult result;
+  result.mutable_decision()->mutable_full_model()->set_tpot_ms(10);
+  result.mutable_decision()->set_answer_tokens(5);
+  result.mutable_decision()->set_full_model_ramp_ms(12);
+  result.mutable_finished()->mutable_latency()->mutable_measured()->set_tpot_ms(6.7);
+  const auto met = [&](int tokens) {
+    result.clear_tokens();
+    for (int i = 0; i < tokens; ++i) result.add_tokens();
+    request.set_request_id(absl::StrCat("r", tokens));
+    board.store.Keep(request.request_id(), RequestDigest(request), result);
+    return board.Generate(request).finished.latency().slo_met();
+  };
+  EXPECT_TRUE(met(3)) << "13 ms a token";
+  EXPECT_FALSE(met(5));
+}
+
 // Before its token is looked at: nobody can fill the memory without one.
 TEST(OrchestratorTest, ARequestBeyondEveryLimitIsNotRead) {
   Board board;
