@@ -37,6 +37,8 @@ constexpr double kAnswerWeight = 0.1;  // of one answer, for how long those of a
 constexpr double kRampWeight = 0.04;
 constexpr double kRampPrior = 0.01;
 constexpr double kMaxRamp = 8;  // steps
+// Answers after which one counts as at most kMaxSurprise off the line through those before.
+constexpr double kRampKnown = 10;
 
 constexpr double kMinShare = 0.01;
 // Calibrated times for which a wrong prediction is half the constant's fault: a few times what
@@ -177,13 +179,10 @@ double MeasuredStepMs(const Pace& pace, const Observation& seen) {
 }
 
 // `calibrated_ms`: of a step.
-void LearnRamp(const Observation& seen, double calibrated_ms, const Pace& before, Ramp* ramp) {
+void LearnRamp(const Observation& seen, double calibrated_ms, Ramp* ramp) {
   const double measured_ms = MeasuredDecodeMs(seen);
   if (measured_ms <= 0 || !std::isfinite(measured_ms) || calibrated_ms <= 0) return;
-  const double steps = seen.decoded_tokens;
-  const double predicted_ms = (steps + before.ramp.Steps()) * before.step.Ms(calibrated_ms);
-  const double surprise = std::clamp(measured_ms / predicted_ms - 1, -kMaxSurprise, kMaxSurprise);
-  ramp->Observe(steps, predicted_ms * (1 + surprise) / calibrated_ms);
+  ramp->Observe(seen.decoded_tokens, measured_ms / calibrated_ms);
 }
 
 double CalibratedPrefillMs(const CostParameters& own, const Observation& seen) {
@@ -209,7 +208,7 @@ Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& 
   }
   const double step_ms = CalibratedStepMs(cost, own, seen);
   LearnLine(MeasuredStepMs(pace, seen), step_ms, kShortStepMs, weight, &next.step);
-  LearnRamp(seen, step_ms, pace, &next.ramp);
+  LearnRamp(seen, step_ms, &next.ramp);
   return next;
 }
 
@@ -304,6 +303,11 @@ double ChanceWithin(const Deviation& deviation, double predicted_ms, double limi
 }
 
 void Ramp::Observe(double steps, double took) {
+  const auto [slope, constant] = Fit();
+  if (answers_ >= kRampKnown && slope > 0) {
+    const double expected = slope * steps + constant;
+    took = std::clamp(took, (1 - kMaxSurprise) * expected, (1 + kMaxSurprise) * expected);
+  }
   answers_ += 1;
   const double weight = std::max(kRampWeight, 1 / answers_);
   const auto move = [&](double value, double* mean) { *mean += weight * (value - *mean); };
@@ -314,13 +318,17 @@ void Ramp::Observe(double steps, double took) {
 }
 
 // took = slope · steps + constant, the constant held near zero where lengths hardly differ.
-double Ramp::Steps() const {
+std::pair<double, double> Ramp::Fit() const {
   const double of_constant = 1 + kRampPrior;
   const double determinant = steps_squared_ * of_constant - steps_ * steps_;
-  const double slope = steps_took_ * of_constant - took_ * steps_;
-  const double constant = steps_squared_ * took_ - steps_ * steps_took_;
-  if (determinant <= 0 || slope <= 0) return 0;
-  return std::clamp(constant / slope, 0.0, kMaxRamp);
+  if (determinant <= 0) return {0, 0};
+  return {(steps_took_ * of_constant - took_ * steps_) / determinant,
+          (steps_squared_ * took_ - steps_ * steps_took_) / determinant};
+}
+
+double Ramp::Steps() const {
+  const auto [slope, constant] = Fit();
+  return slope > 0 ? std::clamp(constant / slope, 0.0, kMaxRamp) : 0;
 }
 
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {

@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "orchestrator/slack.h"
@@ -89,6 +90,8 @@ class Ramp {
   double Steps() const;
 
  private:
+  std::pair<double, double> Fit() const;  // slope, constant
+
   double answers_ = 0;
   // Weighted means over them.
   double steps_ = 0, steps_squared_ = 0, took_ = 0, steps_took_ = 0;

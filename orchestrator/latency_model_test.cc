@@ -481,8 +481,31 @@ TEST(LatencyModelTest, AnswersOfOneLengthSayNothingOfTheirFirstSteps) {
   EXPECT_NEAR(ramp.Steps(), 0, 1e-9);
   for (int i = 0; i < 100; ++i) ramp.Observe(i % 2 == 0 ? 4 : 8, i % 2 == 0 ? 5 : 11);
   EXPECT_EQ(ramp.Steps(), 0) << "later ones are slower: there is no less than none";
-  for (int i = 0; i < 200; ++i) ramp.Observe(i % 2 == 0 ? 1 : 2, i % 2 == 0 ? 100 : 100.1);
-  EXPECT_EQ(ramp.Steps(), 8) << "nor more than eight";
+  Ramp steep;
+  for (int i = 0; i < 200; ++i) steep.Observe(i % 2 == 0 ? 1 : 2, i % 2 == 0 ? 100 : 102);
+  EXPECT_EQ(steep.Steps(), 8) << "nor more than eight";
+}
+
+// Calibrated times that are half as long as real ones are: the first sixty answers tell.
+TEST(LatencyModelTest, LearnsTheRampWhereTheCalibrationIsFarOff) {
+  CostParameters cost;
+  cost.decode_us_per_token = 2'000;
+  LiveCorrection live;
+  for (int i = 0; i < 60; ++i) {
+    Observation seen;
+    seen.full_alone = true;
+    seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
+    seen.decode_ms = 3.15 * seen.decoded_tokens + 3.4;
+    live = Learn(cost, live, seen);
+  }
+  CallShape call;
+  call.max_tokens = 64;
+  for (const double tokens : {4, 8, 16}) {
+    call.answer_tokens = tokens;
+    EXPECT_NEAR(PredictFullIdle(cost, live, call).tpot_ms, 3.15 + 3.4 / (tokens - 1),
+                0.03 * (3.15 + 3.4 / (tokens - 1)))
+        << tokens;
+  }
 }
 
 // A stall of a second in one of a hundred answers.
