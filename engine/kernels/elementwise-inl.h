@@ -1,5 +1,6 @@
 // Element-wise kernels, quantisation of activations and of K/V. Included by kernels_*.cc after
-// vec-inl.h and the target's StoreBytes(16 lanes within a byte's range, out).
+// vec-inl.h and the target's WidenBytes(16 of them) and StoreBytes(16 lanes within a byte's range,
+// out): __builtin_convertvector between bytes and lanes becomes scalar code in GCC 12.
 #include "engine/kernels/activations.h"
 #include "engine/kernels/low_rank.h"
 #include "engine/kv/block.h"
@@ -159,20 +160,9 @@ inline void Add(const float* x, int n, float* y) {
   for (int i = 0; i < n; i += 16) StoreN(LoadN(y + i, n - i) + LoadN(x + i, n - i), y + i, n - i);
 }
 
-WITHY_INLINE F16 LoadBytesAsFloat(const int8_t* p) {
-  typedef int8_t Bytes __attribute__((vector_size(kNativeLanes)));
-  I16 v;
-  WITHY_EACH_PART {
-    Bytes bytes;
-    std::memcpy(&bytes, p + i * kNativeLanes, sizeof bytes);
-    v.part[i] = __builtin_convertvector(bytes, NativeI);
-  }
-  return ToFloat(v);
-}
-
 // 16 outputs of rank r of a block of B.
 WITHY_INLINE F16 LowRankPart(const float* scales, const int8_t* quants, int r, int first) {
-  return LoadBytesAsFloat(quants + r * kQuantBlock + first) * Splat(scales[r]);
+  return ToFloat(WidenBytes(quants + r * kQuantBlock + first)) * Splat(scales[r]);
 }
 
 // The first n outputs of a block, added to one row.

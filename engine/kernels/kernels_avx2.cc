@@ -51,6 +51,14 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   }
   return v;
 }
+WITHY_INLINE I16 WidenBytes(const int8_t* p) {
+  I16 v;
+  WITHY_EACH_PART {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i * kNativeLanes));
+    v.part[i] = (NativeI)_mm256_cvtepi8_epi32(bytes);
+  }
+  return v;
+}
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   const __m256i crossed = _mm256_packs_epi32((__m256i)v.part[0], (__m256i)v.part[1]);
   const __m256i halves = _mm256_permute4x64_epi64(crossed, 0xd8);

@@ -43,6 +43,10 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return Wrap(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
 }
+WITHY_INLINE I16 WidenBytes(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return I16{{(NativeI)_mm512_cvtepi8_epi32(bytes)}};
+}
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8((__m512i)v.part[0]));
 }

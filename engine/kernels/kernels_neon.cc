@@ -46,6 +46,13 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   WITHY_EACH_PART v.part[i] = (NativeF)vshll_n_u16(vld1_u16(p + 4 * i), 16);
   return v;
 }
+WITHY_INLINE I16 WidenBytes(const int8_t* p) {
+  const int8x16_t bytes = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
+  const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
+  return I16{{(NativeI)vmovl_s16(vget_low_s16(low)), (NativeI)vmovl_s16(vget_high_s16(low)),
+              (NativeI)vmovl_s16(vget_low_s16(high)), (NativeI)vmovl_s16(vget_high_s16(high))}};
+}
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   const auto halves = [&v](int i) {
     return vcombine_s16(vmovn_s32((int32x4_t)v.part[i]), vmovn_s32((int32x4_t)v.part[i + 1]));

@@ -41,6 +41,13 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
   for (int i = 0; i < 16; ++i) v[i] = Bf16ToF32(p[i]);
   return Load(v);
 }
+WITHY_INLINE I16 WidenBytes(const int8_t* p) {
+  int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
+  I16 v;
+  std::memcpy(&v, lanes, sizeof v);
+  return v;
+}
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   int32_t lanes[16];
   std::memcpy(lanes, &v, sizeof lanes);
