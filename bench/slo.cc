@@ -61,7 +61,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kServiceProbes = 60;  // idle calls that the service's own times are taken from
+constexpr size_t kServiceProbes = 120;  // idle calls that the service's own times are taken from
 
 bool Wanted(const std::vector<std::string>& list, const std::string& name) {
   return std::any_of(list.begin(), list.end(),
@@ -226,14 +226,14 @@ class Bench {
   }
 
   // A line a call: what the caller saw, what the service said, and what was allowed.
-  void WriteCalls(const std::vector<SloCall>& calls, const ServiceTimes& full,
+  void WriteCalls(const std::vector<SloCall>& calls, const std::vector<IdleTimes>& full,
                   const std::vector<ReplayOutcome>& outcomes) const {
     std::ofstream out(absl::GetFlag(FLAGS_calls));
     for (size_t i = 0; i < calls.size(); ++i) {
       const SloCall& call = calls[i];
       const ReplayOutcome& outcome = outcomes[i];
       const PromptFacts& prompt = prompts_.facts[call.prompt];
-      const IdleTimes idle = full.Idle(prompt, outcome.tokens);
+      const IdleTimes& idle = full[i];
       const v1::Decision& decision = outcome.decision;
       const auto latency = [](const v1::Latency& of) {
         return json({{"ttft_ms", of.ttft_ms()}, {"tpot_ms", of.tpot_ms()}});
@@ -275,16 +275,17 @@ class Bench {
         Replay(service_, prompts_, calls, [&](size_t done, size_t all) {
           options_.progress("alpha " + result->alpha + " through the service", done, all);
         });
-    // A board that is shared with others is not the same before and after.
     WITHY_ASSIGN_OR_RETURN(const ServiceTimes after,
                            MeasureService(service_, prompts_, kServiceProbes));
     Tell("after the trace", after);
-    const ServiceTimes around = Together(service_times_, after);
-    service_times_ = after;  // before the next trace
+    std::vector<IdleTimes> full;
     for (size_t i = 0; i < outcomes.size(); ++i) {
-      Judge(prompts_.facts[calls[i].prompt], calls[i], around, &outcomes[i]);
+      full.push_back(
+          IdleBetween(service_times_, after, prompts_.facts[calls[i].prompt], outcomes[i].tokens));
+      Judge(calls[i], full[i], &outcomes[i]);
     }
-    if (!absl::GetFlag(FLAGS_calls).empty()) WriteCalls(calls, around, outcomes);
+    service_times_ = after;  // before the next trace
+    if (!absl::GetFlag(FLAGS_calls).empty()) WriteCalls(calls, full, outcomes);
     std::vector<SloOutcome> seen;
     double read = 0;
     for (size_t i = 0; i < outcomes.size(); ++i) {
@@ -294,9 +295,7 @@ class Bench {
       result->failed += outcome.failed ? 1 : 0;
       if (outcome.caller.tlm_ms <= 0) continue;
       read += 1;
-      result->real_tlm_share +=
-          outcome.caller.tlm_ms /
-          around.Idle(prompts_.facts[calls[i].prompt], outcome.tokens).ttft_ms;
+      result->real_tlm_share += outcome.caller.tlm_ms / full[i].ttft_ms;
     }
     result->ran = true;
     result->real = ScoreOf(seen);

@@ -167,18 +167,19 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
   return times;
 }
 
-ServiceTimes Together(ServiceTimes a, const ServiceTimes& b) {
-  a.ttft_ms.insert(a.ttft_ms.end(), b.ttft_ms.begin(), b.ttft_ms.end());
-  a.decode_ms.insert(a.decode_ms.end(), b.decode_ms.begin(), b.decode_ms.end());
-  a.overhead_ms.insert(a.overhead_ms.end(), b.overhead_ms.begin(), b.overhead_ms.end());
-  return a;
+IdleTimes IdleBetween(const ServiceTimes& before, const ServiceTimes& after,
+                      const PromptFacts& prompt, uint32_t answer_tokens) {
+  const IdleTimes a = before.Idle(prompt, answer_tokens);
+  const IdleTimes b = after.Idle(prompt, answer_tokens);
+  return {.ttft_ms = (a.ttft_ms + b.ttft_ms) / 2,
+          .tpot_ms = (a.tpot_ms + b.tpot_ms) / 2,
+          .end_to_end_ms = (a.end_to_end_ms + b.end_to_end_ms) / 2};
 }
 
-void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,
-           ReplayOutcome* outcome) {
+void Judge(const SloCall& call, const IdleTimes& full, ReplayOutcome* outcome) {
   SloOutcome& caller = outcome->caller;
-  caller.met = !outcome->failed && MeetsSlo(call.slo, full.Idle(prompt, outcome->tokens),
-                                            caller.ttft_ms, caller.tpot_ms, caller.end_to_end_ms);
+  caller.met = !outcome->failed &&
+               MeetsSlo(call.slo, full, caller.ttft_ms, caller.tpot_ms, caller.end_to_end_ms);
 }
 
 std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,

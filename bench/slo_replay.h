@@ -44,8 +44,10 @@ struct ServiceTimes {
 absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const PromptSet& prompts,
                                             size_t count);
 
-// Two measurements as one.
-ServiceTimes Together(ServiceTimes a, const ServiceTimes& b);
+// The middle of what was measured before and after: a board that is shared with others is not the
+// same then.
+IdleTimes IdleBetween(const ServiceTimes& before, const ServiceTimes& after,
+                      const PromptFacts& prompt, uint32_t answer_tokens);
 
 struct ReplayOutcome {
   SloOutcome caller;  // as the caller timed it; `met` is for Judge() to say
@@ -63,7 +65,6 @@ std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet
                                   const std::function<void(size_t, size_t)>& progress);
 
 // Says whether the call met its SLO, whose ratios are taken of `full`.
-void Judge(const PromptFacts& prompt, const SloCall& call, const ServiceTimes& full,
-           ReplayOutcome* outcome);
+void Judge(const SloCall& call, const IdleTimes& full, ReplayOutcome* outcome);
 
 }  // namespace withy::bench

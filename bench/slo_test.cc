@@ -371,9 +371,8 @@ TEST(Sparse, DenseIsTheEngine) {
 // Short prompts take 0.5 ms a token, long ones 0.25, and the way 2 ms; answers 3 ms a token and 4
 // more for the first.
 TEST(ServiceTimesTest, TakesWhatTheNearestPromptsAndAnswersAsLongTook) {
-  ServiceTimes before, after;
+  ServiceTimes times;
   for (int i = 0; i < 20; ++i) {
-    ServiceTimes& times = i % 2 == 0 ? before : after;
     const double stall_ms = i == 7 ? 100 : 0;
     for (const auto& [tokens, token_ms] : {std::pair(100 + i, 0.5), std::pair(400 + i, 0.25)}) {
       times.ttft_ms.emplace_back(tokens, 2 + tokens * token_ms + stall_ms);
@@ -382,15 +381,19 @@ TEST(ServiceTimesTest, TakesWhatTheNearestPromptsAndAnswersAsLongTook) {
       times.decode_ms.emplace_back(steps, 4 + 3 * steps + stall_ms);
     }
   }
-  const ServiceTimes all = Together(before, after);
   PromptFacts prompt;
   prompt.tokens = 90;
-  EXPECT_DOUBLE_EQ(all.Idle(prompt, 5).ttft_ms, 2 + 45);
+  EXPECT_DOUBLE_EQ(times.Idle(prompt, 5).ttft_ms, 2 + 45);
   prompt.tokens = 440;
-  EXPECT_DOUBLE_EQ(all.Idle(prompt, 5).ttft_ms, 2 + 110);
-  EXPECT_NEAR(all.Idle(prompt, 5).tpot_ms, 3 + 4 / 4.0, 1e-9);
-  EXPECT_NEAR(all.Idle(prompt, 2).tpot_ms, 3 + 4, 1e-9);
-  EXPECT_NEAR(all.Idle(prompt, 41).end_to_end_ms, 112 + 40 * 3 + 4, 1e-9);
+  EXPECT_DOUBLE_EQ(times.Idle(prompt, 5).ttft_ms, 2 + 110);
+  EXPECT_NEAR(times.Idle(prompt, 5).tpot_ms, 3 + 4 / 4.0, 1e-9);
+  EXPECT_NEAR(times.Idle(prompt, 2).tpot_ms, 3 + 4, 1e-9);
+  EXPECT_NEAR(times.Idle(prompt, 41).end_to_end_ms, 112 + 40 * 3 + 4, 1e-9);
+  ServiceTimes slower = times;
+  for (auto& [tokens, ms] : slower.ttft_ms) ms = 2 + (ms - 2) * 2;
+  for (auto& [steps, ms] : slower.decode_ms) ms *= 2;
+  EXPECT_DOUBLE_EQ(IdleBetween(times, slower, prompt, 5).ttft_ms, 2 + 165);
+  EXPECT_NEAR(IdleBetween(times, slower, prompt, 5).tpot_ms, 6, 1e-9);
 }
 
 }  // namespace
