@@ -32,11 +32,9 @@ constexpr double kAppPriorCalls = 20;
 constexpr size_t kMaxApps = 32;        // those that have not called for longest are forgotten
 constexpr double kAnswerWeight = 0.1;  // of one answer, for how long those of an app are
 
-// Of one answer, for the ramp: a mean over 25 of them. How long the prior thinks that none is: a
-// fiftieth of what one answer of ten tokens says to the contrary.
-constexpr double kRampWeight = 0.04;
-constexpr double kRampPrior = 0.01;
-constexpr double kMaxRamp = 8;  // steps
+constexpr double kRampWeight = 0.04;  // of one answer, for the ramp: a mean over 25 of them
+constexpr double kRampPrior = 0.01;   // of there being none, beside all answers' 1
+constexpr double kMaxRamp = 8;        // steps
 // Answers after which one counts as at most kMaxSurprise off the line through those before.
 constexpr double kRampKnown = 10;
 
@@ -175,7 +173,7 @@ double MeasuredDecodeMs(const Observation& seen) {
 
 // Each of them, the ramp aside.
 double MeasuredStepMs(const Pace& pace, const Observation& seen) {
-  return MeasuredDecodeMs(seen) / (seen.decoded_tokens + pace.ramp.Steps());
+  return MeasuredDecodeMs(seen) / (std::max(1u, seen.decoded_tokens) + pace.ramp.Steps());
 }
 
 // `calibrated_ms`: of a step.
@@ -236,11 +234,15 @@ void LearnReliability(const Observation& seen, double weight, Reliability* relia
   learn(seen.tpot_share, &reliability->tpot);
 }
 
+auto FindApp(auto& apps, std::string_view name) {
+  return std::find_if(apps.begin(), apps.end(),
+                      [&](const AppHistory& known) { return known.app == name; });
+}
+
 void LearnApp(const Observation& seen, LiveCorrection* live) {
   if (seen.app.empty() || seen.ttft_share <= 0) return;
   std::vector<AppHistory>& apps = live->apps;
-  const auto found = std::find_if(apps.begin(), apps.end(),
-                                  [&](const AppHistory& app) { return app.app == seen.app; });
+  const auto found = FindApp(apps, seen.app);
   if (found != apps.end()) {
     std::rotate(found, found + 1, apps.end());
   } else {
@@ -373,14 +375,12 @@ LevelBias LiveCorrection::Bias(uint32_t percent) const {
 }
 
 const Reliability& LiveCorrection::ReliabilityOf(std::string_view app) const {
-  const auto found = std::find_if(apps.begin(), apps.end(),
-                                  [&](const AppHistory& known) { return known.app == app; });
+  const auto found = FindApp(apps, app);
   return found != apps.end() ? found->reliability : reliability;
 }
 
 double LiveCorrection::AnswerTokensOf(std::string_view app) const {
-  const auto found = std::find_if(apps.begin(), apps.end(),
-                                  [&](const AppHistory& known) { return known.app == app; });
+  const auto found = FindApp(apps, app);
   const bool known = found != apps.end() && found->answer_tokens > 0;
   return known ? found->answer_tokens : mean_completion_tokens;
 }
