@@ -300,7 +300,7 @@ TEST(ThreadRole, CarriersComeFirstWhereTheyMayAndTheirThreadsToo) {
     std::thread([&] {
       EXPECT_EQ(getpriority(PRIO_PROCESS, 0), permitted ? std::min(usual, -10) : usual);
       SetThreadRole(ThreadRole::kComputes);
-      EXPECT_EQ(getpriority(PRIO_PROCESS, 0), std::max(usual, 0));
+      EXPECT_EQ(getpriority(PRIO_PROCESS, 0), permitted ? 0 : std::max(usual, 0));
       EXPECT_EQ(sched_getscheduler(0), SCHED_BATCH);
     }).join();
     EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);

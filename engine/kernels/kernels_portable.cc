@@ -1,6 +1,8 @@
 // The portable kernels: plain C++, right on every machine, the fallback and the slow end of the
 // tests.
 
+#include <algorithm>
+
 #define WITHY_TARGET portable
 #define WITHY_INLINE inline __attribute__((always_inline))
 
@@ -43,7 +45,7 @@ WITHY_INLINE F16 LoadBf16(const uint16_t* p) {
 }
 WITHY_INLINE I16 WidenBytes(const int8_t* p) {
   int32_t lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
+  std::copy_n(p, 16, lanes);
   I16 v;
   std::memcpy(&v, lanes, sizeof v);
   return v;
