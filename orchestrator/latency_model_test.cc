@@ -442,16 +442,23 @@ TEST(LatencyModelTest, AnAppsFirstCallsCountForMoreAndTheOldestAppIsForgotten) {
   EXPECT_EQ(live.apps.back().app, "app 39");
 }
 
-// Answers of 4 and of 16 tokens, whose first steps take two more together.
+// Of answers in turn of 4 and of 16 tokens, the `i`th: each step takes `step_ms`, and `ramp_ms`
+// come on top.
+Observation Answered(int i, double step_ms, double ramp_ms) {
+  Observation seen;
+  seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
+  seen.decode_ms = step_ms * seen.decoded_tokens + ramp_ms;
+  return seen;
+}
+
+// The first steps take two more together.
 TEST(LatencyModelTest, LearnsWhatAnAnswersFirstStepsTakeLonger) {
   CostParameters cost;
   cost.decode_us_per_token = 10'000;
   LiveCorrection live;
   for (int i = 0; i < 200; ++i) {
-    Observation seen;
+    Observation seen = Answered(i, 12, 2 * 12);
     seen.app = i % 2 == 0 ? "short" : "long";
-    seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
-    seen.decode_ms = 12.0 * (seen.decoded_tokens + 2);
     seen.ttft_share = 1;
     seen.complete = true;
     live = Learn(cost, live, seen);
@@ -492,10 +499,8 @@ TEST(LatencyModelTest, LearnsTheRampWhereTheCalibrationIsFarOff) {
   cost.decode_us_per_token = 2'000;
   LiveCorrection live;
   for (int i = 0; i < 60; ++i) {
-    Observation seen;
+    Observation seen = Answered(i, 3.15, 3.4);
     seen.full_alone = true;
-    seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
-    seen.decode_ms = 3.15 * seen.decoded_tokens + 3.4;
     live = Learn(cost, live, seen);
   }
   CallShape call;
@@ -514,10 +519,7 @@ TEST(LatencyModelTest, AStallIsNoRamp) {
   cost.decode_us_per_token = 10'000;
   LiveCorrection live;
   for (int i = 0; i < 101; ++i) {
-    Observation seen;
-    seen.decoded_tokens = i % 2 == 0 ? 3 : 15;
-    seen.decode_ms = 10.0 * (seen.decoded_tokens + 1) + (i == 100 ? 1000 : 0);
-    live = Learn(cost, live, seen);
+    live = Learn(cost, live, Answered(i, 10, 10 + (i == 100 ? 1000 : 0)));
   }
   EXPECT_NEAR(live.ramp.Steps(), 1, 0.3);
 }
