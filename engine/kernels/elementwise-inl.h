@@ -128,20 +128,29 @@ inline void RmsNorm(const float* x, const float* weight, float eps, int n, float
   }
 }
 
+// n (up to 16) of the dimensions `x` and of those that they are paired with, turned.
+WITHY_INLINE F16 Turn(F16 x, F16 pair, const float* angles, int rope_dims, int n) {
+  return x * LoadN(angles, n) + pair * LoadN(angles + rope_dims, n);
+}
+
 inline void Rope(float* x, int heads, int head_dim, const float* angles, int rope_dims,
                  bool interleaved) {
   const int half = rope_dims / 2;
-  const int step = interleaved ? 2 : 1;
-  const int apart = interleaved ? 1 : half;
   for (int head = 0; head < heads; ++head, x += head_dim) {
-    for (int i = 0; i < half; ++i) {
-      const float c = angles[2 * i];
-      const float s = angles[2 * i + 1];
-      float* a = x + i * step;
-      const float x0 = a[0];
-      const float x1 = a[apart];
-      a[0] = x0 * c - x1 * s;
-      a[apart] = x0 * s + x1 * c;
+    if (interleaved) {
+      for (int i = 0; i < rope_dims; i += 16) {
+        const int n = rope_dims - i;
+        const F16 v = LoadN(x + i, n);
+        StoreN(Turn(v, SwapNeighbours(v), angles + i, rope_dims, n), x + i, n);
+      }
+      continue;
+    }
+    for (int i = 0; i < half; i += 16) {
+      const int n = half - i;
+      const F16 first = LoadN(x + i, n);
+      const F16 second = LoadN(x + half + i, n);
+      StoreN(Turn(first, second, angles + i, rope_dims, n), x + i, n);
+      StoreN(Turn(second, first, angles + half + i, rope_dims, n), x + half + i, n);
     }
   }
 }

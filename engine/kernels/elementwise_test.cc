@@ -131,9 +131,9 @@ TEST_P(ElementwiseTest, RopeRotatesPairsAndLeavesTheRest) {
   const int head_dim = 24;
   const int rope_dims = 16;
   const std::vector<float> frequencies = RopeFrequencies(rope_dims, 10000.0, 1.0, nullptr);
-  std::vector<float> angles(static_cast<size_t>(rope_dims));
-  RopeAngles(frequencies, 321, angles.data());
+  std::vector<float> angles(2 * static_cast<size_t>(rope_dims));
   for (const bool interleaved : {true, false}) {
+    RopeAngles(frequencies, 321, interleaved, angles.data());
     const std::vector<float> x = RandomFloats(rng, 2 * head_dim);
     std::vector<float> y = x;
     kernels().rope(y.data(), 2, head_dim, angles.data(), rope_dims, interleaved);

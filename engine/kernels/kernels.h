@@ -43,8 +43,8 @@ struct Kernels {
   // out[n] = x / sqrt(mean(x^2) + eps) * weight. out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
 
-  // Rotates `heads` heads of head_dim floats in place. angles: [rope_dims] from RopeAngles(); dims
-  // beyond rope_dims stay. interleaved: pairs (2i, 2i+1), else (i, i + rope_dims / 2).
+  // Rotates `heads` heads of head_dim floats in place. angles: [2 * rope_dims] from RopeAngles() of
+  // the same pairing; dims beyond rope_dims stay.
   void (*rope)(float* x, int heads, int head_dim, const float* angles, int rope_dims,
                bool interleaved);
 
@@ -84,7 +84,10 @@ bool ParseTarget(std::string_view name, Target* target);
 // where `factors` is not null, by factors[i] (the llama3 scaling of a file's rope_freqs tensor).
 std::vector<float> RopeFrequencies(int rope_dims, double base, double linear_factor,
                                    const float* factors);
-// angles[rope_dims] = cos and sin of position * frequency[i] at 2i and 2i+1.
-void RopeAngles(const std::vector<float>& frequencies, int position, float* angles);
+// By what rope() multiplies: angles[rope_dims] the dimension itself, the cosine of position *
+// frequency[i]; and then as many the one that it is paired with, -sine for the first of a pair and
+// sine for the second. interleaved: pairs (2i, 2i + 1), else (i, i + rope_dims / 2).
+void RopeAngles(const std::vector<float>& frequencies, int position, bool interleaved,
+                float* angles);
 
 }  // namespace withy::engine

@@ -13,6 +13,7 @@ typedef float NativeF __attribute__((vector_size(32)));
 WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) {
   return _mm256_fmadd_ps(a, b, c);
 }
+WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return _mm256_max_ps(a, b); }
 
 }  // namespace withy::engine::avx2
 

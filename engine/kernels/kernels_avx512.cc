@@ -13,6 +13,7 @@ typedef float NativeF __attribute__((vector_size(64)));
 WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) {
   return _mm512_fmadd_ps(a, b, c);
 }
+WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return _mm512_max_ps(a, b); }
 
 }  // namespace withy::engine::avx512
 

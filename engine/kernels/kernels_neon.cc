@@ -13,6 +13,7 @@ typedef float NativeF __attribute__((vector_size(16)));
 WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) {
   return (NativeF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
+WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return a > b ? a : b; }
 
 }  // namespace withy::engine::neon
 

@@ -10,6 +10,7 @@ namespace withy::engine::portable {
 
 typedef float NativeF __attribute__((vector_size(16)));
 WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) { return a * b + c; }
+WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return a > b ? a : b; }
 
 }  // namespace withy::engine::portable
 

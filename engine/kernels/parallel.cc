@@ -29,18 +29,24 @@ int TilesOf(const MatMulArgs& args) {
   return std::min(2 * blocks, args.w.tiles());
 }
 
-// Tiles a piece takes: an even number, so that pieces are whole 32-column blocks; enough of one
-// panel to stream through, but at least four pieces a thread while there are tiles for them, two
-// where there are few.
-int TileGrain(const MatMulArgs& args, int threads) {
-  const PackedMatrix& w = args.w;
+// Tiles a piece takes of so many: an even number, so that pieces are whole 32-column blocks; enough
+// of one panel to stream through, but at least four pieces a thread while there are tiles for them,
+// two where there are few; and so that the thread that takes most takes as little as can be.
+int TileGrain(const PackedMatrix& w, int rows, int tiles, int threads) {
   const size_t tile =
       std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
-  const size_t bytes = args.rows < kManyRows ? kPieceBytes : kManyPieceBytes;
-  const int most = std::min(static_cast<int>(bytes / tile), kMaxTiles);
-  const int tiles = TilesOf(args);
+  const size_t bytes = rows < kManyRows ? kPieceBytes : kManyPieceBytes;
+  const int cached = std::min(static_cast<int>(bytes / tile), kMaxTiles);
   const int pieces = (tiles < kFewTiles ? 2 : 4) * threads;
-  return std::max(std::min(most, tiles / pieces) / 2 * 2, 2);
+  const int most = std::max(std::min(cached, tiles / pieces) / 2 * 2, 2);
+  const auto busiest = [&](int grain) {
+    return ((tiles + grain - 1) / grain + threads - 1) / threads * grain;
+  };
+  int best = most;
+  for (int grain = most - 2; grain >= std::max(most / 2, 2); grain -= 2) {
+    if (busiest(grain) < busiest(best)) best = grain;
+  }
+  return best;
 }
 
 float* RowScratch(int n) {
@@ -49,16 +55,22 @@ float* RowScratch(int n) {
   return scratch.data();
 }
 
-// Products that share a step, by value.
+// Products that share a step: up to three by value, and more that stay where they are.
 struct Products {
   std::array<MatMulArgs, 3> args;
   int count = 0;
   const Kernels* kernels = nullptr;
+  std::span<const MatMulArgs> more;
+
+  int all() const { return count + static_cast<int>(more.size()); }
+  const MatMulArgs& at(int i) const {
+    return i < count ? args[static_cast<size_t>(i)] : more[static_cast<size_t>(i - count)];
+  }
 
   const std::byte* FirstRead(int begin) const {
     int first = 0;
-    for (int i = 0; i < count; ++i) {
-      const MatMulArgs& p = args[static_cast<size_t>(i)];
+    for (int i = 0; i < all(); ++i) {
+      const MatMulArgs& p = at(i);
       const int tiles = TilesOf(p);
       if (begin < first + tiles) return p.w.data + TileOffset(p.w, 0, begin - first);
       first += tiles;
@@ -69,8 +81,8 @@ struct Products {
   // Tiles [begin, end) of all of them, counted through.
   void operator()(int begin, int end) const {
     int first = 0;
-    for (int i = 0; i < count; ++i) {
-      const MatMulArgs& p = args[static_cast<size_t>(i)];
+    for (int i = 0; i < all(); ++i) {
+      const MatMulArgs& p = at(i);
       const int from = std::max(begin - first, 0);
       const int tiles = TilesOf(p);
       const int to = std::min(end - first, tiles);
@@ -146,24 +158,28 @@ void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weig
   kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
 }
 
-void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products) {
+void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products,
+                std::span<const MatMulArgs> more) {
   Products step;
   step.kernels = &kernels;
+  step.more = more;
+  for (const MatMulArgs& p : products) step.args[static_cast<size_t>(step.count++)] = p;
   int tiles = 0;
-  int grain = 1 << 20;
   size_t work = 0;
-  for (const MatMulArgs& p : products) {
-    step.args[static_cast<size_t>(step.count++)] = p;
+  for (int i = 0; i < step.all(); ++i) {
+    const MatMulArgs& p = step.at(i);
     tiles += TilesOf(p);
-    grain = std::min(grain, TileGrain(p, steps.threads()));
     work += PrefixBytes(p.w, RowExtent(p, 0), p.w.n_in) * static_cast<size_t>(p.rows);
   }
+  const MatMulArgs& last = products.back();
+  const int grain = TileGrain(last.w, last.rows, tiles, steps.threads());
   steps.Add(tiles, work <= kAloneBytes ? tiles : grain, step);
 }
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
-  steps.Add(TilesOf(gate), TileGrain(gate, steps.threads()),
+  const int tiles = TilesOf(gate);
+  steps.Add(tiles, TileGrain(gate.w, gate.rows, tiles, steps.threads()),
             GateUpProducts{&kernels, gate, up, h, low_rank});
 }
 

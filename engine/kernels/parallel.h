@@ -26,7 +26,9 @@ void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weig
                        int row, Activations* out);
 
 // Several products, at most three, in one pass over the pool (fused Q/K/V). Outputs are disjoint.
-void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products);
+// `more` are any number besides, smaller ones, which must stay until the list has been run.
+void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products,
+                std::span<const MatMulArgs> more = {});
 
 // What LoRA adds to gate and up of rows [begin, end), which have one extent: B * a.
 struct GateUpLowRank {

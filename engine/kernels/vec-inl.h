@@ -1,7 +1,7 @@
 // Vectors of 16 lanes over a target's native vectors, compiled once for each target with that
 // target's flags. Included only by kernels_*.cc, which define WITHY_TARGET (the target's namespace)
-// and, in it, NativeF (its vector of floats) and NativeMulAdd. Dot-product primitives stay in those
-// files.
+// and, in it, NativeF (its vector of floats), NativeMulAdd and NativeMax. Dot-product primitives
+// stay in those files.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -97,12 +97,22 @@ WITHY_INLINE I16 ShiftRight(I16 v) {
   WITHY_EACH_PART v.part[i] >>= kBits;
   return v;
 }
+// a > b ? a : b, so b where one is not a number.
 WITHY_INLINE F16 Max(F16 a, F16 b) {
-  WITHY_EACH_PART a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  WITHY_EACH_PART a.part[i] = NativeMax(a.part[i], b.part[i]);
   return a;
 }
 WITHY_INLINE F16 Abs(F16 a) { return AsFloat(AsInt(a) & SplatI(0x7fffffff)); }
 WITHY_INLINE F16 Negate(F16 a) { return Zero() - a; }
+// Lanes 2i and 2i + 1 in each other's place.
+WITHY_INLINE F16 SwapNeighbours(F16 v) {
+  typedef uint64_t Pairs __attribute__((vector_size(sizeof(NativeF))));
+  WITHY_EACH_PART {
+    const Pairs pairs = (Pairs)v.part[i];
+    v.part[i] = (NativeF)(pairs << 32 | pairs >> 32);
+  }
+  return v;
+}
 
 // Masks are all ones where true.
 WITHY_INLINE I16 AtLeast(F16 a, F16 b) {

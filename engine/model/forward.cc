@@ -22,6 +22,10 @@ size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStride
 
 constexpr int32_t kMaxLoraRows = 16;  // rows a piece
 
+// A that is computed beside the product of the same inputs, since nothing reads it before.
+constexpr std::array kProductParts = {LoraPart::kAttentionIn, LoraPart::kAttentionOutIn,
+                                      LoraPart::kDownIn};
+
 // Steps that a layer and the output head take at most.
 constexpr int kMaxLayerSteps = 24;
 
@@ -142,7 +146,7 @@ void ForwardPass::Reserve() {
   floats(&v_, s.kv_rows());
   floats(&gate_, std::max(s.d_ff, s.d_model));
   floats(&up_, s.d_ff);
-  floats(&angles_, s.head_dim);
+  floats(&angles_, 2 * s.head_dim);
   input_.Reset(rows, s.d_model, forms_.input);
   attention_input_.Reset(rows, s.q_rows(), forms_.attention);
   neurons_.Reset(rows, s.d_ff, forms_.neurons);
@@ -215,10 +219,19 @@ void ForwardPass::PlanExtents() {
 void ForwardPass::PlanLora() {
   lora_ = !uniform_ && !weights_.lora.empty();
   gate_up_lora_.clear();
+  lora_products_.clear();
   if (!lora_) return;
   lora_in_.Resize(plan_.size() * LoraStride(weights_.lora_rank));
   gate_up_first_ = {0};
+  lora_products_first_ = {0};
   for (int32_t layer = 0; layer < info_.layers; ++layer) {
+    for (const LoraPart in : kProductParts) {
+      ForLoraRuns(layer, in, 0, in == LoraPart::kAttentionIn ? Rows() : RowsAfterKv(layer),
+                  [&](const LoraWeights& lora, int first, int n) {
+                    lora_products_.push_back(LoraInProduct(lora, in, first, n));
+                  });
+      lora_products_first_.push_back(lora_products_.size());
+    }
     ForLoraRuns(layer, LoraPart::kFfnIn, 0, RowsAfterKv(layer),
                 [&](const LoraWeights& lora, int first, int n) {
                   gate_up_lora_.push_back({first, first + n, &lora.gate, &lora.up,
@@ -262,21 +275,37 @@ void ForwardPass::ForLoraRuns(int32_t layer, LoraPart part, int32_t begin, int32
 
 // Rows a piece of a step that computes LoRA: few enough for every thread, enough to share weights.
 int32_t ForwardPass::LoraGrain(int32_t rows) const {
-  return std::clamp(rows / (2 * pool_.threads()), 1, kMaxLoraRows);
+  const int32_t pieces = 2 * pool_.threads();
+  return std::clamp((rows + pieces - 1) / pieces, 1, kMaxLoraRows);
 }
 
-void ForwardPass::ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs,
-                                int32_t begin, int32_t end) {
-  ForLoraRuns(layer, in, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t rows) {
-    const PackedMatrix& w = in == LoraPart::kAttentionIn      ? lora.attention_in
-                            : in == LoraPart::kAttentionOutIn ? lora.attention_out_in
-                            : in == LoraPart::kFfnIn          ? lora.ffn_in
-                                                              : lora.down_in;
+MatMulArgs ForwardPass::LoraInProduct(const LoraWeights& lora, LoraPart in, int32_t first,
+                                      int32_t rows) {
+  const auto product = [&](const PackedMatrix& w, const Activations& inputs) {
     MatMulArgs args = Product(w, inputs, rows, LoraIn(first, in),
                               static_cast<ptrdiff_t>(LoraStride(weights_.lora_rank)));
     args.x_row = first;
-    kernels_.matmul(args, 0, w.tiles());
-  });
+    return args;
+  };
+  switch (in) {
+    case LoraPart::kAttentionIn:
+      return product(lora.attention_in, input_);
+    case LoraPart::kAttentionOutIn:
+      return product(lora.attention_out_in, attention_input_);
+    case LoraPart::kFfnIn:
+      return product(lora.ffn_in, input_);
+    default:
+      return product(lora.down_in, neurons_);
+  }
+}
+
+std::span<const MatMulArgs> ForwardPass::LoraProducts(int32_t layer, LoraPart in) const {
+  if (!lora_) return {};
+  const auto part = std::find(kProductParts.begin(), kProductParts.end(), in);
+  const size_t at = static_cast<size_t>(layer) * kProductParts.size() +
+                    static_cast<size_t>(part - kProductParts.begin());
+  const size_t first = lora_products_first_[at];
+  return std::span(lora_products_).subspan(first, lora_products_first_[at + 1] - first);
 }
 
 void ForwardPass::AddLoraOut(const LowRankOutputs& b, LoraPart in, int32_t part, int32_t first,
@@ -330,7 +359,8 @@ void ForwardPass::AddEmbed() {
     for (int i = begin; i < end; ++i) {
       const Row& row = *Planned(i).row;
       UnpackRow(weights_.embedding, row.token, x_.data() + i * Stride(s.d_model));
-      RopeAngles(s.rope_frequencies, row.position, angles_.data() + i * Stride(s.head_dim));
+      RopeAngles(s.rope_frequencies, row.position, s.rope_pairing == RopePairing::kAdjacent,
+                 angles_.data() + i * Stride(2 * s.head_dim));
     }
   });
 }
@@ -371,7 +401,11 @@ void ForwardPass::AddInput(int32_t layer, LoraPart in) {
     for (int i = begin; i < end; ++i, x += stride) {
       NormAndPrepareRow(kernels_, x, norm, weights_.shape.rms_epsilon, i, &input_);
     }
-    ComputeLoraIn(layer, in, input_, begin, end);
+    if (!ffn) return;
+    ForLoraRuns(layer, in, begin, end, [&](const LoraWeights& lora, int32_t first, int32_t n) {
+      const MatMulArgs args = LoraInProduct(lora, in, first, n);
+      kernels_.matmul(args, 0, args.w.tiles());
+    });
   });
 }
 
@@ -399,7 +433,8 @@ void ForwardPass::AddQkv(int32_t layer) {
     if (!uniform_) q.n_out_extent += first;
   }
   const bool queries = q.rows > 0 && ComputesAttention(layer);
-  AddMatMuls(steps_, kernels_, std::span(products).first(queries ? 3 : 2));
+  AddMatMuls(steps_, kernels_, std::span(products).first(queries ? 3 : 2),
+             LoraProducts(layer, LoraPart::kAttentionIn));
 }
 
 // Bias, QK norm and RoPE; K and V into their slots; Q into the order of attention; then the tails
@@ -447,7 +482,7 @@ void ForwardPass::StoreKey(int32_t layer, int32_t i) {
   if (w.k_bias != nullptr) kernels_.add(w.k_bias, rows, k);
   if (w.v_bias != nullptr) kernels_.add(w.v_bias, rows, v);
   NormHeads(k, heads, w.k_norm);
-  kernels_.rope(k, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
+  kernels_.rope(k, heads, s.head_dim, angles_.data() + i * Stride(2 * s.head_dim), s.head_dim,
                 s.rope_pairing == RopePairing::kAdjacent);
   const PlannedRow& planned = Planned(i);
   const int32_t slot = planned.row->slot;
@@ -463,7 +498,7 @@ void ForwardPass::TurnQuery(int32_t layer, int32_t i) {
                : extents_[static_cast<size_t>(layer)].q_rows[static_cast<size_t>(i)] / s.head_dim;
   if (w.q_bias != nullptr) kernels_.add(w.q_bias, heads * s.head_dim, q);
   NormHeads(q, heads, w.q_norm);
-  kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(s.head_dim), s.head_dim,
+  kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(2 * s.head_dim), s.head_dim,
                 s.rope_pairing == RopePairing::kAdjacent);
 }
 
@@ -547,21 +582,11 @@ void ForwardPass::AddAttention(int32_t layer) {
   if (!uniform_) args.head_extent = ExtentsAfterKv(layer).heads.data();
   AddAttend(steps_, kernels_, args);
   AddClearHeads(layer);
-  if (lora_) {
-    steps_.Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
-      const ptrdiff_t stride = Stride(weights_.shape.q_rows());
-      const int32_t width = ExtentsAfterKv(layer).q_rows[static_cast<size_t>(begin)];
-      kernels_.prepare(attended_.data() + begin * stride, stride, begin, end, 0, width,
-                       &attention_input_);
-      ComputeLoraIn(layer, LoraPart::kAttentionOutIn, attention_input_, begin, end);
-    });
-  } else {
-    AddPrepareRows(steps_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_);
-  }
+  AddPrepareRows(steps_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_);
   MatMulArgs product = Product(w.output, attention_input_, rows, x_.data(), Stride(s.d_model));
   product.accumulate = true;
   if (!uniform_) product.n_in_extent = ExtentsAfterKv(layer).q_rows.data();
-  AddMatMuls(steps_, kernels_, {&product, 1});
+  AddMatMuls(steps_, kernels_, {&product, 1}, LoraProducts(layer, LoraPart::kAttentionOutIn));
 }
 
 void ForwardPass::AddFeedForward(int32_t layer) {
@@ -584,12 +609,7 @@ void ForwardPass::AddFeedForward(int32_t layer) {
                    .subspan(first, gate_up_first_[static_cast<size_t>(layer) + 1] - first);
   }
   AddGateUp(steps_, kernels_, gate, up, &neurons_, low_rank);
-  if (lora_) {
-    steps_.Add(rows, LoraGrain(rows), [this, layer](int begin, int end) {
-      ComputeLoraIn(layer, LoraPart::kDownIn, neurons_, begin, end);
-    });
-  }
-  AddMatMuls(steps_, kernels_, {&down, 1});
+  AddMatMuls(steps_, kernels_, {&down, 1}, LoraProducts(layer, LoraPart::kDownIn));
 }
 
 void ForwardPass::AddTap(int32_t layer) {

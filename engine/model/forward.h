@@ -94,9 +94,10 @@ class ForwardPass {
 
   // The LoRA of row i in a layer, null when it has none for `part`.
   const LoraWeights* LoraOf(int32_t layer, int32_t i, LoraPart part) const;
-  // A * inputs of rows [begin, end) into lora_in_.
-  void ComputeLoraIn(int32_t layer, LoraPart in, const Activations& inputs, int32_t begin,
-                     int32_t end);
+  // A * inputs of so many rows, which have this LoRA, into lora_in_.
+  MatMulArgs LoraInProduct(const LoraWeights& lora, LoraPart in, int32_t first, int32_t rows);
+  // What PlanLora made of `in`, a part that is computed beside another product; may be empty.
+  std::span<const MatMulArgs> LoraProducts(int32_t layer, LoraPart in) const;
   // Calls fn(lora, first row, rows) for rows of [begin, end) side by side that have the same LoRA,
   // with `part` in it.
   template <typename Fn>
@@ -158,6 +159,8 @@ class ForwardPass {
   AlignedArray<float> lora_in_;              // A * inputs, [row][part]
   std::vector<GateUpLowRank> gate_up_lora_;  // layer after layer
   std::vector<size_t> gate_up_first_;        // [layer + 1]: where a layer's begin
+  std::vector<MatMulArgs> lora_products_;    // layer after layer, part after part
+  std::vector<size_t> lora_products_first_;  // where a layer's part begins
   AlignedArray<std::byte> tail_bytes_;
   std::vector<std::byte*> tail_pointers_;     // scratch blocks, those of a row side by side
   std::vector<AttentionRow> attention_rows_;  // [layer][row]; of the last layer only wanted_
