@@ -14,9 +14,7 @@ constexpr int kManyRows = 32;  // from here on a product is bound by arithmetic
 // what stays in the cache beside their inputs.
 constexpr size_t kPieceBytes = 384 << 10;
 constexpr size_t kManyPieceBytes = 320 << 10;
-constexpr int kMaxTiles = 16;  // what many rows hold of their sums in the cache
-constexpr int kFewTiles = 64;
-constexpr int kRowsPerPiece = 4;
+constexpr int kMaxTiles = 16;             // what many rows hold of their sums in the cache
 constexpr size_t kAloneBytes = 48 << 10;  // weights times rows that are done before a worker wakes
 
 int RowExtent(const MatMulArgs& args, int row) {
@@ -29,25 +27,15 @@ int TilesOf(const MatMulArgs& args) {
   return std::min(2 * blocks, args.w.tiles());
 }
 
-// Tiles a piece takes of so many: an even number, so that pieces are whole 32-column blocks; enough
-// of one panel to stream through, but at least four pieces a thread while there are tiles for them,
-// two where there are few; and so that the thread that takes most takes as little as can be.
-int TileGrain(const PackedMatrix& w, int rows, int tiles, int threads) {
+// Tiles a piece takes: whole 32-column blocks, and what fits the cache at most.
+PieceSize PieceTiles(const PackedMatrix& w, int rows) {
   const size_t tile =
       std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
   const size_t bytes = rows < kManyRows ? kPieceBytes : kManyPieceBytes;
-  const int cached = std::min(static_cast<int>(bytes / tile), kMaxTiles);
-  const int pieces = (tiles < kFewTiles ? 2 : 4) * threads;
-  const int most = std::max(std::min(cached, tiles / pieces) / 2 * 2, 2);
-  const auto busiest = [&](int grain) {
-    return ((tiles + grain - 1) / grain + threads - 1) / threads * grain;
-  };
-  int best = most;
-  for (int grain = most - 2; grain >= std::max(most / 2, 2); grain -= 2) {
-    if (busiest(grain) < busiest(best)) best = grain;
-  }
-  return best;
+  return {2, std::min(static_cast<int>(bytes / tile), kMaxTiles)};
 }
+
+const PieceSize kPieceRows{2, 16};
 
 float* RowScratch(int n) {
   thread_local AlignedArray<float> scratch;
@@ -135,7 +123,7 @@ struct GateUpProducts {
 
 void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
                     int rows, Activations* out) {
-  steps.Add(rows, kRowsPerPiece, [&kernels, x, stride, out](int begin, int end) {
+  steps.Add(rows, kPieceRows, [&kernels, x, stride, out](int begin, int end) {
     kernels.prepare(x + begin * stride, stride, begin, end, 0, out->n_in(), out);
   });
 }
@@ -143,7 +131,7 @@ void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptr
 void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
                            ptrdiff_t stride, int rows, const float* weight, float eps,
                            Activations* out) {
-  steps.Add(rows, kRowsPerPiece, [&kernels, x, stride, weight, eps, out](int begin, int end) {
+  steps.Add(rows, kPieceRows, [&kernels, x, stride, weight, eps, out](int begin, int end) {
     for (int row = begin; row < end; ++row) {
       NormAndPrepareRow(kernels, x + row * stride, weight, eps, row, out);
     }
@@ -171,15 +159,14 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
     tiles += TilesOf(p);
     work += PrefixBytes(p.w, RowExtent(p, 0), p.w.n_in) * static_cast<size_t>(p.rows);
   }
-  const MatMulArgs& last = products.back();
-  const int grain = TileGrain(last.w, last.rows, tiles, steps.threads());
-  steps.Add(tiles, work <= kAloneBytes ? tiles : grain, step);
+  steps.Add(tiles,
+            work <= kAloneBytes ? tiles : PieceTiles(products.back().w, products.back().rows),
+            step);
 }
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
-  const int tiles = TilesOf(gate);
-  steps.Add(tiles, TileGrain(gate.w, gate.rows, tiles, steps.threads()),
+  steps.Add(TilesOf(gate), PieceTiles(gate.w, gate.rows),
             GateUpProducts{&kernels, gate, up, h, low_rank});
 }
 

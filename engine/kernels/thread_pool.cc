@@ -80,7 +80,7 @@ class Manners {
   long switches_ = 0;
 };
 
-constexpr int kMaxPieces = 1 << 16;  // of a step
+constexpr int kMaxUnits = 1 << 16;  // of a step
 
 bool Pin(pthread_t thread, int core) {
   cpu_set_t cores;
@@ -106,23 +106,25 @@ constexpr size_t kFetchBytes = 128 << 10;
 constexpr uint32_t kStepsAhead = 6;  // how far away that step may be
 constexpr size_t kCacheLine = 64;
 
-int FirstRun(int pieces) { return (pieces + 1) / 2; }
+int FirstRun(int units) { return (units + 1) / 2; }
 
-int PiecesLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
+int UnitsLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
 
 }  // namespace
 
 struct alignas(64) StepList::Step {
-  // (job number << 32 | pieces left of the second run << 16 | of the first). Two runs, so that each
+  // (job number << 32 | units left of the second run << 16 | of the first). Two runs, so that each
   // of two threads goes on where it stopped and memory sees long streams; when its own is empty it
-  // takes from the other. A piece is taken by compare-and-swap, so a late thread cannot take one of
-  // a job that is over; and while pieces are left or unfinished the other fields do not change, so
-  // that what is read after a successful take is the step's own.
+  // takes from the other. A piece, some units, is taken by compare-and-swap, so a late thread
+  // cannot take one of a job that is over; and while units are left or unfinished the other fields
+  // do not change, so that what is read after a successful take is the step's own. What is read to
+  // know how much to take may be another step's; then the take fails.
   std::atomic<uint64_t> next{0};
-  std::atomic<int> finished{0};
-  int pieces = 0;
+  std::atomic<int> finished{0};  // units
+  int units = 0;
   int count = 0;
-  int grain = 1;
+  int unit = 1;              // items
+  std::atomic<int> most{1};  // units a piece
   Call call = nullptr;
   StepList::FirstRead first_read = nullptr;
   // What the first piece of each run reads first; null: nothing worth fetching. To be fetched only,
@@ -136,12 +138,13 @@ StepList::StepList(int threads)
 
 StepList::~StepList() = default;
 
-void* StepList::NewStep(int count, int grain, Call call, FirstRead first_read) {
+void* StepList::NewStep(int count, PieceSize size, Call call, FirstRead first_read) {
   if (size_ == kMaxSteps) std::abort();  // whoever adds has not looked at room()
   Step& step = steps_[static_cast<size_t>(size_++)];
   step.count = count;
-  step.grain = std::max({grain, 1, count / kMaxPieces + 1});
-  step.pieces = (count + step.grain - 1) / step.grain;
+  step.unit = std::max({size.least, 1, count / kMaxUnits + 1});
+  step.units = (count + step.unit - 1) / step.unit;
+  step.most.store(std::max(size.most / step.unit, 1), std::memory_order_relaxed);
   step.call = call;
   step.first_read = first_read;
   return step.closure.data();
@@ -182,28 +185,44 @@ struct ThreadPool::State {
     StepList* const walked = list.load(std::memory_order_acquire);
     if (walked == nullptr || index >= static_cast<uint32_t>(StepList::kMaxSteps)) return false;
     Step& step = walked->steps_[index];
+    const int most = step.most.load(std::memory_order_relaxed);
     uint64_t value = step.next.load(std::memory_order_acquire);
-    int taken = run;
+    int from = run;
+    int taken = 0;
     do {
       if (value >> 32 != at >> 32 || static_cast<uint32_t>(value) == 0) return false;
-      taken = PiecesLeft(value, run) > 0 ? run : 1 - run;
-    } while (!step.next.compare_exchange_weak(value, value - (uint64_t{1} << (16 * taken)),
-                                              std::memory_order_acq_rel,
-                                              std::memory_order_acquire));
-    const int end_of_run = taken == 0 ? FirstRun(step.pieces) : step.pieces;
-    const int begin = (end_of_run - PiecesLeft(value, taken)) * step.grain;
-    step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
-    const int pieces = step.pieces;
-    if (step.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) StepDone(walked, at);
+      from = UnitsLeft(value, run) > 0 ? run : 1 - run;
+      const int left = UnitsLeft(value, from);
+      taken = std::min((left + walked->threads_ - 1) / walked->threads_, most);
+    } while (!step.next.compare_exchange_weak(
+        value, value - (static_cast<uint64_t>(taken) << (16 * from)), std::memory_order_acq_rel,
+        std::memory_order_acquire));
+    const int end_of_run = from == 0 ? FirstRun(step.units) : step.units;
+    const int begin = (end_of_run - UnitsLeft(value, from)) * step.unit;
+    step.call(step.closure.data(), begin, std::min(begin + taken * step.unit, step.count));
+    const int units = step.units;
+    if (step.finished.fetch_add(taken, std::memory_order_acq_rel) + taken == units) {
+      StepDone(walked, at);
+    }
     return true;
   }
 
-  // On the thread that finished the last piece of the step at `at`.
+  // On the thread that finished the last piece of the step at `at`. Steps of one piece that follow
+  // it does at once: there is nobody to share them with, nor to be told of them.
   void StepDone(StepList* walked, uint64_t at) {
     const std::atomic<bool>* stopped = stop_list.load(std::memory_order_relaxed);
-    walked->done_ = static_cast<int>(static_cast<uint32_t>(at)) + 1;
-    const bool leave = stopped != nullptr && stopped->load(std::memory_order_relaxed);
-    MoveTo(leave ? EndOf(*walked, at) : at + 1);
+    const auto leave = [stopped] {
+      return stopped != nullptr && stopped->load(std::memory_order_relaxed);
+    };
+    const int begun = static_cast<int>(static_cast<uint32_t>(at));
+    int next = begun + 1;
+    for (; next < walked->size_ && !leave(); ++next) {
+      const Step& step = walked->steps_[static_cast<size_t>(next)];
+      if (step.units > 1) break;
+      step.call(step.closure.data(), 0, step.count);
+    }
+    walked->done_ = next;
+    MoveTo(leave() ? EndOf(*walked, at) : at + static_cast<uint64_t>(next - begun));
   }
 
   static uint64_t EndOf(const StepList& walked, uint64_t at) {
@@ -269,8 +288,9 @@ struct ThreadPool::State {
     while (walked.done_ < walked.size_) {
       if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
       const Step& step = walked.steps_[static_cast<size_t>(walked.done_)];
-      for (int begin = 0; begin < step.count; begin += step.grain) {
-        step.call(step.closure.data(), begin, std::min(begin + step.grain, step.count));
+      const int size = step.unit * step.most.load(std::memory_order_relaxed);
+      for (int begin = 0; begin < step.count; begin += size) {
+        step.call(step.closure.data(), begin, std::min(begin + size, step.count));
       }
       ++walked.done_;
     }
@@ -283,15 +303,15 @@ struct ThreadPool::State {
     for (int i = walked.done_; i < walked.size_; ++i) {
       Step& step = walked.steps_[static_cast<size_t>(i)];
       step.finished.store(0, std::memory_order_relaxed);
-      const int first_run = FirstRun(step.pieces);
+      const int first_run = FirstRun(step.units);
       for (const int run : {0, 1}) {
-        const int begin = run == 0 ? 0 : first_run * step.grain;
+        const int begin = run == 0 ? 0 : first_run * step.unit;
         const bool reads = step.first_read != nullptr && begin < step.count;
         step.first[static_cast<size_t>(run)].store(
             reads ? step.first_read(step.closure.data(), begin) : nullptr,
             std::memory_order_relaxed);
       }
-      step.next.store(base | static_cast<uint64_t>(step.pieces - first_run) << 16 |
+      step.next.store(base | static_cast<uint64_t>(step.units - first_run) << 16 |
                           static_cast<uint64_t>(first_run),
                       std::memory_order_release);
     }
@@ -346,7 +366,7 @@ bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop) {
   if (list.empty()) return true;
   State& s = *state_;
   const bool one_piece =
-      list.size_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].pieces == 1;
+      list.size_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].units == 1;
   if (s.workers.empty() || one_piece) {
     State::RunAlone(list, stop);
   } else {

@@ -1,5 +1,6 @@
 // Compute threads that walk a list of steps side by side: a step is cut into pieces, a thread takes
-// the next piece, and when the step's last piece is done all go on to the next step. No thread
+// the next piece, and when the step's last piece is done all go on to the next step. Pieces get
+// smaller towards the end, so that all finish together. No thread
 // leads the walk, so one that the system has descheduled between two pieces delays nobody, and one
 // that has not woken yet is not waited for. A list can be left between two steps and gone on with
 // later, others run meanwhile. Idle threads park; a thread that notices that it shares its core
@@ -15,6 +16,15 @@
 
 namespace withy::engine {
 
+// How many items of a step a piece has: what is left shared out among twice the threads, within
+// these bounds. Beginnings are multiples of `least`.
+struct PieceSize {
+  PieceSize(int size) : least(size), most(size) {}  // NOLINT(google-explicit-constructor)
+  PieceSize(int smallest, int largest) : least(smallest), most(largest) {}
+  int least;
+  int most;
+};
+
 // Made by a pool, which owns it: a thread that comes late may still look at it. For one thread at a
 // time.
 class StepList {
@@ -26,14 +36,14 @@ class StepList {
   StepList(const StepList&) = delete;
   StepList& operator=(const StepList&) = delete;
 
-  // Appends a step: fn(begin, end) for pieces of at most `grain` (more, where that would make over
-  // 65,535 of them) that together cover [0, count), each exactly once. It starts when the steps
-  // before it are finished; which thread runs a piece, and when, is unspecified. `fn` is copied,
-  // must not throw, and what it points at must stay until the list has been run. Needs room().
-  // Where fn.FirstRead(begin) says what the piece at `begin` reads first, a thread that waits for
-  // the steps before fetches it into its cache meanwhile.
+  // Appends a step: fn(begin, end) for pieces of such a size (larger, where the smallest would make
+  // over 65,535 of them) that together cover [0, count), each exactly once. It starts when the
+  // steps before it are finished; which thread runs a piece, and when, is unspecified. `fn` is
+  // copied, must not throw, and what it points at must stay until the list has been run. Needs
+  // room(). Where fn.FirstRead(begin) says what the piece at `begin` reads first, a thread that
+  // waits for the steps before fetches it into its cache meanwhile.
   template <typename F>
-  void Add(int count, int grain, const F& fn) {
+  void Add(int count, PieceSize size, const F& fn) {
     static_assert(sizeof(F) <= kClosureBytes && alignof(F) <= 64 && std::is_trivially_copyable_v<F>,
                   "a step's closure is copied into the list: capture little, plain things");
     if (count <= 0) return;
@@ -46,7 +56,7 @@ class StepList {
     const Call call = [](const void* closure, int begin, int end) {
       (*static_cast<const F*>(closure))(begin, end);
     };
-    new (NewStep(count, grain, call, first_read)) F(fn);
+    new (NewStep(count, size, call, first_read)) F(fn);
   }
 
   int room() const { return kMaxSteps - size_; }  // steps
@@ -66,7 +76,7 @@ class StepList {
 
   explicit StepList(int threads);
   // Where the closure of the new step goes.
-  void* NewStep(int count, int grain, Call call, FirstRead first_read);
+  void* NewStep(int count, PieceSize size, Call call, FirstRead first_read);
 
   const int threads_;
   const std::unique_ptr<Step[]> steps_;
@@ -104,8 +114,8 @@ class ThreadPool {
 
   // One step, at once. list() is empty.
   template <typename F>
-  void ParallelFor(int count, int grain, const F& fn) {
-    list().Add(count, grain, [&fn](int begin, int end) { fn(begin, end); });
+  void ParallelFor(int count, PieceSize size, const F& fn) {
+    list().Add(count, size, [&fn](int begin, int end) { fn(begin, end); });
     Run(list());
   }
 

@@ -20,7 +20,9 @@ ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
 // Floats of one row's LoRA inputs: of Q, K, V, O, gate, up and down.
 size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStridePad; }
 
-constexpr int32_t kMaxLoraRows = 16;  // rows a piece
+// Rows a piece: few enough for every thread, of LoRA enough to share what is unpacked.
+const PieceSize kPieceRows{1, 16};
+const PieceSize kLoraPieceRows{4, 16};
 
 // A that is computed beside the product of the same inputs, since nothing reads it before.
 constexpr std::array kProductParts = {LoraPart::kAttentionIn, LoraPart::kAttentionOutIn,
@@ -273,12 +275,6 @@ void ForwardPass::ForLoraRuns(int32_t layer, LoraPart part, int32_t begin, int32
   }
 }
 
-// Rows a piece of a step that computes LoRA: few enough for every thread, enough to share weights.
-int32_t ForwardPass::LoraGrain(int32_t rows) const {
-  const int32_t pieces = 2 * pool_.threads();
-  return std::clamp((rows + pieces - 1) / pieces, 1, kMaxLoraRows);
-}
-
 MatMulArgs ForwardPass::LoraInProduct(const LoraWeights& lora, LoraPart in, int32_t first,
                                       int32_t rows) {
   const auto product = [&](const PackedMatrix& w, const Activations& inputs) {
@@ -354,7 +350,7 @@ void ForwardPass::AddLoraToQkv(int32_t layer, int32_t begin, int32_t end) {
 
 // Token embeddings into the residual stream; RoPE angles of every row.
 void ForwardPass::AddEmbed() {
-  steps_.Add(Rows(), 1, [this](int begin, int end) {
+  steps_.Add(Rows(), kPieceRows, [this](int begin, int end) {
     const ModelShape& s = weights_.shape;
     for (int i = begin; i < end; ++i) {
       const Row& row = *Planned(i).row;
@@ -390,7 +386,7 @@ void ForwardPass::AddInput(int32_t layer, LoraPart in) {
                           &input_);
     return;
   }
-  steps_.Add(rows, LoraGrain(rows), [this, layer, in, ffn, norm](int begin, int end) {
+  steps_.Add(rows, kLoraPieceRows, [this, layer, in, ffn, norm](int begin, int end) {
     const ptrdiff_t stride = Stride(weights_.shape.d_model);
     float* x = x_.data() + begin * stride;
     if (ffn) {
@@ -440,7 +436,7 @@ void ForwardPass::AddQkv(int32_t layer) {
 // Bias, QK norm and RoPE; K and V into their slots; Q into the order of attention; then the tails
 // of tree rows.
 void ForwardPass::AddStoreKv(int32_t layer) {
-  steps_.Add(Rows(), lora_ ? LoraGrain(Rows()) : 1, [this, layer](int begin, int end) {
+  steps_.Add(Rows(), lora_ ? kLoraPieceRows : kPieceRows, [this, layer](int begin, int end) {
     const bool last = layer + 1 == info_.layers;
     if (lora_) AddLoraToQkv(layer, begin, end);
     for (int i = begin; i < end; ++i) {
@@ -449,7 +445,7 @@ void ForwardPass::AddStoreKv(int32_t layer) {
     }
   });
   if (tail_pointers_.empty()) return;
-  steps_.Add(Rows(), 1, [this, layer](int begin, int end) {
+  steps_.Add(Rows(), kPieceRows, [this, layer](int begin, int end) {
     for (int i = begin; i < end; ++i) GatherTail(layer, i);
   });
 }
@@ -553,7 +549,7 @@ bool ForwardPass::ComputesMlp(int32_t layer) const {
 // Heads that a row's level has and its context lacks: O reads nothing of them.
 void ForwardPass::AddClearHeads(int32_t layer) {
   if (!narrowed_) return;
-  steps_.Add(RowsAfterKv(layer), 1, [this, layer](int begin, int end) {
+  steps_.Add(RowsAfterKv(layer), kPieceRows, [this, layer](int begin, int end) {
     const ModelShape& s = weights_.shape;
     const Extents& extents = ExtentsAfterKv(layer);
     for (int i = begin; i < end; ++i) {

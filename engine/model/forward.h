@@ -102,7 +102,6 @@ class ForwardPass {
   // with `part` in it.
   template <typename Fn>
   void ForLoraRuns(int32_t layer, LoraPart part, int32_t begin, int32_t end, Fn fn) const;
-  int32_t LoraGrain(int32_t rows) const;
   // y += B * lora_in_ for the residual stream of rows [begin, end): of O or down.
   void AddLoraToResidual(int32_t layer, LoraPart out, int32_t begin, int32_t end, float* y,
                          ptrdiff_t y_stride) const;
