@@ -9,7 +9,7 @@ namespace withy::engine::WITHY_TARGET {
 
 inline float MaxAbs(const float* x, int n) {
   F16 m = Zero();
-  for (int i = 0; i < n; i += 16) m = Max(m, Abs(LoadN(x + i, n - i)));
+  ForVectors(n, [&](int i, int lanes) { m = Max(m, Abs(LoadN(x + i, lanes))); });
   return MaxLane(m);
 }
 
@@ -62,13 +62,23 @@ WITHY_INLINE void PrepareBlocks(const float* x, int last, int row, int block, Ac
 }
 
 inline void PrepareQuants(const float* x, int row, int col_begin, int col_end, Activations* out) {
-  int col = col_begin;
-  for (; col + 4 * kQuantBlock <= col_end; col += 4 * kQuantBlock, x += 4 * kQuantBlock) {
-    PrepareBlocks<4>(x, kQuantBlock, row, col / kQuantBlock, out);
+  int block = col_begin / kQuantBlock;
+  int left = col_end - col_begin;
+  for (; left >= 4 * kQuantBlock; left -= 4 * kQuantBlock, x += 4 * kQuantBlock, block += 4) {
+    PrepareBlocks<4>(x, kQuantBlock, row, block, out);
   }
-  for (; col < col_end; col += kQuantBlock, x += kQuantBlock) {
-    const int n = col_end - col < kQuantBlock ? col_end - col : kQuantBlock;
-    PrepareBlocks<1>(x, n, row, col / kQuantBlock, out);
+  if (left <= 0) return;
+  const int blocks = (left + kQuantBlock - 1) / kQuantBlock;
+  const int last = left - (blocks - 1) * kQuantBlock;
+  switch (blocks) {
+    case 1:
+      return PrepareBlocks<1>(x, last, row, block, out);
+    case 2:
+      return PrepareBlocks<2>(x, last, row, block, out);
+    case 3:
+      return PrepareBlocks<3>(x, last, row, block, out);
+    default:
+      return PrepareBlocks<4>(x, last, row, block, out);
   }
 }
 
@@ -118,14 +128,14 @@ inline void WriteKv(const KvGeometry& g, const float* k, const float* v, std::by
 
 inline void RmsNorm(const float* x, const float* weight, float eps, int n, float* out) {
   F16 squares = Zero();
-  for (int i = 0; i < n; i += 16) {
-    const F16 v = LoadN(x + i, n - i);
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 v = LoadN(x + i, lanes);
     squares = MulAdd(v, v, squares);
-  }
+  });
   const float scale = 1.0f / std::sqrt(Sum(squares) / static_cast<float>(n) + eps);
-  for (int i = 0; i < n; i += 16) {
-    StoreN(LoadN(x + i, n - i) * Splat(scale) * LoadN(weight + i, n - i), out + i, n - i);
-  }
+  ForVectors(n, [&](int i, int lanes) {
+    StoreN(LoadN(x + i, lanes) * Splat(scale) * LoadN(weight + i, lanes), out + i, lanes);
+  });
 }
 
 // n (up to 16) of the dimensions `x` and of those that they are paired with, turned.
@@ -138,35 +148,35 @@ inline void Rope(float* x, int heads, int head_dim, const float* angles, int rop
   const int half = rope_dims / 2;
   for (int head = 0; head < heads; ++head, x += head_dim) {
     if (interleaved) {
-      for (int i = 0; i < rope_dims; i += 16) {
-        const int n = rope_dims - i;
-        const F16 v = LoadN(x + i, n);
-        StoreN(Turn(v, SwapNeighbours(v), angles + i, rope_dims, n), x + i, n);
-      }
+      ForVectors(rope_dims, [&](int i, int lanes) {
+        const F16 v = LoadN(x + i, lanes);
+        StoreN(Turn(v, SwapNeighbours(v), angles + i, rope_dims, lanes), x + i, lanes);
+      });
       continue;
     }
-    for (int i = 0; i < half; i += 16) {
-      const int n = half - i;
-      const F16 first = LoadN(x + i, n);
-      const F16 second = LoadN(x + half + i, n);
-      StoreN(Turn(first, second, angles + i, rope_dims, n), x + i, n);
-      StoreN(Turn(second, first, angles + half + i, rope_dims, n), x + half + i, n);
-    }
+    ForVectors(half, [&](int i, int lanes) {
+      const F16 first = LoadN(x + i, lanes);
+      const F16 second = LoadN(x + half + i, lanes);
+      StoreN(Turn(first, second, angles + i, rope_dims, lanes), x + i, lanes);
+      StoreN(Turn(second, first, angles + half + i, rope_dims, lanes), x + half + i, lanes);
+    });
   }
 }
 
 inline void SwiGlu(const float* gate, const float* up, int n, float* out) {
-  for (int i = 0; i < n; i += 16) {
-    const F16 g = LoadN(gate + i, n - i);
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 g = LoadN(gate + i, lanes);
     // silu(g) = g / (1 + e^-g), with the exponential taken of -|g| so that it cannot overflow.
     const F16 e = Exp(Negate(Abs(g)));
     const F16 sigmoid = Select(AtLeast(g, Zero()), Splat(1.0f), e) / (e + Splat(1.0f));
-    StoreN(g * sigmoid * LoadN(up + i, n - i), out + i, n - i);
-  }
+    StoreN(g * sigmoid * LoadN(up + i, lanes), out + i, lanes);
+  });
 }
 
 inline void Add(const float* x, int n, float* y) {
-  for (int i = 0; i < n; i += 16) StoreN(LoadN(y + i, n - i) + LoadN(x + i, n - i), y + i, n - i);
+  ForVectors(n, [&](int i, int lanes) {
+    StoreN(LoadN(y + i, lanes) + LoadN(x + i, lanes), y + i, lanes);
+  });
 }
 
 // 16 outputs of rank r of a block of B.
@@ -216,23 +226,30 @@ WITHY_INLINE void AddBlockToRows(const float* scales, const int8_t* quants, int 
   }
 }
 
+// n outputs of a block, which starts at output `out` of the rows' y.
+WITHY_INLINE void AddBlock(const LowRankOutputs& b, const LowRankRows& rows, int block, int n,
+                           ptrdiff_t out) {
+  constexpr int kRanks = 8;
+  const float* scales = b.scales(block);
+  const int8_t* quants = b.quants(block);
+  if (rows.rows == 1) {
+    AddBlockToRow(scales, quants, rows.a, b.rank, n, rows.y + out);
+    return;
+  }
+  int r = 0;
+  for (; r + kRanks <= b.rank; r += kRanks) {
+    AddBlockToRows<kRanks>(scales, quants, r, n, rows, out);
+  }
+  for (; r < b.rank; ++r) AddBlockToRows<1>(scales, quants, r, n, rows, out);
+}
+
 // Adds rank after rank to every output, however rows and ranks are grouped.
 inline void AddLowRank(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end) {
-  constexpr int kRanks = 8;
-  for (int o = begin; o < end; o += kQuantBlock) {
-    const int n = end - o < kQuantBlock ? end - o : kQuantBlock;
-    const float* scales = b.scales(o / kQuantBlock);
-    const int8_t* quants = b.quants(o / kQuantBlock);
-    if (rows.rows == 1) {
-      AddBlockToRow(scales, quants, rows.a, b.rank, n, rows.y + (o - begin));
-      continue;
-    }
-    int r = 0;
-    for (; r + kRanks <= b.rank; r += kRanks) {
-      AddBlockToRows<kRanks>(scales, quants, r, n, rows, o - begin);
-    }
-    for (; r < b.rank; ++r) AddBlockToRows<1>(scales, quants, r, n, rows, o - begin);
+  int o = begin;
+  for (; o + kQuantBlock <= end; o += kQuantBlock) {
+    AddBlock(b, rows, o / kQuantBlock, kQuantBlock, o - begin);
   }
+  if (o < end) AddBlock(b, rows, o / kQuantBlock, end - o, o - begin);
 }
 
 inline void Softmax(const float* x, int n, float inv_temperature, float* out) {

@@ -145,6 +145,15 @@ WITHY_INLINE void StoreN(F16 v, float* p, int n) {
   std::memcpy(p, &v, sizeof(float) * static_cast<size_t>(n > 0 ? n : 0));
 }
 
+// fn(i, lanes) for vector after vector of n floats, the last of which may be a part of one. Where
+// it is not, `lanes` is known to the compiler.
+template <typename Fn>
+WITHY_INLINE void ForVectors(int n, Fn fn) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) fn(i, 16);
+  if (i < n) fn(i, n - i);
+}
+
 // Horizontal reductions in one fixed order: halves folded onto each other.
 WITHY_INLINE float Sum(F16 v) {
   alignas(64) float a[16];
