@@ -84,23 +84,31 @@ inline int RowsBeyond(const int* extent, int rows, int limit) {
   return rows;
 }
 
+inline constexpr int kRowsAtOnce = 132;
+
 // Rows that end within the tile starting at output `out`: through a buffer, because a row's y ends
 // at its extent.
 template <WeightType kType>
 inline void RaggedRows(const MatMulArgs& args, const Strip& strip, int begin, int end, int out,
                        bool add) {
-  for (int r = begin; r < end; ++r) {
-    int n = (args.n_out_extent != nullptr ? args.n_out_extent[r] : args.w.n_out) - out;
-    if (n > kTileRows) n = kTileRows;
-    float* y = args.y + r * args.y_stride + out;
-    alignas(64) float buffer[kTileRows] = {};
-    for (int i = 0; add && i < n; ++i) buffer[i] = y[i];
-    AnyStrip<kType>(strip, {args.x, args.x_row + r, 1, buffer, kTileRows, add});
-    for (int i = 0; i < n; ++i) y[i] = buffer[i];
+  alignas(64) float buffer[kRowsAtOnce * kTileRows];
+  const auto each = [&](auto fn) {
+    for (int r = begin; r < end; ++r) {
+      int n = (args.n_out_extent != nullptr ? args.n_out_extent[r] : args.w.n_out) - out;
+      if (n > kTileRows) n = kTileRows;
+      fn(args.y + r * args.y_stride + out, buffer + (r - begin) * kTileRows, n);
+    }
+  };
+  if (add) {
+    each([](const float* y, float* sums, int n) {
+      for (int i = 0; i < kTileRows; ++i) sums[i] = i < n ? y[i] : 0.0f;
+    });
   }
+  AnyStrip<kType>(strip, {args.x, args.x_row + begin, end - begin, buffer, kTileRows, add});
+  each([](float* y, const float* sums, int n) {
+    for (int i = 0; i < n; ++i) y[i] = sums[i];
+  });
 }
-
-inline constexpr int kRowsAtOnce = 132;
 
 // Blocks of 32 inputs that many rows take at once, so that the activations of a pass stay in the
 // second-level cache while the tiles go by.
