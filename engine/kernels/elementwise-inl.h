@@ -254,20 +254,23 @@ inline void AddLowRank(const LowRankOutputs& b, const LowRankRows& rows, int beg
 
 inline void Softmax(const float* x, int n, float inv_temperature, float* out) {
   const F16 lowest = Splat(-3.0e38f);
+  const auto live = [](F16 v, F16 otherwise, int lanes) {
+    return lanes == 16 ? v : Select(LanesBelow(lanes), v, otherwise);
+  };
   F16 m = lowest;
-  for (int i = 0; i < n; i += 16) {
-    m = Max(m, Select(LanesBelow(n - i), LoadN(x + i, n - i) * Splat(inv_temperature), lowest));
-  }
+  ForVectors(n, [&](int i, int lanes) {
+    m = Max(m, live(LoadN(x + i, lanes) * Splat(inv_temperature), lowest, lanes));
+  });
   const float max = MaxLane(m);
   F16 total = Zero();
-  for (int i = 0; i < n; i += 16) {
-    F16 e = Exp(LoadN(x + i, n - i) * Splat(inv_temperature) - Splat(max));
-    e = Select(LanesBelow(n - i), e, Zero());
-    total = total + e;
-    StoreN(e, out + i, n - i);
-  }
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 e = Exp(LoadN(x + i, lanes) * Splat(inv_temperature) - Splat(max));
+    total = total + live(e, Zero(), lanes);
+    StoreN(e, out + i, lanes);
+  });
   const float inverse = 1.0f / Sum(total);
-  for (int i = 0; i < n; i += 16) StoreN(LoadN(out + i, n - i) * Splat(inverse), out + i, n - i);
+  ForVectors(
+      n, [&](int i, int lanes) { StoreN(LoadN(out + i, lanes) * Splat(inverse), out + i, lanes); });
 }
 
 }  // namespace withy::engine::WITHY_TARGET

@@ -27,7 +27,8 @@ namespace withy::engine::avx2 {
 
 inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = true;
-inline constexpr int kFloatRows = 1;
+inline constexpr int kFloatRows = 4;
+inline constexpr int kFloatTiles = 1;
 inline constexpr int kKvOffset = 0;
 inline constexpr int kScoreQueries = 4;
 inline constexpr int kValueQueries = 2;

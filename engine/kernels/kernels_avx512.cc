@@ -31,6 +31,7 @@ namespace withy::engine::avx512 {
 inline constexpr int32_t kInitBias = 0x4b400000;
 inline constexpr float kFloatBias = 12582912.0f;
 inline constexpr int kFloatRows = 4;
+inline constexpr int kFloatTiles = 2;
 inline constexpr int kKvOffset = 128;
 inline constexpr int kScoreQueries = 8;
 inline constexpr int kValueQueries = 2;

@@ -28,6 +28,7 @@ namespace withy::engine::neon {
 inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = true;
 inline constexpr int kFloatRows = 1;
+inline constexpr int kFloatTiles = 1;
 inline constexpr int kKvOffset = 0;
 inline constexpr int kScoreQueries = 4;
 inline constexpr int kValueQueries = 2;

@@ -25,6 +25,7 @@ namespace withy::engine::portable {
 inline constexpr int32_t kInitBias = 0;
 inline constexpr bool kQ8Signed = false;
 inline constexpr int kFloatRows = 2;
+inline constexpr int kFloatTiles = 1;
 inline constexpr int kKvOffset = 128;
 inline constexpr int kScoreQueries = 2;
 inline constexpr int kValueQueries = 1;

@@ -16,55 +16,95 @@ WITHY_INLINE F16 LoadWeights(const std::byte* p) {
   return LoadBf16(half);
 }
 
-// Float weights: four interleaved sums a 32-block, folded in one order.
-template <WeightType kType, int T>
-inline void FloatTile(const std::byte* tile, const Strip& strip, const StripRows& rows, int first) {
+// Float weights, N tiles by T rows: four interleaved sums a 32-block, one after the other, so that
+// they stay in registers, and folded in one order.
+template <WeightType kType, int N, int T>
+inline void FloatTiles(const std::byte* tile, const Strip& strip, const StripRows& rows,
+                       int first) {
   constexpr size_t kBytes = kType == WeightType::kF32 ? 64 : 32;
-  F16 acc[T];
+  F16 acc[N][T];
   const float* x[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     const float* y = rows.y + (first + t) * rows.y_stride;
-    acc[t] = rows.add ? Load(y) : Zero();
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) acc[n][t] = rows.add ? Load(y + n * kTileRows) : Zero();
     x[t] = rows.x->floats(rows.row + first + t) + strip.x_block * kQuantBlock;
   }
   const std::byte* p = tile + static_cast<size_t>(strip.begin) * kQuantBlock * kBytes;
-  for (int b = strip.begin; b < strip.end; ++b) {
+  for (int b = strip.begin; b < strip.end; ++b, p += kQuantBlock * kBytes) {
     for (size_t i = 0; first == 0 && i < kQuantBlock * kBytes; i += 64) {
-      __builtin_prefetch(p + kFetchAhead + i);
-    }
-    F16 part[T][4];
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) part[t][0] = part[t][1] = part[t][2] = part[t][3] = Zero();
-    for (int k = 0; k < kQuantBlock; k += 4, p += 4 * kBytes) {
-#pragma GCC unroll 4
-      for (size_t j = 0; j < 4; ++j) {
-        const F16 w = LoadWeights<kType>(p + j * kBytes);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) part[t][j] = MulAdd(w, Splat(x[t][j]), part[t][j]);
+      for (size_t n = 0; n < N; ++n) {
+        __builtin_prefetch(p + n * strip.tile_bytes + kFetchAhead + i);
       }
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) x[t] += 4;
     }
+    const auto part = [&](int j, F16(&sums)[N][T]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      acc[t] = acc[t] + ((part[t][0] + part[t][1]) + (part[t][2] + part[t][3]));
-    }
+      for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) sums[n][t] = Zero();
+      }
+      for (int k = j; k < kQuantBlock; k += 4) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+          const F16 w = LoadWeights<kType>(p + static_cast<size_t>(n) * strip.tile_bytes +
+                                           static_cast<size_t>(k) * kBytes);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) sums[n][t] = MulAdd(w, Splat(x[t][k]), sums[n][t]);
+        }
+      }
+    };
+    const auto add = [](const F16(&from)[N][T], F16(&to)[N][T]) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) to[n][t] = to[n][t] + from[n][t];
+      }
+    };
+    F16 even[N][T];
+    F16 odd[N][T];
+    F16 late[N][T];
+    part(0, even);
+    part(1, odd);
+    add(odd, even);
+    part(2, late);
+    part(3, odd);
+    add(odd, late);
+    add(late, even);
+    add(even, acc);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) x[t] += kQuantBlock;
   }
 #pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) Store(acc[t], rows.y + (first + t) * rows.y_stride);
+  for (int t = 0; t < T; ++t) {
+    float* y = rows.y + (first + t) * rows.y_stride;
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) Store(acc[n][t], y + n * kTileRows);
+  }
+}
+
+template <WeightType kType, int N>
+WITHY_INLINE void FloatRows(const std::byte* tile, const Strip& strip, const StripRows& rows) {
+  int r = 0;
+  for (; r + kFloatRows <= rows.rows; r += kFloatRows) {
+    FloatTiles<kType, N, kFloatRows>(tile, strip, rows, r);
+  }
+  for (; r < rows.rows; ++r) FloatTiles<kType, N, 1>(tile, strip, rows, r);
 }
 
 template <WeightType kType>
 inline void FloatStrip(const Strip& strip, StripRows rows) {
-  for (int n = 0; n < strip.tiles; ++n) {
+  for (int n = 0; n < strip.tiles;) {
     const std::byte* tile = strip.tile + static_cast<size_t>(n) * strip.tile_bytes;
-    int r = 0;
-    for (; r + kFloatRows <= rows.rows; r += kFloatRows) {
-      FloatTile<kType, kFloatRows>(tile, strip, rows, r);
+    const int tiles = strip.tiles - n < kFloatTiles ? 1 : kFloatTiles;
+    if (tiles == 1) {
+      FloatRows<kType, 1>(tile, strip, rows);
+    } else {
+      FloatRows<kType, kFloatTiles>(tile, strip, rows);
     }
-    for (; r < rows.rows; ++r) FloatTile<kType, 1>(tile, strip, rows, r);
-    rows.y += kTileRows;
+    n += tiles;
+    rows.y += tiles * kTileRows;
   }
 }
 
