@@ -52,6 +52,35 @@ WITHY_INLINE I16 WidenBytes(const int8_t* p) {
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8((__m512i)v.part[0]));
 }
+// `op` over all lanes of four vectors each: neighbours of two vectors and then of all four fold
+// onto each other within 128 bits, where a shuffle takes one cycle, then the quarters.
+template <typename V, typename Op>
+WITHY_INLINE auto FoldLanes(V a, V b, V c, V d, Op op) {
+  const auto pairs = [&](V x, V y) {
+    return op(
+        __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+        __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31));
+  };
+  const V low = pairs(a, b);
+  const V high = pairs(c, d);
+  V all = op(
+      __builtin_shufflevector(low, high, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+      __builtin_shufflevector(low, high, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30,
+                              31));
+  all = op(all,
+           __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  all = op(all,
+           __builtin_shufflevector(all, all, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  return __builtin_shufflevector(all, all, 0, 1, 2, 3);
+}
+WITHY_INLINE F4 MaxLanes(const F16 (&v)[4]) {
+  return FoldLanes(v[0].part[0], v[1].part[0], v[2].part[0], v[3].part[0],
+                   [](NativeF a, NativeF b) { return NativeMax(a, b); });
+}
+WITHY_INLINE I4 SumLanes(const I16 (&v)[4]) {
+  return FoldLanes(v[0].part[0], v[1].part[0], v[2].part[0], v[3].part[0],
+                   [](NativeI a, NativeI b) { return a + b; });
+}
 // Four bytes in every lane.
 WITHY_INLINE __m512i Quad(const void* p) {
   int32_t quad;

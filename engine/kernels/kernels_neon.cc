@@ -19,6 +19,7 @@ WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return a > b ? a : b; }
 
 // clang-format off
 #include "engine/kernels/vec-inl.h"
+#include "engine/kernels/fold-inl.h"
 // clang-format on
 #include "engine/kernels/kernels.h"
 #include "engine/kernels/targets.h"
