@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <latch>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -29,6 +30,37 @@ TEST(ThreadPoolTest, CoversEveryIndexOnce) {
         for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
       }
     }
+  }
+}
+
+// Large pieces first, so that there are few, and small ones last, so that all finish together.
+TEST(ThreadPoolTest, PiecesGetSmallerTowardsTheEndOfARun) {
+  constexpr int kCount = 101;
+  constexpr int kLeast = 2;
+  constexpr int kMost = 16;
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads);
+    std::mutex mutex;
+    std::map<int, int> pieces;  // end by beginning
+    pool.ParallelFor(kCount, {kLeast, kMost}, [&](int begin, int end) {
+      const std::lock_guard lock(mutex);
+      pieces[begin] = end;
+    });
+    int covered = 0;
+    int largest = 0;
+    int smallest = kCount;
+    for (const auto& [begin, end] : pieces) {
+      ASSERT_EQ(begin, covered);
+      EXPECT_EQ(begin % kLeast, 0);
+      covered = end;
+      largest = std::max(largest, end - begin);
+      if (end < kCount) smallest = std::min(smallest, end - begin);
+    }
+    EXPECT_EQ(covered, kCount);
+    EXPECT_LE(largest, kMost);
+    if (threads == 1) continue;  // nobody to wait for: as large as they may be
+    EXPECT_GE(largest, 12) << "half of a run, or a quarter";
+    EXPECT_EQ(smallest, kLeast);
   }
 }
 
@@ -172,6 +204,28 @@ TEST(ThreadPoolTest, SaysHowManyStepsAListStillTakes) {
   EXPECT_EQ(value, StepList::kMaxSteps);
   EXPECT_TRUE(list.empty());
   EXPECT_EQ(list.room(), StepList::kMaxSteps);
+}
+
+// Steps of one piece are done by whoever finished the one before; they can be stopped as all can.
+TEST(ThreadPoolTest, StopsBetweenStepsOfOnePiece) {
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::atomic<bool> stop{false};
+    std::vector<int> done;
+    list.Add(8, 1, [](int, int) {});
+    list.Add(1, 1, [&done](int, int) { done.push_back(1); });
+    list.Add(1, 1, [&done, &stop](int, int) {
+      done.push_back(2);
+      stop.store(true);
+    });
+    list.Add(1, 1, [&done](int, int) { done.push_back(3); });
+    EXPECT_FALSE(pool.Run(list, &stop));
+    EXPECT_EQ(done, (std::vector{1, 2}));
+    stop.store(false);
+    EXPECT_TRUE(pool.Run(list, &stop));
+    EXPECT_EQ(done, (std::vector{1, 2, 3}));
+  }
 }
 
 TEST(ThreadPoolTest, FinishesTheStepUnderWayAndGoesOnBehindIt) {
