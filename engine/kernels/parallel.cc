@@ -122,9 +122,10 @@ struct GateUpProducts {
 }  // namespace
 
 void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
-                    int rows, Activations* out) {
-  steps.Add(rows, kPieceRows, [&kernels, x, stride, out](int begin, int end) {
-    kernels.prepare(x + begin * stride, stride, begin, end, 0, out->n_in(), out);
+                    int rows, Activations* out, const int* extent) {
+  steps.Add(rows, kPieceRows, [&kernels, x, stride, out, extent](int begin, int end) {
+    const int width = extent != nullptr ? extent[begin] : out->n_in();
+    kernels.prepare(x + begin * stride, stride, begin, end, 0, width, out);
   });
 }
 

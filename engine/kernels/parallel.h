@@ -12,9 +12,10 @@
 
 namespace withy::engine {
 
-// Rows [rows, n_in] of x (stride floats) into `out`, which was Reset() for them.
+// Rows [rows, n_in] of x (stride floats) into `out`, which was Reset() for them. `extent`: how many
+// inputs of each row are wanted, never more than of the row before; nullptr: all.
 void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
-                    int rows, Activations* out);
+                    int rows, Activations* out, const int* extent = nullptr);
 
 // The same of rms_norm(x): normalises each row with `weight` on the way.
 void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,

@@ -1,11 +1,11 @@
 // Compute threads that walk a list of steps side by side: a step is cut into pieces, a thread takes
 // the next piece, and when the step's last piece is done all go on to the next step. Pieces get
-// smaller towards the end, so that all finish together. No thread
-// leads the walk, so one that the system has descheduled between two pieces delays nobody, and one
-// that has not woken yet is not waited for. A list can be left between two steps and gone on with
-// later, others run meanwhile. Idle threads park; a thread that notices that it shares its core
-// gives way between pieces, where it holds nothing up. Neighbours: parallel.h. Not a task queue:
-// one list at a time, from one caller at a time.
+// smaller towards the end, so that all finish together. No thread leads the walk, so one that the
+// system has descheduled between two pieces delays nobody, and one that has not woken yet is not
+// waited for. A list can be left between two steps and gone on with later, others run meanwhile.
+// Idle threads park; a thread that notices that it shares its core gives way between pieces, where
+// it holds nothing up. Neighbours: parallel.h. Not a task queue: one list at a time, from one
+// caller at a time.
 #pragma once
 
 #include <atomic>

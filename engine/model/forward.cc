@@ -578,7 +578,8 @@ void ForwardPass::AddAttention(int32_t layer) {
   if (!uniform_) args.head_extent = ExtentsAfterKv(layer).heads.data();
   AddAttend(steps_, kernels_, args);
   AddClearHeads(layer);
-  AddPrepareRows(steps_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_);
+  AddPrepareRows(steps_, kernels_, attended_.data(), Stride(s.q_rows()), rows, &attention_input_,
+                 uniform_ ? nullptr : ExtentsAfterKv(layer).q_rows.data());
   MatMulArgs product = Product(w.output, attention_input_, rows, x_.data(), Stride(s.d_model));
   product.accumulate = true;
   if (!uniform_) product.n_in_extent = ExtentsAfterKv(layer).q_rows.data();
