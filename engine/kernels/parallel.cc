@@ -27,12 +27,14 @@ int TilesOf(const MatMulArgs& args) {
   return std::min(2 * blocks, args.w.tiles());
 }
 
-// Tiles a piece takes: whole 32-column blocks, and what fits the cache at most.
-PieceSize PieceTiles(const PackedMatrix& w, int rows) {
+// Tiles a piece takes of so many: whole 32-column blocks, and what fits the cache at most. Few rows
+// are done with two tiles sooner than another thread has taken them.
+PieceSize PieceTiles(const PackedMatrix& w, int rows, int tiles, int threads) {
   const size_t tile =
       std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
   const size_t bytes = rows < kManyRows ? kPieceBytes : kManyPieceBytes;
-  return {2, std::min(static_cast<int>(bytes / tile), kMaxTiles)};
+  const int least = rows < kManyRows ? std::clamp(tiles / (3 * threads) / 2 * 2, 2, 6) : 2;
+  return {least, std::min(static_cast<int>(bytes / tile), kMaxTiles)};
 }
 
 const PieceSize kPieceRows{2, 16};
@@ -160,14 +162,16 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
     tiles += TilesOf(p);
     work += PrefixBytes(p.w, RowExtent(p, 0), p.w.n_in) * static_cast<size_t>(p.rows);
   }
+  const MatMulArgs& last = products.back();
   steps.Add(tiles,
-            work <= kAloneBytes ? tiles : PieceTiles(products.back().w, products.back().rows),
+            work <= kAloneBytes ? tiles : PieceTiles(last.w, last.rows, tiles, steps.threads()),
             step);
 }
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
-  steps.Add(TilesOf(gate), PieceTiles(gate.w, gate.rows),
+  const int tiles = TilesOf(gate);
+  steps.Add(tiles, PieceTiles(gate.w, gate.rows, tiles, steps.threads()),
             GateUpProducts{&kernels, gate, up, h, low_rank});
 }
 
