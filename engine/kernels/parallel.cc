@@ -37,7 +37,7 @@ PieceSize PieceTiles(const PackedMatrix& w, int rows, int tiles, int threads) {
   return {least, std::min(static_cast<int>(bytes / tile), kMaxTiles)};
 }
 
-const PieceSize kPieceRows{2, 16};
+constexpr PieceSize kPieceRows{2, 16};
 
 float* RowScratch(int n) {
   thread_local AlignedArray<float> scratch;

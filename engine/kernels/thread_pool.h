@@ -19,8 +19,8 @@ namespace withy::engine {
 // How many items of a step a piece has: what is left shared out among twice the threads, within
 // these bounds. Beginnings are multiples of `least`.
 struct PieceSize {
-  PieceSize(int size) : least(size), most(size) {}  // NOLINT(google-explicit-constructor)
-  PieceSize(int smallest, int largest) : least(smallest), most(largest) {}
+  constexpr PieceSize(int size) : least(size), most(size) {}  // NOLINT(google-explicit-constructor)
+  constexpr PieceSize(int smallest, int largest) : least(smallest), most(largest) {}
   int least;
   int most;
 };

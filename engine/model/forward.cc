@@ -21,8 +21,8 @@ ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
 size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStridePad; }
 
 // Rows a piece: few enough for every thread, of LoRA enough to share what is unpacked.
-const PieceSize kPieceRows{1, 16};
-const PieceSize kLoraPieceRows{4, 16};
+constexpr PieceSize kPieceRows{1, 16};
+constexpr PieceSize kLoraPieceRows{4, 16};
 
 // A that is computed beside the product of the same inputs, since nothing reads it before.
 constexpr std::array kProductParts = {LoraPart::kAttentionIn, LoraPart::kAttentionOutIn,
