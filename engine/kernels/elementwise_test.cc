@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/kernels/kernels.h"
@@ -128,11 +129,13 @@ TEST_P(ElementwiseTest, Softmax) {
 
 TEST_P(ElementwiseTest, RopeRotatesPairsAndLeavesTheRest) {
   std::mt19937 rng(4);
-  const int head_dim = 24;
-  const int rope_dims = 16;
-  const std::vector<float> frequencies = RopeFrequencies(rope_dims, 10000.0, 1.0, nullptr);
-  std::vector<float> angles(2 * static_cast<size_t>(rope_dims));
-  for (const bool interleaved : {true, false}) {
+  // Parts of a vector, whole ones, and both.
+  for (const auto& [rope_dims, interleaved] :
+       {std::pair(16, true), std::pair(16, false), std::pair(64, true), std::pair(64, false),
+        std::pair(40, true), std::pair(40, false)}) {
+    const int head_dim = rope_dims + 8;
+    const std::vector<float> frequencies = RopeFrequencies(rope_dims, 10000.0, 1.0, nullptr);
+    std::vector<float> angles(2 * static_cast<size_t>(rope_dims));
     RopeAngles(frequencies, 321, interleaved, angles.data());
     const std::vector<float> x = RandomFloats(rng, 2 * head_dim);
     std::vector<float> y = x;

@@ -17,6 +17,8 @@ constexpr ptrdiff_t kStridePad = 16;  // keeps equal columns of many rows out of
 
 ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
 
+bool Interleaved(const ModelShape& shape) { return shape.rope_pairing == RopePairing::kAdjacent; }
+
 // Floats of one row's LoRA inputs: of Q, K, V, O, gate, up and down.
 size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStridePad; }
 
@@ -355,7 +357,7 @@ void ForwardPass::AddEmbed() {
     for (int i = begin; i < end; ++i) {
       const Row& row = *Planned(i).row;
       UnpackRow(weights_.embedding, row.token, x_.data() + i * Stride(s.d_model));
-      RopeAngles(s.rope_frequencies, row.position, s.rope_pairing == RopePairing::kAdjacent,
+      RopeAngles(s.rope_frequencies, row.position, Interleaved(s),
                  angles_.data() + i * Stride(2 * s.head_dim));
     }
   });
@@ -479,7 +481,7 @@ void ForwardPass::StoreKey(int32_t layer, int32_t i) {
   if (w.v_bias != nullptr) kernels_.add(w.v_bias, rows, v);
   NormHeads(k, heads, w.k_norm);
   kernels_.rope(k, heads, s.head_dim, angles_.data() + i * Stride(2 * s.head_dim), s.head_dim,
-                s.rope_pairing == RopePairing::kAdjacent);
+                Interleaved(s));
   const PlannedRow& planned = Planned(i);
   const int32_t slot = planned.row->slot;
   kernels_.write_kv(geometry_, k, v, BlockOf(layer, planned, slot), slot % kChunkTokens);
@@ -495,7 +497,7 @@ void ForwardPass::TurnQuery(int32_t layer, int32_t i) {
   if (w.q_bias != nullptr) kernels_.add(w.q_bias, heads * s.head_dim, q);
   NormHeads(q, heads, w.q_norm);
   kernels_.rope(q, heads, s.head_dim, angles_.data() + i * Stride(2 * s.head_dim), s.head_dim,
-                s.rope_pairing == RopePairing::kAdjacent);
+                Interleaved(s));
 }
 
 // Copies the keys that do not lie where their position says into the row's scratch blocks.
