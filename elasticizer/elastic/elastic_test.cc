@@ -474,6 +474,22 @@ TEST_P(ElasticTest, ABatchInPiecesIsTheBatch) {
     EXPECT_LT(MaxDifference(one[i].down.b, turned[i].down.b), 1e-3);
 }
 
+// So that recoveries of a level differ in their text, too.
+TEST_P(ElasticTest, RecoveryBeginsWithTheBatchItIsTold) {
+  const engine::LevelSpec level{.percent = 45,
+                                .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
+  const std::vector<Batch> batches = {RandomBatch(2), RandomBatch(2)};
+  RecoveryOptions options;
+  options.steps = 3;
+  const std::vector<Lora> first = TrainLora(*network_, level, batches, options);
+  options.first_batch = 1;
+  const std::vector<Lora> second = TrainLora(*network_, level, batches, options);
+  const std::vector<Lora> turned =
+      TrainLora(*network_, level, {batches[1], batches[0]}, {.steps = 3});
+  EXPECT_EQ(MaxDifference(second[1].down.b, turned[1].down.b), 0);
+  EXPECT_GT(MaxDifference(second[1].down.b, first[1].down.b), 0);
+}
+
 TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
   const engine::ModelShape& s = network_->shape();
   const engine::LayerExtent full{s.heads, s.d_ff};

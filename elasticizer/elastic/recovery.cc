@@ -175,7 +175,7 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
     static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options())
         .lr(options.rate * left);
     optimizer.zero_grad();
-    const Batch& batch = batches[static_cast<size_t>(step) % batches.size()];
+    const Batch& batch = batches[static_cast<size_t>(options.first_batch + step) % batches.size()];
     const double loss = Accumulate(network, level, batch, workers, lora);
     torch::nn::utils::clip_grad_norm_(trained, 1.0);
     optimizer.step();

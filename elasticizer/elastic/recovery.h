@@ -17,7 +17,8 @@ namespace withy::elastic {
 struct RecoveryOptions {
   int64_t rank = 8;
   int64_t steps = 300;  // one batch each, the batches in turn
-  double rate = 1e-2;   // AdamW's, falling linearly to nothing
+  int64_t first_batch = 0;
+  double rate = 1e-2;  // AdamW's, falling linearly to nothing
   uint64_t seed = 1;
 };
 

@@ -104,7 +104,8 @@ class Job {
   absl::Status Begin() {
     const std::string made_of =
         absl::StrCat("start: levels ", absl::StrJoin(space_.model_levels, ","), " seed ",
-                     options_.seed, " from ", options_.from);
+                     options_.seed, " from ", options_.from, " width ", options_.size.width,
+                     " shared ", options_.size.shared_layers);
     WITHY_RETURN_IF_ERROR(LineFile::Open(Path("start.made-of"), made_of).status());
     if (std::filesystem::exists(Path("start.gguf"))) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(const engine::TlmCheckpoint tlm,
@@ -120,8 +121,8 @@ class Job {
                            LearnPocketVocab(options_.run, options_.vocab_records, kSloSteps));
     WITHY_ASSIGN_OR_RETURN(
         engine::TlmCheckpoint tlm,
-        engine::MakeTlmCheckpoint(PocketTlmShape(vocab.size(), space_.model_levels), vocab,
-                                  options_.seed));
+        engine::MakeTlmCheckpoint(PocketTlmShape(vocab.size(), space_.model_levels, options_.size),
+                                  vocab, options_.seed));
     for (engine::TlmTensor& tensor : tlm.tensors) {
       const engine::TensorRole role = tensor.spec.role;
       if (role == engine::TensorRole::kBias || role == engine::TensorRole::kScale) continue;

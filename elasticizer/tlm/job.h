@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "elasticizer/tlm/decision_table.h"
+#include "elasticizer/tlm/wordpiece_learner.h"
 #include "engine/gguf/types.h"
 #include "engine/model/model.h"
 
@@ -20,6 +21,7 @@ struct JobOptions {
   std::string run;     // directory of what is done
   std::string labels;  // words' labels from this file; empty: from the model's own loss
   std::string from;    // TLM to begin with, its bottom frozen; empty: a fresh pocket TLM
+  TlmSize size;        // of a fresh one
   bool score = true;   // stages to do
   bool decision = true;
   int64_t records = 3000;        // of the corpus; the last tenth judges and is not trained on

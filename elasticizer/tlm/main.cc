@@ -27,6 +27,8 @@ ABSL_FLAG(std::string, labels, "",
 ABSL_FLAG(std::string, from, "",
           "TLM to begin with, such as an imported MobileBERT; its bottom stays frozen. Default: a "
           "fresh pocket TLM");
+ABSL_FLAG(int32_t, width, 128, "width of a fresh TLM, a multiple of 32");
+ABSL_FLAG(int32_t, shared_layers, 2, "layers of a fresh TLM, of 4, that feed both heads");
 ABSL_FLAG(std::string, stage, "all", "score, decision or all");
 ABSL_FLAG(int64_t, variants, 32, "most times that a prompt is run with words dropped");
 ABSL_FLAG(std::string, type, "q8_0", "type of the matrices: q8_0, f16, bf16 or f32");
@@ -83,6 +85,16 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   WITHY_ASSIGN_OR_RETURN(options.type, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
   options.labels = absl::GetFlag(FLAGS_labels);
   options.from = absl::GetFlag(FLAGS_from);
+  options.size = {.width = absl::GetFlag(FLAGS_width),
+                  .shared_layers = absl::GetFlag(FLAGS_shared_layers)};
+  if (options.size.width < 32 || options.size.width > 1024 || options.size.width % 32 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--width=", options.size.width, ": limits 32 to 1024, a multiple of 32"));
+  }
+  if (options.size.shared_layers < 0 || options.size.shared_layers > 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shared_layers=", options.size.shared_layers, ": limits 0 to 4"));
+  }
   options.records = absl::GetFlag(FLAGS_records);
   options.score_steps = absl::GetFlag(FLAGS_score_steps);
   options.decision_steps = absl::GetFlag(FLAGS_steps);

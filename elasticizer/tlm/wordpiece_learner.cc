@@ -1,5 +1,6 @@
 #include "elasticizer/tlm/wordpiece_learner.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -153,15 +154,16 @@ absl::StatusOr<engine::WordPieceVocab> LearnPocketVocab(const std::string& direc
   return learner.Learn(kPocketVocab, slo_steps);
 }
 
-engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_levels) {
+engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_levels,
+                                const TlmSize& size) {
   engine::TlmShape shape;
   shape.encoder = {.vocab = vocab_size,
                    .embedding = 128,
-                   .hidden = 128,
-                   .bottleneck = 128,
-                   .ffn = 512,
+                   .hidden = size.width,
+                   .bottleneck = size.width,
+                   .ffn = 4 * size.width,
                    .ffn_count = 1,
-                   .heads = 4,
+                   .heads = size.width / 32,
                    .positions = 512,
                    .token_types = 1,
                    .trigram = true,
@@ -170,9 +172,9 @@ engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_l
                    .shared_qk = false,
                    .norm = engine::EncoderNorm::kLayerNorm,
                    .epsilon = engine::kDefaultNormEpsilon};
-  shape.shared_layers = 2;
-  shape.score_layers = 1;
-  shape.decision_layers = 2;
+  shape.shared_layers = size.shared_layers;
+  shape.score_layers = std::max(0, 3 - size.shared_layers);
+  shape.decision_layers = 4 - size.shared_layers;
   shape.window = 512;
   shape.prompt_levels = engine::DefaultLevels();
   shape.model_levels = std::move(model_levels);

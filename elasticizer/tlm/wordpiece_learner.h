@@ -42,7 +42,14 @@ class WordPieceLearner {
 absl::StatusOr<engine::WordPieceVocab> LearnPocketVocab(const std::string& directory,
                                                         int64_t records, int32_t slo_steps);
 
-// The shipped TLM: 1.4 M parameters, 2 shared, 1 score and 2 decision layers of width 128.
-engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_levels);
+// How large a fresh TLM is; as the shipped one, 1.4 M parameters, unless said otherwise.
+struct TlmSize {
+  int32_t width = 128;        // a multiple of 32, a head's
+  int32_t shared_layers = 2;  // at most 4: the score head reads after 3 layers, or after all shared
+                              // ones if they are more, the decision head after 4
+};
+
+engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_levels,
+                                const TlmSize& size = {});
 
 }  // namespace withy::tlm

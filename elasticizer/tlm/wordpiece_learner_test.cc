@@ -50,5 +50,17 @@ TEST(PocketTlmShape, HasAtMostTwoMillionParameters) {
   EXPECT_LE(parameters, 2000000);
 }
 
+TEST(PocketTlmShape, OtherSizesAreTlmsToo) {
+  for (const int32_t width : {32, 64, 256}) {
+    for (int32_t shared = 0; shared <= 4; ++shared) {
+      const engine::TlmShape shape =
+          PocketTlmShape(2000, engine::DefaultLevels(), {.width = width, .shared_layers = shared});
+      EXPECT_TRUE(engine::CheckTlmShape(shape, "other TLM").ok()) << width << " " << shared;
+      EXPECT_EQ(shape.shared_layers + shape.decision_layers, 4);
+      EXPECT_EQ(shape.shared_layers + shape.score_layers, std::max(3, shared));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace withy::tlm
