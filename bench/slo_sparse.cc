@@ -33,39 +33,77 @@ float Dot(const float* a, const float* b, size_t count) {
   return sum;
 }
 
-// [rows, x.size()] times x.
-Floats Product(const Floats& matrix, const Floats& x) {
-  Floats out(matrix.size() / x.size());
-  for (size_t row = 0; row < out.size(); ++row) {
-    out[row] = Dot(matrix.data() + row * x.size(), x.data(), x.size());
-  }
-  return out;
-}
-
-Floats RmsNorm(const Floats& x, const Floats& weight, float epsilon) {
-  const float mean = Dot(x.data(), x.data(), x.size()) / static_cast<float>(x.size());
-  const float scale = 1 / std::sqrt(mean + epsilon);
-  Floats out(x.size());
-  for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * weight[i];
-  return out;
-}
-
-// Turns every head of `x` to its position.
-void Rope(const engine::ModelShape& shape, int32_t position, Floats* x) {
-  const auto dim = static_cast<size_t>(shape.head_dim);
-  const bool adjacent = shape.rope_pairing == engine::RopePairing::kAdjacent;
-  for (size_t head = 0; head < x->size(); head += dim) {
-    for (size_t pair = 0; pair < dim / 2; ++pair) {
-      float& a = (*x)[head + (adjacent ? 2 * pair : pair)];
-      float& b = (*x)[head + (adjacent ? 2 * pair + 1 : pair + dim / 2)];
-      const double angle = double{shape.rope_frequencies[pair]} * position;
-      const auto cosine = static_cast<float>(std::cos(angle));
-      const auto sine = static_cast<float>(std::sin(angle));
-      const float turned = a * cosine - b * sine;
-      b = a * sine + b * cosine;
-      a = turned;
+// `matrix` [outputs, x.width()] times every row of x. Rows lie side by side while they are
+// multiplied, so that the compiler makes vectors of them.
+FloatRows Product(const Floats& matrix, const FloatRows& x) {
+  const size_t width = x.width();
+  const size_t outputs = matrix.size() / width;
+  FloatRows out{.rows = x.rows, .values = Floats(x.rows * outputs)};
+  Floats turned(width * kLanes);
+  for (size_t first = 0; first < x.rows; first += kLanes) {
+    const size_t rows = std::min(kLanes, x.rows - first);
+    for (size_t lane = 0; lane < rows; ++lane) {
+      for (size_t i = 0; i < width; ++i) turned[i * kLanes + lane] = x.row(first + lane)[i];
+    }
+    for (size_t output = 0; output < outputs; ++output) {
+      const float* weights = matrix.data() + output * width;
+      std::array<float, kLanes> sums{};
+      for (size_t i = 0; i < width; ++i) {
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+          sums[lane] += weights[i] * turned[i * kLanes + lane];
+        }
+      }
+      for (size_t lane = 0; lane < rows; ++lane) out.row(first + lane)[output] = sums[lane];
     }
   }
+  return out;
+}
+
+FloatRows RmsNorm(FloatRows x, const Floats& weight, float epsilon) {
+  for (size_t r = 0; r < x.rows; ++r) {
+    float* row = x.row(r);
+    const float mean = Dot(row, row, x.width()) / static_cast<float>(x.width());
+    const float scale = 1 / std::sqrt(mean + epsilon);
+    for (size_t i = 0; i < x.width(); ++i) row[i] *= scale * weight[i];
+  }
+  return x;
+}
+
+// Turns every head of each row of `x`, `tokens` of which follow each other from `position` on.
+void Rope(const engine::ModelShape& shape, size_t position, size_t tokens, FloatRows* x) {
+  const auto dim = static_cast<size_t>(shape.head_dim);
+  const bool adjacent = shape.rope_pairing == engine::RopePairing::kAdjacent;
+  for (size_t r = 0; r < x->rows; ++r) {
+    float* row = x->row(r);
+    for (size_t pair = 0; pair < dim / 2; ++pair) {
+      const double angle =
+          double{shape.rope_frequencies[pair]} * static_cast<double>(position + r % tokens);
+      const auto cosine = static_cast<float>(std::cos(angle));
+      const auto sine = static_cast<float>(std::sin(angle));
+      for (size_t head = 0; head < x->width(); head += dim) {
+        float& a = row[head + (adjacent ? 2 * pair : pair)];
+        float& b = row[head + (adjacent ? 2 * pair + 1 : pair + dim / 2)];
+        const float turned = a * cosine - b * sine;
+        b = a * sine + b * cosine;
+        a = turned;
+      }
+    }
+  }
+}
+
+// Leaves the neurons with the largest activations, the others nothing.
+void KeepLargest(double density, size_t count, float* activations) {
+  const auto kept = std::clamp<size_t>(
+      static_cast<size_t>(std::lround(density * static_cast<double>(count))), 1, count);
+  if (kept == count) return;
+  Floats sizes(count);
+  std::transform(activations, activations + count, sizes.begin(),
+                 [](float a) { return std::abs(a); });
+  std::nth_element(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(kept) - 1, sizes.end(),
+                   std::greater<>());
+  const float least = sizes[kept - 1];
+  std::replace_if(
+      activations, activations + count, [&](float a) { return std::abs(a) < least; }, 0.0f);
 }
 
 absl::StatusOr<Floats> Read(const engine::GgufFile& file, const std::string& name) {
@@ -110,72 +148,74 @@ absl::StatusOr<std::unique_ptr<FloatModel>> FloatModel::Open(const std::string& 
   return model;
 }
 
-void FloatModel::Attend(const Layer& layer, const Floats& x, int32_t position, Floats* keys,
-                        Floats* values, Floats* out) const {
-  Floats q = Product(layer.q, x);
-  Floats k = Product(layer.k, x);
-  Rope(shape_, position, &q);
-  Rope(shape_, position, &k);
-  const Floats v = Product(layer.v, x);
-  keys->insert(keys->end(), k.begin(), k.end());
-  values->insert(values->end(), v.begin(), v.end());
+FloatRows FloatModel::Attend(const Layer& layer, const FloatRows& x, size_t tokens,
+                             const Floats& keys, const Floats& values) const {
   const auto dim = static_cast<size_t>(shape_.head_dim);
   const auto kv_rows = static_cast<size_t>(shape_.kv_rows());
-  const size_t tokens = keys->size() / kv_rows;
-  Floats mixed(q.size(), 0);
-  Floats weights(tokens);
-  for (size_t head = 0; head < static_cast<size_t>(shape_.heads); ++head) {
-    const size_t group = head / static_cast<size_t>(shape_.query_heads_per_group());
-    float best = -INFINITY;
-    for (size_t t = 0; t < tokens; ++t) {
-      weights[t] = Dot(q.data() + head * dim, keys->data() + t * kv_rows + group * dim, dim) /
-                   std::sqrt(static_cast<float>(dim));
-      best = std::max(best, weights[t]);
-    }
-    float sum = 0;
-    for (float& weight : weights) sum += weight = std::exp(weight - best);
-    for (size_t t = 0; t < tokens; ++t) {
-      const float* value = values->data() + t * kv_rows + group * dim;
-      for (size_t i = 0; i < dim; ++i) mixed[head * dim + i] += weights[t] / sum * value[i];
+  const size_t before = keys.size() / kv_rows;
+  FloatRows q = Product(layer.q, x);
+  FloatRows k = Product(layer.k, x);
+  Rope(shape_, before, tokens, &q);
+  Rope(shape_, before, tokens, &k);
+  const FloatRows v = Product(layer.v, x);
+  FloatRows mixed{.rows = q.rows, .values = Floats(q.values.size())};
+  for (size_t r = 0; r < q.rows; ++r) {
+    const size_t first = r - r % tokens;  // of its own density
+    Floats weights(before + r - first + 1);
+    const auto at = [&](const Floats& prompt, const FloatRows& own, size_t t) {
+      return t < before ? prompt.data() + t * kv_rows : own.row(first + t - before);
+    };
+    for (size_t head = 0; head < static_cast<size_t>(shape_.heads); ++head) {
+      const size_t group = head / static_cast<size_t>(shape_.query_heads_per_group()) * dim;
+      float best = -INFINITY;
+      for (size_t t = 0; t < weights.size(); ++t) {
+        weights[t] = Dot(q.row(r) + head * dim, at(keys, k, t) + group, dim) /
+                     std::sqrt(static_cast<float>(dim));
+        best = std::max(best, weights[t]);
+      }
+      float sum = 0;
+      for (float& weight : weights) sum += weight = std::exp(weight - best);
+      float* out = mixed.row(r) + head * dim;
+      for (size_t t = 0; t < weights.size(); ++t) {
+        const float* value = at(values, v, t) + group;
+        for (size_t i = 0; i < dim; ++i) out[i] += weights[t] / sum * value[i];
+      }
     }
   }
-  *out = Product(layer.o, mixed);
+  return Product(layer.o, mixed);
 }
 
-void FloatModel::Mlp(const Layer& layer, const Floats& x, double density, Floats* out) const {
-  const Floats gate = Product(layer.gate, x);
-  Floats activation = Product(layer.up, x);
-  for (size_t i = 0; i < gate.size(); ++i) activation[i] *= gate[i] / (1 + std::exp(-gate[i]));
-  const auto kept = std::clamp<size_t>(
-      static_cast<size_t>(std::lround(density * static_cast<double>(gate.size()))), 1, gate.size());
-  if (kept < gate.size()) {
-    Floats sizes(activation.size());
-    std::transform(activation.begin(), activation.end(), sizes.begin(),
-                   [](float a) { return std::abs(a); });
-    std::nth_element(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(kept) - 1, sizes.end(),
-                     std::greater<>());
-    const float least = sizes[kept - 1];
-    for (float& a : activation) a = std::abs(a) < least ? 0 : a;
+FloatRows FloatModel::Mlp(const Layer& layer, const FloatRows& x,
+                          std::span<const double> densities) const {
+  const FloatRows gate = Product(layer.gate, x);
+  FloatRows activation = Product(layer.up, x);
+  for (size_t i = 0; i < gate.values.size(); ++i) {
+    activation.values[i] *= gate.values[i] / (1 + std::exp(-gate.values[i]));
   }
-  *out = Product(layer.down, activation);
+  const size_t tokens = x.rows / densities.size();
+  for (size_t r = 0; r < x.rows; ++r) {
+    KeepLargest(densities[r / tokens], activation.width(), activation.row(r));
+  }
+  return Product(layer.down, activation);
 }
 
-Floats FloatModel::Decode(int32_t token, int32_t position, double density,
-                          std::vector<Floats>* keys, std::vector<Floats>* values) const {
+FloatRows FloatModel::Decode(std::span<const int32_t> tokens, std::span<const double> densities,
+                             const std::vector<Floats>& keys,
+                             const std::vector<Floats>& values) const {
   const auto width = static_cast<size_t>(shape_.d_model);
-  const auto row = embedding_.begin() + static_cast<ptrdiff_t>(width) * token;
-  Floats x(row, row + static_cast<ptrdiff_t>(width));
-  Floats change;
-  const auto add = [&] {
-    for (size_t i = 0; i < width; ++i) x[i] += change[i];
+  FloatRows x{.rows = tokens.size() * densities.size()};
+  for (size_t r = 0; r < x.rows; ++r) {
+    const auto row = embedding_.begin() + static_cast<ptrdiff_t>(width) * tokens[r % tokens.size()];
+    x.values.insert(x.values.end(), row, row + static_cast<ptrdiff_t>(width));
+  }
+  const auto add = [&](const FloatRows& change) {
+    for (size_t i = 0; i < x.values.size(); ++i) x.values[i] += change.values[i];
   };
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    Attend(layer, RmsNorm(x, layer.attention_norm, shape_.rms_epsilon), position, &(*keys)[i],
-           &(*values)[i], &change);
-    add();
-    Mlp(layer, RmsNorm(x, layer.ffn_norm, shape_.rms_epsilon), density, &change);
-    add();
+    add(Attend(layer, RmsNorm(x, layer.attention_norm, shape_.rms_epsilon), tokens.size(), keys[i],
+               values[i]));
+    add(Mlp(layer, RmsNorm(x, layer.ffn_norm, shape_.rms_epsilon), densities));
   }
   return Product(output_, RmsNorm(x, output_norm_, shape_.rms_epsilon));
 }
@@ -205,16 +245,14 @@ absl::StatusOr<std::vector<bool>> JudgeSparse(const FloatModel& model, engine::M
                         keys[layer].data() + t * kv_rows, values[layer].data() + t * kv_rows);
     }
   }
-  std::vector<bool> right;
-  for (const double density : densities) {
-    std::vector<Floats> own_keys = keys, own_values = values;
-    bool all = true;
-    for (size_t i = 0; all && i + 1 < answer.size(); ++i) {
-      const auto position = static_cast<int32_t>(prompt.size() + i);
-      all =
-          Best(model.Decode(answer[i], position, density, &own_keys, &own_values)) == answer[i + 1];
+  std::vector<bool> right(densities.size(), true);
+  if (answer.size() < 2) return right;
+  const auto asked = std::span(answer).first(answer.size() - 1);
+  const FloatRows logits = model.Decode(asked, densities, keys, values);
+  for (size_t r = 0; r < logits.rows; ++r) {
+    if (Best({logits.row(r), logits.width()}) != answer[r % asked.size() + 1]) {
+      right[r / asked.size()] = false;
     }
-    right.push_back(all);
   }
   return right;
 }

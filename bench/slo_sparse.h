@@ -2,14 +2,16 @@
 // largest activations take part, chosen with full knowledge of them (an oracle, where a real system
 // has to predict). The prompt is computed densely, attention is never cut. Neighbours:
 // slo_answers.h keeps the tables; the engine prefills and gives the KV of the prompt. The decoder
-// is slow scalar code in f32: it says what is right, not how long it takes.
+// is plain code in f32: it says what is right, not how long it takes.
 //
 // Source: ElastiLM section 5.1, LG2+CS (Deja Vu's contextual sparsity). An upper bound of it: no
 // predictor that errs or costs time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,15 @@
 #include "engine/weights/shape.h"
 
 namespace withy::bench {
+
+// Rows of floats, one behind the other.
+struct FloatRows {
+  size_t rows = 0;
+  std::vector<float> values = {};
+  size_t width() const { return values.size() / rows; }
+  float* row(size_t i) { return values.data() + i * width(); }
+  const float* row(size_t i) const { return values.data() + i * width(); }
+};
 
 // Weights of a llama-like model as floats. Immutable: may be shared by threads.
 class FloatModel {
@@ -32,21 +43,23 @@ class FloatModel {
   // projections.
   static absl::StatusOr<std::unique_ptr<FloatModel>> Open(const std::string& path);
 
-  // The residual stream's way of one token through all layers: K and V of it are added to `keys`
-  // and `values` ([layer][token * kv_rows]); logits [vocab_size]. `density`: share of the neurons
-  // that take part, at least one.
-  std::vector<float> Decode(int32_t token, int32_t position, double density,
-                            std::vector<std::vector<float>>* keys,
-                            std::vector<std::vector<float>>* values) const;
+  // Logits [density and, within it, token][vocab_size] after each of `tokens`, which follow a
+  // prompt whose K and V are `keys` and `values` ([layer][token * kv_rows]). Of densities, shares
+  // of the neurons that take part (at least one), each row sees the tokens of its own. All are
+  // computed together: that reads the weights once.
+  FloatRows Decode(std::span<const int32_t> tokens, std::span<const double> densities,
+                   const std::vector<std::vector<float>>& keys,
+                   const std::vector<std::vector<float>>& values) const;
 
   const engine::ModelShape& shape() const { return shape_; }
 
  private:
   explicit FloatModel(engine::ModelShape shape) : shape_(std::move(shape)) {}
-  void Attend(const Layer& layer, const std::vector<float>& x, int32_t position,
-              std::vector<float>* keys, std::vector<float>* values, std::vector<float>* out) const;
-  void Mlp(const Layer& layer, const std::vector<float>& x, double density,
-           std::vector<float>* out) const;
+  // Rows of `tokens` tokens each: what attention adds. `keys` and `values` of the prompt.
+  FloatRows Attend(const Layer& layer, const FloatRows& x, size_t tokens,
+                   const std::vector<float>& keys, const std::vector<float>& values) const;
+  // Rows of densities.size() groups of equal length.
+  FloatRows Mlp(const Layer& layer, const FloatRows& x, std::span<const double> densities) const;
 
   engine::ModelShape shape_;
   std::vector<float> embedding_, output_norm_, output_;
