@@ -124,6 +124,22 @@ size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
   return chosen;
 }
 
+void YoungStep::Look(double done, double ms) {
+  // What comes before the first layer is in the first look.
+  if (next_ > 0) wholes_ms_[known_++] = (ms - ms_) / (done - done_);
+  done_ = done;
+  ms_ = ms;
+  while (next_ < kLooks.size() && kLooks[next_] <= done) ++next_;
+}
+
+double YoungStep::WholeMs() const {
+  if (known_ == 0) return 0;
+  std::array<double, kLooks.size()> wholes = wholes_ms_;
+  const auto middle = wholes.begin() + static_cast<int64_t>(known_ / 2);
+  std::nth_element(wholes.begin(), middle, wholes.begin() + static_cast<int64_t>(known_));
+  return *middle;
+}
+
 void Slowdown::Observe(double ms, double expected_ms) {
   constexpr double kWeight = 0.2;
   constexpr double kMost = 4;
@@ -148,6 +164,20 @@ std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
     before_ms += prompt.rows * levels[kept[i]].row_ms * slowdown;
   }
   return kept;
+}
+
+size_t BeginsAgainAt(std::span<const LevelPace> levels, const PromptTurn& prompt, int32_t step_rows,
+                     double left_ms, double slowdown, int64_t now_ns) {
+  const auto rows_ms = [&](int32_t rows, size_t level) {
+    return rows * levels[level].row_ms * slowdown;
+  };
+  const double rest_ms = rows_ms(prompt.rows - step_rows, prompt.level);
+  if (prompt.pacer->PromptSpareMs(left_ms + rest_ms, now_ns) >= 0) return prompt.level;
+  for (size_t level = prompt.level; level-- > 0;) {
+    const double again_ms = rows_ms(prompt.rows, level) / kFallShare;
+    if (prompt.pacer->PromptSpareMs(again_ms, now_ns) >= 0) return level;
+  }
+  return prompt.level;
 }
 
 double RowShare(std::span<const LevelPace> levels, std::span<const PromptTurn> prompts) {

@@ -86,6 +86,31 @@ class Pacer {
   int32_t known_ = 0;                  // times seen at the present level
 };
 
+// How fast a step goes, by looks at its first part. A board may be slower by half for as long as a
+// call takes (its host has put its cores far apart), and faster again after the next pause: what
+// steps before took does not tell. Not thread-safe.
+class YoungStep {
+ public:
+  // Shares of its work after which it is looked at.
+  static constexpr std::array<double, 4> kLooks = {0.04, 0.08, 0.12, 0.16};
+
+  // The next of them; 1: there is none.
+  double next_look() const { return next_ < kLooks.size() ? kLooks[next_] : 1; }
+  // `done` of the step, at least next_look(), has taken `ms` so far.
+  void Look(double done, double ms);
+  // What all of the step takes at the pace so far: the median between looks, since a core may be
+  // taken away for a moment. 0: not known.
+  double WholeMs() const;
+  double LeftMs() const { return (1 - done_) * WholeMs(); }
+
+ private:
+  size_t next_ = 0;
+  std::array<double, kLooks.size()> wholes_ms_ = {};
+  size_t known_ = 0;
+  double done_ = 0;  // at the last look
+  double ms_ = 0;
+};
+
 // What rows of prompts take lately, of LevelPace. Not thread-safe.
 class Slowdown {
  public:
@@ -119,6 +144,12 @@ struct PromptTurn {
 std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
                                 std::span<const PromptTurn> prompts, double slowdown,
                                 int64_t now_ns);
+
+// The level at which a prompt begins again whose step turns out slow: `prompt.level`, it goes on,
+// unless it will be late and a lower level makes it from here; then the highest of those.
+// `prompt.rows`: all, with the step's `step_rows`, which still take `left_ms`.
+size_t BeginsAgainAt(std::span<const LevelPace> levels, const PromptTurn& prompt, int32_t step_rows,
+                     double left_ms, double slowdown, int64_t now_ns);
 
 // Of a row of the full model, what each row of these prompts takes at most; 1: there are none.
 double RowShare(std::span<const LevelPace> levels, std::span<const PromptTurn> prompts);

@@ -237,5 +237,51 @@ TEST(PacerTest, TheLastTokenChangesNothing) {
   EXPECT_EQ(Answer({.tpot_ms = 1}, 2).Tokens(1, 100), 0u);
 }
 
+TEST(YoungStepTest, TellsWhatTheRestTakes) {
+  YoungStep step;
+  EXPECT_EQ(step.next_look(), 0.04);
+  step.Look(0.04, 3);  // with what comes before the first layer
+  EXPECT_EQ(step.WholeMs(), 0) << "not known";
+  step.Look(0.08, 4);
+  step.Look(0.12, 9);  // somebody had the core for 4 ms
+  EXPECT_EQ(step.next_look(), 0.16);
+  step.Look(0.16, 10);
+  EXPECT_EQ(step.next_look(), 1);
+  EXPECT_NEAR(step.WholeMs(), 25, 1e-9);
+  EXPECT_NEAR(step.LeftMs(), 21, 1e-9);
+}
+
+TEST(YoungStepTest, LayersMayBeLongerThanTheSpaceBetweenLooks) {
+  YoungStep step;
+  step.Look(0.13, 2);
+  EXPECT_EQ(step.next_look(), 0.16);
+  step.Look(0.25, 3.2);
+  EXPECT_EQ(step.next_look(), 1);
+  EXPECT_NEAR(step.WholeMs(), 10, 1e-9);
+  YoungStep shallow;
+  shallow.Look(0.5, 2);
+  EXPECT_EQ(shallow.next_look(), 1);
+  EXPECT_EQ(shallow.WholeMs(), 0) << "one look tells nothing";
+}
+
+// The first token is to be there in 60 ms.
+TEST(BeginsAgainTest, OnlyWhereALowerLevelMakesIt) {
+  const Pacer pacer({.first_token_by_ns = 60 * kMs}, 10);
+  const PromptTurn prompt{.pacer = &pacer, .order = {}, .rows = 40, .level = 1};
+  EXPECT_EQ(BeginsAgainAt(kLevels, prompt, 40, 40, 1, 8 * kMs), 1u) << "in time";
+  EXPECT_EQ(BeginsAgainAt(kLevels, prompt, 40, 60, 1.5, 8 * kMs), 0u) << "24 ms there";
+  EXPECT_EQ(BeginsAgainAt(kLevels, prompt, 30, 50, 1.5, 8 * kMs), 0u)
+      << "18 ms more for the other rows";
+  EXPECT_EQ(BeginsAgainAt(kLevels, prompt, 30, 30, 1.5, 8 * kMs), 1u);
+  EXPECT_EQ(BeginsAgainAt(kLevels, prompt, 40, 80, 4, 8 * kMs), 1u) << "late everywhere";
+  const PromptTurn full{.pacer = &pacer, .order = {}, .rows = 24, .level = 2};
+  EXPECT_EQ(BeginsAgainAt(kLevels, full, 24, 70, 1.5, 8 * kMs), 1u) << "the highest that makes it";
+  const PromptTurn lowest{.pacer = &pacer, .order = {}, .rows = 40, .level = 0};
+  EXPECT_EQ(BeginsAgainAt(kLevels, lowest, 40, 80, 1, 8 * kMs), 0u);
+  const Pacer unlimited;
+  const PromptTurn free{.pacer = &unlimited, .order = {}, .rows = 40, .level = 2};
+  EXPECT_EQ(BeginsAgainAt(kLevels, free, 40, 1e6, 1, 8 * kMs), 2u);
+}
+
 }  // namespace
 }  // namespace withy::model_worker

@@ -129,6 +129,9 @@ class Scheduler {
   bool GiveWay();
   std::unique_ptr<Batch> PlanBatch();
   bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
+  bool RunPass(Batch& batch, const std::atomic<bool>* stop, double until);
+  bool MayBeginAgain(const Batch& batch, int64_t now_ns) const;
+  bool BeginsAgain(Batch& batch);
   void AfterStep(const Batch& batch, std::span<const float> logits);
   bool UnderWay(const Call& call) const;
   void FlushWhoWaits(const Batch& next);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -53,6 +54,17 @@ struct Scheduler::Batch {
     bool decode;
     bool wants_logits;
   };
+  // Null: there is none, or there are several.
+  const Part* OnlyPrompt() const {
+    const Part* prompt = nullptr;
+    for (const Part& part : parts) {
+      if (part.decode) continue;
+      if (prompt != nullptr) return nullptr;
+      prompt = &part;
+    }
+    return prompt;
+  }
+
   std::vector<Part> parts;
   std::vector<engine::Row> rows;
   std::vector<engine::ContextView> views;
@@ -64,6 +76,9 @@ struct Scheduler::Batch {
   int64_t started_ns = 0;
   int64_t computed_ns = 0;  // that it has taken so far
   bool gave_way = false;    // to a step in between
+  // Of a prompt's step whose level may have to fall: how it goes.
+  std::optional<YoungStep> young;
+  bool given_up = false;  // its prompt begins again at a lower level
 };
 
 }  // namespace withy::model_worker

@@ -76,6 +76,48 @@ TEST(ElasticCallTest, APromptBehindItsFirstTokenGoesOnAtALowerLevel) {
   EXPECT_EQ(rig.Submit(hurried).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
 }
 
+// A board on which a pass takes `slowdown` times what its rows say, and a prompt of 23 rows that
+// has 30 ms for them, at 1 ms a row, or 0.4 at 20 % of the model.
+std::vector<int32_t> LevelsOfAHurriedPrompt(double slowdown, std::vector<int32_t>* rows) {
+  SteppedModel stepped(kFakeVocab);
+  stepped.model.set_levels({20, 100});
+  FakeClock clock;
+  double row_ms = 0;
+  double left_at = 0;
+  const auto pass = [&](double share) {
+    clock.Advance(static_cast<int64_t>(share * slowdown * row_ms * 1e6));
+  };
+  stepped.model.on_forward = [&](const engine::Batch& batch) {
+    row_ms = static_cast<double>(batch.rows.size()) * (batch.rows.front().level == 0 ? 0.4 : 1);
+    rows->push_back(static_cast<int32_t>(batch.rows.size()));
+    left_at = 0;
+  };
+  stepped.model.on_left = [&](double done) { pass(done - std::exchange(left_at, done)); };
+  stepped.model.may_finish = [&](const engine::Batch&) {
+    pass(1 - left_at);
+    return true;
+  };
+  Rig rig(stepped.model, {.paces = {{0.4, 1}, {1, 2}}}, 512, 256, {.prefill_us_per_token = 1000},
+          clock);
+  CallRequest request = Rig::Ask("c", "nine", 4);
+  request.pace.first_token_by_ns = clock.SteadyNanos() + 30 * kNanosPerMilli;
+  const auto outcome = rig.Submit(request).sink->Wait();
+  EXPECT_TRUE(outcome.ok()) << outcome.status();
+  rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+  return outcome.ok() ? outcome->levels_percent : std::vector<int32_t>();
+}
+
+TEST(ElasticCallTest, APromptWhosePassTurnsOutSlowBeginsAgainAtALowerLevel) {
+  std::vector<int32_t> rows;
+  EXPECT_THAT(LevelsOfAHurriedPrompt(1, &rows), testing::ElementsAre(100));
+  EXPECT_THAT(rows, testing::ElementsAre(23, 1, 1, 1));
+  rows.clear();
+  EXPECT_THAT(LevelsOfAHurriedPrompt(1.6, &rows), testing::ElementsAre(20));
+  EXPECT_THAT(rows, testing::ElementsAre(23, 23, 1, 1, 1)) << "all of it again";
+  rows.clear();
+  EXPECT_THAT(LevelsOfAHurriedPrompt(9, &rows), testing::ElementsAre(100)) << "late anyway";
+}
+
 TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {
   const engine::TestFolder folder;
   const std::unique_ptr<engine::Model> model = OpenElastic(folder);

@@ -34,7 +34,11 @@ bool Scheduler::Step() {
   }
   stop_step_ = false;
   // Whoever left word before could not stop the step.
-  if (HasPosted() || !Compute(*under_way_, logits_, &stop_step_)) return true;
+  if (HasPosted()) return true;
+  if (!Compute(*under_way_, logits_, &stop_step_)) {
+    if (under_way_ != nullptr && under_way_->given_up) under_way_.reset();
+    return true;
+  }
   const std::unique_ptr<Batch> batch = std::move(under_way_);
   AfterStep(*batch, logits_);
   return true;
@@ -44,10 +48,15 @@ bool Scheduler::Step() {
 // step.
 bool Scheduler::GiveWay() {
   if (under_way_->has_decode && under_way_->gave_way) return false;
-  const std::unique_ptr<Batch> between = PlanBatch();
+  std::unique_ptr<Batch> between = PlanBatch();
   if (between->rows.empty()) return false;
   under_way_->gave_way = true;
-  if (Compute(*between, between_logits_, nullptr)) AfterStep(*between, between_logits_);
+  bool computed = Compute(*between, between_logits_, nullptr);
+  while (between->given_up) {
+    between = PlanBatch();
+    computed = !between->rows.empty() && Compute(*between, between_logits_, nullptr);
+  }
+  if (computed) AfterStep(*between, between_logits_);
   FlushWhoWaits(*under_way_);
   return true;
 }
@@ -77,11 +86,52 @@ bool Scheduler::Compute(Batch& batch, std::vector<float>& logits, const std::ato
       return false;
     }
     batch.pass = *std::move(pass);
+    if (MayBeginAgain(batch, now)) batch.young.emplace();
   }
-  const bool computed = batch.pass->Run(stop);
-  batch.computed_ns += clock_.SteadyNanos() - now;
+  while (batch.young.has_value() && batch.young->next_look() < 1) {
+    const double look = batch.young->next_look();
+    const bool computed = RunPass(batch, stop, look);
+    if (computed || batch.pass->Done() < look) return computed;
+    batch.young->Look(batch.pass->Done(), static_cast<double>(batch.computed_ns) / 1e6);
+    if (batch.young->next_look() == 1 && BeginsAgain(batch)) return false;
+  }
+  return RunPass(batch, stop, 1);
+}
+
+bool Scheduler::RunPass(Batch& batch, const std::atomic<bool>* stop, double until) {
+  const int64_t started = clock_.SteadyNanos();
+  const bool computed = batch.pass->Run(stop, until);
+  batch.computed_ns += clock_.SteadyNanos() - started;
   if (computed) metrics_.StepDone();
   return computed;
+}
+
+// Whether the prompt of a batch would be late if the board were half as fast as it was lately, and
+// has a level to fall to.
+bool Scheduler::MayBeginAgain(const Batch& batch, int64_t now_ns) const {
+  constexpr double kHalfAsFast = 2;
+  const Batch::Part* prompt = batch.OnlyPrompt();
+  if (prompt == nullptr) return false;
+  const Call& call = *prompt->call;
+  const std::optional<size_t> level = LevelOf(call);
+  if (level.value_or(0) == 0) return false;
+  const double ms = call.session->pending_rows() * paces_[*level].row_ms * slowdown_.value();
+  return call.pacer.PromptSpareMs(kHalfAsFast * ms, now_ns) < 0;
+}
+
+// Whether the prompt of a batch that turns out slow falls to a lower level, and the batch is given
+// up.
+bool Scheduler::BeginsAgain(Batch& batch) {
+  const Batch::Part& part = *batch.OnlyPrompt();
+  const std::optional<size_t> level = LevelOf(*part.call);
+  const double whole_ms = batch.young->WholeMs();
+  if (!level.has_value() || whole_ms <= 0) return false;
+  const size_t again =
+      BeginsAgainAt(paces_, TurnOf(*part.call, *level), part.rows, batch.young->LeftMs(),
+                    whole_ms / batch.expected_ms, clock_.SteadyNanos());
+  Fall(*part.call, *level, again);
+  batch.given_up = again != *level;
+  return batch.given_up;
 }
 
 bool Scheduler::UnderWay(const Call& call) const {

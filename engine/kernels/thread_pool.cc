@@ -216,7 +216,7 @@ struct ThreadPool::State {
     };
     const int begun = static_cast<int>(static_cast<uint32_t>(at));
     int next = begun + 1;
-    for (; next < walked->size_ && !leave(); ++next) {
+    for (; next < walked->end_ && !leave(); ++next) {
       const Step& step = walked->steps_[static_cast<size_t>(next)];
       if (step.units > 1) break;
       step.call(step.closure.data(), 0, step.count);
@@ -226,7 +226,7 @@ struct ThreadPool::State {
   }
 
   static uint64_t EndOf(const StepList& walked, uint64_t at) {
-    return (at >> 32 << 32) + static_cast<uint64_t>(walked.size_);
+    return (at >> 32 << 32) + static_cast<uint64_t>(walked.end_);
   }
 
   // What a thread has fetched of the step that it will read next.
@@ -285,7 +285,7 @@ struct ThreadPool::State {
 
   // Without workers there is nobody to share with: piece after piece, in order.
   static void RunAlone(StepList& walked, const std::atomic<bool>* stopped) {
-    while (walked.done_ < walked.size_) {
+    while (walked.done_ < walked.end_) {
       if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
       const Step& step = walked.steps_[static_cast<size_t>(walked.done_)];
       const int size = step.unit * step.most.load(std::memory_order_relaxed);
@@ -300,7 +300,7 @@ struct ThreadPool::State {
     if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
     ++job;
     const uint64_t base = static_cast<uint64_t>(job) << 32;
-    for (int i = walked.done_; i < walked.size_; ++i) {
+    for (int i = walked.done_; i < walked.end_; ++i) {
       Step& step = walked.steps_[static_cast<size_t>(i)];
       step.finished.store(0, std::memory_order_relaxed);
       const int first_run = FirstRun(step.units);
@@ -315,8 +315,8 @@ struct ThreadPool::State {
                           static_cast<uint64_t>(first_run),
                       std::memory_order_release);
     }
-    const int beyond = std::min(walked.size_ + static_cast<int>(kStepsAhead), StepList::kMaxSteps);
-    for (int i = walked.size_; i < beyond; ++i) {
+    const int beyond = std::min(walked.end_ + static_cast<int>(kStepsAhead), StepList::kMaxSteps);
+    for (int i = walked.end_; i < beyond; ++i) {
       for (auto& first : walked.steps_[static_cast<size_t>(i)].first) {
         first.store(nullptr, std::memory_order_relaxed);
       }
@@ -362,11 +362,13 @@ StepList& ThreadPool::NewList() {
 
 StepList& ThreadPool::list() { return *state_->lists.front(); }
 
-bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop) {
+bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop, int end) {
   if (list.empty()) return true;
+  list.end_ = std::min(list.size_, end);
+  if (list.end_ <= list.done_) return false;
   State& s = *state_;
   const bool one_piece =
-      list.size_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].units == 1;
+      list.end_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].units == 1;
   if (s.workers.empty() || one_piece) {
     State::RunAlone(list, stop);
   } else {

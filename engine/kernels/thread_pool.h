@@ -61,8 +61,8 @@ class StepList {
 
   int room() const { return kMaxSteps - size_; }  // steps
   bool empty() const { return size_ == 0; }
-  // Share of the steps that have been run; of none, 1.
-  double done() const { return size_ == 0 ? 1.0 : static_cast<double>(done_) / size_; }
+  int steps() const { return size_; }
+  int steps_done() const { return done_; }
   // Forgets what is left of it.
   void Clear();
   // Of the pool that runs it.
@@ -82,6 +82,7 @@ class StepList {
   const std::unique_ptr<Step[]> steps_;
   int size_ = 0;
   int done_ = 0;  // steps that have been run
+  int end_ = 0;   // of the steps of this run
 };
 
 class ThreadPool {
@@ -108,9 +109,9 @@ class ThreadPool {
 
   // Runs what is left of a list of this pool on the caller and the workers and empties it. Once
   // `stop` holds, the step under way is finished, and no other begun: then the result is false, and
-  // the next Run() of the list goes on behind that step. Not reentrant; calls from several threads
-  // are an error of the caller.
-  bool Run(StepList& list, const std::atomic<bool>* stop = nullptr);
+  // the next Run() of the list goes on behind that step. Likewise the step at `end` and those after
+  // it are not begun. Not reentrant; calls from several threads are an error of the caller.
+  bool Run(StepList& list, const std::atomic<bool>* stop = nullptr, int end = StepList::kMaxSteps);
 
   // One step, at once. list() is empty.
   template <typename F>

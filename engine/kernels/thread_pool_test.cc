@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <latch>
 #include <map>
@@ -249,6 +250,28 @@ TEST(ThreadPoolTest, FinishesTheStepUnderWayAndGoesOnBehindIt) {
     EXPECT_TRUE(pool.Run(list, &stop));
     EXPECT_EQ(during.load(), 16);
     EXPECT_EQ(after.load(), 64);
+    EXPECT_TRUE(list.empty());
+  }
+}
+
+TEST(ThreadPoolTest, RunsUpToAStep) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::array<std::atomic<int>, 4> items{};
+    for (size_t i = 0; i < items.size(); ++i) {
+      list.Add(i == 2 ? 1 : 16, 1, [item = &items[i]](int, int) { item->fetch_add(1); });
+    }
+    const auto counts = [&items] { return std::vector<int>(items.begin(), items.end()); };
+    EXPECT_FALSE(pool.Run(list, nullptr, 0));
+    EXPECT_FALSE(pool.Run(list, nullptr, 2));
+    EXPECT_EQ(counts(), (std::vector{16, 16, 0, 0})) << "not the step of one piece either";
+    EXPECT_EQ(list.steps_done(), 2);
+    EXPECT_FALSE(pool.Run(list, nullptr, 1)) << "that is over";
+    EXPECT_FALSE(pool.Run(list, nullptr, 3));
+    EXPECT_EQ(counts(), (std::vector{16, 16, 1, 0}));
+    EXPECT_TRUE(pool.Run(list));
+    EXPECT_EQ(counts(), (std::vector{16, 16, 1, 16}));
     EXPECT_TRUE(list.empty());
   }
 }

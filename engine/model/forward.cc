@@ -58,18 +58,42 @@ absl::Status ForwardPass::Start(const Batch& batch, float* logits) {
   return absl::OkStatus();
 }
 
-bool ForwardPass::Run(const std::atomic<bool>* stop) {
+bool ForwardPass::Run(const std::atomic<bool>* stop, double until) {
   do {
-    if (!pool_.Run(steps_, stop)) return false;
+    if (!pool_.Run(steps_, stop, StepsUntil(until))) return false;
   } while (AddMore());
   return true;
 }
 
 double ForwardPass::Done() const {
+  if (steps_.empty()) return DoneWith(next_layer_);
+  const int done = steps_.steps_done();
+  const auto end = std::upper_bound(ends_.begin(), ends_.end(), done);
+  if (end == ends_.end()) return DoneWith(next_layer_);
+  const int begin = end == ends_.begin() ? 0 : *(end - 1);
+  return DoneWith(listed_layer_ + static_cast<double>(end - ends_.begin()) +
+                  static_cast<double>(done - begin) / (*end - begin));
+}
+
+double ForwardPass::DoneWith(double layers) const {
   const auto rows = static_cast<double>(batch_.rows.size());
   const auto piece = static_cast<double>(plan_.size());
-  const double layers = listed_layer_ + (next_layer_ - listed_layer_) * steps_.done();
-  return (end_row_ - piece + piece * layers / info_.layers) / rows;
+  if (plan_.empty()) return 0;
+  const auto whole = static_cast<size_t>(layers);
+  double share = share_before_[whole];
+  if (whole < static_cast<size_t>(info_.layers)) {
+    share += (share_before_[whole + 1] - share) * (layers - static_cast<double>(whole));
+  }
+  return (end_row_ - piece + piece * share) / rows;
+}
+
+int ForwardPass::StepsUntil(double until) const {
+  if (until >= 1) return StepList::kMaxSteps;
+  if (DoneWith(listed_layer_) >= until) return 0;
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    if (DoneWith(listed_layer_ + static_cast<double>(i + 1)) >= until) return ends_[i];
+  }
+  return StepList::kMaxSteps;
 }
 
 // Writes down what comes next, as far as there is room; false when nothing does.
@@ -79,7 +103,11 @@ bool ForwardPass::AddMore() {
     AddEmbed();
   }
   listed_layer_ = next_layer_;
-  while (next_layer_ < info_.layers && steps_.room() >= kMaxLayerSteps) AddLayer(next_layer_++);
+  ends_.clear();
+  while (next_layer_ < info_.layers && steps_.room() >= kMaxLayerSteps) {
+    AddLayer(next_layer_++);
+    ends_.push_back(steps_.steps());
+  }
   return true;
 }
 
@@ -95,6 +123,7 @@ bool ForwardPass::PlanNextPiece() {
   PlanAttention();
   PlanExtents();
   PlanLora();
+  PlanShares();
   return true;
 }
 
@@ -217,6 +246,22 @@ void ForwardPass::PlanExtents() {
       add(&extents_[static_cast<size_t>(layer)], layer, planned);
   }
   for (int32_t i : wanted_) add(&wanted_extents_, info_.layers - 1, Planned(i));
+}
+
+void ForwardPass::PlanShares() {
+  std::vector<double> rows(levels_.size());
+  for (const PlannedRow& planned : plan_) ++rows[static_cast<size_t>(planned.level)];
+  share_before_.assign(1, 0);
+  for (int32_t layer = 0; layer < info_.layers; ++layer) {
+    double work = 0;
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      if (rows[level] == 0) continue;
+      work += rows[level] *
+              LayerParameters(weights_.shape, levels_[level].layers[static_cast<size_t>(layer)]);
+    }
+    share_before_.push_back(share_before_.back() + work);
+  }
+  for (double& share : share_before_) share /= share_before_.back();
 }
 
 // Room for the LoRA of rows that have one, and what it adds to their gate and up.

@@ -56,8 +56,9 @@ class ForwardPass {
   // Takes a batch, which stays until the pass is over. Errors: as Model::Begin.
   absl::Status Start(const Batch& batch, float* logits);
   // As Pass::Run.
-  bool Run(const std::atomic<bool>* stop);
-  // As Pass::Done: every row, layer and step of a layer counts alike.
+  bool Run(const std::atomic<bool>* stop, double until);
+  // As Pass::Done: every row counts alike, a layer by what the rows' levels compute of it, and
+  // every step of a layer alike.
   double Done() const;
   // Gives up what is left.
   void Abandon() { steps_.Clear(); }
@@ -78,6 +79,11 @@ class ForwardPass {
   void PlanAttention();
   void PlanExtents();
   void PlanLora();
+  void PlanShares();
+  // Share of the batch that is done with so many layers of the piece under way.
+  double DoneWith(double layers) const;
+  // Of the list, the first step that is not to be begun.
+  int StepsUntil(double until) const;
 
   // Each appends steps to the list.
   void AddLayer(int32_t layer);
@@ -147,6 +153,8 @@ class ForwardPass {
   int32_t logits_rows_ = 0;   // of the pieces before it
   int32_t next_layer_ = 0;    // that is not in the list yet
   int32_t listed_layer_ = 0;  // the first one in it
+  std::vector<int> ends_;     // [layer - listed_layer_]: steps of the list up to a layer's end
+  std::vector<double> share_before_;  // [layer + 1]: of the piece's work, what earlier layers are
 
   std::vector<PlannedRow> plan_;
   std::vector<int32_t> wanted_;              // rows of plan_ that want logits, ascending

@@ -135,8 +135,9 @@ class Pass {
  public:
   virtual ~Pass() = default;
   // True: every row is computed. False: `stop` held, which is looked at between two pieces of work
-  // (a product of all rows is one); what was computed is kept, and the next Run goes on from there.
-  virtual bool Run(const std::atomic<bool>* stop = nullptr) = 0;
+  // (a product of all rows is one), or the first layer is computed by which `until` of the work is
+  // done; what was computed is kept, and the next Run goes on from there.
+  virtual bool Run(const std::atomic<bool>* stop = nullptr, double until = 1) = 0;
   // Of a pass that was left: the share of its work that is done, 0 .. 1.
   virtual double Done() const = 0;
 };

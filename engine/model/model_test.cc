@@ -117,6 +117,37 @@ TEST_F(ModelTest, APassMayBeGivenUp) {
   EXPECT_EQ(logits_, reference);
 }
 
+// Layers count by what their level computes of them.
+TEST_F(ModelTest, APassIsLeftOnceSoMuchIsDone) {
+  LevelSpec uneven{.percent = 60, .layers = {{8, 512}, {2, 128}, {2, 128}}};
+  ModelOptions options;
+  options.levels = {uneven};
+  options.max_piece_rows = 4;
+  const auto model = OpenTiny(folder_, path_, options);
+  std::vector<Row> rows = PlainRows(SomeTokens(8, 512));
+  for (Row& row : rows) row.level = 0;
+  const ContextView view = kv_->View();
+  const Batch batch{.rows = rows, .contexts = {&view, 1}};
+  ASSERT_TRUE(model->Forward(batch, logits_.data()).ok());
+  const std::vector<float> reference = logits_;
+  std::fill(logits_.begin(), logits_.end(), 0.0f);
+  auto pass = model->Begin(batch, logits_.data());
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_EQ((*pass)->Done(), 0);
+  EXPECT_FALSE((*pass)->Run(nullptr, 0.1));
+  const double first_layer = (*pass)->Done();
+  EXPECT_GT(first_layer, 0.3) << "of four rows, most of what they compute";
+  EXPECT_LT(first_layer, 0.4);
+  EXPECT_FALSE((*pass)->Run(nullptr, first_layer / 2)) << "it is done";
+  EXPECT_EQ((*pass)->Done(), first_layer);
+  EXPECT_FALSE((*pass)->Run(nullptr, 0.45));
+  EXPECT_NEAR((*pass)->Done(), 0.5, 1e-9) << "the first four rows";
+  EXPECT_FALSE((*pass)->Run(nullptr, 0.6));
+  EXPECT_NEAR((*pass)->Done(), 0.5 + first_layer, 1e-9);
+  EXPECT_TRUE((*pass)->Run());
+  EXPECT_EQ(logits_, reference);
+}
+
 // More steps than the pool's list holds.
 TEST_F(ModelTest, DeepModelsComputeEveryLayerInOrder) {
   SynthShape shape = TinyShape();

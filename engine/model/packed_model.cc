@@ -51,7 +51,7 @@ class PackedModel::BorrowedPass final : public Pass {
     pass_->Abandon();
     model_.idle_.push_back(std::move(pass_));
   }
-  bool Run(const std::atomic<bool>* stop) override { return pass_->Run(stop); }
+  bool Run(const std::atomic<bool>* stop, double until) override { return pass_->Run(stop, until); }
   double Done() const override { return pass_->Done(); }
 
  private:

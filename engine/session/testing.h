@@ -102,27 +102,35 @@ class FakeModel final : public Model {
   std::function<void(const Batch&)> on_forward;
   // Asked again and again until a batch may be finished: so a step lasts as long as a test wants.
   std::function<bool(const Batch&)> may_finish;
+  // Told whenever a pass is left because so much of it is done.
+  std::function<void(double)> on_left;
 
  private:
   class FakePass final : public Pass {
    public:
     FakePass(FakeModel& model, const Batch& batch, float* logits)
         : model_(model), batch_(batch), logits_(logits) {}
-    bool Run(const std::atomic<bool>* stop) override {
+    bool Run(const std::atomic<bool>* stop, double until) override {
       if (!std::exchange(seen_, true) && model_.on_forward) model_.on_forward(batch_);
+      if (until < 1) {
+        done_ = std::max(done_, until);
+        if (model_.on_left) model_.on_left(done_);
+        return false;
+      }
       do {
         if (stop != nullptr && *stop) return false;
       } while (model_.may_finish && !model_.may_finish(batch_));
       model_.Compute(batch_, logits_);
       return true;
     }
-    double Done() const override { return 0; }
+    double Done() const override { return done_; }
 
    private:
     FakeModel& model_;
     const Batch batch_;
     float* const logits_;
     bool seen_ = false;
+    double done_ = 0;
   };
 
   void Compute(const Batch& batch, float* logits) const {
