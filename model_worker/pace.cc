@@ -22,6 +22,11 @@ constexpr double kReserveTokens = 2;
 // A first token that competes with computing takes a millisecond or two to the app.
 constexpr double kOnItsWayMs = 3;
 
+// A prompt's step that took more of what was expected is slow, not just unlucky; and what its
+// tokens have of that (docs/benchmarks.md, Slow passes).
+constexpr double kSlowPrompt = 1.2;
+constexpr double kTokensShare = 0.6;
+
 double MillisUntil(int64_t then_ns, int64_t now_ns) {
   return static_cast<double>(then_ns - now_ns) / 1e6;
 }
@@ -33,6 +38,10 @@ double MayWaitMs(const PromptTurn& prompt, double work_ms, int64_t now_ns) {
 }
 
 }  // namespace
+
+void Pacer::OnPrompt(double share) {
+  token_share_ = share > kSlowPrompt ? 1 + kTokensShare * (share - 1) : 1;
+}
 
 void Pacer::OnToken(int64_t now_ns) {
   if (tokens_++ == 0) {
@@ -115,7 +124,7 @@ double Pacer::PromptSpareMs(double rows_ms, int64_t now_ns) const {
 
 size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
   if (!limits_.any() || tokens_ >= max_tokens_) return level;
-  const double token_ms = known_ < kEvidence ? levels[level].token_ms : TokenMs();
+  const double token_ms = known_ < kEvidence ? levels[level].token_ms * token_share_ : TokenMs();
   size_t chosen = level;
   while (chosen > 0 && !InTime(token_ms * levels[chosen].token_ms / levels[level].token_ms)) {
     --chosen;

@@ -43,6 +43,9 @@ class Pacer {
   Pacer() = default;
   Pacer(const PaceLimits& limits, int32_t max_tokens) : limits_(limits), max_tokens_(max_tokens) {}
 
+  // Its prompt's last step took `share` of what such steps took lately. Where that is far more, the
+  // board is slow, and tokens are taken to be so until their own times are known.
+  void OnPrompt(double share);
   void OnToken(int64_t now_ns);
   // So much of the time was the reader's, who was behind.
   void Skip(int64_t ns);
@@ -79,6 +82,7 @@ class Pacer {
 
   PaceLimits limits_;
   int32_t max_tokens_ = 0;
+  double token_share_ = 1;  // of LevelPace, what a token is taken to need
   int32_t tokens_ = 0;
   int64_t first_ns_ = 0;
   int64_t last_ns_ = 0;

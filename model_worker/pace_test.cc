@@ -47,6 +47,19 @@ TEST(PacerTest, ASlowCallGoesToTheHighestLevelThatIsInTime) {
   EXPECT_EQ(slower.Tokens(4, 30), 0u) << "there is none lower";
 }
 
+TEST(PacerTest, AnAnswerAfterASlowPromptBeginsLower) {
+  const auto after = [](double share) {
+    Answer run({.tpot_ms = 12}, 1000);
+    run.pacer.OnPrompt(share);
+    return run;
+  };
+  EXPECT_EQ(after(1.1).Tokens(1, 0), 2u);
+  EXPECT_EQ(after(1.3).Tokens(1, 0), 2u) << "11.8 of 12 ms";
+  EXPECT_EQ(after(1.6).Tokens(1, 0), 1u) << "13.6 of 12 ms, 8.2 at 60 %";
+  EXPECT_EQ(after(3).Tokens(1, 0), 0u);
+  EXPECT_EQ(after(1.3).Tokens(20, 11.9), 2u) << "its own times are what counts then";
+}
+
 TEST(PacerTest, AnAnswersFirstTokensMayTakeLonger) {
   Answer run({.tpot_ms = 10, .ramp_ms = 25}, 1000);
   EXPECT_EQ(run.pacer.SpareMs(0), std::numeric_limits<double>::infinity()) << "before the first";

@@ -140,6 +140,7 @@ class Scheduler {
   bool TakeToken(Call& call, std::span<const float> logits);
   void GoOn(Call& call);
   void ClaimAhead(Call& call);
+  double ShareOfExpected(const Batch& batch) const;
   void ObservePrefill(const Batch& batch);
   int32_t PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns);
   void KeepPromptsInTime(int64_t now_ns);

@@ -76,9 +76,10 @@ TEST(ElasticCallTest, APromptBehindItsFirstTokenGoesOnAtALowerLevel) {
   EXPECT_EQ(rig.Submit(hurried).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
 }
 
-// A board on which a pass takes `slowdown` times what its rows say, and a prompt of 23 rows that
-// has 30 ms for them, at 1 ms a row, or 0.4 at 20 % of the model.
-std::vector<int32_t> LevelsOfAHurriedPrompt(double slowdown, std::vector<int32_t>* rows) {
+// The levels of an answer to a prompt of 23 rows, at 1 ms a row, or 0.4 at 20 % of the model, on a
+// board on which a pass takes `slowdown` times what its rows say.
+std::vector<int32_t> LevelsOnABoard(double slowdown, PaceLimits limits,
+                                    std::vector<int32_t>* rows) {
   SteppedModel stepped(kFakeVocab);
   stepped.model.set_levels({20, 100});
   FakeClock clock;
@@ -100,7 +101,8 @@ std::vector<int32_t> LevelsOfAHurriedPrompt(double slowdown, std::vector<int32_t
   Rig rig(stepped.model, {.paces = {{0.4, 1}, {1, 2}}}, 512, 256, {.prefill_us_per_token = 1000},
           clock);
   CallRequest request = Rig::Ask("c", "nine", 4);
-  request.pace.first_token_by_ns = clock.SteadyNanos() + 30 * kNanosPerMilli;
+  request.pace = limits;
+  if (limits.first_token_by_ns != 0) request.pace.first_token_by_ns += clock.SteadyNanos();
   const auto outcome = rig.Submit(request).sink->Wait();
   EXPECT_TRUE(outcome.ok()) << outcome.status();
   rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
@@ -108,14 +110,22 @@ std::vector<int32_t> LevelsOfAHurriedPrompt(double slowdown, std::vector<int32_t
 }
 
 TEST(ElasticCallTest, APromptWhosePassTurnsOutSlowBeginsAgainAtALowerLevel) {
+  const PaceLimits limits{.first_token_by_ns = 30 * kNanosPerMilli};
   std::vector<int32_t> rows;
-  EXPECT_THAT(LevelsOfAHurriedPrompt(1, &rows), testing::ElementsAre(100));
+  EXPECT_THAT(LevelsOnABoard(1, limits, &rows), testing::ElementsAre(100));
   EXPECT_THAT(rows, testing::ElementsAre(23, 1, 1, 1));
   rows.clear();
-  EXPECT_THAT(LevelsOfAHurriedPrompt(1.6, &rows), testing::ElementsAre(20));
+  EXPECT_THAT(LevelsOnABoard(1.6, limits, &rows), testing::ElementsAre(20));
   EXPECT_THAT(rows, testing::ElementsAre(23, 23, 1, 1, 1)) << "all of it again";
   rows.clear();
-  EXPECT_THAT(LevelsOfAHurriedPrompt(9, &rows), testing::ElementsAre(100)) << "late anyway";
+  EXPECT_THAT(LevelsOnABoard(9, limits, &rows), testing::ElementsAre(100)) << "late anyway";
+}
+
+TEST(ElasticCallTest, TheAnswerToAPromptThatWasSlowBeginsAtALowerLevel) {
+  const PaceLimits limits{.tpot_ms = 2.6};
+  std::vector<int32_t> rows;
+  EXPECT_THAT(LevelsOnABoard(1, limits, &rows), testing::ElementsAre(100));
+  EXPECT_THAT(LevelsOnABoard(1.6, limits, &rows), testing::ElementsAre(100, 20));
 }
 
 TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {

@@ -246,7 +246,14 @@ int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, 
   return RowsBeside(paces_, answers, prompts, at_most, slowdown_.value(), now_ns);
 }
 
+// What a step took of what it was expected to, as steps were lately; 1 where that says nothing.
+double Scheduler::ShareOfExpected(const Batch& batch) const {
+  if (!batch.has_prefill || batch.rows.size() < Slowdown::kManyRows) return 1;
+  return static_cast<double>(batch.computed_ns) / 1e6 / (batch.expected_ms * slowdown_.value());
+}
+
 void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
+  const double share = ShareOfExpected(batch);
   if (batch.has_prefill) ObservePrefill(batch);
   const int64_t ended_ns = clock_.SteadyNanos();
   const auto vocab = static_cast<size_t>(model_.info().vocab_size);
@@ -261,6 +268,7 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
     if (part.wants_logits) {
       const bool first = call.times.first_token_ns == 0;
       first_tokens = first_tokens || first;
+      if (first) call.pacer.OnPrompt(share);
       hurried = hurried || (first && call.pacer.FirstTokenHurries(ended_ns));
       if (!TakeToken(call, logits.subspan(next_logits++ * vocab, vocab))) continue;
     }
