@@ -32,7 +32,7 @@ build_offline "$torch" withy-train withy-corpus withy-elasticize withy-train-tlm
 bin=build/offline/bin
 
 train="$bin/withy-train --threads=$threads"
-$train --model=target --out="$run/target" --steps=9000
+$train --model=target --out="$run/target" --steps=10500
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
 $train --model=draft --out="$run/draft" --export="$out/withy-pocket-draft-q8_0.gguf"
