@@ -249,17 +249,18 @@ void ForwardPass::PlanExtents() {
 }
 
 void ForwardPass::PlanShares() {
+  constexpr double kNorms = 2;  // in terms of d_model, of every layer
   std::vector<double> rows(levels_.size());
   for (const PlannedRow& planned : plan_) ++rows[static_cast<size_t>(planned.level)];
   share_before_.assign(1, 0);
-  for (int32_t layer = 0; layer < info_.layers; ++layer) {
-    double work = 0;
+  for (size_t layer = 0; layer < static_cast<size_t>(info_.layers); ++layer) {
+    double work = share_before_.back();
     for (size_t level = 0; level < levels_.size(); ++level) {
       if (rows[level] == 0) continue;
-      work += rows[level] *
-              LayerParameters(weights_.shape, levels_[level].layers[static_cast<size_t>(layer)]);
+      const double parameters = LayerParameters(weights_.shape, levels_[level].layers[layer]);
+      work += rows[level] * (parameters + kNorms);
     }
-    share_before_.push_back(share_before_.back() + work);
+    share_before_.push_back(work);
   }
   for (double& share : share_before_) share /= share_before_.back();
 }
