@@ -91,8 +91,8 @@ class Pacer {
 };
 
 // How fast a step goes, by looks at its first part. A board may be slower by half for as long as a
-// call takes (its host has put its cores far apart), and faster again after the next pause: what
-// steps before took does not tell. Not thread-safe.
+// call takes, and faster again after the next pause: what steps before took does not tell
+// (docs/benchmarks.md, Slow passes). Not thread-safe.
 class YoungStep {
  public:
   // Shares of its work after which it is looked at.

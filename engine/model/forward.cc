@@ -76,9 +76,9 @@ double ForwardPass::Done() const {
 }
 
 double ForwardPass::DoneWith(double layers) const {
+  if (plan_.empty()) return 0;
   const auto rows = static_cast<double>(batch_.rows.size());
   const auto piece = static_cast<double>(plan_.size());
-  if (plan_.empty()) return 0;
   const auto whole = static_cast<size_t>(layers);
   double share = share_before_[whole];
   if (whole < static_cast<size_t>(info_.layers)) {
