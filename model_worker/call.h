@@ -63,6 +63,7 @@ struct CallOutcome {
   uint64_t seed = 0;
   std::vector<engine::Sample> tokens;
   std::vector<int32_t> levels_percent;  // that tokens were made at, in the order of their use
+  int32_t decided_percent = 100;        // level that the call came with
   CallUsage usage;
   CallTimes times;
 };

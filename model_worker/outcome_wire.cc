@@ -32,10 +32,20 @@ void FillChunk(const ChunkName& name, v1::ChunkIdentity* wire) {
   wire->set_model_level_percent(static_cast<uint32_t>(name.level_percent));
 }
 
-std::string LevelDrops(const std::vector<int32_t>& levels) {
-  if (levels.size() < 2) return "";
-  return absl::StrCat("To keep the SLO the model's level fell in mid-answer, from ",
-                      absl::StrJoin(levels, " % to "), " %.");
+// To which levels a call fell, in its prompt and in its answer.
+std::string LevelDrops(int32_t decided, const std::vector<int32_t>& levels) {
+  if (levels.empty()) return "";
+  std::vector<std::string> falls;
+  if (levels.front() != decided) {
+    falls.push_back(
+        absl::StrCat("before the first token, from ", decided, " % to ", levels.front(), " %"));
+  }
+  if (levels.size() > 1) {
+    falls.push_back(absl::StrCat("in mid-answer, from ", absl::StrJoin(levels, " % to "), " %"));
+  }
+  if (falls.empty()) return "";
+  return absl::StrCat("To keep the SLO the model's level fell ", absl::StrJoin(falls, ", then "),
+                      ".");
 }
 
 }  // namespace
@@ -56,7 +66,7 @@ v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   for (const int32_t level : outcome.levels_percent) {
     wire.add_model_levels_percent(static_cast<uint32_t>(level));
   }
-  wire.set_explanation(LevelDrops(outcome.levels_percent));
+  wire.set_explanation(LevelDrops(outcome.decided_percent, outcome.levels_percent));
   return wire;
 }
 

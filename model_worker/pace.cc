@@ -87,7 +87,7 @@ bool Pacer::InTime(double token_ms) const {
 
 size_t Pacer::ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
                               double slowdown, int64_t now_ns) const {
-  if (limits_.first_token_by_ns == 0) return level;
+  if (limits_.first_token_by_ns == 0 || !may_fall()) return level;
   const double left_ms = MillisUntil(limits_.first_token_by_ns, now_ns);
   const auto rows_ms = [&] { return rows * levels[level].row_ms * slowdown; };
   if (rows_ms() <= left_ms) return level;
@@ -123,7 +123,7 @@ double Pacer::PromptSpareMs(double rows_ms, int64_t now_ns) const {
 }
 
 size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
-  if (!limits_.any() || tokens_ >= max_tokens_) return level;
+  if (!limits_.any() || !may_fall() || tokens_ >= max_tokens_) return level;
   const double token_ms = known_ < kEvidence ? levels[level].token_ms * token_share_ : TokenMs();
   size_t chosen = level;
   while (chosen > 0 && !InTime(token_ms * levels[chosen].token_ms / levels[level].token_ms)) {
@@ -142,9 +142,9 @@ void YoungStep::Look(double done, double ms) {
 }
 
 double YoungStep::WholeMs() const {
-  if (known_ == 0) return 0;
+  if (known_ < 2) return 0;
   std::array<double, kLooks.size()> wholes = wholes_ms_;
-  const auto middle = wholes.begin() + static_cast<int64_t>(known_ / 2);
+  const auto middle = wholes.begin() + static_cast<int64_t>((known_ - 1) / 2);
   std::nth_element(wholes.begin(), middle, wholes.begin() + static_cast<int64_t>(known_));
   return *middle;
 }
@@ -181,6 +181,7 @@ size_t BeginsAgainAt(std::span<const LevelPace> levels, const PromptTurn& prompt
     return rows * levels[level].row_ms * slowdown;
   };
   const double rest_ms = rows_ms(prompt.rows - step_rows, prompt.level);
+  if (!prompt.pacer->may_fall()) return prompt.level;
   if (prompt.pacer->PromptSpareMs(left_ms + rest_ms, now_ns) >= 0) return prompt.level;
   for (size_t level = prompt.level; level-- > 0;) {
     const double again_ms = rows_ms(prompt.rows, level) / kFallShare;

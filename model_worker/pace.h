@@ -19,6 +19,7 @@ struct PaceLimits {
   double ramp_ms = 0;             // beside it, once: what the first ones may take longer, together
   int64_t end_by_ns = 0;          // steady time of the last of max_tokens tokens
   int64_t first_token_by_ns = 0;  // steady time of the first
+  bool level_fixed = false;       // by the caller: who falls behind keeps it
   bool any() const { return tpot_ms > 0 || end_by_ns != 0 || first_token_by_ns != 0; }
 };
 
@@ -42,6 +43,9 @@ class Pacer {
 
   Pacer() = default;
   Pacer(const PaceLimits& limits, int32_t max_tokens) : limits_(limits), max_tokens_(max_tokens) {}
+
+  // Whether it may go on at a lower level.
+  bool may_fall() const { return !limits_.level_fixed; }
 
   // Its prompt's last step took `share` of what such steps took lately. Where that is far more, the
   // board is slow, and tokens are taken to be so until their own times are known.
@@ -102,8 +106,8 @@ class YoungStep {
   double next_look() const { return next_ < kLooks.size() ? kLooks[next_] : 1; }
   // `done` of the step, at least next_look(), has taken `ms` so far.
   void Look(double done, double ms);
-  // What all of the step takes at the pace so far: the median between looks, since a core may be
-  // taken away for a moment. 0: not known.
+  // What all of the step takes at the pace so far: the median between looks, the lower one of two,
+  // since a core may be taken away for a moment. 0: not known, from fewer than two.
   double WholeMs() const;
   double LeftMs() const { return (1 - done_) * WholeMs(); }
 

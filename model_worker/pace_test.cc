@@ -111,6 +111,15 @@ TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
   EXPECT_EQ(Pacer({.tpot_ms = 1}, 10).ChooseForPrompt(kLevels, 2, 500, 1, 0), 2u) << "no limit";
 }
 
+TEST(PacerTest, ALevelThatTheCallerFixedStaysAndItsLimitsCount) {
+  Answer run({.tpot_ms = 10, .level_fixed = true}, 1000);
+  EXPECT_EQ(run.Tokens(50, 20), 2u);
+  EXPECT_LT(run.pacer.SpareMs(run.now_ns), 0);
+  const Pacer pacer({.first_token_by_ns = 1000 * kMs, .level_fixed = true}, 10);
+  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 5000, 1, 0), 2u);
+  EXPECT_DOUBLE_EQ(pacer.PromptSpareMs(100, 0), 900);
+}
+
 TEST(PacerTest, AFirstTokenHurriesWhereNothingWaitsBehindItOrItIsDue) {
   const auto hurries = [](const PaceLimits& limits, int64_t now_ms) {
     return Pacer(limits, 10).FirstTokenHurries(now_ms * kMs);
@@ -270,7 +279,13 @@ TEST(YoungStepTest, LayersMayBeLongerThanTheSpaceBetweenLooks) {
   EXPECT_EQ(step.next_look(), 0.16);
   step.Look(0.25, 3.2);
   EXPECT_EQ(step.next_look(), 1);
-  EXPECT_NEAR(step.WholeMs(), 10, 1e-9);
+  EXPECT_EQ(step.WholeMs(), 0) << "one time between looks may be a moment without a core";
+  YoungStep two;
+  two.Look(0.07, 1);
+  two.Look(0.14, 1.7);
+  two.Look(0.21, 6);
+  EXPECT_EQ(two.next_look(), 1);
+  EXPECT_NEAR(two.WholeMs(), 10, 1e-9) << "the lower one";
   YoungStep shallow;
   shallow.Look(0.5, 2);
   EXPECT_EQ(shallow.next_look(), 1);
@@ -291,6 +306,9 @@ TEST(BeginsAgainTest, OnlyWhereALowerLevelMakesIt) {
   EXPECT_EQ(BeginsAgainAt(kLevels, full, 24, 70, 1.5, 8 * kMs), 1u) << "the highest that makes it";
   const PromptTurn lowest{.pacer = &pacer, .order = {}, .rows = 40, .level = 0};
   EXPECT_EQ(BeginsAgainAt(kLevels, lowest, 40, 80, 1, 8 * kMs), 0u);
+  const Pacer fixed({.first_token_by_ns = 60 * kMs, .level_fixed = true}, 10);
+  const PromptTurn stays{.pacer = &fixed, .order = {}, .rows = 40, .level = 1};
+  EXPECT_EQ(BeginsAgainAt(kLevels, stays, 40, 60, 1.5, 8 * kMs), 1u);
   const Pacer unlimited;
   const PromptTurn free{.pacer = &unlimited, .order = {}, .rows = 40, .level = 2};
   EXPECT_EQ(BeginsAgainAt(kLevels, free, 40, 1e6, 1, 8 * kMs), 2u);

@@ -98,11 +98,16 @@ std::vector<PlannedRows> PlanStep(std::span<const RunningCall> calls, int32_t pi
   });
   Piece piece(calls, piece_rows);
   const bool hurried = calls[prefills.front()].order.deadline_ns != 0;
-  piece.Give(prefills.front(), hurried ? piece_rows : (piece_rows + 1) / 2);
+  const size_t first = prefills.front();
+  piece.Give(first, hurried ? piece_rows : (piece_rows + 1) / 2);
   std::stable_sort(prefills.begin(), prefills.end(), [&](size_t a, size_t b) {
     return calls[a].pending_rows < calls[b].pending_rows;
   });
-  for (const size_t i : prefills) piece.Give(i, piece.left());
+  // Rows of others would come before the first token of a prompt that ends here.
+  const bool alone = hurried && piece.given(first) == calls[first].pending_rows;
+  for (const size_t i : prefills) {
+    if (!alone) piece.Give(i, piece.left());
+  }
   for (const size_t i : prefills) {
     if (piece.given(i) > 0) plan.push_back({.call = i, .rows = piece.given(i)});
   }

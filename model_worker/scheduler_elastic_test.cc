@@ -71,9 +71,21 @@ TEST(ElasticCallTest, APromptBehindItsFirstTokenGoesOnAtALowerLevel) {
   EXPECT_THAT(fallen.sink->level_changes(), testing::ElementsAre(told)) << "with the first token";
   rig.store.With([](FakeStore::State& state) {
     EXPECT_EQ(state.contexts["c"].resident.front().name.level_percent, 20);
+    EXPECT_EQ(state.contexts["c"].segments[0].level_percent, 20);
   });
   hurried.pace.first_token_by_ns = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(rig.Submit(hurried).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
+}
+
+TEST(ElasticCallTest, ALevelThatTheCallerFixedStays) {
+  const engine::TestFolder folder;
+  const std::unique_ptr<engine::Model> model = OpenElastic(folder);
+  Rig rig(*model, {}, 4096);
+  CallRequest late = Rig::Ask("", "a prompt of more than sixteen tokens", 10);
+  late.pace = {.tpot_ms = 1e-6, .first_token_by_ns = 1, .level_fixed = true};
+  const auto outcome = rig.Submit(late).sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{100}));
 }
 
 // The levels of an answer to a prompt of 23 rows, at 1 ms a row, or 0.4 at 20 % of the model, on a

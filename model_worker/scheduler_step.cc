@@ -51,10 +51,14 @@ bool Scheduler::GiveWay() {
   std::unique_ptr<Batch> between = PlanBatch();
   if (between->rows.empty()) return false;
   under_way_->gave_way = true;
-  bool computed = Compute(*between, between_logits_, nullptr);
+  const auto compute = [&] {
+    FlushWhoWaits(*between);
+    return Compute(*between, between_logits_, nullptr);
+  };
+  bool computed = compute();
   while (between->given_up) {
     between = PlanBatch();
-    computed = !between->rows.empty() && Compute(*between, between_logits_, nullptr);
+    computed = !between->rows.empty() && compute();
   }
   if (computed) AfterStep(*between, between_logits_);
   FlushWhoWaits(*under_way_);
@@ -114,7 +118,7 @@ bool Scheduler::MayBeginAgain(const Batch& batch, int64_t now_ns) const {
   if (prompt == nullptr) return false;
   const Call& call = *prompt->call;
   const std::optional<size_t> level = LevelOf(call);
-  if (level.value_or(0) == 0) return false;
+  if (level.value_or(0) == 0 || !call.pacer.may_fall()) return false;
   const double ms = call.session->pending_rows() * paces_[*level].row_ms * slowdown_.value();
   return call.pacer.PromptSpareMs(kHalfAsFast * ms, now_ns) < 0;
 }
@@ -202,7 +206,6 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
     if (decoding && room) ++decode_rows;
   }
   auto batch = std::make_unique<Batch>();
-  batch->has_decode = decode_rows > 0;
   const int32_t piece_rows = PieceRows(candidates, decode_rows, now);
   for (const PlannedRows& planned : PlanStep(running, piece_rows, now)) {
     Call* call = candidates[planned.call];
@@ -213,6 +216,7 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
     batch->parts.push_back(
         {.call = call, .rows = planned.rows, .decode = decode, .wants_logits = wants_logits});
     batch->has_prefill = batch->has_prefill || !decode;
+    batch->has_decode = batch->has_decode || decode;
   }
   for (const engine::Row& row : batch->rows) {  // a negative level is the full model
     batch->expected_ms +=

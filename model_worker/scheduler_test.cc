@@ -320,7 +320,12 @@ TEST(SchedulerTest, AShortPromptIsNotStuckBehindALongStep) {
 // take 5 ms: pieces of 8 rows beside an answer.
 struct LongToken {
   explicit LongToken(CallRequest talkative) {
-    stepped.on_step = [this] { prompt_steps += stepped.rows > 1 ? 1 : 0; };
+    stepped.on_step = [this] {
+      if (stepped.rows == 1) return;
+      const std::vector<int> flushes = talker->flushes();
+      flushed = flushes.empty() ? 0 : flushes.back();
+      ++prompt_steps;
+    };
     stepped.model.may_finish = [this](const engine::Batch& batch) {
       return talker->tokens() < 3 || batch.rows.size() > 1 || go.load();
     };
@@ -341,6 +346,7 @@ struct LongToken {
   std::shared_ptr<RecordingSink> talker = std::make_shared<RecordingSink>();
   std::atomic<bool> go = false;
   std::atomic<int> prompt_steps = 0;  // since then
+  std::atomic<int> flushed = 0;       // of its tokens, before the last of them
   CrawlingClock clock;
   Rig rig{stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock};
 };
@@ -349,6 +355,7 @@ TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
   LongToken token(Rig::Ask("a", "t", 150));
   const auto urgent = token.SubmitPrompt(/*first_token_by_ns=*/0);
   ASSERT_TRUE(Eventually([&] { return token.prompt_steps > 0; }));
+  EXPECT_EQ(token.flushed, 3) << "what was kept back is told before a prompt goes in between";
   // When this call has been accepted the scheduler has come by since.
   const auto patient = token.rig.Submit(Rig::Ask("c", "hello", 2));
   ASSERT_TRUE(Eventually([&] { return patient.sink->accepted().prefill_tokens > 0; }));

@@ -165,7 +165,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.pace = {.tpot_ms = request.tpot_limit_ms(),
                  .ramp_ms = request.ramp_ms(),
                  .end_by_ns = request.end_by_steady_ns(),
-                 .first_token_by_ns = request.first_token_by_steady_ns()};
+                 .first_token_by_ns = request.first_token_by_steady_ns(),
+                 .level_fixed = request.level_fixed()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
     auto sink =

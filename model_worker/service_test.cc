@@ -322,7 +322,18 @@ TEST_F(ServiceTest, ALevelThatFallsInMidAnswerIsTold) {
   ASSERT_TRUE(fallen.status.ok()) << fallen.status.error_message();
   EXPECT_THAT(fallen.new_levels, testing::ElementsAre(20));
   EXPECT_THAT(fallen.finished.model_levels_percent(), testing::ElementsAre(100, 20));
-  EXPECT_THAT(fallen.finished.explanation(), HasSubstr("from 100 % to 20 %"));
+  EXPECT_EQ(fallen.finished.explanation(),
+            "To keep the SLO the model's level fell in mid-answer, from 100 % to 20 %.");
+  request = Asking("ctx", "hello", 30);
+  request.set_first_token_by_steady_ns(1);
+  const Answer late = Run(request);
+  EXPECT_THAT(late.finished.model_levels_percent(), testing::ElementsAre(20));
+  EXPECT_EQ(late.finished.explanation(),
+            "To keep the SLO the model's level fell before the first token, from 100 % to 20 %.");
+  request.set_level_fixed(true);
+  const Answer fixed = Run(request);
+  EXPECT_THAT(fixed.finished.model_levels_percent(), testing::ElementsAre(100));
+  EXPECT_EQ(fixed.finished.explanation(), "");
   const Answer steady = Run(Asking("ctx", "hello", 30));
   EXPECT_THAT(steady.new_levels, testing::IsEmpty());
   EXPECT_THAT(steady.finished.model_levels_percent(), testing::ElementsAre(100));

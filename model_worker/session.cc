@@ -224,7 +224,7 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   std::vector<engine::Segment> appended = request_.answer.prompt;
   for (engine::Segment& segment : appended) {
     segment.unix_s = unix_s;
-    segment.level_percent = request_.answer.level_percent;
+    segment.level_percent = LevelAt(prompt_end_ - 1);
   }
   engine::Segment& answer = appended.emplace_back();
   answer.role = "assistant";
@@ -341,6 +341,7 @@ CallOutcome Session::Outcome() const {
   outcome.seed = request_.answer.sampling.seed;
   outcome.tokens = tokens_;
   outcome.levels_percent = answer_levels_;
+  outcome.decided_percent = request_.answer.level_percent;
   outcome.usage = usage_;
   return outcome;
 }

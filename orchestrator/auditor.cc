@@ -57,8 +57,13 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   if (std::exchange(worker_instance_, run.worker_instance()) != run.worker_instance()) {
     apps_.clear();
   }
-  if (!apps_.contains(run.app_id()) && apps_.size() >= kApps) return;
+  if (!apps_.contains(run.app_id()) && apps_.size() >= kApps) {
+    apps_.erase(std::min_element(apps_.begin(), apps_.end(), [](const auto& a, const auto& b) {
+      return a.second.last_offer < b.second.last_offer;
+    }));
+  }
   App& app = apps_[run.app_id()];
+  app.last_offer = ++offers_;
   const uint32_t before = app.offered++;
   if (before >= Agreement::kFirstAnswers && before % Agreement::kEveryAnswer != 0) return;
   if (app.waiting != nullptr && app.waiting->full_known) return;  // half looked at
@@ -73,6 +78,7 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   sample.clear_ramp_ms();
   sample.clear_end_by_steady_ns();
   sample.clear_first_token_by_steady_ns();
+  sample.clear_level_fixed();
 }
 
 Agreement Auditor::Of(const std::string& app_id) const {

@@ -26,7 +26,7 @@ namespace withy::orchestrator {
 // Thread-safe. Its thread lives as long as it does.
 class Auditor {
  public:
-  static constexpr size_t kApps = 64;  // that are remembered
+  static constexpr size_t kApps = 64;  // that are remembered, those that called last
   static constexpr uint32_t kLongestTokens = 48;
   // So long has nobody been there before it begins.
   static constexpr absl::Duration kQuiet = absl::Milliseconds(20);
@@ -57,6 +57,7 @@ class Auditor {
   struct App {
     Agreement agreement;
     uint32_t offered = 0;
+    uint64_t last_offer = 0;  // of all apps' offers, the number of its last one
     std::unique_ptr<Sample> waiting;
   };
 
@@ -72,6 +73,7 @@ class Auditor {
   telemetry::Counter& audits_;
   mutable absl::Mutex mutex_;
   std::map<std::string, App> apps_ ABSL_GUARDED_BY(mutex_);
+  uint64_t offers_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t worker_instance_ ABSL_GUARDED_BY(mutex_) = 0;  // that they are known of
   std::string last_app_ ABSL_GUARDED_BY(mutex_);          // that was looked at
   uint32_t calls_ ABSL_GUARDED_BY(mutex_) = 0;            // that are there

@@ -224,8 +224,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   *run.mutable_decision() = prepared_.decision;
   FillKept(prepared_.pruned, run.mutable_kept());
   run.set_pruned_words(prepared_.pruned.pruned_words);
-  // A level that the caller fixed stays.
-  if (request_.model_level_percent() != 0) return run;
+  run.set_level_fixed(request_.model_level_percent() != 0);
   run.set_tpot_limit_ms(prepared_.demand.tpot_limit_ms);
   run.set_ramp_ms(prepared_.demand.ramp_ms);
   run.set_end_by_steady_ns(prepared_.demand.end_by_ns);
@@ -318,8 +317,9 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   seen.ttft_share = measured.ttft_ms() / prepared_.predicted.ttft_ms;
   if (seen.decode_ms > 0)
     seen.tpot_share = measured.tpot_ms() / prepared_.predicted.TpotMs(tokens_);
-  seen.complete = true;
-  seen.full_alone = around.alone && prepared_.decision.model_level_percent() == 100;
+  seen.complete = finished.reason() == v1::FINISH_REASON_END_OF_TURN ||
+                  finished.reason() == v1::FINISH_REASON_STOP_STRING;
+  seen.full_alone = around.alone && as_decided && prepared_.decision.model_level_percent() == 100;
   gateway_.LearnFrom(prepared_.lane, prepared_.cost, seen);
 }
 

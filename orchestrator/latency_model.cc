@@ -479,7 +479,8 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
   LiveCorrection next = live;
   LearnBiases(cost, seen, &next);  // by the pace that predicted
   static_cast<Pace&>(next) = LearnPace(cost, live, seen, kWeight);
-  if (seen.full_alone) {
+  const bool answered = seen.prefilled_tokens > 0 || seen.decoded_tokens > 0;
+  if (seen.full_alone && answered) {
     ++next.idle_calls;
     const double weight = std::clamp(1.0 / next.idle_calls, kIdleWeight, kWeight);
     next.idle = LearnPace(cost, live.idle, seen, weight);

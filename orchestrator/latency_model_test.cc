@@ -71,6 +71,26 @@ TEST(LatencyModelTest, TheIdleBoardIsAMeanOverManyCalls) {
   EXPECT_GT(highest - lowest, 6) << "what predicts the next call follows";
 }
 
+TEST(LatencyModelTest, ReadingsAndCountsAreNoCallsOfTheIdleBoard) {
+  Observation call;
+  call.prefilled_tokens = 100;
+  call.prefill_ms = 120;
+  const LiveCorrection first = Learn(kCost, kNeutral, call);
+  EXPECT_GT(first.idle.prefill.ratio, 1.03);
+  LiveCorrection live = kNeutral;
+  for (int i = 0; i < 30; ++i) {
+    Observation reading;
+    reading.tlm_bytes = 1000;
+    reading.tlm_ms = 2;
+    live = Learn(kCost, live, reading);
+    Observation counted;
+    counted.estimated_tokens = 50;
+    counted.counted_tokens = 60;
+    live = Learn(kCost, live, counted);
+  }
+  EXPECT_EQ(Learn(kCost, live, call).idle.prefill.ratio, first.idle.prefill.ratio);
+}
+
 // A board on which every prefill takes 4 ms and every step 0.5 ms that no calibration saw, beside a
 // tenth more for the rest: what low levels and short prompts teach must hold for the full model.
 TEST(LatencyModelTest, TellsWhatGrowsWithACallFromWhatDoesNot) {

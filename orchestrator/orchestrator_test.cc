@@ -288,7 +288,9 @@ TEST(OrchestratorTest, TheWorkerIsToldTheLimitsThatItsPaceHasToKeep) {
   const std::vector<v1::RunRequest> runs = board.worker.runs();
   EXPECT_GT(runs[0].tpot_limit_ms(), 0) << "with the tolerance of a ratio";
   EXPECT_EQ(runs[0].end_by_steady_ns(), 0);
-  EXPECT_EQ(runs[1].tpot_limit_ms(), 0) << "a level that the caller fixed stays";
+  EXPECT_FALSE(runs[0].level_fixed());
+  EXPECT_GT(runs[1].tpot_limit_ms(), 0) << "others leave it its time";
+  EXPECT_TRUE(runs[1].level_fixed()) << "a level that the caller fixed stays";
   EXPECT_EQ(runs[2].tpot_limit_ms(), 0);
   EXPECT_GT(runs[2].end_by_steady_ns(), 0);
   EXPECT_EQ(runs[3].tpot_limit_ms(), 0);

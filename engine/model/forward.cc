@@ -249,16 +249,22 @@ void ForwardPass::PlanExtents() {
 }
 
 void ForwardPass::PlanShares() {
-  constexpr double kNorms = 2;  // in terms of d_model, of every layer
+  constexpr double kNorms = 2;  // in terms of d_model, as all of this, of every layer
+  const ModelShape& s = weights_.shape;
   std::vector<double> rows(levels_.size());
+  std::vector<double> wanted(levels_.size());
   for (const PlannedRow& planned : plan_) ++rows[static_cast<size_t>(planned.level)];
+  for (const int32_t i : wanted_) ++wanted[static_cast<size_t>(Planned(i).level)];
   share_before_.assign(1, 0);
-  for (size_t layer = 0; layer < static_cast<size_t>(info_.layers); ++layer) {
+  for (int32_t layer = 0; layer < info_.layers; ++layer) {
+    const bool last = layer + 1 == info_.layers;
     double work = share_before_.back();
     for (size_t level = 0; level < levels_.size(); ++level) {
       if (rows[level] == 0) continue;
-      const double parameters = LayerParameters(weights_.shape, levels_[level].layers[layer]);
-      work += rows[level] * (parameters + kNorms);
+      const LayerExtent& extent = levels_[level].layers[static_cast<size_t>(layer)];
+      const double kv = 2.0 * s.head_dim * s.kv_heads_of(extent.heads);
+      const double rest = LayerParameters(s, extent) - kv + (last ? s.vocab_size : 0);
+      work += rows[level] * (kv + kNorms) + (last ? wanted[level] : rows[level]) * rest;
     }
     share_before_.push_back(work);
   }
