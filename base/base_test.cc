@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/fd_passing.h"
+#include "base/files.h"
 #include "base/ids.h"
 #include "base/keep_in_memory.h"
 #include "base/line_chart.h"
@@ -242,6 +243,50 @@ TEST(LineChart, DrawsEveryLineInsideTheFrame) {
   EXPECT_NE(svg.find("points=\"470.0,30.0 \""), std::string::npos) << svg;
   EXPECT_EQ(LineChart{}.Svg().find("nan"), std::string::npos);
   EXPECT_FALSE(chart.Write("/nowhere/at/all.svg").ok());
+}
+
+class FilesTest : public testing::Test {
+ protected:
+  FilesTest() { std::filesystem::create_directories(folder_); }
+  ~FilesTest() override { std::filesystem::remove_all(folder_); }
+  std::string Write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name) << text;
+    return folder_ / name;
+  }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::path(testing::TempDir()) / ("withy_files_" + std::to_string(getpid()));
+};
+
+TEST_F(FilesTest, AnOutputThatWouldFailAtTheEndIsRefusedAtTheStart) {
+  const std::string input = Write("input", "bytes");
+  EXPECT_TRUE(CheckOutput(folder_ / "new", {input, ""}).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "new"));
+  EXPECT_TRUE(CheckOutput(Write("old", ""), {input}).ok());
+  const auto refusal = [&](const std::string& path) { return CheckOutput(path, {"", input}); };
+  const absl::Status nowhere = refusal(folder_ / "none/new");
+  EXPECT_EQ(nowhere.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(nowhere.message()), HasSubstr((folder_ / "none").string()));
+  EXPECT_EQ(refusal(folder_).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal(input).code(), absl::StatusCode::kInvalidArgument);
+  std::filesystem::create_symlink(input, folder_ / "link");
+  const absl::Status same = refusal(folder_ / "link");
+  EXPECT_EQ(same.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(same.message()), HasSubstr("another name"));
+}
+
+TEST_F(FilesTest, ADigestIsOfWhatIsInAFile) {
+  const std::string path = Write("a", std::string(100'000, 'x') + "y");
+  const std::string digest = FileDigest(path).value();
+  EXPECT_EQ(digest.size(), 16u);
+  EXPECT_EQ(FileDigest(Write("b", std::string(100'000, 'x') + "y")).value(), digest);
+  EXPECT_NE(FileDigest(Write("a", std::string(100'000, 'x') + "z")).value(), digest);
+  EXPECT_EQ(FileDigest(Write("empty", "")).value(), "cbf29ce484222325");
+  for (const std::string bad : {folder_ / "none", folder_}) {
+    const absl::Status status = FileDigest(bad).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bad));
+  }
 }
 
 TEST(KeepInMemory, AllowedIsTheLeastOfBoardAndCgroups) {

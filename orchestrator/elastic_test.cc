@@ -377,6 +377,26 @@ TEST_F(ElasticTest, ACalibrationSaysHowFastTheTlmIs) {
   EXPECT_LT(stale->us_per_byte(), 77e6);
 }
 
+TEST_F(ElasticTest, ATlmOfAnotherModelDecidesOnlyWhereItIsNamed) {
+  engine::TlmShape shape = engine::SmallShape();
+  shape.model_id = "own";
+  const std::string path = temp_ / "withy-pocket-tlm-own.gguf";
+  ASSERT_TRUE(engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path).ok());
+  v1::Config config;
+  config.mutable_orchestrator()->set_tlm_threads(1);
+  config.mutable_model()->set_path(temp_ / "model.gguf");
+  const std::unique_ptr<TlmReader> found = TlmReader::Open(config, Clock::Real());
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->WhyUnfit({20, 60, 100}, "own"), "");
+  EXPECT_EQ(found->WhyUnfit({20, 60, 100}, ""), "") << "a worker that does not say";
+  EXPECT_THAT(found->WhyUnfit({20, 60, 100}, "other"), HasSubstr("trained for another model"));
+  config.mutable_orchestrator()->set_tlm_path(path);
+  const std::unique_ptr<TlmReader> named = TlmReader::Open(config, Clock::Real());
+  ASSERT_NE(named, nullptr);
+  EXPECT_EQ(named->WhyUnfit({20, 60, 100}, "other"), "");
+  EXPECT_THAT(named->WhyUnfit({20, 100}, "own"), HasSubstr("levels that the model lacks"));
+}
+
 TEST_F(ElasticTest, TheDefaultIsBesideTheModel) {
   EXPECT_EQ(DefaultTlmPath(temp_ / "model.gguf"), "");
   EXPECT_EQ(DefaultTlmPath("/nowhere/model.gguf"), "");

@@ -188,7 +188,7 @@ bool Preparation::WantsShorter() const {
 std::string Preparation::WhyTlmUnfit() {
   if (out_.lane != Lane::kTarget) return "prompts are shortened for the target only";
   if (gateway_.tlm_ == nullptr) return "no TLM is loaded";
-  return gateway_.tlm_->WhyUnfit(levels_percent_);
+  return gateway_.tlm_->WhyUnfit(levels_percent_, out_.worker->model().model_id());
 }
 
 // Not counted yet, where anything is left out.

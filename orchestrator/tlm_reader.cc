@@ -122,8 +122,9 @@ std::vector<engine::PrunableText> Unread(const v1::Prompt& prompt) {
   return messages;
 }
 
-TlmReader::TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm)
+TlmReader::TlmReader(const std::string& path, bool named, std::unique_ptr<engine::Tlm> tlm)
     : path_(path),
+      named_(named),
       shape_(tlm->shape()),
       description_(Describe(path, tlm->shape())),
       tlm_(std::move(tlm)) {}
@@ -131,7 +132,8 @@ TlmReader::TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm)
 std::unique_ptr<TlmReader> TlmReader::Open(const v1::Config& config, const Clock& clock) {
   std::string path = config.orchestrator().tlm_path();
   if (path == "off") return nullptr;
-  if (path.empty()) path = DefaultTlmPath(config.model().path());
+  const bool named = !path.empty();
+  if (!named) path = DefaultTlmPath(config.model().path());
   if (path.empty()) return nullptr;
   engine::TlmOptions options;
   options.threads = static_cast<int>(config.orchestrator().tlm_threads());
@@ -140,7 +142,7 @@ std::unique_ptr<TlmReader> TlmReader::Open(const v1::Config& config, const Clock
   absl::Status status = tlm.status();
   std::unique_ptr<TlmReader> reader;
   if (tlm.ok()) {
-    reader.reset(new TlmReader(path, *std::move(tlm)));
+    reader.reset(new TlmReader(path, named, *std::move(tlm)));
     reader->calibrated_ = reader->ReadCalibration(config);
     if (!reader->calibrated_) status = reader->Measure(clock);
   }
@@ -184,7 +186,8 @@ absl::Status TlmReader::Measure(const Clock& clock) {
   return absl::OkStatus();
 }
 
-std::string TlmReader::WhyUnfit(const std::vector<uint32_t>& model_levels) {
+std::string TlmReader::WhyUnfit(const std::vector<uint32_t>& model_levels,
+                                std::string_view model_id) {
   std::vector<int32_t> lacking;
   for (const int32_t level : shape_.model_levels) {
     const auto known = static_cast<uint32_t>(level);
@@ -197,12 +200,22 @@ std::string TlmReader::WhyUnfit(const std::vector<uint32_t>& model_levels) {
     unfit = absl::StrCat("the TLM knows levels that the model lacks (",
                          absl::StrJoin(lacking, ", "), ")");
   }
+  const bool foreign = !shape_.model_id.empty() && !model_id.empty() && shape_.model_id != model_id;
+  if (unfit.empty() && foreign && !named_)
+    unfit = "the TLM beside it was trained for another model";
   absl::MutexLock lock(&mutex_);
   if (unfit != unfit_ && !unfit.empty()) {
-    spdlog::error("going on without TLM {}: {}; the model has {}", path_, unfit,
-                  absl::StrJoin(model_levels, ", "));
+    spdlog::error(
+        "going on without TLM {}: {}; the model has {} (train one with ./withy train tlm, or name "
+        "this one in orchestrator.tlm_path)",
+        path_, unfit, absl::StrJoin(model_levels, ", "));
   }
   unfit_ = unfit;
+  if (unfit.empty() && foreign && foreign_ != model_id) {
+    spdlog::warn("TLM {} was trained for another model ({}; here {}): what it expects may not hold",
+                 path_, shape_.model_id, std::string(model_id));
+    foreign_ = std::string(model_id);
+  }
   return unfit;
 }
 

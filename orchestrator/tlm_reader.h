@@ -42,9 +42,10 @@ class TlmReader {
   // damaged, which is logged with its reason.
   static std::unique_ptr<TlmReader> Open(const v1::Config& config, const Clock& clock);
 
-  // Why this TLM cannot decide for a model with these levels (ascending, in per cent). Empty: it
-  // can. Logged when it changes.
-  std::string WhyUnfit(const std::vector<uint32_t>& model_levels);
+  // Why this TLM cannot decide for a model with these levels (ascending, in per cent) and this
+  // ModelDescription.model_id. Empty: it can. One that was trained for another model does so only
+  // where the configuration names it. Logged when it changes.
+  std::string WhyUnfit(const std::vector<uint32_t>& model_levels, std::string_view model_id);
 
   // Reads the messages of `prompt` (or its text) as one text. The result refers to `prompt`. Waits
   // while another call's prompt is read. Errors: as engine::Tlm::Read.
@@ -62,12 +63,14 @@ class TlmReader {
   const v1::ModelDescription& description() const { return description_; }
 
  private:
-  TlmReader(const std::string& path, std::unique_ptr<engine::Tlm> tlm);
+  // `named`: by the configuration, and not found beside the model.
+  TlmReader(const std::string& path, bool named, std::unique_ptr<engine::Tlm> tlm);
   // Whether a calibration said how fast it is.
   bool ReadCalibration(const v1::Config& config);
   absl::Status Measure(const Clock& clock);
 
   const std::string path_;
+  const bool named_;
   const engine::TlmShape shape_;
   v1::ModelDescription description_;
   double us_per_byte_ = 0;
@@ -75,6 +78,7 @@ class TlmReader {
   absl::Mutex mutex_;
   const std::unique_ptr<engine::Tlm> tlm_ ABSL_PT_GUARDED_BY(mutex_);
   std::string unfit_ ABSL_GUARDED_BY(mutex_);
+  std::string foreign_ ABSL_GUARDED_BY(mutex_);  // id of the model that it decides for all the same
 };
 
 }  // namespace withy::orchestrator

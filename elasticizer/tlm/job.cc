@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "elasticizer/corpus/generator.h"
 #include "elasticizer/corpus/prompt.h"
@@ -40,12 +41,10 @@ corpus::Spec PromptSpec(uint64_t seed) {
   return spec;
 }
 
-// Changes when a byte of the file does.
-absl::StatusOr<std::string> Digest(const std::string& path) {
-  WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const uint8_t byte : file.bytes()) hash = (hash ^ byte) * 0x100000001b3u;
-  return absl::StrFormat("%016x", hash);
+// Of a file that need not be given; then empty.
+absl::StatusOr<std::string> DigestIfGiven(const std::string& path) {
+  if (path.empty()) return std::string();
+  return FileDigest(path);
 }
 
 class Job {
@@ -54,13 +53,15 @@ class Job {
       : options_(options), generator_(PromptSpec(options.seed)) {}
 
   absl::Status Run() {
+    WITHY_ASSIGN_OR_RETURN(labels_digest_, DigestIfGiven(options_.labels));
+    WITHY_ASSIGN_OR_RETURN(from_digest_, DigestIfGiven(options_.from));
+    UseThreads(options_.threads);
+    WITHY_RETURN_IF_ERROR(OpenTargets());
     std::error_code error;
     std::filesystem::create_directories(options_.run, error);
     if (error) {
       return absl::PermissionDeniedError(absl::StrCat(options_.run, ": ", error.message()));
     }
-    UseThreads(options_.threads);
-    WITHY_RETURN_IF_ERROR(OpenTargets());
     WITHY_RETURN_IF_ERROR(Begin());
     if (options_.score) WITHY_RETURN_IF_ERROR(ScoreStage());
     if (!std::filesystem::exists(Path("score.gguf"))) {
@@ -104,7 +105,7 @@ class Job {
   absl::Status Begin() {
     const std::string made_of =
         absl::StrCat("start: levels ", absl::StrJoin(space_.model_levels, ","), " seed ",
-                     options_.seed, " from ", options_.from, " width ", options_.size.width,
+                     options_.seed, " from ", from_digest_, " width ", options_.size.width,
                      " shared ", options_.size.shared_layers);
     WITHY_RETURN_IF_ERROR(LineFile::Open(Path("start.made-of"), made_of).status());
     if (std::filesystem::exists(Path("start.gguf"))) return absl::OkStatus();
@@ -221,7 +222,7 @@ class Job {
 
   absl::Status ScoreStage() {
     const std::string labels =
-        options_.labels.empty() ? "model " + targets_[0]->info().id : options_.labels;
+        options_.labels.empty() ? "model " + targets_[0]->info().id : "labels " + labels_digest_;
     WITHY_RETURN_IF_ERROR(
         LineFile::Open(Path("score.made-of"), MadeOf("score: " + labels, options_.score_steps))
             .status());
@@ -243,7 +244,7 @@ class Job {
   }
 
   absl::StatusOr<std::vector<DecisionExample>> DecisionExamples() {
-    WITHY_ASSIGN_OR_RETURN(const std::string digest, Digest(Path("score.gguf")));
+    WITHY_ASSIGN_OR_RETURN(const std::string digest, FileDigest(Path("score.gguf")));
     WITHY_ASSIGN_OR_RETURN(
         LineFile file,
         LineFile::Open(Path("decision_table.jsonl"),
@@ -290,11 +291,12 @@ class Job {
   }
 
   absl::Status DecisionStage() {
-    WITHY_ASSIGN_OR_RETURN(const std::string digest, Digest(Path("score.gguf")));
+    WITHY_ASSIGN_OR_RETURN(const std::string digest, FileDigest(Path("score.gguf")));
+    std::string from = absl::StrCat("decision: scores ", digest);
+    // Scores of the model's own labels differ with the model; those of a file's do not.
+    if (!options_.labels.empty()) absl::StrAppend(&from, " model ", targets_[0]->info().id);
     WITHY_RETURN_IF_ERROR(
-        LineFile::Open(Path("decision.made-of"),
-                       MadeOf(absl::StrCat("decision: scores ", digest), options_.decision_steps))
-            .status());
+        LineFile::Open(Path("decision.made-of"), MadeOf(from, options_.decision_steps)).status());
     if (std::filesystem::exists(Path("decision.gguf"))) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(const std::vector<DecisionExample> examples, DecisionExamples());
     WITHY_ASSIGN_OR_RETURN(engine::TlmCheckpoint tlm, engine::ReadTlm(Path("score.gguf")));
@@ -307,6 +309,7 @@ class Job {
     const auto judging = trained < all.size() ? all.subspan(trained) : all;
     tlm.shape.pair_accuracy = Expected("other prompts", judging, false);
     tlm.shape.pair_accuracy_examples = Expected("prompts of examples", judging, true);
+    tlm.shape.model_id = targets_[0]->info().id;
     WITHY_RETURN_IF_ERROR(TrainDecision(*tokenizer, space_, all.first(trained), mean_right,
                                         Options("decision", options_.decision_steps), &tlm));
     if (trained < all.size()) {
@@ -356,6 +359,7 @@ class Job {
 
   const JobOptions& options_;
   const corpus::Generator generator_;
+  std::string labels_digest_, from_digest_;  // empty: not given
   std::vector<std::unique_ptr<Target>> targets_;
   DecisionSpace space_;
 };

@@ -15,6 +15,7 @@ constexpr char kPromptLevels[] = "withy.tlm.prompt_levels";
 constexpr char kModelLevels[] = "withy.tlm.model_levels";
 constexpr char kPairAccuracy[] = "withy.tlm.pair_accuracy";
 constexpr char kPairAccuracyExamples[] = "withy.tlm.pair_accuracy_examples";
+constexpr char kModelId[] = "withy.tlm.model_id";
 constexpr char kNormKey[] = "mobilebert.normalization";
 constexpr char kEpsilonKey[] = "mobilebert.attention.layer_norm_epsilon";
 constexpr size_t kMaxLevels = 100;
@@ -266,6 +267,7 @@ void WriteTlmShape(const TlmShape& shape, GgufWriter* writer) {
   if (!shape.pair_accuracy_examples.empty()) {
     writer->SetArray<float>(kPairAccuracyExamples, shape.pair_accuracy_examples);
   }
+  if (!shape.model_id.empty()) writer->SetString(kModelId, shape.model_id);
 }
 
 absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
@@ -310,6 +312,10 @@ absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
   }
   if (file.Has(kPairAccuracyExamples)) {
     WITHY_ASSIGN_OR_RETURN(shape.pair_accuracy_examples, file.GetFloatArray(kPairAccuracyExamples));
+  }
+  if (file.Has(kModelId)) {
+    WITHY_ASSIGN_OR_RETURN(const std::string_view id, file.GetString(kModelId));
+    shape.model_id = std::string(id);
   }
   WITHY_RETURN_IF_ERROR(CheckTlmShape(shape, file.path()));
   return shape;

@@ -69,6 +69,7 @@ struct TlmShape {
   // prune.h), and of the others. Empty: not known; where only one is known, it holds for all.
   std::vector<float> pair_accuracy;
   std::vector<float> pair_accuracy_examples;
+  std::string model_id;  // ModelInfo::id of the one whose answers it learnt from; empty: not said
 
   const std::vector<float>& PairAccuracies(bool mostly_examples) const;
   // 0 for a pair that is not among the levels, or not known.

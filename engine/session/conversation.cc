@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fnv1a.h"
 #include "base/status.h"
-#include "engine/tokenizer/fnv1a.h"
 
 namespace withy::engine {
 namespace {

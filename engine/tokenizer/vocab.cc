@@ -5,9 +5,9 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/fnv1a.h"
 #include "base/status.h"
 #include "base/strings.h"
-#include "engine/tokenizer/fnv1a.h"
 
 namespace withy::engine {
 namespace {

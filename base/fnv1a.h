@@ -1,21 +1,25 @@
-// A hash for fingerprints that processes compare: FNV-1a over 64 bits. Not a defence against
-// anybody. Neighbours: vocab.cc hashes vocabularies, session/conversation.cc what they make of
-// text.
+// A hash for fingerprints that processes and files compare: FNV-1a over 64 bits. Not a defence
+// against anybody. Neighbours: files.cc hashes files, engine/tokenizer/vocab.cc vocabularies,
+// engine/session/conversation.cc what they make of text.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
-namespace withy::engine {
+namespace withy {
 
 class Fnv1a {
  public:
   void Add(std::string_view bytes) {
-    for (const char c : bytes) Mix(static_cast<uint8_t>(c));
+    AddBytes(bytes);
     Mix(0xFF);  // so that ("a", "b") and ("ab", "") differ
   }
   void Add(int32_t value) {
     for (int shift = 0; shift < 32; shift += 8) Mix(static_cast<uint8_t>(value >> shift));
+  }
+  // Goes on with what was added: ("a", "b") is ("ab").
+  void AddBytes(std::string_view bytes) {
+    for (const char c : bytes) Mix(static_cast<uint8_t>(c));
   }
   uint64_t value() const { return value_; }
 
@@ -24,4 +28,4 @@ class Fnv1a {
   uint64_t value_ = 0xCBF29CE484222325;
 };
 
-}  // namespace withy::engine
+}  // namespace withy
