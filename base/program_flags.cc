@@ -9,6 +9,7 @@
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/strings.h"
 
@@ -37,6 +38,12 @@ void ParseProgramFlags(std::string_view usage, int argc, char** argv) {
   if (words.size() < 2) return;
   std::fprintf(stderr, "%s: '%s' is no flag (--help lists them)\n", words[0], words[1]);
   std::exit(2);
+}
+
+absl::Status CheckFlag(std::string_view flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", ToAbsl(flag), " is ", value, "; it must be between ", low, " and ", high));
 }
 
 }  // namespace withy

@@ -57,6 +57,8 @@ absl::StatusOr<std::vector<int32_t>> Answer(const engine::ModelBundle& bundle,
 }
 
 absl::Status Main() {
+  WITHY_RETURN_IF_ERROR(CheckFlag("count", absl::GetFlag(FLAGS_count), 1, 1'000'000));
+  WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 1, 1024));
   engine::ModelOptions options;
   options.threads = absl::GetFlag(FLAGS_threads);
   WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle model,

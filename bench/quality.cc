@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -17,10 +19,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/line_chart.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/held_out.h"
+#include "engine/gguf/reader.h"
 
 ABSL_FLAG(std::vector<std::string>, models, {},
           "NAME=FILE.gguf for every level of an elastic file, NAME@LEVEL=FILE.gguf for a plain "
@@ -80,6 +84,30 @@ absl::StatusOr<Source> ParseSource(const std::string& text) {
   return source;
 }
 
+// Before minutes of measuring: every file is there, and is of the kind that its source says.
+absl::StatusOr<std::vector<Source>> SourcesFromFlags() {
+  std::vector<Source> sources;
+  for (const std::string& text : absl::GetFlag(FLAGS_models)) {
+    WITHY_ASSIGN_OR_RETURN(const Source source, ParseSource(text));
+    sources.push_back(source);
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(source.path, error)) {
+      return absl::NotFoundError(absl::StrCat("--models: \"", text, "\": there is no file ",
+                                              source.path, ": name one that is there"));
+    }
+    if (source.percent == 0) continue;
+    WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(source.path));
+    if (!file.Has("withy.level.percent")) continue;
+    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> percents,
+                           file.GetIntArray("withy.level.percent"));
+    if (percents.empty()) continue;  // as withy-baselines writes it
+    return absl::InvalidArgumentError(absl::StrCat("--models: \"", text, "\": ", source.path,
+                                                   " has levels of its own: write ", source.name,
+                                                   "=", source.path, " for all of them"));
+  }
+  return sources;
+}
+
 absl::Status Measure(const Source& source, Method* method) {
   engine::ModelOptions options;
   options.threads = absl::GetFlag(FLAGS_threads);
@@ -92,7 +120,6 @@ absl::Status Measure(const Source& source, Method* method) {
   const std::vector<engine::LevelInfo>& levels = bundle.model->info().levels;
   std::vector<float> logits;
   for (size_t level = 0; level < levels.size(); ++level) {
-    if (source.percent != 0 && level + 1 < levels.size()) continue;
     const int32_t percent = source.percent != 0 ? source.percent : levels[level].percent;
     Hits& hits = method->levels[percent];
     hits.clear();
@@ -217,9 +244,17 @@ absl::Status WritePlot(const std::vector<Method>& methods, const std::string& pa
 }
 
 absl::Status Main() {
+  WITHY_RETURN_IF_ERROR(CheckFlag("count", absl::GetFlag(FLAGS_count), 1, 1'000'000));
+  WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 1, 1024));
+  WITHY_ASSIGN_OR_RETURN(const std::vector<Source> sources, SourcesFromFlags());
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  if (!plot.empty()) {
+    std::vector<std::string> inputs;
+    for (const Source& source : sources) inputs.push_back(source.path);
+    WITHY_RETURN_IF_ERROR(CheckOutput(plot, inputs));
+  }
   std::vector<Method> methods;
-  for (const std::string& text : absl::GetFlag(FLAGS_models)) {
-    WITHY_ASSIGN_OR_RETURN(const Source source, ParseSource(text));
+  for (const Source& source : sources) {
     auto method = std::find_if(methods.begin(), methods.end(),
                                [&](const Method& known) { return known.name == source.name; });
     if (method == methods.end()) method = methods.insert(methods.end(), {source.name, {}, {}});
@@ -227,11 +262,9 @@ absl::Status Main() {
   }
   PrintTable(methods);
   PrintTasks(methods.front());
-  if (const std::string plot = absl::GetFlag(FLAGS_plot); !plot.empty()) {
-    WITHY_RETURN_IF_ERROR(WritePlot(methods, plot));
-  }
+  // Before the plot, so that nothing is lost when that cannot be written.
   PrintJson(methods);
-  return absl::OkStatus();
+  return plot.empty() ? absl::OkStatus() : WritePlot(methods, plot);
 }
 
 }  // namespace

@@ -6,15 +6,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/slo_contestants.h"
@@ -23,6 +26,7 @@
 #include "bench/slo_replay.h"
 #include "bench/slo_report.h"
 #include "bench/slo_trace.h"
+#include "bench/slo_wishes.h"
 #include "engine/kernels/thread_pool.h"
 #include "engine/weights/packer.h"
 
@@ -38,8 +42,8 @@ ABSL_FLAG(std::vector<std::string>, tokens, {},
           "of six apps bound to it, in the order of the tables, or of one that asks for all");
 ABSL_FLAG(std::vector<std::string>, alphas, std::vector<std::string>({"0", "0.25", "-0.25"}),
           "skewness of the traces");
-ABSL_FLAG(std::vector<std::string>, real, std::vector<std::string>({"0"}),
-          "traces that run through the service, by alpha, or all");
+ABSL_FLAG(std::vector<std::string>, real, {},
+          "traces that run through the service, by alpha, or all; default: the first of --alphas");
 ABSL_FLAG(int, requests, 600, "of a trace");
 ABSL_FLAG(double, load, 0.5, "of the full model's capacity that the trace asks for");
 ABSL_FLAG(int, five_shot_percent, 100, "of the prompts have five worked examples");
@@ -63,14 +67,33 @@ using nlohmann::json;
 
 constexpr size_t kServiceProbes = 120;  // idle calls that the service's own times are taken from
 
-bool Wanted(const std::vector<std::string>& list, const std::string& name) {
-  return std::any_of(list.begin(), list.end(),
-                     [&](const std::string& item) { return item == name || item == "all"; });
+SloWishes WishesFromFlags() {
+  SloWishes wishes{.alphas = absl::GetFlag(FLAGS_alphas),
+                   .real = absl::GetFlag(FLAGS_real),
+                   .tables = absl::GetFlag(FLAGS_tables),
+                   .tlms = absl::GetFlag(FLAGS_tlms),
+                   .files = {{"pocket", absl::GetFlag(FLAGS_pocket)},
+                             {"model", absl::GetFlag(FLAGS_model)},
+                             {"tlm", absl::GetFlag(FLAGS_tlm)},
+                             {"structural", absl::GetFlag(FLAGS_structural)},
+                             {"unordered", absl::GetFlag(FLAGS_unordered)},
+                             {"fine", absl::GetFlag(FLAGS_fine)}},
+                   .calls = absl::GetFlag(FLAGS_calls),
+                   .requests = absl::GetFlag(FLAGS_requests),
+                   .rounds = absl::GetFlag(FLAGS_rounds),
+                   .threads = absl::GetFlag(FLAGS_threads),
+                   .five_shot_percent = absl::GetFlag(FLAGS_five_shot_percent),
+                   .load = absl::GetFlag(FLAGS_load)};
+  for (const std::string& path : absl::GetFlag(FLAGS_small)) {
+    wishes.files.emplace_back("small", path);
+  }
+  return wishes;
 }
 
 class Bench {
  public:
   absl::Status Run() {
+    WITHY_RETURN_IF_ERROR(CheckWishes(WishesFromFlags()));
     options_.dir = absl::GetFlag(FLAGS_work);
     options_.threads = absl::GetFlag(FLAGS_threads);
     options_.progress = [](const std::string& what, size_t done, size_t all) {
@@ -90,19 +113,15 @@ class Bench {
     std::fprintf(stderr, "\n%d requests, load %.2f of the full service\n",
                  absl::GetFlag(FLAGS_requests), absl::GetFlag(FLAGS_load));
     PrintTraces(results_, contestants_->policies());
-    WITHY_ASSIGN_OR_RETURN(json result, Tables());
+    json result = json::object();
+    const absl::Status tables = Tables(&result);
     AddHeadline(results_, contestants_->policies(), TlmShare(), &result);
     std::printf("%s\n", result.dump().c_str());
-    return absl::OkStatus();
+    return tables;
   }
 
  private:
   absl::Status MakePrompts() {
-    const int five_shot = absl::GetFlag(FLAGS_five_shot_percent);
-    if (five_shot < 0 || five_shot > 100) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--five_shot_percent: ", five_shot, " is not 0 to 100"));
-    }
     files_ = {.pocket = absl::GetFlag(FLAGS_pocket),
               .small = absl::GetFlag(FLAGS_small),
               .baselines = absl::GetFlag(FLAGS_baselines),
@@ -110,13 +129,12 @@ class Bench {
     size_t per_app = 1;
     for (const std::string& text : absl::GetFlag(FLAGS_alphas)) {
       double alpha = 0;
-      if (!absl::SimpleAtod(text, &alpha)) {
-        return absl::InvalidArgumentError(absl::StrCat("--alphas: \"", text, "\" is no number"));
-      }
+      (void)absl::SimpleAtod(text, &alpha);  // checked before
       const auto counts = RequestsByApp(static_cast<size_t>(absl::GetFlag(FLAGS_requests)), alpha);
       per_app = std::max(per_app, *std::max_element(counts.begin(), counts.end()));
     }
-    WITHY_ASSIGN_OR_RETURN(prompts_, HeldOutPrompts(files_.pocket, per_app, five_shot));
+    WITHY_ASSIGN_OR_RETURN(
+        prompts_, HeldOutPrompts(files_.pocket, per_app, absl::GetFlag(FLAGS_five_shot_percent)));
     const std::vector<std::string> wanted = absl::GetFlag(FLAGS_tables);
     const bool grids = Wanted(wanted, "grid") || Wanted(wanted, "e2e") || Wanted(wanted, "speedup");
     const std::vector<SloRatio> slos = grids ? AllSlos() : std::vector<SloRatio>(1);
@@ -219,10 +237,13 @@ class Bench {
         result.ours_by_app = ScoresByApp(outcomes, calls, prompts_.per_app);
       }
     }
-    if (service_.address.empty() || !Wanted(absl::GetFlag(FLAGS_real), text)) {
-      return absl::OkStatus();
-    }
+    if (service_.address.empty() || !RunsForReal(text)) return absl::OkStatus();
     return RunReal(calls, &result);
+  }
+
+  static bool RunsForReal(const std::string& alpha) {
+    const std::vector<std::string> real = absl::GetFlag(FLAGS_real);
+    return real.empty() ? alpha == absl::GetFlag(FLAGS_alphas).front() : Wanted(real, alpha);
   }
 
   // A line a call: what the caller saw, what the service said, and what was allowed.
@@ -323,7 +344,9 @@ class Bench {
                  kShortAnswer, last.tpot_ms, kLongAnswer);
   }
 
-  absl::StatusOr<json> Tables() {
+  // One that fails is told and left out, so that the figures of the traces are not lost with it.
+  // Errors: INTERNAL naming those.
+  absl::Status Tables(json* tables) {
     const FigureInputs in{.files = files_,
                           .tlm_path = absl::GetFlag(FLAGS_tlm),
                           .machine = &machine_,
@@ -336,24 +359,34 @@ class Bench {
                           .unordered = absl::GetFlag(FLAGS_unordered),
                           .fine = absl::GetFlag(FLAGS_fine),
                           .seed = absl::GetFlag(FLAGS_seed)};
-    const std::vector<std::string> wanted = absl::GetFlag(FLAGS_tables);
-    json tables = json::object();
-    if (Wanted(wanted, "grid")) tables["grid"] = GridFigure(in);
-    if (Wanted(wanted, "e2e")) tables["end_to_end"] = EndToEndFigure(in);
-    if (Wanted(wanted, "speedup")) tables["speedup"] = SpeedUpFigure(in);
-    if (Wanted(wanted, "concise")) {
-      WITHY_ASSIGN_OR_RETURN(tables["concise"], ConciseFigure(in));
+    struct Table {
+      const char* name;
+      const char* key;
+      std::function<absl::StatusOr<json>(const FigureInputs&)> make;
+    };
+    const Table all[] = {{"grid", "grid", GridFigure},
+                         {"e2e", "end_to_end", EndToEndFigure},
+                         {"speedup", "speedup", SpeedUpFigure},
+                         {"concise", "concise", ConciseFigure},
+                         {"steps", "steps", StepsFigure},
+                         {"tlms", "tlms", TlmFigure},
+                         {"ablation", "ablation", AblationFigure}};
+    std::vector<std::string> missing;
+    for (const Table& table : all) {
+      if (!Wanted(absl::GetFlag(FLAGS_tables), table.name)) continue;
+      // --tables=all means those that there are files for.
+      if (table.name == std::string_view("tlms") && in.other_tlms.empty()) continue;
+      absl::StatusOr<json> made = table.make(in);
+      if (made.ok()) {
+        (*tables)[table.key] = *std::move(made);
+        continue;
+      }
+      missing.push_back(table.name);
+      std::fprintf(stderr, "\ntable %s: %s\n", table.name, made.status().ToString().c_str());
     }
-    if (Wanted(wanted, "steps")) {
-      WITHY_ASSIGN_OR_RETURN(tables["steps"], StepsFigure(in));
-    }
-    if (Wanted(wanted, "tlms") && !in.other_tlms.empty()) {
-      WITHY_ASSIGN_OR_RETURN(tables["tlms"], TlmFigure(in));
-    }
-    if (Wanted(wanted, "ablation")) {
-      WITHY_ASSIGN_OR_RETURN(tables["ablation"], AblationFigure(in));
-    }
-    return tables;
+    if (missing.empty()) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("not made, for the errors above: the table ", absl::StrJoin(missing, ", ")));
   }
 
   // Over all prompts, each read once.
@@ -387,9 +420,7 @@ int main(int argc, char** argv) {
       "[--address unix:PATH --tokens TOKEN,…]",
       argc, argv);
   if (absl::GetFlag(FLAGS_pocket).empty() || absl::GetFlag(FLAGS_model).empty() ||
-      absl::GetFlag(FLAGS_tlm).empty() || absl::GetFlag(FLAGS_requests) < 1 ||
-      absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_threads) < 1 ||
-      absl::GetFlag(FLAGS_load) <= 0 ||
+      absl::GetFlag(FLAGS_tlm).empty() ||
       absl::GetFlag(FLAGS_address).empty() != absl::GetFlag(FLAGS_tokens).empty() ||
       absl::GetFlag(FLAGS_alphas).empty()) {
     std::fprintf(stderr, "withy-bench-slo: %s\n", std::string(absl::ProgramUsageMessage()).c_str());

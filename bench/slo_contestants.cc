@@ -175,16 +175,16 @@ absl::Status Contestants::AddElastic() {
   if (levels.size() < 2) {
     return absl::InvalidArgumentError(
         absl::StrCat(files_.pocket,
-                     " has no levels: make it elastic with `./withy elasticize --model "
-                     "build/pocket/target-f32.gguf --out ",
-                     files_.pocket, "`"));
+                     " has no levels: make an elastic file with `./withy elasticize --model "
+                     "build/pocket/withy-pocket-f32.gguf --out build/pocket/elastic.gguf` and name "
+                     "it by --pocket"));
   }
   if (tlm_.model_levels != levels) {
     return absl::InvalidArgumentError(
         absl::StrCat("the TLM decides among model levels ", absl::StrJoin(tlm_.model_levels, ","),
                      ", the model has ", absl::StrJoin(levels, ","),
-                     ": train it for this model with `./withy train tlm --model ", files_.pocket,
-                     " --out models/withy-pocket-tlm-q8_0.gguf`"));
+                     ": train one for this model with `./withy train tlm --model ", files_.pocket,
+                     " --out build/pocket/tlm.gguf` and name it by --tlm"));
   }
   WITHY_ASSIGN_OR_RETURN(Answers answers,
                          JudgeAll({.path = files_.pocket, .levels = true, .instead = {}}, prompts_,
@@ -243,9 +243,9 @@ absl::Status Contestants::AddFiles(const std::string& method, bool swaps, bool r
   if (files.empty()) {
     return absl::NotFoundError(absl::StrCat(
         files_.baselines, "/", method,
-        "-*.gguf: not there; make them with "
-        "`build/release/bin/withy-baselines --model build/pocket/target-f32.gguf --out ",
-        files_.baselines, "`, or leave them out with --baselines="));
+        "-*.gguf: not there; make them with `./withy train comparisons --model "
+        "build/pocket/withy-pocket-f32.gguf`, which writes build/comparisons/baselines, or leave "
+        "them out with --baselines ''"));
   }
   Family family{.name = method, .variants = {}};
   std::vector<Answers> tables;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -12,6 +13,7 @@
 #include "bench/slo_report.h"
 #include "bench/slo_sparse.h"
 #include "bench/slo_trace.h"
+#include "bench/slo_wishes.h"
 #include "engine/model/testing.h"
 
 namespace withy::bench {
@@ -19,6 +21,7 @@ namespace {
 
 using testing::Each;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 TEST(Trace, RequestsFollowTheSkewness) {
   EXPECT_THAT(RequestsByApp(600, 0), Each(100u));
@@ -278,6 +281,40 @@ TEST_F(BoardTest, EveryCallEndsAndNoneIsFasterThanItsOwnWork) {
   }
   const std::vector<SloOutcome> again = Run(calls);
   for (size_t i = 0; i < outcomes.size(); ++i) EXPECT_EQ(outcomes[i].ttft_ms, again[i].ttft_ms);
+}
+
+TEST(Wishes, WhatCannotBeHadIsRefusedByFlagAndValue) {
+  const SloWishes usual{.alphas = {"0", "0.25"}, .tables = {"grid"}};
+  EXPECT_TRUE(CheckWishes(usual).ok());
+  const auto refusal = [&](const auto& change) {
+    SloWishes wishes = usual;
+    change(wishes);
+    return std::string(CheckWishes(wishes).message());
+  };
+  using W = SloWishes&;
+  for (const char* alpha : {"nan", "inf", "5.5", "-6", "x", ""}) {
+    EXPECT_THAT(refusal([&](W w) { w.alphas = {alpha}; }),
+                HasSubstr(absl::StrCat("--alphas: \"", alpha, "\"")));
+  }
+  EXPECT_EQ(refusal([](W w) { w.real = {"0.5"}; }),
+            "--real: \"0.5\" is none of --alphas (0, 0.25) nor all");
+  EXPECT_EQ(refusal([](W w) { w.real = {"all"}; }), "");
+  EXPECT_THAT(refusal([](W w) { w.tables = {"gird"}; }),
+              HasSubstr("--tables: \"gird\" is none of grid, e2e"));
+  EXPECT_THAT(refusal([](W w) { w.tables = {"tlms"}; }), HasSubstr("--tlms NAME=FILE.gguf"));
+  EXPECT_EQ(refusal([](W w) { w.tables = {"all"}; }), "") << "those that there are files for";
+  EXPECT_THAT(refusal([](W w) { w.tlms = {"small"}; }), HasSubstr("\"small\" is not NAME="));
+  EXPECT_THAT(refusal([](W w) { w.tlms = {"a=/none.gguf"}; }), HasSubstr("--tlms /none.gguf"));
+  EXPECT_THAT(refusal([](W w) {
+                w.files = {{"fine", "/none.gguf"}};
+              }),
+              HasSubstr("--fine /none.gguf"));
+  EXPECT_THAT(refusal([](W w) { w.calls = "/none/calls"; }), HasSubstr("/none/calls"));
+  EXPECT_THAT(refusal([](W w) { w.load = 0; }), HasSubstr("--load is 0"));
+  EXPECT_THAT(refusal([](W w) { w.load = std::nan(""); }), HasSubstr("--load is nan"));
+  EXPECT_THAT(refusal([](W w) { w.requests = 0; }), HasSubstr("--requests is 0"));
+  EXPECT_THAT(refusal([](W w) { w.rounds = -1; }), HasSubstr("--rounds is -1"));
+  EXPECT_THAT(refusal([](W w) { w.threads = 0; }), HasSubstr("--threads is 0"));
 }
 
 TEST(Headline, ComparesWhatRanForRealWithSimulatedBaselines) {

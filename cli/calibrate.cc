@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -247,6 +249,11 @@ absl::StatusOr<Run> RunFromArgs(const Args& args) {
 absl::StatusOr<CalibrationReport> Calibrate(const Args& args, const Run& run) {
   WITHY_ASSIGN_OR_RETURN(v1::Config config, LoadConfig(args.Get("config")));
   if (args.Has("model")) config.mutable_model()->set_path(args.Get("model"));
+  const std::string tlm = TlmPath(args, config);
+  if (std::error_code error; !tlm.empty() && !std::filesystem::is_regular_file(tlm, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("the TLM ", tlm, " is not there: give its file, or --tlm off"));
+  }
   const bool is_draft = config.model().path() == config.draft().path();
   WarnIfBusy(args, run.board);
   StopOnSignals();
@@ -254,7 +261,7 @@ absl::StatusOr<CalibrationReport> Calibrate(const Args& args, const Run& run) {
   WITHY_ASSIGN_OR_RETURN(
       report.model,
       CalibrateModel(run, is_draft ? config.draft() : config.model(), config.state_dir()));
-  if (const std::string tlm = TlmPath(args, config); !tlm.empty()) {
+  if (!tlm.empty()) {
     WITHY_ASSIGN_OR_RETURN(report.tlm, CalibrateTlm(run, tlm, config));
   }
   return report;

@@ -5,9 +5,9 @@
 #include <csignal>
 #include <iostream>
 #include <mutex>
+#include <span>
 #include <thread>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
@@ -183,22 +183,9 @@ class Chat {
   }
 
   absl::Status SetSloWords(const std::vector<std::string>& words) {
-    v1::Slo slo;
-    for (size_t i = 1; i < words.size(); ++i) {
-      if (words[i] == "off") continue;
-      if (words[i] == "strict") {
-        slo.set_strict(true);
-        continue;
-      }
-      const std::vector<std::string> parts = absl::StrSplit(words[i], '=');
-      double value = 0;
-      if (parts.size() != 2 || !absl::SimpleAtod(parts[1], &value)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("\"", words[i], "\" must be FIELD=NUMBER, e.g. ttft_ms=200"));
-      }
-      WITHY_RETURN_IF_ERROR(SetSlo(parts[0], value, &slo));
+    if (words.size() > 1) {
+      WITHY_ASSIGN_OR_RETURN(*request_.mutable_slo(), SloFromWords(std::span(words).subspan(1)));
     }
-    if (words.size() > 1) *request_.mutable_slo() = slo;
     const std::string text = request_.slo().ShortDebugString();
     std::cerr << "SLO: " << (text.empty() ? "none" : text) << "\n";
     return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cli/client.h"
 #include "cli/command.h"
@@ -188,6 +189,67 @@ TEST(SettingsTest, EveryFlagReachesItsField) {
   EXPECT_TRUE(SetSlo("tpot_ratio", 0.5, &slo).ok());
   EXPECT_EQ(slo.tpot_ratio(), 0.5);
   EXPECT_FALSE(SetSlo("strict", 1, &slo).ok());
+}
+
+TEST(SettingsTest, AnSloIsAboveZeroAndStrictNeedsOne) {
+  const auto why = [](std::vector<std::string> words) {
+    return std::string(SettingsFromArgs(*Parse(std::move(words))).status().message());
+  };
+  for (const char* bad : {"0", "-1", "nan", "inf"}) {
+    EXPECT_THAT(why({"--slo-ttft-ms", bad}), HasSubstr("it must be a number above 0"));
+    EXPECT_THAT(why({"--slo-tpot-ratio", bad}), HasSubstr("--slo-tpot-ratio is "));
+  }
+  EXPECT_THAT(why({"--strict"}), HasSubstr("--strict has no SLO"));
+  EXPECT_EQ(why({"--strict", "--slo-energy-mj", "5"}), "");
+
+  const auto slo = [](std::vector<std::string> words) { return SloFromWords(words); };
+  EXPECT_EQ(slo({"ttft_ms=200", "strict"})->ttft_ms(), 200);
+  EXPECT_TRUE(slo({"ttft_ms=200", "strict"})->strict());
+  EXPECT_EQ(slo({"off"})->ByteSizeLong(), 0u);
+  for (const char* bad : {"ttft_ms=0", "ttft_ms=-1", "ttft_ms=nan", "strict", "ttft_ms", "x=1"}) {
+    EXPECT_EQ(slo({bad}).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+// What the command prints to stderr and ends with.
+std::pair<int, std::string> RunCommand(const std::vector<Command>& commands,
+                                       const std::string& name, std::vector<std::string> words) {
+  for (const Command& command : commands) {
+    if (command.name != name) continue;
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    testing::internal::CaptureStderr();
+    const int code = command.run(*Args::Parse(command.flags, pointers));
+    return {code, testing::internal::GetCapturedStderr()};
+  }
+  ADD_FAILURE() << "no command " << name;
+  return {};
+}
+
+TEST(CommandTest, RandomWeightsGetTheLevelsThatWereMeant) {
+  const std::string out = ::testing::TempDir() + "/withy_cli_synth.gguf";
+  for (const std::string levels : {"20,,50", "", "20,", "x"}) {
+    const auto [code, err] =
+        RunCommand(ModelCommands(), "models synth",
+                   {"--shape", "tiny", "--out", out, absl::StrCat("--levels=", levels)});
+    EXPECT_EQ(code, kExitUsage) << levels;
+    EXPECT_THAT(err, HasSubstr("--levels takes numbers")) << levels;
+  }
+  const auto [code, err] = RunCommand(ModelCommands(), "models synth",
+                                      {"--shape", "tiny", "--out", out, "--levels=2,50"});
+  EXPECT_EQ(code, kExitFailed);
+  EXPECT_THAT(err, HasSubstr("less than the K and V"));
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST(CommandTest, ATlmThatIsAwayIsNamedBeforeTheModelIsMeasured) {
+  const std::string config = ::testing::TempDir() + "/withy_cli_calibrate.textproto";
+  std::ofstream(config) << "model { path: \"/none.gguf\" }\n";
+  const auto [code, err] = RunCommand(CalibrateCommands(), "calibrate",
+                                      {"--config", config, "--tlm", "/nonexistent/tlm.gguf"});
+  EXPECT_EQ(code, kExitFailed);
+  EXPECT_THAT(err, AllOf(HasSubstr("/nonexistent/tlm.gguf is not there"), HasSubstr("--tlm off")));
+  std::filesystem::remove(config);
 }
 
 TEST(SettingsTest, ATimeoutIsAboveZero) {

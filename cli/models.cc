@@ -84,8 +84,9 @@ int RunSynth(const Args& args) {
   if (!args.Has("out")) return FailUsage("models synth takes --shape NAME --type TYPE --out FILE");
   auto shape = engine::FindSynthShape(args.Get("shape", "tinyllama-1.1b"));
   if (!shape.ok()) return FailUsage(ToStd(shape.status().message()));
-  for (const absl::string_view part :
-       absl::StrSplit(args.Get("levels", ""), ',', absl::SkipEmpty())) {
+  std::vector<std::string> levels;
+  if (args.Has("levels")) levels = absl::StrSplit(args.Get("levels"), ',');
+  for (const std::string& part : levels) {
     if (!absl::SimpleAtoi(part, &shape->levels.emplace_back())) {
       return FailUsage(absl::StrCat("--levels takes numbers from 1 to 99, such as 20,50,80; \"",
                                     part, "\" is none"));

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <limits>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "cli/utf8.h"
@@ -86,14 +89,32 @@ absl::Status FillLimits(const Args& args, v1::Limits* limits) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTarget(const std::string& name, double value) {
+  if (std::isfinite(value) && value > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, ": it must be a number above 0"));
+}
+
+bool AsksForSpeed(v1::Slo slo) {
+  slo.clear_strict();
+  return slo.ByteSizeLong() > 0;
+}
+
 absl::Status FillSlo(const Args& args, v1::Slo* slo) {
   for (const char* field : kSloFields) {
     std::string flag = absl::StrCat("slo-", field);
     for (char& c : flag) c = c == '_' ? '-' : c;
     WITHY_ASSIGN_OR_RETURN(const auto value, args.Number(flag));
-    if (value) WITHY_RETURN_IF_ERROR(SetSlo(field, *value, slo));
+    if (!value) continue;
+    WITHY_RETURN_IF_ERROR(CheckTarget("--" + flag, *value));
+    WITHY_RETURN_IF_ERROR(SetSlo(field, *value, slo));
   }
-  if (args.Has("strict")) slo->set_strict(true);
+  if (!args.Has("strict")) return absl::OkStatus();
+  if (!AsksForSpeed(*slo)) {
+    return absl::InvalidArgumentError(
+        "--strict has no SLO to be strict about: give one too, e.g. --slo-ttft-ms 200");
+  }
+  slo->set_strict(true);
   return absl::OkStatus();
 }
 
@@ -208,6 +229,30 @@ absl::StatusOr<absl::Duration> TimeoutFromArgs(const Args& args, absl::Duration 
                      kMaxTimeoutS, "; leave it out for ", absl::ToInt64Seconds(fallback)));
   }
   return absl::Seconds(*seconds);
+}
+
+absl::StatusOr<v1::Slo> SloFromWords(std::span<const std::string> words) {
+  v1::Slo slo;
+  for (const std::string& word : words) {
+    if (word == "off") continue;
+    if (word == "strict") {
+      slo.set_strict(true);
+      continue;
+    }
+    const std::vector<std::string> parts = absl::StrSplit(word, '=');
+    double value = 0;
+    if (parts.size() != 2 || !absl::SimpleAtod(parts[1], &value)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", word, "\" must be FIELD=NUMBER, e.g. ttft_ms=200"));
+    }
+    WITHY_RETURN_IF_ERROR(CheckTarget(parts[0], value));
+    WITHY_RETURN_IF_ERROR(SetSlo(parts[0], value, &slo));
+  }
+  if (slo.strict() && !AsksForSpeed(slo)) {
+    return absl::InvalidArgumentError(
+        "strict has no SLO to be strict about: give one too, e.g. ttft_ms=200 strict");
+  }
+  return slo;
 }
 
 absl::Status SetSlo(const std::string& field, double value, v1::Slo* slo) {

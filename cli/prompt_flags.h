@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args);
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args);
 // `fallback` when it is not given. Errors: INVALID_ARGUMENT.
 absl::StatusOr<absl::Duration> TimeoutFromArgs(const Args& args, absl::Duration fallback);
+
+// From what a person types in a chat: FIELD=NUMBER and `strict`, or `off` for none. Errors:
+// INVALID_ARGUMENT.
+absl::StatusOr<v1::Slo> SloFromWords(std::span<const std::string> words);
 
 // Sets one SLO target by the name of its field ("ttft_ms", "tpot_ratio", ...). Errors:
 // INVALID_ARGUMENT.

@@ -7,12 +7,12 @@
 #     --model FILE plain GGUF; F32, F16 or BF16
 #     --out DIR    where the files go (default: build/comparisons)
 #     --torch DIR  directory of an unpacked torch package from PyPI, several times faster than Debian's LibTorch
-#     -- ARGS      of withy-elasticize, for all files with levels
+#     -- ARGS      of withy-elasticize, for all files with levels; --text also of withy-baselines
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd) # what the caller names is meant from where it is called
 
 model=
-out=build/comparisons
+out=$root/build/comparisons
 torch=
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -31,23 +31,51 @@ while [ $# -gt 0 ]; do
   shift "$(($# > 1 ? 2 : 1))"
 done
 if [ -z "$model" ]; then
-  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,10s/^# \{0,1\}//p' "$root/elasticizer/comparisons.sh" >&2
   exit 2
 fi
-if [ ! -f "$model" ]; then
-  echo "comparisons.sh: $model is not there: ./withy train pocket leaves build/pocket/withy-pocket-f32.gguf" >&2
+die() {
+  echo "comparisons.sh: $*" >&2
   exit 1
+}
+[ -f "$model" ] || die "$model is not there: ./withy train pocket leaves build/pocket/withy-pocket-f32.gguf"
+out=$(realpath -m -- "$out")
+[ -z "$torch" ] || torch=$(realpath -m -- "$torch")
+
+text=
+others=() # arguments but the text, which is known by what is in it
+for ((i = 1; i <= $#; ++i)); do
+  case "${!i}" in
+    --text)
+      i=$((i + 1))
+      text=${!i:-}
+      ;;
+    --text=*) text=${!i#*=} ;;
+    *) others+=("${!i}") ;;
+  esac
+done
+[ -z "$text" ] || [ -f "$text" ] || die "--text $text is not there"
+sum() { sha256sum <"$1" | cut -c1-16; }
+made_of="model $(sum "$model") text $(if [ -n "$text" ]; then sum "$text"; else echo corpus; fi) arguments ${others[*]}"
+if [ -f "$out/made-of" ]; then
+  known=$(cat "$out/made-of")
+  [ "$known" = "$made_of" ] ||
+    die "$out was made of \"$known\", not of \"$made_of\": give another --out, or remove the whole directory"
 fi
 
-. elasticizer/offline.sh
-build_offline "$torch" withy-elasticize withy-baselines
-bin=build/offline/bin
+. "$root/elasticizer/offline.sh"
+(
+  cd "$root"
+  build_offline "$torch" withy-elasticize withy-baselines
+)
+bin=$root/build/offline/bin
 mkdir -p "$out"
+echo "$made_of" >"$out/made-of"
 
 elasticize() { # name, arguments
   local file=$out/$1.gguf
   shift
-  [ -f "$file" ] || $bin/withy-elasticize --model="$model" --out="$file" "$@"
+  [ -f "$file" ] || "$bin/withy-elasticize" --model="$model" --out="$file" "$@"
 }
 elasticize ours "$@"
 elasticize gradient "$@" --order=gradient
@@ -57,7 +85,7 @@ elasticize uniform "$@" --measured=false
 elasticize no-anchors "$@" --measured=false --anchors=false
 elasticize no-lora "$@" --recovery_steps=0
 if [ ! -f "$out/baselines/4_bits-100.gguf" ]; then # the last one written
-  $bin/withy-baselines --model="$model" --out="$out/baselines"
+  "$bin/withy-baselines" --model="$model" --out="$out/baselines" --text="$text"
 fi
 
 models=ours=$out/ours.gguf,gradient=$out/gradient.gguf,magnitude=$out/magnitude.gguf,random=$out/random.gguf

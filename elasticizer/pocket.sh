@@ -7,7 +7,7 @@
 #     --threads N  (default: all cores)
 #     --torch DIR  directory of an unpacked torch package from PyPI, several times faster than Debian's LibTorch
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd)
 
 run=build/pocket
 out=models
@@ -15,18 +15,27 @@ threads=$(nproc)
 torch=
 while [ $# -gt 0 ]; do
   case "$1" in
-    --run) run=$2 ;;
-    --out) out=$2 ;;
-    --threads) threads=$2 ;;
-    --torch) torch=$2 ;;
+    --run | --out | --threads | --torch)
+      if [ -z "${2:-}" ]; then
+        echo "pocket.sh: $1 needs a value" >&2
+        exit 2
+      fi
+      ;;
     *)
-      sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+      sed -n '2,8s/^# \{0,1\}//p' "$root/elasticizer/pocket.sh" >&2
       exit 2
       ;;
+  esac
+  case "$1" in # directories are meant from where the caller is
+    --run) run=$(realpath -m -- "$2") ;;
+    --out) out=$(realpath -m -- "$2") ;;
+    --threads) threads=$2 ;;
+    --torch) torch=$(realpath -m -- "$2") ;;
   esac
   shift 2
 done
 
+cd "$root"
 . elasticizer/offline.sh
 build_offline "$torch" withy-train withy-corpus withy-elasticize withy-train-tlm
 bin=build/offline/bin

@@ -1,5 +1,6 @@
 #include "elasticizer/elastic/batches.h"
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "elasticizer/train/batches.h"
 #include "elasticizer/train/chat_encoder.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/weights/shape.h"
 
 namespace withy::elastic {
 namespace {
@@ -75,26 +77,29 @@ absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
                                                const std::string& path,
                                                const BatchOptions& options) {
   WITHY_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  WITHY_ASSIGN_OR_RETURN(const engine::ModelShape shape, engine::ReadShape(model));
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Tokenizer> tokenizer,
                          engine::MakeTokenizer(model));
   const std::vector<int32_t> ids = tokenizer->Encode(text);
-  const int64_t lines_a_batch = std::max<int64_t>(1, options.batch_tokens / options.window_tokens);
-  const int64_t needed = lines_a_batch * options.window_tokens * options.count;
-  if (static_cast<int64_t>(ids.size()) < needed) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": has ", ids.size(), " tokens; ", options.count, " batches of ",
-                     options.batch_tokens, " need ", needed, ": give more text or fewer batches"));
+  const auto tokens = static_cast<int64_t>(ids.size());
+  const int64_t window =
+      std::min({options.window_tokens, options.batch_tokens, int64_t{shape.context_length}});
+  const int64_t lines_a_batch = options.batch_tokens / window;
+  const int64_t count = std::min(options.count, tokens / (lines_a_batch * window));
+  if (count < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": has ", tokens, " tokens; one batch of ",
+                                                   options.batch_tokens, " needs ",
+                                                   lines_a_batch * window, ": give more text"));
   }
   // Windows spread evenly over the text.
-  const int64_t windows = lines_a_batch * options.count;
-  const int64_t step = static_cast<int64_t>(ids.size()) / windows;
+  const int64_t step = tokens / (lines_a_batch * count);
   std::vector<Batch> batches;
-  for (int64_t b = 0; b < options.count; ++b) {
+  for (int64_t b = 0; b < count; ++b) {
     std::vector<Line> lines;
     for (int64_t i = 0; i < lines_a_batch; ++i) {
-      const auto first = ids.begin() + (i * options.count + b) * step;
+      const auto first = ids.begin() + (i * count + b) * step;
       Line& line = lines.emplace_back();
-      line.tokens.assign(first, first + options.window_tokens);
+      line.tokens.assign(first, first + window);
       line.weight.assign(line.tokens.size(), 1.0f);
     }
     batches.push_back(ToBatch(lines));

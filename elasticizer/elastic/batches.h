@@ -28,8 +28,10 @@ struct BatchOptions {
   uint64_t seed = 1;
 };
 
-// Windows of a text file. Errors: from the disk; INVALID_ARGUMENT when the text is too short for
-// options.count batches, naming how many tokens it has and needs; those of MakeTokenizer.
+// Windows of a text file, no longer than the model's context or a batch. A text that is too short
+// for options.count batches gives as many whole ones as it holds. Errors: from the disk;
+// INVALID_ARGUMENT when it does not hold one, naming how many tokens it has and needs; those of
+// ReadShape and MakeTokenizer.
 absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
                                                const std::string& path,
                                                const BatchOptions& options);

@@ -514,6 +514,41 @@ TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
   EXPECT_GT(begun[2].down.a.abs().sum().item<float>(), 0.0f);
 }
 
+// Bytes are tokens of the tiny vocabulary, or nearly.
+TEST_P(ElasticTest, AShortTextGivesAsManyWholeBatchesAsItHolds) {
+  BatchOptions options;
+  options.batch_tokens = 64;
+  options.window_tokens = 32;
+  options.count = 1000;
+  const std::string path = folder_ / "text.txt";
+  std::ofstream(path) << std::string(2000, 'x');
+  const auto batches = TextBatches(*file_, path, options);
+  ASSERT_TRUE(batches.ok()) << batches.status();
+  EXPECT_GT(batches->size(), 1u);
+  EXPECT_LT(batches->size(), 1000u);
+  for (const Batch& batch : *batches)
+    EXPECT_EQ(batch.tokens.sizes(), (std::vector<int64_t>{2, 32}));
+  options.count = 1;
+  EXPECT_EQ(TextBatches(*file_, path, options)->size(), 1u);
+  std::ofstream(path) << "short";
+  const absl::Status status = TextBatches(*file_, path, options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("one batch of 64 needs 64"), std::string::npos) << status;
+}
+
+TEST_P(ElasticTest, NoWindowOfATextIsLongerThanTheModelsContext) {
+  BatchOptions options;
+  options.batch_tokens = 4096;
+  options.window_tokens = 2048;
+  options.count = 1;
+  const std::string path = folder_ / "text.txt";
+  std::ofstream(path) << std::string(40000, 'x');
+  const auto batches = TextBatches(*file_, path, options);
+  ASSERT_TRUE(batches.ok()) << batches.status();
+  EXPECT_EQ((*batches)[0].tokens.size(1), network_->shape().context_length);
+  EXPECT_GT(MeanLoss(*network_, *batches), 0);
+}
+
 // What an interrupted run has done is found again, and nothing of another run.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";

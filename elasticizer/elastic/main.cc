@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -19,11 +20,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/elastic/batches.h"
 #include "elasticizer/elastic/export.h"
 #include "elasticizer/elastic/importance.h"
+#include "elasticizer/elastic/inputs.h"
 #include "elasticizer/elastic/network.h"
 #include "elasticizer/elastic/plan.h"
 #include "elasticizer/elastic/recovery.h"
@@ -32,8 +35,8 @@
 #include "elasticizer/train/runtime.h"
 #include "elasticizer/train/workers.h"
 #include "engine/gguf/reader.h"
-#include "engine/gguf/types.h"
 #include "engine/model/synth.h"
+#include "engine/weights/levels.h"
 
 ABSL_FLAG(std::string, model, "",
           "plain GGUF; F32, F16 or BF16, so that weights are quantised once");
@@ -87,6 +90,10 @@ absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
     }
     levels.push_back(level);
   }
+  if (levels.size() > engine::kMaxLevels) {
+    return absl::InvalidArgumentError(absl::StrCat("--levels names ", levels.size(),
+                                                   "; a file has at most ", engine::kMaxLevels));
+  }
   return levels;
 }
 
@@ -98,20 +105,29 @@ void Show(const std::string& what, int64_t done, int64_t all, Clock::time_point 
                "####################", what.c_str(), 100 * share, left, done == all ? "\n" : "");
 }
 
-void WarnIfQuantised(const engine::GgufFile& file) {
-  for (const engine::TensorInfo& tensor : file.tensors()) {
-    const bool floats = tensor.type == engine::GgmlType::kF32 ||
-                        tensor.type == engine::GgmlType::kF16 ||
-                        tensor.type == engine::GgmlType::kBF16;
-    if (floats) continue;
-    std::fprintf(
-        stderr,
-        "withy-elasticize: warning: %s is quantised already (%s is %s): its weights will be "
-        "quantised a second time; start from F32, F16 or BF16 for the best result\n",
-        file.path().c_str(), tensor.name.c_str(),
-        std::string(engine::TypeName(tensor.type)).c_str());
-    return;
+// What a typing error would otherwise be found by after hours, or by a crash.
+absl::Status CheckFlags() {
+  constexpr int64_t kMany = 1'000'000;
+  WITHY_RETURN_IF_ERROR(
+      CheckFlag("calibration_batches", absl::GetFlag(FLAGS_calibration_batches), 1, kMany));
+  WITHY_RETURN_IF_ERROR(
+      CheckFlag("recovery_batches", absl::GetFlag(FLAGS_recovery_batches), 1, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("recovery_steps", absl::GetFlag(FLAGS_recovery_steps), 0, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("recoveries", absl::GetFlag(FLAGS_recoveries), 1, 100));
+  WITHY_RETURN_IF_ERROR(CheckFlag("trial_steps", absl::GetFlag(FLAGS_trial_steps), 0, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("batch_tokens", absl::GetFlag(FLAGS_batch_tokens), 64, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("rank", absl::GetFlag(FLAGS_rank), 1, engine::kMaxLoraRank));
+  WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 0, 1024));
+  if (const double rate = absl::GetFlag(FLAGS_rate); !(rate > 0 && rate <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rate is ", rate, "; it must be above 0 and at most 1"));
   }
+  const std::string order = absl::GetFlag(FLAGS_order);
+  if (order == "importance" || order == "gradient" || order == "magnitude" || order == "random") {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--order=", order, ": there are importance, gradient, magnitude and random"));
 }
 
 class Job {
@@ -127,20 +143,22 @@ class Job {
     }
     WITHY_ASSIGN_OR_RETURN(percents_, ParseLevels(absl::GetFlag(FLAGS_levels)));
     WITHY_ASSIGN_OR_RETURN(type_, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
+    WITHY_RETURN_IF_ERROR(CheckOutput(out_, {model, absl::GetFlag(FLAGS_text)}));
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(model));
-    WarnIfQuantised(file);
+    WarnIfQuantised("withy-elasticize", file);
     WITHY_ASSIGN_OR_RETURN(
         Network network,
         Network::FromGguf(file, torch::cuda::is_available() ? torch::kCUDA : torch::kCPU));
     const int32_t least = engine::LeastLevel(network.shape());
-    if (!percents_.empty() && percents_.front() < least) {
+    if (percents_.front() < least) {
       return absl::InvalidArgumentError(
           absl::StrCat("--levels=", absl::GetFlag(FLAGS_levels), ": ", percents_.front(),
                        " % is less than the K and V that every level of this model computes; ",
                        least, " % is the least"));
     }
-    WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), Fingerprint(file)));
     WITHY_RETURN_IF_ERROR(ReadText(file));
+    WITHY_ASSIGN_OR_RETURN(const std::string fingerprint, Fingerprint());
+    WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), fingerprint));
     WITHY_RETURN_IF_ERROR(Judge(&network));
     WITHY_RETURN_IF_ERROR(MakeLevels(&network));
     WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_,
@@ -157,35 +175,41 @@ class Job {
     return work.empty() ? out_ + ".work" : work;
   }
 
-  // What the kept results depend on.
-  std::string Fingerprint(const engine::GgufFile& file) const {
+  // What the kept results depend on; of files what is in them, wherever they lie.
+  static absl::StatusOr<std::string> Fingerprint() {
+    WITHY_ASSIGN_OR_RETURN(const std::string model, FileDigest(absl::GetFlag(FLAGS_model)));
+    std::string text = "corpus";
+    if (const std::string path = absl::GetFlag(FLAGS_text); !path.empty()) {
+      WITHY_ASSIGN_OR_RETURN(text, FileDigest(path));
+    }
     return absl::StrCat(
-        "3 ", file.path(), " ", file.bytes().size(), " ", absl::GetFlag(FLAGS_text), " ",
-        absl::GetFlag(FLAGS_levels), " ", absl::GetFlag(FLAGS_calibration_batches), " ",
-        absl::GetFlag(FLAGS_recovery_batches), " ", absl::GetFlag(FLAGS_recovery_steps), " ",
-        absl::GetFlag(FLAGS_recoveries), " ", absl::GetFlag(FLAGS_trial_steps), " ",
-        absl::GetFlag(FLAGS_batch_tokens), " ", absl::GetFlag(FLAGS_rate), " ",
-        absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed), " ", absl::GetFlag(FLAGS_order),
-        " ", absl::GetFlag(FLAGS_anchors), " ", absl::GetFlag(FLAGS_measured));
+        "4 ", model, " ", text, " ", absl::GetFlag(FLAGS_levels), " ",
+        absl::GetFlag(FLAGS_calibration_batches), " ", absl::GetFlag(FLAGS_recovery_batches), " ",
+        absl::GetFlag(FLAGS_recovery_steps), " ", absl::GetFlag(FLAGS_recoveries), " ",
+        absl::GetFlag(FLAGS_trial_steps), " ", absl::GetFlag(FLAGS_batch_tokens), " ",
+        absl::GetFlag(FLAGS_rate), " ", absl::GetFlag(FLAGS_rank), " ", absl::GetFlag(FLAGS_seed),
+        " ", absl::GetFlag(FLAGS_order), " ", absl::GetFlag(FLAGS_anchors), " ",
+        absl::GetFlag(FLAGS_measured));
   }
 
-  absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, int64_t count,
-                                             uint64_t seed) const {
+  static absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file,
+                                                    const std::string& flag, int64_t count,
+                                                    uint64_t seed) {
     BatchOptions options;
     options.batch_tokens = absl::GetFlag(FLAGS_batch_tokens);
     options.count = count;
     options.seed = seed;
-    const std::string text = absl::GetFlag(FLAGS_text);
-    return text.empty() ? CorpusBatches(file, options) : TextBatches(file, text, options);
+    return ReadBatches("withy-elasticize", file, absl::GetFlag(FLAGS_text), flag, options);
   }
 
   // Two texts: levels are judged on one and trained on the other, unless a file has only its own.
   absl::Status ReadText(const engine::GgufFile& file) {
     const uint64_t seed = absl::GetFlag(FLAGS_seed);
-    WITHY_ASSIGN_OR_RETURN(calibration_,
-                           Batches(file, absl::GetFlag(FLAGS_calibration_batches), seed));
-    WITHY_ASSIGN_OR_RETURN(recovery_text_,
-                           Batches(file, absl::GetFlag(FLAGS_recovery_batches), seed + 1000));
+    WITHY_ASSIGN_OR_RETURN(calibration_, Batches(file, "calibration_batches",
+                                                 absl::GetFlag(FLAGS_calibration_batches), seed));
+    WITHY_ASSIGN_OR_RETURN(
+        recovery_text_,
+        Batches(file, "recovery_batches", absl::GetFlag(FLAGS_recovery_batches), seed + 1000));
     return absl::OkStatus();
   }
 
@@ -198,11 +222,8 @@ class Job {
       findings_.units = DrawImportance(*network, seed);
     } else if (order == "gradient") {
       findings_.units = MeasureGradients(*network, calibration_);
-    } else if (order == "importance") {
-      WITHY_ASSIGN_OR_RETURN(findings_.units, UnitsOf(*network, Whole(*network), {}));
     } else {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--order=", order, ": there are importance, gradient, magnitude and random"));
+      WITHY_ASSIGN_OR_RETURN(findings_.units, UnitsOf(*network, Whole(*network), {}));
     }
     Reorder(*network, findings_.units);
     const Clock::time_point start = Clock::now();
@@ -293,7 +314,7 @@ class Job {
   RecoveryOptions RecoveryOf(int32_t percent) const {
     return OptionsOf(percent, absl::GetFlag(FLAGS_recovery_steps));
   }
-  static int64_t Recoveries() { return std::max<int64_t>(1, absl::GetFlag(FLAGS_recoveries)); }
+  static int64_t Recoveries() { return absl::GetFlag(FLAGS_recoveries); }
   const ElasticLevel* Above(size_t i) const {
     return i + 1 < levels_.size() ? &levels_[i + 1] : nullptr;
   }
@@ -417,6 +438,15 @@ class Job {
   std::vector<ElasticLevel> levels_;
 };
 
+absl::Status Run() {
+  WITHY_RETURN_IF_ERROR(CheckFlags());
+  int threads = absl::GetFlag(FLAGS_threads);
+  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  at::set_num_threads(threads);
+  train::TuneRuntime();
+  return Job(threads).Run();
+}
+
 }  // namespace
 }  // namespace withy::elastic
 
@@ -426,11 +456,12 @@ int main(int argc, char** argv) {
       "usage: withy-elasticize --model plain.gguf --out elastic.gguf [--type q8_0] [--text "
       "FILE.txt]",
       argc, argv);
-  int threads = absl::GetFlag(FLAGS_threads);
-  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
-  at::set_num_threads(threads);
-  withy::train::TuneRuntime();
-  const absl::Status status = withy::elastic::Job(threads).Run();
+  absl::Status status;
+  try {
+    status = withy::elastic::Run();
+  } catch (const std::exception& error) {
+    status = withy::elastic::FromLibTorch(error);
+  }
   if (status.ok()) return 0;
   std::fprintf(stderr, "withy-elasticize: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "base/files.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/inflate/inflate.h"
@@ -25,6 +26,7 @@ absl::Status Run() {
     return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=FILE.gguf");
   }
   WITHY_ASSIGN_OR_RETURN(const TargetShape shape, FindTargetShape(name));
+  WITHY_RETURN_IF_ERROR(CheckOutput(out, {model}));
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(model));
   WITHY_ASSIGN_OR_RETURN(const engine::ModelShape source, engine::ReadShape(file));
   const HeadCounts heads = FitHeads(source, shape);

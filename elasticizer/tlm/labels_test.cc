@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -108,8 +109,18 @@ TEST(LineFile, GoesOnAfterAnUnfinishedLine) {
   ASSERT_TRUE(FillLines(5, 1, make, nullptr, &*file).ok());
   EXPECT_THAT(file->lines(), ElementsAre("0", "1", "2", "3", "4"));
   EXPECT_EQ(made, 5);
-  EXPECT_EQ(LineFile::Open(path, "another run").status().code(),
-            absl::StatusCode::kFailedPrecondition);
+}
+
+// What lies beside the lines was made of the same: to remove them alone would not do.
+TEST(LineFile, OfAnotherRunNamesBothAndTheDirectory) {
+  const engine::TempFolder folder("line_file");
+  ASSERT_TRUE(LineFile::Open(folder / "lines", "a run").ok());
+  const absl::Status status = LineFile::Open(folder / "lines", "another run").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  const std::string message(status.message());
+  EXPECT_THAT(message, HasSubstr("\"a run\", not of \"another run\": give another --run"));
+  EXPECT_THAT(message, HasSubstr("the whole directory " +
+                                 std::filesystem::path(folder / "lines").parent_path().string()));
 }
 
 class TargetTest : public testing::Test {

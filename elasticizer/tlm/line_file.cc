@@ -40,9 +40,10 @@ absl::StatusOr<LineFile> LineFile::Open(const std::string& path, const std::stri
     return file;
   }
   if (line != made_of) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " was made of \"", line,
-                                                      "\", not of \"", made_of,
-                                                      "\": remove it, or give another --run"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " was made of \"", line, "\", not of \"", made_of,
+                     "\": give another --run, or remove the whole directory ",
+                     std::filesystem::path(path).parent_path().string()));
   }
   while (std::getline(lines, line)) file.lines_.push_back(line);
   return file;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/flags/flag.h"
+#include "base/files.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "elasticizer/tlm/job.h"
@@ -66,6 +67,15 @@ class ProgressLine {
   int64_t first_ = 0;
 };
 
+// Those that engine::WriteTlm writes.
+absl::StatusOr<engine::GgmlType> FindType(const std::string& name) {
+  if (name == "q8_0" || name == "f16" || name == "bf16" || name == "f32") {
+    return engine::FindSynthType(name);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--type=", name, ": there are q8_0, f16, bf16 and f32"));
+}
+
 absl::StatusOr<JobOptions> OptionsFromFlags() {
   JobOptions options;
   options.model = absl::GetFlag(FLAGS_model);
@@ -82,9 +92,10 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   }
   options.score = stage != "decision";
   options.decision = stage != "score";
-  WITHY_ASSIGN_OR_RETURN(options.type, engine::FindSynthType(absl::GetFlag(FLAGS_type)));
+  WITHY_ASSIGN_OR_RETURN(options.type, FindType(absl::GetFlag(FLAGS_type)));
   options.labels = absl::GetFlag(FLAGS_labels);
   options.from = absl::GetFlag(FLAGS_from);
+  WITHY_RETURN_IF_ERROR(CheckOutput(options.out, {options.model, options.labels, options.from}));
   options.size = {.width = absl::GetFlag(FLAGS_width),
                   .shared_layers = absl::GetFlag(FLAGS_shared_layers)};
   if (options.size.width < 32 || options.size.width > 1024 || options.size.width % 32 != 0) {

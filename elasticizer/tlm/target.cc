@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Target>> Target::Open(const std::string& path,
     return absl::InvalidArgumentError(
         absl::StrCat(path,
                      ": its tokenizer has no <|im_start|>, which the corpus is written with; "
-                     "give a model that was trained on the corpus, or --labels"));
+                     "give a model that was trained on the corpus"));
   }
   return std::unique_ptr<Target>(
       new Target(std::move(model), train::ChatEncoder(std::move(tokenizer))));

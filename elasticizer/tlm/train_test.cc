@@ -283,8 +283,22 @@ TEST_F(TlmTrainTest, ARunMakesATlmThatTheEngineReads) {
   ASSERT_TRUE(RunJob(options).ok());
   EXPECT_EQ(Bytes(options.out), out);
   EXPECT_EQ(Bytes(folder_ / "run/decision_table.jsonl"), table);
-  options.seed = 2;
-  EXPECT_EQ(RunJob(options).code(), absl::StatusCode::kFailedPrecondition);
+  JobOptions other = options;
+  other.seed = 2;
+  EXPECT_EQ(RunJob(other).code(), absl::StatusCode::kFailedPrecondition);
+  // Files are known by what is in them.
+  other = options;
+  other.labels = folder_ / "labels.jsonl";
+  EXPECT_EQ(RunJob(other).code(), absl::StatusCode::kNotFound);
+  std::ofstream(other.labels) << R"({"text": "a b", "keep": [1, 0]})"
+                              << "\n";
+  other.run = folder_ / "labelled";
+  ASSERT_TRUE(RunJob(other).ok());
+  EXPECT_THAT(Bytes(folder_ / "labelled/decision.made-of"), testing::HasSubstr(" model "));
+  ASSERT_TRUE(RunJob(other).ok());
+  std::ofstream(other.labels) << R"({"text": "a b", "keep": [0, 1]})"
+                              << "\n";
+  EXPECT_EQ(RunJob(other).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

@@ -224,6 +224,17 @@ class Synthesizer {
     std::vector<uint32_t> percents;
     std::vector<uint32_t> heads;
     std::vector<uint32_t> neurons;
+    const int32_t least = LeastLevel(shape);
+    if (shape_.levels.size() > kMaxLevels) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(shape_.levels.size(), " levels: a file has at most ", kMaxLevels));
+    }
+    if (shape_.levels.front() >= 1 && shape_.levels.front() < least) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("level ", shape_.levels.front(),
+                       " %: less than the K and V that every level of this shape computes; ", least,
+                       " % is the least"));
+    }
     for (const int32_t percent : shape_.levels) {
       if (percent < 1 || percent > 99 ||
           (!percents.empty() && static_cast<uint32_t>(percent) <= percents.back())) {

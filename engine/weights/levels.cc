@@ -11,9 +11,6 @@
 namespace withy::engine {
 namespace {
 
-constexpr int32_t kMaxLevels = 64;
-constexpr int32_t kMaxRank = 64;
-
 constexpr std::array<std::string_view, kLoraParts> kPartNames = {
     "attn_in.a", "attn_output.a", "ffn_in.a",   "ffn_down.a", "attn_q.b",  "attn_k.b",
     "attn_v.b",  "attn_output.b", "ffn_gate.b", "ffn_up.b",   "ffn_down.b"};
@@ -133,8 +130,8 @@ class Reader {
     WITHY_RETURN_IF_ERROR(CheckNested(table.levels));
     if (file_.Has("withy.lora.rank")) {
       WITHY_ASSIGN_OR_RETURN(const int64_t rank, file_.GetInt("withy.lora.rank"));
-      if (rank < 0 || rank > kMaxRank) {
-        return Wrong("withy.lora.rank", rank, absl::StrCat("0 to ", kMaxRank));
+      if (rank < 0 || rank > kMaxLoraRank) {
+        return Wrong("withy.lora.rank", rank, absl::StrCat("0 to ", kMaxLoraRank));
       }
       table.lora_rank = static_cast<int32_t>(rank);
     }
@@ -143,8 +140,9 @@ class Reader {
 
  private:
   absl::Status Wrong(std::string_view key, int64_t value, std::string_view wanted) const {
-    return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value,
-                                                   "; it must be ", ToAbsl(wanted)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value, "; it must be ",
+                     ToAbsl(wanted), ": make the levels again with ./withy elasticize"));
   }
 
   absl::StatusOr<std::vector<int64_t>> Extents(std::string_view key,
@@ -168,18 +166,24 @@ class Reader {
             absl::StrCat(file_.path(), ": level ", levels[i].percent, " % has ", now.heads,
                          " heads and ", now.neurons, " neurons in layer ", layer, ", level ",
                          levels[i + 1].percent, " % has ", above.heads, " and ", above.neurons,
-                         "; a level must be part of the one above: make the levels again"));
+                         "; a level must be part of the one above: make the levels "
+                         "again with ./withy elasticize"));
       }
     }
     return absl::OkStatus();
   }
 
+  // Whole units of heads are whole panels of attn_output, too.
   absl::StatusOr<LayerExtent> Extent(int64_t heads, int64_t neurons) const {
-    if (heads < 0 || heads > shape_.heads) {
-      return Wrong("withy.level.heads", heads, absl::StrCat("0 to ", shape_.heads));
+    const int32_t unit = shape_.query_heads_per_unit();
+    if (heads < 0 || heads > shape_.heads || heads % unit != 0) {
+      return Wrong("withy.level.heads", heads,
+                   absl::StrCat("a multiple of ", unit, " from 0 to ", shape_.heads));
     }
-    if (neurons < 0 || neurons > shape_.d_ff) {
-      return Wrong("withy.level.neurons", neurons, absl::StrCat("0 to ", shape_.d_ff));
+    const int32_t panel = NeuronPanel(shape_.d_ff);
+    if (neurons < 0 || neurons > shape_.d_ff || (neurons != shape_.d_ff && neurons % panel != 0)) {
+      return Wrong("withy.level.neurons", neurons,
+                   absl::StrCat("a multiple of ", panel, " from 0 to ", shape_.d_ff));
     }
     return LayerExtent{static_cast<int32_t>(heads), static_cast<int32_t>(neurons)};
   }

@@ -15,6 +15,10 @@
 
 namespace withy::engine {
 
+// What a file may have at most.
+inline constexpr int32_t kMaxLevels = 64;
+inline constexpr int32_t kMaxLoraRank = 64;
+
 // What one level computes of one layer: a prefix of the query heads (in packed order) and of the
 // MLP's neurons. 0 leaves attention or the MLP out; where levels do not cut KV heads, K and V are
 // computed all the same, so that the context can go on at another level.

@@ -250,7 +250,9 @@ TEST(WithyctlTest, WhatWouldBeIgnoredIsRefused) {
   for (const std::string words :
        {"status now", "contexts list mine", "status --quiet --json", "generate --logprobs 2 hello",
         "count-tokens --context ctx_1 hello", "generate --timeout-s 0 hello",
-        "apps bind my.app --print --json", "generate --file /", "generate --file /dev/zero"}) {
+        "apps bind my.app --print --json", "generate --file /", "generate --file /dev/zero",
+        "generate --strict hello", "chat --strict", "generate --slo-ttft-ms 0 hello",
+        "models synth --shape tiny --levels 20,,50 --out none.gguf"}) {
     const Ran ran = run(words);
     EXPECT_EQ(ran.code, 2) << words << ": " << ran.err;
     EXPECT_EQ(ran.out, "") << words;
