@@ -25,6 +25,8 @@
 #include "base/status.h"
 #include "bench/held_out.h"
 #include "engine/gguf/reader.h"
+#include "engine/weights/levels.h"
+#include "engine/weights/shape.h"
 
 ABSL_FLAG(std::vector<std::string>, models, {},
           "NAME=FILE.gguf for every level of an elastic file, NAME@LEVEL=FILE.gguf for a plain "
@@ -97,10 +99,9 @@ absl::StatusOr<std::vector<Source>> SourcesFromFlags() {
     }
     if (source.percent == 0) continue;
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(source.path));
-    if (!file.Has("withy.level.percent")) continue;
-    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> percents,
-                           file.GetIntArray("withy.level.percent"));
-    if (percents.empty()) continue;  // as withy-baselines writes it
+    WITHY_ASSIGN_OR_RETURN(const engine::ModelShape shape, engine::ReadShape(file));
+    WITHY_ASSIGN_OR_RETURN(const engine::LevelTable table, engine::ReadLevels(file, shape));
+    if (table.levels.empty()) continue;
     return absl::InvalidArgumentError(absl::StrCat("--models: \"", text, "\": ", source.path,
                                                    " has levels of its own: write ", source.name,
                                                    "=", source.path, " for all of them"));

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
+#include "base/fnv1a.h"
 #include "base/status.h"
 #include "bench/held_out.h"
 #include "bench/slo_trace.h"
@@ -15,22 +17,16 @@
 #include "elasticizer/tlm/decision_table.h"
 #include "elasticizer/tlm/line_file.h"
 #include "elasticizer/tlm/target.h"
-#include "engine/gguf/reader.h"
 
 namespace withy::bench {
 namespace {
 
 using nlohmann::json;
 
-uint64_t Hash(std::span<const uint8_t> bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3u;
-  return hash;
-}
-
 std::string Digest(const std::string& text) {
-  return absl::StrFormat("%016x",
-                         Hash({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+  Fnv1a hash;
+  hash.AddBytes(text);
+  return absl::StrFormat("%016x", hash.value());
 }
 
 std::vector<int32_t> Signed(const std::vector<uint32_t>& levels) {
@@ -78,11 +74,6 @@ absl::Status FromJson(const std::string& text, size_t prompt, TlmTable* table) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::string> FileDigest(const std::string& path) {
-  WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
-  return absl::StrFormat("%016x", Hash(file.bytes()));
-}
 
 absl::StatusOr<std::vector<std::string>> KeptLines(
     const std::string& name, const std::string& made_of, size_t count,

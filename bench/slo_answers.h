@@ -94,9 +94,6 @@ absl::StatusOr<Answers> JudgeAll(const AnswerModel& model, const PromptSet& prom
 // Several tables over whole prompts side by side, in the order of a family's variants.
 Answers Beside(const std::vector<Answers>& tables);
 
-// 16 hex digits that change with any byte of the file. Errors: as engine::GgufFile::Open.
-absl::StatusOr<std::string> FileDigest(const std::string& path);
-
 // Fills a file of lines named after `made_of` and gives the lines: line i is make(i, thread).
 absl::StatusOr<std::vector<std::string>> KeptLines(
     const std::string& name, const std::string& made_of, size_t count,

@@ -37,8 +37,11 @@ ABSL_FLAG(int, threads, 2, "threads");
 namespace withy::elastic {
 namespace {
 
-constexpr const char* kMethods[] = {"layer_dropping", "layer_merging", "attention_dropping"};
-constexpr const char* kQuantised[] = {"8_bits", "4_bits"};
+constexpr const char* kLayerDropping = "layer_dropping";
+constexpr const char* kLayerMerging = "layer_merging";
+constexpr const char* kAttentionDropping = "attention_dropping";
+constexpr const char* k8Bits = "8_bits";
+constexpr const char* k4Bits = "4_bits";
 
 std::string PathOf(const std::string& method, int32_t percent) {
   return absl::StrCat(absl::GetFlag(FLAGS_out), "/", method, "-", percent, ".gguf");
@@ -64,11 +67,11 @@ absl::Status PrepareOut(const std::vector<int32_t>& percents) {
   if (error) return absl::PermissionDeniedError(absl::StrCat(out, ": ", error.message()));
   const std::vector<std::string> inputs = {absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_text)};
   for (const int32_t percent : percents) {
-    for (const char* method : kMethods) {
+    for (const char* method : {kLayerDropping, kLayerMerging, kAttentionDropping}) {
       WITHY_RETURN_IF_ERROR(CheckOutput(PathOf(method, percent), inputs));
     }
   }
-  for (const char* method : kQuantised) {
+  for (const char* method : {k8Bits, k4Bits}) {
     WITHY_RETURN_IF_ERROR(CheckOutput(PathOf(method, 100), inputs));
   }
   return absl::OkStatus();
@@ -99,15 +102,15 @@ class Writer {
 absl::Status WriteLevel(Writer& writer, int32_t percent, const std::vector<int32_t>& layers,
                         const std::vector<int32_t>& attention, const std::vector<Batch>& batches) {
   constexpr engine::GgmlType kType = engine::GgmlType::kQ8_0;
-  WITHY_RETURN_IF_ERROR(writer.Write(kMethods[0], percent, kType, [&](Network& network) {
+  WITHY_RETURN_IF_ERROR(writer.Write(kLayerDropping, percent, kType, [&](Network& network) {
     DropLayers(network, layers, KeptLayers(network.shape().layers, percent));
     return true;
   }));
-  WITHY_RETURN_IF_ERROR(writer.Write(kMethods[1], percent, kType, [&](Network& network) {
+  WITHY_RETURN_IF_ERROR(writer.Write(kLayerMerging, percent, kType, [&](Network& network) {
     MergeLayers(network, KeptLayers(network.shape().layers, percent), batches);
     return true;
   }));
-  return writer.Write(kMethods[2], percent, kType,
+  return writer.Write(kAttentionDropping, percent, kType,
                       [&](Network& network) { return DropAttention(network, attention, percent); });
 }
 
@@ -141,8 +144,8 @@ absl::Status Run() {
     WITHY_RETURN_IF_ERROR(WriteLevel(writer, percent, layers, attention, batches));
   }
   const auto same = [](Network&) { return true; };
-  WITHY_RETURN_IF_ERROR(writer.Write(kQuantised[0], 100, engine::GgmlType::kQ8_0, same));
-  return writer.Write(kQuantised[1], 100, engine::GgmlType::kQ4_0, same);
+  WITHY_RETURN_IF_ERROR(writer.Write(k8Bits, 100, engine::GgmlType::kQ8_0, same));
+  return writer.Write(k4Bits, 100, engine::GgmlType::kQ4_0, same);
 }
 
 }  // namespace

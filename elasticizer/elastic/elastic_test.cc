@@ -515,14 +515,16 @@ TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
 }
 
 // Bytes are tokens of the tiny vocabulary, or nearly.
+absl::StatusOr<std::vector<Batch>> BatchesOf(const engine::GgufFile& file, const std::string& path,
+                                             size_t bytes, const BatchOptions& options) {
+  std::ofstream(path) << std::string(bytes, 'x');
+  return TextBatches(file, path, options);
+}
+
 TEST_P(ElasticTest, AShortTextGivesAsManyWholeBatchesAsItHolds) {
-  BatchOptions options;
-  options.batch_tokens = 64;
-  options.window_tokens = 32;
-  options.count = 1000;
+  BatchOptions options{.batch_tokens = 64, .window_tokens = 32, .count = 1000};
   const std::string path = folder_ / "text.txt";
-  std::ofstream(path) << std::string(2000, 'x');
-  const auto batches = TextBatches(*file_, path, options);
+  const auto batches = BatchesOf(*file_, path, 2000, options);
   ASSERT_TRUE(batches.ok()) << batches.status();
   EXPECT_GT(batches->size(), 1u);
   EXPECT_LT(batches->size(), 1000u);
@@ -530,20 +532,14 @@ TEST_P(ElasticTest, AShortTextGivesAsManyWholeBatchesAsItHolds) {
     EXPECT_EQ(batch.tokens.sizes(), (std::vector<int64_t>{2, 32}));
   options.count = 1;
   EXPECT_EQ(TextBatches(*file_, path, options)->size(), 1u);
-  std::ofstream(path) << "short";
-  const absl::Status status = TextBatches(*file_, path, options).status();
+  const absl::Status status = BatchesOf(*file_, path, 5, options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("one batch of 64 needs 64"), std::string::npos) << status;
 }
 
 TEST_P(ElasticTest, NoWindowOfATextIsLongerThanTheModelsContext) {
-  BatchOptions options;
-  options.batch_tokens = 4096;
-  options.window_tokens = 2048;
-  options.count = 1;
-  const std::string path = folder_ / "text.txt";
-  std::ofstream(path) << std::string(40000, 'x');
-  const auto batches = TextBatches(*file_, path, options);
+  const auto batches = BatchesOf(*file_, folder_ / "text.txt", 40000,
+                                 {.batch_tokens = 4096, .window_tokens = 2048, .count = 1});
   ASSERT_TRUE(batches.ok()) << batches.status();
   EXPECT_EQ((*batches)[0].tokens.size(1), network_->shape().context_length);
   EXPECT_GT(MeanLoss(*network_, *batches), 0);

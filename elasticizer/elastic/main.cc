@@ -82,17 +82,11 @@ absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
   std::vector<int32_t> levels;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     int32_t level = 0;
-    if (!absl::SimpleAtoi(part, &level) || level < 1 || level > 99 ||
-        (!levels.empty() && level <= levels.back())) {
+    if (!absl::SimpleAtoi(part, &level)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--levels=", text, ": \"", part,
-                       "\" must be a number from 1 to 99, more than the one before"));
+          absl::StrCat("--levels=", text, ": \"", part, "\" is no number"));
     }
     levels.push_back(level);
-  }
-  if (levels.size() > engine::kMaxLevels) {
-    return absl::InvalidArgumentError(absl::StrCat("--levels names ", levels.size(),
-                                                   "; a file has at most ", engine::kMaxLevels));
   }
   return levels;
 }
@@ -149,13 +143,8 @@ class Job {
     WITHY_ASSIGN_OR_RETURN(
         Network network,
         Network::FromGguf(file, torch::cuda::is_available() ? torch::kCUDA : torch::kCPU));
-    const int32_t least = engine::LeastLevel(network.shape());
-    if (percents_.front() < least) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--levels=", absl::GetFlag(FLAGS_levels), ": ", percents_.front(),
-                       " % is less than the K and V that every level of this model computes; ",
-                       least, " % is the least"));
-    }
+    WITHY_RETURN_IF_ERROR(Annotate(engine::CheckPercents(network.shape(), percents_),
+                                   absl::StrCat("--levels=", absl::GetFlag(FLAGS_levels))));
     WITHY_RETURN_IF_ERROR(ReadText(file));
     WITHY_ASSIGN_OR_RETURN(const std::string fingerprint, Fingerprint());
     WITHY_ASSIGN_OR_RETURN(work_, Work::Open(WorkDirectory(), fingerprint));

@@ -64,6 +64,8 @@ class ForwardPass {
   void Abandon() { steps_.Clear(); }
 
  private:
+  static constexpr ptrdiff_t kStridePad = 16;  // keeps equal columns of rows out of one cache set
+
   // What rows of lower levels compute of one layer, row by row.
   struct Extents {
     std::vector<int> heads;  // that attend; fewer than q_rows has where the context has fewer
@@ -98,10 +100,17 @@ class ForwardPass {
   void AddTap(int32_t layer);
   void AddLogits();
 
+  // Floats between two rows of a matrix of n columns.
+  static ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
+  // Floats of one row's LoRA inputs: of Q, K, V, O, gate, up and down.
+  static size_t LoraStride(int32_t rank) { return 7 * static_cast<size_t>(rank) + kStridePad; }
+
   // The LoRA of row i in a layer, null when it has none for `part`.
   const LoraWeights* LoraOf(int32_t layer, int32_t i, LoraPart part) const;
   // A * inputs of so many rows, which have this LoRA, into lora_in_.
   MatMulArgs LoraInProduct(const LoraWeights& lora, LoraPart in, int32_t first, int32_t rows);
+  // The same for rows [begin, end), at once.
+  void ComputeLoraIn(int32_t layer, LoraPart in, int32_t begin, int32_t end);
   // What PlanLora made of `in`, a part that is computed beside another product; may be empty.
   std::span<const MatMulArgs> LoraProducts(int32_t layer, LoraPart in) const;
   // Calls fn(lora, first row, rows) for rows of [begin, end) side by side that have the same LoRA,

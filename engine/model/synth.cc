@@ -221,28 +221,10 @@ class Synthesizer {
     shape.d_ff = shape_.d_ff;
     std::vector<int32_t> anchors;
     for (int32_t layer = 0; layer < shape.layers; layer += 5) anchors.push_back(layer);
-    std::vector<uint32_t> percents;
+    WITHY_RETURN_IF_ERROR(CheckPercents(shape, shape_.levels));
+    const std::vector<uint32_t> percents(shape_.levels.begin(), shape_.levels.end());
     std::vector<uint32_t> heads;
     std::vector<uint32_t> neurons;
-    const int32_t least = LeastLevel(shape);
-    if (shape_.levels.size() > kMaxLevels) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(shape_.levels.size(), " levels: a file has at most ", kMaxLevels));
-    }
-    if (shape_.levels.front() >= 1 && shape_.levels.front() < least) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("level ", shape_.levels.front(),
-                       " %: less than the K and V that every level of this shape computes; ", least,
-                       " % is the least"));
-    }
-    for (const int32_t percent : shape_.levels) {
-      if (percent < 1 || percent > 99 ||
-          (!percents.empty() && static_cast<uint32_t>(percent) <= percents.back())) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("level ", percent, " %: levels are ascending numbers from 1 to 99"));
-      }
-      percents.push_back(static_cast<uint32_t>(percent));
-    }
     for (const LevelSpec& level : PlanLevels(shape, shape_.levels, anchors)) {
       for (int32_t layer = 0; layer < shape.layers; ++layer) {
         const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];

@@ -239,6 +239,25 @@ int32_t LeastLevel(const ModelShape& shape) {
   return std::max(1, static_cast<int32_t>(std::ceil(100 * share)));
 }
 
+absl::Status CheckPercents(const ModelShape& shape, std::span<const int32_t> percents) {
+  if (percents.size() > kMaxLevels) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(percents.size(), " levels: a file has at most ", kMaxLevels));
+  }
+  for (size_t i = 0; i < percents.size(); ++i) {
+    if (percents[i] < 1 || percents[i] > 99 || (i > 0 && percents[i] <= percents[i - 1])) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("level ", percents[i], " %: levels are ascending numbers from 1 to 99"));
+    }
+  }
+  const int32_t least = LeastLevel(shape);
+  if (percents.empty() || percents.front() >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("level ", percents.front(),
+                   " %: less than the K and V that every level of this shape computes; ", least,
+                   " % is the least"));
+}
+
 std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
                                   std::span<const int32_t> anchors, double head_share) {
   std::vector<LevelSpec> levels(percents.size());

@@ -54,6 +54,11 @@ double LayerParameters(const ModelShape& shape, const LayerExtent& extent);
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share = 1.0, const LevelSpec* above = nullptr);
 
+// Whether a file may have these levels beside the full one, in per cent. Errors: INVALID_ARGUMENT
+// naming the level and the limit (ascending from 1 to 99, at most kMaxLevels, none below
+// LeastLevel).
+absl::Status CheckPercents(const ModelShape& shape, std::span<const int32_t> percents);
+
 // The least level that a model can have, in per cent: K and V, which levels compute where they do
 // not cut KV heads. One below it would be larger than it says.
 int32_t LeastLevel(const ModelShape& shape);
