@@ -36,7 +36,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kPromptTokens = 256;
 constexpr int32_t kSteps = 16;
-constexpr int kSwitchRounds = 2;  // times --rounds
+constexpr int kSpeedRounds = 2;   // times --rounds
+constexpr int kSwitchRounds = 2;  // likewise
 constexpr int kFirstJudged = 30;  // per cent; levels below are shown only
 constexpr std::array<int32_t, 4> kNestedPercents = {20, 40, 70, 100};
 
@@ -154,42 +155,58 @@ double PromptFlops(const engine::ModelInfo& info, const engine::LevelInfo& level
   return kPromptTokens * (static_cast<double>(level.flops_per_token) - head) + head;
 }
 
+// Times of one level in milliseconds, round by round, and as shares of what the full level took in
+// the same round: so that an hour in which the machine is slower moves both.
+struct Times {
+  std::vector<double> ms, shares;
+};
+
+void AddShares(std::vector<Times>& levels) {
+  for (Times& level : levels) level.shares.push_back(level.ms.back() / levels.back().ms.back());
+}
+
+// Says what a level took beside what it was said to take; returns how far off that is.
+double ReportTimes(const Times& level, double said) {
+  const Spread ms = Summarize(level.ms);
+  const Spread share = Summarize(level.shares);
+  std::fprintf(stderr, " %8.2f (%.2f–%.2f) %7.3f (%.3f–%.3f; %.3f)", ms.median, ms.low, ms.high,
+               share.median, share.low, share.high, said);
+  return std::abs(share.median / said - 1);
+}
+
 absl::Status MeasureSpeed(Levels& levels, Result* result) {
-  const auto count = static_cast<size_t>(levels.count());
-  std::vector<std::vector<double>> ttft(count), tpot(count);
-  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    for (size_t i = 0; i < count; ++i) {
-      const auto level = static_cast<int32_t>(i);
-      WITHY_ASSIGN_OR_RETURN(const double prompt_ms, levels.Prompt(level));
-      ttft[i].push_back(prompt_ms);
-      double sum = 0;
-      for (int32_t step = 0; step < kSteps; ++step) {
-        WITHY_ASSIGN_OR_RETURN(const double ms, levels.Step({level}));
-        sum += ms;
-      }
-      tpot[i].push_back(sum / kSteps);
+  const int32_t count = levels.count();
+  std::vector<Times> ttft(static_cast<size_t>(count)), tpot(static_cast<size_t>(count));
+  for (int round = 0; round < kSpeedRounds * absl::GetFlag(FLAGS_rounds); ++round) {
+    for (int32_t level = 0; level < count; ++level) {
+      WITHY_ASSIGN_OR_RETURN(const double ms, levels.Prompt(level));
+      ttft[static_cast<size_t>(level)].ms.push_back(ms);
     }
+    AddShares(ttft);
+    for (int32_t level = 0; level < count; ++level) {
+      std::vector<double> steps;
+      for (int32_t step = 0; step < kSteps; ++step) {
+        WITHY_ASSIGN_OR_RETURN(steps.emplace_back(), levels.Step({level}));
+      }
+      tpot[static_cast<size_t>(level)].ms.push_back(Summarize(steps).median);
+    }
+    AddShares(tpot);
   }
   const engine::ModelInfo& info = levels.info();
-  const double full_ttft = Summarize(ttft.back()).median;
-  const double full_tpot = Summarize(tpot.back()).median;
-  std::fprintf(stderr, "%7s %22s %17s %22s %17s\n", "level", "TTFT ms (spread)", "of full (said)",
-               "TPOT ms (spread)", "of full (said)");
-  for (size_t i = 0; i < count; ++i) {
+  std::fprintf(stderr, "%7s %25s %27s %25s %27s\n", "level", "TTFT ms (spread)",
+               "of full (spread; said)", "TPOT ms (spread)", "of full (spread; said)");
+  for (size_t i = 0; i < info.levels.size(); ++i) {
     const engine::LevelInfo& level = info.levels[i];
-    const Spread first = Summarize(ttft[i]);
-    const Spread next = Summarize(tpot[i]);
-    const double said_ttft = PromptFlops(info, level) / PromptFlops(info, info.levels.back());
-    const double said_tpot = static_cast<double>(level.weight_bytes) /
-                             static_cast<double>(info.levels.back().weight_bytes);
-    const double is_ttft = first.median / full_ttft;
-    const double is_tpot = next.median / full_tpot;
-    std::fprintf(stderr, "%5d %% %8.1f (%.1f–%.1f) %7.3f (%.3f) %9.2f (%.2f–%.2f) %9.3f (%.3f)\n",
-                 level.percent, first.median, first.low, first.high, is_ttft, said_ttft,
-                 next.median, next.low, next.high, is_tpot, said_tpot);
+    std::fprintf(stderr, "%5d %%", level.percent);
+    const double ttft_error =
+        ReportTimes(ttft[i], PromptFlops(info, level) / PromptFlops(info, info.levels.back()));
+    const double tpot_error =
+        ReportTimes(tpot[i], static_cast<double>(level.weight_bytes) /
+                                 static_cast<double>(info.levels.back().weight_bytes));
+    std::fprintf(stderr, "\n");
     if (level.percent < kFirstJudged) continue;
-    result->ttft_error_max = std::max(result->ttft_error_max, std::abs(is_ttft / said_ttft - 1));
-    result->tpot_error_max = std::max(result->tpot_error_max, std::abs(is_tpot / said_tpot - 1));
+    result->ttft_error_max = std::max(result->ttft_error_max, ttft_error);
+    result->tpot_error_max = std::max(result->tpot_error_max, tpot_error);
   }
   return absl::OkStatus();
 }
