@@ -37,13 +37,13 @@ std::string AnswerStream::Show(std::string text) {
 std::string AnswerStream::Push(int32_t id) {
   if (tokenizer_.IsEndOfGeneration(id)) return Finish(FinishReason::kEndOfTurn);
   ids_.push_back(id);
-  std::string shown = stop_.Push(decoder_.Push(id));
+  std::string shown = Show(stop_.Push(decoder_.Push(id)));
   if (stop_.stopped()) {
     reason_ = FinishReason::kStopString;
   } else if (static_cast<int32_t>(ids_.size()) >= max_tokens_) {
-    return Show(std::move(shown)) + Finish(FinishReason::kMaxTokens);
+    shown += Finish(FinishReason::kMaxTokens);
   }
-  return Show(std::move(shown));
+  return shown;
 }
 
 std::string AnswerStream::Finish(FinishReason reason) {
