@@ -173,6 +173,7 @@ class Chat {
       stats_ = !stats_;
     } else if (words[0] == "/new") {
       request_.clear_context_id();
+      dropped_ = 0;
       std::cerr << ContextText() << "\n";
     } else if (words[0] == "/context") {
       std::cerr << (request_.context_id().empty() ? ContextText() : request_.context_id()) << "\n";
@@ -205,7 +206,10 @@ class Chat {
     if (status.ok()) {
       status =
           client_.Generate(request_, timeout_, &cancel, [&](const v1::GenerateResponse& event) {
-            if (event.has_started()) started = event.started();
+            if (event.has_started()) {
+              started = event.started();
+              TellDropped(started.decision().dropped_messages());
+            }
             if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
             if (event.has_finished()) finished = event.finished();
           });
@@ -220,12 +224,22 @@ class Chat {
     if (status.ok() && stats_) std::cerr << StatsText(request_.slo(), started, finished);
   }
 
+  // Once for each time that the window moves.
+  void TellDropped(uint32_t messages) {
+    if (messages > dropped_) {
+      std::cerr << "(the conversation outgrew the window: the model no longer sees its oldest "
+                << messages << " messages)\n";
+    }
+    dropped_ = messages;
+  }
+
   Client& client_;
   InterruptWatcher& watcher_;
   const Args& args_;
   v1::GenerateRequest request_;
   const absl::Duration timeout_;
   bool stats_;
+  uint32_t dropped_ = 0;  // messages of the context that were told to be outside the window
   bool failed_ = false;
 };
 

@@ -53,7 +53,8 @@ int RunShow(const Args& args) {
     return kExitOk;
   }
   for (const v1::ContextMessage& message : context->messages()) {
-    std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "") << ": "
+    std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "")
+              << (message.dropped() ? " (outside the window, not seen any more)" : "") << ": "
               << Printable(message.message().content()) << "\n";
   }
   return kExitOk;

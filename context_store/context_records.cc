@@ -302,6 +302,7 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
       batch.Put(SegmentKey(commit.context_id, record.segments++), segment);
     }
     record.tokens = commit.tokens;
+    record.dropped = commit.dropped;
     record.last_used_unix_ns = clock_.UnixNanos();
     ++record.revision;
     batch.Put(ContextKey(commit.app_id, commit.context_id), Encode(record));

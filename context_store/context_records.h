@@ -58,8 +58,9 @@ struct RecordCommit {
   std::string app_id;
   std::string context_id;             // empty = a stateless call: only the result is kept
   std::vector<std::string> segments;  // appended
-  uint32_t tokens = 0;                // of the whole record after the call
+  uint32_t tokens = 0;                // of the record after the call, within the window
   std::optional<NewResult> result;
+  uint32_t dropped = 0;  // segments that the window has no room for
 };
 
 // Thread-safe. Heads of all contexts are in memory, so lookups and lists do not touch the disk;

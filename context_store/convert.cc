@@ -37,6 +37,7 @@ proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_byte
   info.set_messages(summary.record.segments);
   info.set_tokens(summary.record.tokens);
   info.set_resident_bytes(resident_bytes);
+  info.set_dropped_messages(summary.record.dropped);
   return info;
 }
 
@@ -63,6 +64,7 @@ NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_uni
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
   LeaseOutcome outcome;
   outcome.tokens = commit.context_tokens();
+  outcome.dropped = commit.dropped_segments();
   for (const proto::Segment& segment : commit.appended()) {
     if (!SpansFit(segment)) {
       return absl::InvalidArgumentError(absl::StrCat("segment ", outcome.segments.size(),
@@ -92,12 +94,18 @@ proto::ChunkBlocks ToProto(const ChunkBlocks& blocks) {
   return message;
 }
 
+absl::Status AddSegments(const std::vector<std::string>& segments,
+                         google::protobuf::RepeatedPtrField<proto::Segment>* messages) {
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (!messages->Add()->ParseFromString(segments[i])) return BadSegment(i);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded) {
   proto::LeaseOpened opened;
   opened.set_lease_id(lease);
-  for (size_t i = 0; i < loaded.segments.size(); ++i) {
-    if (!opened.add_segments()->ParseFromString(loaded.segments[i])) return BadSegment(i);
-  }
+  WITHY_RETURN_IF_ERROR(AddSegments(loaded.segments, opened.mutable_segments()));
   for (const ResidentChunk& chunk : loaded.resident) {
     proto::ResidentChunk* message = opened.add_resident();
     *message->mutable_where() = ToProto(chunk.where);
@@ -111,8 +119,11 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
 absl::Status AddMessages(const std::vector<std::string>& segments,
                          proto::GetContextResponse* response) {
   proto::Segment segment;
+  bool leading = true;  // system messages, which are never dropped
+  uint32_t dropped = response->context().dropped_messages();
   for (size_t i = 0; i < segments.size(); ++i) {
     if (!segment.ParseFromString(segments[i])) return BadSegment(i);
+    leading = leading && segment.role() == "system";
     proto::ContextMessage* message = response->add_messages();
     message->mutable_message()->set_role(std::move(*segment.mutable_role()));
     message->mutable_message()->set_content(std::move(*segment.mutable_text()));
@@ -120,6 +131,10 @@ absl::Status AddMessages(const std::vector<std::string>& segments,
     message->set_cancelled(segment.cancelled());
     message->set_model_level_percent(segment.model_level_percent());
     message->set_unix_s(segment.unix_s());
+    if (!leading && dropped > 0) {
+      message->set_dropped(true);
+      --dropped;
+    }
   }
   return absl::OkStatus();
 }

@@ -23,5 +23,8 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
 // The messages of a context. Errors: as above.
 absl::Status AddMessages(const std::vector<std::string>& segments,
                          proto::GetContextResponse* response);
+// Segments as they are stored. Errors: as above.
+absl::Status AddSegments(const std::vector<std::string>& segments,
+                         google::protobuf::RepeatedPtrField<proto::Segment>* messages);
 
 }  // namespace withy::context_store

@@ -49,6 +49,7 @@ class Reader {
     const size_t size = U32();
     return std::string(Take(size));
   }
+  bool AtEnd() const { return in_.empty(); }
   absl::Status Done(const char* what) const {
     if (ok_) return absl::OkStatus();
     return absl::DataLossError(absl::StrCat(what, " ends too early"));
@@ -157,6 +158,7 @@ std::string Encode(const ContextRecord& r) {
       .U32(r.segments)
       .U32(r.tokens)
       .U64(r.revision)
+      .U32(r.dropped)
       .Take();
 }
 
@@ -169,6 +171,7 @@ absl::Status Decode(std::string_view payload, ContextRecord* r) {
   r->segments = in.U32();
   r->tokens = in.U32();
   r->revision = in.U64();
+  if (!in.AtEnd()) r->dropped = in.U32();  // a record of before does not have it
   return in.Done("context record");
 }
 

@@ -29,6 +29,9 @@ struct ContextRecord {
   uint32_t segments = 0;  // keys seg/CONTEXT_ID/0 .. segments - 1
   uint32_t tokens = 0;
   uint64_t revision = 0;  // commits so far
+  // Segments, the oldest after the leading system ones, that the window had no room for in the last
+  // call.
+  uint32_t dropped = 0;
 };
 
 // What a retried request gets. Key: res/APP_ID/REQUEST_ID.

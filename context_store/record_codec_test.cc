@@ -6,7 +6,7 @@ namespace withy::context_store {
 namespace {
 
 TEST(RecordCodec, RecordsComeBack) {
-  const ContextRecord in{"title", "req", 5, -6, 7, 8, 9};
+  const ContextRecord in{"title", "req", 5, -6, 7, 8, 9, 3};
   ContextRecord out;
   ASSERT_TRUE(Decode(Encode(in), &out).ok());
   EXPECT_EQ(out.title, in.title);
@@ -16,6 +16,15 @@ TEST(RecordCodec, RecordsComeBack) {
   EXPECT_EQ(out.segments, in.segments);
   EXPECT_EQ(out.tokens, in.tokens);
   EXPECT_EQ(out.revision, in.revision);
+  EXPECT_EQ(out.dropped, in.dropped);
+}
+
+TEST(RecordCodec, AContextOfAnOlderBuildHasDroppedNothing) {
+  const std::string encoded = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9, 3});
+  ContextRecord out;
+  ASSERT_TRUE(Decode(encoded.substr(0, encoded.size() - sizeof(uint32_t)), &out).ok());
+  EXPECT_EQ(out.revision, 9u);
+  EXPECT_EQ(out.dropped, 0u);
 }
 
 TEST(RecordCodec, ATruncatedRecordIsDataLossAtEveryLength) {

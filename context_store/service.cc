@@ -114,6 +114,20 @@ grpc::ServerUnaryReactor* ContextStoreService::GetContext(Context* context,
   });
 }
 
+grpc::ServerUnaryReactor* ContextStoreService::ReadContext(
+    Context* context, const v1::StoreGetContextRequest* request,
+    v1::ReadContextResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    ContextRecords& contexts = store_.contexts();
+    WITHY_ASSIGN_OR_RETURN(const ContextSummary summary,
+                           contexts.Find(request->app_id(), request->context_id()));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<std::string> segments,
+                           contexts.ReadSegments(request->app_id(), request->context_id()));
+    *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    return AddSegments(segments, response->mutable_segments());
+  });
+}
+
 grpc::ServerUnaryReactor* ContextStoreService::ListContexts(
     Context* context, const v1::StoreListContextsRequest* request,
     v1::ListContextsResponse* response) {

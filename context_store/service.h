@@ -33,6 +33,8 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
                          v1::CreateContextResponse*) override;
   Reactor* GetContext(Context*, const v1::StoreGetContextRequest*,
                       v1::GetContextResponse*) override;
+  Reactor* ReadContext(Context*, const v1::StoreGetContextRequest*,
+                       v1::ReadContextResponse*) override;
   Reactor* ListContexts(Context*, const v1::StoreListContextsRequest*,
                         v1::ListContextsResponse*) override;
   Reactor* DeleteContext(Context*, const v1::StoreDeleteContextRequest*,

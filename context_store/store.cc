@@ -379,7 +379,7 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   }
   absl::StatusOr<uint64_t> revision =
       contexts_->Commit({opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments),
-                         outcome.tokens, std::move(outcome.result)});
+                         outcome.tokens, std::move(outcome.result), outcome.dropped});
   if (revision.ok()) commits_.Add();
   Listeners granted;
   {

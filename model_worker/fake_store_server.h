@@ -151,17 +151,14 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     return {grpc::StatusCode::CANCELLED, "broken"};
   }
 
-  grpc::Status GetContext(grpc::ServerContext* /*context*/,
-                          const v1::StoreGetContextRequest* request,
-                          v1::GetContextResponse* response) override {
+  grpc::Status ReadContext(grpc::ServerContext* /*context*/,
+                           const v1::StoreGetContextRequest* request,
+                           v1::ReadContextResponse* response) override {
     if (request->context_id() != "ctx") return {grpc::StatusCode::NOT_FOUND, "no such context"};
     absl::MutexLock lock(&mutex_);
     response->mutable_context()->set_tokens(context_tokens_);
-    for (const v1::Segment& segment : segments_) {
-      v1::Message* message = response->add_messages()->mutable_message();
-      message->set_role(segment.role());
-      message->set_content(segment.text());
-    }
+    response->mutable_context()->set_dropped_messages(dropped_);
+    for (const v1::Segment& segment : segments_) *response->add_segments() = segment;
     return grpc::Status::OK;
   }
 
@@ -191,6 +188,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     segments_.insert(segments_.end(), commit.appended().begin(), commit.appended().end());
     context_tokens_ = commit.context_tokens();
+    dropped_ = commit.dropped_segments();
     const auto chunks = static_cast<size_t>(commit.chunks_size());
     for (uint32_t i = 0; i < chunks; ++i) {
       if (i >= resident_.size()) {
@@ -247,6 +245,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   Held hold_ ABSL_GUARDED_BY(mutex_);
   Leases leases_ ABSL_GUARDED_BY(mutex_);
   uint32_t context_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t next_block_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<rpc::Server> server_;
 };

@@ -64,7 +64,8 @@ struct OpenedLease {
 struct LeaseCommit {
   std::vector<engine::Segment> appended;
   std::vector<ChunkName> chunks;  // of the whole context; those not named are freed
-  int32_t context_tokens = 0;     // of the whole record
+  int32_t context_tokens = 0;     // of the record, within the window
+  int32_t dropped_segments = 0;   // of the record, for which the window has no room
   std::string request_id;         // empty = nothing to remember for a retry
   std::string request_digest;
   std::string decision;  // wire bytes, stored with the result as they came

@@ -93,19 +93,17 @@ class LeaseClient::Impl {
     v1::StoreGetContextRequest request;
     request.set_app_id(app_id);
     request.set_context_id(context_id);
-    v1::GetContextResponse response;
+    v1::ReadContextResponse response;
     grpc::ClientContext context;
     rpc::SetTimeout(&context, kRpcTimeout);
-    const grpc::Status status = stub_->GetContext(&context, request, &response);
+    const grpc::Status status = stub_->ReadContext(&context, request, &response);
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE) return Away();
     if (!status.ok()) return rpc::FromGrpc(status);
     ContextInfo info;
-    info.tokens = static_cast<int32_t>(response.context().tokens());
     info.resident_bytes = static_cast<int64_t>(response.context().resident_bytes());
-    for (const v1::ContextMessage& message : response.messages()) {
-      engine::Segment& segment = info.segments.emplace_back();
-      segment.role = message.message().role();
-      segment.text = message.message().content();
+    info.dropped_messages = static_cast<int32_t>(response.context().dropped_messages());
+    for (const v1::Segment& segment : response.segments()) {
+      info.segments.push_back(engine::SegmentFromWire(segment));
     }
     return info;
   }

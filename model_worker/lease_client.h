@@ -26,8 +26,8 @@ struct LeaseClientOptions {
 // What a context holds, as the store reports it.
 struct ContextInfo {
   std::vector<engine::Segment> segments;
-  int32_t tokens = 0;  // of the record; 0 before its first call
   int64_t resident_bytes = 0;
+  int32_t dropped_messages = 0;  // that the window had no room for in the last call
 };
 
 // Thread-safe. `tokenizer` must outlive it.

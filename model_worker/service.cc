@@ -202,16 +202,18 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     const size_t recorded = segments.size();
     segments.insert(segments.end(), prompt.begin(), prompt.end());
     WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
-                           parts_.env.encoder.EncodePrompt(
-                               segments, engine::ConversationEncoder::kNoWindow, recorded));
+                           parts_.env.encoder.MeasurePrompt(segments, parts_.env.window, recorded));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
-    // The store's own figure knows ids that text alone does not.
-    const int32_t history = context.tokens > 0 ? context.tokens : encoded.history_tokens;
+    response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));
+    const int32_t history = encoded.history_tokens;
     response->set_context_tokens(static_cast<uint32_t>(history));
+    // The KV stands for what the last call left of the record. Where more has to go now, what stays
+    // moves to other positions and is computed again.
+    const bool as_before = encoded.dropped_segments == context.dropped_messages;
     const engine::KvInfo& kv = parts_.env.model.kv;
     const auto chunk_bytes = static_cast<int64_t>(kv.block_bytes) * kv.layers;
-    const int64_t resident = context.resident_bytes / chunk_bytes * kv.chunk_tokens;
+    const int64_t resident = as_before ? context.resident_bytes / chunk_bytes * kv.chunk_tokens : 0;
     response->set_resident_tokens(static_cast<uint32_t>(std::min<int64_t>(resident, history)));
     response->set_instance(instance_);
     return absl::OkStatus();

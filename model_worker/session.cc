@@ -44,6 +44,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
       std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
+  session->window_moved_ = encoded.dropped_segments > 0;
   CallUsage& usage = session->usage_;
   usage.context_tokens = encoded.history_tokens;
   session->AdoptResident();
@@ -98,7 +99,8 @@ void Session::AdoptResident() {
   while (matching < named && HeadersMatch(opened_.resident[matching])) ++matching;
   if (matching < names.size() && !request_.rebuild) {
     const int32_t end = static_cast<int32_t>(matching) * kChunk + names[matching].tokens;
-    if (matching < named || end <= usage_.context_tokens) {
+    // Where older messages were left out, other tokens stand at these positions now: no fault.
+    if (matching < named || (end <= usage_.context_tokens && !window_moved_)) {
       faulty_chunk_ = static_cast<int32_t>(matching);
     }
   }
@@ -243,20 +245,19 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   return appended;
 }
 
-// Tokens of the whole record with `appended`; `*usable` is how many of the computed ones it begins
-// with.
-int32_t Session::RecordTokens(std::span<const engine::Segment> appended, int32_t* usable) const {
-  *usable = 0;
+// Fills in what the window holds of the record with commit->appended. Returns how many of the
+// computed tokens it begins with.
+int32_t Session::MeasureRecord(LeaseCommit* commit) const {
   std::vector<engine::Segment> record = opened_.segments;
-  record.insert(record.end(), appended.begin(), appended.end());
+  record.insert(record.end(), commit->appended.begin(), commit->appended.end());
   const auto encoded = env_.encoder.EncodeRecord(record, env_.window);
-  if (!encoded.ok()) return static_cast<int32_t>(ids_.size());
+  commit->context_tokens = static_cast<int32_t>(encoded.ok() ? encoded->ids.size() : ids_.size());
+  if (!encoded.ok()) return 0;
+  commit->dropped_segments = encoded->dropped_segments;
   const std::vector<int32_t>& ids = encoded->ids;
   const auto limit = std::min(ids.size(), static_cast<size_t>(computed_));
   const auto end = ids_.begin() + static_cast<int64_t>(limit);
-  *usable =
-      static_cast<int32_t>(std::mismatch(ids_.begin(), end, ids.begin()).first - ids_.begin());
-  return static_cast<int32_t>(ids.size());
+  return static_cast<int32_t>(std::mismatch(ids_.begin(), end, ids.begin()).first - ids_.begin());
 }
 
 std::vector<ChunkName> Session::NameChunks(int32_t tokens) const {
@@ -305,9 +306,7 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) const {
   commit.sampling = request_.answer.sampling;
   if (request_.context_id.empty()) return commit;
   commit.appended = AppendedSegments(unix_s);
-  int32_t usable = 0;
-  commit.context_tokens = RecordTokens(commit.appended, &usable);
-  NameAndStamp(usable, &commit);
+  NameAndStamp(MeasureRecord(&commit), &commit);
   return commit;
 }
 

@@ -115,7 +115,7 @@ class Session {
   bool HeadersMatch(const ResidentChunk& chunk) const;
   void PushChunk(std::span<const uint32_t> blocks);
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
-  int32_t RecordTokens(std::span<const engine::Segment> appended, int32_t* usable) const;
+  int32_t MeasureRecord(LeaseCommit* commit) const;
   std::vector<ChunkName> NameChunks(int32_t tokens) const;
   void NameAndStamp(int32_t tokens, LeaseCommit* commit) const;
   void StampHeaders(std::span<const ChunkName> names, size_t first) const;
@@ -135,6 +135,7 @@ class Session {
   int32_t slots_ = 0;             // tokens that blocks_ has room for
   int32_t read_only_tokens_ = 0;  // KV that was there before
   bool answer_begun_ = false;
+  bool window_moved_ = false;    // history had to be left out
   std::vector<ChunkName> kept_;  // resident chunks that stay in use
   int32_t lowest_kept_level_;    // of kept_, as an index; the full model's where there is none
   std::optional<int32_t> faulty_chunk_;

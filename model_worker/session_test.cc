@@ -224,6 +224,31 @@ TEST_F(SessionTest, FullWindowEndsTheAnswer) {
   EXPECT_EQ(outcome.usage.prompt_tokens + static_cast<int32_t>(outcome.tokens.size()), kWindow);
 }
 
+// Other tokens stand where older messages were left out: what was there is no fault.
+TEST_F(SessionTest, AConversationBeyondItsWindowGoesOnAndReusesWhatItCan) {
+  int32_t moves = 0, dropped = 0;
+  for (int turn = 0; turn < 30; ++turn) {
+    SCOPED_TRACE(turn);
+    auto session = Create(Ask("question number " + std::to_string(turn), 12));
+    ASSERT_NE(session, nullptr);
+    EXPECT_FALSE(session->faulty_chunk().has_value());
+    const CallUsage usage = session->usage();
+    Finish(*session, 16);
+    EXPECT_GE(last_commit_.dropped_segments, dropped);
+    const bool moved = last_commit_.dropped_segments > dropped;
+    moves += moved ? 1 : 0;
+    dropped = last_commit_.dropped_segments;
+    EXPECT_LE(last_commit_.context_tokens, kWindow);
+    if (moved) {
+      EXPECT_EQ(usage.reused_tokens, 0);
+    } else if (turn > 0) {
+      EXPECT_GE(usage.reused_tokens + 1, usage.context_tokens);
+    }
+  }
+  EXPECT_GE(moves, 2);
+  EXPECT_LE(moves, 10);
+}
+
 TEST_F(SessionTest, BlocksThatWereNotAskedForAreRefused) {
   auto session = Create(Ask("hi"));
   ASSERT_TRUE(session->NextClaim(16).has_value());

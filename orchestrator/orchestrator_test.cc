@@ -159,7 +159,7 @@ TEST(OrchestratorTest, PlanRefusesWhatGenerateWould) {
   Authorise(&context);
   const grpc::Status status = board.stub().Plan(&context, Ask(std::string(40'000, 'x')), &response);
   EXPECT_EQ(status.error_code(), StatusCode::OUT_OF_RANGE);
-  EXPECT_THAT(status.error_message(), HasSubstr("need 40000 tokens and the window has 32768"));
+  EXPECT_THAT(status.error_message(), HasSubstr("needs 40000 tokens and the window has 32768"));
 }
 
 // Only the target counts tokens: while it is away, the draft's prompt is as long as the draft says.

@@ -26,6 +26,17 @@ struct PromptLevel {
   engine::PrunedPrompt pruned;
   uint32_t tokens = 0;  // of the prompt
   bool counted = true;  // rendered, not estimated
+  // Of the context before it, as far as the window has room for both.
+  uint32_t context_tokens = 0;
+  uint32_t resident_tokens = 0;  // of these: whose KV is there
+  uint32_t dropped_messages = 0;
+
+  void SetCounts(const v1::TokenizeResponse& counts) {
+    tokens = counts.prompt_tokens();
+    context_tokens = counts.context_tokens();
+    resident_tokens = std::min(context_tokens, counts.resident_tokens());
+    dropped_messages = counts.dropped_messages();
+  }
 };
 
 double LogitOf(const engine::LevelChoice& choice, uint32_t percent) {
@@ -33,6 +44,14 @@ double LogitOf(const engine::LevelChoice& choice, uint32_t percent) {
     if (choice.percents[i] == static_cast<int32_t>(percent)) return choice.logits[i];
   }
   return -std::numeric_limits<double>::infinity();
+}
+
+void TellDropped(uint32_t messages, v1::Decision* decision) {
+  if (messages == 0) return;
+  decision->set_dropped_messages(messages);
+  absl::StrAppend(decision->mutable_explanation(), decision->explanation().empty() ? "" : " ",
+                  "The window has no room for the oldest ", messages,
+                  " messages of the conversation: the model does not see them.");
 }
 
 int64_t AfterMs(int64_t from_ns, double ms) {
@@ -91,7 +110,6 @@ class Preparation {
   DecisionInput input_;
   std::vector<uint32_t> levels_percent_;
   std::vector<LevelCost> level_costs_;
-  uint32_t history_tokens_ = 0;               // without KV
   std::vector<engine::PrunableText> unread_;  // the prompt's messages, where a TLM may shorten them
   uint32_t share_without_examples_ = 100;     // of the prompt's words
   PromptLevels prompts_;                      // ascending; the last is what there is most of
@@ -113,17 +131,15 @@ absl::Status Preparation::Look() {
   WITHY_RETURN_IF_ERROR(CountWhole());
   levels_percent_ = LimitsOf(out_.lane, out_.worker->model()).levels_percent;
   level_costs_ = LevelsOf(*out_.worker);
-  history_tokens_ = out_.tokens.context_tokens() -
-                    std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
   out_.cost = CostOf(*out_.worker);
   live_ = gateway_.live(out_.lane);
   PromptLevel& whole = prompts_.emplace_back();
-  whole.tokens = out_.tokens.prompt_tokens();
+  whole.SetCounts(out_.tokens);
 
   input_.slo = request_.slo();
   input_.fixed_level_percent = request_.model_level_percent();
   input_.fixed_prompt = request_.prompt_level_percent() != 0;
-  input_.reused_tokens = std::min(out_.tokens.context_tokens(), out_.tokens.resident_tokens());
+  input_.reused_tokens = whole.resident_tokens;
   input_.full_idle = PredictFullIdle(out_.cost, live_, ShapeOf(whole, 100, 0));
   input_.speculation_wanted = request_.speculation() == v1::SPECULATION_ON;
   input_.reliability = live_.ReliabilityOf(app_id_);
@@ -195,6 +211,7 @@ std::string Preparation::WhyTlmUnfit() {
 PromptLevel Preparation::ShortenedTo(uint32_t percent,
                                      const std::vector<engine::PrunableText>& messages) {
   PromptLevel level;
+  level.SetCounts(out_.tokens);
   level.percent = level.worth_percent = percent;
   level.pruned = engine::Prune(messages, percent);
   level.counted = level.pruned.pruned_words == 0;
@@ -233,6 +250,7 @@ std::string Preparation::WhyWithoutTlm() {
   const size_t bytes = PromptBytes(request_.prompt());
   for (const int32_t percent : gateway_.tlm_->prompt_levels()) {
     PromptLevel& guess = guesses.emplace_back();
+    guess.SetCounts(out_.tokens);
     guess.percent = guess.worth_percent = static_cast<uint32_t>(percent);
     guess.tokens = EstimatePrunedTokens(live_, out_.tokens.prompt_tokens(), bytes,
                                         bytes * std::max(guess.percent, least) / 100);
@@ -316,7 +334,7 @@ Preparation::PromptLevels Preparation::LevelsFrom(const PromptReading& reading) 
     if (percent < 100) {
       level = ShortenedTo(percent, reading.messages);
     } else {
-      level.tokens = out_.tokens.prompt_tokens();
+      level.SetCounts(out_.tokens);
     }
     level.logit = LogitOf(reading.prompt_level, percent);
   }
@@ -353,7 +371,7 @@ absl::Status Preparation::Count(PromptLevel* level) {
   seen.counted_tokens = counted.prompt_tokens();
   gateway_.LearnFrom(out_.lane, out_.cost, seen);
   live_.pruned_tokens_ratio *= static_cast<double>(counted.prompt_tokens()) / level->tokens;
-  level->tokens = counted.prompt_tokens();
+  level->SetCounts(counted);
   level->counted = true;
   for (PromptLevel& other : prompts_) {
     if (other.counted) continue;
@@ -366,12 +384,12 @@ absl::Status Preparation::Count(PromptLevel* level) {
 CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent,
                                double tlm_ms) const {
   CallShape shape;
-  shape.prefill_tokens = prompt.tokens + history_tokens_;
+  shape.prefill_tokens = prompt.tokens + prompt.context_tokens - prompt.resident_tokens;
   shape.max_tokens =
       request_.limits().max_tokens() != 0 ? request_.limits().max_tokens() : kDefaultMaxTokens;
   shape.level = CostOfLevel(out_.cost, level_costs_, level_percent);
   shape.tlm_ms = tlm_ms;
-  shape.resident_tokens = input_.reused_tokens;
+  shape.resident_tokens = prompt.resident_tokens;
   shape.level_percent = level_percent;
   shape.answer_tokens = live_.AnswerTokensOf(app_id_);
   return shape;
@@ -405,23 +423,26 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
   return candidates;
 }
 
-// What the worker would refuse; one token of the window is the answer's. A guess of the tokens, for
-// the draft while the target is away, refuses nothing.
+// What the worker would refuse: of what stands before the prompt only the system prompt is sure to
+// be left. One token of the window is the answer's. A guess of the tokens, for the draft while the
+// target is away, refuses nothing.
 absl::Status Preparation::CheckWindow(const PromptLevel& prompt) const {
   if (out_.tokens.instance() == 0) return absl::OkStatus();
   const uint32_t window = LimitsOf(out_.lane, out_.worker->model()).context_length;
-  const uint32_t tokens = out_.tokens.context_tokens() + prompt.tokens;
+  const uint32_t tokens = prompt.context_tokens + prompt.tokens;
   if (window == 0 || tokens < window) return absl::OkStatus();
   return absl::OutOfRangeError(absl::StrCat(
-      "the prompt and what stands before it need ", tokens, " tokens and the window has ", window,
-      " (one is the answer's): shorten the prompt, begin a new context, or raise "
-      "model.context_length if the model allows it"));
+      "the prompt", request_.context_id().empty() ? " needs " : " and the system prompt need ",
+      tokens, " tokens and the window has ", window,
+      " (one is the answer's): shorten the prompt, or raise model.context_length if the model "
+      "allows it"));
 }
 
 absl::Status Preparation::Finish() {
   WITHY_ASSIGN_OR_RETURN(out_.decision, Decide(input_));
   PromptLevel& prompt = PromptOf(out_.decision);
   WITHY_RETURN_IF_ERROR(CheckWindow(prompt));
+  TellDropped(prompt.dropped_messages, &out_.decision);
   out_.shape = ShapeOf(prompt, out_.decision.model_level_percent(), tlm_ms_);
   out_.pruned = std::move(prompt.pruned);
   out_.predicted = Predict(out_.cost, live_, out_.shape, load_);

@@ -1,7 +1,6 @@
 #include "engine/session/conversation.h"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <utility>
 
@@ -48,17 +47,58 @@ size_t LeadingSystemSegments(std::span<const Segment> segments) {
   return count;
 }
 
+// Prompts with the answers to them.
+struct Exchanges {
+  std::vector<ExchangeTokens> tokens;
+  std::vector<size_t> first_segment;
+
+  size_t EndSegment(size_t exchange, size_t segments) const {
+    return exchange + 1 < first_segment.size() ? first_segment[exchange + 1] : segments;
+  }
+};
+
+Exchanges ExchangesOf(std::span<const ConversationPart> parts) {
+  Exchanges exchanges;
+  bool in_answer = true;
+  for (const ConversationPart& part : parts) {
+    // A record may open with an answer.
+    if ((!part.answer && in_answer) || exchanges.tokens.empty()) {
+      exchanges.tokens.emplace_back();
+      exchanges.first_segment.push_back(part.first_segment);
+    }
+    in_answer = part.answer;
+    ExchangeTokens& last = exchanges.tokens.back();
+    (part.answer ? last.answer : last.prompt) += static_cast<int32_t>(part.ids.size());
+  }
+  return exchanges;
+}
+
+// `recorded` of the segments that the parts are of are the record.
+void Join(std::span<const ConversationPart> parts, bool answer_follows, size_t recorded,
+          EncodedConversation* result) {
+  result->ids.clear();
+  result->history_tokens = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    result->ids.insert(result->ids.end(), parts[i].ids.begin(), parts[i].ids.end());
+    const bool last = i + 1 == parts.size();
+    if (last ? !answer_follows : parts[i + 1].first_segment <= recorded) {
+      result->history_tokens = static_cast<int32_t>(result->ids.size());
+    }
+  }
+}
+
 }  // namespace
 
 size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head_tokens,
-                         int32_t window) {
+                         int32_t window, size_t droppable) {
   const int64_t limit = window - window / 8;
   size_t first = 0;
   int64_t total = 0;  // of the exchanges kept before the present one
   for (size_t i = 0; i < exchanges.size(); ++i) {
     const int64_t head = first > 0 ? head_tokens : 0;
     if (head + total + exchanges[i].prompt > limit) {
-      while (first < i && head_tokens + total + exchanges[i].prompt > window / 2) {
+      while (first < std::min(i, droppable) &&
+             head_tokens + total + exchanges[i].prompt > window / 2) {
         total -= exchanges[first].prompt + exchanges[first].answer;
         ++first;
       }
@@ -68,9 +108,9 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
   return first;
 }
 
-ConversationEncoder::Part ConversationEncoder::EncodePart(std::span<const TextPiece> pieces,
-                                                          size_t first_segment, bool opens) const {
-  Part part;
+ConversationPart ConversationEncoder::EncodePart(std::span<const TextPiece> pieces,
+                                                 size_t first_segment, bool opens) const {
+  ConversationPart part;
   part.first_segment = first_segment;
   std::string key = CacheKey(pieces, opens);
   if (std::optional<std::vector<int32_t>> known = cache_.Find(key)) {
@@ -83,10 +123,9 @@ ConversationEncoder::Part ConversationEncoder::EncodePart(std::span<const TextPi
   return part;
 }
 
-ConversationEncoder::Part ConversationEncoder::AnswerPart(const Segment& segment,
-                                                          std::string_view text,
-                                                          size_t index) const {
-  Part part;
+ConversationPart ConversationEncoder::AnswerPart(const Segment& segment, std::string_view text,
+                                                 size_t index) const {
+  ConversationPart part;
   if (!segment.token_ids.empty() && segment.tokenizer_fingerprint == tokenizer_.fingerprint()) {
     part.ids = segment.token_ids;
     part.first_segment = index;
@@ -100,7 +139,7 @@ ConversationEncoder::Part ConversationEncoder::AnswerPart(const Segment& segment
 
 absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segments, size_t first,
                                                  bool answer_follows, bool more_follows,
-                                                 std::vector<Part>* parts) const {
+                                                 std::vector<ConversationPart>* parts) const {
   std::vector<ChatMessage> messages;
   messages.reserve(segments.size());
   for (const Segment& segment : segments) {
@@ -130,9 +169,9 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<ConversationEncoder::Part>> ConversationEncoder::EncodeParts(
+absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
     std::span<const Segment> segments, bool answer_follows) const {
-  std::vector<Part> parts;
+  std::vector<ConversationPart> parts;
   for (size_t first = 0; first < segments.size();) {
     const size_t end = RunEnd(segments, first);
     if (IsRaw(segments[first])) {
@@ -152,59 +191,62 @@ absl::StatusOr<std::vector<ConversationEncoder::Part>> ConversationEncoder::Enco
   return parts;
 }
 
+int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head) const {
+  int32_t tokens = 0;
+  for (const Segment& segment : head) {
+    const TextPiece piece{.text = segment.text};
+    const ConversationPart part = EncodePart({&piece, 1}, 0, /*opens=*/false);
+    tokens += kHeadMarkupTokens + static_cast<int32_t>(part.ids.size());
+  }
+  return tokens;
+}
+
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded) const {
-  if (std::any_of(segments.begin(), segments.end(), std::mem_fn(&Segment::LeftOut))) {
-    std::vector<Segment> seen;
-    size_t seen_recorded = 0;
-    for (size_t i = 0; i < segments.size(); ++i) {
-      if (segments[i].LeftOut()) continue;
-      seen.push_back(segments[i]);
-      if (i < recorded) ++seen_recorded;
-    }
-    return EncodeWithin(seen, window, answer_follows, seen_recorded);
+  std::vector<Segment> seen;   // by the model
+  std::vector<size_t> number;  // of each in `segments`
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].LeftOut()) continue;
+    seen.push_back(segments[i]);
+    number.push_back(i);
   }
-  WITHY_ASSIGN_OR_RETURN(std::vector<Part> parts, EncodeParts(segments, answer_follows));
+  const auto recorded_seen = static_cast<size_t>(
+      std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
+  WITHY_ASSIGN_OR_RETURN(std::vector<ConversationPart> parts, EncodeParts(seen, answer_follows));
+  const Exchanges exchanges = ExchangesOf(parts);
+  const size_t count = exchanges.tokens.size();
 
-  std::vector<ExchangeTokens> exchanges;
-  std::vector<size_t> exchange_segment;  // first segment of each
-  bool in_answer = true;
-  for (const Part& part : parts) {
-    if (!part.answer && in_answer) {
-      exchanges.emplace_back();
-      exchange_segment.push_back(part.first_segment);
-    }
-    if (exchanges.empty()) {  // a record that opens with an answer
-      exchanges.emplace_back();
-      exchange_segment.push_back(part.first_segment);
-    }
-    in_answer = part.answer;
-    int32_t& tokens = part.answer ? exchanges.back().answer : exchanges.back().prompt;
-    tokens += static_cast<int32_t>(part.ids.size());
+  // An exchange may go when all of it is recorded. The prompt that is to be answered never does.
+  size_t droppable = 0;
+  while (droppable < count && exchanges.EndSegment(droppable, seen.size()) <= recorded_seen) {
+    ++droppable;
   }
-
-  const size_t head = LeadingSystemSegments(segments);
-  int32_t head_tokens = 0;
-  for (size_t i = 0; i < head; ++i) {
-    head_tokens +=
-        kHeadMarkupTokens + static_cast<int32_t>(tokenizer_.Encode(segments[i].text).size());
-  }
-  const size_t kept = FirstKeptExchange(exchanges, head_tokens, window);
+  if (answer_follows && count > 0) droppable = std::min(droppable, count - 1);
+  const size_t head = LeadingSystemSegments(seen);
+  const int32_t head_tokens = HeadTokens(std::span(seen).first(head));
+  const size_t limit = static_cast<size_t>(answer_follows ? window - 1 : window);
+  size_t kept = FirstKeptExchange(exchanges.tokens, head_tokens, window, droppable);
   EncodedConversation result;
-  if (kept > 0) {
-    std::vector<Segment> shorter(segments.begin(), segments.begin() + static_cast<int64_t>(head));
-    const size_t from = std::max(head, exchange_segment[kept]);
-    shorter.insert(shorter.end(), segments.begin() + static_cast<int64_t>(from), segments.end());
-    result.dropped_segments = static_cast<int32_t>(from - head);
-    recorded -= std::min(recorded, from - head);
-    WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows));
-  }
-  for (size_t i = 0; i < parts.size(); ++i) {
-    result.ids.insert(result.ids.end(), parts[i].ids.begin(), parts[i].ids.end());
-    const bool last = i + 1 == parts.size();
-    if (last ? !answer_follows : parts[i + 1].first_segment <= recorded) {
-      result.history_tokens = static_cast<int32_t>(result.ids.size());
+  while (true) {
+    size_t dropped = 0;  // of `seen`, after the head
+    if (kept > 0) {
+      const size_t from =
+          kept < count ? std::max(head, exchanges.first_segment[kept]) : seen.size();
+      dropped = from - head;
+      std::vector<Segment> shorter(seen.begin(), seen.begin() + static_cast<int64_t>(head));
+      shorter.insert(shorter.end(), seen.begin() + static_cast<int64_t>(from), seen.end());
+      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows));
+      result.dropped_segments = static_cast<int32_t>(
+          (from < seen.size() ? number[from] : segments.size()) - LeadingSystemSegments(segments));
     }
+    Join(parts, answer_follows, recorded_seen - std::min(recorded_seen, dropped), &result);
+    if (result.ids.size() <= limit || kept >= droppable) break;
+    ++kept;  // markup, or a merge across a cut, takes more than was estimated
+  }
+  // A system prompt that fills the window alone leaves nothing that could be kept.
+  if (!answer_follows && result.ids.size() > limit) {
+    result.ids.clear();
+    result.history_tokens = 0;
   }
   return result;
 }
@@ -238,10 +280,14 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeRecord(
   return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size());
 }
 
+absl::StatusOr<EncodedConversation> ConversationEncoder::MeasurePrompt(
+    std::span<const Segment> segments, int32_t window, size_t recorded) const {
+  return EncodeWithin(segments, window, /*answer_follows=*/true, recorded);
+}
+
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodePrompt(
     std::span<const Segment> segments, int32_t window, size_t recorded) const {
-  WITHY_ASSIGN_OR_RETURN(EncodedConversation result,
-                         EncodeWithin(segments, window, /*answer_follows=*/true, recorded));
+  WITHY_ASSIGN_OR_RETURN(EncodedConversation result, MeasurePrompt(segments, window, recorded));
   if (static_cast<int32_t>(result.ids.size()) >= window) {
     return absl::OutOfRangeError(absl::StrCat(
         "the prompt needs ", result.ids.size(), " tokens and the window has ", window,

@@ -29,15 +29,24 @@ struct ExchangeTokens {
 
 // The first exchange that stays when a conversation outgrows its window: whenever a prompt would
 // reach into the last eighth of `window`, the oldest exchanges go until half of it is free.
-// `head_tokens` (system prompt) always stay and are counted in exchanges[0].prompt. A function of
-// each prefix of `exchanges`, so that the choice stays as it is until the window overflows again.
+// `head_tokens` (system prompt) always stay and are counted in exchanges[0].prompt. Only the first
+// `droppable` exchanges may go: the others are the present call's own prompt. A function of each
+// prefix of `exchanges`, so that the choice stays as it is until the window overflows again.
 size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head_tokens,
-                         int32_t window);
+                         int32_t window, size_t droppable);
 
 struct EncodedConversation {
   std::vector<int32_t> ids;
-  int32_t history_tokens = 0;    // of ids: those of the record before this call
-  int32_t dropped_segments = 0;  // oldest segments that the window has no room for
+  int32_t history_tokens = 0;  // of ids: those of the record before this call
+  // Segments of the record that the window has no room for: the oldest after the system prompt.
+  int32_t dropped_segments = 0;
+};
+
+// A stretch of a conversation that is encoded alone.
+struct ConversationPart {
+  std::vector<int32_t> ids;
+  bool answer = false;
+  size_t first_segment = 0;
 };
 
 // Any thread; results depend on arguments alone. Tokenizer and template must outlive it.
@@ -51,15 +60,22 @@ class ConversationEncoder {
       : tokenizer_(tokenizer), chat_(chat) {}
 
   // The ids of a record that ends in an answer (or is empty): what the KV after a call stands for.
+  // At most `window` of them: of a record that was made with a larger window even the last exchange
+  // may be left out.
   // Errors: INVALID_ARGUMENT from the template (role, order), naming the message.
   absl::StatusOr<EncodedConversation> EncodeRecord(std::span<const Segment> segments,
                                                    int32_t window) const;
 
   // The ids up to where the answer to the last segments begins; at most window - 1 of them. The
-  // first `recorded` segments are the record before this call.
-  // Errors: as above; OUT_OF_RANGE naming tokens and limit when the prompt does not fit even alone.
+  // first `recorded` segments are the record before this call, of which the oldest exchanges are
+  // left out where the window has no room for them; what the call brings is never left out.
+  // Errors: as above; OUT_OF_RANGE naming tokens and limit when system prompt and prompt do not fit
+  // even alone.
   absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
                                                    int32_t window, size_t recorded = 0) const;
+  // The same for counting: a prompt that does not fit has its length, too.
+  absl::StatusOr<EncodedConversation> MeasurePrompt(std::span<const Segment> segments,
+                                                    int32_t window, size_t recorded = 0) const;
 
   // Equal for encoders that make the same ids of the same segments, also in another process: of the
   // vocabulary, and of what becomes of a conversation in which every role speaks.
@@ -68,21 +84,18 @@ class ConversationEncoder {
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:
-  struct Part {
-    std::vector<int32_t> ids;
-    bool answer = false;
-    size_t first_segment = 0;
-  };
-
-  absl::StatusOr<std::vector<Part>> EncodeParts(std::span<const Segment> segments,
-                                                bool answer_follows) const;
+  absl::StatusOr<std::vector<ConversationPart>> EncodeParts(std::span<const Segment> segments,
+                                                            bool answer_follows) const;
   absl::Status EncodeMessages(std::span<const Segment> segments, size_t first, bool answer_follows,
-                              bool more_follows, std::vector<Part>* parts) const;
+                              bool more_follows, std::vector<ConversationPart>* parts) const;
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
                                                    int32_t window, bool answer_follows,
                                                    size_t recorded) const;
-  Part EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens) const;
-  Part AnswerPart(const Segment& segment, std::string_view text, size_t index) const;
+  // Tokens of the leading system segments with their markup, about.
+  int32_t HeadTokens(std::span<const Segment> head) const;
+  ConversationPart EncodePart(std::span<const TextPiece> pieces, size_t first_segment,
+                              bool opens) const;
+  ConversationPart AnswerPart(const Segment& segment, std::string_view text, size_t index) const;
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& chat_;

@@ -141,13 +141,97 @@ TEST(ConversationTest, OverflowDropsOldestExchangesAndKeepsTheSystemPrompt) {
   std::vector<Segment> record = {SystemSays("Be kind.")};
   for (int turn = 0; turn < 40; ++turn) {
     record.push_back(UserSays("question number " + std::to_string(turn)));
-    const auto encoded = f.encoder->EncodePrompt(record, 512);
+    const auto encoded = f.encoder->EncodePrompt(record, 512, record.size() - 1);
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     const std::string text = f.Text(encoded->ids);
     EXPECT_LT(encoded->ids.size(), 512u);
     EXPECT_THAT(text, testing::StartsWith("<|im_start|>system\nBe kind."));
     EXPECT_THAT(text, HasSubstr("question number " + std::to_string(turn) + "<|im_end|>"));
     record.push_back(AssistantSays("an answer"));
+  }
+}
+
+TEST(ConversationTest, WhatTheCallBringsIsNeverLeftOut) {
+  const ChatFixture f;
+  std::vector<Segment> segments = {SystemSays("Be kind."), UserSays("an old question"),
+                                   AssistantSays("an old answer")};
+  const size_t recorded = segments.size();
+  for (int example = 0; example < 6; ++example) {
+    segments.push_back(UserSays("example " + std::to_string(example)));
+    segments.push_back(AssistantSays("its answer"));
+  }
+  segments.push_back(UserSays("and this?"));
+  const auto whole = f.encoder->EncodePrompt(segments, kWide, recorded);
+  ASSERT_TRUE(whole.ok());
+  const auto needed = static_cast<int32_t>(whole->ids.size());
+  const auto shorter = f.encoder->EncodePrompt(segments, needed - 20, recorded);
+  ASSERT_TRUE(shorter.ok()) << shorter.status();
+  const std::string text = f.Text(shorter->ids);
+  EXPECT_THAT(text, testing::Not(HasSubstr("old")));
+  EXPECT_THAT(text, HasSubstr("example 0"));
+  EXPECT_EQ(shorter->dropped_segments, 2);
+  EXPECT_EQ(f.encoder->EncodePrompt(segments, needed, 0).status().code(),
+            absl::StatusCode::kOutOfRange)
+      << "nothing of a prompt that brings its own history is dropped in silence";
+  EXPECT_EQ(static_cast<int32_t>(f.encoder->MeasurePrompt(segments, needed, 0)->ids.size()),
+            needed);
+}
+
+// Any record, also one made with a larger window, and any prompt that fits beside the system
+// prompt: it is answered, the system prompt and the whole prompt are there, what is dropped is the
+// oldest, and it is told.
+TEST(ConversationTest, APromptThatFitsAloneIsAnsweredWhateverTheRecordIs) {
+  for (uint32_t seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const ChatFixture f(random() % 2 == 0 ? "chatml" : "zephyr");
+    const auto say = [&](const std::string& mark, uint32_t most) {
+      return mark + std::string(random() % most, 'l');
+    };
+    const auto window = static_cast<int32_t>(32 + random() % 300);
+    const bool raw = random() % 4 == 0;
+    std::vector<Segment> segments;
+    if (!raw && random() % 2 == 0) segments.push_back(SystemSays(say("S", window / 2)));
+    const size_t head = segments.size();
+    const size_t turns = random() % 12;
+    for (size_t turn = 0; turn < turns; ++turn) {
+      const std::string question = say("<" + std::to_string(turn) + ">", 2 * window);
+      segments.push_back(raw ? RawText(question) : UserSays(question));
+      if (random() % 5 == 0) segments.back().kept = {{0, 0}};  // pruned away
+      segments.push_back(AssistantSays(say("A", 2 * window)));
+      if (segments[segments.size() - 2].LeftOut()) segments.back().kept = {{0, 0}};
+    }
+    const size_t recorded = segments.size();
+    const auto record = f.encoder->EncodeRecord(segments, window);
+    ASSERT_TRUE(record.ok()) << record.status();
+    EXPECT_LE(record->ids.size(), static_cast<size_t>(window));
+
+    const std::string question = say("<last>", window);
+    segments.push_back(raw ? RawText(question) : UserSays(question));
+    std::vector<Segment> alone(segments.begin(), segments.begin() + static_cast<int64_t>(head));
+    alone.push_back(segments.back());
+    const bool fits = f.encoder->EncodePrompt(alone, window).ok();
+    const auto encoded = f.encoder->EncodePrompt(segments, window, recorded);
+    // Raw text that follows other text has no beginning-of-sequence token of its own, and so may
+    // fit where it does not alone.
+    if (!fits && !encoded.ok()) continue;
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    EXPECT_LT(encoded->ids.size(), static_cast<size_t>(window));
+    EXPECT_LE(encoded->history_tokens, static_cast<int32_t>(encoded->ids.size()));
+    const std::string text = f.Text(encoded->ids);
+    EXPECT_THAT(text, HasSubstr(question));
+    if (head > 0) {
+      EXPECT_THAT(text, HasSubstr(segments[0].text));
+    }
+    const size_t kept_from = head + static_cast<size_t>(encoded->dropped_segments);
+    ASSERT_LE(kept_from, recorded);
+    for (size_t i = head; i < recorded; ++i) {
+      if (segments[i].LeftOut() || segments[i].role == "assistant") continue;
+      EXPECT_EQ(text.find(segments[i].text.substr(0, segments[i].text.find('>') + 1)) !=
+                    std::string::npos,
+                i >= kept_from)
+          << "segment " << i;
+    }
   }
 }
 
@@ -176,7 +260,7 @@ TEST(FirstKeptExchangeTest, ChoiceStaysUntilTheWindowOverflowsAgain) {
       exchanges.push_back({.prompt = 1 + static_cast<int32_t>(random() % 60),
                            .answer = static_cast<int32_t>(random() % 60)});
       if (i == 0) exchanges[0].prompt += head;
-      const size_t first = FirstKeptExchange(exchanges, head, kWindow);
+      const size_t first = FirstKeptExchange(exchanges, head, kWindow, exchanges.size());
       ASSERT_GE(first, previous);
       ASSERT_LT(first, exchanges.size());
       moves += first != previous ? 1 : 0;

@@ -348,6 +348,69 @@ TEST_F(ServiceTest, AQuietMomentBringsAContextBackToTheFullLevel) {
   EXPECT_GE(next.finished.usage().reused_tokens(), next.finished.usage().context_tokens() - 1);
 }
 
+TEST_F(ServiceTest, AConversationThatOutgrowsItsWindowGoesOn) {
+  StartBoard({"model.context_length=160"});
+  const std::string context = CreateContext(*stub_, token_, "You are brief.");
+  int number = 0;
+  uint32_t dropped = 0;
+  const auto ask = [&](uint32_t max_tokens) {
+    const std::string text = "Question number " + std::to_string(number++);
+    const Answer answer = GenerateWithRetry(*stub_, token_, UserRequest(context, text, max_tokens));
+    EXPECT_TRUE(answer.status.ok()) << text << ": " << answer.status;
+    const v1::Decision& decision = answer.started.decision();
+    EXPECT_EQ(decision.explanation().find("no room for the oldest") != std::string::npos,
+              decision.dropped_messages() > 0)
+        << decision.explanation();
+    EXPECT_EQ(answer.finished.usage().prompt_tokens(), decision.predicted_prompt_tokens() +
+                                                           decision.predicted_reused_tokens() -
+                                                           answer.finished.usage().context_tokens())
+        << "the decision counts what the worker then sees";
+    dropped = decision.dropped_messages();
+    return answer;
+  };
+  for (int i = 0; i < 9; ++i) ask(12);
+  EXPECT_GT(dropped, 0u);
+  EXPECT_EQ(ask(160).finished.reason(), v1::FINISH_REASON_CONTEXT_FULL);
+  ask(12);
+  const auto plan = [&] {
+    grpc::ClientContext client;
+    Authorise(&client, token_);
+    v1::PlanResponse response;
+    const grpc::Status status =
+        stub_->Plan(&client, UserRequest(context, "What would come", 12), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_GT(response.decision().dropped_messages(), 0u);
+  };
+  plan();
+
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, context, &kept).ok());
+  EXPECT_EQ(kept.messages_size(), 1 + 2 * number) << "nothing of the text is lost";
+  EXPECT_EQ(kept.context().dropped_messages(), dropped);
+  for (int i = 0; i < kept.messages_size(); ++i) {
+    EXPECT_EQ(kept.messages(i).dropped(), i > 0 && i <= static_cast<int>(dropped)) << i;
+  }
+
+  for (const std::string process : {"context_store", "model_worker", "orchestrator"}) {
+    board_->Kill(process);
+    board_->Start(process);
+  }
+  ASSERT_TRUE(board_->WaitUntilServing());
+  ask(12);
+  plan();
+
+  // A model with a smaller window than the context was made for.
+  board_->Stop("model_worker");
+  Board smaller({"run_dir=" + board_->dir() + "/run", "state_dir=" + board_->dir() + "/state",
+                 "model.context_length=96"});
+  smaller.Start("model_worker");
+  ASSERT_TRUE(smaller.WaitUntilServing());
+  const uint32_t before = dropped;
+  ask(12);
+  EXPECT_GT(dropped, before);
+  for (int i = 0; i < 4; ++i) ask(12);
+}
+
 TEST_F(ServiceTest, BadRequestsNameTheFieldAndHarmNobody) {
   StartBoard();
   v1::GenerateRequest request = UserRequest("", "x", 8);
