@@ -88,6 +88,35 @@ TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
   }
 }
 
+TEST(Config, DefaultSamplingIsInRangeOrNamed) {
+  for (const std::string section : {"model", "draft"}) {
+    for (const std::string field :
+         {"temperature: -0.5", "temperature: 11", "temperature: nan", "top_p: 0", "top_p: 1.5",
+          "min_p: 1", "repetition_penalty: 0", "repetition_penalty: 11", "repetition_window: 65537",
+          "seed: 4"}) {
+      EXPECT_THAT(Refusal(section + " { sampling { " + field + " } }"),
+                  HasSubstr(section + ".sampling." + field.substr(0, field.find(':')) + " is "));
+    }
+    EXPECT_THAT(Refusal(section + " { max_tokens: 1048577 }"),
+                HasSubstr(section + ".max_tokens is 1048577; it must be between 1 and 1048576"));
+  }
+  proto::Config config;
+  ASSERT_TRUE(ApplyOverride("model.sampling.temperature=0.5", &config).ok());
+  ASSERT_TRUE(ApplyOverride("draft.sampling.temperature=0", &config).ok());
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  EXPECT_EQ(config.model().sampling().temperature(), 0.5f);
+  EXPECT_TRUE(config.draft().sampling().has_temperature());
+}
+
+TEST(Config, TheShippedModelIsGreedyAndAnotherAsItsFileSays) {
+  proto::Config config;
+  config.mutable_draft()->set_path("/m/small.gguf");
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  EXPECT_TRUE(config.model().sampling().has_temperature());
+  EXPECT_EQ(config.model().sampling().temperature(), 0);
+  EXPECT_FALSE(config.draft().sampling().has_temperature());
+}
+
 TEST(Config, WhatEachProcessWouldReadDifferentlyIsRefused) {
   EXPECT_THAT(Refusal("run_dir: \"relative\""), HasSubstr("run_dir is \"relative\""));
   EXPECT_THAT(Refusal("state_dir: \"./state\""), HasSubstr("state_dir is \"./state\""));

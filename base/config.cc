@@ -181,9 +181,51 @@ class Filler {
         filler.CheckRange(absl::StrCat(section, "." #field), (message)->field(), low, high)); \
   } while (false)
 
+// Ranges of types.proto's Sampling.
+absl::Status CheckSampling(const Filler& filler, const std::string& section,
+                           const proto::Sampling& sampling) {
+  struct Field {
+    const char* name;
+    bool set;
+    double value, low, high;
+    bool low_allowed, high_allowed;
+    const char* range;
+  };
+  const Field fields[] = {
+      {"temperature", sampling.has_temperature(), sampling.temperature(), 0, 10, true, true,
+       "from 0 (greedy) to 10"},
+      {"top_p", sampling.has_top_p(), sampling.top_p(), 0, 1, false, true,
+       "above 0 and at most 1 (off)"},
+      {"min_p", sampling.has_min_p(), sampling.min_p(), 0, 1, true, false,
+       "from 0 (off) to below 1"},
+      {"repetition_penalty", sampling.has_repetition_penalty(), sampling.repetition_penalty(), 0,
+       10, false, true, "above 0 and at most 10 (1 is off)"},
+      {"repetition_window", sampling.has_repetition_window(),
+       static_cast<double>(sampling.repetition_window()), 0, 65536, true, true, "from 0 to 65536"}};
+  for (const Field& field : fields) {
+    const bool low = field.low_allowed ? field.value >= field.low : field.value > field.low;
+    const bool high = field.high_allowed ? field.value <= field.high : field.value < field.high;
+    if (!field.set || (low && high)) continue;  // NaN is neither
+    return filler.Refuse(absl::StrCat(section, ".sampling.", field.name), absl::StrCat(field.value),
+                         absl::StrCat("it must be ", field.range));
+  }
+  if (!sampling.has_seed()) return absl::OkStatus();
+  return filler.Refuse(section + ".sampling.seed", absl::StrCat(sampling.seed()),
+                       "leave it out: a seed is for one call, which gives its own");
+}
+
 absl::Status FillModel(const Filler& filler, const std::string& section, std::string_view run,
                        std::string_view process, std::string_view file, proto::ModelConfig* model) {
-  if (model->path().empty()) model->set_path(DefaultModelsDir() + "/" + std::string(file));
+  if (model->path().empty()) {
+    model->set_path(DefaultModelsDir() + "/" + std::string(file));
+    // The pocket models are trained to answer exactly.
+    if (!model->sampling().has_temperature()) model->mutable_sampling()->set_temperature(0);
+  }
+  WITHY_RETURN_IF_ERROR(CheckSampling(filler, section, model->sampling()));
+  if (model->max_tokens() != 0) {
+    WITHY_RETURN_IF_ERROR(
+        filler.CheckRange(section + ".max_tokens", model->max_tokens(), 1, 1 << 20));
+  }
   WITHY_RETURN_IF_ERROR(filler.Listen(section + ".listen",
                                       absl::StrCat(ToAbsl(run), ToAbsl(process), ".sock"),
                                       model->mutable_listen()));

@@ -59,6 +59,7 @@ v1::GenerateRequest RequestFor(const corpus::Record& record, const std::string& 
   v1::GenerateRequest request;
   FillPrompt(record, request.mutable_prompt());
   request.mutable_limits()->set_max_tokens(64);
+  request.mutable_sampling()->set_temperature(0);
   request.set_model(model);
   return request;
 }

@@ -55,6 +55,7 @@ absl::StatusOr<Call> ThroughService(v1::LlmService::Stub& stub, int round) {
   v1::GenerateRequest request;
   request.mutable_prompt()->set_text(Prompt(absl::GetFlag(FLAGS_words), round));
   request.mutable_limits()->set_max_tokens(kAnswerTokens);
+  request.mutable_sampling()->set_temperature(0);
   grpc::ClientContext context;
   context.AddMetadata("authorization", "Bearer " + absl::GetFlag(FLAGS_token));
   rpc::SetTimeout(&context, absl::Seconds(300));

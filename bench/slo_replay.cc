@@ -31,6 +31,7 @@ v1::GenerateRequest RequestFor(const corpus::Record& record, const SloCall& call
   v1::GenerateRequest request;
   FillPrompt(record, request.mutable_prompt());
   request.mutable_limits()->set_max_tokens(call.max_tokens);
+  request.mutable_sampling()->set_temperature(0);
   request.set_speculation(v1::SPECULATION_OFF);
   *request.mutable_slo() = call.slo;
   return request;

@@ -129,8 +129,8 @@ std::string LeftOutLines(const v1::Calibration& record) {
 
 std::string Head(const CalibrationResult& result, int64_t now_unix_ns) {
   const v1::CalibrationKey& key = result.record.key();
-  std::string text = absl::StrCat(Printable(result.name), ": ", key.processor(), ", ",
-                                  key.threads(), key.threads() == 1 ? " thread, " : " threads, ",
+  std::string text = absl::StrCat(OneLine(result.name), ": ", key.processor(), ", ", key.threads(),
+                                  key.threads() == 1 ? " thread, " : " threads, ",
                                   key.kernel_target(), " kernels\n");
   if (!result.measured_now) {
     absl::StrAppend(&text, "measured already, ",

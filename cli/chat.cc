@@ -14,8 +14,10 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/prompt_flags.h"
 #include "cli/stats.h"
+#include "cli/terminal_text.h"
 #include "cli/utf8.h"
 
 namespace withy::cli {
@@ -73,7 +75,9 @@ constexpr char kHelp[] =
     "/stats                        show or hide what was predicted and measured\n"
     "/new                          begin a new context, with the next message\n"
     "/context                      the context's id, to go on later with --context\n"
+    "/help                         this list\n"
     "/quit                         leave\n"
+    "A message may begin with / behind a space.\n"
     "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
 
 // Without its end. False: there is none, or (`too_long`) it is longer than a prompt may be.
@@ -99,7 +103,9 @@ class Chat {
         args_(args),
         request_(std::move(settings)),
         timeout_(timeout),
-        stats_(args.Has("stats")) {}
+        stats_(args.Has("stats")) {
+    request_.set_report_progress(isatty(STDERR_FILENO) != 0);
+  }
 
   // Says now, not after the first message, when the service, the token or --context is no good.
   absl::Status Start() {
@@ -120,7 +126,7 @@ class Chat {
     if (terminal) std::cerr << ContextText() << "; /help lists the commands\n";
     while (true) {
       if (terminal) std::cerr << "> " << std::flush;
-      if (!ReadLine(std::cin, &line, &too_long)) break;
+      if (!std::cout || !ReadLine(std::cin, &line, &too_long)) break;
       if (line.empty()) continue;
       if (line[0] == '/') {
         if (!Do(line)) break;
@@ -177,8 +183,12 @@ class Chat {
       std::cerr << ContextText() << "\n";
     } else if (words[0] == "/context") {
       std::cerr << (request_.context_id().empty() ? ContextText() : request_.context_id()) << "\n";
-    } else {
+    } else if (words[0] == "/help") {
       std::cerr << kHelp;
+    } else {
+      Report(absl::InvalidArgumentError(
+          absl::StrCat("there is no command ", words[0],
+                       ": /help lists them; a message may begin with / behind a space")));
     }
     return true;
   }
@@ -199,6 +209,7 @@ class Chat {
     message.set_role("user");
     message.set_content(line);
     AnswerCancel cancel;
+    PromptProgressBar bar;
     v1::GenerateStarted started;
     v1::GenerateFinished finished;
     watcher_.SetAnswer(&cancel);
@@ -206,22 +217,27 @@ class Chat {
     if (status.ok()) {
       status =
           client_.Generate(request_, timeout_, &cancel, [&](const v1::GenerateResponse& event) {
+            bar.Show(event);
             if (event.has_started()) {
               started = event.started();
               TellDropped(started.decision().dropped_messages());
             }
-            if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
             if (event.has_finished()) finished = event.finished();
+            if (!event.has_delta()) return;
+            std::cout << ForStandardOutput(event.delta().text()) << std::flush;
+            if (!std::cout) cancel.Cancel();  // nobody gets what would follow
           });
     }
     watcher_.SetAnswer(nullptr);
+    bar.Remove();
     std::cout << "\n" << std::flush;
     if (absl::IsCancelled(status)) {
       std::cerr << "(cancelled: what was said stays in the context)\n";
     } else {
       Report(status);
     }
-    if (status.ok() && stats_) std::cerr << StatsText(request_.slo(), started, finished);
+    if (!status.ok()) return;
+    std::cerr << (stats_ ? StatsText(request_.slo(), started, finished) : CutNote(finished));
   }
 
   // Once for each time that the window moves.

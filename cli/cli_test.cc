@@ -17,6 +17,7 @@
 #include "cli/prompt_flags.h"
 #include "cli/stats.h"
 #include "cli/token_files.h"
+#include "cli/token_json.h"
 #include "engine/model/synth.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -183,12 +184,33 @@ TEST(SettingsTest, EveryFlagReachesItsField) {
   EXPECT_EQ(request->model_level_percent(), 60u);
   EXPECT_EQ(request->prompt_level_percent(), 40u);
   EXPECT_EQ(request->model(), "draft");
+  EXPECT_FALSE(request->report_progress()) << "a terminal asks for it";
   EXPECT_FALSE(SettingsFromArgs(*Parse({"--speculation", "maybe"})).ok());
   EXPECT_FALSE(SettingsFromArgs(*Parse({"--worker", "draft", "--model", "x"})).ok());
   v1::Slo slo;
   EXPECT_TRUE(SetSlo("tpot_ratio", 0.5, &slo).ok());
   EXPECT_EQ(slo.tpot_ratio(), 0.5);
   EXPECT_FALSE(SetSlo("strict", 1, &slo).ok());
+}
+
+TEST(SettingsTest, WhatIsNotAskedForIsLeftToTheService) {
+  const auto request = SettingsFromArgs(*Parse({}));
+  ASSERT_TRUE(request.ok());
+  EXPECT_EQ(request->sampling().ByteSizeLong(), 0u);
+  EXPECT_EQ(request->limits().max_tokens(), 0u);
+}
+
+TEST(SettingsTest, GreedyIsATemperatureOfZeroAndNoOther) {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"--greedy"}, {"--temperature", "0"}, {"--greedy", "--temperature", "0"}}) {
+    const auto request = SettingsFromArgs(*Parse(words));
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_TRUE(request->sampling().has_temperature());
+    EXPECT_EQ(request->sampling().temperature(), 0);
+  }
+  EXPECT_THAT(
+      std::string(SettingsFromArgs(*Parse({"--greedy", "--temperature", "1"})).status().message()),
+      HasSubstr("--greedy or --temperature"));
 }
 
 TEST(SettingsTest, AnSloIsAboveZeroAndStrictNeedsOne) {
@@ -284,9 +306,45 @@ TEST(StatsTest, NoVerdictWhereNoSloWasAsked) {
   EXPECT_THAT(StatsText(slo, {}, finished), HasSubstr("SLO missed"));
 }
 
-TEST(OutputTest, TerminalsAreNotFooled) {
-  EXPECT_EQ(Printable("a\x1b[31m\tb\n\x7f"), "a?[31m\tb\n?");
-  EXPECT_EQ(Printable("größe"), "größe");
+TEST(StatsTest, AnAnswerThatWasCutSaysSo) {
+  v1::GenerateFinished finished;
+  finished.mutable_usage()->set_completion_tokens(7);
+  finished.set_reason(v1::FINISH_REASON_END_OF_TURN);
+  EXPECT_EQ(CutNote(finished), "");
+  finished.set_reason(v1::FINISH_REASON_MAX_TOKENS);
+  EXPECT_THAT(CutNote(finished), AllOf(HasSubstr("cut after 7 tokens"), HasSubstr("--max-tokens")));
+  finished.set_reason(v1::FINISH_REASON_CONTEXT_FULL);
+  EXPECT_THAT(CutNote(finished), HasSubstr("the window is full"));
+}
+
+TEST(StatsTest, SaysHowTheAnswerWasDrawn) {
+  v1::GenerateFinished finished;
+  v1::Sampling& sampling = *finished.mutable_sampling();
+  sampling.set_temperature(0.7f);
+  sampling.set_top_p(0.95f);
+  sampling.set_repetition_penalty(1.1f);
+  sampling.set_seed(5);
+  EXPECT_THAT(StatsText({}, {}, finished),
+              HasSubstr("temperature 0.7, top-p 0.95, repetition penalty 1.1, seed 5\n"));
+  sampling.Clear();
+  sampling.set_temperature(0);
+  EXPECT_THAT(StatsText({}, {}, finished), HasSubstr("greedy\n"));
+}
+
+TEST(TokensTest, HaveTextInJson) {
+  v1::GenerateDelta delta;
+  v1::Token& token = *delta.add_tokens();
+  token.set_id(3);
+  token.set_text(" \"the\"");
+  token.set_logprob(-0.5f);
+  v1::TokenAlternative& other = *token.add_alternatives();
+  other.set_id(4);
+  other.set_text("\xE2\x82");
+  other.set_logprob(-1);
+  EXPECT_EQ(TokensJson(delta.tokens()),
+            "{\"tokens\":[{\"id\":3,\"text\":\" \\\"the\\\"\",\"logprob\":-0.5,\"alternatives\":"
+            "[{\"id\":4,\"text\":\"\xEF\xBF\xBD\",\"bytes\":[226,130],\"logprob\":-1.0}]}]}");
+  EXPECT_EQ(TokensJson({}), "{\"tokens\":[]}");
 }
 
 TEST(OutputTest, SizesTimesTables) {
@@ -394,12 +452,23 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   EXPECT_TRUE(good->problems.empty());
   EXPECT_GT(good->shape.layers, 0);
   EXPECT_THAT(InspectionText(*good), HasSubstr("Q8_0"));
+  EXPECT_THAT(InspectionText(*good), HasSubstr(" a token"));
   EXPECT_THAT(InspectionJson(*good), HasSubstr("\"can_be_served\":true"));
 
   std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
   EXPECT_FALSE(Inspect(path, "").ok());
   std::filesystem::remove(path);
   EXPECT_EQ(Inspect(path, "").status().code(), absl::StatusCode::kNotFound);
+}
+
+// The figure of docs/operations.md.
+TEST(InspectTest, A11BLlamaTakes12KiBOfKvAToken) {
+  Inspection inspection;
+  inspection.shape.layers = 22;
+  inspection.shape.kv_heads = 4;
+  inspection.shape.head_dim = 64;
+  EXPECT_THAT(InspectionJson(inspection), HasSubstr("\"kv_bytes_per_token\":12056"));
+  EXPECT_THAT(InspectionText(inspection), HasSubstr("11.8 KiB a token"));
 }
 
 TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {

@@ -2,16 +2,19 @@
 
 #include <iostream>
 
+#include "base/strings.h"
+#include "cli/terminal_text.h"
+
 namespace withy::cli {
 
 int Fail(const absl::Status& status) {
-  std::cerr << "withyctl: " << status.message() << " [" << absl::StatusCodeToString(status.code())
-            << "]\n";
+  std::cerr << "withyctl: " << Printable(ToStd(status.message())) << " ["
+            << absl::StatusCodeToString(status.code()) << "]\n";
   return kExitFailed;
 }
 
 int FailUsage(std::string_view message) {
-  std::cerr << "withyctl: " << message << " (--help explains the command)\n";
+  std::cerr << "withyctl: " << Printable(message) << " (--help explains the command)\n";
   return kExitUsage;
 }
 

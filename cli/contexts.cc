@@ -5,6 +5,7 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/terminal_text.h"
 #include "cli/utf8.h"
 
 namespace withy::cli {
@@ -22,9 +23,9 @@ int RunList(const Args& args) {
     auto page = (*client)->ListContexts(request);
     if (!page.ok()) return Fail(page.status());
     for (const v1::ContextInfo& context : page->contexts()) {
-      rows.push_back({context.context_id(), Printable(context.title()),
-                      std::to_string(context.messages()), std::to_string(context.tokens()),
-                      Bytes(context.resident_bytes()), Ago(context.last_used_unix_s(), now)});
+      rows.push_back({context.context_id(), context.title(), std::to_string(context.messages()),
+                      std::to_string(context.tokens()), Bytes(context.resident_bytes()),
+                      Ago(context.last_used_unix_s(), now)});
     }
     request.set_page_token(page->next_page_token());
     all.mutable_contexts()->MergeFrom(page->contexts());
@@ -55,7 +56,7 @@ int RunShow(const Args& args) {
   for (const v1::ContextMessage& message : context->messages()) {
     std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "")
               << (message.dropped() ? " (outside the window, not seen any more)" : "") << ": "
-              << Printable(message.message().content()) << "\n";
+              << ForStandardOutput(message.message().content()) << "\n";
   }
   return kExitOk;
 }

@@ -10,8 +10,11 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/prompt_flags.h"
 #include "cli/stats.h"
+#include "cli/terminal_text.h"
+#include "cli/token_json.h"
 
 namespace withy::cli {
 namespace {
@@ -27,7 +30,7 @@ absl::StatusOr<v1::GenerateRequest> RequestFromArgs(const Args& args) {
 int RunGenerate(const Args& args) {
   if (args.Has("logprobs") && !args.Has("json"))
     return FailUsage("--logprobs needs --json, which prints them");
-  const auto request = RequestFromArgs(args);
+  auto request = RequestFromArgs(args);
   if (!request.ok()) return FailUsage(ToStd(request.status().message()));
   const auto timeout = TimeoutFromArgs(args, kTimeout);
   if (!timeout.ok()) return FailUsage(ToStd(timeout.status().message()));
@@ -35,31 +38,37 @@ int RunGenerate(const Args& args) {
   if (!client.ok()) return Fail(client.status());
 
   const bool json = args.Has("json");
+  if (!json) request->set_report_progress(isatty(STDERR_FILENO) != 0);
   v1::GenerateStarted started;
   v1::GenerateFinished finished;
   v1::GenerateDelta tokens;
+  PromptProgressBar bar;
+  AnswerCancel cancel;
   const auto show = [&](const v1::GenerateResponse& message) {
+    bar.Show(message);
     if (message.has_started()) started = message.started();
     if (message.has_finished()) finished = message.finished();
     if (!message.has_delta()) return;
     if (json) {
       tokens.mutable_tokens()->MergeFrom(message.delta().tokens());
-    } else {
-      std::cout << Printable(message.delta().text()) << std::flush;
+    } else if (!(std::cout << ForStandardOutput(message.delta().text()) << std::flush)) {
+      cancel.Cancel();  // nobody gets what would follow
     }
   };
-  const absl::Status status = (*client)->Generate(*request, *timeout, nullptr, show);
+  const absl::Status status = (*client)->Generate(*request, *timeout, &cancel, show);
+  bar.Remove();
+  if (!std::cout) return kExitFailed;  // main says why
   if (json && status.ok()) {
     const std::string token_json =
-        args.Has("logprobs") ? absl::StrCat(",\"tokens\":", ToJson(tokens)) : "";
+        args.Has("logprobs") ? absl::StrCat(",\"tokens\":", TokensJson(tokens.tokens())) : "";
     std::cout << "{\"started\":" << ToJson(started) << ",\"finished\":" << ToJson(finished)
               << token_json << "}\n";
   }
   if (!json && !finished.text().empty()) std::cout << "\n";
   std::cout << std::flush;
   if (!status.ok()) return Fail(status);
-  if (args.Has("stats") || (!json && isatty(STDERR_FILENO) != 0))
-    std::cerr << StatsText(request->slo(), started, finished);
+  const bool stats = args.Has("stats") || (!json && isatty(STDERR_FILENO) != 0);
+  std::cerr << (stats ? StatsText(request->slo(), started, finished) : CutNote(finished));
   return kExitOk;
 }
 
@@ -75,7 +84,7 @@ int RunPlan(const Args& args) {
     return kExitOk;
   }
   const v1::Decision& decision = plan->decision();
-  std::cout << decision.explanation() << "\n"
+  std::cout << Printable(decision.explanation()) << "\n"
             << Table({{"", "TTFT ms", "TPOT ms", "end to end ms"},
                       LatencyRow("predicted now", decision.predicted()),
                       LatencyRow("full model, idle", decision.full_model())})

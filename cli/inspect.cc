@@ -10,9 +10,11 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/output.h"
+#include "cli/terminal_text.h"
 #include "engine/chat/template.h"
 #include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
+#include "engine/kv/block.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/weights/layout.h"
 
@@ -183,19 +185,27 @@ nlohmann::json LevelsJson(const Inspection& in) {
   return levels;
 }
 
+// Of what is kept in the arena.
+uint64_t KvBytesPerToken(const engine::ModelShape& shape) {
+  const engine::KvGeometry kv = {
+      .layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
+  return kv.ChunkBytes() / engine::kChunkTokens;
+}
+
 std::string InspectionText(const Inspection& in) {
   const engine::ModelShape& s = in.shape;
   std::vector<std::vector<std::string>> rows = {
-      {"file", absl::StrCat(Printable(in.path), ", ", Bytes(in.file_bytes), ", GGUF version ",
-                            in.gguf_version)},
-      {"model", absl::StrCat(Printable(in.name), " (", Printable(in.architecture), "), ",
-                             Count(in.parameters), " parameters")}};
+      {"file",
+       absl::StrCat(in.path, ", ", Bytes(in.file_bytes), ", GGUF version ", in.gguf_version)},
+      {"model",
+       absl::StrCat(in.name, " (", in.architecture, "), ", Count(in.parameters), " parameters")}};
   if (s.layers > 0) {
     rows.push_back(
         {"shape", absl::StrCat(s.layers, " layers, width ", s.d_model, ", ", s.heads, " heads on ",
                                s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
     rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
     rows.push_back({"packed", Bytes(in.packed_bytes)});
+    rows.push_back({"KV", absl::StrCat(Bytes(KvBytesPerToken(s)), " a token")});
   }
   if (in.tlm && in.problems.empty()) {
     rows.push_back(
@@ -204,8 +214,7 @@ std::string InspectionText(const Inspection& in) {
                                " of the decision, width ", in.tlm->encoder.hidden)});
     rows.push_back({"window", absl::StrCat(in.tlm->window, " tokens")});
   }
-  rows.push_back(
-      {"tokenizer", absl::StrCat(Printable(in.tokenizer), ", ", in.vocabulary, " tokens")});
+  rows.push_back({"tokenizer", absl::StrCat(in.tokenizer, ", ", in.vocabulary, " tokens")});
   if (!in.chat_template.empty()) rows.push_back({"chat", in.chat_template});
   if (in.tlm && in.problems.empty()) {
     rows.push_back(
@@ -250,6 +259,7 @@ std::string InspectionJson(const Inspection& in) {
                                {"head_dim", in.shape.head_dim},
                                {"d_ff", in.shape.d_ff},
                                {"context_length", in.shape.context_length},
+                               {"kv_bytes_per_token", KvBytesPerToken(in.shape)},
                                {"tokenizer", in.tokenizer},
                                {"vocabulary", in.vocabulary},
                                {"chat_template", in.chat_template},

@@ -1,4 +1,6 @@
 // withyctl: what a person types. Finds the command, parses its flags, runs it.
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <iostream>
@@ -7,6 +9,8 @@
 #include "base/strings.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/standard_output.h"
+#include "cli/terminal_text.h"
 
 namespace withy::cli {
 
@@ -86,7 +90,16 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace withy::cli
 
+// What was to be printed and could not be is a failure of any command. A reader that has gone ends
+// it at once, as is usual in pipes.
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);
-  return withy::cli::Run(argc, argv);
+  withy::cli::StandardOutput output(STDOUT_FILENO);
+  std::streambuf* const before = std::cout.rdbuf(&output);
+  const int code = withy::cli::Run(argc, argv);
+  const absl::Status written = output.Finish();
+  std::cout.rdbuf(before);
+  if (written.ok()) return code;
+  const int failed = withy::cli::Fail(written);
+  return code == withy::cli::kExitOk ? failed : code;
 }

@@ -33,10 +33,9 @@ int RunList(const Args& args) {
   std::vector<std::vector<std::string>> rows = {{"ROLE", "NAME", "ARCHITECTURE", "PARAMETERS",
                                                  "WEIGHTS", "WINDOW", "VOCABULARY", "LEVELS %"}};
   for (const v1::ModelDescription& model : models->models()) {
-    rows.push_back({model.role(), Printable(model.name()), model.architecture(),
-                    Count(model.parameters()), Bytes(model.weight_bytes()),
-                    absl::StrCat(model.context_length()), absl::StrCat(model.vocabulary()),
-                    absl::StrJoin(model.levels_percent(), " ")});
+    rows.push_back({model.role(), model.name(), model.architecture(), Count(model.parameters()),
+                    Bytes(model.weight_bytes()), absl::StrCat(model.context_length()),
+                    absl::StrCat(model.vocabulary()), absl::StrJoin(model.levels_percent(), " ")});
   }
   std::cout << Table(rows);
   return kExitOk;

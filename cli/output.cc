@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/strings.h"
+#include "cli/terminal_text.h"
 
 namespace withy::cli {
 
@@ -24,15 +25,19 @@ std::string ToJson(const google::protobuf::Message& message) {
 
 std::string Table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  std::vector<std::vector<std::string>> lines = rows;
+  for (auto& row : lines) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = OneLine(row[i]);
+      widths[i] = std::max(widths[i], DisplayWidth(row[i]));
+    }
   }
   std::string text;
-  for (const auto& row : rows) {
+  for (const auto& row : lines) {
     for (size_t i = 0; i < row.size(); ++i) {
       text += row[i];
-      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
+      if (i + 1 < row.size()) text.append(widths[i] - DisplayWidth(row[i]) + 2, ' ');
     }
     text += '\n';
   }
@@ -62,15 +67,6 @@ std::string Ago(int64_t unix_s, int64_t now_unix_s) {
   return Seconds(static_cast<double>(std::max<int64_t>(0, now_unix_s - unix_s))) + " ago";
 }
 
-std::string Printable(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    out += (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F ? '?' : c;
-  }
-  return out;
-}
-
 ProgressBar::ProgressBar(const Clock& clock)
     : clock_(clock), terminal_(isatty(STDERR_FILENO) != 0), started_ns_(clock.SteadyNanos()) {}
 
@@ -88,7 +84,7 @@ void ProgressBar::Update(double done, std::string_view what) {
   const int filled = static_cast<int>(done * kWidth);
   const double left_s = done > 0.01 ? elapsed / 1e9 * (1 - done) / done : 0;
   absl::FPrintF(stderr, "\r\033[K[%s%s] %3.0f %%  %s  %s left", std::string(filled, '#'),
-                std::string(kWidth - filled, '.'), done * 100, ToAbsl(what),
+                std::string(kWidth - filled, '.'), done * 100, OneLine(what),
                 done > 0.01 ? Seconds(left_s) : "?");
 }
 

@@ -17,7 +17,8 @@ namespace withy::cli {
 // One line, field names as in the .proto, defaults written out.
 std::string ToJson(const google::protobuf::Message& message);
 
-// Columns padded to their widest cell; the first row is the head.
+// Columns padded to their widest cell, as a terminal shows them; the first row is the head. Cells
+// may hold foreign text: each stays in its line (terminal_text.h).
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
 // "1.2 GiB"
@@ -26,9 +27,6 @@ std::string Bytes(uint64_t bytes);
 std::string Ago(int64_t unix_s, int64_t now_unix_s);
 // "42 s", "3.5 h"
 std::string Seconds(double seconds);
-
-// Control characters of foreign text made harmless for a terminal; newlines and tabs stay.
-std::string Printable(std::string_view text);
 
 // On stderr, only when that is a terminal, from the second second on. One thread at a time.
 class ProgressBar {

@@ -67,6 +67,13 @@ absl::Status AddMessage(const std::string& text, v1::Messages* messages) {
 absl::Status FillSampling(const Args& args, v1::Sampling* sampling) {
   WITHY_ASSIGN_OR_RETURN(const auto temperature, args.Number("temperature"));
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
+  if (args.Has("greedy")) {
+    if (temperature.value_or(0) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("give --greedy or --temperature ", args.Get("temperature"), ", not both"));
+    }
+    sampling->set_temperature(0);
+  }
   WITHY_ASSIGN_OR_RETURN(const auto top_k, args.Integer("top-k", 0, kMaxUint32));
   if (top_k) sampling->set_top_k(static_cast<uint32_t>(*top_k));
   WITHY_ASSIGN_OR_RETURN(const auto top_p, args.Number("top-p"));
@@ -75,6 +82,8 @@ absl::Status FillSampling(const Args& args, v1::Sampling* sampling) {
   if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
   WITHY_ASSIGN_OR_RETURN(const auto penalty, args.Number("repetition-penalty"));
   if (penalty) sampling->set_repetition_penalty(static_cast<float>(*penalty));
+  WITHY_ASSIGN_OR_RETURN(const auto window, args.Integer("repetition-window", 0, kMaxUint32));
+  if (window) sampling->set_repetition_window(static_cast<uint32_t>(*window));
   WITHY_ASSIGN_OR_RETURN(const auto seed, args.Unsigned("seed"));
   if (seed) sampling->set_seed(*seed);
   return absl::OkStatus();
@@ -137,13 +146,20 @@ std::vector<Flag> SettingFlags() {
           {"slo-end-to-end-ms", "MS", "the whole answer within MS milliseconds"},
           {"slo-energy-mj", "MJ", "the whole answer within MJ millijoules"},
           {"strict", "", "refuse the call when the SLO cannot be met"},
-          {"temperature", "T", "0 = greedy (default); up to 10"},
-          {"top-k", "K", "keep the K most likely tokens"},
-          {"top-p", "P", "keep the smallest set of tokens that reaches probability P"},
-          {"min-p", "P", "drop tokens less likely than the share P of the likeliest"},
-          {"repetition-penalty", "F", "weaken tokens seen before by F"},
-          {"seed", "N", "the same seed gives the same text"},
-          {"max-tokens", "N", "tokens at most (default 256)"},
+          {"greedy", "",
+           "always the most likely token, as --temperature 0 (default of this and the next five: "
+           "the configuration's, else the model file's, else --temperature 0.7 --top-p 0.95 "
+           "--repetition-penalty 1.1)"},
+          {"temperature", "T", "0 to 10: the higher, the more varied"},
+          {"top-k", "K", "keep the K most likely tokens; 0 = all"},
+          {"top-p", "P", "keep the smallest set of tokens that reaches probability P; 1 = all"},
+          {"min-p", "P", "drop tokens less likely than the share P of the likeliest; 0 = none"},
+          {"repetition-penalty", "F", "weaken tokens seen before by F; 1 = off"},
+          {"repetition-window", "N", "seen before are the last N tokens (default 64)"},
+          {"seed", "N", "the same seed gives the same text (default: another each time)"},
+          {"max-tokens", "N",
+           "tokens at most (default: the configuration's, else until the model ends its turn or "
+           "the window is full; with --raw 256)"},
           {"stop", "TEXT", "end the answer before TEXT; may be repeated"},
           {"logprobs", "N", "report log-probabilities and N alternatives a token (with --json)"},
           {"priority", "N", "-10..10 among calls of equal deadline"},

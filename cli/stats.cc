@@ -4,6 +4,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/output.h"
+#include "cli/terminal_text.h"
+#include "worker_wire/answer_defaults.h"
 
 namespace withy::cli {
 
@@ -30,12 +32,31 @@ std::string ReasonText(v1::FinishReason reason) {
   }
 }
 
+std::string CutNote(const v1::GenerateFinished& finished) {
+  const uint32_t tokens = finished.usage().completion_tokens();
+  switch (finished.reason()) {
+    case v1::FINISH_REASON_MAX_TOKENS:
+      return absl::StrCat("(cut after ", tokens, " tokens, the limit: --max-tokens N gives N)\n");
+    case v1::FINISH_REASON_CONTEXT_FULL:
+      return absl::StrCat("(cut after ", tokens,
+                          " tokens: the window is full; a new context or a higher "
+                          "model.context_length gives room)\n");
+    default:
+      return "";
+  }
+}
+
+std::string SamplingText(const v1::Sampling& sampling) {
+  const std::string text = engine::Describe(sampling);
+  return sampling.temperature() == 0 ? text : absl::StrCat(text, ", seed ", sampling.seed());
+}
+
 std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
                       const v1::GenerateFinished& finished) {
   const v1::Decision& decision = started.decision();
   const v1::Usage& usage = finished.usage();
   std::string text = absl::StrCat(started.replayed() ? "Stored answer of this request_id. " : "",
-                                  decision.explanation(), "\n");
+                                  Printable(decision.explanation()), "\n");
   text += Table({{"", "TTFT ms", "TPOT ms", "end to end ms"},
                  LatencyRow("predicted", decision.predicted()),
                  LatencyRow("measured", finished.latency().measured())});
@@ -45,13 +66,15 @@ std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
   absl::StrAppend(&text, usage.prompt_tokens(), " prompt tokens (", usage.reused_tokens(),
                   " reused, ", usage.prefilled_tokens(), " computed), ", usage.completion_tokens(),
                   " generated; ended by ", ReasonText(finished.reason()), "\n");
+  if (finished.has_sampling()) absl::StrAppend(&text, SamplingText(finished.sampling()), "\n");
   if (usage.pruned_words() > 0)
     absl::StrAppend(&text, usage.pruned_words(), " words of the prompt left out\n");
   if (finished.model_levels_percent_size() > 1) {
     absl::StrAppend(&text, "made at levels ", absl::StrJoin(finished.model_levels_percent(), ", "),
                     " %\n");
   }
-  if (!finished.explanation().empty()) absl::StrAppend(&text, finished.explanation(), "\n");
+  if (!finished.explanation().empty())
+    absl::StrAppend(&text, Printable(finished.explanation()), "\n");
   return text;
 }
 

@@ -23,7 +23,7 @@ std::vector<std::string> Row(const v1::ProcessState& state) {
           : s.arena_bytes() != 0
               ? absl::StrCat("arena ", Bytes(s.arena_used_bytes()), " of ", Bytes(s.arena_bytes()))
               : "",
-          Printable(s.detail())};
+          s.detail()};
 }
 
 int RunStatus(const Args& args) {

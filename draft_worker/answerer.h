@@ -26,6 +26,8 @@ class AnswerSink {
  public:
   virtual ~AnswerSink() = default;
   virtual void Begun(int32_t queue_position) = 0;
+  // So many of the prompt's tokens have been computed.
+  virtual void Progress(int32_t computed, int32_t tokens) = 0;
   virtual void Delta(const engine::AnswerDelta& delta) = 0;
   virtual void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) = 0;
   // Asked between steps.

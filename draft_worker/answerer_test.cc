@@ -19,6 +19,9 @@ using testing::HasSubstr;
 class TestSink final : public AnswerSink {
  public:
   void Begun(int32_t queue_position) override { position = queue_position; }
+  void Progress(int32_t computed, int32_t tokens) override {
+    progress.emplace_back(computed, tokens);
+  }
   void Delta(const engine::AnswerDelta& delta) override {
     text += delta.text;
     if (++deltas == 1 && hold) {
@@ -39,6 +42,7 @@ class TestSink final : public AnswerSink {
   std::atomic<int> deltas{0};
   int32_t position = -1;
   std::string text;
+  std::vector<std::pair<int32_t, int32_t>> progress;
   absl::StatusOr<engine::SoloResult> result;
   absl::Notification over;
 };
@@ -128,6 +132,19 @@ TEST_F(AnswererTest, TooLongPromptIsOutOfRangeAndOthersGoOn) {
   fine->over.WaitForNotification();
   EXPECT_EQ(longer->result.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(fine->result.ok());
+}
+
+TEST_F(AnswererTest, ALongPromptsProgressIsTold) {
+  const auto answerer = Start();
+  const auto sink = std::make_shared<TestSink>();
+  ASSERT_TRUE(answerer->Submit(1, Ask(std::string(60, '?')), sink).ok());
+  sink->over.WaitForNotification();
+  ASSERT_TRUE(sink->result.ok()) << sink->result.status();
+  const int32_t tokens = sink->result->prompt_tokens;
+  ASSERT_EQ(sink->progress.size(), static_cast<size_t>((tokens - 1) / 16)) << "pieces of 16 rows";
+  for (size_t i = 0; i < sink->progress.size(); ++i) {
+    EXPECT_EQ(sink->progress[i], std::pair(static_cast<int32_t>(i + 1) * 16, tokens));
+  }
 }
 
 TEST_F(AnswererTest, DrainEndsWhatWaitsAndRefusesMore) {

@@ -57,7 +57,12 @@ class DraftWorker final : public rpc::Process {
         Answerer::Options{.queue_limit = draft.queue_limit(),
                           .piece_rows = PieceRows(cost.step, draft.prefill_piece_ms())},
         Clock::Real(), *recorder_);
-    service_ = MakeDraftWorkerService(*answerer_, *model_, cost, draft.queue_limit(), answers_);
+    const engine::AnswerDefaults defaults =
+        engine::DefaultsFor(draft, model_->recommended, model_->bundle.model->info().vocab_size);
+    for (const std::string& key : model_->recommended.ignored)
+      spdlog::warn("{}: {} is ignored", draft.path(), key);
+    service_ =
+        MakeDraftWorkerService(*answerer_, *model_, cost, defaults, draft.queue_limit(), answers_);
     WITHY_ASSIGN_OR_RETURN(
         server_, rpc::Server::Start(
                      {.name = "draft_worker", .listen = {draft.listen()}, .answers = &answers_},

@@ -30,12 +30,22 @@ double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
 class StreamSink final : public AnswerSink {
  public:
   StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
-             const engine::ServedModel& model)
-      : queue_(std::move(queue)), sampling_(sampling), model_(model) {}
+             const engine::ServedModel& model, bool report_progress)
+      : queue_(std::move(queue)),
+        sampling_(sampling),
+        model_(model),
+        report_progress_(report_progress) {}
 
   void Begun(int32_t queue_position) override {
     v1::RunResponse response;
     response.mutable_accepted()->set_queue_position(static_cast<uint32_t>(queue_position));
+    Push(std::move(response));
+  }
+  void Progress(int32_t computed, int32_t tokens) override {
+    if (!report_progress_ || !progress_.Due(Clock::Real().SteadyNanos())) return;
+    v1::RunResponse response;
+    response.mutable_progress()->set_computed_tokens(static_cast<uint32_t>(computed));
+    response.mutable_progress()->set_prefill_tokens(static_cast<uint32_t>(tokens));
     Push(std::move(response));
   }
   void Delta(const engine::AnswerDelta& delta) override {
@@ -55,6 +65,8 @@ class StreamSink final : public AnswerSink {
     FillLatency(*result, arrived_ns, finished->mutable_latency());
     finished->set_text(result->text);
     finished->set_seed(sampling_.seed);
+    *finished->mutable_sampling() = engine::ToWire(sampling_);
+    finished->set_explanation(engine::CutText(result->reason, result->tokens.size()));
     Push(std::move(response));
     queue_->Close(absl::OkStatus());
   }
@@ -95,16 +107,20 @@ class StreamSink final : public AnswerSink {
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::ServedModel& model_;
+  const bool report_progress_;
+  engine::ProgressPace progress_;
   int64_t patience_ns_ = kReaderPatienceNs;  // what is left of it; the answering thread's own
 };
 
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
  public:
   DraftWorkerService(Answerer& answerer, const engine::ServedModel& model,
-                     const engine::WorkerCost& cost, size_t queue_limit, rpc::OpenStreams& answers)
+                     const engine::WorkerCost& cost, const engine::AnswerDefaults& defaults,
+                     size_t queue_limit, rpc::OpenStreams& answers)
       : answerer_(answerer),
         model_(model),
         cost_(cost),
+        defaults_(defaults),
         queue_limit_(queue_limit),
         answers_(answers) {
     const engine::ModelInfo& info = model.bundle.model->info();
@@ -129,7 +145,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                           const v1::GetWorkerInfoRequest* /*request*/,
                                           v1::GetWorkerInfoResponse* response) override {
     const engine::ModelInfo& info = model_.bundle.model->info();
-    *response->mutable_model() = engine::Describe(info, "draft", model_.window);
+    *response->mutable_model() = engine::Describe(info, "draft", model_.window, defaults_);
     *response->mutable_cost() = engine::ToWire(cost_, info);
     const AnswererLoad load = answerer_.load();
     v1::WorkerLoad* wire = response->mutable_load();
@@ -154,16 +170,19 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
       return absl::InvalidArgumentError(
           "context_id: the draft model answers stateless calls only; leave it empty");
     }
-    WITHY_ASSIGN_OR_RETURN(engine::AnswerRequest answer,
-                           engine::RequestFromWire(request, RandomId64(), model_.window));
+    WITHY_ASSIGN_OR_RETURN(
+        engine::AnswerRequest answer,
+        engine::RequestFromWire(request, defaults_, RandomId64(), model_.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(answer, limits_));
-    auto sink = std::make_shared<StreamSink>(queue, answer.sampling, model_);
+    auto sink =
+        std::make_shared<StreamSink>(queue, answer.sampling, model_, request.report_progress());
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
   }
 
   Answerer& answerer_;
   const engine::ServedModel& model_;
   const engine::WorkerCost cost_;
+  const engine::AnswerDefaults defaults_;
   const size_t queue_limit_;
   rpc::OpenStreams& answers_;
   engine::RequestLimits limits_;
@@ -171,12 +190,11 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
-                                                      const engine::ServedModel& model,
-                                                      const engine::WorkerCost& cost,
-                                                      size_t queue_limit,
-                                                      rpc::OpenStreams& answers) {
-  return std::make_unique<DraftWorkerService>(answerer, model, cost, queue_limit, answers);
+std::unique_ptr<grpc::Service> MakeDraftWorkerService(
+    Answerer& answerer, const engine::ServedModel& model, const engine::WorkerCost& cost,
+    const engine::AnswerDefaults& defaults, size_t queue_limit, rpc::OpenStreams& answers) {
+  return std::make_unique<DraftWorkerService>(answerer, model, cost, defaults, queue_limit,
+                                              answers);
 }
 
 }  // namespace withy::draft_worker

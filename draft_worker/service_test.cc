@@ -49,6 +49,28 @@ class ServiceTest : public testing::Test {
   std::unique_ptr<rpc::Process> process_;
 };
 
+TEST_F(ServiceTest, ACutAnswerSaysSoAndHowItWasDrawn) {
+  const auto stub = v1::DraftWorker::NewStub(rpc::Connect(config_.draft().listen()));
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, absl::Seconds(60));
+  v1::RunRequest request = Ask(5);
+  request.mutable_sampling()->set_temperature(0.5f);
+  request.mutable_sampling()->set_seed(7);
+  const auto reader = stub->Run(&context, request);
+  v1::RunResponse response;
+  v1::GenerateFinished finished;
+  while (reader->Read(&response)) {
+    if (response.has_finished()) finished = response.finished();
+    for (const v1::Token& token : response.delta().tokens()) EXPECT_FALSE(token.text().empty());
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(finished.reason(), v1::FINISH_REASON_MAX_TOKENS);
+  EXPECT_THAT(finished.explanation(), HasSubstr("cut after 5 tokens"));
+  EXPECT_FLOAT_EQ(finished.sampling().temperature(), 0.5f);
+  EXPECT_FLOAT_EQ(finished.sampling().repetition_penalty(), 1.1f);
+  EXPECT_EQ(finished.sampling().seed(), 7u);
+}
+
 TEST_F(ServiceTest, AReaderThatStopsIsEndedAndOthersAreAnswered) {
   // A connection that takes little ahead of its reader.
   grpc::ChannelArguments narrow;

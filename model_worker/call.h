@@ -24,8 +24,9 @@ struct CallRequest {
   int32_t priority = 0;
   int64_t deadline_steady_ns = 0;  // for the first token; 0 = none
   PaceLimits pace;
-  int32_t pruned_words = 0;   // left out of the prompt; carried into its usage
-  int32_t prompt_tokens = 0;  // as the orchestrator counted them; 0 = not known
+  int32_t pruned_words = 0;      // left out of the prompt; carried into its usage
+  int32_t prompt_tokens = 0;     // as the orchestrator counted them; 0 = not known
+  bool report_progress = false;  // CallSink::Progress
   // No call of an app's: the context's KV is computed again at answer.level_percent, nothing is
   // generated, and the record stays as it is.
   bool rebuild = false;
@@ -60,7 +61,7 @@ struct CallUsage {
 struct CallOutcome {
   engine::FinishReason reason = engine::FinishReason::kNone;
   std::string text;
-  uint64_t seed = 0;
+  engine::SamplingParams sampling;
   std::vector<engine::Sample> tokens;
   std::vector<int32_t> levels_percent;  // that tokens were made at, in the order of their use
   int32_t decided_percent = 100;        // level that the call came with
@@ -74,6 +75,9 @@ class CallSink {
  public:
   virtual ~CallSink() = default;
   virtual void Accepted(const CallAccepted& accepted) = 0;
+  // So many of the prompt's `tokens` that are not reused have been computed. Told between its
+  // pieces where the request asks for it.
+  virtual void Progress(int32_t computed, int32_t tokens) = 0;
   // The next delta's token, and those after it, are of another level than those before.
   virtual void LevelChanged(int32_t level_percent) = 0;
   // May be kept back until the next one, or Flush, while the next follows soon.

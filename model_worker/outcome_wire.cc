@@ -62,11 +62,14 @@ v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   usage->set_pruned_words(static_cast<uint32_t>(outcome.usage.pruned_words));
   FillLatency(outcome, wire.mutable_latency());
   wire.set_text(outcome.text);
-  wire.set_seed(outcome.seed);
+  wire.set_seed(outcome.sampling.seed);
+  *wire.mutable_sampling() = engine::ToWire(outcome.sampling);
   for (const int32_t level : outcome.levels_percent) {
     wire.add_model_levels_percent(static_cast<uint32_t>(level));
   }
-  wire.set_explanation(LevelDrops(outcome.decided_percent, outcome.levels_percent));
+  const std::string drops = LevelDrops(outcome.decided_percent, outcome.levels_percent);
+  const std::string cut = engine::CutText(outcome.reason, outcome.tokens.size());
+  wire.set_explanation(absl::StrCat(drops, drops.empty() || cut.empty() ? "" : " ", cut));
   return wire;
 }
 

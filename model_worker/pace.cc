@@ -74,8 +74,13 @@ double Pacer::GivenMs(int32_t tokens) const { return limits_.tpot_ms * tokens + 
 bool Pacer::InTime(double token_ms) const {
   const int32_t left = max_tokens_ - tokens_;
   if (limits_.end_by_ns != 0) {
+    // Longer than expected, it may end after any token.
+    const int32_t to_end =
+        limits_.expected_tokens > 0
+            ? std::clamp(limits_.expected_tokens - tokens_, std::min(left, kHorizon), left)
+            : left;
     const double left_ms = MillisUntil(limits_.end_by_ns, last_ns_);
-    if (left * token_ms > left_ms) return false;
+    if (to_end * token_ms > left_ms) return false;
   }
   if (limits_.tpot_ms > 0) {
     const int32_t ahead = std::min(left, kHorizon);

@@ -18,6 +18,7 @@ struct PaceLimits {
   double tpot_ms = 0;             // for each token after the first
   double ramp_ms = 0;             // beside it, once: what the first ones may take longer, together
   int64_t end_by_ns = 0;          // steady time of the last of max_tokens tokens
+  int32_t expected_tokens = 0;    // end_by_ns is that of the last of these instead; 0 = it is not
   int64_t first_token_by_ns = 0;  // steady time of the first
   bool level_fixed = false;       // by the caller: who falls behind keeps it
   bool any() const { return tpot_ms > 0 || end_by_ns != 0 || first_token_by_ns != 0; }

@@ -98,6 +98,16 @@ TEST(PacerTest, TheEndIsKeptForAllTokens) {
   EXPECT_EQ(Answer({.end_by_ns = 1}, 100).Tokens(10, 5), 0u) << "too late anyway: the fastest";
 }
 
+TEST(PacerTest, TheEndIsKeptForTheTokensThatAreExpected) {
+  // 100 tokens of 10 ms in a second; nobody knows whether a thousand come.
+  const PaceLimits limits{.end_by_ns = 1010 * kMs, .expected_tokens = 100};
+  Answer run(limits, 1000);
+  EXPECT_EQ(run.Tokens(100, 10), 2u);
+  EXPECT_EQ(Answer({.end_by_ns = 1010 * kMs}, 1000).Tokens(10, 10), 0u)
+      << "a thousand are asked for";
+  EXPECT_EQ(run.Tokens(1, 10), 0u) << "it may end after any token, and is late";
+}
+
 TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
   const Pacer pacer({.first_token_by_ns = 1000 * kMs}, 10);
   const auto choose = [&](int32_t rows, double slowdown, int64_t now_ms) {

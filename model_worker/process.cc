@@ -108,6 +108,11 @@ class ModelWorker final : public rpc::Process {
                                                          .model_name = info.name},
                                       *model_->bundle.tokenizer);
     ahead_ = std::make_unique<LeasesAhead>(*leases_, AheadOptions{.layers = info.kv.layers});
+    const engine::AnswerDefaults defaults =
+        engine::DefaultsFor(config.model(), model_->recommended, info.vocab_size);
+    for (const std::string& key : model_->recommended.ignored)
+      spdlog::warn("{}: {} is ignored", config.model().path(), key);
+    spdlog::info("calls that do not say it get {}", engine::Describe(defaults.sampling));
     SchedulerOptions options = OptionsOf(config.model());
     for (const engine::LevelTimes& level : cost.levels) {
       const engine::PrefillTime& longest = level.prefill.back();
@@ -120,6 +125,7 @@ class ModelWorker final : public rpc::Process {
                                        .leases = *leases_,
                                        .env = *env_,
                                        .cost = cost,
+                                       .defaults = defaults,
                                        .answers = answers_});
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "model_worker",
                                                         .listen = {config.model().listen()},

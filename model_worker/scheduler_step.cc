@@ -275,6 +275,9 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
       if (first) call.pacer.OnPrompt(share);
       hurried = hurried || (first && call.pacer.FirstTokenHurries(ended_ns));
       if (!TakeToken(call, logits.subspan(next_logits++ * vocab, vocab))) continue;
+    } else if (call.request.report_progress && !part.decode) {
+      const int32_t tokens = call.session->prefill_tokens();
+      call.sink->Progress(tokens - call.session->pending_rows(), tokens);
     }
     going_on.push_back(&call);
   }

@@ -117,6 +117,28 @@ TEST(SchedulerTest, AnswersAndCommits) {
   });
 }
 
+TEST(SchedulerTest, APromptsProgressIsToldWhereItIsAskedFor) {
+  SteppedModel stepped(kFakeVocab);
+  Rig rig(stepped.model);
+  CallRequest request = Rig::Ask("c", std::string(200, 'x'), 4);
+  request.report_progress = true;
+  const auto call = rig.Submit(request);
+  ASSERT_TRUE(call.sink->Wait().ok());
+  const auto progress = call.sink->progress();
+  ASSERT_FALSE(progress.empty()) << "two pieces at least";
+  const int32_t tokens = call.sink->accepted().prefill_tokens;
+  int32_t before = 0;
+  for (const auto& [computed, all] : progress) {
+    EXPECT_EQ(all, tokens);
+    EXPECT_GT(computed, before);
+    EXPECT_LT(computed, tokens);
+    before = computed;
+  }
+  const auto silent = rig.Submit(Rig::Ask("d", std::string(200, 'x'), 4));
+  ASSERT_TRUE(silent.sink->Wait().ok());
+  EXPECT_TRUE(silent.sink->progress().empty());
+}
+
 TEST(SchedulerTest, NextCallOfAContextReusesItsKv) {
   SteppedModel stepped(kFakeVocab);
   Rig rig(stepped.model);

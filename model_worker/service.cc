@@ -52,6 +52,13 @@ class StreamSink final : public CallSink {
     wire->set_queue_position(static_cast<uint32_t>(accepted.queue_position));
     queue_->Push(std::move(response));
   }
+  void Progress(int32_t computed, int32_t tokens) override {
+    if (!progress_.Due(Clock::Real().SteadyNanos()) || !queue_->HasRoom()) return;
+    v1::RunResponse response;
+    response.mutable_progress()->set_computed_tokens(static_cast<uint32_t>(computed));
+    response.mutable_progress()->set_prefill_tokens(static_cast<uint32_t>(tokens));
+    queue_->Push(std::move(response));
+  }
   void LevelChanged(int32_t level_percent) override {
     Flush();
     new_level_percent_ = level_percent;
@@ -90,6 +97,7 @@ class StreamSink final : public CallSink {
   const engine::SamplingParams sampling_;
   const engine::Tokenizer& tokenizer_;
   DeltaGatherer deltas_;
+  engine::ProgressPace progress_;
   int32_t new_level_percent_ = 0;  // to be told with the next delta; 0 = nothing
 };
 
@@ -151,8 +159,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
           "model_worker was restarted since the call was decided: decide anew");
     }
     CallRequest call;
-    WITHY_ASSIGN_OR_RETURN(call.answer,
-                           engine::RequestFromWire(request, RandomId64(), parts_.env.window));
+    WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, parts_.defaults,
+                                                                RandomId64(), parts_.env.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, limits_));
     call.call_id = request.call_id();
     call.app_id = request.app_id();
@@ -165,9 +173,12 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.pace = {.tpot_ms = request.tpot_limit_ms(),
                  .ramp_ms = request.ramp_ms(),
                  .end_by_ns = request.end_by_steady_ns(),
+                 .expected_tokens = static_cast<int32_t>(
+                     std::min(request.expected_tokens(), static_cast<uint32_t>(parts_.env.window))),
                  .first_token_by_ns = request.first_token_by_steady_ns(),
                  .level_fixed = request.level_fixed()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());
+    call.report_progress = request.report_progress();
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
     auto sink =
         std::make_shared<StreamSink>(queue, call.answer.sampling, parts_.env.encoder.tokenizer());
@@ -220,7 +231,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   }
 
   void FillInfo(v1::GetWorkerInfoResponse* response) const {
-    *response->mutable_model() = engine::Describe(parts_.env.model, "target", parts_.env.window);
+    *response->mutable_model() =
+        engine::Describe(parts_.env.model, "target", parts_.env.window, parts_.defaults);
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     response->set_instance(instance_);
     response->set_encoder_fingerprint(encoder_fingerprint_);

@@ -9,6 +9,7 @@
 #include "model_worker/scheduler.h"
 #include "model_worker/session.h"
 #include "rpc/open_streams.h"
+#include "worker_wire/answer_defaults.h"
 #include "worker_wire/worker_cost.h"
 
 namespace grpc {
@@ -23,6 +24,7 @@ struct ServiceParts {
   LeaseClient& leases;
   const SessionEnv& env;
   engine::WorkerCost cost;
+  engine::AnswerDefaults defaults;
   rpc::OpenStreams& answers;  // counts those that have not fully been sent
 };
 

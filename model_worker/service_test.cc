@@ -113,6 +113,7 @@ class ServiceTest : public testing::Test {
     message->set_role("user");
     message->set_content(text);
     request.mutable_limits()->set_max_tokens(max_tokens);
+    request.mutable_sampling()->set_temperature(0);
     return request;
   }
 
@@ -191,6 +192,67 @@ TEST_F(ServiceTest, WaitsForTheStoreAndAnswers) {
   const Answer second = Run(Asking("ctx", "and now?"));
   ASSERT_TRUE(second.status.ok());
   EXPECT_EQ(second.accepted.reused_tokens() + 1, commit.context_tokens());
+}
+
+// The defaults, what was used, and that it can be asked for again.
+TEST_F(ServiceTest, ACallThatSaysNothingIsDrawnByTheDefaultsWhichItIsTold) {
+  config_.mutable_model()->mutable_sampling()->set_temperature(0.9f);
+  config_.mutable_model()->set_max_tokens(6);
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  v1::RunRequest request = Asking("", "hello", 0);
+  request.clear_sampling();
+  const Answer first = Run(request);
+  ASSERT_TRUE(first.status.ok()) << first.status.error_message();
+  const v1::Sampling used = first.finished.sampling();
+  EXPECT_FLOAT_EQ(used.temperature(), 0.9f);
+  EXPECT_FLOAT_EQ(used.top_p(), 0.95f);
+  EXPECT_FLOAT_EQ(used.repetition_penalty(), 1.1f);
+  EXPECT_EQ(used.seed(), first.finished.seed());
+  EXPECT_LE(first.finished.usage().completion_tokens(), 6u);
+  if (first.finished.usage().completion_tokens() == 6) {
+    EXPECT_EQ(first.finished.reason(), v1::FINISH_REASON_MAX_TOKENS);
+    EXPECT_THAT(first.finished.explanation(), HasSubstr("cut after 6 tokens"));
+  }
+  *request.mutable_sampling() = used;
+  const Answer again = Run(request);
+  ASSERT_TRUE(again.status.ok()) << again.status.error_message();
+  EXPECT_EQ(again.text, first.text);
+
+  grpc::ClientContext context;
+  v1::GetWorkerInfoResponse info;
+  ASSERT_TRUE(stub_->GetWorkerInfo(&context, {}, &info).ok());
+  EXPECT_FLOAT_EQ(info.model().default_sampling().temperature(), 0.9f);
+  EXPECT_EQ(info.model().default_max_tokens(), 6u);
+}
+
+TEST_F(ServiceTest, TokensHaveTheirTextWhereLogprobsAreAskedFor) {
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  v1::RunRequest request = Asking("", "hello", 6);
+  for (const bool asked : {true, false}) {
+    request.mutable_limits()->clear_logprobs();
+    if (asked) request.mutable_limits()->set_logprobs(2);
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(60));
+    const auto reader = stub_->Run(&context, request);
+    v1::RunResponse response;
+    std::string text, tokens;
+    while (reader->Read(&response)) {
+      text += response.delta().text();
+      for (const v1::Token& token : response.delta().tokens()) {
+        tokens += token.text();
+        for (const v1::TokenAlternative& other : token.alternatives()) {
+          if (other.id() == token.id()) EXPECT_EQ(other.text(), token.text());
+        }
+      }
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    EXPECT_EQ(tokens.empty(), !asked);
+    if (asked) EXPECT_NE(tokens.find(text.substr(0, 1)), std::string::npos) << tokens;
+  }
 }
 
 TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {

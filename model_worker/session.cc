@@ -32,7 +32,8 @@ uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                                                          const CallRequest& request,
                                                          OpenedLease opened) {
-  WITHY_ASSIGN_OR_RETURN(engine::Sampler sampler, engine::Sampler::Create(request.answer.sampling));
+  WITHY_ASSIGN_OR_RETURN(engine::Sampler sampler,
+                         engine::MakeSampler(request.answer.sampling, env.encoder.tokenizer()));
   std::vector<engine::Segment> segments = opened.segments;
   segments.insert(segments.end(), request.answer.prompt.begin(), request.answer.prompt.end());
   WITHY_ASSIGN_OR_RETURN(
@@ -337,7 +338,7 @@ CallOutcome Session::Outcome() const {
   CallOutcome outcome;
   outcome.reason = reason();
   outcome.text = answer_.text();
-  outcome.seed = request_.answer.sampling.seed;
+  outcome.sampling = request_.answer.sampling;
   outcome.tokens = tokens_;
   outcome.levels_percent = answer_levels_;
   outcome.decided_percent = request_.answer.level_percent;

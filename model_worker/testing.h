@@ -277,6 +277,10 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     accepted_ = accepted;
   }
+  void Progress(int32_t computed, int32_t tokens) override {
+    absl::MutexLock lock(&mutex_);
+    progress_.emplace_back(computed, tokens);
+  }
   void LevelChanged(int32_t level_percent) override {
     absl::MutexLock lock(&mutex_);
     level_changes_.emplace_back(tokens_, level_percent);
@@ -334,6 +338,11 @@ class RecordingSink final : public CallSink {
     absl::MutexLock lock(&mutex_);
     return accepted_;
   }
+  // Computed tokens and all of them, as they were told.
+  std::vector<std::pair<int32_t, int32_t>> progress() const {
+    absl::MutexLock lock(&mutex_);
+    return progress_;
+  }
   // Tokens told before the change, and the new level.
   std::vector<std::pair<int, int32_t>> level_changes() const {
     absl::MutexLock lock(&mutex_);
@@ -357,6 +366,7 @@ class RecordingSink final : public CallSink {
   absl::Status status_;
   std::string text_;
   int tokens_ = 0;
+  std::vector<std::pair<int32_t, int32_t>> progress_;
   std::vector<std::pair<int, int32_t>> level_changes_;
   std::vector<int> flushes_;
   bool has_room_ = true;

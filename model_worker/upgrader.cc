@@ -13,6 +13,7 @@ namespace {
 class End final : public CallSink {
  public:
   void Accepted(const CallAccepted&) override {}
+  void Progress(int32_t, int32_t) override {}
   void LevelChanged(int32_t) override {}
   void Delta(const engine::AnswerDelta&) override {}
   void Flush() override {}

@@ -69,8 +69,12 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   if (app.waiting != nullptr && app.waiting->full_known) return;  // half looked at
   app.waiting = std::make_unique<Sample>(Sample{.run = run, .levels = std::move(levels)});
   v1::RunRequest& sample = app.waiting->run;
-  sample.mutable_limits()->set_max_tokens(
-      std::min(run.limits().max_tokens(), kLongestTokens + kMoreTokens));
+  const uint32_t asked = run.limits().max_tokens();  // 0 = as long as it gets
+  constexpr uint32_t kMost = kLongestTokens + kMoreTokens;
+  sample.mutable_limits()->set_max_tokens(asked == 0 ? kMost : std::min(asked, kMost));
+  // Drawn tokens would differ where the levels agree.
+  sample.mutable_sampling()->Clear();
+  sample.mutable_sampling()->set_temperature(0);
   sample.clear_request_id();
   sample.clear_request_digest();
   sample.clear_deadline_steady_ns();
@@ -79,6 +83,8 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   sample.clear_end_by_steady_ns();
   sample.clear_first_token_by_steady_ns();
   sample.clear_level_fixed();
+  sample.clear_expected_tokens();
+  sample.clear_report_progress();
 }
 
 Agreement Auditor::Of(const std::string& app_id) const {

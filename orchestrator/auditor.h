@@ -1,5 +1,6 @@
 // Finds out in quiet moments how often lower levels answer an app's prompts as the full model does:
-// has the full model and each lower level answer a prompt that was answered lately, and compares.
+// has the full model and each lower level answer a prompt that was answered lately, greedily, and
+// compares.
 // Whoever comes stops it at once. Neighbours: backends.h runs, agreement.h counts, gateway.cc owns
 // it and tells it who comes and goes. What it has answered is told to nobody and kept nowhere.
 #pragma once

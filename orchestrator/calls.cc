@@ -134,7 +134,10 @@ void CallTable::Generated(uint64_t id, uint32_t tokens) {
   Entry& entry = it->second;
   entry.generated += tokens;
   entry.told_ns = clock_.SteadyNanos();
-  entry.work.remaining_tokens -= std::min(entry.work.remaining_tokens, tokens);
+  uint32_t& remaining = entry.work.remaining_tokens;
+  remaining -= std::min(remaining, tokens);
+  // Longer than expected, it may end after any token, and goes on until it does.
+  if (entry.work.open_ended) remaining = std::max(remaining, kSlackTokens);
 }
 
 DecodeSurroundings CallTable::Surroundings(uint64_t id) const {

@@ -220,6 +220,25 @@ TEST_F(CallTableTest, TellsTheLoadAndWhatRanBeside) {
   EXPECT_DOUBLE_EQ(table.Surroundings(2).mean_rows, 1.5);
 }
 
+TEST_F(CallTableTest, AnAnswerOfUnknownLengthIsNeverTakenToHaveEnded) {
+  CallTable table({.limit = 8, .slots = {4, 4}}, clock_);
+  for (uint64_t id = 1; id <= 2; ++id) ASSERT_TRUE(table.Arrive(id).ok());
+  table.Queue(Lane::kTarget, {.id = 1}, {.remaining_tokens = 20, .open_ended = true}, {});
+  table.Queue(Lane::kTarget, {.id = 2}, {.remaining_tokens = 20}, {});
+  for (uint64_t id = 1; id <= 2; ++id) {
+    ASSERT_TRUE(table.Started(Lane::kTarget, id));
+    table.FirstToken(id);
+    table.Generated(id, 5);
+  }
+  const auto left = [&](size_t i) {
+    return table.LoadBefore(Lane::kTarget, {.id = 9}).running[i].remaining_tokens;
+  };
+  EXPECT_EQ(left(0), 15u);
+  for (uint64_t id = 1; id <= 2; ++id) table.Generated(id, 100);
+  EXPECT_EQ(left(0), kSlackTokens);
+  EXPECT_EQ(left(1), 0u);
+}
+
 TEST_F(CallTableTest, TellsHowFastCallsCome) {
   CallTable table({.limit = 4}, clock_);
   EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 1000}).arrivals_per_ms, 0);

@@ -16,6 +16,7 @@ std::string Sha256(std::string_view bytes) {
 std::string RequestDigest(const v1::GenerateRequest& request) {
   v1::GenerateRequest asked = request;
   asked.clear_request_id();
+  asked.clear_report_progress();  // says nothing of the answer
   std::string bytes;
   {
     google::protobuf::io::StringOutputStream out(&bytes);

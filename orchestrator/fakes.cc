@@ -131,6 +131,11 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   v1::RunResponse event;
   event.mutable_accepted()->set_prefill_tokens(5);
   writer->Write(event);
+  if (request->report_progress()) {
+    event.mutable_progress()->set_computed_tokens(3);
+    event.mutable_progress()->set_prefill_tokens(5);
+    writer->Write(event);
+  }
   writer->Write(TokenEvent("a"));
   if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
   if (hold) {

@@ -11,7 +11,8 @@
 namespace withy::orchestrator {
 namespace {
 
-constexpr int64_t kAuthTtlNs = 60 * kNanosPerSecond;
+// So long a token that the operator renewed or removed may be honoured (docs/operations.md).
+constexpr int64_t kAuthTtlNs = 10 * kNanosPerSecond;
 constexpr size_t kAuthEntries = 1024;
 constexpr int64_t kWorkerInfoTtlNs = 2 * kNanosPerSecond;
 

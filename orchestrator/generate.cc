@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -46,6 +47,7 @@ class GenerateCall {
   void JudgeReplayed(const v1::Decision& decision, int tokens, v1::LatencyReport& report) const;
   absl::Status RunOnWorker();
   absl::Status RunOnce(const v1::RunRequest& forwarded);
+  uint64_t Seed() const;
   v1::RunRequest ForwardedRequest() const;
   bool OnEvent(v1::RunResponse& event);
   void OnDelta(v1::GenerateDelta& delta);
@@ -94,7 +96,9 @@ absl::Status GenerateCall::Answer() {
   if (replayed) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(Decide());
   queued_ns_ = Now();
-  const OtherCall work{prepared_.shape.prefill_tokens, prepared_.shape.max_tokens};
+  const OtherCall work{.prefill_tokens = prepared_.shape.prefill_tokens,
+                       .remaining_tokens = prepared_.shape.max_tokens,
+                       .open_ended = request_.limits().max_tokens() == 0};
   WITHY_RETURN_IF_ERROR(
       gateway_.calls_.WaitForSlot(prepared_.lane, prepared_.key, work, prepared_.demand, control_));
   granted_ns_ = Now();
@@ -204,6 +208,15 @@ absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
   return status;
 }
 
+// A retry draws what the call before it drew, of which a part may have been seen.
+uint64_t GenerateCall::Seed() const {
+  if (request_.request_id().empty()) return RandomId64();
+  const std::string identity = Sha256(absl::StrCat(app_id_, "/", request_.request_id(), digest_));
+  uint64_t seed = 0;
+  std::memcpy(&seed, identity.data(), sizeof seed);
+  return seed;
+}
+
 v1::RunRequest GenerateCall::ForwardedRequest() const {
   v1::RunRequest run;
   run.set_call_id(call_.id);
@@ -211,9 +224,10 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   run.set_context_id(request_.context_id());
   *run.mutable_prompt() = request_.prompt();
   *run.mutable_sampling() = request_.sampling();
-  if (!request_.sampling().has_seed()) run.mutable_sampling()->set_seed(RandomId64());
+  if (!request_.sampling().has_seed()) run.mutable_sampling()->set_seed(Seed());
   *run.mutable_limits() = request_.limits();
-  run.mutable_limits()->set_max_tokens(prepared_.shape.max_tokens);
+  if (request_.limits().max_tokens() == 0) run.set_expected_tokens(prepared_.shape.max_tokens);
+  run.set_report_progress(request_.report_progress());
   run.set_model_level_percent(prepared_.decision.model_level_percent());
   run.set_speculation(request_.speculation());
   run.set_request_id(request_.request_id());
@@ -242,11 +256,15 @@ bool GenerateCall::OnEvent(v1::RunResponse& event) {
     case v1::RunResponse::kFinished:
       OnFinished(*event.mutable_finished());
       break;
+    case v1::RunResponse::kProgress:
+      break;
     case v1::RunResponse::EVENT_NOT_SET:
       return true;
   }
   v1::GenerateResponse message;
-  if (event.has_delta()) {
+  if (event.has_progress()) {
+    *message.mutable_progress() = event.progress();
+  } else if (event.has_delta()) {
     message.mutable_delta()->Swap(event.mutable_delta());
   } else {
     message.mutable_finished()->Swap(event.mutable_finished());

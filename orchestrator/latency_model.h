@@ -174,8 +174,8 @@ struct LiveCorrection : Pace {
 
 // The call that is predicted.
 struct CallShape {
-  uint32_t prefill_tokens = 0;  // to compute: prompt and what of the history has no KV
-  uint32_t max_tokens = 1;
+  uint32_t prefill_tokens = 0;          // to compute: prompt and what of the history has no KV
+  uint32_t max_tokens = 1;              // where the caller set none, what it is expected to come to
   std::optional<CostParameters> level;  // that it runs at; none = the full model
   double tlm_ms = 0;                    // spent on reading the prompt before it is answered
   uint32_t resident_tokens = 0;         // of its context, whose KV is there
@@ -189,6 +189,7 @@ struct OtherCall {
   uint32_t remaining_tokens = 0;  // still to generate, at most
   Slack slack = {};               // of a running call
   bool goes_before = true;        // its prompt, by the order in which prompts are computed
+  bool open_ended = false;        // remaining_tokens is expected, and may be exceeded
 };
 
 struct Load {

@@ -52,7 +52,8 @@ TEST(OrchestratorTest, AnswersAndReports) {
   EXPECT_NEAR(decision.predicted().ttft_ms(), 6,
               0.01);  // five tokens and one millisecond of overhead
   EXPECT_NEAR(decision.predicted().tpot_ms(), 10, 0.01);
-  EXPECT_NEAR(decision.predicted().end_to_end_ms(), 6 + 255 * 10, 0.1);
+  EXPECT_NEAR(decision.predicted().end_to_end_ms(), 6 + 63 * 10, 0.1)
+      << "of an answer as answers are, since the call does not say how long";
   EXPECT_EQ(decision.predicted_prompt_tokens(), 5u);
   const v1::LatencyReport& latency = outcome.finished.latency();
   EXPECT_GT(latency.measured().ttft_ms(), 0);
@@ -63,10 +64,91 @@ TEST(OrchestratorTest, AnswersAndReports) {
   const v1::RunRequest run = board.worker.runs()[0];
   EXPECT_EQ(run.app_id(), "app_1");
   EXPECT_EQ(run.priority(), 3);
-  EXPECT_EQ(run.limits().max_tokens(), 256u);
+  EXPECT_EQ(run.limits().max_tokens(), 0u) << "the worker knows its default";
+  EXPECT_EQ(run.expected_tokens(), 64u);
   EXPECT_GT(run.deadline_steady_ns(), 0);
   EXPECT_EQ(run.decision().model_level_percent(), 100u);
   EXPECT_NE(run.call_id(), 0u);
+}
+
+// A call that does not say how long its answer may be gets all of the window, which no end-to-end
+// time would be enough for.
+TEST(OrchestratorTest, ALengthThatNobodySetIsAsAnswersHaveBeen) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  request.mutable_slo()->set_end_to_end_ms(2000);
+  request.mutable_slo()->set_strict(true);
+  EXPECT_TRUE(board.Generate(request).status.ok());
+  EXPECT_GT(board.worker.runs()[0].end_by_steady_ns(), 0);
+  EXPECT_EQ(board.worker.runs()[0].expected_tokens(), 64u);
+  // Three tokens long, all of them.
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
+  request.mutable_slo()->set_end_to_end_ms(100);
+  EXPECT_TRUE(board.Generate(request).status.ok());
+  request.mutable_limits()->set_max_tokens(300);
+  EXPECT_EQ(board.Generate(request).status.error_code(), StatusCode::FAILED_PRECONDITION);
+}
+
+TEST(OrchestratorTest, SamplingIsForwardedAsItWasAskedFor) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  ASSERT_TRUE(board.Generate(request).status.ok());
+  EXPECT_FALSE(board.worker.runs()[0].sampling().has_temperature()) << "the worker's default";
+  EXPECT_TRUE(board.worker.runs()[0].sampling().has_seed());
+  request.mutable_sampling()->set_temperature(0);
+  ASSERT_TRUE(board.Generate(request).status.ok());
+  EXPECT_TRUE(board.worker.runs()[1].sampling().has_temperature()) << "greedy";
+}
+
+TEST(OrchestratorTest, ARetryDrawsWhatTheCallBeforeItDrew) {
+  Board board;
+  v1::GenerateRequest request = Ask("hello");
+  request.set_request_id("r1");
+  const auto seed = [&](const v1::GenerateRequest& asked) {
+    EXPECT_TRUE(board.Generate(asked).status.ok());
+    return board.worker.runs().back().sampling().seed();
+  };
+  const uint64_t first = seed(request);
+  EXPECT_EQ(seed(request), first) << "nothing was stored: it is answered again";
+  request.set_request_id("r2");
+  EXPECT_NE(seed(request), first);
+  request.clear_request_id();
+  EXPECT_NE(seed(request), seed(request));
+  request.mutable_sampling()->set_seed(5);
+  EXPECT_EQ(seed(request), 5u);
+}
+
+TEST(OrchestratorTest, ADigestIsOfWhatTheAnswerDependsOn) {
+  v1::GenerateRequest request = Ask("hello");
+  const std::string digest = RequestDigest(request);
+  request.set_report_progress(true);
+  request.set_request_id("r1");
+  EXPECT_EQ(RequestDigest(request), digest);
+  request.mutable_sampling()->set_temperature(0);
+  EXPECT_NE(RequestDigest(request), digest) << "greedy is not the default";
+}
+
+TEST(OrchestratorTest, ProgressReachesWhoeverAskedForIt) {
+  Board board;
+  for (const bool asked : {true, false}) {
+    v1::GenerateRequest request = Ask("progress");
+    request.set_report_progress(asked);
+    grpc::ClientContext context;
+    Authorise(&context);
+    const auto reader = board.stub().Generate(&context, request);
+    std::vector<int> events;
+    v1::GenerateResponse message;
+    while (reader->Read(&message)) {
+      events.push_back(message.event_case());
+      if (!message.has_progress()) continue;
+      EXPECT_EQ(message.progress().computed_tokens(), 3u);
+      EXPECT_EQ(message.progress().prefill_tokens(), 5u);
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    const auto told = std::count(events.begin(), events.end(), v1::GenerateResponse::kProgress);
+    EXPECT_EQ(told, asked ? 1 : 0);
+    if (asked) EXPECT_EQ(events[1], v1::GenerateResponse::kProgress) << "before the first delta";
+  }
 }
 
 TEST(OrchestratorTest, ATokenIsRequiredAndRememberedForAMoment) {

@@ -95,6 +95,7 @@ class Preparation {
   // The prompt level of a decision, which is always one of `prompts_`.
   PromptLevel& PromptOf(const v1::Decision& decision);
   std::vector<Candidate> Candidates(const PromptLevels& prompts, double tlm_ms) const;
+  uint32_t PlannedTokens() const;
   CallShape ShapeOf(const PromptLevel& prompt, uint32_t level_percent, double tlm_ms) const;
   absl::Status Finish();
 
@@ -381,12 +382,21 @@ absl::Status Preparation::Count(PromptLevel* level) {
   return absl::OkStatus();
 }
 
+// Tokens that the answer is predicted to have: as many as the caller allows, else as the app's have
+// been. What the default allows, all of the window, says nothing.
+uint32_t Preparation::PlannedTokens() const {
+  if (request_.limits().max_tokens() != 0) return request_.limits().max_tokens();
+  const double usual = std::max(1.0, std::ceil(live_.AnswerTokensOf(app_id_)));
+  const uint32_t bound = out_.worker->model().default_max_tokens();
+  return std::min(static_cast<uint32_t>(usual),
+                  bound != 0 ? bound : std::numeric_limits<uint32_t>::max());
+}
+
 CallShape Preparation::ShapeOf(const PromptLevel& prompt, uint32_t level_percent,
                                double tlm_ms) const {
   CallShape shape;
   shape.prefill_tokens = prompt.tokens + prompt.context_tokens - prompt.resident_tokens;
-  shape.max_tokens =
-      request_.limits().max_tokens() != 0 ? request_.limits().max_tokens() : kDefaultMaxTokens;
+  shape.max_tokens = PlannedTokens();
   shape.level = CostOfLevel(out_.cost, level_costs_, level_percent);
   shape.tlm_ms = tlm_ms;
   shape.resident_tokens = prompt.resident_tokens;

@@ -116,7 +116,8 @@ absl::Status CheckSampling(const v1::Sampling& sampling) {
     WITHY_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(),
                                      0, true, 10, false));
   }
-  return absl::OkStatus();
+  return CheckRange("sampling.repetition_window", sampling.repetition_window(), 0, false,
+                    kMaxRepetitionWindow, false);
 }
 
 absl::Status CheckTarget(const char* field, double value, double limit) {

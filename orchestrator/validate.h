@@ -22,10 +22,10 @@ inline constexpr int kMaxMessages = 1024;
 inline constexpr size_t kMaxIdBytes = 64;
 inline constexpr size_t kMaxTitleBytes = 128;
 inline constexpr size_t kMaxPageTokenBytes = 256;
-inline constexpr uint32_t kDefaultMaxTokens = 256;
 inline constexpr int kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopBytes = 256;
 inline constexpr uint32_t kMaxLogprobs = 20;
+inline constexpr uint32_t kMaxRepetitionWindow = 65536;
 inline constexpr uint32_t kMaxPageSize = 1000;
 
 // What a request's limits depend on.

@@ -74,6 +74,8 @@ const BadCase kBadCases[] = {
     {"top_p zero", [](auto& r) { r.mutable_sampling()->set_top_p(0); }, "sampling.top_p"},
     {"top_p high", [](auto& r) { r.mutable_sampling()->set_top_p(1.01f); }, "sampling.top_p"},
     {"min_p one", [](auto& r) { r.mutable_sampling()->set_min_p(1); }, "sampling.min_p"},
+    {"repetition window", [](auto& r) { r.mutable_sampling()->set_repetition_window(65537); },
+     "sampling.repetition_window"},
     {"penalty zero", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(0); },
      "repetition_penalty"},
     {"stop empty", [](auto& r) { r.mutable_limits()->add_stop(""); }, "limits.stop[0]"},

@@ -14,7 +14,6 @@ namespace {
 
 using SpansOnWire = google::protobuf::RepeatedPtrField<v1::ByteSpan>;
 
-constexpr int32_t kDefaultMaxTokens = 256;
 constexpr float kMaxTemperature = 10.0f;
 constexpr uint32_t kMaxTopLogprobs = 20;
 constexpr auto kMaxInt = static_cast<uint32_t>(std::numeric_limits<int32_t>::max());
@@ -39,9 +38,12 @@ absl::Status CheckBound(std::string_view field, uint32_t value, uint32_t limit) 
       absl::StrCat(ToAbsl(field), ": ", value, "; the most is ", limit));
 }
 
-absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request, uint64_t seed) {
-  const v1::Sampling& wire = request.sampling();
+absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request,
+                                                const v1::Sampling& defaults, uint64_t seed) {
+  const v1::Sampling wire = Complete(request.sampling(), defaults);
   WITHY_RETURN_IF_ERROR(CheckBound("sampling.top_k", wire.top_k(), kMaxInt));
+  WITHY_RETURN_IF_ERROR(
+      CheckBound("sampling.repetition_window", wire.repetition_window(), kMaxRepetitionWindow));
   SamplingParams params;
   params.temperature = wire.temperature();
   if (!(params.temperature >= 0 && params.temperature <= kMaxTemperature)) {
@@ -52,6 +54,8 @@ absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request, u
   if (wire.has_top_p()) params.top_p = wire.top_p();
   params.min_p = wire.min_p();
   if (wire.has_repetition_penalty()) params.repetition_penalty = wire.repetition_penalty();
+  if (wire.has_repetition_window())
+    params.repetition_window = static_cast<int32_t>(wire.repetition_window());
   params.seed = wire.has_seed() ? wire.seed() : seed;
   if (request.limits().has_logprobs()) {
     WITHY_RETURN_IF_ERROR(
@@ -60,6 +64,16 @@ absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request, u
     params.top_logprobs = static_cast<int32_t>(request.limits().logprobs());
   }
   return params;
+}
+
+// What the call asks for, else the default, as far as the window goes.
+int32_t MaxTokens(const v1::RunRequest& request, const AnswerDefaults& defaults, int32_t window) {
+  if (request.limits().max_tokens() != 0)
+    return static_cast<int32_t>(request.limits().max_tokens());
+  const uint32_t usual =
+      request.prompt().has_text() ? defaults.raw_max_tokens : defaults.max_tokens;
+  const auto room = static_cast<uint32_t>(window);
+  return static_cast<int32_t>(usual == 0 ? room : std::min(usual, room));
 }
 
 }  // namespace
@@ -104,15 +118,16 @@ absl::StatusOr<std::vector<Segment>> PromptFromWire(
   return segments;
 }
 
-absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request, uint64_t fallback_seed,
-                                              int32_t window) {
+absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
+                                              const AnswerDefaults& defaults,
+                                              uint64_t fallback_seed, int32_t window) {
   AnswerRequest result;
   WITHY_ASSIGN_OR_RETURN(result.prompt, PromptFromWire(request.prompt(), request.kept()));
-  WITHY_ASSIGN_OR_RETURN(result.sampling, SamplingFromWire(request, fallback_seed));
+  WITHY_ASSIGN_OR_RETURN(result.sampling,
+                         SamplingFromWire(request, defaults.sampling, fallback_seed));
   const v1::Limits& limits = request.limits();
   WITHY_RETURN_IF_ERROR(CheckBound("limits.max_tokens", limits.max_tokens(), kMaxInt));
-  result.max_tokens = limits.max_tokens() == 0 ? std::min(kDefaultMaxTokens, window)
-                                               : static_cast<int32_t>(limits.max_tokens());
+  result.max_tokens = MaxTokens(request, defaults, window);
   result.stop.assign(limits.stop().begin(), limits.stop().end());
   WITHY_RETURN_IF_ERROR(CheckBound("model_level_percent", request.model_level_percent(), 100));
   result.level_percent = request.model_level_percent() == 0
@@ -174,6 +189,7 @@ v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Token
   wire.set_id(sample.id);
   if (!params.logprobs) return wire;
   wire.set_logprob(sample.logprob);
+  wire.set_text(std::string(tokenizer.TokenBytes(sample.id)));
   for (const TokenLogprob& top : sample.top) {
     v1::TokenAlternative* alternative = wire.add_alternatives();
     alternative->set_id(top.id);
@@ -202,7 +218,8 @@ ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::str
   return options;
 }
 
-v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window) {
+v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window,
+                              const AnswerDefaults& defaults) {
   v1::ModelDescription wire;
   wire.set_name(info.name);
   wire.set_role(std::string(role));
@@ -215,7 +232,23 @@ v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int3
     wire.add_levels_percent(static_cast<uint32_t>(level.percent));
   }
   wire.set_model_id(info.id);
+  *wire.mutable_default_sampling() = defaults.sampling;
+  wire.set_default_max_tokens(defaults.max_tokens);
   return wire;
+}
+
+std::string CutText(FinishReason reason, size_t tokens) {
+  switch (reason) {
+    case FinishReason::kMaxTokens:
+      return absl::StrCat("The answer was cut after ", tokens,
+                          " tokens, its limit: a higher limits.max_tokens gives it more.");
+    case FinishReason::kContextFull:
+      return absl::StrCat("The answer was cut after ", tokens,
+                          " tokens, because the window is full: a new context, a shorter prompt or "
+                          "a higher model.context_length gives it room.");
+    default:
+      return "";
+  }
 }
 
 }  // namespace withy::engine

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "engine/model/model.h"
 #include "engine/session/answer_stream.h"
 #include "engine/session/segment.h"
@@ -16,6 +18,7 @@
 #include "withy/v1/config.pb.h"
 #include "withy/v1/context_store.pb.h"
 #include "withy/v1/model_worker.pb.h"
+#include "worker_wire/answer_defaults.h"
 
 namespace withy::engine {
 
@@ -27,8 +30,9 @@ absl::StatusOr<std::vector<Segment>> PromptFromWire(
 // The request with its defaults filled in; not yet validated against a model. `fallback_seed` is
 // used when it has none; `window` bounds the default of max_tokens. Errors: INVALID_ARGUMENT naming
 // the field.
-absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request, uint64_t fallback_seed,
-                                              int32_t window);
+absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
+                                              const AnswerDefaults& defaults,
+                                              uint64_t fallback_seed, int32_t window);
 
 Segment SegmentFromWire(const v1::Segment& segment);
 v1::Segment ToWire(const Segment& segment);
@@ -43,6 +47,26 @@ v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
 ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir);
 
 // `role` is "target" or "draft"; `window` the context length that is served.
-v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window);
+v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window,
+                              const AnswerDefaults& defaults);
+
+// When a prompt's progress is due to be told again. Not thread-safe.
+class ProgressPace {
+ public:
+  // True at most every kIntervalNs, and not before the first of them has passed.
+  bool Due(int64_t now_ns) {
+    if (last_ns_ == 0) last_ns_ = now_ns;
+    if (now_ns - last_ns_ < kIntervalNs) return false;
+    last_ns_ = now_ns;
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kIntervalNs = 250 * kNanosPerMilli;
+  int64_t last_ns_ = 0;
+};
+
+// For people: that an answer of so many tokens was cut, and what helps; "" where it was not.
+std::string CutText(FinishReason reason, size_t tokens);
 
 }  // namespace withy::engine

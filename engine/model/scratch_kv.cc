@@ -6,13 +6,15 @@
 
 namespace withy::engine {
 
-ScratchKv::ScratchKv(const ModelInfo& info, int32_t tokens) {
-  const auto chunks =
-      static_cast<size_t>((tokens + info.kv.chunk_tokens - 1) / info.kv.chunk_tokens);
-  const size_t count = chunks * static_cast<size_t>(info.kv.layers);
-  bytes_.Resize(count * info.kv.block_bytes);
-  blocks_.resize(count);
-  for (size_t i = 0; i < count; ++i) blocks_[i] = bytes_.data() + i * info.kv.block_bytes;
+ScratchKv::ScratchKv(const ModelInfo& info, int32_t tokens) : kv_(info.kv) { Extend(tokens); }
+
+void ScratchKv::Extend(int32_t tokens) {
+  const auto chunks = static_cast<size_t>((tokens + kv_.chunk_tokens - 1) / kv_.chunk_tokens);
+  const size_t count = chunks * static_cast<size_t>(kv_.layers);
+  if (count <= blocks_.size()) return;
+  const size_t more = count - blocks_.size();
+  std::byte* bytes = pieces_.emplace_back(more * kv_.block_bytes).data();
+  for (size_t i = 0; i < more; ++i) blocks_.push_back(bytes + i * kv_.block_bytes);
 }
 
 absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t> tokens,

@@ -18,11 +18,14 @@ namespace withy::engine {
 class ScratchKv {
  public:
   ScratchKv(const ModelInfo& info, int32_t tokens);
+  // Makes room for `tokens` in all; what is there stays where it is. Views of before end.
+  void Extend(int32_t tokens);
   // `committed_tokens` slots are read-only for Forward.
   ContextView View(int32_t committed_tokens = 0) const { return {blocks_, committed_tokens}; }
 
  private:
-  AlignedArray<std::byte> bytes_;
+  KvInfo kv_;
+  std::vector<AlignedArray<std::byte>> pieces_;
   std::vector<std::byte*> blocks_;
 };
 

@@ -16,7 +16,6 @@ namespace withy::engine {
 namespace {
 
 constexpr int32_t kMaxTopLogprobs = 20;
-constexpr int32_t kMaxRepetitionWindow = 65536;
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 template <typename T>
@@ -191,6 +190,8 @@ std::span<const float> Sampler::Penalize(std::span<const float> logits,
   penalized_.assign(logits.begin(), logits.end());
   for (const int32_t id : history.last(std::min(window, history.size()))) {
     if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
+    const auto& never = params_.unpenalized;
+    if (std::find(never.begin(), never.end(), id) != never.end()) continue;
     // From the original value: a token that occurs twice is penalised once.
     const float logit = logits[static_cast<size_t>(id)];
     penalized_[static_cast<size_t>(id)] =

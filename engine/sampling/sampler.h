@@ -15,6 +15,8 @@
 
 namespace withy::engine {
 
+inline constexpr int32_t kMaxRepetitionWindow = 65536;
+
 struct SamplingParams {
   float temperature = 0.0f;  // 0..100; 0 takes the most likely token
   int32_t top_k = 0;         // keep the k most likely; 0 keeps all
@@ -23,6 +25,9 @@ struct SamplingParams {
   float repetition_penalty =
       1.0f;  // (0, 10]: divides positive and multiplies negative logits of tokens in the history
   int32_t repetition_window = 64;  // how many last tokens of the history count; 0..65536
+  // Tokens that are never penalised: those that end an answer stand in every conversation, and a
+  // model that may not say them again does not stop.
+  std::vector<int32_t> unpenalized = {};
   uint64_t seed = 0;
   bool logprobs = false;     // fill Sample::logprob
   int32_t top_logprobs = 0;  // 0..20 entries in Sample::top

@@ -199,5 +199,14 @@ TEST(SamplerTest, BrokenLogitsAreErrors) {
   }
 }
 
+TEST(SamplerTest, WhatEndsAnAnswerIsNotPenalised) {
+  const std::vector<float> logits = {5, 4.9f, 0};
+  SamplingParams params{.repetition_penalty = 2};
+  EXPECT_EQ(Pick(params, logits, 0, {0}).id, 1);
+  params.unpenalized = {0};
+  EXPECT_EQ(Pick(params, logits, 0, {0, 1}).id, 0);
+  EXPECT_EQ(Pick(params, {4.9f, 5, 0}, 0, {0, 1}).id, 0) << "others are";
+}
+
 }  // namespace
 }  // namespace withy::engine

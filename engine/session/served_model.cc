@@ -20,6 +20,7 @@ absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOp
   auto served = std::make_unique<ServedModel>(std::move(bundle));
   served->window =
       options.context_length > 0 ? options.context_length : std::min(longest, kDefaultWindow);
+  served->recommended = ReadRecommendedSampling(served->bundle.model->metadata());
   return served;
 }
 

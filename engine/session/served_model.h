@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/model/bundle.h"
 #include "engine/session/conversation.h"
+#include "engine/session/recommended_sampling.h"
 
 namespace withy::engine {
 
@@ -31,6 +32,7 @@ struct ServedModel {
   ModelBundle bundle;
   ConversationEncoder encoder;
   int32_t window = 0;
+  RecommendedSampling recommended;  // by the file
 };
 
 // Errors: as OpenBundle; INVALID_ARGUMENT when `context_length` is beyond the model's.

@@ -10,18 +10,20 @@
 namespace withy::engine {
 namespace {
 
+constexpr int32_t kMoreRoom = 128;  // tokens
+
 // The state of one answer while it is being made.
 class SoloRun {
  public:
   SoloRun(Model& model, const SoloOptions& options, const SoloHooks& hooks, Clock& clock,
-          std::vector<int32_t> ids, int32_t level, int32_t room)
+          std::vector<int32_t> ids, int32_t level)
       : model_(model),
         options_(options),
         hooks_(hooks),
         clock_(clock),
         ids_(std::move(ids)),
         level_(level),
-        kv_(model.info(), room),
+        kv_(model.info(), static_cast<int32_t>(ids_.size())),
         logits_(static_cast<size_t>(model.info().vocab_size)) {}
 
   bool Cancelled() const { return hooks_.cancelled && hooks_.cancelled(); }
@@ -37,6 +39,7 @@ class SoloRun {
       if (Cancelled()) return false;
       const int32_t rows = std::min(options_.piece_rows, total - computed_);
       WITHY_RETURN_IF_ERROR(Step(rows, computed_ + rows == total));
+      if (computed_ < total && hooks_.on_prompt) hooks_.on_prompt(computed_, total);
     }
     return true;
   }
@@ -52,6 +55,11 @@ class SoloRun {
                                       .level = level_,
                                       .want_logits = want_logits && i + 1 == count,
                                       .ancestor_slots = {}};
+    }
+    if (computed_ + count > room_) {
+      // Answers may be as long as the window, and seldom are.
+      room_ = computed_ + count + kMoreRoom;
+      kv_.Extend(room_);
     }
     const ContextView view = kv_.View(computed_);
     const int64_t start = clock_.SteadyNanos();
@@ -70,9 +78,17 @@ class SoloRun {
   ScratchKv kv_;
   std::vector<float> logits_;
   int32_t computed_ = 0;
+  int32_t room_ = 0;  // tokens that `kv_` has room for
 };
 
 }  // namespace
+
+absl::StatusOr<Sampler> MakeSampler(const SamplingParams& params, const Tokenizer& tokenizer) {
+  SamplingParams own = params;
+  const std::span<const int32_t> ends = tokenizer.end_of_generation_ids();
+  own.unpenalized.assign(ends.begin(), ends.end());
+  return Sampler::Create(own);
+}
 
 int32_t LevelIndex(const ModelInfo& info, int32_t percent) {
   for (size_t i = 0; i < info.levels.size(); ++i) {
@@ -88,12 +104,10 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
   result.times.started = clock.SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(EncodedConversation prompt,
                          encoder.EncodePrompt(request.prompt, options.window));
-  WITHY_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(request.sampling));
+  WITHY_ASSIGN_OR_RETURN(Sampler sampler, MakeSampler(request.sampling, encoder.tokenizer()));
   result.prompt_tokens = static_cast<int32_t>(prompt.ids.size());
-  const int64_t room =
-      std::min<int64_t>(int64_t{result.prompt_tokens} + request.max_tokens, options.window);
   SoloRun run(model, options, hooks, clock, std::move(prompt.ids),
-              LevelIndex(model.info(), request.level_percent), static_cast<int32_t>(room));
+              LevelIndex(model.info(), request.level_percent));
   AnswerStream answer(encoder.tokenizer(), request.max_tokens, request.stop);
   const auto emit = [&](const AnswerDelta& delta) {
     if (hooks.on_delta && (delta.token.has_value() || !delta.text.empty())) hooks.on_delta(delta);

@@ -11,9 +11,11 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/model/model.h"
+#include "engine/sampling/sampler.h"
 #include "engine/session/answer_stream.h"
 #include "engine/session/conversation.h"
 #include "engine/session/segment.h"
+#include "engine/tokenizer/tokenizer.h"
 
 namespace withy::engine {
 
@@ -44,7 +46,13 @@ struct SoloHooks {
   std::function<bool()> cancelled;
   // Told after every Forward: rows, and start and end in steady nanoseconds.
   std::function<void(int32_t rows, int64_t started_ns, int64_t ended_ns)> on_step;
+  // Told after every piece of the prompt but the last: tokens of it that have been computed, of
+  // all.
+  std::function<void(int32_t computed, int32_t tokens)> on_prompt = nullptr;
 };
+
+// A sampler that never penalises the tokens which end an answer. Errors: as Sampler::Create.
+absl::StatusOr<Sampler> MakeSampler(const SamplingParams& params, const Tokenizer& tokenizer);
 
 // Index into info.levels of the level of so many per cent; -1 (the full model) when there is none.
 int32_t LevelIndex(const ModelInfo& info, int32_t percent);

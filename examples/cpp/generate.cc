@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   auto* message = request.mutable_prompt()->mutable_messages()->add_messages();
   message->set_role("user");
   message->set_content(argv[2]);
-  request.mutable_limits()->set_max_tokens(128);
+  request.mutable_sampling()->set_temperature(0);  // greedy; unset: the service's default
   request.mutable_slo()->set_ttft_ms(500);
 
   grpc::ClientContext context;
@@ -39,13 +39,22 @@ int main(int argc, char** argv) {
     if (response.has_delta()) std::cout << response.delta().text() << std::flush;
     if (response.has_finished()) {
       const auto& latency = response.finished().latency();
-      std::cout << "\n";
+      std::cout << std::endl;
+      if (!response.finished().explanation().empty())
+        std::cerr << response.finished().explanation() << "\n";
       std::cerr << "TTFT " << latency.measured().ttft_ms() << " ms, TPOT "
                 << latency.measured().tpot_ms() << " ms, SLO "
                 << (latency.slo_met() ? "met" : "missed") << "\n";
     }
   }
   const grpc::Status status = reader->Finish();
-  if (!status.ok()) std::cerr << "withy-example: " << status.error_message() << "\n";
-  return status.ok() ? 0 : 1;
+  if (!status.ok()) {
+    std::cerr << "withy-example: " << status.error_message() << "\n";
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      std::cerr << "is withy running at " << argv[1]
+                << "? `./withy up` or `systemctl start withy.target` starts it\n";
+    }
+  }
+  if (!std::cout) std::cerr << "withy-example: the answer could not be printed\n";
+  return status.ok() && std::cout ? 0 : 1;
 }

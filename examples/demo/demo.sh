@@ -17,7 +17,7 @@ ask() { # what it shows, then withyctl generate's arguments; the prompt last
   printf '\n\033[1m%s\033[0m\n' "$1"
   shift
   printf '%s\n' "${*: -1}" | sed 's/^/  > /'
-  "$CTL" generate --stats --max-tokens 48 "$@" 2>"$tokens/stats" | sed 's/^/  /'
+  "$CTL" generate --stats --greedy --max-tokens 48 "$@" 2>"$tokens/stats" | sed 's/^/  /'
   echo
   sed 's/^/    /' "$tokens/stats"
 }
@@ -59,7 +59,7 @@ printf '\n\033[1m%s\033[0m\n' "three apps at once: their answers share every pas
 for app in launcher notes messages; do
   (
     as "$app"
-    "$CTL" generate --max-tokens 24 "Lonir has 90 songs and sells 4. How many are left now?" >"$tokens/$app.txt"
+    "$CTL" generate --greedy --max-tokens 24 "Lonir has 90 songs and sells 4. How many are left now?" >"$tokens/$app.txt"
   ) &
 done
 wait

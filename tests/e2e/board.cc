@@ -167,6 +167,7 @@ v1::GenerateRequest UserRequest(const std::string& context_id, const std::string
   message->set_role("user");
   message->set_content(text);
   request.mutable_limits()->set_max_tokens(max_tokens);
+  request.mutable_sampling()->set_temperature(0);
   return request;
 }
 

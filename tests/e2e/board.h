@@ -66,7 +66,7 @@ class Board {
   std::map<std::string, pid_t> pids_;
 };
 
-// A prompt of one user message.
+// A prompt of one user message, to be answered greedily.
 v1::GenerateRequest UserRequest(const std::string& context_id, const std::string& text,
                                 uint32_t max_tokens);
 

@@ -59,6 +59,23 @@ const std::string& TestDraftPath() {
   return path;
 }
 
+const std::string& SlowModelPath() {
+  static const std::string path = [] {
+    auto shape = engine::FindSynthShape("tiny");
+    if (!shape.ok()) std::abort();
+    shape->layers = 12;
+    shape->d_model = 768;
+    shape->heads = 12;
+    shape->kv_heads = 2;
+    shape->head_dim = 64;
+    shape->d_ff = 3072;
+    shape->context_length = 8192;
+    Check(engine::WriteSynthModel(*shape, *engine::FindSynthType("q8_0"), 1, PathOf("slow")));
+    return PathOf("slow");
+  }();
+  return path;
+}
+
 const std::string& TestElasticPath() {
   static const std::string path = Write("elastic", 1, {20, 60});
   return path;

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -176,15 +177,16 @@ TEST(WithyctlTest, AChatInWhichNothingIsSaidLeavesNoContext) {
   EXPECT_EQ(contexts(), 1);
 }
 
-// Runs withyctl with standard output and error apart. Variables stand in front, as for a shell.
+// Runs a command line with standard output and error apart; `out` is where standard output goes.
 struct Ran {
   int code = 0;
   std::string out;
   std::string err;
 };
-Ran RunShell(const std::string& dir, const std::string& variables, const std::string& words) {
+Ran RunLine(const std::string& dir, const std::string& line, const std::string& input = "/dev/null",
+            const std::string& out = "") {
   const std::string command =
-      variables + " " + Withyctl() + " " + words + " >" + dir + "/out 2>" + dir + "/err </dev/null";
+      line + " >" + (out.empty() ? dir + "/out" : out) + " 2>" + dir + "/err <" + input;
   const auto text = [](const std::string& path) {
     std::stringstream read;
     read << std::ifstream(path).rdbuf();
@@ -193,6 +195,198 @@ Ran RunShell(const std::string& dir, const std::string& variables, const std::st
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), text(dir + "/out"),
           text(dir + "/err")};
+}
+
+// Runs withyctl. Variables stand in front, as for a shell.
+Ran RunShell(const std::string& dir, const std::string& variables, const std::string& words) {
+  return RunLine(dir, variables + " " + Withyctl() + " " + words);
+}
+
+class WithyctlOnBoard : public testing::Test {
+ protected:
+  void StartBoard(std::vector<std::string> overrides = {}) {
+    board_ = std::make_unique<Board>(std::move(overrides));
+    board_->StartAll();
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("orchestrator");
+    token_ = board_->BindApp("test");
+  }
+  std::string Line(const std::string& words) const {
+    return Withyctl() + " " + words + " --address " + board_->address() + " --token " + token_;
+  }
+  Ran Run(const std::string& words, const std::string& input = "/dev/null",
+          const std::string& out = "") const {
+    return RunLine(board_->dir(), Line(words), input, out);
+  }
+  // A file with this text.
+  std::string Input(const std::string& text) const {
+    std::ofstream(board_->dir() + "/input") << text;
+    return board_->dir() + "/input";
+  }
+  std::unique_ptr<Terminal> OnTerminal(std::vector<std::string> words) const {
+    words.insert(words.begin(), Withyctl());
+    for (const std::string& word :
+         {std::string("--address"), board_->address(), std::string("--token"), token_}) {
+      words.push_back(word);
+    }
+    return std::make_unique<Terminal>(words);
+  }
+
+  std::unique_ptr<Board> board_;
+  std::string token_;
+};
+
+TEST_F(WithyctlOnBoard, WhatCannotBePrintedIsAFailureOfAnyCommand) {
+  StartBoard();
+  const auto fails = [](const Ran& ran, const std::string& words) {
+    EXPECT_EQ(ran.code, 1) << words;
+    EXPECT_NE(ran.err.find("cannot write to standard output: No space left on device"),
+              std::string::npos)
+        << words << ": " << ran.err;
+  };
+  for (const std::string words : {"--version", "--help", "generate --help"})
+    fails(RunLine(board_->dir(), Withyctl() + " " + words, "/dev/null", "/dev/full"), words);
+  fails(RunLine(board_->dir(), Withyctl() + " models inspect " + TestTargetPath(), "/dev/null",
+                "/dev/full"),
+        "models inspect");
+  for (const std::string words :
+       {"generate --max-tokens 4 hello", "generate --max-tokens 4 --json hello", "plan hello",
+        "count-tokens hello", "status", "status --json", "models list", "contexts list",
+        "contexts create"}) {
+    fails(Run(words, "/dev/null", "/dev/full"), words);
+  }
+  fails(Run("chat --max-tokens 4", Input("hello\nmore\n"), "/dev/full"), "chat");
+  EXPECT_EQ(Run("status --quiet", "/dev/null", "/dev/full").code, 0) << "prints nothing";
+  // A reader that has enough ends it, as is usual in pipes, without a word.
+  const Ran piped = RunLine(
+      board_->dir(), "bash -c 'set -o pipefail; " + Line("contexts list --json") + " | true'");
+  EXPECT_EQ(piped.err, "");
+}
+
+TEST_F(WithyctlOnBoard, AnAnswerThatWasCutSaysSo) {
+  StartBoard();
+  const Ran plain = Run("generate --greedy --max-tokens 5 talk for long");
+  EXPECT_EQ(plain.code, 0) << plain.err;
+  EXPECT_NE(plain.err.find("(cut after 5 tokens, the limit: --max-tokens"), std::string::npos)
+      << plain.err;
+  EXPECT_EQ(plain.out.find("cut after"), std::string::npos) << "the answer is the answer";
+  const Ran json = Run("generate --greedy --max-tokens 5 --json talk for long");
+  EXPECT_NE(json.out.find("FINISH_REASON_MAX_TOKENS"), std::string::npos) << json.out;
+  EXPECT_NE(json.out.find("The answer was cut after 5 tokens"), std::string::npos) << json.out;
+  EXPECT_NE(json.out.find("\"temperature\":0"), std::string::npos) << "what was used: " << json.out;
+  const Ran chat = Run("chat --greedy --max-tokens 5", Input("talk for long\n"));
+  EXPECT_EQ(chat.code, 0) << chat.err;
+  EXPECT_NE(chat.err.find("(cut after 5 tokens"), std::string::npos) << chat.err;
+}
+
+TEST_F(WithyctlOnBoard, ADefaultLengthIsWhatTheWindowHasRoomFor) {
+  StartBoard({"model.context_length=64", "model.max_tokens=5000"});
+  for (const std::string words : {"generate --json talk for long", "generate --raw --json talk"}) {
+    const Ran ran = Run(words);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    EXPECT_TRUE(ran.out.find("FINISH_REASON_CONTEXT_FULL") != std::string::npos ||
+                ran.out.find("FINISH_REASON_END_OF_TURN") != std::string::npos)
+        << ran.out;
+  }
+  EXPECT_NE(Run("generate --max-tokens 65 hello").err.find("the model's window of 64"),
+            std::string::npos)
+      << "what a call itself asks for is refused where it cannot be";
+}
+
+TEST_F(WithyctlOnBoard, DefaultSamplingIsTheConfigurationsAndACallsOwnComesFirst) {
+  StartBoard({"model.sampling.temperature=0.25", "model.sampling.top_k=7"});
+  const Ran ran = Run("generate --max-tokens 4 --json hello");
+  for (const std::string field : {"\"temperature\":0.25", "\"top_k\":7", "\"top_p\":0.95",
+                                  "\"repetition_penalty\":1.1", "\"repetition_window\":64"}) {
+    EXPECT_NE(ran.out.find(field), std::string::npos) << field << ": " << ran.out;
+  }
+  const Ran own = Run("generate --max-tokens 4 --temperature 2 --json hello");
+  EXPECT_NE(own.out.find("\"temperature\":2,\"top_k\":7"), std::string::npos) << own.out;
+  const Ran greedy = Run("generate --max-tokens 4 --greedy --json hello");
+  EXPECT_NE(greedy.out.find("\"temperature\":0,\"top_k\":0,\"top_p\":1"), std::string::npos)
+      << greedy.out;
+  const Ran models = Run("models list --json");
+  EXPECT_NE(models.out.find("\"default_sampling\":{\"temperature\":0.25"), std::string::npos)
+      << models.out;
+}
+
+TEST_F(WithyctlOnBoard, ATitleStaysInItsLineOfTheTable) {
+  StartBoard();
+  EXPECT_EQ(Run("contexts create --title $'two\\nlines'").code, 0);
+  const auto stub = board_->NewStub();
+  for (const std::string title : {"two\nlines", "\x1b[2J\x1b[31mred", "\xE6\x97\xA5\xE6\x9C\xAC"}) {
+    grpc::ClientContext context;
+    Authorise(&context, token_);
+    v1::CreateContextRequest request;
+    request.set_title(title);
+    v1::CreateContextResponse response;
+    ASSERT_TRUE(stub->CreateContext(&context, request, &response).ok());
+  }
+  const Ran list = Run("contexts list");
+  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 5) << list.out;
+  EXPECT_NE(list.out.find("two\\nlines"), std::string::npos) << list.out;
+  EXPECT_EQ(list.out.find('\x1b'), std::string::npos) << list.out;
+  EXPECT_NE(Run("contexts list --json").out.find("two\\nlines"), std::string::npos)
+      << "as JSON has it";
+}
+
+TEST_F(WithyctlOnBoard, AChatSaysThatThereIsNoSuchCommand) {
+  StartBoard();
+  const Ran chat = Run("chat --max-tokens 4", Input("/statts\n/etc/passwd is what?\n/help\n"));
+  EXPECT_EQ(chat.code, 1);
+  EXPECT_NE(chat.err.find("there is no command /statts"), std::string::npos) << chat.err;
+  EXPECT_NE(chat.err.find("there is no command /etc/passwd"), std::string::npos) << chat.err;
+  EXPECT_NE(chat.err.find("/quit                         leave"), std::string::npos) << chat.err;
+  EXPECT_EQ(Run("contexts list --json").out.find("ctx_"), std::string::npos) << "nothing was sent";
+  EXPECT_EQ(Run("chat --max-tokens 4", Input(" /etc/passwd is what?\n")).code, 0);
+}
+
+TEST_F(WithyctlOnBoard, TokensHaveTextInJson) {
+  StartBoard();
+  const Ran ran = Run("generate --greedy --max-tokens 4 --logprobs 2 --json hello");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("\"tokens\":{\"tokens\":[{\"id\":"), std::string::npos) << ran.out;
+  EXPECT_NE(ran.out.find("\"text\":\""), std::string::npos) << ran.out;
+}
+
+// A prompt whose computation takes seconds: the terminal says how far it is, a pipe nothing.
+TEST_F(WithyctlOnBoard, ALongPromptShowsItsProgress) {
+  StartBoard({"model.path=" + SlowModelPath(), "model.threads=1", "model.sampling.temperature=0"});
+  const std::string prompt = Input(std::string(7000, '?'));
+  const auto words = [&] {
+    return std::vector<std::string>{"generate", "--max-tokens", "2", "--raw", "--file", prompt};
+  };
+  const auto terminal = OnTerminal(words());
+  EXPECT_TRUE(terminal->Shows("reading the prompt: ")) << terminal->screen();
+  EXPECT_EQ(terminal->WaitForExit(), 0) << terminal->screen();
+  const Ran piped = Run("generate --max-tokens 2 --raw --file " + prompt);
+  EXPECT_EQ(piped.code, 0);
+  EXPECT_EQ(piped.err.find("reading"), std::string::npos) << piped.err;
+}
+
+// Without its modules, without a token, without a service: a line, and no traceback.
+TEST(ExamplesTest, ThePythonExampleSaysWhatIsMissing) {
+  char pattern[] = "/tmp/withy-e2e-XXXXXX";
+  const std::string dir = mkdtemp(pattern);
+  std::filesystem::create_directories(dir + "/without");
+  std::ofstream(dir + "/without/grpc.py") << "raise ImportError(\"No module named 'grpc'\")\n";
+  const std::string script = " /usr/bin/python3 examples/python/generate.py hello";
+  const std::string home = "XDG_CONFIG_HOME=" + dir + " ";
+  const auto run = [&](const std::string& variables) {
+    return RunLine(dir, home + variables + script);
+  };
+  const Ran without = run("PYTHONPATH=" + dir + "/without");
+  EXPECT_EQ(without.code, 1);
+  EXPECT_NE(without.err.find("apt-get install python3-grpcio"), std::string::npos) << without.err;
+  EXPECT_EQ(without.err.find("Traceback"), std::string::npos) << without.err;
+  for (const std::string variables :
+       {std::string("WITHY_ADDRESS=unix:/nonexistent/withy.sock"),
+        std::string("WITHY_ADDRESS=unix:/nonexistent/withy.sock WITHY_TOKEN=app_1.a")}) {
+    const Ran ran = run(variables);
+    EXPECT_EQ(ran.code, 1);
+    EXPECT_EQ(ran.err.rfind("generate.py: ", 0), 0u) << ran.err;
+    EXPECT_EQ(ran.err.find("Traceback"), std::string::npos) << ran.err;
+  }
+  std::filesystem::remove_all(dir);
 }
 
 TEST(WithyctlTest, NoTokenIsLost) {
