@@ -69,7 +69,8 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
 }
 
 ConversationEncoder::Part ConversationEncoder::EncodePart(std::span<const TextPiece> pieces,
-                                                          size_t first_segment, bool opens) const {
+                                                          size_t first_segment, bool opens,
+                                                          const CancelCheck* cancelled) const {
   Part part;
   part.first_segment = first_segment;
   std::string key = CacheKey(pieces, opens);
@@ -77,22 +78,25 @@ ConversationEncoder::Part ConversationEncoder::EncodePart(std::span<const TextPi
     part.ids = *std::move(known);
     return part;
   }
-  const EncodeOptions options{.add_bos = opens && tokenizer_.wants_bos(), .continues = !opens};
-  part.ids = tokenizer_.EncodePieces(pieces, options).ids;
-  cache_.Add(std::move(key), part.ids);
+  const EncodeOptions options{
+      .add_bos = opens && tokenizer_.wants_bos(), .continues = !opens, .cancelled = cancelled};
+  Encoding encoding = tokenizer_.EncodePieces(pieces, options);
+  part.ids = std::move(encoding.ids);
+  part.cancelled = encoding.cancelled;
+  if (!part.cancelled) cache_.Add(std::move(key), part.ids);
   return part;
 }
 
 ConversationEncoder::Part ConversationEncoder::AnswerPart(const Segment& segment,
-                                                          std::string_view text,
-                                                          size_t index) const {
+                                                          std::string_view text, size_t index,
+                                                          const CancelCheck* cancelled) const {
   Part part;
   if (!segment.token_ids.empty() && segment.tokenizer_fingerprint == tokenizer_.fingerprint()) {
     part.ids = segment.token_ids;
     part.first_segment = index;
   } else {
     const TextPiece piece{.text = text};
-    part = EncodePart({&piece, 1}, index, /*opens=*/false);
+    part = EncodePart({&piece, 1}, index, /*opens=*/false, cancelled);
   }
   part.answer = true;
   return part;
@@ -100,6 +104,7 @@ ConversationEncoder::Part ConversationEncoder::AnswerPart(const Segment& segment
 
 absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segments, size_t first,
                                                  bool answer_follows, bool more_follows,
+                                                 const CancelCheck* cancelled,
                                                  std::vector<Part>* parts) const {
   std::vector<ChatMessage> messages;
   messages.reserve(segments.size());
@@ -116,44 +121,50 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
       pieces.push_back({.text = piece.text, .parse_special = piece.special});
       continue;
     }
-    if (!pieces.empty()) parts->push_back(EncodePart(pieces, part_segment, parts->empty()));
+    if (!pieces.empty()) {
+      parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
+    }
     pieces.clear();
     const size_t index = first + static_cast<size_t>(piece.message);
-    parts->push_back(AnswerPart(segments[piece.message], piece.text, index));
+    parts->push_back(AnswerPart(segments[piece.message], piece.text, index, cancelled));
     part_segment = index + 1;
   }
   // What closes the last answer comes with the next prompt.
   const bool closes_only = segments.back().role == kAssistant && !more_follows;
   if (!pieces.empty() && !closes_only) {
-    parts->push_back(EncodePart(pieces, part_segment, parts->empty()));
+    parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ConversationEncoder::Part>> ConversationEncoder::EncodeParts(
-    std::span<const Segment> segments, bool answer_follows) const {
+    std::span<const Segment> segments, bool answer_follows, const CancelCheck* cancelled) const {
   std::vector<Part> parts;
   for (size_t first = 0; first < segments.size();) {
     const size_t end = RunEnd(segments, first);
     if (IsRaw(segments[first])) {
       const std::string text = segments[first].VisibleText();
       const TextPiece piece{.text = text, .parse_special = true};
-      parts.push_back(EncodePart({&piece, 1}, first, parts.empty()));
+      parts.push_back(EncodePart({&piece, 1}, first, parts.empty(), cancelled));
       for (size_t i = first + 1; i < end; ++i) {
-        parts.push_back(AnswerPart(segments[i], segments[i].text, i));
+        parts.push_back(AnswerPart(segments[i], segments[i].text, i, cancelled));
       }
     } else {
       const bool last = end == segments.size();
       WITHY_RETURN_IF_ERROR(EncodeMessages(segments.subspan(first, end - first), first,
-                                           answer_follows && last, !last, &parts));
+                                           answer_follows && last, !last, cancelled, &parts));
     }
     first = end;
+    if (std::any_of(parts.begin(), parts.end(), std::mem_fn(&Part::cancelled))) {
+      return absl::CancelledError("cancelled while the prompt was encoded");
+    }
   }
   return parts;
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
-    std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded) const {
+    std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded,
+    const CancelCheck* cancelled) const {
   if (std::any_of(segments.begin(), segments.end(), std::mem_fn(&Segment::LeftOut))) {
     std::vector<Segment> seen;
     size_t seen_recorded = 0;
@@ -162,9 +173,9 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
       seen.push_back(segments[i]);
       if (i < recorded) ++seen_recorded;
     }
-    return EncodeWithin(seen, window, answer_follows, seen_recorded);
+    return EncodeWithin(seen, window, answer_follows, seen_recorded, cancelled);
   }
-  WITHY_ASSIGN_OR_RETURN(std::vector<Part> parts, EncodeParts(segments, answer_follows));
+  WITHY_ASSIGN_OR_RETURN(std::vector<Part> parts, EncodeParts(segments, answer_follows, cancelled));
 
   std::vector<ExchangeTokens> exchanges;
   std::vector<size_t> exchange_segment;  // first segment of each
@@ -187,7 +198,8 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   int32_t head_tokens = 0;
   for (size_t i = 0; i < head; ++i) {
     head_tokens +=
-        kHeadMarkupTokens + static_cast<int32_t>(tokenizer_.Encode(segments[i].text).size());
+        kHeadMarkupTokens +
+        static_cast<int32_t>(tokenizer_.Encode(segments[i].text, {.cancelled = cancelled}).size());
   }
   const size_t kept = FirstKeptExchange(exchanges, head_tokens, window);
   EncodedConversation result;
@@ -197,7 +209,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     shorter.insert(shorter.end(), segments.begin() + static_cast<int64_t>(from), segments.end());
     result.dropped_segments = static_cast<int32_t>(from - head);
     recorded -= std::min(recorded, from - head);
-    WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows));
+    WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows, cancelled));
   }
   for (size_t i = 0; i < parts.size(); ++i) {
     result.ids.insert(result.ids.end(), parts[i].ids.begin(), parts[i].ids.end());
@@ -234,14 +246,16 @@ uint64_t ConversationEncoder::Fingerprint() const {
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeRecord(
-    std::span<const Segment> segments, int32_t window) const {
-  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size());
+    std::span<const Segment> segments, int32_t window, const CancelCheck* cancelled) const {
+  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size(), cancelled);
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodePrompt(
-    std::span<const Segment> segments, int32_t window, size_t recorded) const {
-  WITHY_ASSIGN_OR_RETURN(EncodedConversation result,
-                         EncodeWithin(segments, window, /*answer_follows=*/true, recorded));
+    std::span<const Segment> segments, int32_t window, size_t recorded,
+    const CancelCheck* cancelled) const {
+  WITHY_ASSIGN_OR_RETURN(
+      EncodedConversation result,
+      EncodeWithin(segments, window, /*answer_follows=*/true, recorded, cancelled));
   if (static_cast<int32_t>(result.ids.size()) >= window) {
     return absl::OutOfRangeError(absl::StrCat(
         "the prompt needs ", result.ids.size(), " tokens and the window has ", window,

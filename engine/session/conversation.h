@@ -51,15 +51,18 @@ class ConversationEncoder {
       : tokenizer_(tokenizer), chat_(chat) {}
 
   // The ids of a record that ends in an answer (or is empty): what the KV after a call stands for.
-  // Errors: INVALID_ARGUMENT from the template (role, order), naming the message.
+  // `cancelled` is asked meanwhile; null: never.
+  // Errors: INVALID_ARGUMENT from the template (role, order), naming the message; CANCELLED.
   absl::StatusOr<EncodedConversation> EncodeRecord(std::span<const Segment> segments,
-                                                   int32_t window) const;
+                                                   int32_t window,
+                                                   const CancelCheck* cancelled = nullptr) const;
 
   // The ids up to where the answer to the last segments begins; at most window - 1 of them. The
   // first `recorded` segments are the record before this call.
   // Errors: as above; OUT_OF_RANGE naming tokens and limit when the prompt does not fit even alone.
   absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
-                                                   int32_t window, size_t recorded = 0) const;
+                                                   int32_t window, size_t recorded = 0,
+                                                   const CancelCheck* cancelled = nullptr) const;
 
   // Equal for encoders that make the same ids of the same segments, also in another process: of the
   // vocabulary, and of what becomes of a conversation in which every role speaks.
@@ -71,18 +74,25 @@ class ConversationEncoder {
   struct Part {
     std::vector<int32_t> ids;
     bool answer = false;
+    bool cancelled = false;  // ids are incomplete
     size_t first_segment = 0;
   };
 
   absl::StatusOr<std::vector<Part>> EncodeParts(std::span<const Segment> segments,
-                                                bool answer_follows) const;
+                                                bool answer_follows,
+                                                const CancelCheck* cancelled) const;
   absl::Status EncodeMessages(std::span<const Segment> segments, size_t first, bool answer_follows,
-                              bool more_follows, std::vector<Part>* parts) const;
+                              bool more_follows, const CancelCheck* cancelled,
+                              std::vector<Part>* parts) const;
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
                                                    int32_t window, bool answer_follows,
-                                                   size_t recorded) const;
-  Part EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens) const;
-  Part AnswerPart(const Segment& segment, std::string_view text, size_t index) const;
+                                                   size_t recorded,
+                                                   const CancelCheck* cancelled) const;
+  // The part is incomplete once `cancelled` has held: EncodeParts() then fails.
+  Part EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens,
+                  const CancelCheck* cancelled) const;
+  Part AnswerPart(const Segment& segment, std::string_view text, size_t index,
+                  const CancelCheck* cancelled) const;
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& chat_;
