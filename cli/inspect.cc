@@ -9,14 +9,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
-#include "engine/chat/template.h"
 #include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
-#include "engine/kv/block.h"
+#include "engine/model/bundle.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "engine/weights/layout.h"
 
 namespace withy::cli {
 namespace {
@@ -79,25 +78,25 @@ uint64_t LevelBytes(const engine::GgufFile& file, const engine::ModelShape& shap
 }
 
 void InspectModel(const engine::GgufFile& file, std::string_view chat_template, Inspection* out) {
-  if (const auto layout = engine::PlanLayout(file); layout.ok()) {
-    out->shape = layout->shape;
-    out->levels = layout->levels;
-    out->packed_bytes = layout->data_bytes;
+  const engine::Servability judged = engine::JudgeServability(file, chat_template);
+  for (const absl::Status& problem : judged.problems) Note(problem, out);
+  if (judged.layout) {
+    out->shape = judged.layout->shape;
+    out->levels = judged.layout->levels;
+    out->packed_bytes = judged.layout->data_bytes;
     for (const engine::LevelSpec& level : out->levels.levels)
       out->level_bytes.push_back(LevelBytes(file, out->shape, level));
     out->anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
-  } else {
-    Note(layout.status(), out);
   }
-  if (const auto chat = engine::ChatTemplate::FromFile(file, chat_template); chat.ok()) {
-    out->chat_template = chat->name();
-  } else {
-    Note(chat.status(), out);
-  }
+  if (judged.tokenizer != nullptr) out->vocabulary = judged.tokenizer->vocab_size();
+  if (judged.chat) out->chat_template = judged.chat->name();
 }
 
 void InspectTlm(const engine::GgufFile& file, const std::string& path, Inspection* out) {
   out->tlm.emplace();
+  if (const auto tokenizer = engine::MakeTokenizer(file); tokenizer.ok()) {
+    out->vocabulary = (*tokenizer)->vocab_size();
+  }
   if (const auto shape = engine::ReadTlmShape(file); shape.ok()) out->tlm = *shape;
   Note(engine::Tlm::Open(path, {}).status(), out);
 }
@@ -110,15 +109,13 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view cha
   out.path = path;
   out.file_bytes = file.bytes().size();
   out.gguf_version = file.version();
-  out.architecture = file.GetStringOr("general.architecture", "").value_or("");
-  out.name = file.GetStringOr("general.name", "").value_or("");
-  out.tokenizer = file.GetStringOr("tokenizer.ggml.model", "").value_or("");
+  const auto text = [&file](const char* key) {
+    return ValidUtf8(file.GetStringOr(key, "").value_or(""), kMaxShownBytes);
+  };
+  out.architecture = text("general.architecture");
+  out.name = text("general.name");
+  out.tokenizer = text("tokenizer.ggml.model");
   CountTensors(file, &out);
-  if (const auto tokenizer = engine::MakeTokenizer(file); tokenizer.ok()) {
-    out.vocabulary = (*tokenizer)->vocab_size();
-  } else {
-    Note(tokenizer.status(), &out);
-  }
   if (out.architecture == kTlmArchitecture) {
     InspectTlm(file, path, &out);
   } else {
@@ -270,7 +267,7 @@ std::string InspectionJson(const Inspection& in) {
                                {"types", types},
                                {"can_be_served", in.problems.empty()},
                                {"problems", in.problems}};
-  // A file may name itself in bytes that are no UTF-8.
+  // The file's path may be no UTF-8.
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

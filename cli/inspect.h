@@ -1,4 +1,5 @@
-// What a GGUF file holds and whether withy can serve it, by asking the parts of engine/ that would.
+// What a GGUF file holds and whether withy can serve it, by asking what the workers ask
+// (engine/model/bundle.h).
 // Neighbour: models.cc prints it. Reads no tensor bytes, but those of a TLM, which is opened.
 #pragma once
 

@@ -133,7 +133,9 @@ std::vector<Flag> PromptFlags() {
   return {{"message", "ROLE:CONTENT",
            "one message of the prompt (system, user or assistant); may be repeated"},
           {"system", "TEXT", "a system message in front"},
-          {"raw", "", "give TEXT to the model as it is, without its chat template"},
+          {"raw", "",
+           "give TEXT to the model as it is, without its chat template; control tokens that it "
+           "spells are such"},
           {"file", "PATH", "read TEXT from a file; - is standard input"}};
 }
 

@@ -58,12 +58,12 @@ struct Scheduler::Link {
 // waiting for the step that is under way.
 class Scheduler::Events final : public LeaseEvents {
  public:
-  Events(std::shared_ptr<Link> link, Ticket ticket, CallRequest request)
-      : link_(std::move(link)), ticket_(ticket), request_(std::move(request)) {}
+  Events(std::shared_ptr<Link> link, const Call& call)
+      : link_(std::move(link)), ticket_(call.ticket), over_(call.over), request_(call.request) {}
 
   void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override {
     With([&](Scheduler& s) {
-      s.Prepare(ticket_, std::move(request_), std::move(lease), std::move(opened));
+      s.Prepare(ticket_, over_, std::move(request_), std::move(lease), std::move(opened));
     });
   }
   void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
@@ -91,6 +91,7 @@ class Scheduler::Events final : public LeaseEvents {
   }
   const std::shared_ptr<Link> link_;
   const Ticket ticket_;
+  const std::shared_ptr<const std::atomic<bool>> over_;  // Call::over
   CallRequest request_;
 };
 
@@ -233,17 +234,19 @@ void Scheduler::Open(Call& call) {
                              .call_id = call.request.call_id,
                              .rebuild = call.request.rebuild,
                              .claim_chunks = ChunksToBegin(call.request)},
-                            std::make_shared<Events>(link_, call.ticket, call.request));
+                            std::make_shared<Events>(link_, call));
   if (!lease.ok()) return Fail(call, lease.status());
   call.lease = *std::move(lease);
 }
 
 // Any thread.
-void Scheduler::Prepare(Ticket ticket, CallRequest request, std::shared_ptr<Lease> lease,
-                        OpenedLease opened) {
-  Task prepare = [this, ticket, request = std::move(request), lease = std::move(lease),
-                  opened = std::move(opened), opened_ns = clock_.SteadyNanos()]() mutable {
-    auto created = Session::Create(env_, request, std::move(opened));
+void Scheduler::Prepare(Ticket ticket, std::shared_ptr<const std::atomic<bool>> over,
+                        CallRequest request, std::shared_ptr<Lease> lease, OpenedLease opened) {
+  Task prepare = [this, ticket, over = std::move(over), request = std::move(request),
+                  lease = std::move(lease), opened = std::move(opened),
+                  opened_ns = clock_.SteadyNanos()]() mutable {
+    const engine::CancelCheck cancelled = [&over] { return over->load(); };
+    auto created = Session::Create(env_, request, std::move(opened), &cancelled);
     if (!created.ok()) {
       return Post([this, ticket, status = created.status()] { OnBroken(ticket, status); });
     }

@@ -118,8 +118,9 @@ class Scheduler {
   void CancelRebuilds();
   void StartCalls();
   void Open(Call& call);
-  void Prepare(Ticket ticket, CallRequest request, std::shared_ptr<Lease> lease,
-               OpenedLease opened);
+  // Ends early once `over` holds: the call is no more.
+  void Prepare(Ticket ticket, std::shared_ptr<const std::atomic<bool>> over, CallRequest request,
+               std::shared_ptr<Lease> lease, OpenedLease opened);
   void OnPrepared(Ticket ticket, const std::shared_ptr<Session>& session, int64_t opened_ns);
   void OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, const std::string& refused);
   void OnBroken(Ticket ticket, const absl::Status& status);

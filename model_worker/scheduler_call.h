@@ -3,6 +3,7 @@
 // includes it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -29,6 +30,8 @@ inline absl::Status Draining() {
 }
 
 struct Scheduler::Call {
+  ~Call() { *over = true; }
+
   Ticket ticket = 0;
   CallRequest request;
   std::shared_ptr<CallSink> sink;  // shared with the RPC, which may end first
@@ -44,6 +47,8 @@ struct Scheduler::Call {
   bool level_changed = false;  // and no token of the new one has been told
   uint32_t steps = 0;
   bool unanswered = false;  // cancelled before its answer: what is committed is KV alone
+  // True once there is no such call any more: the office, which may still prepare it, then stops.
+  const std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);
 };
 
 // One step's rows and whose they are. Stays where it is while it is computed.

@@ -124,8 +124,10 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool posted = tokenize_thread_.Post([this, context, request, response, reactor] {
       // Many may wait behind one that a hanging store holds up: a drain does not ask for them all.
-      reactor->Finish(context->IsCancelled() ? grpc::Status::CANCELLED
-                                             : rpc::ToGrpc(CountTokens(*request, response)));
+      // Nor does a caller that has left, or a drain, wait for a long prompt to be encoded.
+      const engine::CancelCheck cancelled = [context] { return context->IsCancelled(); };
+      reactor->Finish(cancelled() ? grpc::Status::CANCELLED
+                                  : rpc::ToGrpc(CountTokens(*request, cancelled, response)));
     });
     if (!posted) {
       reactor->Finish(rpc::ToGrpc(rpc::WithRetryAfter(
@@ -201,7 +203,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   }
 
   // Counts as a call would see it: with the context's record before the prompt.
-  absl::Status CountTokens(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+  absl::Status CountTokens(const v1::TokenizeRequest& request, const engine::CancelCheck& cancelled,
+                           v1::TokenizeResponse* response) {
     WITHY_ASSIGN_OR_RETURN(std::vector<engine::Segment> prompt,
                            engine::PromptFromWire(request.prompt(), request.kept()));
     ContextInfo context;
@@ -212,8 +215,9 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     std::vector<engine::Segment> segments = std::move(context.segments);
     const size_t recorded = segments.size();
     segments.insert(segments.end(), prompt.begin(), prompt.end());
-    WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
-                           parts_.env.encoder.MeasurePrompt(segments, parts_.env.window, recorded));
+    WITHY_ASSIGN_OR_RETURN(
+        const engine::EncodedConversation encoded,
+        parts_.env.encoder.MeasurePrompt(segments, parts_.env.window, recorded, &cancelled));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
     response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));

@@ -10,6 +10,7 @@
 
 #include "base/board.h"
 #include "base/config.h"
+#include "engine/gguf/writer.h"
 #include "engine/kv/block.h"
 #include "engine/model/testing.h"
 #include "model_worker/fake_store_server.h"
@@ -63,6 +64,19 @@ class ServiceTest : public testing::Test {
     StartStore();
     StartWorker();
     WaitUntilServing(true);
+  }
+  // The model's file, but named as no UTF-8 text is.
+  void NameModelInLatin1() {
+    const auto plain = engine::GgufFile::Open(config_.model().path());
+    ASSERT_TRUE(plain.ok()) << plain.status();
+    engine::GgufWriter writer;
+    writer.CopyMetadata(*plain);
+    writer.SetString("general.name", "mod\xE8le");
+    for (const engine::TensorInfo& tensor : plain->tensors()) {
+      writer.AddTensor(tensor.name, tensor.type, tensor.dims, plain->Data(tensor));
+    }
+    ASSERT_TRUE(writer.Write(folder_ / "latin1.gguf").ok());
+    config_.mutable_model()->set_path(folder_ / "latin1.gguf");
   }
   void StartWorker() {
     auto worker = StartModelWorker(config_);
@@ -253,6 +267,19 @@ TEST_F(ServiceTest, TokensHaveTheirTextWhereLogprobsAreAskedFor) {
     EXPECT_EQ(tokens.empty(), !asked);
     if (asked) EXPECT_NE(tokens.find(text.substr(0, 1)), std::string::npos) << tokens;
   }
+}
+
+TEST_F(ServiceTest, AModelWhoseNameIsNoUtf8IsServed) {
+  NameModelInLatin1();
+  StartStore();
+  StartWorker();
+  WaitUntilServing(true);
+  grpc::ClientContext context;
+  v1::GetWorkerInfoResponse info;
+  const grpc::Status status = stub_->GetWorkerInfo(&context, {}, &info);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(info.model().name(), "mod\xEF\xBF\xBDle");
+  EXPECT_TRUE(Run(Asking("", "hello")).status.ok());
 }
 
 TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {

@@ -31,15 +31,17 @@ uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                                                          const CallRequest& request,
-                                                         OpenedLease opened) {
+                                                         OpenedLease opened,
+                                                         const engine::CancelCheck* cancelled) {
   WITHY_ASSIGN_OR_RETURN(engine::Sampler sampler,
                          engine::MakeSampler(request.answer.sampling, env.encoder.tokenizer()));
   std::vector<engine::Segment> segments = opened.segments;
   segments.insert(segments.end(), request.answer.prompt.begin(), request.answer.prompt.end());
   WITHY_ASSIGN_OR_RETURN(
       engine::EncodedConversation encoded,
-      request.rebuild ? env.encoder.EncodeRecord(segments, env.window)
-                      : env.encoder.EncodePrompt(segments, env.window, opened.segments.size()));
+      request.rebuild
+          ? env.encoder.EncodeRecord(segments, env.window, cancelled)
+          : env.encoder.EncodePrompt(segments, env.window, opened.segments.size(), cancelled));
   if (request.rebuild) encoded.history_tokens = static_cast<int32_t>(encoded.ids.size());
   auto session =
       std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));

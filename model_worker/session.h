@@ -40,11 +40,11 @@ struct ClaimRange {
 class Session {
  public:
   // Encodes record and prompt (a rebuild: the record alone), and finds out how much of the resident
-  // KV is what these tokens need.
-  // Errors: INVALID_ARGUMENT (the template refuses the messages), OUT_OF_RANGE (window).
-  static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionEnv& env,
-                                                         const CallRequest& request,
-                                                         OpenedLease opened);
+  // KV is what these tokens need. `cancelled` is asked while they are encoded; null: never.
+  // Errors: INVALID_ARGUMENT (the template refuses the messages), OUT_OF_RANGE (window), CANCELLED.
+  static absl::StatusOr<std::unique_ptr<Session>> Create(
+      const SessionEnv& env, const CallRequest& request, OpenedLease opened,
+      const engine::CancelCheck* cancelled = nullptr);
 
   // The first resident chunk that is not what its identity says, if any; it has to be reported
   // before the first claim. A chunk that reaches beyond the record, left there by a call that ended

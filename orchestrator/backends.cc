@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -62,6 +63,9 @@ absl::Status Translate(const Peer& peer, const grpc::ClientContext& context,
   }
   return translated;
 }
+
+// How often a call that waits for a worker looks whether its own caller still does.
+constexpr absl::Duration kOverPoll = absl::Milliseconds(20);
 
 struct CallOptions {
   absl::Time deadline;
@@ -190,9 +194,33 @@ Backends::Result<v1::GetStoreInfoResponse> Backends::StoreInfo(absl::Time deadli
 }
 
 Backends::Result<v1::TokenizeResponse> Backends::Tokenize(const v1::TokenizeRequest& request,
-                                                          absl::Time deadline, bool wait) {
-  return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize, request,
-               OptionsOf(deadline, wait));
+                                                          absl::Time deadline, bool wait,
+                                                          const engine::CancelCheck& over) {
+  if (!over) {
+    return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize,
+                 request, OptionsOf(deadline, wait));
+  }
+  const CallOptions options = OptionsOf(deadline, wait);
+  grpc::ClientContext context;
+  const absl::Time given = std::min(options.deadline, absl::Now() + options.limit);
+  context.set_deadline(absl::ToChronoTime(given));
+  context.set_wait_for_ready(options.wait);
+  v1::TokenizeResponse response;
+  grpc::Status status;
+  absl::Notification done;
+  clients_->target_stub->async()->Tokenize(&context, &request, &response, [&](grpc::Status ended) {
+    status = std::move(ended);
+    done.Notify();
+  });
+  bool cancelled = false;
+  while (!done.WaitForNotificationWithTimeout(kOverPoll)) {
+    if (cancelled || !over()) continue;
+    context.TryCancel();
+    cancelled = true;
+  }
+  if (cancelled && !status.ok()) return absl::CancelledError("the caller went away");
+  WITHY_RETURN_IF_ERROR(Translate(clients_->target, context, status, given, options.deadline));
+  return response;
 }
 
 Backends::Result<v1::GetWorkerInfoResponse> Backends::WorkerInfo(Lane lane, absl::Time deadline,

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "engine/tokenizer/cancel.h"
 #include "orchestrator/call_control.h"
 #include "orchestrator/calls.h"
 #include "withy/v1/config.pb.h"
@@ -55,8 +56,9 @@ class Backends {
   Result<v1::GetStoreInfoResponse> StoreInfo(absl::Time deadline);
 
   // model_worker and draft_worker. `wait`: for a worker that is not there, within the limits.
+  // CANCELLED once `over` (empty: never) holds, which is asked meanwhile.
   Result<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request, absl::Time deadline,
-                                        bool wait);
+                                        bool wait, const engine::CancelCheck& over);
   Result<v1::GetWorkerInfoResponse> WorkerInfo(Lane lane, absl::Time deadline, bool wait);
   // Runs one call; `on_event` sees every message in order and returns false to stop (the call is
   // then cancelled).

@@ -134,13 +134,14 @@ absl::StatusOr<v1::DeleteContextResponse> Gateway::DeleteContext(
 
 absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& app_id,
                                                              const v1::CountTokensRequest& request,
-                                                             absl::Time deadline) {
+                                                             absl::Time deadline,
+                                                             const engine::CancelCheck& over) {
   WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
   v1::TokenizeRequest forwarded;
   forwarded.set_app_id(app_id);
   *forwarded.mutable_prompt() = request.prompt();
   WITHY_ASSIGN_OR_RETURN(const v1::TokenizeResponse counted,
-                         backends_.Tokenize(forwarded, deadline, /*wait=*/true));
+                         backends_.Tokenize(forwarded, deadline, /*wait=*/true, over));
   v1::CountTokensResponse response;
   response.set_tokens(counted.prompt_tokens());
   return response;
@@ -159,9 +160,10 @@ absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) 
 
 absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
                                                const v1::GenerateRequest& request,
-                                               absl::Time deadline) {
+                                               absl::Time deadline,
+                                               const engine::CancelCheck& over) {
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
-  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), ""};
+  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), "", over};
   WITHY_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(app_id, request, call, deadline));
   v1::PlanResponse response;
   *response.mutable_decision() = prepared.decision;
@@ -200,6 +202,7 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const WorkerI
                                                         const std::string& app_id,
                                                         const v1::GenerateRequest& request,
                                                         absl::Time deadline,
+                                                        const engine::CancelCheck& over,
                                                         const engine::PrunedPrompt* pruned) {
   v1::TokenizeRequest count;
   *count.mutable_prompt() = request.prompt();
@@ -209,14 +212,15 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const WorkerI
   const bool stateless = request.context_id().empty();
   if (lane == Lane::kTarget && stateless && worker != nullptr && counter_ != nullptr &&
       counter_->Fits(*worker)) {
-    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted, counter_->Count(count));
+    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted,
+                           counter_->Count(count, over ? &over : nullptr));
     counted.set_instance(worker->instance());
     return counted;
   }
   // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
   // must do.
   const bool wait = lane == Lane::kTarget;
-  auto counted = backends_.Tokenize(count, deadline, wait);
+  auto counted = backends_.Tokenize(count, deadline, wait, over);
   if (wait || counted.ok()) return counted;
   v1::TokenizeResponse guess;
   guess.set_prompt_tokens(GuessTokens(request.prompt()));

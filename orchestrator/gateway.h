@@ -37,6 +37,8 @@ struct IncomingCall {
   uint64_t id = 0;         // of CallTable::Arrive
   int64_t arrived_ns = 0;  // steady clock
   std::string token;       // of the authorization metadata
+  // Whether nobody waits for it any more; asked while its prompt is encoded. Empty: never.
+  engine::CancelCheck over = nullptr;
 };
 
 // Takes one message of the answer; false when nobody reads any more.
@@ -82,12 +84,15 @@ class Gateway {
   absl::StatusOr<v1::DeleteContextResponse> DeleteContext(const std::string& app_id,
                                                           const v1::DeleteContextRequest& request,
                                                           absl::Time deadline);
+  // `over`: as IncomingCall's, here and in Plan.
   absl::StatusOr<v1::CountTokensResponse> CountTokens(const std::string& app_id,
                                                       const v1::CountTokensRequest& request,
-                                                      absl::Time deadline);
+                                                      absl::Time deadline,
+                                                      const engine::CancelCheck& over);
   absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
   absl::StatusOr<v1::PlanResponse> Plan(const std::string& app_id,
-                                        const v1::GenerateRequest& request, absl::Time deadline);
+                                        const v1::GenerateRequest& request, absl::Time deadline,
+                                        const engine::CancelCheck& over);
   v1::GetStatusResponse GetStatus(absl::Time deadline);
 
   // Runs one call that has arrived to its end.
@@ -132,6 +137,7 @@ class Gateway {
                                                  const std::string& app_id,
                                                  const v1::GenerateRequest& request,
                                                  absl::Time deadline,
+                                                 const engine::CancelCheck& over,
                                                  const engine::PrunedPrompt* pruned = nullptr);
   // Cached for a moment. `wait`: for a worker that is not there.
   absl::StatusOr<WorkerInfo> GetWorkerInfo(Lane lane, absl::Time deadline, bool wait = true);

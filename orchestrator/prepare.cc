@@ -172,8 +172,8 @@ absl::Status Preparation::CountWhole() {
       WITHY_ASSIGN_OR_RETURN(out_.worker, gateway_.GetWorkerInfo(out_.lane, deadline_));
       WITHY_RETURN_IF_ERROR(validate());
     }
-    WITHY_ASSIGN_OR_RETURN(
-        out_.tokens, gateway_.CountCall(out_.lane, out_.worker, app_id_, request_, deadline_));
+    WITHY_ASSIGN_OR_RETURN(out_.tokens, gateway_.CountCall(out_.lane, out_.worker, app_id_,
+                                                           request_, deadline_, call_.over));
     if (out_.lane != Lane::kTarget || out_.tokens.instance() == out_.worker->instance()) {
       return absl::OkStatus();
     }
@@ -364,9 +364,9 @@ PromptLevel& Preparation::PromptOf(const v1::Decision& decision) {
 }
 
 absl::Status Preparation::Count(PromptLevel* level) {
-  WITHY_ASSIGN_OR_RETURN(
-      const v1::TokenizeResponse counted,
-      gateway_.CountCall(out_.lane, out_.worker, app_id_, request_, deadline_, &level->pruned));
+  WITHY_ASSIGN_OR_RETURN(const v1::TokenizeResponse counted,
+                         gateway_.CountCall(out_.lane, out_.worker, app_id_, request_, deadline_,
+                                            call_.over, &level->pruned));
   Observation seen;
   seen.estimated_tokens = level->tokens;
   seen.counted_tokens = counted.prompt_tokens();

@@ -36,11 +36,12 @@ PromptCounter::PromptCounter(std::unique_ptr<engine::Tokenizer> tokenizer,
       fingerprint_(encoder_.Fingerprint()) {}
 
 absl::StatusOr<v1::TokenizeResponse> PromptCounter::Count(
-    const v1::TokenizeRequest& request) const {
+    const v1::TokenizeRequest& request, const engine::CancelCheck* cancelled) const {
   WITHY_ASSIGN_OR_RETURN(const std::vector<engine::Segment> prompt,
                          engine::PromptFromWire(request.prompt(), request.kept()));
   WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation encoded,
-                         encoder_.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow));
+                         encoder_.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow,
+                                               /*recorded=*/0, cancelled));
   v1::TokenizeResponse response;
   response.set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()));
   return response;

@@ -29,8 +29,10 @@ class PromptCounter {
     return worker.encoder_fingerprint() == fingerprint_;
   }
 
-  // As the worker would answer it: a stateless request. Errors: INVALID_ARGUMENT.
-  absl::StatusOr<v1::TokenizeResponse> Count(const v1::TokenizeRequest& request) const;
+  // As the worker would answer it: a stateless request. `cancelled` is asked meanwhile; null:
+  // never. Errors: INVALID_ARGUMENT, CANCELLED.
+  absl::StatusOr<v1::TokenizeResponse> Count(const v1::TokenizeRequest& request,
+                                             const engine::CancelCheck* cancelled = nullptr) const;
 
  private:
   PromptCounter(std::unique_ptr<engine::Tokenizer> tokenizer, engine::ChatTemplate chat);

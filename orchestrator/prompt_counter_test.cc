@@ -68,6 +68,16 @@ TEST_F(PromptCounterTest, CountsAsTheWorkerWould) {
   EXPECT_EQ(counter->Count({}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(PromptCounterTest, ACallThatIsOverIsNotCounted) {
+  const auto counter = PromptCounter::Open(config_);
+  ASSERT_NE(counter, nullptr);
+  v1::TokenizeRequest raw;
+  raw.mutable_prompt()->set_text(std::string(4 * engine::CancelPoll::kStride, 'a'));
+  const engine::CancelCheck over = [] { return true; };
+  EXPECT_EQ(counter->Count(raw, &over).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(counter->Count(raw).ok());
+}
+
 TEST_F(PromptCounterTest, AnotherTemplateDoesNotFit) {
   config_.mutable_model()->set_chat_template("plain");
   const auto counter = PromptCounter::Open(config_);

@@ -80,6 +80,11 @@ template <typename Response, typename Request>
 struct RequestOf<Response (Gateway::*)(const std::string&, const Request&, absl::Time)> {
   using Type = Request;
 };
+template <typename Response, typename Request>
+struct RequestOf<Response (Gateway::*)(const std::string&, const Request&, absl::Time,
+                                       const engine::CancelCheck&)> {
+  using Type = Request;
+};
 
 using v1::LlmService;
 template <typename Base>
@@ -135,11 +140,11 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   }
   grpc::ServerUnaryReactor* CountTokens(CallbackServerContext* context, const ByteBuffer* request,
                                         ByteBuffer* response) override {
-    return ForApp<&Gateway::CountTokens>(context, request, response);
+    return ForWaitingApp<&Gateway::CountTokens>(context, request, response);
   }
   grpc::ServerUnaryReactor* Plan(CallbackServerContext* context, const ByteBuffer* request,
                                  ByteBuffer* response) override {
-    return ForApp<&Gateway::Plan>(context, request, response);
+    return ForWaitingApp<&Gateway::Plan>(context, request, response);
   }
 
   grpc::ServerUnaryReactor* ListModels(CallbackServerContext* context, const ByteBuffer* request,
@@ -214,6 +219,22 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         });
   }
 
+  // The same for a method that encodes prompts, and stops when the app has left.
+  template <auto kMethod>
+  grpc::ServerUnaryReactor* ForWaitingApp(CallbackServerContext* context, const ByteBuffer* bytes,
+                                          ByteBuffer* response) {
+    using Request = typename RequestOf<decltype(kMethod)>::Type;
+    return Open<Request>(
+        context, bytes, response,
+        [this, context](const Request& request,
+                        absl::Time deadline) -> decltype((gateway_.*kMethod)({}, request, {}, {})) {
+          WITHY_ASSIGN_OR_RETURN(const std::string app_id,
+                                 gateway_.Authenticate(BearerToken(*context), deadline));
+          return (gateway_.*kMethod)(app_id, request, deadline,
+                                     [context] { return context->IsCancelled(); });
+        });
+  }
+
   Gateway& gateway_;
   const ServiceThreads threads_;
   const Clock& clock_;
@@ -224,7 +245,11 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerContext* context,
                                                                const ByteBuffer* bytes) {
   const std::shared_ptr<Queue> queue = Queue::Create(/*context=*/nullptr, &answers_);
-  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), BearerToken(*context)};
+  const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
+  const IncomingCall call{.id = RandomId64(),
+                          .arrived_ns = clock_.SteadyNanos(),
+                          .token = BearerToken(*context),
+                          .over = [control] { return !control->Check().ok(); }};
   // The context lives until Close() has been sent; everything below happens before.
   const auto close = [queue, context, this](absl::Status status) {
     if (absl::IsResourceExhausted(status) && !rpc::RetryAfterMs(status).has_value()) {
@@ -237,7 +262,6 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     close(admitted);
     return queue->reactor();
   }
-  const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
   queue->OnCancelled([control] { control->Cancel(); });
   const bool taken = threads_.calls.Run([this, call, bytes, control, queue, close] {
     v1::GenerateRequest request;

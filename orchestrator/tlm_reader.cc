@@ -13,6 +13,7 @@
 #include "base/board.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "worker_wire/calibration.h"
 
 namespace withy::orchestrator {
@@ -82,7 +83,7 @@ std::vector<engine::PrunableText> Distribute(const std::vector<Piece>& pieces,
 
 v1::ModelDescription Describe(const std::string& path, const engine::TlmShape& shape) {
   v1::ModelDescription out;
-  out.set_name(fs::path(path).stem().string());
+  out.set_name(ValidUtf8(fs::path(path).stem().string(), kMaxShownBytes));
   out.set_role("tlm");
   out.set_architecture("mobilebert");
   int64_t parameters = 0;

@@ -5,6 +5,8 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/strings.h"
+#include "base/utf8.h"
 
 namespace withy::rpc {
 namespace {
@@ -13,7 +15,7 @@ constexpr char kPayloadUrl[] = "withy.dev/retry-after-ms";
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message())};
+  return {static_cast<grpc::StatusCode>(status.raw_code()), ValidUtf8(ToStd(status.message()))};
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {

@@ -1,5 +1,5 @@
 // The one place where absl::Status and grpc::Status meet. Codes are the same numbers; the message
-// travels as it is, and a retry hint travels in the trailing metadata.
+// travels as UTF-8, and a retry hint travels in the trailing metadata.
 #pragma once
 
 #include <grpcpp/support/status.h>

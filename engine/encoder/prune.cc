@@ -14,10 +14,11 @@ struct WordRef {
   size_t word = 0;
 };
 
+// `fixed` ascends: a long prompt may have as many fixed parts as words.
 bool Touches(const ByteSpan& word, const std::vector<ByteSpan>& fixed) {
-  return std::any_of(fixed.begin(), fixed.end(), [&](const ByteSpan& span) {
-    return span.begin < word.end && word.begin < span.end;
-  });
+  const auto span = std::partition_point(
+      fixed.begin(), fixed.end(), [&](const ByteSpan& other) { return other.end <= word.begin; });
+  return span != fixed.end() && span->begin < word.end;
 }
 
 // Of the white space between words `from` and `to`, the one that stays when all words between them

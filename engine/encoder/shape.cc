@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "base/utf8.h"
 
 namespace withy::engine {
 namespace {
@@ -275,8 +276,8 @@ absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
                          file.GetString("general.architecture"));
   if (architecture != kArchitecture) {
     return Bad(file.path(), "general.architecture",
-               absl::StrCat("is \"", ToAbsl(architecture), "\"; a TLM's is \"", kArchitecture,
-                            "\"; give the file of a prompt-deciding model"));
+               absl::StrCat("is \"", ValidUtf8(architecture, kMaxShownBytes), "\"; a TLM's is \"",
+                            kArchitecture, "\"; give the file of a prompt-deciding model"));
   }
   TlmShape shape;
   for (const IntKey& field : IntKeys(&shape)) {
@@ -293,7 +294,8 @@ absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
   WITHY_ASSIGN_OR_RETURN(const std::string_view norm, file.GetString(kNormKey));
   if (norm != "no_norm" && norm != "layer_norm") {
     return Bad(file.path(), kNormKey,
-               absl::StrCat("is \"", ToAbsl(norm), "\"; known are no_norm and layer_norm"));
+               absl::StrCat("is \"", ValidUtf8(norm, kMaxShownBytes),
+                            "\"; known are no_norm and layer_norm"));
   }
   shape.encoder.norm = norm == "no_norm" ? EncoderNorm::kNoNorm : EncoderNorm::kLayerNorm;
   WITHY_ASSIGN_OR_RETURN(const double epsilon, file.GetFloat(kEpsilonKey));
@@ -315,7 +317,7 @@ absl::StatusOr<TlmShape> ReadTlmShape(const GgufFile& file) {
   }
   if (file.Has(kModelId)) {
     WITHY_ASSIGN_OR_RETURN(const std::string_view id, file.GetString(kModelId));
-    shape.model_id = std::string(id);
+    shape.model_id = ValidUtf8(id, kMaxShownBytes);
   }
   WITHY_RETURN_IF_ERROR(CheckTlmShape(shape, file.path()));
   return shape;

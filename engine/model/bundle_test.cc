@@ -1,8 +1,13 @@
 // A bundle's three parts fit each other, for both kinds of synthetic vocabulary.
 #include "engine/model/bundle.h"
 
+#include <filesystem>
+#include <functional>
 #include <string>
+#include <vector>
 
+#include "base/utf8.h"
+#include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,6 +43,79 @@ TEST(BundleTest, AnUnknownTemplateNameIsRefused) {
   const auto bundle =
       OpenBundle(WriteTiny(folder, TinyShape(), GgmlType::kQ8_0), options, "nonsense");
   EXPECT_FALSE(bundle.ok());
+}
+
+// Whatever is wrong with a file, it is judged alike before it is packed and by who opens it.
+class JudgementTest : public ::testing::Test {
+ protected:
+  // The tiny model with other metadata; a key that is set twice has the last value.
+  std::string Changed(const std::function<void(GgufWriter&)>& change) {
+    const auto base = GgufFile::Open(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0, "base.gguf"));
+    EXPECT_TRUE(base.ok()) << base.status();
+    GgufWriter writer;
+    writer.CopyMetadata(*base);
+    change(writer);
+    for (const TensorInfo& tensor : base->tensors()) {
+      writer.AddTensor(tensor.name, tensor.type, tensor.dims, base->Data(tensor));
+    }
+    const std::string path = folder_ / "changed.gguf";
+    EXPECT_TRUE(writer.Write(path).ok());
+    return path;
+  }
+
+  // The judgement, which is also what opening the file says.
+  absl::Status Judge(const std::function<void(GgufWriter&)>& change) {
+    const std::string path = Changed(change);
+    const auto file = GgufFile::Open(path);
+    if (!file.ok()) return file.status();
+    const Servability judged = JudgeServability(*file, "");
+    const absl::Status status =
+        judged.problems.empty() ? absl::OkStatus() : judged.problems.front();
+    ModelOptions options;
+    options.cache_dir = folder_ / "packed";
+    options.threads = 1;
+    const auto bundle = OpenBundle(path, options);
+    EXPECT_EQ(bundle.status(), status);
+    // Nor is it packed for nothing.
+    EXPECT_EQ(std::filesystem::exists(options.cache_dir), status.ok());
+    std::filesystem::remove_all(options.cache_dir);
+    if (bundle.ok()) {
+      EXPECT_TRUE(GreedyDecode(*bundle->model, std::vector<int32_t>{1}, 1).ok());
+    }
+    return status;
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(JudgementTest, InspectionAndWorkersAgree) {
+  EXPECT_TRUE(Judge([](GgufWriter&) {}).ok());
+  EXPECT_TRUE(Judge([](GgufWriter& w) { w.SetString("general.name", "\xFF"); }).ok());
+  EXPECT_TRUE(Judge([](GgufWriter& w) { w.Set<uint32_t>("llama.context_length", 2); }).ok());
+  EXPECT_TRUE(Judge([](GgufWriter& w) { w.SetString("general.url", "\xFF\xFE"); }).ok());
+  const std::vector<std::function<void(GgufWriter&)>> wrong = {
+      [](GgufWriter& w) { w.Set<uint32_t>("llama.context_length", 1); },
+      [](GgufWriter& w) { w.Set<uint32_t>("llama.context_length", 0); },
+      [](GgufWriter& w) { w.Set<uint32_t>("llama.attention.sliding_window", 1); },
+      [](GgufWriter& w) { w.Set<uint32_t>("llama.vocab_size", 10); },
+      [](GgufWriter& w) { w.Set<uint32_t>("llama.vocab_size", 1 << 23); },
+      [](GgufWriter& w) { w.SetStringArray("tokenizer.ggml.tokens", {}); },
+      [](GgufWriter& w) { w.SetString("tokenizer.ggml.model", "klingon\xFF"); },
+      [](GgufWriter& w) { w.Set<uint32_t>("tokenizer.ggml.eos_token_id", 1 << 30); },
+      [](GgufWriter& w) { w.SetString("tokenizer.chat_template", "{{ \xFF }}"); },
+      [](GgufWriter& w) { w.Set<uint32_t>("tokenizer.chat_template", 1); },
+      [](GgufWriter& w) { w.SetString("llama.rope.scaling.type", "yarn"); },
+      [](GgufWriter& w) { w.Set<bool>("llama.attention.causal", false); },
+      [](GgufWriter& w) { w.Set<uint32_t>("llama.block_count", 4); },
+      [](GgufWriter& w) { w.SetString("general.architecture", "mamba"); },
+      [](GgufWriter& w) { w.SetArray<int32_t>("withy.level.percent", std::vector<int32_t>{50}); },
+  };
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    const absl::Status status = Judge(wrong[i]);
+    EXPECT_FALSE(status.ok()) << i;
+    const std::string message(status.message());
+    EXPECT_EQ(ValidUtf8(message), message) << i;
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/status.h"
+#include "base/utf8.h"
 #include "engine/kv/block.h"
 
 namespace withy::engine {
@@ -269,7 +270,9 @@ absl::Status CheckLevels(const ModelWeights& weights, std::span<const LevelSpec>
 ModelInfo DescribeModel(const PackedFile& file, const ModelWeights& weights) {
   const ModelShape& s = weights.shape;
   ModelInfo info;
-  info.name = s.name.empty() ? std::filesystem::path(file.path()).stem().string() : s.name;
+  info.name = !s.name.empty()
+                  ? s.name
+                  : ValidUtf8(std::filesystem::path(file.path()).stem().string(), kMaxShownBytes);
   info.architecture = s.architecture;
   info.id = file.model_id();
   info.quantisation = MostUsedType(file);

@@ -82,7 +82,7 @@ struct LevelInfo {
 };
 
 struct ModelInfo {
-  std::string name;          // general.name, or the file's stem
+  std::string name;          // general.name, or the file's stem; UTF-8
   std::string architecture;  // "llama", "qwen2", "qwen3"
   std::string id;  // 32 hex digits: changes when weights, shape or tokenizer change; stable over
                    // restarts and paths

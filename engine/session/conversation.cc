@@ -1,6 +1,7 @@
 #include "engine/session/conversation.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -109,7 +110,8 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
 }
 
 ConversationPart ConversationEncoder::EncodePart(std::span<const TextPiece> pieces,
-                                                 size_t first_segment, bool opens) const {
+                                                 size_t first_segment, bool opens,
+                                                 const CancelCheck* cancelled) const {
   ConversationPart part;
   part.first_segment = first_segment;
   std::string key = CacheKey(pieces, opens);
@@ -117,21 +119,24 @@ ConversationPart ConversationEncoder::EncodePart(std::span<const TextPiece> piec
     part.ids = *std::move(known);
     return part;
   }
-  const EncodeOptions options{.add_bos = opens && tokenizer_.wants_bos(), .continues = !opens};
-  part.ids = tokenizer_.EncodePieces(pieces, options).ids;
-  cache_.Add(std::move(key), part.ids);
+  const EncodeOptions options{
+      .add_bos = opens && tokenizer_.wants_bos(), .continues = !opens, .cancelled = cancelled};
+  Encoding encoding = tokenizer_.EncodePieces(pieces, options);
+  part.ids = std::move(encoding.ids);
+  part.cancelled = encoding.cancelled;
+  if (!part.cancelled) cache_.Add(std::move(key), part.ids);
   return part;
 }
 
 ConversationPart ConversationEncoder::AnswerPart(const Segment& segment, std::string_view text,
-                                                 size_t index) const {
+                                                 size_t index, const CancelCheck* cancelled) const {
   ConversationPart part;
   if (!segment.token_ids.empty() && segment.tokenizer_fingerprint == tokenizer_.fingerprint()) {
     part.ids = segment.token_ids;
     part.first_segment = index;
   } else {
     const TextPiece piece{.text = text};
-    part = EncodePart({&piece, 1}, index, /*opens=*/false);
+    part = EncodePart({&piece, 1}, index, /*opens=*/false, cancelled);
   }
   part.answer = true;
   return part;
@@ -139,6 +144,7 @@ ConversationPart ConversationEncoder::AnswerPart(const Segment& segment, std::st
 
 absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segments, size_t first,
                                                  bool answer_follows, bool more_follows,
+                                                 const CancelCheck* cancelled,
                                                  std::vector<ConversationPart>* parts) const {
   std::vector<ChatMessage> messages;
   messages.reserve(segments.size());
@@ -155,54 +161,61 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
       pieces.push_back({.text = piece.text, .parse_special = piece.special});
       continue;
     }
-    if (!pieces.empty()) parts->push_back(EncodePart(pieces, part_segment, parts->empty()));
+    if (!pieces.empty()) {
+      parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
+    }
     pieces.clear();
     const size_t index = first + static_cast<size_t>(piece.message);
-    parts->push_back(AnswerPart(segments[piece.message], piece.text, index));
+    parts->push_back(AnswerPart(segments[piece.message], piece.text, index, cancelled));
     part_segment = index + 1;
   }
   // What closes the last answer comes with the next prompt.
   const bool closes_only = segments.back().role == kAssistant && !more_follows;
   if (!pieces.empty() && !closes_only) {
-    parts->push_back(EncodePart(pieces, part_segment, parts->empty()));
+    parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
-    std::span<const Segment> segments, bool answer_follows) const {
+    std::span<const Segment> segments, bool answer_follows, const CancelCheck* cancelled) const {
   std::vector<ConversationPart> parts;
   for (size_t first = 0; first < segments.size();) {
     const size_t end = RunEnd(segments, first);
     if (IsRaw(segments[first])) {
       const std::string text = segments[first].VisibleText();
       const TextPiece piece{.text = text, .parse_special = true};
-      parts.push_back(EncodePart({&piece, 1}, first, parts.empty()));
+      parts.push_back(EncodePart({&piece, 1}, first, parts.empty(), cancelled));
       for (size_t i = first + 1; i < end; ++i) {
-        parts.push_back(AnswerPart(segments[i], segments[i].text, i));
+        parts.push_back(AnswerPart(segments[i], segments[i].text, i, cancelled));
       }
     } else {
       const bool last = end == segments.size();
       WITHY_RETURN_IF_ERROR(EncodeMessages(segments.subspan(first, end - first), first,
-                                           answer_follows && last, !last, &parts));
+                                           answer_follows && last, !last, cancelled, &parts));
     }
     first = end;
+    if (std::any_of(parts.begin(), parts.end(), std::mem_fn(&ConversationPart::cancelled))) {
+      return absl::CancelledError("cancelled while the prompt was encoded");
+    }
   }
   return parts;
 }
 
-int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head) const {
+int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head,
+                                        const CancelCheck* cancelled) const {
   int32_t tokens = 0;
   for (const Segment& segment : head) {
     const TextPiece piece{.text = segment.text};
-    const ConversationPart part = EncodePart({&piece, 1}, 0, /*opens=*/false);
+    const ConversationPart part = EncodePart({&piece, 1}, 0, /*opens=*/false, cancelled);
     tokens += kHeadMarkupTokens + static_cast<int32_t>(part.ids.size());
   }
   return tokens;
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
-    std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded) const {
+    std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded,
+    const CancelCheck* cancelled) const {
   std::vector<Segment> seen;   // by the model
   std::vector<size_t> number;  // of each in `segments`
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -212,7 +225,8 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   }
   const auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
-  WITHY_ASSIGN_OR_RETURN(std::vector<ConversationPart> parts, EncodeParts(seen, answer_follows));
+  WITHY_ASSIGN_OR_RETURN(std::vector<ConversationPart> parts,
+                         EncodeParts(seen, answer_follows, cancelled));
   const Exchanges exchanges = ExchangesOf(parts);
   const size_t count = exchanges.tokens.size();
 
@@ -223,7 +237,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   }
   if (answer_follows && count > 0) droppable = std::min(droppable, count - 1);
   const size_t head = LeadingSystemSegments(seen);
-  const int32_t head_tokens = HeadTokens(std::span(seen).first(head));
+  const int32_t head_tokens = HeadTokens(std::span(seen).first(head), cancelled);
   const size_t limit = static_cast<size_t>(answer_follows ? window - 1 : window);
   size_t kept = FirstKeptExchange(exchanges.tokens, head_tokens, window, droppable);
   EncodedConversation result;
@@ -235,7 +249,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
       dropped = from - head;
       std::vector<Segment> shorter(seen.begin(), seen.begin() + static_cast<int64_t>(head));
       shorter.insert(shorter.end(), seen.begin() + static_cast<int64_t>(from), seen.end());
-      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows));
+      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows, cancelled));
       result.dropped_segments = static_cast<int32_t>(
           (from < seen.size() ? number[from] : segments.size()) - LeadingSystemSegments(segments));
     }
@@ -276,18 +290,21 @@ uint64_t ConversationEncoder::Fingerprint() const {
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeRecord(
-    std::span<const Segment> segments, int32_t window) const {
-  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size());
+    std::span<const Segment> segments, int32_t window, const CancelCheck* cancelled) const {
+  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size(), cancelled);
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::MeasurePrompt(
-    std::span<const Segment> segments, int32_t window, size_t recorded) const {
-  return EncodeWithin(segments, window, /*answer_follows=*/true, recorded);
+    std::span<const Segment> segments, int32_t window, size_t recorded,
+    const CancelCheck* cancelled) const {
+  return EncodeWithin(segments, window, /*answer_follows=*/true, recorded, cancelled);
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodePrompt(
-    std::span<const Segment> segments, int32_t window, size_t recorded) const {
-  WITHY_ASSIGN_OR_RETURN(EncodedConversation result, MeasurePrompt(segments, window, recorded));
+    std::span<const Segment> segments, int32_t window, size_t recorded,
+    const CancelCheck* cancelled) const {
+  WITHY_ASSIGN_OR_RETURN(EncodedConversation result,
+                         MeasurePrompt(segments, window, recorded, cancelled));
   if (static_cast<int32_t>(result.ids.size()) >= window) {
     return absl::OutOfRangeError(absl::StrCat(
         "the prompt needs ", result.ids.size(), " tokens and the window has ", window,

@@ -46,6 +46,7 @@ struct EncodedConversation {
 struct ConversationPart {
   std::vector<int32_t> ids;
   bool answer = false;
+  bool cancelled = false;  // ids are incomplete
   size_t first_segment = 0;
 };
 
@@ -61,10 +62,11 @@ class ConversationEncoder {
 
   // The ids of a record that ends in an answer (or is empty): what the KV after a call stands for.
   // At most `window` of them: of a record that was made with a larger window even the last exchange
-  // may be left out.
-  // Errors: INVALID_ARGUMENT from the template (role, order), naming the message.
+  // may be left out. `cancelled` is asked meanwhile; null: never.
+  // Errors: INVALID_ARGUMENT from the template (role, order), naming the message; CANCELLED.
   absl::StatusOr<EncodedConversation> EncodeRecord(std::span<const Segment> segments,
-                                                   int32_t window) const;
+                                                   int32_t window,
+                                                   const CancelCheck* cancelled = nullptr) const;
 
   // The ids up to where the answer to the last segments begins; at most window - 1 of them. The
   // first `recorded` segments are the record before this call, of which the oldest exchanges are
@@ -72,10 +74,12 @@ class ConversationEncoder {
   // Errors: as above; OUT_OF_RANGE naming tokens and limit when system prompt and prompt do not fit
   // even alone.
   absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
-                                                   int32_t window, size_t recorded = 0) const;
+                                                   int32_t window, size_t recorded = 0,
+                                                   const CancelCheck* cancelled = nullptr) const;
   // The same for counting: a prompt that does not fit has its length, too.
   absl::StatusOr<EncodedConversation> MeasurePrompt(std::span<const Segment> segments,
-                                                    int32_t window, size_t recorded = 0) const;
+                                                    int32_t window, size_t recorded = 0,
+                                                    const CancelCheck* cancelled = nullptr) const;
 
   // Equal for encoders that make the same ids of the same segments, also in another process: of the
   // vocabulary, and of what becomes of a conversation in which every role speaks.
@@ -85,17 +89,22 @@ class ConversationEncoder {
 
  private:
   absl::StatusOr<std::vector<ConversationPart>> EncodeParts(std::span<const Segment> segments,
-                                                            bool answer_follows) const;
+                                                            bool answer_follows,
+                                                            const CancelCheck* cancelled) const;
   absl::Status EncodeMessages(std::span<const Segment> segments, size_t first, bool answer_follows,
-                              bool more_follows, std::vector<ConversationPart>* parts) const;
+                              bool more_follows, const CancelCheck* cancelled,
+                              std::vector<ConversationPart>* parts) const;
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
                                                    int32_t window, bool answer_follows,
-                                                   size_t recorded) const;
+                                                   size_t recorded,
+                                                   const CancelCheck* cancelled) const;
   // Tokens of the leading system segments with their markup, about.
-  int32_t HeadTokens(std::span<const Segment> head) const;
-  ConversationPart EncodePart(std::span<const TextPiece> pieces, size_t first_segment,
-                              bool opens) const;
-  ConversationPart AnswerPart(const Segment& segment, std::string_view text, size_t index) const;
+  int32_t HeadTokens(std::span<const Segment> head, const CancelCheck* cancelled) const;
+  // The part is incomplete once `cancelled` has held: EncodeParts() then fails.
+  ConversationPart EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens,
+                              const CancelCheck* cancelled) const;
+  ConversationPart AnswerPart(const Segment& segment, std::string_view text, size_t index,
+                              const CancelCheck* cancelled) const;
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& chat_;

@@ -102,8 +102,13 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
                                        const SoloHooks& hooks, Clock& clock) {
   SoloResult result;
   result.times.started = clock.SteadyNanos();
-  WITHY_ASSIGN_OR_RETURN(EncodedConversation prompt,
-                         encoder.EncodePrompt(request.prompt, options.window));
+  auto encoded = encoder.EncodePrompt(request.prompt, options.window, /*recorded=*/0,
+                                      hooks.cancelled ? &hooks.cancelled : nullptr);
+  if (absl::IsCancelled(encoded.status())) {
+    result.reason = FinishReason::kCancelled;
+    return result;
+  }
+  WITHY_ASSIGN_OR_RETURN(EncodedConversation prompt, std::move(encoded));
   WITHY_ASSIGN_OR_RETURN(Sampler sampler, MakeSampler(request.sampling, encoder.tokenizer()));
   result.prompt_tokens = static_cast<int32_t>(prompt.ids.size());
   SoloRun run(model, options, hooks, clock, std::move(prompt.ids),

@@ -42,7 +42,8 @@ struct SoloResult {
 
 struct SoloHooks {
   std::function<void(const AnswerDelta&)> on_delta;
-  // Asked before every piece and step; true ends the answer as cancelled.
+  // Asked before every piece and step, and while the prompt is encoded; true ends the answer as
+  // cancelled.
   std::function<bool()> cancelled;
   // Told after every Forward: rows, and start and end in steady nanoseconds.
   std::function<void(int32_t rows, int64_t started_ns, int64_t ended_ns)> on_step;

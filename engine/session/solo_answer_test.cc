@@ -49,6 +49,23 @@ TEST(SoloAnswerTest, EndsWhenTheWindowIsFull) {
   EXPECT_EQ(result->prompt_tokens + static_cast<int32_t>(result->tokens.size()), 16);
 }
 
+TEST(SoloAnswerTest, CancellationEndsAPromptThatIsBeingEncoded) {
+  const ChatFixture f;
+  const StuckTokenizer stuck(*f.tokenizer);
+  const ConversationEncoder encoder(stuck, f.chat);
+  FakeModel model(f.tokenizer->vocab_size());
+  FakeClock clock;
+  int asked = 0;
+  const SoloHooks hooks{
+      .on_delta = nullptr, .cancelled = [&] { return ++asked > 3; }, .on_step = nullptr};
+  const auto result = AnswerAlone(model, encoder, Ask("never encoded", 10),
+                                  {.window = 128, .piece_rows = 16}, hooks, clock);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->reason, FinishReason::kCancelled);
+  EXPECT_EQ(result->text, "");
+  EXPECT_EQ(stuck.begun(), 1);
+}
+
 TEST(SoloAnswerTest, CancellationStopsAtTheNextPiece) {
   const ChatFixture f;
   FakeModel model(f.tokenizer->vocab_size());

@@ -3,10 +3,15 @@
 // it wrote.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,6 +50,45 @@ struct ChatFixture {
   int32_t end = 0;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ConversationEncoder> encoder;
+};
+
+// Another tokenizer, but one that encodes nothing before it is cancelled: as a prompt that takes
+// for ever. Encodings that cannot be cancelled go through.
+class StuckTokenizer final : public Tokenizer {
+ public:
+  explicit StuckTokenizer(const Tokenizer& other) : other_(other) {}
+
+  Encoding EncodePieces(std::span<const TextPiece> pieces,
+                        const EncodeOptions& options) const override {
+    if (options.cancelled == nullptr) return other_.EncodePieces(pieces, options);
+    ++begun_;
+    while (!(*options.cancelled)()) std::this_thread::yield();
+    return {.ids = {}, .spans = {}, .cancelled = true};
+  }
+  // Encodings that have begun to wait for their end.
+  int begun() const { return begun_; }
+
+  int32_t vocab_size() const override { return other_.vocab_size(); }
+  std::string_view TokenText(int32_t id) const override { return other_.TokenText(id); }
+  std::string_view TokenBytes(int32_t id) const override { return other_.TokenBytes(id); }
+  bool IsControl(int32_t id) const override { return other_.IsControl(id); }
+  bool IsSpecial(int32_t id) const override { return other_.IsSpecial(id); }
+  std::optional<int32_t> FindToken(std::string_view text) const override {
+    return other_.FindToken(text);
+  }
+  int32_t bos_id() const override { return other_.bos_id(); }
+  int32_t eos_id() const override { return other_.eos_id(); }
+  int32_t eot_id() const override { return other_.eot_id(); }
+  std::span<const int32_t> end_of_generation_ids() const override {
+    return other_.end_of_generation_ids();
+  }
+  bool wants_bos() const override { return other_.wants_bos(); }
+  bool adds_space_prefix() const override { return other_.adds_space_prefix(); }
+  uint64_t fingerprint() const override { return other_.fingerprint(); }
+
+ private:
+  const Tokenizer& other_;
+  mutable std::atomic<int> begun_{0};
 };
 
 // Writes each row's token into its slot and computes the next one from the tokens that it then

@@ -113,16 +113,17 @@ class BpeTokenizer final : public VocabTokenizer {
                         const EncodeOptions& options) const override {
     Prepared prepared;
     Encoding out;
-    Prepare(pieces, options, prepared, out);
+    CancelPoll poll(options.cancelled);
+    Prepare(pieces, options, poll, prepared, out);
     Scratch scratch;
     uint32_t at = 0;
     for (const SpecialMatch& special : prepared.specials) {
-      EncodeText(prepared.text, at, special.begin, scratch, out);
-      out.ids.push_back(special.id);
-      out.spans.push_back({special.begin, special.end});
+      EncodeText(prepared.text, at, special.begin, poll, scratch, out);
+      Append(special.id, {special.begin, special.end}, out);
       at = special.end;
     }
-    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), scratch, out);
+    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), poll, scratch, out);
+    out.cancelled = poll.stopped();
     return out;
   }
 
@@ -133,22 +134,23 @@ class BpeTokenizer final : public VocabTokenizer {
     std::vector<Candidate> heap;
   };
 
-  void EncodeText(std::string_view text, uint32_t begin, uint32_t end, Scratch& scratch,
-                  Encoding& out) const {
+  void EncodeText(std::string_view text, uint32_t begin, uint32_t end, CancelPoll& poll,
+                  Scratch& scratch, Encoding& out) const {
     scratch.word_ends.clear();
-    SplitWords(pre_.rule, text.substr(begin, end - begin), scratch.word_ends);
+    SplitWords(pre_.rule, text.substr(begin, end - begin), scratch.word_ends, &poll);
     uint32_t word_begin = begin;
     for (const uint32_t relative_end : scratch.word_ends) {
       const uint32_t word_end = begin + relative_end;
-      EncodeWord(text.substr(word_begin, word_end - word_begin), word_begin, scratch, out);
+      if (poll.Stop(word_end - word_begin)) return;
+      EncodeWord(text.substr(word_begin, word_end - word_begin), word_begin, poll, scratch, out);
       word_begin = word_end;
     }
   }
 
-  void EncodeWord(std::string_view word, uint32_t begin, Scratch& scratch, Encoding& out) const {
+  void EncodeWord(std::string_view word, uint32_t begin, CancelPoll& poll, Scratch& scratch,
+                  Encoding& out) const {
     if (const auto whole = whole_words_.find(ToAbsl(word)); whole != whole_words_.end()) {
-      out.ids.push_back(whole->second);
-      out.spans.push_back({begin, begin + static_cast<uint32_t>(word.size())});
+      Append(whole->second, {begin, begin + static_cast<uint32_t>(word.size())}, out);
       return;
     }
     std::vector<Symbol>& symbols = scratch.symbols;
@@ -158,28 +160,24 @@ class BpeTokenizer final : public VocabTokenizer {
       const int32_t id = byte_ids_[static_cast<uint8_t>(word[static_cast<size_t>(i)])];
       symbols.push_back({id, i - 1, i + 1 < count ? i + 1 : -1, begin + static_cast<uint32_t>(i)});
     }
-    MergeSymbols(symbols, scratch.heap);
+    MergeSymbols(symbols, poll, scratch.heap);
     const uint32_t end = begin + static_cast<uint32_t>(word.size());
     for (int32_t i = 0; i != -1; i = symbols[static_cast<size_t>(i)].next) {
       const Symbol& symbol = symbols[static_cast<size_t>(i)];
       const uint32_t symbol_end =
           symbol.next == -1 ? end : symbols[static_cast<size_t>(symbol.next)].begin;
-      Emit(symbol.id, {symbol.begin, symbol_end}, out);
+      // A byte without a token is dropped, as those that train such vocabularies do: their unknown
+      // token is one for other purposes, often the end of text.
+      if (symbol.id == kNoToken) {
+        Drop({symbol.begin, symbol_end}, out);
+      } else {
+        Append(symbol.id, {symbol.begin, symbol_end}, out);
+      }
     }
   }
 
-  // A byte without a token: the unknown token, or the span goes to the token before.
-  void Emit(int32_t id, ByteSpan span, Encoding& out) const {
-    if (id == kNoToken) id = vocab().unknown;
-    if (id == kNoToken) {
-      if (!out.spans.empty()) out.spans.back().end = span.end;
-      return;
-    }
-    out.ids.push_back(id);
-    out.spans.push_back(span);
-  }
-
-  void MergeSymbols(std::vector<Symbol>& symbols, std::vector<Candidate>& heap) const {
+  void MergeSymbols(std::vector<Symbol>& symbols, CancelPoll& poll,
+                    std::vector<Candidate>& heap) const {
     heap.clear();
     const auto symbol = [&](int32_t i) -> Symbol& { return symbols[static_cast<size_t>(i)]; };
     const auto consider = [&](int32_t left) {
@@ -192,7 +190,7 @@ class BpeTokenizer final : public VocabTokenizer {
       std::push_heap(heap.begin(), heap.end());
     };
     for (int32_t i = 0; i < static_cast<int32_t>(symbols.size()); ++i) consider(i);
-    while (!heap.empty()) {
+    while (!heap.empty() && !poll.Stop()) {
       std::pop_heap(heap.begin(), heap.end());
       const Candidate best = heap.back();
       heap.pop_back();
@@ -243,6 +241,8 @@ absl::StatusOr<MergeTable> LoadMerges(const GgufFile& file, const Vocab& vocab) 
     if (!left || !right || !merged) {
       return MergeError(file, i, line, "speaks of a token that the vocabulary lacks");
     }
+    // Text never becomes a control token, nor a part of one.
+    if (vocab.IsControl(*left) || vocab.IsControl(*right) || vocab.IsControl(*merged)) continue;
     merges.emplace(PairKey(*left, *right), Merge{static_cast<int32_t>(i), *merged});
   }
   return merges;
@@ -266,8 +266,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpeTokenizer(const GgufFile& file
   const ByteAlphabet alphabet;
   std::array<int32_t, 256> byte_ids;
   for (int byte = 0; byte < 256; ++byte) {
-    byte_ids[static_cast<size_t>(byte)] =
-        vocab.Find(alphabet.TextOf(static_cast<uint8_t>(byte))).value_or(kNoToken);
+    const int32_t id = vocab.Find(alphabet.TextOf(static_cast<uint8_t>(byte))).value_or(kNoToken);
+    byte_ids[static_cast<size_t>(byte)] = id != kNoToken && vocab.IsControl(id) ? kNoToken : id;
   }
   std::vector<std::string> bytes;
   bytes.reserve(static_cast<size_t>(vocab.size()));

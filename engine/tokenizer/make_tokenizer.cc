@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/strings.h"
+#include "base/utf8.h"
 #include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/spm.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -14,7 +14,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file) {
   if (model == "llama") return MakeSpmTokenizer(file);
   if (model == "bert") return MakeWordPieceTokenizer(file);
   return absl::UnimplementedError(absl::StrCat(
-      file.path(), ": metadata key \"tokenizer.ggml.model\" is \"", ToAbsl(model),
+      file.path(), ": metadata key \"tokenizer.ggml.model\" is \"",
+      ValidUtf8(model, kMaxShownBytes),
       "\"; known are gpt2 (byte-level BPE), llama (SentencePiece) and bert (WordPiece)"));
 }
 

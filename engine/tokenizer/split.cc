@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
+#include "base/utf8.h"
 #include "engine/tokenizer/unicode.h"
 
 namespace withy::engine {
@@ -71,8 +72,9 @@ size_t MatchGpt2(Chars chars, size_t at) {
   return MatchSpaces(chars, at);
 }
 
+// At most `limit` numbers. The rest of the run is not looked at: it is the next match's.
 size_t MatchNumbers(Chars chars, size_t at, size_t limit) {
-  return std::min(SkipClass(chars, at, kCharNumber), at + limit);
+  return SkipClass(chars.first(std::min(chars.size(), at + limit)), at, kCharNumber);
 }
 
 //  ?[^\s\p{L}\p{N}]+[\r\n]* (with '/' among the trailing ones for some), or `at`.
@@ -161,15 +163,17 @@ size_t MatchDeepSeek3(Chars chars, size_t at) {
 // Cuts one piece after another; each pass sees only the pieces the last one made.
 class Pieces {
  public:
-  explicit Pieces(Chars chars) : chars_(chars), ends_{chars.size()} {}
+  Pieces(Chars chars, CancelPoll& poll) : chars_(chars), poll_(poll), ends_{chars.size()} {}
 
   // `match(piece, at)` gives the end of the word that begins at `at` (> at).
   template <typename Match>
   void CutWords(Match match) {
     Pass([&](Chars piece, size_t base) {
       for (size_t at = 0; at < piece.size();) {
-        at = match(piece, at);
-        next_.push_back(base + at);
+        const size_t end = poll_.stopped() ? piece.size() : match(piece, at);
+        poll_.Stop(end - at);
+        next_.push_back(base + end);
+        at = end;
       }
     });
   }
@@ -179,8 +183,9 @@ class Pieces {
   void Isolate(Match match) {
     Pass([&](Chars piece, size_t base) {
       size_t done = 0;
-      for (size_t at = 0; at < piece.size();) {
+      for (size_t at = 0; at < piece.size() && !poll_.stopped();) {
         const size_t end = match(piece, at);
+        poll_.Stop(end - at + 1);
         if (end == at) {
           ++at;
           continue;
@@ -212,6 +217,7 @@ class Pieces {
   }
 
   Chars chars_;
+  CancelPoll& poll_;
   std::vector<size_t> ends_;
   std::vector<size_t> next_;
 };
@@ -327,14 +333,17 @@ absl::StatusOr<PreTokenizerInfo> FindPreTokenizer(std::string_view name) {
     if (named.name == name) return named.info;
     absl::StrAppend(&known, known.empty() ? "" : ", ", ToAbsl(named.name));
   }
-  return absl::UnimplementedError(
-      absl::StrCat("pre-tokenizer \"", ToAbsl(name), "\" is not known (known: ", known, ")"));
+  return absl::UnimplementedError(absl::StrCat("pre-tokenizer \"", ValidUtf8(name, kMaxShownBytes),
+                                               "\" is not known (known: ", known, ")"));
 }
 
-void SplitWords(PreTokenizer rule, std::string_view text, std::vector<uint32_t>& ends) {
+void SplitWords(PreTokenizer rule, std::string_view text, std::vector<uint32_t>& ends,
+                CancelPoll* poll) {
   if (text.empty()) return;
-  const std::vector<Char> chars = DecodeChars(text);
-  Pieces pieces(chars);
+  CancelPoll never(nullptr);
+  CancelPoll& asked = poll != nullptr ? *poll : never;
+  const std::vector<Char> chars = DecodeChars(text, &asked);
+  Pieces pieces(chars, asked);
   switch (rule) {
     case PreTokenizer::kGpt2:
       pieces.CutWords(MatchGpt2);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/cancel.h"
 
 namespace withy::engine {
 
@@ -34,7 +35,9 @@ struct PreTokenizerInfo {
 absl::StatusOr<PreTokenizerInfo> FindPreTokenizer(std::string_view name);
 
 // Appends to `ends` the end (in bytes) of each word of `text`, in order; the words cover the text.
-// Linear time.
-void SplitWords(PreTokenizer rule, std::string_view text, std::vector<uint32_t>& ends);
+// Time is linear in `text` for every rule, whatever its runs consist of. Once `poll` (may be null)
+// stops, the rest of the text is one word.
+void SplitWords(PreTokenizer rule, std::string_view text, std::vector<uint32_t>& ends,
+                CancelPoll* poll = nullptr);
 
 }  // namespace withy::engine

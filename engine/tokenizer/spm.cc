@@ -75,19 +75,20 @@ class SpmTokenizer final : public VocabTokenizer {
                         const EncodeOptions& options) const override {
     Prepared prepared;
     Encoding out;
-    Prepare(pieces, options, prepared, out);
+    CancelPoll poll(options.cancelled);
+    Prepare(pieces, options, poll, prepared, out);
     Scratch scratch;
     uint32_t at = 0;
     bool prefix = options_.add_space_prefix && !options.continues;
     for (const SpecialMatch& special : prepared.specials) {
-      EncodeText(prepared.text, at, special.begin, prefix, scratch, out);
-      out.ids.push_back(special.id);
-      out.spans.push_back({special.begin, special.end});
+      EncodeText(prepared.text, at, special.begin, prefix, poll, scratch, out);
+      Append(special.id, {special.begin, special.end}, out);
       at = special.end;
       prefix = options_.add_space_prefix;
     }
-    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), prefix, scratch,
-               out);
+    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), prefix, poll,
+               scratch, out);
+    out.cancelled = poll.stopped();
     return out;
   }
 
@@ -99,20 +100,20 @@ class SpmTokenizer final : public VocabTokenizer {
   };
 
   void EncodeText(std::string_view text, uint32_t begin, uint32_t end, bool prefix,
-                  Scratch& scratch, Encoding& out) const {
+                  CancelPoll& poll, Scratch& scratch, Encoding& out) const {
     if (begin == end) return;
     scratch.marked.clear();
     scratch.symbols.clear();
     if (prefix) AddSymbol(kSpaceMark, begin, scratch);
     for (uint32_t at = begin; at < end;) {
+      if (poll.Stop()) return;
       // A mark that is really in the text stays apart from spaces: it goes by bytes, so that
       // decoding gives it back.
       if (has_mark_bytes_ && text.substr(at, end - at).starts_with(kSpaceMark)) {
-        MergeSymbols(scratch);
+        MergeSymbols(poll, scratch);
         EmitSymbols(scratch, at, out);
         for (const char c : kSpaceMark) {
-          out.ids.push_back(byte_ids_[static_cast<uint8_t>(c)]);
-          out.spans.push_back({at, at + 1});
+          Append(byte_ids_[static_cast<uint8_t>(c)], {at, at + 1}, out);
           ++at;
         }
         scratch.marked.clear();
@@ -124,7 +125,7 @@ class SpmTokenizer final : public VocabTokenizer {
       AddSymbol(text[at] == ' ' ? kSpaceMark : text.substr(at, length), at, scratch);
       at += static_cast<uint32_t>(length);
     }
-    MergeSymbols(scratch);
+    MergeSymbols(poll, scratch);
     EmitSymbols(scratch, end, out);
   }
 
@@ -136,7 +137,7 @@ class SpmTokenizer final : public VocabTokenizer {
     scratch.marked.append(bytes);
   }
 
-  void MergeSymbols(Scratch& scratch) const {
+  void MergeSymbols(CancelPoll& poll, Scratch& scratch) const {
     std::vector<Candidate>& heap = scratch.heap;
     heap.clear();
     const auto symbol = [&](int32_t i) -> Symbol& {
@@ -153,7 +154,7 @@ class SpmTokenizer final : public VocabTokenizer {
       std::push_heap(heap.begin(), heap.end());
     };
     for (int32_t i = 0; i < static_cast<int32_t>(scratch.symbols.size()); ++i) consider(i);
-    while (!heap.empty()) {
+    while (!heap.empty() && !poll.Stop()) {
       std::pop_heap(heap.begin(), heap.end());
       const Candidate best = heap.back();
       heap.pop_back();
@@ -179,8 +180,7 @@ class SpmTokenizer final : public VocabTokenizer {
                                : scratch.symbols[static_cast<size_t>(symbol.next)].source_begin;
       const std::string_view text(scratch.marked.data() + symbol.begin, symbol.bytes);
       if (const auto found = mergeable_.find(ToAbsl(text)); found != mergeable_.end()) {
-        out.ids.push_back(found->second);
-        out.spans.push_back({symbol.source_begin, end});
+        Append(found->second, {symbol.source_begin, end}, out);
       } else {
         EmitBytes(text, {symbol.source_begin, end}, out);
       }
@@ -188,17 +188,16 @@ class SpmTokenizer final : public VocabTokenizer {
   }
 
   // A character that is no token: its bytes, or where these are no tokens either, one unknown
-  // token.
+  // token; nothing where the vocabulary has none that means only that.
   void EmitBytes(std::string_view text, ByteSpan span, Encoding& out) const {
     const bool known = std::all_of(text.begin(), text.end(), [this](char c) {
       return byte_ids_[static_cast<uint8_t>(c)] != kNoToken;
     });
     if (!known) {
-      if (vocab().unknown != kNoToken) {
-        out.ids.push_back(vocab().unknown);
-        out.spans.push_back(span);
-      } else if (!out.spans.empty()) {
-        out.spans.back().end = span.end;
+      if (vocab().unknown_in_text != kNoToken) {
+        Append(vocab().unknown_in_text, span, out);
+      } else {
+        Drop(span, out);
       }
       return;
     }
@@ -206,8 +205,7 @@ class SpmTokenizer final : public VocabTokenizer {
     uint32_t begin = span.begin;
     for (size_t i = 0; i < text.size(); ++i) {
       const uint32_t end = i + 1 == text.size() ? span.end : std::min(begin + 1, span.end);
-      out.ids.push_back(byte_ids_[static_cast<uint8_t>(text[i])]);
-      out.spans.push_back({begin, end});
+      Append(byte_ids_[static_cast<uint8_t>(text[i])], {begin, end}, out);
       begin = end;
     }
   }

@@ -66,6 +66,13 @@ class TestVocab {
     }
     Add(left + right);
   }
+  // Gives a token another text, so that its old one has no token, or another kind.
+  void Change(int32_t id, std::string text, TokenKind kind = TokenKind::kNormal) {
+    texts_[static_cast<size_t>(id)] = std::move(text);
+    kinds_[static_cast<size_t>(id)] = static_cast<int32_t>(kind);
+  }
+  // The file does not say of which kind its tokens are.
+  void LeaveOutKinds() { with_kinds_ = false; }
   void AddRawMerge(std::string line) { merges_.push_back(std::move(line)); }
 
   // For further metadata.
@@ -76,7 +83,7 @@ class TestVocab {
     writer_.SetString("tokenizer.ggml.model", model);
     if (!pre.empty()) writer_.SetString("tokenizer.ggml.pre", pre);
     writer_.SetStringArray("tokenizer.ggml.tokens", texts_);
-    writer_.SetArray<int32_t>("tokenizer.ggml.token_type", kinds_);
+    if (with_kinds_) writer_.SetArray<int32_t>("tokenizer.ggml.token_type", kinds_);
     writer_.SetArray<float>("tokenizer.ggml.scores", scores_);
     writer_.SetStringArray("tokenizer.ggml.merges", merges_);
     const std::filesystem::path path = std::filesystem::temp_directory_path() /
@@ -92,6 +99,7 @@ class TestVocab {
  private:
   std::vector<std::string> texts_;
   std::vector<int32_t> kinds_;
+  bool with_kinds_ = true;
   std::vector<float> scores_;
   std::vector<std::string> merges_;
   GgufWriter writer_;

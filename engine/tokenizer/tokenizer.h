@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
+#include "engine/tokenizer/cancel.h"
 #include "engine/tokenizer/text.h"
 
 namespace withy::engine {
@@ -30,14 +31,18 @@ struct EncodeOptions {
   // The text goes on from text that was encoded before: SentencePiece puts no space first.
   bool continues = false;
   bool parse_special = false;  // for Encode(text): texts of control tokens become those tokens
+  // Asked while the text is encoded; null: the encoding always goes to its end. Borrowed.
+  const CancelCheck* cancelled = nullptr;
 };
 
 // spans[i] is the range of input bytes (of the concatenated pieces) that ids[i] stands for; empty
 // for tokens that stand for no input (BOS, the space that SentencePiece puts first). Spans are in
-// order and cover the input without gaps or overlaps.
+// order and cover the input without gaps or overlaps: characters that were dropped belong to a
+// neighbouring token. Input of which nothing is left has no token that covers it.
 struct Encoding {
   std::vector<int32_t> ids;
   std::vector<ByteSpan> spans;
+  bool cancelled = false;  // EncodeOptions::cancelled held: ids and spans are incomplete
 };
 
 // Immutable: all methods may be called from any thread.
@@ -48,13 +53,17 @@ class Tokenizer {
   // Pieces are encoded as one text: tokens may cross from a piece into the next, control tokens
   // never do. Any bytes are accepted. Time is O(n log n) in the longest word, O(n) in the text.
   // Texts of 1 GiB and more are cut there.
+  // Outside pieces with `parse_special` no text becomes a control token or one that ends an answer.
+  // A character for which the vocabulary has no token is dropped; SentencePiece without byte tokens
+  // and WordPiece give the unknown token in its place, where the file has one that means only that.
   virtual Encoding EncodePieces(std::span<const TextPiece> pieces,
                                 const EncodeOptions& options) const = 0;
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   // The bytes that ids stand for; may be invalid UTF-8. Control tokens give nothing unless
   // `render_special`, ids outside the vocabulary nothing. Encode() without special parsing followed
-  // by Decode() returns the input (SentencePiece: its added first space is removed again).
+  // by Decode() returns the input (SentencePiece: its added first space is removed again) less the
+  // characters that the vocabulary has no token for.
   std::string Decode(std::span<const int32_t> ids, bool render_special = false) const;
 
   virtual int32_t vocab_size() const = 0;
@@ -73,7 +82,8 @@ class Tokenizer {
   virtual int32_t bos_id() const = 0;
   virtual int32_t eos_id() const = 0;
   virtual int32_t eot_id() const = 0;  // end of turn
-  // Tokens that end an answer, ascending: eos, eot and their like.
+  // Tokens that end an answer, ascending: eos, eot, eom of the metadata, and those whose text says
+  // so (as llama.cpp collects them). All are control tokens.
   virtual std::span<const int32_t> end_of_generation_ids() const = 0;
   bool IsEndOfGeneration(int32_t id) const;
   // True when the file asks for BOS before a prompt.

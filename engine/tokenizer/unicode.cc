@@ -114,7 +114,7 @@ uint16_t ClassesOf(char32_t code) {
   return code < kCached ? cache[code] : ClassesFromIcu(code);
 }
 
-std::vector<Char> DecodeChars(std::string_view text) {
+std::vector<Char> DecodeChars(std::string_view text, CancelPoll* poll) {
   std::vector<Char> chars;
   chars.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
@@ -122,6 +122,7 @@ std::vector<Char> DecodeChars(std::string_view text) {
     const size_t length = Utf8CharAt(text, at, &code);
     chars.push_back({code, static_cast<uint32_t>(at), ClassesOf(code)});
     at += length == 0 ? 1 : length;
+    if (poll != nullptr && poll->Stop()) break;
   }
   return chars;
 }

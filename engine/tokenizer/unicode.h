@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/tokenizer/cancel.h"
+
 namespace withy::engine {
 
 // Classes of a character, as bits. Digits of any script are numbers; "upper" includes title case;
@@ -44,7 +46,8 @@ void AppendUtf8(char32_t code, std::string& out);
 
 uint16_t ClassesOf(char32_t code);
 
-// The characters of `text`, a byte that is no UTF-8 as one U+FFFD.
-std::vector<Char> DecodeChars(std::string_view text);
+// The characters of `text`, a byte that is no UTF-8 as one U+FFFD; fewer once `poll` (may be null)
+// stops.
+std::vector<Char> DecodeChars(std::string_view text, CancelPoll* poll = nullptr);
 
 }  // namespace withy::engine

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/fnv1a.h"
 #include "base/status.h"
@@ -15,16 +16,89 @@ namespace {
 constexpr uint64_t kMaxTokens = uint64_t{1} << 24;
 constexpr size_t kMaxTextBytes = size_t{1} << 30;
 
-// Texts of tokens that end an answer, whatever the file says of them; the first that exists is the
-// end of turn when none is named.
-constexpr std::array<std::string_view, 9> kEndTexts = {
-    "<|eot_id|>",    "<|im_end|>", "<|end|>", "<end_of_turn>",        "<|eom_id|>",
-    "<|endoftext|>", "<EOT>",      "<|EOT|>", "<｜end▁of▁sentence｜>"};
+// What a token's text says of it, whatever kind the file gives it: files mark such tokens as
+// ordinary ones. Which tokens end an answer is what llama.cpp takes for such.
+enum class Marker : uint8_t {
+  kTurnEnd,  // ends an answer; the first of these that exists is the end of turn if none is named
+  kEnd,      // ends an answer
+  kMarkup,   // opens a turn or cuts a text: a control token
+};
 
-// Texts that open turns: control tokens too, though some files mark them as ordinary ones.
-constexpr std::array<std::string_view, 7> kTurnTexts = {
-    "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>",
-    "<|user|>",     "<|assistant|>",       "<|system|>"};
+struct MarkerText {
+  std::string_view text;
+  Marker marker;
+};
+
+constexpr std::string_view kHarmonyEnd = "<|end|>";
+constexpr std::string_view kSpmEnd = "</s>";
+
+constexpr std::array kMarkers = std::to_array<MarkerText>({
+    {"<|eot_id|>", Marker::kTurnEnd},
+    {"<|im_end|>", Marker::kTurnEnd},
+    {kHarmonyEnd, Marker::kTurnEnd},
+    {"<end_of_turn>", Marker::kTurnEnd},
+    {"<|eom_id|>", Marker::kTurnEnd},
+    {"<|endoftext|>", Marker::kTurnEnd},
+    {"<|end_of_text|>", Marker::kTurnEnd},
+    {"<EOT>", Marker::kTurnEnd},
+    {"<|EOT|>", Marker::kTurnEnd},
+    {"_<EOT>", Marker::kTurnEnd},
+    {"\xE2\x96\x81<EOT>", Marker::kTurnEnd},
+    {"[EOT]", Marker::kTurnEnd},
+    {"<｜end▁of▁sentence｜>", Marker::kTurnEnd},
+    {"<end_of_utterance>", Marker::kTurnEnd},
+    {"<turn|>", Marker::kTurnEnd},
+    {kSpmEnd, Marker::kEnd},
+    {"<eos>", Marker::kEnd},
+    {"[EOS]", Marker::kEnd},
+    {"[e~[", Marker::kEnd},
+    {"<|return|>", Marker::kEnd},
+    {"<|call|>", Marker::kEnd},
+    {"<|calls|>", Marker::kEnd},
+    {"<|flush|>", Marker::kEnd},
+    {"<|tool_response>", Marker::kEnd},
+    // Fill in the middle: what comes after the text that was asked for.
+    {"<|fim_pad|>", Marker::kEnd},
+    {"<fim-pad>", Marker::kEnd},
+    {"<fim_pad>", Marker::kEnd},
+    {"<PAD>", Marker::kEnd},
+    {"[PAD]", Marker::kEnd},
+    {"<|fim_repo|>", Marker::kEnd},
+    {"<|repo_name|>", Marker::kEnd},
+    {"<fim-repo>", Marker::kEnd},
+    {"<REPO>", Marker::kEnd},
+    {"<reponame>", Marker::kEnd},
+    {"<|file_sep|>", Marker::kEnd},
+    {"<|im_start|>", Marker::kMarkup},
+    {"<|start_header_id|>", Marker::kMarkup},
+    {"<|end_header_id|>", Marker::kMarkup},
+    {"<start_of_turn>", Marker::kMarkup},
+    {"<|user|>", Marker::kMarkup},
+    {"<|assistant|>", Marker::kMarkup},
+    {"<|system|>", Marker::kMarkup},
+    {"<|fim_prefix|>", Marker::kMarkup},
+    {"<fim-prefix>", Marker::kMarkup},
+    {"<fim_prefix>", Marker::kMarkup},
+    {"<｜fim▁begin｜>", Marker::kMarkup},
+    {"<|fim_suffix|>", Marker::kMarkup},
+    {"<fim-suffix>", Marker::kMarkup},
+    {"<fim_suffix>", Marker::kMarkup},
+    {"<｜fim▁hole｜>", Marker::kMarkup},
+    {"<|fim_middle|>", Marker::kMarkup},
+    {"<fim-middle>", Marker::kMarkup},
+    {"<fim_middle>", Marker::kMarkup},
+    {"<｜fim▁end｜>", Marker::kMarkup},
+});
+
+// Written as no word is: "<unk>", "[SEP]".
+bool LooksLikeMarkup(std::string_view text) {
+  return text.size() > 2 && ((text.front() == '<' && text.back() == '>') ||
+                             (text.front() == '[' && text.back() == ']'));
+}
+
+bool NamesUnknown(std::string_view text) {
+  return absl::StrContains(absl::AsciiStrToLower(ToAbsl(text)), "unk");
+}
 
 absl::Status KeyError(const GgufFile& file, std::string_view key, const std::string& what) {
   return absl::InvalidArgumentError(
@@ -38,7 +112,8 @@ absl::StatusOr<Vocab> Vocab::Load(const GgufFile& file, const VocabDefaults& def
   WITHY_RETURN_IF_ERROR(vocab.LoadTokens(file));
   WITHY_RETURN_IF_ERROR(vocab.LoadKinds(file));
   WITHY_RETURN_IF_ERROR(vocab.LoadSpecialIds(file, defaults));
-  vocab.FindTurnMarkers();
+  vocab.FindMarkers();
+  vocab.CheckUnknown();
   return vocab;
 }
 
@@ -99,25 +174,62 @@ absl::Status Vocab::LoadSpecialIds(const GgufFile& file, const VocabDefaults& de
   for (const int32_t id : {eos, eot, eom}) {
     if (id != kNoToken) end_of_generation.push_back(id);
   }
+  if (bos != kNoToken) others_.push_back(bos);
+  // Only known so that text does not become them: a number that is no token is no reason to refuse.
+  for (const std::string_view key :
+       {"tokenizer.ggml.seperator_token_id", "tokenizer.ggml.separator_token_id",
+        "tokenizer.ggml.padding_token_id", "tokenizer.ggml.cls_token_id",
+        "tokenizer.ggml.mask_token_id"}) {
+    const absl::StatusOr<int64_t> id = file.GetInt(key);
+    if (id.ok() && *id >= 0 && *id < size()) others_.push_back(static_cast<int32_t>(*id));
+  }
   return absl::OkStatus();
 }
 
-void Vocab::FindTurnMarkers() {
-  const auto mark = [this](std::string_view text) {
-    const int32_t id = Find(text).value_or(kNoToken);
-    if (id != kNoToken) kinds_[static_cast<size_t>(id)] = TokenKind::kControl;
-    return id;
-  };
-  for (const std::string_view text : kTurnTexts) (void)mark(text);
-  for (const std::string_view text : kEndTexts) {
-    const int32_t id = mark(text);
-    if (id == kNoToken) continue;
+void Vocab::FindMarkers() {
+  absl::flat_hash_map<absl::string_view, size_t> markers;
+  for (size_t i = 0; i < kMarkers.size(); ++i) markers.emplace(ToAbsl(kMarkers[i].text), i);
+  std::vector<std::pair<size_t, int32_t>> found;  // place in kMarkers, token
+  for (int32_t id = 0; id < size(); ++id) {
+    const auto marker = markers.find(ToAbsl(text(id)));
+    if (marker != markers.end()) found.emplace_back(marker->second, id);
+  }
+  std::sort(found.begin(), found.end());
+  // Two families write a token of this list within an answer.
+  const auto has = [this](std::string_view text) { return Find(text).has_value(); };
+  const bool harmony = (has("<|return|>") && has("<|call|>")) ||
+                       (has("<|flush|>") && (has("<|call|>") || has("<|calls|>")));
+  const bool tool_response = has("<|tool_response>");
+  for (const auto& [place, id] : found) {
+    const auto& [text, marker] = kMarkers[place];
+    if (tool_response && text == kSpmEnd) continue;
+    kinds_[static_cast<size_t>(id)] = TokenKind::kControl;
+    if (marker == Marker::kMarkup || (harmony && text == kHarmonyEnd)) continue;
     end_of_generation.push_back(id);
-    if (eot == kNoToken) eot = id;
+    if (marker == Marker::kTurnEnd && eot == kNoToken) eot = id;
   }
   std::sort(end_of_generation.begin(), end_of_generation.end());
   end_of_generation.erase(std::unique(end_of_generation.begin(), end_of_generation.end()),
                           end_of_generation.end());
+  for (const int32_t id : end_of_generation) {
+    kinds_[static_cast<size_t>(id)] = TokenKind::kControl;
+  }
+  for (const int32_t id : others_) {
+    TokenKind& kind = kinds_[static_cast<size_t>(id)];
+    if (kind == TokenKind::kNormal && LooksLikeMarkup(text(id))) kind = TokenKind::kControl;
+  }
+}
+
+void Vocab::CheckUnknown() {
+  if (unknown == kNoToken) return;
+  TokenKind& kind = kinds_[static_cast<size_t>(unknown)];
+  const bool named = kind == TokenKind::kUnknown || NamesUnknown(text(unknown));
+  const bool ends = std::binary_search(end_of_generation.begin(), end_of_generation.end(), unknown);
+  const bool other = std::find(others_.begin(), others_.end(), unknown) != others_.end();
+  const bool markup = kind == TokenKind::kNormal && LooksLikeMarkup(text(unknown));
+  const bool usable = named || !(other || markup || kind == TokenKind::kControl);
+  if (markup) kind = named ? TokenKind::kUnknown : TokenKind::kControl;
+  if (usable && !ends && unknown != bos) unknown_in_text = unknown;
 }
 
 std::optional<int32_t> Vocab::Find(std::string_view text) const {
@@ -133,7 +245,7 @@ VocabTokenizer::VocabTokenizer(Vocab vocab, std::vector<std::string> bytes,
   for (int32_t id = 0; id < vocab_.size(); ++id) {
     const std::string_view text = vocab_.text(id);
     const TokenKind kind = vocab_.kind(id);
-    const bool control = kind == TokenKind::kControl || kind == TokenKind::kUnknown;
+    const bool control = vocab_.IsControl(id);
     if (control || kind == TokenKind::kUserDefined) {
       // These three may be followed by meaningful white space even in vocabularies that strip it.
       const bool keeps_space = text == "<unk>" || text == "<s>" || text == "<|endoftext|>";
@@ -144,6 +256,7 @@ VocabTokenizer::VocabTokenizer(Vocab vocab, std::vector<std::string> bytes,
   }
   for (const int32_t id : {vocab_.bos, vocab_.eos, vocab_.eot, vocab_.unknown}) hash.Add(id);
   fingerprint_ = hash.value();
+  specials_.Sort();
 }
 
 std::string_view VocabTokenizer::TokenText(int32_t id) const {
@@ -154,17 +267,26 @@ std::string_view VocabTokenizer::TokenBytes(int32_t id) const {
   return vocab_.Has(id) ? bytes_[static_cast<size_t>(id)] : std::string_view();
 }
 
-bool VocabTokenizer::IsControl(int32_t id) const {
-  return vocab_.Has(id) &&
-         (vocab_.kind(id) == TokenKind::kControl || vocab_.kind(id) == TokenKind::kUnknown);
-}
+bool VocabTokenizer::IsControl(int32_t id) const { return vocab_.Has(id) && vocab_.IsControl(id); }
 
 bool VocabTokenizer::IsSpecial(int32_t id) const {
   return IsControl(id) || (vocab_.Has(id) && vocab_.kind(id) == TokenKind::kUserDefined);
 }
 
+void VocabTokenizer::Append(int32_t id, ByteSpan span, Encoding& out) {
+  const uint32_t covered = out.spans.empty() ? 0 : out.spans.back().end;
+  out.ids.push_back(id);
+  out.spans.push_back({std::min(span.begin, covered), span.end});
+}
+
+void VocabTokenizer::Drop(ByteSpan span, Encoding& out) {
+  if (out.spans.empty()) return;
+  ByteSpan& last = out.spans.back();
+  if (last.end > last.begin) last.end = span.end;
+}
+
 void VocabTokenizer::Prepare(std::span<const TextPiece> pieces, const EncodeOptions& options,
-                             Prepared& prepared, Encoding& out) const {
+                             CancelPoll& poll, Prepared& prepared, Encoding& out) const {
   if (options.add_bos && vocab_.bos != kNoToken) {
     out.ids.push_back(vocab_.bos);
     out.spans.push_back({0, 0});
@@ -184,7 +306,7 @@ void VocabTokenizer::Prepare(std::span<const TextPiece> pieces, const EncodeOpti
     const size_t end = std::min(piece_end, prepared.text.size());
     if (begin >= end) continue;
     specials_.Find(prepared.text, static_cast<uint32_t>(begin), static_cast<uint32_t>(end),
-                   piece.parse_special, prepared.specials);
+                   piece.parse_special, poll, prepared.specials);
   }
 }
 

@@ -51,10 +51,19 @@ class Vocab {
   TokenKind kind(int32_t id) const { return kinds_[static_cast<size_t>(id)]; }
   std::optional<int32_t> Find(std::string_view text) const;
 
+  // Whether no ordinary text may become this token: it is a control token or the unknown one. True
+  // for every token of `end_of_generation`.
+  bool IsControl(int32_t id) const {
+    return kind(id) == TokenKind::kControl || kind(id) == TokenKind::kUnknown;
+  }
+
   int32_t bos = kNoToken;
   int32_t eos = kNoToken;
   int32_t eot = kNoToken;
-  int32_t unknown = kNoToken;
+  int32_t unknown = kNoToken;  // as the file says
+  // What may stand in a prompt for text without a token: `unknown`, unless that token also means
+  // something else. Files name the end of text, a separator or padding as their unknown token.
+  int32_t unknown_in_text = kNoToken;
   bool add_bos = false;
   std::vector<int32_t> end_of_generation;  // ascending
 
@@ -62,10 +71,12 @@ class Vocab {
   absl::Status LoadTokens(const GgufFile& file);
   absl::Status LoadKinds(const GgufFile& file);
   absl::Status LoadSpecialIds(const GgufFile& file, const VocabDefaults& defaults);
-  void FindTurnMarkers();
+  void FindMarkers();
+  void CheckUnknown();
 
   std::vector<std::string> texts_;
   std::vector<TokenKind> kinds_;
+  std::vector<int32_t> others_;  // separator, padding and the like, as the metadata names them
   absl::flat_hash_map<absl::string_view, int32_t>
       ids_;  // views into texts_; the lowest id of equal texts
 };
@@ -104,8 +115,12 @@ class VocabTokenizer : public Tokenizer {
     std::vector<SpecialMatch> specials;  // in order, not overlapping
   };
   // `out` gets BOS if wanted.
-  void Prepare(std::span<const TextPiece> pieces, const EncodeOptions& options, Prepared& prepared,
-               Encoding& out) const;
+  void Prepare(std::span<const TextPiece> pieces, const EncodeOptions& options, CancelPoll& poll,
+               Prepared& prepared, Encoding& out) const;
+  // Appends a token, and to its span what was dropped before it.
+  static void Append(int32_t id, ByteSpan span, Encoding& out);
+  // Text without a token: the token before takes its bytes, or else the next one.
+  static void Drop(ByteSpan span, Encoding& out);
 
   const Vocab& vocab() const { return vocab_; }
 

@@ -57,28 +57,31 @@ class WordPieceTokenizer final : public VocabTokenizer {
                         const EncodeOptions& options) const override {
     Prepared prepared;
     Encoding out;
-    Prepare(pieces, options, prepared, out);
+    CancelPoll poll(options.cancelled);
+    Prepare(pieces, options, poll, prepared, out);
     uint32_t at = 0;
     for (const SpecialMatch& special : prepared.specials) {
-      EncodeText(prepared.text, at, special.begin, out);
+      EncodeText(prepared.text, at, special.begin, poll, out);
       out.ids.push_back(special.id);
       out.spans.push_back({special.begin, special.end});
       at = special.end;
     }
-    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), out);
+    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), poll, out);
     Close(prepared.text.size(), out);
+    out.cancelled = poll.stopped();
     return out;
   }
 
  private:
-  void EncodeText(std::string_view text, uint32_t begin, uint32_t end, Encoding& out) const {
+  void EncodeText(std::string_view text, uint32_t begin, uint32_t end, CancelPoll& poll,
+                  Encoding& out) const {
     Word word;
     const auto finish = [&] {
       if (!word.text.empty()) EncodeWord(word, out);
       word = Word();
     };
-    const std::vector<Char> chars = DecodeChars(text.substr(begin, end - begin));
-    for (size_t i = 0; i < chars.size(); ++i) {
+    const std::vector<Char> chars = DecodeChars(text.substr(begin, end - begin), &poll);
+    for (size_t i = 0; i < chars.size() && !poll.Stop(); ++i) {
       const uint32_t char_end = i + 1 < chars.size() ? begin + chars[i + 1].begin : end;
       const ByteSpan source = {begin + chars[i].begin, char_end};
       if ((chars[i].classes & kCharSpace) != 0) {
@@ -132,7 +135,8 @@ class WordPieceTokenizer final : public VocabTokenizer {
     if (known) return;
     out.ids.resize(first);
     out.spans.resize(first);
-    out.ids.push_back(vocab().unknown);
+    if (vocab().unknown_in_text == kNoToken) return;
+    out.ids.push_back(vocab().unknown_in_text);
     out.spans.push_back({word.sources.front().begin, word.sources.back().end});
   }
 
@@ -141,12 +145,17 @@ class WordPieceTokenizer final : public VocabTokenizer {
     const std::string_view piece = std::string_view(text).substr(at, length);
     const std::optional<int32_t> id =
         starts ? vocab().Find(absl::StrCat(ToAbsl(kWordMark), ToAbsl(piece))) : vocab().Find(piece);
-    // The texts of control tokens are not found by spelling them.
+    // The texts of control tokens, and so of those that end an answer, are not found by spelling
+    // them.
     return id && !IsControl(*id) ? id : std::nullopt;
   }
 
-  // White space and what was dropped goes to the token before, so that spans cover the input.
+  // White space and what was dropped goes to the token before, so that spans cover the input; to
+  // the first one where none is before.
   static void Close(size_t bytes, Encoding& out) {
+    const auto first = std::find_if(out.spans.begin(), out.spans.end(),
+                                    [](const ByteSpan& span) { return span.end > span.begin; });
+    if (first != out.spans.end()) first->begin = 0;
     for (size_t i = 0; i < out.spans.size(); ++i) {
       const uint32_t next =
           i + 1 < out.spans.size() ? out.spans[i + 1].begin : static_cast<uint32_t>(bytes);

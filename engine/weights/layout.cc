@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/status.h"
+#include "base/utf8.h"
 #include "engine/kernels/low_rank.h"
 #include "engine/kernels/packed_matrix.h"
 
@@ -49,6 +50,7 @@ class Planner {
     }
     for (const LevelSpec& level : layout_.levels.levels) WITHY_RETURN_IF_ERROR(PlanLora(level));
     WITHY_RETURN_IF_ERROR(RefuseOthers());
+    WITHY_RETURN_IF_ERROR(CheckLimits());
     layout_.data_bytes = RoundUp(offset_, kPackedPage);
     return std::move(layout_);
   }
@@ -216,10 +218,29 @@ class Planner {
       const bool ours = tensor.name.starts_with(kGgufOwnPrefix);
       const bool derived = tensor.name.ends_with("rot_embd.weight");  // old files' RoPE table
       if (!ours && !derived && !used_.contains(tensor.name)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            file_.path(), ": tensor ", tensor.name, " does not belong to a ",
-            layout_.shape.architecture, " model of ", layout_.shape.layers, " layers"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(file_.path(), ": tensor ", ValidUtf8(tensor.name, kMaxShownBytes),
+                         " does not belong to a ", layout_.shape.architecture, " model of ",
+                         layout_.shape.layers, " layers"));
       }
+    }
+    return absl::OkStatus();
+  }
+
+  // What a reader of packed files refuses must not be packed.
+  absl::Status CheckLimits() const {
+    if (layout_.items.size() > kPackedMaxTensors) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file_.path(), ": the model has ", layout_.items.size(),
+                       " tensors with its levels' LoRA, at most ", kPackedMaxTensors,
+                       " can be packed: make fewer levels"));
+    }
+    uint64_t metadata_bytes = 0;
+    for (const MetadataEntry& entry : file_.metadata()) metadata_bytes += entry.payload.size();
+    if (metadata_bytes > kPackedMaxMetadataBytes / 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file_.path(), ": the metadata has ", metadata_bytes, " bytes, at most ",
+                       kPackedMaxMetadataBytes / 2, " can be packed"));
     }
     return absl::OkStatus();
   }

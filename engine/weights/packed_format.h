@@ -21,7 +21,7 @@ namespace withy::engine {
 inline constexpr std::array<char, 8> kPackedMagic = {'W', 'I', 'T', 'H', 'Y', 'P', 'K', '\n'};
 // Counts every change of these structures, of the matrix layout, or of what the packer does with
 // values.
-inline constexpr uint32_t kPackedVersion = 4;
+inline constexpr uint32_t kPackedVersion = 5;
 inline constexpr uint64_t kPackedPage = 4096;
 inline constexpr uint64_t kPackedChecksumBlock = 1 << 20;
 inline constexpr uint64_t kPackedMaxTensors = 1 << 16;

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "base/status.h"
+#include "base/utf8.h"
 
 namespace withy::engine {
 namespace {
@@ -17,6 +18,7 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;  // what a KV block holds
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxContext = 1 << 24;
+constexpr int32_t kMinContext = 2;
 constexpr char kRopeFactors[] = "rope_freqs.weight";
 
 class ShapeReader {
@@ -57,7 +59,7 @@ class ShapeReader {
     WITHY_ASSIGN_OR_RETURN(std::string_view architecture, file_.GetString("general.architecture"));
     WITHY_ASSIGN_OR_RETURN(std::string_view name, file_.GetStringOr("general.name", ""));
     shape_.architecture = architecture;
-    shape_.name = name;
+    shape_.name = ValidUtf8(name, kMaxShownBytes);
     if (architecture == "llama") {
       shape_.rope_pairing = RopePairing::kAdjacent;
     } else if (architecture == "qwen2") {
@@ -68,8 +70,15 @@ class ShapeReader {
       shape_.qk_norm = true;
     } else {
       return absl::UnimplementedError(
-          absl::StrCat(file_.path(), ": architecture \"", ToAbsl(architecture),
+          absl::StrCat(file_.path(), ": architecture \"", ValidUtf8(architecture, kMaxShownBytes),
                        "\" is not supported; supported are ", ToAbsl(SupportedArchitectures())));
+    }
+    WITHY_ASSIGN_OR_RETURN(bool causal, file_.GetBoolOr(Key("attention.causal"), true));
+    if (!causal) {
+      return absl::UnimplementedError(
+          absl::StrCat(file_.path(), ": ", Key("attention.causal"),
+                       " is false; only models that generate text from left to right are "
+                       "supported"));
     }
     WITHY_ASSIGN_OR_RETURN(int64_t experts, file_.GetIntOr(Key("expert_count"), 0));
     if (experts != 0) {
@@ -86,8 +95,12 @@ class ShapeReader {
     WITHY_RETURN_IF_ERROR(ReadCount(Key("context_length"), kMaxContext, 0, &shape_.context_length));
     const std::string window_key = Key("attention.sliding_window");
     WITHY_ASSIGN_OR_RETURN(int64_t window, file_.GetIntOr(window_key, 0));
-    if (window > 0 && window < shape_.context_length) {
-      shape_.context_length = static_cast<int32_t>(window);
+    const bool windowed = window > 0 && window < shape_.context_length;
+    if (windowed) shape_.context_length = static_cast<int32_t>(window);
+    if (shape_.context_length < kMinContext) {
+      return Wrong(windowed ? window_key : Key("context_length"), shape_.context_length,
+                   absl::StrCat("at least ", kMinContext, ": one token of a prompt and one of its ",
+                                "answer"));
     }
     const std::string epsilon_key = Key("attention.layer_norm_rms_epsilon");
     WITHY_ASSIGN_OR_RETURN(double epsilon, file_.GetFloat(epsilon_key));
@@ -139,7 +152,12 @@ class ShapeReader {
       WITHY_ASSIGN_OR_RETURN(uint64_t count, file_.GetArrayCount("tokenizer.ggml.tokens"));
       tokens = static_cast<int64_t>(std::min<uint64_t>(count, uint64_t{kMaxVocab} + 1));
     }
-    return ReadCount(key, kMaxVocab, tokens, &shape_.vocab_size);
+    WITHY_RETURN_IF_ERROR(ReadCount(key, kMaxVocab, tokens, &shape_.vocab_size));
+    if (shape_.vocab_size < tokens) {
+      return Wrong(key, shape_.vocab_size,
+                   absl::StrCat("at least the number of tokenizer.ggml.tokens, ", tokens));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status ReadRope() {
@@ -197,25 +215,44 @@ class ShapeReader {
     return value;
   }
 
+  // The divisor of all frequencies. As in llama.cpp 0 means none, and a file without the present
+  // key may have the old one.
+  absl::StatusOr<double> ReadRopeFactor() {
+    std::string key = Key("rope.scaling.factor");
+    if (!file_.Has(key)) key = Key("rope.scale_linear");
+    WITHY_ASSIGN_OR_RETURN(const double factor, file_.GetFloatOr(key, 0.0));
+    if (factor == 0.0) return 1.0;
+    return ReadPositive(key, 1.0);
+  }
+
+  // A key that would change what is computed, and that only its own value leaves as it is.
+  absl::Status RequireNeutral(std::string_view suffix, double neutral) {
+    const std::string key = Key(suffix);
+    WITHY_ASSIGN_OR_RETURN(const double value, file_.GetFloatOr(key, neutral));
+    if (value == neutral) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(file_.path(), ": ", key, " is ", value, "; only ", neutral, " is supported"));
+  }
+
   absl::Status ReadRopeScaling() {
     const std::string type_key = Key("rope.scaling.type");
-    WITHY_ASSIGN_OR_RETURN(std::string_view type, file_.GetStringOr(type_key, "none"));
-    // Older files have only this key.
-    WITHY_ASSIGN_OR_RETURN(double old_factor, ReadPositive(Key("rope.scale_linear"), 1.0));
-    WITHY_ASSIGN_OR_RETURN(double factor, ReadPositive(Key("rope.scaling.factor"), old_factor));
-    if (type == "linear" || (type == "none" && old_factor != 1.0)) {
+    // A file that gives a factor and no type means the oldest type.
+    WITHY_ASSIGN_OR_RETURN(std::string_view type, file_.GetStringOr(type_key, "linear"));
+    WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.attn_factor", 1.0));
+    WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.alpha", 0.0));
+    WITHY_ASSIGN_OR_RETURN(const double factor, ReadRopeFactor());
+    if (type == "none") return absl::OkStatus();
+    if (type == "linear") {
       for (float& f : shape_.rope_frequencies) f = static_cast<float>(f / factor);
       return absl::OkStatus();
     }
-    if (type == "llama3" && file_.FindTensor(kRopeFactors) == nullptr) {
-      return ScaleLikeLlama3(factor);
+    if (type == "llama3") {
+      const bool in_tensor = file_.FindTensor(kRopeFactors) != nullptr;
+      return in_tensor ? absl::OkStatus() : ScaleLikeLlama3(factor);
     }
-    if (type != "none" && type != "llama3") {
-      return absl::UnimplementedError(
-          absl::StrCat(file_.path(), ": ", type_key, " \"", ToAbsl(type),
-                       "\" is not supported; supported are none, linear, llama3"));
-    }
-    return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(file_.path(), ": ", type_key, " is \"", ValidUtf8(type, kMaxShownBytes),
+                     "\", which is not supported; supported are none, linear, llama3"));
   }
 
   // Long wavelengths are stretched by `factor`, short ones kept, those between blended: the rule

@@ -19,7 +19,7 @@ enum class RopePairing {
 
 struct ModelShape {
   std::string architecture;
-  std::string name;  // general.name; may be empty
+  std::string name;  // general.name as UTF-8, at most kMaxShownBytes; may be empty
   int32_t layers = 0;
   int32_t d_model = 0;
   int32_t heads = 0;
@@ -31,7 +31,8 @@ struct ModelShape {
   float rms_epsilon = 0.0f;
   RopePairing rope_pairing = RopePairing::kAdjacent;
   // Angle of pair i at position p: p * rope_frequencies[i]; [head_dim / 2]. Scaling is in them:
-  // linear, llama3, and the divisors of a rope_freqs.weight tensor.
+  // linear (also where a factor has no type), llama3, and the divisors of a rope_freqs.weight
+  // tensor.
   std::vector<float> rope_frequencies;
   bool qk_norm = false;         // qwen3: RMS norm of each head of Q and K before RoPE
   bool needs_qkv_bias = false;  // qwen2
@@ -55,7 +56,8 @@ struct ModelShape {
 // "llama, qwen2, qwen3"
 std::string_view SupportedArchitectures();
 
-// Errors: UNIMPLEMENTED (architecture, RoPE scaling type, experts: names what is supported),
+// What a key that is missing means is as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
+// scaling, experts, attention that is not causal: names what is supported),
 // NOT_FOUND or INVALID_ARGUMENT naming file, key, value and limit.
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file);
 

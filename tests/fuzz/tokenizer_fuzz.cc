@@ -1,6 +1,6 @@
-// Any bytes as text: encoding covers them without gaps, decoding gives them back, streaming gives
-// valid UTF-8. The first byte of the input picks the tokenizer, the second where the text is cut
-// into pieces.
+// Any bytes as text: encoding covers them without gaps, forges no control token and no end of an
+// answer, decoding gives them back, streaming gives valid UTF-8, a cancelled encoding says so. The
+// first byte of the input picks the tokenizer, the second where the text is cut into pieces.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -22,26 +22,46 @@ void Require(bool condition, const char* what) {
   std::abort();
 }
 
-std::unique_ptr<Tokenizer> MakeBpe(const std::string& pre) {
+// With what the checks need to know of it.
+struct Subject {
+  std::unique_ptr<Tokenizer> tokenizer;
+  bool lossless = true;        // decoding gives back what was encoded
+  int32_t unknown = kNoToken;  // the token that text may become where it has no other
+};
+
+// `whole`: each byte has a token. Without, the unknown token is one that ends an answer, and so are
+// the results of some merges.
+Subject MakeBpe(const std::string& pre, bool whole) {
   TestVocab vocab;
   vocab.AddByteAlphabet();
+  if (!whole) {
+    for (const int32_t byte : {0x00, 0x1D, 0xC3, 0xFF, int32_t{'7'}}) vocab.Change(byte, "absent");
+    vocab.AddMerge("<", "/");
+    vocab.AddMerge("s", ">");
+    vocab.AddMerge("</", "s>");
+  }
   for (const char* pair :
        {"a a", "aa aa", "e r", "\xC4\xA0 t", "h e", "\xC4\xA0t he", "1 2", "\xC3\x83 \xC2\xA9"}) {
     const std::string text(pair);
+    if (!whole && text.front() == '\xC3') continue;
     const size_t space = text.find(' ');
     vocab.AddMerge(text.substr(0, space), text.substr(space + 1));
   }
-  vocab.Add("<|im_end|>", TokenKind::kControl);
+  const int32_t end = vocab.Add("<|im_end|>", TokenKind::kControl);
+  if (!whole) {
+    vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(end));
+  }
   vocab.Add("<u>", TokenKind::kUserDefined);
-  return vocab.Make("gpt2", pre).value();
+  return {vocab.Make("gpt2", pre).value(), whole};
 }
 
-std::unique_ptr<Tokenizer> MakeSpm(bool space_prefix) {
+// Without `bytes` what has no token becomes `unknown`, or nothing where that ends an answer.
+Subject MakeSpm(bool space_prefix, bool bytes, uint32_t unknown) {
   TestVocab vocab;
   vocab.Add("<unk>", TokenKind::kUnknown);
   vocab.Add("<s>", TokenKind::kControl);
   vocab.Add("</s>", TokenKind::kControl);
-  vocab.AddByteFallback();
+  if (bytes) vocab.AddByteFallback();
   float score = 0.0f;
   for (const char* text :
        {"\xE2\x96\x81", "a", "aa", "aaaa", "t", "h", "e", "th", "the", "\xE2\x96\x81the",
@@ -50,10 +70,11 @@ std::unique_ptr<Tokenizer> MakeSpm(bool space_prefix) {
   }
   vocab.Add("<u>", TokenKind::kUserDefined);
   vocab.writer().Set<bool>("tokenizer.ggml.add_space_prefix", space_prefix);
-  return vocab.Make("llama").value();
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", unknown);
+  return {vocab.Make("llama").value(), bytes, unknown == 0 ? 0 : kNoToken};
 }
 
-std::unique_ptr<Tokenizer> MakeWordPiece() {
+Subject MakeWordPiece(uint32_t unknown) {
   TestVocab vocab;
   vocab.Add("[UNK]", TokenKind::kUnknown);
   vocab.Add("[CLS]", TokenKind::kControl);
@@ -62,23 +83,27 @@ std::unique_ptr<Tokenizer> MakeWordPiece() {
        {mark + "the", mark + "a", std::string("a"), std::string("e"), mark + ","}) {
     vocab.Add(text);
   }
-  vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", 0);
-  return vocab.Make("bert").value();
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", unknown);
+  return {vocab.Make("bert").value(), false, unknown == 0 ? 0 : kNoToken};
 }
 
-const std::vector<std::unique_ptr<Tokenizer>>& Tokenizers() {
-  static const auto* tokenizers = [] {
-    auto* made = new std::vector<std::unique_ptr<Tokenizer>>;
+const std::vector<Subject>& Subjects() {
+  static const auto* subjects = [] {
+    auto* made = new std::vector<Subject>;
     for (const char* pre : {"gpt-2", "default", "falcon", "smollm", "llama-bpe", "qwen2",
                             "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o"}) {
-      made->push_back(MakeBpe(pre));
+      made->push_back(MakeBpe(pre, true));
     }
-    made->push_back(MakeSpm(true));
-    made->push_back(MakeSpm(false));
-    made->push_back(MakeWordPiece());
+    made->push_back(MakeSpm(true, true, 0));
+    made->push_back(MakeSpm(false, true, 0));
+    made->push_back(MakeWordPiece(0));
+    for (const char* pre : {"gpt-2", "smollm", "llama-bpe"}) made->push_back(MakeBpe(pre, false));
+    made->push_back(MakeSpm(true, false, 0));
+    made->push_back(MakeSpm(false, false, 2));
+    made->push_back(MakeWordPiece(1));
     return made;
   }();
-  return *tokenizers;
+  return *subjects;
 }
 
 void CheckSpans(const Encoding& encoding, size_t bytes) {
@@ -88,7 +113,25 @@ void CheckSpans(const Encoding& encoding, size_t bytes) {
     Require(span.begin == at && span.end >= span.begin, "spans follow each other");
     at = span.end;
   }
-  Require(at == bytes, "spans cover the input");
+  // Where everything was dropped nothing covers it.
+  Require(at == bytes || at == 0, "spans cover the input");
+}
+
+void CheckNothingForged(const Subject& subject, const Encoding& encoding) {
+  for (const int32_t id : encoding.ids) {
+    Require(!subject.tokenizer->IsEndOfGeneration(id), "text forges no end of an answer");
+    Require(id == subject.unknown || !subject.tokenizer->IsControl(id),
+            "text forges no control token");
+  }
+}
+
+// Ends after `looks` looks, or when it is whole.
+void CheckCancelled(const Tokenizer& tokenizer, std::string_view text, const Encoding& whole) {
+  size_t looks = text.size() % 3;
+  const CancelCheck check = [&looks] { return looks-- == 0; };
+  const TextPiece piece{text, false};
+  const Encoding cut = tokenizer.EncodePieces({&piece, 1}, {.cancelled = &check});
+  Require(cut.cancelled || cut.ids == whole.ids, "an encoding that was not cancelled is whole");
 }
 
 void CheckStream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
@@ -104,17 +147,21 @@ void CheckStream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   }
 }
 
-void Check(const Tokenizer& tokenizer, std::string_view text, size_t cut) {
+void Check(const Subject& subject, std::string_view text, size_t cut) {
+  const Tokenizer& tokenizer = *subject.tokenizer;
   const TextPiece whole{text, false};
   const Encoding encoding = tokenizer.EncodePieces({&whole, 1}, {});
-  if (&tokenizer == Tokenizers().back().get()) return;  // WordPiece drops white space and accents
   CheckSpans(encoding, text.size());
-  Require(tokenizer.Decode(encoding.ids) == text, "decoding gives the text back");
-  for (const int32_t id : encoding.ids)
-    Require(!tokenizer.IsControl(id), "text forges no control token");
+  CheckNothingForged(subject, encoding);
+  if (subject.lossless) {
+    Require(tokenizer.Decode(encoding.ids) == text, "decoding gives the text back");
+  }
   CheckStream(tokenizer, encoding.ids);
+  CheckCancelled(tokenizer, text, encoding);
   const TextPiece pieces[] = {{text.substr(0, cut), true}, {text.substr(cut), false}};
   CheckSpans(tokenizer.EncodePieces(pieces, {}), text.size());
+  const TextPiece plain[] = {{text.substr(0, cut), false}, {text.substr(cut), false}};
+  CheckNothingForged(subject, tokenizer.EncodePieces(plain, {.continues = true}));
 }
 
 }  // namespace
@@ -122,8 +169,8 @@ void Check(const Tokenizer& tokenizer, std::string_view text, size_t cut) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
-  const auto& tokenizers = withy::engine::Tokenizers();
+  const auto& subjects = withy::engine::Subjects();
   const std::string_view text(reinterpret_cast<const char*>(data) + 2, size - 2);
-  withy::engine::Check(*tokenizers[data[0] % tokenizers.size()], text, data[1] % (text.size() + 1));
+  withy::engine::Check(subjects[data[0] % subjects.size()], text, data[1] % (text.size() + 1));
   return 0;
 }
