@@ -226,6 +226,7 @@ TEST_F(SessionTest, FullWindowEndsTheAnswer) {
 
 // Other tokens stand where older messages were left out: what was there is no fault.
 TEST_F(SessionTest, AConversationBeyondItsWindowGoesOnAndReusesWhatItCan) {
+  arena_ = std::make_shared<FakeArena>(1, 4096, model_.info().kv.block_bytes);
   int32_t moves = 0, dropped = 0;
   for (int turn = 0; turn < 30; ++turn) {
     SCOPED_TRACE(turn);
