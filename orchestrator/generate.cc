@@ -94,6 +94,7 @@ absl::Status GenerateCall::Answer() {
   if (replayed) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(Decide());
   queued_ns_ = Now();
+  const Gateway::RunsGuard runs(gateway_.prober_.get());
   const OtherCall work{.prefill_tokens = prepared_.shape.prefill_tokens,
                        .remaining_tokens = prepared_.shape.max_tokens,
                        .resident_tokens = prepared_.shape.resident_tokens};
