@@ -73,8 +73,15 @@ class BoardRun {
     for (const Variant& variant : policy.family->variants) {
       const orchestrator::CostParameters cost = CalibratedCost(variant.times);
       if (policy.drops_level && paces_.empty()) lowest_ = cost;
-      paces_.push_back(
-          {.row_ms = cost.prefill_us_per_token / 1e3, .token_ms = cost.decode_us_per_token / 1e3});
+      // As model_worker/process.cc.
+      const double depth_us = cost.prefill_us_per_context_token;
+      const double mean_us = cost.prefill_us_per_token;
+      const double row_us =
+          std::max(mean_us / 2, mean_us - depth_us * cost.prefill.back().tokens / 2);
+      paces_.push_back({.row_ms = row_us / 1e3,
+                        .token_ms = cost.decode_us_per_token / 1e3,
+                        .row_depth_ms = depth_us / 1e3,
+                        .token_depth_ms = cost.decode_us_per_context_token / 1e3});
     }
   }
 
@@ -151,10 +158,11 @@ class BoardRun {
                                             .first_token_by_ns = demand.first_token_by_ns},
                                            static_cast<int32_t>(call.max_tokens));
     }
-    table_.Queue(
-        Lane::kTarget, session->key,
-        {.prefill_tokens = choice.shape.prefill_tokens, .remaining_tokens = call.max_tokens},
-        demand);
+    table_.Queue(Lane::kTarget, session->key,
+                 {.prefill_tokens = choice.shape.prefill_tokens,
+                  .remaining_tokens = call.max_tokens,
+                  .resident_tokens = choice.shape.resident_tokens},
+                 demand);
   }
 
   // As orchestrator/prepare.cc: the first token's deadline.
@@ -224,7 +232,7 @@ class BoardRun {
       Session& session = *sessions[planned.call];
       session.pass_rows = planned.rows;
       parts.push_back({&VariantOf(session).times, planned.rows, session.computed});
-      expected_ms += planned.rows * paces_[session.variant].row_ms;
+      expected_ms += paces_[session.variant].RowsMs(planned.rows, session.computed);
       all_rows += planned.rows;
       prefills = prefills || !session.decoding();
     }
@@ -256,7 +264,7 @@ class BoardRun {
     std::vector<model_worker::PromptTurn> prompts;
     for (const Session* session : sessions) {
       if (session->decoding()) {
-        answers.push_back({.pacer = &session->pacer, .level = session->variant});
+        answers.push_back(AnswerTurnOf(*session));
       } else {
         prompts.push_back(TurnOf(*session));
       }
@@ -269,7 +277,11 @@ class BoardRun {
     return {.pacer = &session.pacer,
             .order = OrderOf(session),
             .rows = session.prefill - session.computed,
-            .level = session.variant};
+            .level = session.variant,
+            .depth = session.computed};
+  }
+  static model_worker::AnswerTurn AnswerTurnOf(const Session& session) {
+    return {.pacer = &session.pacer, .level = session.variant, .depth = session.computed};
   }
 
   // Lets a pass of `ns` go by, which those who arrive, or may start at last, may go between:
@@ -299,12 +311,12 @@ class BoardRun {
       orders.push_back(OrderOf(*other));
       prompts.push_back(TurnOf(*other));
       prompts.back().rows -= other->pass_rows;
+      prompts.back().depth += other->pass_rows;
     }
     if (!session.decoding())
       return GoesBetween(OrderOf(session), session.computed > 0, orders, now);
-    return !pass_decodes_ &&
-           TokenGoesBetween(paces_, {.pacer = &session.pacer, .level = session.variant}, prompts,
-                            Millis(pass_left_ns_), slowdown_.value(), now);
+    return !pass_decodes_ && TokenGoesBetween(paces_, AnswerTurnOf(session), prompts,
+                                              Millis(pass_left_ns_), slowdown_.value(), now);
   }
 
   void KeepPromptsInTime(int64_t now) {
@@ -341,7 +353,7 @@ class BoardRun {
     if (session->generated >= session->answer) {
       Finish(*session);
     } else if (policy_.drops_level) {
-      session->variant = session->pacer.Choose(paces_, session->variant);
+      session->variant = session->pacer.Choose(paces_, session->variant, session->computed);
     }
   }
 
@@ -398,8 +410,9 @@ class BoardRun {
     if (session.variant == session.choice.variant)
       seen.decode_ms = Millis(now - session.first_token_ns);
     seen.mean_decode_rows = around.mean_rows;
-    seen.foreign_prefill_ms = around.foreign_prefill_tokens * board_.cost.prefill_us_per_token *
-                              live_.prefill.ratio / 1e3;
+    seen.other_depth_tokens = around.other_depth_tokens;
+    seen.foreign_prefill_ms = orchestrator::ForeignPrefillMs(
+        board_.cost, live_, around.foreign_prefill_tokens, around.foreign_prefill_context);
     seen.complete = true;
     seen.full_alone =
         around.alone && policy_.family->variants[session.choice.variant].percent == 100;

@@ -70,6 +70,7 @@ orchestrator::CostParameters CalibratedCost(const VariantTimes& times) {
   cost.decode_us_per_extra_row =
       1e3 * (times.pass_ms[kFew] - times.pass_ms[0]) / (kPassRows[kFew] - 1);
   cost.decode_us_per_context_token = times.decode_depth_us;
+  cost.prefill_us_per_context_token = times.prefill_depth_us;
   for (const int32_t tokens : engine::kPrefillTokens) {
     cost.prefill.push_back({static_cast<double>(tokens), 1e3 * PrefillMs(times, tokens)});
   }

@@ -71,7 +71,10 @@ double Pacer::TokenMs() const {
 
 double Pacer::GivenMs(int32_t tokens) const { return limits_.tpot_ms * tokens + limits_.ramp_ms; }
 
-bool Pacer::InTime(double token_ms) const {
+bool Pacer::InTime(double token_ms, double growth_ms) const {
+  const auto tokens_ms = [&](int32_t tokens) {
+    return tokens * (token_ms + growth_ms * (tokens - 1) / 2.0);
+  };
   const int32_t left = max_tokens_ - tokens_;
   if (limits_.end_by_ns != 0) {
     // Longer than expected, it may end after any token.
@@ -80,21 +83,21 @@ bool Pacer::InTime(double token_ms) const {
             ? std::clamp(limits_.expected_tokens - tokens_, std::min(left, kHorizon), left)
             : left;
     const double left_ms = MillisUntil(limits_.end_by_ns, last_ns_);
-    if (to_end * token_ms > left_ms) return false;
+    if (tokens_ms(to_end) > left_ms) return false;
   }
   if (limits_.tpot_ms > 0) {
     const int32_t ahead = std::min(left, kHorizon);
     const double elapsed_ms = MillisUntil(last_ns_, first_ns_);
-    if (elapsed_ms + ahead * token_ms > GivenMs(tokens_ - 1 + ahead)) return false;
+    if (elapsed_ms + tokens_ms(ahead) > GivenMs(tokens_ - 1 + ahead)) return false;
   }
   return true;
 }
 
 size_t Pacer::ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
-                              double slowdown, int64_t now_ns) const {
+                              int32_t depth, double slowdown, int64_t now_ns) const {
   if (limits_.first_token_by_ns == 0 || !may_fall()) return level;
   const double left_ms = MillisUntil(limits_.first_token_by_ns, now_ns);
-  const auto rows_ms = [&] { return rows * levels[level].row_ms * slowdown; };
+  const auto rows_ms = [&] { return levels[level].RowsMs(rows, depth) * slowdown; };
   if (rows_ms() <= left_ms) return level;
   while (level > 0 && rows_ms() > kFallShare * left_ms) --level;
   return level;
@@ -127,13 +130,15 @@ double Pacer::PromptSpareMs(double rows_ms, int64_t now_ns) const {
   return MillisUntil(limits_.first_token_by_ns, now_ns) - rows_ms;
 }
 
-size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level) {
+size_t Pacer::Choose(std::span<const LevelPace> levels, size_t level, int32_t depth) {
   if (!limits_.any() || !may_fall() || tokens_ >= max_tokens_) return level;
-  const double token_ms = known_ < kEvidence ? levels[level].token_ms * token_share_ : TokenMs();
+  const double expected_ms = levels[level].TokenMs(depth);
+  const double now_of_expected = known_ < kEvidence ? token_share_ : TokenMs() / expected_ms;
+  const auto in_time = [&](const LevelPace& pace) {
+    return InTime(pace.TokenMs(depth) * now_of_expected, pace.token_depth_ms * now_of_expected);
+  };
   size_t chosen = level;
-  while (chosen > 0 && !InTime(token_ms * levels[chosen].token_ms / levels[level].token_ms)) {
-    --chosen;
-  }
+  while (chosen > 0 && !in_time(levels[chosen])) --chosen;
   if (chosen != level) known_ = 0;
   return chosen;
 }
@@ -174,22 +179,23 @@ std::vector<size_t> KeepPrompts(std::span<const LevelPace> levels,
   for (const size_t i : order) {
     const PromptTurn& prompt = prompts[i];
     const int64_t turn_ns = now_ns + static_cast<int64_t>(before_ms * 1e6);
-    kept[i] = prompt.pacer->ChooseForPrompt(levels, prompt.level, prompt.rows, slowdown, turn_ns);
-    before_ms += prompt.rows * levels[kept[i]].row_ms * slowdown;
+    kept[i] = prompt.pacer->ChooseForPrompt(levels, prompt.level, prompt.rows, prompt.depth,
+                                            slowdown, turn_ns);
+    before_ms += levels[kept[i]].RowsMs(prompt.rows, prompt.depth) * slowdown;
   }
   return kept;
 }
 
 size_t BeginsAgainAt(std::span<const LevelPace> levels, const PromptTurn& prompt, int32_t step_rows,
                      double left_ms, double slowdown, int64_t now_ns) {
-  const auto rows_ms = [&](int32_t rows, size_t level) {
-    return rows * levels[level].row_ms * slowdown;
+  const auto rows_ms = [&](int32_t rows, int32_t depth, size_t level) {
+    return levels[level].RowsMs(rows, depth) * slowdown;
   };
-  const double rest_ms = rows_ms(prompt.rows - step_rows, prompt.level);
+  const double rest_ms = rows_ms(prompt.rows - step_rows, prompt.depth + step_rows, prompt.level);
   if (!prompt.pacer->may_fall()) return prompt.level;
   if (prompt.pacer->PromptSpareMs(left_ms + rest_ms, now_ns) >= 0) return prompt.level;
   for (size_t level = prompt.level; level-- > 0;) {
-    const double again_ms = rows_ms(prompt.rows, level) / kFallShare;
+    const double again_ms = rows_ms(prompt.rows, prompt.depth, level) / kFallShare;
     if (prompt.pacer->PromptSpareMs(again_ms, now_ns) >= 0) return level;
   }
   return prompt.level;
@@ -197,31 +203,37 @@ size_t BeginsAgainAt(std::span<const LevelPace> levels, const PromptTurn& prompt
 
 double RowShare(std::span<const LevelPace> levels, std::span<const PromptTurn> prompts) {
   double row_ms = 0;
-  for (const PromptTurn& prompt : prompts) row_ms = std::max(row_ms, levels[prompt.level].row_ms);
-  const double full_ms = levels.back().row_ms;
+  for (const PromptTurn& prompt : prompts) {
+    row_ms = std::max(row_ms, levels[prompt.level].RowsMs(1, prompt.depth));
+  }
+  const double full_ms = levels.back().RowsMs(1, 0);
   return row_ms > 0 && full_ms > 0 ? std::min(1.0, row_ms / full_ms) : 1;
 }
 
 int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn> answers,
                    std::span<const PromptTurn> prompts, int32_t at_most, double slowdown,
                    int64_t now_ns) {
-  double step_ms = 0;
+  // One pass over the weights for all, and the context of each.
+  double weights_ms = 0, depth_ms = 0;
   double spare_ms = kNoLimit;
   double kept_ms = kNoLimit;  // the same, less the reserve
   for (const AnswerTurn& answer : answers) {
-    const double token_ms = levels[answer.level].token_ms;
-    step_ms = std::max(step_ms, token_ms);
+    const double token_ms = levels[answer.level].TokenMs(answer.depth);
+    weights_ms = std::max(weights_ms, levels[answer.level].token_ms);
+    depth_ms += token_ms - levels[answer.level].token_ms;
     if (answer.pacer->Lost(token_ms, now_ns)) continue;
     const double ms = answer.pacer->SpareMs(now_ns);
     spare_ms = std::min(spare_ms, ms);
     kept_ms = std::min(kept_ms, ms - answer.pacer->ReserveMs(token_ms));
   }
+  const double step_ms = weights_ms + depth_ms;
   double row_ms = 0;
   double wait_ms = kNoLimit;
   for (const PromptTurn& prompt : prompts) {
-    const double ms = levels[prompt.level].row_ms * slowdown;
-    row_ms = std::max(row_ms, ms);
-    wait_ms = std::min(wait_ms, MayWaitMs(prompt, prompt.rows * ms, now_ns));
+    const LevelPace& pace = levels[prompt.level];
+    row_ms = std::max(row_ms, pace.RowsMs(1, prompt.depth) * slowdown);
+    const double rows_ms = pace.RowsMs(prompt.rows, prompt.depth) * slowdown;
+    wait_ms = std::min(wait_ms, MayWaitMs(prompt, rows_ms, now_ns));
   }
   if (wait_ms < step_ms) return at_most;
   const double reserve_ms = spare_ms == kNoLimit ? 0 : spare_ms - kept_ms;
@@ -235,12 +247,12 @@ int32_t RowsBeside(std::span<const LevelPace> levels, std::span<const AnswerTurn
 bool TokenGoesBetween(std::span<const LevelPace> levels, const AnswerTurn& answer,
                       std::span<const PromptTurn> prompts, double left_ms, double slowdown,
                       int64_t now_ns) {
-  const double token_ms = levels[answer.level].token_ms;
+  const double token_ms = levels[answer.level].TokenMs(answer.depth);
   if (answer.pacer->Lost(token_ms, now_ns)) return false;
   const double spare_ms = answer.pacer->SpareMs(now_ns);
   double wait_ms = kNoLimit;
   for (const PromptTurn& prompt : prompts) {
-    const double after_ms = prompt.rows * levels[prompt.level].row_ms * slowdown;
+    const double after_ms = levels[prompt.level].RowsMs(prompt.rows, prompt.depth) * slowdown;
     wait_ms = std::min(wait_ms, MayWaitMs(prompt, left_ms + after_ms, now_ns));
   }
   const double reserve_ms = answer.pacer->ReserveMs(token_ms);

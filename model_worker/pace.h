@@ -28,6 +28,15 @@ struct PaceLimits {
 struct LevelPace {
   double row_ms = 0;    // a token of a prompt, of many at once
   double token_ms = 0;  // a decode step
+  // What each token of the context before adds to them.
+  double row_depth_ms = 0;
+  double token_depth_ms = 0;
+
+  // `rows` tokens of a prompt behind `depth` tokens, in any number of pieces.
+  double RowsMs(int32_t rows, int32_t depth) const {
+    return rows * (row_ms + row_depth_ms * (depth + rows / 2.0));
+  }
+  double TokenMs(int32_t depth) const { return token_ms + token_depth_ms * depth; }
 };
 
 // Not thread-safe. `levels` are ascending, here and below; levels are indices into them.
@@ -55,11 +64,11 @@ class Pacer {
   // So much of the time was the reader's, who was behind.
   void Skip(int64_t ns);
 
-  // The level at which `rows` tokens of the prompt, all that are left, are to go on: `level`, or a
-  // lower one when the first token would be late with it; the highest that makes it, else the
-  // lowest. `slowdown`: what rows take now, of LevelPace.
+  // The level at which `rows` tokens of the prompt, all that are left, are to go on behind `depth`
+  // others: `level`, or a lower one when the first token would be late with it; the highest that
+  // makes it, else the lowest. `slowdown`: what rows take now, of LevelPace.
   size_t ChooseForPrompt(std::span<const LevelPace> levels, size_t level, int32_t rows,
-                         double slowdown, int64_t now_ns) const;
+                         int32_t depth, double slowdown, int64_t now_ns) const;
 
   // Whether the first token should be with the app before anything else is computed. Not where it
   // has time to spare and the others are held to a pace: it would only come further ahead of them.
@@ -76,14 +85,16 @@ class Pacer {
   double PromptSpareMs(double rows_ms, int64_t now_ns) const;
 
   // The level to go on at after a token: `level`, or a lower one when the answer would miss a limit
-  // at the pace of its last tokens; the highest that makes it, else the lowest.
-  size_t Choose(std::span<const LevelPace> levels, size_t level);
+  // at the pace of its last tokens; the highest that makes it, else the lowest. `depth`: tokens of
+  // its context by now.
+  size_t Choose(std::span<const LevelPace> levels, size_t level, int32_t depth);
 
  private:
   double TokenMs() const;
   // For so many tokens after the first.
   double GivenMs(int32_t tokens) const;
-  bool InTime(double token_ms) const;
+  // At `token_ms` for the next token and `growth_ms` more for each one that follows.
+  bool InTime(double token_ms, double growth_ms) const;
 
   PaceLimits limits_;
   int32_t max_tokens_ = 0;
@@ -138,6 +149,7 @@ class Slowdown {
 struct AnswerTurn {
   const Pacer* pacer = nullptr;
   size_t level = 0;
+  int32_t depth = 0;  // tokens of its context
 };
 
 // A prompt that is being computed.
@@ -146,6 +158,7 @@ struct PromptTurn {
   CallOrder order;
   int32_t rows = 0;  // that are left
   size_t level = 0;
+  int32_t depth = 0;  // tokens of its context before those
 };
 
 // The level of each of `prompts` from now on, in their order: whoever is behind the time of the

@@ -18,7 +18,7 @@ struct Answer {
     for (int i = 0; i < count; ++i) {
       now_ns += static_cast<int64_t>(ms * kMs);
       pacer.OnToken(now_ns);
-      level = pacer.Choose(kLevels, level);
+      level = pacer.Choose(kLevels, level, 0);
     }
     return level;
   }
@@ -111,14 +111,14 @@ TEST(PacerTest, TheEndIsKeptForTheTokensThatAreExpected) {
 TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
   const Pacer pacer({.first_token_by_ns = 1000 * kMs}, 10);
   const auto choose = [&](int32_t rows, double slowdown, int64_t now_ms) {
-    return pacer.ChooseForPrompt(kLevels, 2, rows, slowdown, now_ms * kMs);
+    return pacer.ChooseForPrompt(kLevels, 2, rows, 0, slowdown, now_ms * kMs);
   };
   EXPECT_EQ(choose(500, 1, 0), 2u);
   EXPECT_EQ(choose(500, 1, 1), 1u) << "1,000 ms in 999";
   EXPECT_EQ(choose(500, 2, 0), 0u) << "60 % takes 1,200 ms on so busy a board";
   EXPECT_EQ(choose(500, 1, 2000), 0u) << "too late anyway: the fastest";
   EXPECT_EQ(choose(0, 1, 999), 2u);
-  EXPECT_EQ(Pacer({.tpot_ms = 1}, 10).ChooseForPrompt(kLevels, 2, 500, 1, 0), 2u) << "no limit";
+  EXPECT_EQ(Pacer({.tpot_ms = 1}, 10).ChooseForPrompt(kLevels, 2, 500, 0, 1, 0), 2u) << "no limit";
 }
 
 TEST(PacerTest, ALevelThatTheCallerFixedStaysAndItsLimitsCount) {
@@ -126,7 +126,7 @@ TEST(PacerTest, ALevelThatTheCallerFixedStaysAndItsLimitsCount) {
   EXPECT_EQ(run.Tokens(50, 20), 2u);
   EXPECT_LT(run.pacer.SpareMs(run.now_ns), 0);
   const Pacer pacer({.first_token_by_ns = 1000 * kMs, .level_fixed = true}, 10);
-  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 5000, 1, 0), 2u);
+  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 5000, 0, 1, 0), 2u);
   EXPECT_DOUBLE_EQ(pacer.PromptSpareMs(100, 0), 900);
 }
 
@@ -157,8 +157,61 @@ TEST(PacerTest, APromptFallsForThoseWhoseTurnIsBefore) {
 TEST(PacerTest, WhatFallsHasSomeTimeToSpare) {
   // 60 % takes 1.2 ms a row: 100 rows are 120 ms, and 122 are left.
   const Pacer pacer({.first_token_by_ns = 122 * kMs}, 10);
-  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 1, 100, 1, 0), 1u) << "it is in time where it is";
-  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 100, 1, 0), 0u);
+  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 1, 100, 0, 1, 0), 1u) << "it is in time where it is";
+  EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 100, 0, 1, 0), 0u);
+}
+
+// At a depth of 1,000 tokens all three levels take 1 ms more for a row and 5 ms for a token.
+const std::vector<LevelPace> kDeep = {
+    {0.4, 2, 0.001, 0.005}, {1.2, 6, 0.001, 0.005}, {2, 10, 0.001, 0.005}};
+
+TEST(DepthTest, TimesGrowWithTheContext) {
+  EXPECT_DOUBLE_EQ(kDeep[2].TokenMs(1000), 15);
+  EXPECT_DOUBLE_EQ(kDeep[2].RowsMs(100, 1000), 100 * (2 + 1.05));
+  EXPECT_DOUBLE_EQ(kDeep[2].RowsMs(60, 0) + kDeep[2].RowsMs(40, 60), kDeep[2].RowsMs(100, 0))
+      << "in any pieces";
+}
+
+TEST(DepthTest, APromptBehindALongContextFallsSooner) {
+  const Pacer pacer({.first_token_by_ns = 250 * kMs}, 10);
+  EXPECT_EQ(pacer.ChooseForPrompt(kDeep, 2, 100, 0, 1, 0), 2u);
+  EXPECT_EQ(pacer.ChooseForPrompt(kDeep, 2, 100, 1000, 1, 0), 1u);
+  EXPECT_EQ(pacer.ChooseForPrompt(kDeep, 2, 100, 5000, 1, 0), 0u);
+  const PromptTurn turn{.pacer = &pacer, .order = {}, .rows = 100, .level = 2, .depth = 1000};
+  EXPECT_EQ(KeepPrompts(kDeep, std::vector{turn}, 1, 0), (std::vector<size_t>{1}));
+}
+
+TEST(DepthTest, AnAnswerBehindALongContextIsJudgedByItsDepth) {
+  // 12 ms are allowed: enough for the full model in a short context, for 60 % in a long one.
+  const auto first = [](int32_t depth) {
+    Pacer pacer({.tpot_ms = 12}, 1000);
+    pacer.OnToken(0);
+    return pacer.Choose(kDeep, 2, depth);
+  };
+  EXPECT_EQ(first(0), 2u);
+  EXPECT_EQ(first(1000), 1u);
+  EXPECT_EQ(first(3000), 0u);
+  // 1,000 tokens at 10 ms would be in time but for their own depth, which adds 2.5 ms to each.
+  Pacer pacer({.end_by_ns = 11'000 * kMs}, 1000);
+  pacer.OnToken(0);
+  EXPECT_EQ(pacer.Choose(kDeep, 2, 0), 1u);
+  Pacer flat({.end_by_ns = 11'000 * kMs}, 1000);
+  flat.OnToken(0);
+  EXPECT_EQ(flat.Choose(kLevels, 2, 0), 2u);
+}
+
+TEST(DepthTest, RowsBesideAnswersCountWhatBothTake) {
+  Pacer answer({.tpot_ms = 100}, 100);
+  answer.OnToken(0);
+  const Pacer prompt;
+  const auto rows = [&](int32_t answer_depth, int32_t prompt_depth) {
+    const AnswerTurn turn{.pacer = &answer, .level = 2, .depth = answer_depth};
+    const PromptTurn turns{
+        .pacer = &prompt, .order = {}, .rows = 200, .level = 2, .depth = prompt_depth};
+    return RowsBeside(kDeep, std::vector{turn}, std::vector{turns}, 128, 1, 0);
+  };
+  EXPECT_GT(rows(0, 0), rows(0, 2000));
+  EXPECT_GT(rows(0, 0), rows(4000, 0));
 }
 
 TEST(SlowdownTest, FollowsWhatIsSeen) {

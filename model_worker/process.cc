@@ -3,6 +3,7 @@
 #include <grpcpp/impl/service_type.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -72,9 +73,11 @@ absl::StatusOr<engine::WorkerCost> FindCost(engine::Model& model, const proto::C
   }
   spdlog::info(
       "{} ({}): prefill {:.1f} us a token, decode {:.1f} us a step and {:.1f} us for each "
-      "further call",
+      "further call; 1,000 tokens of context add {:.1f} us to a prompt's token and {:.1f} us to a "
+      "step",
       model.info().name, engine::Describe(cost), cost.step.prefill_us_per_token,
-      cost.step.decode_us, cost.step.decode_us_per_extra);
+      cost.step.decode_us, cost.step.decode_us_per_extra, 1e3 * cost.step.depth.prefill_us,
+      1e3 * cost.step.depth.decode_us);
   return cost;
 }
 
@@ -116,8 +119,14 @@ class ModelWorker final : public rpc::Process {
     SchedulerOptions options = OptionsOf(config.model());
     for (const engine::LevelTimes& level : cost.levels) {
       const engine::PrefillTime& longest = level.prefill.back();
-      options.paces.push_back(
-          {.row_ms = longest.us / longest.tokens / 1e3, .token_ms = level.decode_us / 1e3});
+      const double depth_us = level.prefill_us_per_context_token;
+      // Its rows are half as deep as it is long, on the average.
+      const double mean_us = longest.us / longest.tokens;
+      const double row_us = std::max(mean_us / 2, mean_us - depth_us * longest.tokens / 2);
+      options.paces.push_back({.row_ms = row_us / 1e3,
+                               .token_ms = level.decode_us / 1e3,
+                               .row_depth_ms = depth_us / 1e3,
+                               .token_depth_ms = level.decode_us_per_context_token / 1e3});
     }
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);

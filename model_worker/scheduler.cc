@@ -29,8 +29,12 @@ std::vector<LevelPace> GuessPaces(const engine::ModelInfo& info, const engine::S
     const double flops = share(level.flops_per_token, full.flops_per_token, level.percent);
     const double bytes = share(level.weight_bytes, full.weight_bytes, level.percent);
     // Where nothing was measured, the levels' times still compare.
+    const engine::DepthCost depth =
+        engine::DepthCostOf(cost, info.levels.front().percent, level.percent);
     paces.push_back({.row_ms = std::max(cost.prefill_us_per_token, 1.0) * flops / 1e3,
-                     .token_ms = std::max(cost.decode_us, 1.0) * bytes / 1e3});
+                     .token_ms = std::max(cost.decode_us, 1.0) * bytes / 1e3,
+                     .row_depth_ms = depth.prefill_us / 1e3,
+                     .token_depth_ms = depth.decode_us / 1e3});
   }
   return paces;
 }

@@ -146,6 +146,7 @@ class Scheduler {
   int32_t PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns);
   void KeepPromptsInTime(int64_t now_ns);
   PromptTurn TurnOf(const Call& call, size_t level) const;
+  static AnswerTurn AnswerTurnOf(const Call& call, size_t level);
   void KeepPace(Call& call);
   void Fall(Call& call, size_t from, size_t to);
   std::optional<size_t> LevelOf(const Call& call) const;

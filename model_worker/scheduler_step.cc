@@ -119,7 +119,8 @@ bool Scheduler::MayBeginAgain(const Batch& batch, int64_t now_ns) const {
   const Call& call = *prompt->call;
   const std::optional<size_t> level = LevelOf(call);
   if (level.value_or(0) == 0 || !call.pacer.may_fall()) return false;
-  const double ms = call.session->pending_rows() * paces_[*level].row_ms * slowdown_.value();
+  const double ms = paces_[*level].RowsMs(call.session->pending_rows(), call.session->computed()) *
+                    slowdown_.value();
   return call.pacer.PromptSpareMs(kHalfAsFast * ms, now_ns) < 0;
 }
 
@@ -162,8 +163,9 @@ bool Scheduler::MayGoBetween(const Call& call, int64_t now_ns) const {
     if (!own.has_value()) return false;
     prompts.push_back(TurnOf(*part.call, *own));
     prompts.back().rows -= part.rows;
+    prompts.back().depth += part.rows;
   }
-  return TokenGoesBetween(paces_, {.pacer = &call.pacer, .level = *level}, prompts, LeftOfStepMs(),
+  return TokenGoesBetween(paces_, AnswerTurnOf(call, *level), prompts, LeftOfStepMs(),
                           slowdown_.value(), now_ns);
 }
 
@@ -219,8 +221,8 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
     batch->has_decode = batch->has_decode || decode;
   }
   for (const engine::Row& row : batch->rows) {  // a negative level is the full model
-    batch->expected_ms +=
-        (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)]).row_ms;
+    batch->expected_ms += (row.level < 0 ? paces_.back() : paces_[static_cast<size_t>(row.level)])
+                              .RowsMs(1, row.position);
   }
   return batch;
 }
@@ -233,7 +235,7 @@ int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, 
   for (const Call* call : calls) {
     const size_t level = LevelOf(*call).value_or(paces_.size() - 1);
     if (call->session->decoding()) {
-      if (call->paused_since_ns == 0) answers.push_back({.pacer = &call->pacer, .level = level});
+      if (call->paused_since_ns == 0) answers.push_back(AnswerTurnOf(*call, level));
     } else {
       prompts.push_back(TurnOf(*call, level));
     }
@@ -242,8 +244,7 @@ int32_t Scheduler::PieceRows(std::span<Call* const> calls, int32_t decode_rows, 
     for (const Batch::Part& part : under_way_->parts) {
       if (!part.decode) continue;
       ++decode_rows;
-      answers.push_back(
-          {.pacer = &part.call->pacer, .level = LevelOf(*part.call).value_or(paces_.size() - 1)});
+      answers.push_back(AnswerTurnOf(*part.call, LevelOf(*part.call).value_or(paces_.size() - 1)));
     }
   }
   const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));
@@ -346,12 +347,19 @@ PromptTurn Scheduler::TurnOf(const Call& call, size_t level) const {
   return {.pacer = &call.pacer,
           .order = call.order,
           .rows = call.session->pending_rows(),
-          .level = level};
+          .level = level,
+          .depth = call.session->computed()};
+}
+
+AnswerTurn Scheduler::AnswerTurnOf(const Call& call, size_t level) {
+  return {.pacer = &call.pacer, .level = level, .depth = call.session->computed()};
 }
 
 void Scheduler::KeepPace(Call& call) {
   const std::optional<size_t> level = LevelOf(call);
-  if (level.has_value()) Fall(call, *level, call.pacer.Choose(paces_, *level));
+  if (level.has_value()) {
+    Fall(call, *level, call.pacer.Choose(paces_, *level, call.session->computed()));
+  }
 }
 
 // Index of a call's level among the model's; none: the model has no such level.

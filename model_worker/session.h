@@ -55,6 +55,7 @@ class Session {
   // --- what the next step may compute
   int32_t prefill_tokens() const { return usage_.prefilled_tokens; }
   int32_t pending_rows() const { return static_cast<int32_t>(ids_.size()) - computed_; }
+  int32_t computed() const { return computed_; }  // tokens of the context that have KV
   int32_t ready_rows() const { return std::min(pending_rows(), slots_ - computed_); }
   bool decoding() const { return answer_begun_; }
   // Appends the next `count` (<= ready_rows()) rows as rows of `context`; the last one asks for

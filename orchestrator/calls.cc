@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -42,7 +43,8 @@ void CallTable::Leave(uint64_t id) {
   const auto it = entries_.find(id);
   if (it == entries_.end()) return;
   const Lane lane = it->second.lane;
-  if (it->second.state == State::kDecoding) Account(lane, -1);
+  if (it->second.state == State::kDecoding)
+    Account(lane, -1, -1.0 * it->second.work.resident_tokens);
   entries_.erase(it);
   GrantSlots(lane);
 }
@@ -117,13 +119,19 @@ void CallTable::FirstToken(uint64_t id) {
   const auto it = entries_.find(id);
   if (it == entries_.end() || it->second.state != State::kPrefilling) return;
   Entry& entry = it->second;
-  Account(entry.lane, +1);
+  const double tokens = entry.work.prefill_tokens;
+  const double before = entry.work.resident_tokens;
+  Account(entry.lane, +1, before + tokens);
   LaneState& lane = lanes_[static_cast<int>(entry.lane)];
-  lane.prefilled_tokens += entry.work.prefill_tokens;
+  lane.prefilled_tokens += tokens;
+  lane.prefilled_context += tokens * (before + tokens / 2);
   entry.state = State::kDecoding;
-  entry.work.prefill_tokens = 0;
+  entry.work.resident_tokens += std::exchange(entry.work.prefill_tokens, 0);
+  entry.first_depth = entry.work.resident_tokens;
   entry.rows_integral_start = lane.rows_integral;
+  entry.depth_integral_start = lane.depth_integral;
   entry.prefilled_start = lane.prefilled_tokens;
+  entry.prefilled_context_start = lane.prefilled_context;
   entry.first_token_ns = lane.integral_ns;
 }
 
@@ -138,6 +146,8 @@ void CallTable::Generated(uint64_t id, uint32_t tokens) {
   remaining -= std::min(remaining, tokens);
   // Longer than expected, it may end after any token, and goes on until it does.
   if (entry.work.open_ended) remaining = std::max(remaining, kSlackTokens);
+  entry.work.resident_tokens += tokens;
+  if (entry.state == State::kDecoding) Account(entry.lane, 0, tokens);
 }
 
 DecodeSurroundings CallTable::Surroundings(uint64_t id) const {
@@ -150,8 +160,12 @@ DecodeSurroundings CallTable::Surroundings(uint64_t id) const {
   const double elapsed_ns = static_cast<double>(clock_.SteadyNanos() - entry.first_token_ns);
   if (elapsed_ns > 0) {
     out.mean_rows = std::max(1.0, (IntegralNow(lane) - entry.rows_integral_start) / elapsed_ns);
+    const double own = (entry.first_depth + entry.work.resident_tokens) / 2.0;
+    const double all = (DepthIntegralNow(lane) - entry.depth_integral_start) / elapsed_ns;
+    if (out.mean_rows > 1) out.other_depth_tokens = std::max(0.0, all - own);
   }
   out.foreign_prefill_tokens = lane.prefilled_tokens - entry.prefilled_start;
+  out.foreign_prefill_context = lane.prefilled_context - entry.prefilled_context_start;
   out.alone = entry.alone;
   return out;
 }
@@ -224,11 +238,13 @@ uint32_t CallTable::Running(Lane lane) const {
   return running;
 }
 
-void CallTable::Account(Lane lane_index, int change) {
+void CallTable::Account(Lane lane_index, int change, double depth_change) {
   LaneState& lane = lanes_[static_cast<int>(lane_index)];
   lane.rows_integral = IntegralNow(lane);
+  lane.depth_integral = DepthIntegralNow(lane);
   lane.integral_ns = clock_.SteadyNanos();
   lane.decoding += change;
+  lane.depth += depth_change;
 }
 
 double CallTable::ArrivalsNow(int64_t now_ns) const {
@@ -238,6 +254,11 @@ double CallTable::ArrivalsNow(int64_t now_ns) const {
 double CallTable::IntegralNow(const LaneState& lane) const {
   return lane.rows_integral +
          lane.decoding * static_cast<double>(clock_.SteadyNanos() - lane.integral_ns);
+}
+
+double CallTable::DepthIntegralNow(const LaneState& lane) const {
+  return lane.depth_integral +
+         lane.depth * static_cast<double>(clock_.SteadyNanos() - lane.integral_ns);
 }
 
 }  // namespace withy::orchestrator

@@ -32,9 +32,11 @@ struct CallTableOptions {
 
 // What happened around one call while it decoded.
 struct DecodeSurroundings {
-  double mean_rows = 1;  // calls that decoded, itself included, averaged over time
+  double mean_rows = 1;           // calls that decoded, itself included, averaged over time
+  double other_depth_tokens = 0;  // of the contexts of the other ones, together, likewise
   double foreign_prefill_tokens = 0;
-  bool alone = true;  // from its start on, before its first token, too
+  double foreign_prefill_context = 0;  // sum over them of the tokens of context before each
+  bool alone = true;                   // from its start on, before its first token, too
 };
 
 // Thread-safe. States of a call: Arrive -> (WaitForSlot) waiting -> prefilling -> (FirstToken)
@@ -95,16 +97,22 @@ class CallTable {
     uint32_t generated = 0;
     int64_t told_ns = 0;  // when the last of them came
     double rows_integral_start = 0;
+    double depth_integral_start = 0;
+    uint32_t first_depth = 0;  // at its first token
     double prefilled_start = 0;
+    double prefilled_context_start = 0;
     int64_t first_token_ns = 0;
     bool alone = true;  // no other call of its lane has run beside it
     bool running() const { return state == State::kPrefilling || state == State::kDecoding; }
   };
   struct LaneState {
     uint32_t decoding = 0;
-    double rows_integral = 0;  // sum over time of decoding calls, call-nanoseconds
-    int64_t integral_ns = 0;   // up to when
+    double depth = 0;           // tokens of the decoding calls' contexts
+    double rows_integral = 0;   // sum over time of decoding calls, call-nanoseconds
+    double depth_integral = 0;  // of `depth`, likewise
+    int64_t integral_ns = 0;    // up to when
     double prefilled_tokens = 0;
+    double prefilled_context = 0;  // sum over these of the tokens of context before each
   };
 
   Entry& Enqueue(Lane lane, const QueueKey& key, const OtherCall& work, const CallDemand& demand)
@@ -115,9 +123,10 @@ class CallTable {
   static CallProgress ProgressOf(const Entry& entry);
   uint32_t Running(Lane lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entries_.empty(); }
-  // Brings the integral to now and changes the number of decoding calls.
-  void Account(Lane lane, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Brings the integrals to now and changes the number of decoding calls and their depth.
+  void Account(Lane lane, int change, double depth_change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   double IntegralNow(const LaneState& lane) const;
+  double DepthIntegralNow(const LaneState& lane) const;
   // Arrivals of late, each worth less the longer it is ago.
   double ArrivalsNow(int64_t now_ns) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Poke() const { absl::MutexLock lock(&mutex_); }

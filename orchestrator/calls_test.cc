@@ -239,6 +239,38 @@ TEST_F(CallTableTest, AnAnswerOfUnknownLengthIsNeverTakenToHaveEnded) {
   EXPECT_EQ(left(1), 0u);
 }
 
+TEST_F(CallTableTest, TellsHowDeepTheContextsBesideAreAndWere) {
+  CallTable table({.limit = 8, .slots = {4, 4}}, clock_);
+  for (uint64_t id = 1; id <= 2; ++id) {
+    ASSERT_TRUE(table.Arrive(id).ok());
+    table.Queue(
+        Lane::kTarget, {.id = id},
+        {.prefill_tokens = 100, .remaining_tokens = 50, .resident_tokens = id == 2 ? 1000u : 0u},
+        {});
+    ASSERT_TRUE(table.Started(Lane::kTarget, id));
+  }
+  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 9}).running[1].resident_tokens, 1000u);
+  table.FirstToken(1);
+  table.FirstToken(2);
+  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 9}).running[1].resident_tokens, 1100u);
+  // 1,000 tokens of context before the prompt, and half of itself before each of its tokens.
+  EXPECT_DOUBLE_EQ(table.Surroundings(1).foreign_prefill_context, 100 * 1050);
+  clock_.Advance(kSecond);
+  table.Generated(1, 10);
+  table.Generated(2, 10);
+  clock_.Advance(kSecond);
+  table.Generated(1, 10);
+  table.Generated(2, 10);
+  EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 9}).running[1].resident_tokens, 1120u);
+  EXPECT_NEAR(table.Surroundings(1).other_depth_tokens, 1105, 10);
+  EXPECT_NEAR(table.Surroundings(2).other_depth_tokens, 105, 10);
+  table.Leave(1);
+  clock_.Advance(2 * kSecond);
+  EXPECT_NEAR(table.Surroundings(2).other_depth_tokens, 105 / 2.0, 15);
+  table.Leave(2);
+  EXPECT_TRUE(table.LoadBefore(Lane::kTarget, {.id = 9}).running.empty());
+}
+
 TEST_F(CallTableTest, TellsHowFastCallsCome) {
   CallTable table({.limit = 4}, clock_);
   EXPECT_EQ(table.LoadBefore(Lane::kTarget, {.id = 1000}).arrivals_per_ms, 0);

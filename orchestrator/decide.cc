@@ -241,7 +241,7 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
 bool SloTargets::any() const { return std::min({ttft_ms, tpot_ms, end_to_end_ms}) < kNoLimit; }
 
 double SloTargets::TpotMs(double tokens) const {
-  return TpotOfLength(tpot_ms, ramp_ms, answer_tokens, tokens);
+  return TpotOfLength(tpot_ms, ramp_ms, growth_ms, answer_tokens, tokens);
 }
 
 double SloTargets::TokenMs() const { return tpot_ms - ramp_ms / (answer_tokens - 1); }
@@ -252,6 +252,7 @@ SloTargets ResolveSlo(const v1::Slo& slo, const Prediction& full_idle) {
   if (slo.tpot_ratio() > 0) {
     targets.tpot_ms = slo.tpot_ratio() * full_idle.tpot_ms;
     targets.ramp_ms = slo.tpot_ratio() * full_idle.ramp_ms;
+    targets.growth_ms = slo.tpot_ratio() * full_idle.growth_ms;
     targets.answer_tokens = full_idle.answer_tokens;
   }
   if (slo.ttft_ms() > 0) targets.ttft_ms = slo.ttft_ms();
@@ -282,6 +283,7 @@ SloTargets Tolerate(const v1::Slo& slo, const SloTargets& targets) {
   if (slo.tpot_ratio() > 0) {
     wider.tpot_ms *= 1 + kRatioTolerance;
     wider.ramp_ms *= 1 + kRatioTolerance;
+    wider.growth_ms *= 1 + kRatioTolerance;
   }
   return wider;
 }
@@ -352,6 +354,7 @@ absl::StatusOr<v1::Decision> Decide(const DecisionInput& input) {
   *decision.mutable_full_model() = ToLatency(input.full_idle);
   decision.set_answer_tokens(input.full_idle.answer_tokens);
   decision.set_full_model_ramp_ms(input.full_idle.ramp_ms);
+  decision.set_full_model_growth_ms(input.full_idle.growth_ms);
   decision.set_predicted_prompt_tokens(choice.candidate->prefill_tokens);
   decision.set_predicted_reused_tokens(input.reused_tokens);
   return decision;

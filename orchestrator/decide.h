@@ -25,12 +25,13 @@ struct SloTargets {
   // Where the TPOT is a share of the full model's: what that share allows an answer's first tokens
   // on top of its later ones, together. A short answer has more time a token than a long one.
   double ramp_ms = 0;
+  double growth_ms = 0;  // likewise what it allows more for each, for every token that it is longer
   double answer_tokens = 2;
 
   bool any() const;
   // What an answer of so many tokens may take for each.
   double TpotMs(double tokens) const;
-  // The same, the ramp aside: of a very long one.
+  // The same, the ramp aside.
   double TokenMs() const;
 };
 

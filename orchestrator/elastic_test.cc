@@ -57,6 +57,7 @@ class ElasticTest : public testing::Test {
   void StartBoard(const std::string& tlm_path, bool audits = false) {
     v1::Config config;
     config.mutable_orchestrator()->set_audit_off(!audits);
+    config.mutable_orchestrator()->set_probe_off(true);
     config.mutable_orchestrator()->set_tlm_path(tlm_path);
     config.mutable_orchestrator()->set_tlm_threads(1);
     board_ = std::make_unique<Board>(config);

@@ -118,10 +118,11 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
     if (request->worker_instance() != instance_) {
       return {StatusCode::ABORTED, "worker was restarted since the call was decided"};
     }
-    hold = hold || (script == "hold later" &&
-                    std::any_of(runs_.begin(), runs_.end(), [&](const v1::RunRequest& before) {
-                      return before.prompt().text() == script;
-                    }));
+    hold = hold || (!held_.empty() && script.starts_with(held_)) ||
+           (script == "hold later" &&
+            std::any_of(runs_.begin(), runs_.end(), [&](const v1::RunRequest& before) {
+              return before.prompt().text() == script;
+            }));
     runs_.push_back(*request);
     changed_.notify_all();
     die_now = script == "die early" && !died_;
@@ -201,6 +202,11 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   return Status::OK;
 }
 
+void FakeWorker::Hold(const std::string& beginning) {
+  const std::lock_guard lock(mutex_);
+  held_ = beginning;
+}
+
 void FakeWorker::Release() {
   const std::lock_guard lock(mutex_);
   released_ = true;
@@ -248,6 +254,7 @@ v1::Config Board::Limits(uint32_t queue_limit, uint32_t max_batch) {
   v1::Config config;
   config.mutable_orchestrator()->set_queue_limit(queue_limit);
   config.mutable_model()->set_max_batch(max_batch);
+  config.mutable_orchestrator()->set_probe_off(true);
   return config;
 }
 

@@ -77,6 +77,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   grpc::Status GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
                              v1::GetWorkerInfoResponse* response) override;
 
+  // From now on prompts that begin so hold, too.
+  void Hold(const std::string& beginning);
   // Lets the calls that hold finish, these and later ones.
   void Release();
   // Waits until so many calls have ended because they were cancelled; false when they have not.
@@ -103,6 +105,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   int tokenized_ = 0;
   double prefill_us_per_token_ = 1000;
   std::vector<v1::RunRequest> runs_;
+  std::string held_;
   bool released_ = false;
   bool died_ = false;
   int cancelled_ = 0;
@@ -138,7 +141,7 @@ class Board {
  public:
   explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4)
       : Board(Limits(queue_limit, max_batch)) {}
-  // `config` without its directories.
+  // `config` without its directories. The others measure nothing after refusals.
   explicit Board(const v1::Config& config);
   ~Board();
 

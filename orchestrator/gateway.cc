@@ -47,10 +47,21 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       auth_(kAuthTtlNs, kAuthEntries),
       auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
                    ? nullptr
-                   : std::make_unique<Auditor>(backends_, clock, recorder)) {
+                   : std::make_unique<Auditor>(backends_, clock, recorder)),
+      prober_(config.orchestrator().probe_off()
+                  ? nullptr
+                  : std::make_unique<Prober>(
+                        backends_, auditor_.get(), clock, recorder,
+                        Prober::Model{.live = [this](Lane lane) { return live(lane); },
+                                      .learn =
+                                          [this](Lane lane, const CostParameters& cost,
+                                                 const Observation& seen) {
+                                            LearnFrom(lane, cost, seen);
+                                          }})) {
   if (tlm_ == nullptr) return;
   absl::MutexLock lock(&mutex_);
-  live_[Index(Lane::kTarget)].tlm_us_per_byte = tlm_->us_per_byte();
+  LiveCorrection& target = live_[Index(Lane::kTarget)];
+  target.tlm_us_per_byte = target.tlm_start_us_per_byte = tlm_->us_per_byte();
 }
 
 absl::Status Gateway::Arrive(uint64_t id) {
@@ -248,6 +259,11 @@ absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time
                          backends_.WorkerInfo(lane, deadline, wait));
   WorkerInfo fresh = std::make_shared<const v1::GetWorkerInfoResponse>(std::move(info));
   absl::MutexLock lock(&mutex_);
+  std::string& cost = costs_[Index(lane)];
+  if (const std::string now = fresh->cost().SerializeAsString(); now != cost) {
+    if (!cost.empty()) live_[Index(lane)] = ForNewCost(live_[Index(lane)]);
+    cost = now;
+  }
   workers_[Index(lane)] = {fresh, clock_.SteadyNanos() + kWorkerInfoTtlNs};
   return fresh;
 }

@@ -25,6 +25,7 @@
 #include "orchestrator/decide.h"
 #include "orchestrator/latency_model.h"
 #include "orchestrator/metrics.h"
+#include "orchestrator/prober.h"
 #include "orchestrator/prompt_counter.h"
 #include "orchestrator/tlm_reader.h"
 #include "telemetry/recorder.h"
@@ -147,6 +148,22 @@ class Gateway {
   LiveCorrection live(Lane lane) const;
   void LearnFrom(Lane lane, const CostParameters& cost, const Observation& seen);
 
+  // Around a call that is given to a worker.
+  class RunsGuard {
+   public:
+    explicit RunsGuard(Prober* prober) : prober_(prober) {
+      if (prober_ != nullptr) prober_->Starts();
+    }
+    ~RunsGuard() {
+      if (prober_ != nullptr) prober_->Ends();
+    }
+    RunsGuard(const RunsGuard&) = delete;
+    RunsGuard& operator=(const RunsGuard&) = delete;
+
+   private:
+    Prober* const prober_;
+  };
+
   struct CachedWorker {
     WorkerInfo info;
     int64_t expires_ns = 0;
@@ -163,8 +180,12 @@ class Gateway {
   mutable absl::Mutex mutex_;
   std::array<CachedWorker, kLanes> workers_ ABSL_GUARDED_BY(mutex_);
   std::array<LiveCorrection, kLanes> live_ ABSL_GUARDED_BY(mutex_);
+  std::array<std::string, kLanes> costs_
+      ABSL_GUARDED_BY(mutex_);  // that live_ corrects, on the wire
   std::set<RequestName> in_flight_ ABSL_GUARDED_BY(mutex_);
-  const std::unique_ptr<Auditor> auditor_;  // null: none. Last, since it uses the others
+  // These use the others.
+  const std::unique_ptr<Auditor> auditor_;  // null: none
+  const std::unique_ptr<Prober> prober_;    // null: none
 };
 
 }  // namespace withy::orchestrator

@@ -96,8 +96,10 @@ absl::Status GenerateCall::Answer() {
   if (replayed) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(Decide());
   queued_ns_ = Now();
+  const Gateway::RunsGuard runs(gateway_.prober_.get());
   const OtherCall work{.prefill_tokens = prepared_.shape.prefill_tokens,
                        .remaining_tokens = prepared_.shape.max_tokens,
+                       .resident_tokens = prepared_.shape.resident_tokens,
                        .open_ended = request_.limits().max_tokens() == 0};
   WITHY_RETURN_IF_ERROR(
       gateway_.calls_.WaitForSlot(prepared_.lane, prepared_.key, work, prepared_.demand, control_));
@@ -164,6 +166,7 @@ void GenerateCall::JudgeReplayed(const v1::Decision& decision, int tokens,
   full.end_to_end_ms = decision.full_model().end_to_end_ms();
   full.answer_tokens = std::max(2.0, decision.answer_tokens());
   full.ramp_ms = decision.full_model_ramp_ms();
+  full.growth_ms = decision.full_model_growth_ms();
   const SloTargets judged = Tolerate(request_.slo(), ResolveSlo(request_.slo(), full));
   report.set_slo_met(Meets(judged, report.measured(), tokens));
 }
@@ -308,7 +311,6 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   if (finished.reason() == v1::FINISH_REASON_CANCELLED || tokens_ == 0) return;
   const v1::LatencyReport& report = finished.latency();
   const DecodeSurroundings around = gateway_.calls_.Surroundings(call_.id);
-  const LiveCorrection correction = gateway_.live(prepared_.lane);
   Observation seen;
   seen.level = prepared_.shape.level;
   seen.level_percent = prepared_.shape.level_percent;
@@ -329,8 +331,10 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const v1::Latency
   seen.decoded_tokens = tokens_ - 1;
   if (as_decided && levels.size() <= 1) seen.decode_ms = Millis(last_token_ns_ - first_token_ns_);
   seen.mean_decode_rows = around.mean_rows;
-  seen.foreign_prefill_ms = around.foreign_prefill_tokens * prepared_.cost.prefill_us_per_token *
-                            correction.prefill.ratio / 1e3;
+  seen.other_depth_tokens = around.other_depth_tokens;
+  seen.foreign_prefill_ms =
+      ForeignPrefillMs(prepared_.cost, gateway_.live(prepared_.lane), around.foreign_prefill_tokens,
+                       around.foreign_prefill_context);
   seen.app = app_id_;
   seen.ttft_share = measured.ttft_ms() / prepared_.predicted.ttft_ms;
   if (seen.decode_ms > 0)

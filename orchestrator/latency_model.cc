@@ -7,18 +7,11 @@
 namespace withy::orchestrator {
 namespace {
 
-constexpr double kWeight = 0.2;  // of one observation
+constexpr double kProbeWeight = 0.5;  // of one observation that is a probe
 // The same, of the full model on the idle board, once many are known: what an SLO's ratios are of
 // must not follow the last call's luck.
 constexpr double kIdleWeight = 0.04;
-constexpr double kMaxRatio = 8;  // of a line, and its inverse
-// How far off one observation may count as, as a share of the prediction: what is learnt lies near
-// the middle of what is seen, and the few calls that something held up do not move it.
-constexpr double kMaxSurprise = 0.3;
 constexpr double kMinSurpriseMs = 1;  // of the overhead
-// So many surprises in a row are believed, and move a prediction half of the way.
-constexpr int kBelieved = 4;
-constexpr double kBelievedWeight = 0.5;
 constexpr double kMinDecodeShare =
     0.25;  // of decode_ms that must be the call's own to learn from it
 
@@ -30,6 +23,7 @@ constexpr double kDeviationWeight = 0.03;
 // An app's first calls count for more: what holds for all apps counts as so many of its own.
 constexpr double kAppPriorCalls = 20;
 constexpr size_t kMaxApps = 32;        // those that have not called for longest are forgotten
+constexpr double kBackToStart = 0.1;   // of the way, whenever the TLM is not asked for its slowness
 constexpr double kAnswerWeight = 0.1;  // of one answer, for how long those of an app are
 
 constexpr double kRampWeight = 0.04;  // of one answer, for the ramp: a mean over 25 of them
@@ -38,53 +32,54 @@ constexpr double kMaxRamp = 8;        // steps
 // Answers after which one counts as at most kMaxSurprise off the line through those before.
 constexpr double kRampKnown = 10;
 
-constexpr double kMinShare = 0.01;
 // Calibrated times for which a wrong prediction is half the constant's fault: a few times what
 // constants are, so that the many short calls leave the ratio to the long ones.
 constexpr double kShortPrefillMs = 10;
 constexpr double kShortStepMs = 2;
 
-double PrefillMs(const CostParameters& cost, const Pace& live, double tokens, double resident = 0) {
-  return tokens > 0 ? live.prefill.Ms(PrefillUs(cost, tokens, resident) / 1e3) : 0;
+double PrefillMs(const CostParameters& cost, const Pace& live, double tokens, double resident) {
+  return tokens > 0 ? live.prefill.Ms(PrefillWork(cost, tokens, resident)) : 0;
 }
 
-// One decode step with `rows` rows.
-double StepMs(const CostParameters& cost, const Pace& live, double rows) {
-  if (rows <= 0) return 0;
-  return live.step.Ms((cost.decode_us_per_token + (rows - 1) * cost.decode_us_per_extra_row) / 1e3);
+// Calls beside one that is predicted or has been observed: rows of its steps, and the tokens of
+// their contexts together. At which level they run is not known: they count as the full model's.
+struct Others {
+  double rows = 0;
+  double depth = 0;
+};
+
+// One decode step of a call at its own level, `depth` tokens deep, beside others.
+Work StepWork(const CostParameters& cost, const CostParameters& own, double depth,
+              const Others& others) {
+  return {
+      (own.decode_us_per_token + others.rows * cost.decode_us_per_extra_row) / 1e3,
+      (depth * own.decode_us_per_context_token + others.depth * cost.decode_us_per_context_token) /
+          1e3};
 }
 
-// One decode step of a call at its own level, `depth` tokens deep, beside `others` rows of which
-// nothing is known: they count as rows of the full model. As calibrated.
-double OwnStepMs(const CostParameters& cost, const CostParameters& own, double depth,
-                 double others) {
-  return (own.decode_us_per_token + depth * own.decode_us_per_context_token +
-          others * cost.decode_us_per_extra_row) /
-         1e3;
+// One decode step of the others alone.
+double StepMs(const CostParameters& cost, const Pace& live, const Others& others) {
+  if (others.rows <= 0) return 0;
+  const double row_depth = others.depth / others.rows;
+  return live.step.Ms(StepWork(cost, cost, row_depth, {others.rows - 1, others.depth - row_depth}));
 }
 
 double RowMs(const CostParameters& cost, const LiveCorrection& live) {
-  return cost.decode_us_per_extra_row * live.step.ratio / 1e3;
+  return cost.decode_us_per_extra_row * live.step.ratio() / 1e3;
 }
 
-// The place of `tokens` on the line through `a` and `b`.
-double OnLine(const PrefillPoint& a, const PrefillPoint& b, double tokens) {
-  const double slope = b.tokens > a.tokens ? (b.us - a.us) / (b.tokens - a.tokens) : 0;
-  return a.us + std::max(slope, 0.0) * (tokens - a.tokens);
-}
-
-// Of an empty context. One token takes a decode step: a pass over the weights costs the same for a
-// few rows.
-double MeasuredPrefillUs(const CostParameters& cost, double tokens) {
-  if (tokens <= 0) return 0;
-  const std::vector<PrefillPoint>& points = cost.prefill;
-  PrefillPoint low{1, std::min(cost.decode_us_per_token, points.front().us)};
-  if (tokens <= low.tokens) return low.us;
-  for (size_t i = 0; i < points.size(); ++i) {
-    if (tokens <= points[i].tokens || i + 1 == points.size()) return OnLine(low, points[i], tokens);
-    low = points[i];
+// `rows` of the calls that run and wait, as deep as those are on the average in the middle of what
+// is left of their answers.
+Others OthersOf(const LiveCorrection& live, const Load& load, double rows) {
+  double depth = 0;
+  for (const auto* calls : {&load.running, &load.ahead}) {
+    for (const OtherCall& call : *calls) {
+      depth += call.resident_tokens + call.prefill_tokens +
+               std::min<double>(call.remaining_tokens, live.mean_completion_tokens) / 2;
+    }
   }
-  return low.us;
+  const size_t calls = load.running.size() + load.ahead.size();
+  return {rows, calls > 0 ? depth / static_cast<double>(calls) * rows : 0};
 }
 
 double EndToEnd(double ttft_ms, double tpot_ms, uint32_t max_tokens) {
@@ -94,10 +89,10 @@ double EndToEnd(double ttft_ms, double tpot_ms, uint32_t max_tokens) {
 // Milliseconds until a slot is free for this call: those ahead take the slots as they come free.
 double WaitMs(const CostParameters& cost, const LiveCorrection& live, const Load& load) {
   const size_t slots = std::max(load.slots, 1u);
-  const double step_ms = StepMs(cost, live, static_cast<double>(slots));
+  const double step_ms = StepMs(cost, live, OthersOf(live, load, static_cast<double>(slots)));
   const auto service_ms = [&](const OtherCall& call) {
     const double tokens = std::min<double>(call.remaining_tokens, live.mean_completion_tokens);
-    return PrefillMs(cost, live, call.prefill_tokens) + tokens * step_ms;
+    return PrefillMs(cost, live, call.prefill_tokens, call.resident_tokens) + tokens * step_ms;
   };
   std::vector<double> free_at(slots, 0.0);
   for (size_t i = 0; i < load.running.size(); ++i) {
@@ -124,44 +119,13 @@ double LongestHoldMs(const Newcomer& newcomer, const Load& load, double running_
 double Blend(double old_value, double measured, double predicted) {
   if (predicted <= 0 || measured <= 0 || !std::isfinite(measured)) return old_value;
   const double surprise = std::clamp(measured / predicted - 1, -kMaxSurprise, kMaxSurprise);
-  return std::clamp(old_value * (1 + kWeight * surprise), 1 / kMaxRatio, kMaxRatio);
+  return std::clamp(old_value * (1 + kFitWeight * surprise), 1 / kMaxRatio, kMaxRatio);
 }
 
-// By how much a prediction moves; `least_ms`: what is off by less is no surprise.
-double Correction(double measured_ms, double predicted_ms, double least_ms, double weight,
-                  int* surprises) {
-  const double limit_ms = std::max(least_ms, kMaxSurprise * predicted_ms);
-  const double error_ms = measured_ms - predicted_ms;
-  if (std::abs(error_ms) <= limit_ms) {
-    *surprises = 0;
-    return weight * error_ms;
-  }
-  const int sign = error_ms > 0 ? 1 : -1;
-  *surprises = *surprises * sign > 0 ? *surprises + sign : sign;
-  if (std::abs(*surprises) < kBelieved) return weight * sign * limit_ms;
-  *surprises = sign * kBelieved;
-  return kBelievedWeight * std::min(error_ms, std::max(least_ms, predicted_ms));
-}
-
-// Moves `line` towards what was measured for `calibrated_ms`; `short_ms`: a time like
-// kShortPrefillMs.
-void LearnLine(double measured_ms, double calibrated_ms, double short_ms, double weight,
-               Line* line) {
-  if (calibrated_ms <= 0 || measured_ms <= 0 || !std::isfinite(measured_ms)) return;
-  const double correction_ms =
-      Correction(measured_ms, line->Ms(calibrated_ms), /*least_ms=*/0, weight, &line->surprises);
-  const double short_share = short_ms * short_ms;
-  const double share = short_share / (short_share + calibrated_ms * calibrated_ms);
-  const double constant_ms = std::max(0.0, line->constant_ms + share * correction_ms);
-  const double rest_ms = correction_ms - (constant_ms - line->constant_ms);
-  line->ratio = std::clamp(line->ratio + rest_ms / calibrated_ms, 1 / kMaxRatio, kMaxRatio);
-  line->constant_ms = constant_ms;
-}
-
-void LearnBias(double measured_ms, double predicted_ms, double* bias) {
+void LearnBias(double measured_ms, double predicted_ms, double weight, double* bias) {
   if (measured_ms <= 0 || predicted_ms <= 0 || !std::isfinite(measured_ms)) return;
   const double surprise = std::clamp(measured_ms / predicted_ms - 1, -kMaxSurprise, kMaxSurprise);
-  *bias = std::clamp(*bias * (1 + kBiasWeight * surprise), 1 / kMaxBias, kMaxBias);
+  *bias = std::clamp(*bias * (1 + weight * surprise), 1 / kMaxBias, kMaxBias);
 }
 
 // What a call's decode steps took of their own, together; 0: it does not tell.
@@ -176,37 +140,37 @@ double MeasuredStepMs(const Pace& pace, const Observation& seen) {
   return MeasuredDecodeMs(seen) / (std::max(1u, seen.decoded_tokens) + pace.ramp.Steps());
 }
 
-// `calibrated_ms`: of a step.
-void LearnRamp(const Observation& seen, double calibrated_ms, Ramp* ramp) {
+// In steps as calibrated, but as deep as they are found to be.
+void LearnRamp(const Observation& seen, const Work& work, const SpeedFit& step, Ramp* ramp) {
   const double measured_ms = MeasuredDecodeMs(seen);
-  if (measured_ms <= 0 || !std::isfinite(measured_ms) || calibrated_ms <= 0) return;
-  ramp->Observe(seen.decoded_tokens, measured_ms / calibrated_ms);
+  const double step_ms = work.base_ms + work.depth_ms * step.depth_ratio() / step.ratio();
+  if (measured_ms <= 0 || !std::isfinite(measured_ms) || step_ms <= 0) return;
+  ramp->Observe(seen.decoded_tokens, measured_ms / step_ms);
 }
 
-double CalibratedPrefillMs(const CostParameters& own, const Observation& seen) {
-  return PrefillUs(own, seen.prefilled_tokens, seen.resident_tokens) / 1e3;
+Work ObservedPrefill(const CostParameters& own, const Observation& seen) {
+  return PrefillWork(own, seen.prefilled_tokens, seen.resident_tokens);
 }
 
-double CalibratedStepMs(const CostParameters& cost, const CostParameters& own,
-                        const Observation& seen) {
+Work ObservedStep(const CostParameters& cost, const CostParameters& own, const Observation& seen) {
   const double depth = seen.resident_tokens + seen.prefilled_tokens + seen.decoded_tokens / 2.0;
-  return OwnStepMs(cost, own, depth, std::max(seen.mean_decode_rows, 1.0) - 1);
+  return StepWork(cost, own, depth,
+                  {std::max(seen.mean_decode_rows, 1.0) - 1, seen.other_depth_tokens});
 }
 
 Pace LearnPace(const CostParameters& cost, const Pace& pace, const Observation& seen,
                double weight) {
   const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   Pace next = pace;
-  LearnLine(seen.prefill_ms, CalibratedPrefillMs(own, seen), kShortPrefillMs, weight,
-            &next.prefill);
+  next.prefill.Learn(ObservedPrefill(own, seen), seen.prefill_ms, kShortPrefillMs, weight);
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
     next.overhead_ms += Correction(seen.overhead_ms, pace.overhead_ms, kMinSurpriseMs, weight,
                                    &next.overhead_surprises);
   }
-  const double step_ms = CalibratedStepMs(cost, own, seen);
-  LearnLine(MeasuredStepMs(pace, seen), step_ms, kShortStepMs, weight, &next.step);
-  LearnRamp(seen, step_ms, &next.ramp);
+  const Work step = ObservedStep(cost, own, seen);
+  next.step.Learn(step, MeasuredStepMs(pace, seen), kShortStepMs, weight);
+  LearnRamp(seen, step, next.step, &next.ramp);
   return next;
 }
 
@@ -218,12 +182,13 @@ void LearnBiases(const CostParameters& cost, const Observation& seen, LiveCorrec
   if (found == live->biases.end()) {
     found = live->biases.insert(found, {.percent = seen.level_percent});
   }
+  const double weight = seen.probe ? kProbeWeight : kBiasWeight;
   if (seen.prefilled_tokens > 0) {
-    LearnBias(seen.prefill_ms, live->prefill.Ms(CalibratedPrefillMs(own, seen)) * found->prefill,
-              &found->prefill);
+    LearnBias(seen.prefill_ms, live->prefill.Ms(ObservedPrefill(own, seen)) * found->prefill,
+              weight, &found->prefill);
   }
-  LearnBias(MeasuredStepMs(*live, seen),
-            live->step.Ms(CalibratedStepMs(cost, own, seen)) * found->step, &found->step);
+  LearnBias(MeasuredStepMs(*live, seen), live->step.Ms(ObservedStep(cost, own, seen)) * found->step,
+            weight, &found->step);
 }
 
 void LearnReliability(const Observation& seen, double weight, Reliability* reliability) {
@@ -258,10 +223,6 @@ void LearnApp(const Observation& seen, LiveCorrection* live) {
   }
   LearnReliability(seen, std::max(kDeviationWeight, 1 / (kAppPriorCalls + app.calls)),
                    &app.reliability);
-}
-
-double Share(double part, double whole) {
-  return whole > 0 ? std::clamp(part / whole, kMinShare, 1.0) : 1.0;
 }
 
 }  // namespace
@@ -333,41 +294,6 @@ double Ramp::Steps() const {
   return slope > 0 ? std::clamp(constant / slope, 0.0, kMaxRamp) : 0;
 }
 
-LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
-  for (const LevelCost& level : levels) {
-    if (level.percent != percent) continue;
-    return {Share(level.flops, levels.back().flops),
-            Share(level.weight_bytes, levels.back().weight_bytes)};
-  }
-  const double share = Share(percent, 100);
-  return {share, share};
-}
-
-double PrefillUs(const CostParameters& cost, double tokens, double resident) {
-  if (cost.prefill.empty()) return tokens * cost.prefill_us_per_token;
-  const double alone = MeasuredPrefillUs(cost, tokens);
-  if (tokens <= 0 || resident <= 0) return alone;
-  return std::max(alone,
-                  MeasuredPrefillUs(cost, resident + tokens) - MeasuredPrefillUs(cost, resident));
-}
-
-CostParameters Scaled(const CostParameters& full, const LevelShare& share) {
-  CostParameters scaled = full;
-  scaled.prefill_us_per_token *= share.prefill;
-  for (PrefillPoint& point : scaled.prefill) point.us *= share.prefill;
-  scaled.decode_us_per_token *= share.decode;
-  scaled.decode_us_per_context_token *= share.decode;
-  return scaled;
-}
-
-CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost> levels,
-                           uint32_t percent) {
-  for (const LevelCost& level : levels) {
-    if (level.percent == percent && level.measured.has_value()) return *level.measured;
-  }
-  return Scaled(full, ShareOfLevel(levels, percent));
-}
-
 LevelBias LiveCorrection::Bias(uint32_t percent) const {
   const auto found = std::find_if(biases.begin(), biases.end(),
                                   [&](const LevelBias& bias) { return bias.percent == percent; });
@@ -385,12 +311,15 @@ double LiveCorrection::AnswerTokensOf(std::string_view app) const {
   return known ? found->answer_tokens : mean_completion_tokens;
 }
 
-double TpotOfLength(double tpot_ms, double ramp_ms, double answer_tokens, double tokens) {
-  return tpot_ms + ramp_ms * (1 / (std::max(tokens, 2.0) - 1) - 1 / (answer_tokens - 1));
+double TpotOfLength(double tpot_ms, double ramp_ms, double growth_ms, double answer_tokens,
+                    double tokens) {
+  const double length = std::max(tokens, 2.0);
+  return tpot_ms + ramp_ms * (1 / (length - 1) - 1 / (answer_tokens - 1)) +
+         growth_ms * (length - answer_tokens);
 }
 
 double Prediction::TpotMs(double tokens) const {
-  return TpotOfLength(tpot_ms, ramp_ms, answer_tokens, tokens);
+  return TpotOfLength(tpot_ms, ramp_ms, growth_ms, answer_tokens, tokens);
 }
 
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
@@ -402,7 +331,7 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   double running_prefill_ms = 0;
   std::vector<double> prefills_ms;
   for (const OtherCall& other : load.running) {
-    prefills_ms.push_back(PrefillMs(cost, live, other.prefill_tokens));
+    prefills_ms.push_back(PrefillMs(cost, live, other.prefill_tokens, other.resident_tokens));
     running_prefill_ms += prefills_ms.back();
     if (other.goes_before) prefill_before_ms += prefills_ms.back();
   }
@@ -414,21 +343,24 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   // Once a wait has passed, part of what runs now has gone; what is left of it shares the board as
   // the full slots do.
   if (out.wait_ms > 0) prefill_before_ms = 0;
-  const double decoding =
-      std::min<double>(load.running.size() + load.ahead.size(), std::max(load.slots, 1u) - 1.0);
+  const Others decoding = OthersOf(
+      live, load,
+      std::min<double>(load.running.size() + load.ahead.size(), std::max(load.slots, 1u) - 1.0));
   const double prefill_ms = prefill_before_ms + own_prefill_ms;
   const double pieces = std::floor(prefill_ms / std::max(load.piece_ms, 1.0));
   out.ttft_ms = live.overhead_ms + call.tlm_ms + out.wait_ms + prefill_ms +
                 pieces * StepMs(cost, live, decoding);
-  const double depth = call.resident_tokens + call.prefill_tokens + call.max_tokens / 2.0;
-  const double token_ms = live.step.Ms(OwnStepMs(cost, own, depth, decoding)) * bias.step;
   const double answer = std::min<double>(
       call.max_tokens, call.answer_tokens > 0 ? call.answer_tokens : live.mean_completion_tokens);
   out.answer_tokens = std::max(answer, 2.0);
+  // A step is as deep as the middle of the answer.
+  const double depth = call.resident_tokens + call.prefill_tokens + out.answer_tokens / 2;
+  const double token_ms = live.step.Ms(StepWork(cost, own, depth, decoding)) * bias.step;
+  out.growth_ms = own.decode_us_per_context_token / 1e3 * live.step.depth_ratio() * bias.step / 2;
   out.ramp_ms = live.ramp.Steps() * token_ms;
   out.tpot_ms = token_ms + out.ramp_ms / (out.answer_tokens - 1);
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.TpotMs(call.max_tokens), call.max_tokens);
-  const double step_ms = live.step.Ms(OwnStepMs(cost, own, depth, /*others=*/0)) * bias.step;
+  const double step_ms = live.step.Ms(StepWork(cost, own, depth, /*others=*/{})) * bias.step;
   out.newcomers = load.arrivals_per_ms *
                   (call.tlm_ms + own_prefill_ms + (answer + live.ramp.Steps()) * step_ms);
   return out;
@@ -445,15 +377,27 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
   return Predict(cost, idle, full, Load{});
 }
 
+double ForeignPrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,
+                        double context_tokens) {
+  return (tokens * cost.prefill_us_per_token * live.prefill.ratio() +
+          context_tokens * cost.prefill_us_per_context_token * live.prefill.depth_ratio()) /
+         1e3;
+}
+
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                     const Prediction& predicted, const std::optional<CostParameters>& lowest) {
   const CostParameters& own = call.level.has_value() ? *call.level : cost;
   CallDemand demand;
   if (lowest.has_value()) {
     const double tokens = std::max(1u, call.prefill_tokens);
-    demand.least_share = std::max(Share(lowest->decode_us_per_token, own.decode_us_per_token),
-                                  Share(PrefillUs(*lowest, tokens, call.resident_tokens),
-                                        PrefillUs(own, tokens, call.resident_tokens)));
+    const double depth = call.resident_tokens + call.prefill_tokens;
+    const auto share = [](double part, double whole) {
+      return whole > 0 ? std::clamp(part / whole, 0.01, 1.0) : 1.0;
+    };
+    demand.least_share = std::max(
+        share(StepWork(cost, *lowest, depth, {}).ms(), StepWork(cost, own, depth, {}).ms()),
+        share(PrefillUs(*lowest, tokens, call.resident_tokens),
+              PrefillUs(own, tokens, call.resident_tokens)));
   }
   demand.prefill_ms = PrefillMs(own, live, call.prefill_tokens, call.resident_tokens) *
                       live.Bias(call.level_percent).prefill;
@@ -474,15 +418,27 @@ uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens
   return static_cast<uint32_t>(std::clamp(tokens, 1.0, std::max(1.0, prompt_tokens * 1.0)));
 }
 
+LiveCorrection ForNewCost(const LiveCorrection& live) {
+  LiveCorrection anew = live;
+  for (Pace* pace : {static_cast<Pace*>(&anew), &anew.idle}) {
+    pace->prefill = {};
+    pace->step = {};
+    pace->ramp = {};
+  }
+  anew.biases.clear();
+  anew.idle_calls = 0;
+  return anew;
+}
+
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen) {
   LiveCorrection next = live;
   LearnBiases(cost, seen, &next);  // by the pace that predicted
-  static_cast<Pace&>(next) = LearnPace(cost, live, seen, kWeight);
+  static_cast<Pace&>(next) = LearnPace(cost, live, seen, seen.probe ? kProbeWeight : kFitWeight);
   const bool answered = seen.prefilled_tokens > 0 || seen.decoded_tokens > 0;
   if (seen.full_alone && answered) {
     ++next.idle_calls;
-    const double weight = std::clamp(1.0 / next.idle_calls, kIdleWeight, kWeight);
+    const double weight = std::clamp(1.0 / next.idle_calls, kIdleWeight, kFitWeight);
     next.idle = LearnPace(cost, live.idle, seen, weight);
   }
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {
@@ -490,6 +446,11 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
         live.tlm_us_per_byte > 0
             ? live.tlm_us_per_byte * Blend(1, seen.tlm_ms, TlmMs(live, seen.tlm_bytes))
             : seen.tlm_ms * 1e3 / static_cast<double>(seen.tlm_bytes);
+  }
+  if (seen.tlm_too_slow && live.tlm_start_us_per_byte > 0) {
+    // Nothing else would tell that it has become faster.
+    next.tlm_us_per_byte +=
+        kBackToStart * std::min(0.0, live.tlm_start_us_per_byte - live.tlm_us_per_byte);
   }
   if (seen.estimated_tokens > 0) {
     next.pruned_tokens_ratio =
@@ -500,7 +461,7 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
   if (seen.complete) {
     const double tokens = seen.decoded_tokens + 1.0;
     next.mean_completion_tokens =
-        live.mean_completion_tokens + kWeight * (tokens - live.mean_completion_tokens);
+        live.mean_completion_tokens + kFitWeight * (tokens - live.mean_completion_tokens);
   }
   return next;
 }

@@ -4,10 +4,10 @@
 //
 // TTFT = overhead + TLM + wait for a slot, or until the running calls bear this one + (prefill
 // before this call's + its own) + decode steps of others between the pieces. TPOT = decode step
-// with as many rows as will run, at the depth of the middle of the answer, and what an answer's
-// first steps take longer, over its length. Source: ElastiLM section 4 (one-shot profiling, latency
-// linear in prompt and model size); ours is linear between measured lengths where the board is
-// calibrated, takes the size of a level from what it computes and reads where it is not, and adds
+// with as many rows as will run, each at the depth of the middle of its answer, and what an
+// answer's first steps take longer, over its length. Source: ElastiLM section 4 (one-shot
+// profiling, latency linear in prompt and model size); ours is linear between measured lengths,
+// takes the size of a level from what it computes and reads where it is not calibrated, and adds
 // depth, load, answers' lengths and live correction.
 #pragma once
 
@@ -21,63 +21,11 @@
 #include <utility>
 #include <vector>
 
+#include "orchestrator/cost_parameters.h"
 #include "orchestrator/slack.h"
+#include "orchestrator/speed_fit.h"
 
 namespace withy::orchestrator {
-
-struct PrefillPoint {
-  double tokens = 0;
-  double us = 0;  // for all of them
-};
-
-// Microseconds that one level of the model takes on an idle board, as the worker measured them.
-struct CostParameters {
-  double prefill_us_per_token = 0;
-  double decode_us_per_token = 0;  // a step of one call, its context empty
-  double decode_us_per_extra_row = 0;
-  double decode_us_per_context_token = 0;  // that each token of a context adds; 0 = not known
-  // Into an empty context, ascending in both. Empty: every token takes prefill_us_per_token.
-  std::vector<PrefillPoint> prefill = {};
-};
-
-// `tokens` after a context of `resident` ones: linear between measured lengths, and from the last
-// two on. What `tokens` take at least is what they would take in an empty context.
-double PrefillUs(const CostParameters& cost, double tokens, double resident = 0);
-
-// What one level of the model takes for one token, as the worker states it.
-struct LevelCost {
-  uint32_t percent = 100;
-  double weight_bytes = 0;
-  double flops = 0;
-  std::optional<CostParameters> measured = {};
-};
-
-// What a level takes of the full model's time. Range (0, 1].
-struct LevelShare {
-  double prefill = 1;  // many rows a pass over the weights: bound by computing
-  double decode = 1;   // few rows a pass: bound by reading weights
-};
-
-// From `levels` (ascending; the last is the full model), where the output head, which no level
-// cuts, and a level's LoRA count. A level that is not among them takes its per cent.
-LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent);
-
-// `full` as a level takes it that was not measured.
-CostParameters Scaled(const CostParameters& full, const LevelShare& share);
-
-// What a level takes: as measured, else its share of `full`.
-CostParameters CostOfLevel(const CostParameters& full, std::span<const LevelCost> levels,
-                           uint32_t percent);
-
-// What measurement makes of a time from the cost parameters: some of what a call takes grows with
-// its tokens and its level, some does not.
-struct Line {
-  double ratio = 1;
-  double constant_ms = 0;  // >= 0
-  int surprises = 0;       // in a row: above zero too low a prediction, below zero too high a one
-
-  double Ms(double calibrated_ms) const { return ratio * calibrated_ms + constant_ms; }
-};
 
 // What the first steps of an answer take longer than its later ones, together: behind a prompt
 // caches and clocks are not yet what decoding makes them. Learnt from answers of different lengths:
@@ -99,8 +47,8 @@ class Ramp {
 
 // What measurement says of how fast calls are.
 struct Pace {
-  Line prefill;  // of one call
-  Line step;     // of decoding
+  SpeedFit prefill;  // of one call
+  SpeedFit step;     // of decoding
   Ramp ramp = {};
   double overhead_ms = 1;  // of a call, beside waiting and prefill
   int overhead_surprises = 0;
@@ -160,6 +108,7 @@ struct LiveCorrection : Pace {
   Pace idle;
   double mean_completion_tokens = 64;  // how long answers are, for the wait behind others
   double tlm_us_per_byte = 0;          // of a prompt, to read and shorten it; 0 = not known yet
+  double tlm_start_us_per_byte = 0;    // the same, as measured when it was opened; 0 = not known
   double pruned_tokens_ratio = 1;      // tokens of a shortened prompt: counted / estimated
   Reliability reliability = {};        // of all calls
   std::vector<AppHistory> apps = {};   // the one that called last stands last
@@ -189,6 +138,7 @@ struct OtherCall {
   uint32_t remaining_tokens = 0;  // still to generate, at most
   Slack slack = {};               // of a running call
   bool goes_before = true;        // its prompt, by the order in which prompts are computed
+  uint32_t resident_tokens = 0;   // of its context, its prompt and its answer, that have KV
   bool open_ended = false;        // remaining_tokens is expected, and may be exceeded
 };
 
@@ -208,18 +158,25 @@ struct Prediction {
   double newcomers = 0;      // calls to be expected while it takes the board
   double ramp_ms = 0;        // what an answer's first tokens take longer, together
   double answer_tokens = 2;  // >= 2
+  double growth_ms = 0;      // that each further token of an answer adds to its TPOT: it is deeper
 
   // TPOT of an answer of so many tokens, in milliseconds.
   double TpotMs(double tokens) const;
 };
 
 // `tpot_ms`, of an answer of `answer_tokens` whose first ones take `ramp_ms` longer, as that of an
-// answer of `tokens`. Fewer than two count as two.
-double TpotOfLength(double tpot_ms, double ramp_ms, double answer_tokens, double tokens);
+// answer of `tokens`, each of which beyond those adds `growth_ms`. Fewer than two count as two.
+double TpotOfLength(double tpot_ms, double ramp_ms, double growth_ms, double answer_tokens,
+                    double tokens);
 
 // This call, now, under `load`. `cost` is the full model's, here and below.
 Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                    const Load& load);
+
+// What prefill of other calls took of this call's time: `tokens` of them, and the sum over them of
+// the tokens of context before each, at the full model.
+double ForeignPrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,
+                        double context_tokens);
 
 // The full model on an idle board: the denominator of ratio SLOs. `call.level` and `call.tlm_ms`
 // are ignored.
@@ -239,6 +196,10 @@ double TlmMs(const LiveCorrection& live, size_t bytes);
 uint32_t EstimatePrunedTokens(const LiveCorrection& live, uint32_t prompt_tokens, size_t text_bytes,
                               size_t kept_bytes);
 
+// `live` for a worker that states another cost than the one that it was learnt from: what corrects
+// calibrated times begins anew, what is known of apps and their answers stays.
+LiveCorrection ForNewCost(const LiveCorrection& live);
+
 // What one finished call showed. Zero counts mean "nothing to learn from this part".
 struct Observation {
   std::optional<CostParameters> level;  // as in CallShape
@@ -250,24 +211,27 @@ struct Observation {
   uint32_t decoded_tokens = 0;    // after the first
   double decode_ms = 0;           // first token to last
   double mean_decode_rows = 1;    // rows of its decode steps, itself included, averaged over time
+  double other_depth_tokens = 0;  // of the contexts of the other rows, all together, likewise
   double foreign_prefill_ms = 0;  // prefill of other calls within decode_ms
   bool complete = false;          // ended by itself: its length counts
   bool full_alone = true;         // the full model answered, and no other call ran while it did
   size_t tlm_bytes = 0;           // of the prompt that the TLM read
   double tlm_ms = 0;
+  bool tlm_too_slow = false;      // it was not asked, by what it is thought to take
   uint32_t estimated_tokens = 0;  // of a shortened prompt, by EstimatePrunedTokens
   uint32_t counted_tokens = 0;    // of the same, rendered
   std::string app = {};           // whose call it was, for what follows
   double ttft_share = 0;          // measured / predicted; 0 = unknown, here and below
   double tpot_share = 0;
+  // A measurement made for its own sake while the board was idle: believed more than a call.
+  bool probe = false;
 };
 
 // Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as
 // at most 30 % off: a stall cannot poison the model, and what is learnt is the middle, not the
 // mean, of what is seen. The idle board's pace becomes a mean over 25 calls instead. Four surprises
-// in a row are no stall: what was learnt in a burst is soon forgotten behind it. Where a long time
-// was predicted wrongly the ratio is at fault, where a short one was, the constant, so calls of
-// different lengths and levels tell the two apart.
+// in a row are no stall: what was learnt in a burst is soon forgotten behind it. Which part of a
+// prediction was wrong, speed_fit.h tells from calls of different lengths, levels and depths.
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen);
 

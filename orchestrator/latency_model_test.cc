@@ -76,7 +76,7 @@ TEST(LatencyModelTest, ReadingsAndCountsAreNoCallsOfTheIdleBoard) {
   call.prefilled_tokens = 100;
   call.prefill_ms = 120;
   const LiveCorrection first = Learn(kCost, kNeutral, call);
-  EXPECT_GT(first.idle.prefill.ratio, 1.03);
+  EXPECT_GT(first.idle.prefill.ratio(), 1.03);
   LiveCorrection live = kNeutral;
   for (int i = 0; i < 30; ++i) {
     Observation reading;
@@ -88,7 +88,7 @@ TEST(LatencyModelTest, ReadingsAndCountsAreNoCallsOfTheIdleBoard) {
     counted.counted_tokens = 60;
     live = Learn(kCost, live, counted);
   }
-  EXPECT_EQ(Learn(kCost, live, call).idle.prefill.ratio, first.idle.prefill.ratio);
+  EXPECT_EQ(Learn(kCost, live, call).idle.prefill.ratio(), first.idle.prefill.ratio());
 }
 
 // A board on which every prefill takes 4 ms and every step 0.5 ms that no calibration saw, beside a
@@ -107,10 +107,10 @@ TEST(LatencyModelTest, TellsWhatGrowsWithACallFromWhatDoesNot) {
     seen.decode_ms = 10 * (1.1 * 4 * share + 0.5);
     live = Learn(board, live, seen);
   }
-  EXPECT_NEAR(live.prefill.ratio, 1.1, 0.03);
-  EXPECT_NEAR(live.prefill.constant_ms, 4, 0.4);
-  EXPECT_NEAR(live.step.ratio, 1.1, 0.03);
-  EXPECT_NEAR(live.step.constant_ms, 0.5, 0.1);
+  EXPECT_NEAR(live.prefill.ratio(), 1.1, 0.03);
+  EXPECT_NEAR(live.prefill.constant_ms(), 4, 0.4);
+  EXPECT_NEAR(live.step.ratio(), 1.1, 0.03);
+  EXPECT_NEAR(live.step.constant_ms(), 0.5, 0.1);
   const Prediction full = PredictFullIdle(board, live, {100, 11, {}});
   EXPECT_NEAR(full.ttft_ms, 1.1 * 40 + 4, 1.5);
   EXPECT_NEAR(full.tpot_ms, 1.1 * 4 + 0.5, 0.15);
@@ -195,9 +195,9 @@ TEST(LatencyModelTest, LearnsFromAnyLevel) {
     seen.decode_ms = 10 * 6 * 0.5;
     live = Learn(kCost, live, seen);
   }
-  EXPECT_NEAR(live.prefill.Ms(26), 1.5 * 26, 0.1);
-  EXPECT_NEAR(live.prefill.Ms(100), 1.5 * 100, 6);
-  EXPECT_NEAR(live.step.ratio, 0.5, 0.01) << "a constant is not below zero";
+  EXPECT_NEAR(live.prefill.Ms({26}), 1.5 * 26, 0.1);
+  EXPECT_NEAR(live.prefill.Ms({100}), 1.5 * 100, 6);
+  EXPECT_NEAR(live.step.ratio(), 0.5, 0.01) << "a constant is not below zero";
 }
 
 TEST(LatencyModelTest, RunningCallsCostRowsAndSteps) {
@@ -271,8 +271,8 @@ TEST(LatencyModelTest, LearnsTheBoard) {
     seen.complete = true;
     live = Learn(kCost, live, seen);
   }
-  EXPECT_NEAR(live.prefill.ratio, 1.5, 0.01);
-  EXPECT_NEAR(live.step.ratio, 0.5, 0.01);
+  EXPECT_NEAR(live.prefill.ratio(), 1.5, 0.01);
+  EXPECT_NEAR(live.step.ratio(), 0.5, 0.01);
   EXPECT_NEAR(live.overhead_ms, 3, 0.01);
   EXPECT_NEAR(live.mean_completion_tokens, 11, 0.1);
   EXPECT_NEAR(PredictFullIdle(kCost, live, {200, 1, {}}).ttft_ms, 303, 1);
@@ -297,9 +297,23 @@ TEST(LatencyModelTest, LearnsTheTlmsSpeed) {
   seen.tlm_ms = 2;
   for (int i = 0; i < 60; ++i) live = Learn(kCost, live, seen);
   EXPECT_NEAR(TlmMs(live, 2000), 4, 0.01);
-  EXPECT_EQ(live.prefill.ratio, 1) << "and nothing else";
+  EXPECT_EQ(live.prefill.ratio(), 1) << "and nothing else";
   seen.tlm_ms = 1e9;
   EXPECT_LE(TlmMs(Learn(kCost, live, seen), 2000), 4 * 2.5) << "one stall";
+}
+
+// A burst made reading slow, so that it is thought not to pay: after some calls it is tried again.
+TEST(LatencyModelTest, ATlmThatIsNotAskedForItsSlownessIsNotThoughtSlowForEver) {
+  LiveCorrection live = kNeutral;
+  live.tlm_us_per_byte = 40;
+  live.tlm_start_us_per_byte = 4;
+  Observation seen;
+  seen.tlm_too_slow = true;
+  for (int i = 0; i < 40; ++i) live = Learn(kCost, live, seen);
+  EXPECT_NEAR(live.tlm_us_per_byte, 4, 1);
+  live.tlm_us_per_byte = 3;
+  EXPECT_EQ(Learn(kCost, live, seen).tlm_us_per_byte, 3) << "it was not slow, it does not pay";
+  EXPECT_EQ(live.prefill.ratio(), 1) << "and nothing else";
 }
 
 TEST(LatencyModelTest, LearnsHowManyTokensAShortPromptHas) {
@@ -336,14 +350,14 @@ TEST(LatencyModelTest, OneStallDoesNotPoisonTheModel) {
   stall.decoded_tokens = 2;
   stall.decode_ms = 1e9;
   const LiveCorrection live = Learn(kCost, kNeutral, stall);
-  EXPECT_LE(live.prefill.ratio, 2.5);
-  EXPECT_LE(live.step.ratio, 2.5);
+  EXPECT_LE(live.prefill.ratio(), 2.5);
+  EXPECT_LE(live.step.ratio(), 2.5);
   EXPECT_LE(live.overhead_ms, 2);
   Observation nothing;
   nothing.prefill_ms = -1;
   const LiveCorrection same = Learn(kCost, kNeutral, nothing);
-  EXPECT_EQ(same.prefill.ratio, 1);
-  EXPECT_EQ(same.step.ratio, 1);
+  EXPECT_EQ(same.prefill.ratio(), 1);
+  EXPECT_EQ(same.step.ratio(), 1);
 }
 
 // --- a calibrated board
@@ -484,7 +498,7 @@ TEST(LatencyModelTest, LearnsWhatAnAnswersFirstStepsTakeLonger) {
     live = Learn(cost, live, seen);
   }
   EXPECT_NEAR(live.ramp.Steps(), 2, 0.1);
-  EXPECT_NEAR(live.step.Ms(10), 12, 0.2);
+  EXPECT_NEAR(live.step.Ms({10}), 12, 0.2);
   EXPECT_DOUBLE_EQ(live.AnswerTokensOf("short"), 4);
   EXPECT_DOUBLE_EQ(live.AnswerTokensOf("long"), 16);
   EXPECT_EQ(live.AnswerTokensOf("another"), live.mean_completion_tokens);
@@ -567,12 +581,31 @@ TEST(MeasuredTest, PrefillBehindAContext) {
   EXPECT_DOUBLE_EQ(PrefillUs(kCost, 16, 2048), 16'000);
 }
 
+TEST(MeasuredTest, PrefillBehindAContextWhereItIsKnownWhatDepthAdds) {
+  CostParameters cost = kMeasured;
+  cost.prefill_us_per_context_token = 0.5;
+  EXPECT_DOUBLE_EQ(PrefillUs(cost, 256), 160'000) << "measured with what its own tokens add";
+  EXPECT_DOUBLE_EQ(PrefillUs(cost, 16, 2048), 32'000 + 0.5 * 16 * 2048);
+  EXPECT_DOUBLE_EQ(PrefillUs(cost, 256, 4096), 160'000 + 0.5 * 256 * 4096);
+  // Beyond the longest, whose last tokens were 640 deep on the average.
+  EXPECT_DOUBLE_EQ(PrefillUs(cost, 2048), 640'000 + 1024 * 625 + 0.5 * 1024 * (1536 - 640));
+  CostParameters probe = kCost;
+  probe.prefill_us_per_context_token = 2;
+  EXPECT_DOUBLE_EQ(PrefillUs(probe, 100, 50), 100'000 + 2 * 100 * (50 + 50));
+  const Work work = PrefillWork(probe, 100, 50);
+  EXPECT_DOUBLE_EQ(work.base_ms, 100);
+  EXPECT_DOUBLE_EQ(work.depth_ms, 20);
+}
+
 TEST(MeasuredTest, DecodeGrowsWithDepth) {
   CallShape call{256, 100, {}};
-  EXPECT_DOUBLE_EQ(PredictFullIdle(kMeasured, kNeutral, call).tpot_ms, 20 + (256 + 50) * 0.01);
+  EXPECT_DOUBLE_EQ(PredictFullIdle(kMeasured, kNeutral, call).tpot_ms, 20 + (256 + 32) * 0.01);
   call.resident_tokens = 1000;
   EXPECT_DOUBLE_EQ(PredictFullIdle(kMeasured, kNeutral, call).tpot_ms,
-                   20 + (1000 + 256 + 50) * 0.01);
+                   20 + (1000 + 256 + 32) * 0.01);
+  EXPECT_DOUBLE_EQ(PredictFullIdle(kMeasured, kNeutral, call).TpotMs(100),
+                   20 + (1000 + 256 + 50) * 0.01)
+      << "a longer answer is deeper";
 }
 
 TEST(MeasuredTest, AMeasuredLevelIsTakenAsMeasured) {
@@ -596,7 +629,7 @@ TEST(MeasuredTest, AMeasuredLevelIsTakenAsMeasured) {
 }
 
 // A calibrated board that has become slower since: what was learnt from one length, depth and level
-// holds for the others, but for a part that may have been a constant.
+// holds for the others, but for a part that may have been a constant, or the depth's alone.
 TEST(MeasuredTest, LiveCorrectionStaysOnTop) {
   LiveCorrection live = kNeutral;
   for (int i = 0; i < 150; ++i) {
@@ -609,11 +642,11 @@ TEST(MeasuredTest, LiveCorrectionStaysOnTop) {
     seen.decode_ms = 20 * 2 * 0.5 * (20 + (1000 + 40 + 10) * 0.01);
     live = Learn(kMeasured, live, seen);
   }
-  EXPECT_NEAR(live.prefill.Ms(24), 1.5 * 24, 0.1);
-  EXPECT_NEAR(live.step.Ms(15.25), 2 * 15.25, 0.1);
+  EXPECT_NEAR(live.prefill.Ms({24}), 1.5 * 24, 0.1);
+  EXPECT_NEAR(live.step.Ms({10, 5.25}), 2 * 15.25, 0.1);
   const Prediction p = PredictFullIdle(kMeasured, live, {64, 1, {}});
   EXPECT_NEAR(p.ttft_ms, 1.5 * 64, 4);
-  EXPECT_NEAR(p.tpot_ms, 2 * (20 + 64.5 * 0.01), 0.4);
+  EXPECT_NEAR(p.tpot_ms, 2 * (20 + 64.5 * 0.01), 6);
 }
 
 // Noise or not, more tokens and more context never make a prefill faster.
@@ -628,6 +661,7 @@ TEST(MeasuredTest, Monotone) {
       point.us += random() % 1000;
       cost.prefill.push_back(point);
     }
+    cost.prefill_us_per_context_token = round % 2 == 0 ? 0 : 0.001 * (random() % 1000);
     const double tokens = random() % 2000;
     const double resident = random() % 2000;
     const double base = PrefillUs(cost, tokens, resident);
@@ -651,6 +685,16 @@ TEST(WorkerFactsTest, TimesOfLevelsComeFromTheWorker) {
   EXPECT_FALSE(LevelsOf(worker)[0].measured.has_value()) << "a probe knows the full model only";
   EXPECT_EQ(CostOf(worker).decode_us_per_token, 20'000);
   EXPECT_TRUE(CostOf(worker).prefill.empty());
+  cost.set_decode_us_per_context_token(2);
+  cost.set_prefill_us_per_context_token(1);
+  EXPECT_EQ(CostOf(worker).decode_us_per_context_token, 2);
+  EXPECT_EQ(CostOf(worker).prefill_us_per_context_token, 1);
+  EXPECT_EQ(CostOfLevel(CostOf(worker), LevelsOf(worker), 40).decode_us_per_context_token, 0.8);
+  cost.mutable_levels(0)->set_decode_us_per_context_token(1.7);
+  cost.mutable_levels(0)->set_prefill_us_per_context_token(0.6);
+  EXPECT_EQ(CostOfLevel(CostOf(worker), LevelsOf(worker), 40).decode_us_per_context_token, 1.7)
+      << "depth is known of levels that are not measured otherwise";
+  EXPECT_EQ(CostOfLevel(CostOf(worker), LevelsOf(worker), 40).prefill_us_per_context_token, 0.6);
   for (v1::LevelCost& level : *cost.mutable_levels()) {
     level.set_decode_us(level.percent() * 100);
     level.set_decode_us_per_context_token(3);

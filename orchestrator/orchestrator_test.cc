@@ -293,6 +293,45 @@ TEST(OrchestratorTest, AStrictSloIsRefusedWithFiguresElseTold) {
   EXPECT_FALSE(told.started.decision().predicted_to_meet_slo());
 }
 
+// The worker says 10 ms for each token and takes none: nobody would find out.
+TEST(OrchestratorTest, ARefusedStrictCallHasTheBoardMeasuredAndIsThenAccepted) {
+  Board board{v1::Config()};
+  v1::GenerateRequest request = Ask("be quick");
+  request.mutable_slo()->set_tpot_ms(5);
+  request.mutable_slo()->set_strict(true);
+  size_t refusals = 0;
+  Outcome outcome = board.Generate(request);
+  for (; !outcome.status.ok() && refusals < 100; ++refusals) {
+    ASSERT_EQ(outcome.status.error_code(), StatusCode::FAILED_PRECONDITION)
+        << outcome.status.error_message();
+    const std::vector<v1::RunRequest> runs = board.worker.runs();
+    for (const v1::RunRequest& run : runs) {
+      ASSERT_NE(run.prompt().text(), "be quick") << "it was refused";
+      ASSERT_TRUE(run.context_id().empty() && run.request_id().empty());
+    }
+    ASSERT_TRUE(board.worker.AwaitRuns(runs.size() + 1)) << "nothing is measured";
+    outcome = board.Generate(request);
+  }
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_GT(refusals, 0u);
+  EXPECT_LE(board.worker.runs().size(), 25u);
+}
+
+TEST(OrchestratorTest, ACallThatRunsStopsTheMeasurement) {
+  Board board{v1::Config()};
+  board.worker.Hold("one");
+  v1::GenerateRequest request = Ask("be quick");
+  request.mutable_slo()->set_tpot_ms(5);
+  request.mutable_slo()->set_strict(true);
+  EXPECT_EQ(board.Generate(request).status.error_code(), StatusCode::FAILED_PRECONDITION);
+  ASSERT_TRUE(board.worker.AwaitRuns(1));
+  EXPECT_EQ(board.worker.runs()[0].prompt().text().substr(0, 3), "one");
+  // Another one that is refused does not.
+  EXPECT_EQ(board.Generate(request).status.error_code(), StatusCode::FAILED_PRECONDITION);
+  EXPECT_TRUE(board.Generate(Ask("abc")).status.ok());
+  EXPECT_TRUE(board.worker.AwaitCancelled(1));
+}
+
 TEST(OrchestratorTest, AFullQueueRefusesWithAdvice) {
   Board board(/*queue_limit=*/2);
   OpenCall first(board, Ask("hold"));

@@ -98,6 +98,7 @@ class Preparation {
   uint32_t PlannedTokens() const;
   CallShape ShapeOf(const PromptLevel& prompt, uint32_t level_percent, double tlm_ms) const;
   absl::Status Finish();
+  void Refused() const;
 
   Gateway& gateway_;
   const std::string& app_id_;
@@ -261,6 +262,9 @@ std::string Preparation::WhyWithoutTlm() {
                  input_.candidates)) {
     return "";
   }
+  Observation seen;
+  seen.tlm_too_slow = true;
+  gateway_.LearnFrom(out_.lane, out_.cost, seen);
   return absl::StrFormat(
       "reading the prompt with the TLM would take %.3g ms, more than it could save", read_ms);
 }
@@ -449,7 +453,10 @@ absl::Status Preparation::CheckWindow(const PromptLevel& prompt) const {
 }
 
 absl::Status Preparation::Finish() {
-  WITHY_ASSIGN_OR_RETURN(out_.decision, Decide(input_));
+  absl::StatusOr<v1::Decision> decision = Decide(input_);
+  if (absl::IsFailedPrecondition(decision.status())) Refused();
+  WITHY_RETURN_IF_ERROR(decision.status());
+  out_.decision = *std::move(decision);
   PromptLevel& prompt = PromptOf(out_.decision);
   WITHY_RETURN_IF_ERROR(CheckWindow(prompt));
   TellDropped(prompt.dropped_messages, &out_.decision);
@@ -466,6 +473,22 @@ absl::Status Preparation::Finish() {
   out_.demand.ramp_ms = out_.judged.ramp_ms;
   out_.demand.end_by_ns = AfterMs(call_.arrived_ns, out_.judged.end_to_end_ms);
   return absl::OkStatus();
+}
+
+// Has the board measured when it is idle, at the lowest level that the call may have: nothing else
+// would tell that predictions are too high by now.
+void Preparation::Refused() const {
+  if (gateway_.prober_ == nullptr) return;
+  const uint32_t fixed = request_.model_level_percent();
+  const uint32_t percent = fixed != 0 ? fixed : levels_percent_.front();
+  gateway_.prober_->Refused(
+      out_.lane, {.app_id = app_id_,
+                  .worker_instance = out_.worker->instance(),
+                  .window = LimitsOf(out_.lane, out_.worker->model()).context_length,
+                  .cost = out_.cost,
+                  .level = CostOfLevel(out_.cost, level_costs_, percent),
+                  .level_percent = percent,
+                  .prompt_tokens = out_.tokens.context_tokens() + out_.tokens.prompt_tokens()});
 }
 
 absl::StatusOr<Gateway::Prepared> Gateway::Prepare(const std::string& app_id,

@@ -30,11 +30,19 @@ inline std::optional<CostParameters> MeasuredOf(const v1::LevelCost& level) {
   cost.decode_us_per_token = level.decode_us();
   cost.decode_us_per_context_token = level.decode_us_per_context_token();
   cost.decode_us_per_extra_row = level.decode_us_per_extra_row();
+  cost.prefill_us_per_context_token = level.prefill_us_per_context_token();
   for (const v1::PrefillTime& time : level.prefill()) {
     cost.prefill.push_back({static_cast<double>(time.tokens()), time.us()});
   }
   cost.prefill_us_per_token = cost.prefill.back().us / cost.prefill.back().tokens;
   return cost;
+}
+
+// What depth adds to a level that is not measured otherwise; none where that is not known either.
+inline std::optional<DepthCost> DepthOf(const v1::LevelCost& level) {
+  const DepthCost depth{level.prefill_us_per_context_token(), level.decode_us_per_context_token()};
+  if (depth.prefill_us <= 0 && depth.decode_us <= 0) return std::nullopt;
+  return depth;
 }
 
 // Of the full model.
@@ -43,14 +51,18 @@ inline CostParameters CostOf(const v1::GetWorkerInfoResponse& worker) {
   if (!cost.levels().empty()) {
     if (auto measured = MeasuredOf(cost.levels().rbegin()[0])) return *std::move(measured);
   }
-  return {cost.prefill_us_per_token(), cost.decode_us_per_token(), cost.decode_us_per_extra_row()};
+  CostParameters full{cost.prefill_us_per_token(), cost.decode_us_per_token(),
+                      cost.decode_us_per_extra_row(), cost.decode_us_per_context_token()};
+  full.prefill_us_per_context_token = cost.prefill_us_per_context_token();
+  return full;
 }
 
 inline std::vector<LevelCost> LevelsOf(const v1::GetWorkerInfoResponse& worker) {
   std::vector<LevelCost> levels;
   for (const v1::LevelCost& level : worker.cost().levels()) {
     levels.push_back({level.percent(), static_cast<double>(level.weight_bytes()),
-                      static_cast<double>(level.flops_per_token()), MeasuredOf(level)});
+                      static_cast<double>(level.flops_per_token()), MeasuredOf(level),
+                      DepthOf(level)});
   }
   return levels;
 }

@@ -83,6 +83,29 @@ std::string PowerMode(const v1::CalibrationKey& key) {
 // Decode times of one level, by (depth, rows).
 using DecodeTimes = std::map<std::pair<uint32_t, uint32_t>, double>;
 
+// What the depth of a context adds to each token of a prompt, from how much dearer the tokens of a
+// long prompt are than those of a shorter one: attention is all that grows. The farthest points are
+// those that noise matters least for. 0 with fewer than three of them.
+double PrefillDepthUs(std::span<const PrefillTime> times) {
+  const auto up_to = [&](double tokens) -> const PrefillTime* {
+    const PrefillTime* found = nullptr;
+    for (const PrefillTime& time : times) {
+      if (time.tokens <= tokens) found = &time;
+    }
+    return found;
+  };
+  if (times.size() < 3) return 0;
+  const PrefillTime& high = times.back();
+  const PrefillTime* middle = up_to(high.tokens / 4.0);
+  const PrefillTime* low = middle != nullptr ? up_to(middle->tokens / 4.0) : nullptr;
+  if (low == nullptr) return 0;
+  const auto slope = [](const PrefillTime& a, const PrefillTime& b) {
+    return (b.us - a.us) / (b.tokens - a.tokens);
+  };
+  const double apart = (high.tokens - low->tokens) / 2.0;
+  return std::max(0.0, (slope(*middle, high) - slope(*low, *middle)) / apart);
+}
+
 LevelTimes Summarize(uint32_t percent, std::vector<PrefillTime> prefill,
                      const DecodeTimes& decode) {
   LevelTimes times;
@@ -92,6 +115,7 @@ LevelTimes Summarize(uint32_t percent, std::vector<PrefillTime> prefill,
   double longest_us = 0;
   for (PrefillTime& time : prefill) longest_us = time.us = std::max(time.us, longest_us);
   times.prefill = std::move(prefill);
+  times.prefill_us_per_context_token = PrefillDepthUs(times.prefill);
   const auto base = decode.begin();  // the least depth, of these the fewest rows
   times.decode_us = base->second;
   const auto [base_depth, base_rows] = base->first;
@@ -283,6 +307,12 @@ StepCost FullStepCost(std::span<const LevelTimes> levels) {
   }
   cost.decode_us = full.decode_us;
   cost.decode_us_per_extra = full.decode_us_per_extra_row;
+  cost.prefill = full.prefill;
+  const auto depth = [](const LevelTimes& level) {
+    return DepthCost{level.prefill_us_per_context_token, level.decode_us_per_context_token};
+  };
+  cost.depth = depth(full);
+  cost.lowest_level_depth = depth(levels.front());
   return cost;
 }
 

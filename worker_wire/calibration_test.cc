@@ -231,6 +231,20 @@ TEST(SummaryTest, MediansSlopesAndOrder) {
   EXPECT_EQ(cost.decode_us_per_extra, 50);
 }
 
+// Prefill of n tokens takes 1 ms, 2 us for each and 0.01 us for each that stands before each.
+TEST(SummaryTest, HowMuchDearerLongPromptsAreTellsWhatDepthAdds) {
+  v1::Calibration record;
+  for (const uint32_t tokens : {16u, 32u, 64u, 128u, 256u, 512u, 1024u}) {
+    *record.add_points() = Point(v1::CALIBRATION_KIND_PREFILL, 100, tokens, 0,
+                                 {1000 + 2.0 * tokens + 0.01 * tokens * tokens / 2});
+  }
+  *record.add_points() = Point(v1::CALIBRATION_KIND_DECODE, 100, 1, 0, {900});
+  const std::vector<LevelTimes> levels = LevelTimesOf(record);
+  ASSERT_EQ(levels.size(), 1u);
+  EXPECT_NEAR(levels[0].prefill_us_per_context_token, 0.01, 1e-6);
+  EXPECT_NEAR(FullStepCost(levels).depth.prefill_us, 0.01, 1e-6);
+}
+
 TEST(SummaryTest, ReadingTimesBecomeOneRate) {
   v1::Calibration record;
   EXPECT_EQ(ReadUsPerByte(record), 0);

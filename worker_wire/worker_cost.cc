@@ -7,6 +7,26 @@
 namespace withy::engine {
 namespace {
 
+void AddPrefill(const std::vector<PrefillTime>& times, v1::LevelCost* level) {
+  for (const PrefillTime& time : times) {
+    v1::PrefillTime* point = level->add_prefill();
+    point->set_tokens(static_cast<uint32_t>(time.tokens));
+    point->set_us(time.us);
+  }
+}
+
+// Of a level, what the measurement at start-up says: all of the full model, of others what depth
+// adds.
+void AddProbe(const StepCost& cost, const ModelInfo& info, int32_t percent, v1::LevelCost* level) {
+  const DepthCost depth = DepthCostOf(cost, info.levels.front().percent, percent);
+  level->set_decode_us_per_context_token(depth.decode_us);
+  level->set_prefill_us_per_context_token(depth.prefill_us);
+  if (percent != info.levels.back().percent) return;
+  level->set_decode_us(cost.decode_us);
+  level->set_decode_us_per_extra_row(cost.decode_us_per_extra);
+  AddPrefill(cost.prefill, level);
+}
+
 // The levels' times in the order of `info`. Errors: DATA_LOSS naming the level that has none.
 absl::StatusOr<std::vector<LevelTimes>> TimesOf(const v1::Calibration& record,
                                                 const ModelInfo& info, const std::string& path) {
@@ -60,22 +80,24 @@ v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info) {
   wire.set_prefill_us_per_token(cost.step.prefill_us_per_token);
   wire.set_decode_us_per_token(cost.step.decode_us);
   wire.set_decode_us_per_extra_row(cost.step.decode_us_per_extra);
+  wire.set_decode_us_per_context_token(cost.step.depth.decode_us);
+  wire.set_prefill_us_per_context_token(cost.step.depth.prefill_us);
   for (size_t i = 0; i < info.levels.size(); ++i) {
     const LevelInfo& level = info.levels[i];
     v1::LevelCost* out = wire.add_levels();
     out->set_percent(static_cast<uint32_t>(level.percent));
     out->set_weight_bytes(static_cast<uint64_t>(level.weight_bytes));
     out->set_flops_per_token(static_cast<uint64_t>(level.flops_per_token));
-    if (!cost.calibrated()) continue;
-    const LevelTimes& times = cost.levels[i];
-    for (const PrefillTime& time : times.prefill) {
-      v1::PrefillTime* point = out->add_prefill();
-      point->set_tokens(static_cast<uint32_t>(time.tokens));
-      point->set_us(time.us);
+    if (!cost.calibrated()) {
+      AddProbe(cost.step, info, level.percent, out);
+      continue;
     }
+    const LevelTimes& times = cost.levels[i];
+    AddPrefill(times.prefill, out);
     out->set_decode_us(times.decode_us);
     out->set_decode_us_per_context_token(times.decode_us_per_context_token);
     out->set_decode_us_per_extra_row(times.decode_us_per_extra_row);
+    out->set_prefill_us_per_context_token(times.prefill_us_per_context_token);
   }
   return wire;
 }

@@ -80,6 +80,13 @@ TEST_F(WorkerCostTest, WithoutACalibrationTheModelIsMeasured) {
   EXPECT_GT(wire.levels(0).weight_bytes(), 0u);
   EXPECT_EQ(wire.levels(0).decode_us(), 0);
   EXPECT_TRUE(wire.levels(0).prefill().empty());
+  EXPECT_GT(wire.levels(0).decode_us_per_context_token(), 0) << "depth is measured";
+  EXPECT_GT(wire.levels(0).prefill_us_per_context_token(), 0);
+  EXPECT_EQ(wire.levels(1).decode_us(), wire.decode_us_per_token());
+  EXPECT_EQ(wire.levels(1).decode_us_per_context_token(), wire.decode_us_per_context_token());
+  EXPECT_EQ(wire.levels(1).prefill_us_per_context_token(), wire.prefill_us_per_context_token());
+  EXPECT_GT(wire.decode_us_per_context_token(), 0);
+  EXPECT_FALSE(wire.levels(1).prefill().empty());
 }
 
 TEST_F(WorkerCostTest, ACalibrationThatFitsIsTaken) {

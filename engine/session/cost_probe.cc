@@ -1,6 +1,7 @@
 #include "engine/session/cost_probe.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -18,15 +19,30 @@ constexpr int kLeastRounds = 2;
 constexpr int kMostRounds = 24;
 constexpr int64_t kTimeForEach = 120 * kNanosPerMilli;
 
+// Of a prompt's piece whose time is taken at two depths: as many as attention computes together.
+constexpr int32_t kDeepRows = 16;
+// Tokens of the deep context: far more than the shallow one has, and as many as this memory holds.
+constexpr int32_t kMostDepth = 2048;
+constexpr int64_t kMostKvBytes = int64_t{32} << 20;
+
+int32_t DepthFor(const ModelInfo& info, int32_t shallow) {
+  const int64_t chunk_bytes = static_cast<int64_t>(info.kv.block_bytes) * info.kv.layers;
+  const int64_t fitting =
+      kMostKvBytes / std::max<int64_t>(chunk_bytes, 1) * info.kv.chunk_tokens - kDeepRows;
+  const auto most = static_cast<int32_t>(std::min<int64_t>(fitting, kMostDepth));
+  return std::max(shallow, std::min(most, info.context_length - kDeepRows));
+}
+
 class Probe {
  public:
   Probe(Model& model, Clock& clock)
       : model_(model),
         clock_(clock),
-        rows_per_context_(std::min(kPrefillRows, model.info().context_length - 1)),
+        rows_per_context_(std::clamp(model.info().context_length - 1, 1, kPrefillRows)),
+        depth_(DepthFor(model.info(), rows_per_context_)),
         logits_(static_cast<size_t>(kManyRows) * static_cast<size_t>(model.info().vocab_size)) {
     for (int32_t i = 0; i < kManyRows; ++i) {
-      kv_.emplace_back(model.info(), rows_per_context_ + 1);
+      kv_.emplace_back(model.info(), i == 0 ? depth_ + kDeepRows : 1);
     }
   }
 
@@ -47,18 +63,75 @@ class Probe {
   // Fastest time in microseconds of a step with one row of each of `contexts` contexts.
   absl::StatusOr<double> Decode(int32_t contexts) {
     std::vector<Row> rows;
-    const int32_t position = contexts == 1 ? rows_per_context_ : 0;
     for (int32_t i = 0; i < contexts; ++i) {
-      rows.push_back({.position = position,
-                      .slot = position,
-                      .context = i,
-                      .want_logits = true,
-                      .ancestor_slots = {}});
+      rows.push_back({.context = i, .want_logits = true, .ancestor_slots = {}});
     }
     return Fastest(rows, contexts);
   }
 
+  // Of an empty context; `us_per_token`: of Prefill().
+  absl::StatusOr<std::vector<PrefillTime>> Times(double us_per_token) {
+    std::vector<PrefillTime> times;
+    const bool fits = rows_per_context_ + kDeepRows <= model_.info().context_length;
+    if (rows_per_context_ > kDeepRows && fits) {
+      WITHY_ASSIGN_OR_RETURN(const double few_us, Shallow(/*level=*/-1, kDeepRows));
+      times.push_back({kDeepRows, std::min(few_us, rows_per_context_ * us_per_token)});
+    }
+    for (const int32_t tokens : {rows_per_context_, 2 * rows_per_context_}) {
+      times.push_back({tokens, tokens * us_per_token});
+    }
+    return times;
+  }
+
+  // What the first context's depth adds at a level (-1: the full one). After Prefill(), whose KV
+  // fills the context: what it holds does not change what a step takes.
+  absl::StatusOr<DepthCost> Depth(int32_t level) {
+    DepthCost cost;
+    const int32_t more = depth_ - rows_per_context_;
+    if (more <= 0) return cost;
+    FillDeepContext();
+    const auto slope = [&](int32_t rows) -> absl::StatusOr<double> {
+      WITHY_ASSIGN_OR_RETURN(const double deep_us, Piece(level, depth_, rows));
+      WITHY_ASSIGN_OR_RETURN(const double shallow_us, Shallow(level, rows));
+      return std::max(0.0, (deep_us - shallow_us) / more / rows);
+    };
+    WITHY_ASSIGN_OR_RETURN(cost.decode_us, slope(1));
+    WITHY_ASSIGN_OR_RETURN(cost.prefill_us, slope(kDeepRows));
+    return cost;
+  }
+
  private:
+  // Fastest time in microseconds of `rows` rows behind what Prefill() has computed.
+  absl::StatusOr<double> Shallow(int32_t level, int32_t rows) {
+    if (level < 0 && rows == kDeepRows && few_us_ > 0) return few_us_;
+    WITHY_ASSIGN_OR_RETURN(const double us, Piece(level, rows_per_context_, rows));
+    if (level < 0 && rows == kDeepRows) few_us_ = us;
+    return us;
+  }
+
+  // Fastest time in microseconds of `count` rows behind `depth` tokens of the first context.
+  absl::StatusOr<double> Piece(int32_t level, int32_t depth, int32_t count) {
+    std::vector<Row> rows;
+    for (int32_t i = 0; i < count; ++i) {
+      rows.push_back({.position = depth + i,
+                      .slot = depth + i,
+                      .level = level,
+                      .want_logits = i + 1 == count,
+                      .ancestor_slots = {}});
+    }
+    return Fastest(rows, 1);
+  }
+
+  void FillDeepContext() {
+    const KvInfo& kv = model_.info().kv;
+    const std::span<std::byte* const> blocks = kv_[0].View().blocks;
+    const auto whole = static_cast<size_t>(rows_per_context_ / kv.chunk_tokens * kv.layers);
+    if (whole == 0) return;
+    for (size_t i = whole; i < blocks.size(); ++i) {
+      std::memcpy(blocks[i], blocks[i % whole], kv.block_bytes);
+    }
+  }
+
   absl::StatusOr<double> Fastest(const std::vector<Row>& rows, int32_t contexts) {
     std::vector<ContextView> views;
     for (int32_t i = 0; i < contexts; ++i) {
@@ -68,21 +141,64 @@ class Probe {
     const int64_t first = clock_.SteadyNanos();
     for (int round = 0; round < kMostRounds; ++round) {
       const int64_t start = clock_.SteadyNanos();
-      if (round >= kLeastRounds && start - first > kTimeForEach) break;
+      // Of a long one the first round is as good as the next.
+      const int least = fastest > kTimeForEach && warm_ ? 1 : kLeastRounds;
+      if (round >= least && start - first > kTimeForEach) break;
       WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = views}, logits_.data()));
       fastest = std::min(fastest, clock_.SteadyNanos() - start);
     }
+    warm_ = true;
     return static_cast<double>(fastest) / 1e3;
   }
 
   Model& model_;
   Clock& clock_;
   const int32_t rows_per_context_;
+  const int32_t depth_;  // of the first context; rows_per_context_: there is no deeper one
   std::vector<ScratchKv> kv_;
   std::vector<float> logits_;
+  bool warm_ = false;  // the weights have been read once
+  double few_us_ = 0;  // of kDeepRows rows of the full model, shallow; 0 = not measured yet
 };
 
 }  // namespace
+
+namespace {
+
+// What depth adds at least, in proportion to what the rest takes: a step reads the KV of a token as
+// fast as it reads weights, a prompt's rows compute attention as fast as products. Half of that, so
+// that only noise is beneath it.
+DepthCost LeastDepthCost(const ModelInfo& info, const StepCost& cost) {
+  constexpr double kHalf = 0.5;
+  const LevelInfo& full = info.levels.back();
+  const double kv_bytes =
+      static_cast<double>(info.kv.block_bytes) * info.kv.layers / info.kv.chunk_tokens;
+  const double flops = 4.0 * info.layers * info.heads * info.head_dim;
+  DepthCost least;
+  if (full.weight_bytes > 0) {
+    least.decode_us = kHalf * cost.decode_us * kv_bytes / static_cast<double>(full.weight_bytes);
+  }
+  if (full.flops_per_token > 0) {
+    least.prefill_us =
+        kHalf * cost.prefill_us_per_token * flops / static_cast<double>(full.flops_per_token);
+  }
+  return least;
+}
+
+DepthCost AtLeast(const DepthCost& measured, const DepthCost& least, double share) {
+  return {std::max(measured.prefill_us, share * least.prefill_us),
+          std::max(measured.decode_us, share * least.decode_us)};
+}
+
+}  // namespace
+
+DepthCost DepthCostOf(const StepCost& cost, int32_t lowest_percent, int32_t percent) {
+  const double range = 100.0 - lowest_percent;
+  const double share = range > 0 ? std::clamp((percent - lowest_percent) / range, 0.0, 1.0) : 1;
+  const auto between = [&](double low, double high) { return low + share * (high - low); };
+  return {between(cost.lowest_level_depth.prefill_us, cost.depth.prefill_us),
+          between(cost.lowest_level_depth.decode_us, cost.depth.decode_us)};
+}
 
 absl::StatusOr<StepCost> MeasureCost(Model& model, Clock& clock) {
   Probe probe(model, clock);
@@ -91,6 +207,14 @@ absl::StatusOr<StepCost> MeasureCost(Model& model, Clock& clock) {
   WITHY_ASSIGN_OR_RETURN(cost.decode_us, probe.Decode(1));
   WITHY_ASSIGN_OR_RETURN(const double many_us, probe.Decode(kManyRows));
   cost.decode_us_per_extra = std::max(0.0, (many_us - cost.decode_us) / (kManyRows - 1));
+  WITHY_ASSIGN_OR_RETURN(cost.prefill, probe.Times(cost.prefill_us_per_token));
+  const DepthCost least = LeastDepthCost(model.info(), cost);
+  WITHY_ASSIGN_OR_RETURN(const DepthCost depth, probe.Depth(/*level=*/-1));
+  cost.depth = cost.lowest_level_depth = AtLeast(depth, least, 1);
+  if (model.info().levels.size() > 1) {
+    WITHY_ASSIGN_OR_RETURN(const DepthCost lowest, probe.Depth(/*level=*/0));
+    cost.lowest_level_depth = AtLeast(lowest, least, model.info().levels.front().percent / 100.0);
+  }
   return cost;
 }
 

@@ -21,6 +21,8 @@ struct LevelTimes {
   double decode_us = 0;                    // one step of one call, its context empty
   double decode_us_per_context_token = 0;  // what each token of its context adds
   double decode_us_per_extra_row = 0;      // what another call in the step adds
+  // What each token of the context before adds to each token of a prompt.
+  double prefill_us_per_context_token = 0;
 };
 
 }  // namespace withy::engine

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "engine/model/testing.h"
-#include "engine/session/cost_probe.h"
 #include "engine/session/testing.h"
 
 namespace withy::engine {
@@ -79,17 +78,6 @@ TEST(SoloAnswerTest, CancellationStopsAtTheNextPiece) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->reason, FinishReason::kCancelled);
   EXPECT_EQ(steps, 2);
-}
-
-TEST(CostProbeTest, MeasuresARealModel) {
-  const TestFolder folder;
-  const std::unique_ptr<Model> model =
-      OpenTiny(folder, WriteTiny(folder, TinyShape(), GgmlType::kQ8_0));
-  const auto cost = MeasureCost(*model, Clock::Real());
-  ASSERT_TRUE(cost.ok()) << cost.status();
-  EXPECT_GT(cost->prefill_us_per_token, 0);
-  EXPECT_GT(cost->decode_us, 0);
-  EXPECT_GE(cost->decode_us_per_extra, 0);
 }
 
 }  // namespace
