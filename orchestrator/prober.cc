@@ -170,7 +170,7 @@ absl::StatusOr<Observation> Prober::Ask(const Work& work, uint32_t level_percent
   request.set_call_id(RandomId64());
   request.set_app_id(work.doubt.app_id);
   request.mutable_prompt()->set_text(ProbeText(tokens));
-  request.mutable_sampling()->set_seed(1);
+  request.mutable_sampling()->set_temperature(0);
   request.mutable_limits()->set_max_tokens(kProbeAnswerTokens);
   request.set_model_level_percent(level_percent);
   request.set_level_fixed(true);
