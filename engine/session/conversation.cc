@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fnv1a.h"
 #include "base/status.h"
+#include "engine/session/adapt_record.h"
 
 namespace withy::engine {
 namespace {
@@ -163,6 +164,12 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
       if (i < recorded) ++seen_recorded;
     }
     return EncodeWithin(seen, window, answer_follows, seen_recorded);
+  }
+  if (const AdaptedRecord record = AdaptRecord(segments, recorded, chat_); record.adapted > 0) {
+    WITHY_ASSIGN_OR_RETURN(EncodedConversation adapted,
+                           EncodeWithin(record.segments, window, answer_follows, record.recorded));
+    adapted.adapted_segments = record.adapted;
+    return adapted;
   }
   WITHY_ASSIGN_OR_RETURN(std::vector<Part> parts, EncodeParts(segments, answer_follows));
 
