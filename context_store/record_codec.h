@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -20,6 +21,22 @@ struct AppRecord {
   int64_t created_unix_s = 0;
 };
 
+// Part of a record: segments first .. first + count - 1.
+struct SegmentRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+
+  bool operator==(const SegmentRange&) const = default;
+};
+
+// What an answer that broke off left in a context, for a retry of the same request to replace.
+struct UnfinishedExchange {
+  std::string request_id;
+  std::string digest;  // SHA-256 of the request
+  SegmentRange where;
+  int64_t broken_unix_s = 0;
+};
+
 // Head of a context; its text stands in segments. Key: ctx/APP_ID/CONTEXT_ID.
 struct ContextRecord {
   std::string title;
@@ -29,6 +46,10 @@ struct ContextRecord {
   uint32_t segments = 0;  // keys seg/CONTEXT_ID/0 .. segments - 1
   uint32_t tokens = 0;
   uint64_t revision = 0;  // commits so far
+  // SHA-256 of the system prompt that it was created with, also of an empty one; empty: created by
+  // a build that did not keep it.
+  std::string system_digest = {};
+  std::vector<UnfinishedExchange> unfinished = {};  // oldest first
 };
 
 // What a retried request gets. Key: res/APP_ID/REQUEST_ID.

@@ -18,6 +18,34 @@ TEST(RecordCodec, RecordsComeBack) {
   EXPECT_EQ(out.revision, in.revision);
 }
 
+TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
+  ContextRecord in{"title", "req", 5, -6, 7, 8, 9};
+  in.system_digest = Sha256("be brief");
+  in.unfinished = {{"r1", "d1", {2, 3}, 11}, {"r2", "d2", {5, 2}, 12}};
+  const std::string whole = Encode(in);
+  ContextRecord out;
+  ASSERT_TRUE(Decode(whole, &out).ok());
+  EXPECT_EQ(out.system_digest, in.system_digest);
+  ASSERT_EQ(out.unfinished.size(), 2u);
+  EXPECT_EQ(out.unfinished[1].request_id, "r2");
+  EXPECT_EQ(out.unfinished[1].digest, "d2");
+  EXPECT_EQ(out.unfinished[1].where, (SegmentRange{5, 2}));
+  EXPECT_EQ(out.unfinished[1].broken_unix_s, 12);
+  // A head of a build that ended with the revision.
+  const std::string empty_tail(8, '\0');
+  const std::string plain = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9});
+  ASSERT_TRUE(plain.ends_with(empty_tail));
+  const std::string former = plain.substr(0, plain.size() - empty_tail.size());
+  ContextRecord old;
+  ASSERT_TRUE(Decode(former, &old).ok());
+  EXPECT_EQ(old.revision, 9u);
+  EXPECT_TRUE(old.unfinished.empty());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    ContextRecord cut;
+    EXPECT_EQ(Decode(whole.substr(0, size), &cut).ok(), size == former.size()) << size;
+  }
+}
+
 TEST(RecordCodec, ATruncatedRecordIsDataLossAtEveryLength) {
   const std::string whole = Encode(ResultRecord{1, "ctx_1", std::string(32, 'd'), "result"});
   ResultRecord out;

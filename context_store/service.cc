@@ -107,9 +107,14 @@ grpc::ServerUnaryReactor* ContextStoreService::GetContext(Context* context,
     ContextRecords& contexts = store_.contexts();
     WITHY_ASSIGN_OR_RETURN(const ContextSummary summary,
                            contexts.Find(request->app_id(), request->context_id()));
-    WITHY_ASSIGN_OR_RETURN(const std::vector<std::string> segments,
+    WITHY_ASSIGN_OR_RETURN(std::vector<std::string> segments,
                            contexts.ReadSegments(request->app_id(), request->context_id()));
     *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    WITHY_ASSIGN_OR_RETURN(
+        const SegmentRange unfinished,
+        contexts.FindUnfinished(request->app_id(), request->context_id(),
+                                {request->request_id(), request->request_digest()}, segments));
+    if (LeaveOut(unfinished, &segments) > 0) response->mutable_context()->set_tokens(0);
     return AddMessages(segments, response);
   });
 }
