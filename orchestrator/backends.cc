@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <utility>
@@ -100,15 +101,27 @@ absl::Status RunOn(const Peer& peer, Stub& stub, const v1::RunRequest& request,
     context->set_deadline(absl::ToChronoTime(control.deadline()));
   const auto reader = stub.Run(context.get(), request);
   control.SetHook([context] { context->TryCancel(); });
+  // A call that it has heard of and does not know any more has just been answered.
+  const auto heard = std::make_shared<std::atomic<bool>>(false);
+  control.SetStop([&stub, heard, call_id = request.call_id()] {
+    grpc::ClientContext told;
+    told.set_deadline(absl::ToChronoTime(absl::Now() + kShortCall));
+    v1::CancelRunRequest cancel;
+    cancel.set_call_id(call_id);
+    v1::CancelRunResponse response;
+    return stub.Cancel(&told, cancel, &response).ok() || *heard;
+  });
   v1::RunResponse event;
   bool stopped = false;
   while (reader->Read(&event)) {
+    *heard = true;
     if (stopped || on_event(event)) continue;
     stopped = true;
     context->TryCancel();
   }
   const grpc::Status status = reader->Finish();
   control.SetHook(nullptr);
+  control.SetStop(nullptr);
   // Neither we nor the caller cancelled: the worker is shutting down.
   if (status.error_code() == grpc::StatusCode::CANCELLED && !stopped && !control.cancelled()) {
     return Away(peer, "stopped while it answered");
@@ -189,10 +202,15 @@ Backends::Result<v1::GetStoreInfoResponse> Backends::StoreInfo(absl::Time deadli
                v1::GetStoreInfoRequest(), {deadline, kStatusCall, false});
 }
 
-Backends::Result<v1::TokenizeResponse> Backends::Tokenize(const v1::TokenizeRequest& request,
-                                                          absl::Time deadline, bool wait) {
-  return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize, request,
-               OptionsOf(deadline, wait));
+Backends::Result<v1::TokenizeResponse> Backends::Tokenize(Lane lane,
+                                                          const v1::TokenizeRequest& request,
+                                                          absl::Time deadline) {
+  if (lane == Lane::kTarget) {
+    return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize,
+                 request, {deadline});
+  }
+  return Unary(clients_->draft, *clients_->draft_stub, &v1::DraftWorker::Stub::Tokenize, request,
+               {deadline});
 }
 
 Backends::Result<v1::GetWorkerInfoResponse> Backends::WorkerInfo(Lane lane, absl::Time deadline,

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "orchestrator/digest.h"
@@ -21,8 +20,6 @@ using telemetry::Phase;
 
 double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
-std::string CallName(uint64_t id) { return absl::StrFormat("%016x", id); }
-
 bool WorkerWent(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsAborted(status);
 }
@@ -33,8 +30,13 @@ bool WorkerWent(const absl::Status& status) {
 class GenerateCall {
  public:
   GenerateCall(Gateway& gateway, const IncomingCall& call, const v1::GenerateRequest& request,
-               CallControl& control, const AnswerSink& sink)
-      : gateway_(gateway), call_(call), request_(request), control_(control), sink_(sink) {}
+               std::shared_ptr<CallControl> control, const AnswerSink& sink)
+      : gateway_(gateway),
+        call_(call),
+        request_(request),
+        shared_control_(std::move(control)),
+        control_(*shared_control_),
+        sink_(sink) {}
 
   absl::Status Run();
 
@@ -58,6 +60,7 @@ class GenerateCall {
   Gateway& gateway_;
   const IncomingCall& call_;
   const v1::GenerateRequest& request_;
+  const std::shared_ptr<CallControl> shared_control_;
   CallControl& control_;
   const AnswerSink& sink_;
   std::string app_id_;
@@ -75,6 +78,8 @@ class GenerateCall {
 absl::Status GenerateCall::Run() {
   WITHY_ASSIGN_OR_RETURN(app_id_, gateway_.Authenticate(call_.token, control_.deadline()));
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request_));
+  const Gateway::CancelScope cancellable(gateway_, call_.id,
+                                         {app_id_, request_.request_id(), shared_control_});
   if (request_.request_id().empty()) return Answer();
   const Gateway::RequestName name(app_id_, request_.request_id());
   if (!gateway_.BeginRequest(name)) {
@@ -190,9 +195,9 @@ absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
   absl::Status status =
       gateway_.backends_.Run(prepared_.lane, forwarded, control_,
                              [this](v1::RunResponse& event) { return OnEvent(event); });
+  if (finished_ && !reader_gone_) return absl::OkStatus();  // whatever has come since
   if (absl::Status ended = control_.Check(); !ended.ok()) return ended;
   if (reader_gone_) return absl::CancelledError("the caller went away");
-  if (finished_) return absl::OkStatus();
   if (status.ok()) {
     status = absl::UnavailableError(
         absl::StrCat(ToAbsl(ProcessOf(prepared_.lane)), " ended the answer without a result"));
@@ -211,7 +216,11 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   run.set_context_id(request_.context_id());
   *run.mutable_prompt() = request_.prompt();
   *run.mutable_sampling() = request_.sampling();
-  if (!request_.sampling().has_seed()) run.mutable_sampling()->set_seed(RandomId64());
+  if (!request_.sampling().has_seed()) {
+    run.mutable_sampling()->set_seed(request_.request_id().empty()
+                                         ? RandomId64()
+                                         : SeedOf(app_id_, request_.request_id(), digest_));
+  }
   *run.mutable_limits() = request_.limits();
   run.mutable_limits()->set_max_tokens(prepared_.shape.max_tokens);
   run.set_model_level_percent(prepared_.decision.model_level_percent());
@@ -348,7 +357,8 @@ void GenerateCall::Record(const v1::GenerateFinished& finished) {
 }
 
 absl::Status Gateway::Generate(const IncomingCall& call, const v1::GenerateRequest& request,
-                               CallControl& control, const AnswerSink& sink) {
+                               const std::shared_ptr<CallControl>& control,
+                               const AnswerSink& sink) {
   GenerateCall generate(*this, call, request, control, sink);
   return generate.Run();
 }
