@@ -198,6 +198,7 @@ class Chat {
     message.set_role("user");
     message.set_content(line);
     AnswerCancel cancel;
+    bool said = false;
     v1::GenerateStarted started;
     v1::GenerateFinished finished;
     watcher_.SetAnswer(&cancel);
@@ -207,13 +208,15 @@ class Chat {
           client_.Generate(request_, timeout_, &cancel, [&](const v1::GenerateResponse& event) {
             if (event.has_started()) started = event.started();
             if (event.has_delta()) std::cout << Printable(event.delta().text()) << std::flush;
+            said = said || event.has_delta();
             if (event.has_finished()) finished = event.finished();
           });
     }
     watcher_.SetAnswer(nullptr);
     std::cout << "\n" << std::flush;
-    if (absl::IsCancelled(status)) {
-      std::cerr << "(cancelled: what was said stays in the context)\n";
+    if (finished.reason() == v1::FINISH_REASON_CANCELLED || absl::IsCancelled(status)) {
+      std::cerr << (said ? "(cancelled: what was said stays in the context)\n"
+                         : "(cancelled before its first word: nothing of it stays)\n");
     } else {
       Report(status);
     }
