@@ -10,6 +10,9 @@ namespace withy::e2e {
 // and draft share a tokenizer. Not thread-safe before the first call of each has returned.
 const std::string& TestTargetPath();
 const std::string& TestDraftPath();
+// The target's vocabulary, and some milliseconds a token: time for a test to do something in
+// mid-answer.
+const std::string& TestSlowPath();
 // The target's shape with the levels 20, 60 and 100 %, and a TLM for it that chooses at random, but
 // always the same: 50 or 100 % of the prompt.
 const std::string& TestElasticPath();
