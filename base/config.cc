@@ -181,6 +181,8 @@ class Filler {
         filler.CheckRange(absl::StrCat(section, "." #field), (message)->field(), low, high)); \
   } while (false)
 
+constexpr std::string_view kDraftFile = "withy-pocket-draft-q8_0.gguf";
+
 // Ranges of types.proto's Sampling.
 absl::Status CheckSampling(const Filler& filler, const std::string& section,
                            const proto::Sampling& sampling) {
@@ -263,8 +265,8 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
   WITHY_RETURN_IF_ERROR(FillModel(filler, "model", run, "model_worker", "withy-pocket-q8_0.gguf",
                                   config->mutable_model()));
   WITHY_FILL("orchestrator", orchestrator, tlm_threads, config->model().threads(), 1, 1024);
-  WITHY_RETURN_IF_ERROR(FillModel(filler, "draft", run, "draft_worker",
-                                  "withy-pocket-draft-q8_0.gguf", config->mutable_draft()));
+  WITHY_RETURN_IF_ERROR(
+      FillModel(filler, "draft", run, "draft_worker", kDraftFile, config->mutable_draft()));
 
   proto::StoreConfig* store = config->mutable_store();
   WITHY_RETURN_IF_ERROR(
@@ -375,6 +377,10 @@ std::string DefaultModelsDir() {
     }
   }
   return "/usr/share/withy/models";
+}
+
+bool IsDefaultDraft(const proto::Config& config) {
+  return config.draft().path() == absl::StrCat(DefaultModelsDir(), "/", ToAbsl(kDraftFile));
 }
 
 std::string DefaultTlmPath(const std::string& model_path) {

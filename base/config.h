@@ -41,6 +41,9 @@ std::vector<std::string> AppAddresses(const proto::Config& config);
 // binary, else /usr/share/withy/models.
 std::string DefaultModelsDir();
 
+// Whether the draft is the one that an empty draft.path stands for. `config` is filled.
+bool IsDefaultDraft(const proto::Config& config);
+
 // The file that an empty orchestrator.tlm_path stands for: withy-pocket-tlm*.gguf beside
 // `model_path`, the last by name; empty = there is none.
 std::string DefaultTlmPath(const std::string& model_path);

@@ -210,6 +210,7 @@ class Chat {
     message.set_content(line);
     AnswerCancel cancel;
     PromptProgressBar bar;
+    bool said = false;
     v1::GenerateStarted started;
     v1::GenerateFinished finished;
     watcher_.SetAnswer(&cancel);
@@ -222,6 +223,7 @@ class Chat {
               started = event.started();
               TellDropped(started.decision().dropped_messages());
             }
+            said = said || event.has_delta();
             if (event.has_finished()) finished = event.finished();
             if (!event.has_delta()) return;
             std::cout << ForStandardOutput(event.delta().text()) << std::flush;
@@ -231,8 +233,9 @@ class Chat {
     watcher_.SetAnswer(nullptr);
     bar.Remove();
     std::cout << "\n" << std::flush;
-    if (absl::IsCancelled(status)) {
-      std::cerr << "(cancelled: what was said stays in the context)\n";
+    if (finished.reason() == v1::FINISH_REASON_CANCELLED || absl::IsCancelled(status)) {
+      std::cerr << (said ? "(cancelled: what was said stays in the context)\n"
+                         : "(cancelled before its first word: nothing of it stays)\n");
     } else {
       Report(status);
     }

@@ -71,15 +71,28 @@ struct AnswerCancel::State {
   std::mutex mutex;
   bool cancelled = false;
   grpc::ClientContext* context = nullptr;  // of the running answer
+  std::string call_id = {};                // likewise; empty: nothing of it has come
+  std::function<bool(const std::string& call_id)> ask = nullptr;  // false: it could not be asked
+
+  void BreakOff() {
+    const std::lock_guard lock(mutex);
+    if (context != nullptr) context->TryCancel();
+  }
 };
 
 AnswerCancel::AnswerCancel() : state_(std::make_shared<State>()) {}
 AnswerCancel::~AnswerCancel() = default;
 
 void AnswerCancel::Cancel() {
-  const std::lock_guard lock(state_->mutex);
-  state_->cancelled = true;
-  if (state_->context != nullptr) state_->context->TryCancel();
+  std::function<bool(const std::string&)> ask;
+  std::string call_id;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->cancelled) call_id = state_->call_id;
+    ask = state_->ask;
+    state_->cancelled = true;
+  }
+  if (call_id.empty() || !ask(call_id)) state_->BreakOff();
 }
 
 struct Client::Impl {
@@ -235,6 +248,9 @@ absl::StatusOr<v1::CountTokensResponse> Client::CountTokens(const v1::CountToken
 absl::StatusOr<v1::PlanResponse> Client::Plan(const v1::GenerateRequest& request) {
   return impl_->Call(&Stub::Plan, request);
 }
+absl::StatusOr<v1::CancelResponse> Client::Cancel(const v1::CancelRequest& request) {
+  return impl_->Call(&Stub::Cancel, request);
+}
 absl::StatusOr<v1::ListModelsResponse> Client::ListModels() {
   return impl_->Call(&Stub::ListModels, v1::ListModelsRequest());
 }
@@ -265,14 +281,26 @@ absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration
   if (state != nullptr) {
     const std::lock_guard lock(state->mutex);
     state->context = &context;
+    state->ask = [this](const std::string& call_id) {
+      v1::CancelRequest request;
+      request.set_call_id(call_id);
+      return Cancel(request).ok();
+    };
     if (state->cancelled) context.TryCancel();
   }
   v1::GenerateResponse message;
-  while (reader->Read(&message)) on_message(message);
+  while (reader->Read(&message)) {
+    if (state != nullptr && message.has_started()) {
+      const std::lock_guard lock(state->mutex);
+      state->call_id = message.started().call_id();
+    }
+    on_message(message);
+  }
   const grpc::Status status = reader->Finish();
   if (state != nullptr) {
     const std::lock_guard lock(state->mutex);
     state->context = nullptr;
+    state->call_id.clear();
   }
   if (!status.ok()) return impl_->Explain(status, context, impl_->orchestrator, deadline);
   return absl::OkStatus();

@@ -20,6 +20,8 @@ class AnswerCancel {
  public:
   AnswerCancel();
   ~AnswerCancel();
+  // Once the answer has begun the service is asked to end it, and what it says until then counts;
+  // before that, or the second time, the call is broken off.
   void Cancel();
 
  private:
@@ -49,6 +51,7 @@ class Client {
   absl::StatusOr<v1::DeleteContextResponse> DeleteContext(const v1::DeleteContextRequest& request);
   absl::StatusOr<v1::CountTokensResponse> CountTokens(const v1::CountTokensRequest& request);
   absl::StatusOr<v1::PlanResponse> Plan(const v1::GenerateRequest& request);
+  absl::StatusOr<v1::CancelResponse> Cancel(const v1::CancelRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels();
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
   // Errors also: DEADLINE_EXCEEDED, which names --timeout-s.

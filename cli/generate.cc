@@ -15,6 +15,7 @@
 #include "cli/stats.h"
 #include "cli/terminal_text.h"
 #include "cli/token_json.h"
+#include "cli/utf8.h"
 
 namespace withy::cli {
 namespace {
@@ -101,12 +102,31 @@ int RunCountTokens(const Args& args) {
   const auto prompt = PromptFromArgs(args);
   if (!prompt.ok()) return FailUsage(ToStd(prompt.status().message()));
   *request.mutable_prompt() = *prompt;
+  const auto model = ModelFromArgs(args);
+  if (!model.ok()) return FailUsage(ToStd(model.status().message()));
+  request.set_model(*model);
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   const auto counted = (*client)->CountTokens(request);
   if (!counted.ok()) return Fail(counted.status());
   std::cout << (args.Has("json") ? ToJson(*counted) : absl::StrCat(counted->tokens())) << "\n";
   return kExitOk;
+}
+
+int RunCancel(const Args& args) {
+  v1::CancelRequest request;
+  if (const absl::Status text = CheckFlagsUtf8(args, {"request-id"}); !text.ok())
+    return FailUsage(ToStd(text.message()));
+  request.set_request_id(args.Get("request-id"));
+  if (args.positional().size() + (args.Has("request-id") ? 1 : 0) != 1)
+    return FailUsage(
+        "cancel takes one CALL_ID, as the call's first message says it, or "
+        "--request-id");
+  if (!args.positional().empty()) request.set_call_id(args.positional()[0]);
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  const auto cancelled = (*client)->Cancel(request);
+  return cancelled.ok() ? kExitOk : Fail(cancelled.status());
 }
 
 std::vector<Flag> Join(std::vector<Flag> a, const std::vector<Flag>& b) {
@@ -129,7 +149,9 @@ std::vector<Command> GenerateCommands() {
       {"plan", "[TEXT...]", "what generate would decide and predict now, without running it",
        WithConnection(Join(Join(PromptFlags(), SettingFlags()), {json})), RunPlan},
       {"count-tokens", "[TEXT...]", "tokens of a prompt, chat template included",
-       WithConnection(Join(PromptFlags(), {json})), RunCountTokens},
+       WithConnection(Join(Join(PromptFlags(), ModelFlags()), {json})), RunCountTokens},
+      {"cancel", "[CALL_ID]", "end a running answer of the app, so that what there is of it counts",
+       WithConnection({{"request-id", "ID", "the answer of this request instead"}}), RunCancel},
   };
 }
 

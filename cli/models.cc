@@ -38,6 +38,10 @@ int RunList(const Args& args) {
                     absl::StrCat(model.vocabulary()), absl::StrJoin(model.levels_percent(), " ")});
   }
   std::cout << Table(rows);
+  for (const v1::ModelDescription& model : models->models()) {
+    if (!model.note().empty()) std::cout << model.role() << ": " << Printable(model.note()) << "\n";
+  }
+  for (const std::string& note : models->notes()) std::cout << Printable(note) << "\n";
   return kExitOk;
 }
 

@@ -139,39 +139,45 @@ std::vector<Flag> PromptFlags() {
           {"file", "PATH", "read TEXT from a file; - is standard input"}};
 }
 
-std::vector<Flag> SettingFlags() {
-  return {{"context", "ID", "go on with this context (default: stateless)"},
-          {"slo-ttft-ms", "MS", "first token within MS milliseconds"},
-          {"slo-tpot-ms", "MS", "MS milliseconds a token after the first"},
-          {"slo-ttft-ratio", "R", "first token within the share R of the full model's time"},
-          {"slo-tpot-ratio", "R", "the same for a token after the first"},
-          {"slo-end-to-end-ms", "MS", "the whole answer within MS milliseconds"},
-          {"slo-energy-mj", "MJ", "the whole answer within MJ millijoules"},
-          {"strict", "", "refuse the call when the SLO cannot be met"},
-          {"greedy", "",
-           "always the most likely token, as --temperature 0 (default of this and the next five: "
-           "the configuration's, else the model file's, else --temperature 0.7 --top-p 0.95 "
-           "--repetition-penalty 1.1)"},
-          {"temperature", "T", "0 to 10: the higher, the more varied"},
-          {"top-k", "K", "keep the K most likely tokens; 0 = all"},
-          {"top-p", "P", "keep the smallest set of tokens that reaches probability P; 1 = all"},
-          {"min-p", "P", "drop tokens less likely than the share P of the likeliest; 0 = none"},
-          {"repetition-penalty", "F", "weaken tokens seen before by F; 1 = off"},
-          {"repetition-window", "N", "seen before are the last N tokens (default 64)"},
-          {"seed", "N", "the same seed gives the same text (default: another each time)"},
-          {"max-tokens", "N",
-           "tokens at most (default: the configuration's, else until the model ends its turn or "
-           "the window is full; with --raw 256)"},
-          {"stop", "TEXT", "end the answer before TEXT; may be repeated"},
-          {"logprobs", "N", "report log-probabilities and N alternatives a token (with --json)"},
-          {"priority", "N", "-10..10 among calls of equal deadline"},
-          {"request-id", "ID", "a retry with the same ID gets the stored answer"},
-          {"speculation", "on|off", "default: where it pays"},
-          {"level", "PERCENT", "fix the model level"},
-          {"prompt-level", "PERCENT",
-           "fix the prompt level: the share of the prompt's words that is kept"},
-          {"worker", "target|draft", "which model answers (default target)"},
+std::vector<Flag> ModelFlags() {
+  return {{"worker", "target|draft", "which model answers (default target)"},
           {"model", "NAME", "the same by the model's name"}};
+}
+
+std::vector<Flag> SettingFlags() {
+  std::vector<Flag> flags = {
+      {"context", "ID", "go on with this context (default: stateless)"},
+      {"slo-ttft-ms", "MS", "first token within MS milliseconds"},
+      {"slo-tpot-ms", "MS", "MS milliseconds a token after the first"},
+      {"slo-ttft-ratio", "R", "first token within the share R of the full model's time"},
+      {"slo-tpot-ratio", "R", "the same for a token after the first"},
+      {"slo-end-to-end-ms", "MS", "the whole answer within MS milliseconds"},
+      {"slo-energy-mj", "MJ", "the whole answer within MJ millijoules"},
+      {"strict", "", "refuse the call when the SLO cannot be met"},
+      {"greedy", "",
+       "always the most likely token, as --temperature 0 (default of this and the next five: "
+       "the configuration's, else the model file's, else --temperature 0.7 --top-p 0.95 "
+       "--repetition-penalty 1.1)"},
+      {"temperature", "T", "0 to 10: the higher, the more varied"},
+      {"top-k", "K", "keep the K most likely tokens; 0 = all"},
+      {"top-p", "P", "keep the smallest set of tokens that reaches probability P; 1 = all"},
+      {"min-p", "P", "drop tokens less likely than the share P of the likeliest; 0 = none"},
+      {"repetition-penalty", "F", "weaken tokens seen before by F; 1 = off"},
+      {"repetition-window", "N", "seen before are the last N tokens (default 64)"},
+      {"seed", "N", "the same seed gives the same text (default: another each time)"},
+      {"max-tokens", "N",
+       "tokens at most (default: the configuration's, else until the model ends its turn or "
+       "the window is full; with --raw 256)"},
+      {"stop", "TEXT", "end the answer before TEXT; may be repeated"},
+      {"logprobs", "N", "report log-probabilities and N alternatives a token (with --json)"},
+      {"priority", "N", "-10..10 among calls of equal deadline"},
+      {"request-id", "ID", "a retry with the same ID gets the stored answer"},
+      {"speculation", "on|off", "default: where it pays"},
+      {"level", "PERCENT", "fix the model level"},
+      {"prompt-level", "PERCENT",
+       "fix the prompt level: the share of the prompt's words that is kept"}};
+  for (Flag& flag : ModelFlags()) flags.push_back(std::move(flag));
+  return flags;
 }
 
 Flag TimeoutFlag(absl::Duration fallback) {
@@ -209,9 +215,15 @@ absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
   return prompt;
 }
 
+absl::StatusOr<std::string> ModelFromArgs(const Args& args) {
+  WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"worker", "model"}));
+  if (args.Has("worker") && args.Has("model"))
+    return absl::InvalidArgumentError("give --worker or --model, not both");
+  return args.Get("worker", args.Get("model"));
+}
+
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
-  WITHY_RETURN_IF_ERROR(
-      CheckFlagsUtf8(args, {"context", "stop", "request-id", "speculation", "worker", "model"}));
+  WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"context", "stop", "request-id", "speculation"}));
   v1::GenerateRequest request;
   request.set_context_id(args.Get("context"));
   WITHY_RETURN_IF_ERROR(FillSlo(args, request.mutable_slo()));
@@ -232,9 +244,7 @@ absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
   if (level) request.set_model_level_percent(static_cast<uint32_t>(*level));
   WITHY_ASSIGN_OR_RETURN(const auto prompt_level, args.Integer("prompt-level", 1, 100));
   if (prompt_level) request.set_prompt_level_percent(static_cast<uint32_t>(*prompt_level));
-  if (args.Has("worker") && args.Has("model"))
-    return absl::InvalidArgumentError("give --worker or --model, not both");
-  request.set_model(args.Get("worker", args.Get("model")));
+  WITHY_ASSIGN_OR_RETURN(*request.mutable_model(), ModelFromArgs(args));
   return request;
 }
 

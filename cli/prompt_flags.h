@@ -20,6 +20,8 @@ inline constexpr size_t kMaxPromptBytes = size_t{1} << 20;
 std::vector<Flag> PromptFlags();
 // --context, --slo-…, --strict, sampling, limits, --model and the like
 std::vector<Flag> SettingFlags();
+// --worker, --model: two of SettingFlags
+std::vector<Flag> ModelFlags();
 // --timeout-s
 Flag TimeoutFlag(absl::Duration fallback);
 
@@ -27,6 +29,8 @@ Flag TimeoutFlag(absl::Duration fallback);
 // goes to the model as it is. Errors: INVALID_ARGUMENT (the command line is wrong, a text is too
 // long or no UTF-8), of reading --file.
 absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args);
+// What ModelFlags name; empty = the target. Errors: INVALID_ARGUMENT.
+absl::StatusOr<std::string> ModelFromArgs(const Args& args);
 // All but the prompt. Errors: INVALID_ARGUMENT.
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args);
 // `fallback` when it is not given. Errors: INVALID_ARGUMENT.

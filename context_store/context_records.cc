@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/ids.h"
 #include "base/status.h"
@@ -31,6 +32,55 @@ absl::Status CheckSegments(const std::vector<std::string>& segments) {
   return absl::OkStatus();
 }
 
+absl::Status UsedOtherwise(std::string_view request_id) {
+  return absl::AlreadyExistsError(absl::StrCat("request_id ", PrintableKey(request_id),
+                                               " was used for another request: choose a new one"));
+}
+
+// Whether a creation that is tried again asks for the context that it made before.
+absl::Status CheckSameContent(std::string_view context_id, const ContextRecord& made,
+                              const NewContext& asked) {
+  std::vector<std::string> differs;
+  if (made.title != asked.title) {
+    differs.push_back(absl::StrCat("title (", PrintableKey(made.title), " then, ",
+                                   PrintableKey(asked.title), " now)"));
+  }
+  if (!made.system_digest.empty() && made.system_digest != asked.system_digest) {
+    differs.push_back("system_prompt");
+  }
+  if (differs.empty()) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(
+      "request_id ", PrintableKey(asked.request_id), " made context ", ToAbsl(context_id),
+      ", from which this request differs in ", absl::StrJoin(differs, " and "),
+      ": use that context, or choose a new request_id"));
+}
+
+bool Names(const RequestKey& request, const UnfinishedExchange& exchange) {
+  return exchange.request_id == request.request_id && exchange.digest == request.digest;
+}
+
+// The segments that `commit` appends are what its request left unfinished. The id is no other
+// request's any more.
+void AddUnfinished(const RecordCommit& commit, int64_t now_unix_s, ContextRecord* record) {
+  std::vector<UnfinishedExchange>& unfinished = record->unfinished;
+  std::erase_if(unfinished, [&](const UnfinishedExchange& exchange) {
+    return exchange.request_id == commit.unfinished->request_id;
+  });
+  if (unfinished.size() == kMaxUnfinished) unfinished.erase(unfinished.begin());
+  unfinished.push_back({commit.unfinished->request_id,
+                        commit.unfinished->digest,
+                        {record->segments, static_cast<uint32_t>(commit.segments.size())},
+                        now_unix_s});
+}
+
+void ForgetUnfinished(const ContextRecord& record, std::string_view context_id,
+                      std::map<std::string, std::string, std::less<>>* by_request) {
+  for (const UnfinishedExchange& exchange : record.unfinished) {
+    const auto known = by_request->find(exchange.request_id);
+    if (known != by_request->end() && known->second == context_id) by_request->erase(known);
+  }
+}
+
 // Page token: creation time and id of the last context given.
 absl::StatusOr<std::pair<int64_t, std::string>> ParsePageToken(std::string_view token) {
   const std::pair<std::string, std::string> parts =
@@ -45,10 +95,19 @@ absl::StatusOr<std::pair<int64_t, std::string>> ParsePageToken(std::string_view 
 
 }  // namespace
 
+uint32_t LeaveOut(SegmentRange range, std::vector<std::string>* segments) {
+  const auto begin = segments->begin() + std::min<size_t>(range.first, segments->size());
+  const auto end = begin + std::min<std::ptrdiff_t>(range.count, segments->end() - begin);
+  const auto count = static_cast<uint32_t>(end - begin);
+  segments->erase(begin, end);
+  return count;
+}
+
 absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& db,
                                                                      const Clock& clock,
-                                                                     ContextLimits limits) {
-  std::unique_ptr<ContextRecords> records(new ContextRecords(db, clock, limits));
+                                                                     ContextLimits limits,
+                                                                     FormerResults former) {
+  std::unique_ptr<ContextRecords> records(new ContextRecords(db, clock, limits, std::move(former)));
   std::vector<std::pair<std::string, Entry>> entries;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
     std::string_view app_id, context_id;
@@ -73,6 +132,9 @@ void ContextRecords::Insert(std::string_view context_id, Entry entry) {
   if (!entry.record.create_request_id.empty()) {
     app.created.insert_or_assign(entry.record.create_request_id, std::string(context_id));
   }
+  for (const UnfinishedExchange& exchange : entry.record.unfinished) {
+    app.unfinished.insert_or_assign(exchange.request_id, std::string(context_id));
+  }
   contexts_.insert_or_assign(std::string(context_id), std::move(entry));
 }
 
@@ -82,18 +144,22 @@ void ContextRecords::Erase(std::string_view context_id) {
   App& app = apps_[entry->second.app_id];
   app.contexts.erase(Order(-entry->second.record.created_unix_ns, entry->first));
   app.created.erase(entry->second.record.create_request_id);
+  ForgetUnfinished(entry->second.record, entry->first, &app.unfinished);
   contexts_.erase(entry);
 }
 
 // Counts a creation as running, or finds the context that the request made before.
 absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
-    std::string_view app_id, std::string_view request_id) {
+    std::string_view app_id, const NewContext& context) {
+  const std::string& request_id = context.request_id;
   absl::MutexLock lock(&mutex_);
   App& app = apps_[std::string(app_id)];
   if (app.blocked) return absl::AbortedError("the app is being removed");
   if (!request_id.empty()) {
     if (const auto made = app.created.find(request_id); made != app.created.end()) {
-      return ContextSummary{made->second, contexts_.at(made->second).record};
+      const Entry& entry = contexts_.at(made->second);
+      WITHY_RETURN_IF_ERROR(CheckSameContent(made->second, entry.record, context));
+      return ContextSummary{made->second, entry.record};
     }
     if (app.creating.contains(request_id)) {
       return absl::AbortedError("a context with this request_id is being created: retry");
@@ -113,14 +179,14 @@ absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, N
   WITHY_RETURN_IF_ERROR(CheckSize("title", context.title.size(), kMaxTitleBytes));
   WITHY_RETURN_IF_ERROR(CheckSize("request_id", context.request_id.size(), kMaxRequestIdBytes));
   WITHY_RETURN_IF_ERROR(CheckSegments(context.segments));
-  WITHY_ASSIGN_OR_RETURN(std::optional<ContextSummary> made,
-                         BeginCreate(app_id, context.request_id));
+  WITHY_ASSIGN_OR_RETURN(std::optional<ContextSummary> made, BeginCreate(app_id, context));
   if (made) return *std::move(made);
 
   const int64_t now = clock_.UnixNanos();
   ContextSummary summary{NewId("ctx"), {}};
   summary.record.title = std::move(context.title);
   summary.record.create_request_id = context.request_id;
+  summary.record.system_digest = std::move(context.system_digest);
   summary.record.created_unix_ns = now;
   summary.record.last_used_unix_ns = now;
   summary.record.segments = static_cast<uint32_t>(context.segments.size());
@@ -171,6 +237,22 @@ absl::StatusOr<std::vector<std::string>> ContextRecords::ReadSegments(
         " is missing; the context has ", summary.record.segments, " segments"));
   }
   return segments;
+}
+
+absl::StatusOr<SegmentRange> ContextRecords::FindUnfinished(
+    std::string_view app_id, std::string_view context_id, const RequestKey& request,
+    const std::vector<std::string>& segments) const {
+  if (request.request_id.empty()) return SegmentRange();
+  WITHY_ASSIGN_OR_RETURN(const ContextSummary summary, Find(app_id, context_id));
+  for (const UnfinishedExchange& exchange : summary.record.unfinished) {
+    if (Names(request, exchange)) return exchange.where;
+  }
+  const absl::StatusOr<ResultRecord> former = ReadResult(app_id, request.request_id);
+  if (!former.ok() || former->context_id != context_id || former->digest != request.digest ||
+      former_.is_answer(former->result)) {
+    return SegmentRange();
+  }
+  return former_.find(segments, former->result);
 }
 
 absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32_t page_size,
@@ -298,6 +380,8 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
     WITHY_ASSIGN_OR_RETURN(ContextSummary summary, Find(commit.app_id, commit.context_id));
     if (commit.segments.empty() && !commit.result) return summary.record.revision;
     record = std::move(summary.record);
+    WITHY_RETURN_IF_ERROR(RemoveSegments(commit.context_id, commit.replaces, &record, &batch));
+    if (commit.unfinished) AddUnfinished(commit, clock_.UnixNanos() / kNanosPerSecond, &record);
     for (const std::string& segment : commit.segments) {
       batch.Put(SegmentKey(commit.context_id, record.segments++), segment);
     }
@@ -319,8 +403,41 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   sweep_from_ = std::max(sweep_from_, swept_to);
   if (commit.context_id.empty()) return 0;
   const auto entry = contexts_.find(commit.context_id);
-  if (entry != contexts_.end()) entry->second.record = record;
+  if (entry == contexts_.end()) return record.revision;
+  App& app = apps_[commit.app_id];
+  ForgetUnfinished(entry->second.record, commit.context_id, &app.unfinished);
+  for (const UnfinishedExchange& exchange : record.unfinished) {
+    app.unfinished.insert_or_assign(exchange.request_id, commit.context_id);
+  }
+  entry->second.record = record;
   return record.revision;
+}
+
+// Takes `range` out of the record: what follows it moves up, and of what `batch` then deletes the
+// new segments of the same commit may take the keys.
+absl::Status ContextRecords::RemoveSegments(const std::string& context_id, SegmentRange range,
+                                            ContextRecord* record, RecordBatch* batch) const {
+  if (range.count == 0) return absl::OkStatus();
+  const uint32_t end = range.first + range.count;
+  if (end < range.first || end > record->segments) {
+    return absl::InternalError(absl::StrCat("segments ", range.first, " to ", end,
+                                            " are to be replaced in a record of ",
+                                            record->segments));
+  }
+  for (uint32_t i = end; i < record->segments; ++i) {
+    WITHY_ASSIGN_OR_RETURN(const std::string moved, db_.Get(SegmentKey(context_id, i)));
+    batch->Put(SegmentKey(context_id, i - range.count), moved);
+  }
+  for (uint32_t i = record->segments - range.count; i < record->segments; ++i) {
+    batch->Delete(SegmentKey(context_id, i));
+  }
+  record->segments -= range.count;
+  std::erase_if(record->unfinished,
+                [&](const UnfinishedExchange& exchange) { return exchange.where == range; });
+  for (UnfinishedExchange& exchange : record->unfinished) {
+    if (exchange.where.first >= end) exchange.where.first -= range.count;
+  }
+  return absl::OkStatus();
 }
 
 bool ContextRecords::Expired(int64_t stored_unix_s) const {
@@ -343,13 +460,32 @@ absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
   WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxRequestIdBytes));
   absl::StatusOr<ResultRecord> record = ReadResult(app_id, request_id);
   if (absl::IsNotFound(record.status()) || (record.ok() && Expired(record->stored_unix_s))) {
+    WITHY_RETURN_IF_ERROR(CheckUnfinished(app_id, {std::string(request_id), std::string(digest)}));
     return absl::NotFoundError("no result is kept for this request_id");
   }
   if (!record.ok()) return record.status();
-  if (record->digest != digest) {
-    return absl::AlreadyExistsError("request_id was used for another request: choose a new one");
+  if (record->digest != digest) return UsedOtherwise(request_id);
+  if (!former_.is_answer(record->result)) {
+    return absl::NotFoundError("the call of this request_id broke off, and has no result");
   }
   return std::move(record->result);
+}
+
+// Whether the id of an answer that broke off lately is used for another request now.
+absl::Status ContextRecords::CheckUnfinished(std::string_view app_id,
+                                             const RequestKey& request) const {
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  if (app == apps_.end()) return absl::OkStatus();
+  const auto known = app->second.unfinished.find(request.request_id);
+  if (known == app->second.unfinished.end()) return absl::OkStatus();
+  for (const UnfinishedExchange& exchange : contexts_.at(known->second).record.unfinished) {
+    if (exchange.request_id == request.request_id && exchange.digest != request.digest &&
+        !Expired(exchange.broken_unix_s)) {
+      return UsedOtherwise(request.request_id);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ContextRecords::AddResult(const RecordCommit& commit, RecordBatch* batch) {
@@ -357,7 +493,7 @@ absl::Status ContextRecords::AddResult(const RecordCommit& commit, RecordBatch* 
   WITHY_RETURN_IF_ERROR(CheckSize("request_id", result.request_id.size(), kMaxRequestIdBytes));
   const absl::StatusOr<ResultRecord> old = ReadResult(commit.app_id, result.request_id);
   if (old.ok()) {
-    if (!Expired(old->stored_unix_s)) {
+    if (!Expired(old->stored_unix_s) && former_.is_answer(old->result)) {
       return absl::AlreadyExistsError("request_id has a result already: nothing was added");
     }
     DropResult({commit.app_id, old->context_id, result.request_id, old->stored_unix_s}, batch);

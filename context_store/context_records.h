@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +27,8 @@ namespace withy::context_store {
 inline constexpr size_t kMaxTitleBytes = 128;
 inline constexpr size_t kMaxRequestIdBytes = 64;
 inline constexpr size_t kMaxSegmentBytes = 4 << 20;
+// Of a context, kept for retries; the oldest one over it becomes what was said, for good.
+inline constexpr size_t kMaxUnfinished = 8;
 
 struct ContextLimits {
   uint32_t contexts_per_app = 1000;
@@ -46,6 +49,13 @@ struct NewContext {
   std::string title;
   std::string request_id;             // empty = none
   std::vector<std::string> segments;  // the system prompt, or nothing
+  std::string system_digest = {};     // SHA-256 of its text
+};
+
+// A request that has an id, as its calls name it.
+struct RequestKey {
+  std::string request_id;  // empty = none
+  std::string digest;
 };
 
 struct NewResult {
@@ -54,14 +64,31 @@ struct NewResult {
   std::string result;
 };
 
+// What a build from before had stored as the result of a call that broke off. It can only be told
+// by reading what is opaque here; see WireForm in convert.h.
+struct FormerResults {
+  // Whether `result` is what came of a request.
+  std::function<bool(std::string_view result)> is_answer = [](std::string_view) { return true; };
+  // Which of `segments` the call that `result` is no answer of left behind; a count of 0: none.
+  std::function<SegmentRange(const std::vector<std::string>& segments, std::string_view result)>
+      find = [](const std::vector<std::string>&, std::string_view) { return SegmentRange(); };
+};
+
 struct RecordCommit {
   std::string app_id;
   std::string context_id;             // empty = a stateless call: only the result is kept
   std::vector<std::string> segments;  // appended
   uint32_t tokens = 0;                // of the record after the call, within the window
   std::optional<NewResult> result;
+  // The segments are of an answer that broke off: a retry of this request may replace them.
+  std::optional<RequestKey> unfinished = {};
+  // Segments that go as the new ones come, as FindUnfinished gave them.
+  SegmentRange replaces = {};
   uint32_t dropped = 0;  // segments that the window has no room for
 };
+
+// Takes `range` out of a context's segments; returns how many that are.
+uint32_t LeaveOut(SegmentRange range, std::vector<std::string>* segments);
 
 // Thread-safe. Heads of all contexts are in memory, so lookups and lists do not touch the disk;
 // what reads segments or writes blocks on it. Commits and deletions of one context must not
@@ -71,11 +98,13 @@ class ContextRecords {
   // Reads all heads. A context whose head is damaged stays, and answers DATA_LOSS naming its key
   // until it is deleted.
   static absl::StatusOr<std::unique_ptr<ContextRecords>> Load(RecordDb& db, const Clock& clock,
-                                                              ContextLimits limits);
+                                                              ContextLimits limits,
+                                                              FormerResults former = {});
 
-  // Creating again with the same request_id gives the same context. Errors: RESOURCE_EXHAUSTED (the
-  // app's limit, or the disk is full), ABORTED (the same request_id is being created, or the app is
-  // being removed), INVALID_ARGUMENT (title or request_id too long).
+  // Creating again with the same request_id gives the same context. Errors: ALREADY_EXISTS (the
+  // request_id made a context of another title or system prompt: says which), RESOURCE_EXHAUSTED
+  // (the app's limit, or the disk is full), ABORTED (the same request_id is being created, or the
+  // app is being removed), INVALID_ARGUMENT (title or request_id too long).
   absl::StatusOr<ContextSummary> Create(std::string_view app_id, NewContext context);
 
   // Errors: NOT_FOUND (also for another app's context), DATA_LOSS.
@@ -84,6 +113,12 @@ class ContextRecords {
   // All segments, oldest first. Errors: as Find, UNAVAILABLE.
   absl::StatusOr<std::vector<std::string>> ReadSegments(std::string_view app_id,
                                                         std::string_view context_id) const;
+
+  // What an earlier try of this request left unfinished in the context; a count of 0: nothing.
+  // `segments` are the context's. Errors: as Find, UNAVAILABLE.
+  absl::StatusOr<SegmentRange> FindUnfinished(std::string_view app_id, std::string_view context_id,
+                                              const RequestKey& request,
+                                              const std::vector<std::string>& segments) const;
 
   // `page_size` 0 = 100; at most 1000. Errors: INVALID_ARGUMENT (page size or token).
   absl::StatusOr<ContextPage> List(std::string_view app_id, uint32_t page_size,
@@ -110,7 +145,8 @@ class ContextRecords {
   // INVALID_ARGUMENT (sizes), RESOURCE_EXHAUSTED (disk full), UNAVAILABLE.
   absl::StatusOr<uint64_t> Commit(const RecordCommit& commit);
 
-  // Errors: NOT_FOUND (none, or its time is over), ALREADY_EXISTS (another digest), DATA_LOSS.
+  // Errors: NOT_FOUND (none, its time is over, or the call broke off), ALREADY_EXISTS (the id is
+  // another request's), DATA_LOSS.
   absl::StatusOr<std::string> FindResult(std::string_view app_id, std::string_view request_id,
                                          std::string_view digest) const;
 
@@ -126,17 +162,22 @@ class ContextRecords {
     std::set<Order> contexts;
     std::map<std::string, std::string, std::less<>> created;  // request id -> context id
     std::set<std::string, std::less<>> creating;              // request ids
-    uint32_t creations = 0;                                   // running, with or without request id
+    // Of answers that broke off: request id -> context id.
+    std::map<std::string, std::string, std::less<>> unfinished;
+    uint32_t creations = 0;  // running, with or without request id
     bool blocked = false;
   };
 
-  ContextRecords(RecordDb& db, const Clock& clock, ContextLimits limits)
-      : db_(db), clock_(clock), limits_(limits) {}
+  ContextRecords(RecordDb& db, const Clock& clock, ContextLimits limits, FormerResults former)
+      : db_(db), clock_(clock), limits_(limits), former_(std::move(former)) {}
 
   void Insert(std::string_view context_id, Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(std::string_view context_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::optional<ContextSummary>> BeginCreate(std::string_view app_id,
-                                                            std::string_view request_id);
+                                                            const NewContext& context);
+  absl::Status RemoveSegments(const std::string& context_id, SegmentRange range,
+                              ContextRecord* record, RecordBatch* batch) const;
+  absl::Status CheckUnfinished(std::string_view app_id, const RequestKey& request) const;
   absl::Status AddResult(const RecordCommit& commit, RecordBatch* batch);
   absl::StatusOr<ResultRecord> ReadResult(std::string_view app_id,
                                           std::string_view request_id) const;
@@ -147,6 +188,7 @@ class ContextRecords {
   RecordDb& db_;
   const Clock& clock_;
   const ContextLimits limits_;
+  const FormerResults former_;
 
   mutable absl::Mutex mutex_;
   std::unordered_map<std::string, Entry> contexts_ ABSL_GUARDED_BY(mutex_);

@@ -50,7 +50,7 @@ absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request) {
 }
 
 NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s) {
-  NewContext context{request.title(), request.request_id(), {}};
+  NewContext context{request.title(), request.request_id(), {}, Sha256(request.system_prompt())};
   if (!request.system_prompt().empty()) {
     proto::Segment segment;
     segment.set_role("system");
@@ -76,15 +76,53 @@ absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
   for (const proto::ChunkIdentity& chunk : commit.chunks()) {
     outcome.chunks.push_back({chunk.identity(), chunk.tokens(), chunk.model_level_percent()});
   }
+  if (commit.broken_off() && commit.request_id().empty()) return outcome;
   if (!commit.request_id().empty()) {
     if (commit.request_digest().size() != kDigestBytes) {
       return absl::InvalidArgumentError(absl::StrCat(
           "request_digest of ", commit.request_digest().size(), " bytes: must be ", kDigestBytes));
     }
+    if (commit.broken_off()) {
+      outcome.unfinished = RequestKey{commit.request_id(), commit.request_digest()};
+      return outcome;
+    }
     outcome.result = NewResult{commit.request_id(), commit.request_digest(),
                                commit.result().SerializeAsString()};
   }
   return outcome;
+}
+
+FormerResults WireForm() {
+  FormerResults form;
+  form.is_answer = [](std::string_view result) {
+    proto::StoredResult stored;
+    if (!stored.ParseFromArray(result.data(), static_cast<int>(result.size()))) return true;
+    return stored.finished().reason() != proto::FINISH_REASON_CANCELLED ||
+           stored.cancelled_by_caller();
+  };
+  // The last answer that was cut short at this text, and its prompt: what one commit wrote has one
+  // time, and no other answer in it.
+  form.find = [](const std::vector<std::string>& segments, std::string_view result) {
+    proto::StoredResult stored;
+    if (!stored.ParseFromArray(result.data(), static_cast<int>(result.size()))) {
+      return SegmentRange();
+    }
+    proto::Segment answer, before;
+    for (size_t i = segments.size(); i-- > 0;) {
+      if (!answer.ParseFromString(segments[i]) || !answer.cancelled() ||
+          answer.text() != stored.finished().text()) {
+        continue;
+      }
+      size_t first = i;
+      while (first > 0 && before.ParseFromString(segments[first - 1]) &&
+             before.role() != answer.role() && before.unix_s() == answer.unix_s()) {
+        --first;
+      }
+      return SegmentRange{static_cast<uint32_t>(first), static_cast<uint32_t>(i + 1 - first)};
+    }
+    return SegmentRange();
+  };
+  return form;
 }
 
 proto::ChunkBlocks ToProto(const ChunkBlocks& blocks) {
@@ -105,6 +143,7 @@ absl::Status AddSegments(const std::vector<std::string>& segments,
 absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded) {
   proto::LeaseOpened opened;
   opened.set_lease_id(lease);
+  opened.set_left_out_segments(loaded.left_out);
   WITHY_RETURN_IF_ERROR(AddSegments(loaded.segments, opened.mutable_segments()));
   for (const ResidentChunk& chunk : loaded.resident) {
     proto::ResidentChunk* message = opened.add_resident();

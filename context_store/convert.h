@@ -16,6 +16,7 @@ proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_byte
 absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request);
 NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s);
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
+FormerResults WireForm();
 
 proto::ChunkBlocks ToProto(const ChunkBlocks& blocks);
 // Errors: DATA_LOSS when a segment is not what it should be.

@@ -87,8 +87,12 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
     absl::MutexLock lock(&mutex_);
     if (ended_) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
-                           store_.OpenLease({open.epoch(), open.app_id(), open.context_id(),
-                                             open.call_id(), open.rebuild()},
+                           store_.OpenLease({open.epoch(),
+                                             open.app_id(),
+                                             open.context_id(),
+                                             open.call_id(),
+                                             open.rebuild(),
+                                             {open.request_id(), open.request_digest()}},
                                             shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;

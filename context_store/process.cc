@@ -7,6 +7,7 @@
 #include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/thread_role.h"
+#include "context_store/convert.h"
 #include "context_store/service.h"
 #include "context_store/side_socket.h"
 #include "context_store/store.h"
@@ -33,6 +34,7 @@ class ContextStoreProcess final : public rpc::Process {
     options.limits.result_ttl_s = config.store().result_ttl_s();
     options.arena_bytes = config.store().arena_bytes();
     options.kept_arena = std::move(kept_arena);
+    options.former = WireForm();
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
     KeepInMemory(config.store().arena_bytes());
     SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads are there by now

@@ -43,6 +43,8 @@ class Reader {
  public:
   explicit Reader(std::string_view in) : in_(in) {}
   uint32_t U32() { return static_cast<uint32_t>(Little(4)); }
+  bool ok() const { return ok_; }
+  bool AtEnd() const { return in_.empty(); }
   uint64_t U64() { return Little(8); }
   int64_t I64() { return static_cast<int64_t>(Little(8)); }
   std::string Bytes() {
@@ -150,8 +152,8 @@ absl::Status Decode(std::string_view payload, AppRecord* r) {
 }
 
 std::string Encode(const ContextRecord& r) {
-  return Writer()
-      .Bytes(r.title)
+  Writer writer;
+  writer.Bytes(r.title)
       .Bytes(r.create_request_id)
       .I64(r.created_unix_ns)
       .I64(r.last_used_unix_ns)
@@ -159,7 +161,16 @@ std::string Encode(const ContextRecord& r) {
       .U32(r.tokens)
       .U64(r.revision)
       .U32(r.dropped)
-      .Take();
+      .Bytes(r.system_digest);
+  writer.U32(static_cast<uint32_t>(r.unfinished.size()));
+  for (const UnfinishedExchange& exchange : r.unfinished) {
+    writer.Bytes(exchange.request_id)
+        .Bytes(exchange.digest)
+        .U32(exchange.where.first)
+        .U32(exchange.where.count)
+        .I64(exchange.broken_unix_s);
+  }
+  return writer.Take();
 }
 
 absl::Status Decode(std::string_view payload, ContextRecord* r) {
@@ -171,7 +182,18 @@ absl::Status Decode(std::string_view payload, ContextRecord* r) {
   r->segments = in.U32();
   r->tokens = in.U32();
   r->revision = in.U64();
-  if (!in.AtEnd()) r->dropped = in.U32();  // a record of before does not have it
+  if (in.AtEnd()) return in.Done("context record");  // of a build without what follows
+  r->dropped = in.U32();
+  r->system_digest = in.Bytes();
+  const uint32_t unfinished = in.U32();
+  for (uint32_t i = 0; i < unfinished && in.ok(); ++i) {
+    UnfinishedExchange& exchange = r->unfinished.emplace_back();
+    exchange.request_id = in.Bytes();
+    exchange.digest = in.Bytes();
+    exchange.where.first = in.U32();
+    exchange.where.count = in.U32();
+    exchange.broken_unix_s = in.I64();
+  }
   return in.Done("context record");
 }
 

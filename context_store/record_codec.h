@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -20,6 +21,22 @@ struct AppRecord {
   int64_t created_unix_s = 0;
 };
 
+// Part of a record: segments first .. first + count - 1.
+struct SegmentRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+
+  bool operator==(const SegmentRange&) const = default;
+};
+
+// What an answer that broke off left in a context, for a retry of the same request to replace.
+struct UnfinishedExchange {
+  std::string request_id;
+  std::string digest;  // SHA-256 of the request
+  SegmentRange where;
+  int64_t broken_unix_s = 0;
+};
+
 // Head of a context; its text stands in segments. Key: ctx/APP_ID/CONTEXT_ID.
 struct ContextRecord {
   std::string title;
@@ -32,6 +49,10 @@ struct ContextRecord {
   // Segments, the oldest after the leading system ones, that the window had no room for in the last
   // call.
   uint32_t dropped = 0;
+  // SHA-256 of the system prompt that it was created with, also of an empty one; empty: created by
+  // a build that did not keep it.
+  std::string system_digest = {};
+  std::vector<UnfinishedExchange> unfinished = {};  // oldest first
 };
 
 // What a retried request gets. Key: res/APP_ID/REQUEST_ID.

@@ -19,12 +19,33 @@ TEST(RecordCodec, RecordsComeBack) {
   EXPECT_EQ(out.dropped, in.dropped);
 }
 
-TEST(RecordCodec, AContextOfAnOlderBuildHasDroppedNothing) {
-  const std::string encoded = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9, 3});
+TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
+  ContextRecord in{"title", "req", 5, -6, 7, 8, 9};
+  in.system_digest = Sha256("be brief");
+  in.unfinished = {{"r1", "d1", {2, 3}, 11}, {"r2", "d2", {5, 2}, 12}};
+  const std::string whole = Encode(in);
   ContextRecord out;
-  ASSERT_TRUE(Decode(encoded.substr(0, encoded.size() - sizeof(uint32_t)), &out).ok());
-  EXPECT_EQ(out.revision, 9u);
-  EXPECT_EQ(out.dropped, 0u);
+  ASSERT_TRUE(Decode(whole, &out).ok());
+  EXPECT_EQ(out.system_digest, in.system_digest);
+  ASSERT_EQ(out.unfinished.size(), 2u);
+  EXPECT_EQ(out.unfinished[1].request_id, "r2");
+  EXPECT_EQ(out.unfinished[1].digest, "d2");
+  EXPECT_EQ(out.unfinished[1].where, (SegmentRange{5, 2}));
+  EXPECT_EQ(out.unfinished[1].broken_unix_s, 12);
+  // A head of a build that ended with the revision.
+  const std::string empty_tail(12, '\0');
+  const std::string plain = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9});
+  ASSERT_TRUE(plain.ends_with(empty_tail));
+  const std::string former = plain.substr(0, plain.size() - empty_tail.size());
+  ContextRecord old;
+  ASSERT_TRUE(Decode(former, &old).ok());
+  EXPECT_EQ(old.revision, 9u);
+  EXPECT_TRUE(old.unfinished.empty());
+  EXPECT_EQ(old.dropped, 0u);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    ContextRecord cut;
+    EXPECT_EQ(Decode(whole.substr(0, size), &cut).ok(), size == former.size()) << size;
+  }
 }
 
 TEST(RecordCodec, ATruncatedRecordIsDataLossAtEveryLength) {

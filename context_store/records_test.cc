@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <random>
 #include <set>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "context_store/app_registry.h"
@@ -203,6 +207,191 @@ TEST_F(Records, CreatingAgainWithTheSameRequestIdIsTheSameContext) {
   EXPECT_EQ(after.contexts->Create("app", {"title", "req", {}})->context_id, first->context_id);
   ASSERT_TRUE(store_.contexts->Delete("app", first->context_id).ok());
   EXPECT_NE(store_.contexts->Create("app", {"title", "req", {}})->context_id, first->context_id);
+}
+
+TEST_F(Records, CreatingAgainWithOtherContentSaysWhatDiffers) {
+  const NewContext asked{"title", "req", {"system"}, Sha256("be brief")};
+  const auto made = store_.contexts->Create("app", asked);
+  ASSERT_TRUE(made.ok());
+  Opened after(dir_.Snapshot("db"), clock_);
+  for (ContextRecords* contexts : {store_.contexts.get(), after.contexts.get()}) {
+    EXPECT_EQ(contexts->Create("app", asked)->context_id, made->context_id);
+    NewContext other = asked;
+    other.title = "another";
+    const absl::Status title = contexts->Create("app", other).status();
+    EXPECT_TRUE(absl::IsAlreadyExists(title)) << title;
+    EXPECT_THAT(std::string(title.message()),
+                testing::AllOf(HasSubstr("\"req\""), HasSubstr(made->context_id),
+                               HasSubstr("title (\"title\" then, \"another\" now)"),
+                               testing::Not(HasSubstr("system_prompt"))));
+    other.system_digest = Sha256("");
+    other.segments.clear();
+    EXPECT_THAT(std::string(contexts->Create("app", other).status().message()),
+                HasSubstr("now) and system_prompt"));
+    EXPECT_EQ(contexts->CountOf("app"), 1u);
+  }
+}
+
+// --- what a call that broke off leaves
+
+constexpr char kCut[] = "cut short";
+
+// An exchange of the request `id`, which broke off.
+RecordCommit Broken(const std::string& context, const std::string& id, const std::string& text) {
+  RecordCommit commit{"app", context, {"q " + id, text}, 7, std::nullopt};
+  commit.unfinished = RequestKey{id, "digest " + id};
+  return commit;
+}
+
+// The same, answered.
+RecordCommit Answered(const std::string& context, const std::string& id, const std::string& text) {
+  RecordCommit commit{"app", context, {"q " + id, text}, 7, std::nullopt};
+  commit.result = NewResult{id, "digest " + id, "result " + id};
+  return commit;
+}
+
+// As a lease does it: what an earlier try left goes as `commit` comes.
+absl::Status Replace(ContextRecords& contexts, RecordCommit commit) {
+  const RequestKey key = commit.result
+                             ? RequestKey{commit.result->request_id, commit.result->digest}
+                             : *commit.unfinished;
+  const auto segments = contexts.ReadSegments("app", commit.context_id);
+  const auto range = contexts.FindUnfinished("app", commit.context_id, key, *segments);
+  if (!range.ok()) return range.status();
+  commit.replaces = *range;
+  return contexts.Commit(commit).status();
+}
+
+TEST_F(Records, ARetryTakesThePlaceOfWhatBrokeOff) {
+  const std::string id = NewContextOf(*store_.contexts, "app");
+  ASSERT_TRUE(store_.contexts->Commit(Exchange("app", id, "1")).ok());
+  ASSERT_TRUE(Replace(*store_.contexts, Broken(id, "r", kCut)).ok());
+  EXPECT_THAT(*store_.contexts->ReadSegments("app", id), ElementsAre("q 1", "a 1", "q r", kCut));
+  EXPECT_TRUE(absl::IsNotFound(store_.contexts->FindResult("app", "r", "digest r").status()));
+  // Also in another process, and when the retry breaks off, too.
+  Opened after(dir_.Snapshot("db"), clock_);
+  ASSERT_TRUE(Replace(*after.contexts, Broken(id, "r", "cut later")).ok());
+  EXPECT_THAT(*after.contexts->ReadSegments("app", id),
+              ElementsAre("q 1", "a 1", "q r", "cut later"));
+  ASSERT_TRUE(Replace(*after.contexts, Answered(id, "r", "whole")).ok());
+  EXPECT_THAT(*after.contexts->ReadSegments("app", id), ElementsAre("q 1", "a 1", "q r", "whole"));
+  EXPECT_EQ(*after.contexts->FindResult("app", "r", "digest r"), "result r");
+  EXPECT_TRUE(after.contexts->Find("app", id)->record.unfinished.empty());
+  EXPECT_TRUE(absl::IsAlreadyExists(after.contexts->Commit(Answered(id, "r", "x")).status()));
+}
+
+TEST_F(Records, ARetryAfterOthersHaveSpokenComesLast) {
+  const std::string id = NewContextOf(*store_.contexts, "app");
+  ASSERT_TRUE(Replace(*store_.contexts, Broken(id, "r", kCut)).ok());
+  ASSERT_TRUE(Replace(*store_.contexts, Broken(id, "s", kCut)).ok());
+  ASSERT_TRUE(store_.contexts->Commit(Exchange("app", id, "2")).ok());
+  ASSERT_TRUE(Replace(*store_.contexts, Answered(id, "r", "whole r")).ok());
+  EXPECT_THAT(*store_.contexts->ReadSegments("app", id),
+              ElementsAre("q s", kCut, "q 2", "a 2", "q r", "whole r"));
+  Opened after(dir_.Snapshot("db"), clock_);
+  ASSERT_TRUE(Replace(*after.contexts, Answered(id, "s", "whole s")).ok());
+  EXPECT_THAT(*after.contexts->ReadSegments("app", id),
+              ElementsAre("q 2", "a 2", "q r", "whole r", "q s", "whole s"));
+}
+
+TEST_F(Records, TheIdOfWhatBrokeOffIsNoOtherRequests) {
+  const std::string id = NewContextOf(*store_.contexts, "app");
+  ASSERT_TRUE(Replace(*store_.contexts, Broken(id, "r", kCut)).ok());
+  const absl::Status other = store_.contexts->FindResult("app", "r", "another digest").status();
+  EXPECT_TRUE(absl::IsAlreadyExists(other)) << other;
+  EXPECT_THAT(std::string(other.message()), HasSubstr("\"r\""));
+  EXPECT_TRUE(absl::IsNotFound(store_.contexts->FindResult("other", "r", "d").status()));
+  const RequestKey another{"r", "another digest"};
+  EXPECT_EQ(store_.contexts->FindUnfinished("app", id, another, {})->count, 0u);
+  // After a day it may be another's, and what was said stays.
+  clock_.Advance(86400 * kNanosPerSecond);
+  EXPECT_TRUE(absl::IsNotFound(store_.contexts->FindResult("app", "r", "another").status()));
+  RecordCommit later = Broken(id, "r", "of another request");
+  later.unfinished->digest = "another digest";
+  ASSERT_TRUE(Replace(*store_.contexts, later).ok());
+  EXPECT_EQ(store_.contexts->ReadSegments("app", id)->size(), 4u);
+  EXPECT_EQ(store_.contexts->FindUnfinished("app", id, another, {})->first, 2u);
+  ASSERT_TRUE(store_.contexts->Delete("app", id).ok());
+  EXPECT_TRUE(absl::IsNotFound(store_.contexts->FindResult("app", "r", "third").status()));
+}
+
+TEST_F(Records, NoMoreThanSomeUnfinishedExchangesAreKeptForRetries) {
+  const std::string id = NewContextOf(*store_.contexts, "app");
+  for (size_t i = 0; i <= kMaxUnfinished; ++i) {
+    ASSERT_TRUE(Replace(*store_.contexts, Broken(id, std::to_string(i), kCut)).ok());
+  }
+  EXPECT_EQ(store_.contexts->Find("app", id)->record.unfinished.size(), kMaxUnfinished);
+  EXPECT_EQ(store_.contexts->FindUnfinished("app", id, {"0", "digest 0"}, {})->count, 0u);
+  EXPECT_EQ(store_.contexts->FindUnfinished("app", id, {"1", "digest 1"}, {})->first, 2u);
+}
+
+// A build from before stored what broke off as a result. It is none.
+TEST_F(Records, AFormerResultOfACallThatBrokeOffIsAnsweredAnew) {
+  const std::string id = NewContextOf(*store_.contexts, "app");
+  ASSERT_TRUE(store_.contexts->Commit(Exchange("app", id, "1")).ok());
+  RecordCommit former = Answered(id, "r", kCut);
+  former.result->result = kCut;
+  ASSERT_TRUE(store_.contexts->Commit(former).ok());
+  FormerResults form;
+  form.is_answer = [](std::string_view result) { return result != kCut; };
+  form.find = [](const std::vector<std::string>& segments, std::string_view result) {
+    const auto found = std::find(segments.begin(), segments.end(), result);
+    return SegmentRange{static_cast<uint32_t>(found - segments.begin()) - 1, 2};
+  };
+  const auto contexts = *ContextRecords::Load(*store_.db, clock_, {}, form);
+  EXPECT_TRUE(absl::IsNotFound(contexts->FindResult("app", "r", "digest r").status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(contexts->FindResult("app", "r", "another").status()));
+  ASSERT_TRUE(Replace(*contexts, Answered(id, "r", "whole")).ok());
+  EXPECT_THAT(*contexts->ReadSegments("app", id), ElementsAre("q 1", "a 1", "q r", "whole"));
+  EXPECT_EQ(*contexts->FindResult("app", "r", "digest r"), "result r");
+}
+
+// Whatever breaks off, is tried again and comes in between, in whatever order, with a kill at any
+// moment: every answered exchange stands in the context once, and none of what was replaced.
+TEST_F(Records, RandomOrdersLeaveEachAnswerOnce) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::string path = dir_ / "random";
+  auto opened = std::make_unique<Opened>(path, clock_);
+  const std::string id = NewContextOf(*opened->contexts, "app");
+  std::vector<std::pair<std::string, std::string>> expected;  // request, answer; in order
+  const auto drop = [&](const std::string& request) {
+    std::erase_if(expected, [&](const auto& exchange) { return exchange.first == request; });
+  };
+  std::set<std::string> answered;
+  for (int step = 0; step < 120; ++step) {
+    const std::string request = "r" + std::to_string(random() % 6);
+    if (answered.contains(request)) {
+      const auto stored = opened->contexts->FindResult("app", request, "digest " + request);
+      ASSERT_TRUE(stored.ok()) << stored.status();
+      if (random() % 4 != 0) continue;
+      clock_.Advance(86400 * kNanosPerSecond);  // every name is free again
+      answered.clear();
+      for (auto& exchange : expected) {
+        if (exchange.second != kCut) exchange.first += " of before";
+      }
+      continue;
+    }
+    const bool whole = random() % 3 == 0;
+    drop(request);
+    expected.emplace_back(request, whole ? "whole " + std::to_string(step) : kCut);
+    const RecordCommit commit =
+        whole ? Answered(id, request, expected.back().second) : Broken(id, request, kCut);
+    ASSERT_TRUE(Replace(*opened->contexts, commit).ok());
+    if (whole) answered.insert(request);
+    if (random() % 5 == 0) {
+      opened = nullptr;
+      opened = std::make_unique<Opened>(path, clock_);
+    }
+    const auto segments = opened->contexts->ReadSegments("app", id);
+    ASSERT_TRUE(segments.ok()) << segments.status();
+    ASSERT_EQ(segments->size(), 2 * expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_TRUE((*segments)[2 * i] == "q " + expected[i].first.substr(0, 2)) << i;
+      ASSERT_EQ((*segments)[2 * i + 1], expected[i].second) << i;
+    }
+  }
 }
 
 TEST_F(Records, LimitsAreNamed) {

@@ -121,9 +121,14 @@ grpc::ServerUnaryReactor* ContextStoreService::ReadContext(
     ContextRecords& contexts = store_.contexts();
     WITHY_ASSIGN_OR_RETURN(const ContextSummary summary,
                            contexts.Find(request->app_id(), request->context_id()));
-    WITHY_ASSIGN_OR_RETURN(const std::vector<std::string> segments,
+    WITHY_ASSIGN_OR_RETURN(std::vector<std::string> segments,
                            contexts.ReadSegments(request->app_id(), request->context_id()));
+    WITHY_ASSIGN_OR_RETURN(
+        const SegmentRange unfinished,
+        contexts.FindUnfinished(request->app_id(), request->context_id(),
+                                {request->request_id(), request->request_digest()}, segments));
     *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    if (LeaveOut(unfinished, &segments) > 0) response->mutable_context()->set_tokens(0);
     return AddSegments(segments, response->mutable_segments());
   });
 }

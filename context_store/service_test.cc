@@ -22,7 +22,8 @@ using Stream = grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>;
 class LeaseClient {
  public:
   LeaseClient(v1::ContextStore::Stub& stub, uint64_t epoch, const std::string& app,
-              const std::string& context, uint32_t claim_chunks = 0) {
+              const std::string& context, uint32_t claim_chunks = 0,
+              const std::string& request_id = "") {
     rpc::SetTimeout(&context_, absl::Seconds(30));
     stream_ = stub.Lease(&context_);
     v1::LeaseRequest request;
@@ -30,6 +31,8 @@ class LeaseClient {
     request.mutable_open()->set_app_id(app);
     request.mutable_open()->set_context_id(context);
     request.mutable_open()->set_claim_chunks(claim_chunks);
+    request.mutable_open()->set_request_id(request_id);
+    if (!request_id.empty()) request.mutable_open()->set_request_digest(std::string(32, 'd'));
     stream_->Write(request);
   }
   ~LeaseClient() { Cancel(); }
@@ -66,6 +69,35 @@ class LeaseClient {
       commit->set_request_digest(std::string(32, 'd'));
       commit->mutable_result()->mutable_finished()->set_text("answer to " + text);
     }
+    stream_->Write(request);
+    return Read();
+  }
+  // Commits `text` as what a call that broke off leaves.
+  v1::LeaseEvent BreakOff(const std::string& text, const std::string& request_id) {
+    v1::LeaseRequest request;
+    v1::LeaseCommit* commit = request.mutable_commit();
+    commit->add_appended()->set_text(text);
+    commit->set_request_id(request_id);
+    commit->set_request_digest(std::string(32, 'd'));
+    commit->set_broken_off(true);
+    stream_->Write(request);
+    return Read();
+  }
+  // Commits a question and `text`, an answer that was cut short, as a result.
+  v1::LeaseEvent CommitCancelled(const std::string& text, const std::string& request_id,
+                                 bool by_caller) {
+    v1::LeaseRequest request;
+    v1::LeaseCommit* commit = request.mutable_commit();
+    commit->add_appended()->set_role("user");
+    v1::Segment* answer = commit->add_appended();
+    answer->set_role("assistant");
+    answer->set_text(text);
+    answer->set_cancelled(true);
+    commit->set_request_id(request_id);
+    commit->set_request_digest(std::string(32, 'd'));
+    commit->mutable_result()->mutable_finished()->set_reason(v1::FINISH_REASON_CANCELLED);
+    commit->mutable_result()->mutable_finished()->set_text(text);
+    commit->mutable_result()->set_cancelled_by_caller(by_caller);
     stream_->Write(request);
     return Read();
   }
@@ -269,6 +301,98 @@ TEST_F(ServiceTest, ARetryGetsTheStoredResultAndAddsNothing) {
   Call(&Stub::FindResult, find, grpc::StatusCode::ALREADY_EXISTS);
   find.set_request_id("other");
   Call(&Stub::FindResult, find, grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServiceTest, WhatBrokeOffIsLeftOutForItsRetryAndReplaced) {
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app, "be brief");
+  const uint64_t epoch = Attach();
+  {
+    LeaseClient lease(*stub_, epoch, app, id);
+    ASSERT_TRUE(lease.Read().has_opened());
+    EXPECT_TRUE(lease.BreakOff("how are", "req").has_committed());
+    EXPECT_TRUE(lease.Finish().ok());
+  }
+  EXPECT_EQ(Get(app, id).messages_size(), 2) << "what there is stays until the retry";
+  v1::FindResultRequest find;
+  find.set_app_id(app);
+  find.set_request_id("req");
+  find.set_request_digest(std::string(32, 'd'));
+  Call(&Stub::FindResult, find, grpc::StatusCode::NOT_FOUND);
+  v1::StoreGetContextRequest count;
+  count.set_app_id(app);
+  count.set_context_id(id);
+  count.set_request_id("req");
+  count.set_request_digest(std::string(32, 'd'));
+  EXPECT_EQ(Call(&Stub::ReadContext, count).segments_size(), 1);
+
+  {
+    LeaseClient other(*stub_, epoch, app, id);
+    EXPECT_EQ(other.Read().opened().segments_size(), 2) << "another call sees what was said";
+    other.Abort();
+    EXPECT_TRUE(other.Finish().ok());
+  }
+  {
+    LeaseClient retry(*stub_, epoch, app, id, 0, "req");
+    const v1::LeaseEvent opened = retry.Read();
+    EXPECT_EQ(opened.opened().segments_size(), 1);
+    EXPECT_EQ(opened.opened().left_out_segments(), 1u);
+    retry.Abort();
+    EXPECT_TRUE(retry.Finish().ok());
+  }
+  EXPECT_EQ(Get(app, id).messages_size(), 2) << "a retry without an answer changes nothing";
+  LeaseClient retry(*stub_, epoch, app, id, 0, "req");
+  ASSERT_TRUE(retry.Read().has_opened());
+  EXPECT_TRUE(retry.Commit("how are you", 0, "req").has_committed());
+  EXPECT_TRUE(retry.Finish().ok());
+  const v1::GetContextResponse got = Get(app, id);
+  ASSERT_EQ(got.messages_size(), 2);
+  EXPECT_EQ(got.messages(1).message().content(), "how are you");
+  EXPECT_EQ(Call(&Stub::FindResult, find).result().finished().text(), "answer to how are you");
+}
+
+// As builds stored it that took a broken connection for a cancel.
+TEST_F(ServiceTest, AFormerResultThatNobodyCancelledIsNone) {
+  const std::string app = Bind("mail").app_id();
+  const std::string id = CreateContext(app);
+  const uint64_t epoch = Attach();
+  for (const bool by_caller : {false, true}) {
+    const std::string request = by_caller ? "wanted" : "broken";
+    {
+      LeaseClient lease(*stub_, epoch, app, id);
+      ASSERT_TRUE(lease.Read().has_opened());
+      EXPECT_TRUE(lease.CommitCancelled("how are", request, by_caller).has_committed());
+      EXPECT_TRUE(lease.Finish().ok());
+    }
+    v1::FindResultRequest find;
+    find.set_app_id(app);
+    find.set_request_id(request);
+    find.set_request_digest(std::string(32, 'd'));
+    Call(&Stub::FindResult, find, by_caller ? grpc::StatusCode::OK : grpc::StatusCode::NOT_FOUND);
+    if (by_caller) break;
+    LeaseClient retry(*stub_, epoch, app, id, 0, request);
+    const v1::LeaseEvent opened = retry.Read();
+    EXPECT_EQ(opened.opened().segments_size(), 0);
+    EXPECT_EQ(opened.opened().left_out_segments(), 2u) << "the prompt and the part";
+    EXPECT_TRUE(retry.Commit("how are you", 0, request).has_committed());
+    EXPECT_TRUE(retry.Finish().ok());
+    EXPECT_EQ(Get(app, id).messages_size(), 1);
+    EXPECT_EQ(Call(&Stub::FindResult, find).result().finished().text(), "answer to how are you");
+  }
+}
+
+TEST_F(ServiceTest, CreatingAgainWithAnotherSystemPromptIsRefused) {
+  v1::StoreCreateContextRequest create;
+  create.set_app_id(Bind("mail").app_id());
+  create.mutable_request()->set_request_id("r");
+  create.mutable_request()->set_system_prompt("be brief");
+  const std::string id = Call(&Stub::CreateContext, create).context().context_id();
+  EXPECT_EQ(Call(&Stub::CreateContext, create).context().context_id(), id);
+  create.mutable_request()->set_system_prompt("be verbose");
+  Call(&Stub::CreateContext, create, grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_THAT(last_error_, ::testing::HasSubstr("system_prompt"));
+  create.mutable_request()->clear_system_prompt();
+  Call(&Stub::CreateContext, create, grpc::StatusCode::ALREADY_EXISTS);
 }
 
 TEST_F(ServiceTest, AnotherAppsContextIsNotFoundEverywhere) {

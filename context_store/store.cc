@@ -62,7 +62,8 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   const StoreOptions& o = store->options_;
   WITHY_ASSIGN_OR_RETURN(store->db_, RecordDb::Open(o.db));
   WITHY_ASSIGN_OR_RETURN(store->apps_, AppRegistry::Load(*store->db_, clock));
-  WITHY_ASSIGN_OR_RETURN(store->contexts_, ContextRecords::Load(*store->db_, clock, o.limits));
+  WITHY_ASSIGN_OR_RETURN(store->contexts_,
+                         ContextRecords::Load(*store->db_, clock, o.limits, o.former));
   WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
   WITHY_RETURN_IF_ERROR(store->LoadFormerWorkers());
   absl::MutexLock lock(&store->mutex_);
@@ -317,9 +318,16 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   span.set_queued_ns(opened.opened_ns);
   LoadedContext loaded;
   if (opened.spec.context_id.empty()) return loaded;
-  WITHY_ASSIGN_OR_RETURN(loaded.segments,
-                         contexts_->ReadSegments(opened.spec.app_id, opened.spec.context_id));
+  const LeaseSpec& spec = opened.spec;
+  WITHY_ASSIGN_OR_RETURN(loaded.segments, contexts_->ReadSegments(spec.app_id, spec.context_id));
+  WITHY_ASSIGN_OR_RETURN(
+      const SegmentRange replaced,
+      contexts_->FindUnfinished(spec.app_id, spec.context_id, spec.request, loaded.segments));
+  loaded.left_out = LeaveOut(replaced, &loaded.segments);
   absl::MutexLock lock(&mutex_);
+  if (const auto found = leases_.find(lease); found != leases_.end()) {
+    found->second.replaces = replaced;
+  }
   loaded.resident = table_->Resident(lease);
   span.set_value(loaded.resident.size());
   return loaded;
@@ -359,7 +367,8 @@ absl::Status Store::Fault(LeaseId lease, uint32_t chunk, std::string_view reason
 
 absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
-  if (opened.spec.rebuild && (!outcome.segments.empty() || outcome.result.has_value())) {
+  if (opened.spec.rebuild &&
+      (!outcome.segments.empty() || outcome.result.has_value() || outcome.unfinished.has_value())) {
     return absl::InvalidArgumentError("commit of a rebuild: it adds nothing to the record");
   }
   ScopedSpan span(recorder_, Phase::kCommit, opened.spec.call_id);
@@ -377,9 +386,10 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
                    opened.spec.context_id);
     }
   }
-  absl::StatusOr<uint64_t> revision =
-      contexts_->Commit({opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments),
-                         outcome.tokens, std::move(outcome.result), outcome.dropped});
+  const SegmentRange replaces = outcome.segments.empty() ? SegmentRange() : opened.replaces;
+  absl::StatusOr<uint64_t> revision = contexts_->Commit(
+      {opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments), outcome.tokens,
+       std::move(outcome.result), std::move(outcome.unfinished), replaces, outcome.dropped});
   if (revision.ok()) commits_.Add();
   Listeners granted;
   {

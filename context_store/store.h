@@ -35,6 +35,7 @@ struct StoreOptions {
   uint64_t arena_bytes = 256 << 20;
   uint32_t max_leases = 1024;
   uint32_t max_waiting_leases = 256;
+  FormerResults former;
   UniqueFd kept_arena;  // what systemd kept of the store that ran before; may be empty
 };
 
@@ -55,10 +56,12 @@ struct LeaseSpec {
   std::string context_id;  // empty = stateless
   uint64_t call_id = 0;
   bool rebuild = false;  // see LeaseTable::Open
+  RequestKey request = {};
 };
 
 struct LoadedContext {
   std::vector<std::string> segments;
+  uint32_t left_out = 0;  // segments of the record that the call replaces
   std::vector<ResidentChunk> resident;
 };
 
@@ -68,6 +71,7 @@ struct LeaseOutcome {
   uint32_t tokens = 0;
   uint32_t dropped = 0;  // as RecordCommit
   std::optional<NewResult> result;
+  std::optional<RequestKey> unfinished = {};
 };
 
 struct StoreStats {
@@ -143,6 +147,7 @@ class Store {
     // Shared with the stream's reactor, which may be done with it before or after the store is.
     std::shared_ptr<LeaseListener> listener;
     int64_t opened_ns = 0;
+    SegmentRange replaces = {};  // as it was loaded
   };
   using Listeners = std::vector<std::shared_ptr<LeaseListener>>;
 

@@ -1,5 +1,6 @@
 #include "draft_worker/answerer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,8 @@ constexpr int64_t kHangNs = 20 * kNanosPerSecond;
 constexpr absl::Duration kCancelGrace = absl::Seconds(5);
 
 absl::Status Draining() { return absl::UnavailableError("draft_worker is shutting down: retry"); }
+
+absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
 
 }  // namespace
 
@@ -52,6 +55,25 @@ absl::Status Answerer::Submit(uint64_t call_id, engine::AnswerRequest request,
                       .queue_position = position});
   queued_.Set(static_cast<int64_t>(waiting_.size()));
   return absl::OkStatus();
+}
+
+bool Answerer::Cancel(uint64_t call_id) {
+  Call call;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (busy_ && busy_call_ == call_id) {
+      cancel_call_ = true;
+      return true;
+    }
+    const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [&](const Call& c) { return c.call_id == call_id; });
+    if (found == waiting_.end()) return false;
+    call = std::move(*found);
+    waiting_.erase(found);
+    queued_.Set(static_cast<int64_t>(waiting_.size()));
+  }
+  call.sink->Done(CancelledEarly(), call.arrived_ns);
+  return true;
 }
 
 void Answerer::Drain(absl::Duration grace) {
@@ -97,14 +119,28 @@ void Answerer::Run() {
       call = std::move(waiting_.front());
       waiting_.pop_front();
       busy_ = true;
+      busy_call_ = call.call_id;
+      cancel_call_ = false;
       running_.Set(1);
       queued_.Set(static_cast<int64_t>(waiting_.size()));
     }
     telemetry::RecordDuration(recorder_, telemetry::Phase::kQueue, call.call_id, call.arrived_ns,
                               clock_.SteadyNanos());
     call.sink->Begun(call.queue_position);
-    call.sink->Done(Answer(call), call.arrived_ns);
+    call.sink->Done(Judge(Answer(call)), call.arrived_ns);
   }
+}
+
+// A part of an answer is a result only where the caller asked for it.
+absl::StatusOr<engine::SoloResult> Answerer::Judge(
+    absl::StatusOr<engine::SoloResult> result) const {
+  if (!result.ok() || result->reason != engine::FinishReason::kCancelled) return result;
+  if (cancel_call_) {
+    if (result->tokens.empty()) return CancelledEarly();
+    return result;
+  }
+  if (cancel_all_) return Draining();
+  return absl::CancelledError("the call's stream has ended");
 }
 
 absl::StatusOr<engine::SoloResult> Answerer::Answer(const Call& call) {
@@ -119,7 +155,7 @@ absl::StatusOr<engine::SoloResult> Answerer::Answer(const Call& call) {
       .cancelled =
           [&] {
             step_since_ns_ = clock_.SteadyNanos();
-            return cancel_all_ || call.sink->cancelled();
+            return cancel_all_ || cancel_call_ || call.sink->cancelled();
           },
       .on_step =
           [&](int32_t rows, int64_t started_ns, int64_t ended_ns) {

@@ -30,7 +30,7 @@ class AnswerSink {
   virtual void Progress(int32_t computed, int32_t tokens) = 0;
   virtual void Delta(const engine::AnswerDelta& delta) = 0;
   virtual void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) = 0;
-  // Asked between steps.
+  // The caller is gone: the call fails. Asked between steps.
   virtual bool cancelled() const = 0;
 };
 
@@ -57,8 +57,11 @@ class Answerer {
   // draining; the sink is then not called.
   absl::Status Submit(uint64_t call_id, engine::AnswerRequest request,
                       std::shared_ptr<AnswerSink> sink);
-  // Refuses new calls, lets those there finish for `grace`, then fails those that wait and cancels
-  // the one that runs.
+  // Ends a call because its caller said so: what there is of its answer is its result. False: no
+  // such call is here.
+  bool Cancel(uint64_t call_id);
+  // Refuses new calls, lets those there finish for `grace`, then fails those that wait and the one
+  // that runs.
   void Drain(absl::Duration grace);
 
   AnswererLoad load() const;
@@ -76,6 +79,7 @@ class Answerer {
 
   void Run();
   absl::StatusOr<engine::SoloResult> Answer(const Call& call);
+  absl::StatusOr<engine::SoloResult> Judge(absl::StatusOr<engine::SoloResult> result) const;
 
   engine::ServedModel& model_;
   const Options options_;
@@ -88,9 +92,11 @@ class Answerer {
   mutable absl::Mutex mutex_;
   std::deque<Call> waiting_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t busy_call_ ABSL_GUARDED_BY(mutex_) = 0;  // while busy_
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> cancel_all_{false};
+  std::atomic<bool> cancel_call_{false};   // the one that runs, by its caller
   std::atomic<int64_t> step_since_ns_{0};  // 0 = nothing is computed
   std::thread thread_;
 };

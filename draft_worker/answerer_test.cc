@@ -109,7 +109,44 @@ TEST_F(AnswererTest, QueueIsBoundedAndPositionsAreTold) {
   EXPECT_EQ(second->position, 1);
 }
 
-TEST_F(AnswererTest, CancelledCallStopsAtItsNextStep) {
+TEST_F(AnswererTest, WhatItsCallerCancelsStopsAtItsNextStepAndIsAResult) {
+  const auto answerer = Start();
+  const auto sink = std::make_shared<TestSink>();
+  sink->hold = true;
+  ASSERT_TRUE(answerer->Submit(1, Ask("hello", 400), sink).ok());
+  sink->held.acquire();
+  EXPECT_FALSE(answerer->Cancel(2));
+  EXPECT_TRUE(answerer->Cancel(1));
+  sink->go.release();
+  sink->over.WaitForNotification();
+  ASSERT_TRUE(sink->result.ok());
+  EXPECT_EQ(sink->result->reason, engine::FinishReason::kCancelled);
+  EXPECT_EQ(sink->result->tokens.size(), 1u);
+  // The next call is not.
+  const auto next = std::make_shared<TestSink>();
+  ASSERT_TRUE(answerer->Submit(1, Ask("hello"), next).ok());
+  next->over.WaitForNotification();
+  ASSERT_TRUE(next->result.ok()) << next->result.status();
+  EXPECT_EQ(next->result->tokens.size(), 12u);
+}
+
+TEST_F(AnswererTest, ACallThatWaitsCanBeCancelled) {
+  const auto answerer = Start();
+  const auto running = std::make_shared<TestSink>();
+  running->hold = true;
+  ASSERT_TRUE(answerer->Submit(1, Ask("hello"), running).ok());
+  running->held.acquire();
+  const auto waiting = std::make_shared<TestSink>();
+  ASSERT_TRUE(answerer->Submit(2, Ask("hello"), waiting).ok());
+  EXPECT_TRUE(answerer->Cancel(2));
+  waiting->over.WaitForNotification();
+  EXPECT_EQ(waiting->result.status().code(), absl::StatusCode::kCancelled);
+  running->go.release();
+  running->over.WaitForNotification();
+  EXPECT_TRUE(running->result.ok()) << running->result.status();
+}
+
+TEST_F(AnswererTest, ACallerThatIsGoneGetsNoPartForAnAnswer) {
   const auto answerer = Start();
   const auto sink = std::make_shared<TestSink>();
   sink->hold = true;
@@ -118,9 +155,8 @@ TEST_F(AnswererTest, CancelledCallStopsAtItsNextStep) {
   sink->cancel = true;
   sink->go.release();
   sink->over.WaitForNotification();
-  ASSERT_TRUE(sink->result.ok());
-  EXPECT_EQ(sink->result->reason, engine::FinishReason::kCancelled);
-  EXPECT_EQ(sink->result->tokens.size(), 1u);
+  EXPECT_EQ(sink->result.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(sink->deltas, 1) << "it stopped at its next step";
 }
 
 TEST_F(AnswererTest, TooLongPromptIsOutOfRangeAndOthersGoOn) {
@@ -161,7 +197,8 @@ TEST_F(AnswererTest, DrainEndsWhatWaitsAndRefusesMore) {
   running->go.release();
   drain.join();
   running->over.WaitForNotification();
-  EXPECT_EQ(running->result->reason, engine::FinishReason::kCancelled);
+  EXPECT_EQ(running->result.status().code(), absl::StatusCode::kUnavailable)
+      << "a part is no answer";
   EXPECT_EQ(answerer->Submit(3, Ask("x"), std::make_shared<TestSink>()).code(),
             absl::StatusCode::kUnavailable);
 }

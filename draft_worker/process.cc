@@ -7,11 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/board.h"
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "draft_worker/answerer.h"
+#include "draft_worker/draft_fit.h"
 #include "draft_worker/service.h"
 #include "engine/session/cost_probe.h"
 #include "rpc/open_streams.h"
@@ -35,9 +38,53 @@ int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
 class DraftWorker final : public rpc::Process {
  public:
   absl::Status Start(const proto::Config& config) {
-    const proto::ModelConfig& draft = config.draft();
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "draft_worker"));
+    const std::string misfit = Misfit(config);
+    if (!misfit.empty() && IsDefaultDraft(config)) {
+      const std::string why =
+          absl::StrCat("no draft: ", misfit, "; set draft.path to a model of that vocabulary");
+      spdlog::warn("{}", why);
+      service_ = MakeNoDraftService(why);
+    } else {
+      WITHY_RETURN_IF_ERROR(ServeModel(config, misfit));
+    }
+    WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "draft_worker",
+                                                        .listen = {config.draft().listen()},
+                                                        .answers = &answers_},
+                                                       {service_.get()}));
+    server_->SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Duration grace) override {
+    server_->SetServing(false);
+    if (answerer_ != nullptr) answerer_->Drain(grace);
+    server_->Shutdown(absl::Seconds(1));
+  }
+
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
+
+  bool MakesProgress() override { return answerer_ == nullptr || answerer_->MakesProgress(); }
+
+ private:
+  // "" also where the target's file cannot be read here: it may be on another board.
+  static std::string Misfit(const proto::Config& config) {
+    const auto why = WhyNoDraftFor(config.draft().path(), config.model().path());
+    if (why.ok()) return *why;
+    spdlog::info("not known whether the draft's vocabulary is the target's: {}",
+                 std::string(why.status().message()));
+    return "";
+  }
+
+  absl::Status ServeModel(const proto::Config& config, const std::string& misfit) {
+    const proto::ModelConfig& draft = config.draft();
+    std::string note;
+    if (!misfit.empty()) {
+      note = absl::StrCat("cannot draft for the target: ", misfit,
+                          "; it answers on its own all the same");
+      spdlog::warn("{}", note);
+    }
     WITHY_ASSIGN_OR_RETURN(
         model_, engine::OpenServedModel(engine::OptionsFromWire(draft, config.state_dir())));
     WITHY_ASSIGN_OR_RETURN(
@@ -61,28 +108,13 @@ class DraftWorker final : public rpc::Process {
         engine::DefaultsFor(draft, model_->recommended, model_->bundle.model->info().vocab_size);
     for (const std::string& key : model_->recommended.ignored)
       spdlog::warn("{}: {} is ignored", draft.path(), key);
-    service_ =
-        MakeDraftWorkerService(*answerer_, *model_, cost, defaults, draft.queue_limit(), answers_);
-    WITHY_ASSIGN_OR_RETURN(
-        server_, rpc::Server::Start(
-                     {.name = "draft_worker", .listen = {draft.listen()}, .answers = &answers_},
-                     {service_.get()}));
-    server_->SetServing(true);
+    service_ = MakeDraftWorkerService(
+        *answerer_, *model_, cost,
+        {.queue_limit = draft.queue_limit(), .defaults = defaults, .note = note}, answers_);
     return absl::OkStatus();
   }
 
-  void Drain(absl::Duration grace) override {
-    server_->SetServing(false);
-    answerer_->Drain(grace);
-    server_->Shutdown(absl::Seconds(1));
-  }
-
-  std::vector<std::string> addresses() const override { return server_->addresses(); }
-
-  bool MakesProgress() override { return answerer_->MakesProgress(); }
-
- private:
-  // Destroyed from the last to the first.
+  // Destroyed from the last to the first. Without model and answerer there is no draft.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
   std::unique_ptr<Answerer> answerer_;

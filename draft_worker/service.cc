@@ -2,6 +2,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -115,14 +116,14 @@ class StreamSink final : public AnswerSink {
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
  public:
   DraftWorkerService(Answerer& answerer, const engine::ServedModel& model,
-                     const engine::WorkerCost& cost, const engine::AnswerDefaults& defaults,
-                     size_t queue_limit, rpc::OpenStreams& answers)
+                     const engine::WorkerCost& cost, const DraftServiceOptions& options,
+                     rpc::OpenStreams& answers)
       : answerer_(answerer),
         model_(model),
         cost_(cost),
-        defaults_(defaults),
-        queue_limit_(queue_limit),
-        answers_(answers) {
+        options_(options),
+        answers_(answers),
+        encoder_fingerprint_(model.encoder.Fingerprint()) {
     const engine::ModelInfo& info = model.bundle.model->info();
     limits_.vocab_size = info.vocab_size;
     limits_.context_length = model.window;
@@ -141,38 +142,79 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return queue->reactor();
   }
 
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
+                                   const v1::CancelRunRequest* request,
+                                   v1::CancelRunResponse* /*response*/) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool found = answerer_.Cancel(request->call_id());
+    reactor->Finish(found ? grpc::Status::OK
+                          : rpc::ToGrpc(absl::NotFoundError("no such call is here")));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(Count(*request, response)));
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetWorkerInfoRequest* /*request*/,
                                           v1::GetWorkerInfoResponse* response) override {
     const engine::ModelInfo& info = model_.bundle.model->info();
-    *response->mutable_model() = engine::Describe(info, "draft", model_.window, defaults_);
+    *response->mutable_model() = engine::Describe(info, "draft", model_.window, options_.defaults);
+    response->mutable_model()->set_note(options_.note);
     *response->mutable_cost() = engine::ToWire(cost_, info);
+    response->set_instance(instance_);
+    response->set_encoder_fingerprint(encoder_fingerprint_);
     const AnswererLoad load = answerer_.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));
     wire->set_queued_calls(static_cast<uint32_t>(load.queued));
-    wire->set_queue_limit(static_cast<uint32_t>(queue_limit_));
+    wire->set_queue_limit(static_cast<uint32_t>(options_.queue_limit));
     v1::ProcessStatus* status = response->mutable_status();
     rpc::FillProcessStatus("draft_worker", status);
     status->set_model_bytes(static_cast<uint64_t>(info.weight_bytes));
     status->set_running_calls(wire->running_calls());
     status->set_queued_calls(wire->queued_calls());
     status->set_queue_limit(wire->queue_limit());
-    status->set_detail(info.name + "; " + engine::Describe(cost_));
+    status->set_detail(absl::StrCat(info.name, "; ", engine::Describe(cost_),
+                                    options_.note.empty() ? "" : "; ", options_.note));
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
   }
 
  private:
+  static absl::Status Stateless(const std::string& context_id) {
+    if (context_id.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "context_id: the draft model answers stateless calls only; leave it empty");
+  }
+
+  absl::Status Count(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) const {
+    WITHY_RETURN_IF_ERROR(Stateless(request.context_id()));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<engine::Segment> prompt,
+                           engine::PromptFromWire(request.prompt(), request.kept()));
+    WITHY_ASSIGN_OR_RETURN(
+        const engine::EncodedConversation encoded,
+        model_.encoder.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow));
+    response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()));
+    response->set_instance(instance_);
+    return absl::OkStatus();
+  }
+
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
-    if (!request.context_id().empty()) {
-      return absl::InvalidArgumentError(
-          "context_id: the draft model answers stateless calls only; leave it empty");
+    WITHY_RETURN_IF_ERROR(Stateless(request.context_id()));
+    if (request.worker_instance() != 0 && request.worker_instance() != instance_) {
+      return absl::AbortedError(
+          "draft_worker was restarted since the call was decided: decide anew");
     }
     WITHY_ASSIGN_OR_RETURN(
         engine::AnswerRequest answer,
-        engine::RequestFromWire(request, defaults_, RandomId64(), model_.window));
+        engine::RequestFromWire(request, options_.defaults, RandomId64(), model_.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(answer, limits_));
     auto sink =
         std::make_shared<StreamSink>(queue, answer.sampling, model_, request.report_progress());
@@ -182,19 +224,65 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   Answerer& answerer_;
   const engine::ServedModel& model_;
   const engine::WorkerCost cost_;
-  const engine::AnswerDefaults defaults_;
-  const size_t queue_limit_;
+  const DraftServiceOptions options_;
   rpc::OpenStreams& answers_;
+  const uint64_t encoder_fingerprint_;
+  const uint64_t instance_ = RandomId64();
   engine::RequestLimits limits_;
+};
+
+// Says why there is no draft, whatever it is asked.
+class NoDraftService final : public v1::DraftWorker::CallbackService {
+ public:
+  explicit NoDraftService(std::string why) : why_(std::move(why)) {}
+
+  grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
+                                                 const v1::RunRequest* /*request*/) override {
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context);
+    queue->Close(absl::NotFoundError(why_));
+    return queue->reactor();
+  }
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
+                                   const v1::CancelRunRequest*, v1::CancelRunResponse*) override {
+    return Refuse(context);
+  }
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const v1::TokenizeRequest*, v1::TokenizeResponse*) override {
+    return Refuse(context);
+  }
+  grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetWorkerInfoRequest* /*request*/,
+                                          v1::GetWorkerInfoResponse* response) override {
+    response->set_without_model(why_);
+    rpc::FillProcessStatus("draft_worker", response->mutable_status());
+    response->mutable_status()->set_detail(why_);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context) const {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(absl::NotFoundError(why_)));
+    return reactor;
+  }
+
+  const std::string why_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeDraftWorkerService(
-    Answerer& answerer, const engine::ServedModel& model, const engine::WorkerCost& cost,
-    const engine::AnswerDefaults& defaults, size_t queue_limit, rpc::OpenStreams& answers) {
-  return std::make_unique<DraftWorkerService>(answerer, model, cost, defaults, queue_limit,
-                                              answers);
+std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
+                                                      const engine::ServedModel& model,
+                                                      const engine::WorkerCost& cost,
+                                                      const DraftServiceOptions& options,
+                                                      rpc::OpenStreams& answers) {
+  return std::make_unique<DraftWorkerService>(answerer, model, cost, options, answers);
+}
+
+std::unique_ptr<grpc::Service> MakeNoDraftService(std::string why) {
+  return std::make_unique<NoDraftService>(std::move(why));
 }
 
 }  // namespace withy::draft_worker

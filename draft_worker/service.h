@@ -1,7 +1,9 @@
 // DraftWorker on the wire. Neighbours: answerer.h does the work.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <string>
 
 #include "draft_worker/answerer.h"
 #include "engine/session/served_model.h"
@@ -15,9 +17,21 @@ class Service;
 
 namespace withy::draft_worker {
 
+struct DraftServiceOptions {
+  size_t queue_limit = 0;
+  engine::AnswerDefaults defaults;
+  std::string note;  // ModelDescription.note
+};
+
 // Everything is borrowed and outlives the service. `answers` counts those not fully sent.
-std::unique_ptr<grpc::Service> MakeDraftWorkerService(
-    Answerer& answerer, const engine::ServedModel& model, const engine::WorkerCost& cost,
-    const engine::AnswerDefaults& defaults, size_t queue_limit, rpc::OpenStreams& answers);
+std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
+                                                      const engine::ServedModel& model,
+                                                      const engine::WorkerCost& cost,
+                                                      const DraftServiceOptions& options,
+                                                      rpc::OpenStreams& answers);
+
+// Of a process that serves no model: `why` is what it says to every call, NOT_FOUND, and as its
+// status.
+std::unique_ptr<grpc::Service> MakeNoDraftService(std::string why);
 
 }  // namespace withy::draft_worker

@@ -50,12 +50,19 @@ struct LeaseOpen {
   bool rebuild = false;  // claims lie beside what the context has, until the commit
   // Of a stateless call: chunks from 0 on that it is sure to need, claimed with the opening.
   int32_t claim_chunks = 0;
+  // The request that the call answers, if it has an id: what an earlier try left unfinished is
+  // replaced.
+  std::string request_id = {};
+  std::string request_digest = {};
 };
 
 struct OpenedLease {
   std::vector<engine::Segment> segments;
   std::vector<ResidentChunk> resident;    // from chunk 0 on, without gaps
   std::vector<ChunkBlocks> claimed = {};  // by LeaseOpen::claim_chunks; may be none
+  // Segments of the record that are not in `segments`, because the call replaces them; the resident
+  // KV may have been computed with them.
+  int32_t left_out = 0;
   // Shared: a step may still use a mapping while the worker attaches to a restarted store.
   std::shared_ptr<const Arena> arena;
 };
@@ -71,6 +78,8 @@ struct LeaseCommit {
   std::string decision;  // wire bytes, stored with the result as they came
   engine::SamplingParams sampling;
   CallOutcome outcome;
+  // What is appended is no result of request_id, and a retry of it replaces it.
+  bool broken_off = false;
 };
 
 // Methods do not block and may be called from any thread. Destroying a lease that was not committed

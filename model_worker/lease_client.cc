@@ -71,6 +71,8 @@ class LeaseClient::Impl {
     wire.set_call_id(open.call_id);
     wire.set_rebuild(open.rebuild);
     wire.set_claim_chunks(static_cast<uint32_t>(open.claim_chunks));
+    wire.set_request_id(open.request_id);
+    wire.set_request_digest(open.request_digest);
     absl::MutexLock lock(&mutex_);
     if (arena_ == nullptr) return Away();
     wire.set_epoch(arena_->epoch());
@@ -89,10 +91,7 @@ class LeaseClient::Impl {
     return lease;
   }
 
-  absl::StatusOr<ContextInfo> GetContext(const std::string& app_id, const std::string& context_id) {
-    v1::StoreGetContextRequest request;
-    request.set_app_id(app_id);
-    request.set_context_id(context_id);
+  absl::StatusOr<ContextInfo> GetContext(const v1::StoreGetContextRequest& request) {
     v1::ReadContextResponse response;
     grpc::ClientContext context;
     rpc::SetTimeout(&context, kRpcTimeout);
@@ -282,9 +281,8 @@ absl::StatusOr<std::shared_ptr<Lease>> LeaseClient::Open(LeaseOpen open,
   return impl_->Open(std::move(open), std::move(events));
 }
 
-absl::StatusOr<ContextInfo> LeaseClient::GetContext(const std::string& app_id,
-                                                    const std::string& context_id) {
-  return impl_->GetContext(app_id, context_id);
+absl::StatusOr<ContextInfo> LeaseClient::GetContext(const v1::StoreGetContextRequest& request) {
+  return impl_->GetContext(request);
 }
 
 absl::StatusOr<LeaseClient::Upgrade> LeaseClient::NextUpgrade() { return impl_->NextUpgrade(); }

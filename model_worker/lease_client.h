@@ -13,6 +13,7 @@
 #include "engine/session/segment.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "model_worker/lease.h"
+#include "withy/v1/context_store.pb.h"
 
 namespace withy::model_worker {
 
@@ -54,7 +55,7 @@ class LeaseClient final : public LeaseSource {
                                               std::shared_ptr<LeaseEvents> events) override;
 
   // Blocks for a round trip. Errors: NOT_FOUND, UNAVAILABLE.
-  absl::StatusOr<ContextInfo> GetContext(const std::string& app_id, const std::string& context_id);
+  absl::StatusOr<ContextInfo> GetContext(const v1::StoreGetContextRequest& request);
 
   // The context whose KV should be computed again at the full level. Blocks for a round trip.
   // Errors: NOT_FOUND (none), UNAVAILABLE.

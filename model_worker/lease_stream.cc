@@ -34,6 +34,7 @@ OpenedLease FromWire(const v1::LeaseOpened& wire) {
         {.where = FromWire(chunk.where()), .name = FromWire(chunk.identity())});
   }
   for (const v1::ChunkBlocks& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
+  opened.left_out = static_cast<int32_t>(wire.left_out_segments());
   return opened;
 }
 

@@ -85,6 +85,8 @@ v1::LeaseCommit ToWire(const LeaseCommit& commit, const engine::Tokenizer& token
   if (commit.request_id.empty()) return wire;
   wire.set_request_id(commit.request_id);
   wire.set_request_digest(commit.request_digest);
+  wire.set_broken_off(commit.broken_off);
+  if (commit.broken_off) return wire;
   v1::StoredResult* result = wire.mutable_result();
   // Bytes that this contract wrote itself; a decision that cannot be read is left out.
   if (!result->mutable_decision()->ParseFromString(commit.decision)) result->clear_decision();
@@ -93,6 +95,7 @@ v1::LeaseCommit ToWire(const LeaseCommit& commit, const engine::Tokenizer& token
     *result->add_tokens() = engine::ToWire(sample, commit.sampling, tokenizer);
   }
   result->set_model(model);
+  result->set_cancelled_by_caller(commit.outcome.reason == engine::FinishReason::kCancelled);
   return wire;
 }
 

@@ -237,7 +237,9 @@ void Scheduler::Open(Call& call) {
                              .context_id = call.request.context_id,
                              .call_id = call.request.call_id,
                              .rebuild = call.request.rebuild,
-                             .claim_chunks = ChunksToBegin(call.request)},
+                             .claim_chunks = ChunksToBegin(call.request),
+                             .request_id = call.request.request_id,
+                             .request_digest = call.request.request_digest},
                             std::make_shared<Events>(link_, call));
   if (!lease.ok()) return Fail(call, lease.status());
   call.lease = *std::move(lease);
@@ -312,6 +314,7 @@ void Scheduler::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks,
                                         "): retry later, or raise store.arena_bytes")));
   }
   call->sink->Delta(call->session->Finish(engine::FinishReason::kContextFull));
+  call->broken_off = true;  // a retry may find more room
   Commit(*call);
 }
 
@@ -322,26 +325,35 @@ void Scheduler::DropStalled() {
     const bool running = call->phase == Phase::kRunning && call->paused_since_ns != 0;
     if (running && now - call->paused_since_ns > kStalledReaderNs) stalled.push_back(ticket);
   }
-  for (const Ticket ticket : stalled) CancelNow(ticket);
+  for (const Ticket ticket : stalled) {
+    StopNow(ticket, absl::ResourceExhaustedError(absl::StrCat(
+                        "the answer was ended: nothing of it was read for ",
+                        kStalledReaderNs / kNanosPerSecond, " s; read the stream as it comes")));
+  }
 }
 
-void Scheduler::CancelNow(Ticket ticket) {
+// `why` is OK when the caller wants it.
+void Scheduler::StopNow(Ticket ticket, const absl::Status& why) {
   Call* call = Find(ticket);
   if (call == nullptr) return;
   if (call->phase == Phase::kCommitting) return;
   if (UnderWay(*call) && under_way_->parts.size() > 1) {  // its neighbours' rows are not lost
-    after_step_.push_back([this, ticket] { CancelNow(ticket); });
+    after_step_.push_back([this, ticket, why] { StopNow(ticket, why); });
     return;
   }
-  if (call->phase == Phase::kRunning && call->session->has_answer()) {
+  const bool running = call->phase == Phase::kRunning;
+  if (running && call->session->has_answer()) {
     call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
-    return Commit(*call);
+    call->broken_off = !why.ok();
+    call->ended = why;
+    if (why.ok() || !call->request.context_id.empty()) return Commit(*call);
   }
-  if (call->phase == Phase::kRunning && call->session->worth_keeping()) {
+  call->ended = why.ok() ? CancelledEarly() : why;
+  if (running && call->session->worth_keeping()) {
     call->unanswered = true;
     return Commit(*call);
   }
-  Fail(*call, CancelledEarly());
+  Fail(*call, call->ended);
 }
 
 void Scheduler::Commit(Call& call) {
@@ -352,8 +364,10 @@ void Scheduler::Commit(Call& call) {
   call.phase_since_ns = now;
   call.paused_since_ns = 0;
   Task commit = [session = call.session, lease = call.lease, times = call.times,
-                 unanswered = call.unanswered, unix_s = clock_.UnixNanos() / kNanosPerSecond]() {
+                 unanswered = call.unanswered, broken_off = call.broken_off,
+                 unix_s = clock_.UnixNanos() / kNanosPerSecond]() {
     LeaseCommit result = unanswered ? session->MakeUnanswered() : session->MakeCommit(unix_s);
+    result.broken_off = broken_off;
     result.outcome = session->Outcome();
     result.outcome.times = times;
     lease->Commit(std::move(result));
@@ -366,11 +380,11 @@ void Scheduler::OnCommitted(Ticket ticket) {
   if (call == nullptr) return;
   const int64_t now = clock_.SteadyNanos();
   metrics_.Committed(call->request.call_id, call->phase_since_ns, now);
-  if (call->unanswered && !call->request.rebuild) return Fail(*call, CancelledEarly());
+  if (!call->ended.ok()) return Fail(*call, call->ended);
   call->times.commit = now - call->phase_since_ns;
   CallOutcome outcome = call->session->Outcome();
   outcome.times = call->times;
-  EndName(*call, /*stored=*/true);
+  EndName(*call, /*stored=*/!call->broken_off);
   if (call->request.rebuild) {
     metrics_.Upgraded();
   } else {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -82,10 +83,18 @@ class Scheduler {
   // submitted in all, not before the next one has come and gone; sets `*calls_seen`. False: no more
   // calls are taken.
   bool AwaitQuiet(absl::Duration quiet, uint64_t* calls_seen);
-  // Stops a call within one step. What it answered so far is committed, marked; a call without an
+  // Both stop a call within one step, and commit what it answered so far, marked; a call without an
   // answer leaves nothing in the record, but the KV that it computed, so that its retry goes on
-  // from there.
+  // from there, and fails.
+  //
+  // Cancel: the caller wants what there is of the answer, which becomes its result. BreakOff: the
+  // caller is gone, or cannot be served any longer, which `why` says: the call fails, and what is
+  // committed is no result, but goes when its request_id is answered.
   void Cancel(Ticket ticket);
+  void BreakOff(Ticket ticket, absl::Status why);
+  // Cancels by RunRequest.call_id. `done` hears, from the engine thread, whether there is such a
+  // call.
+  void CancelCall(uint64_t call_id, std::function<void(bool found)> done);
 
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
   // read or written any more.
@@ -114,7 +123,7 @@ class Scheduler {
 
   Call* Find(Ticket ticket);
   void Enqueue(std::unique_ptr<Call> call);
-  void CancelNow(Ticket ticket);
+  void StopNow(Ticket ticket, const absl::Status& why);
   void CancelRebuilds();
   void StartCalls();
   void Open(Call& call);

@@ -92,8 +92,21 @@ bool Scheduler::AwaitQuiet(absl::Duration quiet, uint64_t* calls_seen) {
   return false;
 }
 
-void Scheduler::Cancel(Ticket ticket) {
-  Post([this, ticket] { CancelNow(ticket); });
+void Scheduler::Cancel(Ticket ticket) { BreakOff(ticket, absl::OkStatus()); }
+
+void Scheduler::BreakOff(Ticket ticket, absl::Status why) {
+  Post([this, ticket, why = std::move(why)] { StopNow(ticket, why); });
+}
+
+void Scheduler::CancelCall(uint64_t call_id, std::function<void(bool found)> done) {
+  Post([this, call_id, done = std::move(done)] {
+    std::optional<Ticket> ticket;
+    for (const auto& [number, call] : calls_) {
+      if (call->request.call_id == call_id && !call->request.rebuild) ticket = number;
+    }
+    if (ticket.has_value()) StopNow(*ticket, absl::OkStatus());
+    done(ticket.has_value());
+  });
 }
 
 void Scheduler::Post(Task task) {
@@ -131,7 +144,7 @@ void Scheduler::Drain(absl::Duration grace) {
       PostLocked([this] {
         std::vector<Ticket> tickets;
         for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
-        for (const Ticket ticket : tickets) CancelNow(ticket);
+        for (const Ticket ticket : tickets) StopNow(ticket, Draining());
       });
       mutex_.AwaitWithTimeout(absl::Condition(&empty), options_.commit_grace);
     }

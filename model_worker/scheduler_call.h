@@ -46,7 +46,10 @@ struct Scheduler::Call {
   Pacer pacer;
   bool level_changed = false;  // and no token of the new one has been told
   uint32_t steps = 0;
-  bool unanswered = false;  // cancelled before its answer: what is committed is KV alone
+  bool unanswered = false;  // ended before its answer: what is committed is KV alone
+  // What is committed is no result: a retry answers anew, in its place.
+  bool broken_off = false;
+  absl::Status ended;  // not OK: what its caller is told in the place of the outcome
   // True once there is no such call any more: the office, which may still prepare it, then stops.
   const std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);
 };

@@ -118,6 +118,17 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return queue->reactor();
   }
 
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
+                                   const v1::CancelRunRequest* request,
+                                   v1::CancelRunResponse* /*response*/) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    parts_.scheduler.CancelCall(request->call_id(), [reactor](bool found) {
+      reactor->Finish(found ? grpc::Status::OK
+                            : rpc::ToGrpc(absl::NotFoundError("no such call is here")));
+    });
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override {
@@ -189,8 +200,11 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
       return rpc::WithRetryAfter(ticket.status(), RetryMs());
     }
     WITHY_RETURN_IF_ERROR(ticket.status());
-    queue->OnCancelled(
-        [&scheduler = parts_.scheduler, ticket = *ticket] { scheduler.Cancel(ticket); });
+    // Whether the caller cancelled, ran out of time or died cannot be told apart here, nor whether
+    // it was the orchestrator or the app: who wants the part as the answer says so by Cancel.
+    queue->OnCancelled([&scheduler = parts_.scheduler, ticket = *ticket] {
+      scheduler.BreakOff(ticket, absl::CancelledError("the call's stream has ended"));
+    });
     return absl::OkStatus();
   }
 
@@ -209,8 +223,12 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                            engine::PromptFromWire(request.prompt(), request.kept()));
     ContextInfo context;
     if (!request.context_id().empty()) {
-      WITHY_ASSIGN_OR_RETURN(context,
-                             parts_.leases.GetContext(request.app_id(), request.context_id()));
+      v1::StoreGetContextRequest get;
+      get.set_app_id(request.app_id());
+      get.set_context_id(request.context_id());
+      get.set_request_id(request.request_id());
+      get.set_request_digest(request.request_digest());
+      WITHY_ASSIGN_OR_RETURN(context, parts_.leases.GetContext(get));
     }
     std::vector<engine::Segment> segments = std::move(context.segments);
     const size_t recorded = segments.size();
@@ -220,6 +238,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
         parts_.env.encoder.MeasurePrompt(segments, parts_.env.window, recorded, &cancelled));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
+    response->set_adapted_messages(static_cast<uint32_t>(encoded.adapted_segments));
     response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));
     const int32_t history = encoded.history_tokens;
     response->set_context_tokens(static_cast<uint32_t>(history));

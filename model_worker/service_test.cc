@@ -282,14 +282,54 @@ TEST_F(ServiceTest, AModelWhoseNameIsNoUtf8IsServed) {
   EXPECT_TRUE(Run(Asking("", "hello")).status.ok());
 }
 
-TEST_F(ServiceTest, CancelledCallIsCommittedAsFarAsItWent) {
+// Whatever ends a stream: its caller may be gone.
+TEST_F(ServiceTest, ACallWhoseStreamEndsIsKeptAsFarAsItWentAndIsNoResult) {
   ServeSlowModel();
-  const Answer answer = Run(Asking("ctx", "hello", 400), /*cancel_after=*/3);
+  v1::RunRequest request = Asking("ctx", "hello", 400);
+  request.set_request_id("r");
+  request.set_request_digest("d");
+  const Answer answer = Run(request, /*cancel_after=*/3);
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::CANCELLED);
   const v1::LeaseCommit commit = store_->WaitForCommit(0);
   ASSERT_EQ(commit.appended_size(), 2);
   EXPECT_TRUE(commit.appended(1).cancelled());
   EXPECT_TRUE(commit.appended(1).text().starts_with(answer.text));
+  EXPECT_TRUE(commit.broken_off());
+  EXPECT_EQ(commit.request_id(), "r");
+  EXPECT_EQ(commit.request_digest(), "d");
+  EXPECT_FALSE(commit.has_result());
+}
+
+TEST_F(ServiceTest, WhatItsCallerCancelsIsAResult) {
+  ServeSlowModel();
+  v1::RunRequest request = Asking("ctx", "hello", 400);
+  request.set_call_id(77);
+  request.set_request_id("r");
+  const auto cancel = [&](uint64_t call_id) {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(60));
+    v1::CancelRunRequest wish;
+    wish.set_call_id(call_id);
+    v1::CancelRunResponse response;
+    return stub_->Cancel(&context, wish, &response).error_code();
+  };
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, absl::Seconds(60));
+  const auto reader = stub_->Run(&context, request);
+  v1::RunResponse response, last;
+  while (reader->Read(&response) && !response.has_delta()) {
+  }
+  EXPECT_EQ(cancel(78), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(cancel(77), grpc::StatusCode::OK);
+  while (reader->Read(&response)) last = response;
+  const grpc::Status status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(last.finished().reason(), v1::FINISH_REASON_CANCELLED);
+  const v1::LeaseCommit commit = store_->WaitForCommit(0);
+  EXPECT_FALSE(commit.broken_off());
+  EXPECT_TRUE(commit.result().cancelled_by_caller());
+  EXPECT_EQ(commit.result().finished().text(), last.finished().text());
+  EXPECT_EQ(cancel(77), grpc::StatusCode::NOT_FOUND) << "it is over";
 }
 
 TEST_F(ServiceTest, ARetryOfACallThatIsBeingCommittedIsToldToComeBack) {
@@ -304,6 +344,14 @@ TEST_F(ServiceTest, ARetryOfACallThatIsBeingCommittedIsToldToComeBack) {
   EXPECT_TRUE(during.retry_hint);
   store_->Hold({});
   EXPECT_EQ(store_->WaitForCommit(0).request_id(), "r");
+  // What broke off is no answer: the retry gets one as soon as the worker has heard of the commit.
+  request.mutable_limits()->set_max_tokens(4);
+  ASSERT_TRUE(Eventually([&] {
+    const grpc::Status status = Run(request).status;
+    EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::ABORTED)
+        << status.error_message();
+    return status.ok();
+  }));
   EXPECT_EQ(Run(request).status.error_code(), grpc::StatusCode::ABORTED) << "the store has it";
 }
 

@@ -100,7 +100,8 @@ void Session::AdoptResident() {
   const size_t named = env_.namer.MatchingChunks(names, ids_);
   size_t matching = 0;
   while (matching < named && HeadersMatch(opened_.resident[matching])) ++matching;
-  if (matching < names.size() && !request_.rebuild) {
+  // What was computed with segments that are left out now is no fault, but claimed anew.
+  if (matching < names.size() && !request_.rebuild && opened_.left_out == 0) {
     const int32_t end = static_cast<int32_t>(matching) * kChunk + names[matching].tokens;
     // Where older messages were left out, other tokens stand at these positions now: no fault.
     if (matching < named || (end <= usage_.context_tokens && !window_moved_)) {
@@ -313,10 +314,11 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) const {
   return commit;
 }
 
-// Less than a chunk is computed again as fast as it is kept.
+// Less than a chunk is computed again as fast as it is kept. What was computed without a part of
+// the record is not what the record, which keeps that part, stands for.
 bool Session::worth_keeping() const {
   return !request_.context_id.empty() && !request_.rebuild && !answer_begun_ &&
-         computed_ - read_only_tokens_ >= kChunk;
+         opened_.left_out == 0 && computed_ - read_only_tokens_ >= kChunk;
 }
 
 LeaseCommit Session::MakeUnanswered() const {

@@ -79,6 +79,8 @@ class FakeStore final : public LeaseSource {
   struct Context {
     std::vector<engine::Segment> segments;
     std::vector<ResidentChunk> resident;
+    std::string unfinished = {};  // request_id that the last `unfinished_segments` are of
+    size_t unfinished_segments = 0;
   };
   struct State {
     absl::Mutex mutex;
@@ -175,7 +177,8 @@ class FakeStore final : public LeaseSource {
     LeaseOpen open_;
     const std::shared_ptr<LeaseEvents> events_;
     std::map<int32_t, std::vector<uint32_t>> claimed_;
-    bool over_ = false;  // committed or aborted; under the store's mutex
+    size_t replaces_ = 0;  // last segments of the context
+    bool over_ = false;    // committed or aborted; under the store's mutex
   };
 
   void Later(Task task) {
@@ -193,6 +196,13 @@ class FakeStore final : public LeaseSource {
       const Context& context = state.contexts[lease->open_.context_id];
       OpenedLease made{
           .segments = context.segments, .resident = context.resident, .arena = state.arena};
+      const bool retries =
+          !context.unfinished.empty() && context.unfinished == lease->open_.request_id;
+      if (retries) {
+        lease->replaces_ = context.unfinished_segments;
+        made.segments.resize(made.segments.size() - lease->replaces_);
+        made.left_out = static_cast<int32_t>(lease->replaces_);
+      }
       if (lease->open_.claim_chunks > 0) {
         Take(state, *lease, 0, lease->open_.claim_chunks, &made.claimed);
       }
@@ -255,7 +265,10 @@ class FakeStore final : public LeaseSource {
         state.free.insert(blocks.begin(), blocks.end());
         context.resident.pop_back();
       }
-      if (!lease.open_.context_id.empty()) {
+      if (!lease.open_.context_id.empty() && !commit.appended.empty()) {
+        context.segments.resize(context.segments.size() - lease.replaces_);
+        context.unfinished = commit.broken_off ? commit.request_id : "";
+        context.unfinished_segments = commit.appended.size();
         context.segments.insert(context.segments.end(), commit.appended.begin(),
                                 commit.appended.end());
       }

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <utility>
@@ -104,15 +105,27 @@ absl::Status RunOn(const Peer& peer, Stub& stub, const v1::RunRequest& request,
     context->set_deadline(absl::ToChronoTime(control.deadline()));
   const auto reader = stub.Run(context.get(), request);
   control.SetHook([context] { context->TryCancel(); });
+  // A call that it has heard of and does not know any more has just been answered.
+  const auto heard = std::make_shared<std::atomic<bool>>(false);
+  control.SetStop([&stub, heard, call_id = request.call_id()] {
+    grpc::ClientContext told;
+    told.set_deadline(absl::ToChronoTime(absl::Now() + kShortCall));
+    v1::CancelRunRequest cancel;
+    cancel.set_call_id(call_id);
+    v1::CancelRunResponse response;
+    return stub.Cancel(&told, cancel, &response).ok() || *heard;
+  });
   v1::RunResponse event;
   bool stopped = false;
   while (reader->Read(&event)) {
+    *heard = true;
     if (stopped || on_event(event)) continue;
     stopped = true;
     context->TryCancel();
   }
   const grpc::Status status = reader->Finish();
   control.SetHook(nullptr);
+  control.SetStop(nullptr);
   // Neither we nor the caller cancelled: the worker is shutting down.
   if (status.error_code() == grpc::StatusCode::CANCELLED && !stopped && !control.cancelled()) {
     return Away(peer, "stopped while it answered");
@@ -193,14 +206,20 @@ Backends::Result<v1::GetStoreInfoResponse> Backends::StoreInfo(absl::Time deadli
                v1::GetStoreInfoRequest(), {deadline, kStatusCall, false});
 }
 
-Backends::Result<v1::TokenizeResponse> Backends::Tokenize(const v1::TokenizeRequest& request,
-                                                          absl::Time deadline, bool wait,
+Backends::Result<v1::TokenizeResponse> Backends::Tokenize(Lane lane,
+                                                          const v1::TokenizeRequest& request,
+                                                          absl::Time deadline,
                                                           const engine::CancelCheck& over) {
-  if (!over) {
+  const bool target = lane == Lane::kTarget;
+  if (!over && target) {
     return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize,
-                 request, OptionsOf(deadline, wait));
+                 request, {deadline});
   }
-  const CallOptions options = OptionsOf(deadline, wait);
+  if (!over) {
+    return Unary(clients_->draft, *clients_->draft_stub, &v1::DraftWorker::Stub::Tokenize, request,
+                 {deadline});
+  }
+  const CallOptions options{deadline};
   grpc::ClientContext context;
   const absl::Time given = std::min(options.deadline, absl::Now() + options.limit);
   context.set_deadline(absl::ToChronoTime(given));
@@ -208,10 +227,15 @@ Backends::Result<v1::TokenizeResponse> Backends::Tokenize(const v1::TokenizeRequ
   v1::TokenizeResponse response;
   grpc::Status status;
   absl::Notification done;
-  clients_->target_stub->async()->Tokenize(&context, &request, &response, [&](grpc::Status ended) {
+  const auto on_done = [&](grpc::Status ended) {
     status = std::move(ended);
     done.Notify();
-  });
+  };
+  if (target) {
+    clients_->target_stub->async()->Tokenize(&context, &request, &response, on_done);
+  } else {
+    clients_->draft_stub->async()->Tokenize(&context, &request, &response, on_done);
+  }
   bool cancelled = false;
   while (!done.WaitForNotificationWithTimeout(kOverPoll)) {
     if (cancelled || !over()) continue;
@@ -219,7 +243,7 @@ Backends::Result<v1::TokenizeResponse> Backends::Tokenize(const v1::TokenizeRequ
     cancelled = true;
   }
   if (cancelled && !status.ok()) return absl::CancelledError("the caller went away");
-  WITHY_RETURN_IF_ERROR(Translate(clients_->target, context, status, given, options.deadline));
+  WITHY_RETURN_IF_ERROR(Translate(clients_->Of(lane), context, status, given, options.deadline));
   return response;
 }
 

@@ -57,11 +57,12 @@ class Backends {
 
   // model_worker and draft_worker. `wait`: for a worker that is not there, within the limits.
   // CANCELLED once `over` (empty: never) holds, which is asked meanwhile.
-  Result<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request, absl::Time deadline,
-                                        bool wait, const engine::CancelCheck& over);
+  Result<v1::TokenizeResponse> Tokenize(Lane lane, const v1::TokenizeRequest& request,
+                                        absl::Time deadline, const engine::CancelCheck& over);
   Result<v1::GetWorkerInfoResponse> WorkerInfo(Lane lane, absl::Time deadline, bool wait);
   // Runs one call; `on_event` sees every message in order and returns false to stop (the call is
-  // then cancelled).
+  // then broken off). control.Stop() ends the answer meanwhile, and what there is of it comes as
+  // its end.
   absl::Status Run(Lane lane, const v1::RunRequest& request, CallControl& control,
                    const std::function<bool(v1::RunResponse&)>& on_event);
   // Waits until the worker can be talked to. False when it could not by `deadline`, or the call was

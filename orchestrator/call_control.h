@@ -30,6 +30,24 @@ class CallControl {
     if (hook) hook();
   }
 
+  // The caller ends its answer on purpose: as `stop` (SetStop) does it, else as Cancel(). Blocks as
+  // `stop` does.
+  void Stop() {
+    std::function<bool()> stop;
+    {
+      absl::MutexLock lock(&mutex_);
+      stop = stop_;
+    }
+    if (stop == nullptr || !stop()) Cancel();
+  }
+
+  // How the call is ended so that the part which is answered counts; returns false when there is
+  // none yet. May be called late, as hooks are. Null: not at all.
+  void SetStop(std::function<bool()> stop) {
+    absl::MutexLock lock(&mutex_);
+    stop_ = std::move(stop);
+  }
+
   bool cancelled() const {
     absl::MutexLock lock(&mutex_);
     return cancelled_;
@@ -62,6 +80,7 @@ class CallControl {
   mutable absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::function<void()> hook_ ABSL_GUARDED_BY(mutex_);
+  std::function<bool()> stop_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace withy::orchestrator

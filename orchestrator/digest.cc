@@ -27,4 +27,15 @@ std::string RequestDigest(const v1::GenerateRequest& request) {
   return Sha256(bytes);
 }
 
+uint64_t SeedOf(std::string_view app_id, std::string_view request_id, std::string_view digest) {
+  std::string bytes;
+  for (const std::string_view part : {app_id, request_id, digest}) {
+    bytes.append(std::to_string(part.size())).append(":").append(part);
+  }
+  uint64_t seed = 0;
+  const std::string hash = Sha256(bytes);
+  for (size_t i = 0; i < sizeof(seed); ++i) seed = seed << 8 | static_cast<uint8_t>(hash[i]);
+  return seed;
+}
+
 }  // namespace withy::orchestrator

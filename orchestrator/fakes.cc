@@ -124,6 +124,7 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
               return before.prompt().text() == script;
             }));
     runs_.push_back(*request);
+    if (hold) holding_.insert(request->call_id());
     changed_.notify_all();
     die_now = script == "die early" && !died_;
     died_ = died_ || die_now;
@@ -141,8 +142,16 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
   if (hold) {
     std::unique_lock lock(mutex_);
-    while (!released_ && !context->IsCancelled())
+    const auto stopped = [&] { return stopped_.contains(request->call_id()); };
+    while (!released_ && !stopped() && !context->IsCancelled())
       changed_.wait_for(lock, std::chrono::milliseconds(1));
+    holding_.erase(request->call_id());
+    if (stopped()) {
+      event.mutable_finished()->set_text("a");
+      event.mutable_finished()->set_reason(v1::FINISH_REASON_CANCELLED);
+      writer->Write(event);
+      return Status::OK;
+    }
     if (context->IsCancelled()) {
       ++cancelled_;
       changed_.notify_all();
@@ -161,6 +170,15 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   return Status::OK;
 }
 
+Status FakeWorker::Cancel(grpc::ServerContext*, const v1::CancelRunRequest* request,
+                          v1::CancelRunResponse*) {
+  const std::lock_guard lock(mutex_);
+  if (!holding_.contains(request->call_id())) return {StatusCode::NOT_FOUND, "no such call"};
+  stopped_.insert(request->call_id());
+  changed_.notify_all();
+  return Status::OK;
+}
+
 Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
                             v1::TokenizeResponse* response) {
   size_t bytes = request->prompt().text().size();
@@ -176,15 +194,21 @@ Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* req
       for (const v1::ByteSpan& span : request->kept(i).spans()) bytes += span.end() - span.begin();
     }
   }
-  response->set_prompt_tokens(static_cast<uint32_t>(bytes));
   const std::lock_guard lock(mutex_);
+  response->set_prompt_tokens(static_cast<uint32_t>(bytes / bytes_per_token_));
   ++tokenized_;
+  if (request->prompt().text() == "adapted") response->set_adapted_messages(2);
   response->set_instance(instance_);
   return Status::OK;
 }
 
 Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
                                  v1::GetWorkerInfoResponse* response) {
+  {
+    const std::lock_guard lock(mutex_);
+    response->set_without_model(without_model_);
+    if (!without_model_.empty()) return Status::OK;
+  }
   v1::ModelDescription& model = *response->mutable_model();
   model.set_name("fake");
   model.set_role("target");
@@ -238,6 +262,16 @@ void FakeWorker::SetEncoder(uint64_t fingerprint) {
   const std::lock_guard lock(mutex_);
   encoder_fingerprint_ = fingerprint;
   ++instance_;
+}
+
+void FakeWorker::SetBytesPerToken(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  bytes_per_token_ = bytes;
+}
+
+void FakeWorker::SetWithoutModel(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  without_model_ = why;
 }
 
 int FakeWorker::tokenized() const {

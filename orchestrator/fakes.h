@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -66,12 +67,16 @@ class FakeStore final : public v1::ContextStore::Service {
 //   "low differs" at levels below 60 % another answer, "abd"
 //   "die early"   UNAVAILABLE before the first token, once
 //   "die late"    UNAVAILABLE after the first token
+//   "adapted"     as anything else; its context had to be adapted to the template
 //   anything else three tokens "a", "b", "c"
 // Thread-safe.
 class FakeWorker final : public v1::ModelWorker::Service {
  public:
   grpc::Status Run(grpc::ServerContext* context, const v1::RunRequest* request,
                    grpc::ServerWriter<v1::RunResponse>* writer) override;
+  // A call that holds ends as far as it is.
+  grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRunRequest* request,
+                      v1::CancelRunResponse*) override;
   grpc::Status Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
                         v1::TokenizeResponse* response) override;
   grpc::Status GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
@@ -91,6 +96,10 @@ class FakeWorker final : public v1::ModelWorker::Service {
   void SetLevels(std::vector<uint32_t> percents);
   // The same, with such an encoder; until then it does not tell.
   void SetEncoder(uint64_t fingerprint);
+  // The next count is of so many bytes a token; until then one.
+  void SetBytesPerToken(size_t bytes);
+  // From now on it serves none.
+  void SetWithoutModel(const std::string& why);
   // How often it was asked to count.
   int tokenized() const;
   // What it says a token of a prompt takes; it takes no time in fact. Before the first call.
@@ -103,9 +112,12 @@ class FakeWorker final : public v1::ModelWorker::Service {
   uint64_t instance_ = 1;
   uint64_t encoder_fingerprint_ = 0;
   int tokenized_ = 0;
+  size_t bytes_per_token_ = 1;
+  std::string without_model_;
   double prefill_us_per_token_ = 1000;
   std::vector<v1::RunRequest> runs_;
-  std::string held_;
+  std::set<uint64_t> holding_;  // ids of calls
+  std::set<uint64_t> stopped_;  // of those: told to end
   bool released_ = false;
   bool died_ = false;
   int cancelled_ = 0;
@@ -117,6 +129,14 @@ class FakeDraft final : public v1::DraftWorker::Service {
   grpc::Status Run(grpc::ServerContext* context, const v1::RunRequest* request,
                    grpc::ServerWriter<v1::RunResponse>* writer) override {
     return model.Run(context, request, writer);
+  }
+  grpc::Status Cancel(grpc::ServerContext* context, const v1::CancelRunRequest* request,
+                      v1::CancelRunResponse* response) override {
+    return model.Cancel(context, request, response);
+  }
+  grpc::Status Tokenize(grpc::ServerContext* context, const v1::TokenizeRequest* request,
+                        v1::TokenizeResponse* response) override {
+    return model.Tokenize(context, request, response);
   }
   grpc::Status GetWorkerInfo(grpc::ServerContext* context, const v1::GetWorkerInfoRequest* request,
                              v1::GetWorkerInfoResponse* response) override {

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "orchestrator/digest.h"
 #include "orchestrator/validate.h"
 #include "orchestrator/worker_facts.h"
 
@@ -26,15 +28,9 @@ CallTableOptions TableOptions(const v1::Config& config) {
 
 int Index(Lane lane) { return static_cast<int>(lane); }
 
-// What a prompt of unknown tokenization will come to.
-uint32_t GuessTokens(const v1::Prompt& prompt) {
-  size_t bytes = prompt.text().size();
-  for (const v1::Message& message : prompt.messages().messages())
-    bytes += message.content().size() + 16;
-  return static_cast<uint32_t>(bytes / 3 + 1);
-}
-
 }  // namespace
+
+std::string CallName(uint64_t id) { return absl::StrFormat("%016x", id); }
 
 Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock)
     : clock_(clock),
@@ -148,11 +144,15 @@ absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& 
                                                              absl::Time deadline,
                                                              const engine::CancelCheck& over) {
   WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
+  WITHY_ASSIGN_OR_RETURN(const Lane lane, FindLane(request.model(), deadline));
+  if (lane == Lane::kDraft) {  // what it says when it serves no model is of use
+    WITHY_RETURN_IF_ERROR(GetWorkerInfo(lane, deadline).status());
+  }
   v1::TokenizeRequest forwarded;
   forwarded.set_app_id(app_id);
   *forwarded.mutable_prompt() = request.prompt();
   WITHY_ASSIGN_OR_RETURN(const v1::TokenizeResponse counted,
-                         backends_.Tokenize(forwarded, deadline, /*wait=*/true, over));
+                         backends_.Tokenize(lane, forwarded, deadline, over));
   v1::CountTokensResponse response;
   response.set_tokens(counted.prompt_tokens());
   return response;
@@ -165,6 +165,7 @@ absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) 
   // A draft that is away is not listed: the target answers without it.
   const auto draft = GetWorkerInfo(Lane::kDraft, deadline, /*wait=*/false);
   if (draft.ok()) *response.add_models() = (*draft)->model();
+  if (absl::IsNotFound(draft.status())) response.add_notes(std::string(draft.status().message()));
   if (tlm_ != nullptr) *response.add_models() = tlm_->description();
   return response;
 }
@@ -221,21 +222,40 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const WorkerI
   count.set_context_id(request.context_id());
   if (pruned != nullptr) FillKept(*pruned, count.mutable_kept());
   const bool stateless = request.context_id().empty();
-  if (lane == Lane::kTarget && stateless && worker != nullptr && counter_ != nullptr &&
-      counter_->Fits(*worker)) {
-    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted,
-                           counter_->Count(count, over ? &over : nullptr));
+  if (!stateless && !request.request_id().empty()) {
+    count.set_request_id(request.request_id());
+    count.set_request_digest(RequestDigest(request));
+  }
+  if (stateless && worker != nullptr && counter_ != nullptr && counter_->Fits(*worker)) {
+    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted, counter_->Count(count, over ? &over : nullptr));
     counted.set_instance(worker->instance());
     return counted;
   }
-  // The draft has the target's tokenizer and no RPC of its own to count; without the target a guess
-  // must do.
-  const bool wait = lane == Lane::kTarget;
-  auto counted = backends_.Tokenize(count, deadline, wait, over);
-  if (wait || counted.ok()) return counted;
-  v1::TokenizeResponse guess;
-  guess.set_prompt_tokens(GuessTokens(request.prompt()));
-  return guess;
+  return backends_.Tokenize(lane, count, deadline, over);
+}
+
+absl::StatusOr<v1::CancelResponse> Gateway::Cancel(const std::string& app_id,
+                                                   const v1::CancelRequest& request,
+                                                   absl::Time /*deadline*/) {
+  WITHY_RETURN_IF_ERROR(ValidateCancel(request));
+  std::shared_ptr<CallControl> control;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, call] : running_) {
+      const bool named = request.request_id().empty() ? CallName(id) == request.call_id()
+                                                      : call.request_id == request.request_id();
+      if (named && call.app_id == app_id) control = call.control;
+    }
+  }
+  if (control == nullptr) {
+    return absl::NotFoundError(
+        request.request_id().empty()
+            ? absl::StrCat("no call ", request.call_id(), " of this app runs")
+            : absl::StrCat("no call with request_id \"", request.request_id(),
+                           "\" of this app runs"));
+  }
+  control->Stop();
+  return v1::CancelResponse();
 }
 
 bool Gateway::BeginRequest(const RequestName& name) {
@@ -257,6 +277,7 @@ absl::StatusOr<Gateway::WorkerInfo> Gateway::GetWorkerInfo(Lane lane, absl::Time
   }
   WITHY_ASSIGN_OR_RETURN(v1::GetWorkerInfoResponse info,
                          backends_.WorkerInfo(lane, deadline, wait));
+  if (!info.without_model().empty()) return absl::NotFoundError(info.without_model());
   WorkerInfo fresh = std::make_shared<const v1::GetWorkerInfoResponse>(std::move(info));
   absl::MutexLock lock(&mutex_);
   std::string& cost = costs_[Index(lane)];

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -41,6 +42,9 @@ struct IncomingCall {
   // Whether nobody waits for it any more; asked while its prompt is encoded. Empty: never.
   engine::CancelCheck over = nullptr;
 };
+
+// As GenerateStarted.call_id and the logs name it.
+std::string CallName(uint64_t id);
 
 // Takes one message of the answer; false when nobody reads any more.
 using AnswerSink = std::function<bool(v1::GenerateResponse)>;
@@ -96,9 +100,11 @@ class Gateway {
                                         const engine::CancelCheck& over);
   v1::GetStatusResponse GetStatus(absl::Time deadline);
 
-  // Runs one call that has arrived to its end.
+  // Runs one call that has arrived to its end. `control` is shared with whoever cancels.
   absl::Status Generate(const IncomingCall& call, const v1::GenerateRequest& request,
-                        CallControl& control, const AnswerSink& sink);
+                        const std::shared_ptr<CallControl>& control, const AnswerSink& sink);
+  absl::StatusOr<v1::CancelResponse> Cancel(const std::string& app_id,
+                                            const v1::CancelRequest& request, absl::Time deadline);
 
   // How long a refused caller should wait before it tries again.
   int64_t RetryAfterMs() const;
@@ -129,6 +135,29 @@ class Gateway {
   using RequestName = std::pair<std::string, std::string>;
   bool BeginRequest(const RequestName& name);
   void EndRequest(const RequestName& name);
+  // A call of an app from its arrival to its end, for Cancel.
+  struct RunningCall {
+    std::string app_id;
+    std::string request_id;
+    std::shared_ptr<CallControl> control;
+  };
+  class CancelScope {
+   public:
+    CancelScope(Gateway& gateway, uint64_t id, RunningCall call) : gateway_(gateway), id_(id) {
+      absl::MutexLock lock(&gateway_.mutex_);
+      gateway_.running_.emplace(id, std::move(call));
+    }
+    ~CancelScope() {
+      absl::MutexLock lock(&gateway_.mutex_);
+      gateway_.running_.erase(id_);
+    }
+    CancelScope(const CancelScope&) = delete;
+    CancelScope& operator=(const CancelScope&) = delete;
+
+   private:
+    Gateway& gateway_;
+    const uint64_t id_;
+  };
 
   absl::StatusOr<Prepared> Prepare(const std::string& app_id, const v1::GenerateRequest& request,
                                    const IncomingCall& call, absl::Time deadline);
@@ -183,6 +212,7 @@ class Gateway {
   std::array<std::string, kLanes> costs_
       ABSL_GUARDED_BY(mutex_);  // that live_ corrects, on the wire
   std::set<RequestName> in_flight_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, RunningCall> running_ ABSL_GUARDED_BY(mutex_);  // by the call's id
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none

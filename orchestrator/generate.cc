@@ -3,10 +3,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "orchestrator/digest.h"
@@ -22,8 +20,6 @@ using telemetry::Phase;
 
 double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
-std::string CallName(uint64_t id) { return absl::StrFormat("%016x", id); }
-
 bool WorkerWent(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsAborted(status);
 }
@@ -34,8 +30,13 @@ bool WorkerWent(const absl::Status& status) {
 class GenerateCall {
  public:
   GenerateCall(Gateway& gateway, const IncomingCall& call, const v1::GenerateRequest& request,
-               CallControl& control, const AnswerSink& sink)
-      : gateway_(gateway), call_(call), request_(request), control_(control), sink_(sink) {}
+               std::shared_ptr<CallControl> control, const AnswerSink& sink)
+      : gateway_(gateway),
+        call_(call),
+        request_(request),
+        shared_control_(std::move(control)),
+        control_(*shared_control_),
+        sink_(sink) {}
 
   absl::Status Run();
 
@@ -47,7 +48,6 @@ class GenerateCall {
   void JudgeReplayed(const v1::Decision& decision, int tokens, v1::LatencyReport& report) const;
   absl::Status RunOnWorker();
   absl::Status RunOnce(const v1::RunRequest& forwarded);
-  uint64_t Seed() const;
   v1::RunRequest ForwardedRequest() const;
   bool OnEvent(v1::RunResponse& event);
   void OnDelta(v1::GenerateDelta& delta);
@@ -60,6 +60,7 @@ class GenerateCall {
   Gateway& gateway_;
   const IncomingCall& call_;
   const v1::GenerateRequest& request_;
+  const std::shared_ptr<CallControl> shared_control_;
   CallControl& control_;
   const AnswerSink& sink_;
   std::string app_id_;
@@ -77,6 +78,8 @@ class GenerateCall {
 absl::Status GenerateCall::Run() {
   WITHY_ASSIGN_OR_RETURN(app_id_, gateway_.Authenticate(call_.token, control_.deadline()));
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request_));
+  const Gateway::CancelScope cancellable(gateway_, call_.id,
+                                         {app_id_, request_.request_id(), shared_control_});
   if (request_.request_id().empty()) return Answer();
   const Gateway::RequestName name(app_id_, request_.request_id());
   if (!gateway_.BeginRequest(name)) {
@@ -197,9 +200,9 @@ absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
   absl::Status status =
       gateway_.backends_.Run(prepared_.lane, forwarded, control_,
                              [this](v1::RunResponse& event) { return OnEvent(event); });
+  if (finished_ && !reader_gone_) return absl::OkStatus();  // whatever has come since
   if (absl::Status ended = control_.Check(); !ended.ok()) return ended;
   if (reader_gone_) return absl::CancelledError("the caller went away");
-  if (finished_) return absl::OkStatus();
   if (status.ok()) {
     status = absl::UnavailableError(
         absl::StrCat(ToAbsl(ProcessOf(prepared_.lane)), " ended the answer without a result"));
@@ -211,15 +214,6 @@ absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
   return status;
 }
 
-// A retry draws what the call before it drew, of which a part may have been seen.
-uint64_t GenerateCall::Seed() const {
-  if (request_.request_id().empty()) return RandomId64();
-  const std::string identity = Sha256(absl::StrCat(app_id_, "/", request_.request_id(), digest_));
-  uint64_t seed = 0;
-  std::memcpy(&seed, identity.data(), sizeof seed);
-  return seed;
-}
-
 v1::RunRequest GenerateCall::ForwardedRequest() const {
   v1::RunRequest run;
   run.set_call_id(call_.id);
@@ -227,7 +221,11 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   run.set_context_id(request_.context_id());
   *run.mutable_prompt() = request_.prompt();
   *run.mutable_sampling() = request_.sampling();
-  if (!request_.sampling().has_seed()) run.mutable_sampling()->set_seed(Seed());
+  if (!request_.sampling().has_seed()) {
+    run.mutable_sampling()->set_seed(request_.request_id().empty()
+                                         ? RandomId64()
+                                         : SeedOf(app_id_, request_.request_id(), digest_));
+  }
   *run.mutable_limits() = request_.limits();
   if (request_.limits().max_tokens() == 0) run.set_expected_tokens(prepared_.shape.max_tokens);
   run.set_report_progress(request_.report_progress());
@@ -370,7 +368,8 @@ void GenerateCall::Record(const v1::GenerateFinished& finished) {
 }
 
 absl::Status Gateway::Generate(const IncomingCall& call, const v1::GenerateRequest& request,
-                               CallControl& control, const AnswerSink& sink) {
+                               const std::shared_ptr<CallControl>& control,
+                               const AnswerSink& sink) {
   GenerateCall generate(*this, call, request, control, sink);
   return generate.Run();
 }

@@ -244,24 +244,17 @@ TEST(OrchestratorTest, PlanRefusesWhatGenerateWould) {
   EXPECT_THAT(status.error_message(), HasSubstr("needs 40000 tokens and the window has 32768"));
 }
 
-// Only the target counts tokens: while it is away, the draft's prompt is as long as the draft says.
-TEST(OrchestratorTest, AGuessOfTheTokensRefusesNothing) {
+TEST(OrchestratorTest, TheDecisionSaysThatTheContextWasAdapted) {
   Board board;
-  board.StartDraft();
-  v1::GenerateRequest request = Ask(std::string(120'000, 'x'));
-  request.set_model("draft");
-  const grpc::Status counted = board.Generate(request).status;
-  EXPECT_EQ(counted.error_code(), StatusCode::OUT_OF_RANGE) << counted.error_message();
-  board.StopWorker();
+  v1::GenerateRequest request = Ask("adapted");
+  request.set_context_id("ctx_of_app_1");
   const Outcome outcome = board.Generate(request);
-  EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
-  EXPECT_EQ(outcome.text, "abc");
-  EXPECT_EQ(board.draft.model.runs().size(), 1u);
-  v1::PlanResponse response;
-  grpc::ClientContext context;
-  Authorise(&context);
-  const grpc::Status planned = board.stub().Plan(&context, request, &response);
-  EXPECT_TRUE(planned.ok()) << planned.error_message();
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_THAT(outcome.started.decision().explanation(),
+              HasSubstr("2 of its messages were merged or added"));
+  request.mutable_prompt()->set_text("hello");
+  EXPECT_THAT(board.Generate(request).started.decision().explanation(),
+              testing::Not(HasSubstr("merged")));
 }
 
 TEST(OrchestratorTest, OneAnswerAtATimeForARequestId) {

@@ -165,7 +165,7 @@ absl::Status Preparation::CountWhole() {
   const auto validate = [this] {
     return ValidateForModel(request_, LimitsOf(out_.lane, out_.worker->model()));
   };
-  if (out_.lane == Lane::kTarget) out_.worker = gateway_.LastWorkerInfo(out_.lane);
+  out_.worker = gateway_.LastWorkerInfo(out_.lane);
   // What does not fit the model of before may fit another one.
   if (out_.worker != nullptr && !validate().ok()) out_.worker = nullptr;
   while (true) {
@@ -175,9 +175,7 @@ absl::Status Preparation::CountWhole() {
     }
     WITHY_ASSIGN_OR_RETURN(out_.tokens, gateway_.CountCall(out_.lane, out_.worker, app_id_,
                                                            request_, deadline_, call_.over));
-    if (out_.lane != Lane::kTarget || out_.tokens.instance() == out_.worker->instance()) {
-      return absl::OkStatus();
-    }
+    if (out_.tokens.instance() == out_.worker->instance()) return absl::OkStatus();
     gateway_.ForgetWorker(out_.lane);
     out_.worker = nullptr;
   }
@@ -438,10 +436,8 @@ std::vector<Candidate> Preparation::Candidates(const PromptLevels& prompts, doub
 }
 
 // What the worker would refuse: of what stands before the prompt only the system prompt is sure to
-// be left. One token of the window is the answer's. A guess of the tokens, for the draft while the
-// target is away, refuses nothing.
+// be left. One token of the window is the answer's.
 absl::Status Preparation::CheckWindow(const PromptLevel& prompt) const {
-  if (out_.tokens.instance() == 0) return absl::OkStatus();
   const uint32_t window = LimitsOf(out_.lane, out_.worker->model()).context_length;
   const uint32_t tokens = prompt.context_tokens + prompt.tokens;
   if (window == 0 || tokens < window) return absl::OkStatus();
@@ -457,6 +453,11 @@ absl::Status Preparation::Finish() {
   if (absl::IsFailedPrecondition(decision.status())) Refused();
   WITHY_RETURN_IF_ERROR(decision.status());
   out_.decision = *std::move(decision);
+  if (out_.tokens.adapted_messages() > 0) {
+    out_.decision.set_explanation(absl::StrCat(
+        out_.decision.explanation(), " The chat template does not take the context as it stands: ",
+        out_.tokens.adapted_messages(), " of its messages were merged or added for it."));
+  }
   PromptLevel& prompt = PromptOf(out_.decision);
   WITHY_RETURN_IF_ERROR(CheckWindow(prompt));
   TellDropped(prompt.dropped_messages, &out_.decision);

@@ -88,14 +88,15 @@ struct RequestOf<Response (Gateway::*)(const std::string&, const Request&, absl:
 
 using v1::LlmService;
 template <typename Base>
-using RawTexts = LlmService::WithRawCallbackMethod_BindApp<
-    LlmService::WithRawCallbackMethod_CreateContext<LlmService::WithRawCallbackMethod_Generate<
-        LlmService::WithRawCallbackMethod_Plan<LlmService::WithRawCallbackMethod_CountTokens<
-            LlmService::WithRawCallbackMethod_GetContext<
-                LlmService::WithRawCallbackMethod_ListContexts<
-                    LlmService::WithRawCallbackMethod_DeleteContext<
-                        LlmService::WithRawCallbackMethod_ListModels<
-                            LlmService::WithRawCallbackMethod_GetStatus<Base>>>>>>>>>>;
+using RawTexts =
+    LlmService::WithRawCallbackMethod_BindApp<LlmService::WithRawCallbackMethod_CreateContext<
+        LlmService::WithRawCallbackMethod_Cancel<LlmService::WithRawCallbackMethod_Generate<
+            LlmService::WithRawCallbackMethod_Plan<LlmService::WithRawCallbackMethod_CountTokens<
+                LlmService::WithRawCallbackMethod_GetContext<
+                    LlmService::WithRawCallbackMethod_ListContexts<
+                        LlmService::WithRawCallbackMethod_DeleteContext<
+                            LlmService::WithRawCallbackMethod_ListModels<
+                                LlmService::WithRawCallbackMethod_GetStatus<Base>>>>>>>>>>>;
 
 class LlmServiceImpl final : public RawTexts<LlmService::Service> {
  public:
@@ -137,6 +138,10 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   grpc::ServerUnaryReactor* DeleteContext(CallbackServerContext* context, const ByteBuffer* request,
                                           ByteBuffer* response) override {
     return ForApp<&Gateway::DeleteContext>(context, request, response);
+  }
+  grpc::ServerUnaryReactor* Cancel(CallbackServerContext* context, const ByteBuffer* request,
+                                   ByteBuffer* response) override {
+    return ForApp<&Gateway::Cancel>(context, request, response);
   }
   grpc::ServerUnaryReactor* CountTokens(CallbackServerContext* context, const ByteBuffer* request,
                                         ByteBuffer* response) override {
@@ -268,7 +273,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     bool stalled = false;
     absl::Status status = Parse(*bytes, &request);
     if (status.ok()) {
-      status = gateway_.Generate(call, request, *control, [&](const v1::GenerateResponse& message) {
+      status = gateway_.Generate(call, request, control, [&](const v1::GenerateResponse& message) {
         stalled = stalled || !queue->WaitForRoom(kReaderPatience);
         return !stalled && queue->Push(Serialize(message));
       });

@@ -222,6 +222,17 @@ absl::Status ValidateContextId(std::string_view context_id) {
   return CheckBytes("context_id", std::string(context_id), kMaxIdBytes);
 }
 
+absl::Status ValidateCancel(const v1::CancelRequest& request) {
+  WITHY_RETURN_IF_ERROR(CheckBytes("call_id", request.call_id(), kMaxIdBytes));
+  WITHY_RETURN_IF_ERROR(CheckBytes("request_id", request.request_id(), kMaxIdBytes));
+  if (request.call_id().empty() == request.request_id().empty()) {
+    return Invalid(request.call_id().empty() ? "call_id and request_id are empty"
+                                             : "call_id and request_id are both set",
+                   ": name the call by one of them");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
   if (!request.context_id().empty()) WITHY_RETURN_IF_ERROR(ValidateContextId(request.context_id()));
   WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));

@@ -75,9 +75,6 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
                                  bool add_generation_prompt) const {
   if (messages.empty())
     return absl::InvalidArgumentError("messages: empty; at least one is needed");
-  const bool alternates = form_.format == ChatFormat::kLlama2 ||
-                          form_.format == ChatFormat::kMistral ||
-                          form_.format == ChatFormat::kGemma;
   const auto error = [](size_t index, const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("messages[", index, "]: ", what));
   };
@@ -97,14 +94,14 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
                             ") is outside its content of ", message.content.size(), " bytes"));
       }
     }
-    if (!alternates || message.role == kSystem) continue;
+    if (!alternates() || message.role == kSystem) continue;
     if (message.role != expected) {
       return error(i, absl::StrCat("the template needs user and assistant in turns: expected ",
                                    expected, ", found ", message.role));
     }
     expected = message.role == kUser ? kAssistant : kUser;
   }
-  if (alternates && add_generation_prompt && expected != kAssistant) {
+  if (alternates() && add_generation_prompt && expected != kAssistant) {
     return error(messages.size() - 1,
                  "the last message must be the user's for an answer to follow");
   }

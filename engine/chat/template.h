@@ -68,6 +68,11 @@ class ChatTemplate {
 
   ChatFormat format() const { return form_.format; }
   std::string_view name() const;
+  // Whether user and assistant have to speak in turns.
+  bool alternates() const {
+    return form_.format == ChatFormat::kLlama2 || form_.format == ChatFormat::kMistral ||
+           form_.format == ChatFormat::kGemma;
+  }
 
   // The prompt for these messages, without BOS (the tokenizer adds it). With
   // `add_generation_prompt` it ends where the assistant's answer begins. A prompt for

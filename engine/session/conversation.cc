@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fnv1a.h"
 #include "base/status.h"
+#include "engine/session/adapt_record.h"
 
 namespace withy::engine {
 namespace {
@@ -223,8 +224,16 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     seen.push_back(segments[i]);
     number.push_back(i);
   }
-  const auto recorded_seen = static_cast<size_t>(
+  auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
+  EncodedConversation result;
+  if (AdaptedRecord record = AdaptRecord(seen, recorded_seen, chat_); record.adapted > 0) {
+    result.adapted_segments = record.adapted;
+    recorded_seen = record.recorded;
+    seen = std::move(record.segments);
+    for (size_t& origin : record.origin) origin = number[origin];
+    number = std::move(record.origin);
+  }
   WITHY_ASSIGN_OR_RETURN(std::vector<ConversationPart> parts,
                          EncodeParts(seen, answer_follows, cancelled));
   const Exchanges exchanges = ExchangesOf(parts);
@@ -240,7 +249,6 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   const int32_t head_tokens = HeadTokens(std::span(seen).first(head), cancelled);
   const size_t limit = static_cast<size_t>(answer_follows ? window - 1 : window);
   size_t kept = FirstKeptExchange(exchanges.tokens, head_tokens, window, droppable);
-  EncodedConversation result;
   while (true) {
     size_t dropped = 0;  // of `seen`, after the head
     if (kept > 0) {

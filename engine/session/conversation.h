@@ -37,7 +37,8 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
 
 struct EncodedConversation {
   std::vector<int32_t> ids;
-  int32_t history_tokens = 0;  // of ids: those of the record before this call
+  int32_t history_tokens = 0;    // of ids: those of the record before this call
+  int32_t adapted_segments = 0;  // of the record: merged or added for the template (AdaptRecord)
   // Segments of the record that the window has no room for: the oldest after the system prompt.
   int32_t dropped_segments = 0;
 };

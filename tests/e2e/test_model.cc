@@ -33,13 +33,32 @@ void Check(const absl::Status& status) {
   std::abort();
 }
 
-std::string Write(const std::string& name, uint64_t seed, std::vector<int32_t> levels = {}) {
+engine::SynthShape TinyShape() {
   auto shape = engine::FindSynthShape("tiny");
+  Check(shape.status());
+  return *std::move(shape);
+}
+
+std::string Write(const std::string& name, uint64_t seed, const engine::SynthShape& shape) {
   const auto type = engine::FindSynthType("q8_0");
-  if (!shape.ok() || !type.ok()) std::abort();
-  shape->levels = std::move(levels);
-  Check(engine::WriteSynthModel(*shape, *type, seed, PathOf(name)));
+  Check(type.status());
+  Check(engine::WriteSynthModel(shape, *type, seed, PathOf(name)));
   return PathOf(name);
+}
+
+std::string WriteSlow() {
+  engine::SynthShape shape = TinyShape();
+  shape.layers = 12;
+  shape.d_model = 512;
+  shape.head_dim = 64;
+  shape.d_ff = 2048;
+  return Write("slow", 3, shape);
+}
+
+std::string WriteElastic() {
+  engine::SynthShape shape = TinyShape();
+  shape.levels = {20, 60};
+  return Write("elastic", 1, shape);
 }
 
 std::string WriteTinyTlm() {
@@ -50,12 +69,17 @@ std::string WriteTinyTlm() {
 }  // namespace
 
 const std::string& TestTargetPath() {
-  static const std::string path = Write("target", 1);
+  static const std::string path = Write("target", 1, TinyShape());
   return path;
 }
 
 const std::string& TestDraftPath() {
-  static const std::string path = Write("draft", 2);
+  static const std::string path = Write("draft", 2, TinyShape());
+  return path;
+}
+
+const std::string& TestSlowPath() {
+  static const std::string path = WriteSlow();
   return path;
 }
 
@@ -77,7 +101,7 @@ const std::string& SlowModelPath() {
 }
 
 const std::string& TestElasticPath() {
-  static const std::string path = Write("elastic", 1, {20, 60});
+  static const std::string path = WriteElastic();
   return path;
 }
 
