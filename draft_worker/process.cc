@@ -75,6 +75,7 @@ class DraftWorker final : public rpc::Process {
   std::vector<std::string> addresses() const override { return server_->addresses(); }
 
   bool MakesProgress() override { return answerer_->MakesProgress(); }
+  int64_t PieceNanos() override { return answerer_->PieceNanos(); }
 
  private:
   // Destroyed from the last to the first.
