@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <filesystem>
 
 #include "absl/strings/numbers.h"
@@ -45,6 +48,65 @@ bool IsListenAddress(std::string_view address) {
          IsPort(address.substr(colon + 1));
 }
 
+const char* KindOf(mode_t mode) {
+  if (S_ISREG(mode)) return "a regular file";
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISLNK(mode)) return "a symbolic link";
+  if (S_ISFIFO(mode)) return "a pipe";
+  return S_ISCHR(mode) || S_ISBLK(mode) ? "a device" : "no socket";
+}
+
+absl::Status InTheWay(const std::string& path, mode_t mode) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " is ", KindOf(mode),
+                   ", which is left as it is: listen on another path, or move it away"));
+}
+
+// Whether nobody listens on the socket file any more; only that is refused a connection.
+bool IsStale(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return false;
+  return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 &&
+         (errno == ECONNREFUSED || errno == ENOENT);
+}
+
+absl::StatusOr<UniqueFd> LockFile(const std::string& path) {
+  // What stands there already must be a lock file: no link is followed, no pipe waited for.
+  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+  struct stat info {};
+  if (lock.valid() && fstat(lock.get(), &info) == 0 && S_ISREG(info.st_mode)) return lock;
+  const absl::Status failed = ErrnoError("open " + path);
+  return lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) ? InTheWay(path, info.st_mode)
+                                                                   : failed;
+}
+
+// True: a socket stands at `path`; false: nothing.
+absl::StatusOr<bool> HasSocket(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return false;
+    return ErrnoError("stat " + path);
+  }
+  if (!S_ISSOCK(info.st_mode)) return InTheWay(path, info.st_mode);
+  return true;
+}
+
+// Leaves the path free, or as it was.
+absl::Status RemoveStaleSocket(const std::string& path, std::string_view process) {
+  WITHY_ASSIGN_OR_RETURN(const bool there, HasSocket(path));
+  if (!there) return absl::OkStatus();
+  if (!IsStale(path)) {
+    return absl::AlreadyExistsError(absl::StrCat("another program listens on ", path,
+                                                 ": stop it, or give ", ToAbsl(process),
+                                                 " another address"));
+  }
+  if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return ErrnoError("remove the stale socket " + path);
+}
+
 }  // namespace
 
 absl::Status CheckListenAddress(std::string_view address) {
@@ -68,16 +130,20 @@ absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view p
                                                    " of the socket ", path,
                                                    " is not there: make it, or listen in run_dir"));
   }
-  const std::string lock_path = path + ".lock";
-  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock.valid()) return ErrnoError("open " + lock_path);
+  WITHY_RETURN_IF_ERROR(HasSocket(path).status());  // before a lock file is made beside it
+  WITHY_ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path + ".lock"));
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return absl::AlreadyExistsError(absl::StrCat("another ", ToAbsl(process), " already serves on ",
                                                  path,
                                                  "; stop it, or give this one another run_dir"));
   }
-  unlink(path.c_str());
+  WITHY_RETURN_IF_ERROR(RemoveStaleSocket(path, process));
   return lock;
+}
+
+void RemoveSocket(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
 }
 
 }  // namespace withy

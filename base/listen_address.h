@@ -19,9 +19,14 @@ inline constexpr std::string_view kUnixPrefix = "unix:";
 absl::Status CheckListenAddress(std::string_view address);
 
 // Makes the unix socket at `path` this process's own for as long as the result lives, by a lock on
-// PATH.lock, and removes the socket that a dead process left there. `process` stands in errors.
-// Errors: ALREADY_EXISTS (another process has it; its socket is not touched), INVALID_ARGUMENT (a
-// path of more than 107 bytes, or in no directory), those of open(2).
+// PATH.lock, and removes the socket that a dead process left there. Nothing else is ever removed:
+// not a socket that somebody listens on, no file, directory, link, pipe or device. `process` stands
+// in errors. Errors: ALREADY_EXISTS (another process has it; its socket is not touched),
+// INVALID_ARGUMENT (something that is no socket stands there; a path of more than 107 bytes, or in
+// no directory), those of open(2).
 absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view process);
+
+// Removes the socket that the caller bound at `path`, and nothing that is no socket.
+void RemoveSocket(const std::string& path);
 
 }  // namespace withy

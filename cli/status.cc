@@ -11,7 +11,9 @@ namespace {
 
 std::vector<std::string> Row(const v1::ProcessState& state) {
   const v1::ProcessStatus& s = state.status();
-  if (!state.has_status()) return {state.process(), state.health(), "", "", "", "", "", "", ""};
+  if (s.pid() == 0) {  // it did not say; why not stands in the detail, if it is known
+    return {state.process(), state.health(), "", "", "", "", "", "", Printable(s.detail())};
+  }
   return {state.process(),
           state.health(),
           std::to_string(s.pid()),

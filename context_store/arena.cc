@@ -1,11 +1,13 @@
 #include "context_store/arena.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -63,6 +65,12 @@ void Arena::PrefaultInBackground() {
       std::byte* begin = memory_.data() + offset;
       const size_t bytes = std::min(kPrefaultStep, memory_.size() - offset);
       if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) continue;
+      if (errno != EINVAL) {  // a touch would end the process
+        spdlog::error(
+            "no memory for {} of the {} bytes of the KV arena ({}): set store.arena_bytes lower",
+            memory_.size() - offset, memory_.size(), std::strerror(errno));
+        return;
+      }
       // Kernels before 5.14: reading a page of a shared memfd allocates it.
       for (size_t i = 0; i < bytes; i += 4096)
         (void)*static_cast<volatile const std::byte*>(begin + i);

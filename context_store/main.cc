@@ -1,11 +1,21 @@
 // withy-context-store: keeps every context, its text durably and its KV in the shared arena.
+#include <fcntl.h>
+
+#include <utility>
+
 #include "context_store/arena.h"
 #include "context_store/process.h"
 #include "rpc/daemon.h"
 
 int main(int argc, char** argv) {
-  using withy::context_store::StartContextStore;
-  return withy::rpc::RunDaemon(argc, argv, "context_store", [](const withy::proto::Config& config) {
-    return StartContextStore(config, withy::context_store::TakeArenaFromSystemd());
-  });
+  // Kept until a start has succeeded: one may be tried again.
+  withy::UniqueFd arena = withy::context_store::TakeArenaFromSystemd();
+  return withy::rpc::RunDaemon(
+      argc, argv, "context_store", [&arena](const withy::proto::Config& config) {
+        withy::UniqueFd copy;
+        if (arena.valid()) copy.Reset(fcntl(arena.get(), F_DUPFD_CLOEXEC, 0));
+        auto process = withy::context_store::StartContextStore(config, std::move(copy));
+        if (process.ok()) arena.Reset();
+        return process;
+      });
 }

@@ -58,6 +58,7 @@ class ContextStoreProcess final : public rpc::Process {
 
   std::vector<std::string> addresses() const override { return server_->addresses(); }
   bool MakesProgress() override { return pool_->LongestRunNanos() < kStuckNanos; }
+  int64_t PieceNanos() override { return pool_->LongestRunNanos(); }
 
  private:
   // Destroyed from the last to the first: no call without a pool, no task without a store.

@@ -51,7 +51,6 @@ class Reader {
     const size_t size = U32();
     return std::string(Take(size));
   }
-  bool AtEnd() const { return in_.empty(); }
   absl::Status Done(const char* what) const {
     if (ok_) return absl::OkStatus();
     return absl::DataLossError(absl::StrCat(what, " ends too early"));

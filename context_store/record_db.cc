@@ -11,6 +11,7 @@
 #include <rocksdb/write_batch.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -28,6 +29,14 @@ constexpr std::string_view kFormatKey = "meta/format";
 constexpr std::string_view kRunKey = "meta/run";
 constexpr std::string_view kFormat = "1";
 
+// What opening takes at most beside the log that it replays: a manifest, options, a small log, each
+// written anew. Where these writes fail, RocksDB 7.8.3 aborts the process (WritableFileWriter takes
+// the second failed write for a broken invariant).
+constexpr uint64_t kOpenBytes = 1 << 20;
+constexpr uint64_t kOpenFiles = 16;
+// A new log reserves 1.1 write buffers, which may be the last room that the others need.
+constexpr uint64_t kReserveBytes = 12 << 20;
+
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
 std::string_view FromSlice(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
@@ -42,10 +51,29 @@ class NoRecoveryByItself final : public rocksdb::EventListener {
   }
 };
 
+// Bytes of the logs in the directory, each of which is written again as a table when it is
+// replayed.
+uint64_t LogBytes(rocksdb::Env* env, const std::string& path) {
+  std::vector<rocksdb::Env::FileAttributes> files;
+  uint64_t bytes = 0;
+  if (!env->GetChildrenFileAttributes(path, &files).ok()) return 0;
+  for (const auto& file : files) {
+    if (file.name.ends_with(".log")) bytes += file.size_bytes;
+  }
+  return bytes;
+}
+
+rocksdb::Env* EnvOf(const RecordDbOptions& options) {
+  return options.env != nullptr ? options.env : rocksdb::Env::Default();
+}
+
 // A small database: at most some tens of MiB of memory, few files.
-rocksdb::Options MakeOptions(rocksdb::Env* env) {
+rocksdb::Options MakeOptions(const RecordDbOptions& ours) {
   rocksdb::Options options;
-  if (env != nullptr) options.env = env;
+  options.env = EnvOf(ours);
+  uint64_t free_bytes = 0;
+  options.allow_fallocate = !options.env->GetFreeSpace(ours.path, &free_bytes).ok() ||
+                            free_bytes >= kReserveBytes + LogBytes(options.env, ours.path);
   options.create_if_missing = true;
   options.write_buffer_size = 8 << 20;
   options.max_total_wal_size = 32 << 20;
@@ -109,7 +137,7 @@ RecordDb::~RecordDb() = default;
 
 absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& options) {
   std::unique_ptr<RecordDb> record_db(new RecordDb(options));
-  rocksdb::Env* env = options.env != nullptr ? options.env : rocksdb::Env::Default();
+  rocksdb::Env* env = EnvOf(options);
   WITHY_RETURN_IF_ERROR(
       record_db->Convert(env->CreateDirIfMissing(options.path),
                          "cannot make the directory; set state_dir to one that can be written"));
@@ -118,8 +146,9 @@ absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& 
     spdlog::warn("database {} may be readable to other users: {}", options.path,
                  std::strerror(errno));
   }
+  WITHY_RETURN_IF_ERROR(record_db->CheckRoomToOpen());
   rocksdb::DB* db = nullptr;
-  const rocksdb::Status opened = rocksdb::DB::Open(MakeOptions(options.env), options.path, &db);
+  const rocksdb::Status opened = rocksdb::DB::Open(MakeOptions(options), options.path, &db);
   if (!opened.ok()) {
     if (IsTaken(opened)) {
       return absl::FailedPreconditionError(
@@ -158,13 +187,34 @@ absl::Status RecordDb::CheckFormatAndCountRun() {
 }
 
 absl::Status RecordDb::CheckRoom() const {
-  rocksdb::Env* env = options_.env != nullptr ? options_.env : rocksdb::Env::Default();
+  rocksdb::Env* env = EnvOf(options_);
   uint64_t free_bytes = 0;
   if (!env->GetFreeSpace(options_.path, &free_bytes).ok()) return absl::OkStatus();
   if (free_bytes >= options_.min_free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "disk full: ", free_bytes, " bytes free under ", path(), ", ", options_.min_free_bytes,
       " are kept in reserve; free some space or delete contexts"));
+}
+
+absl::Status RecordDb::CheckRoomToOpen() const {
+  rocksdb::Env* env = EnvOf(options_);
+  const uint64_t needed = kOpenBytes + LogBytes(env, path());
+  uint64_t free_bytes = 0;
+  if (env->GetFreeSpace(path(), &free_bytes).ok() && free_bytes < needed) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("disk full: ", free_bytes, " bytes free under ", path(), ", ", needed,
+                     " are needed to open the database: free some space there, or set state_dir to "
+                     "a larger disk"));
+  }
+  struct statvfs room {};
+  // A file system that makes inodes as it needs them says 0 of 0.
+  if (statvfs(path().c_str(), &room) == 0 && room.f_files > 0 && room.f_favail < kOpenFiles) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "disk full: ", room.f_favail, " inodes free under ", path(), ", ", kOpenFiles,
+        " are needed to open the database: remove some files there, or set state_dir to another "
+        "disk"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RecordDb::Write(RecordBatch& batch) {
@@ -195,10 +245,15 @@ rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
 rocksdb::Status RecordDb::Reopen() {
   absl::MutexLock lock(&open_mutex_);
   if (!stopped_) return rocksdb::Status::OK();
-  const rocksdb::Options options = MakeOptions(options_.env);
+  rocksdb::Status status;
+  if (const absl::Status room = CheckRoomToOpen(); !room.ok()) {
+    status = rocksdb::Status::NoSpace(std::string(room.message()));
+  }
+  if (!status.ok() && db_ != nullptr) return status;  // as it is, it can be read
+  const rocksdb::Options options = MakeOptions(options_);
   db_.reset();
   rocksdb::DB* db = nullptr;
-  rocksdb::Status status = rocksdb::DB::Open(options, options_.path, &db);
+  if (status.ok()) status = rocksdb::DB::Open(options, options_.path, &db);
   if (status.ok()) {
     stopped_ = false;
   } else if (!rocksdb::DB::OpenForReadOnly(options, options_.path, &db).ok()) {

@@ -54,8 +54,9 @@ class RecordBatch {
 // Thread-safe; every method may block on the disk. One process at a time has the directory open.
 class RecordDb {
  public:
-  // Errors: FAILED_PRECONDITION (another process has it open), RESOURCE_EXHAUSTED (disk full),
-  // DATA_LOSS, UNIMPLEMENTED (made by a newer build), PERMISSION_DENIED; all name the path.
+  // Errors: FAILED_PRECONDITION (another process has it open), RESOURCE_EXHAUSTED (no room on the
+  // disk or no inodes, with what is free and what is needed; nothing was touched), DATA_LOSS,
+  // UNIMPLEMENTED (made by a newer build), PERMISSION_DENIED; all name the path.
   static absl::StatusOr<std::unique_ptr<RecordDb>> Open(const RecordDbOptions& options);
   ~RecordDb();
   RecordDb(const RecordDb&) = delete;
@@ -85,6 +86,7 @@ class RecordDb {
   explicit RecordDb(RecordDbOptions options);
   absl::Status CheckFormatAndCountRun();
   absl::Status CheckRoom() const;
+  absl::Status CheckRoomToOpen() const;
   rocksdb::Status WriteOnce(RecordBatch& batch);
   rocksdb::Status Reopen();
   absl::Status Closed() const;

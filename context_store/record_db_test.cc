@@ -220,18 +220,24 @@ TEST(RecordDb, ADiskThatIsGoneRefusesEveryWriterAndIsGoneOnWith) {
 // The same with a file system that is really full: a small one of its own.
 class SmallDisk {
  public:
-  SmallDisk() : mounted_(mount("withy-test", dir_.path().c_str(), "tmpfs", 0, "size=24m") == 0) {}
+  explicit SmallDisk(const char* options = "size=24m")
+      : mounted_(mount("withy-test", dir_.path().c_str(), "tmpfs", 0, options) == 0) {}
   ~SmallDisk() {
     if (mounted_) umount2(dir_.path().c_str(), MNT_DETACH);
   }
   bool mounted() const { return mounted_; }
   std::string operator/(const std::string& name) const { return dir_ / name; }
-  // Takes all the room there is.
-  void Fill() const {
+  uint64_t FreeBytes() const { return std::filesystem::space(dir_.path()).available; }
+  // Takes all the room there is but `left` bytes.
+  void Fill(uint64_t left = 0) const {
     std::ofstream filler(dir_ / "filler", std::ios::binary);
     const std::string page(4096, 'x');
-    while (filler.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
+    while (FreeBytes() > left &&
+           filler.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
     }
+  }
+  bool Remount(unsigned long flags) const {
+    return mount("withy-test", dir_.path().c_str(), "tmpfs", MS_REMOUNT | flags, nullptr) == 0;
   }
   void MakeRoom() const { std::filesystem::remove(dir_ / "filler"); }
 
@@ -277,6 +283,74 @@ TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
     auto after = RecordDb::Open({.path = path, .min_free_bytes = reserve});
     ASSERT_TRUE(after.ok()) << after.status();
     for (const std::string& key : kept) EXPECT_TRUE((*after)->Get(key).ok()) << key;
+  }
+}
+
+// However little room there is when it is opened: an error that says how much, or a database.
+TEST(RecordDb, AStartOnAFullDiskIsRefusedByNameAndLosesNothing) {
+  for (const bool fresh : {true, false}) {
+    for (const uint64_t left :
+         {0, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1000 << 10, 3 << 20, 9 << 20, 11 << 20}) {
+      SCOPED_TRACE(testing::Message() << (fresh ? "fresh, " : "there, ") << left << " bytes left");
+      const SmallDisk disk("size=40m");
+      if (!disk.mounted()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
+      const std::string path = disk / "db";
+      if (!fresh) {
+        auto db = RecordDb::Open({.path = path});
+        ASSERT_TRUE(db.ok()) << db.status();
+        for (int i = 0; i < 60; ++i) {
+          ASSERT_TRUE(Put(**db, "a/" + std::to_string(i), std::string(20'000, 'x')).ok());
+        }
+      }
+      disk.Fill(left);
+      for (int i = 0; i < 2; ++i) {
+        const absl::Status refused = RecordDb::Open({.path = path}).status();
+        if (refused.ok() && left > 1 << 20) continue;  // there is room for that
+        ASSERT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+        EXPECT_THAT(std::string(refused.message()),
+                    testing::AllOf(HasSubstr("disk full"), HasSubstr(path), HasSubstr("bytes free"),
+                                   HasSubstr("state_dir")));
+      }
+      disk.MakeRoom();
+      const auto db = RecordDb::Open({.path = path});
+      ASSERT_TRUE(db.ok()) << db.status();
+      for (int i = 0; i < (fresh ? 0 : 60); ++i) {
+        EXPECT_TRUE((*db)->Get("a/" + std::to_string(i)).ok()) << i;
+      }
+    }
+  }
+}
+
+TEST(RecordDb, AStartWithoutInodesIsRefusedByName) {
+  const SmallDisk disk("size=40m,nr_inodes=40");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
+  ASSERT_TRUE(RecordDb::Open({.path = disk / "db"}).ok());
+  std::vector<std::string> files;
+  for (int i = 0; i < 40; ++i) {
+    if (!std::ofstream(files.emplace_back(disk / std::to_string(i)))) break;
+  }
+  const absl::Status refused = RecordDb::Open({.path = disk / "db"}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("inodes"), HasSubstr(disk / "db")));
+  for (const std::string& file : files) std::filesystem::remove(file);
+  EXPECT_TRUE(RecordDb::Open({.path = disk / "db"}).ok());
+}
+
+TEST(RecordDb, AReadOnlyDiskIsNamed) {
+  const SmallDisk disk("size=40m");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
+  for (const bool fresh : {true, false}) {
+    if (!fresh) {
+      ASSERT_TRUE(RecordDb::Open({.path = disk / "db"}).ok());
+    }
+    ASSERT_TRUE(disk.Remount(MS_RDONLY));
+    const absl::Status refused = RecordDb::Open({.path = disk / "db"}).status();
+    EXPECT_FALSE(refused.ok());
+    EXPECT_THAT(
+        std::string(refused.message()),
+        testing::AllOf(HasSubstr(disk / "db"), HasSubstr("state_dir"), HasSubstr("Read-only")));
+    ASSERT_TRUE(disk.Remount(0));
   }
 }
 

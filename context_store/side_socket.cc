@@ -42,7 +42,7 @@ SideSocket::~SideSocket() {
     const uint64_t one = 1;
     (void)!write(stop_.get(), &one, sizeof one);
     thread_.join();
-    unlink(path_.c_str());
+    RemoveSocket(path_);
   }
 }
 

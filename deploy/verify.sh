@@ -84,6 +84,16 @@ for service in "$units"/*.service; do
   fi
 done
 
+# A process that is frozen must run again within ten seconds: the watchdog's patience, the pause, and a second to start.
+for service in "$units"/*.service; do
+  watchdog=$(sed -n 's/^WatchdogSec=\([0-9]*\)$/\1/p' "$service")
+  pause=$(sed -n 's/^RestartSec=\([0-9]*\)$/\1/p' "$service")
+  if [ $((${watchdog:-99} + ${pause:-99} + 1)) -gt 10 ] || ! grep -qx 'WatchdogSignal=SIGKILL' "$service"; then
+    echo "$service leaves a frozen process for more than ten seconds"
+    failed=1
+  fi
+done
+
 # How exposed each service is, from 0 (not at all) to 10.
 for service in "$units"/*.service; do
   exposure "$(basename "$service")" 25

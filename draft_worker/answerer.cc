@@ -99,9 +99,11 @@ AnswererLoad Answerer::load() const {
   return {.running = busy_ ? size_t{1} : size_t{0}, .queued = waiting_.size()};
 }
 
-bool Answerer::MakesProgress() const {
+bool Answerer::MakesProgress() const { return PieceNanos() < kHangNs; }
+
+int64_t Answerer::PieceNanos() const {
   const int64_t since = step_since_ns_.load();
-  return since == 0 || clock_.SteadyNanos() - since < kHangNs;
+  return since == 0 ? 0 : clock_.SteadyNanos() - since;
 }
 
 void Answerer::Run() {

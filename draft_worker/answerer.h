@@ -67,6 +67,8 @@ class Answerer {
   AnswererLoad load() const;
   // False when a step has taken implausibly long.
   bool MakesProgress() const;
+  // How long it has taken so far; 0 when there is none.
+  int64_t PieceNanos() const;
 
  private:
   struct Call {

@@ -66,6 +66,7 @@ class DraftWorker final : public rpc::Process {
   std::vector<std::string> addresses() const override { return server_->addresses(); }
 
   bool MakesProgress() override { return answerer_ == nullptr || answerer_->MakesProgress(); }
+  int64_t PieceNanos() override { return answerer_ == nullptr ? 0 : answerer_->PieceNanos(); }
 
  private:
   // "" also where the target's file cannot be read here: it may be on another board.

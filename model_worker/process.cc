@@ -165,6 +165,7 @@ class ModelWorker final : public rpc::Process {
   std::vector<std::string> addresses() const override { return server_->addresses(); }
 
   bool MakesProgress() override { return scheduler_->MakesProgress(); }
+  int64_t PieceNanos() override { return scheduler_->PieceNanos(); }
 
  private:
   std::atomic<bool> draining_{false};

@@ -106,6 +106,8 @@ class Scheduler {
   SchedulerLoad load() const;
   // False when a step or another piece of the engine thread's work has taken implausibly long.
   bool MakesProgress() const;
+  // How long it has taken so far; 0 while the engine thread waits.
+  int64_t PieceNanos() const;
 
  private:
   enum class Phase { kWaiting, kOpening, kRunning, kCommitting };

@@ -160,9 +160,11 @@ SchedulerLoad Scheduler::load() const {
   return load;
 }
 
-bool Scheduler::MakesProgress() const {
+bool Scheduler::MakesProgress() const { return PieceNanos() < kHangNs; }
+
+int64_t Scheduler::PieceNanos() const {
   const int64_t since = busy_since_ns_.load();
-  return since == 0 || clock_.SteadyNanos() - since < kHangNs;
+  return since == 0 ? 0 : clock_.SteadyNanos() - since;
 }
 
 }  // namespace withy::model_worker

@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "rpc/channel.h"
+#include "rpc/stand_in.h"
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
@@ -48,14 +49,17 @@ absl::Status Away(const Peer& peer, std::string_view why) {
 absl::Status Translate(const Peer& peer, const grpc::ClientContext& context,
                        const grpc::Status& status, absl::Time given, absl::Time callers) {
   if (status.ok()) return absl::OkStatus();
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+  const auto& trailing = context.GetServerTrailingMetadata();
+  // It is there, and says itself what it waits for.
+  const bool waits = trailing.find(rpc::kStandInKey) != trailing.end();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && !waits) {
     return Away(peer, absl::StrCat("is not available (", status.error_message(), ")"));
   }
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && given < callers) {
     return Away(peer, "does not answer");
   }
   absl::Status translated = rpc::FromGrpc(status);
-  const auto& trailing = context.GetServerTrailingMetadata();
+  if (waits) translated = Annotate(translated, peer.process);
   const auto hint = trailing.find(rpc::kRetryAfterKey);
   int64_t retry_ms = 0;
   if (hint != trailing.end() &&

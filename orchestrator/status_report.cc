@@ -16,9 +16,12 @@ void Fill(const absl::StatusOr<Response>& info, v1::ProcessState* state) {
   if (info.ok()) {
     *state->mutable_status() = info->status();
     state->mutable_status()->set_process(state->process());
-  } else if (state->health() == "serving") {
-    state->set_health("not serving");
+    return;
   }
+  if (state->health() == "serving") state->set_health("not serving");
+  // Why, by what it says itself: it may wait for room.
+  state->mutable_status()->set_process(state->process());
+  state->mutable_status()->set_detail(std::string(info.status().message()));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 namespace withy::profiler_agent {
 namespace {
-constexpr int64_t kStalledNs = 5 * kNanosPerSecond;
+constexpr int64_t kStalledNs = 3 * kNanosPerSecond;
 }
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options,

@@ -1,14 +1,11 @@
 #include "profiler_agent/exporter.h"
 
 #include <netdb.h>
-#include <prometheus/exposer.h>
+#include <netinet/in.h>
+#include <prometheus/text_serializer.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <exception>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
@@ -64,14 +61,14 @@ absl::StatusOr<Addresses> Resolve(const std::string& listen) {
   return Addresses(found, freeaddrinfo);
 }
 
-// Binds and lets go, because the exposer cannot say why it failed.
-absl::Status TryToBind(const std::string& listen) {
+absl::StatusOr<UniqueFd> Listen(const std::string& listen) {
   WITHY_ASSIGN_OR_RETURN(const Addresses found, Resolve(listen));
-  const UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int yes = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 && ::listen(fd.get(), 1) == 0) {
-    return absl::OkStatus();
+  if (bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+      ::listen(fd.get(), SOMAXCONN) == 0) {
+    return fd;
   }
   if (errno == EADDRINUSE) {
     return absl::AlreadyExistsError(
@@ -81,12 +78,15 @@ absl::Status TryToBind(const std::string& listen) {
   return Annotate(ErrnoError("listen"), absl::StrCat("metrics address ", listen, "; ", kRemedy));
 }
 
-// Connects and hangs up.
-void Touch(const std::string& address) {
-  const absl::StatusOr<Addresses> found = Resolve(address);
-  if (!found.ok()) return;
-  const UniqueFd fd(socket((*found)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  (void)connect(fd.get(), (*found)->ai_addr, (*found)->ai_addrlen);
+// `listen` with the port that the socket has.
+std::string AddressOf(const UniqueFd& fd, const std::string& listen) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) return listen;
+  const in_port_t port = bound.ss_family == AF_INET6
+                             ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                             : reinterpret_cast<const sockaddr_in&>(bound).sin_port;
+  return absl::StrCat(listen.substr(0, listen.rfind(':') + 1), ntohs(port));
 }
 
 }  // namespace
@@ -97,38 +97,18 @@ std::vector<prometheus::MetricFamily> Exporter::Collect() const {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
-    std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable) {
+    std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
+    HttpLimits limits) {
   const std::string address(listen);
-  WITHY_RETURN_IF_ERROR(TryToBind(address));
+  WITHY_ASSIGN_OR_RETURN(UniqueFd socket, Listen(address));
   auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
-  try {
-    server->exposer_ = std::make_unique<prometheus::Exposer>(address);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("metrics address ", address, ": ", error.what(), "; ", kRemedy));
-  }
-  server->collectable_ = std::move(collectable);
-  server->exposer_->RegisterCollectable(server->collectable_);
-  const std::vector<int> ports = server->exposer_->GetListeningPorts();
-  server->address_ = address;
-  const std::string front = address.substr(0, address.rfind(':') + 1);
-  if (!ports.empty()) server->address_ = absl::StrCat(front, ports[0]);
+  server->address_ = AddressOf(socket, address);
+  const auto page = [collectable = std::move(collectable)] {
+    return prometheus::TextSerializer().Serialize(collectable->Collect());
+  };
+  WITHY_ASSIGN_OR_RETURN(server->listener_,
+                         HttpListener::Start(std::move(socket), "/metrics", page, limits));
   return server;
-}
-
-MetricsServer::~MetricsServer() {
-  if (exposer_ == nullptr) return;
-  // The exposer's listener looks for the stop flag only every 2 s or when somebody connects.
-  std::atomic<bool> stopped{false};
-  std::thread stopper([&] {
-    exposer_.reset();
-    stopped.store(true);
-  });
-  while (!stopped.load()) {
-    Touch(address_);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  stopper.join();
 }
 
 }  // namespace withy::profiler_agent

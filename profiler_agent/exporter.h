@@ -20,10 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "profiler_agent/agent.h"
-
-namespace prometheus {
-class Exposer;
-}
+#include "profiler_agent/http_listener.h"
 
 namespace withy::profiler_agent {
 
@@ -47,15 +44,16 @@ class Exporter final : public prometheus::Collectable {
   const telemetry::NameId scrape_;
 };
 
-// GET /metrics over HTTP, with two threads of its own, as long as it lives.
+// GET /metrics over HTTP, with a thread of its own, as long as it lives; http_listener.h says what
+// it bears.
 class MetricsServer {
  public:
   // `listen` is HOST:PORT (port 0: any free one). Errors: INVALID_ARGUMENT (not HOST:PORT, or a
   // host that does not resolve), ALREADY_EXISTS (the port is taken), PERMISSION_DENIED,
   // UNAVAILABLE; each names the address and the remedy.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
-      std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable);
-  ~MetricsServer();
+      std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
+      HttpLimits limits = {});
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
@@ -65,10 +63,8 @@ class MetricsServer {
  private:
   MetricsServer() = default;
 
-  // Shared, because the exposer keeps weak pointers only.
-  std::shared_ptr<prometheus::Collectable> collectable_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
   std::string address_;
+  std::unique_ptr<HttpListener> listener_;
 };
 
 }  // namespace withy::profiler_agent

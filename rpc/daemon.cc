@@ -1,22 +1,31 @@
 #include "rpc/daemon.h"
 
+#include <fcntl.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "rpc/process_watch.h"
+#include "rpc/stand_in.h"
 #include "withy/v1/types.pb.h"
 
 namespace withy::rpc {
@@ -25,6 +34,8 @@ namespace {
 // Exit codes beside 0. The systemd units do not start a process again that ends with the second.
 constexpr int kFailed = 1;
 constexpr int kWrongConfiguration = 2;
+// Apps of other users in the socket's group may connect to the orchestrator.
+constexpr unsigned kAppSocketMode = 0660;
 const int64_t kStartedNanos = Clock::Real().SteadyNanos();
 
 struct Flags {
@@ -88,6 +99,10 @@ void SetUpLog(const std::string& name, const std::string& level) {
 
 absl::Status MakeDirectory(const char* field, const std::string& path) {
   std::error_code error;
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_directory(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " ", path, " is no directory: choose another ", field, ", or move the file away"));
+  }
   std::filesystem::create_directories(path, error);
   if (!error) return absl::OkStatus();
   return absl::ErrnoToStatus(
@@ -103,7 +118,14 @@ absl::Status MakeDirectories(const v1::Config& config) {
   umask(0022);
   const absl::Status made = MakeDirectory("run_dir", config.run_dir());
   umask(0077);
-  return made;
+  WITHY_RETURN_IF_ERROR(made);
+  // Every process makes a socket and a span ring there.
+  if (faccessat(AT_FDCWD, config.run_dir().c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
+    return absl::OkStatus();
+  }
+  return ErrnoError(absl::StrCat("cannot write run_dir ", config.run_dir(),
+                                 ": choose another run_dir, or make it writable for user ",
+                                 geteuid()));
 }
 
 // Whether starting again cannot help: what was configured is wrong, is not there or is not
@@ -113,41 +135,104 @@ bool IsWrongConfiguration(const absl::Status& status) {
          absl::IsUnimplemented(status);
 }
 
-// Signals are taken by sigtimedwait on the main thread; all other threads inherit the block.
-sigset_t BlockSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);
-  return signals;
+// The server that the process will be, as far as others see it.
+ServerOptions ServerOf(std::string_view name, const v1::Config& config) {
+  ServerOptions options;
+  options.name = name;
+  if (name == "orchestrator") {
+    options.listen = AppAddresses(config);
+    options.socket_mode = kAppSocketMode;
+  } else if (name == "model_worker") {
+    options.listen = {config.model().listen()};
+  } else if (name == "draft_worker") {
+    options.listen = {config.draft().listen()};
+  } else if (name == "context_store") {
+    options.listen = {config.store().listen()};
+  } else if (name == "profiler_agent") {
+    options.listen = {config.profiler().listen()};
+  }
+  return options;
 }
 
-absl::StatusOr<std::unique_ptr<Process>> Create(const v1::Config& config,
+// Free blocks and inodes where a process keeps files. Another value: it may be worth another try.
+std::array<uint64_t, 4> RoomOf(const v1::Config& config) {
+  std::array<uint64_t, 4> room{};
+  struct statvfs info {};
+  if (statvfs(config.state_dir().c_str(), &info) == 0)
+    room[0] = info.f_bavail, room[1] = info.f_favail;
+  if (statvfs(config.run_dir().c_str(), &info) == 0)
+    room[2] = info.f_bavail, room[3] = info.f_favail;
+  return room;
+}
+
+// Returns when there may be room: some has come or gone since, and at least `pause` has passed, or
+// ten seconds have. Meanwhile who asks is told `reason`.
+void WaitForRoom(std::string_view name, const v1::Config& config, const std::string& reason,
+                 std::chrono::milliseconds pause) {
+  constexpr auto kLook = std::chrono::milliseconds(200);
+  constexpr auto kLongest = std::chrono::seconds(10);
+  const auto stand_in = StandIn::Start(ServerOf(name, config), reason);
+  if (!stand_in.ok()) spdlog::warn("{}", stand_in.status().ToString());
+  const std::array<uint64_t, 4> before = RoomOf(config);
+  std::this_thread::sleep_for(pause);
+  for (auto passed = pause; passed < kLongest && RoomOf(config) == before; passed += kLook) {
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+// Makes the process. Where there is no room for it (a full disk, no inodes, no memory) it waits,
+// says so, and tries again.
+absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1::Config& config,
                                                 const ProcessFactory& create) {
-  WITHY_RETURN_IF_ERROR(MakeDirectories(config));
-  return create(config);
+  constexpr auto kLongestPause = std::chrono::milliseconds(8000);
+  auto pause = std::chrono::milliseconds(500);  // a try may read a large model
+  std::string told;
+  while (true) {
+    absl::Status status = MakeDirectories(config);
+    if (status.ok()) {
+      auto process = create(config);
+      if (!absl::IsResourceExhausted(process.status())) return process;
+      status = process.status();
+    }
+    if (!absl::IsResourceExhausted(status)) return status;
+    const std::string reason = absl::StrCat("waits for room: ", status.message(),
+                                            "; goes on by itself when there is some");
+    if (std::exchange(told, reason) != reason) spdlog::error("{}", reason);
+    sd_notifyf(0, "STATUS=%s", reason.c_str());
+    WaitForRoom(name, config, reason, pause);
+    pause = std::min(pause * 2, kLongestPause);
+  }
 }
 
-// Feeds the watchdog until a signal comes; returns it.
+// Feeds the watchdog until a signal comes that ends the process; returns it.
 int WaitForSignal(const sigset_t& signals, Process* process) {
-  uint64_t watchdog_us = 0;
-  const bool watched = sd_watchdog_enabled(0, &watchdog_us) > 0;
-  const int64_t period_ns =
-      watched ? static_cast<int64_t>(watchdog_us) * 1000 / 3 : kNanosPerSecond;
-  const timespec period{period_ns / kNanosPerSecond, period_ns % kNanosPerSecond};
+  const absl::Duration watchdog = WatchdogPeriod();
+  const bool watched = watchdog > absl::ZeroDuration();
+  const timespec period = absl::ToTimespec(watched ? watchdog : absl::Seconds(1));
   bool progressed = true;
+  HangWatch hang;
   while (true) {
     const int signal = sigtimedwait(&signals, nullptr, &period);
-    if (signal > 0) return signal;
-    const bool progresses = process->MakesProgress();
-    if (progresses && watched) sd_notify(0, "WATCHDOG=1");
+    if (signal > 0 && EndsProcess(signal)) return signal;
+    const bool progresses = process->MakesProgress() && !hang.Hangs(process->PieceNanos());
+    if (progresses && watched) FeedWatchdog();
     if (progresses != progressed) {
       progresses ? spdlog::info("work advances again") : spdlog::error("work does not advance");
     }
     progressed = progresses;
   }
+}
+
+// What is left to do is bounded by `grace`, so the watchdog is fed whatever happens.
+void Drain(Process* process, absl::Duration grace) {
+  const absl::Duration watchdog = WatchdogPeriod();
+  const bool watched = watchdog > absl::ZeroDuration();
+  const int64_t give_up_ns =
+      Clock::Real().SteadyNanos() + absl::ToInt64Nanoseconds(grace + absl::Seconds(5));
+  const Watch watch(watched ? watchdog : absl::Seconds(1), [=] {
+    if (watched && Clock::Real().SteadyNanos() < give_up_ns) FeedWatchdog();
+  });
+  process->Drain(grace);
 }
 
 }  // namespace
@@ -157,14 +242,17 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   int exit_code = 0;
   const std::optional<Flags> flags = ParseFlags(argc, argv, binary, &exit_code);
   if (!flags.has_value()) return exit_code;
-  const sigset_t signals = BlockSignals();
+  const sigset_t signals = TakeSignals();
   const absl::StatusOr<proto::Config> config = LoadConfig(flags->config_path, flags->overrides);
   if (!config.ok()) {
     std::fprintf(stderr, "withy-%s: %s\n", binary.c_str(), config.status().ToString().c_str());
     return kWrongConfiguration;
   }
   SetUpLog(binary, config->log_level());
-  absl::StatusOr<std::unique_ptr<Process>> process = Create(*config, create);
+  std::optional<Watch> start(std::in_place, signals, absl::Seconds(1),
+                             [patience = StartPatience()]() mutable { patience.Extend(); });
+  absl::StatusOr<std::unique_ptr<Process>> process = Create(name, *config, create);
+  start.reset();
   if (!process.ok()) {
     spdlog::error("cannot start: {}", process.status().ToString());
     sd_notifyf(0, "STATUS=cannot start: %s", std::string(process.status().message()).c_str());
@@ -176,7 +264,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),
                config->orchestrator().drain_s());
   sd_notify(0, "STOPPING=1\nSTATUS=draining");
-  (*process)->Drain(absl::Seconds(config->orchestrator().drain_s()));
+  Drain(process->get(), absl::Seconds(config->orchestrator().drain_s()));
   process->reset();
   spdlog::info("stopped");
   return 0;

@@ -2,17 +2,26 @@
 // the log.
 #include "rpc/daemon.h"
 
+#include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/config.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
+#include "rpc/process_watch.h"
 
 namespace withy::rpc {
 namespace {
@@ -81,7 +90,145 @@ TEST_F(DaemonTest, AWrongConfigurationEndsWithACodeOfItsOwn) {
 
 TEST_F(DaemonTest, AnyOtherFailureEndsWithOne) {
   EXPECT_EXIT(RunFailing(absl::AlreadyExistsError("taken")), ExitedWithCode(1), "taken");
-  EXPECT_EXIT(RunFailing(absl::ResourceExhaustedError("full")), ExitedWithCode(1), "full");
+  EXPECT_EXIT(RunFailing(absl::UnavailableError("gone")), ExitedWithCode(1), "gone");
+}
+
+TEST_F(DaemonTest, SignalsDrainAreNotedOrAreIgnored) {
+  // Sent to the whole process while it starts, they would end the start: so once it is ready.
+  class Late final : public Process {
+   public:
+    explicit Late(std::vector<int> signals) : signals_(std::move(signals)) {}
+    bool MakesProgress() override {
+      for (const int signal : std::exchange(signals_, {})) kill(getpid(), signal);
+      return true;
+    }
+    void Drain(absl::Duration /*grace*/) override { std::fprintf(stderr, "drained\n"); }
+    std::vector<std::string> addresses() const override { return {}; }
+
+   private:
+    std::vector<int> signals_;
+  };
+  for (const int ends : {SIGTERM, SIGINT, SIGQUIT}) {
+    const auto create = [ends](const v1::Config& /*config*/) {
+      return std::make_unique<Late>(
+          std::vector<int>{SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE, SIGXFSZ, ends});
+    };
+    EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "drained") << strsignal(ends);
+  }
+  const auto hang_up = [](const v1::Config& /*config*/) {
+    return std::make_unique<Late>(std::vector<int>{SIGHUP, SIGTERM});
+  };
+  EXPECT_EXIT(Run({}, hang_up), ExitedWithCode(0), "Hangup: goes on");
+}
+
+TEST_F(DaemonTest, ASignalEndsAStartAtOnce) {
+  const auto create = [](const v1::Config& /*config*/) -> absl::StatusOr<std::unique_ptr<Process>> {
+    kill(getpid(), SIGTERM);
+    while (true) pause();
+  };
+  EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "while it starts: stopped");
+}
+
+TEST_F(DaemonTest, AProcessWithoutRoomWaitsAndIsThereOnceThereIsSome) {
+  int tries = 0;
+  const auto create = [&](const v1::Config& config) -> absl::StatusOr<std::unique_ptr<Process>> {
+    if (++tries < 3) {
+      std::ofstream(config.state_dir() + "/file" + std::to_string(tries)) << "room changes";
+      return absl::ResourceExhaustedError("disk full: 0 bytes free under /x");
+    }
+    return std::make_unique<ShortProcess>();
+  };
+  EXPECT_EXIT(Run({}, create), ExitedWithCode(0),
+              "waits for room: disk full: 0 bytes free under /x.*\n.*ready");
+}
+
+TEST_F(DaemonTest, WhatStandsInTheWayOfADirectoryIsNamed) {
+  std::ofstream(dir_ + "/state") << "notes";
+  EXPECT_EXIT(Run({}, Succeed), ExitedWithCode(2), "state_dir .*/state is no directory");
+  fs::remove(dir_ + "/state");
+  std::ofstream(dir_ + "/run") << "notes";
+  EXPECT_EXIT(Run({}, Succeed), ExitedWithCode(2), "run_dir .*/run is no directory");
+}
+
+TEST_F(DaemonTest, ARunDirectoryThatCannotBeWrittenIsNamed) {
+  const std::string run = dir_ + "/run";
+  fs::create_directory(run);
+  if (mount("withy-test", run.c_str(), "tmpfs", MS_RDONLY, nullptr) != 0) {
+    GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
+  }
+  EXPECT_EXIT(Run({}, Succeed), ExitedWithCode(1), "cannot write run_dir .*/run: choose another");
+  umount2(run.c_str(), MNT_DETACH);
+}
+
+TEST(HangsTest, OnlyWhatTakesLongAndDoesNothing) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  EXPECT_TRUE(Hangs(3 * kSecond, 0.0, false));
+  EXPECT_FALSE(Hangs(2 * kSecond, 0.0, false)) << "not long";
+  EXPECT_FALSE(Hangs(0, 0.0, false)) << "nothing to do";
+  EXPECT_FALSE(Hangs(60 * kSecond, 0.5, false)) << "it computes";
+  EXPECT_FALSE(Hangs(60 * kSecond, 0.0, true)) << "it waits for a disk";
+}
+
+TEST_F(DaemonTest, APieceOfWorkThatHangsIsSaid) {
+  class Hanging final : public Process {
+   public:
+    int64_t PieceNanos() override {
+      if (++asked_ == 2) kill(getpid(), SIGTERM);
+      return int64_t{4'000'000'000};
+    }
+    void Drain(absl::Duration /*grace*/) override {}
+    std::vector<std::string> addresses() const override { return {}; }
+
+   private:
+    int asked_ = 0;
+  };
+  const auto create = [](const v1::Config& /*config*/) { return std::make_unique<Hanging>(); };
+  EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "work does not advance");
+}
+
+// What systemd hears of a process that starts slowly, runs, and drains slowly.
+TEST_F(DaemonTest, SystemdIsKeptFromShootingABusyProcess) {
+  const std::string path = dir_ + "/notify";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(notify.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  class Slow final : public Process {
+   public:
+    Slow() { usleep(1'200'000); }
+    bool MakesProgress() override {
+      if (++asked_ == 3) kill(getpid(), SIGTERM);
+      return true;
+    }
+    void Drain(absl::Duration /*grace*/) override { usleep(400'000); }
+    std::vector<std::string> addresses() const override { return {}; }
+
+   private:
+    int asked_ = 0;
+  };
+  const auto create = [&](const v1::Config& /*config*/) { return std::make_unique<Slow>(); };
+  const auto run = [&] {
+    setenv("NOTIFY_SOCKET", path.c_str(), 1);
+    setenv("WATCHDOG_USEC", "300000", 1);
+    Run({}, create);
+  };
+  EXPECT_EXIT(run(), ExitedWithCode(0), "");
+  std::string heard;
+  char message[512];
+  for (ssize_t n; (n = recv(notify.get(), message, sizeof message, MSG_DONTWAIT)) > 0;) {
+    heard += std::string(message, static_cast<size_t>(n)) + "\n";
+  }
+  const auto count = [](std::string_view text, std::string_view word) {
+    int times = 0;
+    for (size_t at = 0; (at = text.find(word, at)) != std::string_view::npos; ++at) ++times;
+    return times;
+  };
+  const size_t ready = heard.find("READY=1"), stopping = heard.find("STOPPING=1");
+  ASSERT_NE(stopping, std::string::npos) << heard;
+  EXPECT_GE(count(heard.substr(0, ready), "EXTEND_TIMEOUT_USEC="), 2) << heard;
+  EXPECT_GE(count(heard.substr(ready, stopping - ready), "WATCHDOG=1"), 2) << heard;
+  EXPECT_GE(count(heard.substr(stopping), "WATCHDOG=1"), 3) << heard;
 }
 
 TEST_F(DaemonTest, OnlyRunDirIsOpenToOtherUsers) {

@@ -1,5 +1,6 @@
 // Tests of the shared server plumbing with the real contract: health, single instance, streaming,
 // cancellation, statuses.
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "rpc/channel.h"
 #include "rpc/server.h"
+#include "rpc/stand_in.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/model_worker.grpc.pb.h"
@@ -83,6 +85,42 @@ TEST_F(RpcTest, StreamsEverythingInOrderAndEndsWithTheStatus) {
   EXPECT_EQ(next, 1000);
   const absl::Status status = FromGrpc(reader->Finish());
   EXPECT_EQ(status, absl::OutOfRangeError("the end"));
+}
+
+TEST_F(RpcTest, AStandInTellsEveryCallerWhy) {
+  const auto stand_in = StandIn::Start({.name = "test", .listen = {address_}}, "waits for room");
+  ASSERT_TRUE(stand_in.ok()) << stand_in.status();
+  const auto channel = Connect(address_);
+  auto stub = v1::ModelWorker::NewStub(channel);
+  grpc::ClientContext unary;
+  SetTimeout(&unary, absl::Seconds(30));
+  v1::TokenizeResponse tokens;
+  const grpc::Status told = stub->Tokenize(&unary, v1::TokenizeRequest(), &tokens);
+  EXPECT_EQ(FromGrpc(told), absl::UnavailableError("waits for room"));
+  EXPECT_EQ(unary.GetServerTrailingMetadata().count(kRetryAfterKey), 1u);
+  grpc::ClientContext streamed;
+  SetTimeout(&streamed, absl::Seconds(30));
+  auto reader = stub->Run(&streamed, v1::RunRequest());
+  v1::RunResponse response;
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_EQ(FromGrpc(reader->Finish()), absl::UnavailableError("waits for room"));
+  grpc::GenericStub health(channel);
+  grpc::ClientContext checked;
+  SetTimeout(&checked, absl::Seconds(30));
+  const grpc::Slice nothing;
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer answer;
+  absl::Notification done;
+  health.UnaryCall(&checked, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &answer,
+                   [&](const grpc::Status& status) {
+                     EXPECT_TRUE(status.ok()) << status.error_message();
+                     done.Notify();
+                   });
+  done.WaitForNotification();
+  grpc::Slice bytes;
+  ASSERT_TRUE(answer.DumpToSingleSlice(&bytes).ok());
+  ASSERT_EQ(bytes.size(), 2u);
+  EXPECT_EQ(bytes.begin()[1], 2) << "status: NOT_SERVING";
 }
 
 // gRPC's own threads are away for 100 ms after a second of silence.

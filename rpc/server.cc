@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
   }
   for (grpc::Service* service : services) builder.RegisterService(service);
+  if (options.all_else != nullptr) builder.RegisterCallbackGenericService(options.all_else);
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr) {
     std::string where;

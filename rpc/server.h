@@ -13,6 +13,7 @@
 #include "rpc/open_streams.h"
 
 namespace grpc {
+class CallbackGenericService;
 class Server;
 class Service;
 }  // namespace grpc
@@ -31,6 +32,8 @@ struct ServerOptions {
   // Counts the streamed answers that are not fully sent, which a shutdown waits for. Borrowed;
   // null: none are counted.
   const OpenStreams* answers = nullptr;
+  // Answers what none of the services does. Borrowed; null: UNIMPLEMENTED.
+  grpc::CallbackGenericService* all_else = nullptr;
 };
 
 // Thread-safe. The services are borrowed and must outlive it. Health ("" and each service) is

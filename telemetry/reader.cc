@@ -11,19 +11,12 @@
 #include <system_error>
 
 #include "base/status.h"
+#include "telemetry/orphan.h"
 
 namespace withy::telemetry {
 namespace {
 
 constexpr std::string_view kRingSuffix = ".ring";
-
-// Removes `path` when nobody holds its lock: then no writer will come back to it.
-void RemoveIfOrphan(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat info {};
-  if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
-  if (info.st_uid == geteuid() && flock(fd.get(), LOCK_SH | LOCK_NB) == 0) unlink(path.c_str());
-}
 
 // Removes `path` if it still is the file `id`: its writer's successor may have taken the name.
 void RemoveFile(std::pair<dev_t, ino_t> id, const std::string& path) {

@@ -74,6 +74,22 @@ TEST_F(ReaderTest, WhatIsNoRingFileIsReportedOnceAndOthersGoOn) {
   EXPECT_EQ(spans_, 1);
 }
 
+// Neither the reader nor the next process of that name removes what is no ring file.
+TEST_F(ReaderTest, OnlyRingFilesAreEverRemoved) {
+  const std::string text = directory_.path() + "/orchestrator.notes.ring";
+  const std::string pipe = directory_.path() + "/orchestrator.pipe.ring";
+  std::ofstream(text) << "notes";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const std::string own = recorder_->path();
+  Drain();
+  recorder_.reset();
+  ASSERT_TRUE(Recorder::Open(directory_.path(), "orchestrator", {.ring_capacity = 64}).ok());
+  Drain();
+  EXPECT_TRUE(std::filesystem::exists(text));
+  EXPECT_TRUE(std::filesystem::exists(pipe));
+  EXPECT_FALSE(std::filesystem::exists(own));
+}
+
 TEST_F(ReaderTest, HeadersThatDoNotFitAreRefusedByName) {
   const struct {
     size_t offset;

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "telemetry/orphan.h"
 #include "telemetry/ring.h"
 
 namespace withy::telemetry {
@@ -63,10 +64,7 @@ void RemoveDeadFiles(const std::filesystem::path& directory, std::string_view pr
   for (const auto& file : std::filesystem::directory_iterator(directory, ignored)) {
     const std::string name = file.path().filename().string();
     if (!name.starts_with(prefix) || !name.ends_with(kRingSuffix)) continue;
-    const int fd = open(file.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) continue;
-    if (flock(fd, LOCK_SH | LOCK_NB) == 0) unlink(file.path().c_str());
-    close(fd);
+    RemoveIfOrphan(file.path().string());
   }
 }
 

@@ -1,6 +1,7 @@
 // EnsurePacked: the cache of packed files, one a GGUF path, guarded by a lock file.
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -9,10 +10,12 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/weights/crc32c.h"
 #include "engine/weights/packed_file.h"
 #include "engine/weights/packer.h"
+#include "engine/weights/source_identity.h"
 
 namespace withy::engine {
 namespace {
@@ -24,9 +27,15 @@ namespace fs = std::filesystem;
 class FileLock {
  public:
   static absl::StatusOr<FileLock> Take(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    // What is no regular file is refused, a pipe is not waited for, a link is not followed.
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     if (fd < 0) return ErrnoError(absl::StrCat("open ", path));
     FileLock lock(fd);
+    struct stat info {};
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, " is no regular file and cannot be locked: move it away"));
+    }
     while (flock(fd, LOCK_EX) != 0) {
       if (errno != EINTR) return ErrnoError(absl::StrCat("lock ", path));
     }
@@ -49,6 +58,25 @@ std::string PackedName(const fs::path& gguf_path) {
   const std::string text = error ? gguf_path.string() : canonical.string();
   const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
   return absl::StrFormat("%s-%08x.withy", gguf_path.stem().string(), Crc32c(0, bytes));
+}
+
+// What a process that was killed while it packed has left. Under the lock nobody else packs.
+void RemoveLeftOvers(const std::string& packed_path) {
+  std::error_code ignored;
+  const std::string prefix = fs::path(packed_path).filename().string() + ".";
+  for (const auto& entry : fs::directory_iterator(fs::path(packed_path).parent_path(), ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(prefix) && name.ends_with(".partial")) fs::remove(entry.path(), ignored);
+  }
+}
+
+// Where the disk has no room beside the packed file of other bytes, that one goes first.
+absl::Status Pack(const GgufFile& file, const SourceIdentity& source,
+                  const std::string& packed_path, ThreadPool& pool, const PackProgress& progress) {
+  const absl::Status packed = PackGguf(file, source, packed_path, pool, progress);
+  std::error_code error;
+  if (!absl::IsResourceExhausted(packed) || !fs::remove(packed_path, error)) return packed;
+  return PackGguf(file, source, packed_path, pool, progress);
 }
 
 bool UpToDate(const std::string& packed_path, const SourceIdentity& source) {
@@ -76,9 +104,14 @@ std::string PackedPath(const std::string& gguf_path, const std::string& cache_di
 
 absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
                                          ThreadPool& pool, const PackProgress& progress) {
-  WITHY_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(gguf_path));
-  WITHY_ASSIGN_OR_RETURN(SourceIdentity source, IdentifySource(file));
+  // Before the file is mapped: what is mapped, digested and packed is what has this stamp.
+  const absl::StatusOr<FileStamp> stamp = StampOf(gguf_path);
+  WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(gguf_path));
+  WITHY_RETURN_IF_ERROR(stamp.status());
   const std::string packed_path = PackedPath(gguf_path, cache_dir);
+  WITHY_ASSIGN_OR_RETURN(
+      const SourceIdentity source,
+      IdentifySource(gguf_path, *stamp, packed_path + ".source", Clock::Real().UnixNanos(), pool));
   if (UpToDate(packed_path, source)) return packed_path;
   const fs::path folder = fs::path(packed_path).parent_path();
   std::error_code error;
@@ -90,7 +123,14 @@ absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std
                                  ": make it writable, or let the service's state_dir be another"));
   }
   if (UpToDate(packed_path, source)) return packed_path;  // another process has just made it
-  WITHY_RETURN_IF_ERROR(PackGguf(file, packed_path, pool, progress));
+  RemoveLeftOvers(packed_path);
+  WITHY_RETURN_IF_ERROR(Pack(file, source, packed_path, pool, progress));
+  const absl::StatusOr<FileStamp> after = StampOf(gguf_path);
+  if (!after.ok() || *after != *stamp) {
+    fs::remove(packed_path, error);
+    return absl::AbortedError(
+        absl::StrCat(gguf_path, " changed while it was packed: start again once it is written"));
+  }
   return packed_path;
 }
 

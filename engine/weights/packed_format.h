@@ -27,11 +27,10 @@ inline constexpr uint64_t kPackedChecksumBlock = 1 << 20;
 inline constexpr uint64_t kPackedMaxTensors = 1 << 16;
 inline constexpr uint64_t kPackedMaxMetadataBytes = uint64_t{1} << 30;
 
-// Which file a packed file was made from; another identity means that it is out of date.
+// Which bytes a packed file was made from; another identity means that it is out of date.
 struct SourceIdentity {
   uint64_t size = 0;
-  int64_t mtime_ns = 0;
-  uint64_t table_hash = 0;  // of everything before the tensor data: metadata, names, shapes, types
+  std::array<uint64_t, 2> digest{};  // of every byte, see source_identity.h
   friend bool operator==(const SourceIdentity&, const SourceIdentity&) = default;
 };
 

@@ -1,5 +1,7 @@
 // Packing, the cache, and files that are not what they should be.
 #include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,7 @@
 #include "engine/weights/layout.h"
 #include "engine/weights/packed_file.h"
 #include "engine/weights/packer.h"
+#include "engine/weights/source_identity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -49,6 +53,21 @@ TEST(Crc32cTest, KnownValueAndBothWaysAgree) {
     const auto part = std::as_bytes(std::span(bytes.data(), n));
     EXPECT_EQ(Crc32c(5, part), Crc32cPortable(5, part)) << n;
     EXPECT_EQ(Crc32c(Crc32c(0, part.first(n / 3)), part.subspan(n / 3)), Crc32c(0, part)) << n;
+  }
+}
+
+TEST(Crc32cTest, LanesAgreeAndEveryByteCounts) {
+  std::string bytes;
+  for (int i = 0; i < 200; ++i) bytes.push_back(static_cast<char>(i * 73));
+  for (size_t n = 0; n <= bytes.size(); ++n) {
+    const auto part = std::as_bytes(std::span(bytes.data(), n));
+    const auto sums = Crc32cLanes(part);
+    EXPECT_EQ(sums, Crc32cLanesPortable(part)) << n;
+    for (size_t at = 0; at < n; ++at) {
+      bytes[at] = static_cast<char>(bytes[at] ^ 0x10);
+      EXPECT_NE(Crc32cLanes(part), sums) << "byte " << at << " of " << n;
+      bytes[at] = static_cast<char>(bytes[at] ^ 0x10);
+    }
   }
 }
 
@@ -191,6 +210,132 @@ TEST_F(PackedTest, TheCacheIsReusedAndRenewed) {
   ASSERT_TRUE(WriteSynthModel(TinyShape(), GgmlType::kQ8_0, /*seed=*/7, gguf).ok());
   Pack(gguf);
   EXPECT_EQ((*PackedFile::Open(packed))->model_id(), first_id) << "the id follows the weights";
+}
+
+// As rsync -t, cp -p and image layers leave a file: other bytes, and everything else as it was.
+TEST_F(PackedTest, OneOtherByteOfTheWeightsIsNoticedWhateverElseIsTheSame) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string good = ReadAll(gguf);
+  const uint64_t data_begin = GgufFile::Open(gguf)->tensors()[0].offset;
+  const auto time = fs::last_write_time(gguf);
+  const std::string packed = Pack(gguf);
+  const std::string first_id = (*PackedFile::Open(packed))->model_id();
+  for (int round = 0; round < 24; ++round) {
+    std::string other = good;
+    const size_t at = data_begin + random() % (good.size() - data_begin);
+    other[at] = static_cast<char>(other[at] ^ (1 << random() % 8));
+    const bool in_place = round % 2 == 0;
+    WriteAll(in_place ? gguf : folder_ / "incoming", other);
+    fs::last_write_time(in_place ? gguf : folder_ / "incoming", time);
+    if (!in_place) fs::rename(folder_ / "incoming", gguf);
+    const SourceIdentity source = (*PackedFile::Open(Pack(gguf)))->source();
+    WriteAll(gguf, good);
+    fs::last_write_time(gguf, time);
+    EXPECT_NE((*PackedFile::Open(Pack(gguf)))->source(), source) << "byte " << at;
+    EXPECT_EQ((*PackedFile::Open(packed))->model_id(), first_id);
+  }
+}
+
+TEST_F(PackedTest, TheSameBytesAreNotPackedAgain) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = Pack(gguf);
+  const auto made = fs::last_write_time(packed);
+  fs::last_write_time(gguf, fs::last_write_time(gguf) + std::chrono::hours(1));
+  Pack(gguf);
+  fs::copy_file(gguf, folder_ / "incoming");
+  fs::rename(folder_ / "incoming", gguf);
+  Pack(gguf);
+  EXPECT_EQ(fs::last_write_time(packed), made);
+}
+
+TEST_F(PackedTest, ADigestIsRememberedOnlyOfAFileThatWasLeftAlone) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string memo = folder_ / "memo";
+  FileStamp stamp = *StampOf(gguf);
+  // So that this holds on any file system, and whenever it was written.
+  if (!ChangeTimeIsSafe(stamp)) GTEST_SKIP() << "the change time says nothing here";
+  const int64_t at_once = stamp.ctime_ns + 1'000'000'000;
+  const int64_t later = stamp.ctime_ns + 61'000'000'000;
+  const auto source = IdentifySource(gguf, stamp, memo, at_once, pool_);
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_FALSE(fs::exists(memo));
+  EXPECT_EQ(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  ASSERT_TRUE(fs::exists(memo));
+  EXPECT_EQ(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  // A memo of other bytes is not believed, and a torn one neither.
+  const auto time = fs::last_write_time(gguf);
+  std::string other = ReadAll(gguf);
+  other.back() = static_cast<char>(other.back() ^ 1);
+  WriteAll(gguf, other);
+  fs::last_write_time(gguf, time);
+  stamp = *StampOf(gguf);
+  EXPECT_NE(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  fs::resize_file(memo, fs::file_size(memo) / 2);
+  EXPECT_NE(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  EXPECT_EQ(DigestFile(gguf, FileStamp{.size = stamp.size}, pool_).status().code(),
+            absl::StatusCode::kAborted);
+}
+
+TEST(SourceIdentityTest, ChangeTimesThatAnImageOrAUserMayHaveSetSayNothing) {
+  FileStamp stamp{.ctime_ns = 1'700'000'000'123'456'789, .file_system = 0xEF53};
+  EXPECT_TRUE(ChangeTimeIsSafe(stamp));
+  for (const uint64_t magic :
+       {0x4d44ull /* FAT */, 0x2011BAB0ull /* exFAT */, 0x73717368ull /* squashfs */,
+        0xE0F5E1E2ull /* EROFS */, 0x794c7630ull /* overlay */, 0x6969ull /* NFS */,
+        0x65735546ull /* FUSE */, 0x01021997ull /* 9p */, 0ull}) {
+    FileStamp there = stamp;
+    there.file_system = magic;
+    EXPECT_FALSE(ChangeTimeIsSafe(there)) << std::hex << magic;
+  }
+  stamp.ctime_ns = 1'700'000'000'000'000'000;  // a whole second: as an image's maker writes it
+  EXPECT_FALSE(ChangeTimeIsSafe(stamp));
+  EXPECT_FALSE(HasSettled(stamp, stamp.ctime_ns));
+  EXPECT_FALSE(HasSettled(stamp, stamp.ctime_ns - 1)) << "the clock went back";
+  EXPECT_TRUE(HasSettled(stamp, stamp.ctime_ns + 60'000'000'000));
+}
+
+TEST_F(PackedTest, WhatAKilledPackerLeftIsClearedAway) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = PackedPath(gguf, folder_.path());
+  WriteAll(packed + ".a1b2c3.partial", "half");
+  WriteAll(folder_ / "other.withy.a1b2c3.partial", "another model's");
+  Pack(gguf);
+  EXPECT_FALSE(fs::exists(packed + ".a1b2c3.partial"));
+  EXPECT_TRUE(fs::exists(folder_ / "other.withy.a1b2c3.partial"));
+}
+
+TEST_F(PackedTest, ALockFileThatIsNoneIsRefusedAndLeft) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string lock = PackedPath(gguf, folder_.path()) + ".lock";
+  WriteAll(folder_ / "notes", "mine");
+  fs::create_symlink(folder_ / "notes", lock);
+  EXPECT_THAT(Message(Open(gguf)), HasSubstr(lock));
+  EXPECT_TRUE(fs::is_symlink(lock));
+  EXPECT_EQ(ReadAll(folder_ / "notes"), "mine");
+  fs::remove(lock);
+  ASSERT_EQ(mkfifo(lock.c_str(), 0600), 0);
+  EXPECT_THAT(Message(Open(gguf)), HasSubstr(lock));
+}
+
+// On a file system of its own that is too small.
+TEST_F(PackedTest, AFullDiskIsNamedWithWhatIsFreeAndNeeded) {
+  const std::string small = folder_ / "small";
+  fs::create_directory(small);
+  if (mount("withy-test", small.c_str(), "tmpfs", 0, "size=256k") != 0) {
+    GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
+  }
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kF16);
+  ASSERT_GT(fs::file_size(gguf), 300'000u);
+  const absl::Status full = EnsurePacked(gguf, small, pool_).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(full),
+              AllOf(HasSubstr(small), HasSubstr("disk full"), HasSubstr("bytes, 2")));
+  ASSERT_EQ(mount("withy-test", small.c_str(), "tmpfs", MS_REMOUNT, "size=64m"), 0);
+  EXPECT_TRUE(EnsurePacked(gguf, small, pool_).ok());
+  umount2(small.c_str(), MNT_DETACH);
 }
 
 TEST_F(PackedTest, ADamagedCacheIsMadeAgain) {

@@ -1,10 +1,11 @@
 #include "engine/weights/packer.h"
 
-#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/packed_matrix.h"
 #include "engine/weights/crc32c.h"
+#include "engine/weights/hasher.h"
 #include "engine/weights/layout.h"
 #include "engine/weights/row_decoder.h"
 
@@ -25,24 +27,6 @@ constexpr int kChunkRows = 64 * kTileRows;  // rows of a row-cut matrix packed a
 constexpr int kRowGrain = 16;
 
 uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
-
-// FNV-1a with a finishing mix: tells files apart, no defence against forgery.
-class Hasher {
- public:
-  explicit Hasher(uint64_t seed) : state_(0xcbf29ce484222325u ^ (seed * 0x9e3779b97f4a7c15u)) {}
-  void Add(std::span<const std::byte> bytes) {
-    for (std::byte b : bytes) state_ = (state_ ^ static_cast<uint64_t>(b)) * 0x100000001b3u;
-  }
-  uint64_t Finish() const {
-    uint64_t x = state_;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  }
-
- private:
-  uint64_t state_;
-};
 
 std::span<const std::byte> AsBytes(std::span<const uint8_t> bytes) { return std::as_bytes(bytes); }
 
@@ -63,14 +47,30 @@ std::vector<uint8_t> MetadataBytes(const GgufFile& file) {
   return out;
 }
 
+// Whether the file system of `path` has room for a packed file with so much data. What else it
+// holds is little; that a file system cannot say is no error.
+absl::Status CheckRoom(const std::string& path, uint64_t data_bytes) {
+  const std::string folder = std::filesystem::path(path).parent_path();
+  struct statvfs room {};
+  if (statvfs(folder.empty() ? "." : folder.c_str(), &room) != 0) return absl::OkStatus();
+  const uint64_t free_bytes = uint64_t{room.f_bavail} * room.f_frsize;
+  if (free_bytes >= data_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("disk full: ", path, " needs ", data_bytes, " bytes, ", free_bytes,
+                   " are free: make room there, or set state_dir to a larger disk"));
+}
+
 class Packer {
  public:
-  Packer(const GgufFile& file, ThreadPool& pool, const PackProgress& progress)
-      : file_(file), pool_(pool), progress_(progress) {}
+  Packer(const GgufFile& file, const SourceIdentity& source, ThreadPool& pool,
+         const PackProgress& progress)
+      : file_(file), pool_(pool), progress_(progress) {
+    trailer_.source = source;
+  }
 
   absl::Status Run(const std::string& path) {
     WITHY_ASSIGN_OR_RETURN(layout_, PlanLayout(file_));
-    WITHY_ASSIGN_OR_RETURN(trailer_.source, IdentifySource(file_));
+    WITHY_RETURN_IF_ERROR(CheckRoom(path, layout_.data_bytes));
     WITHY_ASSIGN_OR_RETURN(out_, OutputFile::Create(path));
     WITHY_RETURN_IF_ERROR(WriteFront());
     for (const LayoutItem& item : layout_.items) WITHY_RETURN_IF_ERROR(WriteItem(item));
@@ -303,27 +303,9 @@ class Packer {
 
 }  // namespace
 
-absl::StatusOr<SourceIdentity> IdentifySource(const GgufFile& file) {
-  struct stat status {};
-  if (stat(file.path().c_str(), &status) != 0) {
-    return ErrnoError(absl::StrCat("stat ", file.path()));
-  }
-  SourceIdentity identity;
-  identity.size = static_cast<uint64_t>(status.st_size);
-  identity.mtime_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-  uint64_t data_begin = file.bytes().size();
-  for (const TensorInfo& tensor : file.tensors()) data_begin = std::min(data_begin, tensor.offset);
-  Hasher hasher(3);
-  const uint32_t crc = Crc32c(0, AsBytes(file.bytes().first(data_begin)));
-  hasher.Add(std::as_bytes(std::span(&crc, 1)));
-  hasher.Add(std::as_bytes(std::span(&data_begin, 1)));
-  identity.table_hash = hasher.Finish();
-  return identity;
-}
-
-absl::Status PackGguf(const GgufFile& file, const std::string& path, ThreadPool& pool,
-                      const PackProgress& progress) {
-  return Annotate(Packer(file, pool, progress).Run(path), "packing");
+absl::Status PackGguf(const GgufFile& file, const SourceIdentity& source, const std::string& path,
+                      ThreadPool& pool, const PackProgress& progress) {
+  return Annotate(Packer(file, source, pool, progress).Run(path), "packing");
 }
 
 }  // namespace withy::engine

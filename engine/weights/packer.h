@@ -18,19 +18,18 @@ namespace withy::engine {
 // Share done in [0, 1] and what is being done; called from the calling thread.
 using PackProgress = std::function<void(double done, std::string_view what)>;
 
-// Writes the packed form of `file` to `path`, whole or not at all. Memory: a few MiB and the
-// largest O or down matrix. Errors: as PlanLayout; RESOURCE_EXHAUSTED and others from the disk,
-// naming the path.
-absl::Status PackGguf(const GgufFile& file, const std::string& path, ThreadPool& pool,
-                      const PackProgress& progress = nullptr);
-
-// The identity by which a packed file knows its source. Errors: from stat.
-absl::StatusOr<SourceIdentity> IdentifySource(const GgufFile& file);
+// Writes the packed form of `file`, whose identity is `source`, to `path`, whole or not at all.
+// Memory: a few MiB and the largest O or down matrix. Errors: as PlanLayout; RESOURCE_EXHAUSTED
+// before anything is written when the disk lacks the room, with what is there and what is needed;
+// others from the disk; all name the path.
+absl::Status PackGguf(const GgufFile& file, const SourceIdentity& source, const std::string& path,
+                      ThreadPool& pool, const PackProgress& progress = nullptr);
 
 // Path of an up-to-date packed file of the GGUF at `gguf_path`, in `cache_dir` ("" picks the
-// default, see DefaultCacheDir), packing when it is missing, out of date or damaged. Processes that
-// ask at the same time pack once: the others wait. Errors: as GgufFile::Open, PackGguf;
-// PERMISSION_DENIED naming the directory when it cannot be written.
+// default, see DefaultCacheDir), packing when it is missing, damaged, or made from other bytes than
+// the GGUF has now (see source_identity.h). Processes that ask at the same time pack once: the
+// others wait. Errors: as GgufFile::Open, PackGguf; PERMISSION_DENIED naming the directory when it
+// cannot be written; ABORTED when the GGUF changes meanwhile.
 absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
                                          ThreadPool& pool, const PackProgress& progress = nullptr);
 

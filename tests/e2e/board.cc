@@ -94,10 +94,10 @@ void Board::Kill(const std::string& process) {
   pids_.erase(it);
 }
 
-int Board::Stop(const std::string& process) {
+int Board::Stop(const std::string& process, int signal) {
   const auto it = pids_.find(process);
   if (it == pids_.end() || it->second <= 0) return -1;
-  kill(it->second, SIGTERM);
+  kill(it->second, signal);
   int status = 0;
   waitpid(it->second, &status, 0);
   pids_.erase(it);

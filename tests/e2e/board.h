@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <csignal>
 #include <functional>
 #include <map>
 #include <memory>
@@ -42,8 +43,9 @@ class Board {
   }
   // SIGKILL, and waits until it is gone.
   void Kill(const std::string& process);
-  // SIGTERM, and waits. Returns the exit code.
-  int Stop(const std::string& process);
+  // A signal that is to end it, and waits. Returns the exit code.
+  int Stop(const std::string& process, int signal = SIGTERM);
+  pid_t Pid(const std::string& process) const { return pids_.at(process); }
   // Waits until a process ends by itself (at most 30 s, then kills it: -1). Returns the exit code.
   int WaitForExit(const std::string& process);
   std::string Log(const std::string& process) const;

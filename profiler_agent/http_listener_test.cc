@@ -1,0 +1,179 @@
+// What a scrape has to put up with from other connections: nothing.
+#include "profiler_agent/http_listener.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace withy::profiler_agent {
+namespace {
+
+using std::chrono::steady_clock;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr char kRequest[] = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+
+std::string Answer(std::string_view request) {
+  return AnswerHttp(request, "/metrics", [] { return std::string("withy_up 1\n"); });
+}
+
+TEST(AnswerHttp, ThePageAndNothingElse) {
+  EXPECT_THAT(Answer(kRequest),
+              AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("Content-Length: 11\r\n"),
+                    HasSubstr("version=0.0.4"), HasSubstr("\r\n\r\nwithy_up 1\n")));
+  EXPECT_THAT(Answer("GET /metrics?a=b HTTP/1.0\n\n"), HasSubstr(" 200 "));
+  EXPECT_THAT(
+      Answer("HEAD /metrics HTTP/1.1\r\n\r\n"),
+      AllOf(HasSubstr(" 200 "), HasSubstr("Content-Length: 11"), Not(HasSubstr("withy_up"))));
+  EXPECT_THAT(Answer("GET / HTTP/1.1\r\n\r\n"), HasSubstr(" 404 "));
+  EXPECT_THAT(Answer("POST /metrics HTTP/1.1\r\n\r\n"), HasSubstr(" 405 "));
+  for (const char* bad : {"\r\n\r\n", "GET\r\n\r\n", "GET /metrics\r\n\r\n",
+                          "GET  /metrics HTTP/1.1", "GET /metrics FTP/1\r\n\r\n"}) {
+    EXPECT_THAT(Answer(bad), HasSubstr(" 400 ")) << bad;
+  }
+}
+
+TEST(AnswerHttp, AnyBytesGetAnAnswer) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 2000; ++round) {
+    std::string request = kRequest;
+    for (int i = 0; i < 4; ++i) request[random() % request.size()] = static_cast<char>(random());
+    EXPECT_THAT(Answer(request), StartsWith("HTTP/1.1 "));
+  }
+}
+
+class HttpListenerTest : public ::testing::Test {
+ protected:
+  void Start(HttpLimits limits = {}, size_t page_bytes = 1000) {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    to_.sin_family = AF_INET;
+    to_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof to_;
+    ASSERT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&to_), sizeof to_), 0);
+    ASSERT_EQ(listen(fd.get(), SOMAXCONN), 0);
+    ASSERT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&to_), &size), 0);
+    page_ = std::string(page_bytes, 'x') + "end";
+    auto started = HttpListener::Start(
+        std::move(fd), "/metrics", [this] { return page_; }, limits);
+    ASSERT_TRUE(started.ok()) << started.status();
+    listener_ = *std::move(started);
+  }
+  // A connection that gives up waiting after ten seconds.
+  UniqueFd Connect(int receive_bytes = 0) const {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval patience{10, 0};
+    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (receive_bytes > 0) {
+      setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof receive_bytes);
+    }
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&to_), sizeof to_), 0);
+    return fd;
+  }
+  static bool Send(const UniqueFd& fd, std::string_view text) {
+    return send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(text.size());
+  }
+  static std::string ReadAll(const UniqueFd& fd) {
+    std::string answer;
+    char buffer[65536];
+    for (ssize_t n; (n = recv(fd.get(), buffer, sizeof buffer, 0)) > 0;) {
+      answer.append(buffer, static_cast<size_t>(n));
+    }
+    return answer;
+  }
+  void ExpectScrapesWithin(std::chrono::seconds limit, const char* beside) const {
+    const auto started = steady_clock::now();
+    const UniqueFd fd = Connect();
+    ASSERT_TRUE(Send(fd, kRequest));
+    EXPECT_THAT(ReadAll(fd), AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("end"))) << beside;
+    EXPECT_LT(steady_clock::now() - started, limit) << beside;
+  }
+
+  sockaddr_in to_{};
+  std::string page_;
+  std::unique_ptr<HttpListener> listener_;
+};
+
+// Far below the time that a request may take times the connections that are open, and far above
+// what a busy machine takes.
+constexpr auto kSoon = std::chrono::seconds(5);
+
+TEST_F(HttpListenerTest, IdleUnfinishedAndDeafConnectionsHoldUpNoScrape) {
+  Start({}, /*page_bytes=*/4 << 20);
+  std::vector<UniqueFd> others;
+  for (int i = 0; i < 300; ++i) {
+    others.push_back(Connect(i % 3 == 2 ? 2048 : 0));
+    if (i % 3 == 1) Send(others.back(), "GET /metr");
+    if (i % 3 == 2) Send(others.back(), kRequest);  // and does not read the answer
+    if (i % 50 == 49) ExpectScrapesWithin(kSoon, "300 others");
+  }
+  for (size_t i = 0; i < others.size(); i += 4) shutdown(others[i].get(), SHUT_WR);
+  ExpectScrapesWithin(kSoon, "300 others, some half open");
+}
+
+TEST_F(HttpListenerTest, AnUnfinishedRequestIsCutOffInTimeHoweverSlowlyItGoesOn) {
+  Start({.request_ns = kNanosPerSecond / 5});
+  const UniqueFd idle = Connect();
+  const UniqueFd slow = Connect();
+  const auto started = steady_clock::now();
+  int sent = 0;
+  // A byte now and then, until the other side has hung up.
+  while (Send(slow, "x") && sent < 1000) {
+    ++sent;
+    usleep(10'000);
+  }
+  EXPECT_LT(sent, 1000);
+  EXPECT_EQ(ReadAll(idle), "");
+  EXPECT_LT(steady_clock::now() - started, std::chrono::seconds(5));
+  ExpectScrapesWithin(kSoon, "none");
+}
+
+TEST_F(HttpListenerTest, AnAnswerThatIsNotReadIsCutOffInTime) {
+  Start({.answer_ns = kNanosPerSecond / 5}, /*page_bytes=*/16 << 20);
+  const UniqueFd deaf = Connect(2048);
+  ASSERT_TRUE(Send(deaf, kRequest));
+  usleep(500'000);
+  EXPECT_LT(ReadAll(deaf).size(), page_.size());
+}
+
+TEST_F(HttpListenerTest, AHeadWithoutEndIsRefused) {
+  Start();
+  const UniqueFd fd = Connect();
+  ASSERT_TRUE(Send(fd, "GET /metrics HTTP/1.1\r\nA: " + std::string(9000, 'a')));
+  EXPECT_THAT(ReadAll(fd), StartsWith("HTTP/1.1 431 "));
+}
+
+TEST_F(HttpListenerTest, ARequestMayComeInPiecesAndHalfClosed) {
+  Start();
+  const UniqueFd fd = Connect();
+  for (const char c : std::string_view(kRequest)) ASSERT_TRUE(Send(fd, std::string(1, c)));
+  shutdown(fd.get(), SHUT_WR);
+  EXPECT_THAT(ReadAll(fd), HasSubstr("end"));
+}
+
+TEST_F(HttpListenerTest, StopsAtOnceWithConnectionsOpen) {
+  Start();
+  const UniqueFd idle = Connect();
+  const auto started = steady_clock::now();
+  listener_.reset();
+  EXPECT_LT(steady_clock::now() - started, kSoon);
+}
+
+}  // namespace
+}  // namespace withy::profiler_agent

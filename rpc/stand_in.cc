@@ -1,0 +1,51 @@
+#include "rpc/stand_in.h"
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+
+#include "base/status.h"
+#include "rpc/status.h"
+
+namespace withy::rpc {
+namespace {
+
+constexpr char kRetryAfterMs[] = "2000";
+
+// Owned by itself until gRPC is done with it.
+class Refusal final : public grpc::ServerGenericBidiReactor {
+ public:
+  explicit Refusal(const std::string& reason) {
+    Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
+  }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+class StandIn::Service final : public grpc::CallbackGenericService {
+ public:
+  explicit Service(std::string reason) : reason_(std::move(reason)) {}
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override {
+    context->AddTrailingMetadata(kRetryAfterKey, kRetryAfterMs);
+    context->AddTrailingMetadata(kStandInKey, "1");
+    return new Refusal(reason_);
+  }
+
+ private:
+  const std::string reason_;
+};
+
+StandIn::StandIn(std::string reason) : service_(std::make_unique<Service>(std::move(reason))) {}
+StandIn::~StandIn() { server_.reset(); }
+
+absl::StatusOr<std::unique_ptr<StandIn>> StandIn::Start(ServerOptions options, std::string reason) {
+  std::unique_ptr<StandIn> stand_in(new StandIn(std::move(reason)));
+  options.all_else = stand_in->service_.get();
+  WITHY_ASSIGN_OR_RETURN(stand_in->server_, Server::Start(options, {}));
+  return stand_in;
+}
+
+}  // namespace withy::rpc
