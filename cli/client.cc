@@ -282,9 +282,9 @@ absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration
     const std::lock_guard lock(state->mutex);
     state->context = &context;
     state->ask = [this](const std::string& call_id) {
-      v1::CancelRequest request;
-      request.set_call_id(call_id);
-      return Cancel(request).ok();
+      v1::CancelRequest wish;
+      wish.set_call_id(call_id);
+      return Cancel(wish).ok();
     };
     if (state->cancelled) context.TryCancel();
   }

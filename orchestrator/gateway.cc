@@ -143,7 +143,7 @@ absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& 
                                                              const v1::CountTokensRequest& request,
                                                              absl::Time deadline,
                                                              const engine::CancelCheck& over) {
-  WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
+  WITHY_RETURN_IF_ERROR(ValidateCountTokens(request));
   WITHY_ASSIGN_OR_RETURN(const Lane lane, FindLane(request.model(), deadline));
   if (lane == Lane::kDraft) {  // what it says when it serves no model is of use
     WITHY_RETURN_IF_ERROR(GetWorkerInfo(lane, deadline).status());

@@ -135,7 +135,7 @@ class Gateway {
   using RequestName = std::pair<std::string, std::string>;
   bool BeginRequest(const RequestName& name);
   void EndRequest(const RequestName& name);
-  // A call of an app from its arrival to its end, for Cancel.
+  // A call of an app that is being answered, for Cancel.
   struct RunningCall {
     std::string app_id;
     std::string request_id;

@@ -78,8 +78,6 @@ class GenerateCall {
 absl::Status GenerateCall::Run() {
   WITHY_ASSIGN_OR_RETURN(app_id_, gateway_.Authenticate(call_.token, control_.deadline()));
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request_));
-  const Gateway::CancelScope cancellable(gateway_, call_.id,
-                                         {app_id_, request_.request_id(), shared_control_});
   if (request_.request_id().empty()) return Answer();
   const Gateway::RequestName name(app_id_, request_.request_id());
   if (!gateway_.BeginRequest(name)) {
@@ -95,6 +93,9 @@ absl::Status GenerateCall::Run() {
 }
 
 absl::Status GenerateCall::Answer() {
+  // Not before: of calls with one request_id this is the one that is answered.
+  const Gateway::CancelScope cancellable(gateway_, call_.id,
+                                         {app_id_, request_.request_id(), shared_control_});
   WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
   if (replayed) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(Decide());

@@ -222,6 +222,11 @@ absl::Status ValidateContextId(std::string_view context_id) {
   return CheckBytes("context_id", std::string(context_id), kMaxIdBytes);
 }
 
+absl::Status ValidateCountTokens(const v1::CountTokensRequest& request) {
+  WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
+  return CheckBytes("model", request.model(), 256);
+}
+
 absl::Status ValidateCancel(const v1::CancelRequest& request) {
   WITHY_RETURN_IF_ERROR(CheckBytes("call_id", request.call_id(), kMaxIdBytes));
   WITHY_RETURN_IF_ERROR(CheckBytes("request_id", request.request_id(), kMaxIdBytes));

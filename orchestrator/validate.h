@@ -46,6 +46,7 @@ absl::Status ValidateBindApp(const v1::BindAppRequest& request);
 absl::Status ValidateCreateContext(const v1::CreateContextRequest& request);
 absl::Status ValidateListContexts(const v1::ListContextsRequest& request);
 absl::Status ValidateContextId(std::string_view context_id);
+absl::Status ValidateCountTokens(const v1::CountTokensRequest& request);
 absl::Status ValidateCancel(const v1::CancelRequest& request);
 
 // Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms, at
