@@ -173,7 +173,7 @@ TEST(MachineTest, AHangUpEndsNothingAndOtherSignalsDrain) {
   const std::string token = board.BindApp("app");
   bool sent = false;
   const Answer answer =
-      Generate(*stub, token, UserRequest("", "hello", 40), [&](const Answer& so_far) {
+      Generate(*stub, token, UserRequest("", "hello", 40), [&](const Answer& /*so_far*/) {
         if (!std::exchange(sent, true)) {
           for (const std::string& process : kProcesses) {
             for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE}) {
@@ -181,7 +181,7 @@ TEST(MachineTest, AHangUpEndsNothingAndOtherSignalsDrain) {
             }
           }
         }
-        return !so_far.text.empty();
+        return true;
       });
   EXPECT_TRUE(sent);
   EXPECT_TRUE(answer.status.ok()) << answer.status;
