@@ -155,9 +155,9 @@ absl::StatusOr<std::vector<ConversationEncoder::Part>> ConversationEncoder::Enco
                                            answer_follows && last, !last, cancelled, &parts));
     }
     first = end;
-    if (std::any_of(parts.begin(), parts.end(), std::mem_fn(&Part::cancelled))) {
-      return absl::CancelledError("cancelled while the prompt was encoded");
-    }
+  }
+  if (std::any_of(parts.begin(), parts.end(), std::mem_fn(&Part::cancelled))) {
+    return absl::CancelledError("cancelled while the prompt was encoded");
   }
   return parts;
 }
