@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -18,6 +19,8 @@
 #include "cli/stats.h"
 #include "cli/token_files.h"
 #include "cli/token_json.h"
+#include "engine/gguf/reader.h"
+#include "engine/gguf/writer.h"
 #include "engine/model/synth.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -469,6 +472,43 @@ TEST(InspectTest, A11BLlamaTakes12KiBOfKvAToken) {
   inspection.shape.head_dim = 64;
   EXPECT_THAT(InspectionJson(inspection), HasSubstr("\"kv_bytes_per_token\":12056"));
   EXPECT_THAT(InspectionText(inspection), HasSubstr("11.8 KiB a token"));
+}
+
+TEST(InspectTest, SaysOfAFileWhatTheWorkersSay) {
+  const std::string plain = ::testing::TempDir() + "/withy_cli_plain.gguf";
+  const std::string changed = ::testing::TempDir() + "/withy_cli_changed.gguf";
+  ASSERT_TRUE(engine::WriteSynthModel(*engine::FindSynthShape("tiny"),
+                                      *engine::FindSynthType("q8_0"), 1, plain)
+                  .ok());
+  const auto inspect = [&](const std::function<void(engine::GgufWriter&)>& change) {
+    const auto file = engine::GgufFile::Open(plain);
+    EXPECT_TRUE(file.ok()) << file.status();
+    engine::GgufWriter writer;
+    writer.CopyMetadata(*file);
+    change(writer);
+    for (const engine::TensorInfo& tensor : file->tensors()) {
+      writer.AddTensor(tensor.name, tensor.type, tensor.dims, file->Data(tensor));
+    }
+    EXPECT_TRUE(writer.Write(changed).ok());
+    return *Inspect(changed, "");
+  };
+  const Inspection named =
+      inspect([](engine::GgufWriter& writer) { writer.SetString("general.name", "mod\xE8le"); });
+  EXPECT_TRUE(named.problems.empty());
+  EXPECT_EQ(named.name, "mod\xEF\xBF\xBDle");
+  EXPECT_THAT(InspectionJson(named), HasSubstr("\"name\":\"mod\xEF\xBF\xBDle\""));
+  for (const auto& [key, value] :
+       {std::pair{"llama.context_length", 1u}, std::pair{"llama.vocab_size", 7u}}) {
+    const Inspection refused = inspect([key = key, value = value](engine::GgufWriter& writer) {
+      writer.Set<uint32_t>(key, value);
+    });
+    ASSERT_FALSE(refused.problems.empty()) << key;
+    EXPECT_THAT(refused.problems[0], HasSubstr(key));
+    EXPECT_THAT(InspectionText(refused), HasSubstr("served     no"));
+    EXPECT_THAT(InspectionJson(refused), HasSubstr("\"can_be_served\":false"));
+  }
+  std::filesystem::remove(plain);
+  std::filesystem::remove(changed);
 }
 
 TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {

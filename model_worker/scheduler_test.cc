@@ -436,56 +436,6 @@ TEST(SchedulerTest, ALongStepIsGivenUpWhenItsCallIsCancelledOrItsLeaseBreaks) {
   EXPECT_FALSE(steps.released);
 }
 
-// A scheduler whose prompts are never encoded to their end.
-struct StuckRig {
-  StuckRig()
-      : model(kFakeVocab),
-        stuck(*chat.tokenizer),
-        encoder(stuck, chat.chat),
-        namer(ModelIdentity(model.info().id, {1, 1, 16}), "", engine::KvFormat::kQ8),
-        env{.model = model.info(), .encoder = encoder, .namer = namer, .window = 256},
-        store(model.info().kv, 64),
-        recorder(telemetry::Recorder::Disabled()) {
-    scheduler.emplace(model, env, store, engine::StepCost{.prefill_us_per_token = 1},
-                      SchedulerOptions{}, Clock::Real(), *recorder);
-  }
-  // A call that is being encoded.
-  Rig::Running Begin() {
-    const int begun = stuck.begun();
-    auto sink = std::make_shared<RecordingSink>();
-    const auto ticket = scheduler->Submit(Rig::Ask("", "a prompt"), sink);
-    EXPECT_TRUE(ticket.ok()) << ticket.status();
-    EXPECT_TRUE(Eventually([&] { return stuck.begun() > begun; }));
-    return {ticket.value_or(0), sink};
-  }
-
-  engine::ChatFixture chat;
-  engine::FakeModel model;
-  engine::StuckTokenizer stuck;
-  engine::ConversationEncoder encoder;
-  ChunkNamer namer;
-  SessionEnv env;
-  FakeStore store;
-  std::unique_ptr<telemetry::Recorder> recorder;
-  std::optional<Scheduler> scheduler;
-};
-
-TEST(SchedulerTest, ACancelledCallsPromptIsEncodedNoFurther) {
-  StuckRig rig;
-  const auto first = rig.Begin();
-  rig.scheduler->Cancel(first.ticket);
-  EXPECT_EQ(first.sink->Wait().status().code(), absl::StatusCode::kCancelled);
-  rig.Begin();  // the thread that encodes is free again
-}
-
-TEST(SchedulerTest, ADrainEndsTheEncodingOfPrompts) {
-  StuckRig rig;
-  const auto call = rig.Begin();
-  rig.scheduler->Drain(absl::ZeroDuration());
-  EXPECT_FALSE(call.sink->Wait().ok());
-  rig.scheduler.reset();
-}
-
 TEST(SchedulerTest, CancelCostsNeighboursNothing) {
   LongSteps steps;
   const auto longer = steps.BeginLong();

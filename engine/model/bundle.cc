@@ -1,5 +1,6 @@
 #include "engine/model/bundle.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -31,6 +32,18 @@ void JudgeParts(const GgufFile& metadata, int32_t vocab_size, std::string_view c
   }
 }
 
+// Whether a packed file's metadata is the GGUF's: a large vocabulary then need not be read twice.
+bool SameMetadata(const GgufFile& gguf, const GgufFile& packed) {
+  return std::equal(gguf.metadata().begin(), gguf.metadata().end(), packed.metadata().begin(),
+                    packed.metadata().end(), [](const MetadataEntry& a, const MetadataEntry& b) {
+                      if (a.key != b.key || a.type != b.type) return false;
+                      if (a.key == kGgufOwnTensors) return true;  // a place in the GGUF alone
+                      return a.element_type == b.element_type && a.count == b.count &&
+                             std::equal(a.payload.begin(), a.payload.end(), b.payload.begin(),
+                                        b.payload.end());
+                    });
+}
+
 }  // namespace
 
 Servability JudgeServability(const GgufFile& file, std::string_view chat_template) {
@@ -47,17 +60,20 @@ Servability JudgeServability(const GgufFile& file, std::string_view chat_templat
 
 absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptions& options,
                                        std::string_view chat_template) {
+  std::optional<GgufFile> file;
+  Servability judged;
   if (!PackedFile::LooksPacked(path)) {
-    WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
-    const Servability judged = JudgeServability(file, chat_template);
+    WITHY_ASSIGN_OR_RETURN(file, GgufFile::Open(path));
+    judged = JudgeServability(*file, chat_template);
     if (!judged.problems.empty()) return judged.problems.front();
   }
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Open(path, options));
-  // Of the packed file: the GGUF may be another by now.
-  Servability parts;
-  JudgeParts(model->metadata(), model->info().vocab_size, chat_template, &parts);
-  if (!parts.problems.empty()) return parts.problems.front();
-  return ModelBundle{std::move(model), std::move(parts.tokenizer), *std::move(parts.chat)};
+  if (!file || !SameMetadata(*file, model->metadata())) {
+    judged = Servability();
+    JudgeParts(model->metadata(), model->info().vocab_size, chat_template, &judged);
+    if (!judged.problems.empty()) return judged.problems.front();
+  }
+  return ModelBundle{std::move(model), std::move(judged.tokenizer), *std::move(judged.chat)};
 }
 
 }  // namespace withy::engine

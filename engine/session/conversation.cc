@@ -196,9 +196,9 @@ absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
                                            answer_follows && last, !last, cancelled, &parts));
     }
     first = end;
-    if (std::any_of(parts.begin(), parts.end(), std::mem_fn(&ConversationPart::cancelled))) {
-      return absl::CancelledError("cancelled while the prompt was encoded");
-    }
+  }
+  if (std::any_of(parts.begin(), parts.end(), std::mem_fn(&ConversationPart::cancelled))) {
+    return absl::CancelledError("cancelled while the prompt was encoded");
   }
   return parts;
 }

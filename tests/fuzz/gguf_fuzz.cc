@@ -3,11 +3,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "base/strings.h"
+#include "base/utf8.h"
 #include "engine/chat/template.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/reader.h"
+#include "engine/model/bundle.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace withy::engine {
@@ -48,6 +52,21 @@ void UseTokenizer(const GgufFile& file) {
   (void)(*tokenizer)->Decode(ids, true);
 }
 
+// What is said of a file, and what it calls itself, fits a message.
+void Judge(const GgufFile& file) {
+  const Servability judged = JudgeServability(file, "");
+  for (const absl::Status& problem : judged.problems) {
+    const std::string_view message = ToStd(problem.message());
+    if (ValidUtf8(message) != message) std::abort();
+  }
+  if (judged.layout && ValidUtf8(judged.layout->shape.name) != judged.layout->shape.name) {
+    std::abort();
+  }
+  if (judged.problems.empty() && (!judged.layout || !judged.tokenizer || !judged.chat)) {
+    std::abort();
+  }
+}
+
 }  // namespace
 }  // namespace withy::engine
 
@@ -58,5 +77,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   withy::engine::ReadTensors(*file);
   withy::engine::UseTokenizer(*file);
   (void)withy::engine::ChatTemplate::FromFile(*file);
+  withy::engine::Judge(*file);
   return 0;
 }
