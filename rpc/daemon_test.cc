@@ -166,7 +166,7 @@ TEST(HangsTest, OnlyWhatTakesLongAndDoesNothing) {
   EXPECT_FALSE(Hangs(2 * kSecond, 0.0, false)) << "not long";
   EXPECT_FALSE(Hangs(0, 0.0, false)) << "nothing to do";
   EXPECT_FALSE(Hangs(60 * kSecond, 0.5, false)) << "it computes";
-  EXPECT_FALSE(Hangs(60 * kSecond, 0.0, true)) << "it waits for a disk";
+  EXPECT_FALSE(Hangs(60 * kSecond, 0.0, true)) << "it waits for a disk or a core";
 }
 
 TEST_F(DaemonTest, APieceOfWorkThatHangsIsSaid) {

@@ -29,15 +29,20 @@ int64_t CpuNanos() {
   return int64_t{used.tv_sec} * kNanosPerSecond + used.tv_nsec;
 }
 
-// The state of each thread stands behind its name, which is in parentheses and may hold anything.
-bool AnyThreadWaitsForDisk() {
+// Whether a thread beside this one could run (R: it may have to wait for a core) or waits for a
+// disk (D). A thread's state stands behind its name, which is in parentheses and may hold anything.
+bool AnotherThreadIsBusy() {
+  const std::string own = std::to_string(gettid());
   std::error_code error;
   for (auto it = std::filesystem::directory_iterator("/proc/self/task", error);
        !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    if (it->path().filename() == own) continue;
     std::ifstream file(it->path() / "stat");
     const std::string stat(std::istreambuf_iterator<char>(file), {});
     const size_t name_end = stat.rfind(") ");
-    if (name_end != std::string::npos && stat.compare(name_end + 2, 1, "D") == 0) return true;
+    if (name_end == std::string::npos || name_end + 2 >= stat.size()) continue;
+    const char state = stat[name_end + 2];
+    if (state == 'R' || state == 'D') return true;
   }
   return false;
 }
@@ -108,10 +113,10 @@ void StartPatience::Extend() {
              static_cast<long long>(absl::ToInt64Microseconds(kExtension)));
 }
 
-bool Hangs(int64_t piece_ns, double cpu_share, bool waits_for_disk) {
+bool Hangs(int64_t piece_ns, double cpu_share, bool thread_busy) {
   constexpr int64_t kLongPiece = 3 * kNanosPerSecond;
   constexpr double kIdleShare = 0.01;
-  return piece_ns >= kLongPiece && cpu_share < kIdleShare && !waits_for_disk;
+  return piece_ns >= kLongPiece && cpu_share < kIdleShare && !thread_busy;
 }
 
 bool HangWatch::Hangs(int64_t piece_ns) {
@@ -121,7 +126,7 @@ bool HangWatch::Hangs(int64_t piece_ns) {
       static_cast<double>(cpu_ns - std::exchange(cpu_ns_, cpu_ns)) /
       static_cast<double>(std::max<int64_t>(1, now - std::exchange(asked_ns_, now)));
   // The threads are looked at last: that takes a file each.
-  return rpc::Hangs(piece_ns, share, false) && !AnyThreadWaitsForDisk();
+  return rpc::Hangs(piece_ns, share, false) && !AnotherThreadIsBusy();
 }
 
 absl::Duration WatchdogPeriod() {

@@ -58,9 +58,9 @@ class StartPatience {
 };
 
 // Whether a piece of work that has taken `piece_ns` will never end: for three seconds, and the
-// process has computed less than a hundredth of the time lately, and no thread of it waits for a
-// disk. One that computes or reads may be large, or the board slow. Pure.
-bool Hangs(int64_t piece_ns, double cpu_share, bool waits_for_disk);
+// process has computed less than a hundredth of the time lately, and no thread of it is busy:
+// waits for a disk or for a core. One that computes or reads may be large, or the board slow. Pure.
+bool Hangs(int64_t piece_ns, double cpu_share, bool thread_busy);
 
 // Hangs() for this process, asked every second or so. Not thread-safe.
 class HangWatch {
