@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "cli/calibration_run.h"
 #include "cli/output.h"
+#include "cli/terminal_text.h"
 #include "worker_wire/calibration.h"
 
 namespace withy::cli {

@@ -15,6 +15,7 @@
 #include "cli/inspect.h"
 #include "cli/output.h"
 #include "cli/plots.h"
+#include "cli/terminal_text.h"
 #include "engine/model/synth.h"
 #include "engine/weights/packer.h"
 

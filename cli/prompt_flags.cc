@@ -157,17 +157,16 @@ std::vector<Flag> SettingFlags() {
       {"greedy", "",
        "always the most likely token, as --temperature 0 (default of this and the next five: "
        "the configuration's, else the model file's, else --temperature 0.7 --top-p 0.95 "
-       "--repetition-penalty 1.1)"},
+       "--repetition-penalty 1.1 --repetition-window 256)"},
       {"temperature", "T", "0 to 10: the higher, the more varied"},
       {"top-k", "K", "keep the K most likely tokens; 0 = all"},
       {"top-p", "P", "keep the smallest set of tokens that reaches probability P; 1 = all"},
       {"min-p", "P", "drop tokens less likely than the share P of the likeliest; 0 = none"},
       {"repetition-penalty", "F", "weaken tokens seen before by F; 1 = off"},
-      {"repetition-window", "N", "seen before are the last N tokens (default 64)"},
+      {"repetition-window", "N", "seen before are the last N tokens"},
       {"seed", "N", "the same seed gives the same text (default: another each time)"},
       {"max-tokens", "N",
-       "tokens at most (default: the configuration's, else until the model ends its turn or "
-       "the window is full; with --raw 256)"},
+       "tokens at most (default: the configuration's, else 2048, or 256 with --raw)"},
       {"stop", "TEXT", "end the answer before TEXT; may be repeated"},
       {"logprobs", "N", "report log-probabilities and N alternatives a token (with --json)"},
       {"priority", "N", "-10..10 among calls of equal deadline"},

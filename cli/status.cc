@@ -5,6 +5,7 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/terminal_text.h"
 
 namespace withy::cli {
 namespace {

@@ -9,6 +9,8 @@ namespace {
 constexpr float kTemperature = 0.7f;
 constexpr float kTopP = 0.95f;
 constexpr float kRepetitionPenalty = 1.1f;
+// Lists and letters come round again after more than 64 tokens.
+constexpr uint32_t kRepetitionWindow = 256;
 
 // Greedy, and all else off.
 v1::Sampling Off() { return ToWire(SamplingParams{}); }
@@ -29,6 +31,7 @@ v1::Sampling Own() {
   out.set_temperature(kTemperature);
   out.set_top_p(kTopP);
   out.set_repetition_penalty(kRepetitionPenalty);
+  out.set_repetition_window(kRepetitionWindow);
   return out;
 }
 
@@ -57,9 +60,8 @@ std::string Describe(const v1::Sampling& sampling) {
   add(!greedy && sampling.min_p() > 0, "min-p", sampling.min_p());
   const bool penalty = sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1;
   add(penalty, "repetition penalty", sampling.repetition_penalty());
-  add(penalty && sampling.has_repetition_window() &&
-          sampling.repetition_window() != static_cast<uint32_t>(SamplingParams{}.repetition_window),
-      "over the last tokens:", sampling.repetition_window());
+  if (penalty && sampling.has_repetition_window())
+    absl::StrAppend(&text, " over ", sampling.repetition_window(), " tokens");
   return text;
 }
 
@@ -76,7 +78,7 @@ AnswerDefaults DefaultsFor(const v1::ModelConfig& config, const RecommendedSampl
   AnswerDefaults out;
   out.sampling = Complete(config.sampling(), file.any() ? FromFile(file) : Own());
   if (out.sampling.top_k() >= static_cast<uint32_t>(vocabulary)) out.sampling.set_top_k(0);
-  out.max_tokens = config.max_tokens();
+  out.max_tokens = config.max_tokens() != 0 ? config.max_tokens() : kDefaultTokens;
   out.raw_max_tokens = config.max_tokens() != 0 ? config.max_tokens() : kDefaultRawTokens;
   return out;
 }

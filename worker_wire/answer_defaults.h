@@ -13,6 +13,9 @@
 
 namespace withy::engine {
 
+// Of answers to messages: far longer than answers are, so that the model ends its turn itself, and
+// short enough that one which never does holds the board for a minute, not for a window.
+inline constexpr uint32_t kDefaultTokens = 2048;
 // Of answers to raw text, which has no turn that the model could end.
 inline constexpr uint32_t kDefaultRawTokens = 256;
 
@@ -31,7 +34,8 @@ v1::Sampling Complete(const v1::Sampling& asked, const v1::Sampling& defaults);
 AnswerDefaults DefaultsFor(const v1::ModelConfig& config, const RecommendedSampling& file,
                            int32_t vocabulary);
 
-// "greedy", or "temperature 0.7, top-p 0.95, repetition penalty 1.1": what is off is left out.
+// "greedy", or "temperature 0.7, top-p 0.95, repetition penalty 1.1 over 256 tokens": what is off
+// is left out.
 std::string Describe(const v1::Sampling& sampling);
 
 // With every field set.

@@ -24,8 +24,8 @@ TEST(AnswerDefaultsTest, AreSaneForAChatWhereNobodySaysAnything) {
   EXPECT_FLOAT_EQ(own.repetition_penalty(), 1.1f);
   EXPECT_EQ(own.top_k(), 0u);
   EXPECT_EQ(own.min_p(), 0.0f);
-  EXPECT_EQ(own.repetition_window(), 64u);
-  EXPECT_EQ(Describe(own), "temperature 0.7, top-p 0.95, repetition penalty 1.1");
+  EXPECT_EQ(own.repetition_window(), 256u);
+  EXPECT_EQ(Describe(own), "temperature 0.7, top-p 0.95, repetition penalty 1.1 over 256 tokens");
 }
 
 TEST(AnswerDefaultsTest, AFilesRecommendationCountsAsAWhole) {
@@ -51,7 +51,7 @@ TEST(AnswerDefaultsTest, TheConfigurationStandsBeforeTheFileFieldByField) {
   config.mutable_sampling()->set_temperature(0);
   EXPECT_EQ(Describe(Defaults(config, file)), "greedy");
   config.mutable_sampling()->set_repetition_penalty(1.2f);
-  EXPECT_EQ(Describe(Defaults(config, file)), "greedy, repetition penalty 1.2");
+  EXPECT_EQ(Describe(Defaults(config, file)), "greedy, repetition penalty 1.2 over 64 tokens");
 }
 
 TEST(AnswerDefaultsTest, ATopKAboveTheVocabularyIsAllOfIt) {
@@ -64,16 +64,16 @@ TEST(AnswerDefaultsTest, ACallSaysWhatItWantsAndGetsTheRest) {
   v1::Sampling asked;
   asked.set_temperature(1);
   EXPECT_EQ(Describe(Complete(asked, Defaults())),
-            "temperature 1, top-p 0.95, repetition penalty 1.1");
+            "temperature 1, top-p 0.95, repetition penalty 1.1 over 256 tokens");
   asked.set_temperature(0);
   EXPECT_EQ(Describe(Complete(asked, Defaults())), "greedy") << "nothing is left of the defaults";
   asked.set_repetition_penalty(1.3f);
-  EXPECT_EQ(Describe(Complete(asked, Defaults())), "greedy, repetition penalty 1.3");
+  EXPECT_EQ(Describe(Complete(asked, Defaults())), "greedy, repetition penalty 1.3 over 64 tokens");
 }
 
-TEST(AnswerDefaultsTest, LengthsAreTheConfigurationsElseTheWindows) {
+TEST(AnswerDefaultsTest, LengthsAreTheConfigurationsElseLong) {
   AnswerDefaults defaults = DefaultsFor({}, {}, kVocabulary);
-  EXPECT_EQ(defaults.max_tokens, 0u);
+  EXPECT_EQ(defaults.max_tokens, 2048u);
   EXPECT_EQ(defaults.raw_max_tokens, 256u);
   v1::ModelConfig config;
   config.set_max_tokens(1000);

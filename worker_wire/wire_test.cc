@@ -30,12 +30,12 @@ TEST(WireTest, WhatACallLeavesOutIsTheDefault) {
   const auto request =
       RequestFromWire(AskingAsUser("hi"), defaults, /*fallback_seed=*/9, /*window=*/8192);
   ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_EQ(request->max_tokens, 8192) << "until the model ends its turn";
+  EXPECT_EQ(request->max_tokens, 2048) << "the model ends its turn before";
   EXPECT_EQ(request->level_percent, 100);
   EXPECT_FLOAT_EQ(request->sampling.temperature, 0.7f);
   EXPECT_FLOAT_EQ(request->sampling.top_p, 0.95f);
   EXPECT_FLOAT_EQ(request->sampling.repetition_penalty, 1.1f);
-  EXPECT_EQ(request->sampling.repetition_window, 64);
+  EXPECT_EQ(request->sampling.repetition_window, 256);
   EXPECT_EQ(request->sampling.seed, 9u);
   EXPECT_FALSE(request->sampling.logprobs);
   EXPECT_EQ(RequestFromWire(Asking("hi"), defaults, 9, 8192)->max_tokens, 256) << "raw text";

@@ -107,7 +107,8 @@ def main():
         except grpc.RpcError as error:
             help_text = ""
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                help_text = f"; is withy running at {args.address}? `./withy up` or `systemctl start withy.target` starts it, --address or WITHY_ADDRESS says where it is"
+                help_text = f"; is withy running at {args.address}? `./withy up` or `systemctl start withy.target`"
+                help_text += " starts it, --address or WITHY_ADDRESS says where it is"
             fail(f"{error.code().name}: {error.details()}{help_text}")
         except UnicodeEncodeError as error:
             fail(f"the answer cannot be printed here: {error}; set PYTHONIOENCODING=utf-8")

@@ -296,7 +296,7 @@ TEST_F(WithyctlOnBoard, DefaultSamplingIsTheConfigurationsAndACallsOwnComesFirst
   StartBoard({"model.sampling.temperature=0.25", "model.sampling.top_k=7"});
   const Ran ran = Run("generate --max-tokens 4 --json hello");
   for (const std::string field : {"\"temperature\":0.25", "\"top_k\":7", "\"top_p\":0.95",
-                                  "\"repetition_penalty\":1.1", "\"repetition_window\":64"}) {
+                                  "\"repetition_penalty\":1.1", "\"repetition_window\":256"}) {
     EXPECT_NE(ran.out.find(field), std::string::npos) << field << ": " << ran.out;
   }
   const Ran own = Run("generate --max-tokens 4 --temperature 2 --json hello");
@@ -378,7 +378,7 @@ TEST(ExamplesTest, ThePythonExampleSaysWhatIsMissing) {
   EXPECT_EQ(without.code, 1);
   EXPECT_NE(without.err.find("apt-get install python3-grpcio"), std::string::npos) << without.err;
   EXPECT_EQ(without.err.find("Traceback"), std::string::npos) << without.err;
-  for (const std::string variables :
+  for (const std::string& variables :
        {std::string("WITHY_ADDRESS=unix:/nonexistent/withy.sock"),
         std::string("WITHY_ADDRESS=unix:/nonexistent/withy.sock WITHY_TOKEN=app_1.a")}) {
     const Ran ran = run(variables);
