@@ -151,7 +151,7 @@ std::vector<Command> GenerateCommands() {
       {"count-tokens", "[TEXT...]", "tokens of a prompt, chat template included",
        WithConnection(Join(Join(PromptFlags(), ModelFlags()), {json})), RunCountTokens},
       {"cancel", "[CALL_ID]", "end a running answer of the app, so that what there is of it counts",
-       WithConnection({{"request-id", "ID", "the answer of this request instead"}}), RunCancel},
+       WithConnection({Flag{"request-id", "ID", "the answer of this request instead"}}), RunCancel},
   };
 }
 
