@@ -28,6 +28,7 @@ void TimeLeft::Begin(size_t stage, double done_s, double item_s, double now_s) {
   for (size_t i = 0; i < stage; ++i) stages_[i].over = true;
   running_ = stage;
   State& state = stages_[stage];
+  state.over = false;
   state.found_s = std::clamp(done_s, 0.0, state.stage.estimate_s);
   state.cost_s = 0;
   state.spent_s = 0;
@@ -37,6 +38,12 @@ void TimeLeft::Begin(size_t stage, double done_s, double item_s, double now_s) {
 
 void TimeLeft::SetEstimate(size_t stage, double estimate_s) {
   stages_[stage].stage.estimate_s = estimate_s;
+}
+
+void TimeLeft::Found(double cost_s) {
+  State& state = stages_[*running_];
+  state.found_s =
+      std::min(state.found_s + cost_s, std::max(0.0, state.stage.estimate_s - state.cost_s));
 }
 
 void TimeLeft::Advance(double cost_s, double now_s) {
@@ -117,6 +124,12 @@ double TimeLeft::OfAll(double now_s) const {
     if (!stages_[i].over && running_ != i) left += Estimated(stages_[i]);
   }
   return left;
+}
+
+double TimeLeft::StageShare() const {
+  if (!running_.has_value()) return 1;
+  const State& state = stages_[*running_];
+  return std::min(1.0, (state.found_s + state.cost_s) / std::max(state.stage.estimate_s, kLeast));
 }
 
 double TimeLeft::Share(double now_s) const {

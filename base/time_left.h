@@ -36,6 +36,8 @@ class TimeLeft {
   void Begin(size_t stage, double done_s, double item_s, double now_s);
   // Replaces the estimate of a stage that has not ended, once it is known better.
   void SetEstimate(size_t stage, double estimate_s);
+  // Of the stage that runs, `cost_s` more was done by an earlier run.
+  void Found(double cost_s);
   // `cost_s` more of the stage that runs is done.
   void Advance(double cost_s, double now_s);
   // The stage that runs is over.
@@ -49,6 +51,7 @@ class TimeLeft {
   double OfAll(double now_s) const;
   // Share of all work that is done, 0..1, by seconds.
   double Share(double now_s) const;
+  double StageShare() const;  // of the stage that runs, by cost
   double estimate_s() const;
 
  private:
