@@ -35,10 +35,10 @@ ABSL_FLAG(bool, estimate, false, "say how long it will take, and end");
 ABSL_FLAG(
     bool, quick, false,
     "a tenth of the time and less, for a first look: other defaults for the options that say so. "
-    "Low levels lose clearly more than with the defaults, high ones little "
-    "(docs/method-elastic.md has figures)");
+    "Levels lose more than with the defaults, at 50 % twice as much and more, and there are none "
+    "below (docs/method-elastic.md has figures)");
 ABSL_FLAG(absl::optional<std::string>, levels, absl::nullopt,
-          "levels in per cent, ascending; default: 20,30,40,50,60,70,80,90; quick: 30,50,70");
+          "levels in per cent, ascending; default: 20,30,40,50,60,70,80,90; quick: 50,70,90");
 ABSL_FLAG(absl::optional<int64_t>, calibration_batches, absl::nullopt,
           "batches that units and layers are judged on; default: 32; quick: 8");
 ABSL_FLAG(absl::optional<int64_t>, recovery_batches, absl::nullopt,
@@ -46,13 +46,13 @@ ABSL_FLAG(absl::optional<int64_t>, recovery_batches, absl::nullopt,
 ABSL_FLAG(
     absl::optional<int64_t>, recovery_steps, absl::nullopt,
     "steps of LoRA training at 50 %; a level takes time by what it cuts for what it keeps: four "
-    "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: 400; quick: 50");
+    "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: 400; quick: 100");
 ABSL_FLAG(absl::optional<int64_t>, recoveries, absl::nullopt,
           "times that a level is recovered, each on other text; what loses least is kept; default: "
           "2; quick: 1");
 ABSL_FLAG(absl::optional<int64_t>, trial_steps, absl::nullopt,
           "as --recovery_steps, for each of the extents that are tried for a level; default: 60; "
-          "quick: 5");
+          "quick: 10");
 ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens a batch");
 ABSL_FLAG(double, rate, 1e-2,
           "LoRA's learning rate of levels up to 50 %, from there on falling with what is cut");

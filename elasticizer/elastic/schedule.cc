@@ -92,11 +92,11 @@ class Planner {
 
 ScheduleOptions QuickSchedule() {
   ScheduleOptions quick;
-  quick.percents = {30, 50, 70};
+  quick.percents = {50, 70, 90};  // a lower one needs more steps than are quick
   quick.calibration_batches = 8;
-  quick.recovery_steps = 50;
+  quick.recovery_steps = 100;
   quick.recoveries = 1;
-  quick.trial_steps = 5;
+  quick.trial_steps = 10;
   quick.measured = false;
   return quick;
 }
@@ -170,7 +170,7 @@ std::string EstimateText(const std::vector<PlannedStage>& stages, const std::vec
     }
   }
   return absl::StrCat(
-      "about ", DurationText(all), found > 0 ? " more" : "", " on ", threads,
+      all < 1 ? "" : "about ", DurationText(all), found > 0 ? " more" : "", " on ", threads,
       threads == 1 ? " thread" : " threads", parts.empty() ? "" : ": ", absl::StrJoin(parts, ", "),
       found > 0 ? absl::StrCat(" (", DurationText(found), " of work is done)") : "");
 }
