@@ -1,8 +1,11 @@
 #include "base/files.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
@@ -11,10 +14,50 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/fnv1a.h"
+#include "base/status.h"
 
 namespace withy {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+absl::Status DiskError(std::string_view action, const std::string& path, size_t bytes) {
+  const absl::Status status = ErrnoError(absl::StrCat(ToAbsl(action), " ", path));
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return status;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      status.message(), ": ", bytes, " bytes are needed; free some space and try again"));
+}
+
+// Writes and syncs `path`, which is new or written over.
+absl::Status WriteSynced(const std::string& path, std::string_view bytes) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return DiskError("create", path, bytes.size());
+  absl::Status status;
+  for (std::string_view left = bytes; status.ok() && !left.empty();) {
+    const ssize_t written = write(fd, left.data(), left.size());
+    if (written >= 0) {
+      left.remove_prefix(static_cast<size_t>(written));
+    } else if (errno != EINTR) {
+      status = DiskError("write", path, bytes.size());
+    }
+  }
+  if (status.ok() && fsync(fd) != 0) status = DiskError("sync", path, bytes.size());
+  if (close(fd) != 0 && status.ok()) status = DiskError("close", path, bytes.size());
+  return status;
+}
+
+absl::Status SyncDirectoryOf(const std::string& path) {
+  const fs::path directory = fs::path(path).parent_path();
+  const int fd = open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoError("open the directory of " + path);
+  const absl::Status status =
+      fsync(fd) == 0 ? absl::OkStatus() : ErrnoError("sync the directory of " + path);
+  close(fd);
+  return status;
+}
+
+}  // namespace
 
 absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs) {
   std::error_code error;  // "there is no such file" is no error here
@@ -50,6 +93,17 @@ absl::StatusOr<std::string> FileDigest(const std::string& path) {
   } while (in);
   if (!in.eof()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
   return absl::StrFormat("%016x", hash.value());
+}
+
+absl::Status WriteWhole(const std::string& path, std::string_view bytes) {
+  const std::string partial = path + ".partial";
+  absl::Status status = WriteSynced(partial, bytes);
+  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {
+    status = ErrnoError("rename to " + path);
+  }
+  if (status.ok()) return SyncDirectoryOf(path);
+  unlink(partial.c_str());
+  return status;
 }
 
 }  // namespace withy

@@ -72,11 +72,20 @@ bin=$root/build/offline/bin
 mkdir -p "$out"
 echo "$made_of" >"$out/made-of"
 
+count=0
 elasticize() { # name, arguments
   local file=$out/$1.gguf
+  count=$((count + 1))
+  if [ -f "$file" ]; then
+    echo "$count of 8: $file is there"
+    return
+  fi
+  echo "$count of 8: $file"
   shift
-  [ -f "$file" ] || "$bin/withy-elasticize" --model="$model" --out="$file" "$@"
+  "$bin/withy-elasticize" --model="$model" --out="$file" "$@"
 }
+echo "Seven elastic files one after the other, and baselines last. ours, gradient, magnitude, random take about as long as the"
+echo "first one says, uniform and no-anchors somewhat less, no-lora and the baselines a small part of it."
 elasticize ours "$@"
 elasticize gradient "$@" --order=gradient
 elasticize magnitude "$@" --order=magnitude
@@ -85,6 +94,7 @@ elasticize uniform "$@" --measured=false
 elasticize no-anchors "$@" --measured=false --anchors=false
 elasticize no-lora "$@" --recovery_steps=0
 if [ ! -f "$out/baselines/4_bits-100.gguf" ]; then # the last one written
+  echo "8 of 8: $out/baselines"
   "$bin/withy-baselines" --model="$model" --out="$out/baselines" --text="$text"
 fi
 

@@ -41,14 +41,19 @@ build_offline "$torch" withy-train withy-corpus withy-elasticize withy-train-tlm
 bin=build/offline/bin
 
 train="$bin/withy-train --threads=$threads"
+echo "1 of 5: training the target, hours; each part says how long it will still take"
 $train --model=target --out="$run/target" --steps=10500
+echo "2 of 5: training the draft"
 $train --model=draft --out="$run/draft" --steps=4000
 mkdir -p "$out"
 $train --model=draft --out="$run/draft" --export="$out/withy-pocket-draft-q8_0.gguf"
 $train --model=target --out="$run/target" --export="$run/withy-pocket-f32.gguf" --type=f32
 $train --model=draft --out="$run/draft" --export="$run/withy-pocket-draft-f32.gguf" --type=f32
+echo "3 of 5: judging the target"
 $train --model=target --out="$run/target" --evaluate=2400 --draft="$run/draft"
+echo "4 of 5: levels"
 $bin/withy-elasticize --model="$run/withy-pocket-f32.gguf" --out="$out/withy-pocket-q8_0.gguf" --work="$run/levels" \
   --threads="$threads"
+echo "5 of 5: the TLM"
 $bin/withy-train-tlm --model="$out/withy-pocket-q8_0.gguf" --out="$out/withy-pocket-tlm-q8_0.gguf" --run="$run/tlm" \
   --threads="$threads"

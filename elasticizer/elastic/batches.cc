@@ -19,6 +19,8 @@ namespace {
 
 using torch::Tensor;
 
+constexpr int64_t kPieceTokens = 512;
+
 // Rows of tokens, each with the weight of being asked for its token (the first is never asked).
 struct Line {
   std::vector<int32_t> tokens;
@@ -129,6 +131,7 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
   train::BatchStream stream(stream_options, encoder);
   std::vector<Batch> batches;
   for (int64_t b = 0; b < options.count; ++b) {
+    if (options.progress) options.progress(b, options.count);
     std::vector<Line> lines;
     for (const train::Sample& sample : stream.Next()) {
       lines.push_back({sample.tokens, {sample.answer.begin(), sample.answer.end()}});
@@ -136,6 +139,20 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
     batches.push_back(ToBatch(lines));
   }
   return batches;
+}
+
+std::vector<Batch> Pieces(const Batch& batch) {
+  const int64_t lines = batch.tokens.size(0);
+  const int64_t length = batch.tokens.size(1);
+  const int64_t lines_a_piece = std::max<int64_t>(1, kPieceTokens / length);
+  std::vector<Batch> pieces;
+  for (int64_t first = 0; first < lines; first += lines_a_piece) {
+    const int64_t count = std::min(lines_a_piece, lines - first);
+    pieces.push_back({batch.tokens.narrow(0, first, count),
+                      batch.next.narrow(0, first * length, count * length),
+                      batch.weight.narrow(0, first * length, count * length)});
+  }
+  return pieces;
 }
 
 Tensor Loss(const Network& network, const Batch& batch, const View& view) {

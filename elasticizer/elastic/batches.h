@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct BatchOptions {
   int64_t window_tokens = 256;  // a plain text is cut so
   int64_t count = 32;           // batches
   uint64_t seed = 1;
+  std::function<void(int64_t, int64_t)> progress = nullptr;  // (batches made, all), of the corpus
 };
 
 // Windows of a text file, no longer than the model's context or a batch. A text that is too short
@@ -41,6 +43,10 @@ absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
 // INVALID_ARGUMENT for a tokenizer without ChatML's turn marks.
 absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
                                                  const BatchOptions& options);
+
+// A batch in pieces for one thread each: of at most 512 tokens, or of one line. How many does not
+// depend on the threads, so neither do sums over them.
+std::vector<Batch> Pieces(const Batch& batch);
 
 // Mean loss of the weighted positions of one batch; differentiable.
 torch::Tensor Loss(const Network& network, const Batch& batch, const View& view = {});

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,16 @@ class ElasticTest : public testing::TestWithParam<Kind> {
   std::unique_ptr<Network> network_;
   std::vector<Batch> batches_;
 };
+
+// Chooses a level by `loss_of` alone.
+LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
+                        std::span<const int32_t> anchors, const engine::LevelSpec* above,
+                        const engine::LevelSpec* least,
+                        const std::function<double(const engine::LevelSpec&)>& loss_of) {
+  std::vector<LevelChoice> tried = LevelCandidates(shape, percent, anchors, above, least);
+  for (LevelChoice& choice : tried) choice.loss = loss_of(choice.spec);
+  return BestChoice(tried);
+}
 
 double Cosine(const Tensor& a, const Tensor& b) {
   return (a * b).sum().item<double>() / (a.norm() * b.norm()).item<double>();
@@ -220,13 +231,11 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   std::vector<ElasticLevel> levels;
   std::vector<LevelChoice> choices;
   for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs left out
-    choices.push_back(ChooseLevel(
-        network_->shape(), percent, anchors, choices.empty() ? nullptr : &choices.back().spec,
-        nullptr,
-        [&](const engine::LevelSpec& spec) {
-          return MeanLoss(*network_, batches_, {.extents = &spec.layers});
-        },
-        train::Workers(2)));
+    choices.push_back(ChooseLevel(network_->shape(), percent, anchors,
+                                  choices.empty() ? nullptr : &choices.back().spec, nullptr,
+                                  [&](const engine::LevelSpec& spec) {
+                                    return MeanLoss(*network_, batches_, {.extents = &spec.layers});
+                                  }));
   }
   for (size_t i = 0; i < choices[0].spec.layers.size(); ++i) {
     for (const size_t low : {1, 2}) {
@@ -285,10 +294,8 @@ TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   shape.head_dim = 64;
   shape.d_ff = 1024;
   const auto choose = [&](double sign, const engine::LevelSpec* above) {
-    return ChooseLevel(
-        shape, 50, {}, above, nullptr,
-        [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; },
-        train::Workers(1));
+    return ChooseLevel(shape, 50, {}, above, nullptr,
+                       [&](const engine::LevelSpec& spec) { return sign * spec.layers[0].heads; });
   };
   const LevelChoice many = choose(-1, nullptr);
   const LevelChoice few = choose(1, nullptr);
@@ -307,12 +314,9 @@ TEST(ChooseLevelTest, TakesMeasuredCutsThatLoseLess) {
   shape.d_ff = 512;
   const engine::LevelSpec least{.percent = 50, .layers = {{8, 512}, {0, 0}}};
   const auto choose = [&](double loss_of_least) {
-    return ChooseLevel(
-        shape, 50, {}, nullptr, &least,
-        [&](const engine::LevelSpec& spec) {
-          return spec.layers == least.layers ? loss_of_least : 1.0;
-        },
-        train::Workers(1));
+    return ChooseLevel(shape, 50, {}, nullptr, &least, [&](const engine::LevelSpec& spec) {
+      return spec.layers == least.layers ? loss_of_least : 1.0;
+    });
   };
   EXPECT_EQ(choose(0.5).spec.layers, least.layers);
   EXPECT_EQ(choose(0.5).head_share, 0);
@@ -545,9 +549,60 @@ TEST_P(ElasticTest, NoWindowOfATextIsLongerThanTheModelsContext) {
   EXPECT_GT(MeanLoss(*network_, *batches), 0);
 }
 
+// However many workers share the batches, and wherever an earlier run was stopped.
+TEST_P(ElasticTest, UnitsAreJudgedSideBySideToTheSameBits) {
+  Batch batch = RandomBatch(1200 / kLength);  // pieces of 504 tokens
+  batch.weight.narrow(0, 0, 500).zero_();
+  const std::vector<Batch> batches = {batches_[0], batch, batches_[1], batches_[2]};
+  const std::vector<UnitImportance> one =
+      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(1), 0, {});
+  const std::vector<UnitImportance> three =
+      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(3), 0, {});
+  const auto work = Work::Open(folder_ / "work", {{"run", "1"}}, 0);
+  ASSERT_TRUE(work.ok()) << work.status();
+  const Part part(work->get(), "units-100");
+  const std::vector<Batch> first(batches.begin(), batches.begin() + 2);
+  ASSERT_TRUE(MeasureUnits(*network_, first, Whole(), {}, train::Workers(1), 0, {part}).ok());
+  double found = 0;
+  const Keeper keeper{part, [&](double cost) { found = cost; }, nullptr};
+  const std::vector<UnitImportance> resumed =
+      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(2), 10, keeper);
+  EXPECT_EQ(found, 20) << "two batches of 10 seconds each";
+  for (size_t i = 0; i < one.size(); ++i) {
+    for (const std::vector<UnitImportance>& other : {three, resumed}) {
+      EXPECT_TRUE(one[i].heads.equal(other[i].heads)) << i;
+      EXPECT_TRUE(one[i].neurons.equal(other[i].neurons)) << i;
+    }
+  }
+}
+
+TEST_P(ElasticTest, TrainingGoesOnToTheSameBits) {
+  const engine::LevelSpec level{.percent = 45, .layers = {{4, 256}, {0, 256}, {4, 0}}};
+  const RecoveryOptions options{.steps = 7};
+  const std::vector<Lora> whole = TrainLora(*network_, level, batches_, options);
+  LoraTraining first(*network_, level, batches_, options, nullptr);
+  while (first.step() < 3) first.Step(train::Workers(1));
+  const std::vector<Tensor> state = first.State();
+  first.Step(train::Workers(1));  // what comes after it is lost
+  LoraTraining second(*network_, level, batches_, options, nullptr);
+  EXPECT_FALSE(second.Restore(std::span(state).subspan(1))) << "another training's";
+  ASSERT_TRUE(second.Restore(state));
+  EXPECT_EQ(second.step(), 3);
+  while (!second.done()) second.Step(train::Workers(2));
+  std::vector<Lora> resumed = second.Take();
+  for (size_t i = 0; i < whole.size(); ++i) {
+    Lora expected = whole[i];
+    const std::vector<Tensor*> wanted = Tensors(expected);
+    const std::vector<Tensor*> got = Tensors(resumed[i]);
+    ASSERT_EQ(wanted.size(), got.size());
+    for (size_t t = 0; t < wanted.size(); ++t) EXPECT_TRUE(wanted[t]->equal(*got[t])) << i;
+  }
+}
+
 // What an interrupted run has done is found again, and nothing of another run.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";
+  const MadeOf run = {{"--model", "abc"}, {"--recovery_steps", "400"}, {"--rank", "8"}};
   const std::vector<UnitImportance> units = Units();
   const engine::LevelSpec level{.percent = 45,
                                 .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
@@ -555,25 +610,31 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   options.steps = 2;
   const std::vector<Lora> lora = TrainLora(*network_, level, batches_, options);
   {
-    const auto work = Work::Open(directory, "a run");
+    EXPECT_EQ(*Work::Peek(directory, run), nullptr);
+    const auto work = Work::Open(directory, run);
     ASSERT_TRUE(work.ok()) << work.status();
     std::vector<UnitImportance> none;
     EXPECT_FALSE((*work)->LoadUnits(*network_, Whole(), &none));
     ASSERT_TRUE((*work)->SaveUnits(Whole(), units).ok());
-    ASSERT_TRUE((*work)->SaveLayers({1, 2, 3}).ok());
+    ASSERT_TRUE((*work)->SaveLayers(2.5, {1, 2, 3}).ok());
     ASSERT_TRUE((*work)->SaveLora(level, lora).ok());
+    ASSERT_TRUE((*work)->SaveLosses(45, 3.5, 3.25).ok());
     LevelChoice choice;
     EXPECT_FALSE((*work)->LoadChoice(*network_, 45, &choice));
     ASSERT_TRUE((*work)->SaveChoice({level, 1.4, 0.5}).ok());
+    const absl::Status taken = Work::Open(directory, run).status();
+    EXPECT_NE(taken.message().find("another withy-elasticize"), std::string::npos) << taken;
   }
-  const auto work = Work::Open(directory, "a run");
+  const auto work = Work::Open(directory, run);
   ASSERT_TRUE(work.ok()) << work.status();
   std::vector<UnitImportance> found;
   ASSERT_TRUE((*work)->LoadUnits(*network_, Whole(), &found));
   EXPECT_EQ(MaxDifference(found[2].neurons, units[2].neurons), 0.0);
   EXPECT_FALSE((*work)->LoadUnits(*network_, level, &found)) << "a level's own are not there";
+  double whole_loss = 0;
   std::vector<double> layers;
-  ASSERT_TRUE((*work)->LoadLayers(*network_, &layers));
+  ASSERT_TRUE((*work)->LoadLayers(*network_, &whole_loss, &layers));
+  EXPECT_EQ(whole_loss, 2.5);
   EXPECT_EQ(layers, (std::vector<double>{1, 2, 3}));
   LevelChoice choice;
   ASSERT_TRUE((*work)->LoadChoice(*network_, 45, &choice));
@@ -584,10 +645,37 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   ASSERT_TRUE((*work)->LoadLora(*network_, level, 8, &found_lora));
   EXPECT_EQ(MaxDifference(found_lora[1].down.a, lora[1].down.a), 0.0);
   EXPECT_FALSE((*work)->LoadLora(*network_, level, 4, &found_lora)) << "another rank";
+  double cut = 0;
+  double recovered = 0;
+  ASSERT_TRUE((*work)->LoadLosses(45, &cut, &recovered));
+  EXPECT_EQ(recovered, 3.25);
   std::ofstream(directory + "/layers.pt") << "damaged";
-  EXPECT_FALSE((*work)->LoadLayers(*network_, &layers));
-  EXPECT_EQ(Work::Open(directory, "another run").status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE((*work)->LoadLayers(*network_, &whole_loss, &layers));
+  MadeOf other = run;
+  other[1].second = "50";
+  const absl::Status refused = Work::Peek(directory, other).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(refused.message().find("--recovery_steps is 50, there 400."), std::string::npos)
+      << refused;
+  EXPECT_EQ(refused.message().find("--rank"), std::string::npos) << refused;
+}
+
+TEST_P(ElasticTest, StateIsSavedWhenItIsTime) {
+  FakeClock clock;
+  const auto work = Work::Open(folder_ / "work", {{"run", "1"}}, 60, clock);
+  ASSERT_TRUE(work.ok()) << work.status();
+  Part part(work->get(), "units-100");
+  const auto saved = [&] { return part.Load().has_value(); };
+  const auto state = [] { return std::vector<Tensor>{torch::ones({2})}; };
+  clock.Advance(59 * kNanosPerSecond);
+  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  EXPECT_FALSE(saved());
+  clock.Advance(kNanosPerSecond);
+  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  EXPECT_TRUE(saved());
+  part.Remove();
+  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  EXPECT_FALSE(saved()) << "not again before its time";
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ElasticTest,

@@ -1,9 +1,13 @@
 #include "elasticizer/elastic/export.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <span>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/status.h"
@@ -17,7 +21,7 @@ using torch::Tensor;
 
 class Exporter {
  public:
-  Exporter(const engine::GgufFile& source, const Network& network, engine::GgmlType type)
+  Exporter(const engine::GgufFile& source, const Network& network, MatrixType type)
       : source_(source), network_(network), type_(type) {}
 
   absl::Status Write(const std::vector<ElasticLevel>& levels, int32_t lora_rank,
@@ -113,9 +117,8 @@ class Exporter {
     const std::map<std::string, Tensor> changed = Changed();
     for (const engine::TensorInfo& info : source_.tensors()) {
       if (info.name.starts_with("withy.")) continue;
-      const bool matrix = info.dims.size() == 2 && info.rows() > 1;
       const auto it = changed.find(info.name);
-      const engine::GgmlType type = matrix ? type_ : info.type;
+      const engine::GgmlType type = TypeOf(info, type_, it != changed.end());
       if (it == changed.end() && type == info.type) {
         writer_.AddTensor(info.name, info.type, info.dims, source_.Data(info));
         continue;
@@ -128,6 +131,38 @@ class Exporter {
         WITHY_RETURN_IF_ERROR(engine::Dequantize(info.type, source_.Data(info), Floats(values)));
       }
       WITHY_RETURN_IF_ERROR(Add(info.name, type, info.dims, values));
+      if (it != changed.end() && type == info.type && IsMatrix(info)) {
+        WITHY_RETURN_IF_ERROR(CopyBlocks(info, values, contents_.back()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Puts the source's own bytes wherever a block of `values` is one of the source's blocks: rows
+  // and heads change places whole. Quantised again, a block of a quantiser that weighs its errors
+  // would not be what it was.
+  absl::Status CopyBlocks(const engine::TensorInfo& info, const Tensor& values,
+                          std::span<uint8_t> encoded) const {
+    const engine::GgmlTypeTraits& traits = *engine::FindTypeTraits(info.type);
+    if (traits.block_elements == 1) return absl::OkStatus();
+    std::vector<float> floats(static_cast<size_t>(info.elements()));
+    WITHY_RETURN_IF_ERROR(engine::Dequantize(info.type, source_.Data(info), floats));
+    const Tensor now = values.detach().to(torch::kCPU).to(torch::kFloat32).contiguous().view({-1});
+    const size_t block_bytes = traits.block_elements * sizeof(float);
+    const auto block_of = [&](const float* data, size_t block) {
+      return std::string_view(reinterpret_cast<const char*>(data + block * traits.block_elements),
+                              block_bytes);
+    };
+    const size_t blocks = floats.size() / traits.block_elements;
+    std::unordered_map<std::string_view, size_t> places;
+    for (size_t b = 0; b < blocks; ++b) places.emplace(block_of(floats.data(), b), b);
+    for (size_t b = 0; b < blocks; ++b) {
+      const auto found = places.find(block_of(now.data_ptr<float>(), b));
+      if (found == places.end()) continue;
+      const auto from =
+          source_.Data(info).subspan(found->second * traits.block_bytes, traits.block_bytes);
+      std::copy(from.begin(), from.end(),
+                encoded.begin() + static_cast<ptrdiff_t>(b) * traits.block_bytes);
     }
     return absl::OkStatus();
   }
@@ -181,7 +216,7 @@ class Exporter {
       for (const auto& [part, values] : parts) {
         const engine::LoraShape shape =
             engine::LoraShapeOf(part, network_.shape(), level.spec.layers[i], rank);
-        // In 8 bits whatever the weights are, unless those are floats.
+        // In 8 bits whatever the weights are, unless those are asked for as floats.
         const bool floats = type_ == engine::GgmlType::kF32 || type_ == engine::GgmlType::kF16 ||
                             type_ == engine::GgmlType::kBF16;
         WITHY_RETURN_IF_ERROR(Add(engine::LoraName(level.spec.percent, layer, part),
@@ -194,7 +229,7 @@ class Exporter {
 
   const engine::GgufFile& source_;
   const Network& network_;
-  const engine::GgmlType type_;
+  const MatrixType type_;
   engine::GgufWriter writer_;
   std::deque<std::vector<uint8_t>> contents_;  // the writer borrows them
 };
@@ -203,8 +238,7 @@ class Exporter {
 
 absl::Status ExportElastic(const engine::GgufFile& source, const Network& network,
                            const std::vector<ElasticLevel>& levels, int32_t lora_rank,
-                           const Findings& findings, engine::GgmlType type,
-                           const std::string& path) {
+                           const Findings& findings, MatrixType type, const std::string& path) {
   return Exporter(source, network, type).Write(levels, lora_rank, findings, path);
 }
 

@@ -1,6 +1,6 @@
 // Writes an elasticized model as a GGUF that a plain runtime loads with the same logits: reordered
 // weights under their own names, levels and LoRA in withy.* (docs/formats-elastic.md). Neighbours:
-// main.cc. Quantises once, after reordering.
+// main.cc. Quantises after reordering.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "elasticizer/elastic/importance.h"
+#include "elasticizer/elastic/matrix_types.h"
 #include "elasticizer/elastic/network.h"
 #include "engine/gguf/reader.h"
-#include "engine/gguf/types.h"
 #include "engine/weights/levels.h"
 
 namespace withy::elastic {
@@ -25,12 +25,12 @@ struct Findings {
   std::vector<double> lora_losses;  // [levels], with it
 };
 
-// `source` gives the metadata and what was not touched. `type` is that of the matrices; vectors
-// stay as they are in `source`. Errors: INVALID_ARGUMENT (a type that cannot be written); those of
-// GgufWriter::Write.
+// `source` gives the metadata and what was not touched. `type` is that of the matrices
+// (matrix_types.h); vectors stay as they are in `source`. Where a matrix keeps its type, blocks of
+// 32 weights that only changed places are copied, not quantised again. Errors: INVALID_ARGUMENT (a
+// type that cannot be written); those of GgufWriter::Write.
 absl::Status ExportElastic(const engine::GgufFile& source, const Network& network,
                            const std::vector<ElasticLevel>& levels, int32_t lora_rank,
-                           const Findings& findings, engine::GgmlType type,
-                           const std::string& path);
+                           const Findings& findings, MatrixType type, const std::string& path);
 
 }  // namespace withy::elastic

@@ -1,7 +1,12 @@
 #include "elasticizer/elastic/importance.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <utility>
+
+#include "base/status.h"
+#include "elasticizer/elastic/work.h"
 
 namespace withy::elastic {
 namespace {
@@ -46,6 +51,14 @@ std::vector<UnitImportance> Nothing(const Network& network) {
   return units;
 }
 
+std::vector<UnitImportance> Nothing(const Network& network, const engine::LevelSpec& level) {
+  std::vector<UnitImportance> units;
+  for (const engine::LayerExtent& extent : level.layers) {
+    units.push_back(Nothing(network.shape(), extent, network.device()));
+  }
+  return units;
+}
+
 // Of one layer of `extent`.
 Gates OpenGates(const engine::LayerExtent& extent, int64_t tokens, torch::Device device) {
   const auto options = torch::dtype(torch::kFloat32).device(device);
@@ -59,33 +72,112 @@ Tensor Worth(const Tensor& gate) {
   return gate.grad().square().sum(0);
 }
 
+// A piece of a batch for one worker, and its share of the batch's weight.
+struct Share {
+  Batch piece;
+  double weight = 0;
+};
+
+std::vector<Share> SharesOf(const Batch& batch) {
+  const double all = batch.weight.sum().item<double>();
+  std::vector<Share> shares;
+  for (Batch& piece : Pieces(batch)) {
+    const double weight = piece.weight.sum().item<double>() / all;
+    shares.push_back({std::move(piece), weight});
+  }
+  return shares;
+}
+
+std::vector<UnitImportance> UnitsOfShare(const Network& network, const Share& share,
+                                         const engine::LevelSpec& level,
+                                         const std::vector<Lora>& lora) {
+  std::vector<UnitImportance> units = Nothing(network, level);
+  if (share.weight == 0) return units;
+  std::vector<Gates> gates;
+  for (const engine::LayerExtent& extent : level.layers) {
+    gates.push_back(OpenGates(extent, share.piece.tokens.numel(), network.device()));
+  }
+  const View view{
+      .extents = &level.layers, .lora = lora.empty() ? nullptr : &lora, .gates = &gates};
+  (Margin(network, share.piece, view) * share.weight).backward();
+  for (size_t i = 0; i < units.size(); ++i) {
+    units[i].heads += Worth(gates[i].heads).view(units[i].heads.sizes());
+    units[i].neurons += Worth(gates[i].neurons);
+  }
+  return units;
+}
+
+void Add(const std::vector<UnitImportance>& part, std::vector<UnitImportance>* units) {
+  for (size_t i = 0; i < units->size(); ++i) {
+    (*units)[i].heads += part[i].heads;
+    (*units)[i].neurons += part[i].neurons;
+  }
+}
+
+// The number of batches done, then heads and neurons layer by layer.
+std::vector<Tensor> State(size_t done, const std::vector<UnitImportance>& units) {
+  std::vector<Tensor> state = {torch::tensor({static_cast<int64_t>(done)}, torch::kInt64)};
+  for (const UnitImportance& layer : units) {
+    state.push_back(layer.heads.to(torch::kCPU));
+    state.push_back(layer.neurons.to(torch::kCPU));
+  }
+  return state;
+}
+
+// How many batches the state has; `units` stay as they are where it is of another shape.
+size_t Restore(const Part& part, size_t batches, std::vector<UnitImportance>* units) {
+  const auto state = part.Load();
+  if (!state.has_value() || state->size() != 1 + 2 * units->size()) return 0;
+  const auto done = static_cast<size_t>((*state)[0].item<int64_t>());
+  std::vector<UnitImportance> found;
+  for (size_t i = 0; i < units->size(); ++i) {
+    const Tensor& heads = (*state)[1 + 2 * i];
+    const Tensor& neurons = (*state)[2 + 2 * i];
+    const UnitImportance& layer = (*units)[i];
+    if (heads.sizes() != layer.heads.sizes() || neurons.sizes() != layer.neurons.sizes()) return 0;
+    found.push_back({heads.to(layer.heads.device()), neurons.to(layer.neurons.device())});
+  }
+  if (done > batches) return 0;
+  *units = std::move(found);
+  return done;
+}
+
 }  // namespace
 
 std::vector<UnitImportance> MeasureUnits(const Network& network, const std::vector<Batch>& batches,
                                          const engine::LevelSpec& level,
                                          const std::vector<Lora>& lora) {
-  const engine::ModelShape& s = network.shape();
-  std::vector<UnitImportance> units;
-  for (const engine::LayerExtent& extent : level.layers) {
-    units.push_back(Nothing(s, extent, network.device()));
-  }
-  for (const Batch& batch : batches) {
-    std::vector<Gates> gates;
-    for (const engine::LayerExtent& extent : level.layers) {
-      gates.push_back(OpenGates(extent, batch.tokens.numel(), network.device()));
+  return *MeasureUnits(network, batches, level, lora, train::Workers(1), 0, {});
+}
+
+absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(
+    const Network& network, const std::vector<Batch>& batches, const engine::LevelSpec& level,
+    const std::vector<Lora>& lora, const train::Workers& workers, double cost_s, Keeper keeper) {
+  std::vector<UnitImportance> units = Nothing(network, level);
+  size_t done = Restore(keeper.part, batches.size(), &units);
+  if (keeper.found && done > 0) keeper.found(static_cast<double>(done) * cost_s);
+  while (done < batches.size()) {
+    // As many batches at once as give every worker a piece; their sums are added in order.
+    std::vector<Share> shares;
+    size_t end = done;
+    for (; end < batches.size() && (end == done || std::ssize(shares) < workers.threads()); ++end) {
+      for (Share& share : SharesOf(batches[end])) shares.push_back(std::move(share));
     }
-    const View view{
-        .extents = &level.layers, .lora = lora.empty() ? nullptr : &lora, .gates = &gates};
-    Margin(network, batch, view).backward();
-    for (size_t i = 0; i < units.size(); ++i) {
-      units[i].heads += Worth(gates[i].heads).view(units[i].heads.sizes());
-      units[i].neurons += Worth(gates[i].neurons);
-    }
+    std::vector<std::vector<UnitImportance>> parts(shares.size());
+    workers.Run(std::ssize(shares), [&](int64_t i) {
+      const auto s = static_cast<size_t>(i);
+      parts[s] = UnitsOfShare(network, shares[s], level, lora);
+    });
+    for (const std::vector<UnitImportance>& part : parts) Add(part, &units);
+    if (keeper.advance) keeper.advance(static_cast<double>(end - done) * cost_s);
+    done = end;
+    WITHY_RETURN_IF_ERROR(keeper.part.SaveIfDue([&] { return State(done, units); }));
   }
   return units;
 }
 
-std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches) {
+std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches,
+                                             const std::function<void()>& progress) {
   const engine::ModelShape& s = network.shape();
   std::vector<UnitImportance> units = Nothing(network);
   for (Layer& layer : network.layers()) {
@@ -98,6 +190,7 @@ std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector
       Accumulate(s, network.layers()[i], worth, &units[i]);
       for (Tensor* matrix : Matrices(network.layers()[i])) matrix->mutable_grad() = Tensor();
     }
+    if (progress) progress();
   }
   for (Layer& layer : network.layers()) {
     for (Tensor* matrix : Matrices(layer)) *matrix = matrix->detach();

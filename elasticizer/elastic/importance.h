@@ -6,12 +6,17 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "elasticizer/elastic/batches.h"
 #include "elasticizer/elastic/network.h"
+#include "elasticizer/train/workers.h"
 
 namespace withy::elastic {
+
+struct Keeper;  // work.h
 
 // Of the units of one layer that a level computes.
 struct UnitImportance {
@@ -26,12 +31,19 @@ struct UnitImportance {
 std::vector<UnitImportance> MeasureUnits(const Network& network, const std::vector<Batch>& batches,
                                          const engine::LevelSpec& level,
                                          const std::vector<Lora>& lora);
+// The same, side by side and kept as it comes; the result does not depend on how many workers there
+// are. `cost_s`: of a batch, for the keeper. Errors: from saving.
+absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(
+    const Network& network, const std::vector<Batch>& batches, const engine::LevelSpec& level,
+    const std::vector<Lora>& lora, const train::Workers& workers, double cost_s, Keeper keeper);
 
 // To compare with: equation 2, |dL/dW * W| summed over a unit's weights (rows of Q and columns of
 // O, where levels cut KV heads those of K and V, too; rows of gate and up, columns of down) and
 // accumulated over the batches, after which `network`'s weights carry no gradients; the sum of a
 // unit's absolute weights; and random numbers. All of the whole model.
-std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches);
+// `progress`, when set, is called after every batch.
+std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches,
+                                             const std::function<void()>& progress = nullptr);
 std::vector<UnitImportance> MeasureMagnitude(const Network& network);
 std::vector<UnitImportance> DrawImportance(const Network& network, uint64_t seed);
 

@@ -12,9 +12,9 @@ namespace withy::elastic {
 namespace {
 
 // Heads kept, in terms of a layer's share of parameters: fewer than neurons, as many, more.
-constexpr std::array<double, 5> kHeadShares = {0.5, 0.7, 1.0, 1.4, 2.0};
+constexpr std::array<double, kSplitCount> kHeadShares = {0.5, 0.7, 1.0, 1.4, 2.0};
 
-constexpr int32_t kCuts = 8;  // of one layer's heads, and of its neurons
+constexpr int32_t kCutSteps = 8;  // of one layer's heads, and of its neurons
 
 double Parameters(const engine::ModelShape& shape, const engine::LevelSpec& level) {
   double sum = 0;
@@ -27,7 +27,7 @@ double Parameters(const engine::ModelShape& shape, const engine::LevelSpec& leve
 // Numbers below `now` and not below `least`, from the greatest down: whole steps of an eighth of
 // `all`, or of one.
 std::vector<int32_t> Lesser(int32_t now, int32_t least, int32_t all) {
-  const int32_t step = (all + kCuts - 1) / kCuts;
+  const int32_t step = (all + kCutSteps - 1) / kCutSteps;
   std::vector<int32_t> lesser;
   for (int32_t count = (now - 1) / step * step; count > least; count -= step) {
     lesser.push_back(count);
@@ -101,25 +101,24 @@ engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
   }
 }
 
-LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
-                        std::span<const int32_t> anchors, const engine::LevelSpec* above,
-                        const engine::LevelSpec* least, const LossOfLevel& loss_of,
-                        const train::Workers& workers) {
-  std::vector<LevelChoice> tried;
-  if (least != nullptr) tried.push_back({.spec = *least, .head_share = 0});
+std::vector<LevelChoice> LevelCandidates(const engine::ModelShape& shape, int32_t percent,
+                                         std::span<const int32_t> anchors,
+                                         const engine::LevelSpec* above,
+                                         const engine::LevelSpec* least) {
+  std::vector<LevelChoice> candidates;
+  if (least != nullptr) candidates.push_back({.spec = *least, .head_share = 0});
   for (const double head_share : kHeadShares) {
     LevelChoice choice{engine::PlanLevel(shape, percent, anchors, head_share, above), head_share,
                        0};
-    const bool known = std::any_of(tried.begin(), tried.end(), [&](const LevelChoice& other) {
-      return other.spec.layers == choice.spec.layers;
-    });
-    if (known) continue;
-    tried.push_back(std::move(choice));
+    const bool known = std::any_of(
+        candidates.begin(), candidates.end(),
+        [&](const LevelChoice& other) { return other.spec.layers == choice.spec.layers; });
+    if (!known) candidates.push_back(std::move(choice));
   }
-  workers.Run(static_cast<int64_t>(tried.size()), [&](int64_t i) {
-    LevelChoice& choice = tried[static_cast<size_t>(i)];
-    choice.loss = loss_of(choice.spec);
-  });
+  return candidates;
+}
+
+const LevelChoice& BestChoice(std::span<const LevelChoice> tried) {
   return *std::min_element(
       tried.begin(), tried.end(),
       [](const LevelChoice& a, const LevelChoice& b) { return a.loss < b.loss; });

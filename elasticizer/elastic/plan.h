@@ -4,14 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
+#include <vector>
 
-#include "elasticizer/elastic/network.h"
-#include "elasticizer/train/workers.h"
 #include "engine/weights/levels.h"
 
 namespace withy::elastic {
+
+// Splits between heads and neurons that are tried for a level.
+inline constexpr int64_t kSplitCount = 5;
 
 // What was tried for one level and came out.
 struct LevelChoice {
@@ -40,16 +41,16 @@ engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
                            const engine::LevelSpec& from, double whole,
                            std::span<const LayerCut> cuts);
 
-// What a level loses. Low levels are chosen better by their loss after a short recovery than before
-// it, where all splits are as good as broken. Called from several threads at once.
-using LossOfLevel = std::function<double(const engine::LevelSpec&)>;
+// What a level is chosen from: splits between heads and neurons of a reordered network that all
+// layers share but `anchors` (most important first), and before them `least` (CutLeast), if there
+// is one; without losses, each once. `above`, if there is one, holds them.
+std::vector<LevelChoice> LevelCandidates(const engine::ModelShape& shape, int32_t percent,
+                                         std::span<const int32_t> anchors,
+                                         const engine::LevelSpec* above,
+                                         const engine::LevelSpec* least);
 
-// A level of a reordered network that `above` holds, if there is one: a split between heads and
-// neurons that all layers share but `anchors` (most important first), or `least` (CutLeast), if
-// there is one.
-LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
-                        std::span<const int32_t> anchors, const engine::LevelSpec* above,
-                        const engine::LevelSpec* least, const LossOfLevel& loss_of,
-                        const train::Workers& workers);
+// The one that loses least, the first of equals; there must be one. Low levels are chosen better by
+// their loss after a short recovery than before it, where all splits are as good as broken.
+const LevelChoice& BestChoice(std::span<const LevelChoice> tried);
 
 }  // namespace withy::elastic

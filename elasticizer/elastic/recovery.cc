@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace withy::elastic {
 namespace {
 
 using torch::Tensor;
-
-constexpr int64_t kPieceTokens = 512;  // of a batch, for one thread
 
 Lora::Pair NewPair(int64_t outputs, int64_t inputs, int64_t rank, torch::Device device,
                    torch::Generator& random) {
@@ -56,22 +55,6 @@ void HandDownLayer(const engine::ModelShape& s, const Lora& above, const engine:
     lora->up = {above.up.a.clone(), rows(above.up.b, to.neurons)};
     lora->down = {above.down.a.narrow(1, 0, to.neurons).clone(), above.down.b.clone()};
   }
-}
-
-// A batch in pieces of at most `kPieceTokens`, or of one line. How many does not depend on the
-// threads, so neither do the sums.
-std::vector<Batch> Pieces(const Batch& batch) {
-  const int64_t lines = batch.tokens.size(0);
-  const int64_t length = batch.tokens.size(1);
-  const int64_t lines_a_piece = std::max<int64_t>(1, kPieceTokens / length);
-  std::vector<Batch> pieces;
-  for (int64_t first = 0; first < lines; first += lines_a_piece) {
-    const int64_t count = std::min(lines_a_piece, lines - first);
-    pieces.push_back({batch.tokens.narrow(0, first, count),
-                      batch.next.narrow(0, first * length, count * length),
-                      batch.weight.narrow(0, first * length, count * length)});
-  }
-  return pieces;
 }
 
 // The same values with gradients of their own.
@@ -146,45 +129,110 @@ std::vector<Tensor*> Tensors(Lora& lora) {
   return all;
 }
 
-std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
-                            const std::vector<Batch>& batches, const RecoveryOptions& options,
-                            const train::Workers& workers, const std::vector<Lora>* above,
-                            const std::function<void(int64_t, double)>& progress) {
+LoraTraining::LoraTraining(const Network& network, const engine::LevelSpec& level,
+                           const std::vector<Batch>& batches, const RecoveryOptions& options,
+                           const std::vector<Lora>* above)
+    : network_(network), level_(level), batches_(batches), options_(options) {
   // Its own, so that levels recovered side by side come out as one after the other.
   torch::Generator random =
       at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(level.percent));
   const engine::ModelShape& s = network.shape();
   const engine::LayerExtent full{s.heads, s.d_ff};
-  std::vector<Lora> lora(level.layers.size());
-  std::vector<Tensor> trained;
-  for (size_t i = 0; i < lora.size(); ++i) {
+  lora_.resize(level.layers.size());
+  for (size_t i = 0; i < lora_.size(); ++i) {
     if (level.layers[i] == full) continue;
-    lora[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
+    lora_[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
     if (above != nullptr && !above->empty())
-      HandDownLayer(s, (*above)[i], level.layers[i], &lora[i]);
-    for (Tensor* tensor : Tensors(lora[i])) {
+      HandDownLayer(s, (*above)[i], level.layers[i], &lora_[i]);
+    for (Tensor* tensor : Tensors(lora_[i])) {
       tensor->set_requires_grad(true);
-      trained.push_back(*tensor);
+      trained_.push_back(
+          {*tensor, torch::zeros_like(*tensor), torch::zeros_like(*tensor), /*steps=*/0});
     }
   }
-  torch::optim::AdamW optimizer(trained,
-                                torch::optim::AdamWOptions(options.rate).weight_decay(0.0));
-  for (int64_t step = 0; step < options.steps && !trained.empty(); ++step) {
-    const double left =
-        static_cast<double>(options.steps - step) / static_cast<double>(options.steps);
-    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options())
-        .lr(options.rate * left);
-    optimizer.zero_grad();
-    const Batch& batch = batches[static_cast<size_t>(options.first_batch + step) % batches.size()];
-    const double loss = Accumulate(network, level, batch, workers, lora);
-    torch::nn::utils::clip_grad_norm_(trained, 1.0);
-    optimizer.step();
-    if (progress) progress(step + 1, loss);
+}
+
+double LoraTraining::Step(const train::Workers& workers) {
+  const Batch& batch =
+      batches_[static_cast<size_t>(options_.first_batch + step_) % batches_.size()];
+  const double loss = Accumulate(network_, level_, batch, workers, lora_);
+  std::vector<Tensor> values;
+  for (const Trained& tensor : trained_) values.push_back(tensor.value);
+  torch::nn::utils::clip_grad_norm_(values, 1.0);
+  const double left =
+      static_cast<double>(options_.steps - step_) / static_cast<double>(options_.steps);
+  for (Trained& tensor : trained_) Update(options_.rate * left, &tensor);
+  ++step_;
+  return loss;
+}
+
+// AdamW without decay, as torch.optim has it. Its state there cannot be saved and restored by one
+// code with all versions of LibTorch.
+void LoraTraining::Update(double rate, Trained* tensor) {
+  constexpr double kBeta1 = 0.9;
+  constexpr double kBeta2 = 0.999;
+  constexpr double kEps = 1e-8;
+  torch::NoGradGuard no_grad;
+  Tensor gradient = tensor->value.grad();
+  tensor->value.mutable_grad() = Tensor();
+  if (!gradient.defined()) {
+    if (tensor->steps == 0) return;  // what is left out of this level
+    gradient = torch::zeros_like(tensor->value);
   }
+  const auto steps = static_cast<double>(++tensor->steps);
+  tensor->first.mul_(kBeta1).add_(gradient, 1 - kBeta1);
+  tensor->second.mul_(kBeta2).addcmul_(gradient, gradient, 1 - kBeta2);
+  const Tensor scale = (tensor->second.sqrt() / std::sqrt(1 - std::pow(kBeta2, steps))).add_(kEps);
+  tensor->value.addcdiv_(tensor->first, scale, -rate / (1 - std::pow(kBeta1, steps)));
+}
+
+std::vector<Tensor> LoraTraining::State() const {
+  std::vector<Tensor> state = {torch::tensor({step_}, torch::kInt64)};
+  for (const Trained& tensor : trained_) {
+    // Copies: the training goes on while they are written.
+    for (const Tensor* each : {&tensor.value, &tensor.first, &tensor.second})
+      state.push_back(each->detach().to(torch::kCPU).clone());
+    state.push_back(torch::tensor({tensor.steps}, torch::kInt64));
+  }
+  return state;
+}
+
+bool LoraTraining::Restore(std::span<const Tensor> state) {
+  torch::NoGradGuard no_grad;
+  if (state.size() != StateTensors() || state[0].numel() != 1) return false;
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    for (size_t part = 1; part <= 3; ++part) {
+      if (state[4 * i + part].sizes() != trained_[i].value.sizes()) return false;
+    }
+  }
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    trained_[i].value.copy_(state[4 * i + 1]);
+    trained_[i].first.copy_(state[4 * i + 2]);
+    trained_[i].second.copy_(state[4 * i + 3]);
+    trained_[i].steps = state[4 * i + 4].item<int64_t>();
+  }
+  step_ = state[0].item<int64_t>();
+  return true;
+}
+
+std::vector<Lora> LoraTraining::Take() const {
+  std::vector<Lora> lora = lora_;
   for (Lora& layer : lora) {
     for (Tensor* tensor : Tensors(layer)) *tensor = tensor->detach();
   }
   return lora;
+}
+
+std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
+                            const std::vector<Batch>& batches, const RecoveryOptions& options,
+                            const train::Workers& workers, const std::vector<Lora>* above,
+                            const std::function<void(int64_t, double)>& progress) {
+  LoraTraining training(network, level, batches, options, above);
+  while (!training.done()) {
+    const double loss = training.Step(workers);
+    if (progress) progress(training.step(), loss);
+  }
+  return training.Take();
 }
 
 }  // namespace withy::elastic

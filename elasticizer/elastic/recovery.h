@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "elasticizer/elastic/batches.h"
@@ -22,11 +23,49 @@ struct RecoveryOptions {
   uint64_t seed = 1;
 };
 
-// LoRA [layers] of a level; undefined tensors where it cuts nothing or leaves all out. It starts
-// from what `above`, the LoRA of a higher level, has for the outputs and inputs that stay; where
-// there is nothing, B starts at zero, so that training starts from the cut model. `workers` share
-// each batch; the result does not depend on how many they are. `progress`: (steps done, loss of the
-// last one).
+// One training, step by step, so that it can be interrupted. Not thread-safe; what it is given must
+// outlive it. LoRA [layers] of a level; undefined tensors where it cuts nothing or leaves all out.
+// It starts from what `above`, the LoRA of a higher level, has for the outputs and inputs that
+// stay; where there is nothing, B starts at zero, so that training starts from the cut model.
+class LoraTraining {
+ public:
+  LoraTraining(const Network& network, const engine::LevelSpec& level,
+               const std::vector<Batch>& batches, const RecoveryOptions& options,
+               const std::vector<Lora>* above);
+
+  int64_t step() const { return step_; }  // steps done
+  bool done() const { return step_ >= options_.steps || trained_.empty(); }
+  // One batch, shared by `workers`; the result does not depend on how many they are. Returns the
+  // loss before the step.
+  double Step(const train::Workers& workers);
+
+  // Everything that further steps depend on: StateTensors() tensors on the CPU, the first one the
+  // step [1]. After Restore, steps go on to the same bits. Restore returns false, and changes
+  // nothing, when the state is of another training.
+  std::vector<torch::Tensor> State() const;
+  size_t StateTensors() const { return 1 + 4 * trained_.size(); }
+  bool Restore(std::span<const torch::Tensor> state);
+
+  std::vector<Lora> Take() const;
+
+ private:
+  struct Trained {
+    torch::Tensor value;
+    torch::Tensor first, second;  // moments
+    int64_t steps = 0;            // that had a gradient or came after one that had
+  };
+  static void Update(double rate, Trained* tensor);
+
+  const Network& network_;
+  const engine::LevelSpec& level_;
+  const std::vector<Batch>& batches_;
+  const RecoveryOptions options_;
+  std::vector<Lora> lora_;
+  std::vector<Trained> trained_;  // all of its tensors
+  int64_t step_ = 0;
+};
+
+// All steps at once. `progress`: (steps done, loss of the last one).
 std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& level,
                             const std::vector<Batch>& batches, const RecoveryOptions& options,
                             const train::Workers& workers = train::Workers(1),

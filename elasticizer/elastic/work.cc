@@ -1,9 +1,18 @@
 #include "elasticizer/elastic/work.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "elasticizer/elastic/recovery.h"
 #include "elasticizer/train/tensor_file.h"
@@ -11,62 +20,161 @@
 namespace withy::elastic {
 namespace {
 
+namespace fs = std::filesystem;
 using torch::Tensor;
 
-std::string LoraFile(const engine::LevelSpec& level) {
-  return absl::StrCat("lora-", level.percent, ".pt");
+constexpr char kResult[] = ".pt";
+constexpr char kState[] = ".part";
+constexpr char kMadeOf[] = "/made-of.txt";
+
+std::string TextOf(const MadeOf& made_of) {
+  std::string text;
+  for (const auto& [name, value] : made_of) absl::StrAppend(&text, name, " ", value, "\n");
+  return text;
 }
 
-std::string UnitsFile(const engine::LevelSpec& level) {
-  return absl::StrCat("units-", level.percent, ".pt");
+// "--recovery_steps is 60, there 400; ...". Other lines in `known` are of another version.
+std::string Differences(const std::string& known, const MadeOf& made_of) {
+  const std::vector<std::string> lines = absl::StrSplit(known, '\n', absl::SkipEmpty());
+  std::vector<std::string> found;
+  for (size_t i = 0; i < made_of.size(); ++i) {
+    const auto& [name, value] = made_of[i];
+    const std::string prefix = name + " ";
+    if (i >= lines.size() || lines[i].compare(0, prefix.size(), prefix) != 0) {
+      return "it was made by another version";
+    }
+    const std::string there = lines[i].substr(prefix.size());
+    if (there != value) found.push_back(absl::StrCat(name, " is ", value, ", there ", there));
+  }
+  return absl::StrJoin(found, "; ");
 }
 
-std::string ChoiceFile(int32_t percent) { return absl::StrCat("level-", percent, ".pt"); }
+absl::StatusOr<std::string> KnownMadeOf(const std::string& directory) {
+  std::ifstream in(directory + kMadeOf);
+  if (!in) return std::string();
+  return std::string{std::istreambuf_iterator<char>(in), {}};
+}
+
+absl::Status CheckMadeOf(const std::string& directory, const std::string& known,
+                         const MadeOf& made_of) {
+  if (known.empty() || known == TextOf(made_of)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      directory, " holds what another run has done: ", Differences(known, made_of),
+      ". Give the options of that run to go on with it, another --work, or remove the directory to "
+      "begin anew"));
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Work>> Work::Open(const std::string& directory,
-                                                 const std::string& fingerprint) {
+                                                 const MadeOf& made_of, double checkpoint_s,
+                                                 const Clock& clock) {
   std::error_code error;
-  std::filesystem::create_directories(directory, error);
+  fs::create_directories(directory, error);
   if (error) return absl::PermissionDeniedError(absl::StrCat(directory, ": ", error.message()));
-  const std::string path = directory + "/made-of.txt";
-  std::ifstream in(path);
-  const std::string known{std::istreambuf_iterator<char>(in), {}};
-  if (!known.empty() && known != fingerprint) {
-    return absl::FailedPreconditionError(absl::StrCat(directory, " holds what was done for \"",
-                                                      known, "\", not for \"", fingerprint,
-                                                      "\": remove it, or give another --work"));
-  }
-  if (known.empty()) {
-    std::ofstream out(path);
-    out << fingerprint;
-    out.close();
-    if (!out) return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be written"));
-  }
-  return std::unique_ptr<Work>(new Work(directory));
+  auto work = std::unique_ptr<Work>(new Work(directory, checkpoint_s, clock));
+  WITHY_RETURN_IF_ERROR(work->Lock());
+  WITHY_ASSIGN_OR_RETURN(const std::string known, KnownMadeOf(directory));
+  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, made_of));
+  if (known.empty()) WITHY_RETURN_IF_ERROR(WriteWhole(directory + kMadeOf, TextOf(made_of)));
+  return work;
 }
 
-bool Work::Load(const std::string& name, std::vector<Tensor>* tensors) const {
-  const std::string path = directory_ + "/" + name;
-  if (!std::filesystem::exists(path)) return false;
+absl::StatusOr<std::unique_ptr<Work>> Work::Peek(const std::string& directory,
+                                                 const MadeOf& made_of) {
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) return nullptr;
+  WITHY_ASSIGN_OR_RETURN(const std::string known, KnownMadeOf(directory));
+  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, made_of));
+  return std::unique_ptr<Work>(new Work(directory, 0, Clock::Real()));
+}
+
+Work::~Work() {
+  if (lock_fd_ >= 0) close(lock_fd_);
+}
+
+absl::Status Work::Lock() {
+  lock_fd_ = open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_fd_ < 0) return ErrnoError("open " + directory_);
+  if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno != EWOULDBLOCK) return ErrnoError("lock " + directory_);
+  return absl::FailedPreconditionError(absl::StrCat(
+      directory_, ": another withy-elasticize works in it: wait for it, or give another --work"));
+}
+
+std::string Work::PathOf(const std::string& name, const char* ending) const {
+  return absl::StrCat(directory_, "/", name, ending);
+}
+
+bool Work::Has(const std::string& name) const {
+  std::error_code error;
+  return fs::exists(PathOf(name, kResult), error);
+}
+
+std::string Work::UnitsName(int32_t percent) { return absl::StrCat("units-", percent); }
+std::string Work::CutsName(int32_t percent) { return absl::StrCat("cuts-", percent); }
+std::string Work::ChoiceName(int32_t percent) { return absl::StrCat("level-", percent); }
+std::string Work::LoraName(int32_t percent) { return absl::StrCat("lora-", percent); }
+std::string Work::LossesName(int32_t percent) { return absl::StrCat("losses-", percent); }
+std::string Work::TrialName(int32_t percent, size_t trial) {
+  return absl::StrCat("trial-", percent, "-", trial);
+}
+std::string Work::RecoveryName(int32_t percent, int64_t recovery) {
+  return absl::StrCat("recovery-", percent, "-", recovery);
+}
+
+bool Work::Load(const std::string& path, std::vector<Tensor>* tensors) const {
+  std::error_code error;
+  if (!fs::exists(path, error)) return false;
   try {
     torch::load(*tensors, path);
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {
     return false;  // damaged: done again
   }
   return true;
 }
 
 absl::Status Work::Save(const std::string& name, const std::vector<Tensor>& tensors) const {
-  return train::SaveTensors(directory_ + "/" + name, tensors);
+  return train::SaveTensors(PathOf(name, kResult), tensors);
+}
+
+Part::Part(const Work* work, std::string name) : work_(work), name_(std::move(name)) {
+  if (work_ != nullptr) saved_ns_ = work_->clock_.SteadyNanos();
+}
+
+std::optional<std::vector<Tensor>> Part::Load() const {
+  std::vector<Tensor> state;
+  if (work_ == nullptr || !work_->Load(work_->PathOf(name_, kState), &state)) return std::nullopt;
+  return state;
+}
+
+absl::Status Part::SaveIfDue(const std::function<std::vector<Tensor>()>& state) {
+  if (work_ == nullptr) return absl::OkStatus();
+  const double passed_s = static_cast<double>(work_->clock_.SteadyNanos() - saved_ns_) /
+                          static_cast<double>(kNanosPerSecond);
+  if (passed_s < work_->checkpoint_s_) return absl::OkStatus();
+  return Save(state());
+}
+
+absl::Status Part::Save(const std::vector<Tensor>& state) {
+  if (work_ == nullptr) return absl::OkStatus();
+  const absl::Status status = train::SaveTensors(work_->PathOf(name_, kState), state);
+  saved_ns_ = work_->clock_.SteadyNanos();
+  return status;
+}
+
+void Part::Remove() const {
+  if (work_ == nullptr) return;
+  std::error_code error;
+  fs::remove(work_->PathOf(name_, kState), error);
 }
 
 bool Work::LoadUnits(const Network& network, const engine::LevelSpec& level,
                      std::vector<UnitImportance>* units) const {
   std::vector<Tensor> tensors;
   const size_t layers = level.layers.size();
-  if (!Load(UnitsFile(level), &tensors) || tensors.size() != 2 * layers) return false;
+  if (!Load(PathOf(UnitsName(level.percent), kResult), &tensors) || tensors.size() != 2 * layers)
+    return false;
   std::vector<UnitImportance> loaded;
   for (size_t i = 0; i < layers; ++i) {
     const Tensor& heads = tensors[2 * i];
@@ -87,29 +195,50 @@ absl::Status Work::SaveUnits(const engine::LevelSpec& level,
     tensors.push_back(layer.heads.to(torch::kCPU));
     tensors.push_back(layer.neurons.to(torch::kCPU));
   }
-  return Save(UnitsFile(level), tensors);
+  return Save(UnitsName(level.percent), tensors);
 }
 
-bool Work::LoadLayers(const Network& network, std::vector<double>* importance) const {
+// One row of numbers: the whole model's loss, then the layers'.
+bool Work::LoadLayers(const Network& network, double* whole_loss,
+                      std::vector<double>* importance) const {
   std::vector<Tensor> tensors;
-  if (!Load("layers.pt", &tensors) || tensors.size() != 1 ||
-      tensors[0].numel() != network.shape().layers) {
+  if (!Load(PathOf(LayersName(), kResult), &tensors) || tensors.size() != 1 ||
+      tensors[0].numel() != network.shape().layers + 1) {
     return false;
   }
-  const Tensor values = tensors[0].contiguous();
-  importance->assign(values.data_ptr<double>(), values.data_ptr<double>() + values.numel());
+  const Tensor row = tensors[0].contiguous();
+  const double* value = row.data_ptr<double>();
+  *whole_loss = value[0];
+  importance->assign(value + 1, value + row.numel());
   return true;
 }
 
-absl::Status Work::SaveLayers(const std::vector<double>& importance) const {
-  return Save("layers.pt", {torch::tensor(importance, torch::kFloat64)});
+absl::Status Work::SaveLayers(double whole_loss, const std::vector<double>& importance) const {
+  std::vector<double> row = {whole_loss};
+  row.insert(row.end(), importance.begin(), importance.end());
+  return Save(LayersName(), {torch::tensor(row, torch::kFloat64)});
+}
+
+bool Work::LoadLosses(int32_t percent, double* cut, double* recovered) const {
+  std::vector<Tensor> tensors;
+  if (!Load(PathOf(LossesName(percent), kResult), &tensors) || tensors.size() != 1 ||
+      tensors[0].numel() != 2) {
+    return false;
+  }
+  *cut = tensors[0][0].item<double>();
+  *recovered = tensors[0][1].item<double>();
+  return true;
+}
+
+absl::Status Work::SaveLosses(int32_t percent, double cut, double recovered) const {
+  return Save(LossesName(percent), {torch::tensor({cut, recovered}, torch::kFloat64)});
 }
 
 // One row of numbers: the head share, the loss, then heads and neurons layer by layer.
 bool Work::LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const {
   std::vector<Tensor> tensors;
   const auto layers = static_cast<size_t>(network.shape().layers);
-  if (!Load(ChoiceFile(percent), &tensors) || tensors.size() != 1 ||
+  if (!Load(PathOf(ChoiceName(percent), kResult), &tensors) || tensors.size() != 1 ||
       tensors[0].numel() != static_cast<int64_t>(2 + 2 * layers)) {
     return false;
   }
@@ -129,13 +258,13 @@ absl::Status Work::SaveChoice(const LevelChoice& choice) const {
     row.push_back(extent.heads);
     row.push_back(extent.neurons);
   }
-  return Save(ChoiceFile(choice.spec.percent), {torch::tensor(row, torch::kFloat64)});
+  return Save(ChoiceName(choice.spec.percent), {torch::tensor(row, torch::kFloat64)});
 }
 
 bool Work::LoadLora(const Network& network, const engine::LevelSpec& level, int64_t rank,
                     std::vector<Lora>* lora) const {
   std::vector<Tensor> tensors;
-  if (!Load(LoraFile(level), &tensors)) return false;
+  if (!Load(PathOf(LoraName(level.percent), kResult), &tensors)) return false;
   const engine::ModelShape& s = network.shape();
   std::vector<Lora> loaded(level.layers.size());
   size_t next = 0;
@@ -161,7 +290,7 @@ absl::Status Work::SaveLora(const engine::LevelSpec& level, const std::vector<Lo
   for (Lora layer : lora) {
     for (Tensor* tensor : Tensors(layer)) tensors.push_back(tensor->to(torch::kCPU));
   }
-  return Save(LoraFile(level), tensors);
+  return Save(LoraName(level.percent), tensors);
 }
 
 }  // namespace withy::elastic

@@ -4,8 +4,10 @@
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/program_flags.h"
+#include "base/progress_line.h"
 #include "base/status.h"
 #include "elasticizer/inflate/inflate.h"
 #include "engine/gguf/reader.h"
@@ -35,12 +37,13 @@ absl::Status Run() {
                 heads.heads, heads.kv_heads, shape.heads, shape.kv_heads,
                 source.query_heads_per_group());
   }
+  StepProgress line;
   WITHY_RETURN_IF_ERROR(
-      Inflate(file, shape, name, absl::GetFlag(FLAGS_seed), out, [](uint64_t done, uint64_t all) {
-        std::fprintf(stderr, "\r%3.0f %% of %.0f MB%s",
-                     100.0 * static_cast<double>(done) / static_cast<double>(all),
-                     static_cast<double>(all) / 1e6, done == all ? "\n" : "");
+      Inflate(file, shape, name, absl::GetFlag(FLAGS_seed), out, [&](uint64_t done, uint64_t all) {
+        line.Show("writing", absl::StrFormat("writing %.0f MB", static_cast<double>(all) / 1e6),
+                  static_cast<int64_t>(done), static_cast<int64_t>(all));
       }));
+  line.End();
   std::printf("%s: %d layers, width %d, %d neurons\n", out.c_str(), shape.layers, shape.d_model,
               shape.d_ff);
   return absl::OkStatus();

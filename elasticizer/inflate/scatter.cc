@@ -72,8 +72,8 @@ absl::StatusOr<std::shared_ptr<const RandomBlocks>> Scatterer::BlocksOf(
     return absl::UnimplementedError(
         absl::StrCat(source_.path(), ": tensor ", tensor.name, " has type ",
                      ToAbsl(engine::TypeName(tensor.type)), " and ", tensor.cols(),
-                     " columns; inflating needs F32, F16, BF16, Q8_0 or Q4_0 and columns in "
-                     "multiples of ",
+                     " columns; inflating needs F32, F16, BF16, Q8_0, Q4_0 or Q4_1 and columns "
+                     "in multiples of ",
                      kBlock));
   }
   std::shared_ptr<const RandomBlocks>& blocks = random_[tensor.type];

@@ -2,7 +2,6 @@
 //   withy-train-tlm --model=elastic.gguf --out=withy-pocket-tlm-q8_0.gguf --run=DIR
 // May be interrupted: what is done lies in --run and is not done again.
 
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -10,6 +9,7 @@
 #include "absl/flags/flag.h"
 #include "base/files.h"
 #include "base/program_flags.h"
+#include "base/progress_line.h"
 #include "base/status.h"
 #include "elasticizer/tlm/job.h"
 #include "elasticizer/train/runtime.h"
@@ -39,33 +39,6 @@ ABSL_FLAG(int, threads, 0, "threads; 0: one a core");
 
 namespace withy::tlm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// One line that is written over itself, with the time left of the stage.
-class ProgressLine {
- public:
-  void Show(const std::string& what, int64_t done, int64_t all) {
-    const std::string stage = what.substr(0, what.find(','));
-    if (stage != stage_) {
-      stage_ = stage;
-      start_ = Clock::now();
-      first_ = done;
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    const double rate = static_cast<double>(done - first_) / seconds;
-    const double left = done == first_ ? 0 : static_cast<double>(all - done) / rate;
-    const double share = static_cast<double>(done) / static_cast<double>(all);
-    std::fprintf(stderr, "\r[%-20.*s] %-34s %3.0f %%, %.0f s left   %s",
-                 static_cast<int>(20 * share), "####################", what.c_str(), 100 * share,
-                 left, done == all ? "\n" : "");
-  }
-
- private:
-  std::string stage_;
-  Clock::time_point start_;
-  int64_t first_ = 0;
-};
 
 // Those that engine::WriteTlm writes.
 absl::StatusOr<engine::GgmlType> FindType(const std::string& name) {
@@ -132,11 +105,12 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
 
 absl::Status Run() {
   WITHY_ASSIGN_OR_RETURN(JobOptions options, OptionsFromFlags());
-  ProgressLine line;
+  StepProgress line;
   options.progress = [&line](const std::string& what, int64_t done, int64_t all) {
-    line.Show(what, done, all);
+    line.Show(what.substr(0, what.find(',')), what, done, all);
   };
-  options.say = [](const std::string& text) {
+  options.say = [&line](const std::string& text) {
+    line.End();
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
   };

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "elasticizer/train/tensor_file.h"
 
@@ -121,14 +122,20 @@ absl::Status Train(std::vector<Trained> trained, const StageOptions& options,
   int64_t step = 0;
   const std::string& path = options.progress_file;
   if (!path.empty()) WITHY_RETURN_IF_ERROR(optimizer.Load(path, &step));
+  const Clock& clock = Clock::Real();
+  int64_t saved_ns = clock.SteadyNanos();
   for (; step < options.steps; ++step) {
     corpus::Rng rng(options.seed * 1000003 + static_cast<uint64_t>(step));
     const Tensor value = loss(rng);
     value.backward();
     optimizer.Step(options.rate * Schedule(step, options.steps), step);
     const bool last = step + 1 == options.steps;
-    if (!path.empty() && (last || (step + 1) % options.checkpoint_steps == 0)) {
+    const double passed_s =
+        static_cast<double>(clock.SteadyNanos() - saved_ns) / static_cast<double>(kNanosPerSecond);
+    const bool due = (step + 1) % options.checkpoint_steps == 0 || passed_s >= options.checkpoint_s;
+    if (!path.empty() && (last || due)) {
       WITHY_RETURN_IF_ERROR(optimizer.Save(path, step + 1));
+      saved_ns = clock.SteadyNanos();
     }
     if (options.report && !options.report(step + 1, value.item<double>())) {
       return absl::CancelledError(absl::StrCat("stopped after step ", step + 1));

@@ -27,9 +27,10 @@ struct StageOptions {
   int64_t batch = 16;  // texts a step
   double rate = 1e-3;
   uint64_t seed = 1;
-  bool train_bottom = true;   // of the score stage: embeddings and shared layers too
-  std::string progress_file;  // empty: an interrupted run begins again
-  int64_t checkpoint_steps = 100;
+  bool train_bottom = true;        // of the score stage: embeddings and shared layers too
+  std::string progress_file;       // empty: an interrupted run begins again
+  int64_t checkpoint_steps = 100;  // at the latest after so many
+  double checkpoint_s = 60;        // or so long
   std::function<bool(int64_t step, double loss)> report;  // false: stop here
 };
 

@@ -1,28 +1,18 @@
 #include "elasticizer/train/checkpoint.h"
 
-#include <fcntl.h>
 #include <torch/serialize.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
+#include <sstream>
 #include <vector>
 
+#include "base/files.h"
 #include "base/status.h"
 
 namespace withy::train {
 namespace {
 
 using torch::Tensor;
-
-absl::Status SyncFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return ErrnoError("open " + path);
-  const bool synced = fsync(fd) == 0;
-  const absl::Status status = synced ? absl::OkStatus() : ErrnoError("sync " + path);
-  close(fd);
-  return status;
-}
 
 constexpr int64_t kCounters = 6;  // of Progress
 
@@ -66,23 +56,17 @@ absl::Status ReadTensors(torch::serialize::InputArchive& archive, const std::str
 
 absl::Status SaveCheckpoint(const std::string& path, const Model& model, const Optimizer& optimizer,
                             const Progress& progress) {
-  const std::string temporary = path + ".partial";
-  try {
-    torch::serialize::OutputArchive archive;
-    for (const Parameter& parameter : AllTensors(model, &optimizer))
-      archive.write(parameter.name, parameter.value.detach().cpu());
-    archive.write("progress",
-                  torch::tensor({progress.step, progress.tokens, progress.position.window,
-                                 progress.position.batch, progress.position.count,
-                                 progress.position.window_since},
-                                torch::kInt64));
-    archive.save_to(temporary);
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("write ", temporary, ": ", error.what()));
-  }
-  WITHY_RETURN_IF_ERROR(SyncFile(temporary));
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoError("rename to " + path);
-  return absl::OkStatus();
+  // Into memory first: LibTorch's own file writer does not say why it failed.
+  std::ostringstream bytes;
+  torch::serialize::OutputArchive archive;
+  for (const Parameter& parameter : AllTensors(model, &optimizer))
+    archive.write(parameter.name, parameter.value.detach().cpu());
+  archive.write("progress", torch::tensor({progress.step, progress.tokens, progress.position.window,
+                                           progress.position.batch, progress.position.count,
+                                           progress.position.window_since},
+                                          torch::kInt64));
+  archive.save_to(bytes);
+  return WriteWhole(path, bytes.view());
 }
 
 absl::Status LoadCheckpoint(const std::string& path, Model& model, Optimizer* optimizer,

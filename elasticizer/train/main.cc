@@ -38,7 +38,7 @@ ABSL_FLAG(double, matrix_rate, 0.02, "Muon's rate");
 ABSL_FLAG(double, vector_rate, 0.005, "AdamW's rate");
 ABSL_FLAG(double, prompt_weight, 0.02, "weight of prompt tokens in the loss");
 ABSL_FLAG(int64_t, validate_steps, 200, "steps between two looks at accuracy");
-ABSL_FLAG(int64_t, checkpoint_steps, 100, "steps between two checkpoints");
+ABSL_FLAG(int64_t, checkpoint_steps, 100, "most steps between two checkpoints; at most a minute");
 ABSL_FLAG(int, threads, 2, "threads");
 ABSL_FLAG(std::string, products, "auto",
           "what matrices are rounded to before they are multiplied: f32, bf16, or auto (bf16 where "

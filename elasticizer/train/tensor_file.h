@@ -11,7 +11,7 @@
 
 namespace withy::train {
 
-// Errors: from the disk, naming `path`.
+// Written beside, synced and renamed over `path`. Errors: those of WriteWhole (base/files.h).
 absl::Status SaveTensors(const std::string& path, const std::vector<torch::Tensor>& tensors);
 
 }  // namespace withy::train

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/status.h"
+#include "base/time_left.h"
 #include "elasticizer/train/evaluate.h"
 
 namespace withy::train {
@@ -98,35 +99,45 @@ StepResult RunStep(const TrainOptions& options, const std::vector<Model>& replic
   return result;
 }
 
-// Reports speed, loss and the time left, over the steps since the last report.
+double SecondsNow() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+// Reports speed and loss over the steps since the last report, and the time left over all steps,
+// the looks at accuracy among them included.
 class Meter {
  public:
-  Meter(std::string curve_path, int64_t last_step)
-      : curve_path_(std::move(curve_path)), last_step_(last_step) {}
+  Meter(std::string curve_path, int64_t first_step, int64_t last_step)
+      : curve_path_(std::move(curve_path)),
+        last_step_(last_step),
+        left_({{"steps", static_cast<double>(last_step - first_step)}}, /*estimated=*/false) {
+    left_.Begin(0, 0, 1, SecondsNow());
+  }
 
   void Add(const StepResult& result) {
     ++steps_;
     tokens_ += result.tokens;
     loss_ += result.answer_loss;
     norm_ += result.gradient_norm;
+    left_.Advance(1, SecondsNow());
   }
 
   void Report(int64_t step, int64_t tokens_in_all, double schedule) {
     const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
     const double count = static_cast<double>(std::max<int64_t>(1, steps_));
-    const double left = seconds / count * static_cast<double>(last_step_ - step);
     const int filled = static_cast<int>(20 * step / std::max<int64_t>(1, last_step_));
-    std::printf(
-        "[%-20.*s] step %lld/%lld loss %.4f grad %.2f rate %.2f %.0f tok/s %.2fM tok, %.0f min "
-        "left\n",
-        filled, "####################", static_cast<long long>(step),
-        static_cast<long long>(last_step_), loss_ / count, norm_ / count, schedule,
-        static_cast<double>(tokens_) / seconds, static_cast<double>(tokens_in_all) * 1e-6,
-        left / 60);
+    std::printf("[%-20.*s] step %lld/%lld loss %.4f grad %.2f rate %.2f %.0f tok/s %.2fM tok, %s\n",
+                filled, "####################", static_cast<long long>(step),
+                static_cast<long long>(last_step_), loss_ / count, norm_ / count, schedule,
+                static_cast<double>(tokens_) / seconds, static_cast<double>(tokens_in_all) * 1e-6,
+                step >= last_step_ ? "done"
+                                   : (DurationText(left_.OfStage(SecondsNow())) + " left").c_str());
     std::fflush(stdout);
     std::ofstream(curve_path_, std::ios::app)
         << step << "," << tokens_in_all << "," << loss_ / count << "," << schedule << ",\n";
-    *this = Meter(curve_path_, last_step_);
+    since_ = Clock::now();
+    steps_ = tokens_ = 0;
+    loss_ = norm_ = 0;
   }
 
   void ReportAccuracy(int64_t step, int64_t tokens_in_all, const Accuracy& accuracy) {
@@ -141,6 +152,7 @@ class Meter {
  private:
   std::string curve_path_;
   int64_t last_step_;
+  TimeLeft left_;
   Clock::time_point since_ = Clock::now();
   int64_t steps_ = 0;
   int64_t tokens_ = 0;
@@ -188,7 +200,9 @@ absl::Status Train(const TrainOptions& options, Model& model, const ChatEncoder&
 
   std::vector<Model> replicas;
   for (int64_t i = 0; i < options.batches_a_step; ++i) replicas.push_back(model.Replica());
-  Meter meter(options.directory + "/curve.csv", options.steps);
+  Meter meter(options.directory + "/curve.csv", progress.step, options.steps);
+  Clock::time_point saved = Clock::now();
+  int64_t done = 0;  // by this run
   const int64_t end =
       options.stop_after > 0 ? std::min(options.stop_after, options.steps) : options.steps;
   while (progress.step < end) {
@@ -199,9 +213,16 @@ absl::Status Train(const TrainOptions& options, Model& model, const ChatEncoder&
     progress.position = stream.position();
     meter.Add(result);
     const bool last = progress.step == end;
-    if (progress.step % 20 == 0 || last) meter.Report(progress.step, progress.tokens, schedule);
-    if (progress.step % options.checkpoint_steps == 0 || last) {
+    ++done;
+    // Soon, too: how long it will take is asked first.
+    if (progress.step % 20 == 0 || last || done == 3) {
+      meter.Report(progress.step, progress.tokens, schedule);
+    }
+    const double unsaved_s = std::chrono::duration<double>(Clock::now() - saved).count();
+    if (progress.step % options.checkpoint_steps == 0 || last ||
+        unsaved_s >= options.checkpoint_s) {
       WITHY_RETURN_IF_ERROR(SaveCheckpoint(checkpoint, model, optimizer, progress));
+      saved = Clock::now();
     }
     if (options.validate_records > 0 && (progress.step % options.validate_steps == 0 || last)) {
       meter.ReportAccuracy(progress.step, progress.tokens,

@@ -23,7 +23,8 @@ struct TrainOptions {
   int64_t warmup_steps = 60;
   double decay_share = 0.4;    // of the steps, at the end: the rates fall linearly to nearly zero
   double prompt_weight = 0.1;  // of a prompt's token in the loss; an answer's token has 1
-  int64_t checkpoint_steps = 100;
+  int64_t checkpoint_steps = 100;  // at the latest after so many
+  double checkpoint_s = 60;        // or so long
   int64_t validate_steps = 200;
   uint64_t validate_records = 300;
   BatchOptions batches;

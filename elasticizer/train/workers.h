@@ -12,6 +12,7 @@ namespace withy::train {
 class Workers {
  public:
   explicit Workers(int threads) : threads_(threads) {}
+  int threads() const { return threads_; }
 
   // Calls piece(i) for every i in [0, count), each once, in any order, and returns when all are
   // done. LibTorch inside a piece uses one thread. An exception from a piece is thrown again here,

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -207,6 +208,22 @@ void EncodeQ4_0(const float* in, uint8_t* block) {
   }
 }
 
+void EncodeQ4_1(const float* in, uint8_t* block) {
+  const auto [least, most] = std::minmax_element(in, in + kBlock);
+  const float minimum = *least;
+  // The difference of two huge values overflows.
+  const float scale = std::min((*most - minimum) / 15.0f, std::numeric_limits<float>::max());
+  const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+  StoreU16(block, FloatToHalf(scale));
+  StoreU16(block + 2, FloatToHalf(minimum));
+  const auto encode = [&](float value) {
+    return static_cast<int>(std::clamp((value - minimum) * inverse + 0.5f, 0.0f, 15.0f));
+  };
+  for (int j = 0; j < kBlock / 2; ++j) {
+    block[4 + j] = static_cast<uint8_t>(encode(in[j]) | (encode(in[j + kBlock / 2]) << 4));
+  }
+}
+
 absl::Status CheckSizes(GgmlType type, size_t bytes, size_t elements) {
   WITHY_ASSIGN_OR_RETURN(const uint64_t expected, RowBytes(type, static_cast<int64_t>(elements)));
   if (bytes == expected) return absl::OkStatus();
@@ -285,7 +302,7 @@ bool CanDequantize(GgmlType type) {
 
 bool CanQuantize(GgmlType type) {
   return type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16 ||
-         type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0;
+         type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0 || type == GgmlType::kQ4_1;
 }
 
 absl::Status Dequantize(GgmlType type, std::span<const uint8_t> src, std::span<float> dst) {
@@ -318,7 +335,7 @@ absl::Status Quantize(GgmlType type, std::span<const float> src, std::span<uint8
   if (!CanQuantize(type)) {
     return absl::InvalidArgumentError(absl::StrCat("tensors cannot be written as ",
                                                    ToAbsl(TypeName(type)),
-                                                   "; use F32, F16, BF16, Q8_0 or Q4_0"));
+                                                   "; use F32, F16, BF16, Q8_0, Q4_0 or Q4_1"));
   }
   WITHY_RETURN_IF_ERROR(CheckSizes(type, dst.size(), src.size()));
   if (src.empty()) return absl::OkStatus();
@@ -331,7 +348,9 @@ absl::Status Quantize(GgmlType type, std::span<const float> src, std::span<uint8
   } else {
     WITHY_RETURN_IF_ERROR(CheckFinite(type, src));
     const GgmlTypeTraits& traits = *FindTypeTraits(type);
-    const auto encode = type == GgmlType::kQ8_0 ? EncodeQ8_0 : EncodeQ4_0;
+    const auto encode = type == GgmlType::kQ8_0   ? EncodeQ8_0
+                        : type == GgmlType::kQ4_0 ? EncodeQ4_0
+                                                  : EncodeQ4_1;
     uint8_t* block = dst.data();
     for (size_t i = 0; i < src.size(); i += kBlock, block += traits.block_bytes) {
       encode(src.data() + i, block);

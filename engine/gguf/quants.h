@@ -26,7 +26,7 @@ absl::StatusOr<uint64_t> RowBytes(GgmlType type, int64_t elements);
 
 // True for F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
 bool CanDequantize(GgmlType type);
-// True for F32, F16, BF16, Q8_0, Q4_0.
+// True for F32, F16, BF16, Q8_0, Q4_0, Q4_1.
 bool CanQuantize(GgmlType type);
 
 // dst[i] = value of element i; src holds exactly dst.size() elements (whole rows or any multiple of
@@ -35,7 +35,8 @@ bool CanQuantize(GgmlType type);
 absl::Status Dequantize(GgmlType type, std::span<const uint8_t> src, std::span<float> dst);
 
 // The reverse, rounding as ggml's reference does: Q8_0 scale max|x|/127, Q4_0 scale (signed
-// extreme)/-8, both stored as half; quants use the unrounded scale. A NaN or infinity in src is
+// extreme)/-8, Q4_1 scale (max - min)/15 and minimum, stored as half; quants use the unrounded
+// scale. A NaN or infinity in src is
 // InvalidArgument naming its index for the block types, and kept by F32, F16, BF16.
 absl::Status Quantize(GgmlType type, std::span<const float> src, std::span<uint8_t> dst);
 

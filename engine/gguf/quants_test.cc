@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -137,8 +138,47 @@ TEST(QuantsTest, Q4_0BytesAreAsSpecified) {
   EXPECT_EQ(decoded[18], 0.0f);
 }
 
+TEST(QuantsTest, Q4_1BytesAreAsSpecified) {
+  std::vector<float> values(32, -2.0f);  // the minimum becomes 0
+  values[1] = 5.5f;                      // the maximum 15
+  values[16] = -1.5f;
+  values[17] = -1.2f;  // 1.6 steps
+  const std::vector<uint8_t> block = Encode(GgmlType::kQ4_1, values);
+  EXPECT_EQ(block[0] | block[1] << 8, FloatToHalf(0.5f));
+  EXPECT_EQ(block[2] | block[3] << 8, FloatToHalf(-2.0f));
+  EXPECT_EQ(block[4], 0x10);
+  EXPECT_EQ(block[5], 0x2F);
+  EXPECT_EQ(block[6], 0x00);
+  EXPECT_EQ(Decode(GgmlType::kQ4_1, block)[1], 5.5f);
+}
+
+TEST(QuantsTest, Q4_1IsWithinHalfAStep) {
+  std::vector<float> values = RandomValues(32 * 50, 5);
+  for (size_t i = 0; i < 320; ++i) values[i] += 3;  // all on one side of zero
+  const std::vector<float> decoded = Decode(GgmlType::kQ4_1, Encode(GgmlType::kQ4_1, values));
+  for (size_t b = 0; b < values.size(); b += 32) {
+    const auto [least, most] = std::minmax_element(values.begin() + static_cast<ptrdiff_t>(b),
+                                                   values.begin() + static_cast<ptrdiff_t>(b) + 32);
+    const float rounding = 0x1p-10f * std::max(std::fabs(*least), std::fabs(*most));
+    for (size_t i = b; i < b + 32; ++i) {
+      EXPECT_NEAR(decoded[i], values[i], (*most - *least) / 30 + rounding);
+    }
+  }
+}
+
+// What was quantised once stays as it is when it is quantised again.
+TEST(QuantsTest, QuantisingTwiceIsQuantisingOnce) {
+  for (const GgmlType type : {GgmlType::kQ8_0, GgmlType::kQ4_0, GgmlType::kQ4_1}) {
+    const std::vector<float> once = Decode(type, Encode(type, RandomValues(32 * 200, 6)));
+    const std::vector<float> twice = Decode(type, Encode(type, once));
+    for (size_t i = 0; i < once.size(); ++i) {
+      ASSERT_NEAR(once[i], twice[i], 4e-3f * std::fabs(once[i]) + 1e-3f) << TypeName(type);
+    }
+  }
+}
+
 TEST(QuantsTest, ExtremeBlocksStayDefined) {
-  for (const GgmlType type : {GgmlType::kQ8_0, GgmlType::kQ4_0}) {
+  for (const GgmlType type : {GgmlType::kQ8_0, GgmlType::kQ4_0, GgmlType::kQ4_1}) {
     for (const float extreme : {0.0f, 1e-45f, 1e-38f, 3e38f, -3e38f}) {
       std::vector<float> values(32, extreme);
       values[5] = 0.0f;
