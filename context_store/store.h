@@ -69,9 +69,9 @@ struct LeaseOutcome {
   std::vector<std::string> segments;  // appended
   std::vector<ChunkIdentity> chunks;  // of the context after the call, from the first on
   uint32_t tokens = 0;
-  uint32_t dropped = 0;  // as RecordCommit
   std::optional<NewResult> result;
   std::optional<RequestKey> unfinished = {};
+  uint32_t dropped = 0;  // as RecordCommit
 };
 
 struct StoreStats {

@@ -259,13 +259,17 @@ TEST_F(ServiceTest, TokensHaveTheirTextWhereLogprobsAreAskedFor) {
       for (const v1::Token& token : response.delta().tokens()) {
         tokens += token.text();
         for (const v1::TokenAlternative& other : token.alternatives()) {
-          if (other.id() == token.id()) EXPECT_EQ(other.text(), token.text());
+          if (other.id() == token.id()) {
+            EXPECT_EQ(other.text(), token.text());
+          }
         }
       }
     }
     EXPECT_TRUE(reader->Finish().ok());
     EXPECT_EQ(tokens.empty(), !asked);
-    if (asked) EXPECT_NE(tokens.find(text.substr(0, 1)), std::string::npos) << tokens;
+    if (asked) {
+      EXPECT_NE(tokens.find(text.substr(0, 1)), std::string::npos) << tokens;
+    }
   }
 }
 

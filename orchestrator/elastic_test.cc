@@ -12,6 +12,7 @@
 #include "engine/encoder/tlm.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "orchestrator/auditor.h"
 #include "orchestrator/fakes.h"
 #include "orchestrator/tlm_reader.h"
 #include "worker_wire/calibration.h"

@@ -116,6 +116,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   std::string without_model_;
   double prefill_us_per_token_ = 1000;
   std::vector<v1::RunRequest> runs_;
+  std::string held_;            // beginning of the prompts that are held
   std::set<uint64_t> holding_;  // ids of calls
   std::set<uint64_t> stopped_;  // of those: told to end
   bool released_ = false;

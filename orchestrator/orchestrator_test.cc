@@ -147,7 +147,9 @@ TEST(OrchestratorTest, ProgressReachesWhoeverAskedForIt) {
     EXPECT_TRUE(reader->Finish().ok());
     const auto told = std::count(events.begin(), events.end(), v1::GenerateResponse::kProgress);
     EXPECT_EQ(told, asked ? 1 : 0);
-    if (asked) EXPECT_EQ(events[1], v1::GenerateResponse::kProgress) << "before the first delta";
+    if (asked) {
+      EXPECT_EQ(events[1], v1::GenerateResponse::kProgress) << "before the first delta";
+    }
   }
 }
 
