@@ -77,10 +77,10 @@ bool Pacer::InTime(double token_ms, double growth_ms) const {
   };
   const int32_t left = max_tokens_ - tokens_;
   if (limits_.end_by_ns != 0) {
-    // Longer than expected, it may end after any token.
+    // Longer than expected, it may end after any token: the next has to be in time.
     const int32_t to_end =
         limits_.expected_tokens > 0
-            ? std::clamp(limits_.expected_tokens - tokens_, std::min(left, kHorizon), left)
+            ? std::clamp(limits_.expected_tokens - tokens_, std::min(left, 1), left)
             : left;
     const double left_ms = MillisUntil(limits_.end_by_ns, last_ns_);
     if (tokens_ms(to_end) > left_ms) return false;

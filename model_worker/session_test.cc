@@ -47,6 +47,7 @@ class SessionTest : public testing::Test {
     while (!session.finished()) {
       if (const auto range = session.NextClaim(rows)) {
         std::vector<ChunkBlocks> blocks;
+        claimed.resize(static_cast<size_t>(range->first));
         for (int32_t i = 0; i < range->count; ++i) {
           blocks.push_back({range->first + i, {next_block_, next_block_ + 1}});
           next_block_ += 2;
@@ -241,7 +242,7 @@ TEST_F(SessionTest, AConversationBeyondItsWindowGoesOnAndReusesWhatItCan) {
     dropped = last_commit_.dropped_segments;
     EXPECT_LE(last_commit_.context_tokens, kWindow);
     if (moved) {
-      EXPECT_EQ(usage.reused_tokens, 0);
+      EXPECT_LE(usage.reused_tokens, engine::kChunkTokens) << "all but the opening has moved";
     } else if (turn > 0) {
       EXPECT_GE(usage.reused_tokens + 1, usage.context_tokens);
     }

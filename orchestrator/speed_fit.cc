@@ -82,6 +82,7 @@ void SpeedFit::Move(const Vector& step, const Vector& parts, double short_ms) {
   };
   if (parts[1] > 0) move(step[1] + base_share * rest_ms / parts[1], &ratio_);
   if (parts[2] > 0) move(step[2] + (1 - base_share) * rest_ms / parts[2], &depth_ratio_);
+  depth_ratio_ = std::clamp(depth_ratio_, ratio_ / kMaxDepthSkew, ratio_ * kMaxDepthSkew);
 }
 
 // What has not been seen for long goes back to what was calibrated, the rest stays.

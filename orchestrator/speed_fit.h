@@ -16,6 +16,9 @@ inline constexpr double kFitWeight = 0.2;
 // the middle of what is seen, and the few calls that something held up do not move it.
 inline constexpr double kMaxSurprise = 0.3;
 inline constexpr double kMaxRatio = 8;  // of a fit, and its inverse
+// Depth ratio over ratio, and its inverse, at most: so far off is no measurement at start-up, and
+// calls at one depth may not teach more of another.
+inline constexpr double kMaxDepthSkew = 1.6;
 
 // By how much a prediction moves. What is off by more than kMaxSurprise, and by more than
 // `least_ms`, counts as that; so many in a row to the same side (4) are believed and move it half

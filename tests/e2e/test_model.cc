@@ -52,7 +52,7 @@ std::string WriteSlow() {
   shape.d_model = 512;
   shape.head_dim = 64;
   shape.d_ff = 2048;
-  return Write("slow", 3, shape);
+  return Write("story", 3, shape);
 }
 
 std::string WriteElastic() {
