@@ -247,6 +247,7 @@ absl::StatusOr<SegmentRange> ContextRecords::FindUnfinished(
   for (const UnfinishedExchange& exchange : summary.record.unfinished) {
     if (Names(request, exchange)) return exchange.where;
   }
+  WITHY_RETURN_IF_ERROR(CheckUnfinished(app_id, request));
   const absl::StatusOr<ResultRecord> former = ReadResult(app_id, request.request_id);
   if (!former.ok() || former->context_id != context_id || former->digest != request.digest ||
       former_.is_answer(former->result)) {

@@ -115,7 +115,8 @@ class ContextRecords {
                                                         std::string_view context_id) const;
 
   // What an earlier try of this request left unfinished in the context; a count of 0: nothing.
-  // `segments` are the context's. Errors: as Find, UNAVAILABLE.
+  // `segments` are the context's. Errors: as Find, UNAVAILABLE, ALREADY_EXISTS (another request of
+  // this id broke off lately).
   absl::StatusOr<SegmentRange> FindUnfinished(std::string_view app_id, std::string_view context_id,
                                               const RequestKey& request,
                                               const std::vector<std::string>& segments) const;
