@@ -227,7 +227,8 @@ absl::StatusOr<v1::TokenizeResponse> Gateway::CountCall(Lane lane, const WorkerI
     count.set_request_digest(RequestDigest(request));
   }
   if (stateless && worker != nullptr && counter_ != nullptr && counter_->Fits(*worker)) {
-    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted, counter_->Count(count, over ? &over : nullptr));
+    WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted,
+                           counter_->Count(count, over ? &over : nullptr));
     counted.set_instance(worker->instance());
     return counted;
   }
