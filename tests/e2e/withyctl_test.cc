@@ -355,11 +355,11 @@ TEST_F(WithyctlOnBoard, ALongPromptShowsItsProgress) {
   const auto words = [&] {
     return std::vector<std::string>{"generate", "--max-tokens", "2", "--raw", "--file", prompt};
   };
-  const auto terminal = OnTerminal(words());
-  EXPECT_TRUE(terminal->Shows("reading the prompt: ")) << terminal->screen();
-  EXPECT_EQ(terminal->WaitForExit(), 0) << terminal->screen();
-  const Ran piped = Run("generate --max-tokens 2 --raw --file " + prompt);
-  EXPECT_EQ(piped.code, 0);
+  {
+    const auto terminal = OnTerminal(words());
+    EXPECT_TRUE(terminal->Shows("reading the prompt: ")) << terminal->screen();
+  }  // the caller leaves: its prompt is not read to the end
+  const Ran piped = Run("generate --timeout-s 3 --max-tokens 2 --raw --file " + prompt);
   EXPECT_EQ(piped.err.find("reading"), std::string::npos) << piped.err;
 }
 
