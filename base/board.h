@@ -1,5 +1,5 @@
 // What the board is, as far as it changes how long computing takes: processor, cores, power mode,
-// load. Read from /proc and /sys. Neighbours: worker_wire/calibration.h keys measurements by it.
+// load. Read from /proc and /sys. Neighbours: wire/calibration.h keys measurements by it.
 // Changes nothing.
 #pragma once
 

@@ -1,5 +1,5 @@
 // What a program looks at before hours of work, so that nothing is lost at its end, and by what it
-// knows a file again. Neighbours: elasticizer/ and bench/ call it first.
+// knows a file again. Neighbours: offline/ and bench/ call it first.
 #pragma once
 
 #include <string>

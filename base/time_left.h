@@ -1,5 +1,5 @@
 // How long a run of several stages will still take: from an estimate made before it began and from
-// what its steps have taken since. Neighbours: progress_line.h prints it; elasticizer/ and cli/
+// what its steps have taken since. Neighbours: progress_line.h prints it; offline/ and cli/
 // drive it. Pure: times are arguments, so tests replay traces.
 //
 //   TimeLeft left({{"units", 120}, {"recovery", 7200}});

@@ -12,8 +12,8 @@
 #include <span>
 
 #include "base/status.h"
-#include "engine/kernels/ceilings.h"
-#include "engine/kernels/kernels.h"
+#include "engine/cpu/ceilings.h"
+#include "engine/cpu/kernels.h"
 
 namespace withy::bench {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/kernels/thread_pool.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 

@@ -1,7 +1,7 @@
 // Held-out prompts of the corpus in this process: token ids, and what a model makes of them when it
 // is fed the right answer. Greedy decoding gives an answer exactly when, fed that answer, the
 // likeliest token is the answer's at every position, so one pass a prompt is enough to score it.
-// Neighbours: pocket.cc asks through the service instead; elasticizer/corpus writes the prompts.
+// Neighbours: pocket.cc asks through the service instead; offline/corpus writes the prompts.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "elasticizer/corpus/generator.h"
 #include "engine/model/bundle.h"
+#include "offline/corpus/generator.h"
 
 namespace withy::bench {
 

@@ -1,6 +1,6 @@
 // withy-bench-pocket: held-out prompts of the project's corpus through the served path, greedy,
 // scored by exact match; then how often the draft would have said the target's next token. A table
-// on stderr, one JSON line last on stdout. Neighbours: elasticizer/corpus writes the prompts; a
+// on stderr, one JSON line last on stdout. Neighbours: offline/corpus writes the prompts; a
 // running service answers them (./withy bench pocket starts one).
 #include <grpcpp/grpcpp.h>
 
@@ -20,7 +20,7 @@
 #include "base/status.h"
 #include "bench/held_out.h"
 #include "bench/prompt_wire.h"
-#include "elasticizer/corpus/generator.h"
+#include "offline/corpus/generator.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/llm_service.grpc.pb.h"

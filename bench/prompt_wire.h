@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "elasticizer/corpus/record.h"
+#include "offline/corpus/record.h"
 #include "withy/v1/types.pb.h"
 
 namespace withy::bench {

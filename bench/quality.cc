@@ -1,7 +1,7 @@
 // withy-bench-quality: how good the levels of an elastic model are, beside other ways to make the
 // model smaller. Exact match of greedy answers on held-out prompts, at every level, with a paired
 // test against the first method. A table on stderr, optionally a plot, one JSON line last on
-// stdout. Neighbours: elasticizer/elastic makes the files; elastic.cc measures speed.
+// stdout. Neighbours: offline/elastic makes the files; elastic.cc measures speed.
 //   withy-bench-quality --models ours=elastic.gguf,random=random.gguf,layers@60=dropped-60.gguf
 #include <algorithm>
 #include <cmath>

@@ -27,7 +27,7 @@
 #include "bench/slo_report.h"
 #include "bench/slo_trace.h"
 #include "bench/slo_wishes.h"
-#include "engine/kernels/thread_pool.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/weights/packer.h"
 
 ABSL_FLAG(std::string, pocket, "", "elastic GGUF that answers are judged with");

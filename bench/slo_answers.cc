@@ -13,10 +13,10 @@
 #include "base/status.h"
 #include "bench/held_out.h"
 #include "bench/slo_trace.h"
-#include "elasticizer/corpus/generator.h"
-#include "elasticizer/tlm/decision_table.h"
-#include "elasticizer/tlm/line_file.h"
-#include "elasticizer/tlm/target.h"
+#include "offline/corpus/generator.h"
+#include "offline/tlm/decision_table.h"
+#include "offline/tlm/line_file.h"
+#include "offline/tlm/target.h"
 
 namespace withy::bench {
 namespace {

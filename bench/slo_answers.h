@@ -1,6 +1,6 @@
 // Which prompts each contestant answers right: asked once, kept in files, looked up by every trace.
 // Greedy answers are the same whenever they are given (ARCHITECTURE.md), so a table serves all.
-// Neighbours: elasticizer/tlm judges answers and shortens prompts, as the service does;
+// Neighbours: offline/tlm judges answers and shortens prompts, as the service does;
 // slo_policy.h has the tables' form.
 //
 // Files grow line by line and survive a kill; each is named after what it was made of, so that
@@ -17,9 +17,9 @@
 
 #include "absl/status/statusor.h"
 #include "bench/slo_policy.h"
-#include "elasticizer/corpus/prompt.h"
 #include "engine/encoder/tlm.h"
 #include "engine/model/model.h"
+#include "offline/corpus/prompt.h"
 
 namespace withy::bench {
 

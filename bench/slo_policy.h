@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "bench/slo_times.h"
-#include "elasticizer/corpus/rng.h"
 #include "engine/encoder/prune.h"
+#include "offline/corpus/rng.h"
 #include "orchestrator/agreement.h"
 #include "orchestrator/calls.h"
 #include "orchestrator/decide.h"

@@ -10,10 +10,10 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "bench/held_out.h"
-#include "elasticizer/tlm/decision_table.h"
 #include "engine/gguf/quants.h"
 #include "engine/kv/block.h"
 #include "engine/model/scratch_kv.h"
+#include "offline/tlm/decision_table.h"
 
 namespace withy::bench {
 namespace {

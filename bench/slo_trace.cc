@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "elasticizer/corpus/rng.h"
+#include "offline/corpus/rng.h"
 
 namespace withy::bench {
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "elasticizer/corpus/record.h"
+#include "offline/corpus/record.h"
 
 namespace withy::bench {
 

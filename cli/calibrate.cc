@@ -1,6 +1,6 @@
 // withyctl calibrate: measures this board with the served model and its TLM, in this process, and
 // keeps the times where the services look for them. Neighbours: calibration_run.h goes the rounds,
-// engine/session/calibrator.h takes the samples, worker_wire/calibration.h keeps the record,
+// engine/session/calibrator.h takes the samples, wire/calibration.h keeps the record,
 // calibration_report.h prints it.
 #include <algorithm>
 #include <atomic>
@@ -26,8 +26,8 @@
 #include "engine/encoder/tlm.h"
 #include "engine/session/calibrator.h"
 #include "engine/session/served_model.h"
-#include "worker_wire/calibration.h"
-#include "worker_wire/wire.h"
+#include "wire/calibration.h"
+#include "wire/wire.h"
 
 namespace withy::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include "cli/calibration_run.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
-#include "worker_wire/calibration.h"
+#include "wire/calibration.h"
 
 namespace withy::cli {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "worker_wire/calibration.h"
+#include "wire/calibration.h"
 
 namespace withy::cli {
 namespace {

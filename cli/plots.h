@@ -1,5 +1,5 @@
 // What an elastic model's levels were chosen by, as plots. Neighbours: inspect.h says the rest of
-// a file in text; elasticizer/elastic/export.h writes what is plotted (docs/formats-elastic.md).
+// a file in text; offline/elastic/export.h writes what is plotted (docs/formats-elastic.md).
 #pragma once
 
 #include <string>

@@ -5,7 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
-#include "worker_wire/answer_defaults.h"
+#include "wire/answer_defaults.h"
 
 namespace withy::cli {
 

@@ -10,7 +10,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "context_store/service.h"
-#include "context_store/test_util.h"
+#include "context_store/testing.h"
 #include "rpc/channel.h"
 #include "rpc/server.h"
 #include "withy/v1/context_store.grpc.pb.h"

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "context_store/test_util.h"
+#include "context_store/testing.h"
 
 namespace withy::context_store {
 namespace {

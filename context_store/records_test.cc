@@ -14,7 +14,7 @@
 
 #include "context_store/app_registry.h"
 #include "context_store/context_records.h"
-#include "context_store/test_util.h"
+#include "context_store/testing.h"
 
 namespace withy::context_store {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/config.h"
 #include "context_store/process.h"
-#include "context_store/test_util.h"
+#include "context_store/testing.h"
 #include "rpc/channel.h"
 #include "withy/v1/context_store.grpc.pb.h"
 

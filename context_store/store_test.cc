@@ -16,7 +16,7 @@
 
 #include "base/fd_passing.h"
 #include "context_store/side_socket.h"
-#include "context_store/test_util.h"
+#include "context_store/testing.h"
 
 namespace withy::context_store {
 namespace {

@@ -20,9 +20,9 @@
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
-#include "worker_wire/calibration.h"
-#include "worker_wire/wire.h"
-#include "worker_wire/worker_cost.h"
+#include "wire/calibration.h"
+#include "wire/wire.h"
+#include "wire/worker_cost.h"
 
 namespace withy::draft_worker {
 namespace {

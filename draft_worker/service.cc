@@ -12,8 +12,8 @@
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
+#include "wire/wire.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
-#include "worker_wire/wire.h"
 
 namespace withy::draft_worker {
 namespace {

@@ -8,8 +8,8 @@
 #include "draft_worker/answerer.h"
 #include "engine/session/served_model.h"
 #include "rpc/open_streams.h"
-#include "worker_wire/answer_defaults.h"
-#include "worker_wire/worker_cost.h"
+#include "wire/answer_defaults.h"
+#include "wire/worker_cost.h"
 
 namespace grpc {
 class Service;

@@ -20,8 +20,8 @@
 #include "model_worker/outcome_wire.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "wire/wire.h"
 #include "withy/v1/context_store.grpc.pb.h"
-#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "rpc/status.h"
-#include "worker_wire/wire.h"
+#include "wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "worker_wire/wire.h"
+#include "wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

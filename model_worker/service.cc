@@ -17,8 +17,8 @@
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
+#include "wire/wire.h"
 #include "withy/v1/model_worker.grpc.pb.h"
-#include "worker_wire/wire.h"
 
 namespace withy::model_worker {
 namespace {

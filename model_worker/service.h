@@ -9,8 +9,8 @@
 #include "model_worker/scheduler.h"
 #include "model_worker/session.h"
 #include "rpc/open_streams.h"
-#include "worker_wire/answer_defaults.h"
-#include "worker_wire/worker_cost.h"
+#include "wire/answer_defaults.h"
+#include "wire/worker_cost.h"
 
 namespace grpc {
 class Service;

@@ -13,12 +13,12 @@
 #include "engine/gguf/writer.h"
 #include "engine/kv/block.h"
 #include "engine/model/testing.h"
-#include "model_worker/fake_store_server.h"
 #include "model_worker/process.h"
+#include "model_worker/store_server_testing.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "wire/calibration.h"
 #include "withy/v1/model_worker.grpc.pb.h"
-#include "worker_wire/calibration.h"
 
 namespace withy::model_worker {
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "base/clock.h"
-#include "engine/kernels/aligned.h"
+#include "engine/cpu/aligned.h"
 #include "engine/session/testing.h"
 #include "model_worker/lease.h"
 #include "model_worker/task_thread.h"

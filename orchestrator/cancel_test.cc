@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "orchestrator/fakes.h"
+#include "orchestrator/testing.h"
 
 namespace withy::orchestrator {
 namespace {

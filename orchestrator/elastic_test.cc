@@ -13,9 +13,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "orchestrator/auditor.h"
-#include "orchestrator/fakes.h"
+#include "orchestrator/testing.h"
 #include "orchestrator/tlm_reader.h"
-#include "worker_wire/calibration.h"
+#include "wire/calibration.h"
 
 namespace withy::orchestrator {
 namespace {

@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "orchestrator/digest.h"
-#include "orchestrator/fakes.h"
+#include "orchestrator/testing.h"
 
 namespace withy::orchestrator {
 namespace {

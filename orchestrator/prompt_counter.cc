@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "engine/gguf/reader.h"
 #include "engine/session/segment.h"
-#include "worker_wire/wire.h"
+#include "wire/wire.h"
 
 namespace withy::orchestrator {
 std::unique_ptr<PromptCounter> PromptCounter::Open(const v1::Config& config) {

@@ -11,8 +11,8 @@
 
 #include "engine/encoder/testing.h"
 #include "engine/session/testing.h"
-#include "orchestrator/fakes.h"
-#include "worker_wire/wire.h"
+#include "orchestrator/testing.h"
+#include "wire/wire.h"
 
 namespace withy::orchestrator {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "worker_wire/calibration.h"
+#include "wire/calibration.h"
 
 namespace withy::orchestrator {
 namespace {

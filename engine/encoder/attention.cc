@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/kernels/matmul.h"
-#include "engine/kernels/types.h"
+#include "engine/cpu/matmul.h"
+#include "engine/cpu/types.h"
 
 namespace withy::engine {
 namespace {

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "engine/kernels/activations.h"
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/kernels.h"
+#include "engine/cpu/activations.h"
+#include "engine/cpu/aligned.h"
+#include "engine/cpu/kernels.h"
 
 namespace withy::engine {
 

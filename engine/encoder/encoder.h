@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/cpu/kernels.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/encoder/attention.h"
 #include "engine/encoder/weights.h"
-#include "engine/kernels/kernels.h"
-#include "engine/kernels/thread_pool.h"
 
 namespace withy::engine {
 

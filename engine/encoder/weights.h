@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/cpu/aligned.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/encoder/shape.h"
 #include "engine/gguf/reader.h"
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/packed_matrix.h"
 
 namespace withy::engine {
 

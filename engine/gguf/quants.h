@@ -1,5 +1,5 @@
 // Tensor blocks to floats and back, bit-compatible with ggml's formats and rounding.
-// Neighbours: weights/ packs what is decoded here; kernels/ have their own fast paths for the
+// Neighbours: weights/ packs what is decoded here; cpu/ have their own fast paths for the
 // packed layouts. Plain scalar code: it runs at import, not per token.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The KV block: one layer of one chunk of 16 tokens, K and V of all KV heads at the working
 // precision of 8 bits. Lives in the shared arena, written token by token and read in place by
-// attention. Neighbours: kernels/ write and read it, context_store/ owns its header and memory.
+// attention. Neighbours: cpu/ write and read it, context_store/ owns its header and memory.
 //
 // Bytes: header 64, then for each KV head, so that a thread reads one long run
 //   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
@@ -56,7 +56,7 @@ struct KvGeometry {
 
 // Copies K and V of one token from (src block, src slot) to (dst block, dst slot); headers stay.
 // Slots are 0..15. Moves accepted tree rows into place and assembles the tail of a tree row (see
-// kernels/attention.h).
+// cpu/attention.h).
 void CopyToken(const KvGeometry& g, const std::byte* src, int src_slot, std::byte* dst,
                int dst_slot);
 

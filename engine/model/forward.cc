@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/status.h"
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/parallel.h"
+#include "engine/cpu/aligned.h"
+#include "engine/cpu/parallel.h"
 
 namespace withy::engine {
 namespace {

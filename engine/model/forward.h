@@ -1,6 +1,6 @@
 // One forward pass: the rows of a batch on their way through the model. Use it through model.h;
 // this header is for model/ alone. Neighbours: packed_model.h makes passes and keeps them, rows.h
-// plans, layers.h holds weights, kernels/parallel.h computes. See ARCHITECTURE.md, The
+// plans, layers.h holds weights, cpu/parallel.h computes. See ARCHITECTURE.md, The
 // engine's rules.
 #pragma once
 
@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/kernels/activations.h"
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/kernels.h"
-#include "engine/kernels/parallel.h"
-#include "engine/kernels/thread_pool.h"
+#include "engine/cpu/activations.h"
+#include "engine/cpu/aligned.h"
+#include "engine/cpu/kernels.h"
+#include "engine/cpu/parallel.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/kv/block.h"
 #include "engine/model/layers.h"
 #include "engine/model/model.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/kernels/kernels.h"
+#include "engine/cpu/kernels.h"
 #include "engine/model/testing.h"
 #include "gtest/gtest.h"
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/kernels/low_rank.h"
-#include "engine/kernels/packed_matrix.h"
+#include "engine/cpu/low_rank.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/model/model.h"
 #include "engine/weights/levels.h"
 #include "engine/weights/packed_file.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/kernels/aligned.h"
+#include "engine/cpu/aligned.h"
 #include "engine/model/model.h"
 
 namespace withy::engine {

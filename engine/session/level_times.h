@@ -1,5 +1,5 @@
 // What one level of a model takes on this board, as `withyctl calibrate` found it. Neighbours:
-// calibrator.h takes the times, worker_wire/calibration.h reads them back from the record,
+// calibrator.h takes the times, wire/calibration.h reads them back from the record,
 // cost_probe.h measures less at start-up where there is no record.
 #pragma once
 

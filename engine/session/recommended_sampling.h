@@ -1,5 +1,5 @@
 // What a model file says of how its tokens are best drawn: the keys general.sampling.* of its
-// metadata, as llama.cpp reads them. Neighbours: worker_wire/answer_defaults.h puts it between the
+// metadata, as llama.cpp reads them. Neighbours: wire/answer_defaults.h puts it between the
 // configuration and withy's own defaults.
 #pragma once
 

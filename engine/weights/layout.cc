@@ -6,8 +6,8 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
-#include "engine/kernels/low_rank.h"
-#include "engine/kernels/packed_matrix.h"
+#include "engine/cpu/low_rank.h"
+#include "engine/cpu/packed_matrix.h"
 
 namespace withy::engine {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/cpu/types.h"
 #include "engine/gguf/reader.h"
-#include "engine/kernels/types.h"
 #include "engine/weights/levels.h"
 #include "engine/weights/packed_format.h"
 #include "engine/weights/shape.h"

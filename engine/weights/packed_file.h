@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/cpu/low_rank.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/gguf/reader.h"
-#include "engine/kernels/low_rank.h"
-#include "engine/kernels/packed_matrix.h"
 #include "engine/weights/packed_format.h"
 
 namespace withy::engine {

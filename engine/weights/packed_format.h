@@ -7,7 +7,7 @@
 // Every section begins on a multiple of 64, data on a page. The trailer comes last, so that the
 // file is written in one pass and a truncated one is seen at once. Data holds tensors in table
 // order: token embedding and output first, then layer after layer, each layer beginning on a page
-// and every matrix too, in the layout of kernels/packed_matrix.h; the LoRA of the levels last. A
+// and every matrix too, in the layout of cpu/packed_matrix.h; the LoRA of the levels last. A
 // level is a prefix of each matrix. Checksums are CRC32C of each 1 MiB of data. Row order: Q rows
 // and O columns are rank-major when a KV head has three or more query heads (see QueryHeadOrder).
 #pragma once
@@ -62,7 +62,7 @@ static_assert(sizeof(PackedTrailer) == 144);
 enum class PackedKind : uint32_t { kVector = 0, kMatrix = 1, kLowRank = 2 };
 
 // One tensor of the table. A vector is n_in floats, 64-byte aligned; a matrix is [n_out, n_in],
-// page-aligned; the outputs of a LoRA (kernels/low_rank.h) are [n_out, n_in = rank], 64-byte
+// page-aligned; the outputs of a LoRA (cpu/low_rank.h) are [n_out, n_in = rank], 64-byte
 // aligned.
 struct PackedEntry {
   std::array<char, 40> name{};  // GGUF's name without ".weight"; zero-terminated

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/cpu/aligned.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/gguf/output_file.h"
 #include "engine/gguf/quants.h"
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/packed_matrix.h"
 #include "engine/weights/crc32c.h"
 #include "engine/weights/hasher.h"
 #include "engine/weights/layout.h"
@@ -182,7 +182,7 @@ class Packer {
     return Append(BlockAfterBlock(scales, quants, item.entry.n_in));
   }
 
-  // The order of kernels/low_rank.h.
+  // The order of cpu/low_rank.h.
   static std::vector<std::byte> BlockAfterBlock(const std::vector<float>& scales,
                                                 const std::vector<int8_t>& quants, size_t rank) {
     const size_t blocks = scales.size() / rank;

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/gguf/reader.h"
-#include "engine/kernels/thread_pool.h"
 #include "engine/weights/packed_format.h"
 
 namespace withy::engine {

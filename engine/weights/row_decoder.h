@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/gguf/types.h"
-#include "engine/kernels/packed_matrix.h"
 
 namespace withy::engine {
 

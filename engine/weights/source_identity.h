@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/kernels/thread_pool.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/weights/packed_format.h"
 
 namespace withy::engine {

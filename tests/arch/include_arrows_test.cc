@@ -1,6 +1,7 @@
 // The include arrows of ARCHITECTURE.md, held against every source file:
-//   base <- telemetry <- engine;  base <- rpc;  processes, cli, elasticizer and bench stand above;
-//   processes meet in proto/ only; bench replays the policies of orchestrator and model_worker.
+//   base <- telemetry <- engine;  base <- policy;  base <- rpc;  processes, cli, offline and bench
+//   stand above; processes meet in proto/ only; bench replays the policies of orchestrator and
+//   model_worker.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -20,14 +21,11 @@ using Parts = std::set<std::string>;
 // What each part may include besides itself, the contract aside (only engine and telemetry may not
 // see it).
 const std::map<std::string, Parts>& Allowed() {
-  static const Parts lower = {"base", "telemetry", "engine", "rpc", "worker_wire"};
+  static const Parts lower = {"base", "telemetry", "engine", "policy", "rpc", "wire"};
   static const auto* allowed = [] {
     auto* map = new std::map<std::string, Parts>{
-        {"base", {}},
-        {"telemetry", {"base"}},
-        {"engine", {"base", "telemetry"}},
-        {"rpc", {"base"}},
-        {"worker_wire", {"base", "engine"}},
+        {"base", {}},         {"telemetry", {"base"}}, {"engine", {"base", "telemetry"}},
+        {"policy", {"base"}}, {"rpc", {"base"}},       {"wire", {"base", "engine", "policy"}},
     };
     for (const char* process :
          {"orchestrator", "model_worker", "draft_worker", "context_store", "profiler_agent"}) {
@@ -35,9 +33,9 @@ const std::map<std::string, Parts>& Allowed() {
     }
     (*map)["cli"] = lower;
     (*map)["examples"] = {};
-    (*map)["elasticizer"] = {"base", "telemetry", "engine"};
-    (*map)["bench"] = {"base",        "telemetry",    "engine",      "rpc",
-                       "elasticizer", "orchestrator", "model_worker"};
+    (*map)["offline"] = {"base", "telemetry", "engine"};
+    (*map)["bench"] = {"base", "telemetry", "engine",       "policy",
+                       "rpc",  "offline",   "orchestrator", "model_worker"};
     return map;
   }();
   return *allowed;
@@ -67,14 +65,14 @@ std::string FirstPart(const std::string& path) { return path.substr(0, path.find
 std::vector<std::string> Violations(const std::string& part, const fs::path& path) {
   std::vector<std::string> found;
   const Parts& allowed = Allowed().at(part);
-  const bool sees_contract = part != "engine" && part != "telemetry";
+  const bool sees_contract = part != "engine" && part != "telemetry" && part != "policy";
   for (const std::string& include : QuotedIncludes(path)) {
     const std::string target = FirstPart(include);
     const bool ours = Allowed().contains(target);
     const bool against = ours && target != part && !allowed.contains(target);
     const bool contract = target == "withy" && !sees_contract;
-    const bool grpc_outside_rpc =
-        target == "grpcpp" && (part == "base" || part == "engine" || part == "telemetry");
+    const bool grpc_outside_rpc = target == "grpcpp" && (part == "base" || part == "engine" ||
+                                                         part == "telemetry" || part == "policy");
     if (against || contract || grpc_outside_rpc) {
       found.push_back(path.string() + " includes \"" + include + "\"");
     }

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/cpu/kernels.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/writer.h"
-#include "engine/kernels/kernels.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 #include "gtest/gtest.h"

@@ -10,7 +10,7 @@ seen = set()
 for entry in json.load(open(os.path.join(sys.argv[1], "compile_commands.json"))):
     path = os.path.realpath(os.path.join(entry["directory"], entry["file"]))
     relative = os.path.relpath(path, root)
-    if relative.startswith(("..", "build", "tests/", "elasticizer/train/", "elasticizer/elastic/")) or relative.endswith("_test.cc"):
+    if relative.startswith(("..", "build", "tests/", "offline/train/", "offline/elastic/")) or relative.endswith("_test.cc"):
         continue
     if "torch/csrc/api" in entry["command"]:
         continue

@@ -1,0 +1,311 @@
+// Attention of every supported target against a slow reference over the quantised keys, and its
+// independence of batch, slots and cutting.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "engine/cpu/kernels.h"
+#include "engine/cpu/parallel.h"
+#include "engine/cpu/testing.h"
+
+namespace withy::engine {
+namespace {
+
+// A context's blocks of one layer. Unwritten slots hold bytes that would show if they were read.
+class Context {
+ public:
+  Context(const KvGeometry& g, int tokens) : g_(g), bytes_(g.BlockBytes() * Chunks(tokens)) {
+    std::memset(bytes_.data(), 0x7f, bytes_.size());
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (size_t c = 0; c < Chunks(tokens); ++c) {
+      std::byte* block = bytes_.data() + c * g.BlockBytes();
+      for (int head = 0; head < g.kv_heads; ++head) {
+        for (size_t i = 0; i < 64; i += 4) {
+          std::memcpy(block + g.KScaleOffset(head) + i, &nan, 4);
+          std::memcpy(block + g.VScaleOffset(head) + i, &nan, 4);
+        }
+      }
+      blocks_.push_back(block);
+    }
+  }
+  void Write(const Kernels& kernels, int position, const float* k, const float* v) {
+    kernels.write_kv(g_, k, v, Block(position / 16), position % 16);
+  }
+  std::byte* Block(int chunk) {
+    return const_cast<std::byte*>(blocks_[static_cast<size_t>(chunk)]);
+  }
+  const std::byte* const* blocks() const { return blocks_.data(); }
+
+ private:
+  static size_t Chunks(int tokens) { return static_cast<size_t>((tokens + 15) / 16); }
+  KvGeometry g_;
+  AlignedArray<std::byte> bytes_;
+  std::vector<const std::byte*> blocks_;
+};
+
+class AttentionTest : public testing::TestWithParam<Target> {
+ protected:
+  const Kernels& kernels() const { return *KernelsFor(GetParam()); }
+
+  Context Filled(const KvGeometry& g, int tokens, unsigned seed) {
+    std::mt19937 rng(seed);
+    Context context(g, tokens);
+    const size_t n = static_cast<size_t>(g.kv_heads * g.head_dim);
+    for (int p = 0; p < tokens; ++p) {
+      const std::vector<float> k = RandomFloats(rng, n);
+      const std::vector<float> v = RandomFloats(rng, n);
+      context.Write(kernels(), p, k.data(), v.data());
+    }
+    return context;
+  }
+
+  void Run(AttentionArgs args, const std::vector<AttentionRow>& rows, const float* q, float* out) {
+    args.rows = static_cast<int>(rows.size());
+    args.row = rows.data();
+    args.q = q;
+    args.out = out;
+    args.q_stride = args.out_stride = args.q_heads * args.geometry.head_dim;
+    kernels().attention(args, 0, AttentionItems(args));
+  }
+};
+
+std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_head, float scale,
+                                  const std::byte* const* blocks, int visible) {
+  std::vector<double> scores;
+  std::vector<std::vector<float>> values;
+  std::vector<float> k(static_cast<size_t>(g.kv_heads * g.head_dim));
+  std::vector<float> v(k.size());
+  for (int p = 0; p < visible; ++p) {
+    ReadToken(g, blocks[p / 16], p % 16, k.data(), v.data());
+    double dot = 0;
+    for (int d = 0; d < g.head_dim; ++d) {
+      dot += static_cast<double>(q[d]) *
+             static_cast<double>(k[static_cast<size_t>(kv_head * g.head_dim + d)]);
+    }
+    scores.push_back(dot * static_cast<double>(scale));
+    values.emplace_back(v.begin() + kv_head * g.head_dim, v.begin() + (kv_head + 1) * g.head_dim);
+  }
+  const double max = *std::max_element(scores.begin(), scores.end());
+  double sum = 0;
+  std::vector<double> out(static_cast<size_t>(g.head_dim));
+  for (size_t p = 0; p < scores.size(); ++p) {
+    const double e = std::exp(scores[p] - max);
+    sum += e;
+    for (size_t d = 0; d < out.size(); ++d) out[d] += e * static_cast<double>(values[p][d]);
+  }
+  for (double& o : out) o /= sum;
+  return out;
+}
+
+TEST_P(AttentionTest, MatchesTheReferenceOverShapesAndLengths) {
+  const struct {
+    int q_heads, kv_heads, head_dim;
+  } shapes[] = {{4, 1, 32}, {8, 2, 64}, {6, 6, 80}, {9, 3, 96}, {5, 1, 128}, {40, 1, 64}};
+  for (const auto& shape : shapes) {
+    const KvGeometry g{1, shape.kv_heads, shape.head_dim};
+    for (const int tokens : {1, 15, 16, 17, 33, 255, 256, 257, 600}) {
+      const Context context = Filled(g, tokens, static_cast<unsigned>(tokens));
+      std::mt19937 rng(5);
+      const size_t width = static_cast<size_t>(shape.q_heads * shape.head_dim);
+      const std::vector<float> q = RandomFloats(rng, width);
+      std::vector<float> out(width);
+      AttentionArgs args;
+      args.geometry = g;
+      args.q_heads = shape.q_heads;
+      args.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+      Run(args, {{context.blocks(), 1, tokens}}, q.data(), out.data());
+      for (int h = 0; h < shape.q_heads; ++h) {
+        const int at = h * shape.head_dim;
+        const std::vector<double> want =
+            SlowAttention(g, q.data() + at, h / (shape.q_heads / shape.kv_heads), args.scale,
+                          context.blocks(), tokens);
+        double error = 0;
+        double norm = 0;
+        for (int d = 0; d < shape.head_dim; ++d) {
+          const double e =
+              static_cast<double>(out[static_cast<size_t>(at + d)]) - want[static_cast<size_t>(d)];
+          error += e * e;
+          norm += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
+        }
+        // Queries and probabilities are rounded to 8 bits: about 0.6 % each.
+        ASSERT_LT(std::sqrt(error), 0.02 * std::sqrt(norm))
+            << shape.q_heads << "/" << shape.kv_heads << "x" << shape.head_dim << " tokens "
+            << tokens << " head " << h;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
+  const KvGeometry g{1, 2, 64};
+  const int tokens = 600;
+  const Context a = Filled(g, tokens, 1);
+  const Context b = Filled(g, 100, 2);
+  std::mt19937 rng(3);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 8;
+  args.scale = 0.125f;
+  const int width = 8 * 64;
+  std::vector<AttentionRow> rows;
+  rows.reserve(78);
+  for (int p = 0; p < 40; ++p) rows.push_back({a.blocks(), 1, tokens - 39 + p});
+  for (int p = 0; p < 37; ++p) rows.push_back({b.blocks(), 1, p + 1});
+  rows.push_back({a.blocks(), 1, 1});
+  const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
+  std::vector<float> together(q.size());
+  Run(args, rows, q.data(), together.data());
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::vector<float> alone(static_cast<size_t>(width));
+    Run(args, {rows[r]}, q.data() + r * static_cast<size_t>(width), alone.data());
+    ASSERT_TRUE(
+        SameBits(alone.data(), together.data() + r * static_cast<size_t>(width), alone.size()))
+        << r;
+  }
+  ThreadPool pool(3);
+  args.rows = static_cast<int>(rows.size());
+  args.row = rows.data();
+  args.q = q.data();
+  args.q_stride = args.out_stride = width;
+  std::vector<float> pooled(q.size());
+  args.out = pooled.data();
+  Attend(pool, kernels(), args);
+  EXPECT_TRUE(SameBits(pooled.data(), together.data(), pooled.size()));
+}
+
+TEST_P(AttentionTest, ATreeRowEqualsPlainDecoding) {
+  const KvGeometry g{1, 2, 64};
+  const int committed = 37;
+  const int total = 50;
+  Context plain = Filled(g, total, 9);
+  // The same tokens with the last 13 scattered over slots of another block chain, in reverse.
+  Context tree(g, 96);
+  for (int p = 0; p < committed; ++p) {
+    CopyToken(g, plain.Block(p / 16), p % 16, tree.Block(p / 16), p % 16);
+  }
+  for (int p = committed; p < total; ++p) {
+    const int slot = 95 - (p - committed);
+    CopyToken(g, plain.Block(p / 16), p % 16, tree.Block(slot / 16), slot % 16);
+  }
+  Context tail(g, 32);
+  const int tail_group = committed / 16;
+  for (int p = tail_group * 16; p < total; ++p) {
+    const int slot = p < committed ? p : 95 - (p - committed);
+    const int to = p - tail_group * 16;
+    CopyToken(g, tree.Block(slot / 16), slot % 16, tail.Block(to / 16), to % 16);
+  }
+  std::mt19937 rng(3);
+  const std::vector<float> q = RandomFloats(rng, 3 * 8 * 64);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 8;
+  args.scale = 0.125f;
+  std::vector<float> want(q.size());
+  std::vector<float> got(q.size());
+  Run(args, {{plain.blocks(), 1, 35}, {plain.blocks(), 1, 41}, {plain.blocks(), 1, total}},
+      q.data(), want.data());
+  Run(args,
+      {{tree.blocks(), 1, 35},
+       {tree.blocks(), 1, 41, tail.blocks(), tail_group},
+       {tree.blocks(), 1, total, tail.blocks(), tail_group}},
+      q.data(), got.data());
+  EXPECT_TRUE(SameBits(want.data(), got.data(), got.size()));
+}
+
+TEST_P(AttentionTest, RankMajorHeadsAndExtentsAreThePrefix) {
+  const KvGeometry g{1, 3, 32};
+  const int group = 4;
+  const Context context = Filled(g, 70, 4);
+  std::mt19937 rng(3);
+  const size_t width = 12 * 32;
+  const std::vector<float> q = RandomFloats(rng, width);
+  std::vector<float> ranked(width);
+  for (int h = 0; h < 12; ++h) {
+    const int to = (h % group) * g.kv_heads + h / group;
+    std::copy_n(q.begin() + h * 32, 32, ranked.begin() + to * 32);
+  }
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 12;
+  args.scale = 0.2f;
+  std::vector<float> want(width);
+  Run(args, {{context.blocks(), 1, 70}}, q.data(), want.data());
+  std::vector<float> got(2 * width, 7.0f);
+  std::vector<float> twice = ranked;
+  twice.insert(twice.end(), ranked.begin(), ranked.end());
+  args.rank_major = true;
+  const int extent[2] = {12, 6};
+  args.head_extent = extent;
+  Run(args, {{context.blocks(), 1, 70}, {context.blocks(), 1, 70}}, twice.data(), got.data());
+  for (int row = 0; row < 2; ++row) {
+    for (int h = 0; h < 12; ++h) {
+      const int from = (h % group) * g.kv_heads + h / group;
+      const float* head = got.data() + static_cast<size_t>(row) * width + from * 32;
+      if (from < extent[row]) {
+        EXPECT_TRUE(SameBits(head, want.data() + h * 32, 32)) << row << " " << h;
+      } else {
+        EXPECT_EQ(head[0], 7.0f);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, ExtentsOfHeadsInTheFilesOrderKeepWholeGroups) {
+  const KvGeometry g{1, 3, 32};
+  const Context context = Filled(g, 70, 4);
+  std::mt19937 rng(3);
+  const size_t width = 6 * 32;
+  std::vector<float> q = RandomFloats(rng, width);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 6;
+  args.scale = 0.2f;
+  std::vector<float> want(width);
+  Run(args, {{context.blocks(), 1, 70}}, q.data(), want.data());
+  q.insert(q.end(), q.begin(), q.begin() + static_cast<ptrdiff_t>(width));
+  std::vector<float> got(2 * width, 7.0f);
+  const int extent[2] = {6, 4};
+  args.head_extent = extent;
+  Run(args, {{context.blocks(), 1, 70}, {context.blocks(), 1, 70}}, q.data(), got.data());
+  EXPECT_TRUE(SameBits(got.data(), want.data(), width));
+  EXPECT_TRUE(SameBits(got.data() + width, want.data(), 4 * 32));
+  EXPECT_EQ(got[width + 4 * 32], 7.0f);
+}
+
+TEST_P(AttentionTest, DensityOfARowAddsUpToItsHeads) {
+  const KvGeometry g{1, 2, 64};
+  const Context context = Filled(g, 530, 4);
+  std::mt19937 rng(3);
+  const std::vector<float> q = RandomFloats(rng, 2 * 8 * 64);
+  std::vector<float> out(q.size());
+  const ptrdiff_t stride = 40;
+  std::vector<float> density(2 * 2 * static_cast<size_t>(stride), -1.0f);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 8;
+  args.scale = 0.5f;
+  args.density = density.data();
+  args.density_stride = stride;
+  Run(args, {{context.blocks(), 1, 300}, {context.blocks(), 1, 530}}, q.data(), out.data());
+  for (size_t i = 0; i < 4; ++i) {
+    const int chunks = i < 2 ? 19 : 34;
+    double sum = 0;
+    for (int c = 0; c < chunks; ++c)
+      sum += static_cast<double>(density[i * 40 + static_cast<size_t>(c)]);
+    EXPECT_NEAR(sum, 4.0, 1e-4);
+    EXPECT_EQ(density[i * 40 + static_cast<size_t>(chunks)], -1.0f);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionTest, testing::ValuesIn(SupportedTargets()),
+                         [](const auto& test_info) {
+                           std::string name = KernelsFor(test_info.param)->name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace withy::engine

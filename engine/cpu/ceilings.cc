@@ -1,0 +1,62 @@
+#include "engine/cpu/ceilings.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "engine/cpu/aligned.h"
+
+namespace withy::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+double MeasureInt8Peak(ThreadPool& pool, const Kernels& kernels) {
+  constexpr int kTrials = 6;
+  constexpr int kPieces =
+      8;  // a piece a thread and trial, so that all threads work while one is timed
+  constexpr int kRounds = 400000;  // milliseconds: shorter pieces catch a clock that does not last
+  double best = 0;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    std::vector<double> rate(static_cast<size_t>(pool.threads() * kPieces));
+    pool.ParallelFor(static_cast<int>(rate.size()), 1, [&](int begin, int end) {
+      alignas(64) int32_t sink[32] = {};
+      const Clock::time_point start = Clock::now();
+      const double ops = kernels.peak_loop(kRounds, sink);
+      rate[static_cast<size_t>(begin)] = ops / SecondsSince(start);
+    });
+    best = std::max(best, *std::max_element(rate.begin(), rate.end()));
+  }
+  return best * pool.threads();
+}
+
+double MeasureReadBandwidth(ThreadPool& pool, const Kernels& kernels, size_t buffer_bytes) {
+  constexpr size_t kPiece = 1 << 20;
+  constexpr int kTrials = 8;
+  if (buffer_bytes == 0) buffer_bytes = size_t{768} << 20;
+  const int pieces = static_cast<int>(buffer_bytes / kPiece);
+  AlignedArray<std::byte> buffer(static_cast<size_t>(pieces) * kPiece);
+  std::memset(buffer.data(), 1, buffer.size());  // pages of its own, not the shared zero page
+  std::vector<int32_t> sinks(static_cast<size_t>(pieces));
+  double best = 0;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Clock::time_point start = Clock::now();
+    pool.ParallelFor(pieces, 1, [&](int begin, int end) {
+      for (int i = begin; i < end; ++i) {
+        sinks[static_cast<size_t>(i)] =
+            kernels.read_loop(buffer.data() + static_cast<size_t>(i) * kPiece, kPiece);
+      }
+    });
+    best = std::max(best, static_cast<double>(buffer.size()) / SecondsSince(start));
+  }
+  return best;
+}
+
+}  // namespace withy::engine

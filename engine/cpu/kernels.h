@@ -1,0 +1,93 @@
+// The CPU kernels: one table of functions for each instruction set, chosen at run time.
+// Neighbours: model/ calls them through parallel.h; matmul.h, attention.h, activations.h hold the
+// argument types. All functions are pure, allocate at most per-thread scratch, and may be called
+// from any thread on disjoint outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "engine/cpu/activations.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/low_rank.h"
+#include "engine/cpu/matmul.h"
+#include "engine/kv/block.h"
+
+namespace withy::engine {
+
+enum class Target : uint8_t { kPortable = 0, kAvx2 = 1, kAvx512Vnni = 2, kNeonDot = 3 };
+
+struct Kernels {
+  Target target;
+  const char* name;  // "portable", "avx2", "avx512vnni", "neon-dotprod"
+
+  // Quantises and/or copies rows [row_begin, row_end), columns [col_begin, col_end), into `out`,
+  // which was Reset() with the shape. x points at (row_begin, col_begin), stride floats between
+  // rows. col_begin is a multiple of 32; col_end too, or the end of the row, which is padded with
+  // zeros to a multiple of 32.
+  void (*prepare)(const float* x, ptrdiff_t stride, int row_begin, int row_end, int col_begin,
+                  int col_end, Activations* out);
+
+  // Computes tiles [tile_begin, tile_end) of w (16 outputs each).
+  void (*matmul)(const MatMulArgs& args, int tile_begin, int tile_end);
+
+  // Computes items [item_begin, item_end) of AttentionItems(args).
+  void (*attention)(const AttentionArgs& args, int item_begin, int item_end);
+
+  // Quantises K and V of one token, k and v [kv_heads * head_dim], into `slot` of the block. The
+  // header stays as it is.
+  void (*write_kv)(const KvGeometry& g, const float* k, const float* v, std::byte* block, int slot);
+
+  // out[n] = x / sqrt(mean(x^2) + eps) * weight. out may be x.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+
+  // Rotates `heads` heads of head_dim floats in place. angles: [2 * rope_dims] from RopeAngles() of
+  // the same pairing; dims beyond rope_dims stay.
+  void (*rope)(float* x, int heads, int head_dim, const float* angles, int rope_dims,
+               bool interleaved);
+
+  // out[n] = silu(gate) * up. out may be either input.
+  void (*swiglu)(const float* gate, const float* up, int n, float* out);
+
+  // y[n] += x[n]
+  void (*add)(const float* x, int n, float* y);
+
+  // Adds the outputs [begin, end) of B to all rows, whose y starts at output `begin`, a multiple of
+  // 32. The same bits for an output however range and rows are cut.
+  void (*add_low_rank)(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end);
+
+  // out[n] = exp(x * inv_temperature - max) / sum. out may be x.
+  void (*softmax)(const float* x, int n, float inv_temperature, float* out);
+
+  // For ceilings.h. peak_loop: `rounds` rounds of 8-bit dot products from registers, sink[32] is
+  // scratch; returns operations done. read_loop: reads `bytes` (a multiple of 512) at the 64-byte
+  // aligned p.
+  double (*peak_loop)(int rounds, int32_t* sink);
+  int32_t (*read_loop)(const std::byte* p, size_t bytes);
+};
+
+// Targets that this build contains and this CPU can run, best last.
+std::vector<Target> SupportedTargets();
+// The best supported target, or the one that the environment variable WITHY_CPU_TARGET names when
+// it is supported.
+Target BestTarget();
+// The kernels of a supported target; nullptr when it is not supported.
+const Kernels* KernelsFor(Target target);
+// BestTarget()'s kernels.
+const Kernels& DefaultKernels();
+// Target of the name in Kernels::name; false when there is none.
+bool ParseTarget(std::string_view name, Target* target);
+
+// Rotation frequencies base^(-2i / rope_dims), i < rope_dims / 2, divided by linear_factor and,
+// where `factors` is not null, by factors[i] (the llama3 scaling of a file's rope_freqs tensor).
+std::vector<float> RopeFrequencies(int rope_dims, double base, double linear_factor,
+                                   const float* factors);
+// By what rope() multiplies: angles[rope_dims] the dimension itself, the cosine of position *
+// frequency[i]; and then as many the one that it is paired with, -sine for the first of a pair and
+// sine for the second. interleaved: pairs (2i, 2i + 1), else (i, i + rope_dims / 2).
+void RopeAngles(const std::vector<float>& frequencies, int position, bool interleaved,
+                float* angles);
+
+}  // namespace withy::engine

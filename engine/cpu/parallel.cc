@@ -1,0 +1,215 @@
+#include "engine/cpu/parallel.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "engine/cpu/aligned.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr int kManyRows = 32;  // from here on a product is bound by arithmetic
+// Weights a piece reads: for few rows long enough to stream and short enough to balance; for many
+// what stays in the cache beside their inputs.
+constexpr size_t kPieceBytes = 384 << 10;
+constexpr size_t kManyPieceBytes = 320 << 10;
+constexpr int kMaxTiles = 16;             // what many rows hold of their sums in the cache
+constexpr size_t kAloneBytes = 48 << 10;  // weights times rows that are done before a worker wakes
+
+int RowExtent(const MatMulArgs& args, int row) {
+  return args.n_out_extent != nullptr ? args.n_out_extent[row] : args.w.n_out;
+}
+
+// Tiles that some row computes, in whole 32-column blocks: the first row has the largest extent.
+int TilesOf(const MatMulArgs& args) {
+  const int blocks = (RowExtent(args, 0) + 2 * kTileRows - 1) / (2 * kTileRows);
+  return std::min(2 * blocks, args.w.tiles());
+}
+
+// Tiles a piece takes of so many: whole 32-column blocks, and what fits the cache at most. Few rows
+// are done with two tiles sooner than another thread has taken them.
+PieceSize PieceTiles(const PackedMatrix& w, int rows, int tiles, int threads) {
+  const size_t tile =
+      std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
+  const size_t bytes = rows < kManyRows ? kPieceBytes : kManyPieceBytes;
+  const int least = rows < kManyRows ? std::clamp(tiles / (3 * threads) / 2 * 2, 2, 6) : 2;
+  return {least, std::min(static_cast<int>(bytes / tile), kMaxTiles)};
+}
+
+constexpr PieceSize kPieceRows{2, 16};
+
+float* RowScratch(int n) {
+  thread_local AlignedArray<float> scratch;
+  scratch.Resize(static_cast<size_t>(n) + 16);
+  return scratch.data();
+}
+
+// Products that share a step: up to three by value, and more that stay where they are.
+struct Products {
+  std::array<MatMulArgs, 3> args;
+  int count = 0;
+  const Kernels* kernels = nullptr;
+  std::span<const MatMulArgs> more;
+
+  int all() const { return count + static_cast<int>(more.size()); }
+  const MatMulArgs& at(int i) const {
+    return i < count ? args[static_cast<size_t>(i)] : more[static_cast<size_t>(i - count)];
+  }
+
+  const std::byte* FirstRead(int begin) const {
+    int first = 0;
+    for (int i = 0; i < all(); ++i) {
+      const MatMulArgs& p = at(i);
+      const int tiles = TilesOf(p);
+      if (begin < first + tiles) return p.w.data + TileOffset(p.w, 0, begin - first);
+      first += tiles;
+    }
+    return nullptr;
+  }
+
+  // Tiles [begin, end) of all of them, counted through.
+  void operator()(int begin, int end) const {
+    int first = 0;
+    for (int i = 0; i < all(); ++i) {
+      const MatMulArgs& p = at(i);
+      const int from = std::max(begin - first, 0);
+      const int tiles = TilesOf(p);
+      const int to = std::min(end - first, tiles);
+      if (from < to) kernels->matmul(p, from, to);
+      first += tiles;
+    }
+  }
+};
+
+// Gate, up and what stands between them and down, by value.
+struct GateUpProducts {
+  const Kernels* kernels;
+  MatMulArgs gate;
+  MatMulArgs up;
+  Activations* h;
+  std::span<const GateUpLowRank> low_rank;
+
+  const std::byte* FirstRead(int begin) const { return gate.w.data + TileOffset(gate.w, 0, begin); }
+
+  // Tiles [begin, end) of both.
+  void operator()(int begin, int end) const {
+    kernels->matmul(gate, begin, end);
+    kernels->matmul(up, begin, end);
+    const int col = begin * kTileRows;
+    const int end_col = std::min(end * kTileRows, gate.w.n_out);
+    for (const GateUpLowRank& more : low_rank) {
+      const int to = std::min(RowExtent(gate, more.begin), end_col);
+      if (to <= col) continue;
+      const auto add = [&](const LowRankOutputs& b, const float* a, const MatMulArgs& args) {
+        kernels->add_low_rank(b,
+                              {more.end - more.begin, a, more.a_stride,
+                               args.y + more.begin * args.y_stride + col, args.y_stride},
+                              col, to);
+      };
+      add(*more.gate, more.a, gate);
+      add(*more.up, more.a + more.gate->rank, up);
+    }
+    for (int row = 0; row < gate.rows; ++row) {
+      const int width = std::min(RowExtent(gate, row), end_col) - col;
+      if (width <= 0) break;
+      float* g = gate.y + row * gate.y_stride + col;
+      const float* u = up.y + row * up.y_stride + col;
+      kernels->swiglu(g, u, width, g);
+      kernels->prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
+    }
+  }
+};
+
+}  // namespace
+
+void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
+                    int rows, Activations* out, const int* extent) {
+  steps.Add(rows, kPieceRows, [&kernels, x, stride, out, extent](int begin, int end) {
+    const int width = extent != nullptr ? extent[begin] : out->n_in();
+    kernels.prepare(x + begin * stride, stride, begin, end, 0, width, out);
+  });
+}
+
+void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
+                           ptrdiff_t stride, int rows, const float* weight, float eps,
+                           Activations* out) {
+  steps.Add(rows, kPieceRows, [&kernels, x, stride, weight, eps, out](int begin, int end) {
+    for (int row = begin; row < end; ++row) {
+      NormAndPrepareRow(kernels, x + row * stride, weight, eps, row, out);
+    }
+  });
+}
+
+void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weight, float eps,
+                       int row, Activations* out) {
+  const int n_in = out->n_in();
+  float* scratch = RowScratch(n_in);
+  kernels.rms_norm(x, weight, eps, n_in, scratch);
+  kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
+}
+
+void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products,
+                std::span<const MatMulArgs> more) {
+  Products step;
+  step.kernels = &kernels;
+  step.more = more;
+  for (const MatMulArgs& p : products) step.args[static_cast<size_t>(step.count++)] = p;
+  int tiles = 0;
+  size_t work = 0;
+  for (int i = 0; i < step.all(); ++i) {
+    const MatMulArgs& p = step.at(i);
+    tiles += TilesOf(p);
+    work += PrefixBytes(p.w, RowExtent(p, 0), p.w.n_in) * static_cast<size_t>(p.rows);
+  }
+  const MatMulArgs& last = products.back();
+  steps.Add(tiles,
+            work <= kAloneBytes ? tiles : PieceTiles(last.w, last.rows, tiles, steps.threads()),
+            step);
+}
+
+void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
+               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
+  const int tiles = TilesOf(gate);
+  steps.Add(tiles, PieceTiles(gate.w, gate.rows, tiles, steps.threads()),
+            GateUpProducts{&kernels, gate, up, h, low_rank});
+}
+
+void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args) {
+  steps.Add(AttentionItems(args), 1,
+            [&kernels, args](int begin, int end) { kernels.attention(args, begin, end); });
+}
+
+void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+                 int rows, int n_in, unsigned forms, Activations* out) {
+  out->Reset(rows, n_in, forms);
+  AddPrepareRows(pool.list(), kernels, x, stride, rows, out);
+  pool.Run(pool.list());
+}
+
+void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
+                        int rows, int n_in, const float* weight, float eps, unsigned forms,
+                        Activations* out) {
+  out->Reset(rows, n_in, forms);
+  AddNormAndPrepareRows(pool.list(), kernels, x, stride, rows, weight, eps, out);
+  pool.Run(pool.list());
+}
+
+void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
+  AddMatMuls(pool.list(), kernels, products);
+  pool.Run(pool.list());
+}
+
+void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
+            unsigned forms, Activations* h) {
+  h->Reset(gate.rows, gate.w.n_out, forms);
+  AddGateUp(pool.list(), kernels, gate, up, h);
+  pool.Run(pool.list());
+}
+
+void Attend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args) {
+  AddAttend(pool.list(), kernels, args);
+  pool.Run(pool.list());
+}
+
+}  // namespace withy::engine

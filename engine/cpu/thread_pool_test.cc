@@ -1,0 +1,346 @@
+#include "engine/cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <latch>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace withy::engine {
+namespace {
+
+TEST(ThreadPoolTest, CoversEveryIndexOnce) {
+  for (const int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.threads(), threads);
+    for (const int count : {0, 1, 2, 7, 64, 1000}) {
+      for (const int grain : {1, 3, 64, 5000}) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(count));
+        pool.ParallelFor(count, grain, [&](int begin, int end) {
+          EXPECT_LE(end - begin, grain);
+          for (int i = begin; i < end; ++i) hits[static_cast<size_t>(i)].fetch_add(1);
+        });
+        for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+      }
+    }
+  }
+}
+
+// Large pieces first, so that there are few, and small ones last, so that all finish together.
+TEST(ThreadPoolTest, PiecesGetSmallerTowardsTheEndOfARun) {
+  constexpr int kCount = 101;
+  constexpr int kLeast = 2;
+  constexpr int kMost = 16;
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads);
+    std::mutex mutex;
+    std::map<int, int> pieces;  // end by beginning
+    pool.ParallelFor(kCount, {kLeast, kMost}, [&](int begin, int end) {
+      const std::lock_guard lock(mutex);
+      pieces[begin] = end;
+    });
+    int covered = 0;
+    int largest = 0;
+    int smallest = kCount;
+    for (const auto& [begin, end] : pieces) {
+      ASSERT_EQ(begin, covered);
+      EXPECT_EQ(begin % kLeast, 0);
+      covered = end;
+      largest = std::max(largest, end - begin);
+      if (end < kCount) smallest = std::min(smallest, end - begin);
+    }
+    EXPECT_EQ(covered, kCount);
+    EXPECT_LE(largest, kMost);
+    if (threads == 1) continue;  // nobody to wait for: as large as they may be
+    EXPECT_GE(largest, 12) << "half of a run, or a quarter";
+    EXPECT_EQ(smallest, kLeast);
+  }
+}
+
+TEST(ThreadPoolTest, MorePiecesThanAStepHoldsGrowLarger) {
+  constexpr int kCount = 200'000;
+  ThreadPool pool(3);
+  std::vector<std::atomic<int>> hits(kCount);
+  std::atomic<int> pieces{0};
+  pool.ParallelFor(kCount, 1, [&](int begin, int end) {
+    pieces.fetch_add(1);
+    for (int i = begin; i < end; ++i) hits[static_cast<size_t>(i)].fetch_add(1);
+  });
+  for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+  EXPECT_LT(pieces.load(), 1 << 16);
+}
+
+cpu_set_t CoresOfThisThread() {
+  cpu_set_t cores;
+  EXPECT_EQ(sched_getaffinity(0, sizeof cores, &cores), 0);
+  return cores;
+}
+
+// In a thread of its own, which is left bound.
+TEST(ThreadPoolTest, PinnedThreadsHaveACoreEach) {
+  const cpu_set_t allowed = CoresOfThisThread();
+  if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {
+    GTEST_SKIP() << "this system lets no thread be bound to cores";
+  }
+  std::thread caller([cores = CPU_COUNT(&allowed)] {
+    ThreadPool pool(cores);
+    EXPECT_TRUE(pool.PinThreads());
+    // A piece ends when all have begun: every thread runs one.
+    std::latch begun(cores);
+    std::mutex mutex;
+    std::set<int> taken;
+    pool.ParallelFor(cores, 1, [&](int, int) {
+      const cpu_set_t own = CoresOfThisThread();
+      EXPECT_EQ(CPU_COUNT(&own), 1);
+      {
+        const std::lock_guard lock(mutex);
+        taken.insert(sched_getcpu());
+      }
+      begun.arrive_and_wait();
+    });
+    EXPECT_EQ(taken.size(), static_cast<size_t>(cores)) << "two threads on one core";
+  });
+  caller.join();
+}
+
+TEST(ThreadPoolTest, ThreadsAreNotPinnedWhereThereAreMoreOfThemThanCores) {
+  const cpu_set_t before = CoresOfThisThread();
+  ThreadPool pool(CPU_COUNT(&before) + 1);
+  EXPECT_FALSE(pool.PinThreads());
+  const cpu_set_t after = CoresOfThisThread();
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+}
+
+// Workers that are late for a job must not touch the next one.
+TEST(ThreadPoolTest, ManyShortJobsOfDifferentSizes) {
+  for (const int spin_us : {0, 50}) {
+    ThreadPool pool(4, spin_us);
+    std::vector<int> data(64);
+    for (int round = 0; round < 20000; ++round) {
+      const int count = 1 + round % 64;
+      pool.ParallelFor(count, 1 + round % 3, [&](int begin, int end) {
+        for (int i = begin; i < end; ++i) data[static_cast<size_t>(i)] = round + i;
+      });
+      for (int i = 0; i < count; ++i) ASSERT_EQ(data[static_cast<size_t>(i)], round + i);
+    }
+  }
+}
+
+// Every step sees all that the step before it has written, whoever wrote it.
+TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads, threads == 4 ? 0 : 20);
+    StepList& list = pool.NewList();
+    constexpr int kWidth = 24;
+    std::vector<int> a(kWidth);
+    std::vector<int> b(kWidth);
+    for (int round = 0; round < 300; ++round) {
+      const int steps = 1 + round % 60;
+      std::fill(a.begin(), a.end(), 0);
+      for (int step = 0; step < steps; ++step) {
+        const std::vector<int>& from = step % 2 == 0 ? a : b;
+        std::vector<int>& to = step % 2 == 0 ? b : a;
+        list.Add(kWidth, 1 + step % 5, [&from, &to](int begin, int end) {
+          for (int i = begin; i < end; ++i) {
+            const auto at = static_cast<size_t>(i);
+            // Reads a neighbour's result too: it must be the step before's, neither older nor
+            // newer.
+            to[at] = from[at] == from[(at + 7) % kWidth] ? from[at] + 1 : -1;
+          }
+        });
+      }
+      EXPECT_TRUE(pool.Run(list));
+      for (const int value : steps % 2 == 0 ? a : b) ASSERT_EQ(value, steps);
+    }
+  }
+}
+
+// A step that reads much, and tells what.
+struct ReadingStep {
+  const std::byte* data;
+  std::atomic<int>* sum;
+  std::atomic<uint32_t>* asked;  // bit i: what the piece at i reads first
+
+  const std::byte* FirstRead(int begin) const {
+    asked->fetch_or(1u << begin);
+    return data + begin;
+  }
+  void operator()(int begin, int end) const {
+    for (int i = begin; i < end; ++i) sum->fetch_add(static_cast<int>(data[i]));
+  }
+};
+
+// Only where a thread begins, and only of steps that tell; what a list of before told is forgotten.
+TEST(ThreadPoolTest, ToldWhatIsReadFirstOfAStep) {
+  const std::vector<std::byte> data(8, std::byte{1});
+  std::atomic<uint32_t> asked{0};
+  std::atomic<int> sum{0};
+  ThreadPool pool(2);
+  for (int round = 0; round < 2000; ++round) {
+    pool.list().Add(1, 1, [](int, int) {});
+    pool.list().Add(8, 2, ReadingStep{data.data(), &sum, &asked});
+    pool.list().Add(1, 1, [](int, int) {});
+    pool.list().Add(3, 2, ReadingStep{data.data(), &sum, &asked});
+    pool.Run(pool.list());
+    pool.ParallelFor(2, 1, [](int, int) {});
+  }
+  EXPECT_EQ(sum.load(), 2000 * (8 + 3));
+  EXPECT_EQ(asked.load(), 1u << 0 | 1u << 4 | 1u << 2);
+}
+
+TEST(ThreadPoolTest, SaysHowManyStepsAListStillTakes) {
+  ThreadPool pool(2);
+  StepList& list = pool.NewList();
+  int value = 0;
+  while (list.room() > 0) list.Add(1, 1, [&value](int, int) { ++value; });
+  EXPECT_TRUE(pool.Run(list));
+  EXPECT_EQ(value, StepList::kMaxSteps);
+  EXPECT_TRUE(list.empty());
+  EXPECT_EQ(list.room(), StepList::kMaxSteps);
+}
+
+// Steps of one piece are done by whoever finished the one before; they can be stopped as all can.
+TEST(ThreadPoolTest, StopsBetweenStepsOfOnePiece) {
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::atomic<bool> stop{false};
+    std::vector<int> done;
+    list.Add(8, 1, [](int, int) {});
+    list.Add(1, 1, [&done](int, int) { done.push_back(1); });
+    list.Add(1, 1, [&done, &stop](int, int) {
+      done.push_back(2);
+      stop.store(true);
+    });
+    list.Add(1, 1, [&done](int, int) { done.push_back(3); });
+    EXPECT_FALSE(pool.Run(list, &stop));
+    EXPECT_EQ(done, (std::vector{1, 2}));
+    stop.store(false);
+    EXPECT_TRUE(pool.Run(list, &stop));
+    EXPECT_EQ(done, (std::vector{1, 2, 3}));
+  }
+}
+
+TEST(ThreadPoolTest, FinishesTheStepUnderWayAndGoesOnBehindIt) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::atomic<bool> stop{false};
+    std::atomic<int> during{0}, after{0};
+    list.Add(8, 1, [](int, int) {});
+    list.Add(16, 1, [&stop, &during](int, int) {
+      stop.store(true);
+      during.fetch_add(1);
+    });
+    list.Add(64, 1, [&after](int, int) { after.fetch_add(1); });
+    EXPECT_FALSE(pool.Run(list, &stop));
+    EXPECT_EQ(during.load(), 16);
+    EXPECT_EQ(after.load(), 0);
+    EXPECT_FALSE(pool.Run(list, &stop));
+    EXPECT_EQ(after.load(), 0);
+    stop.store(false);
+    EXPECT_TRUE(pool.Run(list, &stop));
+    EXPECT_EQ(during.load(), 16);
+    EXPECT_EQ(after.load(), 64);
+    EXPECT_TRUE(list.empty());
+  }
+}
+
+TEST(ThreadPoolTest, RunsUpToAStep) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::array<std::atomic<int>, 4> items{};
+    for (size_t i = 0; i < items.size(); ++i) {
+      list.Add(i == 2 ? 1 : 16, 1, [item = &items[i]](int, int) { item->fetch_add(1); });
+    }
+    const auto counts = [&items] { return std::vector<int>(items.begin(), items.end()); };
+    EXPECT_FALSE(pool.Run(list, nullptr, 0));
+    EXPECT_FALSE(pool.Run(list, nullptr, 2));
+    EXPECT_EQ(counts(), (std::vector{16, 16, 0, 0})) << "not the step of one piece either";
+    EXPECT_EQ(list.steps_done(), 2);
+    EXPECT_FALSE(pool.Run(list, nullptr, 1)) << "that is over";
+    EXPECT_FALSE(pool.Run(list, nullptr, 3));
+    EXPECT_EQ(counts(), (std::vector{16, 16, 1, 0}));
+    EXPECT_TRUE(pool.Run(list));
+    EXPECT_EQ(counts(), (std::vector{16, 16, 1, 16}));
+    EXPECT_TRUE(list.empty());
+  }
+}
+
+// Stopped in its last step a list is finished.
+TEST(ThreadPoolTest, NothingIsLeftBehindTheLastStep) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    StepList& list = pool.NewList();
+    std::atomic<bool> stop{false};
+    list.Add(16, 1, [&stop](int, int) { stop.store(true); });
+    EXPECT_TRUE(pool.Run(list, &stop));
+  }
+}
+
+// A list that is left again and again, others run in between, by threads that come late to all.
+TEST(ThreadPoolTest, ListsTakeTurns) {
+  constexpr int kWidth = 13;
+  constexpr int kSteps = 40;
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads, threads == 4 ? 0 : 20);
+    StepList& long_list = pool.NewList();
+    StepList& short_list = pool.NewList();
+    for (int round = 0; round < 100; ++round) {
+      std::atomic<bool> stop{false};
+      std::vector<int> values(kWidth, 0);
+      for (int step = 0; step < kSteps; ++step) {
+        const bool leave = (step + round) % 3 == 0;
+        long_list.Add(kWidth, 1, [&values, &stop, step, leave](int begin, int) {
+          int& value = values[static_cast<size_t>(begin)];
+          value = value == step ? step + 1 : -1;
+          if (leave) stop.store(true);
+        });
+      }
+      int left = 0;
+      while (!pool.Run(long_list, &stop)) {
+        ++left;
+        stop.store(false);
+        std::atomic<int> sum{0};
+        short_list.Add(7, 1, [&sum](int, int) { sum.fetch_add(1); });
+        short_list.Add(5, 1, [&sum](int, int) { sum.fetch_add(10); });
+        ASSERT_TRUE(pool.Run(short_list));
+        ASSERT_EQ(sum.load(), 57);
+      }
+      EXPECT_GE(left, kSteps / 3 - 1);
+      for (const int value : values) ASSERT_EQ(value, kSteps);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, WhatIsForgottenIsNotRun) {
+  ThreadPool pool(2);
+  StepList& list = pool.NewList();
+  std::atomic<bool> stop{false};
+  std::atomic<int> after{0};
+  list.Add(4, 1, [&stop](int, int) { stop.store(true); });
+  list.Add(4, 1, [&after](int, int) { after.fetch_add(1); });
+  EXPECT_FALSE(pool.Run(list, &stop));
+  list.Clear();
+  EXPECT_TRUE(pool.Run(list));
+  EXPECT_EQ(after.load(), 0);
+}
+
+TEST(ThreadPoolTest, StopsWhileWorkersAreParked) {
+  for (int i = 0; i < 50; ++i) {
+    ThreadPool pool(3, 0);
+    pool.ParallelFor(2, 1, [](int, int) {});
+  }
+}
+
+}  // namespace
+}  // namespace withy::engine

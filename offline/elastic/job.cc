@@ -1,0 +1,537 @@
+#include "offline/elastic/job.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/files.h"
+#include "base/progress_line.h"
+#include "base/status.h"
+#include "base/time_left.h"
+#include "engine/gguf/reader.h"
+#include "engine/weights/levels.h"
+#include "offline/elastic/batches.h"
+#include "offline/elastic/export.h"
+#include "offline/elastic/importance.h"
+#include "offline/elastic/inputs.h"
+#include "offline/elastic/job_progress.h"
+#include "offline/elastic/network.h"
+#include "offline/elastic/plan.h"
+#include "offline/elastic/recovery.h"
+#include "offline/elastic/reorder.h"
+#include "offline/elastic/schedule.h"
+#include "offline/elastic/step_times.h"
+#include "offline/elastic/trial.h"
+#include "offline/elastic/values.h"
+#include "offline/elastic/work.h"
+#include "offline/train/runtime.h"
+#include "offline/train/workers.h"
+
+namespace withy::elastic {
+namespace {
+
+constexpr double kLongRun = 1200;  // seconds
+
+class Job {
+ public:
+  explicit Job(const JobOptions& options) : options_(options) {}
+
+  absl::Status Run() {
+    WITHY_RETURN_IF_ERROR(CheckOutput(options_.out, {options_.model, options_.text}));
+    WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(options_.model));
+    const torch::Device device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
+    WITHY_ASSIGN_OR_RETURN(Network network, Network::FromGguf(file, device));
+    WITHY_RETURN_IF_ERROR(
+        Annotate(engine::CheckPercents(network.shape(), options_.percents),
+                 absl::StrCat("--levels=", absl::StrJoin(options_.percents, ","))));
+    Say(DescribeTypes(file, options_.type));
+    // Before minutes of reading and measuring: another run's directory is refused at once.
+    WITHY_ASSIGN_OR_RETURN(const MadeOf made_of, WhatItIsMadeOf());
+    if (options_.estimate_only) {
+      WITHY_ASSIGN_OR_RETURN(work_, Work::Peek(options_.work, made_of));
+    } else {
+      WITHY_ASSIGN_OR_RETURN(
+          work_, Work::Open(options_.work, made_of, options_.checkpoint_s, *options_.clock));
+    }
+    // Pieces of work run side by side, each on one thread: a sum does not depend on how many.
+    train::ComputeOnOneThread();
+    network.set_products(train::FastestProducts(network.device()));
+    WITHY_RETURN_IF_ERROR(ReadText(file));
+    Estimate(network);
+    if (options_.estimate_only) return absl::OkStatus();
+    WITHY_RETURN_IF_ERROR(Judge(&network));
+    WITHY_RETURN_IF_ERROR(MakeLevels(&network));
+    return Write(file, network);
+  }
+
+ private:
+  void Say(const std::string& line) const {
+    if (progress_ != nullptr) progress_->EndLine();
+    if (options_.say) options_.say(line);
+  }
+
+  // What the kept results depend on; of files what is in them, wherever they lie.
+  absl::StatusOr<MadeOf> WhatItIsMadeOf() const {
+    WITHY_ASSIGN_OR_RETURN(const std::string model, FileDigest(options_.model));
+    std::string text = "corpus";
+    if (!options_.text.empty()) {
+      WITHY_ASSIGN_OR_RETURN(text, FileDigest(options_.text));
+    }
+    const auto number = [](const auto& value) { return absl::StrCat(value); };
+    return MadeOf{{"version", "5"},
+                  {"--model", model},
+                  {"--text", text},
+                  {"--levels", absl::StrJoin(options_.percents, ",")},
+                  {"--calibration_batches", number(options_.calibration_batches)},
+                  {"--recovery_batches", number(options_.recovery_batches)},
+                  {"--recovery_steps", number(options_.recovery_steps)},
+                  {"--recoveries", number(options_.recoveries)},
+                  {"--trial_steps", number(options_.trial_steps)},
+                  {"--batch_tokens", number(options_.batch_tokens)},
+                  {"--rate", number(options_.rate)},
+                  {"--rank", number(options_.rank)},
+                  {"--seed", number(options_.seed)},
+                  {"--order", options_.order},
+                  {"--anchors", number(options_.anchors)},
+                  {"--measured", number(options_.measured)}};
+  }
+
+  absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, const std::string& flag,
+                                             int64_t count, uint64_t seed) const {
+    StepProgress line(*options_.clock);
+    BatchOptions options;
+    options.batch_tokens = options_.batch_tokens;
+    options.count = count;
+    options.seed = seed;
+    options.progress = [&](int64_t done, int64_t all) {
+      line.Show(flag, absl::StrCat("reading text, --", flag), done, all);
+    };
+    return ReadBatches("withy-elasticize", file, options_.text, flag, options);
+  }
+
+  // Two texts: levels are judged on one and trained on the other, unless a file has only its own.
+  absl::Status ReadText(const engine::GgufFile& file) {
+    WITHY_ASSIGN_OR_RETURN(calibration_, Batches(file, "calibration_batches",
+                                                 options_.calibration_batches, options_.seed));
+    WITHY_ASSIGN_OR_RETURN(
+        recovery_text_,
+        Batches(file, "recovery_batches", options_.recovery_batches, options_.seed + 1000));
+    return absl::OkStatus();
+  }
+
+  // Measures, and says how long all of it will take.
+  void Estimate(const Network& network) {
+    StepProgress line(*options_.clock);
+    times_ = MeasureSteps(network, calibration_, recovery_text_, options_.rank, options_.threads,
+                          *options_.clock, [&](int64_t done, int64_t all) {
+                            line.Show("measuring", "measuring one step of each kind", done, all);
+                          });
+    line.End();
+    const ScheduleOptions schedule{
+        .percents = options_.percents,
+        .calibration_batches = std::ssize(calibration_),
+        .recovery_steps = options_.recovery_steps,
+        .recoveries = options_.recoveries,
+        .trial_steps = options_.trial_steps,
+        .order = options_.order,
+        .measured = options_.measured,
+        .threads = WorkersFor(network).threads(),
+    };
+    const std::vector<PlannedStage> stages = PlanStages(network.shape(), schedule, times_);
+    std::vector<double> done;
+    for (const PlannedStage& stage : stages) done.push_back(IsDone(stage) ? 1 : 0);
+    Say(EstimateText(stages, done, schedule.threads) + QuickHint(network, schedule, stages));
+    progress_ = std::make_unique<JobProgress>(stages, *options_.clock);
+    for (size_t i = 0; i < stages.size(); ++i) {
+      if (done[i] == 1) progress_->Skip(stages[i].kind, stages[i].percent);
+    }
+  }
+
+  // "; with --quick about 50 min", where that is much less than a long run.
+  std::string QuickHint(const Network& network, const ScheduleOptions& schedule,
+                        const std::vector<PlannedStage>& stages) const {
+    ScheduleOptions quick = QuickSchedule();
+    quick.calibration_batches = std::min(quick.calibration_batches, schedule.calibration_batches);
+    quick.order = schedule.order;
+    quick.threads = schedule.threads;
+    const double quick_s = TotalCost(PlanStages(network.shape(), quick, times_));
+    const double all_s = TotalCost(stages);
+    if (all_s < kLongRun || quick_s > all_s / 2) return "";
+    return absl::StrCat("; with --quick about ", DurationText(quick_s));
+  }
+
+  // By an earlier run. What comes after a stage that is not there is done again with it.
+  bool IsDone(const PlannedStage& stage) const {
+    if (work_ == nullptr) return false;
+    switch (stage.kind) {
+      case StageKind::kUnits:
+        return work_->Has(Work::UnitsName(stage.percent));
+      case StageKind::kLayers:
+        return work_->Has(Work::LayersName());
+      case StageKind::kCuts:
+      case StageKind::kSplits:
+        return work_->Has(Work::ChoiceName(stage.percent));
+      case StageKind::kRecovery:
+        return work_->Has(Work::LoraName(stage.percent));
+      case StageKind::kLosses:
+        return work_->Has(Work::LossesName(stage.percent));
+      case StageKind::kWrite:
+        return false;
+    }
+    return false;
+  }
+
+  absl::Status Judge(Network* network) {
+    if (options_.order == "magnitude") {
+      findings_.units = MeasureMagnitude(*network);
+    } else if (options_.order == "random") {
+      findings_.units = DrawImportance(*network, options_.seed);
+    } else if (options_.order == "gradient") {
+      WITHY_ASSIGN_OR_RETURN(findings_.units, Gradients(network));
+    } else {
+      WITHY_ASSIGN_OR_RETURN(findings_.units, UnitsOf(*network, Whole(*network), {}));
+    }
+    Reorder(*network, findings_.units);
+    WITHY_RETURN_IF_ERROR(Layers(*network));
+    if (options_.anchors) findings_.anchors = AnchorOrder(findings_.layers);
+    Say(absl::StrFormat("loss of the whole model %.4f", findings_.whole_loss));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<UnitImportance>> Gradients(Network* network) const {
+    const engine::LevelSpec whole = Whole(*network);
+    std::vector<UnitImportance> units;
+    if (work_->LoadUnits(*network, whole, &units)) return units;
+    const double cost_s = progress_->CostOf(StageKind::kUnits, 100);
+    const double item_s = cost_s / static_cast<double>(calibration_.size());
+    progress_->Begin(StageKind::kUnits, 100, cost_s, item_s);
+    const Keeper keeper = progress_->KeeperOf({});
+    units = MeasureGradients(*network, calibration_, [&] { keeper.advance(item_s); });
+    progress_->End();
+    WITHY_RETURN_IF_ERROR(work_->SaveUnits(whole, units));
+    return units;
+  }
+
+  static engine::LevelSpec Whole(const Network& network) {
+    const engine::ModelShape& shape = network.shape();
+    return {.percent = 100,
+            .layers = std::vector<engine::LayerExtent>(static_cast<size_t>(shape.layers),
+                                                       {shape.heads, shape.d_ff})};
+  }
+
+  // Importance of the units that a level computes.
+  absl::StatusOr<std::vector<UnitImportance>> UnitsOf(const Network& network,
+                                                      const engine::LevelSpec& level,
+                                                      const std::vector<Lora>& lora) const {
+    std::vector<UnitImportance> units;
+    if (work_->LoadUnits(network, level, &units)) return units;
+    const double batch_s = times_.units.At(level.percent);
+    progress_->Begin(StageKind::kUnits, level.percent,
+                     batch_s * static_cast<double>(calibration_.size()), batch_s);
+    const Part part(work_.get(), Work::UnitsName(level.percent));
+    WITHY_ASSIGN_OR_RETURN(
+        units, MeasureUnits(network, calibration_, level, lora, WorkersFor(network), batch_s,
+                            progress_->KeeperOf(part)));
+    WITHY_RETURN_IF_ERROR(work_->SaveUnits(level, units));
+    part.Remove();
+    progress_->End();
+    return units;
+  }
+
+  // Losses of all calibration batches for each of `rows` views, row by row.
+  absl::StatusOr<std::vector<double>> LossTable(const Network& network, int64_t rows,
+                                                const std::function<View(int64_t row)>& view_of,
+                                                double batch_s, const Part& part) const {
+    const auto batches = static_cast<int64_t>(calibration_.size());
+    return ComputeValues(
+        rows * batches,
+        [&](int64_t i) {
+          torch::NoGradGuard no_grad;
+          const Batch& batch = calibration_[static_cast<size_t>(i % batches)];
+          return Loss(network, batch, view_of(i / batches)).item<double>();
+        },
+        WorkersFor(network), batch_s, progress_->KeeperOf(part));
+  }
+
+  // The mean of one row of a table.
+  double RowMean(const std::vector<double>& table, int64_t row) const {
+    return Mean(std::span(table).subspan(static_cast<size_t>(row) * calibration_.size(),
+                                         calibration_.size()));
+  }
+
+  // The whole model's loss, and what leaving out each layer adds to it.
+  absl::Status Layers(const Network& network) {
+    if (work_->LoadLayers(network, &findings_.whole_loss, &findings_.layers)) {
+      return absl::OkStatus();
+    }
+    const double batch_s = times_.loss.full_s;
+    const int64_t rows = network.shape().layers + 1;
+    progress_->Begin(StageKind::kLayers, 100,
+                     batch_s * static_cast<double>(rows) * static_cast<double>(calibration_.size()),
+                     batch_s);
+    const Part part(work_.get(), Work::LayersName());
+    WITHY_ASSIGN_OR_RETURN(
+        const std::vector<double> losses,
+        LossTable(
+            network, rows,
+            [](int64_t row) { return View{.without_layer = static_cast<int32_t>(row) - 1}; },
+            batch_s, part));
+    findings_.whole_loss = RowMean(losses, 0);
+    for (int64_t row = 1; row < rows; ++row) {
+      findings_.layers.push_back(RowMean(losses, row) - findings_.whole_loss);
+    }
+    WITHY_RETURN_IF_ERROR(work_->SaveLayers(findings_.whole_loss, findings_.layers));
+    part.Remove();
+    progress_->End();
+    return absl::OkStatus();
+  }
+
+  RecoveryOptions OptionsOf(int32_t percent, int64_t steps_at_50) const {
+    return {.rank = options_.rank,
+            .steps = StepsAt(percent, steps_at_50),
+            .rate = options_.rate * std::min(1.0, 2 - percent / 50.0),
+            .seed = options_.seed};
+  }
+
+  // From the highest level down: what a low level lacks costs no higher one anything, and each
+  // begins with what the one above has learnt. From nothing, the lowest levels need several times
+  // the steps, and how well they end depends on the seed. What a unit is worth changes when others
+  // are gone, so those of the level above are put in order again before a level is cut from it.
+  absl::Status MakeLevels(Network* network) {
+    const size_t all = options_.percents.size();
+    levels_.resize(all);
+    findings_.losses.resize(all);
+    findings_.lora_losses.resize(all);
+    for (size_t left = all; left > 0; --left) {
+      const size_t i = left - 1;
+      if (left < all && options_.order == "importance") {
+        const std::span<ElasticLevel> done(levels_.begin() + static_cast<ptrdiff_t>(left),
+                                           levels_.end());
+        WITHY_ASSIGN_OR_RETURN(const std::vector<UnitImportance> units,
+                               UnitsOf(*network, done.front().spec, done.front().lora));
+        Reorder(*network, units, done);
+      }
+      WITHY_ASSIGN_OR_RETURN(const LevelChoice choice, Choose(*network, i));
+      levels_[i].spec = choice.spec;
+      WITHY_RETURN_IF_ERROR(Recover(*network, i));
+      WITHY_RETURN_IF_ERROR(MeasureLosses(*network, i));
+      Say(absl::StrFormat("level %d %%: %s, loss %.4f, with LoRA %.4f", options_.percents[i],
+                          choice.head_share == 0
+                              ? "cut where least is lost"
+                              : absl::StrFormat("heads' share %.1f", choice.head_share),
+                          findings_.losses[i], findings_.lora_losses[i]));
+    }
+    return absl::OkStatus();
+  }
+
+  const ElasticLevel* Above(size_t i) const {
+    return i + 1 < levels_.size() ? &levels_[i + 1] : nullptr;
+  }
+
+  absl::StatusOr<LevelChoice> Choose(const Network& network, size_t i) const {
+    const int32_t percent = options_.percents[i];
+    LevelChoice choice;
+    if (work_->LoadChoice(network, percent, &choice)) return choice;
+    const ElasticLevel* above = Above(i);
+    engine::LevelSpec least;
+    if (options_.measured) {
+      WITHY_ASSIGN_OR_RETURN(least, LeastLost(network, percent, above));
+    }
+    std::vector<LevelChoice> tried = LevelCandidates(network.shape(), percent, findings_.anchors,
+                                                     above == nullptr ? nullptr : &above->spec,
+                                                     least.layers.empty() ? nullptr : &least);
+    WITHY_RETURN_IF_ERROR(Try(network, percent, above, &tried));
+    choice = BestChoice(tried);
+    WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
+    Part(work_.get(), Work::CutsName(percent)).Remove();
+    for (size_t t = 0; t < tried.size(); ++t) {
+      Part(work_.get(), Work::TrialName(percent, t)).Remove();
+    }
+    return choice;
+  }
+
+  // Losses of the candidates after a short recovery, side by side: small products keep one thread
+  // busy, not two.
+  absl::Status Try(const Network& network, int32_t percent, const ElasticLevel* above,
+                   std::vector<LevelChoice>* tried) const {
+    const RecoveryOptions trial =
+        OptionsOf(percent, options_.recovery_steps == 0 ? 0 : options_.trial_steps);
+    const train::Workers workers = WorkersFor(network);
+    const int64_t count = std::ssize(*tried);
+    const double step_s =
+        SideBySide(times_.train.At(percent) * times_.train_threads, count, workers.threads());
+    const double loss_s =
+        SideBySide(times_.loss.At(percent) * workers.threads(), count, workers.threads());
+    progress_->Begin(
+        StageKind::kSplits, percent,
+        static_cast<double>(count) * (static_cast<double>(trial.steps) * step_s +
+                                      static_cast<double>(calibration_.size()) * loss_s),
+        step_s * workers.threads());
+    std::vector<absl::Status> statuses(tried->size());
+    workers.Run(count, [&](int64_t t) {
+      LevelChoice& choice = (*tried)[static_cast<size_t>(t)];
+      const TrialSetup setup{.network = network,
+                             .level = choice.spec,
+                             .text = recovery_text_,
+                             .calibration = calibration_,
+                             .above = above == nullptr ? nullptr : &above->lora,
+                             .step_cost_s = step_s,
+                             .loss_cost_s = loss_s};
+      const Part part(work_.get(), Work::TrialName(percent, static_cast<size_t>(t)));
+      const auto result = RunTrial(setup, trial, progress_->KeeperOf(part));
+      statuses[static_cast<size_t>(t)] = result.status();
+      if (result.ok()) choice.loss = result->loss;
+    });
+    for (const absl::Status& status : statuses) WITHY_RETURN_IF_ERROR(status);
+    progress_->End();
+    return absl::OkStatus();
+  }
+
+  // The level of the cuts that lose least of the one above, as recovered.
+  absl::StatusOr<engine::LevelSpec> LeastLost(const Network& network, int32_t percent,
+                                              const ElasticLevel* above) const {
+    const engine::ModelShape& shape = network.shape();
+    const engine::LevelSpec from = above == nullptr ? Whole(network) : above->spec;
+    const std::vector<Lora> none;
+    const std::vector<Lora>& learnt = above == nullptr ? none : above->lora;
+    std::vector<LayerCut> cuts = PossibleCuts(shape, percent, from);
+    const int64_t batches = CutBatches(std::ssize(calibration_));
+    const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones of `from`
+    const double batch_s = times_.loss.At(from.percent);
+    progress_->Begin(StageKind::kCuts, percent, static_cast<double>(count) * batch_s, batch_s);
+    const Part part(work_.get(), Work::CutsName(percent));
+    WITHY_ASSIGN_OR_RETURN(
+        const std::vector<double> losses,
+        ComputeValues(
+            count,
+            [&](int64_t i) {
+              torch::NoGradGuard no_grad;
+              engine::LevelSpec spec = from;
+              if (const auto cut = static_cast<size_t>(i / batches); cut < cuts.size()) {
+                spec.layers[cuts[cut].layer] = cuts[cut].extent;
+              }
+              const std::vector<Lora> lora = HandDown(shape, learnt, spec);
+              return Loss(network, calibration_[static_cast<size_t>(i % batches)],
+                          {.extents = &spec.layers, .lora = &lora})
+                  .item<double>();
+            },
+            WorkersFor(network), batch_s, progress_->KeeperOf(part)));
+    const auto mean = [&](size_t row) {
+      const auto width = static_cast<size_t>(batches);
+      return Mean(std::span(losses).subspan(row * width, width));
+    };
+    for (size_t i = 0; i < cuts.size(); ++i) cuts[i].loss = mean(i);
+    progress_->End();
+    return CutLeast(shape, percent, from, mean(cuts.size()), cuts);
+  }
+
+  // Side by side where LibTorch computes on the CPU.
+  train::Workers WorkersFor(const Network& network) const {
+    return train::Workers(network.device().is_cpu() ? options_.threads : 1);
+  }
+
+  // How well a low level ends is chance in part, so each is recovered more than once; one that has
+  // lost next to nothing may lose more by training, so what it begins with is judged, too.
+  absl::Status Recover(const Network& network, size_t i) {
+    ElasticLevel& level = levels_[i];
+    const int32_t percent = level.spec.percent;
+    const RecoveryOptions options = OptionsOf(percent, options_.recovery_steps);
+    if (options.steps == 0 || work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
+      return absl::OkStatus();
+    }
+    const TrialSetup setup{.network = network,
+                           .level = level.spec,
+                           .text = recovery_text_,
+                           .calibration = calibration_,
+                           .above = Above(i) == nullptr ? nullptr : &Above(i)->lora,
+                           .workers = WorkersFor(network),
+                           .step_cost_s = times_.train.At(percent),
+                           .loss_cost_s = times_.loss.At(percent)};
+    progress_->Begin(StageKind::kRecovery, percent,
+                     progress_->CostOf(StageKind::kRecovery, percent), setup.step_cost_s);
+    std::optional<Trial> best;
+    for (int64_t r = -1; r < options_.recoveries; ++r) {
+      RecoveryOptions other = options;
+      if (r < 0) {
+        other.steps = 0;
+      } else {
+        other.seed += static_cast<uint64_t>(r) * 1000;
+        other.first_batch = r * std::ssize(recovery_text_) / options_.recoveries;
+      }
+      const Part part(work_.get(), Work::RecoveryName(percent, r + 1));
+      WITHY_ASSIGN_OR_RETURN(Trial trial, RunTrial(setup, other, progress_->KeeperOf(part)));
+      if (!best.has_value() || trial.loss < best->loss) best = std::move(trial);
+    }
+    level.lora = std::move(best->lora);
+    WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
+    for (int64_t r = 0; r <= options_.recoveries; ++r) {
+      Part(work_.get(), Work::RecoveryName(percent, r)).Remove();
+    }
+    progress_->End();
+    return absl::OkStatus();
+  }
+
+  // Without the level's LoRA, and with it.
+  absl::Status MeasureLosses(const Network& network, size_t i) {
+    const ElasticLevel& level = levels_[i];
+    const int32_t percent = level.spec.percent;
+    if (work_->LoadLosses(percent, &findings_.losses[i], &findings_.lora_losses[i])) {
+      return absl::OkStatus();
+    }
+    const double batch_s = times_.loss.At(percent);
+    progress_->Begin(StageKind::kLosses, percent,
+                     2 * batch_s * static_cast<double>(calibration_.size()), batch_s);
+    const Part part(work_.get(), Work::LossesName(percent));
+    WITHY_ASSIGN_OR_RETURN(
+        const std::vector<double> losses,
+        LossTable(
+            network, 2,
+            [&](int64_t row) {
+              return View{.extents = &level.spec.layers,
+                          .lora = row == 0 || level.lora.empty() ? nullptr : &level.lora};
+            },
+            batch_s, part));
+    findings_.losses[i] = RowMean(losses, 0);
+    findings_.lora_losses[i] = RowMean(losses, 1);
+    WITHY_RETURN_IF_ERROR(
+        work_->SaveLosses(percent, findings_.losses[i], findings_.lora_losses[i]));
+    part.Remove();
+    progress_->End();
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(const engine::GgufFile& file, const Network& network) {
+    progress_->Begin(StageKind::kWrite, 100, times_.write_s, times_.write_s);
+    WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_, static_cast<int32_t>(options_.rank),
+                                        findings_, options_.type, options_.out));
+    progress_->End();
+    Say(absl::StrFormat(
+        "%s: %d levels in %s", options_.out, std::ssize(levels_),
+        DurationText(static_cast<double>(options_.clock->SteadyNanos() - start_ns_) /
+                     static_cast<double>(kNanosPerSecond))));
+    return absl::OkStatus();
+  }
+
+  const JobOptions& options_;
+  const int64_t start_ns_ = options_.clock->SteadyNanos();
+  std::unique_ptr<Work> work_;  // null: nothing is kept
+  std::vector<Batch> calibration_;
+  std::vector<Batch> recovery_text_;
+  StepTimes times_;
+  std::unique_ptr<JobProgress> progress_;
+  Findings findings_;
+  std::vector<ElasticLevel> levels_;
+};
+
+}  // namespace
+
+absl::Status RunJob(const JobOptions& options) { return Job(options).Run(); }
+
+}  // namespace withy::elastic

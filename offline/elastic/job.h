@@ -1,0 +1,49 @@
+// A whole run of withy-elasticize: text, estimate, importance, levels, file. Neighbours: main.cc
+// gives the options; schedule.h says which stages there are. Every stage keeps what it has done in
+// the run's directory (work.h): a run that was killed goes on where it was, to the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "offline/elastic/matrix_types.h"
+
+namespace withy::elastic {
+
+struct JobOptions {
+  std::string model;  // plain GGUF
+  std::string out;    // elastic GGUF to write
+  std::string text;   // empty: the project's corpus
+  std::string work;   // directory of what is done
+  MatrixType type;
+  std::vector<int32_t> percents = {20, 30, 40, 50, 60, 70, 80, 90};
+  int64_t calibration_batches = 32;
+  int64_t recovery_batches = 6400;
+  int64_t recovery_steps = 400;
+  int64_t recoveries = 2;
+  int64_t trial_steps = 60;
+  int64_t batch_tokens = 1024;
+  double rate = 1e-2;
+  int64_t rank = 8;
+  std::string order = "importance";
+  bool anchors = true;
+  bool measured = true;
+  uint64_t seed = 1;
+  int threads = 1;
+  double checkpoint_s = 60;
+  bool estimate_only = false;  // say how long it will take, and end
+
+  std::function<void(const std::string& line)> say;
+  const Clock* clock = &Clock::Real();
+};
+
+// Results do not depend on options.threads. Errors: those of the files and of the disk;
+// INVALID_ARGUMENT for options that the model cannot have; FAILED_PRECONDITION when the directory
+// holds another run's work.
+absl::Status RunJob(const JobOptions& options);
+
+}  // namespace withy::elastic

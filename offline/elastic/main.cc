@@ -1,0 +1,193 @@
+// withy-elasticize: makes a plain GGUF elastic.
+//   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --text=calibration.txt
+// Says how long it will take before it begins. May be interrupted: what is done lies in --work and
+// is not done again.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
+#include "base/program_flags.h"
+#include "base/status.h"
+#include "engine/weights/levels.h"
+#include "offline/elastic/inputs.h"
+#include "offline/elastic/job.h"
+#include "offline/elastic/schedule.h"
+#include "offline/train/runtime.h"
+
+ABSL_FLAG(std::string, model, "",
+          "plain GGUF; F32, F16 or BF16 for the best result, so that weights are quantised once");
+ABSL_FLAG(std::string, out, "", "elastic GGUF to write");
+ABSL_FLAG(std::string, type, "auto",
+          "type of its matrices: q8_0, q4_0, q4_1, f16, bf16, f32, or auto: each as the model has "
+          "it, the nearest of these for K-quants and 5 bits, q8_0 for floats");
+ABSL_FLAG(std::string, text, "",
+          "plain text to judge units and train LoRA on; default: the project's corpus");
+ABSL_FLAG(std::string, work, "", "directory of what is done; default: OUT.work");
+ABSL_FLAG(bool, estimate, false, "say how long it will take, and end");
+ABSL_FLAG(
+    bool, quick, false,
+    "a tenth of the time and less, for a first look: other defaults for the options that say so. "
+    "Levels lose more than with the defaults, at 50 % twice as much and more, and there are none "
+    "below (docs/method-elastic.md has figures)");
+ABSL_FLAG(absl::optional<std::string>, levels, absl::nullopt,
+          "levels in per cent, ascending; default: 20,30,40,50,60,70,80,90; quick: 50,70,90");
+ABSL_FLAG(absl::optional<int64_t>, calibration_batches, absl::nullopt,
+          "batches that units and layers are judged on; default: 32; quick: 8");
+ABSL_FLAG(absl::optional<int64_t>, recovery_batches, absl::nullopt,
+          "batches that LoRA is trained on; default: 6400; quick: 400");
+ABSL_FLAG(
+    absl::optional<int64_t>, recovery_steps, absl::nullopt,
+    "steps of LoRA training at 50 %; a level takes time by what it cuts for what it keeps: four "
+    "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: 400; quick: 100");
+ABSL_FLAG(absl::optional<int64_t>, recoveries, absl::nullopt,
+          "times that a level is recovered, each on other text; what loses least is kept; default: "
+          "2; quick: 1");
+ABSL_FLAG(absl::optional<int64_t>, trial_steps, absl::nullopt,
+          "as --recovery_steps, for each of the extents that are tried for a level; default: 60; "
+          "quick: 10");
+ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens a batch");
+ABSL_FLAG(double, rate, 1e-2,
+          "LoRA's learning rate of levels up to 50 %, from there on falling with what is cut");
+ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
+ABSL_FLAG(std::string, order, "importance",
+          "what units are ordered by: importance, level by level, or, to compare with, once by "
+          "gradient (of the loss), magnitude or random");
+ABSL_FLAG(bool, anchors, true, "whether the most important layers are spared at first");
+ABSL_FLAG(absl::optional<bool>, measured, absl::nullopt,
+          "whether the cuts that lose least are tried for a level, layer by layer, beside splits "
+          "that all layers share; default: true; quick: false");
+ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
+ABSL_FLAG(int, threads, 0, "threads; 0: one a core; the result does not depend on it");
+ABSL_FLAG(double, checkpoint_s, 60,
+          "seconds between two times that the state of an unfinished stage is saved; a kill loses "
+          "no more; 0: after every step");
+
+namespace withy::elastic {
+namespace {
+
+absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
+  std::vector<int32_t> levels;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    int32_t level = 0;
+    if (!absl::SimpleAtoi(part, &level)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--levels=", text, ": \"", part, "\" is no number"));
+    }
+    levels.push_back(level);
+  }
+  return levels;
+}
+
+// What a flag says, else its default.
+template <typename T>
+T Given(const absl::Flag<absl::optional<T>>& flag, T usual, T quick) {
+  const absl::optional<T> value = absl::GetFlag(flag);
+  if (value.has_value()) return *value;
+  return absl::GetFlag(FLAGS_quick) ? quick : usual;
+}
+
+// What a typing error would otherwise be found by after hours, or by a crash.
+absl::Status CheckOptions(const JobOptions& options) {
+  constexpr int64_t kMany = 1'000'000;
+  WITHY_RETURN_IF_ERROR(CheckFlag("calibration_batches", options.calibration_batches, 1, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("recovery_batches", options.recovery_batches, 1, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("recovery_steps", options.recovery_steps, 0, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("recoveries", options.recoveries, 1, 100));
+  WITHY_RETURN_IF_ERROR(CheckFlag("trial_steps", options.trial_steps, 0, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("batch_tokens", options.batch_tokens, 64, kMany));
+  WITHY_RETURN_IF_ERROR(CheckFlag("rank", options.rank, 1, engine::kMaxLoraRank));
+  WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 0, 1024));
+  if (!(options.rate > 0 && options.rate <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rate is ", options.rate, "; it must be above 0 and at most 1"));
+  }
+  if (!(options.checkpoint_s >= 0 && options.checkpoint_s <= 86400)) {
+    return absl::InvalidArgumentError(absl::StrCat("--checkpoint_s is ", options.checkpoint_s,
+                                                   "; it must be between 0 and 86400"));
+  }
+  for (const char* order : {"importance", "gradient", "magnitude", "random"}) {
+    if (options.order == order) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--order=", options.order, ": there are importance, gradient, magnitude and random"));
+}
+
+absl::StatusOr<JobOptions> OptionsFromFlags() {
+  JobOptions options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.out = absl::GetFlag(FLAGS_out);
+  if (options.model.empty() || options.out.empty()) {
+    return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=FILE.gguf");
+  }
+  options.text = absl::GetFlag(FLAGS_text);
+  options.work = absl::GetFlag(FLAGS_work);
+  if (options.work.empty()) options.work = options.out + ".work";
+  WITHY_ASSIGN_OR_RETURN(options.type, FindMatrixType(absl::GetFlag(FLAGS_type)));
+  const ScheduleOptions quick = QuickSchedule();
+  WITHY_ASSIGN_OR_RETURN(options.percents,
+                         ParseLevels(Given<std::string>(FLAGS_levels, "20,30,40,50,60,70,80,90",
+                                                        absl::StrJoin(quick.percents, ","))));
+  options.calibration_batches =
+      Given<int64_t>(FLAGS_calibration_batches, 32, quick.calibration_batches);
+  options.recovery_batches = Given<int64_t>(FLAGS_recovery_batches, 6400, 400);
+  options.recovery_steps = Given<int64_t>(FLAGS_recovery_steps, 400, quick.recovery_steps);
+  options.recoveries = Given<int64_t>(FLAGS_recoveries, 2, quick.recoveries);
+  options.trial_steps = Given<int64_t>(FLAGS_trial_steps, 60, quick.trial_steps);
+  options.measured = Given<bool>(FLAGS_measured, true, quick.measured);
+  options.batch_tokens = absl::GetFlag(FLAGS_batch_tokens);
+  options.rate = absl::GetFlag(FLAGS_rate);
+  options.rank = absl::GetFlag(FLAGS_rank);
+  options.order = absl::GetFlag(FLAGS_order);
+  options.anchors = absl::GetFlag(FLAGS_anchors);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.checkpoint_s = absl::GetFlag(FLAGS_checkpoint_s);
+  options.estimate_only = absl::GetFlag(FLAGS_estimate);
+  WITHY_RETURN_IF_ERROR(CheckOptions(options));
+  options.threads = absl::GetFlag(FLAGS_threads);
+  if (options.threads == 0) {
+    options.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  options.say = [](const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  };
+  return options;
+}
+
+absl::Status Run() {
+  WITHY_ASSIGN_OR_RETURN(const JobOptions options, OptionsFromFlags());
+  train::TuneRuntime();
+  return RunJob(options);
+}
+
+}  // namespace
+}  // namespace withy::elastic
+
+int main(int argc, char** argv) {
+  withy::ParseProgramFlags(
+      "Makes a plain GGUF elastic. Says how long it will take before it begins (--estimate: and "
+      "ends); hours\nwith the defaults, --quick is a tenth and less. May be interrupted and goes "
+      "on "
+      "from --work.\n"
+      "usage: withy-elasticize --model plain.gguf --out elastic.gguf [--quick] [--estimate] "
+      "[--text "
+      "FILE.txt]",
+      argc, argv);
+  absl::Status status;
+  try {
+    status = withy::elastic::Run();
+  } catch (const std::exception& error) {
+    status = withy::elastic::FromLibTorch(error);
+  }
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "withy-elasticize: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

@@ -1,0 +1,103 @@
+#include "offline/tlm/target.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/status.h"
+
+namespace withy::tlm {
+namespace {
+
+// -log of the probability of `token`.
+double Loss(std::span<const float> logits, int32_t token) {
+  const float best = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double{logit} - best);
+  return std::log(sum) + best - logits[static_cast<size_t>(token)];
+}
+
+bool IsBest(std::span<const float> logits, int32_t token) {
+  return std::max_element(logits.begin(), logits.end()) - logits.begin() == token;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Target>> Target::Open(const std::string& path,
+                                                     const engine::ModelOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<engine::Model> model, engine::Model::Open(path, options));
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<engine::Tokenizer> tokenizer,
+                         engine::MakeTokenizer(model->metadata()));
+  if (!tokenizer->FindToken("<|im_start|>").has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path,
+                     ": its tokenizer has no <|im_start|>, which the corpus is written with; "
+                     "give a model that was trained on the corpus"));
+  }
+  return std::unique_ptr<Target>(
+      new Target(std::move(model), train::ChatEncoder(std::move(tokenizer))));
+}
+
+absl::StatusOr<Judgement> Target::Run(const train::Sample& sample, int32_t level, int32_t first,
+                                      const engine::ContextView& view) {
+  const auto tokens = static_cast<int32_t>(sample.tokens.size());
+  const auto answer = static_cast<int32_t>(sample.last_answer);
+  if (tokens > info().context_length) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a record has ", tokens, " tokens, the model's context only ", info().context_length));
+  }
+  std::vector<engine::Row> rows;
+  for (int32_t i = first; i + 1 < tokens; ++i) {
+    rows.push_back({.token = sample.tokens[static_cast<size_t>(i)],
+                    .position = i,
+                    .slot = i,
+                    .level = level,
+                    .want_logits = i + 1 >= answer});
+  }
+  const auto vocab = static_cast<size_t>(info().vocab_size);
+  std::vector<float> logits(vocab * static_cast<size_t>(tokens - answer));
+  WITHY_RETURN_IF_ERROR(
+      model_->Forward({.rows = rows, .contexts = {&view, 1}}, logits.data(), nullptr));
+  Judgement judgement{.loss = 0, .right = true, .prompt_tokens = answer};
+  for (int32_t i = answer; i < tokens; ++i) {
+    const std::span<const float> row(logits.data() + vocab * static_cast<size_t>(i - answer),
+                                     vocab);
+    const int32_t token = sample.tokens[static_cast<size_t>(i)];
+    judgement.loss += Loss(row, token);
+    judgement.right = judgement.right && IsBest(row, token);
+  }
+  return judgement;
+}
+
+absl::StatusOr<Judgement> Target::Judge(const corpus::Record& record, int32_t level) {
+  const train::Sample sample = encoder_.Encode(record);
+  const engine::ScratchKv kv(info(), static_cast<int32_t>(sample.tokens.size()));
+  return Run(sample, level, 0, kv.View());
+}
+
+absl::StatusOr<Judgement> Target::JudgeFirst(const corpus::Record& record) {
+  const train::Sample sample = encoder_.Encode(record);
+  base_kv_ =
+      std::make_unique<engine::ScratchKv>(info(), static_cast<int32_t>(sample.tokens.size()));
+  base_tokens_ = sample.tokens;
+  return Run(sample, -1, 0, base_kv_->View());
+}
+
+absl::StatusOr<Judgement> Target::JudgeVariant(const corpus::Record& record) {
+  const train::Sample sample = encoder_.Encode(record);
+  size_t common = 0;
+  const size_t limit =
+      std::min({sample.last_answer - 1, sample.tokens.size(), base_tokens_.size() - 1});
+  while (common < limit && sample.tokens[common] == base_tokens_[common]) ++common;
+  // Whole chunks of the first one's K and V, then chunks of its own.
+  const auto chunk = static_cast<size_t>(info().kv.chunk_tokens);
+  const size_t shared = common / chunk;
+  const engine::ScratchKv kv(info(), static_cast<int32_t>(sample.tokens.size()));
+  std::vector<std::byte*> blocks(kv.View().blocks.begin(), kv.View().blocks.end());
+  const auto first_blocks = base_kv_->View().blocks;
+  std::copy_n(first_blocks.begin(), shared * static_cast<size_t>(info().kv.layers), blocks.begin());
+  const auto first = static_cast<int32_t>(shared * chunk);
+  return Run(sample, -1, first, {.blocks = blocks, .committed_tokens = first});
+}
+
+}  // namespace withy::tlm

@@ -1,0 +1,17 @@
+#include "offline/train/tensor_file.h"
+
+#include <sstream>
+
+#include "base/files.h"
+#include "base/status.h"
+
+namespace withy::train {
+
+absl::Status SaveTensors(const std::string& path, const std::vector<torch::Tensor>& tensors) {
+  // Into memory first: LibTorch's own file writer does not say why it failed.
+  std::ostringstream bytes;
+  torch::save(tensors, bytes);
+  return WriteWhole(path, bytes.view());
+}
+
+}  // namespace withy::train

@@ -1,0 +1,383 @@
+#include "orchestrator/testing.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "base/config.h"
+#include "gtest/gtest.h"
+#include "orchestrator/orchestrator.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using grpc::Status;
+using grpc::StatusCode;
+
+template <typename Service>
+std::unique_ptr<rpc::Server> Serve(const std::string& name, const std::string& address,
+                                   Service* service) {
+  auto server = rpc::Server::Start({name, {address}}, {service});
+  EXPECT_TRUE(server.ok()) << server.status();
+  (*server)->SetServing(true);
+  return *std::move(server);
+}
+
+v1::RunResponse TokenEvent(const std::string& text) {
+  v1::RunResponse event;
+  event.mutable_delta()->set_text(text);
+  event.mutable_delta()->add_tokens()->set_id(static_cast<unsigned char>(text[0]));
+  return event;
+}
+
+}  // namespace
+
+Status FakeStore::AuthenticateApp(grpc::ServerContext*, const v1::AuthenticateAppRequest* request,
+                                  v1::AuthenticateAppResponse* response) {
+  const std::lock_guard lock(mutex_);
+  ++authentications_;
+  if (request->token() != "good") return {StatusCode::UNAUTHENTICATED, "unknown token"};
+  response->set_app_id("app_1");
+  return Status::OK;
+}
+
+Status FakeStore::FindResult(grpc::ServerContext*, const v1::FindResultRequest* request,
+                             v1::FindResultResponse* response) {
+  const std::lock_guard lock(mutex_);
+  const auto it = results_.find(request->request_id());
+  if (it == results_.end()) return {StatusCode::NOT_FOUND, "no such result"};
+  if (it->second.first != request->request_digest())
+    return {StatusCode::ALREADY_EXISTS, "another request"};
+  *response->mutable_result() = it->second.second;
+  return Status::OK;
+}
+
+Status FakeStore::BindApp(grpc::ServerContext*, const v1::StoreBindAppRequest* request,
+                          v1::BindAppResponse* response) {
+  if (request->operator_renewal()) return {StatusCode::INTERNAL, "not for the orchestrator"};
+  if (request->app() == "one" && request->current_token() != "good")
+    return {StatusCode::ALREADY_EXISTS, "an app named one is registered"};
+  response->set_app_id(request->app() == "one" ? "app_1" : "app_2");
+  response->set_token("fresh");
+  return Status::OK;
+}
+
+Status FakeStore::CreateContext(grpc::ServerContext*, const v1::StoreCreateContextRequest* request,
+                                v1::CreateContextResponse* response) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (refuses_contexts_)
+      return {StatusCode::RESOURCE_EXHAUSTED, "the app has 5 contexts; the limit is 5"};
+  }
+  response->mutable_context()->set_context_id("ctx_of_" + request->app_id());
+  response->mutable_context()->set_title(request->request().title());
+  return Status::OK;
+}
+
+Status FakeStore::GetContext(grpc::ServerContext*, const v1::StoreGetContextRequest* request,
+                             v1::GetContextResponse* response) {
+  if (request->context_id() != "ctx_of_" + request->app_id())
+    return {StatusCode::NOT_FOUND, "unknown context"};
+  response->mutable_context()->set_context_id(request->context_id());
+  return Status::OK;
+}
+
+Status FakeStore::GetStoreInfo(grpc::ServerContext*, const v1::GetStoreInfoRequest*,
+                               v1::GetStoreInfoResponse* response) {
+  response->mutable_status()->set_arena_bytes(77);
+  return Status::OK;
+}
+
+void FakeStore::Keep(const std::string& request_id, const std::string& digest,
+                     const v1::StoredResult& result) {
+  const std::lock_guard lock(mutex_);
+  results_[request_id] = {digest, result};
+}
+
+int FakeStore::authentications() const {
+  const std::lock_guard lock(mutex_);
+  return authentications_;
+}
+
+void FakeStore::RefuseContexts() {
+  const std::lock_guard lock(mutex_);
+  refuses_contexts_ = true;
+}
+
+Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* request,
+                       grpc::ServerWriter<v1::RunResponse>* writer) {
+  const std::string& script = request->prompt().text();
+  bool die_now = false;
+  bool hold = script == "hold";
+  {
+    const std::lock_guard lock(mutex_);
+    if (request->worker_instance() != instance_) {
+      return {StatusCode::ABORTED, "worker was restarted since the call was decided"};
+    }
+    hold = hold || (!held_.empty() && script.starts_with(held_)) ||
+           (script == "hold later" &&
+            std::any_of(runs_.begin(), runs_.end(), [&](const v1::RunRequest& before) {
+              return before.prompt().text() == script;
+            }));
+    runs_.push_back(*request);
+    if (hold) holding_.insert(request->call_id());
+    changed_.notify_all();
+    die_now = script == "die early" && !died_;
+    died_ = died_ || die_now;
+  }
+  if (die_now) return {StatusCode::UNAVAILABLE, "worker is gone"};
+  v1::RunResponse event;
+  event.mutable_accepted()->set_prefill_tokens(5);
+  writer->Write(event);
+  if (request->report_progress()) {
+    event.mutable_progress()->set_computed_tokens(3);
+    event.mutable_progress()->set_prefill_tokens(5);
+    writer->Write(event);
+  }
+  writer->Write(TokenEvent("a"));
+  if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
+  if (hold) {
+    std::unique_lock lock(mutex_);
+    const auto stopped = [&] { return stopped_.contains(request->call_id()); };
+    while (!released_ && !stopped() && !context->IsCancelled())
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    holding_.erase(request->call_id());
+    if (stopped()) {
+      event.mutable_finished()->set_text("a");
+      event.mutable_finished()->set_reason(v1::FINISH_REASON_CANCELLED);
+      writer->Write(event);
+      return Status::OK;
+    }
+    if (context->IsCancelled()) {
+      ++cancelled_;
+      changed_.notify_all();
+      return {StatusCode::CANCELLED, "cancelled"};
+    }
+  }
+  writer->Write(TokenEvent("b"));
+  const bool differs = script == "low differs" && request->model_level_percent() < 60;
+  writer->Write(TokenEvent(differs ? "d" : "c"));
+  event.mutable_finished()->set_text(differs ? "abd" : "abc");
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_END_OF_TURN);
+  event.mutable_finished()->set_seed(request->sampling().seed());
+  event.mutable_finished()->mutable_usage()->set_completion_tokens(3);
+  event.mutable_finished()->mutable_usage()->set_pruned_words(request->pruned_words());
+  writer->Write(event);
+  return Status::OK;
+}
+
+Status FakeWorker::Cancel(grpc::ServerContext*, const v1::CancelRunRequest* request,
+                          v1::CancelRunResponse*) {
+  const std::lock_guard lock(mutex_);
+  if (!holding_.contains(request->call_id())) return {StatusCode::NOT_FOUND, "no such call"};
+  stopped_.insert(request->call_id());
+  changed_.notify_all();
+  return Status::OK;
+}
+
+Status FakeWorker::Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
+                            v1::TokenizeResponse* response) {
+  size_t bytes = request->prompt().text().size();
+  for (const v1::Message& message : request->prompt().messages().messages()) {
+    bytes += message.content().size();
+  }
+  if (!request->kept().empty()) {
+    bytes = 0;
+    for (int i = 0; i < request->kept_size(); ++i) {
+      const auto& messages = request->prompt().messages().messages();
+      if (request->kept(i).spans().empty())
+        bytes += messages.empty() ? request->prompt().text().size() : messages[i].content().size();
+      for (const v1::ByteSpan& span : request->kept(i).spans()) bytes += span.end() - span.begin();
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  response->set_prompt_tokens(static_cast<uint32_t>(bytes / bytes_per_token_));
+  ++tokenized_;
+  if (request->prompt().text() == "adapted") response->set_adapted_messages(2);
+  response->set_instance(instance_);
+  return Status::OK;
+}
+
+Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
+                                 v1::GetWorkerInfoResponse* response) {
+  {
+    const std::lock_guard lock(mutex_);
+    response->set_without_model(without_model_);
+    if (!without_model_.empty()) return Status::OK;
+  }
+  v1::ModelDescription& model = *response->mutable_model();
+  model.set_name("fake");
+  model.set_role("target");
+  model.set_context_length(32'768);
+  model.set_vocabulary(1000);
+  {
+    const std::lock_guard lock(mutex_);
+    model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
+    response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
+    response->set_encoder_fingerprint(encoder_fingerprint_);
+    response->set_instance(instance_);
+  }
+  response->mutable_cost()->set_decode_us_per_token(10'000);
+  response->mutable_status()->set_model_bytes(123);
+  return Status::OK;
+}
+
+void FakeWorker::Hold(const std::string& beginning) {
+  const std::lock_guard lock(mutex_);
+  held_ = beginning;
+}
+
+void FakeWorker::Release() {
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
+}
+
+bool FakeWorker::AwaitCancelled(int count, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return cancelled_ >= count; });
+}
+
+bool FakeWorker::AwaitRuns(size_t count, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return runs_.size() >= count; });
+}
+
+std::vector<v1::RunRequest> FakeWorker::runs() const {
+  const std::lock_guard lock(mutex_);
+  return runs_;
+}
+
+void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
+  const std::lock_guard lock(mutex_);
+  levels_ = std::move(percents);
+  ++instance_;
+}
+
+void FakeWorker::SetEncoder(uint64_t fingerprint) {
+  const std::lock_guard lock(mutex_);
+  encoder_fingerprint_ = fingerprint;
+  ++instance_;
+}
+
+void FakeWorker::SetBytesPerToken(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  bytes_per_token_ = bytes;
+}
+
+void FakeWorker::SetWithoutModel(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  without_model_ = why;
+}
+
+int FakeWorker::tokenized() const {
+  const std::lock_guard lock(mutex_);
+  return tokenized_;
+}
+
+void FakeWorker::SetPrefillCost(double us_per_token) {
+  const std::lock_guard lock(mutex_);
+  prefill_us_per_token_ = us_per_token;
+}
+
+v1::Config Board::Limits(uint32_t queue_limit, uint32_t max_batch) {
+  v1::Config config;
+  config.mutable_orchestrator()->set_queue_limit(queue_limit);
+  config.mutable_model()->set_max_batch(max_batch);
+  config.mutable_orchestrator()->set_probe_off(true);
+  return config;
+}
+
+Board::Board(const v1::Config& config) : config_(config) {
+  char pattern[] = "/tmp/withy_orchestrator_XXXXXX";
+  dir_ = mkdtemp(pattern);
+  config_.set_run_dir(dir_ + "/run");
+  config_.set_state_dir(dir_ + "/state");
+  if (config_.orchestrator().tlm_path().empty())
+    config_.mutable_orchestrator()->set_tlm_path("off");
+  EXPECT_TRUE(FillDefaults(&config_).ok());
+  std::filesystem::create_directory(config_.run_dir());
+  store_server_ = Serve("context_store", config_.store().listen(), &store);
+  StartWorker();
+  auto started = StartOrchestrator(config_);
+  EXPECT_TRUE(started.ok()) << started.status();
+  orchestrator_ = *std::move(started);
+  stub_ = v1::LlmService::NewStub(
+      grpc::CreateChannel(config_.orchestrator().listen(), grpc::InsecureChannelCredentials()));
+}
+
+Board::~Board() {
+  worker.Release();
+  draft.model.Release();
+  orchestrator_.reset();
+  StopWorker();
+  draft_server_.reset();
+  store_server_.reset();
+  std::filesystem::remove_all(dir_);
+}
+
+void Board::StartWorker() {
+  worker_server_ = Serve("model_worker", config_.model().listen(), &worker);
+}
+
+void Board::StopWorker() { worker_server_.reset(); }
+
+void Board::StartDraft() {
+  draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
+}
+
+void Board::Drain() { orchestrator_->Drain(absl::Seconds(10)); }
+
+Outcome Board::Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) {
+  grpc::ClientContext own;
+  if (context == nullptr) {
+    Authorise(&own);
+    context = &own;
+  }
+  Outcome outcome;
+  const auto reader = stub_->Generate(context, request);
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+    if (message.has_started()) outcome.started = message.started();
+    if (message.has_delta()) outcome.text += message.delta().text();
+    if (message.has_finished()) outcome.finished = message.finished();
+  }
+  outcome.status = reader->Finish();
+  const auto& trailing = context->GetServerTrailingMetadata();
+  if (const auto it = trailing.find("retry-after-ms"); it != trailing.end()) {
+    outcome.retry_after_ms.assign(it->second.data(), it->second.size());
+  }
+  return outcome;
+}
+
+OpenCall::OpenCall(Board& board, const v1::GenerateRequest& request) {
+  Authorise(&context);
+  reader = board.stub().Generate(&context, request);
+  v1::GenerateResponse message;
+  while (reader->Read(&message) && !message.has_delta()) {
+  }
+}
+
+grpc::Status OpenCall::Finish() {
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  return reader->Finish();
+}
+
+v1::GenerateRequest Ask(const std::string& text) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text(text);
+  return request;
+}
+
+void Authorise(grpc::ClientContext* context, const std::string& token) {
+  if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+}
+
+}  // namespace withy::orchestrator

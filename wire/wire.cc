@@ -1,0 +1,254 @@
+#include "wire/wire.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "wire/calibration.h"
+
+namespace withy::engine {
+namespace {
+
+using SpansOnWire = google::protobuf::RepeatedPtrField<v1::ByteSpan>;
+
+constexpr float kMaxTemperature = 10.0f;
+constexpr uint32_t kMaxTopLogprobs = 20;
+constexpr auto kMaxInt = static_cast<uint32_t>(std::numeric_limits<int32_t>::max());
+
+std::vector<ByteSpan> SpansFromWire(const SpansOnWire& wire) {
+  std::vector<ByteSpan> spans;
+  for (const v1::ByteSpan& span : wire) spans.push_back({span.begin(), span.end()});
+  return spans;
+}
+
+void SpansToWire(const std::vector<ByteSpan>& spans, SpansOnWire* wire) {
+  for (const ByteSpan& span : spans) {
+    v1::ByteSpan* out = wire->Add();
+    out->set_begin(span.begin);
+    out->set_end(span.end);
+  }
+}
+
+absl::Status CheckBound(std::string_view field, uint32_t value, uint32_t limit) {
+  if (value <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(field), ": ", value, "; the most is ", limit));
+}
+
+absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request,
+                                                const v1::Sampling& defaults, uint64_t seed) {
+  const v1::Sampling wire = Complete(request.sampling(), defaults);
+  WITHY_RETURN_IF_ERROR(CheckBound("sampling.top_k", wire.top_k(), kMaxInt));
+  WITHY_RETURN_IF_ERROR(
+      CheckBound("sampling.repetition_window", wire.repetition_window(), kMaxRepetitionWindow));
+  SamplingParams params;
+  params.temperature = wire.temperature();
+  if (!(params.temperature >= 0 && params.temperature <= kMaxTemperature)) {
+    return absl::InvalidArgumentError(absl::StrCat("sampling.temperature: ", params.temperature,
+                                                   "; the range is 0 to ", kMaxTemperature));
+  }
+  params.top_k = static_cast<int32_t>(wire.top_k());
+  if (wire.has_top_p()) params.top_p = wire.top_p();
+  params.min_p = wire.min_p();
+  if (wire.has_repetition_penalty()) params.repetition_penalty = wire.repetition_penalty();
+  if (wire.has_repetition_window())
+    params.repetition_window = static_cast<int32_t>(wire.repetition_window());
+  params.seed = wire.has_seed() ? wire.seed() : seed;
+  if (request.limits().has_logprobs()) {
+    WITHY_RETURN_IF_ERROR(
+        CheckBound("limits.logprobs", request.limits().logprobs(), kMaxTopLogprobs));
+    params.logprobs = true;
+    params.top_logprobs = static_cast<int32_t>(request.limits().logprobs());
+  }
+  return params;
+}
+
+// What the call asks for, else the default, as far as the window goes.
+int32_t MaxTokens(const v1::RunRequest& request, const AnswerDefaults& defaults, int32_t window) {
+  if (request.limits().max_tokens() != 0)
+    return static_cast<int32_t>(request.limits().max_tokens());
+  const uint32_t usual =
+      request.prompt().has_text() ? defaults.raw_max_tokens : defaults.max_tokens;
+  const auto room = static_cast<uint32_t>(window);
+  return static_cast<int32_t>(usual == 0 ? room : std::min(usual, room));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Segment>> PromptFromWire(
+    const v1::Prompt& prompt, const google::protobuf::RepeatedPtrField<v1::KeptSpans>& kept) {
+  std::vector<Segment> segments;
+  switch (prompt.form_case()) {
+    case v1::Prompt::kText: {
+      Segment& segment = segments.emplace_back();
+      segment.text = prompt.text();
+      segment.fixed = SpansFromWire(prompt.fixed());
+      break;
+    }
+    case v1::Prompt::kMessages:
+      for (const v1::Message& message : prompt.messages().messages()) {
+        if (message.role().empty()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("prompt.messages[", segments.size(),
+                           "].role: empty; give system, user or assistant"));
+        }
+        Segment& segment = segments.emplace_back();
+        segment.role = message.role();
+        segment.text = message.content();
+        segment.fixed = SpansFromWire(message.fixed());
+      }
+      break;
+    case v1::Prompt::FORM_NOT_SET:
+      break;
+  }
+  if (segments.empty()) {
+    return absl::InvalidArgumentError("prompt: empty; give text or at least one message");
+  }
+  if (kept.empty()) return segments;
+  if (kept.size() != static_cast<int>(segments.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("kept: ", kept.size(), " entries for ",
+                                                   segments.size(), " messages; give one each"));
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    segments[i].kept = SpansFromWire(kept[static_cast<int>(i)].spans());
+  }
+  return segments;
+}
+
+absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
+                                              const AnswerDefaults& defaults,
+                                              uint64_t fallback_seed, int32_t window) {
+  AnswerRequest result;
+  WITHY_ASSIGN_OR_RETURN(result.prompt, PromptFromWire(request.prompt(), request.kept()));
+  WITHY_ASSIGN_OR_RETURN(result.sampling,
+                         SamplingFromWire(request, defaults.sampling, fallback_seed));
+  const v1::Limits& limits = request.limits();
+  WITHY_RETURN_IF_ERROR(CheckBound("limits.max_tokens", limits.max_tokens(), kMaxInt));
+  result.max_tokens = MaxTokens(request, defaults, window);
+  result.stop.assign(limits.stop().begin(), limits.stop().end());
+  WITHY_RETURN_IF_ERROR(CheckBound("model_level_percent", request.model_level_percent(), 100));
+  result.level_percent = request.model_level_percent() == 0
+                             ? 100
+                             : static_cast<int32_t>(request.model_level_percent());
+  return result;
+}
+
+Segment SegmentFromWire(const v1::Segment& wire) {
+  Segment segment;
+  segment.role = wire.role();
+  segment.text = wire.text();
+  segment.kept = SpansFromWire(wire.kept());
+  segment.fixed = SpansFromWire(wire.fixed());
+  segment.level_percent = static_cast<int32_t>(wire.model_level_percent());
+  segment.cancelled = wire.cancelled();
+  segment.ended = wire.ended();
+  segment.unix_s = wire.unix_s();
+  segment.token_ids.assign(wire.token_ids().begin(), wire.token_ids().end());
+  segment.tokenizer_fingerprint = wire.tokenizer_fingerprint();
+  return segment;
+}
+
+v1::Segment ToWire(const Segment& segment) {
+  v1::Segment wire;
+  wire.set_role(segment.role);
+  wire.set_text(segment.text);
+  SpansToWire(segment.kept, wire.mutable_kept());
+  SpansToWire(segment.fixed, wire.mutable_fixed());
+  wire.set_model_level_percent(static_cast<uint32_t>(segment.level_percent));
+  wire.set_cancelled(segment.cancelled);
+  wire.set_ended(segment.ended);
+  wire.set_unix_s(segment.unix_s);
+  wire.mutable_token_ids()->Add(segment.token_ids.begin(), segment.token_ids.end());
+  wire.set_tokenizer_fingerprint(segment.tokenizer_fingerprint);
+  return wire;
+}
+
+v1::FinishReason ToWire(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return v1::FINISH_REASON_UNSPECIFIED;
+    case FinishReason::kEndOfTurn:
+      return v1::FINISH_REASON_END_OF_TURN;
+    case FinishReason::kStopString:
+      return v1::FINISH_REASON_STOP_STRING;
+    case FinishReason::kMaxTokens:
+      return v1::FINISH_REASON_MAX_TOKENS;
+    case FinishReason::kContextFull:
+      return v1::FINISH_REASON_CONTEXT_FULL;
+    case FinishReason::kCancelled:
+      return v1::FINISH_REASON_CANCELLED;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer) {
+  v1::Token wire;
+  wire.set_id(sample.id);
+  if (!params.logprobs) return wire;
+  wire.set_logprob(sample.logprob);
+  wire.set_text(std::string(tokenizer.TokenBytes(sample.id)));
+  for (const TokenLogprob& top : sample.top) {
+    v1::TokenAlternative* alternative = wire.add_alternatives();
+    alternative->set_id(top.id);
+    alternative->set_text(std::string(tokenizer.TokenBytes(top.id)));
+    alternative->set_logprob(top.logprob);
+  }
+  return wire;
+}
+
+v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
+                         const Tokenizer& tokenizer) {
+  v1::GenerateDelta wire;
+  wire.set_text(delta.text);
+  if (delta.token.has_value()) *wire.add_tokens() = ToWire(*delta.token, params, tokenizer);
+  return wire;
+}
+
+ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir) {
+  ServedModelOptions options;
+  options.path = config.path();
+  options.chat_template = config.chat_template();
+  options.context_length = static_cast<int32_t>(config.context_length());
+  options.model.threads = static_cast<int32_t>(config.threads());
+  options.model.target = config.kernel_target();
+  options.model.cache_dir = PackedDir(state_dir);
+  return options;
+}
+
+v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window,
+                              const AnswerDefaults& defaults) {
+  v1::ModelDescription wire;
+  wire.set_name(info.name);
+  wire.set_role(std::string(role));
+  wire.set_architecture(info.architecture);
+  wire.set_parameters(static_cast<uint64_t>(info.parameters));
+  wire.set_weight_bytes(static_cast<uint64_t>(info.weight_bytes));
+  wire.set_context_length(static_cast<uint32_t>(window));
+  wire.set_vocabulary(static_cast<uint32_t>(info.vocab_size));
+  for (const LevelInfo& level : info.levels) {
+    wire.add_levels_percent(static_cast<uint32_t>(level.percent));
+  }
+  wire.set_model_id(info.id);
+  *wire.mutable_default_sampling() = defaults.sampling;
+  wire.set_default_max_tokens(defaults.max_tokens);
+  return wire;
+}
+
+std::string CutText(FinishReason reason, size_t tokens) {
+  switch (reason) {
+    case FinishReason::kMaxTokens:
+      return absl::StrCat("The answer was cut after ", tokens,
+                          " tokens, its limit: a higher limits.max_tokens gives it more.");
+    case FinishReason::kContextFull:
+      return absl::StrCat("The answer was cut after ", tokens,
+                          " tokens, because the window is full: a new context, a shorter prompt or "
+                          "a higher model.context_length gives it room.");
+    default:
+      return "";
+  }
+}
+
+}  // namespace withy::engine

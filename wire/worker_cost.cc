@@ -1,0 +1,105 @@
+#include "wire/worker_cost.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "wire/calibration.h"
+
+namespace withy::engine {
+namespace {
+
+void AddPrefill(const std::vector<PrefillTime>& times, v1::LevelCost* level) {
+  for (const PrefillTime& time : times) {
+    v1::PrefillTime* point = level->add_prefill();
+    point->set_tokens(static_cast<uint32_t>(time.tokens));
+    point->set_us(time.us);
+  }
+}
+
+// Of a level, what the measurement at start-up says: all of the full model, of others what depth
+// adds.
+void AddProbe(const StepCost& cost, const ModelInfo& info, int32_t percent, v1::LevelCost* level) {
+  const DepthCost depth = DepthCostOf(cost, info.levels.front().percent, percent);
+  level->set_decode_us_per_context_token(depth.decode_us);
+  level->set_prefill_us_per_context_token(depth.prefill_us);
+  if (percent != info.levels.back().percent) return;
+  level->set_decode_us(cost.decode_us);
+  level->set_decode_us_per_extra_row(cost.decode_us_per_extra);
+  AddPrefill(cost.prefill, level);
+}
+
+// The levels' times in the order of `info`. Errors: DATA_LOSS naming the level that has none.
+absl::StatusOr<std::vector<LevelTimes>> TimesOf(const v1::Calibration& record,
+                                                const ModelInfo& info, const std::string& path) {
+  std::vector<LevelTimes> levels = LevelTimesOf(record);
+  for (size_t i = 0; i < info.levels.size(); ++i) {
+    if (i < levels.size() && levels[i].percent == info.levels[i].percent &&
+        !levels[i].prefill.empty()) {
+      continue;
+    }
+    return absl::DataLossError(absl::StrCat("the calibration ", path, " lacks times of level ",
+                                            info.levels[i].percent,
+                                            " %: measure again with `withyctl calibrate --force`"));
+  }
+  return levels;
+}
+
+absl::StatusOr<std::vector<LevelTimes>> ReadTimes(const Model& model, const std::string& path,
+                                                  const BoardInfo& board) {
+  const v1::CalibrationKey here =
+      MakeCalibrationKey(model.info().id, model.target(), model.threads(), board);
+  WITHY_ASSIGN_OR_RETURN(const v1::Calibration record, UsableCalibration(path, here));
+  return TimesOf(record, model.info(), path);
+}
+
+}  // namespace
+
+absl::StatusOr<WorkerCost> FindWorkerCost(Model& model, const std::string& model_path,
+                                          const std::string& packed_dir, const BoardInfo& board,
+                                          Clock& clock) {
+  WorkerCost cost;
+  auto levels = ReadTimes(model, CalibrationPath(model_path, packed_dir), board);
+  cost.calibration = levels.status();
+  if (levels.ok()) {
+    cost.levels = *std::move(levels);
+    cost.step = FullStepCost(cost.levels);
+  } else {
+    WITHY_ASSIGN_OR_RETURN(cost.step, MeasureCost(model, clock));
+  }
+  return cost;
+}
+
+std::string Describe(const WorkerCost& cost) {
+  if (cost.calibrated()) return "calibrated";
+  if (absl::IsNotFound(cost.calibration)) return "not calibrated";
+  return "calibration refused (see the log)";
+}
+
+v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info) {
+  v1::CostModel wire;
+  wire.set_source(cost.calibrated() ? v1::COST_SOURCE_CALIBRATION : v1::COST_SOURCE_PROBE);
+  wire.set_prefill_us_per_token(cost.step.prefill_us_per_token);
+  wire.set_decode_us_per_token(cost.step.decode_us);
+  wire.set_decode_us_per_extra_row(cost.step.decode_us_per_extra);
+  wire.set_decode_us_per_context_token(cost.step.depth.decode_us);
+  wire.set_prefill_us_per_context_token(cost.step.depth.prefill_us);
+  for (size_t i = 0; i < info.levels.size(); ++i) {
+    const LevelInfo& level = info.levels[i];
+    v1::LevelCost* out = wire.add_levels();
+    out->set_percent(static_cast<uint32_t>(level.percent));
+    out->set_weight_bytes(static_cast<uint64_t>(level.weight_bytes));
+    out->set_flops_per_token(static_cast<uint64_t>(level.flops_per_token));
+    if (!cost.calibrated()) {
+      AddProbe(cost.step, info, level.percent, out);
+      continue;
+    }
+    const LevelTimes& times = cost.levels[i];
+    AddPrefill(times.prefill, out);
+    out->set_decode_us(times.decode_us);
+    out->set_decode_us_per_context_token(times.decode_us_per_context_token);
+    out->set_decode_us_per_extra_row(times.decode_us_per_extra_row);
+    out->set_prefill_us_per_context_token(times.prefill_us_per_context_token);
+  }
+  return wire;
+}
+
+}  // namespace withy::engine
