@@ -20,8 +20,8 @@
 
 namespace withy::engine {
 
-// A view of packed weights W[n_out, n_in]; `data` is 64-byte aligned, PackedBytes() long and
-// outlives the view.
+// A view of packed weights W[n_out, n_in]. `data` is 64-byte aligned, PackedBytes() long and
+// outlives the view; null where only the layout matters.
 struct PackedMatrix {
   WeightType type = WeightType::kF32;
   int n_out = 0;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/kv/block.h"
 
 namespace withy::engine {
 namespace {
@@ -63,6 +64,30 @@ absl::Status CheckSlotsDiffer(const Batch& batch) {
       absl::StrCat("two rows write slot ", twice->second, " of context ", twice->first));
 }
 
+// Every block that a row reads or writes must be there.
+absl::Status CheckBlocks(const Batch& batch, size_t layers) {
+  const auto chunks_up_to = [](int32_t slot) {
+    return static_cast<size_t>(slot / kChunkTokens) + 1;
+  };
+  std::vector<size_t> needed(batch.contexts.size(), 0);
+  for (const Row& row : batch.rows) {
+    size_t& chunks = needed[static_cast<size_t>(row.context)];
+    const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
+    chunks = std::max(chunks, chunks_up_to(row.slot));
+    if (linear > 0) chunks = std::max(chunks, chunks_up_to(linear - 1));
+    for (const int32_t slot : row.ancestor_slots) chunks = std::max(chunks, chunks_up_to(slot));
+  }
+  for (size_t c = 0; c < needed.size(); ++c) {
+    const auto blocks = batch.contexts[c].blocks.first(needed[c] * layers);
+    const auto gap = std::find(blocks.begin(), blocks.end(), nullptr);
+    if (gap == blocks.end()) continue;
+    const auto at = static_cast<size_t>(gap - blocks.begin());
+    return absl::InvalidArgumentError(absl::StrCat("context ", c, " has no block for chunk ",
+                                                   at / layers, ", layer ", at % layers));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
@@ -77,37 +102,36 @@ absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
   for (size_t i = 0; i < batch.rows.size(); ++i) {
     WITHY_RETURN_IF_ERROR(CheckRow(batch, info, i));
   }
-  return CheckSlotsDiffer(batch);
+  WITHY_RETURN_IF_ERROR(CheckSlotsDiffer(batch));
+  return CheckBlocks(batch, static_cast<size_t>(info.kv.layers));
 }
 
-std::vector<PlannedRow> PlanPiece(const Batch& batch, const ModelInfo& info, int32_t begin,
-                                  int32_t end, int32_t first_logits) {
-  std::vector<PlannedRow> plan;
-  plan.reserve(static_cast<size_t>(end - begin));
-  const auto full = static_cast<int32_t>(info.levels.size()) - 1;
+void PlanPiece(const Batch& batch, int32_t full_level, int32_t begin, int32_t end,
+               int32_t first_logits, std::vector<PlannedRow>* plan) {
+  plan->clear();
   for (int32_t i = begin; i < end; ++i) {
     const Row& row = batch.rows[static_cast<size_t>(i)];
-    PlannedRow planned{.row = &row, .level = row.level == -1 ? full : row.level, .batch_row = i};
+    PlannedRow planned{
+        .row = &row, .level = row.level == -1 ? full_level : row.level, .batch_row = i};
     planned.seen_level =
         row.context_level == -1 ? planned.level : std::min(planned.level, row.context_level);
     if (row.want_logits) planned.logits_row = first_logits++;
     const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
     for (int32_t p = linear; p <= row.position; ++p) {
       if (planned.SlotAt(p) == p) continue;
-      planned.tail_group = linear / info.kv.chunk_tokens;
-      planned.tail_blocks = row.position / info.kv.chunk_tokens - planned.tail_group + 1;
+      planned.tail_group = linear / kChunkTokens;
+      planned.tail_blocks = row.position / kChunkTokens - planned.tail_group + 1;
       break;
     }
-    plan.push_back(planned);
+    plan->push_back(planned);
   }
-  std::stable_sort(plan.begin(), plan.end(),
+  std::stable_sort(plan->begin(), plan->end(),
                    [](const PlannedRow& a, const PlannedRow& b) { return a.level > b.level; });
   int32_t tail_blocks = 0;
-  for (PlannedRow& planned : plan) {
+  for (PlannedRow& planned : *plan) {
     planned.tail_first = tail_blocks;
     tail_blocks += planned.tail_blocks;
   }
-  return plan;
 }
 
 }  // namespace withy::engine

@@ -1,5 +1,6 @@
-// Checks a batch and plans one piece of it: order by level, which rows see scattered slots, where
-// logits go. Neighbours: forward.cc computes the plan. Pure: touches no KV, no weights.
+// Checks a batch and orders the rows of one piece: by level; finds rows that see scattered slots
+// and where logits go. Neighbours: row_plan.h adds what each row computes. Pure: touches no KV, no
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,10 @@ struct PlannedRow {
 // Errors: INVALID_ARGUMENT naming the row (or context), the value and the limit.
 absl::Status CheckBatch(const Batch& batch, const ModelInfo& info);
 
-// Plans rows [begin, end) of a checked batch: highest level first, else in batch order.
-// `first_logits` is the number of rows before `begin` that want logits.
-std::vector<PlannedRow> PlanPiece(const Batch& batch, const ModelInfo& info, int32_t begin,
-                                  int32_t end, int32_t first_logits);
+// Orders rows [begin, end) of a checked batch into `plan`: highest level first, else in batch
+// order. `full_level`: index of the full model's level. `first_logits`: rows before `begin` that
+// want logits.
+void PlanPiece(const Batch& batch, int32_t full_level, int32_t begin, int32_t end,
+               int32_t first_logits, std::vector<PlannedRow>* plan);
 
 }  // namespace withy::engine

@@ -1,0 +1,63 @@
+// Addresses of a model's weights by name, for the CPU's kernels. Neighbours: model/weight_name.h
+// has the names, weights/packed_file.h the bytes; lower.cc asks when it comes to an operation.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/cpu/low_rank.h"
+#include "engine/cpu/packed_matrix.h"
+#include "engine/model/facts.h"
+#include "engine/model/weight_name.h"
+#include "engine/weights/packed_file.h"
+
+namespace withy::engine {
+
+// Forms of its inputs that each kind of product needs (ActivationForms).
+struct ProductForms {
+  unsigned input = 0;      // Q, K, V, gate, up
+  unsigned attention = 0;  // O
+  unsigned neurons = 0;    // down
+  unsigned head = 0;
+};
+
+// Immutable; views into the file, which outlives it.
+class BoundWeights {
+ public:
+  // `facts`: of this file (ReadFacts).
+  BoundWeights(const PackedFile& file, const ModelFacts& facts);
+
+  // The weight must be one that the model has.
+  const PackedMatrix& Matrix(const WeightName& name) const { return matrices_[IndexOf(name)]; }
+  const float* Vector(const WeightName& name) const { return vectors_[IndexOf(name)]; }
+  const PackedMatrix& LoraInput(const LoraWeightName& name) const {
+    return lora_inputs_[IndexOf(name)];
+  }
+  const LowRankOutputs& LoraOutput(const LoraWeightName& name) const {
+    return lora_outputs_[IndexOf(name)];
+  }
+  const ProductForms& forms() const { return forms_; }
+
+ private:
+  static size_t IndexOf(const WeightName& name) {
+    return static_cast<size_t>(name.layer + 1) * kWeightRoles + static_cast<size_t>(name.role);
+  }
+  size_t IndexOf(const LoraWeightName& name) const {
+    return (static_cast<size_t>(name.level) * layers_ + static_cast<size_t>(name.layer)) *
+               kLoraParts +
+           static_cast<size_t>(name.part);
+  }
+  void Bind(const PackedFile& file, const WeightName& name);
+  void BindLora(const PackedFile& file, const ModelFacts& facts);
+  void CollectForms();
+
+  const size_t layers_;
+  std::vector<PackedMatrix>
+      matrices_;  // by IndexOf; empty where the model has none, here and below
+  std::vector<const float*> vectors_;
+  std::vector<PackedMatrix> lora_inputs_;
+  std::vector<LowRankOutputs> lora_outputs_;
+  ProductForms forms_;
+};
+
+}  // namespace withy::engine

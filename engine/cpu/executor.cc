@@ -1,0 +1,81 @@
+#include "engine/cpu/executor.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace withy::engine {
+
+class CpuExecutor::PoolRun final : public ProgramRun {
+ public:
+  explicit PoolRun(CpuExecutor& executor)
+      : pool_(executor.pool_),
+        steps_(executor.pool_.NewList()),
+        lowering_(executor.facts_, executor.weights_, executor.kernels_, executor.tap_) {}
+
+  void Start(const Program& program, const RowPlan& plan, const Batch& batch,
+             float* logits) override {
+    program_ = &program;
+    first_listed_ = next_op_ = 0;
+    op_ends_.clear();
+    lowering_.Start(program, plan, batch, logits);
+  }
+
+  bool Run(const std::atomic<bool>* stop, int32_t end) override {
+    do {
+      if (!pool_.Run(steps_, stop, StepsUntil(end))) return false;
+    } while (LowerMore());
+    return true;
+  }
+
+  double ops_done() const override {
+    if (steps_.empty()) return next_op_;
+    const int done = steps_.steps_done();
+    const auto end = std::upper_bound(op_ends_.begin(), op_ends_.end(), done);
+    if (end == op_ends_.end()) return next_op_;
+    const int begin = end == op_ends_.begin() ? 0 : *(end - 1);
+    return first_listed_ + static_cast<double>(end - op_ends_.begin()) +
+           static_cast<double>(done - begin) / (*end - begin);
+  }
+
+  void Abandon() override { steps_.Clear(); }
+
+ private:
+  // Lists the operations that come next, as far as there is room; false when there are none.
+  bool LowerMore() {
+    const auto ops = static_cast<int32_t>(program_->ops.size());
+    if (next_op_ == ops) return false;
+    first_listed_ = next_op_;
+    op_ends_.clear();
+    while (next_op_ < ops && steps_.room() >= Lowering::kMaxStepsPerOp) {
+      lowering_.Lower(program_->ops[static_cast<size_t>(next_op_++)], steps_);
+      op_ends_.push_back(steps_.steps());
+    }
+    return true;
+  }
+
+  // Of the list, the first step that is not to be begun.
+  int StepsUntil(int32_t end) const {
+    const int32_t listed = end - first_listed_;
+    if (listed <= 0) return 0;
+    if (static_cast<size_t>(listed) > op_ends_.size()) return StepList::kMaxSteps;
+    return op_ends_[static_cast<size_t>(listed) - 1];
+  }
+
+  ThreadPool& pool_;
+  StepList& steps_;
+  Lowering lowering_;
+  const Program* program_ = nullptr;
+  int32_t first_listed_ = 0;  // operation that the list begins with
+  int32_t next_op_ = 0;       // that is not in the list yet
+  std::vector<int> op_ends_;  // [op - first_listed_]: steps of the list up to its end
+};
+
+CpuExecutor::CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels,
+                         int threads, const LayerTap& tap)
+    : facts_(facts), weights_(file, facts), kernels_(kernels), tap_(tap), pool_(threads) {}
+
+CpuExecutor::~CpuExecutor() = default;
+
+std::unique_ptr<ProgramRun> CpuExecutor::NewRun() { return std::make_unique<PoolRun>(*this); }
+
+}  // namespace withy::engine

@@ -1,0 +1,39 @@
+// Computes programs on the CPU: operations become steps of the thread pool, as far as its list has
+// room, and the threads walk them side by side. Neighbours: lower.h resolves names, thread_pool.h
+// computes; model/executor.h is the interface.
+#pragma once
+
+#include <memory>
+
+#include "engine/cpu/bound_weights.h"
+#include "engine/cpu/kernels.h"
+#include "engine/cpu/lower.h"
+#include "engine/cpu/thread_pool.h"
+#include "engine/model/executor.h"
+
+namespace withy::engine {
+
+// Owns the compute threads. `facts`, `file` and `tap` outlive it.
+class CpuExecutor final : public Executor {
+ public:
+  // `threads`: at least 1, the caller's among them.
+  CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels, int threads,
+              const LayerTap& tap);
+  ~CpuExecutor() override;
+
+  std::string_view target() const override { return kernels_.name; }
+  int32_t threads() const override { return pool_.threads(); }
+  bool PinThreads() override { return pool_.PinThreads(); }
+  std::unique_ptr<ProgramRun> NewRun() override;
+
+ private:
+  class PoolRun;
+
+  const ModelFacts& facts_;
+  const BoundWeights weights_;
+  const Kernels& kernels_;
+  const LayerTap& tap_;
+  ThreadPool pool_;
+};
+
+}  // namespace withy::engine

@@ -1,0 +1,432 @@
+#include "engine/cpu/lower.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+namespace withy::engine {
+namespace {
+
+// Rows a piece: few enough for every thread, of LoRA enough to share what is unpacked.
+constexpr PieceSize kPieceRows{1, 16};
+constexpr PieceSize kLoraPieceRows{4, 16};
+
+bool Interleaved(const ModelShape& shape) { return shape.rope_pairing == RopePairing::kAdjacent; }
+
+// Calls fn(run) for the part of each run that lies in rows [begin, end).
+template <typename Fn>
+void ForRunsIn(std::span<const LowRankRun> runs, int32_t begin, int32_t end, Fn fn) {
+  for (const LowRankRun& run : runs) {
+    const int32_t first = std::max(run.first, begin);
+    const int32_t last = std::min(run.first + run.rows, end);
+    if (first < last) fn(LowRankRun{first, last - first, run.level});
+  }
+}
+
+}  // namespace
+
+Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const Kernels& kernels,
+                   const LayerTap& tap)
+    : facts_(facts),
+      weights_(weights),
+      kernels_(kernels),
+      tap_(tap),
+      geometry_{.layers = facts.shape.layers,
+                .kv_heads = facts.shape.kv_heads,
+                .head_dim = facts.shape.head_dim} {}
+
+void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& batch,
+                     float* logits) {
+  program_ = &program;
+  plan_ = &plan;
+  batch_ = batch;
+  logits_ = logits;
+  work_.Resize(static_cast<size_t>(plan.count()), facts_.shape, weights_.forms(),
+               program.low_rank ? facts_.lora_rank : 0, static_cast<size_t>(plan.tail_blocks()),
+               geometry_.BlockBytes());
+  // Steps refer to them: neither may move while the program is lowered.
+  lora_products_.clear();
+  lora_products_.reserve(program.runs.size());
+  gate_up_lora_.clear();
+  gate_up_lora_.reserve(program.runs.size());
+  const int32_t layers = facts_.shape.layers;
+  attention_rows_.clear();
+  attention_rows_.reserve(static_cast<size_t>(layers) * static_cast<size_t>(plan.count()));
+}
+
+void Lowering::Lower(const Op& op, StepList& steps) {
+  switch (op.kind) {
+    case OpKind::kEmbed:
+      return Embed(op, steps);
+    case OpKind::kNorm:
+      return Norm(op, steps);
+    case OpKind::kQkv:
+      return Qkv(op, steps);
+    case OpKind::kStoreKv:
+      return StoreKv(op, steps);
+    case OpKind::kGatherTail:
+      return GatherTail(op, steps);
+    case OpKind::kKeepWanted:
+      return KeepWanted(steps);
+    case OpKind::kAttend:
+      return Attend(op, steps);
+    case OpKind::kClearHeads:
+      return ClearHeads(op, steps);
+    case OpKind::kAttentionOut:
+      return AttentionOut(op, steps);
+    case OpKind::kGateUp:
+      return GateUp(op, steps);
+    case OpKind::kDown:
+      return Down(op, steps);
+    case OpKind::kTap:
+      return Tap(op, steps);
+    case OpKind::kTakeLogitRows:
+      return TakeLogitRows(op, steps);
+    case OpKind::kHead:
+      return Head(op, steps);
+  }
+}
+
+void Lowering::Embed(const Op& op, StepList& steps) {
+  const PackedMatrix& embedding = weights_.Matrix(op.weights[0]);
+  steps.Add(op.rows, kPieceRows, [this, &embedding](int begin, int end) {
+    const ModelShape& s = facts_.shape;
+    for (int i = begin; i < end; ++i) {
+      const Row& row = *plan_->row(i).row;
+      UnpackRow(embedding, row.token, work_.x.row(i));
+      RopeAngles(s.rope_frequencies, row.position, Interleaved(s), work_.angles.row(i));
+    }
+  });
+}
+
+// What the LoRA of the product before adds to the stream comes first, the A of the products that
+// follow last: so that only down's A needs a step of its own.
+void Lowering::Norm(const Op& op, StepList& steps) {
+  const float* norm = weights_.Vector(op.weights[0]);
+  const float epsilon = facts_.shape.rms_epsilon;
+  if (!program_->low_rank) {
+    AddNormAndPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, norm, epsilon,
+                          &work_.input);
+    return;
+  }
+  steps.Add(op.rows, kLoraPieceRows, [this, &op, norm, epsilon](int begin, int end) {
+    AddLoraToStream(op, begin, end, work_.x.row(begin), work_.x.stride());
+    for (int i = begin; i < end; ++i) {
+      NormAndPrepareRow(kernels_, work_.x.row(i), norm, epsilon, i, &work_.input);
+    }
+    ComputeLoraInputs(op, begin, end);
+  });
+}
+
+void Lowering::Qkv(const Op& op, StepList& steps) {
+  std::array<MatMulArgs, 3> products = {
+      Product(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.k),
+      Product(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.v)};
+  size_t count = 2;
+  if (op.extents != nullptr && facts_.shape.cuts_kv_heads()) {
+    products[0].n_out_extent = products[1].n_out_extent = op.extents->kv_rows.data();
+  }
+  if (op.queries > 0) {
+    MatMulArgs& q = products[count++];
+    q = Product(weights_.Matrix(op.weights[2]), work_.input, op.queries, work_.q);
+    q.x_row = op.first_query;
+    q.y += op.first_query * q.y_stride;
+    if (op.extents != nullptr) q.n_out_extent = op.extents->q_rows.data() + op.first_query;
+  }
+  AddMatMuls(steps, kernels_, std::span(products).first(count), LoraInputProducts(op));
+}
+
+// Bias, head norm and RoPE; K and V into their slots; Q into the order of attention.
+void Lowering::StoreKv(const Op& op, StepList& steps) {
+  const bool last = op.layer + 1 == facts_.shape.layers;
+  steps.Add(op.rows, program_->low_rank ? kLoraPieceRows : kPieceRows,
+            [this, &op, last](int begin, int end) {
+              AddLoraToQkv(op, begin, end);
+              for (int i = begin; i < end; ++i) {
+                StoreKey(op, i);
+                if (!last || plan_->row(i).logits_row >= 0) TurnQuery(op, i);
+              }
+            });
+}
+
+void Lowering::NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const {
+  if (!op.Reads(role)) return;
+  const ModelShape& s = facts_.shape;
+  const float* weight = weights_.Vector({role, op.layer});
+  for (int32_t h = 0; h < count; ++h) {
+    float* head = heads + h * s.head_dim;
+    kernels_.rms_norm(head, weight, s.rms_epsilon, s.head_dim, head);
+  }
+}
+
+std::byte* Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
+  const auto chunk = static_cast<size_t>(slot / kChunkTokens);
+  const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
+  return context
+      .blocks[chunk * static_cast<size_t>(facts_.shape.layers) + static_cast<size_t>(layer)];
+}
+
+void Lowering::StoreKey(const Op& op, int32_t i) {
+  const ModelShape& s = facts_.shape;
+  float* k = work_.k.row(i);
+  float* v = work_.v.row(i);
+  const int32_t rows =
+      op.extents == nullptr ? s.kv_rows() : op.extents->kv_rows[static_cast<size_t>(i)];
+  const int32_t heads = rows / s.head_dim;
+  std::fill(k + rows, k + s.kv_rows(), 0.0f);
+  std::fill(v + rows, v + s.kv_rows(), 0.0f);
+  if (op.Reads(WeightRole::kKBias)) {
+    kernels_.add(weights_.Vector({WeightRole::kKBias, op.layer}), rows, k);
+  }
+  if (op.Reads(WeightRole::kVBias)) {
+    kernels_.add(weights_.Vector({WeightRole::kVBias, op.layer}), rows, v);
+  }
+  NormHeads(op, WeightRole::kKNorm, k, heads);
+  kernels_.rope(k, heads, s.head_dim, work_.angles.row(i), s.head_dim, Interleaved(s));
+  const PlannedRow& planned = plan_->row(i);
+  const int32_t slot = planned.row->slot;
+  kernels_.write_kv(geometry_, k, v, BlockOf(op.layer, planned, slot), slot % kChunkTokens);
+}
+
+void Lowering::TurnQuery(const Op& op, int32_t i) {
+  const ModelShape& s = facts_.shape;
+  float* q = work_.q.row(i);
+  const int32_t heads =
+      op.extents == nullptr ? s.heads : op.extents->q_rows[static_cast<size_t>(i)] / s.head_dim;
+  if (op.Reads(WeightRole::kQBias)) {
+    kernels_.add(weights_.Vector({WeightRole::kQBias, op.layer}), heads * s.head_dim, q);
+  }
+  NormHeads(op, WeightRole::kQNorm, q, heads);
+  kernels_.rope(q, heads, s.head_dim, work_.angles.row(i), s.head_dim, Interleaved(s));
+}
+
+void Lowering::GatherTail(const Op& op, StepList& steps) {
+  steps.Add(op.rows, kPieceRows, [this, &op](int begin, int end) {
+    for (int i = begin; i < end; ++i) CopyTail(op, i);
+  });
+}
+
+// Copies the keys that do not lie where their position says into the row's scratch blocks.
+void Lowering::CopyTail(const Op& op, int32_t i) {
+  const PlannedRow& planned = plan_->row(i);
+  if (planned.tail_group < 0) return;
+  std::byte* const* tail = work_.tails.data() + planned.tail_first;
+  const int32_t begin = planned.tail_group * kChunkTokens;
+  for (int32_t p = begin; p <= planned.row->position; ++p) {
+    const int32_t slot = planned.SlotAt(p);
+    CopyToken(geometry_, BlockOf(op.layer, planned, slot), slot % kChunkTokens,
+              tail[(p - begin) / kChunkTokens], p % kChunkTokens);
+  }
+}
+
+void Lowering::KeepWanted(StepList& steps) {
+  steps.Add(1, 1, [this](int, int) {
+    const auto wanted = plan_->wanted();
+    for (size_t kept = 0; kept < wanted.size(); ++kept) {
+      const int32_t i = wanted[kept];
+      const auto to = static_cast<int32_t>(kept);
+      if (i == to) continue;
+      const auto move = [&](RowBuffer& buffer, int32_t width) {
+        std::memcpy(buffer.row(to), buffer.row(i), sizeof(float) * static_cast<size_t>(width));
+      };
+      move(work_.x, facts_.shape.d_model);
+      move(work_.q, facts_.shape.q_rows());
+    }
+  });
+}
+
+void Lowering::Attend(const Op& op, StepList& steps) {
+  const ModelShape& s = facts_.shape;
+  const bool all_rows = op.layer + 1 < s.layers;
+  const size_t first = attention_rows_.size();
+  for (int32_t i = 0; i < op.rows; ++i) {
+    const PlannedRow& planned = plan_->row(all_rows ? i : plan_->wanted()[static_cast<size_t>(i)]);
+    const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
+    AttentionRow row{.blocks = context.blocks.data() + op.layer,
+                     .block_stride = s.layers,
+                     .visible = planned.row->position + 1};
+    if (planned.tail_group >= 0) {
+      row.tail = work_.tails.data() + planned.tail_first;
+      row.tail_group = planned.tail_group;
+    }
+    attention_rows_.push_back(row);
+  }
+  AttentionArgs args;
+  args.geometry = geometry_;
+  args.q_heads = s.heads;
+  args.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  args.rows = op.rows;
+  args.row = attention_rows_.data() + first;
+  args.q = work_.q.data();
+  args.q_stride = work_.q.stride();
+  args.out = work_.attended.data();
+  args.out_stride = work_.attended.stride();
+  args.rank_major = !s.cuts_kv_heads();
+  if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
+  AddAttend(steps, kernels_, args);
+}
+
+void Lowering::ClearHeads(const Op& op, StepList& steps) {
+  steps.Add(op.rows, kPieceRows, [this, &op](int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      const auto at = static_cast<size_t>(i);
+      float* row = work_.attended.row(i);
+      std::fill(row + op.extents->heads[at] * facts_.shape.head_dim, row + op.extents->q_rows[at],
+                0.0f);
+    }
+  });
+}
+
+void Lowering::AttentionOut(const Op& op, StepList& steps) {
+  const int* extent = op.extents == nullptr ? nullptr : op.extents->q_rows.data();
+  AddPrepareRows(steps, kernels_, work_.attended.data(), work_.attended.stride(), op.rows,
+                 &work_.attention_input, extent);
+  MatMulArgs product =
+      Product(weights_.Matrix(op.weights[0]), work_.attention_input, op.rows, work_.x);
+  product.accumulate = true;
+  product.n_in_extent = extent;
+  AddMatMuls(steps, kernels_, {&product, 1}, LoraInputProducts(op));
+}
+
+void Lowering::GateUp(const Op& op, StepList& steps) {
+  MatMulArgs gate = Product(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
+  MatMulArgs up = Product(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
+  if (op.extents != nullptr) gate.n_out_extent = up.n_out_extent = op.extents->neurons.data();
+  const size_t first = gate_up_lora_.size();
+  for (const LowRankRun& run : program_->Runs(op.add)) {
+    gate_up_lora_.push_back(
+        {.begin = run.first,
+         .end = run.first + run.rows,
+         .gate = &weights_.LoraOutput({LoraPart::kGate, op.add_layer, run.level}),
+         .up = &weights_.LoraOutput({LoraPart::kUp, op.add_layer, run.level}),
+         .a = LoraInputs(run.first, LoraPart::kFfnIn),
+         .a_stride = work_.lora.stride()});
+  }
+  AddGateUp(steps, kernels_, gate, up, &work_.neurons, std::span(gate_up_lora_).subspan(first));
+}
+
+void Lowering::Down(const Op& op, StepList& steps) {
+  MatMulArgs down = Product(weights_.Matrix(op.weights[0]), work_.neurons, op.rows, work_.x);
+  down.accumulate = true;
+  if (op.extents != nullptr) down.n_in_extent = op.extents->neurons.data();
+  AddMatMuls(steps, kernels_, {&down, 1}, LoraInputProducts(op));
+}
+
+void Lowering::Tap(const Op& op, StepList& steps) {
+  steps.Add(1, 1, [this, &op](int, int) {
+    const auto width = static_cast<size_t>(facts_.shape.d_model);
+    std::vector<float> hidden;
+    for (int32_t i = 0; i < op.rows; ++i) {
+      hidden.insert(hidden.end(), work_.x.row(i), work_.x.row(i) + width);
+      float* row = hidden.data() + hidden.size() - width;
+      AddLoraToStream(op, i, i + 1, row, static_cast<ptrdiff_t>(width));
+    }
+    tap_(op.layer, hidden);
+  });
+}
+
+void Lowering::TakeLogitRows(const Op& op, StepList& steps) {
+  steps.Add(1, 1, [this, &op](int, int) {
+    const auto width = static_cast<size_t>(facts_.shape.d_model);
+    AddLoraToStream(op, 0, op.rows, work_.x.data(), work_.x.stride());
+    for (int32_t i = 0; i < op.rows; ++i) {
+      const PlannedRow& planned = plan_->row(plan_->wanted()[static_cast<size_t>(i)]);
+      std::memcpy(work_.out.row(planned.logits_row - plan_->first_logits_row()), work_.x.row(i),
+                  sizeof(float) * width);
+    }
+  });
+}
+
+void Lowering::Head(const Op& op, StepList& steps) {
+  AddNormAndPrepareRows(steps, kernels_, work_.out.data(), work_.out.stride(), op.rows,
+                        weights_.Vector(op.weights[0]), facts_.shape.rms_epsilon,
+                        &work_.head_input);
+  MatMulArgs product =
+      Product(weights_.Matrix(op.weights[1]), work_.head_input, op.rows, work_.out);
+  product.y = logits_ + int64_t{plan_->first_logits_row()} * facts_.shape.vocab_size;
+  product.y_stride = facts_.shape.vocab_size;
+  AddMatMuls(steps, kernels_, {&product, 1});
+}
+
+MatMulArgs Lowering::Product(const PackedMatrix& w, const Activations& x, int32_t rows,
+                             RowBuffer& y) {
+  MatMulArgs args;
+  args.w = w;
+  args.x = &x;
+  args.rows = rows;
+  args.y = y.data();
+  args.y_stride = y.stride();
+  return args;
+}
+
+float* Lowering::LoraInputs(int32_t row, LoraPart in) {
+  static constexpr std::array<int32_t, 4> kPlace = {0, 3, 4, 6};  // of the A parts, in ranks
+  return work_.lora.row(row) + kPlace[static_cast<size_t>(in)] * facts_.lora_rank;
+}
+
+MatMulArgs Lowering::LoraInputProduct(const Op& op, const LowRankRun& run) {
+  const LoraPart in = op.lower_part;
+  const Activations& inputs = in == LoraPart::kAttentionOutIn ? work_.attention_input
+                              : in == LoraPart::kDownIn       ? work_.neurons
+                                                              : work_.input;
+  MatMulArgs args =
+      Product(weights_.LoraInput({in, op.layer, run.level}), inputs, run.rows, work_.lora);
+  args.y = LoraInputs(run.first, in);
+  args.x_row = run.first;
+  return args;
+}
+
+std::span<const MatMulArgs> Lowering::LoraInputProducts(const Op& op) {
+  const size_t first = lora_products_.size();
+  for (const LowRankRun& run : program_->Runs(op.lower)) {
+    lora_products_.push_back(LoraInputProduct(op, run));
+  }
+  return std::span(lora_products_).subspan(first);
+}
+
+void Lowering::ComputeLoraInputs(const Op& op, int32_t begin, int32_t end) {
+  ForRunsIn(program_->Runs(op.lower), begin, end, [&](const LowRankRun& run) {
+    const MatMulArgs args = LoraInputProduct(op, run);
+    kernels_.matmul(args, 0, args.w.tiles());
+  });
+}
+
+void Lowering::AddLora(const LoraWeightName& name, LoraPart in, int32_t part, int32_t first,
+                       int32_t rows, float* y, ptrdiff_t stride) {
+  const LowRankOutputs& b = weights_.LoraOutput(name);
+  kernels_.add_low_rank(
+      b, {rows, LoraInputs(first, in) + part * facts_.lora_rank, work_.lora.stride(), y, stride}, 0,
+      b.outputs);
+}
+
+void Lowering::AddLoraToStream(const Op& op, int32_t begin, int32_t end, float* y,
+                               ptrdiff_t stride) {
+  const LoraPart in =
+      op.add_part == LoraPart::kAttentionOut ? LoraPart::kAttentionOutIn : LoraPart::kDownIn;
+  ForRunsIn(program_->Runs(op.add), begin, end, [&](const LowRankRun& run) {
+    AddLora({op.add_part, op.add_layer, run.level}, in, 0, run.first, run.rows,
+            y + (run.first - begin) * stride, stride);
+  });
+}
+
+void Lowering::AddLoraToQkv(const Op& op, int32_t begin, int32_t end) {
+  const bool last = op.layer + 1 == facts_.shape.layers;
+  ForRunsIn(program_->Runs(op.add), begin, end, [&](const LowRankRun& run) {
+    const auto add = [&](LoraPart out, int32_t part, int32_t first, int32_t rows, RowBuffer& y) {
+      AddLora({out, op.add_layer, run.level}, LoraPart::kAttentionIn, part, first, rows,
+              y.row(first), y.stride());
+    };
+    add(LoraPart::kK, 1, run.first, run.rows, work_.k);
+    add(LoraPart::kV, 2, run.first, run.rows, work_.v);
+    if (!last) {
+      add(LoraPart::kQ, 0, run.first, run.rows, work_.q);
+      return;
+    }
+    for (int32_t i = run.first; i < run.first + run.rows; ++i) {  // only wanted rows have a query
+      if (plan_->row(i).logits_row >= 0) add(LoraPart::kQ, 0, i, 1, work_.q);
+    }
+  });
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,57 @@
+// The buffers of program.h for the rows of one piece. Neighbours: lower.cc computes with them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/cpu/activations.h"
+#include "engine/cpu/aligned.h"
+#include "engine/cpu/bound_weights.h"
+#include "engine/kv/block.h"
+#include "engine/weights/shape.h"
+
+namespace withy::engine {
+
+// Rows of floats that do not fall into the same cache sets.
+class RowBuffer {
+ public:
+  void Resize(size_t rows, int32_t width) {
+    stride_ = width + kPad;
+    floats_.Resize(rows * static_cast<size_t>(stride_));
+  }
+  ptrdiff_t stride() const { return stride_; }  // floats between rows
+  float* data() { return floats_.data(); }
+  float* row(int32_t i) { return floats_.data() + i * stride_; }
+
+ private:
+  static constexpr ptrdiff_t kPad = 16;  // keeps equal columns of rows out of one cache set
+  AlignedArray<float> floats_;
+  ptrdiff_t stride_ = 0;
+};
+
+// Contents are undefined after Resize.
+struct Workspace {
+  RowBuffer x;         // residual stream [d_model]
+  RowBuffer q;         // [q_rows], packed head order
+  RowBuffer k;         // [kv_rows]
+  RowBuffer v;         // [kv_rows]
+  RowBuffer attended;  // [q_rows]
+  RowBuffer gate;      // [d_ff]
+  RowBuffer up;        // [d_ff]
+  RowBuffer out;       // rows of the output head [d_model]
+  RowBuffer angles;    // [2 * head_dim]
+  RowBuffer lora;      // A * inputs: of Q, K, V, O, gate, up and down [7 * rank]
+  Activations input;
+  Activations attention_input;
+  Activations neurons;
+  Activations head_input;
+  AlignedArray<std::byte> tail_bytes;
+  std::vector<std::byte*> tails;  // scratch blocks, those of a row side by side
+
+  void Resize(size_t rows, const ModelShape& s, const ProductForms& forms, int32_t lora_rank,
+              size_t tail_blocks, size_t block_bytes);
+};
+
+}  // namespace withy::engine

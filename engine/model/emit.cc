@@ -1,0 +1,175 @@
+#include "engine/model/emit.h"
+
+namespace withy::engine {
+namespace {
+
+using Role = WeightRole;
+
+class Emitter {
+ public:
+  Emitter(const RowPlan& plan, const ModelFacts& facts, bool tap, Program* program)
+      : plan_(plan), facts_(facts), tap_(tap), program_(*program) {}
+
+  void Run() {
+    program_.ops.clear();
+    program_.runs.clear();
+    program_.layer_end.clear();
+    program_.low_rank = !plan_.uniform() && facts_.lora_rank > 0;
+    Add(OpKind::kEmbed, -1, plan_.count(), {Role::kEmbedding});
+    const int32_t layers = facts_.shape.layers;
+    for (int32_t layer = 0; layer < layers; ++layer) {
+      Layer(layer);
+      program_.layer_end.push_back(static_cast<int32_t>(program_.ops.size()));
+    }
+  }
+
+ private:
+  // Low-rank output that a product leaves to be added to the residual stream.
+  struct Pending {
+    RunRange runs = {};
+    LoraPart part = LoraPart::kDown;
+    int32_t layer = -1;
+  };
+
+  void Layer(int32_t layer) {
+    const bool last = layer + 1 == facts_.shape.layers;
+    Qkv(layer);
+    StoreKv(layer);
+    const int32_t rows = plan_.RowsAfterKv(layer);
+    if (rows == 0) return;
+    if (last && rows < plan_.count()) Add(OpKind::kKeepWanted, layer, rows, {});
+    pending_ = {};
+    if (plan_.ComputesAttention(layer)) Attention(layer, rows);
+    if (plan_.ComputesMlp(layer)) FeedForward(layer, rows);
+    if (tap_) AddPending(&Add(OpKind::kTap, layer, rows, {}));
+    if (last) Logits(rows);
+  }
+
+  void Qkv(int32_t layer) {
+    Op& norm = Add(OpKind::kNorm, layer, plan_.count(), {Role::kAttnNorm});
+    AddPending(&norm);
+    Op& op = Add(OpKind::kQkv, layer, plan_.count(), {Role::kK, Role::kV, Role::kQ});
+    op.extents = plan_.Extents(layer);
+    op.queries = plan_.count();
+    if (layer + 1 == facts_.shape.layers) {  // the last layer goes on for wanted rows only
+      const auto wanted = plan_.wanted();
+      op.first_query = wanted.empty() ? 0 : wanted.front();
+      op.queries = wanted.empty() ? 0 : wanted.back() + 1 - op.first_query;
+    }
+    if (op.queries > 0 && !plan_.ComputesAttention(layer)) op.queries = 0;
+    if (op.queries == 0) op.weight_count = 2;
+    qkv_runs_ = Runs(
+        layer, true, [&](int32_t i) { return plan_.LevelOf(i); }, plan_.count());
+    op.lower = qkv_runs_;
+    op.lower_part = LoraPart::kAttentionIn;
+  }
+
+  // Vectors that the model lacks are not named.
+  void StoreKv(int32_t layer) {
+    const LayerFacts& facts = facts_.layers[static_cast<size_t>(layer)];
+    Op& op = Add(OpKind::kStoreKv, layer, plan_.count(), {});
+    op.extents = plan_.Extents(layer);
+    op.add = qkv_runs_;
+    op.add_part = LoraPart::kQ;
+    op.add_layer = layer;
+    if (facts.q_bias) Name(Role::kQBias, &op);
+    if (facts.k_bias) Name(Role::kKBias, &op);
+    if (facts.v_bias) Name(Role::kVBias, &op);
+    if (facts_.shape.qk_norm) {
+      Name(Role::kQNorm, &op);
+      Name(Role::kKNorm, &op);
+    }
+    if (plan_.tail_blocks() > 0) Add(OpKind::kGatherTail, layer, plan_.count(), {});
+  }
+
+  void Attention(int32_t layer, int32_t rows) {
+    const RowExtents* extents = plan_.ExtentsAfterKv(layer);
+    Add(OpKind::kAttend, layer, rows, {}).extents = extents;
+    if (plan_.narrowed()) Add(OpKind::kClearHeads, layer, rows, {}).extents = extents;
+    Op& op = Add(OpKind::kAttentionOut, layer, rows, {Role::kOutput});
+    op.extents = extents;
+    op.lower = RunsAfterKv(layer, true, rows);
+    op.lower_part = LoraPart::kAttentionOutIn;
+    pending_ = {op.lower, LoraPart::kAttentionOut, layer};
+  }
+
+  void FeedForward(int32_t layer, int32_t rows) {
+    const RowExtents* extents = plan_.ExtentsAfterKv(layer);
+    const RunRange runs = RunsAfterKv(layer, false, rows);
+    Op& norm = Add(OpKind::kNorm, layer, rows, {Role::kFfnNorm});
+    AddPending(&norm);
+    norm.lower = runs;
+    norm.lower_part = LoraPart::kFfnIn;
+    Op& gate_up = Add(OpKind::kGateUp, layer, rows, {Role::kGate, Role::kUp});
+    gate_up.extents = extents;
+    gate_up.add = runs;
+    gate_up.add_part = LoraPart::kGate;
+    gate_up.add_layer = layer;
+    Op& down = Add(OpKind::kDown, layer, rows, {Role::kDown});
+    down.extents = extents;
+    down.lower = runs;
+    down.lower_part = LoraPart::kDownIn;
+    pending_ = {runs, LoraPart::kDown, layer};
+  }
+
+  void Logits(int32_t rows) {
+    AddPending(&Add(OpKind::kTakeLogitRows, -1, rows, {}));
+    Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
+  }
+
+  // The low-rank output that the residual stream still lacks. Its inputs stay until the next
+  // product of their kind, so that it may be added to more than one copy of the stream.
+  void AddPending(Op* op) {
+    op->add = pending_.runs;
+    op->add_part = pending_.part;
+    op->add_layer = pending_.layer;
+  }
+
+  Op& Add(OpKind kind, int32_t layer, int32_t rows, std::initializer_list<Role> weights) {
+    Op& op = program_.ops.emplace_back();
+    op.kind = kind;
+    op.layer = layer;
+    op.rows = rows;
+    for (const Role role : weights) Name(role, &op);
+    return op;
+  }
+
+  static void Name(Role role, Op* op) { op->weights[op->weight_count++] = {role, op->layer}; }
+
+  template <typename LevelOf>
+  RunRange Runs(int32_t layer, bool attention, LevelOf level_of, int32_t rows) {
+    RunRange range{static_cast<uint32_t>(program_.runs.size()), 0};
+    if (plan_.uniform() || facts_.lora_rank == 0) return range;
+    for (int32_t i = 0; i < rows;) {
+      const int32_t level = level_of(i);
+      int32_t n = 1;
+      while (i + n < rows && level_of(i + n) == level) ++n;
+      if (facts_.HasLora(level, layer, attention)) {
+        program_.runs.push_back({i, n, level});
+        ++range.count;
+      }
+      i += n;
+    }
+    return range;
+  }
+
+  RunRange RunsAfterKv(int32_t layer, bool attention, int32_t rows) {
+    return Runs(
+        layer, attention, [&](int32_t i) { return plan_.LevelAfterKv(layer, i); }, rows);
+  }
+
+  const RowPlan& plan_;
+  const ModelFacts& facts_;
+  const bool tap_;
+  Program& program_;
+  RunRange qkv_runs_;
+  Pending pending_;
+};
+
+}  // namespace
+
+void Emit(const RowPlan& plan, const ModelFacts& facts, bool tap, Program* program) {
+  Emitter(plan, facts, tap, program).Run();
+}
+
+}  // namespace withy::engine

@@ -1,0 +1,326 @@
+#include "engine/model/facts.h"
+
+#include <array>
+#include <filesystem>
+#include <utility>
+
+#include "base/status.h"
+#include "base/utf8.h"
+#include "engine/kv/block.h"
+#include "engine/model/weight_name.h"
+
+namespace withy::engine {
+namespace {
+
+LayerExtent FullExtent(const ModelShape& shape) { return {shape.heads, shape.d_ff}; }
+
+class FactsReader {
+ public:
+  explicit FactsReader(const PackedFile& file) : file_(file) {}
+
+  absl::StatusOr<ModelFacts> Read(std::span<const LevelSpec> levels) {
+    WITHY_ASSIGN_OR_RETURN(facts_.shape, ReadShape(file_.metadata()));
+    ModelShape& s = facts_.shape;
+    WITHY_ASSIGN_OR_RETURN(const std::span<const float> frequencies,
+                           Vector({WeightRole::kRopeFrequencies}, s.head_dim / 2));
+    s.rope_frequencies.assign(frequencies.begin(), frequencies.end());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kEmbedding}, s.vocab_size, s.d_model).status());
+    if (file_.Find(TensorName({WeightRole::kHead})) != nullptr) {
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kHead}, s.vocab_size, s.d_model).status());
+    }
+    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kOutputNorm}, s.d_model).status());
+    for (int32_t layer = 0; layer < s.layers; ++layer) WITHY_RETURN_IF_ERROR(Layer(layer));
+    WITHY_ASSIGN_OR_RETURN(LevelTable table, ReadLevels(file_.metadata(), s));
+    facts_.levels = std::move(table.levels);
+    facts_.lora_rank = table.lora_rank;
+    if (facts_.lora_rank > 0) WITHY_RETURN_IF_ERROR(Lora());
+    if (!levels.empty()) {
+      facts_.levels.assign(levels.begin(), levels.end());
+      facts_.lora_rank = 0;
+    }
+    WITHY_RETURN_IF_ERROR(CheckLevels());
+    LevelSpec& full = facts_.levels.emplace_back(LevelSpec{.percent = 100});
+    full.layers.assign(static_cast<size_t>(s.layers), FullExtent(s));
+    return std::move(facts_);
+  }
+
+ private:
+  absl::Status Layer(int32_t layer) {
+    using Role = WeightRole;
+    const ModelShape& s = facts_.shape;
+    LayerFacts& facts = facts_.layers.emplace_back();
+    WITHY_RETURN_IF_ERROR(Vector({Role::kAttnNorm, layer}, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Vector({Role::kFfnNorm, layer}, s.d_model).status());
+    if (s.qk_norm) {
+      WITHY_RETURN_IF_ERROR(Vector({Role::kQNorm, layer}, s.head_dim).status());
+      WITHY_RETURN_IF_ERROR(Vector({Role::kKNorm, layer}, s.head_dim).status());
+    }
+    WITHY_ASSIGN_OR_RETURN(facts.q_bias, Bias({Role::kQBias, layer}, s.q_rows()));
+    WITHY_ASSIGN_OR_RETURN(facts.k_bias, Bias({Role::kKBias, layer}, s.kv_rows()));
+    WITHY_ASSIGN_OR_RETURN(facts.v_bias, Bias({Role::kVBias, layer}, s.kv_rows()));
+    WITHY_RETURN_IF_ERROR(Matrix({Role::kQ, layer}, s.q_rows(), s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({Role::kK, layer}, s.kv_rows(), s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({Role::kV, layer}, s.kv_rows(), s.d_model).status());
+    WITHY_ASSIGN_OR_RETURN(const PackedMatrix output,
+                           Matrix({Role::kOutput, layer}, s.d_model, s.q_rows()));
+    facts.output_panel = output.panel_inputs;
+    WITHY_RETURN_IF_ERROR(Matrix({Role::kGate, layer}, s.d_ff, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({Role::kUp, layer}, s.d_ff, s.d_model).status());
+    WITHY_ASSIGN_OR_RETURN(const PackedMatrix down,
+                           Matrix({Role::kDown, layer}, s.d_model, s.d_ff));
+    facts.down_panel = down.panel_inputs;
+    return absl::OkStatus();
+  }
+
+  // Every tensor that the levels' LoRA needs.
+  absl::Status Lora() {
+    for (const LevelSpec& level : facts_.levels) {
+      for (int32_t layer = 0; layer < facts_.shape.layers; ++layer) {
+        const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
+        if (extent == FullExtent(facts_.shape)) continue;
+        for (int i = 0; i < kLoraParts; ++i) {
+          const auto part = static_cast<LoraPart>(i);
+          const LoraShape shape = LoraShapeOf(part, facts_.shape, extent, facts_.lora_rank);
+          if (shape.empty()) continue;
+          WITHY_RETURN_IF_ERROR(LoraTensor(LoraName(level.percent, layer, part), part, shape));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoraTensor(const std::string& name, LoraPart part, const LoraShape& shape) const {
+    if (IsLoraIn(part)) return Matrix(name, shape.rows, shape.cols).status();
+    const PackedTensor* tensor = file_.Find(name);
+    if (tensor == nullptr || tensor->kind != PackedKind::kLowRank ||
+        tensor->low_rank.rank != shape.rows || tensor->low_rank.outputs != shape.cols) {
+      return Wrong(name);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Wrong(std::string_view name) const {
+    return absl::DataLossError(absl::StrCat(file_.path(), ": tensor ", ToAbsl(name),
+                                            " is missing or has another shape than the metadata "
+                                            "says; delete the file, and it is made again"));
+  }
+
+  absl::StatusOr<PackedMatrix> Matrix(const std::string& name, int32_t n_out, int32_t n_in) const {
+    const PackedTensor* tensor = file_.Find(name);
+    if (tensor == nullptr || tensor->kind != PackedKind::kMatrix || tensor->matrix.n_out != n_out ||
+        tensor->matrix.n_in != n_in) {
+      return Wrong(name);
+    }
+    return tensor->matrix;
+  }
+  absl::StatusOr<PackedMatrix> Matrix(const WeightName& name, int32_t n_out, int32_t n_in) const {
+    return Matrix(TensorName(name), n_out, n_in);
+  }
+
+  absl::StatusOr<std::span<const float>> Vector(const WeightName& name, int32_t n) const {
+    const std::string tensor_name = TensorName(name);
+    const PackedTensor* tensor = file_.Find(tensor_name);
+    if (tensor == nullptr || tensor->kind != PackedKind::kVector ||
+        tensor->values.size() != static_cast<size_t>(n)) {
+      return Wrong(tensor_name);
+    }
+    return tensor->values;
+  }
+
+  // Whether the model has this bias.
+  absl::StatusOr<bool> Bias(const WeightName& name, int32_t n) const {
+    if (!facts_.shape.needs_qkv_bias && file_.Find(TensorName(name)) == nullptr) return false;
+    WITHY_RETURN_IF_ERROR(Vector(name, n).status());
+    return true;
+  }
+
+  // Levels are nested, in whole units and panels; the full one is not among them yet.
+  absl::Status CheckLevels() const {
+    const auto layers = static_cast<size_t>(facts_.shape.layers);
+    for (size_t i = 0; i < facts_.levels.size(); ++i) {
+      const LevelSpec& level = facts_.levels[i];
+      if (level.layers.size() != layers) {
+        return absl::InvalidArgumentError(absl::StrCat("level ", level.percent, " % has ",
+                                                       level.layers.size(), " layers, the model ",
+                                                       layers));
+      }
+      for (size_t layer = 0; layer < layers; ++layer) {
+        const LayerExtent limit =
+            i + 1 < facts_.levels.size() && layer < facts_.levels[i + 1].layers.size()
+                ? facts_.levels[i + 1].layers[layer]
+                : FullExtent(facts_.shape);
+        WITHY_RETURN_IF_ERROR(CheckExtent(level, layer, limit));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckExtent(const LevelSpec& level, size_t layer, const LayerExtent& limit) const {
+    const ModelShape& s = facts_.shape;
+    const LayerExtent& e = level.layers[layer];
+    const auto wrong = [&](std::string_view what, int32_t value, std::string_view wanted) {
+      return absl::InvalidArgumentError(absl::StrCat("level ", level.percent, " %, layer ", layer,
+                                                     ": ", ToAbsl(what), " ", value, " must be ",
+                                                     ToAbsl(wanted)));
+    };
+    const int32_t unit = s.query_heads_per_unit();
+    if (e.heads < 0 || e.heads > limit.heads || e.heads % unit != 0) {
+      return wrong("heads", e.heads, absl::StrCat("a multiple of ", unit, " up to ", limit.heads));
+    }
+    if (e.heads != s.heads && e.heads * s.head_dim % facts_.layers[layer].output_panel != 0) {
+      return wrong("heads", e.heads, "whole panels of attn_output");
+    }
+    const int32_t panel = facts_.layers[layer].down_panel;
+    if (e.neurons < 0 || e.neurons > limit.neurons ||
+        (e.neurons != s.d_ff && e.neurons % panel != 0)) {
+      return wrong("neurons", e.neurons,
+                   absl::StrCat("a multiple of ", panel, " up to ", limit.neurons));
+    }
+    return absl::OkStatus();
+  }
+
+  const PackedFile& file_;
+  ModelFacts facts_;
+};
+
+// What a level reads and computes, from the file's table.
+class LevelMeter {
+ public:
+  LevelMeter(const PackedFile& file, const ModelFacts& facts) : file_(file), facts_(facts) {}
+
+  LevelInfo Describe(int32_t level) const {
+    const ModelShape& s = facts_.shape;
+    LevelInfo info;
+    info.percent = facts_.levels[static_cast<size_t>(level)].percent;
+    info.weight_bytes = static_cast<int64_t>(PackedBytes(Head()));
+    info.flops_per_token = 2 * int64_t{s.vocab_size} * s.d_model;
+    for (int32_t layer = 0; layer < s.layers; ++layer) {
+      const LayerExtent& extent = facts_.Extent(level, layer);
+      info.weight_bytes += LayerBytes(layer, extent);
+      info.flops_per_token += LayerFlops(extent);
+      if (level < facts_.full_level() && facts_.lora_rank > 0 && extent != FullExtent(s)) {
+        AddLora(level, layer, extent, &info);
+      }
+    }
+    return info;
+  }
+
+ private:
+  PackedMatrix Head() const {
+    const PackedTensor* head = file_.Find(TensorName({WeightRole::kHead}));
+    return head != nullptr ? head->matrix
+                           : file_.Find(TensorName({WeightRole::kEmbedding}))->matrix;
+  }
+
+  int64_t LayerBytes(int32_t layer, const LayerExtent& extent) const {
+    const ModelShape& s = facts_.shape;
+    const int q_rows = extent.heads * s.head_dim;
+    const int kv_rows = s.kv_heads_of(extent.heads) * s.head_dim;
+    size_t bytes = 0;
+    const auto add = [&](WeightRole role, int rows, int inputs) {
+      const PackedMatrix& m = file_.Find(TensorName({role, layer}))->matrix;
+      bytes += PrefixBytes(m, rows >= 0 ? rows : m.n_out, inputs >= 0 ? inputs : m.n_in);
+    };
+    add(WeightRole::kK, kv_rows, -1);
+    add(WeightRole::kV, kv_rows, -1);
+    add(WeightRole::kQ, q_rows, -1);
+    add(WeightRole::kOutput, -1, q_rows);
+    add(WeightRole::kGate, extent.neurons, -1);
+    add(WeightRole::kUp, extent.neurons, -1);
+    add(WeightRole::kDown, -1, extent.neurons);
+    return static_cast<int64_t>(bytes);
+  }
+
+  int64_t LayerFlops(const LayerExtent& extent) const {
+    const ModelShape& s = facts_.shape;
+    const int64_t heads = extent.heads + s.kv_heads_of(extent.heads);
+    const int64_t rows = 2 * heads * s.head_dim + 3 * int64_t{extent.neurons};
+    return 2 * rows * s.d_model;
+  }
+
+  void AddLora(int32_t level, int32_t layer, const LayerExtent& extent, LevelInfo* info) const {
+    const int32_t percent = facts_.levels[static_cast<size_t>(level)].percent;
+    for (int i = 0; i < kLoraParts; ++i) {
+      const auto part = static_cast<LoraPart>(i);
+      const LoraShape shape = LoraShapeOf(part, facts_.shape, extent, facts_.lora_rank);
+      if (shape.empty()) continue;
+      const PackedTensor& tensor = *file_.Find(LoraName(percent, layer, part));
+      info->weight_bytes += static_cast<int64_t>(
+          IsLoraIn(part) ? PackedBytes(tensor.matrix) : LowRankBytes(shape.rows, shape.cols));
+      info->flops_per_token += 2 * int64_t{shape.rows} * shape.cols;
+    }
+  }
+
+  const PackedFile& file_;
+  const ModelFacts& facts_;
+};
+
+// Type name of the most weight bytes, as GGUF names it.
+std::string_view MostUsedType(const PackedFile& file) {
+  static constexpr std::array<std::string_view, 6> kNames = {"F32",  "F16",  "BF16",
+                                                             "Q8_0", "Q4_0", "Q4_1"};
+  std::array<uint64_t, 6> bytes{};
+  for (const PackedTensor& tensor : file.tensors()) {
+    if (tensor.kind == PackedKind::kMatrix) {
+      bytes[static_cast<size_t>(tensor.matrix.type)] += tensor.bytes;
+    }
+  }
+  size_t best = 0;
+  for (size_t i = 1; i < bytes.size(); ++i) {
+    if (bytes[i] > bytes[best]) best = i;
+  }
+  return kNames[best];
+}
+
+}  // namespace
+
+bool ModelFacts::HasLora(int32_t level, int32_t layer, bool attention) const {
+  if (lora_rank == 0 || level >= full_level()) return false;
+  const LayerExtent& extent = Extent(level, layer);
+  if (extent == FullExtent(shape)) return false;
+  return attention ? extent.heads > 0 : extent.neurons > 0;
+}
+
+absl::StatusOr<ModelFacts> ReadFacts(const PackedFile& file, std::span<const LevelSpec> levels) {
+  return FactsReader(file).Read(levels);
+}
+
+ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
+  const ModelShape& s = facts.shape;
+  ModelInfo info;
+  info.name = !s.name.empty()
+                  ? s.name
+                  : ValidUtf8(std::filesystem::path(file.path()).stem().string(), kMaxShownBytes);
+  info.architecture = s.architecture;
+  info.id = file.model_id();
+  info.quantisation = MostUsedType(file);
+  info.layers = s.layers;
+  info.d_model = s.d_model;
+  info.heads = s.heads;
+  info.kv_heads = s.kv_heads;
+  info.head_dim = s.head_dim;
+  info.d_ff = s.d_ff;
+  info.vocab_size = s.vocab_size;
+  info.context_length = s.context_length;
+  for (const PackedTensor& tensor : file.tensors()) {
+    info.weight_bytes += static_cast<int64_t>(tensor.bytes);
+    // Neither the LoRA nor RoPE's frequencies, which are not learnt, are parameters of the model.
+    if (tensor.name.starts_with(kGgufOwnPrefix) || tensor.name == "rope_frequencies") continue;
+    info.parameters += tensor.kind == PackedKind::kMatrix
+                           ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in
+                           : static_cast<int64_t>(tensor.values.size());
+  }
+  const KvGeometry geometry{.layers = s.layers, .kv_heads = s.kv_heads, .head_dim = s.head_dim};
+  info.kv = {.chunk_tokens = kChunkTokens,
+             .layers = s.layers,
+             .kv_heads = s.kv_heads,
+             .head_dim = s.head_dim,
+             .block_bytes = geometry.BlockBytes()};
+  const LevelMeter meter(file, facts);
+  for (int32_t level = 0; level <= facts.full_level(); ++level) {
+    info.levels.push_back(meter.Describe(level));
+  }
+  return info;
+}
+
+}  // namespace withy::engine

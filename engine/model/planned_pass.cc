@@ -1,0 +1,77 @@
+#include "engine/model/planned_pass.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "engine/model/emit.h"
+
+namespace withy::engine {
+
+PlannedPass::PlannedPass(const ModelFacts& facts, const ModelInfo& info,
+                         std::unique_ptr<ProgramRun> run, int32_t max_piece_rows, bool tap)
+    : facts_(facts),
+      info_(info),
+      run_(std::move(run)),
+      max_piece_rows_(max_piece_rows),
+      tap_(tap) {}
+
+absl::Status PlannedPass::Start(const Batch& batch, float* logits) {
+  WITHY_RETURN_IF_ERROR(CheckBatch(batch, info_));
+  batch_ = batch;
+  logits_ = logits;
+  begin_row_ = end_row_ = logits_rows_ = 0;
+  return absl::OkStatus();
+}
+
+bool PlannedPass::Run(const std::atomic<bool>* stop, double until) {
+  while (end_row_ > begin_row_ || NextPiece()) {
+    if (!run_->Run(stop, OpsUntil(until))) return false;
+    begin_row_ = end_row_;
+  }
+  return true;
+}
+
+bool PlannedPass::NextPiece() {
+  const auto rows = static_cast<int32_t>(batch_.rows.size());
+  if (end_row_ == rows) return false;
+  begin_row_ = end_row_;
+  end_row_ = std::min(rows, begin_row_ + max_piece_rows_);
+  plan_.Plan(batch_, facts_, begin_row_, end_row_, logits_rows_);
+  logits_rows_ += static_cast<int32_t>(plan_.wanted().size());
+  Emit(plan_, facts_, tap_, &program_);
+  run_->Start(program_, plan_, batch_, logits_);
+  return true;
+}
+
+double PlannedPass::Done() const {
+  if (begin_row_ == end_row_) return DoneWith(0);
+  const double ops = run_->ops_done();
+  const auto& ends = program_.layer_end;
+  const auto end = std::upper_bound(ends.begin(), ends.end(), ops);
+  if (end == ends.end()) return DoneWith(static_cast<double>(ends.size()));
+  const int32_t begin = end == ends.begin() ? 0 : *(end - 1);
+  return DoneWith(static_cast<double>(end - ends.begin()) + (ops - begin) / (*end - begin));
+}
+
+double PlannedPass::DoneWith(double layers) const {
+  const auto rows = static_cast<double>(batch_.rows.size());
+  const double piece = end_row_ - begin_row_;
+  return (begin_row_ + (piece > 0 ? piece * plan_.ShareDone(layers) : 0)) / rows;
+}
+
+int32_t PlannedPass::OpsUntil(double until) const {
+  if (until >= 1) return ProgramRun::kToTheEnd;
+  if (DoneWith(0) >= until) return 0;
+  for (size_t layer = 0; layer < program_.layer_end.size(); ++layer) {
+    if (DoneWith(static_cast<double>(layer + 1)) >= until) return program_.layer_end[layer];
+  }
+  return ProgramRun::kToTheEnd;
+}
+
+void PlannedPass::Abandon() {
+  run_->Abandon();
+  begin_row_ = end_row_ = static_cast<int32_t>(batch_.rows.size());
+}
+
+}  // namespace withy::engine

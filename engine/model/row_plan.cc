@@ -1,0 +1,94 @@
+#include "engine/model/row_plan.h"
+
+#include <algorithm>
+
+namespace withy::engine {
+
+void RowExtents::Clear() {
+  heads.clear();
+  q_rows.clear();
+  kv_rows.clear();
+  neurons.clear();
+}
+
+void RowPlan::Plan(const Batch& batch, const ModelFacts& facts, int32_t begin, int32_t end,
+                   int32_t first_logits) {
+  layers_ = facts.shape.layers;
+  PlanPiece(batch, facts.full_level(), begin, end, first_logits, &rows_);
+  wanted_.clear();
+  tail_blocks_ = 0;
+  first_logits_row_ = first_logits;
+  for (int32_t i = 0; i < count(); ++i) {
+    if (row(i).logits_row >= 0) wanted_.push_back(i);
+    tail_blocks_ += row(i).tail_blocks;
+  }
+  PlanExtents(facts);
+  PlanShares(facts);
+}
+
+void RowPlan::PlanExtents(const ModelFacts& facts) {
+  const ModelShape& s = facts.shape;
+  const int32_t full = facts.full_level();
+  uniform_ = std::all_of(rows_.begin(), rows_.end(), [&](const PlannedRow& planned) {
+    return planned.level == full && (planned.seen_level == full || !s.cuts_kv_heads());
+  });
+  narrowed_ = false;
+  if (uniform_) return;
+  const auto add = [&](RowExtents* to, int32_t layer, const PlannedRow& planned) {
+    const LayerExtent& extent = facts.Extent(planned.level, layer);
+    const int32_t heads =
+        s.cuts_kv_heads() ? facts.Extent(planned.seen_level, layer).heads : extent.heads;
+    narrowed_ = narrowed_ || heads < extent.heads;
+    to->heads.push_back(heads);
+    to->q_rows.push_back(extent.heads * s.head_dim);
+    to->kv_rows.push_back(s.kv_heads_of(extent.heads) * s.head_dim);
+    to->neurons.push_back(extent.neurons);
+  };
+  extents_.resize(static_cast<size_t>(layers_));
+  for (int32_t layer = 0; layer < layers_; ++layer) {
+    RowExtents& extents = extents_[static_cast<size_t>(layer)];
+    extents.Clear();
+    for (const PlannedRow& planned : rows_) add(&extents, layer, planned);
+  }
+  wanted_extents_.Clear();
+  for (const int32_t i : wanted_) add(&wanted_extents_, layers_ - 1, row(i));
+}
+
+void RowPlan::PlanShares(const ModelFacts& facts) {
+  constexpr double kNorms = 2;  // in terms of d_model, as all of this, of every layer
+  const ModelShape& s = facts.shape;
+  std::vector<double> rows(facts.levels.size());
+  std::vector<double> wanted(facts.levels.size());
+  for (const PlannedRow& planned : rows_) ++rows[static_cast<size_t>(planned.level)];
+  for (const int32_t i : wanted_) ++wanted[static_cast<size_t>(row(i).level)];
+  share_before_.assign(1, 0);
+  for (int32_t layer = 0; layer < layers_; ++layer) {
+    double work = share_before_.back();
+    for (size_t level = 0; level < facts.levels.size(); ++level) {
+      if (rows[level] == 0) continue;
+      const LayerExtent& extent = facts.Extent(static_cast<int32_t>(level), layer);
+      const double kv = 2.0 * s.head_dim * s.kv_heads_of(extent.heads);
+      const double rest = LayerParameters(s, extent) - kv + (IsLast(layer) ? s.vocab_size : 0);
+      work += rows[level] * (kv + kNorms) + (IsLast(layer) ? wanted[level] : rows[level]) * rest;
+    }
+    share_before_.push_back(work);
+  }
+  for (double& share : share_before_) share /= share_before_.back();
+}
+
+bool RowPlan::ComputesAttention(int32_t layer) const {
+  return uniform_ || ExtentsAfterKv(layer)->q_rows.front() > 0;
+}
+
+bool RowPlan::ComputesMlp(int32_t layer) const {
+  return uniform_ || ExtentsAfterKv(layer)->neurons.front() > 0;
+}
+
+double RowPlan::ShareDone(double layers) const {
+  const auto whole = static_cast<size_t>(layers);
+  const double share = share_before_[whole];
+  if (whole + 1 >= share_before_.size()) return share;
+  return share + (share_before_[whole + 1] - share) * (layers - static_cast<double>(whole));
+}
+
+}  // namespace withy::engine

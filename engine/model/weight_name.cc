@@ -1,0 +1,23 @@
+#include "engine/model/weight_name.h"
+
+#include <array>
+
+#include "absl/strings/str_cat.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr std::array<const char*, kWeightRoles> kTensors = {
+    "token_embd",  "output",      "output_norm", "rope_frequencies", "attn_norm",   "ffn_norm",
+    "attn_q_norm", "attn_k_norm", "attn_q.bias", "attn_k.bias",      "attn_v.bias", "attn_q",
+    "attn_k",      "attn_v",      "attn_output", "ffn_gate",         "ffn_up",      "ffn_down"};
+
+}  // namespace
+
+std::string TensorName(const WeightName& name) {
+  const char* const tensor = kTensors[static_cast<size_t>(name.role)];
+  if (name.layer < 0) return tensor;
+  return absl::StrCat("blk.", name.layer, ".", tensor);
+}
+
+}  // namespace withy::engine
