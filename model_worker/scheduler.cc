@@ -109,8 +109,8 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       options_(options),
       clock_(clock),
       metrics_(recorder),
-      logits_(static_cast<size_t>(options.max_batch) *
-              static_cast<size_t>(model.info().vocab_size)),
+      vocab_(static_cast<size_t>(model.info().vocab_size)),
+      logits_(static_cast<size_t>(options.max_batch) * vocab_),
       between_logits_(logits_.size()),
       paces_(options.paces.empty() ? GuessPaces(model.info(), cost) : options.paces),
       learner_({.us_per_row = cost.prefill_us_per_token,

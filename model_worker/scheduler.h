@@ -25,6 +25,7 @@
 #include "engine/model/model.h"
 #include "engine/session/cost_probe.h"
 #include "model_worker/call.h"
+#include "model_worker/draft_source.h"
 #include "model_worker/lease.h"
 #include "model_worker/request_names.h"
 #include "model_worker/session.h"
@@ -47,6 +48,8 @@ struct SchedulerOptions {
   // Of each of the model's levels, by which calls fall to lower ones. Empty: guessed from the cost
   // of the full model, the operations and the bytes of each level.
   std::vector<policy::LevelPace> paces = {};
+  // Asked before every decode step of a call; null: plain decoding. Outlives the scheduler.
+  DraftSource* drafts = nullptr;
 };
 
 struct SchedulerLoad {
@@ -153,8 +156,9 @@ class Scheduler {
   void FlushWhoWaits(const Batch& next);
   void UpdatePause(Call& call, int64_t now_ns);
   policy::StepCall StepCallOf(const Call& call) const;
-  bool TakeToken(Call& call, std::span<const float> logits);
+  bool TakeTokens(Call& call, std::span<const float> logits);
   void GoOn(Call& call);
+  void DraftNext(Call& call);
   void ClaimAhead(Call& call);
   static policy::PromptTurn PromptOf(const Call& call, size_t level);
   void KeepPace(Call& call);
@@ -192,7 +196,8 @@ class Scheduler {
   std::unique_ptr<Batch> under_way_;  // the step that has begun and is not over
   // What has to wait until it is over: a step's blocks stay where they are.
   std::vector<Task> after_step_;
-  std::vector<float> logits_;          // [max_batch, vocab], of the step under way
+  const size_t vocab_;
+  std::vector<float> logits_;          // [rows that want logits, vocab], of the step under way
   std::vector<float> between_logits_;  // the same of a step in between
   const std::vector<policy::LevelPace> paces_;
   policy::StepLearner learner_;

@@ -60,7 +60,7 @@ struct Scheduler::Batch {
     Call* call;
     int32_t rows;
     bool decode;
-    bool wants_logits;
+    int32_t logits_rows;  // that it wants
   };
   // Null: there is none, or there are several.
   const Part* OnlyPrompt() const {
@@ -76,6 +76,7 @@ struct Scheduler::Batch {
   policy::StepPlan plan;
   std::vector<Part> parts;  // one for each of the plan's entries
   std::vector<engine::Row> rows;
+  int32_t logits_rows = 0;
   std::vector<engine::ContextView> views;
 
   std::unique_ptr<engine::Pass> pass;  // null: not begun

@@ -79,6 +79,7 @@ bool Scheduler::Compute(Batch& batch, std::vector<float>& logits, const std::ato
   const int64_t now = clock_.SteadyNanos();
   if (batch.pass == nullptr) {
     batch.started_ns = now;
+    logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
     auto pass = model_.Begin({.rows = batch.rows, .contexts = batch.views}, logits.data());
     if (!pass.ok()) {
       const std::vector<Batch::Part> parts = batch.parts;  // failing one of them ends the batch
@@ -192,9 +193,10 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
     Call* call = calls[entry.call];
     const auto context = static_cast<int32_t>(batch->views.size());
     batch->views.push_back(call->session->View());
-    const bool wants_logits = call->session->AppendRows(entry.rows, context, &batch->rows);
+    const int32_t logits_rows = call->session->AppendRows(entry.rows, context, &batch->rows);
     batch->parts.push_back(
-        {.call = call, .rows = entry.rows, .decode = entry.decode, .wants_logits = wants_logits});
+        {.call = call, .rows = entry.rows, .decode = entry.decode, .logits_rows = logits_rows});
+    batch->logits_rows += logits_rows;
   }
   return batch;
 }
@@ -202,8 +204,7 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
 void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
   const double share = learner_.Observe(batch.plan, Millis(batch.computed_ns));
   const int64_t ended_ns = clock_.SteadyNanos();
-  const auto vocab = static_cast<size_t>(model_.info().vocab_size);
-  size_t next_logits = 0;
+  size_t first = 0;  // of a part's logits
   bool first_tokens = false, urgent = false;
   std::vector<Call*> going_on;
   for (const Batch::Part& part : batch.parts) {
@@ -211,12 +212,15 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
     metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, batch.started_ns,
                   ended_ns);
     call.session->Advance(part.rows);
-    if (part.wants_logits) {
-      const bool first = call.times.first_token_ns == 0;
-      first_tokens = first_tokens || first;
-      if (first) call.pacer.OnPromptStep(share);
-      urgent = urgent || (first && call.pacer.FirstTokenIsUrgent(ended_ns));
-      if (!TakeToken(call, logits.subspan(next_logits++ * vocab, vocab))) continue;
+    if (part.logits_rows > 0) {
+      const bool begins = call.times.first_token_ns == 0;
+      first_tokens = first_tokens || begins;
+      if (begins) call.pacer.OnPromptStep(share);
+      urgent = urgent || (begins && call.pacer.FirstTokenIsUrgent(ended_ns));
+      const size_t size = static_cast<size_t>(part.logits_rows) * vocab_;
+      const bool taken = TakeTokens(call, logits.subspan(first, size));
+      first += size;
+      if (!taken) continue;
     } else if (call.request.report_progress && !part.decode) {
       const int32_t tokens = call.session->prefill_tokens();
       call.sink->Progress(tokens - call.session->pending_rows(), tokens);
@@ -231,28 +235,32 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
   for (Call* call : going_on) GoOn(*call);
 }
 
-// Picks a call's next token and tells it; false: the call has failed and is gone.
-bool Scheduler::TakeToken(Call& call, std::span<const float> logits) {
+// Picks a call's next tokens and tells them; false: the call has failed and is gone.
+bool Scheduler::TakeTokens(Call& call, std::span<const float> logits) {
   const int64_t started = clock_.SteadyNanos();
-  const auto delta = call.session->TakeLogits(logits);
+  const auto deltas = call.session->TakeLogits(logits);
   const int64_t now = clock_.SteadyNanos();
-  if (!delta.ok()) {
-    Fail(call, Annotate(delta.status(), "sampling"));
+  if (!deltas.ok()) {
+    Fail(call, Annotate(deltas.status(), "sampling"));
     return false;
   }
-  metrics_.Sampling(call.request.call_id, started, now);
+  metrics_.Sampling(call.request.call_id, deltas->size(), started, now);
   if (call.times.first_token_ns == 0) {
     call.times.first_token_ns = now;
     call.times.prefill = now - call.phase_since_ns;
   }
   call.times.last_token_ns = now;
-  if (delta->token.has_value()) {
-    call.pacer.OnTokens(now);
+  const auto tokens = std::count_if(deltas->begin(), deltas->end(),
+                                    [](const auto& delta) { return delta.token.has_value(); });
+  if (tokens > 0) {
+    call.pacer.OnTokens(now, static_cast<int32_t>(tokens));
     if (std::exchange(call.level_changed, false)) {
       call.sink->LevelChanged(call.session->level_percent());
     }
   }
-  if (delta->token.has_value() || !delta->text.empty()) call.sink->Delta(*delta);
+  for (const engine::AnswerDelta& delta : *deltas) {
+    if (delta.token.has_value() || !delta.text.empty()) call.sink->Delta(delta);
+  }
   if (call.session->finished()) call.sink->Flush();  // the record comes first
   return true;
 }
@@ -265,7 +273,10 @@ void Scheduler::GoOn(Call& call) {
     call.unanswered = true;
     Commit(call);
   } else {
-    if (call.session->decoding()) KeepPace(call);
+    if (call.session->decoding()) {
+      KeepPace(call);
+      DraftNext(call);
+    }
     ClaimAhead(call);
   }
 }
@@ -296,6 +307,13 @@ void Scheduler::LowerLevel(Call& call, size_t from, size_t to) {
   call.session->LowerLevel(model_.info().levels[to].percent);
   call.level_changed = true;
   metrics_.LevelDropped();
+}
+
+void Scheduler::DraftNext(Call& call) {
+  if (options_.drafts == nullptr) return;
+  // A draft that is refused costs speed alone: the step decodes plainly.
+  call.session->Draft(options_.drafts->Draft(call.request.call_id, call.session->tokens()))
+      .IgnoreError();
 }
 
 void Scheduler::ClaimAhead(Call& call) {

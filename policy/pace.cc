@@ -7,7 +7,7 @@
 namespace withy::policy {
 namespace {
 
-constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // An answer's reserve: the smaller of these shares of what its limit gave it so far and of what it
 // has gained on it; and, added to it, the time of some tokens.
 constexpr double kReserveOfGiven = 0.15;
@@ -107,7 +107,7 @@ bool Pacer::FirstTokenIsUrgent(int64_t now_ns) const {
 }
 
 double Pacer::SpareMs(int64_t now_ns) const {
-  if (limits_.tpot_ms <= 0 || tokens_ == 0) return kNoLimit;
+  if (limits_.tpot_ms <= 0 || tokens_ == 0) return kInfinity;
   return GivenMs(tokens_) - MillisUntil(now_ns, first_ns_);
 }
 
@@ -123,7 +123,7 @@ double Pacer::ReserveMs(double token_ms) const {
 }
 
 double Pacer::PromptSpareMs(double rows_ms, int64_t now_ns) const {
-  if (limits_.first_token_by_ns == 0) return kNoLimit;
+  if (limits_.first_token_by_ns == 0) return kInfinity;
   return MillisUntil(limits_.first_token_by_ns, now_ns) - rows_ms;
 }
 

@@ -6,7 +6,7 @@
 namespace withy::policy {
 namespace {
 
-constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Fewer rows of prompts than this are not worth a place beside answers.
 constexpr int32_t kFewRows = 16;
 
@@ -40,8 +40,8 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
                                 double slowdown, int64_t now_ns) {
   // One pass over the weights for all, and each answer's own context and tree.
   double weights_ms = 0, own_ms = 0;
-  double spare_ms = kNoLimit;
-  double kept_ms = kNoLimit;  // the same, less the reserve
+  double spare_ms = kInfinity;
+  double kept_ms = kInfinity;  // the same, less the reserve
   for (const AnswerTurn& answer : answers) {
     const LevelPace& pace = levels[answer.level];
     const double token_ms = pace.TokenMs(answer.depth);
@@ -54,7 +54,7 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
   }
   const double step_ms = weights_ms + own_ms;
   double row_ms = 0;
-  double wait_ms = kNoLimit;
+  double wait_ms = kInfinity;
   for (const PromptTurn& prompt : prompts) {
     const LevelPace& pace = levels[prompt.level];
     row_ms = std::max(row_ms, pace.RowsMs(1, prompt.depth) * slowdown);
@@ -62,7 +62,7 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
     wait_ms = std::min(wait_ms, MayWaitMs(prompt, rows_ms, now_ns));
   }
   if (wait_ms < step_ms) return at_most;
-  const double reserve_ms = spare_ms == kNoLimit ? 0 : spare_ms - kept_ms;
+  const double reserve_ms = spare_ms == kInfinity ? 0 : spare_ms - kept_ms;
   const bool prompts_wait = wait_ms >= step_ms + reserve_ms;
   const double room_ms = (prompts_wait ? kept_ms : spare_ms) - step_ms;
   if (row_ms <= 0 || room_ms >= at_most * row_ms) return at_most;
@@ -88,7 +88,7 @@ bool AnswerPreemptsStep(std::span<const LevelPace> levels, const AnswerTurn& ans
   const double step_ms = StepMs(levels[answer.level], answer);
   if (answer.pacer->IsBeyondRecovery(token_ms, now_ns)) return false;
   const double spare_ms = answer.pacer->SpareMs(now_ns);
-  double wait_ms = kNoLimit;
+  double wait_ms = kInfinity;
   for (const PromptTurn& prompt : step_prompts) {
     const double after_ms = levels[prompt.level].RowsMs(prompt.rows, prompt.depth) * slowdown;
     wait_ms = std::min(wait_ms, MayWaitMs(prompt, left_ms + after_ms, now_ns));
