@@ -19,12 +19,13 @@ constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
 
 // A token reads a level's weights once, a row of many costs its operations; a model that does not
 // say how many takes its per cent.
-std::vector<LevelPace> GuessPaces(const engine::ModelInfo& info, const engine::StepCost& cost) {
+std::vector<policy::LevelPace> GuessPaces(const engine::ModelInfo& info,
+                                          const engine::StepCost& cost) {
   const engine::LevelInfo& full = info.levels.back();
   const auto share = [](auto part, auto whole, int32_t percent) {
     return part > 0 ? static_cast<double>(part) / static_cast<double>(whole) : percent / 100.0;
   };
-  std::vector<LevelPace> paces;
+  std::vector<policy::LevelPace> paces;
   for (const engine::LevelInfo& level : info.levels) {
     const double flops = share(level.flops_per_token, full.flops_per_token, level.percent);
     const double bytes = share(level.weight_bytes, full.weight_bytes, level.percent);
@@ -108,11 +109,14 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       options_(options),
       clock_(clock),
       metrics_(recorder),
-      sizer_(cost.prefill_us_per_token, options.prefill_piece_ms, options.max_piece_rows),
-      logits_(static_cast<size_t>(options.max_batch) *
-              static_cast<size_t>(model.info().vocab_size)),
+      vocab_(static_cast<size_t>(model.info().vocab_size)),
+      logits_(static_cast<size_t>(options.max_batch) * vocab_),
       between_logits_(logits_.size()),
       paces_(options.paces.empty() ? GuessPaces(model.info(), cost) : options.paces),
+      learner_({.us_per_row = cost.prefill_us_per_token,
+                .full_row_ms = paces_.back().row_ms,
+                .piece_ms = options.prefill_piece_ms,
+                .max_rows = options.max_piece_rows}),
       link_(std::make_shared<Link>()),
       office_(/*limit=*/static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16)),
       engine_thread_([this] { Run(); }) {
@@ -206,7 +210,7 @@ void Scheduler::CancelRebuilds() {
 }
 
 void Scheduler::StartCalls() {
-  std::vector<WaitingCall> waiting;
+  std::vector<policy::WaitingCall> waiting;
   std::vector<Call*> candidates;
   std::vector<std::string_view> busy;
   size_t active = 0;
@@ -222,7 +226,7 @@ void Scheduler::StartCalls() {
   }
   if (waiting.empty()) return;
   const size_t slots = static_cast<size_t>(options_.max_batch) - active;
-  for (const size_t i : ChooseStarts(waiting, busy, slots, clock_.SteadyNanos())) {
+  for (const size_t i : policy::ChooseStarts(waiting, busy, slots, clock_.SteadyNanos())) {
     Open(*candidates[i]);
   }
 }

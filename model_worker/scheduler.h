@@ -1,8 +1,8 @@
 // Continuous batching: one engine thread that runs the calls of all apps in shared steps. Calls
 // join, finish and cancel between steps; a prompt with a deadline does not wait for the end of a
 // step, which is left in its middle, and gone on with once the prompt's own step is done.
-// Neighbours: plan.h decides, session.h holds a call's state, lease.h brings blocks, call.h is
-// told. Knows no gRPC.
+// Neighbours: policy/step_plan.h decides, session.h holds a call's state, lease.h brings blocks,
+// call.h is told. Knows no gRPC.
 #pragma once
 
 #include <atomic>
@@ -25,12 +25,17 @@
 #include "engine/model/model.h"
 #include "engine/session/cost_probe.h"
 #include "model_worker/call.h"
+#include "model_worker/draft_source.h"
 #include "model_worker/lease.h"
-#include "model_worker/plan.h"
 #include "model_worker/request_names.h"
 #include "model_worker/session.h"
 #include "model_worker/task_thread.h"
 #include "model_worker/worker_metrics.h"
+#include "policy/call_order.h"
+#include "policy/pace.h"
+#include "policy/prompt_level.h"
+#include "policy/step_learner.h"
+#include "policy/step_plan.h"
 
 namespace withy::model_worker {
 
@@ -42,7 +47,9 @@ struct SchedulerOptions {
   absl::Duration commit_grace = absl::Seconds(5);  // for commits at the end of a drain
   // Of each of the model's levels, by which calls fall to lower ones. Empty: guessed from the cost
   // of the full model, the operations and the bytes of each level.
-  std::vector<LevelPace> paces = {};
+  std::vector<policy::LevelPace> paces = {};
+  // Asked before every decode step of a call; null: plain decoding. Outlives the scheduler.
+  DraftSource* drafts = nullptr;
 };
 
 struct SchedulerLoad {
@@ -142,24 +149,20 @@ class Scheduler {
   std::unique_ptr<Batch> PlanBatch();
   bool Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop);
   bool RunPass(Batch& batch, const std::atomic<bool>* stop, double until);
-  bool MayBeginAgain(const Batch& batch, int64_t now_ns) const;
-  bool BeginsAgain(Batch& batch);
+  bool NeedsWatch(const Batch& batch, int64_t now_ns) const;
+  bool RestartsAtLowerLevel(Batch& batch);
   void AfterStep(const Batch& batch, std::span<const float> logits);
   bool UnderWay(const Call& call) const;
   void FlushWhoWaits(const Batch& next);
-  double LeftOfStepMs() const;
-  bool MayGoBetween(const Call& call, int64_t now_ns) const;
-  bool TakeToken(Call& call, std::span<const float> logits);
+  void UpdatePause(Call& call, int64_t now_ns);
+  policy::StepCall StepCallOf(const Call& call) const;
+  bool TakeTokens(Call& call, std::span<const float> logits);
   void GoOn(Call& call);
+  void DraftNext(Call& call);
   void ClaimAhead(Call& call);
-  double ShareOfExpected(const Batch& batch) const;
-  void ObservePrefill(const Batch& batch);
-  int32_t PieceRows(std::span<Call* const> calls, int32_t decode_rows, int64_t now_ns);
-  void KeepPromptsInTime(int64_t now_ns);
-  PromptTurn TurnOf(const Call& call, size_t level) const;
-  static AnswerTurn AnswerTurnOf(const Call& call, size_t level);
+  static policy::PromptTurn PromptOf(const Call& call, size_t level);
   void KeepPace(Call& call);
-  void Fall(Call& call, size_t from, size_t to);
+  void LowerLevel(Call& call, size_t from, size_t to);
   std::optional<size_t> LevelOf(const Call& call) const;
   void DropStalled();
 
@@ -189,15 +192,15 @@ class Scheduler {
   std::atomic<bool> stop_step_{false};     // somebody left word: the step under way is left
 
   // The engine thread's own.
-  PieceSizer sizer_;
   std::map<Ticket, std::unique_ptr<Call>> calls_;
   std::unique_ptr<Batch> under_way_;  // the step that has begun and is not over
   // What has to wait until it is over: a step's blocks stay where they are.
   std::vector<Task> after_step_;
-  std::vector<float> logits_;          // [max_batch, vocab], of the step under way
+  const size_t vocab_;
+  std::vector<float> logits_;          // [rows that want logits, vocab], of the step under way
   std::vector<float> between_logits_;  // the same of a step in between
-  const std::vector<LevelPace> paces_;
-  Slowdown slowdown_;
+  const std::vector<policy::LevelPace> paces_;
+  policy::StepLearner learner_;
 
   std::shared_ptr<Link> link_;  // how lease events find this object, as long as it is there
   TaskThread office_;           // encodes, names and hashes, so that steps do not wait for it

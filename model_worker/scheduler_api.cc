@@ -25,7 +25,7 @@ absl::StatusOr<Scheduler::Ticket> Scheduler::Submit(CallRequest request,
                  .priority = request.priority,
                  .arrived_ns = call->times.arrived_ns,
                  .sequence = 0};
-  call->pacer = Pacer(request.pace, request.answer.max_tokens);
+  call->pacer = policy::Pacer(request.pace, request.answer.max_tokens);
   call->request = std::move(request);
   call->sink = std::move(sink);
   absl::MutexLock lock(&mutex_);

@@ -15,7 +15,7 @@
 namespace withy::model_worker {
 
 // Rows of a prompt whose blocks are claimed before they are computed.
-inline constexpr int32_t kPromptAhead = 2 * kQuietRows;
+inline constexpr int32_t kPromptAhead = 2 * policy::kRowsWithoutAnswers;
 
 // Tokens of a prompt that has not been encoded yet.
 inline int64_t EstimatedTokens(const engine::AnswerRequest& request) {
@@ -35,7 +35,7 @@ struct Scheduler::Call {
   Ticket ticket = 0;
   CallRequest request;
   std::shared_ptr<CallSink> sink;  // shared with the RPC, which may end first
-  CallOrder order;
+  policy::CallOrder order;
   int32_t queue_position = 0;
   Phase phase = Phase::kWaiting;
   std::shared_ptr<Lease> lease;
@@ -43,7 +43,7 @@ struct Scheduler::Call {
   CallTimes times;
   int64_t phase_since_ns = 0;
   int64_t paused_since_ns = 0;  // 0 = its reader keeps up
-  Pacer pacer;
+  policy::Pacer pacer;
   bool level_changed = false;  // and no token of the new one has been told
   uint32_t steps = 0;
   bool unanswered = false;  // ended before its answer: what is committed is KV alone
@@ -60,7 +60,7 @@ struct Scheduler::Batch {
     Call* call;
     int32_t rows;
     bool decode;
-    bool wants_logits;
+    int32_t logits_rows;  // that it wants
   };
   // Null: there is none, or there are several.
   const Part* OnlyPrompt() const {
@@ -73,19 +73,17 @@ struct Scheduler::Batch {
     return prompt;
   }
 
-  std::vector<Part> parts;
+  policy::StepPlan plan;
+  std::vector<Part> parts;  // one for each of the plan's entries
   std::vector<engine::Row> rows;
+  int32_t logits_rows = 0;
   std::vector<engine::ContextView> views;
-  bool has_prefill = false;
-  bool has_decode = false;
-  double expected_ms = 0;  // for its rows, by LevelPace
 
   std::unique_ptr<engine::Pass> pass;  // null: not begun
   int64_t started_ns = 0;
   int64_t computed_ns = 0;  // that it has taken so far
-  bool gave_way = false;    // to a step in between
-  // Of a prompt's step whose level may have to fall: how it goes.
-  std::optional<YoungStep> young;
+  bool preempted = false;   // another step was computed in its middle
+  std::optional<policy::SlowStepWatch> watch;
   bool given_up = false;  // its prompt begins again at a lower level
 };
 

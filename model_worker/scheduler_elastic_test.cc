@@ -90,7 +90,7 @@ TEST(ElasticCallTest, ALevelThatTheCallerFixedStays) {
 
 // The levels of an answer to a prompt of 23 rows, at 1 ms a row, or 0.4 at 20 % of the model, on a
 // board on which a pass takes `slowdown` times what its rows say.
-std::vector<int32_t> LevelsOnABoard(double slowdown, PaceLimits limits,
+std::vector<int32_t> LevelsOnABoard(double slowdown, policy::PaceLimits limits,
                                     std::vector<int32_t>* rows) {
   SteppedModel stepped(kFakeVocab);
   stepped.model.set_levels({20, 100});
@@ -122,7 +122,7 @@ std::vector<int32_t> LevelsOnABoard(double slowdown, PaceLimits limits,
 }
 
 TEST(ElasticCallTest, APromptWhosePassTurnsOutSlowBeginsAgainAtALowerLevel) {
-  const PaceLimits limits{.first_token_by_ns = 30 * kNanosPerMilli};
+  const policy::PaceLimits limits{.first_token_by_ns = 30 * kNanosPerMilli};
   std::vector<int32_t> rows;
   EXPECT_THAT(LevelsOnABoard(1, limits, &rows), testing::ElementsAre(100));
   EXPECT_THAT(rows, testing::ElementsAre(23, 1, 1, 1));
@@ -134,7 +134,7 @@ TEST(ElasticCallTest, APromptWhosePassTurnsOutSlowBeginsAgainAtALowerLevel) {
 }
 
 TEST(ElasticCallTest, TheAnswerToAPromptThatWasSlowBeginsAtALowerLevel) {
-  const PaceLimits limits{.tpot_ms = 2.6};
+  const policy::PaceLimits limits{.tpot_ms = 2.6};
   std::vector<int32_t> rows;
   EXPECT_THAT(LevelsOnABoard(1, limits, &rows), testing::ElementsAre(100));
   EXPECT_THAT(LevelsOnABoard(1.6, limits, &rows), testing::ElementsAre(100, 20));
