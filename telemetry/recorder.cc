@@ -27,10 +27,8 @@ namespace {
 constexpr std::string_view kRingSuffix = ".ring";
 
 constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {
-    "other",  "queue",   "tokenize",   "tlm",        "embedding", "prefill",
-    "decode", "softmax", "copy_probs", "sampling",   "verify",    "draft",
-    "lease",  "load",    "recompute",  "compress",   "swap_out",  "commit",
-    "stream", "ttft",    "tpot",       "end_to_end", "io",        "idle"};
+    "other", "queue", "tlm",    "prefill", "decode", "sampling",
+    "lease", "load",  "commit", "ttft",    "tpot",   "end_to_end"};
 
 bool ValidProcessName(std::string_view name) {
   if (name.empty() || name.size() >= sizeof(RingFileHeader::process)) return false;
@@ -214,7 +212,7 @@ void Recorder::Memory::FillHeader(std::string_view process) {
 void Recorder::Memory::FillPhases() {
   for (uint16_t i = 0; i < kPhaseCount; ++i) {
     NameEntry& entry = names()[i];
-    entry.kind = static_cast<uint8_t>(PhaseKind(static_cast<Phase>(i)));
+    entry.kind = static_cast<uint8_t>(SpanKind::kPhase);
     std::memcpy(entry.text.data(), kPhaseNames[i].data(), kPhaseNames[i].size());
     entry.length.store(static_cast<uint8_t>(kPhaseNames[i].size()), std::memory_order_release);
   }

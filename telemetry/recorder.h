@@ -24,43 +24,25 @@
 
 namespace withy::telemetry {
 
-// Predefined span names. A phase is a stage of a call's life; kIo and kIdle have their own
-// SpanKind.
+// Predefined span names. A phase is a stage of a call's life.
 enum class Phase : uint16_t {
   kOther = 0,  // replaces a name if the name table is full
   kQueue,
-  kTokenize,
   kTlm,
-  kEmbedding,
   kPrefill,
   kDecode,
-  kSoftmax,
-  kCopyProbs,
   kSampling,
-  kVerify,
-  kDraft,
   kLease,
   kLoad,
-  kRecompute,
-  kCompress,
-  kSwapOut,
   kCommit,
-  kStream,
   kTtft,      // from arrival to the first token; feeds withy_ttft_seconds
   kTpot,      // ended - started is the mean time per output token; feeds withy_tpot_seconds
   kEndToEnd,  // from arrival to the last token
-  kIo,
-  kIdle,
 };
-inline constexpr uint16_t kPhaseCount = static_cast<uint16_t>(Phase::kIdle) + 1;
+inline constexpr uint16_t kPhaseCount = static_cast<uint16_t>(Phase::kEndToEnd) + 1;
 
 // The exported text of a phase, e.g. "end_to_end".
 std::string_view PhaseName(Phase phase);
-constexpr SpanKind PhaseKind(Phase phase) {
-  return phase == Phase::kIo     ? SpanKind::kIo
-         : phase == Phase::kIdle ? SpanKind::kIdle
-                                 : SpanKind::kPhase;
-}
 
 // A span name ready for recording. A Phase converts to one.
 struct NameId {
@@ -69,7 +51,7 @@ struct NameId {
   constexpr NameId() = default;
   constexpr NameId(uint16_t name_id, SpanKind name_kind) : id(name_id), kind(name_kind) {}
   // NOLINTNEXTLINE(google-explicit-constructor): a phase is meant to stand wherever a name may.
-  constexpr NameId(Phase phase) : id(static_cast<uint16_t>(phase)), kind(PhaseKind(phase)) {}
+  constexpr NameId(Phase phase) : id(static_cast<uint16_t>(phase)) {}
 };
 
 // Nanoseconds of steady_clock, the clock of all spans.
