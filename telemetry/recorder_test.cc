@@ -132,7 +132,7 @@ TEST_F(RecorderTest, ManyThreadsRecordAtOnceAndRingsAreUsedAgain) {
 
 TEST_F(RecorderTest, MoreThreadsThanRingsCountDrops) {
   auto recorder = OpenRecorder({.ring_capacity = 64});
-  // All threads live at the same time: each waits until the last has recorded.
+  // All threads live at the same time: each waits until the last one has recorded.
   constexpr int kThreads = static_cast<int>(kRingCount) + 3;
   std::atomic<int> recorded{0};
   std::vector<std::thread> threads;
@@ -205,7 +205,7 @@ TEST_F(RecorderTest, MalformedMetricsCountPrivately) {
     counter.Add(5);
     EXPECT_EQ(counter.value(), 5u);
   }
-  recorder->gauge({.name = "withy_a_total"}).Set(9);  // exists as a counter
+  recorder->gauge({.name = "withy_a_total"}).Set(9);  // already exists as a counter
   auto reader = OpenReader();
   DrainAll(*reader);
   const SourceInfo source = reader->Sources()[0];
