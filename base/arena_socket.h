@@ -1,13 +1,12 @@
-// The two datagrams of the side socket that hands out the KV arena (SOCK_SEQPACKET, unix).
-// context_store listens, model_worker connects after ContextStore.Attach told it the path. Numbers
-// are in the machine's byte order: both ends are processes of one user on one machine.
+// The two datagrams of the side socket that hands out the KV arena (unix, SOCK_SEQPACKET).
+// context_store listens; model_worker connects to the path that ContextStore.Attach returned.
+// Numbers are in the machine's byte order: both ends are processes of one user on one machine.
 //
-//   worker -> store   ArenaHello          who connects, for which attach
-//   store  -> worker  ArenaOffer + memfd  (SendFd); a store that refuses closes the connection
-//   instead
+//   worker -> store   ArenaHello          names the worker and its attach
+//   store  -> worker  ArenaOffer + memfd  (SendFd); to refuse, the store closes the connection
 //
-// The connection then stays open and silent. When the worker's end closes, the worker is dead and
-// its quarantined blocks are free; when the store's end closes, the worker attaches anew.
+// The connection then stays open and silent. If the worker's end closes, the worker is dead and its
+// quarantined blocks become free. If the store's end closes, the worker attaches again.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@
 namespace withy {
 
 inline constexpr uint32_t kArenaMagic = 0x41594857;  // "WHYA"
-inline constexpr uint32_t kArenaVersion = 2;         // changes with the layout of KV blocks, too
+inline constexpr uint32_t kArenaVersion = 2;         // also changes with the layout of KV blocks
 
 struct ArenaHello {
   uint32_t magic = kArenaMagic;
@@ -26,8 +25,8 @@ struct ArenaHello {
 };
 static_assert(sizeof(ArenaHello) == 24 && std::is_trivially_copyable_v<ArenaHello>);
 
-// The arena is an array of `block_count` blocks of `block_bytes`; `arena_bytes` is the size of the
-// file to map.
+// The arena is an array of `block_count` blocks of `block_bytes` bytes. `arena_bytes` is the size
+// of the file to map.
 struct ArenaOffer {
   uint32_t magic = kArenaMagic;
   uint32_t version = kArenaVersion;

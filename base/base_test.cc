@@ -1,5 +1,4 @@
-// Tests of what base/ promises to the processes: configuration, ids, queues, shared memory between
-// two mappings.
+// Tests of base/: configuration, ids, queues, shared memory between two mappings.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -71,7 +70,7 @@ TEST(Config, OverridesWinInOrderAndNameWhatIsWrong) {
               HasSubstr("field.path=value"));
 }
 
-// The message of the error that FillDefaults ends with.
+// The message of the error that FillDefaults returns.
 std::string Refusal(const std::string& text) {
   absl::StatusOr<proto::Config> config = ParseConfig(text, "test");
   EXPECT_TRUE(config.ok()) << config.status();
@@ -138,7 +137,7 @@ TEST(Config, WhatIsNoAddressIsRefusedWithBothForms) {
   }
 }
 
-// A file with this text, for LoadConfig.
+// A file with the given text, for LoadConfig.
 class ConfigFile {
  public:
   explicit ConfigFile(const std::string& text) {
@@ -337,7 +336,7 @@ TEST(KeepInMemory, AllowedIsTheLeastOfBoardAndCgroups) {
   std::filesystem::remove_all(root);
 }
 
-// In a process of its own: what it has touched is counted as locked, unless it is too much.
+// Runs in its own process: all memory it has touched counts as locked, unless that is too much.
 TEST(KeepInMemory, LocksWhatIsTouchedWhereItMay) {
   const auto locked_kib = [] {
     std::ifstream status("/proc/self/status");
@@ -352,7 +351,7 @@ TEST(KeepInMemory, LocksWhatIsTouchedWhereItMay) {
     if (locked_kib() != 0) _exit(2);
     const std::vector<char> page(4096, 'x');
     mlock(page.data(), page.size());
-    if (locked_kib() <= 0) _exit(0);  // sanitizers lock nothing and say that they have
+    if (locked_kib() <= 0) _exit(0);  // sanitizers lock nothing but report success
     munlock(page.data(), page.size());
     if (KeepInMemory(0) && locked_kib() <= 0) _exit(3);
     _exit(0);
@@ -363,7 +362,7 @@ TEST(KeepInMemory, LocksWhatIsTouchedWhereItMay) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// In threads of its own, so that the others of the test keep what they have.
+// Uses its own threads, so that the test's other threads keep their roles.
 TEST(ThreadRole, CarriersComeFirstWhereTheyMayAndTheirThreadsToo) {
   const int usual = getpriority(PRIO_PROCESS, 0);
   bool permitted = false;

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The first line, without the zero byte that a device tree's text ends with.
+// The first line, without the NUL that ends a device-tree text.
 std::string FirstLine(const std::string& path) {
   std::ifstream in(path);
   std::string line;
@@ -27,7 +27,7 @@ std::string Trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
 
-// The name of one core's processor from its "key : value" lines.
+// Name of one core's processor, from its "key : value" lines.
 std::string NameOf(const std::map<std::string, std::string>& core) {
   const auto value = [&](const char* key) {
     const auto found = core.find(key);
@@ -42,7 +42,7 @@ std::string NameOf(const std::map<std::string, std::string>& core) {
 }
 
 void ReadProcessor(const std::string& root, BoardInfo* board) {
-  std::vector<std::string> names;  // distinct, in order: a board may have cores of two kinds
+  std::vector<std::string> names;  // distinct, in order: a board may have two kinds of cores
   std::map<std::string, std::string> core;
   const auto finish = [&] {
     const std::string name = NameOf(core);

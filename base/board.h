@@ -1,6 +1,6 @@
-// What the board is, as far as it changes how long computing takes: processor, cores, power mode,
-// load. Read from /proc and /sys. Neighbours: wire/calibration.h keys measurements by it.
-// Changes nothing.
+// Properties of the board that affect computing time: processor, cores, power mode and load. Read
+// from /proc and /sys; nothing is changed. Neighbours: wire/calibration.h keys measurements by
+// them.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 namespace withy {
 
 struct BoardInfo {
-  // As the system names it, with family and model where it says so, and the board's own name
-  // (device tree) in front where it has one. "unknown processor" when nothing is said.
+  // Name the system reports, with family and model if reported, preceded by the board's own name
+  // (device tree) if it has one. "unknown processor" if nothing is reported.
   std::string processor = {};
-  uint32_t cores = 0;         // switched on; at least 1
-  std::string governor = {};  // of the first core's frequency; empty where none is shown
-  uint64_t max_khz = 0;     // the highest frequency that any core may choose; 0 where none is shown
-  double load_average = 0;  // of the last minute: threads that ran or wanted to
+  uint32_t cores = 0;         // online cores; at least 1
+  std::string governor = {};  // frequency governor of the first core; empty if not reported
+  uint64_t max_khz = 0;       // highest frequency that any core may choose; 0 if not reported
+  double load_average = 0;    // one-minute load average
 };
 
-// `root` stands before /proc and /sys: "" is this board. What cannot be read is left as above.
+// `root` is prepended to /proc and /sys; "" reads this board. Values that cannot be read keep the
+// defaults above.
 BoardInfo ReadBoard(const std::string& root = "");
 
 }  // namespace withy

@@ -1,4 +1,4 @@
-// A queue with a bound and an end, between threads.
+// A thread-safe queue with a limit that can be closed.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 
 namespace withy {
 
-// First in, first out; any number of producers and consumers. Thread-safe. At most `limit` items
-// stand in it.
+// First in, first out, for any number of producers and consumers. Thread-safe. Holds at most
+// `limit` items.
 template <typename T>
 class BoundedQueue {
  public:
   explicit BoundedQueue(size_t limit) : limit_(limit) {}
 
-  // False, and `item` untouched, when the queue is full or closed.
+  // Returns false and leaves `item` unchanged if the queue is full or closed.
   [[nodiscard]] bool TryPush(T&& item) {
     absl::MutexLock lock(&mutex_);
     if (closed_ || items_.size() >= limit_) return false;
@@ -27,7 +27,7 @@ class BoundedQueue {
     return true;
   }
 
-  // Waits for room. False when the queue was closed.
+  // Waits for room. Returns false if the queue was closed.
   bool Push(T&& item) {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(this, &BoundedQueue::HasRoomOrClosed));
@@ -36,10 +36,10 @@ class BoundedQueue {
     return true;
   }
 
-  // Waits for an item. Empty when the queue is closed and drained.
+  // Waits for an item. Returns nullopt once the queue is closed and empty.
   std::optional<T> Pop() { return PopFor(absl::InfiniteDuration()); }
 
-  // As Pop, but empty also after `timeout`.
+  // As Pop, but also returns nullopt after `timeout`.
   std::optional<T> PopFor(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithTimeout(absl::Condition(this, &BoundedQueue::HasItemOrClosed), timeout);
@@ -49,7 +49,7 @@ class BoundedQueue {
     return item;
   }
 
-  // No more pushes; what stands in the queue can still be popped.
+  // Refuses further pushes. Items already in the queue can still be popped.
   void Close() {
     absl::MutexLock lock(&mutex_);
     closed_ = true;

@@ -1,5 +1,5 @@
-// Time as an object, so that tests can replace it. Policies take times as arguments; mechanisms
-// hold a Clock&.
+// Time as an object that tests can replace. Policies take times as arguments; mechanisms hold a
+// Clock&.
 #pragma once
 
 #include <atomic>
@@ -7,11 +7,11 @@
 
 namespace withy {
 
-// Thread-safe. Real() lives for ever; a fake lives as long as its test.
+// Thread-safe. Real() is never destroyed.
 class Clock {
  public:
   virtual ~Clock() = default;
-  // Nanoseconds of a clock that never goes back (CLOCK_MONOTONIC, std::chrono::steady_clock).
+  // Nanoseconds of a monotonic clock (CLOCK_MONOTONIC, std::chrono::steady_clock).
   virtual int64_t SteadyNanos() const = 0;
   // Nanoseconds since the Unix epoch.
   virtual int64_t UnixNanos() const = 0;
@@ -19,7 +19,7 @@ class Clock {
   static Clock& Real();
 };
 
-// A clock that moves only when told to.
+// A clock that moves only when Advance is called.
 class FakeClock final : public Clock {
  public:
   explicit FakeClock(int64_t unix_nanos = 1'700'000'000'000'000'000) : unix_nanos_(unix_nanos) {}

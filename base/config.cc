@@ -29,7 +29,7 @@ constexpr char kAppSocket[] = "withy.sock";
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
 
-// Keeps the first complaint of the text parser, with its place.
+// Keeps the text parser's first error and its place.
 class FirstError final : public google::protobuf::io::ErrorCollector {
  public:
   void AddError(int line, google::protobuf::io::ColumnNumber column,
@@ -42,7 +42,7 @@ class FirstError final : public google::protobuf::io::ErrorCollector {
   std::string text_;
 };
 
-// Where values were written: the field's path to "FILE:LINE:COLUMN" or to the override.
+// Maps a field's path to the place of its value: "FILE:LINE:COLUMN", or the override.
 using Origins = std::map<std::string, std::string>;
 
 absl::Status ParseText(std::string_view text, std::string_view name, proto::Config* config,
@@ -86,7 +86,7 @@ std::string Quoted(std::string_view value) {
 
 std::string FromEnvironment(const char* variable) {
   const char* value = std::getenv(variable);
-  // systemd gives several directories separated by colons: ours is the first.
+  // systemd separates several directories by colons; ours is the first.
   return value == nullptr ? "" : std::string(value).substr(0, std::string_view(value).find(':'));
 }
 
@@ -117,8 +117,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
-// Fills what is unset and refuses what cannot be, with the field's whole path and where it was
-// written. Lives for one FillDefaults.
+// Fills unset fields and refuses invalid values, naming the field's full path and the place of the
+// value. Lives for one FillDefaults.
 class Filler {
  public:
   explicit Filler(const Origins& origins) : origins_(origins) {}
@@ -207,7 +207,7 @@ absl::Status CheckSampling(const Filler& filler, const std::string& section,
   for (const Field& field : fields) {
     const bool low = field.low_allowed ? field.value >= field.low : field.value > field.low;
     const bool high = field.high_allowed ? field.value <= field.high : field.value < field.high;
-    if (!field.set || (low && high)) continue;  // NaN is neither
+    if (!field.set || (low && high)) continue;  // NaN is neither below nor above
     return filler.Refuse(absl::StrCat(section, ".sampling.", field.name), absl::StrCat(field.value),
                          absl::StrCat("it must be ", field.range));
   }
@@ -300,7 +300,7 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config) {
   const std::vector<std::string> path = absl::StrSplit(ToAbsl(assignment.substr(0, equals)), '.');
   const std::string_view value = assignment.substr(equals + 1);
   const google::protobuf::Descriptor* descriptor = config->GetDescriptor();
-  google::protobuf::Message* section = config;  // that holds the field
+  google::protobuf::Message* section = config;  // the message that contains the field
   const FieldDescriptor* cleared = nullptr;
   std::string text, closing;
   for (size_t i = 0; i < path.size(); ++i) {
@@ -323,8 +323,8 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config) {
       section = section->GetReflection()->MutableMessage(section, field);
     }
   }
-  // A later assignment to the same field must win, which the text parser refuses within one parse;
-  // so merge, where a zero or false is as if nothing had been said.
+  // A later assignment to the same field must win, but the text parser refuses that within one
+  // parse. Therefore merge; a merged zero or false counts as unset.
   WITHY_ASSIGN_OR_RETURN(
       const proto::Config one,
       ParseConfig(text + closing, absl::StrCat("override '", ToAbsl(assignment), "'")));

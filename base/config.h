@@ -1,5 +1,5 @@
-// The one configuration file (textproto, schema proto/withy/v1/config.proto), read, overridden and
-// filled with defaults.
+// Reads the configuration file (textproto, schema proto/withy/v1/config.proto), applies overrides
+// and fills defaults.
 #pragma once
 
 #include <span>
@@ -16,36 +16,36 @@ namespace proto = ::withy::v1;
 
 inline constexpr std::string_view kDefaultConfigPath = "/etc/withy/withy.textproto";
 
-// Reads `path`, applies `overrides` ("model.threads=2", later ones win), fills every default. An
-// empty path means kDefaultConfigPath, which alone may be missing. Errors: NOT_FOUND (the named
-// file) and others of open(2); INVALID_ARGUMENT with the field's path, its value, what it may be
-// and where it was written: file, line and column, or the override.
+// Reads `path`, applies `overrides` ("model.threads=2"; later ones win) and fills every default. An
+// empty path means kDefaultConfigPath, the only file that may be missing. Errors: NOT_FOUND and
+// others of open(2); INVALID_ARGUMENT naming the field's path, its value, the allowed values and
+// the place: file, line and column, or the override.
 absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
                                          std::span<const std::string> overrides = {});
 
-// Parses textproto; `name` stands in errors. No defaults are filled.
+// Parses textproto without filling defaults. `name` appears in errors.
 absl::StatusOr<proto::Config> ParseConfig(std::string_view text, std::string_view name);
 
 // Sets one field: "store.arena_bytes=1048576". Errors: INVALID_ARGUMENT naming the field.
 absl::Status ApplyOverride(std::string_view assignment, proto::Config* config);
 
-// Fills unset fields (paths, sockets, sizes) and checks every value that can be checked without the
+// Fills unset fields (paths, sockets, sizes) and checks every value that does not depend on the
 // model. Errors: INVALID_ARGUMENT as LoadConfig, without the place.
 absl::Status FillDefaults(proto::Config* config);
 
-// Where the orchestrator listens: orchestrator.listen, and withy.sock in run_dir where that is
-// another, because apps are bound on a unix socket. `config` is filled.
+// Addresses the orchestrator listens on: orchestrator.listen, and RUN_DIR/withy.sock if that is
+// another one, because apps are bound on a unix socket. `config` has its defaults filled in.
 std::vector<std::string> AppAddresses(const proto::Config& config);
 
-// The directory of the running program's models: models/ or share/withy/models beside or above the
-// binary, else /usr/share/withy/models.
+// Directory of the models that ship with the running program: models/ or share/withy/models beside
+// or above the binary, else /usr/share/withy/models.
 std::string DefaultModelsDir();
 
-// Whether the draft is the one that an empty draft.path stands for. `config` is filled.
+// Whether the draft is the default of an empty draft.path. `config` has its defaults filled in.
 bool IsDefaultDraft(const proto::Config& config);
 
-// The file that an empty orchestrator.tlm_path stands for: withy-pocket-tlm*.gguf beside
-// `model_path`, the last by name; empty = there is none.
+// The default of an empty orchestrator.tlm_path: withy-pocket-tlm*.gguf beside `model_path`, the
+// last by name. Empty = there is none.
 std::string DefaultTlmPath(const std::string& model_path);
 
 }  // namespace withy

@@ -1,5 +1,5 @@
-// How often an app is told how its answer goes on. A message passes three processes, which takes
-// about as long as a small model's token and takes it from the cores that compute.
+// How often an answer's text is sent to its app. A message passes three processes. That takes about
+// as long as a token of a small model, on the cores that compute.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace withy {
 
-// What follows a delta within so long may come with the next one: text that grows thirty times a
-// second is not seen to stop.
+// Tokens made within this time after a delta may wait for the next one. Text that grows thirty
+// times a second still looks continuous.
 inline constexpr int64_t kDeltaIntervalNs = 33 * kNanosPerMilli;
 
 }  // namespace withy

@@ -1,5 +1,5 @@
-// One datagram with one file descriptor over a unix socket (SCM_RIGHTS), and who is at the other
-// end.
+// Sends and receives one datagram with one file descriptor over a unix socket (SCM_RIGHTS), and
+// identifies the peer.
 #pragma once
 
 #include <sys/types.h>
@@ -15,15 +15,15 @@ namespace withy {
 // Sends `message` (not empty) and `fd` as one datagram on a connected SOCK_SEQPACKET socket.
 absl::Status SendFd(int socket, std::span<const std::byte> message, int fd);
 
-// Receives one datagram of exactly message.size() bytes and the descriptor with it (close-on-exec).
-// Errors: UNAVAILABLE when the peer closed, INVALID_ARGUMENT for another size or no descriptor.
+// Receives one datagram of exactly message.size() bytes and its descriptor (close-on-exec). Errors:
+// UNAVAILABLE (the peer closed), INVALID_ARGUMENT (another size, or no descriptor).
 absl::StatusOr<UniqueFd> RecvFd(int socket, std::span<std::byte> message);
 
 struct PeerCredentials {
   pid_t pid;
   uid_t uid;
 };
-// The process that connected this unix socket.
+// Credentials of the process that connected this unix socket.
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
 
 }  // namespace withy

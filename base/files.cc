@@ -29,7 +29,7 @@ absl::Status DiskError(std::string_view action, const std::string& path, size_t 
       status.message(), ": ", bytes, " bytes are needed; free some space and try again"));
 }
 
-// Writes and syncs `path`, which is new or written over.
+// Writes and syncs `path`, which is created or overwritten.
 absl::Status WriteSynced(const std::string& path, std::string_view bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return DiskError("create", path, bytes.size());
@@ -60,7 +60,7 @@ absl::Status SyncDirectoryOf(const std::string& path) {
 }  // namespace
 
 absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs) {
-  std::error_code error;  // "there is no such file" is no error here
+  std::error_code error;  // a missing file is not an error
   fs::path directory = fs::path(path).parent_path();
   if (directory.empty()) directory = ".";
   if (!fs::is_directory(directory, error)) {

@@ -1,5 +1,5 @@
-// What a program looks at before hours of work, so that nothing is lost at its end, and by what it
-// knows a file again. Neighbours: offline/ and bench/ call it first.
+// Checks before long work, so that its result can be written, and file digests and atomic writes.
+// Neighbours: offline/ and bench/ call CheckOutput first.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@
 
 namespace withy {
 
-// Whether the file `path` can be written; makes nothing. `inputs`: files that are read until then
-// (empty names are passed over). Errors, naming `path`: NOT_FOUND (its directory is not there),
-// PERMISSION_DENIED, INVALID_ARGUMENT (it is a directory, or one of `inputs` under any name).
+// Checks that the file `path` can be written; creates nothing. `inputs` are files that will be read
+// before that (empty names are skipped). Errors, naming `path`: NOT_FOUND (no such directory),
+// PERMISSION_DENIED, INVALID_ARGUMENT (it is a directory, or the same file as one of `inputs`).
 absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs);
 
-// 16 hex digits that change when a byte of the file does. Errors: NOT_FOUND naming the path.
+// A digest of the file's content: 16 hexadecimal digits. Errors: NOT_FOUND naming the path.
 absl::StatusOr<std::string> FileDigest(const std::string& path);
 
-// Makes `bytes` the content of `path`: written to PATH.partial, synced, renamed over `path`, the
-// directory synced, so that after a crash or a loss of power `path` is as before or as it should
-// be. On an error `path` is as before and PATH.partial is gone. One writer at a time. Errors:
-// RESOURCE_EXHAUSTED (the disk is full or the quota used up), others from the disk; all name the
-// path.
+// Replaces the content of `path` by `bytes` atomically: writes and syncs PATH.partial, renames it
+// to `path` and syncs the directory. After a crash or a loss of power `path` has its old or its new
+// content. On an error `path` is unchanged and PATH.partial is removed. One writer at a time.
+// Errors: RESOURCE_EXHAUSTED (the disk is full or the quota used up), others of the file system;
+// all name the path.
 absl::Status WriteWhole(const std::string& path, std::string_view bytes);
 
 }  // namespace withy

@@ -1,6 +1,6 @@
-// A hash for fingerprints that processes and files compare: FNV-1a over 64 bits. Not a defence
-// against anybody. Neighbours: files.cc hashes files, engine/tokenizer/vocab.cc vocabularies,
-// engine/session/conversation.cc what they make of text.
+// FNV-1a over 64 bits, for fingerprints that processes and files compare. It does not resist
+// deliberate collisions. Neighbours: files.cc hashes files, engine/tokenizer/vocab.cc vocabularies,
+// engine/session/conversation.cc tokenizer and template.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class Fnv1a {
   void Add(int32_t value) {
     for (int shift = 0; shift < 32; shift += 8) Mix(static_cast<uint8_t>(value >> shift));
   }
-  // Goes on with what was added: ("a", "b") is ("ab").
+  // Continues the last string: AddBytes("a"), AddBytes("b") equals AddBytes("ab").
   void AddBytes(std::string_view bytes) {
     for (const char c : bytes) Mix(static_cast<uint8_t>(c));
   }

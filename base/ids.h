@@ -1,5 +1,5 @@
-// Names that nobody can guess: ids of apps, contexts and calls, and secrets, all from the kernel's
-// generator.
+// Unguessable names: ids of apps, contexts and calls, and secrets. All randomness comes from the
+// kernel.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace withy {
 
-// `count` bytes from getrandom(2). Ends the process when the kernel has none to give, which Linux
-// never does after boot.
+// Returns `count` bytes from getrandom(2). Ends the process if the kernel has none, which does not
+// happen on Linux after boot.
 std::string RandomBytes(size_t count);
 
-// A random 64-bit number other than 0.
+// A random 64-bit number, never 0.
 uint64_t RandomId64();
 
 // "PREFIX_" and 32 hexadecimal digits (128 random bits), e.g. NewId("ctx").

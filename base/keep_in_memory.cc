@@ -25,7 +25,7 @@ uint64_t BoardMemory(const std::string& root) {
   return found ? kib << 10 : kUnlimited;
 }
 
-// "max" is no number.
+// "max" is not a number.
 uint64_t LimitIn(const fs::path& file) {
   std::ifstream stream(file);
   uint64_t bytes = 0;
@@ -43,7 +43,7 @@ uint64_t CgroupMemory(const std::string& root) {
          group = group.parent_path()) {
       least = std::min(least, LimitIn(top / group / "memory.max"));
     }
-    least = std::min(least, LimitIn(top / "memory.max"));  // of a container's own root
+    least = std::min(least, LimitIn(top / "memory.max"));  // root cgroup of a container
   }
   return least;
 }

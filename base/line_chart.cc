@@ -24,7 +24,7 @@ struct Range {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  // Never empty, so that it can be divided by.
+  // Makes the range non-empty, because it is a divisor.
   void Open() {
     if (!(low < high)) {
       if (!std::isfinite(low)) low = high = 0;

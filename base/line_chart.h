@@ -1,4 +1,4 @@
-// A small line chart as SVG, for reports. Knows nothing of what it shows.
+// A small line chart as SVG, for reports.
 #pragma once
 
 #include <string>
@@ -16,11 +16,11 @@ struct LineChart {
   };
   std::string title, x_label, y_label;
   std::vector<Line> lines;
-  bool y_from_zero = true;  // else from the smallest value
+  bool y_from_zero = true;  // false: starts at the smallest value
 
-  // Axes span the points. The first line is drawn heavier.
+  // The axes span the points. The first line is drawn thicker.
   std::string Svg() const;
-  // Errors: from the disk, naming `path`.
+  // Errors: of the file system, naming `path`.
   absl::Status Write(const std::string& path) const;
 };
 

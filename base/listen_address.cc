@@ -62,7 +62,7 @@ absl::Status InTheWay(const std::string& path, mode_t mode) {
                    ", which is left as it is: listen on another path, or move it away"));
 }
 
-// Whether nobody listens on the socket file any more; only that is refused a connection.
+// Whether the socket file has no listener any more: only then is a connection refused.
 bool IsStale(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -74,7 +74,7 @@ bool IsStale(const std::string& path) {
 }
 
 absl::StatusOr<UniqueFd> LockFile(const std::string& path) {
-  // What stands there already must be a lock file: no link is followed, no pipe waited for.
+  // An existing path must be a lock file: do not follow links or wait for pipes.
   UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
   struct stat info {};
   if (lock.valid() && fstat(lock.get(), &info) == 0 && S_ISREG(info.st_mode)) return lock;
@@ -83,7 +83,7 @@ absl::StatusOr<UniqueFd> LockFile(const std::string& path) {
                                                                    : failed;
 }
 
-// True: a socket stands at `path`; false: nothing.
+// Returns true if a socket is at `path`, false if nothing is.
 absl::StatusOr<bool> HasSocket(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) {
@@ -94,7 +94,7 @@ absl::StatusOr<bool> HasSocket(const std::string& path) {
   return true;
 }
 
-// Leaves the path free, or as it was.
+// Removes a stale socket, or leaves the path as it was.
 absl::Status RemoveStaleSocket(const std::string& path, std::string_view process) {
   WITHY_ASSIGN_OR_RETURN(const bool there, HasSocket(path));
   if (!there) return absl::OkStatus();
@@ -124,13 +124,13 @@ absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view p
   }
   const fs::path directory = fs::path(path).parent_path();
   std::error_code ignored;
-  // Not made here: a mistyped path must not leave directories behind.
+  // Not created here: a mistyped path must not leave directories behind.
   if (!fs::is_directory(directory, ignored)) {
     return absl::InvalidArgumentError(absl::StrCat("the directory ", directory.string(),
                                                    " of the socket ", path,
                                                    " is not there: make it, or listen in run_dir"));
   }
-  WITHY_RETURN_IF_ERROR(HasSocket(path).status());  // before a lock file is made beside it
+  WITHY_RETURN_IF_ERROR(HasSocket(path).status());  // before creating a lock file beside it
   WITHY_ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path + ".lock"));
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return absl::AlreadyExistsError(absl::StrCat("another ", ToAbsl(process), " already serves on ",

@@ -1,5 +1,5 @@
-// The addresses that processes listen on: what one looks like, and whose a unix socket's path is.
-// Neighbours: config.h checks what was written, rpc/server.h and the store's side socket listen.
+// Listen addresses of the processes: their syntax, and ownership of a unix socket's path.
+// Neighbours: config.h checks addresses, rpc/server.h and the store's side socket listen.
 #pragma once
 
 #include <string>
@@ -13,20 +13,18 @@ namespace withy {
 
 inline constexpr std::string_view kUnixPrefix = "unix:";
 
-// Whether `address` is "unix:/PATH", or "HOST:PORT" with a port from 0 (any free one) to 65535; the
-// colons of an IPv6 host stand in brackets. Errors: INVALID_ARGUMENT with the address and both
-// forms.
+// Checks that `address` is "unix:/PATH" or "HOST:PORT" with a port from 0 (any free one) to 65535;
+// an IPv6 host stands in brackets. Errors: INVALID_ARGUMENT naming the address and both forms.
 absl::Status CheckListenAddress(std::string_view address);
 
-// Makes the unix socket at `path` this process's own for as long as the result lives, by a lock on
-// PATH.lock, and removes the socket that a dead process left there. Nothing else is ever removed:
-// not a socket that somebody listens on, no file, directory, link, pipe or device. `process` stands
-// in errors. Errors: ALREADY_EXISTS (another process has it; its socket is not touched),
-// INVALID_ARGUMENT (something that is no socket stands there; a path of more than 107 bytes, or in
-// no directory), those of open(2).
+// Reserves the unix socket at `path` for this process while the result lives, by a lock on
+// PATH.lock, and removes the socket of a dead process. Nothing else is ever removed: no socket with
+// a listener, no file, directory, link, pipe or device. `process` appears in errors. Errors:
+// ALREADY_EXISTS (another process holds it; its socket is left alone), INVALID_ARGUMENT (`path` is
+// not a socket, is longer than 107 bytes, or has no directory), those of open(2).
 absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view process);
 
-// Removes the socket that the caller bound at `path`, and nothing that is no socket.
+// Removes the socket that the caller bound at `path`. Leaves anything that is not a socket.
 void RemoveSocket(const std::string& path);
 
 }  // namespace withy

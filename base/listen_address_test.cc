@@ -1,4 +1,4 @@
-// What may stand in the place of a socket, and what becomes of it.
+// Tests what may be at a socket's path, and what happens to it.
 #include "base/listen_address.h"
 
 #include <sys/socket.h>
@@ -30,7 +30,7 @@ class SocketPlace : public ::testing::Test {
     path_ = dir_ + "/withy.sock";
   }
   ~SocketPlace() override { std::filesystem::remove_all(dir_); }
-  // A socket bound to `path_`, listening if that is asked.
+  // Binds a socket to `path_`, listening if requested.
   UniqueFd Bind(int type, bool listens) const {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -42,7 +42,8 @@ class SocketPlace : public ::testing::Test {
     }
     return fd;
   }
-  // Refused by name, the thing there left alone, and nothing left beside it.
+  // Expects an error that names the path; the existing file is unchanged and nothing is left beside
+  // it.
   void ExpectRefused(const char* what, absl::StatusCode code) const {
     struct stat before {
     }, after{};
@@ -99,7 +100,7 @@ TEST_F(SocketPlace, ASocketThatIsInUseIsLeftWhateverItsType) {
 
 TEST_F(SocketPlace, AStaleSocketIsReplaced) {
   for (const int type : {SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM}) {
-    Bind(type, type != SOCK_DGRAM);  // and gone
+    Bind(type, type != SOCK_DGRAM);  // and closed again
     ASSERT_TRUE(std::filesystem::exists(path_));
     const auto lock = ClaimSocket(path_, "test");
     EXPECT_TRUE(lock.ok()) << lock.status();

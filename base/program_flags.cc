@@ -16,7 +16,7 @@
 namespace withy {
 namespace {
 
-// A source file as the repository names it, without the directory that it was built in.
+// A source file's path in the repository, without the build directory.
 std::string InRepository(absl::string_view file) {
   absl::string_view root = __FILE__;
   if (absl::ConsumeSuffix(&root, "base/program_flags.cc")) absl::ConsumePrefix(&file, root);
@@ -27,7 +27,7 @@ std::string InRepository(absl::string_view file) {
 
 void ParseProgramFlags(std::string_view usage, int argc, char** argv) {
   absl::FlagsUsageConfig config;
-  // Abseil shows the flags of a file that is named as the program is, which no main.cc of ours is.
+  // Abseil shows the flags of the file named like the program; our main.cc files are not.
   config.contains_help_flags = [](absl::string_view file) {
     return !absl::StrContains(file, "absl/");
   };

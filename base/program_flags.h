@@ -1,5 +1,5 @@
 // Parses the flags of an offline tool or a benchmark (ABSL_FLAG). The five processes (rpc/) and
-// withyctl (cli/flags.h) have parsers of their own.
+// withyctl (cli/flags.h) have their own parsers.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace withy {
 
-// Sets every flag that argv names. --help prints `usage`, then the flags that withy's own sources
-// declare, and exits; so does, with a complaint, a flag that is unknown or malformed, and a word
-// that is none. `usage` says what the program does and what it must be given. Call it first in
-// main, once.
+// Sets every flag in argv. --help prints `usage` and the flags declared in withy's own sources,
+// then exits. An unknown or malformed flag, or a word that is not a flag, prints an error and
+// exits. `usage` says what the program does and which flags it requires. Call it once, first in
+// main.
 void ParseProgramFlags(std::string_view usage, int argc, char** argv);
 
-// Whether a flag's value is one that the program can work with. Errors: INVALID_ARGUMENT naming
-// flag, value and limits.
+// Checks that a flag's value is in [low, high]. Errors: INVALID_ARGUMENT naming flag, value and
+// limits.
 absl::Status CheckFlag(std::string_view flag, int64_t value, int64_t low, int64_t high);
 
 }  // namespace withy

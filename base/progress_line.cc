@@ -22,7 +22,7 @@ std::string ProgressText(std::string_view what, double share, std::optional<doub
                          std::optional<double> all_s) {
   share = std::clamp(share, 0.0, 1.0);
   const int filled = static_cast<int>(kWidth * share);
-  // Rounded down: 100 % is said when all is done.
+  // Rounds down: 100 % means that everything is done.
   std::string text = absl::StrFormat("[%s%s] %3d %% %s: ", std::string(filled, '#'),
                                      std::string(kWidth - filled, ' '),
                                      static_cast<int>(100 * share), ToAbsl(what));

@@ -1,6 +1,6 @@
-// One line on stderr that says how far a long run is and how long it will still take. Neighbours:
-// time_left.h computes that. On a terminal the line is written over itself; elsewhere a new one is
-// written now and then, so that a log stays readable.
+// One line on stderr with the progress and the remaining time of a long run. On a terminal the line
+// overwrites itself; elsewhere a new line appears now and then, so that a log stays readable.
+// Neighbours: time_left.h computes the time.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@
 
 namespace withy {
 
-// "[####      ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min of all". `share`: 0..1 of the
-// whole. Without `all_s` only the stage's time is said; without either that it is being measured.
+// "[####      ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min of all". `share` of the whole
+// is in 0..1. Without `all_s` only the stage's time is given; without both, that it is being
+// measured.
 std::string ProgressText(std::string_view what, double share, std::optional<double> stage_s,
                          std::optional<double> all_s);
 
@@ -26,24 +27,24 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // Shows `text` unless one was shown a moment ago; `now`: in any case.
+  // Shows `text` unless a text was shown a moment ago. `now`: always shows it.
   void Show(const std::string& text, bool now = false);
-  // Ends the line, so that other output begins at its own.
+  // Ends the line, so that other output starts on its own line.
   void End();
 
  private:
   const Clock& clock_;
   const bool terminal_;
   std::optional<int64_t> shown_ns_;
-  bool open_ = false;  // on a terminal: the cursor is behind the line
+  bool open_ = false;  // on a terminal: the cursor is at the end of the line
 };
 
-// The progress of one stage after the other, of which only the number of steps is known: the time
-// left is that of the stage.
+// Progress of consecutive stages whose number of steps alone is known. Shows the time left of the
+// current stage.
 class StepProgress {
  public:
   explicit StepProgress(const Clock& clock = Clock::Real()) : clock_(clock), line_(clock) {}
-  // `stage` names what is counted; another one begins another count. `what` is shown.
+  // `stage` names what is counted; a new name starts a new count. `what` is shown.
   void Show(std::string_view stage, std::string_view what, int64_t done, int64_t all);
   void End() { line_.End(); }
 

@@ -56,7 +56,7 @@ absl::Status SharedMemory::Prefault() {
   if (madvise(data_, size_, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno != EINVAL) return ErrnoError("prefault shared memory");
 #endif
-  // Kernels before 5.14: a read of each page allocates it in a memfd.
+  // Kernels before 5.14: reading a page of a memfd allocates it.
   volatile const std::byte* page = data_;
   for (size_t offset = 0; offset < size_; offset += 4096) (void)page[offset];
   return absl::OkStatus();

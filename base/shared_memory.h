@@ -11,8 +11,8 @@
 
 namespace withy {
 
-// A mapping that unmaps itself. Movable; whoever holds it owns the mapping. Access is up to the
-// sharing protocol.
+// A mapping that unmaps itself. Movable; the holder owns the mapping. The protocol of the memory
+// decides who may access which bytes.
 class SharedMemory {
  public:
   enum class Access { kReadOnly, kReadWrite };
@@ -24,18 +24,18 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
   ~SharedMemory();
 
-  // Maps `bytes` of `fd` (which may be closed afterwards), shared. `bytes` must not exceed the
-  // file: INVALID_ARGUMENT.
+  // Maps `bytes` of `fd` shared; `fd` may be closed afterwards. Errors: INVALID_ARGUMENT if the
+  // file is shorter than `bytes`.
   static absl::StatusOr<SharedMemory> Map(int fd, size_t bytes, Access access);
 
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
 
-  // Leaves the mapping out of core dumps: it holds what users wrote.
+  // Excludes the mapping from core dumps, because it holds users' text.
   absl::Status ExcludeFromCoreDumps();
-  // Touches every page so that first use does not fault. Takes about a second a gigabyte. Keeps the
-  // content.
+  // Touches every page, so that first use does not fault. Takes about one second per gigabyte and
+  // keeps the content.
   absl::Status Prefault();
 
  private:

@@ -1,5 +1,5 @@
-// Status plumbing used everywhere: early return on error, and errors made from errno.
-// Neighbours: rpc/ turns a Status into a gRPC code; nothing else does.
+// Status helpers: early return on error, and errors made from errno. Only rpc/ converts a Status to
+// a gRPC code.
 #pragma once
 
 #include <cerrno>
@@ -38,7 +38,7 @@ inline absl::Status ErrnoError(std::string_view what) {
   return absl::ErrnoToStatus(error, absl::StrCat(ToAbsl(what)));
 }
 
-// `status` with `prefix: ` put before its message; OK stays OK.
+// Prepends `prefix: ` to the message of `status`; OK stays OK.
 inline absl::Status Annotate(const absl::Status& status, std::string_view prefix) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(ToAbsl(prefix), ": ", status.message()));

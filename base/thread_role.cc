@@ -16,7 +16,7 @@ constexpr int kCarrierNice = -10;
 constexpr uint64_t kShortestSliceNs = 100'000;
 constexpr uint64_t kLongSliceNs = 20'000'000;
 
-// sched_setattr(2); the kernel's own header and <sched.h> do not go together.
+// Argument of sched_setattr(2). The kernel's own header conflicts with <sched.h>.
 struct SchedAttr {
   uint32_t size = sizeof(SchedAttr);
   uint32_t policy = SCHED_OTHER;
@@ -31,7 +31,7 @@ struct SchedAttr {
 }  // namespace
 
 void SetThreadRole(ThreadRole role) {
-  constexpr id_t kThisThread = 0;  // a nice value is a thread's own on Linux
+  constexpr id_t kThisThread = 0;  // on Linux each thread has its own nice value
   if (sched_getscheduler(0) != SCHED_OTHER) return;
   const bool carries = role == ThreadRole::kCarries;
   errno = 0;
@@ -44,7 +44,7 @@ void SetThreadRole(ThreadRole role) {
   attributes.nice = nice;
   attributes.runtime_ns = carries ? kShortestSliceNs : kLongSliceNs;
   if (syscall(SYS_sched_setattr, 0, &attributes, 0) == 0 || carries) return;
-  const sched_param none{};  // a kernel without time slices of threads may say no to all of it
+  const sched_param none{};  // a kernel without per-thread time slices may refuse the whole call
   sched_setscheduler(0, SCHED_BATCH, &none);
 }
 

@@ -1,20 +1,20 @@
-// What a thread is for, to the kernel's scheduler. Threads that pass things on come before those
-// that compute: a token waits for no core, and takes little from the computation that makes room.
+// Scheduling priority of a thread. Threads that pass messages on run before threads that compute: a
+// token does not wait for a core, and the interrupted computation loses little.
 #pragma once
 
 namespace withy {
 
 enum class ThreadRole {
-  kCarries,   // from one process to the next: runs briefly, and at once
-  kComputes,  // for long: whoever wakes on its core is due before it
+  kCarries,   // passes messages between processes: short runs, immediately
+  kComputes,  // runs long; gives way to any thread that wakes on its core
 };
 
-// Of the calling thread, and of those that it starts from now on. Carriers have a nice value of -10
-// where the process may (root, or LimitNICE of systemd), else what the process was started with;
-// threads that compute have none below 0, and SCHED_BATCH: waking up, between two steps, they take
-// no core from an app that reads a token there. Where a thread may have a time slice of its own
-// (Linux 6.12) carriers have the shortest, threads that compute a long one. What the system refuses
-// is left out. Threads of other policies than SCHED_OTHER are left alone.
+// Sets the role of the calling thread and of threads it starts later. kCarries: nice -10 if the
+// process may (root, or LimitNICE of systemd), else the nice value it was started with. kComputes:
+// no nice value below 0, and SCHED_BATCH, so that a thread waking between two steps does not
+// preempt an app that reads a token. Where threads may have time slices of their own (Linux 6.12),
+// kCarries gets the shortest and kComputes a long one. Settings that the system refuses are
+// skipped. Threads of policies other than SCHED_OTHER are left unchanged.
 void SetThreadRole(ThreadRole role);
 
 }  // namespace withy

@@ -9,14 +9,14 @@
 namespace withy {
 namespace {
 
-// How much measured work it takes until a measurement counts as much as the estimate: of a kind's
-// estimate, of the whole run's, of one stage's.
+// Measured work, as a share, at which a measurement has the same weight as the estimate: for a kind
+// of stage, for the whole run, for one stage.
 constexpr double kKindTrust = 0.003;
 constexpr double kRunTrust = 0.005;
 constexpr double kStageTrust = 0.03;
-// A step that takes longer than it should is expected to take at least so much more of its time.
+// A step that takes longer than expected is assumed to need at least this share of its time more.
 constexpr double kOverdue = 0.1;
-constexpr double kLeast = 1e-3;  // seconds: a stage that runs is not over
+constexpr double kLeast = 1e-3;  // seconds: a running stage is never shown as over
 
 }  // namespace
 
@@ -84,7 +84,7 @@ double TimeLeft::RatioOf(const std::string& kind) const {
     kind_cost += state.cost_s;
     kind_spent += state.spent_s;
   }
-  // Weighted means of logarithms: twice as slow is as likely as twice as fast.
+  // Weighted means of logarithms, because twice as slow is as likely as twice as fast.
   const auto blend = [](double prior, double trust, double cost, double spent) {
     if (cost <= 0 || spent <= 0) return prior;
     const double weight = cost / (cost + trust);
@@ -106,12 +106,12 @@ double TimeLeft::OfStage(double now_s) const {
   const double trust = trust_ * kStageTrust * whole;
   const double waited = std::max(0.0, now_s - advanced_s_);
   const double ratio = RatioOf(state.stage.kind);
-  // Seconds for one estimated, of what is left of this stage: as if `spent` had done `cost`.
+  // Seconds per estimated second for the rest of this stage, as if `spent` had done `cost`.
   const auto pace = [&](double cost, double spent) {
     return (trust * ratio + spent) / (trust + cost);
   };
   const double expected = rest * pace(state.cost_s, state.spent_s) - waited;
-  // Were the step in progress over now, the rest would take this; it is not over yet.
+  // Time for the rest if the current step ended now; but it has not ended yet.
   const double item = std::min(item_s_, rest);
   const double at_least =
       (rest - item) * pace(state.cost_s + item, state.spent_s + waited) + kOverdue * waited;
@@ -155,7 +155,7 @@ std::string DurationText(double seconds) {
   if (seconds < 100) return absl::StrCat(whole(seconds), " s");
   const int64_t minutes = whole(seconds / 60);
   if (minutes < 100) return absl::StrCat(minutes, " min");
-  // To ten minutes: more is not known.
+  // Rounds to ten minutes; the estimate is not more precise.
   const int64_t tens = whole(seconds / 600);
   if (tens < 6 * 48) {
     return tens % 6 == 0 ? absl::StrCat(tens / 6, " h")

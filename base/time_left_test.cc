@@ -22,8 +22,7 @@
 namespace withy {
 namespace {
 
-// A run as it really goes: what each stage was estimated at, how many steps it has and how long
-// they take.
+// One stage of a simulated run: its estimate, number of steps and actual time per step.
 struct TraceStage {
   std::string kind;
   double estimate_s = 0;
@@ -31,8 +30,8 @@ struct TraceStage {
   double really_s = 0;
 };
 
-// As withy-elasticize runs: a stage of each kind for each of eight levels, the last ones longest.
-// `bias`: seconds taken for one estimated, by kind.
+// A run like withy-elasticize's: a stage of each kind for each of eight levels, the last ones
+// longest. `bias`: actual seconds per estimated second, by kind.
 std::vector<TraceStage> ManyLevels(const std::function<double(const std::string&)>& bias) {
   std::vector<TraceStage> trace = {{"units", 60, 32, 0}, {"layers", 100, 500, 0}};
   for (const double weight : {0.1, 0.2, 0.4, 0.7, 1.0, 1.8, 3.0, 6.0}) {
@@ -47,15 +46,15 @@ std::vector<TraceStage> ManyLevels(const std::function<double(const std::string&
 
 struct Look {
   double at_s = 0;
-  double share = 0;  // of the real time
+  double share = 0;  // share of the actual time
   double left_s = 0;
   double really_left_s = 0;
   double stage_left_s = 0;
   double stage_really_left_s = 0;
 };
 
-// Replays a trace and looks at what is said, before and after every step and in the middle of it.
-// `noise`: a step takes 1 ± that of its time.
+// Replays a trace and reads the estimates before, in the middle of and after every step. `noise`: a
+// step takes 1 ± that of its time.
 std::vector<Look> Replay(const std::vector<TraceStage>& trace, double noise, uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> spread(1 - noise, 1 + noise);
@@ -114,7 +113,7 @@ TEST(TimeLeftTest, IsNeverNothingWhileSomethingIsLeft) {
   }
 }
 
-// The machine is busier than while it was measured, or quieter.
+// The machine is busier, or less busy, than when it was measured.
 TEST(TimeLeftTest, AWrongEstimateIsMendedInTheFirstPerCents) {
   for (const double factor : {0.3, 0.5, 2.0, 4.0}) {
     for (uint32_t seed = 1; seed <= 5; ++seed) {
@@ -128,7 +127,7 @@ TEST(TimeLeftTest, AWrongEstimateIsMendedInTheFirstPerCents) {
   }
 }
 
-// Kinds are off in other directions: what one took says little about the others.
+// Kinds deviate in different directions, so the time of one says little about the others.
 TEST(TimeLeftTest, KindsThatAreOffEachInItsWayAreMendedOnceSeen) {
   std::random_device device;
   const uint32_t first = device();
@@ -152,13 +151,14 @@ TEST(TimeLeftTest, DoesNotJumpUpAtASteadyPace) {
       Replay(ManyLevels([](const std::string&) { return 1.1; }), 0.2, 9);
   double least = 1e9;
   for (const Look& look : looks) {
-    if (look.share < 0.02) continue;  // until it is known that all takes a tenth longer
+    if (look.share < 0.02)
+      continue;  // until then it is not known that everything takes a tenth longer
     EXPECT_LT(look.left_s, 1.05 * least + 5) << look.share;
     least = std::min(least, look.left_s);
   }
 }
 
-// One long step: as it is overdue, more is expected of it, not nothing.
+// One long step that is overdue: the expected rest grows and does not become zero.
 TEST(TimeLeftTest, AStepThatTakesLongerIsNotOverInASecond) {
   TimeLeft left({{"units", 100}});
   left.Begin(0, 0, 25, 0);
@@ -228,7 +228,7 @@ TEST_F(WriteWholeTest, ReplacesAFile) {
   EXPECT_EQ(WriteWhole(directory_ + "/none/state", "x").code(), absl::StatusCode::kNotFound);
 }
 
-// A limit on file sizes ends a write as a full disk does, in the middle.
+// A limit on file sizes ends a write in the middle, as a full disk does.
 TEST_F(WriteWholeTest, AFullDiskLeavesWhatWasThere) {
   ASSERT_TRUE(WriteWhole(path_, "one").ok());
   rlimit old{};

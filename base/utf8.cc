@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// Bytes of the valid character that `text` begins with, or 0.
+// Length of the valid character at the start of `text`, or 0.
 size_t CharacterBytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -17,7 +17,8 @@ size_t CharacterBytes(std::string_view text) {
                         : lead >= 0xF0 && lead <= 0xF4 ? 4
                                                        : 0;
   if (length == 0 || text.size() < length) return 0;
-  // The second byte's range excludes overlong forms, surrogates and what is above U+10FFFF.
+  // The range of the second byte excludes overlong forms, surrogates and code points above
+  // U+10FFFF.
   const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (byte(1) < low || byte(1) > high) return 0;

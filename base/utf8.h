@@ -1,5 +1,5 @@
-// Text from a file or a path on its way into a message: protobuf's strings and JSON are UTF-8, and
-// one that is not fails the whole message.
+// Makes text from files and paths valid UTF-8. Protobuf strings and JSON must be UTF-8; an invalid
+// one makes the whole message fail.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace withy {
 
-// Bytes of a name that is shown; longer ones are cut.
+// Maximum bytes of a displayed name; longer names are cut.
 inline constexpr size_t kMaxShownBytes = 256;
 
-// `text` with every byte that belongs to no valid character (stray, overlong, surrogate,
-// unfinished, above U+10FFFF) as U+FFFD; characters behind the first `max_bytes` of the result are
-// left out.
+// `text` with every byte that is not part of a valid character (stray, overlong, surrogate,
+// incomplete, above U+10FFFF) replaced by U+FFFD. Characters that would exceed `max_bytes` of the
+// result are dropped.
 std::string ValidUtf8(std::string_view text, size_t max_bytes = std::string_view::npos);
 
 }  // namespace withy

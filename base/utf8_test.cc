@@ -27,7 +27,7 @@ TEST(Utf8Test, WhatIsNoCharacterIsReplacedByteByByte) {
   EXPECT_EQ(ValidUtf8("\xC0\x80"), std::string(kReplaced) + kReplaced);         // overlong
   EXPECT_EQ(ValidUtf8("\xED\xA0\x80").size(), 9u);                              // surrogate
   EXPECT_EQ(ValidUtf8("\xF4\x90\x80\x80").size(), 12u);                         // above U+10FFFF
-  EXPECT_EQ(ValidUtf8("\xE4\xB8x"), std::string(kReplaced) + kReplaced + "x");  // unfinished
+  EXPECT_EQ(ValidUtf8("\xE4\xB8x"), std::string(kReplaced) + kReplaced + "x");  // incomplete
 }
 
 TEST(Utf8Test, IsCutBetweenCharacters) {
@@ -47,8 +47,7 @@ TEST(Utf8Test, AnyBytesFitAMessage) {
     v1::Message message;
     message.set_content(ValidUtf8(bytes));
     v1::Message read;
-    ASSERT_TRUE(
-        read.ParseFromString(message.SerializeAsString()));  // proto3 refuses what is no UTF-8
+    ASSERT_TRUE(read.ParseFromString(message.SerializeAsString()));  // proto3 refuses invalid UTF-8
     EXPECT_EQ(ValidUtf8(message.content()), message.content());
   }
 }

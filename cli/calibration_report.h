@@ -1,4 +1,4 @@
-// What `withyctl calibrate` prints: tables for people, JSON for programs. Pure.
+// Output of `withyctl calibrate`: tables for people, JSON for programs. Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace withy::cli {
 
-// Above this load average something else computes.
+// Above this load average another program is computing.
 inline constexpr double kBusyLoad = 0.5;
 
 struct CalibrationResult {
   std::string name = {};  // of the model or TLM
   std::string path = {};  // of the record
   v1::Calibration record = {};
-  bool measured_now = false;  // false: it was complete already
+  bool measured_now = false;  // false: the record was already complete
 };
 
 struct CalibrationReport {
@@ -25,7 +25,7 @@ struct CalibrationReport {
 };
 
 std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns);
-// One object: "model" and, if there is one, "tlm", each with "path" and "record".
+// One JSON object: "model" and, if there is one, "tlm", each with "path" and "record".
 std::string ReportJson(const CalibrationReport& report);
 
 }  // namespace withy::cli

@@ -1,5 +1,5 @@
-// The rounds of a calibration: which sample comes next, which points are left out, when to save.
-// Neighbours: calibrate.cc says how a sample is taken and where the record lies. Knows no model.
+// Runs a calibration in rounds: chooses the next sample, skips points, saves. Neighbour:
+// calibrate.cc takes the samples and knows the record's place. Knows no model.
 #pragma once
 
 #include <functional>
@@ -14,28 +14,28 @@
 namespace withy::cli {
 
 struct CalibrationOptions {
-  int rounds = 5;             // samples of a point. Range 1..1000
-  double point_seconds = 10;  // that the samples of one point may take together
+  int rounds = 5;             // samples per point. Range 1..1000
+  double point_seconds = 10;  // time limit for all samples of one point
 };
 
 struct CalibrationHooks {
-  // Microseconds. RESOURCE_EXHAUSTED: this point cannot be measured here, and is left out with that
-  // message.
+  // Returns microseconds. RESOURCE_EXHAUSTED: the point cannot be measured here; it is skipped with
+  // that message.
   std::function<absl::StatusOr<double>(const v1::CalibrationPoint&)> sample;
-  // Called about every second while samples come in, and at the end of any kind.
+  // Called about once a second while samples are taken, and at the end, also after an error.
   std::function<absl::Status(const v1::Calibration&)> save;
-  // Share of what was left to measure, and what is measured now.
+  // Share of the remaining samples that are done, and the current point.
   std::function<void(double done, std::string_view what)> progress;
 };
 
 // "level 40 %, prefill of 256 tokens"
 std::string PointName(const v1::CalibrationPoint& point);
 
-// Adds the samples that `record` (with its points in place) lacks, in rounds over all points, so
-// that a disturbance does not fall on one of them; then sets `complete`. A point whose next sample
-// would go beyond its time gets fewer, at least three, and is left out when not even these fit, by
-// what shorter ones took. Errors: those of the hooks; what was measured is saved all the same, and
-// the next call with that record goes on.
+// Takes the samples that `record` (its points set) lacks, in rounds over all points, so that a
+// disturbance is spread over them; then sets `complete`. A point whose next sample would exceed its
+// time gets fewer samples, but at least three; it is skipped if shorter points show that not even
+// three fit. Errors: those of the hooks; the samples taken are saved anyway, and another call with
+// that record continues.
 absl::Status RunCalibration(const CalibrationOptions& options, const CalibrationHooks& hooks,
                             const Clock& clock, v1::Calibration* record);
 

@@ -1,5 +1,5 @@
-// The service as a command sees it: where it is, who we are, one method an RPC. The only gRPC of
-// withyctl is behind it.
+// A command's view of the service: address, token, and one method per RPC. All of withyctl's gRPC
+// is behind it.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ class AnswerCancel {
  public:
   AnswerCancel();
   ~AnswerCancel();
-  // Once the answer has begun the service is asked to end it, and what it says until then counts;
-  // before that, or the second time, the call is broken off.
+  // If the answer has begun, asks the service to end it and keeps the text until then. Before that,
+  // or at the second call, breaks off the call.
   void Cancel();
 
  private:
@@ -30,18 +30,19 @@ class AnswerCancel {
   std::shared_ptr<State> state_;
 };
 
-// Every method blocks and has a deadline. Errors carry what to do about them: how to start the
-// service, how to get a token. Used by one thread; Cancel by any.
+// Every method blocks and has a deadline. Errors include the remedy: how to start the service, how
+// to get a token. Used by one thread; Cancel by any.
 class Client {
  public:
-  // Address: --address, WITHY_ADDRESS, else the configuration's. Token: --token, that which is kept
-  // of --app, WITHY_TOKEN, else the one kept last. Errors: of the configuration; INVALID_ARGUMENT
-  // (the token, or both flags), as ReadToken().
+  // Address: --address, WITHY_ADDRESS, else the configuration's. Token: --token, the stored token
+  // of
+  // --app, WITHY_TOKEN, else the token stored last. Errors: of the configuration; INVALID_ARGUMENT
+  // (an invalid token, or both flags), as ReadToken().
   static absl::StatusOr<std::unique_ptr<Client>> Open(const Args& args);
   ~Client();
 
-  // From the next call on. Errors: INVALID_ARGUMENT when it cannot be sent; `source` says where it
-  // comes from.
+  // Applies to later calls. Errors: INVALID_ARGUMENT if the token cannot be sent; `source` tells
+  // where it came from.
   absl::Status UseToken(const std::string& token, const std::string& source);
 
   absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request);
@@ -54,12 +55,12 @@ class Client {
   absl::StatusOr<v1::CancelResponse> Cancel(const v1::CancelRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels();
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
-  // Errors also: DEADLINE_EXCEEDED, which names --timeout-s.
+  // Errors also: DEADLINE_EXCEEDED, naming --timeout-s.
   absl::Status Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                         AnswerCancel* cancel,
                         const std::function<void(const v1::GenerateResponse&)>& on_message);
 
-  // Of context_store itself: for the operator, on the board.
+  // RPCs of context_store itself: for the operator, on the board.
   absl::StatusOr<v1::ListAppsResponse> ListApps();
   absl::StatusOr<v1::BindAppResponse> RenewApp(const std::string& app);
   absl::StatusOr<v1::RemoveAppResponse> RemoveApp(const v1::RemoveAppRequest& request);

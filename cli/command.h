@@ -1,5 +1,5 @@
-// What a command of withyctl is, and how it ends. Neighbours: main.cc finds and runs one; each
-// command group has a file.
+// A command of withyctl and its exit codes. Neighbours: main.cc finds and runs a command; each
+// command group has its own file.
 #pragma once
 
 #include <string>
@@ -23,11 +23,11 @@ struct Command {
   int (*run)(const Args& args);
 };
 
-// Print to stderr and give the exit code.
+// Print to stderr and return the exit code.
 int Fail(const absl::Status& status);
 int FailUsage(std::string_view message);
 
-// The groups.
+// The command groups.
 std::vector<Command> AppCommands();
 std::vector<Command> CalibrateCommands();
 std::vector<Command> ChatCommands();
@@ -36,9 +36,9 @@ std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();
 std::vector<Command> StatusCommands();
 
-// Flags of every command that talks to the service.
+// Flags of all commands that connect to the service.
 std::vector<Flag> ConnectionFlags();
-// `flags` after the connection's.
+// The connection flags, then `flags`.
 std::vector<Flag> WithConnection(std::vector<Flag> flags);
 
 }  // namespace withy::cli

@@ -1,5 +1,5 @@
-// Command-line flags of one command: declared once, parsed and explained from the declaration.
-// Neighbours: command.h's table declares them. Knows nothing of what they mean.
+// Command-line flags of one command: parsing and help text from one declaration. Neighbour:
+// command.h's table declares them. Does not interpret them.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,25 @@
 namespace withy::cli {
 
 struct Flag {
-  std::string name;   // without the dashes
-  std::string value;  // what stands for its value in the help; empty: a switch
+  std::string name;   // without dashes
+  std::string value;  // placeholder of the value in the help text; empty: a switch
   std::string help;
 };
 
-// What was given on the command line.
+// The parsed command line.
 class Args {
  public:
-  // "--name value", "--name=value", "--switch"; "--" ends the flags; the rest is positional.
+  // "--name value", "--name=value", "--switch"; "--" ends the flags; other words are positional.
   // Errors: INVALID_ARGUMENT naming the flag.
   static absl::StatusOr<Args> Parse(std::span<const Flag> flags, std::span<char* const> words);
 
   bool Has(std::string_view name) const;
-  // The last one given; `fallback` when none.
+  // The last value given, or `fallback`.
   std::string Get(std::string_view name, std::string_view fallback = "") const;
   std::vector<std::string> GetAll(std::string_view name) const;
   const std::vector<std::string>& positional() const { return positional_; }
 
-  // Errors of all: INVALID_ARGUMENT naming flag and value; unset flags are nullopt.
+  // Unset flags are nullopt. Errors: INVALID_ARGUMENT naming flag and value.
   absl::StatusOr<std::optional<double>> Number(std::string_view name) const;
   absl::StatusOr<std::optional<int64_t>> Integer(std::string_view name, int64_t low,
                                                  int64_t high) const;
@@ -44,7 +44,7 @@ class Args {
   std::vector<std::string> positional_;
 };
 
-// One line a flag, aligned.
+// One line per flag, aligned.
 std::string FlagsHelp(std::span<const Flag> flags);
 
 }  // namespace withy::cli

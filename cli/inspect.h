@@ -1,6 +1,6 @@
-// What a GGUF file holds and whether withy can serve it, by asking what the workers ask
-// (engine/model/bundle.h).
-// Neighbour: models.cc prints it. Reads no tensor bytes, but those of a TLM, which is opened.
+// Describes a GGUF file and whether withy can serve it, with the workers' own checks
+// (engine/model/bundle.h). Neighbour: models.cc prints it. Reads no tensor bytes, except those of a
+// TLM, which it opens.
 #pragma once
 
 #include <cstdint>
@@ -29,20 +29,20 @@ struct Inspection {
   std::string architecture;
   std::string name;
   uint64_t parameters = 0;
-  uint64_t packed_bytes = 0;          // 0 when it cannot be packed
-  engine::ModelShape shape;           // empty when it cannot be read
-  engine::LevelTable levels;          // the full model left out; empty for a plain model
-  std::vector<uint64_t> level_bytes;  // [levels.levels] read for one token, as the file stores them
-  std::vector<int64_t> anchors;       // layers by importance; empty where the file does not say
+  uint64_t packed_bytes = 0;          // 0 if it cannot be packed
+  engine::ModelShape shape;           // empty if it cannot be read
+  engine::LevelTable levels;          // without the full model; empty for a plain model
+  std::vector<uint64_t> level_bytes;  // [levels.levels] bytes read per token, as stored in the file
+  std::vector<int64_t> anchors;       // layers by importance; empty if not in the file
   std::string tokenizer;              // "gpt2", "llama"
   int32_t vocabulary = 0;
   std::string chat_template;
-  std::optional<engine::TlmShape> tlm;  // set: a TLM, for orchestrator.tlm_path
+  std::optional<engine::TlmShape> tlm;  // set: the file is a TLM, for orchestrator.tlm_path
   std::vector<TypeShare> types;         // most bytes first
-  std::vector<std::string> problems;    // why it cannot be served; empty: it can
+  std::vector<std::string> problems;    // reasons why it cannot be served; empty: it can
 };
 
-// Errors: of opening the file; what is wrong inside a readable file is in `problems`.
+// Errors: of opening the file. Problems inside a readable file are listed in `problems`.
 absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view chat_template);
 
 std::string InspectionText(const Inspection& inspection);

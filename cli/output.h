@@ -1,4 +1,4 @@
-// How withyctl prints: JSON of messages, tables, sizes, and a progress bar.
+// Output formats of withyctl: JSON messages, tables, sizes, and a progress bar.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ class Message;
 
 namespace withy::cli {
 
-// One line, field names as in the .proto, defaults written out.
+// One line, .proto field names, defaults included.
 std::string ToJson(const google::protobuf::Message& message);
 
-// Columns padded to their widest cell, as a terminal shows them; the first row is the head. Cells
-// may hold foreign text: each stays in its line (terminal_text.h).
+// Pads columns to their widest cell in terminal columns; the first row is the header. Cells may
+// contain foreign text, which is kept on one line (terminal_text.h).
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
 // "1.2 GiB"
@@ -28,7 +28,7 @@ std::string Ago(int64_t unix_s, int64_t now_unix_s);
 // "42 s", "3.5 h"
 std::string Seconds(double seconds);
 
-// On stderr, only when that is a terminal, from the second second on. One thread at a time.
+// Drawn on stderr, only on a terminal, after the first second. One thread at a time.
 class ProgressBar {
  public:
   explicit ProgressBar(const Clock& clock);

@@ -1,5 +1,5 @@
-// What an elastic model's levels were chosen by, as plots. Neighbours: inspect.h says the rest of
-// a file in text; offline/elastic/export.h writes what is plotted (docs/formats-elastic.md).
+// Plots the data that an elastic model's levels were chosen by. Neighbours: inspect.h describes a
+// file as text; offline/elastic/export.h writes the data (docs/formats-elastic.md).
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace withy::cli {
 
-// Writes unit-importance.svg, layer-importance.svg and loss-per-level.svg into `directory`, as far
-// as the GGUF says what they need. Returns their paths. Errors: of opening and writing; NOT_FOUND
-// when the file says nothing of it; INVALID_ARGUMENT when its arrays do not fit its shape.
+// Writes unit-importance.svg, layer-importance.svg and loss-per-level.svg to `directory`, those for
+// which the GGUF has data. Returns their paths. Errors: of opening and writing; NOT_FOUND if the
+// file has no such data; INVALID_ARGUMENT if its arrays do not match its shape.
 absl::StatusOr<std::vector<std::string>> WritePlots(const std::string& gguf,
                                                     const std::string& directory);
 

@@ -1,4 +1,4 @@
-// How far the service is with a long prompt, on stderr. Neighbours: output.h draws the bar.
+// Shows the prefill progress of a long prompt on stderr. Neighbour: output.h draws the bar.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace withy::cli {
 
-// Of one answer. Drawn from the second second on, only on a terminal, and gone before the answer's
-// first word. One thread.
+// For one answer. Drawn only on a terminal, after the first second; removed before the answer's
+// first word. Single-threaded.
 class PromptProgressBar {
  public:
   explicit PromptProgressBar(const Clock& clock = Clock::Real()) : bar_(clock) {}

@@ -1,4 +1,4 @@
-// The flags that make a GenerateRequest: shared by generate, plan, count-tokens and chat.
+// Flags that build a GenerateRequest; shared by generate, plan, count-tokens and chat.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace withy::cli {
 
-// The service takes no longer prompt; nothing longer is read.
+// Longest prompt the service accepts; more is not read.
 inline constexpr size_t kMaxPromptBytes = size_t{1} << 20;
 
 // --message, --raw, --file, --system
@@ -25,18 +25,18 @@ std::vector<Flag> ModelFlags();
 // --timeout-s
 Flag TimeoutFlag(absl::Duration fallback);
 
-// The prompt that the operands and PromptFlags describe: TEXT is a user's message, or with --raw
-// goes to the model as it is. Errors: INVALID_ARGUMENT (the command line is wrong, a text is too
-// long or no UTF-8), of reading --file.
+// The prompt from operands and PromptFlags. TEXT is a user message, or with --raw is given to the
+// model unchanged. Errors: INVALID_ARGUMENT (wrong command line, a text that is too long or not
+// UTF-8), of reading --file.
 absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args);
-// What ModelFlags name; empty = the target. Errors: INVALID_ARGUMENT.
+// The model that ModelFlags name; empty = the target. Errors: INVALID_ARGUMENT.
 absl::StatusOr<std::string> ModelFromArgs(const Args& args);
-// All but the prompt. Errors: INVALID_ARGUMENT.
+// Everything except the prompt. Errors: INVALID_ARGUMENT.
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args);
-// `fallback` when it is not given. Errors: INVALID_ARGUMENT.
+// `fallback` if the flag is not given. Errors: INVALID_ARGUMENT.
 absl::StatusOr<absl::Duration> TimeoutFromArgs(const Args& args, absl::Duration fallback);
 
-// From what a person types in a chat: FIELD=NUMBER and `strict`, or `off` for none. Errors:
+// Parses SLO words typed in a chat: FIELD=NUMBER and `strict`, or `off` for none. Errors:
 // INVALID_ARGUMENT.
 absl::StatusOr<v1::Slo> SloFromWords(std::span<const std::string> words);
 

@@ -1,5 +1,5 @@
-// Standard output that knows whether all of it could be written: to a full disk or a closed
-// descriptor a stream alone fails in silence. Neighbours: main.cc puts it under std::cout.
+// Standard output that reports failed writes: on a full disk or a closed descriptor a plain stream
+// fails silently. Neighbour: main.cc installs it under std::cout.
 #pragma once
 
 #include <streambuf>
@@ -9,14 +9,13 @@
 
 namespace withy::cli {
 
-// Writes to a file descriptor in pieces. Nothing more is written after the first failure. Not
-// thread-safe.
+// Buffers output to a file descriptor. Writes nothing after the first failure. Not thread-safe.
 class StandardOutput final : public std::streambuf {
  public:
   explicit StandardOutput(int fd);
   ~StandardOutput() override;
 
-  // Writes what is still kept. Errors: that of the first write that failed, with the remedy.
+  // Writes the buffered rest. Errors: that of the first failed write, with the remedy.
   absl::Status Finish();
 
  protected:

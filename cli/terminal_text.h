@@ -1,6 +1,6 @@
-// Foreign text on a terminal: what a model, a file or another app says must not move the cursor,
-// break a table or pass for something else. Neighbours: output.h's tables, and every command that
-// prints text that is not its own. JSON is not for here: it has escapes of its own.
+// Makes foreign text safe for a terminal: text from a model, a file or another app must not move
+// the cursor, break a table or imitate other output. Neighbours: output.h's tables and every
+// command that prints such text. Not for JSON, which has its own escapes.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace withy::cli {
 
-// Harmless for a terminal: '?' for control characters (C0 but for newline and tab, DEL, C1) and
-// for those that reorder text, U+FFFD for bytes that are no UTF-8.
+// Replaces control characters (C0 except newline and tab, DEL, C1) and characters that reorder text
+// by
+// '?', and bytes that are not UTF-8 by U+FFFD.
 std::string Printable(std::string_view text);
 
-// The same in one line: \n, \r and \t are written out.
+// The same on one line: \n, \r and \t are written as escapes.
 std::string OneLine(std::string_view text);
 
-// For standard output: Printable() where that is a terminal, else as it is.
+// For standard output: Printable() on a terminal, else unchanged.
 std::string ForStandardOutput(std::string_view text);
 
-// Columns that a line of a terminal takes for Printable() text: two for wide characters, none for
-// combining ones.
+// Terminal columns of Printable() text: two for wide characters, none for combining ones.
 size_t DisplayWidth(std::string_view text);
 
 }  // namespace withy::cli

@@ -1,4 +1,4 @@
-// Whether what a person gave can be sent: the contract's strings are UTF-8.
+// Checks that input is valid UTF-8, as the contract's strings require.
 #pragma once
 
 #include <initializer_list>
@@ -9,10 +9,10 @@
 
 namespace withy::cli {
 
-// Errors: INVALID_ARGUMENT naming `what` and the first byte that is no UTF-8.
+// Errors: INVALID_ARGUMENT naming `what` and the first byte that is not UTF-8.
 absl::Status CheckUtf8(std::string_view what, std::string_view text);
 
-// Of all values of these flags.
+// Checks all values of these flags.
 absl::Status CheckFlagsUtf8(const Args& args, std::initializer_list<const char*> flags);
 
 }  // namespace withy::cli

@@ -1,5 +1,5 @@
-// Who may call: apps by name, and their tokens, of which only the hash is kept.
-// Neighbours: record_db.h keeps them, context_records.h keeps their contexts, service.cc answers.
+// Registered apps and their tokens, of which only hashes are kept. Neighbours: record_db.h stores
+// them, context_records.h has their contexts, service.cc answers requests.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline constexpr size_t kMaxAppNameBytes = 64;
 
 struct BoundApp {
   std::string app_id;
-  std::string token;  // shown once
+  std::string token;  // returned only once
 };
 
 struct AppIdentity {
@@ -36,28 +36,29 @@ struct RegisteredApp {
   int64_t created_unix_s = 0;
 };
 
-// Thread-safe. Bind and Remove block on the disk; the others answer from memory. `db` and `clock`
-// are borrowed.
+// Thread-safe. Bind, Renew and Remove block on the disk; the others answer from memory. `db` and
+// `clock` are borrowed.
 class AppRegistry {
  public:
-  // Reads all apps. A damaged one is left out and counted; its name is free to be bound again.
+  // Reads all apps. A damaged one is skipped and counted; its name may be bound again.
   static absl::StatusOr<std::unique_ptr<AppRegistry>> Load(RecordDb& db, const Clock& clock);
 
-  // Registers `name`, or gives a registered app a new token against `current_token`; that one ends.
-  // A token is APP_ID "." and 64 hexadecimal digits. Errors: INVALID_ARGUMENT (name: 1..64 of
-  // letters, digits, '.', '_', '-'), ALREADY_EXISTS (the name is registered and `current_token` is
-  // not its), RESOURCE_EXHAUSTED (kMaxApps, or the disk is full), UNAVAILABLE.
+  // Registers `name`, or gives a registered app a new token if `current_token` is its present one,
+  // which becomes invalid. A token is APP_ID "." and 64 hexadecimal digits. Errors:
+  // INVALID_ARGUMENT (name: 1..64 characters out of letters, digits, '.', '_', '-'), ALREADY_EXISTS
+  // (the name is registered and `current_token` is not its token), RESOURCE_EXHAUSTED (kMaxApps, or
+  // the disk is full), UNAVAILABLE.
   absl::StatusOr<BoundApp> Bind(std::string_view name, std::string_view current_token = {});
 
-  // For the operator: a new token for a registered app, whatever its present one is. Errors:
+  // For the operator: gives a registered app a new token without checking its present one. Errors:
   // NOT_FOUND, and as Bind.
   absl::StatusOr<BoundApp> Renew(std::string_view name);
 
-  // Errors: UNAUTHENTICATED, whatever is wrong with the token.
+  // Errors: UNAUTHENTICATED for any kind of invalid token.
   absl::StatusOr<AppIdentity> Authenticate(std::string_view token) const;
 
   bool Has(std::string_view app_id) const;
-  // By name, ascending.
+  // Sorted by name.
   std::vector<RegisteredApp> List() const;
   size_t size() const;
   size_t damaged() const { return damaged_; }

@@ -23,7 +23,7 @@ namespace withy::context_store {
 namespace {
 
 constexpr char kFdName[] = "arena";
-constexpr size_t kPrefaultStep = 4 << 20;  // small enough that a stop does not wait
+constexpr size_t kPrefaultStep = 4 << 20;  // small, so that stopping is quick
 
 bool IsArenaOf(int fd, uint64_t bytes) {
   struct stat info {};
@@ -58,14 +58,14 @@ Arena::~Arena() {
 
 void Arena::PrefaultInBackground() {
   prefault_ = std::thread([this] {
-    // Locking is a bonus: it needs a limit (RLIMIT_MEMLOCK) that not every machine grants. ONFAULT,
-    // so that this call does not touch the whole arena at once.
+    // Locking is optional: not every machine's RLIMIT_MEMLOCK permits it. ONFAULT, so that this
+    // call does not touch the whole arena at once.
     (void)mlock2(memory_.data(), memory_.size(), MLOCK_ONFAULT);
     for (size_t offset = 0; offset < memory_.size() && !stop_; offset += kPrefaultStep) {
       std::byte* begin = memory_.data() + offset;
       const size_t bytes = std::min(kPrefaultStep, memory_.size() - offset);
       if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) continue;
-      if (errno != EINVAL) {  // a touch would end the process
+      if (errno != EINVAL) {  // touching the pages would kill the process
         spdlog::error(
             "no memory for {} of the {} bytes of the KV arena ({}): set store.arena_bytes lower",
             memory_.size() - offset, memory_.size(), std::strerror(errno));
@@ -109,7 +109,7 @@ UniqueFd TakeArenaFromSystemd() {
 }
 
 void KeepArenaInSystemd(int fd) {
-  // Without systemd (no NOTIFY_SOCKET) these do nothing.
+  // Without systemd (no NOTIFY_SOCKET) these calls do nothing.
   (void)sd_pid_notify(0, 0, "FDSTOREREMOVE=1\nFDNAME=arena");
   (void)sd_pid_notify_with_fds(0, 0, "FDSTORE=1\nFDNAME=arena", &fd, 1);
 }
@@ -117,7 +117,7 @@ void KeepArenaInSystemd(int fd) {
 std::optional<uint64_t> ProcessStartTicks(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   const std::string stat(std::istreambuf_iterator<char>(file), {});
-  // Field 22; field 2 is a name in parentheses that may hold anything.
+  // Field 22. Field 2 is a name in parentheses with arbitrary content.
   const size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   const std::vector<std::string> fields =

@@ -1,6 +1,6 @@
-// The shared memory that all KV lives in: a sealed memfd, mapped here to stamp block headers,
-// handed to workers by side_socket.h, kept over restarts of this process by systemd's fd store.
-// Which block is whose is lease_table.h's business.
+// The shared memory that holds all KV: a sealed memfd. It is mapped here to stamp block headers,
+// handed to workers by side_socket.h, and kept over restarts of this process by systemd's fd store.
+// lease_table.h decides who owns a block.
 #pragma once
 
 #include <sys/types.h>
@@ -18,13 +18,13 @@
 
 namespace withy::context_store {
 
-// Lives as long as the process. Block bytes belong to whoever lease_table.h says; the methods here
-// touch headers of blocks that the caller owns.
+// Lives as long as the process. lease_table.h decides who owns a block's bytes; the methods here
+// touch only headers of blocks that the caller owns.
 class Arena {
  public:
-  // Maps `kept` (an arena that systemd kept for us) when it is sealed and has `bytes`; otherwise
-  // makes a new one. Prefaulting goes on in the background after this returns. Errors:
-  // INVALID_ARGUMENT (0 bytes), RESOURCE_EXHAUSTED and others of memfd_create and mmap.
+  // Maps `kept` (an arena that systemd kept) if it is sealed and has `bytes` bytes; otherwise
+  // creates a new one. Prefaulting continues in the background after the return. Errors:
+  // INVALID_ARGUMENT (0 bytes), RESOURCE_EXHAUSTED and others of memfd_create(2) and mmap(2).
   static absl::StatusOr<std::unique_ptr<Arena>> Create(uint64_t bytes, UniqueFd kept);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -32,13 +32,13 @@ class Arena {
 
   int fd() const { return fd_.get(); }
   uint64_t bytes() const { return memory_.size(); }
-  // Whether this is the memory of a store that ran before, which its workers may still have mapped.
+  // Whether this is the memory of an earlier store process, which workers may still have mapped.
   bool recovered() const { return recovered_; }
   bool prefaulted() const { return prefaulted_.load(); }
 
-  // Writes a fresh header for `layer` of a chunk, marked with `epoch`; the block has no KV yet.
+  // Writes a fresh header for `layer` of a chunk, stamped with `epoch`. The block has no KV yet.
   void Stamp(uint64_t block_bytes, uint32_t block, uint64_t epoch, uint32_t layer);
-  // Whether the block's header carries `epoch`.
+  // Whether the block's header has `epoch`.
   bool HasStamp(uint64_t block_bytes, uint32_t block, uint64_t epoch) const;
 
  private:
@@ -53,13 +53,13 @@ class Arena {
   std::thread prefault_;
 };
 
-// The arena that systemd kept, if it did.
+// The arena that systemd kept; invalid if there is none.
 UniqueFd TakeArenaFromSystemd();
-// Gives systemd a copy to keep; does nothing where there is none.
+// Gives systemd a copy of the descriptor to keep; does nothing without systemd.
 void KeepArenaInSystemd(int fd);
 
-// When a process started, in the kernel's clock ticks: with its pid, tells it from a later process
-// of the same pid. Empty when there is no such process.
+// Start time of a process in the kernel's clock ticks. With the pid it identifies the process, as
+// pids are reused. nullopt if there is no such process.
 std::optional<uint64_t> ProcessStartTicks(pid_t pid);
 
 }  // namespace withy::context_store

@@ -1,6 +1,6 @@
-// Who owns which block of the arena: a pure allocator over block numbers. It knows no bytes, no
-// contexts and no files; a block has exactly one owner at any time. Neighbours: lease_table.h moves
-// blocks between leases and contexts.
+// Ownership of the arena's blocks: a pure allocator over block numbers. It knows no bytes, contexts
+// or files. Every block has exactly one owner. Neighbour: lease_table.h moves blocks between leases
+// and contexts.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace withy::context_store {
 
 using BlockIds = std::vector<uint32_t>;
 
-// Not thread-safe: its owner's lock guards it. Moves that the states below do not allow are bugs of
-// the caller and end the process.
+// Not thread-safe: guarded by its owner's lock. A transition that is not listed below is a bug of
+// the caller and ends the process.
 class BlockPool {
  public:
   //  kFree --Claim--> kClaimed --Keep--> kResident --Take--> kClaimed
@@ -29,20 +29,20 @@ class BlockPool {
     uint32_t quarantined = 0;
   };
 
-  // Forgets everything; all `blocks` are free.
+  // Resets the pool to `blocks` free blocks.
   void Reset(uint32_t blocks);
 
-  // Appends `count` free blocks to `*claimed` for `owner` (a lease). False, and nothing claimed,
-  // when fewer are free.
+  // Appends `count` free blocks to `*claimed` for `owner` (a lease). If fewer are free, claims
+  // nothing and returns false.
   [[nodiscard]] bool Claim(uint32_t count, uint64_t owner, BlockIds* claimed);
-  // A lease's blocks become a context's.
+  // Moves a lease's blocks to its context.
   void Keep(std::span<const uint32_t> blocks);
-  // A context's blocks become those of `owner` (a lease).
+  // Moves a context's blocks to `owner` (a lease).
   void Take(std::span<const uint32_t> blocks, uint64_t owner);
   void Free(std::span<const uint32_t> blocks);
-  // Nobody gets these blocks until `writer` (a worker) can be writing to them no more.
+  // Withholds these blocks until `writer` (a worker) can no longer write to them.
   void Quarantine(std::span<const uint32_t> blocks, uint64_t writer);
-  // Frees what was quarantined for `writer`; returns how many.
+  // Frees all blocks quarantined for `writer`; returns their number.
   uint32_t Release(uint64_t writer);
 
   const Counts& counts() const { return counts_; }
@@ -59,7 +59,7 @@ class BlockPool {
   void Move(uint32_t block, State to, uint64_t owner);
 
   std::vector<Block> blocks_;
-  BlockIds free_;  // a stack: the block freed last is warm
+  BlockIds free_;  // a stack: the block freed last is still in the cache
   Counts counts_;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kDefaultPage = 100;
 constexpr uint32_t kMaxPage = 1000;
-constexpr int kSweepLimit = 16;  // expired results that one commit cleans away
+constexpr int kSweepLimit = 16;  // expired results that one commit deletes
 
 absl::Status NoContext(std::string_view context_id) {
   return absl::NotFoundError(absl::StrCat("no context ", PrintableKey(context_id)));
@@ -37,7 +37,7 @@ absl::Status UsedOtherwise(std::string_view request_id) {
                                                " was used for another request: choose a new one"));
 }
 
-// Whether a creation that is tried again asks for the context that it made before.
+// Checks that a repeated creation asks for the same context as the first one.
 absl::Status CheckSameContent(std::string_view context_id, const ContextRecord& made,
                               const NewContext& asked) {
   std::vector<std::string> differs;
@@ -59,8 +59,8 @@ bool Names(const RequestKey& request, const UnfinishedExchange& exchange) {
   return exchange.request_id == request.request_id && exchange.digest == request.digest;
 }
 
-// The segments that `commit` appends are what its request left unfinished. The id is no other
-// request's any more.
+// Marks the segments that `commit` appends as left unfinished by its request. Removes an older
+// entry with the same id.
 void AddUnfinished(const RecordCommit& commit, int64_t now_unix_s, ContextRecord* record) {
   std::vector<UnfinishedExchange>& unfinished = record->unfinished;
   std::erase_if(unfinished, [&](const UnfinishedExchange& exchange) {
@@ -81,7 +81,7 @@ void ForgetUnfinished(const ContextRecord& record, std::string_view context_id,
   }
 }
 
-// Page token: creation time and id of the last context given.
+// Page token: creation time and id of the last context returned.
 absl::StatusOr<std::pair<int64_t, std::string>> ParsePageToken(std::string_view token) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(ToAbsl(token), absl::MaxSplits(':', 1));
@@ -148,7 +148,7 @@ void ContextRecords::Erase(std::string_view context_id) {
   contexts_.erase(entry);
 }
 
-// Counts a creation as running, or finds the context that the request made before.
+// Registers a running creation, or returns the context that the same request created before.
 absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
     std::string_view app_id, const NewContext& context) {
   const std::string& request_id = context.request_id;
@@ -221,7 +221,7 @@ absl::StatusOr<std::vector<std::string>> ContextRecords::ReadSegments(
   std::vector<std::string> segments;
   absl::Status damage;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
-    // A commit that is newer than `summary` may have appended more.
+    // A commit newer than `summary` may have appended more segments.
     if (segments.size() == summary.record.segments) return false;
     const std::string expected = SegmentKey(context_id, static_cast<uint32_t>(segments.size()));
     if (key != expected) return false;
@@ -322,7 +322,7 @@ absl::Status ContextRecords::Delete(std::string_view app_id, std::string_view co
   if (absl::IsNotFound(found.status())) return found.status();
   RecordBatch batch;
   batch.Delete(ContextKey(app_id, context_id));
-  // By scan, not by the head's count: a damaged context can be deleted too.
+  // By scan, not by the head's count, so that a damaged context can be deleted.
   WITHY_RETURN_IF_ERROR(db_.Scan(SegmentPrefix(context_id),
                                  [&](std::string_view key, const absl::StatusOr<std::string>&) {
                                    batch.Delete(key);
@@ -394,7 +394,7 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   }
   std::string swept_to;
   if (commit.result) {
-    // In this order: a new result may take the key of an expired one.
+    // In this order, because a new result may use the key of an expired one.
     WITHY_RETURN_IF_ERROR(SweepExpired(&batch, &swept_to));
     WITHY_RETURN_IF_ERROR(AddResult(commit, &batch));
   }
@@ -414,8 +414,8 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   return record.revision;
 }
 
-// Takes `range` out of the record: what follows it moves up, and of what `batch` then deletes the
-// new segments of the same commit may take the keys.
+// Removes `range` from the record and moves later segments up. The commit's new segments may then
+// reuse keys that `batch` deletes.
 absl::Status ContextRecords::RemoveSegments(const std::string& context_id, SegmentRange range,
                                             ContextRecord* record, RecordBatch* batch) const {
   if (range.count == 0) return absl::OkStatus();
@@ -472,7 +472,7 @@ absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
   return std::move(record->result);
 }
 
-// Whether the id of an answer that broke off lately is used for another request now.
+// Checks that the id of an answer that broke off recently is not used for another request.
 absl::Status ContextRecords::CheckUnfinished(std::string_view app_id,
                                              const RequestKey& request) const {
   absl::MutexLock lock(&mutex_);
@@ -521,7 +521,7 @@ void ContextRecords::DropResult(const ResultIndexRecord& index, RecordBatch* bat
   }
 }
 
-// Adds the deletion of some expired results to `batch`; `*swept_to` is the last of them.
+// Adds the deletion of some expired results to `batch`; sets `*swept_to` to the last of them.
 absl::Status ContextRecords::SweepExpired(RecordBatch* batch, std::string* swept_to) {
   std::string from;
   {

@@ -1,6 +1,6 @@
-// The truth of every context, durable: its head, its segments, and the results that retries get.
-// Neighbours: record_db.h keeps the bytes, store.cc sees to it that one lease at a time writes a
-// context, lease_table.h has what is only cache. Segments and results are opaque bytes here.
+// The durable record of every context: its head, its segments, and the results for retries.
+// Neighbours: record_db.h stores the bytes, store.cc ensures that one lease at a time writes a
+// context, lease_table.h has the KV, which is only a cache. Segments and results are opaque here.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ namespace withy::context_store {
 inline constexpr size_t kMaxTitleBytes = 128;
 inline constexpr size_t kMaxRequestIdBytes = 64;
 inline constexpr size_t kMaxSegmentBytes = 4 << 20;
-// Of a context, kept for retries; the oldest one over it becomes what was said, for good.
+// Unfinished exchanges kept per context for retries. Beyond that the oldest becomes permanent.
 inline constexpr size_t kMaxUnfinished = 8;
 
 struct ContextLimits {
@@ -42,17 +42,17 @@ struct ContextSummary {
 
 struct ContextPage {
   std::vector<ContextSummary> contexts;  // newest first
-  std::string next_page_token;           // empty: that was all
+  std::string next_page_token;           // empty: this is the last page
 };
 
 struct NewContext {
   std::string title;
   std::string request_id;             // empty = none
   std::vector<std::string> segments;  // the system prompt, or nothing
-  std::string system_digest = {};     // SHA-256 of its text
+  std::string system_digest = {};     // SHA-256 of the system prompt's text
 };
 
-// A request that has an id, as its calls name it.
+// Identifies a request that has an id.
 struct RequestKey {
   std::string request_id;  // empty = none
   std::string digest;
@@ -64,47 +64,47 @@ struct NewResult {
   std::string result;
 };
 
-// What a build from before had stored as the result of a call that broke off. It can only be told
-// by reading what is opaque here; see WireForm in convert.h.
+// Recognises results that an earlier build stored for calls that broke off. This needs the contents
+// of messages that are opaque here; see WireForm in convert.h.
 struct FormerResults {
-  // Whether `result` is what came of a request.
+  // Whether `result` is the outcome of an answered request.
   std::function<bool(std::string_view result)> is_answer = [](std::string_view) { return true; };
-  // Which of `segments` the call that `result` is no answer of left behind; a count of 0: none.
+  // Finds the segments left by the call whose `result` is not an answer; count 0: none.
   std::function<SegmentRange(const std::vector<std::string>& segments, std::string_view result)>
       find = [](const std::vector<std::string>&, std::string_view) { return SegmentRange(); };
 };
 
 struct RecordCommit {
   std::string app_id;
-  std::string context_id;             // empty = a stateless call: only the result is kept
+  std::string context_id;             // empty = a stateless call: only the result is stored
   std::vector<std::string> segments;  // appended
-  uint32_t tokens = 0;                // of the record after the call, within the window
+  uint32_t tokens = 0;                // tokens of the record after the call, within the window
   std::optional<NewResult> result;
-  // The segments are of an answer that broke off: a retry of this request may replace them.
+  // Set if the segments are of an answer that broke off; a retry of this request may replace them.
   std::optional<RequestKey> unfinished = {};
-  // Segments that go as the new ones come, as FindUnfinished gave them.
+  // Segments that the new ones replace, from FindUnfinished.
   SegmentRange replaces = {};
-  uint32_t dropped = 0;  // segments that the window has no room for
+  uint32_t dropped = 0;  // number of segments that do not fit the window
 };
 
-// Takes `range` out of a context's segments; returns how many that are.
+// Removes `range` from a context's segments; returns the number removed.
 uint32_t LeaveOut(SegmentRange range, std::vector<std::string>* segments);
 
-// Thread-safe. Heads of all contexts are in memory, so lookups and lists do not touch the disk;
-// what reads segments or writes blocks on it. Commits and deletions of one context must not
-// overlap: the caller sees to that. `db` and `clock` are borrowed.
+// Thread-safe. Heads of all contexts are in memory, so lookups and lists need no disk access;
+// reading segments and writing block on the disk. The caller must not overlap commits and deletions
+// of one context. `db` and `clock` are borrowed.
 class ContextRecords {
  public:
-  // Reads all heads. A context whose head is damaged stays, and answers DATA_LOSS naming its key
+  // Reads all heads. A context with a damaged head remains and returns DATA_LOSS naming its key
   // until it is deleted.
   static absl::StatusOr<std::unique_ptr<ContextRecords>> Load(RecordDb& db, const Clock& clock,
                                                               ContextLimits limits,
                                                               FormerResults former = {});
 
-  // Creating again with the same request_id gives the same context. Errors: ALREADY_EXISTS (the
-  // request_id made a context of another title or system prompt: says which), RESOURCE_EXHAUSTED
-  // (the app's limit, or the disk is full), ABORTED (the same request_id is being created, or the
-  // app is being removed), INVALID_ARGUMENT (title or request_id too long).
+  // Creating again with the same request_id returns the same context. Errors: ALREADY_EXISTS (the
+  // request_id created a context with another title or system prompt; the message says which),
+  // RESOURCE_EXHAUSTED (the app's limit, or the disk is full), ABORTED (the same request_id is
+  // being created, or the app is being removed), INVALID_ARGUMENT (title or request_id too long).
   absl::StatusOr<ContextSummary> Create(std::string_view app_id, NewContext context);
 
   // Errors: NOT_FOUND (also for another app's context), DATA_LOSS.
@@ -114,40 +114,41 @@ class ContextRecords {
   absl::StatusOr<std::vector<std::string>> ReadSegments(std::string_view app_id,
                                                         std::string_view context_id) const;
 
-  // What an earlier try of this request left unfinished in the context; a count of 0: nothing.
-  // `segments` are the context's. Errors: as Find, UNAVAILABLE, ALREADY_EXISTS (another request of
-  // this id broke off lately).
+  // The segments that an earlier try of this request left unfinished in the context; count 0: none.
+  // `segments` are the context's. Errors: as Find, UNAVAILABLE, ALREADY_EXISTS (a different request
+  // with this id broke off recently).
   absl::StatusOr<SegmentRange> FindUnfinished(std::string_view app_id, std::string_view context_id,
                                               const RequestKey& request,
                                               const std::vector<std::string>& segments) const;
 
-  // `page_size` 0 = 100; at most 1000. Errors: INVALID_ARGUMENT (page size or token).
+  // `page_size`: 0 = 100, at most 1000. Errors: INVALID_ARGUMENT (page size or token).
   absl::StatusOr<ContextPage> List(std::string_view app_id, uint32_t page_size,
                                    std::string_view page_token) const;
-  std::string AppOf(std::string_view context_id) const;  // empty: there is no such context
+  std::string AppOf(std::string_view context_id) const;  // empty: no such context
   std::vector<std::string> ContextsOf(std::string_view app_id) const;
   uint32_t CountOf(std::string_view app_id) const;
   size_t size() const;
   size_t damaged() const;
 
-  // Removes the context, its segments and the results of its calls. Errors: NOT_FOUND, those of a
+  // Deletes the context, its segments and the results of its calls. Errors: NOT_FOUND, those of a
   // write.
   absl::Status Delete(std::string_view app_id, std::string_view context_id);
 
-  // Removes the results of an app's stateless calls too; its contexts are deleted before. While
-  // `removing` no context of the app can be created. Errors: ABORTED while one is being created.
+  // Removing an app: BlockCreation refuses new contexts of the app until UnblockCreation;
+  // DeleteResultsOf deletes the results of its stateless calls, after its contexts were deleted.
+  // Errors of BlockCreation: ABORTED while a context is being created.
   absl::Status BlockCreation(std::string_view app_id);
   void UnblockCreation(std::string_view app_id);
   absl::Status DeleteResultsOf(std::string_view app_id);
 
-  // One synced batch. Returns the context's new revision (0 for a stateless call). Without segments
-  // and result nothing is written, and the revision is what it was. Errors:
-  // NOT_FOUND, DATA_LOSS, ALREADY_EXISTS (the request_id has a result: nothing was added),
-  // INVALID_ARGUMENT (sizes), RESOURCE_EXHAUSTED (disk full), UNAVAILABLE.
+  // Writes one synced batch and returns the context's new revision (0 for a stateless call).
+  // Without segments and result writes nothing and returns the present revision. Errors: NOT_FOUND,
+  // DATA_LOSS, ALREADY_EXISTS (the request_id has a result: nothing was added), INVALID_ARGUMENT
+  // (sizes), RESOURCE_EXHAUSTED (disk full), UNAVAILABLE.
   absl::StatusOr<uint64_t> Commit(const RecordCommit& commit);
 
-  // Errors: NOT_FOUND (none, its time is over, or the call broke off), ALREADY_EXISTS (the id is
-  // another request's), DATA_LOSS.
+  // Errors: NOT_FOUND (no result, expired, or the call broke off), ALREADY_EXISTS (the id belongs
+  // to another request), DATA_LOSS.
   absl::StatusOr<std::string> FindResult(std::string_view app_id, std::string_view request_id,
                                          std::string_view digest) const;
 
@@ -155,17 +156,17 @@ class ContextRecords {
   struct Entry {
     std::string app_id;
     ContextRecord record;
-    absl::Status damage;  // not OK: the head cannot be read
+    absl::Status damage;  // not OK: the head is unreadable
   };
-  // Newest first: time negated, then id.
+  // Newest first: negated time, then id.
   using Order = std::pair<int64_t, std::string>;
   struct App {
     std::set<Order> contexts;
     std::map<std::string, std::string, std::less<>> created;  // request id -> context id
     std::set<std::string, std::less<>> creating;              // request ids
-    // Of answers that broke off: request id -> context id.
+    // Answers that broke off: request id -> context id.
     std::map<std::string, std::string, std::less<>> unfinished;
-    uint32_t creations = 0;  // running, with or without request id
+    uint32_t creations = 0;  // in progress, with or without request id
     bool blocked = false;
   };
 
@@ -194,7 +195,7 @@ class ContextRecords {
   mutable absl::Mutex mutex_;
   std::unordered_map<std::string, Entry> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, App, std::less<>> apps_ ABSL_GUARDED_BY(mutex_);
-  // Everything before it under exp/ is gone: a sweep need not step over its tombstones again.
+  // All keys before this one under exp/ are deleted, so a sweep can skip their tombstones.
   std::string sweep_from_ ABSL_GUARDED_BY(mutex_);
 };
 

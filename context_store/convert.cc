@@ -100,8 +100,8 @@ FormerResults WireForm() {
     return stored.finished().reason() != proto::FINISH_REASON_CANCELLED ||
            stored.cancelled_by_caller();
   };
-  // The last answer that was cut short at this text, and its prompt: what one commit wrote has one
-  // time, and no other answer in it.
+  // Finds the last answer that was cut short at this text, and its prompt. All segments of one
+  // commit have the same time and contain only one answer.
   form.find = [](const std::vector<std::string>& segments, std::string_view result) {
     proto::StoredResult stored;
     if (!stored.ParseFromArray(result.data(), static_cast<int>(result.size()))) {
@@ -158,7 +158,7 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
 absl::Status AddMessages(const std::vector<std::string>& segments,
                          proto::GetContextResponse* response) {
   proto::Segment segment;
-  bool leading = true;  // system messages, which are never dropped
+  bool leading = true;  // in the leading system messages, which are never dropped
   uint32_t dropped = response->context().dropped_messages();
   for (size_t i = 0; i < segments.size(); ++i) {
     if (!segment.ParseFromString(segments[i])) return BadSegment(i);

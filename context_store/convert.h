@@ -1,4 +1,5 @@
-// Between the wire's messages and the store's structs. Neighbours: service.cc, lease_reactor.cc.
+// Conversions between wire messages and the store's structs. Neighbours: service.cc,
+// lease_reactor.cc.
 #pragma once
 
 #include <string>
@@ -19,12 +20,12 @@ absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
 FormerResults WireForm();
 
 proto::ChunkBlocks ToProto(const ChunkBlocks& blocks);
-// Errors: DATA_LOSS when a segment is not what it should be.
+// Errors: DATA_LOSS if a stored segment is not a valid message.
 absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded);
-// The messages of a context. Errors: as above.
+// Appends the messages of a context. Errors: as above.
 absl::Status AddMessages(const std::vector<std::string>& segments,
                          proto::GetContextResponse* response);
-// Segments as they are stored. Errors: as above.
+// Appends the segments as stored. Errors: as above.
 absl::Status AddSegments(const std::vector<std::string>& segments,
                          google::protobuf::RepeatedPtrField<proto::Segment>* messages);
 

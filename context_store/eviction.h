@@ -1,5 +1,5 @@
-// Which KV goes when the arena is full: a pure policy. KV is only a cache of text, so all it costs
-// is time. Neighbours: lease_table.cc carries the plan out.
+// Decides which KV to evict when the arena is full. Pure. KV is a cache of text, so an eviction
+// costs only time. Neighbour: lease_table.cc executes the plan.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,20 @@
 
 namespace withy::context_store {
 
-// A context that no lease holds.
+// A context without a lease.
 struct IdleContext {
-  uint64_t last_used = 0;  // any clock that only goes up
+  uint64_t last_used = 0;  // any monotonic clock
   uint32_t chunks = 0;     // resident, from chunk 0 on
 };
 
 struct Eviction {
-  uint32_t context = 0;      // index into what was given
-  uint32_t keep_chunks = 0;  // the first so many stay
+  uint32_t context = 0;      // index into the given contexts
+  uint32_t keep_chunks = 0;  // number of leading chunks to keep
 };
 
-// Drops `chunks` chunks at least: least recently used context first, from its tail, because a chunk
-// is of use only with all chunks before it. Empty when the contexts do not have that many between
-// them. Source: LLMS section 3.4 (LCTRU), here with one precision, so that only recency decides.
+// Evicts at least `chunks` chunks: least recently used context first, from its tail, because a
+// chunk is useless without all chunks before it. Empty if the contexts have fewer chunks in total.
+// Source: LLMS section 3.4 (LCTRU); with a single precision only recency decides.
 std::vector<Eviction> PlanEviction(std::span<const IdleContext> contexts, uint64_t chunks);
 
 }  // namespace withy::context_store

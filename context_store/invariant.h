@@ -1,5 +1,4 @@
-// What must hold if our own code is right. Anything that a user, a disk or a network can cause is a
-// Status instead.
+// Checks invariants of our own code. Errors that a user, disk or network can cause are Statuses.
 #pragma once
 
 #include <cstdio>
@@ -7,7 +6,7 @@
 
 namespace withy::context_store {
 
-// Ends the process, saying `what`, unless `holds`.
+// Ends the process with message `what` unless `holds`.
 inline void Invariant(bool holds, const char* what) {
   if (holds) [[likely]]
     return;

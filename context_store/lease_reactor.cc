@@ -34,7 +34,7 @@ bool LeaseReactor::Enter(Stage stage) {
 
 void LeaseReactor::OnReadDone(bool ok) {
   if (!ok) {
-    // The client may close its side after a commit; before one, the stream is broken.
+    // The client may close its side after a commit. Before one, the stream is broken.
     if (stage() != Stage::kCommitting) {
       End(absl::CancelledError("the stream ended without commit or abort"));
     }
@@ -83,7 +83,7 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
   }
   bool granted = false;
   {
-    // Held over the opening, so that OnGranted, which may come at once, finds the lease's number.
+    // Held during the opening: OnGranted may be called at once and needs the lease's number.
     absl::MutexLock lock(&mutex_);
     if (ended_) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
@@ -122,7 +122,7 @@ void LeaseReactor::Load() {
   if (!ClaimAtOnce(&*opened)) return;
   v1::LeaseEvent event;
   *event.mutable_opened() = *std::move(opened);
-  // First the stage: the client may answer as soon as the event is out.
+  // Set the stage first: the client may answer as soon as it receives the event.
   if (Enter(Stage::kOpen)) Send(std::move(event));
 }
 
@@ -164,8 +164,8 @@ absl::Status LeaseReactor::HandleCommit() {
   if (!Enter(Stage::kCommitting)) return absl::OkStatus();
   const auto shared = std::make_shared<LeaseOutcome>(std::move(outcome));
   if (!pool_.TryRun([self = shared_from_this(), shared] { self->Commit(std::move(*shared)); })) {
-    // The end, which may have come already, leaves the lease to the task that there is not. Whoever
-    // commits has stopped writing.
+    // The stream may have ended already and left the lease to this task, which now cannot run. A
+    // client that commits has stopped writing.
     store_.Abort(lease());
     return absl::ResourceExhaustedError("too many disk operations wait in context_store: retry");
   }
@@ -173,7 +173,7 @@ absl::Status LeaseReactor::HandleCommit() {
 }
 
 void LeaseReactor::Commit(LeaseOutcome outcome) {
-  // Also when the client is gone by now: it asked for it.
+  // Commits even if the client is gone by now, because it asked for it.
   const absl::StatusOr<uint64_t> revision = store_.Commit(lease(), std::move(outcome));
   if (!revision.ok()) {
     store_.Break(lease());
@@ -219,8 +219,7 @@ void LeaseReactor::End(const absl::Status& status) {
     before = std::exchange(stage_, Stage::kOver);
     lease = lease_;
   }
-  // Before `opened` the worker knew no block; in commit the pool's task brings the lease to its
-  // end.
+  // Before `opened` the worker knew no block. During a commit the pool's task ends the lease.
   if (before == Stage::kOpening) store_.Abort(lease);
   if (before == Stage::kOpen) store_.Break(lease);
   absl::MutexLock lock(&mutex_);
@@ -228,7 +227,7 @@ void LeaseReactor::End(const absl::Status& status) {
   FinishIfOver();
 }
 
-// Whoever hears the end may want the context at once: it is told when the lease is over.
+// Finishes only after the lease is over, because the client may want the context at once.
 void LeaseReactor::FinishIfOver() {
   if (!released_ || finished_ || !outgoing_.empty()) return;
   finished_ = true;
@@ -236,7 +235,7 @@ void LeaseReactor::FinishIfOver() {
 }
 
 void LeaseReactor::OnCancel() {
-  // Until the lease is broken: that comes before whatever follows the reactor's end.
+  // Keeps the reactor alive until the lease is broken.
   const std::shared_ptr<LeaseReactor> keep = shared_from_this();
   End(absl::CancelledError("the client went away"));
 }

@@ -1,5 +1,5 @@
-// One Lease stream: the wire's side of a lease. Steps come in, events go out, and whatever ends the
-// stream ends the lease. Neighbours: store.h does the work, service.cc makes one for each call.
+// One Lease stream, the gRPC side of a lease: reads steps, sends events, and ends the lease when
+// the stream ends. Neighbours: store.h does the work, service.cc creates one per call.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -16,13 +16,13 @@
 
 namespace withy::context_store {
 
-// Keeps itself alive until gRPC is done with it; the store and the pool's tasks share ownership,
-// because they may come back to it later. Thread-safe. `store` and `pool` are borrowed.
+// Keeps itself alive until gRPC is done with it. The store and the pool's tasks share ownership
+// because they may call it later. Thread-safe. `store` and `pool` are borrowed.
 class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>,
                            public LeaseListener,
                            public std::enable_shared_from_this<LeaseReactor> {
  public:
-  // Hand the result to gRPC.
+  // Return the result to gRPC.
   static LeaseReactor* Create(Store& store, WorkPool& pool);
 
   void OnGranted() override;
@@ -40,23 +40,23 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   void OnCancel() override;
   void OnDone() override;
 
-  // One step of the client. Returns what ends the stream when not OK.
+  // Handles one step of the client. A status that is not OK ends the stream.
   absl::Status Handle();
   absl::Status HandleOpen(const v1::LeaseOpen& open);
   absl::Status HandleClaim(const v1::LeaseClaim& claim);
   absl::Status HandleCommit();
   void Load();
-  // Claims what the opening asked for. False when the stream has ended by it.
+  // Claims the chunks requested with the opening. Returns false if that ended the stream.
   bool ClaimAtOnce(v1::LeaseOpened* opened);
   void Commit(LeaseOutcome outcome);
 
   Stage stage() const;
   LeaseId lease() const;
-  // Moves on unless the stream is over; false when it is.
+  // Advances the stage; returns false if the stream is over.
   bool Enter(Stage stage);
   void Send(v1::LeaseEvent event);
-  // Ends the stream, after what was sent. The first call counts; the lease is broken unless it is
-  // over.
+  // Ends the stream after all sent events. Only the first call has an effect. Breaks the lease
+  // unless it is over.
   void End(const absl::Status& status);
   void FinishIfOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -67,10 +67,10 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   mutable absl::Mutex mutex_;
   Stage stage_ ABSL_GUARDED_BY(mutex_) = Stage::kNew;
   LeaseId lease_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint32_t claim_chunks_ ABSL_GUARDED_BY(mutex_) = 0;            // to be claimed with the opening
-  std::deque<v1::LeaseEvent> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
+  uint32_t claim_chunks_ ABSL_GUARDED_BY(mutex_) = 0;            // to claim with the opening
+  std::deque<v1::LeaseEvent> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front event is being written
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool released_ ABSL_GUARDED_BY(mutex_) = false;  // ended_, and the lease is, too
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;  // the stream and its lease have both ended
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status final_status_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<LeaseReactor> self_;  // set before gRPC sees the reactor, cleared in OnDone

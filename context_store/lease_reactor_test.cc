@@ -1,5 +1,5 @@
-// How Lease streams end: the service over a real gRPC server, with a pool and a store in the test's
-// hands.
+// Tests how Lease streams end: the service on a real gRPC server, with the test's own pool and
+// store.
 #include "context_store/lease_reactor.h"
 
 #include <gtest/gtest.h>
@@ -20,17 +20,16 @@ namespace {
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
-// The next in line for a context, in the store's own hands: while it is granted the lease before it
-// is being released.
+// The next lease in line for a context. It is granted while the lease before it is being released.
 class NextInLine final : public LeaseListener {
  public:
   void OnGranted() override {
-    // Only a client that hears too early needs less than this.
+    // Only a client that is notified too early takes less than this.
     early = told.WaitForNotificationWithTimeout(absl::Milliseconds(300));
   }
   void OnEnded(const absl::Status&) override {}
 
-  absl::Notification told;  // the client of the lease before it has heard of the end
+  absl::Notification told;  // the previous lease's client has been notified of the end
   std::atomic<bool> early{true};
 };
 
@@ -47,7 +46,7 @@ class LeaseReactorTest : public ::testing::Test {
     app_id_ = app.app_id;
     context_id_ = store_->contexts().Create(app_id_, {})->context_id;
     epoch_ = store_->Attach(5, {std::string(32, 'm'), 2, 1, 16, 1024})->epoch;
-    // A worker that lives: what a lease of its breaks with stays in quarantine.
+    // A live worker: blocks of its broken leases stay quarantined.
     EXPECT_TRUE(store_->ConnectWorker(5, epoch_, getpid()).ok());
     pool_ = std::make_unique<WorkPool>(1, kQueueLimit, Clock::Real());
     service_ = std::make_unique<ContextStoreService>(*store_, *pool_, "");
@@ -58,7 +57,7 @@ class LeaseReactorTest : public ::testing::Test {
   }
   ~LeaseReactorTest() override { client_.TryCancel(); }
 
-  // Opens the lease and claims a chunk.
+  // Opens a lease and claims a chunk.
   void OpenAndClaim(const std::string& context_id) {
     stream_ = stub_->Lease(&client_);
     v1::LeaseRequest request;
@@ -79,7 +78,7 @@ class LeaseReactorTest : public ::testing::Test {
   std::string context_id_;
   uint64_t epoch_ = 0;
   std::unique_ptr<Store> store_;
-  absl::Notification busy_, go_;  // of the pool's tasks
+  absl::Notification busy_, go_;  // for the pool's tasks
   std::unique_ptr<WorkPool> pool_;
   std::unique_ptr<ContextStoreService> service_;
   std::unique_ptr<rpc::Server> server_;
@@ -88,7 +87,7 @@ class LeaseReactorTest : public ::testing::Test {
   std::unique_ptr<grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>> stream_;
 };
 
-// A client may delete the context, or open it again, as soon as it hears the end.
+// A client may delete or reopen the context as soon as it is notified of the end.
 TEST_F(LeaseReactorTest, TheEndIsToldWhenTheLeaseIsOver) {
   OpenAndClaim(context_id_);
   const auto next = std::make_shared<NextInLine>();

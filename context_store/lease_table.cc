@@ -53,8 +53,7 @@ absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometr
   }
   Attached attached;
   attached.epoch = ++epoch_;
-  // What this worker claimed before, it writes no more; what others claimed, they may be writing
-  // still.
+  // This worker no longer writes its earlier claims. Other workers may still be writing theirs.
   for (auto& [id, lease] : leases_) {
     if (lease.committing) continue;
     if (lease.worker == worker) {
@@ -64,8 +63,8 @@ absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometr
     }
     attached.ended.push_back(id);
   }
-  // Waiters are of older epochs too: whoever is granted a context here ends in a later turn of the
-  // loop.
+  // Waiting leases have an older epoch, too: one that is granted its context here is ended in a
+  // later iteration.
   for (LeaseId id : attached.ended) End(id);
   pool_.Release(worker);
   if (!same) ResetArena(geometry);
@@ -75,7 +74,7 @@ absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometr
 }
 
 void LeaseTable::ResetArena(const Geometry& geometry) {
-  for (auto& [id, lease] : leases_) {  // those in commit: their records count, their KV is gone
+  for (auto& [id, lease] : leases_) {  // leases in commit: their records count, their KV is lost
     lease.claimed.clear();
     lease.commit.clear();
   }
@@ -106,7 +105,7 @@ Effects LeaseTable::WorkerGone(WorkerInstance worker) {
     effects.ended.push_back(id);
     effects.granted.insert(effects.granted.end(), one.granted.begin(), one.granted.end());
   }
-  // A lease that was granted in the loop may be one of the dead worker's, ended later in it.
+  // A lease granted in the loop may belong to the dead worker and be ended later in the loop.
   std::erase_if(effects.granted, [&](LeaseId id) { return !leases_.contains(id); });
   pool_.Release(worker);
   return effects;
@@ -147,7 +146,7 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
 absl::StatusOr<LeaseTable::Lease*> LeaseTable::Granted(LeaseId id) {
   const auto found = leases_.find(id);
   if (found == leases_.end()) return absl::AbortedError("the lease is over");
-  // An attach ends all leases of older epochs but those in commit.
+  // An attach ends all leases of older epochs except those in commit.
   Lease& lease = found->second;
   if (!lease.granted || lease.committing) {
     return absl::InvalidArgumentError(lease.committing ? "the lease is being committed"
@@ -204,7 +203,7 @@ absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t 
   return claimed;
 }
 
-// How many of the chunks [first, end) need new blocks; `next` is the first that nobody has.
+// Number of the chunks [first, end) that need new blocks. `next` is the first chunk without any.
 uint32_t LeaseTable::FreshChunks(const Lease& lease, uint32_t first, uint32_t end,
                                  uint32_t next) const {
   if (!lease.rebuild) return end > next ? end - next : 0;
@@ -241,7 +240,7 @@ void LeaseTable::Truncate(Context& context, uint32_t keep_chunks) {
   }
 }
 
-// The context's chunks from `first` on become the lease's.
+// Moves the context's chunks from `first` on to the lease.
 void LeaseTable::TakeOver(Context& context, uint32_t first, LeaseId id, Lease& lease) {
   while (context.chunks.size() > first) {
     ChunkBlocks& where = context.chunks.back().where;
@@ -261,8 +260,8 @@ absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
     return absl::InvalidArgumentError(
         absl::StrCat("fault of chunk ", chunk, ", which is not resident"));
   }
-  // The worker's, not free: chunk numbers that it claimed behind these must not lose their
-  // connection.
+  // The blocks go to the worker, not to the free list: chunks that it claimed after these must stay
+  // contiguous.
   TakeOver(*context, chunk, id, *lease);
   return absl::OkStatus();
 }
@@ -300,12 +299,12 @@ absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkId
                                                  const StampCheck& stamp) {
   WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
   const Context* context = ContextOf(*lease);
-  if (context == nullptr) chunks.clear();  // nothing of a stateless call stays
+  if (context == nullptr) chunks.clear();  // a stateless call keeps nothing
   WITHY_RETURN_IF_ERROR(CheckChunks(*lease, context, chunks));
   size_t keep = 0;
   for (; keep < chunks.size(); ++keep) {
     const auto claimed = lease->claimed.find(static_cast<uint32_t>(keep));
-    if (claimed == lease->claimed.end()) continue;  // the context's
+    if (claimed == lease->claimed.end()) continue;  // belongs to the context
     const BlockIds& blocks = claimed->second;
     if (!std::all_of(blocks.begin(), blocks.end(),
                      [&](uint32_t b) { return stamp(b, lease->epoch); }))
@@ -342,7 +341,7 @@ Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
     if (lease.epoch == epoch_) {
       KeepCommitted(*context, lease);
     } else if (!lease.rebuild) {
-      Truncate(*context, 0);  // the record went on without this KV
+      Truncate(*context, 0);  // the record has changed without this KV
     }
   }
   DropClaimed(lease);
@@ -377,7 +376,7 @@ void LeaseTable::QuarantineOrFree(std::span<const uint32_t> blocks, WorkerInstan
   if (connected_.contains(worker)) {
     pool_.Quarantine(blocks, worker);
   } else {
-    pool_.Free(blocks);  // it never mapped the arena, or is dead
+    pool_.Free(blocks);  // the worker never mapped the arena, or is dead
   }
 }
 
@@ -392,7 +391,7 @@ void LeaseTable::DropBroken(Lease& lease) {
   context->chunks.pop_back();
 }
 
-// Takes the lease out; if it held a context, the next in line has it now.
+// Removes the lease. If it held a context, grants that to the next lease in line.
 Effects LeaseTable::End(LeaseId id) {
   Effects effects;
   const auto found = leases_.find(id);

@@ -47,7 +47,7 @@ class LeaseTableTest : public ::testing::Test {
     EXPECT_TRUE(begun.ok()) << begun.status();
     return table_.FinishCommit(lease, true);
   }
-  // Leaves a context behind with so many chunks.
+  // Creates a context with the given chunks.
   void Fill(std::string_view context, uint32_t full, uint32_t tail = 0) {
     const LeaseId lease = Open(context);
     ASSERT_TRUE(Claim(lease, 0, full + (tail > 0 ? 1 : 0)).ok());
@@ -144,7 +144,7 @@ TEST_F(LeaseTableTest, UpgradesAreForTheContextUsedLastAndNeverEvict) {
   const LeaseId busy = Open("new");
   EXPECT_EQ(table_.NextUpgrade()->context_id, "old");
   table_.Abort(busy);
-  // One chunk is free; what others have stays theirs.
+  // One chunk is free; other contexts keep their blocks.
   const LeaseId rebuild = table_.Open(epoch_, "new", /*rebuild=*/true)->id;
   ASSERT_TRUE(Claim(rebuild, 0, 1).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(Claim(rebuild, 1, 2).status()));
@@ -218,7 +218,7 @@ TEST_F(LeaseTableTest, BrokenLeasesQuarantineWhatTheirWorkerMayStillWrite) {
   const LeaseId lease = Open("c");
   ASSERT_TRUE(Claim(lease, 3, 2).ok());
   table_.Break(lease);
-  // The two claimed chunks and the one that was being extended.
+  // The two claimed chunks and the one being extended.
   EXPECT_EQ(table_.blocks().quarantined, 3 * kLayers);
   EXPECT_EQ(ResidentChunks("c"), 2u);
   const LeaseId other = Open("d");
@@ -383,7 +383,7 @@ TEST_F(LeaseTableTest, GeometriesThatCannotBeAreRefused) {
   EXPECT_TRUE(refused([](Geometry& g) { g.layers = 1000; }));
 }
 
-// Random interleavings of everything, against a model that knows only who may write which block.
+// Random interleavings of all operations, checked against a model of who may write which block.
 class LeaseTableFuzz {
  public:
   explicit LeaseTableFuzz(uint32_t seed) : random_(seed) {}
@@ -404,7 +404,7 @@ class LeaseTableFuzz {
     std::string context;
     bool granted = false;
     bool committing = false;
-    uint32_t next = 0;  // first chunk not yet claimed
+    uint32_t next = 0;  // first chunk not claimed yet
     std::set<uint32_t> writes = {};
   };
 
@@ -435,7 +435,7 @@ class LeaseTableFuzz {
     }
   }
 
-  // What a worker may write until it acknowledged or died.
+  // Moves a lease's blocks to those that the worker may write until it acknowledges or dies.
   void MoveToZombie(const Lease& lease) {
     if (live_.contains(lease.worker)) {
       zombies_[lease.worker].insert(lease.writes.begin(), lease.writes.end());
@@ -566,7 +566,7 @@ class LeaseTableFuzz {
     }
   }
 
-  // No block may be written by two: two leases, or a lease and a worker that was not acknowledged.
+  // No block may have two writers: two leases, or a lease and a worker that has not acknowledged.
   void CheckWriters() {
     std::map<uint32_t, LeaseId> writers;
     for (const auto& [id, lease] : leases_) {

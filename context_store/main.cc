@@ -1,4 +1,4 @@
-// withy-context-store: keeps every context, its text durably and its KV in the shared arena.
+// withy-context-store: keeps the text of every context durably and its KV in the shared arena.
 #include <fcntl.h>
 
 #include <utility>
@@ -8,7 +8,7 @@
 #include "rpc/daemon.h"
 
 int main(int argc, char** argv) {
-  // Kept until a start has succeeded: one may be tried again.
+  // Kept until a start succeeds, because a start may be retried.
   withy::UniqueFd arena = withy::context_store::TakeArenaFromSystemd();
   return withy::rpc::RunDaemon(
       argc, argv, "context_store", [&arena](const withy::proto::Config& config) {

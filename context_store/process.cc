@@ -37,7 +37,7 @@ class ContextStoreProcess final : public rpc::Process {
     options.former = WireForm();
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
     KeepInMemory(config.store().arena_bytes());
-    SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads are there by now
+    SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads exist by now
     if (!store_->arena().recovered()) KeepArenaInSystemd(store_->arena().fd());
     pool_ = std::make_unique<WorkPool>(kDiskThreads, kDiskQueue, Clock::Real());
     WITHY_ASSIGN_OR_RETURN(side_socket_,
@@ -61,7 +61,7 @@ class ContextStoreProcess final : public rpc::Process {
   int64_t PieceNanos() override { return pool_->LongestRunNanos(); }
 
  private:
-  // Destroyed from the last to the first: no call without a pool, no task without a store.
+  // Destroyed in reverse order: no call without a pool, no task without a store.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<SideSocket> side_socket_;

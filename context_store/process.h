@@ -1,5 +1,5 @@
-// withy-context-store as an object: store, pool, side socket, gRPC server, in the order in which
-// they need each other. Used by main.cc and by tests.
+// withy-context-store as an object: starts store, pool, side socket and gRPC server in the order of
+// their dependencies. Used by main.cc and by tests.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace withy::context_store {
 
-// `config` has its defaults filled in; its state_dir is there. `kept_arena` may be empty. Errors:
-// those of Store::Open, of SideSocket::Start and of rpc::Server::Start.
+// `config` has its defaults filled in; its state_dir exists. `kept_arena` may be invalid. Errors:
+// those of Store::Open, SideSocket::Start and rpc::Server::Start.
 absl::StatusOr<std::unique_ptr<rpc::Process>> StartContextStore(const proto::Config& config,
                                                                 UniqueFd kept_arena);
 

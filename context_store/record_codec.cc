@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kCheckBytes = 8;
 constexpr size_t kEnvelopeBytes = 1 + kCheckBytes;
 
-// Appends integers little-endian and strings with a 32-bit length.
+// Appends integers in little-endian order and strings with a 32-bit length.
 class Writer {
  public:
   Writer& U32(uint32_t v) { return Little(v, 4); }
@@ -37,8 +37,8 @@ class Writer {
   std::string out_;
 };
 
-// Reads what Writer wrote. After the first field that does not fit, all reads give zeros and ok()
-// is false.
+// Reads the output of Writer. After the first field that does not fit, all reads return zeros and
+// ok() is false.
 class Reader {
  public:
   explicit Reader(std::string_view in) : in_(in) {}
@@ -181,7 +181,8 @@ absl::Status Decode(std::string_view payload, ContextRecord* r) {
   r->segments = in.U32();
   r->tokens = in.U32();
   r->revision = in.U64();
-  if (in.AtEnd()) return in.Done("context record");  // of a build without what follows
+  if (in.AtEnd())
+    return in.Done("context record");  // written by a build without the following fields
   r->dropped = in.U32();
   r->system_digest = in.Bytes();
   const uint32_t unfinished = in.U32();

@@ -1,6 +1,6 @@
-// The bytes of RocksDB keys and values: what docs/formats-records.md describes. Pure: no I/O, no
-// clock. Neighbours: record_db.cc seals and opens every value here (the one seam where encryption
-// at rest goes), app_registry.cc and context_records.cc use the records.
+// Encodes and decodes RocksDB keys and values as specified in docs/formats-records.md. Pure: no
+// I/O, no clock. Neighbours: record_db.cc seals and opens every value here (the place to add
+// encryption at rest); app_registry.cc and context_records.cc use the records.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct SegmentRange {
   bool operator==(const SegmentRange&) const = default;
 };
 
-// What an answer that broke off left in a context, for a retry of the same request to replace.
+// An exchange whose answer broke off. A retry of the same request replaces it.
 struct UnfinishedExchange {
   std::string request_id;
   std::string digest;  // SHA-256 of the request
@@ -37,7 +37,7 @@ struct UnfinishedExchange {
   int64_t broken_unix_s = 0;
 };
 
-// Head of a context; its text stands in segments. Key: ctx/APP_ID/CONTEXT_ID.
+// Head of a context; its text is in the segments. Key: ctx/APP_ID/CONTEXT_ID.
 struct ContextRecord {
   std::string title;
   std::string create_request_id;
@@ -45,17 +45,17 @@ struct ContextRecord {
   int64_t last_used_unix_ns = 0;
   uint32_t segments = 0;  // keys seg/CONTEXT_ID/0 .. segments - 1
   uint32_t tokens = 0;
-  uint64_t revision = 0;  // commits so far
-  // Segments, the oldest after the leading system ones, that the window had no room for in the last
-  // call.
+  uint64_t revision = 0;  // number of commits so far
+  // Segments that did not fit the window in the last call: the oldest after the leading system
+  // ones.
   uint32_t dropped = 0;
-  // SHA-256 of the system prompt that it was created with, also of an empty one; empty: created by
-  // a build that did not keep it.
+  // SHA-256 of the system prompt that the context was created with, even if that is empty. Empty
+  // string: created by a build that did not store it.
   std::string system_digest = {};
   std::vector<UnfinishedExchange> unfinished = {};  // oldest first
 };
 
-// What a retried request gets. Key: res/APP_ID/REQUEST_ID.
+// The result that a retried request gets. Key: res/APP_ID/REQUEST_ID.
 struct ResultRecord {
   int64_t stored_unix_s = 0;
   std::string context_id;  // empty = a stateless call
@@ -63,8 +63,7 @@ struct ResultRecord {
   std::string result;  // withy.v1.StoredResult
 };
 
-// Where to find a result again from the time it was stored, or from its context. Keys: exp/…,
-// rby/….
+// Index of a result by the time it was stored, and by its context. Keys: exp/…, rby/….
 struct ResultIndexRecord {
   std::string app_id;
   std::string context_id;
@@ -76,8 +75,7 @@ struct ResultIndexRecord {
 struct WorkerRecord {
   uint64_t instance = 0;
   int64_t pid = 0;
-  uint64_t start_ticks =
-      0;  // when the process started, so that a later one of this pid is told apart
+  uint64_t start_ticks = 0;  // start time of the process; distinguishes reused pids
 };
 
 std::string AppKey(std::string_view app_id);
@@ -88,7 +86,7 @@ std::string ResultByContextKey(std::string_view context_id, std::string_view req
 std::string ResultByTimeKey(int64_t stored_unix_s, std::string_view app_id,
                             std::string_view request_id);
 std::string WorkerKey(uint64_t instance);
-// Prefixes under which the keys of one kind (of one owner) stand.
+// Key prefixes of one kind, or of one kind and owner.
 inline constexpr std::string_view kAppPrefix = "app/";
 inline constexpr std::string_view kContextPrefix = "ctx/";
 inline constexpr std::string_view kResultByTimePrefix = "exp/";
@@ -97,7 +95,7 @@ std::string SegmentPrefix(std::string_view context_id);
 std::string ResultPrefix(std::string_view app_id);
 std::string ResultByContextPrefix(std::string_view context_id);
 
-// Splits ctx/APP_ID/CONTEXT_ID. False for anything else.
+// Splits ctx/APP_ID/CONTEXT_ID. Returns false for any other key.
 bool ParseContextKey(std::string_view key, std::string_view* app_id, std::string_view* context_id);
 
 std::string Encode(const AppRecord& record);
@@ -105,26 +103,26 @@ std::string Encode(const ContextRecord& record);
 std::string Encode(const ResultRecord& record);
 std::string Encode(const ResultIndexRecord& record);
 std::string Encode(const WorkerRecord& record);
-// Errors of all: DATA_LOSS when the bytes end too early. Bytes after the last known field are a
-// newer build's and are ignored.
+// Errors of all Decode functions: DATA_LOSS if the bytes end too early. Bytes after the last known
+// field come from a newer build and are ignored.
 absl::Status Decode(std::string_view payload, AppRecord* record);
 absl::Status Decode(std::string_view payload, ContextRecord* record);
 absl::Status Decode(std::string_view payload, ResultRecord* record);
 absl::Status Decode(std::string_view payload, ResultIndexRecord* record);
 absl::Status Decode(std::string_view payload, WorkerRecord* record);
 
-// A value as RocksDB keeps it: version, a check over key and payload, payload.
+// A value as stored in RocksDB: version, checksum over key and payload, payload.
 std::string SealValue(std::string_view key, std::string_view payload);
-// The payload. Errors: DATA_LOSS naming the key (damaged, or moved from another key), UNIMPLEMENTED
-// for a version of a newer build.
+// Returns the payload. Errors: DATA_LOSS naming the key (damaged, or moved from another key),
+// UNIMPLEMENTED (version of a newer build).
 absl::StatusOr<std::string> OpenValue(std::string_view key, std::string_view value);
 
 // SHA-256, 32 bytes.
 std::string Sha256(std::string_view bytes);
-// Whether two strings are equal, in a time that depends on their lengths only.
+// Whether two strings are equal. The time depends only on their lengths.
 bool EqualConstantTime(std::string_view a, std::string_view b);
 
-// `key` for people: anything but printable ASCII is escaped.
+// `key` for messages: escapes everything but printable ASCII.
 std::string PrintableKey(std::string_view key);
 
 }  // namespace withy::context_store

@@ -32,7 +32,7 @@ TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
   EXPECT_EQ(out.unfinished[1].digest, "d2");
   EXPECT_EQ(out.unfinished[1].where, (SegmentRange{5, 2}));
   EXPECT_EQ(out.unfinished[1].broken_unix_s, 12);
-  // A head of a build that ended with the revision.
+  // A head of a build whose last field was the revision.
   const std::string empty_tail(12, '\0');
   const std::string plain = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9});
   ASSERT_TRUE(plain.ends_with(empty_tail));
@@ -77,7 +77,7 @@ TEST(RecordCodec, AnyFlippedBitIsFound) {
 
 TEST(RecordCodec, AValueUnderAnotherKeyIsRefused) {
   EXPECT_TRUE(absl::IsDataLoss(OpenValue("b", SealValue("a", "payload")).status()));
-  // Key and payload must not run into each other.
+  // The boundary between key and payload must be unambiguous.
   EXPECT_TRUE(absl::IsDataLoss(OpenValue("ab", SealValue("a", "bc")).status()));
 }
 

@@ -29,20 +29,20 @@ constexpr std::string_view kFormatKey = "meta/format";
 constexpr std::string_view kRunKey = "meta/run";
 constexpr std::string_view kFormat = "1";
 
-// What opening takes at most beside the log that it replays: a manifest, options, a small log, each
-// written anew. Where these writes fail, RocksDB 7.8.3 aborts the process (WritableFileWriter takes
-// the second failed write for a broken invariant).
+// Upper limit of the bytes that opening writes in addition to the replayed log: a manifest,
+// options, a small log. If these writes fail, RocksDB 7.8.3 aborts the process (WritableFileWriter
+// treats the second failed write as a broken invariant).
 constexpr uint64_t kOpenBytes = 1 << 20;
 constexpr uint64_t kOpenFiles = 16;
-// A new log reserves 1.1 write buffers, which may be the last room that the others need.
+// A new log reserves 1.1 write buffers, which may be the last space that other files need.
 constexpr uint64_t kReserveBytes = 12 << 20;
 
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
 std::string_view FromSlice(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
-// RocksDB comes back from a full disk by itself, but may then go on with a log whose last write
-// failed, which it takes for a broken invariant and aborts the process (7.8.3, where the memtable
-// was empty when the write failed). So it must not, and Reopen() does it.
+// Disables RocksDB's automatic recovery from a full disk; Reopen() recovers instead. RocksDB 7.8.3
+// may continue with a log whose last write failed, treat that as a broken invariant and abort the
+// process (if the memtable was empty when the write failed).
 class NoRecoveryByItself final : public rocksdb::EventListener {
  public:
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status /*error*/,
@@ -51,8 +51,7 @@ class NoRecoveryByItself final : public rocksdb::EventListener {
   }
 };
 
-// Bytes of the logs in the directory, each of which is written again as a table when it is
-// replayed.
+// Bytes of the logs in the directory. Replaying a log writes it again as a table.
 uint64_t LogBytes(rocksdb::Env* env, const std::string& path) {
   std::vector<rocksdb::Env::FileAttributes> files;
   uint64_t bytes = 0;
@@ -67,7 +66,7 @@ rocksdb::Env* EnvOf(const RecordDbOptions& options) {
   return options.env != nullptr ? options.env : rocksdb::Env::Default();
 }
 
-// A small database: at most some tens of MiB of memory, few files.
+// A small database: at most a few tens of MiB of memory, few files.
 rocksdb::Options MakeOptions(const RecordDbOptions& ours) {
   rocksdb::Options options;
   options.env = EnvOf(ours);
@@ -98,7 +97,7 @@ rocksdb::Options MakeOptions(const RecordDbOptions& ours) {
   return options;
 }
 
-// The smallest string that is greater than every string with this prefix. Our prefixes end in '/'.
+// The smallest string greater than all strings with this prefix. Our prefixes end in '/'.
 std::string PrefixEnd(std::string_view prefix) {
   std::string end(prefix);
   ++end.back();
@@ -110,7 +109,7 @@ bool IsDiskFull(const rocksdb::Status& status) {
          (status.IsIOError() && status.subcode() == rocksdb::Status::kSpaceLimit);
 }
 
-// Whether another process holds the lock, as opposed to a lock file that cannot be opened.
+// Whether another process holds the lock, as opposed to an unreadable lock file.
 bool IsTaken(const rocksdb::Status& status) {
   const std::string text = status.ToString();
   return status.IsIOError() && text.find("lock") != std::string::npos &&
@@ -124,7 +123,7 @@ RecordBatch::~RecordBatch() = default;
 
 void RecordBatch::Put(std::string_view key, std::string_view payload) {
   adds_data_ = true;
-  // A WriteBatch in memory fails only when a limit is set on it; none is.
+  // A WriteBatch in memory fails only if it has a size limit; ours has none.
   batch_->Put(ToSlice(key), SealValue(key, payload)).PermitUncheckedError();
 }
 
@@ -141,7 +140,7 @@ absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& 
   WITHY_RETURN_IF_ERROR(
       record_db->Convert(env->CreateDirIfMissing(options.path),
                          "cannot make the directory; set state_dir to one that can be written"));
-  // Conversations are for their own user alone, also where others could read them before.
+  // Conversations are private to their user, even if others could read them before.
   if (chmod(options.path.c_str(), 0700) != 0) {
     spdlog::warn("database {} may be readable to other users: {}", options.path,
                  std::strerror(errno));
@@ -182,7 +181,8 @@ absl::Status RecordDb::CheckFormatAndCountRun() {
   RecordBatch batch;
   batch.Put(kFormatKey, kFormat);
   batch.Put(kRunKey, absl::StrCat(run_));
-  batch.adds_data_ = false;  // a store on a full disk starts, so that it can be read and emptied
+  batch.adds_data_ = false;  // does not count as data: a store must be able to start on a full
+                             // disk, for reading and deleting
   return Write(batch);
 }
 
@@ -207,7 +207,7 @@ absl::Status RecordDb::CheckRoomToOpen() const {
                      "a larger disk"));
   }
   struct statvfs room {};
-  // A file system that makes inodes as it needs them says 0 of 0.
+  // A file system that creates inodes on demand reports 0 of 0.
   if (statvfs(path().c_str(), &room) == 0 && room.f_files > 0 && room.f_favail < kOpenFiles) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "disk full: ", room.f_favail, " inodes free under ", path(), ", ", kOpenFiles,
@@ -220,7 +220,7 @@ absl::Status RecordDb::CheckRoomToOpen() const {
 absl::Status RecordDb::Write(RecordBatch& batch) {
   if (batch.adds_data_) WITHY_RETURN_IF_ERROR(CheckRoom());
   rocksdb::Status status = WriteOnce(batch);
-  // After another error than a full disk it may take this very batch.
+  // After an error other than a full disk this batch may succeed now.
   if (!status.ok() && !IsDiskFull(status)) status = WriteOnce(batch);
   return Convert(status, "cannot write");
 }
@@ -233,15 +233,15 @@ rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
   rocksdb::WriteOptions durable;
   durable.sync = true;
   absl::ReaderMutexLock lock(&open_mutex_);
-  // A write beside this one may have failed since, and its Reopen, too.
+  // A concurrent write, and its Reopen, may have failed in the meantime.
   if (stopped_) return rocksdb::Status::IOError("a write beside this one failed");
   rocksdb::Status status = db_->Write(durable, batch.batch_.get());
-  if (!status.ok()) stopped_ = true;  // RocksDB refuses all writes after one that failed
+  if (!status.ok()) stopped_ = true;  // RocksDB refuses all writes after a failed one
   return status;
 }
 
-// Opens the database anew, as after a crash: what was synced is there. Where that cannot be, it is
-// opened for reading.
+// Reopens the database, as after a crash; all synced data is there. If that fails, opens it
+// read-only.
 rocksdb::Status RecordDb::Reopen() {
   absl::MutexLock lock(&open_mutex_);
   if (!stopped_) return rocksdb::Status::OK();
@@ -249,7 +249,7 @@ rocksdb::Status RecordDb::Reopen() {
   if (const absl::Status room = CheckRoomToOpen(); !room.ok()) {
     status = rocksdb::Status::NoSpace(std::string(room.message()));
   }
-  if (!status.ok() && db_ != nullptr) return status;  // as it is, it can be read
+  if (!status.ok() && db_ != nullptr) return status;  // the open database can still be read
   const rocksdb::Options options = MakeOptions(options_);
   db_.reset();
   rocksdb::DB* db = nullptr;

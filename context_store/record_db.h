@@ -1,6 +1,6 @@
-// RocksDB as the records need it: sealed values, batches that are all or nothing and on disk when
-// written, prefix scans, and a disk that may be full. Plain LSM tree; BlobDB is never switched on.
-// Neighbours: app_registry.cc and context_records.cc; nothing else touches RocksDB.
+// RocksDB for the records: sealed values, atomic synced batches, prefix scans, and handling of a
+// full disk. Plain LSM tree; BlobDB is never enabled. Neighbours: app_registry.cc and
+// context_records.cc; no other code uses RocksDB.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,16 @@ class WriteBatch;
 namespace withy::context_store {
 
 struct RecordDbOptions {
-  // Directory; made when missing.
+  // Directory; created if missing.
   std::string path;
-  // Writes that add data are refused while the file system has less room than this, so that
-  // deletions and RocksDB's own housekeeping still find some.
+  // Writes that add data are refused while the file system has less free space than this, so that
+  // deletions and RocksDB's housekeeping can still write.
   uint64_t min_free_bytes = 16 << 20;
-  // Another file system, for tests. Borrowed; null = the machine's.
+  // File system for tests. Borrowed; null = the real one.
   rocksdb::Env* env = nullptr;
 };
 
-// Puts and deletes that take effect together or not at all. Not thread-safe.
+// Puts and deletes that are applied atomically. Not thread-safe.
 class RecordBatch {
  public:
   RecordBatch();
@@ -51,34 +51,34 @@ class RecordBatch {
   bool adds_data_ = false;
 };
 
-// Thread-safe; every method may block on the disk. One process at a time has the directory open.
+// Thread-safe; every method may block on the disk. Only one process may have the directory open.
 class RecordDb {
  public:
-  // Errors: FAILED_PRECONDITION (another process has it open), RESOURCE_EXHAUSTED (no room on the
-  // disk or no inodes, with what is free and what is needed; nothing was touched), DATA_LOSS,
-  // UNIMPLEMENTED (made by a newer build), PERMISSION_DENIED; all name the path.
+  // Errors: FAILED_PRECONDITION (another process has it open), RESOURCE_EXHAUSTED (no space or
+  // inodes on the disk; gives free and required amounts; nothing was changed), DATA_LOSS,
+  // UNIMPLEMENTED (created by a newer build), PERMISSION_DENIED; all name the path.
   static absl::StatusOr<std::unique_ptr<RecordDb>> Open(const RecordDbOptions& options);
   ~RecordDb();
   RecordDb(const RecordDb&) = delete;
   RecordDb& operator=(const RecordDb&) = delete;
 
   // On return the batch is in the write-ahead log and synced. Errors: RESOURCE_EXHAUSTED naming the
-  // path (disk full: nothing was written; reads go on, and so do writes when there is room again),
-  // UNAVAILABLE for other failures of the disk.
+  // path (disk full: nothing was written; reads continue to work, and writes do again once there is
+  // room), UNAVAILABLE (other disk failures).
   absl::Status Write(RecordBatch& batch);
 
   // Errors: NOT_FOUND, DATA_LOSS naming the key, UNAVAILABLE.
   absl::StatusOr<std::string> Get(std::string_view key) const;
 
-  // Calls `visit`, which must not use the database, for the keys in [begin, end of `prefix`),
-  // ascending, until it returns false. A damaged value is visited as DATA_LOSS. `begin` empty = the
-  // prefix itself.
+  // Calls `visit` for the keys in [begin, end of `prefix`), ascending, until it returns false.
+  // `visit` must not use the database. A damaged value is passed as DATA_LOSS. Empty `begin` = the
+  // prefix.
   using Visitor =
       std::function<bool(std::string_view key, const absl::StatusOr<std::string>& payload)>;
   absl::Status Scan(std::string_view prefix, const Visitor& visit,
                     std::string_view begin = {}) const;
 
-  // How often this directory was opened, this time included.
+  // How often this directory was opened, including this time.
   uint64_t run() const { return run_; }
   const std::string& path() const { return options_.path; }
 
@@ -93,10 +93,10 @@ class RecordDb {
   absl::Status Convert(const rocksdb::Status& status, std::string_view what) const;
 
   const RecordDbOptions options_;
-  // Held alone by who opens the database anew, shared by all who use it.
+  // Held exclusively while the database is reopened, shared while it is used.
   mutable absl::Mutex open_mutex_;
-  std::unique_ptr<rocksdb::DB> db_;   // for reading only, or null, as long as it is stopped_
-  std::atomic<bool> stopped_{false};  // a write failed: nothing is written before Reopen()
+  std::unique_ptr<rocksdb::DB> db_;   // while stopped_: read only, or null
+  std::atomic<bool> stopped_{false};  // a write failed: nothing is written until Reopen()
   uint64_t run_ = 0;
 };
 

@@ -29,7 +29,7 @@ absl::Status Put(RecordDb& db, std::string_view key, std::string_view value) {
   return db.Write(batch);
 }
 
-// A file system that says "no space" to every append to a log while told to.
+// A file system that fails every append to a log with "no space" while told to.
 class FullFile final : public rocksdb::FSWritableFileOwnerWrapper {
  public:
   FullFile(std::unique_ptr<rocksdb::FSWritableFile> file, const std::atomic<bool>& full)
@@ -175,7 +175,7 @@ TEST(RecordDb, AFullDiskRefusesWritesServesReadsAndRecovers) {
     EXPECT_EQ(*(*db)->Get("a/1"), "one");
   }
   files->full = false;
-  // As a client would: retry, for at most twenty seconds.
+  // Retries for at most twenty seconds, as a client would.
   absl::Status again;
   for (int tries = 0; tries < 200; ++tries) {
     again = Put(**db, "a/3", "three");
@@ -190,8 +190,8 @@ TEST(RecordDb, AFullDiskRefusesWritesServesReadsAndRecovers) {
   EXPECT_EQ(*(*after)->Get("a/3"), "three");
 }
 
-// Writers beside each other while the disk fails so badly that the database cannot even be opened
-// for reading, and comes back.
+// Concurrent writers while the disk fails so badly that the database cannot even be opened for
+// reading, and then recovers.
 TEST(RecordDb, ADiskThatIsGoneRefusesEveryWriterAndIsGoneOnWith) {
   TempDir dir;
   const auto files = std::make_shared<FullFileSystem>();
@@ -217,7 +217,7 @@ TEST(RecordDb, ADiskThatIsGoneRefusesEveryWriterAndIsGoneOnWith) {
   EXPECT_EQ(*(*db)->Get("a/after"), "after");
 }
 
-// The same with a file system that is really full: a small one of its own.
+// The same on a real full file system: a small separate one.
 class SmallDisk {
  public:
   explicit SmallDisk(const char* options = "size=24m")
@@ -228,7 +228,7 @@ class SmallDisk {
   bool mounted() const { return mounted_; }
   std::string operator/(const std::string& name) const { return dir_ / name; }
   uint64_t FreeBytes() const { return std::filesystem::space(dir_.path()).available; }
-  // Takes all the room there is but `left` bytes.
+  // Fills all free space except `left` bytes.
   void Fill(uint64_t left = 0) const {
     std::ofstream filler(dir_ / "filler", std::ios::binary);
     const std::string page(4096, 'x');
@@ -249,7 +249,7 @@ class SmallDisk {
 TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
   const SmallDisk disk;
   if (!disk.mounted()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
-  // With the reserve a write is refused before the disk is full; without it RocksDB meets the end.
+  // With the reserve a write is refused before the disk is full; without it RocksDB hits the limit.
   for (const uint64_t reserve : {uint64_t{1} << 20, uint64_t{0}}) {
     const std::string path = disk / ("db" + std::to_string(reserve));
     std::vector<std::string> kept;
@@ -260,7 +260,7 @@ TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
       kept.emplace_back("a/before");
       disk.Fill();
       absl::Status refused;
-      for (int i = 0; i < 2000 && refused.ok(); ++i) {  // the log may have some room left
+      for (int i = 0; i < 2000 && refused.ok(); ++i) {  // the log may have some space left
         const std::string key = "a/" + std::to_string(i);
         refused = Put(**db, key, std::string(20'000, 'x'));
         if (refused.ok()) kept.push_back(key);
@@ -270,7 +270,7 @@ TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
       EXPECT_THAT(std::string(refused.message()), HasSubstr(path));
       for (const std::string& key : kept) EXPECT_TRUE((*db)->Get(key).ok()) << key;
       disk.MakeRoom();
-      // As a client would: retry, for at most thirty seconds.
+      // Retries for at most thirty seconds, as a client would.
       absl::Status again;
       for (int tries = 0; tries < 300; ++tries) {
         again = Put(**db, "a/after", "after");
@@ -286,7 +286,7 @@ TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
   }
 }
 
-// However little room there is when it is opened: an error that says how much, or a database.
+// However little space there is, opening returns a database or an error that names the amount.
 TEST(RecordDb, AStartOnAFullDiskIsRefusedByNameAndLosesNothing) {
   for (const bool fresh : {true, false}) {
     for (const uint64_t left :
@@ -305,7 +305,7 @@ TEST(RecordDb, AStartOnAFullDiskIsRefusedByNameAndLosesNothing) {
       disk.Fill(left);
       for (int i = 0; i < 2; ++i) {
         const absl::Status refused = RecordDb::Open({.path = path}).status();
-        if (refused.ok() && left > 1 << 20) continue;  // there is room for that
+        if (refused.ok() && left > 1 << 20) continue;  // that is enough space
         ASSERT_TRUE(absl::IsResourceExhausted(refused)) << refused;
         EXPECT_THAT(std::string(refused.message()),
                     testing::AllOf(HasSubstr("disk full"), HasSubstr(path), HasSubstr("bytes free"),

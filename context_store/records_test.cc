@@ -22,7 +22,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The records of one directory, opened as a process would.
+// Opens the records of one directory, as a process would.
 struct Opened {
   explicit Opened(const std::string& path, const Clock& clock, ContextLimits limits = {}) {
     auto opened = RecordDb::Open({.path = path});
@@ -232,25 +232,25 @@ TEST_F(Records, CreatingAgainWithOtherContentSaysWhatDiffers) {
   }
 }
 
-// --- what a call that broke off leaves
+// Calls that broke off.
 
 constexpr char kCut[] = "cut short";
 
-// An exchange of the request `id`, which broke off.
+// The exchange of request `id`, broken off.
 RecordCommit Broken(const std::string& context, const std::string& id, const std::string& text) {
   RecordCommit commit{"app", context, {"q " + id, text}, 7, std::nullopt};
   commit.unfinished = RequestKey{id, "digest " + id};
   return commit;
 }
 
-// The same, answered.
+// The same exchange, answered.
 RecordCommit Answered(const std::string& context, const std::string& id, const std::string& text) {
   RecordCommit commit{"app", context, {"q " + id, text}, 7, std::nullopt};
   commit.result = NewResult{id, "digest " + id, "result " + id};
   return commit;
 }
 
-// As a lease does it: what an earlier try left goes as `commit` comes.
+// Commits as a lease does: replaces what an earlier try left.
 absl::Status Replace(ContextRecords& contexts, RecordCommit commit) {
   const RequestKey key = commit.result
                              ? RequestKey{commit.result->request_id, commit.result->digest}
@@ -268,7 +268,7 @@ TEST_F(Records, ARetryTakesThePlaceOfWhatBrokeOff) {
   ASSERT_TRUE(Replace(*store_.contexts, Broken(id, "r", kCut)).ok());
   EXPECT_THAT(*store_.contexts->ReadSegments("app", id), ElementsAre("q 1", "a 1", "q r", kCut));
   EXPECT_TRUE(absl::IsNotFound(store_.contexts->FindResult("app", "r", "digest r").status()));
-  // Also in another process, and when the retry breaks off, too.
+  // Also in another process, and if the retry breaks off, too.
   Opened after(dir_.Snapshot("db"), clock_);
   ASSERT_TRUE(Replace(*after.contexts, Broken(id, "r", "cut later")).ok());
   EXPECT_THAT(*after.contexts->ReadSegments("app", id),
@@ -304,7 +304,7 @@ TEST_F(Records, TheIdOfWhatBrokeOffIsNoOtherRequests) {
   const RequestKey another{"r", "another digest"};
   const absl::Status unfinished = store_.contexts->FindUnfinished("app", id, another, {}).status();
   EXPECT_TRUE(absl::IsAlreadyExists(unfinished)) << "a call that came before the part was kept";
-  // After a day it may be another's, and what was said stays.
+  // After a day another request may use the id, and the old segments stay.
   clock_.Advance(86400 * kNanosPerSecond);
   EXPECT_TRUE(absl::IsNotFound(store_.contexts->FindResult("app", "r", "another").status()));
   RecordCommit later = Broken(id, "r", "of another request");
@@ -326,7 +326,7 @@ TEST_F(Records, NoMoreThanSomeUnfinishedExchangesAreKeptForRetries) {
   EXPECT_EQ(store_.contexts->FindUnfinished("app", id, {"1", "digest 1"}, {})->first, 2u);
 }
 
-// A build from before stored what broke off as a result. It is none.
+// Earlier builds stored broken-off calls as results. These do not count.
 TEST_F(Records, AFormerResultOfACallThatBrokeOffIsAnsweredAnew) {
   const std::string id = NewContextOf(*store_.contexts, "app");
   ASSERT_TRUE(store_.contexts->Commit(Exchange("app", id, "1")).ok());
@@ -347,8 +347,8 @@ TEST_F(Records, AFormerResultOfACallThatBrokeOffIsAnsweredAnew) {
   EXPECT_EQ(*contexts->FindResult("app", "r", "digest r"), "result r");
 }
 
-// Whatever breaks off, is tried again and comes in between, in whatever order, with a kill at any
-// moment: every answered exchange stands in the context once, and none of what was replaced.
+// Random sequences of broken, retried and other calls, with a kill at any moment: every answered
+// exchange is in the context once, and nothing that was replaced is.
 TEST_F(Records, RandomOrdersLeaveEachAnswerOnce) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -356,7 +356,8 @@ TEST_F(Records, RandomOrdersLeaveEachAnswerOnce) {
   std::string path = dir_ / "random";
   auto opened = std::make_unique<Opened>(path, clock_);
   const std::string id = NewContextOf(*opened->contexts, "app");
-  std::vector<std::pair<std::string, std::string>> expected;  // request, answer; in order
+  std::vector<std::pair<std::string, std::string>>
+      expected;  // pairs of request and answer, in order
   const auto drop = [&](const std::string& request) {
     std::erase_if(expected, [&](const auto& exchange) { return exchange.first == request; });
   };
@@ -367,7 +368,7 @@ TEST_F(Records, RandomOrdersLeaveEachAnswerOnce) {
       const auto stored = opened->contexts->FindResult("app", request, "digest " + request);
       ASSERT_TRUE(stored.ok()) << stored.status();
       if (random() % 4 != 0) continue;
-      clock_.Advance(86400 * kNanosPerSecond);  // every name is free again
+      clock_.Advance(86400 * kNanosPerSecond);  // every id is free again
       answered.clear();
       for (auto& exchange : expected) {
         if (exchange.second != kCut) exchange.first += " of before";
@@ -413,7 +414,7 @@ TEST_F(Records, LimitsAreNamed) {
   EXPECT_TRUE(absl::IsInvalidArgument(store_.contexts->Commit(huge).status()));
 }
 
-// However many ask at once, the limit holds, and every place below it is given.
+// With concurrent calls the limit holds and all contexts below it are granted.
 TEST_F(Records, TheLimitOfContextsHoldsForConcurrentCalls) {
   constexpr uint32_t kLimit = 5;
   Opened small(dir_ / "small", clock_, {.contexts_per_app = kLimit});
@@ -437,7 +438,7 @@ TEST_F(Records, TheLimitOfContextsHoldsForConcurrentCalls) {
   }
 }
 
-// A retry gives back what there is, also where there is no place for another.
+// A retry returns the existing context even at the limit.
 TEST_F(Records, ARetryAtTheLimitIsTheSameContext) {
   Opened small(dir_ / "small", clock_, {.contexts_per_app = 1});
   const auto made = small.contexts->Create("app", {"", "req", {}});

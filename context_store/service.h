@@ -1,5 +1,5 @@
-// withy.v1.ContextStore over gRPC: unary calls turned into calls of store.h and back. What blocks
-// on the disk runs on the pool. Neighbours: lease_reactor.h (the Lease stream), convert.h.
+// withy.v1.ContextStore over gRPC: translates unary calls to store.h and back. Work that blocks on
+// the disk runs on the pool. Neighbours: lease_reactor.h (the Lease stream), convert.h.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,10 @@
 
 namespace withy::context_store {
 
-// Thread-safe. `store` and `pool` are borrowed and outlive the server that serves this.
+// Thread-safe. `store` and `pool` are borrowed and must outlive the server.
 class ContextStoreService final : public v1::ContextStore::CallbackService {
  public:
-  // `arena_socket`: where workers get the arena.
+  // `arena_socket`: path where workers get the arena.
   ContextStoreService(Store& store, WorkPool& pool, std::string arena_socket)
       : store_(store), pool_(pool), arena_socket_(std::move(arena_socket)) {}
 
@@ -45,7 +45,7 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
                         v1::GetStoreInfoResponse*) override;
   grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>* Lease(Context*) override;
 
-  // Answers now, or from the pool.
+  // Finishes the call now, or after running `work` on the pool.
   static Reactor* Answer(Context* context, const absl::Status& status);
   Reactor* OnPool(Context* context, std::function<absl::Status()> work);
 

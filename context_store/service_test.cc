@@ -1,4 +1,4 @@
-// The whole store behind a real gRPC server on a unix socket, as its clients see it.
+// The complete store behind a real gRPC server on a unix socket.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Stream = grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>;
 
-// One Lease stream from a worker's side.
+// A worker's side of one Lease stream.
 class LeaseClient {
  public:
   LeaseClient(v1::ContextStore::Stub& stub, uint64_t epoch, const std::string& app,
@@ -37,7 +37,7 @@ class LeaseClient {
   }
   ~LeaseClient() { Cancel(); }
 
-  // The next event; one without a case when the stream is over.
+  // Reads the next event; one without a case if the stream is over.
   v1::LeaseEvent Read() {
     v1::LeaseEvent event;
     if (!stream_->Read(&event)) event.Clear();
@@ -72,7 +72,7 @@ class LeaseClient {
     stream_->Write(request);
     return Read();
   }
-  // Commits `text` as what a call that broke off leaves.
+  // Commits `text` as the partial answer of a call that broke off.
   v1::LeaseEvent BreakOff(const std::string& text, const std::string& request_id) {
     v1::LeaseRequest request;
     v1::LeaseCommit* commit = request.mutable_commit();
@@ -150,7 +150,7 @@ class ServiceTest : public ::testing::Test {
     stub_ = v1::ContextStore::NewStub(rpc::Connect(filled.store().listen()));
   }
 
-  // Calls a unary RPC; `code` is how it must end.
+  // Calls a unary RPC and expects it to end with `code`.
   template <typename Response, typename Request>
   Response Call(grpc::Status (v1::ContextStore::Stub::*method)(grpc::ClientContext*, const Request&,
                                                                Response*),
@@ -259,7 +259,7 @@ TEST_F(ServiceTest, NothingCommittedIsLostWhenTheStoreIsKilled) {
   ASSERT_TRUE(lease.Read().has_opened());
   ASSERT_TRUE(lease.Commit("hello", 0, "req").has_committed());
   lease.Finish();
-  // The directory as a kill at this moment leaves it, with a lease open.
+  // Copies the directory as a kill at this moment leaves it, with an open lease.
   LeaseClient open(*stub_, epoch, app.app_id(), id);
   ASSERT_TRUE(open.Read().has_opened());
   const std::string killed = dir_.Snapshot("state");
@@ -275,7 +275,7 @@ TEST_F(ServiceTest, NothingCommittedIsLostWhenTheStoreIsKilled) {
   find.set_request_id("req");
   find.set_request_digest(std::string(32, 'd'));
   EXPECT_EQ(Call(&Stub::FindResult, find).result().finished().text(), "answer to hello");
-  // The lease of before is stale.
+  // The lease from before the restart is stale.
   LeaseClient stale(*stub_, epoch, app.app_id(), id);
   EXPECT_FALSE(stale.Read().has_opened());
   EXPECT_EQ(stale.Finish().error_code(), grpc::StatusCode::ABORTED);
@@ -351,7 +351,7 @@ TEST_F(ServiceTest, WhatBrokeOffIsLeftOutForItsRetryAndReplaced) {
   EXPECT_EQ(Call(&Stub::FindResult, find).result().finished().text(), "answer to how are you");
 }
 
-// As builds stored it that took a broken connection for a cancel.
+// A result stored by an earlier build that treated a broken connection as a cancel.
 TEST_F(ServiceTest, AFormerResultThatNobodyCancelledIsNone) {
   const std::string app = Bind("mail").app_id();
   const std::string id = CreateContext(app);
@@ -477,7 +477,7 @@ TEST_F(ServiceTest, ALeaseMayBeOpenedAheadOfItsCall) {
   EXPECT_EQ(twice.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-// What waits for its call ends at once; a call that has begun ends in its own time.
+// Leases opened ahead end at once; a call that has begun may finish.
 TEST_F(ServiceTest, AStoreThatStopsWaitsForCallsAlone) {
   const std::string app = Bind("mail").app_id();
   const uint64_t epoch = Attach();

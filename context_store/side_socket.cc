@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<SideSocket>> SideSocket::Start(const std::string&
   side->listener_.Reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   side->stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!side->listener_.valid() || !side->stop_.valid()) return ErrnoError("create side socket");
-  // Nobody can connect before listen(), so the mode is right in time.
+  // Nobody can connect before listen(), so setting the mode after bind() is safe.
   if (bind(side->listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       chmod(path.c_str(), 0600) != 0 || listen(side->listener_.get(), 16) != 0) {
     return ErrnoError(absl::StrCat("listen on side socket ", path));
@@ -54,8 +54,8 @@ void SideSocket::Serve() {
     }
     if (poll(polled.data(), polled.size(), -1) < 0) continue;
     if (polled[0].revents != 0) return;
-    // Before new ones: a worker that was restarted is known to be dead before its successor is
-    // heard.
+    // Before new connections, so that a restarted worker is known to be dead before its successor
+    // is accepted.
     for (size_t i = connections_.size(); i-- > 0;) {
       if (polled[i + 2].revents == 0 || HandleReadable(connections_[i])) continue;
       const WorkerInstance worker = connections_[i].worker;
@@ -99,7 +99,8 @@ bool SideSocket::HandleReadable(Connection& connection) {
 absl::Status SideSocket::Welcome(Connection& connection, const ArenaHello& hello) {
   WITHY_ASSIGN_OR_RETURN(const ArenaOffer offer,
                          store_.ConnectWorker(hello.worker_instance, hello.epoch, connection.pid));
-  connection.worker = hello.worker_instance;  // from here on a closed connection is a dead worker
+  connection.worker =
+      hello.worker_instance;  // from now on, closing the connection means that the worker is dead
   return SendFd(connection.fd.get(), std::as_bytes(std::span(&offer, 1)), store_.arena().fd());
 }
 

@@ -1,5 +1,5 @@
-// The side socket: hands the arena's memfd to processes of our own user and notices when they die.
-// The datagrams are those of base/arena_socket.h. Neighbour: store.h decides who gets it.
+// The side socket: hands the arena's memfd to processes of our own user and notices their death.
+// The datagrams are defined in base/arena_socket.h. Neighbour: store.h decides who gets the arena.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ class SideSocket {
  public:
   static constexpr size_t kMaxConnections = 64;
 
-  // Listens on `path` (mode 0600), which is this store's own until destruction. Errors: those of
-  // ClaimSocket (ALREADY_EXISTS: another store of the same run_dir), of bind(2).
+  // Listens on `path` (mode 0600) and reserves it until destruction. Errors: those of ClaimSocket
+  // (ALREADY_EXISTS: another store of the same run_dir), of bind(2).
   static absl::StatusOr<std::unique_ptr<SideSocket>> Start(const std::string& path, Store& store);
   ~SideSocket();
   SideSocket(const SideSocket&) = delete;
@@ -32,22 +32,22 @@ class SideSocket {
   struct Connection {
     UniqueFd fd;
     pid_t pid = 0;
-    WorkerInstance worker = 0;  // 0: has not said hello yet
+    WorkerInstance worker = 0;  // 0: no hello received yet
   };
 
   explicit SideSocket(Store& store) : store_(store) {}
   void Serve();
   void Accept();
-  // False when the connection is to be closed.
+  // Returns false if the connection is to be closed.
   bool HandleReadable(Connection& connection);
   absl::Status Welcome(Connection& connection, const ArenaHello& hello);
 
   Store& store_;
   std::string path_;
-  UniqueFd lock_;  // let go after `path_` is unlinked
+  UniqueFd lock_;  // released after `path_` is unlinked
   UniqueFd listener_;
   UniqueFd stop_;                        // an eventfd
-  std::vector<Connection> connections_;  // the thread's own
+  std::vector<Connection> connections_;  // used by the thread only
   std::thread thread_;
 };
 

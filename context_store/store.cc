@@ -15,17 +15,17 @@ namespace {
 using telemetry::Phase;
 using telemetry::ScopedSpan;
 
-// Epochs of one run of the store; the run's number stands above them, so that they go up over
-// restarts.
+// Low bits of an epoch count within one run of the store; the high bits are the run's number, so
+// that epochs increase over restarts.
 constexpr int kEpochBits = 32;
 
-// Opened ahead of its call.
+// Whether the lease was opened ahead of its call.
 bool Ahead(const LeaseSpec& spec) { return spec.app_id.empty() && spec.context_id.empty(); }
 
 bool StillRuns(const WorkerRecord& worker) {
   const auto pid = static_cast<pid_t>(worker.pid);
-  // A process whose /proc we may not read (another user's) is taken to be the same while its pid is
-  // in use.
+  // If we may not read a process's /proc entry (another user's), it counts as the same process
+  // while its pid is in use.
   if (worker.start_ticks == 0) return kill(pid, 0) == 0 || errno == EPERM;
   return ProcessStartTicks(pid) == worker.start_ticks;
 }
@@ -79,11 +79,11 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   return store;
 }
 
-// By now gRPC has ended every call and what they called here. It keeps order without saying so to
-// ThreadSanitizer, which sees it by the lock that each of them has held.
+// By now gRPC has ended every call and all their calls to the store. The lock shows this order to
+// ThreadSanitizer, because every call has held it.
 Store::~Store() { const absl::MutexLock lock(&mutex_); }
 
-// Workers of the store that ran before matter only if it is their memory that goes on.
+// Workers of an earlier store process matter only if its memory is kept.
 absl::Status Store::LoadFormerWorkers() {
   std::vector<WorkerRecord> workers;
   RecordBatch batch;
@@ -231,7 +231,7 @@ absl::StatusOr<ArenaOffer> Store::ConnectWorker(WorkerInstance worker, uint64_t 
   }
   RecordBatch batch;
   batch.Put(WorkerKey(worker), Encode(record));
-  // Without this record a store that is restarted does not know the worker, so it must not get the
+  // Without this record a restarted store would not know the worker, so the worker must not get the
   // memory.
   const absl::Status written = db_->Write(batch);
   if (!written.ok()) {

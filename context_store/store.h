@@ -1,6 +1,6 @@
-// The store as one object, without a wire: records, KV leases and the arena put together, with one
-// lock over the lease table and no disk access under it. Neighbours: service.cc and
-// lease_reactor.cc speak gRPC over it, side_socket.cc hands out the arena.
+// The store as one object, without gRPC: combines records, KV leases and the arena. One lock guards
+// the lease table; no disk access happens under it. Neighbours: service.cc and lease_reactor.cc
+// speak gRPC over it, side_socket.cc hands out the arena.
 #pragma once
 
 #include <sys/types.h>
@@ -36,23 +36,23 @@ struct StoreOptions {
   uint32_t max_leases = 1024;
   uint32_t max_waiting_leases = 256;
   FormerResults former;
-  UniqueFd kept_arena;  // what systemd kept of the store that ran before; may be empty
+  UniqueFd kept_arena;  // arena that systemd kept from an earlier store process; may be invalid
 };
 
-// Hears of a lease from other threads, never under a lock of the store, never after it was told of
-// the end. Neither call may block.
+// Receives notices about a lease on other threads, never under a lock of the store, and none after
+// OnEnded. Neither call may block.
 class LeaseListener {
  public:
   virtual ~LeaseListener() = default;
-  // The lease waited and holds its context now: Load() it.
+  // The lease had to wait and now holds its context: call Load().
   virtual void OnGranted() = 0;
-  // The store ended the lease (its epoch is over, its worker is dead).
+  // The store ended the lease (its epoch is over, or its worker is dead).
   virtual void OnEnded(const absl::Status& status) = 0;
 };
 
 struct LeaseSpec {
   uint64_t epoch = 0;
-  std::string app_id;      // empty: of a stateless call that has not come yet
+  std::string app_id;      // empty: opened ahead for a stateless call that has not arrived
   std::string context_id;  // empty = stateless
   uint64_t call_id = 0;
   bool rebuild = false;  // see LeaseTable::Open
@@ -67,7 +67,7 @@ struct LoadedContext {
 
 struct LeaseOutcome {
   std::vector<std::string> segments;  // appended
-  std::vector<ChunkIdentity> chunks;  // of the context after the call, from the first on
+  std::vector<ChunkIdentity> chunks;  // the context's chunks after the call, from the first on
   uint32_t tokens = 0;
   std::optional<NewResult> result;
   std::optional<RequestKey> unfinished = {};
@@ -79,14 +79,14 @@ struct StoreStats {
   BlockPool::Counts blocks;
   uint32_t block_bytes = 0;
   uint32_t leases_open = 0;
-  uint32_t leases_ahead = 0;  // of those: their calls have not come
+  uint32_t leases_ahead = 0;  // of leases_open: opened ahead, their calls have not arrived
   uint32_t leases_waiting = 0;
   uint32_t waiting_limit = 0;
   uint64_t faults = 0;
 };
 
-// Thread-safe. Methods that say so block on the disk and must not run in a gRPC callback. `clock`
-// and `recorder` are borrowed.
+// Thread-safe. Methods documented to block use the disk and must not run in a gRPC callback.
+// `clock` and `recorder` are borrowed.
 class Store {
  public:
   // Blocks. Errors: as RecordDb::Open and Arena::Create.
@@ -108,35 +108,36 @@ class Store {
   };
   std::optional<Upgrade> NextUpgrade() const;
 
-  // Block. Errors: NOT_FOUND; ABORTED while a context is leased; those of a write.
+  // Both block. Errors: NOT_FOUND; ABORTED while a context is leased; those of a write.
   absl::Status DeleteContext(std::string_view app_id, std::string_view context_id);
   absl::Status RemoveApp(std::string_view app_id);
 
-  // A worker starts anew: see LeaseTable::Attach. Also FAILED_PRECONDITION while another worker of
-  // the store that ran before still has the arena mapped.
+  // A worker starts or restarts: see LeaseTable::Attach. Also FAILED_PRECONDITION while a worker of
+  // an earlier store process still has the arena mapped.
   absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry);
-  // A process is about to get the arena (blocks on the disk). Errors: ABORTED (stale epoch).
+  // Registers a process that is about to get the arena. Blocks. Errors: ABORTED (stale epoch).
   absl::StatusOr<ArenaOffer> ConnectWorker(WorkerInstance worker, uint64_t epoch, pid_t pid);
-  // Its connection is gone: it is dead. Blocks on the disk.
+  // The worker's connection closed: it is dead. Blocks.
   void DisconnectWorker(WorkerInstance worker);
 
-  // A lease. What follows `OpenLease` is for the one who opened it, one call at a time, except
-  // Abort and Break, which are safe at any time and do nothing to a lease that is over or being
-  // committed. Errors: see LeaseTable; NOT_FOUND and DATA_LOSS of the context.
+  // The methods below, except Abort and Break, are for the holder of the lease, one call at a time.
+  // Abort and Break may be called at any time; they ignore a lease that is over or being committed.
+  // Errors: see LeaseTable; NOT_FOUND and DATA_LOSS of the context.
   absl::StatusOr<LeaseOpening> OpenLease(const LeaseSpec& spec,
                                          std::shared_ptr<LeaseListener> listener);
-  // The call of a lease that was opened without an app has come. Errors: ABORTED (the lease is
-  // over), INVALID_ARGUMENT (it has an app).
+  // The call of a lease that was opened ahead has arrived. Errors: ABORTED (the lease is over),
+  // INVALID_ARGUMENT (it already has an app).
   absl::Status Begin(LeaseId lease, std::string app_id, uint64_t call_id);
-  // Ends the leases whose calls have not come, and opens no more of them: the store is to stop.
+  // Ends all leases that were opened ahead and refuses new ones, because the store is stopping.
   void EndLeasesAhead();
-  // The record and what is resident. Blocks.
+  // Reads the record and the resident chunks. Blocks.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
   absl::StatusOr<std::vector<ChunkBlocks>> Claim(LeaseId lease, uint32_t first, uint32_t count);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
-  // Durable on return, and the lease is over; also when the disk failed (the record is as it was
-  // before). Returns the context's revision. Blocks. Errors: those of LeaseTable::BeginCommit (the
-  // lease lives on: break it) and of ContextRecords::Commit (the lease is over).
+  // On return the commit is durable and the lease is over; the lease is also over if the disk
+  // failed (the record is then unchanged). Returns the context's revision. Blocks. Errors: those of
+  // LeaseTable::BeginCommit (the lease continues: break it) and of ContextRecords::Commit (the
+  // lease is over).
   absl::StatusOr<uint64_t> Commit(LeaseId lease, LeaseOutcome outcome);
   void Abort(LeaseId lease);
   void Break(LeaseId lease);
@@ -144,10 +145,11 @@ class Store {
  private:
   struct OpenedLease {
     LeaseSpec spec;
-    // Shared with the stream's reactor, which may be done with it before or after the store is.
+    // Shared with the stream's reactor, which may live longer or shorter than the store's use of
+    // it.
     std::shared_ptr<LeaseListener> listener;
     int64_t opened_ns = 0;
-    SegmentRange replaces = {};  // as it was loaded
+    SegmentRange replaces = {};  // set by Load
   };
   using Listeners = std::vector<std::shared_ptr<LeaseListener>>;
 
@@ -156,7 +158,7 @@ class Store {
   bool FormerWorkerLives(WorkerInstance attaching);
   absl::StatusOr<OpenedLease> Find(LeaseId lease) const;
   void EndLease(LeaseId lease, bool broken);
-  // Apply what the table did: forget ended leases, collect whom to tell.
+  // Apply the table's effects: remove ended leases and return the listeners to notify.
   Listeners TakeEnded(const std::vector<LeaseId>& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Listeners FindGranted(const std::vector<LeaseId>& granted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordGauges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -52,7 +52,7 @@ class StoreTest : public ::testing::Test {
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
-  // Connects to the side socket as a worker does; the answer is the arena or why not.
+  // Connects to the side socket as a worker does. Returns the arena, or the reason for a refusal.
   absl::StatusOr<UniqueFd> Connect(const SideSocket& side, WorkerInstance worker, uint64_t epoch,
                                    ArenaOffer* offer, UniqueFd* connection) {
     connection->Reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -104,7 +104,7 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   auto mapped = SharedMemory::Map(fd->get(), kArenaBytes, SharedMemory::Access::kReadWrite);
   ASSERT_TRUE(mapped.ok());
 
-  // The store's stamp is seen here, and what is spoilt here is seen by the store.
+  // The store's stamp is visible in this mapping, and damage done here is visible to the store.
   const std::string context = store_->contexts().Create("app", {})->context_id;
   const LeaseId lease = Open(epoch, context);
   const auto claimed = store_->Claim(lease, 0, 2);
@@ -149,7 +149,7 @@ TEST_F(StoreTest, StrangersGetNoArena) {
   UniqueFd connection;
   EXPECT_TRUE(absl::IsUnavailable(Connect(**side, 7, epoch + 1, &offer, &connection).status()));
   EXPECT_TRUE(absl::IsUnavailable(Connect(**side, 0, epoch, &offer, &connection).status()));
-  // One that says nothing and one that talks nonsense do not keep the next from being served.
+  // Clients that send nothing or garbage do not block the next one.
   UniqueFd nonsense;
   ASSERT_TRUE(Connect(**side, 7, epoch, &offer, &nonsense).ok());
   ASSERT_EQ(send(nonsense.get(), "more", 4, MSG_NOSIGNAL), 4);
@@ -194,7 +194,7 @@ TEST_F(StoreTest, KvAloneIsKeptBesideTheRecordAsItWas) {
   EXPECT_THAT(loaded->segments, ::testing::ElementsAre("system"));
   ASSERT_EQ(loaded->resident.size(), 2u);
   EXPECT_EQ(loaded->resident[1].identity.identity, std::string(32, 'j'));
-  // Another prompt than that call's takes the second chunk for itself.
+  // A different prompt claims the second chunk for itself.
   ASSERT_TRUE(store_->Claim(next, 1, 1).ok());
   const std::vector<ChunkIdentity> others = {chunks[0], {std::string(32, 'k'), 4, 100}};
   EXPECT_EQ(*store_->Commit(next, {{"q", "a"}, others, 20, std::nullopt}), 1u);
@@ -230,7 +230,7 @@ TEST_F(StoreTest, EpochsGoUpOverRestarts) {
 
 TEST_F(StoreTest, AKeptArenaIsUsedAgainButNotUnderTheHandsOfAFormerWorker) {
   const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
-  ASSERT_TRUE(store_->ConnectWorker(7, epoch, getpid()).ok());  // this process lives
+  ASSERT_TRUE(store_->ConnectWorker(7, epoch, getpid()).ok());  // this process is alive
   const std::string killed = dir_.Snapshot("db");
   UniqueFd kept(fcntl(store_->arena().fd(), F_DUPFD_CLOEXEC, 0));
   auto next = OpenStore(killed, std::move(kept));

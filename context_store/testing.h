@@ -1,4 +1,4 @@
-// What the tests of the store share: directories that go away, waits that end.
+// Helpers for the store's tests: temporary directories and bounded waits.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,8 +12,7 @@
 
 namespace withy::context_store {
 
-// Whether `condition` has come true within a minute, long even for a machine that is busy with
-// other things.
+// Whether `condition` becomes true within a minute, which is long even on a busy machine.
 template <typename Condition>
 bool Eventually(Condition condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
@@ -41,7 +40,7 @@ class TempDir {
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
-  // A copy of `name` as it stands on disk now: what a process that is killed at this moment leaves.
+  // Copies `name` as it is on disk now: the state that a process killed at this moment leaves.
   std::string Snapshot(const std::string& name) const {
     static int number = 0;
     const std::string copy = path_ + "/" + name + "." + std::to_string(++number);

@@ -1,4 +1,4 @@
-// A few threads for work that blocks on the disk, so that gRPC's callbacks never do.
+// A few threads for work that blocks on the disk, so that gRPC callbacks never block.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace withy::context_store {
 
-// Runs tasks in order of arrival on `threads` threads. Thread-safe. Destruction runs what was
-// accepted.
+// Runs tasks in order of arrival on `threads` threads. Thread-safe. The destructor runs all
+// accepted tasks.
 class WorkPool {
  public:
   using Task = std::function<void()>;
@@ -24,12 +24,12 @@ class WorkPool {
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
 
-  // False, and the task dropped, when `queue_limit` tasks wait.
+  // Drops the task and returns false if `queue_limit` tasks wait.
   [[nodiscard]] bool TryRun(Task task) { return queue_.TryPush(std::move(task)); }
-  // As TryRun, but waits for room. For work that must happen, such as the end of a lease.
+  // Waits for room. For work that must run, such as the end of a lease.
   void Run(Task task) { queue_.Push(std::move(task)); }
 
-  // How long the task that runs longest has been running; 0 = none runs.
+  // Time that the longest-running task has taken; 0 = no task runs.
   int64_t LongestRunNanos() const;
 
  private:
@@ -37,7 +37,7 @@ class WorkPool {
 
   const Clock& clock_;
   BoundedQueue<Task> queue_;
-  std::vector<std::unique_ptr<std::atomic<int64_t>>> started_ns_;  // one a thread; 0 = idle
+  std::vector<std::unique_ptr<std::atomic<int64_t>>> started_ns_;  // one per thread; 0 = idle
   std::vector<std::thread> threads_;
 };
 

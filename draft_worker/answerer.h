@@ -1,5 +1,5 @@
-// Answers calls with the draft model, one after another, from a bounded queue. Neighbours:
-// engine/session makes each answer; service.cc speaks the wire. Knows no gRPC and keeps no context.
+// Answers calls with the draft model, one after the other, from a bounded queue. Neighbours:
+// engine/session makes each answer; service.cc speaks gRPC. Knows no gRPC and keeps no context.
 #pragma once
 
 #include <atomic>
@@ -19,18 +19,17 @@
 
 namespace withy::draft_worker {
 
-// Who is told about a call; from the answering thread, Done last. Methods may wait for a slow
-// reader, which holds up the calls behind it: for a stated time in all, after which the call is
-// `cancelled`.
+// Receives the events of a call on the answering thread, Done last. Methods may block for a slow
+// reader and so delay later calls, up to a limit per call; after that the call is `cancelled`.
 class AnswerSink {
  public:
   virtual ~AnswerSink() = default;
   virtual void Begun(int32_t queue_position) = 0;
-  // So many of the prompt's tokens have been computed.
+  // `computed` of the prompt's `tokens` have been computed.
   virtual void Progress(int32_t computed, int32_t tokens) = 0;
   virtual void Delta(const engine::AnswerDelta& delta) = 0;
   virtual void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) = 0;
-  // The caller is gone: the call fails. Asked between steps.
+  // True if the caller is gone: the call then fails. Polled between steps.
   virtual bool cancelled() const = 0;
 };
 
@@ -39,12 +38,13 @@ struct AnswererLoad {
   size_t queued = 0;
 };
 
-// Everything passed in is borrowed and outlives it. Public methods may be called from any thread.
+// Thread-safe. All arguments are borrowed and must outlive it.
 class Answerer {
  public:
   struct Options {
     size_t queue_limit = 64;
-    int32_t piece_rows = 64;  // prompt tokens between two looks at a cancellation
+    int32_t piece_rows =
+        64;  // prompt tokens per prefill piece; cancellation is polled between pieces
   };
 
   Answerer(engine::ServedModel& model, const Options& options, Clock& clock,
@@ -53,21 +53,20 @@ class Answerer {
   Answerer(const Answerer&) = delete;
   Answerer& operator=(const Answerer&) = delete;
 
-  // Queues a validated call. Errors: RESOURCE_EXHAUSTED naming the bound, UNAVAILABLE while
-  // draining; the sink is then not called.
+  // Queues a validated call. Errors, without calling the sink: RESOURCE_EXHAUSTED naming the limit,
+  // UNAVAILABLE while draining.
   absl::Status Submit(uint64_t call_id, engine::AnswerRequest request,
                       std::shared_ptr<AnswerSink> sink);
-  // Ends a call because its caller said so: what there is of its answer is its result. False: no
-  // such call is here.
+  // Ends a call at its caller's request; the answer so far is its result. Returns false if there is
+  // no such call.
   bool Cancel(uint64_t call_id);
-  // Refuses new calls, lets those there finish for `grace`, then fails those that wait and the one
-  // that runs.
+  // Refuses new calls, lets queued and running ones finish for `grace`, then fails the rest.
   void Drain(absl::Duration grace);
 
   AnswererLoad load() const;
-  // False when a step has taken implausibly long.
+  // False if a step has taken implausibly long.
   bool MakesProgress() const;
-  // How long it has taken so far; 0 when there is none.
+  // Nanoseconds that the current step has taken; 0 if there is none.
   int64_t PieceNanos() const;
 
  private:
@@ -98,8 +97,8 @@ class Answerer {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> cancel_all_{false};
-  std::atomic<bool> cancel_call_{false};   // the one that runs, by its caller
-  std::atomic<int64_t> step_since_ns_{0};  // 0 = nothing is computed
+  std::atomic<bool> cancel_call_{false};   // the running call, at its caller's request
+  std::atomic<int64_t> step_since_ns_{0};  // 0 = no step is running
   std::thread thread_;
 };
 

@@ -1,5 +1,5 @@
-// Whether a draft model speaks the target's vocabulary, which one that drafts for it has to.
-// Neighbours: process.cc decides by it whether the draft is served.
+// Checks that a draft model has the target's vocabulary, which drafting requires. Neighbour:
+// process.cc decides by it whether to serve the draft.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace withy::draft_worker {
 
-// Why the model of `draft_path` cannot draft for that of `target_path`; "" = their vocabularies are
-// one. Reads the metadata of both files. Errors: as GgufFile::Open and MakeTokenizer.
+// Reason why the model of `draft_path` cannot draft for that of `target_path`; "" = their
+// vocabularies are equal. Reads the metadata of both files. Errors: as GgufFile::Open and
+// MakeTokenizer.
 absl::StatusOr<std::string> WhyNoDraftFor(const std::string& draft_path,
                                           const std::string& target_path);
 

@@ -1,5 +1,5 @@
-// withy-draft-worker as an object: the draft model, its answerer and its server. main.cc and tests
-// start it.
+// withy-draft-worker as an object: the draft model, its answerer and its server. Used by main.cc
+// and by tests.
 #pragma once
 
 #include <memory>

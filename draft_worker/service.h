@@ -1,4 +1,4 @@
-// DraftWorker on the wire. Neighbours: answerer.h does the work.
+// The gRPC service DraftWorker. Neighbour: answerer.h does the work.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,15 @@ struct DraftServiceOptions {
   std::string note;  // ModelDescription.note
 };
 
-// Everything is borrowed and outlives the service. `answers` counts those not fully sent.
+// All arguments are borrowed and must outlive the service. `answers` counts answers not fully sent.
 std::unique_ptr<grpc::Service> MakeDraftWorkerService(Answerer& answerer,
                                                       const engine::ServedModel& model,
                                                       const engine::WorkerCost& cost,
                                                       const DraftServiceOptions& options,
                                                       rpc::OpenStreams& answers);
 
-// Of a process that serves no model: `why` is what it says to every call, NOT_FOUND, and as its
-// status.
+// The service of a process without a model. Every call gets NOT_FOUND with `why`, which is also its
+// status detail.
 std::unique_ptr<grpc::Service> MakeNoDraftService(std::string why);
 
 }  // namespace withy::draft_worker

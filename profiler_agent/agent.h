@@ -1,5 +1,5 @@
-// The agent's heart: a thread that drains the rings of all processes into a Profile, and a
-// consistent view of both for whoever asks (the exporter, the gRPC service). It knows no wire.
+// The core of the agent: a thread that drains the rings of all processes into a Profile, and
+// consistent views of both for the exporter and the gRPC service. Knows no gRPC or HTTP.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ struct AgentInfo {
 // Thread-safe. Polls from Start to destruction.
 class Agent {
  public:
-  // `recorder` (for the agent's own counters) and `clock` outlive the agent. Errors: those of
+  // `recorder` (for the agent's own counters) and `clock` must outlive the agent. Errors: those of
   // telemetry::Reader::Open.
   static absl::StatusOr<std::unique_ptr<Agent>> Start(const AgentOptions& options,
                                                       telemetry::Recorder& recorder,
@@ -45,7 +45,7 @@ class Agent {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
-  // Drains everything that is there now; the thread does the same every poll_ms.
+  // Drains all unread spans now; the thread does so every poll_ms.
   void Poll();
 
   std::vector<SpanRow> Spans(uint64_t call_id, size_t limit) const;
@@ -67,7 +67,7 @@ class Agent {
   telemetry::Counter& polls_;
   telemetry::Counter& problems_;
 
-  // Draining holds both, showing holds one.
+  // Draining holds both locks, reading one.
   mutable absl::Mutex reader_mutex_;
   std::unique_ptr<telemetry::Reader> reader_ ABSL_GUARDED_BY(reader_mutex_);
   mutable absl::Mutex profile_mutex_ ABSL_ACQUIRED_AFTER(reader_mutex_);

@@ -1,13 +1,13 @@
-// What Prometheus scrapes: the agent's histograms and the counters and gauges of all processes, as
-// metric families; and the HTTP listener that serves them. Names and units follow Prometheus'
-// rules.
+// Prometheus metrics: the agent's histograms and the counters and gauges of all processes as metric
+// families, and the HTTP server for them. Names and units follow Prometheus' rules.
 //
-//   withy_phase_duration_seconds{process,phase}    histogram; kernels:
-//   withy_kernel_duration_seconds{process,kernel} withy_ttft_seconds, withy_tpot_seconds,
-//   withy_end_to_end_seconds {process}    histograms withy_up, withy_process_start_time_seconds,
-//   withy_span_rings {process}    gauges withy_spans_total, withy_spans_dropped_total,
-//   withy_spans_malformed_total, withy_telemetry_overflows_total {process} and every counter and
-//   gauge that a process registered, with the label process
+//   histograms  withy_phase_duration_seconds{process,phase},
+//               withy_kernel_duration_seconds{process,kernel},
+//               withy_ttft_seconds, withy_tpot_seconds, withy_end_to_end_seconds {process}
+//   gauges      withy_up, withy_process_start_time_seconds, withy_span_rings {process}
+//   counters    withy_spans_total, withy_spans_dropped_total, withy_spans_malformed_total,
+//               withy_telemetry_overflows_total {process}
+//   and all counters and gauges that a process registered, with the label process
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -24,14 +24,14 @@
 
 namespace withy::profiler_agent {
 
-// The families of one moment. `known_processes` have a withy_up even when they have no ring file. A
-// registered metric that takes a built-in name, or a name that another process uses as another
-// type, is left out. Pure.
+// Builds the families of one moment. Each of `known_processes` has a withy_up even without a ring
+// file. A registered metric is left out if its name is built in, or another process uses the name
+// with another type. Pure.
 std::vector<prometheus::MetricFamily> MakeFamilies(
     const std::vector<PhaseRow>& phases, const std::vector<telemetry::SourceInfo>& sources,
     const std::vector<std::string>& known_processes);
 
-// Adapts an agent; records each scrape as a span. Both are borrowed and outlive this.
+// Adapts an agent; records each scrape as a span. Both arguments are borrowed and must outlive it.
 class Exporter final : public prometheus::Collectable {
  public:
   Exporter(const Agent& agent, telemetry::Recorder& recorder)
@@ -44,8 +44,8 @@ class Exporter final : public prometheus::Collectable {
   const telemetry::NameId scrape_;
 };
 
-// GET /metrics over HTTP, with a thread of its own, as long as it lives; http_listener.h says what
-// it bears.
+// Serves GET /metrics over HTTP on its own thread until destruction; http_listener.h documents its
+// limits.
 class MetricsServer {
  public:
   // `listen` is HOST:PORT (port 0: any free one). Errors: INVALID_ARGUMENT (not HOST:PORT, or a
@@ -57,7 +57,7 @@ class MetricsServer {
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
-  // With the real port number.
+  // The listen address with the actual port number.
   const std::string& address() const { return address_; }
 
  private:

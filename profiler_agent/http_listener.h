@@ -1,10 +1,10 @@
-// One page over HTTP, for a scraper, however many others connect and whatever they do: idle and
-// unfinished connections have a deadline, and the oldest gives way to a new one when there are too
-// many, so that nobody keeps the page from anybody else. Neighbour: exporter.h makes the page. No
-// keep-alive, no compression, no TLS.
+// Serves one page over HTTP to a scraper, whatever other clients do: idle and unfinished
+// connections have deadlines, and if there are too many the oldest is closed for a new one. So no
+// client can block another. Neighbour: exporter.h makes the page. No keep-alive, compression or
+// TLS.
 //
-// A thread for each connection, as civetweb has, cannot do this: as many connections that say
-// nothing as there are threads hold up all others until their time is over.
+// A server with one thread per connection, such as civetweb, cannot guarantee that: as many silent
+// connections as threads block all others until they time out.
 #pragma once
 
 #include <poll.h>
@@ -26,25 +26,25 @@
 namespace withy::profiler_agent {
 
 struct HttpLimits {
-  size_t connections = 64;         // open at one time
-  size_t request_bytes = 8 << 10;  // of a request's line and headers
-  // From the connection to the end of the request's headers, from there to the last byte of the
-  // answer, and for the other side to hang up.
+  size_t connections = 64;         // maximum number of open connections
+  size_t request_bytes = 8 << 10;  // maximum bytes of a request's line and headers
+  // Time-outs: from connection to the end of the request's headers, from there to the last byte of
+  // the answer, and then until the client closes.
   int64_t request_ns = 2 * kNanosPerSecond;
   int64_t answer_ns = 5 * kNanosPerSecond;
   int64_t hang_up_ns = kNanosPerSecond;
 };
 
-// The head and body that answer `request` (its line and headers): the page for GET of `path`, the
-// head alone for HEAD, an error for all else. Pure but for `page`, which is called for the page
-// only.
+// Returns the HTTP response to `request` (its line and headers): the page for GET of `path`, only
+// the headers for HEAD, an error for all else. Pure, except that it calls `page` when the page is
+// served.
 std::string AnswerHttp(std::string_view request, std::string_view path,
                        const std::function<std::string()>& page);
 
 // One thread, from Start to destruction.
 class HttpListener {
  public:
-  // `listener` is a socket that listens. Errors: those of eventfd(2).
+  // `listener` is a listening socket. Errors: those of eventfd(2).
   static absl::StatusOr<std::unique_ptr<HttpListener>> Start(UniqueFd listener, std::string path,
                                                              std::function<std::string()> page,
                                                              HttpLimits limits = {});
@@ -53,7 +53,11 @@ class HttpListener {
   HttpListener& operator=(const HttpListener&) = delete;
 
  private:
-  enum class State { kHangingUp, kReading, kAnswering };  // whom a new connection costs first
+  enum class State {
+    kHangingUp,
+    kReading,
+    kAnswering
+  };  // in the order in which they are closed for a new connection
   struct Connection {
     UniqueFd fd;
     State state = State::kReading;
@@ -69,7 +73,7 @@ class HttpListener {
   int TimeoutMs() const;
   void AcceptAll();
   void MakeRoom();
-  // False when the connection is to be closed.
+  // Returns false if the connection is to be closed.
   bool Advance(Connection& connection);
   bool Read(Connection& connection);
   bool Write(Connection& connection);
@@ -80,7 +84,7 @@ class HttpListener {
   const std::string path_;
   const std::function<std::string()> page_;
   const HttpLimits limits_;
-  std::vector<Connection> connections_;  // the thread's own; oldest first
+  std::vector<Connection> connections_;  // used by the thread only; oldest first
   std::thread thread_;
 };
 

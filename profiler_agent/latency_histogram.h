@@ -1,5 +1,5 @@
-// A histogram of durations: exact counts for the buckets that are exported, and fine logarithmic
-// ones for percentiles.
+// A histogram of durations: exact counts for the exported buckets, and fine logarithmic buckets for
+// percentiles.
 #pragma once
 
 #include <array>
@@ -9,14 +9,14 @@
 namespace withy::profiler_agent {
 
 // Upper bounds (inclusive) of the exported buckets in nanoseconds, 10 µs to 60 s; one more bucket
-// takes the rest.
+// counts longer durations.
 inline constexpr std::array<int64_t, 21> kBucketBoundsNs = {
     10'000,         25'000,         50'000,        100'000,       250'000,       500'000,
     1'000'000,      2'500'000,      5'000'000,     10'000'000,    25'000'000,    50'000'000,
     100'000'000,    250'000'000,    500'000'000,   1'000'000'000, 2'500'000'000, 5'000'000'000,
     10'000'000'000, 30'000'000'000, 60'000'000'000};
 
-// Plain value; copying copies about 5 KB.
+// A plain value of about 5 KB.
 class LatencyHistogram {
  public:
   // Negative durations count as 0.
@@ -26,16 +26,16 @@ class LatencyHistogram {
   double total_ns() const { return total_ns_; }
   double mean_ns() const { return count_ == 0 ? 0 : total_ns_ / static_cast<double>(count_); }
 
-  // The value that a share `q` (0..1) of the durations does not exceed, within 7 % of the true one.
-  // 0 when empty.
+  // The q-quantile (`q` in 0..1), within 7 % of the true value. 0 if empty.
   double QuantileNs(double q) const;
 
-  // How many durations fell into exported bucket i (not cumulative); i = kBucketBoundsNs.size() is
-  // the rest.
+  // Number of durations in exported bucket i (not cumulative); i = kBucketBoundsNs.size() counts
+  // those above the last bound.
   uint64_t bucket(size_t i) const { return buckets_[i]; }
 
  private:
-  // Durations below 16 ns have a bucket each; above, every octave up to 2^44 ns (5 hours) has 16.
+  // Each duration below 16 ns has its own bucket; above, each octave up to 2^44 ns (5 hours)
+  // has 16.
   static constexpr int kSubBits = 4;
   static constexpr int kTopBit = 44;
   static constexpr size_t kFineCount = ((kTopBit - kSubBits) << kSubBits) + (1 << kSubBits);

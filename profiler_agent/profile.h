@@ -1,6 +1,5 @@
-// What the spans of all processes add up to: the newest of them, and a histogram for each process
-// and name. Pure state: no clock, no I/O, no threads. The agent feeds it; the exporter and the
-// service show it.
+// Aggregates the spans of all processes: the newest spans, and a histogram per process and name.
+// Pure state: no clock, I/O or threads. The agent feeds it; the exporter and the service read it.
 #pragma once
 
 #include <cstdint>
@@ -30,25 +29,24 @@ struct PhaseRow {
   LatencyHistogram histogram;
 };
 
-// Memory is bounded by the limits below, whatever the processes send. Not thread-safe.
+// The limits below bound its memory, whatever the processes send. Not thread-safe.
 class Profile {
  public:
   static constexpr size_t kSpanLimit = 100'000;  // about 8 MB
-  static constexpr size_t kTextLimit = 4096;  // process names and span names; more become "other"
-  static constexpr size_t kPhaseLimit =
-      1024;  // histograms, about 5 KB each; more are counted as overflow
+  static constexpr size_t kTextLimit = 4096;     // process and span names; further ones are "other"
+  static constexpr size_t kPhaseLimit = 1024;    // histograms of about 5 KB; more are overflows
 
   explicit Profile(size_t span_limit = kSpanLimit) : span_limit_(span_limit) {}
 
   void Add(const telemetry::SpanEvent& event);
 
-  // The newest `limit` spans of a call (0 = of all calls), by start, oldest first.
+  // The newest `limit` spans of a call (0 = all calls), sorted by start, oldest first.
   std::vector<SpanRow> Spans(uint64_t call_id, size_t limit) const;
-  // By process, then name, then kind.
+  // Sorted by process, name and kind.
   std::vector<PhaseRow> Phases() const;
 
   uint64_t spans_seen() const { return spans_seen_; }
-  // Spans that no histogram took.
+  // Spans without a histogram, because there are too many.
   uint64_t phase_overflows() const { return phase_overflows_; }
 
  private:

@@ -1,4 +1,4 @@
-// The Profiler service on the wire: questions to the Agent, answers as messages.
+// The gRPC service Profiler: queries the Agent.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,9 @@ class Service;
 
 namespace withy::profiler_agent {
 
-// `agent` is borrowed and outlives the service. `metrics_address` is what GetProfilerInfo tells; ""
-// when off.
+// `agent` is borrowed and must outlive the service. `metrics_address` is reported by
+// GetProfilerInfo;
+// "" if metrics are off.
 std::unique_ptr<grpc::Service> MakeProfilerService(const Agent& agent, std::string metrics_address);
 
 }  // namespace withy::profiler_agent

@@ -1,4 +1,4 @@
-// Client channels and deadlines, the same everywhere.
+// Client channels and deadlines, the same for all clients.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -11,11 +11,11 @@
 
 namespace withy::rpc {
 
-// A channel to "unix:PATH" or "HOST:PORT" that connects by itself, reconnects with back-off of 50
-// ms to 1 s, and takes messages of any size. Creating it does no I/O.
+// A channel to "unix:PATH" or "HOST:PORT". It connects on its own, reconnects with a back-off of 50
+// ms to 1 s, and accepts messages of any size. Creating it does no I/O.
 std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 
-// Every call has one: `timeout` from now.
+// Sets the deadline of a call to `timeout` from now. Every call has one.
 void SetTimeout(grpc::ClientContext* context, absl::Duration timeout);
 
 }  // namespace withy::rpc

@@ -31,7 +31,8 @@
 namespace withy::rpc {
 namespace {
 
-// Exit codes beside 0. The systemd units do not start a process again that ends with the second.
+// Exit codes other than 0. The systemd units do not restart a process that exits with the second
+// one.
 constexpr int kFailed = 1;
 constexpr int kWrongConfiguration = 2;
 // Apps of other users in the socket's group may connect to the orchestrator.
@@ -52,7 +53,7 @@ void PrintUsage(std::string_view name, std::FILE* out) {
                std::string(name).c_str(), std::string(kDefaultConfigPath).c_str());
 }
 
-// Empty: the process is to exit with *exit_code.
+// Returns nullopt if the process must exit with *exit_code.
 std::optional<Flags> ParseFlags(int argc, char** argv, std::string_view name, int* exit_code) {
   Flags flags;
   for (int i = 1; i < argc; ++i) {
@@ -89,10 +90,10 @@ std::string BinaryName(std::string_view name) {
 
 void SetUpLog(const std::string& name, const std::string& level) {
   auto logger = spdlog::stderr_logger_mt(name);
-  // Under systemd the journal has the time already.
+  // Under systemd the journal adds the time.
   logger->set_pattern(std::getenv("JOURNAL_STREAM") != nullptr ? "%l %v"
                                                                : "%Y-%m-%d %H:%M:%S.%e %n %l %v");
-  logger->set_level(spdlog::level::from_str(level));  // FillDefaults has checked it
+  logger->set_level(spdlog::level::from_str(level));  // valid: FillDefaults has checked it
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(logger);
 }
@@ -110,7 +111,8 @@ absl::Status MakeDirectory(const char* field, const std::string& path) {
                                   ", or make it for user ", geteuid()));
 }
 
-// Leaves the process with a umask under which its files are its user's alone. Before any thread.
+// Creates the directories and sets a umask that makes further files private. Before any thread
+// starts.
 absl::Status MakeDirectories(const v1::Config& config) {
   umask(0077);
   WITHY_RETURN_IF_ERROR(MakeDirectory("state_dir", config.state_dir()));
@@ -119,7 +121,7 @@ absl::Status MakeDirectories(const v1::Config& config) {
   const absl::Status made = MakeDirectory("run_dir", config.run_dir());
   umask(0077);
   WITHY_RETURN_IF_ERROR(made);
-  // Every process makes a socket and a span ring there.
+  // Every process creates a socket and a span ring there.
   if (faccessat(AT_FDCWD, config.run_dir().c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
     return absl::OkStatus();
   }
@@ -128,14 +130,14 @@ absl::Status MakeDirectories(const v1::Config& config) {
                                  geteuid()));
 }
 
-// Whether starting again cannot help: what was configured is wrong, is not there or is not
-// supported.
+// Whether a restart cannot help: the configuration is wrong, or names something missing or
+// unsupported.
 bool IsWrongConfiguration(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
          absl::IsUnimplemented(status);
 }
 
-// The server that the process will be, as far as others see it.
+// Options of the process's future server, as far as clients can see them.
 ServerOptions ServerOf(std::string_view name, const v1::Config& config) {
   ServerOptions options;
   options.name = name;
@@ -154,7 +156,8 @@ ServerOptions ServerOf(std::string_view name, const v1::Config& config) {
   return options;
 }
 
-// Free blocks and inodes where a process keeps files. Another value: it may be worth another try.
+// Free blocks and inodes of the directories where a process keeps files. If they change, another
+// try may succeed.
 std::array<uint64_t, 4> RoomOf(const v1::Config& config) {
   std::array<uint64_t, 4> room{};
   struct statvfs info {};
@@ -165,8 +168,8 @@ std::array<uint64_t, 4> RoomOf(const v1::Config& config) {
   return room;
 }
 
-// Returns when there may be room: some has come or gone since, and at least `pause` has passed, or
-// ten seconds have. Meanwhile who asks is told `reason`.
+// Waits until there may be room: some was freed or used and at least `pause` has passed, or ten
+// seconds have. Clients get `reason` meanwhile.
 void WaitForRoom(std::string_view name, const v1::Config& config, const std::string& reason,
                  std::chrono::milliseconds pause) {
   constexpr auto kLook = std::chrono::milliseconds(200);
@@ -180,12 +183,12 @@ void WaitForRoom(std::string_view name, const v1::Config& config, const std::str
   }
 }
 
-// Makes the process. Where there is no room for it (a full disk, no inodes, no memory) it waits,
-// says so, and tries again.
+// Creates the process. If there is no room for it (full disk, no inodes, no memory), waits, reports
+// that, and tries again.
 absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1::Config& config,
                                                 const ProcessFactory& create) {
   constexpr auto kLongestPause = std::chrono::milliseconds(8000);
-  auto pause = std::chrono::milliseconds(500);  // a try may read a large model
+  auto pause = std::chrono::milliseconds(500);  // long, because a try may read a large model
   std::string told;
   while (true) {
     absl::Status status = MakeDirectories(config);
@@ -204,7 +207,7 @@ absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1:
   }
 }
 
-// Feeds the watchdog until a signal comes that ends the process; returns it.
+// Feeds the watchdog until a signal that ends the process, which it returns.
 int WaitForSignal(const sigset_t& signals, Process* process) {
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
@@ -223,7 +226,7 @@ int WaitForSignal(const sigset_t& signals, Process* process) {
   }
 }
 
-// What is left to do is bounded by `grace`, so the watchdog is fed whatever happens.
+// `grace` bounds the remaining time, so the watchdog is fed in any case.
 void Drain(Process* process, absl::Duration grace) {
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();

@@ -1,4 +1,4 @@
-// What the mains of the five processes share: flags, configuration, log, signals, systemd.
+// Common parts of the five processes' mains: flags, configuration, log, signals, systemd.
 //
 //   int main(int argc, char** argv) {
 //     return withy::rpc::RunDaemon(argc, argv, "context_store", [](const proto::Config& config) {
@@ -22,34 +22,34 @@ class ProcessStatus;
 
 namespace withy::rpc {
 
-// A running process, from the point of view of its main. Created and destroyed on the main thread.
+// A running process, as its main sees it. Created and destroyed on the main thread.
 class Process {
  public:
   virtual ~Process() = default;
-  // Stops taking work and finishes what runs, for at most `grace`. Called once, before destruction.
+  // Stops accepting work and finishes running work within `grace`. Called once, before destruction.
   virtual void Drain(absl::Duration grace) = 0;
-  // Whether work that should advance has advanced lately; asked a few times a minute. While it says
-  // false the systemd watchdog is not fed, so that a hung process is restarted. Must not block.
+  // Whether pending work has advanced recently. Asked a few times a minute. While it returns false,
+  // the systemd watchdog is not fed, so that systemd restarts a hung process. Must not block.
   virtual bool MakesProgress() { return true; }
-  // How long the piece of work under way has taken; 0 when there is none. One of several seconds,
-  // in a process that neither computes nor waits for its disk, hangs: see HangWatch. Must not
-  // block.
+  // Nanoseconds that the current piece of work has taken; 0 if there is none. A process whose piece
+  // takes several seconds while it neither computes nor waits for its disk hangs (see HangWatch).
+  // Must not block.
   virtual int64_t PieceNanos() { return 0; }
-  // Where its server listens, for the log.
+  // Addresses of its server, for the log.
   virtual std::vector<std::string> addresses() const = 0;
 };
 
 using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(const v1::Config&)>;
 
-// Runs the process until SIGTERM, SIGINT or SIGQUIT; process_watch.h says what other signals do.
-// Flags: --config FILE, --set FIELD.PATH=VALUE (any number), --help, --version. Makes run_dir (mode
-// 0755: apps look for their socket in it) and state_dir (0700); what the process makes itself is
-// for its user alone (umask 0077). While `create` says RESOURCE_EXHAUSTED (a full disk) it is
-// called again and again, and who calls the process meanwhile is told why. Tells systemd READY when
-// `create` has returned a process, then feeds its watchdog. Exit code: 0 after a drain, or a signal
-// while it started; 2 for wrong flags or a wrong configuration, which starting again would not
-// help: one that cannot be read, and a start that ends with INVALID_ARGUMENT, NOT_FOUND or
-// UNIMPLEMENTED; 1 for any other failure. The reason is on stderr.
+// Runs the process until SIGTERM, SIGINT or SIGQUIT; process_watch.h handles other signals. Flags:
+// --config FILE, --set FIELD.PATH=VALUE (repeatable), --help, --version. Creates run_dir (mode
+// 0755: apps look for their socket in it) and state_dir (0700); files the process creates itself
+// are private to its user (umask 0077). While `create` returns RESOURCE_EXHAUSTED (a full disk), it
+// is called again, and clients get the reason (stand_in.h). After `create` has returned a process,
+// tells systemd READY and feeds its watchdog. Exit code: 0 after a drain, or after a signal during
+// start; 2 for errors that a restart would not fix: wrong flags, a wrong or unreadable
+// configuration, or a start that fails with INVALID_ARGUMENT, NOT_FOUND or UNIMPLEMENTED; 1 for any
+// other failure. The reason is printed on stderr.
 int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create);
 
 // Fills process, pid, version, uptime_s and resident_bytes.

@@ -1,5 +1,4 @@
-// Tests of what every main does, each in a process of its own: exit codes, directories, file modes,
-// the log.
+// Tests of RunDaemon, each in its own process: exit codes, directories, file modes, the log.
 #include "rpc/daemon.h"
 
 #include <sys/mount.h>
@@ -45,7 +44,7 @@ class DaemonTest : public ::testing::Test {
   }
   ~DaemonTest() override { fs::remove_all(dir_); }
 
-  // Runs it as a main does and ends with its exit code.
+  // Runs RunDaemon and exits with its exit code.
   [[noreturn]] void Run(const std::vector<std::string>& overrides, const ProcessFactory& create) {
     std::vector<std::string> arguments = {"withy-test",
                                           "--config",
@@ -94,7 +93,7 @@ TEST_F(DaemonTest, AnyOtherFailureEndsWithOne) {
 }
 
 TEST_F(DaemonTest, SignalsDrainAreNotedOrAreIgnored) {
-  // Sent to the whole process while it starts, they would end the start: so once it is ready.
+  // During start these signals would end the process, so they are sent once it is ready.
   class Late final : public Process {
    public:
     explicit Late(std::vector<int> signals) : signals_(std::move(signals)) {}
@@ -186,7 +185,7 @@ TEST_F(DaemonTest, APieceOfWorkThatHangsIsSaid) {
   EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "work does not advance");
 }
 
-// What systemd hears of a process that starts slowly, runs, and drains slowly.
+// What systemd receives from a process that starts slowly, runs, and drains slowly.
 TEST_F(DaemonTest, SystemdIsKeptFromShootingABusyProcess) {
   const std::string path = dir_ + "/notify";
   sockaddr_un address{};

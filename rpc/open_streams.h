@@ -1,6 +1,6 @@
-// How many streamed answers a server has not fully sent yet. A server that drains waits for them
-// before it says good-bye: its GOAWAY is acknowledged by a client that has read everything before
-// it, but an answer that is written after it may be cut off with the connection ("Broken pipe").
+// Counts the streamed answers that a server has not fully sent. A draining server waits for them
+// before it sends GOAWAY. A client that has read everything acknowledges GOAWAY and closes, and an
+// answer written after it may be cut off with the connection ("Broken pipe").
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -9,7 +9,7 @@
 
 namespace withy::rpc {
 
-// Outlives the server whose streams it counts. Thread-safe.
+// Must outlive the server whose streams it counts. Thread-safe.
 class OpenStreams {
  public:
   void Begin() {
@@ -20,7 +20,7 @@ class OpenStreams {
     absl::MutexLock lock(&mutex_);
     --open_;
   }
-  // Waits until all have ended, at most `timeout`. False when some have not.
+  // Waits until all streams have ended, for at most `timeout`. Returns false if some have not.
   bool AwaitNone(absl::Duration timeout) const {
     absl::MutexLock lock(&mutex_);
     return mutex_.AwaitWithTimeout(absl::Condition(this, &OpenStreams::None), timeout);

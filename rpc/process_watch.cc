@@ -29,8 +29,8 @@ int64_t CpuNanos() {
   return int64_t{used.tv_sec} * kNanosPerSecond + used.tv_nsec;
 }
 
-// Whether a thread beside this one could run (R: it may have to wait for a core) or waits for a
-// disk (D). A thread's state stands behind its name, which is in parentheses and may hold anything.
+// Whether another thread is runnable (R: it may wait for a core) or waits for a disk (D). The state
+// follows the thread's name, which is in parentheses and may contain anything.
 bool AnotherThreadIsBusy() {
   const std::string own = std::to_string(gettid());
   std::error_code error;
@@ -81,7 +81,7 @@ Watch::~Watch() {
 
 void Watch::Run(absl::Duration period, const std::function<void()>& tick) {
   std::array<pollfd, 2> polled = {pollfd{stop_.get(), POLLIN, 0},
-                                  pollfd{signals_.get(), POLLIN, 0}};  // -1 is passed over
+                                  pollfd{signals_.get(), POLLIN, 0}};  // -1 is ignored
   const int64_t period_ns = absl::ToInt64Nanoseconds(period);
   int64_t next_ns = 0;
   while (true) {
@@ -103,7 +103,7 @@ void Watch::Run(absl::Duration period, const std::function<void()>& tick) {
 }
 
 void StartPatience::Extend() {
-  constexpr int64_t kComputes = kNanosPerMilli;  // more than this thread alone uses in a tick
+  constexpr int64_t kComputes = kNanosPerMilli;  // more than this thread alone uses per tick
   const int64_t cpu_ns = CpuNanos();
   const int64_t now = Clock::Real().SteadyNanos();
   if (computed_ns_ == 0 || cpu_ns - cpu_ns_ > kComputes) computed_ns_ = now;
@@ -125,7 +125,7 @@ bool HangWatch::Hangs(int64_t piece_ns) {
   const double share =
       static_cast<double>(cpu_ns - std::exchange(cpu_ns_, cpu_ns)) /
       static_cast<double>(std::max<int64_t>(1, now - std::exchange(asked_ns_, now)));
-  // The threads are looked at last: that takes a file each.
+  // Checks the threads last, because that reads a file for each.
   return rpc::Hangs(piece_ns, share, false) && !AnotherThreadIsBusy();
 }
 

@@ -1,9 +1,9 @@
-// Signals and systemd's patience, for the main of a process. Neighbour: daemon.cc, which uses all
-// of it. Does not know what the process does.
+// Signals, hang detection and systemd time-outs, for the main of a process. Neighbour: daemon.cc,
+// the only user. Knows nothing of the process's work.
 //
-//   SIGTERM, SIGINT, SIGQUIT   end the process: at once while it starts, else after a drain
-//   SIGHUP                     noted in the log: the configuration is read at the start alone
-//   SIGUSR1, SIGUSR2, SIGPIPE, SIGXFSZ   ignored; what they would say comes as an error of a write
+//   SIGTERM, SIGINT, SIGQUIT   end the process: immediately during start, else after a drain
+//   SIGHUP                     logged; the configuration is read only at start
+//   SIGUSR1, SIGUSR2, SIGPIPE, SIGXFSZ   ignored; failed writes return an error instead
 #pragma once
 
 #include <csignal>
@@ -15,17 +15,16 @@
 
 namespace withy::rpc {
 
-// Blocks the signals that are taken by waiting for them, and ignores those that would end the
-// process for nothing. Before any thread: all inherit it.
+// Blocks the signals that are handled by waiting and ignores those that would end the process for
+// no good reason. Call before starting any thread, because all threads inherit the mask.
 sigset_t TakeSignals();
 
-// Whether `signal` ends the process; notes in the log one that does not.
+// Whether `signal` ends the process. Logs a signal that does not.
 bool EndsProcess(int signal);
 
-// Runs `tick` in a thread of its own, at once and then every `period`, from construction to
-// destruction, and takes the signals of `signals` meanwhile: one that ends the process ends it
-// here, with exit code 0 and nothing cleared away, which is for a start: what was being made is
-// remade.
+// Runs `tick` in its own thread, at once and then every `period`, until destruction. Also handles
+// the signals in `signals`: one that ends the process exits here with code 0 and without clean-up.
+// That is meant for the start: everything created so far is recreated next time.
 class Watch {
  public:
   Watch(absl::Duration period, std::function<void()> tick);  // no signals
@@ -42,37 +41,38 @@ class Watch {
   std::thread thread_;
 };
 
-// Asks systemd, while a process starts, for more time than TimeoutStartSec: as long as the process
-// lives and computes or reads. One that has used no CPU for a quarter of an hour hangs, and gets no
-// more. Not thread-safe.
+// Extends systemd's TimeoutStartSec during a start for as long as the process computes or reads. A
+// process that has used no CPU for a quarter of an hour hangs and gets no further extension. Not
+// thread-safe.
 class StartPatience {
  public:
-  // A few times in `kExtension`.
+  // Call several times per `kExtension`.
   void Extend();
 
  private:
   static constexpr absl::Duration kExtension = absl::Seconds(20);
   static constexpr absl::Duration kLongestIdle = absl::Minutes(15);
   int64_t cpu_ns_ = 0;
-  int64_t computed_ns_ = 0;  // when it was last seen to have computed
+  int64_t computed_ns_ = 0;  // last time it was seen to compute
 };
 
-// Whether a piece of work that has taken `piece_ns` will never end: for three seconds, and the
-// process has computed less than a hundredth of the time lately, and no thread of it is busy:
-// waits for a disk or for a core. One that computes or reads may be large, or the board slow. Pure.
+// Whether a piece of work that has taken `piece_ns` will never end: it has taken three seconds, the
+// process used less than a hundredth of the time recently, and none of its threads is busy (waiting
+// for a disk or a core). A process that computes or reads may have a large piece or a slow board.
+// Pure.
 bool Hangs(int64_t piece_ns, double cpu_share, bool thread_busy);
 
-// Hangs() for this process, asked every second or so. Not thread-safe.
+// Applies Hangs() to this process; call about once a second. Not thread-safe.
 class HangWatch {
  public:
   bool Hangs(int64_t piece_ns);
 
  private:
-  int64_t cpu_ns_ = 0;  // at the last question
+  int64_t cpu_ns_ = 0;  // at the last call
   int64_t asked_ns_ = 0;
 };
 
-// How often the watchdog of systemd is to be fed; zero where there is none.
+// Period for feeding systemd's watchdog; zero if there is none.
 absl::Duration WatchdogPeriod();
 void FeedWatchdog();
 

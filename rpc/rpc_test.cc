@@ -1,4 +1,4 @@
-// Tests of the shared server plumbing with the real contract: health, single instance, streaming,
+// Tests of the server classes with the real contract: health, single instance, streaming,
 // cancellation, statuses.
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -123,7 +123,7 @@ TEST_F(RpcTest, AStandInTellsEveryCallerWhy) {
   EXPECT_EQ(bytes.begin()[1], 2) << "status: NOT_SERVING";
 }
 
-// gRPC's own threads are away for 100 ms after a second of silence.
+// gRPC's own threads sleep for 100 ms after a second without events.
 TEST_F(RpcTest, AServerThatWasIdleAnswersAtOnce) {
   StreamingService service(0);
   auto server = Server::Start({.name = "test", .listen = {address_}}, {&service});
@@ -133,7 +133,7 @@ TEST_F(RpcTest, AServerThatWasIdleAnswersAtOnce) {
     const absl::Time start = absl::Now();
     grpc::ClientContext context;
     v1::TokenizeResponse response;
-    (void)stub->Tokenize(&context, v1::TokenizeRequest(), &response);  // nobody offers it
+    (void)stub->Tokenize(&context, v1::TokenizeRequest(), &response);  // not implemented
     return absl::Now() - start;
   };
   call();
@@ -161,7 +161,7 @@ TEST_F(RpcTest, ACancelledClientStopsTheProducer) {
   service.WaitUntilCancelled();
 }
 
-// Serves queues that a test fills by hand.
+// Provides write queues that a test fills.
 class ManualService final : public v1::ModelWorker::CallbackService {
  public:
   using Queue = WriteQueue<v1::RunResponse>;
@@ -184,8 +184,8 @@ class ManualService final : public v1::ModelWorker::CallbackService {
   absl::Notification begun_;
 };
 
-// The connection of a server that has shut down is cut as soon as the last call has ended; what its
-// client had not read by then is lost, so that the end must be sent before.
+// A server that has shut down closes its connection as soon as the last call has ended. Data that
+// the client has not read by then is lost, so the end must be sent before.
 TEST_F(RpcTest, AnAnswerThatEndsWithItsServerArrives) {
   for (int round = 0; round < 300; ++round) {
     ManualService service;
@@ -239,7 +239,7 @@ TEST_F(RpcTest, AnAbandonedReaderGetsWhatWasSentAndTheReason) {
   EXPECT_EQ(FromGrpc(reader->Finish()), absl::ResourceExhaustedError("nobody reads"));
 }
 
-// Starts several producers for each call, which push, look, close and abandon in any order.
+// Starts several producers per call, which push, wait, close and abandon in random order.
 class RacingService final : public v1::ModelWorker::CallbackService {
  public:
   ~RacingService() override {
@@ -280,8 +280,8 @@ class RacingService final : public v1::ModelWorker::CallbackService {
   std::atomic<int> cancelled_{0};
 };
 
-// Ending, cancelling, writing and running out of time meet in every order; gRPC aborts the process
-// where a write follows the end or the end comes twice.
+// Ending, cancelling, writing and deadlines meet in every order. gRPC aborts the process if a write
+// follows the end or the end comes twice.
 TEST_F(RpcTest, EveryOrderOfWritingEndingAndCancellingEndsTheCall) {
   constexpr unsigned kSeed = 77;
   constexpr int kThreads = 4, kCalls = 60;

@@ -19,9 +19,9 @@
 
 namespace withy::rpc {
 
-// Calls the server itself every now and then. The threads that answer calls sleep for 100 ms after
-// a second without an event, whatever comes meanwhile (gRPC 1.51, CallbackAlternativeCQ); an event
-// within each second leaves one of them awake.
+// Calls the server itself periodically. Threads that answer calls sleep for 100 ms after a second
+// without an event, even if a call arrives (gRPC 1.51, CallbackAlternativeCQ). One event per second
+// keeps one of them awake.
 class Server::Waker {
  public:
   explicit Waker(std::shared_ptr<grpc::Channel> server)
@@ -52,7 +52,7 @@ class Server::Waker {
 
   grpc::GenericStub stub_;
   absl::Notification stop_;
-  std::thread thread_;  // the last one: it uses the others
+  std::thread thread_;  // last, because it uses the other members
 };
 
 Server::Server() = default;
@@ -61,8 +61,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                                                       const std::vector<grpc::Service*>& services) {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Held for the life of the process: the last release of the library may wait 10 s for a poller
-    // of its own.
+    // Held for the life of the process: releasing the library for the last time may wait 10 s for
+    // its own poller.
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();

@@ -1,6 +1,6 @@
-// A gRPC server as an object: services in, a listening socket with health checking and reflection
-// out. Neighbours: rpc/daemon.h runs one for the life of a process; tests start them in temporary
-// directories.
+// A gRPC server as an object: listens for the given services and adds health checking and
+// reflection. Neighbours: rpc/daemon.h runs one for the life of a process; tests start them in
+// temporary directories.
 #pragma once
 
 #include <memory>
@@ -21,27 +21,27 @@ class Service;
 namespace withy::rpc {
 
 struct ServerOptions {
-  // Process name for messages, e.g. "model_worker".
+  // Process name in messages, e.g. "model_worker".
   std::string name;
-  // "unix:PATH" or "HOST:PORT" (port 0: any free one). Several may be given.
+  // "unix:PATH" or "HOST:PORT" (port 0: any free one), one or more.
   std::vector<std::string> listen;
-  // Permission bits of unix sockets. Internal services are for their own user alone.
+  // Permission bits of unix sockets. By default only the process's own user may connect.
   unsigned socket_mode = 0600;
-  // A longer request is RESOURCE_EXHAUSTED before anybody looks at it.
+  // A longer request gets RESOURCE_EXHAUSTED before any service sees it.
   int max_request_bytes = 64 << 20;
-  // Counts the streamed answers that are not fully sent, which a shutdown waits for. Borrowed;
-  // null: none are counted.
+  // Counts streamed answers that are not fully sent; Shutdown waits for them. Borrowed; null: no
+  // waiting.
   const OpenStreams* answers = nullptr;
-  // Answers what none of the services does. Borrowed; null: UNIMPLEMENTED.
+  // Handles every method that no service implements. Borrowed; null: UNIMPLEMENTED.
   grpc::CallbackGenericService* all_else = nullptr;
 };
 
-// Thread-safe. The services are borrowed and must outlive it. Health ("" and each service) is
-// NOT_SERVING until SetServing(true); Check and Watch are answered either way.
+// Thread-safe. The services are borrowed and must outlive the server. Health ("" and each service)
+// is NOT_SERVING until SetServing(true); Check and Watch are answered in both states.
 class Server {
  public:
-  // Errors: ALREADY_EXISTS when another process serves on the socket or port (the message names it
-  // and the remedy), INVALID_ARGUMENT for what is no address or a socket in no directory,
+  // Errors: ALREADY_EXISTS (another process serves on the socket or port; the message names it and
+  // the remedy), INVALID_ARGUMENT (no valid address, or a socket without a directory),
   // PERMISSION_DENIED and others of the file system.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const std::vector<grpc::Service*>& services);
@@ -50,10 +50,10 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   void SetServing(bool serving);
-  // Waits until the counted answers are sent, then stops taking calls and lets running ones finish,
-  // each for at most `grace`; cancels the rest. May be called more than once.
+  // Waits until the counted answers are sent, then refuses new calls, gives running calls up to
+  // `grace` to finish, and cancels the rest. May be called more than once.
   void Shutdown(absl::Duration grace);
-  // Where it listens, with real port numbers.
+  // The listen addresses with actual port numbers.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:

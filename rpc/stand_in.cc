@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kRetryAfterMs[] = "2000";
 
-// Owned by itself until gRPC is done with it.
+// Owns itself until gRPC is done with it.
 class Refusal final : public grpc::ServerGenericBidiReactor {
  public:
   explicit Refusal(const std::string& reason) {

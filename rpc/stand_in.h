@@ -1,5 +1,5 @@
-// Serves in the place of a process that cannot start yet, so that who asks is told why. Neighbours:
-// daemon.cc starts one while a process waits for room.
+// Serves in place of a process that cannot start yet and tells clients the reason. Neighbours:
+// daemon.cc starts one while a process waits for disk space.
 #pragma once
 
 #include <memory>
@@ -11,14 +11,15 @@
 
 namespace withy::rpc {
 
-// Trailing metadata key of a stand-in's answers: the message says what the process waits for.
+// Trailing metadata key that marks a stand-in's answers. The message says what the process waits
+// for.
 inline constexpr char kStandInKey[] = "withy-stand-in";
 
-// Lives from Start to destruction; nothing else of it is called. Health checks are answered with
-// NOT_SERVING, every other call with UNAVAILABLE, the reason, and the hint to retry.
+// Serves from Start to destruction. Health checks get NOT_SERVING; every other call gets
+// UNAVAILABLE with the reason and a retry hint.
 class StandIn {
  public:
-  // `options` as of the server that the process will be. Errors: those of Server::Start.
+  // `options` are those of the process's own server. Errors: those of Server::Start.
   static absl::StatusOr<std::unique_ptr<StandIn>> Start(ServerOptions options, std::string reason);
   ~StandIn();
   StandIn(const StandIn&) = delete;

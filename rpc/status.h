@@ -1,5 +1,5 @@
-// The one place where absl::Status and grpc::Status meet. Codes are the same numbers; the message
-// travels as UTF-8, and a retry hint travels in the trailing metadata.
+// The only conversion between absl::Status and grpc::Status. Codes are equal numbers; messages are
+// sent as UTF-8, and a retry hint is sent in the trailing metadata.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -11,13 +11,13 @@
 
 namespace withy::rpc {
 
-// Trailing metadata key of the hint when to try again, in milliseconds.
+// Trailing metadata key of the retry hint, in milliseconds.
 inline constexpr char kRetryAfterKey[] = "retry-after-ms";
 
 grpc::Status ToGrpc(const absl::Status& status);
 absl::Status FromGrpc(const grpc::Status& status);
 
-// Attaches (reads) the hint when to try again.
+// Attach and read the retry hint, in milliseconds.
 absl::Status WithRetryAfter(absl::Status status, int64_t retry_after_ms);
 std::optional<int64_t> RetryAfterMs(const absl::Status& status);
 

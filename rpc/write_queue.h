@@ -1,5 +1,5 @@
-// The writing half of a streamed answer: any thread pushes messages, gRPC sends them in order, a
-// client that reads slowly holds the producer back, and one that goes away ends the call.
+// The writing half of a streamed answer. Any thread pushes messages and gRPC sends them in order. A
+// slow reader blocks the producer; a client that disconnects ends the call.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -19,8 +19,8 @@
 
 namespace withy::rpc {
 
-// Made by Create() in the RPC's handler, which returns reactor() to gRPC. It keeps itself alive
-// until gRPC is done with it; producers share ownership, because they may outlive the call.
+// Created by Create() in the RPC's handler, which returns reactor() to gRPC. It keeps itself alive
+// until gRPC is done with it. Producers share ownership because they may outlive the call.
 // Thread-safe.
 //
 //   auto queue = WriteQueue<Response>::Create();
@@ -29,11 +29,10 @@ namespace withy::rpc {
 template <typename Response>
 class WriteQueue final : private grpc::ServerWriteReactor<Response> {
  public:
-  static constexpr size_t kLimit = 256;  // messages waiting; a push over it waits
+  static constexpr size_t kLimit = 256;  // maximum number of waiting messages; a further push waits
 
-  // With the call's `context`, which gRPC keeps until the call is closed, a status that carries a
-  // retry hint brings it to the client in the trailing metadata. `open` counts the call until its
-  // end has been sent.
+  // `context`: the call's, which gRPC keeps until the call is closed; with it, a retry hint in the
+  // final status is sent in the trailing metadata. `open` counts the call until its end is sent.
   static std::shared_ptr<WriteQueue> Create(grpc::CallbackServerContext* context = nullptr,
                                             OpenStreams* open = nullptr) {
     auto queue = std::shared_ptr<WriteQueue>(new WriteQueue);
@@ -47,8 +46,8 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
 
   grpc::ServerWriteReactor<Response>* reactor() { return this; }
 
-  // Sends `response` after those before it. Waits while kLimit messages stand in front. False when
-  // the call was cancelled or closed: nobody will read any more.
+  // Queues `response`. Waits while kLimit messages are queued. Returns false if the call was
+  // cancelled or closed: no one reads any more.
   bool Push(Response response) {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(this, &WriteQueue::HasRoomOrEnded));
@@ -58,28 +57,28 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     return true;
   }
 
-  // Whether a push now would not wait, with messages to spare: for a producer that must never wait.
+  // Whether Push would not wait, with a margin; for a producer that must never wait.
   bool HasRoom() const {
     absl::MutexLock lock(&mutex_);
     return pending_.size() < kLimit / 2;
   }
 
-  // Waits until a push would not wait, for at most `timeout`. False when it still would: the reader
-  // takes too little. True also when the call has ended, which the next push tells.
+  // Waits until Push would not wait, for at most `timeout`. Returns false if it still would: the
+  // reader is too slow. Returns true also if the call has ended; the next Push reports that.
   bool WaitForRoom(absl::Duration timeout) const {
     absl::MutexLock lock(&mutex_);
     return mutex_.AwaitWithTimeout(absl::Condition(this, &WriteQueue::HasRoomOrEnded), timeout);
   }
 
-  // Ends the call with `status` when all that was pushed is sent. The first call of Close or
-  // Abandon counts.
+  // Ends the call with `status` after all queued messages. Only the first Close or Abandon has an
+  // effect.
   void Close(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     End(status);
   }
 
-  // The same for a reader that takes nothing: what waits is dropped, so that of the call no more is
-  // kept than the message that gRPC has.
+  // Ends the call and drops the queued messages, except the one that gRPC is sending. For a reader
+  // that has stopped reading.
   void Abandon(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     if (closed_) return;
@@ -87,14 +86,14 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     End(status);
   }
 
-  // The client cancelled, its deadline passed or its connection broke.
+  // True if the client cancelled, the deadline passed or the connection broke.
   bool cancelled() const {
     absl::MutexLock lock(&mutex_);
     return cancelled_;
   }
 
-  // Calls `callback` once, when the call is cancelled: at once if it already was. It must not
-  // block.
+  // Calls `callback` once when the call is cancelled; immediately if it already was. `callback`
+  // must not block.
   void OnCancelled(std::function<void()> callback) {
     {
       absl::MutexLock lock(&mutex_);
@@ -112,8 +111,8 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   bool HasRoomOrEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return cancelled_ || closed_ || pending_.size() < kLimit;
   }
-  // StartWrite and Finish only queue work inside gRPC: they may be called under the lock and never
-  // call back into it.
+  // StartWrite and Finish only queue work inside gRPC. They may be called under the lock: they
+  // never call back.
   void StartNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { this->StartWrite(&pending_.front()); }
 
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -141,7 +140,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   }
 
   void OnCancel() override {
-    // Until the callback has returned: what it did comes before whatever follows the queue's end.
+    // Keeps the queue alive until the callback has returned.
     std::shared_ptr<WriteQueue> keep;
     std::function<void()> callback;
     {
@@ -155,7 +154,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   }
 
   void OnDone() override {
-    std::shared_ptr<WriteQueue> last;  // after the lock on what it keeps
+    std::shared_ptr<WriteQueue> last;  // destroyed after the lock on its member mutex_
     {
       absl::MutexLock lock(&mutex_);
       last = std::move(self_);
@@ -169,7 +168,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   OpenStreams* open_ = nullptr;
 
   mutable absl::Mutex mutex_;
-  std::deque<Response> pending_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
+  std::deque<Response> pending_ ABSL_GUARDED_BY(mutex_);  // the front message is being sent
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -1,8 +1,7 @@
-// The bytes of a ring file, shared by the writing side (recorder) and the reading side (reader);
-// docs/formats-rings.md is the description for people. Plain structs and constants only.
+// The byte layout of a ring file, shared by the recorder (writer) and the reader. Plain structs and
+// constants only. docs/formats-rings.md describes the format.
 //
-// Who writes what: the recorder's process writes everything except the read indices, which the
-// reader alone writes.
+// The recorder's process writes everything except the read indices, which only the reader writes.
 #pragma once
 
 #include <array>
@@ -15,28 +14,28 @@ namespace withy::telemetry {
 inline constexpr std::array<char, 8> kRingMagic = {'W', 'I', 'T', 'H', 'Y', 'R', 'N', 'G'};
 inline constexpr uint32_t kRingVersion = 1;
 
-inline constexpr uint32_t kRingCount = 64;     // rings, hence recording threads at one time
-inline constexpr uint32_t kNameCount = 256;    // names of spans
+inline constexpr uint32_t kRingCount = 64;     // rings: maximum concurrent recording threads
+inline constexpr uint32_t kNameCount = 256;    // span names
 inline constexpr uint32_t kMetricCount = 128;  // counters and gauges
-inline constexpr uint32_t kMinRingCapacity =
-    64;  // spans a ring; a power of two, so that a ring fills whole pages
+// Spans per ring; a power of two, so that a ring fills whole pages.
+inline constexpr uint32_t kMinRingCapacity = 64;
 inline constexpr uint32_t kMaxRingCapacity = 65536;
 
 inline constexpr size_t kPageBytes = 4096;
 
-// Kind of a span, or of what a name stands for.
+// Kind of a span or of a name.
 enum class SpanKind : uint8_t { kPhase = 0, kKernel = 1, kIo = 2, kIdle = 3 };
 inline constexpr uint8_t kSpanKindCount = 4;
 
 // One span. Times are nanoseconds of steady_clock (CLOCK_MONOTONIC, the same in all processes of a
 // machine); 0 = not known.
 struct Span {
-  uint64_t call_id = 0;  // 0 = of no call
+  uint64_t call_id = 0;  // 0 = belongs to no call
   int64_t queued_ns = 0;
   int64_t submitted_ns = 0;
   int64_t started_ns = 0;
   int64_t ended_ns = 0;
-  uint64_t value = 0;  // what the span worked on: rows, tokens, bytes or blocks, as its name says
+  uint64_t value = 0;     // size of the work: rows, tokens, bytes or blocks, depending on the name
   uint32_t sequence = 0;  // step within the call
   uint32_t thread = 0;    // kernel thread id; filled in by the recorder
   uint16_t name = 0;      // index into the name table
@@ -48,28 +47,28 @@ static_assert(sizeof(Span) == 64);
 struct RingFileHeader {
   std::array<char, 8> magic;
   uint32_t version;
-  uint32_t ring_capacity;  // spans a ring
+  uint32_t ring_capacity;  // spans per ring
   uint32_t ring_count;
   uint32_t name_count;
   uint32_t metric_count;
   int32_t pid;
   int64_t start_unix_ns;
   int64_t start_steady_ns;
-  std::array<char, 32> process;                // ends in at least one NUL
-  std::atomic<uint64_t> dropped_without_ring;  // spans of threads that found no ring
-  std::atomic<uint64_t> name_overflow;  // names and metrics that found no room in their table
+  std::array<char, 32> process;                // NUL-terminated
+  std::atomic<uint64_t> dropped_without_ring;  // spans of threads that got no ring
+  std::atomic<uint64_t> name_overflow;         // names and metrics rejected by a full table
 };
 static_assert(sizeof(RingFileHeader) <= kPageBytes);
 
 // Written by the ring's producer.
 struct alignas(64) RingControl {
-  std::atomic<uint64_t> write_index;  // spans ever written; the slot is index % capacity
-  std::atomic<uint64_t> dropped;      // spans that found the ring full
+  std::atomic<uint64_t> write_index;  // spans written so far; the slot is index % capacity
+  std::atomic<uint64_t> dropped;      // spans lost because the ring was full
   std::atomic<uint32_t> owner;        // thread id of the producer, 0 = free
 };
 static_assert(sizeof(RingControl) == 64);
 
-// Written by the reader: spans ever taken.
+// Written by the reader: spans read so far.
 struct alignas(64) ReadIndex {
   std::atomic<uint64_t> value;
 };
@@ -85,13 +84,13 @@ static_assert(sizeof(NameEntry) == 64);
 
 enum class MetricKind : uint8_t { kCounter = 1, kGauge = 2 };
 
-// What the 64 bits of a metric count. The exporter turns nanoseconds into seconds and millionths
-// into ratios.
+// Unit of a metric's 64 bits. The exporter converts nanoseconds to seconds and millionths to
+// ratios.
 enum class Unit : uint8_t { kOne = 0, kBytes = 1, kNanoseconds = 2, kMillionths = 3 };
 inline constexpr uint8_t kUnitCount = 4;
 
-// One counter (unsigned) or gauge (two's complement); valid once kind is not 0. Texts end in at
-// least one NUL.
+// One counter (unsigned) or gauge (two's complement); valid once kind is not 0. Texts are
+// NUL-terminated.
 struct alignas(64) MetricEntry {
   std::atomic<uint64_t> value;
   std::atomic<uint8_t> kind;

@@ -13,7 +13,7 @@
 namespace withy::telemetry {
 
 void RemoveIfOrphan(const std::string& path) {
-  // Not blocking: somebody may have put a pipe there.
+  // Non-blocking, because the path may be a pipe.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat info {};
   if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kRingSuffix = ".ring";
 
-// Removes `path` if it still is the file `id`: its writer's successor may have taken the name.
+// Removes `path` if it still is the file `id`: a successor of its writer may have taken the name.
 void RemoveFile(std::pair<dev_t, ino_t> id, const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) == 0 && std::pair(info.st_dev, info.st_ino) == id) {
@@ -58,7 +58,7 @@ void Reader::Discover(std::vector<absl::Status>* problems) {
     const FileId id{info.st_dev, info.st_ino};
     present.insert(id);
     if (files_.contains(id)) continue;
-    // A refused file that was removed leaves its number to the next one made.
+    // The inode number of a refused file may be reused after its removal.
     const auto refused = refused_.find(id);
     if (refused != refused_.end() && refused->second == path) continue;
     if (files_.size() >= kFileLimit) {
@@ -86,7 +86,7 @@ std::vector<absl::Status> Reader::Drain(const SpanCallback& take) {
   bool room_made = false;
   for (auto it = files_.begin(); it != files_.end();) {
     RingFile& file = *it->second;
-    // Asked first: what a dead writer wrote is all there when we drain.
+    // Checked first: then everything a dead writer wrote is visible when we drain.
     const bool gone = file.WriterGone();
     const absl::Status drained = file.Drain(take);
     if (!drained.ok()) {
@@ -97,7 +97,7 @@ std::vector<absl::Status> Reader::Drain(const SpanCallback& take) {
     if (gone) room_made = true;
     it = gone || !drained.ok() ? files_.erase(it) : std::next(it);
   }
-  // Files that were refused for want of room get another chance.
+  // Files refused for lack of room get another chance.
   if (room_made) refused_.clear();
   return problems;
 }
@@ -106,7 +106,7 @@ std::vector<SourceInfo> Reader::Sources() const {
   std::vector<SourceInfo> sources;
   for (const auto& [id, file] : files_) {
     SourceInfo source;
-    // A file that shrank is reported and left out by the next Drain.
+    // The next Drain reports and detaches a file that shrank.
     if (!file->ReadMetrics(&source.metrics).ok()) continue;
     source.process = file->process();
     source.pid = file->pid();

@@ -1,6 +1,6 @@
-// The reading side of telemetry: finds the ring files of all processes in one directory, drains
-// them, notices writers that ended and removes their files. profiler_agent alone uses it. It never
-// disturbs a writer: the only bytes it writes are the read indices.
+// The reading side of telemetry, for profiler_agent only: finds the ring files of all processes in
+// one directory, drains them, and removes the files of writers that have ended. It never disturbs a
+// writer: it writes only the read indices.
 #pragma once
 
 #include <sys/types.h>
@@ -19,8 +19,8 @@
 
 namespace withy::telemetry {
 
-// What one writer's file says. One per file; a restarted process shows up twice until its old file
-// is drained.
+// Contents of one writer's file, except its spans. A restarted process appears twice until its old
+// file is drained.
 struct SourceInfo {
   std::string process;
   int32_t pid = 0;
@@ -33,36 +33,36 @@ struct SourceInfo {
   std::vector<MetricSample> metrics;
 };
 
-// One thread at a time. One reader a directory: a lock file keeps a second one out, because a ring
-// has one consumer.
+// One thread at a time. Only one reader per directory, because a ring has one consumer; a lock file
+// ensures that.
 class Reader {
  public:
-  static constexpr size_t kFileLimit =
-      64;  // files attached at one time; more are reported and left alone
+  // Maximum number of attached files; further ones are reported and left alone.
+  static constexpr size_t kFileLimit = 64;
 
-  // `directory` is created (mode 0700) when missing. Errors: FAILED_PRECONDITION when another
-  // reader is there, and what the file system says.
+  // Creates `directory` (mode 0700) if missing. Errors: FAILED_PRECONDITION (another reader has
+  // it), those of the file system.
   static absl::StatusOr<std::unique_ptr<Reader>> Open(std::string_view directory);
 
-  // Attaches new files, takes all new spans (oldest first within a thread), detaches and removes
-  // files of dead writers after taking their last spans. Returns what was found wrong, once a file:
-  // a broken file is left out and never stops the others.
+  // Attaches new files, passes all new spans to `take` (in order within a thread), and after the
+  // last spans of a dead writer detaches and removes its file. Returns the problems found, once per
+  // file: a broken file is skipped and does not affect the others.
   std::vector<absl::Status> Drain(const SpanCallback& take);
 
-  // What the attached files say now.
+  // The present state of the attached files.
   std::vector<SourceInfo> Sources() const;
 
  private:
   explicit Reader(std::string directory) : directory_(std::move(directory)) {}
   void Discover(std::vector<absl::Status>* problems);
 
-  // Device and inode: a path may come back with another file behind it.
+  // Device and inode: a path may later name another file.
   using FileId = std::pair<dev_t, ino_t>;
 
   std::string directory_;
   UniqueFd lock_;
   std::map<FileId, std::unique_ptr<RingFile>> files_;
-  std::map<FileId, std::string> refused_;  // broken files, by path, so that each is reported once
+  std::map<FileId, std::string> refused_;  // path of each broken file, so that it is reported once
 };
 
 }  // namespace withy::telemetry

@@ -36,7 +36,7 @@ class ReaderTest : public ::testing::Test {
     spans_ = 0;
     return reader_->Drain([this](const SpanEvent& event) { ++spans_; });
   }
-  // Overwrites bytes of the living recorder's file, as a program gone wild would.
+  // Overwrites bytes of the live recorder's file, as a corrupted program might.
   void Poke(size_t offset, const void* bytes, size_t count) {
     const int fd = open(recorder_->path().c_str(), O_RDWR);
     ASSERT_GE(fd, 0);
@@ -74,7 +74,7 @@ TEST_F(ReaderTest, WhatIsNoRingFileIsReportedOnceAndOthersGoOn) {
   EXPECT_EQ(spans_, 1);
 }
 
-// Neither the reader nor the next process of that name removes what is no ring file.
+// Neither the reader nor the next process of that name removes files that are not ring files.
 TEST_F(ReaderTest, OnlyRingFilesAreEverRemoved) {
   const std::string text = directory_.path() + "/orchestrator.notes.ring";
   const std::string pipe = directory_.path() + "/orchestrator.pipe.ring";
@@ -138,12 +138,12 @@ TEST_F(ReaderTest, IndicesOutOfRangeCostTheirRingOnly) {
 TEST_F(ReaderTest, SpansThatMakeNoSenseAreCountedNotTaken) {
   Span span;
   span.started_ns = 10;
-  span.ended_ns = 5;  // ends before it starts
+  span.ended_ns = 5;  // before it starts
   recorder_->Record(span);
   span.ended_ns = 20;
   span.name = 0xffff;  // no such name
   recorder_->Record(span);
-  span.name = kNameCount - 1;  // a name that nobody made
+  span.name = kNameCount - 1;  // a name that was never created
   recorder_->Record(span);
   span.name = 0;
   span.kind = static_cast<SpanKind>(200);
@@ -180,7 +180,7 @@ TEST_F(ReaderTest, MoreFilesThanTheLimitAreReported) {
   const std::vector<absl::Status> problems = Drain();
   ASSERT_THAT(problems, SizeIs(1));
   EXPECT_EQ(problems[0].code(), absl::StatusCode::kResourceExhausted);
-  // When others end, the one left out gets its turn.
+  // When others end, the file left out is attached.
   recorders.resize(recorders.size() / 2);
   Drain();
   Drain();
@@ -193,7 +193,7 @@ TEST_F(ReaderTest, RandomBytesNeverCrashTheReader) {
   std::mt19937 random(seed);
   recorder_->counter({.name = "withy_x_total", .help = "x"});
   for (int round = 0; round < 300; ++round) {
-    // Anything but the magic and sizes, so that the file is read and not refused.
+    // Any byte except the magic and sizes, so that the file is accepted.
     const size_t offset = round % 2 == 0
                               ? kControlOffset + random() % (kRingsOffset - kControlOffset)
                               : kRingsOffset + random() % (64 * 64 * 64);

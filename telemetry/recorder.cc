@@ -27,10 +27,8 @@ namespace {
 constexpr std::string_view kRingSuffix = ".ring";
 
 constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {
-    "other",  "queue",   "tokenize",   "tlm",        "embedding", "prefill",
-    "decode", "softmax", "copy_probs", "sampling",   "verify",    "draft",
-    "lease",  "load",    "recompute",  "compress",   "swap_out",  "commit",
-    "stream", "ttft",    "tpot",       "end_to_end", "io",        "idle"};
+    "other", "queue", "tlm",    "prefill", "decode", "sampling",
+    "lease", "load",  "commit", "ttft",    "tpot",   "end_to_end"};
 
 bool ValidProcessName(std::string_view name) {
   if (name.empty() || name.size() >= sizeof(RingFileHeader::process)) return false;
@@ -57,7 +55,7 @@ bool SameText(std::string_view text, const std::array<char, N>& field) {
   return text.substr(0, N - 1) == std::string_view(field.data());
 }
 
-// Removes the files of dead processes called `process`: nobody holds their lock.
+// Removes the files of dead processes called `process`: those whose lock nobody holds.
 void RemoveDeadFiles(const std::filesystem::path& directory, std::string_view process) {
   std::error_code ignored;
   const std::string prefix = std::string(process) + ".";
@@ -75,8 +73,7 @@ std::string_view PhaseName(Phase phase) {
   return kPhaseNames[index < kPhaseNames.size() ? index : 0];
 }
 
-// The mapping, and who holds which ring of it. The recorder and every thread that recorded share
-// it.
+// The mapping and the owners of its rings. Shared by the recorder and every thread that recorded.
 class Recorder::Memory {
  public:
   Memory() = default;
@@ -91,15 +88,14 @@ class Recorder::Memory {
                       uint32_t ring_capacity, uint64_t serial);
   void CreatePrivate();
 
-  // Gives up the lock and the name's protection: the reader takes the last spans and removes the
-  // file.
+  // Releases the lock, so that the reader takes the last spans and removes the file.
   void Close() {
     closed_.store(true, std::memory_order_relaxed);
     CloseFile();
   }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
 
-  // Takes a free ring for the calling thread, or -1.
+  // Returns a free ring for the calling thread, or -1.
   int ClaimRing(uint32_t thread);
   void ReleaseRing(int ring) { Control(ring)->owner.store(0, std::memory_order_release); }
   RingProducer Producer(int ring) {
@@ -118,7 +114,7 @@ class Recorder::Memory {
   bool records_spans() const { return capacity_ != 0; }
   const std::string& path() const { return path_; }
 
-  std::mutex mutex;  // guards making names and metrics
+  std::mutex mutex;  // guards the creation of names and metrics
   std::deque<MetricEntry> private_metrics;
 
  private:
@@ -127,7 +123,7 @@ class Recorder::Memory {
   void FillPhases();
   void CloseFile() {
     if (fd_ < 0) return;
-    flock(fd_, LOCK_UN);  // closing alone keeps the lock as long as the mapping lives
+    flock(fd_, LOCK_UN);  // closing alone keeps the lock while the mapping exists
     close(fd_);
     fd_ = -1;
   }
@@ -150,8 +146,8 @@ absl::Status Recorder::Memory::Create(const std::filesystem::path& directory,
   WITHY_RETURN_IF_ERROR(MapFile(temporary));
   FillHeader(process);
   FillPhases();
-  // Only a whole and locked file gets the name that the reader looks for. A second recorder of this
-  // process (a test, or several services in one process) takes the next free name.
+  // Only a complete and locked file gets the name that the reader looks for. A second recorder in
+  // this process (a test, or several services in one process) takes the next free name.
   for (int i = 0;; ++i) {
     path_ = absl::StrCat(directory.string(), "/", stem, i == 0 ? "" : absl::StrCat(".", i),
                          ToAbsl(kRingSuffix));
@@ -169,8 +165,8 @@ absl::Status Recorder::Memory::MapFile(const std::string& path) {
   unlink(path.c_str());
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd_ < 0) return ErrnoError("create ring file " + path);
-  // Reserves what is written unconditionally; each ring is reserved when a thread takes it. On a
-  // full file system the first touch would be a SIGBUS.
+  // Reserves the parts that are always written; rings are reserved when a thread takes them. On a
+  // full file system the first touch would raise SIGBUS.
   if (flock(fd_, LOCK_EX | LOCK_NB) != 0 || ftruncate(fd_, static_cast<off_t>(bytes_)) != 0 ||
       fallocate(fd_, 0, 0, kRingsOffset) != 0) {
     absl::Status error = ErrnoError("reserve ring file " + path);
@@ -214,7 +210,7 @@ void Recorder::Memory::FillHeader(std::string_view process) {
 void Recorder::Memory::FillPhases() {
   for (uint16_t i = 0; i < kPhaseCount; ++i) {
     NameEntry& entry = names()[i];
-    entry.kind = static_cast<uint8_t>(PhaseKind(static_cast<Phase>(i)));
+    entry.kind = static_cast<uint8_t>(SpanKind::kPhase);
     std::memcpy(entry.text.data(), kPhaseNames[i].data(), kPhaseNames[i].size());
     entry.length.store(static_cast<uint8_t>(kPhaseNames[i].size()), std::memory_order_release);
   }
@@ -234,7 +230,7 @@ int Recorder::Memory::ClaimRing(uint32_t thread) {
       return -1;
     }
 #ifdef MADV_POPULATE_WRITE
-    madvise(base_ + offset, bytes, MADV_POPULATE_WRITE);  // where the kernel can: no faults later
+    madvise(base_ + offset, bytes, MADV_POPULATE_WRITE);  // if supported: avoids later page faults
 #endif
     return ring;
   }
@@ -243,10 +239,9 @@ int Recorder::Memory::ClaimRing(uint32_t thread) {
 
 namespace {
 
-// The rings that a thread holds: one a recorder. More than one recorder in a process happens in
-// tests.
+// The rings of a thread, one per recorder. Only tests have more than one recorder in a process.
 constexpr int kRecordersPerThread = 8;
-// A thread that got no ring asks again after this many spans.
+// A thread without a ring tries again after this many spans.
 constexpr uint32_t kRetryEvery = 1024;
 
 struct ThreadRing {
@@ -260,7 +255,7 @@ struct ThreadRing {
 constinit thread_local std::array<ThreadRing, kRecordersPerThread> thread_rings = {};
 constinit thread_local bool thread_ended = false;
 
-// Gives the thread's rings back when it ends.
+// Returns the thread's rings when it ends.
 class RingHolder {
  public:
   ~RingHolder() {
@@ -276,8 +271,8 @@ class RingHolder {
     memory_[slot].reset();
     thread_rings[slot] = ThreadRing{};
   }
-  // A slot for a new recorder: an unused one, one whose recorder is gone, or the one that `turn`
-  // points at.
+  // Returns a slot for a new recorder: an unused one, one whose recorder is gone, or the one at
+  // `turn`.
   int MakeRoom() {
     for (int i = 0; i < kRecordersPerThread; ++i) {
       if (memory_[i] == nullptr) return i;
@@ -327,7 +322,7 @@ void RetryRing(ThreadRing& entry, const std::shared_ptr<Recorder::Memory>& memor
   ring_holder.Hold(static_cast<int>(&entry - thread_rings.data()), memory, ring);
 }
 
-// Tells recorders apart for good, also when a new one has the address of an old one.
+// Distinguishes recorders permanently, even if a new one has the address of an old one.
 uint64_t NextSerial() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);

@@ -93,9 +93,9 @@ TEST_F(RecorderTest, EveryPhaseHasItsOwnName) {
   std::set<std::string_view> names;
   for (uint16_t i = 0; i < kPhaseCount; ++i) names.insert(PhaseName(static_cast<Phase>(i)));
   EXPECT_THAT(names, SizeIs(kPhaseCount));
-  EXPECT_EQ(PhaseName(Phase::kCopyProbs), "copy_probs");
-  EXPECT_EQ(PhaseName(Phase::kIdle), "idle");
-  EXPECT_EQ(NameId(Phase::kIo).kind, SpanKind::kIo);
+  EXPECT_EQ(PhaseName(Phase::kOther), "other");
+  EXPECT_EQ(PhaseName(Phase::kEndToEnd), "end_to_end");
+  EXPECT_EQ(NameId(Phase::kPrefill).kind, SpanKind::kPhase);
 }
 
 TEST_F(RecorderTest, AFullRingDropsAndCounts) {
@@ -132,7 +132,7 @@ TEST_F(RecorderTest, ManyThreadsRecordAtOnceAndRingsAreUsedAgain) {
 
 TEST_F(RecorderTest, MoreThreadsThanRingsCountDrops) {
   auto recorder = OpenRecorder({.ring_capacity = 64});
-  // All threads live at the same time: each waits until the last has recorded.
+  // All threads live at the same time: each waits until the last one has recorded.
   constexpr int kThreads = static_cast<int>(kRingCount) + 3;
   std::atomic<int> recorded{0};
   std::vector<std::thread> threads;
@@ -205,7 +205,7 @@ TEST_F(RecorderTest, MalformedMetricsCountPrivately) {
     counter.Add(5);
     EXPECT_EQ(counter.value(), 5u);
   }
-  recorder->gauge({.name = "withy_a_total"}).Set(9);  // exists as a counter
+  recorder->gauge({.name = "withy_a_total"}).Set(9);  // already exists as a counter
   auto reader = OpenReader();
   DrainAll(*reader);
   const SourceInfo source = reader->Sources()[0];
@@ -240,7 +240,7 @@ TEST_F(RecorderTest, AKilledWriterIsNoticed) {
   if (child == 0) {
     auto recorder = Recorder::Open(directory_.path(), "draft_worker");
     if (!recorder.ok()) _exit(1);
-    RecordDuration(**recorder, Phase::kDraft, 9, 1, 2);
+    RecordDuration(**recorder, Phase::kDecode, 9, 1, 2);
     raise(SIGKILL);
   }
   int status = 0;

@@ -1,9 +1,8 @@
-// The lock-free queue of spans between one producer thread and one consumer: the algorithm, over
-// memory that somebody else owns. The recorder lays it over its file, the reader over its own
-// mapping of the same file.
+// A lock-free queue of spans between one producer thread and one consumer, over memory owned by the
+// caller: the recorder uses its file, the reader its own mapping of the same file.
 //
 // Neither side trusts the other's index: slots are taken modulo the capacity, so a wrong index
-// costs spans and never touches memory outside the ring.
+// loses spans but never touches memory outside the ring.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +14,11 @@
 
 namespace withy::telemetry {
 
-// The producer's end. One thread at a time.
+// The producer side. One thread at a time.
 class RingProducer {
  public:
   RingProducer() = default;
-  // `capacity` is a power of two; `slots` has that many.
+  // `capacity` is a power of two; `slots` has `capacity` elements.
   RingProducer(RingControl* control, const ReadIndex* read, Span* slots, uint32_t capacity)
       : control_(control),
         read_(read),
@@ -28,7 +27,7 @@ class RingProducer {
         write_(control->write_index.load(std::memory_order_acquire)),
         known_read_(read->value.load(std::memory_order_acquire)) {}
 
-  // Appends `span`; false and one drop counted when the ring is full.
+  // Appends `span`. If the ring is full, counts a drop and returns false.
   bool Push(const Span& span) {
     if (write_ - known_read_ >= capacity_) {
       known_read_ = read_->value.load(std::memory_order_acquire);
@@ -52,8 +51,8 @@ class RingProducer {
   uint64_t known_read_ = 0;
 };
 
-// The consumer's end. One thread at a time. How spans are copied out is the caller's: by memcpy
-// from a mapping, or by reading the file.
+// The consumer side. One thread at a time. The caller decides how spans are copied: by memcpy from
+// a mapping or by reading the file.
 class RingConsumer {
  public:
   RingConsumer() = default;
@@ -61,11 +60,10 @@ class RingConsumer {
   RingConsumer(const RingControl* control, ReadIndex* read, uint32_t capacity)
       : control_(control), read_(read), capacity_(capacity) {}
 
-  // Copies the unread spans out, oldest first, and then frees their slots. `fetch(slot, count)`
-  // copies `count` adjacent slots starting at `slot`; it is called at most twice, and not again
-  // after it returned false (then nothing is freed). Returns how many were taken; -1 when the
-  // indices cannot be right (more unread spans than slots), having caught up with the producer; 0
-  // when a fetch failed.
+  // Copies the unread spans out, oldest first, then frees their slots. `fetch(slot, count)` copies
+  // `count` adjacent slots from `slot` on. It is called at most twice, and not again after it has
+  // returned false (then no slot is freed). Returns the number of spans taken; 0 if a fetch failed;
+  // -1 if the indices are invalid (more unread spans than slots), after skipping to the producer.
   template <typename Fetch>
   int64_t Drain(Fetch&& fetch) {
     const uint64_t write = control_->write_index.load(std::memory_order_acquire);

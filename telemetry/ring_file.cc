@@ -15,8 +15,8 @@
 namespace withy::telemetry {
 namespace {
 
-// The text of a NUL-ended field (or all of it), each byte that is not printable ASCII, or that
-// Prometheus' text format would have to escape, replaced by '_'.
+// The text of a NUL-terminated or full field. Bytes that are not printable ASCII, or that
+// Prometheus' text format would escape, become '_'.
 std::string CleanText(const char* text, size_t limit) {
   std::string clean(text, strnlen(text, limit));
   for (char& c : clean) {
@@ -41,7 +41,7 @@ bool LabelKeyOk(std::string_view key) {
 absl::StatusOr<std::unique_ptr<RingFile>> RingFile::Open(const std::string& path) {
   auto file = std::unique_ptr<RingFile>(new RingFile);
   file->path_ = path;
-  // Not blocking: somebody may have put a FIFO there.
+  // Non-blocking, because the path may be a FIFO.
   file->fd_ = UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file->fd_.valid()) return ErrnoError("open ring file " + path);
   WITHY_RETURN_IF_ERROR(file->Check());
@@ -193,7 +193,7 @@ absl::Status RingFile::ReadMetrics(std::vector<MetricSample>* samples) const {
 }
 
 bool RingFile::WriterGone() const {
-  // The writer holds an exclusive lock as long as it lives. Ours is given back by closing the file.
+  // The writer holds an exclusive lock while it lives. Closing the file releases ours.
   return flock(fd_.get(), LOCK_SH | LOCK_NB) == 0;
 }
 

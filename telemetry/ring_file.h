@@ -1,6 +1,6 @@
-// One ring file as its reader sees it: checked, mapped, drained. Nothing in the file is trusted: it
-// may be torn, of another version, or written by a program gone wild, and costs at worst its own
-// spans. The reader (reader.h) finds the files.
+// One ring file from its reader's point of view: checks, maps and drains it. Nothing in the file is
+// trusted: it may be torn, of another version, or corrupted, and then at worst loses its own spans.
+// Neighbour: reader.h finds the files.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace withy::telemetry {
 
-// A span as it was read. The views are valid during the callback.
+// A span that was read. The views are valid only during the callback.
 struct SpanEvent {
   std::string_view process;
   int32_t pid = 0;
@@ -26,7 +26,7 @@ struct SpanEvent {
 };
 using SpanCallback = std::function<void(const SpanEvent&)>;
 
-// A counter or gauge as it was read. Texts are printable ASCII; names obey Prometheus' grammar.
+// A counter or gauge that was read. Texts are printable ASCII; names follow Prometheus' grammar.
 struct MetricSample {
   MetricKind kind = MetricKind::kCounter;
   Unit unit = Unit::kOne;
@@ -34,36 +34,36 @@ struct MetricSample {
   std::string help;
   std::string label_key;
   std::string label_value;
-  uint64_t bits = 0;  // a gauge's are two's complement
+  uint64_t bits = 0;  // two's complement for a gauge
 };
 
 // Owned by the reader; one thread at a time.
 class RingFile {
  public:
-  // Opens and checks `path`. Errors: what open and mmap say; FAILED_PRECONDITION (not a regular
-  // file, another user's, not a ring file, another version); DATA_LOSS (sizes that do not fit
-  // together).
+  // Opens and checks `path`. Errors: those of open(2) and mmap(2); FAILED_PRECONDITION (not a
+  // regular file, owned by another user, not a ring file, another version); DATA_LOSS (inconsistent
+  // sizes).
   static absl::StatusOr<std::unique_ptr<RingFile>> Open(const std::string& path);
   ~RingFile();
   RingFile(const RingFile&) = delete;
   RingFile& operator=(const RingFile&) = delete;
 
-  // Calls `take` for each new span; in order within a thread. Errors: DATA_LOSS when the file
-  // shrank; no more may be asked of it then.
+  // Calls `take` for each new span, in order within a thread. Errors: DATA_LOSS if the file shrank;
+  // do not use it any more.
   absl::Status Drain(const SpanCallback& take);
 
   // The valid counters and gauges at this moment. Errors: DATA_LOSS as Drain.
   absl::Status ReadMetrics(std::vector<MetricSample>* samples) const;
 
-  // True once the writer has closed the file or died, after which it writes nothing more.
+  // True once the writer has closed the file or died; it then writes nothing more.
   bool WriterGone() const;
 
   const std::string& path() const { return path_; }
   const std::string& process() const { return process_; }
   int32_t pid() const { return pid_; }
   int64_t start_unix_ns() const { return start_unix_ns_; }
-  // Rings that a living thread holds; spans read so far; spans lost, by the writer's count; spans
-  // that made no sense; names and metrics that found no room.
+  // Rings held by living threads; spans read so far; spans lost, as counted by the writer; invalid
+  // spans; names and metrics rejected by a full table.
   uint32_t rings_in_use() const;
   uint64_t spans() const { return spans_; }
   uint64_t dropped() const;
@@ -75,7 +75,7 @@ class RingFile {
   absl::Status Check();
   absl::Status Map();
   absl::Status CheckSize() const;
-  // Reads `count` slots of `ring` from `slot` on into buffer_, behind what is there.
+  // Appends `count` slots of `ring`, from `slot` on, to buffer_.
   bool Fetch(uint32_t ring, size_t slot, size_t count);
   void Emit(const Span& span, const SpanCallback& take);
   std::string_view NameOf(uint16_t id);
@@ -94,10 +94,10 @@ class RingFile {
   int64_t start_unix_ns_ = 0;
   uint32_t capacity_ = 0;
   const char* base_ = nullptr;       // [0, kRingsOffset), read-only; spans are read with pread
-  ReadIndex* read_index_ = nullptr;  // the one page we write
+  ReadIndex* read_index_ = nullptr;  // the only page we write
   std::vector<RingConsumer> consumers_;
   std::vector<Span> buffer_;
-  std::vector<std::string> names_;  // those seen so far
+  std::vector<std::string> names_;  // names seen so far
   uint64_t spans_ = 0;
   uint64_t malformed_ = 0;
 };

@@ -9,8 +9,8 @@
 namespace withy::telemetry {
 namespace {
 
-// A ring in private memory, both ends on the same addresses, so that a thread sanitizer sees every
-// race.
+// A ring in private memory. Both ends use the same addresses, so that a thread sanitizer sees
+// races.
 struct TestRing {
   explicit TestRing(uint32_t ring_capacity)
       : capacity(ring_capacity),
@@ -61,7 +61,7 @@ TEST(RingTest, CountsDropsWhenFullAndGoesOnAfterADrain) {
   EXPECT_EQ(ring.control.dropped.load(), 6u);
   std::vector<Span> out;
   EXPECT_EQ(ring.Drain(&out), 64);
-  EXPECT_EQ(out.back().call_id, 63u);  // the newest are dropped, not those that wait
+  EXPECT_EQ(out.back().call_id, 63u);  // the newest are dropped, not the waiting ones
   EXPECT_TRUE(ring.producer.Push(Numbered(70)));
 }
 
@@ -106,7 +106,7 @@ TEST(RingTest, ConcurrentProducerAndConsumerLoseNothingUncounted) {
     ring.Drain(&out);
     for (const Span& span : out) {
       ASSERT_TRUE(seen == 0 || span.call_id > last);
-      ASSERT_EQ(span.value, ~span.call_id);  // a torn span would show
+      ASSERT_EQ(span.value, ~span.call_id);  // detects a torn span
       ASSERT_EQ(span.ended_ns, 2 * span.started_ns);
       last = span.call_id;
       ++seen;

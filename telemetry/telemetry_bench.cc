@@ -1,5 +1,5 @@
-// What recording costs the recording thread. Measured on a 2-core Zen 5 virtual machine with the
-// clock read through the vDSO: see the figures in docs/formats-rings.md.
+// Cost of recording for the recording thread. docs/formats-rings.md has the figures, measured on a
+// 2-core Zen 5 virtual machine whose clock is read through the vDSO.
 #include <benchmark/benchmark.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@
 namespace withy::telemetry {
 namespace {
 
-// A recorder on /dev/shm with a reader that keeps the rings from filling.
+// A recorder on /dev/shm, and a reader that keeps the rings from filling.
 class Setup {
  public:
   Setup() {

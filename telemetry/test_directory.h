@@ -1,4 +1,4 @@
-// A directory of its own for a test, removed at the end.
+// A temporary directory for one test, removed at its end.
 #pragma once
 
 #include <stdlib.h>

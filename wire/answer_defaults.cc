@@ -5,14 +5,14 @@
 namespace withy::engine {
 namespace {
 
-// Temperature 0.7 and top-p 0.95 alone leave one answer in twenty of a 135 M model in a loop.
+// With temperature 0.7 and top-p 0.95 alone, one answer in twenty of a 135 M model ends in a loop.
 constexpr float kTemperature = 0.7f;
 constexpr float kTopP = 0.95f;
 constexpr float kRepetitionPenalty = 1.1f;
-// Lists and letters come round again after more than 64 tokens.
+// Lists and letters repeat themselves at distances of more than 64 tokens.
 constexpr uint32_t kRepetitionWindow = 256;
 
-// Greedy, and all else off.
+// Greedy, with all other parameters off.
 v1::Sampling Off() { return ToWire(SamplingParams{}); }
 
 v1::Sampling FromFile(const RecommendedSampling& file) {

@@ -82,8 +82,8 @@ TEST(AnswerDefaultsTest, LengthsAreTheConfigurationsElseLong) {
   EXPECT_EQ(defaults.raw_max_tokens, 1000u);
 }
 
-// Whatever is asked and whatever the defaults are: what comes out has every field, keeps what was
-// asked, and, asked again, gives the same.
+// For any request and defaults the result sets every field, keeps the requested values, and is
+// unchanged by a second pass.
 TEST(AnswerDefaultsTest, WhatWasUsedCanBeAskedForAgain) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(seed);

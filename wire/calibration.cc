@@ -30,7 +30,7 @@ using google::protobuf::TextFormat;
 constexpr char kRemedy[] = "measure again with `withyctl calibrate`";
 constexpr int kMostSamples = 1000;
 
-// Tells whether the text has fields that this build does not know, and keeps the first complaint.
+// Records whether the text has fields unknown to this build, and the first other error.
 class Complaints final : public google::protobuf::io::ErrorCollector {
  public:
   void AddError(int line, google::protobuf::io::ColumnNumber column,
@@ -83,9 +83,9 @@ std::string PowerMode(const v1::CalibrationKey& key) {
 // Decode times of one level, by (depth, rows).
 using DecodeTimes = std::map<std::pair<uint32_t, uint32_t>, double>;
 
-// What the depth of a context adds to each token of a prompt, from how much dearer the tokens of a
-// long prompt are than those of a shorter one: attention is all that grows. The farthest points are
-// those that noise matters least for. 0 with fewer than three of them.
+// Time that a context token adds to each later prompt token, from the growth of the time per token
+// with the prompt's length, which is due to attention alone. Uses the farthest points, where noise
+// matters least. 0 with fewer than three points.
 double PrefillDepthUs(std::span<const PrefillTime> times) {
   const auto up_to = [&](double tokens) -> const PrefillTime* {
     const PrefillTime* found = nullptr;
@@ -116,12 +116,12 @@ LevelTimes Summarize(uint32_t percent, std::vector<PrefillTime> prefill,
   for (PrefillTime& time : prefill) longest_us = time.us = std::max(time.us, longest_us);
   times.prefill = std::move(prefill);
   times.prefill_us_per_context_token = PrefillDepthUs(times.prefill);
-  const auto base = decode.begin();  // the least depth, of these the fewest rows
+  const auto base = decode.begin();  // smallest depth, then fewest rows
   times.decode_us = base->second;
   const auto [base_depth, base_rows] = base->first;
   for (const auto& [place, us] : decode) {
     const auto [depth, rows] = place;
-    // The farthest point of each direction is the one that noise matters least for.
+    // The farthest point of each direction, where noise matters least.
     if (rows == base_rows && depth > base_depth)
       times.decode_us_per_context_token = std::max(0.0, (us - base->second) / (depth - base_depth));
     if (depth == base_depth && rows > base_rows)
@@ -186,7 +186,7 @@ absl::StatusOr<v1::Calibration> ReadCalibration(const std::string& path) {
   Complaints complaints;
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&complaints);
-  // Of a later format the fields need not be known for its number to be read.
+  // A later format may have unknown fields; its number must still be read.
   parser.AllowUnknownField(true);
   google::protobuf::io::ArrayInputStream input(bytes.data(), static_cast<int>(bytes.size()));
   if (!parser.Parse(&input, &record)) return Damaged(path, complaints.error());
@@ -212,7 +212,7 @@ absl::Status WriteCalibration(const v1::Calibration& record, const std::string& 
   text.insert(0,
               "# Made by `withyctl calibrate`; the fields are in "
               "proto/withy/v1/calibration.proto.\n");
-  std::error_code ignored;  // the file's own error says it better
+  std::error_code ignored;  // the write error of the file itself is more precise
   fs::create_directories(fs::path(path).parent_path(), ignored);
   const auto write = [&]() -> absl::Status {
     WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFile> file, OutputFile::Create(path));
@@ -297,7 +297,7 @@ std::vector<LevelTimes> LevelTimesOf(const v1::Calibration& record) {
 }
 
 StepCost FullStepCost(std::span<const LevelTimes> levels) {
-  // A probe prefills so many.
+  // Number of tokens that a probe prefills.
   constexpr int32_t kProbeTokens = 64;
   const LevelTimes& full = levels.back();
   StepCost cost;

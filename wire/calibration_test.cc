@@ -64,7 +64,7 @@ class CalibrationFileTest : public testing::Test {
     return text.str();
   }
   void SetText(const std::string& text) const { std::ofstream(path_) << text; }
-  // The one place of `from` replaced.
+  // Replaces the only occurrence of `from`.
   void Edit(const std::string& from, const std::string& to) const {
     std::string text = Text();
     const size_t at = text.find(from);
@@ -207,7 +207,7 @@ TEST(TakeOverTest, KeepsWhatIsPlannedAndKnown) {
 
 TEST(SummaryTest, MediansSlopesAndOrder) {
   v1::Calibration record = SomeRecord();
-  // A disturbed short prefill must not stand above a longer one.
+  // A disturbed short prefill must not take longer than a longer one.
   *record.add_points() = Point(v1::CALIBRATION_KIND_PREFILL, 40, 16, 0, {2000});
   *record.add_points() = Point(v1::CALIBRATION_KIND_PREFILL, 40, 64, 0, {1500});
   *record.add_points() = Point(v1::CALIBRATION_KIND_DECODE, 40, 1, 0, {400});
@@ -231,7 +231,8 @@ TEST(SummaryTest, MediansSlopesAndOrder) {
   EXPECT_EQ(cost.decode_us_per_extra, 50);
 }
 
-// Prefill of n tokens takes 1 ms, 2 us for each and 0.01 us for each that stands before each.
+// Prefill of n tokens takes 1 ms, 2 us per token and 0.01 us per pair of a token and an earlier
+// one.
 TEST(SummaryTest, HowMuchDearerLongPromptsAreTellsWhatDepthAdds) {
   v1::Calibration record;
   for (const uint32_t tokens : {16u, 32u, 64u, 128u, 256u, 512u, 1024u}) {

@@ -66,7 +66,7 @@ absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request,
   return params;
 }
 
-// What the call asks for, else the default, as far as the window goes.
+// The requested maximum, else the default, limited by the window.
 int32_t MaxTokens(const v1::RunRequest& request, const AnswerDefaults& defaults, int32_t window) {
   if (request.limits().max_tokens() != 0)
     return static_cast<int32_t>(request.limits().max_tokens());

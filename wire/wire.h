@@ -1,5 +1,5 @@
-// Between the wire's messages (no services) and the structs of engine/session: what both workers
-// need to speak ModelWorker's and DraftWorker's contract.
+// Conversions between the contract's messages (no services) and the structs of engine/session, for
+// both workers (ModelWorker and DraftWorker).
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@
 
 namespace withy::engine {
 
-// The segments that a prompt adds to a conversation. `kept` has an entry a message, or none.
-// Errors: INVALID_ARGUMENT (no form set, kept of another length).
+// Segments that a prompt adds to a conversation. `kept` has one entry per message, or none. Errors:
+// INVALID_ARGUMENT (no form set; `kept` has the wrong length).
 absl::StatusOr<std::vector<Segment>> PromptFromWire(
     const v1::Prompt& prompt, const google::protobuf::RepeatedPtrField<v1::KeptSpans>& kept);
 
-// The request with its defaults filled in; not yet validated against a model. `fallback_seed` is
-// used when it has none; `window` bounds the default of max_tokens. Errors: INVALID_ARGUMENT naming
-// the field.
+// Converts a request and fills its defaults; it is not validated against a model. `fallback_seed`
+// replaces an unset seed; `window` limits the default of max_tokens. Errors: INVALID_ARGUMENT
+// naming the field.
 absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
                                               const AnswerDefaults& defaults,
                                               uint64_t fallback_seed, int32_t window);
@@ -38,22 +38,22 @@ Segment SegmentFromWire(const v1::Segment& segment);
 v1::Segment ToWire(const Segment& segment);
 
 v1::FinishReason ToWire(FinishReason reason);
-// With log-probabilities where `params` asks for them.
+// Includes log-probabilities if `params` asks for them.
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer);
 v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
                          const Tokenizer& tokenizer);
 
-// What `config` (with its defaults filled in) asks for; packed files are kept under `state_dir`.
+// `config` has its defaults filled in. Packed files are kept under `state_dir`.
 ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir);
 
-// `role` is "target" or "draft"; `window` the context length that is served.
+// `role` is "target" or "draft"; `window` is the served context length in tokens.
 v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window,
                               const AnswerDefaults& defaults);
 
-// When a prompt's progress is due to be told again. Not thread-safe.
+// Limits how often a prompt's progress is reported. Not thread-safe.
 class ProgressPace {
  public:
-  // True at most every kIntervalNs, and not before the first of them has passed.
+  // Returns true at most once per kIntervalNs, first after one interval.
   bool Due(int64_t now_ns) {
     if (last_ns_ == 0) last_ns_ = now_ns;
     if (now_ns - last_ns_ < kIntervalNs) return false;
@@ -66,7 +66,7 @@ class ProgressPace {
   int64_t last_ns_ = 0;
 };
 
-// For people: that an answer of so many tokens was cut, and what helps; "" where it was not.
+// For people: that an answer was cut after `tokens` tokens, and the remedy. "" if it was not cut.
 std::string CutText(FinishReason reason, size_t tokens);
 
 }  // namespace withy::engine

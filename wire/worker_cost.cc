@@ -15,8 +15,8 @@ void AddPrefill(const std::vector<PrefillTime>& times, v1::LevelCost* level) {
   }
 }
 
-// Of a level, what the measurement at start-up says: all of the full model, of others what depth
-// adds.
+// Fills in the start-up measurement: everything for the full model, only the depth terms for
+// others.
 void AddProbe(const StepCost& cost, const ModelInfo& info, int32_t percent, v1::LevelCost* level) {
   const DepthCost depth = DepthCostOf(cost, info.levels.front().percent, percent);
   level->set_decode_us_per_context_token(depth.decode_us);
@@ -27,7 +27,7 @@ void AddProbe(const StepCost& cost, const ModelInfo& info, int32_t percent, v1::
   AddPrefill(cost.prefill, level);
 }
 
-// The levels' times in the order of `info`. Errors: DATA_LOSS naming the level that has none.
+// The levels' times in the order of `info`. Errors: DATA_LOSS naming a level without times.
 absl::StatusOr<std::vector<LevelTimes>> TimesOf(const v1::Calibration& record,
                                                 const ModelInfo& info, const std::string& path) {
   std::vector<LevelTimes> levels = LevelTimesOf(record);

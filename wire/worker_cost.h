@@ -1,5 +1,5 @@
-// What a worker says of its speed: the calibration of its model where there is one that holds here,
-// else a short measurement. Neighbours: calibration.h (the record), engine/session/cost_probe.h
+// The cost model that a worker reports: from its model's calibration if that is valid here, else
+// from a short measurement. Neighbours: calibration.h (the record), engine/session/cost_probe.h
 // (the measurement), wire.h (CostModel). Logs nothing: the worker does.
 #pragma once
 
@@ -19,13 +19,13 @@ namespace withy::engine {
 struct WorkerCost {
   StepCost step;                   // of the full model
   std::vector<LevelTimes> levels;  // of every level, ascending; empty: not calibrated
-  // Why the calibration that is there was not taken. OK: it was; NOT_FOUND: there is none.
+  // Why an existing calibration was not used. OK: it was used; NOT_FOUND: there is none.
   absl::Status calibration;
 
   bool calibrated() const { return !levels.empty(); }
 };
 
-// `model_path` is what `model` was opened from, `packed_dir` where its packed file is kept. Takes
+// `model` was opened from `model_path`; `packed_dir` is the directory of its packed file. Takes
 // half a second without a calibration. Errors: of the measurement.
 absl::StatusOr<WorkerCost> FindWorkerCost(Model& model, const std::string& model_path,
                                           const std::string& packed_dir, const BoardInfo& board,

@@ -48,7 +48,7 @@ class WorkerCostTest : public testing::Test {
     EXPECT_TRUE(cost.ok()) << cost.status();
     return *cost;
   }
-  // The model is measured, and the message says why.
+  // Expects that the model was measured and that the message gives the reason.
   void ExpectRefused(absl::StatusCode code, const std::string& why) {
     const WorkerCost cost = Find();
     EXPECT_FALSE(cost.calibrated());

@@ -1,11 +1,11 @@
-// Chat templates: role/content messages to the pieces of a prompt, in the form the model was
-// trained on. Neighbours: tokenizer/ encodes the pieces. No template language is interpreted: the
-// file's text is recognised, the form is built in.
+// Chat templates: renders role/content messages as prompt pieces in the model's training format.
+// Neighbour: tokenizer/ encodes the pieces. No template language is interpreted: the file's
+// template text selects a built-in format.
 //
 //   WITHY_ASSIGN_OR_RETURN(ChatTemplate chat, ChatTemplate::FromFile(file, config.chat_template));
-//   WITHY_ASSIGN_OR_RETURN(RenderedChat prompt, chat.Render(messages,
-//   /*add_generation_prompt=*/true)); Encoding encoding =
-//   tokenizer.EncodePieces(prompt.TextPieces(), {.add_bos = tokenizer.wants_bos()});
+//   WITHY_ASSIGN_OR_RETURN(RenderedChat prompt, chat.Render(messages, true));
+//   const bool add_bos = tokenizer.wants_bos();
+//   Encoding encoding = tokenizer.EncodePieces(prompt.TextPieces(), {.add_bos = add_bos});
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@
 namespace withy::engine {
 
 enum class ChatFormat {
-  kPlain,    // contents one after another, a newline after each
+  kPlain,    // contents one after the other, each followed by a newline
   kChatMl,   // <|im_start|>role\n…<|im_end|>\n
   kLlama2,   // [INST] <<SYS>>…<</SYS>> … [/INST] … </s>
   kLlama3,   // <|start_header_id|>role<|end_header_id|>\n\n…<|eot_id|>
-  kZephyr,   // <|role|>\n…</s>\n  (or <|endoftext|>, as the file says)
-  kMistral,  // [INST] … [/INST] …</s>, with the spacing the file says
+  kZephyr,   // <|role|>\n…</s>\n  (or <|endoftext|>, depending on the file)
+  kMistral,  // [INST] … [/INST] …</s>, with the file's spacing
   kGemma,    // <start_of_turn>role\n…<end_of_turn>\n
   kPhi3,     // <|role|>\n…<|end|>\n
 };
@@ -35,16 +35,16 @@ enum class ChatFormat {
 struct ChatMessage {
   std::string role;                   // "system", "user" or "assistant"
   std::string content;                // UTF-8
-  std::vector<ByteSpan> fixed_spans;  // ranges of `content` that prompt pruning must keep
+  std::vector<ByteSpan> fixed_spans;  // byte ranges of `content` that prompt pruning must keep
 };
 
-// One piece of a rendered prompt: either markup of the template (`special`: control tokens are
-// recognised in it) or text of a message.
+// One piece of a rendered prompt: template markup (`special`: control tokens are recognised in it)
+// or a message's text.
 struct ChatPiece {
   std::string text;
   bool special = false;
-  int32_t message = -1;               // index of the message whose content this is; -1 for markup
-  std::vector<ByteSpan> fixed_spans;  // of `text`, carried over from the message
+  int32_t message = -1;               // index of the message with this content; -1 for markup
+  std::vector<ByteSpan> fixed_spans;  // in `text`, copied from the message
 };
 
 struct RenderedChat {
@@ -59,36 +59,35 @@ class ChatTemplate {
   // By name: plain, chatml, llama2, llama3, zephyr, mistral, gemma, phi3.
   // Errors: InvalidArgument listing the names.
   static absl::StatusOr<ChatTemplate> FromName(std::string_view name);
-  // Recognises the text of tokenizer.chat_template.
-  // Errors: Unimplemented naming the options that choose one (--chat-template NAME, config
-  // model.chat_template).
+  // Recognises the text of tokenizer.chat_template. Errors: Unimplemented naming the options that
+  // select a template (--chat-template NAME, config model.chat_template).
   static absl::StatusOr<ChatTemplate> FromText(std::string_view text);
-  // `name` when not empty, else the file's template text, else plain when the file has none.
+  // `name` if not empty, else the file's template text, else plain.
   static absl::StatusOr<ChatTemplate> FromFile(const GgufFile& file, std::string_view name = "");
 
   ChatFormat format() const { return form_.format; }
   std::string_view name() const;
-  // Whether user and assistant have to speak in turns.
+  // Whether user and assistant must alternate.
   bool alternates() const {
     return form_.format == ChatFormat::kLlama2 || form_.format == ChatFormat::kMistral ||
            form_.format == ChatFormat::kGemma;
   }
 
-  // The prompt for these messages, without BOS (the tokenizer adds it). With
-  // `add_generation_prompt` it ends where the assistant's answer begins. A prompt for
+  // Renders the prompt for these messages, without BOS (the tokenizer adds it). With
+  // `add_generation_prompt` it ends where the assistant's answer begins. The prompt for
   // messages[0..n] that ends in an assistant's message begins with the prompt for messages[0..n-1]
-  // with generation prompt. Errors: InvalidArgument naming the message for an unknown role, a fixed
-  // span outside its content, a system message that is not first, or (Llama 2, Mistral, Gemma) two
-  // user or two assistant messages in a row; and for no messages at all.
+  // with generation prompt. Errors: InvalidArgument for no messages; InvalidArgument naming the
+  // message for an unknown role, a fixed span outside its content, a system message that is not
+  // first, or (Llama 2, Mistral, Gemma) two user or two assistant messages in a row.
   absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
                                       bool add_generation_prompt) const;
 
  private:
-  // The markup around messages. Tagged forms: before_role ROLE after_role content turn_end.
-  // Instruction forms: open [system] content close, then answer_open content answer_close.
+  // Markup around messages. Tagged formats: before_role ROLE after_role content turn_end.
+  // Instruction formats: open [system] content close, then answer_open content answer_close.
   struct Form {
     ChatFormat format = ChatFormat::kPlain;
-    bool trims = false;  // contents lose white space at both ends
+    bool trims = false;  // strip white space at both ends of contents
     std::string before_role, after_role, turn_end;
     std::string open, open_again, system_open, system_close, close, answer_open, answer_close;
     bool system_before_open = false;

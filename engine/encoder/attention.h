@@ -1,7 +1,7 @@
-// Attention of a bidirectional encoder: every token of a window sees every other. Built from the
-// float product and softmax of kernels.h: keys and values are laid out as packed matrices once a
-// layer, so that scores are one product and outputs another, on every kernel target. Neighbours:
-// encoder.cc. Results do not depend on how rows are cut into blocks.
+// Attention of a bidirectional encoder: every token of a window sees every other. Uses the float
+// product and softmax of kernels.h: keys and values are packed once per layer, so that scores and
+// outputs are one product each on every kernel target. Neighbour: encoder.cc. Results do not depend
+// on the division of rows into blocks.
 #pragma once
 
 #include <cstddef>
@@ -13,33 +13,34 @@
 
 namespace withy::engine {
 
-// Keys and values of one layer of several windows. Different blocks of rows may be packed by
-// different threads; all of a window are packed before it is attended to.
+// Keys and values of one layer of several windows. Different threads may pack different blocks of
+// rows; a window must be fully packed before it is attended to.
 class AttentionMemory {
  public:
-  // Rows of a block but a window's last are a multiple of this many.
+  // Every block except a window's last has a multiple of this many rows.
   static constexpr int kRowUnit = 16;
 
-  // Lays out room for windows of `window_rows` rows each.
+  // Allocates windows of `window_rows` rows each.
   void Reset(const int* window_rows, int windows, int heads, int head_dim);
 
   // Packs rows [first, first + rows) of the window. k and v: [rows, heads * head_dim], `stride`
-  // floats between rows. `first` is a multiple of kRowUnit; `rows` too, or up to the window's end.
+  // floats between rows. `first` and `rows` are multiples of kRowUnit, except that the last rows of
+  // the window may be fewer.
   void Pack(int window, int first, int rows, const float* k, const float* v, ptrdiff_t stride);
 
   int rows(int window) const { return windows_[static_cast<size_t>(window)].rows; }
   int heads() const { return heads_; }
   int head_dim() const { return head_dim_; }
-  // [keys, head_dim] and [head_dim, keys] as products read them; keys are padded to kRowUnit with
-  // zeros.
+  // [keys, head_dim] and [head_dim, keys] in the layout of products; keys are zero-padded to
+  // kRowUnit.
   PackedMatrix Keys(int window, int head) const;
   PackedMatrix Values(int window, int head) const;
 
  private:
   struct Window {
     int rows = 0;
-    size_t keys = 0;    // of head 0, in floats
-    size_t values = 0;  // of head 0
+    size_t keys = 0;    // head 0, in floats
+    size_t values = 0;  // head 0
   };
   size_t HeadKeyFloats(int rows) const;
   size_t HeadValueFloats(int rows) const;
@@ -50,7 +51,7 @@ class AttentionMemory {
   AlignedArray<float> floats_;
 };
 
-// Room for one thread's block of rows.
+// Scratch of one thread for a block of rows.
 struct AttentionScratch {
   Activations queries;
   Activations scores;

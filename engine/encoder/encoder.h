@@ -1,8 +1,8 @@
 // Runs a TLM over windows of token ids: embedding, shared layers, score tower, decision tower,
-// heads. Neighbours: weights.h (what it reads), attention.h, elementwise.h, kernels.h; tlm.h makes
-// windows from text. Knows no text. A block of rows goes through a whole layer on one thread, so
-// that a layer costs one barrier and its activations stay in that core's cache.
-// Source: MobileBERT (arXiv 2004.02984); ElastiLM 3.3.
+// heads. Neighbours: weights.h (its weights), attention.h, elementwise.h, kernels.h; tlm.h makes
+// windows from text. One thread takes a block of rows through a whole layer, so that a layer costs
+// one barrier and its activations stay in that core's cache. Source: MobileBERT (arXiv 2004.02984);
+// ElastiLM 3.3.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct EncoderOutput {
   std::vector<float> model;   // [windows, model levels]: logits
 };
 
-// Gets the hidden states [tokens of all windows, hidden] after a layer; layer -1 of the shared
-// tower are the embeddings.
+// Receives the hidden states [tokens of all windows, hidden] after a layer. Layer -1 of the shared
+// tower is the embeddings.
 using EncoderTap =
     std::function<void(EncoderTower tower, int32_t layer, std::span<const float> hidden)>;
 
@@ -38,32 +38,31 @@ class Encoder {
   Encoder(const TlmWeights& weights, ThreadPool* pool, const Kernels& kernels);
   ~Encoder();
 
-  // windows[i]: 1 to shape.window ids in the vocabulary, [CLS] first. The outputs of a window are
-  // the same bits whatever the other windows and the number of threads. Errors: InvalidArgument
-  // naming window, value and limit; DataLoss when an output is not a finite number (damaged
-  // weights).
+  // windows[i]: 1 to shape.window ids of the vocabulary, [CLS] first. A window's outputs are
+  // bit-identical for any other windows and number of threads. Errors: InvalidArgument naming
+  // window, value and limit; DataLoss if an output is not finite (damaged weights).
   absl::Status Run(std::span<const std::vector<int32_t>> windows, EncoderOutput* out);
 
-  // For tests: with a tap every row of every layer is computed.
+  // For tests: with a tap, all rows of all layers are computed.
   void SetTap(EncoderTap tap) { tap_ = std::move(tap); }
 
  private:
-  // Rows [begin, begin + rows) of the batch, which are rows from `first` of a window.
+  // Rows [begin, begin + rows) of the batch, which are the rows from `first` on of one window.
   struct Block {
     int window = 0;
     int first = 0;
     int begin = 0;
     int rows = 0;
   };
-  // One pass over the blocks: finishes a layer, then begins the next (up to its keys and values),
-  // which needs nothing from other blocks.
+  // One pass over the blocks: finishes a layer, then starts the next one up to its keys and values,
+  // which need nothing from other blocks.
   struct Stage {
-    const EncoderLayer* finish = nullptr;   // null: the embedding comes first
-    const float* in = nullptr;              // residual of the finished layer
-    float* out = nullptr;                   // what it gives
-    bool only_cls = false;                  // nothing but row 0 of each window is wanted
-    const float* keep_from = nullptr;       // the score head reads these rows
-    const EncoderLayer* project = nullptr;  // the next layer; null at the end
+    const EncoderLayer* finish = nullptr;   // null: compute the embedding
+    const float* in = nullptr;              // residual input of the finished layer
+    float* out = nullptr;                   // its output
+    bool only_cls = false;                  // only row 0 of each window is needed
+    const float* keep_from = nullptr;       // input rows of the score head
+    const EncoderLayer* project = nullptr;  // next layer; null at the end
     const float* project_in = nullptr;
     EncoderTower tower = EncoderTower::kShared;  // of `finish`, for the tap
     int32_t layer = -1;
@@ -103,7 +102,7 @@ class Encoder {
   AlignedArray<float> y_;            // [rows, hidden]: the score tower
   AlignedArray<float> layer_input_;  // [rows, bottleneck]
   AlignedArray<float> q_;            // [rows, bottleneck]
-  AttentionMemory memory_[2];        // of the layer being finished and the one being begun
+  AttentionMemory memory_[2];        // of the layer being finished and the one being started
 };
 
 }  // namespace withy::engine

@@ -1,7 +1,7 @@
 // Makes a TLM from a Hugging Face MobileBERT directory: config.json, vocab.txt, model.safetensors.
-// A plain MobileBERT gets both towers from its upper layers, fresh heads and orthogonal SLO rows; a
-// directory that holds a trained TLM's own tensors ("tlm." before the names of docs/formats-tlm.md)
-// keeps them. Neighbours: safetensors.h, checkpoint.h. Source: ElastiLM 3.3.
+// A plain MobileBERT gets both towers from its upper layers, new heads and orthogonal SLO rows. If
+// the directory holds a trained TLM's own tensors ("tlm." before the names of docs/formats-tlm.md),
+// they are kept. Neighbours: safetensors.h, checkpoint.h. Source: ElastiLM 3.3.
 //
 //   WITHY_ASSIGN_OR_RETURN(TlmCheckpoint tlm, ImportMobileBert("mobilebert-uncased", {}));
 //   WITHY_RETURN_IF_ERROR(WriteTlm(tlm, GgmlType::kQ8_0, "tlm.gguf"));
@@ -17,17 +17,17 @@
 namespace withy::engine {
 
 struct MobileBertImport {
-  int32_t shared_layers = -1;  // of the source's; -1: half of them
+  int32_t shared_layers = -1;  // number of shared layers; -1: half of them
   int32_t slo_steps = 10;
   std::vector<int32_t> prompt_levels = DefaultLevels();
   std::vector<int32_t> model_levels = DefaultLevels();
-  uint64_t seed = 1;  // of what is made fresh
+  uint64_t seed = 1;  // seed of newly initialised tensors
 };
 
-// Names in the file may begin with "mobilebert." (a model with pre-training heads) or not. Errors:
-// NotFound (a file or tensor is missing), InvalidArgument (malformed JSON, vocabulary, a value or
-// shape that does not fit), Unimplemented (an activation or casing that this encoder does not
-// compute); each names the file, the key or tensor, and the remedy.
+// Names in the file may have the prefix "mobilebert." (models with pre-training heads). Errors:
+// NotFound (a file or tensor is missing), InvalidArgument (malformed JSON or vocabulary, a value or
+// shape that does not fit), Unimplemented (an unsupported activation or casing); each names the
+// file, the key or tensor, and the remedy.
 absl::StatusOr<TlmCheckpoint> ImportMobileBert(const std::string& directory,
                                                const MobileBertImport& options);
 

@@ -1,5 +1,5 @@
-// Read-only view of a safetensors file, mapped into memory: the JSON header checked, tensor bytes.
-// Neighbours: import_mobilebert.h turns tensors into a TLM. Knows no models; trusts nothing in the
+// Read-only view of a memory-mapped safetensors file: validated JSON header and tensor bytes.
+// Neighbour: import_mobilebert.h turns tensors into a TLM. Knows no models; trusts nothing in the
 // file.
 #pragma once
 
@@ -24,14 +24,14 @@ struct SafeTensor {
   int64_t elements() const;
 };
 
-// Immutable after opening; any thread. The file must not be truncated while mapped.
+// Immutable after opening; thread-safe. The file must not be truncated while mapped.
 class SafetensorsFile {
  public:
-  // Checks the whole structure: after this every tensor lies inside the file, is as long as type
-  // and shape say, and overlaps no other. Errors: NotFound/PermissionDenied (open), InvalidArgument
-  // naming file, tensor, value and limit.
+  // Checks the whole structure: afterwards every tensor lies inside the file, has the length
+  // implied by its type and shape, and overlaps no other. Errors: NotFound/PermissionDenied (open),
+  // InvalidArgument naming file, tensor, value and limit.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
-  // The same over bytes that the caller keeps alive; `name` stands for the path in messages.
+  // The same for bytes that the caller keeps alive; `name` replaces the path in messages.
   static absl::StatusOr<SafetensorsFile> FromBytes(std::span<const uint8_t> bytes,
                                                    std::string name);
 
@@ -41,9 +41,9 @@ class SafetensorsFile {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, SafeTensor, std::less<>>& tensors() const { return tensors_; }
-  const SafeTensor* Find(std::string_view name) const;  // null when missing
+  const SafeTensor* Find(std::string_view name) const;  // null if missing
 
-  // Copies a tensor of type F32, F16, BF16 or F64 to floats. Errors: NotFound (missing),
+  // Converts a tensor of type F32, F16, BF16 or F64 to floats. Errors: NotFound (missing),
   // Unimplemented (its type), InvalidArgument (values.size() is not its number of elements); each
   // names file and tensor.
   absl::Status Read(std::string_view name, std::span<float> values) const;
@@ -53,7 +53,7 @@ class SafetensorsFile {
   absl::Status Parse();
 
   std::string path_;
-  void* mapping_ = nullptr;  // of bytes_.size() bytes; null when the bytes are borrowed
+  void* mapping_ = nullptr;  // bytes_.size() bytes; null if the bytes are borrowed
   std::span<const uint8_t> bytes_;
   std::map<std::string, SafeTensor, std::less<>> tensors_;
 };

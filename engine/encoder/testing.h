@@ -1,4 +1,4 @@
-// Small TLMs for tests: a vocabulary, a shape, a folder that goes away.
+// Small TLMs for tests: a vocabulary, a shape, a temporary directory.
 #pragma once
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ inline WordPieceVocab SmallVocab(int32_t slo_steps = 10) {
   return *vocab;
 }
 
-// Two shared layers and one for each head; odd sizes where they may be.
+// Two shared layers and one for each head; unusual sizes where allowed.
 inline TlmShape SmallShape() {
   TlmShape shape;
   shape.encoder = {.vocab = SmallVocab().size(),
@@ -43,7 +43,7 @@ inline TlmShape SmallShape() {
   return shape;
 }
 
-// SmallShape() with weights large enough that every input matters.
+// SmallShape() with weights large enough that every input affects the output.
 inline TlmCheckpoint SmallTlm(uint64_t seed = 3, const TlmShape& shape = SmallShape()) {
   auto made = MakeTlmCheckpoint(shape, SmallVocab(shape.slo_steps), seed);
   EXPECT_TRUE(made.ok()) << made.status();

@@ -1,6 +1,5 @@
-// The WordPiece vocabulary of a TLM before it is in a GGUF file: read from a vocab.txt, given the
-// SLO tokens, written as tokenizer.ggml.* keys. Neighbours: engine/tokenizer/wordpiece.h reads
-// those keys back and cuts text with them.
+// A TLM's WordPiece vocabulary: read from a vocab.txt, extended by the SLO tokens, written as
+// tokenizer.ggml.* keys. Neighbour: engine/tokenizer/wordpiece.h reads these keys and tokenizes.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +14,24 @@
 namespace withy::engine {
 
 struct WordPieceVocab {
-  std::vector<std::string> tokens;  // as GGUF spells them: first pieces of words begin with U+2581
+  std::vector<std::string> tokens;  // in GGUF spelling: first pieces of words begin with U+2581
   std::vector<int32_t> kinds;       // TokenKind of each
   int32_t unknown = -1;             // [UNK]
   int32_t cls = -1;                 // [CLS]
   int32_t sep = -1;                 // [SEP]
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
-  // Id of the token whose GGUF text is `token`, -1 when there is none. O(size).
+  // Id of the token with this GGUF text, -1 if there is none. O(size).
   int32_t Find(std::string_view token) const;
   bool operator==(const WordPieceVocab&) const = default;
 };
 
-// One token a line, "##" before pieces that go on a word, [UNK], [CLS] and [SEP] among them. Texts
-// like [05] and <08> (two digits) are control tokens. Errors: InvalidArgument naming `where`, the
-// line and what is wrong: a token twice, an empty line inside, a special token missing.
+// One token per line, "##" before pieces that continue a word, [UNK], [CLS] and [SEP] among them.
+// Texts like [05] and <08> (two digits) are control tokens. Errors: InvalidArgument naming `where`,
+// the line and the problem: a duplicate token, an empty line, a missing special token.
 absl::StatusOr<WordPieceVocab> ParseVocab(std::string_view text, std::string_view where);
 
-// Appends the SLO tokens that are missing, [01] .. then <01> ..; returns how many.
+// Appends the missing SLO tokens, [01] .. then <01> ..; returns their number.
 int32_t AddSloTokens(int32_t slo_steps, WordPieceVocab* vocab);
 
 void WriteVocab(const WordPieceVocab& vocab, GgufWriter* writer);

@@ -1,5 +1,5 @@
-// A TLM's weights as the kernels read them: packed matrices, float vectors, token rows as stored.
-// Neighbours: encoder.h computes with them; checkpoint.h has the same tensors as floats.
+// A TLM's weights in the layout of the kernels: packed matrices, float vectors, token rows as
+// stored. Neighbours: encoder.h computes with them; checkpoint.h has the same tensors as floats.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace withy::engine {
 
-// y = W x + bias. Absent (a layer without bottlenecks): w.n_out == 0.
+// y = W x + bias. Absent (a layer without bottlenecks) if w.n_out == 0.
 struct LinearWeights {
   PackedMatrix w;
   const float* bias = nullptr;  // [n_out]
@@ -49,11 +49,11 @@ struct EncoderLayer {
   NormWeights bottleneck_out_norm;
 };
 
-// Owns its memory and does not refer to the file; immutable, so any thread may read it.
+// Owns its memory and does not refer to the file. Immutable, so thread-safe.
 struct TlmWeights {
   TlmShape shape;
   GgmlType token_type = GgmlType::kF32;
-  std::vector<uint8_t> token_rows;  // vocab rows of token_row_bytes as stored
+  std::vector<uint8_t> token_rows;  // [vocab] rows of token_row_bytes, as stored
   size_t token_row_bytes = 0;
   const float* positions = nullptr;    // [positions, hidden]
   const float* token_types = nullptr;  // [token_types, hidden]
@@ -63,15 +63,15 @@ struct TlmWeights {
   std::vector<EncoderLayer> score;
   std::vector<EncoderLayer> decision;
   LinearWeights keep;    // one output: the logit of "retain"
-  LinearWeights pooler;  // absent when !shape.pooler
-  LinearWeights prompt;  // an output a prompt level
-  LinearWeights model;   // an output a model level
+  LinearWeights pooler;  // absent if !shape.pooler
+  LinearWeights prompt;  // one output per prompt level
+  LinearWeights model;   // one output per model level
   std::vector<AlignedArray<std::byte>> storage;
 };
 
-// The file's type and shape for `spec`. Errors: NotFound when it is missing, InvalidArgument for
-// another shape or a quantised type where floats are wanted, Unimplemented for a type that cannot
-// be computed with; all name file, tensor and remedy.
+// The file's tensor for `spec`. Errors: NotFound (missing), InvalidArgument (another shape, or
+// quantised where floats are required), Unimplemented (an unsupported type); all name file, tensor
+// and remedy.
 absl::StatusOr<const TensorInfo*> FindTlmTensor(const GgufFile& file, const TensorSpec& spec);
 
 // Errors: as ReadTlmShape() and FindTlmTensor().

@@ -1,6 +1,6 @@
-// Text to the windows that a TLM reads, and back from tokens to words. Each window is [CLS], the
-// TTFT token, the TPOT token, text, [SEP]. Neighbours: tokenizer/ cuts words into pieces, encoder.h
-// runs the windows; training must cut text with this too. Pure: no weights, no computing.
+// Converts text to the windows a TLM reads, and maps tokens back to words. Each window is [CLS],
+// the TTFT token, the TPOT token, text, [SEP]. Neighbours: tokenizer/ splits words into pieces,
+// encoder.h runs the windows; training uses it, too. Pure: no weights, no computing.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace withy::engine {
 
-// What the caller wants, as ratios of the full model's latency: 0.4 is 40 %.
+// The caller's SLO as ratios of the full model's latency: 0.4 is 40 %.
 struct TlmSlo {
   double ttft_ratio = 1;
   double tpot_ratio = 1;
@@ -32,37 +32,37 @@ struct TextToken {
 };
 
 struct WindowedText {
-  std::vector<std::vector<int32_t>> windows;  // at least one; ids with special tokens
+  std::vector<std::vector<int32_t>> windows;  // at least one; ids including special tokens
   std::vector<TextToken> tokens;              // of the text, in order
-  std::vector<ByteSpan> spans;                // of each token: bytes of the text
+  std::vector<ByteSpan> spans;                // byte range in the text of each token
   std::vector<ByteSpan> words;
   std::vector<std::pair<int32_t, int32_t>> word_tokens;  // tokens [first, second) of each word
 };
 
-// Words: runs of characters that are not white space, of any script; an ideograph (and a kana) is a
-// word of its own. Spans are in order, do not overlap and hold no white space.
+// Words: runs of characters other than white space, in any script; an ideograph or kana is a word
+// of its own. Spans are in order, do not overlap and contain no white space.
 std::vector<ByteSpan> SplitWords(std::string_view text);
 
-// The step (1 .. steps) that stands for `ratio`: rounded down, so that the TLM never aims slower
-// than asked; ratios beyond either end take the end. `ratio` is finite and above 0.
+// The step (1 .. steps) for `ratio`: rounded down, so that the TLM never aims slower than
+// requested, and clamped. `ratio` is finite and above 0.
 int32_t SloStep(double ratio, int32_t steps);
 
-// Where windows end: cuts `tokens` text tokens into pieces of at most `capacity`, as even as they
-// can be, each moved back to the start of a word (`joined[i]`: token i goes on the word of token
-// i - 1) when one begins within 32 tokens. At least one piece, which may be empty.
+// Divides `tokens` text tokens into windows of at most `capacity`, as even as possible. Each border
+// moves back to the start of a word if one begins within 32 tokens (`joined[i]`: token i continues
+// the word of token i - 1). Returns at least one window, which may be empty.
 std::vector<std::pair<int32_t, int32_t>> CutTokens(std::span<const bool> joined, int32_t capacity);
 
-// Immutable; any thread. Borrows the tokenizer.
+// Immutable; thread-safe. Borrows the tokenizer.
 class WindowMaker {
  public:
-  // Errors: InvalidArgument naming `where` when the vocabulary's size is not the shape's, or when
-  // it lacks [CLS], [SEP] or an SLO token.
+  // Errors: InvalidArgument naming `where` if the vocabulary has the wrong size or lacks [CLS],
+  // [SEP] or an SLO token.
   static absl::StatusOr<WindowMaker> Create(const Tokenizer& tokenizer, const TlmShape& shape,
                                             std::string_view where);
 
-  // `words`: what gets a score, in order and not overlapping; empty: SplitWords(text). Errors:
-  // InvalidArgument for an SLO that is not a finite number above 0, a text of more than
-  // `max_bytes`, words outside the text or out of order; each names value and limit.
+  // `words`: the units to score, in order and not overlapping; empty: SplitWords(text). Errors:
+  // InvalidArgument for an SLO that is not finite and above 0, a text of more than `max_bytes`,
+  // words outside the text or out of order; each names value and limit.
   absl::StatusOr<WindowedText> Make(std::string_view text, const TlmSlo& slo,
                                     std::span<const ByteSpan> words, size_t max_bytes) const;
 

@@ -1,6 +1,5 @@
-// A file that appears whole or not at all: written beside its final place, synced, renamed.
-// Neighbours: writer.h (GGUF) and whatever else writes large files that must never be seen
-// half-written.
+// A file that is written atomically: written beside its final path, synced, renamed. Neighbours:
+// writer.h (GGUF) and other writers of large files.
 #pragma once
 
 #include <cstddef>
@@ -15,24 +14,23 @@
 
 namespace withy::engine {
 
-// Not thread-safe. Destroyed without Commit(): the temporary file is removed and `path` is as
-// before.
+// Not thread-safe. If destroyed without Commit(), removes the temporary file and leaves `path` as
+// it was.
 class OutputFile {
  public:
-  // Creates PATH.XXXXXX.partial in the same directory.
-  // Errors: from the disk, naming the path.
+  // Creates PATH.XXXXXX.partial in the same directory. Errors: of the file system, naming the path.
   static absl::StatusOr<std::unique_ptr<OutputFile>> Create(const std::string& path);
 
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();
 
-  // Appends. Errors: ResourceExhausted when the disk is full or the quota used up, others from the
-  // disk; all name the path.
+  // Appends. Errors: ResourceExhausted (the disk is full or the quota used up), others of the file
+  // system; all name the path.
   absl::Status Append(std::span<const uint8_t> bytes);
   uint64_t bytes_written() const { return bytes_written_; }
 
-  // Flushes, syncs, renames over `path`, syncs the directory. Call once, last.
+  // Flushes, syncs, renames to `path`, syncs the directory. Call once, last.
   absl::Status Commit();
 
  private:

@@ -1,5 +1,4 @@
-// The checking half of GgufFile: fills it from its bytes or says what is wrong with them. For
-// reader.cc only.
+// Parses and validates the bytes of a GgufFile. For reader.cc only.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +10,14 @@ namespace withy::engine {
 
 class GgufParser {
  public:
-  // Fills everything but path and mapping. Errors: as GgufFile::Open(), without the file's name.
+  // Fills everything except path and mapping. Errors: as GgufFile::Open(), without the file's name.
   static absl::Status Parse(GgufFile& file);
 
  private:
-  // Metadata and tensors of one GGUF.
+  // Parses metadata and tensors of one GGUF.
   static absl::Status ParseTable(GgufFile& file);
-  // The tensors of the GGUF that follows the first one's data, if there is one (kGgufOwnTensors).
+  // Adds the tensors of the second GGUF after the first one's data, if there is one
+  // (kGgufOwnTensors).
   static absl::Status AddOwnTensors(GgufFile& file);
   static absl::Status ParseHeader(GgufFile& file);
   static absl::Status ParseAlignment(GgufFile& file);

@@ -1,6 +1,6 @@
-// Tensor blocks to floats and back, bit-compatible with ggml's formats and rounding.
-// Neighbours: weights/ packs what is decoded here; cpu/ have their own fast paths for the
-// packed layouts. Plain scalar code: it runs at import, not per token.
+// Converts tensor blocks to floats and back, bit-compatible with ggml's formats and rounding.
+// Neighbours: weights/ packs the results; cpu/ has fast paths for the packed layouts. Plain scalar
+// code: it runs at import, not per token.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,15 @@
 
 namespace withy::engine {
 
-// IEEE half, rounding to nearest even; overflow gives infinity, NaN stays a (quiet) NaN.
+// IEEE half precision; rounds to nearest even, overflow gives infinity, NaN stays a (quiet) NaN.
 float HalfToFloat(uint16_t bits);
 uint16_t FloatToHalf(float value);
-// bfloat16, rounding to nearest even; NaN stays a (quiet) NaN.
+// bfloat16; rounds to nearest even, NaN stays a (quiet) NaN.
 float Bf16ToFloat(uint16_t bits);
 uint16_t FloatToBf16(float value);
 
-// Bytes of `elements` consecutive elements of a row.
-// Errors: InvalidArgument for an unknown type, a count that is negative or no multiple of the
-// type's block, or an overflow.
+// Bytes of `elements` consecutive elements of a row. Errors: InvalidArgument for an unknown type, a
+// count that is negative or not a multiple of the type's block, or an overflow.
 absl::StatusOr<uint64_t> RowBytes(GgmlType type, int64_t elements);
 
 // True for F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
@@ -29,19 +28,19 @@ bool CanDequantize(GgmlType type);
 // True for F32, F16, BF16, Q8_0, Q4_0, Q4_1.
 bool CanQuantize(GgmlType type);
 
-// dst[i] = value of element i; src holds exactly dst.size() elements (whole rows or any multiple of
-// the block). Errors: InvalidArgument naming the type when it cannot be decoded or the sizes do not
+// Sets dst[i] to element i. `src` holds exactly dst.size() elements: whole rows or any multiple of
+// the block. Errors: InvalidArgument naming the type if it cannot be decoded or the sizes do not
 // match.
 absl::Status Dequantize(GgmlType type, std::span<const uint8_t> src, std::span<float> dst);
 
-// The reverse, rounding as ggml's reference does: Q8_0 scale max|x|/127, Q4_0 scale (signed
+// The inverse, with the rounding of ggml's reference: Q8_0 scale max|x|/127, Q4_0 scale (signed
 // extreme)/-8, Q4_1 scale (max - min)/15 and minimum, stored as half; quants use the unrounded
-// scale. A NaN or infinity in src is
-// InvalidArgument naming its index for the block types, and kept by F32, F16, BF16.
+// scale. A NaN or infinity in `src` is InvalidArgument naming its index for block types, and is
+// kept by F32, F16, BF16.
 absl::Status Quantize(GgmlType type, std::span<const float> src, std::span<uint8_t> dst);
 
-// 4 bits with a minimum: element i of a 32-block b is scales[b] * q - mins[b], q in 0..15.
-// quants: 16 bytes a block; byte j has element j in its low half and element j + 16 in its high
+// 4 bits with a minimum: element i of 32-element block b is scales[b] * q - mins[b], q in 0..15.
+// quants: 16 bytes per block; byte j has element j in its low half and element j + 16 in its high
 // half.
 struct Q4MinRow {
   std::span<float> scales;    // [elements / 32]
@@ -49,8 +48,8 @@ struct Q4MinRow {
   std::span<uint8_t> quants;  // [elements / 2]
 };
 
-// Re-expresses Q4_K or Q4_1 blocks exactly (same values as Dequantize up to the rounding of one
-// multiply-add). Errors: InvalidArgument for another type or sizes that do not match.
+// Converts Q4_K or Q4_1 blocks exactly (same values as Dequantize up to the rounding of one
+// multiply-add). Errors: InvalidArgument for another type or mismatched sizes.
 absl::Status ToQ4Min(GgmlType type, std::span<const uint8_t> src, const Q4MinRow& dst);
 
 }  // namespace withy::engine

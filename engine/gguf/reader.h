@@ -1,6 +1,6 @@
-// Read-only view of a GGUF file, mapped into memory: metadata, tensor table, tensor bytes.
-// Neighbours: writer.h makes such files, quants.h turns tensor bytes into floats.
-// Does not compute, does not know model architectures.
+// Read-only view of a memory-mapped GGUF file: metadata, tensor table, tensor bytes. Neighbours:
+// writer.h writes such files, quants.h converts tensor bytes to floats. Does not compute or know
+// model architectures.
 //
 //   WITHY_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open("models/pocket.gguf"));
 //   WITHY_ASSIGN_OR_RETURN(uint64_t layers, file.GetUint("llama.block_count"));
@@ -23,8 +23,8 @@
 
 namespace withy::engine {
 
-// One tensor of the file. dims are in ggml's order: dims[0] is the contiguous one (input features
-// of a matrix), dims[1] counts rows.
+// One tensor of the file. dims are in ggml's order: dims[0] is the contiguous dimension (input
+// features of a matrix), dims[1] is the number of rows.
 struct TensorInfo {
   std::string name;
   GgmlType type = GgmlType::kF32;
@@ -37,7 +37,7 @@ struct TensorInfo {
   int64_t elements() const { return cols() * rows(); }
 };
 
-// One metadata entry; `payload` points into the file: the scalar, the string's characters, or the
+// One metadata entry. `payload` points into the file: the scalar, the string's characters, or the
 // array's elements as stored.
 struct MetadataEntry {
   std::string_view key;
@@ -47,18 +47,17 @@ struct MetadataEntry {
   std::span<const uint8_t> payload;
 };
 
-// Thread-safe after opening (immutable). Views it hands out live as long as the GgufFile they came
-// from (moving it keeps them valid). The file must not be truncated while mapped: the kernel
-// answers such a read with SIGBUS.
+// Immutable after opening, thread-safe. Views are valid while the GgufFile lives, also after a
+// move. The file must not be truncated while mapped: reading it then raises SIGBUS.
 class GgufFile {
  public:
-  // Maps and checks the whole structure: after this every tensor lies inside the file and every
-  // string inside its metadata. Errors: NotFound/PermissionDenied (open), InvalidArgument (not
-  // GGUF, version not 2 or 3, truncated, any size, count, type, offset or alignment out of bounds,
-  // duplicate key or tensor name), each naming the file, the thing, the value and the limit.
+  // Maps the file and checks its whole structure: afterwards every tensor lies inside the file and
+  // every string inside the metadata. Errors: NotFound/PermissionDenied (open), InvalidArgument
+  // (not GGUF, version not 2 or 3, truncated, a size, count, type, offset or alignment out of
+  // bounds, duplicate key or tensor name), each naming the file, the item, the value and the limit.
   static absl::StatusOr<GgufFile> Open(const std::string& path);
 
-  // The same over bytes that the caller keeps alive; `name` stands for the path in messages.
+  // The same for bytes that the caller keeps alive; `name` replaces the path in messages.
   static absl::StatusOr<GgufFile> FromBytes(std::span<const uint8_t> bytes, std::string name);
 
   GgufFile(GgufFile&&) noexcept;
@@ -72,26 +71,27 @@ class GgufFile {
   uint64_t alignment() const { return alignment_; }
   std::span<const uint8_t> bytes() const { return bytes_; }  // the whole file
 
-  // --- metadata, in file order
+  // Metadata, in file order.
   std::span<const MetadataEntry> metadata() const { return metadata_; }
-  const MetadataEntry* FindMetadata(std::string_view key) const;  // null when missing
+  const MetadataEntry* FindMetadata(std::string_view key) const;  // null if missing
   bool Has(std::string_view key) const { return FindMetadata(key) != nullptr; }
 
-  // Errors of all getters: NotFound when the key is missing, InvalidArgument when its type or value
+  // Errors of all getters: NotFound if the key is missing, InvalidArgument if its type or value
   // does not fit; both name file and key.
   absl::StatusOr<std::string_view> GetString(std::string_view key) const;
-  absl::StatusOr<uint64_t> GetUint(std::string_view key) const;  // any integer type, not negative
-  absl::StatusOr<int64_t> GetInt(std::string_view key) const;    // any integer type that fits
+  absl::StatusOr<uint64_t> GetUint(std::string_view key) const;  // any integer type, non-negative
+  absl::StatusOr<int64_t> GetInt(std::string_view key) const;    // any integer type, in range
   absl::StatusOr<double> GetFloat(std::string_view key) const;   // float32 or float64
   absl::StatusOr<bool> GetBool(std::string_view key) const;
   absl::StatusOr<std::vector<std::string_view>> GetStringArray(std::string_view key) const;
-  absl::StatusOr<std::vector<int64_t>> GetIntArray(
-      std::string_view key) const;  // any integer or bool element type
-  absl::StatusOr<std::vector<float>> GetFloatArray(
-      std::string_view key) const;  // float32 or float64 elements
+  // Any integer or bool element type.
+  absl::StatusOr<std::vector<int64_t>> GetIntArray(std::string_view key) const;
+  // float32 or float64 elements.
+  absl::StatusOr<std::vector<float>> GetFloatArray(std::string_view key) const;
   absl::StatusOr<uint64_t> GetArrayCount(std::string_view key) const;
 
-  // `fallback` when the key is missing; a present key of the wrong type is still InvalidArgument.
+  // Return `fallback` if the key is missing; a present key of a wrong type is still
+  // InvalidArgument.
   absl::StatusOr<std::string_view> GetStringOr(std::string_view key,
                                                std::string_view fallback) const;
   absl::StatusOr<uint64_t> GetUintOr(std::string_view key, uint64_t fallback) const;
@@ -99,9 +99,9 @@ class GgufFile {
   absl::StatusOr<double> GetFloatOr(std::string_view key, double fallback) const;
   absl::StatusOr<bool> GetBoolOr(std::string_view key, bool fallback) const;
 
-  // --- tensors, in file order
+  // Tensors, in file order.
   std::span<const TensorInfo> tensors() const { return tensors_; }
-  const TensorInfo* FindTensor(std::string_view name) const;  // null when missing
+  const TensorInfo* FindTensor(std::string_view name) const;  // null if missing
   // Errors: NotFound naming file and tensor.
   absl::StatusOr<const TensorInfo*> GetTensor(std::string_view name) const;
   // The tensor's bytes; `tensor` must come from this file.
@@ -116,7 +116,7 @@ class GgufFile {
   absl::Status WrongType(const MetadataEntry& entry, std::string_view wanted) const;
 
   std::string path_;
-  void* mapping_ = nullptr;  // of bytes_.size() bytes; null when the bytes are borrowed
+  void* mapping_ = nullptr;  // bytes_.size() bytes; null if the bytes are borrowed
   std::span<const uint8_t> bytes_;
   uint32_t version_ = 0;
   uint64_t alignment_ = kGgufDefaultAlignment;

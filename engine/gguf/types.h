@@ -1,5 +1,6 @@
-// The numbers of the GGUF format: tensor types with their block shapes, metadata value types.
-// Neighbours: reader.h and writer.h move bytes, quants.h turns blocks into floats and back.
+// Constants of the GGUF format: tensor types with their block shapes, metadata value types.
+// Neighbours: reader.h and writer.h read and write files, quants.h converts blocks to floats and
+// back.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 namespace withy::engine {
 
-// Tensor element types as numbered in files. Every number here can be read and copied; quants.h
-// says which can be computed with.
+// Tensor element types, numbered as in files. All of them can be read and copied; quants.h lists
+// those that can be computed with.
 enum class GgmlType : uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -51,13 +52,13 @@ struct GgmlTypeTraits {
   uint32_t block_bytes = 0;
 };
 
-// Null for a number that is no type.
+// Null for an unknown type number.
 const GgmlTypeTraits* FindTypeTraits(GgmlType type);
 
-// "Q8_0"; "unknown" for a number that is no type.
+// "Q8_0"; "unknown" for an unknown type number.
 std::string_view TypeName(GgmlType type);
 
-// Metadata value types as numbered in files.
+// Metadata value types, numbered as in files.
 enum class GgufValueType : uint32_t {
   kUint8 = 0,
   kInt8 = 1,
@@ -74,10 +75,10 @@ enum class GgufValueType : uint32_t {
   kFloat64 = 12,
 };
 
-// "uint32", "string", ...; "unknown" for a number that is no type.
+// "uint32", "string", ...; "unknown" for an unknown type number.
 std::string_view ValueTypeName(GgufValueType type);
 
-// Bytes of one scalar of `type`; 0 for strings, arrays and numbers that are no type.
+// Bytes of one scalar of `type`; 0 for strings, arrays and unknown type numbers.
 uint32_t ScalarBytes(GgufValueType type);
 
 inline constexpr uint32_t kGgufMagic = 0x46554747;  // "GGUF" read as little-endian
@@ -86,8 +87,8 @@ inline constexpr uint32_t kGgufDefaultAlignment = 32;
 inline constexpr uint32_t kGgufMaxAlignment = 1 << 20;
 inline constexpr uint32_t kGgufMaxDims = 4;
 
-// Key (u64) of the offset at which a second GGUF begins, behind the data of the first: it has the
-// tensors whose names begin with the prefix. 0: there is none. docs/formats-elastic.md
+// Key (u64) of the offset of a second GGUF after the first one's data. It holds the tensors whose
+// names begin with kGgufOwnPrefix. 0: there is none. See docs/formats-elastic.md.
 inline constexpr std::string_view kGgufOwnTensors = "withy.tensors";
 inline constexpr std::string_view kGgufOwnPrefix = "withy.";
 

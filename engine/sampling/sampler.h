@@ -1,9 +1,9 @@
-// Picks the next token from logits. Pure: the same logits, parameters, position and history always
-// give the same token. Neighbours: stop.h ends an answer at a string. Does not run the model, keeps
-// no state between tokens.
+// Picks the next token from logits. Pure: equal logits, parameters, position and history give the
+// same token. Neighbour: stop.h ends an answer at a string. Runs no model and keeps no state
+// between tokens.
 //
-//   WITHY_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create({.temperature = 0.8f, .top_p = 0.95f,
-//   .seed = 7})); WITHY_ASSIGN_OR_RETURN(Sample sample, sampler.Pick(logits, position, history));
+//   WITHY_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create({.temperature = 0.8f, .seed = 7}));
+//   WITHY_ASSIGN_OR_RETURN(Sample sample, sampler.Pick(logits, position, history));
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ namespace withy::engine {
 inline constexpr int32_t kMaxRepetitionWindow = 65536;
 
 struct SamplingParams {
-  float temperature = 0.0f;  // 0..100; 0 takes the most likely token
+  float temperature = 0.0f;  // 0..100; 0 is greedy
   int32_t top_k = 0;         // keep the k most likely; 0 keeps all
-  float top_p = 1.0f;        // (0, 1]: keep the smallest set of tokens that holds this probability
-  float min_p = 0.0f;        // [0, 1]: keep tokens at least this share as likely as the most likely
-  float repetition_penalty =
-      1.0f;  // (0, 10]: divides positive and multiplies negative logits of tokens in the history
-  int32_t repetition_window = 64;  // how many last tokens of the history count; 0..65536
-  // Tokens that are never penalised: those that end an answer stand in every conversation, and a
-  // model that may not say them again does not stop.
+  float top_p = 1.0f;        // (0, 1]: keep the smallest set of tokens with this total probability
+  float min_p = 0.0f;        // [0, 1]: keep tokens with this share of the highest probability
+  // (0, 10]: divides positive and multiplies negative logits of tokens in the history.
+  float repetition_penalty = 1.0f;
+  int32_t repetition_window = 64;  // number of latest history tokens that count; 0..65536
+  // Tokens that are never penalised: those that end an answer. They occur in every conversation,
+  // and a model that is discouraged from repeating them does not stop.
   std::vector<int32_t> unpenalized = {};
   uint64_t seed = 0;
   bool logprobs = false;     // fill Sample::logprob
@@ -38,21 +38,20 @@ absl::Status Validate(const SamplingParams& params);
 
 struct TokenLogprob {
   int32_t id = 0;
-  float logprob = 0.0f;  // natural logarithm, of the model's own distribution: before penalty,
-                         // temperature and cuts
+  float logprob = 0.0f;  // natural logarithm, before penalty, temperature and truncation
 };
 
 struct Sample {
   int32_t id = 0;
-  float logprob = 0.0f;           // when asked for
-  std::vector<TokenLogprob> top;  // most likely first, ties by lowest id
+  float logprob = 0.0f;           // if requested
+  std::vector<TokenLogprob> top;  // most likely first; ties by lowest id
 };
 
-// Uniform in [0, 1), a pure function of its arguments (Philox 4x32-10), so that a retry, another
-// batch or speculation draws the same.
+// Uniform in [0, 1); a pure function of its arguments (Philox 4x32-10), so that a retry, another
+// batch or speculation draws the same number.
 double UniformAt(uint64_t seed, uint64_t position);
 
-// Stateless after creation apart from scratch memory: one a thread, or one a call.
+// Stateless except for scratch memory: one per thread or per call.
 class Sampler {
  public:
   // Errors: as Validate().
@@ -60,12 +59,11 @@ class Sampler {
 
   const SamplingParams& params() const { return params_; }
 
-  // The token for position `position` (its index in the context). `logits` is [vocab], not changed.
-  // `history` are the tokens before it; only the last repetition_window count. Order of steps:
-  // penalty, top-k, top-p, min-p (both on the untempered distribution), temperature, draw.
-  // -infinity forbids a token. Ties break by lowest id.
-  // Errors: InvalidArgument for empty logits; Internal when a logit is NaN or +infinity, or all are
-  // -infinity.
+  // Picks the token at `position` (its index in the context). `logits`: [vocab], unchanged.
+  // `history`: the tokens before it, of which the last repetition_window count. Order of steps:
+  // penalty, top-k, top-p, min-p (both on the distribution before temperature), temperature, draw.
+  // A logit of -infinity forbids a token. Ties go to the lowest id. Errors: InvalidArgument for
+  // empty logits; Internal if a logit is NaN or +infinity, or all are -infinity.
   absl::StatusOr<Sample> Pick(std::span<const float> logits, uint64_t position,
                               std::span<const int32_t> history);
 
@@ -80,14 +78,15 @@ class Sampler {
   std::span<const float> Penalize(std::span<const float> logits, std::span<const int32_t> history);
   int32_t DrawFromAll(std::span<const float> logits, float largest, double uniform);
   int32_t DrawFromCandidates(std::span<const float> logits, float largest, double uniform);
-  // Fills candidates_ with what the cuts leave, most likely first; at least one.
+  // Fills candidates_ with the tokens that remain after truncation, most likely first; at least
+  // one.
   void CollectCandidates(std::span<const float> logits, float largest);
   void CollectAbove(std::span<const float> logits, float floor);
   void SortCandidates();
   void KeepTopK(size_t keep);
-  // Sorts the candidates and cuts them by top-p. `all` is the weight of the whole distribution, 0
-  // when the candidates are all there is. False, with nothing done, when these candidates do not
-  // hold enough of it and are not the last ones.
+  // Sorts the candidates and truncates them by top-p. `all` is the weight of the whole
+  // distribution, 0 if the candidates are all of it. Returns false and changes nothing if the
+  // candidates hold too little weight and more can be collected (`last` false).
   bool KeepTopP(double all, float largest, bool last);
   void FillLogprobs(std::span<const float> logits, float largest, Sample& sample);
 

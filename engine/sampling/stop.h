@@ -1,5 +1,5 @@
-// Ends an answer at the first of several stop strings, over text that arrives in pieces.
-// Neighbours: tokenizer's StreamDecoder makes the pieces.
+// Ends an answer at the first of several stop strings, in text that arrives in pieces. Neighbour:
+// the tokenizer's StreamDecoder makes the pieces.
 //
 //   StopMatcher stop(stops);
 //   emit(stop.Push(piece)); if (stop.stopped()) …; at the end emit(stop.Flush());
@@ -23,20 +23,19 @@ inline constexpr size_t kMaxStopStringBytes = 256;
 // bytes.
 absl::Status ValidateStopStrings(std::span<const std::string> stops);
 
-// Text that might be the start of a stop string is held back until it is known not to be. Not
-// thread-safe.
+// Holds back text that may be the start of a stop string. Not thread-safe.
 class StopMatcher {
  public:
   explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-  // The text that may be shown now. After a match: the text before the stop string, then nothing
-  // any more.
+  // Returns the text that can be shown now. After a match: the text before the stop string, then
+  // nothing.
   std::string Push(std::string_view text);
-  // What was held back, when the answer ends without a match.
+  // Returns the text held back, at the end of an answer without a match.
   std::string Flush();
 
   bool stopped() const { return matched_ >= 0; }
-  int matched() const { return matched_; }  // index of the stop string that ended it, or -1
+  int matched() const { return matched_; }  // index of the matched stop string, or -1
 
  private:
   std::vector<std::string> stops_;

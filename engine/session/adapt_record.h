@@ -1,6 +1,6 @@
-// A record that was made under one chat template, put into the form that a stricter one takes: so a
-// context goes on when its model or its template is changed. Neighbours: conversation.cc encodes
-// what comes out. Pure.
+// Adapts a record made under one chat template to the rules of a stricter one, so that a context
+// can continue after its model or template has changed. Neighbour: conversation.cc encodes the
+// result. Pure.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +13,17 @@
 namespace withy::engine {
 
 struct AdaptedRecord {
-  std::vector<Segment> segments;  // empty when `adapted` is 0: the record is as it has to be
-  std::vector<size_t> origin;     // of each: the first of the given ones that went into it
-  size_t recorded = 0;            // of `segments`: those of the record
-  int adapted = 0;                // messages that were merged or added
+  std::vector<Segment> segments;  // empty if `adapted` is 0: the record fits as it is
+  std::vector<size_t> origin;     // per segment: index of the first input segment merged into it
+  size_t recorded = 0;            // number of `segments` that come from the record
+  int adapted = 0;                // number of messages that were merged or added
 };
 
-// Of `segments` the first `recorded` are the record; what follows is a new prompt, which stays as
-// it is, right or wrong. A system message that does not open its run of messages becomes the
-// user's. Where the template needs user and assistant in turns, messages of one role in a row
-// become one, with an empty line between them, and an answer to nothing gets an empty message of
-// the user before it. Adapting what was adapted changes nothing.
+// The first `recorded` of `segments` are the record; the rest is a new prompt, which is not
+// changed, valid or not. A system message that does not open its run of messages becomes a user
+// message. If the template requires user and assistant to alternate, consecutive messages of one
+// role are merged, separated by an empty line, and an answer without a question gets an empty user
+// message before it. Idempotent.
 AdaptedRecord AdaptRecord(std::span<const Segment> segments, size_t recorded,
                           const ChatTemplate& chat);
 

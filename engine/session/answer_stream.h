@@ -1,6 +1,5 @@
-// Turns sampled tokens into the text of an answer, and says when it ends: end of turn, stop string,
-// or token limit. Neighbours: sampling/ picks the tokens, tokenizer/ decodes them. Does not run a
-// model.
+// Turns sampled tokens into the text of an answer and detects its end: end of turn, stop string, or
+// token limit. Neighbours: sampling/ picks the tokens, tokenizer/ decodes them. Runs no model.
 //
 //   AnswerStream answer(tokenizer, max_tokens, stops);
 //   while (!answer.finished()) emit(answer.Push(NextToken()));
@@ -19,7 +18,7 @@ namespace withy::engine {
 
 enum class FinishReason { kNone, kEndOfTurn, kStopString, kMaxTokens, kContextFull, kCancelled };
 
-// "end_of_turn", "stop_string", ...; as metrics name them.
+// "end_of_turn", "stop_string", ...; used as metric labels.
 std::string_view FinishReasonName(FinishReason reason);
 
 // One answer. Not thread-safe; `tokenizer` must outlive it.
@@ -27,17 +26,17 @@ class AnswerStream {
  public:
   AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens, std::vector<std::string> stops);
 
-  // Takes the next token; returns the text that may be shown now (whole characters; text that might
-  // begin a stop string is held back). Not to be called once finished.
+  // Adds the next token and returns the text that can be shown now: whole characters, without text
+  // that might begin a stop string. Must not be called once finished.
   std::string Push(int32_t id);
-  // Ends the answer for a reason from outside (cancelled, window full); returns what was held back.
+  // Ends the answer for an external reason (cancelled, window full); returns the text held back.
   std::string Finish(FinishReason reason);
 
   bool finished() const { return reason_ != FinishReason::kNone; }
   FinishReason reason() const { return reason_; }
-  // All that Push and Finish returned.
+  // All text that Push and Finish returned.
   const std::string& text() const { return text_; }
-  // Tokens of the answer, without the one that ended the turn.
+  // Tokens of the answer, without the token that ended the turn.
   const std::vector<int32_t>& ids() const { return ids_; }
 
  private:

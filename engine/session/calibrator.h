@@ -1,12 +1,12 @@
-// Takes the times that a calibration consists of: which ones, and one sample of each. Neighbours:
-// `withyctl calibrate` goes round them and keeps the samples; level_times.h is what comes of them.
-// Keeps no record, judges nothing.
+// Measures the times of a calibration: plans the points and takes one sample of a point.
+// Neighbours: `withyctl calibrate` takes the samples in rounds and stores them; level_times.h holds
+// the results. Stores and judges nothing.
 //
 //   for (const TimedPoint& point : PlanTimes(model.info(), window))
 //     WITHY_ASSIGN_OR_RETURN(const double us, calibrator.Sample(point, nullptr));
 //
 // Source: ElastiLM section 4 (one-shot profiling of prefill and decode for every sub-model); ours
-// adds depth, batch, switching and coming back to a context.
+// adds depth, batch, level switches and resuming a context.
 #pragma once
 
 #include <array>
@@ -24,11 +24,10 @@
 namespace withy::engine {
 
 enum class TimedKind {
-  kPrefill,  // of `rows` tokens into an empty context, in pieces as a worker cuts them, after a
-             // rest
-  kDecode,   // a step of `rows` calls with contexts of `depth` tokens
-  kSwitch,   // what the first step takes more than the next, after a step of another level
-  kResume,   // first step of a context of `depth` tokens after another's
+  kPrefill,  // `rows` tokens into an empty context, in a worker's pieces, after a rest
+  kDecode,   // one step of `rows` calls with contexts of `depth` tokens
+  kSwitch,   // first step after a step at another level, minus the step that follows it
+  kResume,   // first step of a context of `depth` tokens after a step of another context
 };
 
 struct TimedPoint {
@@ -39,38 +38,38 @@ struct TimedPoint {
   friend bool operator==(const TimedPoint&, const TimedPoint&) = default;
 };
 
-// Between two of them a prompt's time is taken to be linear. Few tokens are bound by reading the
-// weights, more by computing, many by attention, so it is not over more than an octave.
+// Prefill times are interpolated linearly between these lengths. Few tokens are bound by reading
+// weights, more by computing, many by attention, so no interval spans more than an octave.
 inline constexpr std::array<int32_t, 7> kPrefillTokens = {16, 32, 64, 128, 256, 512, 1024};
 
-// Every level, lowest first: prefill of kPrefillTokens, decode of 1, 2 and 4 rows at depths 0, 512
-// and 2048, switching; of the full model also resuming at those depths. Lengths and depths end at
-// `window` tokens. Shorter prefills come before longer ones of the same level.
+// The points of every level, lowest first: prefill of kPrefillTokens; decode of 1, 2 and 4 rows at
+// depths 0, 512 and 2048; switching; for the full model also resuming at those depths. Lengths and
+// depths are limited to `window` tokens. Within a level shorter prefills come first.
 std::vector<TimedPoint> PlanTimes(const ModelInfo& info, int32_t window);
 
-// Lets the board idle for 50 ms. Calls come after pauses, and cores, caches and memory that have
-// idled are slower at first: by a third over a prompt on some boards.
+// Lets the board idle for 50 ms. Real calls arrive after pauses; cores, caches and memory that have
+// idled are slower at first, on some boards by a third over a whole prompt.
 void Rest();
 
 struct CalibratorLimits {
-  int64_t kv_bytes = int64_t{512} << 20;          // of all contexts together
-  int64_t fill_ns = int64_t{60} * 1'000'000'000;  // for bringing a context to a depth
-  // A sample is the median of a few times when one is short.
+  int64_t kv_bytes = int64_t{512} << 20;          // KV of all contexts together
+  int64_t fill_ns = int64_t{60} * 1'000'000'000;  // time to fill a context to a depth
+  // A short measurement is repeated within this time; the sample is the median.
   int64_t sample_ns = 20 * kNanosPerMilli;
-  std::function<void()> rest = Rest;  // before each prefill
+  std::function<void()> rest = Rest;  // called before each prefill
 };
 
-// Holds private KV. One thread; model and clock are borrowed.
+// Owns private KV. Single-threaded; model and clock are borrowed.
 class Calibrator {
  public:
   static constexpr int32_t kMostContexts = 4;
 
   Calibrator(Model& model, const Clock& clock, int32_t window, const CalibratorLimits& limits = {});
 
-  // Microseconds; of kSwitch a difference, which may be negative. The first samples also warm up
-  // caches and page tables: take a round that is not kept. Errors: RESOURCE_EXHAUSTED (KV or
-  // filling a context would go beyond the limits: the point cannot be measured here), CANCELLED
-  // (`cancel` became true), those of Model::Forward.
+  // Returns microseconds; for kSwitch a difference, which may be negative. The first samples also
+  // warm up caches and page tables: discard one round. Errors: RESOURCE_EXHAUSTED (KV or the time
+  // to fill a context exceeds the limits: the point cannot be measured here), CANCELLED (`cancel`
+  // became true), those of Model::Forward.
   absl::StatusOr<double> Sample(const TimedPoint& point, const std::atomic<bool>* cancel);
 
  private:
@@ -89,9 +88,9 @@ class Calibrator {
   int32_t longest_prefill_ = 0;
   int32_t deepest_ = 0;
   std::vector<float> logits_;
-  std::unique_ptr<ScratchKv> prompt_;                 // of prefills
-  std::vector<std::unique_ptr<ScratchKv>> contexts_;  // of decode steps
-  std::vector<int32_t> filled_;                       // tokens that each of contexts_ holds
+  std::unique_ptr<ScratchKv> prompt_;                 // for prefills
+  std::vector<std::unique_ptr<ScratchKv>> contexts_;  // for decode steps
+  std::vector<int32_t> filled_;                       // tokens in each of contexts_
   const std::atomic<bool>* cancel_ = nullptr;
 };
 

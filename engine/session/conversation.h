@@ -1,11 +1,11 @@
-// From the segments of a context to token ids: a pure function of segments, tokenizer and chat
+// Converts the segments of a context to token ids: a pure function of segments, tokenizer and chat
 // template. Neighbours: chat/ renders messages, tokenizer/ encodes; the workers call this before
 // every prefill.
 //
-// A conversation is cut into parts at the begin and the end of every answer, and each part is
-// encoded alone. So going on with a conversation never changes the tokens that are already there:
-// the markup that closes an answer belongs to the part after it, whether the model ended the answer
-// itself or it was cut short.
+// A conversation is cut into parts at the begin and end of every answer, and each part is encoded
+// separately. So continuing a conversation never changes its existing tokens: the markup that
+// closes an answer belongs to the next part, whether the model ended the answer or it was cut
+// short.
 #pragma once
 
 #include <cstdint>
@@ -21,29 +21,30 @@
 
 namespace withy::engine {
 
-// Tokens of one prompt and the answer to it.
+// Token counts of one prompt and its answer.
 struct ExchangeTokens {
   int32_t prompt = 0;
   int32_t answer = 0;
 };
 
-// The first exchange that stays when a conversation outgrows its window: whenever a prompt would
-// reach into the last eighth of `window`, the oldest exchanges go until half of it is free.
-// `head_tokens` (system prompt) always stay and are counted in exchanges[0].prompt. Only the first
-// `droppable` exchanges may go: the others are the present call's own prompt. A function of each
-// prefix of `exchanges`, so that the choice stays as it is until the window overflows again.
+// Index of the first exchange to keep when a conversation exceeds its window: as soon as a prompt
+// would reach into the last eighth of `window`, the oldest exchanges are dropped until half of the
+// window is free. `head_tokens` (system prompt) are always kept and are counted in
+// exchanges[0].prompt. Only the first `droppable` exchanges may be dropped; the rest is the present
+// call's prompt. A function of each prefix of `exchanges`, so the choice is stable until the window
+// overflows again.
 size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head_tokens,
                          int32_t window, size_t droppable);
 
 struct EncodedConversation {
   std::vector<int32_t> ids;
-  int32_t history_tokens = 0;    // of ids: those of the record before this call
-  int32_t adapted_segments = 0;  // of the record: merged or added for the template (AdaptRecord)
-  // Segments of the record that the window has no room for: the oldest after the system prompt.
+  int32_t history_tokens = 0;    // ids that belong to the record before this call
+  int32_t adapted_segments = 0;  // segments of the record merged or added by AdaptRecord
+  // Segments of the record that do not fit the window: the oldest after the system prompt.
   int32_t dropped_segments = 0;
 };
 
-// A stretch of a conversation that is encoded alone.
+// A part of a conversation that is encoded separately.
 struct ConversationPart {
   std::vector<int32_t> ids;
   bool answer = false;
@@ -51,39 +52,38 @@ struct ConversationPart {
   size_t first_segment = 0;
 };
 
-// Any thread; results depend on arguments alone. Tokenizer and template must outlive it.
+// Thread-safe; results depend only on the arguments. Tokenizer and template must outlive it.
 class ConversationEncoder {
  public:
-  static constexpr size_t kCacheBytes = size_t{8} << 20;  // of texts encoded lately
-  // For counting: a prompt that is too long has a length, too.
+  static constexpr size_t kCacheBytes = size_t{8} << 20;  // cache of recently encoded parts
+  // Window for counting: a prompt that is too long has a length, too.
   static constexpr int32_t kNoWindow = 1 << 30;
 
   ConversationEncoder(const Tokenizer& tokenizer, const ChatTemplate& chat)
       : tokenizer_(tokenizer), chat_(chat) {}
 
-  // The ids of a record that ends in an answer (or is empty): what the KV after a call stands for.
-  // At most `window` of them: of a record that was made with a larger window even the last exchange
-  // may be left out. `cancelled` is asked meanwhile; null: never.
-  // Errors: INVALID_ARGUMENT from the template (role, order), naming the message; CANCELLED.
+  // The ids of a record that ends in an answer (or is empty): the ids that the KV after a call
+  // represents. At most `window` ids; a record made with a larger window may lose even its last
+  // exchange. `cancelled` is polled meanwhile; null: never. Errors: INVALID_ARGUMENT from the
+  // template (role, order), naming the message; CANCELLED.
   absl::StatusOr<EncodedConversation> EncodeRecord(std::span<const Segment> segments,
                                                    int32_t window,
                                                    const CancelCheck* cancelled = nullptr) const;
 
-  // The ids up to where the answer to the last segments begins; at most window - 1 of them. The
-  // first `recorded` segments are the record before this call, of which the oldest exchanges are
-  // left out where the window has no room for them; what the call brings is never left out.
-  // Errors: as above; OUT_OF_RANGE naming tokens and limit when system prompt and prompt do not fit
-  // even alone.
+  // The ids up to the start of the answer to the last segments, at most window - 1. The first
+  // `recorded` segments are the record before this call; its oldest exchanges are dropped if the
+  // window has no room for them. The segments of the call itself are never dropped. Errors: as
+  // above; OUT_OF_RANGE naming tokens and limit if system prompt and prompt alone do not fit.
   absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
                                                    int32_t window, size_t recorded = 0,
                                                    const CancelCheck* cancelled = nullptr) const;
-  // The same for counting: a prompt that does not fit has its length, too.
+  // As EncodePrompt, but also accepts a prompt that does not fit, for counting.
   absl::StatusOr<EncodedConversation> MeasurePrompt(std::span<const Segment> segments,
                                                     int32_t window, size_t recorded = 0,
                                                     const CancelCheck* cancelled = nullptr) const;
 
-  // Equal for encoders that make the same ids of the same segments, also in another process: of the
-  // vocabulary, and of what becomes of a conversation in which every role speaks.
+  // Equal for encoders that produce the same ids from the same segments, also in other processes.
+  // Covers the vocabulary and the encoding of a conversation with every role.
   uint64_t Fingerprint() const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
@@ -99,9 +99,9 @@ class ConversationEncoder {
                                                    int32_t window, bool answer_follows,
                                                    size_t recorded,
                                                    const CancelCheck* cancelled) const;
-  // Tokens of the leading system segments with their markup, about.
+  // Approximate tokens of the leading system segments with their markup.
   int32_t HeadTokens(std::span<const Segment> head, const CancelCheck* cancelled) const;
-  // The part is incomplete once `cancelled` has held: EncodeParts() then fails.
+  // If `cancelled` returned true, the part is incomplete and EncodeParts() fails.
   ConversationPart EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens,
                               const CancelCheck* cancelled) const;
   ConversationPart AnswerPart(const Segment& segment, std::string_view text, size_t index,

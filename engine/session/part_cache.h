@@ -1,6 +1,5 @@
-// Remembers the token ids of texts that were encoded lately: a conversation is encoded anew at
-// every call, and all of it but the last message is the same as before. Neighbours: conversation.h
-// asks before it encodes.
+// Caches the token ids of recently encoded texts. A conversation is encoded again at every call,
+// and all of it except the last message is unchanged. Neighbour: conversation.h.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@
 
 namespace withy::engine {
 
-// Keeps what was used last, up to `limit_bytes` of keys and ids. Thread-safe.
+// An LRU cache with a limit of `limit_bytes` for keys and ids. Thread-safe.
 class PartCache {
  public:
   explicit PartCache(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
@@ -31,7 +30,7 @@ class PartCache {
     return it->second->ids;
   }
 
-  // A text that would fill more than half of the cache is not kept.
+  // Ignores a text that would fill more than half of the cache.
   void Add(std::string key, std::vector<int32_t> ids) {
     absl::MutexLock lock(&mutex_);
     Entry entry{std::move(key), std::move(ids)};
@@ -57,8 +56,8 @@ class PartCache {
 
   const size_t limit_bytes_;
   absl::Mutex mutex_;
-  std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // last used first
-  // Keys are views into entries_, whose nodes stay where they are.
+  std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // most recently used first
+  // Keys are views into entries_, whose nodes never move.
   std::unordered_map<std::string_view, std::list<Entry>::iterator> index_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

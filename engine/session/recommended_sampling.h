@@ -1,6 +1,6 @@
-// What a model file says of how its tokens are best drawn: the keys general.sampling.* of its
-// metadata, as llama.cpp reads them. Neighbours: wire/answer_defaults.h puts it between the
-// configuration and withy's own defaults.
+// A model file's recommended sampling parameters: the metadata keys general.sampling.*, as
+// llama.cpp reads them. Neighbour: wire/answer_defaults.h ranks them between the configuration and
+// withy's own defaults.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace withy::engine {
 
-// A field is set where the file has its key with a usable value.
+// A field is set if the file has its key with a usable value.
 struct RecommendedSampling {
   std::optional<float> temperature;  // 0 = greedy
   std::optional<uint32_t> top_k;     // 0 = all
@@ -20,7 +20,7 @@ struct RecommendedSampling {
   std::optional<float> min_p;
   std::optional<float> repetition_penalty;
   std::optional<uint32_t> repetition_window;
-  // Keys whose value cannot be used, with the value: they count as missing.
+  // Keys with unusable values, and the values. They count as missing.
   std::vector<std::string> ignored;
 
   bool any() const {
@@ -28,10 +28,10 @@ struct RecommendedSampling {
   }
 };
 
-// Keys temp, top_k, top_p, min_p, penalty_repeat and penalty_last_n, of any integer or floating
-// type, or a string that holds a number. Values that switch something off in llama.cpp do so here:
-// temp <= 0 is greedy, top_k <= 0 all, top_p >= 1 off, min_p <= 0 off; a negative penalty_last_n is
-// the longest that there is.
+// Reads the keys temp, top_k, top_p, min_p, penalty_repeat and penalty_last_n of any integer or
+// floating-point type, or a string holding a number. Values that disable a step in llama.cpp
+// disable it here: temp <= 0 is greedy, top_k <= 0 all, top_p >= 1 off, min_p <= 0 off. A negative
+// penalty_last_n means the longest allowed window.
 RecommendedSampling ReadRecommendedSampling(const GgufFile& file);
 
 }  // namespace withy::engine

@@ -1,5 +1,5 @@
-// One piece of a conversation, as a context's record keeps it, and a request to answer one. Plain
-// structs that both workers, the encoder and the wire conversion share.
+// A segment of a conversation, as a context's record stores it, and a request to answer one. Plain
+// structs shared by both workers, the encoder and the wire conversion.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,30 @@
 
 namespace withy::engine {
 
-// `text` is the truth; token ids are a function of it. Roles: "system", "user", "assistant", or ""
-// for raw text that goes to the model as it is.
+// `text` is the source; token ids are a function of it. Roles: "system", "user", "assistant", or ""
+// for raw text that is given to the model unchanged.
 struct Segment {
   std::string role;
   std::string text;  // UTF-8
-  // Parts of `text` that the model sees; empty = all of it, empty spans alone = not even its role.
+  // Byte spans of `text` that the model sees. Empty = all; only empty spans = not even the role.
   std::vector<ByteSpan> kept = {};
-  std::vector<ByteSpan> fixed = {};  // parts that pruning must keep; carried, not used here
+  std::vector<ByteSpan> fixed = {};  // parts that pruning must keep; not used here
   int32_t level_percent = 100;       // model level it was computed at
   bool cancelled = false;            // an answer that was cut short
-  bool ended = false;                // an answer that the model ended itself
+  bool ended = false;                // an answer that the model itself ended
   int64_t unix_s = 0;
-  // Answers: the ids that were generated, where encoding `text` would give others. They count only
-  // under the tokenizer with this fingerprint.
+  // Answers: the generated ids, if encoding `text` gives others. Valid only for the tokenizer with
+  // this fingerprint.
   std::vector<int32_t> token_ids = {};
   uint64_t tokenizer_fingerprint = 0;
 
-  // The bytes that the model sees.
+  // The bytes of `text` that the model sees.
   std::string VisibleText() const;
-  // Whether pruning left out all of it.
+  // Whether pruning removed the whole segment.
   bool LeftOut() const;
 };
 
-// What one call asks of a model.
+// One call's request to a model.
 struct AnswerRequest {
   std::vector<Segment> prompt;  // one raw segment, or messages
   SamplingParams sampling;
@@ -44,7 +44,7 @@ struct AnswerRequest {
   int32_t level_percent = 100;
 };
 
-// What a request is checked against.
+// Limits for validating a request.
 struct RequestLimits {
   int32_t vocab_size = 0;
   int32_t context_length = 0;

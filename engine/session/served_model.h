@@ -1,5 +1,4 @@
-// A model opened to be served: weights, tokenizer, chat template, the encoder over them, and the
-// window it is served with.
+// A model opened for serving: weights, tokenizer, chat template, conversation encoder and window.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +14,14 @@ namespace withy::engine {
 
 struct ServedModelOptions {
   std::string path;
-  std::string chat_template;   // a name, or "" for the file's own
+  std::string chat_template;   // a template name, or "" for the file's own
   int32_t context_length = 0;  // 0 = the model's, at most kDefaultWindow
   ModelOptions model;
 };
 
 inline constexpr int32_t kDefaultWindow = 8192;
 
-// Stays where it was made: the encoder refers to the bundle.
+// Neither copyable nor movable: the encoder refers to the bundle.
 struct ServedModel {
   explicit ServedModel(ModelBundle opened)
       : bundle(std::move(opened)), encoder(*bundle.tokenizer, bundle.chat) {}
@@ -32,10 +31,10 @@ struct ServedModel {
   ModelBundle bundle;
   ConversationEncoder encoder;
   int32_t window = 0;
-  RecommendedSampling recommended;  // by the file
+  RecommendedSampling recommended;  // from the model file
 };
 
-// Errors: as OpenBundle; INVALID_ARGUMENT when `context_length` is beyond the model's.
+// Errors: as OpenBundle; INVALID_ARGUMENT if `context_length` exceeds the model's.
 absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOptions& options);
 
 }  // namespace withy::engine

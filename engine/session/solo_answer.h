@@ -1,5 +1,5 @@
-// Answers one request from start to end with private KV: no context, no batch, no store.
-// draft_worker and benchmarks use it; model_worker schedules many calls instead.
+// Answers one request completely with private KV: no context, batch or store. Used by draft_worker
+// and benchmarks; model_worker schedules many calls instead.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@
 
 namespace withy::engine {
 
-// Steady times in nanoseconds of what an answer went through.
+// Steady times of an answer, in nanoseconds.
 struct AnswerTimes {
   int64_t started = 0;
   int64_t first_token = 0;  // 0 = none
   int64_t last_token = 0;
 };
 
-// One sampled token and the text that became certain by it.
+// One sampled token and the text that it completed.
 struct AnswerDelta {
   std::string text;
-  std::optional<Sample> token;  // none for text alone, at the end
+  std::optional<Sample> token;  // nullopt for the text at the end that has no token
 };
 
 struct SoloResult {
@@ -42,28 +42,27 @@ struct SoloResult {
 
 struct SoloHooks {
   std::function<void(const AnswerDelta&)> on_delta;
-  // Asked before every piece and step, and while the prompt is encoded; true ends the answer as
-  // cancelled.
+  // Asked before every piece and step and while the prompt is encoded. Returning true ends the
+  // answer as cancelled.
   std::function<bool()> cancelled;
-  // Told after every Forward: rows, and start and end in steady nanoseconds.
+  // Called after every Forward with its rows, start and end in steady nanoseconds.
   std::function<void(int32_t rows, int64_t started_ns, int64_t ended_ns)> on_step;
-  // Told after every piece of the prompt but the last: tokens of it that have been computed, of
-  // all.
+  // Called after every prefill piece except the last: prompt tokens computed so far, and in all.
   std::function<void(int32_t computed, int32_t tokens)> on_prompt = nullptr;
 };
 
-// A sampler that never penalises the tokens which end an answer. Errors: as Sampler::Create.
+// A sampler that never penalises tokens that end an answer. Errors: as Sampler::Create.
 absl::StatusOr<Sampler> MakeSampler(const SamplingParams& params, const Tokenizer& tokenizer);
 
-// Index into info.levels of the level of so many per cent; -1 (the full model) when there is none.
+// Index into info.levels of the level with this per cent; -1 (the full model) if there is none.
 int32_t LevelIndex(const ModelInfo& info, int32_t percent);
 
 struct SoloOptions {
-  int32_t window = 0;       // tokens; positions stay below
-  int32_t piece_rows = 64;  // prompt tokens between two looks at `cancelled`
+  int32_t window = 0;       // tokens; all positions are below it
+  int32_t piece_rows = 64;  // prompt tokens per prefill piece; `cancelled` is asked between pieces
 };
 
-// `request` has been validated. Errors: those of ConversationEncoder::EncodePrompt,
+// `request` must be validated. Errors: those of ConversationEncoder::EncodePrompt,
 // Sampler::Create, Model::Forward.
 absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& encoder,
                                        const AnswerRequest& request, const SoloOptions& options,

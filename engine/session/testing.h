@@ -1,6 +1,6 @@
-// What tests of sessions and workers share: a byte-level tokenizer with a chat template, and a
-// model whose next token is a plain function of the tokens before it, read back from the KV blocks
-// it wrote.
+// Helpers for tests of sessions and workers: a byte-level tokenizer with a chat template, and a
+// model whose next token is a simple function of the previous tokens, which it reads back from the
+// KV blocks it wrote.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace withy::engine {
 
-// ids 0..255 are the bytes; ChatML's markers follow. `end` ends a turn.
+// Ids 0..255 are the bytes; ChatML's markers follow. `end` ends a turn.
 struct ChatFixture {
   explicit ChatFixture(std::string_view chat_name = "chatml")
       : chat(ChatTemplate::FromName(chat_name).value()) {
@@ -41,7 +41,7 @@ struct ChatFixture {
   std::vector<int32_t> Ids(std::string_view text) const {
     return tokenizer->Encode(text, {.parse_special = true});
   }
-  // What `ids` stand for, markers included.
+  // The text of `ids`, markers included.
   std::string Text(std::span<const int32_t> ids) const { return tokenizer->Decode(ids, true); }
 
   TestVocab vocab;
@@ -52,8 +52,8 @@ struct ChatFixture {
   std::optional<ConversationEncoder> encoder;
 };
 
-// Another tokenizer, but one that encodes nothing before it is cancelled: as a prompt that takes
-// for ever. Encodings that cannot be cancelled go through.
+// Wraps a tokenizer. An encoding with a cancel check never ends until it is cancelled, like a
+// prompt that takes forever. Encodings without one go through.
 class StuckTokenizer final : public Tokenizer {
  public:
   explicit StuckTokenizer(const Tokenizer& other) : other_(other) {}
@@ -65,7 +65,7 @@ class StuckTokenizer final : public Tokenizer {
     while (!(*options.cancelled)()) std::this_thread::yield();
     return {.ids = {}, .spans = {}, .cancelled = true};
   }
-  // Encodings that have begun to wait for their end.
+  // Number of encodings that have started to wait for cancellation.
   int begun() const { return begun_; }
 
   int32_t vocab_size() const override { return other_.vocab_size(); }
@@ -91,8 +91,8 @@ class StuckTokenizer final : public Tokenizer {
   mutable std::atomic<int> begun_{0};
 };
 
-// Writes each row's token into its slot and computes the next one from the tokens that it then
-// reads from slots 0..position: so a wrong block, slot or order changes the answer.
+// Writes each row's token into its slot and computes the next token from the tokens it reads from
+// slots 0..position. A wrong block, slot or order therefore changes the answer.
 class FakeModel final : public Model {
  public:
   using Next = std::function<int32_t(const std::vector<int32_t>& history)>;
@@ -113,7 +113,7 @@ class FakeModel final : public Model {
     next_ = std::move(next);
   }
 
-  // Levels by per cent, ascending, to 100; they answer alike.
+  // Levels by per cent, ascending, up to 100. All levels answer alike.
   void set_levels(const std::vector<int32_t>& percents) {
     info_.levels.clear();
     for (const int32_t percent : percents) {
@@ -121,7 +121,7 @@ class FakeModel final : public Model {
     }
   }
 
-  // A lower-case letter that depends on every token before.
+  // A lower-case letter that depends on all previous tokens.
   static int32_t Letters(const std::vector<int32_t>& history) {
     uint32_t hash = 2166136261u;
     for (const int32_t token : history) hash = (hash ^ static_cast<uint32_t>(token)) * 16777619u;
@@ -142,11 +142,11 @@ class FakeModel final : public Model {
     return std::make_unique<FakePass>(*this, batch, logits);
   }
 
-  // Sees every batch once, before it is computed.
+  // Called once per batch, before it is computed.
   std::function<void(const Batch&)> on_forward;
-  // Asked again and again until a batch may be finished: so a step lasts as long as a test wants.
+  // Polled until the batch may finish, so that a test controls how long a step lasts.
   std::function<bool(const Batch&)> may_finish;
-  // Told whenever a pass is left because so much of it is done.
+  // Called with the share done whenever a pass stops at its `until`.
   std::function<void(double)> on_left;
 
  private:

@@ -1,5 +1,5 @@
-// Byte-level byte-pair encoding (tokenizer.ggml.model "gpt2"): any bytes in, the same bytes back.
-// Neighbours: split.h cuts text into words, make_tokenizer.cc picks this class.
+// Byte-level byte-pair encoding (tokenizer.ggml.model "gpt2"). Lossless for any bytes. Neighbours:
+// split.h splits text into words, make_tokenizer.cc selects this class.
 #pragma once
 
 #include <memory>

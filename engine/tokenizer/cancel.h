@@ -1,5 +1,5 @@
-// How a caller that has left ends an encoding of its text: the encoding asks now and then.
-// Neighbours: tokenizer.h takes the question, whatever is linear in a text's length asks it.
+// Cancels an encoding whose caller has left: the encoding polls a check. Neighbours: tokenizer.h
+// passes the check; every step that is linear in the text's length polls it.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,17 @@
 
 namespace withy::engine {
 
-// Returns true when nobody waits for the result any more. Called on the encoding thread, about once
-// a millisecond; must not block.
+// Returns true if the result is no longer needed. Called on the encoding thread about once per
+// millisecond; must not block.
 using CancelCheck = std::function<bool()>;
 
-// Counts work and asks once for every kStride units of it, a unit being about a byte of text.
-// Once true, Stop() stays true. Not thread-safe.
+// Counts work and calls the check once per kStride units; a unit is about one byte of text. Once
+// true, Stop() stays true. Not thread-safe.
 class CancelPoll {
  public:
   static constexpr size_t kStride = size_t{1} << 14;
 
-  // Null: never stops. `check` must outlive it.
+  // Null: never stops. `check` must outlive the poll.
   explicit CancelPoll(const CancelCheck* check) : check_(check) {}
 
   bool Stop(size_t work = 1) {

@@ -1,5 +1,6 @@
-// SentencePiece-like encoding (tokenizer.ggml.model "llama"): the pair of highest score merges
-// first, unknown characters fall back to bytes. Neighbours: make_tokenizer.cc picks this class.
+// SentencePiece-like encoding (tokenizer.ggml.model "llama"): merges the pair with the highest
+// score first; unknown characters fall back to bytes. Neighbour: make_tokenizer.cc selects this
+// class.
 #pragma once
 
 #include <memory>

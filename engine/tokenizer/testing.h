@@ -1,4 +1,4 @@
-// Small vocabularies for tests: a GGUF file in memory with a tokenizer in it.
+// Small vocabularies for tests: an in-memory GGUF file with a tokenizer.
 #pragma once
 
 #include <unistd.h>
@@ -19,15 +19,14 @@
 
 namespace withy::engine {
 
-// Processor time of this thread in seconds: what a test of complexity may look at, whatever else
-// the machine does.
+// CPU time of this thread in seconds, for tests of complexity that must not depend on other load.
 inline double ThreadCpuSeconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Collects tokens and merges, then writes and reads a file. Ids are in the order of adding.
+// Collects tokens and merges, then writes and reads a file. Ids are assigned in order of Add.
 class TestVocab {
  public:
   int32_t Add(std::string text, TokenKind kind = TokenKind::kNormal, float score = 0.0f) {
@@ -37,7 +36,7 @@ class TestVocab {
     return static_cast<int32_t>(texts_.size()) - 1;
   }
 
-  // The 256 byte tokens of byte-level BPE, so that id == byte when added first.
+  // Adds the 256 byte tokens of byte-level BPE; id == byte if called first.
   void AddByteAlphabet() {
     char32_t next = 0x100;
     for (int byte = 0; byte < 256; ++byte) {
@@ -58,7 +57,7 @@ class TestVocab {
     return first;
   }
 
-  // Adds a merge, and its result as a token when it is none yet.
+  // Adds a merge, and its result as a token if it is not one yet.
   void AddMerge(const std::string& left, const std::string& right) {
     merges_.push_back(left + " " + right);
     for (const std::string& text : texts_) {
@@ -66,16 +65,16 @@ class TestVocab {
     }
     Add(left + right);
   }
-  // Gives a token another text, so that its old one has no token, or another kind.
+  // Changes a token's text, so that its old text has no token, and its kind.
   void Change(int32_t id, std::string text, TokenKind kind = TokenKind::kNormal) {
     texts_[static_cast<size_t>(id)] = std::move(text);
     kinds_[static_cast<size_t>(id)] = static_cast<int32_t>(kind);
   }
-  // The file does not say of which kind its tokens are.
+  // Writes a file without token kinds.
   void LeaveOutKinds() { with_kinds_ = false; }
   void AddRawMerge(std::string line) { merges_.push_back(std::move(line)); }
 
-  // For further metadata.
+  // For additional metadata.
   GgufWriter& writer() { return writer_; }
 
   absl::StatusOr<std::unique_ptr<Tokenizer>> Make(const std::string& model,

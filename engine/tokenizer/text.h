@@ -1,5 +1,5 @@
-// Small types that chat templates, tokenizers and prompt pruning share: byte ranges and pieces of a
-// prompt.
+// Small types shared by chat templates, tokenizers and prompt pruning: byte ranges and prompt
+// pieces.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,8 @@ struct ByteSpan {
   friend bool operator==(const ByteSpan&, const ByteSpan&) = default;
 };
 
-// A piece of a prompt. In a piece with `parse_special` the texts of control tokens (such as
-// <|im_end|>) become those tokens; in others they are ordinary text, so that a user cannot forge a
-// turn.
+// A piece of a prompt. With `parse_special`, texts of control tokens (such as <|im_end|>) become
+// those tokens; otherwise they stay ordinary text, so that a user cannot forge a turn.
 struct TextPiece {
   std::string_view text;
   bool parse_special = false;

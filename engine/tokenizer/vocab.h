@@ -1,6 +1,5 @@
-// The vocabulary of a GGUF file: texts, kinds and special ids of its tokens, checked; and the half
-// of Tokenizer that only needs these. Neighbours: bpe.cc, spm.cc and wordpiece.cc add the way text
-// is cut.
+// A GGUF file's vocabulary: texts, kinds and special ids of its tokens, validated; and the part of
+// Tokenizer that needs nothing else. Neighbours: bpe.cc, spm.cc and wordpiece.cc add the encoding.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@
 
 namespace withy::engine {
 
-// As numbered in tokenizer.ggml.token_type.
+// Values of tokenizer.ggml.token_type.
 enum class TokenKind : uint8_t {
   kNormal = 1,
   kUnknown = 2,
@@ -31,7 +30,7 @@ enum class TokenKind : uint8_t {
   kByte = 6,
 };
 
-// What a tokenizer model assumes when the file does not say.
+// Defaults of a tokenizer model for files without these settings.
 struct VocabDefaults {
   int32_t bos = kNoToken;
   int32_t eos = kNoToken;
@@ -39,7 +38,7 @@ struct VocabDefaults {
   bool add_bos = false;
 };
 
-// Immutable after Load(). Moving keeps views into it valid.
+// Immutable after Load(). Views into it stay valid when it is moved.
 class Vocab {
  public:
   // Errors: as MakeTokenizer().
@@ -51,8 +50,8 @@ class Vocab {
   TokenKind kind(int32_t id) const { return kinds_[static_cast<size_t>(id)]; }
   std::optional<int32_t> Find(std::string_view text) const;
 
-  // Whether no ordinary text may become this token: it is a control token or the unknown one. True
-  // for every token of `end_of_generation`.
+  // True for a control or unknown token: no ordinary text may become it. True for all tokens of
+  // `end_of_generation`.
   bool IsControl(int32_t id) const {
     return kind(id) == TokenKind::kControl || kind(id) == TokenKind::kUnknown;
   }
@@ -60,9 +59,9 @@ class Vocab {
   int32_t bos = kNoToken;
   int32_t eos = kNoToken;
   int32_t eot = kNoToken;
-  int32_t unknown = kNoToken;  // as the file says
-  // What may stand in a prompt for text without a token: `unknown`, unless that token also means
-  // something else. Files name the end of text, a separator or padding as their unknown token.
+  int32_t unknown = kNoToken;  // from the file
+  // Token for text without a token: `unknown`, or kNoToken if that token also has another meaning.
+  // Some files name the end of text, a separator or padding as their unknown token.
   int32_t unknown_in_text = kNoToken;
   bool add_bos = false;
   std::vector<int32_t> end_of_generation;  // ascending
@@ -76,12 +75,12 @@ class Vocab {
 
   std::vector<std::string> texts_;
   std::vector<TokenKind> kinds_;
-  std::vector<int32_t> others_;  // separator, padding and the like, as the metadata names them
-  absl::flat_hash_map<absl::string_view, int32_t>
-      ids_;  // views into texts_; the lowest id of equal texts
+  std::vector<int32_t> others_;  // separator, padding and similar tokens from the metadata
+  // Keys are views into texts_; of equal texts the lowest id.
+  absl::flat_hash_map<absl::string_view, int32_t> ids_;
 };
 
-// Everything of Tokenizer but EncodePieces().
+// All of Tokenizer except EncodePieces().
 class VocabTokenizer : public Tokenizer {
  public:
   int32_t vocab_size() const override { return vocab_.size(); }
@@ -103,23 +102,23 @@ class VocabTokenizer : public Tokenizer {
   uint64_t fingerprint() const override { return fingerprint_; }
 
  protected:
-  // `bytes[id]` is what the token adds to decoded text. With `strip_after_control`, white space
-  // after a control token belongs to it.
+  // `bytes[id]` is the text that the token adds when decoded. With `strip_after_control`, white
+  // space after a control token belongs to it.
   VocabTokenizer(Vocab vocab, std::vector<std::string> bytes, bool strip_after_control);
 
-  // What EncodePieces() begins with: the pieces joined, special tokens found. The subclass encodes
-  // the texts between these.
+  // Result of the first step of EncodePieces(): pieces joined and special tokens found. The
+  // subclass encodes the text between them.
   struct Prepared {
-    std::string joined;                  // storage when there is more than one piece
+    std::string joined;                  // storage if there is more than one piece
     std::string_view text;               // the whole input
     std::vector<SpecialMatch> specials;  // in order, not overlapping
   };
-  // `out` gets BOS if wanted.
+  // Adds BOS to `out` if requested.
   void Prepare(std::span<const TextPiece> pieces, const EncodeOptions& options, CancelPoll& poll,
                Prepared& prepared, Encoding& out) const;
-  // Appends a token, and to its span what was dropped before it.
+  // Appends a token; its span includes characters dropped before it.
   static void Append(int32_t id, ByteSpan span, Encoding& out);
-  // Text without a token: the token before takes its bytes, or else the next one.
+  // Adds text without a token to the span of the previous token, or else of the next one.
   static void Drop(ByteSpan span, Encoding& out);
 
   const Vocab& vocab() const { return vocab_; }

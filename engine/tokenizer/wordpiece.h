@@ -1,6 +1,6 @@
-// WordPiece (tokenizer.ggml.model "bert"): lower-cased words without accents, cut greedily into the
-// longest known pieces. For encoders such as the prompt-deciding TLM: text does not come back from
-// it exactly. BOS is [CLS], EOS is [SEP]. Neighbours: make_tokenizer.cc picks this class.
+// WordPiece (tokenizer.ggml.model "bert"): lower-cases words, removes accents and splits them
+// greedily into the longest known pieces. For encoders such as the TLM; decoding does not restore
+// the exact text. BOS is [CLS], EOS is [SEP]. Neighbour: make_tokenizer.cc selects this class.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace withy::engine {
 
-// Errors: as MakeTokenizer(); also InvalidArgument when there is no unknown token.
+// Errors: as MakeTokenizer(); also InvalidArgument if there is no unknown token.
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeWordPieceTokenizer(const GgufFile& file);
 
 }  // namespace withy::engine

@@ -1,5 +1,5 @@
 // Hashes checksums into identities of files and models. Neighbours: packer.cc (model_id) and
-// source_identity.cc. Tells files apart, no defence against forgery.
+// source_identity.cc. Does not resist forgery.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace withy::engine {
 
-// FNV-1a with a finishing mix. Hashers of other seeds give other values for the same bytes.
+// FNV-1a with a final mix. Different seeds give different values for the same bytes.
 class Hasher {
  public:
   explicit Hasher(uint64_t seed) : state_(0xcbf29ce484222325u ^ (seed * 0x9e3779b97f4a7c15u)) {}

@@ -1,6 +1,6 @@
-// Elastic levels as a file states them: which prefix of heads and neurons each level computes of
-// each layer, and the rank of its LoRA. Neighbours: layout.h packs the LoRA tensors, model/
-// computes with them. docs/formats-elastic.md has the keys and tensors.
+// Elastic levels of a file: the prefix of heads and neurons that each level computes of each layer,
+// and the rank of its LoRA. Neighbours: layout.h packs the LoRA tensors, model/ computes with them.
+// docs/formats-elastic.md specifies keys and tensors.
 #pragma once
 
 #include <cstdint>
@@ -15,67 +15,66 @@
 
 namespace withy::engine {
 
-// What a file may have at most.
+// Limits of a file.
 inline constexpr int32_t kMaxLevels = 64;
 inline constexpr int32_t kMaxLoraRank = 64;
 
-// What one level computes of one layer: a prefix of the query heads (in packed order) and of the
-// MLP's neurons. 0 leaves attention or the MLP out; where levels do not cut KV heads, K and V are
-// computed all the same, so that the context can go on at another level.
+// Part of one layer that a level computes: a prefix of the query heads (in packed order) and of the
+// MLP's neurons. 0 omits attention or the MLP. If levels do not cut KV heads, K and V are computed
+// anyway, so that the context can continue at another level.
 struct LayerExtent {
-  int32_t heads = 0;    // whole ModelShape::query_heads_per_unit, up to the model's heads
+  int32_t heads = 0;    // a multiple of ModelShape::query_heads_per_unit, up to the model's heads
   int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
   friend bool operator==(const LayerExtent&, const LayerExtent&) = default;
 };
 
-// A level cheaper than the full model, layer by layer.
+// A level below the full model, layer by layer.
 struct LevelSpec {
   int32_t percent = 0;
   std::vector<LayerExtent> layers = {};  // [info().layers]
 };
 
 struct LevelTable {
-  std::vector<LevelSpec> levels;  // ascending, the full model left out
+  std::vector<LevelSpec> levels;  // ascending, without the full model
   int32_t lora_rank = 0;          // 0: the file has no LoRA
 };
 
-// Weights that a level computes of a layer, in terms of d_model.
+// Number of weights that a level computes of a layer, in units of d_model.
 double LayerParameters(const ModelShape& shape, const LayerExtent& extent);
 
-// Extents of one level from its share of the layers' parameters. `anchors`: layers by importance,
-// most important first; the first fifth of the layers is not cut, or a tenth, or none, so that
-// every other layer keeps at least half of the level. `head_share`: how much of its heads a cut
-// layer keeps, in terms of its share of parameters (1: as much as of its neurons). Units are whole:
-// ModelShape::query_heads_per_unit, one panel of neurons. What rounding one layer leaves over, the
-// next ones get. A level with less than one of each for every layer leaves attention or the MLP out
-// of the least important layers. `above`: the level that must hold this one, if any; an anchor that
-// it cuts is kept as it is there.
-// Source: ElastiLM section 4.2; anchors yield (docs/method-elastic.md, Anchors).
+// Computes the extents of one level from its share of the layers' parameters. `anchors`: layers by
+// importance, most important first. The first fifth of them is not cut, or a tenth, or none, so
+// that every other layer keeps at least half of the level. `head_share`: share of its heads that a
+// cut layer keeps, relative to its share of parameters (1: equal to its share of neurons). Units
+// are not divided: ModelShape::query_heads_per_unit heads, one panel of neurons. The rounding
+// remainder of a layer is passed to the next layers. A level too small for one unit of each in
+// every layer omits attention or the MLP of the least important layers. `above`: the level that
+// must contain this one, if any; an anchor that `above` cuts keeps the extent it has there. Source:
+// ElastiLM section 4.2; anchors yield (docs/method-elastic.md, Anchors).
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share = 1.0, const LevelSpec* above = nullptr);
 
-// Whether a file may have these levels beside the full one, in per cent. Errors: INVALID_ARGUMENT
-// naming the level and the limit (ascending from 1 to 99, at most kMaxLevels, none below
-// LeastLevel).
+// Checks the levels of a file, in per cent, without the full one. Errors: INVALID_ARGUMENT naming
+// the level and the limit (ascending from 1 to 99, at most kMaxLevels, none below LeastLevel).
 absl::Status CheckPercents(const ModelShape& shape, std::span<const int32_t> percents);
 
-// The least level that a model can have, in per cent: K and V, which levels compute where they do
-// not cut KV heads. One below it would be larger than it says.
+// Lowest level that a model can have, in per cent: the share of K and V, which levels always
+// compute if they do not cut KV heads. A lower level would be larger than its per cent.
 int32_t LeastLevel(const ModelShape& shape);
 
-// Nested levels, planned from the highest down, so that what a low level lacks costs no higher one
-// anything. `percents` ascending.
+// Plans nested levels from the highest down, so that the limits of a low level cost higher ones
+// nothing. `percents` ascending.
 std::vector<LevelSpec> PlanLevels(const ModelShape& shape, std::span<const int32_t> percents,
                                   std::span<const int32_t> anchors, double head_share = 1.0);
 
-// The factors of one layer's LoRA at one level; only layers that the level cuts have one, and of
-// those only what is not left out.
+// The factors of one layer's LoRA at one level. Only layers that the level cuts have a LoRA, and
+// only for parts that the level does not omit.
 enum class LoraPart {
-  kAttentionIn,     // A of Q, K and V, one below the other: [3 * rank, d_model]
+  kAttentionIn,     // A of Q, K and V, stacked: [3 * rank, d_model]
   kAttentionOutIn,  // A of O: [rank, query width of the level]
   kFfnIn,           // A of gate and up: [2 * rank, d_model]
   kDownIn,          // A of down: [rank, neurons of the level]
-  kQ,               // B, each as [rank, outputs]: outputs of the level, query heads in packed order
+  kQ,               // B, each [rank, outputs of the level]; query heads in packed order
   kK,
   kV,
   kAttentionOut,
@@ -85,16 +84,15 @@ enum class LoraPart {
 };
 inline constexpr int kLoraParts = 11;
 
-// Whether a part is an A, which is a product's weights, and not a B.
+// Whether a part is an A (the weights of a product) rather than a B.
 constexpr bool IsLoraIn(LoraPart part) { return part <= LoraPart::kDownIn; }
 // Name in the GGUF and in the packed file: "withy.lora.40.blk.3.attn_q.b".
 std::string LoraName(int32_t percent, int32_t layer, LoraPart part);
-// Whether a part belongs to attention, and not to the MLP.
+// Whether a part belongs to attention rather than to the MLP.
 constexpr bool IsAttention(LoraPart part) {
   return part != LoraPart::kFfnIn && part != LoraPart::kDownIn && part < LoraPart::kGate;
 }
-// Rows and columns of the tensor in the GGUF; none where the level leaves its part of the layer
-// out.
+// Shape of the tensor in the GGUF; empty if the level omits that part of the layer.
 struct LoraShape {
   int32_t rows = 0;
   int32_t cols = 0;
@@ -103,7 +101,8 @@ struct LoraShape {
 LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent& extent,
                       int32_t rank);
 
-// The table of a file; empty for a plain one. Errors: INVALID_ARGUMENT naming key, value and limit.
+// Reads a file's levels; empty for a plain model. Errors: INVALID_ARGUMENT naming key, value and
+// limit.
 absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape);
 
 }  // namespace withy::engine

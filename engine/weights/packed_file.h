@@ -1,6 +1,6 @@
-// A packed file mapped read-only and checked; tensors by name. Neighbours: packer.h makes the file,
-// model/ computes with it. Does not know architectures: a tensor that a model needs and the file
-// lacks is the model's error to report.
+// A packed file, mapped read-only and verified; finds tensors by name. Neighbours: packer.h writes
+// the file, model/ computes with it. Does not know architectures: if the file lacks a tensor that a
+// model needs, the model reports it.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +29,22 @@ struct PackedTensor {
   uint64_t bytes = 0;
 };
 
-// Immutable after Open; any thread may read. Views live as long as the file object. MAP_SHARED, so
-// that all processes share the pages.
+// Immutable after Open; thread-safe. Views are valid as long as the object. Mapped with MAP_SHARED,
+// so that all processes share the pages.
 class PackedFile {
  public:
   enum class Verify {
     kSample,  // structure, table, metadata and some evenly spread data blocks: milliseconds
-    kFull,    // every block
+    kFull,    // every data block
   };
 
   // Errors: NOT_FOUND, PERMISSION_DENIED (open); DATA_LOSS (not a packed file, another version,
-  // truncated, a section or tensor outside its bounds, a checksum that does not match), naming the
-  // file and the part.
+  // truncated, a section or tensor out of bounds, a wrong checksum), naming the file and the part.
   static absl::StatusOr<std::unique_ptr<PackedFile>> Open(const std::string& path,
                                                           Verify verify = Verify::kSample);
-  // Whether the file begins like a packed file; false too when it cannot be read.
+  // Whether the file begins like a packed file; false if it cannot be read.
   static bool LooksPacked(const std::string& path);
-  // The trailer's source identity, without opening the rest. Errors: as Open.
+  // Reads only the trailer's source identity. Errors: as Open.
   static absl::StatusOr<SourceIdentity> ReadSource(const std::string& path);
 
   ~PackedFile();
@@ -53,11 +52,11 @@ class PackedFile {
   PackedFile& operator=(const PackedFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // The GGUF metadata of the source (no tensors): tokenizer, chat template, shape.
+  // Metadata of the source GGUF, without tensors: tokenizer, chat template, shape.
   const GgufFile& metadata() const { return *metadata_; }
   std::span<const PackedTensor> tensors() const { return tensors_; }
-  const PackedTensor* Find(std::string_view name) const;  // null when missing
-  // 32 hex digits over metadata, shapes and weights.
+  const PackedTensor* Find(std::string_view name) const;  // null if missing
+  // 32 hexadecimal digits over metadata, shapes and weights.
   std::string model_id() const;
   const SourceIdentity& source() const { return trailer_.source; }
   uint64_t file_bytes() const { return bytes_.size(); }

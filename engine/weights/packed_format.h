@@ -1,15 +1,15 @@
-// The bytes of a packed file, which workers map instead of a GGUF. Little-endian; made by
+// The byte layout of a packed file, which workers map instead of a GGUF. Little-endian; written by
 // packer.cc, read by packed_file.cc.
 //
 //   magic (64 bytes) | tensor table | GGUF metadata (a GGUF file without tensors) | data |
 //   checksums | trailer (one page)
 //
-// Every section begins on a multiple of 64, data on a page. The trailer comes last, so that the
-// file is written in one pass and a truncated one is seen at once. Data holds tensors in table
-// order: token embedding and output first, then layer after layer, each layer beginning on a page
-// and every matrix too, in the layout of cpu/packed_matrix.h; the LoRA of the levels last. A
-// level is a prefix of each matrix. Checksums are CRC32C of each 1 MiB of data. Row order: Q rows
-// and O columns are rank-major when a KV head has three or more query heads (see QueryHeadOrder).
+// Sections begin on multiples of 64 bytes, the data section on a page. The trailer is last, so that
+// the file is written in one pass and truncation is detected. Data holds tensors in table order:
+// token embedding and output first, then the layers, then the LoRA of the levels; each layer and
+// each matrix begins on a page, in the layout of cpu/packed_matrix.h. A level is a prefix of each
+// matrix. Checksums are CRC32C of each 1 MiB of data. Q rows and O columns are rank-major if a KV
+// head has three or more query heads (QueryHeadOrder).
 #pragma once
 
 #include <array>
@@ -19,18 +19,18 @@
 namespace withy::engine {
 
 inline constexpr std::array<char, 8> kPackedMagic = {'W', 'I', 'T', 'H', 'Y', 'P', 'K', '\n'};
-// Counts every change of these structures, of the matrix layout, or of what the packer does with
-// values.
+// Incremented with every change of these structures, of the matrix layout, or of the values that
+// the packer computes.
 inline constexpr uint32_t kPackedVersion = 5;
 inline constexpr uint64_t kPackedPage = 4096;
 inline constexpr uint64_t kPackedChecksumBlock = 1 << 20;
 inline constexpr uint64_t kPackedMaxTensors = 1 << 16;
 inline constexpr uint64_t kPackedMaxMetadataBytes = uint64_t{1} << 30;
 
-// Which bytes a packed file was made from; another identity means that it is out of date.
+// Identity of the source bytes of a packed file. If it differs, the packed file is out of date.
 struct SourceIdentity {
   uint64_t size = 0;
-  std::array<uint64_t, 2> digest{};  // of every byte, see source_identity.h
+  std::array<uint64_t, 2> digest{};  // of every byte; see source_identity.h
   friend bool operator==(const SourceIdentity&, const SourceIdentity&) = default;
 };
 
@@ -39,12 +39,12 @@ struct PackedSection {
   uint64_t bytes = 0;
 };
 
-// First bytes of the file's last page; the rest of the page is zero. The file begins with the same
+// At the start of the file's last page; the rest of the page is zero. The file begins with the same
 // magic.
 struct PackedTrailer {
   std::array<char, 8> magic{};
   uint32_t version = 0;
-  uint32_t trailer_crc = 0;  // of this structure with this field zero
+  uint32_t trailer_crc = 0;  // CRC of this structure with this field zero
   uint64_t file_bytes = 0;
   SourceIdentity source;
   std::array<uint64_t, 2> model_id{};
@@ -61,11 +61,11 @@ static_assert(sizeof(PackedTrailer) == 144);
 
 enum class PackedKind : uint32_t { kVector = 0, kMatrix = 1, kLowRank = 2 };
 
-// One tensor of the table. A vector is n_in floats, 64-byte aligned; a matrix is [n_out, n_in],
-// page-aligned; the outputs of a LoRA (cpu/low_rank.h) are [n_out, n_in = rank], 64-byte
+// One entry of the tensor table. A vector is n_in floats, 64-byte aligned. A matrix is [n_out,
+// n_in], page-aligned. The outputs of a LoRA (cpu/low_rank.h) are [n_out, n_in = rank], 64-byte
 // aligned.
 struct PackedEntry {
-  std::array<char, 40> name{};  // GGUF's name without ".weight"; zero-terminated
+  std::array<char, 40> name{};  // GGUF name without ".weight", NUL-terminated
   PackedKind kind = PackedKind::kVector;
   uint32_t type = 0;  // WeightType
   uint32_t n_out = 0;

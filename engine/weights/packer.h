@@ -1,6 +1,5 @@
-// Makes packed files from GGUF files, and keeps them in a cache directory so that this happens once
-// a model. Neighbours: layout.h says what goes where, row_decoder.h converts rows, packed_file.h
-// reads the result.
+// Converts GGUF files to packed files and caches them, so that each model is packed once.
+// Neighbours: layout.h plans the file, row_decoder.h converts rows, packed_file.h reads the result.
 #pragma once
 
 #include <functional>
@@ -15,26 +14,26 @@
 
 namespace withy::engine {
 
-// Share done in [0, 1] and what is being done; called from the calling thread.
+// Share done in [0, 1] and the current activity. Called on the calling thread.
 using PackProgress = std::function<void(double done, std::string_view what)>;
 
-// Writes the packed form of `file`, whose identity is `source`, to `path`, whole or not at all.
-// Memory: a few MiB and the largest O or down matrix. Errors: as PlanLayout; RESOURCE_EXHAUSTED
-// before anything is written when the disk lacks the room, with what is there and what is needed;
-// others from the disk; all name the path.
+// Writes the packed form of `file`, whose identity is `source`, to `path` atomically. Memory: a few
+// MiB and the largest O or down matrix. Errors: as PlanLayout; RESOURCE_EXHAUSTED before anything
+// is written if the disk lacks room (gives free and required bytes); others of the file system; all
+// name the path.
 absl::Status PackGguf(const GgufFile& file, const SourceIdentity& source, const std::string& path,
                       ThreadPool& pool, const PackProgress& progress = nullptr);
 
-// Path of an up-to-date packed file of the GGUF at `gguf_path`, in `cache_dir` ("" picks the
-// default, see DefaultCacheDir), packing when it is missing, damaged, or made from other bytes than
-// the GGUF has now (see source_identity.h). Processes that ask at the same time pack once: the
-// others wait. Errors: as GgufFile::Open, PackGguf; PERMISSION_DENIED naming the directory when it
-// cannot be written; ABORTED when the GGUF changes meanwhile.
+// Returns the path of an up-to-date packed file of `gguf_path` in `cache_dir` ("" =
+// DefaultCacheDir). Packs the GGUF if the packed file is missing, damaged, or made from other bytes
+// (source_identity.h). Concurrent processes pack once; the others wait. Errors: as GgufFile::Open,
+// PackGguf; PERMISSION_DENIED naming the directory if it is not writable; ABORTED if the GGUF
+// changes meanwhile.
 absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
                                          ThreadPool& pool, const PackProgress& progress = nullptr);
 
-// Where EnsurePacked keeps the packed file of `gguf_path`; it need not be there. Pure but for
-// resolving links in the path.
+// Path where EnsurePacked keeps the packed file of `gguf_path`; it need not exist. Pure, except
+// that it resolves links in the path.
 std::string PackedPath(const std::string& gguf_path, const std::string& cache_dir);
 
 // $XDG_CACHE_HOME/withy, else $HOME/.cache/withy, else the directory of `gguf_path`.

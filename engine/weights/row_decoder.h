@@ -1,5 +1,5 @@
-// One row of a GGUF tensor in the form PackRow takes, converted where the packed type differs
-// (K-quants). Neighbours: packer.cc. Scratch of one thread.
+// Converts one row of a GGUF tensor to the form PackRow takes, requantising if the packed type
+// differs (K-quants). Neighbour: packer.cc. Holds scratch memory: one per thread.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace withy::engine {
 
 class RowDecoder {
  public:
-  // `block_order`: source block of 32 columns of each packed one, empty for as they are; outlives
-  // the decoder.
+  // `block_order`: source block (32 columns) of each packed block, empty for unchanged order; must
+  // outlive the decoder.
   RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
              std::span<const int32_t> block_order);
 
-  // The row whose bytes are `src`; valid until the next call. Errors: as Dequantize().
+  // Decodes the row with bytes `src`; valid until the next call. Errors: as Dequantize().
   absl::StatusOr<WeightRow> Decode(std::span<const uint8_t> src);
 
  private:
@@ -28,7 +28,7 @@ class RowDecoder {
   void DecodeQ4(std::span<const uint8_t> src);
   absl::Status DecodeQ4Min(std::span<const uint8_t> src);
   absl::Status Requantize(std::span<const uint8_t> src);
-  // Reorders blocks of `width` elements a block.
+  // Reorders blocks of `width` elements each.
   template <typename T>
   void Reorder(std::vector<T>* values, size_t width);
 

@@ -1,5 +1,5 @@
-// The shape of a model and its RoPE, read from GGUF metadata and checked.
-// Neighbours: packer.h checks the tensors against it; model/ computes by it. Knows no tensor bytes.
+// The shape of a model and its RoPE, read from GGUF metadata and checked. Neighbours: packer.h
+// checks tensors against it; model/ computes with it. Reads no tensor bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace withy::engine {
 
-// Which elements of a head RoPE turns together.
+// Pairs of elements of a head that RoPE rotates.
 enum class RopePairing {
-  kAdjacent,  // (2i, 2i+1): "llama" files, whose converter permutes Q and K rows so
+  kAdjacent,  // (2i, 2i+1): "llama" files; their converter permutes Q and K rows accordingly
   kHalves,    // (i, i + head_dim/2): "qwen2", "qwen3"
 };
 
@@ -27,12 +27,11 @@ struct ModelShape {
   int32_t head_dim = 0;
   int32_t d_ff = 0;
   int32_t vocab_size = 0;
-  int32_t context_length = 0;  // never beyond a sliding window: withy computes full attention only
+  int32_t context_length = 0;  // at most the sliding window: withy computes only full attention
   float rms_epsilon = 0.0f;
   RopePairing rope_pairing = RopePairing::kAdjacent;
-  // Angle of pair i at position p: p * rope_frequencies[i]; [head_dim / 2]. Scaling is in them:
-  // linear (also where a factor has no type), llama3, and the divisors of a rope_freqs.weight
-  // tensor.
+  // Angle of pair i at position p: p * rope_frequencies[i]; [head_dim / 2]. Includes scaling:
+  // linear (also if a factor has no type), llama3, and the divisors of a rope_freqs.weight tensor.
   std::vector<float> rope_frequencies;
   bool qk_norm = false;         // qwen3: RMS norm of each head of Q and K before RoPE
   bool needs_qkv_bias = false;  // qwen2
@@ -41,13 +40,13 @@ struct ModelShape {
   int32_t q_rows() const { return heads * head_dim; }
   int32_t kv_rows() const { return kv_heads * head_dim; }
 
-  // What a level cuts attention by (docs/method-elastic.md, Units): one query head of every
-  // group; with fewer than three query heads a KV head, a KV head with its query heads.
+  // Unit by which levels cut attention (docs/method-elastic.md, Units): one query head of every
+  // group; with fewer than three query heads per KV head, a KV head with its query heads.
   bool cuts_kv_heads() const { return query_heads_per_group() < 3; }
   int32_t query_heads_per_unit() const {
     return cuts_kv_heads() ? query_heads_per_group() : kv_heads;
   }
-  // KV heads of a level with so many query heads.
+  // KV heads of a level with `query_heads` query heads.
   int32_t kv_heads_of(int32_t query_heads) const {
     return cuts_kv_heads() ? query_heads / query_heads_per_group() : kv_heads;
   }
@@ -56,9 +55,9 @@ struct ModelShape {
 // "llama, qwen2, qwen3"
 std::string_view SupportedArchitectures();
 
-// What a key that is missing means is as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
-// scaling, experts, attention that is not causal: names what is supported),
-// NOT_FOUND or INVALID_ARGUMENT naming file, key, value and limit.
+// A missing key has the same default as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
+// scaling, experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT
+// naming file, key, value and limit.
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file);
 
 }  // namespace withy::engine

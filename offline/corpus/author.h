@@ -1,6 +1,6 @@
-// The hand that writes scenes: draws entities and wordings from its own split's part of the pools
-// and remembers which it used. Neighbours: the task files (api.cc, qa.cc, ...) call it;
-// generator.cc owns one per record.
+// Writes the parts of scenes: draws entities and wordings from its split's share of the pools and
+// records which ones it used. Neighbours: the task files (api.cc, qa.cc, ...) call it; generator.cc
+// creates one per record.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace withy::corpus {
 
-// Interchangeable wordings of one template; %1, %2, ... stand for what is filled in. The last
-// quarter (at least one) is held out.
+// Interchangeable wordings of one template; %1, %2, ... are placeholders. The last quarter (at
+// least one) is held out.
 struct Wordings {
   std::string_view name;
   std::span<const std::string_view> texts;
@@ -27,8 +27,8 @@ struct Exchange {
   std::string answer;
 };
 
-// Questions of a task on one context. The user's first message is `context`, a newline, the first
-// question, which is what pruning must keep; those that follow are messages of their own.
+// Questions of a task about one context. The user's first message is `context`, a newline and the
+// first question, which pruning must keep. Later questions are messages of their own.
 struct Scene {
   std::string context;
   std::vector<Exchange> exchanges;  // at least one
@@ -42,16 +42,16 @@ struct Pair {
   bool operator==(const Pair&) const = default;
 };
 
-// True when an entity of this name belongs to the held-out split (about one in six).
+// Whether an entity of this name belongs to the held-out split (about one in six).
 bool IsHeldOutEntity(std::string_view name);
 
 // `text` with %1, %2, ... replaced by `args`.
 std::string Fill(std::string_view text, std::initializer_list<std::string_view> args);
 
-// Not thread-safe; equal seeds and splits write equal scenes.
+// Not thread-safe. Deterministic in seed and split.
 class Author {
  public:
-  // `garbled_percent`: so many wordings are not as they stand in the lists (Garble).
+  // `garbled_percent`: per cent of wordings that are garbled (Garble).
   Author(uint64_t seed, Split split, int garbled_percent = 0)
       : rng_(seed), split_(split), garbled_percent_(garbled_percent) {}
 
@@ -60,16 +60,16 @@ class Author {
   bool Chance(int percent) { return rng_.Chance(percent); }
   std::string_view Any(std::span<const std::string_view> words);
 
-  // A wording of this split, filled in.
+  // A wording of this split with its placeholders filled.
   std::string Say(const Wordings& list, std::initializer_list<std::string_view> args = {});
 
-  // Entities of this split: invented names, and pairs of known words that occur in one split only.
+  // Entities of this split: invented names, and pairs of known words that occur in only one split.
   std::string Person();
   std::string Place();
   Pair Command();  // verb and noun: "send", "photo"
   Pair Thing();    // adjective and noun: "red", "lamp"
 
-  // `count` different entities; `draw` is one of the four above.
+  // `count` different entities; `draw` is one of the four functions above.
   template <typename T>
   std::vector<T> Different(int count, T (Author::*draw)()) {
     std::vector<T> all;
@@ -82,10 +82,11 @@ class Author {
     return all;
   }
 
-  // `command` with its verb or its noun exchanged, still of this split: a near miss.
+  // `command` with another verb or noun, in the same split: a near miss.
   Pair NearCommand(const Pair& command);
-  // Records a pair as used and returns whether it belongs to this split.
+  // Whether an entity of this name belongs to this split.
   bool Owns(std::string_view name) const;
+  // Records an entity as used.
   void Use(std::string name) { entities_.push_back(std::move(name)); }
 
   std::vector<std::string> TakeEntities() { return std::move(entities_); }
@@ -93,8 +94,8 @@ class Author {
 
  private:
   std::string Syllables(int count, bool coda);
-  // The words of a template in another cyclic order, with others between them, or one left out:
-  // what stands beside a slot says nothing, what the sentence speaks of still does.
+  // Rotates a template's words, inserts words between them, or drops one. The neighbours of a
+  // placeholder then carry no information, while the topic of the sentence remains.
   std::string Garble(std::string_view text);
 
   Rng rng_;
@@ -104,7 +105,7 @@ class Author {
   std::vector<std::string> wordings_;
 };
 
-// Closed lists that both splits share: days, months, jobs. Values, not entities.
+// Closed lists shared by both splits: days, months, jobs. These are values, not entities.
 std::span<const std::string_view> Weekdays();
 std::span<const std::string_view> Months();
 std::span<const std::string_view> Jobs();

@@ -1,10 +1,11 @@
-// Writes the corpus: an on-device assistant's prompts with one right answer each, from a seed.
+// Generates the corpus: prompts of an on-device assistant, each with one correct answer, from a
+// seed.
 //
 //   Generator generator({.seed = 7, .split = Split::kHeldOut});
 //   Record record = generator.At(0);   // any index, in any order
 //
-// Neighbours: train/ tokenises what it writes, bench/ runs held-out records through the service.
-// Knows no tokenizer and no model.
+// Neighbours: train/ tokenises the records, bench/ sends held-out records to the service. Knows no
+// tokenizer or model.
 #pragma once
 
 #include <cstdint>
@@ -16,34 +17,35 @@ namespace withy::corpus {
 struct Spec {
   uint64_t seed = 1;
   Split split = Split::kTrain;
-  // Per cent of records with five worked examples before the question (short, difficulty 1 or 2).
+  // Per cent of records with five worked examples before the question (short ones, difficulty 1 or
+  // 2).
   int five_shot_percent = 25;
-  // Per cent of records with two to four worked examples of any difficulty: many answers a token,
-  // for training.
+  // Per cent of records with two to four worked examples of any difficulty. For training: these
+  // have many answers per token.
   int few_shot_percent = 0;
-  // When positive: every record has this many worked examples, of any difficulty.
+  // If positive, every record has this many worked examples of any difficulty.
   int exact_shots = 0;
-  // Up to this many further questions on each context, where it bears them.
+  // Maximum number of further questions on each context, for tasks that allow them.
   int follow_ups = 0;
-  // Sentences of small talk in the system message: 0 to this many.
+  // Maximum sentences of small talk in the system message; the number is drawn from 0 to this.
   int max_filler = 4;
   // Per cent of wordings that are garbled (Author::Garble), for training.
   int garbled_percent = 0;
-  // Harder questions are written at this difficulty instead.
+  // Upper limit of the difficulty; harder questions are written at this one.
   int max_difficulty = kMaxDifficulty;
 };
 
-// The two specs that the shipped models were trained and judged on; their hashes stand in
-// models/README.md.
+// The specs that the shipped models were trained and evaluated on. models/README.md gives their
+// hashes.
 Spec TrainSpec();
 Spec HeldOutSpec();
 
-// Immutable after construction; At() may be called from any thread.
+// Immutable; thread-safe.
 class Generator {
  public:
   explicit Generator(const Spec& spec) : spec_(spec) {}
 
-  // The record of this index: task index % 6, difficulty (index / 6) % 5 + 1, everything else from
+  // The record of an index: task index % 6, difficulty (index / 6) % 5 + 1, everything else from
   // (seed, split, index).
   Record At(uint64_t index) const;
   // The same for a chosen task and difficulty in [1, 5].

@@ -1,4 +1,5 @@
-// One record as one line of JSON, keys in a fixed order, so that equal corpora are equal bytes.
+// Writes a record as one line of JSON with keys in a fixed order, so that equal corpora are equal
+// bytes.
 #pragma once
 
 #include <string>

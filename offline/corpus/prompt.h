@@ -1,7 +1,7 @@
-// A record of the corpus as the service would prune it: the text that the TLM reads, its words, and
-// the record again with words left out. Pure. Neighbours: shorten.h leaves words out for training,
-// tlm/score_labels.h drops single ones, tlm/decision_table.h shortens to a share;
-// engine/encoder/prune.h says which words go.
+// A corpus record as the service would prune it: the text that the TLM reads, its words, and the
+// record with words left out. Pure. Neighbours: shorten.h drops words for training,
+// tlm/score_labels.h drops single words, tlm/decision_table.h prunes to a share;
+// engine/encoder/prune.h chooses the words.
 #pragma once
 
 #include <cstdint>
@@ -16,31 +16,31 @@ namespace withy::corpus {
 
 struct PromptWord {
   size_t message = 0;
-  engine::ByteSpan span;  // of the message's content
+  engine::ByteSpan span;  // in the message's content
   bool fixed = false;     // touches a part that pruning must keep
 };
 
 struct Prompt {
   Record record;
-  std::string text;                          // the messages with a line break between them
-  std::vector<engine::ByteSpan> text_words;  // of `text`, as engine::SplitWords gives them
-  std::vector<PromptWord> words;             // the same words in their messages
+  std::string text;                          // the messages, joined by line breaks
+  std::vector<engine::ByteSpan> text_words;  // words of `text`, from engine::SplitWords
+  std::vector<PromptWord> words;             // the same words, located in their messages
 };
 
-// The record as an app would send it: what stands before the last question is an example, which
-// pruning may shorten or leave out.
+// The record as an app would send it: everything before the last question is an example, which
+// pruning may shorten or drop.
 Record FreeExamples(Record record);
 
 Prompt MakePrompt(Record record);
 
-// As engine::ShareWithoutExamples.
+// See engine::ShareWithoutExamples.
 uint32_t ShareWithoutExamples(const Prompt& prompt);
 
-// Which words stay when `percent` of them may, the highest `keep` first: as the orchestrator
-// chooses. keep: [words].
+// Which words to keep for a share of `percent`, by highest `keep` [words], as the orchestrator
+// chooses them.
 std::vector<bool> ChooseWords(const Prompt& prompt, std::span<const float> keep, int32_t percent);
 
-// The record with only the words that stay: [words]. Exchanges without any are left out.
+// The record with only the words in `stays` [words]. Exchanges without any are dropped.
 Record KeepWords(const Prompt& prompt, const std::vector<bool>& stays);
 
 }  // namespace withy::corpus

@@ -1,6 +1,5 @@
-// What the corpus is made of: a record is one prompt of an on-device assistant with the one answer
-// that is right. Neighbours: generator.h makes records, json.h prints them, bench/ replays them
-// through the service.
+// A record of the corpus: one prompt of an on-device assistant with its one correct answer.
+// Neighbours: generator.h makes records, json.h prints them, bench/ sends them to the service.
 #pragma once
 
 #include <array>
@@ -19,7 +18,7 @@ inline constexpr std::array<std::string_view, kTaskCount> kTaskNames = {"api", "
 
 inline std::string_view TaskName(Task task) { return kTaskNames[static_cast<size_t>(task)]; }
 
-// Training and held-out records share no wording of a template and no entity.
+// Training and held-out records share no template wording and no entity.
 enum class Split { kTrain, kHeldOut };
 
 inline constexpr int kMinDifficulty = 1;
@@ -43,9 +42,9 @@ struct Record {
   int difficulty = kMinDifficulty;  // of the last question
   int shots = 0;                    // worked examples before the last question
   std::vector<Message> messages;    // ends with the user's last question
-  std::string answer;               // exact text that the assistant should say
+  std::string answer;               // the exact answer
 
-  // What the record used, for checking the split: entities by name, wordings as "<list>/<index>".
+  // Used entities (names) and wordings ("<list>/<index>"), for checking the split.
   std::vector<std::string> entities;
   std::vector<std::string> wordings;
 };

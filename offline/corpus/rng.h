@@ -1,4 +1,4 @@
-// The corpus's own random numbers: xoshiro256** seeded by splitmix64, integers only, so that a seed
+// Random numbers of the corpus: xoshiro256** seeded by splitmix64, integers only, so that a seed
 // gives the same corpus on every platform and standard library. Not for cryptography.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Records as a user of the service may send them to a model: with words left out. What the target
-// has met in training it bears when prompts are shortened to a share of their words.
+// Drops words from records, as the service's prompt pruning does, so that training prepares the
+// target for pruned prompts.
 #pragma once
 
 #include "offline/corpus/record.h"
@@ -7,9 +7,9 @@
 
 namespace withy::corpus {
 
-// The record with 35 to 90 per cent of its words. Fixed parts and the assistant's messages stay;
-// of the rest most likely first go words that neither name anything nor occur in a question or an
-// answer, chosen by chance. The answer is the same, though what it is read off may be gone.
+// Keeps 35 to 90 per cent of the record's words. Fixed parts and the assistant's messages are kept.
+// Of the others, words that name nothing and occur in no question or answer are usually dropped
+// first, at random. The answer is unchanged, although its source may have been dropped.
 Record Shorten(const Record& record, Rng& rng);
 
 }  // namespace withy::corpus

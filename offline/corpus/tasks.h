@@ -1,7 +1,6 @@
-// The six tasks of the corpus: each writes one scene of a difficulty from 1 to 5 and knows its own
-// system instruction. Where a context bears more than one question, the scene has up to
-// `follow_ups` further ones, none of them asked twice. Neighbours: one .cc file a task;
-// generator.cc chooses among them.
+// The six tasks of the corpus. Each writes one scene of a difficulty from 1 to 5 and has its own
+// system instruction. If a context allows more than one question, the scene has up to `follow_ups`
+// further ones, all different. Neighbours: one .cc file per task; generator.cc chooses the task.
 #pragma once
 
 #include "offline/corpus/author.h"
@@ -9,22 +8,22 @@
 
 namespace withy::corpus {
 
-// What more difficulty adds: functions, near misses, arguments and their order.
+// Difficulty adds functions, near misses, arguments and their order.
 Scene WriteApi(Author& author, int difficulty);
-// People, facts a person, and questions over two facts.
+// Difficulty adds people, facts per person, and questions about two facts.
 Scene WriteQa(Author& author, int difficulty, int follow_ups);
-// Calendar entries, parts of the day, whom to address formally.
+// Difficulty adds calendar entries, parts of the day, and people to address formally.
 Scene WriteReply(Author& author, int difficulty, int follow_ups);
-// Elements on the screen, near misses, switches that are already right.
+// Difficulty adds elements on the screen, near misses, and switches that need no change.
 Scene WriteUi(Author& author, int difficulty, int follow_ups);
-// Digits, carries, dates and clock times that roll over.
+// Difficulty adds digits, carries, and dates and times that roll over.
 Scene WriteMath(Author& author, int difficulty);
-// Lines of chatter, refusals, changes of mind.
+// Difficulty adds lines of chatter, refusals, and changes of mind.
 Scene WriteSummary(Author& author, int difficulty);
 
-// The scene writer of `task`.
+// Writes a scene of `task`.
 Scene WriteScene(Task task, Author& author, int difficulty, int follow_ups = 0);
-// The wordings of the system message of `task`; each states the form of the answer.
+// Wordings of the system message of `task`; each states the form of the answer.
 const Wordings& Instructions(Task task);
 
 }  // namespace withy::corpus

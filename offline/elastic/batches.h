@@ -1,6 +1,5 @@
-// The text that units are judged on and levels recovered with, as padded batches of next-token
-// questions. Neighbours: importance.h, recovery.h. Comes from a plain text file or from the
-// project's own corpus.
+// Text for measuring importance and for recovery, as padded next-token batches. Neighbours:
+// importance.h, recovery.h. The source is a plain text file or the project's corpus.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,43 +16,43 @@
 namespace withy::elastic {
 
 struct Batch {
-  torch::Tensor tokens;  // [batch, length] int64, padded at the right
+  torch::Tensor tokens;  // [batch, length] int64, padded on the right
   torch::Tensor next;    // [batch * length] int64
-  torch::Tensor weight;  // [batch * length] f32: 0 where nothing is asked
+  torch::Tensor weight;  // [batch * length] f32: 0 for positions that do not count
 };
 
 struct BatchOptions {
   int64_t batch_tokens = 2048;  // padding included
-  int64_t window_tokens = 256;  // a plain text is cut so
-  int64_t count = 32;           // batches
+  int64_t window_tokens = 256;  // length of the windows of a plain text
+  int64_t count = 32;           // number of batches
   uint64_t seed = 1;
-  std::function<void(int64_t, int64_t)> progress = nullptr;  // (batches made, all), of the corpus
+  std::function<void(int64_t, int64_t)> progress = nullptr;  // (batches made, all), for the corpus
 };
 
-// Windows of a text file, no longer than the model's context or a batch. A text that is too short
-// for options.count batches gives as many whole ones as it holds. Errors: from the disk;
-// INVALID_ARGUMENT when it does not hold one, naming how many tokens it has and needs; those of
+// Windows of a text file, no longer than the model's context or a batch. A text too short for
+// options.count batches gives as many full ones as it can. Errors: of the file system;
+// INVALID_ARGUMENT if it is too short for one batch, naming the tokens it has and needs; those of
 // ReadShape and MakeTokenizer.
 absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
                                                const std::string& path,
                                                const BatchOptions& options);
 
-// Records of the training corpus, every other batch an exercise (train/batches.h), asked for the
-// assistant's tokens. Errors: those of MakeTokenizer;
-// INVALID_ARGUMENT for a tokenizer without ChatML's turn marks.
+// Records of the training corpus, with every other batch an exercise (train/batches.h). Only the
+// assistant's tokens count. Errors: those of MakeTokenizer; INVALID_ARGUMENT for a tokenizer
+// without ChatML's turn marks.
 absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
                                                  const BatchOptions& options);
 
-// A batch in pieces for one thread each: of at most 512 tokens, or of one line. How many does not
-// depend on the threads, so neither do sums over them.
+// Splits a batch into pieces of at most 512 tokens, or of one line, to be processed by one thread
+// each. The division does not depend on the number of threads, so sums over pieces do not either.
 std::vector<Batch> Pieces(const Batch& batch);
 
-// Mean loss of the weighted positions of one batch; differentiable.
+// Mean loss over the weighted positions of one batch; differentiable.
 torch::Tensor Loss(const Network& network, const Batch& batch, const View& view = {});
-// Mean of what the right token's logit is above the log-sum-exp of all others: the log of its odds.
-// Differentiable, and other than the loss never flat.
+// Mean margin: the correct token's logit minus the log-sum-exp of all others (its log odds).
+// Differentiable; unlike the loss it never saturates.
 torch::Tensor Margin(const Network& network, const Batch& batch, const View& view = {});
-// Over several batches, without gradients.
+// Mean loss over several batches, without gradients.
 double MeanLoss(const Network& network, const std::vector<Batch>& batches, const View& view = {});
 
 }  // namespace withy::elastic

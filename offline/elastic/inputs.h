@@ -1,5 +1,5 @@
-// What withy-elasticize and withy-baselines do alike: read text, warn of a poor start, report
-// LibTorch's errors. Neighbours: batches.h makes the batches.
+// Shared by withy-elasticize and withy-baselines: reading text, warning about quantised inputs,
+// reporting LibTorch's errors. Neighbour: batches.h makes the batches.
 #pragma once
 
 #include <exception>
@@ -13,18 +13,18 @@
 
 namespace withy::elastic {
 
-// Batches of the text file `text`, or of the corpus where it is empty. Says on stderr when the text
-// holds fewer than options.count, which `flag` asks for. Errors: as TextBatches and CorpusBatches.
+// Batches of the text file `text`, or of the corpus if it is empty. Warns on stderr if the text has
+// fewer than options.count batches, which `flag` sets. Errors: as TextBatches and CorpusBatches.
 absl::StatusOr<std::vector<Batch>> ReadBatches(const std::string& program,
                                                const engine::GgufFile& model,
                                                const std::string& text, const std::string& flag,
                                                const BatchOptions& options);
 
-// On stderr, when matrices are of a type that has lost something already.
+// Warns on stderr if matrices are already quantised with loss.
 void WarnIfQuantised(const std::string& program, const engine::GgufFile& file);
 
-// LibTorch throws where it cannot go on, such as without memory. INTERNAL with what it says, less
-// the stack behind the first line.
+// Converts an exception of LibTorch (out of memory, for example) to INTERNAL with its message,
+// without the stack trace after the first line.
 absl::Status FromLibTorch(const std::exception& error);
 
 }  // namespace withy::elastic

@@ -1,6 +1,6 @@
-// A whole run of withy-elasticize: text, estimate, importance, levels, file. Neighbours: main.cc
-// gives the options; schedule.h says which stages there are. Every stage keeps what it has done in
-// the run's directory (work.h): a run that was killed goes on where it was, to the same bits.
+// A complete run of withy-elasticize: text, estimate, importance, levels, file. Neighbours: main.cc
+// sets the options; schedule.h lists the stages. Every stage saves its progress in the run's
+// directory (work.h), so that a killed run resumes and gives bit-identical results.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct JobOptions {
   std::string model;  // plain GGUF
   std::string out;    // elastic GGUF to write
   std::string text;   // empty: the project's corpus
-  std::string work;   // directory of what is done
+  std::string work;   // directory for saved progress
   MatrixType type;
   std::vector<int32_t> percents = {20, 30, 40, 50, 60, 70, 80, 90};
   int64_t calibration_batches = 32;
@@ -35,15 +35,14 @@ struct JobOptions {
   uint64_t seed = 1;
   int threads = 1;
   double checkpoint_s = 60;
-  bool estimate_only = false;  // say how long it will take, and end
+  bool estimate_only = false;  // only estimate the run time
 
   std::function<void(const std::string& line)> say;
   const Clock* clock = &Clock::Real();
 };
 
-// Results do not depend on options.threads. Errors: those of the files and of the disk;
-// INVALID_ARGUMENT for options that the model cannot have; FAILED_PRECONDITION when the directory
-// holds another run's work.
+// Results do not depend on options.threads. Errors: of the files; INVALID_ARGUMENT for options that
+// do not fit the model; FAILED_PRECONDITION if the directory holds another run's work.
 absl::Status RunJob(const JobOptions& options);
 
 }  // namespace withy::elastic

@@ -1,5 +1,5 @@
-// Where an elasticizing run is: counts what its stages report and shows it with the time left of
-// the stage and of all. Neighbours: job.cc, base/time_left.h.
+// Progress of an elasticizing run: sums the reports of its stages and shows the time left of the
+// stage and of the run. Neighbours: job.cc, base/time_left.h.
 #pragma once
 
 #include <functional>
@@ -20,23 +20,22 @@ class JobProgress {
  public:
   JobProgress(std::vector<PlannedStage> stages, const Clock& clock);
 
-  // The stage of this kind and level; there must be one.
+  // Cost of the stage of this kind and level, which must exist.
   double CostOf(StageKind kind, int32_t percent) const;
-  // Begins it. `cost_s`: what it costs, where that is known better by now; `item_s`: cost of what
-  // is done between two reports.
+  // Begins that stage. `cost_s`: its cost, possibly improved; `item_s`: cost between two reports.
   void Begin(StageKind kind, int32_t percent, double cost_s, double item_s);
-  // A keeper that reports to the stage that runs.
+  // A checkpointer that reports to the current stage.
   Keeper KeeperOf(Part part);
   void End();
-  // An earlier run has done it.
+  // An earlier run completed the stage.
   void Skip(StageKind kind, int32_t percent);
-  // Ends the line, so that something else can be printed.
+  // Ends the line, so that other output can be printed.
   void EndLine();
 
  private:
   size_t Find(StageKind kind, int32_t percent) const;
   double Now() const;
-  void Show(bool now);  // with mutex_ held
+  void Show(bool now);  // requires mutex_
 
   const std::vector<PlannedStage> stages_;
   const Clock& clock_;

@@ -1,6 +1,6 @@
-// A model of a plain GGUF in LibTorch, whole or cut down to a level, with or without LoRA: what
-// units are judged and recovered with. Neighbours: importance.h, reorder.h, recovery.h work on it,
-// export.h writes it back. Sums in f32; has no KV cache and does not generate.
+// A model of a plain GGUF in LibTorch, full or cut to a level, with or without LoRA; for measuring
+// importance and for recovery. Neighbours: importance.h, reorder.h, recovery.h work on it, export.h
+// writes it. Computes sums in f32; has no KV cache and does not generate.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,8 +17,7 @@
 
 namespace withy::elastic {
 
-// Weights as the GGUF has them, [outputs, inputs]; vectors that the architecture lacks are
-// undefined.
+// Weights as in the GGUF, [outputs, inputs]. Vectors that the architecture lacks are undefined.
 struct Layer {
   torch::Tensor attention_norm, ffn_norm;
   torch::Tensor q, k, v, o, gate, up, down;
@@ -35,23 +34,23 @@ struct Lora {
   Pair q, k, v, o, gate, up, down;
 };
 
-// A level and what it is recovered with.
+// A level and its recovery LoRA.
 struct ElasticLevel {
   engine::LevelSpec spec;
   std::vector<Lora> lora;  // [layers]; empty: none
 };
 
-// Factors of what one layer's units give, of each token: [tokens, heads] and [tokens, neurons].
+// Per-token factors on the outputs of one layer's units: [tokens, heads] and [tokens, neurons].
 struct Gates {
   torch::Tensor heads, neurons;
 };
 
-// What is computed of a model. Null members: all, and none.
+// The part of a model to compute. Null members: everything, without LoRA and gates.
 struct View {
   const std::vector<engine::LayerExtent>* extents = nullptr;  // [layers]
-  const std::vector<Lora>* lora = nullptr;    // [layers]; undefined tensors where a layer has none
-  int32_t without_layer = -1;                 // this layer is left out
-  const std::vector<Gates>* gates = nullptr;  // [layers], of the extents
+  const std::vector<Lora>* lora = nullptr;    // [layers]; undefined tensors for layers without one
+  int32_t without_layer = -1;                 // index of a layer to skip; -1: none
+  const std::vector<Gates>* gates = nullptr;  // [layers], for the units in `extents`
 };
 
 // Not thread-safe while weights change.
@@ -62,7 +61,7 @@ class Network {
 
   const engine::ModelShape& shape() const { return shape_; }
   torch::Device device() const { return device_; }
-  // Of the layers; f32 unless set.
+  // Product type of the layers; default f32.
   void set_products(train::Products products) { products_ = products; }
   std::vector<Layer>& layers() { return layers_; }
   const std::vector<Layer>& layers() const { return layers_; }
@@ -89,9 +88,9 @@ class Network {
   torch::Tensor cos_, sin_;  // [context_length, head_dim / 2]
 };
 
-// The rows of a query projection (or columns of O), whole or cut to a higher level, of a level with
-// so many query heads, as a view: [heads * head_dim, …] along dimension `dim`; the first ones of
-// each group, or of the first groups where levels cut KV heads.
+// View of the part of a query projection's rows (or O's columns) that a level with `heads` query
+// heads uses; `weight` may already be cut to a higher level. [heads * head_dim, …] along dimension
+// `dim`: the first heads of each group, or the first groups if levels cut KV heads.
 torch::Tensor HeadPrefix(const torch::Tensor& weight, int64_t dim, const engine::ModelShape& shape,
                          int64_t heads);
 

@@ -1,6 +1,6 @@
-// Chooses the levels: how much of each layer each computes. Neighbours: engine/weights/levels.h has
-// the arithmetic of one level, importance.h the anchors. Source: ElastiLM section 3.2;
-// docs/method-elastic.md, Levels.
+// Chooses the levels: how much of each layer each level computes. Neighbours:
+// engine/weights/levels.h computes one level, importance.h ranks anchors. Source: ElastiLM
+// section 3.2; docs/method-elastic.md, Levels.
 #pragma once
 
 #include <cstdint>
@@ -11,46 +11,47 @@
 
 namespace withy::elastic {
 
-// Splits between heads and neurons that are tried for a level.
+// Number of splits between heads and neurons that are tried per level.
 inline constexpr int64_t kSplitCount = 5;
 
-// What was tried for one level and came out.
+// A candidate for one level and its result.
 struct LevelChoice {
   engine::LevelSpec spec;
-  double head_share = 1;  // of the splits tried, the one with the least loss; 0: what loses least
+  double head_share = 1;  // share of heads of this split; 0: the candidate of CutLeast
   double loss = 0;
 };
 
-// One layer computes less, and the others what they did.
+// One layer computes less; all others are unchanged.
 struct LayerCut {
   size_t layer = 0;
   engine::LayerExtent extent;
-  double loss = 0;  // of the model so
+  double loss = 0;  // of the model with this cut
 };
 
-// Cuts of heads alone and of neurons alone, in at most eight steps each, of every layer of `from`,
-// down to nothing; where levels cut KV heads, which contexts go on with, down to one unit as long
-// as a level of `percent` may have one in every layer. Losses are not filled in.
+// Candidate cuts of heads alone and of neurons alone, in at most eight steps each, of every layer
+// of `from`, down to nothing. If levels cut KV heads, on which later calls of a context depend,
+// heads are cut only to one unit, as long as a level of `percent` has room for one in every layer.
+// Losses are not filled in.
 std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t percent,
                                    const engine::LevelSpec& from);
 
-// The level that the cuts lead to that lose least for what they save, taken one after the other as
-// if they did not matter to each other. `whole`: the loss of `from`. Source:
-// docs/method-elastic.md.
+// The level reached by applying the cuts with the least loss per saved parameter, one after the
+// other, as if they were independent. `whole`: the loss of `from`. Source: docs/method-elastic.md.
 engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
                            const engine::LevelSpec& from, double whole,
                            std::span<const LayerCut> cuts);
 
-// What a level is chosen from: splits between heads and neurons of a reordered network that all
-// layers share but `anchors` (most important first), and before them `least` (CutLeast), if there
-// is one; without losses, each once. `above`, if there is one, holds them.
+// Candidates for a level, without losses and without duplicates: first `least` (from CutLeast), if
+// given; then splits between heads and neurons of a reordered network, equal in all layers except
+// `anchors` (most important first). All lie within `above`, if given.
 std::vector<LevelChoice> LevelCandidates(const engine::ModelShape& shape, int32_t percent,
                                          std::span<const int32_t> anchors,
                                          const engine::LevelSpec* above,
                                          const engine::LevelSpec* least);
 
-// The one that loses least, the first of equals; there must be one. Low levels are chosen better by
-// their loss after a short recovery than before it, where all splits are as good as broken.
+// The candidate with the least loss, the first of equals; `tried` is not empty. Low levels are
+// chosen better by their loss after a short recovery: before it all splits are about equally
+// broken.
 const LevelChoice& BestChoice(std::span<const LevelChoice> tried);
 
 }  // namespace withy::elastic

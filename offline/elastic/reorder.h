@@ -1,5 +1,5 @@
-// Puts units in the order of their worth, so that a level is a prefix. The model's function stays
-// the same. Neighbours: importance.h says the order, export.h writes the result. Source: ElastiLM
+// Sorts units by importance, so that a level is a prefix. The model's function does not change.
+// Neighbours: importance.h ranks the units, export.h writes the result. Source: ElastiLM
 // section 3.2, one-shot unit reordering.
 #pragma once
 
@@ -11,9 +11,10 @@
 
 namespace withy::elastic {
 
-// Most important first: neurons of each layer and query heads within each KV group, or, where
-// levels cut those, the groups. `units` may speak of a level's units only, which are the first: the
-// others stay where they are. The LoRA of `levels`, which hold all that `units` speaks of, follow.
+// Most important first: the neurons of each layer, and the query heads within each KV group (or the
+// groups, if levels cut KV heads). If `units` covers only a level's units, which are the first
+// ones, the others keep their places. Also reorders the LoRA of `levels`, each of which contains
+// all units in `units`.
 void Reorder(Network& network, const std::vector<UnitImportance>& units,
              std::span<ElasticLevel> levels = {});
 

@@ -1,6 +1,6 @@
-// The stages of an elasticizing run, and how long each will take: what is said before hours of work
-// begin, and what the time left is counted from. Neighbours: job.cc runs the stages, step_times.h
-// measures, base/time_left.h corrects the estimate while the run goes. Pure.
+// The stages of an elasticizing run and their expected times, for the estimate before the run and
+// the time left during it. Pure. Neighbours: job.cc runs the stages, step_times.h measures, and
+// base/time_left.h corrects the estimate during the run.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace withy::elastic {
 
-// What decides how much work there is.
+// Options that determine the amount of work.
 struct ScheduleOptions {
   std::vector<int32_t> percents;  // ascending
   int64_t calibration_batches = 32;
@@ -24,11 +24,11 @@ struct ScheduleOptions {
   int threads = 1;
 };
 
-// What --quick asks for.
+// The options of --quick.
 ScheduleOptions QuickSchedule();
 
-// Seconds that the whole machine takes for one batch, at the full level and at a low one; between
-// them, and below, a line.
+// Seconds of the whole machine for one batch at the full level and at a low one; linear in between
+// and below.
 struct BatchTime {
   int32_t low_percent = 20;
   double low_s = 0;
@@ -41,7 +41,7 @@ struct StepTimes {
   BatchTime loss;         // of a calibration batch
   BatchTime units;        // importance of units, from a calibration batch
   BatchTime train;        // a step of LoRA on a batch of the text
-  int train_threads = 1;  // that share such a step
+  int train_threads = 1;  // threads that share one step
   double write_s = 0;     // the elastic file
 };
 
@@ -50,26 +50,27 @@ std::string StageKindName(StageKind kind);  // "importance of units"
 
 struct PlannedStage {
   StageKind kind = StageKind::kUnits;
-  int32_t percent = 100;  // of the level; of kUnits the level whose units are judged
+  int32_t percent = 100;  // per cent of the level; for kUnits the level whose units are measured
   double cost_s = 0;
 };
 
-// LoRA steps at a level, from those at 50 %: by what it cuts for what it keeps.
+// Number of LoRA steps at a level, scaled from those at 50 % by the ratio of cut to kept
+// parameters.
 int64_t StepsAt(int32_t percent, int64_t steps_at_50);
-// Most extents that are tried for a level.
+// Maximum number of candidate extents per level.
 int64_t MostTrials(bool measured);
-// Batches that cuts are judged on.
+// Number of batches for judging cuts.
 int64_t CutBatches(int64_t calibration_batches);
-// Seconds that one of `tasks` tasks adds to the run, each of `task_s` on one thread: they run side
-// by side, and threads without a task do nothing.
+// Seconds that each of `tasks` tasks adds to the run if every task takes `task_s` on one thread.
+// Tasks run in parallel; threads without a task idle.
 double SideBySide(double task_s, int64_t tasks, int threads);
 
-// All stages in the order that they run in.
+// All stages in order of execution.
 std::vector<PlannedStage> PlanStages(const engine::ModelShape& shape,
                                      const ScheduleOptions& options, const StepTimes& times);
 
-// "about 9 h 40 min on 2 threads: importance of units 12 min, ...". `done`: what an earlier run has
-// done of each stage, in shares; empty: nothing.
+// "about 9 h 40 min on 2 threads: importance of units 12 min, ...". `done`: share of each stage
+// that an earlier run completed; empty: nothing.
 std::string EstimateText(const std::vector<PlannedStage>& stages, const std::vector<double>& done,
                          int threads);
 double TotalCost(const std::vector<PlannedStage>& stages);

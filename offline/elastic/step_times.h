@@ -1,5 +1,5 @@
-// How long the steps of an elasticizing run take on this machine with this model: each kind is done
-// once at the full level and once at a low one. Neighbours: schedule.h computes with it.
+// Measures the steps of an elasticizing run on this machine with this model: each kind once at the
+// full level and once at a low one. Neighbour: schedule.h computes with the result.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace withy::elastic {
 
-// `threads`: as many as the run will have. `progress`: (measurements done, all), before each.
-// Changes nothing of the network.
+// `threads`: number of threads of the run. `progress`: (measurements done, all), before each one.
+// Does not change the network.
 StepTimes MeasureSteps(const Network& network, const std::vector<Batch>& calibration,
                        const std::vector<Batch>& text, int64_t rank, int threads,
                        const Clock& clock, const std::function<void(int64_t, int64_t)>& progress);

@@ -1,5 +1,5 @@
-// One LoRA trained and judged: the unit of work of choosing a level's extents and of its recovery.
-// Neighbours: recovery.h trains, job.cc runs them and keeps the best.
+// Trains and evaluates one LoRA: the unit of work for choosing a level's extents and for its
+// recovery. Neighbours: recovery.h trains, job.cc runs trials and keeps the best.
 #pragma once
 
 #include <vector>
@@ -15,20 +15,20 @@ struct Trial {
   double loss = 0;         // mean over the calibration batches
 };
 
-// What a trial is made with; all of it must outlive the call.
+// Inputs of a trial; all must outlive the call.
 struct TrialSetup {
   const Network& network;
   const engine::LevelSpec& level;
-  const std::vector<Batch>& text;         // to train on
-  const std::vector<Batch>& calibration;  // to judge by
+  const std::vector<Batch>& text;         // for training
+  const std::vector<Batch>& calibration;  // for evaluation
   const std::vector<Lora>* above = nullptr;
   train::Workers workers{1};
-  double step_cost_s = 0;  // for the keeper
-  double loss_cost_s = 0;  // of one batch
+  double step_cost_s = 0;  // for the checkpointer
+  double loss_cost_s = 0;  // cost of one batch
 };
 
-// Trains and judges. The keeper's state is the training's, then the losses so far: an interrupted
-// trial goes on where it was and comes to the same bits. Errors: from saving.
+// Trains, then evaluates. The saved state is the training's, then the losses so far; an interrupted
+// trial resumes and gives bit-identical results. Errors: from saving.
 absl::StatusOr<Trial> RunTrial(const TrialSetup& setup, const RecoveryOptions& options,
                                Keeper keeper);
 

@@ -1,5 +1,5 @@
-// Many numbers that do not depend on each other, such as losses of batches: computed side by side,
-// kept as they come. Neighbours: job.cc, trial.cc.
+// Computes many independent numbers, such as losses of batches, in parallel and saves them as they
+// arrive. Neighbours: job.cc, trial.cc.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace withy::elastic {
 
-// value(i) of every i in [0, count); those that the keeper's state has are not computed again.
-// `cost_s`: of one, for the keeper. Errors: from saving.
+// Returns value(i) for every i in [0, count); values in the saved state are not computed again.
+// `cost_s`: cost of one value, for the checkpointer. Errors: from saving.
 absl::StatusOr<std::vector<double>> ComputeValues(int64_t count,
                                                   const std::function<double(int64_t)>& value,
                                                   const train::Workers& workers, double cost_s,

@@ -1,6 +1,6 @@
-// What an elasticizing run has done so far, kept in a directory, so that an interrupted run goes
-// on: results of stages that are over, and the state of those that are not, saved every minute or
-// so. Neighbours: job.cc. Each file is written beside, synced and renamed over.
+// Saved progress of an elasticizing run in a directory, so that an interrupted run resumes: results
+// of completed stages, and states of unfinished ones, saved about once a minute. Neighbour: job.cc.
+// Files are written atomically.
 #pragma once
 
 #include <cstdint>
@@ -21,21 +21,20 @@
 
 namespace withy::elastic {
 
-// What results depend on: names with values, in a fixed order.
+// Inputs that results depend on: names with values, in a fixed order.
 using MadeOf = std::vector<std::pair<std::string, std::string>>;
 
-// Load… return false when the result is not there, or of another shape. Thread-safe but for saving
-// one file twice at once.
+// Load… return false if the result does not exist or has another shape. Thread-safe, except that
+// one file must not be saved twice at once.
 class Work {
  public:
-  // Takes the directory for this process alone, until it ends. State of unfinished stages is saved
-  // when `checkpoint_s` have passed since the last time. Errors: from the disk; FAILED_PRECONDITION
-  // when the directory holds results of another run, naming what differs, or another process has
-  // it.
+  // Locks the directory for this process. States of unfinished stages are saved when `checkpoint_s`
+  // have passed since the last time. Errors: of the file system; FAILED_PRECONDITION if the
+  // directory holds results of another run (names the difference) or is in use by another process.
   static absl::StatusOr<std::unique_ptr<Work>> Open(const std::string& directory,
                                                     const MadeOf& made_of, double checkpoint_s = 60,
                                                     const Clock& clock = Clock::Real());
-  // The same to look only: makes and takes nothing. Null when there is no such directory.
+  // Opens it for reading only: creates and locks nothing. Null if the directory does not exist.
   static absl::StatusOr<std::unique_ptr<Work>> Peek(const std::string& directory,
                                                     const MadeOf& made_of);
   ~Work();
@@ -47,7 +46,7 @@ class Work {
                  std::vector<UnitImportance>* units) const;
   absl::Status SaveUnits(const engine::LevelSpec& level,
                          const std::vector<UnitImportance>& units) const;
-  // Loss of the whole model, and what each layer is worth.
+  // Loss of the full model, and the importance of each layer.
   bool LoadLayers(const Network& network, double* whole_loss,
                   std::vector<double>* importance) const;
   absl::Status SaveLayers(double whole_loss, const std::vector<double>& importance) const;
@@ -60,7 +59,7 @@ class Work {
   bool LoadLosses(int32_t percent, double* cut, double* recovered) const;
   absl::Status SaveLosses(int32_t percent, double cut, double recovered) const;
 
-  // The names of results and of states begin with the stage's: UnitsName and so on.
+  // Names of results and states; each begins with its stage's name.
   static std::string UnitsName(int32_t percent);
   static std::string LayersName() { return "layers"; }
   static std::string CutsName(int32_t percent);
@@ -69,7 +68,7 @@ class Work {
   static std::string LoraName(int32_t percent);
   static std::string RecoveryName(int32_t percent, int64_t recovery);
   static std::string LossesName(int32_t percent);
-  bool Has(const std::string& name) const;  // a result
+  bool Has(const std::string& name) const;  // whether this result exists
 
  private:
   friend class Part;
@@ -86,18 +85,18 @@ class Work {
   int lock_fd_ = -1;
 };
 
-// The state of one stage that is not over. Not thread-safe.
+// Saved state of one unfinished stage. Not thread-safe.
 class Part {
  public:
-  Part() = default;  // keeps nothing
+  Part() = default;  // saves nothing
   Part(const Work* work, std::string name);
 
-  // The last state saved; nothing when there is none, or it cannot be read.
+  // The last saved state; nullopt if there is none or it cannot be read.
   std::optional<std::vector<torch::Tensor>> Load() const;
-  // Saves what `state` gives, if it is time. Errors: those of SaveTensors.
+  // Saves the result of `state` if it is time. Errors: those of SaveTensors.
   absl::Status SaveIfDue(const std::function<std::vector<torch::Tensor>()>& state);
   absl::Status Save(const std::vector<torch::Tensor>& state);
-  // The stage is over: its result is saved.
+  // Deletes the state after the stage's result was saved.
   void Remove() const;
 
  private:
@@ -106,7 +105,7 @@ class Part {
   int64_t saved_ns_ = 0;
 };
 
-// What a stage keeps, and whom it tells how far it is, in seconds as estimated.
+// Saves a stage's state and reports its progress in estimated seconds.
 struct Keeper {
   Part part = {};
   std::function<void(double cost_s)> found = nullptr;    // done by an earlier run; may be null

@@ -1,5 +1,5 @@
-// Moves the weights of one matrix to their places in a larger one, block by block, and fills the
-// rest. Neighbours: inflate.cc says what goes where. Copies stored blocks, rounds nothing.
+// Moves the weights of one matrix to their positions in a larger one, block by block, and fills the
+// rest. Neighbour: inflate.cc plans the moves. Copies stored blocks without rounding.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@
 
 namespace withy::inflate {
 
-// What stands where the small model has nothing.
+// Content of added positions.
 enum class Filler { kZero, kRandom };
 
-// Source index of each place; -1: filled.
+// Source index of each position; -1: filled.
 using Map = std::vector<int32_t>;
 
 Map Identity(int64_t count);
 
-// Places of `room` units, each of `width` consecutive ones; units placed beyond it are left out.
+// Map of `room` units of `width` consecutive items each, placed at `places`; units placed beyond
+// `room` are left out.
 Map Expand(const std::vector<int32_t>& places, int32_t room, int32_t width);
 
 struct ScatterPlan {
@@ -36,13 +37,13 @@ struct ScatterPlan {
 
 class RandomBlocks;
 
-// Sources refer to the file.
+// The returned sources refer to the file.
 class Scatterer {
  public:
   Scatterer(const engine::GgufFile& source, uint64_t seed) : source_(source), seed_(seed) {}
 
-  // The rows of the larger tensor `name`. Errors: UNIMPLEMENTED for a type whose blocks are no part
-  // of kBlock columns, naming the tensor.
+  // Source of the larger tensor `name`. Errors: UNIMPLEMENTED naming the tensor if kBlock is not a
+  // multiple of its type's block.
   absl::StatusOr<engine::TensorSource> Scatter(const engine::TensorInfo& tensor,
                                                const std::string& name, ScatterPlan plan);
 

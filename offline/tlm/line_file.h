@@ -1,5 +1,5 @@
-// A file of JSON lines that grows line by line and survives a kill: what takes hours to make is
-// kept so. The first line says what the others were made of. Neighbours: job.cc.
+// A file of JSON lines that grows line by line and survives a kill; for results that take hours.
+// The first line identifies the inputs of the others. Neighbour: job.cc.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace withy::tlm {
 // Not thread-safe.
 class LineFile {
  public:
-  // Opens or begins the file; an unfinished last line is cut off. Errors: from the disk, naming the
-  // path; FAILED_PRECONDITION when it holds lines that were made of something else.
+  // Opens or creates the file and cuts off an incomplete last line. Errors: of the file system,
+  // naming the path; FAILED_PRECONDITION if its lines come from other inputs.
   static absl::StatusOr<LineFile> Open(const std::string& path, const std::string& made_of);
 
   const std::vector<std::string>& lines() const { return lines_; }
@@ -28,9 +28,9 @@ class LineFile {
   std::vector<std::string> lines_;
 };
 
-// Fills `file` up to `count` lines, a few at a time, each made by one of `threads` threads:
-// make(line's index, thread). `progress`: (lines done, lines in all). Errors: the first of make's;
-// the disk's.
+// Fills `file` up to `count` lines, a few at a time, each computed by one of `threads` threads as
+// make(line index, thread). `progress`: (lines done, all lines). Errors: the first of `make`; those
+// of the file system.
 absl::Status FillLines(
     size_t count, int threads,
     const std::function<absl::StatusOr<std::string>(size_t index, int thread)>& make,

@@ -1,6 +1,6 @@
-// The TLM in LibTorch, with gradients: the same outputs as engine/encoder's Encoder on the same
-// weights. Neighbours: engine/encoder/checkpoint.h holds the weights before and after,
-// score_stage.cc and decision_stage.cc train it. Cuts no text: windows come from WindowMaker.
+// The TLM in LibTorch, with gradients; its outputs equal those of engine/encoder's Encoder on the
+// same weights. Neighbours: engine/encoder/checkpoint.h holds the weights before and after
+// training, score_stage.cc and decision_stage.cc train it. Reads windows made by WindowMaker.
 #pragma once
 
 #include <torch/torch.h>
@@ -15,15 +15,15 @@
 
 namespace withy::tlm {
 
-// Windows of a batch, padded at the right.
+// Windows of a batch, padded on the right.
 struct PaddedWindows {
   torch::Tensor ids;   // [windows, longest] int64
-  torch::Tensor mask;  // [windows, longest] f32: 1 where there is a token
+  torch::Tensor mask;  // [windows, longest] f32: 1 for tokens, 0 for padding
 };
 
 PaddedWindows Pad(std::span<const std::vector<int32_t>> windows);
 
-// Logits; undefined where not asked for.
+// Logits; undefined if not computed.
 struct NetworkOutput {
   torch::Tensor keep;    // [windows, longest]
   torch::Tensor prompt;  // [windows, prompt levels]
@@ -35,7 +35,7 @@ class Network {
  public:
   explicit Network(const engine::TlmCheckpoint& checkpoint);
 
-  // Copies the weights back.
+  // Copies the weights to `checkpoint`.
   void Store(engine::TlmCheckpoint* checkpoint) const;
 
   const engine::TlmShape& shape() const { return shape_; }

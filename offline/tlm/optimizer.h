@@ -1,5 +1,5 @@
-// AdamW over some tensors, and the loop around it: a rate that warms up and falls, gradients
-// clipped, progress kept on disk. Neighbours: score_stage.cc, decision_stage.cc give the loss.
+// AdamW and its training loop: a rate with warm-up and decay, gradient clipping, progress saved to
+// disk. Neighbours: score_stage.cc, decision_stage.cc define the loss.
 // Source: Loshchilov and Hutter 2019.
 #pragma once
 
@@ -18,13 +18,13 @@ namespace withy::tlm {
 
 struct Trained {
   torch::Tensor value;
-  torch::Tensor mask;  // undefined: all of it; else multiplied with the gradient
+  torch::Tensor mask;  // undefined: everything; else multiplied with the gradient
 };
 
-// Runs options.steps steps of `loss`, which gets random numbers that depend on seed and step alone;
-// goes on from options.progress_file when there is one. The tensors require no gradient afterwards.
-// Errors: CANCELLED when options.report says so; FAILED_PRECONDITION for a progress file of another
-// shape; those of the disk.
+// Runs options.steps steps of `loss`, whose random numbers depend only on seed and step. Resumes
+// from options.progress_file if it exists. Afterwards the tensors require no gradient. Errors:
+// CANCELLED if options.report returns false; FAILED_PRECONDITION for a progress file of another
+// shape; those of the file system.
 absl::Status Train(std::vector<Trained> trained, const StageOptions& options,
                    const std::function<torch::Tensor(corpus::Rng& rng)>& loss);
 

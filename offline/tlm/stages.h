@@ -1,9 +1,9 @@
-// The two stages of training, without LibTorch's headers. Neighbours: score_labels.h and
+// The two training stages, without LibTorch's headers. Neighbours: score_labels.h and
 // decision_table.h make the examples, job.cc runs the stages, network.h computes.
 //
 // Source: ElastiLM section 3.3, TLM training: the score head first, then the decision head with the
-// bottom frozen. Ours differs where there is no pre-trained MobileBERT to begin with: the bottom is
-// then learnt with the score head. SLO rows are trained with the decision head.
+// bottom frozen. Ours differs if there is no pre-trained MobileBERT to start from: then the bottom
+// is trained with the score head. SLO rows are trained with the decision head.
 #pragma once
 
 #include <cstdint>
@@ -24,30 +24,30 @@ namespace withy::tlm {
 
 struct StageOptions {
   int64_t steps = 2000;
-  int64_t batch = 16;  // texts a step
+  int64_t batch = 16;  // texts per step
   double rate = 1e-3;
   uint64_t seed = 1;
-  bool train_bottom = true;        // of the score stage: embeddings and shared layers too
-  std::string progress_file;       // empty: an interrupted run begins again
-  int64_t checkpoint_steps = 100;  // at the latest after so many
-  double checkpoint_s = 60;        // or so long
-  std::function<bool(int64_t step, double loss)> report;  // false: stop here
+  bool train_bottom = true;        // score stage: also train embeddings and shared layers
+  std::string progress_file;       // empty: an interrupted run starts over
+  int64_t checkpoint_steps = 100;  // save at least every so many steps
+  double checkpoint_s = 60;        // and seconds
+  std::function<bool(int64_t step, double loss)> report;  // returns false to stop
 };
 
-// Threads of LibTorch.
+// Sets LibTorch's number of threads.
 void UseThreads(int threads);
 
-// What the LibTorch network computes of windows: for tests. Outputs as engine::Encoder::Run.
+// Output of the LibTorch network for windows; for tests. Format as engine::Encoder::Run.
 engine::EncoderOutput RunNetwork(const engine::TlmCheckpoint& checkpoint,
                                  std::span<const std::vector<int32_t>> windows);
 
-// Binary cross entropy of each word's retain probability, over its tokens. Resumes from
-// options.progress_file with the result of an uninterrupted run. Errors: as WindowMaker;
-// INVALID_ARGUMENT when no word is asked; from the disk.
+// Trains with the binary cross entropy of each word's retain probability over its tokens. Resumes
+// from options.progress_file with the result of an uninterrupted run. Errors: as WindowMaker;
+// INVALID_ARGUMENT if no word is labelled; of the file system.
 absl::Status TrainScore(const engine::Tokenizer& tokenizer, std::span<const ScoreExample> examples,
                         const StageOptions& options, engine::TlmCheckpoint* tlm);
 
-// Mean over the texts of Spearman's rank correlation between scores and labels.
+// Spearman's rank correlation between scores and labels, averaged over the texts.
 absl::StatusOr<double> RankCorrelation(const engine::Tokenizer& tokenizer,
                                        std::span<const ScoreExample> examples,
                                        const engine::TlmCheckpoint& tlm);
@@ -58,20 +58,20 @@ struct DecisionExample {
   bool mostly_examples = false;
 };
 
-// Trains the decision tower and the SLO tokens' rows on SLOs drawn evenly over the grid to say of
-// every pair whether it is right, starting from what holds for all prompts; pairs that the SLO
-// leaves to choose from count most. Everything else stays. Errors: as TrainScore.
+// Trains the decision tower and the SLO tokens' rows to predict for every pair whether it is
+// correct, with SLOs drawn evenly from the grid. Starts from the mean over all prompts. Pairs that
+// the SLO allows have the highest weight. All other weights stay fixed. Errors: as TrainScore.
 absl::Status TrainDecision(const engine::Tokenizer& tokenizer, const DecisionSpace& space,
                            std::span<const DecisionExample> examples,
                            std::span<const double> mean_right, const StageOptions& options,
                            engine::TlmCheckpoint* tlm);
 
-// Shares of right answers over all texts and every other step of the SLO grid.
+// Shares of correct answers over all texts and every other step of the SLO grid, by decision rule.
 struct DecisionScores {
-  double tlm = 0;     // the likeliest of Frontier()
-  double fixed = 0;   // DefaultPair() always
+  double tlm = 0;     // the most likely pair of Frontier()
+  double fixed = 0;   // always DefaultPair()
   double random = 0;  // a random feasible pair
-  double oracle = 0;  // right when any feasible pair is
+  double oracle = 0;  // correct if any feasible pair is
   double full = 0;    // the full model with the whole prompt, whatever the SLO
 };
 absl::StatusOr<DecisionScores> ScoreDecisions(const engine::Tokenizer& tokenizer,

@@ -1,5 +1,5 @@
-// The windows of many texts, cut once by the engine's WindowMaker, with the SLO tokens written in
-// for each use. Neighbours: score_stage.cc and decision_stage.cc draw batches from it. No LibTorch.
+// Windows of many texts, cut once by the engine's WindowMaker; the SLO tokens are set per use.
+// Neighbours: score_stage.cc and decision_stage.cc draw batches from it. No LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@ class TextWindows {
   const engine::WindowedText& At(size_t text) const { return texts_[text]; }
   // The windows of one text for an SLO.
   std::vector<std::vector<int32_t>> Windows(size_t text, const SloSteps& slo) const;
-  // Weight of each window in the text's decision: its text tokens, as engine::Tlm merges them.
+  // Weight of each window in the text's decision: its text tokens, as engine::Tlm averages them.
   std::vector<float> Weights(size_t text) const;
 
-  // `count` different texts of like length, so that little of a batch is padding.
+  // `count` different texts of similar length, to reduce padding.
   std::vector<size_t> Draw(int64_t count, corpus::Rng* rng) const;
   SloSteps DrawSlo(corpus::Rng* rng) const;
   int32_t slo_steps() const { return static_cast<int32_t>(ttft_.size()); }

@@ -1,6 +1,5 @@
-// The pocket TLM's vocabulary and shape: word pieces learnt from the corpus, SLO tokens behind
-// them. Neighbours: engine/tokenizer/wordpiece.h cuts text with the result, job.cc begins a run
-// with it.
+// The vocabulary and shape of the pocket TLM: word pieces learnt from the corpus, then SLO tokens.
+// Neighbours: engine/tokenizer/wordpiece.h tokenizes with the result, job.cc starts a run with it.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +15,25 @@
 
 namespace withy::tlm {
 
-// Words in normal form (lower case, no accents, signs alone) with their counts, as the engine's
-// WordPiece tokenizer forms them.
+// Counts normalised words (lower case, no accents, punctuation separate), as the engine's WordPiece
+// tokenizer forms them.
 class WordPieceLearner {
  public:
-  // `directory` takes a small vocabulary file that the engine's tokenizer is made from. Errors:
-  // from the disk, naming it.
+  // Writes a small vocabulary file for the engine's tokenizer to `directory`. Errors: of the file
+  // system, naming it.
   static absl::StatusOr<WordPieceLearner> Create(const std::string& directory);
 
   void Add(std::string_view text);
-  // [PAD], [UNK], [CLS], [SEP], every character that words may hold as a first and as a further
-  // piece, then pieces joined by falling pair count until there are `size` tokens, the SLO tokens
-  // of `slo_steps` included, or no pair occurs twice. Deterministic.
+  // Learns [PAD], [UNK], [CLS], [SEP], every character as a first and as a further piece, then
+  // merged pieces by falling pair count, until there are `size` tokens including the SLO tokens of
+  // `slo_steps`, or no pair occurs twice. Deterministic.
   absl::StatusOr<engine::WordPieceVocab> Learn(int32_t size, int32_t slo_steps) const;
 
  private:
   explicit WordPieceLearner(std::unique_ptr<engine::Tokenizer> characters)
       : characters_(std::move(characters)) {}
 
-  std::unique_ptr<engine::Tokenizer> characters_;  // knows single characters alone
+  std::unique_ptr<engine::Tokenizer> characters_;  // has only single characters
   std::map<std::string, int64_t> words_;
 };
 
@@ -42,11 +41,12 @@ class WordPieceLearner {
 absl::StatusOr<engine::WordPieceVocab> LearnPocketVocab(const std::string& directory,
                                                         int64_t records, int32_t slo_steps);
 
-// How large a fresh TLM is; as the shipped one, 1.4 M parameters, unless said otherwise.
+// Size of a new TLM; by default that of the shipped one, 1.4 M parameters.
 struct TlmSize {
-  int32_t width = 128;        // a multiple of 32, a head's
-  int32_t shared_layers = 2;  // at most 4: the score head reads after 3 layers, or after all shared
-                              // ones if they are more, the decision head after 4
+  int32_t width = 128;  // a multiple of 32, the width of a head
+  // At most 4. The score head reads after layer 3, or after the shared layers if there are more;
+  // the decision head reads after layer 4.
+  int32_t shared_layers = 2;
 };
 
 engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_levels,

@@ -1,6 +1,5 @@
-// Cuts the endless training corpus into batches of samples of like length, so that little is
-// padding and a batch attends within records only. Which batch comes n-th depends on the options
-// alone.
+// Divides the endless training corpus into batches of samples of similar length, so that there is
+// little padding and attention stays within records. The n-th batch depends only on the options.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +11,39 @@
 
 namespace withy::train {
 
-// What the pocket models are trained and recovered with.
+// Per cent of records with dropped words in training and recovery of the pocket models.
 inline constexpr int kShortenedPercent = 33;
 
 struct BatchOptions {
   corpus::Spec spec;
-  int64_t tokens = 1536;  // a batch holds at most this many tokens, padding included
-  // Every other batch is an exercise, many answers a token: at first, while the batches counted
-  // over the run are below this number, echoes (drills.h);
+  int64_t tokens = 1536;  // maximum tokens of a batch, padding included
+  // Every other batch is an exercise with many answers per token. While fewer than `echo_batches`
+  // batches were made in the run, exercises are echoes (drills.h).
   int64_t echo_batches = 0;
-  // then, when this is positive, chats with many questions on one context, chats of many sums, and
-  // recall (drills.h), which get harder up to this number.
+  // After that, if positive: chats with many questions on one context, chats with many sums, and
+  // recall (drills.h). Their difficulty rises until this batch.
   int64_t exercise_ramp_batches = 0;
-  // From this batch on most exercises are on passages instead of screens, until noise begins.
+  // From this batch until noise begins, most exercises are about passages instead of screens.
   int64_t passages_from_batch = 0;
-  // The first windows (of BatchStream::kWindowRecords records) hold easy questions only.
+  // Number of initial windows (BatchStream::kWindowRecords records each) with easy questions only.
   int64_t easy_windows = 0;
-  int64_t max_sample_tokens = 640;  // longer records are left out
-  // From this batch on half of the exercises' wordings are garbled (corpus/author.h), and so many
-  // of the other records have words left out (corpus/shorten.h).
+  int64_t max_sample_tokens = 640;  // longer records are skipped
+  // From this batch on half of the exercises' wordings are garbled (corpus/author.h), and
+  // `shortened_percent` of the other records have words dropped (corpus/shorten.h).
   int64_t noise_from_batch = 0;
   int shortened_percent = 0;
 };
 
-// Sorts by length (stably) and cuts into batches of at most `tokens` tokens, padding included, or
+// Sorts stably by length and divides into batches of at most `tokens` tokens, padding included, or
 // of one sample.
 std::vector<std::vector<Sample>> CutBatches(std::vector<Sample> samples, int64_t tokens);
 
-// Position in the stream of batches: what a checkpoint keeps.
+// Position in the stream of batches, for checkpoints.
 struct BatchPosition {
-  int64_t count = 0;         // batches handed out so far
-  int64_t window = 0;        // windows of kWindowRecords records
-  int64_t window_since = 0;  // batches handed out before its first
-  int64_t batch = 0;         // within the window
+  int64_t count = 0;         // batches returned so far
+  int64_t window = 0;        // index of the current window of kWindowRecords records
+  int64_t window_since = 0;  // batches returned before this window
+  int64_t batch = 0;         // index within the window
 };
 
 // Not thread-safe; `encoder` must outlive it.
@@ -60,13 +59,13 @@ class BatchStream {
   void Seek(const BatchPosition& position);
 
  private:
-  // Whether the batch after this many has what noise_from_batch says.
+  // Whether the batch with this index has the noise of noise_from_batch.
   bool Noisy(int64_t count) const { return count >= options_.noise_from_batch; }
   void LoadWindow();
   std::vector<Sample> EchoBatch(corpus::Rng& rng) const;
   std::vector<Sample> ExerciseBatch(corpus::Rng& rng) const;
   std::vector<Sample> RecallBatch(corpus::Rng& rng, double hardness) const;
-  // Chats of one task without small talk: `contexts` of them, each with up to `follow_ups`
+  // Chats of one task without small talk: `contexts` contexts, each with up to `follow_ups`
   // questions after the first.
   std::vector<Sample> DenseBatch(corpus::Rng& rng, corpus::Task task, int contexts, int follow_ups,
                                  int min_difficulty, int max_difficulty) const;

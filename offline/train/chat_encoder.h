@@ -1,5 +1,5 @@
-// Records to token ids, exactly as the service would encode them, and which tokens the assistant
-// has to produce. Neighbours: corpus/ writes the records, batches.h cuts the result into batches.
+// Encodes records to token ids exactly as the service does and marks the tokens that the assistant
+// has to produce. Neighbours: corpus/ writes the records, batches.h makes batches.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace withy::train {
 
 struct Sample {
   std::vector<int32_t> tokens;
-  // answer[i]: tokens[i] belongs to an assistant's message, the end of its turn included.
+  // answer[i]: tokens[i] belongs to an assistant's message or ends its turn.
   std::vector<bool> answer;
   size_t last_answer = 0;  // index of the first token of the record's own answer
   corpus::Task task = corpus::Task::kApi;
@@ -27,10 +27,10 @@ struct Sample {
   int shots = 0;
 };
 
-// Immutable: may be used from any thread.
+// Immutable; thread-safe.
 class ChatEncoder {
  public:
-  // `tokenizer` must know ChatML's turn marks.
+  // `tokenizer` must have ChatML's turn marks.
   explicit ChatEncoder(std::unique_ptr<engine::Tokenizer> tokenizer);
 
   Sample Encode(const corpus::Record& record) const;
@@ -41,11 +41,11 @@ class ChatEncoder {
   engine::ChatTemplate chat_;
 };
 
-// The vocabulary of the pocket models: learned from the first records of the training corpus.
+// The vocabulary of the pocket models, learned from the first records of the training corpus.
 vocab::BpeVocabulary LearnPocketVocabulary();
 
-// An encoder with that vocabulary; keeps it as `directory`/vocabulary.gguf.
-// Errors: from the disk, naming the file.
+// An encoder with that vocabulary, which it stores as `directory`/vocabulary.gguf. Errors: of the
+// file system, naming the file.
 absl::StatusOr<ChatEncoder> MakePocketEncoder(const vocab::BpeVocabulary& vocabulary,
                                               const std::string& directory);
 

@@ -1,5 +1,5 @@
-// Saves and loads a training run as one file, written beside and renamed over, so that a kill at
-// any moment leaves a whole one.
+// Saves and loads a training run as one file. Files are replaced atomically, so a kill at any
+// moment leaves a complete one.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace withy::train {
 
 struct Progress {
   int64_t step = 0;
-  int64_t tokens = 0;  // trained on so far, padding not counted
+  int64_t tokens = 0;  // trained on so far, without padding
   BatchPosition position;
 };
 
-// Errors: from the disk, naming `path`.
+// Errors: of the file system, naming `path`.
 absl::Status SaveCheckpoint(const std::string& path, const Model& model, const Optimizer& optimizer,
                             const Progress& progress);
 
-// Overwrites the model's and the optimizer's tensors; `optimizer` may be null when only weights are
-// wanted. Errors: NotFound when there is no such file; InvalidArgument when it is damaged or of
-// another shape, naming the file and tensor.
+// Overwrites the tensors of model and optimizer; a null `optimizer` loads only weights. Errors:
+// NotFound (no such file); InvalidArgument if it is damaged or has another shape, naming file and
+// tensor.
 absl::Status LoadCheckpoint(const std::string& path, Model& model, Optimizer* optimizer,
                             Progress* progress);
 

@@ -1,4 +1,4 @@
-// The weights of a GGUF file as the first weights of a training run: export.h the other way round.
+// Loads the weights of a GGUF file as initial weights of a training run; the inverse of export.h.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace withy::train {
 
-// Sets every parameter of `model` from the file's tensor of its name; weights may be stored in any
-// type that GgufFile reads. Errors: as GgufFile::Open(); NotFound and InvalidArgument naming a
-// tensor that is missing or of another shape.
+// Sets every parameter of `model` from the file's tensor of the same name; any type that GgufFile
+// reads is allowed. Errors: as GgufFile::Open(); NotFound and InvalidArgument naming a tensor that
+// is missing or has another shape.
 absl::Status ImportGguf(const std::string& path, Model& model);
 
 }  // namespace withy::train

@@ -1,5 +1,5 @@
 // A llama-architecture transformer for training: RMSNorm, RoPE on adjacent pairs, grouped-query
-// attention, SwiGLU, a head of its own. Neighbours: ops.h computes, optimizer.h updates, export.h
+// attention, SwiGLU, untied output head. Neighbours: ops.h computes, optimizer.h updates, export.h
 // writes GGUF. Has no KV cache and does not generate.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace withy::train {
 
-// A parameter under its GGUF name, as GGUF has it: [outputs, inputs] row-major, or [width].
+// A parameter with its GGUF name and layout: [outputs, inputs] row-major, or [width].
 struct Parameter {
   std::string name;
   torch::Tensor value;
@@ -26,19 +26,18 @@ class Model {
   // Initialised from `seed`.
   Model(const Shape& shape, uint64_t seed, torch::Device device);
 
-  // The same weights, not copied, with gradients of their own: what another thread or another batch
-  // computes with.
+  // Shares the weights but has its own gradients, for another thread or batch.
   Model Replica() const;
 
   const Shape& shape() const { return shape_; }
-  // Of the layers; the head's are f32. Replicas made before keep theirs. f32 unless set.
+  // Product type of the layers; the head uses f32. Existing replicas keep theirs. Default f32.
   Products products() const { return products_; }
   void set_products(Products products) { products_ = products; }
   torch::Device device() const { return device_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
-  // tokens [batch, length] int64, padded at the right → hidden states after the last norm, [batch *
-  // length, d_model].
+  // tokens [batch, length] int64, padded on the right → hidden states after the last norm,
+  // [batch * length, d_model].
   torch::Tensor Hidden(const torch::Tensor& tokens) const;
   // hidden [rows, d_model] → logits [rows, vocab_size].
   torch::Tensor Logits(const torch::Tensor& hidden) const;

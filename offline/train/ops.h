@@ -1,18 +1,18 @@
-// Fused operations with gradients, for f32 tensors on a CPU; on other devices the same mathematics
-// from LibTorch's own operations. Neighbours: kernels.h has the loops, model.cc is the only caller.
+// Fused operations with gradients for f32 tensors on a CPU; on other devices the same mathematics
+// with LibTorch's own operations. Neighbours: kernels.h has the loops, model.cc is the only caller.
 #pragma once
 
 #include <torch/torch.h>
 
 namespace withy::train {
 
-// What matrices are rounded to before they are multiplied; sums are f32 in both.
+// Type to which matrices are rounded before multiplication; sums are f32 in both cases.
 enum class Products { kF32, kBf16 };
-// bf16 where the device multiplies it faster (AVX512_BF16, a GPU).
+// bf16 if the device multiplies it faster (AVX512_BF16, a GPU).
 Products FastestProducts(torch::Device device);
 
-// x [rows, inputs], weight [outputs, inputs] → [rows, outputs], f32. With kBf16 all of the three
-// products, forward and backward, take and give bf16.
+// x [rows, inputs], weight [outputs, inputs] → [rows, outputs], f32. With kBf16 all three products
+// (forward and backward) have bf16 inputs and outputs.
 torch::Tensor Linear(const torch::Tensor& x, const torch::Tensor& weight, Products products);
 
 // x [rows, width], weight [width] → [rows, width].
@@ -21,13 +21,13 @@ torch::Tensor RmsNorm(const torch::Tensor& x, const torch::Tensor& weight, doubl
 // gate_up [rows, 2 * width], gate first → silu(gate) * up, [rows, width].
 torch::Tensor SwiGlu(const torch::Tensor& gate_up);
 
-// x [batch, length, heads, head_dim]; cos, sin [length, head_dim / 2]. Adjacent pairs turn
-// together, as GGUF's "llama" has them.
+// x [batch, length, heads, head_dim]; cos, sin [length, head_dim / 2]. Rotates adjacent pairs, as
+// in GGUF's "llama".
 torch::Tensor Rope(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
 
 // Causal attention. q [batch, length, heads, head_dim], k and v [batch, length, kv_heads,
-// head_dim]; heads a multiple of kv_heads, consecutive query heads share one. → [batch, length,
-// heads, head_dim].
+// head_dim]; `heads` is a multiple of kv_heads and consecutive query heads share one → [batch,
+// length, heads, head_dim].
 torch::Tensor CausalAttention(const torch::Tensor& q, const torch::Tensor& k,
                               const torch::Tensor& v);
 

@@ -15,27 +15,27 @@
 namespace withy::train {
 
 struct OptimizerOptions {
-  double matrix_rate = 0.02;   // Muon's, at full schedule
+  double matrix_rate = 0.02;   // Muon's rate at full schedule
   double vector_rate = 0.005;  // AdamW's
   double momentum = 0.95;
   double beta1 = 0.9;
   double beta2 = 0.98;
   double eps = 1e-9;
-  double weight_decay = 0.01;  // of the matrices, times the rate
+  double weight_decay = 0.01;  // for matrices, multiplied by the rate
   double max_gradient_norm = 1.0;
 };
 
-// Holds one or two moments a parameter. Deterministic. Not thread-safe; `model` must outlive it.
+// Stores one or two moments per parameter. Deterministic. Not thread-safe; `model` must outlive it.
 class Optimizer {
  public:
   Optimizer(Model& model, const OptimizerOptions& options);
 
-  // Sums the replicas' gradients in their order, clips the sum, updates every parameter at
-  // `schedule` (0..1) of the full rates and clears the replicas' gradients. Returns the norm before
+  // Sums the replicas' gradients in order, clips the sum, updates every parameter with the fraction
+  // `schedule` (0..1) of the full rates, and clears the gradients. Returns the norm before
   // clipping.
   double Step(double schedule, const std::vector<Model>& replicas, const Workers& workers);
 
-  // The moments, to be saved and restored; named "<parameter>.momentum", ".first", ".second".
+  // The moments, for saving and restoring; named "<parameter>.momentum", ".first", ".second".
   std::vector<Parameter> State() const;
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
@@ -61,8 +61,8 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// The nearest semi-orthogonal matrix to `gradient` [m, n], roughly: five quintic Newton–Schulz
-// steps.
+// Approximates the nearest semi-orthogonal matrix to `gradient` [m, n] with five quintic
+// Newton–Schulz steps.
 torch::Tensor Orthogonalize(const torch::Tensor& gradient, Products products = Products::kF32);
 
 }  // namespace withy::train

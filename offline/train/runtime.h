@@ -1,14 +1,14 @@
-// What every program that trains asks of the libraries under it, before its first tensor.
+// Process-wide library settings for training programs; apply before the first tensor.
 #pragma once
 
 namespace withy::train {
 
-// Freed activations are kept for the next step instead of being handed back to the kernel, and MKL
-// takes its AVX-512 kernels on processors of any maker.
+// Keeps freed activations for the next step instead of returning them to the kernel, and makes MKL
+// use its AVX-512 kernels on processors of any vendor.
 void TuneRuntime();
 
-// Products that the calling thread asks for are computed on it alone: LibTorch's own, and, in the
-// whole process, OpenBLAS's, which does not heed LibTorch's setting.
+// Makes products called from this thread single-threaded: LibTorch's own, and, in the whole
+// process, OpenBLAS's, which ignores LibTorch's setting.
 void ComputeOnOneThread();
 
 }  // namespace withy::train

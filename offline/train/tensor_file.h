@@ -1,5 +1,5 @@
-// Tensors in one file that is there whole or not at all. Neighbours: checkpoint.h keeps whole runs;
-// elastic/ and tlm/ keep single results with this.
+// Stores tensors in one file, atomically. Neighbours: checkpoint.h saves whole runs; elastic/ and
+// tlm/ save single results.
 #pragma once
 
 #include <torch/torch.h>
@@ -11,7 +11,7 @@
 
 namespace withy::train {
 
-// Written beside, synced and renamed over `path`. Errors: those of WriteWhole (base/files.h).
+// Replaces `path` atomically. Errors: those of WriteWhole (base/files.h).
 absl::Status SaveTensors(const std::string& path, const std::vector<torch::Tensor>& tensors);
 
 }  // namespace withy::train

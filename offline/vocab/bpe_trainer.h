@@ -1,6 +1,6 @@
-// Learns a byte-level BPE vocabulary: specials, the 256 bytes, and merges by falling pair count.
-// Neighbours: vocabulary.h encodes with the result and writes it into GGUF metadata. Does not
-// encode by itself.
+// Learns a byte-level BPE vocabulary: special tokens, the 256 bytes, and merges by falling pair
+// count. Neighbour: vocabulary.h encodes with the result and writes it to GGUF metadata. Does not
+// encode.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace withy::vocab {
 
-// A learned vocabulary. Ids: specials first, then the bytes 0..255, then one token a merge, in the
+// A learned vocabulary. Ids: special tokens, then the bytes 0..255, then one token per merge in the
 // order learned.
 struct BpeVocabulary {
   std::vector<std::string> specials;
@@ -23,16 +23,16 @@ struct BpeVocabulary {
   int32_t ByteId(uint8_t byte) const { return static_cast<int32_t>(specials.size()) + byte; }
 };
 
-// The pre-tokenizer that words are cut by, as tokenizer.ggml.pre names it: single digits, a leading
-// blank joins its word.
+// Value of tokenizer.ggml.pre, the rule that splits words: single digits; a leading space joins its
+// word.
 inline constexpr std::string_view kPreTokenizerName = "qwen2";
 
-// Counts words text by text, then learns. Deterministic: ties go to the pair of smaller ids. Not
+// Counts words text by text, then learns. Deterministic: ties go to the pair with smaller ids. Not
 // thread-safe.
 class BpeTrainer {
  public:
   void Add(std::string_view text);
-  // At most `vocab_size` ids in all; stops early when no pair occurs `min_count` times.
+  // Learns at most `vocab_size` ids; stops early if no pair occurs `min_count` times.
   BpeVocabulary Learn(std::vector<std::string> specials, int32_t vocab_size,
                       int64_t min_count) const;
 

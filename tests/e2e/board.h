@@ -1,5 +1,5 @@
-// A whole board in a temporary directory: the five real processes, started, killed and restarted by
-// a test, and an app's view of them. Used by the end-to-end and fault tests.
+// A complete board in a temporary directory: the five real processes, which a test starts, kills
+// and restarts, and an app's calls to them. For the end-to-end and fault tests.
 #pragma once
 
 #include <sys/types.h>
@@ -20,16 +20,16 @@ namespace withy::e2e {
 inline const std::vector<std::string> kProcesses = {"context_store", "model_worker", "draft_worker",
                                                     "profiler_agent", "orchestrator"};
 
-// What an app got from one Generate.
+// Everything an app received from one Generate.
 struct Answer {
   absl::Status status;
   std::string text;  // the deltas, joined
   v1::GenerateStarted started;
-  v1::GenerateFinished finished;  // default when the call failed
+  v1::GenerateFinished finished;  // default if the call failed
   int64_t retry_after_ms = -1;
 };
 
-// Owned by one test, used from any thread except Start/Kill/Stop (one thread at a time).
+// Owned by one test. Thread-safe, except Start, Kill and Stop (one thread at a time).
 class Board {
  public:
   // `overrides` are --set flags for every process, e.g. "orchestrator.queue_limit=2".
@@ -41,20 +41,21 @@ class Board {
   void StartAll() {
     for (const std::string& process : kProcesses) Start(process);
   }
-  // SIGKILL, and waits until it is gone.
+  // Sends SIGKILL and waits until the process is gone.
   void Kill(const std::string& process);
-  // A signal that is to end it, and waits. Returns the exit code.
+  // Sends a signal that ends the process, waits, and returns the exit code.
   int Stop(const std::string& process, int signal = SIGTERM);
   pid_t Pid(const std::string& process) const { return pids_.at(process); }
-  // Waits until a process ends by itself (at most 30 s, then kills it: -1). Returns the exit code.
+  // Waits until a process exits on its own and returns the exit code; kills it after 30 s and
+  // returns -1.
   int WaitForExit(const std::string& process);
   std::string Log(const std::string& process) const;
 
-  // Waits until every process that was started says SERVING; false after `timeout`.
+  // Waits until every started process is SERVING; returns false after `timeout`.
   bool WaitUntilServing(absl::Duration timeout = absl::Seconds(60));
 
   std::unique_ptr<v1::LlmService::Stub> NewStub() const;
-  // Registers an app, returns its token.
+  // Registers an app and returns its token.
   std::string BindApp(const std::string& app);
 
   const std::string& dir() const { return dir_; }
@@ -68,19 +69,19 @@ class Board {
   std::map<std::string, pid_t> pids_;
 };
 
-// A prompt of one user message, to be answered greedily.
+// A prompt with one user message and greedy sampling.
 v1::GenerateRequest UserRequest(const std::string& context_id, const std::string& text,
                                 uint32_t max_tokens);
 
-// Calls Generate and reads it to its end. `on_delta`, when given, is asked after each delta whether
-// to go on; false cancels.
+// Calls Generate and reads the whole stream. `on_delta`, if given, is called after each delta;
+// returning false cancels the call.
 Answer Generate(v1::LlmService::Stub& stub, const std::string& token,
                 const v1::GenerateRequest& request,
                 const std::function<bool(const Answer&)>& on_delta = nullptr,
                 absl::Duration timeout = absl::Seconds(60));
 
 // Repeats a call with its request_id while it fails with UNAVAILABLE, ABORTED or
-// RESOURCE_EXHAUSTED, as a careful app does.
+// RESOURCE_EXHAUSTED, as a robust app does.
 Answer GenerateWithRetry(v1::LlmService::Stub& stub, const std::string& token,
                          const v1::GenerateRequest& request,
                          absl::Duration timeout = absl::Seconds(90));
