@@ -240,7 +240,8 @@ absl::StatusOr<std::vector<bool>> JudgeSparse(const FloatModel& model, engine::M
     keys[layer].resize(prompt.size() * kv_rows);
     values[layer].resize(prompt.size() * kv_rows);
     for (size_t t = 0; t < prompt.size(); ++t) {
-      const std::byte* block = view.blocks[t / engine::kChunkTokens * layers + layer];
+      const std::byte* block =
+          view.memory.At(view.blocks[t / engine::kChunkTokens * layers + layer]);
       engine::ReadToken(geometry, block, static_cast<int>(t % engine::kChunkTokens),
                         keys[layer].data() + t * kv_rows, values[layer].data() + t * kv_rows);
     }

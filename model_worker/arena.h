@@ -24,6 +24,7 @@ class MappedArena final : public Arena {
   std::byte* Block(uint32_t number) const override {
     return memory_.data() + size_t{number} * offer_.block_bytes;
   }
+  engine::KvMemory memory() const override { return {memory_.data(), memory_.size()}; }
 
  private:
   SharedMemory memory_;

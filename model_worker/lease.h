@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/kv/memory.h"
 #include "engine/sampling/sampler.h"
 #include "engine/session/segment.h"
 #include "model_worker/call.h"
@@ -30,6 +31,12 @@ class Arena {
   virtual uint32_t block_count() const = 0;
   // `number` is below block_count(): `block_bytes` bytes, 64-byte aligned.
   virtual std::byte* Block(uint32_t number) const = 0;
+  // All blocks, as the engine reads and writes them.
+  virtual engine::KvMemory memory() const = 0;
+
+  engine::KvBlockName Name(uint32_t number) const {
+    return engine::KvBlockName::AtOffset(static_cast<size_t>(Block(number) - memory().base));
+  }
 };
 
 // The blocks of one chunk, one a layer.

@@ -134,7 +134,7 @@ absl::Status Session::AdoptClaimed() {
 }
 
 void Session::PushChunk(std::span<const uint32_t> blocks) {
-  for (const uint32_t number : blocks) blocks_.push_back(opened_.arena->Block(number));
+  for (const uint32_t number : blocks) blocks_.push_back(opened_.arena->Name(number));
   slots_ += kChunk;
 }
 
@@ -253,16 +253,18 @@ absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
 
 // K and V of one token: paths that were followed lie before those that were not, so that what is
 // written over is no longer wanted.
+std::byte* Session::BlockAt(int32_t chunk, int32_t layer) const {
+  const size_t at = static_cast<size_t>(chunk) * static_cast<size_t>(env_.model.kv.layers);
+  return opened_.arena->memory().At(blocks_[at + static_cast<size_t>(layer)]);
+}
+
 void Session::MoveToken(int32_t from_slot, int32_t to_slot) {
   if (from_slot == to_slot) return;
   const engine::KvInfo& kv = env_.model.kv;
   const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
-  const auto layers = static_cast<size_t>(kv.layers);
-  for (size_t layer = 0; layer < layers; ++layer) {
-    engine::CopyToken(geometry, blocks_[static_cast<size_t>(from_slot / kChunk) * layers + layer],
-                      from_slot % kChunk,
-                      blocks_[static_cast<size_t>(to_slot / kChunk) * layers + layer],
-                      to_slot % kChunk);
+  for (int32_t layer = 0; layer < kv.layers; ++layer) {
+    engine::CopyToken(geometry, BlockAt(from_slot / kChunk, layer), from_slot % kChunk,
+                      BlockAt(to_slot / kChunk, layer), to_slot % kChunk);
   }
 }
 
@@ -349,7 +351,7 @@ void Session::StampHeaders(std::span<const ChunkName> names, size_t first) const
   const auto layers = static_cast<size_t>(env_.model.kv.layers);
   for (size_t chunk = first; chunk < names.size(); ++chunk) {
     for (size_t layer = 0; layer < layers; ++layer) {
-      std::byte* block = blocks_[chunk * layers + layer];
+      std::byte* block = BlockAt(static_cast<int32_t>(chunk), static_cast<int32_t>(layer));
       engine::KvBlockHeader header = {};
       header.epoch = opened_.arena->epoch();
       std::memcpy(header.identity, names[chunk].identity.data(), sizeof(header.identity));

@@ -77,7 +77,9 @@ class Session {
   // this session until they are computed.
   int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
   engine::ContextView View() const {
-    return {.blocks = blocks_, .committed_tokens = read_only_tokens_};
+    return {.memory = opened_.arena->memory(),
+            .blocks = blocks_,
+            .committed_tokens = read_only_tokens_};
   }
   // The last `count` rows that AppendRows gave have been computed.
   void Advance(int32_t count) {
@@ -132,6 +134,7 @@ class Session {
 
   engine::Row RowAt(int32_t index, int32_t context) const;
   absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
+  std::byte* BlockAt(int32_t chunk, int32_t layer) const;
   void MoveToken(int32_t from_slot, int32_t to_slot);
   int32_t LevelAt(int32_t position) const;
   void AdoptResident();
@@ -165,7 +168,7 @@ class Session {
   int32_t lowest_kept_level_;    // of kept_, as an index; the full model's where there is none
   std::optional<int32_t> faulty_chunk_;
   std::optional<ClaimRange> claim_;
-  std::vector<std::byte*> blocks_;  // [chunk * layers + layer]
+  std::vector<engine::KvBlockName> blocks_;  // [chunk * layers + layer]
   CallUsage usage_;
   std::vector<engine::Sample> tokens_;
 };

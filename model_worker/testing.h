@@ -63,6 +63,9 @@ class FakeArena final : public Arena {
   std::byte* Block(uint32_t number) const override {
     return const_cast<std::byte*>(bytes_.data()) + number * block_bytes_;
   }
+  engine::KvMemory memory() const override {
+    return {const_cast<std::byte*>(bytes_.data()), bytes_.size()};
+  }
   void set_epoch(uint64_t epoch) { epoch_ = epoch; }
 
  private:

@@ -31,8 +31,8 @@ struct Query {
 };
 
 WITHY_INLINE const std::byte* BlockOf(const AttentionRow& row, int group) {
-  return row.tail != nullptr && group >= row.tail_group ? row.tail[group - row.tail_group]
-                                                        : row.blocks[group * row.block_stride];
+  if (row.tail != nullptr && group >= row.tail_group) return row.tail[group - row.tail_group];
+  return row.memory + size_t{row.blocks[group * row.block_stride].units} * KvBlockName::kUnitBytes;
 }
 
 // Keys and values of a head that are wanted soon: blocks lie anywhere, so the processor does not

@@ -8,19 +8,21 @@
 #include <cstdint>
 
 #include "engine/kv/block.h"
+#include "engine/kv/memory.h"
 
 namespace withy::engine {
 
 // One query row. It sees the keys at positions 0 .. visible-1 of its context; key p is slot p % 16
-// of blocks[p / 16 * block_stride].
+// of the block that blocks[p / 16 * block_stride] names in `memory`.
 //
 // A row of a token tree sees committed keys and its ancestors, which lie in scattered slots: the
 // caller copies (CopyToken) what is not where its position says into scratch blocks, one for each
 // group of 16 positions from tail_group on, and names them in `tail`; group g >= tail_group is then
 // tail[g - tail_group].
 struct AttentionRow {
-  const std::byte* const* blocks = nullptr;  // this layer's blocks of the row's context, by chunk
-  ptrdiff_t block_stride = 1;  // pointers between chunks: a table of all layers is read in place
+  const std::byte* memory = nullptr;    // that holds the context's blocks
+  const KvBlockName* blocks = nullptr;  // this layer's blocks of the row's context, by chunk
+  ptrdiff_t block_stride = 1;  // names between chunks: a table of all layers is read in place
   int visible = 0;             // >= 1
   const std::byte* const* tail = nullptr;
   int tail_group = 0;

@@ -28,22 +28,26 @@ class Context {
           std::memcpy(block + g.VScaleOffset(head) + i, &nan, 4);
         }
       }
-      blocks_.push_back(block);
+      pointers_.push_back(block);
+      blocks_.push_back(KvBlockName::AtOffset(c * g.BlockBytes()));
     }
   }
   void Write(const Kernels& kernels, int position, const float* k, const float* v) {
     kernels.write_kv(g_, k, v, Block(position / 16), position % 16);
   }
   std::byte* Block(int chunk) {
-    return const_cast<std::byte*>(blocks_[static_cast<size_t>(chunk)]);
+    return const_cast<std::byte*>(pointers_[static_cast<size_t>(chunk)]);
   }
-  const std::byte* const* blocks() const { return blocks_.data(); }
+  const std::byte* memory() const { return bytes_.data(); }
+  const KvBlockName* blocks() const { return blocks_.data(); }
+  const std::byte* const* pointers() const { return pointers_.data(); }
 
  private:
   static size_t Chunks(int tokens) { return static_cast<size_t>((tokens + 15) / 16); }
   KvGeometry g_;
   AlignedArray<std::byte> bytes_;
-  std::vector<const std::byte*> blocks_;
+  std::vector<const std::byte*> pointers_;
+  std::vector<KvBlockName> blocks_;
 };
 
 class AttentionTest : public testing::TestWithParam<Target> {
@@ -116,12 +120,12 @@ TEST_P(AttentionTest, MatchesTheReferenceOverShapesAndLengths) {
       args.geometry = g;
       args.q_heads = shape.q_heads;
       args.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-      Run(args, {{context.blocks(), 1, tokens}}, q.data(), out.data());
+      Run(args, {{context.memory(), context.blocks(), 1, tokens}}, q.data(), out.data());
       for (int h = 0; h < shape.q_heads; ++h) {
         const int at = h * shape.head_dim;
         const std::vector<double> want =
             SlowAttention(g, q.data() + at, h / (shape.q_heads / shape.kv_heads), args.scale,
-                          context.blocks(), tokens);
+                          context.pointers(), tokens);
         double error = 0;
         double norm = 0;
         for (int d = 0; d < shape.head_dim; ++d) {
@@ -152,9 +156,9 @@ TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
   const int width = 8 * 64;
   std::vector<AttentionRow> rows;
   rows.reserve(78);
-  for (int p = 0; p < 40; ++p) rows.push_back({a.blocks(), 1, tokens - 39 + p});
-  for (int p = 0; p < 37; ++p) rows.push_back({b.blocks(), 1, p + 1});
-  rows.push_back({a.blocks(), 1, 1});
+  for (int p = 0; p < 40; ++p) rows.push_back({a.memory(), a.blocks(), 1, tokens - 39 + p});
+  for (int p = 0; p < 37; ++p) rows.push_back({b.memory(), b.blocks(), 1, p + 1});
+  rows.push_back({a.memory(), a.blocks(), 1, 1});
   const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
   std::vector<float> together(q.size());
   Run(args, rows, q.data(), together.data());
@@ -205,12 +209,15 @@ TEST_P(AttentionTest, ATreeRowEqualsPlainDecoding) {
   args.scale = 0.125f;
   std::vector<float> want(q.size());
   std::vector<float> got(q.size());
-  Run(args, {{plain.blocks(), 1, 35}, {plain.blocks(), 1, 41}, {plain.blocks(), 1, total}},
+  Run(args,
+      {{plain.memory(), plain.blocks(), 1, 35},
+       {plain.memory(), plain.blocks(), 1, 41},
+       {plain.memory(), plain.blocks(), 1, total}},
       q.data(), want.data());
   Run(args,
-      {{tree.blocks(), 1, 35},
-       {tree.blocks(), 1, 41, tail.blocks(), tail_group},
-       {tree.blocks(), 1, total, tail.blocks(), tail_group}},
+      {{tree.memory(), tree.blocks(), 1, 35},
+       {tree.memory(), tree.blocks(), 1, 41, tail.pointers(), tail_group},
+       {tree.memory(), tree.blocks(), 1, total, tail.pointers(), tail_group}},
       q.data(), got.data());
   EXPECT_TRUE(SameBits(want.data(), got.data(), got.size()));
 }
@@ -232,14 +239,16 @@ TEST_P(AttentionTest, RankMajorHeadsAndExtentsAreThePrefix) {
   args.q_heads = 12;
   args.scale = 0.2f;
   std::vector<float> want(width);
-  Run(args, {{context.blocks(), 1, 70}}, q.data(), want.data());
+  Run(args, {{context.memory(), context.blocks(), 1, 70}}, q.data(), want.data());
   std::vector<float> got(2 * width, 7.0f);
   std::vector<float> twice = ranked;
   twice.insert(twice.end(), ranked.begin(), ranked.end());
   args.rank_major = true;
   const int extent[2] = {12, 6};
   args.head_extent = extent;
-  Run(args, {{context.blocks(), 1, 70}, {context.blocks(), 1, 70}}, twice.data(), got.data());
+  Run(args,
+      {{context.memory(), context.blocks(), 1, 70}, {context.memory(), context.blocks(), 1, 70}},
+      twice.data(), got.data());
   for (int row = 0; row < 2; ++row) {
     for (int h = 0; h < 12; ++h) {
       const int from = (h % group) * g.kv_heads + h / group;
@@ -264,12 +273,14 @@ TEST_P(AttentionTest, ExtentsOfHeadsInTheFilesOrderKeepWholeGroups) {
   args.q_heads = 6;
   args.scale = 0.2f;
   std::vector<float> want(width);
-  Run(args, {{context.blocks(), 1, 70}}, q.data(), want.data());
+  Run(args, {{context.memory(), context.blocks(), 1, 70}}, q.data(), want.data());
   q.insert(q.end(), q.begin(), q.begin() + static_cast<ptrdiff_t>(width));
   std::vector<float> got(2 * width, 7.0f);
   const int extent[2] = {6, 4};
   args.head_extent = extent;
-  Run(args, {{context.blocks(), 1, 70}, {context.blocks(), 1, 70}}, q.data(), got.data());
+  Run(args,
+      {{context.memory(), context.blocks(), 1, 70}, {context.memory(), context.blocks(), 1, 70}},
+      q.data(), got.data());
   EXPECT_TRUE(SameBits(got.data(), want.data(), width));
   EXPECT_TRUE(SameBits(got.data() + width, want.data(), 4 * 32));
   EXPECT_EQ(got[width + 4 * 32], 7.0f);
@@ -289,7 +300,9 @@ TEST_P(AttentionTest, DensityOfARowAddsUpToItsHeads) {
   args.scale = 0.5f;
   args.density = density.data();
   args.density_stride = stride;
-  Run(args, {{context.blocks(), 1, 300}, {context.blocks(), 1, 530}}, q.data(), out.data());
+  Run(args,
+      {{context.memory(), context.blocks(), 1, 300}, {context.memory(), context.blocks(), 1, 530}},
+      q.data(), out.data());
   for (size_t i = 0; i < 4; ++i) {
     const int chunks = i < 2 ? 19 : 34;
     double sum = 0;

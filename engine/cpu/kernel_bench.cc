@@ -127,11 +127,12 @@ void BenchAttention(const Options& options, const Ceilings& top, ThreadPool& poo
   const int q_heads = 32;
   const int tokens = 2048;
   AlignedArray<std::byte> bytes(g.BlockBytes() * (tokens / 16));
-  std::vector<const std::byte*> blocks;
+  std::vector<KvBlockName> blocks;
   const std::vector<float> kv = Noise(256 + tokens);
   for (int p = 0; p < tokens; ++p) {
-    std::byte* block = bytes.data() + static_cast<size_t>(p / 16) * g.BlockBytes();
-    if (p % 16 == 0) blocks.push_back(block);
+    const size_t offset = static_cast<size_t>(p / 16) * g.BlockBytes();
+    std::byte* block = bytes.data() + offset;
+    if (p % 16 == 0) blocks.push_back(KvBlockName::AtOffset(offset));
     kernels.write_kv(g, kv.data() + p, kv.data() + p, block, p % 16);
   }
   std::printf("attention, 32 query heads on 4 KV heads of 64, last row at depth\n%6s %6s %9s %9s\n",
@@ -144,7 +145,7 @@ void BenchAttention(const Options& options, const Ceilings& top, ThreadPool& poo
       std::vector<AttentionRow> row;
       double keys = 0;
       for (int r = 0; r < rows; ++r) {
-        row.push_back({blocks.data(), 1, depth - rows + 1 + r});
+        row.push_back({bytes.data(), blocks.data(), 1, depth - rows + 1 + r});
         keys += depth - rows + 1 + r;
       }
       AttentionArgs args;
@@ -182,10 +183,12 @@ class Forward {
         up_y_(static_cast<size_t>(rows) * 5632),
         kv_(geometry_.BlockBytes() * static_cast<size_t>((depth / 16 + 1) * kLayers)) {
     for (int i = 0; i < (depth / 16 + 1) * kLayers; ++i) {
-      blocks_.push_back(kv_.data() + static_cast<size_t>(i) * geometry_.BlockBytes());
+      blocks_.push_back(KvBlockName::AtOffset(static_cast<size_t>(i) * geometry_.BlockBytes()));
     }
     for (int layer = 0; layer < kLayers; ++layer) {
-      for (int r = 0; r < rows; ++r) row_.push_back({blocks_.data() + layer, kLayers, depth});
+      for (int r = 0; r < rows; ++r) {
+        row_.push_back({kv_.data(), blocks_.data() + layer, kLayers, depth});
+      }
     }
   }
 
@@ -236,7 +239,7 @@ class Forward {
   int rows_;
   std::vector<float> x_, norm_, y_, gate_y_, up_y_;
   AlignedArray<std::byte> kv_;
-  std::vector<const std::byte*> blocks_;
+  std::vector<KvBlockName> blocks_;
   std::vector<AttentionRow> row_;
   Activations in_, h_;
 };

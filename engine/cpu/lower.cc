@@ -162,9 +162,9 @@ void Lowering::NormHeads(const Op& op, WeightRole role, float* heads, int32_t co
 
 std::byte* Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
   const auto chunk = static_cast<size_t>(slot / kChunkTokens);
+  const auto layers = static_cast<size_t>(facts_.shape.layers);
   const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
-  return context
-      .blocks[chunk * static_cast<size_t>(facts_.shape.layers) + static_cast<size_t>(layer)];
+  return context.memory.At(context.blocks[chunk * layers + static_cast<size_t>(layer)]);
 }
 
 void Lowering::StoreKey(const Op& op, int32_t i) {
@@ -243,7 +243,8 @@ void Lowering::Attend(const Op& op, StepList& steps) {
   for (int32_t i = 0; i < op.rows; ++i) {
     const PlannedRow& planned = plan_->row(all_rows ? i : plan_->wanted()[static_cast<size_t>(i)]);
     const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
-    AttentionRow row{.blocks = context.blocks.data() + op.layer,
+    AttentionRow row{.memory = context.memory.base,
+                     .blocks = context.blocks.data() + op.layer,
                      .block_stride = s.layers,
                      .visible = planned.row->position + 1};
     if (planned.tail_group >= 0) {

@@ -1,14 +1,14 @@
 // The engine's one entry: Model::Forward(rows). Prefill, decode, tree verification, chunk recompute
 // and many contexts at once are the same call with different rows. Neighbours: engine/weights packs
-// and maps the file, engine/kernels computes, engine/kv lays out KV blocks; engine/model/bundle.h
+// and maps the file, engine/cpu computes, engine/kv lays out KV blocks; engine/model/bundle.h
 // adds the tokenizer and chat template of the same file. Workers own KV blocks and scheduling;
 // nothing here allocates KV.
 //
 //   ModelOptions options;
 //   options.threads = 2;
 //   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Open("pocket.gguf", options));
-//   std::vector<std::byte*> blocks = ...;  // info().kv.block_bytes each: [chunk * layers + layer]
-//   ContextView view{.blocks = blocks, .committed_tokens = 0};
+//   ScratchKv kv(model->info(), 16);  // blocks in ordinary memory
+//   ContextView view = kv.View();
 //   Row row{.token = 1, .position = 0, .slot = 0, .want_logits = true};
 //   std::vector<float> logits(model->info().vocab_size);
 //   WITHY_RETURN_IF_ERROR(model->Forward({.rows = {&row, 1}, .contexts = {&view, 1}},
@@ -27,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/kv/memory.h"
 #include "engine/weights/levels.h"
 
 namespace withy::engine {
@@ -52,8 +53,8 @@ struct Row {
 // The KV of one context as the caller holds it. Slots below `committed_tokens` are only read; a row
 // that would write there is refused.
 struct ContextView {
-  std::span<std::byte* const>
-      blocks;  // [chunk * layers + layer], each info().kv.block_bytes, 64-byte aligned
+  KvMemory memory = {};
+  std::span<const KvBlockName> blocks = {};  // [chunk * layers + layer], info().kv.block_bytes each
   int32_t committed_tokens = 0;
 };
 

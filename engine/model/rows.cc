@@ -79,7 +79,7 @@ absl::Status CheckBlocks(const Batch& batch, size_t layers) {
   }
   for (size_t c = 0; c < needed.size(); ++c) {
     const auto blocks = batch.contexts[c].blocks.first(needed[c] * layers);
-    const auto gap = std::find(blocks.begin(), blocks.end(), nullptr);
+    const auto gap = std::find(blocks.begin(), blocks.end(), KvBlockName{});
     if (gap == blocks.end()) continue;
     const auto at = static_cast<size_t>(gap - blocks.begin());
     return absl::InvalidArgumentError(absl::StrCat("context ", c, " has no block for chunk ",

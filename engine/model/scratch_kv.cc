@@ -1,6 +1,10 @@
 #include "engine/model/scratch_kv.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstring>
+#include <new>
 
 #include "base/status.h"
 
@@ -8,13 +12,27 @@ namespace withy::engine {
 
 ScratchKv::ScratchKv(const ModelInfo& info, int32_t tokens) : kv_(info.kv) { Extend(tokens); }
 
+ScratchKv::~ScratchKv() {
+  if (memory_.base != nullptr) munmap(memory_.base, memory_.bytes);
+}
+
 void ScratchKv::Extend(int32_t tokens) {
   const auto chunks = static_cast<size_t>((tokens + kv_.chunk_tokens - 1) / kv_.chunk_tokens);
   const size_t count = chunks * static_cast<size_t>(kv_.layers);
   if (count <= blocks_.size()) return;
-  const size_t more = count - blocks_.size();
-  std::byte* bytes = pieces_.emplace_back(more * kv_.block_bytes).data();
-  for (size_t i = 0; i < more; ++i) blocks_.push_back(bytes + i * kv_.block_bytes);
+  const size_t bytes = count * kv_.block_bytes;
+  void* const base =
+      memory_.base == nullptr
+          ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+          : mremap(memory_.base, memory_.bytes, bytes, MREMAP_MAYMOVE);
+  if (base == MAP_FAILED) throw std::bad_alloc();
+  std::byte* const fresh = static_cast<std::byte*>(base) + blocks_.size() * kv_.block_bytes;
+  memory_ = {static_cast<std::byte*>(base), bytes};
+  // Touched now, so that passes do not fault.
+  std::memset(fresh, 0, static_cast<size_t>(memory_.base + bytes - fresh));
+  while (blocks_.size() < count) {
+    blocks_.push_back(KvBlockName::AtOffset(blocks_.size() * kv_.block_bytes));
+  }
 }
 
 absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t> tokens,

@@ -10,23 +10,30 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/cpu/aligned.h"
+#include "engine/kv/memory.h"
 #include "engine/model/model.h"
 
 namespace withy::engine {
 
+// Not thread-safe.
 class ScratchKv {
  public:
   ScratchKv(const ModelInfo& info, int32_t tokens);
-  // Makes room for `tokens` in all; what is there stays where it is. Views of before end.
+  ~ScratchKv();
+  ScratchKv(const ScratchKv&) = delete;
+  ScratchKv& operator=(const ScratchKv&) = delete;
+
+  // Makes room for `tokens` in all. Blocks keep names and contents; views of before end.
   void Extend(int32_t tokens);
   // `committed_tokens` slots are read-only for Forward.
-  ContextView View(int32_t committed_tokens = 0) const { return {blocks_, committed_tokens}; }
+  ContextView View(int32_t committed_tokens = 0) const {
+    return {.memory = memory_, .blocks = blocks_, .committed_tokens = committed_tokens};
+  }
 
  private:
   KvInfo kv_;
-  std::vector<AlignedArray<std::byte>> pieces_;
-  std::vector<std::byte*> blocks_;
+  KvMemory memory_;  // a mapping of its own
+  std::vector<KvBlockName> blocks_;
 };
 
 // Runs tokens at positions first, first + 1, ... of the context; logits of the last one into

@@ -199,7 +199,7 @@ class FakeModel final : public Model {
   static std::byte* Slot(const ContextView& view, int32_t layer, int32_t slot) {
     const auto block = static_cast<size_t>(slot / kChunkTokens * kLayers + layer);
     EXPECT_LT(block, view.blocks.size());
-    return view.blocks[block] + sizeof(KvBlockHeader) +
+    return view.memory.At(view.blocks[block]) + sizeof(KvBlockHeader) +
            static_cast<size_t>(slot % kChunkTokens) * sizeof(int32_t);
   }
 

@@ -92,12 +92,18 @@ absl::StatusOr<Judgement> Target::JudgeVariant(const corpus::Record& record) {
   // Whole chunks of the first one's K and V, then chunks of its own.
   const auto chunk = static_cast<size_t>(info().kv.chunk_tokens);
   const size_t shared = common / chunk;
-  const engine::ScratchKv kv(info(), static_cast<int32_t>(sample.tokens.size()));
-  std::vector<std::byte*> blocks(kv.View().blocks.begin(), kv.View().blocks.end());
-  const auto first_blocks = base_kv_->View().blocks;
-  std::copy_n(first_blocks.begin(), shared * static_cast<size_t>(info().kv.layers), blocks.begin());
+  const size_t first_chunks = (base_tokens_.size() + chunk - 1) / chunk;
+  const size_t chunks = (sample.tokens.size() + chunk - 1) / chunk;
+  base_kv_->Extend(static_cast<int32_t>((first_chunks + chunks) * chunk));
+  const auto layers = static_cast<size_t>(info().kv.layers);
+  const engine::ContextView base = base_kv_->View();
+  const auto of_first = base.blocks.first(shared * layers);
+  const auto own = base.blocks.subspan(first_chunks * layers, (chunks - shared) * layers);
+  std::vector<engine::KvBlockName> blocks(of_first.begin(), of_first.end());
+  blocks.insert(blocks.end(), own.begin(), own.end());
   const auto first = static_cast<int32_t>(shared * chunk);
-  return Run(sample, -1, first, {.blocks = blocks, .committed_tokens = first});
+  return Run(sample, -1, first,
+             {.memory = base.memory, .blocks = blocks, .committed_tokens = first});
 }
 
 }  // namespace withy::tlm
