@@ -32,7 +32,7 @@ slo_file() { # NAME DEFAULT, arguments: the option as an absolute path
   from_caller "$value"
 }
 
-# Sets slo_pocket and slo_tlm, and ends the script with the command that makes a file where one is missing.
+# Sets slo_pocket, slo_tlm and slo_shape, and ends the script with the command that makes a file where one is missing.
 check_bench_slo() { # arguments
   local small baselines file files
   [[ " $* " != *" --help "* ]] || return 0
@@ -40,6 +40,8 @@ check_bench_slo() { # arguments
   slo_tlm=$(slo_file tlm "$PWD/models/withy-pocket-tlm-q8_0.gguf" "$@") || exit 1
   small=$(option_value small "$PWD/models/withy-pocket-draft-q8_0.gguf" "$@") || exit 1
   baselines=$(option_value baselines "$PWD/build/comparisons/baselines" "$@") || exit 1
+  slo_shape=$(option_value shape smollm2-135m "$@") || exit 1
+  [[ -n $slo_shape ]] || die "bench slo: --shape needs a value"
   [[ -f $slo_pocket ]] ||
     die "$slo_pocket does not exist: make it with ./withy elasticize --model build/pocket/withy-pocket-f32.gguf --out $slo_pocket"
   [[ -f $slo_tlm ]] ||
@@ -55,13 +57,11 @@ check_bench_slo() { # arguments
 }
 
 bench_slo() { # arguments
-  local dir=$PWD/build/bench/slo shape sum inflated service=1 service_tlm=${slo_tlm:-} app tokens="" program_args=()
+  local dir=$PWD/build/bench/slo shape=${slo_shape:-} sum inflated service=1 service_tlm=${slo_tlm:-} app tokens="" program_args=()
   if [[ " $* " == *" --help "* ]]; then
     compile release withy-bench-slo
     run_here build/release/bin/withy-bench-slo --help
   fi
-  shape=$(option_value shape smollm2-135m "$@") || exit 1
-  [[ -n $shape ]] || die "bench slo: --shape needs a value"
   while [[ $# -gt 0 ]]; do
     case $1 in
       --shape) shift ;;

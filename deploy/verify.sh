@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs the build into an empty root, as docs/operations.md says, and checks what is there: every unit's program, the
+# Installs the build into an empty root, as docs/operations.md says, and checks the result: every unit's program, the
 # files that a client and an operator need, and the units themselves. systemd-analyze verify must print nothing, because
 # it returns 0 even on unknown keys.
 # usage: verify.sh CMAKE BUILD_DIRECTORY
-# Exit code: 0 good, 1 bad, 77 skipped for want of systemd-analyze.
+# Exit code: 0 good, 1 bad, 77 skipped because systemd-analyze is missing.
 set -eu
 
 cmake=$1
@@ -36,7 +36,7 @@ check_programs() { # prefix
   done
 }
 
-# Twice: what the first prefix wrote must not stay in the second's units.
+# Two prefixes, one after the other: the units of the second must not keep paths of the first.
 install_to /opt/withy
 check_programs /opt/withy
 install_to /usr
@@ -64,7 +64,7 @@ verify() { # unit
     failed=1
   fi
 }
-exposure() { # unit, the most it may be exposed, times ten
+exposure() { # unit, highest exposure allowed, times ten
   if ! output=$(systemd-analyze --root="$root" security --offline=true --threshold="$2" "$1" 2>&1); then
     echo "$1 is more exposed than $2 tenths: $output"
     failed=1
@@ -84,7 +84,7 @@ for service in "$units"/*.service; do
   fi
 done
 
-# A process that is frozen must run again within ten seconds: the watchdog's patience, the pause, and a second to start.
+# A frozen process must run again within ten seconds: the watchdog's timeout, the pause before the restart, and a second to start.
 for service in "$units"/*.service; do
   watchdog=$(sed -n 's/^WatchdogSec=\([0-9]*\)$/\1/p' "$service")
   pause=$(sed -n 's/^RestartSec=\([0-9]*\)$/\1/p' "$service")
@@ -94,12 +94,12 @@ for service in "$units"/*.service; do
   fi
 done
 
-# How exposed each service is, from 0 (not at all) to 10.
+# The exposure of each service as systemd-analyze rates it, from 0 (none) to 10.
 for service in "$units"/*.service; do
   exposure "$(basename "$service")" 25
 done
 
-# The same with the example drop-in for GPU boards: it is understood, it takes back what it says, and little else.
+# The same with the example drop-in for GPU boards: systemd accepts it, and it loosens only what it names.
 gpu=$root/usr/share/doc/withy/examples/gpu.conf
 for name in withy-model-worker.service withy-draft-worker.service; do
   mkdir -p "$root/etc/systemd/system/$name.d"

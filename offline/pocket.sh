@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes the pocket models from nothing but this repository: corpus, vocabulary, training, levels, TLM; GGUF files in models/.
-# May be interrupted at any time and run again: it goes on from the last checkpoint.
+# Makes the pocket models from this repository alone: corpus, vocabulary, training, levels, TLM; GGUF files in models/.
+# May be interrupted at any time: the same command continues from the last checkpoint.
 #   offline/pocket.sh [--run DIR] [--out DIR] [--threads N] [--torch DIR]
 #     --run DIR    checkpoints and loss curves (default: build/pocket)
 #     --out DIR    where the GGUF files go (default: models)
@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
       exit 2
       ;;
   esac
-  case "$1" in # directories are meant from where the caller is
+  case "$1" in # directories are relative to the caller's directory
     --run) run=$(realpath -m -- "$2") ;;
     --out) out=$(realpath -m -- "$2") ;;
     --threads) threads=$2 ;;
@@ -41,7 +41,7 @@ build_offline "$torch" withy-train withy-corpus withy-elasticize withy-train-tlm
 bin=build/offline/bin
 
 train="$bin/withy-train --threads=$threads"
-echo "1 of 5: training the target, hours; each part says how long it will still take"
+echo "1 of 5: training the target, which takes hours; each part prints the time left"
 $train --model=target --out="$run/target" --steps=10500
 echo "2 of 5: training the draft"
 $train --model=draft --out="$run/draft" --steps=4000

@@ -7,13 +7,13 @@ tokens=$(mktemp -d)
 trap 'rm -rf "$tokens"' EXIT
 export XDG_CONFIG_HOME=$tokens
 
-as() { # app: the calls that follow are its own
-  # A service that was kept up knows the app from the last demo.
+as() { # APP: the calls that follow are made by this app
+  # A service that was kept running knows the app from the last demo.
   WITHY_TOKEN=$("$CTL" apps bind "$1" --print 2>/dev/null || "$CTL" apps renew "$1" --print)
   export WITHY_TOKEN
 }
 
-ask() { # what it shows, then withyctl generate's arguments; the prompt last
+ask() { # TITLE, arguments of withyctl generate with the prompt last
   printf '\n\033[1m%s\033[0m\n' "$1"
   shift
   printf '%s\n' "${*: -1}" | sed 's/^/  > /'
@@ -52,7 +52,7 @@ ask "messages: a smart reply, as a share of the full model's time (TTFT 100 %, T
 Now: at the station, back at 16:15
 New message: Belin sends at what time do you arrive?"
 
-printf '\n\033[1m%s\033[0m\n' "messages: a strict SLO that no setting can meet is refused, with what could be had"
+printf '\n\033[1m%s\033[0m\n' "messages: a strict SLO that no setting can meet is refused, with the best attainable figures"
 "$CTL" generate --strict --slo-ttft-ms 0.01 "Hello" 2>&1 | sed 's/^/  /' || true
 
 printf '\n\033[1m%s\033[0m\n' "three apps at once: their answers share every pass over the weights"
