@@ -326,6 +326,9 @@ TEST(KeepInMemory, AllowedIsTheLeastOfBoardAndCgroups) {
   EXPECT_EQ(MemoryAllowed(root.string()), 0u) << "nothing is known";
   write("proc/meminfo", "MemTotal:       4000000 kB\nMemFree: 1 kB\n");
   EXPECT_EQ(MemoryAllowed(root.string()), 4'000'000u << 10);
+  EXPECT_EQ(MemoryFree(root.string()), 0u) << "an old kernel does not say";
+  write("proc/meminfo", "MemTotal:       4000000 kB\nMemFree: 1 kB\nMemAvailable:    3000 kB\n");
+  EXPECT_EQ(MemoryFree(root.string()), 3000u << 10);
   write("proc/self/cgroup", "1:cpu:/elsewhere\n0::/system.slice/withy.service\n");
   write("sys/fs/cgroup/system.slice/withy.service/memory.max", "max\n");
   EXPECT_EQ(MemoryAllowed(root.string()), 4'000'000u << 10);

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
+#include <sstream>
 #include <string_view>
 
 namespace withy {
@@ -17,12 +19,20 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-uint64_t BoardMemory(const std::string& root) {
+// A line of /proc/meminfo, in bytes.
+std::optional<uint64_t> MemInfo(const std::string& root, std::string_view wanted) {
   std::ifstream file(root + "/proc/meminfo");
   std::string name;
-  uint64_t kib = 0;
-  const bool found = static_cast<bool>(file >> name >> kib) && name == "MemTotal:";
-  return found ? kib << 10 : kUnlimited;
+  for (std::string line; std::getline(file, line);) {
+    uint64_t kib = 0;
+    std::istringstream words(line);
+    if (words >> name >> kib && name == wanted) return kib << 10;
+  }
+  return std::nullopt;
+}
+
+uint64_t BoardMemory(const std::string& root) {
+  return MemInfo(root, "MemTotal:").value_or(kUnlimited);
 }
 
 // "max" is not a number.
@@ -60,6 +70,8 @@ uint64_t MemoryAllowed(const std::string& root) {
   const uint64_t least = std::min(BoardMemory(root), CgroupMemory(root));
   return least == kUnlimited ? 0 : least;
 }
+
+uint64_t MemoryFree(const std::string& root) { return MemInfo(root, "MemAvailable:").value_or(0); }
 
 bool KeepInMemory(uint64_t bytes) {
   if (bytes > MemoryAllowed() / 2 || !MayLockAll()) return false;

@@ -21,13 +21,14 @@ constexpr int kPairs = 9;
 
 constexpr char kUsage[] =
     "usage: withy-bench-engine --model FILE [--threads N] [--peer LLAMA_BENCH]... [--runs N]\n"
-    "                          [--target NAME] [--cache-dir DIR]\n"
+    "                          [--target NAME] [--weights PLACE] [--cache-dir DIR]\n"
     "  --model      a GGUF (packed first when needed) or a packed file\n"
     "  --threads    compute threads, default 2\n"
     "  --peer       a llama-bench to compare with, at least nine interleaved pairs; may be "
     "repeated\n"
     "  --runs       measurements of each figure, default 9\n"
-    "  --target     kernel target, default the best of this CPU\n";
+    "  --target     kernel target, default the best of this CPU\n"
+    "  --weights    auto (default), mapped or copied: where weights are kept\n";
 
 struct Options {
   std::string model;
@@ -44,6 +45,15 @@ absl::StatusOr<int> ParseCount(const std::string& name, const std::string& text,
         absl::StrCat(name, " ", text, ": must be a number from 1 to ", limit));
   }
   return value;
+}
+
+absl::StatusOr<engine::ModelOptions::WeightPlace> ParsePlace(const std::string& text) {
+  using Place = engine::ModelOptions::WeightPlace;
+  if (text == "auto") return Place::kAuto;
+  if (text == "mapped") return Place::kMapped;
+  if (text == "copied") return Place::kCopied;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--weights ", text, ": must be auto, mapped or copied"));
 }
 
 absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
@@ -63,6 +73,8 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
       WITHY_ASSIGN_OR_RETURN(options.runs, ParseCount(name, value, 1000));
     } else if (name == "--target") {
       options.engine.target = value;
+    } else if (name == "--weights") {
+      WITHY_ASSIGN_OR_RETURN(options.engine.weight_place, ParsePlace(value));
     } else if (name == "--cache-dir") {
       options.engine.cache_dir = value;
     } else {

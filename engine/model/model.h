@@ -115,6 +115,10 @@ struct ModelOptions {
   // Where packed files are kept when a GGUF is opened; "" is $XDG_CACHE_HOME/withy, else
   // ~/.cache/withy, else the GGUF's own directory.
   std::string cache_dir;
+  // Where weights are kept: mapped from the packed file, or copied into pages of 2 MiB
+  // (weights/weight_memory.h). kAuto: copied where there is room for it.
+  enum class WeightPlace : uint8_t { kAuto, kMapped, kCopied };
+  WeightPlace weight_place = WeightPlace::kAuto;
   // Rows computed at once: bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;

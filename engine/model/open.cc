@@ -31,6 +31,11 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
                            EnsurePacked(path, options.cache_dir, pool, options.progress));
   }
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(packed_path));
+  using Place = ModelOptions::WeightPlace;
+  if (options.weight_place == Place::kCopied ||
+      (options.weight_place == Place::kAuto && RoomForWeights(file->data_bytes()))) {
+    WITHY_RETURN_IF_ERROR(file->MoveToMemory());
+  }
   return PackedModel::Open(std::move(file), options);
 }
 

@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<PackedFile>> PackedFile::Open(const std::string& 
   WITHY_RETURN_IF_ERROR(file->Map());
   WITHY_RETURN_IF_ERROR(file->ReadSections(verify));
   WITHY_RETURN_IF_ERROR(file->ReadTable());
-  WITHY_RETURN_IF_ERROR(file->CheckData(verify));
+  WITHY_RETURN_IF_ERROR(file->CheckData(file->Section(file->trailer_.data), verify));
   return file;
 }
 
@@ -222,8 +222,26 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
   return absl::OkStatus();
 }
 
-absl::Status PackedFile::CheckData(Verify verify) const {
-  const std::span<const std::byte> data = Section(trailer_.data);
+absl::Status PackedFile::MoveToMemory() {
+  FileDescriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path_));
+  WITHY_ASSIGN_OR_RETURN(WeightMemory memory, WeightMemory::Allocate(trailer_.data.bytes));
+  WITHY_RETURN_IF_ERROR(memory.ReadFrom(file.get(), trailer_.data.offset));
+  WITHY_RETURN_IF_ERROR(CheckData(memory.bytes(), Verify::kFull));
+  WITHY_RETURN_IF_ERROR(memory.Seal());
+  for (PackedTensor& tensor : tensors_) {
+    const std::byte* data = memory.bytes().data() + (tensor.file_offset - trailer_.data.offset);
+    if (tensor.kind == PackedKind::kMatrix) tensor.matrix.data = data;
+    if (tensor.kind == PackedKind::kLowRank) tensor.low_rank.data = data;
+    if (tensor.kind == PackedKind::kVector) {
+      tensor.values = {reinterpret_cast<const float*>(data), tensor.values.size()};
+    }
+  }
+  memory_ = std::move(memory);
+  return absl::OkStatus();
+}
+
+absl::Status PackedFile::CheckData(std::span<const std::byte> data, Verify verify) const {
   const std::span<const std::byte> checksums = Section(trailer_.checksums);
   const uint64_t blocks = checksums.size() / 4;
   const uint64_t step = verify == Verify::kFull ? 1 : std::max<uint64_t>(1, blocks / kSampleBlocks);

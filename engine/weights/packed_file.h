@@ -16,6 +16,7 @@
 #include "engine/cpu/packed_matrix.h"
 #include "engine/gguf/reader.h"
 #include "engine/weights/packed_format.h"
+#include "engine/weights/weight_memory.h"
 
 namespace withy::engine {
 
@@ -29,8 +30,8 @@ struct PackedTensor {
   uint64_t bytes = 0;
 };
 
-// Immutable after Open; thread-safe. Views are valid as long as the object. Mapped with MAP_SHARED,
-// so that all processes share the pages.
+// Immutable after Open and MoveToMemory; thread-safe. Views are valid as long as the object. Mapped
+// with MAP_SHARED, so that all processes share the pages.
 class PackedFile {
  public:
   enum class Verify {
@@ -42,6 +43,10 @@ class PackedFile {
   // truncated, a section or tensor out of bounds, a wrong checksum), naming the file and the part.
   static absl::StatusOr<std::unique_ptr<PackedFile>> Open(const std::string& path,
                                                           Verify verify = Verify::kSample);
+  // Copies the weights into a WeightMemory and verifies every block of them on the way; tensors
+  // then lie there. Once, before views are taken. Errors: DATA_LOSS naming the file and the part;
+  // those of WeightMemory.
+  absl::Status MoveToMemory();
   // Whether the file begins like a packed file; false if it cannot be read.
   static bool LooksPacked(const std::string& path);
   // Reads only the trailer's source identity. Errors: as Open.
@@ -68,7 +73,8 @@ class PackedFile {
   absl::Status ReadSections(Verify verify);
   absl::Status ReadTable();
   absl::Status AddTensor(const PackedEntry& entry);
-  absl::Status CheckData(Verify verify) const;
+  // `data`: the data section, or a copy of it.
+  absl::Status CheckData(std::span<const std::byte> data, Verify verify) const;
   absl::Status Damaged(std::string_view what) const;
   std::span<const std::byte> Section(const PackedSection& section) const {
     return bytes_.subspan(section.offset, section.bytes);
@@ -76,6 +82,7 @@ class PackedFile {
 
   std::string path_;
   std::span<const std::byte> bytes_;  // the mapping
+  WeightMemory memory_;               // holds the data section after MoveToMemory
   PackedTrailer trailer_;
   std::unique_ptr<GgufFile> metadata_;
   std::vector<PackedTensor> tensors_;

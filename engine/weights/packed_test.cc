@@ -113,6 +113,54 @@ class PackedTest : public testing::Test {
   ThreadPool pool_{2};
 };
 
+TEST_F(PackedTest, WeightsMoveToMemoryUnchanged) {
+  const std::string path = Pack(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0));
+  const auto mapped = PackedFile::Open(path);
+  const auto moved = PackedFile::Open(path);
+  ASSERT_TRUE(mapped.ok() && moved.ok());
+  ASSERT_TRUE((*moved)->MoveToMemory().ok());
+  for (const PackedTensor& tensor : (*moved)->tensors()) {
+    const PackedTensor& source = *(*mapped)->Find(tensor.name);
+    const bool matrix = tensor.kind == PackedKind::kMatrix;
+    const void* now = matrix ? static_cast<const void*>(tensor.matrix.data) : tensor.values.data();
+    const void* before =
+        matrix ? static_cast<const void*>(source.matrix.data) : source.values.data();
+    ASSERT_NE(now, before);
+    EXPECT_EQ(std::memcmp(now, before, tensor.bytes), 0) << tensor.name;
+  }
+}
+
+// Opening looks at samples of the weights only; what is copied is looked at byte for byte.
+TEST_F(PackedTest, DamageShowsWhenWeightsMoveToMemory) {
+  const std::string path = Pack(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0));
+  const auto packed = PackedFile::Open(path);
+  ASSERT_TRUE(packed.ok());
+  const uint64_t at = (*packed)->tensors().front().file_offset;
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(at));
+  const int byte = file.get();
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(static_cast<char>(byte ^ 1));
+  file.close();
+  const absl::Status status = (*packed)->MoveToMemory();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(path));
+}
+
+TEST_F(PackedTest, AModelComputesTheSameFromEitherPlace) {
+  const std::string path = Pack(WriteTiny(folder_, TinyShape(), GgmlType::kQ4_0));
+  std::vector<std::vector<float>> logits;
+  for (const auto place :
+       {ModelOptions::WeightPlace::kMapped, ModelOptions::WeightPlace::kCopied}) {
+    ModelOptions options;
+    options.weight_place = place;
+    const auto model = OpenTiny(folder_, path, options);
+    const auto tokens = SomeTokens(20, model->info().vocab_size);
+    logits.push_back(RunRows(*model, ScratchKv(model->info(), 32), PlainRows(tokens)));
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
 TEST_F(PackedTest, PackedWeightsAreTheSourcesInPackedOrder) {
   for (const GgmlType type :
        {GgmlType::kF32, GgmlType::kF16, GgmlType::kBF16, GgmlType::kQ8_0, GgmlType::kQ4_0}) {
