@@ -1,4 +1,4 @@
-// withyctl apps: registering apps, and the operator's view of them.
+// withyctl apps: registers apps and shows them to the operator.
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +11,8 @@
 namespace withy::cli {
 namespace {
 
-// Keeps the token that `app` was given, in `file` when there is one, and prints what was asked for.
-// A token that cannot be kept is printed: it is not given again.
+// Stores the new token of `app` in `file`, if given, and prints the requested output. A token that
+// cannot be stored is printed, because the service returns it only once.
 int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bound,
          const absl::StatusOr<std::unique_ptr<TokenFile>>& file) {
   const bool print = args.Has("print");
@@ -44,7 +44,7 @@ int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bo
   return used.ok() ? kExitOk : Fail(used);
 }
 
-// A wrong command line; empty: it is right.
+// An error of the command line; empty: it is correct.
 std::string WrongUsage(const Args& args, const std::string& command) {
   if (args.positional().size() != 1) return command + " takes one NAME";
   if (args.Has("print") && args.Has("json")) return "give --print or --json, not both";
@@ -58,7 +58,7 @@ int RunBind(const Args& args) {
   const bool print = args.Has("print");
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
-  // Its own token renews it, unless another is given.
+  // Renews with the stored token, unless another is given.
   const auto known = ReadToken(app);
   if (known.ok() && !args.Has("token") && !args.Has("app")) {
     if (const absl::Status use = (*client)->UseToken(*known, "app " + app); !use.ok())

@@ -1,6 +1,6 @@
 // withyctl calibrate: measures this board with the served model and its TLM, in this process, and
-// keeps the times where the services look for them. Neighbours: calibration_run.h goes the rounds,
-// engine/session/calibrator.h takes the samples, wire/calibration.h keeps the record,
+// stores the times where the services read them. Neighbours: calibration_run.h runs the rounds,
+// engine/session/calibrator.h takes the samples, wire/calibration.h stores the record,
 // calibration_report.h prints it.
 #include <algorithm>
 #include <atomic>
@@ -34,14 +34,14 @@ namespace {
 
 constexpr uint32_t kReadBytes[] = {256, 1024, 4096};
 
-// Set by Ctrl-C. A signal has no other way in.
+// Set by Ctrl-C; global because a signal handler has no other state.
 std::atomic<bool> g_stop{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void StopOnSignals() {
   struct sigaction action = {};
   action.sa_handler = [](int) { g_stop = true; };
-  action.sa_flags = SA_RESETHAND;  // the second one ends the process
+  action.sa_flags = SA_RESETHAND;  // a second Ctrl-C ends the process
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }
@@ -87,7 +87,7 @@ engine::TimedPoint FromWire(const v1::CalibrationPoint& wire) {
   return point;
 }
 
-// Says on stderr what would disturb the times. Does not stop: whoever measures may know better.
+// Warns on stderr about other load on the board. Continues, because the user may know better.
 void WarnIfBusy(const Args& args, const BoardInfo& board) {
   if (const auto client = Client::Open(args); client.ok()) {
     if (const auto status = (*client)->GetStatus(); status.ok()) {
@@ -106,7 +106,7 @@ void WarnIfBusy(const Args& args, const BoardInfo& board) {
   }
 }
 
-// What is there already, with the points that are wanted now.
+// The existing record with the points of this run.
 v1::Calibration Begin(const Run& run, const std::string& path, const v1::CalibrationKey& key,
                       const std::vector<v1::CalibrationPoint>& planned) {
   v1::Calibration record;
@@ -135,7 +135,7 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
   return record;
 }
 
-// Measures what `result` lacks.
+// Takes the samples that `result` lacks.
 absl::Status Measure(
     const Run& run,
     const std::function<absl::StatusOr<double>(const v1::CalibrationPoint&)>& sample,
@@ -179,7 +179,7 @@ absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::Model
   const auto sample = [&](const v1::CalibrationPoint& point) {
     return calibrator.Sample(FromWire(point), &g_stop);
   };
-  // Weights and activations come into memory before the first sample that counts.
+  // Brings weights and activations into memory before the first sample that counts.
   const engine::TimedPoint warm_up{.kind = engine::TimedKind::kPrefill,
                                    .level_percent = model.info().levels.back().percent,
                                    .rows = static_cast<int32_t>(planned.front().rows())};
@@ -224,7 +224,7 @@ absl::StatusOr<CalibrationResult> CalibrateTlm(const Run& run, const std::string
   return result;
 }
 
-// Empty: there is none.
+// Path of the TLM; empty: there is none.
 std::string TlmPath(const Args& args, const v1::Config& config) {
   std::string path = args.Get("tlm", config.orchestrator().tlm_path());
   if (path.empty()) path = DefaultTlmPath(config.model().path());

@@ -23,8 +23,8 @@
 namespace withy::cli {
 namespace {
 
-// Takes SIGINT on a thread of its own. All other threads must be started after it, so that they do
-// not get the signal.
+// Handles SIGINT on its own thread. All other threads must be started later, so that they do not
+// receive the signal.
 class InterruptWatcher {
  public:
   InterruptWatcher() {
@@ -39,7 +39,7 @@ class InterruptWatcher {
     thread_.join();
   }
 
-  // What Ctrl-C cancels from now on; null = nothing.
+  // Sets the answer that Ctrl-C cancels; null = none.
   void SetAnswer(AnswerCancel* answer) {
     const std::lock_guard lock(mutex_);
     answer_ = answer;
@@ -80,7 +80,8 @@ constexpr char kHelp[] =
     "A message may begin with / behind a space.\n"
     "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
 
-// Without its end. False: there is none, or (`too_long`) it is longer than a prompt may be.
+// Reads a line without its end. Returns false at the end of input, or (`too_long`) if the line
+// exceeds the longest prompt.
 bool ReadLine(std::istream& in, std::string* line, bool* too_long) {
   line->clear();
   for (char c = 0; in.get(c);) {
@@ -107,7 +108,7 @@ class Chat {
     request_.set_report_progress(isatty(STDERR_FILENO) != 0);
   }
 
-  // Says now, not after the first message, when the service, the token or --context is no good.
+  // Fails at once, not after the first message, if the service, the token or --context is invalid.
   absl::Status Start() {
     if (!request_.context_id().empty()) {
       v1::GetContextRequest get;
@@ -152,7 +153,7 @@ class Chat {
                                          : "context " + request_.context_id();
   }
 
-  // A context that nothing was said in would only count towards the app's limit.
+  // Creates a context only when needed: an unused one would count towards the app's limit.
   absl::Status EnsureContext() {
     if (!request_.context_id().empty()) return absl::OkStatus();
     v1::CreateContextRequest create;
@@ -169,7 +170,7 @@ class Chat {
     Fail(status);
   }
 
-  // False: leave.
+  // Executes a command. Returns false to leave.
   bool Do(const std::string& line) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
     if (words[0] == "/quit" || words[0] == "/exit") return false;
@@ -227,7 +228,7 @@ class Chat {
             if (event.has_finished()) finished = event.finished();
             if (!event.has_delta()) return;
             std::cout << ForStandardOutput(event.delta().text()) << std::flush;
-            if (!std::cout) cancel.Cancel();  // nobody gets what would follow
+            if (!std::cout) cancel.Cancel();  // the output has no reader
           });
     }
     watcher_.SetAnswer(nullptr);
@@ -243,7 +244,7 @@ class Chat {
     std::cerr << (stats_ ? StatsText(request_.slo(), started, finished) : CutNote(finished));
   }
 
-  // Once for each time that the window moves.
+  // Reports dropped messages once each time the window moves.
   void TellDropped(uint32_t messages) {
     if (messages > dropped_) {
       std::cerr << "(the conversation outgrew the window: the model no longer sees its oldest "
@@ -258,7 +259,7 @@ class Chat {
   v1::GenerateRequest request_;
   const absl::Duration timeout_;
   bool stats_;
-  uint32_t dropped_ = 0;  // messages of the context that were told to be outside the window
+  uint32_t dropped_ = 0;  // dropped messages of the context reported so far
   bool failed_ = false;
 };
 

@@ -31,7 +31,7 @@ constexpr Deadline kUnaryDeadline = {absl::Seconds(30),
                                      "`withyctl status` says what withy does now; then try again"};
 constexpr char kUnix[] = "unix:";
 
-// Who is called.
+// The called process.
 struct Peer {
   Peer() = default;
   Peer(const char* name, std::string where)
@@ -42,8 +42,8 @@ struct Peer {
   std::shared_ptr<grpc::Channel> channel;
 };
 
-// What gRPC's servers say of a call they do not have: C++ nothing, Go and Python the rest, a plain
-// HTTP/2 server the last. withy's own UNIMPLEMENTED names a field of the request.
+// Messages of gRPC servers for an unknown method: C++ none, Go and Python those below, a plain
+// HTTP/2 server the last. withy's own UNIMPLEMENTED errors name a field of the request.
 bool SaysMethodIsUnknown(absl::string_view message) {
   return message.empty() || absl::StartsWithIgnoreCase(message, "unknown service") ||
          absl::StartsWithIgnoreCase(message, "unknown method") ||
@@ -56,7 +56,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// context_store's socket lies beside the orchestrator's when only that one is known.
+// Guesses that context_store's socket is beside the orchestrator's, if only that one is known.
 std::string StoreBeside(const std::string& address, const v1::Config& config) {
   const std::vector<std::string> own = AppAddresses(config);
   if (!address.starts_with(kUnix) || std::find(own.begin(), own.end(), address) != own.end())
@@ -71,8 +71,8 @@ struct AnswerCancel::State {
   std::mutex mutex;
   bool cancelled = false;
   grpc::ClientContext* context = nullptr;  // of the running answer
-  std::string call_id = {};                // likewise; empty: nothing of it has come
-  std::function<bool(const std::string& call_id)> ask = nullptr;  // false: it could not be asked
+  std::string call_id = {};                // likewise; empty: no message received yet
+  std::function<bool(const std::string& call_id)> ask = nullptr;  // false: the request failed
 
   void BreakOff() {
     const std::lock_guard lock(mutex);
@@ -122,7 +122,7 @@ struct Client::Impl {
                      "operator's `withyctl apps renew NAME` does"));
   }
 
-  // The status with what to do about it.
+  // The status with its remedy.
   absl::Status Explain(const grpc::Status& status, const grpc::ClientContext& context,
                        const Peer& peer, const Deadline& deadline) const {
     absl::Status plain = rpc::FromGrpc(status);
@@ -192,7 +192,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   std::unique_ptr<Client> client(new Client);
   Impl& impl = *client->impl_;
   std::string address = args.Get("address", Environment("WITHY_ADDRESS"));
-  if (address.empty()) address = AppAddresses(config).back();  // its unix socket
+  if (address.empty()) address = AppAddresses(config).back();  // the unix socket
   impl.store = {"context_store", StoreBeside(address, config)};
   impl.orchestrator = {"orchestrator", address};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
@@ -211,7 +211,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
 }
 
 absl::Status Client::UseToken(const std::string& token, const std::string& source) {
-  // gRPC ends the process over metadata that is not printable ASCII.
+  // gRPC aborts the process for metadata that is not printable ASCII.
   if (!std::all_of(token.begin(), token.end(), absl::ascii_isgraph)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the token (from ", source,

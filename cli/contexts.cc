@@ -1,4 +1,4 @@
-// withyctl contexts: what the app has stored.
+// withyctl contexts: the app's stored contexts.
 #include <iostream>
 
 #include "base/status.h"
@@ -34,7 +34,7 @@ int RunList(const Args& args) {
   return kExitOk;
 }
 
-// A wrong ID among the operands.
+// Checks the ID operands.
 absl::Status CheckIds(const Args& args) {
   for (const std::string& id : args.positional()) WITHY_RETURN_IF_ERROR(CheckUtf8("ID", id));
   return absl::OkStatus();

@@ -53,12 +53,12 @@ int RunGenerate(const Args& args) {
     if (json) {
       tokens.mutable_tokens()->MergeFrom(message.delta().tokens());
     } else if (!(std::cout << ForStandardOutput(message.delta().text()) << std::flush)) {
-      cancel.Cancel();  // nobody gets what would follow
+      cancel.Cancel();  // the output has no reader
     }
   };
   const absl::Status status = (*client)->Generate(*request, *timeout, &cancel, show);
   bar.Remove();
-  if (!std::cout) return kExitFailed;  // main says why
+  if (!std::cout) return kExitFailed;  // main prints the reason
   if (json && status.ok()) {
     const std::string token_json =
         args.Has("logprobs") ? absl::StrCat(",\"tokens\":", TokensJson(tokens.tokens())) : "";

@@ -1,4 +1,4 @@
-// withyctl models: what is served, what a file holds, packing it ahead of its first use, and random
+// withyctl models: lists served models, inspects files, packs files in advance, and writes random
 // weights for benchmarks.
 #include <algorithm>
 #include <iostream>
@@ -60,7 +60,7 @@ int RunInspect(const Args& args) {
   return inspection->problems.empty() ? kExitOk : kExitFailed;
 }
 
-// Where the workers keep packed models.
+// Directory where the workers keep packed models.
 absl::StatusOr<std::string> PackedDir(const Args& args) {
   if (args.Has("cache-dir")) return args.Get("cache-dir");
   WITHY_ASSIGN_OR_RETURN(const proto::Config config, LoadConfig(args.Get("config")));

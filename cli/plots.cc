@@ -12,7 +12,7 @@
 namespace withy::cli {
 namespace {
 
-// A file without the key gives an empty array.
+// Returns an empty array if the file lacks the key.
 absl::StatusOr<std::vector<float>> Floats(const engine::GgufFile& file, const char* key,
                                           size_t expected) {
   if (!file.Has(key)) return std::vector<float>();

@@ -23,7 +23,7 @@ constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
 constexpr const char* kSloFields[] = {"ttft_ms",    "tpot_ms",       "ttft_ratio",
                                       "tpot_ratio", "end_to_end_ms", "energy_mj"};
 
-// "-" is standard input.
+// Reads a prompt; "-" is standard input.
 absl::StatusOr<std::string> ReadPrompt(const std::string& path) {
   const bool standard_input = path == "-";
   UniqueFd opened;

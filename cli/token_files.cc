@@ -39,7 +39,7 @@ std::string PathOf(const std::string& dir, const std::string& app) {
   return absl::StrCat(dir, "/", app, ".token");
 }
 
-// No link.
+// Not a link.
 bool IsPlainFile(const std::string& path) {
   std::error_code error;
   return fs::is_regular_file(fs::symlink_status(path, error));
@@ -142,7 +142,7 @@ absl::Status TokenFile::Save(const std::string& token) {
 absl::Status TokenFile::MakeDefault() {
   const std::string link = dir_ + kDefault;
   WITHY_RETURN_IF_ERROR(KeepOther(link, token_));
-  // Made beside it and renamed, so that there is one at any time.
+  // Created beside it and renamed, so that the link always exists.
   const std::string fresh = absl::StrCat(link, ".", getpid());
   unlink(fresh.c_str());
   if (symlink(fs::path(path_).filename().c_str(), fresh.c_str()) != 0 ||

@@ -27,7 +27,7 @@
 namespace withy::draft_worker {
 namespace {
 
-// Rows that fit into one piece of a prefill.
+// Rows per prefill piece of at most `piece_ms`.
 int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
   constexpr double kLeast = 8;
   constexpr double kMost = 256;
@@ -69,7 +69,7 @@ class DraftWorker final : public rpc::Process {
   int64_t PieceNanos() override { return answerer_ == nullptr ? 0 : answerer_->PieceNanos(); }
 
  private:
-  // "" also where the target's file cannot be read here: it may be on another board.
+  // "" also if the target's file cannot be read here: it may be on another board.
   static std::string Misfit(const proto::Config& config) {
     const auto why = WhyNoDraftFor(config.draft().path(), config.model().path());
     if (why.ok()) return *why;
@@ -115,7 +115,7 @@ class DraftWorker final : public rpc::Process {
     return absl::OkStatus();
   }
 
-  // Destroyed from the last to the first. Without model and answerer there is no draft.
+  // Destroyed in reverse order. Without a draft there is no model and no answerer.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
   std::unique_ptr<Answerer> answerer_;

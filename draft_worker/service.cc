@@ -21,13 +21,13 @@ namespace {
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 
 constexpr int64_t kRetryMs = 200;
-// How long the draft model, which answers one call after another, waits in all for the reader of
-// one answer while its queue is full. Then the answer is ended.
+// Total time that the draft model, which answers one call at a time, waits for the reader of one
+// answer while its queue is full. After that the answer is ended.
 constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
 
 double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
 
-// One call's stream. Shared by the answerer and the RPC: either may end first.
+// One call's stream. Shared by the answerer and the RPC, because either may end first.
 class StreamSink final : public AnswerSink {
  public:
   StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
@@ -55,7 +55,7 @@ class StreamSink final : public AnswerSink {
     Push(std::move(response));
   }
   void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) override {
-    if (patience_ns_ <= 0) return;  // ended already
+    if (patience_ns_ <= 0) return;  // already ended
     if (!result.ok()) return queue_->Close(result.status());
     v1::RunResponse response;
     v1::GenerateFinished* finished = response.mutable_finished();
@@ -110,7 +110,8 @@ class StreamSink final : public AnswerSink {
   const engine::ServedModel& model_;
   const bool report_progress_;
   engine::ProgressPace progress_;
-  int64_t patience_ns_ = kReaderPatienceNs;  // what is left of it; the answering thread's own
+  int64_t patience_ns_ =
+      kReaderPatienceNs;  // remaining patience; used by the answering thread only
 };
 
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
@@ -231,7 +232,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   engine::RequestLimits limits_;
 };
 
-// Says why there is no draft, whatever it is asked.
+// Answers every call with the reason why there is no draft.
 class NoDraftService final : public v1::DraftWorker::CallbackService {
  public:
   explicit NoDraftService(std::string why) : why_(std::move(why)) {}

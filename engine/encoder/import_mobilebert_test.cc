@@ -28,7 +28,7 @@ void WriteAll(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// A copy of a golden model's directory that a test may spoil.
+// A copy of a golden model's directory that a test may modify.
 class ImportTest : public testing::Test {
  protected:
   ImportTest() : temp_("import") {
@@ -43,7 +43,7 @@ class ImportTest : public testing::Test {
     WriteAll(temp_ / "config.json", config.dump());
   }
 
-  // Changes the header; `data` is appended to the tensors' bytes.
+  // Changes the header and appends `data` to the tensors' bytes.
   template <typename Change>
   void ChangeTensors(Change change, const std::string& data = "") {
     const std::string file = ReadAll(temp_ / "model.safetensors");

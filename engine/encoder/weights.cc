@@ -13,7 +13,7 @@
 namespace withy::engine {
 namespace {
 
-// Packs tensors by name; remembers the first error so that loading reads like a list.
+// Packs tensors by name. Remembers the first error, so that loading code needs no error handling.
 class Loader {
  public:
   Loader(const GgufFile& file, TlmWeights* weights)

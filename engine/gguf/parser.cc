@@ -1,6 +1,5 @@
-// Parses and checks a GGUF file's structure. Every length is compared with the bytes that are left
-// before anything is read or reserved, so that time and memory are bounded by the file's size
-// whatever it claims.
+// Parses and checks a GGUF file's structure. Every length is compared with the remaining bytes
+// before anything is read or reserved, so that the file's size limits time and memory.
 #include "engine/gguf/parser.h"
 
 #include <algorithm>
@@ -24,7 +23,7 @@ constexpr uint64_t kMinMetadataBytes = 8 + 4 + 1;        // key length, value ty
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;  // name length, dims, one dim, type, offset
 constexpr size_t kMaxReserve = 4096;
 
-// A name from the file, made safe and short for a message.
+// A name from the file, made safe and short for messages.
 std::string Quote(std::string_view name) {
   constexpr size_t kShown = 80;
   std::string text = absl::CHexEscape(ToAbsl(name.substr(0, kShown)));
@@ -32,7 +31,7 @@ std::string Quote(std::string_view name) {
   return absl::StrCat("\"", text, "\"");
 }
 
-// Reads forward through bytes; every read checks what is left.
+// Reads forward through bytes; every read checks the remaining length.
 class Cursor {
  public:
   explicit Cursor(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -84,7 +83,7 @@ absl::Status CheckCount(std::string_view what, uint64_t count, uint64_t bytes_ea
                                                  left / bytes_each));
 }
 
-// Walks over `count` strings; their bytes are then known to lie inside the file.
+// Skips `count` strings, checking that their bytes lie inside the file.
 absl::Status SkipStrings(Cursor& cursor, uint64_t count, std::string_view what) {
   WITHY_RETURN_IF_ERROR(CheckCount("strings", count, sizeof(uint64_t), cursor.left()));
   for (uint64_t i = 0; i < count; ++i) {
@@ -168,7 +167,7 @@ absl::Status ReadDims(Cursor& cursor, TensorInfo& tensor) {
   return absl::OkStatus();
 }
 
-// Reads all but the name. `tensor.offset` is left relative to the data section.
+// Reads everything but the name. `tensor.offset` is still relative to the data section.
 absl::Status ReadTensorBody(Cursor& cursor, TensorInfo& tensor) {
   WITHY_RETURN_IF_ERROR(ReadDims(cursor, tensor));
   uint32_t type = 0;

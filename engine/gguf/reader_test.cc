@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Builds raw files, also wrong ones.
+// Builds raw files, including invalid ones.
 class Raw {
  public:
   template <typename T>
@@ -72,7 +72,7 @@ Raw Valid() {
   return raw.Pad(32, 128 + 16);
 }
 
-// The same shape of file with a second GGUF behind its data.
+// A file of the same form with a second GGUF after its data.
 Raw WithOwnTensors(uint64_t where = 128, std::string_view name = "withy.a") {
   Raw raw;
   raw.Header(1, 1).Text("withy.tensors").Put<uint32_t>(10).Put<uint64_t>(where);
@@ -127,7 +127,7 @@ TEST(ReaderTest, GettersNameTheKey) {
 TEST(ReaderTest, EveryTruncationIsRefused) {
   for (const std::vector<uint8_t>& bytes : {Valid().bytes(), WithOwnTensors().bytes()}) {
     for (size_t length = 0; length < bytes.size(); ++length) {
-      // An exact copy, so that a sanitizer sees any read past the end.
+      // An exact copy, so that a sanitizer detects reads past the end.
       const std::vector<uint8_t> cut(bytes.begin(),
                                      bytes.begin() + static_cast<std::ptrdiff_t>(length));
       EXPECT_TRUE(absl::IsInvalidArgument(GgufFile::FromBytes(cut, "x.gguf").status())) << length;

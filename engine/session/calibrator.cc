@@ -17,11 +17,11 @@ constexpr int32_t kDepths[] = {0, 512, 2048};
 constexpr int32_t kBatches[] = {1, 2, 4};
 static_assert(kBatches[2] == Calibrator::kMostContexts);
 
-// Rows of the pieces in which a worker prefills a call that is alone.
+// Rows per prefill piece of a worker with a single call.
 constexpr int32_t kPieceRows = 128;
 constexpr int kMostRepeats = 8;  // of one sample
 
-// `wanted`, ascending, as far as they are at most `bound`, which stands for those above it.
+// The ascending values of `wanted` up to `bound`; `bound` replaces those above it.
 std::vector<int32_t> Bounded(std::span<const int32_t> wanted, int32_t bound) {
   std::vector<int32_t> kept;
   for (const int32_t value : wanted) {
@@ -159,8 +159,8 @@ absl::StatusOr<double> Calibrator::Step(int32_t level, int32_t first_context, in
   return Timed({.rows = batch, .contexts = views});
 }
 
-// The first `count` of contexts_ hold `depth` tokens. What they hold does not change what a step
-// takes, as long as it is something that the model itself has written.
+// Ensures that the first `count` of contexts_ hold `depth` tokens. Their content does not affect a
+// step's time, as long as the model itself has written it.
 absl::Status Calibrator::PrepareContexts(int32_t count, int32_t depth) {
   const int64_t bytes = BytesPerToken(model_.info().kv) * (depth + 1) * kMostContexts;
   if (bytes > limits_.kv_bytes) {
@@ -182,7 +182,7 @@ absl::Status Calibrator::PrepareContexts(int32_t count, int32_t depth) {
   return absl::OkStatus();
 }
 
-// At the lowest level: it is the fastest.
+// Uses the lowest level, because it is the fastest.
 absl::Status Calibrator::Fill(int32_t depth) {
   double us = 0;
   int32_t done = 0;

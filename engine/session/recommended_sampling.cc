@@ -19,7 +19,7 @@ class Reader {
  public:
   Reader(const GgufFile& file, RecommendedSampling* out) : file_(file), out_(*out) {}
 
-  // Nothing where the key is missing, or holds no finite number, which is noted.
+  // nullopt if the key is missing or has no finite number; notes the latter.
   std::optional<double> Number(std::string_view name) {
     key_ = absl::StrCat("general.sampling.", ToAbsl(name));
     if (!file_.Has(key_)) return std::nullopt;
@@ -32,7 +32,7 @@ class Reader {
     return std::nullopt;
   }
 
-  // Notes that the key read last has a value that cannot be used.
+  // Notes that the key read last has an unusable value.
   void Ignore(double value, std::string_view range) {
     out_.ignored.push_back(absl::StrCat(key_, " = ", value, ", which is not ", ToAbsl(range)));
   }
