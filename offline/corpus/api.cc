@@ -1,5 +1,5 @@
-// Choosing an API and its arguments from a catalogue: the answer is one call, arguments in the
-// catalogue's order.
+// Task: choose an API and its arguments from a catalogue. The answer is one call with the arguments
+// in the catalogue's order.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -50,7 +50,7 @@ enum class Kind { kPerson, kPlace, kDay, kTime, kCount };
 struct Parameter {
   Kind kind;
   string_view name;
-  string_view phrase;  // how a request mentions the value %1
+  string_view phrase;  // mention of the value %1 in a request
 };
 constexpr std::array<Parameter, 5> kParameters = {{{Kind::kPerson, "person", "for %1"},
                                                    {Kind::kPlace, "place", "in %1"},

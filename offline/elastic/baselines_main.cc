@@ -1,8 +1,8 @@
-// withy-baselines: writes a model made smaller in other ways than by elastic levels, for
-// `./withy bench quality` to compare with.
+// withy-baselines: writes a model shrunk by other methods than elastic levels, for comparison in
+// `./withy bench quality`.
 //   withy-baselines --model=plain-f32.gguf --out=DIR
-// DIR gets METHOD-LEVEL.gguf: plain files of the model's own shape, in which what is left out adds
-// nothing.
+// DIR receives METHOD-LEVEL.gguf: plain files of the model's own shape whose dropped parts
+// contribute zero.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<int32_t>> LevelsFromFlags() {
   return percents;
 }
 
-// Makes --out. Errors also when one of the files cannot be written there.
+// Creates --out. Errors also if one of the files cannot be written there.
 absl::Status PrepareOut(const std::vector<int32_t>& percents) {
   const std::string out = absl::GetFlag(FLAGS_out);
   std::error_code error;
@@ -82,7 +82,7 @@ class Writer {
   Writer(const engine::GgufFile& file, const Network& network)
       : file_(file), network_(network), whole_(network.layers()) {}
 
-  // Writes what `change` makes of a copy of the network.
+  // Writes a copy of the network changed by `change`.
   template <typename Change>
   absl::Status Write(const std::string& method, int32_t percent, engine::GgmlType type,
                      Change change) {

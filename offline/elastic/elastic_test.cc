@@ -1,4 +1,4 @@
-// From importance to a file that the engine runs: function kept, levels nested, LoRA of use.
+// From importance to a file that the engine runs: unchanged function, nested levels, useful LoRA.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -30,7 +30,7 @@ using torch::Tensor;
 
 constexpr int64_t kLength = 24;
 
-// 8 query heads; levels cut KV heads from 4 of them on.
+// 8 query heads; levels cut KV heads if there are at least 4.
 struct Kind {
   std::string architecture;
   int32_t kv_heads = 2;
@@ -80,7 +80,7 @@ class ElasticTest : public testing::TestWithParam<Kind> {
     }
   }
 
-  // [kLength, vocab] by LibTorch and by the engine.
+  // Logits [kLength, vocab] of LibTorch and of the engine.
   Tensor Ours(const View& view = {}) const {
     torch::NoGradGuard no_grad;
     return network_->Logits(network_->Hidden(Tokens(), view));
@@ -103,7 +103,7 @@ class ElasticTest : public testing::TestWithParam<Kind> {
   std::vector<Batch> batches_;
 };
 
-// Chooses a level by `loss_of` alone.
+// Chooses a level by `loss_of` only.
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
                         std::span<const int32_t> anchors, const engine::LevelSpec* above,
                         const engine::LevelSpec* least,
@@ -132,7 +132,7 @@ TEST_P(ElasticTest, ReorderingKeepsTheFunctionAndSortsTheUnits) {
   ExpectSorted(Units());
 }
 
-// A level's units are put in order again: it and the whole model compute what they did.
+// Reordering a level's units again changes neither its function nor the full model's.
 TEST_P(ElasticTest, ReorderingALevelKeepsItsFunctionAndSortsItsUnits) {
   Reorder(*network_, Units());
   std::vector<ElasticLevel> levels;
@@ -159,7 +159,7 @@ TEST_P(ElasticTest, ReorderingALevelKeepsItsFunctionAndSortsItsUnits) {
   ExpectSorted(units());
 }
 
-// The loss is the log of 1 + 1 / odds.
+// The loss is log(1 + 1 / odds).
 TEST_P(ElasticTest, TheMarginIsTheLogOfTheRightTokensOdds) {
   Batch batch = batches_[0];
   batch.weight.zero_();
@@ -176,7 +176,7 @@ TEST_P(ElasticTest, ImportanceIsWhatTheMarginHangsOnTokenByToken) {
     gates.push_back({torch::ones({kLength, extent.heads}), torch::ones({kLength, extent.neurons})});
   }
   const View view{.extents = &whole.layers, .gates = &gates};
-  // By differences, token by token: of a neuron, and of a head.
+  // By finite differences per token: of a neuron, and of a head.
   const auto squared = [&](const Tensor& gate) {
     torch::NoGradGuard no_grad;
     double sum = 0;
@@ -199,7 +199,7 @@ TEST_P(ElasticTest, ImportanceIsWhatTheMarginHangsOnTokenByToken) {
 
 TEST_P(ElasticTest, AUnitWithoutEffectIsWorthNothingAndGoesLast) {
   network_->layers()[1].down.select(1, 7).zero_();
-  const int64_t unit =  // head 2, and what shares its KV head where that is cut
+  const int64_t unit =  // head 2, with the heads that share its KV head if those are cut
       network_->shape().cuts_kv_heads() ? network_->shape().query_heads_per_group() : 1;
   network_->layers()[1].o.narrow(1, 2 * shape_.head_dim, unit * shape_.head_dim).zero_();
   for (const std::vector<UnitImportance>& units :
@@ -230,7 +230,7 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
   std::vector<ElasticLevel> levels;
   std::vector<LevelChoice> choices;
-  for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs left out
+  for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs are dropped
     choices.push_back(ChooseLevel(network_->shape(), percent, anchors,
                                   choices.empty() ? nullptr : &choices.back().spec, nullptr,
                                   [&](const engine::LevelSpec& spec) {
@@ -285,7 +285,7 @@ TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
   EXPECT_FALSE(file->Has("withy.level.loss"));
 }
 
-// Of the splits that fit, the one whose loss is least, and the level above holds it.
+// Chooses the split with the least loss among those that fit into the level above.
 TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   engine::ModelShape shape;
   shape.layers = 4;
@@ -347,7 +347,7 @@ class CutLeastTest : public testing::Test {
                                                        {shape_.heads, shape_.d_ff})};
   }
 
-  // The next level, where cutting costs what `loss_of` says.
+  // The next level if cutting costs `loss_of`.
   engine::LevelSpec Cut(int32_t percent, const engine::LevelSpec& from,
                         const std::function<double(const LayerCut&)>& loss_of) const {
     std::vector<LayerCut> cuts = PossibleCuts(shape_, percent, from);
@@ -367,7 +367,7 @@ TEST_F(CutLeastTest, LeavesAloneWhatIsDear) {
   EXPECT_EQ(level.layers[2], (engine::LayerExtent{8, 512}));
 }
 
-// The first cut costs as much as all of them: whole parts go, instead of a little of each.
+// The first cut of a part costs as much as all of it: whole parts are cut, not a little of each.
 TEST_F(CutLeastTest, GoesDeepWhereTheFirstStepCostsAll) {
   const engine::LevelSpec level =
       Cut(73, Full(), [](const LayerCut& cut) { return cut.extent.heads < 8 ? 100.0 : 1.0; });
@@ -405,7 +405,7 @@ TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
   }
 }
 
-// Whatever a baseline leaves out adds nothing any more, and what it keeps is as it was.
+// Whatever a baseline drops contributes zero, and the rest is unchanged.
 TEST_P(ElasticTest, BaselinesLeaveOutAsMuchAsAsked) {
   const std::vector<Layer> whole = network_->layers();
   const auto off = [&](const Tensor& weight) { return weight.abs().sum().item<float>() == 0.0f; };
@@ -446,7 +446,7 @@ TEST_P(ElasticTest, LevelsRecoverSideBySideAsTheyDoAlone) {
   }
 }
 
-// Threads share a batch in pieces, which weigh as much as what is asked in them.
+// Threads process a batch in pieces whose weights are their counted positions.
 TEST_P(ElasticTest, ABatchInPiecesIsTheBatch) {
   Batch batch = RandomBatch(1200 / kLength);
   batch.weight.narrow(0, 0, 500).zero_();
@@ -478,7 +478,7 @@ TEST_P(ElasticTest, ABatchInPiecesIsTheBatch) {
     EXPECT_LT(MaxDifference(one[i].down.b, turned[i].down.b), 1e-3);
 }
 
-// So that recoveries of a level differ in their text, too.
+// Ensures that recoveries of a level use different text.
 TEST_P(ElasticTest, RecoveryBeginsWithTheBatchItIsTold) {
   const engine::LevelSpec level{.percent = 45,
                                 .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
@@ -518,7 +518,7 @@ TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
   EXPECT_GT(begun[2].down.a.abs().sum().item<float>(), 0.0f);
 }
 
-// Bytes are tokens of the tiny vocabulary, or nearly.
+// In the tiny vocabulary tokens are nearly bytes.
 absl::StatusOr<std::vector<Batch>> BatchesOf(const engine::GgufFile& file, const std::string& path,
                                              size_t bytes, const BatchOptions& options) {
   std::ofstream(path) << std::string(bytes, 'x');
@@ -549,7 +549,7 @@ TEST_P(ElasticTest, NoWindowOfATextIsLongerThanTheModelsContext) {
   EXPECT_GT(MeanLoss(*network_, *batches), 0);
 }
 
-// However many workers share the batches, and wherever an earlier run was stopped.
+// Holds for any number of workers and any place where an earlier run stopped.
 TEST_P(ElasticTest, UnitsAreJudgedSideBySideToTheSameBits) {
   Batch batch = RandomBatch(1200 / kLength);  // pieces of 504 tokens
   batch.weight.narrow(0, 0, 500).zero_();
@@ -583,7 +583,7 @@ TEST_P(ElasticTest, TrainingGoesOnToTheSameBits) {
   LoraTraining first(*network_, level, batches_, options, nullptr);
   while (first.step() < 3) first.Step(train::Workers(1));
   const std::vector<Tensor> state = first.State();
-  first.Step(train::Workers(1));  // what comes after it is lost
+  first.Step(train::Workers(1));  // later steps are lost
   LoraTraining second(*network_, level, batches_, options, nullptr);
   EXPECT_FALSE(second.Restore(std::span(state).subspan(1))) << "another training's";
   ASSERT_TRUE(second.Restore(state));
@@ -599,7 +599,7 @@ TEST_P(ElasticTest, TrainingGoesOnToTheSameBits) {
   }
 }
 
-// What an interrupted run has done is found again, and nothing of another run.
+// An interrupted run's saved work is reused, and no other run's.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";
   const MadeOf run = {{"--model", "abc"}, {"--recovery_steps", "400"}, {"--rank", "8"}};

@@ -52,7 +52,7 @@ class Job {
         Annotate(engine::CheckPercents(network.shape(), options_.percents),
                  absl::StrCat("--levels=", absl::StrJoin(options_.percents, ","))));
     Say(DescribeTypes(file, options_.type));
-    // Before minutes of reading and measuring: another run's directory is refused at once.
+    // Refuses another run's directory before minutes of reading and measuring.
     WITHY_ASSIGN_OR_RETURN(const MadeOf made_of, WhatItIsMadeOf());
     if (options_.estimate_only) {
       WITHY_ASSIGN_OR_RETURN(work_, Work::Peek(options_.work, made_of));
@@ -60,7 +60,7 @@ class Job {
       WITHY_ASSIGN_OR_RETURN(
           work_, Work::Open(options_.work, made_of, options_.checkpoint_s, *options_.clock));
     }
-    // Pieces of work run side by side, each on one thread: a sum does not depend on how many.
+    // Pieces run in parallel on one thread each, so that sums do not depend on their number.
     train::ComputeOnOneThread();
     network.set_products(train::FastestProducts(network.device()));
     WITHY_RETURN_IF_ERROR(ReadText(file));
@@ -77,7 +77,7 @@ class Job {
     if (options_.say) options_.say(line);
   }
 
-  // What the kept results depend on; of files what is in them, wherever they lie.
+  // The inputs that saved results depend on. Files are identified by content, not by path.
   absl::StatusOr<MadeOf> WhatItIsMadeOf() const {
     WITHY_ASSIGN_OR_RETURN(const std::string model, FileDigest(options_.model));
     std::string text = "corpus";
@@ -116,7 +116,8 @@ class Job {
     return ReadBatches("withy-elasticize", file, options_.text, flag, options);
   }
 
-  // Two texts: levels are judged on one and trained on the other, unless a file has only its own.
+  // Uses two texts, one to measure levels and one to train them, unless a text file provides only
+  // one.
   absl::Status ReadText(const engine::GgufFile& file) {
     WITHY_ASSIGN_OR_RETURN(calibration_, Batches(file, "calibration_batches",
                                                  options_.calibration_batches, options_.seed));
@@ -126,7 +127,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // Measures, and says how long all of it will take.
+  // Measures the steps and prints how long the run will take.
   void Estimate(const Network& network) {
     StepProgress line(*options_.clock);
     times_ = MeasureSteps(network, calibration_, recovery_text_, options_.rank, options_.threads,
@@ -154,7 +155,7 @@ class Job {
     }
   }
 
-  // "; with --quick about 50 min", where that is much less than a long run.
+  // "; with --quick about 50 min", if that is much less than a long run.
   std::string QuickHint(const Network& network, const ScheduleOptions& schedule,
                         const std::vector<PlannedStage>& stages) const {
     ScheduleOptions quick = QuickSchedule();
@@ -167,7 +168,7 @@ class Job {
     return absl::StrCat("; with --quick about ", DurationText(quick_s));
   }
 
-  // By an earlier run. What comes after a stage that is not there is done again with it.
+  // Whether an earlier run completed the stage. Stages after an incomplete one are done again.
   bool IsDone(const PlannedStage& stage) const {
     if (work_ == nullptr) return false;
     switch (stage.kind) {
@@ -266,7 +267,7 @@ class Job {
                                          calibration_.size()));
   }
 
-  // The whole model's loss, and what leaving out each layer adds to it.
+  // The full model's loss, and the increase when each layer is dropped.
   absl::Status Layers(const Network& network) {
     if (work_->LoadLayers(network, &findings_.whole_loss, &findings_.layers)) {
       return absl::OkStatus();
@@ -300,10 +301,10 @@ class Job {
             .seed = options_.seed};
   }
 
-  // From the highest level down: what a low level lacks costs no higher one anything, and each
-  // begins with what the one above has learnt. From nothing, the lowest levels need several times
-  // the steps, and how well they end depends on the seed. What a unit is worth changes when others
-  // are gone, so those of the level above are put in order again before a level is cut from it.
+  // From the highest level down, so that the limits of a low level cost higher ones nothing and
+  // each level starts from the LoRA of the one above. From scratch the lowest levels need several
+  // times the steps, and their result depends on the seed. Importance changes when other units are
+  // removed, so the units of the level above are reordered before a level is cut from it.
   absl::Status MakeLevels(Network* network) {
     const size_t all = options_.percents.size();
     levels_.resize(all);
@@ -357,8 +358,8 @@ class Job {
     return choice;
   }
 
-  // Losses of the candidates after a short recovery, side by side: small products keep one thread
-  // busy, not two.
+  // Losses of the candidates after a short recovery, computed in parallel: small products occupy
+  // one thread, not two.
   absl::Status Try(const Network& network, int32_t percent, const ElasticLevel* above,
                    std::vector<LevelChoice>* tried) const {
     const RecoveryOptions trial =
@@ -394,7 +395,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // The level of the cuts that lose least of the one above, as recovered.
+  // The recovered level above with the cuts that lose least.
   absl::StatusOr<engine::LevelSpec> LeastLost(const Network& network, int32_t percent,
                                               const ElasticLevel* above) const {
     const engine::ModelShape& shape = network.shape();
@@ -403,7 +404,7 @@ class Job {
     const std::vector<Lora>& learnt = above == nullptr ? none : above->lora;
     std::vector<LayerCut> cuts = PossibleCuts(shape, percent, from);
     const int64_t batches = CutBatches(std::ssize(calibration_));
-    const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones of `from`
+    const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones are for `from`
     const double batch_s = times_.loss.At(from.percent);
     progress_->Begin(StageKind::kCuts, percent, static_cast<double>(count) * batch_s, batch_s);
     const Part part(work_.get(), Work::CutsName(percent));
@@ -432,13 +433,14 @@ class Job {
     return CutLeast(shape, percent, from, mean(cuts.size()), cuts);
   }
 
-  // Side by side where LibTorch computes on the CPU.
+  // Parallel workers if LibTorch computes on the CPU.
   train::Workers WorkersFor(const Network& network) const {
     return train::Workers(network.device().is_cpu() ? options_.threads : 1);
   }
 
-  // How well a low level ends is chance in part, so each is recovered more than once; one that has
-  // lost next to nothing may lose more by training, so what it begins with is judged, too.
+  // The result of a low level partly depends on chance, so each is recovered more than once.
+  // Training may worsen a level that has lost almost nothing, so its initial LoRA is evaluated,
+  // too.
   absl::Status Recover(const Network& network, size_t i) {
     ElasticLevel& level = levels_[i];
     const int32_t percent = level.spec.percent;
@@ -478,7 +480,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // Without the level's LoRA, and with it.
+  // Losses without and with the level's LoRA.
   absl::Status MeasureLosses(const Network& network, size_t i) {
     const ElasticLevel& level = levels_[i];
     const int32_t percent = level.spec.percent;
@@ -521,7 +523,7 @@ class Job {
 
   const JobOptions& options_;
   const int64_t start_ns_ = options_.clock->SteadyNanos();
-  std::unique_ptr<Work> work_;  // null: nothing is kept
+  std::unique_ptr<Work> work_;  // null: nothing is saved
   std::vector<Batch> calibration_;
   std::vector<Batch> recovery_text_;
   StepTimes times_;

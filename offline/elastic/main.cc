@@ -1,7 +1,7 @@
 // withy-elasticize: makes a plain GGUF elastic.
 //   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --text=calibration.txt
-// Says how long it will take before it begins. May be interrupted: what is done lies in --work and
-// is not done again.
+// Estimates its time before it begins. May be interrupted: progress is saved in --work and not
+// repeated.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -86,7 +86,7 @@ absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
   return levels;
 }
 
-// What a flag says, else its default.
+// The value of a flag, else its default.
 template <typename T>
 T Given(const absl::Flag<absl::optional<T>>& flag, T usual, T quick) {
   const absl::optional<T> value = absl::GetFlag(flag);
@@ -94,7 +94,7 @@ T Given(const absl::Flag<absl::optional<T>>& flag, T usual, T quick) {
   return absl::GetFlag(FLAGS_quick) ? quick : usual;
 }
 
-// What a typing error would otherwise be found by after hours, or by a crash.
+// Detects mistyped options that would otherwise show after hours or in a crash.
 absl::Status CheckOptions(const JobOptions& options) {
   constexpr int64_t kMany = 1'000'000;
   WITHY_RETURN_IF_ERROR(CheckFlag("calibration_batches", options.calibration_batches, 1, kMany));

@@ -58,7 +58,7 @@ GgmlType TypeOf(const engine::TensorInfo& info, MatrixType type, bool moved) {
 }
 
 std::string DescribeTypes(const engine::GgufFile& source, MatrixType type) {
-  std::map<std::pair<GgmlType, GgmlType>, int> pairs;  // of the layers' matrices: from, to
+  std::map<std::pair<GgmlType, GgmlType>, int> pairs;  // types of the layers' matrices: from, to
   for (const engine::TensorInfo& info : source.tensors()) {
     if (!info.name.starts_with("blk.") || !IsMatrix(info)) continue;
     ++pairs[{info.type, TypeOf(info, type, true)}];

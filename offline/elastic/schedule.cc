@@ -17,7 +17,7 @@ constexpr std::array<StageKind, 7> kKinds = {
     StageKind::kUnits,    StageKind::kLayers, StageKind::kCuts, StageKind::kSplits,
     StageKind::kRecovery, StageKind::kLosses, StageKind::kWrite};
 
-// A level about as it will be: what it really keeps of each layer is not known yet.
+// An approximation of the level; its actual extents are not known yet.
 engine::LevelSpec About(const engine::ModelShape& shape, int32_t percent) {
   if (percent < 100) return engine::PlanLevel(shape, percent, {}, 1.0, nullptr);
   return {.percent = 100,
@@ -92,7 +92,7 @@ class Planner {
 
 ScheduleOptions QuickSchedule() {
   ScheduleOptions quick;
-  quick.percents = {50, 70, 90};  // a lower one needs more steps than are quick
+  quick.percents = {50, 70, 90};  // lower levels need too many steps
   quick.calibration_batches = 8;
   quick.recovery_steps = 100;
   quick.recoveries = 1;

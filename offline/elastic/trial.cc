@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-// What a state is of: the extents of its level, and how it is trained.
+// Identifies a state: the extents of its level and the training options.
 Tensor Label(const engine::LevelSpec& level, const RecoveryOptions& options) {
   std::vector<int64_t> label = {level.percent, options.rank, options.steps, options.first_batch,
                                 static_cast<int64_t>(options.seed)};
@@ -22,7 +22,7 @@ Tensor Label(const engine::LevelSpec& level, const RecoveryOptions& options) {
   return torch::tensor(label, torch::kInt64);
 }
 
-// Losses known so far, of the first batches.
+// The losses known so far, of the first batches.
 std::vector<double> LossesOf(const Tensor& tensor) {
   const Tensor row = tensor.contiguous();
   return {row.data_ptr<double>(), row.data_ptr<double>() + row.numel()};
@@ -50,7 +50,7 @@ class Run {
       WITHY_RETURN_IF_ERROR(keeper_.part.SaveIfDue([this] { return State(); }));
     }
     trial.loss = Mean(losses_);
-    // Kept until the stage is over: the other trials may still take long.
+    // Kept until the stage is over, because other trials may take long.
     WITHY_RETURN_IF_ERROR(keeper_.part.Save(State()));
     return trial;
   }
@@ -60,7 +60,7 @@ class Run {
     if (keeper_.advance) keeper_.advance(cost_s);
   }
 
-  // As many batches as there are workers.
+  // Evaluates as many batches at a time as there are workers.
   void Judge(const View& view) {
     torch::NoGradGuard no_grad;
     const size_t done = losses_.size();
@@ -68,7 +68,7 @@ class Run {
         std::min(setup_.calibration.size() - done, static_cast<size_t>(setup_.workers.threads()));
     losses_.resize(done + more);
     setup_.workers.Run(static_cast<int64_t>(more), [&](int64_t i) {
-      torch::NoGradGuard none_here;  // it is a thread's own
+      torch::NoGradGuard none_here;  // the guard applies per thread
       const size_t at = done + static_cast<size_t>(i);
       losses_[at] = Loss(setup_.network, setup_.calibration[at], view).item<double>();
     });

@@ -12,13 +12,13 @@ namespace {
 
 using torch::Tensor;
 
-// Two rows: the values, and 1 where there is one.
+// Two rows: the values, and 1 for known ones.
 Tensor Table(const std::vector<double>& values, const std::vector<double>& known) {
   return torch::stack(
       {torch::tensor(values, torch::kFloat64), torch::tensor(known, torch::kFloat64)});
 }
 
-// What an earlier run has computed.
+// Loads the values that an earlier run computed.
 int64_t Restore(const Part& part, std::vector<double>* values, std::vector<double>* known) {
   const auto count = static_cast<int64_t>(values->size());
   const auto state = part.Load();

@@ -33,7 +33,7 @@ std::string TextOf(const MadeOf& made_of) {
   return text;
 }
 
-// "--recovery_steps is 60, there 400; ...". Other lines in `known` are of another version.
+// "--recovery_steps is 60, there 400; ...". Unparsable lines in `known` come from another version.
 std::string Differences(const std::string& known, const MadeOf& made_of) {
   const std::vector<std::string> lines = absl::StrSplit(known, '\n', absl::SkipEmpty());
   std::vector<std::string> found;
@@ -129,7 +129,7 @@ bool Work::Load(const std::string& path, std::vector<Tensor>* tensors) const {
   try {
     torch::load(*tensors, path);
   } catch (const std::exception&) {
-    return false;  // damaged: done again
+    return false;  // damaged: computed again
   }
   return true;
 }
@@ -198,7 +198,7 @@ absl::Status Work::SaveUnits(const engine::LevelSpec& level,
   return Save(UnitsName(level.percent), tensors);
 }
 
-// One row of numbers: the whole model's loss, then the layers'.
+// One row of numbers: the full model's loss, then the layers' importances.
 bool Work::LoadLayers(const Network& network, double* whole_loss,
                       std::vector<double>* importance) const {
   std::vector<Tensor> tensors;
@@ -234,7 +234,7 @@ absl::Status Work::SaveLosses(int32_t percent, double cut, double recovered) con
   return Save(LossesName(percent), {torch::tensor({cut, recovered}, torch::kFloat64)});
 }
 
-// One row of numbers: the head share, the loss, then heads and neurons layer by layer.
+// One row of numbers: the head share, the loss, then heads and neurons per layer.
 bool Work::LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const {
   std::vector<Tensor> tensors;
   const auto layers = static_cast<size_t>(network.shape().layers);

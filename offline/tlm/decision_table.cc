@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kRounding = 1e-9;  // a ratio that is met exactly is met
+constexpr double kRounding = 1e-9;  // a ratio met exactly counts as met
 
 bool Meets(const Cost& cost, const engine::TlmSlo& slo) {
   return cost.ttft <= slo.ttft_ratio + kRounding && cost.tpot <= slo.tpot_ratio + kRounding;

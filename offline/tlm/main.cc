@@ -1,6 +1,6 @@
 // withy-train-tlm: trains the TLM that decides prompt and model level for an elastic model.
 //   withy-train-tlm --model=elastic.gguf --out=withy-pocket-tlm-q8_0.gguf --run=DIR
-// May be interrupted: what is done lies in --run and is not done again.
+// May be interrupted: progress is saved in --run and not repeated.
 
 #include <cstdio>
 #include <string>
@@ -40,7 +40,7 @@ ABSL_FLAG(int, threads, 0, "threads; 0: one a core");
 namespace withy::tlm {
 namespace {
 
-// Those that engine::WriteTlm writes.
+// The types that engine::WriteTlm supports.
 absl::StatusOr<engine::GgmlType> FindType(const std::string& name) {
   if (name == "q8_0" || name == "f16" || name == "bf16" || name == "f32") {
     return engine::FindSynthType(name);

@@ -56,7 +56,7 @@ absl::Status ReadTensors(torch::serialize::InputArchive& archive, const std::str
 
 absl::Status SaveCheckpoint(const std::string& path, const Model& model, const Optimizer& optimizer,
                             const Progress& progress) {
-  // Into memory first: LibTorch's own file writer does not say why it failed.
+  // Serialises to memory first, because LibTorch's file writer does not report errors.
   std::ostringstream bytes;
   torch::serialize::OutputArchive archive;
   for (const Parameter& parameter : AllTensors(model, &optimizer))

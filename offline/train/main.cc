@@ -1,4 +1,4 @@
-// withy-train: trains a pocket model, or judges one.
+// withy-train: trains or evaluates a pocket model.
 //   withy-train --model=target --out=DIR [--steps=N] [--threads=N] [--from=FILE.gguf --from_step=N]
 //   withy-train --model=target --out=DIR --evaluate=2400 [--draft=DIR]
 //   withy-train --model=target --out=DIR --export=FILE.gguf [--type=f32]
@@ -80,7 +80,7 @@ void Print(const Accuracy& accuracy) {
 
 std::string Checkpoint(const std::string& directory) { return directory + "/checkpoint.pt"; }
 
-// The run's weights; with --from they are those of that file already.
+// Loads the run's weights, unless --from has already set them.
 absl::Status LoadWeights(Model& model) {
   if (!absl::GetFlag(FLAGS_from).empty()) return absl::OkStatus();
   return LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr);
@@ -138,7 +138,7 @@ TrainOptions OptionsFromFlags() {
   options.batches.exercise_ramp_batches = absl::GetFlag(FLAGS_exercise_ramp_batches);
   options.batches.easy_windows = absl::GetFlag(FLAGS_easy_windows);
   options.batches.shortened_percent = absl::GetFlag(FLAGS_shortened_percent);
-  // While the rates fall: what sentences say is learnt from whole ones first.
+  // Noise begins with the decay of the rates: the model first learns from undisturbed sentences.
   options.batches.noise_from_batch =
       static_cast<int64_t>((1 - options.decay_share) * static_cast<double>(options.steps)) *
       options.batches_a_step;
@@ -155,7 +155,7 @@ absl::Status Run() {
   if ((name != "target" && name != "draft") || directory.empty()) {
     return absl::InvalidArgumentError("needs --out=DIR and --model=target or --model=draft");
   }
-  ComputeOnOneThread();  // threads work on whole batches, see workers.h
+  ComputeOnOneThread();  // threads process whole batches, see workers.h
   TuneRuntime();
   const vocab::BpeVocabulary vocabulary = LearnPocketVocabulary();
   WITHY_ASSIGN_OR_RETURN(const ChatEncoder encoder, MakePocketEncoder(vocabulary, directory));
