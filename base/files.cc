@@ -77,7 +77,7 @@ absl::Status CheckOutput(const std::string& path, const std::vector<std::string>
   for (const std::string& input : inputs) {
     if (there && !input.empty() && fs::equivalent(path, input, error)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, " is what is read: give what is written another name"));
+          absl::StrCat(path, " is also an input: give the output another name"));
     }
   }
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -31,7 +32,7 @@ int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bo
   }
   const absl::Status used = (*file)->MakeDefault();
   if (const std::string& other = (*file)->moved_app_id(); !other.empty()) {
-    std::cerr << "the token that lay there before is that of " << other << ": --app " << other
+    std::cerr << "the token stored there before belongs to " << other << ": --app " << other
               << " uses it\n";
   }
   if (args.Has("json")) {
@@ -123,7 +124,8 @@ int RunRemove(const Args& args) {
     request.set_app_id(app.app_id());
     const auto removed = (*client)->RemoveApp(request);
     if (!removed.ok()) return Fail(removed.status());
-    std::cout << "removed app " << app.app() << " with " << app.contexts() << " contexts\n";
+    std::cout << "removed app " << app.app() << " with " << Counted(app.contexts(), "context")
+              << "\n";
     return kExitOk;
   }
   return Fail(absl::NotFoundError("no app \"" + wanted + "\": `withyctl apps list` shows them"));
@@ -135,19 +137,19 @@ std::vector<Command> AppCommands() {
   const Flag json{"json", "", "print JSON"};
   return {
       {"apps bind", "NAME",
-       "register an app (or renew its token, with its present one), keep the token and use it",
+       "register an app (or renew its token, using its present one), store the token and use it",
        WithConnection({{"print", "",
-                        "for scripts: print the token alone, the kept one while it is valid; the "
-                        "app used by default stays"},
+                        "for scripts: print only the token, the stored one while it is valid; the "
+                        "default app does not change"},
                        json}),
        RunBind},
       {"apps renew", "NAME",
-       "give an app whose token is lost a new one (asks context_store itself, as the operator)",
+       "give an app whose token is lost a new one (as the operator: calls context_store)",
        WithConnection(
-           {{"print", "", "for scripts: print the token alone; the app used by default stays"},
+           {{"print", "", "for scripts: print only the token; the default app does not change"},
             json}),
        RunRenew},
-      {"apps list", "", "all apps (asks context_store itself)", WithConnection({json}), RunList},
+      {"apps list", "", "list all apps (calls context_store)", WithConnection({json}), RunList},
       {"apps remove", "NAME", "remove an app, its token and all of its contexts",
        WithConnection({}), RunRemove},
   };

@@ -18,6 +18,7 @@
 #include "base/board.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/calibration_report.h"
 #include "cli/calibration_run.h"
 #include "cli/client.h"
@@ -95,14 +96,14 @@ void WarnIfBusy(const Args& args, const BoardInfo& board) {
       for (const v1::ProcessState& state : status->processes()) {
         if (state.process() == "orchestrator") running = state.status().running_calls();
       }
-      std::cerr << "withyctl: warning: withy is running on this board (" << running
-                << " calls now): its calls would disturb the times. Stop it first (`systemctl stop "
-                   "withy.target` or `./withy down`), or see to it that nobody calls.\n";
+      std::cerr << "withyctl: warning: withy is running on this board (" << Counted(running, "call")
+                << " now): its calls would disturb the times. Stop it first (`systemctl stop "
+                   "withy.target` or `./withy down`), or make sure that nobody calls.\n";
     }
   }
   if (board.load_average > kBusyLoad) {
     std::cerr << absl::StrCat("withyctl: warning: the load average is ", board.load_average,
-                              ": something else computes, and the times will be too long.\n");
+                              ": another program is computing, and the times will be too long.\n");
   }
 }
 
@@ -117,11 +118,11 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
   const auto old = engine::ReadCalibration(path);
   if (!old.ok()) {
     if (!absl::IsNotFound(old.status()))
-      std::cerr << "withyctl: measuring anew: " << old.status().message() << "\n";
+      std::cerr << "withyctl: measuring again: " << old.status().message() << "\n";
     return record;
   }
   if (const std::string different = engine::KeyDifference(old->key(), key); !different.empty()) {
-    std::cerr << "withyctl: measuring anew: " << path << " was made with " << different << "\n";
+    std::cerr << "withyctl: measuring again: " << path << " was made with " << different << "\n";
     return record;
   }
   const auto points = engine::TakeOver(planned, *old);
@@ -150,8 +151,8 @@ absl::Status Measure(
       .progress = [&](double done, std::string_view what) { bar.Update(done, what); }};
   const absl::Status status = RunCalibration(run.options, hooks, Clock::Real(), &record);
   if (!absl::IsCancelled(status)) return status;
-  return absl::CancelledError(absl::StrCat("interrupted; what was measured is in ", result->path,
-                                           ", and the same command goes on from there"));
+  return absl::CancelledError(absl::StrCat("interrupted; the samples so far are in ", result->path,
+                                           ", and the same command continues from there"));
 }
 
 absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::ModelConfig& config,
@@ -252,7 +253,7 @@ absl::StatusOr<CalibrationReport> Calibrate(const Args& args, const Run& run) {
   const std::string tlm = TlmPath(args, config);
   if (std::error_code error; !tlm.empty() && !std::filesystem::is_regular_file(tlm, error)) {
     return absl::NotFoundError(
-        absl::StrCat("the TLM ", tlm, " is not there: give its file, or --tlm off"));
+        absl::StrCat("the TLM ", tlm, " does not exist: give its file, or --tlm off"));
   }
   const bool is_draft = config.model().path() == config.draft().path();
   WarnIfBusy(args, run.board);
@@ -280,19 +281,20 @@ int RunCalibrate(const Args& args) {
 }  // namespace
 
 std::vector<Command> CalibrateCommands() {
-  return {{"calibrate", "",
-           "measure this board with the served model and its TLM (minutes; an interrupted run goes "
-           "on where it stopped)",
-           WithConnection(
-               {{"model", "FILE", "GGUF or packed file (default: the configuration's model.path)"},
-                {"tlm", "FILE", "TLM (default: the configuration's or the one beside the model)"},
-                {"force", "", "measure again what is measured already"},
-                {"rounds", "N", "samples of each time (default 5)"},
-                {"point-seconds", "S",
-                 "most seconds for the samples of one time; what would take longer is left out "
-                 "(default 10)"},
-                {"json", "", "print JSON"}}),
-           RunCalibrate}};
+  return {
+      {"calibrate", "",
+       "measure this board with the served model and its TLM (takes minutes; an interrupted run "
+       "continues where it stopped)",
+       WithConnection(
+           {{"model", "FILE", "GGUF or packed file (default: the configuration's model.path)"},
+            {"tlm", "FILE", "TLM (default: the configuration's or the one beside the model)"},
+            {"force", "", "measure again from the start"},
+            {"rounds", "N", "samples per point (default 5)"},
+            {"point-seconds", "S",
+             "maximum seconds for the samples of one point; longer points are skipped "
+             "(default 10)"},
+            {"json", "", "print JSON"}}),
+       RunCalibrate}};
 }
 
 }  // namespace withy::cli

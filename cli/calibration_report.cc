@@ -87,7 +87,7 @@ std::string ContextLines(const v1::Calibration& record) {
     absl::StrAppend(&text, "a context of ", point.depth(), " tokens: first step ",
                     Millis(engine::MedianUs(point)), " ms with its KV resident, about ",
                     Millis(longest.us / longest.tokens * point.depth()),
-                    " ms more to compute it again\n");
+                    " ms more to recompute it\n");
   }
   return text;
 }
@@ -114,7 +114,7 @@ std::string SpreadLine(const v1::Calibration& record) {
                       *middle * 100, worst * 100, worst_name);
   if (*middle > kQuietSpread) {
     absl::StrAppend(&text,
-                    "the board was not quiet: stop what else computes, and measure again with "
+                    "the board was not quiet: stop other programs and measure again with "
                     "--force\n");
   }
   return text;
@@ -175,7 +175,7 @@ std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns) {
                     LeftOutLines(tlm), "kept in ", report.tlm->path, "\n");
   }
   if (report.model.measured_now || (report.tlm.has_value() && report.tlm->measured_now)) {
-    absl::StrAppend(&text, "the services use it from their next start on\n");
+    absl::StrAppend(&text, "the services use it after their next start\n");
   }
   return text;
 }

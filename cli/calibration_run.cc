@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/strings.h"
 #include "wire/calibration.h"
 
 namespace withy::cli {
@@ -46,7 +47,7 @@ std::string WhyTooLong(const CalibrationOptions& options, const v1::Calibration&
   if (shorter == nullptr) return "";
   const double seconds = engine::MedianUs(*shorter) / 1e6 * SizeOf(point) / SizeOf(*shorter);
   if (seconds * LeastSamples(options) <= options.point_seconds) return "";
-  return absl::StrFormat("%d times about %.3g s are more than the %g s that a point may take",
+  return absl::StrFormat("%d times about %.3g s are more than the %g s allowed per point",
                          LeastSamples(options), seconds, options.point_seconds);
 }
 
@@ -127,7 +128,7 @@ std::string PointName(const v1::CalibrationPoint& point) {
   const std::string level = absl::StrCat("level ", point.level_percent(), " %, ");
   switch (point.kind()) {
     case v1::CALIBRATION_KIND_PREFILL:
-      return absl::StrCat(level, "prefill of ", point.rows(), " tokens");
+      return absl::StrCat(level, "prefill of ", Counted(point.rows(), "token"));
     case v1::CALIBRATION_KIND_DECODE:
       return absl::StrCat(level, "decode of ", point.rows(), " at depth ", point.depth());
     case v1::CALIBRATION_KIND_SWITCH:

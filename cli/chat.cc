@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -67,18 +68,18 @@ class InterruptWatcher {
 constexpr absl::Duration kTimeout = absl::Hours(1);
 
 constexpr char kHelp[] =
-    "/slo ttft_ms=200 tpot_ms=10   ask for this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
+    "/slo ttft_ms=200 tpot_ms=10   require this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
     "tpot_ratio,\n"
-    "                              end_to_end_ms; add `strict` to refuse answers that would be "
+    "                              end_to_end_ms; add `strict` to refuse calls that would be "
     "late)\n"
-    "/slo off                      as good as it can\n"
-    "/stats                        show or hide what was predicted and measured\n"
-    "/new                          begin a new context, with the next message\n"
-    "/context                      the context's id, to go on later with --context\n"
+    "/slo off                      no speed required: the best answer\n"
+    "/stats                        show or hide predicted and measured latency\n"
+    "/new                          start a new context with the next message\n"
+    "/context                      print the context's id, for --context later\n"
     "/help                         this list\n"
     "/quit                         leave\n"
-    "A message may begin with / behind a space.\n"
-    "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
+    "To send a message that begins with /, type a space first.\n"
+    "Ctrl-C cancels an answer; its text so far stays in the context.\n";
 
 // Reads a line without its end. Returns false at the end of input, or (`too_long`) if the line
 // exceeds the longest prompt.
@@ -187,9 +188,9 @@ class Chat {
     } else if (words[0] == "/help") {
       std::cerr << kHelp;
     } else {
-      Report(absl::InvalidArgumentError(
-          absl::StrCat("there is no command ", words[0],
-                       ": /help lists them; a message may begin with / behind a space")));
+      Report(absl::InvalidArgumentError(absl::StrCat(
+          "there is no command ", words[0],
+          ": /help lists them; to send a message that begins with /, type a space first")));
     }
     return true;
   }
@@ -235,8 +236,8 @@ class Chat {
     bar.Remove();
     std::cout << "\n" << std::flush;
     if (finished.reason() == v1::FINISH_REASON_CANCELLED || absl::IsCancelled(status)) {
-      std::cerr << (said ? "(cancelled: what was said stays in the context)\n"
-                         : "(cancelled before its first word: nothing of it stays)\n");
+      std::cerr << (said ? "(cancelled: its text so far stays in the context)\n"
+                         : "(cancelled before its first word: nothing stays in the context)\n");
     } else {
       Report(status);
     }
@@ -248,7 +249,7 @@ class Chat {
   void TellDropped(uint32_t messages) {
     if (messages > dropped_) {
       std::cerr << "(the conversation outgrew the window: the model no longer sees its oldest "
-                << messages << " messages)\n";
+                << (messages == 1 ? "message" : Counted(messages, "message")) << ")\n";
     }
     dropped_ = messages;
   }
@@ -271,7 +272,7 @@ int RunChat(const Args& args) {
   if (const absl::Status system = CheckFlagsUtf8(args, {"system"}); !system.ok())
     return FailUsage(ToStd(system.message()));
   if (args.Has("context") && args.Has("system"))
-    return FailUsage("--system is for a new context, not for --context");
+    return FailUsage("--system is only for a new context, not with --context");
   InterruptWatcher watcher;
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
@@ -284,17 +285,15 @@ int RunChat(const Args& args) {
 }  // namespace
 
 std::vector<Command> ChatCommands() {
-  std::vector<Flag> flags = {
-      {"context", "ID", "go on with this context (default: a new one)"},
-      {"system", "TEXT", "system prompt of a new context"},
-      {"stats", "", "show what was predicted and measured after each answer"},
-      TimeoutFlag(kTimeout)};
+  std::vector<Flag> flags = {{"context", "ID", "continue this context (default: a new one)"},
+                             {"system", "TEXT", "system prompt of a new context"},
+                             {"stats", "", "show predicted and measured latency after each answer"},
+                             TimeoutFlag(kTimeout)};
   for (Flag& flag : SettingFlags()) {
     if (flag.name != "context" && flag.name != "request-id" && flag.name != "logprobs")
       flags.push_back(std::move(flag));
   }
-  return {{"chat", "",
-           "talk, a line of standard input a turn; the conversation is kept in a context",
+  return {{"chat", "", "hold a conversation, one line of standard input per turn, in a context",
            WithConnection(std::move(flags)), RunChat}};
 }
 

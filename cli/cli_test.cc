@@ -108,7 +108,7 @@ TEST(PromptTest, AFileThatIsNoPromptIsNamed) {
   EXPECT_EQ(PromptFromArgs(*Parse({"--raw", "--file", path}))->text().size(), kMaxPromptBytes);
   std::ofstream(path) << "gr\xFC\xDF"
                       << "e";
-  EXPECT_THAT(why(path), HasSubstr(path + " is no UTF-8 at byte 2 (0xFC)"));
+  EXPECT_THAT(why(path), HasSubstr(path + " is not UTF-8 at byte 2 (0xFC)"));
   std::filesystem::remove(path);
 }
 
@@ -117,10 +117,10 @@ TEST(PromptTest, TextThatIsNoUtf8IsNamedBeforeItIsSent) {
        std::vector<std::vector<std::string>>{{"caf\xE9"}, {"a", "--system", "caf\xE9"}}) {
     EXPECT_THAT(std::string(PromptFromArgs(*Parse(words)).status().message()),
                 AllOf(HasSubstr(words.back() == words.front() ? "TEXT" : "--system"),
-                      HasSubstr("no UTF-8 at byte 3 (0xE9)")));
+                      HasSubstr("not UTF-8 at byte 3 (0xE9)")));
   }
   EXPECT_THAT(std::string(SettingsFromArgs(*Parse({"--stop", "\x80"})).status().message()),
-              HasSubstr("--stop is no UTF-8 at byte 0"));
+              HasSubstr("--stop is not UTF-8 at byte 0"));
 }
 
 TEST(PromptTest, ContradictionsAreErrors) {
@@ -273,7 +273,8 @@ TEST(CommandTest, ATlmThatIsAwayIsNamedBeforeTheModelIsMeasured) {
   const auto [code, err] = RunCommand(CalibrateCommands(), "calibrate",
                                       {"--config", config, "--tlm", "/nonexistent/tlm.gguf"});
   EXPECT_EQ(code, kExitFailed);
-  EXPECT_THAT(err, AllOf(HasSubstr("/nonexistent/tlm.gguf is not there"), HasSubstr("--tlm off")));
+  EXPECT_THAT(err,
+              AllOf(HasSubstr("/nonexistent/tlm.gguf does not exist"), HasSubstr("--tlm off")));
   std::filesystem::remove(config);
 }
 

@@ -28,7 +28,7 @@ struct Deadline {
 };
 
 constexpr Deadline kUnaryDeadline = {absl::Seconds(30),
-                                     "`withyctl status` says what withy does now; then try again"};
+                                     "`withyctl status` shows what withy is doing; then try again"};
 constexpr char kUnix[] = "unix:";
 
 // The called process.
@@ -111,9 +111,8 @@ struct Client::Impl {
   absl::Status ExplainUnauthenticated() const {
     if (token.empty()) {
       return absl::UnauthenticatedError(
-          "no token: `withyctl apps bind NAME` gets one and keeps it; one that is kept elsewhere "
-          "is "
-          "given by --token or WITHY_TOKEN");
+          "no token: `withyctl apps bind NAME` gets and stores one; give a token from elsewhere "
+          "with --token or WITHY_TOKEN");
     }
     return absl::UnauthenticatedError(
         absl::StrCat("the token (from ", token_source,
@@ -130,8 +129,8 @@ struct Client::Impl {
     if (absl::IsUnavailable(plain) && !connected) {
       return absl::UnavailableError(absl::StrCat("withy does not answer at ", peer.address,
                                                  ": is it running? Start it with `./withy up` or "
-                                                 "`systemctl start withy.target`, or say where it "
-                                                 "is with --address or WITHY_ADDRESS"));
+                                                 "`systemctl start withy.target`, or give its "
+                                                 "address with --address or WITHY_ADDRESS"));
     }
     if (absl::IsDeadlineExceeded(plain)) {
       return absl::DeadlineExceededError(
@@ -142,8 +141,8 @@ struct Client::Impl {
     }
     if (absl::IsUnimplemented(plain) && SaysMethodIsUnknown(plain.message())) {
       return absl::UnimplementedError(absl::StrCat(
-          "what listens at ", peer.address, " is not withy's ", peer.process,
-          ", or one of another version: say where it is with --address or WITHY_ADDRESS"));
+          "the server at ", peer.address, " is not withy's ", peer.process,
+          ", or has another version: give its address with --address or WITHY_ADDRESS"));
     }
     if (absl::IsUnauthenticated(plain)) return ExplainUnauthenticated();
     const auto& trailing = context.GetServerTrailingMetadata();
@@ -215,7 +214,7 @@ absl::Status Client::UseToken(const std::string& token, const std::string& sourc
   if (!std::all_of(token.begin(), token.end(), absl::ascii_isgraph)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the token (from ", source,
-                     ") has characters that no token has: give another with --token or --app"));
+                     ") has invalid characters: give another with --token or --app"));
   }
   impl_->token = token;
   impl_->token_source = source;
@@ -273,7 +272,7 @@ absl::StatusOr<v1::RemoveAppResponse> Client::RemoveApp(const v1::RemoveAppReque
 absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                               AnswerCancel* cancel,
                               const std::function<void(const v1::GenerateResponse&)>& on_message) {
-  const Deadline deadline = {timeout, "--timeout-s gives it more"};
+  const Deadline deadline = {timeout, "raise it with --timeout-s"};
   grpc::ClientContext context;
   impl_->Prepare(&context, timeout);
   const std::shared_ptr<AnswerCancel::State> state = cancel == nullptr ? nullptr : cancel->state_;

@@ -71,7 +71,7 @@ absl::StatusOr<std::string> TokenDir() {
     const std::string home = Environment("HOME");
     if (home.empty()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "there is no place for tokens: neither XDG_CONFIG_HOME nor HOME is set; ", kRemedy));
+          "there is no directory for tokens: neither XDG_CONFIG_HOME nor HOME is set; ", kRemedy));
     }
     config = home + "/.config";
   }
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& app) {
   WITHY_ASSIGN_OR_RETURN(const std::string dir, TokenDir());
   std::string token = ReadLine(PathOf(dir, app));
   if (!token.empty()) return token;
-  return absl::NotFoundError(absl::StrCat("no token of app ", app, " is kept in ", dir,
+  return absl::NotFoundError(absl::StrCat("no token of app ", app, " is stored in ", dir,
                                           ": `withyctl apps bind ", app, "` gets one"));
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/strings.h"
 
 namespace withy::context_store {
 namespace {
@@ -167,7 +168,7 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
   }
   if (app.contexts.size() + app.creations >= limits_.contexts_per_app) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the app has ", app.contexts.size(), " contexts; the limit is ",
+        absl::StrCat("the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
                      limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some"));
   }
   ++app.creations;

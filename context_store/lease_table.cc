@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/strings.h"
 #include "context_store/eviction.h"
 #include "context_store/invariant.h"
 
@@ -26,7 +27,7 @@ absl::Status LeaseTable::CheckGeometry(const Geometry& g) const {
   if (g.model_id.size() != kIdentityBytes || g.layers == 0 || g.kv_heads == 0 || g.head_dim == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "geometry: a model_id of 32 bytes (has ", g.model_id.size(), "), layers (", g.layers,
-        "), kv_heads (", g.kv_heads, ") and head_dim (", g.head_dim, ") of 1 at least are needed"));
+        "), kv_heads (", g.kv_heads, ") and head_dim (", g.head_dim, ") of at least 1 are needed"));
   }
   if (g.block_bytes == 0 || g.block_bytes % 64 != 0) {
     return absl::InvalidArgumentError(
@@ -116,7 +117,7 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
   if (epoch != epoch_ || worker_ == 0) return Stale(epoch, epoch_);
   if (open_leases() >= limits_.open) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(limits_.open, " leases are open, which is the limit"));
+        absl::StrCat("the limit of ", Counted(limits_.open, "open lease"), " is reached"));
   }
   Lease lease{.epoch = epoch,
               .worker = worker_,
@@ -129,7 +130,7 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
     if (context.holder != 0) {
       if (waiting_ >= limits_.waiting) {
         return absl::ResourceExhaustedError(
-            absl::StrCat(waiting_, " leases wait for their contexts, which is the limit"));
+            absl::StrCat("the limit of ", Counted(waiting_, "waiting lease"), " is reached"));
       }
       ++waiting_;
       context.waiting.push_back(opening.id);
@@ -177,15 +178,15 @@ absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t 
   const uint32_t next = NextChunk(*lease, context);
   if (count == 0 || count > kMaxClaimChunks || first > next) {
     return absl::InvalidArgumentError(
-        absl::StrCat("claim of ", count, " chunks from ", first, ": 1 to ", kMaxClaimChunks,
-                     " are possible, without a gap after chunk ", next));
+        absl::StrCat("claim of ", Counted(count, "chunk"), " from ", first, ": 1 to ",
+                     kMaxClaimChunks, " are possible, without a gap after chunk ", next));
   }
   const uint32_t end = first + count;
   const uint32_t fresh = FreshChunks(*lease, first, end, next);
   if (!MakeRoom(fresh, !lease->rebuild, evicted)) {
     if (lease->rebuild) context->no_room = context->last_used;
     return absl::ResourceExhaustedError(
-        absl::StrCat("no room in the KV arena: ", fresh, " chunks of ", geometry_.layers,
+        absl::StrCat("no room in the KV arena: ", Counted(fresh, "chunk"), " of ", geometry_.layers,
                      " blocks wanted, ", pool_.counts().free, " of ", pool_.counts().total,
                      " blocks free, ", pool_.counts().quarantined, " quarantined"));
   }
@@ -484,8 +485,8 @@ std::string LeaseTable::Audit() const {
   }
   for (const auto& [context_id, context] : contexts_) {
     if (context.holder != 0 && !leases_.contains(context.holder))
-      return "a holder that is no lease";
-    if (context.holder == 0 && !context.waiting.empty()) return "somebody waits for a free context";
+      return "a holder that is not a lease";
+    if (context.holder == 0 && !context.waiting.empty()) return "a lease waits for a free context";
     for (uint32_t i = 0; i < context.chunks.size(); ++i) {
       const ChunkBlocks& where = context.chunks[i].where;
       if (where.chunk != i || where.blocks.size() != geometry_.layers)

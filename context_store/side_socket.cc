@@ -85,7 +85,7 @@ bool SideSocket::HandleReadable(Connection& connection) {
   const ssize_t got = recv(connection.fd.get(), &hello, sizeof hello, MSG_TRUNC);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got == 0) return false;
-  absl::Status status = absl::InvalidArgumentError("the hello is not one of this version");
+  absl::Status status = absl::InvalidArgumentError("the hello has another version");
   if (connection.worker == 0 && static_cast<size_t>(got) == sizeof hello &&
       hello.magic == kArenaMagic && hello.version == kArenaVersion && hello.worker_instance != 0) {
     status = Welcome(connection, hello);

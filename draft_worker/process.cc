@@ -73,7 +73,7 @@ class DraftWorker final : public rpc::Process {
   static std::string Misfit(const proto::Config& config) {
     const auto why = WhyNoDraftFor(config.draft().path(), config.model().path());
     if (why.ok()) return *why;
-    spdlog::info("not known whether the draft's vocabulary is the target's: {}",
+    spdlog::info("cannot compare the draft's vocabulary with the target's: {}",
                  std::string(why.status().message()));
     return "";
   }
@@ -82,8 +82,7 @@ class DraftWorker final : public rpc::Process {
     const proto::ModelConfig& draft = config.draft();
     std::string note;
     if (!misfit.empty()) {
-      note = absl::StrCat("cannot draft for the target: ", misfit,
-                          "; it answers on its own all the same");
+      note = absl::StrCat("cannot draft for the target: ", misfit, "; it still answers on its own");
       spdlog::warn("{}", note);
     }
     WITHY_ASSIGN_OR_RETURN(
@@ -94,7 +93,7 @@ class DraftWorker final : public rpc::Process {
                                engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
     KeepInMemory(static_cast<uint64_t>(model_->bundle.model->info().weight_bytes));
     if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
-      spdlog::warn("going on with a measurement at start-up: {}",
+      spdlog::warn("using a measurement at start-up instead: {}",
                    std::string(cost.calibration.message()));
     }
     spdlog::info("opened {} ({}): prefill {:.1f} us a token, decode {:.1f} us a token",

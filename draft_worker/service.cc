@@ -86,7 +86,7 @@ class StreamSink final : public AnswerSink {
     patience_ns_ = 0;
     queue_->Abandon(absl::ResourceExhaustedError(absl::StrCat(
         "the answer was ended: its reader let ", RunQueue::kLimit, " messages wait for ",
-        kReaderPatienceNs / kNanosPerSecond, " s in all; read the stream as it comes")));
+        kReaderPatienceNs / kNanosPerSecond, " s in total; read the stream as it arrives")));
   }
 
   static void FillLatency(const engine::SoloResult& result, int64_t arrived_ns,
@@ -148,8 +148,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                    v1::CancelRunResponse* /*response*/) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool found = answerer_.Cancel(request->call_id());
-    reactor->Finish(found ? grpc::Status::OK
-                          : rpc::ToGrpc(absl::NotFoundError("no such call is here")));
+    reactor->Finish(found ? grpc::Status::OK : rpc::ToGrpc(absl::NotFoundError("no such call")));
     return reactor;
   }
 
@@ -210,8 +209,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
     WITHY_RETURN_IF_ERROR(Stateless(request.context_id()));
     if (request.worker_instance() != 0 && request.worker_instance() != instance_) {
-      return absl::AbortedError(
-          "draft_worker was restarted since the call was decided: decide anew");
+      return absl::AbortedError("draft_worker was restarted after the decision: decide again");
     }
     WITHY_ASSIGN_OR_RETURN(
         engine::AnswerRequest answer,

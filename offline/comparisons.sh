@@ -1,15 +1,15 @@
 #!/bin/bash
-# Makes what the elastic model is compared with by ./withy bench quality and ./withy bench slo, all from one plain model with the
-# same steps: levels of units in other orders, that cut all layers alike, without anchors, without LoRA, and models made smaller in
-# other ways.
-# May be interrupted at any time and run again: it goes on from where it was.
+# Makes the baselines that ./withy bench quality and ./withy bench slo compare the elastic model with, all from one plain model with
+# the same steps: levels with other unit orders, with equal cuts in all layers, without anchors, without LoRA, and models shrunk by
+# other methods.
+# May be interrupted at any time; running it again resumes.
 #   offline/comparisons.sh --model FILE [--out DIR] [--torch DIR] [-- ARGS]
 #     --model FILE plain GGUF; F32, F16 or BF16
-#     --out DIR    where the files go (default: build/comparisons)
+#     --out DIR    directory of the files (default: build/comparisons)
 #     --torch DIR  directory of an unpacked torch package from PyPI, several times faster than Debian's LibTorch
-#     -- ARGS      of withy-elasticize, for all files with levels; --text also of withy-baselines
+#     -- ARGS      arguments of withy-elasticize, for all files with levels; --text also of withy-baselines
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd) # what the caller names is meant from where it is called
+root=$(cd "$(dirname "$0")/.." && pwd) # paths are relative to the caller's directory
 
 model=
 out=$root/build/comparisons
@@ -38,12 +38,12 @@ die() {
   echo "comparisons.sh: $*" >&2
   exit 1
 }
-[ -f "$model" ] || die "$model is not there: ./withy train pocket leaves build/pocket/withy-pocket-f32.gguf"
+[ -f "$model" ] || die "$model does not exist: ./withy train pocket leaves build/pocket/withy-pocket-f32.gguf"
 out=$(realpath -m -- "$out")
 [ -z "$torch" ] || torch=$(realpath -m -- "$torch")
 
 text=
-others=() # arguments but the text, which is known by what is in it
+others=() # arguments except --text, which is identified by content
 for ((i = 1; i <= $#; ++i)); do
   case "${!i}" in
     --text)
@@ -54,7 +54,7 @@ for ((i = 1; i <= $#; ++i)); do
     *) others+=("${!i}") ;;
   esac
 done
-[ -z "$text" ] || [ -f "$text" ] || die "--text $text is not there"
+[ -z "$text" ] || [ -f "$text" ] || die "--text $text does not exist"
 sum() { sha256sum <"$1" | cut -c1-16; }
 made_of="model $(sum "$model") text $(if [ -n "$text" ]; then sum "$text"; else echo corpus; fi) arguments ${others[*]}"
 if [ -f "$out/made-of" ]; then

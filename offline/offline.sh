@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by ./withy and the scripts beside it: builds programs of the offline stage, and sets what they run best with.
+# Sourced by ./withy and the scripts beside it: builds the offline programs and sets the environment they run fastest with.
 
 # LibTorch's directory (empty: Debian's), programs
 build_offline() {
@@ -13,7 +13,7 @@ build_offline() {
   ninja -C "$build" "$@"
 }
 
-# OpenBLAS of Debian 12 does not know recent processors and falls back to SSE kernels, eight times slower; OpenMP's threads take the
-# processor from each other while they wait.
+# OpenBLAS of Debian 12 does not know recent processors and falls back to SSE kernels, eight times slower. OpenMP's threads compete
+# for the processor while they wait.
 if grep -qm1 avx512f /proc/cpuinfo 2>/dev/null; then export OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX}; fi
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Makes the pocket models from nothing but this repository: corpus, vocabulary, training, levels, TLM; GGUF files in models/.
-# May be interrupted at any time and run again: it goes on from the last checkpoint.
+# Makes the pocket models from this repository alone: corpus, vocabulary, training, levels, TLM; GGUF files in models/.
+# May be interrupted at any time; running it again resumes from the last checkpoint.
 #   offline/pocket.sh [--run DIR] [--out DIR] [--threads N] [--torch DIR]
 #     --run DIR    checkpoints and loss curves (default: build/pocket)
-#     --out DIR    where the GGUF files go (default: models)
+#     --out DIR    directory of the GGUF files (default: models)
 #     --threads N  (default: all cores)
 #     --torch DIR  directory of an unpacked torch package from PyPI, several times faster than Debian's LibTorch
 set -euo pipefail
@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
       exit 2
       ;;
   esac
-  case "$1" in # directories are meant from where the caller is
+  case "$1" in # directories are relative to the caller's
     --run) run=$(realpath -m -- "$2") ;;
     --out) out=$(realpath -m -- "$2") ;;
     --threads) threads=$2 ;;

@@ -143,10 +143,10 @@ void AddProcesses(const std::vector<SourceInfo>& sources, const std::vector<std:
     add("withy_spans_total", "Spans read.", MetricType::Counter, process, totals.spans);
     add("withy_spans_dropped_total", "Spans lost because a ring was full.", MetricType::Counter,
         process, totals.dropped);
-    add("withy_spans_malformed_total", "Spans that made no sense.", MetricType::Counter, process,
+    add("withy_spans_malformed_total", "Spans with invalid fields.", MetricType::Counter, process,
         totals.malformed);
     add("withy_telemetry_overflows_total",
-        "Names and metrics that found no room or were malformed.", MetricType::Counter, process,
+        "Names and metrics rejected by a full table or as malformed.", MetricType::Counter, process,
         totals.overflows);
   }
 }

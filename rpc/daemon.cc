@@ -199,7 +199,7 @@ absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1:
     }
     if (!absl::IsResourceExhausted(status)) return status;
     const std::string reason = absl::StrCat("waits for room: ", status.message(),
-                                            "; goes on by itself when there is some");
+                                            "; continues by itself when there is some");
     if (std::exchange(told, reason) != reason) spdlog::error("{}", reason);
     sd_notifyf(0, "STATUS=%s", reason.c_str());
     WaitForRoom(name, config, reason, pause);

@@ -60,7 +60,7 @@ sigset_t TakeSignals() {
 
 bool EndsProcess(int signal) {
   if (signal != SIGHUP) return true;
-  spdlog::info("{}: goes on; the configuration is read at the start alone", strsignal(signal));
+  spdlog::info("{}: ignored; the configuration is read only at start", strsignal(signal));
   return false;
 }
 
@@ -96,7 +96,7 @@ void Watch::Run(absl::Duration period, const std::function<void()>& tick) {
     signalfd_siginfo signal{};
     if (read(signals_.get(), &signal, sizeof signal) != sizeof signal) continue;
     if (!EndsProcess(static_cast<int>(signal.ssi_signo))) continue;
-    spdlog::info("{} while it starts: stopped", strsignal(static_cast<int>(signal.ssi_signo)));
+    spdlog::info("{} during start: stopped", strsignal(static_cast<int>(signal.ssi_signo)));
     sd_notify(0, "STOPPING=1\nSTATUS=stopped while it started");
     _exit(0);
   }

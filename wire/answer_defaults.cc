@@ -1,6 +1,7 @@
 #include "wire/answer_defaults.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/strings.h"
 
 namespace withy::engine {
 namespace {
@@ -61,7 +62,7 @@ std::string Describe(const v1::Sampling& sampling) {
   const bool penalty = sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1;
   add(penalty, "repetition penalty", sampling.repetition_penalty());
   if (penalty && sampling.has_repetition_window())
-    absl::StrAppend(&text, " over ", sampling.repetition_window(), " tokens");
+    absl::StrAppend(&text, " over ", Counted(sampling.repetition_window(), "token"));
   return text;
 }
 

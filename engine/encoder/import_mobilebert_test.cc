@@ -181,7 +181,7 @@ TEST_F(ImportTest, VocabulariesThatDoNotFitAreNamed) {
   WriteAll(temp_ / "vocab.txt", good + "more\n");
   EXPECT_THAT(Error(), HasSubstr("has 49 tokens, but vocab_size in config.json is 48"));
   WriteAll(temp_ / "vocab.txt", good + "the\n");
-  EXPECT_THAT(Error(), HasSubstr("line 49: token \"the\" stands there twice"));
+  EXPECT_THAT(Error(), HasSubstr("line 49: token \"the\" occurs twice"));
   WriteAll(temp_ / "vocab.txt", "[UNK]\n[CLS]\nthe\n");
   EXPECT_THAT(Error(), HasSubstr("without a token [SEP]"));
   WriteAll(temp_ / "vocab.txt", good);

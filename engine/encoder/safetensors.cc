@@ -83,7 +83,7 @@ absl::StatusOr<SafeTensor> ParseTensor(const Json& entry, uint64_t data_bytes) {
   SafeTensor tensor{.type = type->get<std::string>(), .shape = {}};
   for (const Json& dim : *shape) {
     const std::optional<int64_t> n = Natural(dim);
-    if (!n) return bad("has a dimension that is no integer from 0 to 2^62");
+    if (!n) return bad("has a dimension that is not an integer from 0 to 2^62");
     tensor.shape.push_back(*n);
   }
   if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2) {

@@ -181,7 +181,7 @@ absl::Status ReadTensorBody(Cursor& cursor, TensorInfo& tensor) {
   if (tensor.cols() % traits->block_elements != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("of type ", ToAbsl(traits->name), " has rows of ", tensor.cols(),
-                     " elements, no multiple of ", traits->block_elements));
+                     " elements, not a multiple of ", traits->block_elements));
   }
   tensor.bytes =
       static_cast<uint64_t>(tensor.elements()) / traits->block_elements * traits->block_bytes;
@@ -211,8 +211,7 @@ absl::Status GgufParser::AddOwnTensors(GgufFile& file) {
   for (const auto& [name, index] : own.tensor_index_) names[index] = name;
   for (size_t i = 0; i < names.size(); ++i) {
     if (!file.tensor_index_.emplace(names[i], file.tensors_.size()).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", Quote(names[i]), " is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quote(names[i]), " occurs twice"));
     }
     own.tensors_[i].offset += begin;
     file.tensors_.push_back(std::move(own.tensors_[i]));
@@ -237,7 +236,7 @@ absl::Status GgufParser::ParseTable(GgufFile& file) {
     WITHY_ASSIGN_OR_RETURN(const MetadataEntry entry, ReadEntry(cursor, file.bytes_));
     if (!file.metadata_index_.emplace(entry.key, i).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("metadata key ", Quote(entry.key), " is there twice"));
+          absl::StrCat("metadata key ", Quote(entry.key), " occurs twice"));
     }
     file.metadata_.push_back(entry);
   }
@@ -253,7 +252,7 @@ absl::Status GgufParser::ParseTable(GgufFile& file) {
       return Annotate(status, absl::StrCat("tensor ", Quote(name)));
     }
     if (!file.tensor_index_.emplace(name, i).second) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quote(name), " is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quote(name), " occurs twice"));
     }
     file.tensors_.push_back(std::move(tensor));
   }
@@ -295,7 +294,7 @@ absl::Status GgufParser::PlaceTensors(GgufFile& file, uint64_t header_end) {
     if (tensor.offset % file.alignment_ != 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", Quote(tensor.name), " has offset ", tensor.offset,
-                       ", no multiple of the alignment ", file.alignment_));
+                       ", not a multiple of the alignment ", file.alignment_));
     }
     if (tensor.offset > data_bytes || tensor.bytes > data_bytes - tensor.offset) {
       return absl::InvalidArgumentError(absl::StrCat(

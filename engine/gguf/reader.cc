@@ -88,7 +88,7 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
     close(fd);
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": is not a GGUF file (",
-                     S_ISREG(info.st_mode) ? "it is empty" : "it is no regular file", ")"));
+                     S_ISREG(info.st_mode) ? "it is empty" : "it is not a regular file", ")"));
   }
   GgufFile file;
   const size_t bytes = static_cast<size_t>(info.st_size);

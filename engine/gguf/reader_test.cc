@@ -179,14 +179,14 @@ TEST(ReaderTest, BadTensorsAreRefused) {
   ExpectRefused(tensor({0}, 0, 0), "dimension 0 of 0");
   ExpectRefused(tensor({uint64_t{1} << 40, uint64_t{1} << 40}, 0, 0), "dimension 1");
   ExpectRefused(tensor({UINT64_MAX}, 0, 0), "dimension 0");
-  ExpectRefused(tensor({31}, 8, 0), "no multiple of 32");
+  ExpectRefused(tensor({31}, 8, 0), "not a multiple of 32");
   ExpectRefused(tensor({16}, 0, 32), "truncated download");
   ExpectRefused(tensor({17}, 0, 0), "truncated download");
-  ExpectRefused(tensor({1}, 0, 4), "no multiple of the alignment");
+  ExpectRefused(tensor({1}, 0, 4), "not a multiple of the alignment");
   ExpectRefused(tensor({8}, 0, UINT64_MAX - 31), "truncated download");
   Raw twice;
   twice.Header(2, 0).Tensor("w", {1}, 0, 0).Tensor("w", {1}, 0, 0);
-  ExpectRefused(twice.Pad(32, 64), "is there twice");
+  ExpectRefused(twice.Pad(32, 64), "occurs twice");
 }
 
 TEST(ReaderTest, OwnTensorsStandAmongTheOthers) {
@@ -200,14 +200,14 @@ TEST(ReaderTest, OwnTensorsStandAmongTheOthers) {
   ExpectRefused(WithOwnTensors(120), "withy.tensors is 120; it must be a multiple of 32");
   ExpectRefused(WithOwnTensors(4096), "truncated download");
   ExpectRefused(WithOwnTensors(96), "withy.tensors at 96: is not a GGUF file");
-  ExpectRefused(WithOwnTensors(128, "w"), "\"w\" is there twice");
+  ExpectRefused(WithOwnTensors(128, "w"), "\"w\" occurs twice");
   Raw text;
   ExpectRefused(text.Header(0, 1).Text("withy.tensors").Put<uint32_t>(8).Text("x"), "is string");
 }
 
 TEST(ReaderTest, BadMetadataIsRefused) {
   Raw twice;
-  ExpectRefused(twice.Header(0, 2).Uint32("a", 1).Uint32("a", 2), "\"a\" is there twice");
+  ExpectRefused(twice.Header(0, 2).Uint32("a", 1).Uint32("a", 2), "\"a\" occurs twice");
   for (const uint32_t alignment : {0u, 1u, 24u, 1u << 31}) {
     Raw raw;
     ExpectRefused(raw.Header(0, 1).Uint32("general.alignment", alignment), "general.alignment");

@@ -28,7 +28,7 @@ class Reader {
     double value = 0;
     const auto text = file_.GetString(key_);
     if (text.ok() && absl::SimpleAtod(ToAbsl(*text), &value)) return Finite(value);
-    out_.ignored.push_back(absl::StrCat(key_, ", which is no number"));
+    out_.ignored.push_back(absl::StrCat(key_, ", which is not a number"));
     return std::nullopt;
   }
 

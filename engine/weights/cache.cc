@@ -34,7 +34,7 @@ class FileLock {
     struct stat info {};
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
       return absl::FailedPreconditionError(
-          absl::StrCat(path, " is no regular file and cannot be locked: move it away"));
+          absl::StrCat(path, " is not a regular file and cannot be locked: move it away"));
     }
     while (flock(fd, LOCK_EX) != 0) {
       if (errno != EINTR) return ErrnoError(absl::StrCat("lock ", path));
@@ -121,8 +121,8 @@ absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std
   absl::StatusOr<FileLock> lock = FileLock::Take(packed_path + ".lock");
   if (!lock.ok()) {
     return Annotate(lock.status(),
-                    absl::StrCat("packed files cannot be kept in ", folder.string(),
-                                 ": make it writable, or let the service's state_dir be another"));
+                    absl::StrCat("packed files cannot be stored in ", folder.string(),
+                                 ": make it writable, or set another state_dir"));
   }
   if (UpToDate(packed_path, source)) return packed_path;  // another process has just created it
   RemoveLeftOvers(packed_path);

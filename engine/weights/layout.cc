@@ -128,7 +128,7 @@ class Planner {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(name, rank, outputs));
     if (outputs % kQuantBlock != 0) {
       return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", name, " has ",
-                                                     outputs, " outputs, no multiple of ",
+                                                     outputs, " outputs, not a multiple of ",
                                                      kQuantBlock));
     }
     LayoutItem item;

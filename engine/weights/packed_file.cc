@@ -37,7 +37,7 @@ bool Inside(const PackedSection& section, uint64_t file_bytes) {
 
 absl::Status DamagedFile(const std::string& path, std::string_view what) {
   return absl::DataLossError(absl::StrCat(path, ": packed file is damaged: ", ToAbsl(what),
-                                          "; delete it, and it is made again from its GGUF"));
+                                          "; delete it, and it will be rebuilt from its GGUF"));
 }
 
 // Checks magic, version and the trailer's own checksum. `bytes` hold at least a trailer.

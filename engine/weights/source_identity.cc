@@ -63,7 +63,7 @@ absl::StatusOr<FileStamp> StampOfFd(int fd, const std::string& path) {
     return ErrnoError(absl::StrCat("stat ", path));
   }
   if (!S_ISREG(info.stx_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   FileStamp stamp;
   stamp.device = (uint64_t{info.stx_dev_major} << 32) | info.stx_dev_minor;

@@ -26,12 +26,12 @@
 
 ABSL_FLAG(std::string, model, "", "plain GGUF; F32, F16 or BF16");
 ABSL_FLAG(std::string, out, "", "directory of the GGUF files to write");
-ABSL_FLAG(std::string, text, "", "plain text to judge layers on; default: the project's corpus");
+ABSL_FLAG(std::string, text, "", "plain text for evaluating layers; default: the project's corpus");
 ABSL_FLAG(std::vector<std::string>, levels,
           std::vector<std::string>({"20", "30", "40", "50", "60", "70", "80", "90"}),
           "per cent of the layers' parameters");
-ABSL_FLAG(int64_t, calibration_batches, 8, "batches that layers are judged on");
-ABSL_FLAG(uint64_t, seed, 1, "of the calibration text");
+ABSL_FLAG(int64_t, calibration_batches, 8, "batches for evaluating layers");
+ABSL_FLAG(uint64_t, seed, 1, "seed of the calibration text");
 ABSL_FLAG(int, threads, 2, "threads");
 
 namespace withy::elastic {
@@ -153,7 +153,7 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
-      "Writes models made smaller in other ways than by levels, for ./withy bench quality and "
+      "Writes models shrunk by other methods than levels, for ./withy bench quality and "
       "slo.\n"
       "usage: withy-baselines --model plain.gguf --out DIR",
       argc, argv);

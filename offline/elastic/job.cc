@@ -325,7 +325,7 @@ class Job {
       WITHY_RETURN_IF_ERROR(MeasureLosses(*network, i));
       Say(absl::StrFormat("level %d %%: %s, loss %.4f, with LoRA %.4f", options_.percents[i],
                           choice.head_share == 0
-                              ? "cut where least is lost"
+                              ? "measured cuts"
                               : absl::StrFormat("heads' share %.1f", choice.head_share),
                           findings_.losses[i], findings_.lora_losses[i]));
     }

@@ -78,8 +78,8 @@ std::string DescribeTypes(const engine::GgufFile& source, MatrixType type) {
                                   type.has_value() ? "" : " (--type names another)");
   if (!quantised) return text;
   return absl::StrCat(
-      text, ". Warning: ", source.path(), " is quantised already: ",
-      same ? "ffn_down, whose columns change places, is quantised a second time; all other blocks "
+      text, ". Warning: ", source.path(), " is already quantised: ",
+      same ? "ffn_down, whose columns move, is quantised a second time; all other blocks "
              "are copied"
            : "its weights are quantised a second time",
       "; start from F32, F16 or BF16 for the best result");

@@ -59,9 +59,9 @@ absl::Status CheckMadeOf(const std::string& directory, const std::string& known,
                          const MadeOf& made_of) {
   if (known.empty() || known == TextOf(made_of)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      directory, " holds what another run has done: ", Differences(known, made_of),
-      ". Give the options of that run to go on with it, another --work, or remove the directory to "
-      "begin anew"));
+      directory, " holds another run's work: ", Differences(known, made_of),
+      ". Give that run's options to continue it, another --work, or remove the directory to "
+      "start over"));
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ absl::Status Work::Lock() {
   if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   if (errno != EWOULDBLOCK) return ErrnoError("lock " + directory_);
   return absl::FailedPreconditionError(absl::StrCat(
-      directory_, ": another withy-elasticize works in it: wait for it, or give another --work"));
+      directory_, " is in use by another withy-elasticize: wait for it, or give another --work"));
 }
 
 std::string Work::PathOf(const std::string& name, const char* ending) const {

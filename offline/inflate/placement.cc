@@ -32,7 +32,7 @@ absl::Status CheckSource(const ModelShape& s) {
                                     {"neurons", s.d_ff}}) {
     if (value % kBlock == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("the model's ", what, " is ", value,
-                                                   ", no multiple of ", kBlock,
+                                                   ", not a multiple of ", kBlock,
                                                    ": it cannot be inflated"));
   }
   return absl::OkStatus();

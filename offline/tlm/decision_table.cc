@@ -53,9 +53,9 @@ absl::StatusOr<DecisionRow> ParseDecisionRow(std::string_view line, const Decisi
   }
   if (row.tokens.size() != space.prompt_levels.size() || row.right.size() != space.pairs() ||
       row.tokens.back() <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToAbsl(where), ": is no row of ", space.prompt_levels.size(), " x ",
-                     space.model_levels.size(), " levels; remove the file, and it is made again"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        ToAbsl(where), ": is not a row of ", space.prompt_levels.size(), " x ",
+        space.model_levels.size(), " levels; remove the file, and it will be rebuilt"));
   }
   return row;
 }

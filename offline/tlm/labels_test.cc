@@ -49,7 +49,7 @@ TEST(ScoreExample, SaysWhatIsWrong) {
   const auto error = [](const char* line) {
     return std::string(ParseScoreExample(line, "labels, line 3").status().message());
   };
-  EXPECT_THAT(error("nothing"), HasSubstr("labels, line 3: is no JSON object"));
+  EXPECT_THAT(error("nothing"), HasSubstr("labels, line 3: is not a JSON object"));
   EXPECT_THAT(error(R"({"keep": []})"), HasSubstr("no string \"text\""));
   EXPECT_THAT(error(R"({"text": "a b", "keep": [1]})"), HasSubstr("1 entries for 2 words"));
   EXPECT_THAT(error(R"({"text": "a b", "keep": [1, 2]})"), HasSubstr("from 0 to 1"));
@@ -86,7 +86,7 @@ TEST(DecisionRow, ComesBackFromItsLine) {
   EXPECT_EQ(back->tokens, row.tokens);
   EXPECT_EQ(back->right, row.right);
   EXPECT_THAT(std::string(ParseDecisionRow("{}", SmallSpace(), "table, line 2").status().message()),
-              HasSubstr("table, line 2: is no row of 2 x 3 levels"));
+              HasSubstr("table, line 2: is not a row of 2 x 3 levels"));
 }
 
 TEST(LineFile, GoesOnAfterAnUnfinishedLine) {

@@ -54,7 +54,7 @@ absl::StatusOr<ScoreExample> ParseScoreExample(std::string_view line, std::strin
                      R"(; a line is {"text": "a b", "words": [[0,1],[2,3]], "keep": [1, 0.2]})"));
   };
   const json parsed = json::parse(line, nullptr, false);
-  if (!parsed.is_object()) return bad("is no JSON object");
+  if (!parsed.is_object()) return bad("is not a JSON object");
   const auto text = parsed.find("text");
   const auto keep = parsed.find("keep");
   if (text == parsed.end() || !text->is_string()) return bad("has no string \"text\"");

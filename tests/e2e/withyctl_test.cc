@@ -119,7 +119,7 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
   ASSERT_TRUE(chat.Shows("talk for long\r\n")) << "the terminal's echo";
   ASSERT_TRUE(chat.ShowsMore()) << "the answer has begun";
   chat.Type("\x03");
-  ASSERT_TRUE(chat.Shows("(cancelled: what was said stays in the context)")) << chat.screen();
+  ASSERT_TRUE(chat.Shows("(cancelled: its text so far stays in the context)")) << chat.screen();
   ASSERT_TRUE(chat.Shows("> "));
 
   // Without a running answer Ctrl-C does not end the program either.
@@ -497,7 +497,7 @@ TEST(WithyctlTest, ACalibrationGoesOnWhereItWasInterrupted) {
   ASSERT_TRUE(interrupted->Shows("round ")) << interrupted->screen();
   interrupted->Type("\x03");
   EXPECT_EQ(interrupted->WaitForExit(), 1) << interrupted->screen();
-  EXPECT_NE(interrupted->screen().find("the same command goes on from there"), std::string::npos)
+  EXPECT_NE(interrupted->screen().find("the same command continues from there"), std::string::npos)
       << interrupted->screen();
 
   const auto records = [&] {
