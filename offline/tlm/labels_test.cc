@@ -118,7 +118,7 @@ TEST(LineFile, OfAnotherRunNamesBothAndTheDirectory) {
   const absl::Status status = LineFile::Open(folder / "lines", "another run").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   const std::string message(status.message());
-  EXPECT_THAT(message, HasSubstr("\"a run\", not of \"another run\": give another --run"));
+  EXPECT_THAT(message, HasSubstr("\"a run\", not from \"another run\": give another --run"));
   EXPECT_THAT(message, HasSubstr("the whole directory " +
                                  std::filesystem::path(folder / "lines").parent_path().string()));
 }
