@@ -125,7 +125,7 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
     std::cerr << "withyctl: measuring again: " << path << " was made with " << different << "\n";
     return record;
   }
-  const auto points = engine::TakeOver(planned, *old);
+  const auto points = engine::MergeSamples(planned, *old);
   record.mutable_points()->Assign(points.begin(), points.end());
   record.set_load_average(old->load_average());
   record.set_measured_unix_s(old->measured_unix_s());

@@ -10,11 +10,11 @@
 namespace withy::cli {
 namespace {
 
-constexpr int kLeastSamples = 3;
+constexpr int kMinSamples = 3;
 constexpr int64_t kSaveEveryNs = kNanosPerSecond;
 
 int LeastSamples(const CalibrationOptions& options) {
-  return std::min(kLeastSamples, options.rounds);
+  return std::min(kMinSamples, options.rounds);
 }
 
 // The quantity that a point's time grows with.

@@ -93,8 +93,8 @@ absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
   return outcome;
 }
 
-FormerResults WireForm() {
-  FormerResults form;
+LegacyResults MakeLegacyResults() {
+  LegacyResults form;
   form.is_answer = [](std::string_view result) {
     proto::StoredResult stored;
     if (!stored.ParseFromArray(result.data(), static_cast<int>(result.size()))) return true;

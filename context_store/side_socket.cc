@@ -88,7 +88,7 @@ bool SideSocket::HandleReadable(Connection& connection) {
   absl::Status status = absl::InvalidArgumentError("the hello has another version");
   if (connection.worker == 0 && static_cast<size_t>(got) == sizeof hello &&
       hello.magic == kArenaMagic && hello.version == kArenaVersion && hello.worker_instance != 0) {
-    status = Welcome(connection, hello);
+    status = OfferArena(connection, hello);
   }
   if (status.ok()) return true;
   spdlog::warn("side socket: refused process {}: {}", connection.pid,
@@ -96,7 +96,7 @@ bool SideSocket::HandleReadable(Connection& connection) {
   return false;
 }
 
-absl::Status SideSocket::Welcome(Connection& connection, const ArenaHello& hello) {
+absl::Status SideSocket::OfferArena(Connection& connection, const ArenaHello& hello) {
   WITHY_ASSIGN_OR_RETURN(const ArenaOffer offer,
                          store_.ConnectWorker(hello.worker_instance, hello.epoch, connection.pid));
   connection.worker =

@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   WITHY_ASSIGN_OR_RETURN(store->contexts_,
                          ContextRecords::Load(*store->db_, clock, o.limits, o.former));
   WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
-  WITHY_RETURN_IF_ERROR(store->LoadFormerWorkers());
+  WITHY_RETURN_IF_ERROR(store->LoadPreviousWorkers());
   absl::MutexLock lock(&store->mutex_);
   store->table_ =
       std::make_unique<LeaseTable>(LeaseLimits{o.arena_bytes, o.max_leases, o.max_waiting_leases},
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
 Store::~Store() { const absl::MutexLock lock(&mutex_); }
 
 // Workers of an earlier store process matter only if its memory is kept.
-absl::Status Store::LoadFormerWorkers() {
+absl::Status Store::LoadPreviousWorkers() {
   std::vector<WorkerRecord> workers;
   RecordBatch batch;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
@@ -96,23 +96,23 @@ absl::Status Store::LoadFormerWorkers() {
   WITHY_RETURN_IF_ERROR(db_->Scan(kWorkerPrefix, visit));
   absl::MutexLock lock(&mutex_);
   if (arena_->recovered()) {
-    former_workers_ = std::move(workers);
+    previous_workers_ = std::move(workers);
     return absl::OkStatus();
   }
   return workers.empty() ? absl::OkStatus() : db_->Write(batch);
 }
 
-bool Store::FormerWorkerLives(WorkerInstance attaching) {
+bool Store::PreviousWorkerLives(WorkerInstance attaching) {
   std::vector<WorkerRecord> workers;
   {
     absl::MutexLock lock(&mutex_);
-    workers = former_workers_;
+    workers = previous_workers_;
   }
   std::erase_if(workers, [&](const WorkerRecord& worker) {
     return worker.instance == attaching || !StillRuns(worker);
   });
   absl::MutexLock lock(&mutex_);
-  former_workers_ = workers;
+  previous_workers_ = workers;
   return !workers.empty();
 }
 
@@ -192,7 +192,7 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
 }
 
 absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry) {
-  if (FormerWorkerLives(worker)) {
+  if (PreviousWorkerLives(worker)) {
     return absl::FailedPreconditionError(
         "a worker from before the store's restart still has the arena mapped: it must attach "
         "first, "
@@ -324,7 +324,7 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   WITHY_ASSIGN_OR_RETURN(
       const SegmentRange replaced,
       contexts_->FindUnfinished(spec.app_id, spec.context_id, spec.request, loaded.segments));
-  loaded.left_out = LeaveOut(replaced, &loaded.segments);
+  loaded.left_out = RemoveRange(replaced, &loaded.segments);
   absl::MutexLock lock(&mutex_);
   if (const auto found = leases_.find(lease); found != leases_.end()) {
     found->second.replaces = replaced;

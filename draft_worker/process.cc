@@ -29,10 +29,10 @@ namespace {
 
 // Rows per prefill piece of at most `piece_ms`.
 int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
-  constexpr double kLeast = 8;
-  constexpr double kMost = 256;
+  constexpr double kMinRows = 8;
+  constexpr double kMaxRows = 256;
   const double rows = piece_ms * 1e3 / std::max(cost.prefill_us_per_token, 0.001);
-  return static_cast<int32_t>(std::clamp(rows, kLeast, kMost));
+  return static_cast<int32_t>(std::clamp(rows, kMinRows, kMaxRows));
 }
 
 class DraftWorker final : public rpc::Process {

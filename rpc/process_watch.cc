@@ -49,7 +49,7 @@ bool AnotherThreadIsBusy() {
 
 }  // namespace
 
-sigset_t TakeSignals() {
+sigset_t BlockSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGINT, SIGQUIT, SIGHUP}) sigaddset(&signals, signal);
@@ -102,7 +102,7 @@ void Watch::Run(absl::Duration period, const std::function<void()>& tick) {
   }
 }
 
-void StartPatience::Extend() {
+void StartTimeoutExtender::Extend() {
   constexpr int64_t kComputes = kNanosPerMilli;  // more than this thread alone uses per tick
   const int64_t cpu_ns = CpuNanos();
   const int64_t now = Clock::Real().SteadyNanos();

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using google::protobuf::TextFormat;
 
 constexpr char kRemedy[] = "measure again with `withyctl calibrate`";
-constexpr int kMostSamples = 1000;
+constexpr int kMaxSamples = 1000;
 
 // Records whether the text has fields unknown to this build, and the first other error.
 class Complaints final : public google::protobuf::io::ErrorCollector {
@@ -61,7 +61,7 @@ std::string WhatIsWrong(const v1::CalibrationPoint& point) {
   if (point.level_percent() > 100) return absl::StrCat(name, " of level ", point.level_percent());
   const bool read = point.kind() == v1::CALIBRATION_KIND_READ;
   if ((read ? point.text_bytes() : point.rows()) == 0) return absl::StrCat(name, " of nothing");
-  if (point.sample_us_size() > kMostSamples) {
+  if (point.sample_us_size() > kMaxSamples) {
     return absl::StrCat(name, " with ",
                         Counted(static_cast<uint64_t>(point.sample_us_size()), "sample"));
   }
@@ -259,7 +259,7 @@ absl::StatusOr<v1::Calibration> UsableCalibration(const std::string& path,
   return record;
 }
 
-std::vector<v1::CalibrationPoint> TakeOver(std::span<const v1::CalibrationPoint> planned,
+std::vector<v1::CalibrationPoint> MergeSamples(std::span<const v1::CalibrationPoint> planned,
                                            const v1::Calibration& recorded) {
   std::vector<v1::CalibrationPoint> points(planned.begin(), planned.end());
   for (v1::CalibrationPoint& point : points) {

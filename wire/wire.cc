@@ -41,7 +41,7 @@ absl::Status CheckBound(std::string_view field, uint32_t value, uint32_t limit) 
 
 absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request,
                                                 const v1::Sampling& defaults, uint64_t seed) {
-  const v1::Sampling wire = Complete(request.sampling(), defaults);
+  const v1::Sampling wire = WithDefaults(request.sampling(), defaults);
   WITHY_RETURN_IF_ERROR(CheckBound("sampling.top_k", wire.top_k(), kMaxInt));
   WITHY_RETURN_IF_ERROR(
       CheckBound("sampling.repetition_window", wire.repetition_window(), kMaxRepetitionWindow));

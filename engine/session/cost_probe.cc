@@ -15,21 +15,21 @@ constexpr int32_t kPrefillRows = 64;
 constexpr int32_t kManyRows = 4;
 // Each kind of step runs at least twice, because the first run also warms caches and page tables,
 // and then until its time is used up: more rounds find a quiet moment on a busy board.
-constexpr int kLeastRounds = 2;
-constexpr int kMostRounds = 24;
+constexpr int kMinRounds = 2;
+constexpr int kMaxRounds = 24;
 constexpr int64_t kTimeForEach = 120 * kNanosPerMilli;
 
 // Rows of a prompt piece that is timed at two depths: as many as attention computes together.
 constexpr int32_t kDeepRows = 16;
 // Tokens of the deep context: far more than the shallow one has, and limited by this memory.
-constexpr int32_t kMostDepth = 2048;
-constexpr int64_t kMostKvBytes = int64_t{32} << 20;
+constexpr int32_t kMaxDepth = 2048;
+constexpr int64_t kMaxKvBytes = int64_t{32} << 20;
 
 int32_t DepthFor(const ModelInfo& info, int32_t shallow) {
   const int64_t chunk_bytes = static_cast<int64_t>(info.kv.block_bytes) * info.kv.layers;
   const int64_t fitting =
-      kMostKvBytes / std::max<int64_t>(chunk_bytes, 1) * info.kv.chunk_tokens - kDeepRows;
-  const auto most = static_cast<int32_t>(std::min<int64_t>(fitting, kMostDepth));
+      kMaxKvBytes / std::max<int64_t>(chunk_bytes, 1) * info.kv.chunk_tokens - kDeepRows;
+  const auto most = static_cast<int32_t>(std::min<int64_t>(fitting, kMaxDepth));
   return std::max(shallow, std::min(most, info.context_length - kDeepRows));
 }
 
@@ -139,10 +139,10 @@ class Probe {
     }
     int64_t fastest = std::numeric_limits<int64_t>::max();
     const int64_t first = clock_.SteadyNanos();
-    for (int round = 0; round < kMostRounds; ++round) {
+    for (int round = 0; round < kMaxRounds; ++round) {
       const int64_t start = clock_.SteadyNanos();
       // For a long step the first round is as good as the next.
-      const int least = fastest > kTimeForEach && warm_ ? 1 : kLeastRounds;
+      const int least = fastest > kTimeForEach && warm_ ? 1 : kMinRounds;
       if (round >= least && start - first > kTimeForEach) break;
       WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = views}, logits_.data()));
       fastest = std::min(fastest, clock_.SteadyNanos() - start);

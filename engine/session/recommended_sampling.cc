@@ -11,9 +11,9 @@
 namespace withy::engine {
 namespace {
 
-constexpr double kMostTemperature = 10;
-constexpr double kMostPenalty = 10;
-constexpr double kMostTopK = 1 << 30;
+constexpr double kMaxTemperature = 10;
+constexpr double kMaxPenalty = 10;
+constexpr double kMaxTopK = 1 << 30;
 
 class Reader {
  public:
@@ -55,14 +55,14 @@ RecommendedSampling ReadRecommendedSampling(const GgufFile& file) {
   RecommendedSampling out;
   Reader reader(file, &out);
   if (const auto temperature = reader.Number("temp")) {
-    if (*temperature <= kMostTemperature) {
+    if (*temperature <= kMaxTemperature) {
       out.temperature = static_cast<float>(std::max(0.0, *temperature));
     } else {
-      reader.Ignore(*temperature, absl::StrCat("at most ", kMostTemperature));
+      reader.Ignore(*temperature, absl::StrCat("at most ", kMaxTemperature));
     }
   }
   if (const auto top_k = reader.Number("top_k"))
-    out.top_k = static_cast<uint32_t>(std::clamp(*top_k, 0.0, kMostTopK));
+    out.top_k = static_cast<uint32_t>(std::clamp(*top_k, 0.0, kMaxTopK));
   if (const auto top_p = reader.Number("top_p")) {
     if (*top_p > 0) {
       out.top_p = static_cast<float>(std::min(1.0, *top_p));
@@ -78,10 +78,10 @@ RecommendedSampling ReadRecommendedSampling(const GgufFile& file) {
     }
   }
   if (const auto penalty = reader.Number("penalty_repeat")) {
-    if (*penalty > 0 && *penalty <= kMostPenalty) {
+    if (*penalty > 0 && *penalty <= kMaxPenalty) {
       out.repetition_penalty = static_cast<float>(*penalty);
     } else {
-      reader.Ignore(*penalty, absl::StrCat("above 0 and at most ", kMostPenalty));
+      reader.Ignore(*penalty, absl::StrCat("above 0 and at most ", kMaxPenalty));
     }
   }
   if (const auto window = reader.Number("penalty_last_n")) {

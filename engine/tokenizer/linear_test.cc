@@ -154,14 +154,14 @@ TEST(LinearTest, EveryRunIsEncodedInLinearTimeByEveryTokenizer) {
   constexpr size_t kLong = size_t{1} << 16;
   // A run of sixteen times the length takes sixteen times as long if linear, 21 times with a heap's
   // logarithm, and 256 times (seconds instead of milliseconds) if quadratic.
-  constexpr double kMost = 80;
+  constexpr double kMaxRatio = 80;
   constexpr double kDisturbedSeconds = 0.02;
   for (const auto& [name, tokenizer] : Tokenizers()) {
     for (const std::string& unit : Units()) {
       const double once = SecondsOf(*tokenizer, RunOf(unit, kShort), 3);
       const std::string run = RunOf(unit, kLong);
       const auto too_long = [&](double seconds) {
-        return seconds > kMost * once + kDisturbedSeconds;
+        return seconds > kMaxRatio * once + kDisturbedSeconds;
       };
       double seconds = SecondsOf(*tokenizer, run, 1);
       if (too_long(seconds)) seconds = std::min(seconds, SecondsOf(*tokenizer, run, 2));

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t kMaxPanelInputs = 256;
 constexpr int32_t kMinPanelInputs = 64;  // of ffn_down
-constexpr int32_t kLeastNeuronPanels = 8;
+constexpr int32_t kMinNeuronPanels = 8;
 
 // The largest multiple of a block up to `most` that divides `unit`.
 int32_t LargestPanel(int32_t unit, int32_t most) {
@@ -266,7 +266,7 @@ int32_t PanelInputs(int32_t unit) { return LargestPanel(unit, kMaxPanelInputs); 
 
 int32_t NeuronPanel(int32_t d_ff) {
   return LargestPanel(d_ff,
-                      std::clamp(d_ff / kLeastNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
+                      std::clamp(d_ff / kMinNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
 }
 
 absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {

@@ -96,10 +96,10 @@ std::vector<Parameter> DrawParameters(Author& author, int count) {
 }
 
 int ArgumentCount(Author& author, int difficulty) {
-  constexpr std::array<int, 5> kLeast = {1, 1, 2, 2, 3};
-  constexpr std::array<int, 5> kMost = {1, 2, 2, 3, 3};
+  constexpr std::array<int, 5> kMin = {1, 1, 2, 2, 3};
+  constexpr std::array<int, 5> kMax = {1, 2, 2, 3, 3};
   const size_t i = static_cast<size_t>(difficulty - 1);
-  return author.Between(kLeast[i], kMost[i]);
+  return author.Between(kMin[i], kMax[i]);
 }
 
 }  // namespace

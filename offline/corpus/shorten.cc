@@ -13,8 +13,8 @@
 namespace withy::corpus {
 namespace {
 
-constexpr int kLeastPercent = 35;
-constexpr int kMostPercent = 90;
+constexpr int kMinPercent = 35;
+constexpr int kMaxPercent = 90;
 constexpr size_t kTellingLetters =
     4;  // minimum letters of an informative word that is not a name: "lamp", not "the"
 
@@ -81,7 +81,7 @@ Record Shorten(const Record& record, Rng& rng) {
       break;
     }
   }
-  return KeepWords(prompt, ChooseWords(prompt, keep, rng.Between(kLeastPercent, kMostPercent)));
+  return KeepWords(prompt, ChooseWords(prompt, keep, rng.Between(kMinPercent, kMaxPercent)));
 }
 
 }  // namespace withy::corpus

@@ -323,9 +323,9 @@ TEST(ChooseLevelTest, TakesMeasuredCutsThatLoseLess) {
   EXPECT_NE(choose(2).spec.layers, least.layers);
 }
 
-class CutLeastTest : public testing::Test {
+class ApplyBestCutsTest : public testing::Test {
  protected:
-  CutLeastTest() {
+  ApplyBestCutsTest() {
     shape_.layers = 4;
     shape_.heads = 8;
     shape_.kv_heads = 2;
@@ -352,13 +352,13 @@ class CutLeastTest : public testing::Test {
                         const std::function<double(const LayerCut&)>& loss_of) const {
     std::vector<LayerCut> cuts = PossibleCuts(shape_, percent, from);
     for (LayerCut& cut : cuts) cut.loss = loss_of(cut);
-    return CutLeast(shape_, percent, from, 0, cuts);
+    return ApplyBestCuts(shape_, percent, from, 0, cuts);
   }
 
   engine::ModelShape shape_;
 };
 
-TEST_F(CutLeastTest, LeavesAloneWhatIsDear) {
+TEST_F(ApplyBestCutsTest, LeavesAloneWhatIsDear) {
   const engine::LevelSpec level = Cut(60, Full(), [&](const LayerCut& cut) {
     const double units = (shape_.heads - cut.extent.heads) + (512 - cut.extent.neurons) / 64.0;
     return (cut.layer == 2 ? 10.0 : 0.1) * units;
@@ -367,8 +367,9 @@ TEST_F(CutLeastTest, LeavesAloneWhatIsDear) {
   EXPECT_EQ(level.layers[2], (engine::LayerExtent{8, 512}));
 }
 
-// The first cut of a part costs as much as all of it: whole parts are cut, not a little of each.
-TEST_F(CutLeastTest, GoesDeepWhereTheFirstStepCostsAll) {
+// The first cut of a part costs as much as all of it: whole parts are cut, not a little of
+// each.
+TEST_F(ApplyBestCutsTest, GoesDeepWhereTheFirstStepCostsAll) {
   const engine::LevelSpec level =
       Cut(73, Full(), [](const LayerCut& cut) { return cut.extent.heads < 8 ? 100.0 : 1.0; });
   EXPECT_NEAR(Share(level), 0.73, 0.01);  // two of four MLPs are 27 % of all
@@ -381,7 +382,7 @@ TEST_F(CutLeastTest, GoesDeepWhereTheFirstStepCostsAll) {
   EXPECT_EQ(without_mlp, 2);
 }
 
-TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
+TEST_F(ApplyBestCutsTest, LevelsAreNestedAndNearTheirShare) {
   for (const int32_t kv_heads : {2, 8}) {  // 8: levels cut KV heads
     shape_.kv_heads = kv_heads;
     engine::LevelSpec from = Full();
@@ -558,15 +559,16 @@ TEST_P(ElasticTest, UnitsAreJudgedSideBySideToTheSameBits) {
       *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(1), 0, {});
   const std::vector<UnitImportance> three =
       *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(3), 0, {});
-  const auto work = Work::Open(folder_ / "work", {{"run", "1"}}, 0);
+  const auto work = RunDirectory::Open(folder_ / "work", {{"run", "1"}}, 0);
   ASSERT_TRUE(work.ok()) << work.status();
-  const Part part(work->get(), "units-100");
+  const StageState stage_state(work->get(), "units-100");
   const std::vector<Batch> first(batches.begin(), batches.begin() + 2);
-  ASSERT_TRUE(MeasureUnits(*network_, first, Whole(), {}, train::Workers(1), 0, {part}).ok());
+  ASSERT_TRUE(
+      MeasureUnits(*network_, first, Whole(), {}, train::Workers(1), 0, {stage_state}).ok());
   double found = 0;
-  const Keeper keeper{part, [&](double cost) { found = cost; }, nullptr};
+  const Checkpointer checkpointer{stage_state, [&](double cost) { found = cost; }, nullptr};
   const std::vector<UnitImportance> resumed =
-      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(2), 10, keeper);
+      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(2), 10, checkpointer);
   EXPECT_EQ(found, 20) << "two batches of 10 seconds each";
   for (size_t i = 0; i < one.size(); ++i) {
     for (const std::vector<UnitImportance>& other : {three, resumed}) {
@@ -602,7 +604,7 @@ TEST_P(ElasticTest, TrainingGoesOnToTheSameBits) {
 // An interrupted run's saved work is reused, and no other run's.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";
-  const MadeOf run = {{"--model", "abc"}, {"--recovery_steps", "400"}, {"--rank", "8"}};
+  const RunInputs run = {{"--model", "abc"}, {"--recovery_steps", "400"}, {"--rank", "8"}};
   const std::vector<UnitImportance> units = Units();
   const engine::LevelSpec level{.percent = 45,
                                 .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
@@ -610,8 +612,8 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   options.steps = 2;
   const std::vector<Lora> lora = TrainLora(*network_, level, batches_, options);
   {
-    EXPECT_EQ(*Work::Peek(directory, run), nullptr);
-    const auto work = Work::Open(directory, run);
+    EXPECT_EQ(*RunDirectory::Peek(directory, run), nullptr);
+    const auto work = RunDirectory::Open(directory, run);
     ASSERT_TRUE(work.ok()) << work.status();
     std::vector<UnitImportance> none;
     EXPECT_FALSE((*work)->LoadUnits(*network_, Whole(), &none));
@@ -622,10 +624,10 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
     LevelChoice choice;
     EXPECT_FALSE((*work)->LoadChoice(*network_, 45, &choice));
     ASSERT_TRUE((*work)->SaveChoice({level, 1.4, 0.5}).ok());
-    const absl::Status taken = Work::Open(directory, run).status();
+    const absl::Status taken = RunDirectory::Open(directory, run).status();
     EXPECT_NE(taken.message().find("another withy-elasticize"), std::string::npos) << taken;
   }
-  const auto work = Work::Open(directory, run);
+  const auto work = RunDirectory::Open(directory, run);
   ASSERT_TRUE(work.ok()) << work.status();
   std::vector<UnitImportance> found;
   ASSERT_TRUE((*work)->LoadUnits(*network_, Whole(), &found));
@@ -651,9 +653,9 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   EXPECT_EQ(recovered, 3.25);
   std::ofstream(directory + "/layers.pt") << "damaged";
   EXPECT_FALSE((*work)->LoadLayers(*network_, &whole_loss, &layers));
-  MadeOf other = run;
+  RunInputs other = run;
   other[1].second = "50";
-  const absl::Status refused = Work::Peek(directory, other).status();
+  const absl::Status refused = RunDirectory::Peek(directory, other).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(refused.message().find("--recovery_steps is 50, there 400."), std::string::npos)
       << refused;
@@ -662,19 +664,19 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
 
 TEST_P(ElasticTest, StateIsSavedWhenItIsTime) {
   FakeClock clock;
-  const auto work = Work::Open(folder_ / "work", {{"run", "1"}}, 60, clock);
+  const auto work = RunDirectory::Open(folder_ / "work", {{"run", "1"}}, 60, clock);
   ASSERT_TRUE(work.ok()) << work.status();
-  Part part(work->get(), "units-100");
-  const auto saved = [&] { return part.Load().has_value(); };
+  StageState stage_state(work->get(), "units-100");
+  const auto saved = [&] { return stage_state.Load().has_value(); };
   const auto state = [] { return std::vector<Tensor>{torch::ones({2})}; };
   clock.Advance(59 * kNanosPerSecond);
-  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  ASSERT_TRUE(stage_state.SaveIfDue(state).ok());
   EXPECT_FALSE(saved());
   clock.Advance(kNanosPerSecond);
-  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  ASSERT_TRUE(stage_state.SaveIfDue(state).ok());
   EXPECT_TRUE(saved());
-  part.Remove();
-  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  stage_state.Remove();
+  ASSERT_TRUE(stage_state.SaveIfDue(state).ok());
   EXPECT_FALSE(saved()) << "not again before its time";
 }
 

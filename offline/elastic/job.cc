@@ -53,12 +53,12 @@ class Job {
                  absl::StrCat("--levels=", absl::StrJoin(options_.percents, ","))));
     Say(DescribeTypes(file, options_.type));
     // Refuses another run's directory before minutes of reading and measuring.
-    WITHY_ASSIGN_OR_RETURN(const MadeOf made_of, WhatItIsMadeOf());
+    WITHY_ASSIGN_OR_RETURN(const RunInputs inputs, CollectInputs());
     if (options_.estimate_only) {
-      WITHY_ASSIGN_OR_RETURN(work_, Work::Peek(options_.work, made_of));
+      WITHY_ASSIGN_OR_RETURN(work_, RunDirectory::Peek(options_.work, inputs));
     } else {
       WITHY_ASSIGN_OR_RETURN(
-          work_, Work::Open(options_.work, made_of, options_.checkpoint_s, *options_.clock));
+          work_, RunDirectory::Open(options_.work, inputs, options_.checkpoint_s, *options_.clock));
     }
     // Pieces run in parallel on one thread each, so that sums do not depend on their number.
     train::ComputeOnOneThread();
@@ -66,7 +66,7 @@ class Job {
     WITHY_RETURN_IF_ERROR(ReadText(file));
     Estimate(network);
     if (options_.estimate_only) return absl::OkStatus();
-    WITHY_RETURN_IF_ERROR(Judge(&network));
+    WITHY_RETURN_IF_ERROR(MeasureImportance(&network));
     WITHY_RETURN_IF_ERROR(MakeLevels(&network));
     return Write(file, network);
   }
@@ -78,29 +78,29 @@ class Job {
   }
 
   // The inputs that saved results depend on. Files are identified by content, not by path.
-  absl::StatusOr<MadeOf> WhatItIsMadeOf() const {
+  absl::StatusOr<RunInputs> CollectInputs() const {
     WITHY_ASSIGN_OR_RETURN(const std::string model, FileDigest(options_.model));
     std::string text = "corpus";
     if (!options_.text.empty()) {
       WITHY_ASSIGN_OR_RETURN(text, FileDigest(options_.text));
     }
     const auto number = [](const auto& value) { return absl::StrCat(value); };
-    return MadeOf{{"version", "5"},
-                  {"--model", model},
-                  {"--text", text},
-                  {"--levels", absl::StrJoin(options_.percents, ",")},
-                  {"--calibration_batches", number(options_.calibration_batches)},
-                  {"--recovery_batches", number(options_.recovery_batches)},
-                  {"--recovery_steps", number(options_.recovery_steps)},
-                  {"--recoveries", number(options_.recoveries)},
-                  {"--trial_steps", number(options_.trial_steps)},
-                  {"--batch_tokens", number(options_.batch_tokens)},
-                  {"--rate", number(options_.rate)},
-                  {"--rank", number(options_.rank)},
-                  {"--seed", number(options_.seed)},
-                  {"--order", options_.order},
-                  {"--anchors", number(options_.anchors)},
-                  {"--measured", number(options_.measured)}};
+    return RunInputs{{"version", "5"},
+                     {"--model", model},
+                     {"--text", text},
+                     {"--levels", absl::StrJoin(options_.percents, ",")},
+                     {"--calibration_batches", number(options_.calibration_batches)},
+                     {"--recovery_batches", number(options_.recovery_batches)},
+                     {"--recovery_steps", number(options_.recovery_steps)},
+                     {"--recoveries", number(options_.recoveries)},
+                     {"--trial_steps", number(options_.trial_steps)},
+                     {"--batch_tokens", number(options_.batch_tokens)},
+                     {"--rate", number(options_.rate)},
+                     {"--rank", number(options_.rank)},
+                     {"--seed", number(options_.seed)},
+                     {"--order", options_.order},
+                     {"--anchors", number(options_.anchors)},
+                     {"--measured", number(options_.measured)}};
   }
 
   absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, const std::string& flag,
@@ -173,23 +173,23 @@ class Job {
     if (work_ == nullptr) return false;
     switch (stage.kind) {
       case StageKind::kUnits:
-        return work_->Has(Work::UnitsName(stage.percent));
+        return work_->Has(RunDirectory::UnitsName(stage.percent));
       case StageKind::kLayers:
-        return work_->Has(Work::LayersName());
+        return work_->Has(RunDirectory::LayersName());
       case StageKind::kCuts:
       case StageKind::kSplits:
-        return work_->Has(Work::ChoiceName(stage.percent));
+        return work_->Has(RunDirectory::ChoiceName(stage.percent));
       case StageKind::kRecovery:
-        return work_->Has(Work::LoraName(stage.percent));
+        return work_->Has(RunDirectory::LoraName(stage.percent));
       case StageKind::kLosses:
-        return work_->Has(Work::LossesName(stage.percent));
+        return work_->Has(RunDirectory::LossesName(stage.percent));
       case StageKind::kWrite:
         return false;
     }
     return false;
   }
 
-  absl::Status Judge(Network* network) {
+  absl::Status MeasureImportance(Network* network) {
     if (options_.order == "magnitude") {
       findings_.units = MeasureMagnitude(*network);
     } else if (options_.order == "random") {
@@ -213,8 +213,8 @@ class Job {
     const double cost_s = progress_->CostOf(StageKind::kUnits, 100);
     const double item_s = cost_s / static_cast<double>(calibration_.size());
     progress_->Begin(StageKind::kUnits, 100, cost_s, item_s);
-    const Keeper keeper = progress_->KeeperOf({});
-    units = MeasureGradients(*network, calibration_, [&] { keeper.advance(item_s); });
+    const Checkpointer checkpointer = progress_->CheckpointerOf({});
+    units = MeasureGradients(*network, calibration_, [&] { checkpointer.advance(item_s); });
     progress_->End();
     WITHY_RETURN_IF_ERROR(work_->SaveUnits(whole, units));
     return units;
@@ -236,12 +236,12 @@ class Job {
     const double batch_s = times_.units.At(level.percent);
     progress_->Begin(StageKind::kUnits, level.percent,
                      batch_s * static_cast<double>(calibration_.size()), batch_s);
-    const Part part(work_.get(), Work::UnitsName(level.percent));
+    const StageState stage_state(work_.get(), RunDirectory::UnitsName(level.percent));
     WITHY_ASSIGN_OR_RETURN(
         units, MeasureUnits(network, calibration_, level, lora, WorkersFor(network), batch_s,
-                            progress_->KeeperOf(part)));
+                            progress_->CheckpointerOf(stage_state)));
     WITHY_RETURN_IF_ERROR(work_->SaveUnits(level, units));
-    part.Remove();
+    stage_state.Remove();
     progress_->End();
     return units;
   }
@@ -249,7 +249,8 @@ class Job {
   // Losses of all calibration batches for each of `rows` views, row by row.
   absl::StatusOr<std::vector<double>> LossTable(const Network& network, int64_t rows,
                                                 const std::function<View(int64_t row)>& view_of,
-                                                double batch_s, const Part& part) const {
+                                                double batch_s,
+                                                const StageState& stage_state) const {
     const auto batches = static_cast<int64_t>(calibration_.size());
     return ComputeValues(
         rows * batches,
@@ -258,7 +259,7 @@ class Job {
           const Batch& batch = calibration_[static_cast<size_t>(i % batches)];
           return Loss(network, batch, view_of(i / batches)).item<double>();
         },
-        WorkersFor(network), batch_s, progress_->KeeperOf(part));
+        WorkersFor(network), batch_s, progress_->CheckpointerOf(stage_state));
   }
 
   // The mean of one row of a table.
@@ -277,19 +278,19 @@ class Job {
     progress_->Begin(StageKind::kLayers, 100,
                      batch_s * static_cast<double>(rows) * static_cast<double>(calibration_.size()),
                      batch_s);
-    const Part part(work_.get(), Work::LayersName());
+    const StageState stage_state(work_.get(), RunDirectory::LayersName());
     WITHY_ASSIGN_OR_RETURN(
         const std::vector<double> losses,
         LossTable(
             network, rows,
             [](int64_t row) { return View{.without_layer = static_cast<int32_t>(row) - 1}; },
-            batch_s, part));
+            batch_s, stage_state));
     findings_.whole_loss = RowMean(losses, 0);
     for (int64_t row = 1; row < rows; ++row) {
       findings_.layers.push_back(RowMean(losses, row) - findings_.whole_loss);
     }
     WITHY_RETURN_IF_ERROR(work_->SaveLayers(findings_.whole_loss, findings_.layers));
-    part.Remove();
+    stage_state.Remove();
     progress_->End();
     return absl::OkStatus();
   }
@@ -343,7 +344,7 @@ class Job {
     const ElasticLevel* above = Above(i);
     engine::LevelSpec least;
     if (options_.measured) {
-      WITHY_ASSIGN_OR_RETURN(least, LeastLost(network, percent, above));
+      WITHY_ASSIGN_OR_RETURN(least, MeasuredCuts(network, percent, above));
     }
     std::vector<LevelChoice> tried = LevelCandidates(network.shape(), percent, findings_.anchors,
                                                      above == nullptr ? nullptr : &above->spec,
@@ -351,9 +352,9 @@ class Job {
     WITHY_RETURN_IF_ERROR(Try(network, percent, above, &tried));
     choice = BestChoice(tried);
     WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
-    Part(work_.get(), Work::CutsName(percent)).Remove();
+    StageState(work_.get(), RunDirectory::CutsName(percent)).Remove();
     for (size_t t = 0; t < tried.size(); ++t) {
-      Part(work_.get(), Work::TrialName(percent, t)).Remove();
+      StageState(work_.get(), RunDirectory::TrialName(percent, t)).Remove();
     }
     return choice;
   }
@@ -367,9 +368,9 @@ class Job {
     const train::Workers workers = WorkersFor(network);
     const int64_t count = std::ssize(*tried);
     const double step_s =
-        SideBySide(times_.train.At(percent) * times_.train_threads, count, workers.threads());
+        ParallelSeconds(times_.train.At(percent) * times_.train_threads, count, workers.threads());
     const double loss_s =
-        SideBySide(times_.loss.At(percent) * workers.threads(), count, workers.threads());
+        ParallelSeconds(times_.loss.At(percent) * workers.threads(), count, workers.threads());
     progress_->Begin(
         StageKind::kSplits, percent,
         static_cast<double>(count) * (static_cast<double>(trial.steps) * step_s +
@@ -385,8 +386,9 @@ class Job {
                              .above = above == nullptr ? nullptr : &above->lora,
                              .step_cost_s = step_s,
                              .loss_cost_s = loss_s};
-      const Part part(work_.get(), Work::TrialName(percent, static_cast<size_t>(t)));
-      const auto result = RunTrial(setup, trial, progress_->KeeperOf(part));
+      const StageState stage_state(work_.get(),
+                                   RunDirectory::TrialName(percent, static_cast<size_t>(t)));
+      const auto result = RunTrial(setup, trial, progress_->CheckpointerOf(stage_state));
       statuses[static_cast<size_t>(t)] = result.status();
       if (result.ok()) choice.loss = result->loss;
     });
@@ -396,8 +398,8 @@ class Job {
   }
 
   // The recovered level above with the cuts that lose least.
-  absl::StatusOr<engine::LevelSpec> LeastLost(const Network& network, int32_t percent,
-                                              const ElasticLevel* above) const {
+  absl::StatusOr<engine::LevelSpec> MeasuredCuts(const Network& network, int32_t percent,
+                                                 const ElasticLevel* above) const {
     const engine::ModelShape& shape = network.shape();
     const engine::LevelSpec from = above == nullptr ? Whole(network) : above->spec;
     const std::vector<Lora> none;
@@ -407,7 +409,7 @@ class Job {
     const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones are for `from`
     const double batch_s = times_.loss.At(from.percent);
     progress_->Begin(StageKind::kCuts, percent, static_cast<double>(count) * batch_s, batch_s);
-    const Part part(work_.get(), Work::CutsName(percent));
+    const StageState stage_state(work_.get(), RunDirectory::CutsName(percent));
     WITHY_ASSIGN_OR_RETURN(
         const std::vector<double> losses,
         ComputeValues(
@@ -418,19 +420,19 @@ class Job {
               if (const auto cut = static_cast<size_t>(i / batches); cut < cuts.size()) {
                 spec.layers[cuts[cut].layer] = cuts[cut].extent;
               }
-              const std::vector<Lora> lora = HandDown(shape, learnt, spec);
+              const std::vector<Lora> lora = InheritLora(shape, learnt, spec);
               return Loss(network, calibration_[static_cast<size_t>(i % batches)],
                           {.extents = &spec.layers, .lora = &lora})
                   .item<double>();
             },
-            WorkersFor(network), batch_s, progress_->KeeperOf(part)));
+            WorkersFor(network), batch_s, progress_->CheckpointerOf(stage_state)));
     const auto mean = [&](size_t row) {
       const auto width = static_cast<size_t>(batches);
       return Mean(std::span(losses).subspan(row * width, width));
     };
     for (size_t i = 0; i < cuts.size(); ++i) cuts[i].loss = mean(i);
     progress_->End();
-    return CutLeast(shape, percent, from, mean(cuts.size()), cuts);
+    return ApplyBestCuts(shape, percent, from, mean(cuts.size()), cuts);
   }
 
   // Parallel workers if LibTorch computes on the CPU.
@@ -467,14 +469,15 @@ class Job {
         other.seed += static_cast<uint64_t>(r) * 1000;
         other.first_batch = r * std::ssize(recovery_text_) / options_.recoveries;
       }
-      const Part part(work_.get(), Work::RecoveryName(percent, r + 1));
-      WITHY_ASSIGN_OR_RETURN(Trial trial, RunTrial(setup, other, progress_->KeeperOf(part)));
+      const StageState stage_state(work_.get(), RunDirectory::RecoveryName(percent, r + 1));
+      WITHY_ASSIGN_OR_RETURN(Trial trial,
+                             RunTrial(setup, other, progress_->CheckpointerOf(stage_state)));
       if (!best.has_value() || trial.loss < best->loss) best = std::move(trial);
     }
     level.lora = std::move(best->lora);
     WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
     for (int64_t r = 0; r <= options_.recoveries; ++r) {
-      Part(work_.get(), Work::RecoveryName(percent, r)).Remove();
+      StageState(work_.get(), RunDirectory::RecoveryName(percent, r)).Remove();
     }
     progress_->End();
     return absl::OkStatus();
@@ -490,7 +493,7 @@ class Job {
     const double batch_s = times_.loss.At(percent);
     progress_->Begin(StageKind::kLosses, percent,
                      2 * batch_s * static_cast<double>(calibration_.size()), batch_s);
-    const Part part(work_.get(), Work::LossesName(percent));
+    const StageState stage_state(work_.get(), RunDirectory::LossesName(percent));
     WITHY_ASSIGN_OR_RETURN(
         const std::vector<double> losses,
         LossTable(
@@ -499,12 +502,12 @@ class Job {
               return View{.extents = &level.spec.layers,
                           .lora = row == 0 || level.lora.empty() ? nullptr : &level.lora};
             },
-            batch_s, part));
+            batch_s, stage_state));
     findings_.losses[i] = RowMean(losses, 0);
     findings_.lora_losses[i] = RowMean(losses, 1);
     WITHY_RETURN_IF_ERROR(
         work_->SaveLosses(percent, findings_.losses[i], findings_.lora_losses[i]));
-    part.Remove();
+    stage_state.Remove();
     progress_->End();
     return absl::OkStatus();
   }
@@ -523,7 +526,7 @@ class Job {
 
   const JobOptions& options_;
   const int64_t start_ns_ = options_.clock->SteadyNanos();
-  std::unique_ptr<Work> work_;  // null: nothing is saved
+  std::unique_ptr<RunDirectory> work_;  // null: nothing is saved
   std::vector<Batch> calibration_;
   std::vector<Batch> recovery_text_;
   StepTimes times_;

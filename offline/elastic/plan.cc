@@ -59,9 +59,9 @@ std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t perc
   return cuts;
 }
 
-engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
-                           const engine::LevelSpec& from, double whole,
-                           std::span<const LayerCut> cuts) {
+engine::LevelSpec ApplyBestCuts(const engine::ModelShape& shape, int32_t percent,
+                                const engine::LevelSpec& from, double whole,
+                                std::span<const LayerCut> cuts) {
   engine::LevelSpec level{.percent = percent, .layers = from.layers};
   const double full = engine::LayerParameters(shape, {shape.heads, shape.d_ff});
   const double wanted = percent / 100.0 * full * shape.layers;

@@ -40,8 +40,8 @@ Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int
 }
 
 // Copies the parts of `above`'s LoRA for the remaining outputs and inputs of a layer.
-void HandDownLayer(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
-                   Lora* lora) {
+void InheritLayer(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
+                  Lora* lora) {
   const auto rows = [](const Tensor& b, int64_t count) { return b.narrow(0, 0, count).clone(); };
   if (to.heads > 0 && above.q.a.defined()) {
     const int64_t kv = int64_t{s.kv_heads_of(to.heads)} * s.head_dim;
@@ -103,11 +103,11 @@ double Accumulate(const Network& network, const engine::LevelSpec& level, const 
 
 }  // namespace
 
-std::vector<Lora> HandDown(const engine::ModelShape& shape, const std::vector<Lora>& above,
-                           const engine::LevelSpec& level) {
+std::vector<Lora> InheritLora(const engine::ModelShape& shape, const std::vector<Lora>& above,
+                              const engine::LevelSpec& level) {
   std::vector<Lora> lora(level.layers.size());
   for (size_t i = 0; i < lora.size() && !above.empty(); ++i) {
-    HandDownLayer(shape, above[i], level.layers[i], &lora[i]);
+    InheritLayer(shape, above[i], level.layers[i], &lora[i]);
   }
   return lora;
 }
@@ -143,7 +143,7 @@ LoraTraining::LoraTraining(const Network& network, const engine::LevelSpec& leve
     if (level.layers[i] == full) continue;
     lora_[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
     if (above != nullptr && !above->empty())
-      HandDownLayer(s, (*above)[i], level.layers[i], &lora_[i]);
+      InheritLayer(s, (*above)[i], level.layers[i], &lora_[i]);
     for (Tensor* tensor : Tensors(lora_[i])) {
       tensor->set_requires_grad(true);
       trained_.push_back(

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kVocabSize = 1536;
 constexpr uint64_t kVocabRecords = 20000;
-constexpr int64_t kLeastPairs = 2;
+constexpr int64_t kMinPairs = 2;
 
 // The assistant's contents in the joined text, each including the mark that ends its turn.
 std::vector<engine::ByteSpan> AnswerSpans(const engine::RenderedChat& chat,
@@ -52,7 +52,7 @@ vocab::BpeVocabulary LearnPocketVocabulary() {
   }
   return trainer.Learn({std::string(vocab::kEndOfText), std::string(vocab::kTurnStart),
                         std::string(vocab::kTurnEnd)},
-                       kVocabSize, kLeastPairs);
+                       kVocabSize, kMinPairs);
 }
 
 absl::StatusOr<ChatEncoder> MakePocketEncoder(const vocab::BpeVocabulary& vocabulary,

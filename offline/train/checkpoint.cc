@@ -66,7 +66,7 @@ absl::Status SaveCheckpoint(const std::string& path, const Model& model, const O
                                            progress.position.window_since},
                                           torch::kInt64));
   archive.save_to(bytes);
-  return WriteWhole(path, bytes.view());
+  return WriteAtomically(path, bytes.view());
 }
 
 absl::Status LoadCheckpoint(const std::string& path, Model& model, Optimizer* optimizer,

@@ -11,7 +11,7 @@ absl::Status SaveTensors(const std::string& path, const std::vector<torch::Tenso
   // Serialises to memory first, because LibTorch's file writer does not report errors.
   std::ostringstream bytes;
   torch::save(tensors, bytes);
-  return WriteWhole(path, bytes.view());
+  return WriteAtomically(path, bytes.view());
 }
 
 }  // namespace withy::train
