@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs the build into an empty root, as docs/operations.md says, and checks what is there: every unit's program, the
-# files that a client and an operator need, and the units themselves. systemd-analyze verify must print nothing, because
+# Installs the build into an empty root, as documented in docs/operations.md, and checks the result: every unit's program, the
+# files for clients and operators, and the units themselves. systemd-analyze verify must print nothing, because
 # it returns 0 even on unknown keys.
 # usage: verify.sh CMAKE BUILD_DIRECTORY
-# Exit code: 0 good, 1 bad, 77 skipped for want of systemd-analyze.
+# Exit code: 0 success, 1 failure, 77 skipped because systemd-analyze is missing.
 set -eu
 
 cmake=$1
@@ -30,13 +30,13 @@ check_programs() { # prefix
   for service in "$root$1"/lib/systemd/system/*.service; do
     program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$service")
     if [ "$program" != "$1/bin/$(basename "$service" .service)" ] || [ ! -x "$root$program" ]; then
-      echo "$service starts '$program', which is not there"
+      echo "$service starts '$program', which does not exist"
       failed=1
     fi
   done
 }
 
-# Twice: what the first prefix wrote must not stay in the second's units.
+# Twice, to check that the second prefix replaces the first in the units.
 install_to /opt/withy
 check_programs /opt/withy
 install_to /usr
@@ -64,7 +64,7 @@ verify() { # unit
     failed=1
   fi
 }
-exposure() { # unit, the most it may be exposed, times ten
+exposure() { # unit, maximum exposure times ten
   if ! output=$(systemd-analyze --root="$root" security --offline=true --threshold="$2" "$1" 2>&1); then
     echo "$1 is more exposed than $2 tenths: $output"
     failed=1
@@ -84,7 +84,7 @@ for service in "$units"/*.service; do
   fi
 done
 
-# A process that is frozen must run again within ten seconds: the watchdog's patience, the pause, and a second to start.
+# A hung process must run again within ten seconds: the watchdog's time-out, the pause, and a second to start.
 for service in "$units"/*.service; do
   watchdog=$(sed -n 's/^WatchdogSec=\([0-9]*\)$/\1/p' "$service")
   pause=$(sed -n 's/^RestartSec=\([0-9]*\)$/\1/p' "$service")
@@ -94,12 +94,12 @@ for service in "$units"/*.service; do
   fi
 done
 
-# How exposed each service is, from 0 (not at all) to 10.
+# Exposure of each service, from 0 (none) to 10.
 for service in "$units"/*.service; do
   exposure "$(basename "$service")" 25
 done
 
-# The same with the example drop-in for GPU boards: it is understood, it takes back what it says, and little else.
+# The same with the example drop-in for GPU boards: it must be valid and relax only what it documents.
 gpu=$root/usr/share/doc/withy/examples/gpu.conf
 for name in withy-model-worker.service withy-draft-worker.service; do
   mkdir -p "$root/etc/systemd/system/$name.d"

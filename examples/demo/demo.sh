@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Three apps on one service: different contexts, different SLOs. Started by ./withy demo, which sets CTL (withyctl),
-# METRICS (where the profiler agent answers) and WITHY_ADDRESS.
+# Three apps on one service with different contexts and SLOs. Run by ./withy demo, which sets CTL (withyctl),
+# METRICS (address of the profiler agent) and WITHY_ADDRESS.
 set -euo pipefail
 : "${CTL:?}" "${METRICS:?}" "${WITHY_ADDRESS:?}"
 tokens=$(mktemp -d)
 trap 'rm -rf "$tokens"' EXIT
 export XDG_CONFIG_HOME=$tokens
 
-as() { # app: the calls that follow are its own
-  # A service that was kept up knows the app from the last demo.
+as() { # app: makes the following calls as this app
+  # If the service kept running, the app is registered from the last demo.
   WITHY_TOKEN=$("$CTL" apps bind "$1" --print 2>/dev/null || "$CTL" apps renew "$1" --print)
   export WITHY_TOKEN
 }
 
-ask() { # what it shows, then withyctl generate's arguments; the prompt last
+ask() { # title, then arguments of withyctl generate, the prompt last
   printf '\n\033[1m%s\033[0m\n' "$1"
   shift
   printf '%s\n' "${*: -1}" | sed 's/^/  > /'

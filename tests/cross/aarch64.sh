@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds base and engine for aarch64 and runs their tests under qemu. Called by ./withy test --arch aarch64; may be run twice.
-# The arm64 libraries come into a tree of their own (build/aarch64-sysroot): arm64 packages on the host would evict their amd64 twins.
+# The arm64 libraries go into a separate tree (build/aarch64-sysroot), because arm64 packages would replace the host's amd64 ones.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +11,7 @@ if [[ ! -e $sysroot/.complete ]] || [[ "$(cat "$sysroot/.complete")" != "$packag
   echo "withy: fetching arm64 libraries into build/aarch64-sysroot (about 400 MB, under a minute)" >&2
   rm -rf "$sysroot"
   mkdir -p build
-  # extract: nothing of the tree is run; qemu needs only its files.
+  # extract: nothing in the tree is executed at install; qemu needs only its files.
   mmdebstrap --quiet --architectures=arm64 --variant=extract --include="$packages" bookworm "$sysroot"
   echo "$packages" >"$sysroot/.complete"
 fi
