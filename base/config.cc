@@ -213,7 +213,7 @@ absl::Status CheckSampling(const Filler& filler, const std::string& section,
   }
   if (!sampling.has_seed()) return absl::OkStatus();
   return filler.Refuse(section + ".sampling.seed", absl::StrCat(sampling.seed()),
-                       "leave it out: a seed is for one call, which gives its own");
+                       "leave it out: every call sets its own seed");
 }
 
 absl::Status FillModel(const Filler& filler, const std::string& section, std::string_view run,

@@ -77,7 +77,7 @@ absl::Status CheckOutput(const std::string& path, const std::vector<std::string>
   for (const std::string& input : inputs) {
     if (there && !input.empty() && fs::equivalent(path, input, error)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, " is what is read: give what is written another name"));
+          absl::StrCat(path, " is also an input: give the output another name"));
     }
   }
   return absl::OkStatus();
@@ -95,7 +95,7 @@ absl::StatusOr<std::string> FileDigest(const std::string& path) {
   return absl::StrFormat("%016x", hash.value());
 }
 
-absl::Status WriteWhole(const std::string& path, std::string_view bytes) {
+absl::Status WriteAtomically(const std::string& path, std::string_view bytes) {
   const std::string partial = path + ".partial";
   absl::Status status = WriteSynced(partial, bytes);
   if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {

@@ -24,6 +24,6 @@ absl::StatusOr<std::string> FileDigest(const std::string& path);
 // content. On an error `path` is unchanged and PATH.partial is removed. One writer at a time.
 // Errors: RESOURCE_EXHAUSTED (the disk is full or the quota used up), others of the file system;
 // all name the path.
-absl::Status WriteWhole(const std::string& path, std::string_view bytes);
+absl::Status WriteAtomically(const std::string& path, std::string_view bytes);
 
 }  // namespace withy

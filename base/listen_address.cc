@@ -113,7 +113,7 @@ absl::Status CheckListenAddress(std::string_view address) {
   if (IsListenAddress(address)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "\"", ToAbsl(address),
-      "\" is no address to listen on; write unix:/PATH, or HOST:PORT with a port from 0 to 65535"));
+      "\" is not a listen address; write unix:/PATH, or HOST:PORT with a port from 0 to 65535"));
 }
 
 absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view process) {
@@ -126,9 +126,9 @@ absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view p
   std::error_code ignored;
   // Not created here: a mistyped path must not leave directories behind.
   if (!fs::is_directory(directory, ignored)) {
-    return absl::InvalidArgumentError(absl::StrCat("the directory ", directory.string(),
-                                                   " of the socket ", path,
-                                                   " is not there: make it, or listen in run_dir"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the directory ", directory.string(), " of the socket ", path,
+                     " does not exist: create it, or listen in run_dir"));
   }
   WITHY_RETURN_IF_ERROR(HasSocket(path).status());  // before creating a lock file beside it
   WITHY_ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path + ".lock"));

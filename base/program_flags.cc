@@ -36,7 +36,7 @@ void ParseProgramFlags(std::string_view usage, int argc, char** argv) {
   absl::SetProgramUsageMessage(ToAbsl(usage));
   const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
   if (words.size() < 2) return;
-  std::fprintf(stderr, "%s: '%s' is no flag (--help lists them)\n", words[0], words[1]);
+  std::fprintf(stderr, "%s: unknown flag '%s' (--help lists the flags)\n", words[0], words[1]);
   std::exit(2);
 }
 

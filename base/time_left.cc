@@ -16,7 +16,7 @@ constexpr double kRunTrust = 0.005;
 constexpr double kStageTrust = 0.03;
 // A step that takes longer than expected is assumed to need at least this share of its time more.
 constexpr double kOverdue = 0.1;
-constexpr double kLeast = 1e-3;  // seconds: a running stage is never shown as over
+constexpr double kMinSeconds = 1e-3;  // seconds: a running stage is never shown as over
 
 }  // namespace
 
@@ -29,7 +29,7 @@ void TimeLeft::Begin(size_t stage, double done_s, double item_s, double now_s) {
   running_ = stage;
   State& state = stages_[stage];
   state.over = false;
-  state.found_s = std::clamp(done_s, 0.0, state.stage.estimate_s);
+  state.resumed_s = std::clamp(done_s, 0.0, state.stage.estimate_s);
   state.cost_s = 0;
   state.spent_s = 0;
   began_s_ = advanced_s_ = now_s;
@@ -40,23 +40,23 @@ void TimeLeft::SetEstimate(size_t stage, double estimate_s) {
   stages_[stage].stage.estimate_s = estimate_s;
 }
 
-void TimeLeft::Found(double cost_s) {
+void TimeLeft::AddResumed(double cost_s) {
   State& state = stages_[*running_];
-  state.found_s =
-      std::min(state.found_s + cost_s, std::max(0.0, state.stage.estimate_s - state.cost_s));
+  state.resumed_s =
+      std::min(state.resumed_s + cost_s, std::max(0.0, state.stage.estimate_s - state.cost_s));
 }
 
 void TimeLeft::Advance(double cost_s, double now_s) {
   State& state = stages_[*running_];
   state.cost_s =
-      std::min(state.cost_s + cost_s, std::max(0.0, state.stage.estimate_s - state.found_s));
+      std::min(state.cost_s + cost_s, std::max(0.0, state.stage.estimate_s - state.resumed_s));
   state.spent_s = now_s - began_s_;
   advanced_s_ = now_s;
 }
 
 void TimeLeft::End(double now_s) {
   State& state = stages_[*running_];
-  state.cost_s = std::max(0.0, state.stage.estimate_s - state.found_s);
+  state.cost_s = std::max(0.0, state.stage.estimate_s - state.resumed_s);
   state.spent_s = now_s - began_s_;
   state.over = true;
   running_.reset();
@@ -65,7 +65,7 @@ void TimeLeft::End(double now_s) {
 void TimeLeft::Skip(size_t stage) {
   State& state = stages_[stage];
   state.over = true;
-  state.found_s = state.stage.estimate_s;
+  state.resumed_s = state.stage.estimate_s;
 }
 
 double TimeLeft::RatioOf(const std::string& kind) const {
@@ -101,8 +101,8 @@ double TimeLeft::Estimated(const State& state) const {
 double TimeLeft::OfStage(double now_s) const {
   if (!running_.has_value()) return 0;
   const State& state = stages_[*running_];
-  const double whole = std::max(state.stage.estimate_s, kLeast);
-  const double rest = std::max(0.0, whole - state.found_s - state.cost_s);
+  const double whole = std::max(state.stage.estimate_s, kMinSeconds);
+  const double rest = std::max(0.0, whole - state.resumed_s - state.cost_s);
   const double trust = trust_ * kStageTrust * whole;
   const double waited = std::max(0.0, now_s - advanced_s_);
   const double ratio = RatioOf(state.stage.kind);
@@ -115,7 +115,7 @@ double TimeLeft::OfStage(double now_s) const {
   const double item = std::min(item_s_, rest);
   const double at_least =
       (rest - item) * pace(state.cost_s + item, state.spent_s + waited) + kOverdue * waited;
-  return std::max({expected, at_least, kLeast});
+  return std::max({expected, at_least, kMinSeconds});
 }
 
 double TimeLeft::OfAll(double now_s) const {
@@ -129,14 +129,14 @@ double TimeLeft::OfAll(double now_s) const {
 double TimeLeft::StageShare() const {
   if (!running_.has_value()) return 1;
   const State& state = stages_[*running_];
-  return std::min(1.0, (state.found_s + state.cost_s) / std::max(state.stage.estimate_s, kLeast));
+  return std::min(1.0, (state.resumed_s + state.cost_s) / std::max(state.stage.estimate_s, kMinSeconds));
 }
 
 double TimeLeft::Share(double now_s) const {
   double done = 0;
   for (const State& state : stages_) {
     const double share =
-        state.over ? 1 : (state.found_s + state.cost_s) / std::max(state.stage.estimate_s, kLeast);
+        state.over ? 1 : (state.resumed_s + state.cost_s) / std::max(state.stage.estimate_s, kMinSeconds);
     done += Estimated(state) * std::min(1.0, share);
   }
   const double left = OfAll(now_s);

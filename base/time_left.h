@@ -37,7 +37,7 @@ class TimeLeft {
   // Replaces the estimate of a stage that has not ended.
   void SetEstimate(size_t stage, double estimate_s);
   // An earlier run did `cost_s` more of the current stage.
-  void Found(double cost_s);
+  void AddResumed(double cost_s);
   // `cost_s` more of the current stage is done.
   void Advance(double cost_s, double now_s);
   // The current stage is over.
@@ -57,7 +57,7 @@ class TimeLeft {
  private:
   struct State {
     Stage stage;
-    double found_s = 0;  // cost done by an earlier run
+    double resumed_s = 0;  // cost done by an earlier run
     double cost_s = 0;   // cost done by this run
     double spent_s = 0;  // seconds spent on cost_s
     bool over = false;

@@ -197,7 +197,7 @@ TEST(DurationTextTest, SaysNoMoreThanIsKnown) {
 
 TEST(ProgressTextTest, SaysWhatIsLeftOfTheStageAndOfAll) {
   EXPECT_EQ(ProgressText("level 80 %, recovery", 0.379, 720, 5 * 3600 + 600),
-            "[#######             ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min of all");
+            "[#######             ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min in all");
   EXPECT_EQ(ProgressText("words", 0, std::nullopt, std::nullopt),
             "[                    ]   0 % words: measuring");
   EXPECT_EQ(ProgressText("words", 1, 0.0, 0.0), "[####################] 100 % words: done");
@@ -221,22 +221,22 @@ class WriteWholeTest : public testing::Test {
 };
 
 TEST_F(WriteWholeTest, ReplacesAFile) {
-  ASSERT_TRUE(WriteWhole(path_, "one").ok());
-  ASSERT_TRUE(WriteWhole(path_, "another").ok());
+  ASSERT_TRUE(WriteAtomically(path_, "one").ok());
+  ASSERT_TRUE(WriteAtomically(path_, "another").ok());
   EXPECT_EQ(Content(), "another");
   EXPECT_FALSE(std::filesystem::exists(path_ + ".partial"));
-  EXPECT_EQ(WriteWhole(directory_ + "/none/state", "x").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(WriteAtomically(directory_ + "/none/state", "x").code(), absl::StatusCode::kNotFound);
 }
 
 // A limit on file sizes ends a write in the middle, as a full disk does.
 TEST_F(WriteWholeTest, AFullDiskLeavesWhatWasThere) {
-  ASSERT_TRUE(WriteWhole(path_, "one").ok());
+  ASSERT_TRUE(WriteAtomically(path_, "one").ok());
   rlimit old{};
   getrlimit(RLIMIT_FSIZE, &old);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit small{4096, old.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  const absl::Status status = WriteWhole(path_, std::string(10000, 'x'));
+  const absl::Status status = WriteAtomically(path_, std::string(10000, 'x'));
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;

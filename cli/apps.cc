@@ -1,8 +1,9 @@
-// withyctl apps: registering apps, and the operator's view of them.
+// withyctl apps: registers apps and shows them to the operator.
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -11,8 +12,8 @@
 namespace withy::cli {
 namespace {
 
-// Keeps the token that `app` was given, in `file` when there is one, and prints what was asked for.
-// A token that cannot be kept is printed: it is not given again.
+// Stores the new token of `app` in `file`, if given, and prints the requested output. A token that
+// cannot be stored is printed, because the service returns it only once.
 int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bound,
          const absl::StatusOr<std::unique_ptr<TokenFile>>& file) {
   const bool print = args.Has("print");
@@ -31,7 +32,7 @@ int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bo
   }
   const absl::Status used = (*file)->MakeDefault();
   if (const std::string& other = (*file)->moved_app_id(); !other.empty()) {
-    std::cerr << "the token that lay there before is that of " << other << ": --app " << other
+    std::cerr << "the token stored there before belongs to " << other << ": --app " << other
               << " uses it\n";
   }
   if (args.Has("json")) {
@@ -44,7 +45,7 @@ int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bo
   return used.ok() ? kExitOk : Fail(used);
 }
 
-// A wrong command line; empty: it is right.
+// An error of the command line; empty: it is correct.
 std::string WrongUsage(const Args& args, const std::string& command) {
   if (args.positional().size() != 1) return command + " takes one NAME";
   if (args.Has("print") && args.Has("json")) return "give --print or --json, not both";
@@ -58,7 +59,7 @@ int RunBind(const Args& args) {
   const bool print = args.Has("print");
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
-  // Its own token renews it, unless another is given.
+  // Renews with the stored token, unless another is given.
   const auto known = ReadToken(app);
   if (known.ok() && !args.Has("token") && !args.Has("app")) {
     if (const absl::Status use = (*client)->UseToken(*known, "app " + app); !use.ok())
@@ -123,7 +124,8 @@ int RunRemove(const Args& args) {
     request.set_app_id(app.app_id());
     const auto removed = (*client)->RemoveApp(request);
     if (!removed.ok()) return Fail(removed.status());
-    std::cout << "removed app " << app.app() << " with " << app.contexts() << " contexts\n";
+    std::cout << "removed app " << app.app() << " with " << Counted(app.contexts(), "context")
+              << "\n";
     return kExitOk;
   }
   return Fail(absl::NotFoundError("no app \"" + wanted + "\": `withyctl apps list` shows them"));
@@ -135,19 +137,19 @@ std::vector<Command> AppCommands() {
   const Flag json{"json", "", "print JSON"};
   return {
       {"apps bind", "NAME",
-       "register an app (or renew its token, with its present one), keep the token and use it",
+       "register an app (or renew its token, using its present one), store the token and use it",
        WithConnection({{"print", "",
-                        "for scripts: print the token alone, the kept one while it is valid; the "
-                        "app used by default stays"},
+                        "for scripts: print only the token, the stored one while it is valid; the "
+                        "default app does not change"},
                        json}),
        RunBind},
       {"apps renew", "NAME",
-       "give an app whose token is lost a new one (asks context_store itself, as the operator)",
+       "give an app whose token is lost a new one (as the operator: calls context_store)",
        WithConnection(
-           {{"print", "", "for scripts: print the token alone; the app used by default stays"},
+           {{"print", "", "for scripts: print only the token; the default app does not change"},
             json}),
        RunRenew},
-      {"apps list", "", "all apps (asks context_store itself)", WithConnection({json}), RunList},
+      {"apps list", "", "list all apps (calls context_store)", WithConnection({json}), RunList},
       {"apps remove", "NAME", "remove an app, its token and all of its contexts",
        WithConnection({}), RunRemove},
   };

@@ -1,6 +1,6 @@
 // withyctl calibrate: measures this board with the served model and its TLM, in this process, and
-// keeps the times where the services look for them. Neighbours: calibration_run.h goes the rounds,
-// engine/session/calibrator.h takes the samples, wire/calibration.h keeps the record,
+// stores the times where the services read them. Neighbours: calibration_run.h runs the rounds,
+// engine/session/calibrator.h takes the samples, wire/calibration.h stores the record,
 // calibration_report.h prints it.
 #include <algorithm>
 #include <atomic>
@@ -18,6 +18,7 @@
 #include "base/board.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/calibration_report.h"
 #include "cli/calibration_run.h"
 #include "cli/client.h"
@@ -34,14 +35,14 @@ namespace {
 
 constexpr uint32_t kReadBytes[] = {256, 1024, 4096};
 
-// Set by Ctrl-C. A signal has no other way in.
+// Set by Ctrl-C; global because a signal handler has no other state.
 std::atomic<bool> g_stop{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void StopOnSignals() {
   struct sigaction action = {};
   action.sa_handler = [](int) { g_stop = true; };
-  action.sa_flags = SA_RESETHAND;  // the second one ends the process
+  action.sa_flags = SA_RESETHAND;  // a second Ctrl-C ends the process
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }
@@ -87,7 +88,7 @@ engine::TimedPoint FromWire(const v1::CalibrationPoint& wire) {
   return point;
 }
 
-// Says on stderr what would disturb the times. Does not stop: whoever measures may know better.
+// Warns on stderr about other load on the board. Continues, because the user may know better.
 void WarnIfBusy(const Args& args, const BoardInfo& board) {
   if (const auto client = Client::Open(args); client.ok()) {
     if (const auto status = (*client)->GetStatus(); status.ok()) {
@@ -95,18 +96,18 @@ void WarnIfBusy(const Args& args, const BoardInfo& board) {
       for (const v1::ProcessState& state : status->processes()) {
         if (state.process() == "orchestrator") running = state.status().running_calls();
       }
-      std::cerr << "withyctl: warning: withy is running on this board (" << running
-                << " calls now): its calls would disturb the times. Stop it first (`systemctl stop "
-                   "withy.target` or `./withy down`), or see to it that nobody calls.\n";
+      std::cerr << "withyctl: warning: withy is running on this board (" << Counted(running, "call")
+                << " now): its calls would disturb the times. Stop it first (`systemctl stop "
+                   "withy.target` or `./withy down`), or make sure that nobody calls.\n";
     }
   }
   if (board.load_average > kBusyLoad) {
     std::cerr << absl::StrCat("withyctl: warning: the load average is ", board.load_average,
-                              ": something else computes, and the times will be too long.\n");
+                              ": another program is computing, and the times will be too long.\n");
   }
 }
 
-// What is there already, with the points that are wanted now.
+// The existing record with the points of this run.
 v1::Calibration Begin(const Run& run, const std::string& path, const v1::CalibrationKey& key,
                       const std::vector<v1::CalibrationPoint>& planned) {
   v1::Calibration record;
@@ -117,14 +118,14 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
   const auto old = engine::ReadCalibration(path);
   if (!old.ok()) {
     if (!absl::IsNotFound(old.status()))
-      std::cerr << "withyctl: measuring anew: " << old.status().message() << "\n";
+      std::cerr << "withyctl: measuring again: " << old.status().message() << "\n";
     return record;
   }
   if (const std::string different = engine::KeyDifference(old->key(), key); !different.empty()) {
-    std::cerr << "withyctl: measuring anew: " << path << " was made with " << different << "\n";
+    std::cerr << "withyctl: measuring again: " << path << " was made with " << different << "\n";
     return record;
   }
-  const auto points = engine::TakeOver(planned, *old);
+  const auto points = engine::MergeSamples(planned, *old);
   record.mutable_points()->Assign(points.begin(), points.end());
   record.set_load_average(old->load_average());
   record.set_measured_unix_s(old->measured_unix_s());
@@ -135,7 +136,7 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
   return record;
 }
 
-// Measures what `result` lacks.
+// Takes the samples that `result` lacks.
 absl::Status Measure(
     const Run& run,
     const std::function<absl::StatusOr<double>(const v1::CalibrationPoint&)>& sample,
@@ -150,8 +151,8 @@ absl::Status Measure(
       .progress = [&](double done, std::string_view what) { bar.Update(done, what); }};
   const absl::Status status = RunCalibration(run.options, hooks, Clock::Real(), &record);
   if (!absl::IsCancelled(status)) return status;
-  return absl::CancelledError(absl::StrCat("interrupted; what was measured is in ", result->path,
-                                           ", and the same command goes on from there"));
+  return absl::CancelledError(absl::StrCat("interrupted; the samples so far are in ", result->path,
+                                           ", and the same command continues from there"));
 }
 
 absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::ModelConfig& config,
@@ -179,7 +180,7 @@ absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::Model
   const auto sample = [&](const v1::CalibrationPoint& point) {
     return calibrator.Sample(FromWire(point), &g_stop);
   };
-  // Weights and activations come into memory before the first sample that counts.
+  // Brings weights and activations into memory before the first sample that counts.
   const engine::TimedPoint warm_up{.kind = engine::TimedKind::kPrefill,
                                    .level_percent = model.info().levels.back().percent,
                                    .rows = static_cast<int32_t>(planned.front().rows())};
@@ -224,7 +225,7 @@ absl::StatusOr<CalibrationResult> CalibrateTlm(const Run& run, const std::string
   return result;
 }
 
-// Empty: there is none.
+// Path of the TLM; empty: there is none.
 std::string TlmPath(const Args& args, const v1::Config& config) {
   std::string path = args.Get("tlm", config.orchestrator().tlm_path());
   if (path.empty()) path = DefaultTlmPath(config.model().path());
@@ -252,7 +253,7 @@ absl::StatusOr<CalibrationReport> Calibrate(const Args& args, const Run& run) {
   const std::string tlm = TlmPath(args, config);
   if (std::error_code error; !tlm.empty() && !std::filesystem::is_regular_file(tlm, error)) {
     return absl::NotFoundError(
-        absl::StrCat("the TLM ", tlm, " is not there: give its file, or --tlm off"));
+        absl::StrCat("the TLM ", tlm, " does not exist: give its file, or --tlm off"));
   }
   const bool is_draft = config.model().path() == config.draft().path();
   WarnIfBusy(args, run.board);
@@ -280,19 +281,20 @@ int RunCalibrate(const Args& args) {
 }  // namespace
 
 std::vector<Command> CalibrateCommands() {
-  return {{"calibrate", "",
-           "measure this board with the served model and its TLM (minutes; an interrupted run goes "
-           "on where it stopped)",
-           WithConnection(
-               {{"model", "FILE", "GGUF or packed file (default: the configuration's model.path)"},
-                {"tlm", "FILE", "TLM (default: the configuration's or the one beside the model)"},
-                {"force", "", "measure again what is measured already"},
-                {"rounds", "N", "samples of each time (default 5)"},
-                {"point-seconds", "S",
-                 "most seconds for the samples of one time; what would take longer is left out "
-                 "(default 10)"},
-                {"json", "", "print JSON"}}),
-           RunCalibrate}};
+  return {
+      {"calibrate", "",
+       "measure this board with the served model and its TLM (takes minutes; an interrupted run "
+       "continues where it stopped)",
+       WithConnection(
+           {{"model", "FILE", "GGUF or packed file (default: the configuration's model.path)"},
+            {"tlm", "FILE", "TLM (default: the configuration's or the one beside the model)"},
+            {"force", "", "measure again from the start"},
+            {"rounds", "N", "samples per point (default 5)"},
+            {"point-seconds", "S",
+             "maximum seconds for the samples of one point; longer points are skipped "
+             "(default 10)"},
+            {"json", "", "print JSON"}}),
+       RunCalibrate}};
 }
 
 }  // namespace withy::cli

@@ -20,14 +20,15 @@ namespace {
 
 using Cell = std::function<bool(const v1::CalibrationPoint&)>;
 
-// Samples of a quiet board lie closer together than this share of their median.
+// On a quiet board samples differ by less than this share of their median.
 constexpr double kQuietSpread = 0.25;
 
 std::string Millis(double us) {
   return us < 1e6 ? absl::StrFormat("%.3g", us / 1e3) : absl::StrFormat("%.0f", us / 1e3);
 }
 
-// Median of the point of `level` that `is` finds; "-": there is none or it was left out.
+// Median of the first point of `level` for which `is` holds; "-" if there is none or it was
+// skipped.
 std::string Find(const v1::Calibration& record, uint32_t level, const Cell& is,
                  std::string (*print)(double us)) {
   for (const v1::CalibrationPoint& point : record.points()) {
@@ -37,7 +38,7 @@ std::string Find(const v1::Calibration& record, uint32_t level, const Cell& is,
   return "-";
 }
 
-// A line a level: prefill by length, decode by depth, a further row, switching.
+// One line per level: prefill by length, decode by depth, a further row, switching.
 std::string LevelTable(const v1::Calibration& record) {
   std::set<uint32_t> levels, lengths, depths;
   uint32_t most_rows = 0;
@@ -75,7 +76,7 @@ std::string LevelTable(const v1::Calibration& record) {
   return Table(rows);
 }
 
-// What coming back to a context costs when its KV is there, and when it has to be computed again.
+// Cost of resuming a context with resident KV, and of recomputing its KV.
 std::string ContextLines(const v1::Calibration& record) {
   const auto levels = engine::LevelTimesOf(record);
   if (levels.empty() || levels.back().prefill.empty()) return "";
@@ -86,12 +87,12 @@ std::string ContextLines(const v1::Calibration& record) {
     absl::StrAppend(&text, "a context of ", point.depth(), " tokens: first step ",
                     Millis(engine::MedianUs(point)), " ms with its KV resident, about ",
                     Millis(longest.us / longest.tokens * point.depth()),
-                    " ms more to compute it again\n");
+                    " ms more to recompute it\n");
   }
   return text;
 }
 
-// How far samples of one point lie apart, of their median.
+// Spread of the samples of each point, relative to its median.
 std::string SpreadLine(const v1::Calibration& record) {
   std::vector<double> spreads;
   double worst = 0;
@@ -113,7 +114,7 @@ std::string SpreadLine(const v1::Calibration& record) {
                       *middle * 100, worst * 100, worst_name);
   if (*middle > kQuietSpread) {
     absl::StrAppend(&text,
-                    "the board was not quiet: stop what else computes, and measure again with "
+                    "the board was not quiet: stop other programs and measure again with "
                     "--force\n");
   }
   return text;
@@ -174,7 +175,7 @@ std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns) {
                     LeftOutLines(tlm), "kept in ", report.tlm->path, "\n");
   }
   if (report.model.measured_now || (report.tlm.has_value() && report.tlm->measured_now)) {
-    absl::StrAppend(&text, "the services use it from their next start on\n");
+    absl::StrAppend(&text, "the services use it after their next start\n");
   }
   return text;
 }

@@ -4,19 +4,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/strings.h"
 #include "wire/calibration.h"
 
 namespace withy::cli {
 namespace {
 
-constexpr int kLeastSamples = 3;
+constexpr int kMinSamples = 3;
 constexpr int64_t kSaveEveryNs = kNanosPerSecond;
 
 int LeastSamples(const CalibrationOptions& options) {
-  return std::min(kLeastSamples, options.rounds);
+  return std::min(kMinSamples, options.rounds);
 }
 
-// What the time of a point grows with.
+// The quantity that a point's time grows with.
 double SizeOf(const v1::CalibrationPoint& point) {
   return point.kind() == v1::CALIBRATION_KIND_READ ? point.text_bytes() : point.rows();
 }
@@ -28,12 +29,12 @@ bool Grows(const v1::CalibrationPoint& point) {
 bool Finished(const CalibrationOptions& options, const v1::CalibrationPoint& point) {
   if (!point.left_out().empty() || point.sample_us_size() >= options.rounds) return true;
   if (point.sample_us_size() < LeastSamples(options)) return false;
-  double spent_us = engine::MedianUs(point);  // of the next one
+  double spent_us = engine::MedianUs(point);  // of the next shorter point
   for (const double us : point.sample_us()) spent_us += std::max(us, 0.0);
   return spent_us > options.point_seconds * 1e6;
 }
 
-// Why `point` cannot be measured in its time; by the next shorter one of its kind and level.
+// Reason why `point` does not fit its time, judged by the next shorter point of its kind and level.
 std::string WhyTooLong(const CalibrationOptions& options, const v1::Calibration& record,
                        const v1::CalibrationPoint& point) {
   if (!Grows(point) || !point.sample_us().empty()) return "";
@@ -46,13 +47,13 @@ std::string WhyTooLong(const CalibrationOptions& options, const v1::Calibration&
   if (shorter == nullptr) return "";
   const double seconds = engine::MedianUs(*shorter) / 1e6 * SizeOf(point) / SizeOf(*shorter);
   if (seconds * LeastSamples(options) <= options.point_seconds) return "";
-  return absl::StrFormat("%d times about %.3g s are more than the %g s that a point may take",
+  return absl::StrFormat("%d times about %.3g s are more than the %g s allowed per point",
                          LeastSamples(options), seconds, options.point_seconds);
 }
 
-// How long a sample takes, about, in units that cancel out.
+// Approximate relative time of one sample.
 double WeightOf(const v1::CalibrationPoint& point) {
-  constexpr double kStepTokens = 40;  // a few decode steps, in tokens of prefill
+  constexpr double kStepTokens = 40;  // a few decode steps, in prefill tokens
   const double level = std::max(point.level_percent(), 1u);
   return level * (Grows(point) ? SizeOf(point) : kStepTokens);
 }
@@ -66,7 +67,7 @@ double Left(const CalibrationOptions& options, const v1::Calibration& record) {
   return left;
 }
 
-// Saves when the last time was long ago.
+// Saves if enough time has passed since the last save.
 class Saver {
  public:
   Saver(const CalibrationHooks& hooks, const Clock& clock)
@@ -127,7 +128,7 @@ std::string PointName(const v1::CalibrationPoint& point) {
   const std::string level = absl::StrCat("level ", point.level_percent(), " %, ");
   switch (point.kind()) {
     case v1::CALIBRATION_KIND_PREFILL:
-      return absl::StrCat(level, "prefill of ", point.rows(), " tokens");
+      return absl::StrCat(level, "prefill of ", Counted(point.rows(), "token"));
     case v1::CALIBRATION_KIND_DECODE:
       return absl::StrCat(level, "decode of ", point.rows(), " at depth ", point.depth());
     case v1::CALIBRATION_KIND_SWITCH:

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A board whose times are known, and on which time passes only while something is measured.
+// A board with known times, on which time passes only during measurements.
 class CalibrationRunTest : public testing::Test {
  protected:
   void Add(v1::CalibrationKind kind, uint32_t level, uint32_t rows, uint32_t depth = 0) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -23,8 +24,8 @@
 namespace withy::cli {
 namespace {
 
-// Takes SIGINT on a thread of its own. All other threads must be started after it, so that they do
-// not get the signal.
+// Handles SIGINT on its own thread. All other threads must be started later, so that they do not
+// receive the signal.
 class InterruptWatcher {
  public:
   InterruptWatcher() {
@@ -39,7 +40,7 @@ class InterruptWatcher {
     thread_.join();
   }
 
-  // What Ctrl-C cancels from now on; null = nothing.
+  // Sets the answer that Ctrl-C cancels; null = none.
   void SetAnswer(AnswerCancel* answer) {
     const std::lock_guard lock(mutex_);
     answer_ = answer;
@@ -67,20 +68,21 @@ class InterruptWatcher {
 constexpr absl::Duration kTimeout = absl::Hours(1);
 
 constexpr char kHelp[] =
-    "/slo ttft_ms=200 tpot_ms=10   ask for this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
+    "/slo ttft_ms=200 tpot_ms=10   require this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
     "tpot_ratio,\n"
-    "                              end_to_end_ms; add `strict` to refuse answers that would be "
+    "                              end_to_end_ms; add `strict` to refuse calls that would be "
     "late)\n"
-    "/slo off                      as good as it can\n"
-    "/stats                        show or hide what was predicted and measured\n"
-    "/new                          begin a new context, with the next message\n"
-    "/context                      the context's id, to go on later with --context\n"
+    "/slo off                      no speed required: the best answer\n"
+    "/stats                        show or hide predicted and measured latency\n"
+    "/new                          start a new context with the next message\n"
+    "/context                      print the context's id, for --context later\n"
     "/help                         this list\n"
     "/quit                         leave\n"
-    "A message may begin with / behind a space.\n"
-    "Ctrl-C cancels an answer; what was said so far stays in the context.\n";
+    "To send a message that begins with /, type a space first.\n"
+    "Ctrl-C cancels an answer; its text so far stays in the context.\n";
 
-// Without its end. False: there is none, or (`too_long`) it is longer than a prompt may be.
+// Reads a line without its end. Returns false at the end of input, or (`too_long`) if the line
+// exceeds the longest prompt.
 bool ReadLine(std::istream& in, std::string* line, bool* too_long) {
   line->clear();
   for (char c = 0; in.get(c);) {
@@ -107,7 +109,7 @@ class Chat {
     request_.set_report_progress(isatty(STDERR_FILENO) != 0);
   }
 
-  // Says now, not after the first message, when the service, the token or --context is no good.
+  // Fails at once, not after the first message, if the service, the token or --context is invalid.
   absl::Status Start() {
     if (!request_.context_id().empty()) {
       v1::GetContextRequest get;
@@ -152,7 +154,7 @@ class Chat {
                                          : "context " + request_.context_id();
   }
 
-  // A context that nothing was said in would only count towards the app's limit.
+  // Creates a context only when needed: an unused one would count towards the app's limit.
   absl::Status EnsureContext() {
     if (!request_.context_id().empty()) return absl::OkStatus();
     v1::CreateContextRequest create;
@@ -169,7 +171,7 @@ class Chat {
     Fail(status);
   }
 
-  // False: leave.
+  // Executes a command. Returns false to leave.
   bool Do(const std::string& line) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
     if (words[0] == "/quit" || words[0] == "/exit") return false;
@@ -186,9 +188,9 @@ class Chat {
     } else if (words[0] == "/help") {
       std::cerr << kHelp;
     } else {
-      Report(absl::InvalidArgumentError(
-          absl::StrCat("there is no command ", words[0],
-                       ": /help lists them; a message may begin with / behind a space")));
+      Report(absl::InvalidArgumentError(absl::StrCat(
+          "there is no command ", words[0],
+          ": /help lists them; to send a message that begins with /, type a space first")));
     }
     return true;
   }
@@ -227,15 +229,15 @@ class Chat {
             if (event.has_finished()) finished = event.finished();
             if (!event.has_delta()) return;
             std::cout << ForStandardOutput(event.delta().text()) << std::flush;
-            if (!std::cout) cancel.Cancel();  // nobody gets what would follow
+            if (!std::cout) cancel.Cancel();  // the output has no reader
           });
     }
     watcher_.SetAnswer(nullptr);
     bar.Remove();
     std::cout << "\n" << std::flush;
     if (finished.reason() == v1::FINISH_REASON_CANCELLED || absl::IsCancelled(status)) {
-      std::cerr << (said ? "(cancelled: what was said stays in the context)\n"
-                         : "(cancelled before its first word: nothing of it stays)\n");
+      std::cerr << (said ? "(cancelled: its text so far stays in the context)\n"
+                         : "(cancelled before its first word: nothing stays in the context)\n");
     } else {
       Report(status);
     }
@@ -243,11 +245,11 @@ class Chat {
     std::cerr << (stats_ ? StatsText(request_.slo(), started, finished) : CutNote(finished));
   }
 
-  // Once for each time that the window moves.
+  // Reports dropped messages once each time the window moves.
   void TellDropped(uint32_t messages) {
     if (messages > dropped_) {
       std::cerr << "(the conversation outgrew the window: the model no longer sees its oldest "
-                << messages << " messages)\n";
+                << (messages == 1 ? "message" : Counted(messages, "message")) << ")\n";
     }
     dropped_ = messages;
   }
@@ -258,7 +260,7 @@ class Chat {
   v1::GenerateRequest request_;
   const absl::Duration timeout_;
   bool stats_;
-  uint32_t dropped_ = 0;  // messages of the context that were told to be outside the window
+  uint32_t dropped_ = 0;  // dropped messages of the context reported so far
   bool failed_ = false;
 };
 
@@ -270,7 +272,7 @@ int RunChat(const Args& args) {
   if (const absl::Status system = CheckFlagsUtf8(args, {"system"}); !system.ok())
     return FailUsage(ToStd(system.message()));
   if (args.Has("context") && args.Has("system"))
-    return FailUsage("--system is for a new context, not for --context");
+    return FailUsage("--system is only for a new context, not with --context");
   InterruptWatcher watcher;
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
@@ -283,17 +285,15 @@ int RunChat(const Args& args) {
 }  // namespace
 
 std::vector<Command> ChatCommands() {
-  std::vector<Flag> flags = {
-      {"context", "ID", "go on with this context (default: a new one)"},
-      {"system", "TEXT", "system prompt of a new context"},
-      {"stats", "", "show what was predicted and measured after each answer"},
-      TimeoutFlag(kTimeout)};
+  std::vector<Flag> flags = {{"context", "ID", "continue this context (default: a new one)"},
+                             {"system", "TEXT", "system prompt of a new context"},
+                             {"stats", "", "show predicted and measured latency after each answer"},
+                             TimeoutFlag(kTimeout)};
   for (Flag& flag : SettingFlags()) {
     if (flag.name != "context" && flag.name != "request-id" && flag.name != "logprobs")
       flags.push_back(std::move(flag));
   }
-  return {{"chat", "",
-           "talk, a line of standard input a turn; the conversation is kept in a context",
+  return {{"chat", "", "hold a conversation, one line of standard input per turn, in a context",
            WithConnection(std::move(flags)), RunChat}};
 }
 

@@ -1,4 +1,4 @@
-// What a person types, turned into requests; and what is printed back.
+// Tests the conversion of command lines to requests, and the output.
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -108,7 +108,7 @@ TEST(PromptTest, AFileThatIsNoPromptIsNamed) {
   EXPECT_EQ(PromptFromArgs(*Parse({"--raw", "--file", path}))->text().size(), kMaxPromptBytes);
   std::ofstream(path) << "gr\xFC\xDF"
                       << "e";
-  EXPECT_THAT(why(path), HasSubstr(path + " is no UTF-8 at byte 2 (0xFC)"));
+  EXPECT_THAT(why(path), HasSubstr(path + " is not UTF-8 at byte 2 (0xFC)"));
   std::filesystem::remove(path);
 }
 
@@ -117,10 +117,10 @@ TEST(PromptTest, TextThatIsNoUtf8IsNamedBeforeItIsSent) {
        std::vector<std::vector<std::string>>{{"caf\xE9"}, {"a", "--system", "caf\xE9"}}) {
     EXPECT_THAT(std::string(PromptFromArgs(*Parse(words)).status().message()),
                 AllOf(HasSubstr(words.back() == words.front() ? "TEXT" : "--system"),
-                      HasSubstr("no UTF-8 at byte 3 (0xE9)")));
+                      HasSubstr("not UTF-8 at byte 3 (0xE9)")));
   }
   EXPECT_THAT(std::string(SettingsFromArgs(*Parse({"--stop", "\x80"})).status().message()),
-              HasSubstr("--stop is no UTF-8 at byte 0"));
+              HasSubstr("--stop is not UTF-8 at byte 0"));
 }
 
 TEST(PromptTest, ContradictionsAreErrors) {
@@ -236,7 +236,7 @@ TEST(SettingsTest, AnSloIsAboveZeroAndStrictNeedsOne) {
   }
 }
 
-// What the command prints to stderr and ends with.
+// Stderr and exit code of a command.
 std::pair<int, std::string> RunCommand(const std::vector<Command>& commands,
                                        const std::string& name, std::vector<std::string> words) {
   for (const Command& command : commands) {
@@ -273,7 +273,8 @@ TEST(CommandTest, ATlmThatIsAwayIsNamedBeforeTheModelIsMeasured) {
   const auto [code, err] = RunCommand(CalibrateCommands(), "calibrate",
                                       {"--config", config, "--tlm", "/nonexistent/tlm.gguf"});
   EXPECT_EQ(code, kExitFailed);
-  EXPECT_THAT(err, AllOf(HasSubstr("/nonexistent/tlm.gguf is not there"), HasSubstr("--tlm off")));
+  EXPECT_THAT(err,
+              AllOf(HasSubstr("/nonexistent/tlm.gguf does not exist"), HasSubstr("--tlm off")));
   std::filesystem::remove(config);
 }
 
@@ -373,7 +374,7 @@ class TokenTest : public ::testing::Test {
     unsetenv("XDG_CONFIG_HOME");
   }
 
-  // As `apps bind` does.
+  // Stores a token as `apps bind` does.
   static std::string Bind(const std::string& app, const std::string& token) {
     const auto file = TokenFile::Create(app);
     EXPECT_TRUE(file.ok() && (*file)->Save(token).ok() && (*file)->MakeDefault().ok());
@@ -392,7 +393,7 @@ TEST_F(TokenTest, EachAppHasItsOwnAndTheLastBoundIsTheDefault) {
   EXPECT_EQ(*ReadToken("mail"), "app_1.a");
   EXPECT_EQ(*ReadToken("notes"), "app_2.b");
   EXPECT_EQ(ReadDefaultToken(), "app_2.b");
-  // Renewed, it takes the place of the old one, which has ended.
+  // After a renewal the new token replaces the old, invalid one.
   EXPECT_EQ(Bind("mail", "app_1.c"), "");
   EXPECT_EQ(*ReadToken("mail"), "app_1.c");
   EXPECT_EQ(ReadDefaultToken(), "app_1.c");
@@ -406,11 +407,11 @@ TEST_F(TokenTest, IsKeptForTheOwnerAlone) {
 
 TEST_F(TokenTest, NoTokenThatIsValidElsewhereIsOverwritten) {
   std::filesystem::create_directories(dir_);
-  std::ofstream(dir_ + "/token") << "app_0.old\n";  // by a withyctl of one file
+  std::ofstream(dir_ + "/token") << "app_0.old\n";  // written by a withyctl with a single file
   EXPECT_EQ(ReadDefaultToken(), "app_0.old");
   EXPECT_EQ(Bind("mail", "app_1.a"), "app_0");
   EXPECT_EQ(*ReadToken("app_0"), "app_0.old");
-  // The same name on another service.
+  // An app of the same name on another service.
   EXPECT_EQ(Bind("mail", "app_2.b"), "app_1");
   EXPECT_EQ(*ReadToken("app_1"), "app_1.a");
   EXPECT_EQ(*ReadToken("mail"), "app_2.b");
@@ -464,7 +465,7 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   EXPECT_EQ(Inspect(path, "").status().code(), absl::StatusCode::kNotFound);
 }
 
-// The figure of docs/operations.md.
+// The figure in docs/operations.md.
 TEST(InspectTest, A11BLlamaTakes12KiBOfKvAToken) {
   Inspection inspection;
   inspection.shape.layers = 22;
@@ -525,7 +526,7 @@ TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {
   ASSERT_EQ(elastic->level_bytes.size(), 2u);
   EXPECT_LT(elastic->level_bytes[0], elastic->level_bytes[1]);
   EXPECT_LT(elastic->level_bytes[1], elastic->file_bytes);
-  // Random weights were chosen by nothing.
+  // A model of random weights has no data to plot.
   EXPECT_EQ(WritePlots(path, ::testing::TempDir()).status().code(), absl::StatusCode::kNotFound);
   std::filesystem::remove(path);
 }
@@ -547,7 +548,7 @@ class ClientTest : public ::testing::Test {
     char* pointers[] = {words[0].data(), words[1].data()};
     return Client::Open(*Args::Parse(flags, pointers));
   }
-  // A server of `service`.
+  // Starts a server of `service`.
   std::unique_ptr<grpc::Server> Serve(grpc::Service* service) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix:" + socket_, grpc::InsecureServerCredentials());

@@ -28,10 +28,10 @@ struct Deadline {
 };
 
 constexpr Deadline kUnaryDeadline = {absl::Seconds(30),
-                                     "`withyctl status` says what withy does now; then try again"};
+                                     "`withyctl status` shows what withy is doing; then try again"};
 constexpr char kUnix[] = "unix:";
 
-// Who is called.
+// The called process.
 struct Peer {
   Peer() = default;
   Peer(const char* name, std::string where)
@@ -42,8 +42,8 @@ struct Peer {
   std::shared_ptr<grpc::Channel> channel;
 };
 
-// What gRPC's servers say of a call they do not have: C++ nothing, Go and Python the rest, a plain
-// HTTP/2 server the last. withy's own UNIMPLEMENTED names a field of the request.
+// Messages of gRPC servers for an unknown method: C++ none, Go and Python those below, a plain
+// HTTP/2 server the last. withy's own UNIMPLEMENTED errors name a field of the request.
 bool SaysMethodIsUnknown(absl::string_view message) {
   return message.empty() || absl::StartsWithIgnoreCase(message, "unknown service") ||
          absl::StartsWithIgnoreCase(message, "unknown method") ||
@@ -56,7 +56,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// context_store's socket lies beside the orchestrator's when only that one is known.
+// Guesses that context_store's socket is beside the orchestrator's, if only that one is known.
 std::string StoreBeside(const std::string& address, const v1::Config& config) {
   const std::vector<std::string> own = AppAddresses(config);
   if (!address.starts_with(kUnix) || std::find(own.begin(), own.end(), address) != own.end())
@@ -71,8 +71,8 @@ struct AnswerCancel::State {
   std::mutex mutex;
   bool cancelled = false;
   grpc::ClientContext* context = nullptr;  // of the running answer
-  std::string call_id = {};                // likewise; empty: nothing of it has come
-  std::function<bool(const std::string& call_id)> ask = nullptr;  // false: it could not be asked
+  std::string call_id = {};                // likewise; empty: no message received yet
+  std::function<bool(const std::string& call_id)> ask = nullptr;  // false: the request failed
 
   void BreakOff() {
     const std::lock_guard lock(mutex);
@@ -111,9 +111,8 @@ struct Client::Impl {
   absl::Status ExplainUnauthenticated() const {
     if (token.empty()) {
       return absl::UnauthenticatedError(
-          "no token: `withyctl apps bind NAME` gets one and keeps it; one that is kept elsewhere "
-          "is "
-          "given by --token or WITHY_TOKEN");
+          "no token: `withyctl apps bind NAME` gets and stores one; give a token from elsewhere "
+          "with --token or WITHY_TOKEN");
     }
     return absl::UnauthenticatedError(
         absl::StrCat("the token (from ", token_source,
@@ -122,7 +121,7 @@ struct Client::Impl {
                      "operator's `withyctl apps renew NAME` does"));
   }
 
-  // The status with what to do about it.
+  // The status with its remedy.
   absl::Status Explain(const grpc::Status& status, const grpc::ClientContext& context,
                        const Peer& peer, const Deadline& deadline) const {
     absl::Status plain = rpc::FromGrpc(status);
@@ -130,8 +129,8 @@ struct Client::Impl {
     if (absl::IsUnavailable(plain) && !connected) {
       return absl::UnavailableError(absl::StrCat("withy does not answer at ", peer.address,
                                                  ": is it running? Start it with `./withy up` or "
-                                                 "`systemctl start withy.target`, or say where it "
-                                                 "is with --address or WITHY_ADDRESS"));
+                                                 "`systemctl start withy.target`, or give its "
+                                                 "address with --address or WITHY_ADDRESS"));
     }
     if (absl::IsDeadlineExceeded(plain)) {
       return absl::DeadlineExceededError(
@@ -142,8 +141,8 @@ struct Client::Impl {
     }
     if (absl::IsUnimplemented(plain) && SaysMethodIsUnknown(plain.message())) {
       return absl::UnimplementedError(absl::StrCat(
-          "what listens at ", peer.address, " is not withy's ", peer.process,
-          ", or one of another version: say where it is with --address or WITHY_ADDRESS"));
+          "the server at ", peer.address, " is not withy's ", peer.process,
+          ", or has another version: give its address with --address or WITHY_ADDRESS"));
     }
     if (absl::IsUnauthenticated(plain)) return ExplainUnauthenticated();
     const auto& trailing = context.GetServerTrailingMetadata();
@@ -192,7 +191,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   std::unique_ptr<Client> client(new Client);
   Impl& impl = *client->impl_;
   std::string address = args.Get("address", Environment("WITHY_ADDRESS"));
-  if (address.empty()) address = AppAddresses(config).back();  // its unix socket
+  if (address.empty()) address = AppAddresses(config).back();  // the unix socket
   impl.store = {"context_store", StoreBeside(address, config)};
   impl.orchestrator = {"orchestrator", address};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
@@ -211,11 +210,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
 }
 
 absl::Status Client::UseToken(const std::string& token, const std::string& source) {
-  // gRPC ends the process over metadata that is not printable ASCII.
+  // gRPC aborts the process for metadata that is not printable ASCII.
   if (!std::all_of(token.begin(), token.end(), absl::ascii_isgraph)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the token (from ", source,
-                     ") has characters that no token has: give another with --token or --app"));
+                     ") has invalid characters: give another with --token or --app"));
   }
   impl_->token = token;
   impl_->token_source = source;
@@ -273,7 +272,7 @@ absl::StatusOr<v1::RemoveAppResponse> Client::RemoveApp(const v1::RemoveAppReque
 absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                               AnswerCancel* cancel,
                               const std::function<void(const v1::GenerateResponse&)>& on_message) {
-  const Deadline deadline = {timeout, "--timeout-s gives it more"};
+  const Deadline deadline = {timeout, "raise it with --timeout-s"};
   grpc::ClientContext context;
   impl_->Prepare(&context, timeout);
   const std::shared_ptr<AnswerCancel::State> state = cancel == nullptr ? nullptr : cancel->state_;

@@ -27,7 +27,7 @@ std::vector<Flag> ConnectionFlags() {
   return {{"address", "ADDRESS",
            "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
           {"app", "NAME",
-           "use the token that `apps bind NAME` kept (default: that of the app bound last)"},
+           "use the token that `apps bind NAME` stored (default: of the app bound last)"},
           {"token", "TOKEN", "use this token (WITHY_TOKEN)"},
           {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
 }

@@ -1,4 +1,4 @@
-// withyctl contexts: what the app has stored.
+// withyctl contexts: the app's stored contexts.
 #include <iostream>
 
 #include "base/status.h"
@@ -34,7 +34,7 @@ int RunList(const Args& args) {
   return kExitOk;
 }
 
-// A wrong ID among the operands.
+// Checks the ID operands.
 absl::Status CheckIds(const Args& args) {
   for (const std::string& id : args.positional()) WITHY_RETURN_IF_ERROR(CheckUtf8("ID", id));
   return absl::OkStatus();
@@ -55,7 +55,7 @@ int RunShow(const Args& args) {
   }
   for (const v1::ContextMessage& message : context->messages()) {
     std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "")
-              << (message.dropped() ? " (outside the window, not seen any more)" : "") << ": "
+              << (message.dropped() ? " (outside the window, no longer seen)" : "") << ": "
               << ForStandardOutput(message.message().content()) << "\n";
   }
   return kExitOk;
@@ -96,15 +96,17 @@ int RunDelete(const Args& args) {
 std::vector<Command> ContextCommands() {
   const Flag json{"json", "", "print JSON"};
   return {
-      {"contexts list", "", "the app's contexts, newest first", WithConnection({json}), RunList},
-      {"contexts show", "ID", "one context's messages", WithConnection({json}), RunShow},
-      {"contexts create", "", "make an empty context and print its ID",
-       WithConnection({{"system", "TEXT", "system prompt"},
-                       {"title", "TEXT", "name for people"},
-                       {"request-id", "ID", "the same ID gives the same context"},
-                       json}),
+      {"contexts list", "", "list the app's contexts, newest first", WithConnection({json}),
+       RunList},
+      {"contexts show", "ID", "show a context's messages", WithConnection({json}), RunShow},
+      {"contexts create", "", "create an empty context and print its ID",
+       WithConnection(
+           {{"system", "TEXT", "system prompt"},
+            {"title", "TEXT", "name for people"},
+            {"request-id", "ID", "creating again with the same ID returns the same context"},
+            json}),
        RunCreate},
-      {"contexts delete", "ID...", "delete contexts for good", WithConnection({}), RunDelete},
+      {"contexts delete", "ID...", "delete contexts permanently", WithConnection({}), RunDelete},
   };
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -53,12 +54,12 @@ int RunGenerate(const Args& args) {
     if (json) {
       tokens.mutable_tokens()->MergeFrom(message.delta().tokens());
     } else if (!(std::cout << ForStandardOutput(message.delta().text()) << std::flush)) {
-      cancel.Cancel();  // nobody gets what would follow
+      cancel.Cancel();  // the output has no reader
     }
   };
   const absl::Status status = (*client)->Generate(*request, *timeout, &cancel, show);
   bar.Remove();
-  if (!std::cout) return kExitFailed;  // main says why
+  if (!std::cout) return kExitFailed;  // main prints the reason
   if (json && status.ok()) {
     const std::string token_json =
         args.Has("logprobs") ? absl::StrCat(",\"tokens\":", TokensJson(tokens.tokens())) : "";
@@ -92,8 +93,8 @@ int RunPlan(const Args& args) {
             << "model level " << decision.model_level_percent() << " %, prompt level "
             << decision.prompt_level_percent() << " %, " << plan->prompt_tokens()
             << " prompt tokens (" << decision.predicted_prompt_tokens() << " to compute, "
-            << decision.predicted_reused_tokens() << " reused), " << plan->queue_position()
-            << " calls before\n";
+            << decision.predicted_reused_tokens() << " reused), "
+            << Counted(plan->queue_position(), "call") << " ahead in the queue\n";
   return kExitOk;
 }
 
@@ -139,19 +140,21 @@ std::vector<Flag> Join(std::vector<Flag> a, const std::vector<Flag>& b) {
 std::vector<Command> GenerateCommands() {
   const Flag json{"json", "", "print JSON"};
   return {
-      {"generate", "[TEXT...]", "answer a prompt, streaming",
+      {"generate", "[TEXT...]", "answer a prompt, printing the text as it arrives",
        WithConnection(Join(
            Join(PromptFlags(), SettingFlags()),
            {json,
             {"stats", "", "print the decision and the latency to stderr (default on a terminal)"},
             TimeoutFlag(kTimeout)})),
        RunGenerate},
-      {"plan", "[TEXT...]", "what generate would decide and predict now, without running it",
+      {"plan", "[TEXT...]", "print what generate would decide and predict now, without running it",
        WithConnection(Join(Join(PromptFlags(), SettingFlags()), {json})), RunPlan},
-      {"count-tokens", "[TEXT...]", "tokens of a prompt, chat template included",
+      {"count-tokens", "[TEXT...]", "count the tokens of a prompt, chat template included",
        WithConnection(Join(Join(PromptFlags(), ModelFlags()), {json})), RunCountTokens},
-      {"cancel", "[CALL_ID]", "end a running answer of the app, so that what there is of it counts",
-       WithConnection({Flag{"request-id", "ID", "the answer of this request instead"}}), RunCancel},
+      {"cancel", "[CALL_ID]",
+       "end a running answer of the app and keep its text so far as the result",
+       WithConnection({Flag{"request-id", "ID", "the answer to this request, instead of CALL_ID"}}),
+       RunCancel},
   };
 }
 

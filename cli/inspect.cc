@@ -20,7 +20,7 @@
 namespace withy::cli {
 namespace {
 
-// The only architecture of a TLM (docs/formats-tlm.md).
+// The architecture of every TLM (docs/formats-tlm.md).
 constexpr char kTlmArchitecture[] = "mobilebert";
 
 void Note(const absl::Status& status, Inspection* out) {
@@ -132,7 +132,7 @@ std::string Count(uint64_t count) {
   return absl::StrCat(count);
 }
 
-// "4 to 32", or "32" when they are equal.
+// "4 to 32", or "32" if both are equal.
 std::string Range(const engine::LevelSpec& level, int32_t engine::LayerExtent::*member) {
   const auto [low, high] =
       std::minmax_element(level.layers.begin(), level.layers.end(),
@@ -182,7 +182,7 @@ nlohmann::json LevelsJson(const Inspection& in) {
   return levels;
 }
 
-// Of what is kept in the arena.
+// KV bytes in the arena per token.
 uint64_t KvBytesPerToken(const engine::ModelShape& shape) {
   const engine::KvGeometry kv = {
       .layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
@@ -267,7 +267,7 @@ std::string InspectionJson(const Inspection& in) {
                                {"types", types},
                                {"can_be_served", in.problems.empty()},
                                {"problems", in.problems}};
-  // The file's path may be no UTF-8.
+  // The file's path may not be valid UTF-8.
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -1,4 +1,4 @@
-// withyctl: what a person types. Finds the command, parses its flags, runs it.
+// withyctl, the command-line client. Finds the command, parses its flags, runs it.
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::vector<Command> AllCommands() {
   return all;
 }
 
-// Help of all commands whose name begins with `prefix`.
+// Prints the help of all commands whose name begins with `prefix`.
 void PrintOverview(const std::vector<Command>& commands, std::string_view prefix,
                    std::ostream& out) {
   out << "usage: withyctl COMMAND [FLAGS]; withyctl COMMAND --help explains one, withyctl "
@@ -90,8 +90,8 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace withy::cli
 
-// What was to be printed and could not be is a failure of any command. A reader that has gone ends
-// it at once, as is usual in pipes.
+// Any command fails if its output cannot be written. A closed pipe ends the process at once, as
+// usual.
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);
   withy::cli::StandardOutput output(STDOUT_FILENO);

@@ -1,4 +1,4 @@
-// withyctl models: what is served, what a file holds, packing it ahead of its first use, and random
+// withyctl models: lists served models, inspects files, packs files in advance, and writes random
 // weights for benchmarks.
 #include <algorithm>
 #include <iostream>
@@ -60,7 +60,7 @@ int RunInspect(const Args& args) {
   return inspection->problems.empty() ? kExitOk : kExitFailed;
 }
 
-// Where the workers keep packed models.
+// Directory where the workers keep packed models.
 absl::StatusOr<std::string> PackedDir(const Args& args) {
   if (args.Has("cache-dir")) return args.Get("cache-dir");
   WITHY_ASSIGN_OR_RETURN(const proto::Config config, LoadConfig(args.Get("config")));
@@ -121,26 +121,26 @@ std::vector<Command> ModelCommands() {
   const Flag config{"config", "FILE",
                     "the service's configuration (default /etc/withy/withy.textproto)"};
   return {
-      {"models list", "", "the models that are served", WithConnection({json}), RunList},
+      {"models list", "", "list the served models", WithConnection({json}), RunList},
       {"models inspect",
        "FILE",
-       "what a GGUF file holds, and whether withy can serve it (exit code 1 when not)",
+       "describe a GGUF file and whether withy can serve it (exit code 1 if not)",
        {{"chat-template", "NAME", "use this chat template instead of the file's"},
-        {"plots", "DIR", "also write plots of what an elastic file's levels were chosen by (SVG)"},
+        {"plots", "DIR", "also plot the data that an elastic file's levels were chosen by (SVG)"},
         json},
        RunInspect},
       {"models import",
        "FILE",
-       "pack a GGUF file where the workers look for it, and print the packed file's path",
-       {{"cache-dir", "DIR", "where packed files are kept (default: STATE_DIR/packed)"}, config},
+       "pack a GGUF file for the workers and print the packed file's path",
+       {{"cache-dir", "DIR", "directory of packed files (default: STATE_DIR/packed)"}, config},
        RunImport},
       {"models synth",
        "",
-       "write a model of random weights in a published shape, for benchmarks",
+       "write a random-weight model of a published shape, for benchmarks",
        {{"shape", "NAME",
          absl::StrJoin(engine::SynthShapeNames(), ", ") + " (default tinyllama-1.1b)"},
         {"type", "TYPE", "q8_0 (default), q4_0, f16, bf16, f32"},
-        {"levels", "LIST", "elastic levels in per cent with a LoRA each, such as 20,50,80"},
+        {"levels", "LIST", "elastic levels in per cent, each with a LoRA, such as 20,50,80"},
         {"seed", "N", "default 1"},
         {"out", "FILE", "GGUF file to write"}},
        RunSynth},

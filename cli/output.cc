@@ -18,7 +18,7 @@ std::string ToJson(const google::protobuf::Message& message) {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string json;
-  // Fails only for Any and for invalid UTF-8, which the contract has not.
+  // Fails only for Any and invalid UTF-8, neither of which occurs in the contract.
   if (!google::protobuf::util::MessageToJsonString(message, &json, options).ok()) return "{}";
   return json;
 }

@@ -12,7 +12,7 @@
 namespace withy::cli {
 namespace {
 
-// A file without the key gives an empty array.
+// Returns an empty array if the file lacks the key.
 absl::StatusOr<std::vector<float>> Floats(const engine::GgufFile& file, const char* key,
                                           size_t expected) {
   if (!file.Has(key)) return std::vector<float>();
@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<std::string>> WritePlots(const std::string& gguf,
                          Floats(file, "withy.level.lora_loss", table.levels.size()));
   if (by_layer.empty() && by_neuron.empty() && cut.empty()) {
     return absl::NotFoundError(absl::StrCat(
-        gguf, " does not say what its levels were chosen by: ./withy elasticize writes it"));
+        gguf, " has no data about the choice of its levels: ./withy elasticize writes it"));
   }
   std::error_code error;
   std::filesystem::create_directories(directory, error);
@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<std::string>> WritePlots(const std::string& gguf,
   if (!by_layer.empty()) {
     const LineChart chart{"Importance of layers",
                           "layer",
-                          "loss without it, less the whole model's",
+                          "loss without it, minus the full model's",
                           {Points("layers", by_layer, 0, layers)}};
     WITHY_RETURN_IF_ERROR(write("layer-importance.svg", chart));
   }

@@ -23,7 +23,7 @@ constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
 constexpr const char* kSloFields[] = {"ttft_ms",    "tpot_ms",       "ttft_ratio",
                                       "tpot_ratio", "end_to_end_ms", "energy_mj"};
 
-// "-" is standard input.
+// Reads a prompt; "-" is standard input.
 absl::StatusOr<std::string> ReadPrompt(const std::string& path) {
   const bool standard_input = path == "-";
   UniqueFd opened;
@@ -131,50 +131,50 @@ absl::Status FillSlo(const Args& args, v1::Slo* slo) {
 
 std::vector<Flag> PromptFlags() {
   return {{"message", "ROLE:CONTENT",
-           "one message of the prompt (system, user or assistant); may be repeated"},
+           "one message of the prompt (system, user or assistant); repeatable"},
           {"system", "TEXT", "a system message in front"},
           {"raw", "",
-           "give TEXT to the model as it is, without its chat template; control tokens that it "
-           "spells are such"},
+           "give TEXT to the model unchanged, without the chat template; control tokens spelled "
+           "in it are control tokens"},
           {"file", "PATH", "read TEXT from a file; - is standard input"}};
 }
 
 std::vector<Flag> ModelFlags() {
   return {{"worker", "target|draft", "which model answers (default target)"},
-          {"model", "NAME", "the same by the model's name"}};
+          {"model", "NAME", "the model that answers, by name"}};
 }
 
 std::vector<Flag> SettingFlags() {
   std::vector<Flag> flags = {
-      {"context", "ID", "go on with this context (default: stateless)"},
+      {"context", "ID", "continue this context (default: stateless)"},
       {"slo-ttft-ms", "MS", "first token within MS milliseconds"},
-      {"slo-tpot-ms", "MS", "MS milliseconds a token after the first"},
-      {"slo-ttft-ratio", "R", "first token within the share R of the full model's time"},
-      {"slo-tpot-ratio", "R", "the same for a token after the first"},
+      {"slo-tpot-ms", "MS", "MS milliseconds per token after the first"},
+      {"slo-ttft-ratio", "R", "first token within R times the full model's time"},
+      {"slo-tpot-ratio", "R", "the same per token after the first"},
       {"slo-end-to-end-ms", "MS", "the whole answer within MS milliseconds"},
       {"slo-energy-mj", "MJ", "the whole answer within MJ millijoules"},
-      {"strict", "", "refuse the call when the SLO cannot be met"},
+      {"strict", "", "refuse the call if the SLO cannot be met"},
       {"greedy", "",
-       "always the most likely token, as --temperature 0 (default of this and the next five: "
+       "always take the most likely token, as --temperature 0 (default of this and the next five: "
        "the configuration's, else the model file's, else --temperature 0.7 --top-p 0.95 "
        "--repetition-penalty 1.1 --repetition-window 256)"},
-      {"temperature", "T", "0 to 10: the higher, the more varied"},
+      {"temperature", "T", "0 to 10; higher is more varied"},
       {"top-k", "K", "keep the K most likely tokens; 0 = all"},
       {"top-p", "P", "keep the smallest set of tokens that reaches probability P; 1 = all"},
-      {"min-p", "P", "drop tokens less likely than the share P of the likeliest; 0 = none"},
-      {"repetition-penalty", "F", "weaken tokens seen before by F; 1 = off"},
-      {"repetition-window", "N", "seen before are the last N tokens"},
-      {"seed", "N", "the same seed gives the same text (default: another each time)"},
+      {"min-p", "P", "drop tokens below P times the highest probability; 0 = none"},
+      {"repetition-penalty", "F", "penalise previously seen tokens by the factor F; 1 = off"},
+      {"repetition-window", "N", "the last N tokens count as previously seen"},
+      {"seed", "N", "the same seed gives the same text (default: random)"},
       {"max-tokens", "N",
-       "tokens at most (default: the configuration's, else 2048, or 256 with --raw)"},
-      {"stop", "TEXT", "end the answer before TEXT; may be repeated"},
-      {"logprobs", "N", "report log-probabilities and N alternatives a token (with --json)"},
-      {"priority", "N", "-10..10 among calls of equal deadline"},
-      {"request-id", "ID", "a retry with the same ID gets the stored answer"},
-      {"speculation", "on|off", "default: where it pays"},
+       "maximum tokens (default: the configuration's, else 2048, or 256 with --raw)"},
+      {"stop", "TEXT", "end the answer before TEXT; repeatable"},
+      {"logprobs", "N", "report log-probabilities and N alternatives per token (with --json)"},
+      {"priority", "N", "-10..10, orders calls of equal deadline; higher goes first"},
+      {"request-id", "ID", "a retry with the same ID returns the stored answer"},
+      {"speculation", "on|off", "default: on if it pays"},
       {"level", "PERCENT", "fix the model level"},
       {"prompt-level", "PERCENT",
-       "fix the prompt level: the share of the prompt's words that is kept"}};
+       "fix the prompt level: the per cent of the prompt's words to keep"}};
   for (Flag& flag : ModelFlags()) flags.push_back(std::move(flag));
   return flags;
 }
@@ -202,7 +202,7 @@ absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
   v1::Prompt prompt;
   if (args.Has("raw")) {
     if (!messages.empty() || args.Has("system")) {
-      return absl::InvalidArgumentError("--raw takes TEXT alone: messages need the chat template");
+      return absl::InvalidArgumentError("--raw takes only TEXT: messages need the chat template");
     }
     prompt.set_text(text);
     return prompt;

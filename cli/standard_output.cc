@@ -17,9 +17,8 @@ StandardOutput::~StandardOutput() { WriteAll(); }
 
 absl::Status StandardOutput::Finish() {
   if (WriteAll()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("cannot write to standard output: ", std::strerror(error_),
-                   "; what is missing there was not printed"));
+  return absl::DataLossError(absl::StrCat(
+      "cannot write to standard output: ", std::strerror(error_), "; the output is incomplete"));
 }
 
 StandardOutput::int_type StandardOutput::overflow(int_type c) {

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/strings.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
 #include "wire/answer_defaults.h"
@@ -36,11 +37,12 @@ std::string CutNote(const v1::GenerateFinished& finished) {
   const uint32_t tokens = finished.usage().completion_tokens();
   switch (finished.reason()) {
     case v1::FINISH_REASON_MAX_TOKENS:
-      return absl::StrCat("(cut after ", tokens, " tokens, the limit: --max-tokens N gives N)\n");
+      return absl::StrCat("(cut after ", Counted(tokens, "token"),
+                          ", the limit: --max-tokens N sets it)\n");
     case v1::FINISH_REASON_CONTEXT_FULL:
-      return absl::StrCat("(cut after ", tokens,
-                          " tokens: the window is full; a new context or a higher "
-                          "model.context_length gives room)\n");
+      return absl::StrCat("(cut after ", Counted(tokens, "token"),
+                          ": the window is full; use a new context or a higher "
+                          "model.context_length)\n");
     default:
       return "";
   }
@@ -63,12 +65,13 @@ std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
   const bool asked = slo.ttft_ratio() > 0 || slo.tpot_ratio() > 0 || slo.ttft_ms() > 0 ||
                      slo.tpot_ms() > 0 || slo.end_to_end_ms() > 0 || slo.energy_mj() > 0;
   if (asked) absl::StrAppend(&text, "SLO ", finished.latency().slo_met() ? "met; " : "missed; ");
-  absl::StrAppend(&text, usage.prompt_tokens(), " prompt tokens (", usage.reused_tokens(),
-                  " reused, ", usage.prefilled_tokens(), " computed), ", usage.completion_tokens(),
-                  " generated; ended by ", ReasonText(finished.reason()), "\n");
+  absl::StrAppend(&text, Counted(usage.prompt_tokens(), "prompt token"), " (",
+                  usage.reused_tokens(), " reused, ", usage.prefilled_tokens(), " computed), ",
+                  usage.completion_tokens(), " generated; ended by ", ReasonText(finished.reason()),
+                  "\n");
   if (finished.has_sampling()) absl::StrAppend(&text, SamplingText(finished.sampling()), "\n");
   if (usage.pruned_words() > 0)
-    absl::StrAppend(&text, usage.pruned_words(), " words of the prompt left out\n");
+    absl::StrAppend(&text, Counted(usage.pruned_words(), "word"), " of the prompt left out\n");
   if (finished.model_levels_percent_size() > 1) {
     absl::StrAppend(&text, "made at levels ", absl::StrJoin(finished.model_levels_percent(), ", "),
                     " %\n");

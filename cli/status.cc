@@ -1,4 +1,4 @@
-// withyctl status: the five processes. Exit code 1 unless all of them serve.
+// withyctl status: the state of the five processes. Exit code 1 unless all of them serve.
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +12,7 @@ namespace {
 
 std::vector<std::string> Row(const v1::ProcessState& state) {
   const v1::ProcessStatus& s = state.status();
-  if (s.pid() == 0) {  // it did not say; why not stands in the detail, if it is known
+  if (s.pid() == 0) {  // not reported; the detail gives the reason, if known
     return {state.process(), state.health(), "", "", "", "", "", "", Printable(s.detail())};
   }
   return {state.process(),

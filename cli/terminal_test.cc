@@ -1,4 +1,4 @@
-// What comes out on a terminal and through a pipe: foreign text, tables, and a standard output that
+// Tests output to a terminal and through a pipe: foreign text, tables, and a standard output that
 // cannot be written.
 #include <fcntl.h>
 #include <unistd.h>
@@ -68,8 +68,8 @@ TEST(TerminalTextTest, ACellStaysInItsLineAndItsColumn) {
   EXPECT_THAT(lines[1], HasSubstr("two\\nlines"));
 }
 
-// Whatever bytes come: what goes to a terminal is UTF-8 without a control character, and a table
-// has its lines and no others.
+// For arbitrary bytes, output to a terminal is UTF-8 without control characters, and a table has
+// exactly its own lines.
 TEST(TerminalTextTest, NoBytesGetThrough) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(seed);

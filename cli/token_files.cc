@@ -39,7 +39,7 @@ std::string PathOf(const std::string& dir, const std::string& app) {
   return absl::StrCat(dir, "/", app, ".token");
 }
 
-// No link.
+// Not a link.
 bool IsPlainFile(const std::string& path) {
   std::error_code error;
   return fs::is_regular_file(fs::symlink_status(path, error));
@@ -71,7 +71,7 @@ absl::StatusOr<std::string> TokenDir() {
     const std::string home = Environment("HOME");
     if (home.empty()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "there is no place for tokens: neither XDG_CONFIG_HOME nor HOME is set; ", kRemedy));
+          "there is no directory for tokens: neither XDG_CONFIG_HOME nor HOME is set; ", kRemedy));
     }
     config = home + "/.config";
   }
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& app) {
   WITHY_ASSIGN_OR_RETURN(const std::string dir, TokenDir());
   std::string token = ReadLine(PathOf(dir, app));
   if (!token.empty()) return token;
-  return absl::NotFoundError(absl::StrCat("no token of app ", app, " is kept in ", dir,
+  return absl::NotFoundError(absl::StrCat("no token of app ", app, " is stored in ", dir,
                                           ": `withyctl apps bind ", app, "` gets one"));
 }
 
@@ -142,7 +142,7 @@ absl::Status TokenFile::Save(const std::string& token) {
 absl::Status TokenFile::MakeDefault() {
   const std::string link = dir_ + kDefault;
   WITHY_RETURN_IF_ERROR(KeepOther(link, token_));
-  // Made beside it and renamed, so that there is one at any time.
+  // Created beside it and renamed, so that the link always exists.
   const std::string fresh = absl::StrCat(link, ".", getpid());
   unlink(fresh.c_str());
   if (symlink(fs::path(path_).filename().c_str(), fresh.c_str()) != 0 ||

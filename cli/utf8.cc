@@ -12,10 +12,10 @@ absl::Status CheckUtf8(std::string_view what, std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const size_t length = engine::Utf8CharAt(text, at, &code);
     if (length == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s is no UTF-8 at byte %d (0x%02X): convert it first, as with `iconv -t "
-                          "UTF-8`",
-                          ToAbsl(what), at, static_cast<unsigned char>(text[at])));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s is not UTF-8 at byte %d (0x%02X): convert it first, as with `iconv -t "
+          "UTF-8`",
+          ToAbsl(what), at, static_cast<unsigned char>(text[at])));
     }
     at += length;
   }

@@ -1,5 +1,5 @@
-# Cross build for aarch64 with Debian's compiler against an arm64 tree in WITHY_SYSROOT; tests/cross/aarch64.sh makes the tree and calls it.
-# What is built runs under qemu-user.
+# Cross build for aarch64 with Debian's compiler and an arm64 tree in WITHY_SYSROOT. tests/cross/aarch64.sh creates the tree and runs the build.
+# The programs run under qemu-user.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
@@ -12,5 +12,5 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
-# A core with the dot products but not the later extensions: what small boards have.
+# A core with dot products but without later extensions, as on small boards.
 set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-aarch64-static;-cpu;cortex-a76;-L;${WITHY_SYSROOT}")

@@ -1,7 +1,7 @@
 // Linked into every program of a thread-sanitizer build. Debian's Abseil is not instrumented, so
-// the sanitizer does not see what absl::Mutex and absl::Notification order, and calls every use a
-// race. These definitions come before the library's (also for gRPC, which uses the same), tell the
-// sanitizer, and go on to the real ones.
+// the sanitizer does not see the ordering by absl::Mutex and absl::Notification and reports false
+// races. These definitions take precedence over the library's (also for gRPC, which uses the same
+// library), inform the sanitizer, and call the real functions.
 #include <absl/synchronization/mutex.h>
 #include <absl/synchronization/notification.h>
 #include <absl/time/time.h>
@@ -16,15 +16,15 @@
 extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
-// What libraries that are not instrumented do with memory (RocksDB's skip list, gRPC's queues) is
-// their own business.
+// Ignores memory accesses of libraries that are not instrumented (RocksDB's skip list, gRPC's
+// queues).
 const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
 
-// gRPC's header templates are compiled here, the library that calls them is not. What a batch of
-// operations was given is ordered before its completion by the hooks at the end of this file; the
-// suppressions are for what the library orders without a call that could be hooked. `race` takes
-// any frame and is only for functions that do not call ours; `race_top` takes the frame that
-// touches the memory, so that races of our reactors, which the templates call, still show.
+// gRPC's header templates are compiled here with instrumentation, but the library that calls them
+// is not. The hooks at the end of this file order a batch's inputs before its completion. The
+// suppressions cover ordering inside the library that no call exposes. `race` matches any frame and
+// is used only for functions that do not call ours; `race_top` matches the frame that touches the
+// memory, so that races in our reactors, which the templates call, are still reported.
 const char* __tsan_default_suppressions() {
   return "race:grpc::internal::*::CallOnDone\n"
          "race:grpc::internal::CallOp\n"
@@ -56,15 +56,15 @@ ABSL_NAMESPACE_BEGIN
 
 namespace {
 
-// Whoever unlocks evaluates the conditions that others wait for, still under the lock but after we
-// said that it is free.
+// A thread that unlocks evaluates the conditions of waiting threads: still under the lock, but
+// after we have reported its release.
 class IgnoreReads {
  public:
   IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
   ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 };
 
-// Notification: a Mutex, then the flag that HasBeenNotified() reads inline.
+// A Notification is a Mutex followed by the flag that HasBeenNotified() reads inline.
 void* FlagOf(const Notification* n) {
   return const_cast<char*>(reinterpret_cast<const char*>(n)) + sizeof(Mutex);
 }
@@ -197,8 +197,8 @@ bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
 ABSL_NAMESPACE_END
 }  // namespace absl
 
-// gRPC's core, called from its C++ library: whoever starts a batch hands everything so far to
-// whoever finishes it, known by the batch's tag or by the call.
+// gRPC's core functions, as called by its C++ library. Starting a batch happens before finishing
+// it; the batch's tag or the call identifies it.
 #define WITHY_NEXT(name) static const auto real = reinterpret_cast<decltype(&name)>(Next(#name))
 
 grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t count, void* tag,
@@ -209,7 +209,7 @@ grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_
   return real(call, ops, count, tag, reserved);
 }
 
-// A call's last reference goes after the last of its callbacks, and a server after all of its
+// A call's last reference is released after its last callback, and a server's after all of its
 // calls.
 static char ended_calls;
 

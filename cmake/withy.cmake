@@ -1,4 +1,4 @@
-# Compiler settings and the three target helpers every part uses.
+# Compiler settings and the three target helpers of all parts.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -14,13 +14,13 @@ if(WITHY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${WITHY_CCACHE}")
 endif()
 
-# -Wno-restrict: g++ 12 warns of overlap inside std::string's own assign and insert where there is none (GCC bug 105329).
+# -Wno-restrict: g++ 12 reports false overlaps inside std::string's assign and insert (GCC bug 105329).
 add_library(withy_options INTERFACE)
 target_include_directories(withy_options INTERFACE "${CMAKE_SOURCE_DIR}")
 target_compile_options(withy_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
   -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -Werror -fno-math-errno -ffp-contract=off)
 if(WITHY_SANITIZE)
-  # GCC takes what a sanitizer checks for values that may be undefined.
+  # GCC reports values checked by a sanitizer as possibly uninitialised.
   add_compile_options("-fsanitize=${WITHY_SANITIZE}" -fno-omit-frame-pointer -g1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   add_link_options("-fsanitize=${WITHY_SANITIZE}")
 endif()
@@ -33,7 +33,7 @@ endif()
 find_package(absl REQUIRED)
 find_package(Threads REQUIRED)
 
-# Put into every program: what a sanitizer has to be told about libraries that are not instrumented.
+# Linked into every program: tells a sanitizer about libraries that are not instrumented.
 set(WITHY_PROGRAM_SRCS)
 if(WITHY_SANITIZE STREQUAL "thread")
   set(WITHY_PROGRAM_SRCS "${CMAKE_CURRENT_LIST_DIR}/tsan_hooks.cc")
@@ -54,8 +54,8 @@ function(withy_library name)
   endif()
 endfunction()
 
-# withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds]): a label means that CI runs
-# the test under that sanitizer too.
+# withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds]): with a label CI also runs
+# the test under that sanitizer.
 function(withy_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT WITHY_TESTS)

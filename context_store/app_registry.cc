@@ -73,7 +73,7 @@ absl::StatusOr<BoundApp> AppRegistry::Bind(std::string_view name, std::string_vi
       app.created_unix_s = clock_.UnixNanos() / kNanosPerSecond;
     }
   }
-  return GiveToken(std::move(app_id), std::move(app));
+  return IssueToken(std::move(app_id), std::move(app));
 }
 
 absl::StatusOr<BoundApp> AppRegistry::Renew(std::string_view name) {
@@ -91,10 +91,10 @@ absl::StatusOr<BoundApp> AppRegistry::Renew(std::string_view name) {
     app_id = known->second;
     app = apps_.at(app_id);
   }
-  return GiveToken(std::move(app_id), std::move(app));
+  return IssueToken(std::move(app_id), std::move(app));
 }
 
-absl::StatusOr<BoundApp> AppRegistry::GiveToken(std::string app_id, AppRecord app) {
+absl::StatusOr<BoundApp> AppRegistry::IssueToken(std::string app_id, AppRecord app) {
   BoundApp bound{std::move(app_id), ""};
   bound.token = absl::StrCat(bound.app_id, ".", ToHex(RandomBytes(kSecretBytes)));
   app.token_hash = Sha256(bound.token);

@@ -69,7 +69,7 @@ class AppRegistry {
  private:
   AppRegistry(RecordDb& db, const Clock& clock) : db_(db), clock_(clock) {}
 
-  absl::StatusOr<BoundApp> GiveToken(std::string app_id, AppRecord app)
+  absl::StatusOr<BoundApp> IssueToken(std::string app_id, AppRecord app)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
 
   RecordDb& db_;

@@ -75,7 +75,6 @@ void Arena::PrefaultInBackground() {
       for (size_t i = 0; i < bytes; i += 4096)
         (void)*static_cast<volatile const std::byte*>(begin + i);
     }
-    prefaulted_ = !stop_;
   });
 }
 

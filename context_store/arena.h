@@ -34,7 +34,6 @@ class Arena {
   uint64_t bytes() const { return memory_.size(); }
   // Whether this is the memory of an earlier store process, which workers may still have mapped.
   bool recovered() const { return recovered_; }
-  bool prefaulted() const { return prefaulted_.load(); }
 
   // Writes a fresh header for `layer` of a chunk, stamped with `epoch`. The block has no KV yet.
   void Stamp(uint64_t block_bytes, uint32_t block, uint64_t epoch, uint32_t layer);
@@ -49,7 +48,6 @@ class Arena {
   SharedMemory memory_;
   bool recovered_ = false;
   std::atomic<bool> stop_{false};
-  std::atomic<bool> prefaulted_{false};
   std::thread prefault_;
 };
 

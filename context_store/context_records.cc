@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/strings.h"
 
 namespace withy::context_store {
 namespace {
@@ -95,7 +96,7 @@ absl::StatusOr<std::pair<int64_t, std::string>> ParsePageToken(std::string_view 
 
 }  // namespace
 
-uint32_t LeaveOut(SegmentRange range, std::vector<std::string>* segments) {
+uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments) {
   const auto begin = segments->begin() + std::min<size_t>(range.first, segments->size());
   const auto end = begin + std::min<std::ptrdiff_t>(range.count, segments->end() - begin);
   const auto count = static_cast<uint32_t>(end - begin);
@@ -106,7 +107,7 @@ uint32_t LeaveOut(SegmentRange range, std::vector<std::string>* segments) {
 absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& db,
                                                                      const Clock& clock,
                                                                      ContextLimits limits,
-                                                                     FormerResults former) {
+                                                                     LegacyResults former) {
   std::unique_ptr<ContextRecords> records(new ContextRecords(db, clock, limits, std::move(former)));
   std::vector<std::pair<std::string, Entry>> entries;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
@@ -167,7 +168,7 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
   }
   if (app.contexts.size() + app.creations >= limits_.contexts_per_app) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the app has ", app.contexts.size(), " contexts; the limit is ",
+        absl::StrCat("the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
                      limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some"));
   }
   ++app.creations;
@@ -250,10 +251,10 @@ absl::StatusOr<SegmentRange> ContextRecords::FindUnfinished(
   WITHY_RETURN_IF_ERROR(CheckUnfinished(app_id, request));
   const absl::StatusOr<ResultRecord> former = ReadResult(app_id, request.request_id);
   if (!former.ok() || former->context_id != context_id || former->digest != request.digest ||
-      former_.is_answer(former->result)) {
+      legacy_.is_answer(former->result)) {
     return SegmentRange();
   }
-  return former_.find(segments, former->result);
+  return legacy_.find(segments, former->result);
 }
 
 absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32_t page_size,
@@ -466,7 +467,7 @@ absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
   }
   if (!record.ok()) return record.status();
   if (record->digest != digest) return UsedOtherwise(request_id);
-  if (!former_.is_answer(record->result)) {
+  if (!legacy_.is_answer(record->result)) {
     return absl::NotFoundError("the call of this request_id broke off, and has no result");
   }
   return std::move(record->result);
@@ -494,7 +495,7 @@ absl::Status ContextRecords::AddResult(const RecordCommit& commit, RecordBatch* 
   WITHY_RETURN_IF_ERROR(CheckSize("request_id", result.request_id.size(), kMaxRequestIdBytes));
   const absl::StatusOr<ResultRecord> old = ReadResult(commit.app_id, result.request_id);
   if (old.ok()) {
-    if (!Expired(old->stored_unix_s) && former_.is_answer(old->result)) {
+    if (!Expired(old->stored_unix_s) && legacy_.is_answer(old->result)) {
       return absl::AlreadyExistsError("request_id has a result already: nothing was added");
     }
     DropResult({commit.app_id, old->context_id, result.request_id, old->stored_unix_s}, batch);

@@ -65,8 +65,8 @@ struct NewResult {
 };
 
 // Recognises results that an earlier build stored for calls that broke off. This needs the contents
-// of messages that are opaque here; see WireForm in convert.h.
-struct FormerResults {
+// of messages that are opaque here; see MakeLegacyResults in convert.h.
+struct LegacyResults {
   // Whether `result` is the outcome of an answered request.
   std::function<bool(std::string_view result)> is_answer = [](std::string_view) { return true; };
   // Finds the segments left by the call whose `result` is not an answer; count 0: none.
@@ -88,7 +88,7 @@ struct RecordCommit {
 };
 
 // Removes `range` from a context's segments; returns the number removed.
-uint32_t LeaveOut(SegmentRange range, std::vector<std::string>* segments);
+uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments);
 
 // Thread-safe. Heads of all contexts are in memory, so lookups and lists need no disk access;
 // reading segments and writing block on the disk. The caller must not overlap commits and deletions
@@ -99,7 +99,7 @@ class ContextRecords {
   // until it is deleted.
   static absl::StatusOr<std::unique_ptr<ContextRecords>> Load(RecordDb& db, const Clock& clock,
                                                               ContextLimits limits,
-                                                              FormerResults former = {});
+                                                              LegacyResults former = {});
 
   // Creating again with the same request_id returns the same context. Errors: ALREADY_EXISTS (the
   // request_id created a context with another title or system prompt; the message says which),
@@ -170,8 +170,8 @@ class ContextRecords {
     bool blocked = false;
   };
 
-  ContextRecords(RecordDb& db, const Clock& clock, ContextLimits limits, FormerResults former)
-      : db_(db), clock_(clock), limits_(limits), former_(std::move(former)) {}
+  ContextRecords(RecordDb& db, const Clock& clock, ContextLimits limits, LegacyResults former)
+      : db_(db), clock_(clock), limits_(limits), legacy_(std::move(former)) {}
 
   void Insert(std::string_view context_id, Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(std::string_view context_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -190,7 +190,7 @@ class ContextRecords {
   RecordDb& db_;
   const Clock& clock_;
   const ContextLimits limits_;
-  const FormerResults former_;
+  const LegacyResults legacy_;
 
   mutable absl::Mutex mutex_;
   std::unordered_map<std::string, Entry> contexts_ ABSL_GUARDED_BY(mutex_);

@@ -67,9 +67,10 @@ absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
   outcome.dropped = commit.dropped_segments();
   for (const proto::Segment& segment : commit.appended()) {
     if (!SpansFit(segment)) {
-      return absl::InvalidArgumentError(absl::StrCat("segment ", outcome.segments.size(),
-                                                     ": its spans are not within its text of ",
-                                                     segment.text().size(), " bytes, ascending"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("segment ", outcome.segments.size(),
+                       ": its spans must be ascending and within its text of ",
+                       segment.text().size(), " bytes"));
     }
     outcome.segments.push_back(segment.SerializeAsString());
   }
@@ -92,8 +93,8 @@ absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
   return outcome;
 }
 
-FormerResults WireForm() {
-  FormerResults form;
+LegacyResults MakeLegacyResults() {
+  LegacyResults form;
   form.is_answer = [](std::string_view result) {
     proto::StoredResult stored;
     if (!stored.ParseFromArray(result.data(), static_cast<int>(result.size()))) return true;

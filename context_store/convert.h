@@ -17,7 +17,7 @@ proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_byte
 absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request);
 NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s);
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
-FormerResults WireForm();
+LegacyResults MakeLegacyResults();
 
 proto::ChunkBlocks ToProto(const ChunkBlocks& blocks);
 // Errors: DATA_LOSS if a stored segment is not a valid message.

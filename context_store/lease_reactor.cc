@@ -56,7 +56,7 @@ absl::Status LeaseReactor::Handle() {
   const Stage needed = step == v1::LeaseRequest::kOpen ? Stage::kNew : Stage::kOpen;
   if (now != needed || step == v1::LeaseRequest::STEP_NOT_SET) {
     return absl::InvalidArgumentError(
-        "lease step out of order: `open` first and once, the others after `opened` has come");
+        "lease step out of order: send `open` first and once, other steps after `opened`");
   }
   switch (step) {
     case v1::LeaseRequest::kOpen:

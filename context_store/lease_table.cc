@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/strings.h"
 #include "context_store/eviction.h"
 #include "context_store/invariant.h"
 
@@ -22,27 +23,8 @@ absl::Status Stale(uint64_t epoch, uint64_t current) {
 LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t first_epoch)
     : limits_(limits), epoch_(first_epoch) {}
 
-absl::Status LeaseTable::CheckGeometry(const Geometry& g) const {
-  if (g.model_id.size() != kIdentityBytes || g.layers == 0 || g.kv_heads == 0 || g.head_dim == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "geometry: a model_id of 32 bytes (has ", g.model_id.size(), "), layers (", g.layers,
-        "), kv_heads (", g.kv_heads, ") and head_dim (", g.head_dim, ") of 1 at least are needed"));
-  }
-  if (g.block_bytes == 0 || g.block_bytes % 64 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("geometry: block_bytes ", g.block_bytes, " is not a multiple of 64"));
-  }
-  if (limits_.arena_bytes / g.block_bytes < g.layers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("geometry: a chunk of ", g.layers, " blocks of ", g.block_bytes,
-                     " bytes does not fit the arena of ", limits_.arena_bytes,
-                     " bytes: raise store.arena_bytes"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometry& geometry) {
-  WITHY_RETURN_IF_ERROR(CheckGeometry(geometry));
+  WITHY_RETURN_IF_ERROR(CheckGeometry(geometry, limits_.arena_bytes));
   if (worker == 0) return absl::InvalidArgumentError("worker_instance must not be 0");
   const bool same = geometry == geometry_;
   const bool other_lives = std::any_of(connected_.begin(), connected_.end(),
@@ -57,7 +39,7 @@ absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometr
   for (auto& [id, lease] : leases_) {
     if (lease.committing) continue;
     if (lease.worker == worker) {
-      DropClaimed(lease);
+      FreeClaimed(&lease.claimed, &pool_);
     } else {
       DropBroken(lease);
     }
@@ -116,7 +98,7 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
   if (epoch != epoch_ || worker_ == 0) return Stale(epoch, epoch_);
   if (open_leases() >= limits_.open) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(limits_.open, " leases are open, which is the limit"));
+        absl::StrCat("the limit of ", Counted(limits_.open, "open lease"), " is reached"));
   }
   Lease lease{.epoch = epoch,
               .worker = worker_,
@@ -129,7 +111,7 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
     if (context.holder != 0) {
       if (waiting_ >= limits_.waiting) {
         return absl::ResourceExhaustedError(
-            absl::StrCat(waiting_, " leases wait for their contexts, which is the limit"));
+            absl::StrCat("the limit of ", Counted(waiting_, "waiting lease"), " is reached"));
       }
       ++waiting_;
       context.waiting.push_back(opening.id);
@@ -159,38 +141,38 @@ LeaseTable::Context* LeaseTable::ContextOf(const Lease& lease) {
   return lease.context_id.empty() ? nullptr : &contexts_.at(lease.context_id);
 }
 
-std::vector<ResidentChunk> LeaseTable::Resident(LeaseId id) const {
+ResidentChunks LeaseTable::Resident(LeaseId id) const {
   const auto lease = leases_.find(id);
   if (lease == leases_.end() || lease->second.context_id.empty()) return {};
   return contexts_.at(lease->second.context_id).chunks;
-}
-
-uint32_t LeaseTable::NextChunk(const Lease& lease, const Context* context) const {
-  const uint32_t resident = context == nullptr ? 0 : static_cast<uint32_t>(context->chunks.size());
-  return lease.claimed.empty() ? resident : std::max(resident, lease.claimed.rbegin()->first + 1);
 }
 
 absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t first,
                                                            uint32_t count, uint64_t* evicted) {
   WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
   Context* context = ContextOf(*lease);
-  const uint32_t next = NextChunk(*lease, context);
+  const ResidentChunks none;
+  const uint32_t next = NextChunk(lease->claimed, context == nullptr ? none : context->chunks);
   if (count == 0 || count > kMaxClaimChunks || first > next) {
     return absl::InvalidArgumentError(
-        absl::StrCat("claim of ", count, " chunks from ", first, ": 1 to ", kMaxClaimChunks,
-                     " are possible, without a gap after chunk ", next));
+        absl::StrCat("claim of ", Counted(count, "chunk"), " from ", first, ": 1 to ",
+                     kMaxClaimChunks, " are possible, without a gap after chunk ", next));
   }
   const uint32_t end = first + count;
-  const uint32_t fresh = FreshChunks(*lease, first, end, next);
+  uint32_t fresh = 0;  // chunks that need new blocks
+  for (uint32_t chunk = first; chunk < end; ++chunk) {
+    const bool owned = lease->claimed.contains(chunk) || (!lease->rebuild && chunk < next);
+    fresh += owned ? 0 : 1;
+  }
   if (!MakeRoom(fresh, !lease->rebuild, evicted)) {
     if (lease->rebuild) context->no_room = context->last_used;
     return absl::ResourceExhaustedError(
-        absl::StrCat("no room in the KV arena: ", fresh, " chunks of ", geometry_.layers,
+        absl::StrCat("no room in the KV arena: ", Counted(fresh, "chunk"), " of ", geometry_.layers,
                      " blocks wanted, ", pool_.counts().free, " of ", pool_.counts().total,
                      " blocks free, ", pool_.counts().quarantined, " quarantined"));
   }
   if (context != nullptr && !lease->rebuild && first < context->chunks.size()) {
-    TakeOver(*context, first, id, *lease);
+    TakeOver(first, id, &context->chunks, &lease->claimed, &pool_);
   }
   std::vector<ChunkBlocks> claimed;
   for (uint32_t chunk = first; chunk < end; ++chunk) {
@@ -201,15 +183,6 @@ absl::StatusOr<std::vector<ChunkBlocks>> LeaseTable::Claim(LeaseId id, uint32_t 
     claimed.push_back({chunk, blocks});
   }
   return claimed;
-}
-
-// Number of the chunks [first, end) that need new blocks. `next` is the first chunk without any.
-uint32_t LeaseTable::FreshChunks(const Lease& lease, uint32_t first, uint32_t end,
-                                 uint32_t next) const {
-  if (!lease.rebuild) return end > next ? end - next : 0;
-  uint32_t fresh = 0;
-  for (uint32_t chunk = first; chunk < end; ++chunk) fresh += lease.claimed.contains(chunk) ? 0 : 1;
-  return fresh;
 }
 
 bool LeaseTable::MakeRoom(uint32_t chunks, bool evict, uint64_t* evicted) {
@@ -228,26 +201,9 @@ bool LeaseTable::MakeRoom(uint32_t chunks, bool evict, uint64_t* evicted) {
   const std::vector<Eviction> plan = PlanEviction(idle, missing);
   for (const Eviction& eviction : plan) {
     *evicted += idle[eviction.context].chunks - eviction.keep_chunks;
-    Truncate(*contexts[eviction.context], eviction.keep_chunks);
+    Truncate(eviction.keep_chunks, &contexts[eviction.context]->chunks, &pool_);
   }
   return !plan.empty();
-}
-
-void LeaseTable::Truncate(Context& context, uint32_t keep_chunks) {
-  while (context.chunks.size() > keep_chunks) {
-    pool_.Free(context.chunks.back().where.blocks);
-    context.chunks.pop_back();
-  }
-}
-
-// Moves the context's chunks from `first` on to the lease.
-void LeaseTable::TakeOver(Context& context, uint32_t first, LeaseId id, Lease& lease) {
-  while (context.chunks.size() > first) {
-    ChunkBlocks& where = context.chunks.back().where;
-    pool_.Take(where.blocks, id);
-    lease.claimed[where.chunk] = std::move(where.blocks);
-    context.chunks.pop_back();
-  }
 }
 
 absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
@@ -262,36 +218,7 @@ absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
   }
   // The blocks go to the worker, not to the free list: chunks that it claimed after these must stay
   // contiguous.
-  TakeOver(*context, chunk, id, *lease);
-  return absl::OkStatus();
-}
-
-absl::Status LeaseTable::CheckChunks(const Lease& lease, const Context* context,
-                                     const std::vector<ChunkIdentity>& chunks) const {
-  const size_t resident = context == nullptr ? 0 : context->chunks.size();
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const ChunkIdentity& chunk = chunks[i];
-    const bool last = i + 1 == chunks.size();
-    if (chunk.identity.size() != kIdentityBytes || chunk.tokens == 0 ||
-        chunk.tokens > kChunkTokens || (!last && chunk.tokens != kChunkTokens) ||
-        chunk.model_level_percent > 100) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("commit of chunk ", i, ": identity of ", chunk.identity.size(), " bytes, ",
-                       chunk.tokens, " tokens, level ", chunk.model_level_percent,
-                       "; must be 32, 16 (1 to 16 in the last chunk), at most 100"));
-    }
-    const bool claimed = lease.claimed.contains(static_cast<uint32_t>(i));
-    if (claimed) continue;
-    if (i >= resident) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("commit of chunk ", i, ", which is neither resident nor claimed"));
-    }
-    const ChunkIdentity& old = context->chunks[i].identity;
-    if (old.tokens == kChunkTokens && old.identity != chunk.identity) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "commit of chunk ", i, ": its identity changed, but it was full and not claimed again"));
-    }
-  }
+  TakeOver(chunk, id, &context->chunks, &lease->claimed, &pool_);
   return absl::OkStatus();
 }
 
@@ -300,7 +227,9 @@ absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkId
   WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
   const Context* context = ContextOf(*lease);
   if (context == nullptr) chunks.clear();  // a stateless call keeps nothing
-  WITHY_RETURN_IF_ERROR(CheckChunks(*lease, context, chunks));
+  const ResidentChunks none;
+  WITHY_RETURN_IF_ERROR(
+      CheckCommit(lease->claimed, context == nullptr ? none : context->chunks, chunks));
   size_t keep = 0;
   for (; keep < chunks.size(); ++keep) {
     const auto claimed = lease->claimed.find(static_cast<uint32_t>(keep));
@@ -317,41 +246,25 @@ absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkId
   return dropped;
 }
 
-void LeaseTable::KeepCommitted(Context& context, Lease& lease) {
-  for (uint32_t i = 0; i < lease.commit.size(); ++i) {
-    if (auto claimed = lease.claimed.extract(i)) {
-      if (i < context.chunks.size()) {
-        pool_.Free(context.chunks[i].where.blocks);
-      } else {
-        context.chunks.push_back({{i, {}}, {}});
-      }
-      pool_.Keep(claimed.mapped());
-      context.chunks[i].where.blocks = std::move(claimed.mapped());
-    }
-    context.chunks[i].identity = std::move(lease.commit[i]);
-  }
-  Truncate(context, static_cast<uint32_t>(lease.commit.size()));
-}
-
 Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
   Lease& lease = leases_.at(id);
   Invariant(lease.committing, "only a lease in commit finishes one");
   Context* context = ContextOf(lease);
   if (stored && context != nullptr) {
     if (lease.epoch == epoch_) {
-      KeepCommitted(*context, lease);
+      KeepCommitted(std::move(lease.commit), &context->chunks, &lease.claimed, &pool_);
     } else if (!lease.rebuild) {
-      Truncate(*context, 0);  // the record has changed without this KV
+      Truncate(0, &context->chunks, &pool_);  // the record has changed without this KV
     }
   }
-  DropClaimed(lease);
+  FreeClaimed(&lease.claimed, &pool_);
   return End(id);
 }
 
 Effects LeaseTable::Abort(LeaseId id) {
   const auto lease = leases_.find(id);
   if (lease == leases_.end() || lease->second.committing) return {};
-  DropClaimed(lease->second);
+  FreeClaimed(&lease->second.claimed, &pool_);
   return End(id);
 }
 
@@ -365,11 +278,6 @@ Effects LeaseTable::Break(LeaseId id) {
 bool LeaseTable::Committing(LeaseId id) const {
   const auto lease = leases_.find(id);
   return lease != leases_.end() && lease->second.committing;
-}
-
-void LeaseTable::DropClaimed(Lease& lease) {
-  for (const auto& [chunk, blocks] : lease.claimed) pool_.Free(blocks);
-  lease.claimed.clear();
 }
 
 void LeaseTable::QuarantineOrFree(std::span<const uint32_t> blocks, WorkerInstance worker) {
@@ -439,7 +347,7 @@ absl::Status LeaseTable::LockContext(std::string_view context_id) {
 void LeaseTable::UnlockContext(std::string_view context_id, bool erase) {
   Context& context = contexts_.at(std::string(context_id));
   context.locked = false;
-  if (erase) Truncate(context, 0);
+  if (erase) Truncate(0, &context.chunks, &pool_);
   EraseIfEmpty(std::string(context_id));
 }
 
@@ -484,8 +392,8 @@ std::string LeaseTable::Audit() const {
   }
   for (const auto& [context_id, context] : contexts_) {
     if (context.holder != 0 && !leases_.contains(context.holder))
-      return "a holder that is no lease";
-    if (context.holder == 0 && !context.waiting.empty()) return "somebody waits for a free context";
+      return "a holder that is not a lease";
+    if (context.holder == 0 && !context.waiting.empty()) return "a lease waits for a free context";
     for (uint32_t i = 0; i < context.chunks.size(); ++i) {
       const ChunkBlocks& where = context.chunks[i].where;
       if (where.chunk != i || where.blocks.size() != geometry_.layers)

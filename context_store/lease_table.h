@@ -1,6 +1,7 @@
 // The KV side of all contexts: which chunks are in the arena, who may write which blocks, which
-// leases wait. Pure state: no bytes, disk, clock or threads. Neighbours: block_pool.h (block
-// ownership), eviction.h (eviction policy), store.cc (locks it, moves bytes and records).
+// leases wait. Pure state: no bytes, disk, clock or threads. Neighbours: chunks.h
+// (moves blocks between contexts and leases), eviction.h (eviction policy), store.cc (locks it,
+// moves bytes and records).
 //
 // Invariants: a block has one owner; a lease of an older epoch never changes a context's chunks; a
 // block that a worker may still be writing is not reused before that worker has attached again or
@@ -19,40 +20,12 @@
 
 #include "absl/status/statusor.h"
 #include "context_store/block_pool.h"
+#include "context_store/chunks.h"
 
 namespace withy::context_store {
 
 using LeaseId = uint64_t;         // never 0
 using WorkerInstance = uint64_t;  // one run of a worker, chosen at random; never 0
-
-inline constexpr uint32_t kChunkTokens = 16;
-inline constexpr size_t kIdentityBytes = 32;
-
-// KV dimensions of the model that a worker serves. Blocks of another geometry are useless to it.
-struct Geometry {
-  std::string model_id;  // 32 bytes
-  uint32_t layers = 0;
-  uint32_t kv_heads = 0;
-  uint32_t head_dim = 0;
-  uint32_t block_bytes = 0;
-  bool operator==(const Geometry&) const = default;
-};
-
-struct ChunkIdentity {
-  std::string identity;  // 32 bytes
-  uint32_t tokens = 0;   // 1..16; only the last chunk may have fewer than 16
-  uint32_t model_level_percent = 0;
-};
-
-struct ChunkBlocks {
-  uint32_t chunk = 0;
-  BlockIds blocks;  // one per layer
-};
-
-struct ResidentChunk {
-  ChunkBlocks where;
-  ChunkIdentity identity;
-};
 
 struct LeaseLimits {
   uint64_t arena_bytes = 0;
@@ -98,7 +71,7 @@ class LeaseTable {
   absl::StatusOr<LeaseOpening> Open(uint64_t epoch, std::string_view context_id,
                                     bool rebuild = false);
   // Chunks of the lease's context in the arena, from chunk 0 on without gaps. The lease is granted.
-  std::vector<ResidentChunk> Resident(LeaseId lease) const;
+  ResidentChunks Resident(LeaseId lease) const;
 
   // Claims blocks for chunks [first, first + count), which must leave no gap. Chunks that the
   // context has from `first` on are removed from it and become the lease's; claiming a chunk again
@@ -155,7 +128,7 @@ class LeaseTable {
 
  private:
   struct Context {
-    std::vector<ResidentChunk> chunks;  // where.chunk == index
+    ResidentChunks chunks;
     LeaseId holder = 0;
     bool locked = false;
     uint64_t last_used = 0;
@@ -169,24 +142,15 @@ class LeaseTable {
     bool granted = false;
     bool committing = false;
     bool rebuild = false;
-    std::map<uint32_t, BlockIds> claimed = {};
+    ClaimedChunks claimed = {};
     std::vector<ChunkIdentity> commit = {};
   };
 
   absl::StatusOr<Lease*> Granted(LeaseId id);
   Context* ContextOf(const Lease& lease);
-  uint32_t NextChunk(const Lease& lease, const Context* context) const;
-  absl::Status CheckGeometry(const Geometry& geometry) const;
-  absl::Status CheckChunks(const Lease& lease, const Context* context,
-                           const std::vector<ChunkIdentity>& chunks) const;
   void ResetArena(const Geometry& geometry);
-  uint32_t FreshChunks(const Lease& lease, uint32_t first, uint32_t end, uint32_t next) const;
   bool MakeRoom(uint32_t chunks, bool evict, uint64_t* evicted);
-  void Truncate(Context& context, uint32_t keep_chunks);
-  void TakeOver(Context& context, uint32_t first, LeaseId id, Lease& lease);
-  void KeepCommitted(Context& context, Lease& lease);
   void QuarantineOrFree(std::span<const uint32_t> blocks, WorkerInstance worker);
-  void DropClaimed(Lease& lease);
   void DropBroken(Lease& lease);
   Effects End(LeaseId id);
   void EraseIfEmpty(const std::string& context_id);

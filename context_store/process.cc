@@ -34,7 +34,7 @@ class ContextStoreProcess final : public rpc::Process {
     options.limits.result_ttl_s = config.store().result_ttl_s();
     options.arena_bytes = config.store().arena_bytes();
     options.kept_arena = std::move(kept_arena);
-    options.former = WireForm();
+    options.former = MakeLegacyResults();
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
     KeepInMemory(config.store().arena_bytes());
     SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads exist by now

@@ -234,7 +234,7 @@ rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
   durable.sync = true;
   absl::ReaderMutexLock lock(&open_mutex_);
   // A concurrent write, and its Reopen, may have failed in the meantime.
-  if (stopped_) return rocksdb::Status::IOError("a write beside this one failed");
+  if (stopped_) return rocksdb::Status::IOError("a concurrent write failed");
   rocksdb::Status status = db_->Write(durable, batch.batch_.get());
   if (!status.ok()) stopped_ = true;  // RocksDB refuses all writes after a failed one
   return status;
@@ -296,7 +296,7 @@ absl::Status RecordDb::Scan(std::string_view prefix, const Visitor& visit,
 absl::Status RecordDb::Closed() const {
   return absl::UnavailableError(
       absl::StrCat("database ", path(),
-                   " could not be opened again after a failed write: see to the disk; the "
+                   " could not be reopened after a failed write: check the disk; the "
                    "next write tries again"));
 }
 

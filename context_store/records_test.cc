@@ -333,7 +333,7 @@ TEST_F(Records, AFormerResultOfACallThatBrokeOffIsAnsweredAnew) {
   RecordCommit former = Answered(id, "r", kCut);
   former.result->result = kCut;
   ASSERT_TRUE(store_.contexts->Commit(former).ok());
-  FormerResults form;
+  LegacyResults form;
   form.is_answer = [](std::string_view result) { return result != kCut; };
   form.find = [](const std::vector<std::string>& segments, std::string_view result) {
     const auto found = std::find(segments.begin(), segments.end(), result);

@@ -128,7 +128,7 @@ grpc::ServerUnaryReactor* ContextStoreService::ReadContext(
         contexts.FindUnfinished(request->app_id(), request->context_id(),
                                 {request->request_id(), request->request_digest()}, segments));
     *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
-    if (LeaveOut(unfinished, &segments) > 0) response->mutable_context()->set_tokens(0);
+    if (RemoveRange(unfinished, &segments) > 0) response->mutable_context()->set_tokens(0);
     return AddSegments(segments, response->mutable_segments());
   });
 }

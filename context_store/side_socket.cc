@@ -85,10 +85,10 @@ bool SideSocket::HandleReadable(Connection& connection) {
   const ssize_t got = recv(connection.fd.get(), &hello, sizeof hello, MSG_TRUNC);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got == 0) return false;
-  absl::Status status = absl::InvalidArgumentError("the hello is not one of this version");
+  absl::Status status = absl::InvalidArgumentError("the hello has another version");
   if (connection.worker == 0 && static_cast<size_t>(got) == sizeof hello &&
       hello.magic == kArenaMagic && hello.version == kArenaVersion && hello.worker_instance != 0) {
-    status = Welcome(connection, hello);
+    status = OfferArena(connection, hello);
   }
   if (status.ok()) return true;
   spdlog::warn("side socket: refused process {}: {}", connection.pid,
@@ -96,7 +96,7 @@ bool SideSocket::HandleReadable(Connection& connection) {
   return false;
 }
 
-absl::Status SideSocket::Welcome(Connection& connection, const ArenaHello& hello) {
+absl::Status SideSocket::OfferArena(Connection& connection, const ArenaHello& hello) {
   WITHY_ASSIGN_OR_RETURN(const ArenaOffer offer,
                          store_.ConnectWorker(hello.worker_instance, hello.epoch, connection.pid));
   connection.worker =

@@ -40,7 +40,7 @@ class SideSocket {
   void Accept();
   // Returns false if the connection is to be closed.
   bool HandleReadable(Connection& connection);
-  absl::Status Welcome(Connection& connection, const ArenaHello& hello);
+  absl::Status OfferArena(Connection& connection, const ArenaHello& hello);
 
   Store& store_;
   std::string path_;

@@ -41,9 +41,9 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       broken_(recorder.counter(
           {"withy_store_broken_leases_total", "Leases that ended without commit or abort."})),
       faults_(recorder.counter(
-          {"withy_store_chunk_faults_total", "KV chunks found not to be what they should."})),
+          {"withy_store_chunk_faults_total", "KV chunks that did not match their identity."})),
       evicted_(recorder.counter(
-          {"withy_store_evicted_chunks_total", "KV chunks of idle contexts dropped for room."})),
+          {"withy_store_evicted_chunks_total", "KV chunks of idle contexts evicted."})),
       refused_claims_(recorder.counter(
           {"withy_store_refused_claims_total", "Claims that found no free blocks."})),
       blocks_free_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
@@ -65,14 +65,14 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   WITHY_ASSIGN_OR_RETURN(store->contexts_,
                          ContextRecords::Load(*store->db_, clock, o.limits, o.former));
   WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
-  WITHY_RETURN_IF_ERROR(store->LoadFormerWorkers());
+  WITHY_RETURN_IF_ERROR(store->LoadPreviousWorkers());
   absl::MutexLock lock(&store->mutex_);
   store->table_ =
       std::make_unique<LeaseTable>(LeaseLimits{o.arena_bytes, o.max_leases, o.max_waiting_leases},
                                    store->db_->run() << kEpochBits);
   spdlog::info("{} apps, {} contexts in {}; arena of {} MiB{}", store->apps_->size(),
                store->contexts_->size(), o.db.path, o.arena_bytes >> 20,
-               store->arena_->recovered() ? ", kept from before" : "");
+               store->arena_->recovered() ? ", kept from the previous run" : "");
   if (const size_t damaged = store->apps_->damaged() + store->contexts_->damaged(); damaged > 0) {
     spdlog::error("{} records of apps and contexts in {} are damaged", damaged, o.db.path);
   }
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
 Store::~Store() { const absl::MutexLock lock(&mutex_); }
 
 // Workers of an earlier store process matter only if its memory is kept.
-absl::Status Store::LoadFormerWorkers() {
+absl::Status Store::LoadPreviousWorkers() {
   std::vector<WorkerRecord> workers;
   RecordBatch batch;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
@@ -96,23 +96,23 @@ absl::Status Store::LoadFormerWorkers() {
   WITHY_RETURN_IF_ERROR(db_->Scan(kWorkerPrefix, visit));
   absl::MutexLock lock(&mutex_);
   if (arena_->recovered()) {
-    former_workers_ = std::move(workers);
+    previous_workers_ = std::move(workers);
     return absl::OkStatus();
   }
   return workers.empty() ? absl::OkStatus() : db_->Write(batch);
 }
 
-bool Store::FormerWorkerLives(WorkerInstance attaching) {
+bool Store::PreviousWorkerLives(WorkerInstance attaching) {
   std::vector<WorkerRecord> workers;
   {
     absl::MutexLock lock(&mutex_);
-    workers = former_workers_;
+    workers = previous_workers_;
   }
   std::erase_if(workers, [&](const WorkerRecord& worker) {
     return worker.instance == attaching || !StillRuns(worker);
   });
   absl::MutexLock lock(&mutex_);
-  former_workers_ = workers;
+  previous_workers_ = workers;
   return !workers.empty();
 }
 
@@ -192,10 +192,11 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
 }
 
 absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry) {
-  if (FormerWorkerLives(worker)) {
+  if (PreviousWorkerLives(worker)) {
     return absl::FailedPreconditionError(
-        "a worker from before the store's restart still has the arena mapped: it attaches first, "
-        "or ends");
+        "a worker from before the store's restart still has the arena mapped: it must attach "
+        "first, "
+        "or end");
   }
   Listeners ended;
   Attached attached;
@@ -209,7 +210,7 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
                worker, attached.epoch, attached.block_count, geometry.block_bytes, ended.size());
   for (const auto& listener : ended) {
     listener->OnEnded(
-        absl::AbortedError("a worker attached anew, the lease's epoch is over: attach again"));
+        absl::AbortedError("a worker attached again, the lease's epoch is over: attach again"));
   }
   return attached;
 }
@@ -284,7 +285,7 @@ absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id) {
   LeaseSpec& spec = found->second.spec;
   if (!Ahead(spec) || app_id.empty()) {
     return absl::InvalidArgumentError(
-        "begin: for a lease that was opened without an app, and names one");
+        "begin: only for a lease that was opened without an app; it must name one");
   }
   spec.app_id = std::move(app_id);
   spec.call_id = call_id;
@@ -323,7 +324,7 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   WITHY_ASSIGN_OR_RETURN(
       const SegmentRange replaced,
       contexts_->FindUnfinished(spec.app_id, spec.context_id, spec.request, loaded.segments));
-  loaded.left_out = LeaveOut(replaced, &loaded.segments);
+  loaded.left_out = RemoveRange(replaced, &loaded.segments);
   absl::MutexLock lock(&mutex_);
   if (const auto found = leases_.find(lease); found != leases_.end()) {
     found->second.replaces = replaced;
@@ -360,8 +361,8 @@ absl::Status Store::Fault(LeaseId lease, uint32_t chunk, std::string_view reason
     WITHY_RETURN_IF_ERROR(table_->Fault(lease, chunk));
   }
   faults_.Add();
-  spdlog::warn("chunk {} of context {} is not what it should be: {}", chunk, opened.spec.context_id,
-               PrintableKey(reason.substr(0, 200)));
+  spdlog::warn("chunk {} of context {} does not match its identity: {}", chunk,
+               opened.spec.context_id, PrintableKey(reason.substr(0, 200)));
   return absl::OkStatus();
 }
 
@@ -369,7 +370,7 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
   if (opened.spec.rebuild &&
       (!outcome.segments.empty() || outcome.result.has_value() || outcome.unfinished.has_value())) {
-    return absl::InvalidArgumentError("commit of a rebuild: it adds nothing to the record");
+    return absl::InvalidArgumentError("commit of a rebuild: it must not append segments");
   }
   ScopedSpan span(recorder_, Phase::kCommit, opened.spec.call_id);
   span.set_value(outcome.segments.size());
@@ -382,7 +383,7 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
                            table_->BeginCommit(lease, std::move(outcome.chunks), stamped));
     faults_.Add(dropped);
     if (dropped > 0) {
-      spdlog::warn("{} chunks of context {} carry a foreign epoch and are not kept", dropped,
+      spdlog::warn("{} chunks of context {} have a wrong epoch and are dropped", dropped,
                    opened.spec.context_id);
     }
   }

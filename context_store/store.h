@@ -35,7 +35,7 @@ struct StoreOptions {
   uint64_t arena_bytes = 256 << 20;
   uint32_t max_leases = 1024;
   uint32_t max_waiting_leases = 256;
-  FormerResults former;
+  LegacyResults former;
   UniqueFd kept_arena;  // arena that systemd kept from an earlier store process; may be invalid
 };
 
@@ -154,8 +154,8 @@ class Store {
   using Listeners = std::vector<std::shared_ptr<LeaseListener>>;
 
   Store(StoreOptions options, const Clock& clock, telemetry::Recorder& recorder);
-  absl::Status LoadFormerWorkers();
-  bool FormerWorkerLives(WorkerInstance attaching);
+  absl::Status LoadPreviousWorkers();
+  bool PreviousWorkerLives(WorkerInstance attaching);
   absl::StatusOr<OpenedLease> Find(LeaseId lease) const;
   void EndLease(LeaseId lease, bool broken);
   // Apply the table's effects: remove ended leases and return the listeners to notify.
@@ -185,7 +185,7 @@ class Store {
   mutable absl::Mutex mutex_;
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
-  std::vector<WorkerRecord> former_workers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<WorkerRecord> previous_workers_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

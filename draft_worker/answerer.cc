@@ -133,7 +133,7 @@ void Answerer::Run() {
   }
 }
 
-// A part of an answer is a result only where the caller asked for it.
+// A partial answer is a result only if the caller requested that.
 absl::StatusOr<engine::SoloResult> Answerer::Judge(
     absl::StatusOr<engine::SoloResult> result) const {
   if (!result.ok() || result->reason != engine::FinishReason::kCancelled) return result;

@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Remembers what a call was told; may stop at its first token until told to go on.
+// Records the events of a call; can block at its first token until told to continue.
 class TestSink final : public AnswerSink {
  public:
   void Begun(int32_t queue_position) override { position = queue_position; }
@@ -122,7 +122,7 @@ TEST_F(AnswererTest, WhatItsCallerCancelsStopsAtItsNextStepAndIsAResult) {
   ASSERT_TRUE(sink->result.ok());
   EXPECT_EQ(sink->result->reason, engine::FinishReason::kCancelled);
   EXPECT_EQ(sink->result->tokens.size(), 1u);
-  // The next call is not.
+  // The next call is not cancelled.
   const auto next = std::make_shared<TestSink>();
   ASSERT_TRUE(answerer->Submit(1, Ask("hello"), next).ok());
   next->over.WaitForNotification();

@@ -1,4 +1,4 @@
-// withy-draft-worker: owns the draft model's weights; answers with them alone.
+// withy-draft-worker: owns the draft model's weights and answers with them alone.
 #include "draft_worker/process.h"
 #include "rpc/daemon.h"
 

@@ -27,12 +27,12 @@
 namespace withy::draft_worker {
 namespace {
 
-// Rows that fit into one piece of a prefill.
+// Rows per prefill piece of at most `piece_ms`.
 int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
-  constexpr double kLeast = 8;
-  constexpr double kMost = 256;
+  constexpr double kMinRows = 8;
+  constexpr double kMaxRows = 256;
   const double rows = piece_ms * 1e3 / std::max(cost.prefill_us_per_token, 0.001);
-  return static_cast<int32_t>(std::clamp(rows, kLeast, kMost));
+  return static_cast<int32_t>(std::clamp(rows, kMinRows, kMaxRows));
 }
 
 class DraftWorker final : public rpc::Process {
@@ -69,11 +69,11 @@ class DraftWorker final : public rpc::Process {
   int64_t PieceNanos() override { return answerer_ == nullptr ? 0 : answerer_->PieceNanos(); }
 
  private:
-  // "" also where the target's file cannot be read here: it may be on another board.
+  // "" also if the target's file cannot be read here: it may be on another board.
   static std::string Misfit(const proto::Config& config) {
     const auto why = WhyNoDraftFor(config.draft().path(), config.model().path());
     if (why.ok()) return *why;
-    spdlog::info("not known whether the draft's vocabulary is the target's: {}",
+    spdlog::info("cannot compare the draft's vocabulary with the target's: {}",
                  std::string(why.status().message()));
     return "";
   }
@@ -82,8 +82,7 @@ class DraftWorker final : public rpc::Process {
     const proto::ModelConfig& draft = config.draft();
     std::string note;
     if (!misfit.empty()) {
-      note = absl::StrCat("cannot draft for the target: ", misfit,
-                          "; it answers on its own all the same");
+      note = absl::StrCat("cannot draft for the target: ", misfit, "; it still answers on its own");
       spdlog::warn("{}", note);
     }
     WITHY_ASSIGN_OR_RETURN(
@@ -94,7 +93,7 @@ class DraftWorker final : public rpc::Process {
                                engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
     KeepInMemory(static_cast<uint64_t>(model_->bundle.model->info().weight_bytes));
     if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
-      spdlog::warn("going on with a measurement at start-up: {}",
+      spdlog::warn("using a measurement at start-up instead: {}",
                    std::string(cost.calibration.message()));
     }
     spdlog::info("opened {} ({}): prefill {:.1f} us a token, decode {:.1f} us a token",
@@ -115,7 +114,7 @@ class DraftWorker final : public rpc::Process {
     return absl::OkStatus();
   }
 
-  // Destroyed from the last to the first. Without model and answerer there is no draft.
+  // Destroyed in reverse order. Without a draft there is no model and no answerer.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
   std::unique_ptr<Answerer> answerer_;

@@ -21,13 +21,13 @@ namespace {
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 
 constexpr int64_t kRetryMs = 200;
-// How long the draft model, which answers one call after another, waits in all for the reader of
-// one answer while its queue is full. Then the answer is ended.
+// Total time that the draft model, which answers one call at a time, waits for the reader of one
+// answer while its queue is full. After that the answer is ended.
 constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
 
 double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
 
-// One call's stream. Shared by the answerer and the RPC: either may end first.
+// One call's stream. Shared by the answerer and the RPC, because either may end first.
 class StreamSink final : public AnswerSink {
  public:
   StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
@@ -55,7 +55,7 @@ class StreamSink final : public AnswerSink {
     Push(std::move(response));
   }
   void Done(const absl::StatusOr<engine::SoloResult>& result, int64_t arrived_ns) override {
-    if (patience_ns_ <= 0) return;  // ended already
+    if (patience_ns_ <= 0) return;  // already ended
     if (!result.ok()) return queue_->Close(result.status());
     v1::RunResponse response;
     v1::GenerateFinished* finished = response.mutable_finished();
@@ -86,7 +86,7 @@ class StreamSink final : public AnswerSink {
     patience_ns_ = 0;
     queue_->Abandon(absl::ResourceExhaustedError(absl::StrCat(
         "the answer was ended: its reader let ", RunQueue::kLimit, " messages wait for ",
-        kReaderPatienceNs / kNanosPerSecond, " s in all; read the stream as it comes")));
+        kReaderPatienceNs / kNanosPerSecond, " s in total; read the stream as it arrives")));
   }
 
   static void FillLatency(const engine::SoloResult& result, int64_t arrived_ns,
@@ -110,7 +110,8 @@ class StreamSink final : public AnswerSink {
   const engine::ServedModel& model_;
   const bool report_progress_;
   engine::ProgressPace progress_;
-  int64_t patience_ns_ = kReaderPatienceNs;  // what is left of it; the answering thread's own
+  int64_t patience_ns_ =
+      kReaderPatienceNs;  // remaining patience; used by the answering thread only
 };
 
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {
@@ -147,8 +148,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                    v1::CancelRunResponse* /*response*/) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool found = answerer_.Cancel(request->call_id());
-    reactor->Finish(found ? grpc::Status::OK
-                          : rpc::ToGrpc(absl::NotFoundError("no such call is here")));
+    reactor->Finish(found ? grpc::Status::OK : rpc::ToGrpc(absl::NotFoundError("no such call")));
     return reactor;
   }
 
@@ -209,8 +209,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
     WITHY_RETURN_IF_ERROR(Stateless(request.context_id()));
     if (request.worker_instance() != 0 && request.worker_instance() != instance_) {
-      return absl::AbortedError(
-          "draft_worker was restarted since the call was decided: decide anew");
+      return absl::AbortedError("draft_worker was restarted after the decision: decide again");
     }
     WITHY_ASSIGN_OR_RETURN(
         engine::AnswerRequest answer,
@@ -231,7 +230,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   engine::RequestLimits limits_;
 };
 
-// Says why there is no draft, whatever it is asked.
+// Answers every call with the reason why there is no draft.
 class NoDraftService final : public v1::DraftWorker::CallbackService {
  public:
   explicit NoDraftService(std::string why) : why_(std::move(why)) {}

@@ -1,4 +1,4 @@
-// The draft worker over a real socket, with a tiny model.
+// Tests the draft worker over a real socket with a tiny model.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ class ServiceTest : public testing::Test {
     config_.set_state_dir(folder_.path());
     engine::SynthShape shape = engine::TinyShape();
     shape.context_length = 2048;
-    shape.vocab_size = 8192;  // of which one token ends an answer
+    shape.vocab_size = 8192;  // only one of these tokens ends an answer
     config_.mutable_draft()->set_path(engine::WriteTiny(folder_, shape, engine::GgmlType::kQ8_0));
     config_.mutable_draft()->set_listen("unix:" + (folder_ / "draft.sock"));
     config_.mutable_draft()->set_threads(1);
@@ -34,7 +34,7 @@ class ServiceTest : public testing::Test {
     if (process.ok()) process_ = *std::move(process);
   }
 
-  // `max_tokens` of an answer that does not end before.
+  // A request for `max_tokens` tokens, unless the answer ends earlier.
   static v1::RunRequest Ask(uint32_t max_tokens) {
     v1::RunRequest request;
     request.mutable_prompt()->set_text("hello");
@@ -72,7 +72,7 @@ TEST_F(ServiceTest, ACutAnswerSaysSoAndHowItWasDrawn) {
 }
 
 TEST_F(ServiceTest, AReaderThatStopsIsEndedAndOthersAreAnswered) {
-  // A connection that takes little ahead of its reader.
+  // A connection that buffers little ahead of its reader.
   grpc::ChannelArguments narrow;
   narrow.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
   narrow.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
@@ -94,7 +94,7 @@ TEST_F(ServiceTest, AReaderThatStopsIsEndedAndOthersAreAnswered) {
   EXPECT_TRUE(answered.ok()) << answered.error_message();
   EXPECT_GE(deltas, 5);
 
-  // What had been sent is there to be read, then why there is no more.
+  // What was sent can still be read, followed by the reason for the end.
   int left = 0;
   while (stalled->Read(&response)) ++left;
   const grpc::Status ended = stalled->Finish();

@@ -78,7 +78,7 @@ absl::StatusOr<UniqueFd> Listen(const std::string& listen) {
   return Annotate(ErrnoError("listen"), absl::StrCat("metrics address ", listen, "; ", kRemedy));
 }
 
-// `listen` with the port that the socket has.
+// `listen` with the socket's actual port.
 std::string AddressOf(const UniqueFd& fd, const std::string& listen) {
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;

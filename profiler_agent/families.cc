@@ -20,7 +20,7 @@ using telemetry::Unit;
 
 using Labels = std::vector<ClientMetric::Label>;
 
-// Spans that are not phases but figures of a whole call have families of their own.
+// Spans that are figures of a whole call instead of phases have their own families.
 struct CallFigure {
   const char* span;
   const char* family;
@@ -35,7 +35,7 @@ constexpr CallFigure kCallFigures[] = {
 // Families under construction, by name.
 class Families {
  public:
-  // The family `name`, made on first use; nullptr when it exists with another type.
+  // The family `name`, created on first use; nullptr if it exists with another type.
   MetricFamily* Get(const std::string& name, const std::string& help, MetricType type) {
     const auto [place, made] = families_.try_emplace(name);
     if (made) place->second = {name, help, type, {}};
@@ -102,7 +102,7 @@ void AddPhases(const std::vector<PhaseRow>& phases, Families* families) {
   }
 }
 
-// What the agent itself knows of one process; the files of a restarted one are added up.
+// The agent's own data about one process; the files of a restarted process are added up.
 struct ProcessTotals {
   bool up = false;
   double start_s = 0;
@@ -143,10 +143,10 @@ void AddProcesses(const std::vector<SourceInfo>& sources, const std::vector<std:
     add("withy_spans_total", "Spans read.", MetricType::Counter, process, totals.spans);
     add("withy_spans_dropped_total", "Spans lost because a ring was full.", MetricType::Counter,
         process, totals.dropped);
-    add("withy_spans_malformed_total", "Spans that made no sense.", MetricType::Counter, process,
+    add("withy_spans_malformed_total", "Spans with invalid fields.", MetricType::Counter, process,
         totals.malformed);
     add("withy_telemetry_overflows_total",
-        "Names and metrics that found no room or were malformed.", MetricType::Counter, process,
+        "Names and metrics rejected by a full table or as malformed.", MetricType::Counter, process,
         totals.overflows);
   }
 }
@@ -160,7 +160,7 @@ double ValueOf(const MetricSample& sample) {
   return value;
 }
 
-// A counter's name has to end in _total.
+// A counter's name must end in _total.
 std::string ExportedName(const MetricSample& sample) {
   if (sample.kind == MetricKind::kGauge || sample.name.ends_with("_total")) return sample.name;
   return sample.name + "_total";
@@ -170,7 +170,7 @@ void AddRegistered(const std::vector<SourceInfo>& sources, Families* families) {
   std::set<std::string> built_in = families->Names();
   built_in.insert({"withy_phase_duration_seconds", "withy_kernel_duration_seconds"});
   for (const CallFigure& figure : kCallFigures) built_in.insert(figure.family);
-  // Equal labels may come from two files of a process that was just restarted: they add up.
+  // Files of a process that has just restarted may have equal labels: their values are added.
   std::map<std::pair<std::string, Labels>, double> values;
   for (const SourceInfo& source : sources) {
     for (const MetricSample& sample : source.metrics) {

@@ -107,7 +107,7 @@ int HttpListener::TimeoutMs() const {
 }
 
 void HttpListener::AcceptAll() {
-  // At most as many as there may be, so that those that are open get their turn.
+  // Limits the number of accepts, so that open connections get their turn.
   for (size_t i = 0; i < limits_.connections; ++i) {
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
@@ -118,7 +118,7 @@ void HttpListener::AcceptAll() {
     Connection connection;
     connection.fd = std::move(fd);
     connection.deadline_ns = Clock::Real().SteadyNanos() + limits_.request_ns;
-    // What a scraper asks is there as soon as it is connected.
+    // A scraper's request usually arrives with its connection.
     if (Advance(connection)) connections_.push_back(std::move(connection));
   }
 }
@@ -132,7 +132,7 @@ void HttpListener::MakeRoom() {
 }
 
 bool HttpListener::Advance(Connection& connection) {
-  // A peer that keeps a connection busy does not keep it beyond its time.
+  // The deadline also applies to a peer that keeps the connection busy.
   if (Clock::Real().SteadyNanos() >= connection.deadline_ns) return false;
   switch (connection.state) {
     case State::kReading:
@@ -167,7 +167,7 @@ bool HttpListener::Write(Connection& connection) {
     if (sent < 0) return WouldBlock();
     connection.sent += static_cast<size_t>(sent);
   }
-  // Closed at once, what the other side may still send would throw away what it has not read yet.
+  // Closing at once would discard unread data if the peer sends more.
   shutdown(connection.fd.get(), SHUT_WR);
   connection.state = State::kHangingUp;
   connection.deadline_ns = Clock::Real().SteadyNanos() + limits_.hang_up_ns;

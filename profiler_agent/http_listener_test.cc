@@ -1,4 +1,4 @@
-// What a scrape has to put up with from other connections: nothing.
+// Other connections must not affect a scrape.
 #include "profiler_agent/http_listener.h"
 
 #include <arpa/inet.h>
@@ -74,7 +74,7 @@ class HttpListenerTest : public ::testing::Test {
     ASSERT_TRUE(started.ok()) << started.status();
     listener_ = *std::move(started);
   }
-  // A connection that gives up waiting after ten seconds.
+  // A connection that stops waiting after ten seconds.
   UniqueFd Connect(int receive_bytes = 0) const {
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const timeval patience{10, 0};
@@ -110,8 +110,8 @@ class HttpListenerTest : public ::testing::Test {
   std::unique_ptr<HttpListener> listener_;
 };
 
-// Far below the time that a request may take times the connections that are open, and far above
-// what a busy machine takes.
+// Far below the time limit of a request times the number of open connections, and far above what a
+// busy machine needs.
 constexpr auto kSoon = std::chrono::seconds(5);
 
 TEST_F(HttpListenerTest, IdleUnfinishedAndDeafConnectionsHoldUpNoScrape) {
@@ -120,7 +120,7 @@ TEST_F(HttpListenerTest, IdleUnfinishedAndDeafConnectionsHoldUpNoScrape) {
   for (int i = 0; i < 300; ++i) {
     others.push_back(Connect(i % 3 == 2 ? 2048 : 0));
     if (i % 3 == 1) Send(others.back(), "GET /metr");
-    if (i % 3 == 2) Send(others.back(), kRequest);  // and does not read the answer
+    if (i % 3 == 2) Send(others.back(), kRequest);  // and never reads the response
     if (i % 50 == 49) ExpectScrapesWithin(kSoon, "300 others");
   }
   for (size_t i = 0; i < others.size(); i += 4) shutdown(others[i].get(), SHUT_WR);
@@ -133,7 +133,7 @@ TEST_F(HttpListenerTest, AnUnfinishedRequestIsCutOffInTimeHoweverSlowlyItGoesOn)
   const UniqueFd slow = Connect();
   const auto started = steady_clock::now();
   int sent = 0;
-  // A byte now and then, until the other side has hung up.
+  // Sends a byte now and then until the peer closes.
   while (Send(slow, "x") && sent < 1000) {
     ++sent;
     usleep(10'000);

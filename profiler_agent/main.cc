@@ -1,5 +1,5 @@
-// withy-profiler-agent: drains the span rings of all processes, exports Prometheus metrics, answers
-// the Profiler service.
+// withy-profiler-agent: drains the span rings of all processes, exports Prometheus metrics and
+// serves Profiler.
 #include <utility>
 
 #include "base/config.h"

@@ -22,7 +22,7 @@ class Running final : public ProfilerProcess {
  public:
   absl::Status Start(const v1::Config& config) {
     const std::string rings = config.run_dir() + "/rings";
-    // Its own ring makes the agent one of the processes that it shows.
+    // With its own ring the agent is one of the processes it reports.
     auto recorder = telemetry::Recorder::Open(rings, "profiler_agent");
     if (!recorder.ok()) return recorder.status();
     recorder_ = *std::move(recorder);
@@ -48,7 +48,7 @@ class Running final : public ProfilerProcess {
   const std::string& metrics_address() const override { return metrics_address_; }
 
  private:
-  // Each borrows from those above it.
+  // Each member borrows from those above it.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<MetricsServer> metrics_;

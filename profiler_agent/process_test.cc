@@ -1,4 +1,4 @@
-// The whole agent in one process: spans written with a Recorder come out of /metrics and of the
+// The complete agent in one process: spans written with a Recorder appear in /metrics and in the
 // Profiler service.
 #include "profiler_agent/process.h"
 
@@ -26,7 +26,7 @@ using telemetry::Recorder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// GET /metrics over a socket of our own.
+// Performs GET /metrics over its own socket.
 std::string Scrape(const std::string& address) {
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
@@ -58,7 +58,7 @@ class ProcessTest : public ::testing::Test {
     EXPECT_TRUE(process.ok()) << process.status();
     return process.ok() ? *std::move(process) : nullptr;
   }
-  // A stub whose calls give up after 20 s.
+  // A stub with a deadline of 20 s per call.
   static std::unique_ptr<proto::Profiler::Stub> Connect(const ProfilerProcess& process) {
     return proto::Profiler::NewStub(
         grpc::CreateChannel(process.addresses().front(), grpc::InsecureChannelCredentials()));
@@ -121,7 +121,7 @@ TEST_F(ProcessTest, SpansComeOutOfMetricsAndService) {
   grpc::ClientContext phases_context;
   SetDeadline(&phases_context);
   ASSERT_TRUE(stub->GetPhases(&phases_context, {}, &phases).ok());
-  ASSERT_GE(phases.phases_size(), 2);  // and the scrape, once it is drained
+  ASSERT_GE(phases.phases_size(), 2);  // plus the scrape, once it is drained
   EXPECT_EQ(phases.phases(0).name(), "prefill");
   EXPECT_DOUBLE_EQ(phases.phases(0).mean_ms(), 3.0);
   EXPECT_DOUBLE_EQ(phases.phases(0).p99_ms(), 3.0);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/strings.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "withy/v1/profiler.grpc.pb.h"
@@ -86,11 +87,12 @@ class ProfilerService final : public proto::Profiler::CallbackService {
     rpc::FillProcessStatus("profiler_agent", response->mutable_status());
     const uint64_t overflows = agent_.phase_overflows();
     response->mutable_status()->set_detail(absl::StrCat(
-        "reads ", info.processes, " processes",
+        "reads ", info.processes, info.processes == 1 ? " process" : " processes",
         metrics_address_.empty()
             ? ", metrics off"
             : absl::StrCat(", metrics on http://", metrics_address_, "/metrics"),
-        overflows == 0 ? "" : absl::StrCat(", ", overflows, " spans have no histogram")));
+        overflows == 0 ? ""
+                       : absl::StrCat(", ", Counted(overflows, "span"), " without a histogram")));
     response->set_rings(info.rings);
     response->set_spans(info.spans);
     response->set_dropped_spans(info.dropped_spans);

@@ -199,7 +199,7 @@ absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1:
     }
     if (!absl::IsResourceExhausted(status)) return status;
     const std::string reason = absl::StrCat("waits for room: ", status.message(),
-                                            "; goes on by itself when there is some");
+                                            "; continues by itself when there is some");
     if (std::exchange(told, reason) != reason) spdlog::error("{}", reason);
     sd_notifyf(0, "STATUS=%s", reason.c_str());
     WaitForRoom(name, config, reason, pause);
@@ -245,7 +245,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   int exit_code = 0;
   const std::optional<Flags> flags = ParseFlags(argc, argv, binary, &exit_code);
   if (!flags.has_value()) return exit_code;
-  const sigset_t signals = TakeSignals();
+  const sigset_t signals = BlockSignals();
   const absl::StatusOr<proto::Config> config = LoadConfig(flags->config_path, flags->overrides);
   if (!config.ok()) {
     std::fprintf(stderr, "withy-%s: %s\n", binary.c_str(), config.status().ToString().c_str());
@@ -253,7 +253,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   }
   SetUpLog(binary, config->log_level());
   std::optional<Watch> start(std::in_place, signals, absl::Seconds(1),
-                             [patience = StartPatience()]() mutable { patience.Extend(); });
+                             [timeout = StartTimeoutExtender()]() mutable { timeout.Extend(); });
   absl::StatusOr<std::unique_ptr<Process>> process = Create(name, *config, create);
   start.reset();
   if (!process.ok()) {

@@ -125,7 +125,7 @@ TEST_F(DaemonTest, ASignalEndsAStartAtOnce) {
     kill(getpid(), SIGTERM);
     while (true) pause();
   };
-  EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "while it starts: stopped");
+  EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "during start: stopped");
 }
 
 TEST_F(DaemonTest, AProcessWithoutRoomWaitsAndIsThereOnceThereIsSome) {

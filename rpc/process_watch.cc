@@ -49,7 +49,7 @@ bool AnotherThreadIsBusy() {
 
 }  // namespace
 
-sigset_t TakeSignals() {
+sigset_t BlockSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGINT, SIGQUIT, SIGHUP}) sigaddset(&signals, signal);
@@ -60,7 +60,7 @@ sigset_t TakeSignals() {
 
 bool EndsProcess(int signal) {
   if (signal != SIGHUP) return true;
-  spdlog::info("{}: goes on; the configuration is read at the start alone", strsignal(signal));
+  spdlog::info("{}: ignored; the configuration is read only at start", strsignal(signal));
   return false;
 }
 
@@ -96,13 +96,13 @@ void Watch::Run(absl::Duration period, const std::function<void()>& tick) {
     signalfd_siginfo signal{};
     if (read(signals_.get(), &signal, sizeof signal) != sizeof signal) continue;
     if (!EndsProcess(static_cast<int>(signal.ssi_signo))) continue;
-    spdlog::info("{} while it starts: stopped", strsignal(static_cast<int>(signal.ssi_signo)));
+    spdlog::info("{} during start: stopped", strsignal(static_cast<int>(signal.ssi_signo)));
     sd_notify(0, "STOPPING=1\nSTATUS=stopped while it started");
     _exit(0);
   }
 }
 
-void StartPatience::Extend() {
+void StartTimeoutExtender::Extend() {
   constexpr int64_t kComputes = kNanosPerMilli;  // more than this thread alone uses per tick
   const int64_t cpu_ns = CpuNanos();
   const int64_t now = Clock::Real().SteadyNanos();

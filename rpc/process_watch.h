@@ -17,7 +17,7 @@ namespace withy::rpc {
 
 // Blocks the signals that are handled by waiting and ignores those that would end the process for
 // no good reason. Call before starting any thread, because all threads inherit the mask.
-sigset_t TakeSignals();
+sigset_t BlockSignals();
 
 // Whether `signal` ends the process. Logs a signal that does not.
 bool EndsProcess(int signal);
@@ -44,7 +44,7 @@ class Watch {
 // Extends systemd's TimeoutStartSec during a start for as long as the process computes or reads. A
 // process that has used no CPU for a quarter of an hour hangs and gets no further extension. Not
 // thread-safe.
-class StartPatience {
+class StartTimeoutExtender {
  public:
   // Call several times per `kExtension`.
   void Extend();

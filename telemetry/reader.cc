@@ -62,8 +62,8 @@ void Reader::Discover(std::vector<absl::Status>* problems) {
     const auto refused = refused_.find(id);
     if (refused != refused_.end() && refused->second == path) continue;
     if (files_.size() >= kFileLimit) {
-      problems->push_back(absl::ResourceExhaustedError(absl::StrCat(
-          path, ": ", files_.size(), " ring files are being read already, the most there may be")));
+      problems->push_back(absl::ResourceExhaustedError(
+          absl::StrCat(path, ": ", files_.size(), " ring files are attached, which is the limit")));
       refused_[id] = path;
       continue;
     }

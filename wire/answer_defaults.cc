@@ -1,6 +1,7 @@
 #include "wire/answer_defaults.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/strings.h"
 
 namespace withy::engine {
 namespace {
@@ -61,11 +62,11 @@ std::string Describe(const v1::Sampling& sampling) {
   const bool penalty = sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1;
   add(penalty, "repetition penalty", sampling.repetition_penalty());
   if (penalty && sampling.has_repetition_window())
-    absl::StrAppend(&text, " over ", sampling.repetition_window(), " tokens");
+    absl::StrAppend(&text, " over ", Counted(sampling.repetition_window(), "token"));
   return text;
 }
 
-v1::Sampling Complete(const v1::Sampling& asked, const v1::Sampling& defaults) {
+v1::Sampling WithDefaults(const v1::Sampling& asked, const v1::Sampling& defaults) {
   const bool greedy = asked.has_temperature() && asked.temperature() == 0;
   v1::Sampling out = greedy ? Off() : defaults;
   out.clear_seed();
@@ -76,7 +77,7 @@ v1::Sampling Complete(const v1::Sampling& asked, const v1::Sampling& defaults) {
 AnswerDefaults DefaultsFor(const v1::ModelConfig& config, const RecommendedSampling& file,
                            int32_t vocabulary) {
   AnswerDefaults out;
-  out.sampling = Complete(config.sampling(), file.any() ? FromFile(file) : Own());
+  out.sampling = WithDefaults(config.sampling(), file.any() ? FromFile(file) : Own());
   if (out.sampling.top_k() >= static_cast<uint32_t>(vocabulary)) out.sampling.set_top_k(0);
   out.max_tokens = config.max_tokens() != 0 ? config.max_tokens() : kDefaultTokens;
   out.raw_max_tokens = config.max_tokens() != 0 ? config.max_tokens() : kDefaultRawTokens;

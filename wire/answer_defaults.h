@@ -28,7 +28,7 @@ struct AnswerDefaults {
 
 // Fills the unset fields of `asked` from `defaults`. If `asked` sets temperature 0, its unset
 // fields are off instead.
-v1::Sampling Complete(const v1::Sampling& asked, const v1::Sampling& defaults);
+v1::Sampling WithDefaults(const v1::Sampling& asked, const v1::Sampling& defaults);
 
 // `config` has its defaults filled in. A top_k above `vocabulary` becomes 0 (off).
 AnswerDefaults DefaultsFor(const v1::ModelConfig& config, const RecommendedSampling& file,

@@ -63,12 +63,12 @@ TEST(AnswerDefaultsTest, ATopKAboveTheVocabularyIsAllOfIt) {
 TEST(AnswerDefaultsTest, ACallSaysWhatItWantsAndGetsTheRest) {
   v1::Sampling asked;
   asked.set_temperature(1);
-  EXPECT_EQ(Describe(Complete(asked, Defaults())),
+  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())),
             "temperature 1, top-p 0.95, repetition penalty 1.1 over 256 tokens");
   asked.set_temperature(0);
-  EXPECT_EQ(Describe(Complete(asked, Defaults())), "greedy") << "nothing is left of the defaults";
+  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())), "greedy") << "nothing is left of the defaults";
   asked.set_repetition_penalty(1.3f);
-  EXPECT_EQ(Describe(Complete(asked, Defaults())), "greedy, repetition penalty 1.3 over 64 tokens");
+  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())), "greedy, repetition penalty 1.3 over 64 tokens");
 }
 
 TEST(AnswerDefaultsTest, LengthsAreTheConfigurationsElseLong) {
@@ -108,11 +108,11 @@ TEST(AnswerDefaultsTest, WhatWasUsedCanBeAskedForAgain) {
     const v1::Sampling defaults = Defaults(config, file);
     v1::Sampling asked = any();
     if (random() % 2) asked.set_seed(random());
-    const v1::Sampling used = Complete(asked, defaults);
+    const v1::Sampling used = WithDefaults(asked, defaults);
     EXPECT_TRUE(used.has_temperature() && used.has_top_k() && used.has_top_p() &&
                 used.has_min_p() && used.has_repetition_penalty() && used.has_repetition_window())
         << used.DebugString();
-    EXPECT_TRUE(MessageDifferencer::Equals(Complete(used, Defaults()), used));
+    EXPECT_TRUE(MessageDifferencer::Equals(WithDefaults(used, Defaults()), used));
     v1::Sampling kept = used;
     kept.MergeFrom(asked);
     EXPECT_TRUE(MessageDifferencer::Equals(kept, used)) << asked.DebugString();

@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "engine/cpu/kernels.h"
 #include "engine/gguf/output_file.h"
 #include "engine/weights/crc32c.h"
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 using google::protobuf::TextFormat;
 
 constexpr char kRemedy[] = "measure again with `withyctl calibrate`";
-constexpr int kMostSamples = 1000;
+constexpr int kMaxSamples = 1000;
 
 // Records whether the text has fields unknown to this build, and the first other error.
 class Complaints final : public google::protobuf::io::ErrorCollector {
@@ -60,8 +61,9 @@ std::string WhatIsWrong(const v1::CalibrationPoint& point) {
   if (point.level_percent() > 100) return absl::StrCat(name, " of level ", point.level_percent());
   const bool read = point.kind() == v1::CALIBRATION_KIND_READ;
   if ((read ? point.text_bytes() : point.rows()) == 0) return absl::StrCat(name, " of nothing");
-  if (point.sample_us_size() > kMostSamples) {
-    return absl::StrCat(name, " with ", point.sample_us_size(), " samples");
+  if (point.sample_us_size() > kMaxSamples) {
+    return absl::StrCat(name, " with ",
+                        Counted(static_cast<uint64_t>(point.sample_us_size()), "sample"));
   }
   for (const double us : point.sample_us()) {
     const bool possible = us > 0 || point.kind() == v1::CALIBRATION_KIND_SWITCH;
@@ -192,10 +194,10 @@ absl::StatusOr<v1::Calibration> ReadCalibration(const std::string& path) {
   if (!parser.Parse(&input, &record)) return Damaged(path, complaints.error());
   if (record.format() != kCalibrationFormat) {
     if (record.format() == 0) return Damaged(path, "it has no format number");
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the calibration ", path, " has ",
-        record.format() < kCalibrationFormat ? "an older" : "a later", " format (", record.format(),
-        "; this is withy of format ", kCalibrationFormat, "): ", kRemedy));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the calibration ", path, " has ",
+                     record.format() < kCalibrationFormat ? "an older" : "a later", " format (",
+                     record.format(), "; this build reads ", kCalibrationFormat, "): ", kRemedy));
   }
   if (!complaints.warning().empty()) return Damaged(path, complaints.warning());
   for (const v1::CalibrationPoint& point : record.points()) {
@@ -250,14 +252,14 @@ absl::StatusOr<v1::Calibration> UsableCalibration(const std::string& path,
         absl::StrCat("the calibration ", path, " was made with ", difference, ": ", kRemedy));
   }
   if (!record.complete()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the calibration ", path,
-                     " was interrupted and is not complete: go on with `withyctl calibrate`"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the calibration ", path,
+        " was interrupted and is not complete: continue it with `withyctl calibrate`"));
   }
   return record;
 }
 
-std::vector<v1::CalibrationPoint> TakeOver(std::span<const v1::CalibrationPoint> planned,
+std::vector<v1::CalibrationPoint> MergeSamples(std::span<const v1::CalibrationPoint> planned,
                                            const v1::Calibration& recorded) {
   std::vector<v1::CalibrationPoint> points(planned.begin(), planned.end());
   for (v1::CalibrationPoint& point : points) {

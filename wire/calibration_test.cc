@@ -187,7 +187,7 @@ TEST_F(CalibrationFileTest, ATlmIsKnownByItsBytes) {
   EXPECT_TRUE(absl::IsNotFound(key().status()));
 }
 
-TEST(TakeOverTest, KeepsWhatIsPlannedAndKnown) {
+TEST(MergeSamplesTest, KeepsWhatIsPlannedAndKnown) {
   const auto plan = [](uint32_t rows) {
     return Point(v1::CALIBRATION_KIND_PREFILL, 100, rows, 0, {});
   };
@@ -198,7 +198,7 @@ TEST(TakeOverTest, KeepsWhatIsPlannedAndKnown) {
   *recorded.add_points() = Point(v1::CALIBRATION_KIND_PREFILL, 100, 256, 0, {});
   recorded.mutable_points(3)->set_left_out("too long");
   const auto points =
-      TakeOver(std::vector<v1::CalibrationPoint>{plan(16), plan(64), plan(256)}, recorded);
+      MergeSamples(std::vector<v1::CalibrationPoint>{plan(16), plan(64), plan(256)}, recorded);
   ASSERT_EQ(points.size(), 3u);
   EXPECT_THAT(points[0].sample_us(), testing::IsEmpty());
   EXPECT_THAT(points[1].sample_us(), ElementsAre(5, 6));

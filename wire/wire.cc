@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "wire/calibration.h"
 
 namespace withy::engine {
@@ -35,12 +36,12 @@ void SpansToWire(const std::vector<ByteSpan>& spans, SpansOnWire* wire) {
 absl::Status CheckBound(std::string_view field, uint32_t value, uint32_t limit) {
   if (value <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(ToAbsl(field), ": ", value, "; the most is ", limit));
+      absl::StrCat(ToAbsl(field), ": ", value, "; the limit is ", limit));
 }
 
 absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request,
                                                 const v1::Sampling& defaults, uint64_t seed) {
-  const v1::Sampling wire = Complete(request.sampling(), defaults);
+  const v1::Sampling wire = WithDefaults(request.sampling(), defaults);
   WITHY_RETURN_IF_ERROR(CheckBound("sampling.top_k", wire.top_k(), kMaxInt));
   WITHY_RETURN_IF_ERROR(
       CheckBound("sampling.repetition_window", wire.repetition_window(), kMaxRepetitionWindow));
@@ -240,12 +241,12 @@ v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int3
 std::string CutText(FinishReason reason, size_t tokens) {
   switch (reason) {
     case FinishReason::kMaxTokens:
-      return absl::StrCat("The answer was cut after ", tokens,
-                          " tokens, its limit: a higher limits.max_tokens gives it more.");
+      return absl::StrCat("The answer was cut after ", Counted(tokens, "token"),
+                          ", its limit: raise limits.max_tokens for a longer one.");
     case FinishReason::kContextFull:
-      return absl::StrCat("The answer was cut after ", tokens,
-                          " tokens, because the window is full: a new context, a shorter prompt or "
-                          "a higher model.context_length gives it room.");
+      return absl::StrCat("The answer was cut after ", Counted(tokens, "token"),
+                          ", because the window is full: use a new context, a shorter prompt or "
+                          "a higher model.context_length.");
     default:
       return "";
   }

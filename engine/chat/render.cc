@@ -1,4 +1,4 @@
-// Messages to pieces.
+// Renders messages as prompt pieces.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +12,7 @@ constexpr char kSystem[] = "system";
 constexpr char kUser[] = "user";
 constexpr char kAssistant[] = "assistant";
 
-// The range of `text` without white space at its ends.
+// The range of `text` without leading and trailing white space.
 ByteSpan Trimmed(const std::string& text) {
   constexpr char kSpaces[] = " \t\n\r\f\v";
   const size_t begin = text.find_first_not_of(kSpaces);
@@ -22,7 +22,7 @@ ByteSpan Trimmed(const std::string& text) {
 
 }  // namespace
 
-// Collects pieces; markup that follows markup joins it, empty pieces vanish.
+// Collects pieces. Consecutive markup is joined; empty pieces are dropped.
 class ChatTemplate::Builder {
  public:
   explicit Builder(bool trims) : trims_(trims) {}
@@ -132,7 +132,7 @@ void ChatTemplate::RenderTagged(std::span<const ChatMessage> messages, bool add_
 
 void ChatTemplate::RenderInstructions(std::span<const ChatMessage> messages,
                                       Builder& builder) const {
-  bool opened = false;  // the system message stands inside the first instruction
+  bool opened = false;  // the system message is inside the first instruction
   bool first = true;
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;

@@ -1,4 +1,4 @@
-// Which form a file's template is, told by the markup in its text.
+// Recognises the format of a file's template by the markup in its text.
 #include "engine/chat/template.h"
 
 #include <utility>
@@ -34,7 +34,7 @@ bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// The text of the file's end-of-sequence token, or "" when it has none.
+// The text of the file's end-of-sequence token, or "" if it has none.
 std::string_view EosText(const GgufFile& file) {
   const absl::StatusOr<uint64_t> id = file.GetUint("tokenizer.ggml.eos_token_id");
   const auto tokens = file.GetStringArray("tokenizer.ggml.tokens");
@@ -72,8 +72,8 @@ ChatTemplate ChatTemplate::Llama2() {
   return ChatTemplate(std::move(form));
 }
 
-// The published Mistral templates differ in spaces only: the first ones, those with tools (v3),
-// those for the Tekken vocabulary, those with a system prompt of its own (v7).
+// The published Mistral templates differ only in spaces: the first ones, those with tools (v3),
+// those for the Tekken vocabulary, and those with a separate system prompt (v7).
 ChatTemplate ChatTemplate::Mistral(std::string_view text) {
   const bool v7 = Contains(text, "[SYSTEM_PROMPT]");
   const bool tekken = !v7 && Contains(text, "\"[INST]\"");

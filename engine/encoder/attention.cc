@@ -112,7 +112,7 @@ void AttendWindow(const Kernels& kernels, const AttentionMemory& memory, int win
   const int padded = scratch->scores.blocks() * kQuantBlock;
   for (int head = 0; head < memory.heads(); ++head) {
     kernels.prepare(q + head * head_dim, q_stride, 0, rows, 0, head_dim, &scratch->queries);
-    // The scores are written where the second product reads its inputs.
+    // Writes the scores where the second product reads its inputs.
     const MatMulArgs score = {.w = memory.Keys(window, head),
                               .x = &scratch->queries,
                               .rows = rows,

@@ -18,7 +18,7 @@ namespace {
 constexpr float kDeviation = 0.02f;
 constexpr double kMinSloLength = 0.1;
 
-// Normal numbers that are the same on every platform.
+// Normal random numbers that are equal on every platform.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : random_(seed) {}
@@ -38,14 +38,14 @@ double Dot(std::span<const double> a, std::span<const double> b) {
   return sum;
 }
 
-// `count` orthonormal vectors of `width` dimensions, count <= width.
+// `count` orthonormal vectors of `width` dimensions; count <= width.
 std::vector<std::vector<double>> Orthonormal(size_t count, size_t width, uint64_t seed) {
   Normal normal(seed);
   std::vector<std::vector<double>> made;
   while (made.size() < count) {
     std::vector<double> v(width);
     for (double& x : v) x = normal();
-    for (int round = 0; round < 2; ++round) {  // twice: once leaves what rounding lost
+    for (int round = 0; round < 2; ++round) {  // twice, because one pass leaves rounding errors
       for (const std::vector<double>& other : made) {
         const double along = Dot(v, other);
         for (size_t i = 0; i < width; ++i) v[i] -= along * other[i];

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kLanes = 16;
 
-// Sum in sixteen interleaved parts: one order, which compilers can vectorise.
+// Sums in sixteen interleaved parts: a fixed order that compilers can vectorise.
 template <typename Term>
 float SumOf(int n, Term term) {
   float part[kLanes] = {};

@@ -12,12 +12,12 @@
 namespace withy::engine {
 namespace {
 
-// Rows that go through a layer together: their activations and a layer's weights share a core's
+// Rows that pass through a layer together: their activations and the layer's weights fit a core's
 // second-level cache.
 constexpr int kBlockRows = 32;
 static_assert(kBlockRows % AttentionMemory::kRowUnit == 0);
 
-constexpr ptrdiff_t kStridePad = 16;  // keeps equal columns of many rows out of one cache set
+constexpr ptrdiff_t kStridePad = 16;  // avoids that equal columns of many rows share a cache set
 
 ptrdiff_t Stride(int32_t n) { return n + kStridePad; }
 
@@ -27,11 +27,11 @@ bool AllFinite(const std::vector<float>& values) {
 
 }  // namespace
 
-// Room of one thread for one block; belongs to the thread, so that no piece of work waits for it.
+// Scratch of one thread for one block. Belongs to the thread, so no piece of work waits for it.
 struct Encoder::Scratch {
-  Activations wide;    // rows as wide as the residual stream, or the embedded trigram
-  Activations narrow;  // rows as wide as the bottleneck
-  Activations inner;   // rows as wide as the feed-forward
+  Activations wide;    // rows of the residual stream's width, or of the embedded trigram's
+  Activations narrow;  // rows of the bottleneck's width
+  Activations inner;   // rows of the feed-forward's width
   AttentionScratch attention;
   AlignedArray<float> a;
   AlignedArray<float> b;
@@ -115,7 +115,7 @@ void Encoder::Reserve(std::span<const std::vector<int32_t>> windows) {
   }
 }
 
-// Shared layers over x; the score tower from x into y; then the decision tower over x.
+// Shared layers on x, the score tower from x to y, then the decision tower on x.
 std::vector<Encoder::Stage> Encoder::PlanStages() {
   std::vector<Stage> stages(1);
   stages[0].out = x_.data();
@@ -186,8 +186,8 @@ void Encoder::Apply(const LinearWeights& linear, const Activations& x, int rows,
   kernels_.matmul(args, 0, linear.w.tiles());
 }
 
-// Token rows (with both neighbours' when trigrams are read), brought to the residual's width, plus
-// position and type.
+// Converts token rows (with both neighbours for trigrams) to the residual's width and adds position
+// and type.
 void Encoder::Embed(const Block& block, std::span<const int32_t> ids, Scratch* s) {
   const EncoderShape& e = weights_.shape.encoder;
   const auto width = static_cast<size_t>(e.embedding);
@@ -215,7 +215,7 @@ void Encoder::Embed(const Block& block, std::span<const int32_t> ids, Scratch* s
       fetch(at, to);
       continue;
     }
-    fetch(at + 1, to);  // the order of the source: next, own, previous
+    fetch(at + 1, to);  // in the source's order: next, own, previous
     if (i == 0) {
       fetch(at, to + width);
       fetch(at - 1, to + 2 * width);
@@ -236,7 +236,7 @@ void Encoder::Embed(const Block& block, std::span<const int32_t> ids, Scratch* s
   }
 }
 
-// Everything of a layer up to its queries, keys and values.
+// The part of a layer up to its queries, keys and values.
 void Encoder::Project(const EncoderLayer& layer, const Block& block, const float* in,
                       AttentionMemory* memory, Scratch* s) {
   const EncoderShape& e = weights_.shape.encoder;
@@ -303,7 +303,7 @@ void Encoder::FeedForward(const FeedForwardWeights& ffn, int rows, Scratch* s) {
   std::swap(s->a, s->b);
 }
 
-// Attention, its output, the feed-forward stack and the way back to the residual's width.
+// Attention, its output, the feed-forward stack and the projection back to the residual's width.
 void Encoder::Finish(const Stage& stage, const Block& block, const AttentionMemory& memory,
                      Scratch* s) {
   const EncoderShape& e = weights_.shape.encoder;
@@ -354,7 +354,7 @@ void Encoder::Keep(const float* from, const Block& block, Scratch* s, EncoderOut
   for (int i = 0; i < block.rows; ++i) keep[i] += weights_.keep.bias[0];
 }
 
-// The decision outputs of every window from its [CLS] row.
+// The decision outputs of every window, from its [CLS] row.
 void Encoder::Decide(int windows, EncoderOutput* out) {
   const EncoderShape& e = weights_.shape.encoder;
   Scratch& s = ThreadScratchOf();

@@ -1,5 +1,6 @@
-// Time of a TLM over windows of several lengths: encoder_bench [threads [tlm.gguf | mobilebert]].
-// Without a file random ones of a pocket shape, or of MobileBERT's published one with both towers.
+// Time of a TLM for windows of several lengths: encoder_bench [threads [tlm.gguf | mobilebert]].
+// Without a file uses random weights of the pocket shape, or of MobileBERT's published shape with
+// both towers.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -44,7 +45,7 @@ TlmCheckpoint RandomTlm(bool published) {
   return *MakeTlmCheckpoint(shape, vocab, 1);
 }
 
-// Processor time of this process: what stays the same beside busy neighbours.
+// CPU time of this process, which busy neighbours affect least.
 double CpuMs() {
   timespec now = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

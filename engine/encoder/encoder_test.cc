@@ -28,7 +28,7 @@ bool SameBits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
-// softmax(q k' / sqrt(head_dim)) v, plainly. q, k, v: [rows, heads * head_dim].
+// A simple softmax(q k' / sqrt(head_dim)) v. q, k, v: [rows, heads * head_dim].
 std::vector<double> ReferenceAttention(const std::vector<float>& q, const std::vector<float>& k,
                                        const std::vector<float>& v, int rows, int heads,
                                        int head_dim) {
@@ -59,7 +59,7 @@ std::vector<double> ReferenceAttention(const std::vector<float>& q, const std::v
 TEST(EncoderAttentionTest, MatchesThePlainFormulaForAnyShape) {
   std::mt19937 random(1);
   for (const Target target : SupportedTargets()) {
-    AttentionMemory memory;  // reused, so that what one shape leaves behind is met by the next
+    AttentionMemory memory;  // reused, so that remains of one shape affect the next
     AttentionScratch scratch;
     for (const int head_dim : {8, 12, 16, 32, 40}) {
       for (const int rows : {1, 2, 15, 16, 17, 31, 33, 64, 71}) {

@@ -1,6 +1,6 @@
-// The encoder against what transformers' MobileBertModel computed for small random models, in F32
-// and Q8_0, on every kernel target of this CPU. tests/golden/make_mobilebert_goldens.py makes the
-// files.
+// Compares the encoder with the output of transformers' MobileBertModel for small random models, in
+// F32 and Q8_0, on every kernel target of this CPU. tests/golden/make_mobilebert_goldens.py makes
+// the files.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -50,7 +50,7 @@ double Distance(std::span<const float> ours, std::span<const float> theirs) {
   return std::sqrt(apart / length);
 }
 
-// The largest over rows: one bad token must not hide among good ones.
+// The maximum over rows, so that one bad token is not hidden by good ones.
 double WorstRow(std::span<const float> ours, std::span<const float> theirs, size_t width) {
   if (ours.size() != theirs.size()) return INFINITY;
   double worst = 0;
@@ -66,8 +66,8 @@ double Length(std::span<const float> x) {
   return std::sqrt(squares);
 }
 
-// How far `logits` are from head(x) + bias, computed with the checkpoint's floats, as a share of
-// |weights| |x|: the outputs of a fresh head are small beside what is summed up in them.
+// Distance of `logits` from head(x) + bias computed with the checkpoint's floats, relative to
+// |weights| |x|, because the outputs of a new head are small compared with their summands.
 double HeadDistance(const TlmCheckpoint& tlm, const std::string& name, const std::vector<float>& x,
                     const std::vector<float>& logits) {
   const std::vector<float>& weight = *tlm.Find(name + ".weight");
@@ -104,7 +104,7 @@ TEST_P(EncoderGoldenTest, HiddenStatesAndDecisionMatchTheReference) {
     });
     const auto check = [&](EncoderTower tower, int32_t layer, const std::string& name) {
       const std::vector<float> wanted = Floats(*golden, name);
-      if (wanted.empty()) return;  // the files hold inner layers of one input only
+      if (wanted.empty()) return;  // the files hold inner layers of only one input
       EXPECT_LT(WorstRow(states.at({tower, layer}), wanted, hidden), c.max_distance)
           << KernelsFor(target)->name << " " << name;
     };
@@ -134,7 +134,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"bottleneck_attention", GgmlType::kF32, "f", 2e-5},
                     Case{"bottleneck_attention", GgmlType::kQ8_0, "q8_0", 0.03},
                     Case{"own_qk", GgmlType::kF32, "f", 2e-5},
-                    Case{"own_qk", GgmlType::kF16, "f", 2e-5},  // the weights fit F16 exactly
+                    Case{"own_qk", GgmlType::kF16, "f",
+                         2e-5},  // F16 represents the weights exactly
                     Case{"plain", GgmlType::kF32, "f", 2e-5},
                     Case{"plain", GgmlType::kQ8_0, "q8_0", 0.03}),
     [](const auto& c) { return c.param.model + "_" + std::string(TypeName(c.param.type)); });

@@ -41,7 +41,7 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   return text;
 }
 
-// A JSON object with getters that name file and key; a missing key gives the fallback.
+// A JSON object whose getters name file and key; a missing key gives the fallback.
 class Config {
  public:
   static absl::StatusOr<Config> Read(const std::string& path) {
@@ -182,8 +182,8 @@ class Importer {
   }
 
  private:
-  // The tensor of the file, after whose rows `missing` rows stay zero. Nothing is allocated before
-  // the file's shape is known to be the wanted one.
+  // Copies a tensor of the file; `missing` further rows stay zero. Allocates nothing before the
+  // file's shape has been checked.
   absl::Status Copy(const std::string& name, TlmTensor* tensor, int32_t missing) {
     std::vector<int64_t> wanted(tensor->spec.dims.rbegin(), tensor->spec.dims.rend());
     wanted[0] -= missing;
@@ -210,7 +210,7 @@ class Importer {
   std::string prefix_;
 };
 
-// The SLO tokens that the vocabulary did not have are its last ones.
+// Initialises the SLO tokens added to the vocabulary, which are its last tokens.
 absl::Status InitAddedRows(int32_t added, const MobileBertImport& options, TlmCheckpoint* tlm) {
   if (added == 0) return absl::OkStatus();
   std::vector<int32_t> rows(static_cast<size_t>(added));

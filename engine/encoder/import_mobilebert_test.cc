@@ -28,7 +28,7 @@ void WriteAll(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// A copy of a golden model's directory that a test may spoil.
+// A copy of a golden model's directory that a test may modify.
 class ImportTest : public testing::Test {
  protected:
   ImportTest() : temp_("import") {
@@ -43,7 +43,7 @@ class ImportTest : public testing::Test {
     WriteAll(temp_ / "config.json", config.dump());
   }
 
-  // Changes the header; `data` is appended to the tensors' bytes.
+  // Changes the header and appends `data` to the tensors' bytes.
   template <typename Change>
   void ChangeTensors(Change change, const std::string& data = "") {
     const std::string file = ReadAll(temp_ / "model.safetensors");
@@ -181,7 +181,7 @@ TEST_F(ImportTest, VocabulariesThatDoNotFitAreNamed) {
   WriteAll(temp_ / "vocab.txt", good + "more\n");
   EXPECT_THAT(Error(), HasSubstr("has 49 tokens, but vocab_size in config.json is 48"));
   WriteAll(temp_ / "vocab.txt", good + "the\n");
-  EXPECT_THAT(Error(), HasSubstr("line 49: token \"the\" stands there twice"));
+  EXPECT_THAT(Error(), HasSubstr("line 49: token \"the\" occurs twice"));
   WriteAll(temp_ / "vocab.txt", "[UNK]\n[CLS]\nthe\n");
   EXPECT_THAT(Error(), HasSubstr("without a token [SEP]"));
   WriteAll(temp_ / "vocab.txt", good);

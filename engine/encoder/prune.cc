@@ -14,15 +14,15 @@ struct WordRef {
   size_t word = 0;
 };
 
-// `fixed` ascends: a long prompt may have as many fixed parts as words.
+// `fixed` is ascending; a long prompt may have as many fixed parts as words.
 bool Touches(const ByteSpan& word, const std::vector<ByteSpan>& fixed) {
   const auto span = std::partition_point(
       fixed.begin(), fixed.end(), [&](const ByteSpan& other) { return other.end <= word.begin; });
   return span != fixed.end() && span->begin < word.end;
 }
 
-// Of the white space between words `from` and `to`, the one that stays when all words between them
-// go: the most line breaks, then any rather than none, then the last.
+// The white space between words `from` and `to` that is kept if all words between them are dropped:
+// the one with most line breaks, then any, then the last.
 ByteSpan Separator(const PrunableText& message, size_t from, size_t to) {
   ByteSpan best;
   std::tuple<int64_t, bool> best_rank(-1, false);
@@ -63,8 +63,8 @@ std::vector<ByteSpan> Union(std::vector<ByteSpan> spans, const std::vector<ByteS
   return merged;
 }
 
-// Marks what stays whatever the share: words in fixed parts, and the best word of a message without
-// any.
+// Marks words that are kept in any case: those in fixed parts, and the best word of a message
+// without any.
 size_t MarkFixed(const PrunableText& message, std::vector<bool>* stays) {
   size_t marked = 0;
   size_t best = 0;
@@ -79,7 +79,7 @@ size_t MarkFixed(const PrunableText& message, std::vector<bool>* stays) {
   return 1;
 }
 
-// Messages [begin, end) that may be left out together.
+// Messages [begin, end), which may be dropped together.
 struct Exchange {
   size_t begin = 0;
   size_t end = 0;
@@ -87,7 +87,7 @@ struct Exchange {
   float score = 0;  // mean over the words
 };
 
-// The exchange of these messages, unless something in it has to stay.
+// The exchange of these messages, unless a part of it must be kept.
 std::optional<Exchange> LooseExchange(const std::vector<PrunableText>& messages, size_t begin,
                                       size_t end) {
   Exchange exchange{.begin = begin, .end = end};
@@ -119,7 +119,7 @@ void LeaveOut(const Exchange& exchange, std::vector<std::vector<bool>>* stays) {
     (*stays)[m].assign((*stays)[m].size(), false);
 }
 
-// Of the words of these messages the best `wanted` stay.
+// Keeps the `wanted` best words of these messages.
 void Shorten(const std::vector<PrunableText>& messages, const std::vector<size_t>& which,
              size_t wanted, std::vector<std::vector<bool>>* stays) {
   std::vector<WordRef> ranked;
@@ -161,7 +161,7 @@ std::vector<std::vector<bool>> ChooseWords(const std::vector<PrunableText>& mess
   const size_t wanted = (words * percent + 99) / 100;
   std::vector<Exchange> exchanges = LooseExchanges(messages);
   std::vector<size_t> others = Range(0, messages.size());
-  size_t needed = words;  // by the messages that are in no loose exchange
+  size_t needed = words;  // words of messages outside droppable exchanges
   for (const Exchange& exchange : exchanges) {
     needed -= exchange.words;
     std::erase_if(others, [&](size_t m) { return exchange.begin <= m && m < exchange.end; });
@@ -205,7 +205,7 @@ std::vector<bool> LeftOut(const std::vector<PrunableText>& messages,
   return left_out;
 }
 
-// White space before the first and after the last word goes with that word.
+// White space before the first and after the last word belongs to that word.
 std::vector<ByteSpan> KeptSpans(const PrunableText& message, const std::vector<bool>& stays) {
   if (std::find(stays.begin(), stays.end(), false) == stays.end()) return {};
   std::vector<ByteSpan> spans;

@@ -11,7 +11,7 @@ namespace {
 using engine::ByteSpan;
 using Texts = std::vector<std::string>;
 
-// The words of `text`, between spaces and line breaks, scored in their order.
+// The words of `text`, separated by spaces and line breaks, with the given scores.
 PrunableText Make(const std::string& text, const std::vector<float>& scores,
                   std::vector<ByteSpan> fixed = {}) {
   PrunableText message{text, {}, std::move(fixed)};
@@ -92,7 +92,7 @@ TEST(PruneTest, OuterWhiteSpaceGoesWithItsWord) {
 
 TEST(PruneTest, FixedPartsStayAndCount) {
   const std::string text = "keep this please and drop that";
-  // "this pl", which cuts a word: it stays whole.
+  // "this pl" cuts a word, which is kept as a whole.
   const PrunableText message = Make(text, {0, 0, 0, 0.5f, 0.4f, 0.9f}, {{5, 12}});
   EXPECT_EQ(PruneOne(message, 50), "this please that");
   EXPECT_EQ(PruneOne(message, 10), "this please") << "more than the share, and nothing else";
@@ -114,7 +114,7 @@ TEST(PruneTest, EveryMessageThatHasWordsKeepsOne) {
   EXPECT_EQ(Visible(messages[1], least.kept[1]), "there");
 }
 
-// What to do, two worked examples of four words each, and the question.
+// An instruction, two worked examples of four words each, and a question.
 struct FewShot {
   Texts texts = {"do it well", "one plus two", "three", "two plus two", "four", "now one plus one"};
   std::vector<PrunableText> messages;

@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 // Format: u64 header length, JSON header, tensor bytes. https://huggingface.co/docs/safetensors
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = uint64_t{64} << 20;
-constexpr int kMaxDepth = 8;  // of nested JSON; the format needs 3
+constexpr int kMaxDepth = 8;  // JSON nesting; the format needs 3
 constexpr size_t kMaxDims = 8;
 
 struct TypeBytes {
@@ -48,7 +48,7 @@ constexpr std::array<TypeBytes, 14> kTypes = {{{"F64", 8},
                                                {"BOOL", 1},
                                                {"F8_E4M3", 1}}};
 
-// Nothing for a value that is no integer from 0 to 2^62.
+// nullopt if the value is not an integer from 0 to 2^62.
 std::optional<int64_t> Natural(const Json& value) {
   if (!value.is_number_unsigned()) return std::nullopt;
   const uint64_t n = value.get<uint64_t>();
@@ -56,7 +56,7 @@ std::optional<int64_t> Natural(const Json& value) {
   return static_cast<int64_t>(n);
 }
 
-// Bytes that `elements` of the type take; nothing when the type is unknown or they are too many.
+// Bytes of `shape` elements of the type; nullopt if the type is unknown or the size overflows.
 std::optional<uint64_t> BytesOf(std::string_view type, const std::vector<int64_t>& shape) {
   const auto* found = std::find_if(kTypes.begin(), kTypes.end(),
                                    [type](const TypeBytes& t) { return t.name == type; });
@@ -68,7 +68,7 @@ std::optional<uint64_t> BytesOf(std::string_view type, const std::vector<int64_t
   return bytes;
 }
 
-// One entry of the header; `data_bytes` follow the header.
+// Parses one entry of the header; `data_bytes` bytes follow the header.
 absl::StatusOr<SafeTensor> ParseTensor(const Json& entry, uint64_t data_bytes) {
   const auto bad = [](const std::string& what) { return absl::InvalidArgumentError(what); };
   if (!entry.is_object()) return bad("is not an object");
@@ -83,7 +83,7 @@ absl::StatusOr<SafeTensor> ParseTensor(const Json& entry, uint64_t data_bytes) {
   SafeTensor tensor{.type = type->get<std::string>(), .shape = {}};
   for (const Json& dim : *shape) {
     const std::optional<int64_t> n = Natural(dim);
-    if (!n) return bad("has a dimension that is no integer from 0 to 2^62");
+    if (!n) return bad("has a dimension that is not an integer from 0 to 2^62");
     tensor.shape.push_back(*n);
   }
   if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2) {

@@ -90,7 +90,7 @@ TEST(SafetensorsTest, HostileHeadersAreNamed) {
   EXPECT_THAT(error(Entry("F32", "[2]", "[-8,0]")), HasSubstr("do not lie in order within"));
   EXPECT_THAT(error(Entry("F32", "[3]", "[0,8]")), HasSubstr("takes 8 bytes, which"));
   EXPECT_THAT(error(Entry("F99", "[2]", "[0,8]")), HasSubstr("of type \"F99\""));
-  // Sizes whose product wraps around to 8 bytes, and to nothing.
+  // Sizes whose product overflows to 8 bytes, and to 0.
   EXPECT_THAT(error(Entry("F32", "[4611686018427387904,2]", "[0,0]")), HasSubstr("which type and"));
   EXPECT_THAT(error(Entry("U8", "[4611686018427387904,4]", "[0,0]")), HasSubstr("which type and"));
   EXPECT_THAT(OpenError("{\"a\":" + Entry("F32", "[2]", "[0,8]") +

@@ -28,7 +28,7 @@ struct IntKey {
   int32_t max;
 };
 
-// The integer keys with where they live and what they may be.
+// The integer keys with their fields and ranges.
 std::vector<IntKey> IntKeys(TlmShape* s) {
   EncoderShape& e = s->encoder;
   return {{"mobilebert.vocab_size", &e.vocab, 4, 1 << 20},
@@ -118,7 +118,7 @@ absl::Status CheckAccuracies(std::string_view where, const char* key,
   return absl::OkStatus();
 }
 
-// Collects specs; `source` names are given without the model's own prefix.
+// Collects specs; `source` names omit the model's own prefix.
 class SpecList {
  public:
   void Add(std::string name, std::vector<int64_t> dims, TensorRole role, std::string source) {
@@ -168,7 +168,8 @@ void AddLayer(const EncoderShape& e, const std::string& name, const std::string&
   list->Linear(name + "attn_output", e.bottleneck, e.bottleneck, source + "attention.output.dense");
   list->Norm(name + "attn_output_norm", e.bottleneck, source + "attention.output.LayerNorm");
   for (int32_t i = 0; i < e.ffn_count; ++i) {
-    const bool last = i + 1 == e.ffn_count;  // the last one is the layer's own in the source
+    const bool last =
+        i + 1 == e.ffn_count;  // in the source the last one belongs to the layer itself
     AddFeedForward(e, absl::StrCat(name, "ffn.", i),
                    last ? source : absl::StrCat(source, "ffn.", i, "."), list);
   }

@@ -11,7 +11,7 @@
 namespace withy::engine {
 namespace {
 
-constexpr size_t kWindowsAtOnce = 8;  // bounds the memory that a long text takes
+constexpr size_t kWindowsAtOnce = 8;  // limits the memory for a long text
 
 absl::StatusOr<const Kernels*> PickKernels(const std::string& target) {
   if (target.empty()) return &DefaultKernels();

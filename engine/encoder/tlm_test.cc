@@ -31,7 +31,7 @@ class TlmTest : public testing::Test {
     return *std::move(tlm);
   }
 
-  // The file again with metadata and tensors changed; the error of opening it.
+  // Opens a copy of the file with changed metadata and tensors; returns the error.
   std::string OpenChanged(const std::function<void(GgufWriter*)>& change,
                           const std::string& drop = "", const std::string& reshape = "",
                           GgmlType type = GgmlType::kF32) {
@@ -115,10 +115,10 @@ TEST_F(TlmTest, LongTextTakesManyWindowsAndMergesTheirLogits) {
   const TlmSlo slo = {.ttft_ratio = 0.3, .tpot_ratio = 0.6};
   auto reading = tlm->Read(text, slo);
   ASSERT_TRUE(reading.ok()) << reading.status();
-  EXPECT_GT(reading->windows, 8);  // more than run at once
+  EXPECT_GT(reading->windows, 8);  // more than one batch of windows
   auto cut = tlm->windows().Make(text, slo, {}, text.size());
   ASSERT_TRUE(cut.ok());
-  // Each window alone, through the encoder's plain interface.
+  // Compares with each window alone, run directly on the encoder.
   auto file = GgufFile::Open(path_);
   auto weights = LoadTlmWeights(*file);
   ThreadPool pool(1);
@@ -169,7 +169,7 @@ TEST_F(TlmTest, FilesRoundTrip) {
   for (size_t i = 0; i < made.tensors.size(); ++i) {
     EXPECT_EQ(read->tensors[i].values, made.tensors[i].values) << made.tensors[i].spec.name;
   }
-  // Q8_0 stays what it is once it is there.
+  // Writing Q8_0 weights again as Q8_0 does not change them.
   const std::string q8 = temp_ / "q8.gguf";
   auto once = ReadTlm(path_);
   ASSERT_TRUE(once.ok());

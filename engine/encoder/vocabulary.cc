@@ -72,7 +72,7 @@ absl::StatusOr<WordPieceVocab> ParseVocab(std::string_view text, std::string_vie
     if (token.empty()) return bad("empty");
     if (vocab.tokens.size() == kMaxTokens) return bad(absl::StrCat("more than ", kMaxTokens));
     if (!seen.insert(ToAbsl(token)).second) {
-      return bad(absl::StrCat("token \"", ToAbsl(token), "\" stands there twice"));
+      return bad(absl::StrCat("token \"", ToAbsl(token), "\" occurs twice"));
     }
     Append(token, &vocab);
   }

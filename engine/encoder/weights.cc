@@ -13,7 +13,7 @@
 namespace withy::engine {
 namespace {
 
-// Packs tensors by name; remembers the first error so that loading reads like a list.
+// Packs tensors by name. Remembers the first error, so that loading code needs no error handling.
 class Loader {
  public:
   Loader(const GgufFile& file, TlmWeights* weights)
@@ -144,9 +144,9 @@ class Loader {
 absl::StatusOr<const TensorInfo*> FindTlmTensor(const GgufFile& file, const TensorSpec& spec) {
   const TensorInfo* info = file.FindTensor(spec.name);
   if (info == nullptr) {
-    return absl::NotFoundError(absl::StrCat(file.path(), ": tensor ", spec.name,
-                                            " is missing, which the file's withy.tlm ",
-                                            "and mobilebert keys ask for; export the model again"));
+    return absl::NotFoundError(
+        absl::StrCat(file.path(), ": tensor ", spec.name, ", required by the file's withy.tlm ",
+                     "and mobilebert keys, is missing; export the model again"));
   }
   std::vector<int64_t> dims = info->dims;
   while (dims.size() > spec.dims.size() && dims.back() == 1) dims.pop_back();

@@ -13,9 +13,10 @@
 namespace withy::engine {
 namespace {
 
-constexpr int32_t kMaxBackUp = 32;  // tokens a window may give up to end between words
+constexpr int32_t kMaxBackUp =
+    32;  // tokens by which a window may be shortened to end between words
 
-// Scripts that write words without spaces between them, a character of which may stand alone.
+// Scripts without spaces between words, whose characters may be words of their own.
 bool StandsAlone(char32_t code) {
   return (code >= 0x3040 && code <= 0x30FF) || (code >= 0x3400 && code <= 0x4DBF) ||
          (code >= 0x4E00 && code <= 0x9FFF) || (code >= 0xF900 && code <= 0xFAFF) ||
@@ -41,7 +42,7 @@ absl::Status CheckWords(std::span<const ByteSpan> words, size_t text_bytes) {
   return absl::OkStatus();
 }
 
-// Tokens that overlap each word; both lists are in order.
+// Finds the tokens that overlap each word; both lists are in order.
 void MapWords(WindowedText* text) {
   size_t first = 0;
   for (const ByteSpan& word : text->words) {

@@ -38,7 +38,7 @@ TEST(SplitWordsTest, IdeographsAreWordsOfTheirOwn) {
 TEST(SloStepTest, RoundsDownAndStaysInRange) {
   EXPECT_EQ(SloStep(0.5, 10), 5);
   EXPECT_EQ(SloStep(0.59, 10), 5);
-  EXPECT_EQ(SloStep(0.3, 10), 3);  // 0.3 * 10 is a little below 3 in binary
+  EXPECT_EQ(SloStep(0.3, 10), 3);  // 0.3 * 10 is slightly below 3 in binary
   EXPECT_EQ(SloStep(0.7, 10), 7);
   EXPECT_EQ(SloStep(0.01, 10), 1);
   EXPECT_EQ(SloStep(1.0, 10), 10);

@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(const std::string
   std::string temporary = path + kSuffix;
   const int fd = mkostemps(temporary.data(), kSuffixTail, O_CLOEXEC);
   if (fd < 0) return ErrnoError(absl::StrCat("create a file beside ", path));
-  // mkostemps makes the file private, but models are read by services of other users.
+  // mkostemps creates private files, but services of other users read models.
   if (fchmod(fd, 0644) != 0) {
     const absl::Status status = ErrnoError(absl::StrCat("set the mode of ", temporary));
     close(fd);

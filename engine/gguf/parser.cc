@@ -1,6 +1,5 @@
-// Parses and checks a GGUF file's structure. Every length is compared with the bytes that are left
-// before anything is read or reserved, so that time and memory are bounded by the file's size
-// whatever it claims.
+// Parses and checks a GGUF file's structure. Every length is compared with the remaining bytes
+// before anything is read or reserved, so that the file's size limits time and memory.
 #include "engine/gguf/parser.h"
 
 #include <algorithm>
@@ -24,7 +23,7 @@ constexpr uint64_t kMinMetadataBytes = 8 + 4 + 1;        // key length, value ty
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;  // name length, dims, one dim, type, offset
 constexpr size_t kMaxReserve = 4096;
 
-// A name from the file, made safe and short for a message.
+// A name from the file, made safe and short for messages.
 std::string Quote(std::string_view name) {
   constexpr size_t kShown = 80;
   std::string text = absl::CHexEscape(ToAbsl(name.substr(0, kShown)));
@@ -32,7 +31,7 @@ std::string Quote(std::string_view name) {
   return absl::StrCat("\"", text, "\"");
 }
 
-// Reads forward through bytes; every read checks what is left.
+// Reads forward through bytes; every read checks the remaining length.
 class Cursor {
  public:
   explicit Cursor(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -84,7 +83,7 @@ absl::Status CheckCount(std::string_view what, uint64_t count, uint64_t bytes_ea
                                                  left / bytes_each));
 }
 
-// Walks over `count` strings; their bytes are then known to lie inside the file.
+// Skips `count` strings, checking that their bytes lie inside the file.
 absl::Status SkipStrings(Cursor& cursor, uint64_t count, std::string_view what) {
   WITHY_RETURN_IF_ERROR(CheckCount("strings", count, sizeof(uint64_t), cursor.left()));
   for (uint64_t i = 0; i < count; ++i) {
@@ -168,7 +167,7 @@ absl::Status ReadDims(Cursor& cursor, TensorInfo& tensor) {
   return absl::OkStatus();
 }
 
-// Reads all but the name. `tensor.offset` is left relative to the data section.
+// Reads everything but the name. `tensor.offset` is still relative to the data section.
 absl::Status ReadTensorBody(Cursor& cursor, TensorInfo& tensor) {
   WITHY_RETURN_IF_ERROR(ReadDims(cursor, tensor));
   uint32_t type = 0;
@@ -182,7 +181,7 @@ absl::Status ReadTensorBody(Cursor& cursor, TensorInfo& tensor) {
   if (tensor.cols() % traits->block_elements != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("of type ", ToAbsl(traits->name), " has rows of ", tensor.cols(),
-                     " elements, no multiple of ", traits->block_elements));
+                     " elements, not a multiple of ", traits->block_elements));
   }
   tensor.bytes =
       static_cast<uint64_t>(tensor.elements()) / traits->block_elements * traits->block_bytes;
@@ -212,8 +211,7 @@ absl::Status GgufParser::AddOwnTensors(GgufFile& file) {
   for (const auto& [name, index] : own.tensor_index_) names[index] = name;
   for (size_t i = 0; i < names.size(); ++i) {
     if (!file.tensor_index_.emplace(names[i], file.tensors_.size()).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", Quote(names[i]), " is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quote(names[i]), " occurs twice"));
     }
     own.tensors_[i].offset += begin;
     file.tensors_.push_back(std::move(own.tensors_[i]));
@@ -238,7 +236,7 @@ absl::Status GgufParser::ParseTable(GgufFile& file) {
     WITHY_ASSIGN_OR_RETURN(const MetadataEntry entry, ReadEntry(cursor, file.bytes_));
     if (!file.metadata_index_.emplace(entry.key, i).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("metadata key ", Quote(entry.key), " is there twice"));
+          absl::StrCat("metadata key ", Quote(entry.key), " occurs twice"));
     }
     file.metadata_.push_back(entry);
   }
@@ -254,7 +252,7 @@ absl::Status GgufParser::ParseTable(GgufFile& file) {
       return Annotate(status, absl::StrCat("tensor ", Quote(name)));
     }
     if (!file.tensor_index_.emplace(name, i).second) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quote(name), " is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quote(name), " occurs twice"));
     }
     file.tensors_.push_back(std::move(tensor));
   }
@@ -296,7 +294,7 @@ absl::Status GgufParser::PlaceTensors(GgufFile& file, uint64_t header_end) {
     if (tensor.offset % file.alignment_ != 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", Quote(tensor.name), " has offset ", tensor.offset,
-                       ", no multiple of the alignment ", file.alignment_));
+                       ", not a multiple of the alignment ", file.alignment_));
     }
     if (tensor.offset > data_bytes || tensor.bytes > data_bytes - tensor.offset) {
       return absl::InvalidArgumentError(absl::StrCat(

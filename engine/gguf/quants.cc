@@ -86,8 +86,8 @@ struct ScaleMin {
   int min;
 };
 
-// Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each fill the low six
-// bits of bytes 0-3 and 4-7, the others have their low four bits in bytes 8-11 and their high two
+// Eight 6-bit scales and eight 6-bit minima in 12 bytes. The first four of each are the low six
+// bits of bytes 0-3 and 4-7. The others have their low four bits in bytes 8-11 and their high two
 // in the top of bytes 0-3 and 4-7.
 ScaleMin UnpackScaleMin(const uint8_t* packed, int i) {
   if (i < 4) return {packed[i] & 63, packed[i + 4] & 63};
@@ -133,9 +133,9 @@ void DecodeQ5_K(const uint8_t* block, float* out) {
   }
 }
 
-// Q6_K: 128 bytes of low halves, 64 bytes of high pairs, 16 signed scales (one for 16 elements),
-// half scale; offset by 32. Each half of 128 elements: group g of 32 takes its low bits from 32
-// bytes (g % 2), nibble g / 2, and its high bits from pair g.
+// Q6_K: 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales (one per 16
+// elements), half scale; offset by 32. In each half of 128 elements, group g of 32 has its low bits
+// in nibble g / 2 of the bytes 32 * (g % 2) on, and its high bits in pair g.
 void DecodeQ6_K(const uint8_t* block, float* out) {
   const float scale = LoadHalf(block + 208);
   for (int half = 0; half < 2; ++half) {
@@ -193,7 +193,7 @@ void EncodeQ8_0(const float* in, uint8_t* block) {
 }
 
 void EncodeQ4_0(const float* in, uint8_t* block) {
-  float extreme = 0.0f;  // the value of largest magnitude, with its sign; it becomes -8
+  float extreme = 0.0f;  // value of largest magnitude, with sign; becomes -8
   for (int i = 0; i < kBlock; ++i) {
     if (std::fabs(in[i]) > std::fabs(extreme)) extreme = in[i];
   }
@@ -211,7 +211,7 @@ void EncodeQ4_0(const float* in, uint8_t* block) {
 void EncodeQ4_1(const float* in, uint8_t* block) {
   const auto [least, most] = std::minmax_element(in, in + kBlock);
   const float minimum = *least;
-  // The difference of two huge values overflows.
+  // The difference of two huge values may overflow.
   const float scale = std::min((*most - minimum) / 15.0f, std::numeric_limits<float>::max());
   const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
   StoreU16(block, FloatToHalf(scale));
@@ -262,7 +262,7 @@ uint16_t FloatToHalf(float value) {
     return static_cast<uint16_t>(sign | 0x7E00 | ((magnitude >> 13) & 0x1FF));
   if (magnitude >= 0x477FF000) return sign | 0x7C00;  // rounds above 65504
   if (magnitude < 0x38800000) {                       // below the smallest normal half
-    // Adding 0.5 lines the value up so that the float adder rounds it to a multiple of 2^-24.
+    // Adding 0.5 aligns the value so that the float adder rounds it to a multiple of 2^-24.
     const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) & 0x7FF));
   }

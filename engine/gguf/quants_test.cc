@@ -56,7 +56,7 @@ TEST(QuantsTest, EveryHalfRoundTrips) {
 }
 
 TEST(QuantsTest, HalfRoundsToNearestEven) {
-  // Between every pair of neighbours: below, at and above the middle.
+  // Between every pair of neighbours: below, at and above the midpoint.
   for (uint16_t bits = 0; bits < 0x7BFF; ++bits) {
     const double low = HalfToFloat(bits);
     const double high = HalfToFloat(static_cast<uint16_t>(bits + 1));
@@ -108,7 +108,7 @@ TEST(QuantsTest, Q8_0BytesAreAsSpecified) {
   std::vector<float> values(32, 0.0f);
   values[0] = 127.0f;
   values[1] = -127.0f;
-  values[2] = 2.5f;  // halves go away from zero
+  values[2] = 2.5f;  // halves round away from zero
   values[3] = -2.5f;
   const std::vector<uint8_t> block = Encode(GgmlType::kQ8_0, values);
   EXPECT_EQ(block[0] | block[1] << 8, 0x3C00);
@@ -166,7 +166,7 @@ TEST(QuantsTest, Q4_1IsWithinHalfAStep) {
   }
 }
 
-// What was quantised once stays as it is when it is quantised again.
+// Quantising already quantised values does not change them.
 TEST(QuantsTest, QuantisingTwiceIsQuantisingOnce) {
   for (const GgmlType type : {GgmlType::kQ8_0, GgmlType::kQ4_0, GgmlType::kQ4_1}) {
     const std::vector<float> once = Decode(type, Encode(type, RandomValues(32 * 200, 6)));
@@ -224,7 +224,7 @@ TEST(QuantsTest, Q4_1AndQ5BlocksDecode) {
   EXPECT_EQ(values[16], 2.0f * 4 + 1.0f);
 }
 
-// Packs one 6-bit scale and minimum as K-quants do.
+// Packs one 6-bit scale and minimum in the layout of K-quants.
 void PackScaleMin(std::vector<uint8_t>& block, size_t at, int i, int scale, int min) {
   uint8_t* packed = block.data() + at;
   if (i < 4) {

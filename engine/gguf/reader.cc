@@ -24,7 +24,7 @@ T Load(const uint8_t* bytes) {
   return value;
 }
 
-// An integer of any width. Unsigned 64-bit values above INT64_MAX do not fit and give nothing.
+// An integer of any width; nullopt for unsigned 64-bit values above INT64_MAX.
 std::optional<int64_t> LoadInt(GgufValueType type, const uint8_t* bytes) {
   switch (type) {
     case GgufValueType::kUint8:
@@ -64,7 +64,7 @@ double LoadFloat(GgufValueType type, const uint8_t* bytes) {
   return type == GgufValueType::kFloat32 ? Load<float>(bytes) : Load<double>(bytes);
 }
 
-// The value of `result`, or `fallback` when the key was missing.
+// The value of `result`, or `fallback` if the key was missing.
 template <typename T>
 absl::StatusOr<T> OrFallback(absl::StatusOr<T> result, T fallback) {
   if (absl::IsNotFound(result.status())) return fallback;
@@ -80,7 +80,7 @@ int64_t TensorInfo::rows() const {
 }
 
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
-  // Non-blocking, so that a pipe in the file's place is refused instead of waited for.
+  // Non-blocking, so that a pipe is refused instead of waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoError(absl::StrCat("open model file ", path));
   struct stat info = {};
@@ -88,7 +88,7 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
     close(fd);
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": is not a GGUF file (",
-                     S_ISREG(info.st_mode) ? "it is empty" : "it is no regular file", ")"));
+                     S_ISREG(info.st_mode) ? "it is empty" : "it is not a regular file", ")"));
   }
   GgufFile file;
   const size_t bytes = static_cast<size_t>(info.st_size);

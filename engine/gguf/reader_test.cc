@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Builds raw files, also wrong ones.
+// Builds raw files, including invalid ones.
 class Raw {
  public:
   template <typename T>
@@ -72,7 +72,7 @@ Raw Valid() {
   return raw.Pad(32, 128 + 16);
 }
 
-// The same shape of file with a second GGUF behind its data.
+// A file of the same form with a second GGUF after its data.
 Raw WithOwnTensors(uint64_t where = 128, std::string_view name = "withy.a") {
   Raw raw;
   raw.Header(1, 1).Text("withy.tensors").Put<uint32_t>(10).Put<uint64_t>(where);
@@ -127,7 +127,7 @@ TEST(ReaderTest, GettersNameTheKey) {
 TEST(ReaderTest, EveryTruncationIsRefused) {
   for (const std::vector<uint8_t>& bytes : {Valid().bytes(), WithOwnTensors().bytes()}) {
     for (size_t length = 0; length < bytes.size(); ++length) {
-      // An exact copy, so that a sanitizer sees any read past the end.
+      // An exact copy, so that a sanitizer detects reads past the end.
       const std::vector<uint8_t> cut(bytes.begin(),
                                      bytes.begin() + static_cast<std::ptrdiff_t>(length));
       EXPECT_TRUE(absl::IsInvalidArgument(GgufFile::FromBytes(cut, "x.gguf").status())) << length;
@@ -179,14 +179,14 @@ TEST(ReaderTest, BadTensorsAreRefused) {
   ExpectRefused(tensor({0}, 0, 0), "dimension 0 of 0");
   ExpectRefused(tensor({uint64_t{1} << 40, uint64_t{1} << 40}, 0, 0), "dimension 1");
   ExpectRefused(tensor({UINT64_MAX}, 0, 0), "dimension 0");
-  ExpectRefused(tensor({31}, 8, 0), "no multiple of 32");
+  ExpectRefused(tensor({31}, 8, 0), "not a multiple of 32");
   ExpectRefused(tensor({16}, 0, 32), "truncated download");
   ExpectRefused(tensor({17}, 0, 0), "truncated download");
-  ExpectRefused(tensor({1}, 0, 4), "no multiple of the alignment");
+  ExpectRefused(tensor({1}, 0, 4), "not a multiple of the alignment");
   ExpectRefused(tensor({8}, 0, UINT64_MAX - 31), "truncated download");
   Raw twice;
   twice.Header(2, 0).Tensor("w", {1}, 0, 0).Tensor("w", {1}, 0, 0);
-  ExpectRefused(twice.Pad(32, 64), "is there twice");
+  ExpectRefused(twice.Pad(32, 64), "occurs twice");
 }
 
 TEST(ReaderTest, OwnTensorsStandAmongTheOthers) {
@@ -200,14 +200,14 @@ TEST(ReaderTest, OwnTensorsStandAmongTheOthers) {
   ExpectRefused(WithOwnTensors(120), "withy.tensors is 120; it must be a multiple of 32");
   ExpectRefused(WithOwnTensors(4096), "truncated download");
   ExpectRefused(WithOwnTensors(96), "withy.tensors at 96: is not a GGUF file");
-  ExpectRefused(WithOwnTensors(128, "w"), "\"w\" is there twice");
+  ExpectRefused(WithOwnTensors(128, "w"), "\"w\" occurs twice");
   Raw text;
   ExpectRefused(text.Header(0, 1).Text("withy.tensors").Put<uint32_t>(8).Text("x"), "is string");
 }
 
 TEST(ReaderTest, BadMetadataIsRefused) {
   Raw twice;
-  ExpectRefused(twice.Header(0, 2).Uint32("a", 1).Uint32("a", 2), "\"a\" is there twice");
+  ExpectRefused(twice.Header(0, 2).Uint32("a", 1).Uint32("a", 2), "\"a\" occurs twice");
   for (const uint32_t alignment : {0u, 1u, 24u, 1u << 31}) {
     Raw raw;
     ExpectRefused(raw.Header(0, 1).Uint32("general.alignment", alignment), "general.alignment");

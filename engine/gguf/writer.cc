@@ -18,7 +18,7 @@ namespace withy::engine {
 namespace {
 
 constexpr uint32_t kWrittenVersion = 3;
-constexpr size_t kMaxWrittenNameBytes = 63;  // other runtimes refuse longer ones
+constexpr size_t kMaxWrittenNameBytes = 63;  // other runtimes refuse longer names
 constexpr uint64_t kProgressStep = 1 << 20;
 
 template <typename T>
@@ -61,7 +61,7 @@ uint64_t AlignUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// Bytes of a tensor of this type and shape, or what is wrong with them.
+// Bytes of a tensor of this type and shape. Errors: INVALID_ARGUMENT.
 absl::StatusOr<uint64_t> TensorBytes(GgmlType type, std::span<const int64_t> dims) {
   if (dims.empty() || dims.size() > kGgufMaxDims) {
     return absl::InvalidArgumentError(

@@ -150,7 +150,7 @@ TEST_F(WriterTest, TensorsAreAlignedAndStreamed) {
   EXPECT_EQ(file.GetTensor("none").status().code(), absl::StatusCode::kNotFound);
 }
 
-// Other runtimes count the tensors that they know and refuse a file that has more.
+// Other runtimes count the tensors they know and refuse a file with more.
 TEST_F(WriterTest, OurTensorsStandBehindAPlainFile) {
   const std::vector<uint8_t> plain(16, 1);
   const std::vector<uint8_t> ours(8, 2);
@@ -171,7 +171,7 @@ TEST_F(WriterTest, OurTensorsStandBehindAPlainFile) {
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_EQ(alone->tensors().size(), 1u);
 
-  GgufWriter copy;  // without ours: no trace of them
+  GgufWriter copy;  // without our tensors: no trace of them
   copy.CopyMetadata(file);
   copy.AddTensor("w", GgmlType::kF32, {4}, plain);
   ASSERT_TRUE(copy.Write(File("b.gguf")).ok());
@@ -223,7 +223,7 @@ TEST_F(WriterTest, DiskErrorsNameThePath) {
 }
 
 TEST_F(WriterTest, AFullDiskIsToldAndLeavesNothing) {
-  // A limit on file sizes stands for the full disk.
+  // A limit on file sizes simulates a full disk.
   struct rlimit old = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
   const auto old_handler = signal(SIGXFSZ, SIG_IGN);

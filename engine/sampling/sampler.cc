@@ -24,7 +24,7 @@ absl::Status OutOfRange(std::string_view field, T value, std::string_view limits
       absl::StrCat(ToAbsl(field), " is ", value, "; it must be ", ToAbsl(limits)));
 }
 
-// One Philox round: two 32x32-bit products, their halves exchanged and mixed with the key.
+// One Philox round: two 32x32-bit products; their halves are exchanged and mixed with the key.
 void PhiloxRound(std::array<uint32_t, 4>& counter, uint32_t key0, uint32_t key1) {
   const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
   const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
@@ -33,17 +33,17 @@ void PhiloxRound(std::array<uint32_t, 4>& counter, uint32_t key0, uint32_t key1)
       static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(product0)};
 }
 
-// More likely first, equal ones by lowest id.
+// More likely first; ties by lowest id.
 template <typename Candidate>
 bool MoreLikely(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
 constexpr size_t kLanes =
-    16;  // independent accumulators, so that loops become vector code without reordering sums
+    16;  // independent accumulators, so that loops vectorise without reordering sums
 
-// e^x for x <= 0 with a relative error below 1e-6 down to -20: a polynomial, so that it is the same
-// everywhere and becomes vector code.
+// e^x for x <= 0 with a relative error below 1e-6 down to -20. A polynomial, so that it is equal on
+// all platforms and vectorises.
 float ExpOfNegative(float x) {
   constexpr float kLog2E = 1.44269504f;
   constexpr float kRound = 12582912.0f;  // adding it leaves an integer in the low mantissa bits
@@ -62,7 +62,7 @@ float ExpOfNegative(float x) {
   return x < -87.0f ? 0.0f : power * scale;
 }
 
-// The largest logit; `bad` is set when one is NaN or +infinity.
+// The largest logit; sets `bad` if one is NaN or +infinity.
 float LargestOf(std::span<const float> logits, bool* bad) {
   std::array<float, kLanes> largest;
   std::array<int32_t, kLanes> wrong = {};
@@ -83,7 +83,7 @@ float LargestOf(std::span<const float> logits, bool* bad) {
   return *std::max_element(largest.begin(), largest.end());
 }
 
-// The largest logit, or what is wrong with them.
+// The largest logit, or an error if a logit is invalid.
 absl::StatusOr<float> CheckedLargest(std::span<const float> logits) {
   if (logits.empty()) return absl::InvalidArgumentError("no logits to sample from");
   bool bad = false;
@@ -192,7 +192,7 @@ std::span<const float> Sampler::Penalize(std::span<const float> logits,
     if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
     const auto& never = params_.unpenalized;
     if (std::find(never.begin(), never.end(), id) != never.end()) continue;
-    // From the original value: a token that occurs twice is penalised once.
+    // Uses the original value: a token that occurs twice is penalised once.
     const float logit = logits[static_cast<size_t>(id)];
     penalized_[static_cast<size_t>(id)] =
         logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
@@ -214,7 +214,7 @@ int32_t Sampler::DrawFromAll(std::span<const float> logits, float largest, doubl
     sum += weights_[i];
     if (target < sum) return static_cast<int32_t>(i);
   }
-  // Unreachable but for rounding: the most likely one.
+  // Reached only by rounding errors: the most likely token.
   return static_cast<int32_t>(std::find(logits.begin(), logits.end(), largest) - logits.begin());
 }
 
@@ -244,8 +244,8 @@ void Sampler::CollectCandidates(std::span<const float> logits, float largest) {
     return;
   }
   const double all = top_k == 0 ? SumOfWeights(logits, largest) : 0.0;
-  // The vocabulary is large, what is kept is small as a rule: look near the top first and wider
-  // only when that is not enough.
+  // The vocabulary is large, and usually few candidates remain: look near the top first, and wider
+  // only if necessary.
   for (const float depth : {8.0f, 16.0f, 32.0f, std::numeric_limits<float>::infinity()}) {
     const bool everything = depth == std::numeric_limits<float>::infinity();
     CollectAbove(logits, largest - depth);

@@ -24,7 +24,7 @@ Sample Pick(const SamplingParams& params, std::vector<float> logits, uint64_t po
   return *sample;
 }
 
-// Which tokens can come out at all.
+// The set of tokens that can be sampled.
 std::set<int32_t> Reachable(const SamplingParams& params, const std::vector<float>& logits) {
   Sampler sampler = Sampler::Create(params).value();
   std::set<int32_t> ids;
@@ -35,8 +35,7 @@ std::set<int32_t> Reachable(const SamplingParams& params, const std::vector<floa
 }
 
 TEST(SamplerTest, PhiloxGivesThePublishedNumbers) {
-  // Known answer of Philox 4x32-10 for a counter and key of zero: 6627e8d5 e169c58d bc57ac4c
-  // 9b00dbd8.
+  // Known answer of Philox 4x32-10 for counter and key zero: 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
   EXPECT_EQ(UniformAt(0, 0), static_cast<double>(0xe169c58d6627e8d5 >> 11) * 0x1p-53);
 }
 
@@ -106,10 +105,10 @@ TEST(SamplerTest, CutsKeepWhatTheyShould) {
   EXPECT_EQ(Reachable({.temperature = 1.0f, .min_p = 1.0f}, logits), (std::set<int32_t>{1}));
   EXPECT_EQ(Reachable({.temperature = 1.0f, .top_p = 1e-6f}, logits), (std::set<int32_t>{1}));
   EXPECT_EQ(Reachable({.temperature = 100.0f, .top_k = 1}, logits), (std::set<int32_t>{1}));
-  // The probability that top-p counts is that of what top-k left.
+  // Top-p counts the probability of what top-k left.
   EXPECT_EQ(Reachable({.temperature = 1.0f, .top_k = 2, .top_p = 0.5f}, logits),
             (std::set<int32_t>{1}));
-  // Equal ones are cut by highest id.
+  // Of equally likely tokens the highest ids are dropped.
   EXPECT_EQ(Reachable({.temperature = 1.0f, .top_k = 2}, {1, 1, 1, 1}), (std::set<int32_t>{0, 1}));
 }
 

@@ -7,7 +7,7 @@
 namespace withy::engine {
 namespace {
 
-// Length of the longest end of `text` that is a beginning of `stop`, but not all of it.
+// Length of the longest suffix of `text` that is a proper prefix of `stop`.
 size_t PartialMatch(std::string_view text, std::string_view stop) {
   size_t length = std::min(text.size(), stop.size() - 1);
   while (length > 0 && !text.ends_with(stop.substr(0, length))) --length;
@@ -32,8 +32,8 @@ absl::Status ValidateStopStrings(std::span<const std::string> stops) {
 std::string StopMatcher::Push(std::string_view text) {
   if (stopped()) return "";
   held_.append(text);
-  // The first stop string to become complete ends the answer, of those that end together the
-  // longest: so it does not matter how the text was cut.
+  // The first stop string to become complete ends the answer; of those that end together the
+  // longest. So the result does not depend on how the text was cut.
   size_t cut = 0;
   size_t best_end = std::string::npos;
   for (size_t i = 0; i < stops_.size(); ++i) {

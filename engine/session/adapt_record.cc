@@ -9,7 +9,7 @@ constexpr char kSystem[] = "system";
 constexpr char kUser[] = "user";
 constexpr char kAssistant[] = "assistant";
 
-// Appends messages of a record, one after the other.
+// Appends messages of a record one by one.
 class Adapter {
  public:
   explicit Adapter(bool alternates) : alternates_(alternates) {}
@@ -58,7 +58,7 @@ class Adapter {
   const bool alternates_;
   std::vector<Segment> record_;
   std::vector<size_t> origin_;
-  bool in_raw_ = false;  // in raw text and the answers to it
+  bool in_raw_ = false;  // in raw text and its answers
   int adapted_ = 0;
 };
 

@@ -63,8 +63,8 @@ TEST(AdaptRecordTest, WhatTheModelSawOfAMessageIsWhatIsMerged) {
             "user:keep\n\nb|assistant:c|");
 }
 
-// A context that was made under one template goes on under a stricter one, and a new prompt that is
-// wrong is still refused.
+// A context made under one template continues under a stricter one; an invalid new prompt is still
+// refused.
 TEST(AdaptRecordTest, AContextGoesOnUnderAStricterTemplate) {
   std::vector<Segment> talk = {SystemSays("Be kind."), UserSays("one"), UserSays("two"),
                                AssistantSays("three"), UserSays("four?")};
@@ -83,8 +83,8 @@ TEST(AdaptRecordTest, AContextGoesOnUnderAStricterTemplate) {
   }
 }
 
-// Whatever a record holds, every template takes it, adapting it again changes nothing, and going on
-// leaves the tokens of before as they were.
+// Every template accepts every adapted record, adapting is idempotent, and continuing does not
+// change earlier tokens.
 TEST(AdaptRecordTest, EveryTemplateTakesEveryRecord) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -55,7 +55,7 @@ TEST(AnswerStreamTest, TextComesInWholeCharacters) {
   EXPECT_EQ(answer.text(), "\xC3\xA9\xEF\xBF\xBD");
 }
 
-// A byte-level vocabulary of pieces that make tokens, characters and stop strings overlap.
+// A byte-level vocabulary whose tokens, characters and stop strings overlap.
 struct Pieces {
   Pieces() {
     vocab.AddByteAlphabet();
@@ -84,8 +84,8 @@ TEST(AnswerStreamTest, TokenLimitWithinATokenThatIsPartlyHeldBackKeepsTheOrder) 
   EXPECT_EQ(answer.text(), "Answer");
 }
 
-// Whatever is generated and however it ends: the text is what was shown, in its order, which is
-// what the ids decode to, up to the first stop string.
+// For any tokens and any end: the text is the concatenation of what was shown, which is the decoded
+// ids up to the first stop string.
 TEST(AnswerStreamTest, TextIsWhatWasShownWhateverEndsIt) {
   const Pieces pieces;
   const std::vector<int32_t>& ids = pieces.ids;

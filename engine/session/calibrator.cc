@@ -15,13 +15,13 @@ namespace {
 
 constexpr int32_t kDepths[] = {0, 512, 2048};
 constexpr int32_t kBatches[] = {1, 2, 4};
-static_assert(kBatches[2] == Calibrator::kMostContexts);
+static_assert(kBatches[2] == Calibrator::kMaxContexts);
 
-// Rows of the pieces in which a worker prefills a call that is alone.
+// Rows per prefill piece of a worker with a single call.
 constexpr int32_t kPieceRows = 128;
-constexpr int kMostRepeats = 8;  // of one sample
+constexpr int kMaxRepeats = 8;  // of one sample
 
-// `wanted`, ascending, as far as they are at most `bound`, which stands for those above it.
+// The ascending values of `wanted` up to `bound`; `bound` replaces those above it.
 std::vector<int32_t> Bounded(std::span<const int32_t> wanted, int32_t bound) {
   std::vector<int32_t> kept;
   for (const int32_t value : wanted) {
@@ -72,7 +72,7 @@ Calibrator::Calibrator(Model& model, const Clock& clock, int32_t window,
       clock_(clock),
       limits_(limits),
       plan_(PlanTimes(model.info(), window)),
-      logits_(static_cast<size_t>(kMostContexts) * static_cast<size_t>(model.info().vocab_size)) {
+      logits_(static_cast<size_t>(kMaxContexts) * static_cast<size_t>(model.info().vocab_size)) {
   for (const TimedPoint& point : plan_) {
     deepest_ = std::max(deepest_, point.depth);
     if (point.kind == TimedKind::kPrefill)
@@ -88,7 +88,7 @@ absl::StatusOr<double> Calibrator::Sample(const TimedPoint& point,
   do {
     WITHY_ASSIGN_OR_RETURN(const double us, Once(point));
     times.push_back(us);
-  } while (times.size() < kMostRepeats && clock_.SteadyNanos() - started < limits_.sample_ns);
+  } while (times.size() < kMaxRepeats && clock_.SteadyNanos() - started < limits_.sample_ns);
   return Median(std::move(times));
 }
 
@@ -159,17 +159,17 @@ absl::StatusOr<double> Calibrator::Step(int32_t level, int32_t first_context, in
   return Timed({.rows = batch, .contexts = views});
 }
 
-// The first `count` of contexts_ hold `depth` tokens. What they hold does not change what a step
-// takes, as long as it is something that the model itself has written.
+// Ensures that the first `count` of contexts_ hold `depth` tokens. Their content does not affect a
+// step's time, as long as the model itself has written it.
 absl::Status Calibrator::PrepareContexts(int32_t count, int32_t depth) {
-  const int64_t bytes = BytesPerToken(model_.info().kv) * (depth + 1) * kMostContexts;
+  const int64_t bytes = BytesPerToken(model_.info().kv) * (depth + 1) * kMaxContexts;
   if (bytes > limits_.kv_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the KV of ", kMostContexts, " contexts of ",
+    return absl::ResourceExhaustedError(absl::StrCat("the KV of ", kMaxContexts, " contexts of ",
                                                      depth, " tokens would take ", bytes >> 20,
                                                      " MiB, more than ", limits_.kv_bytes >> 20));
   }
   const int64_t fitting =
-      limits_.kv_bytes / kMostContexts / std::max<int64_t>(BytesPerToken(model_.info().kv), 1);
+      limits_.kv_bytes / kMaxContexts / std::max<int64_t>(BytesPerToken(model_.info().kv), 1);
   const auto capacity = static_cast<int32_t>(std::min<int64_t>(deepest_ + 1, fitting));
   while (contexts_.size() < static_cast<size_t>(count)) {
     contexts_.push_back(std::make_unique<ScratchKv>(model_.info(), capacity));
@@ -182,7 +182,7 @@ absl::Status Calibrator::PrepareContexts(int32_t count, int32_t depth) {
   return absl::OkStatus();
 }
 
-// At the lowest level: it is the fastest.
+// Uses the lowest level, because it is the fastest.
 absl::Status Calibrator::Fill(int32_t depth) {
   double us = 0;
   int32_t done = 0;

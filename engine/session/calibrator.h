@@ -62,7 +62,7 @@ struct CalibratorLimits {
 // Owns private KV. Single-threaded; model and clock are borrowed.
 class Calibrator {
  public:
-  static constexpr int32_t kMostContexts = 4;
+  static constexpr int32_t kMaxContexts = 4;
 
   Calibrator(Model& model, const Clock& clock, int32_t window, const CalibratorLimits& limits = {});
 

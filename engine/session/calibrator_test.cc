@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 constexpr int32_t kVocab = 300;
 
-// A board on which time is a plain function of the batch.
+// A board on which time is a simple function of the batch.
 class CalibratorTest : public testing::Test {
  protected:
   CalibratorTest() {
@@ -92,7 +92,7 @@ TEST_F(CalibratorTest, ContextsHoldWhatTheModelWrote) {
   histories_.clear();
   ASSERT_TRUE(calibrator.Sample({TimedKind::kDecode, 100, 4, 100}, nullptr).ok());
   ASSERT_GE(histories_.size(), 4u);
-  // The row that was written at depth 40 has given way to the text that contexts are filled with.
+  // The row written at depth 40 was replaced by the text that fills contexts.
   for (const auto& history : histories_) {
     ASSERT_EQ(history.size(), 101u);
     for (int32_t i = 0; i < 100; ++i)

@@ -16,12 +16,12 @@ namespace {
 constexpr char kAssistant[] = "assistant";
 constexpr char kSystem[] = "system";
 
-// Tokens of markup around a system prompt, about: only steers when a window is called full.
+// Approximate markup tokens around a system prompt; only affects when a window counts as full.
 constexpr int32_t kHeadMarkupTokens = 8;
 
 bool IsRaw(const Segment& segment) { return segment.role.empty(); }
 
-// End of the run that begins at `first`: raw text with the answers to it, or messages.
+// End of the run that begins at `first`: raw text with its answers, or messages.
 size_t RunEnd(std::span<const Segment> segments, size_t first) {
   size_t end = first + 1;
   if (IsRaw(segments[first])) {
@@ -32,8 +32,7 @@ size_t RunEnd(std::span<const Segment> segments, size_t first) {
   return end;
 }
 
-// Everything that EncodePart's result depends on: lengths first, so that no two inputs run
-// together.
+// All inputs of EncodePart. Lengths come first, so that different inputs have different keys.
 std::string CacheKey(std::span<const TextPiece> pieces, bool opens) {
   std::string key(1, opens ? 'o' : 'c');
   for (const TextPiece& piece : pieces) {
@@ -49,7 +48,7 @@ size_t LeadingSystemSegments(std::span<const Segment> segments) {
   return count;
 }
 
-// Prompts with the answers to them.
+// Prompts with their answers.
 struct Exchanges {
   std::vector<ExchangeTokens> tokens;
   std::vector<size_t> first_segment;
@@ -63,7 +62,7 @@ Exchanges ExchangesOf(std::span<const ConversationPart> parts) {
   Exchanges exchanges;
   bool in_answer = true;
   for (const ConversationPart& part : parts) {
-    // A record may open with an answer.
+    // A record may begin with an answer.
     if ((!part.answer && in_answer) || exchanges.tokens.empty()) {
       exchanges.tokens.emplace_back();
       exchanges.first_segment.push_back(part.first_segment);
@@ -75,7 +74,7 @@ Exchanges ExchangesOf(std::span<const ConversationPart> parts) {
   return exchanges;
 }
 
-// `recorded` of the segments that the parts are of are the record.
+// `recorded`: number of segments, among those of the parts, that belong to the record.
 void Join(std::span<const ConversationPart> parts, bool answer_follows, size_t recorded,
           EncodedConversation* result) {
   result->ids.clear();
@@ -95,7 +94,7 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
                          int32_t window, size_t droppable) {
   const int64_t limit = window - window / 8;
   size_t first = 0;
-  int64_t total = 0;  // of the exchanges kept before the present one
+  int64_t total = 0;  // tokens of the exchanges kept before the present one
   for (size_t i = 0; i < exchanges.size(); ++i) {
     const int64_t head = first > 0 ? head_tokens : 0;
     if (head + total + exchanges[i].prompt > limit) {
@@ -170,7 +169,7 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
     parts->push_back(AnswerPart(segments[piece.message], piece.text, index, cancelled));
     part_segment = index + 1;
   }
-  // What closes the last answer comes with the next prompt.
+  // The markup that closes the last answer is part of the next prompt.
   const bool closes_only = segments.back().role == kAssistant && !more_follows;
   if (!pieces.empty() && !closes_only) {
     parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
@@ -217,8 +216,8 @@ int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head,
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded,
     const CancelCheck* cancelled) const {
-  std::vector<Segment> seen;   // by the model
-  std::vector<size_t> number;  // of each in `segments`
+  std::vector<Segment> seen;   // segments that the model sees
+  std::vector<size_t> number;  // index of each in `segments`
   for (size_t i = 0; i < segments.size(); ++i) {
     if (segments[i].LeftOut()) continue;
     seen.push_back(segments[i]);
@@ -239,7 +238,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   const Exchanges exchanges = ExchangesOf(parts);
   const size_t count = exchanges.tokens.size();
 
-  // An exchange may go when all of it is recorded. The prompt that is to be answered never does.
+  // An exchange may be dropped if all of it is recorded. The prompt to be answered never is.
   size_t droppable = 0;
   while (droppable < count && exchanges.EndSegment(droppable, seen.size()) <= recorded_seen) {
     ++droppable;
@@ -250,7 +249,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   const size_t limit = static_cast<size_t>(answer_follows ? window - 1 : window);
   size_t kept = FirstKeptExchange(exchanges.tokens, head_tokens, window, droppable);
   while (true) {
-    size_t dropped = 0;  // of `seen`, after the head
+    size_t dropped = 0;  // number of `seen` dropped after the head
     if (kept > 0) {
       const size_t from =
           kept < count ? std::max(head, exchanges.first_segment[kept]) : seen.size();
@@ -263,9 +262,9 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     }
     Join(parts, answer_follows, recorded_seen - std::min(recorded_seen, dropped), &result);
     if (result.ids.size() <= limit || kept >= droppable) break;
-    ++kept;  // markup, or a merge across a cut, takes more than was estimated
+    ++kept;  // markup, or a merge across a cut, takes more than estimated
   }
-  // A system prompt that fills the window alone leaves nothing that could be kept.
+  // If the system prompt alone fills the window, nothing can be kept.
   if (!answer_follows && result.ids.size() > limit) {
     result.ids.clear();
     result.history_tokens = 0;
@@ -285,7 +284,7 @@ uint64_t ConversationEncoder::Fingerprint() const {
   Fnv1a hash;
   hash.Add(static_cast<int32_t>(tokenizer_.fingerprint()));
   hash.Add(static_cast<int32_t>(tokenizer_.fingerprint() >> 32));
-  // A template may refuse a role: that is a difference, too.
+  // A template may refuse a role, which is a difference, too.
   for (const std::span<const Segment> segments :
        {std::span<const Segment>(turns), std::span<const Segment>(system),
         std::span<const Segment>(&raw, 1)}) {

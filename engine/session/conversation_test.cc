@@ -177,9 +177,9 @@ TEST(ConversationTest, WhatTheCallBringsIsNeverLeftOut) {
             needed);
 }
 
-// Any record, also one made with a larger window, and any prompt that fits beside the system
-// prompt: it is answered, the system prompt and the whole prompt are there, what is dropped is the
-// oldest, and it is told.
+// For any record (also one made with a larger window) and any prompt that fits beside the system
+// prompt: encoding succeeds and contains the system prompt and the whole prompt. What is dropped is
+// the oldest part, and is reported.
 TEST(ConversationTest, APromptThatFitsAloneIsAnsweredWhateverTheRecordIs) {
   for (uint32_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE(seed);
@@ -197,7 +197,7 @@ TEST(ConversationTest, APromptThatFitsAloneIsAnsweredWhateverTheRecordIs) {
     for (size_t turn = 0; turn < turns; ++turn) {
       const std::string question = say("<" + std::to_string(turn) + ">", 2 * window);
       segments.push_back(raw ? RawText(question) : UserSays(question));
-      if (random() % 5 == 0) segments.back().kept = {{0, 0}};  // pruned away
+      if (random() % 5 == 0) segments.back().kept = {{0, 0}};  // fully pruned
       segments.push_back(AssistantSays(say("A", 2 * window)));
       if (segments[segments.size() - 2].LeftOut()) segments.back().kept = {{0, 0}};
     }
@@ -212,8 +212,8 @@ TEST(ConversationTest, APromptThatFitsAloneIsAnsweredWhateverTheRecordIs) {
     alone.push_back(segments.back());
     const bool fits = f.encoder->EncodePrompt(alone, window).ok();
     const auto encoded = f.encoder->EncodePrompt(segments, window, recorded);
-    // Raw text that follows other text has no beginning-of-sequence token of its own, and so may
-    // fit where it does not alone.
+    // Raw text after other text has no beginning-of-sequence token and so may fit although it does
+    // not fit alone.
     if (!fits && !encoded.ok()) continue;
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     EXPECT_LT(encoded->ids.size(), static_cast<size_t>(window));

@@ -13,23 +13,23 @@ namespace {
 
 constexpr int32_t kPrefillRows = 64;
 constexpr int32_t kManyRows = 4;
-// Each kind of step runs at least twice, since the first one also warms caches and page tables, and
-// then until it has had its time: more rounds find a quiet moment on a busy board.
-constexpr int kLeastRounds = 2;
-constexpr int kMostRounds = 24;
+// Each kind of step runs at least twice, because the first run also warms caches and page tables,
+// and then until its time is used up: more rounds find a quiet moment on a busy board.
+constexpr int kMinRounds = 2;
+constexpr int kMaxRounds = 24;
 constexpr int64_t kTimeForEach = 120 * kNanosPerMilli;
 
-// Of a prompt's piece whose time is taken at two depths: as many as attention computes together.
+// Rows of a prompt piece that is timed at two depths: as many as attention computes together.
 constexpr int32_t kDeepRows = 16;
-// Tokens of the deep context: far more than the shallow one has, and as many as this memory holds.
-constexpr int32_t kMostDepth = 2048;
-constexpr int64_t kMostKvBytes = int64_t{32} << 20;
+// Tokens of the deep context: far more than the shallow one has, and limited by this memory.
+constexpr int32_t kMaxDepth = 2048;
+constexpr int64_t kMaxKvBytes = int64_t{32} << 20;
 
 int32_t DepthFor(const ModelInfo& info, int32_t shallow) {
   const int64_t chunk_bytes = static_cast<int64_t>(info.kv.block_bytes) * info.kv.layers;
   const int64_t fitting =
-      kMostKvBytes / std::max<int64_t>(chunk_bytes, 1) * info.kv.chunk_tokens - kDeepRows;
-  const auto most = static_cast<int32_t>(std::min<int64_t>(fitting, kMostDepth));
+      kMaxKvBytes / std::max<int64_t>(chunk_bytes, 1) * info.kv.chunk_tokens - kDeepRows;
+  const auto most = static_cast<int32_t>(std::min<int64_t>(fitting, kMaxDepth));
   return std::max(shallow, std::min(most, info.context_length - kDeepRows));
 }
 
@@ -46,7 +46,7 @@ class Probe {
     }
   }
 
-  // Fastest time in microseconds a row of a prefill.
+  // Fastest time per prefill row, in microseconds.
   absl::StatusOr<double> Prefill() {
     std::vector<Row> rows;
     for (int32_t i = 0; i < rows_per_context_; ++i) {
@@ -60,7 +60,7 @@ class Probe {
     return us / rows_per_context_;
   }
 
-  // Fastest time in microseconds of a step with one row of each of `contexts` contexts.
+  // Fastest time of a step with one row of each of `contexts` contexts, in microseconds.
   absl::StatusOr<double> Decode(int32_t contexts) {
     std::vector<Row> rows;
     for (int32_t i = 0; i < contexts; ++i) {
@@ -69,7 +69,7 @@ class Probe {
     return Fastest(rows, contexts);
   }
 
-  // Of an empty context; `us_per_token`: of Prefill().
+  // Prefill times of an empty context; `us_per_token`: the result of Prefill().
   absl::StatusOr<std::vector<PrefillTime>> Times(double us_per_token) {
     std::vector<PrefillTime> times;
     const bool fits = rows_per_context_ + kDeepRows <= model_.info().context_length;
@@ -83,8 +83,8 @@ class Probe {
     return times;
   }
 
-  // What the first context's depth adds at a level (-1: the full one). After Prefill(), whose KV
-  // fills the context: what it holds does not change what a step takes.
+  // Cost of the first context's depth at a level (-1: the full one). Call after Prefill(), whose KV
+  // fills the context: its content does not affect a step's time.
   absl::StatusOr<DepthCost> Depth(int32_t level) {
     DepthCost cost;
     const int32_t more = depth_ - rows_per_context_;
@@ -101,7 +101,7 @@ class Probe {
   }
 
  private:
-  // Fastest time in microseconds of `rows` rows behind what Prefill() has computed.
+  // Fastest time of `rows` rows after those computed by Prefill(), in microseconds.
   absl::StatusOr<double> Shallow(int32_t level, int32_t rows) {
     if (level < 0 && rows == kDeepRows && few_us_ > 0) return few_us_;
     WITHY_ASSIGN_OR_RETURN(const double us, Piece(level, rows_per_context_, rows));
@@ -109,7 +109,7 @@ class Probe {
     return us;
   }
 
-  // Fastest time in microseconds of `count` rows behind `depth` tokens of the first context.
+  // Fastest time of `count` rows after `depth` tokens of the first context, in microseconds.
   absl::StatusOr<double> Piece(int32_t level, int32_t depth, int32_t count) {
     std::vector<Row> rows;
     for (int32_t i = 0; i < count; ++i) {
@@ -139,10 +139,10 @@ class Probe {
     }
     int64_t fastest = std::numeric_limits<int64_t>::max();
     const int64_t first = clock_.SteadyNanos();
-    for (int round = 0; round < kMostRounds; ++round) {
+    for (int round = 0; round < kMaxRounds; ++round) {
       const int64_t start = clock_.SteadyNanos();
-      // Of a long one the first round is as good as the next.
-      const int least = fastest > kTimeForEach && warm_ ? 1 : kLeastRounds;
+      // For a long step the first round is as good as the next.
+      const int least = fastest > kTimeForEach && warm_ ? 1 : kMinRounds;
       if (round >= least && start - first > kTimeForEach) break;
       WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = views}, logits_.data()));
       fastest = std::min(fastest, clock_.SteadyNanos() - start);
@@ -154,20 +154,21 @@ class Probe {
   Model& model_;
   Clock& clock_;
   const int32_t rows_per_context_;
-  const int32_t depth_;  // of the first context; rows_per_context_: there is no deeper one
+  const int32_t
+      depth_;  // of the first context; if equal to rows_per_context_, there is no deeper one
   std::vector<ScratchKv> kv_;
   std::vector<float> logits_;
   bool warm_ = false;  // the weights have been read once
-  double few_us_ = 0;  // of kDeepRows rows of the full model, shallow; 0 = not measured yet
+  double few_us_ = 0;  // kDeepRows rows of the full model, shallow; 0 = not measured yet
 };
 
 }  // namespace
 
 namespace {
 
-// What depth adds at least, in proportion to what the rest takes: a step reads the KV of a token as
-// fast as it reads weights, a prompt's rows compute attention as fast as products. Half of that, so
-// that only noise is beneath it.
+// Lower limit of the depth cost relative to the other costs: a step reads a token's KV as fast as
+// it reads weights, and prompt rows compute attention as fast as products. Halved, so that only
+// noise is below it.
 DepthCost LeastDepthCost(const ModelInfo& info, const StepCost& cost) {
   constexpr double kHalf = 0.5;
   const LevelInfo& full = info.levels.back();

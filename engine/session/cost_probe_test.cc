@@ -12,8 +12,8 @@ namespace {
 
 constexpr int32_t kVocab = 300;
 
-// A board on which time is a plain function of the batch: so much a pass, and for each row so much
-// and by its position.
+// A board on which time is a simple function of the batch: a cost per pass, per row, and by
+// position.
 class CostProbeTest : public testing::Test {
  protected:
   StepCost Measure(FakeModel& model) {
@@ -66,7 +66,7 @@ TEST_F(CostProbeTest, DepthIsMeasuredAtTheLowestLevelToo) {
   EXPECT_EQ(DepthCostOf(cost, 100, 100).decode_us, cost.depth.decode_us) << "a plain model";
 }
 
-// The window bounds the depth; where there is no room for one, nothing is known of it.
+// The window limits the depth; without room for one the depth cost is not known.
 TEST_F(CostProbeTest, FitsAnyWindow) {
   for (int32_t window = 1; window <= 512; window += window < 100 ? 1 : 103) {
     FakeModel model(kVocab, window);

@@ -1,5 +1,5 @@
-// What users write stays text, whatever the template and the vocabulary; and a caller that has left
-// ends the encoding of its prompt.
+// Users' text stays text for every template and vocabulary; and a caller that has left ends the
+// encoding of its prompt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int32_t kWide = 1 << 20;
 
-// Markup of every template, as ordinary, user-defined or control tokens; bytes without a token; an
+// Markup of every template as ordinary, user-defined or control tokens; bytes without a token; an
 // unknown token that ends the text.
 std::unique_ptr<Tokenizer> MarkupTokenizer(TokenKind kind) {
   TestVocab vocab;
@@ -122,7 +122,7 @@ TEST(PromptSafetyTest, ACancelledPromptIsNoPromptAndIsNotRemembered) {
   const auto whole = f.encoder->EncodePrompt(segments, kWide);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_GT(whole->ids.size(), segments[0].text.size() / 2);
-  // What was encoded before needs no more time.
+  // Already encoded text takes no further time.
   EXPECT_EQ(f.encoder->EncodePrompt(segments, kWide, 0, &at_once)->ids, whole->ids);
 }
 

@@ -11,15 +11,15 @@
 namespace withy::engine {
 namespace {
 
-constexpr double kMostTemperature = 10;
-constexpr double kMostPenalty = 10;
-constexpr double kMostTopK = 1 << 30;
+constexpr double kMaxTemperature = 10;
+constexpr double kMaxPenalty = 10;
+constexpr double kMaxTopK = 1 << 30;
 
 class Reader {
  public:
   Reader(const GgufFile& file, RecommendedSampling* out) : file_(file), out_(*out) {}
 
-  // Nothing where the key is missing, or holds no finite number, which is noted.
+  // nullopt if the key is missing or has no finite number; notes the latter.
   std::optional<double> Number(std::string_view name) {
     key_ = absl::StrCat("general.sampling.", ToAbsl(name));
     if (!file_.Has(key_)) return std::nullopt;
@@ -28,11 +28,11 @@ class Reader {
     double value = 0;
     const auto text = file_.GetString(key_);
     if (text.ok() && absl::SimpleAtod(ToAbsl(*text), &value)) return Finite(value);
-    out_.ignored.push_back(absl::StrCat(key_, ", which is no number"));
+    out_.ignored.push_back(absl::StrCat(key_, ", which is not a number"));
     return std::nullopt;
   }
 
-  // Notes that the key read last has a value that cannot be used.
+  // Notes that the key read last has an unusable value.
   void Ignore(double value, std::string_view range) {
     out_.ignored.push_back(absl::StrCat(key_, " = ", value, ", which is not ", ToAbsl(range)));
   }
@@ -55,14 +55,14 @@ RecommendedSampling ReadRecommendedSampling(const GgufFile& file) {
   RecommendedSampling out;
   Reader reader(file, &out);
   if (const auto temperature = reader.Number("temp")) {
-    if (*temperature <= kMostTemperature) {
+    if (*temperature <= kMaxTemperature) {
       out.temperature = static_cast<float>(std::max(0.0, *temperature));
     } else {
-      reader.Ignore(*temperature, absl::StrCat("at most ", kMostTemperature));
+      reader.Ignore(*temperature, absl::StrCat("at most ", kMaxTemperature));
     }
   }
   if (const auto top_k = reader.Number("top_k"))
-    out.top_k = static_cast<uint32_t>(std::clamp(*top_k, 0.0, kMostTopK));
+    out.top_k = static_cast<uint32_t>(std::clamp(*top_k, 0.0, kMaxTopK));
   if (const auto top_p = reader.Number("top_p")) {
     if (*top_p > 0) {
       out.top_p = static_cast<float>(std::min(1.0, *top_p));
@@ -78,10 +78,10 @@ RecommendedSampling ReadRecommendedSampling(const GgufFile& file) {
     }
   }
   if (const auto penalty = reader.Number("penalty_repeat")) {
-    if (*penalty > 0 && *penalty <= kMostPenalty) {
+    if (*penalty > 0 && *penalty <= kMaxPenalty) {
       out.repetition_penalty = static_cast<float>(*penalty);
     } else {
-      reader.Ignore(*penalty, absl::StrCat("above 0 and at most ", kMostPenalty));
+      reader.Ignore(*penalty, absl::StrCat("above 0 and at most ", kMaxPenalty));
     }
   }
   if (const auto window = reader.Number("penalty_last_n")) {

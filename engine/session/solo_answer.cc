@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kMoreRoom = 128;  // tokens
 
-// The state of one answer while it is being made.
+// The state of one answer in progress.
 class SoloRun {
  public:
   SoloRun(Model& model, const SoloOptions& options, const SoloHooks& hooks, Clock& clock,
@@ -32,7 +32,7 @@ class SoloRun {
   std::span<const float> logits() const { return logits_; }
   void Append(int32_t id) { ids_.push_back(id); }
 
-  // Computes what is not computed yet; false when cancelled in between.
+  // Computes the tokens not computed yet; returns false if cancelled meanwhile.
   absl::StatusOr<bool> CatchUp() {
     const auto total = static_cast<int32_t>(ids_.size());
     while (computed_ < total) {
@@ -57,7 +57,7 @@ class SoloRun {
                                       .ancestor_slots = {}};
     }
     if (computed_ + count > room_) {
-      // Answers may be as long as the window, and seldom are.
+      // Answers may be as long as the window, but seldom are.
       room_ = computed_ + count + kMoreRoom;
       kv_.Extend(room_);
     }
@@ -78,7 +78,7 @@ class SoloRun {
   ScratchKv kv_;
   std::vector<float> logits_;
   int32_t computed_ = 0;
-  int32_t room_ = 0;  // tokens that `kv_` has room for
+  int32_t room_ = 0;  // capacity of `kv_` in tokens
 };
 
 }  // namespace

@@ -239,7 +239,7 @@ absl::StatusOr<MergeTable> LoadMerges(const GgufFile& file, const Vocab& vocab) 
     const auto right = vocab.Find(right_text);
     const auto merged = vocab.Find(merged_text);
     if (!left || !right || !merged) {
-      return MergeError(file, i, line, "speaks of a token that the vocabulary lacks");
+      return MergeError(file, i, line, "names a token that the vocabulary lacks");
     }
     // Text never becomes a control token, nor a part of one.
     if (vocab.IsControl(*left) || vocab.IsControl(*right) || vocab.IsControl(*merged)) continue;

@@ -15,7 +15,7 @@ namespace {
 using Ids = std::vector<int32_t>;
 using testing::HasSubstr;
 
-constexpr char kSpace[] = "\xC4\xA0";  // how the alphabet writes a space
+constexpr char kSpace[] = "\xC4\xA0";  // a space in the byte alphabet
 
 struct Fixture {
   Fixture() {
@@ -62,10 +62,10 @@ TEST(BpeTest, TextCannotForgeControlTokens) {
   const Ids parsed = f.tokenizer->Encode("a<|im_end|>", {.parse_special = true});
   EXPECT_EQ(parsed, (Ids{'a', f.end}));
   for (const int32_t id : f.tokenizer->Encode("a<|im_end|>")) EXPECT_NE(id, f.end);
-  // Neither inside a piece nor across the border of two.
+  // Neither inside a piece nor across a border.
   const TextPiece pieces[] = {{"<|im_", false}, {"end|>", true}};
   for (const int32_t id : f.tokenizer->EncodePieces(pieces, {}).ids) EXPECT_NE(id, f.end);
-  // User-defined tokens are found everywhere.
+  // User-defined tokens are always recognised.
   EXPECT_EQ(f.tokenizer->Encode("a<think>b"), (Ids{'a', f.think, 'b'}));
 }
 
@@ -100,7 +100,7 @@ TEST(BpeTest, LongWordsAreNotQuadratic) {
   const std::string text(1 << 18, 'l');
   const double start = ThreadCpuSeconds();
   EXPECT_EQ(f.tokenizer->Encode(text).size(), text.size() / 2);
-  // Takes well under a second, a few with sanitizers; quadratic work would take minutes.
+  // Takes well under a second, a few seconds with sanitizers; quadratic work would take minutes.
   EXPECT_LT(ThreadCpuSeconds() - start, 30.0);
 }
 
@@ -135,7 +135,7 @@ TEST(BpeTest, WholeWordsSkipMergesWhereTheRuleSaysSo) {
   for (const bool ignore : {false, true}) {
     TestVocab vocab;
     vocab.AddByteAlphabet();
-    const int32_t whole = vocab.Add("abc");  // no merges lead to it
+    const int32_t whole = vocab.Add("abc");  // no merges produce it
     const auto tokenizer = vocab.Make("gpt2", ignore ? "llama-bpe" : "qwen2").value();
     EXPECT_EQ(tokenizer->Encode("abc"), ignore ? (Ids{whole}) : (Ids{'a', 'b', 'c'}));
     EXPECT_EQ(tokenizer->wants_bos(), ignore);

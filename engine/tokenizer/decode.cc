@@ -1,4 +1,4 @@
-// Ids back to text: the parts of Tokenizer that need no vocabulary class, and StreamDecoder.
+// Decoding: the parts of Tokenizer that need no vocabulary class, and StreamDecoder.
 #include <algorithm>
 
 #include "engine/tokenizer/tokenizer.h"

@@ -71,7 +71,7 @@ TEST_F(StreamDecoderTest, OutputIsAlwaysValidAndComplete) {
       at += length;
     }
     if (DecodeChars(bytes).size() == DecodeChars(text).size()) continue;
-    // Only an unfinished tail may count differently: several bytes, one replacement.
+    // Only an incomplete tail may count differently: several bytes, one replacement.
     EXPECT_LT(DecodeChars(text).size(), DecodeChars(bytes).size());
   }
 }

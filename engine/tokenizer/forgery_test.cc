@@ -1,5 +1,4 @@
-// No text becomes a control token or one that ends an answer, whatever the vocabulary says and
-// lacks.
+// For any vocabulary no text becomes a control token or a token that ends an answer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,13 +23,13 @@ constexpr char kMark[] = "\xE2\x96\x81";
 struct Vocabulary {
   std::string name;
   std::unique_ptr<Tokenizer> tokenizer;
-  int32_t unknown = kNoToken;  // the token that text may become where it has no other
+  int32_t unknown = kNoToken;  // the token for text without a token of its own
 };
 
 uint32_t Id(int32_t id) { return static_cast<uint32_t>(id); }
 
-// A byte-level vocabulary as SmolLM2's: its unknown token is the end of text, and bytes are
-// missing.
+// A byte-level vocabulary like SmolLM2's: its unknown token is the end of text, and some bytes have
+// no token.
 TestVocab SmolVocab() {
   TestVocab vocab;
   vocab.AddByteAlphabet();
@@ -50,7 +49,7 @@ std::vector<Vocabulary> BpeVocabularies() {
         {std::string("unknown is the end of text, ") + pre, SmolVocab().Make("gpt2", pre).value()});
   }
   {
-    TestVocab vocab;  // merges lead to tokens that end an answer, whole words are tokens
+    TestVocab vocab;  // merges produce tokens that end an answer; whole words are tokens
     vocab.AddByteAlphabet();
     vocab.AddMerge("<", "/");
     vocab.AddMerge("s", ">");
@@ -62,7 +61,7 @@ std::vector<Vocabulary> BpeVocabularies() {
     all.push_back({"merges lead to the end, by rule", vocab.Make("gpt2", "gpt-2").value()});
   }
   {
-    TestVocab vocab;  // bytes that are control tokens or end an answer
+    TestVocab vocab;  // byte tokens that are control tokens or end an answer
     vocab.AddByteAlphabet();
     vocab.Change('a', "a", TokenKind::kControl);
     vocab.writer().Set<uint32_t>("tokenizer.ggml.eos_token_id", uint32_t{'!'});
@@ -71,7 +70,7 @@ std::vector<Vocabulary> BpeVocabularies() {
     all.push_back({"bytes end an answer", vocab.Make("gpt2", "gpt-2").value()});
   }
   {
-    TestVocab vocab;  // user-defined tokens, which any text becomes, end an answer
+    TestVocab vocab;  // user-defined tokens, which any text may become, end an answer
     vocab.AddByteAlphabet();
     vocab.Add("<|file_sep|>", TokenKind::kUserDefined);
     vocab.Add("<u>", TokenKind::kUserDefined);
@@ -97,7 +96,7 @@ Vocabulary Spm(SpmUnknown unknown, bool bytes, bool kinds, bool prefix) {
                            "un",  "<un", "k>", "[", "]", "|", "x", "<|", "|>", "<|x", "aa"}) {
     vocab.Add(text, TokenKind::kNormal, score -= 1.0f);
   }
-  vocab.Add("</s>", TokenKind::kNormal, 5.0f);  // once more, as an ordinary token
+  vocab.Add("</s>", TokenKind::kNormal, 5.0f);  // also present as an ordinary token
   vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(unknown));
   const std::array<uint32_t, 4> ids = {0, 2, 1, 3};
   vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id",
@@ -202,7 +201,7 @@ TEST(ForgeryTest, NoTextBecomesAControlTokenOrEndsAnAnswer) {
         EXPECT_EQ(encoding.spans[i].begin, covered) << name << ": " << absl::CHexEscape(text);
         covered = encoding.spans[i].end;
       }
-      // Where all is dropped but the space that was put first, nothing covers the text.
+      // If everything except the leading space was dropped, no token covers the text.
       if (covered > 0) {
         EXPECT_EQ(covered, text.size()) << name << ": " << absl::CHexEscape(text);
       }
@@ -227,7 +226,7 @@ TEST(ForgeryTest, ACharacterWithoutATokenIsDropped) {
       false};
   EXPECT_EQ(smol->EncodePieces({&piece, 1}, {.add_bos = false}).spans,
             (std::vector<ByteSpan>{{0, 4}, {4, 6}}));
-  // A BPE vocabulary's unknown token is none of its text's even when it means only that.
+  // In BPE no text becomes the unknown token, even if that has no other meaning.
   TestVocab vocab = SmolVocab();
   vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id",
                                Id(vocab.Add("<unk>", TokenKind::kUnknown)));
@@ -244,7 +243,7 @@ TEST(ForgeryTest, SentencePieceHasAnUnknownTokenThatMeansNothingElse) {
 TEST(ForgeryTest, WhereMarkupIsAskedForItIsFound) {
   const auto smol = SmolVocab().Make("gpt2", "smollm").value();
   EXPECT_EQ(smol->Encode("a<|im_end|>", {.parse_special = true}), (Ids{'a', 257}));
-  // And characters without a token are dropped there, too.
+  // Characters without a token are dropped there, too.
   EXPECT_EQ(smol->Encode("a\x1D<|im_end|>", {.parse_special = true}), (Ids{'a', 257}));
 }
 

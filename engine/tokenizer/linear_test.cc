@@ -1,4 +1,4 @@
-// Encoding is linear in every kind of run, by every rule and every tokenizer.
+// Encoding is linear for every kind of run, rule and tokenizer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kMark[] = "\xE2\x96\x81";
 
-// What runs are made of: each class of characters, and what rules look at together.
+// Elements of runs: each class of characters, and sequences that rules match together.
 std::vector<std::string> Units() {
   return {"7",
           "\xC2\xBD",
@@ -138,7 +138,7 @@ std::string RunOf(const std::string& unit, size_t bytes) {
   return text;
 }
 
-// Of this thread, the least of a few times.
+// CPU time of this thread: the minimum of several runs.
 double SecondsOf(const Tokenizer& tokenizer, const std::string& text, int times) {
   double least = 1e9;
   for (int i = 0; i < times; ++i) {
@@ -152,16 +152,16 @@ double SecondsOf(const Tokenizer& tokenizer, const std::string& text, int times)
 TEST(LinearTest, EveryRunIsEncodedInLinearTimeByEveryTokenizer) {
   constexpr size_t kShort = size_t{1} << 12;
   constexpr size_t kLong = size_t{1} << 16;
-  // A linear run of sixteen times the length takes sixteen times as long, with the logarithm of a
-  // heap 21 times; a quadratic one 256 times: seconds where others take milliseconds.
-  constexpr double kMost = 80;
+  // A run of sixteen times the length takes sixteen times as long if linear, 21 times with a heap's
+  // logarithm, and 256 times (seconds instead of milliseconds) if quadratic.
+  constexpr double kMaxRatio = 80;
   constexpr double kDisturbedSeconds = 0.02;
   for (const auto& [name, tokenizer] : Tokenizers()) {
     for (const std::string& unit : Units()) {
       const double once = SecondsOf(*tokenizer, RunOf(unit, kShort), 3);
       const std::string run = RunOf(unit, kLong);
       const auto too_long = [&](double seconds) {
-        return seconds > kMost * once + kDisturbedSeconds;
+        return seconds > kMaxRatio * once + kDisturbedSeconds;
       };
       double seconds = SecondsOf(*tokenizer, run, 1);
       if (too_long(seconds)) seconds = std::min(seconds, SecondsOf(*tokenizer, run, 2));

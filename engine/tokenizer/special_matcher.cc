@@ -22,7 +22,7 @@ const SpecialMatcher::Entry* SpecialMatcher::LongestAt(std::string_view rest, bo
                                                        uint32_t* length) const {
   const Entry* longest = nullptr;
   const auto first = static_cast<uint8_t>(rest[0]);
-  // The entries that begin as `rest` does, for `at` bytes.
+  // The entries whose first `at` bytes equal those of `rest`.
   auto begin = entries_.begin() + begins_[first];
   auto end = entries_.begin() + begins_[first + size_t{1}];
   for (size_t at = 1; begin != end; ++at) {
@@ -54,7 +54,7 @@ void SpecialMatcher::Find(std::string_view text, uint32_t begin, uint32_t end, b
       continue;
     }
     uint32_t match_end = at + length;
-    // The space after a token may belong to the next piece.
+    // The space after a token may be in the next piece.
     while (entry->strip_after && match_end < text.size() && is_space(text[match_end])) ++match_end;
     out.push_back({entry->id, at, match_end});
     at = match_end;

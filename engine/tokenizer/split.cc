@@ -1,4 +1,4 @@
-// The rules are published as regular expressions; here each alternative is matched by hand, in the
+// The rules are published as regular expressions. Here each alternative is matched by hand in the
 // same order, so that splitting is linear.
 #include "engine/tokenizer/split.h"
 
@@ -14,7 +14,7 @@
 namespace withy::engine {
 namespace {
 
-using Chars = std::span<const Char>;  // the piece being split: nothing outside it is seen
+using Chars = std::span<const Char>;  // the piece being split; nothing outside it is visible
 
 bool Is(const Char& c, int classes) { return (c.classes & classes) != 0; }
 bool IsAt(Chars chars, size_t at, int classes) {
@@ -34,7 +34,7 @@ size_t SkipClass(Chars chars, size_t at, int classes) {
 
 bool IsOther(const Char& c) { return !Is(c, kCharSpace | kCharLetter | kCharNumber); }
 
-// 's 't 're 've 'm 'll 'd at `at`: where it ends, or `at`.
+// End of 's 't 're 've 'm 'll 'd at `at`, or `at`.
 size_t MatchContraction(Chars chars, size_t at, bool any_case) {
   if (at + 1 >= chars.size() || chars[at].code != '\'') return at;
   const auto letter = [&](size_t i) -> char32_t {
@@ -50,13 +50,13 @@ size_t MatchContraction(Chars chars, size_t at, bool any_case) {
   return two ? at + 3 : at;
 }
 
-// \s+(?!\S)|\s+ : a run of white space leaves its last character to the word that follows it.
+// \s+(?!\S)|\s+ : a run of white space leaves its last character to the next word.
 size_t MatchSpaces(Chars chars, size_t at) {
   const size_t end = SkipClass(chars, at, kCharSpace);
   return end < chars.size() && end - at > 1 ? end - 1 : end;
 }
 
-// \s*[\r\n]+ : white space up to its last line break, or `at` when it has none.
+// \s*[\r\n]+ : white space up to its last line break, or `at` if it has none.
 size_t MatchLineBreaks(Chars chars, size_t at) {
   size_t end = SkipClass(chars, at, kCharSpace);
   while (end > at && !IsNewline(chars[end - 1])) --end;
@@ -72,12 +72,12 @@ size_t MatchGpt2(Chars chars, size_t at) {
   return MatchSpaces(chars, at);
 }
 
-// At most `limit` numbers. The rest of the run is not looked at: it is the next match's.
+// At most `limit` numbers. The rest of the run is left to the next match.
 size_t MatchNumbers(Chars chars, size_t at, size_t limit) {
   return SkipClass(chars.first(std::min(chars.size(), at + limit)), at, kCharNumber);
 }
 
-//  ?[^\s\p{L}\p{N}]+[\r\n]* (with '/' among the trailing ones for some), or `at`.
+//  ?[^\s\p{L}\p{N}]+[\r\n]* (some rules also take trailing '/'), or `at`.
 size_t MatchOthers(Chars chars, size_t at, bool trailing_slash) {
   const size_t word = at + (chars[at].code == ' ' ? 1 : 0);
   if (word >= chars.size() || !IsOther(chars[word])) return at;
@@ -86,7 +86,7 @@ size_t MatchOthers(Chars chars, size_t at, bool trailing_slash) {
       chars, end, [=](const Char& c) { return IsNewline(c) || (trailing_slash && c.code == '/'); });
 }
 
-// The alternatives from punctuation on, which most rules end with.
+// The alternatives from punctuation on, with which most rules end.
 size_t MatchOthersAndSpaces(Chars chars, size_t at, bool trailing_slash) {
   if (const size_t end = MatchOthers(chars, at, trailing_slash); end > at) return end;
   if (const size_t end = MatchLineBreaks(chars, at); end > at) return end;
@@ -94,8 +94,8 @@ size_t MatchOthersAndSpaces(Chars chars, size_t at, bool trailing_slash) {
   return at + 1;
 }
 
-// Where letters begin that may have one character other than a line break, letter or number before
-// them; chars.size() when none do.
+// Start of letters that may follow one character other than a line break, letter or number;
+// chars.size() if there are none.
 size_t LettersBegin(Chars chars, size_t at, int letters) {
   const bool prefix = !IsNewline(chars[at]) && !Is(chars[at], kCharLetter | kCharNumber);
   if (prefix && IsAt(chars, at + 1, letters)) return at + 1;
@@ -111,15 +111,15 @@ size_t MatchLlama3(Chars chars, size_t at, size_t number_limit) {
   return MatchOthersAndSpaces(chars, at, false);
 }
 
-// Upper-case letters then lower-case ones (caseless and marks count as both): [upper]*[lower]+ or
-// else [upper]+[lower]*.
+// Upper-case letters, then lower-case ones (caseless letters and marks count as both):
+// [upper]*[lower]+, else [upper]+[lower]*.
 size_t MatchCasedWord(Chars chars, size_t at) {
   constexpr int kUpperSide = kCharUpper | kCharCaseless | kCharMark;
   constexpr int kLowerSide = kCharLower | kCharCaseless | kCharMark;
   const size_t upper_end = SkipClass(chars, at, kUpperSide);
   const size_t lower_end = SkipClass(chars, upper_end, kLowerSide);
   if (lower_end > upper_end) return lower_end;
-  // No lower-case letter follows: the first form may still give back to a caseless one.
+  // No lower-case letter follows: the first form may still backtrack to a caseless one.
   for (size_t end = upper_end; end > at; --end) {
     if (Is(chars[end - 1], kLowerSide)) return end;
   }
@@ -140,7 +140,7 @@ bool IsAsciiLetter(const Char& c) {
   return (c.code >= 'A' && c.code <= 'Z') || (c.code >= 'a' && c.code <= 'z');
 }
 
-// Gives `at` where nothing matches (numbers, control characters).
+// Returns `at` if nothing matches (numbers, control characters).
 size_t MatchDeepSeek3(Chars chars, size_t at) {
   const Char& first = chars[at];
   if (first.code < 0x80 && Is(first, kCharPunct | kCharSymbol) && at + 1 < chars.size() &&
@@ -160,12 +160,12 @@ size_t MatchDeepSeek3(Chars chars, size_t at) {
   return MatchSpaces(chars, at);
 }
 
-// Cuts one piece after another; each pass sees only the pieces the last one made.
+// Splits pieces in passes; each pass sees only the pieces of the previous one.
 class Pieces {
  public:
   Pieces(Chars chars, CancelPoll& poll) : chars_(chars), poll_(poll), ends_{chars.size()} {}
 
-  // `match(piece, at)` gives the end of the word that begins at `at` (> at).
+  // `match(piece, at)` returns the end (> at) of the word that begins at `at`.
   template <typename Match>
   void CutWords(Match match) {
     Pass([&](Chars piece, size_t base) {
@@ -178,7 +178,7 @@ class Pieces {
     });
   }
 
-  // `match` may also give `at`: no match there. What lies between matches stays together.
+  // `match` may also return `at`: no match there. Text between matches stays together.
   template <typename Match>
   void Isolate(Match match) {
     Pass([&](Chars piece, size_t base) {

@@ -22,7 +22,8 @@
 namespace withy::engine {
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, how vocabularies write a space
+constexpr std::string_view kSpaceMark =
+    "\xE2\x96\x81";  // U+2581, which vocabularies use for a space
 
 struct Options {
   bool add_space_prefix = true;
@@ -33,15 +34,15 @@ struct Symbol {
   int32_t previous;
   int32_t next;           // -1 at the end
   uint32_t begin;         // in the marked text
-  uint32_t bytes;         // 0 once merged into its left neighbour
+  uint32_t bytes;         // 0 after merging into its left neighbour
   uint32_t source_begin;  // in the input
 };
 
 struct Candidate {
   float score;
   int32_t left;    // symbol index
-  uint32_t bytes;  // of both sides together, to see whether either has changed
-  // The highest score first, then the leftmost.
+  uint32_t bytes;  // of both sides together; detects that one has changed
+  // Highest score first, then leftmost.
   bool operator<(const Candidate& other) const {
     return score != other.score ? score < other.score : left > other.left;
   }
@@ -55,8 +56,7 @@ class SpmTokenizer final : public VocabTokenizer {
         options_(options),
         scores_(std::move(scores)),
         byte_ids_(byte_ids) {
-    // Only ordinary tokens come from merging: text never turns into a control token or a byte's
-    // name.
+    // Merging produces only ordinary tokens: text never becomes a control token or a byte's name.
     for (int32_t id = 0; id < vocab_size(); ++id) {
       const TokenKind kind = this->vocab().kind(id);
       if (kind != TokenKind::kNormal && kind != TokenKind::kUserDefined) continue;
@@ -94,7 +94,7 @@ class SpmTokenizer final : public VocabTokenizer {
 
  private:
   struct Scratch {
-    std::string marked;  // the text with spaces marked
+    std::string marked;  // the text with marked spaces
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;
   };
@@ -107,8 +107,8 @@ class SpmTokenizer final : public VocabTokenizer {
     if (prefix) AddSymbol(kSpaceMark, begin, scratch);
     for (uint32_t at = begin; at < end;) {
       if (poll.Stop()) return;
-      // A mark that is really in the text stays apart from spaces: it goes by bytes, so that
-      // decoding gives it back.
+      // A mark that occurs in the text itself is kept distinct from spaces: it is encoded as bytes,
+      // so that decoding restores it.
       if (has_mark_bytes_ && text.substr(at, end - at).starts_with(kSpaceMark)) {
         MergeSymbols(poll, scratch);
         EmitSymbols(scratch, at, out);
@@ -187,8 +187,8 @@ class SpmTokenizer final : public VocabTokenizer {
     }
   }
 
-  // A character that is no token: its bytes, or where these are no tokens either, one unknown
-  // token; nothing where the vocabulary has none that means only that.
+  // Emits a character without a token: its bytes, or if these are no tokens either, one unknown
+  // token, or nothing if the vocabulary has none with only that meaning.
   void EmitBytes(std::string_view text, ByteSpan span, Encoding& out) const {
     const bool known = std::all_of(text.begin(), text.end(), [this](char c) {
       return byte_ids_[static_cast<uint8_t>(c)] != kNoToken;
@@ -201,7 +201,7 @@ class SpmTokenizer final : public VocabTokenizer {
       }
       return;
     }
-    // A marked space has three bytes for the one of the input; the last takes what is left.
+    // A marked space is three bytes for one input byte; the last token takes the rest.
     uint32_t begin = span.begin;
     for (size_t i = 0; i < text.size(); ++i) {
       const uint32_t end = i + 1 == text.size() ? span.end : std::min(begin + 1, span.end);
@@ -262,7 +262,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSpmTokenizer(const GgufFile& file
                          file.GetBoolOr("tokenizer.ggml.add_space_prefix", true));
   WITHY_ASSIGN_OR_RETURN(const std::string_view name, file.GetStringOr("general.name", ""));
   const std::string lower_name = absl::AsciiStrToLower(ToAbsl(name));
-  // Phi-3's vocabulary takes white space after its turn markers; files do not say so elsewhere.
+  // Phi-3's vocabulary includes white space after its turn markers; otherwise files do not specify
+  // it.
   options.strip_after_control =
       absl::StrContains(lower_name, "phi-3") || absl::StrContains(lower_name, "phi3");
 

@@ -23,8 +23,8 @@ uint16_t ClassesFromIcu(char32_t code) {
   return classes;
 }
 
-// Bytes of the sequence that begins with `lead`, or 0. Leads that only begin overlong or too large
-// ones are out.
+// Length of a sequence that begins with `lead`, or 0. Excludes leads that begin only overlong or
+// too large sequences.
 size_t SequenceLength(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xC2 && lead <= 0xDF) return 2;
@@ -50,8 +50,7 @@ bool IsSecondByte(uint8_t lead, uint8_t second) {
   }
 }
 
-// How many bytes at text[at..] agree with a valid sequence; `length` gets that sequence's full
-// length.
+// Number of bytes at text[at..] that match a valid sequence; `length` receives its full length.
 size_t MatchingBytes(std::string_view text, size_t at, size_t* length) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
   *length = SequenceLength(byte(0));

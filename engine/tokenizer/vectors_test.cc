@@ -1,4 +1,4 @@
-// Published vocabularies against published ids. Skipped where the data is not at hand.
+// Published vocabularies against published ids. Skipped without the data.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -16,12 +16,12 @@ namespace {
 constexpr uint64_t kMaxTokens = uint64_t{1} << 24;
 constexpr size_t kMaxTextBytes = size_t{1} << 30;
 
-// What a token's text says of it, whatever kind the file gives it: files mark such tokens as
-// ordinary ones. Which tokens end an answer is what llama.cpp takes for such.
+// Meaning of a token by its text, whatever kind the file states: files mark such tokens as
+// ordinary. The set of tokens that end an answer is llama.cpp's.
 enum class Marker : uint8_t {
-  kTurnEnd,  // ends an answer; the first of these that exists is the end of turn if none is named
+  kTurnEnd,  // ends an answer; the first one present is the end of turn if the file names none
   kEnd,      // ends an answer
-  kMarkup,   // opens a turn or cuts a text: a control token
+  kMarkup,   // opens a turn or separates text: a control token
 };
 
 struct MarkerText {
@@ -57,7 +57,7 @@ constexpr std::array kMarkers = std::to_array<MarkerText>({
     {"<|calls|>", Marker::kEnd},
     {"<|flush|>", Marker::kEnd},
     {"<|tool_response>", Marker::kEnd},
-    // Fill in the middle: what comes after the text that was asked for.
+    // Fill in the middle: text after the requested text.
     {"<|fim_pad|>", Marker::kEnd},
     {"<fim-pad>", Marker::kEnd},
     {"<fim_pad>", Marker::kEnd},
@@ -90,7 +90,7 @@ constexpr std::array kMarkers = std::to_array<MarkerText>({
     {"<｜fim▁end｜>", Marker::kMarkup},
 });
 
-// Written as no word is: "<unk>", "[SEP]".
+// Spelled unlike any word: "<unk>", "[SEP]".
 bool LooksLikeMarkup(std::string_view text) {
   return text.size() > 2 && ((text.front() == '<' && text.back() == '>') ||
                              (text.front() == '[' && text.back() == ']'));
@@ -142,7 +142,7 @@ absl::Status Vocab::LoadKinds(const GgufFile& file) {
                     absl::StrCat("has ", kinds.size(), " entries for ", texts_.size(), " tokens"));
   }
   for (size_t i = 0; i < kinds.size(); ++i) {
-    // 0 (undefined) and numbers of later formats are ordinary tokens.
+    // 0 (undefined) and numbers of later formats count as ordinary tokens.
     if (kinds[i] >= 1 && kinds[i] <= 6) kinds_[i] = static_cast<TokenKind>(kinds[i]);
   }
   return absl::OkStatus();
@@ -175,7 +175,7 @@ absl::Status Vocab::LoadSpecialIds(const GgufFile& file, const VocabDefaults& de
     if (id != kNoToken) end_of_generation.push_back(id);
   }
   if (bos != kNoToken) others_.push_back(bos);
-  // Only known so that text does not become them: a number that is no token is no reason to refuse.
+  // Read only so that text does not become these tokens; an invalid number is not an error.
   for (const std::string_view key :
        {"tokenizer.ggml.seperator_token_id", "tokenizer.ggml.separator_token_id",
         "tokenizer.ggml.padding_token_id", "tokenizer.ggml.cls_token_id",
@@ -189,13 +189,13 @@ absl::Status Vocab::LoadSpecialIds(const GgufFile& file, const VocabDefaults& de
 void Vocab::FindMarkers() {
   absl::flat_hash_map<absl::string_view, size_t> markers;
   for (size_t i = 0; i < kMarkers.size(); ++i) markers.emplace(ToAbsl(kMarkers[i].text), i);
-  std::vector<std::pair<size_t, int32_t>> found;  // place in kMarkers, token
+  std::vector<std::pair<size_t, int32_t>> found;  // index in kMarkers, token
   for (int32_t id = 0; id < size(); ++id) {
     const auto marker = markers.find(ToAbsl(text(id)));
     if (marker != markers.end()) found.emplace_back(marker->second, id);
   }
   std::sort(found.begin(), found.end());
-  // Two families write a token of this list within an answer.
+  // Two families use a token of this list within answers.
   const auto has = [this](std::string_view text) { return Find(text).has_value(); };
   const bool harmony = (has("<|return|>") && has("<|call|>")) ||
                        (has("<|flush|>") && (has("<|call|>") || has("<|calls|>")));
@@ -247,7 +247,7 @@ VocabTokenizer::VocabTokenizer(Vocab vocab, std::vector<std::string> bytes,
     const TokenKind kind = vocab_.kind(id);
     const bool control = vocab_.IsControl(id);
     if (control || kind == TokenKind::kUserDefined) {
-      // These three may be followed by meaningful white space even in vocabularies that strip it.
+      // These three may precede meaningful white space even in vocabularies that strip it.
       const bool keeps_space = text == "<unk>" || text == "<s>" || text == "<|endoftext|>";
       specials_.Add(text, id, control, strip_after_control && control && !keeps_space);
     }

@@ -1,4 +1,4 @@
-// Which tokens end an answer: what the metadata names and what texts say, as in llama.cpp.
+// Which tokens end an answer, by metadata and by text, as in llama.cpp.
 #include "engine/tokenizer/vocab.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ std::vector<int32_t> Ends(const Tokenizer& tokenizer) {
   return {ends.begin(), ends.end()};
 }
 
-// A byte-level vocabulary with these tokens from 256 on.
+// A byte-level vocabulary with these tokens from id 256 on.
 std::unique_ptr<Tokenizer> With(const std::vector<std::string>& texts,
                                 TokenKind kind = TokenKind::kControl,
                                 const std::vector<std::pair<const char*, uint32_t>>& ids = {}) {
@@ -54,7 +54,7 @@ TEST(VocabTest, TokensWhoseTextEndsAnAnswerDoWhateverTheirKind) {
 }
 
 TEST(VocabTest, OthersBesideTheNamedEndAnAnswerToo) {
-  // As Llama 3 and as files that name one of several.
+  // Like Llama 3, and like files that name one of several tokens.
   const auto llama3 = With({"<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"},
                            TokenKind::kControl, {{"tokenizer.ggml.eos_token_id", 258}});
   EXPECT_THAT(Ends(*llama3), ElementsAre(257, 258));

@@ -19,9 +19,9 @@
 namespace withy::engine {
 namespace {
 
-// Files write the first piece of a word with this before it and the others plain.
+// Precedes the first piece of a word in files; other pieces are plain.
 constexpr std::string_view kWordMark = "\xE2\x96\x81";
-constexpr size_t kMaxWordChars = 100;  // longer words are unknown as a whole
+constexpr size_t kMaxWordChars = 100;  // longer words are unknown
 
 bool IsIdeograph(char32_t code) {
   constexpr std::pair<char32_t, char32_t> kRanges[] = {
@@ -32,16 +32,16 @@ bool IsIdeograph(char32_t code) {
   });
 }
 
-// Punctuation as BERT counts it: Unicode's and every ASCII sign.
+// BERT's punctuation: Unicode's, and every ASCII symbol.
 bool IsPunctuation(char32_t code) {
   const uint16_t classes = ClassesOf(code);
   return (classes & kCharPunct) != 0 || (code < 0x80 && (classes & kCharSymbol) != 0);
 }
 
-// A word in normal form.
+// A normalised word.
 struct Word {
   std::string text;
-  std::vector<ByteSpan> sources;  // of each byte of `text`
+  std::vector<ByteSpan> sources;  // source range of each byte of `text`
   size_t chars = 0;
 };
 
@@ -97,7 +97,7 @@ class WordPieceTokenizer final : public VocabTokenizer {
     finish();
   }
 
-  // Decomposed, without accents, in lower case.
+  // Appends the character decomposed, without accents, in lower case.
   void AppendNormalised(char32_t code, ByteSpan source, Word& word) const {
     UChar units[32];
     UErrorCode error = U_ZERO_ERROR;
@@ -145,13 +145,12 @@ class WordPieceTokenizer final : public VocabTokenizer {
     const std::string_view piece = std::string_view(text).substr(at, length);
     const std::optional<int32_t> id =
         starts ? vocab().Find(absl::StrCat(ToAbsl(kWordMark), ToAbsl(piece))) : vocab().Find(piece);
-    // The texts of control tokens, and so of those that end an answer, are not found by spelling
-    // them.
+    // Spelling the text of a control token, such as one that ends an answer, does not find it.
     return id && !IsControl(*id) ? id : std::nullopt;
   }
 
-  // White space and what was dropped goes to the token before, so that spans cover the input; to
-  // the first one where none is before.
+  // Adds white space and dropped characters to the span of the previous token, or of the first one,
+  // so that spans cover the input.
   static void Close(size_t bytes, Encoding& out) {
     const auto first = std::find_if(out.spans.begin(), out.spans.end(),
                                     [](const ByteSpan& span) { return span.end > span.begin; });
@@ -164,7 +163,7 @@ class WordPieceTokenizer final : public VocabTokenizer {
     }
   }
 
-  const UNormalizer2* decomposer_;  // ICU's own, never freed
+  const UNormalizer2* decomposer_;  // owned by ICU, never freed
   size_t longest_ = 0;              // bytes of the longest token text
 };
 

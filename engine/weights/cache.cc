@@ -1,4 +1,4 @@
-// EnsurePacked: the cache of packed files, one a GGUF path, guarded by a lock file.
+// EnsurePacked: the cache of packed files, one per GGUF path, guarded by a lock file.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -22,19 +22,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// An exclusive lock on a file, held while it lives. The file stays: removing it would let two
-// holders in.
+// An exclusive lock on a file while the object lives. The file is not removed: that would allow two
+// holders.
 class FileLock {
  public:
   static absl::StatusOr<FileLock> Take(const std::string& path) {
-    // What is no regular file is refused, a pipe is not waited for, a link is not followed.
+    // Refuses anything but a regular file; does not wait for pipes or follow links.
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     if (fd < 0) return ErrnoError(absl::StrCat("open ", path));
     FileLock lock(fd);
     struct stat info {};
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
       return absl::FailedPreconditionError(
-          absl::StrCat(path, " is no regular file and cannot be locked: move it away"));
+          absl::StrCat(path, " is not a regular file and cannot be locked: move it away"));
     }
     while (flock(fd, LOCK_EX) != 0) {
       if (errno != EINTR) return ErrnoError(absl::StrCat("lock ", path));
@@ -60,7 +60,8 @@ std::string PackedName(const fs::path& gguf_path) {
   return absl::StrFormat("%s-%08x.withy", gguf_path.stem().string(), Crc32c(0, bytes));
 }
 
-// What a process that was killed while it packed has left. Under the lock nobody else packs.
+// Removes files left by a process killed while packing. The lock ensures that no other process
+// packs.
 void RemoveLeftOvers(const std::string& packed_path) {
   std::error_code ignored;
   const std::string prefix = fs::path(packed_path).filename().string() + ".";
@@ -70,7 +71,7 @@ void RemoveLeftOvers(const std::string& packed_path) {
   }
 }
 
-// Where the disk has no room beside the packed file of other bytes, that one goes first.
+// If the disk has no room beside an outdated packed file, removes that first.
 absl::Status Pack(const GgufFile& file, const SourceIdentity& source,
                   const std::string& packed_path, ThreadPool& pool, const PackProgress& progress) {
   const absl::Status packed = PackGguf(file, source, packed_path, pool, progress);
@@ -104,7 +105,8 @@ std::string PackedPath(const std::string& gguf_path, const std::string& cache_di
 
 absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std::string& cache_dir,
                                          ThreadPool& pool, const PackProgress& progress) {
-  // Before the file is mapped: what is mapped, digested and packed is what has this stamp.
+  // Taken before the file is mapped, so that the stamp belongs to the mapped, digested and packed
+  // bytes.
   const absl::StatusOr<FileStamp> stamp = StampOf(gguf_path);
   WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(gguf_path));
   WITHY_RETURN_IF_ERROR(stamp.status());
@@ -119,10 +121,10 @@ absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std
   absl::StatusOr<FileLock> lock = FileLock::Take(packed_path + ".lock");
   if (!lock.ok()) {
     return Annotate(lock.status(),
-                    absl::StrCat("packed files cannot be kept in ", folder.string(),
-                                 ": make it writable, or let the service's state_dir be another"));
+                    absl::StrCat("packed files cannot be stored in ", folder.string(),
+                                 ": make it writable, or set another state_dir"));
   }
-  if (UpToDate(packed_path, source)) return packed_path;  // another process has just made it
+  if (UpToDate(packed_path, source)) return packed_path;  // another process has just created it
   RemoveLeftOvers(packed_path);
   WITHY_RETURN_IF_ERROR(Pack(file, source, packed_path, pool, progress));
   const absl::StatusOr<FileStamp> after = StampOf(gguf_path);

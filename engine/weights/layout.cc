@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t kMaxPanelInputs = 256;
 constexpr int32_t kMinPanelInputs = 64;  // of ffn_down
-constexpr int32_t kLeastNeuronPanels = 8;
+constexpr int32_t kMinNeuronPanels = 8;
 
 // The largest multiple of a block up to `most` that divides `unit`.
 int32_t LargestPanel(int32_t unit, int32_t most) {
@@ -26,8 +26,8 @@ int32_t LargestPanel(int32_t unit, int32_t most) {
 
 uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Query head order in units of `width` elements a head (rows: head_dim, blocks of columns: head_dim
-// / 32).
+// Expands the query head order to units of `width` per head (rows: head_dim; blocks of columns:
+// head_dim / 32).
 std::vector<int32_t> ExpandHeads(const std::vector<int32_t>& heads, int32_t width) {
   std::vector<int32_t> order;
   order.reserve(heads.size() * static_cast<size_t>(width));
@@ -128,7 +128,7 @@ class Planner {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(name, rank, outputs));
     if (outputs % kQuantBlock != 0) {
       return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", name, " has ",
-                                                     outputs, " outputs, no multiple of ",
+                                                     outputs, " outputs, not a multiple of ",
                                                      kQuantBlock));
     }
     LayoutItem item;
@@ -163,7 +163,7 @@ class Planner {
     return tensor;
   }
 
-  // Packed under `name`; name + suffix in the file.
+  // Packs as `name`; the file's tensor is name + suffix.
   absl::Status Matrix(const std::string& name, std::string_view suffix, int32_t n_out, int32_t n_in,
                       int32_t panel, std::vector<int32_t> row_order = {},
                       std::vector<int32_t> block_order = {}) {
@@ -184,7 +184,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Packed under `name` for weights, name + ".bias" for biases.
+  // Packs weights as `name` and biases as name + ".bias".
   absl::Status Vector(const std::string& name, std::string_view suffix, int32_t n,
                       std::vector<int32_t> order = {}) {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* source,
@@ -211,12 +211,11 @@ class Planner {
     return Vector(name, ".bias", n, std::move(order));
   }
 
-  // A tensor that is not used would change the model's function: leaving it out in silence gives
-  // wrong answers.
+  // Ignoring an unused tensor would change the model's function and give wrong answers.
   absl::Status RefuseOthers() const {
     for (const TensorInfo& tensor : file_.tensors()) {
       const bool ours = tensor.name.starts_with(kGgufOwnPrefix);
-      const bool derived = tensor.name.ends_with("rot_embd.weight");  // old files' RoPE table
+      const bool derived = tensor.name.ends_with("rot_embd.weight");  // RoPE table of old files
       if (!ours && !derived && !used_.contains(tensor.name)) {
         return absl::InvalidArgumentError(
             absl::StrCat(file_.path(), ": tensor ", ValidUtf8(tensor.name, kMaxShownBytes),
@@ -227,7 +226,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // What a reader of packed files refuses must not be packed.
+  // Refuses to pack what the reader of packed files would refuse.
   absl::Status CheckLimits() const {
     if (layout_.items.size() > kPackedMaxTensors) {
       return absl::InvalidArgumentError(
@@ -267,7 +266,7 @@ int32_t PanelInputs(int32_t unit) { return LargestPanel(unit, kMaxPanelInputs); 
 
 int32_t NeuronPanel(int32_t d_ff) {
   return LargestPanel(d_ff,
-                      std::clamp(d_ff / kLeastNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
+                      std::clamp(d_ff / kMinNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
 }
 
 absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {

@@ -20,7 +20,7 @@ LayerExtent LeastExtent(const ModelShape& s) {
   return {s.query_heads_per_unit(), NeuronPanel(s.d_ff)};
 }
 
-// Layers that a level leaves whole.
+// Number of layers that a level does not cut.
 int32_t AnchorCount(const ModelShape& s, int32_t available, double level) {
   const double least = LayerParameters(s, LeastExtent(s)) / LayerParameters(s, {s.heads, s.d_ff});
   for (const double share : {0.2, 0.1}) {
@@ -32,8 +32,8 @@ int32_t AnchorCount(const ModelShape& s, int32_t available, double level) {
   return 0;
 }
 
-// What a cut layer computes of about so many parameters, no more than `most`. Heads first, then
-// neurons from what is left; where that is more or less than there may be, more or fewer heads.
+// Extent of a cut layer with about `parameters` parameters, at most `most`. Heads first, then
+// neurons from the rest; if the neurons are out of range, more or fewer heads.
 LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
                       const LayerExtent& most) {
   const int32_t unit = s.query_heads_per_unit();
@@ -51,8 +51,8 @@ LayerExtent FitExtent(const ModelShape& s, double parameters, double head_share,
   return {kept * unit, std::clamp(panels * panel, panel, most.neurons)};
 }
 
-// Extents of a level with less than the least of every layer: units of heads and panels of neurons
-// are left out of the least important layers, in the ratio that comes nearest to `head_share`.
+// Extents of a level too small for the minimum of every layer: drops units of heads and panels of
+// neurons from the least important layers, in the ratio closest to `head_share`.
 void LeaveOut(const ModelShape& s, double parameters, std::span<const int32_t> by_importance,
               double head_share, std::vector<LayerExtent>* layers) {
   const LayerExtent least = LeastExtent(s);
@@ -140,9 +140,9 @@ class Reader {
 
  private:
   absl::Status Wrong(std::string_view key, int64_t value, std::string_view wanted) const {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value, "; it must be ",
-                     ToAbsl(wanted), ": make the levels again with ./withy elasticize"));
+    return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value,
+                                                   "; it must be ", ToAbsl(wanted),
+                                                   ": rebuild the levels with ./withy elasticize"));
   }
 
   absl::StatusOr<std::vector<int64_t>> Extents(std::string_view key,
@@ -155,7 +155,7 @@ class Reader {
                      percent.size(), " levels of ", shape_.layers, " layers need ", wanted));
   }
 
-  // Of each layer, a level computes no more than the one above.
+  // In each layer a level must not exceed the next higher one.
   absl::Status CheckNested(const std::vector<LevelSpec>& levels) const {
     for (size_t i = 0; i + 1 < levels.size(); ++i) {
       for (size_t layer = 0; layer < levels[i].layers.size(); ++layer) {
@@ -166,14 +166,14 @@ class Reader {
             absl::StrCat(file_.path(), ": level ", levels[i].percent, " % has ", now.heads,
                          " heads and ", now.neurons, " neurons in layer ", layer, ", level ",
                          levels[i + 1].percent, " % has ", above.heads, " and ", above.neurons,
-                         "; a level must be part of the one above: make the levels "
-                         "again with ./withy elasticize"));
+                         "; a level must be part of the one above: rebuild the levels "
+                         "with ./withy elasticize"));
       }
     }
     return absl::OkStatus();
   }
 
-  // Whole units of heads are whole panels of attn_output, too.
+  // Whole units of heads are also whole panels of attn_output.
   absl::StatusOr<LayerExtent> Extent(int64_t heads, int64_t neurons) const {
     const int32_t unit = shape_.query_heads_per_unit();
     if (heads < 0 || heads > shape_.heads || heads % unit != 0) {

@@ -37,10 +37,10 @@ bool Inside(const PackedSection& section, uint64_t file_bytes) {
 
 absl::Status DamagedFile(const std::string& path, std::string_view what) {
   return absl::DataLossError(absl::StrCat(path, ": packed file is damaged: ", ToAbsl(what),
-                                          "; delete it, and it is made again from its GGUF"));
+                                          "; delete it, and it will be rebuilt from its GGUF"));
 }
 
-// Magic, version and the trailer's own checksum; `bytes` hold at least a trailer.
+// Checks magic, version and the trailer's own checksum. `bytes` hold at least a trailer.
 absl::StatusOr<PackedTrailer> ParseTrailer(const std::string& path,
                                            std::span<const std::byte> bytes) {
   PackedTrailer trailer;
@@ -153,7 +153,7 @@ absl::Status PackedFile::ReadSections(Verify verify) {
 absl::Status PackedFile::ReadTable() {
   const std::span<const std::byte> table = Section(trailer_.table);
   const size_t count = table.size() / sizeof(PackedEntry);
-  tensors_.reserve(count);  // index_ refers to the names: they must not move
+  tensors_.reserve(count);  // index_ refers to the names, which must not move
   for (size_t i = 0; i < count; ++i) {
     PackedEntry entry;
     std::memcpy(&entry, table.data() + i * sizeof(PackedEntry), sizeof(entry));

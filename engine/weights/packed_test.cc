@@ -1,4 +1,4 @@
-// Packing, the cache, and files that are not what they should be.
+// Packing, the cache, and damaged files.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -73,7 +73,7 @@ TEST(Crc32cTest, LanesAgreeAndEveryByteCounts) {
 
 class PackedTest : public testing::Test {
  protected:
-  // The tiny model's GGUF with tensors and metadata changed on the way.
+  // Copies the tiny model's GGUF with changed tensors and metadata.
   std::string Changed(const std::function<bool(const TensorInfo&, std::vector<int64_t>*,
                                                std::vector<uint8_t>*, GgmlType*)>& change,
                       const std::function<void(GgufWriter*)>& metadata = nullptr) {
@@ -193,8 +193,8 @@ TEST_F(PackedTest, PackedWeightsAreTheSourcesInPackedOrder) {
   }
 }
 
-// K-quants have blocks of 256 with scales inside; any bytes are a valid block once its halves are
-// sane.
+// K-quants have blocks of 256 with scales inside; any bytes are a valid block if its halves are
+// finite.
 TEST_F(PackedTest, KQuantsKeepTheirValues) {
   SynthShape shape = TinyShape();
   shape.d_model = 256;
@@ -203,9 +203,9 @@ TEST_F(PackedTest, KQuantsKeepTheirValues) {
   struct Kind {
     GgmlType type;
     std::vector<size_t> halves;  // byte offsets of f16 scales in a block
-    double tolerance;            // of a value, relative to the tensor's largest
+    double tolerance;            // per value, relative to the tensor's largest
   };
-  // Q4_K keeps its quants and rounds scales to halves; the others become 8 bits a block of 32.
+  // Q4_K keeps its quants and rounds scales to halves; the others become 8 bits per block of 32.
   for (const Kind& kind : {Kind{GgmlType::kQ4_K, {0, 2}, 1e-3}, Kind{GgmlType::kQ5_K, {0, 2}, 5e-3},
                            Kind{GgmlType::kQ6_K, {208}, 5e-3}}) {
     const size_t block = FindTypeTraits(kind.type)->block_bytes;
@@ -260,7 +260,7 @@ TEST_F(PackedTest, TheCacheIsReusedAndRenewed) {
   EXPECT_EQ((*PackedFile::Open(packed))->model_id(), first_id) << "the id follows the weights";
 }
 
-// As rsync -t, cp -p and image layers leave a file: other bytes, and everything else as it was.
+// Like rsync -t, cp -p and image layers: other bytes, but unchanged attributes.
 TEST_F(PackedTest, OneOtherByteOfTheWeightsIsNoticedWhateverElseIsTheSame) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -303,7 +303,7 @@ TEST_F(PackedTest, ADigestIsRememberedOnlyOfAFileThatWasLeftAlone) {
   const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
   const std::string memo = folder_ / "memo";
   FileStamp stamp = *StampOf(gguf);
-  // So that this holds on any file system, and whenever it was written.
+  // Makes the test independent of the file system and of the time of writing.
   if (!ChangeTimeIsSafe(stamp)) GTEST_SKIP() << "the change time says nothing here";
   const int64_t at_once = stamp.ctime_ns + 1'000'000'000;
   const int64_t later = stamp.ctime_ns + 61'000'000'000;
@@ -313,7 +313,7 @@ TEST_F(PackedTest, ADigestIsRememberedOnlyOfAFileThatWasLeftAlone) {
   EXPECT_EQ(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
   ASSERT_TRUE(fs::exists(memo));
   EXPECT_EQ(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
-  // A memo of other bytes is not believed, and a torn one neither.
+  // A memo of other bytes, or a torn one, is ignored.
   const auto time = fs::last_write_time(gguf);
   std::string other = ReadAll(gguf);
   other.back() = static_cast<char>(other.back() ^ 1);
@@ -338,7 +338,7 @@ TEST(SourceIdentityTest, ChangeTimesThatAnImageOrAUserMayHaveSetSayNothing) {
     there.file_system = magic;
     EXPECT_FALSE(ChangeTimeIsSafe(there)) << std::hex << magic;
   }
-  stamp.ctime_ns = 1'700'000'000'000'000'000;  // a whole second: as an image's maker writes it
+  stamp.ctime_ns = 1'700'000'000'000'000'000;  // a whole second, as written by an image's author
   EXPECT_FALSE(ChangeTimeIsSafe(stamp));
   EXPECT_FALSE(HasSettled(stamp, stamp.ctime_ns));
   EXPECT_FALSE(HasSettled(stamp, stamp.ctime_ns - 1)) << "the clock went back";
@@ -368,7 +368,7 @@ TEST_F(PackedTest, ALockFileThatIsNoneIsRefusedAndLeft) {
   EXPECT_THAT(Message(Open(gguf)), HasSubstr(lock));
 }
 
-// On a file system of its own that is too small.
+// On a separate file system that is too small.
 TEST_F(PackedTest, AFullDiskIsNamedWithWhatIsFreeAndNeeded) {
   const std::string small = folder_ / "small";
   fs::create_directory(small);
@@ -403,7 +403,7 @@ TEST_F(PackedTest, NothingDamagedIsTakenForGood) {
     WriteAll(bad_path, std::string_view(good).substr(0, keep));
     EXPECT_FALSE(PackedFile::Open(bad_path).ok()) << "cut to " << keep;
   }
-  // Every byte of trailer and table, some of the data. Padding between sections is not covered.
+  // All bytes of trailer and table, some of the data. Padding between sections has no checksum.
   const auto table = (*PackedFile::Open(packed))->tensors().size() * sizeof(PackedEntry);
   const auto flip = [&](size_t at) {
     std::string bad = good;
@@ -418,7 +418,7 @@ TEST_F(PackedTest, NothingDamagedIsTakenForGood) {
   for (int i = 1; i < 8; ++i) flip(good.size() / 8 * static_cast<size_t>(i));
 }
 
-// A trailer and table whose checksums are right and whose contents are hostile.
+// A trailer and table with correct checksums and hostile contents.
 TEST_F(PackedTest, HostileTablesAreRefused) {
   const std::string packed = Pack(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0));
   const std::string good = ReadAll(packed);
@@ -517,7 +517,7 @@ TEST_F(PackedTest, AnUnsupportedTypeListsTheSupported) {
 TEST_F(PackedTest, NotANumberInWeightsDoesNotCrash) {
   const std::string path = Changed([](const TensorInfo& t, auto*, auto* data, auto*) {
     if (t.name == "blk.0.attn_q.weight") (*data)[1] = 0x7E;    // a NaN scale
-    if (t.name == "blk.1.ffn_down.weight") (*data)[1] = 0x7C;  // an infinite one
+    if (t.name == "blk.1.ffn_down.weight") (*data)[1] = 0x7C;  // an infinite scale
     return true;
   });
   const auto model = OpenTiny(folder_, path);

@@ -23,7 +23,7 @@ namespace withy::engine {
 namespace {
 
 constexpr uint64_t kTableOffset = 64;
-constexpr int kChunkRows = 64 * kTileRows;  // rows of a row-cut matrix packed at once
+constexpr int kChunkRows = 64 * kTileRows;  // rows of a row-cut matrix packed at a time
 constexpr int kRowGrain = 16;
 
 uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -40,15 +40,16 @@ std::vector<uint8_t> MetadataBytes(const GgufFile& file) {
   }
   std::vector<uint8_t> out(RoundUp(end, std::max<uint64_t>(64, file.alignment())));
   std::copy(base, base + end, out.begin());
-  std::fill_n(out.begin() + 8, 8, uint8_t{0});                          // the tensor count
-  if (const MetadataEntry* own = file.FindMetadata(kGgufOwnTensors)) {  // and where more stand
+  std::fill_n(out.begin() + 8, 8, uint8_t{0});  // the tensor count
+  if (const MetadataEntry* own =
+          file.FindMetadata(kGgufOwnTensors)) {  // and the offset of the second GGUF
     std::fill_n(out.begin() + (own->payload.data() - base), own->payload.size(), uint8_t{0});
   }
   return out;
 }
 
-// Whether the file system of `path` has room for a packed file with so much data. What else it
-// holds is little; that a file system cannot say is no error.
+// Checks that the file system of `path` has room for a packed file with `data_bytes` of data; the
+// rest of the file is small. A file system that cannot report its room is no error.
 absl::Status CheckRoom(const std::string& path, uint64_t data_bytes) {
   const std::string folder = std::filesystem::path(path).parent_path();
   struct statvfs room {};
@@ -172,7 +173,7 @@ class Packer {
     const std::span<const uint8_t> source = file_.Data(*item.source);
     const size_t row_bytes = source.size() / item.entry.n_in;
     const auto outputs = static_cast<int64_t>(item.entry.n_out);
-    std::vector<float> scales;  // rank after rank, here and below
+    std::vector<float> scales;  // consecutive ranks, here and below
     std::vector<int8_t> quants;
     RowDecoder decoder(item.source->type, WeightType::kQ8, outputs, {});
     for (uint32_t r = 0; r < item.entry.n_in; ++r) {
@@ -182,7 +183,7 @@ class Packer {
     return Append(BlockAfterBlock(scales, quants, item.entry.n_in));
   }
 
-  // The order of cpu/low_rank.h.
+  // Reorders to the layout of cpu/low_rank.h.
   static std::vector<std::byte> BlockAfterBlock(const std::vector<float>& scales,
                                                 const std::vector<int8_t>& quants, size_t rank) {
     const size_t blocks = scales.size() / rank;
@@ -245,8 +246,8 @@ class Packer {
     return Append(std::as_bytes(std::span(values)));
   }
 
-  // A matrix of one panel goes out in runs of tiles; one of several panels is packed whole, since
-  // rows lie scattered in it.
+  // Writes a matrix of one panel in runs of tiles; packs one of several panels as a whole, because
+  // its rows are scattered.
   absl::Status WriteMatrix(const LayoutItem& item) {
     PackedMatrix whole{.type = static_cast<WeightType>(item.entry.type),
                        .n_out = static_cast<int>(item.entry.n_out),
@@ -295,7 +296,7 @@ class Packer {
   PackedTrailer trailer_;
   std::unique_ptr<OutputFile> out_;
   AlignedArray<std::byte> packed_;
-  bool in_data_ = false;  // bytes are checksummed
+  bool in_data_ = false;  // bytes belong to the data section and are checksummed
   uint64_t block_fill_ = 0;
   uint32_t block_crc_ = 0;
   std::vector<uint32_t> checksums_;

@@ -11,11 +11,11 @@
 namespace withy::engine {
 namespace {
 
-// Limits that keep every size below far from overflow; no known model comes near.
+// Limits that keep all sizes below far from overflow; no known model comes close.
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxWidth = 1 << 17;
 constexpr int64_t kMaxHeads = 1024;
-constexpr int64_t kMaxHeadDim = 256;  // what a KV block holds
+constexpr int64_t kMaxHeadDim = 256;  // limit of a KV block
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxContext = 1 << 24;
 constexpr int32_t kMinContext = 2;
@@ -44,7 +44,7 @@ class ShapeReader {
                                                    "; it must be ", ToAbsl(wanted)));
   }
 
-  // An integer in [1, limit]; `fallback` when the key is missing, unless that is 0.
+  // An integer in [1, limit]; `fallback` (unless 0) if the key is missing.
   absl::Status ReadCount(const std::string& key, int64_t limit, int64_t fallback, int32_t* out) {
     int64_t value = fallback;
     if (fallback == 0 || file_.Has(key)) {
@@ -182,7 +182,7 @@ class ShapeReader {
     return DivideByRopeFactors();
   }
 
-  // The file's own divisors of each frequency, as converters write them for Llama 3.
+  // Applies the file's own frequency divisors, which converters write for Llama 3.
   absl::Status DivideByRopeFactors() {
     const TensorInfo* tensor = file_.FindTensor(kRopeFactors);
     if (tensor == nullptr) return absl::OkStatus();
@@ -215,8 +215,8 @@ class ShapeReader {
     return value;
   }
 
-  // The divisor of all frequencies. As in llama.cpp 0 means none, and a file without the present
-  // key may have the old one.
+  // The common divisor of all frequencies. As in llama.cpp 0 means none, and a file without the
+  // present key may have the old one.
   absl::StatusOr<double> ReadRopeFactor() {
     std::string key = Key("rope.scaling.factor");
     if (!file_.Has(key)) key = Key("rope.scale_linear");
@@ -225,7 +225,7 @@ class ShapeReader {
     return ReadPositive(key, 1.0);
   }
 
-  // A key that would change what is computed, and that only its own value leaves as it is.
+  // Checks that a key which would change the computation has its neutral value.
   absl::Status RequireNeutral(std::string_view suffix, double neutral) {
     const std::string key = Key(suffix);
     WITHY_ASSIGN_OR_RETURN(const double value, file_.GetFloatOr(key, neutral));
@@ -236,7 +236,7 @@ class ShapeReader {
 
   absl::Status ReadRopeScaling() {
     const std::string type_key = Key("rope.scaling.type");
-    // A file that gives a factor and no type means the oldest type.
+    // A file with a factor but no type means the oldest type.
     WITHY_ASSIGN_OR_RETURN(std::string_view type, file_.GetStringOr(type_key, "linear"));
     WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.attn_factor", 1.0));
     WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.alpha", 0.0));
@@ -255,8 +255,8 @@ class ShapeReader {
                      "\", which is not supported; supported are none, linear, llama3"));
   }
 
-  // Long wavelengths are stretched by `factor`, short ones kept, those between blended: the rule
-  // that Llama 3.1 published.
+  // The published rule of Llama 3.1: stretches long wavelengths by `factor`, keeps short ones, and
+  // blends those between.
   absl::Status ScaleLikeLlama3(double factor) {
     WITHY_ASSIGN_OR_RETURN(double low, ReadPositive(Key("rope.scaling.low_freq_factor"), 1.0));
     WITHY_ASSIGN_OR_RETURN(double high, ReadPositive(Key("rope.scaling.high_freq_factor"), 4.0));

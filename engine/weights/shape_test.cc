@@ -1,4 +1,4 @@
-// What metadata means, where keys are missing, old, hostile or not UTF-8.
+// Metadata with missing, old, hostile or non-UTF-8 keys.
 #include "engine/weights/shape.h"
 
 #include <cmath>
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr double kBase = 10000.0;
 constexpr int32_t kHeadDim = 64;
 
-// A small model's metadata, without tensors, with `change` made to it.
+// A small model's metadata without tensors, changed by `change`.
 absl::StatusOr<ModelShape> ShapeWith(const std::function<void(GgufWriter&)>& change) {
   GgufWriter writer;
   writer.SetString("general.architecture", "llama");
@@ -43,7 +43,7 @@ absl::StatusOr<ModelShape> ShapeWith(const std::function<void(GgufWriter&)>& cha
   return ReadShape(*file);
 }
 
-// By what the plain frequency of the slowest pair is divided.
+// The divisor of the slowest pair's frequency.
 double DivisorWith(const std::function<void(GgufWriter&)>& change) {
   const auto shape = ShapeWith(change);
   EXPECT_TRUE(shape.ok()) << shape.status();
@@ -66,7 +66,7 @@ TEST(ShapeTest, ARopeFactorWithoutATypeIsLinear) {
               4.0, 1e-5);
   EXPECT_NEAR(DivisorWith([](GgufWriter& w) { w.Set<float>("llama.rope.scale_linear", 4.0f); }),
               4.0, 1e-5);
-  // The present key counts where both are there, also with the 0 that means none.
+  // If both keys exist the present one counts, even with the value 0, which means none.
   for (const auto& [factor, divisor] : {std::pair{2.0f, 2.0}, std::pair{0.0f, 1.0}}) {
     EXPECT_NEAR(DivisorWith([factor = factor](GgufWriter& w) {
                   w.Set<float>("llama.rope.scaling.factor", factor);
@@ -87,7 +87,7 @@ TEST(ShapeTest, ARopeTypeSaysWhatItsFactorDoes) {
   EXPECT_NEAR(with("linear", "llama.rope.scale_linear"), 4.0, 1e-5);
   EXPECT_NEAR(with("none", "llama.rope.scaling.factor"), 1.0, 1e-5);
   EXPECT_NEAR(with("none", "llama.rope.scale_linear"), 1.0, 1e-5);
-  // The slowest pair turns less than once in the original window: it is stretched in full.
+  // The slowest pair turns less than once in the original window, so it is stretched fully.
   EXPECT_NEAR(with("llama3", "llama.rope.scaling.factor"), 4.0, 1e-5);
 }
 

@@ -25,7 +25,7 @@ constexpr int64_t kSettleNs = 60 * kSecond;
 constexpr uint64_t kDigestBlock = uint64_t{1} << 20;
 constexpr uint64_t kSamplePages = 64;
 constexpr uint64_t kPage = 4096;
-// Not in linux/magic.h of Debian 12.
+// Missing from linux/magic.h of Debian 12.
 constexpr uint64_t kBcachefsMagic = 0xca451a4e;
 constexpr uint64_t kXfsMagic = 0x58465342;
 
@@ -43,13 +43,13 @@ std::array<uint64_t, 2> HashSums(const std::vector<LaneSums>& sums) {
   return hash;
 }
 
-// What a digest is remembered as, in a file of its own.
+// Stored form of a digest, in its own file.
 struct Memo {
   std::array<char, 8> magic = kMemoMagic;
   FileStamp stamp;
   std::array<uint64_t, 2> sample{};
   SourceIdentity identity;
-  uint32_t crc = 0;  // of this structure with this field zero
+  uint32_t crc = 0;  // CRC of this structure with this field zero
   uint32_t reserved = 0;
 };
 
@@ -63,7 +63,7 @@ absl::StatusOr<FileStamp> StampOfFd(int fd, const std::string& path) {
     return ErrnoError(absl::StrCat("stat ", path));
   }
   if (!S_ISREG(info.stx_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   FileStamp stamp;
   stamp.device = (uint64_t{info.stx_dev_major} << 32) | info.stx_dev_minor;
@@ -77,7 +77,7 @@ absl::StatusOr<FileStamp> StampOfFd(int fd, const std::string& path) {
 }
 
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path) {
-  // Non-blocking, so that a pipe in the file's place is not waited for.
+  // Non-blocking, so that a pipe is not waited for.
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoError(absl::StrCat("open ", path));
   return fd;
@@ -100,7 +100,7 @@ absl::Status ReadAt(int fd, const std::string& path, uint64_t offset, std::span<
   return absl::OkStatus();
 }
 
-// Of pages spread over the file, the first and the last among them.
+// Hashes pages spread over the file, including the first and the last.
 absl::StatusOr<std::array<uint64_t, 2>> SampleOf(int fd, const std::string& path, uint64_t size) {
   const uint64_t pages = (size + kPage - 1) / kPage;
   const uint64_t count = std::min(pages, kSamplePages);
@@ -120,14 +120,14 @@ uint32_t MemoCrc(Memo memo) {
   return Crc32c(0, std::as_bytes(std::span(&memo, 1)));
 }
 
-// What is remembered of the file with this stamp, or nothing.
+// Reads the memo of the file with this stamp; returns false if there is none.
 bool Recall(const std::string& memo_path, const FileStamp& stamp, Memo* memo) {
   const UniqueFd fd(open(memo_path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   return fd.valid() && pread(fd.get(), memo, sizeof *memo, 0) == sizeof *memo &&
          memo->magic == kMemoMagic && memo->crc == MemoCrc(*memo) && memo->stamp == stamp;
 }
 
-// Not synced: a memo that a crash has torn fails its checksum.
+// Not synced: a memo torn by a crash fails its checksum.
 void Remember(const std::string& memo_path, const Memo& memo) {
   std::string temporary = memo_path + ".XXXXXX";
   const UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));

@@ -1,5 +1,5 @@
-// Asks withy for an answer and prints it as it comes: a client to copy from. Needs only gRPC and
-// the contract.
+// A minimal client to copy from: sends a prompt to withy and prints the answer as it arrives. Needs
+// only gRPC and the contract.
 //   export WITHY_TOKEN=$(withyctl apps bind my.app --print)
 //   withy-example unix:/run/withy/withy.sock "Good morning"
 #include <grpcpp/grpcpp.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Asks withy for an answer and prints it as it comes.
+"""Sends a prompt to withy and prints the answer as it arrives.
 
 Needs: apt-get install python3-grpcio python3-protobuf protobuf-compiler protobuf-compiler-grpc
 Usage: generate.py [--address unix:/run/withy/withy.sock] [--ttft-ms 200] PROMPT
@@ -23,7 +23,7 @@ def fail(what):
 
 
 def import_grpc():
-    """The gRPC module, or a word about where it comes from."""
+    """Imports the gRPC module, or names the package that provides it."""
     try:
         import google.protobuf
         import grpc
@@ -49,7 +49,7 @@ def load_stubs():
         sys.path.insert(0, out)
         try:
             from withy.v1 import llm_service_pb2, llm_service_pb2_grpc
-        except Exception as error:  # a protobuf module of another version than protoc
+        except Exception as error:  # the protobuf module's version differs from protoc's
             fail(f"the stubs that protoc made do not fit the Python modules ({error}): apt-get install {PACKAGES}")
     return llm_service_pb2, llm_service_pb2_grpc
 
@@ -115,7 +115,7 @@ def main():
 
 
 def report(finished, asked_for_speed):
-    """What people want to know after an answer, on standard error."""
+    """Prints statistics of the answer to standard error."""
     if finished.explanation:
         print(finished.explanation, file=sys.stderr)
     latency = finished.latency
@@ -132,5 +132,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:  # standard output is full or closed, or there is no place for the stubs
+    except OSError as error:  # standard output is full or closed, or the stubs cannot be written
         fail(error)

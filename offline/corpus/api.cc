@@ -1,5 +1,5 @@
-// Choosing an API and its arguments from a catalogue: the answer is one call, arguments in the
-// catalogue's order.
+// Task: choose an API and its arguments from a catalogue. The answer is one call with the arguments
+// in the catalogue's order.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -50,7 +50,7 @@ enum class Kind { kPerson, kPlace, kDay, kTime, kCount };
 struct Parameter {
   Kind kind;
   string_view name;
-  string_view phrase;  // how a request mentions the value %1
+  string_view phrase;  // mention of the value %1 in a request
 };
 constexpr std::array<Parameter, 5> kParameters = {{{Kind::kPerson, "person", "for %1"},
                                                    {Kind::kPlace, "place", "in %1"},
@@ -96,10 +96,10 @@ std::vector<Parameter> DrawParameters(Author& author, int count) {
 }
 
 int ArgumentCount(Author& author, int difficulty) {
-  constexpr std::array<int, 5> kLeast = {1, 1, 2, 2, 3};
-  constexpr std::array<int, 5> kMost = {1, 2, 2, 3, 3};
+  constexpr std::array<int, 5> kMin = {1, 1, 2, 2, 3};
+  constexpr std::array<int, 5> kMax = {1, 2, 2, 3, 3};
   const size_t i = static_cast<size_t>(difficulty - 1);
-  return author.Between(kLeast[i], kMost[i]);
+  return author.Between(kMin[i], kMax[i]);
 }
 
 }  // namespace

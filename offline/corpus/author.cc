@@ -41,7 +41,7 @@ constexpr std::array<string_view, 20> kSmallWords = {
     "the", "is", "in",  "of",    "a",     "has",   "on",  "at",   "for",  "to",
     "it",  "as", "now", "place", "thing", "there", "one", "says", "that", "called"};
 
-// 64-bit FNV-1a, so that the split of an entity depends on its letters alone.
+// 64-bit FNV-1a, so that an entity's split depends only on its letters.
 uint64_t HashName(string_view name) {
   uint64_t hash = 0xCBF29CE484222325ULL;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;

@@ -78,7 +78,7 @@ constexpr std::array<Wordings, kTaskCount> kInstructions = {
      {"math.instruction", kMathTexts},
      {"summary.instruction", kSummaryTexts}}};
 
-// Instruction (fixed) with sentences of filler before and after it.
+// The (fixed) instruction with filler sentences before and after it.
 Message SystemMessage(Author& author, Task task, int filler_count) {
   Message message{"system", "", {}};
   const int before = author.Between(0, filler_count);
@@ -99,7 +99,8 @@ Message UserMessage(const std::string& context, const std::string& question) {
   return message;
 }
 
-// The scene's questions as messages, all but the last with their answers. Returns the last answer.
+// Appends the scene's questions as messages, all but the last with their answers. Returns the last
+// answer.
 std::string AddExchanges(Scene scene, std::vector<Message>& messages) {
   for (size_t i = 0; i < scene.exchanges.size(); ++i) {
     if (i > 0) messages.push_back({"assistant", scene.exchanges[i - 1].answer, {}});

@@ -33,7 +33,7 @@ std::set<std::string> Common(const std::set<std::string>& a, const std::set<std:
   return common;
 }
 
-// Lower-case words: those of the templates; names are capitalised.
+// Lower-case words, which are those of the templates; names are capitalised.
 std::set<std::string> PlainWords(const Spec& spec) {
   const Generator generator(spec);
   std::set<std::string> words;
@@ -62,7 +62,7 @@ TEST(Generator, AnIndexAlwaysGivesTheSameRecord) {
   }
 }
 
-// The bytes are the same on every platform: a change here is another corpus.
+// The bytes are equal on every platform; a change here is another corpus.
 TEST(Generator, WritesTheBytesItAlwaysWrote) {
   const Generator generator(HeldOutSpec());
   const Record record = generator.At(4);
@@ -180,8 +180,8 @@ TEST(Fill, ReplacesSlotsInAnyOrderAndKeepsOtherSigns) {
   EXPECT_EQ(Fill("%2 is 5% of %1", {"b", "a"}), "a is 5% of b");
 }
 
-// Every element of a screen is asked for once, and the answer's id stands on the line that has the
-// asked label.
+// Every element of a screen is asked for once, and the answer's id is on the line with the
+// requested label.
 TEST(Generator, FollowUpsAskForSomethingElseOnTheSameContext) {
   Spec spec = TrainSpec();
   spec.five_shot_percent = 0;

@@ -1,5 +1,5 @@
-// Arithmetic and dates: sums, weekdays, months, dates and clock times; the hard ones carry, roll
-// over, or hold a number too many.
+// Task: arithmetic and dates: sums, weekdays, months, dates and clock times. Hard questions carry,
+// roll over, or contain an irrelevant number.
 #include <array>
 #include <string>
 #include <string_view>
@@ -132,7 +132,7 @@ Scene Month(Author& author) {
       std::string(Months()[static_cast<size_t>((month + months) % 12)]));
 }
 
-// `rolls`: the date lies in the next month.
+// `rolls`: the date is in the next month.
 Scene Date(Author& author, bool rolls) {
   const size_t month = author.rng().Below(12);
   const int last = kMonthDays[month];
@@ -145,7 +145,7 @@ Scene Date(Author& author, bool rolls) {
              std::string(Months()[end_month]) + " " + std::to_string(end_day));
 }
 
-// Both in steps of `step` minutes.
+// Both times are multiples of `step` minutes.
 Scene Time(Author& author, int step) {
   const int start = author.Between(7 * 60 / step, 22 * 60 / step) * step;
   const int minutes = author.Between(1, 55 / step) * step;

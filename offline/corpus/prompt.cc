@@ -18,7 +18,7 @@ bool Touches(const ByteSpan& word, const std::vector<Span>& fixed) {
   });
 }
 
-// The messages as pruning sees them; views of `prompt`. keep: [words], or empty where scores do not
+// The messages as pruning sees them, as views of `prompt`. keep: [words], or empty if scores do not
 // matter.
 std::vector<engine::PrunableText> Messages(const Prompt& prompt, std::span<const float> keep) {
   std::vector<engine::PrunableText> messages;

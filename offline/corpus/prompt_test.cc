@@ -104,8 +104,7 @@ TEST(Shorten, KeepsWhatIsFixedAndWhatTheAssistantSaid) {
   EXPECT_LT(kept, all * 4 / 5);
 }
 
-// What the answer is read off goes last, so that most of the shortened records can still be
-// answered.
+// The source of the answer is dropped last, so that most shortened records can still be answered.
 TEST(Shorten, LeavesTheAnswersWordsInMostRecords) {
   const Generator generator(TrainSpec());
   size_t before = 0;

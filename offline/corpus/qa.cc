@@ -1,5 +1,5 @@
-// Answering from a passage: facts about several people, of which one answers the question; the
-// hardest need two facts.
+// Task: answer from a passage of facts about several people, one of which answers the question. The
+// hardest questions need two facts.
 #include <array>
 #include <numeric>
 #include <string>
@@ -98,8 +98,8 @@ std::string JoinShuffled(Author& author, std::vector<std::string> facts) {
   return passage;
 }
 
-// Everyone has a home; the question goes from a person over the boss to the boss's home. With
-// follow-ups there may be more people, so that there is more to ask.
+// Everyone has a home; the question leads from a person via the boss to the boss's home. With
+// follow-ups there may be more people to ask about.
 Scene WriteTwoHops(Author& author, int follow_ups) {
   const int people_count = follow_ups > 0 ? 2 * author.rng().Between(2, 4) : 4;
   const std::vector<std::string> people = author.Different(people_count, &Author::Person);

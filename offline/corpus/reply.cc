@@ -1,5 +1,5 @@
-// Smart replies: what the owner would answer is settled by the calendar, by where the owner is, and
-// by how a contact is addressed.
+// Task: smart replies. The owner's answer follows from the calendar, the owner's place, and the
+// form of address for a contact.
 #include <array>
 #include <string>
 #include <string_view>
@@ -63,7 +63,7 @@ std::vector<Entry> DrawCalendar(Author& author, int count, bool with_parts) {
     }
   }
   author.rng().Shuffle(whens);
-  // With parts, keep both halves of a day often, so that the day alone does not settle it.
+  // With parts, often keep both halves of a day, so that the day alone does not decide.
   if (with_parts) {
     const std::string& first = whens[0];
     const std::string day = first.substr(0, first.find(' '));
@@ -86,7 +86,7 @@ struct Contact {
 };
 
 // Writes the style to `context`: one for everybody, or from difficulty 3 on a formal and a casual
-// contact. Returns whose messages it settles, the first one's first.
+// contact. Returns the contacts it covers, the first sender first.
 std::vector<Contact> WriteStyle(Author& author, int difficulty, const std::string& sender,
                                 std::string& context) {
   const bool formal = author.Chance(50);

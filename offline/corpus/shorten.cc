@@ -13,9 +13,10 @@
 namespace withy::corpus {
 namespace {
 
-constexpr int kLeastPercent = 35;
-constexpr int kMostPercent = 90;
-constexpr size_t kTellingLetters = 4;  // of a word that is no name: "lamp", not "the"
+constexpr int kMinPercent = 35;
+constexpr int kMaxPercent = 90;
+constexpr size_t kTellingLetters =
+    4;  // minimum letters of an informative word that is not a name: "lamp", not "the"
 
 bool IsLetterOrDigit(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
@@ -38,7 +39,7 @@ bool IsName(std::string_view word) {
   });
 }
 
-// What is asked for and answered: telling words of the questions and of the assistant's messages.
+// Informative words of the questions and of the assistant's messages.
 std::set<std::string> Asked(const Record& record) {
   std::set<std::string> asked;
   const auto add = [&](std::string_view text) {
@@ -80,7 +81,7 @@ Record Shorten(const Record& record, Rng& rng) {
       break;
     }
   }
-  return KeepWords(prompt, ChooseWords(prompt, keep, rng.Between(kLeastPercent, kMostPercent)));
+  return KeepWords(prompt, ChooseWords(prompt, keep, rng.Between(kMinPercent, kMaxPercent)));
 }
 
 }  // namespace withy::corpus

@@ -1,5 +1,5 @@
-// Summarising a chat in a fixed form, "Who: ...; what: ...; when: ...": somebody takes over a task,
-// perhaps after a refusal, and the day may change.
+// Task: summarise a chat in a fixed form, "Who: ...; what: ...; when: ...": somebody takes over a
+// task, perhaps after a refusal, and the day may change.
 #include <array>
 #include <string>
 #include <string_view>
@@ -74,7 +74,7 @@ std::string Line(const std::string& speaker, const std::string& text) {
   return "- " + speaker + ": " + text;
 }
 
-// Puts `count` lines of chatter anywhere among `lines`.
+// Inserts `count` lines of chatter at random places in `lines`.
 void AddChatter(Author& author, int count, const std::vector<std::string>& people,
                 std::vector<std::string>& lines) {
   for (int i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-// Picking a UI action from a screen listing: tap(id), type(id, text), or none when a switch already
-// is as wished.
+// Task: choose a UI action from a screen listing: tap(id), type(id, text), or none if a switch is
+// already in the requested state.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -70,7 +70,7 @@ Kind DrawKind(Author& author, int difficulty) {
   return Kind::kSwitch;
 }
 
-// Buttons and links are commands; fields and switches are things.
+// Buttons and links have commands as labels; fields and switches have things.
 std::vector<Element> DrawScreen(Author& author, int difficulty) {
   constexpr std::array<int, 5> kCounts = {3, 4, 6, 7, 9};
   std::vector<Element> screen;

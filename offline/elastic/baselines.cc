@@ -30,10 +30,10 @@ void LeaveOut(Layer& layer) {
   layer.down = torch::zeros_like(layer.down);
 }
 
-// The layers of `run` (indices of layers that are still there) as one, in the place of the first.
+// Merges the layers of `run` (indices of remaining layers) into the first one.
 void Merge(std::vector<Layer>& layers, std::span<const int32_t> run) {
   Layer& first = layers[static_cast<size_t>(run.front())];
-  const Layer kept = first;  // tensors are shared, and replaced below
+  const Layer kept = first;  // tensors are shared; they are replaced below
   for (const int32_t next : run.subspan(1)) {
     Layer& other = layers[static_cast<size_t>(next)];
     Layer base = kept;

@@ -1,8 +1,8 @@
-// withy-baselines: writes a model made smaller in other ways than by elastic levels, for
-// `./withy bench quality` to compare with.
+// withy-baselines: writes a model shrunk by other methods than elastic levels, for comparison in
+// `./withy bench quality`.
 //   withy-baselines --model=plain-f32.gguf --out=DIR
-// DIR gets METHOD-LEVEL.gguf: plain files of the model's own shape, in which what is left out adds
-// nothing.
+// DIR receives METHOD-LEVEL.gguf: plain files of the model's own shape whose dropped parts
+// contribute zero.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
@@ -26,12 +26,12 @@
 
 ABSL_FLAG(std::string, model, "", "plain GGUF; F32, F16 or BF16");
 ABSL_FLAG(std::string, out, "", "directory of the GGUF files to write");
-ABSL_FLAG(std::string, text, "", "plain text to judge layers on; default: the project's corpus");
+ABSL_FLAG(std::string, text, "", "plain text for evaluating layers; default: the project's corpus");
 ABSL_FLAG(std::vector<std::string>, levels,
           std::vector<std::string>({"20", "30", "40", "50", "60", "70", "80", "90"}),
           "per cent of the layers' parameters");
-ABSL_FLAG(int64_t, calibration_batches, 8, "batches that layers are judged on");
-ABSL_FLAG(uint64_t, seed, 1, "of the calibration text");
+ABSL_FLAG(int64_t, calibration_batches, 8, "batches for evaluating layers");
+ABSL_FLAG(uint64_t, seed, 1, "seed of the calibration text");
 ABSL_FLAG(int, threads, 2, "threads");
 
 namespace withy::elastic {
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<int32_t>> LevelsFromFlags() {
   return percents;
 }
 
-// Makes --out. Errors also when one of the files cannot be written there.
+// Creates --out. Errors also if one of the files cannot be written there.
 absl::Status PrepareOut(const std::vector<int32_t>& percents) {
   const std::string out = absl::GetFlag(FLAGS_out);
   std::error_code error;
@@ -82,7 +82,7 @@ class Writer {
   Writer(const engine::GgufFile& file, const Network& network)
       : file_(file), network_(network), whole_(network.layers()) {}
 
-  // Writes what `change` makes of a copy of the network.
+  // Writes a copy of the network changed by `change`.
   template <typename Change>
   absl::Status Write(const std::string& method, int32_t percent, engine::GgmlType type,
                      Change change) {
@@ -153,7 +153,7 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
-      "Writes models made smaller in other ways than by levels, for ./withy bench quality and "
+      "Writes models shrunk by other methods than levels, for ./withy bench quality and "
       "slo.\n"
       "usage: withy-baselines --model plain.gguf --out DIR",
       argc, argv);

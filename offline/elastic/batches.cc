@@ -21,7 +21,7 @@ using torch::Tensor;
 
 constexpr int64_t kPieceTokens = 512;
 
-// Rows of tokens, each with the weight of being asked for its token (the first is never asked).
+// Rows of tokens, each with its weight in the loss (the first token has none).
 struct Line {
   std::vector<int32_t> tokens;
   std::vector<float> weight;
@@ -58,7 +58,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text.str();
 }
 
-// The positions of a batch that are asked, and what is said there.
+// The positions of a batch that count, and their targets.
 struct Asked {
   Tensor logits;  // [positions, vocab_size]
   Tensor right;   // [positions]
@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
                                                    options.batch_tokens, " needs ",
                                                    lines_a_batch * window, ": give more text"));
   }
-  // Windows spread evenly over the text.
+  // Windows are spread evenly over the text.
   const int64_t step = tokens / (lines_a_batch * count);
   std::vector<Batch> batches;
   for (int64_t b = 0; b < count; ++b) {
@@ -125,8 +125,8 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
   stream_options.spec.seed += options.seed;
   stream_options.tokens = options.batch_tokens;
   stream_options.shortened_percent = train::kShortenedPercent;
-  // Exercises from the start, as hard as they get: their garbled wordings are what carries over to
-  // wordings never seen, and what a cut level would forget first.
+  // Exercises of full difficulty from the start: their garbled wordings are what transfers to
+  // unseen wordings, and what a cut level would forget first.
   stream_options.exercise_ramp_batches = 1;
   train::BatchStream stream(stream_options, encoder);
   std::vector<Batch> batches;

@@ -1,4 +1,4 @@
-// From importance to a file that the engine runs: function kept, levels nested, LoRA of use.
+// From importance to a file that the engine runs: unchanged function, nested levels, useful LoRA.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -30,7 +30,7 @@ using torch::Tensor;
 
 constexpr int64_t kLength = 24;
 
-// 8 query heads; levels cut KV heads from 4 of them on.
+// 8 query heads; levels cut KV heads if there are at least 4.
 struct Kind {
   std::string architecture;
   int32_t kv_heads = 2;
@@ -80,7 +80,7 @@ class ElasticTest : public testing::TestWithParam<Kind> {
     }
   }
 
-  // [kLength, vocab] by LibTorch and by the engine.
+  // Logits [kLength, vocab] of LibTorch and of the engine.
   Tensor Ours(const View& view = {}) const {
     torch::NoGradGuard no_grad;
     return network_->Logits(network_->Hidden(Tokens(), view));
@@ -103,7 +103,7 @@ class ElasticTest : public testing::TestWithParam<Kind> {
   std::vector<Batch> batches_;
 };
 
-// Chooses a level by `loss_of` alone.
+// Chooses a level by `loss_of` only.
 LevelChoice ChooseLevel(const engine::ModelShape& shape, int32_t percent,
                         std::span<const int32_t> anchors, const engine::LevelSpec* above,
                         const engine::LevelSpec* least,
@@ -132,7 +132,7 @@ TEST_P(ElasticTest, ReorderingKeepsTheFunctionAndSortsTheUnits) {
   ExpectSorted(Units());
 }
 
-// A level's units are put in order again: it and the whole model compute what they did.
+// Reordering a level's units again changes neither its function nor the full model's.
 TEST_P(ElasticTest, ReorderingALevelKeepsItsFunctionAndSortsItsUnits) {
   Reorder(*network_, Units());
   std::vector<ElasticLevel> levels;
@@ -159,7 +159,7 @@ TEST_P(ElasticTest, ReorderingALevelKeepsItsFunctionAndSortsItsUnits) {
   ExpectSorted(units());
 }
 
-// The loss is the log of 1 + 1 / odds.
+// The loss is log(1 + 1 / odds).
 TEST_P(ElasticTest, TheMarginIsTheLogOfTheRightTokensOdds) {
   Batch batch = batches_[0];
   batch.weight.zero_();
@@ -176,7 +176,7 @@ TEST_P(ElasticTest, ImportanceIsWhatTheMarginHangsOnTokenByToken) {
     gates.push_back({torch::ones({kLength, extent.heads}), torch::ones({kLength, extent.neurons})});
   }
   const View view{.extents = &whole.layers, .gates = &gates};
-  // By differences, token by token: of a neuron, and of a head.
+  // By finite differences per token: of a neuron, and of a head.
   const auto squared = [&](const Tensor& gate) {
     torch::NoGradGuard no_grad;
     double sum = 0;
@@ -199,7 +199,7 @@ TEST_P(ElasticTest, ImportanceIsWhatTheMarginHangsOnTokenByToken) {
 
 TEST_P(ElasticTest, AUnitWithoutEffectIsWorthNothingAndGoesLast) {
   network_->layers()[1].down.select(1, 7).zero_();
-  const int64_t unit =  // head 2, and what shares its KV head where that is cut
+  const int64_t unit =  // head 2, with the heads that share its KV head if those are cut
       network_->shape().cuts_kv_heads() ? network_->shape().query_heads_per_group() : 1;
   network_->layers()[1].o.narrow(1, 2 * shape_.head_dim, unit * shape_.head_dim).zero_();
   for (const std::vector<UnitImportance>& units :
@@ -230,7 +230,7 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   const std::vector<int32_t> anchors = AnchorOrder(MeasureLayers(*network_, batches_));
   std::vector<ElasticLevel> levels;
   std::vector<LevelChoice> choices;
-  for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs left out
+  for (const int32_t percent : {70, 45, 10}) {  // 10: attention and MLPs are dropped
     choices.push_back(ChooseLevel(network_->shape(), percent, anchors,
                                   choices.empty() ? nullptr : &choices.back().spec, nullptr,
                                   [&](const engine::LevelSpec& spec) {
@@ -285,7 +285,7 @@ TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
   EXPECT_FALSE(file->Has("withy.level.loss"));
 }
 
-// Of the splits that fit, the one whose loss is least, and the level above holds it.
+// Chooses the split with the least loss among those that fit into the level above.
 TEST(ChooseLevelTest, TakesTheSplitThatLosesLeast) {
   engine::ModelShape shape;
   shape.layers = 4;
@@ -323,9 +323,9 @@ TEST(ChooseLevelTest, TakesMeasuredCutsThatLoseLess) {
   EXPECT_NE(choose(2).spec.layers, least.layers);
 }
 
-class CutLeastTest : public testing::Test {
+class ApplyBestCutsTest : public testing::Test {
  protected:
-  CutLeastTest() {
+  ApplyBestCutsTest() {
     shape_.layers = 4;
     shape_.heads = 8;
     shape_.kv_heads = 2;
@@ -347,18 +347,18 @@ class CutLeastTest : public testing::Test {
                                                        {shape_.heads, shape_.d_ff})};
   }
 
-  // The next level, where cutting costs what `loss_of` says.
+  // The next level if cutting costs `loss_of`.
   engine::LevelSpec Cut(int32_t percent, const engine::LevelSpec& from,
                         const std::function<double(const LayerCut&)>& loss_of) const {
     std::vector<LayerCut> cuts = PossibleCuts(shape_, percent, from);
     for (LayerCut& cut : cuts) cut.loss = loss_of(cut);
-    return CutLeast(shape_, percent, from, 0, cuts);
+    return ApplyBestCuts(shape_, percent, from, 0, cuts);
   }
 
   engine::ModelShape shape_;
 };
 
-TEST_F(CutLeastTest, LeavesAloneWhatIsDear) {
+TEST_F(ApplyBestCutsTest, LeavesAloneWhatIsDear) {
   const engine::LevelSpec level = Cut(60, Full(), [&](const LayerCut& cut) {
     const double units = (shape_.heads - cut.extent.heads) + (512 - cut.extent.neurons) / 64.0;
     return (cut.layer == 2 ? 10.0 : 0.1) * units;
@@ -367,8 +367,9 @@ TEST_F(CutLeastTest, LeavesAloneWhatIsDear) {
   EXPECT_EQ(level.layers[2], (engine::LayerExtent{8, 512}));
 }
 
-// The first cut costs as much as all of them: whole parts go, instead of a little of each.
-TEST_F(CutLeastTest, GoesDeepWhereTheFirstStepCostsAll) {
+// The first cut of a part costs as much as all of it: whole parts are cut, not a little of
+// each.
+TEST_F(ApplyBestCutsTest, GoesDeepWhereTheFirstStepCostsAll) {
   const engine::LevelSpec level =
       Cut(73, Full(), [](const LayerCut& cut) { return cut.extent.heads < 8 ? 100.0 : 1.0; });
   EXPECT_NEAR(Share(level), 0.73, 0.01);  // two of four MLPs are 27 % of all
@@ -381,7 +382,7 @@ TEST_F(CutLeastTest, GoesDeepWhereTheFirstStepCostsAll) {
   EXPECT_EQ(without_mlp, 2);
 }
 
-TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
+TEST_F(ApplyBestCutsTest, LevelsAreNestedAndNearTheirShare) {
   for (const int32_t kv_heads : {2, 8}) {  // 8: levels cut KV heads
     shape_.kv_heads = kv_heads;
     engine::LevelSpec from = Full();
@@ -405,7 +406,7 @@ TEST_F(CutLeastTest, LevelsAreNestedAndNearTheirShare) {
   }
 }
 
-// Whatever a baseline leaves out adds nothing any more, and what it keeps is as it was.
+// Whatever a baseline drops contributes zero, and the rest is unchanged.
 TEST_P(ElasticTest, BaselinesLeaveOutAsMuchAsAsked) {
   const std::vector<Layer> whole = network_->layers();
   const auto off = [&](const Tensor& weight) { return weight.abs().sum().item<float>() == 0.0f; };
@@ -446,7 +447,7 @@ TEST_P(ElasticTest, LevelsRecoverSideBySideAsTheyDoAlone) {
   }
 }
 
-// Threads share a batch in pieces, which weigh as much as what is asked in them.
+// Threads process a batch in pieces whose weights are their counted positions.
 TEST_P(ElasticTest, ABatchInPiecesIsTheBatch) {
   Batch batch = RandomBatch(1200 / kLength);
   batch.weight.narrow(0, 0, 500).zero_();
@@ -478,7 +479,7 @@ TEST_P(ElasticTest, ABatchInPiecesIsTheBatch) {
     EXPECT_LT(MaxDifference(one[i].down.b, turned[i].down.b), 1e-3);
 }
 
-// So that recoveries of a level differ in their text, too.
+// Ensures that recoveries of a level use different text.
 TEST_P(ElasticTest, RecoveryBeginsWithTheBatchItIsTold) {
   const engine::LevelSpec level{.percent = 45,
                                 .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
@@ -518,7 +519,7 @@ TEST_P(ElasticTest, ALevelBeginsWithWhatTheOneAboveHasLearnt) {
   EXPECT_GT(begun[2].down.a.abs().sum().item<float>(), 0.0f);
 }
 
-// Bytes are tokens of the tiny vocabulary, or nearly.
+// In the tiny vocabulary tokens are nearly bytes.
 absl::StatusOr<std::vector<Batch>> BatchesOf(const engine::GgufFile& file, const std::string& path,
                                              size_t bytes, const BatchOptions& options) {
   std::ofstream(path) << std::string(bytes, 'x');
@@ -549,7 +550,7 @@ TEST_P(ElasticTest, NoWindowOfATextIsLongerThanTheModelsContext) {
   EXPECT_GT(MeanLoss(*network_, *batches), 0);
 }
 
-// However many workers share the batches, and wherever an earlier run was stopped.
+// Holds for any number of workers and any place where an earlier run stopped.
 TEST_P(ElasticTest, UnitsAreJudgedSideBySideToTheSameBits) {
   Batch batch = RandomBatch(1200 / kLength);  // pieces of 504 tokens
   batch.weight.narrow(0, 0, 500).zero_();
@@ -558,15 +559,16 @@ TEST_P(ElasticTest, UnitsAreJudgedSideBySideToTheSameBits) {
       *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(1), 0, {});
   const std::vector<UnitImportance> three =
       *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(3), 0, {});
-  const auto work = Work::Open(folder_ / "work", {{"run", "1"}}, 0);
+  const auto work = RunDirectory::Open(folder_ / "work", {{"run", "1"}}, 0);
   ASSERT_TRUE(work.ok()) << work.status();
-  const Part part(work->get(), "units-100");
+  const StageState stage_state(work->get(), "units-100");
   const std::vector<Batch> first(batches.begin(), batches.begin() + 2);
-  ASSERT_TRUE(MeasureUnits(*network_, first, Whole(), {}, train::Workers(1), 0, {part}).ok());
+  ASSERT_TRUE(
+      MeasureUnits(*network_, first, Whole(), {}, train::Workers(1), 0, {stage_state}).ok());
   double found = 0;
-  const Keeper keeper{part, [&](double cost) { found = cost; }, nullptr};
+  const Checkpointer checkpointer{stage_state, [&](double cost) { found = cost; }, nullptr};
   const std::vector<UnitImportance> resumed =
-      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(2), 10, keeper);
+      *MeasureUnits(*network_, batches, Whole(), {}, train::Workers(2), 10, checkpointer);
   EXPECT_EQ(found, 20) << "two batches of 10 seconds each";
   for (size_t i = 0; i < one.size(); ++i) {
     for (const std::vector<UnitImportance>& other : {three, resumed}) {
@@ -583,7 +585,7 @@ TEST_P(ElasticTest, TrainingGoesOnToTheSameBits) {
   LoraTraining first(*network_, level, batches_, options, nullptr);
   while (first.step() < 3) first.Step(train::Workers(1));
   const std::vector<Tensor> state = first.State();
-  first.Step(train::Workers(1));  // what comes after it is lost
+  first.Step(train::Workers(1));  // later steps are lost
   LoraTraining second(*network_, level, batches_, options, nullptr);
   EXPECT_FALSE(second.Restore(std::span(state).subspan(1))) << "another training's";
   ASSERT_TRUE(second.Restore(state));
@@ -599,10 +601,10 @@ TEST_P(ElasticTest, TrainingGoesOnToTheSameBits) {
   }
 }
 
-// What an interrupted run has done is found again, and nothing of another run.
+// An interrupted run's saved work is reused, and no other run's.
 TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   const std::string directory = folder_ / "work";
-  const MadeOf run = {{"--model", "abc"}, {"--recovery_steps", "400"}, {"--rank", "8"}};
+  const RunInputs run = {{"--model", "abc"}, {"--recovery_steps", "400"}, {"--rank", "8"}};
   const std::vector<UnitImportance> units = Units();
   const engine::LevelSpec level{.percent = 45,
                                 .layers = std::vector<engine::LayerExtent>(3, {4, 256})};
@@ -610,8 +612,8 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   options.steps = 2;
   const std::vector<Lora> lora = TrainLora(*network_, level, batches_, options);
   {
-    EXPECT_EQ(*Work::Peek(directory, run), nullptr);
-    const auto work = Work::Open(directory, run);
+    EXPECT_EQ(*RunDirectory::Peek(directory, run), nullptr);
+    const auto work = RunDirectory::Open(directory, run);
     ASSERT_TRUE(work.ok()) << work.status();
     std::vector<UnitImportance> none;
     EXPECT_FALSE((*work)->LoadUnits(*network_, Whole(), &none));
@@ -622,10 +624,10 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
     LevelChoice choice;
     EXPECT_FALSE((*work)->LoadChoice(*network_, 45, &choice));
     ASSERT_TRUE((*work)->SaveChoice({level, 1.4, 0.5}).ok());
-    const absl::Status taken = Work::Open(directory, run).status();
+    const absl::Status taken = RunDirectory::Open(directory, run).status();
     EXPECT_NE(taken.message().find("another withy-elasticize"), std::string::npos) << taken;
   }
-  const auto work = Work::Open(directory, run);
+  const auto work = RunDirectory::Open(directory, run);
   ASSERT_TRUE(work.ok()) << work.status();
   std::vector<UnitImportance> found;
   ASSERT_TRUE((*work)->LoadUnits(*network_, Whole(), &found));
@@ -651,9 +653,9 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   EXPECT_EQ(recovered, 3.25);
   std::ofstream(directory + "/layers.pt") << "damaged";
   EXPECT_FALSE((*work)->LoadLayers(*network_, &whole_loss, &layers));
-  MadeOf other = run;
+  RunInputs other = run;
   other[1].second = "50";
-  const absl::Status refused = Work::Peek(directory, other).status();
+  const absl::Status refused = RunDirectory::Peek(directory, other).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(refused.message().find("--recovery_steps is 50, there 400."), std::string::npos)
       << refused;
@@ -662,19 +664,19 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
 
 TEST_P(ElasticTest, StateIsSavedWhenItIsTime) {
   FakeClock clock;
-  const auto work = Work::Open(folder_ / "work", {{"run", "1"}}, 60, clock);
+  const auto work = RunDirectory::Open(folder_ / "work", {{"run", "1"}}, 60, clock);
   ASSERT_TRUE(work.ok()) << work.status();
-  Part part(work->get(), "units-100");
-  const auto saved = [&] { return part.Load().has_value(); };
+  StageState stage_state(work->get(), "units-100");
+  const auto saved = [&] { return stage_state.Load().has_value(); };
   const auto state = [] { return std::vector<Tensor>{torch::ones({2})}; };
   clock.Advance(59 * kNanosPerSecond);
-  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  ASSERT_TRUE(stage_state.SaveIfDue(state).ok());
   EXPECT_FALSE(saved());
   clock.Advance(kNanosPerSecond);
-  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  ASSERT_TRUE(stage_state.SaveIfDue(state).ok());
   EXPECT_TRUE(saved());
-  part.Remove();
-  ASSERT_TRUE(part.SaveIfDue(state).ok());
+  stage_state.Remove();
+  ASSERT_TRUE(stage_state.SaveIfDue(state).ok());
   EXPECT_FALSE(saved()) << "not again before its time";
 }
 

@@ -61,7 +61,7 @@ class Exporter {
     if (!floats.empty()) writer_.SetArray<float>(key, floats);
   }
 
-  // Units' importance in the order that they are stored in: descending, heads within their group.
+  // Stores importances in the order of the stored units: descending, heads within their group.
   void SetFindings(const Findings& findings) {
     const std::vector<uint32_t> order(findings.anchors.begin(), findings.anchors.end());
     writer_.SetArray<uint32_t>("withy.level.anchors", order);
@@ -88,7 +88,7 @@ class Exporter {
     SetFloats("withy.importance.neurons", neurons);
   }
 
-  // What elasticizing may change, by name; what is not among it is copied from the source.
+  // Tensors that elasticizing may change, by name; all others are copied from the source.
   std::map<std::string, Tensor> Changed() const {
     std::map<std::string, Tensor> all;
     for (size_t i = 0; i < network_.layers().size(); ++i) {
@@ -138,9 +138,8 @@ class Exporter {
     return absl::OkStatus();
   }
 
-  // Puts the source's own bytes wherever a block of `values` is one of the source's blocks: rows
-  // and heads change places whole. Quantised again, a block of a quantiser that weighs its errors
-  // would not be what it was.
+  // Copies the source's bytes wherever a block of `values` equals a source block, because rows and
+  // heads move as a whole. Requantising would change blocks of quantisers that weight their errors.
   absl::Status CopyBlocks(const engine::TensorInfo& info, const Tensor& values,
                           std::span<uint8_t> encoded) const {
     const engine::GgmlTypeTraits& traits = *engine::FindTypeTraits(info.type);
@@ -182,8 +181,8 @@ class Exporter {
     return absl::OkStatus();
   }
 
-  // Heads of a [heads * head_dim, …] tensor from the file's order to rank-major, as levels keep
-  // them.
+  // Reorders the heads of a [heads * head_dim, …] tensor from the file's order to the rank-major
+  // order of levels.
   Tensor RankMajor(const Tensor& rows) const {
     const engine::ModelShape& s = network_.shape();
     if (s.cuts_kv_heads()) return rows;
@@ -216,7 +215,7 @@ class Exporter {
       for (const auto& [part, values] : parts) {
         const engine::LoraShape shape =
             engine::LoraShapeOf(part, network_.shape(), level.spec.layers[i], rank);
-        // In 8 bits whatever the weights are, unless those are asked for as floats.
+        // 8 bits for any quantised type; floats only if requested.
         const bool floats = type_ == engine::GgmlType::kF32 || type_ == engine::GgmlType::kF16 ||
                             type_ == engine::GgmlType::kBF16;
         WITHY_RETURN_IF_ERROR(Add(engine::LoraName(level.spec.percent, layer, part),
@@ -231,7 +230,7 @@ class Exporter {
   const Network& network_;
   const MatrixType type_;
   engine::GgufWriter writer_;
-  std::deque<std::vector<uint8_t>> contents_;  // the writer borrows them
+  std::deque<std::vector<uint8_t>> contents_;  // borrowed by the writer
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ std::vector<Tensor*> Matrices(Layer& layer) {
   return {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down};
 }
 
-// Adds `worth` of each weight to its unit.
+// Adds the `worth` of each weight to its unit.
 template <typename WorthOf>
 void Accumulate(const engine::ModelShape& shape, const Layer& layer, WorthOf worth,
                 UnitImportance* out) {
@@ -59,14 +59,14 @@ std::vector<UnitImportance> Nothing(const Network& network, const engine::LevelS
   return units;
 }
 
-// Of one layer of `extent`.
+// Gates for one layer of `extent`.
 Gates OpenGates(const engine::LayerExtent& extent, int64_t tokens, torch::Device device) {
   const auto options = torch::dtype(torch::kFloat32).device(device);
   return {torch::ones({tokens, extent.heads}, options).set_requires_grad(true),
           torch::ones({tokens, extent.neurons}, options).set_requires_grad(true)};
 }
 
-// Sum over the tokens of the squared gradient; nothing where a layer's part is left out.
+// Sum over the tokens of the squared gradient; undefined if the level drops that part of the layer.
 Tensor Worth(const Tensor& gate) {
   if (!gate.grad().defined()) return torch::zeros({gate.size(1)}, gate.options());
   return gate.grad().square().sum(0);
@@ -124,9 +124,9 @@ std::vector<Tensor> State(size_t done, const std::vector<UnitImportance>& units)
   return state;
 }
 
-// How many batches the state has; `units` stay as they are where it is of another shape.
-size_t Restore(const Part& part, size_t batches, std::vector<UnitImportance>* units) {
-  const auto state = part.Load();
+// Returns the number of batches in the state; leaves `units` unchanged if its shape differs.
+size_t Restore(const StageState& stage_state, size_t batches, std::vector<UnitImportance>* units) {
+  const auto state = stage_state.Load();
   if (!state.has_value() || state->size() != 1 + 2 * units->size()) return 0;
   const auto done = static_cast<size_t>((*state)[0].item<int64_t>());
   std::vector<UnitImportance> found;
@@ -150,14 +150,17 @@ std::vector<UnitImportance> MeasureUnits(const Network& network, const std::vect
   return *MeasureUnits(network, batches, level, lora, train::Workers(1), 0, {});
 }
 
-absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(
-    const Network& network, const std::vector<Batch>& batches, const engine::LevelSpec& level,
-    const std::vector<Lora>& lora, const train::Workers& workers, double cost_s, Keeper keeper) {
+absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(const Network& network,
+                                                         const std::vector<Batch>& batches,
+                                                         const engine::LevelSpec& level,
+                                                         const std::vector<Lora>& lora,
+                                                         const train::Workers& workers,
+                                                         double cost_s, Checkpointer checkpointer) {
   std::vector<UnitImportance> units = Nothing(network, level);
-  size_t done = Restore(keeper.part, batches.size(), &units);
-  if (keeper.found && done > 0) keeper.found(static_cast<double>(done) * cost_s);
+  size_t done = Restore(checkpointer.stage_state, batches.size(), &units);
+  if (checkpointer.resumed && done > 0) checkpointer.resumed(static_cast<double>(done) * cost_s);
   while (done < batches.size()) {
-    // As many batches at once as give every worker a piece; their sums are added in order.
+    // Processes as many batches at once as give every worker a piece; sums are added in order.
     std::vector<Share> shares;
     size_t end = done;
     for (; end < batches.size() && (end == done || std::ssize(shares) < workers.threads()); ++end) {
@@ -169,9 +172,9 @@ absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(
       parts[s] = UnitsOfShare(network, shares[s], level, lora);
     });
     for (const std::vector<UnitImportance>& part : parts) Add(part, &units);
-    if (keeper.advance) keeper.advance(static_cast<double>(end - done) * cost_s);
+    if (checkpointer.advance) checkpointer.advance(static_cast<double>(end - done) * cost_s);
     done = end;
-    WITHY_RETURN_IF_ERROR(keeper.part.SaveIfDue([&] { return State(done, units); }));
+    WITHY_RETURN_IF_ERROR(checkpointer.stage_state.SaveIfDue([&] { return State(done, units); }));
   }
   return units;
 }

@@ -16,7 +16,7 @@
 
 namespace withy::elastic {
 
-struct Keeper;  // work.h
+struct Checkpointer;  // work.h
 
 // Importance of one layer's units at one level.
 struct UnitImportance {
@@ -33,9 +33,12 @@ std::vector<UnitImportance> MeasureUnits(const Network& network, const std::vect
                                          const std::vector<Lora>& lora);
 // The same in parallel, saving each result as it arrives. The result does not depend on the number
 // of workers. `cost_s`: cost of one batch, for the checkpointer. Errors: from saving.
-absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(
-    const Network& network, const std::vector<Batch>& batches, const engine::LevelSpec& level,
-    const std::vector<Lora>& lora, const train::Workers& workers, double cost_s, Keeper keeper);
+absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(const Network& network,
+                                                         const std::vector<Batch>& batches,
+                                                         const engine::LevelSpec& level,
+                                                         const std::vector<Lora>& lora,
+                                                         const train::Workers& workers,
+                                                         double cost_s, Checkpointer checkpointer);
 
 // For comparison, all for the full model. MeasureGradients: equation 2, |dL/dW * W| summed over a
 // unit's weights (rows of Q and columns of O; also K and V if levels cut KV heads; rows of gate and

@@ -29,7 +29,7 @@ void WarnIfQuantised(const std::string& program, const engine::GgufFile& file) {
     if (floats) continue;
     std::fprintf(
         stderr,
-        "%s: warning: %s is quantised already (%s is %s): its weights will be quantised a second "
+        "%s: warning: %s is already quantised (%s is %s): its weights will be quantised a second "
         "time; start from F32, F16 or BF16 for the best result\n",
         program.c_str(), file.path().c_str(), tensor.name.c_str(),
         std::string(engine::TypeName(tensor.type)).c_str());

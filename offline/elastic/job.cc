@@ -52,21 +52,21 @@ class Job {
         Annotate(engine::CheckPercents(network.shape(), options_.percents),
                  absl::StrCat("--levels=", absl::StrJoin(options_.percents, ","))));
     Say(DescribeTypes(file, options_.type));
-    // Before minutes of reading and measuring: another run's directory is refused at once.
-    WITHY_ASSIGN_OR_RETURN(const MadeOf made_of, WhatItIsMadeOf());
+    // Refuses another run's directory before minutes of reading and measuring.
+    WITHY_ASSIGN_OR_RETURN(const RunInputs inputs, CollectInputs());
     if (options_.estimate_only) {
-      WITHY_ASSIGN_OR_RETURN(work_, Work::Peek(options_.work, made_of));
+      WITHY_ASSIGN_OR_RETURN(work_, RunDirectory::Peek(options_.work, inputs));
     } else {
       WITHY_ASSIGN_OR_RETURN(
-          work_, Work::Open(options_.work, made_of, options_.checkpoint_s, *options_.clock));
+          work_, RunDirectory::Open(options_.work, inputs, options_.checkpoint_s, *options_.clock));
     }
-    // Pieces of work run side by side, each on one thread: a sum does not depend on how many.
+    // Pieces run in parallel on one thread each, so that sums do not depend on their number.
     train::ComputeOnOneThread();
     network.set_products(train::FastestProducts(network.device()));
     WITHY_RETURN_IF_ERROR(ReadText(file));
     Estimate(network);
     if (options_.estimate_only) return absl::OkStatus();
-    WITHY_RETURN_IF_ERROR(Judge(&network));
+    WITHY_RETURN_IF_ERROR(MeasureImportance(&network));
     WITHY_RETURN_IF_ERROR(MakeLevels(&network));
     return Write(file, network);
   }
@@ -77,30 +77,30 @@ class Job {
     if (options_.say) options_.say(line);
   }
 
-  // What the kept results depend on; of files what is in them, wherever they lie.
-  absl::StatusOr<MadeOf> WhatItIsMadeOf() const {
+  // The inputs that saved results depend on. Files are identified by content, not by path.
+  absl::StatusOr<RunInputs> CollectInputs() const {
     WITHY_ASSIGN_OR_RETURN(const std::string model, FileDigest(options_.model));
     std::string text = "corpus";
     if (!options_.text.empty()) {
       WITHY_ASSIGN_OR_RETURN(text, FileDigest(options_.text));
     }
     const auto number = [](const auto& value) { return absl::StrCat(value); };
-    return MadeOf{{"version", "5"},
-                  {"--model", model},
-                  {"--text", text},
-                  {"--levels", absl::StrJoin(options_.percents, ",")},
-                  {"--calibration_batches", number(options_.calibration_batches)},
-                  {"--recovery_batches", number(options_.recovery_batches)},
-                  {"--recovery_steps", number(options_.recovery_steps)},
-                  {"--recoveries", number(options_.recoveries)},
-                  {"--trial_steps", number(options_.trial_steps)},
-                  {"--batch_tokens", number(options_.batch_tokens)},
-                  {"--rate", number(options_.rate)},
-                  {"--rank", number(options_.rank)},
-                  {"--seed", number(options_.seed)},
-                  {"--order", options_.order},
-                  {"--anchors", number(options_.anchors)},
-                  {"--measured", number(options_.measured)}};
+    return RunInputs{{"version", "5"},
+                     {"--model", model},
+                     {"--text", text},
+                     {"--levels", absl::StrJoin(options_.percents, ",")},
+                     {"--calibration_batches", number(options_.calibration_batches)},
+                     {"--recovery_batches", number(options_.recovery_batches)},
+                     {"--recovery_steps", number(options_.recovery_steps)},
+                     {"--recoveries", number(options_.recoveries)},
+                     {"--trial_steps", number(options_.trial_steps)},
+                     {"--batch_tokens", number(options_.batch_tokens)},
+                     {"--rate", number(options_.rate)},
+                     {"--rank", number(options_.rank)},
+                     {"--seed", number(options_.seed)},
+                     {"--order", options_.order},
+                     {"--anchors", number(options_.anchors)},
+                     {"--measured", number(options_.measured)}};
   }
 
   absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, const std::string& flag,
@@ -116,7 +116,8 @@ class Job {
     return ReadBatches("withy-elasticize", file, options_.text, flag, options);
   }
 
-  // Two texts: levels are judged on one and trained on the other, unless a file has only its own.
+  // Uses two texts, one to measure levels and one to train them, unless a text file provides only
+  // one.
   absl::Status ReadText(const engine::GgufFile& file) {
     WITHY_ASSIGN_OR_RETURN(calibration_, Batches(file, "calibration_batches",
                                                  options_.calibration_batches, options_.seed));
@@ -126,7 +127,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // Measures, and says how long all of it will take.
+  // Measures the steps and prints how long the run will take.
   void Estimate(const Network& network) {
     StepProgress line(*options_.clock);
     times_ = MeasureSteps(network, calibration_, recovery_text_, options_.rank, options_.threads,
@@ -154,7 +155,7 @@ class Job {
     }
   }
 
-  // "; with --quick about 50 min", where that is much less than a long run.
+  // "; with --quick about 50 min", if that is much less than a long run.
   std::string QuickHint(const Network& network, const ScheduleOptions& schedule,
                         const std::vector<PlannedStage>& stages) const {
     ScheduleOptions quick = QuickSchedule();
@@ -167,28 +168,28 @@ class Job {
     return absl::StrCat("; with --quick about ", DurationText(quick_s));
   }
 
-  // By an earlier run. What comes after a stage that is not there is done again with it.
+  // Whether an earlier run completed the stage. Stages after an incomplete one are done again.
   bool IsDone(const PlannedStage& stage) const {
     if (work_ == nullptr) return false;
     switch (stage.kind) {
       case StageKind::kUnits:
-        return work_->Has(Work::UnitsName(stage.percent));
+        return work_->Has(RunDirectory::UnitsName(stage.percent));
       case StageKind::kLayers:
-        return work_->Has(Work::LayersName());
+        return work_->Has(RunDirectory::LayersName());
       case StageKind::kCuts:
       case StageKind::kSplits:
-        return work_->Has(Work::ChoiceName(stage.percent));
+        return work_->Has(RunDirectory::ChoiceName(stage.percent));
       case StageKind::kRecovery:
-        return work_->Has(Work::LoraName(stage.percent));
+        return work_->Has(RunDirectory::LoraName(stage.percent));
       case StageKind::kLosses:
-        return work_->Has(Work::LossesName(stage.percent));
+        return work_->Has(RunDirectory::LossesName(stage.percent));
       case StageKind::kWrite:
         return false;
     }
     return false;
   }
 
-  absl::Status Judge(Network* network) {
+  absl::Status MeasureImportance(Network* network) {
     if (options_.order == "magnitude") {
       findings_.units = MeasureMagnitude(*network);
     } else if (options_.order == "random") {
@@ -212,8 +213,8 @@ class Job {
     const double cost_s = progress_->CostOf(StageKind::kUnits, 100);
     const double item_s = cost_s / static_cast<double>(calibration_.size());
     progress_->Begin(StageKind::kUnits, 100, cost_s, item_s);
-    const Keeper keeper = progress_->KeeperOf({});
-    units = MeasureGradients(*network, calibration_, [&] { keeper.advance(item_s); });
+    const Checkpointer checkpointer = progress_->CheckpointerOf({});
+    units = MeasureGradients(*network, calibration_, [&] { checkpointer.advance(item_s); });
     progress_->End();
     WITHY_RETURN_IF_ERROR(work_->SaveUnits(whole, units));
     return units;
@@ -235,12 +236,12 @@ class Job {
     const double batch_s = times_.units.At(level.percent);
     progress_->Begin(StageKind::kUnits, level.percent,
                      batch_s * static_cast<double>(calibration_.size()), batch_s);
-    const Part part(work_.get(), Work::UnitsName(level.percent));
+    const StageState stage_state(work_.get(), RunDirectory::UnitsName(level.percent));
     WITHY_ASSIGN_OR_RETURN(
         units, MeasureUnits(network, calibration_, level, lora, WorkersFor(network), batch_s,
-                            progress_->KeeperOf(part)));
+                            progress_->CheckpointerOf(stage_state)));
     WITHY_RETURN_IF_ERROR(work_->SaveUnits(level, units));
-    part.Remove();
+    stage_state.Remove();
     progress_->End();
     return units;
   }
@@ -248,7 +249,8 @@ class Job {
   // Losses of all calibration batches for each of `rows` views, row by row.
   absl::StatusOr<std::vector<double>> LossTable(const Network& network, int64_t rows,
                                                 const std::function<View(int64_t row)>& view_of,
-                                                double batch_s, const Part& part) const {
+                                                double batch_s,
+                                                const StageState& stage_state) const {
     const auto batches = static_cast<int64_t>(calibration_.size());
     return ComputeValues(
         rows * batches,
@@ -257,7 +259,7 @@ class Job {
           const Batch& batch = calibration_[static_cast<size_t>(i % batches)];
           return Loss(network, batch, view_of(i / batches)).item<double>();
         },
-        WorkersFor(network), batch_s, progress_->KeeperOf(part));
+        WorkersFor(network), batch_s, progress_->CheckpointerOf(stage_state));
   }
 
   // The mean of one row of a table.
@@ -266,7 +268,7 @@ class Job {
                                          calibration_.size()));
   }
 
-  // The whole model's loss, and what leaving out each layer adds to it.
+  // The full model's loss, and the increase when each layer is dropped.
   absl::Status Layers(const Network& network) {
     if (work_->LoadLayers(network, &findings_.whole_loss, &findings_.layers)) {
       return absl::OkStatus();
@@ -276,19 +278,19 @@ class Job {
     progress_->Begin(StageKind::kLayers, 100,
                      batch_s * static_cast<double>(rows) * static_cast<double>(calibration_.size()),
                      batch_s);
-    const Part part(work_.get(), Work::LayersName());
+    const StageState stage_state(work_.get(), RunDirectory::LayersName());
     WITHY_ASSIGN_OR_RETURN(
         const std::vector<double> losses,
         LossTable(
             network, rows,
             [](int64_t row) { return View{.without_layer = static_cast<int32_t>(row) - 1}; },
-            batch_s, part));
+            batch_s, stage_state));
     findings_.whole_loss = RowMean(losses, 0);
     for (int64_t row = 1; row < rows; ++row) {
       findings_.layers.push_back(RowMean(losses, row) - findings_.whole_loss);
     }
     WITHY_RETURN_IF_ERROR(work_->SaveLayers(findings_.whole_loss, findings_.layers));
-    part.Remove();
+    stage_state.Remove();
     progress_->End();
     return absl::OkStatus();
   }
@@ -300,10 +302,10 @@ class Job {
             .seed = options_.seed};
   }
 
-  // From the highest level down: what a low level lacks costs no higher one anything, and each
-  // begins with what the one above has learnt. From nothing, the lowest levels need several times
-  // the steps, and how well they end depends on the seed. What a unit is worth changes when others
-  // are gone, so those of the level above are put in order again before a level is cut from it.
+  // From the highest level down, so that the limits of a low level cost higher ones nothing and
+  // each level starts from the LoRA of the one above. From scratch the lowest levels need several
+  // times the steps, and their result depends on the seed. Importance changes when other units are
+  // removed, so the units of the level above are reordered before a level is cut from it.
   absl::Status MakeLevels(Network* network) {
     const size_t all = options_.percents.size();
     levels_.resize(all);
@@ -324,7 +326,7 @@ class Job {
       WITHY_RETURN_IF_ERROR(MeasureLosses(*network, i));
       Say(absl::StrFormat("level %d %%: %s, loss %.4f, with LoRA %.4f", options_.percents[i],
                           choice.head_share == 0
-                              ? "cut where least is lost"
+                              ? "measured cuts"
                               : absl::StrFormat("heads' share %.1f", choice.head_share),
                           findings_.losses[i], findings_.lora_losses[i]));
     }
@@ -342,7 +344,7 @@ class Job {
     const ElasticLevel* above = Above(i);
     engine::LevelSpec least;
     if (options_.measured) {
-      WITHY_ASSIGN_OR_RETURN(least, LeastLost(network, percent, above));
+      WITHY_ASSIGN_OR_RETURN(least, MeasuredCuts(network, percent, above));
     }
     std::vector<LevelChoice> tried = LevelCandidates(network.shape(), percent, findings_.anchors,
                                                      above == nullptr ? nullptr : &above->spec,
@@ -350,15 +352,15 @@ class Job {
     WITHY_RETURN_IF_ERROR(Try(network, percent, above, &tried));
     choice = BestChoice(tried);
     WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
-    Part(work_.get(), Work::CutsName(percent)).Remove();
+    StageState(work_.get(), RunDirectory::CutsName(percent)).Remove();
     for (size_t t = 0; t < tried.size(); ++t) {
-      Part(work_.get(), Work::TrialName(percent, t)).Remove();
+      StageState(work_.get(), RunDirectory::TrialName(percent, t)).Remove();
     }
     return choice;
   }
 
-  // Losses of the candidates after a short recovery, side by side: small products keep one thread
-  // busy, not two.
+  // Losses of the candidates after a short recovery, computed in parallel: small products occupy
+  // one thread, not two.
   absl::Status Try(const Network& network, int32_t percent, const ElasticLevel* above,
                    std::vector<LevelChoice>* tried) const {
     const RecoveryOptions trial =
@@ -366,9 +368,9 @@ class Job {
     const train::Workers workers = WorkersFor(network);
     const int64_t count = std::ssize(*tried);
     const double step_s =
-        SideBySide(times_.train.At(percent) * times_.train_threads, count, workers.threads());
+        ParallelSeconds(times_.train.At(percent) * times_.train_threads, count, workers.threads());
     const double loss_s =
-        SideBySide(times_.loss.At(percent) * workers.threads(), count, workers.threads());
+        ParallelSeconds(times_.loss.At(percent) * workers.threads(), count, workers.threads());
     progress_->Begin(
         StageKind::kSplits, percent,
         static_cast<double>(count) * (static_cast<double>(trial.steps) * step_s +
@@ -384,8 +386,9 @@ class Job {
                              .above = above == nullptr ? nullptr : &above->lora,
                              .step_cost_s = step_s,
                              .loss_cost_s = loss_s};
-      const Part part(work_.get(), Work::TrialName(percent, static_cast<size_t>(t)));
-      const auto result = RunTrial(setup, trial, progress_->KeeperOf(part));
+      const StageState stage_state(work_.get(),
+                                   RunDirectory::TrialName(percent, static_cast<size_t>(t)));
+      const auto result = RunTrial(setup, trial, progress_->CheckpointerOf(stage_state));
       statuses[static_cast<size_t>(t)] = result.status();
       if (result.ok()) choice.loss = result->loss;
     });
@@ -394,19 +397,19 @@ class Job {
     return absl::OkStatus();
   }
 
-  // The level of the cuts that lose least of the one above, as recovered.
-  absl::StatusOr<engine::LevelSpec> LeastLost(const Network& network, int32_t percent,
-                                              const ElasticLevel* above) const {
+  // The recovered level above with the cuts that lose least.
+  absl::StatusOr<engine::LevelSpec> MeasuredCuts(const Network& network, int32_t percent,
+                                                 const ElasticLevel* above) const {
     const engine::ModelShape& shape = network.shape();
     const engine::LevelSpec from = above == nullptr ? Whole(network) : above->spec;
     const std::vector<Lora> none;
     const std::vector<Lora>& learnt = above == nullptr ? none : above->lora;
     std::vector<LayerCut> cuts = PossibleCuts(shape, percent, from);
     const int64_t batches = CutBatches(std::ssize(calibration_));
-    const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones of `from`
+    const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones are for `from`
     const double batch_s = times_.loss.At(from.percent);
     progress_->Begin(StageKind::kCuts, percent, static_cast<double>(count) * batch_s, batch_s);
-    const Part part(work_.get(), Work::CutsName(percent));
+    const StageState stage_state(work_.get(), RunDirectory::CutsName(percent));
     WITHY_ASSIGN_OR_RETURN(
         const std::vector<double> losses,
         ComputeValues(
@@ -417,28 +420,29 @@ class Job {
               if (const auto cut = static_cast<size_t>(i / batches); cut < cuts.size()) {
                 spec.layers[cuts[cut].layer] = cuts[cut].extent;
               }
-              const std::vector<Lora> lora = HandDown(shape, learnt, spec);
+              const std::vector<Lora> lora = InheritLora(shape, learnt, spec);
               return Loss(network, calibration_[static_cast<size_t>(i % batches)],
                           {.extents = &spec.layers, .lora = &lora})
                   .item<double>();
             },
-            WorkersFor(network), batch_s, progress_->KeeperOf(part)));
+            WorkersFor(network), batch_s, progress_->CheckpointerOf(stage_state)));
     const auto mean = [&](size_t row) {
       const auto width = static_cast<size_t>(batches);
       return Mean(std::span(losses).subspan(row * width, width));
     };
     for (size_t i = 0; i < cuts.size(); ++i) cuts[i].loss = mean(i);
     progress_->End();
-    return CutLeast(shape, percent, from, mean(cuts.size()), cuts);
+    return ApplyBestCuts(shape, percent, from, mean(cuts.size()), cuts);
   }
 
-  // Side by side where LibTorch computes on the CPU.
+  // Parallel workers if LibTorch computes on the CPU.
   train::Workers WorkersFor(const Network& network) const {
     return train::Workers(network.device().is_cpu() ? options_.threads : 1);
   }
 
-  // How well a low level ends is chance in part, so each is recovered more than once; one that has
-  // lost next to nothing may lose more by training, so what it begins with is judged, too.
+  // The result of a low level partly depends on chance, so each is recovered more than once.
+  // Training may worsen a level that has lost almost nothing, so its initial LoRA is evaluated,
+  // too.
   absl::Status Recover(const Network& network, size_t i) {
     ElasticLevel& level = levels_[i];
     const int32_t percent = level.spec.percent;
@@ -465,20 +469,21 @@ class Job {
         other.seed += static_cast<uint64_t>(r) * 1000;
         other.first_batch = r * std::ssize(recovery_text_) / options_.recoveries;
       }
-      const Part part(work_.get(), Work::RecoveryName(percent, r + 1));
-      WITHY_ASSIGN_OR_RETURN(Trial trial, RunTrial(setup, other, progress_->KeeperOf(part)));
+      const StageState stage_state(work_.get(), RunDirectory::RecoveryName(percent, r + 1));
+      WITHY_ASSIGN_OR_RETURN(Trial trial,
+                             RunTrial(setup, other, progress_->CheckpointerOf(stage_state)));
       if (!best.has_value() || trial.loss < best->loss) best = std::move(trial);
     }
     level.lora = std::move(best->lora);
     WITHY_RETURN_IF_ERROR(work_->SaveLora(level.spec, level.lora));
     for (int64_t r = 0; r <= options_.recoveries; ++r) {
-      Part(work_.get(), Work::RecoveryName(percent, r)).Remove();
+      StageState(work_.get(), RunDirectory::RecoveryName(percent, r)).Remove();
     }
     progress_->End();
     return absl::OkStatus();
   }
 
-  // Without the level's LoRA, and with it.
+  // Losses without and with the level's LoRA.
   absl::Status MeasureLosses(const Network& network, size_t i) {
     const ElasticLevel& level = levels_[i];
     const int32_t percent = level.spec.percent;
@@ -488,7 +493,7 @@ class Job {
     const double batch_s = times_.loss.At(percent);
     progress_->Begin(StageKind::kLosses, percent,
                      2 * batch_s * static_cast<double>(calibration_.size()), batch_s);
-    const Part part(work_.get(), Work::LossesName(percent));
+    const StageState stage_state(work_.get(), RunDirectory::LossesName(percent));
     WITHY_ASSIGN_OR_RETURN(
         const std::vector<double> losses,
         LossTable(
@@ -497,12 +502,12 @@ class Job {
               return View{.extents = &level.spec.layers,
                           .lora = row == 0 || level.lora.empty() ? nullptr : &level.lora};
             },
-            batch_s, part));
+            batch_s, stage_state));
     findings_.losses[i] = RowMean(losses, 0);
     findings_.lora_losses[i] = RowMean(losses, 1);
     WITHY_RETURN_IF_ERROR(
         work_->SaveLosses(percent, findings_.losses[i], findings_.lora_losses[i]));
-    part.Remove();
+    stage_state.Remove();
     progress_->End();
     return absl::OkStatus();
   }
@@ -521,7 +526,7 @@ class Job {
 
   const JobOptions& options_;
   const int64_t start_ns_ = options_.clock->SteadyNanos();
-  std::unique_ptr<Work> work_;  // null: nothing is kept
+  std::unique_ptr<RunDirectory> work_;  // null: nothing is saved
   std::vector<Batch> calibration_;
   std::vector<Batch> recovery_text_;
   StepTimes times_;

@@ -49,12 +49,12 @@ void JobProgress::Begin(StageKind kind, int32_t percent, double cost_s, double i
   Show(true);
 }
 
-Keeper JobProgress::KeeperOf(Part part) {
-  return {.part = std::move(part),
-          .found =
+Checkpointer JobProgress::CheckpointerOf(StageState stage_state) {
+  return {.stage_state = std::move(stage_state),
+          .resumed =
               [this](double cost_s) {
                 const std::lock_guard lock(mutex_);
-                left_.Found(cost_s);
+                left_.AddResumed(cost_s);
                 Show(true);
               },
           .advance =

@@ -25,7 +25,7 @@ class JobProgress {
   // Begins that stage. `cost_s`: its cost, possibly improved; `item_s`: cost between two reports.
   void Begin(StageKind kind, int32_t percent, double cost_s, double item_s);
   // A checkpointer that reports to the current stage.
-  Keeper KeeperOf(Part part);
+  Checkpointer CheckpointerOf(StageState stage_state);
   void End();
   // An earlier run completed the stage.
   void Skip(StageKind kind, int32_t percent);

@@ -1,5 +1,5 @@
-// withy-elasticize as a program: killed anywhere it goes on to the same file, refuses another run's
-// work, says how long it will take, keeps what it has when the disk is full.
+// withy-elasticize as a program: killed at any point it resumes to the same file; it refuses
+// another run's work, estimates its time, and keeps its progress when the disk is full.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -51,7 +51,7 @@ class ElasticizeTest : public testing::Test {
     for (int i = 0; i < 6000; ++i) text << static_cast<char>('a' + random() % 26);
   }
 
-  // `more` comes last, so it overrides.
+  // `more` comes last and overrides earlier flags.
   std::vector<std::string> Arguments(const std::string& name,
                                      const std::vector<std::string>& more = {}) const {
     std::vector<std::string> all = {WITHY_ELASTICIZE,
@@ -133,7 +133,7 @@ TEST_F(ElasticizeTest, KilledAnywhereItGoesOnToTheSameFile) {
   EXPECT_GT(kills, 0);
 }
 
-// So that a run can go on elsewhere, and figures do not hang on the machine.
+// Runs can therefore move to another machine, and figures do not depend on it.
 TEST_F(ElasticizeTest, TheFileDoesNotDependOnThreads) {
   ASSERT_EQ(Run(Arguments("two")).code, 0);
   ASSERT_EQ(Run(Arguments("three", {"--threads=3"})).code, 0);
@@ -154,7 +154,7 @@ TEST_F(ElasticizeTest, NeverSaysThatNothingIsLeftBeforeTheEnd) {
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(outcome.output.find(" 0 s left"), std::string::npos) << outcome.output;
   EXPECT_NE(outcome.output.find("importance of units, 0 %: "), std::string::npos) << outcome.output;
-  EXPECT_NE(outcome.output.find(" of all"), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find(" in all"), std::string::npos) << outcome.output;
 }
 
 TEST_F(ElasticizeTest, AnotherRunsWorkIsRefusedByWhatDiffers) {
@@ -168,7 +168,7 @@ TEST_F(ElasticizeTest, AnotherRunsWorkIsRefusedByWhatDiffers) {
       << outcome.output;
 }
 
-// A limit on files is a full disk.
+// A limit on file sizes simulates a full disk.
 TEST_F(ElasticizeTest, AFullDiskIsSaidAndNothingIsLost) {
   ASSERT_EQ(Run(Arguments("whole")).code, 0);
   const Outcome full = Run(Arguments("full"), {.file_bytes = 60'000});

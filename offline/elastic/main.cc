@@ -1,7 +1,7 @@
 // withy-elasticize: makes a plain GGUF elastic.
 //   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --text=calibration.txt
-// Says how long it will take before it begins. May be interrupted: what is done lies in --work and
-// is not done again.
+// Estimates its time before it begins. May be interrupted: progress is saved in --work and not
+// repeated.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -25,50 +25,50 @@
 ABSL_FLAG(std::string, model, "",
           "plain GGUF; F32, F16 or BF16 for the best result, so that weights are quantised once");
 ABSL_FLAG(std::string, out, "", "elastic GGUF to write");
-ABSL_FLAG(std::string, type, "auto",
-          "type of its matrices: q8_0, q4_0, q4_1, f16, bf16, f32, or auto: each as the model has "
-          "it, the nearest of these for K-quants and 5 bits, q8_0 for floats");
+ABSL_FLAG(
+    std::string, type, "auto",
+    "type of its matrices: q8_0, q4_0, q4_1, f16, bf16, f32, or auto: each as in the model, or the "
+    "nearest of these for K-quants and 5 bits, q8_0 for floats");
 ABSL_FLAG(std::string, text, "",
-          "plain text to judge units and train LoRA on; default: the project's corpus");
-ABSL_FLAG(std::string, work, "", "directory of what is done; default: OUT.work");
-ABSL_FLAG(bool, estimate, false, "say how long it will take, and end");
+          "plain text for measuring importance and training LoRA; default: the project's corpus");
+ABSL_FLAG(std::string, work, "", "directory for saved progress; default: OUT.work");
+ABSL_FLAG(bool, estimate, false, "only estimate the run time");
 ABSL_FLAG(
     bool, quick, false,
-    "a tenth of the time and less, for a first look: other defaults for the options that say so. "
-    "Levels lose more than with the defaults, at 50 % twice as much and more, and there are none "
+    "at most a tenth of the time, for a first look: uses the defaults marked `quick`. "
+    "Levels lose more than with the defaults, at 50 % at least twice as much, and there are none "
     "below (docs/method-elastic.md has figures)");
 ABSL_FLAG(absl::optional<std::string>, levels, absl::nullopt,
           "levels in per cent, ascending; default: 20,30,40,50,60,70,80,90; quick: 50,70,90");
 ABSL_FLAG(absl::optional<int64_t>, calibration_batches, absl::nullopt,
-          "batches that units and layers are judged on; default: 32; quick: 8");
+          "batches for measuring importance; default: 32; quick: 8");
 ABSL_FLAG(absl::optional<int64_t>, recovery_batches, absl::nullopt,
-          "batches that LoRA is trained on; default: 6400; quick: 400");
-ABSL_FLAG(
-    absl::optional<int64_t>, recovery_steps, absl::nullopt,
-    "steps of LoRA training at 50 %; a level takes time by what it cuts for what it keeps: four "
-    "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: 400; quick: 100");
+          "batches for training LoRA; default: 6400; quick: 400");
+ABSL_FLAG(absl::optional<int64_t>, recovery_steps, absl::nullopt,
+          "steps of LoRA training at 50 %; other levels scale with the ratio of cut to kept: four "
+          "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: 400; quick: 100");
 ABSL_FLAG(absl::optional<int64_t>, recoveries, absl::nullopt,
-          "times that a level is recovered, each on other text; what loses least is kept; default: "
+          "recoveries per level, each on other text; the best is kept; default: "
           "2; quick: 1");
 ABSL_FLAG(absl::optional<int64_t>, trial_steps, absl::nullopt,
-          "as --recovery_steps, for each of the extents that are tried for a level; default: 60; "
+          "as --recovery_steps, for each candidate of a level; default: 60; "
           "quick: 10");
-ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens a batch");
+ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens per batch");
 ABSL_FLAG(double, rate, 1e-2,
-          "LoRA's learning rate of levels up to 50 %, from there on falling with what is cut");
+          "LoRA's learning rate for levels up to 50 %; above, it falls with the share that is cut");
 ABSL_FLAG(int64_t, rank, 8, "LoRA's rank");
 ABSL_FLAG(std::string, order, "importance",
-          "what units are ordered by: importance, level by level, or, to compare with, once by "
+          "order of units: importance (per level) or, for comparison, computed once: "
           "gradient (of the loss), magnitude or random");
-ABSL_FLAG(bool, anchors, true, "whether the most important layers are spared at first");
+ABSL_FLAG(bool, anchors, true, "whether the most important layers are not cut first");
 ABSL_FLAG(absl::optional<bool>, measured, absl::nullopt,
-          "whether the cuts that lose least are tried for a level, layer by layer, beside splits "
+          "whether to also try measured cuts of single layers for a level, beside splits "
           "that all layers share; default: true; quick: false");
-ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
-ABSL_FLAG(int, threads, 0, "threads; 0: one a core; the result does not depend on it");
+ABSL_FLAG(uint64_t, seed, 1, "random seed");
+ABSL_FLAG(int, threads, 0, "threads; 0: one per core; the result does not depend on it");
 ABSL_FLAG(double, checkpoint_s, 60,
-          "seconds between two times that the state of an unfinished stage is saved; a kill loses "
-          "no more; 0: after every step");
+          "seconds between saves of an unfinished stage, the most that a kill loses; "
+          "0: after every step");
 
 namespace withy::elastic {
 namespace {
@@ -79,14 +79,14 @@ absl::StatusOr<std::vector<int32_t>> ParseLevels(const std::string& text) {
     int32_t level = 0;
     if (!absl::SimpleAtoi(part, &level)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--levels=", text, ": \"", part, "\" is no number"));
+          absl::StrCat("--levels=", text, ": \"", part, "\" is not a number"));
     }
     levels.push_back(level);
   }
   return levels;
 }
 
-// What a flag says, else its default.
+// The value of a flag, else its default.
 template <typename T>
 T Given(const absl::Flag<absl::optional<T>>& flag, T usual, T quick) {
   const absl::optional<T> value = absl::GetFlag(flag);
@@ -94,7 +94,7 @@ T Given(const absl::Flag<absl::optional<T>>& flag, T usual, T quick) {
   return absl::GetFlag(FLAGS_quick) ? quick : usual;
 }
 
-// What a typing error would otherwise be found by after hours, or by a crash.
+// Detects mistyped options that would otherwise show after hours or in a crash.
 absl::Status CheckOptions(const JobOptions& options) {
   constexpr int64_t kMany = 1'000'000;
   WITHY_RETURN_IF_ERROR(CheckFlag("calibration_batches", options.calibration_batches, 1, kMany));
@@ -173,9 +173,8 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
-      "Makes a plain GGUF elastic. Says how long it will take before it begins (--estimate: and "
-      "ends); hours\nwith the defaults, --quick is a tenth and less. May be interrupted and goes "
-      "on "
+      "Makes a plain GGUF elastic. Estimates the time before it begins (--estimate: only that): "
+      "hours\nwith the defaults, at most a tenth with --quick. May be interrupted; resumes "
       "from --work.\n"
       "usage: withy-elasticize --model plain.gguf --out elastic.gguf [--quick] [--estimate] "
       "[--text "

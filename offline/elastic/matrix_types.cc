@@ -58,7 +58,7 @@ GgmlType TypeOf(const engine::TensorInfo& info, MatrixType type, bool moved) {
 }
 
 std::string DescribeTypes(const engine::GgufFile& source, MatrixType type) {
-  std::map<std::pair<GgmlType, GgmlType>, int> pairs;  // of the layers' matrices: from, to
+  std::map<std::pair<GgmlType, GgmlType>, int> pairs;  // types of the layers' matrices: from, to
   for (const engine::TensorInfo& info : source.tensors()) {
     if (!info.name.starts_with("blk.") || !IsMatrix(info)) continue;
     ++pairs[{info.type, TypeOf(info, type, true)}];
@@ -78,8 +78,8 @@ std::string DescribeTypes(const engine::GgufFile& source, MatrixType type) {
                                   type.has_value() ? "" : " (--type names another)");
   if (!quantised) return text;
   return absl::StrCat(
-      text, ". Warning: ", source.path(), " is quantised already: ",
-      same ? "ffn_down, whose columns change places, is quantised a second time; all other blocks "
+      text, ". Warning: ", source.path(), " is already quantised: ",
+      same ? "ffn_down, whose columns move, is quantised a second time; all other blocks "
              "are copied"
            : "its weights are quantised a second time",
       "; start from F32, F16 or BF16 for the best result");

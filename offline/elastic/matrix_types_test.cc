@@ -1,5 +1,5 @@
-// Types of an elastic file's matrices: chosen from the source, kept bit by bit where only places
-// change, and run by the engine.
+// Types of an elastic file's matrices: chosen from the source, kept bit for bit if weights only
+// move, and supported by the engine.
 #include "offline/elastic/matrix_types.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST(NearestTypeTest, KeepsWhatCanBeWrittenAndLosesLittleOfTheRest) {
   }
 }
 
-// Random weights in a type, and the same elastic.
+// Random weights of one type, and their elastic form.
 class TypedTest : public testing::TestWithParam<GgmlType> {
  protected:
   TypedTest() {
@@ -72,7 +72,7 @@ class TypedTest : public testing::TestWithParam<GgmlType> {
     return torch::tensor(logits).view({kLength, -1});
   }
 
-  // Rows of a matrix as they are in a file, sorted.
+  // A matrix's rows as stored in a file, sorted.
   static std::vector<std::string> Rows(const engine::GgufFile& file, const std::string& name) {
     const engine::TensorInfo& info = **file.GetTensor(name);
     const std::span<const uint8_t> data = file.Data(info);
@@ -117,7 +117,7 @@ TEST_P(TypedTest, TheTypeStaysAndTheEngineRunsEveryLevel) {
   for (const engine::TensorInfo& info : file_->tensors()) {
     EXPECT_EQ((*elastic->GetTensor(info.name))->type, info.type) << info.name;
   }
-  // Rows change places and stay what they are; so do whole heads in a row of O.
+  // Rows, and whole heads within a row of O, move without changing.
   for (const char* name : {"attn_q.weight", "ffn_gate.weight", "ffn_up.weight"}) {
     EXPECT_EQ(Rows(*elastic, std::string("blk.1.") + name),
               Rows(*file_, std::string("blk.1.") + name))
@@ -131,13 +131,13 @@ TEST_P(TypedTest, TheTypeStaysAndTheEngineRunsEveryLevel) {
   EXPECT_GT(Cosine(Engines(path, 0), network_->Logits(network_->Hidden(tokens, view))), 0.98);
 }
 
-// A quantiser that weighs its errors leaves blocks that quantising again would change.
+// A quantiser that weights its errors produces blocks that requantising would change.
 TEST_P(TypedTest, BlocksOfAnotherQuantiserAreCopied) {
   std::vector<uint8_t> bytes(file_->bytes().begin(), file_->bytes().end());
   const engine::TensorInfo& info = **file_->GetTensor("blk.1.ffn_gate.weight");
   const size_t first = static_cast<size_t>(file_->Data(info).data() - file_->bytes().data());
   const engine::GgmlTypeTraits& traits = *engine::FindTypeTraits(info.type);
-  // Quants of the first blocks that use but a few of the codes.
+  // Gives the first blocks quants that use only a few codes.
   for (size_t block = 0; block < 8; ++block) {
     for (size_t b = traits.block_bytes - 16; b < traits.block_bytes; ++b)
       bytes[first + block * traits.block_bytes + b] = static_cast<uint8_t>(0x67 ^ (b % 2));

@@ -12,9 +12,9 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int64_t kMaxPositions = 8192;  // longer windows are not used to judge units
+constexpr int64_t kMaxPositions = 8192;  // longer windows are not used for importance
 
-// Reads tensors by name into f32.
+// Reads tensors by name as f32.
 class Loader {
  public:
   Loader(const engine::GgufFile& file, torch::Device device) : file_(file), device_(device) {}
@@ -112,7 +112,7 @@ absl::StatusOr<Network> Network::FromGguf(const engine::GgufFile& file, torch::D
   for (int32_t i = 0; i < s.layers; ++i) {
     WITHY_RETURN_IF_ERROR(LoadLayer(loader, s, i, &network.layers_.emplace_back()));
   }
-  // A rope_freqs tensor divides the frequencies; ReadShape knows the rest.
+  // A rope_freqs tensor divides the frequencies; ReadShape handles the rest.
   Tensor frequency =
       torch::from_blob(network.shape_.rope_frequencies.data(),
                        {static_cast<int64_t>(s.rope_frequencies.size())}, torch::kFloat32)

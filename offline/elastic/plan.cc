@@ -11,10 +11,10 @@
 namespace withy::elastic {
 namespace {
 
-// Heads kept, in terms of a layer's share of parameters: fewer than neurons, as many, more.
+// Share of heads relative to a layer's share of parameters: fewer than neurons, equal, more.
 constexpr std::array<double, kSplitCount> kHeadShares = {0.5, 0.7, 1.0, 1.4, 2.0};
 
-constexpr int32_t kCutSteps = 8;  // of one layer's heads, and of its neurons
+constexpr int32_t kCutSteps = 8;  // steps for one layer's heads, and for its neurons
 
 double Parameters(const engine::ModelShape& shape, const engine::LevelSpec& level) {
   double sum = 0;
@@ -24,8 +24,7 @@ double Parameters(const engine::ModelShape& shape, const engine::LevelSpec& leve
   return sum;
 }
 
-// Numbers below `now` and not below `least`, from the greatest down: whole steps of an eighth of
-// `all`, or of one.
+// Values in [least, now), descending, in steps of an eighth of `all`, at least one.
 std::vector<int32_t> Lesser(int32_t now, int32_t least, int32_t all) {
   const int32_t step = (all + kCutSteps - 1) / kCutSteps;
   std::vector<int32_t> lesser;
@@ -60,15 +59,15 @@ std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t perc
   return cuts;
 }
 
-engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
-                           const engine::LevelSpec& from, double whole,
-                           std::span<const LayerCut> cuts) {
+engine::LevelSpec ApplyBestCuts(const engine::ModelShape& shape, int32_t percent,
+                                const engine::LevelSpec& from, double whole,
+                                std::span<const LayerCut> cuts) {
   engine::LevelSpec level{.percent = percent, .layers = from.layers};
   const double full = engine::LayerParameters(shape, {shape.heads, shape.d_ff});
   const double wanted = percent / 100.0 * full * shape.layers;
-  // What was lost so far by each layer's heads and neurons.
+  // Loss so far from each layer's heads and neurons.
   std::vector<std::array<double, 2>> lost(level.layers.size(), {0, 0});
-  // Half of it is what a level may lack of its share.
+  // A level may fall short of its share by half of this.
   const double panel = engine::LayerParameters(shape, {0, engine::NeuronPanel(shape.d_ff)}) -
                        engine::LayerParameters(shape, {0, 0});
   const auto cuts_heads = [&](const LayerCut& cut) {

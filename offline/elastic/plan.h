@@ -17,7 +17,7 @@ inline constexpr int64_t kSplitCount = 5;
 // A candidate for one level and its result.
 struct LevelChoice {
   engine::LevelSpec spec;
-  double head_share = 1;  // share of heads of this split; 0: the candidate of CutLeast
+  double head_share = 1;  // share of heads of this split; 0: the candidate of ApplyBestCuts
   double loss = 0;
 };
 
@@ -37,13 +37,13 @@ std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t perc
 
 // The level reached by applying the cuts with the least loss per saved parameter, one after the
 // other, as if they were independent. `whole`: the loss of `from`. Source: docs/method-elastic.md.
-engine::LevelSpec CutLeast(const engine::ModelShape& shape, int32_t percent,
-                           const engine::LevelSpec& from, double whole,
-                           std::span<const LayerCut> cuts);
+engine::LevelSpec ApplyBestCuts(const engine::ModelShape& shape, int32_t percent,
+                                const engine::LevelSpec& from, double whole,
+                                std::span<const LayerCut> cuts);
 
-// Candidates for a level, without losses and without duplicates: first `least` (from CutLeast), if
-// given; then splits between heads and neurons of a reordered network, equal in all layers except
-// `anchors` (most important first). All lie within `above`, if given.
+// Candidates for a level, without losses and without duplicates: first `least` (from
+// ApplyBestCuts), if given; then splits between heads and neurons of a reordered network, equal in
+// all layers except `anchors` (most important first). All lie within `above`, if given.
 std::vector<LevelChoice> LevelCandidates(const engine::ModelShape& shape, int32_t percent,
                                          std::span<const int32_t> anchors,
                                          const engine::LevelSpec* above,

@@ -39,9 +39,9 @@ Lora NewLora(const engine::ModelShape& s, const engine::LayerExtent& extent, int
   return lora;
 }
 
-// Takes over what `above` has learnt of a layer for the outputs and inputs that stay.
-void HandDownLayer(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
-                   Lora* lora) {
+// Copies the parts of `above`'s LoRA for the remaining outputs and inputs of a layer.
+void InheritLayer(const engine::ModelShape& s, const Lora& above, const engine::LayerExtent& to,
+                  Lora* lora) {
   const auto rows = [](const Tensor& b, int64_t count) { return b.narrow(0, 0, count).clone(); };
   if (to.heads > 0 && above.q.a.defined()) {
     const int64_t kv = int64_t{s.kv_heads_of(to.heads)} * s.head_dim;
@@ -57,7 +57,7 @@ void HandDownLayer(const engine::ModelShape& s, const Lora& above, const engine:
   }
 }
 
-// The same values with gradients of their own.
+// The same values with separate gradients.
 std::vector<Lora> Replica(std::vector<Lora> lora) {
   for (Lora& layer : lora) {
     for (Tensor* tensor : Tensors(layer)) *tensor = tensor->detach().set_requires_grad(true);
@@ -65,7 +65,7 @@ std::vector<Lora> Replica(std::vector<Lora> lora) {
   return lora;
 }
 
-// Mean loss of the batch; leaves its gradients in `lora`.
+// Mean loss of the batch; adds its gradients to `lora`.
 double Accumulate(const Network& network, const engine::LevelSpec& level, const Batch& batch,
                   const train::Workers& workers, std::vector<Lora>& lora) {
   const std::vector<Batch> pieces = Pieces(batch);
@@ -103,11 +103,11 @@ double Accumulate(const Network& network, const engine::LevelSpec& level, const 
 
 }  // namespace
 
-std::vector<Lora> HandDown(const engine::ModelShape& shape, const std::vector<Lora>& above,
-                           const engine::LevelSpec& level) {
+std::vector<Lora> InheritLora(const engine::ModelShape& shape, const std::vector<Lora>& above,
+                              const engine::LevelSpec& level) {
   std::vector<Lora> lora(level.layers.size());
   for (size_t i = 0; i < lora.size() && !above.empty(); ++i) {
-    HandDownLayer(shape, above[i], level.layers[i], &lora[i]);
+    InheritLayer(shape, above[i], level.layers[i], &lora[i]);
   }
   return lora;
 }
@@ -121,7 +121,7 @@ std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent) 
 
 std::vector<Tensor*> Tensors(Lora& lora) {
   std::vector<Tensor*> all;
-  for (Lora::Pair* pair : PairsOf(lora, {.heads = 1, .neurons = 1})) {  // that there may be
+  for (Lora::Pair* pair : PairsOf(lora, {.heads = 1, .neurons = 1})) {  // any that may exist
     if (!pair->a.defined()) continue;
     all.push_back(&pair->a);
     all.push_back(&pair->b);
@@ -133,7 +133,7 @@ LoraTraining::LoraTraining(const Network& network, const engine::LevelSpec& leve
                            const std::vector<Batch>& batches, const RecoveryOptions& options,
                            const std::vector<Lora>* above)
     : network_(network), level_(level), batches_(batches), options_(options) {
-  // Its own, so that levels recovered side by side come out as one after the other.
+  // A separate generator, so that parallel and sequential recoveries give equal results.
   torch::Generator random =
       at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(level.percent));
   const engine::ModelShape& s = network.shape();
@@ -143,7 +143,7 @@ LoraTraining::LoraTraining(const Network& network, const engine::LevelSpec& leve
     if (level.layers[i] == full) continue;
     lora_[i] = NewLora(s, level.layers[i], options.rank, network.device(), random);
     if (above != nullptr && !above->empty())
-      HandDownLayer(s, (*above)[i], level.layers[i], &lora_[i]);
+      InheritLayer(s, (*above)[i], level.layers[i], &lora_[i]);
     for (Tensor* tensor : Tensors(lora_[i])) {
       tensor->set_requires_grad(true);
       trained_.push_back(
@@ -166,8 +166,8 @@ double LoraTraining::Step(const train::Workers& workers) {
   return loss;
 }
 
-// AdamW without decay, as torch.optim has it. Its state there cannot be saved and restored by one
-// code with all versions of LibTorch.
+// AdamW without decay, as in torch.optim, whose state cannot be saved and restored by the same code
+// for all versions of LibTorch.
 void LoraTraining::Update(double rate, Trained* tensor) {
   constexpr double kBeta1 = 0.9;
   constexpr double kBeta2 = 0.999;
@@ -176,7 +176,7 @@ void LoraTraining::Update(double rate, Trained* tensor) {
   Tensor gradient = tensor->value.grad();
   tensor->value.mutable_grad() = Tensor();
   if (!gradient.defined()) {
-    if (tensor->steps == 0) return;  // what is left out of this level
+    if (tensor->steps == 0) return;  // not used at this level
     gradient = torch::zeros_like(tensor->value);
   }
   const auto steps = static_cast<double>(++tensor->steps);
@@ -189,7 +189,7 @@ void LoraTraining::Update(double rate, Trained* tensor) {
 std::vector<Tensor> LoraTraining::State() const {
   std::vector<Tensor> state = {torch::tensor({step_}, torch::kInt64)};
   for (const Trained& tensor : trained_) {
-    // Copies: the training goes on while they are written.
+    // Copies, because training continues while they are written.
     for (const Tensor* each : {&tensor.value, &tensor.first, &tensor.second})
       state.push_back(each->detach().to(torch::kCPU).clone());
     state.push_back(torch::tensor({tensor.steps}, torch::kInt64));

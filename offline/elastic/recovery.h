@@ -74,8 +74,8 @@ std::vector<Lora> TrainLora(const Network& network, const engine::LevelSpec& lev
 
 // The parts of `above` (the LoRA of a higher level, or empty) for the inputs and outputs of
 // `level`.
-std::vector<Lora> HandDown(const engine::ModelShape& shape, const std::vector<Lora>& above,
-                           const engine::LevelSpec& level);
+std::vector<Lora> InheritLora(const engine::ModelShape& shape, const std::vector<Lora>& above,
+                              const engine::LevelSpec& level);
 
 // The LoRA pairs of a cut layer with this extent, in a fixed order.
 std::vector<Lora::Pair*> PairsOf(Lora& lora, const engine::LayerExtent& extent);

@@ -9,14 +9,14 @@ Tensor Descending(const Tensor& importance, int64_t dim) {
   return importance.argsort(/*stable=*/true, dim, /*descending=*/true);
 }
 
-// `order` of the first ones, then the others as they are, along the last dimension up to `count`.
+// `order` for the first items, then the others unchanged, along the last dimension up to `count`.
 Tensor Followed(const Tensor& order, int64_t count) {
   Tensor others = torch::arange(order.size(-1), count, order.options());
   if (order.dim() == 2) others = others.expand({order.size(0), -1});
   return torch::cat({order, others}, -1);
 }
 
-// Indices of the rows of units in `order`, each with `size` rows.
+// Row indices of the units in `order`, each with `size` rows.
 Tensor RowsOf(const Tensor& order, int64_t size) {
   return (order.unsqueeze(1) * size + torch::arange(size, order.options())).flatten();
 }
@@ -25,7 +25,7 @@ void Take(const Tensor& indices, int64_t dim, Tensor* weight) {
   if (weight->defined()) *weight = weight->index_select(dim, indices).contiguous();
 }
 
-// The order of one layer's units, of the whole model or of a level that has fewer.
+// The order of one layer's units, of the full model or of a level, which has fewer.
 class Order {
  public:
   Order(const engine::ModelShape& shape, const UnitImportance& units)
@@ -39,7 +39,7 @@ class Order {
 
   Tensor Neurons(int64_t count) const { return Followed(neurons_, count); }
 
-  // Rows of Q and columns of O with so many query heads.
+  // Rows of Q and columns of O for `heads` query heads.
   Tensor QueryRows(int32_t heads) const {
     const int64_t group = shape_.query_heads_per_group();
     if (shape_.cuts_kv_heads())
@@ -49,7 +49,7 @@ class Order {
     return RowsOf((Followed(in_group_, present) + first).flatten(), shape_.head_dim);
   }
 
-  // Rows of K and V with so many query heads; undefined where they stay as they are.
+  // Rows of K and V for `heads` query heads; undefined if they do not move.
   Tensor KvRows(int32_t heads) const {
     if (!shape_.cuts_kv_heads()) return {};
     return RowsOf(Followed(groups_, shape_.kv_heads_of(heads)), shape_.head_dim);
@@ -58,7 +58,7 @@ class Order {
  private:
   const engine::ModelShape& shape_;
   Tensor neurons_;
-  Tensor in_group_;  // [kv_heads, query heads a KV head] or
+  Tensor in_group_;  // [kv_heads, query heads per KV head], or
   Tensor groups_;    // [kv_heads]
 };
 

@@ -17,7 +17,7 @@ constexpr std::array<StageKind, 7> kKinds = {
     StageKind::kUnits,    StageKind::kLayers, StageKind::kCuts, StageKind::kSplits,
     StageKind::kRecovery, StageKind::kLosses, StageKind::kWrite};
 
-// A level about as it will be: what it really keeps of each layer is not known yet.
+// An approximation of the level; its actual extents are not known yet.
 engine::LevelSpec About(const engine::ModelShape& shape, int32_t percent) {
   if (percent < 100) return engine::PlanLevel(shape, percent, {}, 1.0, nullptr);
   return {.percent = 100,
@@ -64,14 +64,14 @@ class Planner {
           cuts * static_cast<double>(CutBatches(options_.calibration_batches)) *
               times_.loss.At(above));
     }
-    const int64_t trials = MostTrials(options_.measured);
+    const int64_t trials = MaxTrials(options_.measured);
     const auto trial_steps = static_cast<double>(
         options_.recovery_steps == 0 ? 0 : StepsAt(percent, options_.trial_steps));
     Add(StageKind::kSplits, percent,
         static_cast<double>(trials) *
-            SideBySide(trial_steps * times_.train.At(percent) * times_.train_threads +
-                           loss * options_.threads,
-                       trials, options_.threads));
+            ParallelSeconds(trial_steps * times_.train.At(percent) * times_.train_threads +
+                                loss * options_.threads,
+                            trials, options_.threads));
     if (options_.recovery_steps > 0) {
       const auto times = static_cast<double>(options_.recoveries);
       const auto steps = static_cast<double>(StepsAt(percent, options_.recovery_steps));
@@ -92,7 +92,7 @@ class Planner {
 
 ScheduleOptions QuickSchedule() {
   ScheduleOptions quick;
-  quick.percents = {50, 70, 90};  // a lower one needs more steps than are quick
+  quick.percents = {50, 70, 90};  // lower levels need too many steps
   quick.calibration_batches = 8;
   quick.recovery_steps = 100;
   quick.recoveries = 1;
@@ -131,11 +131,11 @@ int64_t StepsAt(int32_t percent, int64_t steps_at_50) {
   return steps_at_50 * 50 * (100 - percent) / (percent * percent) + (steps_at_50 > 0 ? 1 : 0);
 }
 
-int64_t MostTrials(bool measured) { return kSplitCount + (measured ? 1 : 0); }
+int64_t MaxTrials(bool measured) { return kSplitCount + (measured ? 1 : 0); }
 
 int64_t CutBatches(int64_t calibration_batches) { return (calibration_batches + 3) / 4; }
 
-double SideBySide(double task_s, int64_t tasks, int threads) {
+double ParallelSeconds(double task_s, int64_t tasks, int threads) {
   const auto rounds = static_cast<double>((tasks + threads - 1) / threads);
   return task_s * rounds / static_cast<double>(tasks);
 }

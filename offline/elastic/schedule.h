@@ -58,12 +58,12 @@ struct PlannedStage {
 // parameters.
 int64_t StepsAt(int32_t percent, int64_t steps_at_50);
 // Maximum number of candidate extents per level.
-int64_t MostTrials(bool measured);
+int64_t MaxTrials(bool measured);
 // Number of batches for judging cuts.
 int64_t CutBatches(int64_t calibration_batches);
 // Seconds that each of `tasks` tasks adds to the run if every task takes `task_s` on one thread.
 // Tasks run in parallel; threads without a task idle.
-double SideBySide(double task_s, int64_t tasks, int threads);
+double ParallelSeconds(double task_s, int64_t tasks, int threads);
 
 // All stages in order of execution.
 std::vector<PlannedStage> PlanStages(const engine::ModelShape& shape,

@@ -51,11 +51,11 @@ TEST(StepsAtTest, LowLevelsTakeMore) {
   EXPECT_EQ(StepsAt(20, 0), 0);
 }
 
-TEST(SideBySideTest, ThreadsWithoutATaskDoNothing) {
-  EXPECT_DOUBLE_EQ(6 * SideBySide(10, 6, 1), 60);
-  EXPECT_DOUBLE_EQ(6 * SideBySide(10, 6, 2), 30);
-  EXPECT_DOUBLE_EQ(6 * SideBySide(10, 6, 4), 20);
-  EXPECT_DOUBLE_EQ(6 * SideBySide(10, 6, 64), 10);
+TEST(ParallelSecondsTest, ThreadsWithoutATaskDoNothing) {
+  EXPECT_DOUBLE_EQ(6 * ParallelSeconds(10, 6, 1), 60);
+  EXPECT_DOUBLE_EQ(6 * ParallelSeconds(10, 6, 2), 30);
+  EXPECT_DOUBLE_EQ(6 * ParallelSeconds(10, 6, 4), 20);
+  EXPECT_DOUBLE_EQ(6 * ParallelSeconds(10, 6, 64), 10);
 }
 
 TEST(PlanStagesTest, StagesComeInTheirOrderAndCostWhatTheirStepsCost) {

@@ -12,9 +12,9 @@ namespace withy::elastic {
 namespace {
 
 constexpr int32_t kLowPercent = 20;
-constexpr double kWrittenPerSecond = 4e7;  // weights encoded and written
+constexpr double kWrittenPerSecond = 4e7;  // weights encoded and written per second
 
-// Mean size of the batches by that of the one measured: they are padded to their longest line.
+// Mean size of the batches relative to the measured one; batches are padded to their longest line.
 double MeanSize(const std::vector<Batch>& batches, const Batch& measured) {
   const double sum = std::accumulate(
       batches.begin(), batches.end(), 0.0,
@@ -38,7 +38,7 @@ class Measurement {
     return engine::PlanLevel(s, std::clamp(engine::LeastLevel(s), kLowPercent, 99), {}, 1.0,
                              nullptr);
   }
-  // Nearly all, but every layer is cut, so that every layer has a LoRA.
+  // Almost the full model, but every layer is cut, so that every layer has a LoRA.
   engine::LevelSpec High() const {
     const engine::ModelShape& s = network_.shape();
     return {.percent = 100,
@@ -46,7 +46,7 @@ class Measurement {
                 static_cast<size_t>(s.layers), {s.heads, s.d_ff - engine::NeuronPanel(s.d_ff)})};
   }
 
-  // Every worker has a batch of its own.
+  // Each worker has its own batch.
   double Loss(const engine::LevelSpec& level) const {
     return SecondsOf([&] {
              train::Workers(threads_).Run(threads_, [&](int64_t) {
@@ -100,7 +100,7 @@ StepTimes MeasureSteps(const Network& network, const std::vector<Batch>& calibra
   times.loss.low_percent = times.units.low_percent = times.train.low_percent = low.percent;
   times.train_threads = measure.TrainThreads();
   const std::vector<std::function<void()>> all = {
-      [&] { measure.Loss(low); },  // threads and memory are there afterwards
+      [&] { measure.Loss(low); },  // starts threads and allocates memory
       [&] { times.loss.low_s = measure.Loss(low); },
       [&] { times.loss.full_s = measure.Loss(high); },
       [&] { times.units.low_s = measure.Units(low); },

@@ -30,6 +30,6 @@ struct TrialSetup {
 // Trains, then evaluates. The saved state is the training's, then the losses so far; an interrupted
 // trial resumes and gives bit-identical results. Errors: from saving.
 absl::StatusOr<Trial> RunTrial(const TrialSetup& setup, const RecoveryOptions& options,
-                               Keeper keeper);
+                               Checkpointer checkpointer);
 
 }  // namespace withy::elastic

@@ -12,16 +12,17 @@ namespace {
 
 using torch::Tensor;
 
-// Two rows: the values, and 1 where there is one.
+// Two rows: the values, and 1 for known ones.
 Tensor Table(const std::vector<double>& values, const std::vector<double>& known) {
   return torch::stack(
       {torch::tensor(values, torch::kFloat64), torch::tensor(known, torch::kFloat64)});
 }
 
-// What an earlier run has computed.
-int64_t Restore(const Part& part, std::vector<double>* values, std::vector<double>* known) {
+// Loads the values that an earlier run computed.
+int64_t Restore(const StageState& stage_state, std::vector<double>* values,
+                std::vector<double>* known) {
   const auto count = static_cast<int64_t>(values->size());
-  const auto state = part.Load();
+  const auto state = stage_state.Load();
   if (!state.has_value() || state->size() != 1 ||
       (*state)[0].sizes() != torch::IntArrayRef({2, count})) {
     return 0;
@@ -38,11 +39,11 @@ int64_t Restore(const Part& part, std::vector<double>* values, std::vector<doubl
 absl::StatusOr<std::vector<double>> ComputeValues(int64_t count,
                                                   const std::function<double(int64_t)>& value,
                                                   const train::Workers& workers, double cost_s,
-                                                  Keeper keeper) {
+                                                  Checkpointer checkpointer) {
   std::vector<double> values(static_cast<size_t>(count));
   std::vector<double> known(values.size());
-  const int64_t found = Restore(keeper.part, &values, &known);
-  if (keeper.found && found > 0) keeper.found(static_cast<double>(found) * cost_s);
+  const int64_t found = Restore(checkpointer.stage_state, &values, &known);
+  if (checkpointer.resumed && found > 0) checkpointer.resumed(static_cast<double>(found) * cost_s);
   std::vector<int64_t> missing;
   for (int64_t i = 0; i < count; ++i) {
     if (known[static_cast<size_t>(i)] != 1) missing.push_back(i);
@@ -59,9 +60,10 @@ absl::StatusOr<std::vector<double>> ComputeValues(int64_t count,
     const std::lock_guard lock(mutex);
     values[i] = result;
     known[i] = 1;
-    if (keeper.advance) keeper.advance(cost_s);
+    if (checkpointer.advance) checkpointer.advance(cost_s);
     if (!failure.ok()) return;
-    failure = keeper.part.SaveIfDue([&] { return std::vector<Tensor>{Table(values, known)}; });
+    failure = checkpointer.stage_state.SaveIfDue(
+        [&] { return std::vector<Tensor>{Table(values, known)}; });
   });
   if (!failure.ok()) return failure;
   return values;

@@ -18,7 +18,7 @@ namespace withy::elastic {
 absl::StatusOr<std::vector<double>> ComputeValues(int64_t count,
                                                   const std::function<double(int64_t)>& value,
                                                   const train::Workers& workers, double cost_s,
-                                                  Keeper keeper);
+                                                  Checkpointer checkpointer);
 
 // Mean of values in their order.
 double Mean(std::span<const double> values);

@@ -27,18 +27,18 @@ constexpr char kResult[] = ".pt";
 constexpr char kState[] = ".part";
 constexpr char kMadeOf[] = "/made-of.txt";
 
-std::string TextOf(const MadeOf& made_of) {
+std::string TextOf(const RunInputs& inputs) {
   std::string text;
-  for (const auto& [name, value] : made_of) absl::StrAppend(&text, name, " ", value, "\n");
+  for (const auto& [name, value] : inputs) absl::StrAppend(&text, name, " ", value, "\n");
   return text;
 }
 
-// "--recovery_steps is 60, there 400; ...". Other lines in `known` are of another version.
-std::string Differences(const std::string& known, const MadeOf& made_of) {
+// "--recovery_steps is 60, there 400; ...". Unparsable lines in `known` come from another version.
+std::string Differences(const std::string& known, const RunInputs& inputs) {
   const std::vector<std::string> lines = absl::StrSplit(known, '\n', absl::SkipEmpty());
   std::vector<std::string> found;
-  for (size_t i = 0; i < made_of.size(); ++i) {
-    const auto& [name, value] = made_of[i];
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto& [name, value] = inputs[i];
     const std::string prefix = name + " ";
     if (i >= lines.size() || lines[i].compare(0, prefix.size(), prefix) != 0) {
       return "it was made by another version";
@@ -56,99 +56,101 @@ absl::StatusOr<std::string> KnownMadeOf(const std::string& directory) {
 }
 
 absl::Status CheckMadeOf(const std::string& directory, const std::string& known,
-                         const MadeOf& made_of) {
-  if (known.empty() || known == TextOf(made_of)) return absl::OkStatus();
+                         const RunInputs& inputs) {
+  if (known.empty() || known == TextOf(inputs)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      directory, " holds what another run has done: ", Differences(known, made_of),
-      ". Give the options of that run to go on with it, another --work, or remove the directory to "
-      "begin anew"));
+      directory, " holds another run's work: ", Differences(known, inputs),
+      ". Give that run's options to continue it, another --work, or remove the directory to "
+      "start over"));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Work>> Work::Open(const std::string& directory,
-                                                 const MadeOf& made_of, double checkpoint_s,
-                                                 const Clock& clock) {
+absl::StatusOr<std::unique_ptr<RunDirectory>> RunDirectory::Open(const std::string& directory,
+                                                                 const RunInputs& inputs,
+                                                                 double checkpoint_s,
+                                                                 const Clock& clock) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return absl::PermissionDeniedError(absl::StrCat(directory, ": ", error.message()));
-  auto work = std::unique_ptr<Work>(new Work(directory, checkpoint_s, clock));
+  auto work = std::unique_ptr<RunDirectory>(new RunDirectory(directory, checkpoint_s, clock));
   WITHY_RETURN_IF_ERROR(work->Lock());
   WITHY_ASSIGN_OR_RETURN(const std::string known, KnownMadeOf(directory));
-  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, made_of));
-  if (known.empty()) WITHY_RETURN_IF_ERROR(WriteWhole(directory + kMadeOf, TextOf(made_of)));
+  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, inputs));
+  if (known.empty()) WITHY_RETURN_IF_ERROR(WriteAtomically(directory + kMadeOf, TextOf(inputs)));
   return work;
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Work::Peek(const std::string& directory,
-                                                 const MadeOf& made_of) {
+absl::StatusOr<std::unique_ptr<RunDirectory>> RunDirectory::Peek(const std::string& directory,
+                                                                 const RunInputs& inputs) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) return nullptr;
   WITHY_ASSIGN_OR_RETURN(const std::string known, KnownMadeOf(directory));
-  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, made_of));
-  return std::unique_ptr<Work>(new Work(directory, 0, Clock::Real()));
+  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, inputs));
+  return std::unique_ptr<RunDirectory>(new RunDirectory(directory, 0, Clock::Real()));
 }
 
-Work::~Work() {
+RunDirectory::~RunDirectory() {
   if (lock_fd_ >= 0) close(lock_fd_);
 }
 
-absl::Status Work::Lock() {
+absl::Status RunDirectory::Lock() {
   lock_fd_ = open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (lock_fd_ < 0) return ErrnoError("open " + directory_);
   if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   if (errno != EWOULDBLOCK) return ErrnoError("lock " + directory_);
   return absl::FailedPreconditionError(absl::StrCat(
-      directory_, ": another withy-elasticize works in it: wait for it, or give another --work"));
+      directory_, " is in use by another withy-elasticize: wait for it, or give another --work"));
 }
 
-std::string Work::PathOf(const std::string& name, const char* ending) const {
+std::string RunDirectory::PathOf(const std::string& name, const char* ending) const {
   return absl::StrCat(directory_, "/", name, ending);
 }
 
-bool Work::Has(const std::string& name) const {
+bool RunDirectory::Has(const std::string& name) const {
   std::error_code error;
   return fs::exists(PathOf(name, kResult), error);
 }
 
-std::string Work::UnitsName(int32_t percent) { return absl::StrCat("units-", percent); }
-std::string Work::CutsName(int32_t percent) { return absl::StrCat("cuts-", percent); }
-std::string Work::ChoiceName(int32_t percent) { return absl::StrCat("level-", percent); }
-std::string Work::LoraName(int32_t percent) { return absl::StrCat("lora-", percent); }
-std::string Work::LossesName(int32_t percent) { return absl::StrCat("losses-", percent); }
-std::string Work::TrialName(int32_t percent, size_t trial) {
+std::string RunDirectory::UnitsName(int32_t percent) { return absl::StrCat("units-", percent); }
+std::string RunDirectory::CutsName(int32_t percent) { return absl::StrCat("cuts-", percent); }
+std::string RunDirectory::ChoiceName(int32_t percent) { return absl::StrCat("level-", percent); }
+std::string RunDirectory::LoraName(int32_t percent) { return absl::StrCat("lora-", percent); }
+std::string RunDirectory::LossesName(int32_t percent) { return absl::StrCat("losses-", percent); }
+std::string RunDirectory::TrialName(int32_t percent, size_t trial) {
   return absl::StrCat("trial-", percent, "-", trial);
 }
-std::string Work::RecoveryName(int32_t percent, int64_t recovery) {
+std::string RunDirectory::RecoveryName(int32_t percent, int64_t recovery) {
   return absl::StrCat("recovery-", percent, "-", recovery);
 }
 
-bool Work::Load(const std::string& path, std::vector<Tensor>* tensors) const {
+bool RunDirectory::Load(const std::string& path, std::vector<Tensor>* tensors) const {
   std::error_code error;
   if (!fs::exists(path, error)) return false;
   try {
     torch::load(*tensors, path);
   } catch (const std::exception&) {
-    return false;  // damaged: done again
+    return false;  // damaged: computed again
   }
   return true;
 }
 
-absl::Status Work::Save(const std::string& name, const std::vector<Tensor>& tensors) const {
+absl::Status RunDirectory::Save(const std::string& name, const std::vector<Tensor>& tensors) const {
   return train::SaveTensors(PathOf(name, kResult), tensors);
 }
 
-Part::Part(const Work* work, std::string name) : work_(work), name_(std::move(name)) {
+StageState::StageState(const RunDirectory* work, std::string name)
+    : work_(work), name_(std::move(name)) {
   if (work_ != nullptr) saved_ns_ = work_->clock_.SteadyNanos();
 }
 
-std::optional<std::vector<Tensor>> Part::Load() const {
+std::optional<std::vector<Tensor>> StageState::Load() const {
   std::vector<Tensor> state;
   if (work_ == nullptr || !work_->Load(work_->PathOf(name_, kState), &state)) return std::nullopt;
   return state;
 }
 
-absl::Status Part::SaveIfDue(const std::function<std::vector<Tensor>()>& state) {
+absl::Status StageState::SaveIfDue(const std::function<std::vector<Tensor>()>& state) {
   if (work_ == nullptr) return absl::OkStatus();
   const double passed_s = static_cast<double>(work_->clock_.SteadyNanos() - saved_ns_) /
                           static_cast<double>(kNanosPerSecond);
@@ -156,21 +158,21 @@ absl::Status Part::SaveIfDue(const std::function<std::vector<Tensor>()>& state) 
   return Save(state());
 }
 
-absl::Status Part::Save(const std::vector<Tensor>& state) {
+absl::Status StageState::Save(const std::vector<Tensor>& state) {
   if (work_ == nullptr) return absl::OkStatus();
   const absl::Status status = train::SaveTensors(work_->PathOf(name_, kState), state);
   saved_ns_ = work_->clock_.SteadyNanos();
   return status;
 }
 
-void Part::Remove() const {
+void StageState::Remove() const {
   if (work_ == nullptr) return;
   std::error_code error;
   fs::remove(work_->PathOf(name_, kState), error);
 }
 
-bool Work::LoadUnits(const Network& network, const engine::LevelSpec& level,
-                     std::vector<UnitImportance>* units) const {
+bool RunDirectory::LoadUnits(const Network& network, const engine::LevelSpec& level,
+                             std::vector<UnitImportance>* units) const {
   std::vector<Tensor> tensors;
   const size_t layers = level.layers.size();
   if (!Load(PathOf(UnitsName(level.percent), kResult), &tensors) || tensors.size() != 2 * layers)
@@ -188,8 +190,8 @@ bool Work::LoadUnits(const Network& network, const engine::LevelSpec& level,
   return true;
 }
 
-absl::Status Work::SaveUnits(const engine::LevelSpec& level,
-                             const std::vector<UnitImportance>& units) const {
+absl::Status RunDirectory::SaveUnits(const engine::LevelSpec& level,
+                                     const std::vector<UnitImportance>& units) const {
   std::vector<Tensor> tensors;
   for (const UnitImportance& layer : units) {
     tensors.push_back(layer.heads.to(torch::kCPU));
@@ -198,9 +200,9 @@ absl::Status Work::SaveUnits(const engine::LevelSpec& level,
   return Save(UnitsName(level.percent), tensors);
 }
 
-// One row of numbers: the whole model's loss, then the layers'.
-bool Work::LoadLayers(const Network& network, double* whole_loss,
-                      std::vector<double>* importance) const {
+// One row of numbers: the full model's loss, then the layers' importances.
+bool RunDirectory::LoadLayers(const Network& network, double* whole_loss,
+                              std::vector<double>* importance) const {
   std::vector<Tensor> tensors;
   if (!Load(PathOf(LayersName(), kResult), &tensors) || tensors.size() != 1 ||
       tensors[0].numel() != network.shape().layers + 1) {
@@ -213,13 +215,14 @@ bool Work::LoadLayers(const Network& network, double* whole_loss,
   return true;
 }
 
-absl::Status Work::SaveLayers(double whole_loss, const std::vector<double>& importance) const {
+absl::Status RunDirectory::SaveLayers(double whole_loss,
+                                      const std::vector<double>& importance) const {
   std::vector<double> row = {whole_loss};
   row.insert(row.end(), importance.begin(), importance.end());
   return Save(LayersName(), {torch::tensor(row, torch::kFloat64)});
 }
 
-bool Work::LoadLosses(int32_t percent, double* cut, double* recovered) const {
+bool RunDirectory::LoadLosses(int32_t percent, double* cut, double* recovered) const {
   std::vector<Tensor> tensors;
   if (!Load(PathOf(LossesName(percent), kResult), &tensors) || tensors.size() != 1 ||
       tensors[0].numel() != 2) {
@@ -230,12 +233,12 @@ bool Work::LoadLosses(int32_t percent, double* cut, double* recovered) const {
   return true;
 }
 
-absl::Status Work::SaveLosses(int32_t percent, double cut, double recovered) const {
+absl::Status RunDirectory::SaveLosses(int32_t percent, double cut, double recovered) const {
   return Save(LossesName(percent), {torch::tensor({cut, recovered}, torch::kFloat64)});
 }
 
-// One row of numbers: the head share, the loss, then heads and neurons layer by layer.
-bool Work::LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const {
+// One row of numbers: the head share, the loss, then heads and neurons per layer.
+bool RunDirectory::LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const {
   std::vector<Tensor> tensors;
   const auto layers = static_cast<size_t>(network.shape().layers);
   if (!Load(PathOf(ChoiceName(percent), kResult), &tensors) || tensors.size() != 1 ||
@@ -252,7 +255,7 @@ bool Work::LoadChoice(const Network& network, int32_t percent, LevelChoice* choi
   return true;
 }
 
-absl::Status Work::SaveChoice(const LevelChoice& choice) const {
+absl::Status RunDirectory::SaveChoice(const LevelChoice& choice) const {
   std::vector<double> row = {choice.head_share, choice.loss};
   for (const engine::LayerExtent& extent : choice.spec.layers) {
     row.push_back(extent.heads);
@@ -261,8 +264,8 @@ absl::Status Work::SaveChoice(const LevelChoice& choice) const {
   return Save(ChoiceName(choice.spec.percent), {torch::tensor(row, torch::kFloat64)});
 }
 
-bool Work::LoadLora(const Network& network, const engine::LevelSpec& level, int64_t rank,
-                    std::vector<Lora>* lora) const {
+bool RunDirectory::LoadLora(const Network& network, const engine::LevelSpec& level, int64_t rank,
+                            std::vector<Lora>* lora) const {
   std::vector<Tensor> tensors;
   if (!Load(PathOf(LoraName(level.percent), kResult), &tensors)) return false;
   const engine::ModelShape& s = network.shape();
@@ -285,7 +288,8 @@ bool Work::LoadLora(const Network& network, const engine::LevelSpec& level, int6
   return true;
 }
 
-absl::Status Work::SaveLora(const engine::LevelSpec& level, const std::vector<Lora>& lora) const {
+absl::Status RunDirectory::SaveLora(const engine::LevelSpec& level,
+                                    const std::vector<Lora>& lora) const {
   std::vector<Tensor> tensors;
   for (Lora layer : lora) {
     for (Tensor* tensor : Tensors(layer)) tensors.push_back(tensor->to(torch::kCPU));

@@ -22,24 +22,25 @@
 namespace withy::elastic {
 
 // Inputs that results depend on: names with values, in a fixed order.
-using MadeOf = std::vector<std::pair<std::string, std::string>>;
+using RunInputs = std::vector<std::pair<std::string, std::string>>;
 
 // Load… return false if the result does not exist or has another shape. Thread-safe, except that
 // one file must not be saved twice at once.
-class Work {
+class RunDirectory {
  public:
   // Locks the directory for this process. States of unfinished stages are saved when `checkpoint_s`
   // have passed since the last time. Errors: of the file system; FAILED_PRECONDITION if the
   // directory holds results of another run (names the difference) or is in use by another process.
-  static absl::StatusOr<std::unique_ptr<Work>> Open(const std::string& directory,
-                                                    const MadeOf& made_of, double checkpoint_s = 60,
-                                                    const Clock& clock = Clock::Real());
+  static absl::StatusOr<std::unique_ptr<RunDirectory>> Open(const std::string& directory,
+                                                            const RunInputs& inputs,
+                                                            double checkpoint_s = 60,
+                                                            const Clock& clock = Clock::Real());
   // Opens it for reading only: creates and locks nothing. Null if the directory does not exist.
-  static absl::StatusOr<std::unique_ptr<Work>> Peek(const std::string& directory,
-                                                    const MadeOf& made_of);
-  ~Work();
-  Work(const Work&) = delete;
-  Work& operator=(const Work&) = delete;
+  static absl::StatusOr<std::unique_ptr<RunDirectory>> Peek(const std::string& directory,
+                                                            const RunInputs& inputs);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
 
   // Importance of a level's units.
   bool LoadUnits(const Network& network, const engine::LevelSpec& level,
@@ -71,8 +72,8 @@ class Work {
   bool Has(const std::string& name) const;  // whether this result exists
 
  private:
-  friend class Part;
-  Work(std::string directory, double checkpoint_s, const Clock& clock)
+  friend class StageState;
+  RunDirectory(std::string directory, double checkpoint_s, const Clock& clock)
       : directory_(std::move(directory)), checkpoint_s_(checkpoint_s), clock_(clock) {}
   std::string PathOf(const std::string& name, const char* ending) const;
   bool Load(const std::string& path, std::vector<torch::Tensor>* tensors) const;
@@ -86,10 +87,10 @@ class Work {
 };
 
 // Saved state of one unfinished stage. Not thread-safe.
-class Part {
+class StageState {
  public:
-  Part() = default;  // saves nothing
-  Part(const Work* work, std::string name);
+  StageState() = default;  // saves nothing
+  StageState(const RunDirectory* work, std::string name);
 
   // The last saved state; nullopt if there is none or it cannot be read.
   std::optional<std::vector<torch::Tensor>> Load() const;
@@ -100,15 +101,15 @@ class Part {
   void Remove() const;
 
  private:
-  const Work* work_ = nullptr;
+  const RunDirectory* work_ = nullptr;
   std::string name_;
   int64_t saved_ns_ = 0;
 };
 
 // Saves a stage's state and reports its progress in estimated seconds.
-struct Keeper {
-  Part part = {};
-  std::function<void(double cost_s)> found = nullptr;    // done by an earlier run; may be null
+struct Checkpointer {
+  StageState stage_state = {};
+  std::function<void(double cost_s)> resumed = nullptr;  // done by an earlier run; may be null
   std::function<void(double cost_s)> advance = nullptr;  // done now; may be null; thread-safe
 };
 

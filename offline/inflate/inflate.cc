@@ -103,7 +103,7 @@ class Inflater {
     writer_.SetArray<uint32_t>("withy.level.anchors", anchors);
   }
 
-  // What is not carried over would be lost in silence.
+  // Anything that is not carried over would be lost silently.
   absl::Status RefuseOthers() const {
     static constexpr std::string_view kParts[] = {
         "attn_norm.weight",   "ffn_norm.weight",    "attn_q.weight",      "attn_k.weight",
@@ -177,7 +177,7 @@ class Inflater {
     return absl::OkStatus();
   }
 
-  // The LoRA of one level, of the layers that it cuts.
+  // The LoRA of one level, for the layers that it cuts.
   absl::Status AddLora(size_t level) {
     const int32_t percent = levels_.levels[level].percent;
     for (int32_t layer = 0; layer < t().layers && levels_.lora_rank > 0; ++layer) {
@@ -192,7 +192,7 @@ class Inflater {
         const bool reads = part == LoraPart::kAttentionOutIn || part == LoraPart::kDownIn;
         const Filler filler = adds || reads ? Filler::kZero : Filler::kRandom;
         const Filler missing_rows = adds ? Filler::kZero : Filler::kRandom;
-        // The small model may leave out what the large one fills up to the level's share.
+        // The small model may drop a part that the large one fills to reach the level's share.
         std::string from = engine::LoraName(percent, placed.source, part);
         const bool there = source_.FindTensor(from) != nullptr;
         if (!there) from = SomeLora(from);
@@ -205,7 +205,7 @@ class Inflater {
     return absl::OkStatus();
   }
 
-  // A tensor that has the type of the LoRA.
+  // A tensor of the LoRA's type.
   std::string SomeLora(const std::string& otherwise) const {
     const auto found =
         std::find_if(source_.tensors().begin(), source_.tensors().end(),
@@ -231,7 +231,7 @@ class Inflater {
     }
   }
 
-  // Source place of each query head: group by group, as files have them, of `ranks` a group.
+  // Source index of each query head, group by group as in files, with `ranks` heads per group.
   Map FileOrder(const LayerPlacement& placed, int32_t ranks) const {
     Map heads(static_cast<size_t>(t().kv_heads * ranks), -1);
     for (size_t group = 0; group < placement_.groups.size(); ++group) {
@@ -244,7 +244,7 @@ class Inflater {
     return heads;
   }
 
-  // The same as a level's LoRA has them: rank by rank where groups have three heads and more, in
+  // The same in the order of a level's LoRA: rank by rank if groups have three or more heads, in
   // both models.
   Map PackedOrder(const LayerPlacement& placed, int32_t ranks) const {
     const Map file = FileOrder(placed, ranks);
@@ -266,7 +266,7 @@ class Inflater {
     return packed;
   }
 
-  // `heads` unit by unit of `width`.
+  // Expands `heads` to units of `width`.
   static Map Heads(const Map& heads, int32_t width) {
     Map map;
     for (const int32_t head : heads) {
@@ -293,7 +293,7 @@ class Inflater {
     return Vector(name, source, width_elements_, static_cast<float>(std::sqrt(ratio)), 1.0f);
   }
 
-  // Values at their places times `scale`, `missing` elsewhere.
+  // Values at their positions times `scale`, `missing` elsewhere.
   absl::Status Vector(const std::string& name, const std::string& source, const Map& map,
                       float scale, float missing) {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* info, source_.GetTensor(source));

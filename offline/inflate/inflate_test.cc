@@ -1,4 +1,4 @@
-// The engine runs the grown model as it runs the small one, at every level.
+// The engine gives the same outputs for the grown and the small model at every level.
 #include "offline/inflate/inflate.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ namespace {
 
 using engine::GgmlType;
 
-// Room for all groups of the tiny model (8 query heads on 2 KV heads), or for none of them.
+// Has room for all groups of the tiny model (8 query heads on 2 KV heads), or for none.
 constexpr TargetShape kGroupsFit = {
     .layers = 7, .d_model = 288, .heads = 15, .kv_heads = 3, .d_ff = 1536};
 constexpr TargetShape kGroupsDoNot = {
@@ -66,7 +66,7 @@ TEST_P(InflateTest, EveryLevelComputesWhatTheSmallModelsComputes) {
       difference += std::pow(double{x[i]} - y[i], 2);
       length += double{x[i]} * x[i];
     }
-    // Sums run in another order; a value on the edge between two 8-bit steps may take the other.
+    // Sums run in another order; a value between two 8-bit steps may round to the other one.
     EXPECT_LT(std::sqrt(difference / length), 5e-3) << "level " << level;
     if (level < 0) continue;
     const auto share = [level](const engine::Model& model) {

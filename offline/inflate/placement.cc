@@ -14,8 +14,7 @@ namespace {
 using engine::LayerExtent;
 using engine::ModelShape;
 
-// Weights of a layer in units of the width: heads both ways, KV heads both ways, three for a
-// neuron.
+// Weights of a layer in units of the width: two per query head and KV head, three per neuron.
 double Weights(const ModelShape& s, const LayerExtent& extent) {
   return 2.0 * s.head_dim * (extent.heads + s.kv_heads) + 3.0 * extent.neurons;
 }
@@ -33,32 +32,32 @@ absl::Status CheckSource(const ModelShape& s) {
                                     {"neurons", s.d_ff}}) {
     if (value % kBlock == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("the model's ", what, " is ", value,
-                                                   ", no multiple of ", kBlock,
+                                                   ", not a multiple of ", kBlock,
                                                    ": it cannot be inflated"));
   }
   return absl::OkStatus();
 }
 
-// Appends places for the units [places->size(), until), spread over [begin, end).
+// Appends positions for the units [places->size(), until), spread over [begin, end).
 void SpreadInto(int32_t until, int32_t begin, int32_t end, std::vector<int32_t>* places) {
   const int32_t count = until - static_cast<int32_t>(places->size());
   for (const int32_t place : Spread(count, end - begin)) places->push_back(begin + place);
 }
 
-// Places the units of one layer and cuts its levels.
+// Places the units of one layer and computes its levels.
 class LayerPlacer {
  public:
   LayerPlacer(const ModelShape& source, const ModelShape& target)
       : s_(source), t_(target), panel_(engine::NeuronPanel(target.d_ff)) {}
 
-  // `owed` [levels]: weights by which the layers before fell short of the levels' shares.
+  // `owed` [levels]: weights by which previous layers fell short of the levels' shares.
   absl::Status Run(const std::vector<LayerExtent>& levels, std::vector<double>* owed,
                    LayerPlacement* layer) {
     layer->ranks = Spread(s_.query_heads_per_group(), t_.query_heads_per_group());
     const size_t n = levels.size();
     layer->extents.resize(n);
     for (size_t i = 0; i < n; ++i) layer->extents[i].heads = CutHeads(layer->ranks, levels[i]);
-    for (size_t i = n; i-- > 0;) {  // from the top: what a level must leave for those above it
+    for (size_t i = n; i-- > 0;) {  // from the last: what a level must leave for those above it
       const LayerExtent above = i + 1 < n ? levels[i + 1] : LayerExtent{s_.heads, s_.d_ff};
       const int32_t room = i + 1 < n ? most_.front() : t_.d_ff;
       most_.insert(most_.begin(), (room - (above.neurons - levels[i].neurons)) / panel_ * panel_);
@@ -88,8 +87,8 @@ class LayerPlacer {
     return extent.heads == s_.heads && extent.neurons == s_.d_ff;
   }
 
-  // All ranks up to the level's last real one, and of those before the next real one as many as
-  // come nearest to its share.
+  // All ranks up to the level's last real one, plus those before the next real one that bring it
+  // closest to its share.
   int32_t CutHeads(const std::vector<int32_t>& places, const LayerExtent& level) const {
     const int32_t all = t_.query_heads_per_group();
     const auto ranks = static_cast<size_t>(level.heads / s_.kv_heads);
@@ -100,7 +99,7 @@ class LayerPlacer {
     return std::clamp(near, places[ranks - 1] + 1, places[ranks]) * t_.kv_heads;
   }
 
-  // The panels that bring the level's share of the layers up to this one nearest to the small
+  // The number of panels that brings the level's share of the layers so far closest to the small
   // model's.
   int32_t CutNeurons(const LayerExtent& level, int32_t heads, int32_t least, int32_t most,
                      double* owed) const {
@@ -119,7 +118,7 @@ class LayerPlacer {
   const ModelShape& s_;
   const ModelShape& t_;
   const int32_t panel_;
-  std::vector<int32_t> most_;  // neurons that a level may reach
+  std::vector<int32_t> most_;  // maximum neurons per level
 };
 
 }  // namespace
@@ -162,8 +161,8 @@ absl::StatusOr<Placement> Place(const ModelShape& source, const engine::LevelTab
   t.d_ff = target.d_ff;
   t.heads = heads.heads;
   t.kv_heads = heads.kv_heads;
-  // The mean square over the wider vector is smaller by the ratio of the widths; the norms' weights
-  // make up for it (inflate.cc), the epsilon follows.
+  // The mean square over the wider vector is smaller by the ratio of the widths. The norms' weights
+  // compensate for it (inflate.cc), and the epsilon is scaled accordingly.
   t.rms_epsilon =
       source.rms_epsilon * static_cast<float>(source.d_model) / static_cast<float>(target.d_model);
   placement.width_blocks = Spread(source.d_model / kBlock, t.d_model / kBlock);

@@ -47,8 +47,8 @@ TEST(FitHeads, KeepsTheNumberOfWeightsWhereTheyDoNot) {
   EXPECT_EQ(heads.heads + heads.kv_heads, kSmol.heads + kSmol.kv_heads);
 }
 
-// Every level holds exactly the real units of the small model's level, in whole panels, nested, and
-// about the same share of the weights.
+// Every level contains exactly the real units of the small model's level, in whole panels, nested,
+// with about the same share of the weights.
 TEST(Place, LevelsHoldTheSameRealUnits) {
   const engine::ModelShape pocket = Pocket();
   engine::LevelTable table;

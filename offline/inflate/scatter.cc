@@ -14,12 +14,12 @@
 namespace withy::inflate {
 namespace {
 
-constexpr float kDeviation = 0.02f;  // of added weights
+constexpr float kDeviation = 0.02f;  // standard deviation of added weights
 constexpr size_t kRandomBlocks = 512;
 
 }  // namespace
 
-// Random blocks of one type, drawn from a pool: quantising each would take minutes.
+// Random blocks of one type from a pool, because quantising each one would take minutes.
 class RandomBlocks {
  public:
   static absl::StatusOr<std::shared_ptr<const RandomBlocks>> Make(engine::GgmlType type,
@@ -29,7 +29,7 @@ class RandomBlocks {
     made->bytes_.resize(kRandomBlocks * made->block_bytes_);
     std::vector<float> values(kRandomBlocks * kBlock);
     corpus::Rng rng(seed);
-    for (float& value : values) {  // uniform of the wanted deviation
+    for (float& value : values) {  // uniform with that deviation
       const double u = static_cast<double>(rng.Next() >> 11) * 0x1p-53;
       value = kDeviation * static_cast<float>((2 * u - 1) * std::sqrt(3.0));
     }

@@ -17,9 +17,9 @@ namespace {
 using torch::Tensor;
 
 constexpr int64_t kScoredAtOnce = 32;
-// Pairs that the SLO leaves to choose from count fully; the others teach what the prompt needs.
+// Weight of pairs outside the SLO's choice; they teach what the prompt needs.
 constexpr float kOtherPairs = 0.1f;
-// A share of right answers is kept this far from 0 and 1 before it becomes a logit.
+// Minimum distance of a share of correct answers from 0 and 1 before taking its logit.
 constexpr double kUnsure = 0.01;
 
 absl::StatusOr<TextWindows> WindowsOf(const engine::Tokenizer& tokenizer,
@@ -36,7 +36,7 @@ struct Question {
   SloSteps slo;
 };
 
-// Logits: a pair is right with the logistic function of the sum of its two.
+// Logits. The probability that a pair is correct is the logistic function of the sum of its two.
 struct Answers {
   Tensor prompt;  // [questions, prompt levels]
   Tensor model;   // [questions, model levels]
@@ -46,7 +46,7 @@ struct Answers {
   }
 };
 
-// Windows of a text are merged as engine::Tlm merges them.
+// Averages the windows of a text as engine::Tlm does.
 Answers Ask(const Network& network, const TextWindows& texts,
             const std::vector<Question>& questions) {
   std::vector<std::vector<int32_t>> windows;
@@ -74,7 +74,7 @@ Answers Ask(const Network& network, const TextWindows& texts,
   return {merge(out.prompt), merge(out.model)};
 }
 
-// Everything but the decision tower and the SLO tokens' rows stays.
+// Parameters to train: the decision tower and the SLO tokens' rows.
 std::vector<Trained> TrainedParts(const std::vector<int32_t>& slo_ids, Network* network) {
   std::vector<Trained> trained;
   for (auto& [name, value] : network->weights()) {
@@ -87,8 +87,8 @@ std::vector<Trained> TrainedParts(const std::vector<int32_t>& slo_ids, Network* 
   return trained;
 }
 
-// Has the heads say of every prompt what holds over all of them: the sum of a row's and a column's
-// logit that comes nearest (least squares) to that of each pair's share of right answers.
+// Initialises the heads to predict the mean over all prompts: the sums of row and column logits
+// that are closest (least squares) to the logits of each pair's share of correct answers.
 void StartFromMean(const DecisionSpace& space, std::span<const double> mean_right,
                    Network* network) {
   const auto prompts = static_cast<int64_t>(space.prompt_levels.size());
@@ -108,7 +108,7 @@ void StartFromMean(const DecisionSpace& space, std::span<const double> mean_righ
   set("decision.model", table.mean(0) - half);
 }
 
-// 1 where a pair is answered right.
+// 1 for pairs that are answered correctly.
 Tensor RightOf(std::span<const DecisionExample> examples, const std::vector<Question>& questions) {
   std::vector<Tensor> rows;
   for (const Question& question : questions) {

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kRounding = 1e-9;  // a ratio that is met exactly is met
+constexpr double kRounding = 1e-9;  // a ratio met exactly counts as met
 
 bool Meets(const Cost& cost, const engine::TlmSlo& slo) {
   return cost.ttft <= slo.ttft_ratio + kRounding && cost.tpot <= slo.tpot_ratio + kRounding;
@@ -53,9 +53,9 @@ absl::StatusOr<DecisionRow> ParseDecisionRow(std::string_view line, const Decisi
   }
   if (row.tokens.size() != space.prompt_levels.size() || row.right.size() != space.pairs() ||
       row.tokens.back() <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToAbsl(where), ": is no row of ", space.prompt_levels.size(), " x ",
-                     space.model_levels.size(), " levels; remove the file, and it is made again"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        ToAbsl(where), ": is not a row of ", space.prompt_levels.size(), " x ",
+        space.model_levels.size(), " levels; remove the file, and it will be rebuilt"));
   }
   return row;
 }

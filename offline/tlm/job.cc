@@ -29,10 +29,10 @@ namespace {
 
 constexpr int32_t kSloSteps = 10;
 constexpr float kFreshGain = 2.5f;      // MakeTlmCheckpoint's deviation suits wider models
-constexpr size_t kMaxTextBytes = 2560;  // longer prompts are hardly in the model's training
+constexpr size_t kMaxTextBytes = 2560;  // longer prompts are rare in the model's training
 
-// Records as the model was trained on, of another seed; half of them with five worked examples, as
-// ElastiLM's prompts have.
+// Records like the model's training data with another seed; half of them have five worked examples,
+// as ElastiLM's prompts do.
 corpus::Spec PromptSpec(uint64_t seed) {
   corpus::Spec spec = corpus::TrainSpec();
   spec.seed += 7000 + seed;
@@ -41,7 +41,7 @@ corpus::Spec PromptSpec(uint64_t seed) {
   return spec;
 }
 
-// Of a file that need not be given; then empty.
+// Digest of an optional file; empty without one.
 absl::StatusOr<std::string> DigestIfGiven(const std::string& path) {
   if (path.empty()) return std::string();
   return FileDigest(path);
@@ -87,7 +87,7 @@ class Job {
     if (options_.progress) options_.progress(what, done, all);
   }
 
-  // A model a thread: records are many and small.
+  // One model per thread: there are many small records.
   absl::Status OpenTargets() {
     for (int i = 0; i < options_.threads; ++i) {
       engine::ModelOptions model_options = options_.model_options;
@@ -101,7 +101,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // start.gguf: the TLM before training.
+  // Creates start.gguf, the TLM before training.
   absl::Status Begin() {
     const std::string made_of =
         absl::StrCat("start: levels ", absl::StrJoin(space_.model_levels, ","), " seed ",
@@ -151,7 +151,7 @@ class Job {
     return engine::MakeTokenizer(file);
   }
 
-  // The n-th prompt of the run; too long ones are passed over.
+  // The n-th prompt of the run; skips prompts that are too long.
   corpus::Prompt PromptAt(size_t n) const {
     const auto at = [&](uint64_t index) {
       return corpus::MakePrompt(corpus::FreeExamples(generator_.At(index)));
@@ -164,7 +164,7 @@ class Job {
   }
 
   size_t Count() const { return static_cast<size_t>(options_.records); }
-  // The others judge.
+  // The rest is for evaluation.
   size_t TrainedOn(size_t count) const { return count - count / 10; }
 
   absl::StatusOr<std::vector<ScoreExample>> ScoreExamples() {
@@ -214,7 +214,7 @@ class Job {
     return stage_options;
   }
 
-  // What a trained file depends on besides the one before it.
+  // Inputs of a trained file in addition to the previous file.
   std::string MadeOf(const std::string& from, int64_t steps) const {
     return absl::StrCat(from, " records ", options_.records, " steps ", steps, " batch ",
                         options_.batch, " rate ", options_.rate, " seed ", options_.seed);
@@ -261,7 +261,7 @@ class Job {
         [&](size_t index, int thread) -> absl::StatusOr<std::string> {
           const auto at = static_cast<size_t>(thread);
           const corpus::Prompt prompt = PromptAt(index);
-          // One SLO in the middle for all: the table serves every SLO.
+          // One middle SLO for all: the table serves every SLO.
           WITHY_ASSIGN_OR_RETURN(
               const engine::TlmReading reading,
               scorers[at]->Read(prompt.text, {.ttft_ratio = 0.5, .tpot_ratio = 0.5}));
@@ -293,7 +293,7 @@ class Job {
   absl::Status DecisionStage() {
     WITHY_ASSIGN_OR_RETURN(const std::string digest, FileDigest(Path("score.gguf")));
     std::string from = absl::StrCat("decision: scores ", digest);
-    // Scores of the model's own labels differ with the model; those of a file's do not.
+    // Labels from the model's own loss depend on the model; those of a file do not.
     if (!options_.labels.empty()) absl::StrAppend(&from, " model ", targets_[0]->info().id);
     WITHY_RETURN_IF_ERROR(
         LineFile::Open(Path("decision.made-of"), MadeOf(from, options_.decision_steps)).status());
@@ -304,8 +304,8 @@ class Job {
     const std::span<const DecisionExample> all(examples);
     const size_t trained = TrainedOn(all.size());
     const std::vector<double> mean_right = MeanRightOf(all.first(trained));
-    // The score head has learnt which words of the prompts that it was trained on matter: what
-    // their shortened forms are worth holds for no others.
+    // The score head has learnt which words matter in its training prompts. The accuracy of their
+    // shortened forms does not apply to other prompts.
     const auto judging = trained < all.size() ? all.subspan(trained) : all;
     tlm.shape.pair_accuracy = Expected("other prompts", judging, false);
     tlm.shape.pair_accuracy_examples = Expected("prompts of examples", judging, true);
@@ -331,7 +331,7 @@ class Job {
     return MeanRight(space_, rows);
   }
 
-  // How often pairs are right for prompts of a kind; empty where there are none.
+  // Share of prompts of one kind that each pair answers correctly; empty if there are none.
   std::vector<float> Expected(const std::string& kind, std::span<const DecisionExample> judging,
                               bool mostly_examples) const {
     std::vector<DecisionExample> chosen;
@@ -359,7 +359,7 @@ class Job {
 
   const JobOptions& options_;
   const corpus::Generator generator_;
-  std::string labels_digest_, from_digest_;  // empty: not given
+  std::string labels_digest_, from_digest_;  // empty: no such file
   std::vector<std::unique_ptr<Target>> targets_;
   DecisionSpace space_;
 };

@@ -1,4 +1,4 @@
-// Prompts are pruned as the service prunes them, and labels say what they should.
+// Prompts are pruned as by the service, and labels are correct.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,14 +49,14 @@ TEST(ScoreExample, SaysWhatIsWrong) {
   const auto error = [](const char* line) {
     return std::string(ParseScoreExample(line, "labels, line 3").status().message());
   };
-  EXPECT_THAT(error("nothing"), HasSubstr("labels, line 3: is no JSON object"));
+  EXPECT_THAT(error("nothing"), HasSubstr("labels, line 3: is not a JSON object"));
   EXPECT_THAT(error(R"({"keep": []})"), HasSubstr("no string \"text\""));
   EXPECT_THAT(error(R"({"text": "a b", "keep": [1]})"), HasSubstr("1 entries for 2 words"));
   EXPECT_THAT(error(R"({"text": "a b", "keep": [1, 2]})"), HasSubstr("from 0 to 1"));
   EXPECT_THAT(error(R"({"text": "a b", "words": [[0, 9]], "keep": [1]})"), HasSubstr("pairs"));
 }
 
-// Two prompt levels, three model levels that cost 25, 50 and 100 %.
+// Two prompt levels and three model levels with costs of 25, 50 and 100 %.
 DecisionSpace SmallSpace() {
   return {.prompt_levels = {50, 100},
           .model_levels = {20, 60, 100},
@@ -86,7 +86,7 @@ TEST(DecisionRow, ComesBackFromItsLine) {
   EXPECT_EQ(back->tokens, row.tokens);
   EXPECT_EQ(back->right, row.right);
   EXPECT_THAT(std::string(ParseDecisionRow("{}", SmallSpace(), "table, line 2").status().message()),
-              HasSubstr("table, line 2: is no row of 2 x 3 levels"));
+              HasSubstr("table, line 2: is not a row of 2 x 3 levels"));
 }
 
 TEST(LineFile, GoesOnAfterAnUnfinishedLine) {
@@ -111,14 +111,14 @@ TEST(LineFile, GoesOnAfterAnUnfinishedLine) {
   EXPECT_EQ(made, 5);
 }
 
-// What lies beside the lines was made of the same: to remove them alone would not do.
+// Other files in the directory have the same inputs, so removing the lines alone is not enough.
 TEST(LineFile, OfAnotherRunNamesBothAndTheDirectory) {
   const engine::TempFolder folder("line_file");
   ASSERT_TRUE(LineFile::Open(folder / "lines", "a run").ok());
   const absl::Status status = LineFile::Open(folder / "lines", "another run").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   const std::string message(status.message());
-  EXPECT_THAT(message, HasSubstr("\"a run\", not of \"another run\": give another --run"));
+  EXPECT_THAT(message, HasSubstr("\"a run\", not from \"another run\": give another --run"));
   EXPECT_THAT(message, HasSubstr("the whole directory " +
                                  std::filesystem::path(folder / "lines").parent_path().string()));
 }
@@ -140,7 +140,7 @@ class TargetTest : public testing::Test {
   std::unique_ptr<Target> target_;
 };
 
-// What a variant shares with the first record is not computed again, and makes no difference.
+// The prefix a variant shares with the first record is not recomputed, without changing the result.
 TEST_F(TargetTest, AVariantIsJudgedAsIfItStoodAlone) {
   ASSERT_NE(target_, nullptr);
   const corpus::Prompt prompt = corpus::MakePrompt(corpus::Generator(corpus::TrainSpec()).At(1));
@@ -158,7 +158,7 @@ TEST_F(TargetTest, AVariantIsJudgedAsIfItStoodAlone) {
   }
 }
 
-// Words that the answer repeats are worth more than the others.
+// Words that the answer repeats are worth more than others.
 TEST_F(TargetTest, LabelsFindTheWordsThatMatter) {
   ASSERT_NE(target_, nullptr);
   corpus::Spec spec = corpus::TrainSpec();

@@ -41,7 +41,7 @@ absl::StatusOr<LineFile> LineFile::Open(const std::string& path, const std::stri
   }
   if (line != made_of) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " was made of \"", line, "\", not of \"", made_of,
+        absl::StrCat(path, " was made from \"", line, "\", not from \"", made_of,
                      "\": give another --run, or remove the whole directory ",
                      std::filesystem::path(path).parent_path().string()));
   }

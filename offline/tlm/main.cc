@@ -1,6 +1,6 @@
 // withy-train-tlm: trains the TLM that decides prompt and model level for an elastic model.
 //   withy-train-tlm --model=elastic.gguf --out=withy-pocket-tlm-q8_0.gguf --run=DIR
-// May be interrupted: what is done lies in --run and is not done again.
+// May be interrupted: progress is saved in --run and not repeated.
 
 #include <cstdio>
 #include <string>
@@ -15,32 +15,33 @@
 #include "offline/tlm/job.h"
 #include "offline/train/runtime.h"
 
-ABSL_FLAG(std::string, model, "", "elastic GGUF that the TLM is to decide for");
+ABSL_FLAG(std::string, model, "", "elastic GGUF of the model to decide for");
 ABSL_FLAG(std::string, out, "", "TLM to write");
-ABSL_FLAG(std::string, run, "", "directory of what is done; default: OUT.run");
-ABSL_FLAG(int64_t, records, 3000, "prompts of the corpus; the last tenth judges");
-ABSL_FLAG(int64_t, steps, 300, "steps of training the decision head");
-ABSL_FLAG(int64_t, score_steps, 2000, "steps of training the score head");
-ABSL_FLAG(int64_t, batch, 16, "prompts a step");
+ABSL_FLAG(std::string, run, "", "directory for saved progress; default: OUT.run");
+ABSL_FLAG(int64_t, records, 3000, "prompts of the corpus; the last tenth is for evaluation only");
+ABSL_FLAG(int64_t, steps, 300, "training steps of the decision head");
+ABSL_FLAG(int64_t, score_steps, 2000, "training steps of the score head");
+ABSL_FLAG(int64_t, batch, 16, "prompts per step");
 ABSL_FLAG(double, rate, 1e-3, "learning rate");
-ABSL_FLAG(std::string, labels, "",
-          "JSON lines with words' labels for the score head; default: the model's own loss");
+ABSL_FLAG(
+    std::string, labels, "",
+    "JSON lines with word labels for the score head; default: labels from the model's own loss");
 ABSL_FLAG(std::string, from, "",
-          "TLM to begin with, such as an imported MobileBERT; its bottom stays frozen. Default: a "
-          "fresh pocket TLM");
-ABSL_FLAG(int32_t, width, 128, "width of a fresh TLM, a multiple of 32");
-ABSL_FLAG(int32_t, shared_layers, 2, "layers of a fresh TLM, of 4, that feed both heads");
+          "TLM to start from, such as an imported MobileBERT; its bottom stays frozen. Default: a "
+          "new pocket TLM");
+ABSL_FLAG(int32_t, width, 128, "width of a new TLM, a multiple of 32");
+ABSL_FLAG(int32_t, shared_layers, 2, "layers of a new TLM, of 4, that feed both heads");
 ABSL_FLAG(std::string, stage, "all", "score, decision or all");
-ABSL_FLAG(int64_t, variants, 32, "most times that a prompt is run with words dropped");
+ABSL_FLAG(int64_t, variants, 32, "maximum runs of a prompt with words dropped");
 ABSL_FLAG(std::string, type, "q8_0", "type of the matrices: q8_0, f16, bf16 or f32");
-ABSL_FLAG(std::string, cache, "", "directory of the packed model; default: as the service's");
-ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
-ABSL_FLAG(int, threads, 0, "threads; 0: one a core");
+ABSL_FLAG(std::string, cache, "", "directory of the packed model; default: the service's");
+ABSL_FLAG(uint64_t, seed, 1, "random seed");
+ABSL_FLAG(int, threads, 0, "threads; 0: one per core");
 
 namespace withy::tlm {
 namespace {
 
-// Those that engine::WriteTlm writes.
+// The types that engine::WriteTlm supports.
 absl::StatusOr<engine::GgmlType> FindType(const std::string& name) {
   if (name == "q8_0" || name == "f16" || name == "bf16" || name == "f32") {
     return engine::FindSynthType(name);
@@ -122,7 +123,7 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
-      "Trains the TLM of an elastic model. May be interrupted and goes on from --run.\n"
+      "Trains the TLM of an elastic model. May be interrupted; resumes from --run.\n"
       "usage: withy-train-tlm --model elastic.gguf --out tlm.gguf --run DIR",
       argc, argv);
   withy::train::TuneRuntime();

@@ -11,7 +11,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr double kHidden = -1e9;  // added to the scores of keys that are padding
+constexpr double kHidden = -1e9;  // added to the scores of padding keys
 
 }  // namespace
 

@@ -19,11 +19,11 @@ using torch::Tensor;
 constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.98;
 constexpr double kEps = 1e-8;
-constexpr double kWeightDecay = 0.01;  // of matrices, times the rate
+constexpr double kWeightDecay = 0.01;  // for matrices, multiplied by the rate
 constexpr double kMaxGradientNorm = 1.0;
 constexpr double kWarmUpShare = 0.05;
 
-// Warms up linearly, then falls linearly to 0.
+// Linear warm-up, then linear decay to 0.
 double Schedule(int64_t step, int64_t steps) {
   const double done = (static_cast<double>(step) + 1) / static_cast<double>(steps);
   return std::min(done / kWarmUpShare,
@@ -71,7 +71,7 @@ class AdamW {
     return train::SaveTensors(path, state);
   }
 
-  // `step` stays where there is no file.
+  // Leaves `step` unchanged if there is no file.
   absl::Status Load(const std::string& path, int64_t* step) {
     if (!std::filesystem::exists(path)) return absl::OkStatus();
     const auto refuse = [&path] {
@@ -97,7 +97,7 @@ class AdamW {
   }
 
  private:
-  // Masks the gradients; returns what they are scaled by.
+  // Masks the gradients and returns their scale.
   double PrepareGradients() {
     double squares = 0;
     for (Trained& tensor : trained_) {

@@ -16,11 +16,11 @@ namespace {
 using engine::ByteSpan;
 using nlohmann::json;
 
-// Nats of the whole answer. Leaving out a word that does not matter changes its loss a little up or
-// down; ranking those changes would have the head learn noise.
+// In nats of the whole answer. Dropping an irrelevant word changes its loss slightly in either
+// direction; ranking such changes would teach the head noise.
 constexpr double kNoticeable = 0.02;
 
-// Null unless `word` is [begin, end] with both within the text.
+// Returns false unless `word` is [begin, end] with both within the text.
 bool ParseSpan(const json& word, size_t text_bytes, uint32_t from, ByteSpan* span) {
   if (!word.is_array() || word.size() != 2 || !word[0].is_number_unsigned() ||
       !word[1].is_number_unsigned()) {
@@ -40,7 +40,7 @@ std::string ToLine(const ScoreExample& example) {
   json keep = json::array();
   for (const ByteSpan& word : example.words) words.push_back({word.begin, word.end});
   for (const float k : example.keep) {
-    // Rounded: a probability by rank has no more digits to it.
+    // Rounded, because a probability by rank has no more significant digits.
     keep.push_back(k < 0 ? json() : json(std::round(double{k} * 1e4) / 1e4));
   }
   return json({{"text", example.text}, {"words", words}, {"keep", keep}})
@@ -54,7 +54,7 @@ absl::StatusOr<ScoreExample> ParseScoreExample(std::string_view line, std::strin
                      R"(; a line is {"text": "a b", "words": [[0,1],[2,3]], "keep": [1, 0.2]})"));
   };
   const json parsed = json::parse(line, nullptr, false);
-  if (!parsed.is_object()) return bad("is no JSON object");
+  if (!parsed.is_object()) return bad("is not a JSON object");
   const auto text = parsed.find("text");
   const auto keep = parsed.find("keep");
   if (text == parsed.end() || !text->is_string()) return bad("has no string \"text\"");

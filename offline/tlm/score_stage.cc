@@ -24,11 +24,11 @@ absl::StatusOr<TextWindows> WindowsOf(const engine::Tokenizer& tokenizer,
   return TextWindows::Make(tokenizer, shape, texts);
 }
 
-// Texts put together as one batch.
+// Several texts as one batch.
 struct ScoreBatch {
   PaddedWindows windows;
   Tensor target;  // [windows, longest]: retain probability
-  Tensor weight;  // [windows, longest]: a word's tokens share 1
+  Tensor weight;  // [windows, longest]: the tokens of a word share a weight of 1
 };
 
 ScoreBatch MakeBatch(const TextWindows& texts, std::span<const ScoreExample> examples,
@@ -62,7 +62,7 @@ ScoreBatch MakeBatch(const TextWindows& texts, std::span<const ScoreExample> exa
   return batch;
 }
 
-// Ranks from 0, equals sharing their mean.
+// Ranks from 0; equal values share their mean.
 std::vector<double> Ranks(const std::vector<double>& values) {
   std::vector<size_t> order(values.size());
   std::iota(order.begin(), order.end(), size_t{0});

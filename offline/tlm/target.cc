@@ -9,7 +9,7 @@
 namespace withy::tlm {
 namespace {
 
-// -log of the probability of `token`.
+// Negative log-probability of `token`.
 double Loss(std::span<const float> logits, int32_t token) {
   const float best = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
@@ -89,7 +89,7 @@ absl::StatusOr<Judgement> Target::JudgeVariant(const corpus::Record& record) {
   const size_t limit =
       std::min({sample.last_answer - 1, sample.tokens.size(), base_tokens_.size() - 1});
   while (common < limit && sample.tokens[common] == base_tokens_[common]) ++common;
-  // Whole chunks of the first one's K and V, then chunks of its own.
+  // Whole chunks of the first record's K and V, then the variant's own chunks.
   const auto chunk = static_cast<size_t>(info().kv.chunk_tokens);
   const size_t shared = common / chunk;
   const size_t first_chunks = (base_tokens_.size() + chunk - 1) / chunk;

@@ -10,7 +10,7 @@ namespace withy::tlm {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{1} << 20;
-constexpr size_t kNeighbourhood = 4;  // batches that a batch is drawn from
+constexpr size_t kNeighbourhood = 4;  // batches from which one batch is drawn
 
 }  // namespace
 
@@ -31,7 +31,7 @@ absl::StatusOr<TextWindows> TextWindows::Make(const engine::Tokenizer& tokenizer
   std::stable_sort(made.by_length_.begin(), made.by_length_.end(),
                    [&](size_t a, size_t b) { return tokens[a] < tokens[b]; });
   for (int32_t step = 1; step <= shape.slo_steps; ++step) {
-    // WindowMaker has seen to it that they are there.
+    // Present: WindowMaker has checked it.
     made.ttft_.push_back(tokenizer.FindToken(engine::TtftToken(step)).value());
     made.tpot_.push_back(tokenizer.FindToken(engine::TpotToken(step)).value());
   }

@@ -1,5 +1,5 @@
-// The LibTorch network is the engine's, both heads learn, and an interrupted run ends as a whole
-// one.
+// The LibTorch network equals the engine's, both heads learn, and an interrupted run ends like an
+// uninterrupted one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 using engine::TlmCheckpoint;
 
-// No bottlenecks, layer norm, a pooler: what SmallShape() is not.
+// Without bottlenecks, with layer norm and a pooler: everything SmallShape() is not.
 engine::TlmShape PlainShape() {
   engine::TlmShape shape = engine::SmallShape();
   shape.encoder.use_bottleneck = false;
@@ -90,7 +90,7 @@ TEST_F(TlmTrainTest, TheNetworkComputesWhatTheEngineComputes) {
   }
 }
 
-// What each word is worth; "cat" is worth more after "the".
+// The worth of each word; "cat" is worth more after "the".
 float Worth(const std::string& word, const std::string& before) {
   if (word == "cat") return before == "the" ? 1.0f : 0.6f;
   const std::map<std::string, float> worth = {{"the", 0.3f}, {"sat", 0.5f}, {"on", 0.1f},
@@ -142,7 +142,7 @@ TEST_F(TlmTrainTest, AFrozenBottomStays) {
   ASSERT_TRUE(TrainScore(*tokenizer, ToyScores(), options, &tlm).ok());
   for (size_t i = 0; i < tlm.tensors.size(); ++i) {
     const std::string& name = tlm.tensors[i].spec.name;
-    if (name.ends_with("attn_k.bias")) continue;  // has no effect: its gradient is rounding
+    if (name.ends_with("attn_k.bias")) continue;  // has no effect: its gradient is a rounding error
     EXPECT_EQ(tlm.tensors[i].values != before.tensors[i].values, name.starts_with("score."))
         << name;
   }
@@ -166,8 +166,8 @@ TEST_F(TlmTrainTest, AnInterruptedStageEndsAsAWholeOne) {
   }
 }
 
-// Some texts need the whole prompt and no more than the smallest model; those with "unable" in them
-// need a larger model and no more than half of the prompt.
+// Some texts need the whole prompt and only the smallest model. Texts with "unable" need a larger
+// model and at most half of the prompt.
 struct ToyDecisions {
   DecisionSpace space{.prompt_levels = {50, 100},
                       .model_levels = {20, 60, 100},
@@ -218,7 +218,7 @@ TEST_F(TlmTrainTest, TheDecisionHeadLearnsTheTableAndNothingElseMoves) {
   EXPECT_NE(tlm.tensors[0].values, before.tensors[0].values) << "SLO tokens are trained";
 }
 
-// What has not been learnt yet is what holds for all prompts.
+// Before training the predictions are the means over all prompts.
 TEST_F(TlmTrainTest, TheDecisionHeadStartsNoWorseThanOnePairAnSlo) {
   const ToyDecisions toy;
   TlmCheckpoint tlm = engine::SmallTlm(3, PlainShape());
@@ -237,8 +237,8 @@ std::string Bytes(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// A whole run on the shipped pocket model, cut to levels: what is done is not done again, and what
-// is lost is made again the same.
+// A complete run on the shipped pocket model with levels. Completed work is not repeated, and lost
+// work is recomputed identically.
 TEST_F(TlmTrainTest, ARunMakesATlmThatTheEngineReads) {
   JobOptions options;
   options.model = "models/withy-pocket-q8_0.gguf";
@@ -286,7 +286,7 @@ TEST_F(TlmTrainTest, ARunMakesATlmThatTheEngineReads) {
   JobOptions other = options;
   other.seed = 2;
   EXPECT_EQ(RunJob(other).code(), absl::StatusCode::kFailedPrecondition);
-  // Files are known by what is in them.
+  // Files are identified by content.
   other = options;
   other.labels = folder_ / "labels.jsonl";
   EXPECT_EQ(RunJob(other).code(), absl::StatusCode::kNotFound);

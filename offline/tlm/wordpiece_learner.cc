@@ -13,10 +13,10 @@
 namespace withy::tlm {
 namespace {
 
-constexpr std::string_view kMark = "\xE2\x96\x81";  // before the first piece of a word
+constexpr std::string_view kMark = "\xE2\x96\x81";  // precedes the first piece of a word
 constexpr int32_t kPocketVocab = 2000;
 
-// Characters of ASCII that words in normal form may hold.
+// ASCII characters that normalised words may contain.
 std::string Alphabet() {
   std::string alphabet;
   for (char c = '!'; c <= '~'; ++c) {
@@ -38,7 +38,7 @@ struct Word {
   int64_t count = 0;
 };
 
-// The most frequent pair of neighbours, the one of smaller ids of equals; count 0: none.
+// The most frequent pair of neighbours, ties to smaller ids; count 0: none.
 std::pair<uint64_t, int64_t> BestPair(const std::vector<Word>& words) {
   std::unordered_map<uint64_t, int64_t> counts;
   for (const Word& word : words) {
@@ -108,7 +108,7 @@ void WordPieceLearner::Add(std::string_view text) {
 absl::StatusOr<engine::WordPieceVocab> WordPieceLearner::Learn(int32_t size,
                                                                int32_t slo_steps) const {
   const std::string alphabet = Alphabet();
-  std::vector<std::string> pieces;  // as vocab.txt has them
+  std::vector<std::string> pieces;  // in vocab.txt format
   std::unordered_map<std::string, int32_t> ids;
   const auto add = [&](const std::string& piece) {
     const auto [at, added] = ids.emplace(piece, static_cast<int32_t>(pieces.size()));

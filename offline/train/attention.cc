@@ -8,7 +8,7 @@
 namespace withy::train::kernels {
 namespace {
 
-// A tile of a product that stays in registers: kTileRows × kTileCols.
+// A tile of a product that fits the registers: kTileRows × kTileCols.
 #ifdef __AVX512F__
 constexpr int64_t kLanes = 16;
 constexpr int64_t kTileRows = 8;
@@ -17,7 +17,7 @@ constexpr int64_t kLanes = 8;
 constexpr int64_t kTileRows = 4;
 #endif
 constexpr int64_t kTileCols = 2 * kLanes;
-constexpr int64_t kBlockRows = 64;  // of queries
+constexpr int64_t kBlockRows = 64;  // query rows
 
 using Lanes [[gnu::vector_size(kLanes * sizeof(float))]] = float;
 
@@ -62,7 +62,7 @@ void Tile(const Matrix& a, const float* b, int64_t b_row, int64_t depth, float* 
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// One sequence's heads that share a KV head, row-major with zeros up to whole blocks of rows.
+// One sequence's heads that share a KV head, row-major, zero-padded to whole blocks of rows.
 class Group {
  public:
   Group(const AttentionShape& shape, const float* k, const float* v, int64_t kv_head)
@@ -100,7 +100,8 @@ class Group {
     }
   }
 
-  // What Backward needs besides; sums of the group's heads go to dk and dv [padded, head_dim].
+  // Additional data of Backward; gradients of the group's heads are summed into dk and dv [padded,
+  // head_dim].
   void PrepareBackward() {
     v_turned_ = Turn(v_);
     dk_.assign(k_.size(), 0.0f);
@@ -160,7 +161,7 @@ class Group {
     return to;
   }
 
-  // [padded, head_dim] → [head_dim, padded].
+  // Transposes [padded, head_dim] to [head_dim, padded].
   Values Turn(const Values& from) const {
     Values to(from.size());
     for (int64_t i = 0; i < padded_; ++i) {
@@ -179,12 +180,12 @@ class Group {
     std::fill(to.begin() + rows * dim_, to.end(), 0.0f);
   }
 
-  // Columns of a block's row that products read.
+  // Number of columns that products read of a block's rows.
   int64_t Width(int64_t begin, int64_t rows) const {
     return RoundUp(begin + RoundUp(rows, kTileRows), kTileCols);
   }
 
-  // Rows of the block by everything that at least one of a tile's rows sees.
+  // Scores of the block's rows for all keys that at least one row of a tile sees.
   void Scores(const Values& rows_of, const Values& turned, int64_t begin, int64_t rows,
               Values& to) const {
     for (int64_t c = 0; c < Width(begin, rows); c += kTileCols) {
@@ -196,12 +197,12 @@ class Group {
     }
   }
 
-  // Nothing where the row does not see.
+  // Clears the entries that the row does not see.
   void Hide(int64_t seen, int64_t begin, int64_t rows, float* row) const {
     std::fill(row + seen, row + Width(begin, rows), 0.0f);
   }
 
-  // The block's rows of weights · values, into `to` [length, heads, head_dim].
+  // The block's rows of weights · values, added to `to` [length, heads, head_dim].
   void Mix(const Values& weights, const Values& values, int64_t begin, int64_t rows, float scale,
            float* to) const {
     const int64_t width = shape_.heads * dim_;
@@ -224,7 +225,7 @@ class Group {
     const int64_t depth = RoundUp(rows, kTileRows);
     for (int64_t c = 0; c < dim_; c += kTileCols) {
       for (int64_t i = 0; i < begin + rows; i += kTileRows) {
-        const int64_t first = std::max<int64_t>(0, i - begin);  // rows before it do not see i
+        const int64_t first = std::max<int64_t>(0, i - begin);  // earlier rows do not see i
         Tile<true>({weights.data() + first * padded_ + i, 1, padded_},
                    rows_of.data() + first * dim_ + c, dim_, depth - first, to.data() + i * dim_ + c,
                    dim_);

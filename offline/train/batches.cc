@@ -10,13 +10,13 @@ namespace withy::train {
 namespace {
 
 constexpr int kEasyDifficulty = 2;
-constexpr int kSums = 10;  // a chat
+constexpr int kSums = 10;  // per chat
 constexpr int kCatalogues = 5;
 constexpr int kFollowUps = 11;
 constexpr int kGarbledPercent = 50;
-constexpr uint64_t kDenseRecords = 8;  // more than fill a batch
+constexpr uint64_t kDenseRecords = 8;  // more than fit a batch
 
-// How many of 100 exercises are of a kind; the others are recall.
+// Number of exercises of each kind among 100; the rest is recall.
 struct Shares {
   int math = 0;
   int api = 0;
@@ -24,8 +24,8 @@ struct Shares {
   int ui = 0;
   int reply = 0;
 };
-// What belongs to a name is found on a screen first, when most exercises are screens; then on a
-// passage, when most are passages. Neither comes from a few of both.
+// The model first learns to find values on screens, when most exercises are screens, then in
+// passages, when most are passages. A few of both teach neither.
 constexpr Shares kScreens = {.math = 20, .api = 5, .qa = 25, .ui = 35, .reply = 10};
 constexpr Shares kPassages = {.math = 15, .api = 0, .qa = 60, .ui = 10, .reply = 10};
 constexpr Shares kAll = {.math = 20, .api = 5, .qa = 40, .ui = 15, .reply = 15};
@@ -39,7 +39,7 @@ std::vector<std::vector<Sample>> CutBatches(std::vector<Sample> samples, int64_t
   std::vector<std::vector<Sample>> batches;
   std::vector<Sample> batch;
   for (Sample& sample : samples) {
-    // Sorted, so this sample is the longest so far and sets the padded length.
+    // Samples are sorted, so this one is the longest so far and sets the padded length.
     const int64_t padded = static_cast<int64_t>(sample.tokens.size() * (batch.size() + 1));
     if (!batch.empty() && padded > tokens) batches.push_back(std::exchange(batch, {}));
     batch.push_back(std::move(sample));
@@ -83,7 +83,7 @@ std::vector<Sample> BatchStream::DenseBatch(corpus::Rng& rng, corpus::Task task,
   spec.exact_shots = contexts - 1;
   spec.follow_ups = follow_ups;
   spec.max_filler = 0;
-  // The order of a sum's words is its meaning.
+  // The word order of a sum is its meaning, so sums are not garbled.
   const bool garbled = task != corpus::Task::kMath && Noisy(position_.count - 1);
   spec.garbled_percent = garbled ? kGarbledPercent : 0;
   spec.max_difficulty = max_difficulty;
@@ -116,7 +116,7 @@ std::vector<Sample> BatchStream::ExerciseBatch(corpus::Rng& rng) const {
   if (is(shares.api)) return DenseBatch(rng, Task::kApi, kCatalogues, 0, 1, hardest);
   const int contexts = rng.Between(1, 2);
   if (is(shares.qa)) {
-    // Questions over two facts are a part of the hardest only, and the last to be learnt.
+    // Questions about two facts occur only at the highest difficulty and are learnt last.
     const int least = rng.Between(0, 1) == 1 ? hardest : 1;
     return DenseBatch(rng, Task::kQa, contexts, kFollowUps, least, hardest);
   }

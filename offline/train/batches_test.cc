@@ -60,7 +60,7 @@ TEST(CutBatches, ASampleOverTheLimitIsABatchOfItsOwn) {
 }
 
 TEST(BatchStream, GoesOnWhereItWasFromAPosition) {
-  // Noise begins within the second window, that is with the third.
+  // Noise begins in the second window, which means with the third.
   const BatchOptions options{
       .spec = corpus::TrainSpec(), .noise_from_batch = 148, .shortened_percent = 50};
   BatchStream whole(options, Encoder());
@@ -95,17 +95,17 @@ TEST(BatchStream, NoiseBeginsLate) {
   int garbled = 0;
   for (size_t i = 31; i < 60; i += 2) garbled += late[i] != never[i];
   EXPECT_GT(garbled, 5);
-  options.noise_from_batch = 0;  // a window has them from its beginning
+  options.noise_from_batch = 0;  // applies to a window from its beginning
   EXPECT_NE(FirstSamples(options, 1), FirstSamples({.spec = corpus::TrainSpec()}, 1));
 }
 
-// Of the exercises among these many batches, those on screens: their elements are numbered "[1]".
+// Number of exercises on screens among the first batches: their elements are numbered "[1]".
 int Screens(const BatchOptions& options, int batches) {
   corpus::Record record = Dialogue();
   const std::vector<int32_t> without = Encoder().Encode(record).tokens;
   record.messages[1].content += "\n[1";
   const std::vector<int32_t> with = Encoder().Encode(record).tokens;
-  // The line break may have joined what stands before it: the last one that is new.
+  // The line break may have merged with the preceding text: take the last new token.
   const auto bracket = std::find_if(with.rbegin(), with.rend(), [&](int32_t id) {
     return std::find(without.begin(), without.end(), id) == without.end();
   });
@@ -166,7 +166,7 @@ TEST(BatchStream, EveryOtherBatchIsAnExercise) {
   EXPECT_GT(exercise_answers, 1.5 * corpus_answers);
 }
 
-// A reader that only looks up (key, relation) among the facts finds every answer.
+// Looking up (key, relation) among the facts finds every answer.
 TEST(Drills, RecallQuestionsAreAnsweredByTheFacts) {
   corpus::Rng rng(5);
   for (int round = 0; round < 200; ++round) {

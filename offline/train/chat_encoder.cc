@@ -12,9 +12,9 @@ namespace {
 
 constexpr int32_t kVocabSize = 1536;
 constexpr uint64_t kVocabRecords = 20000;
-constexpr int64_t kLeastPairs = 2;
+constexpr int64_t kMinPairs = 2;
 
-// The assistant's contents in the joined text, each with the mark that ends its turn.
+// The assistant's contents in the joined text, each including the mark that ends its turn.
 std::vector<engine::ByteSpan> AnswerSpans(const engine::RenderedChat& chat,
                                           const std::vector<engine::ChatMessage>& messages) {
   std::vector<engine::ByteSpan> spans;
@@ -52,7 +52,7 @@ vocab::BpeVocabulary LearnPocketVocabulary() {
   }
   return trainer.Learn({std::string(vocab::kEndOfText), std::string(vocab::kTurnStart),
                         std::string(vocab::kTurnEnd)},
-                       kVocabSize, kLeastPairs);
+                       kVocabSize, kMinPairs);
 }
 
 absl::StatusOr<ChatEncoder> MakePocketEncoder(const vocab::BpeVocabulary& vocabulary,
@@ -72,7 +72,7 @@ ChatEncoder::ChatEncoder(std::unique_ptr<engine::Tokenizer> tokenizer)
 
 Sample ChatEncoder::Encode(const corpus::Record& record) const {
   const std::vector<engine::ChatMessage> messages = WithAnswer(record);
-  // The corpus writes no message that ChatML refuses.
+  // ChatML accepts all messages of the corpus.
   const engine::RenderedChat chat = chat_.Render(messages, false).value();
   const engine::Encoding encoding = tokenizer_->EncodePieces(chat.TextPieces(), {});
   const std::vector<engine::ByteSpan> answers = AnswerSpans(chat, messages);

@@ -56,7 +56,7 @@ absl::Status ReadTensors(torch::serialize::InputArchive& archive, const std::str
 
 absl::Status SaveCheckpoint(const std::string& path, const Model& model, const Optimizer& optimizer,
                             const Progress& progress) {
-  // Into memory first: LibTorch's own file writer does not say why it failed.
+  // Serialises to memory first, because LibTorch's file writer does not report errors.
   std::ostringstream bytes;
   torch::serialize::OutputArchive archive;
   for (const Parameter& parameter : AllTensors(model, &optimizer))
@@ -66,7 +66,7 @@ absl::Status SaveCheckpoint(const std::string& path, const Model& model, const O
                                            progress.position.window_since},
                                           torch::kInt64));
   archive.save_to(bytes);
-  return WriteWhole(path, bytes.view());
+  return WriteAtomically(path, bytes.view());
 }
 
 absl::Status LoadCheckpoint(const std::string& path, Model& model, Optimizer* optimizer,

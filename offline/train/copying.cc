@@ -9,18 +9,18 @@ namespace {
 
 using torch::Tensor;
 
-constexpr double kAlwaysOn = 8;  // the residual stream's first coordinate, the same for every token
-constexpr int64_t kPairs = 8;    // fastest RoPE pairs, which tell neighbours apart
+constexpr double kAlwaysOn = 8;  // first coordinate of the residual stream, equal for all tokens
+constexpr int64_t kPairs = 8;    // fastest RoPE pairs, which distinguish neighbours
 constexpr double kPositionGain = 7;  // of those pairs, in query and key
 constexpr double kMatchGain = 2;     // of query and key that compare a token with a remembered one
-constexpr double kLogit = 10;        // of a copied token, about
-constexpr double kNoise = 0.1;       // share of the random weights that stays in the heads used
+constexpr double kLogit = 10;        // approximate logit of a copied token
+constexpr double kNoise = 0.1;       // share of random weights that remains in the heads used
 
 // Coordinates of the residual stream.
 struct Parts {
   int64_t word;      // [1, 1 + word): the token itself
-  int64_t previous;  // then: the token before, its projection
-  int64_t copied;    // then: the token to say next, its projection
+  int64_t previous;  // next: projection of the previous token
+  int64_t copied;    // next: projection of the token to predict
   int64_t previous_at() const { return 1 + word; }
   int64_t copied_at() const { return 1 + word + previous; }
 };
@@ -44,7 +44,7 @@ Tensor LayerWeight(const Model& model, int64_t layer, const char* name) {
   return Weight(model, "blk." + std::to_string(layer) + "." + name + ".weight");
 }
 
-// The first head looks at the token before and writes `projection` of it to Parts::previous.
+// The first head attends to the previous token and writes its `projection` to Parts::previous.
 void RememberPrevious(const Model& model, const Parts& parts, const Tensor& projection) {
   const Shape& shape = model.shape();
   const Tensor q = LayerWeight(model, 0, "attn_q").narrow(0, 0, shape.head_dim);
@@ -72,8 +72,8 @@ void RememberPrevious(const Model& model, const Parts& parts, const Tensor& proj
       .copy_(torch::eye(parts.previous));
 }
 
-// The first head looks where the present token was the token before, and writes `copy` of what
-// stands there to Parts::copied.
+// The first head attends to positions whose previous token is the present token and writes `copy`
+// of their token to Parts::copied.
 void RepeatWhatFollowed(const Model& model, int64_t layer, const Parts& parts,
                         const Tensor& projection, const Tensor& copy) {
   const Shape& shape = model.shape();
@@ -81,7 +81,7 @@ void RepeatWhatFollowed(const Model& model, int64_t layer, const Parts& parts,
   const Tensor k = LayerWeight(model, layer, "attn_k").narrow(0, 0, shape.head_dim);
   q.mul_(kNoise);
   k.mul_(kNoise);
-  // The slowest RoPE pairs: what stands there is compared all but regardless of the distance.
+  // The slowest RoPE pairs: their values are compared almost independently of distance.
   const int64_t slow = shape.head_dim - parts.previous;
   Block(q, slow, parts.previous, 1, parts.word).copy_(projection * kMatchGain);
   Block(k, slow, parts.previous, parts.previous_at(), parts.previous)

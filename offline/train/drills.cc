@@ -9,7 +9,7 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// Marks that mean the same in every recall sample: any fixed tokens would do.
+// Marks with the same meaning in all recall samples; any fixed tokens would do.
 enum Mark : int32_t { kLink = 10, kFactEnd = 11, kAsk = 12, kAnswer = 13, kFirstWord = 16 };
 
 int32_t AnyToken(corpus::Rng& rng, int32_t vocab_size) {
@@ -30,7 +30,7 @@ std::vector<Tokens> DrawKeys(corpus::Rng& rng, int32_t vocab_size, const RecallS
   while (static_cast<int>(keys.size()) < shape.keys) {
     Tokens key = AnyTokens(rng, vocab_size, shape.key_tokens);
     if (shape.keys_look_alike) {
-      // All but one token come from a few, and that one may too.
+      // All but one token come from a small set, and the remaining one may, too.
       const size_t own = rng.Below(static_cast<uint32_t>(key.size()));
       for (size_t i = 0; i < key.size(); ++i) {
         if (i != own || rng.Chance(20)) key[i] = shared[rng.Below(3)];
@@ -63,7 +63,7 @@ Sample EchoSample(corpus::Rng& rng, int32_t vocab_size, int64_t phrase_tokens) {
   sample.last_answer = sample.tokens.size();
   sample.tokens.insert(sample.tokens.end(), sample.tokens.begin(),
                        sample.tokens.begin() + phrase_tokens);
-  // The first token of the second saying cannot be known.
+  // The first token of the second copy cannot be predicted.
   sample.answer.push_back(false);
   sample.answer.resize(sample.tokens.size(), true);
   return sample;
@@ -91,7 +91,7 @@ RecallShape DrawRecallShape(corpus::Rng& rng, double hardness) {
 
 Sample RecallSample(corpus::Rng& rng, int32_t vocab_size, const RecallShape& shape) {
   const std::vector<Tokens> keys = DrawKeys(rng, vocab_size, shape);
-  std::vector<Tokens> links;  // the words of a relation, the first of which a question repeats
+  std::vector<Tokens> links;  // tokens of a relation, the first of which a question repeats
   for (int r = 0; r < shape.relations; ++r) {
     links.push_back(
         AnyTokens(rng, vocab_size, std::max(shape.link_tokens, shape.relations > 1 ? 1 : 0)));

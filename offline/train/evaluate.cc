@@ -13,7 +13,7 @@ using torch::Tensor;
 
 constexpr int64_t kBatchTokens = 2048;
 
-// Rows of the flattened [batch, longest] whose next token is one of the record's own answer.
+// Rows of the flattened [batch, longest] whose next token belongs to the record's own answer.
 std::vector<int64_t> AnswerRows(const std::vector<Sample>& samples, int64_t longest) {
   std::vector<int64_t> rows;
   for (size_t s = 0; s < samples.size(); ++s) {

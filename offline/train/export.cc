@@ -65,7 +65,7 @@ absl::Status ExportGguf(const Model& model, const vocab::BpeVocabulary& vocabula
   SetShape(model.shape(), name, type == engine::GgmlType::kQ8_0, writer);
   vocab::SetTokenizerMetadata(vocabulary, writer);
   std::vector<std::vector<uint8_t>> contents;
-  contents.reserve(model.parameters().size());  // the writer borrows them
+  contents.reserve(model.parameters().size());  // borrowed by the writer
   for (const Parameter& parameter : model.parameters()) {
     const bool is_matrix = parameter.value.dim() == 2;
     const engine::GgmlType stored = is_matrix ? type : engine::GgmlType::kF32;

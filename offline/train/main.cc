@@ -1,4 +1,4 @@
-// withy-train: trains a pocket model, or judges one.
+// withy-train: trains or evaluates a pocket model.
 //   withy-train --model=target --out=DIR [--steps=N] [--threads=N] [--from=FILE.gguf --from_step=N]
 //   withy-train --model=target --out=DIR --evaluate=2400 [--draft=DIR]
 //   withy-train --model=target --out=DIR --export=FILE.gguf [--type=f32]
@@ -21,41 +21,44 @@
 
 ABSL_FLAG(std::string, model, "target", "which pocket model: target or draft");
 ABSL_FLAG(std::string, out, "", "directory of the run: checkpoint.pt, curve.csv");
-ABSL_FLAG(int64_t, steps, 4000, "optimizer steps in all");
-ABSL_FLAG(
-    double, decay_share, 0.4,
-    "share of the steps, at the end, over which the rates fall, and with garbled wordings and "
-    "words left out");
-ABSL_FLAG(int64_t, batch_tokens, 1536, "tokens a batch");
-ABSL_FLAG(int64_t, batches_a_step, 4, "batches a step");
-ABSL_FLAG(int64_t, echo_batches, 100, "first batches, of which every other only teaches copying");
+ABSL_FLAG(int64_t, steps, 4000, "optimizer steps in total");
+ABSL_FLAG(double, decay_share, 0.4,
+          "final share of the steps, in which the rates fall and records have garbled wordings and "
+          "dropped words");
+ABSL_FLAG(int64_t, batch_tokens, 1536, "tokens per batch");
+ABSL_FLAG(int64_t, batches_a_step, 4, "batches per step");
+ABSL_FLAG(int64_t, echo_batches, 100,
+          "number of initial batches of which every other only teaches copying");
 ABSL_FLAG(int64_t, exercise_ramp_batches, 12000,
-          "batches over which the exercises, every other batch, get harder; 0: none");
-ABSL_FLAG(int64_t, easy_windows, 12, "first windows of 480 records that hold easy questions only");
+          "batches over which the exercises (every other batch) get harder; 0: no exercises");
+ABSL_FLAG(int64_t, easy_windows, 12, "initial windows of 480 records with easy questions only");
 ABSL_FLAG(int, shortened_percent, withy::train::kShortenedPercent,
-          "records with words left out, besides the exercises");
+          "per cent of records with dropped words, besides the exercises");
 ABSL_FLAG(double, matrix_rate, 0.02, "Muon's rate");
 ABSL_FLAG(double, vector_rate, 0.005, "AdamW's rate");
 ABSL_FLAG(double, prompt_weight, 0.02, "weight of prompt tokens in the loss");
-ABSL_FLAG(int64_t, validate_steps, 200, "steps between two looks at accuracy");
-ABSL_FLAG(int64_t, checkpoint_steps, 100, "most steps between two checkpoints; at most a minute");
+ABSL_FLAG(int64_t, validate_steps, 200, "steps between two evaluations");
+ABSL_FLAG(int64_t, checkpoint_steps, 100,
+          "maximum steps between two checkpoints; at most a minute");
 ABSL_FLAG(int, threads, 2, "threads");
 ABSL_FLAG(std::string, products, "auto",
-          "what matrices are rounded to before they are multiplied: f32, bf16, or auto (bf16 where "
+          "type that matrices are rounded to before multiplication: f32, bf16, or auto (bf16 if "
           "the processor is faster with it)");
-ABSL_FLAG(uint64_t, seed, 1, "seed of the first weights");
+ABSL_FLAG(uint64_t, seed, 1, "seed of the initial weights");
 ABSL_FLAG(std::string, from, "",
-          "GGUF file: a new run begins with its weights, as a run that has come to --from_step; "
-          "--evaluate judges them, --export writes them");
-ABSL_FLAG(int64_t, from_step, 0, "with --from: steps that its weights have seen");
-ABSL_FLAG(uint64_t, evaluate, 0, "do not train: accuracy over this many held-out records");
+          "GGUF file: a new run starts with its weights, as if it had reached --from_step; "
+          "--evaluate evaluates them, --export writes them");
+ABSL_FLAG(int64_t, from_step, 0, "with --from: number of steps its weights were trained for");
+ABSL_FLAG(uint64_t, evaluate, 0,
+          "do not train: print the accuracy over this many held-out records");
 ABSL_FLAG(bool, on_training, false,
-          "with --evaluate: records of the training corpus, to see what is not learnt and what is "
-          "only not carried over");
+          "with --evaluate: use records of the training corpus, to distinguish what was not learnt "
+          "from what does not generalise");
 ABSL_FLAG(std::string, export, "",
-          "do not train: write the checkpoint, or with --from that file, as this GGUF file");
+          "do not train: write the checkpoint (or the file of --from) as this GGUF file");
 ABSL_FLAG(std::string, type, "q8_0", "with --export: q8_0 or f32");
-ABSL_FLAG(std::string, draft, "", "with --evaluate: run directory of a draft, for its agreement");
+ABSL_FLAG(std::string, draft, "",
+          "with --evaluate: run directory of a draft, to measure its agreement");
 
 namespace withy::train {
 namespace {
@@ -80,7 +83,7 @@ void Print(const Accuracy& accuracy) {
 
 std::string Checkpoint(const std::string& directory) { return directory + "/checkpoint.pt"; }
 
-// The run's weights; with --from they are those of that file already.
+// Loads the run's weights, unless --from has already set them.
 absl::Status LoadWeights(Model& model) {
   if (!absl::GetFlag(FLAGS_from).empty()) return absl::OkStatus();
   return LoadCheckpoint(Checkpoint(absl::GetFlag(FLAGS_out)), model, nullptr, nullptr);
@@ -138,7 +141,7 @@ TrainOptions OptionsFromFlags() {
   options.batches.exercise_ramp_batches = absl::GetFlag(FLAGS_exercise_ramp_batches);
   options.batches.easy_windows = absl::GetFlag(FLAGS_easy_windows);
   options.batches.shortened_percent = absl::GetFlag(FLAGS_shortened_percent);
-  // While the rates fall: what sentences say is learnt from whole ones first.
+  // Noise begins with the decay of the rates: the model first learns from undisturbed sentences.
   options.batches.noise_from_batch =
       static_cast<int64_t>((1 - options.decay_share) * static_cast<double>(options.steps)) *
       options.batches_a_step;
@@ -155,7 +158,7 @@ absl::Status Run() {
   if ((name != "target" && name != "draft") || directory.empty()) {
     return absl::InvalidArgumentError("needs --out=DIR and --model=target or --model=draft");
   }
-  ComputeOnOneThread();  // threads work on whole batches, see workers.h
+  ComputeOnOneThread();  // threads process whole batches, see workers.h
   TuneRuntime();
   const vocab::BpeVocabulary vocabulary = LearnPocketVocabulary();
   WITHY_ASSIGN_OR_RETURN(const ChatEncoder encoder, MakePocketEncoder(vocabulary, directory));
@@ -181,7 +184,8 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
-      "Trains a pocket model, judges one, or writes it as GGUF; ./withy train pocket does all of "
+      "Trains a pocket model, evaluates one, or writes it as GGUF; ./withy train pocket does all "
+      "of "
       "it.\n"
       "usage: withy-train --model target --out DIR [--steps N] [--from FILE.gguf --from_step N]\n"
       "       withy-train --model target --out DIR --evaluate 2400 [--draft DIR]\n"

@@ -20,7 +20,7 @@ Model::Model(const Shape& shape, uint64_t seed, torch::Device device)
     return torch::randn({outputs, inputs}) * deviation;
   };
   const double in = 1.0 / std::sqrt(static_cast<double>(shape.d_model));
-  const double residual = 0.02 * in;  // what writes to the residual stream starts near zero
+  const double residual = 0.02 * in;  // matrices that write to the residual stream start near zero
   const int64_t q_width = shape.heads * shape.head_dim;
   const int64_t kv_width = shape.kv_heads * shape.head_dim;
   add("token_embd.weight", matrix(shape.vocab_size, shape.d_model, 1.0));
@@ -62,7 +62,7 @@ Model Model::Replica() const {
   return replica;
 }
 
-// Gives the parameters, which are in the order they were added, their places in the network.
+// Assigns the parameters, in the order they were added, to their places in the network.
 void Model::Bind() {
   auto next = parameters_.begin();
   embedding_ = (next++)->value;

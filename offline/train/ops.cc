@@ -17,7 +17,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
 constexpr int64_t kGrain =
-    64;  // rows a task; also the rows that share one partial sum of dw, whatever the thread count
+    64;  // rows per task, which share one partial sum of dw for any thread count
 
 bool Fused(const Tensor& x) { return x.device().is_cpu() && x.scalar_type() == torch::kFloat32; }
 
@@ -121,8 +121,7 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
-// One sequence of a batch for the kernels, which want heads of contiguous values that follow each
-// other.
+// One sequence of a batch for the kernels, which need contiguous heads that are adjacent.
 kernels::AttentionShape ShapeOf(const Tensor& q, const Tensor& k, const Tensor& v) {
   return {.length = q.size(1),
           .heads = q.size(2),
@@ -137,7 +136,7 @@ Tensor HeadsTogether(const Tensor& x) {
   return x.stride(3) == 1 && x.stride(2) == x.size(3) ? x : x.contiguous();
 }
 
-// Calls f(sequence, KV head) for all of them.
+// Calls f(sequence, KV head) for all pairs.
 template <typename F>
 void ForEachGroup(int64_t batch, int64_t kv_heads, F f) {
   at::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {

@@ -98,7 +98,7 @@ double Optimizer::Step(double schedule, const std::vector<Model>& replicas,
   SumGradients(replicas, workers);
   const double norm = ClipGradients();
   workers.Run(static_cast<int64_t>(slots_.size()), [&](int64_t i) {
-    torch::NoGradGuard no_grad_here;  // the guard is a thread's own
+    torch::NoGradGuard no_grad_here;  // the guard applies per thread
     Slot& slot = slots_[static_cast<size_t>(i)];
     if (slot.is_matrix) {
       StepMatrix(slot, options_.matrix_rate * schedule);

@@ -4,15 +4,15 @@
 #include <dlfcn.h>
 #include <malloc.h>
 
-// MKL, where LibTorch has it, asks this function of its own whether the processor is Intel's and
-// else takes AVX2 kernels, for which training is a third slower. The program's definition comes
-// before the library's; where there is no MKL nobody calls it.
+// MKL, if LibTorch uses it, calls this function to check for an Intel processor and otherwise uses
+// AVX2 kernels, with which training is a third slower. The program's definition overrides the
+// library's; without MKL it is never called.
 extern "C" int mkl_serv_intel_cpu_true() { return 1; }
 
 namespace withy::train {
 
 void TuneRuntime() {
-  // The largest that glibc takes (half of a thread's heap); more is refused.
+  // The largest value that glibc accepts (half of a thread's heap).
   mallopt(M_MMAP_THRESHOLD, 1 << 25);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }

@@ -8,10 +8,10 @@
 namespace withy::train {
 
 absl::Status SaveTensors(const std::string& path, const std::vector<torch::Tensor>& tensors) {
-  // Into memory first: LibTorch's own file writer does not say why it failed.
+  // Serialises to memory first, because LibTorch's file writer does not report errors.
   std::ostringstream bytes;
   torch::save(tensors, bytes);
-  return WriteWhole(path, bytes.view());
+  return WriteAtomically(path, bytes.view());
 }
 
 }  // namespace withy::train

@@ -11,7 +11,7 @@
 
 namespace withy::train {
 
-// Replaces `path` atomically. Errors: those of WriteWhole (base/files.h).
+// Replaces `path` atomically. Errors: those of WriteAtomically (base/files.h).
 absl::Status SaveTensors(const std::string& path, const std::vector<torch::Tensor>& tensors);
 
 }  // namespace withy::train

@@ -16,7 +16,7 @@ namespace {
 using torch::Tensor;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kLastRate = 0.02;  // share of the full rate at the last step
+constexpr double kLastRate = 0.02;  // fraction of the full rate at the last step
 
 struct StepResult {
   double answer_loss = 0;  // mean over the answers' tokens
@@ -24,8 +24,8 @@ struct StepResult {
   int64_t tokens = 0;
 };
 
-// Next tokens [rows] and their loss weights [rows] of the flattened batch; the last position of
-// each sample and padding weigh 0.
+// Next tokens [rows] and their loss weights [rows] of the flattened batch. The last position of
+// each sample and padding have weight 0.
 void MakeTargets(const std::vector<Sample>& samples, int64_t longest, double prompt_weight,
                  Tensor& next, Tensor& weight) {
   const int64_t rows = static_cast<int64_t>(samples.size()) * longest;
@@ -103,8 +103,8 @@ double SecondsNow() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-// Reports speed and loss over the steps since the last report, and the time left over all steps,
-// the looks at accuracy among them included.
+// Reports speed and loss over the steps since the last report, and the time left for all steps,
+// evaluations included.
 class Meter {
  public:
   Meter(std::string curve_path, int64_t first_step, int64_t last_step)
@@ -160,8 +160,8 @@ class Meter {
   double norm_ = 0;
 };
 
-// Held-out wordings and entities under another seed than the set that the shipped models are judged
-// on.
+// Held-out wordings and entities with another seed than the set that the shipped models are
+// evaluated on.
 corpus::Spec ValidationSpec() {
   corpus::Spec spec = corpus::HeldOutSpec();
   spec.seed += 1000;
@@ -195,14 +195,14 @@ absl::Status Train(const TrainOptions& options, Model& model, const ChatEncoder&
     std::printf("going on from %s, step %lld\n", checkpoint.c_str(),
                 static_cast<long long>(progress.step));
   stream.Seek(progress.position);
-  // A new run on the weights of an earlier one must not see that one's batches again.
+  // A new run with an earlier run's weights must not repeat that run's batches.
   while (stream.position().count < progress.step * options.batches_a_step) stream.Next();
 
   std::vector<Model> replicas;
   for (int64_t i = 0; i < options.batches_a_step; ++i) replicas.push_back(model.Replica());
   Meter meter(options.directory + "/curve.csv", progress.step, options.steps);
   Clock::time_point saved = Clock::now();
-  int64_t done = 0;  // by this run
+  int64_t done = 0;  // steps done by this run
   const int64_t end =
       options.stop_after > 0 ? std::min(options.stop_after, options.steps) : options.steps;
   while (progress.step < end) {
@@ -214,7 +214,7 @@ absl::Status Train(const TrainOptions& options, Model& model, const ChatEncoder&
     meter.Add(result);
     const bool last = progress.step == end;
     ++done;
-    // Soon, too: how long it will take is asked first.
+    // Also reports early, because the expected time is of interest first.
     if (progress.step % 20 == 0 || last || done == 3) {
       meter.Report(progress.step, progress.tokens, schedule);
     }

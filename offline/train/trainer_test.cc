@@ -65,8 +65,8 @@ double MaxDifference(const Tensor& a, const Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
 
-// Gradient of sum(f(x) * r) by LibTorch's own operations (in double, which is not fused) beside the
-// fused one.
+// Compares the gradient of sum(f(x) * r) by LibTorch's own operations (in double, which is not
+// fused) with that of the fused ones.
 template <typename F>
 void ExpectSameGradient(const Tensor& x, F f) {
   const Tensor fused = x.clone().set_requires_grad(true);
@@ -92,7 +92,7 @@ TEST(Ops, FusedOperationsHaveTheRightValuesAndGradients) {
   });
 }
 
-// Whole blocks of rows, a part of one and less than a tile; as split off a common tensor.
+// Whole blocks of rows, a partial one, and less than a tile; as views of a common tensor.
 TEST(Ops, AttentionHasTheRightValuesAndGradients) {
   torch::manual_seed(5);
   for (const int64_t length : {1, 7, 64, 65, 150}) {
@@ -118,7 +118,7 @@ TEST(Ops, NormWeightGetsItsGradient) {
   EXPECT_LT(MaxDifference(weight.grad(), expected), 1e-4);
 }
 
-// Share of an echo's tokens that the model says right.
+// Share of an echo's tokens that the model predicts correctly.
 double CopiedShare(const Model& model) {
   torch::NoGradGuard no_grad;
   corpus::Rng rng(2);
@@ -202,8 +202,7 @@ TEST(Train, AResumedRunEndsWithTheSameWeights) {
   Model uninterrupted = TinyModel();
   ASSERT_TRUE(Train(whole, uninterrupted, Encoder()).ok());
 
-  // Stopped where the schedule is still that of the whole run, then gone on with in another
-  // process, as it were.
+  // Stopped during a run with the full schedule, then continued as in another process.
   TrainOptions cut = TinyRun("cut", 8);
   FreshDirectory(cut);
   cut.threads = 1;

@@ -16,7 +16,7 @@ struct Word {
   int64_t count;
 };
 
-// Pair counts over all words, kept up to date as pairs are merged.
+// Pair counts over all words, updated as pairs are merged.
 class PairTable {
  public:
   explicit PairTable(std::vector<Word> words) : words_(std::move(words)) {
@@ -26,7 +26,7 @@ class PairTable {
     }
   }
 
-  // The most frequent pair; count 0 when there is none.
+  // The most frequent pair; count 0 if there is none.
   std::pair<Pair, int64_t> Best() const {
     if (order_.empty()) return {{0, 0}, 0};
     return {order_.begin()->second, -order_.begin()->first};
@@ -40,7 +40,7 @@ class PairTable {
  private:
   struct Entry {
     int64_t count = 0;
-    std::set<size_t> words;  // may hold words that lost the pair; they are skipped then
+    std::set<size_t> words;  // may include words that lost the pair; they are skipped
   };
 
   void Change(const Pair& pair, size_t word, int64_t by) {

@@ -22,8 +22,8 @@ std::string Utf8(uint32_t code) {
   return {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3F))};
 }
 
-// Byte-level vocabularies write each byte as one visible character: itself where it is visible in
-// Latin-1, the next one from U+0100 on where it is not.
+// Byte-level vocabularies represent each byte by one visible character: itself if visible in
+// Latin-1, otherwise the next one from U+0100 on.
 std::array<std::string, 256> VisibleBytes() {
   std::array<std::string, 256> visible;
   uint32_t next = 0x100;

@@ -1,4 +1,4 @@
-// The include arrows of ARCHITECTURE.md, held against every source file:
+// Checks the include arrows of ARCHITECTURE.md for every source file:
 //   base <- telemetry <- engine;  base <- policy;  base <- rpc;  processes, cli, offline and bench
 //   stand above; processes meet in proto/ only; bench replays the policies of orchestrator and
 //   model_worker.
@@ -18,8 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 using Parts = std::set<std::string>;
 
-// What each part may include besides itself, the contract aside (only engine and telemetry may not
-// see it).
+// Parts that each part may include besides itself. All may include the contract, except engine and
+// telemetry.
 const std::map<std::string, Parts>& Allowed() {
   static const Parts lower = {"base", "telemetry", "engine", "policy", "rpc", "wire"};
   static const auto* allowed = [] {
@@ -61,7 +61,7 @@ std::vector<std::string> QuotedIncludes(const fs::path& path) {
 
 std::string FirstPart(const std::string& path) { return path.substr(0, path.find('/')); }
 
-// One line for each include in `path` that runs against the arrows.
+// One line for each include in `path` that violates the arrows.
 std::vector<std::string> Violations(const std::string& part, const fs::path& path) {
   std::vector<std::string> found;
   const Parts& allowed = Allowed().at(part);

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The directory of the test binary, where the five processes are built too.
+// Directory of the test binary, which also contains the five processes.
 fs::path BinaryDir() { return fs::read_symlink("/proc/self/exe").parent_path(); }
 
 std::string BinaryName(const std::string& process) {

@@ -1,5 +1,4 @@
-// kill -9 of each process in turn, under load: nothing that was answered is lost, nothing is
-// answered twice.
+// kill -9 of each process in turn under load: no answered exchange is lost or answered twice.
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
@@ -16,7 +15,7 @@ namespace {
 
 constexpr int kApps = 3;
 
-// One app that talks to its context without pause and remembers every answer it was given.
+// One app that continually uses its context and records every answer.
 class TalkingApp {
  public:
   TalkingApp(Board& board, int number)
@@ -30,7 +29,7 @@ class TalkingApp {
     thread_ = std::thread([this] { Talk(); });
   }
 
-  // Ends the talk and checks the context against what the app was told.
+  // Stops, and compares the context with the recorded answers.
   void StopAndCheck() {
     stop_ = true;
     thread_.join();
@@ -73,7 +72,7 @@ class TalkingApp {
   std::string context_id_;
   std::atomic<bool> stop_ = false;
   std::atomic<int> answered_ = 0;
-  std::vector<std::string> answers_;  // the talking thread's until it is joined
+  std::vector<std::string> answers_;  // used by the talking thread until it is joined
   std::string failures_;
   std::thread thread_;
 };

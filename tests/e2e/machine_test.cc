@@ -1,5 +1,5 @@
-// What a machine does to the service: full disks, signals, other files in the place of sockets and
-// models, connections that say nothing.
+// Effects of the machine on the service: full disks, signals, other files in place of sockets and
+// models, silent connections.
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mount.h>
@@ -36,7 +36,7 @@ std::string ReadAll(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// A directory that may be a small file system of its own; vanishes with the object.
+// A temporary directory that can be a small separate file system.
 class Place {
  public:
   explicit Place(const char* mount_options = nullptr) {
@@ -51,7 +51,7 @@ class Place {
   }
   bool mounted() const { return mounted_; }
   const std::string& dir() const { return dir_; }
-  // Takes all the room there is.
+  // Fills all free space.
   void Fill() const {
     std::ofstream filler(dir_ + "/filler", std::ios::binary);
     const std::string page(4096, 'x');
@@ -76,7 +76,7 @@ std::map<std::string, v1::ProcessState> States(const Board& board) {
   return states;
 }
 
-// Asks until `process` says `detail` or a minute has passed.
+// Polls until `process` reports `detail`, for at most a minute.
 v1::ProcessState AwaitDetail(const Board& board, const std::string& process,
                              const std::string& detail) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
@@ -193,7 +193,7 @@ TEST(MachineTest, AHangUpEndsNothingAndOtherSignalsDrain) {
   }
 }
 
-// Other weights under the same name, of the same size, with the same metadata and time stamp.
+// Other weights under the same name, with the same size, metadata and time stamp.
 TEST(MachineTest, OtherWeightsInThePlaceOfAModelAreServed) {
   const Place models;
   const std::string target = models.dir() + "/target.gguf", draft = models.dir() + "/draft.gguf";

@@ -1,6 +1,5 @@
-// An answer that breaks off, for whatever reason, is no result: a retry with the same request_id
-// answers in full, and the context has the answer once. Only what the caller ends by Cancel counts
-// as far as it went.
+// A broken-off answer is no result: a retry with the same request_id answers in full, and the
+// context contains the answer once. Only an answer ended by Cancel counts as far as it went.
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
@@ -51,7 +50,7 @@ class RetryTest : public ::testing::Test {
     request.set_request_id(request_id);
     return request;
   }
-  // The answer as it is where nothing breaks.
+  // The answer without a failure.
   std::string Whole() {
     const Answer answer =
         Generate(*stub_, token_, UserRequest(CreateContext(), kQuestion, kTokens));
@@ -59,13 +58,13 @@ class RetryTest : public ::testing::Test {
     whole_reason_ = answer.finished.reason();
     return answer.text;
   }
-  // Asks until the fourth delta has come, and then does `then`; true goes on reading.
+  // Calls Generate and runs `then` after the fourth delta; reading continues if it returns true.
   Answer AskUntil(const v1::GenerateRequest& request, const std::function<bool()>& then) {
     int deltas = 0;
     return Generate(*stub_, token_, request,
                     [&](const Answer&) { return ++deltas != 4 || then(); });
   }
-  // Retries as an app does, and looks at what it gets and what the context has.
+  // Retries as an app does, and checks the answer and the context.
   void ExpectWholeOnRetry(const v1::GenerateRequest& request, const std::string& whole) {
     const Answer retried = GenerateWithRetry(*stub_, token_, request);
     ASSERT_TRUE(retried.status.ok()) << retried.status;
@@ -137,7 +136,7 @@ TEST_F(RetryTest, AClientThatGoesIsNoCancel) {
   const Answer broken = AskUntil(request, [] { return false; });
   EXPECT_EQ(broken.status.code(), absl::StatusCode::kCancelled);
   ExpectWholeOnRetry(request, whole);
-  // All of it survives.
+  // Everything survives.
   for (const std::string& process : kProcesses) board_->Kill(process);
   board_->StartAll();
   ASSERT_TRUE(board_->WaitUntilServing());

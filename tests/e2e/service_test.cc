@@ -1,4 +1,4 @@
-// The service as an app meets it: five real processes, one contract.
+// The service from an app's point of view: five real processes, one contract.
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
@@ -134,8 +134,8 @@ TEST_F(ServiceTest, CancellingKeepsThePartialAnswerMarked) {
   const Answer answer = Generate(*stub_, token_, UserRequest(context, "talk for long", 400),
                                  [&](const Answer&) { return ++deltas < 5; });
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kCancelled);
-  // The partial answer is committed behind the cancelled call; the next call on the context waits
-  // for it.
+  // The partial answer is committed after the cancelled call has ended; the next call on the
+  // context waits for that.
   const Answer next = Generate(*stub_, token_, UserRequest(context, "go on", 4));
   ASSERT_TRUE(next.status.ok()) << next.status;
   v1::GetContextResponse kept;
@@ -209,7 +209,7 @@ TEST_F(ServiceTest, AStrictSloThatCannotBeMetIsRefusedWithFigures) {
   EXPECT_FALSE(told.finished.latency().slo_met());
 }
 
-// What Prometheus would be told.
+// The response to a Prometheus scrape.
 std::string Metrics(const std::string& address) {
   const size_t colon = address.find(':');
   sockaddr_in to{};
@@ -228,11 +228,11 @@ std::string Metrics(const std::string& address) {
   return text;
 }
 
-// The same once `text` is among it, or after half a minute.
+// Scrapes until `text` appears, for at most half a minute.
 std::string MetricsWith(const std::string& address, const std::string& text) {
   std::string metrics;
   for (int i = 0; i < 600 && metrics.find(text) == std::string::npos; ++i) {
-    absl::SleepFor(absl::Milliseconds(50));  // the agent scrapes at its own pace
+    absl::SleepFor(absl::Milliseconds(50));  // the agent drains periodically
     metrics = Metrics(address);
   }
   return metrics;
@@ -270,8 +270,8 @@ TEST_F(ServiceTest, AShortenedPromptIsAnsweredAndStaysWholeInTheContext) {
       << "the history is rendered as its KV was made";
 }
 
-// Worked examples that were left out of a prompt stay in the record, and a context goes on without
-// them, with the KV that is there as after everything was killed.
+// Worked examples dropped from a prompt remain in the record. The context continues without them,
+// both with resident KV and after all processes were killed.
 TEST_F(ServiceTest, ExamplesLeftOutStayInTheRecord) {
   StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=" + TestTlmPath()});
   const std::vector<std::string> roles = {"user", "assistant", "user", "assistant", "user"};
@@ -316,7 +316,7 @@ TEST_F(ServiceTest, ExamplesLeftOutStayInTheRecord) {
 TEST_F(ServiceTest, AnSloBendsPromptAndModelAndSaysSo) {
   StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=" + TestTlmPath()});
   v1::GenerateRequest request = UserRequest("", LongPrompt(), 8);
-  request.mutable_slo()->set_tpot_ratio(0.05);  // no level is so fast
+  request.mutable_slo()->set_tpot_ratio(0.05);  // no level is that fast
   const Answer answer = Generate(*stub_, token_, request);
   ASSERT_TRUE(answer.status.ok()) << answer.status;
   const v1::Decision& decision = answer.started.decision();
@@ -333,8 +333,8 @@ TEST_F(ServiceTest, AnSloBendsPromptAndModelAndSaysSo) {
               HasSubstr("20, 60, 100"));
 }
 
-// A context that a lower level made is at the full one after a quiet second, and goes on from
-// there.
+// A context computed at a lower level is recomputed at the full one after an idle second, and
+// continues from there.
 TEST_F(ServiceTest, AQuietMomentBringsAContextBackToTheFullLevel) {
   StartBoard({"model.path=" + TestElasticPath(), "model.idle_upgrade_s=1"});
   const std::string context = CreateContext(*stub_, token_, "");
@@ -399,7 +399,7 @@ TEST_F(ServiceTest, AConversationThatOutgrowsItsWindowGoesOn) {
   ask(12);
   plan();
 
-  // A model with a smaller window than the context was made for.
+  // A model with a smaller window than the one the context was made for.
   board_->Stop("model_worker");
   Board smaller({"run_dir=" + board_->dir() + "/run", "state_dir=" + board_->dir() + "/state",
                  "model.context_length=96"});
@@ -506,7 +506,7 @@ TEST_F(ServiceTest, DrainsOnSigterm) {
     const Answer answer = Generate(*stub_, token_, UserRequest("", "before the end", 200));
     EXPECT_TRUE(answer.status.ok()) << answer.status;
   });
-  // The call is running once the worker counts it.
+  // The call runs as soon as the worker counts it.
   while (true) {
     grpc::ClientContext context;
     Authorise(&context, token_);

@@ -1,4 +1,4 @@
-// withyctl as a person uses it: on a terminal, against the five real processes.
+// withyctl on a terminal, against the five real processes.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
@@ -23,7 +23,7 @@
 namespace withy::e2e {
 namespace {
 
-// A program on a pseudo-terminal of its own: what is typed here, Ctrl-C too, comes to it as from a
+// A program on its own pseudo-terminal. Typed text, including Ctrl-C, reaches it as from a
 // keyboard.
 class Terminal {
  public:
@@ -51,7 +51,7 @@ class Terminal {
     EXPECT_EQ(write(master_.get(), keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
 
-  // Waits until `text` has been shown after what was waited for before; at most a minute.
+  // Waits until `text` appears after the previously awaited text, for at most a minute.
   bool Shows(const std::string& text) {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (true) {
@@ -63,7 +63,7 @@ class Terminal {
       if (!ReadMore(deadline)) return false;
     }
   }
-  // Waits until anything has been shown after what was waited for.
+  // Waits until any output appears after the previously awaited text.
   bool ShowsMore() {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (screen_.size() == seen_) {
@@ -73,7 +73,7 @@ class Terminal {
   }
   const std::string& screen() const { return screen_; }
 
-  // Waits for the end, at most a minute. The exit code, or 128 and the signal, or -1.
+  // Waits for the end, at most a minute. Returns the exit code, or 128 plus the signal, or -1.
   int WaitForExit() {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (ReadMore(deadline)) {
@@ -119,10 +119,10 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
   ASSERT_TRUE(chat.Shows("talk for long\r\n")) << "the terminal's echo";
   ASSERT_TRUE(chat.ShowsMore()) << "the answer has begun";
   chat.Type("\x03");
-  ASSERT_TRUE(chat.Shows("(cancelled: what was said stays in the context)")) << chat.screen();
+  ASSERT_TRUE(chat.Shows("(cancelled: its text so far stays in the context)")) << chat.screen();
   ASSERT_TRUE(chat.Shows("> "));
 
-  // Where nothing is being answered it leaves the program alone, too.
+  // Without a running answer Ctrl-C does not end the program either.
   chat.Type("\x03");
   ASSERT_TRUE(chat.Shows("(/quit or Ctrl-D leaves)")) << chat.screen();
   chat.Type("/context\n");
@@ -131,14 +131,14 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
   chat.Type("/quit\n");
   EXPECT_EQ(chat.WaitForExit(), 0) << chat.screen();
 
-  // The partial answer is in the context, marked.
+  // The context has the partial answer, marked.
   const auto stub = board.NewStub();
   grpc::ClientContext listing;
   Authorise(&listing, token);
   v1::ListContextsResponse contexts;
   ASSERT_TRUE(stub->ListContexts(&listing, {}, &contexts).ok());
   ASSERT_EQ(contexts.contexts_size(), 1);
-  // A call on the context waits until the cancelled one has been committed.
+  // A call on the context waits until the cancelled one is committed.
   const std::string context = contexts.contexts(0).context_id();
   EXPECT_TRUE(Generate(*stub, token, UserRequest(context, "go on", 4)).status.ok());
   grpc::ClientContext getting;
@@ -177,7 +177,7 @@ TEST(WithyctlTest, AChatInWhichNothingIsSaidLeavesNoContext) {
   EXPECT_EQ(contexts(), 1);
 }
 
-// Runs a command line with standard output and error apart; `out` is where standard output goes.
+// Runs a command line with separate output and error; `out` is the destination of standard output.
 struct Ran {
   int code = 0;
   std::string out;
@@ -197,7 +197,7 @@ Ran RunLine(const std::string& dir, const std::string& line, const std::string& 
           text(dir + "/err")};
 }
 
-// Runs withyctl. Variables stand in front, as for a shell.
+// Runs withyctl. `variables` precede the command, as in a shell.
 Ran RunShell(const std::string& dir, const std::string& variables, const std::string& words) {
   return RunLine(dir, variables + " " + Withyctl() + " " + words);
 }
@@ -217,7 +217,7 @@ class WithyctlOnBoard : public testing::Test {
           const std::string& out = "") const {
     return RunLine(board_->dir(), Line(words), input, out);
   }
-  // A file with this text.
+  // A file with the given text.
   std::string Input(const std::string& text) const {
     std::ofstream(board_->dir() + "/input") << text;
     return board_->dir() + "/input";
@@ -256,7 +256,7 @@ TEST_F(WithyctlOnBoard, WhatCannotBePrintedIsAFailureOfAnyCommand) {
   }
   fails(Run("chat --max-tokens 4", Input("hello\nmore\n"), "/dev/full"), "chat");
   EXPECT_EQ(Run("status --quiet", "/dev/null", "/dev/full").code, 0) << "prints nothing";
-  // A reader that has enough ends it, as is usual in pipes, without a word.
+  // If the reader stops early, the program ends silently, as usual in pipes.
   const Ran piped = RunLine(
       board_->dir(), "bash -c 'set -o pipefail; " + Line("contexts list --json") + " | true'");
   EXPECT_EQ(piped.err, "");
@@ -348,7 +348,7 @@ TEST_F(WithyctlOnBoard, TokensHaveTextInJson) {
   EXPECT_NE(ran.out.find("\"text\":\""), std::string::npos) << ran.out;
 }
 
-// A prompt whose computation takes seconds: the terminal says how far it is, a pipe nothing.
+// A prompt that takes seconds to compute: a terminal shows the progress, a pipe nothing.
 TEST_F(WithyctlOnBoard, ALongPromptShowsItsProgress) {
   StartBoard({"model.path=" + SlowModelPath(), "model.threads=1", "model.sampling.temperature=0"});
   const std::string prompt = Input(std::string(7000, '?'));
@@ -358,12 +358,12 @@ TEST_F(WithyctlOnBoard, ALongPromptShowsItsProgress) {
   {
     const auto terminal = OnTerminal(words());
     EXPECT_TRUE(terminal->Shows("reading the prompt: ")) << terminal->screen();
-  }  // the caller leaves: its prompt is not read to the end
+  }  // the caller leaves, so the prompt is not completed
   const Ran piped = Run("generate --timeout-s 3 --max-tokens 2 --raw --file " + prompt);
   EXPECT_EQ(piped.err.find("reading"), std::string::npos) << piped.err;
 }
 
-// Without its modules, without a token, without a service: a line, and no traceback.
+// Without its modules, a token or a service the example prints one line, not a traceback.
 TEST(ExamplesTest, ThePythonExampleSaysWhatIsMissing) {
   char pattern[] = "/tmp/withy-e2e-XXXXXX";
   const std::string dir = mkdtemp(pattern);
@@ -407,7 +407,7 @@ TEST(WithyctlTest, NoTokenIsLost) {
   EXPECT_NE(unknown.err.find("apps bind third"), std::string::npos) << unknown.err;
   EXPECT_EQ(run(config, "apps bind my.app").code, 0) << "renewed with the token that is kept";
 
-  // For scripts: the same token, as long as it is valid.
+  // For scripts: the same token while it is valid.
   const std::string printed = run(config, "apps bind my.app --print").out;
   EXPECT_FALSE(printed.empty());
   EXPECT_EQ(run(config, "apps bind my.app --print").out, printed);
@@ -418,7 +418,7 @@ TEST(WithyctlTest, NoTokenIsLost) {
   EXPECT_NE(renewed, printed);
   EXPECT_EQ(run(config, "apps bind my.app --print").out, renewed);
 
-  // Nothing is registered for which there is no place, unless the token is printed.
+  // No app is registered if its token cannot be stored, unless the token is printed.
   for (const std::string& nowhere :
        {std::string("XDG_CONFIG_HOME=/proc/self"), std::string("env -u HOME -u XDG_CONFIG_HOME")}) {
     const Ran refused = run(nowhere, "apps bind fourth");
@@ -484,7 +484,7 @@ TEST(WithyctlTest, AnAppsNameIsItsOwnAndTheOperatorsToRenew) {
   EXPECT_EQ(run(next, {"apps", "bind", "mail", "--print"}).first, 0);
 }
 
-// Ctrl-C in the midst of a long calibration; the next run goes on, and the service uses the result.
+// Ctrl-C during a long calibration; the next run continues, and the service uses the result.
 TEST(WithyctlTest, ACalibrationGoesOnWhereItWasInterrupted) {
   Board board;
   const std::string config = board.dir() + "/withy.textproto";
@@ -497,7 +497,7 @@ TEST(WithyctlTest, ACalibrationGoesOnWhereItWasInterrupted) {
   ASSERT_TRUE(interrupted->Shows("round ")) << interrupted->screen();
   interrupted->Type("\x03");
   EXPECT_EQ(interrupted->WaitForExit(), 1) << interrupted->screen();
-  EXPECT_NE(interrupted->screen().find("the same command goes on from there"), std::string::npos)
+  EXPECT_NE(interrupted->screen().find("the same command continues from there"), std::string::npos)
       << interrupted->screen();
 
   const auto records = [&] {

@@ -1,4 +1,4 @@
-// Any bytes as a GGUF file: either refused with a status, or everything in it can be read.
+// Arbitrary bytes as a GGUF file: refused with a status, or everything in it can be read.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -36,7 +36,7 @@ void ReadTensors(const GgufFile& file) {
     const std::span<const uint8_t> data = file.Data(tensor);
     uint32_t sum = 0;
     for (const uint8_t byte : data) sum += byte;
-    if (sum == 0xFFFFFFFF) std::abort();  // keeps the reads
+    if (sum == 0xFFFFFFFF) std::abort();  // prevents the reads from being optimised away
     if (tensor.elements() > kMaxElements) continue;
     std::vector<float> values(static_cast<size_t>(tensor.elements()));
     (void)Dequantize(tensor.type, data, values);
@@ -52,7 +52,7 @@ void UseTokenizer(const GgufFile& file) {
   (void)(*tokenizer)->Decode(ids, true);
 }
 
-// What is said of a file, and what it calls itself, fits a message.
+// A file's messages, and its own name in them, are valid UTF-8.
 void Judge(const GgufFile& file) {
   const Servability judged = JudgeServability(file, "");
   for (const absl::Status& problem : judged.problems) {

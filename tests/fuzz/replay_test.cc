@@ -1,5 +1,5 @@
-// Runs a fuzz target over its kept corpus, and over cut and damaged copies of it, where there is no
-// libFuzzer. Started in the repository root; linked with one X_fuzz.cc.
+// Runs a fuzz target on its stored corpus and on truncated and damaged copies, without libFuzzer.
+// Run in the repository root; linked with one X_fuzz.cc.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace withy {
 namespace {
 
-// A copy of exactly the right size, so that a sanitizer sees any read past its end.
+// Copies the input to a buffer of exactly its size, so that a sanitizer detects reads past the end.
 void RunTarget(std::vector<uint8_t> input) {
   input.shrink_to_fit();
   EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);

@@ -1,6 +1,6 @@
-// Any bytes as text: encoding covers them without gaps, forges no control token and no end of an
-// answer, decoding gives them back, streaming gives valid UTF-8, a cancelled encoding says so. The
-// first byte of the input picks the tokenizer, the second where the text is cut into pieces.
+// Arbitrary bytes as text: encoding covers them without gaps and forges no control token or end of
+// an answer, decoding restores them, streaming gives valid UTF-8, a cancelled encoding reports it.
+// The first byte of the input selects the tokenizer, the second the division into pieces.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -22,15 +22,15 @@ void Require(bool condition, const char* what) {
   std::abort();
 }
 
-// With what the checks need to know of it.
+// A tokenizer and its properties for the checks.
 struct Subject {
   std::unique_ptr<Tokenizer> tokenizer;
-  bool lossless = true;        // decoding gives back what was encoded
-  int32_t unknown = kNoToken;  // the token that text may become where it has no other
+  bool lossless = true;        // decoding restores the encoded text
+  int32_t unknown = kNoToken;  // the token for text without a token of its own
 };
 
-// `whole`: each byte has a token. Without, the unknown token is one that ends an answer, and so are
-// the results of some merges.
+// `whole`: every byte has a token. Otherwise the unknown token, and the results of some merges, end
+// an answer.
 Subject MakeBpe(const std::string& pre, bool whole) {
   TestVocab vocab;
   vocab.AddByteAlphabet();
@@ -55,7 +55,7 @@ Subject MakeBpe(const std::string& pre, bool whole) {
   return {vocab.Make("gpt2", pre).value(), whole};
 }
 
-// Without `bytes` what has no token becomes `unknown`, or nothing where that ends an answer.
+// Without `bytes`, text without a token becomes `unknown`, or nothing if that ends an answer.
 Subject MakeSpm(bool space_prefix, bool bytes, uint32_t unknown) {
   TestVocab vocab;
   vocab.Add("<unk>", TokenKind::kUnknown);
@@ -113,7 +113,7 @@ void CheckSpans(const Encoding& encoding, size_t bytes) {
     Require(span.begin == at && span.end >= span.begin, "spans follow each other");
     at = span.end;
   }
-  // Where everything was dropped nothing covers it.
+  // If everything was dropped, no token covers the input.
   Require(at == bytes || at == 0, "spans cover the input");
 }
 
@@ -125,7 +125,7 @@ void CheckNothingForged(const Subject& subject, const Encoding& encoding) {
   }
 }
 
-// Ends after `looks` looks, or when it is whole.
+// Cancels the encoding after `looks` polls, unless it completes earlier.
 void CheckCancelled(const Tokenizer& tokenizer, std::string_view text, const Encoding& whole) {
   size_t looks = text.size() % 3;
   const CancelCheck check = [&looks] { return looks-- == 0; };

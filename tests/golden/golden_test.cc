@@ -1,6 +1,6 @@
-// The engine against hidden states and logits that transformers computed for small random models,
-// in every weight type that it can quantise to, on every kernel target of this CPU. make_goldens.py
-// makes the files.
+// Compares the engine with hidden states and logits that transformers computed for small random
+// models, in every weight type it can quantise to, on every kernel target of this CPU.
+// make_goldens.py makes the files.
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ double Cosine(std::span<const float> a, std::span<const float> b) {
   return ab / std::sqrt(aa * bb);
 }
 
-// The smallest cosine over rows: one bad token must not hide among good ones.
+// The smallest cosine over rows, so that one bad token is not hidden by good ones.
 double WorstRowCosine(std::span<const float> a, std::span<const float> b, size_t width) {
   double worst = 1;
   for (size_t i = 0; i + width <= a.size(); i += width) {
@@ -138,7 +138,7 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
       const std::vector<float> reference = Floats(*golden, c.golden + "." + name);
       ASSERT_EQ(ours.size(), reference.size()) << name;
       EXPECT_GT(Cosine(ours, reference), c.min_cosine) << name << " on " << options.target;
-      // A single row has the quantised KV's and activations' error in full.
+      // A single row shows the full error of the quantised KV and activations.
       EXPECT_GT(WorstRowCosine(ours, reference, width), 1 - 10 * (1 - c.min_cosine))
           << name << " on " << options.target;
     };

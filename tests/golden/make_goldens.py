@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the golden models and outputs that engine/model is tested against.
+"""Makes the golden models and outputs for the tests of engine/model.
 
 Small random models (llama, qwen2, qwen3) run through transformers' own modelling code; the weights go to NAME.gguf (F16, which holds
 them exactly) and the reference's hidden states after every layer and logits to NAME.golden.gguf, once per weight type, computed
@@ -23,7 +23,7 @@ TOKENS = 40
 VOCAB = 96
 
 
-# ---- GGUF writing: just what these files need ----
+# GGUF writing, as far as these files need it.
 
 def _string(text):
     data = text.encode()
@@ -58,7 +58,7 @@ def write_gguf(path, metadata, tensors):
         f.write(out)
 
 
-# ---- block types, from their definition ----
+# Block types, by their definition.
 
 def half(x):
     return x.astype(np.float16)
@@ -69,7 +69,7 @@ def round_away(x):
 
 
 def q8_0(w):
-    """Values of w after Q8_0: scale max|x|/127 a block of 32."""
+    """Values of w after Q8_0: scale max|x|/127 per block of 32."""
     b = w.reshape(-1, 32)
     d = np.abs(b).max(axis=1, keepdims=True) / np.float32(127)
     inv = np.where(d > 0, np.float32(1) / np.where(d > 0, d, 1), 0)
@@ -99,7 +99,7 @@ def q4_1(w):
     return values.astype(np.float32), packed.tobytes()
 
 
-# ---- models ----
+# Models.
 
 def llama(tied, heads, kv_heads, scaling):
     return transformers.LlamaForCausalLM, transformers.LlamaConfig, dict(
@@ -141,7 +141,7 @@ def build(name, seed):
 
 
 def permute(w, heads):
-    """Rows of a head from (i, i + half) to adjacent pairs, as llama files have them."""
+    """Reorders a head's rows from pairs (i, i + half) to adjacent pairs, as in llama files."""
     return w.reshape(heads, 2, w.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(w.shape)
 
 
@@ -190,7 +190,7 @@ def metadata_of(name, config):
 
 
 def llama3_factors(head_dim):
-    """rope_freqs.weight as a converter writes it: what divides each plain frequency."""
+    """rope_freqs.weight as a converter writes it: the divisor of each plain frequency."""
     inv = 1.0 / (LLAMA3["rope_theta"] ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim))
     original, factor = LLAMA3["original_max_position_embeddings"], LLAMA3["factor"]
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
@@ -201,7 +201,7 @@ def llama3_factors(head_dim):
     return (inv / scaled).astype(np.float32)
 
 
-# ---- reference outputs ----
+# Reference outputs.
 
 def run(model, tokens, matrices):
     """Hidden states after each layer and logits with the matrices replaced by `matrices`."""
@@ -238,7 +238,7 @@ def main(folder):
         tokens = np.random.default_rng(7 + index).integers(0, VOCAB, TOKENS).astype(np.int32)
         own = {k: p.detach().numpy() for k, p in model.named_parameters() if p.dim() == 2}
         types = {"f": own, "q8_0": {k: q8_0(v) for k, v in own.items()}, "q4_0": {k: q4_0(v) for k, v in own.items()}}
-        if name == "llama_gqa":  # the test cannot quantise to this type itself
+        if name == "llama_gqa":  # the test cannot quantise to this type
             types["q4_1"] = {k: q4_1(v)[0] for k, v in own.items()}
             write_gguf(f"{folder}/{name}.q4_1.gguf", meta,
                        {**{k: (Q4_1, v.shape, q4_1(v)[1]) for k, v in matrices.items()}, **f32})

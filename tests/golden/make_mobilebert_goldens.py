@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the golden MobileBERT models and outputs that engine/encoder is tested against.
+"""Makes the golden MobileBERT models and outputs for the tests of engine/encoder.
 
 Small random models run through transformers' own MobileBertModel. Each goes to mobilebert_NAME/ as Hugging Face saves it (config.json,
 vocab.txt, model.safetensors), with golden.gguf beside it: token ids, hidden states after the embeddings and every layer, the
@@ -23,7 +23,7 @@ from make_goldens import F32, I32, q8_0, write_gguf
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[unused0]", "the", "cat", "sat", "on", "mat", "##s", "##ing", "un", "##able", ",", "."]
 VOCAB += [f"w{i}" for i in range(32)]
-LENGTHS = [37, 70]  # neither is a whole number of blocks
+LENGTHS = [37, 70]  # neither is a multiple of a block
 
 COMMON = dict(vocab_size=len(VOCAB), num_hidden_layers=3, max_position_embeddings=96, embedding_size=32, hidden_size=64,
               intra_bottleneck_size=32, intermediate_size=64, num_attention_heads=2, num_feedforward_networks=2)
@@ -50,7 +50,7 @@ def build(dtype, changes, seed):
                 p.normal_(0.0, 0.1)
             else:
                 p.normal_(0.0, p.shape[1] ** -0.5)
-            p.copy_(p.to(dtype).float())  # what the file will hold, exactly
+            p.copy_(p.to(dtype).float())  # exactly the values in the file
     return model, config
 
 
@@ -66,7 +66,7 @@ def run(model, ids):
 
 
 def quantised(model):
-    """The model's matrices as Q8_0 holds them: those with rows of whole blocks; added tables stay as they are."""
+    """The model's matrices with Q8_0's values, if their rows are whole blocks; added tables are unchanged."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 2 and p.shape[1] % 32 == 0 and "position" not in name and "token_type" not in name:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy over the product's files that the build compiles: tidy.sh BUILD_DIR. Tests are left to the compiler's warnings, and
-# so is what includes LibTorch, whose headers alone take clang-tidy a minute a file.
+# Runs clang-tidy on the product's compiled files: tidy.sh BUILD_DIR. Excludes tests, which the compiler's warnings cover, and
+# files that include LibTorch, whose headers take clang-tidy a minute per file.
 set -euo pipefail
 build=$1
 files=$(python3 - "$build" <<'PY'
