@@ -1,154 +1,172 @@
-// The engine thread's steps: which rows go together, what comes of them.
-// Neighbours: scheduler.cc brings the calls and takes them away; policy/step_plan.h decides.
+#include "model_worker/step_runner.h"
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/status.h"
-#include "model_worker/scheduler_call.h"
+#include "engine/session/solo_answer.h"
 
 namespace withy::model_worker {
 namespace {
-
-// Rows of an answer whose blocks are claimed before they are computed.
-constexpr int32_t kTokensAhead = engine::kChunkTokens / 2;
 
 double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
 
 }  // namespace
 
-bool Scheduler::Step() {
+StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, const Calls& calls,
+                       TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics)
+    : model_(model),
+      levels_(options.levels),
+      drafts_(options.drafts),
+      calls_(calls),
+      inbox_(inbox),
+      results_(results),
+      clock_(clock),
+      metrics_(metrics),
+      vocab_(static_cast<size_t>(model.info().vocab_size)),
+      learner_(options.learner),
+      logits_(static_cast<size_t>(options.max_batch) * vocab_),
+      preempting_logits_(logits_.size()) {}
+
+bool StepRunner::Step() {
   if (under_way_ == nullptr) {
-    for (Task& task : std::exchange(after_step_, {})) task();
-    std::unique_ptr<Batch> batch = PlanBatch();
-    FlushWhoWaits(*batch);
+    for (Task& task : std::exchange(deferred_, {})) task();
+    std::unique_ptr<StepBatch> batch = PlanBatch();
+    FlushThoseWhoWait(*batch);
     if (batch->plan.empty()) return false;
     under_way_ = std::move(batch);
-  } else if (GiveWay()) {
+  } else if (Preempt()) {
     return true;
   }
-  stop_step_ = false;
-  // Whoever left word before could not stop the step.
-  if (HasPosted()) return true;
-  if (!Compute(*under_way_, logits_, &stop_step_)) {
+  if (inbox_.ResetInterrupt()) return true;
+  if (!Compute(*under_way_, logits_, inbox_.interrupt())) {
     if (under_way_ != nullptr && under_way_->given_up) under_way_.reset();
     return true;
   }
-  const std::unique_ptr<Batch> batch = std::move(under_way_);
-  AfterStep(*batch, logits_);
+  const std::unique_ptr<StepBatch> batch = std::move(under_way_);
+  HandOut(*batch, logits_);
   return true;
 }
 
-// Lets urgent prompts and tokens go in between, if there are any; once where answers wait for the
-// step.
-bool Scheduler::GiveWay() {
-  std::unique_ptr<Batch> between = PlanBatch();
-  if (between->plan.empty()) return false;
+// Computes the step that preempts the one under way; false: there is none.
+bool StepRunner::Preempt() {
+  std::unique_ptr<StepBatch> batch = PlanBatch();
+  if (batch->plan.empty()) return false;
   under_way_->preempted = true;
   const auto compute = [&] {
-    FlushWhoWaits(*between);
-    return Compute(*between, between_logits_, nullptr);
+    FlushThoseWhoWait(*batch);
+    return Compute(*batch, preempting_logits_, nullptr);
   };
   bool computed = compute();
-  while (between->given_up) {
-    between = PlanBatch();
-    computed = !between->plan.empty() && compute();
+  while (batch->given_up) {
+    batch = PlanBatch();
+    computed = !batch->plan.empty() && compute();
   }
-  if (computed) AfterStep(*between, between_logits_);
-  FlushWhoWaits(*under_way_);
+  if (computed) HandOut(*batch, preempting_logits_);
+  FlushThoseWhoWait(*under_way_);
   return true;
 }
 
-// Whose next token is not one decode step away is told what was kept back for it.
-void Scheduler::FlushWhoWaits(const Batch& next) {
-  for (const auto& entry : calls_) {
-    const Call& call = *entry.second;
-    if (call.phase != Phase::kRunning || !call.session->decoding()) continue;
-    const bool follows = !next.plan.has_prefill() &&
-                         std::any_of(next.parts.begin(), next.parts.end(),
-                                     [&](const Batch::Part& part) { return part.call == &call; });
-    if (!follows) call.sink->Flush();
+// A call whose next token is not one decode step away is told the text that was kept back for it.
+void StepRunner::FlushThoseWhoWait(const StepBatch& next) {
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase != CallPhase::kRunning || !call->session->decoding()) continue;
+    const bool follows = !next.plan.has_prefill() && next.PartOf(*call) != nullptr;
+    if (!follows) call->sink->Flush();
   }
 }
 
-// Begins or goes on with a batch; true once it is computed. A batch that the engine refuses ends
-// its calls.
-bool Scheduler::Compute(Batch& batch, std::vector<float>& logits, const std::atomic<bool>* stop) {
-  const int64_t now = clock_.SteadyNanos();
-  if (batch.pass == nullptr) {
-    batch.started_ns = now;
-    logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
-    auto pass = model_.Begin({.rows = batch.rows, .contexts = batch.views}, logits.data());
-    if (!pass.ok()) {
-      const std::vector<Batch::Part> parts = batch.parts;  // failing one of them ends the batch
-      for (const Batch::Part& part : parts) Fail(*part.call, Annotate(pass.status(), "engine"));
-      return false;
-    }
-    batch.pass = *std::move(pass);
-    if (NeedsWatch(batch, now)) batch.watch.emplace();
-  }
+// Begins or resumes a batch; true once it is computed. A batch that the engine refuses ends its
+// calls.
+bool StepRunner::Compute(StepBatch& batch, std::vector<float>& logits,
+                         const std::atomic<bool>* interrupt) {
+  if (batch.pass == nullptr && !Begin(batch, logits)) return false;
   while (batch.watch.has_value() && batch.watch->next_look() < 1) {
     const double look = batch.watch->next_look();
-    const bool computed = RunPass(batch, stop, look);
+    const bool computed = RunPass(batch, interrupt, look);
     if (computed || batch.pass->Done() < look) return computed;
     batch.watch->Look(batch.pass->Done(), Millis(batch.computed_ns));
     if (batch.watch->next_look() == 1 && RestartsAtLowerLevel(batch)) return false;
   }
-  return RunPass(batch, stop, 1);
+  return RunPass(batch, interrupt, 1);
 }
 
-bool Scheduler::RunPass(Batch& batch, const std::atomic<bool>* stop, double until) {
+bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
+  batch.started_ns = clock_.SteadyNanos();
+  logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
+  auto pass = model_.Begin({.rows = batch.rows, .contexts = batch.views}, logits.data());
+  if (!pass.ok()) {
+    const absl::Status refused = Annotate(pass.status(), "engine");
+    const std::vector<StepBatch::Part> parts = batch.parts;  // refusing one ends the batch
+    for (const StepBatch::Part& part : parts) results_.OnRefused(*part.call, refused);
+    return false;
+  }
+  batch.pass = *std::move(pass);
+  if (NeedsWatch(batch)) batch.watch.emplace();
+  return true;
+}
+
+bool StepRunner::RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until) {
   const int64_t started = clock_.SteadyNanos();
-  const bool computed = batch.pass->Run(stop, until);
+  const bool computed = batch.pass->Run(interrupt, until);
   batch.computed_ns += clock_.SteadyNanos() - started;
   if (computed) metrics_.StepDone();
   return computed;
 }
 
-bool Scheduler::NeedsWatch(const Batch& batch, int64_t now_ns) const {
-  const Batch::Part* prompt = batch.OnlyPrompt();
+bool StepRunner::NeedsWatch(const StepBatch& batch) const {
+  const StepBatch::Part* prompt = batch.OnlyPrompt();
   if (prompt == nullptr) return false;
   const std::optional<size_t> level = LevelOf(*prompt->call);
   return level.has_value() &&
-         policy::SlowStepWatch::IsNeeded(paces_, PromptOf(*prompt->call, *level),
-                                         learner_.slowdown(), now_ns);
+         policy::SlowStepWatch::IsNeeded(levels_, PromptOf(*prompt->call, *level),
+                                         learner_.slowdown(), batch.started_ns);
 }
 
 // Whether the prompt of a batch that turns out slow goes on at a lower level, and the batch is
 // given up.
-bool Scheduler::RestartsAtLowerLevel(Batch& batch) {
-  const Batch::Part& part = *batch.OnlyPrompt();
+bool StepRunner::RestartsAtLowerLevel(StepBatch& batch) {
+  const StepBatch::Part& part = *batch.OnlyPrompt();
   const std::optional<size_t> level = LevelOf(*part.call);
   if (!level.has_value()) return false;
-  const size_t restart = batch.watch->RestartLevel(paces_, PromptOf(*part.call, *level), part.rows,
+  const size_t restart = batch.watch->RestartLevel(levels_, PromptOf(*part.call, *level), part.rows,
                                                    batch.plan.expected_ms, clock_.SteadyNanos());
   LowerLevel(*part.call, *level, restart);
   batch.given_up = restart != *level;
   return batch.given_up;
 }
 
-bool Scheduler::UnderWay(const Call& call) const {
-  return under_way_ != nullptr &&
-         std::any_of(under_way_->parts.begin(), under_way_->parts.end(),
-                     [&](const Batch::Part& part) { return part.call == &call; });
+policy::PromptTurn StepRunner::PromptOf(const Call& call, size_t level) const {
+  return {.pacer = &call.pacer,
+          .order = call.order,
+          .rows = call.session->pending_rows(),
+          .level = level,
+          .depth = call.session->computed()};
 }
 
-// Notes whose reader is behind; a step under way is none of its calls' readers' time.
-void Scheduler::UpdatePause(Call& call, int64_t now_ns) {
+bool StepRunner::IsUnderWay(const Call& call) const {
+  return under_way_ != nullptr && under_way_->PartOf(call) != nullptr;
+}
+
+bool StepRunner::SharesStepUnderWay(const Call& call) const {
+  return IsUnderWay(call) && under_way_->parts.size() > 1;
+}
+
+void StepRunner::AbandonStepOf(const Call& call) {
+  if (IsUnderWay(call)) under_way_ = nullptr;
+}
+
+// Notes whether the call's reader is behind, and takes a pause that is over out of the call's time.
+void StepRunner::UpdatePause(Call& call, int64_t now_ns) {
   const bool room = call.sink->HasRoom();
   if (room && call.paused_since_ns != 0) call.pacer.SkipReaderPause(now_ns - call.paused_since_ns);
   call.paused_since_ns = room ? 0 : (call.paused_since_ns != 0 ? call.paused_since_ns : now_ns);
 }
 
-policy::StepCall Scheduler::StepCallOf(const Call& call) const {
-  int32_t under_way_rows = 0;
-  if (under_way_ != nullptr) {
-    for (const Batch::Part& part : under_way_->parts) {
-      if (part.call == &call) under_way_rows = part.rows;
-    }
-  }
+policy::StepCall StepRunner::StepCallOf(const Call& call) const {
+  const StepBatch::Part* part = under_way_ == nullptr ? nullptr : under_way_->PartOf(call);
   return {.order = call.order,
           .pacer = &call.pacer,
           .level = LevelOf(call),
@@ -158,17 +176,17 @@ policy::StepCall Scheduler::StepCallOf(const Call& call) const {
           .depth = call.session->computed(),
           .begun = call.steps > 0,
           .reader_behind = call.paused_since_ns != 0,
-          .under_way_rows = under_way_rows};
+          .under_way_rows = part == nullptr ? 0 : part->rows};
 }
 
 // The next step, or, while one is under way, the step that preempts it.
-std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
+std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
   const int64_t now = clock_.SteadyNanos();
   std::vector<policy::StepCall> running;
   std::vector<Call*> calls;
   for (const auto& [ticket, call] : calls_) {
-    if (call->phase != Phase::kRunning) continue;
-    if (!UnderWay(*call)) UpdatePause(*call, now);
+    if (call->phase != CallPhase::kRunning) continue;
+    if (!IsUnderWay(*call)) UpdatePause(*call, now);
     running.push_back(StepCallOf(*call));
     calls.push_back(call.get());
   }
@@ -179,8 +197,8 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
                  .done = under_way_->pass != nullptr ? under_way_->pass->Done() : 0,
                  .preempted = under_way_->preempted};
   }
-  auto batch = std::make_unique<Batch>();
-  batch->plan = policy::PlanStep({.levels = paces_,
+  auto batch = std::make_unique<StepBatch>();
+  batch->plan = policy::PlanStep({.levels = levels_,
                                   .calls = running,
                                   .under_way = under_way,
                                   .slowdown = learner_.slowdown(),
@@ -201,25 +219,26 @@ std::unique_ptr<Scheduler::Batch> Scheduler::PlanBatch() {
   return batch;
 }
 
-void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
+// Gives each call of a computed batch its tokens or its progress, then lets each go on.
+void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) {
   const double share = learner_.Observe(batch.plan, Millis(batch.computed_ns));
   const int64_t ended_ns = clock_.SteadyNanos();
-  size_t first = 0;  // of a part's logits
+  size_t first_logit = 0;
   bool first_tokens = false, urgent = false;
   std::vector<Call*> going_on;
-  for (const Batch::Part& part : batch.parts) {
+  for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
     metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, batch.started_ns,
                   ended_ns);
     call.session->Advance(part.rows);
     if (part.logits_rows > 0) {
-      const bool begins = call.times.first_token_ns == 0;
-      first_tokens = first_tokens || begins;
-      if (begins) call.pacer.OnPromptStep(share);
-      urgent = urgent || (begins && call.pacer.FirstTokenIsUrgent(ended_ns));
+      const bool first = call.times.first_token_ns == 0;
+      first_tokens = first_tokens || first;
+      if (first) call.pacer.OnPromptStep(share);
+      urgent = urgent || (first && call.pacer.FirstTokenIsUrgent(ended_ns));
       const size_t size = static_cast<size_t>(part.logits_rows) * vocab_;
-      const bool taken = TakeTokens(call, logits.subspan(first, size));
-      first += size;
+      const bool taken = TakeTokens(call, logits.subspan(first_logit, size));
+      first_logit += size;
       if (!taken) continue;
     } else if (call.request.report_progress && !part.decode) {
       const int32_t tokens = call.session->prefill_tokens();
@@ -232,16 +251,16 @@ void Scheduler::AfterStep(const Batch& batch, std::span<const float> logits) {
   if (first_tokens && threads >= std::thread::hardware_concurrency()) {
     std::this_thread::sleep_for(std::chrono::microseconds(policy::FirstTokenLeadUs(urgent)));
   }
-  for (Call* call : going_on) GoOn(*call);
+  for (Call* call : going_on) Continue(*call);
 }
 
 // Picks a call's next tokens and tells them; false: the call has failed and is gone.
-bool Scheduler::TakeTokens(Call& call, std::span<const float> logits) {
+bool StepRunner::TakeTokens(Call& call, std::span<const float> logits) {
   const int64_t started = clock_.SteadyNanos();
   const auto deltas = call.session->TakeLogits(logits);
   const int64_t now = clock_.SteadyNanos();
   if (!deltas.ok()) {
-    Fail(call, Annotate(deltas.status(), "sampling"));
+    results_.OnRefused(call, Annotate(deltas.status(), "sampling"));
     return false;
   }
   metrics_.Sampling(call.request.call_id, deltas->size(), started, now);
@@ -265,62 +284,34 @@ bool Scheduler::TakeTokens(Call& call, std::span<const float> logits) {
   return true;
 }
 
-// What comes after a call's rows.
-void Scheduler::GoOn(Call& call) {
-  if (call.session->finished()) {
-    Commit(call);
-  } else if (call.request.rebuild && call.session->pending_rows() == 0) {
-    call.unanswered = true;
-    Commit(call);
-  } else {
-    if (call.session->decoding()) {
-      KeepPace(call);
-      DraftNext(call);
+// Sets up the call's next step, unless it has ended.
+void StepRunner::Continue(Call& call) {
+  if (call.session->decoding() && !call.session->finished()) {
+    if (const std::optional<size_t> level = LevelOf(call)) {
+      LowerLevel(call, *level, call.pacer.Choose(levels_, *level, call.session->computed()));
     }
-    ClaimAhead(call);
+    DraftNext(call);
   }
+  results_.OnComputed(call);
 }
 
-policy::PromptTurn Scheduler::PromptOf(const Call& call, size_t level) {
-  return {.pacer = &call.pacer,
-          .order = call.order,
-          .rows = call.session->pending_rows(),
-          .level = level,
-          .depth = call.session->computed()};
-}
-
-void Scheduler::KeepPace(Call& call) {
-  const std::optional<size_t> level = LevelOf(call);
-  if (level.has_value()) {
-    LowerLevel(call, *level, call.pacer.Choose(paces_, *level, call.session->computed()));
-  }
+void StepRunner::DraftNext(Call& call) {
+  if (drafts_ == nullptr) return;
+  // A draft that is refused costs speed alone: the step decodes plainly.
+  call.session->Draft(drafts_->Draft(call.request.call_id, call.session->tokens())).IgnoreError();
 }
 
 // Index of a call's level among the model's; none: the model has no such level.
-std::optional<size_t> Scheduler::LevelOf(const Call& call) const {
+std::optional<size_t> StepRunner::LevelOf(const Call& call) const {
   const int32_t index = engine::LevelIndex(model_.info(), call.session->level_percent());
   return index < 0 ? std::nullopt : std::optional(static_cast<size_t>(index));
 }
 
-void Scheduler::LowerLevel(Call& call, size_t from, size_t to) {
+void StepRunner::LowerLevel(Call& call, size_t from, size_t to) {
   if (to == from) return;
   call.session->LowerLevel(model_.info().levels[to].percent);
   call.level_changed = true;
   metrics_.LevelDropped();
-}
-
-void Scheduler::DraftNext(Call& call) {
-  if (options_.drafts == nullptr) return;
-  // A draft that is refused costs speed alone: the step decodes plainly.
-  call.session->Draft(options_.drafts->Draft(call.request.call_id, call.session->tokens()))
-      .IgnoreError();
-}
-
-void Scheduler::ClaimAhead(Call& call) {
-  const int32_t ahead = call.session->decoding() ? kTokensAhead : kPromptAhead;
-  if (const auto range = call.session->NextClaim(ahead)) {
-    call.lease->Claim(range->first, range->count);
-  }
 }
 
 }  // namespace withy::model_worker
