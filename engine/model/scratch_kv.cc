@@ -5,12 +5,18 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/status.h"
 
 namespace withy::engine {
 
 ScratchKv::ScratchKv(const ModelInfo& info, int32_t tokens) : kv_(info.kv) { Extend(tokens); }
+
+ScratchKv::ScratchKv(ScratchKv&& other) noexcept
+    : kv_(other.kv_),
+      memory_(std::exchange(other.memory_, {})),
+      blocks_(std::move(other.blocks_)) {}
 
 ScratchKv::~ScratchKv() {
   if (memory_.base != nullptr) munmap(memory_.base, memory_.bytes);

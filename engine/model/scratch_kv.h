@@ -20,6 +20,7 @@ class ScratchKv {
  public:
   ScratchKv(const ModelInfo& info, int32_t tokens);
   ~ScratchKv();
+  ScratchKv(ScratchKv&& other) noexcept;
   ScratchKv(const ScratchKv&) = delete;
   ScratchKv& operator=(const ScratchKv&) = delete;
 

@@ -215,10 +215,11 @@ absl::Status Calibrator::Fill(int32_t depth) {
 void Calibrator::CopyFirstContext(size_t to, int32_t depth) {
   const KvInfo& kv = model_.info().kv;
   const int32_t chunks = (depth + kv.chunk_tokens - 1) / kv.chunk_tokens;
-  const std::span<std::byte* const> source = contexts_[0]->View().blocks;
-  const std::span<std::byte* const> target = contexts_[to]->View().blocks;
+  const ContextView source = contexts_[0]->View();
+  const ContextView target = contexts_[to]->View();
   for (size_t i = 0; i < static_cast<size_t>(chunks * kv.layers); ++i) {
-    std::memcpy(target[i], source[i], kv.block_bytes);
+    std::memcpy(target.memory.At(target.blocks[i]), source.memory.At(source.blocks[i]),
+                kv.block_bytes);
   }
   filled_[to] = depth;
 }

@@ -124,11 +124,12 @@ class Probe {
 
   void FillDeepContext() {
     const KvInfo& kv = model_.info().kv;
-    const std::span<std::byte* const> blocks = kv_[0].View().blocks;
+    const ContextView view = kv_[0].View();
     const auto whole = static_cast<size_t>(rows_per_context_ / kv.chunk_tokens * kv.layers);
     if (whole == 0) return;
-    for (size_t i = whole; i < blocks.size(); ++i) {
-      std::memcpy(blocks[i], blocks[i % whole], kv.block_bytes);
+    for (size_t i = whole; i < view.blocks.size(); ++i) {
+      std::memcpy(view.memory.At(view.blocks[i]), view.memory.At(view.blocks[i % whole]),
+                  kv.block_bytes);
     }
   }
 
