@@ -129,14 +129,16 @@ double TimeLeft::OfAll(double now_s) const {
 double TimeLeft::StageShare() const {
   if (!running_.has_value()) return 1;
   const State& state = stages_[*running_];
-  return std::min(1.0, (state.resumed_s + state.cost_s) / std::max(state.stage.estimate_s, kMinSeconds));
+  return std::min(1.0,
+                  (state.resumed_s + state.cost_s) / std::max(state.stage.estimate_s, kMinSeconds));
 }
 
 double TimeLeft::Share(double now_s) const {
   double done = 0;
   for (const State& state : stages_) {
-    const double share =
-        state.over ? 1 : (state.resumed_s + state.cost_s) / std::max(state.stage.estimate_s, kMinSeconds);
+    const double share = state.over ? 1
+                                    : (state.resumed_s + state.cost_s) /
+                                          std::max(state.stage.estimate_s, kMinSeconds);
     done += Estimated(state) * std::min(1.0, share);
   }
   const double left = OfAll(now_s);

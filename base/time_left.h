@@ -58,8 +58,8 @@ class TimeLeft {
   struct State {
     Stage stage;
     double resumed_s = 0;  // cost done by an earlier run
-    double cost_s = 0;   // cost done by this run
-    double spent_s = 0;  // seconds spent on cost_s
+    double cost_s = 0;     // cost done by this run
+    double spent_s = 0;    // seconds spent on cost_s
     bool over = false;
   };
   // Ratio of measured to estimated seconds, from stages of this kind and from all stages.

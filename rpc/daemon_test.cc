@@ -117,7 +117,7 @@ TEST_F(DaemonTest, SignalsDrainAreNotedOrAreIgnored) {
   const auto hang_up = [](const v1::Config& /*config*/) {
     return std::make_unique<Late>(std::vector<int>{SIGHUP, SIGTERM});
   };
-  EXPECT_EXIT(Run({}, hang_up), ExitedWithCode(0), "Hangup: goes on");
+  EXPECT_EXIT(Run({}, hang_up), ExitedWithCode(0), "Hangup: ignored");
 }
 
 TEST_F(DaemonTest, ASignalEndsAStartAtOnce) {

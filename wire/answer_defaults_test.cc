@@ -66,9 +66,11 @@ TEST(AnswerDefaultsTest, ACallSaysWhatItWantsAndGetsTheRest) {
   EXPECT_EQ(Describe(WithDefaults(asked, Defaults())),
             "temperature 1, top-p 0.95, repetition penalty 1.1 over 256 tokens");
   asked.set_temperature(0);
-  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())), "greedy") << "nothing is left of the defaults";
+  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())), "greedy")
+      << "nothing is left of the defaults";
   asked.set_repetition_penalty(1.3f);
-  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())), "greedy, repetition penalty 1.3 over 64 tokens");
+  EXPECT_EQ(Describe(WithDefaults(asked, Defaults())),
+            "greedy, repetition penalty 1.3 over 64 tokens");
 }
 
 TEST(AnswerDefaultsTest, LengthsAreTheConfigurationsElseLong) {

@@ -260,7 +260,7 @@ absl::StatusOr<v1::Calibration> UsableCalibration(const std::string& path,
 }
 
 std::vector<v1::CalibrationPoint> MergeSamples(std::span<const v1::CalibrationPoint> planned,
-                                           const v1::Calibration& recorded) {
+                                               const v1::Calibration& recorded) {
   std::vector<v1::CalibrationPoint> points(planned.begin(), planned.end());
   for (v1::CalibrationPoint& point : points) {
     const auto known =

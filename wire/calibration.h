@@ -55,7 +55,7 @@ absl::StatusOr<v1::Calibration> UsableCalibration(const std::string& path,
 // Returns `planned`, in its order, with the samples and reasons that `recorded` has for the same
 // points. Recorded points that are not planned are dropped.
 std::vector<v1::CalibrationPoint> MergeSamples(std::span<const v1::CalibrationPoint> planned,
-                                           const v1::Calibration& recorded);
+                                               const v1::Calibration& recorded);
 
 // The median; 0 without samples.
 double MedianUs(const v1::CalibrationPoint& point);

@@ -82,8 +82,10 @@ TEST(SafetensorsTest, HostileHeadersAreNamed) {
   EXPECT_THAT(OpenError(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4), HasSubstr("no dtype"));
   const auto error = [](const std::string& entry) { return OpenError("{\"a\":" + entry + "}", 8); };
   EXPECT_THAT(error(Entry("F32", "2", "[0,8]")), HasSubstr("tensor a has no shape array"));
-  EXPECT_THAT(error(Entry("F32", "[-2]", "[0,8]")), HasSubstr("a dimension that is no integer"));
-  EXPECT_THAT(error(Entry("F32", "[2.0]", "[0,8]")), HasSubstr("a dimension that is no integer"));
+  EXPECT_THAT(error(Entry("F32", "[-2]", "[0,8]")),
+              HasSubstr("a dimension that is not an integer"));
+  EXPECT_THAT(error(Entry("F32", "[2.0]", "[0,8]")),
+              HasSubstr("a dimension that is not an integer"));
   EXPECT_THAT(error(Entry("F32", "[2]", "[0]")), HasSubstr("no pair of data_offsets"));
   EXPECT_THAT(error(Entry("F32", "[2]", "[8,0]")), HasSubstr("do not lie in order within"));
   EXPECT_THAT(error(Entry("F32", "[3]", "[0,12]")), HasSubstr("within the file's 8 bytes"));

@@ -265,8 +265,7 @@ std::vector<int32_t> QueryHeadOrder(int32_t heads, int32_t kv_heads) {
 int32_t PanelInputs(int32_t unit) { return LargestPanel(unit, kMaxPanelInputs); }
 
 int32_t NeuronPanel(int32_t d_ff) {
-  return LargestPanel(d_ff,
-                      std::clamp(d_ff / kMinNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
+  return LargestPanel(d_ff, std::clamp(d_ff / kMinNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
 }
 
 absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {

@@ -140,9 +140,9 @@ class Reader {
 
  private:
   absl::Status Wrong(std::string_view key, int64_t value, std::string_view wanted) const {
-    return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value,
-                                                   "; it must be ", ToAbsl(wanted),
-                                                   ": rebuild the levels with ./withy elasticize"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value, "; it must be ",
+                     ToAbsl(wanted), ": make the levels again with ./withy elasticize"));
   }
 
   absl::StatusOr<std::vector<int64_t>> Extents(std::string_view key,
@@ -166,8 +166,8 @@ class Reader {
             absl::StrCat(file_.path(), ": level ", levels[i].percent, " % has ", now.heads,
                          " heads and ", now.neurons, " neurons in layer ", layer, ", level ",
                          levels[i + 1].percent, " % has ", above.heads, " and ", above.neurons,
-                         "; a level must be part of the one above: rebuild the levels "
-                         "with ./withy elasticize"));
+                         "; a level must be part of the one above: make the levels "
+                         "again with ./withy elasticize"));
       }
     }
     return absl::OkStatus();
