@@ -70,8 +70,8 @@ Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease 
       answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop),
       lowest_kept_level_(static_cast<int32_t>(env.model.levels.size()) - 1) {}
 
-// A block that this attachment wrote needs no second look; one from before it is checked byte by
-// byte, and stamped so that the next call need not.
+// A block that this attachment to the store wrote is not checked again. An older one is checked
+// byte by byte, and stamped so that the next call does not check it.
 bool Session::HeadersMatch(const ResidentChunk& chunk) const {
   if (chunk.where.blocks.size() != static_cast<size_t>(env_.model.kv.layers)) return false;
   for (size_t layer = 0; layer < chunk.where.blocks.size(); ++layer) {
@@ -100,17 +100,17 @@ void Session::AdoptResident() {
   const size_t named = env_.namer.MatchingChunks(names, ids_);
   size_t matching = 0;
   while (matching < named && HeadersMatch(opened_.resident[matching])) ++matching;
-  // What was computed with segments that are left out now is no fault, but claimed anew.
+  // Chunks computed with segments that are left out now are no fault; they are claimed anew.
   if (matching < names.size() && !request_.rebuild && opened_.left_out == 0) {
     const int32_t end = static_cast<int32_t>(matching) * kChunk + names[matching].tokens;
-    // Where older messages were left out, other tokens stand at these positions now: no fault.
+    // When older messages were left out, other tokens have these positions now: no fault.
     if (matching < named || (end <= usage_.context_tokens && !window_moved_)) {
       faulty_chunk_ = static_cast<int32_t>(matching);
     }
   }
   for (size_t i = 0; i < matching; ++i) {
-    // The last token of a prompt is always computed, for its logits are where the answer begins;
-    // what is computed is not written into a chunk that has it already.
+    // The last token of a prompt is always computed: the answer begins with its logits. A chunk
+    // that has it already is not used, so that it is not written.
     if (!request_.rebuild && computed_ + names[i].tokens >= prompt_end_) matching = i;
     if (i == matching) break;
     PushChunk(opened_.resident[i].where.blocks);
@@ -183,7 +183,7 @@ int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::
 
 std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   if (claim_.has_value()) return std::nullopt;
-  // One token beyond those there are: the next one's slot should be there when it is sampled.
+  // Slots for tokens that are not sampled yet, so that they need not wait for their blocks.
   const int32_t more = finished() || request_.rebuild ? 0 : kChunk / 2;
   const int32_t tree_end = computed_ + tree_.rows();
   const int32_t useful = std::max(static_cast<int32_t>(ids_.size()) + more, tree_end);
@@ -300,7 +300,7 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   answer.cancelled = reason() == engine::FinishReason::kCancelled;
   answer.ended = reason() == engine::FinishReason::kEndOfTurn;
   answer.unix_s = unix_s;
-  // A stop string cuts the text inside the generated tokens: then the text alone counts.
+  // A stop string cuts the text between or within generated tokens: then only the text is kept.
   const engine::Tokenizer& tokenizer = env_.encoder.tokenizer();
   if (reason() != engine::FinishReason::kStopString &&
       tokenizer.Encode(answer.text, {.add_bos = false, .continues = true}) != answer_.ids()) {
@@ -310,8 +310,8 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   return appended;
 }
 
-// Fills in what the window holds of the record with commit->appended. Returns how many of the
-// computed tokens it begins with.
+// Sets how much of the record, with commit->appended, the window holds. Returns how many of the
+// computed tokens are the first ones of that.
 int32_t Session::MeasureRecord(LeaseCommit* commit) const {
   std::vector<engine::Segment> record = opened_.segments;
   record.insert(record.end(), commit->appended.begin(), commit->appended.end());
@@ -375,8 +375,8 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) const {
   return commit;
 }
 
-// Less than a chunk is computed again as fast as it is kept. What was computed without a part of
-// the record is not what the record, which keeps that part, stands for.
+// Computing less than a chunk again is as fast as keeping it. KV that was computed without a part
+// of the record does not fit the record, which keeps that part.
 bool Session::worth_keeping() const {
   return !request_.context_id.empty() && !request_.rebuild && !answer_begun_ &&
          opened_.left_out == 0 && computed_ - read_only_tokens_ >= kChunk;

@@ -1,6 +1,6 @@
-// One call between its lease and its commit: which tokens there are, which are computed, where
-// their KV goes, what the answer is so far. Neighbours: scheduler.h drives many of these; lease.h
-// is where blocks come from. No threads, no clock, no messages.
+// One call between its lease and its commit: its tokens, which of them are computed, where their KV
+// goes, the answer so far. Neighbours: step_runner.h drives many of these; lease.h brings blocks;
+// policy/token_tree.h is the shape of a decode step. No threads, no clock, no messages.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,12 @@
 
 namespace withy::model_worker {
 
-// What all sessions of a worker share; outlives them. Immutable.
+// Shared by all sessions of a worker; outlives them. Immutable.
 struct SessionEnv {
   const engine::ModelInfo& model;
   const engine::ConversationEncoder& encoder;
   const ChunkNamer& namer;
-  int32_t window = 0;  // tokens of a context at most
+  int32_t window = 0;  // most tokens of a context
 };
 
 // Chunks to ask the store for.
@@ -41,16 +41,16 @@ struct ClaimRange {
 // Not thread-safe: made by one thread, then owned by another.
 class Session {
  public:
-  // Encodes record and prompt (a rebuild: the record alone), and finds out how much of the resident
-  // KV is what these tokens need. `cancelled` is asked while they are encoded; null: never.
+  // Encodes record and prompt (a rebuild: the record alone), and takes over the resident KV that
+  // these tokens need. `cancelled` is polled while they are encoded; null: never.
   // Errors: INVALID_ARGUMENT (the template refuses the messages), OUT_OF_RANGE (window), CANCELLED.
   static absl::StatusOr<std::unique_ptr<Session>> Create(
       const SessionEnv& env, const CallRequest& request, OpenedLease opened,
       const engine::CancelCheck* cancelled = nullptr);
 
-  // The first resident chunk that is not what its identity says, if any; it has to be reported
-  // before the first claim. A chunk that reaches beyond the record, left there by a call that ended
-  // before its answer, is none: it fits this prompt or is claimed anew.
+  // The first resident chunk whose content is not that of its identity, if any; it must be reported
+  // before the first claim. A chunk that reaches beyond the record is no fault: a call that ended
+  // before its answer left it there, and it is used if it fits this prompt, else claimed anew.
   std::optional<int32_t> faulty_chunk() const { return faulty_chunk_; }
   const CallUsage& usage() const { return usage_; }
 
@@ -85,9 +85,8 @@ class Session {
   }
 
   // --- blocks
-  // Chunks to claim so that `ahead` more rows than are computed have slots; none while a claim is
-  // under way or when there are enough. The caller sends it: the session then waits for AddBlocks
-  // or ClaimRefused.
+  // Chunks to claim so that the next `ahead` rows have slots; none while a claim is under way or
+  // when they have. The caller sends the claim and calls AddBlocks or ClaimRefused with its result.
   std::optional<ClaimRange> NextClaim(int32_t ahead);
   // Errors: INTERNAL when the store gave other chunks or blocks than were asked for.
   absl::Status AddBlocks(std::span<const ChunkBlocks> chunks);
@@ -95,7 +94,7 @@ class Session {
 
   // --- the level
   int32_t level_percent() const { return level_spans_.back().percent; }
-  // Rows that are appended from now on are computed at this level of the model's, a lower one than
+  // Sets the level of the rows that are appended from now on: one of the model's, lower than
   // before.
   void LowerLevel(int32_t percent);
 
@@ -110,13 +109,13 @@ class Session {
   bool has_answer() const { return !tokens_.empty(); }
   engine::FinishReason reason() const { return answer_.reason(); }
 
-  // What to leave behind, and the headers of the blocks that were written, stamped for it. `unix_s`
-  // is the present time.
+  // What the call leaves in the store. Writes the headers of the blocks that it wrote. `unix_s`:
+  // the present time.
   LeaseCommit MakeCommit(int64_t unix_s) const;
-  // Whether enough was computed that a call which ends before its answer should keep it, so that
-  // its retry goes on from there.
+  // Whether a call that ends before its answer has computed enough for its retry to go on from
+  // there.
   bool worth_keeping() const;
-  // What such a call leaves behind: KV and its names, nothing for the record.
+  // What such a call leaves in the store: KV and its names, nothing for the record.
   LeaseCommit MakeUnanswered() const;
   CallOutcome Outcome() const;
 
@@ -124,7 +123,7 @@ class Session {
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
           engine::Sampler sampler);
 
-  // Computed at `percent` from position `first` on.
+  // Tokens from position `first` on were computed at `percent`.
   struct LevelSpan {
     int32_t first = 0;
     int32_t percent = 100;
