@@ -120,7 +120,7 @@ class ModelWorker final : public rpc::Process {
     for (const engine::LevelTimes& level : cost.levels) {
       const engine::PrefillTime& longest = level.prefill.back();
       const double depth_us = level.prefill_us_per_context_token;
-      // Its rows are half as deep as it is long, on the average.
+      // The mean depth of a prompt's rows is half its length.
       const double mean_us = longest.us / longest.tokens;
       const double row_us = std::max(mean_us / 2, mean_us - depth_us * longest.tokens / 2);
       options.paces.push_back({.row_ms = row_us / 1e3,
@@ -169,7 +169,7 @@ class ModelWorker final : public rpc::Process {
 
  private:
   std::atomic<bool> draining_{false};
-  // Destroyed from the last to the first: no call without a scheduler, no lease without its client.
+  // Destroyed from last to first: calls need the scheduler, leases need their client.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
   std::optional<ChunkNamer> namer_;
