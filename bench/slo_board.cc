@@ -4,30 +4,29 @@
 #include <cmath>
 #include <map>
 #include <memory>
-#include <optional>
 
 #include "base/clock.h"
 #include "model_worker/pace.h"
 #include "model_worker/plan.h"
+#include "policy/admission.h"
+#include "policy/finished_call.h"
 
 namespace withy::bench {
 namespace {
 
-using orchestrator::CallTable;
-using orchestrator::Lane;
-using orchestrator::LiveCorrection;
+using policy::Lane;
 
-constexpr uint32_t kNoLimit = 1u << 30;  // the queue of a benchmark is not bounded
+constexpr uint32_t kNoQueueLimit = 1u << 30;  // the queue of a benchmark is not bounded
 constexpr size_t kTlmProbeBytes = 1024;
-// How often a held call is looked at when nothing else happens.
-constexpr int64_t kPollNs = 20 * kNanosPerMilli;
+
+constexpr int64_t kStartNs = 1;  // 0 means "none"
 
 int64_t Nanos(double ms) { return static_cast<int64_t>(ms * kNanosPerMilli); }
 double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
 
-orchestrator::CallTableOptions TableOptions(const BoardFacts& board, const Policy& policy) {
+policy::AdmissionOptions OptionsOf(const BoardFacts& board, const Policy& policy) {
   const uint32_t slots = policy.family->switches() ? 1 : board.slots;
-  return {.limit = kNoLimit, .slots = {slots, slots}, .piece_ms = board.piece_ms};
+  return {.limit = kNoQueueLimit, .slots = {slots, slots}, .piece_ms = board.piece_ms};
 }
 
 // A call between its arrival and its end.
@@ -35,7 +34,6 @@ struct Session {
   size_t index = 0;  // of the calls given
   uint64_t id = 0;
   SloChoice choice;
-  orchestrator::QueueKey key;
   int64_t arrival_ns = 0;
   int64_t granted_ns = 0;
   int64_t first_token_ns = 0;
@@ -52,7 +50,7 @@ struct Session {
   bool decoding() const { return generated > 0; }
 };
 
-class BoardRun {
+class BoardRun final : public DecidingBoard {
  public:
   BoardRun(const BoardFacts& board, const Policy& policy, std::span<const PromptFacts> prompts,
            std::span<const SloCall> calls, uint64_t seed)
@@ -60,19 +58,18 @@ class BoardRun {
         policy_(policy),
         prompts_(prompts),
         calls_(calls),
-        table_(TableOptions(board, policy), clock_),
+        admission_(OptionsOf(board, policy)),
         sizer_(board.cost.prefill_us_per_token, static_cast<int32_t>(board.piece_ms),
                board.max_piece_rows),
         rng_(seed),
-        start_ns_(clock_.SteadyNanos()),
         last_planned_(policy.family->variants.size() - 1),
         loaded_(last_planned_),
         outcomes_(calls.size()) {
     live_.overhead_ms = live_.idle.overhead_ms = board.overhead_ms;
-    live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
+    live_.tlm_us_per_byte = live_.tlm_start_us_per_byte =
+        board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
     for (const Variant& variant : policy.family->variants) {
-      const orchestrator::CostParameters cost = CalibratedCost(variant.times);
-      if (policy.drops_level && paces_.empty()) lowest_ = cost;
+      const policy::CostParameters cost = CalibratedCost(variant.times);
       // As model_worker/process.cc.
       const double depth_us = cost.prefill_us_per_context_token;
       const double mean_us = cost.prefill_us_per_token;
@@ -92,16 +89,27 @@ class BoardRun {
       if (!running_.empty()) {
         Step();
       } else if (!waiting_.empty()) {
-        clock_.Advance(kPollNs);
+        now_ns_ += policy::kHoldPollNs;
       } else if (next_ < calls_.size()) {
-        clock_.Advance(ArrivalNs(next_) - clock_.SteadyNanos());
+        now_ns_ += ArrivalNs(next_) - now_ns_;
       }
     }
     return std::move(outcomes_);
   }
 
+  // DecidingBoard
+  policy::Load LoadBefore(const policy::Turn& turn) override {
+    policy::Load load = admission_.LoadBefore(Lane::kTarget, turn, now_ns_);
+    if (!policy_.minds_others) load.arrivals_per_ms = 0;
+    return load;
+  }
+  void Spend(double ms) override { now_ns_ += Nanos(ms); }
+  void Learn(const policy::Observation& seen) override {
+    live_ = policy::Learn(board_.cost, live_, seen);
+  }
+
  private:
-  int64_t ArrivalNs(size_t index) const { return start_ns_ + Nanos(calls_[index].arrival_ms); }
+  int64_t ArrivalNs(size_t index) const { return kStartNs + Nanos(calls_[index].arrival_ms); }
   const PromptFacts& PromptOf(const Session& session) const {
     return prompts_[calls_[session.index].prompt];
   }
@@ -111,13 +119,13 @@ class BoardRun {
 
   // Decides for everyone who has arrived.
   void Admit() {
-    for (; next_ < calls_.size() && ArrivalNs(next_) <= clock_.SteadyNanos(); ++next_) {
+    for (; next_ < calls_.size() && ArrivalNs(next_) <= now_ns_; ++next_) {
       const SloCall& call = calls_[next_];
       auto session = std::make_unique<Session>();
       session->index = next_;
       session->id = next_ + 1;
       session->arrival_ns = ArrivalNs(next_);
-      (void)table_.Arrive(session->id);  // never full
+      (void)admission_.Arrive(session->id, now_ns_);  // never full
       Plan(call, session.get());
       waiting_.push_back(std::move(session));
     }
@@ -125,77 +133,47 @@ class BoardRun {
 
   void Plan(const SloCall& call, Session* session) {
     const PromptFacts& prompt = prompts_[call.prompt];
-    session->key = KeyOf(call, prompt, *session);
-    orchestrator::Load load = table_.LoadBefore(Lane::kTarget, session->key);
-    if (!policy_.minds_others) load.arrivals_per_ms = 0;
     SloChoice& choice = session->choice;
-    choice = Choose(policy_, board_, prompt, call, load, live_, agreements_[call.app],
-                    last_planned_, &rng_);
+    choice = Choose(policy_, board_, prompt, call,
+                    {.id = session->id,
+                     .arrived_ns = session->arrival_ns,
+                     .live = live_,
+                     .agreement = agreements_[call.app],
+                     .last_variant = last_planned_},
+                    *this, &rng_);
     last_planned_ = choice.variant;
-    if (choice.tlm_ms > 0) {
-      clock_.Advance(Nanos(choice.tlm_ms));
-      orchestrator::Observation seen;
-      seen.tlm_bytes = prompt.text_bytes;
-      seen.tlm_ms = choice.tlm_ms;
-      live_ = Learn(board_.cost, live_, seen);
-    }
     session->variant = choice.variant;
-    session->prefill = static_cast<int32_t>(choice.shape.prefill_tokens);
+    session->prefill = static_cast<int32_t>(choice.plan.shape.prefill_tokens);
     session->answer = prompt.answer_tokens;
-    orchestrator::CallDemand demand =
-        DemandOf(board_.cost, live_, choice.shape, choice.predicted, lowest_);
-    const auto after = [&](double ms) {
-      return std::isfinite(ms) ? session->arrival_ns + Nanos(ms) : 0;
-    };
-    demand.first_token_by_ns = after(choice.judged.ttft_ms);
-    demand.tpot_limit_ms = std::isfinite(choice.judged.tpot_ms) ? choice.judged.TokenMs() : 0;
-    demand.ramp_ms = choice.judged.ramp_ms;
-    demand.end_by_ns = after(choice.judged.end_to_end_ms);
+    const policy::CallDemand& demand = choice.plan.demand;
     if (policy_.drops_level) {
-      session->pacer = model_worker::Pacer({.tpot_ms = demand.tpot_limit_ms,
-                                            .ramp_ms = demand.ramp_ms,
-                                            .end_by_ns = demand.end_by_ns,
-                                            .first_token_by_ns = demand.first_token_by_ns},
-                                           static_cast<int32_t>(call.max_tokens));
+      const policy::CallTargets& targets = demand.targets;
+      session->pacer = model_worker::Pacer(
+          {.tpot_ms = targets.tpot_ms < policy::kNoLimit ? targets.TokenMs() : 0,
+           .ramp_ms = targets.ramp_ms,
+           .end_by_ns = targets.EndByNs(),
+           .first_token_by_ns = targets.FirstTokenByNs()},
+          static_cast<int32_t>(call.max_tokens));
     }
-    table_.Queue(Lane::kTarget, session->key,
-                 {.prefill_tokens = choice.shape.prefill_tokens,
-                  .remaining_tokens = call.max_tokens,
-                  .resident_tokens = choice.shape.resident_tokens},
-                 demand);
-  }
-
-  // As orchestrator/prepare.cc: the first token's deadline.
-  orchestrator::QueueKey KeyOf(const SloCall& call, const PromptFacts& prompt,
-                               const Session& session) const {
-    const orchestrator::Prediction full = PredictedFull(board_, prompt, call, live_);
-    double first_ms = orchestrator::ResolveSlo(call.slo, full).ttft_ms;
-    if (call.slo.end_to_end_ms() > 0) {
-      first_ms = std::max(
-          1.0, call.slo.end_to_end_ms() - (call.max_tokens - 1.0) * full.TpotMs(call.max_tokens));
-    }
-    orchestrator::QueueKey key{.arrived_ns = session.arrival_ns, .id = session.id};
-    if (first_ms < Millis(orchestrator::kPatienceNs)) {
-      key.deadline_ns = session.arrival_ns + Nanos(first_ms);
-    }
-    return key;
+    admission_.Queue(Lane::kTarget, choice.turn, choice.plan.work, demand);
   }
 
   // Lets those run that the orchestrator would.
   void Start() {
+    admission_.StartReady(Lane::kTarget, now_ns_);
     for (auto it = waiting_.begin(); it != waiting_.end();) {
-      if (!table_.Started(Lane::kTarget, (*it)->id)) {
+      if (!admission_.running((*it)->id)) {
         ++it;
         continue;
       }
       Session& session = **it;
       if (session.variant != loaded_) {
         const double ms = VariantOf(session).switch_ms;
-        clock_.Advance(Nanos(ms));
+        now_ns_ += Nanos(ms);
         outcomes_[session.index].switch_ms = ms;
         loaded_ = session.variant;
       }
-      session.granted_ns = clock_.SteadyNanos();
+      session.granted_ns = now_ns_;
       running_.push_back(std::move(*it));
       it = waiting_.erase(it);
     }
@@ -204,7 +182,7 @@ class BoardRun {
   // One pass of the engine, as model_worker/scheduler_step.cc plans it; `between` the beginning and
   // the end of another one: of the prompts that may go there. False: nothing is to be computed.
   bool Step(bool between = false) {
-    const int64_t now = clock_.SteadyNanos();
+    const int64_t now = now_ns_;
     if (policy_.drops_level) KeepPromptsInTime(now);
     std::vector<model_worker::RunningCall> rows;
     std::vector<Session*> sessions;
@@ -239,7 +217,7 @@ class BoardRun {
     const double ms = StepMs(parts);
     const int64_t ns = std::max<int64_t>(1, Nanos(ms));
     if (between) {
-      clock_.Advance(ns);
+      now_ns_ += ns;
     } else {
       pass_decodes_ = decode_rows > 0;
       Compute(ns);
@@ -291,10 +269,10 @@ class BoardRun {
     for (pass_left_ns_ = ns; pass_left_ns_ > 0;) {
       int64_t next_ns = pass_left_ns_;
       if (next_ < calls_.size()) {
-        next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - clock_.SteadyNanos()));
+        next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - now_ns_));
       }
-      if (!waiting_.empty()) next_ns = std::min(next_ns, kPollNs);
-      clock_.Advance(next_ns);
+      if (!waiting_.empty()) next_ns = std::min(next_ns, policy::kHoldPollNs);
+      now_ns_ += next_ns;
       pass_left_ns_ -= next_ns;
       if (pass_left_ns_ == 0) return;
       Admit();
@@ -332,7 +310,7 @@ class BoardRun {
   }
 
   static model_worker::CallOrder OrderOf(const Session& session) {
-    return {.deadline_ns = session.key.deadline_ns,
+    return {.deadline_ns = session.choice.turn.deadline_ns,
             .priority = 0,
             .arrived_ns = session.arrival_ns,
             .sequence = session.id};
@@ -341,14 +319,14 @@ class BoardRun {
   void After(Session* session, int32_t rows) {
     session->computed += rows;
     if (!session->decoding() && session->computed < session->prefill) return;
-    const int64_t now = clock_.SteadyNanos();
+    const int64_t now = now_ns_;
     if (!session->decoding()) {
       session->first_token_ns = now;
       session->first_variant = session->variant;
-      table_.FirstToken(session->id);
+      admission_.FirstToken(session->id, now);
     }
     ++session->generated;
-    table_.Generated(session->id, 1);
+    admission_.Generated(session->id, 1, now);
     session->pacer.OnToken(now);
     if (session->generated >= session->answer) {
       Finish(*session);
@@ -358,7 +336,7 @@ class BoardRun {
   }
 
   void Finish(const Session& session) {
-    const int64_t now = clock_.SteadyNanos();
+    const int64_t now = now_ns_;
     const SloCall& call = calls_[session.index];
     const Answers::Row& row = policy_.answers->rows[call.prompt];
     const size_t variants = policy_.family->variants.size();
@@ -370,23 +348,23 @@ class BoardRun {
         session.answer > 1 ? Millis(now - session.first_token_ns) / (session.answer - 1) : 0;
     out.end_to_end_ms = Millis(now - session.arrival_ns) + board_.overhead_ms;
     out.tlm_ms = session.choice.tlm_ms;
-    out.met = MeetsSlo(call.slo, IdleFull(board_, PromptOf(session)), out.ttft_ms, out.tpot_ms,
-                       out.end_to_end_ms);
+    out.met = MeetsSlo(call.slo, IdleFull(board_, PromptOf(session)),
+                       {out.ttft_ms, out.tpot_ms, out.end_to_end_ms});
     out.fell = session.variant != session.choice.variant;
     out.right =
         row.right[first_pair + session.choice.variant] && row.right[first_pair + session.variant];
     out.prompt_percent = policy_.answers->prompt_levels[session.choice.prompt_level];
     out.model_percent = policy_.family->variants[session.choice.variant].percent;
-    Observe(session, now);
+    LearnFrom(session, now);
     if (policy_.audits) Audit(session, row);
-    table_.Leave(session.id);
+    admission_.Leave(session.id, now);
   }
 
   // As orchestrator/auditor.h, but at once and for nothing: the board has idle time enough. Whether
   // two wrong answers are the same is not known; they count as such.
   void Audit(const Session& session, const Answers::Row& row) {
     const size_t app = calls_[session.index].app;
-    if (audited_[app]++ >= orchestrator::Agreement::kFirstAnswers) return;
+    if (audited_[app]++ >= policy::kFirstAudits) return;
     const size_t variants = policy_.family->variants.size();
     const size_t first_pair = session.choice.prompt_level * variants;
     for (size_t v = 0; v + 1 < variants; ++v) {
@@ -395,52 +373,39 @@ class BoardRun {
     }
   }
 
-  // As orchestrator/generate.cc learns from a finished call.
-  void Observe(const Session& session, int64_t now) {
-    const orchestrator::DecodeSurroundings around = table_.Surroundings(session.id);
-    orchestrator::Observation seen;
-    seen.level = session.choice.shape.level;
-    seen.level_percent = session.choice.shape.level_percent;
-    if (session.first_variant == session.choice.variant) {
-      seen.prefilled_tokens = static_cast<uint32_t>(session.prefill);
-      seen.prefill_ms = Millis(session.first_token_ns - session.granted_ns);
-    }
-    seen.overhead_ms = board_.overhead_ms;
-    seen.decoded_tokens = static_cast<uint32_t>(session.answer - 1);
-    if (session.variant == session.choice.variant)
-      seen.decode_ms = Millis(now - session.first_token_ns);
-    seen.mean_decode_rows = around.mean_rows;
-    seen.other_depth_tokens = around.other_depth_tokens;
-    seen.foreign_prefill_ms = orchestrator::ForeignPrefillMs(
-        board_.cost, live_, around.foreign_prefill_tokens, around.foreign_prefill_context);
-    seen.complete = true;
-    seen.full_alone =
-        around.alone && policy_.family->variants[session.choice.variant].percent == 100;
-    const orchestrator::Prediction& predicted = session.choice.predicted;
-    seen.app = std::to_string(calls_[session.index].app);
-    seen.ttft_share = outcomes_[session.index].ttft_ms / predicted.ttft_ms;
-    if (session.answer > 1 && session.variant == session.choice.variant)
-      seen.tpot_share = outcomes_[session.index].tpot_ms / predicted.TpotMs(session.answer);
-    live_ = Learn(board_.cost, live_, seen);
+  // As the service, of a call that has just finished.
+  void LearnFrom(const Session& session, int64_t now) {
+    const SloOutcome& out = outcomes_[session.index];
+    const policy::FinishedCall call{
+        .app = std::to_string(calls_[session.index].app),
+        .measured = {out.ttft_ms, out.tpot_ms, out.end_to_end_ms},
+        .decode_ms = Millis(now - session.first_token_ns),
+        .tokens = static_cast<uint32_t>(session.answer),
+        .prefilled_tokens = static_cast<uint32_t>(session.prefill),
+        .prefill_ms = Millis(session.first_token_ns - session.granted_ns),
+        .overhead_ms = board_.overhead_ms,
+        .first_as_decided = session.first_variant == session.choice.variant,
+        .all_as_decided = session.variant == session.choice.variant,
+        .complete = true};
+    Learn(policy::ObservationOf(session.choice.plan, call, admission_.Surroundings(session.id, now),
+                                board_.cost, live_));
   }
 
   const BoardFacts& board_;
   const Policy& policy_;
   const std::span<const PromptFacts> prompts_;
   const std::span<const SloCall> calls_;
-  FakeClock clock_;
-  CallTable table_;
+  int64_t now_ns_ = kStartNs;  // steady time of the board
+  policy::Admission admission_;
   model_worker::PieceSizer sizer_;
   corpus::Rng rng_;
-  LiveCorrection live_;
-  std::map<size_t, orchestrator::Agreement> agreements_;  // by app
-  std::map<size_t, uint32_t> audited_;                    // calls, by app
+  policy::LiveCorrection live_;
+  std::map<size_t, policy::Agreement> agreements_;  // by app
+  std::map<size_t, uint32_t> audited_;              // calls, by app
   std::vector<model_worker::LevelPace> paces_;
   model_worker::Slowdown slowdown_;
-  int64_t pass_left_ns_ = 0;                            // of the pass under way
-  bool pass_decodes_ = false;                           // it has rows of answers
-  std::optional<orchestrator::CostParameters> lowest_;  // that calls may fall to
-  const int64_t start_ns_;
+  int64_t pass_left_ns_ = 0;   // of the pass under way
+  bool pass_decodes_ = false;  // it has rows of answers
   size_t next_ = 0;
   size_t last_planned_;  // variant of the call decided for last
   size_t loaded_;        // variant that is in place
@@ -450,27 +415,18 @@ class BoardRun {
 
 }  // namespace
 
-IdleTimes IdleFull(const BoardFacts& board, const PromptFacts& prompt) {
-  IdleTimes idle;
+policy::Latency IdleFull(const BoardFacts& board, const PromptFacts& prompt) {
+  policy::Latency idle;
   idle.ttft_ms = board.overhead_ms + PrefillMs(board.full, prompt.tokens);
   idle.tpot_ms = DecodeMs(board.full, prompt.tokens, std::max(2, prompt.answer_tokens));
   idle.end_to_end_ms = idle.ttft_ms + (prompt.answer_tokens - 1) * idle.tpot_ms;
   return idle;
 }
 
-bool MeetsSlo(const v1::Slo& slo, const IdleTimes& full, double ttft_ms, double tpot_ms,
-              double end_to_end_ms) {
-  orchestrator::Prediction denominators;
-  denominators.ttft_ms = full.ttft_ms;
-  denominators.tpot_ms = full.tpot_ms;
-  denominators.end_to_end_ms = full.end_to_end_ms;
-  v1::Latency latency;
-  latency.set_ttft_ms(ttft_ms);
-  latency.set_tpot_ms(tpot_ms);
-  latency.set_end_to_end_ms(end_to_end_ms);
-  return orchestrator::Meets(
-      orchestrator::Tolerate(slo, orchestrator::ResolveSlo(slo, denominators)), latency,
-      denominators.answer_tokens);
+bool MeetsSlo(const policy::Slo& slo, const policy::Latency& full, const policy::Latency& seen) {
+  const policy::AnswerLatency denominators{full};
+  const policy::CallTargets targets = policy::Tolerate(slo, policy::ResolveSlo(slo, denominators));
+  return policy::Meets(targets, seen, targets.answer_tokens);
 }
 
 std::vector<SloOutcome> RunBoard(const BoardFacts& board, const Policy& policy,

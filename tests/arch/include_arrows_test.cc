@@ -34,8 +34,8 @@ const std::map<std::string, Parts>& Allowed() {
     (*map)["cli"] = lower;
     (*map)["examples"] = {};
     (*map)["offline"] = {"base", "telemetry", "engine"};
-    (*map)["bench"] = {"base", "telemetry", "engine",       "policy",
-                       "rpc",  "offline",   "orchestrator", "model_worker"};
+    (*map)["bench"] = {"base", "telemetry", "engine", "policy",
+                       "rpc",  "offline",   "wire",   "model_worker"};
     return map;
   }();
   return *allowed;
