@@ -4,12 +4,16 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/clock.h"
-#include "model_worker/pace.h"
-#include "model_worker/plan.h"
 #include "policy/admission.h"
 #include "policy/finished_call.h"
+#include "policy/level_pace.h"
+#include "policy/pace.h"
+#include "policy/prompt_level.h"
+#include "policy/step_learner.h"
+#include "policy/step_plan.h"
 
 namespace withy::bench {
 namespace {
@@ -43,11 +47,32 @@ struct Session {
   int32_t answer = 1;
   size_t variant = 0;        // now
   size_t first_variant = 0;  // of the first token
-  model_worker::Pacer pacer;
+  policy::Pacer pacer;
   int32_t pass_rows = 0;  // in a pass that has begun
 
-  bool in_pass() const { return pass_rows > 0; }
+  int32_t pending_rows() const { return decoding() ? 1 : prefill - computed; }
   bool decoding() const { return generated > 0; }
+};
+
+// Times of a family's variants, as the worker plans steps by them.
+std::vector<policy::LevelPace> PacesOf(const Family& family) {
+  std::vector<policy::LevelPace> paces;
+  for (const Variant& variant : family.variants) {
+    paces.push_back(policy::LevelPaceOf(CalibratedCost(variant.times)));
+  }
+  return paces;
+}
+
+// A pass of the engine that has begun.
+struct Pass {
+  policy::StepPlan plan;
+  std::vector<Session*> sessions;  // by plan.entries
+  int64_t ns = 0;                  // that it takes
+  int64_t done_ns = 0;
+  bool preempted = false;
+  std::optional<policy::SlowStepWatch> watch = std::nullopt;
+
+  double done() const { return static_cast<double>(done_ns) / static_cast<double>(ns); }
 };
 
 class BoardRun final : public DecidingBoard {
@@ -59,8 +84,11 @@ class BoardRun final : public DecidingBoard {
         prompts_(prompts),
         calls_(calls),
         admission_(OptionsOf(board, policy)),
-        sizer_(board.cost.prefill_us_per_token, static_cast<int32_t>(board.piece_ms),
-               board.max_piece_rows),
+        paces_(PacesOf(*policy.family)),
+        learner_({.us_per_row = board.cost.prefill_us_per_token,
+                  .full_row_ms = paces_.back().row_ms,
+                  .piece_ms = static_cast<int32_t>(board.piece_ms),
+                  .max_rows = board.max_piece_rows}),
         rng_(seed),
         last_planned_(policy.family->variants.size() - 1),
         loaded_(last_planned_),
@@ -68,18 +96,6 @@ class BoardRun final : public DecidingBoard {
     live_.overhead_ms = live_.idle.overhead_ms = board.overhead_ms;
     live_.tlm_us_per_byte = live_.tlm_start_us_per_byte =
         board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
-    for (const Variant& variant : policy.family->variants) {
-      const policy::CostParameters cost = CalibratedCost(variant.times);
-      // As model_worker/process.cc.
-      const double depth_us = cost.prefill_us_per_context_token;
-      const double mean_us = cost.prefill_us_per_token;
-      const double row_us =
-          std::max(mean_us / 2, mean_us - depth_us * cost.prefill.back().tokens / 2);
-      paces_.push_back({.row_ms = row_us / 1e3,
-                        .token_ms = cost.decode_us_per_token / 1e3,
-                        .row_depth_ms = depth_us / 1e3,
-                        .token_depth_ms = cost.decode_us_per_context_token / 1e3});
-    }
   }
 
   std::vector<SloOutcome> Run() {
@@ -147,13 +163,7 @@ class BoardRun final : public DecidingBoard {
     session->answer = prompt.answer_tokens;
     const policy::CallDemand& demand = choice.plan.demand;
     if (policy_.drops_level) {
-      const policy::CallTargets& targets = demand.targets;
-      session->pacer = model_worker::Pacer(
-          {.tpot_ms = targets.tpot_ms < policy::kNoLimit ? targets.TokenMs() : 0,
-           .ramp_ms = targets.ramp_ms,
-           .end_by_ns = targets.EndByNs(),
-           .first_token_by_ns = targets.FirstTokenByNs()},
-          static_cast<int32_t>(call.max_tokens));
+      session->pacer = policy::Pacer(demand.targets, static_cast<int32_t>(call.max_tokens));
     }
     admission_.Queue(Lane::kTarget, choice.turn, choice.plan.work, demand);
   }
@@ -179,163 +189,152 @@ class BoardRun final : public DecidingBoard {
     }
   }
 
-  // One pass of the engine, as model_worker/scheduler_step.cc plans it; `between` the beginning and
-  // the end of another one: of the prompts that may go there. False: nothing is to be computed.
-  bool Step(bool between = false) {
-    const int64_t now = now_ns_;
-    if (policy_.drops_level) KeepPromptsInTime(now);
-    std::vector<model_worker::RunningCall> rows;
-    std::vector<Session*> sessions;
-    int32_t decode_rows = 0;
-    for (const auto& session : running_) {
-      if (session->in_pass() || (between && !MayGoBetween(*session, now))) continue;
-      const int32_t pending = session->decoding() ? 1 : session->prefill - session->computed;
-      rows.push_back({.order = OrderOf(*session),
-                      .decoding = session->decoding(),
-                      .pending_rows = pending,
-                      .ready_rows = pending,
-                      .paused = false});
-      sessions.push_back(session.get());
-      decode_rows += session->decoding() ? 1 : 0;
-    }
-    const int32_t piece_rows = PieceRows(sessions, decode_rows, between, now);
-    const std::vector<model_worker::PlannedRows> plan =
-        model_worker::PlanStep(rows, piece_rows, now);
-    if (plan.empty()) return false;
-    std::vector<StepPart> parts;
-    int32_t all_rows = 0;
-    double expected_ms = 0;
-    bool prefills = false;
-    for (const model_worker::PlannedRows& planned : plan) {
-      Session& session = *sessions[planned.call];
-      session.pass_rows = planned.rows;
-      parts.push_back({&VariantOf(session).times, planned.rows, session.computed});
-      expected_ms += paces_[session.variant].RowsMs(planned.rows, session.computed);
-      all_rows += planned.rows;
-      prefills = prefills || !session.decoding();
-    }
-    const double ms = StepMs(parts);
-    const int64_t ns = std::max<int64_t>(1, Nanos(ms));
-    if (between) {
-      now_ns_ += ns;
-    } else {
-      pass_decodes_ = decode_rows > 0;
-      Compute(ns);
-    }
-    if (prefills && decode_rows > 0) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
-    if (prefills && static_cast<size_t>(all_rows) >= model_worker::Slowdown::kManyRows) {
-      slowdown_.Observe(ms, expected_ms);
-    }
-    for (const model_worker::PlannedRows& planned : plan) {
-      sessions[planned.call]->pass_rows = 0;
-      After(sessions[planned.call], planned.rows);
-    }
-    std::erase_if(running_,
-                  [](const auto& session) { return session->generated >= session->answer; });
+  // One pass of the engine. False: nothing is to be computed.
+  bool Step() {
+    Pass pass = Begin(std::nullopt);
+    if (pass.plan.empty()) return false;
+    if (Compute(&pass, /*may_be_preempted=*/true)) Finish(pass);
     return true;
   }
 
-  int32_t PieceRows(const std::vector<Session*>& sessions, int32_t decode_rows, bool between,
-                    int64_t now) const {
-    if (decode_rows == 0 && !between) return model_worker::kQuietRows;
-    std::vector<model_worker::AnswerTurn> answers;
-    std::vector<model_worker::PromptTurn> prompts;
-    for (const Session* session : sessions) {
-      if (session->decoding()) {
-        answers.push_back(AnswerTurnOf(*session));
-      } else {
-        prompts.push_back(TurnOf(*session));
-      }
+  // The next pass, or what goes in the middle of one.
+  Pass Begin(std::optional<policy::StepUnderWay> under_way) {
+    std::vector<policy::StepCall> calls;
+    std::vector<Session*> sessions;
+    for (const auto& session : running_) {
+      calls.push_back({.turn = session->choice.turn,
+                       .pacer = &session->pacer,
+                       .level = session->variant,
+                       .decoding = session->decoding(),
+                       .pending_rows = session->pending_rows(),
+                       .ready_rows = session->pending_rows(),
+                       .depth = session->computed,
+                       .begun = session->computed > 0,
+                       .under_way_rows = session->pass_rows});
+      sessions.push_back(session.get());
     }
-    const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));
-    return RowsBeside(paces_, answers, prompts, at_most, slowdown_.value(), now);
+    Pass pass{.plan = policy::PlanStep({.levels = paces_,
+                                        .calls = calls,
+                                        .under_way = under_way,
+                                        .slowdown = learner_.slowdown(),
+                                        .sizer = learner_.sizer(),
+                                        .now_ns = now_ns_}),
+              .sessions = {}};
+    for (const policy::LevelChange& change : pass.plan.level_changes) {
+      sessions[change.call]->variant = change.to;
+    }
+    std::vector<StepPart> parts;
+    for (const policy::StepEntry& entry : pass.plan.entries) {
+      Session& session = *pass.sessions.emplace_back(sessions[entry.call]);
+      session.pass_rows = entry.rows;
+      parts.push_back({&VariantOf(session).times, entry.rows, session.computed});
+    }
+    pass.ns = std::max<int64_t>(1, Nanos(StepMs(parts)));
+    if (const Session* prompt = OnlyPromptOf(pass);
+        prompt != nullptr &&
+        policy::SlowStepWatch::IsNeeded(paces_, TurnOf(*prompt), learner_.slowdown(), now_ns_)) {
+      pass.watch.emplace();
+    }
+    return pass;
   }
 
-  static model_worker::PromptTurn TurnOf(const Session& session) {
+  static Session* OnlyPromptOf(const Pass& pass) {
+    const policy::StepEntry* entry = pass.plan.OnlyPrompt();
+    return entry != nullptr ? pass.sessions[static_cast<size_t>(entry - pass.plan.entries.data())]
+                            : nullptr;
+  }
+  static policy::PromptTurn TurnOf(const Session& session) {
     return {.pacer = &session.pacer,
-            .order = OrderOf(session),
-            .rows = session.prefill - session.computed,
+            .turn = session.choice.turn,
+            .rows = session.pending_rows(),
             .level = session.variant,
             .depth = session.computed};
   }
-  static model_worker::AnswerTurn AnswerTurnOf(const Session& session) {
-    return {.pacer = &session.pacer, .level = session.variant, .depth = session.computed};
-  }
 
-  // Lets a pass of `ns` go by, which those who arrive, or may start at last, may go between:
-  // once where answers wait for it.
-  void Compute(int64_t ns) {
-    bool gave_way = false;
-    for (pass_left_ns_ = ns; pass_left_ns_ > 0;) {
-      int64_t next_ns = pass_left_ns_;
-      if (next_ < calls_.size()) {
+  // Lets a pass go by. Meanwhile calls arrive, and what may go in its middle does. False: its
+  // prompt begins again at a lower level.
+  bool Compute(Pass* pass, bool may_be_preempted) {
+    while (true) {
+      int64_t next_ns = pass->ns - pass->done_ns;
+      if (pass->watch.has_value() && pass->watch->next_look() < 1) {
+        const auto look_ns = static_cast<int64_t>(
+            std::ceil(pass->watch->next_look() * static_cast<double>(pass->ns)));
+        next_ns = std::clamp<int64_t>(look_ns - pass->done_ns, 0, next_ns);
+      }
+      if (may_be_preempted && next_ < calls_.size()) {
         next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - now_ns_));
       }
-      if (!waiting_.empty()) next_ns = std::min(next_ns, policy::kHoldPollNs);
+      if (may_be_preempted && !waiting_.empty()) next_ns = std::min(next_ns, policy::kHoldPollNs);
       now_ns_ += next_ns;
-      pass_left_ns_ -= next_ns;
-      if (pass_left_ns_ == 0) return;
+      pass->done_ns += next_ns;
+      if (!Look(pass)) return false;
+      if (pass->done_ns >= pass->ns) return true;
+      if (!may_be_preempted) continue;
       Admit();
       Start();
-      while (!(pass_decodes_ && gave_way) && Step(/*between=*/true)) gave_way = true;
+      while (Preempt(pass)) {
+      }
     }
   }
 
-  bool MayGoBetween(const Session& session, int64_t now) const {
-    std::vector<model_worker::CallOrder> orders;
-    std::vector<model_worker::PromptTurn> prompts;
-    for (const auto& other : running_) {
-      if (!other->in_pass() || other->decoding()) continue;
-      orders.push_back(OrderOf(*other));
-      prompts.push_back(TurnOf(*other));
-      prompts.back().rows -= other->pass_rows;
-      prompts.back().depth += other->pass_rows;
+  // False: the pass is slow and is given up.
+  bool Look(Pass* pass) {
+    if (!pass->watch.has_value() || pass->done() < pass->watch->next_look()) return true;
+    pass->watch->Look(pass->done(), Millis(pass->done_ns));
+    if (pass->watch->next_look() < 1) return true;
+    Session& prompt = *OnlyPromptOf(*pass);
+    const size_t level = pass->watch->RestartLevel(paces_, TurnOf(prompt), prompt.pass_rows,
+                                                   pass->plan.expected_ms, now_ns_);
+    if (level == prompt.variant) return true;
+    prompt.variant = level;
+    for (Session* session : pass->sessions) session->pass_rows = 0;
+    return false;
+  }
+
+  // Computes what goes in the middle of a pass. False: nothing does.
+  bool Preempt(Pass* pass) {
+    Pass between = Begin(policy::StepUnderWay{.expected_ms = pass->plan.expected_ms,
+                                              .computed_ms = Millis(pass->done_ns),
+                                              .done = pass->done(),
+                                              .preempted = pass->preempted});
+    if (between.plan.empty()) return false;
+    pass->preempted = true;
+    if (Compute(&between, /*may_be_preempted=*/false)) Finish(between);
+    return true;
+  }
+
+  void Finish(const Pass& pass) {
+    const double share = learner_.Observe(pass.plan, Millis(pass.ns));
+    for (size_t i = 0; i < pass.sessions.size(); ++i) {
+      pass.sessions[i]->pass_rows = 0;
+      After(pass.sessions[i], pass.plan.entries[i].rows, share);
     }
-    if (!session.decoding())
-      return GoesBetween(OrderOf(session), session.computed > 0, orders, now);
-    return !pass_decodes_ && TokenGoesBetween(paces_, AnswerTurnOf(session), prompts,
-                                              Millis(pass_left_ns_), slowdown_.value(), now);
+    std::erase_if(running_,
+                  [](const auto& session) { return session->generated >= session->answer; });
   }
 
-  void KeepPromptsInTime(int64_t now) {
-    std::vector<Session*> sessions;
-    std::vector<model_worker::PromptTurn> prompts;
-    for (const auto& session : running_) {
-      if (session->decoding() || session->in_pass()) continue;
-      sessions.push_back(session.get());
-      prompts.push_back(TurnOf(*session));
-    }
-    const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_.value(), now);
-    for (size_t i = 0; i < kept.size(); ++i) sessions[i]->variant = kept[i];
-  }
-
-  static model_worker::CallOrder OrderOf(const Session& session) {
-    return {.deadline_ns = session.choice.turn.deadline_ns,
-            .priority = 0,
-            .arrived_ns = session.arrival_ns,
-            .sequence = session.id};
-  }
-
-  void After(Session* session, int32_t rows) {
+  // `share`: what the pass took of what such passes took lately.
+  void After(Session* session, int32_t rows, double share) {
     session->computed += rows;
     if (!session->decoding() && session->computed < session->prefill) return;
     const int64_t now = now_ns_;
     if (!session->decoding()) {
       session->first_token_ns = now;
       session->first_variant = session->variant;
+      session->pacer.OnPromptStep(share);
       admission_.FirstToken(session->id, now);
     }
     ++session->generated;
     admission_.Generated(session->id, 1, now);
-    session->pacer.OnToken(now);
+    session->pacer.OnTokens(now);
     if (session->generated >= session->answer) {
-      Finish(*session);
+      End(*session);
     } else if (policy_.drops_level) {
       session->variant = session->pacer.Choose(paces_, session->variant, session->computed);
     }
   }
 
-  void Finish(const Session& session) {
+  void End(const Session& session) {
     const int64_t now = now_ns_;
     const SloCall& call = calls_[session.index];
     const Answers::Row& row = policy_.answers->rows[call.prompt];
@@ -397,15 +396,12 @@ class BoardRun final : public DecidingBoard {
   const std::span<const SloCall> calls_;
   int64_t now_ns_ = kStartNs;  // steady time of the board
   policy::Admission admission_;
-  model_worker::PieceSizer sizer_;
+  const std::vector<policy::LevelPace> paces_;
+  policy::StepLearner learner_;
   corpus::Rng rng_;
   policy::LiveCorrection live_;
   std::map<size_t, policy::Agreement> agreements_;  // by app
   std::map<size_t, uint32_t> audited_;              // calls, by app
-  std::vector<model_worker::LevelPace> paces_;
-  model_worker::Slowdown slowdown_;
-  int64_t pass_left_ns_ = 0;   // of the pass under way
-  bool pass_decodes_ = false;  // it has rows of answers
   size_t next_ = 0;
   size_t last_planned_;  // variant of the call decided for last
   size_t loaded_;        // variant that is in place

@@ -1,8 +1,8 @@
 // A board that is simulated event by event: one engine that computes the calls of a trace under one
-// policy. Admission, order, batching, pieces and falling levels are the service's own code
-// (policy/admission.h, model_worker/plan.h, model_worker/pace.h) on a clock that computing moves;
-// only the time of a pass comes from a table. Neighbours: slo_policy.h decides, slo_times.h has the
-// times, slo_replay.h runs the same trace for real.
+// policy. Admission, turns, steps, pieces and falling levels are the service's own code
+// (policy/admission.h, policy/step_plan.h, policy/prompt_level.h, policy/pace.h) on a clock that
+// computing moves; only the time of a pass comes from a table. Neighbours: slo_policy.h decides,
+// slo_times.h has the times, slo_replay.h runs the same trace for real.
 //
 // Simpler than the real board, and slower where it differs: reading with the TLM and switching hold
 // up the engine.

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/session/calibrator.h"
-#include "model_worker/plan.h"
+#include "policy/constants.h"
 
 namespace withy::bench {
 namespace {
@@ -44,8 +44,8 @@ double StepMs(std::span<const StepPart> parts) {
 
 double PrefillMs(const VariantTimes& times, int32_t tokens) {
   double ms = 0;
-  for (int32_t done = 0; done < tokens; done += model_worker::kQuietRows) {
-    ms += times.PassMs(std::min(tokens - done, model_worker::kQuietRows), done);
+  for (int32_t done = 0; done < tokens; done += policy::kRowsWithoutAnswers) {
+    ms += times.PassMs(std::min(tokens - done, policy::kRowsWithoutAnswers), done);
   }
   return ms;
 }

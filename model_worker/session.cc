@@ -138,29 +138,56 @@ void Session::PushChunk(std::span<const uint32_t> blocks) {
   slots_ += kChunk;
 }
 
-bool Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const {
-  bool wants_logits = false;
-  for (int32_t i = 0; i < count; ++i) {
-    const int32_t position = computed_ + i;
-    wants_logits = !request_.rebuild && position + 1 == static_cast<int32_t>(ids_.size());
-    rows->push_back({.token = ids_[static_cast<size_t>(position)],
-                     .position = position,
-                     .slot = position,
-                     .context = context,
-                     .level = level_,
-                     .context_level = std::min(level_, lowest_kept_level_),
-                     .want_logits = wants_logits,
-                     .ancestor_slots = {}});
+absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
+  if (!answer_begun_ || finished()) {
+    return absl::FailedPreconditionError("a draft needs an answer that has begun and goes on");
   }
-  return wants_logits;
+  // The last token of an answer is sampled and not computed.
+  const auto length = static_cast<int32_t>(ids_.size());
+  const int32_t left = std::min(request_.answer.max_tokens - static_cast<int32_t>(tokens_.size()),
+                                env_.window - length);
+  WITHY_ASSIGN_OR_RETURN(
+      tree_, policy::TokenTree::Create(tokens, env_.model.vocab_size, left - 1, length - 1));
+  return absl::OkStatus();
+}
+
+// The row of token `index` of ids_, or of the tree whose root is the last one.
+engine::Row Session::RowAt(int32_t index, int32_t context) const {
+  engine::Row row{.context = context,
+                  .level = level_,
+                  .context_level = std::min(level_, lowest_kept_level_),
+                  .ancestor_slots = {}};
+  const int32_t last = static_cast<int32_t>(ids_.size()) - 1;
+  row.want_logits = !request_.rebuild && index >= last;
+  row.slot = index;
+  if (index <= last) {
+    row.token = ids_[static_cast<size_t>(index)];
+    row.position = index;
+  } else {
+    const int32_t tree_row = index - last;
+    row.token = tree_.token(tree_row);
+    row.position = last + tree_.depth(tree_row);
+    row.ancestor_slots = tree_.AncestorSlots(tree_row);
+  }
+  return row;
+}
+
+int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const {
+  int32_t want_logits = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    rows->push_back(RowAt(computed_ + i, context));
+    want_logits += rows->back().want_logits ? 1 : 0;
+  }
+  return want_logits;
 }
 
 std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   if (claim_.has_value()) return std::nullopt;
   // One token beyond those there are: the next one's slot should be there when it is sampled.
   const int32_t more = finished() || request_.rebuild ? 0 : kChunk / 2;
-  const int32_t useful = static_cast<int32_t>(ids_.size()) + more;
-  const int32_t wanted = std::min({computed_ + ahead, useful, env_.window});
+  const int32_t tree_end = computed_ + tree_.rows();
+  const int32_t useful = std::max(static_cast<int32_t>(ids_.size()) + more, tree_end);
+  const int32_t wanted = std::min({std::max(computed_ + ahead, tree_end), useful, env_.window});
   if (wanted <= slots_) return std::nullopt;
   const int32_t first = slots_ / kChunk;
   claim_ = ClaimRange{.first = first, .count = ChunksFor(wanted) - first};
@@ -204,8 +231,42 @@ int32_t Session::LevelAt(int32_t position) const {
   return percent;
 }
 
-absl::StatusOr<engine::AnswerDelta> Session::TakeLogits(std::span<const float> logits) {
+absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
+    std::span<const float> logits) {
   answer_begun_ = true;
+  const auto vocab = static_cast<size_t>(env_.model.vocab_size);
+  const auto rows = static_cast<int32_t>(logits.size() / vocab);
+  const policy::TokenTree tree = std::exchange(tree_, policy::TokenTree());
+  std::vector<engine::AnswerDelta> deltas;
+  for (int32_t row = 0; row >= 0;) {
+    WITHY_ASSIGN_OR_RETURN(engine::AnswerDelta delta,
+                           PickToken(logits.subspan(static_cast<size_t>(row) * vocab, vocab)));
+    deltas.push_back(std::move(delta));
+    if (finished()) break;
+    row = tree.Child(row, ids_.back(), rows);
+    if (row < 0) break;
+    MoveToken(tree.slot(row), computed_);
+    ++computed_;
+  }
+  return deltas;
+}
+
+// K and V of one token: paths that were followed lie before those that were not, so that what is
+// written over is no longer wanted.
+void Session::MoveToken(int32_t from_slot, int32_t to_slot) {
+  if (from_slot == to_slot) return;
+  const engine::KvInfo& kv = env_.model.kv;
+  const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
+  const auto layers = static_cast<size_t>(kv.layers);
+  for (size_t layer = 0; layer < layers; ++layer) {
+    engine::CopyToken(geometry, blocks_[static_cast<size_t>(from_slot / kChunk) * layers + layer],
+                      from_slot % kChunk,
+                      blocks_[static_cast<size_t>(to_slot / kChunk) * layers + layer],
+                      to_slot % kChunk);
+  }
+}
+
+absl::StatusOr<engine::AnswerDelta> Session::PickToken(std::span<const float> logits) {
   WITHY_ASSIGN_OR_RETURN(engine::Sample sample, sampler_.Pick(logits, ids_.size(), ids_));
   engine::AnswerDelta delta;
   delta.text = answer_.Push(sample.id);

@@ -3,6 +3,7 @@
 // is where blocks come from. No threads, no clock, no messages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "model_worker/call.h"
 #include "model_worker/chunk_identity.h"
 #include "model_worker/lease.h"
+#include "policy/token_tree.h"
 
 namespace withy::model_worker {
 
@@ -54,18 +56,33 @@ class Session {
 
   // --- what the next step may compute
   int32_t prefill_tokens() const { return usage_.prefilled_tokens; }
-  int32_t pending_rows() const { return static_cast<int32_t>(ids_.size()) - computed_; }
+  // Rows without KV: tokens of the prompt, or the token tree of the next decode step.
+  int32_t pending_rows() const {
+    return static_cast<int32_t>(ids_.size()) - computed_ + tree_.rows() - 1;
+  }
   int32_t computed() const { return computed_; }  // tokens of the context that have KV
   int32_t ready_rows() const { return std::min(pending_rows(), slots_ - computed_); }
   bool decoding() const { return answer_begun_; }
-  // Appends the next `count` (<= ready_rows()) rows as rows of `context`; the last one asks for
-  // logits when it is the last token there is. Returns whether it does.
-  bool AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
+  // Sets the tokens that are computed beside the answer's last one in the next decode step.
+  // TakeLogits follows them as long as the sampled token is among them, so that one step may give
+  // several tokens: the answer is the same as without. Tokens beyond the answer's bound or the
+  // window are left out. Not while a step of this call is under way; holds for one step.
+  // Errors: FAILED_PRECONDITION before the first token and after the last; else as
+  // policy::TokenTree::Create.
+  absl::Status Draft(std::span<const policy::DraftedToken> tokens);
+  // Tokens of prompt and answer so far: what a draft goes on from.
+  std::span<const int32_t> tokens() const { return ids_; }
+  // Appends the next `count` (<= ready_rows()) rows as rows of `context`. Returns how many of them
+  // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
+  // this session until they are computed.
+  int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
   engine::ContextView View() const {
     return {.blocks = blocks_, .committed_tokens = read_only_tokens_};
   }
-  // `count` rows have been computed.
-  void Advance(int32_t count) { computed_ += count; }
+  // The last `count` rows that AppendRows gave have been computed.
+  void Advance(int32_t count) {
+    computed_ = std::min(computed_ + count, static_cast<int32_t>(ids_.size()));
+  }
 
   // --- blocks
   // Chunks to claim so that `ahead` more rows than are computed have slots; none while a claim is
@@ -83,8 +100,10 @@ class Session {
   void LowerLevel(int32_t percent);
 
   // --- the answer
-  // Picks the next token from the logits of the last token. Errors: as Sampler::Pick.
-  absl::StatusOr<engine::AnswerDelta> TakeLogits(std::span<const float> logits);
+  // Picks the next tokens, at least one, from the logits of the step that Advance ended: [rows that
+  // want logits, vocab], in the order of AppendRows. Each token that was drafted keeps its KV, and
+  // the logits behind it give the next one. Errors: as Sampler::Pick.
+  absl::StatusOr<std::vector<engine::AnswerDelta>> TakeLogits(std::span<const float> logits);
   // Ends the answer for a reason from outside; returns what was held back.
   engine::AnswerDelta Finish(engine::FinishReason reason);
   bool finished() const { return answer_.finished(); }
@@ -111,6 +130,9 @@ class Session {
     int32_t percent = 100;
   };
 
+  engine::Row RowAt(int32_t index, int32_t context) const;
+  absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
+  void MoveToken(int32_t from_slot, int32_t to_slot);
   int32_t LevelAt(int32_t position) const;
   void AdoptResident();
   absl::Status AdoptClaimed();
@@ -134,6 +156,7 @@ class Session {
   std::vector<int32_t> ids_;      // prompt, then the answer
   int32_t prompt_end_ = 0;        // ids_ up to here are the prompt
   int32_t computed_ = 0;          // ids_ up to here have KV
+  policy::TokenTree tree_;        // of the next decode step
   int32_t slots_ = 0;             // tokens that blocks_ has room for
   int32_t read_only_tokens_ = 0;  // KV that was there before
   bool answer_begun_ = false;

@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <random>
+#include <span>
+
+#include "engine/model/testing.h"
 #include "model_worker/testing.h"
 
 namespace withy::model_worker {
@@ -13,14 +18,16 @@ using engine::Segment;
 
 constexpr int32_t kWindow = 256;
 
+using Drafter = std::function<std::vector<policy::DraftedToken>(std::span<const int32_t> tokens)>;
+
 // Plays store and engine for one session after the other.
-class SessionTest : public testing::Test {
+class SessionRig {
  protected:
-  SessionTest()
-      : model_(chat_.tokenizer->vocab_size()),
+  SessionRig(engine::Model& served, const engine::ChatFixture& chat, int32_t window = kWindow)
+      : served_(served),
         namer_(ModelIdentity("m", {2, 1, 16}), "", engine::KvFormat::kQ8),
-        env_{.model = model_.info(), .encoder = *chat_.encoder, .namer = namer_, .window = kWindow},
-        arena_(std::make_shared<FakeArena>(1, 256, model_.info().kv.block_bytes)) {}
+        env_{.model = served.info(), .encoder = *chat.encoder, .namer = namer_, .window = window},
+        arena_(std::make_shared<FakeArena>(1, 256, served.info().kv.block_bytes)) {}
 
   CallRequest Ask(const std::string& text, int32_t max_tokens = 10) {
     CallRequest request;
@@ -38,35 +45,20 @@ class SessionTest : public testing::Test {
   }
 
   // Runs to the end in steps of `rows`, then keeps what is committed.
-  CallOutcome Finish(Session& session, int32_t rows, int32_t stop_after = 1 << 20) {
+  CallOutcome Finish(Session& session, int32_t rows, int32_t stop_after = 1 << 20,
+                     const Drafter& draft = nullptr) {
     std::vector<std::vector<uint32_t>> claimed;
     for (const ResidentChunk& chunk : resident_) claimed.push_back(chunk.where.blocks);
     if (session.faulty_chunk()) claimed.resize(static_cast<size_t>(*session.faulty_chunk()));
-    std::vector<float> logits(static_cast<size_t>(model_.info().vocab_size));
     int32_t tokens = 0;
-    while (!session.finished()) {
-      if (const auto range = session.NextClaim(rows)) {
-        std::vector<ChunkBlocks> blocks;
-        claimed.resize(static_cast<size_t>(range->first));
-        for (int32_t i = 0; i < range->count; ++i) {
-          blocks.push_back({range->first + i, {next_block_, next_block_ + 1}});
-          next_block_ += 2;
-          claimed.push_back(blocks.back().blocks);
-        }
-        EXPECT_TRUE(session.AddBlocks(blocks).ok());
+    for (steps_ = 0; !session.finished(); ++steps_) {
+      if (draft != nullptr && session.decoding()) {
+        EXPECT_EQ(session.Draft(draft(session.tokens())), absl::OkStatus());
       }
-      std::vector<engine::Row> batch;
-      const int32_t count = std::min(rows, session.ready_rows());
-      const bool wants = session.AppendRows(count, 0, &batch);
-      computed_rows_ += count;
-      const engine::ContextView view = session.View();
-      const absl::Status status =
-          model_.Forward({.rows = batch, .contexts = {&view, 1}}, logits.data(), nullptr);
-      EXPECT_TRUE(status.ok()) << status;
-      session.Advance(count);
-      if (!wants) continue;
-      EXPECT_TRUE(session.TakeLogits(logits).ok());
-      if (++tokens == stop_after && !session.finished()) session.Finish(FinishReason::kCancelled);
+      Claim(session, rows, &claimed);
+      const std::vector<engine::AnswerDelta> deltas = Step(session, rows);
+      tokens += static_cast<int32_t>(deltas.size());
+      if (tokens == stop_after && !session.finished()) session.Finish(FinishReason::kCancelled);
     }
     const LeaseCommit commit = session.MakeCommit(/*unix_s=*/5);
     record_.insert(record_.end(), commit.appended.begin(), commit.appended.end());
@@ -78,8 +70,41 @@ class SessionTest : public testing::Test {
     return session.Outcome();
   }
 
-  engine::ChatFixture chat_;
-  engine::FakeModel model_;
+  // Grants what the session wants to claim.
+  void Claim(Session& session, int32_t rows, std::vector<std::vector<uint32_t>>* claimed) {
+    const auto range = session.NextClaim(rows);
+    if (!range.has_value()) return;
+    const auto layers = static_cast<uint32_t>(served_.info().kv.layers);
+    std::vector<ChunkBlocks> blocks;
+    claimed->resize(static_cast<size_t>(range->first));
+    for (int32_t i = 0; i < range->count; ++i) {
+      ChunkBlocks& chunk = blocks.emplace_back();
+      chunk.chunk = range->first + i;
+      for (uint32_t layer = 0; layer < layers; ++layer) chunk.blocks.push_back(next_block_++);
+      claimed->push_back(chunk.blocks);
+    }
+    EXPECT_TRUE(session.AddBlocks(blocks).ok());
+  }
+
+  std::vector<engine::AnswerDelta> Step(Session& session, int32_t rows) {
+    std::vector<engine::Row> batch;
+    const int32_t count = std::min(rows, session.ready_rows());
+    const int32_t wants = session.AppendRows(count, 0, &batch);
+    computed_rows_ += count;
+    const engine::ContextView view = session.View();
+    std::vector<float> logits(static_cast<size_t>(wants) *
+                              static_cast<size_t>(served_.info().vocab_size));
+    const absl::Status status =
+        served_.Forward({.rows = batch, .contexts = {&view, 1}}, logits.data(), nullptr);
+    EXPECT_TRUE(status.ok()) << status;
+    session.Advance(count);
+    if (wants == 0) return {};
+    const auto deltas = session.TakeLogits(logits);
+    EXPECT_TRUE(deltas.ok()) << deltas.status();
+    return *deltas;
+  }
+
+  engine::Model& served_;
   ChunkNamer namer_;
   SessionEnv env_;
   std::shared_ptr<FakeArena> arena_;
@@ -88,6 +113,17 @@ class SessionTest : public testing::Test {
   std::vector<ResidentChunk> resident_;
   LeaseCommit last_commit_;
   int32_t computed_rows_ = 0;
+  int32_t steps_ = 0;  // of the last answer
+};
+
+struct FakeParts {
+  engine::ChatFixture chat_;
+  engine::FakeModel model_{chat_.tokenizer->vocab_size()};
+};
+
+class SessionTest : public testing::Test, protected FakeParts, protected SessionRig {
+ protected:
+  SessionTest() : SessionRig(model_, chat_) {}
 };
 
 TEST_F(SessionTest, SecondCallComputesOnlyWhatIsNew) {
@@ -260,6 +296,176 @@ TEST_F(SessionTest, BlocksThatWereNotAskedForAreRefused) {
   ASSERT_TRUE(session->NextClaim(16).has_value());
   const std::vector<ChunkBlocks> outside = {{.chunk = 0, .blocks = {0, 1000}}};
   EXPECT_EQ(session->AddBlocks(outside).code(), absl::StatusCode::kInternal);
+}
+
+// The tiny real model with levels: the fake one knows no trees.
+struct TinyParts {
+  engine::ChatFixture chat_;
+  engine::TestFolder folder_;
+  std::unique_ptr<engine::Model> tiny_ = [this] {
+    engine::SynthShape shape = engine::TinyShape();
+    shape.levels = {20, 60};
+    return engine::OpenTiny(folder_, engine::WriteTiny(folder_, shape, engine::GgmlType::kQ8_0));
+  }();
+};
+
+// One store and engine of its own for each way to answer.
+class TinyRig : public SessionRig {
+ public:
+  TinyRig(engine::Model& model, const engine::ChatFixture& chat, int32_t window)
+      : SessionRig(model, chat, window) {}
+
+  struct Answer {
+    std::vector<int32_t> tokens;  // of the prompt and the answer
+    CallOutcome outcome;
+    int32_t steps = 0;
+  };
+  Answer Run(CallRequest request, const Drafter& draft) {
+    request.context_id = "c";
+    const std::unique_ptr<Session> session = Create(request);
+    EXPECT_FALSE(session->faulty_chunk().has_value());
+    Answer answer;
+    answer.outcome = Finish(*session, 64, 1 << 20, draft);
+    answer.tokens.assign(session->tokens().begin(), session->tokens().end());
+    answer.steps = steps_;
+    return answer;
+  }
+  std::unique_ptr<Session> CreateSession(const CallRequest& request) { return Create(request); }
+  // One step.
+  void Advance(Session& session) {
+    std::vector<std::vector<uint32_t>> claimed;
+    Claim(session, 64, &claimed);
+    Step(session, 64);
+  }
+  CallRequest Ask(const std::string& text, int32_t max_tokens) {
+    return SessionRig::Ask(text, max_tokens);
+  }
+  // K and V of all tokens that were committed.
+  std::vector<float> Kv() const {
+    const engine::KvInfo& kv = served_.info().kv;
+    const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
+    const auto width = static_cast<size_t>(kv.kv_heads * kv.head_dim);
+    std::vector<float> all;
+    for (const ResidentChunk& chunk : resident_) {
+      for (const uint32_t block : chunk.where.blocks) {
+        for (int slot = 0; slot < chunk.name.tokens; ++slot) {
+          all.resize(all.size() + 2 * width);
+          float* k = all.data() + all.size() - 2 * width;
+          engine::ReadToken(geometry, arena_->Block(block), slot, k, k + width);
+        }
+      }
+    }
+    return all;
+  }
+  std::vector<Identity> Chunks() const {
+    std::vector<Identity> chunks;
+    for (const ResidentChunk& chunk : resident_) chunks.push_back(chunk.name.identity);
+    return chunks;
+  }
+};
+
+// A random tree behind `tokens` that hits what `answer` has there now and then.
+std::vector<policy::DraftedToken> RandomTree(std::span<const int32_t> tokens,
+                                             std::span<const int32_t> answer, int32_t vocab,
+                                             std::mt19937& random) {
+  std::vector<policy::DraftedToken> tree;
+  std::vector<size_t> depths;
+  const size_t count = random() % 14;
+  while (tree.size() < count) {
+    const auto parent = static_cast<int32_t>(random() % (tree.size() + 1)) - 1;
+    const size_t depth = parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1;
+    const size_t at = tokens.size() + depth;
+    const bool right = random() % 4 != 0 && at < answer.size();
+    tree.push_back(
+        {right ? answer[at] : static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)),
+         parent});
+    depths.push_back(depth);
+  }
+  return tree;
+}
+
+class DraftedSessionTest : public testing::Test, protected TinyParts {
+ protected:
+  // Two calls of a context, plain and with random drafts.
+  void Compare(const CallRequest& first, const CallRequest& second, uint32_t seed,
+               int32_t window = kWindow) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    TinyRig plain(*tiny_, chat_, window), drafted(*tiny_, chat_, window);
+    for (const CallRequest& request : {first, second}) {
+      const TinyRig::Answer expected = plain.Run(request, nullptr);
+      const TinyRig::Answer answer = drafted.Run(request, [&](std::span<const int32_t> tokens) {
+        return RandomTree(tokens, expected.tokens, tiny_->info().vocab_size, random);
+      });
+      ASSERT_EQ(answer.tokens, expected.tokens);
+      EXPECT_EQ(answer.outcome.text, expected.outcome.text);
+      EXPECT_EQ(answer.outcome.reason, expected.outcome.reason);
+      EXPECT_EQ(answer.outcome.usage.reused_tokens, expected.outcome.usage.reused_tokens);
+      EXPECT_EQ(drafted.Chunks(), plain.Chunks());
+      EXPECT_EQ(drafted.Kv(), plain.Kv());
+      plain_steps_ += expected.steps;
+      drafted_steps_ += answer.steps;
+    }
+  }
+  CallRequest Ask(const std::string& text, int32_t max_tokens) {
+    return TinyRig(*tiny_, chat_, kWindow).Ask(text, max_tokens);
+  }
+
+  int32_t plain_steps_ = 0;
+  int32_t drafted_steps_ = 0;
+};
+
+TEST_F(DraftedSessionTest, GreedyAnswersAndKvAreThoseOfPlainDecoding) {
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    Compare(Ask("a prompt of more than sixteen tokens", 40), Ask("and on", 17), seed);
+  }
+  EXPECT_LT(drafted_steps_, plain_steps_ * 2 / 3) << "several tokens a step";
+}
+
+TEST_F(DraftedSessionTest, SampledAnswersAreThoseOfPlainDecoding) {
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    CallRequest request = Ask("a prompt of more than sixteen tokens", 40);
+    request.answer.sampling.temperature = 1.1f;
+    request.answer.sampling.top_p = seed % 2 == 0 ? 1.0f : 0.9f;
+    request.answer.sampling.repetition_penalty = 1.2f;
+    request.answer.sampling.seed = seed + 1;
+    CallRequest next = request;
+    next.answer.prompt = {engine::UserSays("and on")};
+    Compare(request, next, seed);
+  }
+  EXPECT_LT(drafted_steps_, plain_steps_ * 2 / 3) << "several tokens a step";
+}
+
+TEST_F(DraftedSessionTest, LowerLevelsToo) {
+  CallRequest request = Ask("a prompt of more than sixteen tokens", 20);
+  request.answer.level_percent = 20;
+  Compare(request, Ask("and on", 20), 1);
+}
+
+TEST_F(DraftedSessionTest, TheWindowAndStopStringsEndTheAnswerWhereTheyDo) {
+  Compare(Ask("hi", kWindow), Ask("on", 4), 1, /*window=*/64);
+  TinyRig plain(*tiny_, chat_, kWindow);
+  const std::string text = plain.Run(Ask("hello", 40), nullptr).outcome.text;
+  ASSERT_GT(text.size(), 20u);
+  CallRequest stopped = Ask("hello", 40);
+  stopped.answer.stop = {text.substr(12, 3)};
+  for (uint32_t seed = 0; seed < 4; ++seed) Compare(stopped, Ask("on", 8), seed);
+}
+
+TEST_F(DraftedSessionTest, ADraftNeedsAnAnswerThatGoesOn) {
+  const std::vector<policy::DraftedToken> chain = {{1, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}};
+  TinyRig rig(*tiny_, chat_, kWindow);
+  const auto session = rig.CreateSession(Ask("hello", 6));
+  EXPECT_EQ(session->Draft(chain).code(), absl::StatusCode::kFailedPrecondition);
+  while (!session->decoding()) rig.Advance(*session);
+  ASSERT_EQ(session->tokens().size(), static_cast<size_t>(session->computed()) + 1);
+  EXPECT_EQ(session->pending_rows(), 1);
+  EXPECT_EQ(session->Draft(chain), absl::OkStatus());
+  EXPECT_EQ(session->pending_rows(), 5) << "five tokens are left, and the last is not computed";
+  EXPECT_EQ(session->Draft({}), absl::OkStatus());
+  EXPECT_EQ(session->pending_rows(), 1) << "a later draft replaces it";
+  session->Finish(FinishReason::kCancelled);
+  EXPECT_EQ(session->Draft(chain).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(ChunkNamerTest, IdentityDependsOnEverything) {

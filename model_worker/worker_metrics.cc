@@ -54,9 +54,10 @@ void WorkerMetrics::Step(uint64_t call_id, bool decode, int32_t rows, uint32_t s
   if (!decode) prefilled_.Add(static_cast<uint64_t>(rows));
 }
 
-void WorkerMetrics::Sampling(uint64_t call_id, int64_t started_ns, int64_t ended_ns) {
-  RecordDuration(recorder_, Phase::kSampling, call_id, started_ns, ended_ns, 1);
-  generated_.Add();
+void WorkerMetrics::Sampling(uint64_t call_id, size_t tokens, int64_t started_ns,
+                             int64_t ended_ns) {
+  RecordDuration(recorder_, Phase::kSampling, call_id, started_ns, ended_ns, tokens);
+  generated_.Add(tokens);
 }
 
 void WorkerMetrics::Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns) {

@@ -19,7 +19,7 @@ class WorkerMetrics {
   // A step computed `rows` rows of a call, of its prompt or of its answer.
   void Step(uint64_t call_id, bool decode, int32_t rows, uint32_t sequence, int64_t started_ns,
             int64_t ended_ns);
-  void Sampling(uint64_t call_id, int64_t started_ns, int64_t ended_ns);
+  void Sampling(uint64_t call_id, size_t tokens, int64_t started_ns, int64_t ended_ns);
   void StepDone() { steps_.Add(); }
   // The call waited, and its lease opened.
   void Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns);

@@ -46,10 +46,7 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   sample.clear_request_id();
   sample.clear_request_digest();
   sample.clear_deadline_steady_ns();
-  sample.clear_tpot_limit_ms();
-  sample.clear_ramp_ms();
-  sample.clear_end_by_steady_ns();
-  sample.clear_first_token_by_steady_ns();
+  sample.clear_targets();
   sample.clear_level_fixed();
   sample.clear_expected_tokens();
   sample.clear_report_progress();

@@ -244,13 +244,12 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   run.set_request_id(request_.request_id());
   run.set_request_digest(digest_);
   run.set_worker_instance(prepared_.worker->instance());
-  run.set_priority(request_.priority());
-  run.set_deadline_steady_ns(prepared_.turn.deadline_ns);
+  wire::TurnToWire(prepared_.turn, &run);
   *run.mutable_decision() = decision_;
   FillKept(prepared_.pruned, run.mutable_kept());
   run.set_pruned_words(prepared_.pruned.pruned_words);
   run.set_level_fixed(request_.model_level_percent() != 0);
-  wire::TargetsToWire(prepared_.judged(), &run);
+  *run.mutable_targets() = wire::ToWire(prepared_.judged());
   return run;
 }
 

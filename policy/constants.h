@@ -154,4 +154,61 @@ inline constexpr double kProbeOff = 0.1;
 inline constexpr int64_t kLeastProbePauseNs = kNanosPerSecond / 4;
 inline constexpr int64_t kMostProbePauseNs = 8 * kNanosPerSecond;
 
+// --- Steps of the worker (pace.h, prompt_level.h, prompts_beside_answers.h, step_plan.h)
+
+// An answer that is behind still counts as one that can be in time if it can make up for that
+// within so many tokens. Tokens. Fitted: more than kHorizonTokens, since an answer that falls to a
+// lower level loses quality for certain, and one that prompts wait for only may end too early.
+// Test: PromptRowsBesideAnswersTest; run: "End to end".
+inline constexpr int32_t kRecoveryTokens = 8;
+// Times between tokens that must be known at a level before they count instead of calibrated ones.
+// Tokens. Choice: a median needs three. Test: PacerTest.
+inline constexpr int32_t kMinTokenTimes = 3;
+// Share of the time left that a prompt may take at a lower level it falls to. Share. Fitted. Test:
+// PacerTest.APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime.
+inline constexpr double kFallShare = 0.97;
+// An answer's reserve: the smaller of these shares of what its limit gave it so far and of what it
+// has gained on it, and the time of some tokens on top. Share; share; tokens. Fitted. Run: "End to
+// end"; test: PromptRowsBesideAnswersTest.
+inline constexpr double kReserveOfGiven = 0.15;
+inline constexpr double kReserveOfGained = 0.5;
+inline constexpr double kReserveTokens = 2;
+// What a first token that competes with computing takes to reach the app. Milliseconds. Measured.
+// Test: PacerTest.AFirstTokenIsUrgentWhereNothingWaitsBehindItOrItIsDue.
+inline constexpr double kFirstTokenOnItsWayMs = 3;
+// How long the cores are left idle for a first token, urgent or not. Microseconds. Measured. Run:
+// "Service".
+inline constexpr int64_t kUrgentFirstTokenLeadUs = 300;
+inline constexpr int64_t kFirstTokenLeadUs = 100;
+// A prompt's step is slow, not just unlucky, when it took more than kSlowPrompt of what was
+// expected; its tokens are then expected to be slower by kSlowTokensShare of that. Ratio; share.
+// Measured: run "Slow passes". Test: PacerTest.AnAnswerAfterASlowPromptBeginsLower.
+inline constexpr double kSlowPrompt = 1.2;
+inline constexpr double kSlowTokensShare = 0.6;
+// A step of a prompt is watched that would be late on a board so much slower than lately. Ratio.
+// Measured: run "Slow passes". Test: SlowStepWatchTest.
+inline constexpr double kWatchedSlowdown = 2;
+// Weight of one step for the board's slowdown, and its bound. Share; ratio. Fitted. Test:
+// SlowdownTest.
+inline constexpr double kSlowdownWeight = 0.2;
+inline constexpr double kMostSlowdown = 4;
+// Share of a step under way from which its own speed tells how long it still takes. Share.
+// Measured. Test: step_plan_test.
+inline constexpr double kDoneThatTells = 0.1;
+// Rows of prompts in a step without answers: the kernels' efficiency does not grow beyond. Rows.
+// Measured: run "Engine".
+inline constexpr int32_t kRowsWithoutAnswers = 128;
+// Fewer rows of prompts are not worth a place beside answers. Rows. Measured: a pass of fewer is
+// bound by reading weights. Test: PromptRowsBesideAnswersTest.
+inline constexpr int32_t kFewestRowsBeside = 16;
+// A piece that used less than kPieceFullShare of its time grows towards kPieceAimShare of it, at
+// most by kPieceMaxGrowth; one that took too long shrinks at most by kPieceMaxShrink. The first
+// guess is kPieceFirstShare of what a long prefill suggests, since short pieces cost more a row.
+// Shares; ratios. Fitted. Test: PieceSizerTest.
+inline constexpr double kPieceFullShare = 0.85;
+inline constexpr double kPieceAimShare = 0.95;
+inline constexpr double kPieceFirstShare = 0.7;
+inline constexpr double kPieceMaxGrowth = 1.25;
+inline constexpr double kPieceMaxShrink = 4;
+
 }  // namespace withy::policy

@@ -68,8 +68,12 @@ double PrefillUs(const CostParameters& cost, double tokens, double resident) {
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
   for (const LevelCost& level : levels) {
     if (level.percent != percent) continue;
-    return {Share(level.flops, levels.back().flops),
-            Share(level.weight_bytes, levels.back().weight_bytes)};
+    // What is not stated counts as its per cent.
+    const auto share = [&](double part, double whole) {
+      return part > 0 ? Share(part, whole) : Share(percent, 100);
+    };
+    return {share(level.flops, levels.back().flops),
+            share(level.weight_bytes, levels.back().weight_bytes)};
   }
   const double share = Share(percent, 100);
   return {share, share};

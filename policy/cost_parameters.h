@@ -64,7 +64,8 @@ struct LevelShare {
 };
 
 // From `levels` (ascending; the last is the full model), where the output head, which no level
-// cuts, and a level's LoRA count. A level that is not among them takes its per cent.
+// cuts, and a level's LoRA count. A level that is not among them, or states no figures, takes its
+// per cent.
 LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent);
 
 // `full` as a level takes it that was not measured.

@@ -1,0 +1,169 @@
+#include "model_worker/call_leases.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "policy/step_plan.h"
+
+namespace withy::model_worker {
+namespace {
+
+// Rows whose blocks are claimed before they are computed: of a prompt, of an answer.
+constexpr int32_t kPromptRowsAhead = 2 * policy::kRowsWithoutAnswers;
+constexpr int32_t kAnswerRowsAhead = engine::kChunkTokens / 2;
+
+// Chunks that the session of a stateless call will claim first, when its prompt is counted.
+int32_t ChunksToBegin(const CallRequest& request) {
+  if (!request.context_id.empty() || request.prompt_tokens <= 0) return 0;
+  constexpr int32_t kChunk = engine::kChunkTokens;
+  const int32_t tokens = std::min(request.prompt_tokens + kChunk / 2, kPromptRowsAhead);
+  return (tokens + kChunk - 1) / kChunk;
+}
+
+absl::Status TooManyTasks() {
+  return absl::InternalError("model_worker: too many calls are prepared and committed at once");
+}
+
+}  // namespace
+
+struct CallLeases::Link {
+  absl::Mutex mutex;
+  CallLeases* leases ABSL_GUARDED_BY(mutex) = nullptr;  // null: detached
+};
+
+// Brings a lease's events to the inbox. Preparing begins at once, without waiting for the step that
+// is under way.
+class CallLeases::Events final : public LeaseEvents {
+ public:
+  Events(std::shared_ptr<Link> link, const Call& call)
+      : link_(std::move(link)), ticket_(call.ticket), over_(call.over), request_(call.request) {}
+
+  void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override {
+    With([&](CallLeases& leases) {
+      leases.Prepare(ticket_, over_, std::move(request_), std::move(lease), std::move(opened));
+    });
+  }
+  void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
+    With([&](CallLeases& leases) {
+      leases.inbox_.Post([&results = leases.results_, ticket = ticket_, chunks = std::move(chunks),
+                          refused = std::move(refused)]() mutable {
+        results.OnClaimed(ticket, std::move(chunks), std::move(refused));
+      });
+    });
+  }
+  void OnCommitted() override {
+    With([&](CallLeases& leases) {
+      leases.inbox_.Post(
+          [&results = leases.results_, ticket = ticket_] { results.OnCommitted(ticket); });
+    });
+  }
+  void OnBroken(absl::Status status) override {
+    With([&](CallLeases& leases) {
+      leases.inbox_.Post([&results = leases.results_, ticket = ticket_,
+                          status = std::move(status)] { results.OnBroken(ticket, status); });
+    });
+  }
+
+ private:
+  template <typename Use>
+  void With(Use use) {
+    absl::MutexLock lock(&link_->mutex);
+    if (link_->leases != nullptr) use(*link_->leases);
+  }
+  const std::shared_ptr<Link> link_;
+  const Ticket ticket_;
+  const std::shared_ptr<const std::atomic<bool>> over_;
+  CallRequest request_;
+};
+
+CallLeases::CallLeases(const SessionEnv& env, LeaseSource& source, TaskInbox& inbox,
+                       LeaseResults& results, Clock& clock, WorkerMetrics& metrics,
+                       size_t task_limit)
+    : env_(env),
+      source_(source),
+      inbox_(inbox),
+      results_(results),
+      clock_(clock),
+      metrics_(metrics),
+      link_(std::make_shared<Link>()),
+      background_thread_(task_limit) {
+  absl::MutexLock lock(&link_->mutex);
+  link_->leases = this;
+}
+
+CallLeases::~CallLeases() { Detach(); }
+
+void CallLeases::Detach() {
+  absl::MutexLock lock(&link_->mutex);
+  link_->leases = nullptr;
+}
+
+absl::Status CallLeases::Open(Call& call) {
+  auto lease = source_.Open({.app_id = call.request.app_id,
+                             .context_id = call.request.context_id,
+                             .call_id = call.request.call_id,
+                             .rebuild = call.request.rebuild,
+                             .claim_chunks = ChunksToBegin(call.request),
+                             .request_id = call.request.request_id,
+                             .request_digest = call.request.request_digest},
+                            std::make_shared<Events>(link_, call));
+  if (!lease.ok()) return lease.status();
+  call.lease = *std::move(lease);
+  return absl::OkStatus();
+}
+
+void CallLeases::Prepare(Ticket ticket, std::shared_ptr<const std::atomic<bool>> over,
+                         CallRequest request, std::shared_ptr<Lease> lease, OpenedLease opened) {
+  Task prepare = [this, ticket, over = std::move(over), request = std::move(request),
+                  lease = std::move(lease), opened = std::move(opened),
+                  opened_ns = clock_.SteadyNanos()]() mutable {
+    const engine::CancelCheck cancelled = [&over] { return over->load(); };
+    auto created = Session::Create(env_, request, std::move(opened), &cancelled);
+    if (!created.ok()) {
+      return inbox_.Post(
+          [this, ticket, status = created.status()] { results_.OnBroken(ticket, status); });
+    }
+    std::shared_ptr<Session> session = *std::move(created);
+    if (const auto chunk = session->faulty_chunk()) {
+      metrics_.Faulted();
+      lease->Fault(*chunk, "content does not match its identity");
+    }
+    const auto claim = session->NextClaim(kPromptRowsAhead);
+    inbox_.Post(
+        [this, ticket, session, opened_ns] { results_.OnPrepared(ticket, session, opened_ns); });
+    // From here on the session is the inbox's thread's, and its blocks come after it.
+    if (claim.has_value()) lease->Claim(claim->first, claim->count);
+  };
+  if (!background_thread_.Post(std::move(prepare))) {
+    inbox_.Post([this, ticket] { results_.OnBroken(ticket, TooManyTasks()); });
+  }
+}
+
+void CallLeases::ClaimAhead(Call& call) {
+  const int32_t rows = call.session->decoding() ? kAnswerRowsAhead : kPromptRowsAhead;
+  if (const auto range = call.session->NextClaim(rows)) {
+    call.lease->Claim(range->first, range->count);
+  }
+}
+
+absl::Status CallLeases::Commit(const Call& call) {
+  Task commit = [session = call.session, lease = call.lease, times = call.times,
+                 unanswered = call.unanswered, broken_off = call.broken_off,
+                 unix_s = clock_.UnixNanos() / kNanosPerSecond]() {
+    LeaseCommit result = unanswered ? session->MakeUnanswered() : session->MakeCommit(unix_s);
+    result.broken_off = broken_off;
+    result.outcome = session->Outcome();
+    result.outcome.times = times;
+    lease->Commit(std::move(result));
+  };
+  return background_thread_.Post(std::move(commit)) ? absl::OkStatus() : TooManyTasks();
+}
+
+void CallLeases::AwaitIdle() {
+  absl::Notification idle;
+  if (background_thread_.Post([&idle] { idle.Notify(); })) idle.WaitForNotification();
+}
+
+}  // namespace withy::model_worker

@@ -1,0 +1,77 @@
+// A call's lease on the store: opens it, prepares the call's session from what it brings, claims
+// blocks ahead, commits. Neighbours: lease.h is the store's side; call_lifecycle.h is told what
+// comes of it. Encoding, naming and hashing run on a thread of their own, so that steps do not wait
+// for them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "model_worker/call_state.h"
+#include "model_worker/lease.h"
+#include "model_worker/session.h"
+#include "model_worker/task_inbox.h"
+#include "model_worker/task_thread.h"
+#include "model_worker/worker_metrics.h"
+
+namespace withy::model_worker {
+
+// Told on the inbox's thread.
+class LeaseResults {
+ public:
+  virtual ~LeaseResults() = default;
+  virtual void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) = 0;
+  virtual void OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, std::string refused) = 0;
+  virtual void OnCommitted(Ticket ticket) = 0;
+  virtual void OnBroken(Ticket ticket, absl::Status status) = 0;
+};
+
+// Everything passed in is borrowed. Methods but Detach and AwaitIdle are for the inbox's thread.
+class CallLeases {
+ public:
+  // `task_limit`: calls that may be prepared or committed at once.
+  CallLeases(const SessionEnv& env, LeaseSource& source, TaskInbox& inbox, LeaseResults& results,
+             Clock& clock, WorkerMetrics& metrics, size_t task_limit);
+  ~CallLeases();
+  CallLeases(const CallLeases&) = delete;
+  CallLeases& operator=(const CallLeases&) = delete;
+
+  // Opens the call's lease; OnPrepared, OnBroken follow. Errors: as LeaseSource::Open.
+  absl::Status Open(Call& call);
+  // Claims blocks for the rows of the call's next steps; OnClaimed follows when any are missing.
+  void ClaimAhead(Call& call);
+  // Commits what the call has computed and answered; OnCommitted or OnBroken follows.
+  // Errors: INTERNAL when too many tasks wait.
+  absl::Status Commit(const Call& call);
+
+  // Lease events that come from now on are ignored.
+  void Detach();
+  // Returns once all background tasks that were begun before are over.
+  void AwaitIdle();
+
+ private:
+  struct Link;
+  class Events;
+
+  // Any thread. Ends early once `over` is true: the call is gone.
+  void Prepare(Ticket ticket, std::shared_ptr<const std::atomic<bool>> over, CallRequest request,
+               std::shared_ptr<Lease> lease, OpenedLease opened);
+
+  const SessionEnv env_;
+  LeaseSource& source_;
+  TaskInbox& inbox_;
+  LeaseResults& results_;
+  Clock& clock_;
+  WorkerMetrics& metrics_;
+  // Shared with lease events, which may outlive this object.
+  const std::shared_ptr<Link> link_;
+  TaskThread background_thread_;
+};
+
+}  // namespace withy::model_worker

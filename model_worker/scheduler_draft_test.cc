@@ -1,0 +1,125 @@
+// Calls whose decode steps compute token trees, beside others and with prompts between them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "engine/model/testing.h"
+#include "model_worker/scheduler_testing.h"
+
+namespace withy::model_worker {
+namespace {
+
+// Chains and branches of what each call will answer, now and then wrong. Thread-safe.
+class KnowingDraft final : public DraftSource {
+ public:
+  explicit KnowingDraft(int32_t vocab) : vocab_(static_cast<uint32_t>(vocab)) {}
+
+  void Know(uint64_t call_id, std::vector<int32_t> answer) {
+    absl::MutexLock lock(&mutex_);
+    answers_[call_id] = std::move(answer);
+    prompts_.erase(call_id);
+  }
+
+  std::vector<policy::DraftedToken> Draft(uint64_t call_id,
+                                          std::span<const int32_t> tokens) override {
+    absl::MutexLock lock(&mutex_);
+    const std::vector<int32_t>& answer = answers_[call_id];
+    // The first draft comes behind the first token.
+    const size_t prompt = prompts_.emplace(call_id, tokens.size() - 1).first->second;
+    std::vector<policy::DraftedToken> tree;
+    int32_t parent = -1;
+    const size_t depth = random_() % 6;
+    for (size_t at = tokens.size() - prompt; at < answer.size() && tree.size() < 2 * depth; ++at) {
+      tree.push_back({static_cast<int32_t>(random_() % vocab_), parent});
+      const bool wrong = random_() % 8 == 0;
+      tree.push_back({wrong ? static_cast<int32_t>(random_() % vocab_) : answer[at], parent});
+      parent = static_cast<int32_t>(tree.size()) - 1;
+    }
+    drafted_ += tree.empty() ? 0 : 1;
+    return tree;
+  }
+  int drafted() const {
+    absl::MutexLock lock(&mutex_);
+    return drafted_;
+  }
+
+ private:
+  const uint32_t vocab_;
+  mutable absl::Mutex mutex_;
+  std::mt19937 random_ ABSL_GUARDED_BY(mutex_){3};
+  std::map<uint64_t, std::vector<int32_t>> answers_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, size_t> prompts_ ABSL_GUARDED_BY(mutex_);  // tokens of each call's prompt
+  int drafted_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+std::vector<int32_t> IdsOf(const CallOutcome& outcome) {
+  std::vector<int32_t> ids;
+  for (const engine::Sample& token : outcome.tokens) ids.push_back(token.id);
+  return ids;
+}
+
+std::vector<CallRequest> Requests(int turn) {
+  std::vector<CallRequest> requests;
+  for (uint64_t i = 0; i < 5; ++i) {
+    const bool stateless = i == 4;
+    requests.push_back(Rig::Ask(stateless ? "" : "c" + std::to_string(i),
+                                "prompt " + std::string(7 * i, 'x') + std::to_string(turn),
+                                20 + static_cast<int32_t>(3 * i)));
+    requests.back().call_id = i + 1;
+    if (i % 2 == 1) {
+      requests.back().answer.sampling.temperature = 1.0f;
+      requests.back().answer.sampling.seed = 7 * i;
+    }
+    if (i == 2) requests.back().turn.deadline_ns = 1;
+  }
+  return requests;
+}
+
+TEST(DraftedCallsTest, AnswersAreThoseOfPlainDecoding) {
+  const engine::TestFolder folder;
+  const std::unique_ptr<engine::Model> model = engine::OpenTiny(
+      folder, engine::WriteTiny(folder, engine::TinyShape(), engine::GgmlType::kQ8_0));
+  KnowingDraft draft(model->info().vocab_size);
+  SchedulerOptions options;
+  options.max_batch = 4;
+  Rig plain(*model, options, 4096);
+  std::vector<std::vector<CallOutcome>> expected;
+  for (int turn = 0; turn < 2; ++turn) {
+    std::vector<CallOutcome>& outcomes = expected.emplace_back();
+    for (const CallRequest& request : Requests(turn)) {
+      const auto outcome = plain.Submit(request).sink->Wait();
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      outcomes.push_back(*outcome);
+    }
+  }
+  plain.scheduler.Drain(absl::ZeroDuration());
+
+  options.drafts = &draft;
+  Rig drafted(*model, options, 4096);
+  for (size_t turn = 0; turn < expected.size(); ++turn) {
+    std::vector<Rig::Running> running;
+    for (const CallRequest& request : Requests(static_cast<int>(turn))) {
+      draft.Know(request.call_id, IdsOf(expected[turn][request.call_id - 1]));
+      running.push_back(drafted.Submit(request));
+    }
+    for (size_t i = 0; i < running.size(); ++i) {
+      SCOPED_TRACE(i);
+      const auto outcome = running[i].sink->Wait();
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      EXPECT_EQ(IdsOf(*outcome), IdsOf(expected[turn][i]));
+      EXPECT_EQ(running[i].sink->text(), expected[turn][i].text) << "told token by token";
+      EXPECT_EQ(running[i].sink->tokens(), static_cast<int>(outcome->tokens.size()));
+      EXPECT_EQ(outcome->usage.reused_tokens, expected[turn][i].usage.reused_tokens);
+    }
+  }
+  EXPECT_GT(draft.drafted(), 0);
+  drafted.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+}
+
+}  // namespace
+}  // namespace withy::model_worker

@@ -1,0 +1,35 @@
+// What a scheduler is set up with, and what it says of its load.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "model_worker/draft_source.h"
+#include "policy/pace.h"
+
+namespace withy::model_worker {
+
+struct SchedulerOptions {
+  int32_t max_batch = 8;     // calls that run at once
+  int32_t queue_limit = 64;  // calls that wait
+  int32_t prefill_piece_ms = 50;
+  int32_t max_piece_rows = 256;
+  absl::Duration commit_grace = absl::Seconds(5);  // for commits at the end of a drain
+  // Times of each of the model's levels, ascending. Empty: guessed from the cost of the full model
+  // and the operations and bytes of each level.
+  std::vector<policy::LevelPace> paces = {};
+  // Asked before every decode step of a call; null: plain decoding. Outlives the scheduler.
+  DraftSource* drafts = nullptr;
+};
+
+struct SchedulerLoad {
+  size_t running = 0;
+  size_t queued = 0;
+  size_t queue_limit = 0;
+  // Of running and waiting calls; prompts that are not encoded yet are estimated by their bytes.
+  int64_t pending_prefill_tokens = 0;
+};
+
+}  // namespace withy::model_worker

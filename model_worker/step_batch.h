@@ -1,0 +1,52 @@
+// One step's rows and the calls they are of. Neighbours: step_runner.h makes, computes and ends it;
+// nobody else includes it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "model_worker/call_state.h"
+#include "policy/prompt_level.h"
+#include "policy/step_plan.h"
+
+namespace withy::model_worker {
+
+// Stays where it is while it is computed: the pass refers to it.
+struct StepBatch {
+  struct Part {
+    Call* call;
+    int32_t rows;
+    bool decode;
+    int32_t logits_rows;  // of `rows`, those that want logits
+  };
+
+  const Part* PartOf(const Call& call) const {
+    const auto found = std::find_if(parts.begin(), parts.end(),
+                                    [&](const Part& part) { return part.call == &call; });
+    return found == parts.end() ? nullptr : &*found;
+  }
+  // The part of the only prompt; null: there is none, or there are several.
+  const Part* OnlyPrompt() const {
+    const policy::StepEntry* entry = plan.OnlyPrompt();
+    return entry == nullptr ? nullptr : &parts[static_cast<size_t>(entry - plan.entries.data())];
+  }
+
+  policy::StepPlan plan;
+  std::vector<Part> parts;  // one for each of the plan's entries, in their order
+  std::vector<engine::Row> rows;
+  std::vector<engine::ContextView> views;
+  int32_t logits_rows = 0;
+
+  std::unique_ptr<engine::Pass> pass;  // null: not begun
+  int64_t started_ns = 0;
+  int64_t computed_ns = 0;  // time that computing it has taken so far
+  bool preempted = false;   // another step was computed in its middle
+  std::optional<policy::SlowStepWatch> watch;
+  bool given_up = false;  // its prompt begins again at a lower level
+};
+
+}  // namespace withy::model_worker

@@ -1,0 +1,104 @@
+// The engine thread's steps: plans one, computes it, leaves it for an urgent one and resumes it,
+// hands out what comes of it. Neighbours: policy/step_plan.h decides; session.h makes rows and
+// takes logits; call_lifecycle.h is told which calls are done or have failed.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "model_worker/call_state.h"
+#include "model_worker/scheduler_options.h"
+#include "model_worker/step_batch.h"
+#include "model_worker/task_inbox.h"
+#include "model_worker/worker_metrics.h"
+#include "policy/pace.h"
+#include "policy/prompt_level.h"
+#include "policy/step_learner.h"
+#include "policy/step_plan.h"
+
+namespace withy::model_worker {
+
+// Told by StepRunner::Step.
+class StepResults {
+ public:
+  virtual ~StepResults() = default;
+  // Rows of the call were computed, and its tokens told: it goes on, or has nothing left to
+  // compute.
+  virtual void OnComputed(Call& call) = 0;
+  // The engine or the sampler refused the call. Afterwards the call is gone.
+  virtual void OnRefused(Call& call, const absl::Status& status) = 0;
+};
+
+struct StepRunnerOptions {
+  int32_t max_batch = 8;
+  policy::StepLearnerOptions learner;
+  std::vector<policy::LevelPace> levels;  // as the model's
+  DraftSource* drafts = nullptr;
+};
+
+// For the engine thread. Everything passed in is borrowed. Always: rows are computed only for calls
+// in CallPhase::kRunning; the blocks of a step under way stay where they are.
+class StepRunner {
+ public:
+  StepRunner(engine::Model& model, const StepRunnerOptions& options, const Calls& calls,
+             TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics);
+
+  // Plans and computes a step, or goes on with the one under way; returns early when the inbox is
+  // interrupted. False: there was nothing to compute.
+  bool Step();
+
+  bool IsUnderWay(const Call& call) const;
+  // Whether the step under way has rows of the call and of others.
+  bool SharesStepUnderWay(const Call& call) const;
+  // Runs `task` on the engine thread once no step is under way.
+  void Defer(Task task) { deferred_.push_back(std::move(task)); }
+  // Gives up the step under way if it has rows of the call.
+  void AbandonStepOf(const Call& call);
+  void AbandonStep() { under_way_ = nullptr; }
+
+ private:
+  bool Preempt();
+  std::unique_ptr<StepBatch> PlanBatch();
+  policy::StepCall StepCallOf(const Call& call) const;
+  void UpdatePause(Call& call, int64_t now_ns);
+  void FlushThoseWhoWait(const StepBatch& next);
+
+  bool Compute(StepBatch& batch, std::vector<float>& logits, const std::atomic<bool>* interrupt);
+  bool Begin(StepBatch& batch, std::vector<float>& logits);
+  bool RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until);
+  bool NeedsWatch(const StepBatch& batch) const;
+  bool RestartsAtLowerLevel(StepBatch& batch);
+  policy::PromptTurn PromptOf(const Call& call, size_t level) const;
+
+  void HandOut(const StepBatch& batch, std::span<const float> logits);
+  bool TakeTokens(Call& call, std::span<const float> logits);
+  void Continue(Call& call);
+  void DraftNext(Call& call);
+  void LowerLevel(Call& call, size_t from, size_t to);
+  std::optional<size_t> LevelOf(const Call& call) const;
+
+  engine::Model& model_;
+  const std::vector<policy::LevelPace> levels_;
+  DraftSource* const drafts_;
+  const Calls& calls_;
+  TaskInbox& inbox_;
+  StepResults& results_;
+  Clock& clock_;
+  WorkerMetrics& metrics_;
+  const size_t vocab_;
+  policy::StepLearner learner_;
+  std::unique_ptr<StepBatch> under_way_;  // begun and not over
+  std::vector<Task> deferred_;
+  std::vector<float> logits_;             // [rows that want logits, vocab], of the step under way
+  std::vector<float> preempting_logits_;  // the same of a step in its middle
+};
+
+}  // namespace withy::model_worker

@@ -1,0 +1,49 @@
+// How fast steps are: the one under way, from its first part, and all of late. Fed state machines;
+// not thread-safe. Neighbours: prompt_level.h and step_learner.h use them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace withy::policy {
+
+// Estimates how long a step takes from looks at its first part. A board may be slower by half for
+// as long as a call takes and faster again after the next pause: the steps before it do not tell
+// (docs/benchmarks.md, Slow passes).
+class StepPaceEstimate {
+ public:
+  // Shares of its work after which the step is looked at.
+  static constexpr std::array<double, 4> kLooks = {0.04, 0.08, 0.12, 0.16};
+
+  // The next of kLooks; 1: there is none.
+  double next_look() const { return next_ < kLooks.size() ? kLooks[next_] : 1; }
+  // `done` of the step's work, at least next_look(), has taken `ms` so far.
+  void Look(double done, double ms);
+  // Time of the whole step at the pace so far: the median between looks, the lower one of two,
+  // since a core may be taken away for a moment. 0: fewer than two times between looks are known.
+  double WholeMs() const;
+  double LeftMs() const { return (1 - done_) * WholeMs(); }
+
+ private:
+  size_t next_ = 0;
+  std::array<double, kLooks.size()> wholes_ms_ = {};
+  size_t known_ = 0;
+  double done_ = 0;  // at the last look
+  double ms_ = 0;
+};
+
+// Ratio of what rows of prompts took of late to LevelPace.
+class Slowdown {
+ public:
+  // The time of a step of fewer rows is that of reading the weights, and says nothing of rows.
+  static constexpr size_t kMinRows = 16;
+
+  double value() const { return value_; }
+  // A step took `ms` whose rows take `expected_ms` by LevelPace.
+  void Observe(double ms, double expected_ms);
+
+ private:
+  double value_ = 1;
+};
+
+}  // namespace withy::policy
