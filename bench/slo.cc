@@ -23,10 +23,10 @@
 #include "bench/slo_contestants.h"
 #include "bench/slo_figures.h"
 #include "bench/slo_measure.h"
+#include "bench/slo_options.h"
 #include "bench/slo_replay.h"
 #include "bench/slo_report.h"
 #include "bench/slo_trace.h"
-#include "bench/slo_wishes.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/weights/packer.h"
 
@@ -67,33 +67,33 @@ using nlohmann::json;
 
 constexpr size_t kServiceProbes = 120;  // idle calls that the service's own times are taken from
 
-SloWishes WishesFromFlags() {
-  SloWishes wishes{.alphas = absl::GetFlag(FLAGS_alphas),
-                   .real = absl::GetFlag(FLAGS_real),
-                   .tables = absl::GetFlag(FLAGS_tables),
-                   .tlms = absl::GetFlag(FLAGS_tlms),
-                   .files = {{"pocket", absl::GetFlag(FLAGS_pocket)},
-                             {"model", absl::GetFlag(FLAGS_model)},
-                             {"tlm", absl::GetFlag(FLAGS_tlm)},
-                             {"structural", absl::GetFlag(FLAGS_structural)},
-                             {"unordered", absl::GetFlag(FLAGS_unordered)},
-                             {"fine", absl::GetFlag(FLAGS_fine)}},
-                   .calls = absl::GetFlag(FLAGS_calls),
-                   .requests = absl::GetFlag(FLAGS_requests),
-                   .rounds = absl::GetFlag(FLAGS_rounds),
-                   .threads = absl::GetFlag(FLAGS_threads),
-                   .five_shot_percent = absl::GetFlag(FLAGS_five_shot_percent),
-                   .load = absl::GetFlag(FLAGS_load)};
+SloOptions OptionsFromFlags() {
+  SloOptions options{.alphas = absl::GetFlag(FLAGS_alphas),
+                     .real = absl::GetFlag(FLAGS_real),
+                     .tables = absl::GetFlag(FLAGS_tables),
+                     .tlms = absl::GetFlag(FLAGS_tlms),
+                     .files = {{"pocket", absl::GetFlag(FLAGS_pocket)},
+                               {"model", absl::GetFlag(FLAGS_model)},
+                               {"tlm", absl::GetFlag(FLAGS_tlm)},
+                               {"structural", absl::GetFlag(FLAGS_structural)},
+                               {"unordered", absl::GetFlag(FLAGS_unordered)},
+                               {"fine", absl::GetFlag(FLAGS_fine)}},
+                     .calls = absl::GetFlag(FLAGS_calls),
+                     .requests = absl::GetFlag(FLAGS_requests),
+                     .rounds = absl::GetFlag(FLAGS_rounds),
+                     .threads = absl::GetFlag(FLAGS_threads),
+                     .five_shot_percent = absl::GetFlag(FLAGS_five_shot_percent),
+                     .load = absl::GetFlag(FLAGS_load)};
   for (const std::string& path : absl::GetFlag(FLAGS_small)) {
-    wishes.files.emplace_back("small", path);
+    options.files.emplace_back("small", path);
   }
-  return wishes;
+  return options;
 }
 
 class Bench {
  public:
   absl::Status Run() {
-    WITHY_RETURN_IF_ERROR(CheckWishes(WishesFromFlags()));
+    WITHY_RETURN_IF_ERROR(CheckOptions(OptionsFromFlags()));
     options_.dir = absl::GetFlag(FLAGS_work);
     options_.threads = absl::GetFlag(FLAGS_threads);
     options_.progress = [](const std::string& what, size_t done, size_t all) {
@@ -215,8 +215,8 @@ class Bench {
       call.prompt = prompts_.Index(request.app, request.prompt);
       call.app = request.app;
       call.arrival_ms = request.arrival_ms;
-      call.slo.set_ttft_ratio(SloApps()[request.app].ttft_ratio);
-      call.slo.set_tpot_ratio(SloApps()[request.app].tpot_ratio);
+      call.slo.ttft_ratio = SloApps()[request.app].ttft_ratio;
+      call.slo.tpot_ratio = SloApps()[request.app].tpot_ratio;
     }
     return calls;
   }
@@ -247,14 +247,14 @@ class Bench {
   }
 
   // A line a call: what the caller saw, what the service said, and what was allowed.
-  void WriteCalls(const std::vector<SloCall>& calls, const std::vector<IdleTimes>& full,
+  void WriteCalls(const std::vector<SloCall>& calls, const std::vector<policy::Latency>& full,
                   const std::vector<ReplayOutcome>& outcomes) const {
     std::ofstream out(absl::GetFlag(FLAGS_calls));
     for (size_t i = 0; i < calls.size(); ++i) {
       const SloCall& call = calls[i];
       const ReplayOutcome& outcome = outcomes[i];
       const PromptFacts& prompt = prompts_.facts[call.prompt];
-      const IdleTimes& idle = full[i];
+      const policy::Latency& idle = full[i];
       const v1::Decision& decision = outcome.decision;
       const auto latency = [](const v1::Latency& of) {
         return json({{"ttft_ms", of.ttft_ms()}, {"tpot_ms", of.tpot_ms()}});
@@ -299,7 +299,7 @@ class Bench {
     WITHY_ASSIGN_OR_RETURN(const ServiceTimes after,
                            MeasureService(service_, prompts_, kServiceProbes));
     Tell("after the trace", after);
-    std::vector<IdleTimes> full;
+    std::vector<policy::Latency> full;
     for (size_t i = 0; i < outcomes.size(); ++i) {
       full.push_back(
           IdleBetween(service_times_, after, prompts_.facts[calls[i].prompt], outcomes[i].tokens));
@@ -335,8 +335,8 @@ class Bench {
     };
     const auto [brief, longest] =
         std::minmax_element(prompts_.facts.begin(), prompts_.facts.end(), shorter);
-    const IdleTimes first = times.Idle(*brief, kShortAnswer);
-    const IdleTimes last = times.Idle(*longest, kLongAnswer);
+    const policy::Latency first = times.Idle(*brief, kShortAnswer);
+    const policy::Latency last = times.Idle(*longest, kLongAnswer);
     std::fprintf(stderr,
                  "the full model through the service, %s: TTFT %.1f ms for %d tokens and %.1f ms "
                  "for %d; TPOT %.2f ms for %u tokens and %.2f ms for %u\n",

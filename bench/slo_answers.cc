@@ -33,6 +33,13 @@ std::vector<int32_t> Signed(const std::vector<uint32_t>& levels) {
   return {levels.begin(), levels.end()};
 }
 
+// Of its words, the share that stays at any prompt level.
+uint32_t LeastPercent(const corpus::Prompt& prompt) {
+  const std::vector<bool> stays = corpus::ChooseWords(prompt, {}, 1);
+  const auto words = static_cast<size_t>(std::count(stays.begin(), stays.end(), true));
+  return stays.empty() ? 100 : static_cast<uint32_t>(100 * words / stays.size());
+}
+
 absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
   set->facts.clear();
   for (const corpus::Prompt& prompt : set->prompts) {
@@ -40,7 +47,8 @@ absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
     set->facts.push_back({.tokens = static_cast<int32_t>(question.prompt.size()),
                           .answer_tokens = static_cast<int32_t>(question.answer.size()),
                           .text_bytes = prompt.text.size(),
-                          .share_without_examples = corpus::ShareWithoutExamples(prompt)});
+                          .share_without_examples = corpus::ShareWithoutExamples(prompt),
+                          .least_percent = LeastPercent(prompt)});
   }
   return absl::OkStatus();
 }

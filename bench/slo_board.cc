@@ -7,27 +7,30 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "model_worker/pace.h"
-#include "model_worker/plan.h"
+#include "policy/admission.h"
+#include "policy/finished_call.h"
+#include "policy/level_pace.h"
+#include "policy/pace.h"
+#include "policy/prompt_level.h"
+#include "policy/step_learner.h"
+#include "policy/step_plan.h"
 
 namespace withy::bench {
 namespace {
 
-using orchestrator::CallTable;
-using orchestrator::Lane;
-using orchestrator::LiveCorrection;
+using policy::Lane;
 
-constexpr uint32_t kNoLimit = 1u << 30;  // the queue of a benchmark is not bounded
+constexpr uint32_t kNoQueueLimit = 1u << 30;  // the queue of a benchmark is not bounded
 constexpr size_t kTlmProbeBytes = 1024;
-// How often a held call is looked at when nothing else happens.
-constexpr int64_t kPollNs = 20 * kNanosPerMilli;
+
+constexpr int64_t kStartNs = 1;  // 0 means "none"
 
 int64_t Nanos(double ms) { return static_cast<int64_t>(ms * kNanosPerMilli); }
 double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
 
-orchestrator::CallTableOptions TableOptions(const BoardFacts& board, const Policy& policy) {
+policy::AdmissionOptions OptionsOf(const BoardFacts& board, const Policy& policy) {
   const uint32_t slots = policy.family->switches() ? 1 : board.slots;
-  return {.limit = kNoLimit, .slots = {slots, slots}, .piece_ms = board.piece_ms};
+  return {.limit = kNoQueueLimit, .slots = {slots, slots}, .piece_ms = board.piece_ms};
 }
 
 // A call between its arrival and its end.
@@ -35,7 +38,6 @@ struct Session {
   size_t index = 0;  // of the calls given
   uint64_t id = 0;
   SloChoice choice;
-  orchestrator::QueueKey key;
   int64_t arrival_ns = 0;
   int64_t granted_ns = 0;
   int64_t first_token_ns = 0;
@@ -45,14 +47,35 @@ struct Session {
   int32_t answer = 1;
   size_t variant = 0;        // now
   size_t first_variant = 0;  // of the first token
-  model_worker::Pacer pacer;
+  policy::Pacer pacer;
   int32_t pass_rows = 0;  // in a pass that has begun
 
-  bool in_pass() const { return pass_rows > 0; }
+  int32_t pending_rows() const { return decoding() ? 1 : prefill - computed; }
   bool decoding() const { return generated > 0; }
 };
 
-class BoardRun {
+// Times of a family's variants, as the worker plans steps by them.
+std::vector<policy::LevelPace> PacesOf(const Family& family) {
+  std::vector<policy::LevelPace> paces;
+  for (const Variant& variant : family.variants) {
+    paces.push_back(policy::LevelPaceOf(CalibratedCost(variant.times)));
+  }
+  return paces;
+}
+
+// A pass of the engine that has begun.
+struct Pass {
+  policy::StepPlan plan;
+  std::vector<Session*> sessions;  // by plan.entries
+  int64_t ns = 0;                  // that it takes
+  int64_t done_ns = 0;
+  bool preempted = false;
+  std::optional<policy::SlowStepWatch> watch = std::nullopt;
+
+  double done() const { return static_cast<double>(done_ns) / static_cast<double>(ns); }
+};
+
+class BoardRun final : public DecidingBoard {
  public:
   BoardRun(const BoardFacts& board, const Policy& policy, std::span<const PromptFacts> prompts,
            std::span<const SloCall> calls, uint64_t seed)
@@ -60,29 +83,19 @@ class BoardRun {
         policy_(policy),
         prompts_(prompts),
         calls_(calls),
-        table_(TableOptions(board, policy), clock_),
-        sizer_(board.cost.prefill_us_per_token, static_cast<int32_t>(board.piece_ms),
-               board.max_piece_rows),
+        admission_(OptionsOf(board, policy)),
+        paces_(PacesOf(*policy.family)),
+        learner_({.us_per_row = board.cost.prefill_us_per_token,
+                  .full_row_ms = paces_.back().row_ms,
+                  .piece_ms = static_cast<int32_t>(board.piece_ms),
+                  .max_rows = board.max_piece_rows}),
         rng_(seed),
-        start_ns_(clock_.SteadyNanos()),
         last_planned_(policy.family->variants.size() - 1),
         loaded_(last_planned_),
         outcomes_(calls.size()) {
     live_.overhead_ms = live_.idle.overhead_ms = board.overhead_ms;
-    live_.tlm_us_per_byte = board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
-    for (const Variant& variant : policy.family->variants) {
-      const orchestrator::CostParameters cost = CalibratedCost(variant.times);
-      if (policy.drops_level && paces_.empty()) lowest_ = cost;
-      // As model_worker/process.cc.
-      const double depth_us = cost.prefill_us_per_context_token;
-      const double mean_us = cost.prefill_us_per_token;
-      const double row_us =
-          std::max(mean_us / 2, mean_us - depth_us * cost.prefill.back().tokens / 2);
-      paces_.push_back({.row_ms = row_us / 1e3,
-                        .token_ms = cost.decode_us_per_token / 1e3,
-                        .row_depth_ms = depth_us / 1e3,
-                        .token_depth_ms = cost.decode_us_per_context_token / 1e3});
-    }
+    live_.tlm_us_per_byte = live_.tlm_start_us_per_byte =
+        board.tlm.Ms(kTlmProbeBytes) * 1e3 / kTlmProbeBytes;
   }
 
   std::vector<SloOutcome> Run() {
@@ -92,16 +105,27 @@ class BoardRun {
       if (!running_.empty()) {
         Step();
       } else if (!waiting_.empty()) {
-        clock_.Advance(kPollNs);
+        now_ns_ += policy::kHoldPollNs;
       } else if (next_ < calls_.size()) {
-        clock_.Advance(ArrivalNs(next_) - clock_.SteadyNanos());
+        now_ns_ += ArrivalNs(next_) - now_ns_;
       }
     }
     return std::move(outcomes_);
   }
 
+  // DecidingBoard
+  policy::Load LoadBefore(const policy::Turn& turn) override {
+    policy::Load load = admission_.LoadBefore(Lane::kTarget, turn, now_ns_);
+    if (!policy_.minds_others) load.arrivals_per_ms = 0;
+    return load;
+  }
+  void Spend(double ms) override { now_ns_ += Nanos(ms); }
+  void Learn(const policy::Observation& seen) override {
+    live_ = policy::Learn(board_.cost, live_, seen);
+  }
+
  private:
-  int64_t ArrivalNs(size_t index) const { return start_ns_ + Nanos(calls_[index].arrival_ms); }
+  int64_t ArrivalNs(size_t index) const { return kStartNs + Nanos(calls_[index].arrival_ms); }
   const PromptFacts& PromptOf(const Session& session) const {
     return prompts_[calls_[session.index].prompt];
   }
@@ -111,13 +135,13 @@ class BoardRun {
 
   // Decides for everyone who has arrived.
   void Admit() {
-    for (; next_ < calls_.size() && ArrivalNs(next_) <= clock_.SteadyNanos(); ++next_) {
+    for (; next_ < calls_.size() && ArrivalNs(next_) <= now_ns_; ++next_) {
       const SloCall& call = calls_[next_];
       auto session = std::make_unique<Session>();
       session->index = next_;
       session->id = next_ + 1;
       session->arrival_ns = ArrivalNs(next_);
-      (void)table_.Arrive(session->id);  // never full
+      (void)admission_.Arrive(session->id, now_ns_);  // never full
       Plan(call, session.get());
       waiting_.push_back(std::move(session));
     }
@@ -125,240 +149,193 @@ class BoardRun {
 
   void Plan(const SloCall& call, Session* session) {
     const PromptFacts& prompt = prompts_[call.prompt];
-    session->key = KeyOf(call, prompt, *session);
-    orchestrator::Load load = table_.LoadBefore(Lane::kTarget, session->key);
-    if (!policy_.minds_others) load.arrivals_per_ms = 0;
     SloChoice& choice = session->choice;
-    choice = Choose(policy_, board_, prompt, call, load, live_, agreements_[call.app],
-                    last_planned_, &rng_);
+    choice = Choose(policy_, board_, prompt, call,
+                    {.id = session->id,
+                     .arrived_ns = session->arrival_ns,
+                     .live = live_,
+                     .agreement = agreements_[call.app],
+                     .last_variant = last_planned_},
+                    *this, &rng_);
     last_planned_ = choice.variant;
-    if (choice.tlm_ms > 0) {
-      clock_.Advance(Nanos(choice.tlm_ms));
-      orchestrator::Observation seen;
-      seen.tlm_bytes = prompt.text_bytes;
-      seen.tlm_ms = choice.tlm_ms;
-      live_ = Learn(board_.cost, live_, seen);
-    }
     session->variant = choice.variant;
-    session->prefill = static_cast<int32_t>(choice.shape.prefill_tokens);
+    session->prefill = static_cast<int32_t>(choice.plan.shape.prefill_tokens);
     session->answer = prompt.answer_tokens;
-    orchestrator::CallDemand demand =
-        DemandOf(board_.cost, live_, choice.shape, choice.predicted, lowest_);
-    const auto after = [&](double ms) {
-      return std::isfinite(ms) ? session->arrival_ns + Nanos(ms) : 0;
-    };
-    demand.first_token_by_ns = after(choice.judged.ttft_ms);
-    demand.tpot_limit_ms = std::isfinite(choice.judged.tpot_ms) ? choice.judged.TokenMs() : 0;
-    demand.ramp_ms = choice.judged.ramp_ms;
-    demand.end_by_ns = after(choice.judged.end_to_end_ms);
+    const policy::CallDemand& demand = choice.plan.demand;
     if (policy_.drops_level) {
-      session->pacer = model_worker::Pacer({.tpot_ms = demand.tpot_limit_ms,
-                                            .ramp_ms = demand.ramp_ms,
-                                            .end_by_ns = demand.end_by_ns,
-                                            .first_token_by_ns = demand.first_token_by_ns},
-                                           static_cast<int32_t>(call.max_tokens));
+      session->pacer = policy::Pacer(demand.targets, static_cast<int32_t>(call.max_tokens));
     }
-    table_.Queue(Lane::kTarget, session->key,
-                 {.prefill_tokens = choice.shape.prefill_tokens,
-                  .remaining_tokens = call.max_tokens,
-                  .resident_tokens = choice.shape.resident_tokens},
-                 demand);
-  }
-
-  // As orchestrator/prepare.cc: the first token's deadline.
-  orchestrator::QueueKey KeyOf(const SloCall& call, const PromptFacts& prompt,
-                               const Session& session) const {
-    const orchestrator::Prediction full = PredictedFull(board_, prompt, call, live_);
-    double first_ms = orchestrator::ResolveSlo(call.slo, full).ttft_ms;
-    if (call.slo.end_to_end_ms() > 0) {
-      first_ms = std::max(
-          1.0, call.slo.end_to_end_ms() - (call.max_tokens - 1.0) * full.TpotMs(call.max_tokens));
-    }
-    orchestrator::QueueKey key{.arrived_ns = session.arrival_ns, .id = session.id};
-    if (first_ms < Millis(orchestrator::kPatienceNs)) {
-      key.deadline_ns = session.arrival_ns + Nanos(first_ms);
-    }
-    return key;
+    admission_.Queue(Lane::kTarget, choice.turn, choice.plan.work, demand);
   }
 
   // Lets those run that the orchestrator would.
   void Start() {
+    admission_.StartReady(Lane::kTarget, now_ns_);
     for (auto it = waiting_.begin(); it != waiting_.end();) {
-      if (!table_.Started(Lane::kTarget, (*it)->id)) {
+      if (!admission_.running((*it)->id)) {
         ++it;
         continue;
       }
       Session& session = **it;
       if (session.variant != loaded_) {
         const double ms = VariantOf(session).switch_ms;
-        clock_.Advance(Nanos(ms));
+        now_ns_ += Nanos(ms);
         outcomes_[session.index].switch_ms = ms;
         loaded_ = session.variant;
       }
-      session.granted_ns = clock_.SteadyNanos();
+      session.granted_ns = now_ns_;
       running_.push_back(std::move(*it));
       it = waiting_.erase(it);
     }
   }
 
-  // One pass of the engine, as model_worker/scheduler_step.cc plans it; `between` the beginning and
-  // the end of another one: of the prompts that may go there. False: nothing is to be computed.
-  bool Step(bool between = false) {
-    const int64_t now = clock_.SteadyNanos();
-    if (policy_.drops_level) KeepPromptsInTime(now);
-    std::vector<model_worker::RunningCall> rows;
-    std::vector<Session*> sessions;
-    int32_t decode_rows = 0;
-    for (const auto& session : running_) {
-      if (session->in_pass() || (between && !MayGoBetween(*session, now))) continue;
-      const int32_t pending = session->decoding() ? 1 : session->prefill - session->computed;
-      rows.push_back({.order = OrderOf(*session),
-                      .decoding = session->decoding(),
-                      .pending_rows = pending,
-                      .ready_rows = pending,
-                      .paused = false});
-      sessions.push_back(session.get());
-      decode_rows += session->decoding() ? 1 : 0;
-    }
-    const int32_t piece_rows = PieceRows(sessions, decode_rows, between, now);
-    const std::vector<model_worker::PlannedRows> plan =
-        model_worker::PlanStep(rows, piece_rows, now);
-    if (plan.empty()) return false;
-    std::vector<StepPart> parts;
-    int32_t all_rows = 0;
-    double expected_ms = 0;
-    bool prefills = false;
-    for (const model_worker::PlannedRows& planned : plan) {
-      Session& session = *sessions[planned.call];
-      session.pass_rows = planned.rows;
-      parts.push_back({&VariantOf(session).times, planned.rows, session.computed});
-      expected_ms += paces_[session.variant].RowsMs(planned.rows, session.computed);
-      all_rows += planned.rows;
-      prefills = prefills || !session.decoding();
-    }
-    const double ms = StepMs(parts);
-    const int64_t ns = std::max<int64_t>(1, Nanos(ms));
-    if (between) {
-      clock_.Advance(ns);
-    } else {
-      pass_decodes_ = decode_rows > 0;
-      Compute(ns);
-    }
-    if (prefills && decode_rows > 0) sizer_.Observe(expected_ms / paces_.back().row_ms, ms * 1e3);
-    if (prefills && static_cast<size_t>(all_rows) >= model_worker::Slowdown::kManyRows) {
-      slowdown_.Observe(ms, expected_ms);
-    }
-    for (const model_worker::PlannedRows& planned : plan) {
-      sessions[planned.call]->pass_rows = 0;
-      After(sessions[planned.call], planned.rows);
-    }
-    std::erase_if(running_,
-                  [](const auto& session) { return session->generated >= session->answer; });
+  // One pass of the engine. False: nothing is to be computed.
+  bool Step() {
+    Pass pass = Begin(std::nullopt);
+    if (pass.plan.empty()) return false;
+    if (Compute(&pass, /*may_be_preempted=*/true)) Finish(pass);
     return true;
   }
 
-  int32_t PieceRows(const std::vector<Session*>& sessions, int32_t decode_rows, bool between,
-                    int64_t now) const {
-    if (decode_rows == 0 && !between) return model_worker::kQuietRows;
-    std::vector<model_worker::AnswerTurn> answers;
-    std::vector<model_worker::PromptTurn> prompts;
-    for (const Session* session : sessions) {
-      if (session->decoding()) {
-        answers.push_back(AnswerTurnOf(*session));
-      } else {
-        prompts.push_back(TurnOf(*session));
-      }
+  // The next pass, or what goes in the middle of one.
+  Pass Begin(std::optional<policy::StepUnderWay> under_way) {
+    std::vector<policy::StepCall> calls;
+    std::vector<Session*> sessions;
+    for (const auto& session : running_) {
+      calls.push_back({.turn = session->choice.turn,
+                       .pacer = &session->pacer,
+                       .level = session->variant,
+                       .decoding = session->decoding(),
+                       .pending_rows = session->pending_rows(),
+                       .ready_rows = session->pending_rows(),
+                       .depth = session->computed,
+                       .begun = session->computed > 0,
+                       .under_way_rows = session->pass_rows});
+      sessions.push_back(session.get());
     }
-    const int32_t at_most = sizer_.Rows(decode_rows, RowShare(paces_, prompts));
-    return RowsBeside(paces_, answers, prompts, at_most, slowdown_.value(), now);
+    Pass pass{.plan = policy::PlanStep({.levels = paces_,
+                                        .calls = calls,
+                                        .under_way = under_way,
+                                        .slowdown = learner_.slowdown(),
+                                        .sizer = learner_.sizer(),
+                                        .now_ns = now_ns_}),
+              .sessions = {}};
+    for (const policy::LevelChange& change : pass.plan.level_changes) {
+      sessions[change.call]->variant = change.to;
+    }
+    std::vector<StepPart> parts;
+    for (const policy::StepEntry& entry : pass.plan.entries) {
+      Session& session = *pass.sessions.emplace_back(sessions[entry.call]);
+      session.pass_rows = entry.rows;
+      parts.push_back({&VariantOf(session).times, entry.rows, session.computed});
+    }
+    pass.ns = std::max<int64_t>(1, Nanos(StepMs(parts)));
+    if (const Session* prompt = OnlyPromptOf(pass);
+        prompt != nullptr &&
+        policy::SlowStepWatch::IsNeeded(paces_, TurnOf(*prompt), learner_.slowdown(), now_ns_)) {
+      pass.watch.emplace();
+    }
+    return pass;
   }
 
-  static model_worker::PromptTurn TurnOf(const Session& session) {
+  static Session* OnlyPromptOf(const Pass& pass) {
+    const policy::StepEntry* entry = pass.plan.OnlyPrompt();
+    return entry != nullptr ? pass.sessions[static_cast<size_t>(entry - pass.plan.entries.data())]
+                            : nullptr;
+  }
+  static policy::PromptTurn TurnOf(const Session& session) {
     return {.pacer = &session.pacer,
-            .order = OrderOf(session),
-            .rows = session.prefill - session.computed,
+            .turn = session.choice.turn,
+            .rows = session.pending_rows(),
             .level = session.variant,
             .depth = session.computed};
   }
-  static model_worker::AnswerTurn AnswerTurnOf(const Session& session) {
-    return {.pacer = &session.pacer, .level = session.variant, .depth = session.computed};
-  }
 
-  // Lets a pass of `ns` go by, which those who arrive, or may start at last, may go between:
-  // once where answers wait for it.
-  void Compute(int64_t ns) {
-    bool gave_way = false;
-    for (pass_left_ns_ = ns; pass_left_ns_ > 0;) {
-      int64_t next_ns = pass_left_ns_;
-      if (next_ < calls_.size()) {
-        next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - clock_.SteadyNanos()));
+  // Lets a pass go by. Meanwhile calls arrive, and what may go in its middle does. False: its
+  // prompt begins again at a lower level.
+  bool Compute(Pass* pass, bool may_be_preempted) {
+    while (true) {
+      int64_t next_ns = pass->ns - pass->done_ns;
+      if (pass->watch.has_value() && pass->watch->next_look() < 1) {
+        const auto look_ns = static_cast<int64_t>(
+            std::ceil(pass->watch->next_look() * static_cast<double>(pass->ns)));
+        next_ns = std::clamp<int64_t>(look_ns - pass->done_ns, 0, next_ns);
       }
-      if (!waiting_.empty()) next_ns = std::min(next_ns, kPollNs);
-      clock_.Advance(next_ns);
-      pass_left_ns_ -= next_ns;
-      if (pass_left_ns_ == 0) return;
+      if (may_be_preempted && next_ < calls_.size()) {
+        next_ns = std::min(next_ns, std::max<int64_t>(0, ArrivalNs(next_) - now_ns_));
+      }
+      if (may_be_preempted && !waiting_.empty()) next_ns = std::min(next_ns, policy::kHoldPollNs);
+      now_ns_ += next_ns;
+      pass->done_ns += next_ns;
+      if (!Look(pass)) return false;
+      if (pass->done_ns >= pass->ns) return true;
+      if (!may_be_preempted) continue;
       Admit();
       Start();
-      while (!(pass_decodes_ && gave_way) && Step(/*between=*/true)) gave_way = true;
+      while (Preempt(pass)) {
+      }
     }
   }
 
-  bool MayGoBetween(const Session& session, int64_t now) const {
-    std::vector<model_worker::CallOrder> orders;
-    std::vector<model_worker::PromptTurn> prompts;
-    for (const auto& other : running_) {
-      if (!other->in_pass() || other->decoding()) continue;
-      orders.push_back(OrderOf(*other));
-      prompts.push_back(TurnOf(*other));
-      prompts.back().rows -= other->pass_rows;
-      prompts.back().depth += other->pass_rows;
+  // False: the pass is slow and is given up.
+  bool Look(Pass* pass) {
+    if (!pass->watch.has_value() || pass->done() < pass->watch->next_look()) return true;
+    pass->watch->Look(pass->done(), Millis(pass->done_ns));
+    if (pass->watch->next_look() < 1) return true;
+    Session& prompt = *OnlyPromptOf(*pass);
+    const size_t level = pass->watch->RestartLevel(paces_, TurnOf(prompt), prompt.pass_rows,
+                                                   pass->plan.expected_ms, now_ns_);
+    if (level == prompt.variant) return true;
+    prompt.variant = level;
+    for (Session* session : pass->sessions) session->pass_rows = 0;
+    return false;
+  }
+
+  // Computes what goes in the middle of a pass. False: nothing does.
+  bool Preempt(Pass* pass) {
+    Pass between = Begin(policy::StepUnderWay{.expected_ms = pass->plan.expected_ms,
+                                              .computed_ms = Millis(pass->done_ns),
+                                              .done = pass->done(),
+                                              .preempted = pass->preempted});
+    if (between.plan.empty()) return false;
+    pass->preempted = true;
+    if (Compute(&between, /*may_be_preempted=*/false)) Finish(between);
+    return true;
+  }
+
+  void Finish(const Pass& pass) {
+    const double share = learner_.Observe(pass.plan, Millis(pass.ns));
+    for (size_t i = 0; i < pass.sessions.size(); ++i) {
+      pass.sessions[i]->pass_rows = 0;
+      After(pass.sessions[i], pass.plan.entries[i].rows, share);
     }
-    if (!session.decoding())
-      return GoesBetween(OrderOf(session), session.computed > 0, orders, now);
-    return !pass_decodes_ && TokenGoesBetween(paces_, AnswerTurnOf(session), prompts,
-                                              Millis(pass_left_ns_), slowdown_.value(), now);
+    std::erase_if(running_,
+                  [](const auto& session) { return session->generated >= session->answer; });
   }
 
-  void KeepPromptsInTime(int64_t now) {
-    std::vector<Session*> sessions;
-    std::vector<model_worker::PromptTurn> prompts;
-    for (const auto& session : running_) {
-      if (session->decoding() || session->in_pass()) continue;
-      sessions.push_back(session.get());
-      prompts.push_back(TurnOf(*session));
-    }
-    const std::vector<size_t> kept = KeepPrompts(paces_, prompts, slowdown_.value(), now);
-    for (size_t i = 0; i < kept.size(); ++i) sessions[i]->variant = kept[i];
-  }
-
-  static model_worker::CallOrder OrderOf(const Session& session) {
-    return {.deadline_ns = session.key.deadline_ns,
-            .priority = 0,
-            .arrived_ns = session.arrival_ns,
-            .sequence = session.id};
-  }
-
-  void After(Session* session, int32_t rows) {
+  // `share`: what the pass took of what such passes took lately.
+  void After(Session* session, int32_t rows, double share) {
     session->computed += rows;
     if (!session->decoding() && session->computed < session->prefill) return;
-    const int64_t now = clock_.SteadyNanos();
+    const int64_t now = now_ns_;
     if (!session->decoding()) {
       session->first_token_ns = now;
       session->first_variant = session->variant;
-      table_.FirstToken(session->id);
+      session->pacer.OnPromptStep(share);
+      admission_.FirstToken(session->id, now);
     }
     ++session->generated;
-    table_.Generated(session->id, 1);
-    session->pacer.OnToken(now);
+    admission_.Generated(session->id, 1, now);
+    session->pacer.OnTokens(now);
     if (session->generated >= session->answer) {
-      Finish(*session);
+      End(*session);
     } else if (policy_.drops_level) {
       session->variant = session->pacer.Choose(paces_, session->variant, session->computed);
     }
   }
 
-  void Finish(const Session& session) {
-    const int64_t now = clock_.SteadyNanos();
+  void End(const Session& session) {
+    const int64_t now = now_ns_;
     const SloCall& call = calls_[session.index];
     const Answers::Row& row = policy_.answers->rows[call.prompt];
     const size_t variants = policy_.family->variants.size();
@@ -370,23 +347,23 @@ class BoardRun {
         session.answer > 1 ? Millis(now - session.first_token_ns) / (session.answer - 1) : 0;
     out.end_to_end_ms = Millis(now - session.arrival_ns) + board_.overhead_ms;
     out.tlm_ms = session.choice.tlm_ms;
-    out.met = MeetsSlo(call.slo, IdleFull(board_, PromptOf(session)), out.ttft_ms, out.tpot_ms,
-                       out.end_to_end_ms);
+    out.met = MeetsSlo(call.slo, IdleFull(board_, PromptOf(session)),
+                       {out.ttft_ms, out.tpot_ms, out.end_to_end_ms});
     out.fell = session.variant != session.choice.variant;
     out.right =
         row.right[first_pair + session.choice.variant] && row.right[first_pair + session.variant];
     out.prompt_percent = policy_.answers->prompt_levels[session.choice.prompt_level];
     out.model_percent = policy_.family->variants[session.choice.variant].percent;
-    Observe(session, now);
+    LearnFrom(session, now);
     if (policy_.audits) Audit(session, row);
-    table_.Leave(session.id);
+    admission_.Leave(session.id, now);
   }
 
   // As orchestrator/auditor.h, but at once and for nothing: the board has idle time enough. Whether
   // two wrong answers are the same is not known; they count as such.
   void Audit(const Session& session, const Answers::Row& row) {
     const size_t app = calls_[session.index].app;
-    if (audited_[app]++ >= orchestrator::Agreement::kFirstAnswers) return;
+    if (audited_[app]++ >= policy::kFirstAudits) return;
     const size_t variants = policy_.family->variants.size();
     const size_t first_pair = session.choice.prompt_level * variants;
     for (size_t v = 0; v + 1 < variants; ++v) {
@@ -395,52 +372,36 @@ class BoardRun {
     }
   }
 
-  // As orchestrator/generate.cc learns from a finished call.
-  void Observe(const Session& session, int64_t now) {
-    const orchestrator::DecodeSurroundings around = table_.Surroundings(session.id);
-    orchestrator::Observation seen;
-    seen.level = session.choice.shape.level;
-    seen.level_percent = session.choice.shape.level_percent;
-    if (session.first_variant == session.choice.variant) {
-      seen.prefilled_tokens = static_cast<uint32_t>(session.prefill);
-      seen.prefill_ms = Millis(session.first_token_ns - session.granted_ns);
-    }
-    seen.overhead_ms = board_.overhead_ms;
-    seen.decoded_tokens = static_cast<uint32_t>(session.answer - 1);
-    if (session.variant == session.choice.variant)
-      seen.decode_ms = Millis(now - session.first_token_ns);
-    seen.mean_decode_rows = around.mean_rows;
-    seen.other_depth_tokens = around.other_depth_tokens;
-    seen.foreign_prefill_ms = orchestrator::ForeignPrefillMs(
-        board_.cost, live_, around.foreign_prefill_tokens, around.foreign_prefill_context);
-    seen.complete = true;
-    seen.full_alone =
-        around.alone && policy_.family->variants[session.choice.variant].percent == 100;
-    const orchestrator::Prediction& predicted = session.choice.predicted;
-    seen.app = std::to_string(calls_[session.index].app);
-    seen.ttft_share = outcomes_[session.index].ttft_ms / predicted.ttft_ms;
-    if (session.answer > 1 && session.variant == session.choice.variant)
-      seen.tpot_share = outcomes_[session.index].tpot_ms / predicted.TpotMs(session.answer);
-    live_ = Learn(board_.cost, live_, seen);
+  // As the service, of a call that has just finished.
+  void LearnFrom(const Session& session, int64_t now) {
+    const SloOutcome& out = outcomes_[session.index];
+    const policy::FinishedCall call{
+        .app = std::to_string(calls_[session.index].app),
+        .measured = {out.ttft_ms, out.tpot_ms, out.end_to_end_ms},
+        .decode_ms = Millis(now - session.first_token_ns),
+        .tokens = static_cast<uint32_t>(session.answer),
+        .prefilled_tokens = static_cast<uint32_t>(session.prefill),
+        .prefill_ms = Millis(session.first_token_ns - session.granted_ns),
+        .overhead_ms = board_.overhead_ms,
+        .first_as_decided = session.first_variant == session.choice.variant,
+        .all_as_decided = session.variant == session.choice.variant,
+        .complete = true};
+    Learn(policy::ObservationOf(session.choice.plan, call, admission_.Surroundings(session.id, now),
+                                board_.cost, live_));
   }
 
   const BoardFacts& board_;
   const Policy& policy_;
   const std::span<const PromptFacts> prompts_;
   const std::span<const SloCall> calls_;
-  FakeClock clock_;
-  CallTable table_;
-  model_worker::PieceSizer sizer_;
+  int64_t now_ns_ = kStartNs;  // steady time of the board
+  policy::Admission admission_;
+  const std::vector<policy::LevelPace> paces_;
+  policy::StepLearner learner_;
   corpus::Rng rng_;
-  LiveCorrection live_;
-  std::map<size_t, orchestrator::Agreement> agreements_;  // by app
-  std::map<size_t, uint32_t> audited_;                    // calls, by app
-  std::vector<model_worker::LevelPace> paces_;
-  model_worker::Slowdown slowdown_;
-  int64_t pass_left_ns_ = 0;                            // of the pass under way
-  bool pass_decodes_ = false;                           // it has rows of answers
-  std::optional<orchestrator::CostParameters> lowest_;  // that calls may fall to
-  const int64_t start_ns_;
+  policy::LiveCorrection live_;
+  std::map<size_t, policy::Agreement> agreements_;  // by app
+  std::map<size_t, uint32_t> audited_;              // calls, by app
   size_t next_ = 0;
   size_t last_planned_;  // variant of the call decided for last
   size_t loaded_;        // variant that is in place
@@ -450,27 +411,18 @@ class BoardRun {
 
 }  // namespace
 
-IdleTimes IdleFull(const BoardFacts& board, const PromptFacts& prompt) {
-  IdleTimes idle;
+policy::Latency IdleFull(const BoardFacts& board, const PromptFacts& prompt) {
+  policy::Latency idle;
   idle.ttft_ms = board.overhead_ms + PrefillMs(board.full, prompt.tokens);
   idle.tpot_ms = DecodeMs(board.full, prompt.tokens, std::max(2, prompt.answer_tokens));
   idle.end_to_end_ms = idle.ttft_ms + (prompt.answer_tokens - 1) * idle.tpot_ms;
   return idle;
 }
 
-bool MeetsSlo(const v1::Slo& slo, const IdleTimes& full, double ttft_ms, double tpot_ms,
-              double end_to_end_ms) {
-  orchestrator::Prediction denominators;
-  denominators.ttft_ms = full.ttft_ms;
-  denominators.tpot_ms = full.tpot_ms;
-  denominators.end_to_end_ms = full.end_to_end_ms;
-  v1::Latency latency;
-  latency.set_ttft_ms(ttft_ms);
-  latency.set_tpot_ms(tpot_ms);
-  latency.set_end_to_end_ms(end_to_end_ms);
-  return orchestrator::Meets(
-      orchestrator::Tolerate(slo, orchestrator::ResolveSlo(slo, denominators)), latency,
-      denominators.answer_tokens);
+bool MeetsSlo(const policy::Slo& slo, const policy::Latency& full, const policy::Latency& seen) {
+  const policy::AnswerLatency denominators{full};
+  const policy::CallTargets targets = policy::Tolerate(slo, policy::ResolveSlo(slo, denominators));
+  return policy::Meets(targets, seen, targets.answer_tokens);
 }
 
 std::vector<SloOutcome> RunBoard(const BoardFacts& board, const Policy& policy,

@@ -1,8 +1,8 @@
 // A board that is simulated event by event: one engine that computes the calls of a trace under one
-// policy. Admission, order, batching, pieces and falling levels are the service's own code
-// (orchestrator/calls.h, model_worker/plan.h, model_worker/pace.h) on a clock that computing moves;
-// only the time of a pass comes from a table. Neighbours: slo_policy.h decides, slo_times.h has the
-// times, slo_replay.h runs the same trace for real.
+// policy. Admission, turns, steps, pieces and falling levels are the service's own code
+// (policy/admission.h, policy/step_plan.h, policy/prompt_level.h, policy/pace.h) on a clock that
+// computing moves; only the time of a pass comes from a table. Neighbours: slo_policy.h decides,
+// slo_times.h has the times, slo_replay.h runs the same trace for real.
 //
 // Simpler than the real board, and slower where it differs: reading with the TLM and switching hold
 // up the engine.
@@ -31,19 +31,13 @@ struct SloOutcome {
   bool fell = false;  // to a lower level in mid-answer
 };
 
-// The full model's latency on an idle board, for one prompt and an answer of one length: what
-// ratios are judged by.
-struct IdleTimes {
-  double ttft_ms = 0;
-  double tpot_ms = 0;        // of an answer as long
-  double end_to_end_ms = 0;  // likewise
-};
-// The right answer's.
-IdleTimes IdleFull(const BoardFacts& board, const PromptFacts& prompt);
+// The full model's latency on an idle board, for one prompt and an answer as long as the right one:
+// what ratios are judged by.
+policy::Latency IdleFull(const BoardFacts& board, const PromptFacts& prompt);
 
-// Whether a latency meets an SLO whose ratios are taken of `full`. A TPOT of 0 is met.
-bool MeetsSlo(const v1::Slo& slo, const IdleTimes& full, double ttft_ms, double tpot_ms,
-              double end_to_end_ms);
+// Whether a latency meets an SLO whose ratios are taken of `full`, for an answer as long. A TPOT of
+// 0 is met.
+bool MeetsSlo(const policy::Slo& slo, const policy::Latency& full, const policy::Latency& seen);
 
 // Outcomes in the order of `calls`, which are in the order of their arrival. An answer has the
 // right one's number of tokens. One that fell to a lower level is right when both levels' are.

@@ -27,8 +27,8 @@ bool AllZero(std::span<const uint8_t> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte == 0; });
 }
 
-std::vector<orchestrator::LevelCost> CostsOf(const engine::ModelInfo& info) {
-  std::vector<orchestrator::LevelCost> costs;
+std::vector<policy::LevelCost> CostsOf(const engine::ModelInfo& info) {
+  std::vector<policy::LevelCost> costs;
   for (const engine::LevelInfo& level : info.levels) {
     costs.push_back({static_cast<uint32_t>(level.percent), static_cast<double>(level.weight_bytes),
                      static_cast<double>(level.flops_per_token)});
@@ -75,8 +75,7 @@ PairAccuracy MeanRight(const Answers& answers, const std::vector<PromptFacts>& f
 
 }  // namespace
 
-orchestrator::LevelShare ShareOfParts(const engine::ModelInfo& info, double attention,
-                                      double neurons) {
+policy::LevelShare ShareOfParts(const engine::ModelInfo& info, double attention, double neurons) {
   const engine::LevelInfo& full = info.levels.back();
   const double head = 2.0 * info.vocab_size * info.d_model;
   const double head_share = head / static_cast<double>(full.flops_per_token);
@@ -151,7 +150,7 @@ void Contestants::AddPublished() {
 
 Family Contestants::ElasticFamily(const std::string& name, double copy_ms_per_byte) const {
   Family family{.name = name, .variants = {}};
-  const std::vector<orchestrator::LevelCost> costs = CostsOf(machine_.info);
+  const std::vector<policy::LevelCost> costs = CostsOf(machine_.info);
   for (size_t i = 0; i < costs.size(); ++i) {
     family.variants.push_back({.percent = costs[i].percent,
                                .times = machine_.levels[i],
@@ -164,7 +163,7 @@ Variant Contestants::FullVariant(double switch_ms) const {
   return {.percent = 100, .times = machine_.levels.back(), .switch_ms = switch_ms};
 }
 
-double Contestants::LoadMs(const orchestrator::LevelShare& share) const {
+double Contestants::LoadMs(const policy::LevelShare& share) const {
   return machine_.switching.load_ms_per_byte * share.decode *
          static_cast<double>(machine_.info.levels.back().weight_bytes);
 }
@@ -255,8 +254,7 @@ absl::Status Contestants::AddFiles(const std::string& method, bool swaps, bool r
                            JudgeAll({.path = path, .levels = false, .instead = {}}, prompts_,
                                     kWhole, {}, "whole", options_));
     WITHY_ASSIGN_OR_RETURN(const PartsUsed used, UsedParts(path));
-    const orchestrator::LevelShare share =
-        ShareOfParts(machine_.info, used.attention, used.neurons);
+    const policy::LevelShare share = ShareOfParts(machine_.info, used.attention, used.neurons);
     family.variants.push_back({.percent = percent,
                                .times = ScaledTimes(machine_.levels.back(), share),
                                .switch_ms = swaps ? LoadMs(share) : 0});
@@ -285,7 +283,7 @@ absl::Status Contestants::AddSmall() {
     WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model,
                            engine::Model::Open(path, {}));
     const engine::LevelInfo& level = model->info().levels.back();
-    const orchestrator::LevelShare share{
+    const policy::LevelShare share{
         static_cast<double>(level.flops_per_token) / static_cast<double>(full.flops_per_token),
         static_cast<double>(level.weight_bytes) / static_cast<double>(full.weight_bytes)};
     if (share.decode >= 1) {
@@ -326,7 +324,7 @@ absl::Status Contestants::AddSparse() {
                                         tlm_.keep, "by TLM " + tlm_.id, options_));
   Family family{.name = "contextual sparsity", .variants = {}};
   for (const uint32_t density : kDensities) {
-    orchestrator::LevelShare share = ShareOfParts(machine_.info, 1, density / 100.0);
+    policy::LevelShare share = ShareOfParts(machine_.info, 1, density / 100.0);
     share.prefill = 1;
     family.variants.push_back(
         {.percent = density, .times = ScaledTimes(machine_.levels.back(), share), .switch_ms = 0});

@@ -38,8 +38,7 @@ struct Machine {
 
 // What a model of so much of the attention and of the neurons of `info`'s layers takes of it, the
 // output head whole.
-orchestrator::LevelShare ShareOfParts(const engine::ModelInfo& info, double attention,
-                                      double neurons);
+policy::LevelShare ShareOfParts(const engine::ModelInfo& info, double attention, double neurons);
 
 // Shares of a file's layers whose attention and whose MLP add something: what is left out has an
 // output matrix of zeros. Errors: as engine::GgufFile::Open.
@@ -80,7 +79,7 @@ class Contestants {
   void AddReferences();
   Family ElasticFamily(const std::string& name, double copy_ms_per_byte) const;
   Variant FullVariant(double switch_ms) const;
-  double LoadMs(const orchestrator::LevelShare& share) const;
+  double LoadMs(const policy::LevelShare& share) const;
   void Add(Policy policy);
 
   ContestantFiles files_;

@@ -16,14 +16,15 @@ constexpr double kNearFull = 0.02;    // of accuracy, to count as the full model
 
 double Percent(double share) { return 100 * share; }
 
-v1::Slo Ratios(double ttft, double tpot) {
-  v1::Slo slo;
-  slo.set_ttft_ratio(ttft);
-  slo.set_tpot_ratio(tpot);
+policy::Slo Ratios(double ttft, double tpot) {
+  policy::Slo slo;
+  slo.ttft_ratio = ttft;
+  slo.tpot_ratio = tpot;
   return slo;
 }
 
-SloScore Idle(const FigureInputs& in, const Policy& policy, const v1::Slo& slo, size_t slo_index) {
+SloScore Idle(const FigureInputs& in, const Policy& policy, const policy::Slo& slo,
+              size_t slo_index) {
   return ScoreOf(RunBoard(in.machine->board, policy, in.prompts->facts,
                           IdleCalls(*in.prompts, slo, slo_index), in.seed));
 }
@@ -38,7 +39,7 @@ Policy WithoutSwitching(const Policy& policy, Family* family) {
 }
 
 // The best of the baselines under one SLO.
-std::pair<std::string, double> BestBaseline(const FigureInputs& in, const v1::Slo& slo,
+std::pair<std::string, double> BestBaseline(const FigureInputs& in, const policy::Slo& slo,
                                             size_t slo_index) {
   std::pair<std::string, double> best{"none", 0};
   for (const Policy& policy : in.contestants->policies()) {
@@ -75,7 +76,7 @@ std::vector<PairFigures> AllPairs(const FigureInputs& in) {
       const PromptFacts& facts = in.prompts->facts[prompt];
       const Answers::Row& row = ours.answers->rows[prompt];
       const int32_t tokens = row.tokens[pair / variants];
-      const IdleTimes full = IdleFull(board, facts);
+      const policy::Latency full = IdleFull(board, facts);
       const bool shorter = figures.prompt_percent < 100;
       figures.accuracy += row.right[pair] ? 1 : 0;
       ttft_ms += board.overhead_ms + PrefillMs(variant.times, tokens) +
@@ -121,7 +122,7 @@ std::vector<SloRatio> AllSlos() {
 size_t GridIndex(size_t ttft, size_t tpot) { return 1 + ttft * GridTpot().size() + tpot; }
 size_t EndToEndIndex(size_t ratio) { return 1 + GridTtft().size() * GridTpot().size() + ratio; }
 
-std::vector<SloCall> IdleCalls(const PromptSet& prompts, const v1::Slo& slo, size_t slo_index) {
+std::vector<SloCall> IdleCalls(const PromptSet& prompts, const policy::Slo& slo, size_t slo_index) {
   std::vector<SloCall> calls;
   for (size_t prompt = 0; prompt < prompts.prompts.size(); ++prompt) {
     if (prompt % prompts.per_app >= kReadPerApp) continue;
@@ -145,7 +146,7 @@ json GridFigure(const FigureInputs& in) {
   for (size_t i = 0; i < GridTtft().size(); ++i) {
     std::fprintf(stderr, "\n%6.0f %%", Percent(GridTtft()[i]));
     for (size_t j = 0; j < GridTpot().size(); ++j) {
-      const v1::Slo slo = Ratios(GridTtft()[i], GridTpot()[j]);
+      const policy::Slo slo = Ratios(GridTtft()[i], GridTpot()[j]);
       const SloScore ours = Idle(in, in.contestants->ours(), slo, GridIndex(i, j));
       const auto [name, best] = BestBaseline(in, slo, GridIndex(i, j));
       std::fprintf(stderr, " %5.1f (%+5.1f)", Percent(ours.accuracy),
@@ -172,7 +173,7 @@ json EndToEndFigure(const FigureInputs& in) {
       const PromptFacts& prompt = in.prompts->facts[call.prompt];
       // The app knows how long its answers are.
       call.max_tokens = static_cast<uint32_t>(prompt.answer_tokens);
-      call.slo.set_end_to_end_ms(ratio * IdleFull(in.machine->board, prompt).end_to_end_ms);
+      call.slo.end_to_end_ms = ratio * IdleFull(in.machine->board, prompt).end_to_end_ms;
     }
     json row = {{"ratio", ratio}};
     std::fprintf(stderr, "%4.0f %%:", Percent(ratio));

@@ -43,7 +43,7 @@ struct FigureInputs {
 };
 
 // The first kReadPerApp prompts of each app, each by itself on an idle board.
-std::vector<SloCall> IdleCalls(const PromptSet& prompts, const v1::Slo& slo, size_t slo_index);
+std::vector<SloCall> IdleCalls(const PromptSet& prompts, const policy::Slo& slo, size_t slo_index);
 
 nlohmann::json GridFigure(const FigureInputs& in);
 nlohmann::json EndToEndFigure(const FigureInputs& in);

@@ -1,24 +1,21 @@
 // How each contestant of the end-to-end benchmark answers a call: which share of the prompt, with
-// which model. All of them use the orchestrator's own latency model and decision rule and know the
-// load as it does; they differ in what they may choose from. Pure but for the random one.
-// Neighbours: slo_board.h replays traces with a policy, slo_answers.h says which answers are right.
+// which model. All of them are composed by the service's own policy/call_plan.h and know the load
+// as it does; they differ in what they may choose from. Pure but for the random one. Neighbours:
+// slo_board.h replays traces with a policy, slo_answers.h says which answers are right.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "bench/slo_times.h"
 #include "engine/encoder/prune.h"
 #include "offline/corpus/rng.h"
-#include "orchestrator/agreement.h"
-#include "orchestrator/calls.h"
-#include "orchestrator/decide.h"
-#include "orchestrator/latency_model.h"
-#include "withy/v1/types.pb.h"
+#include "policy/agreement.h"
+#include "policy/call_plan.h"
+#include "policy/latency_learning.h"
 
 namespace withy::bench {
 
@@ -64,13 +61,14 @@ struct PromptFacts {
   int32_t answer_tokens = 1;              // of the right answer, the end of the turn included
   size_t text_bytes = 0;                  // that the TLM reads
   uint32_t share_without_examples = 100;  // of its words, per cent
+  uint32_t least_percent = 0;             // of its words, that stay at any prompt level
 
   bool mostly_examples() const { return share_without_examples < engine::kMostlyExamples; }
 };
 
 enum class Rule {
-  kDecide,       // orchestrator/decide.h
-  kModelByTpot,  // the largest variant that makes the TPOT, then orchestrator/decide.h
+  kDecide,       // policy/decide.h
+  kModelByTpot,  // the largest variant that makes the TPOT, then policy/decide.h
   kRandom,       // any pair that is predicted to meet the SLO
   kFull,         // the best variant on the whole prompt, whatever the SLO
   kOracle,       // a pair that meets the SLO and is right, when there is one
@@ -95,12 +93,12 @@ struct Policy {
 
 // What all policies share.
 struct BoardFacts {
-  VariantTimes full;                  // the full model: denominators of ratios
-  orchestrator::CostParameters cost;  // that predictions begin with
-  double overhead_ms = 1;             // of a call, beside computing
+  VariantTimes full;            // the full model: denominators of ratios
+  policy::CostParameters cost;  // that predictions begin with
+  double overhead_ms = 1;       // of a call, beside computing
   TlmTimes tlm;
   uint32_t slots = 8;
-  double piece_ms = 50;
+  double piece_ms = policy::kPieceMs;
   int32_t max_piece_rows = 256;
 };
 
@@ -109,32 +107,42 @@ struct SloCall {
   size_t prompt = 0;
   size_t app = 0;
   size_t slo_index = 0;  // into Policy::logits
-  v1::Slo slo;
+  policy::Slo slo;
   double arrival_ms = 0;
-  uint32_t max_tokens = 64;
+  uint32_t max_tokens = policy::kUsualAnswerTokens;
 };
 
+// What becomes of a call.
 struct SloChoice {
   size_t prompt_level = 0;  // index into Answers::prompt_levels
   size_t variant = 0;
-  double tlm_ms = 0;     // that reading really takes; 0: not read
+  double tlm_ms = 0;     // that reading took; 0: not read
   double switch_ms = 0;  // as predicted: another variant was used before
-  orchestrator::CallShape shape;
-  orchestrator::Prediction predicted;
-  orchestrator::SloTargets targets{};
-  orchestrator::SloTargets judged{};  // with the tolerance of ratios
+  policy::Turn turn;
+  policy::PlannedCall plan;
 };
 
-// The full model's idle latency, as it is predicted: what ratios are taken of at run time.
-orchestrator::Prediction PredictedFull(const BoardFacts& board, const PromptFacts& prompt,
-                                       const SloCall& call,
-                                       const orchestrator::LiveCorrection& live);
+// A call's identity on the board, and what is known when it is decided.
+struct SloDecisionFacts {
+  uint64_t id = 0;
+  int64_t arrived_ns = 0;              // steady time
+  const policy::LiveCorrection& live;  // as it is when the decision begins
+  const policy::Agreement& agreement;  // of the call's app
+  size_t last_variant = 0;             // that will be in place when the call starts
+};
 
-// `agreement`: of the call's app. `last_variant`: that will be in place when the call starts.
-// `rng`: of Rule::kRandom.
+// The board as a call meets it while it is decided. Time passes in Spend.
+class DecidingBoard {
+ public:
+  virtual ~DecidingBoard() = default;
+  virtual policy::Load LoadBefore(const policy::Turn& turn) = 0;
+  virtual void Spend(double ms) = 0;
+  virtual void Learn(const policy::Observation& seen) = 0;
+};
+
+// Drives the call's plan. `rng`: of Rule::kRandom.
 SloChoice Choose(const Policy& policy, const BoardFacts& board, const PromptFacts& prompt,
-                 const SloCall& call, const orchestrator::Load& load,
-                 const orchestrator::LiveCorrection& live, const orchestrator::Agreement& agreement,
-                 size_t last_variant, corpus::Rng* rng);
+                 const SloCall& call, const SloDecisionFacts& facts, DecidingBoard& here,
+                 corpus::Rng* rng);
 
 }  // namespace withy::bench

@@ -18,6 +18,7 @@
 #include "bench/prompt_wire.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "wire/decision.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 
 namespace withy::bench {
@@ -33,7 +34,7 @@ v1::GenerateRequest RequestFor(const corpus::Record& record, const SloCall& call
   request.mutable_limits()->set_max_tokens(call.max_tokens);
   request.mutable_sampling()->set_temperature(0);
   request.set_speculation(v1::SPECULATION_OFF);
-  *request.mutable_slo() = call.slo;
+  *request.mutable_slo() = wire::ToWire(call.slo);
   return request;
 }
 
@@ -129,7 +130,7 @@ std::pair<double, double> FitLine(const std::vector<std::pair<double, double>>& 
 
 double ServiceTimes::OverheadMs() const { return Summarize(overhead_ms).median; }
 
-IdleTimes ServiceTimes::Idle(const PromptFacts& prompt, uint32_t answer_tokens) const {
+policy::Latency ServiceTimes::Idle(const PromptFacts& prompt, uint32_t answer_tokens) const {
   constexpr size_t kNearest = 15;
   const double overhead = OverheadMs();
   std::vector<std::pair<double, double>> nearest = ttft_ms;
@@ -141,7 +142,7 @@ IdleTimes ServiceTimes::Idle(const PromptFacts& prompt, uint32_t answer_tokens) 
   for (const auto& [tokens, ms] : nearest) token_ms.push_back((ms - overhead) / tokens);
   const auto [ramp_ms, step_ms] = FitLine(decode_ms);
   const double steps = std::max(answer_tokens, 2u) - 1.0;
-  IdleTimes idle;
+  policy::Latency idle;
   idle.ttft_ms = overhead + prompt.tokens * Summarize(token_ms).median;
   idle.tpot_ms = step_ms + ramp_ms / steps;
   idle.end_to_end_ms = idle.ttft_ms + steps * idle.tpot_ms;
@@ -168,19 +169,19 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
   return times;
 }
 
-IdleTimes IdleBetween(const ServiceTimes& before, const ServiceTimes& after,
-                      const PromptFacts& prompt, uint32_t answer_tokens) {
-  const IdleTimes a = before.Idle(prompt, answer_tokens);
-  const IdleTimes b = after.Idle(prompt, answer_tokens);
+policy::Latency IdleBetween(const ServiceTimes& before, const ServiceTimes& after,
+                            const PromptFacts& prompt, uint32_t answer_tokens) {
+  const policy::Latency a = before.Idle(prompt, answer_tokens);
+  const policy::Latency b = after.Idle(prompt, answer_tokens);
   return {.ttft_ms = (a.ttft_ms + b.ttft_ms) / 2,
           .tpot_ms = (a.tpot_ms + b.tpot_ms) / 2,
           .end_to_end_ms = (a.end_to_end_ms + b.end_to_end_ms) / 2};
 }
 
-void Judge(const SloCall& call, const IdleTimes& full, ReplayOutcome* outcome) {
+void Judge(const SloCall& call, const policy::Latency& full, ReplayOutcome* outcome) {
   SloOutcome& caller = outcome->caller;
   caller.met = !outcome->failed &&
-               MeetsSlo(call.slo, full, caller.ttft_ms, caller.tpot_ms, caller.end_to_end_ms);
+               MeetsSlo(call.slo, full, {caller.ttft_ms, caller.tpot_ms, caller.end_to_end_ms});
 }
 
 std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet& prompts,

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "bench/slo_answers.h"
 #include "bench/slo_board.h"
+#include "withy/v1/llm_service.pb.h"
 
 namespace withy::bench {
 
@@ -37,7 +38,7 @@ struct ServiceTimes {
   // For an answer of so many tokens. Prefill takes for each token what it took, in the median, in
   // the fifteen prompts that are nearest in length: it is no line, but steps and bends. The answer
   // takes a + b * tokens after the first, since the first of them take longer; a line by medians.
-  IdleTimes Idle(const PromptFacts& prompt, uint32_t answer_tokens) const;
+  policy::Latency Idle(const PromptFacts& prompt, uint32_t answer_tokens) const;
 };
 
 // Asks `count` of the prompts, spread over the apps, without an SLO. Errors: the service's.
@@ -46,8 +47,8 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
 
 // The middle of what was measured before and after: a board that is shared with others is not the
 // same then.
-IdleTimes IdleBetween(const ServiceTimes& before, const ServiceTimes& after,
-                      const PromptFacts& prompt, uint32_t answer_tokens);
+policy::Latency IdleBetween(const ServiceTimes& before, const ServiceTimes& after,
+                            const PromptFacts& prompt, uint32_t answer_tokens);
 
 struct ReplayOutcome {
   SloOutcome caller;  // as the caller timed it; `met` is for Judge() to say
@@ -65,6 +66,6 @@ std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet
                                   const std::function<void(size_t, size_t)>& progress);
 
 // Says whether the call met its SLO, whose ratios are taken of `full`.
-void Judge(const SloCall& call, const IdleTimes& full, ReplayOutcome* outcome);
+void Judge(const SloCall& call, const policy::Latency& full, ReplayOutcome* outcome);
 
 }  // namespace withy::bench

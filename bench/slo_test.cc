@@ -9,11 +9,11 @@
 
 #include "bench/slo_board.h"
 #include "bench/slo_contestants.h"
+#include "bench/slo_options.h"
 #include "bench/slo_replay.h"
 #include "bench/slo_report.h"
 #include "bench/slo_sparse.h"
 #include "bench/slo_trace.h"
-#include "bench/slo_wishes.h"
 #include "engine/model/testing.h"
 
 namespace withy::bench {
@@ -130,8 +130,8 @@ class BoardTest : public testing::Test {
   static SloCall At(double arrival_ms, double ttft, double tpot) {
     SloCall call;
     call.arrival_ms = arrival_ms;
-    call.slo.set_ttft_ratio(ttft);
-    call.slo.set_tpot_ratio(tpot);
+    call.slo.ttft_ratio = ttft;
+    call.slo.tpot_ratio = tpot;
     return call;
   }
   std::vector<SloOutcome> Run(const std::vector<SloCall>& calls) const {
@@ -147,7 +147,7 @@ class BoardTest : public testing::Test {
 
 TEST_F(BoardTest, TheFullModelAloneTakesItsIdleTime) {
   const SloOutcome alone = Run({At(0, 1, 1)}).front();
-  const IdleTimes idle = IdleFull(board_, prompts_.front());
+  const policy::Latency idle = IdleFull(board_, prompts_.front());
   EXPECT_EQ(idle.ttft_ms, 101);
   EXPECT_EQ(idle.tpot_ms, 4);
   EXPECT_NEAR(alone.ttft_ms, idle.ttft_ms, 1e-3);
@@ -160,17 +160,17 @@ TEST_F(BoardTest, TheFullModelAloneTakesItsIdleTime) {
 }
 
 TEST_F(BoardTest, RatiosAreJudgedToWithinFivePerCent) {
-  const IdleTimes idle{100, 10, 200};
-  v1::Slo slo;
-  slo.set_ttft_ratio(0.5);
-  slo.set_tpot_ratio(0.5);
-  EXPECT_TRUE(MeetsSlo(slo, idle, 52.4, 5.2, 999));
-  EXPECT_FALSE(MeetsSlo(slo, idle, 52.6, 5, 0));
-  EXPECT_FALSE(MeetsSlo(slo, idle, 50, 5.3, 0));
-  EXPECT_TRUE(MeetsSlo(slo, idle, 50, 0, 0)) << "one token has no TPOT";
-  v1::Slo time;
-  time.set_end_to_end_ms(100);
-  EXPECT_FALSE(MeetsSlo(time, idle, 1, 1, 100.1)) << "milliseconds are exact";
+  const policy::Latency idle{100, 10, 200};
+  policy::Slo slo;
+  slo.ttft_ratio = 0.5;
+  slo.tpot_ratio = 0.5;
+  EXPECT_TRUE(MeetsSlo(slo, idle, {52.4, 5.2, 999}));
+  EXPECT_FALSE(MeetsSlo(slo, idle, {52.6, 5, 0}));
+  EXPECT_FALSE(MeetsSlo(slo, idle, {50, 5.3, 0}));
+  EXPECT_TRUE(MeetsSlo(slo, idle, {50, 0, 0})) << "one token has no TPOT";
+  policy::Slo time;
+  time.end_to_end_ms = 100;
+  EXPECT_FALSE(MeetsSlo(time, idle, {1, 1, 100.1})) << "milliseconds are exact";
 }
 
 // At 60 % of TTFT and TPOT the level of 50 % on the whole prompt is in time.
@@ -283,15 +283,15 @@ TEST_F(BoardTest, EveryCallEndsAndNoneIsFasterThanItsOwnWork) {
   for (size_t i = 0; i < outcomes.size(); ++i) EXPECT_EQ(outcomes[i].ttft_ms, again[i].ttft_ms);
 }
 
-TEST(Wishes, WhatCannotBeHadIsRefusedByFlagAndValue) {
-  const SloWishes usual{.alphas = {"0", "0.25"}, .tables = {"grid"}};
-  EXPECT_TRUE(CheckWishes(usual).ok());
+TEST(Options, WhatCannotBeHadIsRefusedByFlagAndValue) {
+  const SloOptions usual{.alphas = {"0", "0.25"}, .tables = {"grid"}};
+  EXPECT_TRUE(CheckOptions(usual).ok());
   const auto refusal = [&](const auto& change) {
-    SloWishes wishes = usual;
-    change(wishes);
-    return std::string(CheckWishes(wishes).message());
+    SloOptions options = usual;
+    change(options);
+    return std::string(CheckOptions(options).message());
   };
-  using W = SloWishes&;
+  using W = SloOptions&;
   for (const char* alpha : {"nan", "inf", "5.5", "-6", "x", ""}) {
     EXPECT_THAT(refusal([&](W w) { w.alphas = {alpha}; }),
                 HasSubstr(absl::StrCat("--alphas: \"", alpha, "\"")));

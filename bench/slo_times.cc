@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/session/calibrator.h"
-#include "model_worker/plan.h"
+#include "policy/constants.h"
 
 namespace withy::bench {
 namespace {
@@ -44,8 +44,8 @@ double StepMs(std::span<const StepPart> parts) {
 
 double PrefillMs(const VariantTimes& times, int32_t tokens) {
   double ms = 0;
-  for (int32_t done = 0; done < tokens; done += model_worker::kQuietRows) {
-    ms += times.PassMs(std::min(tokens - done, model_worker::kQuietRows), done);
+  for (int32_t done = 0; done < tokens; done += policy::kRowsWithoutAnswers) {
+    ms += times.PassMs(std::min(tokens - done, policy::kRowsWithoutAnswers), done);
   }
   return ms;
 }
@@ -54,7 +54,7 @@ double DecodeMs(const VariantTimes& times, int32_t depth, int32_t tokens) {
   return tokens < 2 ? 0 : times.PassMs(1, depth + (tokens - 1) / 2);
 }
 
-VariantTimes ScaledTimes(const VariantTimes& full, const orchestrator::LevelShare& share) {
+VariantTimes ScaledTimes(const VariantTimes& full, const policy::LevelShare& share) {
   VariantTimes scaled = full;
   for (size_t i = 0; i < kPassRows.size(); ++i) {
     const double many = std::min(1.0, (kPassRows[i] - 1.0) / (kManyRows - 1.0));
@@ -63,9 +63,9 @@ VariantTimes ScaledTimes(const VariantTimes& full, const orchestrator::LevelShar
   return scaled;
 }
 
-orchestrator::CostParameters CalibratedCost(const VariantTimes& times) {
+policy::CostParameters CalibratedCost(const VariantTimes& times) {
   constexpr size_t kFew = 2;  // in kPassRows
-  orchestrator::CostParameters cost;
+  policy::CostParameters cost;
   cost.decode_us_per_token = 1e3 * times.pass_ms[0];
   cost.decode_us_per_extra_row =
       1e3 * (times.pass_ms[kFew] - times.pass_ms[0]) / (kPassRows[kFew] - 1);

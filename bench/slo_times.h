@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "orchestrator/latency_model.h"
+#include "policy/cost_parameters.h"
 
 namespace withy::bench {
 
@@ -47,7 +47,7 @@ double DecodeMs(const VariantTimes& times, int32_t depth, int32_t tokens);
 // `full` as a model would be that takes `share` of its time: for models that cannot be run at full
 // size, where their FLOPs and bytes are known. Single rows take the decode share, 64 rows and more
 // the prefill share, what is between in proportion.
-VariantTimes ScaledTimes(const VariantTimes& full, const orchestrator::LevelShare& share);
+VariantTimes ScaledTimes(const VariantTimes& full, const policy::LevelShare& share);
 
 // Milliseconds by bytes of text: in proportion between the points, beyond them at the end's pace.
 struct TlmTimes {
@@ -56,7 +56,7 @@ struct TlmTimes {
 };
 
 // What a calibration of a model with these times would say of it.
-orchestrator::CostParameters CalibratedCost(const VariantTimes& times);
+policy::CostParameters CalibratedCost(const VariantTimes& times);
 
 // How weights get to where they can be computed with.
 struct SwitchTimes {

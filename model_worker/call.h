@@ -10,6 +10,7 @@
 #include "engine/session/segment.h"
 #include "engine/session/solo_answer.h"
 #include "policy/pace.h"
+#include "policy/turn.h"
 
 namespace withy::model_worker {
 
@@ -21,9 +22,9 @@ struct CallRequest {
   std::string request_id;
   std::string request_digest;
   std::string decision;  // wire bytes, kept with the result
-  int32_t priority = 0;
-  int64_t deadline_steady_ns = 0;  // for the first token; 0 = none
-  policy::PaceLimits pace;
+  policy::Turn turn;     // deadline and priority
+  policy::CallTargets targets;
+  policy::PaceOptions pace_options;
   int32_t pruned_words = 0;      // left out of the prompt; carried into its usage
   int32_t prompt_tokens = 0;     // as the orchestrator counted them; 0 = not known
   bool report_progress = false;  // CallSink::Progress

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "policy/call_order.h"
+#include "policy/start_order.h"
 
 namespace withy::model_worker {
 namespace {
@@ -83,7 +83,7 @@ void CallLifecycle::StartCalls() {
   for (const auto& [ticket, call] : calls_) {
     const std::string_view context = call->request.context_id;
     if (call->phase == CallPhase::kWaiting) {
-      waiting.push_back({.order = call->order, .context = context});
+      waiting.push_back({.turn = call->turn, .context = context});
       candidates.push_back(call.get());
       continue;
     }

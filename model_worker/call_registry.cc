@@ -11,11 +11,9 @@ namespace withy::model_worker {
 absl::StatusOr<Ticket> CallRegistry::Admit(CallRequest request, std::shared_ptr<CallSink> sink) {
   auto call = std::make_unique<Call>();
   call->times.arrived_ns = clock_.SteadyNanos();
-  call->order = {.deadline_ns = request.deadline_steady_ns,
-                 .priority = request.priority,
-                 .arrived_ns = call->times.arrived_ns,
-                 .sequence = 0};
-  call->pacer = policy::Pacer(request.pace, request.answer.max_tokens);
+  call->turn = request.turn;
+  call->turn.arrived_ns = call->times.arrived_ns;
+  call->pacer = policy::Pacer(request.targets, request.answer.max_tokens, request.pace_options);
   call->request = std::move(request);
   call->sink = std::move(sink);
   absl::MutexLock lock(&mutex_);
@@ -34,7 +32,7 @@ absl::StatusOr<Ticket> CallRegistry::Admit(CallRequest request, std::shared_ptr<
   load_.pending_prefill_tokens += EstimatedTokens(call->request.answer);
   const Ticket ticket = next_ticket_++;
   call->ticket = ticket;
-  call->order.sequence = ticket;
+  call->turn.id = ticket;
   enqueue_(std::move(call));
   return ticket;
 }
@@ -43,7 +41,7 @@ absl::Status CallRegistry::AdmitRebuild(const std::string& app_id, const std::st
                                         std::shared_ptr<CallSink> sink) {
   auto call = std::make_unique<Call>();
   call->times.arrived_ns = clock_.SteadyNanos();
-  call->order.arrived_ns = call->times.arrived_ns;
+  call->turn.arrived_ns = call->times.arrived_ns;
   call->request.call_id = RandomId64();
   call->request.app_id = app_id;
   call->request.context_id = context_id;

@@ -26,7 +26,7 @@ struct Desk {
     request.app_id = "app";
     request.request_id = request_id;
     request.answer.prompt = {engine::UserSays("twelve bytes")};
-    request.priority = 3;
+    request.turn.priority = 3;
     return registry.Admit(std::move(request), std::make_shared<RecordingSink>());
   }
   void End(size_t index, bool stored) {
@@ -50,9 +50,9 @@ TEST(CallRegistryTest, CallsKnowTheirPlace) {
   EXPECT_EQ(desk.calls[1]->ticket, *second);
   EXPECT_EQ(desk.calls[0]->queue_position, 0);
   EXPECT_EQ(desk.calls[1]->queue_position, 1);
-  EXPECT_EQ(desk.calls[1]->order.priority, 3);
-  EXPECT_EQ(desk.calls[1]->order.arrived_ns, desk.clock.SteadyNanos());
-  EXPECT_LT(desk.calls[0]->order.sequence, desk.calls[1]->order.sequence);
+  EXPECT_EQ(desk.calls[1]->turn.priority, 3);
+  EXPECT_EQ(desk.calls[1]->turn.arrived_ns, desk.clock.SteadyNanos());
+  EXPECT_LT(desk.calls[0]->turn.id, desk.calls[1]->turn.id);
 }
 
 TEST(CallRegistryTest, BeyondItsBoundsACallIsRefused) {

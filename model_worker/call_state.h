@@ -11,8 +11,8 @@
 #include "model_worker/call.h"
 #include "model_worker/lease.h"
 #include "model_worker/session.h"
-#include "policy/call_order.h"
 #include "policy/pace.h"
+#include "policy/turn.h"
 
 namespace withy::model_worker {
 
@@ -27,7 +27,7 @@ struct Call {
   Ticket ticket = 0;
   CallRequest request;
   std::shared_ptr<CallSink> sink;  // shared with the RPC, which may end first
-  policy::CallOrder order;
+  policy::Turn turn;
   int32_t queue_position = 0;
   CallPhase phase = CallPhase::kWaiting;
   std::shared_ptr<Lease> lease;

@@ -118,15 +118,7 @@ class ModelWorker final : public rpc::Process {
     spdlog::info("calls that do not say it get {}", engine::Describe(defaults.sampling));
     SchedulerOptions options = OptionsOf(config.model());
     for (const engine::LevelTimes& level : cost.levels) {
-      const engine::PrefillTime& longest = level.prefill.back();
-      const double depth_us = level.prefill_us_per_context_token;
-      // The mean depth of a prompt's rows is half its length.
-      const double mean_us = longest.us / longest.tokens;
-      const double row_us = std::max(mean_us / 2, mean_us - depth_us * longest.tokens / 2);
-      options.paces.push_back({.row_ms = row_us / 1e3,
-                               .token_ms = level.decode_us / 1e3,
-                               .row_depth_ms = depth_us / 1e3,
-                               .token_depth_ms = level.decode_us_per_context_token / 1e3});
+      options.paces.push_back(policy::LevelPaceOf(engine::CostOf(level)));
     }
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);

@@ -13,26 +13,25 @@ namespace {
 // Work of the engine thread that takes longer than this hangs.
 constexpr int64_t kHangNs = 20 * kNanosPerSecond;
 
-// Times of the levels from those of the full model: a token reads a level's weights once, a row of
-// many costs its operations. A model that does not state bytes or operations is judged by its per
-// cent.
+// Times of the levels from those of the full model.
 std::vector<policy::LevelPace> GuessLevelPaces(const engine::ModelInfo& info,
                                                const engine::StepCost& cost) {
-  const engine::LevelInfo& full = info.levels.back();
-  const auto share = [](auto part, auto whole, int32_t percent) {
-    return part > 0 ? static_cast<double>(part) / static_cast<double>(whole) : percent / 100.0;
-  };
-  std::vector<policy::LevelPace> paces;
+  std::vector<policy::LevelCost> levels;
   for (const engine::LevelInfo& level : info.levels) {
-    const double flops = share(level.flops_per_token, full.flops_per_token, level.percent);
-    const double bytes = share(level.weight_bytes, full.weight_bytes, level.percent);
-    // Where nothing was measured, the levels' times still compare.
     const engine::DepthCost depth =
         engine::DepthCostOf(cost, info.levels.front().percent, level.percent);
-    paces.push_back({.row_ms = std::max(cost.prefill_us_per_token, 1.0) * flops / 1e3,
-                     .token_ms = std::max(cost.decode_us, 1.0) * bytes / 1e3,
-                     .row_depth_ms = depth.prefill_us / 1e3,
-                     .token_depth_ms = depth.decode_us / 1e3});
+    levels.push_back({.percent = static_cast<uint32_t>(level.percent),
+                      .weight_bytes = static_cast<double>(level.weight_bytes),
+                      .flops = static_cast<double>(level.flops_per_token),
+                      .depth = policy::DepthCost{depth.prefill_us, depth.decode_us}});
+  }
+  // Where nothing was measured, the levels' times still compare.
+  policy::CostParameters full;
+  full.prefill_us_per_token = std::max(cost.prefill_us_per_token, 1.0);
+  full.decode_us_per_token = std::max(cost.decode_us, 1.0);
+  std::vector<policy::LevelPace> paces;
+  for (const policy::LevelCost& level : levels) {
+    paces.push_back(policy::LevelPaceOf(policy::CostOfLevel(full, levels, level.percent)));
   }
   return paces;
 }

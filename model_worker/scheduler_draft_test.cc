@@ -75,7 +75,7 @@ std::vector<CallRequest> Requests(int turn) {
       requests.back().answer.sampling.temperature = 1.0f;
       requests.back().answer.sampling.seed = 7 * i;
     }
-    if (i == 2) requests.back().deadline_steady_ns = 1;
+    if (i == 2) requests.back().turn.deadline_ns = 1;
   }
   return requests;
 }

@@ -35,7 +35,7 @@ TEST(ElasticCallTest, ACallBehindItsSloFallsToALowerLevel) {
   EXPECT_EQ(alone->levels_percent, (std::vector<int32_t>{100}));
 
   CallRequest hurried = Rig::Ask("c", "a prompt of more than sixteen tokens", 40);
-  hurried.pace.tpot_ms = 1e-6;
+  hurried.targets.tpot_ms = 1e-6;
   const auto fallen = rig.Submit(hurried);
   const auto beside = rig.Submit(Rig::Ask("", "beside", 30));
   const auto outcome = fallen.sink->Wait();
@@ -62,7 +62,7 @@ TEST(ElasticCallTest, APromptBehindItsFirstTokenGoesOnAtALowerLevel) {
   const std::unique_ptr<engine::Model> model = OpenElastic(folder);
   Rig rig(*model, {}, 4096);
   CallRequest hurried = Rig::Ask("c", "a prompt of more than sixteen tokens", 10);
-  hurried.pace.first_token_by_ns = 1;
+  hurried.targets.ttft_ms = 0.001;
   const auto fallen = rig.Submit(hurried);
   const auto outcome = fallen.sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
@@ -73,7 +73,7 @@ TEST(ElasticCallTest, APromptBehindItsFirstTokenGoesOnAtALowerLevel) {
     EXPECT_EQ(state.contexts["c"].resident.front().name.level_percent, 20);
     EXPECT_EQ(state.contexts["c"].segments[0].level_percent, 20);
   });
-  hurried.pace.first_token_by_ns = std::numeric_limits<int64_t>::max();
+  hurried.targets.ttft_ms = 9e12;  // in centuries
   EXPECT_EQ(rig.Submit(hurried).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
 }
 
@@ -82,7 +82,8 @@ TEST(ElasticCallTest, ALevelThatTheCallerFixedStays) {
   const std::unique_ptr<engine::Model> model = OpenElastic(folder);
   Rig rig(*model, {}, 4096);
   CallRequest late = Rig::Ask("", "a prompt of more than sixteen tokens", 10);
-  late.pace = {.tpot_ms = 1e-6, .first_token_by_ns = 1, .level_fixed = true};
+  late.targets = {.ttft_ms = 0.001, .tpot_ms = 1e-6};
+  late.pace_options.level_fixed = true;
   const auto outcome = rig.Submit(late).sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->levels_percent, (std::vector<int32_t>{100}));
@@ -90,7 +91,7 @@ TEST(ElasticCallTest, ALevelThatTheCallerFixedStays) {
 
 // The levels of an answer to a prompt of 23 rows, at 1 ms a row, or 0.4 at 20 % of the model, on a
 // board on which a pass takes `slowdown` times what its rows say.
-std::vector<int32_t> LevelsOnABoard(double slowdown, policy::PaceLimits limits,
+std::vector<int32_t> LevelsOnABoard(double slowdown, policy::CallTargets targets,
                                     std::vector<int32_t>* rows) {
   SteppedModel stepped(kFakeVocab);
   stepped.model.set_levels({20, 100});
@@ -113,8 +114,8 @@ std::vector<int32_t> LevelsOnABoard(double slowdown, policy::PaceLimits limits,
   Rig rig(stepped.model, {.paces = {{0.4, 1}, {1, 2}}}, 512, 256, {.prefill_us_per_token = 1000},
           clock);
   CallRequest request = Rig::Ask("c", "nine", 4);
-  request.pace = limits;
-  if (limits.first_token_by_ns != 0) request.pace.first_token_by_ns += clock.SteadyNanos();
+  targets.arrived_ns = clock.SteadyNanos();
+  request.targets = targets;
   const auto outcome = rig.Submit(request).sink->Wait();
   EXPECT_TRUE(outcome.ok()) << outcome.status();
   rig.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
@@ -122,22 +123,22 @@ std::vector<int32_t> LevelsOnABoard(double slowdown, policy::PaceLimits limits,
 }
 
 TEST(ElasticCallTest, APromptWhosePassTurnsOutSlowBeginsAgainAtALowerLevel) {
-  const policy::PaceLimits limits{.first_token_by_ns = 30 * kNanosPerMilli};
+  const policy::CallTargets targets{.ttft_ms = 30};
   std::vector<int32_t> rows;
-  EXPECT_THAT(LevelsOnABoard(1, limits, &rows), testing::ElementsAre(100));
+  EXPECT_THAT(LevelsOnABoard(1, targets, &rows), testing::ElementsAre(100));
   EXPECT_THAT(rows, testing::ElementsAre(23, 1, 1, 1));
   rows.clear();
-  EXPECT_THAT(LevelsOnABoard(1.6, limits, &rows), testing::ElementsAre(20));
+  EXPECT_THAT(LevelsOnABoard(1.6, targets, &rows), testing::ElementsAre(20));
   EXPECT_THAT(rows, testing::ElementsAre(23, 23, 1, 1, 1)) << "all of it again";
   rows.clear();
-  EXPECT_THAT(LevelsOnABoard(9, limits, &rows), testing::ElementsAre(100)) << "late anyway";
+  EXPECT_THAT(LevelsOnABoard(9, targets, &rows), testing::ElementsAre(100)) << "late anyway";
 }
 
 TEST(ElasticCallTest, TheAnswerToAPromptThatWasSlowBeginsAtALowerLevel) {
-  const policy::PaceLimits limits{.tpot_ms = 2.6};
+  const policy::CallTargets targets{.tpot_ms = 2.6};
   std::vector<int32_t> rows;
-  EXPECT_THAT(LevelsOnABoard(1, limits, &rows), testing::ElementsAre(100));
-  EXPECT_THAT(LevelsOnABoard(1.6, limits, &rows), testing::ElementsAre(100, 20));
+  EXPECT_THAT(LevelsOnABoard(1, targets, &rows), testing::ElementsAre(100));
+  EXPECT_THAT(LevelsOnABoard(1.6, targets, &rows), testing::ElementsAre(100, 20));
 }
 
 TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {
@@ -145,7 +146,7 @@ TEST(ElasticCallTest, ACallInTimeKeepsItsLevel) {
   const std::unique_ptr<engine::Model> model = OpenElastic(folder);
   Rig rig(*model, {}, 4096);
   CallRequest request = Rig::Ask("", "hello", 30);
-  request.pace.tpot_ms = 1e6;
+  request.targets.tpot_ms = 1e6;
   EXPECT_EQ(rig.Submit(request).sink->Wait()->levels_percent, (std::vector<int32_t>{100}));
 }
 

@@ -57,13 +57,13 @@ struct LongSteps {
   // A call with a long prompt, whose first step has begun and does not end.
   Rig::Running BeginLong(int64_t deadline_ns = 0) {
     CallRequest request = Rig::Ask("", std::string(190, 'x'), 4);
-    request.deadline_steady_ns = deadline_ns;
+    request.turn.deadline_ns = deadline_ns;
     Rig::Running call = rig.Submit(std::move(request));
     EXPECT_TRUE(Eventually([&] { return begun.load(); }));
     return call;
   }
   Rig::Running Submit(int64_t deadline_ns, CallRequest request = Rig::Ask("", "hello", 4)) {
-    request.deadline_steady_ns = deadline_ns;
+    request.turn.deadline_ns = deadline_ns;
     return rig.Submit(std::move(request));
   }
   // One whose prompt goes in between: what it has to answer yet waits for the long step's end.
@@ -312,10 +312,10 @@ TEST(SchedulerTest, AnAnswerThatCannotWaitGoesOnInBetween) {
   const auto longer = steps.BeginLong();
   const int64_t soon = steps.clock.SteadyNanos() + kNanosPerSecond;
   CallRequest brief = Rig::Ask("", "hello", 4);
-  brief.pace.tpot_ms = 100;
+  brief.targets.tpot_ms = 100;
   EXPECT_TRUE(steps.Submit(soon, brief).sink->Wait().ok());
   CallRequest talkative = Rig::Ask("", "hello", 30);
-  talkative.pace.tpot_ms = 100;
+  talkative.targets.tpot_ms = 100;
   const auto call = steps.Submit(soon, talkative);
   call.sink->WaitForTokens(6);
   // Prepared after it, so that it could have gone on by now.
@@ -356,11 +356,11 @@ struct LongToken {
     prompt_steps = 0;
   }
 
-  // Of 200 rows, more urgent than the answer; its first token is due then.
-  Rig::Running SubmitPrompt(int64_t first_token_by_ns) {
+  // Of 200 rows, more urgent than the answer; its first token is due in `ttft_ms`.
+  Rig::Running SubmitPrompt(double ttft_ms) {
     CallRequest request = Rig::Ask("b", std::string(200, 'x'), 2);
-    request.deadline_steady_ns = clock.SteadyNanos() + kNanosPerSecond;
-    request.pace.first_token_by_ns = first_token_by_ns;
+    request.turn.deadline_ns = clock.SteadyNanos() + kNanosPerSecond;
+    request.targets = {.ttft_ms = ttft_ms, .arrived_ns = clock.SteadyNanos()};
     return rig.Submit(std::move(request));
   }
 
@@ -375,7 +375,7 @@ struct LongToken {
 
 TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
   LongToken token(Rig::Ask("a", "t", 150));
-  const auto urgent = token.SubmitPrompt(/*first_token_by_ns=*/0);
+  const auto urgent = token.SubmitPrompt(policy::kNoLimit);
   ASSERT_TRUE(Eventually([&] { return token.prompt_steps > 0; }));
   EXPECT_EQ(token.flushed, 3) << "what was kept back is told before a prompt goes in between";
   // When this call has been accepted the scheduler has come by since.
@@ -393,10 +393,9 @@ TEST(SchedulerTest, AStepThatAnswersWaitForGivesWayOnce) {
 TEST(SchedulerTest, APromptThatCanWaitDoesNotComeBeforeATokenThatCannot) {
   for (const bool can_wait : {true, false}) {
     CallRequest talkative = Rig::Ask("a", "t", 20);
-    talkative.pace.tpot_ms = 10;
+    talkative.targets.tpot_ms = 10;
     LongToken token(std::move(talkative));
-    const int64_t now = token.clock.SteadyNanos();
-    const auto prompt = token.SubmitPrompt(can_wait ? now + 100 * kNanosPerSecond : now);
+    const auto prompt = token.SubmitPrompt(can_wait ? 100'000 : 0.001);
     if (!can_wait) {
       ASSERT_TRUE(Eventually([&] { return token.prompt_steps > 0; }));
     }

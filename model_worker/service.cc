@@ -17,6 +17,7 @@
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
+#include "wire/call_targets.h"
 #include "wire/wire.h"
 #include "withy/v1/model_worker.grpc.pb.h"
 
@@ -181,15 +182,11 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.request_id = request.request_id();
     call.request_digest = request.request_digest();
     call.decision = request.decision().SerializeAsString();
-    call.priority = request.priority();
-    call.deadline_steady_ns = request.deadline_steady_ns();
-    call.pace = {.tpot_ms = request.tpot_limit_ms(),
-                 .ramp_ms = request.ramp_ms(),
-                 .end_by_ns = request.end_by_steady_ns(),
-                 .expected_tokens = static_cast<int32_t>(
-                     std::min(request.expected_tokens(), static_cast<uint32_t>(parts_.env.window))),
-                 .first_token_by_ns = request.first_token_by_steady_ns(),
-                 .level_fixed = request.level_fixed()};
+    call.turn = wire::TurnFromWire(request);
+    call.targets = wire::TargetsFromWire(request.targets());
+    call.pace_options = {.expected_tokens = static_cast<int32_t>(std::min(
+                             request.expected_tokens(), static_cast<uint32_t>(parts_.env.window))),
+                         .level_fixed = request.level_fixed()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());
     call.report_progress = request.report_progress();
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());

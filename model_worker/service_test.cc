@@ -458,7 +458,7 @@ TEST_F(ServiceTest, ALevelThatFallsInMidAnswerIsTold) {
   StartWorker();
   WaitUntilServing(true);
   v1::RunRequest request = Asking("ctx", "hello", 30);
-  request.set_tpot_limit_ms(1e-6);
+  request.mutable_targets()->set_tpot_ms(1e-6);
   const Answer fallen = Run(request);
   ASSERT_TRUE(fallen.status.ok()) << fallen.status.error_message();
   EXPECT_THAT(fallen.new_levels, testing::ElementsAre(20));
@@ -468,7 +468,7 @@ TEST_F(ServiceTest, ALevelThatFallsInMidAnswerIsTold) {
       testing::StartsWith(
           "To keep the SLO the model's level fell in mid-answer, from 100 % to 20 %. The answer"));
   request = Asking("ctx", "hello", 30);
-  request.set_first_token_by_steady_ns(1);
+  request.mutable_targets()->set_ttft_ms(0.001);
   const Answer late = Run(request);
   EXPECT_THAT(late.finished.model_levels_percent(), testing::ElementsAre(20));
   EXPECT_THAT(late.finished.explanation(),

@@ -140,7 +140,7 @@ bool StepRunner::RestartsAtLowerLevel(StepBatch& batch) {
 
 policy::PromptTurn StepRunner::PromptOf(const Call& call, size_t level) const {
   return {.pacer = &call.pacer,
-          .order = call.order,
+          .turn = call.turn,
           .rows = call.session->pending_rows(),
           .level = level,
           .depth = call.session->computed()};
@@ -167,7 +167,7 @@ void StepRunner::UpdatePause(Call& call, int64_t now_ns) {
 
 policy::StepCall StepRunner::StepCallOf(const Call& call) const {
   const StepBatch::Part* part = under_way_ == nullptr ? nullptr : under_way_->PartOf(call);
-  return {.order = call.order,
+  return {.turn = call.turn,
           .pacer = &call.pacer,
           .level = LevelOf(call),
           .decoding = call.session->decoding(),

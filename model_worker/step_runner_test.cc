@@ -41,10 +41,10 @@ class StepRunnerTest : public testing::Test, private StepResults {
   Call& Add(const std::string& text, int64_t deadline_ns = 0, int32_t max_tokens = 3) {
     auto call = std::make_unique<Call>();
     call->ticket = calls_.size() + 1;
-    call->order = {.deadline_ns = deadline_ns,
-                   .priority = 0,
-                   .arrived_ns = clock_.SteadyNanos(),
-                   .sequence = call->ticket};
+    call->turn = {.deadline_ns = deadline_ns,
+                  .priority = 0,
+                  .arrived_ns = clock_.SteadyNanos(),
+                  .id = call->ticket};
     call->request.answer.prompt = {engine::UserSays(text)};
     call->request.answer.max_tokens = max_tokens;
     const auto arena = std::make_shared<FakeArena>(1, 32, model_.info().kv.block_bytes);

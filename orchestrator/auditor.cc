@@ -3,53 +3,21 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/time.h"
-#include "base/ids.h"
 #include "base/status.h"
 
 namespace withy::orchestrator {
 namespace {
 
-constexpr absl::Duration kLongest = absl::Seconds(30);  // of one answer
 constexpr uint32_t kFull = 100;
 constexpr uint32_t kMoreTokens = 16;  // than such an answer: beyond them it is another one
 
 }  // namespace
 
 Auditor::Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& recorder)
-    : backends_(backends),
-      clock_(clock),
-      audits_(recorder.counter(
+    : audits_(recorder.counter(
           {.name = "withy_audited_answers_total",
            .help = "Answers of lower levels that were compared with the full model's."})),
-      quiet_since_ns_(clock.SteadyNanos()),
-      thread_([this] { Run(); }) {}
-
-Auditor::~Auditor() {
-  std::shared_ptr<CallControl> asking;
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-    asking = asking_;
-  }
-  if (asking != nullptr) asking->Cancel();
-  thread_.join();
-}
-
-void Auditor::Come() {
-  std::shared_ptr<CallControl> asking;
-  {
-    absl::MutexLock lock(&mutex_);
-    ++calls_;
-    asking = asking_;
-  }
-  if (asking != nullptr) asking->Cancel();
-}
-
-void Auditor::Go() {
-  absl::MutexLock lock(&mutex_);
-  if (--calls_ == 0) quiet_since_ns_ = clock_.SteadyNanos();
-}
+      idle_(backends, clock, [this] { return AuditNext(); }) {}
 
 void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint32_t> levels) {
   if (!run.context_id().empty() || levels.size() < 2 || tokens > kLongestTokens) return;
@@ -65,8 +33,8 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   App& app = apps_[run.app_id()];
   app.last_offer = ++offers_;
   const uint32_t before = app.offered++;
-  if (before >= Agreement::kFirstAnswers && before % Agreement::kEveryAnswer != 0) return;
-  if (app.waiting != nullptr && app.waiting->full_known) return;  // half looked at
+  if (before >= policy::kFirstAudits && before % policy::kAuditEvery != 0) return;
+  if (app.waiting != nullptr && app.waiting->full_known) return;  // half audited
   app.waiting = std::make_unique<Sample>(Sample{.run = run, .levels = std::move(levels)});
   v1::RunRequest& sample = app.waiting->run;
   const uint32_t asked = run.limits().max_tokens();  // 0 = as long as it gets
@@ -78,23 +46,17 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   sample.clear_request_id();
   sample.clear_request_digest();
   sample.clear_deadline_steady_ns();
-  sample.clear_tpot_limit_ms();
-  sample.clear_ramp_ms();
-  sample.clear_end_by_steady_ns();
-  sample.clear_first_token_by_steady_ns();
+  sample.clear_targets();
   sample.clear_level_fixed();
   sample.clear_expected_tokens();
   sample.clear_report_progress();
+  idle_.Schedule(0);
 }
 
-Agreement Auditor::Of(const std::string& app_id) const {
+policy::Agreement Auditor::AgreementOf(const std::string& app_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = apps_.find(app_id);
-  return found == apps_.end() ? Agreement() : found->second.agreement;
-}
-
-bool Auditor::Quiet() const {
-  return calls_ == 0 && clock_.SteadyNanos() - quiet_since_ns_ >= absl::ToInt64Nanoseconds(kQuiet);
+  return found == apps_.end() ? policy::Agreement() : found->second.agreement;
 }
 
 // App after app, so that a busy one leaves the others their turn.
@@ -107,38 +69,27 @@ std::map<std::string, Auditor::App>::iterator Auditor::Next() {
   return apps_.end();
 }
 
-void Auditor::Run() {
-  const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || (calls_ == 0 && Next() != apps_.end());
-  };
-  const auto disturbed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || calls_ > 0;
-  };
-  while (true) {
-    std::string app_id;
-    std::unique_ptr<Sample> sample;
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&something));
-      if (!stopping_ && !Quiet()) mutex_.AwaitWithTimeout(absl::Condition(&disturbed), kQuiet);
-      if (stopping_) return;
-      if (!Quiet()) continue;
-      const auto next = Next();
-      if (next == apps_.end()) continue;
-      app_id = last_app_ = next->first;
-      sample = std::move(next->second.waiting);
-    }
-    Look(app_id, sample.get());
+int64_t Auditor::AuditNext() {
+  std::string app_id;
+  std::unique_ptr<Sample> sample;
+  {
     absl::MutexLock lock(&mutex_);
-    const auto app = apps_.find(app_id);
-    const bool waits = app == apps_.end() || app->second.waiting != nullptr;
-    if (!sample->levels.empty() && !waits) app->second.waiting = std::move(sample);
+    const auto next = Next();
+    if (next == apps_.end()) return IdleTask::kNothing;
+    app_id = last_app_ = next->first;
+    sample = std::move(next->second.waiting);
   }
+  Audit(app_id, sample.get());
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  const bool waits = app == apps_.end() || app->second.waiting != nullptr;
+  if (!sample->levels.empty() && !waits) app->second.waiting = std::move(sample);
+  return Next() != apps_.end() ? 0 : IdleTask::kNothing;
 }
 
 // As far as it comes; what is left to be asked stays in `sample`. The full model first, then from
 // the highest of the others down.
-void Auditor::Look(const std::string& app_id, Sample* sample) {
+void Auditor::Audit(const std::string& app_id, Sample* sample) {
   while (!sample->levels.empty()) {
     const uint32_t level = sample->full_known ? sample->levels.back() : kFull;
     const absl::StatusOr<std::string> answer = Ask(sample->run, level);
@@ -164,31 +115,18 @@ void Auditor::Look(const std::string& app_id, Sample* sample) {
 }
 
 absl::StatusOr<std::string> Auditor::Ask(const v1::RunRequest& run, uint32_t level_percent) {
-  const auto control = std::make_shared<CallControl>(absl::Now() + kLongest);
-  {
-    absl::MutexLock lock(&mutex_);
-    if (calls_ > 0 || stopping_) return absl::CancelledError("a call has come");
-    asking_ = control;
-  }
   v1::RunRequest request = run;
-  request.set_call_id(RandomId64());
   request.set_model_level_percent(level_percent);
   std::string text;
   bool finished = false;
-  const absl::Status status =
-      backends_.Run(Lane::kTarget, request, *control, [&](v1::RunResponse& event) {
+  WITHY_RETURN_IF_ERROR(
+      idle_.Ask(policy::Lane::kTarget, std::move(request), [&](v1::RunResponse& event) {
         if (event.has_finished()) {
           text = event.finished().text();
           finished = event.finished().reason() != v1::FINISH_REASON_CANCELLED;
         }
         return true;
-      });
-  {
-    absl::MutexLock lock(&mutex_);
-    asking_ = nullptr;
-  }
-  if (control->cancelled()) return absl::CancelledError("a call has come");
-  WITHY_RETURN_IF_ERROR(status);
+      }));
   if (!finished) return absl::UnavailableError("no answer");
   return text;
 }

@@ -1,52 +1,47 @@
 // Finds out in quiet moments how often lower levels answer an app's prompts as the full model does:
 // has the full model and each lower level answer a prompt that was answered lately, greedily, and
-// compares.
-// Whoever comes stops it at once. Neighbours: backends.h runs, agreement.h counts, gateway.cc owns
-// it and tells it who comes and goes. What it has answered is told to nobody and kept nowhere.
+// compares. Answers are told to nobody and kept nowhere. Neighbours: idle_task.h waits and asks,
+// policy/agreement.h counts, gateway.cc owns it.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
-#include "orchestrator/agreement.h"
 #include "orchestrator/backends.h"
-#include "orchestrator/call_control.h"
+#include "orchestrator/idle_task.h"
+#include "policy/agreement.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/model_worker.pb.h"
 
 namespace withy::orchestrator {
 
-// Thread-safe. Its thread lives as long as it does.
+// Thread-safe.
 class Auditor {
  public:
   static constexpr size_t kApps = 64;  // that are remembered, those that called last
   static constexpr uint32_t kLongestTokens = 48;
-  // So long has nobody been there before it begins.
-  static constexpr absl::Duration kQuiet = absl::Milliseconds(20);
 
   Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& recorder);
-  ~Auditor();
 
-  // A call has come, or has gone.
-  void Come();
-  void Go();
+  // A call has come, or has gone: audits happen while none is there.
+  void CallStarts() { idle_.CallStarts(); }
+  void CallEnds() { idle_.CallEnds(); }
 
   // A stateless call was answered as `run` says in `tokens` tokens, by a model of these levels
-  // (ascending, in per cent). Of an app the last one waits to be looked at; long answers are not:
+  // (ascending, in per cent). Of an app the last one waits to be audited; long answers are not:
   // they say the same in other words. A worker that was restarted may serve another model: what is
   // known of the one before is forgotten.
   void Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint32_t> levels);
 
   // What is known of an app's prompts.
-  Agreement Of(const std::string& app_id) const;
+  policy::Agreement AgreementOf(const std::string& app_id) const;
 
  private:
   struct Sample {
@@ -56,33 +51,25 @@ class Auditor {
     bool full_known = false;
   };
   struct App {
-    Agreement agreement;
+    policy::Agreement agreement;
     uint32_t offered = 0;
     uint64_t last_offer = 0;  // of all apps' offers, the number of its last one
     std::unique_ptr<Sample> waiting;
   };
 
-  void Run();
-  bool Quiet() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t AuditNext();
   // An app whose answer waits; end: none.
   std::map<std::string, App>::iterator Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Look(const std::string& app_id, Sample* sample);
+  void Audit(const std::string& app_id, Sample* sample);
   absl::StatusOr<std::string> Ask(const v1::RunRequest& run, uint32_t level_percent);
 
-  Backends& backends_;
-  const Clock& clock_;
   telemetry::Counter& audits_;
   mutable absl::Mutex mutex_;
   std::map<std::string, App> apps_ ABSL_GUARDED_BY(mutex_);
   uint64_t offers_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t worker_instance_ ABSL_GUARDED_BY(mutex_) = 0;  // that they are known of
-  std::string last_app_ ABSL_GUARDED_BY(mutex_);          // that was looked at
-  uint32_t calls_ ABSL_GUARDED_BY(mutex_) = 0;            // that are there
-  int64_t quiet_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of the answer under way; shared, since whoever comes cancels it without the lock.
-  std::shared_ptr<CallControl> asking_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::string last_app_ ABSL_GUARDED_BY(mutex_);          // that was audited
+  IdleTask idle_;                                         // uses the others
 };
 
 }  // namespace withy::orchestrator

@@ -146,7 +146,7 @@ struct Backends::Clients {
   std::unique_ptr<v1::DraftWorker::Stub> draft_stub;
   std::unique_ptr<v1::Profiler::Stub> profiler_stub;
 
-  const Peer& Of(Lane lane) const { return lane == Lane::kTarget ? target : draft; }
+  const Peer& Of(policy::Lane lane) const { return lane == policy::Lane::kTarget ? target : draft; }
 };
 
 Backends::Backends(const v1::Config& config) : clients_(std::make_unique<Clients>()) {
@@ -210,11 +210,11 @@ Backends::Result<v1::GetStoreInfoResponse> Backends::StoreInfo(absl::Time deadli
                v1::GetStoreInfoRequest(), {deadline, kStatusCall, false});
 }
 
-Backends::Result<v1::TokenizeResponse> Backends::Tokenize(Lane lane,
+Backends::Result<v1::TokenizeResponse> Backends::Tokenize(policy::Lane lane,
                                                           const v1::TokenizeRequest& request,
                                                           absl::Time deadline,
                                                           const engine::CancelCheck& over) {
-  const bool target = lane == Lane::kTarget;
+  const bool target = lane == policy::Lane::kTarget;
   if (!over && target) {
     return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Tokenize,
                  request, {deadline});
@@ -251,11 +251,11 @@ Backends::Result<v1::TokenizeResponse> Backends::Tokenize(Lane lane,
   return response;
 }
 
-Backends::Result<v1::GetWorkerInfoResponse> Backends::WorkerInfo(Lane lane, absl::Time deadline,
-                                                                 bool wait) {
+Backends::Result<v1::GetWorkerInfoResponse> Backends::WorkerInfo(policy::Lane lane,
+                                                                 absl::Time deadline, bool wait) {
   const CallOptions options = OptionsOf(deadline, wait);
   const v1::GetWorkerInfoRequest request;
-  if (lane == Lane::kTarget) {
+  if (lane == policy::Lane::kTarget) {
     return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::GetWorkerInfo,
                  request, options);
   }
@@ -263,14 +263,14 @@ Backends::Result<v1::GetWorkerInfoResponse> Backends::WorkerInfo(Lane lane, absl
                request, options);
 }
 
-absl::Status Backends::Run(Lane lane, const v1::RunRequest& request, CallControl& control,
+absl::Status Backends::Run(policy::Lane lane, const v1::RunRequest& request, CallControl& control,
                            const std::function<bool(v1::RunResponse&)>& on_event) {
-  if (lane == Lane::kTarget)
+  if (lane == policy::Lane::kTarget)
     return RunOn(clients_->target, *clients_->target_stub, request, control, on_event);
   return RunOn(clients_->draft, *clients_->draft_stub, request, control, on_event);
 }
 
-bool Backends::WaitForWorker(Lane lane, absl::Time deadline, CallControl& control) {
+bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control) {
   const Peer& peer = clients_->Of(lane);
   const absl::Time until = std::min(deadline, control.deadline());
   while (absl::Now() < until && !control.cancelled()) {
@@ -316,8 +316,8 @@ std::string Backends::Health(std::string_view process, absl::Time deadline) {
   return "unreachable";
 }
 
-std::string_view ProcessOf(Lane lane) {
-  return lane == Lane::kTarget ? "model_worker" : "draft_worker";
+std::string_view ProcessOf(policy::Lane lane) {
+  return lane == policy::Lane::kTarget ? "model_worker" : "draft_worker";
 }
 
 }  // namespace withy::orchestrator

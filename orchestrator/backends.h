@@ -57,17 +57,17 @@ class Backends {
 
   // model_worker and draft_worker. `wait`: for a worker that is not there, within the limits.
   // CANCELLED once `over` (empty: never) holds, which is asked meanwhile.
-  Result<v1::TokenizeResponse> Tokenize(Lane lane, const v1::TokenizeRequest& request,
+  Result<v1::TokenizeResponse> Tokenize(policy::Lane lane, const v1::TokenizeRequest& request,
                                         absl::Time deadline, const engine::CancelCheck& over);
-  Result<v1::GetWorkerInfoResponse> WorkerInfo(Lane lane, absl::Time deadline, bool wait);
+  Result<v1::GetWorkerInfoResponse> WorkerInfo(policy::Lane lane, absl::Time deadline, bool wait);
   // Runs one call; `on_event` sees every message in order and returns false to stop (the call is
   // then broken off). control.Stop() ends the answer meanwhile, and what there is of it comes as
   // its end.
-  absl::Status Run(Lane lane, const v1::RunRequest& request, CallControl& control,
+  absl::Status Run(policy::Lane lane, const v1::RunRequest& request, CallControl& control,
                    const std::function<bool(v1::RunResponse&)>& on_event);
   // Waits until the worker can be talked to. False when it could not by `deadline`, or the call was
   // cancelled.
-  bool WaitForWorker(Lane lane, absl::Time deadline, CallControl& control);
+  bool WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control);
 
   // profiler_agent
   Result<v1::GetProfilerInfoResponse> ProfilerInfo(absl::Time deadline);
@@ -81,6 +81,6 @@ class Backends {
 };
 
 // "model_worker" or "draft_worker".
-std::string_view ProcessOf(Lane lane);
+std::string_view ProcessOf(policy::Lane lane);
 
 }  // namespace withy::orchestrator

@@ -2,7 +2,7 @@
 #include "base/config.h"
 #include "base/keep_in_memory.h"
 #include "base/thread_role.h"
-#include "orchestrator/orchestrator.h"
+#include "orchestrator/process.h"
 #include "rpc/daemon.h"
 
 int main(int argc, char** argv) {

@@ -79,7 +79,7 @@ TEST(OrchestratorTest, ALengthThatNobodySetIsAsAnswersHaveBeen) {
   request.mutable_slo()->set_end_to_end_ms(2000);
   request.mutable_slo()->set_strict(true);
   EXPECT_TRUE(board.Generate(request).status.ok());
-  EXPECT_GT(board.worker.runs()[0].end_by_steady_ns(), 0);
+  EXPECT_GT(board.worker.runs()[0].targets().end_to_end_ms(), 0);
   EXPECT_EQ(board.worker.runs()[0].expected_tokens(), 64u);
   // Three tokens long, all of them.
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
@@ -403,15 +403,15 @@ TEST(OrchestratorTest, TheWorkerIsToldTheLimitsThatItsPaceHasToKeep) {
   ASSERT_TRUE(board.Generate(request).status.ok());
   ASSERT_TRUE(board.Generate(Ask("hello")).status.ok());
   const std::vector<v1::RunRequest> runs = board.worker.runs();
-  EXPECT_GT(runs[0].tpot_limit_ms(), 0) << "with the tolerance of a ratio";
-  EXPECT_EQ(runs[0].end_by_steady_ns(), 0);
+  EXPECT_GT(runs[0].targets().tpot_ms(), 0) << "with the tolerance of a ratio";
+  EXPECT_EQ(runs[0].targets().end_to_end_ms(), 0);
   EXPECT_FALSE(runs[0].level_fixed());
-  EXPECT_GT(runs[1].tpot_limit_ms(), 0) << "others leave it its time";
+  EXPECT_GT(runs[1].targets().tpot_ms(), 0) << "others leave it its time";
   EXPECT_TRUE(runs[1].level_fixed()) << "a level that the caller fixed stays";
-  EXPECT_EQ(runs[2].tpot_limit_ms(), 0);
-  EXPECT_GT(runs[2].end_by_steady_ns(), 0);
-  EXPECT_EQ(runs[3].tpot_limit_ms(), 0);
-  EXPECT_EQ(runs[3].end_by_steady_ns(), 0);
+  EXPECT_EQ(runs[2].targets().tpot_ms(), 0);
+  EXPECT_GT(runs[2].targets().end_to_end_ms(), 0);
+  EXPECT_EQ(runs[3].targets().tpot_ms(), 0);
+  EXPECT_EQ(runs[3].targets().end_to_end_ms(), 0);
 }
 
 TEST(OrchestratorTest, WithoutATlmTheLatencyModelAloneDecides) {

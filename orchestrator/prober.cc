@@ -2,19 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "absl/time/time.h"
-#include "base/ids.h"
 #include "base/status.h"
 
 namespace withy::orchestrator {
 namespace {
 
-constexpr absl::Duration kLongest = absl::Seconds(30);  // of one measurement
 constexpr uint32_t kFull = 100;
 
 double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
@@ -37,103 +33,66 @@ double Off(double measured_ms, double predicted_ms) {
 
 }  // namespace
 
-Prober::Prober(Backends& backends, Auditor* auditor, const Clock& clock,
-               telemetry::Recorder& recorder, Model model)
-    : backends_(backends),
+Prober::Prober(Backends& backends, Workers& workers, Auditor* auditor, const Clock& clock,
+               telemetry::Recorder& recorder)
+    : workers_(workers),
       auditor_(auditor),
       clock_(clock),
       probes_(recorder.counter(
           {.name = "withy_probes_total",
            .help = "Measurements of the board's speed after strict calls were refused."})),
-      model_(std::move(model)),
-      quiet_since_ns_(clock.SteadyNanos()),
-      thread_([this] { Run(); }) {}
+      idle_(backends, clock, [this] { return MeasureNext(); }) {}
 
-Prober::~Prober() {
-  std::shared_ptr<CallControl> asking;
+void Prober::Refused(policy::Lane lane, policy::Doubt doubt) {
+  int64_t due_ns;
   {
     absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-    asking = asking_;
+    policies_[static_cast<size_t>(lane)].Refused(std::move(doubt));
+    due_ns = DueNs();
   }
-  if (asking != nullptr) asking->Cancel();
-  thread_.join();
+  idle_.Schedule(due_ns);
 }
 
-void Prober::Starts() {
-  std::shared_ptr<CallControl> asking;
+int64_t Prober::DueNs() const {
+  int64_t due_ns = IdleTask::kNothing;
+  for (const policy::ProbePolicy& policy : policies_) {
+    if (policy.wanted()) due_ns = std::min(due_ns, policy.due_ns());
+  }
+  return due_ns;
+}
+
+int64_t Prober::MeasureNext() {
+  std::optional<Work> work;
   {
     absl::MutexLock lock(&mutex_);
-    ++running_;
-    asking = asking_;
-  }
-  if (asking != nullptr) asking->Cancel();
-}
-
-void Prober::Ends() {
-  absl::MutexLock lock(&mutex_);
-  if (--running_ == 0) quiet_since_ns_ = clock_.SteadyNanos();
-}
-
-void Prober::Refused(Lane lane, Doubt doubt) {
-  absl::MutexLock lock(&mutex_);
-  policies_[static_cast<size_t>(lane)].Refused(std::move(doubt));
-}
-
-bool Prober::Wanted() const {
-  return running_ == 0 && std::any_of(policies_.begin(), policies_.end(),
-                                      [](const ProbePolicy& policy) { return policy.wanted(); });
-}
-
-void Prober::Run() {
-  const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || Wanted();
-  };
-  const auto disturbed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || running_ > 0;
-  };
-  for (bool full = false;; full = !full) {
-    std::optional<Work> work;
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&something));
-      int64_t due_ns = quiet_since_ns_ + absl::ToInt64Nanoseconds(kQuiet);
-      int64_t first_ns = INT64_MAX;
-      for (const ProbePolicy& policy : policies_) {
-        if (policy.wanted()) first_ns = std::min(first_ns, policy.due_ns());
-      }
-      if (first_ns != INT64_MAX) due_ns = std::max(due_ns, first_ns);
-      const absl::Duration wait = absl::Nanoseconds(due_ns - clock_.SteadyNanos());
-      if (wait > absl::ZeroDuration()) mutex_.AwaitWithTimeout(absl::Condition(&disturbed), wait);
-      if (stopping_) return;
-      const int64_t now_ns = clock_.SteadyNanos();
-      if (running_ > 0 || now_ns < due_ns) continue;
-      for (const Lane lane : {Lane::kTarget, Lane::kDraft}) {
-        const Doubt* doubt = policies_[static_cast<size_t>(lane)].Next(now_ns);
-        if (doubt != nullptr && !work.has_value()) work = Work{lane, *doubt};
-      }
+    for (const policy::Lane lane : {policy::Lane::kTarget, policy::Lane::kDraft}) {
+      const policy::Doubt* doubt = policies_[static_cast<size_t>(lane)].Next(clock_.SteadyNanos());
+      if (doubt != nullptr && !work.has_value()) work = Work{lane, *doubt};
     }
-    if (!work.has_value()) continue;
-    if (auditor_ != nullptr) auditor_->Come();
-    const absl::StatusOr<double> off = Measure(*work, full);
-    if (auditor_ != nullptr) auditor_->Go();
-    absl::MutexLock lock(&mutex_);
-    ProbePolicy& policy = policies_[static_cast<size_t>(work->lane)];
-    if (off.ok()) {
-      policy.Measured(clock_.SteadyNanos(), *off);
-    } else if (!absl::IsCancelled(off.status())) {
-      policy.Failed(clock_.SteadyNanos());
-    }
+    if (!work.has_value()) return DueNs();
   }
+  if (auditor_ != nullptr) auditor_->CallStarts();
+  const absl::StatusOr<double> off = Measure(*work, full_);
+  full_ = !full_;
+  if (auditor_ != nullptr) auditor_->CallEnds();
+  absl::MutexLock lock(&mutex_);
+  policy::ProbePolicy& policy = policies_[static_cast<size_t>(work->lane)];
+  if (off.ok()) {
+    policy.Measured(clock_.SteadyNanos(), *off);
+  } else if (!absl::IsCancelled(off.status())) {
+    policy.Failed(clock_.SteadyNanos());
+  }
+  return DueNs();
 }
 
 // By how much predictions were off, as a share: the larger of TTFT's and TPOT's. In turn at the
 // level in doubt and at the full model, whose pace is that of all levels.
 absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
-  const Doubt& doubt = work.doubt;
+  const policy::Doubt& doubt = work.doubt;
   const uint32_t percent = full ? kFull : doubt.level_percent;
-  const LiveCorrection live = model_.live(work.lane);
-  WITHY_ASSIGN_OR_RETURN(Observation seen, Ask(work, percent, ProbeTokens(doubt, live)));
+  const policy::LiveCorrection live = workers_.Live(work.lane);
+  WITHY_ASSIGN_OR_RETURN(policy::Observation seen,
+                         Ask(work, percent, policy::ProbeTokens(doubt, live)));
   if (percent != kFull) seen.level = doubt.level;
   // A call is decided before it is run, which a probe is not: it tells only of overhead that is far
   // too high.
@@ -142,15 +101,15 @@ absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
   seen.level_percent = percent;
   seen.full_alone = percent == kFull;
   seen.probe = true;
-  const Prediction predicted = Predict(doubt.cost, live,
-                                       {.prefill_tokens = seen.prefilled_tokens,
-                                        .max_tokens = kProbeAnswerTokens,
-                                        .level = seen.level,
-                                        .resident_tokens = seen.resident_tokens,
-                                        .level_percent = percent,
-                                        .answer_tokens = seen.decoded_tokens + 1.0},
-                                       Load{});
-  model_.learn(work.lane, doubt.cost, seen);
+  const policy::Prediction predicted = policy::Predict(doubt.cost, live,
+                                                       {.prefill_tokens = seen.prefilled_tokens,
+                                                        .max_tokens = policy::kProbeAnswerTokens,
+                                                        .level = seen.level,
+                                                        .resident_tokens = seen.resident_tokens,
+                                                        .level_percent = percent,
+                                                        .answer_tokens = seen.decoded_tokens + 1.0},
+                                                       policy::Load{});
+  workers_.Learn(work.lane, doubt.cost, seen);
   probes_.Add();
   const double tpot_ms = seen.decoded_tokens > 0 ? seen.decode_ms / seen.decoded_tokens : 0;
   const double overhead_off = seen.overhead_ms >= 0 ? Off(seen.overhead_ms, live.overhead_ms) : 0;
@@ -159,19 +118,13 @@ absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
 }
 
 // Errors: CANCELLED (a call runs), of the worker.
-absl::StatusOr<Observation> Prober::Ask(const Work& work, uint32_t level_percent, uint32_t tokens) {
-  const auto control = std::make_shared<CallControl>(absl::Now() + kLongest);
-  {
-    absl::MutexLock lock(&mutex_);
-    if (running_ > 0 || stopping_) return absl::CancelledError("a call runs");
-    asking_ = control;
-  }
+absl::StatusOr<policy::Observation> Prober::Ask(const Work& work, uint32_t level_percent,
+                                                uint32_t tokens) {
   v1::RunRequest request;
-  request.set_call_id(RandomId64());
   request.set_app_id(work.doubt.app_id);
   request.mutable_prompt()->set_text(ProbeText(tokens));
   request.mutable_sampling()->set_temperature(0);
-  request.mutable_limits()->set_max_tokens(kProbeAnswerTokens);
+  request.mutable_limits()->set_max_tokens(policy::kProbeAnswerTokens);
   request.set_model_level_percent(level_percent);
   request.set_level_fixed(true);
   request.set_worker_instance(work.doubt.worker_instance);
@@ -179,29 +132,24 @@ absl::StatusOr<Observation> Prober::Ask(const Work& work, uint32_t level_percent
   int64_t first_ns = 0, last_ns = 0;
   uint32_t told = 0, told_first = 0;
   std::optional<v1::GenerateFinished> finished;
-  const absl::Status status =
-      backends_.Run(work.lane, request, *control, [&](v1::RunResponse& event) {
-        if (event.has_delta() && !event.delta().tokens().empty()) {
-          last_ns = clock_.SteadyNanos();
-          const auto count = static_cast<uint32_t>(event.delta().tokens_size());
-          if (told == 0) {
-            first_ns = last_ns;
-            told_first = count;
-          }
-          told += count;
-        }
-        if (event.has_finished()) finished = event.finished();
-        return true;
-      });
-  {
-    absl::MutexLock lock(&mutex_);
-    asking_ = nullptr;
-  }
-  if (control->cancelled()) return absl::CancelledError("a call runs");
-  // Not CANCELLED: that would be tried again at once.
+  const absl::Status status = idle_.Ask(work.lane, std::move(request), [&](v1::RunResponse& event) {
+    if (event.has_delta() && !event.delta().tokens().empty()) {
+      last_ns = clock_.SteadyNanos();
+      const auto count = static_cast<uint32_t>(event.delta().tokens_size());
+      if (told == 0) {
+        first_ns = last_ns;
+        told_first = count;
+      }
+      told += count;
+    }
+    if (event.has_finished()) finished = event.finished();
+    return true;
+  });
+  if (absl::IsCancelled(status)) return status;
+  // Not the code of the worker: CANCELLED would be tried again at once.
   if (!status.ok()) return absl::UnavailableError(status.message());
   if (!finished.has_value() || told == 0) return absl::UnavailableError("no answer");
-  Observation seen;
+  policy::Observation seen;
   const v1::LatencyReport& report = finished->latency();
   seen.resident_tokens = finished->usage().reused_tokens();
   seen.prefilled_tokens = finished->usage().prefilled_tokens();

@@ -1,14 +1,12 @@
 // Measures in quiet moments how fast the board is, after strict calls were refused: has the worker
 // answer a made-up prompt as deep as the refused call's context, and teaches the latency model by
-// it. A refused call itself is never run. Whoever runs stops it at once. Neighbours: probe_policy.h
-// says when and what, backends.h runs, gateway.cc owns it.
+// it. A refused call itself is never run. Neighbours: policy/probe_policy.h says when and what,
+// idle_task.h waits and asks, workers.h learns, gateway.cc owns it.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <thread>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -16,59 +14,49 @@
 #include "base/clock.h"
 #include "orchestrator/auditor.h"
 #include "orchestrator/backends.h"
-#include "orchestrator/call_control.h"
-#include "orchestrator/probe_policy.h"
+#include "orchestrator/idle_task.h"
+#include "orchestrator/workers.h"
+#include "policy/latency_learning.h"
+#include "policy/probe_policy.h"
 #include "telemetry/recorder.h"
 
 namespace withy::orchestrator {
 
-// Thread-safe. Its thread lives as long as it does.
+// Thread-safe.
 class Prober {
  public:
-  // Time without a running call before a measurement begins.
-  static constexpr absl::Duration kQuiet = absl::Milliseconds(20);
-
-  struct Model {
-    std::function<LiveCorrection(Lane)> live;
-    std::function<void(Lane, const CostParameters&, const Observation&)> learn;
-  };
-
   // `auditor` may be null; it is kept quiet meanwhile.
-  Prober(Backends& backends, Auditor* auditor, const Clock& clock, telemetry::Recorder& recorder,
-         Model model);
-  ~Prober();
+  Prober(Backends& backends, Workers& workers, Auditor* auditor, const Clock& clock,
+         telemetry::Recorder& recorder);
 
-  // A call is about to be given to a worker, or has ended after that.
-  void Starts();
-  void Ends();
+  // A call is about to be given to a worker, or has ended after that. Calls that are refused do not
+  // count: they must not keep the board from being measured.
+  void CallStarts() { idle_.CallStarts(); }
+  void CallEnds() { idle_.CallEnds(); }
 
   // A strict call was refused.
-  void Refused(Lane lane, Doubt doubt);
+  void Refused(policy::Lane lane, policy::Doubt doubt);
 
  private:
   struct Work {
-    Lane lane = Lane::kTarget;
-    Doubt doubt;
+    policy::Lane lane = policy::Lane::kTarget;
+    policy::Doubt doubt;
   };
 
-  void Run();
-  bool Wanted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t MeasureNext();
+  int64_t DueNs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<double> Measure(const Work& work, bool full);
-  absl::StatusOr<Observation> Ask(const Work& work, uint32_t level_percent, uint32_t tokens);
+  absl::StatusOr<policy::Observation> Ask(const Work& work, uint32_t level_percent,
+                                          uint32_t tokens);
 
-  Backends& backends_;
+  Workers& workers_;
   Auditor* const auditor_;
   const Clock& clock_;
   telemetry::Counter& probes_;
-  const Model model_;
   mutable absl::Mutex mutex_;
-  std::array<ProbePolicy, kLanes> policies_ ABSL_GUARDED_BY(mutex_);
-  uint32_t running_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t quiet_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of the answer under way; shared, since whoever runs cancels it without the lock.
-  std::shared_ptr<CallControl> asking_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::array<policy::ProbePolicy, policy::kLanes> policies_ ABSL_GUARDED_BY(mutex_);
+  bool full_ = false;  // the next measurement is of the full model; of idle_'s thread
+  IdleTask idle_;      // uses the others
 };
 
 }  // namespace withy::orchestrator

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -73,18 +74,26 @@ void AddRetryHint(const absl::Status& status, CallbackServerContext* context) {
   }
 }
 
-// The request that a method of the gateway takes.
+// The part of the gateway that a method belongs to, and the request that it takes.
 template <typename Method>
-struct RequestOf;
-template <typename Response, typename Request>
-struct RequestOf<Response (Gateway::*)(const std::string&, const Request&, absl::Time)> {
-  using Type = Request;
+struct MethodOf;
+template <typename Part, typename Response, typename Request, typename... More>
+struct MethodOf<Response (Part::*)(const std::string&, const Request&, absl::Time, More...)> {
+  using Type = Part;
+  using Result = Response;
+  using RequestType = Request;
 };
-template <typename Response, typename Request>
-struct RequestOf<Response (Gateway::*)(const std::string&, const Request&, absl::Time,
-                                       const engine::CancelCheck&)> {
-  using Type = Request;
-};
+
+template <typename Part>
+Part& PartOf(Gateway& gateway) {
+  if constexpr (std::is_same_v<Part, AppRecords>) {
+    return gateway.apps();
+  } else if constexpr (std::is_same_v<Part, TokenCounter>) {
+    return gateway.counter();
+  } else {
+    return gateway;
+  }
+}
 
 using v1::LlmService;
 template <typename Base>
@@ -119,25 +128,25 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
                 "BindApp is served on the unix socket only: call it on the board itself, or set "
                 "orchestrator.bind_app_over_tcp");
           }
-          return gateway_.BindApp(in, BearerToken(*context), deadline);
+          return gateway_.apps().BindApp(in, BearerToken(*context), deadline);
         });
   }
 
   grpc::ServerUnaryReactor* CreateContext(CallbackServerContext* context, const ByteBuffer* request,
                                           ByteBuffer* response) override {
-    return ForApp<&Gateway::CreateContext>(context, request, response);
+    return ForApp<&AppRecords::CreateContext>(context, request, response);
   }
   grpc::ServerUnaryReactor* GetContext(CallbackServerContext* context, const ByteBuffer* request,
                                        ByteBuffer* response) override {
-    return ForApp<&Gateway::GetContext>(context, request, response);
+    return ForApp<&AppRecords::GetContext>(context, request, response);
   }
   grpc::ServerUnaryReactor* ListContexts(CallbackServerContext* context, const ByteBuffer* request,
                                          ByteBuffer* response) override {
-    return ForApp<&Gateway::ListContexts>(context, request, response);
+    return ForApp<&AppRecords::ListContexts>(context, request, response);
   }
   grpc::ServerUnaryReactor* DeleteContext(CallbackServerContext* context, const ByteBuffer* request,
                                           ByteBuffer* response) override {
-    return ForApp<&Gateway::DeleteContext>(context, request, response);
+    return ForApp<&AppRecords::DeleteContext>(context, request, response);
   }
   grpc::ServerUnaryReactor* Cancel(CallbackServerContext* context, const ByteBuffer* request,
                                    ByteBuffer* response) override {
@@ -145,7 +154,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   }
   grpc::ServerUnaryReactor* CountTokens(CallbackServerContext* context, const ByteBuffer* request,
                                         ByteBuffer* response) override {
-    return ForWaitingApp<&Gateway::CountTokens>(context, request, response);
+    return ForWaitingApp<&TokenCounter::CountTokens>(context, request, response);
   }
   grpc::ServerUnaryReactor* Plan(CallbackServerContext* context, const ByteBuffer* request,
                                  ByteBuffer* response) override {
@@ -158,7 +167,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         context, request, response,
         [this, context](const auto&,
                         absl::Time deadline) -> absl::StatusOr<v1::ListModelsResponse> {
-          WITHY_RETURN_IF_ERROR(gateway_.Authenticate(BearerToken(*context), deadline).status());
+          WITHY_RETURN_IF_ERROR(
+              gateway_.apps().Authenticate(BearerToken(*context), deadline).status());
           return gateway_.ListModels(deadline);
         });
   }
@@ -169,7 +179,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         context, request, response,
         [this, context](const auto&, absl::Time deadline) -> absl::StatusOr<v1::GetStatusResponse> {
           if (!OnUnixSocket(*context)) {
-            WITHY_RETURN_IF_ERROR(gateway_.Authenticate(BearerToken(*context), deadline).status());
+            WITHY_RETURN_IF_ERROR(
+                gateway_.apps().Authenticate(BearerToken(*context), deadline).status());
           }
           return gateway_.GetStatus(deadline);
         });
@@ -213,14 +224,14 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   template <auto kMethod>
   grpc::ServerUnaryReactor* ForApp(CallbackServerContext* context, const ByteBuffer* bytes,
                                    ByteBuffer* response) {
-    using Request = typename RequestOf<decltype(kMethod)>::Type;
+    using Method = MethodOf<decltype(kMethod)>;
+    using Request = typename Method::RequestType;
     return Open<Request>(
         context, bytes, response,
-        [this, context](const Request& request,
-                        absl::Time deadline) -> decltype((gateway_.*kMethod)({}, request, {})) {
+        [this, context](const Request& request, absl::Time deadline) -> typename Method::Result {
           WITHY_ASSIGN_OR_RETURN(const std::string app_id,
-                                 gateway_.Authenticate(BearerToken(*context), deadline));
-          return (gateway_.*kMethod)(app_id, request, deadline);
+                                 gateway_.apps().Authenticate(BearerToken(*context), deadline));
+          return (PartOf<typename Method::Type>(gateway_).*kMethod)(app_id, request, deadline);
         });
   }
 
@@ -228,15 +239,15 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   template <auto kMethod>
   grpc::ServerUnaryReactor* ForWaitingApp(CallbackServerContext* context, const ByteBuffer* bytes,
                                           ByteBuffer* response) {
-    using Request = typename RequestOf<decltype(kMethod)>::Type;
+    using Method = MethodOf<decltype(kMethod)>;
+    using Request = typename Method::RequestType;
     return Open<Request>(
         context, bytes, response,
-        [this, context](const Request& request,
-                        absl::Time deadline) -> decltype((gateway_.*kMethod)({}, request, {}, {})) {
+        [this, context](const Request& request, absl::Time deadline) -> typename Method::Result {
           WITHY_ASSIGN_OR_RETURN(const std::string app_id,
-                                 gateway_.Authenticate(BearerToken(*context), deadline));
-          return (gateway_.*kMethod)(app_id, request, deadline,
-                                     [context] { return context->IsCancelled(); });
+                                 gateway_.apps().Authenticate(BearerToken(*context), deadline));
+          return (PartOf<typename Method::Type>(gateway_).*kMethod)(
+              app_id, request, deadline, [context] { return context->IsCancelled(); });
         });
   }
 

@@ -32,7 +32,7 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
   self->set_process("orchestrator");
   self->set_health("serving");
   rpc::FillProcessStatus("orchestrator", self->mutable_status());
-  const CallTable::Counts counts = calls_.counts();
+  const policy::Admission::Counts counts = calls_.counts();
   self->mutable_status()->set_running_calls(counts.running);
   self->mutable_status()->set_queued_calls(counts.waiting);
   self->mutable_status()->set_queue_limit(counts.limit);
@@ -43,9 +43,9 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
 
   const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
       {"model_worker",
-       [&](auto* s) { Fill(backends_.WorkerInfo(Lane::kTarget, deadline, false), s); }},
+       [&](auto* s) { Fill(backends_.WorkerInfo(policy::Lane::kTarget, deadline, false), s); }},
       {"draft_worker",
-       [&](auto* s) { Fill(backends_.WorkerInfo(Lane::kDraft, deadline, false), s); }},
+       [&](auto* s) { Fill(backends_.WorkerInfo(policy::Lane::kDraft, deadline, false), s); }},
       {"context_store", [&](auto* s) { Fill(backends_.StoreInfo(deadline), s); }},
       {"profiler_agent", [&](auto* s) { Fill(backends_.ProfilerInfo(deadline), s); }},
   };

@@ -10,7 +10,7 @@
 
 #include "base/config.h"
 #include "gtest/gtest.h"
-#include "orchestrator/orchestrator.h"
+#include "orchestrator/process.h"
 
 namespace withy::orchestrator {
 namespace {

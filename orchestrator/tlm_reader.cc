@@ -229,7 +229,8 @@ double TlmReader::PairAccuracy(bool mostly_examples, uint32_t prompt_percent,
   return shape_.PairAccuracy(mostly_examples, *level, static_cast<int32_t>(level_percent));
 }
 
-absl::StatusOr<PromptReading> TlmReader::Read(const v1::Prompt& prompt, const SloRatios& slo) {
+absl::StatusOr<PromptReading> TlmReader::Read(const v1::Prompt& prompt,
+                                              const policy::SloRatios& slo) {
   std::vector<Piece> pieces = PiecesOf(prompt);
   const std::string text = Join(&pieces);
   absl::StatusOr<engine::TlmReading> read = absl::UnknownError("not read");

@@ -15,7 +15,7 @@
 #include "engine/encoder/prune.h"
 #include "engine/encoder/shape.h"
 #include "engine/encoder/tlm.h"
-#include "orchestrator/decide.h"
+#include "policy/call_targets.h"
 #include "withy/v1/config.pb.h"
 #include "withy/v1/llm_service.pb.h"
 
@@ -49,7 +49,7 @@ class TlmReader {
 
   // Reads the messages of `prompt` (or its text) as one text. The result refers to `prompt`. Waits
   // while another call's prompt is read. Errors: as engine::Tlm::Read.
-  absl::StatusOr<PromptReading> Read(const v1::Prompt& prompt, const SloRatios& slo);
+  absl::StatusOr<PromptReading> Read(const v1::Prompt& prompt, const policy::SloRatios& slo);
 
   // In per cent, ascending.
   const std::vector<int32_t>& prompt_levels() const { return shape_.prompt_levels; }

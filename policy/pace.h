@@ -9,54 +9,27 @@
 #include <cstdint>
 #include <span>
 
+#include "policy/call_targets.h"
+#include "policy/level_pace.h"
+
 namespace withy::policy {
 
-// What a call must meet. 0 = no limit.
-struct PaceLimits {
-  double tpot_ms = 0;             // for each token after the first
-  double ramp_ms = 0;             // added once: what the first tokens may take longer, together
-  int64_t end_by_ns = 0;          // steady time of the last of max_tokens tokens
-  int32_t expected_tokens = 0;    // end_by_ns is the time of this token instead; 0 = it is not
-  int64_t first_token_by_ns = 0;  // steady time of the first token
-  bool level_fixed = false;       // by the caller: a call that falls behind keeps its level
-  bool any() const { return tpot_ms > 0 || end_by_ns != 0 || first_token_by_ns != 0; }
+// Beside its targets.
+struct PaceOptions {
+  int32_t expected_tokens = 0;  // the end-to-end time is that of this token; 0 = of max_tokens
+  bool level_fixed = false;     // by the caller: a call that falls behind keeps its level
 };
 
-// Times of one level while no other call runs.
-struct LevelPace {
-  double row_ms = 0;    // a token of a prompt, of many at once
-  double token_ms = 0;  // a decode step
-  // Added to these by each token of the context before.
-  double row_depth_ms = 0;
-  double token_depth_ms = 0;
-
-  // `rows` tokens of a prompt behind `depth` tokens, in any number of pieces.
-  double RowsMs(int32_t rows, int32_t depth) const {
-    return rows * (row_ms + row_depth_ms * (depth + rows / 2.0));
-  }
-  double TokenMs(int32_t depth) const { return token_ms + token_depth_ms * depth; }
-};
-
-// One call's times and limits, fed as its tokens come. Not thread-safe. `levels` are ascending,
+// One call's times and targets, fed as its tokens come. Not thread-safe. `levels` are ascending,
 // here and in the other headers of a step; a level is an index into them.
 class Pacer {
  public:
-  // An answer has to be back in time within this many tokens: it may end after any of them.
-  static constexpr int32_t kHorizonTokens = 4;
-  // An answer that is behind its limit still counts as one that can meet it if it can make up for
-  // that within this many tokens. More than kHorizonTokens: an answer that falls to a lower level
-  // loses quality for certain, one that prompts wait for only may end too early.
-  static constexpr int32_t kRecoveryTokens = 8;
-  // Times between tokens that must be known at a level before they count instead of LevelPace.
-  static constexpr int32_t kMinTokenTimes = 3;
-  // Share of the time left that a prompt may take at a lower level it falls to.
-  static constexpr double kFallShare = 0.97;
-
   Pacer() = default;
-  Pacer(const PaceLimits& limits, int32_t max_tokens) : limits_(limits), max_tokens_(max_tokens) {}
+  Pacer(const CallTargets& targets, int32_t max_tokens, const PaceOptions& options = {})
+      : targets_(targets), options_(options), max_tokens_(max_tokens) {}
 
   // Whether the call may go on at a lower level.
-  bool may_fall() const { return !limits_.level_fixed; }
+  bool may_fall() const { return !options_.level_fixed; }
 
   // The last step of its prompt took `share` of what such steps took lately. Where that is far
   // above 1, the board is slow, and tokens are expected to be slow until their own times are known.
@@ -101,7 +74,10 @@ class Pacer {
   // more than the one before it.
   bool InTime(double token_ms, double growth_ms) const;
 
-  PaceLimits limits_;
+  bool HasPace() const { return targets_.tpot_ms < kNoLimit; }
+
+  CallTargets targets_;
+  PaceOptions options_;
   int32_t max_tokens_ = 0;
   double token_share_ = 1;  // expected ratio of a token's time to LevelPace
   int32_t tokens_ = 0;

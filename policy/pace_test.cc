@@ -44,8 +44,8 @@ TEST(PacerTest, AnAnswerAfterASlowPromptBeginsLower) {
 }
 
 TEST(PacerTest, AnAnswersFirstTokensMayTakeLonger) {
-  Answer run({.tpot_ms = 10, .ramp_ms = 25}, 1000);
-  EXPECT_EQ(run.pacer.SpareMs(0), std::numeric_limits<double>::infinity()) << "before the first";
+  Answer run({.tpot_ms = 35, .ramp_ms = 25}, 1000);
+  EXPECT_EQ(run.pacer.SpareMs(0), kNoLimit) << "before the first";
   EXPECT_EQ(run.Tokens(3, 20), 2u) << "20 ms more than two tokens may take otherwise";
   EXPECT_DOUBLE_EQ(run.pacer.SpareMs(run.now_ns), 3 * 10 + 25 - 2 * 20);
   EXPECT_EQ(Answer({.tpot_ms = 10}, 1000).Tokens(3, 20), 0u);
@@ -75,24 +75,23 @@ TEST(PacerTest, AReaderWhoIsBehindCostsNoLevel) {
 }
 
 TEST(PacerTest, TheEndIsKeptForAllTokens) {
-  Answer run({.end_by_ns = 1000 * kMs}, 100);
+  Answer run({.end_to_end_ms = 1000}, 100);
   EXPECT_EQ(run.Tokens(50, 9.9), 2u);
   EXPECT_EQ(run.Tokens(1, 20), 1u) << "the tokens that are left no longer fit";
-  EXPECT_EQ(Answer({.end_by_ns = 1}, 100).Tokens(10, 5), 0u) << "too late anyway: the fastest";
+  EXPECT_EQ(Answer({.end_to_end_ms = 0.001}, 100).Tokens(10, 5), 0u)
+      << "too late anyway: the fastest";
 }
 
 TEST(PacerTest, TheEndIsKeptForTheTokensThatAreExpected) {
   // 100 tokens of 10 ms in a second; nobody knows whether a thousand come.
-  const PaceLimits limits{.end_by_ns = 1010 * kMs, .expected_tokens = 100};
-  Answer run(limits, 1000);
+  Answer run({.end_to_end_ms = 1010}, 1000, {.expected_tokens = 100});
   EXPECT_EQ(run.Tokens(100, 10), 2u);
-  EXPECT_EQ(Answer({.end_by_ns = 1010 * kMs}, 1000).Tokens(10, 10), 0u)
-      << "a thousand are asked for";
+  EXPECT_EQ(Answer({.end_to_end_ms = 1010}, 1000).Tokens(10, 10), 0u) << "a thousand are asked for";
   EXPECT_EQ(run.Tokens(1, 10), 0u) << "it may end after any token, and is late";
 }
 
 TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
-  const Pacer pacer({.first_token_by_ns = 1000 * kMs}, 10);
+  const Pacer pacer({.ttft_ms = 1000}, 10);
   const auto choose = [&](int32_t rows, double slowdown, int64_t now_ms) {
     return pacer.ChooseForPrompt(kLevels, 2, rows, 0, slowdown, now_ms * kMs);
   };
@@ -105,29 +104,29 @@ TEST(PacerTest, APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime) {
 }
 
 TEST(PacerTest, ALevelThatTheCallerFixedStaysAndItsLimitsCount) {
-  Answer run({.tpot_ms = 10, .level_fixed = true}, 1000);
+  Answer run({.tpot_ms = 10}, 1000, {.level_fixed = true});
   EXPECT_EQ(run.Tokens(50, 20), 2u);
   EXPECT_LT(run.pacer.SpareMs(run.now_ns), 0);
-  const Pacer pacer({.first_token_by_ns = 1000 * kMs, .level_fixed = true}, 10);
+  const Pacer pacer({.ttft_ms = 1000}, 10, {.level_fixed = true});
   EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 5000, 0, 1, 0), 2u);
   EXPECT_DOUBLE_EQ(pacer.PromptSpareMs(100, 0), 900);
 }
 
 TEST(PacerTest, AFirstTokenIsUrgentWhereNothingWaitsBehindItOrItIsDue) {
-  const auto hurries = [](const PaceLimits& limits, int64_t now_ms) {
+  const auto hurries = [](const CallTargets& limits, int64_t now_ms) {
     return Pacer(limits, 10).FirstTokenIsUrgent(now_ms * kMs);
   };
   EXPECT_TRUE(hurries({}, 0));
-  EXPECT_TRUE(hurries({.first_token_by_ns = 100 * kMs}, 0)) << "no pace to keep";
+  EXPECT_TRUE(hurries({.ttft_ms = 100}, 0)) << "no pace to keep";
   EXPECT_FALSE(hurries({.tpot_ms = 10}, 0));
-  EXPECT_FALSE(hurries({.tpot_ms = 10, .first_token_by_ns = 100 * kMs}, 97));
-  EXPECT_TRUE(hurries({.tpot_ms = 10, .first_token_by_ns = 100 * kMs}, 98));
-  EXPECT_TRUE(hurries({.tpot_ms = 10, .first_token_by_ns = 100 * kMs}, 150)) << "late";
+  EXPECT_FALSE(hurries({.ttft_ms = 100, .tpot_ms = 10}, 97));
+  EXPECT_TRUE(hurries({.ttft_ms = 100, .tpot_ms = 10}, 98));
+  EXPECT_TRUE(hurries({.ttft_ms = 100, .tpot_ms = 10}, 150)) << "late";
 }
 
 TEST(PacerTest, WhatFallsHasSomeTimeToSpare) {
   // 60 % takes 1.2 ms a row: 100 rows are 120 ms, and 122 are left.
-  const Pacer pacer({.first_token_by_ns = 122 * kMs}, 10);
+  const Pacer pacer({.ttft_ms = 122}, 10);
   EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 1, 100, 0, 1, 0), 1u) << "it is in time where it is";
   EXPECT_EQ(pacer.ChooseForPrompt(kLevels, 2, 100, 0, 1, 0), 0u);
 }
@@ -151,10 +150,10 @@ TEST(DepthTest, AnAnswerBehindALongContextIsJudgedByItsDepth) {
   EXPECT_EQ(first(1000), 1u);
   EXPECT_EQ(first(3000), 0u);
   // 1,000 tokens at 10 ms would be in time but for their own depth, which adds 2.5 ms to each.
-  Pacer pacer({.end_by_ns = 11'000 * kMs}, 1000);
+  Pacer pacer({.end_to_end_ms = 11'000}, 1000);
   pacer.OnTokens(0);
   EXPECT_EQ(pacer.Choose(kDeepLevels, 2, 0), 1u);
-  Pacer flat({.end_by_ns = 11'000 * kMs}, 1000);
+  Pacer flat({.end_to_end_ms = 11'000}, 1000);
   flat.OnTokens(0);
   EXPECT_EQ(flat.Choose(kLevels, 2, 0), 2u);
 }

@@ -2,24 +2,19 @@
 
 #include <algorithm>
 
+#include "policy/constants.h"
+
 namespace withy::policy {
 namespace {
 
-constexpr int32_t kRowStep = 8;
-// A piece that used less than kFullEnough of its time grows towards kAim of it.
-constexpr double kFullEnough = 0.85;
-constexpr double kAim = 0.95;
-// Short pieces cost more a row than the long prefill that the first guess was measured on.
-constexpr double kFirstShare = 0.7;
-constexpr double kMaxGrowth = 1.25;
-constexpr double kMaxShrink = 4.0;
+constexpr int32_t kRowStep = 8;  // what kernels compute at once
 
 }  // namespace
 
 PieceSizer::PieceSizer(double us_per_row, int32_t piece_ms, int32_t max_rows)
     : piece_us_(piece_ms * 1e3),
       max_rows_(std::max(max_rows, kMinRows)),
-      rows_(std::clamp(kFirstShare * piece_us_ / std::max(us_per_row, 0.001),
+      rows_(std::clamp(kPieceFirstShare * piece_us_ / std::max(us_per_row, 0.001),
                        static_cast<double>(kMinRows), static_cast<double>(max_rows_))) {}
 
 int32_t PieceSizer::Rows(int32_t decode_rows, double share) const {
@@ -30,9 +25,9 @@ int32_t PieceSizer::Rows(int32_t decode_rows, double share) const {
 void PieceSizer::Observe(double full_rows, double elapsed_us) {
   const double used = elapsed_us / piece_us_;  // share of the time a piece may take
   if (used > 1.0) {
-    rows_ = std::min(rows_, std::max(full_rows / std::min(used, kMaxShrink), 1.0 * kMinRows));
-  } else if (full_rows >= Rows(0) && used < kFullEnough) {
-    rows_ = std::min(rows_ * std::min(kMaxGrowth, kAim / used), 1.0 * max_rows_);
+    rows_ = std::min(rows_, std::max(full_rows / std::min(used, kPieceMaxShrink), 1.0 * kMinRows));
+  } else if (full_rows >= Rows(0) && used < kPieceFullShare) {
+    rows_ = std::min(rows_ * std::min(kPieceMaxGrowth, kPieceAimShare / used), 1.0 * max_rows_);
   }
 }
 

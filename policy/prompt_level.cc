@@ -11,7 +11,7 @@ std::vector<size_t> ChoosePromptLevels(std::span<const LevelPace> levels,
   std::vector<size_t> order(prompts.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return ComesBefore(prompts[a].order, prompts[b].order, now_ns);
+    return GoesBefore(prompts[a].turn, prompts[b].turn, now_ns);
   });
   std::vector<size_t> chosen(prompts.size());
   double before_ms = 0;
@@ -34,7 +34,7 @@ size_t RestartLevel(std::span<const LevelPace> levels, const PromptTurn& prompt,
   if (!prompt.pacer->may_fall()) return prompt.level;
   if (prompt.pacer->PromptSpareMs(left_ms + rest_ms, now_ns) >= 0) return prompt.level;
   for (size_t level = prompt.level; level-- > 0;) {
-    const double again_ms = rows_ms(prompt.rows, prompt.depth, level) / Pacer::kFallShare;
+    const double again_ms = rows_ms(prompt.rows, prompt.depth, level) / kFallShare;
     if (prompt.pacer->PromptSpareMs(again_ms, now_ns) >= 0) return level;
   }
   return prompt.level;
@@ -42,10 +42,9 @@ size_t RestartLevel(std::span<const LevelPace> levels, const PromptTurn& prompt,
 
 bool SlowStepWatch::IsNeeded(std::span<const LevelPace> levels, const PromptTurn& prompt,
                              double slowdown, int64_t now_ns) {
-  constexpr double kHalfAsFast = 2;
   if (prompt.level == 0 || !prompt.pacer->may_fall()) return false;
   const double ms = levels[prompt.level].RowsMs(prompt.rows, prompt.depth) * slowdown;
-  return prompt.pacer->PromptSpareMs(kHalfAsFast * ms, now_ns) < 0;
+  return prompt.pacer->PromptSpareMs(kWatchedSlowdown * ms, now_ns) < 0;
 }
 
 size_t SlowStepWatch::RestartLevel(std::span<const LevelPace> levels, const PromptTurn& prompt,

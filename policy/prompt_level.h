@@ -9,16 +9,16 @@
 #include <span>
 #include <vector>
 
-#include "policy/call_order.h"
 #include "policy/pace.h"
 #include "policy/step_pace.h"
+#include "policy/turn.h"
 
 namespace withy::policy {
 
 // A prompt that is being computed.
 struct PromptTurn {
   const Pacer* pacer = nullptr;
-  CallOrder order;
+  Turn turn;
   int32_t rows = 0;  // that are left
   size_t level = 0;
   int32_t depth = 0;  // tokens of its context before those

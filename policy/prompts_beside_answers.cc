@@ -1,19 +1,14 @@
 #include "policy/prompts_beside_answers.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace withy::policy {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Fewer rows of prompts than this are not worth a place beside answers.
-constexpr int32_t kFewRows = 16;
-
 // How long a prompt may wait that has `work_ms` to be computed.
 double MayWaitMs(const PromptTurn& prompt, double work_ms, int64_t now_ns) {
   const double patience_ms =
-      static_cast<double>(prompt.order.arrived_ns + kPromptPatienceNs - now_ns) / 1e6;
+      static_cast<double>(prompt.turn.arrived_ns + kPatienceNs - now_ns) / 1e6;
   return std::min(patience_ms, prompt.pacer->PromptSpareMs(work_ms, now_ns));
 }
 
@@ -40,8 +35,8 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
                                 double slowdown, int64_t now_ns) {
   // One pass over the weights for all, and each answer's own context and tree.
   double weights_ms = 0, own_ms = 0;
-  double spare_ms = kInfinity;
-  double kept_ms = kInfinity;  // the same, less the reserve
+  double spare_ms = kNoLimit;
+  double kept_ms = kNoLimit;  // the same, less the reserve
   for (const AnswerTurn& answer : answers) {
     const LevelPace& pace = levels[answer.level];
     const double token_ms = pace.TokenMs(answer.depth);
@@ -54,7 +49,7 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
   }
   const double step_ms = weights_ms + own_ms;
   double row_ms = 0;
-  double wait_ms = kInfinity;
+  double wait_ms = kNoLimit;
   for (const PromptTurn& prompt : prompts) {
     const LevelPace& pace = levels[prompt.level];
     row_ms = std::max(row_ms, pace.RowsMs(1, prompt.depth) * slowdown);
@@ -62,23 +57,23 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
     wait_ms = std::min(wait_ms, MayWaitMs(prompt, rows_ms, now_ns));
   }
   if (wait_ms < step_ms) return at_most;
-  const double reserve_ms = spare_ms == kInfinity ? 0 : spare_ms - kept_ms;
+  const double reserve_ms = spare_ms == kNoLimit ? 0 : spare_ms - kept_ms;
   const bool prompts_wait = wait_ms >= step_ms + reserve_ms;
   const double room_ms = (prompts_wait ? kept_ms : spare_ms) - step_ms;
   if (row_ms <= 0 || room_ms >= at_most * row_ms) return at_most;
   const auto rows = static_cast<int32_t>(std::max(0.0, room_ms / row_ms));
-  return rows < kFewRows ? 0 : rows;
+  return rows < kFewestRowsBeside ? 0 : rows;
 }
 
-bool PromptPreemptsStep(const CallOrder& prompt, bool begun,
-                        std::span<const CallOrder> step_prompts, int64_t now_ns) {
+bool PromptPreemptsStep(const Turn& prompt, bool begun, std::span<const Turn> step_prompts,
+                        int64_t now_ns) {
   if (prompt.deadline_ns != 0) {
     return std::all_of(step_prompts.begin(), step_prompts.end(),
-                       [&](const CallOrder& other) { return ComesBefore(prompt, other, now_ns); });
+                       [&](const Turn& other) { return GoesBefore(prompt, other, now_ns); });
   }
   return !begun && !step_prompts.empty() &&
          std::all_of(step_prompts.begin(), step_prompts.end(),
-                     [](const CallOrder& other) { return other.deadline_ns == 0; });
+                     [](const Turn& other) { return other.deadline_ns == 0; });
 }
 
 bool AnswerPreemptsStep(std::span<const LevelPace> levels, const AnswerTurn& answer,
@@ -88,7 +83,7 @@ bool AnswerPreemptsStep(std::span<const LevelPace> levels, const AnswerTurn& ans
   const double step_ms = StepMs(levels[answer.level], answer);
   if (answer.pacer->IsBeyondRecovery(token_ms, now_ns)) return false;
   const double spare_ms = answer.pacer->SpareMs(now_ns);
-  double wait_ms = kInfinity;
+  double wait_ms = kNoLimit;
   for (const PromptTurn& prompt : step_prompts) {
     const double after_ms = levels[prompt.level].RowsMs(prompt.rows, prompt.depth) * slowdown;
     wait_ms = std::min(wait_ms, MayWaitMs(prompt, left_ms + after_ms, now_ns));

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <span>
 
-#include "policy/call_order.h"
 #include "policy/pace.h"
 #include "policy/prompt_level.h"
+#include "policy/turn.h"
 
 namespace withy::policy {
 
@@ -28,7 +28,7 @@ double RowTimeShare(std::span<const LevelPace> levels, std::span<const PromptTur
 // Rows of prompts in the next step, at most `at_most`: as many as keep the answers beside them
 // within their TPOT limits, and none where that would be few, as long as every prompt can wait for
 // that step and be in time at its level. While prompts can wait for it, answers keep their reserve,
-// too. A prompt without a limit waits until kPromptPatienceNs after its arrival; an answer that is
+// too. A prompt without a limit waits until kPatienceNs after its arrival; an answer that is
 // beyond recovery does not count.
 int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
                                 std::span<const AnswerTurn> answers,
@@ -39,8 +39,8 @@ int32_t PromptRowsBesideAnswers(std::span<const LevelPace> levels,
 // With a deadline: when its turn is before those of all prompts of the step. Without: when no
 // prompt of the step has a deadline either, and none of its own rows was computed yet (`begun`
 // false), so that a short prompt does not wait for a long piece.
-bool PromptPreemptsStep(const CallOrder& prompt, bool begun,
-                        std::span<const CallOrder> step_prompts, int64_t now_ns);
+bool PromptPreemptsStep(const Turn& prompt, bool begun, std::span<const Turn> step_prompts,
+                        int64_t now_ns);
 
 // Whether an answer's token is computed in the middle of a step of prompts that takes another
 // `left_ms`: it is not beyond recovery, would fall behind its TPOT limit by waiting, and every

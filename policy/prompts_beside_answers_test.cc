@@ -17,7 +17,7 @@ TEST(PromptRowsBesideAnswersTest, DepthCountsWhatBothTake) {
   const auto rows = [&](int32_t answer_depth, int32_t prompt_depth) {
     const AnswerTurn turn{.pacer = &answer, .level = 2, .depth = answer_depth};
     const PromptTurn turns{
-        .pacer = &prompt, .order = {}, .rows = 200, .level = 2, .depth = prompt_depth};
+        .pacer = &prompt, .turn = {}, .rows = 200, .level = 2, .depth = prompt_depth};
     return PromptRowsBesideAnswers(kDeepLevels, std::vector{turn}, std::vector{turns}, 128, 1, 0);
   };
   EXPECT_GT(rows(0, 0), rows(0, 2000));
@@ -28,19 +28,19 @@ struct Beside {
   explicit Beside(int tokens, double tpot_ms = 12) : answer({.tpot_ms = tpot_ms}, 1000) {
     answer.Tokens(tokens, 10);
   }
-  int32_t Rows(const PaceLimits& limits, int32_t rows, size_t level, int32_t at_most = 64,
+  int32_t Rows(const CallTargets& limits, int32_t rows, size_t level, int32_t at_most = 64,
                double slowdown = 1, int64_t arrived_ns = 0) const {
     const Pacer pacer(limits, 10);
     const std::vector<AnswerTurn> answers = {{.pacer = &answer.pacer, .level = answer.level}};
     const std::vector<PromptTurn> prompts = {
-        {.pacer = &pacer, .order = {.arrived_ns = arrived_ns}, .rows = rows, .level = level}};
+        {.pacer = &pacer, .turn = {.arrived_ns = arrived_ns}, .rows = rows, .level = level}};
     return PromptRowsBesideAnswers(kLevels, answers, prompts, at_most, slowdown, answer.now_ns);
   }
   Answer answer;
 };
 
 TEST(PromptRowsBesideAnswersTest, AsManyAsTheAnswerBears) {
-  const PaceLimits later{.first_token_by_ns = 10'000 * kMs};
+  const CallTargets later{.ttft_ms = 10'000};
   EXPECT_EQ(Beside(1).Rows(later, 300, 2), 0) << "2 ms to spare, a row takes as much";
   EXPECT_EQ(Beside(21).Rows(later, 300, 2), 0) << "42 ms to spare, and 41 in reserve";
   EXPECT_EQ(Beside(81).Rows(later, 300, 2), 30) << "162 ms to spare, and 101 in reserve";
@@ -63,7 +63,8 @@ TEST(PromptRowsBesideAnswersTest, AnAnswerThatCanCatchUpDoes) {
 TEST(PromptRowsBesideAnswersTest, APromptThatCannotWaitForTheReserveHasIt) {
   const Beside beside(81);
   const auto rows = [&](int64_t spare_ms) {  // beside 600 ms of work
-    const PaceLimits limits{.first_token_by_ns = beside.answer.now_ns + (600 + spare_ms) * kMs};
+    const CallTargets limits{.ttft_ms = static_cast<double>(beside.answer.now_ns) / kMs + 600.0 +
+                                        static_cast<double>(spare_ms)};
     return beside.Rows(limits, 300, 2, 128);
   };
   EXPECT_EQ(rows(112), 30);
@@ -72,7 +73,9 @@ TEST(PromptRowsBesideAnswersTest, APromptThatCannotWaitForTheReserveHasIt) {
 }
 
 TEST(PromptRowsBesideAnswersTest, APromptThatCannotWaitGoesOn) {
-  const auto due_in = [](int64_t ms) { return PaceLimits{.first_token_by_ns = (10 + ms) * kMs}; };
+  const auto due_in = [](int64_t ms) {
+    return CallTargets{.ttft_ms = static_cast<double>(10 + ms)};
+  };
   EXPECT_EQ(Beside(1).Rows(due_in(615), 300, 2), 0) << "600 ms of work, 15 to spare";
   EXPECT_EQ(Beside(1).Rows(due_in(605), 300, 2), 64) << "a step of the answer takes 10";
   EXPECT_EQ(Beside(1).Rows(due_in(605), 300, 1), 0) << "at 60 % it can wait";
@@ -80,12 +83,12 @@ TEST(PromptRowsBesideAnswersTest, APromptThatCannotWaitGoesOn) {
 
 TEST(PromptRowsBesideAnswersTest, PatienceHasAnEnd) {
   EXPECT_EQ(Beside(1).Rows({}, 300, 2), 0);
-  EXPECT_EQ(Beside(1).Rows({}, 300, 2, 64, 1, -kPromptPatienceNs), 64);
+  EXPECT_EQ(Beside(1).Rows({}, 300, 2, 64, 1, -kPatienceNs), 64);
 }
 
 TEST(PromptRowsBesideAnswersTest, WithoutAnswersThePieceIsWhatItMayBe) {
-  const Pacer pacer({.first_token_by_ns = 1000 * kMs}, 10);
-  const std::vector<PromptTurn> prompts = {{.pacer = &pacer, .order = {}, .rows = 9, .level = 1}};
+  const Pacer pacer({.ttft_ms = 1000}, 10);
+  const std::vector<PromptTurn> prompts = {{.pacer = &pacer, .turn = {}, .rows = 9, .level = 1}};
   EXPECT_EQ(PromptRowsBesideAnswers(kLevels, {}, prompts, 64, 1, 0), 64);
   EXPECT_DOUBLE_EQ(RowTimeShare(kLevels, prompts), 0.6);
   EXPECT_DOUBLE_EQ(RowTimeShare(kLevels, {}), 1);
@@ -93,9 +96,9 @@ TEST(PromptRowsBesideAnswersTest, WithoutAnswersThePieceIsWhatItMayBe) {
 
 TEST(PromptRowsBesideAnswersTest, ATreesRowsTakeTime) {
   const Beside beside(81);
-  const Pacer pacer({.first_token_by_ns = 10'000 * kMs}, 10);
+  const Pacer pacer({.ttft_ms = 10'000}, 10);
   const std::vector<PromptTurn> prompts = {
-      {.pacer = &pacer, .order = {.arrived_ns = 0}, .rows = 300, .level = 2}};
+      {.pacer = &pacer, .turn = {.arrived_ns = 0}, .rows = 300, .level = 2}};
   const auto rows = [&](int32_t tree_rows) {
     const std::vector<AnswerTurn> answers = {
         {.pacer = &beside.answer.pacer, .level = 2, .rows = tree_rows}};
@@ -106,30 +109,30 @@ TEST(PromptRowsBesideAnswersTest, ATreesRowsTakeTime) {
 }
 
 TEST(PromptPreemptsStepTest, AnEarlierDeadlineThanAllPromptsUnderWay) {
-  const std::vector<CallOrder> none;
-  const std::vector<CallOrder> prompts = {Order(1, 200), Order(2, 300)};
-  EXPECT_TRUE(PromptPreemptsStep(Order(5, 100), false, prompts, 10));
-  EXPECT_TRUE(PromptPreemptsStep(Order(5, 100), true, prompts, 10));
-  EXPECT_FALSE(PromptPreemptsStep(Order(5, 250), false, prompts, 10));
-  EXPECT_TRUE(PromptPreemptsStep(Order(5, 250), false, none, 10)) << "the step only decodes";
+  const std::vector<Turn> none;
+  const std::vector<Turn> prompts = {Arriving(1, 200), Arriving(2, 300)};
+  EXPECT_TRUE(PromptPreemptsStep(Arriving(5, 100), false, prompts, 10));
+  EXPECT_TRUE(PromptPreemptsStep(Arriving(5, 100), true, prompts, 10));
+  EXPECT_FALSE(PromptPreemptsStep(Arriving(5, 250), false, prompts, 10));
+  EXPECT_TRUE(PromptPreemptsStep(Arriving(5, 250), false, none, 10)) << "the step only decodes";
 }
 
 TEST(PromptPreemptsStepTest, WithoutDeadlinesTheFirstRowsOnly) {
-  const std::vector<CallOrder> none;
-  const std::vector<CallOrder> patient = {Order(1)};
-  const std::vector<CallOrder> hurried = {Order(1), Order(2, 300)};
-  EXPECT_TRUE(PromptPreemptsStep(Order(5), false, patient, 10));
-  EXPECT_FALSE(PromptPreemptsStep(Order(5), true, patient, 10));
-  EXPECT_FALSE(PromptPreemptsStep(Order(5), false, hurried, 10));
-  EXPECT_FALSE(PromptPreemptsStep(Order(5), false, none, 10)) << "it joins the next step";
+  const std::vector<Turn> none;
+  const std::vector<Turn> patient = {Arriving(1)};
+  const std::vector<Turn> hurried = {Arriving(1), Arriving(2, 300)};
+  EXPECT_TRUE(PromptPreemptsStep(Arriving(5), false, patient, 10));
+  EXPECT_FALSE(PromptPreemptsStep(Arriving(5), true, patient, 10));
+  EXPECT_FALSE(PromptPreemptsStep(Arriving(5), false, hurried, 10));
+  EXPECT_FALSE(PromptPreemptsStep(Arriving(5), false, none, 10)) << "it joins the next step";
 }
 
 TEST(AnswerPreemptsStepTest, WhenItWouldFallBehindAndPromptsCanWait) {
-  const auto goes = [](const Beside& beside, const PaceLimits& limits, double left_ms,
+  const auto goes = [](const Beside& beside, const CallTargets& limits, double left_ms,
                        double slowdown = 1) {
     const Pacer pacer(limits, 10);
     const std::vector<PromptTurn> prompts = {
-        {.pacer = &pacer, .order = {.arrived_ns = 0}, .rows = 100, .level = 1}};
+        {.pacer = &pacer, .turn = {.arrived_ns = 0}, .rows = 100, .level = 1}};
     return AnswerPreemptsStep(kLevels, {.pacer = &beside.answer.pacer, .level = 2}, prompts,
                               left_ms, slowdown, beside.answer.now_ns);
   };
@@ -140,7 +143,9 @@ TEST(AnswerPreemptsStepTest, WhenItWouldFallBehindAndPromptsCanWait) {
   EXPECT_FALSE(goes(Beside(6, 0), {}, 13)) << "it has no limit";
   EXPECT_FALSE(goes(Beside(6, 5), {}, 13)) << "it is late, and falls behind further";
   // At 60 ms; 13 ms of the step and 120 after it are left to do.
-  const auto due_in = [](int64_t ms) { return PaceLimits{.first_token_by_ns = (60 + ms) * kMs}; };
+  const auto due_in = [](int64_t ms) {
+    return CallTargets{.ttft_ms = static_cast<double>(60 + ms)};
+  };
   EXPECT_TRUE(goes(beside, due_in(144), 13));
   EXPECT_FALSE(goes(beside, due_in(142), 13));
   EXPECT_FALSE(goes(beside, due_in(144), 13, 2));

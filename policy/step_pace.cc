@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "policy/constants.h"
+
 namespace withy::policy {
 
 void StepPaceEstimate::Look(double done, double ms) {
@@ -22,10 +24,9 @@ double StepPaceEstimate::WholeMs() const {
 }
 
 void Slowdown::Observe(double ms, double expected_ms) {
-  constexpr double kWeight = 0.2;
-  constexpr double kMost = 4;
   if (expected_ms > 0)
-    value_ += kWeight * (std::clamp(ms / expected_ms, 1 / kMost, kMost) - value_);
+    value_ +=
+        kSlowdownWeight * (std::clamp(ms / expected_ms, 1 / kMostSlowdown, kMostSlowdown) - value_);
 }
 
 }  // namespace withy::policy

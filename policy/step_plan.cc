@@ -70,7 +70,7 @@ class Planner {
   }
   PromptTurn PromptOf(const StepCall& call) const {
     return {.pacer = call.pacer,
-            .order = call.order,
+            .turn = call.turn,
             .rows = call.pending_rows,
             .level = LevelOf(call),
             .depth = call.depth};
@@ -110,11 +110,11 @@ class Planner {
   }
 
   bool PromptPreempts(const StepCall& call) const {
-    std::vector<CallOrder> step_prompts;
+    std::vector<Turn> step_prompts;
     for (const StepCall& other : calls_) {
-      if (other.under_way_rows > 0 && !other.decoding) step_prompts.push_back(other.order);
+      if (other.under_way_rows > 0 && !other.decoding) step_prompts.push_back(other.turn);
     }
-    return PromptPreemptsStep(call.order, call.begun, step_prompts, inputs_.now_ns);
+    return PromptPreemptsStep(call.turn, call.begun, step_prompts, inputs_.now_ns);
   }
 
   bool AnswerPreempts(const StepCall& call) const {
@@ -204,12 +204,11 @@ std::vector<StepEntry> DealRows(std::span<const StepCall> calls, int32_t piece_r
     }
   }
   if (prompts.empty()) return entries;
-  std::sort(prompts.begin(), prompts.end(), [&](size_t a, size_t b) {
-    return ComesBefore(calls[a].order, calls[b].order, now_ns);
-  });
+  std::sort(prompts.begin(), prompts.end(),
+            [&](size_t a, size_t b) { return GoesBefore(calls[a].turn, calls[b].turn, now_ns); });
   Piece piece(calls, piece_rows);
   const size_t first = prompts.front();
-  const bool has_deadline = calls[first].order.deadline_ns != 0;
+  const bool has_deadline = calls[first].turn.deadline_ns != 0;
   piece.Give(first, has_deadline ? piece_rows : (piece_rows + 1) / 2);
   std::stable_sort(prompts.begin(), prompts.end(), [&](size_t a, size_t b) {
     return calls[a].pending_rows < calls[b].pending_rows;
@@ -226,8 +225,7 @@ std::vector<StepEntry> DealRows(std::span<const StepCall> calls, int32_t piece_r
 }
 
 double LeftOfStepMs(const StepUnderWay& step, double slowdown) {
-  constexpr double kEnoughDone = 0.1;
-  if (step.done >= kEnoughDone) return step.computed_ms * (1 - step.done) / step.done;
+  if (step.done >= kDoneThatTells) return step.computed_ms * (1 - step.done) / step.done;
   return std::max(0.0, step.expected_ms * slowdown - step.computed_ms);
 }
 

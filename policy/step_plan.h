@@ -16,19 +16,17 @@
 #include <span>
 #include <vector>
 
-#include "policy/call_order.h"
+#include "policy/constants.h"
 #include "policy/pace.h"
 #include "policy/piece_sizer.h"
 #include "policy/prompt_level.h"
+#include "policy/turn.h"
 
 namespace withy::policy {
 
-// Rows of prompts in a step without answers: the kernels' efficiency does not grow beyond.
-inline constexpr int32_t kRowsWithoutAnswers = 128;
-
 // A call that runs, as far as its next step is concerned.
 struct StepCall {
-  CallOrder order;
+  Turn turn;
   const Pacer* pacer = nullptr;  // borrowed for the call of PlanStep
   // Index into the levels. None: the model has no such level; it is computed at the full one and
   // never lowered.

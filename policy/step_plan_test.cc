@@ -17,8 +17,8 @@ namespace {
 std::vector<StepCall> RandomCalls(std::mt19937& random) {
   std::vector<StepCall> calls(random() % 12);
   for (size_t i = 0; i < calls.size(); ++i) {
-    calls[i].order = Order(static_cast<int64_t>(random() % 1000), random() % 2 ? random() % 500 : 0,
-                           static_cast<int32_t>(random() % 3));
+    calls[i].turn = Arriving(static_cast<int64_t>(random() % 1000),
+                             random() % 2 ? random() % 500 : 0, static_cast<int32_t>(random() % 3));
     calls[i].decoding = random() % 2 == 0;
     calls[i].pending_rows = calls[i].decoding ? 1 + static_cast<int32_t>(random() % 4)
                                               : 1 + static_cast<int32_t>(random() % 300);
@@ -32,7 +32,7 @@ std::vector<StepCall> RandomCalls(std::mt19937& random) {
 bool EndsHurried(const std::vector<StepCall>& calls, const std::vector<int32_t>& rows) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const bool ends = !calls[i].decoding && rows[i] > 0 && rows[i] == calls[i].pending_rows;
-    if (ends && calls[i].order.deadline_ns != 0) return true;
+    if (ends && calls[i].turn.deadline_ns != 0) return true;
   }
   return false;
 }
@@ -68,8 +68,8 @@ TEST(DealRowsTest, BoundsHoldAndDecodingNeverWaits) {
 
 TEST(DealRowsTest, APromptWithADeadlineSharesItsTurnWithNobody) {
   std::vector<StepCall> calls = {
-      {.order = Order(0), .decoding = false, .pending_rows = 20, .ready_rows = 20},
-      {.order = Order(1, 500), .decoding = false, .pending_rows = 100, .ready_rows = 100}};
+      {.turn = Arriving(0), .decoding = false, .pending_rows = 20, .ready_rows = 20},
+      {.turn = Arriving(1, 500), .decoding = false, .pending_rows = 100, .ready_rows = 100}};
   const auto rows_of = [&](size_t call) {
     for (const StepEntry& planned : DealRows(calls, 32, 10)) {
       if (planned.call == call) return planned.rows;
@@ -89,9 +89,9 @@ TEST(DealRowsTest, APromptWithADeadlineSharesItsTurnWithNobody) {
 TEST(DealRowsTest, EveryPrefillEndsAndShortOnesAreNotStuckBehindLongOnes) {
   constexpr int32_t kPiece = 32;
   std::vector<StepCall> calls = {
-      {.order = Order(0), .decoding = false, .pending_rows = 8000, .ready_rows = 8000}};
+      {.turn = Arriving(0), .decoding = false, .pending_rows = 8000, .ready_rows = 8000}};
   for (int32_t i = 1; i < 8; ++i) {
-    calls.push_back({.order = Order(i), .decoding = false, .pending_rows = 40, .ready_rows = 40});
+    calls.push_back({.turn = Arriving(i), .decoding = false, .pending_rows = 40, .ready_rows = 40});
   }
   int steps = 0;
   int short_steps = 0;
@@ -131,8 +131,8 @@ struct Board {
     for (const StepEntry& entry : Plan(under_way).entries) rows[entry.call] = entry.rows;
     return rows;
   }
-  StepCall& Add(const Pacer& pacer, bool decoding, int32_t rows, CallOrder order = Order(0)) {
-    calls.push_back({.order = order,
+  StepCall& Add(const Pacer& pacer, bool decoding, int32_t rows, Turn turn = Arriving(0)) {
+    calls.push_back({.turn = turn,
                      .pacer = &pacer,
                      .level = 2,
                      .decoding = decoding,
@@ -172,9 +172,9 @@ TEST(PlanStepTest, AnAnswersTreeIsComputedWhole) {
 }
 
 TEST(PlanStepTest, APromptThatIsLateGoesOnAtALowerLevel) {
-  const Pacer hurried({.first_token_by_ns = 150 * kMs}, 10);
+  const Pacer hurried({.ttft_ms = 150}, 10);
   Board board;
-  board.Add(hurried, false, 100, Order(0, 150 * kMs));
+  board.Add(hurried, false, 100, Arriving(0, 150 * kMs));
   const StepPlan plan = board.Plan();
   ASSERT_EQ(plan.level_changes.size(), 1u);
   EXPECT_EQ(plan.level_changes[0].from, 2u);
@@ -186,9 +186,9 @@ TEST(PlanStepTest, APromptThatIsLateGoesOnAtALowerLevel) {
 }
 
 TEST(PlanStepTest, WhatIsUnderWayKeepsItsLevelAndGetsNoRows) {
-  const Pacer hurried({.first_token_by_ns = 150 * kMs}, 10);
+  const Pacer hurried({.ttft_ms = 150}, 10);
   Board board;
-  board.Add(hurried, false, 100, Order(0, 150 * kMs)).under_way_rows = 100;
+  board.Add(hurried, false, 100, Arriving(0, 150 * kMs)).under_way_rows = 100;
   const StepPlan plan = board.Plan(StepUnderWay{.expected_ms = 200});
   EXPECT_THAT(plan.level_changes, testing::IsEmpty());
   EXPECT_TRUE(plan.empty());
@@ -196,11 +196,11 @@ TEST(PlanStepTest, WhatIsUnderWayKeepsItsLevelAndGetsNoRows) {
 
 TEST(PlanStepTest, AnUrgentPromptPreemptsAStep) {
   const Pacer free;
-  const Pacer hurried({.first_token_by_ns = 1000 * kMs}, 10);
+  const Pacer hurried({.ttft_ms = 1000}, 10);
   Board board;
   board.Add(free, false, 128).under_way_rows = 128;
-  board.Add(hurried, false, 12, Order(1, 1000 * kMs));
-  board.Add(free, false, 30, Order(2));
+  board.Add(hurried, false, 12, Arriving(1, 1000 * kMs));
+  board.Add(free, false, 30, Arriving(2));
   board.Add(free, true, 1);
   EXPECT_THAT(board.Rows(StepUnderWay{.expected_ms = 256}), ElementsAre(0, 12, 0, 0));
   board.calls[1].under_way_rows = 8;
@@ -224,14 +224,14 @@ TEST(PlanStepTest, AnAnswerThatWouldFallBehindPreemptsAStepOfPrompts) {
 }
 
 TEST(PlanStepTest, AStepWithAnswersGivesWayOnceAndToAsManyRowsAsTheyBear) {
-  const Pacer hurried({.first_token_by_ns = 10'000 * kMs}, 10);
+  const Pacer hurried({.ttft_ms = 10'000}, 10);
   Answer answer({.tpot_ms = 12}, 1000);
   answer.Tokens(81, 10);  // 162 ms to spare, 101 of them in reserve
   Board board;
   board.now_ns = answer.now_ns;
   board.sizer = PieceSizer(1, 50, 64);
   board.Add(answer.pacer, true, 1).under_way_rows = 1;
-  board.Add(hurried, false, 300, Order(answer.now_ns, answer.now_ns + 9'000 * kMs));
+  board.Add(hurried, false, 300, Arriving(answer.now_ns, answer.now_ns + 9'000 * kMs));
   EXPECT_THAT(board.Rows(StepUnderWay{.expected_ms = 10}), ElementsAre(0, 30));
   EXPECT_TRUE(board.Plan(StepUnderWay{.expected_ms = 10, .preempted = true}).empty());
 }

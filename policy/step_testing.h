@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "policy/call_order.h"
 #include "policy/pace.h"
+#include "policy/turn.h"
 
 namespace withy::policy {
 
@@ -18,16 +18,17 @@ inline const std::vector<LevelPace> kLevels = {{0.4, 2}, {1.2, 6}, {2, 10}};
 inline const std::vector<LevelPace> kDeepLevels = {
     {0.4, 2, 0.001, 0.005}, {1.2, 6, 0.001, 0.005}, {2, 10, 0.001, 0.005}};
 
-inline CallOrder Order(int64_t arrived, int64_t deadline = 0, int32_t priority = 0) {
+inline Turn Arriving(int64_t arrived, int64_t deadline = 0, int32_t priority = 0) {
   return {.deadline_ns = deadline,
           .priority = priority,
           .arrived_ns = arrived,
-          .sequence = static_cast<uint64_t>(arrived)};
+          .id = static_cast<uint64_t>(arrived)};
 }
 
 // Gives `count` tokens `ms` apart; returns the level after them.
 struct Answer {
-  Answer(const PaceLimits& limits, int32_t max_tokens) : pacer(limits, max_tokens) {}
+  Answer(const CallTargets& targets, int32_t max_tokens, const PaceOptions& options = {})
+      : pacer(targets, max_tokens, options) {}
   size_t Tokens(int count, double ms) {
     for (int i = 0; i < count; ++i) {
       now_ns += static_cast<int64_t>(ms * kMs);

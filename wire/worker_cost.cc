@@ -74,6 +74,21 @@ std::string Describe(const WorkerCost& cost) {
   return "calibration refused (see the log)";
 }
 
+policy::CostParameters CostOf(const LevelTimes& times) {
+  policy::CostParameters cost;
+  cost.decode_us_per_token = times.decode_us;
+  cost.decode_us_per_extra_row = times.decode_us_per_extra_row;
+  cost.decode_us_per_context_token = times.decode_us_per_context_token;
+  cost.prefill_us_per_context_token = times.prefill_us_per_context_token;
+  for (const PrefillTime& time : times.prefill) {
+    cost.prefill.push_back({static_cast<double>(time.tokens), time.us});
+  }
+  if (!cost.prefill.empty()) {
+    cost.prefill_us_per_token = cost.prefill.back().us / cost.prefill.back().tokens;
+  }
+  return cost;
+}
+
 v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info) {
   v1::CostModel wire;
   wire.set_source(cost.calibrated() ? v1::COST_SOURCE_CALIBRATION : v1::COST_SOURCE_PROBE);

@@ -12,6 +12,7 @@
 #include "engine/model/model.h"
 #include "engine/session/cost_probe.h"
 #include "engine/session/level_times.h"
+#include "policy/cost_parameters.h"
 #include "withy/v1/model_worker.pb.h"
 
 namespace withy::engine {
@@ -33,6 +34,9 @@ absl::StatusOr<WorkerCost> FindWorkerCost(Model& model, const std::string& model
 
 // One line for people: "calibrated", or why not.
 std::string Describe(const WorkerCost& cost);
+
+// A level's times as the policies take them.
+policy::CostParameters CostOf(const LevelTimes& times);
 
 v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info);
 

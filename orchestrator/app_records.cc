@@ -1,0 +1,82 @@
+#include "orchestrator/app_records.h"
+
+#include "base/status.h"
+#include "orchestrator/validate.h"
+
+namespace withy::orchestrator {
+namespace {
+
+// How long a token that the operator renewed or removed may still be honoured (docs/operations.md).
+constexpr int64_t kAuthTtlNs = 10 * kNanosPerSecond;
+constexpr size_t kAuthEntries = 1024;
+
+}  // namespace
+
+AppRecords::AppRecords(Backends& backends, const Clock& clock)
+    : backends_(backends), clock_(clock), auth_(kAuthTtlNs, kAuthEntries) {}
+
+absl::StatusOr<std::string> AppRecords::Authenticate(std::string_view token, absl::Time deadline) {
+  if (token.empty()) {
+    return absl::UnauthenticatedError(
+        "no token: send the metadata `authorization: Bearer TOKEN`; `withyctl apps bind NAME` "
+        "makes a token");
+  }
+  if (auto app_id = auth_.Find(token, clock_.SteadyNanos())) return *app_id;
+  v1::AuthenticateAppRequest request;
+  request.set_token(std::string(token));
+  WITHY_ASSIGN_OR_RETURN(const v1::AuthenticateAppResponse app,
+                         backends_.AuthenticateApp(request, deadline));
+  auth_.Put(token, app.app_id(), clock_.SteadyNanos());
+  return app.app_id();
+}
+
+absl::StatusOr<v1::BindAppResponse> AppRecords::BindApp(const v1::BindAppRequest& request,
+                                                        std::string_view current_token,
+                                                        absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateBindApp(request));
+  v1::StoreBindAppRequest forwarded;
+  forwarded.set_app(request.app());
+  forwarded.set_current_token(std::string(current_token));
+  WITHY_ASSIGN_OR_RETURN(v1::BindAppResponse bound, backends_.BindApp(forwarded, deadline));
+  auth_.ForgetApp(bound.app_id());
+  return bound;
+}
+
+absl::StatusOr<v1::CreateContextResponse> AppRecords::CreateContext(
+    const std::string& app_id, const v1::CreateContextRequest& request, absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateCreateContext(request));
+  v1::StoreCreateContextRequest forwarded;
+  forwarded.set_app_id(app_id);
+  *forwarded.mutable_request() = request;
+  return backends_.CreateContext(forwarded, deadline);
+}
+
+absl::StatusOr<v1::GetContextResponse> AppRecords::GetContext(const std::string& app_id,
+                                                              const v1::GetContextRequest& request,
+                                                              absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateContextId(request.context_id()));
+  v1::StoreGetContextRequest forwarded;
+  forwarded.set_app_id(app_id);
+  forwarded.set_context_id(request.context_id());
+  return backends_.GetContext(forwarded, deadline);
+}
+
+absl::StatusOr<v1::ListContextsResponse> AppRecords::ListContexts(
+    const std::string& app_id, const v1::ListContextsRequest& request, absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateListContexts(request));
+  v1::StoreListContextsRequest forwarded;
+  forwarded.set_app_id(app_id);
+  *forwarded.mutable_request() = request;
+  return backends_.ListContexts(forwarded, deadline);
+}
+
+absl::StatusOr<v1::DeleteContextResponse> AppRecords::DeleteContext(
+    const std::string& app_id, const v1::DeleteContextRequest& request, absl::Time deadline) {
+  WITHY_RETURN_IF_ERROR(ValidateContextId(request.context_id()));
+  v1::StoreDeleteContextRequest forwarded;
+  forwarded.set_app_id(app_id);
+  forwarded.set_context_id(request.context_id());
+  return backends_.DeleteContext(forwarded, deadline);
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,48 @@
+// Apps and their contexts, as context_store keeps them: checks requests and forwards them.
+// Neighbours: backends.h talks to the store, auth_cache.h remembers tokens, service.cc calls it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "orchestrator/auth_cache.h"
+#include "orchestrator/backends.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// Thread-safe. Every method may block for as long as `deadline` allows. Errors: as
+// llm_service.proto says.
+class AppRecords {
+ public:
+  AppRecords(Backends& backends, const Clock& clock);
+
+  // The app that a token stands for. Errors: UNAUTHENTICATED, UNAVAILABLE.
+  absl::StatusOr<std::string> Authenticate(std::string_view token, absl::Time deadline);
+  // `current_token` came with the call; it renews its app's token.
+  absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request,
+                                              std::string_view current_token, absl::Time deadline);
+
+  absl::StatusOr<v1::CreateContextResponse> CreateContext(const std::string& app_id,
+                                                          const v1::CreateContextRequest& request,
+                                                          absl::Time deadline);
+  absl::StatusOr<v1::GetContextResponse> GetContext(const std::string& app_id,
+                                                    const v1::GetContextRequest& request,
+                                                    absl::Time deadline);
+  absl::StatusOr<v1::ListContextsResponse> ListContexts(const std::string& app_id,
+                                                        const v1::ListContextsRequest& request,
+                                                        absl::Time deadline);
+  absl::StatusOr<v1::DeleteContextResponse> DeleteContext(const std::string& app_id,
+                                                          const v1::DeleteContextRequest& request,
+                                                          absl::Time deadline);
+
+ private:
+  Backends& backends_;
+  const Clock& clock_;
+  AuthCache auth_;
+};
+
+}  // namespace withy::orchestrator

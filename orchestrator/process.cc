@@ -1,0 +1,90 @@
+#include "orchestrator/process.h"
+
+#include <grpcpp/impl/service_type.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/status.h"
+#include "orchestrator/executor.h"
+#include "orchestrator/gateway.h"
+#include "orchestrator/service.h"
+#include "rpc/open_streams.h"
+#include "rpc/server.h"
+#include "telemetry/recorder.h"
+
+namespace withy::orchestrator {
+namespace {
+
+constexpr size_t kShortThreads = 8;
+constexpr size_t kShortQueue = 512;
+// A task that no thread took for so long means that the threads hang.
+constexpr int64_t kStallNs = 60 * kNanosPerSecond;
+// For the last messages of calls that have ended; what still runs then is cancelled.
+constexpr absl::Duration kLastWords = absl::Milliseconds(500);
+// Apps of other users in the socket's group may connect.
+constexpr unsigned kSocketMode = 0660;
+// Above every limit of the contract. gRPC keeps a request before its token is looked at.
+constexpr int kMaxRequestBytes = 4 << 20;
+
+// Members are destroyed from the last to the first: the server goes before what its calls use.
+class Orchestrator final : public rpc::Process {
+ public:
+  Orchestrator(const v1::Config& config, std::unique_ptr<telemetry::Recorder> recorder)
+      : recorder_(std::move(recorder)),
+        gateway_(config, *recorder_, Clock::Real()),
+        calls_(config.orchestrator().queue_limit(), config.orchestrator().queue_limit(),
+               Clock::Real()),
+        shorts_(kShortThreads, kShortQueue, Clock::Real()),
+        service_(MakeLlmService(gateway_, {calls_, shorts_}, Clock::Real(), answers_,
+                                config.orchestrator().bind_app_over_tcp())) {}
+
+  absl::Status Serve(const v1::Config& config) {
+    const rpc::ServerOptions options{.name = "orchestrator",
+                                     .listen = AppAddresses(config),
+                                     .socket_mode = kSocketMode,
+                                     .max_request_bytes = kMaxRequestBytes,
+                                     .answers = &answers_};
+    WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
+    server_->SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Drain(absl::Duration grace) override {
+    server_->SetServing(false);
+    // The server stays up meanwhile: a gRPC server that shuts down answers new calls with
+    // CANCELLED, which no app retries.
+    gateway_.Drain(grace);
+    server_->Shutdown(kLastWords);
+  }
+
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
+
+  bool MakesProgress() override {
+    return calls_.StalledNanos() < kStallNs && shorts_.StalledNanos() < kStallNs;
+  }
+
+ private:
+  std::unique_ptr<telemetry::Recorder> recorder_;
+  Gateway gateway_;
+  Executor calls_;
+  Executor shorts_;
+  rpc::OpenStreams answers_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<rpc::Process>> StartOrchestrator(const v1::Config& config) {
+  WITHY_ASSIGN_OR_RETURN(auto recorder,
+                         telemetry::Recorder::Open(config.run_dir() + "/rings", "orchestrator"));
+  auto orchestrator = std::make_unique<Orchestrator>(config, std::move(recorder));
+  WITHY_RETURN_IF_ERROR(orchestrator->Serve(config));
+  return orchestrator;
+}
+
+}  // namespace withy::orchestrator

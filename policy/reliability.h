@@ -1,0 +1,40 @@
+// How far off predictions have been of late, and the chance that follows for a limit. Pure.
+// Neighbours: latency_learning.h feeds it, decide.h weighs settings by it.
+#pragma once
+
+#include <array>
+
+#include "policy/constants.h"
+
+namespace withy::policy {
+
+// The distribution of log(measured / predicted). A few calls that something held up lie in its long
+// tail; a mean and a spread would smear them over all calls.
+class Deviation {
+ public:
+  // Before anything was seen: normal.
+  Deviation() : Deviation(0, kDeviationAtStart) {}
+  Deviation(double mean, double standard_deviation);
+
+  // `weight`: of what is seen among all that was. Range (0, 1).
+  void Observe(double off, double weight);
+  // The share that was at most so far off.
+  double ShareUpTo(double off) const;
+
+ private:
+  static constexpr double kLowest = -0.625;  // what lies beyond either end counts as the end
+  static constexpr double kWidth = 0.05;
+  std::array<double, 34> shares_{};  // of calls, by kWidth from kLowest on; 1 together
+};
+
+// Of TTFT and of TPOT. Independent of the load that predictions were made for: a call that leaves
+// others room also leaves them room to be in time.
+struct Reliability {
+  Deviation ttft;
+  Deviation tpot;
+};
+
+// The chance that what is predicted to take `predicted_ms` takes `limit_ms` at most.
+double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms);
+
+}  // namespace withy::policy
