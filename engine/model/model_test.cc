@@ -171,7 +171,7 @@ TEST_F(ModelTest, DeepModelsComputeEveryLayerInOrder) {
 }
 
 TEST_F(ModelTest, MissingBlocksAreRefused) {
-  std::vector<std::byte*> blocks(3, nullptr);
+  const std::vector<KvBlockName> blocks(3);
   const ContextView view{.blocks = blocks, .committed_tokens = 0};
   const Row row{.token = 1};
   const absl::Status status = model_->Forward({.rows = {&row, 1}, .contexts = {&view, 1}}, nullptr);
