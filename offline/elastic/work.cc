@@ -25,7 +25,7 @@ using torch::Tensor;
 
 constexpr char kResult[] = ".pt";
 constexpr char kState[] = ".part";
-constexpr char kMadeOf[] = "/made-of.txt";
+constexpr char kInputsFile[] = "/made-of.txt";
 
 std::string TextOf(const RunInputs& inputs) {
   std::string text;
@@ -50,12 +50,12 @@ std::string Differences(const std::string& known, const RunInputs& inputs) {
 }
 
 absl::StatusOr<std::string> KnownMadeOf(const std::string& directory) {
-  std::ifstream in(directory + kMadeOf);
+  std::ifstream in(directory + kInputsFile);
   if (!in) return std::string();
   return std::string{std::istreambuf_iterator<char>(in), {}};
 }
 
-absl::Status CheckMadeOf(const std::string& directory, const std::string& known,
+absl::Status CheckInputs(const std::string& directory, const std::string& known,
                          const RunInputs& inputs) {
   if (known.empty() || known == TextOf(inputs)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -76,8 +76,9 @@ absl::StatusOr<std::unique_ptr<RunDirectory>> RunDirectory::Open(const std::stri
   auto work = std::unique_ptr<RunDirectory>(new RunDirectory(directory, checkpoint_s, clock));
   WITHY_RETURN_IF_ERROR(work->Lock());
   WITHY_ASSIGN_OR_RETURN(const std::string known, KnownMadeOf(directory));
-  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, inputs));
-  if (known.empty()) WITHY_RETURN_IF_ERROR(WriteAtomically(directory + kMadeOf, TextOf(inputs)));
+  WITHY_RETURN_IF_ERROR(CheckInputs(directory, known, inputs));
+  if (known.empty())
+    WITHY_RETURN_IF_ERROR(WriteAtomically(directory + kInputsFile, TextOf(inputs)));
   return work;
 }
 
@@ -86,7 +87,7 @@ absl::StatusOr<std::unique_ptr<RunDirectory>> RunDirectory::Peek(const std::stri
   std::error_code error;
   if (!fs::is_directory(directory, error)) return nullptr;
   WITHY_ASSIGN_OR_RETURN(const std::string known, KnownMadeOf(directory));
-  WITHY_RETURN_IF_ERROR(CheckMadeOf(directory, known, inputs));
+  WITHY_RETURN_IF_ERROR(CheckInputs(directory, known, inputs));
   return std::unique_ptr<RunDirectory>(new RunDirectory(directory, 0, Clock::Real()));
 }
 
