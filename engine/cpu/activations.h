@@ -1,6 +1,6 @@
-// Input rows of matrix products in the form the kernels read: 8-bit with a scale for 32 inputs, or
-// float, or both. Made once and shared by every matrix that multiplies the same rows (Q/K/V,
-// gate/up). Filled by Kernels::prepare; read by Kernels::matmul.
+// Input rows of matrix products in the form that kernels read: 8-bit with a scale per 32 inputs,
+// float, or both. Made once for all matrices that multiply the same rows (Q/K/V, gate/up).
+// Kernels::prepare fills them, Kernels::matmul reads them.
 #pragma once
 
 #include <cstddef>
@@ -11,22 +11,22 @@
 
 namespace withy::engine {
 
-// Which forms of the rows are wanted. kActQ8 serves quantised weights, kActF32 the float types.
+// Forms of the rows: kActQ8 for quantised weights, kActF32 for float weights.
 enum ActivationForms : unsigned { kActQ8 = 1, kActF32 = 2 };
 
 constexpr unsigned FormFor(WeightType type) { return IsQuantized(type) ? kActQ8 : kActF32; }
 
-// Rows [rows, n_in]. Owned by the caller and reused from call to call; different rows, and
-// different 32-column blocks of a row, may be written by different threads.
+// Rows [rows, n_in]. The caller owns it and reuses it. Different threads may write different rows,
+// and different 32-column blocks of a row.
 class Activations {
  public:
-  // Makes room; contents are undefined until written.
+  // Sets shape and forms; contents are undefined until written.
   void Reset(int rows, int n_in, unsigned forms) {
     rows_ = rows;
     n_in_ = n_in;
     forms_ = forms;
     blocks_ = (n_in + kQuantBlock - 1) / kQuantBlock;
-    // An odd number of cache lines a row keeps rows from falling into the same cache sets.
+    // An odd number of cache lines per row keeps rows out of the same cache sets.
     quant_stride_ = RoundUp(static_cast<size_t>(blocks_) * kQuantBlock, 128) + 64;
     meta_stride_ = RoundUp(static_cast<size_t>(blocks_), 16) + 16;
     float_stride_ = RoundUp(static_cast<size_t>(blocks_) * kQuantBlock, 32) + 16;
@@ -55,13 +55,13 @@ class Activations {
   const int8_t* quants(int row) const { return quants_.data() + row * quant_stride_; }
   float* scales(int row) { return scales_.data() + row * meta_stride_; }
   const float* scales(int row) const { return scales_.data() + row * meta_stride_; }
-  // Where the integer accumulator of a block starts: the offset of unsigned weights (128 for kQ8, 8
-  // for kQ4) times minus the block's sum.
+  // Start value of a block's integer accumulator: -(the block's sum) * the offset of unsigned
+  // weights (128 for kQ8, 8 for kQ4).
   int32_t* init8(int row) { return init8_.data() + row * meta_stride_; }
   const int32_t* init8(int row) const { return init8_.data() + row * meta_stride_; }
   int32_t* init4(int row) { return init4_.data() + row * meta_stride_; }
   const int32_t* init4(int row) const { return init4_.data() + row * meta_stride_; }
-  // Sum of the block's dequantised inputs: scale * sum(q); multiplies the minima of kQ4M.
+  // Sum of the block's dequantised inputs, scale * sum(q). It multiplies the minima of kQ4M.
   float* sums(int row) { return sums_.data() + row * meta_stride_; }
   const float* sums(int row) const { return sums_.data() + row * meta_stride_; }
   float* floats(int row) { return floats_.data() + row * float_stride_; }

@@ -1,4 +1,4 @@
-// Memory aligned to a cache line that only grows: scratch of the kernels and their callers.
+// Arrays aligned to a cache line that only grow: scratch of kernels and their callers.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@ namespace withy::engine {
 
 inline constexpr size_t kAlignment = 64;
 
-// Owns an array of trivially copyable T, 64-byte aligned. Not thread-safe. Contents are zero after
-// they are first allocated; a growing Resize() does not keep them.
+// Owns an array of trivially copyable T, 64-byte aligned. Newly allocated contents are zero. Not
+// thread-safe.
 template <typename T>
 class AlignedArray {
  public:
   AlignedArray() = default;
   explicit AlignedArray(size_t count) { Resize(count); }
 
-  // Makes room for `count` elements; existing contents are lost when the room has to grow.
+  // Sets the size. Loses the contents if `count` exceeds every earlier size.
   void Resize(size_t count) {
     if (count > capacity_) {
       data_.reset();

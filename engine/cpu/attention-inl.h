@@ -1,11 +1,11 @@
 // Attention over 8-bit KV blocks. Included by kernels_*.cc after vec-inl.h and the primitives
-// DotKv(acc, K bytes, query quad) and DotVp(acc, V bytes, probability quad < 128), and kKvOffset:
-// what DotKv leaves of K's offset of 128.
+// DotKv(acc, K bytes, query quad), DotVp(acc, V bytes, probability quad < 128) and kKvOffset, the
+// part of K's offset of 128 that DotKv does not remove.
 //
-// Keys are taken in groups of 16 positions (one block each) and runs of 16 groups. A run yields its
+// Keys form groups of 16 positions (one block each), and groups form runs of 16. Each run has its
 // own maximum, sum and output; runs are merged in order. Probabilities times V scales become 14-bit
-// numbers relative to the run's largest V scale, kept as two 7-bit halves, so that both products
-// are integer and sums within a run are exact.
+// numbers relative to the run's largest V scale, stored as two 7-bit halves. So both products are
+// integer, and sums within a run are exact.
 #include <cstdlib>
 
 #include "engine/cpu/attention.h"
@@ -15,15 +15,15 @@ namespace withy::engine::WITHY_TARGET {
 inline constexpr int kRunGroups = 16;
 inline constexpr int kRunKeys = kRunGroups * kChunkTokens;
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kFirstLines = 64;  // asked for before anything is computed
+inline constexpr int kFirstLines = 64;  // prefetched before anything is computed
 inline constexpr float kLowest = -3.0e38f;
 
-// One query: a head of a row, prepared.
+// One query head of one row, quantised, with its running softmax.
 struct Query {
   alignas(64) int8_t q[kMaxHeadDim];
   alignas(64) float out[kMaxHeadDim];
-  float scale;   // of q, times the softmax scale
-  int32_t init;  // -128 * sum(q): K is stored with that offset
+  float scale;   // scale of q times the softmax scale
+  int32_t init;  // -kKvOffset * sum(q), the accumulator's start: K is stored with an offset
   int visible;
   const AttentionRow* row;
   float max;
@@ -35,30 +35,30 @@ WITHY_INLINE const std::byte* BlockOf(const AttentionRow& row, int group) {
   return row.memory + size_t{row.blocks[group * row.block_stride].units} * KvBlockName::kUnitBytes;
 }
 
-// Keys and values of a head that are wanted soon: blocks lie anywhere, so the processor does not
-// see them coming. They are asked for a few lines at a time, from end to end, all the while that
-// the run before is worked on, so that memory never rests.
-class KvAhead {
+// Prefetches the keys and values of a head for the next run. Blocks lie anywhere in memory, so the
+// hardware prefetcher cannot predict them. A few lines at a time, in order, are fetched throughout
+// the run before, so that memory is always busy.
+class KvPrefetcher {
  public:
-  // Groups [begin, end) of a row's context.
+  // Adds groups [begin, end) of a row's context.
   void Add(const AttentionRow& row, int begin, int end) {
     if (begin < end && parts_ < kAttentionQueries) part_[parts_++] = {&row, begin, end};
   }
-  void Clear() { parts_ = now_ = lines_ = 0; }
-  // Lines that are left.
+  void Clear() { parts_ = current_ = lines_ = 0; }
+  // Number of cache lines left to fetch.
   int Lines(const KvGeometry& g) const {
     int groups = 0;
-    for (int i = now_; i < parts_; ++i) groups += part_[i].end - part_[i].begin;
+    for (int i = current_; i < parts_; ++i) groups += part_[i].end - part_[i].begin;
     return lines_ + groups * static_cast<int>(g.HeadBytes() / 64);
   }
   WITHY_INLINE void Fetch(const KvGeometry& g, int head, int lines) {
     for (; lines > 0; --lines, --lines_, line_ += 64) {
       while (lines_ == 0) {
-        if (now_ == parts_) return;
-        Part& part = part_[now_];
+        if (current_ == parts_) return;
+        Part& part = part_[current_];
         line_ = BlockOf(*part.row, part.begin) + g.KScaleOffset(head);
         lines_ = static_cast<int>(g.HeadBytes() / 64);
-        if (++part.begin == part.end) ++now_;
+        if (++part.begin == part.end) ++current_;
       }
       __builtin_prefetch(line_);
     }
@@ -72,9 +72,9 @@ class KvAhead {
   };
   Part part_[kAttentionQueries];
   int parts_ = 0;
-  int now_ = 0;
+  int current_ = 0;
   const std::byte* line_ = nullptr;
-  int lines_ = 0;  // of the group at hand
+  int lines_ = 0;  // left of the current group
 };
 
 // Scratch of one thread for kAttentionQueries queries.
@@ -83,11 +83,11 @@ struct AttentionScratch {
   alignas(64) float scores[kAttentionQueries][kRunKeys];
   alignas(64) uint8_t high[kAttentionQueries][kRunKeys];
   alignas(64) uint8_t low[kAttentionQueries][kRunKeys];
-  float unit[kAttentionQueries];  // what 1 in `low` stands for
+  float unit[kAttentionQueries];  // value of 1 in `low`; 1 in `high` is 128 times that
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
   float* density[kAttentionQueries];  // chunk sums of this query relative to run maxima, or nullptr
-  KvAhead next;
-  int fetch_lines;  // with every small piece of work
+  KvPrefetcher next;
+  int fetch_lines;  // lines to prefetch per query and group
 };
 
 inline void PrepareQuery(const float* q, int head_dim, float scale, const AttentionRow& row,
@@ -124,7 +124,7 @@ inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_
   }
 }
 
-// Scores of queries [first, first + n) over one group: they read the same block.
+// Scores of queries [first, first + n), which read the same block, over one group.
 inline void ScoreGroup(const KvGeometry& g, const std::byte* block, int head, int group_in_run,
                        AttentionScratch* s, int first, int n) {
   const uint8_t* k = reinterpret_cast<const uint8_t*>(block + g.KOffset(head));
@@ -139,8 +139,8 @@ inline void ScoreGroup(const KvGeometry& g, const std::byte* block, int head, in
   if (first < end) ScoreQueries<1>(k, k_scale, g.head_dim, group_in_run, s, first);
 }
 
-// run_out of T queries that read the same blocks, D tiles of 16 dimensions from d on: probabilities
-// x V over the groups of a run.
+// Computes D tiles of 16 dimensions of run_out, from dimension d on, for T queries that read the
+// same blocks: probabilities x V over the groups of a run.
 template <int T, int D>
 inline void ValueTile(const KvGeometry& g, int head, int first_group, int groups, int d,
                       AttentionScratch* s, int first) {
@@ -190,14 +190,14 @@ inline void ValueQueries(const KvGeometry& g, int head, int first_group, int gro
   }
 }
 
-// Groups of a run that a query sees.
+// Number of groups of a run that a query sees.
 WITHY_INLINE int GroupsSeen(const Query& query, int run) {
   const int keys = query.visible - run * kRunKeys;
   if (keys <= 0) return 0;
   return keys >= kRunKeys ? kRunGroups : (keys + kChunkTokens - 1) / kChunkTokens;
 }
 
-// Whether two queries read the same block in each of the groups that both or either sees.
+// Whether two queries read the same block in every group that either of them sees.
 WITHY_INLINE bool SameBlocks(const Query& a, const Query& b) {
   return a.row == b.row ||
          (a.row->blocks == b.row->blocks && a.row->tail == nullptr && b.row->tail == nullptr);
@@ -214,8 +214,8 @@ inline void ValueRun(const KvGeometry& g, int head, int run, int queries, Attent
       together = SameBlocks(s->query[i], s->query[i + t]);
       most = more > most ? more : most;
     }
-    // Beyond what a query sees its probabilities are zeros, but the first query's row must hold the
-    // blocks.
+    // A query's probabilities are zero beyond what it sees, so it may join a longer one. The blocks
+    // are looked up through the first query's row, which must have all of them.
     if (together && (most == groups || s->query[i].row->tail == nullptr)) {
       ValueQueries<kValueQueries>(g, head, run * kRunGroups, most, s, i);
       i += kValueQueries;
@@ -226,8 +226,8 @@ inline void ValueRun(const KvGeometry& g, int head, int run, int queries, Attent
   }
 }
 
-// Turns the scores of one query over a run into 14-bit probabilities; returns false when it sees
-// nothing of the run.
+// Turns the scores of one query over a run into 14-bit probabilities. Returns false if the query
+// sees nothing of the run.
 inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch* s, int i,
                        float* run_max, float* run_sum) {
   const Query& query = s->query[i];
@@ -240,7 +240,7 @@ inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch*
   if (groups == 0) return false;
   float* scores = s->scores[i];
   const size_t scale_at = g.VScaleOffset(head);
-  // Lanes of the last group that lie beyond the row's keys hold anything, not-a-numbers too.
+  // Lanes of the last group beyond the row's keys may hold anything, even NaN.
   const I16 mask = LanesBelow(query.visible - run * kRunKeys - (groups - 1) * kChunkTokens);
   alignas(64) float v_scale[kRunKeys];
   F16 m = Splat(kLowest);
@@ -267,8 +267,8 @@ inline bool SoftmaxRun(const KvGeometry& g, int head, int run, AttentionScratch*
     const F16 p = Exp(Load(scores + j * kChunkTokens) - max);
     total = total + p;
     if (s->density[i] != nullptr) s->density[i][run * kRunGroups + j] = Sum(p);
-    // In this order no product of a small probability and a small scale is denormal, which costs a
-    // hundred cycles.
+    // This order of multiplication avoids denormal products of a small probability and a small
+    // scale, which cost a hundred cycles each.
     const I16 units = RoundToInt(p * (Load(v_scale + j * kChunkTokens) * to_units));
     StoreBytes(ShiftRight<7>(units), reinterpret_cast<int8_t*>(s->high[i] + j * kChunkTokens));
     StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(s->low[i] + j * kChunkTokens));
@@ -301,8 +301,8 @@ inline void MergeRun(int head_dim, int run, float run_max, float run_sum, Attent
   }
 }
 
-// Calls fn(first, n) for runs of queries that read the same block of `group`; queries that do not
-// reach it are left out.
+// Calls fn(block, first, n) for each sequence of queries that read the same block of `group`. Skips
+// queries that do not see the group.
 template <typename Fn>
 inline void ForSharedBlock(const AttentionScratch& s, int queries, int group, Fn fn) {
   for (int first = 0; first < queries;) {
@@ -321,7 +321,7 @@ inline void ForSharedBlock(const AttentionScratch& s, int queries, int group, Fn
   }
 }
 
-// Adds to s->next what the queries will read of a run, each context once.
+// Adds the groups of a run that the queries will read to s->next, each context once.
 inline void AddRun(int queries, int run, AttentionScratch* s) {
   const int begin = run * kRunGroups;
   for (int i = 0; i < queries; ++i) {
@@ -365,7 +365,7 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
   }
 }
 
-// One KV head of the rows of one item: queries in batches of kAttentionQueries.
+// Computes one item, a KV head of a group of rows, in batches of kAttentionQueries queries.
 inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, int head,
                        AttentionScratch* s, float* density) {
   const KvGeometry& g = args.geometry;
@@ -414,7 +414,7 @@ inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, in
 
 inline void Attention(const AttentionArgs& args, int item_begin, int item_end) {
   AttentionScratch scratch;
-  // Not a container: code shared with other targets must not be compiled with this target's
+  // Not a container: its code is shared with other targets and must not contain this target's
   // instructions.
   float* density = nullptr;
   if (args.density != nullptr) {

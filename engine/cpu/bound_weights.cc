@@ -19,7 +19,7 @@ BoundWeights::BoundWeights(const PackedFile& file, const ModelFacts& facts)
   CollectForms();
 }
 
-// Names that the file does not have stay empty.
+// Leaves the entry empty if the file has no such tensor.
 void BoundWeights::Bind(const PackedFile& file, const WeightName& name) {
   const PackedTensor* tensor = file.Find(TensorName(name));
   if (tensor == nullptr) return;

@@ -1,5 +1,5 @@
-// Addresses of a model's weights by name, for the CPU's kernels. Neighbours: model/weight_name.h
-// has the names, weights/packed_file.h the bytes; lower.cc asks when it comes to an operation.
+// Addresses of a model's weights by name, for the CPU kernels. Neighbours: model/weight_name.h has
+// the names, weights/packed_file.h the bytes; lower.cc looks them up for each operation.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace withy::engine {
 
-// Forms of its inputs that each kind of product needs (ActivationForms).
+// Forms (ActivationForms) that the inputs of each kind of product need.
 struct ProductForms {
   unsigned input = 0;      // Q, K, V, gate, up
   unsigned attention = 0;  // O
@@ -21,13 +21,13 @@ struct ProductForms {
   unsigned head = 0;
 };
 
-// Immutable; views into the file, which outlives it.
+// Immutable. Views into the file, which must outlive it.
 class BoundWeights {
  public:
-  // `facts`: of this file (ReadFacts).
+  // `facts` must come from ReadFacts(file).
   BoundWeights(const PackedFile& file, const ModelFacts& facts);
 
-  // The weight must be one that the model has.
+  // The model must have the weight.
   const PackedMatrix& Matrix(const WeightName& name) const { return matrices_[IndexOf(name)]; }
   const float* Vector(const WeightName& name) const { return vectors_[IndexOf(name)]; }
   const PackedMatrix& LoraInput(const LoraWeightName& name) const {
@@ -52,8 +52,8 @@ class BoundWeights {
   void CollectForms();
 
   const size_t layers_;
-  std::vector<PackedMatrix>
-      matrices_;  // by IndexOf; empty where the model has none, here and below
+  // By IndexOf. Entries are empty where the model has no such weight.
+  std::vector<PackedMatrix> matrices_;
   std::vector<const float*> vectors_;
   std::vector<PackedMatrix> lora_inputs_;
   std::vector<LowRankOutputs> lora_outputs_;

@@ -1,6 +1,6 @@
 // The loops behind ceilings.h, in a target's own instructions. Included by kernels_*.cc after the
-// dot primitives; PeakStep(acc, w, a) is the target's cheapest 16-lane 8-bit dot step, kPeakChains
-// how many of them hide its latency.
+// dot primitives. PeakStep(acc, w) is the target's cheapest 16-lane 8-bit dot step; kPeakChains
+// is the number of independent chains that hides its latency.
 
 namespace withy::engine::WITHY_TARGET {
 
@@ -9,8 +9,8 @@ inline int32_t SumInt(I16 v) {
   return lanes[0];
 }
 
-// Runs rounds * kPeakChains steps of 64 multiply-adds; returns the number of operations (two a
-// multiply-add).
+// Runs rounds * kPeakChains steps of 64 multiply-adds. Returns the number of operations, two per
+// multiply-add.
 inline double PeakLoop(int rounds, int32_t* sink) {
   I16 acc[kPeakChains];
 #pragma GCC unroll 16
@@ -27,7 +27,8 @@ inline double PeakLoop(int rounds, int32_t* sink) {
   return 128.0 * kPeakChains * rounds;
 }
 
-// Reads `bytes` (a multiple of 512) at `p`, 64-byte aligned, and returns something made of them.
+// Reads `bytes` (a multiple of 512) at `p`, which is 64-byte aligned. Returns a value that depends
+// on all of them, so that the reads are not optimised away.
 inline int32_t ReadLoop(const std::byte* p, size_t bytes) {
   I16 acc[4];
 #pragma GCC unroll 4

@@ -20,9 +20,9 @@ double SecondsSince(Clock::time_point start) {
 
 double MeasureInt8Peak(ThreadPool& pool, const Kernels& kernels) {
   constexpr int kTrials = 6;
-  constexpr int kPieces =
-      8;  // a piece a thread and trial, so that all threads work while one is timed
-  constexpr int kRounds = 400000;  // milliseconds: shorter pieces catch a clock that does not last
+  constexpr int kPieces = 8;  // per thread and trial, so that all threads work while one is timed
+  // Some milliseconds: shorter pieces would measure a boost clock that does not last.
+  constexpr int kRounds = 400000;
   double best = 0;
   for (int trial = 0; trial < kTrials; ++trial) {
     std::vector<double> rate(static_cast<size_t>(pool.threads() * kPieces));
@@ -43,7 +43,7 @@ double MeasureReadBandwidth(ThreadPool& pool, const Kernels& kernels, size_t buf
   if (buffer_bytes == 0) buffer_bytes = size_t{768} << 20;
   const int pieces = static_cast<int>(buffer_bytes / kPiece);
   AlignedArray<std::byte> buffer(static_cast<size_t>(pieces) * kPiece);
-  std::memset(buffer.data(), 1, buffer.size());  // pages of its own, not the shared zero page
+  std::memset(buffer.data(), 1, buffer.size());  // real pages, not the shared zero page
   std::vector<int32_t> sinks(static_cast<size_t>(pieces));
   double best = 0;
   for (int trial = 0; trial < kTrials; ++trial) {

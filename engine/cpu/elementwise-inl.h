@@ -1,6 +1,7 @@
-// Element-wise kernels, quantisation of activations and of K/V. Included by kernels_*.cc after
-// vec-inl.h and the target's WidenBytes(16 of them) and StoreBytes(16 lanes within a byte's range,
-// out): __builtin_convertvector between bytes and lanes becomes scalar code in GCC 12.
+// Element-wise kernels, and quantisation of activations and of K/V. Included by kernels_*.cc after
+// vec-inl.h and the target's WidenBytes(16 bytes) and StoreBytes(16 lanes within a byte's range,
+// out). Targets define these two because GCC 12 compiles __builtin_convertvector between bytes and
+// lanes to scalar code.
 #include "engine/cpu/activations.h"
 #include "engine/cpu/low_rank.h"
 #include "engine/kv/block.h"
@@ -13,12 +14,12 @@ inline float MaxAbs(const float* x, int n) {
   return MaxLane(m);
 }
 
-// Quants before they are rounded. Finite inputs are within +-127 already; NaN becomes -127, so that
-// damaged weights give wrong numbers and no undefined ones.
+// Clamps quants before rounding. Finite inputs are already within +-127; NaN becomes -127, so that
+// damaged weights give wrong numbers but no undefined behaviour.
 WITHY_INLINE F16 ClampQuants(F16 x) { return Max(x, Splat(-127.0f)); }
 
-// Neighbouring 32-column blocks of a row, four at a time where there are as many, so that what is
-// folded over a block's lanes is folded for four blocks at once.
+// Quantises kBlocks (1..4) neighbouring 32-column blocks of a row; the last has `last` columns. The
+// reductions over lanes are done for four blocks at once.
 template <int kBlocks>
 WITHY_INLINE void PrepareBlocks(const float* x, int last, int row, int block, Activations* out) {
   F16 lo[kBlocks];
@@ -138,8 +139,8 @@ inline void RmsNorm(const float* x, const float* weight, float eps, int n, float
   });
 }
 
-// n (up to 16) of the dimensions `x` and of those that they are paired with, turned.
-WITHY_INLINE F16 Turn(F16 x, F16 pair, const float* angles, int rope_dims, int n) {
+// Rotates the first n (up to 16) dimensions `x`, which are paired with the dimensions `pair`.
+WITHY_INLINE F16 Rotate(F16 x, F16 pair, const float* angles, int rope_dims, int n) {
   return x * LoadN(angles, n) + pair * LoadN(angles + rope_dims, n);
 }
 
@@ -150,15 +151,15 @@ inline void Rope(float* x, int heads, int head_dim, const float* angles, int rop
     if (interleaved) {
       ForVectors(rope_dims, [&](int i, int lanes) {
         const F16 v = LoadN(x + i, lanes);
-        StoreN(Turn(v, SwapNeighbours(v), angles + i, rope_dims, lanes), x + i, lanes);
+        StoreN(Rotate(v, SwapNeighbours(v), angles + i, rope_dims, lanes), x + i, lanes);
       });
       continue;
     }
     ForVectors(half, [&](int i, int lanes) {
       const F16 first = LoadN(x + i, lanes);
       const F16 second = LoadN(x + half + i, lanes);
-      StoreN(Turn(first, second, angles + i, rope_dims, lanes), x + i, lanes);
-      StoreN(Turn(second, first, angles + half + i, rope_dims, lanes), x + half + i, lanes);
+      StoreN(Rotate(first, second, angles + i, rope_dims, lanes), x + i, lanes);
+      StoreN(Rotate(second, first, angles + half + i, rope_dims, lanes), x + half + i, lanes);
     });
   }
 }
@@ -179,12 +180,12 @@ inline void Add(const float* x, int n, float* y) {
   });
 }
 
-// 16 outputs of rank r of a block of B.
+// B of rank r for the 16 outputs of a block from `first` on.
 WITHY_INLINE F16 LowRankPart(const float* scales, const int8_t* quants, int r, int first) {
   return ToFloat(WidenBytes(quants + r * kQuantBlock + first)) * Splat(scales[r]);
 }
 
-// The first n outputs of a block, added to one row.
+// Adds the first n outputs of a block to one row.
 WITHY_INLINE void AddBlockToRow(const float* scales, const int8_t* quants, const float* a, int rank,
                                 int n, float* y) {
   F16 lo = LoadN(y, n);
@@ -198,8 +199,8 @@ WITHY_INLINE void AddBlockToRow(const float* scales, const int8_t* quants, const
   StoreN(hi, y + 16, n - 16);
 }
 
-// Ranks [first, first + kRanks) of a block of 32 outputs, added to many rows, which share what is
-// unpacked.
+// Adds ranks [first, first + kRanks) of the first n outputs of a block to many rows. B is unpacked
+// once for all rows.
 template <int kRanks>
 WITHY_INLINE void AddBlockToRows(const float* scales, const int8_t* quants, int first, int n,
                                  const LowRankRows& rows, ptrdiff_t out) {
@@ -226,7 +227,7 @@ WITHY_INLINE void AddBlockToRows(const float* scales, const int8_t* quants, int 
   }
 }
 
-// n outputs of a block, which starts at output `out` of the rows' y.
+// Adds the first n outputs of a block, which starts at output `out` of the rows' y.
 WITHY_INLINE void AddBlock(const LowRankOutputs& b, const LowRankRows& rows, int block, int n,
                            ptrdiff_t out) {
   constexpr int kRanks = 8;
@@ -243,7 +244,7 @@ WITHY_INLINE void AddBlock(const LowRankOutputs& b, const LowRankRows& rows, int
   for (; r < b.rank; ++r) AddBlockToRows<1>(scales, quants, r, n, rows, out);
 }
 
-// Adds rank after rank to every output, however rows and ranks are grouped.
+// Adds B * a. Every output adds its ranks in ascending order, however rows and ranks are grouped.
 inline void AddLowRank(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end) {
   int o = begin;
   for (; o + kQuantBlock <= end; o += kQuantBlock) {

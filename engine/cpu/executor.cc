@@ -40,7 +40,7 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   void Abandon() override { steps_.Clear(); }
 
  private:
-  // Lists the operations that come next, as far as there is room; false when there are none.
+  // Adds steps for the next operations while the list has room; false if no operation is left.
   bool LowerMore() {
     const auto ops = static_cast<int32_t>(program_->ops.size());
     if (next_op_ == ops) return false;
@@ -53,7 +53,7 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     return true;
   }
 
-  // Of the list, the first step that is not to be begun.
+  // Index of the list's step before which Run(`end`) pauses.
   int StepsUntil(int32_t end) const {
     const int32_t listed = end - first_listed_;
     if (listed <= 0) return 0;
@@ -65,9 +65,9 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   StepList& steps_;
   Lowering lowering_;
   const Program* program_ = nullptr;
-  int32_t first_listed_ = 0;  // operation that the list begins with
-  int32_t next_op_ = 0;       // that is not in the list yet
-  std::vector<int> op_ends_;  // [op - first_listed_]: steps of the list up to its end
+  int32_t first_listed_ = 0;  // first operation in the list
+  int32_t next_op_ = 0;       // first operation that is not in the list yet
+  std::vector<int> op_ends_;  // [op - first_listed_]: number of steps up to the operation's end
 };
 
 CpuExecutor::CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels,

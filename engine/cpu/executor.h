@@ -1,6 +1,6 @@
-// Computes programs on the CPU: operations become steps of the thread pool, as far as its list has
-// room, and the threads walk them side by side. Neighbours: lower.h resolves names, thread_pool.h
-// computes; model/executor.h is the interface.
+// Computes programs on the CPU: turns operations into steps, as many as a step list has room for,
+// and runs them on the thread pool. Neighbours: lower.h resolves names, thread_pool.h runs steps,
+// model/executor.h is the interface.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@
 
 namespace withy::engine {
 
-// Owns the compute threads. `facts`, `file` and `tap` outlive it.
+// Owns the compute threads. `file`, `facts` and `tap` must outlive it.
 class CpuExecutor final : public Executor {
  public:
-  // `threads`: at least 1, the caller's among them.
+  // `threads`: at least 1; counts the caller's thread.
   CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels, int threads,
               const LayerTap& tap);
   ~CpuExecutor() override;

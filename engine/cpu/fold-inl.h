@@ -1,5 +1,5 @@
-// The largest lane, and the sum of all, of four vectors at once: lane i is of vector i. Included by
-// kernels_*.cc after vec-inl.h; AVX-512 has its own.
+// Reduces four vectors at once to their largest lanes or their sums: lane i of the result belongs
+// to vector i. Included by kernels_*.cc after vec-inl.h; AVX-512 has its own version.
 namespace withy::engine::WITHY_TARGET {
 
 template <typename V4, typename Fold>

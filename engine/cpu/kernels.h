@@ -1,7 +1,7 @@
-// The CPU kernels: one table of functions for each instruction set, chosen at run time.
-// Neighbours: model/ calls them through parallel.h; matmul.h, attention.h, activations.h hold the
-// argument types. All functions are pure, allocate at most per-thread scratch, and may be called
-// from any thread on disjoint outputs.
+// The CPU kernels: one table of functions per instruction set, chosen at run time. Neighbours:
+// parallel.h runs them on the thread pool; matmul.h, attention.h, activations.h and low_rank.h have
+// the argument types. The functions are pure, allocate at most per-thread scratch, and may be
+// called from any thread on disjoint outputs.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,10 @@ struct Kernels {
   Target target;
   const char* name;  // "portable", "avx2", "avx512vnni", "neon-dotprod"
 
-  // Quantises and/or copies rows [row_begin, row_end), columns [col_begin, col_end), into `out`,
+  // Converts rows [row_begin, row_end), columns [col_begin, col_end), into the forms of `out`,
   // which was Reset() with the shape. x points at (row_begin, col_begin), stride floats between
-  // rows. col_begin is a multiple of 32; col_end too, or the end of the row, which is padded with
-  // zeros to a multiple of 32.
+  // rows. col_begin is a multiple of 32. Where col_end is not, zeros follow to the next multiple of
+  // 32.
   void (*prepare)(const float* x, ptrdiff_t stride, int row_begin, int row_end, int col_begin,
                   int col_end, Activations* out);
 
@@ -36,15 +36,15 @@ struct Kernels {
   // Computes items [item_begin, item_end) of AttentionItems(args).
   void (*attention)(const AttentionArgs& args, int item_begin, int item_end);
 
-  // Quantises K and V of one token, k and v [kv_heads * head_dim], into `slot` of the block. The
-  // header stays as it is.
+  // Quantises K and V of one token, k and v [kv_heads * head_dim], into `slot` of the block. Leaves
+  // the header unchanged.
   void (*write_kv)(const KvGeometry& g, const float* k, const float* v, std::byte* block, int slot);
 
   // out[n] = x / sqrt(mean(x^2) + eps) * weight. out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
 
-  // Rotates `heads` heads of head_dim floats in place. angles: [2 * rope_dims] from RopeAngles() of
-  // the same pairing; dims beyond rope_dims stay.
+  // Rotates `heads` heads of head_dim floats in place. angles: [2 * rope_dims], from RopeAngles()
+  // with the same `interleaved`. Dimensions beyond rope_dims are not changed.
   void (*rope)(float* x, int heads, int head_dim, const float* angles, int rope_dims,
                bool interleaved);
 
@@ -54,39 +54,40 @@ struct Kernels {
   // y[n] += x[n]
   void (*add)(const float* x, int n, float* y);
 
-  // Adds the outputs [begin, end) of B to all rows, whose y starts at output `begin`, a multiple of
-  // 32. The same bits for an output however range and rows are cut.
+  // Adds outputs [begin, end) of B * a to all rows. Their y starts at output `begin`, a multiple of
+  // 32. The bits of an output do not depend on how range and rows are split.
   void (*add_low_rank)(const LowRankOutputs& b, const LowRankRows& rows, int begin, int end);
 
   // out[n] = exp(x * inv_temperature - max) / sum. out may be x.
   void (*softmax)(const float* x, int n, float inv_temperature, float* out);
 
-  // For ceilings.h. peak_loop: `rounds` rounds of 8-bit dot products from registers, sink[32] is
-  // scratch; returns operations done. read_loop: reads `bytes` (a multiple of 512) at the 64-byte
-  // aligned p.
+  // For ceilings.h. peak_loop computes `rounds` rounds of 8-bit dot products from registers and
+  // returns the number of operations; sink[32] is scratch. read_loop reads `bytes` (a multiple of
+  // 512) at the 64-byte aligned p.
   double (*peak_loop)(int rounds, int32_t* sink);
   int32_t (*read_loop)(const std::byte* p, size_t bytes);
 };
 
 // Targets that this build contains and this CPU can run, best last.
 std::vector<Target> SupportedTargets();
-// The best supported target, or the one that the environment variable WITHY_CPU_TARGET names when
-// it is supported.
+// The target that the environment variable WITHY_CPU_TARGET names, if it is supported; else the
+// best supported one.
 Target BestTarget();
-// The kernels of a supported target; nullptr when it is not supported.
+// The kernels of `target`; nullptr if it is not supported.
 const Kernels* KernelsFor(Target target);
-// BestTarget()'s kernels.
+// The kernels of BestTarget().
 const Kernels& DefaultKernels();
-// Target of the name in Kernels::name; false when there is none.
+// Finds the supported target whose Kernels::name is `name`; false if there is none.
 bool ParseTarget(std::string_view name, Target* target);
 
-// Rotation frequencies base^(-2i / rope_dims), i < rope_dims / 2, divided by linear_factor and,
-// where `factors` is not null, by factors[i] (the llama3 scaling of a file's rope_freqs tensor).
+// Rotation frequencies base^(-2i / rope_dims), i < rope_dims / 2, divided by linear_factor and by
+// factors[i], unless `factors` is null (llama3 scaling, from a file's rope_freqs tensor).
 std::vector<float> RopeFrequencies(int rope_dims, double base, double linear_factor,
                                    const float* factors);
-// By what rope() multiplies: angles[rope_dims] the dimension itself, the cosine of position *
-// frequency[i]; and then as many the one that it is paired with, -sine for the first of a pair and
-// sine for the second. interleaved: pairs (2i, 2i + 1), else (i, i + rope_dims / 2).
+// Factors for rope(). angles[0 .. rope_dims): cos(position * frequency[i]), which multiplies the
+// dimension itself. The next rope_dims floats multiply the dimension that it is paired with: -sin
+// for the first of a pair, sin for the second. interleaved: pairs (2i, 2i + 1), else
+// (i, i + rope_dims / 2).
 void RopeAngles(const std::vector<float>& frequencies, int position, bool interleaved,
                 float* angles);
 

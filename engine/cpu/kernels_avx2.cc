@@ -1,7 +1,7 @@
-// Kernels for AVX2 with FMA and F16C. Products of unsigned and signed bytes go through maddubs,
-// which saturates at 16 bits: one operand is the absolute weight (at most 128) and the other the
-// activation with the weight's sign (at most 127), so no pair exceeds 32,512. Compiled with AVX2
-// flags; nothing here runs before Avx2Kernels() has asked the CPU.
+// Kernels for AVX2 with FMA and F16C. Byte products use maddubs, which saturates at 16 bits. One
+// operand is the absolute weight (at most 128), the other the activation with the weight's sign (at
+// most 127), so no pair exceeds 32,512. Compiled with AVX2 flags; nothing here runs before
+// Avx2Kernels() has checked the CPU.
 #include <immintrin.h>
 
 #define WITHY_TARGET avx2
@@ -88,7 +88,7 @@ WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
   }
 }
 
-// acc + sums of four products of signed bytes a lane.
+// Adds four products of signed bytes to each lane of acc.
 WITHY_INLINE NativeI DotSigned(NativeI acc, __m256i w, __m256i a) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
   return acc + (NativeI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
@@ -98,7 +98,7 @@ WITHY_INLINE I16 DotQ8(I16 acc, const Bytes64& w, const int8_t* a) {
   for (int i = 0; i < 2; ++i) acc.part[i] = DotSigned(acc.part[i], w.part[i], quad);
   return acc;
 }
-// A block's eight pairs of products fit into 16 bits: 8 * 2 * 15 * 127 = 30,480.
+// The sum of a block's eight pairs of products fits into 16 bits: 8 * 2 * 15 * 127 = 30,480.
 using Q4Sums = Bytes64;
 WITHY_INLINE Q4Sums DotQ4(Q4Sums sums, const Bytes64& w, const int8_t* a) {
   const __m256i quad = Quad(a);

@@ -1,7 +1,7 @@
-// Kernels for AVX-512 with VNNI. The integer inner loops are written for it: a strip of two tiles
-// times up to six rows is twelve independent dpbusd chains, with weights as the unsigned and
-// activations as the signed operand. Compiled with AVX-512 flags; nothing here runs before
-// Avx512VnniKernels() has asked the CPU.
+// Kernels for AVX-512 with VNNI, with integer inner loops of their own. A strip of two tiles times
+// up to six rows is twelve independent dpbusd chains; weights are the unsigned operand, activations
+// the signed one. Compiled with AVX-512 flags; nothing here runs before Avx512VnniKernels() has
+// checked the CPU.
 #include <immintrin.h>
 
 #define WITHY_TARGET avx512
@@ -26,8 +26,8 @@ WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return _mm512_max_ps(a, b
 
 namespace withy::engine::avx512 {
 
-// An integer accumulator that starts at the bits of 1.5 * 2^23 is, read as a float, 1.5 * 2^23 plus
-// its sum (|sum| < 2^22): no conversion.
+// An integer accumulator that starts at the bits of 1.5 * 2^23, read as a float, is 1.5 * 2^23 plus
+// its sum (|sum| < 2^22). That saves the conversion.
 inline constexpr int32_t kInitBias = 0x4b400000;
 inline constexpr float kFloatBias = 12582912.0f;
 inline constexpr int kFloatRows = 4;
@@ -52,8 +52,8 @@ WITHY_INLINE I16 WidenBytes(const int8_t* p) {
 WITHY_INLINE void StoreBytes(I16 v, int8_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8((__m512i)v.part[0]));
 }
-// `op` over all lanes of four vectors each: neighbours of two vectors and then of all four fold
-// onto each other within 128 bits, where a shuffle takes one cycle, then the quarters.
+// Reduces each of four vectors with `op`. First neighbouring lanes of two vectors, then of all
+// four, are combined within 128 bits, where a shuffle takes one cycle; last the quarters.
 template <typename V, typename Op>
 WITHY_INLINE auto FoldLanes(V a, V b, V c, V d, Op op) {
   const auto pairs = [&](V x, V y) {
@@ -81,7 +81,7 @@ WITHY_INLINE I4 SumLanes(const I16 (&v)[4]) {
   return FoldLanes(v[0].part[0], v[1].part[0], v[2].part[0], v[3].part[0],
                    [](NativeI a, NativeI b) { return a + b; });
 }
-// Four bytes in every lane.
+// Copies the four bytes at p to every lane.
 WITHY_INLINE __m512i Quad(const void* p) {
   int32_t quad;
   std::memcpy(&quad, p, sizeof quad);
@@ -97,7 +97,7 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
 template <WeightType kType>
 inline constexpr size_t kBlockBytes = kType == WeightType::kQ8 ? 512 : 256;
 
-// Where the parts of one tile of a strip lie.
+// Addresses of the parts of one tile of a strip.
 template <WeightType kType>
 struct Tile {
   const uint16_t* scales;
@@ -115,16 +115,16 @@ struct Tile {
   }
 };
 
-// Cache lines to fetch while blocks are worked on: with every block `lines` at `from`, and as many
-// `stride` further on where there are two streams, then on.
+// Cache lines to prefetch while blocks are computed. Each block fetches the next `lines` from
+// `from` on; with two streams, also as many from `from` + `stride` on.
 struct Fetch {
   const uint8_t* from = nullptr;
   size_t stride = 0;
   int lines = 0;
 };
 
-// Multiplies `blocks` blocks of N tiles by T rows starting at row `first`. kBytes: the quants are
-// one a byte (kQ8, or unpacked nibbles); otherwise they are nibbles, unpacked on the way.
+// Multiplies `blocks` blocks of N tiles by T rows from row `first` on. kBytes: quants are bytes
+// (kQ8, or nibbles unpacked before); otherwise they are nibbles, unpacked here.
 template <WeightType kType, bool kBytes, int N, int T, int kStreams>
 __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int x_block,
                                         const StripRows& rows, int first, Fetch fetch) {
@@ -221,15 +221,15 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
   }
 }
 
-// What will be wanted after the blocks at hand: `bytes` at `from` and, where there are two streams,
-// as many `stride` further on.
+// Memory needed after the current blocks: `bytes` at `from` and, with two streams, as many at
+// `from` + `stride`.
 struct Upcoming {
   const uint8_t* from = nullptr;
   size_t bytes = 0;
   size_t stride = 0;
 };
 
-// All rows over a few blocks, in groups of six; each group fetches its share of what comes next.
+// Multiplies a few blocks by all rows, in groups of six. Each group prefetches its share of `next`.
 template <WeightType kType, bool kBytes, int N, int kStreams>
 inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const StripRows& rows,
                          const Upcoming& next) {
@@ -261,9 +261,10 @@ inline void MultiplyRows(const Tile<kType>* tile, int blocks, int x_block, const
   }
 }
 
-// Up to six rows pass over a tile once: the time is memory's. It gives most when lines are asked
-// for in the order of their addresses, scales and all, so a tile is read alone and some way ahead;
-// tiles too short for that in pairs, asking for the next pair from end to end.
+// Up to six rows read a tile once, so memory limits the speed. Memory is fastest when lines are
+// requested in address order, scales included. So tiles are computed one at a time, with prefetches
+// kFetchAhead bytes ahead. Tiles shorter than that are computed in pairs, which prefetch the whole
+// next pair.
 template <WeightType kType, int N>
 inline void MultiplyFew(const Tile<kType>* tile, const Strip& strip, StripRows rows) {
   constexpr bool kBytes = kType == WeightType::kQ8;
@@ -280,11 +281,10 @@ inline void MultiplyFew(const Tile<kType>* tile, const Strip& strip, StripRows r
   }
 }
 
-inline constexpr int kUnpackRows =
-    12;  // from so many rows on, nibbles are unpacked to a buffer first
-inline constexpr int kPieceBlocks = 16;  // of both tiles they fill half a first-level cache
+inline constexpr int kUnpackRows = 12;   // from this many rows on, nibbles are unpacked first
+inline constexpr int kPieceBlocks = 16;  // those of two tiles fill half a first-level cache
 
-// Nibbles of `blocks` blocks as bytes in the order of kQ8.
+// Unpacks the nibbles of `blocks` blocks to bytes in the order of kQ8.
 WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
   const __m512i low = _mm512_set1_epi8(15);
   for (int b = 0; b < blocks; ++b, p += 256, out += 512) {
@@ -297,7 +297,7 @@ WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
   }
 }
 
-// More rows take a tile in pieces that stay in the first-level cache while the groups of rows pass.
+// More than six rows: takes tiles in pieces that stay in the first-level cache for all groups.
 template <WeightType kType, int N>
 inline void MultiplyMany(const Tile<kType>* tile, const Strip& strip, StripRows rows) {
   const bool unpack = kType != WeightType::kQ8 && rows.rows >= kUnpackRows;

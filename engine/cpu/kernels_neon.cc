@@ -1,6 +1,6 @@
-// Kernels for aarch64 with the dot-product extension (FEAT_DotProd). Weights are turned to signed
-// bytes on loading. Compiled with that extension; nothing here runs before NeonDotKernels() has
-// asked the CPU.
+// Kernels for aarch64 with the dot-product extension (FEAT_DotProd). Weights become signed bytes
+// when they are loaded. Compiled with that extension; nothing here runs before NeonDotKernels() has
+// checked the CPU.
 #include <arm_neon.h>
 #include <sys/auxv.h>
 

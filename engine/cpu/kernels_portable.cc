@@ -1,5 +1,5 @@
-// The portable kernels: plain C++, right on every machine, the fallback and the slow end of the
-// tests.
+// The portable kernels: plain C++ that runs on every machine. The fallback, and a target that every
+// build can test.
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
-// The second factor of a LoRA product, B [outputs, rank], in 8 bits, in the order in which adding
-// it to a run of outputs reads it: block of 32 outputs after block. The first factor, A [rank,
-// inputs], is an ordinary PackedMatrix. Neighbours: weights/ packs it, kernels.h adds it.
+// The second factor of a LoRA product, B [outputs, rank], in 8 bits, stored in blocks of 32 outputs
+// in the order in which Kernels::add_low_rank reads it. The first factor, A [rank, inputs], is an
+// ordinary PackedMatrix. Neighbours: weights/ packs it.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace withy::engine {
 
-// Of each block: rank scales (f32), then rank times 32 quants.
+// Each block has `rank` scales (f32), then `rank` times 32 quants.
 // B[o, r] = scales(o / 32)[r] * quants(o / 32)[32 r + o % 32].
 struct LowRankOutputs {
   int rank = 0;     // 0: nothing to add

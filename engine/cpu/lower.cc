@@ -8,7 +8,7 @@
 namespace withy::engine {
 namespace {
 
-// Rows a piece: few enough for every thread, of LoRA enough to share what is unpacked.
+// Rows per piece: few, so that every thread gets some; with LoRA enough to share unpacked weights.
 constexpr PieceSize kPieceRows{1, 16};
 constexpr PieceSize kLoraPieceRows{4, 16};
 
@@ -45,7 +45,7 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
   work_.Resize(static_cast<size_t>(plan.count()), facts_.shape, weights_.forms(),
                program.low_rank ? facts_.lora_rank : 0, static_cast<size_t>(plan.tail_blocks()),
                geometry_.BlockBytes());
-  // Steps refer to them: neither may move while the program is lowered.
+  // Steps point into these vectors, so they must not reallocate while the program is lowered.
   lora_products_.clear();
   lora_products_.reserve(program.runs.size());
   gate_up_lora_.clear();
@@ -100,8 +100,8 @@ void Lowering::Embed(const Op& op, StepList& steps) {
   });
 }
 
-// What the LoRA of the product before adds to the stream comes first, the A of the products that
-// follow last: so that only down's A needs a step of its own.
+// With LoRA, one step adds B * a of the previous product to the stream, normalises, and computes
+// A * in of the following products, so that LoRA adds no steps.
 void Lowering::Norm(const Op& op, StepList& steps) {
   const float* norm = weights_.Vector(op.weights[0]);
   const float epsilon = facts_.shape.rms_epsilon;
@@ -137,15 +137,15 @@ void Lowering::Qkv(const Op& op, StepList& steps) {
   AddMatMuls(steps, kernels_, std::span(products).first(count), LoraInputProducts(op));
 }
 
-// Bias, head norm and RoPE; K and V into their slots; Q into the order of attention.
+// Applies LoRA, bias, head norm and RoPE. Writes K and V to their slots; Q stays in its buffer.
 void Lowering::StoreKv(const Op& op, StepList& steps) {
   const bool last = op.layer + 1 == facts_.shape.layers;
   steps.Add(op.rows, program_->low_rank ? kLoraPieceRows : kPieceRows,
             [this, &op, last](int begin, int end) {
               AddLoraToQkv(op, begin, end);
               for (int i = begin; i < end; ++i) {
-                StoreKey(op, i);
-                if (!last || plan_->row(i).logits_row >= 0) TurnQuery(op, i);
+                StoreKeyAndValue(op, i);
+                if (!last || plan_->row(i).logits_row >= 0) FinishQuery(op, i);
               }
             });
 }
@@ -167,7 +167,7 @@ std::byte* Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t s
   return context.memory.At(context.blocks[chunk * layers + static_cast<size_t>(layer)]);
 }
 
-void Lowering::StoreKey(const Op& op, int32_t i) {
+void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
   const ModelShape& s = facts_.shape;
   float* k = work_.k.row(i);
   float* v = work_.v.row(i);
@@ -189,7 +189,7 @@ void Lowering::StoreKey(const Op& op, int32_t i) {
   kernels_.write_kv(geometry_, k, v, BlockOf(op.layer, planned, slot), slot % kChunkTokens);
 }
 
-void Lowering::TurnQuery(const Op& op, int32_t i) {
+void Lowering::FinishQuery(const Op& op, int32_t i) {
   const ModelShape& s = facts_.shape;
   float* q = work_.q.row(i);
   const int32_t heads =
@@ -207,7 +207,7 @@ void Lowering::GatherTail(const Op& op, StepList& steps) {
   });
 }
 
-// Copies the keys that do not lie where their position says into the row's scratch blocks.
+// Copies K and V from position tail_group * kChunkTokens on into the row's scratch blocks.
 void Lowering::CopyTail(const Op& op, int32_t i) {
   const PlannedRow& planned = plan_->row(i);
   if (planned.tail_group < 0) return;
@@ -362,8 +362,8 @@ MatMulArgs Lowering::Product(const PackedMatrix& w, const Activations& x, int32_
 }
 
 float* Lowering::LoraInputs(int32_t row, LoraPart in) {
-  static constexpr std::array<int32_t, 4> kPlace = {0, 3, 4, 6};  // of the A parts, in ranks
-  return work_.lora.row(row) + kPlace[static_cast<size_t>(in)] * facts_.lora_rank;
+  static constexpr std::array<int32_t, 4> kOffset = {0, 3, 4, 6};  // of the A parts, in ranks
+  return work_.lora.row(row) + kOffset[static_cast<size_t>(in)] * facts_.lora_rank;
 }
 
 MatMulArgs Lowering::LoraInputProduct(const Op& op, const LowRankRun& run) {

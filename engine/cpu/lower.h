@@ -1,4 +1,4 @@
-// Turns operations of a program into steps for the thread pool: names become addresses here.
+// Turns operations of a program into steps for the thread pool, and names into addresses.
 // Neighbours: executor.h drives it, parallel.h has the steps of products and attention, workspace.h
 // the buffers.
 #pragma once
@@ -19,10 +19,11 @@
 
 namespace withy::engine {
 
-// Shown the residual stream of a layer, [rows, d_model].
+// Receives the residual stream after a layer, [rows, d_model].
 using LayerTap = std::function<void(int32_t layer, std::span<const float> hidden)>;
 
-// One program at a time. Steps refer to this object, which stays where it is, and to the program.
+// Lowers one program at a time. The steps refer to this object and to the program, so both must
+// stay valid and in place until the steps have run. Not thread-safe.
 class Lowering {
  public:
   static constexpr int kMaxStepsPerOp = 2;
@@ -55,26 +56,30 @@ class Lowering {
   void TakeLogitRows(const Op& op, StepList& steps);
   void Head(const Op& op, StepList& steps);
 
-  // What a row does in its own step.
-  void StoreKey(const Op& op, int32_t i);
-  void TurnQuery(const Op& op, int32_t i);
+  // Called by steps, for row i.
+  void StoreKeyAndValue(const Op& op, int32_t i);
+  void FinishQuery(const Op& op, int32_t i);
   void CopyTail(const Op& op, int32_t i);
   void NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const;
   std::byte* BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
 
-  // y [rows, n_out] of w and the rows of x, from row 0 on.
+  // Product of w and the first `rows` rows of x, into y [rows, n_out].
   static MatMulArgs Product(const PackedMatrix& w, const Activations& x, int32_t rows,
                             RowBuffer& y);
-  // The inputs of the low-rank products of `run`: where they are computed into and read from.
+  // Where a row's a = A * input is kept.
   float* LoraInputs(int32_t row, LoraPart in);
+  // Product that computes a = A * input for the rows of `run`.
   MatMulArgs LoraInputProduct(const Op& op, const LowRankRun& run);
-  // Products of op.lower, beside another product; stays until the program is over.
+  // The products of all runs of op.lower, valid until the next Start().
   std::span<const MatMulArgs> LoraInputProducts(const Op& op);
-  // The same for rows [begin, end), at once.
+  // Computes a = A * input of op.lower for rows [begin, end) on the calling thread.
   void ComputeLoraInputs(const Op& op, int32_t begin, int32_t end);
-  // y += B * a of op.add for rows [begin, end); `y` is row `begin` of it.
+  // Adds B * a of op.add to rows [begin, end) of the residual stream; y points at row `begin`.
   void AddLoraToStream(const Op& op, int32_t begin, int32_t end, float* y, ptrdiff_t stride);
+  // Adds B * a of op.add to q, k and v of rows [begin, end).
   void AddLoraToQkv(const Op& op, int32_t begin, int32_t end);
+  // Adds B * a to rows [first, first + rows); y points at row `first`. `in` computed a for several
+  // outputs; `part` is the index of this one.
   void AddLora(const LoraWeightName& name, LoraPart in, int32_t part, int32_t first, int32_t rows,
                float* y, ptrdiff_t stride);
 
@@ -84,16 +89,17 @@ class Lowering {
   const LayerTap& tap_;
   const KvGeometry geometry_;
 
-  // The caller's, of the present program.
+  // The arguments of Start().
   const Program* program_ = nullptr;
   const RowPlan* plan_ = nullptr;
   Batch batch_;
   float* logits_ = nullptr;
 
   Workspace work_;
-  std::vector<AttentionRow> attention_rows_;  // [layer][row]; of the last layer only wanted ones
-  std::vector<MatMulArgs> lora_products_;     // operation after operation
-  std::vector<GateUpLowRank> gate_up_lora_;   // likewise
+  // Steps point into these, so they keep their capacity from Start() on.
+  std::vector<AttentionRow> attention_rows_;  // by layer, then row; the last layer's wanted rows
+  std::vector<MatMulArgs> lora_products_;     // by operation
+  std::vector<GateUpLowRank> gate_up_lora_;   // by operation
 };
 
 }  // namespace withy::engine

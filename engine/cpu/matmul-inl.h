@@ -1,8 +1,8 @@
-// The matrix product: walks panels, tiles and rows of different extents. Included by kernels_*.cc
-// after vec-inl.h and QuantStrip (the inner kernel of quantised weights: quant_strip-inl.h, or the
-// target's own). One output of one row is always the same chain, y = y + x_scale * (w_scale * sum
-// of 32 products) block after block, so neither the number of rows nor the cutting into strips,
-// panels and tiles changes a bit.
+// The matrix product: iterates over panels, tiles and rows of different extents. Included by
+// kernels_*.cc after vec-inl.h and QuantStrip, the inner kernel of quantised weights
+// (quant_strip-inl.h or the target's own). An output of a row is always the same chain, y = y +
+// x_scale * (w_scale * sum of 32 products), block after block. So neither the number of rows nor
+// the split into strips, panels and tiles changes a bit.
 #include "engine/cpu/matmul.h"
 #include "engine/cpu/strip.h"
 
@@ -16,8 +16,8 @@ WITHY_INLINE F16 LoadWeights(const std::byte* p) {
   return LoadBf16(half);
 }
 
-// Float weights, N tiles by T rows: four interleaved sums a 32-block, one after the other, so that
-// they stay in registers, and folded in one order.
+// Float weights, N tiles by T rows. Each block of 32 has four interleaved sums, computed one after
+// the other so that they stay in registers, and added in a fixed order.
 template <WeightType kType, int N, int T>
 inline void FloatTiles(const std::byte* tile, const Strip& strip, const StripRows& rows,
                        int first) {
@@ -117,7 +117,7 @@ inline void AnyStrip(const Strip& strip, const StripRows& rows) {
   }
 }
 
-// Rows whose extent is more than `limit`; extents fall from row to row.
+// Number of rows whose extent is above `limit`. Extents never grow from row to row.
 inline int RowsBeyond(const int* extent, int rows, int limit) {
   if (extent == nullptr) return rows;
   while (rows > 0 && extent[rows - 1] <= limit) --rows;
@@ -126,8 +126,8 @@ inline int RowsBeyond(const int* extent, int rows, int limit) {
 
 inline constexpr int kRowsAtOnce = 132;
 
-// Rows that end within the tile starting at output `out`: through a buffer, because a row's y ends
-// at its extent.
+// Computes rows [begin, end), whose extents end within the tile at output `out`. Uses a buffer,
+// because nothing beyond a row's extent may be written to y.
 template <WeightType kType>
 inline void RaggedRows(const MatMulArgs& args, const Strip& strip, int begin, int end, int out,
                        bool add) {
@@ -150,15 +150,14 @@ inline void RaggedRows(const MatMulArgs& args, const Strip& strip, int begin, in
   });
 }
 
-// Blocks of 32 inputs that many rows take at once, so that the activations of a pass stay in the
-// second-level cache while the tiles go by.
+// Number of blocks of 32 inputs per pass over the tiles: as many as keep the pass's activations of
+// all rows in the second-level cache.
 inline int BlocksAtOnce(int rows, int panel_blocks) {
   const int fit = (640 << 10) / kQuantBlock / rows;
   return fit >= panel_blocks ? panel_blocks : fit < 8 ? 8 : fit / 8 * 8;
 }
 
-// Walks the blocks [begin, end) of panel after panel that BlocksAtOnce allows; calls fn(panel,
-// begin, end).
+// Calls fn(panel, begin, end) for each pass: blocks [begin, end) of a panel, at most BlocksAtOnce.
 template <typename Fn>
 WITHY_INLINE void ForPasses(const MatMulArgs& args, Fn fn) {
   const int inputs = args.n_in_extent != nullptr ? args.n_in_extent[0] : args.w.padded_inputs();
@@ -171,7 +170,7 @@ WITHY_INLINE void ForPasses(const MatMulArgs& args, Fn fn) {
   }
 }
 
-// Blocks [begin, end) of a panel's first tile.
+// Strip of blocks [begin, end) of a panel's first tile.
 inline Strip PanelStrip(const PackedMatrix& w, int panel, int begin, int end) {
   const int panel_begin = w.panel_begin(panel);
   const int inputs = w.panel_end(panel) - panel_begin;
@@ -185,12 +184,12 @@ inline Strip PanelStrip(const PackedMatrix& w, int panel, int begin, int end) {
   return strip;
 }
 
-// How many of the rows that reach output `out` also fill the outputs up to `limit`.
+// Number of rows that compute all outputs below `limit`.
 inline int RowsFilling(const MatMulArgs& args, int limit) {
   return limit <= args.w.n_out ? RowsBeyond(args.n_out_extent, args.rows, limit - 1) : 0;
 }
 
-// Every pass goes over the tiles and leaves its sums in y.
+// Computes tiles [tile_begin, tile_end). Every pass iterates over the tiles and adds to y.
 template <WeightType kType>
 inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
   // The first row has the largest extent.
@@ -225,8 +224,8 @@ inline void RowsMatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
   });
 }
 
-// So many rows at a time that their inputs stay in the second-level cache beside the weights of a
-// tile range.
+// Takes kRowsAtOnce rows at a time: their inputs stay in the second-level cache beside the weights
+// of a tile range.
 template <WeightType kType>
 inline void MatMulTyped(const MatMulArgs& args, int tile_begin, int tile_end) {
   for (int row = 0; row < args.rows; row += kRowsAtOnce) {

@@ -11,7 +11,7 @@ size_t Pad64(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 size_t ScaleBytes(int blocks) { return Pad64(static_cast<size_t>(blocks) * kTileRows * 2); }
 
-// Scales, minima and quants of the tile in front of which `tile` points.
+// Addresses of the scales, minima and quants of the tile that starts at `tile`.
 struct TileParts {
   std::byte* scales;
   std::byte* mins;
@@ -24,7 +24,7 @@ TileParts PartsOf(WeightType type, std::byte* tile, int blocks) {
   return {tile, after, type == WeightType::kQ4M ? after + ScaleBytes(blocks) : after};
 }
 
-// Byte of the quant of (input in tile, row in tile) from the tile's quants.
+// Byte offset of the quant of (input in tile, row in tile) within the tile's quants.
 size_t Q8Byte(int input, int row) {
   return static_cast<size_t>(input / 4 * 64 + row * 4 + input % 4);
 }

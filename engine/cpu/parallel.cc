@@ -9,26 +9,28 @@
 namespace withy::engine {
 namespace {
 
-constexpr int kManyRows = 32;  // from here on a product is bound by arithmetic
-// Weights a piece reads: for few rows long enough to stream and short enough to balance; for many
-// what stays in the cache beside their inputs.
+constexpr int kManyRows = 32;  // with this many rows, arithmetic limits a product
+// Weight bytes that a piece reads. Few rows: long enough to stream, short enough to balance. Many
+// rows: what stays in the cache beside their inputs.
 constexpr size_t kPieceBytes = 384 << 10;
 constexpr size_t kManyPieceBytes = 320 << 10;
-constexpr int kMaxTiles = 16;             // what many rows hold of their sums in the cache
-constexpr size_t kAloneBytes = 48 << 10;  // weights times rows that are done before a worker wakes
+constexpr int kMaxTiles = 16;  // tiles of a piece; the cache must hold their sums of many rows
+// Weight bytes times rows of a step that one thread finishes before a worker wakes.
+constexpr size_t kSingleThreadBytes = 48 << 10;
 
 int RowExtent(const MatMulArgs& args, int row) {
   return args.n_out_extent != nullptr ? args.n_out_extent[row] : args.w.n_out;
 }
 
-// Tiles that some row computes, in whole 32-column blocks: the first row has the largest extent.
+// Tiles that any row computes, in whole 32-column blocks. The first row has the largest extent.
 int TilesOf(const MatMulArgs& args) {
   const int blocks = (RowExtent(args, 0) + 2 * kTileRows - 1) / (2 * kTileRows);
   return std::min(2 * blocks, args.w.tiles());
 }
 
-// Tiles a piece takes of so many: whole 32-column blocks, and what fits the cache at most. Few rows
-// are done with two tiles sooner than another thread has taken them.
+// Tiles per piece of a product with `tiles` tiles: whole 32-column blocks, at most what fits the
+// cache. With few rows, two tiles take less time than handing them to another thread, so the
+// minimum is up to six.
 PieceSize PieceTiles(const PackedMatrix& w, int rows, int tiles, int threads) {
   const size_t tile =
       std::max<size_t>(TileBytes(w.type, std::min(w.panel_inputs, w.padded_inputs())), 1);
@@ -45,7 +47,7 @@ float* RowScratch(int n) {
   return scratch.data();
 }
 
-// Products that share a step: up to three by value, and more that stay where they are.
+// Products that share a step: up to three by value, more by reference.
 struct Products {
   std::array<MatMulArgs, 3> args;
   int count = 0;
@@ -68,7 +70,7 @@ struct Products {
     return nullptr;
   }
 
-  // Tiles [begin, end) of all of them, counted through.
+  // Computes tiles [begin, end), numbered across all products.
   void operator()(int begin, int end) const {
     int first = 0;
     for (int i = 0; i < all(); ++i) {
@@ -82,7 +84,7 @@ struct Products {
   }
 };
 
-// Gate, up and what stands between them and down, by value.
+// The gate and up products, their LoRA, SwiGLU, and the conversion of the result for down.
 struct GateUpProducts {
   const Kernels* kernels;
   MatMulArgs gate;
@@ -92,7 +94,7 @@ struct GateUpProducts {
 
   const std::byte* FirstRead(int begin) const { return gate.w.data + TileOffset(gate.w, 0, begin); }
 
-  // Tiles [begin, end) of both.
+  // Computes tiles [begin, end) of both products.
   void operator()(int begin, int end) const {
     kernels->matmul(gate, begin, end);
     kernels->matmul(up, begin, end);
@@ -163,9 +165,10 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
     work += PrefixBytes(p.w, RowExtent(p, 0), p.w.n_in) * static_cast<size_t>(p.rows);
   }
   const MatMulArgs& last = products.back();
-  steps.Add(tiles,
-            work <= kAloneBytes ? tiles : PieceTiles(last.w, last.rows, tiles, steps.threads()),
-            step);
+  steps.Add(
+      tiles,
+      work <= kSingleThreadBytes ? tiles : PieceTiles(last.w, last.rows, tiles, steps.threads()),
+      step);
 }
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,

@@ -1,13 +1,13 @@
-// The inner kernel of quantised weights in terms of a target's dot primitives: Bytes64, LoadQ8(p),
-// LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a); Q4Sums, an accumulator for the products of one block
-// of nibbles, with DotQ4(sums, w, a) and Widen(sums); and kQ8Signed (LoadQ8 takes the offset of 128
-// off). Included by kernels_*.cc after vec-inl.h; AVX-512 has its own.
+// The inner kernel of quantised weights, written with a target's dot primitives: Bytes64,
+// LoadQ8(p), LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a); Q4Sums, an accumulator for the products of
+// one block of nibbles, with DotQ4(sums, w, a) and Widen(sums); kQ8Signed, true if LoadQ8 removes
+// the offset of 128. Included by kernels_*.cc after vec-inl.h; AVX-512 has its own version.
 #include "engine/cpu/strip.h"
 
 namespace withy::engine::WITHY_TARGET {
 
-// Integer sums of one block for T rows. Weights are the outer loop: with few vector registers it is
-// they that must not be kept.
+// Integer sums of one block for T rows. The outer loop goes over the weights, so that few vector
+// registers suffice: the sums stay in registers, the weights do not.
 template <WeightType kType, int T>
 WITHY_INLINE void BlockSums(const uint8_t* w, const int8_t* const* a, I16* sum) {
   if constexpr (kType == WeightType::kQ8) {

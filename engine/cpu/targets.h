@@ -1,5 +1,5 @@
-// The tables that kernels.cc chooses from; internal to the kernels. A target that this build or CPU
-// lacks returns nullptr.
+// The kernel tables that kernels.cc chooses from; internal to the kernels. Each returns nullptr if
+// the build does not contain the target or the CPU cannot run it.
 #pragma once
 
 #include "engine/cpu/kernels.h"

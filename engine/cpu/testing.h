@@ -29,7 +29,7 @@ struct OwnedMatrix {
   AlignedArray<std::byte> bytes;
 };
 
-// Random weights of the type; the same seed gives the same weights whatever the panels.
+// Random weights of the type. The same seed gives the same weights for any panel_inputs.
 inline OwnedMatrix RandomMatrix(unsigned seed, WeightType type, int n_out, int n_in,
                                 int panel_inputs) {
   OwnedMatrix owned;

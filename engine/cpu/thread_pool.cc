@@ -32,7 +32,7 @@ void CpuRelax() {
 #endif
 }
 
-// Looks at done() for at most `spin_us`; true once it holds.
+// Polls done() for at most `spin_us`. Returns true once done() does.
 template <typename Done>
 bool SpinUntil(int spin_us, Done done) {
   if (done()) return true;
@@ -46,41 +46,42 @@ bool SpinUntil(int spin_us, Done done) {
   return false;
 }
 
-// Notices that a thread shares its core with somebody busy, from the times it was switched off
-// against its will, and gives way between pieces: to be switched off in the middle of one would
-// hold up all threads for the neighbour's time slice.
-class Manners {
+// Decides when a thread yields its core. Involuntary context switches show that a busy process
+// shares the core. The thread then yields between pieces, because all threads would wait for the
+// other process's time slice if it were descheduled in the middle of a piece.
+class YieldPolicy {
  public:
   void AfterPiece() {
     if (++pieces_ % 4 != 0) return;
     const Clock::time_point now = Clock::now();
-    if (now - looked_ < milliseconds(1)) return;
-    looked_ = now;
+    if (now - last_check_ < milliseconds(1)) return;
+    last_check_ = now;
     rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
-    if (usage.ru_nivcsw != switches_) {
-      switches_ = usage.ru_nivcsw;
-      crowded_until_ = now + kMemory;
-      if (now - rested_ > kTurn) rested_ = now;
+    if (usage.ru_nivcsw != involuntary_switches_) {
+      involuntary_switches_ = usage.ru_nivcsw;
+      shared_until_ = now + kSharedCoreMemory;
+      if (now - last_pause_ > kYieldInterval) last_pause_ = now;
     }
-    if (now < crowded_until_ && now - rested_ >= kTurn) {
+    if (now < shared_until_ && now - last_pause_ >= kYieldInterval) {
       std::this_thread::yield();
-      rested_ = Clock::now();
+      last_pause_ = Clock::now();
     }
   }
 
  private:
-  static constexpr milliseconds kTurn{2};     // less than a usual time slice
-  static constexpr milliseconds kMemory{50};  // for how long a neighbour is believed to be there
+  static constexpr milliseconds kYieldInterval{2};  // shorter than a usual time slice
+  // How long the core counts as shared after an involuntary switch.
+  static constexpr milliseconds kSharedCoreMemory{50};
 
   uint32_t pieces_ = 0;
-  Clock::time_point looked_;
-  Clock::time_point rested_;
-  Clock::time_point crowded_until_;
-  long switches_ = 0;
+  Clock::time_point last_check_;
+  Clock::time_point last_pause_;  // last yield or noticed involuntary switch
+  Clock::time_point shared_until_;
+  long involuntary_switches_ = 0;
 };
 
-constexpr int kMaxUnits = 1 << 16;  // of a step
+constexpr int kMaxUnits = 1 << 16;  // limit of a step's units, see StepList::Step
 
 bool Pin(pthread_t thread, int core) {
   cpu_set_t cores;
@@ -89,7 +90,7 @@ bool Pin(pthread_t thread, int core) {
   return pthread_setaffinity_np(thread, sizeof cores, &cores) == 0;
 }
 
-// That the process may use; none where there are more than a cpu_set_t holds.
+// Cores that the process may use. Empty if the machine has more than a cpu_set_t holds.
 std::vector<int> AllowedCores() {
   std::vector<int> allowed;
   cpu_set_t cores;
@@ -100,35 +101,39 @@ std::vector<int> AllowedCores() {
   return allowed;
 }
 
-// What a waiting thread fetches of a later step: as much as memory gives while the others finish,
-// and little enough to still be in the second-level cache then.
+// Bytes of a later step that a waiting thread prefetches. About what memory delivers while the
+// other threads finish, and little enough to stay in the second-level cache until then.
 constexpr size_t kFetchBytes = 128 << 10;
-constexpr uint32_t kStepsAhead = 6;  // how far away that step may be
+constexpr uint32_t kStepsAhead = 6;  // how many steps ahead it looks
 constexpr size_t kCacheLine = 64;
 
-int FirstRun(int units) { return (units + 1) / 2; }
+int FirstHalf(int units) { return (units + 1) / 2; }
 
-int UnitsLeft(uint64_t next, int run) { return static_cast<uint16_t>(next >> (16 * run)); }
+int UnitsLeft(uint64_t next, int half) { return static_cast<uint16_t>(next >> (16 * half)); }
 
 }  // namespace
 
 struct alignas(64) StepList::Step {
-  // (job number << 32 | units left of the second run << 16 | of the first). Two runs, so that each
-  // of two threads goes on where it stopped and memory sees long streams; when its own is empty it
-  // takes from the other. A piece, some units, is taken by compare-and-swap, so a late thread
-  // cannot take one of a job that is over; and while units are left or unfinished the other fields
-  // do not change, so that what is read after a successful take is the step's own. What is read to
-  // know how much to take may be another step's; then the take fails.
+  // job number << 32 | units left in the second half << 16 | units left in the first half. A job is
+  // one Run() of a list.
+  //
+  // A step's units form two halves. A thread takes from its own half, so that it continues where it
+  // stopped and memory sees long streams, and from the other half once its own is empty.
+  //
+  // A thread takes a piece, which is some units, by compare-and-swap, so a late thread cannot take
+  // a piece of an earlier job. The other fields do not change while units are left or unfinished,
+  // so after a successful take they belong to the step. Fields read before the take may belong to
+  // another step; the take then fails.
   std::atomic<uint64_t> next{0};
   std::atomic<int> finished{0};  // units
   int units = 0;
-  int count = 0;
-  int unit = 1;              // items
-  std::atomic<int> most{1};  // units a piece
+  int count = 0;             // items
+  int unit = 1;              // items per unit
+  std::atomic<int> most{1};  // units per piece
   Call call = nullptr;
   StepList::FirstRead first_read = nullptr;
-  // What the first piece of each run reads first; null: nothing worth fetching. To be fetched only,
-  // so that a thread that comes late does no harm with it.
+  // First address that each half reads; null: unknown. Only prefetched, so a stale address does no
+  // harm.
   std::array<std::atomic<const std::byte*>, 2> first{};
   alignas(64) std::array<std::byte, kClosureBytes> closure;
 };
@@ -139,7 +144,7 @@ StepList::StepList(int threads)
 StepList::~StepList() = default;
 
 void* StepList::NewStep(int count, PieceSize size, Call call, FirstRead first_read) {
-  if (size_ == kMaxSteps) std::abort();  // whoever adds has not looked at room()
+  if (size_ == kMaxSteps) std::abort();  // the caller did not check room()
   Step& step = steps_[static_cast<size_t>(size_++)];
   step.count = count;
   step.unit = std::max({size.least, 1, count / kMaxUnits + 1});
@@ -157,17 +162,18 @@ struct ThreadPool::State {
 
   int spin_us = 0;
   std::vector<std::thread> workers;
-  std::vector<std::unique_ptr<StepList>> lists;  // the caller's own
-  uint32_t job = 0;                              // number of the last run; the caller's own
-  Manners caller_manners;
+  // Only the caller uses these.
+  std::vector<std::unique_ptr<StepList>> lists;
+  uint32_t job = 0;  // number of the last job
+  YieldPolicy caller_yield;
 
-  // (job number << 32 | index of the step that is under way); past the last step: idle. The list
-  // and what stops it are set before, so that a thread that sees a place sees its list or a later
-  // one, whose steps are of another job.
+  // job number << 32 | index of the current step; an index past the last step means idle. `list`
+  // and `stop_list` are set before it, so a thread that sees a place sees the place's list or a
+  // later one, whose steps have another job number.
   alignas(64) std::atomic<uint64_t> place{0};
   std::atomic<StepList*> list{nullptr};
-  std::atomic<const std::atomic<bool>*> stop_list{nullptr};
-  std::atomic<bool> stop{false};
+  std::atomic<const std::atomic<bool>*> stop_list{nullptr};  // the caller's flag; may be null
+  std::atomic<bool> stop{false};                             // ends the workers
   alignas(64) std::atomic<int> parked{0};
   std::atomic<uint32_t> wakes{0};  // what parked threads wait on
 
@@ -179,26 +185,26 @@ struct ThreadPool::State {
     }
   }
 
-  // Takes and runs one piece of the step at `at`; false when there is none left.
-  bool RunPiece(uint64_t at, int run) {
+  // Takes and runs one piece of the step at `at`. Returns false if none is left.
+  bool RunPiece(uint64_t at, int half) {
     const auto index = static_cast<uint32_t>(at);
     StepList* const walked = list.load(std::memory_order_acquire);
     if (walked == nullptr || index >= static_cast<uint32_t>(StepList::kMaxSteps)) return false;
     Step& step = walked->steps_[index];
     const int most = step.most.load(std::memory_order_relaxed);
     uint64_t value = step.next.load(std::memory_order_acquire);
-    int from = run;
+    int from = half;
     int taken = 0;
     do {
       if (value >> 32 != at >> 32 || static_cast<uint32_t>(value) == 0) return false;
-      from = UnitsLeft(value, run) > 0 ? run : 1 - run;
+      from = UnitsLeft(value, half) > 0 ? half : 1 - half;
       const int left = UnitsLeft(value, from);
       taken = std::min((left + walked->threads_ - 1) / walked->threads_, most);
     } while (!step.next.compare_exchange_weak(
         value, value - (static_cast<uint64_t>(taken) << (16 * from)), std::memory_order_acq_rel,
         std::memory_order_acquire));
-    const int end_of_run = from == 0 ? FirstRun(step.units) : step.units;
-    const int begin = (end_of_run - UnitsLeft(value, from)) * step.unit;
+    const int end_of_half = from == 0 ? FirstHalf(step.units) : step.units;
+    const int begin = (end_of_half - UnitsLeft(value, from)) * step.unit;
     step.call(step.closure.data(), begin, std::min(begin + taken * step.unit, step.count));
     const int units = step.units;
     if (step.finished.fetch_add(taken, std::memory_order_acq_rel) + taken == units) {
@@ -207,8 +213,9 @@ struct ThreadPool::State {
     return true;
   }
 
-  // On the thread that finished the last piece of the step at `at`. Steps of one piece that follow
-  // it does at once: there is nobody to share them with, nor to be told of them.
+  // Called by the thread that finished the last piece of the step at `at`; moves all threads to the
+  // next step. First it runs the steps of one unit that follow: they cannot be shared, so no other
+  // thread needs to know of them.
   void StepDone(StepList* walked, uint64_t at) {
     const std::atomic<bool>* stopped = stop_list.load(std::memory_order_relaxed);
     const auto leave = [stopped] {
@@ -229,22 +236,23 @@ struct ThreadPool::State {
     return (at >> 32 << 32) + static_cast<uint64_t>(walked.end_);
   }
 
-  // What a thread has fetched of the step that it will read next.
+  // The part of a later step that a thread has prefetched.
   struct Fetched {
     const std::byte* from = nullptr;
     size_t bytes = 0;
   };
 
-  // Fetches what the run reads first of the next step that tells, while done() does not hold.
+  // Prefetches the first bytes that `half` reads of the next step whose first read is known, until
+  // done() returns true.
   template <typename Done>
-  void FetchAhead(uint64_t at, int run, Fetched* fetched, Done done) {
+  void FetchAhead(uint64_t at, int half, Fetched* fetched, Done done) {
     const StepList* const walked = list.load(std::memory_order_acquire);
     if (walked == nullptr) return;
     const auto index = static_cast<uint32_t>(at);
     const std::byte* from = nullptr;
     for (uint32_t i = index + 1; from == nullptr && i <= index + kStepsAhead; ++i) {
       if (i >= static_cast<uint32_t>(StepList::kMaxSteps)) return;
-      from = walked->steps_[i].first[static_cast<size_t>(run)].load(std::memory_order_relaxed);
+      from = walked->steps_[i].first[static_cast<size_t>(half)].load(std::memory_order_relaxed);
     }
     if (from == nullptr) return;
     if (from != fetched->from) *fetched = {from, 0};
@@ -255,18 +263,18 @@ struct ThreadPool::State {
     }
   }
 
-  // Works until done(place) holds.
+  // Runs pieces, taking from `half` first, until done(place) returns true.
   template <typename Done>
-  void Walk(Manners& manners, int run, Done done) {
+  void Walk(YieldPolicy& yield_policy, int half, Done done) {
     Fetched fetched;
     for (uint64_t at = place.load(std::memory_order_acquire); !done(at);
          at = place.load(std::memory_order_acquire)) {
-      if (RunPiece(at, run)) {
-        manners.AfterPiece();
+      if (RunPiece(at, half)) {
+        yield_policy.AfterPiece();
         continue;
       }
       const auto moved = [&] { return place.load(std::memory_order_seq_cst) != at; };
-      FetchAhead(at, run, &fetched, moved);
+      FetchAhead(at, half, &fetched, moved);
       if (SpinUntil(spin_us, moved)) continue;
       parked.fetch_add(1, std::memory_order_seq_cst);
       const uint32_t seen = wakes.load(std::memory_order_seq_cst);
@@ -277,14 +285,14 @@ struct ThreadPool::State {
     }
   }
 
-  void Work(int run) {
+  void Work(int half) {
     SetThreadRole(ThreadRole::kComputes);
-    Manners manners;
-    Walk(manners, run, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
+    YieldPolicy yield_policy;
+    Walk(yield_policy, half, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
   }
 
-  // Without workers there is nobody to share with: piece after piece, in order.
-  static void RunAlone(StepList& walked, const std::atomic<bool>* stopped) {
+  // Runs the list on the calling thread alone, piece after piece in order.
+  static void RunOnCaller(StepList& walked, const std::atomic<bool>* stopped) {
     while (walked.done_ < walked.end_) {
       if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
       const Step& step = walked.steps_[static_cast<size_t>(walked.done_)];
@@ -296,23 +304,23 @@ struct ThreadPool::State {
     }
   }
 
-  void RunTogether(StepList& walked, const std::atomic<bool>* stopped) {
+  void RunOnAll(StepList& walked, const std::atomic<bool>* stopped) {
     if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
     ++job;
     const uint64_t base = static_cast<uint64_t>(job) << 32;
     for (int i = walked.done_; i < walked.end_; ++i) {
       Step& step = walked.steps_[static_cast<size_t>(i)];
       step.finished.store(0, std::memory_order_relaxed);
-      const int first_run = FirstRun(step.units);
-      for (const int run : {0, 1}) {
-        const int begin = run == 0 ? 0 : first_run * step.unit;
+      const int first_half = FirstHalf(step.units);
+      for (const int half : {0, 1}) {
+        const int begin = half == 0 ? 0 : first_half * step.unit;
         const bool reads = step.first_read != nullptr && begin < step.count;
-        step.first[static_cast<size_t>(run)].store(
+        step.first[static_cast<size_t>(half)].store(
             reads ? step.first_read(step.closure.data(), begin) : nullptr,
             std::memory_order_relaxed);
       }
-      step.next.store(base | static_cast<uint64_t>(step.units - first_run) << 16 |
-                          static_cast<uint64_t>(first_run),
+      step.next.store(base | static_cast<uint64_t>(step.units - first_half) << 16 |
+                          static_cast<uint64_t>(first_half),
                       std::memory_order_release);
     }
     const int beyond = std::min(walked.end_ + static_cast<int>(kStepsAhead), StepList::kMaxSteps);
@@ -325,14 +333,14 @@ struct ThreadPool::State {
     list.store(&walked, std::memory_order_release);
     const uint64_t end = EndOf(walked, base);
     MoveTo(base + static_cast<uint64_t>(walked.done_));
-    Walk(caller_manners, 0, [&](uint64_t at) { return at == end; });
+    Walk(caller_yield, 0, [&](uint64_t at) { return at == end; });
   }
 };
 
 ThreadPool::ThreadPool(int threads, int spin_us) : state_(std::make_unique<State>()) {
   state_->spin_us = spin_us;
   for (int i = 1; i < threads; ++i) {
-    state_->workers.emplace_back([state = state_.get(), run = i % 2] { state->Work(run); });
+    state_->workers.emplace_back([state = state_.get(), half = i % 2] { state->Work(half); });
   }
   NewList();
 }
@@ -370,9 +378,9 @@ bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop, int end) {
   const bool one_piece =
       list.end_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].units == 1;
   if (s.workers.empty() || one_piece) {
-    State::RunAlone(list, stop);
+    State::RunOnCaller(list, stop);
   } else {
-    s.RunTogether(list, stop);
+    s.RunOnAll(list, stop);
   }
   if (list.done_ < list.size_) return false;
   list.Clear();

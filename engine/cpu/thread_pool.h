@@ -1,11 +1,10 @@
-// Compute threads that walk a list of steps side by side: a step is cut into pieces, a thread takes
-// the next piece, and when the step's last piece is done all go on to the next step. Pieces get
-// smaller towards the end, so that all finish together. No thread leads the walk, so one that the
-// system has descheduled between two pieces delays nobody, and one that has not woken yet is not
-// waited for. A list can be left between two steps and gone on with later, others run meanwhile.
-// Idle threads park; a thread that notices that it shares its core gives way between pieces, where
-// it holds nothing up. Neighbours: parallel.h. Not a task queue: one list at a time, from one
-// caller at a time.
+// Compute threads that run a list of steps together. A step is cut into pieces; each thread takes
+// the next piece, and after the last piece all threads move to the next step. Pieces shrink towards
+// the end of a step, so that threads finish together. No thread leads: one that the system
+// descheduled between two pieces, or that has not woken yet, delays nobody. A list can be paused
+// between two steps and resumed after other lists. Idle threads park. A thread that shares its core
+// with a busy process yields between pieces. Neighbours: parallel.h. Not a task queue: one list at
+// a time, from one caller at a time.
 #pragma once
 
 #include <atomic>
@@ -16,8 +15,8 @@
 
 namespace withy::engine {
 
-// How many items of a step a piece has: what is left shared out among twice the threads, within
-// these bounds. Beginnings are multiples of `least`.
+// Bounds on the items per piece of a step. A piece has the items left, divided by twice the number
+// of threads, within these bounds. It begins at a multiple of `least`.
 struct PieceSize {
   constexpr PieceSize(int size) : least(size), most(size) {}  // NOLINT(google-explicit-constructor)
   constexpr PieceSize(int smallest, int largest) : least(smallest), most(largest) {}
@@ -25,8 +24,8 @@ struct PieceSize {
   int most;
 };
 
-// Made by a pool, which owns it: a thread that comes late may still look at it. For one thread at a
-// time.
+// A list of steps. A pool makes and owns it, because a late worker may still read it after a run.
+// Used by one thread at a time.
 class StepList {
  public:
   static constexpr int kMaxSteps = 512;
@@ -36,12 +35,13 @@ class StepList {
   StepList(const StepList&) = delete;
   StepList& operator=(const StepList&) = delete;
 
-  // Appends a step: fn(begin, end) for pieces of such a size (larger, where the smallest would make
-  // over 65,535 of them) that together cover [0, count), each exactly once. It starts when the
-  // steps before it are finished; which thread runs a piece, and when, is unspecified. `fn` is
-  // copied, must not throw, and what it points at must stay until the list has been run. Needs
-  // room(). Where fn.FirstRead(begin) says what the piece at `begin` reads first, a thread that
-  // waits for the steps before fetches it into its cache meanwhile.
+  // Appends a step that calls fn(begin, end) for pieces that together cover each item of [0, count)
+  // exactly once. Pieces are larger than `size` says where its `least` would give over 65,535 of
+  // them. The step starts when the steps before it are finished. Which thread runs a piece, and
+  // when, is unspecified. `fn` is copied and must not throw; what it points at must stay valid
+  // until the list has run. Needs room() > 0. Optional: fn.FirstRead(begin) returns the first
+  // address that the piece at `begin` reads. A thread that waits for earlier steps prefetches from
+  // there.
   template <typename F>
   void Add(int count, PieceSize size, const F& fn) {
     static_assert(sizeof(F) <= kClosureBytes && alignof(F) <= 64 && std::is_trivially_copyable_v<F>,
@@ -59,13 +59,13 @@ class StepList {
     new (NewStep(count, size, call, first_read)) F(fn);
   }
 
-  int room() const { return kMaxSteps - size_; }  // steps
+  int room() const { return kMaxSteps - size_; }  // steps that can still be added
   bool empty() const { return size_ == 0; }
   int steps() const { return size_; }
   int steps_done() const { return done_; }
-  // Forgets what is left of it.
+  // Drops all steps, including those not yet run.
   void Clear();
-  // Of the pool that runs it.
+  // Threads of the pool that runs the list, the caller included.
   int threads() const { return threads_; }
 
  private:
@@ -75,20 +75,20 @@ class StepList {
   using FirstRead = const std::byte* (*)(const void* closure, int begin);
 
   explicit StepList(int threads);
-  // Where the closure of the new step goes.
+  // Appends a step and returns the place for its closure.
   void* NewStep(int count, PieceSize size, Call call, FirstRead first_read);
 
   const int threads_;
   const std::unique_ptr<Step[]> steps_;
   int size_ = 0;
-  int done_ = 0;  // steps that have been run
-  int end_ = 0;   // of the steps of this run
+  int done_ = 0;  // number of steps finished
+  int end_ = 0;   // index of the step before which the current Run() pauses
 };
 
 class ThreadPool {
  public:
-  // `threads` counts the caller: a pool of 1 has no workers. `spin_us`: how long a thread looks for
-  // more to do before it parks.
+  // `threads` counts the caller: a pool of 1 has no workers. `spin_us`: how long an idle thread
+  // polls for work before it parks.
   explicit ThreadPool(int threads, int spin_us = 20);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -96,24 +96,26 @@ class ThreadPool {
 
   int threads() const;
 
-  // Binds the calling thread, which is to call Run from then on, and the workers to a core each, if
-  // the process may use just as many cores as there are threads; true if so. Left to the system,
-  // two that wake beside other threads share a core for tens of milliseconds at times, and all wait
-  // for both. What the caller starts later inherits its core.
+  // Binds the calling thread and the workers to a core each, if the process may use exactly as many
+  // cores as there are threads. Returns true if all are bound. The calling thread is the one that
+  // will call Run from then on; threads that it starts later inherit its core. Without binding, the
+  // system sometimes lets two woken threads share a core for tens of milliseconds, and all threads
+  // wait for both.
   bool PinThreads();
 
-  // An empty list; lives as long as the pool.
+  // Makes an empty list, which lives as long as the pool.
   StepList& NewList();
   // The list that ParallelFor uses.
   StepList& list();
 
-  // Runs what is left of a list of this pool on the caller and the workers and empties it. Once
-  // `stop` holds, the step under way is finished, and no other begun: then the result is false, and
-  // the next Run() of the list goes on behind that step. Likewise the step at `end` and those after
-  // it are not begun. Not reentrant; calls from several threads are an error of the caller.
+  // Runs the remaining steps of a list of this pool on the caller and the workers. Returns true
+  // once all are done, and empties the list. Returns false if it paused first: because `*stop`
+  // became true (polled between steps) or before the step with index `end`. The next Run() of the
+  // list continues with the step after the last finished one. Not reentrant; the caller must not
+  // call it from several threads at once.
   bool Run(StepList& list, const std::atomic<bool>* stop = nullptr, int end = StepList::kMaxSteps);
 
-  // One step, at once. list() is empty.
+  // Runs a single step at once. list() must be empty.
   template <typename F>
   void ParallelFor(int count, PieceSize size, const F& fn) {
     list().Add(count, size, [&fn](int begin, int end) { fn(begin, end); });

@@ -1,6 +1,6 @@
-// Number types of weights as the kernels see them, and scalar conversions of the 16-bit floats.
-// Neighbours: packed_matrix.h lays weights out, gguf/ maps file types to these. Knows nothing of
-// models or files.
+// Element types of weights in the kernels, and scalar conversions of the 16-bit floats. Neighbours:
+// packed_matrix.h lays weights out, gguf/ maps file types to these. Knows nothing of models or
+// files.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace withy::engine {
 
-// How the elements of a packed matrix are kept.
+// How the elements of a packed matrix are stored.
 enum class WeightType : uint8_t {
   kF32 = 0,
   kF16 = 1,

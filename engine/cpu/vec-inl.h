@@ -1,7 +1,7 @@
-// Vectors of 16 lanes over a target's native vectors, compiled once for each target with that
-// target's flags. Included only by kernels_*.cc, which define WITHY_TARGET (the target's namespace)
-// and, in it, NativeF (its vector of floats), NativeMulAdd and NativeMax. Dot-product primitives
-// stay in those files.
+// Vectors of 16 lanes made of a target's native vectors, compiled once per target with that
+// target's flags. Only kernels_*.cc include it. They define WITHY_TARGET (the target's namespace)
+// and in it NativeF (its vector of floats), NativeMulAdd and NativeMax. Dot-product primitives stay
+// in those files.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 #include "engine/cpu/types.h"
 
-// GCC would make trees of integer sums, or put them off until all products are there; neither fits
-// the registers.
+// Without these options GCC turns integer sums into trees, or delays them until all products exist.
+// Either way the values no longer fit the registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-tree-reassoc", "no-tree-ter")
 #endif
@@ -44,8 +44,8 @@ WITHY_OPERATOR(I16, &)
 WITHY_OPERATOR(I16, |)
 #undef WITHY_OPERATOR
 
-// Native vectors anywhere in memory. memcpy of a whole F16 may go through the stack in pieces,
-// which a load right after them has to wait for.
+// Native vectors at any address. memcpy of a whole F16 may go through the stack in parts, and a
+// load right after it would have to wait.
 typedef NativeF UnalignedF __attribute__((aligned(4), may_alias));
 
 WITHY_INLINE F16 Load(const float* p) {
@@ -63,7 +63,7 @@ WITHY_INLINE F16 Zero() {
 }
 WITHY_INLINE F16 Splat(float x) {
   F16 v;
-  // x - 0 is x for every x, which compilers know; 0 + x is not (-0), and costs an addition.
+  // x - 0 is x for every x, so compilers drop it. 0 + x differs for -0 and costs an addition.
   WITHY_EACH_PART v.part[i] = x - NativeF{};
   return v;
 }
@@ -72,7 +72,7 @@ WITHY_INLINE I16 SplatI(int32_t x) {
   WITHY_EACH_PART v.part[i] = NativeI{} + x;
   return v;
 }
-// a * b + c, fused where the target has it.
+// a * b + c, fused if the target can.
 WITHY_INLINE F16 MulAdd(F16 a, F16 b, F16 c) {
   WITHY_EACH_PART c.part[i] = NativeMulAdd(a.part[i], b.part[i], c.part[i]);
   return c;
@@ -97,14 +97,14 @@ WITHY_INLINE I16 ShiftRight(I16 v) {
   WITHY_EACH_PART v.part[i] >>= kBits;
   return v;
 }
-// a > b ? a : b, so b where one is not a number.
+// a > b ? a : b; that is b if either is NaN.
 WITHY_INLINE F16 Max(F16 a, F16 b) {
   WITHY_EACH_PART a.part[i] = NativeMax(a.part[i], b.part[i]);
   return a;
 }
 WITHY_INLINE F16 Abs(F16 a) { return AsFloat(AsInt(a) & SplatI(0x7fffffff)); }
 WITHY_INLINE F16 Negate(F16 a) { return Zero() - a; }
-// Lanes 2i and 2i + 1 in each other's place.
+// Exchanges lanes 2i and 2i + 1.
 WITHY_INLINE F16 SwapNeighbours(F16 v) {
   typedef uint64_t Pairs __attribute__((vector_size(sizeof(NativeF))));
   WITHY_EACH_PART {
@@ -114,7 +114,7 @@ WITHY_INLINE F16 SwapNeighbours(F16 v) {
   return v;
 }
 
-// Masks are all ones where true.
+// Masks have all bits set where true.
 WITHY_INLINE I16 AtLeast(F16 a, F16 b) {
   I16 m;
   WITHY_EACH_PART m.part[i] = a.part[i] >= b.part[i];
@@ -133,7 +133,7 @@ WITHY_INLINE F16 Select(I16 mask, F16 a, F16 b) {
   return a;
 }
 
-// The first n (0..16) floats at p, other lanes zero; reads nothing beyond them.
+// Loads n (0..16) floats; the other lanes are zero. Reads nothing beyond the n floats.
 WITHY_INLINE F16 LoadN(const float* p, int n) {
   if (n >= 16) return Load(p);
   F16 v = Zero();
@@ -145,8 +145,8 @@ WITHY_INLINE void StoreN(F16 v, float* p, int n) {
   std::memcpy(p, &v, sizeof(float) * static_cast<size_t>(n > 0 ? n : 0));
 }
 
-// fn(i, lanes) for vector after vector of n floats, the last of which may be a part of one. Where
-// it is not, `lanes` is known to the compiler.
+// Calls fn(i, lanes) for each vector of n floats. The last one may be partial; for the whole ones
+// the compiler knows that `lanes` is 16.
 template <typename Fn>
 WITHY_INLINE void ForVectors(int n, Fn fn) {
   int i = 0;
@@ -154,7 +154,7 @@ WITHY_INLINE void ForVectors(int n, Fn fn) {
   if (i < n) fn(i, n - i);
 }
 
-// Horizontal reductions in one fixed order: halves folded onto each other.
+// Horizontal reductions in a fixed order: one half is folded onto the other.
 WITHY_INLINE float Sum(F16 v) {
   alignas(64) float a[16];
   Store(v, a);

@@ -1,4 +1,4 @@
-// The buffers of program.h for the rows of one piece. Neighbours: lower.cc computes with them.
+// The buffers that program.h names, for the rows of one piece. Neighbours: lower.cc uses them.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace withy::engine {
 
-// Rows of floats that do not fall into the same cache sets.
+// Rows of floats, padded so that they do not fall into the same cache sets.
 class RowBuffer {
  public:
   void Resize(size_t rows, int32_t width) {
@@ -40,15 +40,15 @@ struct Workspace {
   RowBuffer attended;  // [q_rows]
   RowBuffer gate;      // [d_ff]
   RowBuffer up;        // [d_ff]
-  RowBuffer out;       // rows of the output head [d_model]
-  RowBuffer angles;    // [2 * head_dim]
-  RowBuffer lora;      // A * inputs: of Q, K, V, O, gate, up and down [7 * rank]
+  RowBuffer out;       // input of the output head [d_model]
+  RowBuffer angles;    // RopeAngles() of the row's position [2 * head_dim]
+  RowBuffer lora;      // A * inputs of Q, K, V, O, gate, up and down [7 * rank]
   Activations input;
   Activations attention_input;
   Activations neurons;
   Activations head_input;
   AlignedArray<std::byte> tail_bytes;
-  std::vector<std::byte*> tails;  // scratch blocks, those of a row side by side
+  std::vector<std::byte*> tails;  // scratch blocks within tail_bytes; a row's are consecutive
 
   void Resize(size_t rows, const ModelShape& s, const ProductForms& forms, int32_t lora_rank,
               size_t tail_blocks, size_t block_bytes);

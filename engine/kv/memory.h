@@ -1,6 +1,6 @@
-// Names of KV blocks, and the memory that holds them. Who allocates blocks and plans passes knows
-// names; an executor turns them into addresses. Neighbours: block.h has a block's bytes,
-// model/model.h's ContextView lists the blocks of a context.
+// Names of KV blocks, and the memory that holds them. Code that allocates blocks or plans passes
+// uses names; an executor turns them into addresses. Neighbours: block.h defines a block's bytes,
+// ContextView in model/model.h lists a context's blocks.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace withy::engine {
 
-// A block's place in its memory: distance from the memory's beginning in units of 64 bytes.
+// A block's offset from the start of its memory, in units of 64 bytes.
 struct KvBlockName {
   static constexpr size_t kUnitBytes = 64;
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -20,8 +20,8 @@ struct KvBlockName {
   friend bool operator==(const KvBlockName&, const KvBlockName&) = default;
 };
 
-// A region that holds blocks: a view, 64-byte aligned, of at most 256 GiB. Equal regions are the
-// same memory to an executor, which may prepare it once.
+// A view of memory that holds blocks: 64-byte aligned, at most 256 GiB. An executor may treat equal
+// views as the same memory and prepare it once.
 struct KvMemory {
   std::byte* base = nullptr;
   size_t bytes = 0;

@@ -9,7 +9,7 @@
 namespace withy::engine {
 namespace {
 
-// Adds tokenizer and chat template of `metadata`. `vocab_size`: of the model; 0 when not known.
+// Adds tokenizer and chat template of `metadata`. `vocab_size`: of the model; 0: unknown.
 void JudgeParts(const GgufFile& metadata, int32_t vocab_size, std::string_view chat_template,
                 Servability* out) {
   auto tokenizer = MakeTokenizer(metadata);
@@ -32,12 +32,13 @@ void JudgeParts(const GgufFile& metadata, int32_t vocab_size, std::string_view c
   }
 }
 
-// Whether a packed file's metadata is the GGUF's: a large vocabulary then need not be read twice.
+// Whether a packed file's metadata equals the GGUF's. If so, the tokenizer and chat template that
+// were read from the GGUF are used, and a large vocabulary is not read twice.
 bool SameMetadata(const GgufFile& gguf, const GgufFile& packed) {
   return std::equal(gguf.metadata().begin(), gguf.metadata().end(), packed.metadata().begin(),
                     packed.metadata().end(), [](const MetadataEntry& a, const MetadataEntry& b) {
                       if (a.key != b.key || a.type != b.type) return false;
-                      if (a.key == kGgufOwnTensors) return true;  // a place in the GGUF alone
+                      if (a.key == kGgufOwnTensors) return true;  // an offset within the GGUF
                       return a.element_type == b.element_type && a.count == b.count &&
                              std::equal(a.payload.begin(), a.payload.end(), b.payload.begin(),
                                         b.payload.end());

@@ -1,5 +1,5 @@
-// A model with the tokenizer and chat template of the same file: what a worker loads, and whether
-// it would load a file. Neighbours: model.h, tokenizer/, chat/.
+// A model with the tokenizer and chat template of the same file: what a worker loads. Also checks
+// whether a worker could load a file. Neighbours: model.h, tokenizer/, chat/.
 #pragma once
 
 #include <memory>
@@ -28,17 +28,17 @@ struct Servability {
   std::optional<PackedLayout> layout;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat;
-  std::vector<absl::Status> problems;  // all that tells against the file; empty: it can be served
+  std::vector<absl::Status> problems;  // every reason why not; empty: the file can be served
 };
 
-// The one judgement of whether a file can be served, by a worker that is to open it and by
-// `withyctl models inspect` alike. Reads no tensor bytes but RoPE's factors. `chat_template`: a
-// name of ChatTemplate::FromName, or "" for the file's own. The layout refers to `file`.
+// Checks whether a file can be served. A worker that opens a file and `withyctl models inspect`
+// both use this check. Reads no tensor bytes except RoPE's factors. `chat_template`: a name of
+// ChatTemplate::FromName, or "" for the file's own. The layout refers to `file`.
 Servability JudgeServability(const GgufFile& file, std::string_view chat_template);
 
-// A GGUF that cannot be served is refused before it is packed.
+// Opens a packed file or a GGUF. A GGUF that cannot be served is refused before it is packed.
 // Errors: the first of JudgeServability's problems; as Model::Open, MakeTokenizer and
-// ChatTemplate::FromFile; INVALID_ARGUMENT when tokenizer and model differ in vocabulary.
+// ChatTemplate::FromFile; INVALID_ARGUMENT if the tokenizer has more tokens than the model.
 absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptions& options,
                                        std::string_view chat_template = "");
 

@@ -1,4 +1,4 @@
-// Where the device that computes a model is chosen: an executor for another device is a folder
+// Chooses the device that computes a model. To support another device, add an executor in a folder
 // beside cpu/ and a line in devices.cc.
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace withy::engine {
 
-// What is passed in outlives the executor. Errors: INVALID_ARGUMENT (threads out of range, a kernel
-// target that cannot run here).
+// Makes the executor that `options` asks for. `file`, `facts` and `tap` must outlive it. Errors:
+// INVALID_ARGUMENT (threads out of range, a kernel target that cannot run here).
 absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
     const PackedFile& file, const ModelFacts& facts, const ModelOptions& options,
     const std::function<void(int32_t layer, std::span<const float> hidden)>& tap);
 
-// Threads that `options` asks for: 0 is one a core. Errors: as ChooseExecutor, before a file is
-// read.
+// Checks target and threads before any file is read. Returns the thread count: options.threads, or
+// one per core if that is 0. Errors: as ChooseExecutor.
 absl::StatusOr<int> CheckDevice(const ModelOptions& options);
 
 }  // namespace withy::engine

@@ -24,7 +24,7 @@ class Emitter {
   }
 
  private:
-  // Low-rank output that a product leaves to be added to the residual stream.
+  // LoRA output B * a of the previous product that the residual stream does not contain yet.
   struct Pending {
     RunRange runs = {};
     LoraPart part = LoraPart::kDown;
@@ -51,7 +51,7 @@ class Emitter {
     Op& op = Add(OpKind::kQkv, layer, plan_.count(), {Role::kK, Role::kV, Role::kQ});
     op.extents = plan_.Extents(layer);
     op.queries = plan_.count();
-    if (layer + 1 == facts_.shape.layers) {  // the last layer goes on for wanted rows only
+    if (layer + 1 == facts_.shape.layers) {  // only wanted rows continue
       const auto wanted = plan_.wanted();
       op.first_query = wanted.empty() ? 0 : wanted.front();
       op.queries = wanted.empty() ? 0 : wanted.back() + 1 - op.first_query;
@@ -64,7 +64,7 @@ class Emitter {
     op.lower_part = LoraPart::kAttentionIn;
   }
 
-  // Vectors that the model lacks are not named.
+  // Names only the vectors that the model has.
   void StoreKv(int32_t layer) {
     const LayerFacts& facts = facts_.layers[static_cast<size_t>(layer)];
     Op& op = Add(OpKind::kStoreKv, layer, plan_.count(), {});
@@ -117,8 +117,8 @@ class Emitter {
     Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
   }
 
-  // The low-rank output that the residual stream still lacks. Its inputs stay until the next
-  // product of their kind, so that it may be added to more than one copy of the stream.
+  // Lets `op` add the pending LoRA output. Its inputs `a` stay valid until the next product of the
+  // same kind, so that it can be added to more than one copy of the stream.
   void AddPending(Op* op) {
     op->add = pending_.runs;
     op->add_part = pending_.part;

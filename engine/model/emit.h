@@ -1,5 +1,5 @@
-// Writes the program of one piece of a batch: llama, qwen2 and qwen3. Neighbours: row_plan.h is its
-// input, program.h its output. Pure.
+// Writes the program of one piece of a batch, for llama, qwen2 and qwen3. Neighbours: row_plan.h is
+// its input, program.h its output. Pure.
 #pragma once
 
 #include "engine/model/facts.h"
@@ -8,8 +8,8 @@
 
 namespace withy::engine {
 
-// `tap`: an operation that shows the residual stream follows each layer. `program` is overwritten;
-// it refers to extents of `plan`.
+// Overwrites `program`, which then refers to extents of `plan`. `tap`: add a kTap operation after
+// each layer.
 void Emit(const RowPlan& plan, const ModelFacts& facts, bool tap, Program* program);
 
 }  // namespace withy::engine

@@ -1,6 +1,6 @@
-// What computes programs: one implementation a device, chosen in open.cc. Neighbours: program.h is
-// what it runs, cpu/executor.h is the one for CPUs. An executor binds names of weights and KV
-// blocks to addresses when it comes to them; nothing above it holds such an address.
+// Computes programs: one implementation per device, chosen in devices.cc. Neighbours: program.h is
+// what it runs, cpu/executor.h is the one for CPUs. Only an executor turns names of weights and KV
+// blocks into addresses; code above it holds names.
 #pragma once
 
 #include <atomic>
@@ -13,31 +13,34 @@
 
 namespace withy::engine {
 
-// One program after another, one at a time; kept for its buffers. Destroyed before its executor.
+// Runs one program at a time. Reused for further programs, which keeps its buffers. Destroyed
+// before its executor.
 class ProgramRun {
  public:
   static constexpr int32_t kToTheEnd = INT32_MAX;
 
   virtual ~ProgramRun() = default;
 
-  // Takes the next program; the one before is over or abandoned. `program`, `plan`, what `batch`
-  // spans and `logits` [rows with want_logits of the batch, vocab] stay until this one is over.
+  // Takes the next program. The previous one must be finished or abandoned. `program`, `plan`, the
+  // memory behind `batch`, and `logits` [rows of the batch with want_logits, vocab] must stay valid
+  // until this program is finished or abandoned.
   virtual void Start(const Program& program, const RowPlan& plan, const Batch& batch,
                      float* logits) = 0;
 
-  // True: every operation is done. False: `*stop` became true, which is polled between operations,
-  // or operation `end` is reached, which is not begun; the next Run goes on from there.
+  // Starts or resumes the program. Returns true once every operation is done. Returns false if it
+  // paused first: because `*stop` became true (polled at least between operations) or before the
+  // operation with index `end`. The next Run continues where this one paused.
   virtual bool Run(const std::atomic<bool>* stop, int32_t end) = 0;
 
-  // Operations that are done; fractional where an executor takes one in several steps.
+  // Number of operations done; fractional where an executor takes one in several steps.
   virtual double ops_done() const = 0;
 
-  // Gives up what is left. KV slots of the program's rows are then undefined.
+  // Drops the remaining operations. The KV slots of the program's rows are then undefined.
   virtual void Abandon() = 0;
 };
 
-// Owns compute threads or a device. Start, Run and Abandon of its runs are for one thread at a
-// time.
+// Owns compute threads or a device. One thread at a time may call Start, Run and Abandon of its
+// runs.
 class Executor {
  public:
   virtual ~Executor() = default;

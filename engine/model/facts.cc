@@ -72,7 +72,7 @@ class FactsReader {
     return absl::OkStatus();
   }
 
-  // Every tensor that the levels' LoRA needs.
+  // Checks every tensor that the levels' LoRA needs.
   absl::Status Lora() {
     for (const LevelSpec& level : facts_.levels) {
       for (int32_t layer = 0; layer < facts_.shape.layers; ++layer) {
@@ -134,7 +134,7 @@ class FactsReader {
     return true;
   }
 
-  // Levels are nested, in whole units and panels; the full one is not among them yet.
+  // Checks that levels are nested, in whole units and panels. Runs before the full one is appended.
   absl::Status CheckLevels() const {
     const auto layers = static_cast<size_t>(facts_.shape.layers);
     for (size_t i = 0; i < facts_.levels.size(); ++i) {
@@ -183,7 +183,7 @@ class FactsReader {
   ModelFacts facts_;
 };
 
-// What a level reads and computes, from the file's table.
+// Computes the bytes and operations per token of a level from the file's table.
 class LevelMeter {
  public:
   LevelMeter(const PackedFile& file, const ModelFacts& facts) : file_(file), facts_(facts) {}
@@ -255,7 +255,7 @@ class LevelMeter {
   const ModelFacts& facts_;
 };
 
-// Type name of the most weight bytes, as GGUF names it.
+// GGUF's name of the type that holds the most weight bytes.
 std::string_view MostUsedType(const PackedFile& file) {
   static constexpr std::array<std::string_view, 6> kNames = {"F32",  "F16",  "BF16",
                                                              "Q8_0", "Q4_0", "Q4_1"};
@@ -304,7 +304,7 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
   info.context_length = s.context_length;
   for (const PackedTensor& tensor : file.tensors()) {
     info.weight_bytes += static_cast<int64_t>(tensor.bytes);
-    // Neither the LoRA nor RoPE's frequencies, which are not learnt, are parameters of the model.
+    // LoRA is not part of the model's parameters, and RoPE's frequencies are not learnt.
     if (tensor.name.starts_with(kGgufOwnPrefix) || tensor.name == "rope_frequencies") continue;
     info.parameters += tensor.kind == PackedKind::kMatrix
                            ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in

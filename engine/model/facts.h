@@ -1,6 +1,6 @@
-// What is known of a model without touching its weights: shape, levels, which optional tensors it
-// has. Read from a packed file's tables and checked against its metadata. Neighbours: row_plan.h
-// and emit.h plan by it, weight_name.h names the tensors, an executor binds them.
+// Facts about a model that do not need its weights: shape, levels, which optional tensors it has.
+// Read from a packed file's tables and checked against its metadata. Neighbours: row_plan.h and
+// emit.h use them, weight_name.h names the tensors, an executor binds them.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct LayerFacts {
   bool q_bias = false;
   bool k_bias = false;
   bool v_bias = false;
-  int32_t output_panel = 0;  // inputs a panel of attn_output: levels cut heads in whole panels
-  int32_t down_panel = 0;    // inputs a panel of ffn_down: levels cut neurons in whole panels
+  int32_t output_panel = 0;  // inputs per panel of attn_output; levels cut heads in whole panels
+  int32_t down_panel = 0;    // inputs per panel of ffn_down; levels cut neurons in whole panels
 };
 
 struct ModelFacts {
@@ -33,18 +33,17 @@ struct ModelFacts {
   const LayerExtent& Extent(int32_t level, int32_t layer) const {
     return levels[static_cast<size_t>(level)].layers[static_cast<size_t>(layer)];
   }
-  // Whether a level has LoRA on a layer's attention or MLP: where it cuts the layer, and does not
-  // leave that part out.
+  // Whether a level has LoRA on a layer's attention (else its MLP). True if the model has LoRA, the
+  // level cuts the layer, and it does not leave that part out.
   bool HasLora(int32_t level, int32_t layer, bool attention) const;
 };
 
-// `levels`: instead of the file's own, without LoRA; empty: the file's. Errors: DATA_LOSS naming
-// the tensor that is missing or has another shape than the metadata says; INVALID_ARGUMENT naming
-// level, layer and limit (levels must be nested, in whole units and panels); those of ReadShape and
-// ReadLevels.
+// `levels` replaces the file's levels, without LoRA; empty: the file's. Errors: DATA_LOSS naming a
+// tensor that is missing or whose shape differs from the metadata; INVALID_ARGUMENT naming level,
+// layer and limit (levels must be nested, in whole units and panels); as ReadShape and ReadLevels.
 absl::StatusOr<ModelFacts> ReadFacts(const PackedFile& file, std::span<const LevelSpec> levels);
 
-// The public description.
+// The model's public description, Model::info().
 ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts);
 
 }  // namespace withy::engine

@@ -32,63 +32,63 @@
 
 namespace withy::engine {
 
-// One token to compute. Slots number the token places of a context: slot s lives in chunk s /
-// info().kv.chunk_tokens. Outside trees slot == position.
+// One token to compute. A slot is a token's place in its context's KV: slot s lies in chunk s /
+// info().kv.chunk_tokens. Outside token trees slot == position.
 struct Row {
   int32_t token = 0;     // [0, vocab_size)
   int32_t position = 0;  // [0, context_length): RoPE angle and place in the causal order
   int32_t slot = 0;      // where this row's K and V are written
   int32_t context = 0;   // index into Batch::contexts
   int32_t level = -1;    // index into info().levels; -1 is the full model
-  // The lowest level that anything the row sees was computed at, itself included; -1: its own. What
-  // that level has no KV heads for, this row does not attend with (only where levels cut KV heads).
+  // Lowest level at which any token that this row sees, itself included, was computed; -1: `level`.
+  // Where levels cut KV heads, the row attends only with the heads that this level has.
   int32_t context_level = -1;
   bool want_logits = false;  // adds one row to the logits output, in row order
-  // Tree rows: slots of the row's ancestors in the tree, root first (ascending positions), itself
-  // excluded. A row sees slots [0, position - ancestor_slots.size()), then these, then itself.
-  // Empty for plain rows: they see every smaller slot.
+  // Tree rows: slots of the row's ancestors, root first (ascending positions), without the row
+  // itself. A row sees slots [0, position - ancestor_slots.size()), then these, then itself.
+  // Empty for plain rows, which see every smaller slot.
   std::span<const int32_t> ancestor_slots = {};
 };
 
-// The KV of one context as the caller holds it. Slots below `committed_tokens` are only read; a row
-// that would write there is refused.
+// The caller's KV blocks of one context. Slots below `committed_tokens` are read-only: Begin
+// refuses a row whose slot lies there.
 struct ContextView {
   KvMemory memory = {};
   std::span<const KvBlockName> blocks = {};  // [chunk * layers + layer], info().kv.block_bytes each
   int32_t committed_tokens = 0;
 };
 
-// Rows of one context that see each other must come in ascending position order. `spans` are read
-// during the call only.
+// Rows of one context that see each other must come in ascending position order. The memory behind
+// the spans must stay valid until Forward returns or the Pass is destroyed.
 struct Batch {
   std::span<const Row> rows = {};
   std::span<const ContextView> contexts = {};
 };
 
-// Shape of the KV blocks that Forward reads and writes at working precision (8 bits). See engine/kv
-// for the bytes.
+// Shape of the KV blocks that Forward reads and writes, at 8 bits. engine/kv/block.h defines the
+// bytes.
 struct KvInfo {
-  int32_t chunk_tokens = 16;  // tokens a chunk
-  int32_t layers = 0;         // blocks a chunk
+  int32_t chunk_tokens = 16;  // tokens per chunk
+  int32_t layers = 0;         // blocks per chunk
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  size_t block_bytes = 0;  // one layer of one chunk, a multiple of 64
+  size_t block_bytes = 0;  // of one layer of one chunk; a multiple of 64
 };
 
-// What one level costs. A plain model has a single level, the full one.
+// Cost of one level. A plain model has a single level, the full one.
 struct LevelInfo {
   int32_t percent = 100;        // share of the layers' parameters
-  int64_t weight_bytes = 0;     // bytes read for one token: layers' prefixes and the output head
+  int64_t weight_bytes = 0;     // read per token: the layers' prefixes and the output head
   int64_t flops_per_token = 0;  // 2 * multiply-adds of the matrices, attention excluded
 };
 
 struct ModelInfo {
   std::string name;          // general.name, or the file's stem; UTF-8
   std::string architecture;  // "llama", "qwen2", "qwen3"
-  std::string id;  // 32 hex digits: changes when weights, shape or tokenizer change; stable over
-                   // restarts and paths
-  std::string
-      quantisation;  // type of most weight bytes: "Q8_0", "Q4_0", "Q4_1", "F16", "BF16", "F32"
+  // 32 hex digits. Changes when weights, shape or tokenizer change; does not depend on the path.
+  std::string id;
+  // Type of most weight bytes: "Q8_0", "Q4_0", "Q4_1", "F16", "BF16" or "F32".
+  std::string quantisation;
   int32_t layers = 0;
   int32_t d_model = 0;
   int32_t heads = 0;
@@ -96,66 +96,68 @@ struct ModelInfo {
   int32_t head_dim = 0;
   int32_t d_ff = 0;
   int32_t vocab_size = 0;
-  int32_t context_length = 0;  // tokens; positions must stay below
-  int64_t parameters = 0;      // of the whole model, without its levels' LoRA
+  int32_t context_length = 0;  // tokens; every position is below it
+  int64_t parameters = 0;      // of the full model, without the levels' LoRA
   int64_t weight_bytes = 0;    // all packed tensors
   KvInfo kv;
   std::vector<LevelInfo> levels;  // ascending; back() is the full model
 };
 
-// Called while a GGUF is packed: share done in [0, 1] and what is being done. May be called from
-// any thread, one at a time.
+// Reports progress while a GGUF is packed: the share done, in [0, 1], and a description of the
+// current step. Called from any thread, one call at a time.
 using ProgressFn = std::function<void(double done, std::string_view what)>;
 
 struct ModelOptions {
-  int32_t threads = 0;  // 0: one a core
-  // Kernel target: "" picks the best this CPU has; else "avx512vnni", "avx2", "neon-dotprod" or
-  // "portable".
+  int32_t threads = 0;  // 0: one per core
+  // Kernel target: "avx512vnni", "avx2", "neon-dotprod" or "portable"; "" picks the best one that
+  // this CPU supports.
   std::string target;
-  // Where packed files are kept when a GGUF is opened; "" is $XDG_CACHE_HOME/withy, else
-  // ~/.cache/withy, else the GGUF's own directory.
+  // Directory for packed files made from a GGUF; "" is $XDG_CACHE_HOME/withy, else ~/.cache/withy,
+  // else the GGUF's own directory.
   std::string cache_dir;
-  // Where weights are kept: mapped from the packed file, or copied into pages of 2 MiB
-  // (weights/weight_memory.h). kAuto: copied where there is room for it.
+  // kMapped: weights are read from the mapped packed file. kCopied: they are copied into pages of
+  // 2 MiB (weights/weight_memory.h). kAuto: copied if there is room for the copy.
   enum class WeightPlace : uint8_t { kAuto, kMapped, kCopied };
   WeightPlace weight_place = WeightPlace::kAuto;
-  // Rows computed at once: bounds activation memory. Results do not depend on it.
+  // Rows computed at once; bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;
-  // Levels below the full one instead of the file's own, without LoRA; ascending and nested: no
-  // extent may be larger than the next level's.
+  // Replaces the file's levels below the full one, without LoRA. Ascending and nested: no extent
+  // may be larger than the next level's.
   std::vector<LevelSpec> levels;
-  // For tests and inspection: the residual stream after each layer, [rows, d_model], rows in batch
-  // order. Called on Forward's thread. Rows that want no logits are left out of the last layer.
-  // Only for batches within max_piece_rows and of one level.
+  // For tests and inspection: receives the residual stream after each layer, [rows, d_model], rows
+  // in batch order. Called on a compute thread, one call at a time. The last layer leaves out rows
+  // that want no logits. Only for batches of one level with at most max_piece_rows rows.
   std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap;
 };
 
 class GgufFile;
 
-// The rows of one batch on their way through a model. May be left and gone on with, while others
-// are computed: an urgent batch need not wait for a long one. Destroyed before it is over, it
-// leaves the KV slots of its rows undefined, as cancelling does.
+// The computation of one batch. It can be paused and resumed, and other passes can run in between,
+// so that an urgent batch need not wait for a long one. Destroying an unfinished pass leaves the KV
+// slots of its rows undefined, as cancelling does.
 class Pass {
  public:
   virtual ~Pass() = default;
-  // True: every row is computed. False: `stop` held, which is looked at between two pieces of work
-  // (a product of all rows is one), or the first layer is computed by which `until` of the work is
-  // done; what was computed is kept, and the next Run goes on from there.
+  // Starts or resumes the pass. Returns true once every row is computed. Returns false if it paused
+  // first: because `*stop` became true, or after the first layer at which the share of the work
+  // done is at least `until` (0 .. 1). `stop` is polled between work items; one matrix product over
+  // all rows is one item. The next Run continues where this one paused.
   virtual bool Run(const std::atomic<bool>* stop = nullptr, double until = 1) = 0;
-  // Of a pass that was left: the share of its work that is done, 0 .. 1.
+  // Share of the work that is done, 0 .. 1, while the pass is paused.
   virtual double Done() const = 0;
 };
 
-// A mapped model and the threads that compute it. Begin, Forward and the passes are for one thread
-// at a time; info() for any.
+// An open model and its compute threads. Begin, Forward and the passes may be used by one thread at
+// a time, info() by any thread.
 class Model {
  public:
-  // Opens a packed file, or a GGUF (packed into options.cache_dir first, unless an up-to-date
-  // packed file is there). Errors: NOT_FOUND (no such file), INVALID_ARGUMENT (not a usable model:
-  // the message names the tensor or key),
-  //   UNIMPLEMENTED (architecture or tensor type not supported: the message lists those that are),
-  //   DATA_LOSS (truncated or corrupt), RESOURCE_EXHAUSTED (disk full while packing).
+  // Opens a packed file, or a GGUF. A GGUF is first packed into options.cache_dir, unless an
+  // up-to-date packed file is there.
+  // Errors: NOT_FOUND (no such file), INVALID_ARGUMENT (not a usable model: the message names the
+  // tensor or key), UNIMPLEMENTED (architecture or tensor type not supported: the message lists
+  // those that are), DATA_LOSS (truncated or corrupt), RESOURCE_EXHAUSTED (disk full while
+  // packing).
   static absl::StatusOr<std::unique_ptr<Model>> Open(const std::string& path,
                                                      const ModelOptions& options);
 
@@ -164,23 +166,25 @@ class Model {
   // Name of the kernel target in use. Logits are bit-identical within one target.
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
-  // Gives the calling thread, which is to run all passes from then on, and the model's own threads
-  // a core each, where there are just as many; true if so. See ThreadPool::PinThreads.
+  // Binds the calling thread and the model's own threads to a core each, if the process may use
+  // exactly as many cores as there are threads. Returns true if all are bound. The calling thread
+  // is the one that will run all later passes. See ThreadPool::PinThreads.
   virtual bool PinThreads() = 0;
 
-  // The GGUF's metadata (without tensors), from which the tokenizer and chat template are made.
+  // The GGUF's metadata without its tensors; source of the tokenizer and the chat template.
   virtual const GgufFile& metadata() const = 0;
 
-  // A pass that computes every row, writes its K and V to its slot, and writes logits [rows with
-  // want_logits, vocab_size] f32, in row order. The result of a row depends on nothing else in the
-  // batch, on no thread count, no cutting of the prefill and no other pass (ARCHITECTURE.md, The
-  // engine's rules). What `batch` spans and `logits` stay until the pass is gone, and the pass goes
-  // before the model. Contexts that passes share must not be written by one where another reads.
+  // Creates a pass that computes every row, writes its K and V to its slot, and writes `logits`
+  // [rows with want_logits, vocab_size] f32, in row order. A row's result depends neither on other
+  // rows of the batch, nor on the thread count, on how the prefill is split, or on other passes
+  // (ARCHITECTURE.md, The engine's rules). The memory behind `batch` and `logits` must outlive the
+  // pass, and the model must outlive it too. Where passes share a context, none may write a slot
+  // that another reads.
   // Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level, ancestors).
   virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
 
-  // One pass from beginning to end. Once `cancel` holds the call returns CANCELLED: KV slots of the
-  // rows are then undefined. Errors: as Begin; CANCELLED.
+  // Runs one pass to its end. Returns CANCELLED once `*cancel` is true; the KV slots of the rows
+  // are then undefined. Errors: as Begin; CANCELLED.
   absl::Status Forward(const Batch& batch, float* logits,
                        const std::atomic<bool>* cancel = nullptr);
 };

@@ -1,4 +1,4 @@
-// Model::Open: a packed file as it is, a GGUF by way of the cache.
+// Model::Open: opens a packed file directly, a GGUF through the cache of packed files.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -7,7 +7,7 @@
 
 namespace withy::engine {
 
-// Gives the pass back when it is over.
+// Returns the pass to the model's idle passes when it is destroyed.
 class PackedModel::BorrowedPass final : public Pass {
  public:
   BorrowedPass(PackedModel& model, std::unique_ptr<PlannedPass> pass)

@@ -1,4 +1,4 @@
-// Model over a packed file. Use it through model.h; this header is for model/ alone. Neighbours:
+// Model over a packed file. Use it through model.h; only model/ includes this header. Neighbours:
 // planned_pass.h plans and drives, executor.h computes.
 #pragma once
 
@@ -38,7 +38,7 @@ class PackedModel : public Model {
   const int32_t max_piece_rows_;
   const ModelInfo info_;
   std::unique_ptr<Executor> executor_;
-  std::vector<std::unique_ptr<PlannedPass>> idle_;  // passes that are over, for their buffers
+  std::vector<std::unique_ptr<PlannedPass>> idle_;  // finished passes; reused for their buffers
 };
 
 }  // namespace withy::engine

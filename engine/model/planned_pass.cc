@@ -45,16 +45,16 @@ bool PlannedPass::NextPiece() {
 }
 
 double PlannedPass::Done() const {
-  if (begin_row_ == end_row_) return DoneWith(0);
+  if (begin_row_ == end_row_) return ShareAfter(0);
   const double ops = run_->ops_done();
   const auto& ends = program_.layer_end;
   const auto end = std::upper_bound(ends.begin(), ends.end(), ops);
-  if (end == ends.end()) return DoneWith(static_cast<double>(ends.size()));
+  if (end == ends.end()) return ShareAfter(static_cast<double>(ends.size()));
   const int32_t begin = end == ends.begin() ? 0 : *(end - 1);
-  return DoneWith(static_cast<double>(end - ends.begin()) + (ops - begin) / (*end - begin));
+  return ShareAfter(static_cast<double>(end - ends.begin()) + (ops - begin) / (*end - begin));
 }
 
-double PlannedPass::DoneWith(double layers) const {
+double PlannedPass::ShareAfter(double layers) const {
   const auto rows = static_cast<double>(batch_.rows.size());
   const double piece = end_row_ - begin_row_;
   return (begin_row_ + (piece > 0 ? piece * plan_.ShareDone(layers) : 0)) / rows;
@@ -62,9 +62,9 @@ double PlannedPass::DoneWith(double layers) const {
 
 int32_t PlannedPass::OpsUntil(double until) const {
   if (until >= 1) return ProgramRun::kToTheEnd;
-  if (DoneWith(0) >= until) return 0;
+  if (ShareAfter(0) >= until) return 0;
   for (size_t layer = 0; layer < program_.layer_end.size(); ++layer) {
-    if (DoneWith(static_cast<double>(layer + 1)) >= until) return program_.layer_end[layer];
+    if (ShareAfter(static_cast<double>(layer + 1)) >= until) return program_.layer_end[layer];
   }
   return ProgramRun::kToTheEnd;
 }

@@ -1,6 +1,5 @@
-// A batch on its way through a model, piece by piece: rows are planned, the program is written, an
-// executor runs it. Use it through Model::Begin. Neighbours: packed_model.h keeps passes for their
-// buffers.
+// Computes a batch piece by piece: plans the rows, writes the program, and lets an executor run it.
+// Use it through Model::Begin. Neighbours: packed_model.h reuses passes for their buffers.
 #pragma once
 
 #include <atomic>
@@ -16,29 +15,30 @@
 
 namespace withy::engine {
 
-// Batch after batch, one at a time. Not thread-safe. What is passed in outlives it.
+// Computes one batch at a time. Not thread-safe. `facts` and `info` must outlive it.
 class PlannedPass {
  public:
-  // `max_piece_rows`: rows of a piece at most. `tap`: operations that show the residual stream.
+  // `max_piece_rows`: most rows of a piece. `tap`: as for Emit.
   PlannedPass(const ModelFacts& facts, const ModelInfo& info, std::unique_ptr<ProgramRun> run,
               int32_t max_piece_rows, bool tap);
 
-  // Takes a batch, which stays until the pass is over. Errors: as Model::Begin.
+  // Takes a batch. The memory behind `batch` and `logits` must stay valid until the pass finishes
+  // or is abandoned. Errors: as Model::Begin.
   absl::Status Start(const Batch& batch, float* logits);
   // As Pass::Run.
   bool Run(const std::atomic<bool>* stop, double until);
-  // As Pass::Done: every row counts alike, a layer by what the rows' levels compute of it, and
-  // every operation of a layer alike.
+  // As Pass::Done. Pieces count by their rows, a layer by what the rows' levels compute of it, and
+  // the operations of a layer equally.
   double Done() const;
-  // Gives up what is left.
+  // Drops the remaining work.
   void Abandon();
 
  private:
-  // Plans and starts the next piece; false when there is none.
+  // Plans and starts the next piece; false if there is none.
   bool NextPiece();
-  // Share of the batch that is done with so many layers of the present piece.
-  double DoneWith(double layers) const;
-  // The first operation of the piece that is not to be begun.
+  // Share of the batch's work done after `layers` layers of the current piece.
+  double ShareAfter(double layers) const;
+  // Index of the piece's operation before which Run(`until`) pauses.
   int32_t OpsUntil(double until) const;
 
   const ModelFacts& facts_;
@@ -48,12 +48,12 @@ class PlannedPass {
   const bool tap_;
 
   Batch batch_;              // the caller's
-  float* logits_ = nullptr;  // likewise
-  RowPlan plan_;             // of the present piece
-  Program program_;
-  int32_t begin_row_ = 0;  // of the present piece
-  int32_t end_row_ = 0;
-  int32_t logits_rows_ = 0;  // of the pieces before the next one
+  float* logits_ = nullptr;  // the caller's
+  RowPlan plan_;             // of the current piece
+  Program program_;          // of the current piece
+  int32_t begin_row_ = 0;    // of the current piece
+  int32_t end_row_ = 0;      // of the current piece
+  int32_t logits_rows_ = 0;  // rows with logits in the pieces planned so far
 };
 
 }  // namespace withy::engine

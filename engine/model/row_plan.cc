@@ -30,14 +30,14 @@ void RowPlan::PlanExtents(const ModelFacts& facts) {
   const ModelShape& s = facts.shape;
   const int32_t full = facts.full_level();
   uniform_ = std::all_of(rows_.begin(), rows_.end(), [&](const PlannedRow& planned) {
-    return planned.level == full && (planned.seen_level == full || !s.cuts_kv_heads());
+    return planned.level == full && (planned.attention_level == full || !s.cuts_kv_heads());
   });
   narrowed_ = false;
   if (uniform_) return;
   const auto add = [&](RowExtents* to, int32_t layer, const PlannedRow& planned) {
     const LayerExtent& extent = facts.Extent(planned.level, layer);
     const int32_t heads =
-        s.cuts_kv_heads() ? facts.Extent(planned.seen_level, layer).heads : extent.heads;
+        s.cuts_kv_heads() ? facts.Extent(planned.attention_level, layer).heads : extent.heads;
     narrowed_ = narrowed_ || heads < extent.heads;
     to->heads.push_back(heads);
     to->q_rows.push_back(extent.heads * s.head_dim);
@@ -55,7 +55,7 @@ void RowPlan::PlanExtents(const ModelFacts& facts) {
 }
 
 void RowPlan::PlanShares(const ModelFacts& facts) {
-  constexpr double kNorms = 2;  // in terms of d_model, as all of this, of every layer
+  constexpr double kNorms = 2;  // norms of a layer; all work here is in units of d_model
   const ModelShape& s = facts.shape;
   std::vector<double> rows(facts.levels.size());
   std::vector<double> wanted(facts.levels.size());

@@ -1,6 +1,6 @@
-// What the rows of one piece of a batch compute, layer by layer: their order, extents of their
-// levels, which go on behind the last layer's K and V. Neighbours: rows.h orders rows and finds
-// tree tails, emit.h writes the program. Pure: touches no KV, no weights.
+// Plans what the rows of one piece of a batch compute in each layer: their order, the extents of
+// their levels, and which rows continue after the last layer's K and V. Neighbours: rows.h orders
+// rows and finds tree tails, emit.h writes the program. Pure: touches neither KV nor weights.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace withy::engine {
 
-// What each row computes of one layer; rows are sorted so that no extent grows from row to row.
+// What each row computes of one layer. Rows are sorted so that no extent grows from row to row.
 struct RowExtents {
-  std::vector<int32_t>
-      heads;  // heads that attend; fewer than q_rows has where the context has fewer
+  // Query heads that attend. Fewer than q_rows / head_dim if the row's context has fewer heads.
+  std::vector<int32_t> heads;
   std::vector<int32_t> q_rows;   // query heads * head_dim
   std::vector<int32_t> kv_rows;  // KV heads * head_dim
   std::vector<int32_t> neurons;
@@ -23,52 +23,51 @@ struct RowExtents {
   void Clear();
 };
 
-// One piece. Kept for its buffers: Plan() begins anew.
+// The plan of one piece. Plan() replaces it and reuses its buffers.
 class RowPlan {
  public:
-  // Plans rows [begin, end) of a checked batch. `first_logits`: rows before `begin` that want
-  // logits.
+  // Plans rows [begin, end) of a checked batch, which must outlive the plan. `first_logits`: number
+  // of rows before `begin` that want logits.
   void Plan(const Batch& batch, const ModelFacts& facts, int32_t begin, int32_t end,
             int32_t first_logits);
 
   int32_t count() const { return static_cast<int32_t>(rows_.size()); }
   const PlannedRow& row(int32_t i) const { return rows_[static_cast<size_t>(i)]; }
   std::span<const PlannedRow> rows() const { return rows_; }
-  // Rows that want logits, ascending.
+  // Indices of the rows that want logits ("wanted rows"), ascending.
   std::span<const int32_t> wanted() const { return wanted_; }
-  // Scratch blocks that tree rows need a layer.
+  // Scratch blocks that the tree rows need in each layer.
   int32_t tail_blocks() const { return tail_blocks_; }
-  // The first row of the caller's logits that this piece writes.
+  // First row of the caller's logits that this piece writes.
   int32_t first_logits_row() const { return first_logits_row_; }
-  // Every row computes the whole of every layer.
+  // True if every row computes all of every layer.
   bool uniform() const { return uniform_; }
-  // Some row attends with fewer heads than its level has.
+  // True if some row attends with fewer heads than its level has.
   bool narrowed() const { return narrowed_; }
-  // Some row is of a level below the full one.
-  bool lowered() const { return !uniform_; }
 
-  // Rows that go on once a layer's K and V are stored: of the last layer, those that want logits.
+  // Number of rows that continue once a layer's K and V are stored: in the last layer the wanted
+  // rows, in other layers all.
   int32_t RowsAfterKv(int32_t layer) const {
     return IsLast(layer) ? static_cast<int32_t>(wanted_.size()) : count();
   }
-  // Null where uniform.
+  // Null if uniform().
   const RowExtents* Extents(int32_t layer) const {
     return uniform_ ? nullptr : &extents_[static_cast<size_t>(layer)];
   }
   const RowExtents* ExtentsAfterKv(int32_t layer) const {
     return uniform_ ? nullptr : IsLast(layer) ? &wanted_extents_ : Extents(layer);
   }
-  // Level of row i in the numbering before and behind the last layer's K and V.
+  // Level of row i. After the last layer's K and V, i counts wanted rows only.
   int32_t LevelOf(int32_t i) const { return row(i).level; }
   int32_t LevelAfterKv(int32_t layer, int32_t i) const {
     return row(IsLast(layer) ? wanted_[static_cast<size_t>(i)] : i).level;
   }
-  // Whether some row goes through a layer's attention, its MLP: levels may leave them out.
+  // Whether some row computes a layer's attention or its MLP; a level may leave either out.
   bool ComputesAttention(int32_t layer) const;
   bool ComputesMlp(int32_t layer) const;
 
-  // Share of the piece's work that is done with the first `layers` layers, 0 .. 1; fractions count
-  // in proportion.
+  // Share of the piece's work, 0 .. 1, that its first `layers` layers make up. A fraction of a
+  // layer counts in proportion.
   double ShareDone(double layers) const;
 
  private:
@@ -84,7 +83,7 @@ class RowPlan {
   bool uniform_ = true;
   bool narrowed_ = false;
   std::vector<RowExtents> extents_;   // [layer]
-  RowExtents wanted_extents_;         // of the last layer, for wanted rows
+  RowExtents wanted_extents_;         // of the wanted rows in the last layer
   std::vector<double> share_before_;  // [layer + 1]
 };
 

@@ -64,7 +64,7 @@ absl::Status CheckSlotsDiffer(const Batch& batch) {
       absl::StrCat("two rows write slot ", twice->second, " of context ", twice->first));
 }
 
-// Every block that a row reads or writes must be there.
+// Every block that a row reads or writes must exist.
 absl::Status CheckBlocks(const Batch& batch, size_t layers) {
   const auto chunks_up_to = [](int32_t slot) {
     return static_cast<size_t>(slot / kChunkTokens) + 1;
@@ -113,7 +113,7 @@ void PlanPiece(const Batch& batch, int32_t full_level, int32_t begin, int32_t en
     const Row& row = batch.rows[static_cast<size_t>(i)];
     PlannedRow planned{
         .row = &row, .level = row.level == -1 ? full_level : row.level, .batch_row = i};
-    planned.seen_level =
+    planned.attention_level =
         row.context_level == -1 ? planned.level : std::min(planned.level, row.context_level);
     if (row.want_logits) planned.logits_row = first_logits++;
     const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());

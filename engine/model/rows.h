@@ -1,6 +1,6 @@
-// Checks a batch and orders the rows of one piece: by level; finds rows that see scattered slots
-// and where logits go. Neighbours: row_plan.h adds what each row computes. Pure: touches no KV, no
-// weights.
+// Checks a batch, and orders the rows of one piece of it by level. For each row it finds whether
+// the slots that the row sees are scattered, and where its logits go. Neighbours: row_plan.h adds
+// what each row computes. Pure: touches neither KV nor weights.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,18 @@ namespace withy::engine {
 
 struct PlannedRow {
   const Row* row = nullptr;
-  int32_t level = 0;        // index into info().levels
-  int32_t seen_level = 0;   // that attention is cut to: the lower of the row's and its context's
-  int32_t logits_row = -1;  // in the caller's output; -1: wants none
-  int32_t batch_row = 0;
-  // Keys at positions from tail_group * chunk_tokens on are gathered into `tail_blocks` scratch
-  // blocks; -1: every key lies in its place.
+  int32_t level = 0;  // index into info().levels
+  // Level whose heads attend: the lower of the row's level and its context's.
+  int32_t attention_level = 0;
+  int32_t logits_row = -1;  // row of the caller's logits; -1: none wanted
+  int32_t batch_row = 0;    // index into Batch::rows
+  // Keys at positions from tail_group * chunk_tokens on are copied into `tail_blocks` scratch
+  // blocks. -1: every key is in the slot of its position, and nothing is copied.
   int32_t tail_group = -1;
   int32_t tail_blocks = 0;
-  int32_t tail_first = 0;  // index of the first of them among the piece's scratch blocks
+  int32_t tail_first = 0;  // index of the row's first block among the piece's scratch blocks
 
-  // Slot of the key that the row sees at `position` (at most the row's own).
+  // Slot of the key that the row sees at `position`; 0 <= position <= the row's own.
   int32_t SlotAt(int32_t position) const {
     const auto ancestors = static_cast<int32_t>(row->ancestor_slots.size());
     const int32_t linear = row->position - ancestors;
@@ -37,9 +38,9 @@ struct PlannedRow {
 // Errors: INVALID_ARGUMENT naming the row (or context), the value and the limit.
 absl::Status CheckBatch(const Batch& batch, const ModelInfo& info);
 
-// Orders rows [begin, end) of a checked batch into `plan`: highest level first, else in batch
-// order. `full_level`: index of the full model's level. `first_logits`: rows before `begin` that
-// want logits.
+// Writes rows [begin, end) of a checked batch to `plan`: highest level first, and in batch order
+// within a level. `full_level`: index of the full model's level. `first_logits`: number of rows
+// before `begin` that want logits.
 void PlanPiece(const Batch& batch, int32_t full_level, int32_t begin, int32_t end,
                int32_t first_logits, std::vector<PlannedRow>* plan);
 

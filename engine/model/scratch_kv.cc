@@ -34,7 +34,7 @@ void ScratchKv::Extend(int32_t tokens) {
   if (base == MAP_FAILED) throw std::bad_alloc();
   std::byte* const fresh = static_cast<std::byte*>(base) + blocks_.size() * kv_.block_bytes;
   memory_ = {static_cast<std::byte*>(base), bytes};
-  // Touched now, so that passes do not fault.
+  // Touches the pages now, so that passes take no page faults.
   std::memset(fresh, 0, static_cast<size_t>(memory_.base + bytes - fresh));
   while (blocks_.size() < count) {
     blocks_.push_back(KvBlockName::AtOffset(blocks_.size() * kv_.block_bytes));

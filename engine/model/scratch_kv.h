@@ -1,6 +1,6 @@
-// KV blocks of one context in ordinary memory, and greedy decoding over them: for tests, tools and
-// benchmarks that have no arena. Neighbours: model.h. Workers hold their blocks in the shared arena
-// instead.
+// KV blocks of one context in ordinary memory, and greedy decoding over them. For tests, tools and
+// benchmarks that have no arena; workers keep their blocks in the shared arena. Neighbours:
+// model.h.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,8 @@ class ScratchKv {
   ScratchKv(const ScratchKv&) = delete;
   ScratchKv& operator=(const ScratchKv&) = delete;
 
-  // Makes room for `tokens` in all. Blocks keep names and contents; views of before end.
+  // Grows to `tokens` tokens in total; never shrinks. Blocks keep their names and contents, but
+  // earlier views become invalid.
   void Extend(int32_t tokens);
   // `committed_tokens` slots are read-only for Forward.
   ContextView View(int32_t committed_tokens = 0) const {
@@ -33,17 +34,17 @@ class ScratchKv {
 
  private:
   KvInfo kv_;
-  KvMemory memory_;  // a mapping of its own
+  KvMemory memory_;  // an owned anonymous mapping
   std::vector<KvBlockName> blocks_;
 };
 
-// Runs tokens at positions first, first + 1, ... of the context; logits of the last one into
-// `logits` [vocab_size] (may be null). Errors: as Model::Forward.
+// Computes `tokens` at positions first, first + 1, ... of the context. Writes the last one's logits
+// to `logits` [vocab_size], unless that is null. Errors: as Model::Forward.
 absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t> tokens,
                      int32_t first, float* logits);
 
-// The most likely continuation of `prompt` (not empty), `count` tokens, lowest id on ties. Errors:
-// as Model::Forward.
+// Decodes `count` tokens after `prompt` (not empty), each the one with the largest logit, the
+// lowest id on ties. Errors: as Model::Forward.
 absl::StatusOr<std::vector<int32_t>> GreedyDecode(Model& model, std::span<const int32_t> prompt,
                                                   int32_t count);
 

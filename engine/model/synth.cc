@@ -77,7 +77,7 @@ constexpr std::array<NamedType, 5> kTypes = {{{"q8_0", GgmlType::kQ8_0},
                                               {"bf16", GgmlType::kBF16},
                                               {"f32", GgmlType::kF32}}};
 
-// xorshift64*: fast enough to write at the disk's pace.
+// xorshift64*: fast enough that the disk limits writing.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_((seed + 1) * 0x9e3779b97f4a7c15u | 1u) {}
@@ -106,17 +106,17 @@ uint64_t Mix(uint64_t seed, std::string_view name) {
   return hash;
 }
 
-// Random bytes as one row's blocks of 32, every block with the same scale.
+// Fills one row's blocks of 32 with random bytes; every block has the same scale.
 void FillBlocks(GgmlType type, float deviation, Random* random, std::span<uint8_t> row) {
   const size_t block_bytes = type == GgmlType::kQ8_0 ? 34 : 18;
-  // Deviation of uniform quants: 0..255 - 128, and 0..15 - 8.
+  // Standard deviation of uniform quants in -128..127 and in -8..7.
   const float quant_deviation = type == GgmlType::kQ8_0 ? 73.9f : 4.61f;
   const uint16_t scale = FloatToHalf(deviation / quant_deviation);
   random->Fill(row);
   for (size_t at = 0; at < row.size(); at += block_bytes) std::memcpy(&row[at], &scale, 2);
 }
 
-// Uniform values from a table of 256, which makes floats as fast as bytes.
+// Takes uniform values from a table of 256: as fast as random bytes.
 void FillFloats(GgmlType type, float deviation, Random* random, std::span<uint8_t> row) {
   const size_t width = type == GgmlType::kF32 ? 4 : 2;
   std::array<uint32_t, 256> table;
@@ -242,7 +242,7 @@ class Synthesizer {
     return absl::OkStatus();
   }
 
-  // Small against the weights, as a trained one is.
+  // Small relative to the weights, like a trained LoRA.
   void AddLora(const ModelShape& shape, int32_t percent, int32_t layer, const LayerExtent& extent) {
     const bool blocks = type_ == GgmlType::kQ8_0 || type_ == GgmlType::kQ4_0;
     for (int i = 0; i < kLoraParts && shape_.lora_rank > 0; ++i) {
@@ -259,7 +259,7 @@ class Synthesizer {
     Tensor(name + ".weight", type_, rows, cols, gain);
   }
 
-  // Weights of deviation gain / sqrt(cols).
+  // Weights with standard deviation gain / sqrt(cols).
   void Tensor(const std::string& name, GgmlType type, int32_t rows, int32_t cols, float gain) {
     const float deviation = gain / std::sqrt(static_cast<float>(cols));
     const uint64_t seed = Mix(seed_, name);

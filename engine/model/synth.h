@@ -1,6 +1,6 @@
-// Random-weight models in published shapes, with a valid tokenizer: for benchmarks and tests, where
-// only the shape matters. Neighbours: gguf/writer.h streams them out, `withyctl models synth` calls
-// this. Deterministic by seed.
+// Models with random weights in published shapes and a valid tokenizer, for benchmarks and tests in
+// which only the shape matters. The same seed gives the same model. Neighbours: gguf/writer.h
+// writes them, `withyctl models synth` calls this.
 #pragma once
 
 #include <cstdint>
@@ -29,22 +29,22 @@ struct SynthShape {
   float rope_base = 10000.0f;
   bool llama3_rope = false;  // adds a rope_freqs tensor
   bool tied = false;
-  bool byte_level_bpe = false;  // else SentencePiece-like
-  // Elastic levels, in per cent, ascending, with a LoRA each; every fifth layer is an anchor.
+  bool byte_level_bpe = false;  // tokenizer; false: SentencePiece-like
+  // Elastic levels in per cent, ascending, each with a LoRA. Every fifth layer is an anchor.
   std::vector<int32_t> levels = {};
   int32_t lora_rank = 8;
 };
 
-// tinyllama-1.1b, smollm2-360m, llama3.2-3b, and tiny (0.7 M parameters, for tests).
+// tinyllama-1.1b, smollm2-360m, llama3.2-3b and tiny (0.7 M parameters, for tests).
 std::vector<std::string> SynthShapeNames();
 // Errors: NOT_FOUND listing the names.
 absl::StatusOr<SynthShape> FindSynthShape(std::string_view name);
 // "q8_0", "q4_0", "f16", "f32", "bf16". Errors: INVALID_ARGUMENT listing them.
 absl::StatusOr<GgmlType> FindSynthType(std::string_view name);
 
-// Writes the model as GGUF, streaming: memory stays at a few MiB whatever the shape. `progress`:
-// (bytes written, bytes in all). Errors: INVALID_ARGUMENT (a shape that no tensor can have), those
-// of GgufWriter::Write.
+// Streams the model into a GGUF, with a few MiB of memory for any shape. `progress`: (bytes
+// written, bytes in total). Errors: INVALID_ARGUMENT (a shape that no tensor can have); as
+// GgufWriter::Write.
 absl::Status WriteSynthModel(const SynthShape& shape, GgmlType type, uint64_t seed,
                              const std::string& path,
                              const std::function<void(uint64_t, uint64_t)>& progress = nullptr);

@@ -51,8 +51,8 @@ std::string ByteCharacter(int byte) {
   return out;
 }
 
-// The next of a, b, ..., z, aa, ab, ...: every word's beginning comes before it, so that merges can
-// build it.
+// The word after `word` in a, b, ..., z, aa, ab, ... Every prefix of a word comes before the word,
+// so that merges can build it.
 std::string NextWord(std::string word) {
   for (size_t i = word.size(); i-- > 0;) {
     if (word[i] != 'z') {

@@ -1,5 +1,5 @@
-// Vocabularies for synthetic models: every byte and letter sequence can be encoded, nothing was
-// learnt. Neighbours: synth.cc.
+// Vocabularies for synthetic models. They can encode every byte and letter sequence; nothing in
+// them was learnt. Neighbours: synth.cc.
 #pragma once
 
 #include <cstdint>

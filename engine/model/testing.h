@@ -1,4 +1,4 @@
-// What the model's tests share: a folder of their own, tiny models, rows.
+// Helpers of the model's tests: a temporary folder, tiny models, rows.
 #pragma once
 
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 namespace withy::engine {
 
-// A folder that vanishes with the object.
+// A temporary folder, removed with the object.
 class TestFolder {
  public:
   TestFolder() {

@@ -1,5 +1,5 @@
-// Names of a model's weights, as operations refer to them, and the tensor of the packed file that
-// each of them is. Neighbours: program.h, facts.h checks that a file has them all, an executor
+// Names of a model's weights, by which operations refer to them, and the packed file's tensor for
+// each name. Neighbours: program.h uses them, facts.h checks that a file has them all, an executor
 // binds them to addresses.
 #pragma once
 
@@ -13,10 +13,10 @@ namespace withy::engine {
 
 enum class WeightRole : uint8_t {
   kEmbedding,   // [vocab, d_model]
-  kHead,        // [vocab, d_model]; the embedding where it is tied
+  kHead,        // [vocab, d_model]; the embedding if the two are tied
   kOutputNorm,  // [d_model]
   kRopeFrequencies,
-  // Of a layer. A model may lack head norms and biases; operations then do not name them.
+  // Per layer. Operations name head norms and biases only if the model has them.
   kAttnNorm,  // [d_model]
   kFfnNorm,
   kQNorm,  // [head_dim]
@@ -36,19 +36,19 @@ inline constexpr int kWeightRoles = 18;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;
-  int32_t layer = -1;  // -1: of no layer
+  int32_t layer = -1;  // -1: belongs to no layer
   friend bool operator==(const WeightName&, const WeightName&) = default;
 };
 
-// A LoRA factor: LoraName(level's percent, layer, part) is its tensor.
+// A LoRA factor. Its tensor is LoraName(the level's percent, layer, part).
 struct LoraWeightName {
   LoraPart part = LoraPart::kAttentionIn;
   int32_t layer = 0;
   int32_t level = 0;  // index into the model's levels
 };
 
-// The tensor's name in a packed file, e.g. "blk.3.attn_q". kHead: "output", which a file with tied
-// embeddings lacks.
+// The tensor's name in a packed file, e.g. "blk.3.attn_q". kHead is "output", which a file with
+// tied embeddings does not contain.
 std::string TensorName(const WeightName& name);
 
 }  // namespace withy::engine
