@@ -1,7 +1,7 @@
-// withy-bench-agreement: how far one GGUF is from another of the same function, such as Q8_0 from
-// F32, or an elasticized model from its original. Over held-out prompts of the corpus, fed with the
-// right answers: how often both find the same token the likeliest, perplexity of both, and how
-// many greedy answers are the same. A table on stderr, one JSON line last on stdout.
+// withy-bench-agreement: compares two GGUFs that should compute the same, such as Q8_0 with F32, or
+// an elastic model with its original. Both are fed held-out prompts of the corpus with the right
+// answers. Reports how often both have the same likeliest token, the perplexity of both, and how
+// many greedy answers are equal. Prints a table on stderr and one JSON line last on stdout.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -27,7 +27,7 @@ constexpr int32_t kLongestAnswer = 64;
 struct Side {
   std::vector<float> logits;
   double loss = 0;  // sum over all positions
-  int right = 0;    // greedy answers that are the right ones
+  int right = 0;    // number of right greedy answers
 };
 
 double LossOf(std::span<const float> logits, int32_t token) {
@@ -91,7 +91,7 @@ absl::Status Main() {
       other.loss += LossOf(b, question.answer[t]);
       ++positions;
     }
-    // The model says the reference's answer when each of its tokens is its likeliest, too.
+    // The model gives the reference's answer if each token of it is its own likeliest, too.
     WITHY_ASSIGN_OR_RETURN(const std::vector<int32_t> answer, Answer(reference, question.prompt));
     WITHY_RETURN_IF_ERROR(
         AnswerLogits(*model.model, question.prompt, answer, /*level=*/-1, &own.logits));

@@ -1,7 +1,7 @@
-// withy-bench-elastic: what elastic levels cost and bring in the engine, on models of random
-// weights: time to switch, memory for all levels, speed against size, and rows of different levels
-// in one pass. A table on stderr, one JSON line last on stdout. Neighbours: quality.cc says how
-// good the levels of a trained model are; engine_bench.h measures plain models.
+// withy-bench-elastic: measures the cost and gain of elastic levels in the engine, on models with
+// random weights: time to switch, memory for all levels, speed against size, and rows of different
+// levels in one pass. Prints a table on stderr and one JSON line last on stdout. Neighbours:
+// quality.cc measures how good a trained model's levels are; engine_bench.h measures plain models.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -37,15 +37,15 @@ using Clock = std::chrono::steady_clock;
 constexpr int32_t kPromptTokens = 256;
 constexpr int32_t kSteps = 16;
 constexpr int kSpeedRounds = 2;   // times --rounds
-constexpr int kSwitchRounds = 2;  // likewise
-constexpr int kFirstJudged = 30;  // per cent; levels below are shown only
+constexpr int kSwitchRounds = 2;  // times --rounds
+constexpr int kFirstJudged = 30;  // per cent; lower levels are shown but not judged
 constexpr std::array<int32_t, 4> kNestedPercents = {20, 40, 70, 100};
 
 double MillisSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Bytes of this process in memory, mapped files included.
+// Resident bytes of this process, mapped files included.
 double ResidentBytes() {
   malloc_trim(0);
   int64_t pages = 0, resident = 0;
@@ -53,7 +53,7 @@ double ResidentBytes() {
   return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
-// One model and a KV cache for each of four contexts.
+// A model with levels, and KV blocks for each of four contexts.
 class Levels {
  public:
   explicit Levels(engine::Model& model)
@@ -79,7 +79,7 @@ class Levels {
     return best;
   }
 
-  // Milliseconds of a prompt at `level`, with the logits of its last token.
+  // Milliseconds for a prompt at `level`, with logits of its last token.
   absl::StatusOr<double> Prompt(int32_t level) {
     std::vector<engine::Row> rows(kPromptTokens);
     for (int32_t i = 0; i < kPromptTokens; ++i) rows[static_cast<size_t>(i)] = RowAt(i, 0, level);
@@ -87,7 +87,7 @@ class Levels {
     return Run(rows, 1);
   }
 
-  // Milliseconds of one pass over a next token of as many contexts as there are levels given.
+  // Milliseconds for one pass that computes the next token of one context per entry of `levels`.
   absl::StatusOr<double> Step(const std::vector<int32_t>& levels) {
     std::vector<engine::Row> rows;
     for (size_t i = 0; i < levels.size(); ++i)
@@ -122,7 +122,7 @@ struct Result {
   std::string type;
   double memory_ratio = 0;
   double switch_us_max = 0;
-  double switch_share_max = 0;  // of the time of a prompt
+  double switch_share_max = 0;  // switch time as a share of a prompt's time
   double ttft_error_max = 0;
   double tpot_error_max = 0;
   double nested_cost_vs_full = 0;
@@ -135,9 +135,9 @@ absl::StatusOr<std::unique_ptr<engine::Model>> Open(const std::string& path) {
   return engine::Model::Open(path, options);
 }
 
-// Bytes that the model holds once every level has run.
+// Memory of the model once every level has run, in bytes.
 absl::StatusOr<double> MemoryOf(const std::string& path) {
-  // Packing, if it is needed, leaves nothing behind in what is counted.
+  // Packs the file first if necessary, so that packing does not count.
   WITHY_RETURN_IF_ERROR(Open(path).status());
   const double before = ResidentBytes();
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model, Open(path));
@@ -149,14 +149,14 @@ absl::StatusOr<double> MemoryOf(const std::string& path) {
   return ResidentBytes() - before;
 }
 
-// Of the layers for every token, of the output head once.
+// Operations of a prompt: the layers for every token, the output head once.
 double PromptFlops(const engine::ModelInfo& info, const engine::LevelInfo& level) {
   const double head = 2.0 * info.vocab_size * info.d_model;
   return kPromptTokens * (static_cast<double>(level.flops_per_token) - head) + head;
 }
 
-// Times of one level in milliseconds, round by round, and as shares of what the full level took in
-// the same round: so that an hour in which the machine is slower moves both.
+// Times of one level per round, in milliseconds and as shares of the full level's time in the same
+// round. A round in which the machine is slow does not change the shares.
 struct Times {
   std::vector<double> ms, shares;
 };
@@ -165,13 +165,14 @@ void AddShares(std::vector<Times>& levels) {
   for (Times& level : levels) level.shares.push_back(level.ms.back() / levels.back().ms.back());
 }
 
-// Says what a level took beside what it was said to take; returns how far off that is.
-double ReportTimes(const Times& level, double said) {
+// Prints a level's times beside its predicted share of the full level's. Returns the relative error
+// of the prediction.
+double ReportTimes(const Times& level, double predicted) {
   const Spread ms = Summarize(level.ms);
   const Spread share = Summarize(level.shares);
   std::fprintf(stderr, " %8.2f (%.2f–%.2f) %7.3f (%.3f–%.3f; %.3f)", ms.median, ms.low, ms.high,
-               share.median, share.low, share.high, said);
-  return std::abs(share.median / said - 1);
+               share.median, share.low, share.high, predicted);
+  return std::abs(share.median / predicted - 1);
 }
 
 absl::Status MeasureSpeed(Levels& levels, Result* result) {
@@ -211,8 +212,8 @@ absl::Status MeasureSpeed(Levels& levels, Result* result) {
   return absl::OkStatus();
 }
 
-// How much longer a step takes when the step before it was of another level: the median over all
-// levels that it may have been, because a single pair's is lost in the spread of a step.
+// Measures how much longer a step takes if the step before it ran at another level. Takes the
+// median over all other levels, because the spread of a step hides a single pair's difference.
 absl::Status MeasureSwitch(Levels& levels, Result* result) {
   double worst_share = 0;
   for (int32_t to = 0; to < levels.count(); ++to) {

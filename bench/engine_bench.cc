@@ -22,7 +22,7 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Any tokens will do: the time does not depend on them.
+// Arbitrary tokens; the time does not depend on them.
 int32_t TokenAt(int32_t position, int32_t vocab) {
   return static_cast<int32_t>((static_cast<uint32_t>(position) * 2654435761u >> 7) %
                               static_cast<uint32_t>(vocab));

@@ -1,6 +1,6 @@
-// Measures the engine by itself: prefill and decode against the machine's ceilings, batches, depth,
-// a busy neighbour. Neighbours: engine_main.cc prints, peer_bench.h measures other runtimes. Needs
-// no service.
+// Measures the engine alone, without a service: prefill and decode against the machine's ceilings,
+// batches, depth, a busy neighbour. Neighbours: engine_main.cc prints, peer_bench.h measures other
+// runtimes.
 #pragma once
 
 #include <cstdint>
@@ -32,33 +32,34 @@ class EngineBench {
  public:
   explicit EngineBench(engine::Model& model);
 
-  // Tokens a second of a prompt, logits of the last. At most kDepthTokens tokens.
+  // Tokens per second of a prompt of at most kDepthTokens tokens, with logits of the last token.
   absl::StatusOr<double> Prefill(int32_t prompt_tokens = kPrefillTokens);
-  // Tokens a second of `steps` steps of `rows` contexts each, which start with `depth` tokens of
-  // context (see Fill).
+  // Tokens per second of `steps` decode steps over `rows` contexts, which start with `depth` tokens
+  // of context (see Fill).
   absl::StatusOr<double> Decode(int32_t rows, int32_t depth, int32_t steps = kDecodeTokens);
   // Prefills context 0 with kDepthTokens tokens, for Decode at that depth.
   absl::Status Fill();
 
-  // Operations a second of 8-bit dot products that the cores can do, and bytes a second that they
-  // can read.
+  // The machine's ceilings (engine/cpu/ceilings.h): operations per second of 8-bit dot products,
+  // and bytes per second read from memory.
   double Peak();
   double Bandwidth();
 
-  // Multiply-adds of the matrices times two: 512 tokens through the layers, one through the output
-  // head.
+  // Operations (two per multiply-add) of the matrices in a prefill: kPrefillTokens tokens through
+  // the layers, one through the output head.
   double PrefillOperations() const;
+  // Weight bytes read per decoded token.
   double DecodeBytes() const;
 
  private:
   engine::Model& model_;
   engine::ThreadPool pool_;  // for the ceilings; parked while the model computes
-  std::vector<std::unique_ptr<engine::ScratchKv>> kv_;  // one a context of a batch
+  std::vector<std::unique_ptr<engine::ScratchKv>> kv_;  // one per context of a batch
   std::vector<float> logits_;
 };
 
-// A child process that keeps one core busy, on the same cores and with the same priority, while the
-// object lives.
+// A child process that computes all the time while the object lives. It keeps one core busy, and
+// may use the same cores with the same priority as this process.
 class BusyNeighbour {
  public:
   static absl::StatusOr<std::unique_ptr<BusyNeighbour>> Start();
@@ -69,8 +70,8 @@ class BusyNeighbour {
   int pid_;
 };
 
-// Keeps this process and its children on `count` of the cores it may use, so that neighbours share
-// them.
+// Binds this process and its children to `count` of the cores that it may use, so that a busy
+// neighbour shares them.
 absl::Status PinToCores(int32_t count);
 
 }  // namespace withy::bench

@@ -1,5 +1,5 @@
-// withy-bench-engine: how fast the engine is on this machine, against its ceilings and against
-// other runtimes. Prints a table and one JSON line last, on stdout; progress on stderr.
+// withy-bench-engine: measures the engine's speed on this machine, against the machine's ceilings
+// and against other runtimes. Prints a table and last one JSON line on stdout; progress on stderr.
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -85,7 +85,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   return options;
 }
 
-// Samples by key; keys of the JSON line keep the order in which they were first measured.
+// Samples by key. The JSON line has the keys in the order of their first measurement.
 class Report {
  public:
   void Add(const std::string& key, double sample) {
@@ -101,7 +101,8 @@ class Report {
       const Spread spread = Summarize(samples);
       std::printf("%-32s %10.3f %10.3f %10.3f %5zu\n", key.c_str(), spread.median, spread.low,
                   spread.high, samples.size());
-      if (key.find(' ') == std::string::npos) line[key] = spread.median;  // others are details
+      // Keys with a space are details and only appear in the table.
+      if (key.find(' ') == std::string::npos) line[key] = spread.median;
     }
     std::printf("%s\n", line.dump().c_str());
   }
@@ -115,7 +116,7 @@ class Report {
 
 void Say(const std::string& what) { std::fprintf(stderr, "\r\033[K%s", what.c_str()); }
 
-// Each figure is measured beside its ceiling, because neighbours come and go.
+// Measures each figure right beside its ceiling, because the load of other processes changes.
 absl::Status MeasureAlone(EngineBench& bench, int runs, Report* report) {
   for (int run = 0; run < runs; ++run) {
     Say(absl::StrCat("alone, ", run + 1, " of ", runs));
@@ -165,7 +166,7 @@ absl::Status MeasureHog(EngineBench& bench, int runs, Report* report) {
   return absl::OkStatus();
 }
 
-// Pairs of ours and each peer in turn; the JSON line has the ratio to the best peer.
+// Measures our engine and each peer in turn. The JSON line has the ratio to the best peer.
 absl::Status MeasurePeers(EngineBench& bench, const Options& options, Report* report) {
   std::vector<PeerBench> peers;
   for (const std::string& program : options.peers) {
@@ -194,7 +195,7 @@ absl::Status MeasurePeers(EngineBench& bench, const Options& options, Report* re
 }
 
 absl::Status Run(const Options& options) {
-  // Before any thread starts, so that all of them and the busy neighbour share the same cores.
+  // Binds before any thread starts, so that all threads and the busy neighbour share the cores.
   WITHY_RETURN_IF_ERROR(PinToCores(options.engine.threads));
   engine::ModelOptions engine_options = options.engine;
   engine_options.progress = [](double done, std::string_view what) {

@@ -43,7 +43,7 @@ absl::Status AnswerLogits(engine::Model& model, std::span<const int32_t> prompt,
                           std::span<const int32_t> answer, int32_t level,
                           std::vector<float>* logits) {
   std::vector<int32_t> ids(prompt.begin(), prompt.end());
-  const size_t first = ids.size() - 1;  // its logits are the answer's first token
+  const size_t first = ids.size() - 1;  // its logits predict the answer's first token
   ids.insert(ids.end(), answer.begin(), answer.end() - 1);
   const engine::ScratchKv kv(model.info(), static_cast<int32_t>(ids.size()));
   std::vector<engine::Row> rows(ids.size());

@@ -13,8 +13,8 @@
 namespace withy::bench {
 namespace {
 
-// Runs the program without a shell; its standard output. Its exit status is not looked at when
-// `any_status`.
+// Runs the program without a shell and returns its standard output. `any_status`: ignore its exit
+// status.
 absl::StatusOr<std::string> Output(const std::vector<std::string>& command, bool any_status) {
   std::array<int, 2> pipe_fds{};
   if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) return ErrnoError("make a pipe");

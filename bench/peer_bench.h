@@ -1,5 +1,5 @@
-// Runs a llama-bench (llama.cpp or ik_llama.cpp) on the same GGUF and reads its figures.
-// Neighbours: engine_bench.h measures ours. The peer is somebody else's program, named by the user.
+// Runs a llama-bench program (llama.cpp or ik_llama.cpp), which the user names, on the same GGUF
+// and reads its figures. Neighbours: engine_bench.h measures our engine.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,13 @@ struct PeerSpeed {
 
 class PeerBench {
  public:
-  // Errors: NOT_FOUND or others when the program cannot be run.
+  // Checks that the program runs and whether it offers run-time repacking. Errors: NOT_FOUND or
+  // others if it cannot be run.
   static absl::StatusOr<PeerBench> Open(const std::string& program);
 
-  // One pass: a prompt of `prompt` tokens, then `generate` tokens from an empty context, each once.
-  // Run-time repacking is on where the program offers it. Errors: INTERNAL naming the program when
-  // it fails or prints something else than llama-bench's JSON.
+  // Measures once: a prompt of `prompt` tokens, then `generate` tokens from an empty context.
+  // Run-time repacking is on if the program offers it. Errors: INTERNAL naming the program if it
+  // fails or does not print llama-bench's JSON.
   absl::StatusOr<PeerSpeed> Run(const std::string& gguf, int32_t threads, int32_t prompt,
                                 int32_t generate) const;
 

@@ -1,4 +1,4 @@
-// Reading a peer's figures, with a script in its place.
+// Tests reading a peer's figures; a script stands in for the peer.
 #include "bench/peer_bench.h"
 
 #include <filesystem>
@@ -20,7 +20,8 @@ class PeerBenchTest : public testing::Test {
   }
   ~PeerBenchTest() override { fs::remove_all(folder_); }
 
-  // A program that prints `help` for --help, else its arguments into a file and `output`.
+  // A program that prints `help` for --help. Otherwise it writes its arguments to a file and prints
+  // `output`.
   std::string Script(const std::string& help, const std::string& output, int status = 0) {
     const fs::path path = folder_ / "llama-bench";
     std::ofstream(path) << "#!/bin/sh\nif [ \"$1\" = --help ]; then echo '" << help

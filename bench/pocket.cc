@@ -1,7 +1,7 @@
-// withy-bench-pocket: held-out prompts of the project's corpus through the served path, greedy,
-// scored by exact match; then how often the draft would have said the target's next token. A table
-// on stderr, one JSON line last on stdout. Neighbours: offline/corpus writes the prompts; a
-// running service answers them (./withy bench pocket starts one).
+// withy-bench-pocket: sends held-out prompts of the corpus to a running service, decodes greedily,
+// and scores exact matches. Then measures how often the draft would have predicted the target's
+// next token. Prints a table on stderr and one JSON line last on stdout. Neighbours: offline/corpus
+// writes the prompts; ./withy bench pocket starts a service.
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ ABSL_FLAG(std::string, errors, "", "file for the target's wrong answers, a JSON 
 namespace withy::bench {
 namespace {
 
-// What one model made of the prompts.
+// One model's answers to the prompts.
 struct Score {
   std::array<int, corpus::kTaskCount> asked{}, right{};
   std::vector<std::vector<int32_t>> answers;  // token ids, by prompt
@@ -64,7 +64,7 @@ v1::GenerateRequest RequestFor(const corpus::Record& record, const std::string& 
   return request;
 }
 
-// One call; retried while the service asks for it.
+// Makes one call; retries it while the service asks for a retry.
 absl::Status Ask(v1::LlmService::Stub& stub, const v1::GenerateRequest& request, std::string* text,
                  std::vector<int32_t>* ids) {
   while (true) {
@@ -121,8 +121,8 @@ absl::StatusOr<Score> Run(const std::string& model) {
   return score;
 }
 
-// Positions of the target's answers, and those at which the draft's likeliest next token is the
-// target's.
+// Number of positions in the target's answers, and of those at which the draft's likeliest next
+// token is the target's.
 struct Agreement {
   int64_t positions = 0, agreed = 0;
   double Share() const {
@@ -130,8 +130,8 @@ struct Agreement {
   }
 };
 
-// Runs the draft over prompt and answer in one pass and compares each position with what the target
-// said there.
+// Runs the draft over prompt and answer in one pass, and compares its likeliest token at each
+// position with the target's.
 absl::Status Compare(const engine::ModelBundle& draft, const corpus::Record& record,
                      const std::vector<int32_t>& answer, Agreement* agreement) {
   if (answer.empty()) return absl::OkStatus();

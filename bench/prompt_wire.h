@@ -1,4 +1,4 @@
-// A corpus record as a request's prompt, for the benchmarks that ask the running service.
+// Turns a corpus record into a request's prompt, for benchmarks that call the running service.
 #pragma once
 
 #include <cstdint>

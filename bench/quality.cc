@@ -1,7 +1,7 @@
-// withy-bench-quality: how good the levels of an elastic model are, beside other ways to make the
-// model smaller. Exact match of greedy answers on held-out prompts, at every level, with a paired
-// test against the first method. A table on stderr, optionally a plot, one JSON line last on
-// stdout. Neighbours: offline/elastic makes the files; elastic.cc measures speed.
+// withy-bench-quality: compares the levels of an elastic model with other ways to make the model
+// smaller. Scores exact matches of greedy answers on held-out prompts at every level, with a paired
+// test against the first method. Prints a table on stderr, optionally a plot, and one JSON line
+// last on stdout. Neighbours: offline/elastic makes the files; elastic.cc measures speed.
 //   withy-bench-quality --models ours=elastic.gguf,random=random.gguf,layers@60=dropped-60.gguf
 #include <algorithm>
 #include <cmath>
@@ -51,8 +51,9 @@ double Share(const Hits& hits) {
          static_cast<double>(std::max<size_t>(1, hits.size()));
 }
 
-// McNemar's exact test: how likely it is that of the prompts that one of both gets right alone, so
-// many or more are `other`'s, were both equally good. Small: `other` is better.
+// One-sided p-value of McNemar's exact test. Of the prompts that exactly one method gets right, at
+// least as many as observed are `other`'s with this probability if both are equally good. Small:
+// `other` is better.
 double ChanceThatNotBetter(const Hits& own, const Hits& other) {
   int own_alone = 0, other_alone = 0;
   for (size_t i = 0; i < own.size(); ++i) {
@@ -86,7 +87,7 @@ absl::StatusOr<Source> ParseSource(const std::string& text) {
   return source;
 }
 
-// Before minutes of measuring: every file is there, and is of the kind that its source says.
+// Checks before minutes of measuring that every file exists and is of the kind its source says.
 absl::StatusOr<std::vector<Source>> SourcesFromFlags() {
   std::vector<Source> sources;
   for (const std::string& text : absl::GetFlag(FLAGS_models)) {
@@ -166,7 +167,7 @@ void PrintTable(const std::vector<Method>& methods) {
   std::fprintf(stderr, "\n* better than %s, p < 0.01 (McNemar)\n", methods.front().name.c_str());
 }
 
-// By task, of one level.
+// Share of right answers of one level, by task.
 std::map<std::string, double> ShareByTask(const Method& method, const Hits& hits) {
   std::map<std::string, Hits> by_task;
   for (size_t i = 0; i < hits.size(); ++i) {
@@ -188,7 +189,8 @@ void PrintTasks(const Method& method) {
   std::fprintf(stderr, "\n");
 }
 
-// Mean accuracy over the levels from 20 to 80 % that both have, in points.
+// Mean difference in accuracy, in percentage points, over the levels from 20 to 80 % that both
+// have.
 std::optional<double> MeanGain(const Method& own, const Method& other) {
   double gain = 0;
   int count = 0;
@@ -263,7 +265,7 @@ absl::Status Main() {
   }
   PrintTable(methods);
   PrintTasks(methods.front());
-  // Before the plot, so that nothing is lost when that cannot be written.
+  // Printed before the plot, so that nothing is lost if the plot cannot be written.
   PrintJson(methods);
   return plot.empty() ? absl::OkStatus() : WritePlot(methods, plot);
 }

@@ -1,7 +1,7 @@
-// withy-bench-service: what the service adds to the engine's own time. One prompt is answered in
-// turn by the running service and by an engine in this process, on the same weights, and time to
-// first token and time per token are compared. A table on stderr, one JSON line last on stdout.
-// Neighbours: engine_bench.h times the engine; ./withy bench service starts the service.
+// withy-bench-service: measures the time that the service adds to the engine's own. The running
+// service and an engine in this process answer the same prompts in turn with the same weights; TTFT
+// and TPOT are compared. Prints a table on stderr and one JSON line last on stdout. Neighbours:
+// engine_bench.h times the engine; ./withy bench service starts the service.
 #include <grpcpp/grpcpp.h>
 
 #include <cstdio>
@@ -40,10 +40,10 @@ struct Call {
   double ttft_ms = 0;
   double tpot_ms = 0;
   int prompt_tokens = 0;
-  v1::LatencyReport told = {};  // where the service says its time went
+  v1::LatencyReport told = {};  // the service's breakdown of its time
 };
 
-// Different from round to round, so that nothing of it is known already.
+// A prompt that differs in every round, so that no part of it is cached.
 std::string Prompt(int words, int round) {
   std::string prompt;
   for (int i = 0; i < words; ++i)
@@ -112,9 +112,9 @@ absl::Status Main() {
                          engine::Model::Open(absl::GetFlag(FLAGS_model), model_options));
   EngineBench engine(*model);
   const auto stub = v1::LlmService::NewStub(rpc::Connect(absl::GetFlag(FLAGS_address)));
-  WITHY_RETURN_IF_ERROR(ThroughService(*stub, pairs).status());  // both warm
+  WITHY_RETURN_IF_ERROR(ThroughService(*stub, pairs).status());  // warms the service up
   std::vector<double> served_ttft, served_tpot, own_ttft, own_tpot, more_ttft, more_tpot;
-  std::vector<double> queue, load, prefill, rest;  // of the served TTFT
+  std::vector<double> queue, load, prefill, rest;  // parts of the served TTFT
   int prompt_tokens = 0;
   for (int pair = 0; pair < pairs; ++pair) {
     WITHY_ASSIGN_OR_RETURN(const Call served, ThroughService(*stub, pair));

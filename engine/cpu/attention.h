@@ -16,7 +16,7 @@ namespace withy::engine {
 // of the block that blocks[p / 16 * block_stride] names in `memory`.
 //
 // A row of a token tree sees committed keys and its ancestors, whose slots are scattered. The
-// caller copies the keys from group tail_group on into scratch blocks (CopyToken), one block for
+// caller copies K and V from group tail_group on into scratch blocks (CopyToken), one block for
 // each group of 16 positions. Group g >= tail_group is then read from tail[g - tail_group].
 struct AttentionRow {
   const std::byte* memory = nullptr;    // KvMemory::base of the context's blocks

@@ -1,5 +1,5 @@
-// Attention of every supported target against a slow reference over the quantised keys, and its
-// independence of batch, slots and cutting.
+// Tests attention of every supported target against a slow reference over the quantised keys, and
+// that results do not depend on batch, slots or splitting.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 namespace withy::engine {
 namespace {
 
-// A context's blocks of one layer. Unwritten slots hold bytes that would show if they were read.
+// A context's blocks of one layer. Unwritten slots hold bytes that would change a result that reads
+// them.
 class Context {
  public:
   Context(const KvGeometry& g, int tokens) : g_(g), bytes_(g.BlockBytes() * Chunks(tokens)) {

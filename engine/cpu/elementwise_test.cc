@@ -1,5 +1,5 @@
-// Element-wise kernels of every supported target against double precision, over lengths that do not
-// fit vectors.
+// Tests element-wise kernels of every supported target against double precision, also with lengths
+// that are not multiples of a vector.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class ElementwiseTest : public testing::TestWithParam<Target> {
   const Kernels& kernels() const { return *KernelsFor(GetParam()); }
 };
 
-constexpr float kGuard = 1234.5f;  // stands behind every output and must survive
+constexpr float kGuard = 1234.5f;  // follows every output and must not be overwritten
 
 TEST_P(ElementwiseTest, RmsNorm) {
   std::mt19937 rng(1);
@@ -129,7 +129,7 @@ TEST_P(ElementwiseTest, Softmax) {
 
 TEST_P(ElementwiseTest, RopeRotatesPairsAndLeavesTheRest) {
   std::mt19937 rng(4);
-  // Parts of a vector, whole ones, and both.
+  // Partial vectors, whole vectors, and both.
   for (const auto& [rope_dims, interleaved] :
        {std::pair(16, true), std::pair(16, false), std::pair(64, true), std::pair(64, false),
         std::pair(40, true), std::pair(40, false)}) {

@@ -1,6 +1,7 @@
-// Speed of the kernels alone, as fractions of what the machine can do: products in the shapes of
-// a 1.1 B model over rows, and attention. Usage: kernel_bench [--target NAME] [--threads N]
-// [--quick]. Best of many runs, because neighbours only make them slower.
+// Measures the kernels alone, as fractions of what the machine can do: products in the shapes of a
+// 1.1 B model over numbers of rows, and attention. Usage: kernel_bench [--target NAME]
+// [--threads N] [--quick]. Reports the best of many runs, because other processes only make them
+// slower.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,8 +25,8 @@ namespace {
 struct Options {
   Target target = BestTarget();
   int threads = 1;
-  double seconds = 0.25;  // a measurement
-  std::string only;       // part to run; empty: all
+  double seconds = 0.25;  // per measurement
+  std::string only;       // the part to run; empty: all
 };
 
 struct Ceilings {
@@ -53,7 +54,7 @@ std::vector<float> Noise(size_t n) {
   return x;
 }
 
-// Enough copies of one matrix to leave the caches: what decoding sees.
+// Enough copies of one matrix that they do not fit the caches, as in decoding.
 struct Weights {
   PackedMatrix shape;
   size_t stride;
@@ -73,7 +74,7 @@ Weights MakeWeights(WeightType type, int n_out, int n_in, int panel, int copies 
   w.bytes.Resize(w.stride * static_cast<size_t>(w.copies));
   std::mt19937_64 rng(1);
   for (size_t i = 0; i + 8 <= w.stride; i += 8) {
-    const uint64_t value = rng() & 0x2fff2fff2fff2fffu;  // as scales: finite halves
+    const uint64_t value = rng() & 0x2fff2fff2fff2fffu;  // finite halves where read as scales
     std::memcpy(w.bytes.data() + i, &value, 8);
   }
   for (int c = 1; c < w.copies; ++c) {
@@ -99,7 +100,7 @@ void BenchMatMul(const Options& options, const Ceilings& top, ThreadPool& pool) 
         PrepareRows(pool, kernels, x.data(), s.n_in, rows, s.n_in, kActQ8, &in);
         std::vector<float> y(static_cast<size_t>(rows) * static_cast<size_t>(s.n_out));
         int copy = 0;
-        // Passing over all copies for few rows, so that single products do not come from the cache.
+        // With few rows, passes over all copies, so that products do not read from the cache.
         const int passes = rows <= 16 ? w.copies : 1;
         const double seconds =
             BestSeconds(options.seconds,
@@ -224,7 +225,7 @@ class Forward {
                 {up_.Copy(layer), &in_, 0, rows_, up_y_.data(), 5632}, &h_);
       product = {down_.Copy(layer), &h_, 0, rows_, x_.data(), 2048, true};
       AddMatMuls(steps, kernels_, {&product, 1});
-      steps.Add(1, 1, [this](int, int) {  // random weights must not blow up
+      steps.Add(1, 1, [this](int, int) {  // keeps values small despite random weights
         for (float& v : x_) v = v > 1.0f || v < -1.0f ? 0.5f : v;
       });
     }
@@ -261,7 +262,7 @@ void BenchDecode(const Options& options, const Ceilings& top, ThreadPool& pool) 
   }
 }
 
-// Decoding alone and beside one process that computes all the time.
+// Measures decoding alone and beside one process that computes all the time.
 void BenchHog(const Options& options, ThreadPool& pool) {
   Forward forward(*KernelsFor(options.target), WeightType::kQ4, 1, 16);
   const auto tokens_per_second = [&] {

@@ -1,5 +1,5 @@
-// The matrix product of every supported target against a slow reference, and its promise that a
-// row's bits depend on that row alone.
+// Tests the matrix product of every supported target against a slow reference, and that a row's
+// bits depend on that row alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -60,8 +60,8 @@ class MatMulTest : public testing::TestWithParam<Target> {
   }
 };
 
-// What the product may differ from the reference: rounding of about one unit a block and once more
-// a product, on the norm of the terms.
+// The reference result, and how far the product may differ from it: rounding of about one unit per
+// block and one more per product, relative to the norm of the terms.
 struct Reference {
   std::vector<double> y;
   std::vector<double> norm;

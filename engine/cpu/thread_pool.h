@@ -15,8 +15,8 @@
 
 namespace withy::engine {
 
-// Bounds on the items per piece of a step. A piece has the items left, divided by twice the number
-// of threads, within these bounds. It begins at a multiple of `least`.
+// Bounds on the number of items in a piece. Within them, a piece takes the step's remaining items
+// divided by twice the number of threads. It begins at a multiple of `least`.
 struct PieceSize {
   constexpr PieceSize(int size) : least(size), most(size) {}  // NOLINT(google-explicit-constructor)
   constexpr PieceSize(int smallest, int largest) : least(smallest), most(largest) {}

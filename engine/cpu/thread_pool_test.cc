@@ -34,7 +34,8 @@ TEST(ThreadPoolTest, CoversEveryIndexOnce) {
   }
 }
 
-// Large pieces first, so that there are few, and small ones last, so that all finish together.
+// Pieces are large at first, so that there are few, and small at the end, so that all threads
+// finish together.
 TEST(ThreadPoolTest, PiecesGetSmallerTowardsTheEndOfARun) {
   constexpr int kCount = 101;
   constexpr int kLeast = 2;
@@ -59,7 +60,7 @@ TEST(ThreadPoolTest, PiecesGetSmallerTowardsTheEndOfARun) {
     }
     EXPECT_EQ(covered, kCount);
     EXPECT_LE(largest, kMost);
-    if (threads == 1) continue;  // nobody to wait for: as large as they may be
+    if (threads == 1) continue;  // nobody to wait for: pieces are as large as allowed
     EXPECT_GE(largest, 12) << "half of a run, or a quarter";
     EXPECT_EQ(smallest, kLeast);
   }
@@ -84,7 +85,7 @@ cpu_set_t CoresOfThisThread() {
   return cores;
 }
 
-// In a thread of its own, which is left bound.
+// Runs in its own thread, because that thread stays bound.
 TEST(ThreadPoolTest, PinnedThreadsHaveACoreEach) {
   const cpu_set_t allowed = CoresOfThisThread();
   if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {
@@ -93,7 +94,7 @@ TEST(ThreadPoolTest, PinnedThreadsHaveACoreEach) {
   std::thread caller([cores = CPU_COUNT(&allowed)] {
     ThreadPool pool(cores);
     EXPECT_TRUE(pool.PinThreads());
-    // A piece ends when all have begun: every thread runs one.
+    // A piece ends once all have begun, so every thread runs one.
     std::latch begun(cores);
     std::mutex mutex;
     std::set<int> taken;
@@ -134,7 +135,7 @@ TEST(ThreadPoolTest, ManyShortJobsOfDifferentSizes) {
   }
 }
 
-// Every step sees all that the step before it has written, whoever wrote it.
+// Every step sees everything that the step before it wrote, on any thread.
 TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
   for (const int threads : {1, 2, 4}) {
     ThreadPool pool(threads, threads == 4 ? 0 : 20);
@@ -151,8 +152,7 @@ TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
         list.Add(kWidth, 1 + step % 5, [&from, &to](int begin, int end) {
           for (int i = begin; i < end; ++i) {
             const auto at = static_cast<size_t>(i);
-            // Reads a neighbour's result too: it must be the step before's, neither older nor
-            // newer.
+            // Also reads a neighbour's result, which must come from the step before, no other.
             to[at] = from[at] == from[(at + 7) % kWidth] ? from[at] + 1 : -1;
           }
         });
@@ -163,11 +163,11 @@ TEST(ThreadPoolTest, StepsOfAListFollowEachOther) {
   }
 }
 
-// A step that reads much, and tells what.
+// A step that reads much and has FirstRead.
 struct ReadingStep {
   const std::byte* data;
   std::atomic<int>* sum;
-  std::atomic<uint32_t>* asked;  // bit i: what the piece at i reads first
+  std::atomic<uint32_t>* asked;  // bit i: FirstRead(i) was called
 
   const std::byte* FirstRead(int begin) const {
     asked->fetch_or(1u << begin);
@@ -178,7 +178,8 @@ struct ReadingStep {
   }
 };
 
-// Only where a thread begins, and only of steps that tell; what a list of before told is forgotten.
+// FirstRead is called only for the items at which threads begin, and only on steps that have it.
+// Addresses from an earlier list are forgotten.
 TEST(ThreadPoolTest, ToldWhatIsReadFirstOfAStep) {
   const std::vector<std::byte> data(8, std::byte{1});
   std::atomic<uint32_t> asked{0};
@@ -207,7 +208,8 @@ TEST(ThreadPoolTest, SaysHowManyStepsAListStillTakes) {
   EXPECT_EQ(list.room(), StepList::kMaxSteps);
 }
 
-// Steps of one piece are done by whoever finished the one before; they can be stopped as all can.
+// The thread that finished the step before runs steps of one piece; they can be stopped like all
+// steps.
 TEST(ThreadPoolTest, StopsBetweenStepsOfOnePiece) {
   for (const int threads : {1, 2}) {
     ThreadPool pool(threads);
@@ -276,7 +278,7 @@ TEST(ThreadPoolTest, RunsUpToAStep) {
   }
 }
 
-// Stopped in its last step a list is finished.
+// A list that is stopped in its last step is finished.
 TEST(ThreadPoolTest, NothingIsLeftBehindTheLastStep) {
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
@@ -287,7 +289,7 @@ TEST(ThreadPoolTest, NothingIsLeftBehindTheLastStep) {
   }
 }
 
-// A list that is left again and again, others run in between, by threads that come late to all.
+// A list is paused again and again, other lists run in between, and threads come late to all.
 TEST(ThreadPoolTest, ListsTakeTurns) {
   constexpr int kWidth = 13;
   constexpr int kSteps = 40;

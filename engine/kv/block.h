@@ -2,7 +2,7 @@
 // in the shared arena, is written token by token, and is read in place by attention. Neighbours:
 // cpu/ writes and reads it, context_store/ owns its header and memory.
 //
-// Bytes: a header of 64, then for each KV head (so that a thread reads one contiguous range)
+// Layout: a header of 64 bytes, then for each KV head (so that a thread reads one contiguous range)
 //   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
 //   | V scales f32 [16] | V s8 [4 token quads][head_dim][4 tokens]
 #pragma once

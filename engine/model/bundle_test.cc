@@ -1,4 +1,4 @@
-// A bundle's three parts fit each other, for both kinds of synthetic vocabulary.
+// Tests that a bundle's three parts fit each other, for both kinds of synthetic vocabulary.
 #include "engine/model/bundle.h"
 
 #include <filesystem>
@@ -45,10 +45,10 @@ TEST(BundleTest, AnUnknownTemplateNameIsRefused) {
   EXPECT_FALSE(bundle.ok());
 }
 
-// Whatever is wrong with a file, it is judged alike before it is packed and by who opens it.
+// JudgeServability and OpenBundle report the same status for every fault of a file.
 class JudgementTest : public ::testing::Test {
  protected:
-  // The tiny model with other metadata; a key that is set twice has the last value.
+  // Writes the tiny model with changed metadata. A key that is set twice has the last value.
   std::string Changed(const std::function<void(GgufWriter&)>& change) {
     const auto base = GgufFile::Open(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0, "base.gguf"));
     EXPECT_TRUE(base.ok()) << base.status();
@@ -63,7 +63,7 @@ class JudgementTest : public ::testing::Test {
     return path;
   }
 
-  // The judgement, which is also what opening the file says.
+  // Judges the file, and checks that opening it gives the same status.
   absl::Status Judge(const std::function<void(GgufWriter&)>& change) {
     const std::string path = Changed(change);
     const auto file = GgufFile::Open(path);
@@ -76,7 +76,7 @@ class JudgementTest : public ::testing::Test {
     options.threads = 1;
     const auto bundle = OpenBundle(path, options);
     EXPECT_EQ(bundle.status(), status);
-    // Nor is it packed for nothing.
+    // A refused file is not packed.
     EXPECT_EQ(std::filesystem::exists(options.cache_dir), status.ok());
     std::filesystem::remove_all(options.cache_dir);
     if (bundle.ok()) {

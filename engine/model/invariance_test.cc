@@ -1,5 +1,5 @@
-// A row's logits are the same bits whatever runs beside it: batch, cutting of the prefill, threads,
-// tree or plain, level of others.
+// A row's logits have the same bits for any batch, split of the prefill, thread count, level of
+// other rows, and for a tree as for plain rows.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -35,8 +35,8 @@ class InvarianceTest : public testing::TestWithParam<std::tuple<std::string, std
     return OpenTiny(folder_, path_, options);
   }
 
-  // Logits of every token of a plain prefill in one call on two threads: what all others must
-  // equal.
+  // Logits of every token of a plain prefill in one call on two threads. All other ways must equal
+  // them.
   std::vector<float> Reference(std::span<const int32_t> tokens) {
     const auto model = Open(2);
     return RunRows(*model, ScratchKv(model->info(), kTokens), PlainRows(tokens));
@@ -126,7 +126,7 @@ TEST_P(InvarianceTest, OtherContextsInTheBatchDoNotMatter) {
   }
 }
 
-// A pass that is left after every layer, others computed in between.
+// A pass is paused after every layer, and other passes run in between.
 TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
   const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
   const std::vector<int32_t> others = SomeTokens(kTokens, TinyShape().vocab_size, 99);
@@ -162,7 +162,7 @@ TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
   }
 }
 
-// A tree whose rows lie in scattered slots gives what decoding each of its paths gives.
+// A tree whose rows lie in scattered slots gives the same logits as decoding each of its paths.
 TEST_P(InvarianceTest, TreeRowsEqualPlainDecoding) {
   constexpr int32_t kPrefix = 21;
   const auto model = Open(1);
@@ -172,16 +172,15 @@ TEST_P(InvarianceTest, TreeRowsEqualPlainDecoding) {
     int32_t parent;
     int32_t slot;
   };
-  // Two roots, three levels deep and wider than a chunk's rest; slots not in the order of
-  // positions.
+  // Two roots, more rows than the last chunk has room for, and slots not in the order of positions.
   const std::vector<Node> nodes = {{-1, 40}, {-1, 23}, {0, 21}, {0, 39}, {1, 50},
                                    {2, 22},  {3, 33},  {5, 47}, {7, 24}, {8, 36}};
   const std::vector<int32_t> node_tokens = SomeTokens(static_cast<int32_t>(nodes.size()), vocab, 5);
   const ScratchKv kv(model->info(), 64);
   RunRows(*model, kv, PlainRows(prefix));
   std::vector<std::vector<int32_t>> ancestors(nodes.size());
-  std::vector<std::vector<int32_t>> paths(
-      nodes.size());  // tokens from the root, the node's included
+  // Tokens from the root to the node, the node's included.
+  std::vector<std::vector<int32_t>> paths(nodes.size());
   std::vector<Row> rows;
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (nodes[i].parent >= 0) {
@@ -211,7 +210,8 @@ TEST_P(InvarianceTest, TreeRowsEqualPlainDecoding) {
   }
 }
 
-// Rows of several levels in one batch equal batches of one level, and levels differ.
+// Rows of several levels in one batch give the same logits as batches of one level; the levels'
+// logits differ.
 void ExpectLevelsDoNotMix(Model* model) {
   const SynthShape shape = TinyShape();
   ASSERT_EQ(model->info().levels.size(), 3u);
@@ -264,7 +264,7 @@ TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
 }
 
 TEST_P(InvarianceTest, LoraOfOtherRowsDoesNotMatter) {
-  for (const int32_t lowest : {40, 15}) {  // 15: less than a unit and a panel a layer
+  for (const int32_t lowest : {40, 15}) {  // 15: less than a unit and a panel per layer
     SynthShape shape = TinyShape();
     shape.levels = {lowest, 70};
     ModelOptions options;

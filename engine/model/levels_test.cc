@@ -1,5 +1,5 @@
-// Elastic levels: each is the model that it cuts out, with its LoRA added; what tables are refused;
-// how levels are planned, and what they are cut in.
+// Tests elastic levels: each computes what the model cut down to it, with its LoRA added, computes.
+// Also which level tables are refused, how levels are planned, and in which units they are cut.
 #include "engine/weights/levels.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 using Values = std::vector<float>;
 
-// A tiny shape whose levels cut KV heads: so many query heads on each of 4.
+// A tiny shape whose levels cut KV heads: `group` query heads on each of 4 KV heads.
 SynthShape FewQueryHeads(int32_t group) {
   SynthShape shape = TinyShape();
   shape.heads = 4 * group;
@@ -33,8 +33,9 @@ SynthShape FewQueryHeads(int32_t group) {
 
 bool CutsKvHeads(const SynthShape& shape) { return shape.heads / shape.kv_heads < 3; }
 
-// Writes `whole` as a plain model that keeps the extent's query heads, the first of each group or
-// the first groups, and its first neurons. `change` may alter a tensor's values first.
+// Writes `whole` as a plain model that keeps only the extent's neurons and query heads: the first
+// neurons, and the first heads of each group or the first groups. `change` may alter a tensor's
+// values before that.
 void WriteCut(const GgufFile& whole, const SynthShape& shape, LayerExtent extent,
               const std::function<void(const TensorInfo&, Values*)>& change,
               const std::string& path) {
@@ -88,7 +89,7 @@ Values LogitsAt(Model& model, int32_t level) {
   return RunRows(model, ScratchKv(model.info(), 32), rows);
 }
 
-// A level computes what a model cut down to its heads and neurons computes.
+// A level gives the same logits as a model cut down to its heads and neurons.
 void ExpectALevelIsTheCutModel(const SynthShape& shape, LayerExtent extent) {
   TestFolder folder;
   const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
@@ -112,8 +113,8 @@ TEST(LevelTest, ALevelOfFewQueryHeadsCutsTheirKvHeads) {
   ExpectALevelIsTheCutModel(FewQueryHeads(2), {2 * 2, 256});
 }
 
-// Attention and MLP that a level leaves out add nothing, but their layers' K and V are there for a
-// context that goes on at another level.
+// Attention and MLP that a level leaves out add nothing. Their layers' K and V are still written,
+// for a context that continues at another level.
 TEST(LevelTest, WhatIsLeftOutAddsNothingAndItsKvIsThere) {
   const SynthShape shape = TinyShape();
   TestFolder folder;
@@ -121,7 +122,7 @@ TEST(LevelTest, WhatIsLeftOutAddsNothingAndItsKvIsThere) {
   const auto whole = GgufFile::Open(path);
   ASSERT_TRUE(whole.ok()) << whole.status();
   const LayerExtent full{shape.heads, shape.d_ff};
-  for (const int first : {0, 1, 2}) {  // the layer without attention, before the one without MLP
+  for (const int first : {0, 1, 2}) {  // the layer without attention; `second` has no MLP
     const int second = (first + 1) % 3;
     const auto zero = [&](const TensorInfo& tensor, Values* values) {
       if (tensor.name == absl::StrCat("blk.", first, ".attn_output.weight") ||
@@ -153,8 +154,8 @@ TEST(LevelTest, WhatIsLeftOutAddsNothingAndItsKvIsThere) {
   }
 }
 
-// A row of the full model whose context lacks KV heads attends with those that are there, and is
-// full in everything else.
+// A row of the full model whose context lacks KV heads attends with the heads that the context has,
+// and computes everything else in full.
 TEST(LevelTest, ARowAttendsWithTheHeadsThatItsContextHas) {
   TestFolder folder;
   const std::string path = WriteTiny(folder, FewQueryHeads(2), GgmlType::kF32);
@@ -182,7 +183,7 @@ TEST(LevelTest, ARowAttendsWithTheHeadsThatItsContextHas) {
   EXPECT_EQ(after_low(next(2, 0)), narrow_attention);
   EXPECT_NE(after_low(next(2, -1)), narrow_attention);
   EXPECT_NE(after_low(next(0, -1)), narrow_attention);
-  // The same beside a context that has all heads.
+  // The same in one batch with a context that has all heads.
   const ScratchKv low_kv(model->info(), 32);
   const ScratchKv full_kv(model->info(), 32);
   std::vector<Row> low = PlainRows(tokens);
@@ -201,7 +202,7 @@ TEST(LevelTest, ARowAttendsWithTheHeadsThatItsContextHas) {
   EXPECT_EQ(Values(half, logits.end()), narrow_attention);
 }
 
-// Adds LoRA B * A of `level` to the weights it belongs to, as a plain model would hold it.
+// Merges LoRA B * A of a level into the weights that it belongs to, as in a plain model.
 class LoraMerger {
  public:
   LoraMerger(const GgufFile& file, const SynthShape& shape, int32_t percent)
@@ -211,7 +212,7 @@ class LoraMerger {
     struct Factors {
       const char* name;
       LoraPart in;
-      int32_t first;  // rank of A at which this product's begins
+      int32_t first;  // the first of A's ranks that belongs to this product
       LoraPart out;
     };
     const int32_t r = shape_.lora_rank;
@@ -228,7 +229,7 @@ class LoraMerger {
       const TensorInfo* in = file_.FindTensor(LoraName(percent_, layer, factors.in));
       const TensorInfo* out = file_.FindTensor(LoraName(percent_, layer, factors.out));
       ASSERT_EQ(in == nullptr, out == nullptr) << tensor.name;
-      if (in == nullptr) {  // left out: K and V stay as they are, O and down add nothing
+      if (in == nullptr) {  // left out: K and V stay unchanged, O and down add nothing
         if (factors.out == LoraPart::kAttentionOut || factors.out == LoraPart::kDown) {
           std::fill(values->begin(), values->end(), 0.0f);
         }
@@ -245,7 +246,7 @@ class LoraMerger {
     return values;
   }
 
-  // Place of a query row (or O column) in packed order.
+  // Index of a query row (or O column) in packed order.
   int64_t Packed(int64_t at) const {
     if (CutsKvHeads(shape_)) return at;
     const int64_t ranks = shape_.heads / shape_.kv_heads;
@@ -289,8 +290,9 @@ double Cosine(const Values& a, const Values& b) {
   return ab / std::sqrt(aa * bb);
 }
 
-// A level with LoRA computes what the cut model with B * A added to its weights computes, but for
-// the 8 bits of B. Layers have one extent, but for what the level leaves `left_out` times.
+// A level with LoRA computes what the cut model with B * A added to its weights computes, up to the
+// rounding of B to 8 bits. All layers have one extent, except for parts that the level leaves out
+// `left_out` times.
 void ExpectLoraIsAdded(SynthShape shape, int32_t percent, int left_out = 0) {
   shape.levels = {percent};
   TestFolder folder;
@@ -402,8 +404,7 @@ ModelShape PlannedShape(int32_t layers, int32_t heads, int32_t kv_heads, int32_t
   return shape;
 }
 
-// Whatever the shape and the split: nested, whole units, and near the share that the level is named
-// by.
+// For every shape and split, levels are nested, in whole units, and near the share in their name.
 TEST(PlanLevelTest, LevelsAreNestedAndNearTheirShare) {
   const ModelShape shapes[] = {PlannedShape(22, 32, 4, 5632), PlannedShape(8, 8, 2, 512),
                                PlannedShape(28, 16, 8, 3072), PlannedShape(24, 16, 16, 2816)};
@@ -459,7 +460,7 @@ TEST(PlanLevelTest, ASmallLevelLeavesOutOfTheLeastImportantLayers) {
 }
 
 TEST(PlanLevelTest, NoLevelIsLessThanItsKAndV) {
-  // Of 9.09 %: K and V 2 * 2 * 64 rows, of 2 * (8 + 2) * 64 + 3 * 512.
+  // K and V alone are 9.09 %: 2 * 2 * 64 rows of 2 * (8 + 2) * 64 + 3 * 512.
   EXPECT_EQ(LeastLevel(PlannedShape(8, 8, 2, 512)), 10);
   EXPECT_EQ(LeastLevel(PlannedShape(22, 32, 4, 5632)), 3);
   EXPECT_EQ(LeastLevel(PlannedShape(8, 8, 8, 512)), 1) << "levels cut KV heads there";
@@ -475,7 +476,7 @@ TEST(PlanLevelTest, AnchorsAreWholeAndYieldAtLowLevels) {
       << "at 20 % only two anchors are left whole";
 }
 
-// The level above was not planned, and cuts what the plan would leave whole.
+// The level above comes from elsewhere and cuts an anchor, which the plan would leave whole.
 TEST(PlanLevelTest, AnAnchorThatTheLevelAboveCutsStaysCut) {
   const ModelShape shape = PlannedShape(8, 8, 2, 512);
   const std::vector<int32_t> anchors = {1, 0, 7, 3, 6, 2, 4, 5};

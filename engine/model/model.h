@@ -85,7 +85,7 @@ struct LevelInfo {
 struct ModelInfo {
   std::string name;          // general.name, or the file's stem; UTF-8
   std::string architecture;  // "llama", "qwen2", "qwen3"
-  // 32 hex digits. Changes when weights, shape or tokenizer change; does not depend on the path.
+  // 32 hex digits. Changes when weights, shape or tokenizer change, not with restarts or the path.
   std::string id;
   // Type of most weight bytes: "Q8_0", "Q4_0", "Q4_1", "F16", "BF16" or "F32".
   std::string quantisation;
@@ -177,10 +177,10 @@ class Model {
   // Creates a pass that computes every row, writes its K and V to its slot, and writes `logits`
   // [rows with want_logits, vocab_size] f32, in row order. A row's result depends neither on other
   // rows of the batch, nor on the thread count, on how the prefill is split, or on other passes
-  // (ARCHITECTURE.md, The engine's rules). The memory behind `batch` and `logits` must outlive the
-  // pass, and the model must outlive it too. Where passes share a context, none may write a slot
-  // that another reads.
-  // Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level, ancestors).
+  // (ARCHITECTURE.md, The engine, Batch-invariant). The memory behind `batch` and `logits` must
+  // outlive the pass, and the model must outlive it too. Where passes share a context, none may
+  // write a slot that another reads. Errors: INVALID_ARGUMENT (row out of range: token, position,
+  // slot, context, level, ancestors).
   virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
 
   // Runs one pass to its end. Returns CANCELLED once `*cancel` is true; the KV slots of the rows

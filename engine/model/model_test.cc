@@ -1,4 +1,4 @@
-// What Model refuses and promises besides numbers: bad rows, cancelling, levels that are real
+// Tests what Model refuses and promises besides numbers: bad rows, cancelling, levels that are real
 // prefixes, information, greedy decoding.
 #include <algorithm>
 #include <atomic>
@@ -51,7 +51,7 @@ TEST_F(ModelTest, InfoDescribesTheFile) {
   // Layers with two norms each, embedding and head, the last norm.
   const int64_t layer_parameters = int64_t{128} * (256 + 64 + 64 + 256 + 3 * 512);
   EXPECT_EQ(info.parameters, 3 * (layer_parameters + 2 * 128) + 2 * 512 * 128 + 128);
-  // Q8_0 keeps 8.5 bits a weight, in whole cache lines.
+  // Q8_0 has 8.5 bits per weight, in whole cache lines.
   EXPECT_NEAR(static_cast<double>(info.levels[0].weight_bytes),
               static_cast<double>(3 * layer_parameters + 512 * 128) * 34 / 32, 20000);
   EXPECT_EQ(info.levels[0].flops_per_token, 2 * (3 * layer_parameters + 512 * 128));
@@ -91,7 +91,7 @@ TEST_F(ModelTest, CancelStopsTheCall) {
   EXPECT_TRUE(Forward({{.token = 5, .want_logits = true}}, 0, &cancel).ok());
 }
 
-// Destroyed in its middle a pass is over; its buffers serve the next one.
+// A pass may be destroyed before it is finished; the next one reuses its buffers.
 TEST_F(ModelTest, APassMayBeGivenUp) {
   const std::vector<Row> rows = PlainRows(SomeTokens(8, 512));
   ASSERT_TRUE(Forward(rows).ok());
@@ -112,7 +112,7 @@ TEST_F(ModelTest, APassMayBeGivenUp) {
   EXPECT_EQ(logits_, reference);
 }
 
-// Layers count by what their level computes of them.
+// A layer's share of the work is what the level computes of it.
 TEST_F(ModelTest, APassIsLeftOnceSoMuchIsDone) {
   LevelSpec uneven{.percent = 60, .layers = {{8, 512}, {2, 128}, {2, 128}}};
   ModelOptions options;
@@ -141,7 +141,7 @@ TEST_F(ModelTest, APassIsLeftOnceSoMuchIsDone) {
   EXPECT_NEAR((*pass)->Done(), 0.5 + first_layer, 1e-9);
   EXPECT_TRUE((*pass)->Run());
   EXPECT_EQ(logits_, reference);
-  // Of the last layer, rows without logits have K and V alone.
+  // In the last layer, rows without logits compute only K and V.
   for (Row& row : rows) row.want_logits = false;
   pass = model->Begin(batch, logits_.data());
   ASSERT_TRUE(pass.ok()) << pass.status();
@@ -150,7 +150,7 @@ TEST_F(ModelTest, APassIsLeftOnceSoMuchIsDone) {
   EXPECT_LT((*pass)->Done(), 0.49);
 }
 
-// More steps than the pool's list holds.
+// A model with more steps than a step list holds.
 TEST_F(ModelTest, DeepModelsComputeEveryLayerInOrder) {
   SynthShape shape = TinyShape();
   shape.layers = 90;

@@ -18,7 +18,7 @@ namespace withy::engine {
 // Computes one batch at a time. Not thread-safe. `facts` and `info` must outlive it.
 class PlannedPass {
  public:
-  // `max_piece_rows`: most rows of a piece. `tap`: as for Emit.
+  // `max_piece_rows`: maximum number of rows per piece. `tap`: as for Emit.
   PlannedPass(const ModelFacts& facts, const ModelInfo& info, std::unique_ptr<ProgramRun> run,
               int32_t max_piece_rows, bool tap);
 

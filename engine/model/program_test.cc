@@ -1,4 +1,4 @@
-// Planner of rows, emitter and executor, each alone.
+// Tests the row planner, the emitter and the executor, each alone.
 #include "engine/model/program.h"
 
 #include <atomic>
@@ -21,7 +21,7 @@
 namespace withy::engine {
 namespace {
 
-// A tiny model's packed file and what is read of it.
+// A tiny model's packed file and its facts.
 class ProgramTest : public ::testing::Test {
  protected:
   void Open(const std::vector<int32_t>& levels = {}) {
@@ -39,7 +39,7 @@ class ProgramTest : public ::testing::Test {
     info_ = DescribeModel(*file_, facts_);
   }
 
-  // One context that holds `tokens` tokens, and rows over it.
+  // A batch of rows over one context that holds `tokens` tokens.
   Batch BatchOf(const std::vector<Row>& rows, int32_t tokens = 64) {
     kv_ = std::make_unique<ScratchKv>(info_, tokens);
     view_ = kv_->View();
@@ -92,7 +92,7 @@ TEST_F(ProgramTest, DecodingOneTokenNamesEveryWeightOnce) {
     EXPECT_EQ(named.count(tensor.name), 1u) << tensor.name;
     named.erase(tensor.name);
   }
-  named.erase("output");  // the tied head is named by itself
+  named.erase("output");  // the tied head has its own name but no tensor
   EXPECT_THAT(named, ::testing::IsEmpty());
   ASSERT_EQ(program.layer_end.size(), static_cast<size_t>(facts_.shape.layers));
   EXPECT_EQ(program.layer_end.back(), static_cast<int32_t>(program.ops.size()));
@@ -146,7 +146,7 @@ TEST_F(ProgramTest, TreeRowsGatherTheirTails) {
 }
 
 // Random mixes of levels: extents never grow from row to row, low-rank runs cover exactly the rows
-// whose level has LoRA there, and shares of work grow from 0 to 1.
+// whose level has LoRA on the layer, and shares of work grow from 0 to 1.
 TEST_F(ProgramTest, AnyMixOfLevelsIsPlannedConsistently) {
   Open({20, 50, 80});
   std::mt19937 random(7);
@@ -189,8 +189,8 @@ TEST_F(ProgramTest, AnyMixOfLevelsIsPlannedConsistently) {
   }
 }
 
-// The CPU's executor, driven by hand: stopped between operations and gone on with, it says where it
-// is, and gives the bits of an undisturbed run.
+// The CPU executor, paused between operations and resumed, reports its progress and gives the same
+// bits as an uninterrupted run.
 TEST_F(ProgramTest, AnExecutorStopsBetweenOperations) {
   Open();
   std::vector<Row> rows = PlainRows(SomeTokens(9, info_.vocab_size));
@@ -217,7 +217,7 @@ TEST_F(ProgramTest, AnExecutorStopsBetweenOperations) {
   EXPECT_EQ(parts, whole);
 }
 
-// Remembers what it is given; runs nothing.
+// Records what it is given; runs nothing.
 class ScriptedRun final : public ProgramRun {
  public:
   void Start(const Program& program, const RowPlan& plan, const Batch&, float*) override {
