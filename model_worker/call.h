@@ -28,8 +28,8 @@ struct CallRequest {
   int32_t pruned_words = 0;      // left out of the prompt; carried into its usage
   int32_t prompt_tokens = 0;     // as the orchestrator counted them; 0 = not known
   bool report_progress = false;  // CallSink::Progress
-  // No call of an app's: the context's KV is computed again at answer.level_percent, nothing is
-  // generated, and the record stays as it is.
+  // Not an app's call: the context's KV is computed again at answer.level_percent; nothing is
+  // generated and the record does not change.
   bool rebuild = false;
 };
 
@@ -39,7 +39,7 @@ struct CallAccepted {
   int32_t queue_position = 0;  // calls before it when it arrived
 };
 
-// Durations in nanoseconds; they do not overlap.
+// Durations are in nanoseconds and do not overlap.
 struct CallTimes {
   int64_t arrived_ns = 0;  // steady time
   int64_t first_token_ns = 0;
@@ -70,20 +70,20 @@ struct CallOutcome {
   CallTimes times;
 };
 
-// Who is told about a call. Methods are called by the scheduler's threads, one at a time, and must
-// not block; Finished or Failed is the last.
+// Receives a call's events. The scheduler's threads call the methods, one at a time; they must not
+// block. Finished or Failed is the last one.
 class CallSink {
  public:
   virtual ~CallSink() = default;
   virtual void Accepted(const CallAccepted& accepted) = 0;
-  // So many of the prompt's `tokens` that are not reused have been computed. Told between its
-  // pieces where the request asks for it.
+  // `computed` of the prompt's `tokens` that are not reused have been computed. Called between the
+  // prompt's pieces when the request asks for it.
   virtual void Progress(int32_t computed, int32_t tokens) = 0;
-  // The next delta's token, and those after it, are of another level than those before.
+  // Tokens from the next delta on are computed at this level.
   virtual void LevelChanged(int32_t level_percent) = 0;
-  // May be kept back until the next one, or Flush, while the next follows soon.
+  // The sink may keep a delta back until the next one or Flush.
   virtual void Delta(const engine::AnswerDelta& delta) = 0;
-  // The next delta may be long in coming.
+  // The next delta may take long: what was kept back is to be sent.
   virtual void Flush() = 0;
   virtual void Finished(const CallOutcome& outcome) = 0;
   virtual void Failed(const absl::Status& status) = 0;

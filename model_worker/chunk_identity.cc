@@ -18,7 +18,8 @@ class Sha256 {
     Check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
   }
 
-  // Variable parts are preceded by their length, so that no two inputs run together alike.
+  // Each part of variable length is preceded by its length, so that different inputs never give the
+  // same bytes.
   void AddSized(std::string_view bytes) {
     AddValue(static_cast<uint64_t>(bytes.size()));
     Add(bytes.data(), bytes.size());

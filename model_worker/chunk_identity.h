@@ -1,6 +1,6 @@
-// Names of KV chunks: what a chunk must be a function of, hashed. A chunk whose identity is not the
-// expected one is recomputed, never used. Neighbours: context_store keeps identities beside blocks
-// and compares nothing itself.
+// Names of KV chunks: a hash of everything a chunk depends on. A chunk whose identity is not the
+// expected one is recomputed and never used. Neighbours: context_store keeps identities beside
+// blocks and does not compare them.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Deltas of one answer that follow each other closely, told as one.
+// Joins deltas of one answer that follow each other closely into one message.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace withy::model_worker {
 // Not thread-safe.
 class DeltaGatherer {
  public:
-  // So many are told at once: the last token of a short answer would wait for the end of it, which
-  // takes another step.
+  // The first deltas that are passed on at once: joined, the last token of a short answer would
+  // wait for the end of the answer, which takes another step.
   static constexpr int kFirst = 6;
 
-  // What is to be told now: `delta`, behind those that were kept back, if it is one of the first,
-  // or once kDeltaIntervalNs have passed since something was told; else nothing, and it is kept
+  // Returns what is to be sent now: the deltas kept back and `delta`, if it is one of the first or
+  // kDeltaIntervalNs have passed since the last one was sent. Else nothing, and `delta` is kept
   // back.
   std::optional<v1::GenerateDelta> Add(v1::GenerateDelta delta, int64_t now_ns) {
     if (kept_.has_value()) {
@@ -30,7 +30,7 @@ class DeltaGatherer {
     if (told_ >= kFirst && now_ns - told_ns_ < kDeltaIntervalNs) return std::nullopt;
     return Take(now_ns);
   }
-  // What was kept back, if anything was.
+  // Returns what was kept back; none if nothing was.
   std::optional<v1::GenerateDelta> Take(int64_t now_ns) {
     if (kept_.has_value()) {
       ++told_;

@@ -1,5 +1,5 @@
-// What a call needs from the context store, as the core sees it: a lease over one context's record
-// and KV blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
+// The context store as the core sees it: a call has a lease over one context's record and KV
+// blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
 //
 // Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, any number of
 // Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort. OnBroken may come instead of any
@@ -22,7 +22,8 @@
 
 namespace withy::model_worker {
 
-// The KV arena as this process maps it. Any thread; who writes which block is what leases are for.
+// The KV arena as this process maps it. Any thread; a block is written by the holder of its lease
+// only.
 class Arena {
  public:
   virtual ~Arena() = default;
@@ -48,10 +49,10 @@ struct LeaseOpen {
   std::string context_id = {};  // empty = stateless: blocks without a record
   uint64_t call_id = 0;
   bool rebuild = false;  // claims lie beside what the context has, until the commit
-  // Of a stateless call: chunks from 0 on that it is sure to need, claimed with the opening.
+  // Stateless calls: how many chunks, from chunk 0 on, are claimed with the opening.
   int32_t claim_chunks = 0;
-  // The request that the call answers, if it has an id: what an earlier try left unfinished is
-  // replaced.
+  // The request that the call answers, if it has an id: it replaces what an earlier try left
+  // unfinished.
   std::string request_id = {};
   std::string request_digest = {};
 };
@@ -67,7 +68,7 @@ struct OpenedLease {
   std::shared_ptr<const Arena> arena;
 };
 
-// What a call leaves behind.
+// What a call leaves in the store.
 struct LeaseCommit {
   std::vector<engine::Segment> appended;
   std::vector<ChunkName> chunks;  // of the whole context; those not named are freed
@@ -78,7 +79,7 @@ struct LeaseCommit {
   std::string decision;  // wire bytes, stored with the result as they came
   engine::SamplingParams sampling;
   CallOutcome outcome;
-  // What is appended is no result of request_id, and a retry of it replaces it.
+  // `appended` is no result of request_id; a retry replaces it.
   bool broken_off = false;
 };
 
@@ -87,12 +88,12 @@ struct LeaseCommit {
 class Lease {
  public:
   virtual ~Lease() = default;
-  // The call of a lease that was opened without an app.
+  // Names the call that takes a lease which was opened without an app.
   virtual void Begin(std::string app_id, uint64_t call_id) = 0;
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
   virtual void Fault(int32_t chunk, std::string reason) = 0;
   virtual void Commit(LeaseCommit commit) = 0;
-  virtual void Abort() = 0;  // what comes after it, from whatever thread, is ignored
+  virtual void Abort() = 0;  // later calls, from any thread, are ignored
 };
 
 // Called from any thread, one at a time, never under a lock of the caller's; must not block.
@@ -100,13 +101,13 @@ class LeaseEvents {
  public:
   virtual ~LeaseEvents() = default;
   virtual void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) = 0;
-  // Blocks for the chunks of one claim, or none and why it was refused.
+  // The blocks of one claim; or none, and why it was refused.
   virtual void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) = 0;
   virtual void OnCommitted() = 0;
   virtual void OnBroken(absl::Status status) = 0;
 };
 
-// Where leases come from. Thread-safe.
+// Opens leases. Thread-safe.
 class LeaseSource {
  public:
   virtual ~LeaseSource() = default;

@@ -1,4 +1,4 @@
-// One ContextStore.Lease stream, from the worker's side: steps out, events in. Neighbours:
+// The worker's side of one ContextStore.Lease stream: sends requests, receives events. Neighbours:
 // lease_client.h opens them, lease.h is what the core sees.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace withy::model_worker {
 
-// Keeps itself alive until gRPC is done with it; the handle that the core holds shares it.
+// Owned by gRPC until the stream ends, and shared with the handle that the core holds.
 // Thread-safe. After a commit or an abort was sent nothing else goes out; events end with
 // OnCommitted or OnBroken, unless the handle went before.
 class LeaseStream final : public grpc::ClientBidiReactor<v1::LeaseRequest, v1::LeaseEvent> {

@@ -9,8 +9,8 @@
 
 namespace withy::model_worker {
 
-// The events of one lease that was opened ahead: kept until a call takes it, passed on from then
-// on.
+// Receives the events of one lease that was opened ahead: keeps them until a call takes the lease,
+// then passes them on.
 class LeasesAhead::Spare final : public LeaseEvents,
                                  public std::enable_shared_from_this<LeasesAhead::Spare> {
  public:
@@ -21,8 +21,8 @@ class LeasesAhead::Spare final : public LeaseEvents,
     absl::MutexLock lock(&mutex_);
     return state_ == State::kOpen;
   }
-  // Begins the call that takes it, whose events it passes on from now on, OnOpened first. False
-  // when it is not open any more.
+  // Gives the lease to `call`: from now on its events go to `events`, OnOpened first. False when
+  // the lease is not open any more.
   bool HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
                 const std::shared_ptr<LeaseEvents>& events);
 
@@ -54,12 +54,12 @@ class LeasesAhead::Spare final : public LeaseEvents,
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // while it was handed over
 };
 
-// What no call has taken yet.
+// The leases that no call has taken yet.
 class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead::Pool> {
  public:
   Pool(LeaseSource& source, const AheadOptions& options) : source_(source), options_(options) {}
 
-  // `anew`: the arena may be another one than the one that was too small.
+  // `anew`: the arena may have changed, so that one which was too small is tried again.
   void Refill(bool anew) {
     {
       absl::MutexLock lock(&mutex_);
@@ -70,7 +70,7 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
       {
         absl::MutexLock lock(&mutex_);
         if (closed_ || too_small_ || spares_.size() >= options_.leases) return;
-        // Its place, before events come.
+        // Its place in the list must exist before its events come.
         spares_.push_back({.lease = nullptr, .events = spare});
       }
       auto lease = source_.Open({.claim_chunks = options_.chunks}, spare);
@@ -90,7 +90,7 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
     return opened;
   }
 
-  // Null: there is none.
+  // Null: no lease is open.
   std::shared_ptr<Lease> HandOver(const LeaseOpen& call,
                                   const std::shared_ptr<LeaseEvents>& events) {
     while (true) {

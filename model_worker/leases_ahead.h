@@ -1,5 +1,5 @@
-// Leases of stateless calls that are opened before their calls come, blocks included: a round trip
-// to the store that no first token waits for. Neighbours: lease_client.h opens leases; the
+// Opens leases for stateless calls before the calls come, blocks included, so that no first token
+// waits for a round trip to the store. Neighbours: lease_client.h opens leases; the
 // scheduler sees a LeaseSource like any other.
 #pragma once
 
@@ -15,7 +15,7 @@ struct AheadOptions {
   size_t leases = 2;
   int32_t chunks = 16;  // claimed with each
   int32_t layers = 1;   // blocks a chunk
-  // Of an arena that so many would not fit into nothing is held ahead.
+  // Nothing is opened ahead in an arena that this many leases would not fit into.
   int32_t least_arena_leases = 16;
 };
 
@@ -24,11 +24,11 @@ class LeasesAhead final : public LeaseSource {
  public:
   // `source` outlives it.
   LeasesAhead(LeaseSource& source, const AheadOptions& options);
-  // Gives back what no call has taken.
+  // Aborts the leases that no call has taken.
   ~LeasesAhead() override;
 
-  // Opens what is missing, for an arena that was just attached; it does so itself whenever a
-  // stateless call has ended. Does not block.
+  // Opens the leases that are missing, after an arena was attached; the end of a stateless call
+  // does the same. Does not block.
   void Refill();
 
   // A stateless call gets a lease that is open already, where there is one: OnOpened then comes

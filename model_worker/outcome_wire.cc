@@ -32,7 +32,7 @@ void FillChunk(const ChunkName& name, v1::ChunkIdentity* wire) {
   wire->set_model_level_percent(static_cast<uint32_t>(name.level_percent));
 }
 
-// To which levels a call fell, in its prompt and in its answer.
+// Explains to which levels the call fell, in its prompt and in its answer.
 std::string LevelDrops(int32_t decided, const std::vector<int32_t>& levels) {
   if (levels.empty()) return "";
   std::vector<std::string> falls;
@@ -88,7 +88,7 @@ v1::LeaseCommit ToWire(const LeaseCommit& commit, const engine::Tokenizer& token
   wire.set_broken_off(commit.broken_off);
   if (commit.broken_off) return wire;
   v1::StoredResult* result = wire.mutable_result();
-  // Bytes that this contract wrote itself; a decision that cannot be read is left out.
+  // The bytes were serialised by the orchestrator; a decision that cannot be parsed is left out.
   if (!result->mutable_decision()->ParseFromString(commit.decision)) result->clear_decision();
   *result->mutable_finished() = ToWire(commit.outcome);
   for (const engine::Sample& sample : commit.outcome.tokens) {

@@ -1,4 +1,5 @@
-// What a call came to, as messages: the last one of its stream, and what a retry of it gets.
+// Converts a call's outcome to messages: the last message of its stream, and the stored result that
+// a retry gets.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@
 
 namespace withy::model_worker {
 
-// Latency is what this process saw, from Submit on; the orchestrator adds its own part and the SLO.
+// Latency counts from Submit in this process; the orchestrator adds its own part and the SLO.
 v1::GenerateFinished ToWire(const CallOutcome& outcome);
 
 // The commit as the store takes it; `model` names the model in the stored result.

@@ -161,7 +161,7 @@ class ModelWorker final : public rpc::Process {
 
  private:
   std::atomic<bool> draining_{false};
-  // Destroyed from the last to the first: no call without a scheduler, no lease without its client.
+  // Destroyed from last to first: calls need the scheduler, leases need their client.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::ServedModel> model_;
   std::optional<ChunkNamer> namer_;

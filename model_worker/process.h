@@ -1,4 +1,4 @@
-// withy-model-worker as an object: model, scheduler, tie to context_store and server, put together
+// withy-model-worker as an object: model, scheduler, connection to context_store, and server, built
 // from the configuration. main.cc and tests start it.
 #pragma once
 

@@ -1,6 +1,6 @@
-// The names that apps gave to the answers which are being made here, so that a retry does not make
-// one twice. Neighbours: scheduler.h asks when a call comes and says how it ended; the store knows
-// the answers of all time, but not those that are on their way to it. Pure: time is an argument.
+// The request_ids of calls that run here, so that a retry does not compute an answer twice.
+// Neighbours: call_registry.h asks when a call comes and says how it ended; the store knows all
+// stored answers, but not those that are about to be stored. Pure: time is an argument.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,11 @@
 
 namespace withy::model_worker {
 
-// Not thread-safe: its owner's lock guards it. A request_id that is empty names nothing.
+// Not thread-safe. An empty request_id names nothing.
 class RequestNames {
  public:
-  // A retry that was sent on before the answer was in the store may wait so long for its turn.
+  // How long a stored answer's name is kept: a retry that was sent before the answer was stored may
+  // wait that long for its turn.
   static constexpr int64_t kKeptNs = 60'000'000'000;
   static constexpr size_t kKept = 1024;  // stored answers whose names are kept, at most
 

@@ -94,7 +94,7 @@ absl::StatusOr<Ticket> Scheduler::Submit(CallRequest request, std::shared_ptr<Ca
 }
 
 void Scheduler::SubmitRebuild(const std::string& app_id, const std::string& context_id,
-                              std::shared_ptr<CallSink> sink) {
+                              const std::shared_ptr<CallSink>& sink) {
   const absl::Status admitted = registry_.AdmitRebuild(app_id, context_id, sink);
   if (!admitted.ok()) sink->Failed(admitted);
 }

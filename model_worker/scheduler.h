@@ -51,7 +51,7 @@ class Scheduler {
   // changed. The sink hears Finished, or Failed with ABORTED (a call came), UNAVAILABLE while
   // draining, or the error.
   void SubmitRebuild(const std::string& app_id, const std::string& context_id,
-                     std::shared_ptr<CallSink> sink);
+                     const std::shared_ptr<CallSink>& sink);
   // Returns true once there has been no call for `quiet`; when `*calls_seen` calls have been
   // submitted in all, not before the next one has come and gone. Sets `*calls_seen` to the calls
   // submitted so far. False: no more calls are taken.

@@ -29,7 +29,7 @@ using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 constexpr size_t kTokenizeQueue = 256;
 constexpr int64_t kMinRetryMs = 20;
 
-// Whoever may retry is told when.
+// Adds retry advice to the statuses after which a retry may succeed.
 absl::Status WithHint(const absl::Status& status) {
   const bool retry =
       absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsResourceExhausted(status);
@@ -135,8 +135,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                                      v1::TokenizeResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool posted = tokenize_thread_.Post([this, context, request, response, reactor] {
-      // Many may wait behind one that a hanging store holds up: a drain does not ask for them all.
-      // Nor does a caller that has left, or a drain, wait for a long prompt to be encoded.
+      // Many calls may wait behind one that a hanging store holds up; a drain does not wait for
+      // them. Encoding a long prompt stops when the caller has left or a drain begins.
       const engine::CancelCheck cancelled = [context] { return context->IsCancelled(); };
       reactor->Finish(cancelled() ? grpc::Status::CANCELLED
                                   : rpc::ToGrpc(CountTokens(*request, cancelled, response)));
@@ -205,7 +205,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return absl::OkStatus();
   }
 
-  // About when the present prompts are computed and the first waiting call has gone.
+  // Estimated time until the present prompts are computed and the first waiting call has started.
   int64_t RetryMs() const {
     const SchedulerLoad load = parts_.scheduler.load();
     const double us =
@@ -213,7 +213,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return std::max(kMinRetryMs, static_cast<int64_t>(std::ceil(us / 1e3)));
   }
 
-  // Counts as a call would see it: with the context's record before the prompt.
+  // Counts tokens as a call's session would: with the context's record before the prompt.
   absl::Status CountTokens(const v1::TokenizeRequest& request, const engine::CancelCheck& cancelled,
                            v1::TokenizeResponse* response) {
     WITHY_ASSIGN_OR_RETURN(std::vector<engine::Segment> prompt,
@@ -239,8 +239,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));
     const int32_t history = encoded.history_tokens;
     response->set_context_tokens(static_cast<uint32_t>(history));
-    // The KV stands for what the last call left of the record. Where more has to go now, what stays
-    // moves to other positions and is computed again.
+    // The resident KV is that of the record as the last call left it. When more messages must be
+    // dropped now, those that stay get other positions and are computed again.
     const bool as_before = encoded.dropped_segments == context.dropped_messages;
     const engine::KvInfo& kv = parts_.env.model.kv;
     const auto chunk_bytes = static_cast<int64_t>(kv.block_bytes) * kv.layers;

@@ -1,6 +1,6 @@
-// One call between its lease and its commit: which tokens there are, which are computed, where
-// their KV goes, what the answer is so far. Neighbours: scheduler.h drives many of these; lease.h
-// is where blocks come from. No threads, no clock, no messages.
+// One call between its lease and its commit: its tokens, which of them are computed, where their KV
+// goes, the answer so far. Neighbours: step_runner.h drives many of these; lease.h brings blocks;
+// policy/token_tree.h is the shape of a decode step. No threads, no clock, no messages.
 #pragma once
 
 #include <algorithm>
@@ -19,49 +19,62 @@
 #include "engine/session/solo_answer.h"
 #include "model_worker/call.h"
 #include "model_worker/chunk_identity.h"
+#include "model_worker/context_kv.h"
 #include "model_worker/lease.h"
 #include "policy/token_tree.h"
 
 namespace withy::model_worker {
 
-// What all sessions of a worker share; outlives them. Immutable.
+// Shared by all sessions of a worker; outlives them. Immutable.
 struct SessionEnv {
   const engine::ModelInfo& model;
   const engine::ConversationEncoder& encoder;
   const ChunkNamer& namer;
-  int32_t window = 0;  // tokens of a context at most
+  int32_t window = 0;  // most tokens of a context
 };
 
-// Chunks to ask the store for.
-struct ClaimRange {
-  int32_t first = 0;
-  int32_t count = 0;
+// At which levels the tokens of a context are computed, in per cent; the levels fall.
+class LevelHistory {
+ public:
+  explicit LevelHistory(int32_t percent) : spans_{{.first = 0, .percent = percent}} {}
+  int32_t now() const { return spans_.back().percent; }
+  int32_t At(int32_t position) const;
+  // Tokens from `position` on are computed at `percent`.
+  void Lower(int32_t position, int32_t percent) {
+    spans_.push_back({.first = position, .percent = percent});
+  }
+
+ private:
+  struct Span {
+    int32_t first = 0;
+    int32_t percent = 100;
+  };
+  std::vector<Span> spans_;  // at least one, by position
 };
 
 // Not thread-safe: made by one thread, then owned by another.
 class Session {
  public:
-  // Encodes record and prompt (a rebuild: the record alone), and finds out how much of the resident
-  // KV is what these tokens need. `cancelled` is asked while they are encoded; null: never.
+  // Encodes record and prompt (a rebuild: the record alone), and takes over the resident KV that
+  // these tokens need. `cancelled` is polled while they are encoded; null: never.
   // Errors: INVALID_ARGUMENT (the template refuses the messages), OUT_OF_RANGE (window), CANCELLED.
   static absl::StatusOr<std::unique_ptr<Session>> Create(
       const SessionEnv& env, const CallRequest& request, OpenedLease opened,
       const engine::CancelCheck* cancelled = nullptr);
 
-  // The first resident chunk that is not what its identity says, if any; it has to be reported
-  // before the first claim. A chunk that reaches beyond the record, left there by a call that ended
-  // before its answer, is none: it fits this prompt or is claimed anew.
-  std::optional<int32_t> faulty_chunk() const { return faulty_chunk_; }
+  // The first resident chunk whose content is not that of its identity, if any; it must be reported
+  // before the first claim. A chunk that reaches beyond the record is no fault: a call that ended
+  // before its answer left it there, and it is used if it fits this prompt, else claimed anew.
+  std::optional<int32_t> faulty_chunk() const { return kv_.faulty_chunk(); }
   const CallUsage& usage() const { return usage_; }
 
   // --- what the next step may compute
-  int32_t prefill_tokens() const { return usage_.prefilled_tokens; }
   // Rows without KV: tokens of the prompt, or the token tree of the next decode step.
   int32_t pending_rows() const {
     return static_cast<int32_t>(ids_.size()) - computed_ + tree_.rows() - 1;
   }
   int32_t computed() const { return computed_; }  // tokens of the context that have KV
-  int32_t ready_rows() const { return std::min(pending_rows(), slots_ - computed_); }
+  int32_t ready_rows() const { return std::min(pending_rows(), kv_.slots() - computed_); }
   bool decoding() const { return answer_begun_; }
   // Sets the tokens that are computed beside the answer's last one in the next decode step.
   // TakeLogits follows them as long as the sampled token is among them, so that one step may give
@@ -76,26 +89,23 @@ class Session {
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
   // this session until they are computed.
   int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
-  engine::ContextView View() const {
-    return {.blocks = blocks_, .committed_tokens = read_only_tokens_};
-  }
+  engine::ContextView View() const { return kv_.View(); }
   // The last `count` rows that AppendRows gave have been computed.
   void Advance(int32_t count) {
     computed_ = std::min(computed_ + count, static_cast<int32_t>(ids_.size()));
   }
 
   // --- blocks
-  // Chunks to claim so that `ahead` more rows than are computed have slots; none while a claim is
-  // under way or when there are enough. The caller sends it: the session then waits for AddBlocks
-  // or ClaimRefused.
+  // Chunks to claim so that the next `ahead` rows have slots; none while a claim is under way or
+  // when they have. The caller sends the claim and calls AddBlocks or ClaimRefused with its result.
   std::optional<ClaimRange> NextClaim(int32_t ahead);
   // Errors: INTERNAL when the store gave other chunks or blocks than were asked for.
-  absl::Status AddBlocks(std::span<const ChunkBlocks> chunks);
-  void ClaimRefused() { claim_.reset(); }
+  absl::Status AddBlocks(std::span<const ChunkBlocks> chunks) { return kv_.AddBlocks(chunks); }
+  void ClaimRefused() { kv_.EndClaim(); }
 
   // --- the level
-  int32_t level_percent() const { return level_spans_.back().percent; }
-  // Rows that are appended from now on are computed at this level of the model's, a lower one than
+  int32_t level_percent() const { return levels_.now(); }
+  // Sets the level of the rows that are appended from now on: one of the model's, lower than
   // before.
   void LowerLevel(int32_t percent);
 
@@ -108,64 +118,41 @@ class Session {
   engine::AnswerDelta Finish(engine::FinishReason reason);
   bool finished() const { return answer_.finished(); }
   bool has_answer() const { return !tokens_.empty(); }
-  engine::FinishReason reason() const { return answer_.reason(); }
 
-  // What to leave behind, and the headers of the blocks that were written, stamped for it. `unix_s`
-  // is the present time.
-  LeaseCommit MakeCommit(int64_t unix_s) const;
-  // Whether enough was computed that a call which ends before its answer should keep it, so that
-  // its retry goes on from there.
+  // What the call leaves in the store. Writes the headers of the blocks that it wrote. `unix_s`:
+  // the present time.
+  LeaseCommit MakeCommit(int64_t unix_s);
+  // Whether a call that ends before its answer has computed enough for its retry to go on from
+  // there.
   bool worth_keeping() const;
-  // What such a call leaves behind: KV and its names, nothing for the record.
-  LeaseCommit MakeUnanswered() const;
+  // What such a call leaves in the store: KV and its names, nothing for the record.
+  LeaseCommit MakeUnanswered();
   CallOutcome Outcome() const;
 
  private:
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
           engine::Sampler sampler);
 
-  // Computed at `percent` from position `first` on.
-  struct LevelSpan {
-    int32_t first = 0;
-    int32_t percent = 100;
-  };
-
-  engine::Row RowAt(int32_t index, int32_t context) const;
   absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
-  void MoveToken(int32_t from_slot, int32_t to_slot);
-  int32_t LevelAt(int32_t position) const;
-  void AdoptResident();
-  absl::Status AdoptClaimed();
-  bool HeadersMatch(const ResidentChunk& chunk) const;
-  void PushChunk(std::span<const uint32_t> blocks);
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
   int32_t MeasureRecord(LeaseCommit* commit) const;
-  std::vector<ChunkName> NameChunks(int32_t tokens) const;
-  void NameAndStamp(int32_t tokens, LeaseCommit* commit) const;
-  void StampHeaders(std::span<const ChunkName> names, size_t first) const;
+  std::vector<ChunkName> NameAndStamp(int32_t tokens);
 
   const SessionEnv& env_;
   const CallRequest request_;
   const OpenedLease opened_;
-  int32_t level_;                            // index of the model's level
-  std::vector<LevelSpan> level_spans_;       // at least one; the levels fall
+  int32_t level_;  // index of the model's level
+  LevelHistory levels_;
   std::vector<int32_t> answer_levels_ = {};  // that tokens were made at
   engine::Sampler sampler_;
   engine::AnswerStream answer_;
 
-  std::vector<int32_t> ids_;      // prompt, then the answer
-  int32_t prompt_end_ = 0;        // ids_ up to here are the prompt
-  int32_t computed_ = 0;          // ids_ up to here have KV
-  policy::TokenTree tree_;        // of the next decode step
-  int32_t slots_ = 0;             // tokens that blocks_ has room for
-  int32_t read_only_tokens_ = 0;  // KV that was there before
+  std::vector<int32_t> ids_;  // prompt, then the answer
+  int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
+  int32_t computed_ = 0;      // ids_ up to here have KV
+  policy::TokenTree tree_;    // of the next decode step
   bool answer_begun_ = false;
-  bool window_moved_ = false;    // history had to be left out
-  std::vector<ChunkName> kept_;  // resident chunks that stay in use
-  int32_t lowest_kept_level_;    // of kept_, as an index; the full model's where there is none
-  std::optional<int32_t> faulty_chunk_;
-  std::optional<ClaimRange> claim_;
-  std::vector<std::byte*> blocks_;  // [chunk * layers + layer]
+  ContextKv kv_;
   CallUsage usage_;
   std::vector<engine::Sample> tokens_;
 };

@@ -241,7 +241,7 @@ void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) 
       first_logit += size;
       if (!taken) continue;
     } else if (call.request.report_progress && !part.decode) {
-      const int32_t tokens = call.session->prefill_tokens();
+      const int32_t tokens = call.session->usage().prefilled_tokens;
       call.sink->Progress(tokens - call.session->pending_rows(), tokens);
     }
     going_on.push_back(&call);

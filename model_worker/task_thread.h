@@ -1,5 +1,5 @@
-// One thread that runs tasks in the order they were posted: for work that would hold up gRPC's
-// threads or the engine's.
+// One thread that runs tasks in the order they were posted: for work that would delay gRPC's
+// threads or the engine thread.
 #pragma once
 
 #include <cstddef>

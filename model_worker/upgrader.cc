@@ -49,7 +49,8 @@ void Upgrader::Run() {
   while (scheduler_.AwaitQuiet(quiet_, &calls_seen)) UpgradeAll();
 }
 
-// Until none is left, a call comes, or one fails: then the next call decides when to look again.
+// Rebuilds contexts until none is left, a call comes, or a rebuild fails; Run looks again after the
+// next call.
 void Upgrader::UpgradeAll() {
   for (auto next = leases_.NextUpgrade(); next.ok(); next = leases_.NextUpgrade()) {
     const auto end = std::make_shared<End>();

@@ -1,5 +1,5 @@
-// Uses quiet moments: contexts that were computed below the full level are computed again at it,
-// the one used last first, so that their next answers build on the full model's KV. Neighbours:
+// Computes contexts again at the full level that were computed below it, in quiet moments and the
+// most recently used first, so that their next answers build on the full model's KV. Neighbours:
 // scheduler.h gives a rebuild up as soon as a call comes; context_store knows which context is
 // next. See docs/method-elastic.md.
 #pragma once
@@ -15,7 +15,7 @@ namespace withy::model_worker {
 
 class Upgrader {
  public:
-  // Begins after `quiet` without a call. Both must outlive it.
+  // Starts after `quiet` without a call. Both references must outlive it.
   Upgrader(Scheduler& scheduler, LeaseClient& leases, absl::Duration quiet);
   // Drains the scheduler.
   ~Upgrader();

@@ -1,4 +1,4 @@
-// What model_worker counts and times. Neighbours: telemetry/ exports it.
+// model_worker's counters and spans. Neighbours: telemetry/ exports them.
 #pragma once
 
 #include <array>

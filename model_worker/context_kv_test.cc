@@ -1,0 +1,130 @@
+#include "model_worker/context_kv.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "engine/kv/block.h"
+#include "model_worker/testing.h"
+
+namespace withy::model_worker {
+namespace {
+
+constexpr engine::KvGeometry kGeometry{2, 1, 16};
+
+struct Kv {
+  Kv() {
+    model.layers = kGeometry.layers;
+    model.kv = {.chunk_tokens = engine::kChunkTokens,
+                .layers = kGeometry.layers,
+                .kv_heads = kGeometry.kv_heads,
+                .head_dim = kGeometry.head_dim,
+                .block_bytes = kGeometry.BlockBytes()};
+    model.levels = {engine::LevelInfo{.percent = 50}, engine::LevelInfo{}};
+  }
+  ContextKv Make() const { return ContextKv(model, namer, arena); }
+  // Chunks from `first` on, whose blocks follow each other.
+  static std::vector<ChunkBlocks> Chunks(int32_t first, int32_t count) {
+    std::vector<ChunkBlocks> chunks;
+    for (int32_t i = first; i < first + count; ++i) {
+      const auto block = static_cast<uint32_t>(2 * i);
+      chunks.push_back({.chunk = i, .blocks = {block, block + 1}});
+    }
+    return chunks;
+  }
+
+  engine::ModelInfo model;
+  ChunkNamer namer{ModelIdentity("m", kGeometry), "", engine::KvFormat::kQ8};
+  std::shared_ptr<FakeArena> arena = std::make_shared<FakeArena>(1, 64, kGeometry.BlockBytes());
+};
+
+std::vector<int32_t> Tokens(int32_t count) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back(i);
+  return tokens;
+}
+
+TEST(ContextKvTest, ClaimsWhatIsMissingOnceAtATime) {
+  const Kv kv;
+  ContextKv context = kv.Make();
+  EXPECT_FALSE(context.BeginClaim(0).has_value());
+  const auto claim = context.BeginClaim(17);
+  ASSERT_TRUE(claim.has_value());
+  EXPECT_EQ(claim->first, 0);
+  EXPECT_EQ(claim->count, 2);
+  EXPECT_FALSE(context.BeginClaim(100).has_value()) << "one is under way";
+  ASSERT_TRUE(context.AddBlocks(Kv::Chunks(0, 2)).ok());
+  EXPECT_EQ(context.slots(), 32);
+  EXPECT_FALSE(context.BeginClaim(32).has_value());
+  EXPECT_EQ(context.BeginClaim(33)->first, 2);
+  context.EndClaim();
+  EXPECT_EQ(context.BeginClaim(33)->first, 2) << "a refused claim may be made again";
+  EXPECT_EQ(context.AddBlocks(Kv::Chunks(3, 1)).code(), absl::StatusCode::kInternal);
+}
+
+TEST(ContextKvTest, CopiesATokenInAllLayers) {
+  const Kv kv;
+  ContextKv context = kv.Make();
+  ASSERT_TRUE(context.AdoptClaimed(Kv::Chunks(0, 2)).ok());
+  const auto fill = [&](int32_t slot, int seed) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      std::byte* block = kv.arena->Block(static_cast<uint32_t>(2 * (slot / 16)) + layer);
+      std::memset(block + sizeof(engine::KvBlockHeader), seed,
+                  kGeometry.BlockBytes() - sizeof(engine::KvBlockHeader));
+    }
+  };
+  fill(0, 1);
+  fill(16, 2);
+  const auto read = [&](int32_t slot, uint32_t layer) {
+    std::vector<float> token(32);
+    engine::ReadToken(kGeometry, kv.arena->Block(static_cast<uint32_t>(2 * (slot / 16)) + layer),
+                      slot % 16, token.data(), token.data() + 16);
+    return token;
+  };
+  context.CopySlot(20, 3);
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(read(3, layer), read(20, layer));
+    EXPECT_NE(read(4, layer), read(20, layer)) << "its neighbours stay";
+    EXPECT_NE(read(2, layer), read(20, layer));
+  }
+}
+
+TEST(ContextKvTest, ReusesWhatItsTokensNeedAndNothingAtTheEnd) {
+  const Kv kv;
+  const std::vector<int32_t> tokens = Tokens(40);
+  ContextKv before = kv.Make();
+  ASSERT_TRUE(before.AdoptClaimed(Kv::Chunks(0, 3)).ok());
+  const std::vector<ChunkName> names = before.NameAndStamp(tokens, {100, 50, 50});
+  ASSERT_EQ(names.size(), 3u);
+  std::vector<ResidentChunk> resident;
+  for (size_t i = 0; i < names.size(); ++i) {
+    resident.push_back({.where = Kv::Chunks(static_cast<int32_t>(i), 1)[0], .name = names[i]});
+  }
+  ContextKv same = kv.Make();
+  same.AdoptResident(resident, tokens, {});
+  EXPECT_EQ(same.reused_tokens(), 32) << "the last token is always computed";
+  EXPECT_EQ(same.lowest_level(), 0);
+  EXPECT_FALSE(same.faulty_chunk().has_value());
+  ContextKv longer = kv.Make();
+  longer.AdoptResident(resident, Tokens(60), {});
+  EXPECT_EQ(longer.reused_tokens(), 40);
+  std::vector<int32_t> other = Tokens(60);
+  other[20] = 7;
+  ContextKv changed = kv.Make();
+  changed.AdoptResident(resident, other, {.history_tokens = 40});
+  EXPECT_EQ(changed.reused_tokens(), 16);
+  EXPECT_EQ(changed.lowest_level(), 1);
+  EXPECT_EQ(changed.faulty_chunk(), 1);
+  ContextKv moved = kv.Make();
+  moved.AdoptResident(resident, other, {.history_tokens = 40, .window_moved = true});
+  EXPECT_FALSE(moved.faulty_chunk().has_value()) << "other tokens stand there now";
+  ContextKv rebuilt = kv.Make();
+  rebuilt.AdoptResident(resident, tokens, {.rebuild = true, .level_percent = 100});
+  EXPECT_EQ(rebuilt.reused_tokens(), 16) << "what is at the full level";
+}
+
+}  // namespace
+}  // namespace withy::model_worker
