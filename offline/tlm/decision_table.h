@@ -62,7 +62,7 @@ std::vector<size_t> Feasible(const DecisionSpace& space, const DecisionRow& row,
                              const engine::TlmSlo& slo);
 
 // The feasible pairs of which no other has more of both, prompt and model, ascending: those that
-// orchestrator/decide.h chooses from.
+// policy/decide.h chooses from.
 std::vector<size_t> Frontier(const DecisionSpace& space, const DecisionRow& row,
                              const engine::TlmSlo& slo);
 
