@@ -133,7 +133,7 @@ class BoardRun final : public DecidingBoard {
     return policy_.family->variants[session.variant];
   }
 
-  // Decides for everyone who has arrived.
+  // Decides for all calls that have arrived.
   void Admit() {
     for (; next_ < calls_.size() && ArrivalNs(next_) <= now_ns_; ++next_) {
       const SloCall& call = calls_[next_];
@@ -168,7 +168,7 @@ class BoardRun final : public DecidingBoard {
     admission_.Queue(Lane::kTarget, choice.turn, choice.plan.work, demand);
   }
 
-  // Lets those run that the orchestrator would.
+  // Starts the calls that admission lets run.
   void Start() {
     admission_.StartReady(Lane::kTarget, now_ns_);
     for (auto it = waiting_.begin(); it != waiting_.end();) {
@@ -359,8 +359,8 @@ class BoardRun final : public DecidingBoard {
     admission_.Leave(session.id, now);
   }
 
-  // As orchestrator/auditor.h, but at once and for nothing: the board has idle time enough. Whether
-  // two wrong answers are the same is not known; they count as such.
+  // Compares levels as the orchestrator's audits do, but at once and at no cost: the board has idle
+  // time enough. Two wrong answers count as equal, since it is not known whether they are.
   void Audit(const Session& session, const Answers::Row& row) {
     const size_t app = calls_[session.index].app;
     if (audited_[app]++ >= policy::kFirstAudits) return;

@@ -198,6 +198,36 @@ TEST_F(BoardTest, TheDecisionHeadChoosesAmongWhatIsInTime) {
   EXPECT_EQ(whole.model_percent, 25u);
 }
 
+// As in the service: shorter prompts are looked at once the full model is late, not beside it.
+TEST_F(BoardTest, ExamplesAreLeftOutOnlyWhereTheFullModelIsLate) {
+  policy_.leaves_examples_out = true;
+  policy_.pair_accuracy[0] = {0.9f, 0.9f, 0.9f, 0.1f, 0.1f, 0.9f};
+  prompts_.front().share_without_examples = 50;
+  EXPECT_EQ(Run({At(0, 1, 1)}).front().prompt_percent, 100u);
+  board_.tlm.points = {{100, 100}, {1000, 1000}};  // reading never pays
+  const SloOutcome tight = Run({At(0, 0.6, 1)}).front();
+  EXPECT_EQ(tight.prompt_percent, 50u);
+  EXPECT_EQ(tight.tlm_ms, 0);
+  EXPECT_TRUE(tight.met);
+}
+
+// A long answer streams when a prompt comes that can wait: both are in time.
+TEST_F(BoardTest, AnAnswerKeepsItsTimeBesideAPromptThatCanWait) {
+  policy_.drops_level = true;
+  prompts_ = {{.tokens = 20, .answer_tokens = 60, .text_bytes = 80},
+              {.tokens = 100, .answer_tokens = 2, .text_bytes = 400}};
+  answers_.rows = {{{10, 20}, std::vector<bool>(6, true)}, {{50, 100}, std::vector<bool>(6, true)}};
+  SloCall talker = At(0, 1, 0);
+  talker.slo = {.tpot_ms = 12};
+  SloCall newcomer = At(60, 0, 0);
+  newcomer.slo = {.ttft_ms = 1000};
+  newcomer.prompt = 1;
+  newcomer.app = 1;
+  const std::vector<SloOutcome> outcomes = Run({talker, newcomer});
+  EXPECT_TRUE(outcomes[0].met) << outcomes[0].tpot_ms;
+  EXPECT_TRUE(outcomes[1].met) << outcomes[1].ttft_ms;
+}
+
 TEST_F(BoardTest, TheOracleTakesWhatIsRight) {
   policy_.rule = Rule::kOracle;
   const SloOutcome tight = Run({At(0, 0.6, 0.6)}).front();

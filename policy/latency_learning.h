@@ -43,11 +43,11 @@ struct Observation {
   bool probe = false;
 };
 
-// Exponentially weighted: one observation moves a prediction by a fifth of the way, and counts as
-// at most 30 % off: a stall cannot poison the model, and what is learnt is the middle, not the
-// mean, of what is seen. The idle board's pace becomes a mean over 25 calls instead. Four surprises
-// in a row are no stall: what was learnt in a burst is soon forgotten behind it. Which part of a
-// prediction was wrong, speed_fit.h tells from calls of different lengths, levels and depths.
+// One observation moves the prediction of equal work by kFitWeight of the way, and counts as at
+// most kMaxSurprise off, so that one stall does not move it far. kSurprisesBelieved observations in
+// a row that are further off to the same side are believed. The idle board's speed is a mean over
+// many calls (kIdleWeight). speed_fit.h tells which part of a prediction was wrong, from calls of
+// different lengths, levels and depths.
 LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
                      const Observation& seen);
 

@@ -3,12 +3,12 @@
 // admission.h says what runs and waits, latency_learning.h learns, decide.h chooses by these
 // figures.
 //
-// TTFT = overhead + TLM + wait for a slot, or until the running calls bear this one + (prefill
-// before this call's + its own) + decode steps of others between the pieces. TPOT = decode step
-// with as many rows as will run, each at the depth of the middle of its answer, and what an
-// answer's first steps take longer, over its length. Source: ElastiLM section 4 (one-shot
-// profiling, latency linear in prompt and model size); ours is linear between measured lengths,
-// takes the size of a level from what it computes and reads where it is not calibrated, and adds
+// TTFT = overhead + TLM + wait (for a slot, or until running calls have slack for this one) +
+// prefill of the prompts before this call's and of its own + decode steps of others between the
+// pieces of prefill. TPOT = a decode step with all rows that will run, each at the depth of the
+// middle of its answer, plus the ramp divided by the answer's length. Source: ElastiLM section 4
+// (one-shot profiling, latency linear in prompt and model size). Ours is linear between measured
+// lengths, takes a level that is not calibrated by the operations and bytes it states, and adds
 // depth, load, answers' lengths and live correction.
 #pragma once
 
