@@ -1,9 +1,10 @@
 // Every tuned constant of the decisions, in one table. For each: what it is, its unit, where the
 // value comes from, and the test or run that fails or gets worse when it is changed.
 //
-// Origin is one of: `choice` (a product decision), `measured` (read off a run on a board), `fitted`
-// (the best of several values in a simulation). Runs are sections of docs/benchmarks.md; tests are
-// in policy_test unless a path says otherwise. Constants of one algorithm's arithmetic (a grid's
+// Origin is one of: `choice` (decided, for the reason given), `measured` (read off a run, a section
+// of docs/benchmarks.md), `unrecorded` (the tests hold what it does, but no run is kept that
+// compares it with other values: the first to be looked at when a figure disappoints). Tests are in
+// policy_test unless a path says otherwise. Constants of one algorithm's arithmetic (a grid's
 // width, a guard against division by zero) stay beside that algorithm.
 #pragma once
 
@@ -21,10 +22,10 @@ namespace withy::policy {
 // keeps a person's attention (Nielsen 1993). Tests: TurnTest, AdmissionTest.NobodyIsHeldForEver.
 inline constexpr int64_t kPatienceNs = 10 * kNanosPerSecond;
 // Tokens that a running answer is looked ahead: it may end after any of them and has to be in time
-// then. Tokens. Fitted: 4 of {1, 4, 16}. Tests: SlackTest, PacerTest; run: SLO, simulated.
+// then. Tokens. Unrecorded. Tests: SlackTest, PacerTest.
 inline constexpr uint32_t kHorizonTokens = 4;
 // Longest piece of a prefill between two decode steps where the configuration names none.
-// Milliseconds. Choice: text that stops for less is not seen to stop. Run: "Service".
+// Milliseconds. Choice: the default of model.prefill_piece_ms. Test: LatencyModelTest.
 inline constexpr double kPieceMs = 50;
 // Longest time between two looks whether a waiting call may start: slack changes where nothing
 // happens. Nanoseconds. Choice: short beside a piece. Test: CallTableTest.
@@ -39,14 +40,14 @@ inline constexpr double kArrivalsByChance = 1;
 // --- Choice of prompt and model level (decide.h)
 
 // Share by which a latency may exceed a target given as a ratio and still meet it: the denominator
-// is a prediction, and equal calls differ by some per cent. Share. Measured: run "End to end".
+// is a prediction, and equal calls differ by some per cent. Share. Choice.
 // Test: DecideTest.NoiseOfAPerCentNeitherShrinksNorRefusesTheFullModel.
 inline constexpr double kRatioTolerance = 0.05;
 // Promise (chance to be right and in time) below which a pair counts as hopeless. Probability.
 // Choice. Test: DecideTest.NothingMeets.
 inline constexpr double kLeastPromise = 0.01;
-// What each call that is expected while this one has the board loses by it. Right answers. Fitted
-// on the traces of bench slo. Test: DecideTest.WhatTakesTheBoardFromOthersIsWorthLess.
+// What each call that is expected while this one has the board loses by it. Right answers. Choice:
+// it takes the place of one answer. Test: DecideTest.WhatTakesTheBoardFromOthersIsWorthLess.
 inline constexpr double kLossOfNewcomer = 1;
 // What a late answer costs beside not counting as a right one. Right answers. Choice: a broken
 // promise costs what the answer was worth. Test: DecideTest.WhatMayComeLateIsWorthLess.
@@ -58,20 +59,20 @@ inline constexpr double kNewcomersWorthTelling = 0.1;
 // --- Learning from finished calls (speed_fit.h, latency_learning.h, ramp.h)
 
 // How far one observation moves the prediction of equal work towards what was measured. Share.
-// Fitted on depth_board_test. Tests: DepthBoardTest, LatencyLearningTest.LearnsTheBoard.
+// Unrecorded. Tests: DepthBoardTest, LatencyLearningTest.LearnsTheBoard.
 inline constexpr double kFitWeight = 0.2;
-// The same of a probe, which is made for its own sake on an idle board. Share. Fitted. Test:
+// The same of a probe, which is made for its own sake on an idle board. Share. Unrecorded. Test:
 // DepthBoardTest.RefusedCallsAreAcceptedAgainOnceTheBoardIsFast.
 inline constexpr double kProbeWeight = 0.5;
 // The same of the full model's speed on the idle board, once many calls are known. Share. Choice: a
 // mean over 25 calls, so that ratios do not follow one call's luck. Test:
 // LatencyLearningTest.TheIdleBoardIsAMeanOverManyCalls.
 inline constexpr double kIdleWeight = 0.04;
-// How far off one observation counts at most. Share of the prediction. Fitted: one stall must not
+// How far off one observation counts at most. Share of the prediction. Choice: one stall must not
 // move the estimate. Test: LatencyLearningTest.OneStallDoesNotPoisonTheModel.
 inline constexpr double kMaxSurprise = 0.3;
 // Observations in a row, further off than that to the same side, after which they are believed, and
-// how far each then moves the prediction. Count; share. Fitted. Test:
+// how far each then moves the prediction. Count; share. Unrecorded. Test:
 // LatencyLearningTest.WhatABurstTaughtIsForgottenBehindIt.
 inline constexpr int kSurprisesBelieved = 4;
 inline constexpr double kBelievedWeight = 0.5;
@@ -79,37 +80,37 @@ inline constexpr double kBelievedWeight = 0.5;
 // SpeedFitTest.
 inline constexpr double kMaxRatio = 8;
 // Largest ratio of the depth's correction to the weights' one, and inverse smallest. Ratio.
-// Measured: probes at start are off by less. Test:
+// Choice: measurements at start are off by less. Test:
 // DepthBoardTest.StrictCallsAreDecidedRightlyAtAllDepthsAfterAnyMix.
 inline constexpr double kMaxDepthSkew = 1.6;
 // What each observation makes forgotten of how sure the fit is, and, of one with kFitWeight, of the
-// fitted values where they are not sure. Share. Fitted on depth_board_test.
+// fitted values where they are not sure. Share. Unrecorded.
 inline constexpr double kForgetCovariance = 0.02;
 inline constexpr double kForgetValue = 0.01;
 // Calibrated times for which the constant is half at fault where a prediction is wrong.
-// Milliseconds. Measured: a few times the constants seen. Test:
+// Milliseconds. Choice: a few times the constants seen. Test:
 // LatencyLearningTest.TellsWhatGrowsWithACallFromWhatDoesNot.
 inline constexpr double kShortPrefillMs = 10;
 inline constexpr double kShortStepMs = 2;
-// Error of the overhead that is never a surprise. Milliseconds. Measured: clock and scheduler
-// noise. Test: LatencyLearningTest.OneStallDoesNotPoisonTheModel.
+// Error of the overhead that is never a surprise. Milliseconds. Choice. Test:
+// LatencyLearningTest.OneStallDoesNotPoisonTheModel.
 inline constexpr double kLeastOverheadSurpriseMs = 1;
 // Share of an answer's time that must be its own, other calls' prefill aside, to learn from it.
 // Share. Choice. Test: LatencyLearningTest.LearnsTheBoard.
 inline constexpr double kLeastOwnDecodeShare = 0.25;
-// Weight of one observation for the bias of a level, and the largest bias. Share; ratio. Fitted.
-// Test: LatencyLearningTest.ALevelThatWasCalibratedWronglyIsFoundOut.
+// Weight of one observation for the bias of a level, and the largest bias. Share; ratio.
+// Unrecorded. Test: LatencyLearningTest.ALevelThatWasCalibratedWronglyIsFoundOut.
 inline constexpr double kBiasWeight = 0.1;
 inline constexpr double kMaxBias = 2;
-// Weight of one call for how reliable predictions are: half forgotten after 23. Share. Fitted.
+// Weight of one call for how reliable predictions are: half forgotten after 23. Share. Unrecorded.
 // Test: LatencyLearningTest.WhatHoldsUpAFewDoesNotMakeTheOthersLate.
 inline constexpr double kDeviationWeight = 0.03;
-// Calls of its own that what holds for all apps counts as for one app. Calls. Fitted. Test:
+// Calls of its own that what holds for all apps counts as for one app. Calls. Unrecorded. Test:
 // LatencyLearningTest.AnAppsFirstCallsCountForMoreAndTheOldestAppIsForgotten.
 inline constexpr double kAppPriorCalls = 20;
 // Apps whose histories are kept. Apps. Choice: a bound. Same test.
 inline constexpr size_t kMaxApps = 32;
-// Weight of one answer for how long an app's answers are. Share. Fitted. Test:
+// Weight of one answer for how long an app's answers are. Share. Unrecorded. Test:
 // LatencyLearningTest.LearnsWhatAnAnswersFirstStepsTakeLonger.
 inline constexpr double kAnswerWeight = 0.1;
 // Tokens of an answer before any was seen, and of a call of a benchmark that sets none. Tokens.
@@ -120,18 +121,19 @@ inline constexpr uint32_t kUsualAnswerTokens = 64;
 // LatencyLearningTest.ATlmThatIsNotAskedForItsSlownessIsNotThoughtSlowForEver.
 inline constexpr double kTlmRecovery = 0.1;
 // Weight of one answer for the ramp, weight of the belief that there is none, its upper bound, and
-// answers after which outliers are clipped. Share; share; steps; answers. Fitted. Tests: RampTest.
+// answers after which outliers are clipped. Share; share; steps; answers. Unrecorded. Tests:
+// RampTest.
 inline constexpr double kRampWeight = 0.04;
 inline constexpr double kRampPrior = 0.01;
 inline constexpr double kMaxRampSteps = 8;
 inline constexpr double kRampKnownAnswers = 10;
 // Prediction error before anything was seen: standard deviation of log(measured / predicted).
-// Measured: run "End to end". Test: ReliabilityTest.
+// Choice. Test: ReliabilityTest.
 inline constexpr double kDeviationAtStart = 0.05;
 
 // --- What levels are worth to an app (agreement.h)
 
-// Compared answers that the prior counts as, and after how many old ones fade. Answers. Fitted.
+// Compared answers that the prior counts as, and after how many old ones fade. Answers. Unrecorded.
 // Test: AgreementTest.
 inline constexpr double kAgreementPrior = 4;
 inline constexpr double kAgreementMemory = 64;
@@ -147,7 +149,7 @@ inline constexpr uint32_t kAuditEvery = 32;
 inline constexpr double kMostProbeMs = 500;
 inline constexpr uint32_t kProbeAnswerTokens = 12;
 // Probes for one refusal, the error up to which a prediction is right, and the shortest and longest
-// pause between probes that find it right. Count; share; nanoseconds. Fitted: a board that is fast
+// pause between probes that find it right. Count; share; nanoseconds. Choice: a board that is fast
 // again is noticed within 10 s. Tests: ProbePolicyTest, DepthBoardTest.
 inline constexpr int kProbesAtOnce = 8;
 inline constexpr double kProbeOff = 0.1;
@@ -157,27 +159,27 @@ inline constexpr int64_t kMostProbePauseNs = 8 * kNanosPerSecond;
 // --- Steps of the worker (pace.h, prompt_level.h, prompts_beside_answers.h, step_plan.h)
 
 // An answer that is behind still counts as one that can be in time if it can make up for that
-// within so many tokens. Tokens. Fitted: more than kHorizonTokens, since an answer that falls to a
+// within so many tokens. Tokens. Choice: more than kHorizonTokens, since an answer that falls to a
 // lower level loses quality for certain, and one that prompts wait for only may end too early.
-// Test: PromptRowsBesideAnswersTest; run: "End to end".
+// Test: PromptRowsBesideAnswersTest.
 inline constexpr int32_t kRecoveryTokens = 8;
 // Times between tokens that must be known at a level before they count instead of calibrated ones.
 // Tokens. Choice: a median needs three. Test: PacerTest.
 inline constexpr int32_t kMinTokenTimes = 3;
-// Share of the time left that a prompt may take at a lower level it falls to. Share. Fitted. Test:
-// PacerTest.APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime.
+// Share of the time left that a prompt may take at a lower level it falls to. Share. Unrecorded.
+// Test: PacerTest.APromptThatIsBehindGoesOnAtTheHighestLevelThatIsInTime.
 inline constexpr double kFallShare = 0.97;
 // An answer's reserve: the smaller of these shares of what its limit gave it so far and of what it
-// has gained on it, and the time of some tokens on top. Share; share; tokens. Fitted. Run: "End to
-// end"; test: PromptRowsBesideAnswersTest.
+// has gained on it, and the time of some tokens on top. Share; share; tokens. Unrecorded.
+// Test: PromptRowsBesideAnswersTest.
 inline constexpr double kReserveOfGiven = 0.15;
 inline constexpr double kReserveOfGained = 0.5;
 inline constexpr double kReserveTokens = 2;
-// What a first token that competes with computing takes to reach the app. Milliseconds. Measured.
-// Test: PacerTest.AFirstTokenIsUrgentWhereNothingWaitsBehindItOrItIsDue.
+// What a first token that competes with computing takes to reach the app. Milliseconds. Choice: it
+// takes one or two. Test: PacerTest.AFirstTokenIsUrgentWhereNothingWaitsBehindItOrItIsDue.
 inline constexpr double kFirstTokenOnItsWayMs = 3;
-// How long the cores are left idle for a first token, urgent or not. Microseconds. Measured. Run:
-// "Service".
+// How long the cores are left idle for a first token, urgent or not. Microseconds. Unrecorded.
+// Test: PacerTest.
 inline constexpr int64_t kUrgentFirstTokenLeadUs = 300;
 inline constexpr int64_t kFirstTokenLeadUs = 100;
 // A prompt's step is slow, not just unlucky, when it took more than kSlowPrompt of what was
@@ -188,23 +190,23 @@ inline constexpr double kSlowTokensShare = 0.6;
 // A step of a prompt is watched that would be late on a board so much slower than lately. Ratio.
 // Measured: run "Slow passes". Test: SlowStepWatchTest.
 inline constexpr double kWatchedSlowdown = 2;
-// Weight of one step for the board's slowdown, and its bound. Share; ratio. Fitted. Test:
+// Weight of one step for the board's slowdown, and its bound. Share; ratio. Unrecorded. Test:
 // SlowdownTest.
 inline constexpr double kSlowdownWeight = 0.2;
 inline constexpr double kMostSlowdown = 4;
 // Share of a step under way from which its own speed tells how long it still takes. Share.
-// Measured. Test: step_plan_test.
+// Unrecorded. Test: step_plan_test.
 inline constexpr double kDoneThatTells = 0.1;
 // Rows of prompts in a step without answers: the kernels' efficiency does not grow beyond. Rows.
-// Measured: run "Engine".
+// Measured: smaller pieces cost up to 1.5 times as much a row (ARCHITECTURE.md, A call).
 inline constexpr int32_t kRowsWithoutAnswers = 128;
-// Fewer rows of prompts are not worth a place beside answers. Rows. Measured: a pass of fewer is
-// bound by reading weights. Test: PromptRowsBesideAnswersTest.
+// Fewer rows of prompts are not worth a place beside answers. Rows. Unrecorded. Test:
+// PromptRowsBesideAnswersTest.
 inline constexpr int32_t kFewestRowsBeside = 16;
 // A piece that used less than kPieceFullShare of its time grows towards kPieceAimShare of it, at
 // most by kPieceMaxGrowth; one that took too long shrinks at most by kPieceMaxShrink. The first
 // guess is kPieceFirstShare of what a long prefill suggests, since short pieces cost more a row.
-// Shares; ratios. Fitted. Test: PieceSizerTest.
+// Shares; ratios. Unrecorded. Test: PieceSizerTest.
 inline constexpr double kPieceFullShare = 0.85;
 inline constexpr double kPieceAimShare = 0.95;
 inline constexpr double kPieceFirstShare = 0.7;
