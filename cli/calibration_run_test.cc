@@ -160,7 +160,7 @@ TEST_F(CalibrationRunTest, TheReportShowsEveryTimeAndWhatIsMissing) {
   EXPECT_THAT(text, HasSubstr("\n50       16          64          1"));
   EXPECT_THAT(text, HasSubstr("left out: level 50 %, decode of 1 at depth 2048: too deep\n"));
   EXPECT_THAT(text, HasSubstr("a context of 512 tokens: first step 1.01 ms with its KV resident, "
-                              "about 512 ms more to compute it again"));
+                              "about 512 ms more to recompute it"));
   EXPECT_THAT(text, HasSubstr("kept in /p/m.calibration.textproto"));
   const std::string json = ReportJson(report);
   EXPECT_THAT(json, HasSubstr("\"path\":\"/p/m.calibration.textproto\""));

@@ -32,6 +32,7 @@ std::string ReadAll(const std::string& path) {
 
 struct Limits {
   std::optional<milliseconds> kill_after = std::nullopt;
+  std::string kill_once_there = {};  // a file that the program writes
   rlim_t file_bytes = RLIM_INFINITY;
 };
 
@@ -91,6 +92,13 @@ class ElasticizeTest : public testing::Test {
     }
     if (limits.kill_after.has_value()) {
       std::this_thread::sleep_for(*limits.kill_after);
+      kill(child, SIGKILL);
+    }
+    if (!limits.kill_once_there.empty()) {
+      const Clock::time_point give_up = start + std::chrono::minutes(1);
+      while (!std::filesystem::exists(limits.kill_once_there) && Clock::now() < give_up) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
       kill(child, SIGKILL);
     }
     int status = 0;
@@ -158,8 +166,8 @@ TEST_F(ElasticizeTest, NeverSaysThatNothingIsLeftBeforeTheEnd) {
 }
 
 TEST_F(ElasticizeTest, AnotherRunsWorkIsRefusedByWhatDiffers) {
-  const Outcome killed =
-      Run(Arguments("run", {"--recovery_steps=3000"}), {.kill_after = milliseconds(1500)});
+  const Outcome killed = Run(Arguments("run", {"--recovery_steps=3000"}),
+                             {.kill_once_there = folder_ / "run.gguf.work/made-of.txt"});
   ASSERT_TRUE(killed.killed) << killed.output;
   const Outcome outcome = Run(Arguments("run", {"--recovery_steps=10", "--seed=2"}));
   EXPECT_EQ(outcome.code, 1);
