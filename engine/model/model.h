@@ -118,7 +118,7 @@ struct ModelOptions {
   // kMapped: weights are read from the mapped packed file. kCopied: they are copied into pages of
   // 2 MiB (weights/weight_memory.h). kAuto: copied if there is room for the copy.
   enum class WeightPlace : uint8_t { kAuto, kMapped, kCopied };
-  WeightPlace weight_place = WeightPlace::kAuto;
+  WeightPlace weight_place = WeightPlace::kMapped;
   // Rows computed at once; bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;
