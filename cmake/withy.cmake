@@ -71,11 +71,12 @@ function(withy_test_headers name)
     file(WRITE "${CMAKE_BINARY_DIR}/gen/test_pch.cc" "")
     add_library(withy_test_pch STATIC "${CMAKE_BINARY_DIR}/gen/test_pch.cc")
     target_link_libraries(withy_test_pch PRIVATE withy_options GTest::gmock GTest::gtest absl::statusor)
-    target_compile_options(withy_test_pch PRIVATE ${withy_test_options})
+    target_compile_options(withy_test_pch PRIVATE ${withy_test_options} -pthread)
     target_precompile_headers(withy_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> <absl/status/statusor.h> <map> <memory> <string> <vector>)
   endif()
   target_precompile_headers(${name} REUSE_FROM withy_test_pch)
-  target_compile_options(${name} PRIVATE -Wno-error=invalid-pch)  # other flags than the headers' own: parsed again
+  # -pthread as the headers have it. A test with other flags of its own parses them again.
+  target_compile_options(${name} PRIVATE -pthread -Wno-error=invalid-pch)
 endfunction()
 
 # withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds]): with a label CI also runs
