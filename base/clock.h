@@ -38,4 +38,8 @@ class FakeClock final : public Clock {
 inline constexpr int64_t kNanosPerMilli = 1'000'000;
 inline constexpr int64_t kNanosPerSecond = 1'000'000'000;
 
+inline double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
+
+inline double MillisUntil(int64_t then_ns, int64_t now_ns) { return Millis(then_ns - now_ns); }
+
 }  // namespace withy

@@ -16,6 +16,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
+#include "base/environment.h"
 #include "base/listen_address.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -85,9 +86,9 @@ std::string Quoted(std::string_view value) {
 }
 
 std::string FromEnvironment(const char* variable) {
-  const char* value = std::getenv(variable);
   // systemd separates several directories by colons; ours is the first.
-  return value == nullptr ? "" : std::string(value).substr(0, std::string_view(value).find(':'));
+  const std::string value = Environment(variable);
+  return value.substr(0, value.find(':'));
 }
 
 std::string DefaultDir(const char* systemd_variable, const char* root_dir, const char* xdg_variable,

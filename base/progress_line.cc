@@ -14,17 +14,17 @@ namespace {
 
 constexpr int64_t kRedrawNs = 200 * kNanosPerMilli;
 constexpr int64_t kLogNs = 30 * kNanosPerSecond;
-constexpr int kWidth = 20;
+constexpr int kBarWidth = 20;
 
 }  // namespace
 
 std::string ProgressText(std::string_view what, double share, std::optional<double> stage_s,
                          std::optional<double> all_s) {
   share = std::clamp(share, 0.0, 1.0);
-  const int filled = static_cast<int>(kWidth * share);
+  const int filled = static_cast<int>(kBarWidth * share);
   // Rounds down: 100 % means that everything is done.
   std::string text = absl::StrFormat("[%s%s] %3d %% %s: ", std::string(filled, '#'),
-                                     std::string(kWidth - filled, ' '),
+                                     std::string(kBarWidth - filled, ' '),
                                      static_cast<int>(100 * share), ToAbsl(what));
   if (share >= 1) return absl::StrCat(text, "done");
   if (!stage_s.has_value() && !all_s.has_value()) return absl::StrCat(text, "measuring");

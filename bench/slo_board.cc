@@ -26,8 +26,6 @@ constexpr size_t kTlmProbeBytes = 1024;
 constexpr int64_t kStartNs = 1;  // 0 means "none"
 
 int64_t Nanos(double ms) { return static_cast<int64_t>(ms * kNanosPerMilli); }
-double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
-
 policy::AdmissionOptions OptionsOf(const BoardFacts& board, const Policy& policy) {
   const uint32_t slots = policy.family->switches() ? 1 : board.slots;
   return {.limit = kNoQueueLimit, .slots = {slots, slots}, .piece_ms = board.piece_ms};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bench/slo_board.h"
+#include "bench/slo_report.h"
 
 namespace withy::bench {
 namespace {
@@ -13,8 +14,6 @@ using nlohmann::json;
 
 constexpr double kIdleGapMs = 3.6e6;  // an hour: nobody meets anybody
 constexpr double kNearFull = 0.02;    // of accuracy, to count as the full model's
-
-double Percent(double share) { return 100 * share; }
 
 policy::Slo Ratios(double ttft, double tpot) {
   policy::Slo slo;

@@ -26,8 +26,6 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Minutes(5);
 
-double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
-
 v1::GenerateRequest RequestFor(const corpus::Record& record, const SloCall& call) {
   v1::GenerateRequest request;
   FillPrompt(record, request.mutable_prompt());

@@ -11,8 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-double Percent(double share) { return 100 * share; }
-
 void PrintScore(const SloScore& score) {
   std::fprintf(stderr, "  %5.1f (%5.1f)", Percent(score.accuracy), Percent(score.slo_met));
 }

@@ -12,6 +12,8 @@
 
 namespace withy::bench {
 
+inline double Percent(double share) { return 100 * share; }
+
 // One trace and what everyone made of it.
 struct TraceResult {
   std::string alpha;

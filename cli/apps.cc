@@ -92,7 +92,7 @@ int RunRenew(const Args& args) {
   return bound.ok() ? Keep(args, app, *bound, file) : Fail(bound.status());
 }
 
-int RunList(const Args& args) {
+int ListApps(const Args& args) {
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   const auto apps = (*client)->ListApps();
@@ -149,7 +149,7 @@ std::vector<Command> AppCommands() {
            {{"print", "", "for scripts: print only the token; the default app does not change"},
             json}),
        RunRenew},
-      {"apps list", "", "list all apps (calls context_store)", WithConnection({json}), RunList},
+      {"apps list", "", "list all apps (calls context_store)", WithConnection({json}), ListApps},
       {"apps remove", "NAME", "remove an app, its token and all of its contexts",
        WithConnection({}), RunRemove},
   };

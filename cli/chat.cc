@@ -65,7 +65,7 @@ class InterruptWatcher {
   std::thread thread_;
 };
 
-constexpr absl::Duration kTimeout = absl::Hours(1);
+constexpr absl::Duration kChatTimeout = absl::Hours(1);
 
 constexpr char kHelp[] =
     "/slo ttft_ms=200 tpot_ms=10   require this speed from now on (ttft_ms, tpot_ms, ttft_ratio, "
@@ -267,7 +267,7 @@ class Chat {
 int RunChat(const Args& args) {
   auto settings = SettingsFromArgs(args);
   if (!settings.ok()) return FailUsage(ToStd(settings.status().message()));
-  const auto timeout = TimeoutFromArgs(args, kTimeout);
+  const auto timeout = TimeoutFromArgs(args, kChatTimeout);
   if (!timeout.ok()) return FailUsage(ToStd(timeout.status().message()));
   if (const absl::Status system = CheckFlagsUtf8(args, {"system"}); !system.ok())
     return FailUsage(ToStd(system.message()));
@@ -288,7 +288,7 @@ std::vector<Command> ChatCommands() {
   std::vector<Flag> flags = {{"context", "ID", "continue this context (default: a new one)"},
                              {"system", "TEXT", "system prompt of a new context"},
                              {"stats", "", "show predicted and measured latency after each answer"},
-                             TimeoutFlag(kTimeout)};
+                             TimeoutFlag(kChatTimeout)};
   for (Flag& flag : SettingFlags()) {
     if (flag.name != "context" && flag.name != "request-id" && flag.name != "logprobs")
       flags.push_back(std::move(flag));

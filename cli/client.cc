@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
+#include "base/environment.h"
 #include "base/status.h"
 #include "cli/token_files.h"
 #include "rpc/channel.h"
@@ -49,11 +50,6 @@ bool SaysMethodIsUnknown(absl::string_view message) {
          absl::StartsWithIgnoreCase(message, "unknown method") ||
          absl::StartsWithIgnoreCase(message, "method not found") ||
          absl::StartsWithIgnoreCase(message, "received http2 header");
-}
-
-std::string Environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
 }
 
 // Guesses that context_store's socket is beside the orchestrator's, if only that one is known.

@@ -11,7 +11,7 @@
 namespace withy::cli {
 namespace {
 
-int RunList(const Args& args) {
+int ListContexts(const Args& args) {
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
@@ -97,7 +97,7 @@ std::vector<Command> ContextCommands() {
   const Flag json{"json", "", "print JSON"};
   return {
       {"contexts list", "", "list the app's contexts, newest first", WithConnection({json}),
-       RunList},
+       ListContexts},
       {"contexts show", "ID", "show a context's messages", WithConnection({json}), RunShow},
       {"contexts create", "", "create an empty context and print its ID",
        WithConnection(

@@ -21,7 +21,7 @@
 namespace withy::cli {
 namespace {
 
-constexpr absl::Duration kTimeout = absl::Minutes(10);
+constexpr absl::Duration kGenerateTimeout = absl::Minutes(10);
 
 absl::StatusOr<v1::GenerateRequest> RequestFromArgs(const Args& args) {
   WITHY_ASSIGN_OR_RETURN(v1::GenerateRequest request, SettingsFromArgs(args));
@@ -34,7 +34,7 @@ int RunGenerate(const Args& args) {
     return FailUsage("--logprobs needs --json, which prints them");
   auto request = RequestFromArgs(args);
   if (!request.ok()) return FailUsage(ToStd(request.status().message()));
-  const auto timeout = TimeoutFromArgs(args, kTimeout);
+  const auto timeout = TimeoutFromArgs(args, kGenerateTimeout);
   if (!timeout.ok()) return FailUsage(ToStd(timeout.status().message()));
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
@@ -145,7 +145,7 @@ std::vector<Command> GenerateCommands() {
            Join(PromptFlags(), SettingFlags()),
            {json,
             {"stats", "", "print the decision and the latency to stderr (default on a terminal)"},
-            TimeoutFlag(kTimeout)})),
+            TimeoutFlag(kGenerateTimeout)})),
        RunGenerate},
       {"plan", "[TEXT...]", "print what generate would decide and predict now, without running it",
        WithConnection(Join(Join(PromptFlags(), SettingFlags()), {json})), RunPlan},

@@ -22,7 +22,7 @@
 namespace withy::cli {
 namespace {
 
-int RunList(const Args& args) {
+int ListModels(const Args& args) {
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
   const auto models = (*client)->ListModels();
@@ -121,7 +121,7 @@ std::vector<Command> ModelCommands() {
   const Flag config{"config", "FILE",
                     "the service's configuration (default /etc/withy/withy.textproto)"};
   return {
-      {"models list", "", "list the served models", WithConnection({json}), RunList},
+      {"models list", "", "list the served models", WithConnection({json}), ListModels},
       {"models inspect",
        "FILE",
        "describe a GGUF file and whether withy can serve it (exit code 1 if not)",

@@ -11,6 +11,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/environment.h"
 #include "base/status.h"
 
 namespace withy::cli {
@@ -21,11 +22,6 @@ namespace fs = std::filesystem;
 constexpr size_t kMaxNameBytes = 64;
 constexpr char kDefault[] = "/token";
 constexpr char kRemedy[] = "set XDG_CONFIG_HOME to a directory of yours";
-
-std::string Environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 std::string ReadLine(const std::string& path) {
   std::ifstream in(path);

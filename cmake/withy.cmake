@@ -3,7 +3,6 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-add_compile_options(-fPIC)  # programs too, so that they can share precompiled headers with libraries
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
@@ -13,18 +12,17 @@ find_program(WITHY_CCACHE ccache)
 if(WITHY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${WITHY_CCACHE}")
 endif()
-# A compiler cache serves tests better than precompiled headers do, and shows includes that are missing.
-if(WITHY_CCACHE)
-  option(WITHY_TEST_PCH "Precompile the headers of GoogleTest" OFF)
-else()
-  option(WITHY_TEST_PCH "Precompile the headers of GoogleTest" ON)
-endif()
+# The sources of a target are compiled several at a time, as one translation unit: the headers of gRPC, GoogleTest and the like take most
+# of a compilation. So a name in an anonymous namespace occurs once in a target. The debug preset compiles each source alone, which shows
+# includes that are missing.
+option(CMAKE_UNITY_BUILD "Compile the sources of a target together" ON)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 
 # -Wno-restrict: g++ 12 reports false overlaps inside std::string's assign and insert (GCC bug 105329).
 add_library(withy_options INTERFACE)
 target_include_directories(withy_options INTERFACE "${CMAKE_SOURCE_DIR}")
 target_compile_options(withy_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
-  -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -Werror -fno-math-errno -ffp-contract=off)
+  -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-subobject-linkage> -Werror -fno-math-errno -ffp-contract=off)
 if(WITHY_SANITIZE)
   # GCC reports values checked by a sanitizer as possibly uninitialised.
   add_compile_options("-fsanitize=${WITHY_SANITIZE}" -fno-omit-frame-pointer -g1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
@@ -60,27 +58,8 @@ function(withy_library name)
   endif()
 endfunction()
 
-# Tests are compiled with -O1: their code runs for moments and takes a third longer to compile with -O3. Their headers take most of the
-# rest, so they are precompiled where no compiler cache is at hand.
-set(withy_test_options -O1)
-function(withy_test_headers name)
-  if(NOT WITHY_TEST_PCH)
-    return()
-  endif()
-  if(NOT TARGET withy_test_pch)
-    file(WRITE "${CMAKE_BINARY_DIR}/gen/test_pch.cc" "")
-    add_library(withy_test_pch STATIC "${CMAKE_BINARY_DIR}/gen/test_pch.cc")
-    target_link_libraries(withy_test_pch PRIVATE withy_options GTest::gmock GTest::gtest absl::statusor)
-    target_compile_options(withy_test_pch PRIVATE ${withy_test_options} -pthread)
-    target_precompile_headers(withy_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> <absl/status/statusor.h> <map> <memory> <string> <vector>)
-  endif()
-  target_precompile_headers(${name} REUSE_FROM withy_test_pch)
-  # -pthread as the headers have it. A test with other flags of its own parses them again.
-  target_compile_options(${name} PRIVATE -pthread -Wno-error=invalid-pch)
-endfunction()
-
 # withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds]): with a label CI also runs
-# the test under that sanitizer.
+# the test under that sanitizer. Tests are compiled with -O1: their code runs for moments and takes a third longer to compile with -O3.
 function(withy_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT WITHY_TESTS)
@@ -88,9 +67,8 @@ function(withy_test name)
   endif()
   add_executable(${name} ${arg_SRCS} ${WITHY_PROGRAM_SRCS})
   target_link_libraries(${name} PRIVATE ${arg_DEPS} withy_options GTest::gmock GTest::gtest GTest::gtest_main)
-  target_compile_options(${name} PRIVATE ${withy_test_options})
-  if(NOT "offline" IN_LIST arg_LABELS)  # LibTorch's headers are precompiled there
-    withy_test_headers(${name})
+  if(NOT "offline" IN_LIST arg_LABELS)  # those share LibTorch's precompiled headers, which have the product's flags
+    target_compile_options(${name} PRIVATE -O1)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)

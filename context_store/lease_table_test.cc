@@ -14,13 +14,13 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr uint32_t kLayers = 3;
-constexpr uint32_t kBlockBytes = 64;
+constexpr uint32_t kLeaseBlockBytes = 64;
 
-Geometry MakeGeometry(char model = 'm') {
-  return {std::string(32, model), kLayers, 1, 4, kBlockBytes};
+Geometry LeaseGeometry(char model = 'm') {
+  return {std::string(32, model), kLayers, 1, 4, kLeaseBlockBytes};
 }
 LeaseLimits MakeLimits(uint32_t chunks) {
-  return {.arena_bytes = uint64_t{chunks} * kLayers * kBlockBytes, .open = 100, .waiting = 3};
+  return {.arena_bytes = uint64_t{chunks} * kLayers * kLeaseBlockBytes, .open = 100, .waiting = 3};
 }
 std::vector<ChunkIdentity> Chunks(uint32_t full, uint32_t tail_tokens = 0, char id = 'i') {
   std::vector<ChunkIdentity> chunks(full, {std::string(32, id), kChunkTokens, 100});
@@ -31,7 +31,7 @@ bool AnyStamp(uint32_t, uint64_t) { return true; }
 
 class LeaseTableTest : public ::testing::Test {
  protected:
-  LeaseTableTest() { epoch_ = table_.Attach(kWorker, MakeGeometry())->epoch; }
+  LeaseTableTest() { epoch_ = table_.Attach(kWorker, LeaseGeometry())->epoch; }
   ~LeaseTableTest() override { EXPECT_EQ(table_.Audit(), ""); }
 
   LeaseId Open(std::string_view context) {
@@ -54,7 +54,7 @@ class LeaseTableTest : public ::testing::Test {
     Commit(lease, Chunks(full, tail));
   }
   size_t ResidentChunks(std::string_view context) {
-    return table_.ResidentBytes(context) / (kLayers * kBlockBytes);
+    return table_.ResidentBytes(context) / (kLayers * kLeaseBlockBytes);
   }
 
   static constexpr WorkerInstance kWorker = 11;
@@ -186,7 +186,7 @@ TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {
   table_.WorkerConnected(kWorker);
   const LeaseId lease = Open("c");
   ASSERT_TRUE(Claim(lease, 0, 2).ok());
-  const auto attached = table_.Attach(kWorker, MakeGeometry());
+  const auto attached = table_.Attach(kWorker, LeaseGeometry());
   ASSERT_TRUE(attached.ok());
   EXPECT_EQ(attached->epoch, epoch_ + 1);
   EXPECT_THAT(attached->ended, ElementsAre(lease));
@@ -198,18 +198,18 @@ TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {
 
 TEST_F(LeaseTableTest, KvSurvivesANewWorkerOfTheSameModelOnly) {
   Fill("c", 3);
-  ASSERT_TRUE(table_.Attach(kOther, MakeGeometry()).ok());
+  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry()).ok());
   EXPECT_EQ(ResidentChunks("c"), 3u);
-  ASSERT_TRUE(table_.Attach(kOther, MakeGeometry('n')).ok());
+  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
   EXPECT_EQ(ResidentChunks("c"), 0u);
   EXPECT_EQ(table_.blocks().free, table_.blocks().total);
 }
 
 TEST_F(LeaseTableTest, AnotherModelWaitsUntilTheLiveWorkerIsGone) {
   table_.WorkerConnected(kWorker);
-  EXPECT_TRUE(absl::IsFailedPrecondition(table_.Attach(kOther, MakeGeometry('n')).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(table_.Attach(kOther, LeaseGeometry('n')).status()));
   table_.WorkerGone(kWorker);
-  EXPECT_TRUE(table_.Attach(kOther, MakeGeometry('n')).ok());
+  EXPECT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
 }
 
 TEST_F(LeaseTableTest, BrokenLeasesQuarantineWhatTheirWorkerMayStillWrite) {
@@ -235,9 +235,9 @@ TEST_F(LeaseTableTest, AnAttachAcknowledgesOnlyItsOwnQuarantine) {
   const LeaseId lease = Open("c");
   ASSERT_TRUE(Claim(lease, 0, 2).ok());
   table_.WorkerConnected(kOther);
-  ASSERT_TRUE(table_.Attach(kOther, MakeGeometry()).ok());
+  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry()).ok());
   EXPECT_EQ(table_.blocks().quarantined, 2 * kLayers);
-  ASSERT_TRUE(table_.Attach(kWorker, MakeGeometry()).ok());
+  ASSERT_TRUE(table_.Attach(kWorker, LeaseGeometry()).ok());
   EXPECT_EQ(table_.blocks().quarantined, 0u);
 }
 
@@ -339,7 +339,7 @@ TEST_F(LeaseTableTest, AnAttachInMidCommitCostsOnlyKv) {
     const LeaseId lease = Open("c");
     ASSERT_TRUE(Claim(lease, 1, 2).ok());
     ASSERT_TRUE(table_.BeginCommit(lease, Chunks(3), AnyStamp).ok());
-    epoch_ = table_.Attach(kWorker, MakeGeometry(model))->epoch;
+    epoch_ = table_.Attach(kWorker, LeaseGeometry(model))->epoch;
     EXPECT_EQ(table_.Audit(), "");
     table_.FinishCommit(lease, true);
     EXPECT_EQ(ResidentChunks("c"), 0u) << "what a stale lease wrote is not kept";
@@ -372,7 +372,7 @@ TEST_F(LeaseTableTest, AContextBeingDeletedIsLeftAlone) {
 
 TEST_F(LeaseTableTest, GeometriesThatCannotBeAreRefused) {
   const auto refused = [&](auto change) {
-    Geometry g = MakeGeometry();
+    Geometry g = LeaseGeometry();
     change(g);
     return absl::IsInvalidArgument(table_.Attach(kWorker, g).status());
   };
@@ -462,7 +462,7 @@ class LeaseTableFuzz {
   }
   void Attach() {
     const WorkerInstance worker = Pick(3) + 1;
-    const auto attached = table_.Attach(worker, MakeGeometry(static_cast<char>('a' + Pick(2))));
+    const auto attached = table_.Attach(worker, LeaseGeometry(static_cast<char>('a' + Pick(2))));
     if (!attached.ok()) return;
     EXPECT_GT(attached->epoch, epoch_);
     epoch_ = attached->epoch;

@@ -25,8 +25,6 @@ constexpr int64_t kRetryMs = 200;
 // answer while its queue is full. After that the answer is ended.
 constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
 
-double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
-
 // One call's stream. Shared by the answerer and the RPC, because either may end first.
 class StreamSink final : public AnswerSink {
  public:

@@ -12,8 +12,6 @@
 namespace withy::model_worker {
 namespace {
 
-constexpr int32_t kChunk = engine::kChunkTokens;
-
 engine::KvBlockHeader ReadHeader(const std::byte* block) {
   engine::KvBlockHeader header;
   std::memcpy(&header, block, sizeof(header));
@@ -27,7 +25,9 @@ uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
 
 }  // namespace
 
-int32_t ChunksFor(int32_t tokens) { return (tokens + kChunk - 1) / kChunk; }
+int32_t ChunksFor(int32_t tokens) {
+  return (tokens + engine::kChunkTokens - 1) / engine::kChunkTokens;
+}
 
 ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
                      std::shared_ptr<const Arena> arena)
@@ -69,7 +69,8 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
   while (matching < named && HeadersMatch(resident[matching])) ++matching;
   // Chunks computed with segments that are left out now are no fault; they are claimed anew.
   if (matching < names.size() && !rules.rebuild && !rules.record_replaced) {
-    const int32_t end = static_cast<int32_t>(matching) * kChunk + names[matching].tokens;
+    const int32_t end =
+        static_cast<int32_t>(matching) * engine::kChunkTokens + names[matching].tokens;
     // When older messages were left out, other tokens have these positions now: no fault.
     if (matching < named || (end <= rules.history_tokens && !rules.window_moved)) {
       faulty_chunk_ = static_cast<int32_t>(matching);
@@ -99,7 +100,7 @@ absl::Status ContextKv::AdoptClaimed(std::span<const ChunkBlocks> claimed) {
 
 void ContextKv::PushChunk(std::span<const uint32_t> blocks) {
   for (const uint32_t number : blocks) blocks_.push_back(arena_->Name(number));
-  slots_ += kChunk;
+  slots_ += engine::kChunkTokens;
 }
 
 std::byte* ContextKv::BlockOf(int32_t chunk, int32_t layer) const {
@@ -110,14 +111,16 @@ std::byte* ContextKv::BlockOf(int32_t chunk, int32_t layer) const {
 void ContextKv::CopySlot(int32_t from_slot, int32_t to_slot) {
   const engine::KvGeometry geometry{model_.kv.layers, model_.kv.kv_heads, model_.kv.head_dim};
   for (int32_t layer = 0; layer < model_.kv.layers; ++layer) {
-    engine::CopyToken(geometry, BlockOf(from_slot / kChunk, layer), from_slot % kChunk,
-                      BlockOf(to_slot / kChunk, layer), to_slot % kChunk);
+    engine::CopyToken(geometry, BlockOf(from_slot / engine::kChunkTokens, layer),
+                      from_slot % engine::kChunkTokens,
+                      BlockOf(to_slot / engine::kChunkTokens, layer),
+                      to_slot % engine::kChunkTokens);
   }
 }
 
 std::optional<ClaimRange> ContextKv::BeginClaim(int32_t tokens) {
   if (claim_.has_value() || tokens <= slots_) return std::nullopt;
-  const int32_t first = slots_ / kChunk;
+  const int32_t first = slots_ / engine::kChunkTokens;
   claim_ = ClaimRange{.first = first, .count = ChunksFor(tokens) - first};
   return claim_;
 }
@@ -151,8 +154,8 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
   const auto tokens = static_cast<int32_t>(ids.size());
   std::vector<ChunkName> kept;
   for (size_t i = 0; i < std::min(reused_.size(), levels.size()); ++i) {
-    const int32_t end = static_cast<int32_t>(i) * kChunk + reused_[i].tokens;
-    const bool unchanged = reused_[i].tokens == kChunk || end == tokens;
+    const int32_t end = static_cast<int32_t>(i) * engine::kChunkTokens + reused_[i].tokens;
+    const bool unchanged = reused_[i].tokens == engine::kChunkTokens || end == tokens;
     if (unchanged && end <= tokens) {
       kept.push_back(reused_[i]);
     } else {

@@ -2,12 +2,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "wire/wire.h"
 
 namespace withy::model_worker {
 namespace {
-
-double Millis(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
 
 void FillLatency(const CallOutcome& outcome, v1::LatencyReport* report) {
   const CallTimes& times = outcome.times;

@@ -7,12 +7,6 @@
 #include "engine/kv/block.h"
 
 namespace withy::model_worker {
-namespace {
-
-constexpr int32_t kChunk = engine::kChunkTokens;
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                                                          const CallRequest& request,
                                                          OpenedLease opened,
@@ -98,7 +92,7 @@ int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::
 
 std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   // Slots for tokens that are not sampled yet, so that they need not wait for their blocks.
-  const int32_t more = finished() || request_.rebuild ? 0 : kChunk / 2;
+  const int32_t more = finished() || request_.rebuild ? 0 : engine::kChunkTokens / 2;
   const int32_t drafted = tree_.rows() - 1;
   const int32_t useful = static_cast<int32_t>(ids_.size()) + std::max(more, drafted);
   return kv_.BeginClaim(std::min({computed_ + std::max(ahead, drafted + 1), useful, env_.window}));
@@ -200,7 +194,7 @@ int32_t Session::MeasureRecord(LeaseCommit* commit) const {
 std::vector<ChunkName> Session::NameAndStamp(int32_t tokens) {
   std::vector<int32_t> levels;  // the lowest of each chunk, which is that of its last token
   for (int32_t chunk = 0; chunk < ChunksFor(tokens); ++chunk) {
-    levels.push_back(levels_.At(std::min((chunk + 1) * kChunk, tokens) - 1));
+    levels.push_back(levels_.At(std::min((chunk + 1) * engine::kChunkTokens, tokens) - 1));
   }
   return kv_.NameAndStamp({ids_.data(), static_cast<size_t>(tokens)}, std::move(levels));
 }
@@ -221,7 +215,7 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) {
 // of the record does not fit the record, which keeps that part.
 bool Session::worth_keeping() const {
   return !request_.context_id.empty() && !request_.rebuild && !answer_begun_ &&
-         opened_.left_out == 0 && computed_ - kv_.reused_tokens() >= kChunk;
+         opened_.left_out == 0 && computed_ - kv_.reused_tokens() >= engine::kChunkTokens;
 }
 
 LeaseCommit Session::MakeUnanswered() {

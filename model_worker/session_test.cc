@@ -16,8 +16,6 @@ namespace {
 using engine::FinishReason;
 using engine::Segment;
 
-constexpr int32_t kWindow = 256;
-
 using Drafter = std::function<std::vector<policy::DraftedToken>(std::span<const int32_t> tokens)>;
 
 // Plays store and engine for one session after the other.

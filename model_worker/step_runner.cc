@@ -5,15 +5,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/session/solo_answer.h"
 
 namespace withy::model_worker {
-namespace {
-
-double Millis(int64_t ns) { return static_cast<double>(ns) / kNanosPerMilli; }
-
-}  // namespace
 
 StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, const Calls& calls,
                        TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics)

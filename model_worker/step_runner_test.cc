@@ -15,8 +15,6 @@
 namespace withy::model_worker {
 namespace {
 
-constexpr int32_t kWindow = 256;
-
 class StepRunnerTest : public testing::Test, private StepResults {
  protected:
   StepRunnerTest()

@@ -26,6 +26,9 @@ namespace withy::model_worker {
 // Long for any machine, however busy: a test that waits so long has failed.
 inline constexpr absl::Duration kTestLimit = absl::Minutes(2);
 
+// The context window of a test's session, in tokens.
+inline constexpr int32_t kWindow = 256;
+
 // Whether `condition` has come true within kTestLimit.
 template <typename Condition>
 bool Eventually(Condition condition) {

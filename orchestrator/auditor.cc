@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "base/status.h"
+#include "policy/constants.h"
 
 namespace withy::orchestrator {
 namespace {
 
-constexpr uint32_t kFull = 100;
 constexpr uint32_t kMoreTokens = 16;  // than such an answer: beyond them it is another one
 
 }  // namespace
@@ -91,7 +91,7 @@ int64_t Auditor::AuditNext() {
 // the highest of the others down.
 void Auditor::Audit(const std::string& app_id, Sample* sample) {
   while (!sample->levels.empty()) {
-    const uint32_t level = sample->full_known ? sample->levels.back() : kFull;
+    const uint32_t level = sample->full_known ? sample->levels.back() : policy::kFullPercent;
     const absl::StatusOr<std::string> answer = Ask(sample->run, level);
     if (absl::IsCancelled(answer.status())) return;
     if (!answer.ok()) {
@@ -101,7 +101,7 @@ void Auditor::Audit(const std::string& app_id, Sample* sample) {
     if (!sample->full_known) {
       sample->full = *answer;
       sample->full_known = true;
-      std::erase(sample->levels, kFull);
+      std::erase(sample->levels, policy::kFullPercent);
       continue;
     }
     audits_.Add();

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "orchestrator/digest.h"
@@ -20,8 +21,6 @@ namespace withy::orchestrator {
 namespace {
 
 using telemetry::Phase;
-
-double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
 bool WorkerWent(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsAborted(status);

@@ -6,14 +6,12 @@
 #include <string_view>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
+#include "policy/constants.h"
 
 namespace withy::orchestrator {
 namespace {
-
-constexpr uint32_t kFull = 100;
-
-double Millis(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
 // Plain words, about a token each, of which a model goes on with more.
 std::string ProbeText(uint32_t words) {
@@ -89,17 +87,17 @@ int64_t Prober::MeasureNext() {
 // level in doubt and at the full model, whose pace is that of all levels.
 absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
   const policy::Doubt& doubt = work.doubt;
-  const uint32_t percent = full ? kFull : doubt.level_percent;
+  const uint32_t percent = full ? policy::kFullPercent : doubt.level_percent;
   const policy::LiveCorrection live = workers_.Live(work.lane);
   WITHY_ASSIGN_OR_RETURN(policy::Observation seen,
                          Ask(work, percent, policy::ProbeTokens(doubt, live)));
-  if (percent != kFull) seen.level = doubt.level;
+  if (percent != policy::kFullPercent) seen.level = doubt.level;
   // A call is decided before it is run, which a probe is not: it tells only of overhead that is far
   // too high.
   const double most_overhead_ms = 2 * seen.overhead_ms + 1;
   seen.overhead_ms = live.overhead_ms > most_overhead_ms ? most_overhead_ms : -1;
   seen.level_percent = percent;
-  seen.full_alone = percent == kFull;
+  seen.full_alone = percent == policy::kFullPercent;
   seen.probe = true;
   const policy::Prediction predicted = policy::Predict(doubt.cost, live,
                                                        {.prefill_tokens = seen.prefilled_tokens,

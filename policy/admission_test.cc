@@ -7,8 +7,6 @@
 namespace withy::policy {
 namespace {
 
-constexpr int64_t kSecond = kNanosPerSecond;
-
 class AdmissionTest : public ::testing::Test {
  protected:
   void Arrive(Admission& admission, uint64_t first, uint64_t last) {
@@ -115,9 +113,9 @@ TEST_F(AdmissionTest, TellsTheLoadAndWhatRanBeside) {
   EXPECT_TRUE(admission.LoadBefore(Lane::kDraft, {.id = 9}, now_).running.empty());
 
   admission.FirstToken(1, now_);
-  now_ += kSecond;
+  now_ += kNanosPerSecond;
   admission.FirstToken(2, now_);  // its 10 prompt tokens ran beside call 1
-  now_ += kSecond;
+  now_ += kNanosPerSecond;
   admission.Generated(1, 15, now_);
   EXPECT_EQ(admission.LoadBefore(Lane::kTarget, {.id = 9}, now_).running[0].remaining_tokens, 5u);
   EXPECT_DOUBLE_EQ(admission.Surroundings(1, now_).mean_rows, 1.5);
@@ -127,7 +125,7 @@ TEST_F(AdmissionTest, TellsTheLoadAndWhatRanBeside) {
   EXPECT_FALSE(admission.Surroundings(1, now_).alone);
   EXPECT_FALSE(admission.Surroundings(2, now_).alone);
   admission.Leave(1, now_);
-  now_ += kSecond;
+  now_ += kNanosPerSecond;
   EXPECT_DOUBLE_EQ(admission.Surroundings(2, now_).mean_rows, 1.5);
 }
 
@@ -166,17 +164,17 @@ TEST_F(AdmissionTest, TellsHowDeepTheContextsBesideAreAndWere) {
   EXPECT_EQ(admission.LoadBefore(Lane::kTarget, {.id = 9}, now_).running[1].resident_tokens, 1100u);
   // 1,000 tokens of context before the prompt, and half of itself before each of its tokens.
   EXPECT_DOUBLE_EQ(admission.Surroundings(1, now_).foreign_prefill_context, 100 * 1050);
-  now_ += kSecond;
+  now_ += kNanosPerSecond;
   admission.Generated(1, 10, now_);
   admission.Generated(2, 10, now_);
-  now_ += kSecond;
+  now_ += kNanosPerSecond;
   admission.Generated(1, 10, now_);
   admission.Generated(2, 10, now_);
   EXPECT_EQ(admission.LoadBefore(Lane::kTarget, {.id = 9}, now_).running[1].resident_tokens, 1120u);
   EXPECT_NEAR(admission.Surroundings(1, now_).other_depth_tokens, 1105, 10);
   EXPECT_NEAR(admission.Surroundings(2, now_).other_depth_tokens, 105, 10);
   admission.Leave(1, now_);
-  now_ += 2 * kSecond;
+  now_ += 2 * kNanosPerSecond;
   EXPECT_NEAR(admission.Surroundings(2, now_).other_depth_tokens, 105 / 2.0, 15);
   admission.Leave(2, now_);
   EXPECT_TRUE(admission.LoadBefore(Lane::kTarget, {.id = 9}, now_).running.empty());
@@ -188,14 +186,14 @@ TEST_F(AdmissionTest, TellsHowFastCallsCome) {
   uint64_t id = 0;
   for (int second = 0; second < 60; ++second) {  // five a second
     for (int i = 0; i < 5; ++i) {
-      now_ += kSecond / 5;
+      now_ += kNanosPerSecond / 5;
       ASSERT_TRUE(admission.Arrive(++id, now_).ok());
       admission.Leave(id, now_);
     }
   }
   EXPECT_NEAR(admission.LoadBefore(Lane::kTarget, {.id = 1000}, now_).arrivals_per_ms, 0.0049,
               0.0003);
-  now_ += 60 * kSecond;
+  now_ += 60 * kNanosPerSecond;
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(admission.Arrive(++id, now_).ok());
   EXPECT_LT(admission.LoadBefore(Lane::kTarget, {.id = id}, now_).arrivals_per_ms, 2e-5)
       << "one call beside this one may be chance";

@@ -7,7 +7,7 @@
 namespace withy::policy {
 namespace {
 
-AnswerLatency Make(double ttft_ms, double tpot_ms) {
+AnswerLatency Taken(double ttft_ms, double tpot_ms) {
   AnswerLatency made;
   made.ttft_ms = ttft_ms;
   made.tpot_ms = tpot_ms;
@@ -16,7 +16,7 @@ AnswerLatency Make(double ttft_ms, double tpot_ms) {
 }
 
 TEST(CallTargetsTest, AMeasurementIsJudgedWithTheToleranceOfItsRatio) {
-  const AnswerLatency full = Make(100, 10);
+  const AnswerLatency full = Taken(100, 10);
   Slo slo;
   slo.ttft_ratio = 1;
   slo.tpot_ratio = 0.5;
@@ -34,7 +34,7 @@ TEST(CallTargetsTest, AMeasurementIsJudgedWithTheToleranceOfItsRatio) {
 
 // The full model takes 9 ms a token, and 12 more for an answer's first ones.
 TEST(CallTargetsTest, ARatioIsOfWhatTheFullModelTakesForAnAnswerAsLong) {
-  AnswerLatency full = Make(100, 12);
+  AnswerLatency full = Taken(100, 12);
   full.answer_tokens = 5;
   full.ramp_ms = 12;
   Slo slo;
@@ -58,7 +58,7 @@ TEST(CallTargetsTest, ARatioIsOfWhatTheFullModelTakesForAnAnswerAsLong) {
 }
 
 TEST(CallTargetsTest, RatiosAsTheTlmReadsThem) {
-  const AnswerLatency full = Make(100, 10);  // 200 end to end
+  const AnswerLatency full = Taken(100, 10);  // 200 end to end
   const auto ratios = [&](auto set) {
     Slo slo;
     set(slo);

@@ -15,6 +15,9 @@
 
 namespace withy::policy {
 
+// The level of the whole model, and the share of a whole prompt. Not tuned.
+inline constexpr uint32_t kFullPercent = 100;
+
 // --- Waiting and turns (turn.h, admission.h, call_plan.h)
 
 // Time after which a waiting call goes before all calls that have waited less, and is no longer

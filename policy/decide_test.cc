@@ -12,7 +12,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Prediction Make(double ttft_ms, double tpot_ms) {
+Prediction Predicted(double ttft_ms, double tpot_ms) {
   Prediction made;
   made.ttft_ms = ttft_ms;
   made.tpot_ms = tpot_ms;
@@ -23,9 +23,9 @@ Prediction Make(double ttft_ms, double tpot_ms) {
 // Levels that scale with their per cent.
 DecisionInput Levels(std::vector<uint32_t> percents) {
   DecisionInput input;
-  input.full_idle = Make(100, 10);
+  input.full_idle = Predicted(100, 10);
   for (uint32_t percent : percents)
-    input.candidates.push_back({percent, Make(percent, percent / 10.0)});
+    input.candidates.push_back({percent, Predicted(percent, percent / 10.0)});
   return input;
 }
 
@@ -91,7 +91,8 @@ TEST(DecideTest, ARatioOfOneIsMetByTheIdleFullModel) {
 
 TEST(DecideTest, NoiseOfAPerCentNeitherShrinksNorRefusesTheFullModel) {
   DecisionInput input = Levels({20, 60, 100});
-  input.full_idle = Make(99, 9.9);  // the full model is predicted to take a per cent more than this
+  input.full_idle =
+      Predicted(99, 9.9);  // the full model is predicted to take a per cent more than this
   input.slo.ttft_ratio = 1;
   input.slo.tpot_ratio = 1;
   input.slo.strict = true;
@@ -101,7 +102,7 @@ TEST(DecideTest, NoiseOfAPerCentNeitherShrinksNorRefusesTheFullModel) {
   EXPECT_EQ(decision->reason, DecisionReason::kFullMeetsSlo);
   EXPECT_TRUE(decision->predicted_to_meet_slo);
 
-  input.full_idle = Make(90, 9);  // a tenth is more than noise
+  input.full_idle = Predicted(90, 9);  // a tenth is more than noise
   EXPECT_EQ(Decide(input)->model_level_percent, 60u);
   input.candidates = {input.candidates.back()};
   EXPECT_EQ(Decide(input).status().code(), absl::StatusCode::kFailedPrecondition);
@@ -125,13 +126,13 @@ TEST(DecideTest, MillisecondsHaveNoTolerance) {
 // Pairs whose first token takes prompt * model, whose pace the model alone.
 DecisionInput Pairs(const std::vector<uint32_t>& prompts, const std::vector<uint32_t>& levels) {
   DecisionInput input;
-  input.full_idle = Make(100, 10);
+  input.full_idle = Predicted(100, 10);
   for (const uint32_t prompt : prompts) {
     for (const uint32_t level : levels) {
       Candidate& candidate = input.candidates.emplace_back();
       candidate.prompt_percent = prompt;
       candidate.level_percent = level;
-      candidate.predicted = Make(prompt * level / 100.0, level / 10.0);
+      candidate.predicted = Predicted(prompt * level / 100.0, level / 10.0);
       candidate.prefill_tokens = prompt;
     }
   }
@@ -205,7 +206,7 @@ TEST(DecideTest, ReadingHasToPay) {
   targets.ttft_ms = 50;
   const auto at = [](double ttft_ms) {
     Candidate candidate;
-    candidate.predicted = Make(ttft_ms, 1);
+    candidate.predicted = Predicted(ttft_ms, 1);
     return std::vector<Candidate>{candidate};
   };
   EXPECT_TRUE(PaysToRead(targets, {}, at(40), at(45))) << "it may choose better";
@@ -314,10 +315,11 @@ TEST(DecideTest, BruteForce) {
   std::uniform_real_distribution<double> time(1, 100);
   for (int round = 0; round < 5000; ++round) {
     DecisionInput input;
-    input.full_idle = Make(time(random), time(random));
+    input.full_idle = Predicted(time(random), time(random));
     const uint32_t count = 1 + random() % 9;
     for (uint32_t i = 0; i < count; ++i) {
-      input.candidates.push_back({100 - 10 * (count - 1 - i), Make(time(random), time(random))});
+      input.candidates.push_back(
+          {100 - 10 * (count - 1 - i), Predicted(time(random), time(random))});
     }
     if (random() % 2 == 0) input.slo.ttft_ms = time(random);
     if (random() % 2 == 0) input.slo.tpot_ms = time(random);

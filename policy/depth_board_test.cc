@@ -23,7 +23,7 @@ const CostParameters kTruth{.prefill_us_per_token = 480,
                             .decode_us_per_context_token = 1.45,
                             .prefill = {},
                             .prefill_us_per_context_token = 0.2};
-const std::vector<LevelCost> kLevels = {
+const std::vector<LevelCost> kPrunedLevels = {
     {.percent = 40, .weight_bytes = 45, .flops = 42, .depth = DepthCost{0.1, 1.1}},
     {.percent = 100, .weight_bytes = 100, .flops = 100, .depth = DepthCost{0.2, 1.45}}};
 constexpr std::array<uint32_t, 6> kDepths = {14, 100, 500, 1000, 1900, 4000};
@@ -54,7 +54,7 @@ class DepthBoardTest : public testing::Test {
     return {goes_on ? depth - 50 : 0, goes_on ? 50 : depth, percent};
   }
   CostParameters Truth(const Call& call) const {
-    return CostOfLevel(kTruth, kLevels, call.percent);
+    return CostOfLevel(kTruth, kPrunedLevels, call.percent);
   }
   double TruePrefillMs(const Call& call) const {
     return slowdown_ * PrefillUs(Truth(call), call.prompt, call.resident) / 1e3;
@@ -75,7 +75,7 @@ class DepthBoardTest : public testing::Test {
     return shape;
   }
   CostParameters LevelCostOf(const Call& call) const {
-    CostParameters cost = CostOfLevel(cost_, kLevels, call.percent);
+    CostParameters cost = CostOfLevel(cost_, kPrunedLevels, call.percent);
     // The levels' slopes were measured by the same probe.
     cost.decode_us_per_context_token *= depth_share_;
     cost.prefill_us_per_context_token *= depth_share_;

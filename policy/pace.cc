@@ -3,17 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/clock.h"
 #include "policy/constants.h"
 
 namespace withy::policy {
-namespace {
-
-double MillisUntil(int64_t then_ns, int64_t now_ns) {
-  return static_cast<double>(then_ns - now_ns) / 1e6;
-}
-
-}  // namespace
-
 void Pacer::OnPromptStep(double share) {
   token_share_ = share > kSlowPrompt ? 1 + kSlowTokensShare * (share - 1) : 1;
 }

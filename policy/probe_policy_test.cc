@@ -5,8 +5,6 @@
 namespace withy::policy {
 namespace {
 
-constexpr int64_t kSecond = kNanosPerSecond;
-
 TEST(ProbePolicyTest, MeasuresWhilePredictionsAreOff) {
   ProbePolicy policy;
   EXPECT_EQ(policy.Next(0), nullptr) << "nothing was refused";
@@ -16,7 +14,7 @@ TEST(ProbePolicyTest, MeasuresWhilePredictionsAreOff) {
   policy.Measured(1, 0.5);
   EXPECT_NE(policy.Next(1), nullptr);
   policy.Measured(2, 0.05);
-  EXPECT_EQ(policy.Next(kSecond), nullptr) << "predictions are right";
+  EXPECT_EQ(policy.Next(kNanosPerSecond), nullptr) << "predictions are right";
   EXPECT_FALSE(policy.wanted());
 }
 
@@ -37,7 +35,7 @@ TEST(ProbePolicyTest, ABoardThatStaysSlowIsMeasuredSeldomAndForEver) {
   ProbePolicy policy;
   int measured = 0;
   int64_t longest_ns = 0, last_ns = 0;
-  for (int64_t now = 0; now < 600 * kSecond; now += kSecond / 100) {
+  for (int64_t now = 0; now < 600 * kNanosPerSecond; now += kNanosPerSecond / 100) {
     policy.Refused({});
     if (policy.Next(now) == nullptr) continue;
     longest_ns = std::max(longest_ns, now - last_ns);
@@ -46,7 +44,7 @@ TEST(ProbePolicyTest, ABoardThatStaysSlowIsMeasuredSeldomAndForEver) {
     ++measured;
   }
   EXPECT_LE(measured, 600 / 8 + 8);
-  EXPECT_LE(longest_ns, kMostProbePauseNs + kSecond / 100);
+  EXPECT_LE(longest_ns, kMostProbePauseNs + kNanosPerSecond / 100);
   // Off again: at once more, and the next pause is a short one.
   policy.Refused({});
   const int64_t now = policy.due_ns();
@@ -60,9 +58,9 @@ TEST(ProbePolicyTest, WhatCannotBeMeasuredWaitsForTheNextRefusal) {
   ProbePolicy policy;
   policy.Refused({});
   policy.Failed(0);
-  EXPECT_EQ(policy.Next(100 * kSecond), nullptr);
+  EXPECT_EQ(policy.Next(100 * kNanosPerSecond), nullptr);
   policy.Refused({});
-  EXPECT_NE(policy.Next(100 * kSecond), nullptr);
+  EXPECT_NE(policy.Next(100 * kNanosPerSecond), nullptr);
 }
 
 TEST(ProbeTokensTest, AsDeepAsTheCallButNotTooDear) {

@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/clock.h"
 #include "base/delta_interval.h"
 
 namespace withy::policy {
 namespace {
-
-double MillisUntil(int64_t then_ns, int64_t now_ns) {
-  return static_cast<double>(then_ns - now_ns) / 1e6;
-}
 
 // Takes a limit that leaves less room than those before.
 void Tighten(double ms, double gain, Slack* slack) {

@@ -10,8 +10,6 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr int64_t kSecond = kNanosPerSecond;
-
 Turn Arriving(int64_t arrived, int64_t deadline = 0, int32_t priority = 0) {
   return {.deadline_ns = deadline,
           .priority = priority,
@@ -34,11 +32,11 @@ TEST(ChooseStartsTest, NobodyStarvesBehindAStreamOfUrgentCalls) {
   std::vector<WaitingCall> waiting = {{Arriving(0), ""}};
   int64_t now = 0;
   for (int step = 0; step < 1000; ++step) {
-    now += kSecond / 10;
+    now += kNanosPerSecond / 10;
     waiting.push_back({Arriving(now, now + 1, 10), ""});
     const size_t started = ChooseStarts(waiting, {}, 1, now).front();
     if (started == 0) {
-      EXPECT_LE(now, kPatienceNs + kSecond);
+      EXPECT_LE(now, kPatienceNs + kNanosPerSecond);
       return;
     }
     waiting.erase(waiting.begin() + static_cast<int64_t>(started));

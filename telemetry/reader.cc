@@ -16,8 +16,6 @@
 namespace withy::telemetry {
 namespace {
 
-constexpr std::string_view kRingSuffix = ".ring";
-
 // Removes `path` if it still is the file `id`: a successor of its writer may have taken the name.
 void RemoveFile(std::pair<dev_t, ino_t> id, const std::string& path) {
   struct stat info {};

@@ -24,8 +24,6 @@
 namespace withy::telemetry {
 namespace {
 
-constexpr std::string_view kRingSuffix = ".ring";
-
 constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {
     "other", "queue", "tlm",    "prefill", "decode", "sampling",
     "lease", "load",  "commit", "ttft",    "tpot",   "end_to_end"};

@@ -8,10 +8,6 @@
 namespace withy::engine {
 namespace {
 
-constexpr char kSystem[] = "system";
-constexpr char kUser[] = "user";
-constexpr char kAssistant[] = "assistant";
-
 // The range of `text` without leading and trailing white space.
 ByteSpan Trimmed(const std::string& text) {
   constexpr char kSpaces[] = " \t\n\r\f\v";
@@ -78,14 +74,15 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
   const auto error = [](size_t index, const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("messages[", index, "]: ", what));
   };
-  std::string expected = kUser;
+  std::string expected = kUserRole;
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
-    if (message.role != kSystem && message.role != kUser && message.role != kAssistant) {
+    if (message.role != kSystemRole && message.role != kUserRole &&
+        message.role != kAssistantRole) {
       return error(i, absl::StrCat("role \"", message.role, "\" is not system, user or assistant"));
     }
     if (message.content.size() > UINT32_MAX) return error(i, "content is longer than 4 GiB");
-    if (message.role == kSystem && i != 0)
+    if (message.role == kSystemRole && i != 0)
       return error(i, "a system message must be the first one");
     for (const ByteSpan& span : message.fixed_spans) {
       if (span.begin > span.end || span.end > message.content.size()) {
@@ -94,14 +91,14 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
                             ") is outside its content of ", message.content.size(), " bytes"));
       }
     }
-    if (!alternates() || message.role == kSystem) continue;
+    if (!alternates() || message.role == kSystemRole) continue;
     if (message.role != expected) {
       return error(i, absl::StrCat("the template needs user and assistant in turns: expected ",
                                    expected, ", found ", message.role));
     }
-    expected = message.role == kUser ? kAssistant : kUser;
+    expected = message.role == kUserRole ? kAssistantRole : kUserRole;
   }
-  if (alternates() && add_generation_prompt && expected != kAssistant) {
+  if (alternates() && add_generation_prompt && expected != kAssistantRole) {
     return error(messages.size() - 1,
                  "the last message must be the user's for an answer to follow");
   }
@@ -115,18 +112,18 @@ void ChatTemplate::RenderTagged(std::span<const ChatMessage> messages, bool add_
   const auto role_name = [&](const std::string& role) -> std::string {
     if (plain) return "";
     if (!gemma) return role;
-    return role == kAssistant ? "model" : kUser;
+    return role == kAssistantRole ? "model" : kUserRole;
   };
   bool open = false;  // Gemma: a system message has opened the user's turn
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (!open) builder.Markup(form_.before_role + role_name(role) + form_.after_role);
     builder.Content(messages, i);
-    open = gemma && role == kSystem;
+    open = gemma && role == kSystemRole;
     builder.Markup(open ? "\n\n" : form_.turn_end);
   }
   if (add_generation_prompt) {
-    builder.Markup(form_.before_role + role_name(kAssistant) + form_.after_role);
+    builder.Markup(form_.before_role + role_name(kAssistantRole) + form_.after_role);
   }
 }
 
@@ -136,13 +133,13 @@ void ChatTemplate::RenderInstructions(std::span<const ChatMessage> messages,
   bool first = true;
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
-    if (role == kSystem) {
+    if (role == kSystemRole) {
       if (!form_.system_before_open) builder.Markup(form_.open);
       opened = !form_.system_before_open;
       builder.Markup(form_.system_open);
       builder.Content(messages, i);
       builder.Markup(form_.system_close);
-    } else if (role == kUser) {
+    } else if (role == kUserRole) {
       if (!opened) builder.Markup(first ? form_.open : form_.open_again);
       opened = first = false;
       builder.Content(messages, i);

@@ -32,8 +32,12 @@ enum class ChatFormat {
   kPhi3,     // <|role|>\n…<|end|>\n
 };
 
+inline constexpr char kSystemRole[] = "system";
+inline constexpr char kUserRole[] = "user";
+inline constexpr char kAssistantRole[] = "assistant";
+
 struct ChatMessage {
-  std::string role;                   // "system", "user" or "assistant"
+  std::string role;                   // one of the three above
   std::string content;                // UTF-8
   std::vector<ByteSpan> fixed_spans;  // byte ranges of `content` that prompt pruning must keep
 };

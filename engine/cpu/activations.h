@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/round_up.h"
 #include "engine/cpu/aligned.h"
 #include "engine/cpu/types.h"
 
@@ -68,8 +69,6 @@ class Activations {
   const float* floats(int row) const { return floats_.data() + row * float_stride_; }
 
  private:
-  static size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-
   int rows_ = 0;
   int n_in_ = 0;
   int blocks_ = 0;

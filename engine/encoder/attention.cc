@@ -4,16 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/round_up.h"
 #include "engine/cpu/matmul.h"
 #include "engine/cpu/types.h"
 
 namespace withy::engine {
-namespace {
-
-constexpr int RoundUp(int n, int unit) { return (n + unit - 1) / unit * unit; }
-
-}  // namespace
-
 static_assert(AttentionMemory::kRowUnit == kTileRows);
 
 size_t AttentionMemory::HeadKeyFloats(int rows) const {

@@ -46,28 +46,27 @@ class FactsReader {
 
  private:
   absl::Status Layer(int32_t layer) {
-    using Role = WeightRole;
     const ModelShape& s = facts_.shape;
     LayerFacts& facts = facts_.layers.emplace_back();
-    WITHY_RETURN_IF_ERROR(Vector({Role::kAttnNorm, layer}, s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Vector({Role::kFfnNorm, layer}, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnNorm, layer}, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kFfnNorm, layer}, s.d_model).status());
     if (s.qk_norm) {
-      WITHY_RETURN_IF_ERROR(Vector({Role::kQNorm, layer}, s.head_dim).status());
-      WITHY_RETURN_IF_ERROR(Vector({Role::kKNorm, layer}, s.head_dim).status());
+      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kQNorm, layer}, s.head_dim).status());
+      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kKNorm, layer}, s.head_dim).status());
     }
-    WITHY_ASSIGN_OR_RETURN(facts.q_bias, Bias({Role::kQBias, layer}, s.q_rows()));
-    WITHY_ASSIGN_OR_RETURN(facts.k_bias, Bias({Role::kKBias, layer}, s.kv_rows()));
-    WITHY_ASSIGN_OR_RETURN(facts.v_bias, Bias({Role::kVBias, layer}, s.kv_rows()));
-    WITHY_RETURN_IF_ERROR(Matrix({Role::kQ, layer}, s.q_rows(), s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Matrix({Role::kK, layer}, s.kv_rows(), s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Matrix({Role::kV, layer}, s.kv_rows(), s.d_model).status());
+    WITHY_ASSIGN_OR_RETURN(facts.q_bias, Bias({WeightRole::kQBias, layer}, s.q_rows()));
+    WITHY_ASSIGN_OR_RETURN(facts.k_bias, Bias({WeightRole::kKBias, layer}, s.kv_rows()));
+    WITHY_ASSIGN_OR_RETURN(facts.v_bias, Bias({WeightRole::kVBias, layer}, s.kv_rows()));
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kQ, layer}, s.q_rows(), s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kK, layer}, s.kv_rows(), s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kV, layer}, s.kv_rows(), s.d_model).status());
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix output,
-                           Matrix({Role::kOutput, layer}, s.d_model, s.q_rows()));
+                           Matrix({WeightRole::kOutput, layer}, s.d_model, s.q_rows()));
     facts.output_panel = output.panel_inputs;
-    WITHY_RETURN_IF_ERROR(Matrix({Role::kGate, layer}, s.d_ff, s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Matrix({Role::kUp, layer}, s.d_ff, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, s.d_ff, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kUp, layer}, s.d_ff, s.d_model).status());
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix down,
-                           Matrix({Role::kDown, layer}, s.d_model, s.d_ff));
+                           Matrix({WeightRole::kDown, layer}, s.d_model, s.d_ff));
     facts.down_panel = down.panel_inputs;
     return absl::OkStatus();
   }

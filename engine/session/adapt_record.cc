@@ -2,12 +2,10 @@
 
 #include <utility>
 
+#include "engine/chat/template.h"
+
 namespace withy::engine {
 namespace {
-
-constexpr char kSystem[] = "system";
-constexpr char kUser[] = "user";
-constexpr char kAssistant[] = "assistant";
 
 // Appends messages of a record one by one.
 class Adapter {
@@ -15,7 +13,7 @@ class Adapter {
   explicit Adapter(bool alternates) : alternates_(alternates) {}
 
   void Add(const Segment& segment, size_t number) {
-    const bool answers_raw = in_raw_ && segment.role == kAssistant;
+    const bool answers_raw = in_raw_ && segment.role == kAssistantRole;
     if (segment.role.empty() || answers_raw) {
       in_raw_ = true;
       Append(segment, number);
@@ -24,14 +22,14 @@ class Adapter {
     const bool opens = record_.empty() || in_raw_;
     in_raw_ = false;
     Segment message = segment;
-    if (message.role == kSystem && !opens) {
-      message.role = kUser;
+    if (message.role == kSystemRole && !opens) {
+      message.role = kUserRole;
       ++adapted_;
     }
-    if (alternates_ && message.role != kSystem) {
+    if (alternates_ && message.role != kSystemRole) {
       if (!opens && record_.back().role == message.role) return Merge(message);
-      if (message.role == kAssistant && (opens || record_.back().role == kSystem)) {
-        Append({.role = kUser, .text = ""}, number);
+      if (message.role == kAssistantRole && (opens || record_.back().role == kSystemRole)) {
+        Append({.role = kUserRole, .text = ""}, number);
         ++adapted_;
       }
     }

@@ -13,8 +13,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int32_t kWide = 1 << 20;
-
 std::string Show(const std::vector<Segment>& segments) {
   std::string text;
   for (const Segment& segment : segments) text += segment.role + ":" + segment.text + "|";

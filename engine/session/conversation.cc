@@ -8,13 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/fnv1a.h"
 #include "base/status.h"
+#include "engine/chat/template.h"
 #include "engine/session/adapt_record.h"
 
 namespace withy::engine {
 namespace {
-
-constexpr char kAssistant[] = "assistant";
-constexpr char kSystem[] = "system";
 
 // Approximate markup tokens around a system prompt; only affects when a window counts as full.
 constexpr int32_t kHeadMarkupTokens = 8;
@@ -25,7 +23,7 @@ bool IsRaw(const Segment& segment) { return segment.role.empty(); }
 size_t RunEnd(std::span<const Segment> segments, size_t first) {
   size_t end = first + 1;
   if (IsRaw(segments[first])) {
-    while (end < segments.size() && segments[end].role == kAssistant) ++end;
+    while (end < segments.size() && segments[end].role == kAssistantRole) ++end;
   } else {
     while (end < segments.size() && !IsRaw(segments[end])) ++end;
   }
@@ -44,7 +42,7 @@ std::string CacheKey(std::span<const TextPiece> pieces, bool opens) {
 
 size_t LeadingSystemSegments(std::span<const Segment> segments) {
   size_t count = 0;
-  while (count < segments.size() && segments[count].role == kSystem) ++count;
+  while (count < segments.size() && segments[count].role == kSystemRole) ++count;
   return count;
 }
 
@@ -156,7 +154,7 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
   std::vector<TextPiece> pieces;  // of the part being collected
   size_t part_segment = first;
   for (const ChatPiece& piece : rendered.pieces) {
-    const bool answer = piece.message >= 0 && segments[piece.message].role == kAssistant;
+    const bool answer = piece.message >= 0 && segments[piece.message].role == kAssistantRole;
     if (!answer) {
       pieces.push_back({.text = piece.text, .parse_special = piece.special});
       continue;
@@ -170,7 +168,7 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
     part_segment = index + 1;
   }
   // The markup that closes the last answer is part of the next prompt.
-  const bool closes_only = segments.back().role == kAssistant && !more_follows;
+  const bool closes_only = segments.back().role == kAssistantRole && !more_follows;
   if (!pieces.empty() && !closes_only) {
     parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
   }
@@ -275,11 +273,11 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
 uint64_t ConversationEncoder::Fingerprint() const {
   constexpr std::string_view kText = " Two words,\n1 line. ";
   std::vector<Segment> turns;
-  for (const std::string_view role : {"user", kAssistant, "user"}) {
+  for (const std::string_view role : {kUserRole, kAssistantRole, kUserRole}) {
     turns.push_back({.role = std::string(role), .text = std::string(kText)});
   }
   std::vector<Segment> system = turns;
-  system.insert(system.begin(), {.role = kSystem, .text = std::string(kText)});
+  system.insert(system.begin(), {.role = kSystemRole, .text = std::string(kText)});
   const Segment raw{.role = "", .text = std::string(kText)};
   Fnv1a hash;
   hash.Add(static_cast<int32_t>(tokenizer_.fingerprint()));

@@ -12,8 +12,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int32_t kWide = 1 << 20;
-
 std::vector<int32_t> PromptIds(const ChatFixture& f, const std::vector<Segment>& segments,
                                int32_t window = kWide) {
   const auto encoded = f.encoder->EncodePrompt(segments, window);

@@ -10,7 +10,7 @@
 namespace withy::engine {
 namespace {
 
-constexpr int32_t kVocab = 300;
+constexpr int32_t kProbeVocab = 300;
 
 // A board on which time is a simple function of the batch: a cost per pass, per row, and by
 // position.
@@ -39,7 +39,7 @@ class CostProbeTest : public testing::Test {
 };
 
 TEST_F(CostProbeTest, TellsWhatTokensStepsAndDepthTake) {
-  FakeModel model(kVocab, 8192);
+  FakeModel model(kProbeVocab, 8192);
   const StepCost cost = Measure(model);
   EXPECT_NEAR(cost.decode_us, 1100, 0.01) << "of an empty context";
   EXPECT_NEAR(cost.decode_us_per_extra, 100, 0.01);
@@ -55,7 +55,7 @@ TEST_F(CostProbeTest, TellsWhatTokensStepsAndDepthTake) {
 }
 
 TEST_F(CostProbeTest, DepthIsMeasuredAtTheLowestLevelToo) {
-  FakeModel model(kVocab, 4096);
+  FakeModel model(kProbeVocab, 4096);
   model.set_levels({20, 60, 100});
   const StepCost cost = Measure(model);
   EXPECT_NEAR(cost.depth.decode_us, 0.5, 1e-3);
@@ -69,7 +69,7 @@ TEST_F(CostProbeTest, DepthIsMeasuredAtTheLowestLevelToo) {
 // The window limits the depth; without room for one the depth cost is not known.
 TEST_F(CostProbeTest, FitsAnyWindow) {
   for (int32_t window = 1; window <= 512; window += window < 100 ? 1 : 103) {
-    FakeModel model(kVocab, window);
+    FakeModel model(kProbeVocab, window);
     deepest_ = 0;
     const StepCost cost = Measure(model);
     EXPECT_GT(cost.prefill_us_per_token, 0) << window;

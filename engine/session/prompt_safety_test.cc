@@ -14,8 +14,6 @@
 namespace withy::engine {
 namespace {
 
-constexpr int32_t kWide = 1 << 20;
-
 // Markup of every template as ordinary, user-defined or control tokens; bytes without a token; an
 // unknown token that ends the text.
 std::unique_ptr<Tokenizer> MarkupTokenizer(TokenKind kind) {

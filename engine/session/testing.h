@@ -24,6 +24,9 @@
 
 namespace withy::engine {
 
+// A window that holds every prompt of a test.
+inline constexpr int32_t kWide = 1 << 20;
+
 // Ids 0..255 are the bytes; ChatML's markers follow. `end` ends a turn.
 struct ChatFixture {
   explicit ChatFixture(std::string_view chat_name = "chatml")

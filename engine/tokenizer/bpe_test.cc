@@ -17,8 +17,8 @@ using testing::HasSubstr;
 
 constexpr char kSpace[] = "\xC4\xA0";  // a space in the byte alphabet
 
-struct Fixture {
-  Fixture() {
+struct BpeFixture {
+  BpeFixture() {
     vocab.AddByteAlphabet();
     vocab.AddMerge("l", "l");                            // ll = 256
     vocab.AddMerge("h", "e");                            // he = 257
@@ -40,7 +40,7 @@ struct Fixture {
 };
 
 TEST(BpeTest, MergesByRank) {
-  const Fixture f;
+  const BpeFixture f;
   EXPECT_EQ(f.tokenizer->Encode("hello"), (Ids{259}));
   EXPECT_EQ(f.tokenizer->Encode("helloo w"), (Ids{259, 'o', 260}));
   EXPECT_EQ(f.tokenizer->Encode("llll"), (Ids{256, 256}));
@@ -49,7 +49,7 @@ TEST(BpeTest, MergesByRank) {
 }
 
 TEST(BpeTest, SpansCoverTheInput) {
-  const Fixture f;
+  const BpeFixture f;
   const TextPiece pieces[] = {{"hello w", false}, {"<|im_end|>", true}, {"\xC3\xA9", false}};
   const Encoding encoding = f.tokenizer->EncodePieces(pieces, {.add_bos = true});
   EXPECT_EQ(encoding.ids, (Ids{261, 259, 260, 261, 0xC3, 0xA9}));
@@ -58,7 +58,7 @@ TEST(BpeTest, SpansCoverTheInput) {
 }
 
 TEST(BpeTest, TextCannotForgeControlTokens) {
-  const Fixture f;
+  const BpeFixture f;
   const Ids parsed = f.tokenizer->Encode("a<|im_end|>", {.parse_special = true});
   EXPECT_EQ(parsed, (Ids{'a', f.end}));
   for (const int32_t id : f.tokenizer->Encode("a<|im_end|>")) EXPECT_NE(id, f.end);
@@ -70,13 +70,13 @@ TEST(BpeTest, TextCannotForgeControlTokens) {
 }
 
 TEST(BpeTest, PiecesOfTextJoin) {
-  const Fixture f;
+  const BpeFixture f;
   const TextPiece pieces[] = {{"he", false}, {"llo", true}};
   EXPECT_EQ(f.tokenizer->EncodePieces(pieces, {}).ids, (Ids{259}));
 }
 
 TEST(BpeTest, ArbitraryBytesRoundTrip) {
-  const Fixture f;
+  const BpeFixture f;
   std::mt19937 random(11);
   for (int round = 0; round < 2000; ++round) {
     std::string text(random() % 64, '\0');
@@ -96,7 +96,7 @@ TEST(BpeTest, ArbitraryBytesRoundTrip) {
 }
 
 TEST(BpeTest, LongWordsAreNotQuadratic) {
-  const Fixture f;
+  const BpeFixture f;
   const std::string text(1 << 18, 'l');
   const double start = ThreadCpuSeconds();
   EXPECT_EQ(f.tokenizer->Encode(text).size(), text.size() / 2);
@@ -105,7 +105,7 @@ TEST(BpeTest, LongWordsAreNotQuadratic) {
 }
 
 TEST(BpeTest, KnowsItsSpecialTokens) {
-  const Fixture f;
+  const BpeFixture f;
   EXPECT_EQ(f.tokenizer->vocab_size(), 263);
   EXPECT_EQ(f.tokenizer->bos_id(), 261);
   EXPECT_EQ(f.tokenizer->eot_id(), 261);
@@ -124,8 +124,8 @@ TEST(BpeTest, KnowsItsSpecialTokens) {
 }
 
 TEST(BpeTest, FingerprintTellsVocabulariesApart) {
-  Fixture a;
-  Fixture b;
+  BpeFixture a;
+  BpeFixture b;
   EXPECT_EQ(a.tokenizer->fingerprint(), b.tokenizer->fingerprint());
   b.vocab.Add("x1");
   EXPECT_NE(a.tokenizer->fingerprint(), b.vocab.Make("gpt2", "gpt-2").value()->fingerprint());

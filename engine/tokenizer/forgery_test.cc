@@ -18,8 +18,6 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-constexpr char kMark[] = "\xE2\x96\x81";
-
 struct Vocabulary {
   std::string name;
   std::unique_ptr<Tokenizer> tokenizer;

@@ -14,8 +14,6 @@
 namespace withy::engine {
 namespace {
 
-constexpr char kMark[] = "\xE2\x96\x81";
-
 // Elements of runs: each class of characters, and sequences that rules match together.
 std::vector<std::string> Units() {
   return {"7",

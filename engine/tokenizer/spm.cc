@@ -30,7 +30,7 @@ struct Options {
   bool strip_after_control = false;
 };
 
-struct Symbol {
+struct MarkedSymbol {
   int32_t previous;
   int32_t next;           // -1 at the end
   uint32_t begin;         // in the marked text
@@ -38,12 +38,12 @@ struct Symbol {
   uint32_t source_begin;  // in the input
 };
 
-struct Candidate {
+struct SymbolPair {
   float score;
   int32_t left;    // symbol index
   uint32_t bytes;  // of both sides together; detects that one has changed
   // Highest score first, then leftmost.
-  bool operator<(const Candidate& other) const {
+  bool operator<(const SymbolPair& other) const {
     return score != other.score ? score < other.score : left > other.left;
   }
 };
@@ -95,8 +95,8 @@ class SpmTokenizer final : public VocabTokenizer {
  private:
   struct Scratch {
     std::string marked;  // the text with marked spaces
-    std::vector<Symbol> symbols;
-    std::vector<Candidate> heap;
+    std::vector<MarkedSymbol> symbols;
+    std::vector<SymbolPair> heap;
   };
 
   void EncodeText(std::string_view text, uint32_t begin, uint32_t end, bool prefix,
@@ -138,9 +138,9 @@ class SpmTokenizer final : public VocabTokenizer {
   }
 
   void MergeSymbols(CancelPoll& poll, Scratch& scratch) const {
-    std::vector<Candidate>& heap = scratch.heap;
+    std::vector<SymbolPair>& heap = scratch.heap;
     heap.clear();
-    const auto symbol = [&](int32_t i) -> Symbol& {
+    const auto symbol = [&](int32_t i) -> MarkedSymbol& {
       return scratch.symbols[static_cast<size_t>(i)];
     };
     const auto consider = [&](int32_t left) {
@@ -156,11 +156,11 @@ class SpmTokenizer final : public VocabTokenizer {
     for (int32_t i = 0; i < static_cast<int32_t>(scratch.symbols.size()); ++i) consider(i);
     while (!heap.empty() && !poll.Stop()) {
       std::pop_heap(heap.begin(), heap.end());
-      const Candidate best = heap.back();
+      const SymbolPair best = heap.back();
       heap.pop_back();
-      Symbol& left = symbol(best.left);
+      MarkedSymbol& left = symbol(best.left);
       if (left.bytes == 0 || left.next == -1) continue;
-      Symbol& right = symbol(left.next);
+      MarkedSymbol& right = symbol(left.next);
       if (left.bytes + right.bytes != best.bytes) continue;  // stale
       left.bytes += right.bytes;
       right.bytes = 0;
@@ -174,7 +174,7 @@ class SpmTokenizer final : public VocabTokenizer {
   void EmitSymbols(const Scratch& scratch, uint32_t source_end, Encoding& out) const {
     if (scratch.symbols.empty()) return;
     for (int32_t i = 0; i != -1; i = scratch.symbols[static_cast<size_t>(i)].next) {
-      const Symbol& symbol = scratch.symbols[static_cast<size_t>(i)];
+      const MarkedSymbol& symbol = scratch.symbols[static_cast<size_t>(i)];
       const uint32_t end = symbol.next == -1
                                ? source_end
                                : scratch.symbols[static_cast<size_t>(symbol.next)].source_begin;

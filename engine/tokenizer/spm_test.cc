@@ -16,10 +16,8 @@ namespace {
 using Ids = std::vector<int32_t>;
 using testing::HasSubstr;
 
-constexpr char kMark[] = "\xE2\x96\x81";
-
-struct Fixture {
-  explicit Fixture(bool space_prefix = true) {
+struct SpmFixture {
+  explicit SpmFixture(bool space_prefix = true) {
     vocab.Add("<unk>", TokenKind::kUnknown);
     vocab.Add("<s>", TokenKind::kControl);
     vocab.Add("</s>", TokenKind::kControl);
@@ -47,26 +45,26 @@ struct Fixture {
 };
 
 TEST(SpmTest, MergesByScoreAndAddsTheFirstSpace) {
-  const Fixture f;
+  const SpmFixture f;
   EXPECT_EQ(f.tokenizer->Encode("hell"), (Ids{f.mark_hell}));
   EXPECT_EQ(f.tokenizer->Encode("hello"), (Ids{f.mark_hell, f.Id("o")}));
   EXPECT_EQ(f.tokenizer->Encode(""), Ids{});
   EXPECT_EQ(f.tokenizer->Encode("hell", {.add_bos = true}), (Ids{1, f.mark_hell}));
   EXPECT_TRUE(f.tokenizer->wants_bos());
-  const Fixture plain(false);
+  const SpmFixture plain(false);
   EXPECT_EQ(plain.tokenizer->Encode("hell"), (Ids{plain.hell}));
   EXPECT_EQ(plain.tokenizer->Encode("hell hell"), (Ids{plain.hell, plain.mark_hell}));
 }
 
 TEST(SpmTest, UnknownCharactersFallBackToBytes) {
-  const Fixture f(false);
+  const SpmFixture f(false);
   EXPECT_EQ(f.tokenizer->Encode("h\xC3\xA9"), (Ids{f.Id("h"), f.bytes + 0xC3, f.bytes + 0xA9}));
   EXPECT_EQ(f.tokenizer->TokenBytes(f.bytes + 10), "\n");
   EXPECT_EQ(f.tokenizer->TokenBytes(f.mark_hell), " hell");
 }
 
 TEST(SpmTest, SpansAreInInputBytes) {
-  const Fixture f;
+  const SpmFixture f;
   const TextPiece piece{"hell \xC3\xA9o", false};
   const Encoding encoding = f.tokenizer->EncodePieces({&piece, 1}, {});
   EXPECT_EQ(encoding.ids, (Ids{f.mark_hell, f.mark, f.bytes + 0xC3, f.bytes + 0xA9, f.Id("o")}));
@@ -74,7 +72,7 @@ TEST(SpmTest, SpansAreInInputBytes) {
 }
 
 TEST(SpmTest, TextCannotForgeControlOrByteTokens) {
-  const Fixture f;
+  const SpmFixture f;
   for (const int32_t id : f.tokenizer->Encode("<s><0x0A><unk>")) {
     EXPECT_FALSE(f.tokenizer->IsControl(id));
     EXPECT_NE(id, f.bytes + 10);
@@ -85,7 +83,7 @@ TEST(SpmTest, TextCannotForgeControlOrByteTokens) {
 }
 
 TEST(SpmTest, TextThatContinuesGetsNoSpaceInFront) {
-  const Fixture f;
+  const SpmFixture f;
   const Ids whole = f.tokenizer->Encode("hell hell");
   Ids parts = f.tokenizer->Encode("hell");
   const Ids rest = f.tokenizer->Encode(" hell", {.continues = true});
@@ -96,7 +94,7 @@ TEST(SpmTest, TextThatContinuesGetsNoSpaceInFront) {
 TEST(SpmTest, ArbitraryBytesRoundTrip) {
   std::mt19937 random(13);
   for (const bool prefix : {true, false}) {
-    const Fixture f(prefix);
+    const SpmFixture f(prefix);
     const std::string alphabet = std::string("hello  \xE2\x96\x81\n<s>[U]") + kMark;
     for (int round = 0; round < 2000; ++round) {
       std::string text(random() % 48, '\0');
@@ -148,7 +146,7 @@ TEST(SpmTest, TurnMarkersOfPhi3TakeTheSpaceAfterThem) {
 }
 
 TEST(SpmTest, LongTextsAreNotQuadratic) {
-  const Fixture f;
+  const SpmFixture f;
   const std::string text(1 << 18, 'l');
   const double start = ThreadCpuSeconds();
   EXPECT_EQ(f.tokenizer->Encode(text).size(), text.size() / 2 + 1);

@@ -19,6 +19,8 @@
 
 namespace withy::engine {
 
+inline constexpr char kMark[] = "\xE2\x96\x81";  // U+2581, which vocabularies use for a space
+
 // CPU time of this thread in seconds, for tests of complexity that must not depend on other load.
 inline double ThreadCpuSeconds() {
   timespec now = {};

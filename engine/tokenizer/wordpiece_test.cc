@@ -13,8 +13,8 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-struct Fixture {
-  Fixture() {
+struct WordPieceFixture {
+  WordPieceFixture() {
     unknown = vocab.Add("[UNK]", TokenKind::kUnknown);
     cls = vocab.Add("[CLS]", TokenKind::kControl);
     hello = vocab.Add("\xE2\x96\x81hello");
@@ -37,7 +37,7 @@ struct Fixture {
 };
 
 TEST(WordPieceTest, LongestPiecesFirst) {
-  const Fixture f;
+  const WordPieceFixture f;
   EXPECT_EQ(f.tokenizer->Encode("unaffable"), (Ids{f.un, f.aff, f.able}));
   EXPECT_EQ(f.tokenizer->Encode("Hello,  HELLO"), (Ids{f.hello, f.comma, f.hello}));
   EXPECT_EQ(f.tokenizer->Encode("unaffably"), (Ids{f.unknown}));
@@ -46,13 +46,13 @@ TEST(WordPieceTest, LongestPiecesFirst) {
 }
 
 TEST(WordPieceTest, AccentsAndCaseFold) {
-  const Fixture f;
+  const WordPieceFixture f;
   EXPECT_EQ(f.tokenizer->Encode("Caf\xC3\xA9"), (Ids{f.cafe}));
   EXPECT_EQ(f.tokenizer->Encode("CAFE\xCC\x81"), (Ids{f.cafe}));
 }
 
 TEST(WordPieceTest, SpansCoverTheInput) {
-  const Fixture f;
+  const WordPieceFixture f;
   const TextPiece piece{"Caf\xC3\xA9 unable,\n", false};
   const Encoding encoding = f.tokenizer->EncodePieces({&piece, 1}, {.add_bos = true});
   EXPECT_EQ(encoding.ids, (Ids{f.cls, f.cafe, f.un, f.able, f.comma}));
@@ -60,7 +60,7 @@ TEST(WordPieceTest, SpansCoverTheInput) {
 }
 
 TEST(WordPieceTest, AnyBytesAreAccepted) {
-  const Fixture f;
+  const WordPieceFixture f;
   std::mt19937 random(2);
   for (int round = 0; round < 1000; ++round) {
     std::string text(random() % 32, '\0');

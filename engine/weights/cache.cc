@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "base/environment.h"
 #include "base/status.h"
 #include "engine/weights/crc32c.h"
 #include "engine/weights/packed_file.h"
@@ -88,10 +89,10 @@ bool UpToDate(const std::string& packed_path, const SourceIdentity& source) {
 }  // namespace
 
 std::string DefaultCacheDir(const std::string& gguf_path) {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+  if (const std::string cache = Environment("XDG_CACHE_HOME"); !cache.empty()) {
     return fs::path(cache) / "withy";
   }
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+  if (const std::string home = Environment("HOME"); !home.empty()) {
     return fs::path(home) / ".cache" / "withy";
   }
   const fs::path parent = fs::path(gguf_path).parent_path();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "base/round_up.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "engine/cpu/low_rank.h"
@@ -23,8 +24,6 @@ int32_t LargestPanel(int32_t unit, int32_t most) {
   }
   return kQuantBlock;
 }
-
-uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Expands the query head order to units of `width` per head (rows: head_dim; blocks of columns:
 // head_dim / 32).

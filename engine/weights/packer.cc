@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/round_up.h"
 #include "base/status.h"
 #include "engine/cpu/aligned.h"
 #include "engine/cpu/packed_matrix.h"
@@ -25,8 +26,6 @@ namespace {
 constexpr uint64_t kTableOffset = 64;
 constexpr int kChunkRows = 64 * kTileRows;  // rows of a row-cut matrix packed at a time
 constexpr int kRowGrain = 16;
-
-uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
 std::span<const std::byte> AsBytes(std::span<const uint8_t> bytes) { return std::as_bytes(bytes); }
 

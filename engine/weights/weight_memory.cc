@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/keep_in_memory.h"
+#include "base/round_up.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 
@@ -17,8 +18,6 @@ namespace {
 constexpr size_t kReadBytes = size_t{8} << 20;
 constexpr uint64_t kLeastBytes = uint64_t{32}
                                  << 20;  // caches and few page walks serve smaller ones
-
-size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 

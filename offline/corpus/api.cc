@@ -46,17 +46,17 @@ constexpr std::array<string_view, 8> kCatalogueTexts = {
 };
 constexpr Wordings kCatalogue = {"api.catalogue", kCatalogueTexts};
 
-enum class Kind { kPerson, kPlace, kDay, kTime, kCount };
+enum class ParameterKind { kPerson, kPlace, kDay, kTime, kCount };
 struct Parameter {
-  Kind kind;
+  ParameterKind kind;
   string_view name;
   string_view phrase;  // mention of the value %1 in a request
 };
-constexpr std::array<Parameter, 5> kParameters = {{{Kind::kPerson, "person", "for %1"},
-                                                   {Kind::kPlace, "place", "in %1"},
-                                                   {Kind::kDay, "day", "on %1"},
-                                                   {Kind::kTime, "time", "at %1"},
-                                                   {Kind::kCount, "count", "%1 times"}}};
+constexpr std::array<Parameter, 5> kParameters = {{{ParameterKind::kPerson, "person", "for %1"},
+                                                   {ParameterKind::kPlace, "place", "in %1"},
+                                                   {ParameterKind::kDay, "day", "on %1"},
+                                                   {ParameterKind::kTime, "time", "at %1"},
+                                                   {ParameterKind::kCount, "count", "%1 times"}}};
 
 struct Function {
   Pair command;
@@ -72,17 +72,17 @@ std::string Signature(const Function& function) {
   return text + ")\n";
 }
 
-std::string DrawValue(Author& author, Kind kind) {
+std::string DrawArgument(Author& author, ParameterKind kind) {
   switch (kind) {
-    case Kind::kPerson:
+    case ParameterKind::kPerson:
       return author.Person();
-    case Kind::kPlace:
+    case ParameterKind::kPlace:
       return author.Place();
-    case Kind::kDay:
+    case ParameterKind::kDay:
       return std::string(author.Any(Weekdays()));
-    case Kind::kTime:
+    case ParameterKind::kTime:
       return std::to_string(author.Between(6, 22)) + (author.Chance(50) ? ":00" : ":30");
-    case Kind::kCount:
+    case ParameterKind::kCount:
       return std::to_string(author.Between(2, 30));
   }
   return "";
@@ -125,7 +125,7 @@ Scene WriteApi(Author& author, int difficulty) {
   std::vector<std::string> phrases;
   std::string answer = wanted.command.Join("_") + "(";
   for (const Parameter& parameter : wanted.parameters) {
-    const std::string value = DrawValue(author, parameter.kind);
+    const std::string value = DrawArgument(author, parameter.kind);
     if (!phrases.empty()) answer += ", ";
     answer += std::string(parameter.name) + ": " + value;
     phrases.push_back(Fill(parameter.phrase, {value}));

@@ -59,33 +59,33 @@ constexpr std::array<string_view, 8> kPassageTexts = {"Notes:",
                                                       "Here are the notes:"};
 constexpr Wordings kPassage = {"qa.passage", kPassageTexts};
 
-enum class Kind { kHome, kJob, kThing, kDay, kNumber };
+enum class FactKind { kHome, kJob, kThing, kDay, kNumber };
 struct Relation {
-  Kind kind;
+  FactKind kind;
   Wordings fact;
   Wordings ask;
 };
 const std::array<Relation, 5> kRelations = {{
-    {Kind::kHome, {"qa.home.fact", kHomeFactTexts}, {"qa.home.ask", kHomeAskTexts}},
-    {Kind::kJob, {"qa.job.fact", kJobFactTexts}, {"qa.job.ask", kJobAskTexts}},
-    {Kind::kThing, {"qa.thing.fact", kThingFactTexts}, {"qa.thing.ask", kThingAskTexts}},
-    {Kind::kDay, {"qa.day.fact", kDayFactTexts}, {"qa.day.ask", kDayAskTexts}},
-    {Kind::kNumber, {"qa.number.fact", kNumberFactTexts}, {"qa.number.ask", kNumberAskTexts}},
+    {FactKind::kHome, {"qa.home.fact", kHomeFactTexts}, {"qa.home.ask", kHomeAskTexts}},
+    {FactKind::kJob, {"qa.job.fact", kJobFactTexts}, {"qa.job.ask", kJobAskTexts}},
+    {FactKind::kThing, {"qa.thing.fact", kThingFactTexts}, {"qa.thing.ask", kThingAskTexts}},
+    {FactKind::kDay, {"qa.day.fact", kDayFactTexts}, {"qa.day.ask", kDayAskTexts}},
+    {FactKind::kNumber, {"qa.number.fact", kNumberFactTexts}, {"qa.number.ask", kNumberAskTexts}},
 }};
 constexpr Wordings kBossFact = {"qa.boss.fact", kBossFactTexts};
 constexpr Wordings kBossHome = {"qa.boss.ask", kBossHomeTexts};
 
-std::string DrawValue(Author& author, Kind kind) {
+std::string DrawFact(Author& author, FactKind kind) {
   switch (kind) {
-    case Kind::kHome:
+    case FactKind::kHome:
       return author.Place();
-    case Kind::kJob:
+    case FactKind::kJob:
       return std::string(author.Any(Jobs()));
-    case Kind::kThing:
+    case FactKind::kThing:
       return author.Thing().Join(" ");
-    case Kind::kDay:
+    case FactKind::kDay:
       return std::string(author.Any(Weekdays()));
-    case Kind::kNumber:
+    case FactKind::kNumber:
       return std::to_string(author.Between(1000, 9999));
   }
   return "";
@@ -148,7 +148,7 @@ Scene WriteQa(Author& author, int difficulty, int follow_ups) {
   std::vector<std::string> sentences;
   for (const size_t r : relations) {
     for (size_t p = 0; p < people.size(); ++p) {
-      facts.push_back({r, p, DrawValue(author, kRelations[r].kind)});
+      facts.push_back({r, p, DrawFact(author, kRelations[r].kind)});
       sentences.push_back(author.Say(kRelations[r].fact, {people[p], facts.back().value}));
     }
   }

@@ -39,10 +39,10 @@ constexpr std::array<string_view, 8> kScreenTexts = {"Screen:",
                                                      "You can see this on the screen:"};
 constexpr Wordings kScreen = {"ui.screen", kScreenTexts};
 
-enum class Kind { kButton, kLink, kField, kSwitch };
+enum class ElementKind { kButton, kLink, kField, kSwitch };
 struct Element {
   int id = 0;
-  Kind kind = Kind::kButton;
+  ElementKind kind = ElementKind::kButton;
   std::string label;
   bool on = false;
 };
@@ -50,24 +50,24 @@ struct Element {
 std::string Describe(const Element& element) {
   std::string text = "[" + std::to_string(element.id) + "] ";
   switch (element.kind) {
-    case Kind::kButton:
+    case ElementKind::kButton:
       return text + "button " + element.label;
-    case Kind::kLink:
+    case ElementKind::kLink:
       return text + "link " + element.label;
-    case Kind::kField:
+    case ElementKind::kField:
       return text + "field " + element.label;
-    case Kind::kSwitch:
+    case ElementKind::kSwitch:
       return text + "switch " + element.label + (element.on ? ": on" : ": off");
   }
   return text;
 }
 
-Kind DrawKind(Author& author, int difficulty) {
+ElementKind DrawKind(Author& author, int difficulty) {
   const int roll = author.Between(0, 9);
-  if (roll < 4) return Kind::kButton;
-  if (roll < 5) return Kind::kLink;
-  if (roll < 8 || difficulty < 2) return Kind::kField;
-  return Kind::kSwitch;
+  if (roll < 4) return ElementKind::kButton;
+  if (roll < 5) return ElementKind::kLink;
+  if (roll < 8 || difficulty < 2) return ElementKind::kField;
+  return ElementKind::kSwitch;
 }
 
 // Buttons and links have commands as labels; fields and switches have things.
@@ -79,7 +79,7 @@ std::vector<Element> DrawScreen(Author& author, int difficulty) {
   while (static_cast<int>(screen.size()) < kCounts[static_cast<size_t>(difficulty - 1)]) {
     Element element;
     element.kind = DrawKind(author, difficulty);
-    if (element.kind == Kind::kButton || element.kind == Kind::kLink) {
+    if (element.kind == ElementKind::kButton || element.kind == ElementKind::kLink) {
       const bool near = difficulty >= 2 && author.Chance(50);
       element.label = (near ? author.NearCommand(theme) : author.Command()).Join(" ");
     } else {
@@ -100,19 +100,19 @@ Exchange Ask(Author& author, const Element& wanted) {
   const std::string id = std::to_string(wanted.id);
   Exchange exchange{"", "tap(" + id + ")"};
   switch (wanted.kind) {
-    case Kind::kButton:
+    case ElementKind::kButton:
       exchange.question = author.Say(kPress, {"the button " + wanted.label});
       break;
-    case Kind::kLink:
+    case ElementKind::kLink:
       exchange.question = author.Say(kPress, {"the link " + wanted.label});
       break;
-    case Kind::kField: {
+    case ElementKind::kField: {
       const std::string value = author.Chance(50) ? author.Person() : author.Place();
       exchange.question = author.Say(kType, {value, "the field " + wanted.label});
       exchange.answer = "type(" + id + ", " + value + ")";
       break;
     }
-    case Kind::kSwitch: {
+    case ElementKind::kSwitch: {
       const bool on = author.Chance(50);
       exchange.question = author.Say(kTurn, {"switch " + wanted.label, on ? "on" : "off"});
       if (on == wanted.on) exchange.answer = "none";

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/round_up.h"
+
 namespace withy::train::kernels {
 namespace {
 
@@ -59,8 +61,6 @@ void Tile(const Matrix& a, const float* b, int64_t b_row, int64_t depth, float* 
     std::memcpy(c + r * c_row + kLanes, &sums[r][1], sizeof(Lanes));
   }
 }
-
-int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // One sequence's heads that share a KV head, row-major, zero-padded to whole blocks of rows.
 class Group {
