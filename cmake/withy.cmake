@@ -25,13 +25,12 @@ target_compile_options(withy_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow
   -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-subobject-linkage> -Werror -fno-math-errno -ffp-contract=off)
 if(WITHY_SANITIZE)
   # GCC reports values checked by a sanitizer as possibly uninitialised.
-  add_compile_options("-fsanitize=${WITHY_SANITIZE}" -fno-omit-frame-pointer -g1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  add_compile_options("-fsanitize=${WITHY_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   add_link_options("-fsanitize=${WITHY_SANITIZE}")
 endif()
-
 if(WITHY_FUZZ)
-  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
-  add_link_options(-fsanitize=address,undefined)
+  add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
 find_package(absl REQUIRED)

@@ -10,14 +10,13 @@
 #include "base/keep_in_memory.h"
 #include "base/round_up.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
 
 namespace withy::engine {
 namespace {
 
 constexpr size_t kReadBytes = size_t{8} << 20;
-constexpr uint64_t kLeastBytes = uint64_t{32}
-                                 << 20;  // caches and few page walks serve smaller ones
+// Caches and few page walks serve smaller ones.
+constexpr uint64_t kLeastBytes = uint64_t{32} << 20;
 
 }  // namespace
 
@@ -34,31 +33,19 @@ WeightMemory::~WeightMemory() {
 
 absl::StatusOr<WeightMemory> WeightMemory::Allocate(size_t bytes) {
   const size_t mapped = RoundUp(std::max<size_t>(bytes, 1), kHugePage);
-  UniqueFd fd(memfd_create("withy weights", MFD_CLOEXEC));
-  if (fd.get() < 0) return ErrnoError("memfd_create for weights");
-  if (ftruncate(fd.get(), static_cast<off_t>(mapped)) != 0) {
-    return ErrnoError(absl::StrCat("memory of ", mapped, " bytes for weights"));
-  }
-  // A place aligned to huge pages, within an address range that is as much larger.
-  void* const range = mmap(nullptr, mapped + kHugePage, PROT_NONE,
+  // A page more, so that an aligned place can be cut out.
+  void* const range = mmap(nullptr, mapped + kHugePage, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (range == MAP_FAILED) return ErrnoError("address range for weights");
+  if (range == MAP_FAILED) return ErrnoError(absl::StrCat("map ", mapped, " bytes for weights"));
   std::byte* const begin = static_cast<std::byte*>(range);
   std::byte* const aligned =
       reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<uintptr_t>(begin), kHugePage));
   if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
-  std::byte* const end = begin + mapped + kHugePage;
-  if (end > aligned + mapped) {
-    munmap(aligned + mapped, static_cast<size_t>(end - aligned - mapped));
-  }
+  munmap(aligned + mapped, static_cast<size_t>(begin + kHugePage - aligned));
   WeightMemory memory;
   memory.data_ = aligned;
   memory.size_ = bytes;
   memory.mapped_ = mapped;
-  if (mmap(aligned, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd.get(), 0) ==
-      MAP_FAILED) {
-    return ErrnoError(absl::StrCat("map ", mapped, " bytes for weights"));
-  }
   madvise(aligned, mapped, MADV_HUGEPAGE);  // a system that refuses gives small pages
   madvise(aligned, mapped, MADV_DONTDUMP);
   return memory;

@@ -1,7 +1,8 @@
-// Memory for weights in pages of 2 MiB: an anonymous shared file (memfd), so that the kernel cannot
-// reclaim it as it reclaims a file's pages, and other processes can map it. Decoding reads every
-// weight once a token; with pages of 4 KiB a good part of that time goes to page walks.
-// Neighbours: packed_file.h fills it.
+// Memory for weights in pages of 2 MiB. It is anonymous and private: only such memory gets huge
+// pages by madvise(2) on a system as installed (for shared memory Linux has them off), and the
+// kernel cannot reclaim it as it reclaims a file's pages. Decoding reads every weight once a token;
+// with pages of 4 KiB a good part of that time goes to page walks. Neighbours: packed_file.h fills
+// it.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,7 @@ class WeightMemory {
   ~WeightMemory();
 
   // `bytes` of zeroes, aligned to kHugePage, writable, not touched yet. The system is asked for
-  // huge pages and may give small ones. Errors: RESOURCE_EXHAUSTED and others of memfd_create(2),
-  // ftruncate(2), mmap(2).
+  // huge pages and may give small ones. Errors: those of mmap(2).
   static absl::StatusOr<WeightMemory> Allocate(size_t bytes);
 
   // Reads `bytes().size()` bytes of `fd` from `offset` on, and tells the system that it need not
