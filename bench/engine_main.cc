@@ -28,7 +28,7 @@ constexpr char kUsage[] =
     "repeated\n"
     "  --runs       measurements of each figure, default 9\n"
     "  --target     kernel target, default the best of this CPU\n"
-    "  --weights    mapped (default), copied into pages of 2 MiB, or auto: copied where there is\n"
+    "  --weights    mapped, copied into pages of 2 MiB, or auto (default): copied where there is\n"
     "               room for twice their bytes\n";
 
 struct Options {

@@ -27,15 +27,17 @@ inline double PeakLoop(int rounds, int32_t* sink) {
   return 128.0 * kPeakChains * rounds;
 }
 
-// Reads `bytes` (a multiple of 512) at `p`, which is 64-byte aligned. Returns a value that depends
-// on all of them, so that the reads are not optimised away.
-inline int32_t ReadLoop(const std::byte* p, size_t bytes) {
+// Reads `bytes` (a multiple of 512) at `p`, which is 64-byte aligned, and requests each cache line
+// `ahead` bytes before it is read; 0: leaves that to the processor. Returns a value that depends on
+// all bytes, so that the reads are not optimised away.
+inline int32_t ReadLoop(const std::byte* p, size_t bytes, size_t ahead) {
   I16 acc[4];
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) acc[c] = SplatI(0);
   for (size_t at = 0; at < bytes; at += 256) {
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
+      if (ahead != 0) __builtin_prefetch(p + at + ahead + c * 64);
       I16 v;
       std::memcpy(&v, p + at + c * 64, sizeof v);
       acc[c] = acc[c] | v;

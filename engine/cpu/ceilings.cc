@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <span>
 #include <vector>
 
-#include "engine/cpu/aligned.h"
+#include "base/huge_memory.h"
 
 namespace withy::engine {
 namespace {
@@ -38,11 +39,14 @@ double MeasureInt8Peak(ThreadPool& pool, const Kernels& kernels) {
 }
 
 double MeasureReadBandwidth(ThreadPool& pool, const Kernels& kernels, size_t buffer_bytes) {
-  constexpr size_t kPiece = 1 << 20;
+  constexpr size_t kPiece = 4 << 20;  // a stream as long as those of large matrices
+  constexpr size_t kAhead = 8 << 10;  // as the kernels request weights
   constexpr int kTrials = 8;
   if (buffer_bytes == 0) buffer_bytes = size_t{768} << 20;
   const int pieces = static_cast<int>(buffer_bytes / kPiece);
-  AlignedArray<std::byte> buffer(static_cast<size_t>(pieces) * kPiece);
+  absl::StatusOr<HugeMemory> memory = HugeMemory::Allocate(static_cast<size_t>(pieces) * kPiece);
+  if (!memory.ok()) return 0;
+  const std::span<std::byte> buffer = memory->bytes();
   std::memset(buffer.data(), 1, buffer.size());  // real pages, not the shared zero page
   std::vector<int32_t> sinks(static_cast<size_t>(pieces));
   double best = 0;
@@ -50,8 +54,8 @@ double MeasureReadBandwidth(ThreadPool& pool, const Kernels& kernels, size_t buf
     const Clock::time_point start = Clock::now();
     pool.ParallelFor(pieces, 1, [&](int begin, int end) {
       for (int i = begin; i < end; ++i) {
-        sinks[static_cast<size_t>(i)] =
-            kernels.read_loop(buffer.data() + static_cast<size_t>(i) * kPiece, kPiece);
+        sinks[static_cast<size_t>(i)] = kernels.read_loop(
+            buffer.data() + static_cast<size_t>(i) * kPiece, kPiece, trial % 2 == 0 ? 0 : kAhead);
       }
     });
     best = std::max(best, static_cast<double>(buffer.size()) / SecondsSince(start));

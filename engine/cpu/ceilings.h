@@ -13,7 +13,8 @@ namespace withy::engine {
 double MeasureInt8Peak(ThreadPool& pool, const Kernels& kernels);
 
 // Bytes per second that all threads of the pool together read from memory. They stream through
-// `buffer_bytes`, which it allocates and which must be far more than the caches hold; 0: 768 MiB.
+// `buffer_bytes` in huge pages, which it allocates and which must be far more than the caches hold
+// (0: 768 MiB), with and without requesting lines ahead. 0 if there is no memory for them.
 double MeasureReadBandwidth(ThreadPool& pool, const Kernels& kernels, size_t buffer_bytes = 0);
 
 }  // namespace withy::engine

@@ -63,9 +63,9 @@ struct Kernels {
 
   // For ceilings.h. peak_loop computes `rounds` rounds of 8-bit dot products from registers and
   // returns the number of operations; sink[32] is scratch. read_loop reads `bytes` (a multiple of
-  // 512) at the 64-byte aligned p.
+  // 512) at the 64-byte aligned p and requests each line `ahead` bytes before it is read (0: not).
   double (*peak_loop)(int rounds, int32_t* sink);
-  int32_t (*read_loop)(const std::byte* p, size_t bytes);
+  int32_t (*read_loop)(const std::byte* p, size_t bytes, size_t ahead);
 };
 
 // Targets that this build contains and this CPU can run, best last.

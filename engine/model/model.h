@@ -116,9 +116,10 @@ struct ModelOptions {
   // else the GGUF's own directory.
   std::string cache_dir;
   // kMapped: weights are read from the mapped packed file. kCopied: they are copied into pages of
-  // 2 MiB (weights/weight_memory.h). kAuto: copied if there is room for the copy.
+  // 2 MiB (base/huge_memory.h) and verified on the way. kAuto: copied if there is room for twice
+  // their bytes and they are large enough to gain by it.
   enum class WeightPlace : uint8_t { kAuto, kMapped, kCopied };
-  WeightPlace weight_place = WeightPlace::kMapped;
+  WeightPlace weight_place = WeightPlace::kAuto;
   // Rows computed at once; bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/devices.h"
@@ -10,6 +11,18 @@
 #include "engine/weights/packer.h"
 
 namespace withy::engine {
+namespace {
+
+// Caches and few page walks serve smaller models.
+constexpr uint64_t kLeastCopiedBytes = uint64_t{32} << 20;
+
+// There must be twice the room that the weights take, in what the board and the cgroup allow and in
+// what is free at present.
+bool RoomForCopy(uint64_t bytes) {
+  return bytes >= kLeastCopiedBytes && 2 * bytes <= MemoryAllowed() && 2 * bytes <= MemoryFree();
+}
+
+}  // namespace
 
 absl::Status Model::Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) {
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<Pass> pass, Begin(batch, logits));
@@ -33,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(packed_path));
   using Place = ModelOptions::WeightPlace;
   if (options.weight_place == Place::kCopied ||
-      (options.weight_place == Place::kAuto && RoomForWeights(file->data_bytes()))) {
+      (options.weight_place == Place::kAuto && RoomForCopy(file->data_bytes()))) {
     WITHY_RETURN_IF_ERROR(file->MoveToMemory());
   }
   return PackedModel::Open(std::move(file), options);

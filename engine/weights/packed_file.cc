@@ -15,6 +15,28 @@
 namespace withy::engine {
 namespace {
 
+constexpr size_t kReadBytes = size_t{8} << 20;
+
+// Fills `out` with the file's bytes from `offset` on, and tells the system that it need not keep
+// the file's pages.
+absl::Status ReadWeights(int fd, uint64_t offset, std::span<std::byte> out) {
+  posix_fadvise(fd, static_cast<off_t>(offset), static_cast<off_t>(out.size()),
+                POSIX_FADV_SEQUENTIAL);
+  for (size_t done = 0; done < out.size();) {
+    const ssize_t got = pread(fd, out.data() + done, std::min(kReadBytes, out.size() - done),
+                              static_cast<off_t>(offset + done));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      return ErrnoError("read weights");
+    }
+    if (got == 0) return absl::DataLossError("weights end before their last byte");
+    done += static_cast<size_t>(got);
+  }
+  posix_fadvise(fd, static_cast<off_t>(offset), static_cast<off_t>(out.size()),
+                POSIX_FADV_DONTNEED);
+  return absl::OkStatus();
+}
+
 constexpr uint64_t kSampleBlocks = 32;
 
 class FileDescriptor {
@@ -225,8 +247,8 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
 absl::Status PackedFile::MoveToMemory() {
   FileDescriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path_));
-  WITHY_ASSIGN_OR_RETURN(WeightMemory memory, WeightMemory::Allocate(trailer_.data.bytes));
-  WITHY_RETURN_IF_ERROR(memory.ReadFrom(file.get(), trailer_.data.offset));
+  WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(trailer_.data.bytes));
+  WITHY_RETURN_IF_ERROR(ReadWeights(file.get(), trailer_.data.offset, memory.bytes()));
   WITHY_RETURN_IF_ERROR(CheckData(memory.bytes(), Verify::kFull));
   WITHY_RETURN_IF_ERROR(memory.Seal());
   for (PackedTensor& tensor : tensors_) {

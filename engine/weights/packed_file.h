@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/huge_memory.h"
 #include "engine/cpu/low_rank.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/gguf/reader.h"
 #include "engine/weights/packed_format.h"
-#include "engine/weights/weight_memory.h"
 
 namespace withy::engine {
 
@@ -43,9 +43,9 @@ class PackedFile {
   // truncated, a section or tensor out of bounds, a wrong checksum), naming the file and the part.
   static absl::StatusOr<std::unique_ptr<PackedFile>> Open(const std::string& path,
                                                           Verify verify = Verify::kSample);
-  // Copies the weights into a WeightMemory and verifies every block of them on the way; tensors
+  // Copies the weights into a HugeMemory and verifies every block of them on the way; tensors
   // then lie there. Once, before views are taken. Errors: DATA_LOSS naming the file and the part;
-  // those of WeightMemory.
+  // those of HugeMemory and pread(2).
   absl::Status MoveToMemory();
   // Whether the file begins like a packed file; false if it cannot be read.
   static bool LooksPacked(const std::string& path);
@@ -82,7 +82,7 @@ class PackedFile {
 
   std::string path_;
   std::span<const std::byte> bytes_;  // the mapping
-  WeightMemory memory_;               // holds the data section after MoveToMemory
+  HugeMemory memory_;                 // holds the data section after MoveToMemory
   PackedTrailer trailer_;
   std::unique_ptr<GgufFile> metadata_;
   std::vector<PackedTensor> tensors_;
