@@ -31,21 +31,25 @@ inline double PeakLoop(int rounds, int32_t* sink) {
 // `ahead` bytes before it is read; 0: leaves that to the processor. Returns a value that depends on
 // all bytes, so that the reads are not optimised away.
 inline int32_t ReadLoop(const std::byte* p, size_t bytes, size_t ahead) {
-  I16 acc[4];
+  typedef NativeI UnalignedI __attribute__((aligned(4), may_alias));
+  constexpr size_t kLine = 64;
+  constexpr int kVectors = static_cast<int>(kLine / sizeof(NativeI));  // of a line
+  NativeI acc[kVectors] = {};
+  for (size_t at = 0; at < bytes; at += 4 * kLine) {
 #pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) acc[c] = SplatI(0);
-  for (size_t at = 0; at < bytes; at += 256) {
+    for (size_t line = at; line < at + 4 * kLine; line += kLine) {
+      if (ahead != 0) __builtin_prefetch(p + line + ahead);
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      if (ahead != 0) __builtin_prefetch(p + at + ahead + c * 64);
-      I16 v;
-      std::memcpy(&v, p + at + c * 64, sizeof v);
-      acc[c] = acc[c] | v;
+      for (int i = 0; i < kVectors; ++i) {
+        acc[i] |= reinterpret_cast<const UnalignedI*>(p + line)[i];
+      }
     }
   }
-#pragma GCC unroll 4
-  for (int c = 1; c < 4; ++c) acc[0] = acc[0] | acc[c];
-  return SumInt(acc[0]);
+  int32_t all = 0;
+  for (const NativeI& vector : acc) {
+    for (int lane = 0; lane < kNativeLanes; ++lane) all |= vector[lane];
+  }
+  return all;
 }
 
 }  // namespace withy::engine::WITHY_TARGET
