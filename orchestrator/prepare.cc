@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/encoder/tlm.h"
 #include "orchestrator/validate.h"
@@ -67,9 +68,7 @@ class Preparation {
   void LearnFromReading();
   void MeasureAfterRefusal() const;
   ModelLimits Limits() const { return LimitsOf(out_.lane, out_.worker->model()); }
-  double SinceReadingMs() const {
-    return static_cast<double>(parts_.clock.SteadyNanos() - read_ns_) / kNanosPerMilli;
-  }
+  double SinceReadingMs() const { return Millis(parts_.clock.SteadyNanos() - read_ns_); }
 
   const CallParts& parts_;
   const std::string& app_id_;

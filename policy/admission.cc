@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "policy/constants.h"
 
 namespace withy::policy {
@@ -194,7 +195,7 @@ void Admission::Account(Lane lane_index, int change, double depth_change, int64_
 }
 
 double Admission::Arrivals(int64_t now_ns) const {
-  return arrivals_ * std::exp(-static_cast<double>(now_ns - arrivals_ns_) / 1e6 / kArrivalMemoryMs);
+  return arrivals_ * std::exp(-Millis(now_ns - arrivals_ns_) / kArrivalMemoryMs);
 }
 
 double Admission::LaneState::RowsIntegral(int64_t now_ns) const {

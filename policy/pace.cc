@@ -17,7 +17,7 @@ void Pacer::OnTokens(int64_t now_ns, int32_t count) {
     ++tokens_;
     --count;
   }
-  const double token_ms = count > 0 ? static_cast<double>(now_ns - last_ns_) / 1e6 / count : 0;
+  const double token_ms = count > 0 ? Millis(now_ns - last_ns_) / count : 0;
   for (; count > 0; --count) {
     recent_ms_[static_cast<size_t>(known_) % recent_ms_.size()] = token_ms;
     ++known_;

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
+
 namespace withy::policy {
 namespace {
 
 // How long a prompt may wait that has `work_ms` to be computed.
 double MayWaitMs(const PromptTurn& prompt, double work_ms, int64_t now_ns) {
-  const double patience_ms =
-      static_cast<double>(prompt.turn.arrived_ns + kPatienceNs - now_ns) / 1e6;
+  const double patience_ms = MillisUntil(prompt.turn.arrived_ns + kPatienceNs, now_ns);
   return std::min(patience_ms, prompt.pacer->PromptSpareMs(work_ms, now_ns));
 }
 

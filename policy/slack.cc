@@ -43,7 +43,7 @@ Slack SlackOf(const CallDemand& demand, const CallProgress& progress, int64_t no
     // Tokens that are not told yet are taken to have been made in time.
     const int64_t silent_ns = progress.told_ns != 0 ? now_ns - progress.told_ns : 0;
     const double elapsed_ms = MillisUntil(now_ns, progress.first_token_ns) -
-                              static_cast<double>(std::min(silent_ns, kDeltaIntervalNs)) / 1e6;
+                              Millis(std::min(silent_ns, kDeltaIntervalNs));
     const double gain = token_ms > 0 ? std::max(0.0, limit_ms / token_ms - 1) : 0;
     const double given_ms = limit_ms * intervals + targets.ramp_ms;
     Tighten(given_ms - elapsed_ms - ahead * token_ms, gain, &slack);

@@ -15,7 +15,7 @@ namespace withy::telemetry {
 inline constexpr std::array<char, 8> kRingMagic = {'W', 'I', 'T', 'H', 'Y', 'R', 'N', 'G'};
 inline constexpr uint32_t kRingVersion = 1;
 
-inline constexpr std::string_view kRingSuffix = ".ring";  // of a ring file\'s name
+inline constexpr std::string_view kRingSuffix = ".ring";  // of a ring file's name
 inline constexpr uint32_t kRingCount = 64;     // rings: maximum concurrent recording threads
 inline constexpr uint32_t kNameCount = 256;    // span names
 inline constexpr uint32_t kMetricCount = 128;  // counters and gauges

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "engine/weights/crc32c.h"
 
 namespace withy::engine {
@@ -39,20 +40,6 @@ absl::Status ReadWeights(int fd, uint64_t offset, std::span<std::byte> out) {
 
 constexpr uint64_t kSampleBlocks = 32;
 
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 bool Inside(const PackedSection& section, uint64_t file_bytes) {
   return section.offset <= file_bytes && section.bytes <= file_bytes - section.offset;
 }
@@ -81,7 +68,7 @@ absl::StatusOr<PackedTrailer> ParseTrailer(const std::string& path,
 }
 
 absl::StatusOr<PackedTrailer> ReadTrailer(const std::string& path) {
-  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path));
   std::array<std::byte, sizeof(PackedTrailer)> bytes{};
   struct stat status {};
@@ -97,7 +84,7 @@ absl::StatusOr<PackedTrailer> ReadTrailer(const std::string& path) {
 }  // namespace
 
 bool PackedFile::LooksPacked(const std::string& path) {
-  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 8> magic{};
   return file.get() >= 0 && pread(file.get(), magic.data(), magic.size(), 0) == 8 &&
          magic == kPackedMagic;
@@ -127,7 +114,7 @@ PackedFile::~PackedFile() {
 absl::Status PackedFile::Damaged(std::string_view what) const { return DamagedFile(path_, what); }
 
 absl::Status PackedFile::Map() {
-  FileDescriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path_));
   struct stat status {};
   if (fstat(file.get(), &status) != 0) return ErrnoError(absl::StrCat("stat ", path_));
@@ -245,7 +232,7 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
 }
 
 absl::Status PackedFile::MoveToMemory() {
-  FileDescriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path_));
   WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(trailer_.data.bytes));
   WITHY_RETURN_IF_ERROR(ReadWeights(file.get(), trailer_.data.offset, memory.bytes()));
