@@ -1,7 +1,7 @@
-// Arguments of the attention kernel: rows of many contexts over 8-bit KV blocks, several query
-// heads per KV head. Neighbours: Kernels::attention computes a range of items, parallel.h splits
-// them over the pool, Kernels::write_kv writes K and V. Batch-invariant: a row's result depends
-// only on its query and its visible keys, reduced in groups of 16 and runs of 256 positions.
+// Arguments of the attention kernel: rows of many contexts over KV blocks of any format, several
+// query heads per KV head. Neighbours: Kernels::attention computes a range of items, parallel.h
+// splits them over the pool, Kernels::write_kv writes K and V. Batch-invariant: a row's result
+// depends only on its query and its visible keys, reduced in groups of 16 and runs of 256 positions.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@
 namespace withy::engine {
 
 // One query row. It sees the keys at positions 0 .. visible-1 of its context; key p is slot p % 16
-// of the block that blocks[p / 16 * block_stride] names in `memory`.
+// of the block that blocks[p / 16 * block_stride] names in `memory`, in the format of that name.
 //
 // A row of a token tree sees committed keys and its ancestors, whose slots are scattered. The
 // caller copies K and V from group tail_group on into scratch blocks (CopyToken), one block for
-// each group of 16 positions. Group g >= tail_group is then read from tail[g - tail_group].
+// each group of 16 positions, of kQ8. Group g >= tail_group is then read from tail[g - tail_group].
 struct AttentionRow {
   const std::byte* memory = nullptr;    // KvMemory::base of the context's blocks
   const KvBlockName* blocks = nullptr;  // this layer's blocks of the row's context, by chunk

@@ -5,39 +5,56 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/testing.h"
+#include "engine/kv/encode.h"
 
 namespace withy::engine {
 namespace {
 
-// A context's blocks of one layer. Unwritten slots hold bytes that would change a result that reads
-// them.
+// A context's blocks of one layer, chunk c in formats[c % formats.size()]. Slots beyond its tokens
+// hold bytes that would change a result that reads them.
 class Context {
  public:
-  Context(const KvGeometry& g, int tokens) : g_(g), bytes_(g.BlockBytes() * Chunks(tokens)) {
+  Context(const KvGeometry& g, int tokens, std::vector<KvFormat> formats = {KvFormat::kQ8})
+      : g_(g), tokens_(tokens), formats_(std::move(formats)), bytes_(Stride() * Chunks(tokens)) {
     std::memset(bytes_.data(), 0x7f, bytes_.size());
-    const float nan = std::numeric_limits<float>::quiet_NaN();
     for (size_t c = 0; c < Chunks(tokens); ++c) {
-      std::byte* block = bytes_.data() + c * g.BlockBytes();
-      for (int head = 0; head < g.kv_heads; ++head) {
-        for (size_t i = 0; i < 64; i += 4) {
-          std::memcpy(block + g.KScaleOffset(head) + i, &nan, 4);
-          std::memcpy(block + g.VScaleOffset(head) + i, &nan, 4);
-        }
-      }
+      std::byte* block = bytes_.data() + c * Stride();
       pointers_.push_back(block);
-      blocks_.push_back(KvBlockName::AtOffset(c * g.BlockBytes()));
+      blocks_.push_back(KvBlockName::AtOffset(c * Stride(), Format(static_cast<int>(c))));
+      if (blocks_.back().format != KvFormat::kF16) SpoilScales(KvFormat::kQ8, block, 0);
     }
   }
   void Write(const Kernels& kernels, int position, const float* k, const float* v) {
-    kernels.write_kv(g_, k, v, Block(position / 16), position % 16);
+    const KvFormat format = Format(position / 16);
+    kernels.write_kv(g_, k, v, format == KvFormat::kF16 ? format : KvFormat::kQ8,
+                     Block(position / 16), position % 16);
+  }
+  // Encodes the chunks of lower formats, once all tokens are written.
+  void Encode() {
+    for (int chunk = 0; chunk < static_cast<int>(pointers_.size()); ++chunk) {
+      const KvFormat format = Format(chunk);
+      if (format == KvFormat::kQ8 || format == KvFormat::kF16) continue;
+      const std::vector<std::byte> q8(Block(chunk), Block(chunk) + g_.BlockBytes());
+      std::memset(Block(chunk), 0x7f, Stride());
+      EncodeBlock(g_, q8.data(), format, Block(chunk));
+      SpoilScales(format, Block(chunk), tokens_ - chunk * 16);
+    }
+  }
+  KvFormat Format(int chunk) const {
+    return formats_[static_cast<size_t>(chunk) % formats_.size()];
   }
   std::byte* Block(int chunk) {
     return const_cast<std::byte*>(pointers_[static_cast<size_t>(chunk)]);
+  }
+  void Read(int position, float* k, float* v) const {
+    ReadToken(g_, pointers_[static_cast<size_t>(position / 16)], position % 16, k, v,
+              Format(position / 16));
   }
   const std::byte* memory() const { return bytes_.data(); }
   const KvBlockName* blocks() const { return blocks_.data(); }
@@ -45,25 +62,63 @@ class Context {
 
  private:
   static size_t Chunks(int tokens) { return static_cast<size_t>((tokens + 15) / 16); }
+  size_t Stride() const { return g_.BlockBytes(KvFormat::kF16); }
+  // Makes the scales of slots from `begin` on NaN.
+  void SpoilScales(KvFormat format, std::byte* block, int begin) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const uint16_t half_nan = 0x7e00;
+    for (int head = 0; head < g_.kv_heads; ++head) {
+      const KvOffsets at = g_.Offsets(format, head);
+      for (auto slot = static_cast<size_t>(begin); slot < 16; ++slot) {
+        for (const size_t scales : {at.k_scale, at.v_scale}) {
+          if (format == KvFormat::kQ8) {
+            std::memcpy(block + scales + 4 * slot, &nan, sizeof nan);
+          } else {
+            std::memcpy(block + scales + 2 * slot, &half_nan, sizeof half_nan);
+          }
+        }
+      }
+    }
+  }
+
   KvGeometry g_;
+  int tokens_;
+  std::vector<KvFormat> formats_;
   AlignedArray<std::byte> bytes_;
   std::vector<const std::byte*> pointers_;
   std::vector<KvBlockName> blocks_;
 };
 
+// Every format alone, and mixtures.
+const std::vector<std::vector<KvFormat>>& FormatMixtures() {
+  using enum KvFormat;
+  static const auto* mixtures = new std::vector<std::vector<KvFormat>>{
+      {kQ8},
+      {kQ4},
+      {kQ2},
+      {kQ4Q2},
+      {kF16},
+      {kQ8, kQ8, kQ4},
+      {kQ2, kQ4, kQ8, kQ4Q2, kQ4, kQ4, kF16},
+      {kQ8, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ2}};
+  return *mixtures;
+}
+
 class AttentionTest : public testing::TestWithParam<Target> {
  protected:
   const Kernels& kernels() const { return *KernelsFor(GetParam()); }
 
-  Context Filled(const KvGeometry& g, int tokens, unsigned seed) {
+  Context Filled(const KvGeometry& g, int tokens, unsigned seed,
+                 const std::vector<KvFormat>& formats = {KvFormat::kQ8}) {
     std::mt19937 rng(seed);
-    Context context(g, tokens);
+    Context context(g, tokens, formats);
     const size_t n = static_cast<size_t>(g.kv_heads * g.head_dim);
     for (int p = 0; p < tokens; ++p) {
       const std::vector<float> k = RandomFloats(rng, n);
       const std::vector<float> v = RandomFloats(rng, n);
       context.Write(kernels(), p, k.data(), v.data());
     }
+    context.Encode();
     return context;
   }
 
@@ -78,13 +133,13 @@ class AttentionTest : public testing::TestWithParam<Target> {
 };
 
 std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_head, float scale,
-                                  const std::byte* const* blocks, int visible) {
+                                  const Context& context, int visible) {
   std::vector<double> scores;
   std::vector<std::vector<float>> values;
   std::vector<float> k(static_cast<size_t>(g.kv_heads * g.head_dim));
   std::vector<float> v(k.size());
   for (int p = 0; p < visible; ++p) {
-    ReadToken(g, blocks[p / 16], p % 16, k.data(), v.data());
+    context.Read(p, k.data(), v.data());
     double dot = 0;
     for (int d = 0; d < g.head_dim; ++d) {
       dot += static_cast<double>(q[d]) *
@@ -105,80 +160,136 @@ std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_he
   return out;
 }
 
-TEST_P(AttentionTest, MatchesTheReferenceOverShapesAndLengths) {
+// Difference to `want`, relative to its norm.
+double RelativeError(const float* got, const std::vector<double>& want) {
+  double error = 0;
+  double norm = 0;
+  for (size_t d = 0; d < want.size(); ++d) {
+    const double e = static_cast<double>(got[d]) - want[d];
+    error += e * e;
+    norm += want[d] * want[d];
+  }
+  return std::sqrt(error / norm);
+}
+
+TEST_P(AttentionTest, MatchesTheReferenceOverShapesLengthsAndFormats) {
   const struct {
     int q_heads, kv_heads, head_dim;
-  } shapes[] = {{4, 1, 32}, {8, 2, 64}, {6, 6, 80}, {9, 3, 96}, {5, 1, 128}, {40, 1, 64}};
+  } shapes[] = {{3, 1, 16}, {4, 1, 32},  {8, 2, 64},  {6, 6, 80},
+                {9, 3, 96}, {5, 1, 128}, {2, 1, 256}, {40, 1, 64}};
   for (const auto& shape : shapes) {
     const KvGeometry g{1, shape.kv_heads, shape.head_dim};
-    for (const int tokens : {1, 15, 16, 17, 33, 255, 256, 257, 600}) {
-      const Context context = Filled(g, tokens, static_cast<unsigned>(tokens));
-      std::mt19937 rng(5);
-      const size_t width = static_cast<size_t>(shape.q_heads * shape.head_dim);
-      const std::vector<float> q = RandomFloats(rng, width);
-      std::vector<float> out(width);
-      AttentionArgs args;
-      args.geometry = g;
-      args.q_heads = shape.q_heads;
-      args.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-      Run(args, {{context.memory(), context.blocks(), 1, tokens}}, q.data(), out.data());
-      for (int h = 0; h < shape.q_heads; ++h) {
-        const int at = h * shape.head_dim;
-        const std::vector<double> want =
-            SlowAttention(g, q.data() + at, h / (shape.q_heads / shape.kv_heads), args.scale,
-                          context.pointers(), tokens);
-        double error = 0;
-        double norm = 0;
-        for (int d = 0; d < shape.head_dim; ++d) {
-          const double e =
-              static_cast<double>(out[static_cast<size_t>(at + d)]) - want[static_cast<size_t>(d)];
-          error += e * e;
-          norm += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
+    for (const auto& formats : FormatMixtures()) {
+      for (const int tokens : {1, 15, 16, 17, 33, 255, 256, 257, 600}) {
+        const Context context = Filled(g, tokens, static_cast<unsigned>(tokens), formats);
+        std::mt19937 rng(5);
+        const size_t width = static_cast<size_t>(shape.q_heads * shape.head_dim);
+        const std::vector<float> q = RandomFloats(rng, width);
+        std::vector<float> out(width);
+        AttentionArgs args;
+        args.geometry = g;
+        args.q_heads = shape.q_heads;
+        args.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+        Run(args, {{context.memory(), context.blocks(), 1, tokens}}, q.data(), out.data());
+        for (int h = 0; h<shape.q_heads; h += shape.q_heads> 9 ? 7 : 1) {
+          const int at = h * shape.head_dim;
+          const std::vector<double> want = SlowAttention(
+              g, q.data() + at, h / (shape.q_heads / shape.kv_heads), args.scale, context, tokens);
+          // Queries and probabilities are rounded to 8 bits: about 0.6 % each.
+          ASSERT_LT(RelativeError(out.data() + at, want), 0.02)
+              << shape.q_heads << "/" << shape.kv_heads << "x" << shape.head_dim << " tokens "
+              << tokens << " head " << h << " first format " << KvFormatName(formats[0]) << " of "
+              << formats.size();
         }
-        // Queries and probabilities are rounded to 8 bits: about 0.6 % each.
-        ASSERT_LT(std::sqrt(error), 0.02 * std::sqrt(norm))
-            << shape.q_heads << "/" << shape.kv_heads << "x" << shape.head_dim << " tokens "
-            << tokens << " head " << h;
       }
     }
   }
 }
 
-TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
+TEST_P(AttentionTest, SixteenBitsAreExact) {
   const KvGeometry g{1, 2, 64};
-  const int tokens = 600;
-  const Context a = Filled(g, tokens, 1);
-  const Context b = Filled(g, 100, 2);
-  std::mt19937 rng(3);
+  const Context context = Filled(g, 300, 1, {KvFormat::kF16});
+  std::mt19937 rng(5);
+  const std::vector<float> q = RandomFloats(rng, 128);
+  std::vector<float> out(128);
   AttentionArgs args;
   args.geometry = g;
-  args.q_heads = 8;
-  args.scale = 0.125f;
-  const int width = 8 * 64;
-  std::vector<AttentionRow> rows;
-  rows.reserve(78);
-  for (int p = 0; p < 40; ++p) rows.push_back({a.memory(), a.blocks(), 1, tokens - 39 + p});
-  for (int p = 0; p < 37; ++p) rows.push_back({b.memory(), b.blocks(), 1, p + 1});
-  rows.push_back({a.memory(), a.blocks(), 1, 1});
-  const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
-  std::vector<float> together(q.size());
-  Run(args, rows, q.data(), together.data());
-  for (size_t r = 0; r < rows.size(); ++r) {
-    std::vector<float> alone(static_cast<size_t>(width));
-    Run(args, {rows[r]}, q.data() + r * static_cast<size_t>(width), alone.data());
-    ASSERT_TRUE(
-        SameBits(alone.data(), together.data() + r * static_cast<size_t>(width), alone.size()))
-        << r;
+  args.q_heads = 2;
+  args.scale = 0.5f;
+  Run(args, {{context.memory(), context.blocks(), 1, 300}}, q.data(), out.data());
+  for (int h = 0; h < 2; ++h) {
+    const auto want = SlowAttention(g, q.data() + h * 64, h, args.scale, context, 300);
+    EXPECT_LT(RelativeError(out.data() + h * 64, want), 1e-5);
   }
-  ThreadPool pool(3);
-  args.rows = static_cast<int>(rows.size());
-  args.row = rows.data();
-  args.q = q.data();
-  args.q_stride = args.out_stride = width;
-  std::vector<float> pooled(q.size());
-  args.out = pooled.data();
-  Attend(pool, kernels(), args);
-  EXPECT_TRUE(SameBits(pooled.data(), together.data(), pooled.size()));
+}
+
+// Values with large steps must not coarsen the probabilities of values at 8 bits in the same run.
+TEST_P(AttentionTest, CoarseKeysDoNotDrownFineOnes) {
+  const KvGeometry g{1, 1, 64};
+  Context context(g, 32, {KvFormat::kQ2, KvFormat::kQ8});
+  std::mt19937 rng(5);
+  for (int p = 0; p < 32; ++p) {
+    const std::vector<float> k = RandomFloats(rng, 64, 0.05f);
+    const std::vector<float> v = RandomFloats(rng, 64, p < 16 ? 1.0f : 0.01f);
+    context.Write(kernels(), p, k.data(), v.data());
+  }
+  context.Encode();
+  // Coarse values of a large scale that are all 0, so that only the fine ones are left in the sum.
+  const KvOffsets at = g.Offsets(KvFormat::kQ2, 0);
+  const uint16_t one = 0x3c00;
+  for (size_t slot = 0; slot < 16; ++slot) {
+    std::memcpy(context.Block(0) + at.v_scale + 2 * slot, &one, sizeof one);
+  }
+  std::memset(context.Block(0) + at.v_zero, kKvZeroUnits, 16);
+  std::memset(context.Block(0) + at.v, 0x55, 64 * 4);
+  const std::vector<float> q = RandomFloats(rng, 64);
+  std::vector<float> out(64);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 1;
+  args.scale = 0.125f;
+  Run(args, {{context.memory(), context.blocks(), 1, 32}}, q.data(), out.data());
+  EXPECT_LT(RelativeError(out.data(), SlowAttention(g, q.data(), 0, args.scale, context, 32)),
+            0.02);
+}
+
+TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
+  for (const auto& formats : FormatMixtures()) {
+    const KvGeometry g{1, 2, 64};
+    const int tokens = 600;
+    const Context a = Filled(g, tokens, 1, formats);
+    const Context b = Filled(g, 100, 2, {formats.rbegin(), formats.rend()});
+    std::mt19937 rng(3);
+    AttentionArgs args;
+    args.geometry = g;
+    args.q_heads = 8;
+    args.scale = 0.125f;
+    const int width = 8 * 64;
+    std::vector<AttentionRow> rows;
+    rows.reserve(78);
+    for (int p = 0; p < 40; ++p) rows.push_back({a.memory(), a.blocks(), 1, tokens - 39 + p});
+    for (int p = 0; p < 37; ++p) rows.push_back({b.memory(), b.blocks(), 1, p + 1});
+    rows.push_back({a.memory(), a.blocks(), 1, 1});
+    const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
+    std::vector<float> together(q.size());
+    Run(args, rows, q.data(), together.data());
+    for (size_t r = 0; r < rows.size(); ++r) {
+      std::vector<float> alone(static_cast<size_t>(width));
+      Run(args, {rows[r]}, q.data() + r * static_cast<size_t>(width), alone.data());
+      ASSERT_TRUE(
+          SameBits(alone.data(), together.data() + r * static_cast<size_t>(width), alone.size()))
+          << r;
+    }
+    ThreadPool pool(3);
+    args.rows = static_cast<int>(rows.size());
+    args.row = rows.data();
+    args.q = q.data();
+    args.q_stride = args.out_stride = width;
+    std::vector<float> pooled(q.size());
+    args.out = pooled.data();
+    Attend(pool, kernels(), args);
+    EXPECT_TRUE(SameBits(pooled.data(), together.data(), pooled.size()));
+  }
 }
 
 TEST_P(AttentionTest, ATreeRowEqualsPlainDecoding) {

@@ -1,7 +1,7 @@
 // Element-wise kernels, and quantisation of activations and of K/V. Included by kernels_*.cc after
-// vec-inl.h and the target's WidenBytes(16 bytes) and StoreBytes(16 lanes within a byte's range,
-// out). Targets define these two because GCC 12 compiles __builtin_convertvector between bytes and
-// lanes to scalar code.
+// vec-inl.h, rotate-inl.h and the target's WidenBytes(16 bytes) and StoreBytes(16 lanes within a
+// byte's range, out). Targets define these two because GCC 12 compiles __builtin_convertvector
+// between bytes and lanes to scalar code.
 #include "engine/cpu/activations.h"
 #include "engine/cpu/low_rank.h"
 #include "engine/kv/block.h"
@@ -106,24 +106,46 @@ inline float QuantizeHead(const float* x, int n, int8_t* q) {
   return max / 127.0f;
 }
 
-inline void WriteKv(const KvGeometry& g, const float* k, const float* v, std::byte* block,
+inline void WriteQ8(const KvGeometry& g, int head, const float* k, const float* v, std::byte* block,
                     int slot) {
-  int8_t q[256];
-  for (int head = 0; head < g.kv_heads; ++head) {
-    const size_t scale_at = sizeof(float) * static_cast<size_t>(slot);
-    const float k_scale = QuantizeHead(k + head * g.head_dim, g.head_dim, q);
-    std::memcpy(block + g.KScaleOffset(head) + scale_at, &k_scale, sizeof k_scale);
-    std::byte* to = block + g.KOffset(head) + slot * 4;
-    for (int d = 0; d < g.head_dim; d += 4, to += kChunkTokens * 4) {
-      uint32_t quad;
-      std::memcpy(&quad, q + d, 4);
-      quad ^= 0x80808080u;
-      std::memcpy(to, &quad, 4);
-    }
-    const float v_scale = QuantizeHead(v + head * g.head_dim, g.head_dim, q);
-    std::memcpy(block + g.VScaleOffset(head) + scale_at, &v_scale, sizeof v_scale);
-    to = block + g.VOffset(head) + (slot / 4) * g.head_dim * 4 + slot % 4;
-    for (int d = 0; d < g.head_dim; ++d) to[d * 4] = static_cast<std::byte>(q[d]);
+  const KvOffsets at = g.Offsets(KvFormat::kQ8, head);
+  const size_t scale_at = sizeof(float) * static_cast<size_t>(slot);
+  int8_t q[kMaxHeadDim];
+  const float k_scale = QuantizeHead(k, g.head_dim, q);
+  std::memcpy(block + at.k_scale + scale_at, &k_scale, sizeof k_scale);
+  std::byte* to = block + at.k + slot * 4;
+  for (int d = 0; d < g.head_dim; d += 4, to += kChunkTokens * 4) {
+    uint32_t quad;
+    std::memcpy(&quad, q + d, 4);
+    quad ^= 0x80808080u;
+    std::memcpy(to, &quad, 4);
+  }
+  const float v_scale = QuantizeHead(v, g.head_dim, q);
+  std::memcpy(block + at.v_scale + scale_at, &v_scale, sizeof v_scale);
+  to = block + at.v + (slot / 4) * g.head_dim * 4 + slot % 4;
+  for (int d = 0; d < g.head_dim; ++d) to[d * 4] = static_cast<std::byte>(q[d]);
+}
+
+inline void WriteF16(const KvGeometry& g, int head, const float* k, const float* v,
+                     std::byte* block, int slot) {
+  const KvOffsets at = g.Offsets(KvFormat::kF16, head);
+  for (int d = 0; d < g.head_dim; ++d) {
+    const uint16_t k_half = F32ToF16(k[d]);
+    const uint16_t v_half = F32ToF16(v[d]);
+    std::memcpy(block + at.k + (d * kChunkTokens + slot) * 2, &k_half, sizeof k_half);
+    std::memcpy(block + at.v + (slot * g.head_dim + d) * 2, &v_half, sizeof v_half);
+  }
+}
+
+inline void WriteKv(const KvGeometry& g, const float* k, const float* v, KvFormat format,
+                    std::byte* block, int slot) {
+  alignas(64) float rotated_k[kMaxHeadDim];
+  alignas(64) float rotated_v[kMaxHeadDim];
+  for (int head = 0; head < g.kv_heads; ++head, k += g.head_dim, v += g.head_dim) {
+    RotateHead(k, g.head_dim, rotated_k);
+    RotateHead(v, g.head_dim, rotated_v);
+    const auto write = format == KvFormat::kF16 ? WriteF16 : WriteQ8;
+    write(g, head, rotated_k, rotated_v, block, slot);
   }
 }
 

@@ -187,13 +187,31 @@ TEST_P(ElementwiseTest, KvTokensReadBackAsQuantised) {
   for (int slot = 0; slot < 16; ++slot) {
     const std::vector<float> k = RandomFloats(rng, 240);
     const std::vector<float> v = RandomFloats(rng, 240);
-    kernels().write_kv(g, k.data(), v.data(), block.data(), slot);
+    kernels().write_kv(g, k.data(), v.data(), KvFormat::kQ8, block.data(), slot);
     std::vector<float> k2(240);
     std::vector<float> v2(240);
     ReadToken(g, block.data(), slot, k2.data(), v2.data());
     for (size_t i = 0; i < 240; ++i) {
       ASSERT_NEAR(k2[i], k[i], 4.0 / 127);
       ASSERT_NEAR(v2[i], v[i], 4.0 / 127);
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, KvTokensAreRotated) {
+  std::mt19937 rng(6);
+  for (const int head_dim : {16, 32, 48, 64, 80, 96, 128, 256}) {
+    const KvGeometry g{1, 1, head_dim};
+    AlignedArray<std::byte> block(g.BlockBytes(KvFormat::kF16));
+    const std::vector<float> k = RandomFloats(rng, static_cast<size_t>(head_dim));
+    const std::vector<float> v = RandomFloats(rng, static_cast<size_t>(head_dim));
+    kernels().write_kv(g, k.data(), v.data(), KvFormat::kF16, block.data(), 3);
+    std::vector<float> k2(k.size());
+    std::vector<float> v2(v.size());
+    ReadToken(g, block.data(), 3, k2.data(), v2.data(), KvFormat::kF16);
+    for (size_t i = 0; i < k.size(); ++i) {
+      ASSERT_NEAR(k2[i], k[i], 4e-3) << head_dim;
+      ASSERT_NEAR(v2[i], v[i], 4e-3) << head_dim;
     }
   }
 }

@@ -1,5 +1,6 @@
 // Measures the kernels alone, as fractions of what the machine can do: products in the shapes of a
-// 1.1 B model over numbers of rows, and attention. Usage: kernel_bench [--target NAME]
+// 1.1 B model over numbers of rows, attention, and the encoder of KV. Usage: kernel_bench [--target
+// NAME]
 // [--threads N] [--quick]. Reports the best of many runs, because other processes only make them
 // slower.
 #include <sys/wait.h>
@@ -18,6 +19,7 @@
 #include "engine/cpu/ceilings.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/parallel.h"
+#include "engine/kv/encode.h"
 
 namespace withy::engine {
 namespace {
@@ -134,7 +136,7 @@ void BenchAttention(const Options& options, const Ceilings& top, ThreadPool& poo
     const size_t offset = static_cast<size_t>(p / 16) * g.BlockBytes();
     std::byte* block = bytes.data() + offset;
     if (p % 16 == 0) blocks.push_back(KvBlockName::AtOffset(offset));
-    kernels.write_kv(g, kv.data() + p, kv.data() + p, block, p % 16);
+    kernels.write_kv(g, kv.data() + p, kv.data() + p, KvFormat::kQ8, block, p % 16);
   }
   std::printf("attention, 32 query heads on 4 KV heads of 64, last row at depth\n%6s %6s %9s %9s\n",
               "rows", "depth", "us", "of peak");
@@ -161,6 +163,111 @@ void BenchAttention(const Options& options, const Ceilings& top, ThreadPool& poo
       const double seconds = BestSeconds(options.seconds, [&] { Attend(pool, kernels, args); });
       const double ops = keys * 4.0 * static_cast<double>(width) / seconds;
       std::printf("%6d %6d %9.1f %9.3f\n", rows, depth, seconds * 1e6, ops / top.ops);
+    }
+  }
+}
+
+// KV of many layers in one format, so that attention reads it from memory.
+class FormatKv {
+ public:
+  static constexpr int kLayers = 64;
+  static constexpr int kDepth = 2048;
+
+  FormatKv(const KvGeometry& g, const Kernels& kernels, KvFormat format)
+      : format_(format), bytes_(g.BlockBytes(format) * (kDepth / 16) * kLayers) {
+    const std::vector<float> noise = Noise(256 + 16 * kDepth);
+    AlignedArray<std::byte> q8(g.BlockBytes());
+    for (size_t b = 0; b < size_t{kDepth / 16} * kLayers; ++b) {
+      const size_t offset = b * g.BlockBytes(format);
+      std::byte* out = bytes_.data() + offset;
+      const bool written = format == KvFormat::kQ8 || format == KvFormat::kF16;
+      for (int slot = 0; slot < 16; ++slot) {
+        const float* token = noise.data() + (b * 16 + static_cast<size_t>(slot)) % (16 * kDepth);
+        kernels.write_kv(g, token, token, written ? format : KvFormat::kQ8,
+                         written ? out : q8.data(), slot);
+      }
+      if (!written) EncodeBlock(g, q8.data(), format, out);
+      blocks_.push_back(KvBlockName::AtOffset(offset, format));
+    }
+  }
+  KvFormat format() const { return format_; }
+  AttentionRow Row(int layer, int visible) const {
+    return {bytes_.data(), blocks_.data() + layer, kLayers, visible};
+  }
+
+ private:
+  KvFormat format_;
+  AlignedArray<std::byte> bytes_;
+  std::vector<KvBlockName> blocks_;
+};
+
+// Attention by format. Formats take turns, so that all of them see the same machine.
+void BenchFormats(const Options& options, ThreadPool& pool) {
+  const Kernels& kernels = *KernelsFor(options.target);
+  const KvGeometry g{1, 4, 64};
+  const int q_heads = 32;
+  const size_t width = static_cast<size_t>(q_heads * g.head_dim);
+  std::vector<FormatKv> kv;
+  for (const KvFormat format : {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
+    kv.emplace_back(g, kernels, format);
+  }
+  std::printf("attention by format, 32 query heads on 4 KV heads of 64, depth %d, KV in memory\n",
+              FormatKv::kDepth);
+  std::printf("%6s %-6s %10s %9s %9s\n", "rows", "format", "us", "of q8", "GB/s");
+  for (const int rows : {1, 16, 256}) {
+    const std::vector<float> q = Noise(static_cast<size_t>(rows) * width);
+    std::vector<float> out(q.size());
+    std::vector<double> best(kv.size(), 1e9);
+    for (int round = 0; round < 12; ++round) {
+      for (size_t f = 0; f < kv.size(); ++f) {
+        const int layers = rows == 256 ? 2 : FormatKv::kLayers;
+        const double seconds = BestSeconds(options.seconds / 12, [&] {
+          for (int layer = 0; layer < layers; ++layer) {
+            std::vector<AttentionRow> row;
+            for (int r = 0; r < rows; ++r) {
+              row.push_back(kv[f].Row(layer, FormatKv::kDepth - rows + 1 + r));
+            }
+            AttentionArgs args;
+            args.geometry = g;
+            args.q_heads = q_heads;
+            args.scale = 0.125f;
+            args.rows = rows;
+            args.row = row.data();
+            args.q = q.data();
+            args.out = out.data();
+            args.q_stride = args.out_stride = static_cast<ptrdiff_t>(width);
+            Attend(pool, kernels, args);
+          }
+        });
+        best[f] = std::min(best[f], seconds / layers);
+      }
+    }
+    for (size_t f = 0; f < kv.size(); ++f) {
+      const auto bytes =
+          static_cast<double>(g.BlockBytes(kv[f].format())) * (FormatKv::kDepth / 16.0);
+      std::printf("%6d %-6s %10.1f %9.3f %9.2f\n", rows, KvFormatName(kv[f].format()),
+                  best[f] * 1e6, best[f] / best[0], bytes / best[f] / 1e9);
+    }
+  }
+}
+
+// Encoding of 8-bit blocks on one core.
+void BenchEncode(const Options& options) {
+  const Kernels& kernels = *KernelsFor(options.target);
+  std::printf("encoding 8-bit KV on one core\n%9s %-6s %9s\n", "head_dim", "format", "GB/s");
+  for (const int head_dim : {64, 128}) {
+    const KvGeometry g{1, 4, head_dim};
+    AlignedArray<std::byte> in(g.BlockBytes());
+    AlignedArray<std::byte> out(g.BlockBytes());
+    for (int slot = 0; slot < 16; ++slot) {
+      const std::vector<float> token = Noise(static_cast<size_t>(4 * head_dim + slot));
+      kernels.write_kv(g, token.data() + slot, token.data() + slot, KvFormat::kQ8, in.data(), slot);
+    }
+    for (const KvFormat format : {KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
+      const double seconds =
+          BestSeconds(options.seconds, [&] { EncodeBlock(g, in.data(), format, out.data()); });
+      std::printf("%9d %-6s %9.2f\n", head_dim, KvFormatName(format),
+                  static_cast<double>(g.BlockBytes()) / seconds / 1e9);
     }
   }
 }
@@ -320,6 +427,8 @@ int Main(int argc, char** argv) {
               options.threads, top.ops / 1e9, top.bytes / 1e9);
   if (options.only.empty()) BenchPool(pool);
   if (options.only.empty() || options.only == "attention") BenchAttention(options, top, pool);
+  if (options.only.empty() || options.only == "formats") BenchFormats(options, pool);
+  if (options.only.empty() || options.only == "encode") BenchEncode(options);
   if (options.only.empty() || options.only == "decode") BenchDecode(options, top, pool);
   if (options.only == "hog") BenchHog(options, pool);
   BenchMatMul(options, top, pool);

@@ -36,9 +36,10 @@ struct Kernels {
   // Computes items [item_begin, item_end) of AttentionItems(args).
   void (*attention)(const AttentionArgs& args, int item_begin, int item_end);
 
-  // Quantises K and V of one token, k and v [kv_heads * head_dim], into `slot` of the block. Leaves
-  // the header unchanged.
-  void (*write_kv)(const KvGeometry& g, const float* k, const float* v, std::byte* block, int slot);
+  // Rotates K and V of one token, k and v [kv_heads * head_dim], and writes them into `slot` of the
+  // block, in `format`: kQ8 or kF16. Leaves the header unchanged.
+  void (*write_kv)(const KvGeometry& g, const float* k, const float* v, KvFormat format,
+                   std::byte* block, int slot);
 
   // out[n] = x / sqrt(mean(x^2) + eps) * weight. out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);

@@ -125,6 +125,16 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   }
   return acc;
 }
+// Sums of 16 bits hold eight pairs of products, as those of DotQ4.
+inline constexpr bool kNarrowSums = true;
+using FieldSums = Bytes64;
+WITHY_INLINE FieldSums DotFields(FieldSums sums, const B64& w, const void* quad) {
+  const __m256i a = Quad(quad);
+  for (int i = 0; i < 2; ++i) {
+    sums.part[i] = _mm256_add_epi16(sums.part[i], _mm256_maddubs_epi16((__m256i)w.part[i], a));
+  }
+  return sums;
+}
 
 inline constexpr int kPeakChains = 5;
 using PeakBytes = Bytes64;
@@ -142,6 +152,7 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 
 // clang-format off
 #include "engine/cpu/quant_strip-inl.h"
+#include "engine/cpu/rotate-inl.h"
 #include "engine/cpu/elementwise-inl.h"
 #include "engine/cpu/matmul-inl.h"
 #include "engine/cpu/attention-inl.h"

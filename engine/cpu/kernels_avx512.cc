@@ -93,6 +93,12 @@ WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) {
 WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   return I16{{(NativeI)_mm512_dpbusd_epi32((__m512i)acc.part[0], Quad(p), _mm512_loadu_si512(v))}};
 }
+inline constexpr bool kNarrowSums = false;
+using FieldSums = I16;
+WITHY_INLINE I16 Widen(I16 sums) { return sums; }
+WITHY_INLINE FieldSums DotFields(FieldSums sums, const B64& w, const void* quad) {
+  return I16{{(NativeI)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.part[0], Quad(quad))}};
+}
 
 template <WeightType kType>
 inline constexpr size_t kBlockBytes = kType == WeightType::kQ8 ? 512 : 256;
@@ -362,6 +368,7 @@ WITHY_INLINE I16 PeakStep(I16 acc, PeakBytes w) {
 }  // namespace withy::engine::avx512
 
 // clang-format off
+#include "engine/cpu/rotate-inl.h"
 #include "engine/cpu/elementwise-inl.h"
 #include "engine/cpu/matmul-inl.h"
 #include "engine/cpu/attention-inl.h"

@@ -100,6 +100,13 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   WITHY_EACH_PART acc.part[i] = Dot(acc.part[i], vld1q_s8(v + 16 * i), quad);
   return acc;
 }
+inline constexpr bool kNarrowSums = false;
+using FieldSums = I16;
+WITHY_INLINE FieldSums DotFields(FieldSums sums, const B64& w, const void* quad) {
+  const int8x16_t a = Quad(quad);
+  WITHY_EACH_PART sums.part[i] = Dot(sums.part[i], (int8x16_t)w.part[i], a);
+  return sums;
+}
 
 inline constexpr int kPeakChains = 6;
 using PeakBytes = Bytes64;
@@ -115,6 +122,7 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 
 // clang-format off
 #include "engine/cpu/quant_strip-inl.h"
+#include "engine/cpu/rotate-inl.h"
 #include "engine/cpu/elementwise-inl.h"
 #include "engine/cpu/matmul-inl.h"
 #include "engine/cpu/attention-inl.h"

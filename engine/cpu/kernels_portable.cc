@@ -93,6 +93,13 @@ WITHY_INLINE I16 DotQ4(I16 acc, const Bytes64& w, const int8_t* a) {
 WITHY_INLINE I16 Widen(I16 sums) { return sums; }
 WITHY_INLINE I16 DotKv(I16 acc, const uint8_t* k, const int8_t* q) { return DotAny(acc, k, q); }
 WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) { return DotAny(acc, v, p); }
+inline constexpr bool kNarrowSums = false;
+using FieldSums = I16;
+WITHY_INLINE FieldSums DotFields(FieldSums sums, const B64& w, const void* quad) {
+  uint8_t bytes[64];
+  std::memcpy(bytes, &w, sizeof bytes);
+  return DotAny(sums, bytes, static_cast<const int8_t*>(quad));
+}
 
 inline constexpr int kPeakChains = 2;
 using PeakBytes = Bytes64;
@@ -107,6 +114,7 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 
 // clang-format off
 #include "engine/cpu/quant_strip-inl.h"
+#include "engine/cpu/rotate-inl.h"
 #include "engine/cpu/elementwise-inl.h"
 #include "engine/cpu/matmul-inl.h"
 #include "engine/cpu/attention-inl.h"

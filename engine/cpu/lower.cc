@@ -160,11 +160,15 @@ void Lowering::NormHeads(const Op& op, WeightRole role, float* heads, int32_t co
   }
 }
 
-std::byte* Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
+KvBlockName Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
   const auto chunk = static_cast<size_t>(slot / kChunkTokens);
   const auto layers = static_cast<size_t>(facts_.shape.layers);
   const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
-  return context.memory.At(context.blocks[chunk * layers + static_cast<size_t>(layer)]);
+  return context.blocks[chunk * layers + static_cast<size_t>(layer)];
+}
+
+const KvMemory& Lowering::MemoryOf(const PlannedRow& planned) const {
+  return batch_.contexts[static_cast<size_t>(planned.row->context)].memory;
 }
 
 void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
@@ -186,7 +190,9 @@ void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
   kernels_.rope(k, heads, s.head_dim, work_.angles.row(i), s.head_dim, Interleaved(s));
   const PlannedRow& planned = plan_->row(i);
   const int32_t slot = planned.row->slot;
-  kernels_.write_kv(geometry_, k, v, BlockOf(op.layer, planned, slot), slot % kChunkTokens);
+  const KvBlockName block = BlockOf(op.layer, planned, slot);
+  kernels_.write_kv(geometry_, k, v, block.format, MemoryOf(planned).At(block),
+                    slot % kChunkTokens);
 }
 
 void Lowering::FinishQuery(const Op& op, int32_t i) {
@@ -215,7 +221,8 @@ void Lowering::CopyTail(const Op& op, int32_t i) {
   const int32_t begin = planned.tail_group * kChunkTokens;
   for (int32_t p = begin; p <= planned.row->position; ++p) {
     const int32_t slot = planned.SlotAt(p);
-    CopyToken(geometry_, BlockOf(op.layer, planned, slot), slot % kChunkTokens,
+    const std::byte* block = MemoryOf(planned).At(BlockOf(op.layer, planned, slot));
+    CopyToken(geometry_, block, slot % kChunkTokens,
               tail[(p - begin) / kChunkTokens], p % kChunkTokens);
   }
 }

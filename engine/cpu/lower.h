@@ -61,7 +61,8 @@ class Lowering {
   void FinishQuery(const Op& op, int32_t i);
   void CopyTail(const Op& op, int32_t i);
   void NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const;
-  std::byte* BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
+  KvBlockName BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
+  const KvMemory& MemoryOf(const PlannedRow& planned) const;
 
   // Product of w and the first `rows` rows of x, into y [rows, n_out].
   static MatMulArgs Product(const PackedMatrix& w, const Activations& x, int32_t rows,

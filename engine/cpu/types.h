@@ -1,6 +1,7 @@
 // Element types of weights in the kernels, and scalar conversions of the 16-bit floats. Neighbours:
 // packed_matrix.h lays weights out, gguf/ maps file types to these. Knows nothing of models or
-// files.
+// files. Conversions that files with flags of their own use are always inlined: a shared copy of
+// them could contain instructions that the CPU lacks.
 #pragma once
 
 #include <bit>
@@ -44,7 +45,7 @@ constexpr const char* WeightTypeName(WeightType type) {
 }
 
 // IEEE half -> float, exact.
-inline float F16ToF32(uint16_t h) {
+[[gnu::always_inline]] inline float F16ToF32(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t exponent = (h >> 10) & 0x1fu;
   const uint32_t mantissa = h & 0x3ffu;
@@ -58,7 +59,7 @@ inline float F16ToF32(uint16_t h) {
 }
 
 // float -> IEEE half, rounded to nearest even; overflow gives infinity, NaN stays NaN.
-inline uint16_t F32ToF16(float f) {
+[[gnu::always_inline]] inline uint16_t F32ToF16(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;

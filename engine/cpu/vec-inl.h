@@ -113,6 +113,63 @@ WITHY_INLINE F16 SwapNeighbours(F16 v) {
   }
   return v;
 }
+// Exchanges lanes i and i ^ kDistance of one native vector.
+template <int kDistance, typename V>
+WITHY_INLINE V SwapNative(V v) {
+  if constexpr (sizeof(V) == 16) {
+    if constexpr (kDistance == 1) return __builtin_shufflevector(v, v, 1, 0, 3, 2);
+    return __builtin_shufflevector(v, v, 2, 3, 0, 1);
+  } else if constexpr (sizeof(V) == 32) {
+    if constexpr (kDistance == 1) return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
+    if constexpr (kDistance == 2) return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  } else {
+    if constexpr (kDistance == 1) {
+      return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    }
+    if constexpr (kDistance == 2) {
+      return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    }
+    if constexpr (kDistance == 4) {
+      return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    }
+    return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+}
+// Exchanges lanes i and i ^ kDistance (1, 2, 4 or 8).
+template <int kDistance>
+WITHY_INLINE F16 SwapLanes(F16 v) {
+  if constexpr (kDistance < kNativeLanes) {
+    WITHY_EACH_PART v.part[i] = SwapNative<kDistance>(v.part[i]);
+    return v;
+  } else {
+    F16 swapped;
+    WITHY_EACH_PART swapped.part[i] = v.part[i ^ (kDistance / kNativeLanes)];
+    return swapped;
+  }
+}
+
+// 64 bytes, four to a lane.
+typedef uint8_t NativeB __attribute__((vector_size(sizeof(NativeF))));
+struct B64 {
+  NativeB part[kParts];
+};
+WITHY_INLINE B64 LoadB64(const void* p) {
+  typedef NativeB Unaligned __attribute__((aligned(1), may_alias));
+  B64 v;
+  WITHY_EACH_PART v.part[i] = static_cast<const Unaligned*>(p)[i];
+  return v;
+}
+// Field n of kBits (2 or 4) of each byte, the lowest bits first.
+template <int kBits>
+WITHY_INLINE B64 Field(B64 v, int n) {
+  typedef uint16_t Pairs __attribute__((vector_size(sizeof(NativeF))));  // x86 shifts no bytes
+  WITHY_EACH_PART {
+    v.part[i] =
+        (NativeB)((Pairs)v.part[i] >> (kBits * n)) & (NativeB{} + uint8_t{(1 << kBits) - 1});
+  }
+  return v;
+}
 
 // Masks have all bits set where true.
 WITHY_INLINE I16 AtLeast(F16 a, F16 b) {

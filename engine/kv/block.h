@@ -1,20 +1,33 @@
-// The KV block: K and V of all KV heads for one layer of one chunk of 16 tokens, at 8 bits. It lies
-// in the shared arena, is written token by token, and is read in place by attention. Neighbours:
-// cpu/ writes and reads it, context_store/ owns its header and memory.
+// The KV block: K and V of all KV heads for one layer of one chunk of 16 tokens. It lies in the
+// shared arena, is written token by token at 8 bits, may be encoded at fewer bits later, and is
+// read in place by attention. Neighbours: cpu/ writes and reads it, encode.h makes the lower
+// formats, rotation.h defines the rotation of K and V, context_store/ owns its header and memory.
 //
 // Layout: a header of 64 bytes, then for each KV head (so that a thread reads one contiguous range)
-//   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
-//   | V scales f32 [16] | V s8 [4 token quads][head_dim][4 tokens]
+//   kQ8:   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
+//          | V scales f32 [16] | V s8 [4 token quads][head_dim][4 tokens]
+//   lower: K scales f16 [16] | V scales f16 [16] | K zeros u8 [16] | V zeros u8 [16] | K | V
+//   kF16:  K [head_dim][16 tokens] | V [16 tokens][head_dim]
+// then zeros up to a multiple of 64 bytes.
+// A zero counts sixteenths of a step: value = scale * (u - zero / 16).
+// K at 4 bits is [head_dim / 8][64 bytes]. The low half of byte 4 * token + i belongs to dimension
+// 8 * row + i, the high half to dimension 8 * row + 4 + i: two rows of kQ8's K in one. At 2 bits,
+// it is [head_dim / 16][64 bytes], with four rows in one, the lowest bits first.
+// V at 4 bits is [head_dim / 16][2][16 dimensions][4 tokens]. The first 64 bytes hold token quads 0
+// (low halves) and 1, the next quads 2 and 3. At 2 bits, 64 bytes hold all four quads, the lowest
+// bits first.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/kv/format.h"
+
 namespace withy::engine {
 
 inline constexpr int kChunkTokens = 16;
-
-enum class KvFormat : uint8_t { kEmpty = 0, kQ8 = 1, kQ4 = 2, kQ2 = 3 };
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kKvZeroUnits = 16;  // units of a zero in one step
 
 // First 64 bytes of a block. Only the store and the worker that holds the lease touch it; kernels
 // never do.
@@ -31,36 +44,81 @@ struct KvBlockHeader {
 };
 static_assert(sizeof(KvBlockHeader) == 64);
 
-// Shape of a model's KV. head_dim is a multiple of 16, at most 256.
+// Where the parts of one KV head lie, in bytes from the start of the block. Formats without zeros
+// or scales leave those fields 0.
+struct KvOffsets {
+  size_t k_scale = 0;
+  size_t k_zero = 0;
+  size_t k = 0;
+  size_t v_scale = 0;
+  size_t v_zero = 0;
+  size_t v = 0;
+};
+
+// Shape of a model's KV. head_dim is a multiple of 16, at most kMaxHeadDim. Its functions are
+// always inlined, since files for several instruction sets use them: a shared copy could contain
+// instructions that the CPU lacks.
 struct KvGeometry {
   int layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
 
   // Bytes of K and V of one KV head.
-  size_t HeadBytes() const {
-    return 2 * kChunkTokens * (sizeof(float) + static_cast<size_t>(head_dim));
+  [[gnu::always_inline]] constexpr size_t HeadBytes(KvFormat format = KvFormat::kQ8) const {
+    const size_t elements = KElementBytes(format) + VElementBytes(format);
+    if (format == KvFormat::kF16) return elements;
+    return elements + kChunkTokens * (format == KvFormat::kQ8 ? 2 * sizeof(float) : 6);
   }
-  size_t KScaleOffset(int head) const {
-    return sizeof(KvBlockHeader) + HeadBytes() * static_cast<size_t>(head);
+  [[gnu::always_inline]] constexpr size_t HeadOffset(KvFormat format, int head) const {
+    return sizeof(KvBlockHeader) + HeadBytes(format) * static_cast<size_t>(head);
   }
-  size_t KOffset(int head) const { return KScaleOffset(head) + sizeof(float) * kChunkTokens; }
-  size_t VScaleOffset(int head) const { return KScaleOffset(head) + HeadBytes() / 2; }
-  size_t VOffset(int head) const { return VScaleOffset(head) + sizeof(float) * kChunkTokens; }
+  [[gnu::always_inline]] constexpr KvOffsets Offsets(KvFormat format, int head) const {
+    const size_t at = HeadOffset(format, head);
+    if (format == KvFormat::kF16) return {.k = at, .v = at + KElementBytes(format)};
+    if (format == KvFormat::kQ8) {
+      const size_t k = at + kChunkTokens * sizeof(float);
+      const size_t v_scale = k + KElementBytes(format);
+      return {.k_scale = at, .k = k, .v_scale = v_scale, .v = v_scale + (k - at)};
+    }
+    const size_t k = at + 6 * kChunkTokens;
+    return {.k_scale = at,
+            .k_zero = at + 4 * kChunkTokens,
+            .k = k,
+            .v_scale = at + 2 * kChunkTokens,
+            .v_zero = at + 5 * kChunkTokens,
+            .v = k + KElementBytes(format)};
+  }
   // Bytes of a block (one layer of one chunk) and of a chunk (all layers); multiples of 64.
-  size_t BlockBytes() const { return KScaleOffset(kv_heads); }
-  size_t ChunkBytes() const { return BlockBytes() * static_cast<size_t>(layers); }
+  constexpr size_t BlockBytes(KvFormat format = KvFormat::kQ8) const {
+    return (HeadOffset(format, kv_heads) + 63) / 64 * 64;
+  }
+  constexpr size_t ChunkBytes(KvFormat format = KvFormat::kQ8) const {
+    return BlockBytes(format) * static_cast<size_t>(layers);
+  }
 
   bool operator==(const KvGeometry&) const = default;
+
+ private:
+  [[gnu::always_inline]] constexpr size_t Elements() const {
+    return static_cast<size_t>(head_dim) * kChunkTokens;
+  }
+  [[gnu::always_inline]] constexpr size_t KElementBytes(KvFormat format) const {
+    return Elements() * static_cast<size_t>(KBits(format)) / 8;
+  }
+  [[gnu::always_inline]] constexpr size_t VElementBytes(KvFormat format) const {
+    return Elements() * static_cast<size_t>(VBits(format)) / 8;
+  }
 };
 
-// Copies K and V of one token from (src, src_slot) to (dst, dst_slot); slots are 0..15. Leaves the
-// headers unchanged. Used to move accepted tree rows into place and to assemble the tail of a tree
-// row (cpu/attention.h).
+// Copies K and V of one token from (src, src_slot) to (dst, dst_slot), both of kQ8; slots are
+// 0..15. Leaves the headers unchanged. Used to move accepted tree rows into place and to assemble
+// the tail of a tree row (cpu/attention.h).
 void CopyToken(const KvGeometry& g, const std::byte* src, int src_slot, std::byte* dst,
                int dst_slot);
 
-// Writes the dequantised token in `slot` to k[kv_heads * head_dim] and v[kv_heads * head_dim].
-void ReadToken(const KvGeometry& g, const std::byte* block, int slot, float* k, float* v);
+// Writes the token in `slot`, dequantised and rotated back, to k[kv_heads * head_dim] and
+// v[kv_heads * head_dim].
+void ReadToken(const KvGeometry& g, const std::byte* block, int slot, float* k, float* v,
+               KvFormat format = KvFormat::kQ8);
 
 }  // namespace withy::engine

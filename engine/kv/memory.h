@@ -6,17 +6,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/kv/format.h"
+
 namespace withy::engine {
 
-// A block's offset from the start of its memory, in units of 64 bytes.
+// A block's offset from the start of its memory, in units of 64 bytes, and its format.
 struct KvBlockName {
   static constexpr size_t kUnitBytes = 64;
   static constexpr uint32_t kNone = UINT32_MAX;
 
   uint32_t units = kNone;
+  KvFormat format = KvFormat::kQ8;
 
   bool exists() const { return units != kNone; }
-  static KvBlockName AtOffset(size_t bytes) { return {static_cast<uint32_t>(bytes / kUnitBytes)}; }
+  static KvBlockName AtOffset(size_t bytes, KvFormat format = KvFormat::kQ8) {
+    return {static_cast<uint32_t>(bytes / kUnitBytes), format};
+  }
   friend bool operator==(const KvBlockName&, const KvBlockName&) = default;
 };
 

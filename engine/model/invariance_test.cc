@@ -162,6 +162,52 @@ TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
   }
 }
 
+// A context whose chunks 0 to 2 are encoded in lower formats. The rows after them do not depend on
+// threads, cutting, or another context in the batch.
+TEST_P(InvarianceTest, MixedKvFormatsAreInvariantToo) {
+  using enum KvFormat;
+  constexpr int32_t kPrefix = 52;  // three chunks and the start of the fourth
+  const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
+  const auto vocab = static_cast<size_t>(TinyShape().vocab_size);
+  const auto encoded = [&](Model& model, const std::vector<KvFormat>& formats) {
+    ScratchKv kv(model.info(), kTokens);
+    const auto status = Prefill(model, kv, std::span(tokens).first(kPrefix), 0, nullptr);
+    EXPECT_TRUE(status.ok()) << status;
+    for (size_t c = 0; c < formats.size(); ++c) kv.Encode(static_cast<int32_t>(c), formats[c]);
+    return kv;
+  };
+  const std::vector<KvFormat> formats = {kQ4, kQ2, kQ4Q2};
+  const std::vector<Row> rest = PlainRows(std::span(tokens).subspan(kPrefix), kPrefix);
+  const auto model = Open(1);
+  const std::vector<float> reference = RunRows(*model, encoded(*model, formats), rest);
+  EXPECT_NE(reference, RunRows(*model, encoded(*model, {}), rest));
+
+  const auto threaded = Open(5, 7);
+  EXPECT_EQ(reference, RunRows(*threaded, encoded(*threaded, formats), rest));
+
+  const ScratchKv cut = encoded(*model, formats);
+  for (size_t i = 0; i < rest.size(); ++i) {
+    ExpectSameRow(RunRows(*model, cut, std::span(rest).subspan(i, 1)), 0, reference, i, vocab,
+                  "one by one");
+  }
+
+  const ScratchKv kv = encoded(*model, formats);
+  const ScratchKv other = encoded(*model, {kQ2, kQ8, kQ4});
+  const std::vector<ContextView> views = {other.View(), kv.View()};
+  std::vector<Row> rows;
+  for (const Row& row : rest) {
+    rows.push_back(row);
+    rows.push_back(row);
+    rows.back().context = 1;
+  }
+  std::vector<float> logits(rows.size() * vocab);
+  const absl::Status status = model->Forward({.rows = rows, .contexts = views}, logits.data());
+  ASSERT_TRUE(status.ok()) << status;
+  for (size_t i = 0; i < rest.size(); ++i) {
+    ExpectSameRow(logits, 2 * i + 1, reference, i, vocab, "beside another context");
+  }
+}
+
 // A tree whose rows lie in scattered slots gives the same logits as decoding each of its paths.
 TEST_P(InvarianceTest, TreeRowsEqualPlainDecoding) {
   constexpr int32_t kPrefix = 21;

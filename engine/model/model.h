@@ -54,7 +54,9 @@ struct Row {
 // refuses a row whose slot lies there.
 struct ContextView {
   KvMemory memory = {};
-  std::span<const KvBlockName> blocks = {};  // [chunk * layers + layer], info().kv.block_bytes each
+  // [chunk * layers + layer]. Blocks may differ in format (engine/kv/block.h), but tokens are written
+  // to 8-bit blocks, of info().kv.block_bytes. (16-bit ones are written, too, for comparisons.)
+  std::span<const KvBlockName> blocks = {};
   int32_t committed_tokens = 0;
 };
 
@@ -65,8 +67,8 @@ struct Batch {
   std::span<const ContextView> contexts = {};
 };
 
-// Shape of the KV blocks that Forward reads and writes, at 8 bits. engine/kv/block.h defines the
-// bytes.
+// Shape of the KV blocks that Forward writes, at 8 bits. It reads those of other formats, too.
+// engine/kv/block.h defines the bytes.
 struct KvInfo {
   int32_t chunk_tokens = 16;  // tokens per chunk
   int32_t layers = 0;         // blocks per chunk

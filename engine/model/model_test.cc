@@ -178,6 +178,47 @@ TEST_F(ModelTest, MissingBlocksAreRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("no block for chunk 0"));
 }
 
+TEST_F(ModelTest, RowsAreRefusedInBlocksOfTheWrongFormat) {
+  ScratchKv kv(model_->info(), 48);
+  ASSERT_TRUE(Prefill(*model_, kv, SomeTokens(20, 512), 0, nullptr).ok());
+  kv.Encode(0, KvFormat::kQ4);
+  const std::vector<int32_t> ancestors = {40};
+  const auto refusal = [&](const Row& row) {
+    const ContextView view = kv.View();
+    return std::string(
+        model_->Forward({.rows = {&row, 1}, .contexts = {&view, 1}}, nullptr).message());
+  };
+  EXPECT_EQ(refusal({.token = 1, .position = 20, .slot = 20}), "");
+  EXPECT_THAT(refusal({.token = 1, .position = 15, .slot = 15}),
+              HasSubstr("slot 15 lies in a block of format q4; tokens are written as q8"));
+  EXPECT_EQ(refusal({.token = 1, .position = 21, .slot = 21, .ancestor_slots = ancestors}), "");
+  EXPECT_THAT(refusal({.token = 1, .position = 11, .slot = 41, .ancestor_slots = ancestors}),
+              HasSubstr("slot 9 lies in a block of format q4; token trees need q8"));
+}
+
+// Decoding over encoded chunks stays near decoding over 16-bit KV: the nearer, the more bits.
+TEST_F(ModelTest, LogitsGetCloserWithMoreKvBits) {
+  const std::vector<int32_t> tokens = SomeTokens(80, 512);
+  const auto prompt = std::span(tokens).first(64);
+  const std::vector<Row> rest = PlainRows(std::span(tokens).subspan(64), 64);
+  const ScratchKv exact(model_->info(), 80, KvFormat::kF16);
+  ASSERT_TRUE(Prefill(*model_, exact, prompt, 0, nullptr).ok());
+  const std::vector<float> want = RunRows(*model_, exact, rest);
+  double last = 1e30;
+  for (const KvFormat format : {KvFormat::kQ2, KvFormat::kQ4, KvFormat::kQ8}) {
+    ScratchKv kv(model_->info(), 80);
+    ASSERT_TRUE(Prefill(*model_, kv, prompt, 0, nullptr).ok());
+    for (int32_t c = 0; c < 4 && format != KvFormat::kQ8; ++c) kv.Encode(c, format);
+    const std::vector<float> got = RunRows(*model_, kv, rest);
+    double error = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      error += static_cast<double>((got[i] - want[i]) * (got[i] - want[i]));
+    }
+    EXPECT_LT(error, last) << KvFormatName(format);
+    last = error;
+  }
+}
+
 TEST_F(ModelTest, GreedyDecodingIsRepeatable) {
   const std::vector<int32_t> prompt = SomeTokens(20, 512);
   const auto first = GreedyDecode(*model_, prompt, 12);

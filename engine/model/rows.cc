@@ -1,6 +1,8 @@
 #include "engine/model/rows.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <string_view>
 #include <utility>
 
 #include "base/status.h"
@@ -79,11 +81,46 @@ absl::Status CheckBlocks(const Batch& batch, size_t layers) {
   }
   for (size_t c = 0; c < needed.size(); ++c) {
     const auto blocks = batch.contexts[c].blocks.first(needed[c] * layers);
-    const auto gap = std::find(blocks.begin(), blocks.end(), KvBlockName{});
+    const auto gap = std::find_if(blocks.begin(), blocks.end(), [](const KvBlockName& name) {
+      return !name.exists() || name.format == KvFormat::kEmpty;
+    });
     if (gap == blocks.end()) continue;
     const auto at = static_cast<size_t>(gap - blocks.begin());
     return absl::InvalidArgumentError(absl::StrCat("context ", c, " has no block for chunk ",
                                                    at / layers, ", layer ", at % layers));
+  }
+  return absl::OkStatus();
+}
+
+// The blocks of `slot` must be of one of `formats`, in all layers.
+absl::Status CheckSlotFormat(const Batch& batch, size_t index, size_t layers, int32_t slot,
+                             std::initializer_list<KvFormat> formats, std::string_view what) {
+  const ContextView& context = batch.contexts[static_cast<size_t>(batch.rows[index].context)];
+  const size_t first = static_cast<size_t>(slot / kChunkTokens) * layers;
+  for (const KvBlockName& name : context.blocks.subspan(first, layers)) {
+    if (std::find(formats.begin(), formats.end(), name.format) != formats.end()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("row ", index, ": slot ", slot,
+                                                   " lies in a block of format ",
+                                                   KvFormatName(name.format), "; ", ToAbsl(what)));
+  }
+  return absl::OkStatus();
+}
+
+// What a row writes must be writable, and what a tree row copies must be at 8 bits.
+absl::Status CheckFormats(const Batch& batch, size_t layers) {
+  for (size_t i = 0; i < batch.rows.size(); ++i) {
+    const Row& row = batch.rows[i];
+    WITHY_RETURN_IF_ERROR(CheckSlotFormat(batch, i, layers, row.slot,
+                                          {KvFormat::kQ8, KvFormat::kF16},
+                                          "tokens are written as q8 or f16"));
+    if (row.ancestor_slots.empty() && row.slot == row.position) continue;
+    const auto copied = [&](int32_t slot) {
+      return CheckSlotFormat(batch, i, layers, slot, {KvFormat::kQ8}, "token trees need q8");
+    };
+    WITHY_RETURN_IF_ERROR(copied(row.slot));
+    for (const int32_t slot : row.ancestor_slots) WITHY_RETURN_IF_ERROR(copied(slot));
+    const int32_t linear = row.position - static_cast<int32_t>(row.ancestor_slots.size());
+    if (linear % kChunkTokens != 0) WITHY_RETURN_IF_ERROR(copied(linear - 1));
   }
   return absl::OkStatus();
 }
@@ -103,7 +140,9 @@ absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
     WITHY_RETURN_IF_ERROR(CheckRow(batch, info, i));
   }
   WITHY_RETURN_IF_ERROR(CheckSlotsDiffer(batch));
-  return CheckBlocks(batch, static_cast<size_t>(info.kv.layers));
+  const auto layers = static_cast<size_t>(info.kv.layers);
+  WITHY_RETURN_IF_ERROR(CheckBlocks(batch, layers));
+  return CheckFormats(batch, layers);
 }
 
 void PlanPiece(const Batch& batch, int32_t full_level, int32_t begin, int32_t end,

@@ -8,13 +8,19 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/kv/encode.h"
 
 namespace withy::engine {
 
-ScratchKv::ScratchKv(const ModelInfo& info, int32_t tokens) : kv_(info.kv) { Extend(tokens); }
+ScratchKv::ScratchKv(const ModelInfo& info, int32_t tokens, KvFormat format)
+    : kv_(info.kv), format_(format) {
+  kv_.block_bytes = geometry().BlockBytes(format);
+  Extend(tokens);
+}
 
 ScratchKv::ScratchKv(ScratchKv&& other) noexcept
     : kv_(other.kv_),
+      format_(other.format_),
       memory_(std::exchange(other.memory_, {})),
       blocks_(std::move(other.blocks_)) {}
 
@@ -37,7 +43,20 @@ void ScratchKv::Extend(int32_t tokens) {
   // Touches the pages now, so that passes take no page faults.
   std::memset(fresh, 0, static_cast<size_t>(memory_.base + bytes - fresh));
   while (blocks_.size() < count) {
-    blocks_.push_back(KvBlockName::AtOffset(blocks_.size() * kv_.block_bytes));
+    blocks_.push_back(KvBlockName::AtOffset(blocks_.size() * kv_.block_bytes, format_));
+  }
+}
+
+void ScratchKv::Encode(int32_t chunk, KvFormat to) {
+  std::vector<std::byte> encoded(geometry().BlockBytes(to));
+  const auto layers = static_cast<size_t>(kv_.layers);
+  for (KvBlockName& name :
+       std::span(blocks_).subspan(static_cast<size_t>(chunk) * layers, layers)) {
+    std::byte* block = memory_.At(name);
+    EncodeBlock(geometry(), block, to, encoded.data());
+    std::copy(encoded.begin() + sizeof(KvBlockHeader), encoded.end(),
+              block + sizeof(KvBlockHeader));
+    name.format = to;
   }
 }
 

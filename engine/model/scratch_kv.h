@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/kv/block.h"
 #include "engine/kv/memory.h"
 #include "engine/model/model.h"
 
@@ -18,7 +19,8 @@ namespace withy::engine {
 // Not thread-safe.
 class ScratchKv {
  public:
-  ScratchKv(const ModelInfo& info, int32_t tokens);
+  // `format`: of new blocks, kQ8 or kF16.
+  ScratchKv(const ModelInfo& info, int32_t tokens, KvFormat format = KvFormat::kQ8);
   ~ScratchKv();
   ScratchKv(ScratchKv&& other) noexcept;
   ScratchKv(const ScratchKv&) = delete;
@@ -27,13 +29,18 @@ class ScratchKv {
   // Grows to `tokens` tokens in total; never shrinks. Blocks keep their names and contents, but
   // earlier views become invalid.
   void Extend(int32_t tokens);
+  // Encodes all blocks of a chunk, which are at 8 bits, as `to` (kv/encode.h), in their places.
+  void Encode(int32_t chunk, KvFormat to);
   // `committed_tokens` slots are read-only for Forward.
   ContextView View(int32_t committed_tokens = 0) const {
     return {.memory = memory_, .blocks = blocks_, .committed_tokens = committed_tokens};
   }
 
  private:
+  KvGeometry geometry() const { return {kv_.layers, kv_.kv_heads, kv_.head_dim}; }
+
   KvInfo kv_;
+  KvFormat format_;
   KvMemory memory_;  // an owned anonymous mapping
   std::vector<KvBlockName> blocks_;
 };

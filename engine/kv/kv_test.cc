@@ -1,0 +1,264 @@
+// Tests of the KV block's layouts, the rotation and the encoder.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "engine/kv/block.h"
+#include "engine/kv/encode.h"
+#include "engine/kv/encode_targets.h"
+#include "engine/kv/rotation.h"
+
+namespace withy::engine {
+namespace {
+
+constexpr KvFormat kLower[] = {KvFormat::kQ4, KvFormat::kQ2, KvFormat::kQ4Q2};
+constexpr int kHeadDims[] = {16, 32, 64, 80, 96, 128, 256};
+
+double BitsPerElement(const KvGeometry& g, KvFormat format) {
+  return 8.0 * static_cast<double>(g.BlockBytes(format)) /
+         (2.0 * kChunkTokens * g.kv_heads * g.head_dim);
+}
+
+TEST(KvBlockTest, BitsPerElementCountEverything) {
+  for (const int kv_heads : {2, 3, 4, 8}) {
+    const KvGeometry g{1, kv_heads, 64};
+    EXPECT_LE(BitsPerElement(g, KvFormat::kQ4), 4.5) << kv_heads;
+    EXPECT_LE(BitsPerElement(g, KvFormat::kQ4Q2), 3.55) << kv_heads;
+    EXPECT_LE(BitsPerElement(g, KvFormat::kQ2), 2.6) << kv_heads;
+  }
+}
+
+TEST(KvBlockTest, PartsFillABlockWithoutOverlap) {
+  for (const int head_dim : kHeadDims) {
+    const KvGeometry g{2, 3, head_dim};
+    for (const KvFormat format :
+         {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ2, KvFormat::kQ4Q2, KvFormat::kF16}) {
+      const size_t elements = static_cast<size_t>(head_dim) * kChunkTokens;
+      const size_t scale_bytes = format == KvFormat::kQ8 ? 64 : format == KvFormat::kF16 ? 0 : 32;
+      const size_t zero_bytes = scale_bytes == 32 ? 16 : 0;
+      std::vector<int> used(g.BlockBytes(format), 0);
+      const auto use = [&](size_t begin, size_t bytes) {
+        for (size_t i = begin; i < begin + bytes; ++i) ++used.at(i);
+      };
+      use(0, sizeof(KvBlockHeader));
+      for (int head = 0; head < 3; ++head) {
+        const KvOffsets at = g.Offsets(format, head);
+        use(at.k_scale, scale_bytes);
+        use(at.v_scale, scale_bytes);
+        use(at.k_zero, zero_bytes);
+        use(at.v_zero, zero_bytes);
+        use(at.k, elements * static_cast<size_t>(KBits(format)) / 8);
+        use(at.v, elements * static_cast<size_t>(VBits(format)) / 8);
+      }
+      const size_t end = g.HeadOffset(format, 3);
+      EXPECT_EQ(g.BlockBytes(format) % 64, 0u);
+      EXPECT_LT(g.BlockBytes(format) - end, 64u);
+      EXPECT_EQ(g.ChunkBytes(format), 2 * g.BlockBytes(format));
+      EXPECT_EQ(std::set<int>(used.begin(), used.begin() + static_cast<ptrdiff_t>(end)),
+                std::set<int>{1})
+          << KvFormatName(format) << " " << head_dim;
+    }
+  }
+}
+
+TEST(RotationTest, IsOrthonormalAndItsOwnInverse) {
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  for (const int head_dim : kHeadDims) {
+    std::vector<float> x(static_cast<size_t>(head_dim));
+    for (float& value : x) value = normal(rng);
+    std::vector<float> y = x;
+    RotateHead(head_dim, y.data());
+    double before = 0;
+    double after = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      before += static_cast<double>(x[i] * x[i]);
+      after += static_cast<double>(y[i] * y[i]);
+    }
+    EXPECT_NEAR(before, after, 1e-4 * before);
+    RotateHead(head_dim, y.data());
+    for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], y[i], 1e-5) << head_dim << " " << i;
+  }
+}
+
+TEST(RotationTest, SpreadsOneChannelOverItsBlock) {
+  std::vector<float> x(96, 0.0f);
+  x[40] = 8.0f;
+  RotateHead(96, x.data());
+  for (int i = 0; i < 96; ++i) {
+    const float want = i >= 32 && i < 64 ? 8.0f / std::sqrt(32.0f) : 0.0f;
+    EXPECT_FLOAT_EQ(std::abs(x[static_cast<size_t>(i)]), want) << i;
+  }
+}
+
+// A block at 8 bits, written without the kernels. Rotated K and V are normally distributed, with
+// another size for each token.
+class Q8Block {
+ public:
+  Q8Block(const KvGeometry& g, unsigned seed) : g_(g), bytes_(g.BlockBytes()) {
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<size_t>(g.head_dim));
+    for (int head = 0; head < g.kv_heads; ++head) {
+      const KvOffsets at = g.Offsets(KvFormat::kQ8, head);
+      for (int slot = 0; slot < kChunkTokens; ++slot) {
+        const auto token = static_cast<size_t>(slot);
+        for (const bool v : {false, true}) {
+          float top = 0;
+          for (float& value : x) top = std::max(top, std::abs(value = normal(rng)));
+          const float scale = (0.5f + static_cast<float>(rng() % 100)) / 127.0f;
+          std::memcpy(&bytes_[(v ? at.v_scale : at.k_scale) + 4 * token], &scale, 4);
+          for (size_t d = 0; d < x.size(); ++d) {
+            const int q = static_cast<int>(std::lround(x[d] * 127.0f / top));
+            if (v) {
+              bytes_[at.v + token / 4 * x.size() * 4 + d * 4 + token % 4] =
+                  static_cast<std::byte>(q);
+            } else {
+              bytes_[at.k + d / 4 * 64 + token * 4 + d % 4] = static_cast<std::byte>(q + 128);
+            }
+          }
+        }
+      }
+    }
+  }
+  const std::byte* data() const { return bytes_.data(); }
+
+ private:
+  KvGeometry g_;
+  std::vector<std::byte> bytes_;
+};
+
+// Root mean square error of one head of a token, relative to its root mean square.
+double RelativeError(const float* got, const float* want, int n) {
+  double error = 0;
+  double norm = 0;
+  for (int i = 0; i < n; ++i) {
+    const auto difference = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+    error += difference * difference;
+    norm += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+  }
+  return std::sqrt(error / std::max(norm, 1e-30));
+}
+
+// Rounding to the nearest of 16 levels over 2.5 standard deviations errs by about 0.1 of one, to
+// the nearest of 4 levels by about 0.35.
+TEST(EncodeTest, ErrorsAreThoseOfTheFieldsWidth) {
+  for (const int head_dim : kHeadDims) {
+    const KvGeometry g{1, 3, head_dim};
+    const auto width = static_cast<size_t>(3 * head_dim);
+    const Q8Block block(g, 7);
+    for (const KvFormat format : kLower) {
+      std::vector<std::byte> out(g.BlockBytes(format), std::byte{0x5a});
+      EncodeBlock(g, block.data(), format, out.data());
+      for (size_t i = 0; i < sizeof(KvBlockHeader); ++i) ASSERT_EQ(out[i], std::byte{0x5a});
+      double k_error = 0;
+      double v_error = 0;
+      for (int slot = 0; slot < kChunkTokens; ++slot) {
+        std::vector<float> k(width), v(width), want_k(width), want_v(width);
+        ReadToken(g, block.data(), slot, want_k.data(), want_v.data());
+        ReadToken(g, out.data(), slot, k.data(), v.data(), format);
+        for (int head = 0; head < 3; ++head) {
+          const int at = head * head_dim;
+          const double of_k = RelativeError(k.data() + at, want_k.data() + at, head_dim);
+          const double of_v = RelativeError(v.data() + at, want_v.data() + at, head_dim);
+          EXPECT_LT(of_k, KBits(format) == 4 ? 0.16 : 0.50) << head_dim << " slot " << slot;
+          EXPECT_LT(of_v, VBits(format) == 4 ? 0.16 : 0.50) << head_dim << " slot " << slot;
+          k_error += of_k / (3 * kChunkTokens);
+          v_error += of_v / (3 * kChunkTokens);
+        }
+      }
+      EXPECT_LT(k_error, KBits(format) == 4 ? 0.12 : 0.37) << head_dim;
+      EXPECT_LT(v_error, VBits(format) == 4 ? 0.12 : 0.37) << head_dim;
+    }
+  }
+}
+
+TEST(EncodeTest, TheChosenRangeBeatsTheWholeOneAtTwoBits) {
+  const KvGeometry g{1, 1, 64};
+  const Q8Block block(g, 3);
+  std::vector<std::byte> out(g.BlockBytes(KvFormat::kQ2));
+  EncodeBlock(g, block.data(), KvFormat::kQ2, out.data());
+  double chosen = 0;
+  double whole = 0;
+  for (int slot = 0; slot < kChunkTokens; ++slot) {
+    std::vector<float> k(64), v(64), want_k(64), want_v(64), by_hand(64);
+    ReadToken(g, block.data(), slot, want_k.data(), want_v.data());
+    ReadToken(g, out.data(), slot, k.data(), v.data(), KvFormat::kQ2);
+    chosen += RelativeError(k.data(), want_k.data(), 64);
+    RotateHead(64, want_k.data());
+    const auto [low, high] = std::minmax_element(want_k.begin(), want_k.end());
+    const float step = (*high - *low) / 3;
+    for (size_t d = 0; d < 64; ++d) {
+      by_hand[d] = *low + step * std::round((want_k[d] - *low) / step);
+    }
+    whole += RelativeError(by_hand.data(), want_k.data(), 64);
+  }
+  EXPECT_LT(chosen, 0.9 * whole);
+}
+
+TEST(EncodeTest, SpecialTokensKeepTheirValues) {
+  const KvGeometry g{1, 1, 16};
+  for (const KvFormat format : kLower) {
+    std::vector<std::byte> block(g.BlockBytes());
+    const KvOffsets at = g.Offsets(KvFormat::kQ8, 0);
+    std::fill_n(block.begin() + static_cast<ptrdiff_t>(at.k), 256, std::byte{128});  // all 0
+    const float scale = 0.25f;
+    for (size_t slot = 0; slot < 16; ++slot) {
+      std::memcpy(&block[at.k_scale + 4 * slot], &scale, 4);
+      std::memcpy(&block[at.v_scale + 4 * slot], &scale, 4);
+    }
+    // K of slot 1 is 100 everywhere, of slot 2 is -100, V of slot 3 has one number only.
+    for (size_t d = 0; d < 16; ++d) {
+      block[at.k + d / 4 * 64 + 1 * 4 + d % 4] = std::byte{228};
+      block[at.k + d / 4 * 64 + 2 * 4 + d % 4] = std::byte{28};
+    }
+    block[at.v + 5 * 4 + 3] = std::byte{127};
+    std::vector<std::byte> out(g.BlockBytes(format));
+    EncodeBlock(g, block.data(), format, out.data());
+    std::vector<float> k(16), v(16);
+    ReadToken(g, out.data(), 0, k.data(), v.data(), format);
+    for (size_t d = 0; d < 16; ++d) EXPECT_EQ(k[d], 0.0f);
+    for (const int slot : {1, 2}) {
+      ReadToken(g, out.data(), slot, k.data(), v.data(), format);
+      RotateHead(16, k.data());
+      for (size_t d = 0; d < 16; ++d) EXPECT_NEAR(k[d], slot == 1 ? 25.0f : -25.0f, 0.1);
+    }
+    ReadToken(g, out.data(), 3, k.data(), v.data(), format);
+    RotateHead(16, v.data());
+    for (size_t d = 0; d < 16; ++d) EXPECT_NEAR(v[d], d == 5 ? 127 * 0.25f : 0.0f, 0.1);
+  }
+}
+
+// The fields of both builds may differ where a number lies between two levels.
+TEST(EncodeTest, TargetsAgree) {
+  if (Avx2EncodeHead() == nullptr) GTEST_SKIP() << "one target";
+  for (const int head_dim : kHeadDims) {
+    const KvGeometry g{1, 1, head_dim};
+    const auto width = static_cast<size_t>(head_dim);
+    const Q8Block block(g, 11);
+    for (const KvFormat format : kLower) {
+      std::vector<std::byte> a(g.BlockBytes(format));
+      std::vector<std::byte> b(g.BlockBytes(format));
+      PortableEncodeHead()(g, 0, block.data(), format, a.data());
+      Avx2EncodeHead()(g, 0, block.data(), format, b.data());
+      size_t differ = 0;
+      for (size_t i = 0; i < a.size(); ++i) differ += a[i] == b[i] ? 0 : 1;
+      EXPECT_LT(differ, 1 + a.size() / 50) << head_dim << " " << KvFormatName(format);
+      std::vector<float> k(width), v(width), k2(width), v2(width);
+      for (int slot = 0; slot < kChunkTokens; ++slot) {
+        ReadToken(g, a.data(), slot, k.data(), v.data(), format);
+        ReadToken(g, b.data(), slot, k2.data(), v2.data(), format);
+        EXPECT_LT(RelativeError(k.data(), k2.data(), head_dim), 0.3);
+        EXPECT_LT(RelativeError(v.data(), v2.data(), head_dim), 0.3);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace withy::engine
