@@ -1,4 +1,4 @@
-// Encodes one head of a KV block. Included by encode_*.cc after cpu/vec-inl.h.
+// Encodes one head of a KV block. Included by encode_*.cc after cpu/vec-inl.h and NativeMin.
 //
 // The numbers of a head are vectors of 16 lanes. A vector of K holds one dimension of the 16
 // tokens. V lies in words of four tokens, so it is taken in four parts: part i has the tokens 4 *
@@ -22,7 +22,10 @@ struct FieldRule {
   F16 zero;
 };
 
-WITHY_INLINE F16 Min(F16 a, F16 b) { return Negate(Max(Negate(a), Negate(b))); }
+WITHY_INLINE F16 Min(F16 a, F16 b) {
+  WITHY_EACH_PART a.part[i] = NativeMin(a.part[i], b.part[i]);
+  return a;
+}
 
 template <int kBits>
 WITHY_INLINE I16 ShiftLeft(I16 v) {
@@ -56,17 +59,55 @@ inline void LoadK(const std::byte* k, int head_dim, KvPart* part) {
   }
 }
 
-// Loads tokens i, 4 + i, 8 + i and 12 + i.
-template <int i>
-inline void LoadV(const std::byte* v, int head_dim, KvPart* part) {
-  part->vectors = head_dim / 4;
+typedef I4 UnalignedI4 __attribute__((aligned(4), may_alias));
+
+// A native vector of 4 lanes, or one of 8 and its halves.
+template <typename V>
+WITHY_INLINE V Joined(I4 low, I4 high) {
+  if constexpr (sizeof(V) == sizeof(I4)) {
+    return (V)low;
+  } else {
+    return (V)__builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+}
+template <typename V>
+WITHY_INLINE I4 Half(V v, bool high) {
+  if constexpr (sizeof(V) == sizeof(I4)) {
+    return (I4)v;
+  } else {
+    return high ? (I4)__builtin_shufflevector(v, v, 4, 5, 6, 7)
+                : (I4)__builtin_shufflevector(v, v, 0, 1, 2, 3);
+  }
+}
+inline constexpr int kQuartersOfPart = kNativeLanes / 4;
+
+// Lanes 4 * n to 4 * n + 3.
+WITHY_INLINE I4 Quarter(I16 v, int n) {
+  return Half(v.part[n / kQuartersOfPart], n % kQuartersOfPart != 0);
+}
+// Loads lanes 4 * n to 4 * n + 3 from p + n * stride.
+WITHY_INLINE I16 LoadQuarters(const std::byte* p, size_t stride) {
+  const auto quarter = [&](int n) {
+    return *reinterpret_cast<const UnalignedI4*>(p + static_cast<size_t>(n) * stride);
+  };
+  I16 v;
+  WITHY_EACH_PART {
+    const int n = i * kQuartersOfPart;
+    v.part[i] = Joined<NativeI>(quarter(n), quarter(n + kQuartersOfPart - 1));
+  }
+  return v;
+}
+
+inline void LoadV(const std::byte* v, int head_dim, KvPart* parts) {
+  const int vectors = head_dim / 4;
+  for (int i = 0; i < 4; ++i) parts[i].vectors = vectors;
   const size_t quad_bytes = static_cast<size_t>(head_dim) * 4;
-  alignas(64) std::byte words[64];
-  for (int n = 0; n < part->vectors; ++n, v += 16) {
-    for (size_t quad = 0; quad < 4; ++quad) {
-      std::memcpy(words + quad * 16, v + quad * quad_bytes, 16);
-    }
-    part->x[n] = ToFloat(ShiftRight<24>(ShiftLeft<24 - 8 * i>(LoadWords(words))));
+  for (int n = 0; n < vectors; ++n, v += 16) {
+    const I16 words = LoadQuarters(v, quad_bytes);
+    parts[0].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<24>(words)));
+    parts[1].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<16>(words)));
+    parts[2].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<8>(words)));
+    parts[3].x[n] = ToFloat(ShiftRight<24>(words));
   }
 }
 
@@ -82,9 +123,10 @@ inline void ChooseRule(const KvPart& part, FieldRule* rule, float* step) {
   F16 low = Zero();
   F16 high = Zero();
   for (int n = 0; n < part.vectors; ++n) {
-    low = Max(low, Negate(part.x[n]));
+    low = Min(low, part.x[n]);
     high = Max(high, part.x[n]);
   }
+  low = Negate(low);
   if constexpr (kQuads) {
     low = FoldQuads(low, [](F16 a, F16 b) { return Max(a, b); });
     high = FoldQuads(high, [](F16 a, F16 b) { return Max(a, b); });
@@ -182,10 +224,7 @@ template <int kBits>
 inline void EncodeV(const std::byte* v, const float* q8_scales, int head_dim, std::byte* scales,
                     std::byte* zeros, std::byte* out) {
   KvPart part[4];
-  LoadV<0>(v, head_dim, &part[0]);
-  LoadV<1>(v, head_dim, &part[1]);
-  LoadV<2>(v, head_dim, &part[2]);
-  LoadV<3>(v, head_dim, &part[3]);
+  LoadV(v, head_dim, part);
   FieldRule rules[4];
   for (int i = 0; i < 4; ++i) {
     alignas(64) float step[16];
@@ -195,16 +234,17 @@ inline void EncodeV(const std::byte* v, const float* q8_scales, int head_dim, st
   constexpr int kQuads = 8 / kBits;  // in 64 bytes
   constexpr int kLines = 4 / kQuads;
   for (int n = 0; n < head_dim / 4; ++n) {
-    alignas(64) uint32_t words[4][4];  // [quad][dimension]
-    StoreWords(FieldWords<kBits>({part[0].x[n], part[1].x[n], part[2].x[n], part[3].x[n]}, rules),
-               reinterpret_cast<std::byte*>(words));
+    const I16 words =
+        FieldWords<kBits>({part[0].x[n], part[1].x[n], part[2].x[n], part[3].x[n]}, rules);
     std::byte* to = out + n / 4 * kLines * 64 + n % 4 * 16;
+#pragma GCC unroll 2
     for (int line = 0; line < kLines; ++line, to += 64) {
-      uint32_t packed[4] = {};
-      for (int quad = 0; quad < kQuads; ++quad) {
-        for (int j = 0; j < 4; ++j) packed[j] |= words[line * kQuads + quad][j] << (kBits * quad);
+      I4 packed = Quarter(words, line * kQuads);
+#pragma GCC unroll 4
+      for (int quad = 1; quad < kQuads; ++quad) {
+        packed |= Quarter(words, line * kQuads + quad) << (kBits * quad);
       }
-      std::memcpy(to, packed, sizeof packed);
+      *reinterpret_cast<UnalignedI4*>(to) = packed;
     }
   }
 }

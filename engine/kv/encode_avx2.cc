@@ -12,6 +12,7 @@ WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) {
   return _mm256_fmadd_ps(a, b, c);
 }
 WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return _mm256_max_ps(a, b); }
+WITHY_INLINE NativeF NativeMin(NativeF a, NativeF b) { return _mm256_min_ps(a, b); }
 
 }  // namespace withy::engine::kv_avx2
 

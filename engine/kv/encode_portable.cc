@@ -7,6 +7,7 @@ namespace withy::engine::kv_portable {
 typedef float NativeF __attribute__((vector_size(16)));
 WITHY_INLINE NativeF NativeMulAdd(NativeF a, NativeF b, NativeF c) { return a * b + c; }
 WITHY_INLINE NativeF NativeMax(NativeF a, NativeF b) { return a > b ? a : b; }
+WITHY_INLINE NativeF NativeMin(NativeF a, NativeF b) { return a < b ? a : b; }
 
 }  // namespace withy::engine::kv_portable
 
