@@ -144,9 +144,10 @@ struct AttentionScratch {
   Query query[kAttentionQueries];
   RunBlocks run[kAttentionQueries];
   alignas(64) float scores[kAttentionQueries][kRunKeys];  // at 16 bits, later probabilities
-  alignas(64) uint8_t high[kAttentionQueries][kRunKeys];
-  alignas(64) uint8_t low[kAttentionQueries][kRunKeys];
-  // Value of 1 in `low`, by width; 1 in `high` is 128 times that.
+  // The upper and the lower seven bits of the probabilities, side by side so that both are a
+  // constant distance from one address.
+  alignas(64) uint8_t halves[kAttentionQueries][2][kRunKeys];
+  // Value of 1 in the lower bits, by width; 1 in the upper ones is 128 times that.
   float unit[kAttentionQueries][kVWidths];
   float zeros[kAttentionQueries][kVWidths];  // sum of units * zero
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
@@ -322,14 +323,14 @@ inline void ValueTile(const KvGeometry& g, int head, const TileGroups& groups, i
     const int group = groups.group[j];
     const std::byte* block = groups.run->block[group].data;
     const int8_t* v = reinterpret_cast<const int8_t*>(block + head_at) + d * 4;
-    for (int quad = 0; quad < 4; ++quad, v += g.head_dim * 4) {
-      const int at = group * kChunkTokens + quad * 4;
+    const uint8_t* p = s->halves[first][0] + group * kChunkTokens;
+    for (int quad = 0; quad < 4; ++quad, v += g.head_dim * 4, p += 4) {
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
         for (int n = 0; n < D; ++n) {
-          high[t][n] = DotVp(high[t][n], v + n * 64, s->high[first + t] + at);
-          low[t][n] = DotVp(low[t][n], v + n * 64, s->low[first + t] + at);
+          high[t][n] = DotVp(high[t][n], v + n * 64, p + t * 2 * kRunKeys);
+          low[t][n] = DotVp(low[t][n], v + n * 64, p + t * 2 * kRunKeys + kRunKeys);
         }
       }
     }
@@ -367,6 +368,7 @@ inline void ValueFieldTile(const KvGeometry& g, int head, const TileGroups& grou
     const int group = groups.group[j];
     const KvBlock& block = groups.run->block[group];
     const std::byte* v = block.data + s->At(block.format).v + d / kTileRows * kLines * 64;
+    const uint8_t* of_group = s->halves[first][0] + group * kChunkTokens;
 #pragma GCC unroll 2
     for (int line = 0; line < kLines; ++line) {
       B64 bytes[D];
@@ -374,14 +376,15 @@ inline void ValueFieldTile(const KvGeometry& g, int head, const TileGroups& grou
       for (int n = 0; n < D; ++n) bytes[n] = LoadB64(v + (n * kLines + line) * 64);
 #pragma GCC unroll 4
       for (int quad = 0; quad < kQuads; ++quad) {
-        const int at = group * kChunkTokens + (line * kQuads + quad) * 4;
+        const uint8_t* p = of_group + (line * kQuads + quad) * 4;
 #pragma GCC unroll 4
         for (int n = 0; n < D; ++n) {
           const B64 fields = Field<kBits>(bytes[n], quad);
 #pragma GCC unroll 4
           for (int t = 0; t < T; ++t) {
-            high_sums[t][n] = DotFields(high_sums[t][n], fields, s->high[first + t] + at);
-            low_sums[t][n] = DotFields(low_sums[t][n], fields, s->low[first + t] + at);
+            const uint8_t* of_query = p + t * 2 * kRunKeys;
+            high_sums[t][n] = DotFields(high_sums[t][n], fields, of_query);
+            low_sums[t][n] = DotFields(low_sums[t][n], fields, of_query + kRunKeys);
           }
         }
       }
@@ -504,10 +507,14 @@ inline void ValueRun(const KvGeometry& g, int head, int run, int queries, Attent
 template <VWidth kWidth>
 WITHY_INLINE void FindMaxima(const Query& query, int groups, I16 mask, const AttentionScratch& s,
                              float* scores, float* v_scale, F16* max, F16* top) {
-  const GroupList& list = query.run->of_width[kWidth];
-  for (int n = 0; n < list.count && list.group[n] < groups; ++n) {
+  const RunBlocks& run = *query.run;
+  const GroupList& list = run.of_width[kWidth];
+  const int count = list.Below(groups);
+  F16 highest = *max;
+  F16 largest = Zero();
+  for (int n = 0; n < count; ++n) {
     const int j = list.group[n];
-    const KvBlock& block = query.run->block[j];
+    const KvBlock& block = run.block[j];
     const std::byte* scales = block.data + s.At(block.format).v_scale;
     F16 score = Load(scores + j * kChunkTokens);
     F16 scale = kWidth == kV8      ? Load(reinterpret_cast<const float*>(scales))
@@ -519,25 +526,32 @@ WITHY_INLINE void FindMaxima(const Query& query, int groups, I16 mask, const Att
       Store(score, scores + j * kChunkTokens);
     }
     Store(scale, v_scale + j * kChunkTokens);
-    *max = Max(*max, score);
-    *top = Max(*top, scale);
+    highest = Max(highest, score);
+    largest = Max(largest, scale);
   }
+  *max = highest;
+  *top = largest;
 }
 
 // The part of SoftmaxRun that turns scores into probabilities, for groups of one width.
 template <VWidth kWidth>
 WITHY_INLINE void FindUnits(int run, int groups, F16 max, float largest, const float* v_scale,
                             AttentionScratch* s, int i, F16* total) {
-  const Query& query = s->query[i];
-  const GroupList& list = query.run->of_width[kWidth];
+  const RunBlocks& blocks = *s->query[i].run;
+  const GroupList& list = blocks.of_width[kWidth];
+  const int count = list.Below(groups);
+  float* density = s->density[i] == nullptr ? nullptr : s->density[i] + run * kRunGroups;
+  uint8_t* high = s->halves[i][0];
+  uint8_t* low = s->halves[i][1];
   const F16 to_units = Splat(largest > 1e-30f ? 16383.0f / largest : 0.0f);
+  F16 sum = *total;
   F16 zeros = Zero();
-  for (int n = 0; n < list.count && list.group[n] < groups; ++n) {
+  for (int n = 0; n < count; ++n) {
     const int j = list.group[n];
     float* scores = s->scores[i] + j * kChunkTokens;
     const F16 p = Exp(Load(scores) - max);
-    *total = *total + p;
-    if (s->density[i] != nullptr) s->density[i][run * kRunGroups + j] = Sum(p);
+    sum = sum + p;
+    if (density != nullptr) density[j] = Sum(p);
     if (kWidth == kVHalf) {
       Store(p, scores);
       continue;
@@ -545,12 +559,13 @@ WITHY_INLINE void FindUnits(int run, int groups, F16 max, float largest, const f
     // This order of multiplication avoids denormal products of a small probability and a small
     // scale, which cost a hundred cycles each.
     const I16 units = RoundToInt(p * (Load(v_scale + j * kChunkTokens) * to_units));
-    StoreBytes(ShiftRight<7>(units), reinterpret_cast<int8_t*>(s->high[i] + j * kChunkTokens));
-    StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(s->low[i] + j * kChunkTokens));
+    StoreBytes(ShiftRight<7>(units), reinterpret_cast<int8_t*>(high + j * kChunkTokens));
+    StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(low + j * kChunkTokens));
     if (kWidth == kV8) continue;
-    const KvBlock& block = query.run->block[j];
+    const KvBlock& block = blocks.block[j];
     zeros = MulAdd(ToFloat(units), LoadZeros(block.data + s->At(block.format).v_zero), zeros);
   }
+  *total = sum;
   s->unit[i][kWidth] = largest * (1.0f / 16383.0f);
   s->zeros[i][kWidth] = kWidth == kV4 || kWidth == kV2 ? Sum(zeros) : 0.0f;
 }
@@ -561,12 +576,11 @@ inline bool SoftmaxRun(int run, AttentionScratch* s, int i, float* run_max, floa
   const Query& query = s->query[i];
   const int keys = KeysSeen(query, run);
   const int groups = (keys + kChunkTokens - 1) / kChunkTokens;
-  std::memset(s->high[i] + groups * kChunkTokens, 0,
-              static_cast<size_t>((kRunGroups - groups) * kChunkTokens));
-  std::memset(s->low[i] + groups * kChunkTokens, 0,
-              static_cast<size_t>((kRunGroups - groups) * kChunkTokens));
-  std::memset(s->unit[i], 0, sizeof s->unit[i]);
-  std::memset(s->zeros[i], 0, sizeof s->zeros[i]);
+  for (uint8_t* half : s->halves[i]) {
+    std::memset(half + groups * kChunkTokens, 0,
+                static_cast<size_t>((kRunGroups - groups) * kChunkTokens));
+  }
+  for (int w = 0; w < kVWidths; ++w) s->unit[i][w] = s->zeros[i][w] = 0.0f;
   if (groups == 0) return false;
   // Lanes of the last group beyond the row's keys may hold anything, even NaN.
   const I16 mask = LanesBelow(keys - (groups - 1) * kChunkTokens);
