@@ -11,8 +11,11 @@
 // halves. So both products are integer, and sums within a run are exact. A run with several formats
 // is computed one width of V after the other.
 //
-// A field u of a lower format stands for scale * (u - zero). The zero's part is the same for all
-// dimensions: q.k loses zero * sum(q), the output loses sum(p * scale * zero).
+// At 4 and 2 bits, a field u of V stands for scale * (u - zero). The zero's part is the same for
+// all dimensions: the output loses sum(p * scale * zero). A field of K stands for
+// mean + scale * (u - middle): q.k loses scale * middle * sum(q) and gains q.mean, which all tokens
+// of a group share. The means of a run's 16 groups are laid out like the keys of one group, so that
+// q.mean is found for all of them at once.
 #include <cstdlib>
 
 #include "engine/cpu/attention.h"
@@ -64,10 +67,13 @@ struct RunBlocks {
   KvBlock block[kRunGroups];
   GroupList of_width[kVWidths];
   int groups = 0;
+  bool has_means = false;  // some block has K at 4 or 2 bits
 
   void Extend(const AttentionRow& row, int first_group, int end) {
     for (; groups < end; ++groups) {
       block[groups] = BlockOf(row, first_group + groups);
+      const int bits = KBits(block[groups].format);
+      has_means = has_means || bits == 4 || bits == 2;
       GroupList& list = of_width[WidthOf(block[groups].format)];
       list.group[list.count++] = static_cast<uint8_t>(groups);
     }
@@ -143,7 +149,10 @@ struct AttentionScratch {
   KvOffsets at[kKvFormats];  // of the current head
   Query query[kAttentionQueries];
   RunBlocks run[kAttentionQueries];
-  alignas(64) float scores[kAttentionQueries][kRunKeys];  // at 16 bits, later probabilities
+  alignas(64) uint8_t means[kMaxHeadDim * kRunGroups];  // K means of a run [d / 4][16 groups][4]
+  alignas(64) float mean_unit[kRunGroups];
+  alignas(64) float mean_scores[kAttentionQueries][kRunGroups];  // q.mean of the current run
+  alignas(64) float scores[kAttentionQueries][kRunKeys];         // at 16 bits, later probabilities
   // The upper and the lower seven bits of the probabilities, side by side so that both are a
   // constant distance from one address.
   alignas(64) uint8_t halves[kAttentionQueries][2][kRunKeys];
@@ -175,12 +184,17 @@ inline void PrepareQuery(const float* q, int head_dim, float scale, const Attent
   out->sum = 0.0f;
 }
 
-// Scales and zeros of a lower format, one lane for each token.
-WITHY_INLINE F16 LoadScales(const std::byte* p) {
+// 16 numbers of one byte, such as scales and zeros of a lower format, one lane for each token.
+WITHY_INLINE F16 LoadU8(const std::byte* p) {
+  return ToFloat(WidenBytes(reinterpret_cast<const int8_t*>(p)) & SplatI(255));
+}
+WITHY_INLINE F16 LoadF16(const std::byte* p) {
   return LoadHalves(reinterpret_cast<const uint16_t*>(p));
 }
-WITHY_INLINE F16 LoadZeros(const std::byte* p) {
-  return ToFloat(WidenBytes(reinterpret_cast<const int8_t*>(p)) & SplatI(255));
+WITHY_INLINE KvUnits LoadUnits(const std::byte* p) {
+  KvUnits units;
+  std::memcpy(&units, p, sizeof units);
+  return units;
 }
 
 // Scores of T queries over one group at 8 bits.
@@ -204,7 +218,7 @@ inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_
 
 // The same at 4 or 2 bits. The integers stay below 2^24, so that they are exact as floats.
 template <int T, int kBits>
-inline void ScoreFields(const std::byte* k, F16 k_scale, F16 k_zero, int head_dim, int group_in_run,
+inline void ScoreFields(const std::byte* k, F16 k_scale, int head_dim, int group_in_run,
                         AttentionScratch* s, int first) {
   constexpr int kRows = 8 / kBits;  // of four dimensions, in 64 bytes
   const Query* query = s->query + first;
@@ -231,13 +245,72 @@ inline void ScoreFields(const std::byte* k, F16 k_scale, F16 k_zero, int head_di
       }
     }
   }
-  const F16 scale = k_scale * Splat(kZeroUnit);
+  // Twice the dot product, since the middle is a multiple of a half.
+  constexpr int kTwiceMiddle = (1 << kBits) - 1;
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
-    const F16 dot = ToFloat(acc[t] + Widen(sums[t])) * Splat(static_cast<float>(kKvZeroUnits));
-    const F16 sum_q = Splat(static_cast<float>(query[t].sum_q));
-    Store((dot - k_zero * sum_q) * scale * Splat(query[t].scale),
+    const I16 sum = acc[t] + Widen(sums[t]);
+    const I16 twice = sum + sum - SplatI(kTwiceMiddle * query[t].sum_q);
+    const F16 of_mean = Splat(s->mean_scores[first + t][group_in_run]);
+    Store(MulAdd(ToFloat(twice) * k_scale, Splat(0.5f * query[t].scale), of_mean),
           s->scores[first + t] + group_in_run * kChunkTokens);
+  }
+}
+
+// Products of T queries with the K means of a run's groups.
+template <int T>
+inline void ScoreMeans(int head_dim, AttentionScratch* s, int first) {
+  const Query* query = s->query + first;
+  I16 acc[T];
+  FieldSums sums[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    acc[t] = SplatI(0);
+    sums[t] = FieldSums{};
+  }
+  for (int d = 0; d < head_dim;) {
+    const B64 fields = LoadB64(s->means + d * kRunGroups);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) sums[t] = DotFields(sums[t], fields, query[t].q + d);
+    d += 4;
+    if (kNarrowSums && d % 32 == 0) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        acc[t] = acc[t] + Widen(sums[t]);
+        sums[t] = FieldSums{};
+      }
+    }
+  }
+  const F16 unit = Load(s->mean_unit);
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    const I16 dot = acc[t] + Widen(sums[t]) - SplatI(kKvMeanZero * query[t].sum_q);
+    Store(ToFloat(dot) * unit * Splat(query[t].scale), s->mean_scores[first + t]);
+  }
+}
+
+// Lays out the K means of a run's groups for ScoreMeans; those of other groups are zero.
+inline void GatherMeans(const RunBlocks& run, int head_dim, AttentionScratch* s) {
+  for (int j = 0; j < kRunGroups; ++j) {
+    uint8_t* to = s->means + j * 4;
+    const bool has_means =
+        j < run.groups && (KBits(run.block[j].format) == 4 || KBits(run.block[j].format) == 2);
+    s->mean_unit[j] = 0.0f;
+    if (!has_means) {
+      for (int d = 0; d < head_dim; d += 4) std::memset(to + d * kRunGroups, 0, 4);
+      continue;
+    }
+    const KvBlock& block = run.block[j];
+    s->mean_unit[j] = LoadUnits(block.data + s->At(block.format).units).k_mean;
+    const std::byte* mean = block.data + s->At(block.format).k_mean;
+    for (int d = 0; d < head_dim; d += 8, mean += 4) {
+      uint32_t fields;
+      std::memcpy(&fields, mean, 4);
+      const uint32_t low = fields & 0x0f0f0f0fu;
+      const uint32_t high = (fields >> 4) & 0x0f0f0f0fu;
+      std::memcpy(to + d * kRunGroups, &low, 4);
+      std::memcpy(to + (d + 4) * kRunGroups, &high, 4);
+    }
   }
 }
 
@@ -247,7 +320,7 @@ inline void ScoreHalves(const std::byte* k, int head_dim, int group_in_run, Atte
   const Query& query = s->query[i];
   F16 acc = Zero();
   for (int d = 0; d < head_dim; ++d, k += 2 * kChunkTokens) {
-    acc = MulAdd(LoadScales(k), Splat(query.rotated[d]), acc);
+    acc = MulAdd(LoadF16(k), Splat(query.rotated[d]), acc);
   }
   Store(acc * Splat(query.softmax_scale), s->scores[i] + group_in_run * kChunkTokens);
 }
@@ -278,11 +351,10 @@ inline void ScoreGroup(const KvGeometry& g, const KvBlock& block, int group_in_r
   } else if (bits == 16) {
     for (int i = first; i < end; ++i) ScoreHalves(k, g.head_dim, group_in_run, s, i);
   } else {
-    const F16 scale = LoadScales(scales);
-    const F16 zero = LoadZeros(block.data + at.k_zero);
+    const F16 scale = LoadU8(scales) * Splat(LoadUnits(block.data + at.units).k_scale);
     ForScoredQueries(first, end, [&]<int T>(int i) {
-      if (bits == 4) return ScoreFields<T, 4>(k, scale, zero, g.head_dim, group_in_run, s, i);
-      ScoreFields<T, 2>(k, scale, zero, g.head_dim, group_in_run, s, i);
+      if (bits == 4) return ScoreFields<T, 4>(k, scale, g.head_dim, group_in_run, s, i);
+      ScoreFields<T, 2>(k, scale, g.head_dim, group_in_run, s, i);
     });
   }
 }
@@ -422,7 +494,7 @@ inline void ValueHalfTile(const KvGeometry& g, const TileGroups& groups, int key
     const int first = groups.group[j] * kChunkTokens;
     const std::byte* v = groups.run->block[groups.group[j]].data + s->At(KvFormat::kF16).v + 2 * d;
     for (int t = 0; t < kChunkTokens && first + t < keys; ++t, v += 2 * g.head_dim) {
-      sum = MulAdd(LoadScales(v), Splat(s->scores[i][first + t]), sum);
+      sum = MulAdd(LoadF16(v), Splat(s->scores[i][first + t]), sum);
     }
   }
   Store(sum, s->run_out[i] + d);
@@ -517,9 +589,11 @@ WITHY_INLINE void FindMaxima(const Query& query, int groups, I16 mask, const Att
     const KvBlock& block = run.block[j];
     const std::byte* scales = block.data + s.At(block.format).v_scale;
     F16 score = Load(scores + j * kChunkTokens);
-    F16 scale = kWidth == kV8      ? Load(reinterpret_cast<const float*>(scales))
-                : kWidth == kVHalf ? Zero()
-                                   : LoadScales(scales);
+    F16 scale =
+        kWidth == kV8 ? Load(reinterpret_cast<const float*>(scales))
+        : kWidth == kVHalf
+            ? Zero()
+            : LoadU8(scales) * Splat(LoadUnits(block.data + s.At(block.format).units).v_scale);
     if (j == groups - 1) {
       score = Select(mask, score, Splat(kLowest));
       scale = Select(mask, scale, Zero());
@@ -563,7 +637,7 @@ WITHY_INLINE void FindUnits(int run, int groups, F16 max, float largest, const f
     StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(low + j * kChunkTokens));
     if (kWidth == kV8) continue;
     const KvBlock& block = blocks.block[j];
-    zeros = MulAdd(ToFloat(units), LoadZeros(block.data + s->At(block.format).v_zero), zeros);
+    zeros = MulAdd(ToFloat(units), LoadU8(block.data + s->At(block.format).v_zero), zeros);
   }
   *total = sum;
   s->unit[i][kWidth] = largest * (1.0f / 16383.0f);
@@ -660,6 +734,20 @@ inline void FindBlocks(int queries, int run, AttentionScratch* s) {
   }
 }
 
+// Finds the products of the queries with the K means of the run.
+inline void FindMeans(int head_dim, int queries, AttentionScratch* s) {
+  for (int first = 0; first < queries;) {
+    const RunBlocks* run = s->query[first].run;
+    int end = first + 1;
+    while (end < queries && s->query[end].run == run) ++end;
+    if (run->has_means) {
+      GatherMeans(*run, head_dim, s);
+      ForScoredQueries(first, end, [&]<int T>(int i) { ScoreMeans<T>(head_dim, s, i); });
+    }
+    first = end;
+  }
+}
+
 // Adds the groups of a run that the queries will read to s->next, each context once.
 inline void AddRun(int queries, int run, AttentionScratch* s) {
   const int begin = run * kRunGroups;
@@ -683,6 +771,7 @@ inline void AttendQueries(const KvGeometry& g, int head, int queries, AttentionS
     const int first_group = run * kRunGroups;
     const int end = groups - first_group < kRunGroups ? groups - first_group : kRunGroups;
     FindBlocks(queries, run, s);
+    FindMeans(g.head_dim, queries, s);
     if (run > 0) s->next.Clear();
     AddRun(queries, run + 1, s);
     s->fetch_lines = s->next.Lines(g) / (end * queries) + 1;

@@ -63,10 +63,9 @@ class Context {
  private:
   static size_t Chunks(int tokens) { return static_cast<size_t>((tokens + 15) / 16); }
   size_t Stride() const { return g_.BlockBytes(KvFormat::kF16); }
-  // Makes the scales of slots from `begin` on NaN.
+  // Makes the scales of slots from `begin` on NaN, or the largest.
   void SpoilScales(KvFormat format, std::byte* block, int begin) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    const uint16_t half_nan = 0x7e00;
     for (int head = 0; head < g_.kv_heads; ++head) {
       const KvOffsets at = g_.Offsets(format, head);
       for (auto slot = static_cast<size_t>(begin); slot < 16; ++slot) {
@@ -74,7 +73,7 @@ class Context {
           if (format == KvFormat::kQ8) {
             std::memcpy(block + scales + 4 * slot, &nan, sizeof nan);
           } else {
-            std::memcpy(block + scales + 2 * slot, &half_nan, sizeof half_nan);
+            block[scales + slot] = std::byte{255};
           }
         }
       }
@@ -236,10 +235,9 @@ TEST_P(AttentionTest, CoarseKeysDoNotDrownFineOnes) {
   context.Encode();
   // Coarse values of a large scale that are all 0, so that only the fine ones are left in the sum.
   const KvOffsets at = g.Offsets(KvFormat::kQ2, 0);
-  const uint16_t one = 0x3c00;
-  for (size_t slot = 0; slot < 16; ++slot) {
-    std::memcpy(context.Block(0) + at.v_scale + 2 * slot, &one, sizeof one);
-  }
+  const float one = 1.0f;
+  std::memcpy(context.Block(0) + at.units + offsetof(KvUnits, v_scale), &one, sizeof one);
+  std::memset(context.Block(0) + at.v_scale, 1, 16);
   std::memset(context.Block(0) + at.v_zero, kKvZeroUnits, 16);
   std::memset(context.Block(0) + at.v, 0x55, 64 * 4);
   const std::vector<float> q = RandomFloats(rng, 64);

@@ -39,16 +39,6 @@ int VField(const std::byte* v, int bits, int d, int slot) {
   return Field(v + line * 64 + d % 16 * 4 + slot % 4, bits, slot / 4 % quads);
 }
 
-// Value of one step and the field that stands for 0.
-struct Quantiser {
-  Quantiser(const std::byte* scales, const std::byte* zeros, int slot)
-      : scale(F16ToF32(At<uint16_t>(scales, slot))),
-        zero(static_cast<float>(zeros[slot]) / kKvZeroUnits) {}
-  float Value(int field) const { return scale * (static_cast<float>(field) - zero); }
-  float scale;
-  float zero;
-};
-
 void ReadRotated(const KvGeometry& g, KvFormat format, const std::byte* block, int head, int slot,
                  float* k, float* v) {
   const KvOffsets at = g.Offsets(format, head);
@@ -68,11 +58,18 @@ void ReadRotated(const KvGeometry& g, KvFormat format, const std::byte* block, i
     }
     return;
   }
-  const Quantiser of_k(block + at.k_scale, block + at.k_zero, slot);
-  const Quantiser of_v(block + at.v_scale, block + at.v_zero, slot);
+  const auto units = At<KvUnits>(block + at.units, 0);
+  const float k_step = units.k_scale * At<uint8_t>(block + at.k_scale, slot);
+  const float v_step = units.v_scale * At<uint8_t>(block + at.v_scale, slot);
+  const float k_zero = static_cast<float>((1 << KBits(format)) - 1) / 2;
+  const float v_zero = static_cast<float>(At<uint8_t>(block + at.v_zero, slot)) / kKvZeroUnits;
   for (int d = 0; d < g.head_dim; ++d) {
-    k[d] = of_k.Value(KField(block + at.k, KBits(format), d, slot));
-    v[d] = of_v.Value(VField(block + at.v, VBits(format), d, slot));
+    const int mean = Field(block + at.k_mean + d / 8 * 4 + d % 4, 4, d / 4 % 2) - kKvMeanZero;
+    const int k_field = KField(block + at.k, KBits(format), d, slot);
+    const int v_field = VField(block + at.v, VBits(format), d, slot);
+    k[d] =
+        units.k_mean * static_cast<float>(mean) + k_step * (static_cast<float>(k_field) - k_zero);
+    v[d] = v_step * (static_cast<float>(v_field) - v_zero);
   }
 }
 

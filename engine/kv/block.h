@@ -6,10 +6,18 @@
 // Layout: a header of 64 bytes, then for each KV head (so that a thread reads one contiguous range)
 //   kQ8:   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
 //          | V scales f32 [16] | V s8 [4 token quads][head_dim][4 tokens]
-//   lower: K scales f16 [16] | V scales f16 [16] | K zeros u8 [16] | V zeros u8 [16] | K | V
+//   lower: K scales u8 [16] | V scales u8 [16] | V zeros u8 [16] | K means 4 bits [head_dim]
+//          | KvUnits | K | V
 //   kF16:  K [head_dim][16 tokens] | V [16 tokens][head_dim]
 // then zeros up to a multiple of 64 bytes.
-// A zero counts sixteenths of a step: value = scale * (u - zero / 16).
+// A field u of b bits stands for
+//   K: k_mean * (mean - 8) + k_scale * scale * (u - (2^b - 1) / 2)
+//   V: v_scale * scale * (u - zero / 16)
+// with k_mean, k_scale and v_scale from KvUnits. The means are those of the chunk's tokens. Keys
+// have much in common, above all in the channels that RoPE hardly turns: without the means, their
+// error is four times as large. Four bits suffice, since the fields take what a mean misses.
+// The K means are [head_dim / 8][4]: the low half of byte i of a row belongs to dimension
+// 8 * row + i, the high half to dimension 8 * row + 4 + i.
 // K at 4 bits is [head_dim / 8][64 bytes]. The low half of byte 4 * token + i belongs to dimension
 // 8 * row + i, the high half to dimension 8 * row + 4 + i: two rows of kQ8's K in one. At 2 bits,
 // it is [head_dim / 16][64 bytes], with four rows in one, the lowest bits first.
@@ -27,7 +35,8 @@ namespace withy::engine {
 
 inline constexpr int kChunkTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kKvZeroUnits = 16;  // units of a zero in one step
+inline constexpr int kKvZeroUnits = 16;  // units of a V zero in one step
+inline constexpr int kKvMeanZero = 8;    // the K mean that stands for 0
 
 // First 64 bytes of a block. Only the store and the worker that holds the lease touch it; kernels
 // never do.
@@ -44,15 +53,24 @@ struct KvBlockHeader {
 };
 static_assert(sizeof(KvBlockHeader) == 64);
 
-// Where the parts of one KV head lie, in bytes from the start of the block. Formats without zeros
-// or scales leave those fields 0.
+// Where the parts of one KV head lie, in bytes from the start of the block. What a format does not
+// have is 0.
 struct KvOffsets {
   size_t k_scale = 0;
-  size_t k_zero = 0;
-  size_t k = 0;
   size_t v_scale = 0;
   size_t v_zero = 0;
+  size_t k_mean = 0;
+  size_t units = 0;
+  size_t k = 0;
   size_t v = 0;
+};
+
+// The values of 1 in the scales and means of a head, in the lower formats.
+struct KvUnits {
+  float k_scale;
+  float v_scale;
+  float k_mean;
+  float reserved;  // 0
 };
 
 // Shape of a model's KV. head_dim is a multiple of 16, at most kMaxHeadDim. Its functions are
@@ -67,7 +85,8 @@ struct KvGeometry {
   [[gnu::always_inline]] constexpr size_t HeadBytes(KvFormat format = KvFormat::kQ8) const {
     const size_t elements = KElementBytes(format) + VElementBytes(format);
     if (format == KvFormat::kF16) return elements;
-    return elements + kChunkTokens * (format == KvFormat::kQ8 ? 2 * sizeof(float) : 6);
+    if (format == KvFormat::kQ8) return elements + 2 * kChunkTokens * sizeof(float);
+    return elements + 3 * kChunkTokens + static_cast<size_t>(head_dim) / 2 + sizeof(KvUnits);
   }
   [[gnu::always_inline]] constexpr size_t HeadOffset(KvFormat format, int head) const {
     return sizeof(KvBlockHeader) + HeadBytes(format) * static_cast<size_t>(head);
@@ -78,14 +97,17 @@ struct KvGeometry {
     if (format == KvFormat::kQ8) {
       const size_t k = at + kChunkTokens * sizeof(float);
       const size_t v_scale = k + KElementBytes(format);
-      return {.k_scale = at, .k = k, .v_scale = v_scale, .v = v_scale + (k - at)};
+      return {.k_scale = at, .v_scale = v_scale, .k = k, .v = v_scale + (k - at)};
     }
-    const size_t k = at + 6 * kChunkTokens;
+    const size_t k_mean = at + 3 * kChunkTokens;
+    const size_t units = k_mean + static_cast<size_t>(head_dim) / 2;
+    const size_t k = units + sizeof(KvUnits);
     return {.k_scale = at,
-            .k_zero = at + 4 * kChunkTokens,
+            .v_scale = at + kChunkTokens,
+            .v_zero = at + 2 * kChunkTokens,
+            .k_mean = k_mean,
+            .units = units,
             .k = k,
-            .v_scale = at + 2 * kChunkTokens,
-            .v_zero = at + 5 * kChunkTokens,
             .v = k + KElementBytes(format)};
   }
   // Bytes of a block (one layer of one chunk) and of a chunk (all layers); multiples of 64.

@@ -10,7 +10,6 @@
 
 namespace withy::engine::WITHY_TARGET {
 
-// Numbers in steps of the 8-bit block, each token with its own.
 struct KvPart {
   F16 x[kMaxHeadDim];
   int vectors;
@@ -47,15 +46,15 @@ WITHY_INLINE void StoreWords(I16 v, std::byte* p) {
   Store(AsFloat(v), reinterpret_cast<float*>(p));
 }
 
-inline void LoadK(const std::byte* k, int head_dim, KvPart* part) {
+inline void LoadK(const std::byte* k, F16 scale, int head_dim, KvPart* part) {
   part->vectors = head_dim;
   const F16 offset = Splat(128.0f);
   for (int d = 0; d < head_dim; d += 4, k += 64) {
     const I16 words = LoadWords(k);
-    part->x[d] = ToFloat(words & SplatI(255)) - offset;
-    part->x[d + 1] = ToFloat(ShiftRight<8>(words) & SplatI(255)) - offset;
-    part->x[d + 2] = ToFloat(ShiftRight<16>(words) & SplatI(255)) - offset;
-    part->x[d + 3] = ToFloat(ShiftRight<24>(words) & SplatI(255)) - offset;
+    part->x[d] = (ToFloat(words & SplatI(255)) - offset) * scale;
+    part->x[d + 1] = (ToFloat(ShiftRight<8>(words) & SplatI(255)) - offset) * scale;
+    part->x[d + 2] = (ToFloat(ShiftRight<16>(words) & SplatI(255)) - offset) * scale;
+    part->x[d + 3] = (ToFloat(ShiftRight<24>(words) & SplatI(255)) - offset) * scale;
   }
 }
 
@@ -98,28 +97,61 @@ WITHY_INLINE I16 LoadQuarters(const std::byte* p, size_t stride) {
   return v;
 }
 
-inline void LoadV(const std::byte* v, int head_dim, KvPart* parts) {
+// scale[i]: of the tokens of part i, in its order of lanes.
+inline void LoadV(const std::byte* v, const F16 (&scale)[4], int head_dim, KvPart* parts) {
   const int vectors = head_dim / 4;
   for (int i = 0; i < 4; ++i) parts[i].vectors = vectors;
   const size_t quad_bytes = static_cast<size_t>(head_dim) * 4;
   for (int n = 0; n < vectors; ++n, v += 16) {
     const I16 words = LoadQuarters(v, quad_bytes);
-    parts[0].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<24>(words)));
-    parts[1].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<16>(words)));
-    parts[2].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<8>(words)));
-    parts[3].x[n] = ToFloat(ShiftRight<24>(words));
+    parts[0].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<24>(words))) * scale[0];
+    parts[1].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<16>(words))) * scale[1];
+    parts[2].x[n] = ToFloat(ShiftRight<24>(ShiftLeft<8>(words))) * scale[2];
+    parts[3].x[n] = ToFloat(ShiftRight<24>(words)) * scale[3];
   }
 }
 
-// Finds the fields' rule for each token. Zeros and scales go to zero[16] (bytes, one in each lane)
-// and step[16], the latter in steps of the 8-bit block.
-template <int kBits, bool kQuads>
-inline void ChooseRule(const KvPart& part, FieldRule* rule, float* step) {
+// Stores the means of K's dimensions over the tokens, and subtracts what is stored. Returns their
+// unit.
+inline float TakeMeans(int head_dim, KvPart* part, std::byte* to) {
+  alignas(64) float mean[kMaxHeadDim];
+  F16 most = Zero();
+  for (int d = 0; d < head_dim; ++d) {
+    F16 sum = part->x[d];
+    sum = sum + SwapLanes<8>(sum);
+    sum = sum + SwapLanes<4>(sum);
+    sum = sum + SwapLanes<2>(sum);
+    sum = sum + SwapLanes<1>(sum);
+    const F16 of_all = sum * Splat(1.0f / kChunkTokens);
+    most = Max(most, Abs(of_all));
+    mean[d] = of_all.part[0][0];
+  }
+  const float unit = most.part[0][0] / (kKvMeanZero - 1);
+  const F16 inverse = Splat(unit > 1e-30f ? 1.0f / unit : 0.0f);
+  alignas(64) int32_t fields[kMaxHeadDim];
+  for (int d = 0; d < head_dim; d += 16) {
+    const I16 rounded = RoundToInt(Load(mean + d) * inverse);
+    StoreWords(rounded + SplatI(kKvMeanZero), reinterpret_cast<std::byte*>(fields + d));
+    Store(ToFloat(rounded) * Splat(unit), mean + d);
+  }
+  for (int d = 0; d < head_dim; ++d) part->x[d] = part->x[d] - Splat(mean[d]);
+  for (int d = 0; d < head_dim; d += 8, to += 4) {
+    for (int i = 0; i < 4; ++i) {
+      to[i] = static_cast<std::byte>(fields[d + i] | fields[d + 4 + i] << 4);
+    }
+  }
+  return unit;
+}
+
+// Finds the zero and the size of a step for each token, one in each lane. K's zero is the middle.
+template <int kBits, bool kIsV>
+inline void ChooseRule(const KvPart& part, F16* zero, F16* size) {
   constexpr float kTop = (1 << kBits) - 1;
   // Shares of the range that are tried. At 4 bits the best one is seldom far from the whole range,
   // at 2 bits it is near 0.6 for normally distributed numbers.
   constexpr float kShares[] = {1.0f, 0.9f, 0.8f, 0.7f, 0.62f, 0.54f};
   constexpr int kCandidates = kBits == 4 ? 3 : 6;
+  const F16 smallest = Splat(1e-30f);
   F16 low = Zero();
   F16 high = Zero();
   for (int n = 0; n < part.vectors; ++n) {
@@ -127,46 +159,55 @@ inline void ChooseRule(const KvPart& part, FieldRule* rule, float* step) {
     high = Max(high, part.x[n]);
   }
   low = Negate(low);
-  if constexpr (kQuads) {
+  F16 range;
+  F16 middle;
+  if constexpr (kIsV) {
     low = FoldQuads(low, [](F16 a, F16 b) { return Max(a, b); });
     high = FoldQuads(high, [](F16 a, F16 b) { return Max(a, b); });
+    range = Max(low + high, smallest);
+    const F16 units = ToFloat(RoundToInt(low / range * Splat(kTop * kKvZeroUnits)));
+    middle = units * Splat(1.0f / kKvZeroUnits);
+  } else {
+    range = Max(Max(low, high) * Splat(2.0f), smallest);
+    middle = Splat(kTop / 2);
   }
-  const F16 range = Max(low + high, Splat(1.0f));  // 8-bit numbers are 0 or at least 1
-  constexpr float kUnit = 1.0f / kKvZeroUnits;
-  const I16 units = RoundToInt(low * Splat(kTop * kKvZeroUnits) / range);
-  const F16 zero = ToFloat(units) * Splat(kUnit);
   F16 least = Splat(3.0e38f);
   F16 best = Zero();
 #pragma GCC unroll 1
   for (int c = 0; c < kCandidates; ++c) {
-    const F16 size = range * Splat(kShares[c] / kTop);
-    const F16 inverse = Splat(1.0f) / size;
+    const F16 step = range * Splat(kShares[c] / kTop);
+    const F16 inverse = Splat(1.0f) / step;
     F16 error = Zero();
     for (int n = 0; n < part.vectors; ++n) {
-      const F16 exact = MulAdd(part.x[n], inverse, zero);
+      const F16 exact = MulAdd(part.x[n], inverse, middle);
       const F16 magic = Splat(12582912.0f);
       const F16 field = (Min(Max(exact, Zero()), Splat(kTop)) + magic) - magic;
       const F16 off = exact - field;
       error = MulAdd(off, off, error);
     }
-    if constexpr (kQuads) error = FoldQuads(error, [](F16 a, F16 b) { return a + b; });
-    error = error * size * size;
+    if constexpr (kIsV) error = FoldQuads(error, [](F16 a, F16 b) { return a + b; });
+    error = error * step * step;
     const I16 keep = AtLeast(error, least);
     least = Select(keep, least, error);
-    best = Select(keep, best, size);
+    best = Select(keep, best, step);
   }
-  rule->zero = zero;
-  Store(best, step);
+  *zero = middle;
+  *size = best;
 }
 
-// Stores the scale that makes a step of step * q8_scale, and returns the fields for one step of the
-// 8-bit block with that scale.
-WITHY_INLINE float StoreScale(float step, float q8_scale, std::byte* to) {
-  const float scale = step * q8_scale;
-  const uint16_t half = F32ToF16(scale < 65504.0f ? scale : 65504.0f);
-  std::memcpy(to, &half, sizeof half);
-  const float stored = F16ToF32(half);
-  return stored > 0.0f ? q8_scale / stored : 0.0f;
+// Stores the steps of the 16 tokens as scales of one byte, and replaces them by the inverse of what
+// is stored. Returns the scales' unit.
+inline float StoreScales(float* step, std::byte* scales) {
+  float most = 0;
+  for (int t = 0; t < kChunkTokens; ++t) most = step[t] > most ? step[t] : most;
+  const float unit = most / 255.0f;
+  const float inverse = unit > 1e-30f ? 1.0f / unit : 0.0f;
+  for (int t = 0; t < kChunkTokens; ++t) {
+    const int scale = static_cast<int>(step[t] * inverse + 0.5f);
+    scales[t] = static_cast<std::byte>(scale);
+    step[t] = scale > 0 ? 1.0f / (unit * static_cast<float>(scale)) : 0.0f;
+  }
+  return unit;
 }
 
 template <int kBits>
@@ -183,31 +224,22 @@ WITHY_INLINE I16 FieldWords(const F16 (&x)[4], const FieldRule (&rule)[4]) {
          ShiftLeft<24>(FieldOf<kBits>(x[3], rule[3]));
 }
 
-// Fills in the rule's inverse from the steps, and stores scales and zeros of the tokens.
-WITHY_INLINE void FinishTokens(const float* step, const float* q8_scales, int first, int stride,
-                               int lanes_of_token, std::byte* scales, std::byte* zeros,
-                               FieldRule* rule) {
-  alignas(64) float inverse[16];
-  alignas(64) float zero[16];
-  Store(rule->zero, zero);
-  for (int lane = 0, token = first; lane < 16; lane += lanes_of_token, token += stride) {
-    const float value = StoreScale(step[lane], q8_scales[token], scales + 2 * token);
-    for (int j = 0; j < lanes_of_token; ++j) inverse[lane + j] = value;
-    zeros[token] = static_cast<std::byte>(static_cast<int>(zero[lane] * kKvZeroUnits));
-  }
-  rule->inverse = Load(inverse);
-}
-
 template <int kBits>
-inline void EncodeK(const std::byte* k, const float* q8_scales, int head_dim, std::byte* scales,
-                    std::byte* zeros, std::byte* out) {
+inline void EncodeK(const KvGeometry& g, const KvOffsets& at, const std::byte* k,
+                    const float* q8_scales, KvUnits* units, std::byte* block) {
+  const int head_dim = g.head_dim;
   KvPart part;
-  LoadK(k, head_dim, &part);
+  LoadK(k, Load(q8_scales), head_dim, &part);
+  units->k_mean = TakeMeans(head_dim, &part, block + at.k_mean);
   FieldRule rule;
+  F16 size;
+  ChooseRule<kBits, false>(part, &rule.zero, &size);
   alignas(64) float step[16];
-  ChooseRule<kBits, false>(part, &rule, step);
-  FinishTokens(step, q8_scales, 0, 1, 1, scales, zeros, &rule);
+  Store(size, step);
+  units->k_scale = StoreScales(step, block + at.k_scale);
+  rule.inverse = Load(step);
   const FieldRule rules[4] = {rule, rule, rule, rule};
+  std::byte* out = block + at.k;
   constexpr int kRows = 8 / kBits;
   for (int d = 0; d < head_dim; d += 4 * kRows, out += 64) {
     I16 words = SplatI(0);
@@ -220,17 +252,39 @@ inline void EncodeK(const std::byte* k, const float* q8_scales, int head_dim, st
   }
 }
 
+// Lanes of part i of V, from one number for each token.
+WITHY_INLINE F16 LanesOfPart(const float* of_token, int i) {
+  alignas(64) float lane[16];
+  for (int n = 0; n < 16; ++n) lane[n] = of_token[n / 4 * 4 + i];
+  return Load(lane);
+}
+
 template <int kBits>
-inline void EncodeV(const std::byte* v, const float* q8_scales, int head_dim, std::byte* scales,
-                    std::byte* zeros, std::byte* out) {
+inline void EncodeV(const KvGeometry& g, const KvOffsets& at, const std::byte* v,
+                    const float* q8_scales, KvUnits* units, std::byte* block) {
+  const int head_dim = g.head_dim;
+  const F16 scales[4] = {LanesOfPart(q8_scales, 0), LanesOfPart(q8_scales, 1),
+                         LanesOfPart(q8_scales, 2), LanesOfPart(q8_scales, 3)};
   KvPart part[4];
-  LoadV(v, head_dim, part);
+  LoadV(v, scales, head_dim, part);
   FieldRule rules[4];
+  alignas(64) float step[16];
   for (int i = 0; i < 4; ++i) {
-    alignas(64) float step[16];
-    ChooseRule<kBits, true>(part[i], &rules[i], step);
-    FinishTokens(step, q8_scales, i, 4, 4, scales, zeros, &rules[i]);
+    F16 size;
+    ChooseRule<kBits, true>(part[i], &rules[i].zero, &size);
+    alignas(64) float zero[16];
+    alignas(64) float sizes[16];
+    Store(rules[i].zero, zero);
+    Store(size, sizes);
+    for (int quad = 0; quad < 4; ++quad) {
+      step[quad * 4 + i] = sizes[quad * 4];
+      block[at.v_zero + static_cast<size_t>(quad * 4 + i)] =
+          static_cast<std::byte>(static_cast<int>(zero[quad * 4] * kKvZeroUnits));
+    }
   }
+  units->v_scale = StoreScales(step, block + at.v_scale);
+  for (int i = 0; i < 4; ++i) rules[i].inverse = LanesOfPart(step, i);
+  std::byte* out = block + at.v;
   constexpr int kQuads = 8 / kBits;  // in 64 bytes
   constexpr int kLines = 4 / kQuads;
   for (int n = 0; n < head_dim / 4; ++n) {
@@ -249,17 +303,25 @@ inline void EncodeV(const std::byte* v, const float* q8_scales, int head_dim, st
   }
 }
 
+// Loads the 16 scales at p; those that are no number count as 0.
+WITHY_INLINE void LoadQ8Scales(const std::byte* p, float* scales) {
+  const F16 stored = Load(reinterpret_cast<const float*>(p));
+  Store(Select(AtLeast(Splat(3.0e38f), Abs(stored)), stored, Zero()), scales);
+}
+
 inline void EncodeHead(const KvGeometry& g, int head, const std::byte* in, KvFormat to,
                        std::byte* out) {
   const KvOffsets from = g.Offsets(KvFormat::kQ8, head);
   const KvOffsets at = g.Offsets(to, head);
+  KvUnits units = {};
   alignas(64) float scales[16];
-  std::memcpy(scales, in + from.k_scale, sizeof scales);
+  LoadQ8Scales(in + from.k_scale, scales);
   const auto encode_k = KBits(to) == 4 ? EncodeK<4> : EncodeK<2>;
-  encode_k(in + from.k, scales, g.head_dim, out + at.k_scale, out + at.k_zero, out + at.k);
-  std::memcpy(scales, in + from.v_scale, sizeof scales);
+  encode_k(g, at, in + from.k, scales, &units, out);
+  LoadQ8Scales(in + from.v_scale, scales);
   const auto encode_v = VBits(to) == 4 ? EncodeV<4> : EncodeV<2>;
-  encode_v(in + from.v, scales, g.head_dim, out + at.v_scale, out + at.v_zero, out + at.v);
+  encode_v(g, at, in + from.v, scales, &units, out);
+  std::memcpy(out + at.units, &units, sizeof units);
 }
 
 }  // namespace withy::engine::WITHY_TARGET

@@ -6,10 +6,9 @@
 
 namespace withy::engine {
 
-// How the K and V of a block are stored. All of them hold rotated numbers (rotation.h). The fields
-// of the 4-bit and 2-bit formats are scale * (u - zero), with one scale and one zero for each
-// token, head, and K or V. New tokens are written at 8 bits; the lower formats come from
-// EncodeBlock(). Stored in files and messages: values stay as they are.
+// How the K and V of a block are stored. All of them hold rotated numbers (rotation.h), with one
+// scale for each token, head, and K or V. New tokens are written at 8 bits; the lower formats come
+// from EncodeBlock(). Stored in files and messages: values stay as they are.
 enum class KvFormat : uint8_t {
   kEmpty = 0,
   kQ8 = 1,
