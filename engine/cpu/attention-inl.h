@@ -13,8 +13,8 @@
 //
 // At 4 and 2 bits, a field u of V stands for scale * (u - zero). The zero's part is the same for
 // all dimensions: the output loses sum(p * scale * zero). A field of K stands for
-// mean + scale * (u - middle): q.k loses scale * middle * sum(q) and gains q.mean, which all tokens
-// of a group share. The means of a run's 16 groups are laid out like the keys of one group, so that
+// mean + scale * (u - zero): q.k loses scale * zero * sum(q) and gains q.mean, which all tokens of
+// a group share. The means of a run's 16 groups are laid out like the keys of one group, so that
 // q.mean is found for all of them at once.
 #include <cstdlib>
 
@@ -184,9 +184,15 @@ inline void PrepareQuery(const float* q, int head_dim, float scale, const Attent
   out->sum = 0.0f;
 }
 
-// 16 numbers of one byte, such as scales and zeros of a lower format, one lane for each token.
+// Scales of a lower format, one lane for each token.
 WITHY_INLINE F16 LoadU8(const std::byte* p) {
   return ToFloat(WidenBytes(reinterpret_cast<const int8_t*>(p)) & SplatI(255));
+}
+// Zeros of K (kHalf 0) or V (1), in kKvZeroUnits.
+template <int kBits, int kHalf>
+WITHY_INLINE F16 LoadZeros(const std::byte* p) {
+  const I16 both = WidenBytes(reinterpret_cast<const int8_t*>(p));
+  return ToFloat((ShiftRight<4 * kHalf>(both) & SplatI(15)) + SplatI(KvZero(kBits, 0)));
 }
 WITHY_INLINE F16 LoadF16(const std::byte* p) {
   return LoadHalves(reinterpret_cast<const uint16_t*>(p));
@@ -218,7 +224,7 @@ inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_
 
 // The same at 4 or 2 bits. The integers stay below 2^24, so that they are exact as floats.
 template <int T, int kBits>
-inline void ScoreFields(const std::byte* k, F16 k_scale, int head_dim, int group_in_run,
+inline void ScoreFields(const std::byte* k, F16 k_scale, F16 k_zero, int head_dim, int group_in_run,
                         AttentionScratch* s, int first) {
   constexpr int kRows = 8 / kBits;  // of four dimensions, in 64 bytes
   const Query* query = s->query + first;
@@ -245,14 +251,12 @@ inline void ScoreFields(const std::byte* k, F16 k_scale, int head_dim, int group
       }
     }
   }
-  // Twice the dot product, since the middle is a multiple of a half.
-  constexpr int kTwiceMiddle = (1 << kBits) - 1;
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
-    const I16 sum = acc[t] + Widen(sums[t]);
-    const I16 twice = sum + sum - SplatI(kTwiceMiddle * query[t].sum_q);
+    const F16 dot = ToFloat(acc[t] + Widen(sums[t])) * Splat(static_cast<float>(kKvZeroUnits));
+    const F16 of_zero = k_zero * Splat(static_cast<float>(query[t].sum_q));
     const F16 of_mean = Splat(s->mean_scores[first + t][group_in_run]);
-    Store(MulAdd(ToFloat(twice) * k_scale, Splat(0.5f * query[t].scale), of_mean),
+    Store(MulAdd((dot - of_zero) * k_scale, Splat(kZeroUnit * query[t].scale), of_mean),
           s->scores[first + t] + group_in_run * kChunkTokens);
   }
 }
@@ -352,9 +356,11 @@ inline void ScoreGroup(const KvGeometry& g, const KvBlock& block, int group_in_r
     for (int i = first; i < end; ++i) ScoreHalves(k, g.head_dim, group_in_run, s, i);
   } else {
     const F16 scale = LoadU8(scales) * Splat(LoadUnits(block.data + at.units).k_scale);
+    const F16 zero =
+        bits == 4 ? LoadZeros<4, 0>(block.data + at.zero) : LoadZeros<2, 0>(block.data + at.zero);
     ForScoredQueries(first, end, [&]<int T>(int i) {
-      if (bits == 4) return ScoreFields<T, 4>(k, scale, g.head_dim, group_in_run, s, i);
-      ScoreFields<T, 2>(k, scale, g.head_dim, group_in_run, s, i);
+      if (bits == 4) return ScoreFields<T, 4>(k, scale, zero, g.head_dim, group_in_run, s, i);
+      ScoreFields<T, 2>(k, scale, zero, g.head_dim, group_in_run, s, i);
     });
   }
 }
@@ -637,7 +643,8 @@ WITHY_INLINE void FindUnits(int run, int groups, F16 max, float largest, const f
     StoreBytes(units & SplatI(127), reinterpret_cast<int8_t*>(low + j * kChunkTokens));
     if (kWidth == kV8) continue;
     const KvBlock& block = blocks.block[j];
-    zeros = MulAdd(ToFloat(units), LoadU8(block.data + s->At(block.format).v_zero), zeros);
+    zeros = MulAdd(ToFloat(units), LoadZeros < kWidth == kV4 ? 4 : 2,
+                   1 > (block.data + s->At(block.format).zero), zeros);
   }
   *total = sum;
   s->unit[i][kWidth] = largest * (1.0f / 16383.0f);

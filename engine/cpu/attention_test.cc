@@ -238,7 +238,7 @@ TEST_P(AttentionTest, CoarseKeysDoNotDrownFineOnes) {
   const float one = 1.0f;
   std::memcpy(context.Block(0) + at.units + offsetof(KvUnits, v_scale), &one, sizeof one);
   std::memset(context.Block(0) + at.v_scale, 1, 16);
-  std::memset(context.Block(0) + at.v_zero, kKvZeroUnits, 16);
+  std::memset(context.Block(0) + at.zero, 0x68, 16);  // the zero of V is 1.5 - 2 / 4
   std::memset(context.Block(0) + at.v, 0x55, 64 * 4);
   const std::vector<float> q = RandomFloats(rng, 64);
   std::vector<float> out(64);

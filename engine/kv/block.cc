@@ -61,8 +61,9 @@ void ReadRotated(const KvGeometry& g, KvFormat format, const std::byte* block, i
   const auto units = At<KvUnits>(block + at.units, 0);
   const float k_step = units.k_scale * At<uint8_t>(block + at.k_scale, slot);
   const float v_step = units.v_scale * At<uint8_t>(block + at.v_scale, slot);
-  const float k_zero = static_cast<float>((1 << KBits(format)) - 1) / 2;
-  const float v_zero = static_cast<float>(At<uint8_t>(block + at.v_zero, slot)) / kKvZeroUnits;
+  const std::byte* zeros = block + at.zero + slot;
+  const float k_zero = static_cast<float>(KvZero(KBits(format), Field(zeros, 4, 0))) / kKvZeroUnits;
+  const float v_zero = static_cast<float>(KvZero(VBits(format), Field(zeros, 4, 1))) / kKvZeroUnits;
   for (int d = 0; d < g.head_dim; ++d) {
     const int mean = Field(block + at.k_mean + d / 8 * 4 + d % 4, 4, d / 4 % 2) - kKvMeanZero;
     const int k_field = KField(block + at.k, KBits(format), d, slot);

@@ -6,17 +6,18 @@
 // Layout: a header of 64 bytes, then for each KV head (so that a thread reads one contiguous range)
 //   kQ8:   K scales f32 [16] | K u8 (q + 128) [head_dim / 4][16 tokens][4]
 //          | V scales f32 [16] | V s8 [4 token quads][head_dim][4 tokens]
-//   lower: K scales u8 [16] | V scales u8 [16] | V zeros u8 [16] | K means 4 bits [head_dim]
+//   lower: K scales u8 [16] | V scales u8 [16] | zeros [16] | K means 4 bits [head_dim]
 //          | KvUnits | K | V
 //   kF16:  K [head_dim][16 tokens] | V [16 tokens][head_dim]
 // then zeros up to a multiple of 64 bytes.
 // A field u of b bits stands for
-//   K: k_mean * (mean - 8) + k_scale * scale * (u - (2^b - 1) / 2)
-//   V: v_scale * scale * (u - zero / 16)
-// with k_mean, k_scale and v_scale from KvUnits. The means are those of the chunk's tokens. Keys
-// have much in common, above all in the channels that RoPE hardly turns: without the means, their
-// error is four times as large. Four bits suffice, since the fields take what a mean misses.
-// The K means are [head_dim / 8][4]: the low half of byte i of a row belongs to dimension
+//   K: k_mean * (mean - 8) + k_scale * scale * (u - zero)
+//   V:                       v_scale * scale * (u - zero)
+// with k_mean, k_scale and v_scale from KvUnits. A zero is (2^b - 1) / 2 + (z - 8) / 4. The low
+// half of a token's byte is the z of K, the high half that of V. The means are those of the chunk's
+// tokens. Keys have much in common, above all in the channels that RoPE hardly turns: without the
+// means, their error is four times as large. Four bits suffice, since the fields take what a mean
+// misses. The K means are [head_dim / 8][4]: the low half of byte i of a row belongs to dimension
 // 8 * row + i, the high half to dimension 8 * row + 4 + i.
 // K at 4 bits is [head_dim / 8][64 bytes]. The low half of byte 4 * token + i belongs to dimension
 // 8 * row + i, the high half to dimension 8 * row + 4 + i: two rows of kQ8's K in one. At 2 bits,
@@ -35,8 +36,8 @@ namespace withy::engine {
 
 inline constexpr int kChunkTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kKvZeroUnits = 16;  // units of a V zero in one step
-inline constexpr int kKvMeanZero = 8;    // the K mean that stands for 0
+inline constexpr int kKvZeroUnits = 4;  // units of a zero in one step
+inline constexpr int kKvMeanZero = 8;   // the K mean that stands for 0
 
 // First 64 bytes of a block. Only the store and the worker that holds the lease touch it; kernels
 // never do.
@@ -58,7 +59,7 @@ static_assert(sizeof(KvBlockHeader) == 64);
 struct KvOffsets {
   size_t k_scale = 0;
   size_t v_scale = 0;
-  size_t v_zero = 0;
+  size_t zero = 0;
   size_t k_mean = 0;
   size_t units = 0;
   size_t k = 0;
@@ -72,6 +73,11 @@ struct KvUnits {
   float k_mean;
   float reserved;  // 0
 };
+
+// The zero that the stored z of fields of `bits` stands for, in kKvZeroUnits of a step.
+[[gnu::always_inline]] constexpr int KvZero(int bits, int z) {
+  return ((1 << bits) - 1) * kKvZeroUnits / 2 + z - 8;
+}
 
 // Shape of a model's KV. head_dim is a multiple of 16, at most kMaxHeadDim. Its functions are
 // always inlined, since files for several instruction sets use them: a shared copy could contain
@@ -104,7 +110,7 @@ struct KvGeometry {
     const size_t k = units + sizeof(KvUnits);
     return {.k_scale = at,
             .v_scale = at + kChunkTokens,
-            .v_zero = at + 2 * kChunkTokens,
+            .zero = at + 2 * kChunkTokens,
             .k_mean = k_mean,
             .units = units,
             .k = k,

@@ -143,7 +143,7 @@ inline float TakeMeans(int head_dim, KvPart* part, std::byte* to) {
   return unit;
 }
 
-// Finds the zero and the size of a step for each token, one in each lane. K's zero is the middle.
+// Finds the zero and the size of a step for each token, one in each lane.
 template <int kBits, bool kIsV>
 inline void ChooseRule(const KvPart& part, F16* zero, F16* size) {
   constexpr float kTop = (1 << kBits) - 1;
@@ -151,7 +151,8 @@ inline void ChooseRule(const KvPart& part, F16* zero, F16* size) {
   // at 2 bits it is near 0.6 for normally distributed numbers.
   constexpr float kShares[] = {1.0f, 0.9f, 0.8f, 0.7f, 0.62f, 0.54f};
   constexpr int kCandidates = kBits == 4 ? 3 : 6;
-  const F16 smallest = Splat(1e-30f);
+  // How far the zero may be from the middle, in its units: not near the first or last field.
+  constexpr float kFarthest = kBits == 4 ? 7 : 4;
   F16 low = Zero();
   F16 high = Zero();
   for (int n = 0; n < part.vectors; ++n) {
@@ -159,23 +160,19 @@ inline void ChooseRule(const KvPart& part, F16* zero, F16* size) {
     high = Max(high, part.x[n]);
   }
   low = Negate(low);
-  F16 range;
-  F16 middle;
   if constexpr (kIsV) {
     low = FoldQuads(low, [](F16 a, F16 b) { return Max(a, b); });
     high = FoldQuads(high, [](F16 a, F16 b) { return Max(a, b); });
-    range = Max(low + high, smallest);
-    const F16 units = ToFloat(RoundToInt(low / range * Splat(kTop * kKvZeroUnits)));
-    middle = units * Splat(1.0f / kKvZeroUnits);
-  } else {
-    range = Max(Max(low, high) * Splat(2.0f), smallest);
-    middle = Splat(kTop / 2);
   }
+  const F16 shift = (low - high) / Max(low + high, Splat(1e-30f)) * Splat(kTop * kKvZeroUnits / 2);
+  const F16 units = ToFloat(RoundToInt(Max(Min(shift, Splat(kFarthest)), Splat(-kFarthest))));
+  const F16 middle = MulAdd(units, Splat(1.0f / kKvZeroUnits), Splat(kTop / 2));
+  const F16 whole = Max(Max(low / middle, high / (Splat(kTop) - middle)), Splat(1e-30f));
   F16 least = Splat(3.0e38f);
   F16 best = Zero();
 #pragma GCC unroll 1
   for (int c = 0; c < kCandidates; ++c) {
-    const F16 step = range * Splat(kShares[c] / kTop);
+    const F16 step = whole * Splat(kShares[c]);
     const F16 inverse = Splat(1.0f) / step;
     F16 error = Zero();
     for (int n = 0; n < part.vectors; ++n) {
@@ -193,6 +190,12 @@ inline void ChooseRule(const KvPart& part, F16* zero, F16* size) {
   }
   *zero = middle;
   *size = best;
+}
+
+// The stored z of lane `lane` of a rule's zeros.
+template <int kBits>
+WITHY_INLINE int StoredZero(const float* zeros, int lane) {
+  return static_cast<int>(zeros[lane] * kKvZeroUnits) - KvZero(kBits, 0);
 }
 
 // Stores the steps of the 16 tokens as scales of one byte, and replaces them by the inverse of what
@@ -237,6 +240,11 @@ inline void EncodeK(const KvGeometry& g, const KvOffsets& at, const std::byte* k
   alignas(64) float step[16];
   Store(size, step);
   units->k_scale = StoreScales(step, block + at.k_scale);
+  alignas(64) float zero[16];
+  Store(rule.zero, zero);
+  for (int t = 0; t < kChunkTokens; ++t) {
+    block[at.zero + static_cast<size_t>(t)] = static_cast<std::byte>(StoredZero<kBits>(zero, t));
+  }
   rule.inverse = Load(step);
   const FieldRule rules[4] = {rule, rule, rule, rule};
   std::byte* out = block + at.k;
@@ -259,6 +267,7 @@ WITHY_INLINE F16 LanesOfPart(const float* of_token, int i) {
   return Load(lane);
 }
 
+// After EncodeK, which stores the other half of the zeros.
 template <int kBits>
 inline void EncodeV(const KvGeometry& g, const KvOffsets& at, const std::byte* v,
                     const float* q8_scales, KvUnits* units, std::byte* block) {
@@ -278,8 +287,8 @@ inline void EncodeV(const KvGeometry& g, const KvOffsets& at, const std::byte* v
     Store(size, sizes);
     for (int quad = 0; quad < 4; ++quad) {
       step[quad * 4 + i] = sizes[quad * 4];
-      block[at.v_zero + static_cast<size_t>(quad * 4 + i)] =
-          static_cast<std::byte>(static_cast<int>(zero[quad * 4] * kKvZeroUnits));
+      block[at.zero + static_cast<size_t>(quad * 4 + i)] |=
+          static_cast<std::byte>(StoredZero<kBits>(zero, quad * 4) << 4);
     }
   }
   units->v_scale = StoreScales(step, block + at.v_scale);
