@@ -56,6 +56,16 @@ double Median(std::vector<double> x) {
   return *middle;
 }
 
+// Standard error of the perplexity ratio, from the differences of the losses token by token.
+double RatioError(const Scores& scores, const Scores& exact) {
+  std::vector<double> squares;
+  const double mean = Mean(scores.losses) - Mean(exact.losses);
+  for (size_t i = 0; i < exact.losses.size(); ++i) {
+    squares.push_back(std::pow(scores.losses[i] - exact.losses[i] - mean, 2));
+  }
+  return std::exp(mean) * std::sqrt(Mean(squares) / static_cast<double>(squares.size()));
+}
+
 // Turns logits into log-probabilities.
 void LogSoftmax(std::span<float> row) {
   const float top = *std::max_element(row.begin(), row.end());
@@ -143,16 +153,17 @@ void Report(const std::map<KvFormat, Scores>& all) {
   const auto rows = static_cast<double>(exact.losses.size());
   const auto ratio = [&](const Scores& s) { return std::exp(Mean(s.losses) - Mean(exact.losses)); };
   nlohmann::json formats = nlohmann::json::object();
-  std::fprintf(stderr, "%-8s %12s %12s %12s %12s %10s\n", "KV", "perplexity", "ratio", "KLD median",
-               "KLD mean", "same top");
+  std::fprintf(stderr, "%-8s %12s %12s %12s %12s %12s %10s\n", "KV", "perplexity", "ratio",
+               "std. error", "KLD median", "KLD mean", "same top");
   for (const KvFormat format :
        {KvFormat::kF16, KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
     const Scores& s = all.at(format);
     const double agreed = static_cast<double>(s.agreed) / rows;
-    std::fprintf(stderr, "%-8s %12.4f %12.5f %12.6f %12.6f %10.4f\n", KvFormatName(format),
-                 std::exp(Mean(s.losses)), ratio(s), Median(s.divergences), Mean(s.divergences),
-                 agreed);
+    std::fprintf(stderr, "%-8s %12.4f %12.5f %12.5f %12.6f %12.6f %10.4f\n", KvFormatName(format),
+                 std::exp(Mean(s.losses)), ratio(s), RatioError(s, exact), Median(s.divergences),
+                 Mean(s.divergences), agreed);
     formats[KvFormatName(format)] = {{"ppl_ratio", ratio(s)},
+                                     {"ppl_ratio_std_error", RatioError(s, exact)},
                                      {"kld_median", Median(s.divergences)},
                                      {"kld_mean", Mean(s.divergences)},
                                      {"top1_agreement", agreed}};
