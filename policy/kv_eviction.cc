@@ -1,9 +1,10 @@
 #include "policy/kv_eviction.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
+#include <functional>
+#include <queue>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 namespace withy::policy {
@@ -11,48 +12,42 @@ namespace {
 
 using EvictableChunks = std::span<const EvictableChunk>;
 
-// Oldest use first, then from the end of the context. Smaller goes first, as in all ranks here.
-auto AgeRank(const EvictableChunk& chunk) {
-  return std::make_tuple(chunk.last_used, chunk.context, ~chunk.position);
-}
+// What goes first has the smaller rank: three keys of the policy, then the context, then the end of
+// the context before its start. The last number is the chunk.
+using EvictionRank = std::tuple<uint64_t, uint64_t, bool, uint32_t, uint32_t, size_t>;
 
-auto LctruRank(const EvictableChunk& chunk) {
-  return std::make_tuple(chunk.place.format, chunk.last_used, !chunk.place.copy.has_value(),
-                         chunk.context, ~chunk.position);
-}
+// Only the chunks that leave are sorted, which are few beside those in the arena.
+using EvictionQueue =
+    std::priority_queue<EvictionRank, std::vector<EvictionRank>, std::greater<EvictionRank>>;
 
-template <typename Rank>
-void SortBy(const Rank& rank, std::vector<size_t>* indices) {
-  std::sort(indices->begin(), indices->end(),
-            [&](size_t a, size_t b) { return rank(a) < rank(b); });
-}
-
-std::vector<size_t> EvictionOrder(EvictableChunks chunks, EvictionPolicy policy) {
-  std::vector<size_t> order(chunks.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  switch (policy) {
-    case EvictionPolicy::kLctru:
-      SortBy([&](size_t i) { return LctruRank(chunks[i]); }, &order);
-      break;
-    case EvictionPolicy::kChunkLru:
-      SortBy([&](size_t i) { return AgeRank(chunks[i]); }, &order);
-      break;
-    case EvictionPolicy::kContextLru: {
-      std::map<uint32_t, uint64_t> latest_use;
-      for (const EvictableChunk& chunk : chunks) {
-        uint64_t& latest = latest_use[chunk.context];
-        latest = std::max(latest, chunk.last_used);
-      }
-      SortBy(
-          [&](size_t i) {
-            const EvictableChunk& chunk = chunks[i];
-            return std::make_tuple(latest_use[chunk.context], chunk.context, ~chunk.position);
-          },
-          &order);
-      break;
+EvictionQueue QueueChunks(EvictableChunks chunks, EvictionPolicy policy) {
+  std::unordered_map<uint32_t, uint64_t> latest_use;
+  if (policy == EvictionPolicy::kContextLru) {
+    for (const EvictableChunk& chunk : chunks) {
+      uint64_t& latest = latest_use[chunk.context];
+      latest = std::max(latest, chunk.last_used);
     }
   }
-  return order;
+  std::vector<EvictionRank> ranks;
+  ranks.reserve(chunks.size());
+  for (const EvictableChunk& chunk : chunks) {
+    EvictionRank rank{0, 0, false, chunk.context, ~chunk.position, ranks.size()};
+    switch (policy) {
+      case EvictionPolicy::kLctru:
+        std::get<0>(rank) = chunk.place.format;
+        std::get<1>(rank) = chunk.last_used;
+        std::get<2>(rank) = !chunk.place.copy.has_value();
+        break;
+      case EvictionPolicy::kChunkLru:
+        std::get<0>(rank) = chunk.last_used;
+        break;
+      case EvictionPolicy::kContextLru:
+        std::get<0>(rank) = latest_use[chunk.context];
+        break;
+    }
+    ranks.push_back(rank);
+  }
+  return EvictionQueue({}, std::move(ranks));
 }
 
 // The plan being made; lives as long as PlanKvEviction takes.
@@ -96,7 +91,8 @@ EvictionPlan PlanKvEviction(EvictableChunks chunks, uint64_t bytes_to_free, uint
   EvictionPlanner planner(chunks, writable_bytes);
   std::vector<size_t> last;
   const EvictableChunk* previous = nullptr;
-  for (const size_t i : EvictionOrder(chunks, policy)) {
+  for (EvictionQueue queue = QueueChunks(chunks, policy); !queue.empty(); queue.pop()) {
+    const size_t i = std::get<5>(queue.top());
     const bool context_goes_on = policy == EvictionPolicy::kContextLru && previous != nullptr &&
                                  previous->context == chunks[i].context;
     if (planner.freed_bytes() >= bytes_to_free && !context_goes_on) break;
@@ -107,7 +103,10 @@ EvictionPlan PlanKvEviction(EvictableChunks chunks, uint64_t bytes_to_free, uint
       planner.Evict(i);
     }
   }
-  SortBy([&](size_t i) { return AgeRank(chunks[i]); }, &last);
+  std::sort(last.begin(), last.end(), [&](size_t a, size_t b) {
+    return std::tuple(chunks[a].last_used, chunks[a].context, chunks[b].position) <
+           std::tuple(chunks[b].last_used, chunks[b].context, chunks[a].position);
+  });
   for (const size_t i : last) {
     if (planner.freed_bytes() >= bytes_to_free) break;
     planner.Evict(i);
