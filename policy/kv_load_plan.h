@@ -2,15 +2,15 @@
 // the disk is busy, and how that is revised while it happens. Pure. Neighbours: kv_place.h has the
 // actions; the worker and context_store carry the two sides out.
 //
-// Both sides run at the same time, so loading takes max(T_re, T_IO) (eq. 4). Let a chunk take c ms
+// Both sides run at the same time, so loading takes max(T_re, T_IO), eq. 4. Let a chunk take c ms
 // to recompute and r ms to read. The best plan recomputes the chunks with the largest r / c and
 // reads the others: if a recomputed chunk A has r_A / c_A < r_B / c_B of a read chunk B, exchange
 // shares of them that take equally long to recompute; T_re stays, and T_IO shrinks. So only the
-// splits of one order have to be tried. For shares of chunks the best of them is the optimum of eq.
-// 4. For whole chunks one chunk at the border has no half, so the best split takes at most the
-// smaller of that chunk's r and c longer than any plan.
-// Recomputing takes longer at later positions, since more is attended to. So in one format the
-// first chunks are recomputed; of several formats, those with the most bytes.
+// splits of one order have to be tried. If chunks could be shared, the best split would be the
+// optimum. With whole chunks it takes longer than any other plan by at most the smaller of r and c
+// of the chunk at the border. Recomputing takes longer at later positions, since more is attended
+// to. So in one format the first chunks are recomputed; of several formats, those with the most
+// bytes.
 //
 // A recomputed chunk attends to all chunks before it. So each side goes from the front to the back,
 // and the two overlap as eq. 4 assumes where a layer is read while the one before it is computed.
@@ -49,8 +49,7 @@ enum class LoadPolicy {
   // For comparisons. Chunks without a copy are recomputed with all of them.
   kReadAll,
   kRecomputeAll,
-  kCake,  // recompute from the front, read from the back until the two meet (Cake, arXiv
-          // 2410.03065)
+  kCake,  // recompute from the front, read from the back, until they meet (arXiv 2410.03065)
 };
 
 struct LoadPlan {

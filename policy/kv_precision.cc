@@ -222,7 +222,7 @@ class PrintedEq3Solver {
     if (best_.empty()) return std::nullopt;
     std::vector<KvFormatIndex> chosen = AllAtMost(chunks_, 0);
     size_t at = 0;
-    for (KvFormatIndex format = 0; format < formats_.size(); ++format) {
+    for (KvFormatIndex format = 0; format <= LastFormat(formats_); ++format) {
       for (size_t n = best_[format]; n > 0; --n, ++at) {
         KvFormatIndex& of_chunk = chosen[order_[at]];
         of_chunk = std::max(of_chunk, format);
