@@ -47,16 +47,6 @@ absl::Status WriteSynced(const std::string& path, std::string_view bytes) {
   return status;
 }
 
-absl::Status SyncDirectoryOf(const std::string& path) {
-  const fs::path directory = fs::path(path).parent_path();
-  const int fd = open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return ErrnoError("open the directory of " + path);
-  const absl::Status status =
-      fsync(fd) == 0 ? absl::OkStatus() : ErrnoError("sync the directory of " + path);
-  close(fd);
-  return status;
-}
-
 }  // namespace
 
 absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs) {
@@ -93,6 +83,16 @@ absl::StatusOr<std::string> FileDigest(const std::string& path) {
   } while (in);
   if (!in.eof()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
   return absl::StrFormat("%016x", hash.value());
+}
+
+absl::Status SyncDirectoryOf(const std::string& path) {
+  const fs::path directory = fs::path(path).parent_path();
+  const int fd = open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoError("open the directory of " + path);
+  const absl::Status status =
+      fsync(fd) == 0 ? absl::OkStatus() : ErrnoError("sync the directory of " + path);
+  close(fd);
+  return status;
 }
 
 absl::Status WriteAtomically(const std::string& path, std::string_view bytes) {

@@ -26,4 +26,8 @@ absl::StatusOr<std::string> FileDigest(const std::string& path);
 // all name the path.
 absl::Status WriteAtomically(const std::string& path, std::string_view bytes);
 
+// Syncs the directory that `path` lies in: files created, renamed or removed there stay so after a
+// loss of power. Errors: those of open(2) and fsync(2), naming the path.
+absl::Status SyncDirectoryOf(const std::string& path);
+
 }  // namespace withy

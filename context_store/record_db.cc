@@ -293,6 +293,20 @@ absl::Status RecordDb::Scan(std::string_view prefix, const Visitor& visit,
   return Convert(it->status(), absl::StrCat("cannot scan ", PrintableKey(prefix)));
 }
 
+absl::Status RecordDb::Rewrite(std::string_view prefix) {
+  const std::string end = PrefixEnd(prefix);
+  const rocksdb::Slice begin_slice = ToSlice(prefix), end_slice(end);
+  rocksdb::CompactRangeOptions options;
+  options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;
+  options.exclusive_manual_compaction = false;
+  absl::ReaderMutexLock lock(&open_mutex_);
+  if (db_ == nullptr || stopped_) return Closed();
+  // The values are also in the memtable's log, which a flush ends.
+  rocksdb::Status status = db_->Flush(rocksdb::FlushOptions());
+  if (status.ok()) status = db_->CompactRange(options, &begin_slice, &end_slice);
+  return Convert(status, "cannot rewrite");
+}
+
 absl::Status RecordDb::Closed() const {
   return absl::UnavailableError(
       absl::StrCat("database ", path(),

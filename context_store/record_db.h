@@ -78,6 +78,10 @@ class RecordDb {
   absl::Status Scan(std::string_view prefix, const Visitor& visit,
                     std::string_view begin = {}) const;
 
+  // Writes all records with this prefix (which ends in '/') anew, so that no file has values that
+  // were deleted or replaced before the call. Errors: RESOURCE_EXHAUSTED, UNAVAILABLE.
+  absl::Status Rewrite(std::string_view prefix);
+
   // How often this directory was opened, including this time.
   uint64_t run() const { return run_; }
   const std::string& path() const { return options_.path; }
