@@ -38,13 +38,26 @@ class UringQueue final : public DiskQueue {
 
   Kind kind() const override { return Kind::kUring; }
 
+  void Prepare(std::span<std::byte> memory) override {
+    const iovec whole{memory.data(), memory.size()};
+    if (io_uring_register_buffers(&ring_, &whole, 1) == 0) prepared_ = memory;
+  }
+
   void Submit(const DiskRequest& request) override {
     io_uring_sqe* const entry = NextEntry();
+    std::byte* const data = request.memory.data();
     const auto bytes = static_cast<unsigned>(request.memory.size());
-    if (request.kind == DiskRequest::Kind::kRead) {
-      io_uring_prep_read(entry, request.fd, request.memory.data(), bytes, request.offset);
+    const bool prepared = !prepared_.empty() && data >= prepared_.data() &&
+                          data + bytes <= prepared_.data() + prepared_.size();
+    const bool read = request.kind == DiskRequest::Kind::kRead;
+    if (prepared && read) {
+      io_uring_prep_read_fixed(entry, request.fd, data, bytes, request.offset, 0);
+    } else if (prepared) {
+      io_uring_prep_write_fixed(entry, request.fd, data, bytes, request.offset, 0);
+    } else if (read) {
+      io_uring_prep_read(entry, request.fd, data, bytes, request.offset);
     } else {
-      io_uring_prep_write(entry, request.fd, request.memory.data(), bytes, request.offset);
+      io_uring_prep_write(entry, request.fd, data, bytes, request.offset);
     }
     io_uring_sqe_set_data64(entry, request.tag);
     Enter();
@@ -96,6 +109,7 @@ class UringQueue final : public DiskQueue {
 
   io_uring ring_;
   UniqueFd wake_;
+  std::span<std::byte> prepared_;
 };
 
 // Each request is a pread or pwrite on one of a few threads.
@@ -112,6 +126,7 @@ class ThreadQueue final : public DiskQueue {
   }
 
   Kind kind() const override { return Kind::kThreads; }
+  void Prepare(std::span<std::byte> /*memory*/) override {}
 
   void Submit(const DiskRequest& request) override {
     DiskRequest copy = request;

@@ -51,6 +51,10 @@ class DiskQueue {
   DiskQueue& operator=(const DiskQueue&) = delete;
 
   virtual Kind kind() const = 0;
+  // Requests will mostly use `memory`, which lives as long as the queue. Lets the kernel prepare it
+  // once instead of with each request; has no effect where the limit on locked memory is too low.
+  // Once, before the first Submit.
+  virtual void Prepare(std::span<std::byte> memory) = 0;
   // Starts a request. Its completion is returned by Wait, also if it fails at once.
   virtual void Submit(const DiskRequest& request) = 0;
   // Waits for a completion; nullopt after a Wake. Several Wakes may be reported as one.

@@ -35,6 +35,7 @@ TEST_P(DiskQueueTest, WhatWasWrittenIsRead) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
   auto memory = HugeMemory::Allocate(kTestDepth * kDiskAlign);
   ASSERT_TRUE(memory.ok());
+  queue->Prepare(memory->bytes().first(2 * kDiskAlign));
   const auto part = [&](uint64_t i) { return memory->bytes().subspan(i * kDiskAlign, kDiskAlign); };
   for (const bool write : {true, false}) {
     const auto fd = OpenDiskFile(dir / "file", {.write = write, .direct = *direct});

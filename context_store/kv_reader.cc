@@ -72,11 +72,22 @@ absl::StatusOr<std::unique_ptr<KvReader>> KvReader::Create(KvReaderOptions optio
       new KvReader(std::move(options), std::move(memory), std::move(queue)));
 }
 
+uint32_t KvReaderOptions::DefaultHelpers() {
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxHelpers + 1) - 1;
+}
+
 KvReader::KvReader(KvReaderOptions options, HugeMemory memory, std::unique_ptr<DiskQueue> queue)
-    : options_(std::move(options)), memory_(std::move(memory)), queue_(std::move(queue)) {
+    : options_(std::move(options)),
+      memory_(std::move(memory)),
+      queue_(std::move(queue)),
+      to_place_(options_.helpers) {
   for (size_t i = 0; i < kDepth; ++i) {
     slots_.push_back({.buffer = memory_.bytes().subspan(i * kRequestBytes, kRequestBytes)});
     free_slots_.push_back(i);
+  }
+  queue_->Prepare(memory_.bytes());
+  for (uint32_t i = 0; i < options_.helpers; ++i) {
+    helpers_.emplace_back([this, i] { Help(i); });
   }
   thread_ = std::thread([this] { Run(); });
 }
@@ -89,6 +100,8 @@ KvReader::~KvReader() {
   }
   queue_->Wake();
   thread_.join();
+  to_place_.Close();
+  for (std::thread& helper : helpers_) helper.join();
 }
 
 absl::StatusOr<KvReadId> KvReader::Start(KvRead read) {
@@ -115,8 +128,10 @@ void KvReader::Cancel(KvReadId id) {
   {
     absl::MutexLock lock(&mutex_);
     if (live_.contains(id)) cancelled_.insert(id);
-    if (std::this_thread::get_id() == thread_.get_id()) return;
-    const auto left = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return current_ != id; };
+    const bool inside = std::this_thread::get_id() == thread_.get_id();
+    const auto left = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !placing_.contains(id) && (inside || current_ != id);
+    };
     mutex_.Await(absl::Condition(&left));
   }
   queue_->Wake();
@@ -157,6 +172,7 @@ void KvReader::Plan(Job* job) {
 void KvReader::Run() {
   while (true) {
     const bool stop = TakeNew();
+    TakePlaced();
     IssueMore();
     DropFinished();
     if (stop && free_slots_.size() == slots_.size()) return;
@@ -180,6 +196,15 @@ bool KvReader::TakeNew() {
     End();
   }
   return stop;
+}
+
+void KvReader::TakePlaced() {
+  std::vector<Placed> placed;
+  {
+    absl::MutexLock lock(&mutex_);
+    placed.swap(placed_);
+  }
+  for (const Placed& each : placed) Finish(each.slot, each.status);
 }
 
 void KvReader::DropFinished() {
@@ -219,8 +244,7 @@ bool KvReader::Issue(Job& job, const Unit& unit) {
                              {.direct = options_.direct});
       if (fd.ok()) {
         state.fd = *std::move(fd);
-        state.sealer = std::make_unique<KvPieceSealer>(part.owner, part.extent,
-                                                       KvPieceSealer::Direction::kOpen);
+        state.sealers.resize(options_.helpers + 1);
       }
       status = fd.status();
     }
@@ -279,41 +303,51 @@ void KvReader::Handle(const DiskCompletion& completion) {
     return;
   }
   WaitUntilDue(slot);
-  if (Begin(job)) {
-    ExtentState& state = job.extents[slot.unit.extent];
-    if (!state.failed) {
-      absl::Status status;
-      if (completion.result < 0) {
-        status = absl::ErrnoToStatus(static_cast<int>(-completion.result),
-                                     absl::StrCat("read of ", slot.wanted, " bytes failed"));
-      } else if (slot.filled < slot.wanted) {
-        status = absl::DataLossError(
-            absl::StrCat("the file was cut: it ends at ", slot.file_offset + slot.filled));
-      } else {
-        status = Place(slot);
-      }
-      if (!status.ok()) Fail(job, slot.unit.extent, status);
-      Advance(job);
-    }
-    End();
+  absl::Status status;
+  if (completion.result < 0) {
+    status = absl::ErrnoToStatus(static_cast<int>(-completion.result),
+                                 absl::StrCat("read of ", slot.wanted, " bytes failed"));
+  } else if (slot.filled < slot.wanted) {
+    status = absl::DataLossError(
+        absl::StrCat("the file was cut: it ends at ", slot.file_offset + slot.filled));
+  } else if (!job.extents[slot.unit.extent].failed && BeginPlacing(job)) {
+    size_t index = completion.tag;
+    if (to_place_.TryPush(std::move(index))) return;
+    status = Place(slot, options_.helpers);  // all helpers are busy
+    absl::MutexLock lock(&mutex_);
+    EndPlacing(job);
   }
-  --job.in_flight;
-  slot.job = nullptr;
-  free_slots_.push_back(completion.tag);
+  Finish(completion.tag, status);
+}
+
+void KvReader::Help(uint32_t helper) {
+  while (const std::optional<size_t> index = to_place_.Pop()) {
+    const Slot& slot = slots_[*index];
+    absl::Status status = Place(slot, helper);
+    {
+      absl::MutexLock lock(&mutex_);
+      EndPlacing(*slot.job);
+      placed_.push_back({*index, std::move(status)});
+    }
+    queue_->Wake();
+  }
 }
 
 // Checks the pieces of a filled buffer and copies them to the targets.
-absl::Status KvReader::Place(Slot& slot) {
-  Job& job = *slot.job;
-  ExtentState& state = job.extents[slot.unit.extent];
-  const KvExtentRead& part = job.read.extents[slot.unit.extent];
+absl::Status KvReader::Place(const Slot& slot, uint32_t thread) const {
+  const KvExtentRead& part = slot.job->read.extents[slot.unit.extent];
+  std::unique_ptr<KvPieceSealer>& sealer = slot.job->extents[slot.unit.extent].sealers[thread];
+  if (sealer == nullptr) {
+    sealer =
+        std::make_unique<KvPieceSealer>(part.owner, part.extent, KvPieceSealer::Direction::kOpen);
+  }
   const KvExtentLayout layout = part.extent.layout();
   for (uint32_t i = 0; i < slot.unit.pieces; ++i) {
     const KvPiece piece = layout.Piece(slot.unit.first + i);
     const uint64_t offset = part.extent.offset + piece.offset;
     const std::span<std::byte> bytes =
         slot.buffer.subspan(offset - slot.file_offset, piece.bytes + kKvCheckBytes);
-    if (!state.sealer->Open(piece, bytes)) {
+    if (!sealer->Open(piece, bytes)) {
       return absl::DataLossError(
           absl::StrCat("layer ", piece.layer, ", ", piece.bytes, " bytes at ", offset,
                        ": the check does not match: they are damaged, or another extent's"));
@@ -325,9 +359,30 @@ absl::Status KvReader::Place(Slot& slot) {
                        std::memcpy(target + piece.layer * part.layer_stride + in_block,
                                    bytes.data() + in_piece, count);
                      });
-    --state.left[piece.layer];
   }
   return absl::OkStatus();
+}
+
+// A request and the work on its data are over.
+void KvReader::Finish(size_t index, const absl::Status& status) {
+  Slot& slot = slots_[index];
+  Job& job = *slot.job;
+  ExtentState& state = job.extents[slot.unit.extent];
+  if (!state.failed && Begin(job)) {
+    const uint32_t per_layer = job.read.extents[slot.unit.extent].extent.layout().PiecesPerLayer();
+    if (status.ok()) {
+      for (uint32_t i = 0; i < slot.unit.pieces; ++i) {
+        --state.left[(slot.unit.first + i) / per_layer];
+      }
+    } else {
+      Fail(job, slot.unit.extent, status);
+    }
+    Advance(job);
+    End();
+  }
+  --job.in_flight;
+  slot.job = nullptr;
+  free_slots_.push_back(index);
 }
 
 void KvReader::Fail(Job& job, uint32_t extent, const absl::Status& status) {
@@ -374,6 +429,18 @@ bool KvReader::Begin(Job& job) {
 void KvReader::End() {
   absl::MutexLock lock(&mutex_);
   current_ = 0;
+}
+
+bool KvReader::BeginPlacing(const Job& job) {
+  absl::MutexLock lock(&mutex_);
+  if (cancelled_.contains(job.id)) return false;
+  ++placing_[job.id];
+  return true;
+}
+
+void KvReader::EndPlacing(const Job& job) {
+  const auto it = placing_.find(job.id);
+  if (--it->second == 0) placing_.erase(it);
 }
 
 bool KvReader::Cancelled(const Job& job) {

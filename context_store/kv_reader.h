@@ -1,6 +1,7 @@
-// Reads KV extents from segment files into memory, layer by layer, on one thread with several
-// requests in flight. Neighbours: kv_segments.h owns the files and the reader; kv_cipher.h checks
-// and decrypts.
+// Reads KV extents from segment files into memory, layer by layer. One thread keeps several
+// requests in flight and calls the caller's functions; with it, helpers check, decrypt and copy
+// what arrived, since one core does not keep up with a fast disk. Neighbours: kv_segments.h owns
+// the files and the reader; kv_cipher.h checks and decrypts.
 #pragma once
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/bounded_queue.h"
 #include "base/huge_memory.h"
 #include "context_store/disk_io.h"
 #include "context_store/kv_cipher.h"
@@ -58,6 +61,12 @@ struct KvReaderOptions {
   DiskQueue::Kind queue = DiskQueue::Kind::kUring;
   // For measurements: data arrive no faster than from a disk of this speed; 0 = no limit.
   uint64_t bytes_per_second = 0;
+  // Threads that check, decrypt and copy, beside the reader's own; at most kMaxHelpers.
+  uint32_t helpers = DefaultHelpers();
+
+  static constexpr uint32_t kMaxHelpers = 3;
+  // As many as there are other cores.
+  static uint32_t DefaultHelpers();
 };
 
 // Name of a segment's file.
@@ -98,7 +107,7 @@ class KvReader {
   };
   struct ExtentState {
     UniqueFd fd;
-    std::unique_ptr<KvPieceSealer> sealer;
+    std::vector<std::unique_ptr<KvPieceSealer>> sealers;  // one a thread that places
     std::vector<uint32_t> left;  // by layer: wanted pieces that have not arrived
     bool failed = false;
   };
@@ -127,19 +136,23 @@ class KvReader {
   static void Plan(Job* job);
   void Run();
   bool TakeNew();
+  void TakePlaced();
   void DropFinished();
   void IssueMore();
   bool Issue(Job& job, const Unit& unit);
   void Submit(size_t slot);
   void Handle(const DiskCompletion& completion);
-  absl::Status Place(Slot& slot);
+  void Help(uint32_t helper);
+  absl::Status Place(const Slot& slot, uint32_t thread) const;
+  void Finish(size_t slot, const absl::Status& status);
   void Fail(Job& job, uint32_t extent, const absl::Status& status);
   void Advance(Job& job);
   void WaitUntilDue(const Slot& slot) const;
-  // Surround what touches targets or calls functions of a job. Begin returns false if the job was
-  // cancelled.
+  // Surround calls of a job's functions, and writes to its targets. False if the job was cancelled.
   bool Begin(Job& job);
   void End();
+  bool BeginPlacing(const Job& job);
+  void EndPlacing(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Cancelled(const Job& job);
 
   const KvReaderOptions options_;
@@ -147,7 +160,7 @@ class KvReader {
   const std::unique_ptr<DiskQueue> queue_;
   std::atomic<uint64_t> bytes_read_{0};
 
-  // Used by the reader's thread alone.
+  // Used by the reader's thread alone; a helper reads the slot that it was given and its job.
   std::list<std::unique_ptr<Job>> jobs_;  // oldest first
   std::vector<Slot> slots_;
   std::vector<size_t> free_slots_;
@@ -156,11 +169,19 @@ class KvReader {
   absl::Mutex mutex_;
   std::deque<std::unique_ptr<Job>> new_jobs_ ABSL_GUARDED_BY(mutex_);
   std::set<KvReadId> live_ ABSL_GUARDED_BY(mutex_);
-  std::set<KvReadId> cancelled_ ABSL_GUARDED_BY(mutex_);  // a subset of live_
-  KvReadId current_ ABSL_GUARDED_BY(mutex_) = 0;          // between Begin and End
+  std::set<KvReadId> cancelled_ ABSL_GUARDED_BY(mutex_);          // a subset of live_
+  KvReadId current_ ABSL_GUARDED_BY(mutex_) = 0;                  // between Begin and End
+  std::map<KvReadId, uint32_t> placing_ ABSL_GUARDED_BY(mutex_);  // threads that place; none is 0
+  struct Placed {
+    size_t slot = 0;
+    absl::Status status;
+  };
+  std::vector<Placed> placed_ ABSL_GUARDED_BY(mutex_);  // by helpers
   KvReadId last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 
+  BoundedQueue<size_t> to_place_;  // slots for helpers
+  std::vector<std::thread> helpers_;
   std::thread thread_;
 };
 

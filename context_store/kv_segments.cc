@@ -102,6 +102,7 @@ absl::Status KvSegments::Prepare() {
   WITHY_RETURN_IF_ERROR(queue.status());
   write_queue_ = *std::move(queue);
   WITHY_ASSIGN_OR_RETURN(write_memory_, HugeMemory::Allocate(KvWriter::kMemoryBytes));
+  write_queue_->Prepare(write_memory_.bytes());
   WITHY_ASSIGN_OR_RETURN(reader_,
                          KvReader::Create({.directory = path,
                                            .direct = options_.direct,
