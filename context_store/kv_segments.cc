@@ -205,7 +205,7 @@ absl::StatusOr<KvSegments::Place> KvSegments::FindPlace(uint64_t bytes) {
     }
     if (open_segment_ != 0) {
       const Segment& segment = segments_.at(open_segment_);
-      if (segment.bytes + bytes <= kKvSegmentBytes) {
+      if (segment.bytes + bytes <= options_.segment_bytes) {
         return Place{open_segment_, segment.bytes, segment.fd};
       }
       dead = CloseOpenSegment();

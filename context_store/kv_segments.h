@@ -39,6 +39,7 @@ struct KvSegmentsOptions {
   std::string directory;  // created if missing
   // Bound on the bytes of all segments. Append refuses what would exceed it.
   uint64_t max_bytes = uint64_t{8} << 30;
+  uint64_t segment_bytes = kKvSegmentBytes;  // smaller in tests
   bool direct = true;  // false: through the page cache even where O_DIRECT is possible
   // io_uring if the kernel permits it; false: threads.
   bool uring = true;
