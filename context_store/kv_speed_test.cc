@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -25,7 +27,7 @@ namespace {
 constexpr uint32_t kSpeedLayers = 22;
 constexpr uint32_t kSpeedBlockBytes = 8768;
 constexpr uint32_t kSpeedExtents = 8;
-constexpr int kRounds = 7;
+constexpr int kRounds = 8;
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -174,15 +176,24 @@ TEST_F(KvSpeedTest, AColdReadReachesMostOfTheDisksSpeed) {
   std::sort(paths.begin(), paths.end());
   std::vector<double> one, deep, plain_rates, encrypted_rates, firsts;
   double first_ms = 0, plain_cpu = 0, encrypted_cpu = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    one.push_back(ReadFiles(paths, direct, 4 << 20, 1));
-    deep.push_back(ReadFiles(paths, direct, 512 << 10, 8));
-    plain_rates.push_back(ReadAll(*plain_segments, plain, plain_extents, &first_ms));
-    firsts.push_back(first_ms);
-    plain_cpu += std::exchange(cpu_seconds_, 0);
-    encrypted_rates.push_back(
-        ReadAll(*encrypted_segments, encrypted, encrypted_extents, &first_ms));
-    encrypted_cpu += std::exchange(cpu_seconds_, 0);
+  const std::array<std::function<void()>, 4> kinds = {
+      [&] { one.push_back(ReadFiles(paths, direct, 4 << 20, 1)); },
+      [&] { deep.push_back(ReadFiles(paths, direct, 512 << 10, 8)); },
+      [&] {
+        plain_rates.push_back(ReadAll(*plain_segments, plain, plain_extents, &first_ms));
+        plain_cpu += std::exchange(cpu_seconds_, 0);
+        firsts.push_back(first_ms);
+      },
+      [&] {
+        encrypted_rates.push_back(
+            ReadAll(*encrypted_segments, encrypted, encrypted_extents, &first_ms));
+        encrypted_cpu += std::exchange(cpu_seconds_, 0);
+      }};
+  // A virtual disk may give more than its rate for a moment after it was idle. So it is kept busy,
+  // and the kinds take turns in being the first of a round.
+  for (int i = 0; i < kRounds; ++i) ReadFiles(paths, direct, 4 << 20, 1);
+  for (size_t i = 0; i < kRounds * kinds.size(); ++i) {
+    kinds[(i + i / kinds.size()) % kinds.size()]();
   }
   const double gigabytes = static_cast<double>(kSpeedExtents * Chunks() * Slot()) / 1e9;
   const double disk = std::max(Median(one), Median(deep));
