@@ -80,7 +80,7 @@ KvReader::KvReader(KvReaderOptions options, HugeMemory memory, std::unique_ptr<D
     : options_(std::move(options)),
       memory_(std::move(memory)),
       queue_(std::move(queue)),
-      to_place_(options_.helpers) {
+      to_place_(size_t{kSlotsPerHelper} * options_.helpers) {
   for (size_t i = 0; i < kDepth; ++i) {
     slots_.push_back({.buffer = memory_.bytes().subspan(i * kRequestBytes, kRequestBytes)});
     free_slots_.push_back(i);

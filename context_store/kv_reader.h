@@ -80,6 +80,9 @@ class KvReader {
   static constexpr size_t kRequestBytes = 512 << 10;
   static constexpr uint32_t kDepth = 8;
   static constexpr size_t kMaxReads = 1024;  // started and not yet done
+  // Buffers given to a helper at a time: the next one waits while it works. What helpers have no
+  // room for, the reader's thread does itself.
+  static constexpr uint32_t kSlotsPerHelper = 2;
 
   // Errors: those of mmap(2) and io_uring_setup(2).
   static absl::StatusOr<std::unique_ptr<KvReader>> Create(KvReaderOptions options);
