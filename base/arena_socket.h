@@ -6,7 +6,7 @@
 //   store  -> worker  ArenaOffer + memfd  (SendFd); to refuse, the store closes the connection
 //
 // The connection then stays open and silent. If the worker's end closes, the worker is dead and its
-// quarantined blocks become free. If the store's end closes, the worker attaches again.
+// quarantined slots become free. If the store's end closes, the worker attaches again.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace withy {
 
 inline constexpr uint32_t kArenaMagic = 0x41594857;  // "WHYA"
-inline constexpr uint32_t kArenaVersion = 2;         // also changes with the layout of KV blocks
+inline constexpr uint32_t kArenaVersion = 3;         // also changes with the layout of KV blocks
 
 struct ArenaHello {
   uint32_t magic = kArenaMagic;
@@ -25,15 +25,15 @@ struct ArenaHello {
 };
 static_assert(sizeof(ArenaHello) == 24 && std::is_trivially_copyable_v<ArenaHello>);
 
-// The arena is an array of `block_count` blocks of `block_bytes` bytes. `arena_bytes` is the size
-// of the file to map.
+// `arena_bytes`: size of the file to map. `block_bytes`: of a block of 8 bits, as both ends lay it
+// out.
 struct ArenaOffer {
   uint32_t magic = kArenaMagic;
   uint32_t version = kArenaVersion;
   uint64_t epoch = 0;
   uint64_t arena_bytes = 0;
   uint32_t block_bytes = 0;
-  uint32_t block_count = 0;
+  uint32_t reserved = 0;
 };
 static_assert(sizeof(ArenaOffer) == 32 && std::is_trivially_copyable_v<ArenaOffer>);
 

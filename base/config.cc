@@ -275,6 +275,9 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
   WITHY_FILL("store", store, arena_bytes, uint64_t{256} << 20, uint64_t{1} << 20,
              uint64_t{1} << 40);
   WITHY_FILL("store", store, result_ttl_s, 86400, 1, 86400 * 365);
+  WITHY_FILL("store", store, kv_ratio_percent, 50, 25, 100);
+  WITHY_FILL("store", store, kv_disk_bytes, uint64_t{8} << 30, uint64_t{16} << 20,
+             uint64_t{1} << 40);
 
   proto::ProfilerConfig* profiler = config->mutable_profiler();
   WITHY_RETURN_IF_ERROR(

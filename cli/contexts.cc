@@ -17,7 +17,7 @@ int ListContexts(const Args& args) {
   const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
   v1::ListContextsResponse all;
   std::vector<std::vector<std::string>> rows = {
-      {"ID", "TITLE", "MESSAGES", "TOKENS", "IN MEMORY", "LAST USED"}};
+      {"ID", "TITLE", "MESSAGES", "TOKENS", "IN MEMORY", "ON DISK", "LAST USED"}};
   v1::ListContextsRequest request;
   do {
     auto page = (*client)->ListContexts(request);
@@ -25,13 +25,35 @@ int ListContexts(const Args& args) {
     for (const v1::ContextInfo& context : page->contexts()) {
       rows.push_back({context.context_id(), context.title(), std::to_string(context.messages()),
                       std::to_string(context.tokens()), Bytes(context.resident_bytes()),
-                      Ago(context.last_used_unix_s(), now)});
+                      Bytes(context.stored_bytes()), Ago(context.last_used_unix_s(), now)});
     }
     request.set_page_token(page->next_page_token());
     all.mutable_contexts()->MergeFrom(page->contexts());
   } while (!request.page_token().empty());
   std::cout << (args.Has("json") ? ToJson(all) + "\n" : Table(rows));
   return kExitOk;
+}
+
+// A letter for each chunk of the context's KV.
+std::string DrawChunks(const v1::GetContextResponse& context) {
+  const auto letter = [](const v1::ChunkRun& run) {
+    switch (run.resident()) {
+      case v1::KV_FORMAT_Q8:
+        return '8';
+      case v1::KV_FORMAT_Q4:
+        return '4';
+      case v1::KV_FORMAT_Q4_Q2:
+        return '3';
+      case v1::KV_FORMAT_Q2:
+        return '2';
+      default:
+        return run.stored() != v1::KV_FORMAT_UNSPECIFIED ? 's' : '.';
+    }
+  };
+  std::string drawing;
+  for (const v1::ChunkRun& run : context.chunks()) drawing.append(run.chunks(), letter(run));
+  if (drawing.empty()) return "";
+  return "KV, a letter for 16 tokens (bits in memory; s: on disk only): " + drawing + "\n\n";
 }
 
 // Checks the ID operands.
@@ -53,6 +75,7 @@ int RunShow(const Args& args) {
     std::cout << ToJson(*context) << "\n";
     return kExitOk;
   }
+  std::cout << DrawChunks(*context);
   for (const v1::ContextMessage& message : context->messages()) {
     std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "")
               << (message.dropped() ? " (outside the window, no longer seen)" : "") << ": "

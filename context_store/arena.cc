@@ -78,19 +78,32 @@ void Arena::PrefaultInBackground() {
   });
 }
 
-void Arena::Stamp(uint64_t block_bytes, uint32_t block, uint64_t epoch, uint32_t layer) {
-  engine::KvBlockHeader header{};
-  header.epoch = epoch;
-  header.layer = layer;
-  header.format = engine::KvFormat::kEmpty;
-  std::memcpy(memory_.data() + block * block_bytes, &header, sizeof header);
+void Arena::Stamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) {
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    engine::KvBlockHeader header{};
+    header.epoch = epoch;
+    header.layer = static_cast<uint32_t>(layer);
+    header.format = engine::KvFormat::kEmpty;
+    std::memcpy(At(slot.Block(geometry, layer)), &header, sizeof header);
+  }
 }
 
-bool Arena::HasStamp(uint64_t block_bytes, uint32_t block, uint64_t epoch) const {
-  uint64_t stamped = 0;
+void Arena::SetEpoch(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) {
   static_assert(offsetof(engine::KvBlockHeader, epoch) == 0);
-  std::memcpy(&stamped, memory_.data() + block * block_bytes, sizeof stamped);
-  return stamped == epoch;
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    std::memcpy(At(slot.Block(geometry, layer)), &epoch, sizeof epoch);
+  }
+}
+
+bool Arena::HasStamp(const engine::KvGeometry& geometry, engine::KvSlot slot,
+                     uint64_t epoch) const {
+  static_assert(offsetof(engine::KvBlockHeader, epoch) == 0);
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    uint64_t stamped = 0;
+    std::memcpy(&stamped, At(slot.Block(geometry, layer)), sizeof stamped);
+    if (stamped != epoch) return false;
+  }
+  return true;
 }
 
 UniqueFd TakeArenaFromSystemd() {

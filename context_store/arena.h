@@ -1,6 +1,5 @@
 // The shared memory that holds all KV: a sealed memfd. It is mapped here to stamp block headers,
 // handed to workers by side_socket.h, and kept over restarts of this process by systemd's fd store.
-// lease_table.h decides who owns a block.
 #pragma once
 
 #include <sys/types.h>
@@ -15,11 +14,12 @@
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "engine/kv/memory.h"
+#include "engine/kv/slot.h"
 
 namespace withy::context_store {
 
-// Lives as long as the process. lease_table.h decides who owns a block's bytes; the methods here
-// touch only headers of blocks that the caller owns.
+// Lives as long as the process. lease_table.h decides who owns a slot's bytes.
 class Arena {
  public:
   // Maps `kept` (an arena that systemd kept) if it is sealed and has `bytes` bytes; otherwise
@@ -35,10 +35,15 @@ class Arena {
   // Whether this is the memory of an earlier store process, which workers may still have mapped.
   bool recovered() const { return recovered_; }
 
-  // Writes a fresh header for `layer` of a chunk, stamped with `epoch`. The block has no KV yet.
-  void Stamp(uint64_t block_bytes, uint32_t block, uint64_t epoch, uint32_t layer);
-  // Whether the block's header has `epoch`.
-  bool HasStamp(uint64_t block_bytes, uint32_t block, uint64_t epoch) const;
+  std::byte* At(engine::KvBlockName block) const { return memory().At(block); }
+  engine::KvMemory memory() const { return {memory_.data(), memory_.size()}; }
+
+  // Writes fresh headers for the blocks of a slot, stamped with `epoch`. They have no KV yet.
+  void Stamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch);
+  // Changes the epoch in the headers of blocks that are filled.
+  void SetEpoch(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch);
+  // Whether the headers of all blocks have `epoch`.
+  bool HasStamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) const;
 
  private:
   Arena() = default;

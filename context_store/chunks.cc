@@ -6,31 +6,55 @@
 #include "absl/strings/str_cat.h"
 
 namespace withy::context_store {
+namespace {
+
+constexpr uint32_t kMostLayers = 4096;
+constexpr uint32_t kMostHeads = 4096;
+constexpr uint32_t kMostHeadDim = 256;
+constexpr uint32_t kHeadDimStep = 16;
+
+void Drop(ContextChunk* chunk, ContextChunks* context, SlotPool* pool) {
+  if (chunk->slot.has_value()) pool->Free(chunk->slot->units);
+  if (chunk->stored != 0) context->given_up.push_back(chunk->stored);
+}
+
+}  // namespace
 
 absl::Status CheckGeometry(const Geometry& g, uint64_t arena_bytes) {
-  if (g.model_id.size() != kIdentityBytes || g.layers == 0 || g.kv_heads == 0 || g.head_dim == 0) {
+  if (g.model_id.size() != kIdentityBytes || g.layers == 0 || g.layers > kMostLayers ||
+      g.kv_heads == 0 || g.kv_heads > kMostHeads || g.head_dim == 0 || g.head_dim > kMostHeadDim ||
+      g.head_dim % kHeadDimStep != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "geometry: a model_id of 32 bytes (has ", g.model_id.size(), "), layers (", g.layers,
-        "), kv_heads (", g.kv_heads, ") and head_dim (", g.head_dim, ") of at least 1 are needed"));
+        ") and kv_heads (", g.kv_heads, ") of 1 to ", kMostHeads, " and a head_dim (", g.head_dim,
+        ") that is a multiple of ", kHeadDimStep, " up to ", kMostHeadDim, " are needed"));
   }
-  if (g.block_bytes == 0 || g.block_bytes % 64 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("geometry: block_bytes ", g.block_bytes, " is not a multiple of 64"));
-  }
-  if (arena_bytes / g.block_bytes < g.layers) {
+  if (g.block_bytes != g.kv().BlockBytes(KvFormat::kQ8)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "geometry: a chunk of ", g.layers, " blocks of ", g.block_bytes,
-        " bytes does not fit the arena of ", arena_bytes, " bytes: raise store.arena_bytes"));
+        "geometry: the worker lays out a KV block in ", g.block_bytes, " bytes, this store in ",
+        g.kv().BlockBytes(KvFormat::kQ8), ": use both from one build"));
+  }
+  if (arena_bytes < g.ChunkBytes(KvFormat::kQ8)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "geometry: a chunk of ", g.ChunkBytes(KvFormat::kQ8), " bytes does not fit the arena of ",
+        arena_bytes, " bytes: raise store.arena_bytes"));
   }
   return absl::OkStatus();
 }
 
-uint32_t NextChunk(const ClaimedChunks& claimed, const ResidentChunks& resident) {
-  const auto count = static_cast<uint32_t>(resident.size());
-  return claimed.empty() ? count : std::max(count, claimed.rbegin()->first + 1);
+uint32_t ResidentPrefix(const ContextChunks& context) {
+  const auto missing =
+      std::find_if(context.chunks.begin(), context.chunks.end(),
+                   [](const ContextChunk& chunk) { return !chunk.slot.has_value(); });
+  return static_cast<uint32_t>(missing - context.chunks.begin());
 }
 
-absl::Status CheckCommit(const ClaimedChunks& claimed, const ResidentChunks& resident,
+uint32_t NextChunk(const ClaimedChunks& claimed, const ContextChunks& context) {
+  const uint32_t resident = ResidentPrefix(context);
+  return claimed.empty() ? resident : std::max(resident, claimed.rbegin()->first + 1);
+}
+
+absl::Status CheckCommit(const ClaimedChunks& claimed, const ContextChunks& context,
                          const std::vector<ChunkIdentity>& chunks) {
   for (size_t i = 0; i < chunks.size(); ++i) {
     const ChunkIdentity& chunk = chunks[i];
@@ -44,11 +68,11 @@ absl::Status CheckCommit(const ClaimedChunks& claimed, const ResidentChunks& res
                        "; must be 32, 16 (1 to 16 in the last chunk), at most 100"));
     }
     if (claimed.contains(static_cast<uint32_t>(i))) continue;
-    if (i >= resident.size()) {
+    if (i >= context.chunks.size() || !context.chunks[i].slot.has_value()) {
       return absl::InvalidArgumentError(
           absl::StrCat("commit of chunk ", i, ", which is neither resident nor claimed"));
     }
-    const ChunkIdentity& old = resident[i].identity;
+    const ChunkIdentity& old = context.chunks[i].identity;
     if (old.tokens == kChunkTokens && old.identity != chunk.identity) {
       return absl::InvalidArgumentError(absl::StrCat(
           "commit of chunk ", i, ": its identity changed, but it was full and not claimed again"));
@@ -57,42 +81,49 @@ absl::Status CheckCommit(const ClaimedChunks& claimed, const ResidentChunks& res
   return absl::OkStatus();
 }
 
-void Truncate(uint32_t keep_chunks, ResidentChunks* resident, BlockPool* pool) {
-  while (resident->size() > keep_chunks) {
-    pool->Free(resident->back().where.blocks);
-    resident->pop_back();
+void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool) {
+  while (context->chunks.size() > keep_chunks) {
+    Drop(&context->chunks.back(), context, pool);
+    context->chunks.pop_back();
   }
 }
 
-void TakeOver(uint32_t first, uint64_t owner, ResidentChunks* resident, ClaimedChunks* claimed,
-              BlockPool* pool) {
-  while (resident->size() > first) {
-    ChunkBlocks& where = resident->back().where;
-    pool->Take(where.blocks, owner);
-    (*claimed)[where.chunk] = std::move(where.blocks);
-    resident->pop_back();
-  }
-}
-
-void KeepCommitted(std::vector<ChunkIdentity> commit, ResidentChunks* resident,
-                   ClaimedChunks* claimed, BlockPool* pool) {
-  for (uint32_t i = 0; i < commit.size(); ++i) {
-    if (auto blocks = claimed->extract(i)) {
-      if (i < resident->size()) {
-        pool->Free((*resident)[i].where.blocks);
-      } else {
-        resident->push_back({{i, {}}, {}});
-      }
-      pool->Keep(blocks.mapped());
-      (*resident)[i].where.blocks = std::move(blocks.mapped());
+void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
+              SlotPool* pool) {
+  while (context->chunks.size() > first) {
+    ContextChunk& chunk = context->chunks.back();
+    const auto number = static_cast<uint32_t>(context->chunks.size() - 1);
+    const bool writable = chunk.slot.has_value() && chunk.slot->format == KvFormat::kQ8;
+    if (writable && !claimed->contains(number)) {
+      pool->Take(chunk.slot->units, owner);
+      claimed->emplace(number, chunk.slot->units);
+      chunk.slot.reset();
     }
-    (*resident)[i].identity = std::move(commit[i]);
+    Drop(&chunk, context, pool);
+    context->chunks.pop_back();
   }
-  Truncate(static_cast<uint32_t>(commit.size()), resident, pool);
 }
 
-void FreeClaimed(ClaimedChunks* claimed, BlockPool* pool) {
-  for (const auto& [chunk, blocks] : *claimed) pool->Free(blocks);
+void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,
+                   ClaimedChunks* claimed, SlotPool* pool) {
+  for (uint32_t i = 0; i < commit.size(); ++i) {
+    if (i == context->chunks.size()) context->chunks.emplace_back();
+    ContextChunk& chunk = context->chunks[i];
+    if (auto slot = claimed->extract(i)) {
+      if (chunk.slot.has_value()) pool->Free(chunk.slot->units);
+      pool->Keep(slot.mapped());
+      chunk.slot = KvSlot{slot.mapped(), KvFormat::kQ8};
+    }
+    if (chunk.stored != 0 && chunk.identity.identity != commit[i].identity) {
+      context->given_up.push_back(std::exchange(chunk.stored, 0));
+    }
+    chunk.identity = std::move(commit[i]);
+  }
+  Truncate(commit.size(), context, pool);
+}
+
+void FreeClaimed(ClaimedChunks* claimed, SlotPool* pool) {
+  for (const auto& [chunk, slot] : *claimed) pool->Free(slot);
   claimed->clear();
 }
 

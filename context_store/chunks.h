@@ -1,73 +1,110 @@
-// KV chunks: their geometry, identity and blocks, and the moves of blocks between a context, which
-// keeps resident chunks, and a lease, which claims chunks to write them. Pure functions over a
-// BlockPool. Neighbour: lease_table.h decides which lease may do what.
+// KV chunks: their geometry, identity and slots, and the moves of slots between a context, which
+// keeps chunks, and a lease, which claims chunks to write them. Pure functions over a SlotPool.
+// Neighbour: lease_table.h decides which lease may do what.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "context_store/block_pool.h"
+#include "context_store/slot_pool.h"
+#include "engine/kv/block.h"
+#include "engine/kv/slot.h"
 
 namespace withy::context_store {
 
-inline constexpr uint32_t kChunkTokens = 16;
+using engine::kChunkTokens;
+using engine::KvFormat;
+using engine::KvSlot;
+
 inline constexpr size_t kIdentityBytes = 32;
 
-// KV dimensions of the model that a worker serves. Blocks of another geometry are useless to it.
+// KV dimensions of the model that a worker serves. Chunks of another geometry are useless to it.
 struct Geometry {
   std::string model_id;  // 32 bytes
   uint32_t layers = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
-  uint32_t block_bytes = 0;
+  uint32_t block_bytes = 0;  // as the worker lays out a block of 8 bits
+
+  engine::KvGeometry kv() const {
+    return {static_cast<int>(layers), static_cast<int>(kv_heads), static_cast<int>(head_dim)};
+  }
+  uint64_t ChunkBytes(KvFormat format) const { return kv().ChunkBytes(format); }
   bool operator==(const Geometry&) const = default;
 };
 
-// Errors: INVALID_ARGUMENT (an invalid field, or not even one chunk fits `arena_bytes`).
+// Errors: INVALID_ARGUMENT (an invalid field, a layout that this build does not have, or not even
+// one chunk fits `arena_bytes`).
 absl::Status CheckGeometry(const Geometry& geometry, uint64_t arena_bytes);
 
 struct ChunkIdentity {
   std::string identity;  // 32 bytes
   uint32_t tokens = 0;   // 1..16; only the last chunk may have fewer than 16
   uint32_t model_level_percent = 0;
+  // Mean attention probability that a token of the chunk gets from each row after it (LLMS eq. 1);
+  // the number of rows that the mean is of.
+  float density = 0;
+  uint32_t density_rows = 0;
 };
 
-struct ChunkBlocks {
+// A chunk's place in the arena.
+struct ChunkSlot {
   uint32_t chunk = 0;
-  BlockIds blocks;  // one per layer
+  KvSlot slot;
 };
 
 struct ResidentChunk {
-  ChunkBlocks where;
+  ChunkSlot where;
   ChunkIdentity identity;
 };
-
-// A context's chunks in the arena: where.chunk == index.
 using ResidentChunks = std::vector<ResidentChunk>;
-// A lease's blocks, by chunk.
-using ClaimedChunks = std::map<uint32_t, BlockIds>;
 
-// The first chunk that neither the context nor the lease has.
-uint32_t NextChunk(const ClaimedChunks& claimed, const ResidentChunks& resident);
+// Names a chunk's copy on disk; 0 = none. Only kv_storage.h knows what it means.
+using StoredCopy = uint64_t;
+
+// A chunk of a context. It is in the arena, on disk, or both.
+struct ContextChunk {
+  ChunkIdentity identity;
+  std::optional<KvSlot> slot = std::nullopt;
+  StoredCopy stored = 0;
+  KvFormat stored_format = KvFormat::kQ8;  // of the copy
+};
+
+// What happens to a context's chunks while slots move.
+struct ContextChunks {
+  std::vector<ContextChunk> chunks;       // by number
+  std::vector<StoredCopy> given_up = {};  // copies on disk that no chunk has any more
+};
+
+// A lease's slots, by chunk; all of 8 bits.
+using ClaimedChunks = std::map<uint32_t, SlotAt>;
+
+// Number of leading chunks that are in the arena.
+uint32_t ResidentPrefix(const ContextChunks& context);
+// The first chunk that neither the context's resident prefix nor the lease has.
+uint32_t NextChunk(const ClaimedChunks& claimed, const ContextChunks& context);
 
 // Checks the chunks to commit against what the context and the lease have. Errors: INVALID_ARGUMENT
 // (an invalid identity, a gap, or a full chunk that changed without a claim).
-absl::Status CheckCommit(const ClaimedChunks& claimed, const ResidentChunks& resident,
+absl::Status CheckCommit(const ClaimedChunks& claimed, const ContextChunks& context,
                          const std::vector<ChunkIdentity>& chunks);
 
-// Frees all but the first `keep_chunks` chunks.
-void Truncate(uint32_t keep_chunks, ResidentChunks* resident, BlockPool* pool);
-// Moves the context's chunks from `first` on to the lease `owner`.
-void TakeOver(uint32_t first, uint64_t owner, ResidentChunks* resident, ClaimedChunks* claimed,
-              BlockPool* pool);
-// Makes `commit` the context's chunks: replaces or adds those that are claimed, frees those beyond
-// the commit. Other claims stay with the lease.
-void KeepCommitted(std::vector<ChunkIdentity> commit, ResidentChunks* resident,
-                   ClaimedChunks* claimed, BlockPool* pool);
-// Frees all of a lease's blocks.
-void FreeClaimed(ClaimedChunks* claimed, BlockPool* pool);
+// Drops all but the first `keep_chunks` chunks.
+void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool);
+// Moves the context's chunks from `first` on to the lease `owner`, which will write them. A chunk
+// that is not at 8 bits in the arena is dropped instead.
+void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
+              SlotPool* pool);
+// Makes `commit` the context's chunks: replaces or adds those that are claimed, drops those beyond
+// the commit. A chunk that is what it was keeps its copy on disk. Other claims stay with the lease.
+void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,
+                   ClaimedChunks* claimed, SlotPool* pool);
+// Frees all of a lease's slots.
+void FreeClaimed(ClaimedChunks* claimed, SlotPool* pool);
 
 }  // namespace withy::context_store

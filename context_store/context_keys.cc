@@ -160,7 +160,7 @@ absl::StatusOr<std::unique_ptr<ContextKeys>> ContextKeys::Open(RecordDb& db, Key
     WITHY_RETURN_IF_ERROR(db.Write(batch));
   }
   unlink(next_path.c_str());  // of a rotation that was interrupted before the database had changed
-  return std::unique_ptr<ContextKeys>(new ContextKeys(db, std::move(file), *std::move(master)));
+  return std::unique_ptr<ContextKeys>(new ContextKeys(db, std::move(file), *master));
 }
 
 absl::StatusOr<std::shared_ptr<const SecretKey>> ContextKeys::Get(

@@ -57,8 +57,8 @@ class ContextKeys {
   std::string master_key_id() const;
 
  private:
-  ContextKeys(RecordDb& db, KeyFile file, SecretKey master)
-      : db_(db), file_(std::move(file)), master_(std::move(master)) {}
+  ContextKeys(RecordDb& db, KeyFile file, const SecretKey& master)
+      : db_(db), file_(std::move(file)), master_(master) {}
 
   RecordDb& db_;
   const KeyFile file_;

@@ -1,5 +1,6 @@
 #include "context_store/convert.h"
 
+#include <cmath>
 #include <utility>
 
 #include "base/status.h"
@@ -28,7 +29,7 @@ bool SpansFit(const proto::Segment& segment) {
 
 }  // namespace
 
-proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_bytes) {
+proto::ContextInfo ToProto(const ContextSummary& summary, const ContextKv& kv) {
   proto::ContextInfo info;
   info.set_context_id(summary.context_id);
   info.set_title(summary.record.title);
@@ -36,7 +37,9 @@ proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_byte
   info.set_last_used_unix_s(summary.record.last_used_unix_ns / kNanosPerSecond);
   info.set_messages(summary.record.segments);
   info.set_tokens(summary.record.tokens);
-  info.set_resident_bytes(resident_bytes);
+  info.set_resident_bytes(kv.resident_bytes);
+  info.set_stored_bytes(kv.stored_bytes);
+  info.set_kv_tokens(kv.tokens);
   info.set_dropped_messages(summary.record.dropped);
   return info;
 }
@@ -75,7 +78,11 @@ absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
     outcome.segments.push_back(segment.SerializeAsString());
   }
   for (const proto::ChunkIdentity& chunk : commit.chunks()) {
-    outcome.chunks.push_back({chunk.identity(), chunk.tokens(), chunk.model_level_percent()});
+    outcome.chunks.push_back({.identity = chunk.identity(),
+                              .tokens = chunk.tokens(),
+                              .model_level_percent = chunk.model_level_percent(),
+                              .density = std::isfinite(chunk.density()) ? chunk.density() : 0,
+                              .density_rows = chunk.density_rows()});
   }
   if (commit.broken_off() && commit.request_id().empty()) return outcome;
   if (!commit.request_id().empty()) {
@@ -126,10 +133,27 @@ LegacyResults MakeLegacyResults() {
   return form;
 }
 
-proto::ChunkBlocks ToProto(const ChunkBlocks& blocks) {
-  proto::ChunkBlocks message;
-  message.set_chunk(blocks.chunk);
-  message.mutable_blocks()->Add(blocks.blocks.begin(), blocks.blocks.end());
+void AddChunks(const std::vector<ContextChunk>& chunks, proto::GetContextResponse* response) {
+  proto::ChunkRun* run = nullptr;
+  for (const ContextChunk& chunk : chunks) {
+    const auto resident = chunk.slot.has_value() ? static_cast<proto::KvFormat>(chunk.slot->format)
+                                                 : proto::KV_FORMAT_UNSPECIFIED;
+    const auto stored = chunk.stored != 0 ? static_cast<proto::KvFormat>(chunk.stored_format)
+                                          : proto::KV_FORMAT_UNSPECIFIED;
+    if (run == nullptr || run->resident() != resident || run->stored() != stored) {
+      run = response->add_chunks();
+      run->set_resident(resident);
+      run->set_stored(stored);
+    }
+    run->set_chunks(run->chunks() + 1);
+  }
+}
+
+proto::ChunkSlot ToProto(const ChunkSlot& where) {
+  proto::ChunkSlot message;
+  message.set_chunk(where.chunk);
+  message.set_units(where.slot.units);
+  message.set_format(static_cast<proto::KvFormat>(where.slot.format));
   return message;
 }
 
@@ -152,6 +176,8 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
     message->mutable_identity()->set_identity(chunk.identity.identity);
     message->mutable_identity()->set_tokens(chunk.identity.tokens);
     message->mutable_identity()->set_model_level_percent(chunk.identity.model_level_percent);
+    message->mutable_identity()->set_density(chunk.identity.density);
+    message->mutable_identity()->set_density_rows(chunk.identity.density_rows);
   }
   return opened;
 }

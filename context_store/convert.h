@@ -12,14 +12,15 @@ namespace withy::context_store {
 
 namespace proto = ::withy::v1;
 
-proto::ContextInfo ToProto(const ContextSummary& summary, uint64_t resident_bytes);
+proto::ContextInfo ToProto(const ContextSummary& summary, const ContextKv& kv);
+void AddChunks(const std::vector<ContextChunk>& chunks, proto::GetContextResponse* response);
 // Errors: INVALID_ARGUMENT naming the field.
 absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request);
 NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s);
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
 LegacyResults MakeLegacyResults();
 
-proto::ChunkBlocks ToProto(const ChunkBlocks& blocks);
+proto::ChunkSlot ToProto(const ChunkSlot& slot);
 // Errors: DATA_LOSS if a stored segment is not a valid message.
 absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded);
 // Appends the messages of a context. Errors: as above.

@@ -129,8 +129,8 @@ class ThreadQueue final : public DiskQueue {
   void Prepare(std::span<std::byte> /*memory*/) override {}
 
   void Submit(const DiskRequest& request) override {
-    DiskRequest copy = request;
-    Invariant(requests_.TryPush(std::move(copy)), "more requests in flight than the queue's depth");
+    Invariant(requests_.TryPush(DiskRequest(request)),
+              "more requests in flight than the queue's depth");
   }
 
   std::optional<DiskCompletion> Wait() override {

@@ -1,4 +1,4 @@
-// Decides which KV to evict when the arena is full. Pure. KV is a cache of text, so an eviction
+// Decides which KV leaves the arena when it is full. Pure. KV is a cache of text, so an eviction
 // costs only time. Neighbour: lease_table.cc executes the plan.
 #pragma once
 
@@ -10,18 +10,18 @@ namespace withy::context_store {
 
 // A context without a lease.
 struct IdleContext {
-  uint64_t last_used = 0;  // any monotonic clock
-  uint32_t chunks = 0;     // resident, from chunk 0 on
+  uint64_t last_used = 0;             // any monotonic clock
+  std::vector<uint64_t> chunks = {};  // bytes of each chunk in the arena, from chunk 0 on; 0: none
 };
 
 struct Eviction {
-  uint32_t context = 0;      // index into the given contexts
-  uint32_t keep_chunks = 0;  // number of leading chunks to keep
+  uint32_t context = 0;  // index into the given contexts
+  uint32_t chunk = 0;
+  uint64_t bytes = 0;
 };
 
-// Evicts at least `chunks` chunks: least recently used context first, from its tail, because a
-// chunk is useless without all chunks before it. Empty if the contexts have fewer chunks in total.
-// Source: LLMS section 3.4 (LCTRU); with a single precision only recency decides.
-std::vector<Eviction> PlanEviction(std::span<const IdleContext> contexts, uint64_t chunks);
+// All chunks in the order in which they leave: least recently used context first, from its tail,
+// because a chunk is useless without all chunks before it. Source: LLMS section 3.4 (LCTRU).
+std::vector<Eviction> EvictionOrder(std::span<const IdleContext> contexts);
 
 }  // namespace withy::context_store

@@ -2,61 +2,31 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
+#include <utility>
+#include <vector>
 
 namespace withy::context_store {
 namespace {
 
-TEST(Eviction, TakesTheOldestFirstFromItsTail) {
-  const std::vector<IdleContext> contexts = {{30, 5}, {10, 3}, {20, 4}};
-  const auto plan = PlanEviction(contexts, 5);
-  ASSERT_EQ(plan.size(), 2u);
-  EXPECT_EQ(plan[0].context, 1u);
-  EXPECT_EQ(plan[0].keep_chunks, 0u);
-  EXPECT_EQ(plan[1].context, 2u);
-  EXPECT_EQ(plan[1].keep_chunks, 2u);
-}
+using Steps = std::vector<std::pair<uint32_t, uint32_t>>;
 
-TEST(Eviction, IsAllOrNothing) {
-  const std::vector<IdleContext> contexts = {{1, 2}, {2, 2}};
-  EXPECT_TRUE(PlanEviction(contexts, 5).empty());
-  EXPECT_TRUE(PlanEviction(contexts, 0).empty());
-  EXPECT_EQ(PlanEviction(contexts, 4).size(), 2u);
-}
-
-TEST(Eviction, FreesExactlyWhatIsAskedAndSparesTheYoungest) {
-  const uint32_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
-  for (int round = 0; round < 200; ++round) {
-    std::vector<IdleContext> contexts(random() % 8 + 1);
-    uint64_t total = 0;
-    for (size_t i = 0; i < contexts.size(); ++i) {
-      contexts[i] = {random() % 1000 * 100 + i, static_cast<uint32_t>(random() % 6)};
-      total += contexts[i].chunks;
-    }
-    const uint64_t wanted = random() % (total + 2);
-    const auto plan = PlanEviction(contexts, wanted);
-    if (wanted > total || wanted == 0) {
-      EXPECT_TRUE(plan.empty());
-      continue;
-    }
-    uint64_t freed = 0;
-    uint64_t youngest = 0;
-    std::vector<uint32_t> kept(contexts.size());
-    for (size_t i = 0; i < contexts.size(); ++i) kept[i] = contexts[i].chunks;
-    for (const Eviction& e : plan) {
-      freed += contexts[e.context].chunks - e.keep_chunks;
-      kept[e.context] = e.keep_chunks;
-      youngest = std::max(youngest, contexts[e.context].last_used);
-    }
-    EXPECT_EQ(freed, wanted);
-    for (size_t i = 0; i < contexts.size(); ++i) {
-      if (contexts[i].last_used < youngest) {
-        EXPECT_EQ(kept[i], 0u);
-      }
-    }
+Steps StepsOf(const std::vector<IdleContext>& contexts) {
+  Steps steps;
+  for (const Eviction& eviction : EvictionOrder(contexts)) {
+    EXPECT_EQ(eviction.bytes, contexts[eviction.context].chunks[eviction.chunk]);
+    steps.emplace_back(eviction.context, eviction.chunk);
   }
+  return steps;
+}
+
+TEST(EvictionOrder, TheLeastRecentlyUsedContextGoesFirstFromItsTail) {
+  EXPECT_EQ(StepsOf({{.last_used = 9, .chunks = {4, 4}}, {.last_used = 3, .chunks = {4, 2, 2}}}),
+            (Steps{{1, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}}));
+}
+
+TEST(EvictionOrder, WhatIsNotInTheArenaDoesNotLeaveIt) {
+  EXPECT_EQ(StepsOf({{.last_used = 1, .chunks = {4, 0, 4, 0}}}), (Steps{{0, 2}, {0, 0}}));
+  EXPECT_EQ(StepsOf({}), Steps());
 }
 
 }  // namespace

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "context_store/invariant.h"
-#include "engine/weights/crc32c.h"
 
 namespace withy::context_store {
 namespace {
@@ -90,8 +90,8 @@ bool RunCipher(EVP_CIPHER_CTX* cipher, const std::array<uint8_t, kNonceBytes>& n
 
 // Four CRC32C sums of the data and of what they belong to. Damage is found, forgery is not.
 Check Checksum(std::string_view associated, std::span<const std::byte> data) {
-  const auto of_data = engine::Crc32cLanes(data);
-  const auto of_place = engine::Crc32cLanes(std::as_bytes(std::span(associated)));
+  const auto of_data = Crc32cLanes(data);
+  const auto of_place = Crc32cLanes(std::as_bytes(std::span(associated)));
   Check check;
   for (size_t i = 0; i < of_data.size(); ++i) {
     const uint32_t lane = of_data[i] ^ of_place[i];

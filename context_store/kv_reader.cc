@@ -242,11 +242,11 @@ bool KvReader::Issue(Job& job, const Unit& unit) {
     if (status.ok()) {
       auto fd = OpenDiskFile(KvSegmentPath(options_.directory, part.extent.segment),
                              {.direct = options_.direct});
+      status = fd.status();
       if (fd.ok()) {
         state.fd = *std::move(fd);
         state.sealers.resize(options_.helpers + 1);
       }
-      status = fd.status();
     }
     if (!status.ok()) {
       if (!Begin(job)) return false;
@@ -311,8 +311,7 @@ void KvReader::Handle(const DiskCompletion& completion) {
     status = absl::DataLossError(
         absl::StrCat("the file was cut: it ends at ", slot.file_offset + slot.filled));
   } else if (!job.extents[slot.unit.extent].failed && BeginPlacing(job)) {
-    size_t index = completion.tag;
-    if (to_place_.TryPush(std::move(index))) return;
+    if (to_place_.TryPush(size_t{completion.tag})) return;
     status = Place(slot, options_.helpers);  // all helpers are busy
     absl::MutexLock lock(&mutex_);
     EndPlacing(job);

@@ -139,7 +139,7 @@ bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
     End(claimed.status());
     return false;
   }
-  for (const ChunkBlocks& chunk : *claimed) *opened->add_claimed() = ToProto(chunk);
+  for (const ChunkSlot& chunk : *claimed) *opened->add_claimed() = ToProto(chunk);
   return true;
 }
 
@@ -152,7 +152,7 @@ absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
   } else if (!claimed.ok()) {
     return claimed.status();
   } else {
-    for (const ChunkBlocks& chunk : *claimed) *message->add_chunks() = ToProto(chunk);
+    for (const ChunkSlot& chunk : *claimed) *message->add_chunks() = ToProto(chunk);
   }
   Send(std::move(event));
   return absl::OkStatus();

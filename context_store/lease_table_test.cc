@@ -14,20 +14,22 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr uint32_t kLayers = 3;
-constexpr uint32_t kLeaseBlockBytes = 64;
 
 Geometry LeaseGeometry(char model = 'm') {
-  return {std::string(32, model), kLayers, 1, 4, kLeaseBlockBytes};
+  Geometry geometry{std::string(32, model), kLayers, 1, 16, 0};
+  geometry.block_bytes = static_cast<uint32_t>(geometry.kv().BlockBytes(KvFormat::kQ8));
+  return geometry;
 }
+const uint64_t kSlotBytes = LeaseGeometry().ChunkBytes(KvFormat::kQ8);
 LeaseLimits MakeLimits(uint32_t chunks) {
-  return {.arena_bytes = uint64_t{chunks} * kLayers * kLeaseBlockBytes, .open = 100, .waiting = 3};
+  return {.arena_bytes = chunks * kSlotBytes, .open = 100, .waiting = 3};
 }
 std::vector<ChunkIdentity> Chunks(uint32_t full, uint32_t tail_tokens = 0, char id = 'i') {
   std::vector<ChunkIdentity> chunks(full, {std::string(32, id), kChunkTokens, 100});
   if (tail_tokens > 0) chunks.push_back({std::string(32, id), tail_tokens, 100});
   return chunks;
 }
-bool AnyStamp(uint32_t, uint64_t) { return true; }
+bool AnyStamp(KvSlot, uint64_t) { return true; }
 
 class LeaseTableTest : public ::testing::Test {
  protected:
@@ -39,7 +41,7 @@ class LeaseTableTest : public ::testing::Test {
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
-  absl::StatusOr<std::vector<ChunkBlocks>> Claim(LeaseId lease, uint32_t first, uint32_t count) {
+  absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count) {
     return table_.Claim(lease, first, count, &evicted_);
   }
   Effects Commit(LeaseId lease, std::vector<ChunkIdentity> chunks) {
@@ -54,8 +56,11 @@ class LeaseTableTest : public ::testing::Test {
     Commit(lease, Chunks(full, tail));
   }
   size_t ResidentChunks(std::string_view context) {
-    return table_.ResidentBytes(context) / (kLayers * kLeaseBlockBytes);
+    return table_.KvOf(context).resident_bytes / kSlotBytes;
   }
+  uint64_t FreeChunks() const { return table_.slots().counts().free / kSlotBytes; }
+  uint64_t QuarantinedChunks() const { return table_.slots().counts().quarantined / kSlotBytes; }
+  bool AllFree() const { return table_.slots().counts().free == table_.slots().counts().total; }
 
   static constexpr WorkerInstance kWorker = 11;
   static constexpr WorkerInstance kOther = 22;
@@ -72,9 +77,9 @@ TEST_F(LeaseTableTest, WhatIsCommittedIsResidentForTheNextLease) {
   const LeaseId next = Open("c");
   const auto resident = table_.Resident(next);
   ASSERT_EQ(resident.size(), 3u);
-  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(resident[i].where.blocks, (*claimed)[i].blocks);
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(resident[i].where.slot, (*claimed)[i].slot);
   EXPECT_EQ(resident[2].identity.tokens, 5u);
-  EXPECT_EQ(table_.blocks().free, 7 * kLayers);
+  EXPECT_EQ(FreeChunks(), 7u);
 }
 
 TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
@@ -83,7 +88,7 @@ TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
   ASSERT_TRUE(Claim(lease, 4, 2).ok());
   Commit(lease, Chunks(3));
   EXPECT_EQ(ResidentChunks("c"), 3u);
-  EXPECT_EQ(table_.blocks().free, 7 * kLayers);
+  EXPECT_EQ(FreeChunks(), 7u);
 }
 
 TEST_F(LeaseTableTest, ARebuildReplacesWhatItClaimedWhenItCommits) {
@@ -92,18 +97,18 @@ TEST_F(LeaseTableTest, ARebuildReplacesWhatItClaimedWhenItCommits) {
   const auto before = table_.Resident(lease);
   const auto fresh = Claim(lease, 1, 3);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
-  EXPECT_EQ(table_.blocks().free, 3 * kLayers) << "the context keeps what it has";
+  EXPECT_EQ(FreeChunks(), 3u) << "the context keeps what it has";
   std::vector<ChunkIdentity> chunks = Chunks(3, 5, 'j');
   chunks[0] = before[0].identity;
   Commit(lease, chunks);
   const auto after = table_.Resident(Open("c"));
   ASSERT_EQ(after.size(), 4u);
-  EXPECT_EQ(after[0].where.blocks, before[0].where.blocks);
+  EXPECT_EQ(after[0].where.slot, before[0].where.slot);
   for (size_t i = 1; i < 4; ++i) {
-    EXPECT_EQ(after[i].where.blocks, (*fresh)[i - 1].blocks);
+    EXPECT_EQ(after[i].where.slot, (*fresh)[i - 1].slot);
     EXPECT_EQ(after[i].identity.identity, std::string(32, 'j'));
   }
-  EXPECT_EQ(table_.blocks().free, 6 * kLayers);
+  EXPECT_EQ(FreeChunks(), 6u);
 }
 
 TEST_F(LeaseTableTest, ARebuildThatIsBrokenOffLeavesTheContextAsItWas) {
@@ -113,14 +118,14 @@ TEST_F(LeaseTableTest, ARebuildThatIsBrokenOffLeavesTheContextAsItWas) {
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Fault(lease, 1)));
   table_.Abort(lease);
   EXPECT_EQ(ResidentChunks("c"), 3u);
-  EXPECT_EQ(table_.blocks().free, 7 * kLayers);
+  EXPECT_EQ(FreeChunks(), 7u);
 }
 
-TEST_F(LeaseTableTest, ARebuildWithForeignBlocksKeepsNothingOfThem) {
+TEST_F(LeaseTableTest, ARebuildWithForeignSlotsKeepsNothingOfThem) {
   Fill("c", 3);
   const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
   ASSERT_TRUE(Claim(lease, 1, 2).ok());
-  const auto foreign = [](uint32_t, uint64_t) { return false; };
+  const auto foreign = [](KvSlot, uint64_t) { return false; };
   EXPECT_EQ(*table_.BeginCommit(lease, Chunks(3), foreign), 2u);
   table_.FinishCommit(lease, true);
   EXPECT_EQ(ResidentChunks("c"), 1u);
@@ -193,7 +198,7 @@ TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {
   EXPECT_TRUE(absl::IsAborted(table_.Open(epoch_, "c").status()));
   EXPECT_TRUE(absl::IsAborted(Claim(lease, 2, 1).status()));
   EXPECT_TRUE(absl::IsAborted(table_.BeginCommit(lease, Chunks(2), AnyStamp).status()));
-  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+  EXPECT_TRUE(AllFree());
 }
 
 TEST_F(LeaseTableTest, KvSurvivesANewWorkerOfTheSameModelOnly) {
@@ -202,7 +207,7 @@ TEST_F(LeaseTableTest, KvSurvivesANewWorkerOfTheSameModelOnly) {
   EXPECT_EQ(ResidentChunks("c"), 3u);
   ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
   EXPECT_EQ(ResidentChunks("c"), 0u);
-  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+  EXPECT_TRUE(AllFree());
 }
 
 TEST_F(LeaseTableTest, AnotherModelWaitsUntilTheLiveWorkerIsGone) {
@@ -219,15 +224,15 @@ TEST_F(LeaseTableTest, BrokenLeasesQuarantineWhatTheirWorkerMayStillWrite) {
   ASSERT_TRUE(Claim(lease, 3, 2).ok());
   table_.Break(lease);
   // The two claimed chunks and the one being extended.
-  EXPECT_EQ(table_.blocks().quarantined, 3 * kLayers);
+  EXPECT_EQ(QuarantinedChunks(), 3u);
   EXPECT_EQ(ResidentChunks("c"), 2u);
   const LeaseId other = Open("d");
   ASSERT_TRUE(Claim(other, 0, 5).ok());
   EXPECT_TRUE(Claim(other, 5, 2).ok()) << "by evicting the idle context";
   EXPECT_TRUE(absl::IsResourceExhausted(Claim(other, 7, 1).status()));
   table_.WorkerGone(kWorker);
-  EXPECT_EQ(table_.blocks().quarantined, 0u);
-  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+  EXPECT_EQ(QuarantinedChunks(), 0u);
+  EXPECT_TRUE(AllFree());
 }
 
 TEST_F(LeaseTableTest, AnAttachAcknowledgesOnlyItsOwnQuarantine) {
@@ -236,9 +241,9 @@ TEST_F(LeaseTableTest, AnAttachAcknowledgesOnlyItsOwnQuarantine) {
   ASSERT_TRUE(Claim(lease, 0, 2).ok());
   table_.WorkerConnected(kOther);
   ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry()).ok());
-  EXPECT_EQ(table_.blocks().quarantined, 2 * kLayers);
+  EXPECT_EQ(QuarantinedChunks(), 2u);
   ASSERT_TRUE(table_.Attach(kWorker, LeaseGeometry()).ok());
-  EXPECT_EQ(table_.blocks().quarantined, 0u);
+  EXPECT_EQ(QuarantinedChunks(), 0u);
 }
 
 TEST_F(LeaseTableTest, ARefusedClaimLeavesTheLeaseAsItWas) {
@@ -270,7 +275,7 @@ TEST_F(LeaseTableTest, ClaimingAResidentChunkTakesItAndItsTail) {
   const auto before = table_.Resident(lease);
   const auto claimed = Claim(lease, 2, 1);
   ASSERT_TRUE(claimed.ok());
-  EXPECT_EQ((*claimed)[0].blocks, before[2].where.blocks);
+  EXPECT_EQ((*claimed)[0].slot, before[2].where.slot);
   EXPECT_EQ(table_.Resident(lease).size(), 2u);
   table_.Abort(lease);
   EXPECT_EQ(ResidentChunks("c"), 2u) << "its old content may be half overwritten";
@@ -285,7 +290,7 @@ TEST_F(LeaseTableTest, AFaultForgetsTheChunkAndAllAfterIt) {
   ASSERT_TRUE(Claim(lease, 1, 1).ok());
   Commit(lease, Chunks(2));
   EXPECT_EQ(ResidentChunks("c"), 2u);
-  EXPECT_EQ(table_.blocks().free, 8 * kLayers);
+  EXPECT_EQ(FreeChunks(), 8u);
 }
 
 TEST_F(LeaseTableTest, CommitsThatCannotBeAreRefused) {
@@ -307,14 +312,14 @@ TEST_F(LeaseTableTest, CommitsThatCannotBeAreRefused) {
   EXPECT_EQ(ResidentChunks("c"), 3u) << "the partial chunk may be extended in place";
 }
 
-TEST_F(LeaseTableTest, BlocksOfAForeignEpochAreNotKept) {
+TEST_F(LeaseTableTest, SlotsOfAForeignEpochAreNotKept) {
   const LeaseId lease = Open("c");
   const auto claimed = Claim(lease, 0, 3);
   ASSERT_TRUE(claimed.ok());
-  const uint32_t foreign = (*claimed)[1].blocks[2];
-  const auto dropped = table_.BeginCommit(lease, Chunks(3), [&](uint32_t block, uint64_t epoch) {
+  const KvSlot foreign = (*claimed)[1].slot;
+  const auto dropped = table_.BeginCommit(lease, Chunks(3), [&](KvSlot slot, uint64_t epoch) {
     EXPECT_EQ(epoch, epoch_);
-    return block != foreign;
+    return slot != foreign;
   });
   ASSERT_TRUE(dropped.ok());
   EXPECT_EQ(*dropped, 2u);
@@ -330,7 +335,7 @@ TEST_F(LeaseTableTest, AFailedCommitKeepsWhatWasThere) {
   table_.Break(lease);  // the stream broke meanwhile: the commit decides
   table_.FinishCommit(lease, false);
   EXPECT_EQ(ResidentChunks("c"), 2u);
-  EXPECT_EQ(table_.blocks().free, 8 * kLayers);
+  EXPECT_EQ(FreeChunks(), 8u);
 }
 
 TEST_F(LeaseTableTest, AnAttachInMidCommitCostsOnlyKv) {
@@ -343,7 +348,7 @@ TEST_F(LeaseTableTest, AnAttachInMidCommitCostsOnlyKv) {
     EXPECT_EQ(table_.Audit(), "");
     table_.FinishCommit(lease, true);
     EXPECT_EQ(ResidentChunks("c"), 0u) << "what a stale lease wrote is not kept";
-    EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+    EXPECT_TRUE(AllFree());
   }
 }
 
@@ -354,7 +359,7 @@ TEST_F(LeaseTableTest, StatelessLeasesLeaveNothing) {
   ASSERT_TRUE(Claim(b, 0, 3).ok());
   Commit(a, Chunks(2));
   table_.Abort(b);
-  EXPECT_EQ(table_.blocks().free, table_.blocks().total);
+  EXPECT_TRUE(AllFree());
 }
 
 TEST_F(LeaseTableTest, AContextBeingDeletedIsLeftAlone) {
@@ -378,12 +383,156 @@ TEST_F(LeaseTableTest, GeometriesThatCannotBeAreRefused) {
   };
   EXPECT_TRUE(refused([](Geometry& g) { g.model_id = "short"; }));
   EXPECT_TRUE(refused([](Geometry& g) { g.layers = 0; }));
-  EXPECT_TRUE(refused([](Geometry& g) { g.block_bytes = 0; }));
-  EXPECT_TRUE(refused([](Geometry& g) { g.block_bytes = 100; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.block_bytes += 64; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.head_dim = 20; }));
+  EXPECT_TRUE(refused([](Geometry& g) { g.kv_heads = 1 << 30; }));
   EXPECT_TRUE(refused([](Geometry& g) { g.layers = 1000; }));
 }
 
-// Random interleavings of all operations, checked against a model of who may write which block.
+// A chunk that is stored in fewer bits takes less space, and a call reads it as it is.
+TEST_F(LeaseTableTest, ADemotedChunkTakesLessSpace) {
+  Fill("c", 2, 3);
+  const auto work = table_.BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(work->to.format, KvFormat::kQ4);
+  EXPECT_TRUE(table_.FinishDemotion(*work, true));
+  const uint64_t small = LeaseGeometry().ChunkBytes(KvFormat::kQ4);
+  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes + small);
+  EXPECT_FALSE(table_.BeginDemotion("c", 2, KvFormat::kQ4, &evicted_).has_value())
+      << "it is unfinished";
+  EXPECT_FALSE(table_.BeginDemotion("c", 3, KvFormat::kQ4, &evicted_).has_value())
+      << "there is none";
+  const LeaseId lease = Open("c");
+  EXPECT_EQ(table_.Resident(lease)[0].where.slot.format, KvFormat::kQ4);
+  EXPECT_FALSE(table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_).has_value())
+      << "it is leased";
+  // Writing it takes a slot of the working size.
+  const auto claimed = Claim(lease, 0, 1);
+  ASSERT_TRUE(claimed.ok());
+  EXPECT_EQ((*claimed)[0].slot.format, KvFormat::kQ8);
+  EXPECT_EQ(table_.slots().counts().free, 7 * kSlotBytes) << "three chunks of 8 bits";
+  table_.Abort(lease);
+}
+
+TEST_F(LeaseTableTest, ADemotionGivesWayToACall) {
+  Fill("c", 2);
+  const auto work = table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(work.has_value());
+  const LeaseId lease = Open("c");
+  EXPECT_FALSE(table_.FinishDemotion(*work, true));
+  EXPECT_EQ(table_.Resident(lease)[1].where.slot, work->from);
+  // The call gives the slot back while the store still reads it.
+  table_.Abort(lease);
+  const auto second = table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  const LeaseId next = Open("c");
+  Commit(next, Chunks(1));
+  EXPECT_EQ(QuarantinedChunks(), 1u);
+  EXPECT_FALSE(table_.FinishDemotion(*second, true));
+  EXPECT_EQ(FreeChunks(), 9u);
+  // The arena may get another geometry meanwhile.
+  const auto third = table_.BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
+  EXPECT_FALSE(table_.FinishDemotion(*third, true));
+  EXPECT_TRUE(AllFree());
+}
+
+// There is room for a smaller chunk only when another context gives it.
+TEST_F(LeaseTableTest, ADemotionTakesRoomFromOtherIdleContexts) {
+  Fill("old", 3);
+  Fill("c", 7);
+  const auto work = table_.BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(evicted_, 1u);
+  EXPECT_EQ(ResidentChunks("old"), 2u);
+  EXPECT_TRUE(table_.FinishDemotion(*work, true));
+  const LeaseId old = Open("old");
+  const auto second = table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(second.has_value()) << "a gap is left";
+  EXPECT_TRUE(table_.FinishDemotion(*second, true));
+  table_.Abort(old);
+}
+
+TEST_F(LeaseTableTest, LostCopiesAreForgotten) {
+  table_.AdoptStored("c", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
+                           {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
+                           {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
+  table_.AdoptStored("d", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 17}});
+  Fill("e", 1);
+  const auto work = table_.BeginWrite("e", 0);
+  ASSERT_TRUE(table_.FinishWrite(*work, 27));
+  table_.ForgetCopies({8, 17, 27});
+  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "the third chunk is of no use without the second";
+  EXPECT_THAT(table_.TakeGivenUp(), ElementsAre(9));
+  EXPECT_EQ(table_.KvOf("d").tokens, 0u);
+  EXPECT_EQ(table_.KvOf("e").resident_bytes, kSlotBytes) << "it is in the arena, too";
+  EXPECT_EQ(table_.KvOf("e").stored_bytes, 0u);
+}
+
+// Whoever writes a chunk to disk may drop it from the arena and read it back.
+TEST_F(LeaseTableTest, WhatIsOnDiskComesBackIntoTheArena) {
+  Fill("c", 4);
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) {
+    const auto work = table_.BeginWrite("c", chunk);
+    ASSERT_TRUE(work.has_value());
+    EXPECT_TRUE(table_.FinishWrite(*work, chunk + 100));
+    EXPECT_FALSE(table_.BeginWrite("c", chunk).has_value()) << "it has a copy";
+  }
+  const LeaseId other = Open("d");
+  ASSERT_TRUE(Claim(other, 0, 8).ok());
+  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes) << "one was dropped with its copy";
+  EXPECT_EQ(table_.KvOf("c").tokens, 3 * kChunkTokens) << "the last one had no copy";
+  table_.Abort(other);
+
+  const LeaseId lease = Open("c");
+  EXPECT_EQ(table_.Resident(lease).size(), 2u);
+  const auto loads = table_.BeginLoad(lease, &evicted_);
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].chunk, 2u);
+  EXPECT_EQ(loads[0].stored, 102u);
+  EXPECT_EQ(table_.Resident(lease).size(), 2u) << "it is not there yet";
+  table_.FinishLoad(lease, loads, {true});
+  EXPECT_EQ(table_.Resident(lease).size(), 3u);
+  EXPECT_TRUE(table_.TakeGivenUp().empty());
+  // A commit that keeps a chunk keeps its copy; one that changes it gives the copy up.
+  ASSERT_TRUE(Claim(lease, 2, 1).ok());
+  EXPECT_THAT(table_.TakeGivenUp(), ElementsAre(102));
+  Commit(lease, Chunks(3));
+  EXPECT_EQ(table_.KvOf("c").stored_bytes, 2 * kSlotBytes);
+}
+
+TEST_F(LeaseTableTest, WhatCannotBeReadIsComputedAgain) {
+  table_.AdoptStored("c", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
+                           {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
+                           {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
+  EXPECT_EQ(table_.KvOf("c").tokens, 48u);
+  const LeaseId lease = Open("c");
+  const auto loads = table_.BeginLoad(lease, &evicted_);
+  ASSERT_EQ(loads.size(), 3u);
+  table_.FinishLoad(lease, loads, {true, false, true});
+  EXPECT_EQ(table_.Resident(lease).size(), 1u);
+  EXPECT_THAT(table_.TakeGivenUp(), ::testing::UnorderedElementsAre(8, 9));
+  EXPECT_EQ(FreeChunks(), 9u);
+  ASSERT_TRUE(Claim(lease, 1, 2).ok());
+  Commit(lease, Chunks(3));
+}
+
+TEST_F(LeaseTableTest, ALoadOutlivesItsLease) {
+  table_.AdoptStored("c", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7}});
+  const LeaseId lease = Open("c");
+  const auto loads = table_.BeginLoad(lease, &evicted_);
+  table_.Abort(lease);
+  EXPECT_EQ(FreeChunks(), 9u);
+  table_.FinishLoad(lease, loads, {true});
+  EXPECT_TRUE(AllFree());
+  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "it is still on disk";
+  const LeaseId next = Open("c");
+  const auto again = table_.BeginLoad(next, &evicted_);
+  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
+  table_.FinishLoad(next, again, {true});
+  EXPECT_TRUE(AllFree());
+}
+
+// Random interleavings of all operations, checked against a model of who may write which slot.
 class LeaseTableFuzz {
  public:
   explicit LeaseTableFuzz(uint32_t seed) : random_(seed) {}
@@ -405,7 +554,7 @@ class LeaseTableFuzz {
     bool granted = false;
     bool committing = false;
     uint32_t next = 0;  // first chunk not claimed yet
-    std::set<uint32_t> writes = {};
+    std::set<SlotAt> writes = {};
   };
 
   uint32_t Pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
@@ -435,7 +584,7 @@ class LeaseTableFuzz {
     }
   }
 
-  // Moves a lease's blocks to those that the worker may write until it acknowledges or dies.
+  // Moves a lease's slots to those that the worker may write until it acknowledges or dies.
   void MoveToZombie(const Lease& lease) {
     if (live_.contains(lease.worker)) {
       zombies_[lease.worker].insert(lease.writes.begin(), lease.writes.end());
@@ -457,7 +606,7 @@ class LeaseTableFuzz {
     const auto resident = table_.Resident(id);
     lease.next = static_cast<uint32_t>(resident.size());
     if (!resident.empty() && resident.back().identity.tokens < kChunkTokens) {
-      lease.writes.insert(resident.back().where.blocks.begin(), resident.back().where.blocks.end());
+      lease.writes.insert(resident.back().where.slot.units);
     }
   }
   void Attach() {
@@ -518,13 +667,11 @@ class LeaseTableFuzz {
     }
     if (!claimed.ok()) return;
     EXPECT_EQ(claimed->size(), count);
-    for (const ChunkBlocks& chunk : *claimed) {
-      for (uint32_t block : chunk.blocks) {
-        for (const auto& [worker, blocks] : zombies_) {
-          EXPECT_FALSE(blocks.contains(block)) << "a quarantined block was handed out";
-        }
-        lease.writes.insert(block);
+    for (const ChunkSlot& chunk : *claimed) {
+      for (const auto& [worker, slots] : zombies_) {
+        EXPECT_FALSE(slots.contains(chunk.slot.units)) << "a quarantined slot was handed out";
       }
+      lease.writes.insert(chunk.slot.units);
     }
     lease.next = std::max(lease.next, first + count);
   }
@@ -541,7 +688,7 @@ class LeaseTableFuzz {
     }
     if (keep > resident.size() && Pick(2) == 0) chunks.back().tokens = Pick(15) + 1;
     const bool stamps = Pick(5) != 0;
-    const auto begun = table_.BeginCommit(id, chunks, [&](uint32_t, uint64_t) { return stamps; });
+    const auto begun = table_.BeginCommit(id, chunks, [&](KvSlot, uint64_t) { return stamps; });
     EXPECT_EQ(begun.ok(), lease.granted && !lease.committing) << begun.status();
     lease.committing = lease.committing || begun.ok();
   }
@@ -566,14 +713,14 @@ class LeaseTableFuzz {
     }
   }
 
-  // No block may have two writers: two leases, or a lease and a worker that has not acknowledged.
+  // No slot may have two writers: two leases, or a lease and a worker that has not acknowledged.
   void CheckWriters() {
-    std::map<uint32_t, LeaseId> writers;
+    std::map<SlotAt, LeaseId> writers;
     for (const auto& [id, lease] : leases_) {
       if (lease.committing) continue;  // its worker has stopped writing
-      for (uint32_t block : lease.writes) {
-        ASSERT_TRUE(writers.emplace(block, id).second) << "block " << block << " has two writers";
-        for (const auto& [worker, blocks] : zombies_) ASSERT_FALSE(blocks.contains(block));
+      for (SlotAt slot : lease.writes) {
+        ASSERT_TRUE(writers.emplace(slot, id).second) << "slot " << slot << " has two writers";
+        for (const auto& [worker, slots] : zombies_) ASSERT_FALSE(slots.contains(slot));
       }
     }
   }
@@ -584,10 +731,10 @@ class LeaseTableFuzz {
   WorkerInstance worker_ = 0;
   std::set<WorkerInstance> live_;
   std::map<LeaseId, Lease> leases_;
-  std::map<WorkerInstance, std::set<uint32_t>> zombies_;
+  std::map<WorkerInstance, std::set<SlotAt>> zombies_;
 };
 
-TEST(LeaseTableProperty, NoBlockEverHasTwoOwnersAndNoneIsLost) {
+TEST(LeaseTableProperty, NoSlotEverHasTwoOwnersAndNoneIsLost) {
   const uint32_t first = std::random_device()();
   for (uint32_t i = 0; i < 60; ++i) {
     SCOPED_TRACE(::testing::Message() << "seed " << first + i);

@@ -33,6 +33,10 @@ class ContextStoreProcess final : public rpc::Process {
     options.limits.contexts_per_app = config.orchestrator().contexts_per_app();
     options.limits.result_ttl_s = config.store().result_ttl_s();
     options.arena_bytes = config.store().arena_bytes();
+    options.kv_ratio_percent = config.store().kv_ratio_percent();
+    options.kv.directory = config.state_dir() + "/kv";
+    options.kv.max_bytes = config.store().kv_disk_bytes();
+    options.key.path = config.state_dir() + "/master.key";
     options.kept_arena = std::move(kept_arena);
     options.former = MakeLegacyResults();
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));

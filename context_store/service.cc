@@ -95,7 +95,7 @@ grpc::ServerUnaryReactor* ContextStoreService::CreateContext(
     WITHY_ASSIGN_OR_RETURN(
         const ContextSummary summary,
         store_.contexts().Create(request->app_id(), FromProto(request->request(), now)));
-    *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    *response->mutable_context() = ToProto(summary, store_.KvOf(summary.context_id));
     return absl::OkStatus();
   });
 }
@@ -109,7 +109,8 @@ grpc::ServerUnaryReactor* ContextStoreService::GetContext(Context* context,
                            contexts.Find(request->app_id(), request->context_id()));
     WITHY_ASSIGN_OR_RETURN(const std::vector<std::string> segments,
                            contexts.ReadSegments(request->app_id(), request->context_id()));
-    *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    *response->mutable_context() = ToProto(summary, store_.KvOf(summary.context_id));
+    AddChunks(store_.ChunksOf(summary.context_id), response);
     return AddMessages(segments, response);
   });
 }
@@ -127,7 +128,7 @@ grpc::ServerUnaryReactor* ContextStoreService::ReadContext(
         const SegmentRange unfinished,
         contexts.FindUnfinished(request->app_id(), request->context_id(),
                                 {request->request_id(), request->request_digest()}, segments));
-    *response->mutable_context() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    *response->mutable_context() = ToProto(summary, store_.KvOf(summary.context_id));
     if (RemoveRange(unfinished, &segments) > 0) response->mutable_context()->set_tokens(0);
     return AddSegments(segments, response->mutable_segments());
   });
@@ -140,7 +141,7 @@ grpc::ServerUnaryReactor* ContextStoreService::ListContexts(
       request->app_id(), request->request().page_size(), request->request().page_token());
   if (!page.ok()) return Answer(context, page.status());
   for (const ContextSummary& summary : page->contexts) {
-    *response->add_contexts() = ToProto(summary, store_.ResidentBytes(summary.context_id));
+    *response->add_contexts() = ToProto(summary, store_.KvOf(summary.context_id));
   }
   response->set_next_page_token(std::move(page->next_page_token));
   return Answer(context, absl::OkStatus());
@@ -174,7 +175,6 @@ grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
   if (attached.ok()) {
     response->set_epoch(attached->epoch);
     response->set_arena_bytes(store_.arena().bytes());
-    response->set_block_count(attached->block_count);
     response->set_arena_socket(arena_socket_);
   }
   return Answer(context, attached.status());
@@ -190,13 +190,13 @@ grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
   status->set_queued_calls(stats.leases_waiting);
   status->set_queue_limit(stats.waiting_limit);
   status->set_arena_bytes(store_.arena().bytes());
-  status->set_arena_used_bytes(uint64_t{stats.blocks.total - stats.blocks.free} *
-                               stats.block_bytes);
-  status->set_detail(stats.block_bytes == 0 ? "waiting for a worker to attach" : "serving");
+  status->set_arena_used_bytes(stats.space.total - stats.space.free);
+  status->set_detail(stats.attached ? "serving" : "waiting for a worker to attach");
   response->set_epoch(stats.epoch);
-  response->set_blocks_total(stats.blocks.total);
-  response->set_blocks_free(stats.blocks.free);
-  response->set_blocks_quarantined(stats.blocks.quarantined);
+  response->set_arena_bytes(stats.space.total);
+  response->set_arena_free_bytes(stats.space.free);
+  response->set_arena_quarantined_bytes(stats.space.quarantined);
+  response->set_arena_largest_gap_bytes(stats.largest_gap);
   response->set_leases_open(stats.leases_open);
   response->set_contexts(static_cast<uint32_t>(store_.contexts().size()));
   response->set_apps(static_cast<uint32_t>(store_.apps().size()));

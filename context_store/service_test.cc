@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "context_store/process.h"
 #include "context_store/testing.h"
+#include "engine/kv/block.h"
 #include "rpc/channel.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
@@ -17,6 +18,11 @@ namespace withy::context_store {
 namespace {
 
 using Stream = grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>;
+
+// KV of the model that the tests' worker serves.
+constexpr engine::KvGeometry kServed{2, 1, 16};
+const uint64_t kServedChunk = kServed.ChunkBytes(engine::KvFormat::kQ8);
+constexpr uint64_t kArena = 1 << 20;
 
 // A worker's side of one Lease stream.
 class LeaseClient {
@@ -139,7 +145,7 @@ class ServiceTest : public ::testing::Test {
     config_.set_run_dir(dir_ / ("run" + std::to_string(++runs_)));
     config_.set_state_dir(state_dir.starts_with('/') ? state_dir : dir_ / state_dir);
     config_.mutable_store()->clear_listen();
-    config_.mutable_store()->set_arena_bytes(1 << 20);
+    config_.mutable_store()->set_arena_bytes(kArena);
     config_.mutable_orchestrator()->set_contexts_per_app(3);
     proto::Config filled = config_;
     ASSERT_TRUE(FillDefaults(&filled).ok());
@@ -186,10 +192,10 @@ class ServiceTest : public ::testing::Test {
   uint64_t Attach(uint64_t instance = 5) {
     v1::AttachRequest request;
     request.set_model_id(std::string(32, 'm'));
-    request.set_layers(2);
-    request.set_kv_heads(1);
-    request.set_head_dim(16);
-    request.set_block_bytes(1024);
+    request.set_layers(static_cast<uint32_t>(kServed.layers));
+    request.set_kv_heads(static_cast<uint32_t>(kServed.kv_heads));
+    request.set_head_dim(static_cast<uint32_t>(kServed.head_dim));
+    request.set_block_bytes(static_cast<uint32_t>(kServed.BlockBytes(engine::KvFormat::kQ8)));
     request.set_worker_instance(instance);
     return Call(&Stub::Attach, request).epoch();
   }
@@ -216,7 +222,7 @@ TEST_F(ServiceTest, ALeaseCommitsAndTheNextReusesItsKv) {
     EXPECT_EQ(opened.opened().segments(0).text(), "be brief");
     const v1::LeaseEvent claimed = lease.Claim(0, 2);
     ASSERT_EQ(claimed.claimed().chunks_size(), 2);
-    EXPECT_EQ(claimed.claimed().chunks(1).blocks_size(), 2);
+    EXPECT_EQ(claimed.claimed().chunks(1).format(), v1::KV_FORMAT_Q8);
     EXPECT_EQ(lease.Commit("hello", 2).committed().revision(), 1u);
     EXPECT_TRUE(lease.Finish().ok());
   }
@@ -229,7 +235,7 @@ TEST_F(ServiceTest, ALeaseCommitsAndTheNextReusesItsKv) {
   const v1::GetContextResponse got = Get(app, id);
   EXPECT_EQ(got.messages(1).message().content(), "hello");
   EXPECT_EQ(got.context().tokens(), 32u);
-  EXPECT_EQ(got.context().resident_bytes(), 4096u);
+  EXPECT_EQ(got.context().resident_bytes(), 2 * kServedChunk);
 }
 
 TEST_F(ServiceTest, ABrokenLeaseLeavesTheRecordAsItWas) {
@@ -423,10 +429,12 @@ TEST_F(ServiceTest, AFullArenaRefusesTheClaimAndLetsTheAnswerBeKept) {
   const std::string id = CreateContext(app);
   LeaseClient lease(*stub_, Attach(), app, id);
   ASSERT_TRUE(lease.Read().has_opened());
-  ASSERT_EQ(lease.Claim(0, 512).claimed().chunks_size(), 512);
-  const v1::LeaseEvent refused = lease.Claim(512, 1);
-  EXPECT_THAT(refused.claimed().refused(), ::testing::HasSubstr("0 of 1024 blocks free"));
-  EXPECT_TRUE(lease.Commit("as far as it went", 512).has_committed());
+  const auto all = static_cast<uint32_t>(kArena / kServedChunk);
+  ASSERT_EQ(lease.Claim(0, all).claimed().chunks_size(), static_cast<int>(all));
+  const v1::LeaseEvent refused = lease.Claim(all, 1);
+  EXPECT_THAT(refused.claimed().refused(),
+              ::testing::HasSubstr("no room in the KV arena: 1 chunk"));
+  EXPECT_TRUE(lease.Commit("as far as it went", all).has_committed());
   lease.Finish();
   EXPECT_EQ(Get(app, id).messages_size(), 1);
 }
@@ -438,16 +446,17 @@ TEST_F(ServiceTest, AStatelessLeaseMayClaimWithItsOpening) {
   const v1::LeaseEvent opened = lease.Read();
   ASSERT_EQ(opened.opened().claimed_size(), 3);
   EXPECT_EQ(opened.opened().claimed(2).chunk(), 2u);
-  EXPECT_EQ(opened.opened().claimed(2).blocks_size(), 2);
+  EXPECT_NE(opened.opened().claimed(2).units(), opened.opened().claimed(1).units());
   const v1::LeaseEvent more = lease.Claim(3, 1);
   ASSERT_EQ(more.claimed().chunks_size(), 1) << "it goes on behind them";
   EXPECT_EQ(more.claimed().chunks(0).chunk(), 3u);
 
-  LeaseClient greedy(*stub_, epoch, app, "", 512);
+  const auto all = static_cast<uint32_t>(kArena / kServedChunk);
+  LeaseClient greedy(*stub_, epoch, app, "", all);
   const v1::LeaseEvent full = greedy.Read();
   ASSERT_TRUE(full.has_opened());
   EXPECT_EQ(full.opened().claimed_size(), 0) << "no room";
-  EXPECT_THAT(greedy.Claim(0, 512).claimed().refused(), ::testing::HasSubstr("blocks free"));
+  EXPECT_THAT(greedy.Claim(0, all).claimed().refused(), ::testing::HasSubstr("bytes free"));
   greedy.Cancel();
   lease.Cancel();
 
@@ -541,8 +550,8 @@ TEST_F(ServiceTest, InfoTellsWhatIsThere) {
   EXPECT_EQ(info.contexts(), 1u);
   EXPECT_EQ(info.leases_open(), 2u);
   EXPECT_EQ(info.status().running_calls(), 1u) << "the other call has not come yet";
-  EXPECT_EQ(info.blocks_total() - info.blocks_free(), 6u);
-  EXPECT_EQ(info.status().arena_used_bytes(), 6u * 1024);
+  EXPECT_EQ(info.arena_bytes() - info.arena_free_bytes(), 3 * kServedChunk);
+  EXPECT_EQ(info.status().arena_used_bytes(), 3 * kServedChunk);
   EXPECT_GT(info.status().resident_bytes(), 0u);
 }
 

@@ -18,6 +18,8 @@ using telemetry::ScopedSpan;
 // Low bits of an epoch count within one run of the store; the high bits are the run's number, so
 // that epochs increase over restarts.
 constexpr int kEpochBits = 32;
+// Contexts that wait to be tidied. A context that finds no place is tidied after its next call.
+constexpr size_t kTidyQueue = 1024;
 
 // Whether the lease was opened ahead of its call.
 bool Ahead(const LeaseSpec& spec) { return spec.app_id.empty() && spec.context_id.empty(); }
@@ -45,13 +47,18 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       evicted_(recorder.counter(
           {"withy_store_evicted_chunks_total", "KV chunks of idle contexts evicted."})),
       refused_claims_(recorder.counter(
-          {"withy_store_refused_claims_total", "Claims that found no free blocks."})),
-      blocks_free_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
-                                   telemetry::Unit::kOne, "state", "free"})),
-      blocks_used_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
-                                   telemetry::Unit::kOne, "state", "used"})),
-      blocks_quarantined_(recorder.gauge({"withy_store_arena_blocks", "KV blocks by state.",
-                                          telemetry::Unit::kOne, "state", "quarantined"})),
+          {"withy_store_refused_claims_total", "Claims that found no free space."})),
+      demoted_(recorder.counter(
+          {"withy_store_demoted_chunks_total", "KV chunks stored anew in a smaller format."})),
+      written_(
+          recorder.counter({"withy_store_written_chunks_total", "KV chunks written to disk."})),
+      read_(recorder.counter({"withy_store_read_chunks_total", "KV chunks read from disk."})),
+      space_free_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
+                                  telemetry::Unit::kBytes, "state", "free"})),
+      space_used_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
+                                  telemetry::Unit::kBytes, "state", "used"})),
+      space_quarantined_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
+                                         telemetry::Unit::kBytes, "state", "quarantined"})),
       leases_gauge_(
           recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})) {}
 
@@ -65,11 +72,15 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   WITHY_ASSIGN_OR_RETURN(store->contexts_,
                          ContextRecords::Load(*store->db_, clock, o.limits, o.former));
   WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
+  if (!o.kv.directory.empty()) {
+    WITHY_ASSIGN_OR_RETURN(store->kv_, KvStorage::Open(o.kv, o.key, *store->db_));
+  }
   WITHY_RETURN_IF_ERROR(store->LoadPreviousWorkers());
   absl::MutexLock lock(&store->mutex_);
   store->table_ =
       std::make_unique<LeaseTable>(LeaseLimits{o.arena_bytes, o.max_leases, o.max_waiting_leases},
                                    store->db_->run() << kEpochBits);
+  store->tidy_ = std::make_unique<WorkPool>(1, kTidyQueue, clock);
   spdlog::info("{} apps, {} contexts in {}; arena of {} MiB{}", store->apps_->size(),
                store->contexts_->size(), o.db.path, o.arena_bytes >> 20,
                store->arena_->recovered() ? ", kept from the previous run" : "");
@@ -121,8 +132,9 @@ StoreStats Store::Stats() const {
   const auto ahead = std::count_if(leases_.begin(), leases_.end(),
                                    [](const auto& entry) { return Ahead(entry.second.spec); });
   return {.epoch = table_->epoch(),
-          .blocks = table_->blocks(),
-          .block_bytes = table_->block_bytes(),
+          .attached = table_->geometry().layers > 0,
+          .space = table_->slots().counts(),
+          .largest_gap = table_->slots().LargestGap(),
           .leases_open = table_->open_leases(),
           .leases_ahead = static_cast<uint32_t>(ahead),
           .leases_waiting = table_->waiting_leases(),
@@ -130,9 +142,14 @@ StoreStats Store::Stats() const {
           .faults = faults_.value()};
 }
 
-uint64_t Store::ResidentBytes(std::string_view context_id) const {
+ContextKv Store::KvOf(std::string_view context_id) const {
   absl::MutexLock lock(&mutex_);
-  return table_->ResidentBytes(context_id);
+  return table_->KvOf(context_id);
+}
+
+std::vector<ContextChunk> Store::ChunksOf(std::string_view context_id) const {
+  absl::MutexLock lock(&mutex_);
+  return table_->ChunksOf(context_id);
 }
 
 std::optional<Store::Upgrade> Store::NextUpgrade() const {
@@ -155,9 +172,14 @@ absl::Status Store::DeleteContext(std::string_view app_id, std::string_view cont
     WITHY_RETURN_IF_ERROR(table_->LockContext(context_id));
   }
   absl::Status deleted = contexts_->Delete(app_id, context_id);
-  absl::MutexLock lock(&mutex_);
-  table_->UnlockContext(context_id, deleted.ok());
-  RecordGauges();
+  const bool gone = deleted.ok();
+  if (gone && kv_ != nullptr) deleted = kv_->Delete(context_id);
+  {
+    absl::MutexLock lock(&mutex_);
+    table_->UnlockContext(context_id, gone);
+    RecordGauges();
+  }
+  ReleaseCopies();
   return deleted;
 }
 
@@ -179,6 +201,7 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
   for (size_t i = 0; i < locked.size() && status.ok(); ++i) {
     status = contexts_->Delete(app_id, locked[i]);
     deleted[i] = status.ok();
+    if (status.ok() && kv_ != nullptr) status = kv_->Delete(locked[i]);
   }
   if (status.ok()) status = contexts_->DeleteResultsOf(app_id);
   if (status.ok()) status = apps_->Remove(app_id);
@@ -187,6 +210,7 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
     for (size_t i = 0; i < locked.size(); ++i) table_->UnlockContext(locked[i], deleted[i]);
     RecordGauges();
   }
+  ReleaseCopies();
   contexts_->UnblockCreation(app_id);
   return status;
 }
@@ -206,8 +230,16 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
     ended = TakeEnded(attached.ended);
     RecordGauges();
   }
-  spdlog::info("worker {:x} attached: epoch {}, {} blocks of {} bytes, {} stale leases ended",
-               worker, attached.epoch, attached.block_count, geometry.block_bytes, ended.size());
+  if (attached.reset && kv_ != nullptr) {
+    const auto exists = [&](std::string_view id) { return !contexts_->AppOf(id).empty(); };
+    WITHY_ASSIGN_OR_RETURN(std::vector<StoredContext> stored, kv_->Adopt(geometry, exists));
+    absl::MutexLock lock(&mutex_);
+    for (StoredContext& context : stored) {
+      table_->AdoptStored(context.context_id, std::move(context.chunks));
+    }
+  }
+  spdlog::info("worker {:x} attached: epoch {}, chunks of {} bytes, {} stale leases ended", worker,
+               attached.epoch, geometry.ChunkBytes(KvFormat::kQ8), ended.size());
   for (const auto& listener : ended) {
     listener->OnEnded(
         absl::AbortedError("a worker attached again, the lease's epoch is over: attach again"));
@@ -227,8 +259,7 @@ absl::StatusOr<ArenaOffer> Store::ConnectWorker(WorkerInstance worker, uint64_t 
     table_->WorkerConnected(worker);
     offer.epoch = epoch;
     offer.arena_bytes = arena_->bytes();
-    offer.block_bytes = table_->block_bytes();
-    offer.block_count = table_->blocks().total;
+    offer.block_bytes = table_->geometry().block_bytes;
   }
   RecordBatch batch;
   batch.Put(WorkerKey(worker), Encode(record));
@@ -325,6 +356,7 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
       const SegmentRange replaced,
       contexts_->FindUnfinished(spec.app_id, spec.context_id, spec.request, loaded.segments));
   loaded.left_out = RemoveRange(replaced, &loaded.segments);
+  if (kv_ != nullptr) LoadStored(lease, spec);
   absl::MutexLock lock(&mutex_);
   if (const auto found = leases_.find(lease); found != leases_.end()) {
     found->second.replaces = replaced;
@@ -334,21 +366,18 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   return loaded;
 }
 
-absl::StatusOr<std::vector<ChunkBlocks>> Store::Claim(LeaseId lease, uint32_t first,
-                                                      uint32_t count) {
+absl::StatusOr<std::vector<ChunkSlot>> Store::Claim(LeaseId lease, uint32_t first, uint32_t count) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
   ScopedSpan span(recorder_, claim_span_, opened.spec.call_id);
   span.set_value(count);
   uint64_t evicted = 0;
   absl::MutexLock lock(&mutex_);
-  absl::StatusOr<std::vector<ChunkBlocks>> claimed = table_->Claim(lease, first, count, &evicted);
+  absl::StatusOr<std::vector<ChunkSlot>> claimed = table_->Claim(lease, first, count, &evicted);
   evicted_.Add(evicted);
   if (absl::IsResourceExhausted(claimed.status())) refused_claims_.Add();
   if (!claimed.ok()) return claimed;
-  for (const ChunkBlocks& chunk : *claimed) {
-    for (uint32_t layer = 0; layer < chunk.blocks.size(); ++layer) {
-      arena_->Stamp(table_->block_bytes(), chunk.blocks[layer], opened.spec.epoch, layer);
-    }
+  for (const ChunkSlot& chunk : *claimed) {
+    arena_->Stamp(table_->geometry().kv(), chunk.slot, opened.spec.epoch);
   }
   RecordGauges();
   return claimed;
@@ -376,8 +405,8 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   span.set_value(outcome.segments.size());
   {
     absl::MutexLock lock(&mutex_);
-    const auto stamped = [&](uint32_t block, uint64_t epoch) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      return arena_->HasStamp(table_->block_bytes(), block, epoch);
+    const auto stamped = [&](KvSlot slot, uint64_t epoch) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return arena_->HasStamp(table_->geometry().kv(), slot, epoch);
     };
     WITHY_ASSIGN_OR_RETURN(const uint32_t dropped,
                            table_->BeginCommit(lease, std::move(outcome.chunks), stamped));
@@ -400,7 +429,9 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
     granted = FindGranted(effects.granted);
     RecordGauges();
   }
+  const bool idle = granted.empty() && !opened.spec.context_id.empty();
   for (const auto& listener : granted) listener->OnGranted();
+  if (idle) (void)tidy_->TryRun([this, id = opened.spec.context_id] { Tidy(id); });
   return revision;
 }
 
@@ -440,10 +471,10 @@ Store::Listeners Store::FindGranted(const std::vector<LeaseId>& granted) {
 }
 
 void Store::RecordGauges() {
-  const BlockPool::Counts& counts = table_->blocks();
-  blocks_free_.Set(counts.free);
-  blocks_used_.Set(counts.claimed + counts.resident);
-  blocks_quarantined_.Set(counts.quarantined);
+  const SlotPool::Counts& counts = table_->slots().counts();
+  space_free_.Set(counts.free);
+  space_used_.Set(counts.claimed + counts.resident);
+  space_quarantined_.Set(counts.quarantined);
   leases_gauge_.Set(table_->open_leases());
 }
 

@@ -23,8 +23,10 @@
 #include "context_store/app_registry.h"
 #include "context_store/arena.h"
 #include "context_store/context_records.h"
+#include "context_store/kv_storage.h"
 #include "context_store/lease_table.h"
 #include "context_store/record_db.h"
+#include "context_store/work_pool.h"
 #include "telemetry/recorder.h"
 
 namespace withy::context_store {
@@ -36,7 +38,12 @@ struct StoreOptions {
   uint32_t max_leases = 1024;
   uint32_t max_waiting_leases = 256;
   LegacyResults former;
-  UniqueFd kept_arena;  // arena that systemd kept from an earlier store process; may be invalid
+  // Bytes that a context's KV may take after a call, as a share of its bytes at 8 bits. 100: chunks
+  // stay at 8 bits.
+  uint32_t kv_ratio_percent = 50;
+  KvSegmentsOptions kv;  // empty directory: no KV on disk
+  KeyFile key;           // master key of what is encrypted at rest
+  UniqueFd kept_arena;   // arena that systemd kept from an earlier store process; may be invalid
 };
 
 // Receives notices about a lease on other threads, never under a lock of the store, and none after
@@ -76,8 +83,9 @@ struct LeaseOutcome {
 
 struct StoreStats {
   uint64_t epoch = 0;
-  BlockPool::Counts blocks;
-  uint32_t block_bytes = 0;
+  bool attached = false;  // a worker has told its geometry
+  SlotPool::Counts space;
+  uint64_t largest_gap = 0;  // bytes
   uint32_t leases_open = 0;
   uint32_t leases_ahead = 0;  // of leases_open: opened ahead, their calls have not arrived
   uint32_t leases_waiting = 0;
@@ -98,7 +106,8 @@ class Store {
   ContextRecords& contexts() { return *contexts_; }
   const Arena& arena() const { return *arena_; }
   StoreStats Stats() const;
-  uint64_t ResidentBytes(std::string_view context_id) const;
+  ContextKv KvOf(std::string_view context_id) const;
+  std::vector<ContextChunk> ChunksOf(std::string_view context_id) const;
 
   // See LeaseTable::NextUpgrade.
   struct Upgrade {
@@ -132,7 +141,7 @@ class Store {
   void EndLeasesAhead();
   // Reads the record and the resident chunks. Blocks.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
-  absl::StatusOr<std::vector<ChunkBlocks>> Claim(LeaseId lease, uint32_t first, uint32_t count);
+  absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
   // On return the commit is durable and the lease is over; the lease is also over if the disk
   // failed (the record is then unchanged). Returns the context's revision. Blocks. Errors: those of
@@ -141,6 +150,9 @@ class Store {
   absl::StatusOr<uint64_t> Commit(LeaseId lease, LeaseOutcome outcome);
   void Abort(LeaseId lease);
   void Break(LeaseId lease);
+
+  // Waits until the work on idle contexts that earlier calls have caused is done. For tests.
+  void AwaitTidy();
 
  private:
   struct OpenedLease {
@@ -158,6 +170,15 @@ class Store {
   bool PreviousWorkerLives(WorkerInstance attaching);
   absl::StatusOr<OpenedLease> Find(LeaseId lease) const;
   void EndLease(LeaseId lease, bool broken);
+  // Work on a context that a call has left: stores its chunks in smaller formats, as far as the
+  // ratio asks for (store_tidy.cc). On the thread of tidy_.
+  void Tidy(const std::string& context_id);
+  // Both end early if a call has come.
+  void DemoteIdle(const std::string& context_id, const Geometry& geometry);
+  void WriteIdle(const std::string& context_id, const Geometry& geometry);
+  // Reads chunks of the lease's context into the arena.
+  void LoadStored(LeaseId lease, const LeaseSpec& spec);
+  void ReleaseCopies();
   // Apply the table's effects: remove ended leases and return the listeners to notify.
   Listeners TakeEnded(const std::vector<LeaseId>& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Listeners FindGranted(const std::vector<LeaseId>& granted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -172,21 +193,27 @@ class Store {
   telemetry::Counter& faults_;
   telemetry::Counter& evicted_;
   telemetry::Counter& refused_claims_;
-  telemetry::Gauge& blocks_free_;
-  telemetry::Gauge& blocks_used_;
-  telemetry::Gauge& blocks_quarantined_;
+  telemetry::Counter& demoted_;
+  telemetry::Counter& written_;
+  telemetry::Counter& read_;
+  telemetry::Gauge& space_free_;
+  telemetry::Gauge& space_used_;
+  telemetry::Gauge& space_quarantined_;
   telemetry::Gauge& leases_gauge_;
 
   std::unique_ptr<RecordDb> db_;
   std::unique_ptr<AppRegistry> apps_;
   std::unique_ptr<ContextRecords> contexts_;
   std::unique_ptr<Arena> arena_;
+  std::unique_ptr<KvStorage> kv_;  // null: no KV on disk
 
   mutable absl::Mutex mutex_;
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkerRecord> previous_workers_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::unique_ptr<WorkPool> tidy_;  // one thread; last, because its tasks use all of the above
 };
 
 }  // namespace withy::context_store

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <span>
 #include <thread>
 
@@ -21,10 +22,13 @@
 namespace withy::context_store {
 namespace {
 
-constexpr uint32_t kBlockBytes = 128;
 constexpr uint64_t kArenaBytes = 1 << 20;
+constexpr engine::KvGeometry kKv{2, 1, 16};
 
-Geometry MakeGeometry() { return {std::string(32, 'm'), 2, 1, 4, kBlockBytes}; }
+Geometry MakeGeometry() {
+  return {std::string(32, 'm'), 2, 1, 16, static_cast<uint32_t>(kKv.BlockBytes(KvFormat::kQ8))};
+}
+uint64_t ChunkBytes() { return kKv.ChunkBytes(KvFormat::kQ8); }
 
 class CountingListener final : public LeaseListener {
  public:
@@ -99,7 +103,7 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   ASSERT_TRUE(fd.ok()) << fd.status();
   EXPECT_EQ(offer.epoch, epoch);
   EXPECT_EQ(offer.arena_bytes, kArenaBytes);
-  EXPECT_EQ(offer.block_count, kArenaBytes / kBlockBytes);
+  EXPECT_EQ(offer.block_bytes, kKv.BlockBytes(KvFormat::kQ8));
   EXPECT_LT(ftruncate(fd->get(), kArenaBytes / 2), 0) << "the arena cannot shrink";
   auto mapped = SharedMemory::Map(fd->get(), kArenaBytes, SharedMemory::Access::kReadWrite);
   ASSERT_TRUE(mapped.ok());
@@ -109,16 +113,15 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   const LeaseId lease = Open(epoch, context);
   const auto claimed = store_->Claim(lease, 0, 2);
   ASSERT_TRUE(claimed.ok());
-  const auto block_of = [&](uint32_t block) {
-    return mapped->data() + size_t{block} * kBlockBytes;
-  };
+  std::byte* block =
+      engine::KvMemory{mapped->data(), mapped->size()}.At((*claimed)[1].slot.Block(kKv, 1));
   uint64_t stamp = 0;
-  std::memcpy(&stamp, block_of((*claimed)[1].blocks[1]), sizeof stamp);
+  std::memcpy(&stamp, block, sizeof stamp);
   EXPECT_EQ(stamp, epoch);
-  std::memset(block_of((*claimed)[1].blocks[1]), 0, sizeof stamp);
+  std::memset(block, 0, sizeof stamp);
   std::vector<ChunkIdentity> chunks(2, {std::string(32, 'i'), 16, 100});
   ASSERT_TRUE(store_->Commit(lease, {{"text"}, chunks, 32, std::nullopt}).ok());
-  EXPECT_EQ(store_->ResidentBytes(context), 2 * kBlockBytes) << "one chunk of two layers is left";
+  EXPECT_EQ(store_->KvOf(context).resident_bytes, ChunkBytes()) << "one chunk is left";
   EXPECT_EQ(store_->Stats().faults, 1u);
 }
 
@@ -132,13 +135,13 @@ TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
   const LeaseId broken = Open(epoch, "");
   ASSERT_TRUE(store_->Claim(broken, 0, 2).ok());
   store_->Break(broken);
-  EXPECT_EQ(store_->Stats().blocks.quarantined, 4u);
+  EXPECT_EQ(store_->Stats().space.quarantined, 2 * ChunkBytes());
   const LeaseId running = Open(epoch, "");
   ASSERT_TRUE(store_->Claim(running, 0, 1).ok());
   connection.Reset();
   ASSERT_TRUE(Eventually([&] { return listener_->ended > 0; }));
-  ASSERT_TRUE(Eventually([&] { return store_->Stats().blocks.quarantined == 0; }));
-  EXPECT_EQ(store_->Stats().blocks.free, store_->Stats().blocks.total);
+  ASSERT_TRUE(Eventually([&] { return store_->Stats().space.quarantined == 0; }));
+  EXPECT_EQ(store_->Stats().space.free, store_->Stats().space.total);
 }
 
 TEST_F(StoreTest, StrangersGetNoArena) {
@@ -176,7 +179,7 @@ TEST_F(StoreTest, ALeaseSeesTheRecordAndTheNextOneWhatWasCommitted) {
   EXPECT_TRUE(absl::IsAborted(store_->DeleteContext("app", context)));
   store_->Abort(waiting->id);
   EXPECT_TRUE(store_->DeleteContext("app", context).ok());
-  EXPECT_EQ(store_->Stats().blocks.free, store_->Stats().blocks.total);
+  EXPECT_EQ(store_->Stats().space.free, store_->Stats().space.total);
 }
 
 // A call that was cancelled before its answer.
@@ -198,7 +201,7 @@ TEST_F(StoreTest, KvAloneIsKeptBesideTheRecordAsItWas) {
   ASSERT_TRUE(store_->Claim(next, 1, 1).ok());
   const std::vector<ChunkIdentity> others = {chunks[0], {std::string(32, 'k'), 4, 100}};
   EXPECT_EQ(*store_->Commit(next, {{"q", "a"}, others, 20, std::nullopt}), 1u);
-  EXPECT_EQ(store_->ResidentBytes(context), 4 * kBlockBytes);
+  EXPECT_EQ(store_->KvOf(context).resident_bytes, 2 * ChunkBytes());
   EXPECT_EQ(store_->Stats().faults, 0u);
 }
 
@@ -245,6 +248,146 @@ TEST_F(StoreTest, AnArenaOfAnotherSizeIsNotUsed) {
   ASSERT_TRUE(memfd.ok());
   auto next = OpenStore(dir_ / "other", *std::move(memfd));
   EXPECT_FALSE(next->arena().recovered());
+}
+
+class StoreOnDiskTest : public StoreTest {
+ protected:
+  StoreOnDiskTest() { Restart(); }
+
+  void Restart() {
+    store_.reset();
+    StoreOptions options;
+    options.db.path = dir_ / "records";
+    options.arena_bytes = kArenaBytes;
+    options.kv.directory = dir_ / "kv";
+    options.key.path = dir_ / "key";
+    options.kv_ratio_percent = ratio_percent_;
+    options.kv.segment_bytes = segment_bytes_;
+    options.kv.max_bytes = disk_bytes_;
+    auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+    epoch_ = store_->Attach(7, MakeGeometry())->epoch;
+  }
+  std::byte* At(KvSlot slot) const { return store_->arena().memory().base + slot.offset(); }
+  // A call that leaves `full` chunks of random numbers.
+  void Fill(const std::string& context, uint32_t full) {
+    std::mt19937 random(full);
+    const LeaseId lease = Open(epoch_, context);
+    const auto claimed = store_->Claim(lease, 0, full);
+    ASSERT_TRUE(claimed.ok()) << claimed.status();
+    LeaseOutcome outcome;
+    outcome.segments = {"text"};
+    for (const ChunkSlot& chunk : *claimed) {
+      std::vector<float> token(16);
+      for (int layer = 0; layer < kKv.layers; ++layer) {
+        std::byte* block = store_->arena().At(chunk.slot.Block(kKv, layer));
+        engine::KvBlockHeader header;
+        std::memcpy(&header, block, sizeof header);
+        header.format = KvFormat::kQ8;
+        header.filled = 16;
+        std::memcpy(block, &header, sizeof header);
+        for (size_t i = sizeof header; i < kKv.BlockBytes(KvFormat::kQ8); ++i) {
+          block[i] = static_cast<std::byte>(random() % 64);
+        }
+      }
+      outcome.chunks.push_back({std::string(32, static_cast<char>('a' + chunk.chunk)), 16, 100});
+    }
+    ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
+    store_->AwaitTidy();
+  }
+  // The bytes of a context's chunks behind their headers, as a call gets them.
+  std::vector<std::string> ReadAll(const std::string& context) {
+    std::vector<std::string> all;
+    const LeaseId lease = Open(epoch_, context);
+    const auto loaded = store_->Load(lease);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    for (const ResidentChunk& chunk : loaded->resident) {
+      std::string& bytes = all.emplace_back();
+      const KvSlot slot = chunk.where.slot;
+      for (int layer = 0; layer < kKv.layers; ++layer) {
+        const std::byte* block = store_->arena().At(slot.Block(kKv, layer));
+        engine::KvBlockHeader header;
+        std::memcpy(&header, block, sizeof header);
+        EXPECT_EQ(header.epoch, epoch_);
+        EXPECT_EQ(header.format, slot.format);
+        bytes.append(reinterpret_cast<const char*>(block) + sizeof header,
+                     kKv.BlockBytes(slot.format) - sizeof header);
+      }
+    }
+    store_->Abort(lease);
+    return all;
+  }
+
+  uint32_t ratio_percent_ = 50;
+  uint64_t segment_bytes_ = kKvSegmentBytes;
+  uint64_t disk_bytes_ = uint64_t{1} << 30;
+  uint64_t epoch_ = 0;
+};
+
+TEST_F(StoreOnDiskTest, AnIdleContextTakesLessSpaceAndComesBackAfterARestart) {
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 60);
+  const ContextKv kv = store_->KvOf(context);
+  EXPECT_LE(kv.resident_bytes, 60 * ChunkBytes() * 60 / 100);
+  EXPECT_EQ(kv.stored_bytes, kv.resident_bytes) << "all of it is on disk";
+  const std::vector<std::string> before = ReadAll(context);
+  ASSERT_EQ(before.size(), 60u);
+  Restart();
+  EXPECT_EQ(store_->KvOf(context).resident_bytes, 0u);
+  EXPECT_EQ(store_->KvOf(context).tokens, 60u * 16);
+  EXPECT_EQ(ReadAll(context), before);
+  EXPECT_EQ(store_->KvOf(context).resident_bytes, kv.resident_bytes);
+}
+
+TEST_F(StoreOnDiskTest, WhatLeavesTheArenaIsReadBack) {
+  ratio_percent_ = 100;
+  Restart();
+  const std::string first = store_->contexts().Create("app", {})->context_id;
+  const std::string second = store_->contexts().Create("app", {})->context_id;
+  const auto most = static_cast<uint32_t>(kArenaBytes / ChunkBytes());
+  Fill(first, most * 2 / 3);
+  const std::vector<std::string> before = ReadAll(first);
+  ASSERT_EQ(before.size(), most * 2 / 3);
+  Fill(second, most * 2 / 3);
+  EXPECT_LT(store_->KvOf(first).resident_bytes, before.size() * ChunkBytes());
+  EXPECT_EQ(ReadAll(first), before);
+}
+
+TEST_F(StoreOnDiskTest, AFullDiskGivesUpTheOldestKv) {
+  segment_bytes_ = 64 << 10;
+  disk_bytes_ = 4 * segment_bytes_;
+  Restart();
+  std::vector<std::string> contexts;
+  for (int i = 0; i < 8; ++i) {
+    contexts.push_back(store_->contexts().Create("app", {})->context_id);
+    Fill(contexts.back(), 50);
+  }
+  EXPECT_EQ(store_->KvOf(contexts.front()).stored_bytes, 0u);
+  EXPECT_GT(store_->KvOf(contexts.back()).stored_bytes, 0u);
+  EXPECT_EQ(ReadAll(contexts.back()).size(), 50u);
+  Restart();
+  EXPECT_EQ(store_->KvOf(contexts.back()).tokens, 50u * 16);
+  EXPECT_EQ(store_->KvOf(contexts.front()).tokens, 0u);
+}
+
+TEST_F(StoreOnDiskTest, ADeletedContextLeavesNoKv) {
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 20);
+  ASSERT_TRUE(store_->DeleteContext("app", context).ok());
+  Restart();
+  EXPECT_EQ(store_->KvOf(context).tokens, 0u);
+}
+
+TEST_F(StoreOnDiskTest, AnotherModelsKvIsNotUsed) {
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 20);
+  Geometry other = MakeGeometry();
+  other.model_id = std::string(32, 'n');
+  ASSERT_TRUE(store_->Attach(7, other).ok());
+  EXPECT_EQ(store_->KvOf(context).tokens, 0u);
+  Restart();
+  EXPECT_EQ(store_->KvOf(context).tokens, 0u) << "it was deleted";
 }
 
 TEST_F(StoreTest, ManyThreadsOnFewContextsLoseNothing) {

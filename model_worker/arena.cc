@@ -45,14 +45,13 @@ absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path) {
 
 absl::Status CheckOffer(const ArenaOffer& offer, const ArenaHello& hello, uint32_t block_bytes) {
   const bool fits = offer.magic == kArenaMagic && offer.version == kArenaVersion &&
-                    offer.epoch == hello.epoch && offer.block_bytes == block_bytes &&
-                    uint64_t{offer.block_count} * offer.block_bytes <= offer.arena_bytes;
+                    offer.epoch == hello.epoch && offer.block_bytes == block_bytes;
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("context_store offers an arena of version ", offer.version, ", epoch ",
-                   offer.epoch, ", ", offer.block_count, " blocks of ", offer.block_bytes,
-                   " bytes in ", offer.arena_bytes, "; this worker needs version ", kArenaVersion,
-                   ", epoch ", hello.epoch, ", blocks of ", block_bytes, " bytes"));
+                   offer.epoch, ", blocks of ", offer.block_bytes, " bytes in ", offer.arena_bytes,
+                   "; this worker needs version ", kArenaVersion, ", epoch ", hello.epoch,
+                   ", blocks of ", block_bytes, " bytes"));
 }
 
 }  // namespace

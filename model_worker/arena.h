@@ -20,10 +20,6 @@ class MappedArena final : public Arena {
       : memory_(std::move(memory)), offer_(offer) {}
 
   uint64_t epoch() const override { return offer_.epoch; }
-  uint32_t block_count() const override { return offer_.block_count; }
-  std::byte* Block(uint32_t number) const override {
-    return memory_.data() + size_t{number} * offer_.block_bytes;
-  }
   engine::KvMemory memory() const override { return {memory_.data(), memory_.size()}; }
 
  private:

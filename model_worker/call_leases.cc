@@ -45,7 +45,7 @@ class CallLeases::Events final : public LeaseEvents {
       leases.Prepare(ticket_, over_, std::move(request_), std::move(lease), std::move(opened));
     });
   }
-  void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
+  void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
     With([&](CallLeases& leases) {
       leases.inbox_.Post([&results = leases.results_, ticket = ticket_, chunks = std::move(chunks),
                           refused = std::move(refused)]() mutable {

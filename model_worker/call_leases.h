@@ -27,7 +27,7 @@ class LeaseResults {
  public:
   virtual ~LeaseResults() = default;
   virtual void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) = 0;
-  virtual void OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, std::string refused) = 0;
+  virtual void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted(Ticket ticket) = 0;
   virtual void OnBroken(Ticket ticket, absl::Status status) = 0;
 };

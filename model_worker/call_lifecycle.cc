@@ -126,7 +126,7 @@ void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, 
                         .queue_position = call->queue_position});
 }
 
-void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, std::string refused) {
+void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) {
   Call* call = Find(ticket);
   if (call == nullptr || call->phase != CallPhase::kRunning) return;
   if (runner_.IsUnderWay(*call)) {
@@ -135,7 +135,7 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, st
     });
   }
   if (refused.empty()) {
-    const absl::Status added = call->session->AddBlocks(chunks);
+    const absl::Status added = call->session->AddChunks(chunks);
     return added.ok() ? leases_.ClaimAhead(*call) : Fail(*call, added);
   }
   call->session->ClaimRefused();

@@ -74,7 +74,7 @@ class CallLifecycle final : private LeaseResults, private StepResults {
   void PublishLoad();
 
   void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) override;
-  void OnClaimed(Ticket ticket, std::vector<ChunkBlocks> chunks, std::string refused) override;
+  void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) override;
   void OnCommitted(Ticket ticket) override;
   void OnBroken(Ticket ticket, absl::Status status) override;
   void OnComputed(Call& call) override;

@@ -22,6 +22,10 @@ struct ChunkName {
   Identity identity{};
   int32_t tokens = 0;
   int32_t level_percent = 100;
+  // Mean attention probability that a token of the chunk gets from a row after it (LLMS eq. 1), and
+  // the number of rows that the mean is of. Not part of the identity.
+  float density = 0;
+  int32_t density_rows = 0;
 };
 
 // The identity of a model for chunks and for the store: SHA-256 of the engine's model id and the

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "engine/kv/block.h"
 #include "engine/session/solo_answer.h"
-#include "engine/weights/crc32c.h"
 
 namespace withy::model_worker {
 namespace {
@@ -19,7 +19,7 @@ engine::KvBlockHeader ReadHeader(const std::byte* block) {
 }
 
 uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
-  return engine::Crc32c(
+  return Crc32c(
       0, {block + sizeof(engine::KvBlockHeader), block_bytes - sizeof(engine::KvBlockHeader)});
 }
 
@@ -32,6 +32,7 @@ int32_t ChunksFor(int32_t tokens) {
 ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
                      std::shared_ptr<const Arena> arena)
     : model_(model),
+      geometry_{model.kv.layers, model.kv.kv_heads, model.kv.head_dim},
       namer_(namer),
       arena_(std::move(arena)),
       lowest_level_(static_cast<int32_t>(model.levels.size()) - 1) {}
@@ -39,18 +40,18 @@ ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
 // A block that this attachment to the store wrote is not checked again. An older one is checked
 // byte by byte, and stamped so that the next call does not check it.
 bool ContextKv::HeadersMatch(const ResidentChunk& chunk) const {
-  if (chunk.where.blocks.size() != static_cast<size_t>(model_.kv.layers)) return false;
-  for (size_t layer = 0; layer < chunk.where.blocks.size(); ++layer) {
-    if (chunk.where.blocks[layer] >= arena_->block_count()) return false;
-    std::byte* block = arena_->Block(chunk.where.blocks[layer]);
+  const engine::KvSlot slot = chunk.where.slot;
+  if (!arena_->Holds(geometry_, slot)) return false;
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    std::byte* block = arena_->At(slot.Block(geometry_, layer));
     engine::KvBlockHeader header = ReadHeader(block);
-    if (header.layer != layer || header.filled != chunk.name.tokens ||
-        header.format != engine::KvFormat::kQ8 ||
+    if (header.layer != static_cast<uint32_t>(layer) || header.filled != chunk.name.tokens ||
+        header.format != slot.format ||
         std::memcmp(header.identity, chunk.name.identity.data(), sizeof(header.identity)) != 0) {
       return false;
     }
     if (header.epoch == arena_->epoch()) continue;
-    if (header.checksum != PayloadChecksum(block, model_.kv.block_bytes)) return false;
+    if (header.checksum != PayloadChecksum(block, geometry_.BlockBytes(slot.format))) return false;
     header.epoch = arena_->epoch();
     std::memcpy(block, &header, sizeof(header));
   }
@@ -81,7 +82,7 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     // The last token of a prompt is always computed: the answer begins with its logits. A chunk
     // that has it already is not used, so that it is not written.
     if (!rules.rebuild && reused_tokens_ + names[i].tokens >= end) break;
-    PushChunk(resident[i].where.blocks);
+    PushChunk(resident[i].where.slot);
     reused_tokens_ += names[i].tokens;
     reused_.push_back(names[i]);
     const int32_t level = engine::LevelIndex(model_, names[i].level_percent);
@@ -89,17 +90,20 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
   }
 }
 
-absl::Status ContextKv::AdoptClaimed(std::span<const ChunkBlocks> claimed) {
+absl::Status ContextKv::AdoptClaimed(std::span<const ChunkSlot> claimed) {
   if (claimed.empty()) return absl::OkStatus();
   if (slots_ > 0) {
     return absl::InternalError("context store: chunks claimed beside those of a context");
   }
   claim_ = ClaimRange{.first = 0, .count = static_cast<int32_t>(claimed.size())};
-  return AddBlocks(claimed);
+  return AddChunks(claimed);
 }
 
-void ContextKv::PushChunk(std::span<const uint32_t> blocks) {
-  for (const uint32_t number : blocks) blocks_.push_back(arena_->Name(number));
+void ContextKv::PushChunk(engine::KvSlot slot) {
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    blocks_.push_back(slot.Block(geometry_, layer));
+  }
+  density_.push_back(0);
   slots_ += engine::kChunkTokens;
 }
 
@@ -109,9 +113,8 @@ std::byte* ContextKv::BlockOf(int32_t chunk, int32_t layer) const {
 }
 
 void ContextKv::CopySlot(int32_t from_slot, int32_t to_slot) {
-  const engine::KvGeometry geometry{model_.kv.layers, model_.kv.kv_heads, model_.kv.head_dim};
-  for (int32_t layer = 0; layer < model_.kv.layers; ++layer) {
-    engine::CopyToken(geometry, BlockOf(from_slot / engine::kChunkTokens, layer),
+  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
+    engine::CopyToken(geometry_, BlockOf(from_slot / engine::kChunkTokens, layer),
                       from_slot % engine::kChunkTokens,
                       BlockOf(to_slot / engine::kChunkTokens, layer),
                       to_slot % engine::kChunkTokens);
@@ -125,7 +128,7 @@ std::optional<ClaimRange> ContextKv::BeginClaim(int32_t tokens) {
   return claim_;
 }
 
-absl::Status ContextKv::AddBlocks(std::span<const ChunkBlocks> chunks) {
+absl::Status ContextKv::AddChunks(std::span<const ChunkSlot> chunks) {
   const ClaimRange claim = claim_.value_or(ClaimRange{});
   claim_.reset();
   if (chunks.size() != static_cast<size_t>(claim.count)) {
@@ -133,24 +136,22 @@ absl::Status ContextKv::AddBlocks(std::span<const ChunkBlocks> chunks) {
         absl::StrCat("context store: claimed ", claim.count, " chunks and got ", chunks.size()));
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const std::vector<uint32_t>& blocks = chunks[i].blocks;
-    const bool inside = std::all_of(blocks.begin(), blocks.end(), [&](uint32_t number) {
-      return number < arena_->block_count();
-    });
-    if (chunks[i].chunk != claim.first + static_cast<int32_t>(i) || !inside ||
-        blocks.size() != static_cast<size_t>(model_.kv.layers)) {
+    const auto [number, slot] = chunks[i];
+    if (number != claim.first + static_cast<int32_t>(i) || slot.format != engine::KvFormat::kQ8 ||
+        !arena_->Holds(geometry_, slot)) {
       return absl::InternalError(absl::StrCat(
-          "context store: chunk ", chunks[i].chunk, " with ", blocks.size(),
-          " blocks in answer to a claim of chunk ", claim.first + static_cast<int>(i), " with ",
-          model_.kv.layers, " of them in an arena of ", arena_->block_count()));
+          "context store: chunk ", number, " of format ", static_cast<int>(slot.format), " at ",
+          slot.offset(), " in answer to a claim of chunk ", claim.first + static_cast<int>(i),
+          " of ", geometry_.ChunkBytes(engine::KvFormat::kQ8), " bytes in an arena of ",
+          arena_->memory().bytes));
     }
-    PushChunk(blocks);
+    PushChunk(slot);
   }
   return absl::OkStatus();
 }
 
 std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
-                                               std::vector<int32_t> levels) {
+                                               std::vector<int32_t> levels, int32_t computed) {
   const auto tokens = static_cast<int32_t>(ids.size());
   std::vector<ChunkName> kept;
   for (size_t i = 0; i < std::min(reused_.size(), levels.size()); ++i) {
@@ -170,7 +171,28 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
     ++unchanged;
   }
   StampHeaders(names, unchanged);
+  AddDensities(computed, &names);
   return names;
+}
+
+void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) const {
+  const int32_t layers = std::max(model_.layers - 1, 1);
+  const auto sums_of_a_row =
+      static_cast<float>(std::max(model_.heads, 1) * layers * engine::kChunkTokens);
+  for (size_t i = 0; i < names->size(); ++i) {
+    ChunkName& name = (*names)[i];
+    if (i < reused_.size()) {
+      name.density = reused_[i].density;
+      name.density_rows = reused_[i].density_rows;
+    }
+    const int32_t rows =
+        computed - std::max(reused_tokens_, static_cast<int32_t>(i) * engine::kChunkTokens);
+    if (rows <= 0) continue;
+    const auto before = static_cast<float>(name.density_rows);
+    const float sum = name.density * before + density_[i] / sums_of_a_row;
+    name.density_rows += rows;
+    name.density = sum / static_cast<float>(name.density_rows);
+  }
 }
 
 void ContextKv::StampHeaders(std::span<const ChunkName> names, size_t first) const {

@@ -1,6 +1,6 @@
-// The KV blocks of one call's context: which resident chunks it reuses, which slots it has, the
+// The KV of one call's context: which resident chunks it reuses, which slots it has for tokens, the
 // names and headers that its chunks are committed with. Neighbours: session.h knows the tokens and
-// what is computed; lease.h brings blocks; chunk_identity.h names chunks.
+// what is computed; lease.h brings chunks; chunk_identity.h names them.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +44,8 @@ class ContextKv {
   void AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
                      const ReuseRules& rules);
   // Takes over chunks that were claimed with the opening of the lease. Errors: INTERNAL when the
-  // context has chunks already; as AddBlocks.
-  absl::Status AdoptClaimed(std::span<const ChunkBlocks> claimed);
+  // context has chunks already; as AddChunks.
+  absl::Status AdoptClaimed(std::span<const ChunkSlot> claimed);
   // Tokens whose KV was there: their slots are only read.
   int32_t reused_tokens() const { return reused_tokens_; }
   // The lowest level of the reused chunks, as an index; the full one without any.
@@ -53,34 +53,42 @@ class ContextKv {
   // The first resident chunk whose content is not that of its identity.
   std::optional<int32_t> faulty_chunk() const { return faulty_chunk_; }
 
-  int32_t slots() const { return slots_; }  // tokens that there are blocks for
-  engine::ContextView View() const {
-    return {.memory = arena_->memory(), .blocks = blocks_, .committed_tokens = reused_tokens_};
+  int32_t slots() const { return slots_; }  // tokens that there is room for
+  // Valid until the next chunks are added.
+  engine::ContextView View() {
+    return {.memory = arena_->memory(),
+            .blocks = blocks_,
+            .committed_tokens = reused_tokens_,
+            .density = density_};
   }
   // Copies K and V of the token in one slot to another one, in all layers.
   void CopySlot(int32_t from_slot, int32_t to_slot);
 
-  // Begins a claim of what is missing for `tokens` slots; none while a claim is under way or when
-  // nothing is missing. AddBlocks or EndClaim ends it.
+  // Begins a claim of what is missing for `tokens` tokens; none while a claim is under way or when
+  // nothing is missing. AddChunks or EndClaim ends it.
   std::optional<ClaimRange> BeginClaim(int32_t tokens);
-  // Errors: INTERNAL when the store gave other chunks or blocks than were asked for.
-  absl::Status AddBlocks(std::span<const ChunkBlocks> chunks);
+  // Errors: INTERNAL when the store gave other chunks than were asked for, or an impossible slot.
+  absl::Status AddChunks(std::span<const ChunkSlot> chunks);
   void EndClaim() { claim_.reset(); }
 
   // Names the chunks of `ids`, whose levels in per cent are `levels`, and writes the headers of
-  // those that are not reused as they were.
-  std::vector<ChunkName> NameAndStamp(std::span<const int32_t> ids, std::vector<int32_t> levels);
+  // those that are not reused as they were. Rows [reused_tokens(), computed) have been computed.
+  std::vector<ChunkName> NameAndStamp(std::span<const int32_t> ids, std::vector<int32_t> levels,
+                                      int32_t computed);
 
  private:
   std::byte* BlockOf(int32_t chunk, int32_t layer) const;
   bool HeadersMatch(const ResidentChunk& chunk) const;
-  void PushChunk(std::span<const uint32_t> blocks);
+  void PushChunk(engine::KvSlot slot);
   void StampHeaders(std::span<const ChunkName> names, size_t first) const;
+  void AddDensities(int32_t computed, std::vector<ChunkName>* names) const;
 
   const engine::ModelInfo& model_;
+  const engine::KvGeometry geometry_;
   const ChunkNamer& namer_;
   const std::shared_ptr<const Arena> arena_;  // shared: a step may use it after a detach
   std::vector<engine::KvBlockName> blocks_;   // [chunk * layers + layer]
+  std::vector<float> density_;                // by chunk, as ContextView::density
   int32_t slots_ = 0;
   int32_t reused_tokens_ = 0;
   std::vector<ChunkName> reused_;

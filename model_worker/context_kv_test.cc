@@ -26,19 +26,19 @@ struct Kv {
     model.levels = {engine::LevelInfo{.percent = 50}, engine::LevelInfo{}};
   }
   ContextKv Make() const { return ContextKv(model, namer, arena); }
-  // Chunks from `first` on, whose blocks follow each other.
-  static std::vector<ChunkBlocks> Chunks(int32_t first, int32_t count) {
-    std::vector<ChunkBlocks> chunks;
+  // Chunks from `first` on, whose slots follow each other.
+  static std::vector<ChunkSlot> Chunks(int32_t first, int32_t count) {
+    std::vector<ChunkSlot> chunks;
     for (int32_t i = first; i < first + count; ++i) {
-      const auto block = static_cast<uint32_t>(2 * i);
-      chunks.push_back({.chunk = i, .blocks = {block, block + 1}});
+      chunks.push_back({.chunk = i, .slot = NthSlot(kGeometry, static_cast<uint32_t>(i))});
     }
     return chunks;
   }
 
   engine::ModelInfo model;
   ChunkNamer namer{ModelIdentity("m", kGeometry), "", engine::KvFormat::kQ8};
-  std::shared_ptr<FakeArena> arena = std::make_shared<FakeArena>(1, 64, kGeometry.BlockBytes());
+  std::shared_ptr<FakeArena> arena =
+      std::make_shared<FakeArena>(1, 32 * kGeometry.ChunkBytes(engine::KvFormat::kQ8));
 };
 
 std::vector<int32_t> Tokens(int32_t count) {
@@ -56,36 +56,39 @@ TEST(ContextKvTest, ClaimsWhatIsMissingOnceAtATime) {
   EXPECT_EQ(claim->first, 0);
   EXPECT_EQ(claim->count, 2);
   EXPECT_FALSE(context.BeginClaim(100).has_value()) << "one is under way";
-  ASSERT_TRUE(context.AddBlocks(Kv::Chunks(0, 2)).ok());
+  ASSERT_TRUE(context.AddChunks(Kv::Chunks(0, 2)).ok());
   EXPECT_EQ(context.slots(), 32);
   EXPECT_FALSE(context.BeginClaim(32).has_value());
   EXPECT_EQ(context.BeginClaim(33)->first, 2);
   context.EndClaim();
   EXPECT_EQ(context.BeginClaim(33)->first, 2) << "a refused claim may be made again";
-  EXPECT_EQ(context.AddBlocks(Kv::Chunks(3, 1)).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(context.AddChunks(Kv::Chunks(3, 1)).code(), absl::StatusCode::kInternal);
 }
 
 TEST(ContextKvTest, CopiesATokenInAllLayers) {
   const Kv kv;
   ContextKv context = kv.Make();
   ASSERT_TRUE(context.AdoptClaimed(Kv::Chunks(0, 2)).ok());
+  const auto block_of = [&](int32_t slot, int layer) {
+    return kv.arena->At(
+        NthSlot(kGeometry, static_cast<uint32_t>(slot / 16)).Block(kGeometry, layer));
+  };
   const auto fill = [&](int32_t slot, int seed) {
-    for (uint32_t layer = 0; layer < 2; ++layer) {
-      std::byte* block = kv.arena->Block(static_cast<uint32_t>(2 * (slot / 16)) + layer);
+    for (int layer = 0; layer < 2; ++layer) {
+      std::byte* block = block_of(slot, layer);
       std::memset(block + sizeof(engine::KvBlockHeader), seed,
                   kGeometry.BlockBytes() - sizeof(engine::KvBlockHeader));
     }
   };
   fill(0, 1);
   fill(16, 2);
-  const auto read = [&](int32_t slot, uint32_t layer) {
+  const auto read = [&](int32_t slot, int layer) {
     std::vector<float> token(32);
-    engine::ReadToken(kGeometry, kv.arena->Block(static_cast<uint32_t>(2 * (slot / 16)) + layer),
-                      slot % 16, token.data(), token.data() + 16);
+    engine::ReadToken(kGeometry, block_of(slot, layer), slot % 16, token.data(), token.data() + 16);
     return token;
   };
   context.CopySlot(20, 3);
-  for (uint32_t layer = 0; layer < 2; ++layer) {
+  for (int layer = 0; layer < 2; ++layer) {
     EXPECT_EQ(read(3, layer), read(20, layer));
     EXPECT_NE(read(4, layer), read(20, layer)) << "its neighbours stay";
     EXPECT_NE(read(2, layer), read(20, layer));
@@ -97,7 +100,7 @@ TEST(ContextKvTest, ReusesWhatItsTokensNeedAndNothingAtTheEnd) {
   const std::vector<int32_t> tokens = Tokens(40);
   ContextKv before = kv.Make();
   ASSERT_TRUE(before.AdoptClaimed(Kv::Chunks(0, 3)).ok());
-  const std::vector<ChunkName> names = before.NameAndStamp(tokens, {100, 50, 50});
+  const std::vector<ChunkName> names = before.NameAndStamp(tokens, {100, 50, 50}, 40);
   ASSERT_EQ(names.size(), 3u);
   std::vector<ResidentChunk> resident;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -124,6 +127,32 @@ TEST(ContextKvTest, ReusesWhatItsTokensNeedAndNothingAtTheEnd) {
   ContextKv rebuilt = kv.Make();
   rebuilt.AdoptResident(resident, tokens, {.rebuild = true, .level_percent = 100});
   EXPECT_EQ(rebuilt.reused_tokens(), 16) << "what is at the full level";
+}
+
+TEST(ContextKvTest, DensitiesAreMeansOverAllCalls) {
+  Kv kv;
+  kv.model.heads = 2;
+  kv.model.layers = 2;  // one of which counts
+  ContextKv first = kv.Make();
+  ASSERT_TRUE(first.AdoptClaimed(Kv::Chunks(0, 2)).ok());
+  first.View().density[0] = 64;  // of 20 rows, 2 heads and 16 tokens
+  first.View().density[1] = 8;   // of 4 rows
+  const std::vector<ChunkName> names = first.NameAndStamp(Tokens(20), {100, 100}, 20);
+  EXPECT_FLOAT_EQ(names[0].density, 64.0f / (20 * 2 * 16));
+  EXPECT_EQ(names[0].density_rows, 20);
+  EXPECT_FLOAT_EQ(names[1].density, 8.0f / (4 * 2 * 16));
+  std::vector<ResidentChunk> resident;
+  for (size_t i = 0; i < names.size(); ++i) {
+    resident.push_back({.where = Kv::Chunks(static_cast<int32_t>(i), 1)[0], .name = names[i]});
+  }
+  ContextKv next = kv.Make();
+  next.AdoptResident(resident, Tokens(25), {});
+  ASSERT_EQ(next.reused_tokens(), 20);
+  next.View().density[0] = 32;  // of 5 rows
+  const std::vector<ChunkName> later = next.NameAndStamp(Tokens(25), {100, 100}, 25);
+  EXPECT_FLOAT_EQ(later[0].density, 96.0f / (25 * 2 * 16));
+  EXPECT_EQ(later[0].density_rows, 25);
+  EXPECT_FLOAT_EQ(later[1].density, 8.0f / (9 * 2 * 16)) << "nothing was added";
 }
 
 }  // namespace

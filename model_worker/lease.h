@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/kv/memory.h"
+#include "engine/kv/slot.h"
 #include "engine/sampling/sampler.h"
 #include "engine/session/segment.h"
 #include "model_worker/call.h"
@@ -23,31 +24,31 @@
 
 namespace withy::model_worker {
 
-// The KV arena as this process maps it. Any thread; a block is written by the holder of its lease
+// The KV arena as this process maps it. Any thread; a slot is written by the holder of its lease
 // only.
 class Arena {
  public:
   virtual ~Arena() = default;
   virtual uint64_t epoch() const = 0;
-  virtual uint32_t block_count() const = 0;
-  // `number` is below block_count(): `block_bytes` bytes, 64-byte aligned.
-  virtual std::byte* Block(uint32_t number) const = 0;
-  // All blocks, as the engine reads and writes them.
+  // All of it, as the engine reads and writes blocks.
   virtual engine::KvMemory memory() const = 0;
 
-  engine::KvBlockName Name(uint32_t number) const {
-    return engine::KvBlockName::AtOffset(static_cast<size_t>(Block(number) - memory().base));
+  std::byte* At(engine::KvBlockName block) const { return memory().At(block); }
+  // Whether a chunk of this geometry in this slot lies inside.
+  bool Holds(const engine::KvGeometry& geometry, engine::KvSlot slot) const {
+    return slot.units != engine::KvBlockName::kNone && slot.format != engine::KvFormat::kEmpty &&
+           slot.offset() + geometry.ChunkBytes(slot.format) <= memory().bytes;
   }
 };
 
-// The blocks of one chunk, one a layer.
-struct ChunkBlocks {
+// The place of one chunk.
+struct ChunkSlot {
   int32_t chunk = 0;
-  std::vector<uint32_t> blocks;
+  engine::KvSlot slot;
 };
 
 struct ResidentChunk {
-  ChunkBlocks where;
+  ChunkSlot where;
   ChunkName name;
 };
 
@@ -66,8 +67,8 @@ struct LeaseOpen {
 
 struct OpenedLease {
   std::vector<engine::Segment> segments;
-  std::vector<ResidentChunk> resident;    // from chunk 0 on, without gaps
-  std::vector<ChunkBlocks> claimed = {};  // by LeaseOpen::claim_chunks; may be none
+  std::vector<ResidentChunk> resident;  // from chunk 0 on, without gaps
+  std::vector<ChunkSlot> claimed = {};  // by LeaseOpen::claim_chunks; may be none
   // Segments of the record that are not in `segments`, because the call replaces them; the resident
   // KV may have been computed with them.
   int32_t left_out = 0;
@@ -108,8 +109,8 @@ class LeaseEvents {
  public:
   virtual ~LeaseEvents() = default;
   virtual void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) = 0;
-  // The blocks of one claim; or none, and why it was refused.
-  virtual void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) = 0;
+  // The slots of one claim; or none, and why it was refused.
+  virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted() = 0;
   virtual void OnBroken(absl::Status status) = 0;
 };

@@ -99,7 +99,7 @@ class LeaseClient::Impl {
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE) return Away();
     if (!status.ok()) return rpc::FromGrpc(status);
     ContextInfo info;
-    info.resident_bytes = static_cast<int64_t>(response.context().resident_bytes());
+    info.kv_tokens = static_cast<int32_t>(response.context().kv_tokens());
     info.dropped_messages = static_cast<int32_t>(response.context().dropped_messages());
     for (const v1::Segment& segment : response.segments()) {
       info.segments.push_back(engine::SegmentFromWire(segment));
@@ -124,7 +124,7 @@ class LeaseClient::Impl {
       return absl::StrCat("waits for context_store at ", options_.store_address);
     }
     return absl::StrCat("attached to context_store, epoch ", arena_->epoch(), ", ",
-                        arena_->block_count(), " blocks");
+                        arena_->memory().bytes >> 20, " MiB");
   }
 
  private:

@@ -27,7 +27,7 @@ struct LeaseClientOptions {
 // What a context holds, as the store reports it.
 struct ContextInfo {
   std::vector<engine::Segment> segments;
-  int64_t resident_bytes = 0;
+  int32_t kv_tokens = 0;         // whose KV need not be computed
   int32_t dropped_messages = 0;  // that the window had no room for in the last call
 };
 

@@ -9,9 +9,11 @@
 namespace withy::model_worker {
 namespace {
 
-ChunkBlocks FromWire(const v1::ChunkBlocks& wire) {
+ChunkSlot FromWire(const v1::ChunkSlot& wire) {
   return {.chunk = static_cast<int32_t>(wire.chunk()),
-          .blocks = {wire.blocks().begin(), wire.blocks().end()}};
+          .slot = {wire.units(), v1::KvFormat_IsValid(wire.format())
+                                     ? static_cast<engine::KvFormat>(wire.format())
+                                     : engine::KvFormat::kEmpty}};
 }
 
 ChunkName FromWire(const v1::ChunkIdentity& wire) {
@@ -21,6 +23,8 @@ ChunkName FromWire(const v1::ChunkIdentity& wire) {
   std::copy_n(wire.identity().begin(), size, name.identity.begin());
   name.tokens = static_cast<int32_t>(wire.tokens());
   name.level_percent = static_cast<int32_t>(wire.model_level_percent());
+  name.density = wire.density();
+  name.density_rows = static_cast<int32_t>(wire.density_rows());
   return name;
 }
 
@@ -33,7 +37,7 @@ OpenedLease FromWire(const v1::LeaseOpened& wire) {
     opened.resident.push_back(
         {.where = FromWire(chunk.where()), .name = FromWire(chunk.identity())});
   }
-  for (const v1::ChunkBlocks& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
+  for (const v1::ChunkSlot& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
   opened.left_out = static_cast<int32_t>(wire.left_out_segments());
   return opened;
 }
@@ -191,8 +195,8 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
       break;
     }
     case v1::LeaseEvent::kClaimed: {
-      std::vector<ChunkBlocks> chunks;
-      for (const v1::ChunkBlocks& chunk : event.claimed().chunks()) {
+      std::vector<ChunkSlot> chunks;
+      for (const v1::ChunkSlot& chunk : event.claimed().chunks()) {
         chunks.push_back(FromWire(chunk));
       }
       events_->OnClaimed(std::move(chunks), event.claimed().refused());

@@ -27,7 +27,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
                 const std::shared_ptr<LeaseEvents>& events);
 
   void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override;
-  void OnClaimed(std::vector<ChunkBlocks> chunks, std::string refused) override {
+  void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
     if (const auto call = Call()) call->OnClaimed(std::move(chunks), std::move(refused));
   }
   void OnCommitted() override;
@@ -41,8 +41,8 @@ class LeasesAhead::Spare final : public LeaseEvents,
     return call_;
   }
   bool Affordable(const OpenedLease& opened) const {
-    const auto blocks = static_cast<int64_t>(opened.claimed.size()) * options_.layers;
-    return blocks * options_.least_arena_leases <= opened.arena->block_count();
+    const size_t bytes = opened.claimed.size() * options_.chunk_bytes;
+    return bytes * options_.least_arena_leases <= opened.arena->memory().bytes;
   }
 
   const std::weak_ptr<Pool> pool_;

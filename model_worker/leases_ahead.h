@@ -1,4 +1,4 @@
-// Opens leases for stateless calls before the calls come, blocks included, so that no first token
+// Opens leases for stateless calls before the calls come, slots included, so that no first token
 // waits for a round trip to the store. Neighbours: lease_client.h opens leases; the
 // scheduler sees a LeaseSource like any other.
 #pragma once
@@ -13,10 +13,10 @@ namespace withy::model_worker {
 
 struct AheadOptions {
   size_t leases = 2;
-  int32_t chunks = 16;  // claimed with each
-  int32_t layers = 1;   // blocks a chunk
+  int32_t chunks = 16;     // claimed with each
+  size_t chunk_bytes = 0;  // in the arena
   // Nothing is opened ahead in an arena that this many leases would not fit into.
-  int32_t least_arena_leases = 16;
+  size_t least_arena_leases = 16;
 };
 
 // Thread-safe.

@@ -44,12 +44,12 @@ class ScriptedSource final : public LeaseSource {
     return std::shared_ptr<Lease>(lease);
   }
 
-  // As the store answers: with a chunk of two blocks for each that was asked for.
-  void Answer(size_t opening, uint32_t arena_blocks = 1000) {
+  // As the store answers: with a slot for each chunk that was asked for.
+  void Answer(size_t opening, size_t arena_bytes = 64'000) {
     OpenedLease opened;
-    opened.arena = std::make_shared<FakeArena>(1, arena_blocks, 64);
+    opened.arena = std::make_shared<FakeArena>(1, arena_bytes);
     for (int32_t i = 0; i < openings[opening].open.claim_chunks; ++i) {
-      opened.claimed.push_back({.chunk = i, .blocks = {0, 1}});
+      opened.claimed.push_back({.chunk = i, .slot = {0}});
     }
     openings[opening].events->OnOpened(openings[opening].lease.lock(), std::move(opened));
   }
@@ -66,7 +66,7 @@ class RecordedEvents final : public LeaseEvents {
     chunks = opened.claimed.size();
     if (break_while_opening) break_while_opening();
   }
-  void OnClaimed(std::vector<ChunkBlocks>, std::string) override { seen += "claimed "; }
+  void OnClaimed(std::vector<ChunkSlot>, std::string) override { seen += "claimed "; }
   void OnCommitted() override { seen += "committed "; }
   void OnBroken(absl::Status) override { seen += "broken "; }
   std::string seen;
@@ -76,7 +76,7 @@ class RecordedEvents final : public LeaseEvents {
 
 class LeasesAheadTest : public testing::Test {
  protected:
-  static constexpr AheadOptions kOptions{.leases = 2, .chunks = 3, .layers = 2};
+  static constexpr AheadOptions kOptions{.leases = 2, .chunks = 3, .chunk_bytes = 128};
 
   std::shared_ptr<Lease> Call(uint64_t id, const std::string& context = "") {
     auto lease = ahead_.Open({.app_id = "app", .context_id = context, .call_id = id}, events_);
@@ -150,7 +150,7 @@ TEST_F(LeasesAheadTest, ABreakWhileItIsHandedOverComesAfterTheOpening) {
 
 TEST_F(LeasesAheadTest, ASmallArenaIsLeftToItsCalls) {
   ahead_.Refill();
-  source_.Answer(0, /*arena_blocks=*/95);  // 3 chunks of 2 blocks, 16 times, are 96
+  source_.Answer(0, /*arena_bytes=*/6143);  // 3 chunks of 128 bytes, 16 times, are 6144
   EXPECT_FALSE(source_.Held(0));
   const std::shared_ptr<Lease> lease = Call(7);
   EXPECT_EQ(source_.openings.size(), 3u);  // the call's, and none ahead

@@ -29,6 +29,8 @@ void FillChunk(const ChunkName& name, v1::ChunkIdentity* wire) {
   wire->set_identity(name.identity.data(), name.identity.size());
   wire->set_tokens(static_cast<uint32_t>(name.tokens));
   wire->set_model_level_percent(static_cast<uint32_t>(name.level_percent));
+  wire->set_density(name.density);
+  wire->set_density_rows(static_cast<uint32_t>(name.density_rows));
 }
 
 // Explains to which levels the call fell, in its prompt and in its answer.

@@ -110,7 +110,9 @@ class ModelWorker final : public rpc::Process {
                                                          .kv = info.kv,
                                                          .model_name = info.name},
                                       *model_->bundle.tokenizer);
-    ahead_ = std::make_unique<LeasesAhead>(*leases_, AheadOptions{.layers = info.kv.layers});
+    ahead_ = std::make_unique<LeasesAhead>(
+        *leases_,
+        AheadOptions{.chunk_bytes = GeometryOf(info.kv).ChunkBytes(engine::KvFormat::kQ8)});
     const engine::AnswerDefaults defaults =
         engine::DefaultsFor(config.model(), model_->recommended, info.vocab_size);
     for (const std::string& key : model_->recommended.ignored)

@@ -85,7 +85,7 @@ TEST(SchedulerBreakTest, AStatelessCallThatBreaksOffLeavesNothing) {
   EXPECT_EQ(steps.BreakOff(Asking(""), 4).code(), absl::StatusCode::kCancelled);
   steps.rig.store.With([](FakeStore::State& state) {
     EXPECT_TRUE(state.commits.empty());
-    EXPECT_EQ(state.free.size(), 512u);
+    EXPECT_EQ(state.free.size(), 256u);
   });
   EXPECT_TRUE(steps.rig.Submit(Asking("")).sink->Wait().ok());
 }
@@ -127,14 +127,14 @@ TEST(SchedulerBreakTest, ADrainInMidAnswerIsNoAnswer) {
 // An arena that others have filled ends an answer for now; its retry may find room.
 TEST(SchedulerBreakTest, WhatAFullArenaEndsIsTriedAgain) {
   SteppedModel stepped(kFakeVocab);
-  Rig rig(stepped.model, {}, /*blocks=*/12);
+  Rig rig(stepped.model, {}, /*chunks=*/6);
   const auto outcome = rig.Submit(Asking("c", 100)).sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->reason, FinishReason::kContextFull);
   rig.store.With([](FakeStore::State& state) {
     EXPECT_TRUE(state.commits.back().broken_off);
     for (const ResidentChunk& chunk : std::exchange(state.contexts["c"].resident, {})) {
-      state.free.insert(chunk.where.blocks.begin(), chunk.where.blocks.end());
+      state.free.insert(chunk.where.slot.units);
     }
   });
   EXPECT_TRUE(rig.Submit(Asking("c", 4)).sink->Wait().ok())

@@ -227,18 +227,18 @@ TEST(RebuildTest, KeepsWhatIsAtTheFullLevel) {
   ASSERT_TRUE(
       rig.Submit(Rig::Ask("c", "a prompt of more than sixteen tokens", 20)).sink->Wait().ok());
   ASSERT_TRUE(AnswerAtLowLevel(rig, "and another one, also somewhat long", 20));
-  const auto blocks = [&] {
+  const auto slots = [&] {
     return rig.store.With([](FakeStore::State& state) {
-      std::vector<std::vector<uint32_t>> all;
+      std::vector<uint32_t> all;
       for (const ResidentChunk& chunk : state.contexts["c"].resident) {
-        all.push_back(chunk.where.blocks);
+        all.push_back(chunk.where.slot.units);
       }
       return all;
     });
   };
-  const auto before = blocks();
+  const auto before = slots();
   ASSERT_EQ(Rebuild(rig, "c"), absl::OkStatus());
-  const auto after = blocks();
+  const auto after = slots();
   ASSERT_EQ(after.size(), before.size());
   EXPECT_EQ(after[0], before[0]);
   EXPECT_NE(after.back(), before.back());

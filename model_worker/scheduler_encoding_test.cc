@@ -21,7 +21,7 @@ struct StuckRig {
         encoder(stuck, chat.chat),
         namer(ModelIdentity(model.info().id, {1, 1, 16}), "", engine::KvFormat::kQ8),
         env{.model = model.info(), .encoder = encoder, .namer = namer, .window = 256},
-        store(model.info().kv, 64),
+        store(model.info().kv, 32),
         recorder(telemetry::Recorder::Disabled()) {
     scheduler.emplace(model, env, store, engine::StepCost{.prefill_us_per_token = 1},
                       SchedulerOptions{}, Clock::Real(), *recorder);

@@ -19,10 +19,10 @@ namespace {
 using engine::FinishReason;
 using testing::HasSubstr;
 
-// Waits until at least so many of the store's 512 blocks are with calls.
-bool AwaitClaims(Rig& rig, size_t blocks) {
+// Waits until at least so many of the store's 256 slots are with calls.
+bool AwaitClaims(Rig& rig, size_t chunks) {
   return Eventually([&] {
-    return rig.store.With([](FakeStore::State& s) { return s.free.size(); }) <= 512 - blocks;
+    return rig.store.With([](FakeStore::State& s) { return s.free.size(); }) <= 256 - chunks;
   });
 }
 
@@ -174,7 +174,7 @@ TEST(SchedulerTest, AnAnswerIsFlushedBeforeAPromptBesideItAndAtItsEnd) {
   stepped.on_step = [gate, &stepped] {
     if (stepped.Steps() == 5) gate->Pass();
   };
-  Rig rig(stepped.model, {}, /*blocks=*/8192, /*window=*/8192);
+  Rig rig(stepped.model, {}, /*chunks=*/4096, /*window=*/8192);
   const auto call = rig.Submit(Rig::Ask("c", "hello", 8000));  // goes on for long enough
   ASSERT_TRUE(Acquire(gate->reached));
   EXPECT_THAT(call.sink->flushes(), testing::IsEmpty()) << "its next token is a step away";
@@ -233,7 +233,7 @@ TEST(SchedulerTest, CancelInsideAStatelessPrefillLeavesNothing) {
   CancelInPrefill(stepped, rig, Rig::Ask("", std::string(200, 'x'), 10));
   rig.store.With([](FakeStore::State& state) {
     EXPECT_EQ(state.aborts, 1);
-    EXPECT_EQ(state.free.size(), 512u);
+    EXPECT_EQ(state.free.size(), 256u);
   });
 }
 
@@ -475,11 +475,11 @@ TEST(SchedulerTest, LongPrefillLetsOthersStream) {
   };
   // A row is thought to take 5 ms: pieces of 8 rows beside an answer.
   CrawlingClock clock;
-  Rig rig(stepped.model, {}, 512, 256, {.prefill_us_per_token = 5000}, clock);
+  Rig rig(stepped.model, {}, 256, 256, {.prefill_us_per_token = 5000}, clock);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("a", "t", 150), talker).ok());
   talker->WaitForTokens(3);
   ASSERT_TRUE(rig.scheduler.Submit(Rig::Ask("b", std::string(200, 'x'), 2), longer).ok());
-  ASSERT_TRUE(AwaitClaims(rig, 200 / 16 * 2));
+  ASSERT_TRUE(AwaitClaims(rig, 200 / 16));
   go = true;
   ASSERT_TRUE(longer->Wait().ok());
   ASSERT_TRUE(talker->Wait().ok());
@@ -509,7 +509,7 @@ TEST(SchedulerTest, QueueIsBounded) {
 TEST(SchedulerTest, FullArenaEndsAnAnswerAndRefusesAPrompt) {
   SteppedModel stepped(kFakeVocab);
   // Room for six chunks of two layers.
-  Rig rig(stepped.model, {}, /*blocks=*/12);
+  Rig rig(stepped.model, {}, /*chunks=*/6);
   const auto answer = rig.Submit(Rig::Ask("c", "hello", 200)).sink->Wait();
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->reason, FinishReason::kContextFull);

@@ -20,12 +20,12 @@ namespace withy::model_worker {
 inline constexpr int32_t kFakeVocab = 300;
 
 struct Rig {
-  explicit Rig(engine::Model& served, SchedulerOptions options = {}, uint32_t blocks = 512,
+  explicit Rig(engine::Model& served, SchedulerOptions options = {}, uint32_t chunks = 256,
                int32_t window = 256, const engine::StepCost& cost = {.prefill_us_per_token = 1},
                Clock& clock = Clock::Real())
       : namer(ModelIdentity(served.info().id, {1, 1, 16}), "", engine::KvFormat::kQ8),
         env{.model = served.info(), .encoder = *chat.encoder, .namer = namer, .window = window},
-        store(served.info().kv, blocks),
+        store(served.info().kv, chunks),
         recorder(telemetry::Recorder::Disabled()),
         scheduler(served, env, store, cost, options, clock, *recorder) {}
 

@@ -197,7 +197,7 @@ TEST_F(ServiceTest, WaitsForTheStoreAndAnswers) {
   EXPECT_EQ(commit.chunks(0).identity().size(), 32u);
 
   engine::KvBlockHeader header;
-  std::memcpy(&header, store_->Block(store_->ClaimedBlocks(0)[1]), sizeof(header));
+  std::memcpy(&header, store_->Block(0, 1), sizeof(header));
   EXPECT_EQ(header.epoch, store_->epoch());
   EXPECT_EQ(header.layer, 1u);
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(header.identity), 32),
@@ -380,7 +380,7 @@ TEST_F(ServiceTest, ACallCancelledWhileItsLeaseOpensGivesItsBlocksBack) {
   store_->Hold({});
   ASSERT_TRUE(Eventually([&] { return store_->leases().aborted + store_->leases().broken > 0; }));
   EXPECT_EQ(store_->leases().aborted, 1)
-      << "a broken lease's blocks are lost to a worker that lives";
+      << "a broken lease's slots are lost to a worker that lives";
   EXPECT_EQ(store_->leases().limited, 0) << "a deadline would break one, too";
 }
 

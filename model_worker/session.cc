@@ -196,7 +196,7 @@ std::vector<ChunkName> Session::NameAndStamp(int32_t tokens) {
   for (int32_t chunk = 0; chunk < ChunksFor(tokens); ++chunk) {
     levels.push_back(levels_.At(std::min((chunk + 1) * engine::kChunkTokens, tokens) - 1));
   }
-  return kv_.NameAndStamp({ids_.data(), static_cast<size_t>(tokens)}, std::move(levels));
+  return kv_.NameAndStamp({ids_.data(), static_cast<size_t>(tokens)}, std::move(levels), computed_);
 }
 
 LeaseCommit Session::MakeCommit(int64_t unix_s) {

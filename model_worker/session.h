@@ -89,7 +89,7 @@ class Session {
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
   // this session until they are computed.
   int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
-  engine::ContextView View() const { return kv_.View(); }
+  engine::ContextView View() { return kv_.View(); }
   // The last `count` rows that AppendRows gave have been computed.
   void Advance(int32_t count) {
     computed_ = std::min(computed_ + count, static_cast<int32_t>(ids_.size()));
@@ -97,10 +97,10 @@ class Session {
 
   // --- blocks
   // Chunks to claim so that the next `ahead` rows have slots; none while a claim is under way or
-  // when they have. The caller sends the claim and calls AddBlocks or ClaimRefused with its result.
+  // when they have. The caller sends the claim and calls AddChunks or ClaimRefused with its result.
   std::optional<ClaimRange> NextClaim(int32_t ahead);
-  // Errors: INTERNAL when the store gave other chunks or blocks than were asked for.
-  absl::Status AddBlocks(std::span<const ChunkBlocks> chunks) { return kv_.AddBlocks(chunks); }
+  // Errors: as ContextKv::AddChunks.
+  absl::Status AddChunks(std::span<const ChunkSlot> chunks) { return kv_.AddChunks(chunks); }
   void ClaimRefused() { kv_.EndClaim(); }
 
   // --- the level

@@ -25,7 +25,7 @@ class SessionRig {
       : served_(served),
         namer_(ModelIdentity("m", {2, 1, 16}), "", engine::KvFormat::kQ8),
         env_{.model = served.info(), .encoder = *chat.encoder, .namer = namer_, .window = window},
-        arena_(std::make_shared<FakeArena>(1, 256, served.info().kv.block_bytes)) {}
+        arena_(MakeArena(128)) {}
 
   CallRequest Ask(const std::string& text, int32_t max_tokens = 10) {
     CallRequest request;
@@ -34,6 +34,11 @@ class SessionRig {
     request.answer.max_tokens = max_tokens;
     return request;
   }
+
+  std::shared_ptr<FakeArena> MakeArena(size_t chunks) const {
+    return std::make_shared<FakeArena>(1, chunks * geometry().ChunkBytes(engine::KvFormat::kQ8));
+  }
+  engine::KvGeometry geometry() const { return GeometryOf(served_.info().kv); }
 
   std::unique_ptr<Session> Create(const CallRequest& request) {
     auto session = Session::Create(env_, request,
@@ -45,8 +50,8 @@ class SessionRig {
   // Runs to the end in steps of `rows`, then keeps what is committed.
   CallOutcome Finish(Session& session, int32_t rows, int32_t stop_after = 1 << 20,
                      const Drafter& draft = nullptr) {
-    std::vector<std::vector<uint32_t>> claimed;
-    for (const ResidentChunk& chunk : resident_) claimed.push_back(chunk.where.blocks);
+    std::vector<engine::KvSlot> claimed;
+    for (const ResidentChunk& chunk : resident_) claimed.push_back(chunk.where.slot);
     if (session.faulty_chunk()) claimed.resize(static_cast<size_t>(*session.faulty_chunk()));
     int32_t tokens = 0;
     for (steps_ = 0; !session.finished(); ++steps_) {
@@ -69,19 +74,16 @@ class SessionRig {
   }
 
   // Grants what the session wants to claim.
-  void Claim(Session& session, int32_t rows, std::vector<std::vector<uint32_t>>* claimed) {
+  void Claim(Session& session, int32_t rows, std::vector<engine::KvSlot>* claimed) {
     const auto range = session.NextClaim(rows);
     if (!range.has_value()) return;
-    const auto layers = static_cast<uint32_t>(served_.info().kv.layers);
-    std::vector<ChunkBlocks> blocks;
+    std::vector<ChunkSlot> chunks;
     claimed->resize(static_cast<size_t>(range->first));
     for (int32_t i = 0; i < range->count; ++i) {
-      ChunkBlocks& chunk = blocks.emplace_back();
-      chunk.chunk = range->first + i;
-      for (uint32_t layer = 0; layer < layers; ++layer) chunk.blocks.push_back(next_block_++);
-      claimed->push_back(chunk.blocks);
+      claimed->push_back(NthSlot(geometry(), next_slot_++));
+      chunks.push_back({.chunk = range->first + i, .slot = claimed->back()});
     }
-    EXPECT_TRUE(session.AddBlocks(blocks).ok());
+    EXPECT_TRUE(session.AddChunks(chunks).ok());
   }
 
   std::vector<engine::AnswerDelta> Step(Session& session, int32_t rows) {
@@ -106,7 +108,7 @@ class SessionRig {
   ChunkNamer namer_;
   SessionEnv env_;
   std::shared_ptr<FakeArena> arena_;
-  uint32_t next_block_ = 0;
+  uint32_t next_slot_ = 0;
   std::vector<Segment> record_;
   std::vector<ResidentChunk> resident_;
   LeaseCommit last_commit_;
@@ -206,7 +208,7 @@ TEST_F(SessionTest, WrongContentIsAFaultAndIsRecomputed) {
 
   // Another attachment: bytes are checked. One block of chunk 2 is damaged.
   arena_->set_epoch(2);
-  std::byte* block = arena_->Block(resident_[2].where.blocks[1]);
+  std::byte* block = arena_->At(resident_[2].where.slot.Block(geometry(), 1));
   block[sizeof(engine::KvBlockHeader)] ^= std::byte{1};
   auto damaged = Create(Ask("next"));
   EXPECT_EQ(damaged->faulty_chunk(), 2);
@@ -232,7 +234,7 @@ TEST_F(SessionTest, AnotherModelReusesNothing) {
 
 TEST_F(SessionTest, WhatWasClaimedWithTheOpeningIsUsedFirst) {
   const CallRequest request = Ask("hi");
-  const auto open = [&](std::vector<ChunkBlocks> claimed) {
+  const auto open = [&](std::vector<ChunkSlot> claimed) {
     return Session::Create(env_, request,
                            {.segments = {}, .resident = {}, .claimed = claimed, .arena = arena_});
   };
@@ -240,10 +242,9 @@ TEST_F(SessionTest, WhatWasClaimedWithTheOpeningIsUsedFirst) {
   ASSERT_TRUE(plain.ok());
   EXPECT_EQ((*plain)->ready_rows(), 0);
   const int32_t needed = (*plain)->NextClaim(64)->count;
-  std::vector<ChunkBlocks> claimed;
+  std::vector<ChunkSlot> claimed;
   for (int32_t i = 0; i < needed; ++i) {
-    const auto block = static_cast<uint32_t>(2 * i);
-    claimed.push_back({i, {block, block + 1}});
+    claimed.push_back({i, NthSlot(geometry(), static_cast<uint32_t>(i))});
   }
   const auto begun = open(claimed);
   ASSERT_TRUE(begun.ok()) << begun.status();
@@ -261,7 +262,7 @@ TEST_F(SessionTest, FullWindowEndsTheAnswer) {
 
 // Other tokens stand where older messages were left out: what was there is no fault.
 TEST_F(SessionTest, AConversationBeyondItsWindowGoesOnAndReusesWhatItCan) {
-  arena_ = std::make_shared<FakeArena>(1, 4096, model_.info().kv.block_bytes);
+  arena_ = MakeArena(2048);
   int32_t moves = 0, dropped = 0;
   for (int turn = 0; turn < 30; ++turn) {
     SCOPED_TRACE(turn);
@@ -289,11 +290,11 @@ TEST_F(SessionTest, BlocksThatWereNotAskedForAreRefused) {
   auto session = Create(Ask("hi"));
   ASSERT_TRUE(session->NextClaim(16).has_value());
   EXPECT_FALSE(session->NextClaim(16).has_value()) << "one claim at a time";
-  const std::vector<ChunkBlocks> wrong = {{.chunk = 7, .blocks = {0, 1}}};
-  EXPECT_EQ(session->AddBlocks(wrong).code(), absl::StatusCode::kInternal);
+  const std::vector<ChunkSlot> wrong = {{.chunk = 7, .slot = {0}}};
+  EXPECT_EQ(session->AddChunks(wrong).code(), absl::StatusCode::kInternal);
   ASSERT_TRUE(session->NextClaim(16).has_value());
-  const std::vector<ChunkBlocks> outside = {{.chunk = 0, .blocks = {0, 1000}}};
-  EXPECT_EQ(session->AddBlocks(outside).code(), absl::StatusCode::kInternal);
+  const std::vector<ChunkSlot> outside = {{.chunk = 0, .slot = {100'000}}};
+  EXPECT_EQ(session->AddChunks(outside).code(), absl::StatusCode::kInternal);
 }
 
 // The tiny real model with levels: the fake one knows no trees.
@@ -331,7 +332,7 @@ class TinyRig : public SessionRig {
   std::unique_ptr<Session> CreateSession(const CallRequest& request) { return Create(request); }
   // One step.
   void Advance(Session& session) {
-    std::vector<std::vector<uint32_t>> claimed;
+    std::vector<engine::KvSlot> claimed;
     Claim(session, 64, &claimed);
     Step(session, 64);
   }
@@ -341,15 +342,15 @@ class TinyRig : public SessionRig {
   // K and V of all tokens that were committed.
   std::vector<float> Kv() const {
     const engine::KvInfo& kv = served_.info().kv;
-    const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
     const auto width = static_cast<size_t>(kv.kv_heads * kv.head_dim);
     std::vector<float> all;
     for (const ResidentChunk& chunk : resident_) {
-      for (const uint32_t block : chunk.where.blocks) {
+      for (int layer = 0; layer < kv.layers; ++layer) {
+        const std::byte* block = arena_->At(chunk.where.slot.Block(geometry(), layer));
         for (int slot = 0; slot < chunk.name.tokens; ++slot) {
           all.resize(all.size() + 2 * width);
           float* k = all.data() + all.size() - 2 * width;
-          engine::ReadToken(geometry, arena_->Block(block), slot, k, k + width);
+          engine::ReadToken(geometry(), block, slot, k, k + width);
         }
       }
     }

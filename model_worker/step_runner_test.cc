@@ -1,4 +1,4 @@
-// Steps without store and threads: calls with their blocks at hand.
+// Steps without store and threads: calls with their slots at hand.
 #include "model_worker/step_runner.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ class StepRunnerTest : public testing::Test, private StepResults {
     };
   }
 
-  // A running call that has blocks for the whole window.
+  // A running call that has slots for the whole window.
   Call& Add(const std::string& text, int64_t deadline_ns = 0, int32_t max_tokens = 3) {
     auto call = std::make_unique<Call>();
     call->ticket = calls_.size() + 1;
@@ -45,11 +45,13 @@ class StepRunnerTest : public testing::Test, private StepResults {
                   .id = call->ticket};
     call->request.answer.prompt = {engine::UserSays(text)};
     call->request.answer.max_tokens = max_tokens;
-    const auto arena = std::make_shared<FakeArena>(1, 32, model_.info().kv.block_bytes);
+    const engine::KvGeometry geometry = GeometryOf(model_.info().kv);
+    const auto arena =
+        std::make_shared<FakeArena>(1, 16 * geometry.ChunkBytes(engine::KvFormat::kQ8));
     OpenedLease opened{.segments = {}, .resident = {}, .claimed = {}, .arena = arena};
     for (uint32_t chunk = 0; chunk < kWindow / engine::kChunkTokens; ++chunk) {
       opened.claimed.push_back(
-          {.chunk = static_cast<int32_t>(chunk), .blocks = {2 * chunk, 2 * chunk + 1}});
+          {.chunk = static_cast<int32_t>(chunk), .slot = NthSlot(geometry, chunk)});
     }
     auto session = Session::Create(env_, call->request, std::move(opened));
     EXPECT_TRUE(session.ok()) << session.status();

@@ -27,7 +27,7 @@ namespace withy::model_worker {
 // the worker.
 class FakeStoreServer final : private v1::ContextStore::Service {
  public:
-  static constexpr uint32_t kBlocks = 2048;
+  static constexpr uint32_t kChunks = 1024;
 
   FakeStoreServer(const std::string& directory, uint64_t first_epoch)
       : socket_path_(directory + "/arena.sock"), epoch_(first_epoch) {
@@ -80,29 +80,31 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   }
   uint64_t epoch() const { return epoch_; }
   const v1::AttachRequest& attached() const { return attach_; }
-  const std::byte* Block(uint32_t number) const {
-    return arena_.data() + size_t{number} * attach_.block_bytes();
-  }
-  // Blocks that were claimed for a chunk of the last lease.
-  std::vector<uint32_t> ClaimedBlocks(uint32_t chunk) {
+  // A block of a chunk that was claimed by the last lease.
+  const std::byte* Block(uint32_t chunk, int layer) {
     absl::MutexLock lock(&mutex_);
-    return last_lease_->at(chunk);
+    const engine::KvSlot slot = NthSlot(geometry(), last_lease_->at(chunk));
+    return engine::KvMemory{arena_.data(), arena_.size()}.At(slot.Block(geometry(), layer));
   }
 
  private:
-  using Claims = std::map<uint32_t, std::vector<uint32_t>>;  // blocks by chunk
+  using Claims = std::map<uint32_t, uint32_t>;  // number of the slot, by chunk
+
+  engine::KvGeometry geometry() const {
+    return {static_cast<int>(attach_.layers()), static_cast<int>(attach_.kv_heads()),
+            static_cast<int>(attach_.head_dim())};
+  }
 
   grpc::Status Attach(grpc::ServerContext* /*context*/, const v1::AttachRequest* request,
                       v1::AttachResponse* response) override {
     attach_ = *request;
-    const size_t bytes = size_t{kBlocks} * request->block_bytes();
+    const size_t bytes = kChunks * geometry().ChunkBytes(engine::KvFormat::kQ8);
     auto memfd = CreateSealedMemfd("fake arena", bytes);
     EXPECT_TRUE(memfd.ok()) << memfd.status();
     memfd_ = *std::move(memfd);
     arena_ = *SharedMemory::Map(memfd_.get(), bytes, SharedMemory::Access::kReadWrite);
     response->set_epoch(++epoch_);
     response->set_arena_bytes(bytes);
-    response->set_block_count(kBlocks);
     response->set_arena_socket(socket_path_);
     return grpc::Status::OK;
   }
@@ -173,15 +175,16 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   void Claim(const v1::LeaseClaim& claim, Claims* lease, v1::LeaseClaimed* claimed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (uint32_t i = 0; i < claim.chunks(); ++i) {
-      v1::ChunkBlocks* chunk = claimed->add_chunks();
-      chunk->set_chunk(claim.first_chunk() + i);
-      std::vector<uint32_t>& blocks = (*lease)[chunk->chunk()];
-      blocks.clear();
-      for (uint32_t layer = 0; layer < attach_.layers(); ++layer) {
-        blocks.push_back(next_block_++ % kBlocks);
-        chunk->add_blocks(blocks.back());
-      }
+      const uint32_t chunk = claim.first_chunk() + i;
+      (*lease)[chunk] = next_slot_++ % kChunks;
+      FillSlot(chunk, lease->at(chunk), claimed->add_chunks());
     }
+  }
+
+  void FillSlot(uint32_t chunk, uint32_t slot, v1::ChunkSlot* wire) const {
+    wire->set_chunk(chunk);
+    wire->set_units(NthSlot(geometry(), slot).units);
+    wire->set_format(v1::KV_FORMAT_Q8);
   }
 
   void Keep(const v1::LeaseCommit& commit, const Claims& claims)
@@ -192,9 +195,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     const auto chunks = static_cast<size_t>(commit.chunks_size());
     for (uint32_t i = 0; i < chunks; ++i) {
       if (i >= resident_.size()) {
-        v1::ChunkBlocks* where = resident_.emplace_back().mutable_where();
-        where->set_chunk(i);
-        where->mutable_blocks()->Add(claims.at(i).begin(), claims.at(i).end());
+        FillSlot(i, claims.at(i), resident_.emplace_back().mutable_where());
       }
       *resident_[i].mutable_identity() = commit.chunks(static_cast<int>(i));
     }
@@ -219,10 +220,8 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       ArenaHello hello;
       EXPECT_EQ(::recv(peer.get(), &hello, sizeof(hello), 0), static_cast<ssize_t>(sizeof(hello)));
       EXPECT_EQ(hello.worker_instance, attach_.worker_instance());
-      const ArenaOffer offer{.epoch = hello.epoch,
-                             .arena_bytes = arena_.size(),
-                             .block_bytes = attach_.block_bytes(),
-                             .block_count = kBlocks};
+      const ArenaOffer offer{
+          .epoch = hello.epoch, .arena_bytes = arena_.size(), .block_bytes = attach_.block_bytes()};
       EXPECT_TRUE(SendFd(peer.get(), std::as_bytes(std::span(&offer, 1)), memfd_.get()).ok());
       peer_ = std::move(peer);
     }
@@ -246,7 +245,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
   Leases leases_ ABSL_GUARDED_BY(mutex_);
   uint32_t context_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint32_t next_block_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t next_slot_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<rpc::Server> server_;
 };
 

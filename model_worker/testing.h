@@ -57,15 +57,20 @@ class CrawlingClock final : public Clock {
   mutable std::atomic<int64_t> steady_nanos_{kNanosPerSecond};
 };
 
+inline engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
+  return {kv.layers, kv.kv_heads, kv.head_dim};
+}
+
+// The slot of 8 bits that begins where `number` such slots end.
+inline engine::KvSlot NthSlot(const engine::KvGeometry& geometry, uint32_t number) {
+  const size_t bytes = geometry.ChunkBytes(engine::KvFormat::kQ8);
+  return {static_cast<uint32_t>(number * bytes / engine::KvBlockName::kUnitBytes)};
+}
+
 class FakeArena final : public Arena {
  public:
-  FakeArena(uint64_t epoch, uint32_t blocks, size_t block_bytes)
-      : epoch_(epoch), blocks_(blocks), block_bytes_(block_bytes), bytes_(blocks * block_bytes) {}
+  FakeArena(uint64_t epoch, size_t bytes) : epoch_(epoch), bytes_(bytes) {}
   uint64_t epoch() const override { return epoch_; }
-  uint32_t block_count() const override { return blocks_; }
-  std::byte* Block(uint32_t number) const override {
-    return const_cast<std::byte*>(bytes_.data()) + number * block_bytes_;
-  }
   engine::KvMemory memory() const override {
     return {const_cast<std::byte*>(bytes_.data()), bytes_.size()};
   }
@@ -73,12 +78,10 @@ class FakeArena final : public Arena {
 
  private:
   uint64_t epoch_;
-  const uint32_t blocks_;
-  const size_t block_bytes_;
   engine::AlignedArray<std::byte> bytes_;
 };
 
-// Contexts and blocks in memory, with the rules of ContextStore.Lease. Events come from a thread of
+// Contexts and chunks in memory, with the rules of ContextStore.Lease. Events come from a thread of
 // its own. Thread-safe.
 class FakeStore final : public LeaseSource {
  public:
@@ -91,8 +94,7 @@ class FakeStore final : public LeaseSource {
   struct State {
     absl::Mutex mutex;
     std::shared_ptr<FakeArena> arena;
-    int32_t layers = 0;
-    std::set<uint32_t> free;
+    std::set<uint32_t> free;  // slots, by their units
     std::map<std::string, Context> contexts;
     std::vector<LeaseCommit> commits;
     int faults = 0;
@@ -102,10 +104,11 @@ class FakeStore final : public LeaseSource {
     std::vector<Task> held;
   };
 
-  FakeStore(const engine::KvInfo& kv, uint32_t blocks) : state_(std::make_shared<State>()) {
-    state_->arena = std::make_shared<FakeArena>(1, blocks, kv.block_bytes);
-    state_->layers = kv.layers;
-    for (uint32_t i = 0; i < blocks; ++i) state_->free.insert(i);
+  FakeStore(const engine::KvInfo& kv, uint32_t chunks) : state_(std::make_shared<State>()) {
+    const engine::KvGeometry geometry = GeometryOf(kv);
+    state_->arena =
+        std::make_shared<FakeArena>(1, chunks * geometry.ChunkBytes(engine::KvFormat::kQ8));
+    for (uint32_t i = 0; i < chunks; ++i) state_->free.insert(NthSlot(geometry, i).units);
   }
 
   absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open,
@@ -154,7 +157,7 @@ class FakeStore final : public LeaseSource {
         ++state.faults;
         auto& resident = state.contexts[open_.context_id].resident;
         while (resident.size() > static_cast<size_t>(chunk)) {
-          claimed_[resident.back().where.chunk] = resident.back().where.blocks;
+          claimed_[resident.back().where.chunk] = resident.back().where.slot.units;
           resident.pop_back();
         }
       });
@@ -173,18 +176,16 @@ class FakeStore final : public LeaseSource {
       });
     }
     void Free(State& state) {
-      for (const auto& [chunk, blocks] : claimed_) {
-        state.free.insert(blocks.begin(), blocks.end());
-      }
+      for (const auto& [chunk, units] : claimed_) state.free.insert(units);
       claimed_.clear();
     }
 
     FakeStore& store_;
     LeaseOpen open_;
     const std::shared_ptr<LeaseEvents> events_;
-    std::map<int32_t, std::vector<uint32_t>> claimed_;
-    size_t replaces_ = 0;  // last segments of the context
-    bool over_ = false;    // committed or aborted; under the store's mutex
+    std::map<int32_t, uint32_t> claimed_;  // units by chunk
+    size_t replaces_ = 0;                  // last segments of the context
+    bool over_ = false;                    // committed or aborted; under the store's mutex
   };
 
   void Later(Task task) {
@@ -217,25 +218,21 @@ class FakeStore final : public LeaseSource {
     lease->events_->OnOpened(lease, std::move(opened));
   }
 
-  // Free blocks for `chunks` chunks; false: there are not enough.
+  // Free slots for `chunks` chunks; false: there are not enough.
   static bool Take(State& state, FakeLease& lease, int32_t first_chunk, int32_t chunks,
-                   std::vector<ChunkBlocks>* given) {
-    const auto layers = static_cast<size_t>(state.layers);
-    if (state.free.size() < layers * static_cast<size_t>(chunks)) return false;
+                   std::vector<ChunkSlot>* given) {
+    if (state.free.size() < static_cast<size_t>(chunks)) return false;
     for (int32_t i = 0; i < chunks; ++i) {
-      std::vector<uint32_t>& blocks = lease.claimed_[first_chunk + i];
-      while (blocks.size() < layers) {
-        blocks.push_back(*state.free.begin());
-        state.free.erase(state.free.begin());
-      }
-      given->push_back({.chunk = first_chunk + i, .blocks = blocks});
+      const auto [slot, added] = lease.claimed_.try_emplace(first_chunk + i, *state.free.begin());
+      if (added) state.free.erase(state.free.begin());
+      given->push_back({.chunk = first_chunk + i, .slot = {slot->second}});
     }
     return true;
   }
 
   // What comes after a lease's end is ignored.
   void DoClaim(FakeLease& lease, int32_t first_chunk, int32_t chunks) {
-    std::vector<ChunkBlocks> given;
+    std::vector<ChunkSlot> given;
     bool over = false;
     const bool refused = With([&](State& state) {
       over = lease.over_;
@@ -243,12 +240,12 @@ class FakeStore final : public LeaseSource {
       auto& resident = state.contexts[lease.open_.context_id].resident;
       while (!lease.open_.rebuild &&
              resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
-        lease.claimed_[resident.back().where.chunk] = resident.back().where.blocks;
+        lease.claimed_[resident.back().where.chunk] = resident.back().where.slot.units;
         resident.pop_back();
       }
       return !Take(state, lease, first_chunk, chunks, &given);
     });
-    if (!over) lease.events_->OnClaimed(std::move(given), refused ? "no free blocks" : "");
+    if (!over) lease.events_->OnClaimed(std::move(given), refused ? "no free slots" : "");
   }
 
   void DoCommit(FakeLease& lease, LeaseCommit commit) {
@@ -257,18 +254,17 @@ class FakeStore final : public LeaseSource {
       for (size_t i = 0; i < commit.chunks.size(); ++i) {
         const auto chunk = static_cast<int32_t>(i);
         if (i == context.resident.size()) {
-          context.resident.push_back({.where = {.chunk = chunk, .blocks = {}}, .name = {}});
+          context.resident.push_back({.where = {.chunk = chunk, .slot = {}}, .name = {}});
         }
         if (const auto claimed = lease.claimed_.extract(chunk)) {
-          auto& blocks = context.resident[i].where.blocks;
-          state.free.insert(blocks.begin(), blocks.end());
-          blocks = claimed.mapped();
+          engine::KvSlot& slot = context.resident[i].where.slot;
+          if (slot.units != engine::KvBlockName::kNone) state.free.insert(slot.units);
+          slot.units = claimed.mapped();
         }
         context.resident[i].name = commit.chunks[i];
       }
       while (context.resident.size() > commit.chunks.size()) {
-        const auto& blocks = context.resident.back().where.blocks;
-        state.free.insert(blocks.begin(), blocks.end());
+        state.free.insert(context.resident.back().where.slot.units);
         context.resident.pop_back();
       }
       if (!lease.open_.context_id.empty() && !commit.appended.empty()) {

@@ -15,11 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/cpu/kernels.h"
 #include "engine/gguf/output_file.h"
-#include "engine/weights/crc32c.h"
 #include "engine/weights/packer.h"
 
 namespace withy::engine {

@@ -828,10 +828,8 @@ inline void AttendItem(const AttentionArgs& args, int row_begin, int row_end, in
     const int computed = args.head_extent != nullptr ? args.head_extent[row] : args.q_heads;
     const int heads = args.rank_major ? computed / g.kv_heads : computed > head * group ? group : 0;
     float* row_density = nullptr;
-    const int chunks = (args.row[row].visible + kChunkTokens - 1) / kChunkTokens;
     if (args.density != nullptr) {
       row_density = args.density + (row * g.kv_heads + head) * args.density_stride;
-      std::memset(row_density, 0, sizeof(float) * static_cast<size_t>(chunks));
     }
     for (int rank = 0; rank < heads; ++rank) {
       const int q_head = args.rank_major ? rank * g.kv_heads + head : head * group + rank;

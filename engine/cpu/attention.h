@@ -1,7 +1,8 @@
 // Arguments of the attention kernel: rows of many contexts over KV blocks of any format, several
 // query heads per KV head. Neighbours: Kernels::attention computes a range of items, parallel.h
 // splits them over the pool, Kernels::write_kv writes K and V. Batch-invariant: a row's result
-// depends only on its query and its visible keys, reduced in groups of 16 and runs of 256 positions.
+// depends only on its query and its visible keys, reduced in groups of 16 and runs of 256
+// positions.
 #pragma once
 
 #include <cstddef>
@@ -46,9 +47,10 @@ struct AttentionArgs {
   // Number of leading query heads that each row computes; the others are not written. A multiple of
   // kv_heads if rank_major, else of q_heads / kv_heads. nullptr: all.
   const int* head_extent = nullptr;
-  // Optional information density: density[(row * kv_heads + kv_head) * density_stride + chunk] =
-  // sum of the attention probabilities that the KV head's query heads give to the chunk's keys, for
-  // the chunks that the row sees. density_stride >= ceil(visible / 16).
+  // Optional information density: the sum of the attention probabilities that the KV head's query
+  // heads give to the chunk's keys is added to
+  // density[(row * kv_heads + kv_head) * density_stride + chunk], for the chunks that the row sees.
+  // density_stride >= ceil(visible / 16).
   float* density = nullptr;
   ptrdiff_t density_stride = 0;
 };

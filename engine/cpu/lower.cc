@@ -45,6 +45,13 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
   work_.Resize(static_cast<size_t>(plan.count()), facts_.shape, weights_.forms(),
                program.low_rank ? facts_.lora_rank : 0, static_cast<size_t>(plan.tail_blocks()),
                geometry_.BlockBytes());
+  density_chunks_ = 0;
+  for (const ContextView& context : batch.contexts) {
+    density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(context.density.size()));
+  }
+  density_.assign(static_cast<size_t>(plan.count()) * static_cast<size_t>(facts_.shape.kv_heads) *
+                      static_cast<size_t>(density_chunks_),
+                  0.0f);
   // Steps point into these vectors, so they must not reallocate while the program is lowered.
   lora_products_.clear();
   lora_products_.reserve(program.runs.size());
@@ -148,6 +155,9 @@ void Lowering::StoreKv(const Op& op, StepList& steps) {
                 if (!last || plan_->row(i).logits_row >= 0) FinishQuery(op, i);
               }
             });
+  if (last && density_chunks_ > 0) {
+    steps.Add(1, PieceSize{1, 1}, [this](int, int) { AddDensities(); });
+  }
 }
 
 void Lowering::NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const {
@@ -222,8 +232,8 @@ void Lowering::CopyTail(const Op& op, int32_t i) {
   for (int32_t p = begin; p <= planned.row->position; ++p) {
     const int32_t slot = planned.SlotAt(p);
     const std::byte* block = MemoryOf(planned).At(BlockOf(op.layer, planned, slot));
-    CopyToken(geometry_, block, slot % kChunkTokens,
-              tail[(p - begin) / kChunkTokens], p % kChunkTokens);
+    CopyToken(geometry_, block, slot % kChunkTokens, tail[(p - begin) / kChunkTokens],
+              p % kChunkTokens);
   }
 }
 
@@ -272,7 +282,28 @@ void Lowering::Attend(const Op& op, StepList& steps) {
   args.out_stride = work_.attended.stride();
   args.rank_major = !s.cuts_kv_heads();
   if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
+  if (density_chunks_ > 0 && all_rows) {
+    args.density = density_.data();
+    args.density_stride = density_chunks_;
+  }
   AddAttend(steps, kernels_, args);
+}
+
+void Lowering::AddDensities() const {
+  const auto heads = static_cast<size_t>(facts_.shape.kv_heads);
+  const auto stride = static_cast<size_t>(density_chunks_);
+  for (int32_t i = 0; i < plan_->count(); ++i) {
+    const PlannedRow& planned = plan_->row(i);
+    const std::span<float> sums =
+        batch_.contexts[static_cast<size_t>(planned.row->context)].density;
+    if (!planned.row->ancestor_slots.empty()) continue;
+    const size_t seen = static_cast<size_t>(planned.row->position) / kChunkTokens + 1;
+    const float* row = density_.data() + static_cast<size_t>(i) * heads * stride;
+    for (size_t head = 0; head < heads; ++head, row += stride) {
+      for (size_t chunk = 0; chunk < std::min(seen, sums.size()); ++chunk)
+        sums[chunk] += row[chunk];
+    }
+  }
 }
 
 void Lowering::ClearHeads(const Op& op, StepList& steps) {

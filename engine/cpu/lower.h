@@ -48,6 +48,7 @@ class Lowering {
   void GatherTail(const Op& op, StepList& steps);
   void KeepWanted(StepList& steps);
   void Attend(const Op& op, StepList& steps);
+  void AddDensities() const;
   void ClearHeads(const Op& op, StepList& steps);
   void AttentionOut(const Op& op, StepList& steps);
   void GateUp(const Op& op, StepList& steps);
@@ -97,6 +98,10 @@ class Lowering {
   float* logits_ = nullptr;
 
   Workspace work_;
+  // Attention that rows give to chunks, [row, kv_head, chunk], in all layers but the last; 0
+  // chunks: nobody asks.
+  std::vector<float> density_;
+  int32_t density_chunks_ = 0;
   // Steps point into these, so they keep their capacity from Start() on.
   std::vector<AttentionRow> attention_rows_;  // by layer, then row; the last layer's wanted rows
   std::vector<MatMulArgs> lora_products_;     // by operation

@@ -4,6 +4,7 @@
 // tokens. V lies in words of four tokens, so it is taken in four parts: part i has the tokens 4 *
 // quad + i, and a vector of it holds lane 4 * quad + j for dimension 4 * vector + j. The four lanes
 // of a token then share what was found for it.
+#include <cmath>
 #include <cstring>
 
 #include "engine/kv/block.h"
@@ -206,7 +207,7 @@ inline float StoreScales(float* step, std::byte* scales) {
   const float unit = most / 255.0f;
   const float inverse = unit > 1e-30f ? 1.0f / unit : 0.0f;
   for (int t = 0; t < kChunkTokens; ++t) {
-    const int scale = static_cast<int>(step[t] * inverse + 0.5f);
+    const auto scale = static_cast<int>(std::lround(step[t] * inverse));
     scales[t] = static_cast<std::byte>(scale);
     step[t] = scale > 0 ? 1.0f / (unit * static_cast<float>(scale)) : 0.0f;
   }

@@ -54,10 +54,15 @@ struct Row {
 // refuses a row whose slot lies there.
 struct ContextView {
   KvMemory memory = {};
-  // [chunk * layers + layer]. Blocks may differ in format (engine/kv/block.h), but tokens are written
-  // to 8-bit blocks, of info().kv.block_bytes. (16-bit ones are written, too, for comparisons.)
+  // [chunk * layers + layer]. Blocks may differ in format (engine/kv/block.h), but tokens are
+  // written to 8-bit blocks, of info().kv.block_bytes. (16-bit ones are written, too, for
+  // comparisons.)
   std::span<const KvBlockName> blocks = {};
   int32_t committed_tokens = 0;
+  // Optional, [chunks]: the attention that chunks get is added here (LLMS eq. 1): for each chunk,
+  // the sum of the probabilities that rows outside token trees give to its keys, over all query
+  // heads and all layers but the last, in which only rows that want logits attend.
+  std::span<float> density = {};
 };
 
 // Rows of one context that see each other must come in ascending position order. The memory behind

@@ -219,6 +219,28 @@ TEST_F(ModelTest, LogitsGetCloserWithMoreKvBits) {
   }
 }
 
+// Every query head of a row gives a probability of 1 in each layer, but the last one is left out.
+TEST_F(ModelTest, DensityIsTheAttentionThatChunksGet) {
+  const ModelInfo& info = model_->info();
+  const ScratchKv kv(info, 48);
+  std::vector<Row> rows = PlainRows(SomeTokens(40, 512), 0);
+  for (Row& row : rows) row.want_logits = false;
+  std::vector<float> density(3), cut(3);
+  const auto run = [&](std::span<const Row> some, std::vector<float>* sums) {
+    ContextView view = kv.View();
+    view.density = *sums;
+    EXPECT_TRUE(model_->Forward({.rows = some, .contexts = {&view, 1}}, nullptr).ok());
+  };
+  run(rows, &density);
+  const double sum = static_cast<double>(density[0]) + static_cast<double>(density[1]) +
+                     static_cast<double>(density[2]);
+  EXPECT_NEAR(sum, 40.0 * info.heads * (info.layers - 1), 0.01);
+  EXPECT_GT(density[0], density[2]) << "more rows see it";
+  // Rows one by one add up to the same.
+  for (size_t i = 0; i < rows.size(); ++i) run(std::span(rows).subspan(i, 1), &cut);
+  for (size_t chunk = 0; chunk < 3; ++chunk) EXPECT_NEAR(cut[chunk], density[chunk], 0.01);
+}
+
 TEST_F(ModelTest, GreedyDecodingIsRepeatable) {
   const std::vector<int32_t> prompt = SomeTokens(20, 512);
   const auto first = GreedyDecode(*model_, prompt, 12);

@@ -11,9 +11,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "base/environment.h"
 #include "base/status.h"
-#include "engine/weights/crc32c.h"
 #include "engine/weights/packed_file.h"
 #include "engine/weights/packer.h"
 #include "engine/weights/source_identity.h"

@@ -9,9 +9,9 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "engine/weights/crc32c.h"
 
 namespace withy::engine {
 namespace {

@@ -9,13 +9,13 @@
 #include <mutex>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/round_up.h"
 #include "base/status.h"
 #include "engine/cpu/aligned.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/gguf/output_file.h"
 #include "engine/gguf/quants.h"
-#include "engine/weights/crc32c.h"
 #include "engine/weights/hasher.h"
 #include "engine/weights/layout.h"
 #include "engine/weights/row_decoder.h"

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "engine/weights/crc32c.h"
 #include "engine/weights/hasher.h"
 
 namespace withy::engine {

@@ -66,8 +66,9 @@ TEST_P(InflateTest, EveryLevelComputesWhatTheSmallModelsComputes) {
       difference += std::pow(double{x[i]} - y[i], 2);
       length += double{x[i]} * x[i];
     }
-    // Sums run in another order; a value between two 8-bit steps may round to the other one.
-    EXPECT_LT(std::sqrt(difference / length), 5e-3) << "level " << level;
+    // Sums run in another order; a value between two 8-bit steps may round to the other one. One
+    // such value moves all dimensions of a head, since K and V are rotated.
+    EXPECT_LT(std::sqrt(difference / length), 2e-2) << "level " << level;
     if (level < 0) continue;
     const auto share = [level](const engine::Model& model) {
       const std::vector<engine::LevelInfo>& levels = model.info().levels;

@@ -127,5 +127,61 @@ TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
   EXPECT_GT(after.finished.usage().context_tokens(), 10u);
 }
 
+// KV is compressed and written to disk when a call ends. After everything was killed, the next call
+// reads it back and computes its own prompt only.
+TEST(RestartTest, KvIsReadBackAfterEverythingWasKilled) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing());
+  const auto stub = board.NewStub();
+  const std::string token = board.BindApp("app");
+  grpc::ClientContext create;
+  Authorise(&create, token);
+  v1::CreateContextResponse created;
+  ASSERT_TRUE(stub->CreateContext(&create, {}, &created).ok());
+  const std::string context_id = created.context().context_id();
+  std::string text;
+  for (int i = 0; i < 18; ++i) text += "line " + std::to_string(i) + " of a long message. ";
+  const Answer first = Generate(*stub, token, UserRequest(context_id, text, 8));
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  const auto get = [&] {
+    grpc::ClientContext context;
+    Authorise(&context, token);
+    v1::GetContextRequest request;
+    request.set_context_id(context_id);
+    v1::GetContextResponse response;
+    EXPECT_TRUE(stub->GetContext(&context, request, &response).ok());
+    return response;
+  };
+  v1::GetContextResponse kept;
+  uint32_t whole_chunks = 0;
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  do {
+    kept = get();
+    whole_chunks = kept.context().tokens() / 16;
+    uint32_t stored = 0;
+    for (const v1::ChunkRun& run : kept.chunks()) {
+      if (run.stored() != v1::KV_FORMAT_UNSPECIFIED) stored += run.chunks();
+    }
+    if (stored >= whole_chunks && stored > 0) break;
+    absl::SleepFor(absl::Milliseconds(20));
+  } while (absl::Now() < deadline);
+  ASSERT_GE(whole_chunks, 20u);
+  bool compressed = false;
+  for (const v1::ChunkRun& run : kept.chunks()) {
+    compressed |= run.resident() != v1::KV_FORMAT_UNSPECIFIED && run.resident() != v1::KV_FORMAT_Q8;
+  }
+  EXPECT_TRUE(compressed) << kept.ShortDebugString();
+
+  for (const std::string& process : kProcesses) board.Kill(process);
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing());
+  EXPECT_EQ(get().context().resident_bytes(), 0u);
+  const Answer next = Generate(*stub, token, UserRequest(context_id, "and now?", 8));
+  ASSERT_TRUE(next.status.ok()) << next.status;
+  EXPECT_GE(next.finished.usage().reused_tokens(), whole_chunks * 16)
+      << board.Log("context_store") << kept.ShortDebugString();
+}
+
 }  // namespace
 }  // namespace withy::e2e

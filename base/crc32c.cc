@@ -1,4 +1,4 @@
-#include "engine/weights/crc32c.h"
+#include "base/crc32c.h"
 
 #include <array>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include <sys/auxv.h>
 #endif
 
-namespace withy::engine {
+namespace withy {
 namespace {
 
 constexpr uint32_t kPolynomial = 0x82F63B78u;  // reflected
@@ -161,4 +161,4 @@ uint32_t Crc32c(uint32_t crc, std::span<const std::byte> bytes) {
                          : Crc32cPortable(crc, bytes);
 }
 
-}  // namespace withy::engine
+}  // namespace withy

@@ -1,6 +1,5 @@
-// CRC32C (Castagnoli) for packed files. Uses the CPU's instruction if available, else tables; both
-// give the same result. Neighbours: packer.cc, packed_file.cc, source_identity.cc. Does not resist
-// forgery.
+// CRC32C (Castagnoli). Uses the CPU's instruction if available, else tables; both give the same
+// result. Does not resist forgery.
 #pragma once
 
 #include <array>
@@ -8,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-namespace withy::engine {
+namespace withy {
 
 // CRC32C of the bytes summed in `crc` followed by `bytes`; start with 0.
 // Crc32c(0, "123456789") == 0xE3069283.
@@ -23,4 +22,4 @@ uint32_t Crc32cPortable(uint32_t crc, std::span<const std::byte> bytes);
 std::array<uint32_t, 4> Crc32cLanes(std::span<const std::byte> bytes);
 std::array<uint32_t, 4> Crc32cLanesPortable(std::span<const std::byte> bytes);
 
-}  // namespace withy::engine
+}  // namespace withy

@@ -1,0 +1,90 @@
+// Space of the arena: a pure allocator of slots, each the memory of one chunk. It knows sizes and
+// owners, no bytes, contexts or formats. Slots of all sizes share the space: a slot takes the
+// smallest gap that holds it, and neighbouring gaps merge. Neighbour: lease_table.h moves slots
+// between leases and contexts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace withy::context_store {
+
+// A slot's offset in the arena, in units of 64 bytes (engine/kv/memory.h).
+using SlotAt = uint32_t;
+
+// Not thread-safe: guarded by its owner's lock. A transition that is not listed below is a bug of
+// the caller and ends the process.
+class SlotPool {
+ public:
+  //  Claim --> kClaimed --Keep--> kResident --Take--> kClaimed
+  //  kClaimed, kResident --Free--> gone;  kClaimed, kResident --Quarantine--> kQuarantined
+  //  kQuarantined --Release--> gone
+  enum class State : uint8_t { kClaimed, kResident, kQuarantined };
+
+  // In bytes.
+  struct Counts {
+    uint64_t total = 0;
+    uint64_t free = 0;
+    uint64_t claimed = 0;
+    uint64_t resident = 0;
+    uint64_t quarantined = 0;
+  };
+
+  // Resets the pool to `bytes` free bytes, of which whole units count.
+  void Reset(uint64_t bytes);
+
+  // A slot of `bytes` (a multiple of 64) for `owner` (a lease); nullopt if no gap holds it.
+  [[nodiscard]] std::optional<SlotAt> Claim(uint64_t bytes, uint64_t owner);
+  // Moves a lease's slot to its context.
+  void Keep(SlotAt slot);
+  // Moves a context's slot to `owner` (a lease).
+  void Take(SlotAt slot, uint64_t owner);
+  void Free(SlotAt slot);
+  // Withholds the slot until `writer` (a worker, not 0) can no longer write to it.
+  void Quarantine(SlotAt slot, uint64_t writer);
+  // Frees all slots quarantined for `writer`.
+  void Release(uint64_t writer);
+
+  // While the store itself reads a slot, a pinned slot that is freed is withheld until Unpin. Pins
+  // of one slot are counted. Reset ends all pins: `run` tells whether a pin is of before it.
+  uint64_t Pin(SlotAt slot);
+  void Unpin(SlotAt slot, uint64_t run);
+
+  uint64_t run() const { return run_; }  // number of resets
+  const Counts& counts() const { return counts_; }
+  // Bytes of the largest gap. What is free beyond it is fragmented.
+  uint64_t LargestGap() const;
+  // Only for slots that exist.
+  State state(SlotAt slot) const { return slots_.at(slot).state; }
+  uint64_t owner(SlotAt slot) const { return slots_.at(slot).owner; }
+  size_t slots() const { return slots_.size(); }
+  // Checks that slots and gaps fill the space without overlap. For tests.
+  bool Consistent() const;
+
+ private:
+  static constexpr uint64_t kNobody = 0;  // owner of a slot that is freed and pinned
+  struct Slot {
+    uint32_t units = 0;
+    State state = State::kClaimed;
+    uint64_t owner = 0;
+    uint32_t pins = 0;
+  };
+  uint64_t& CountOf(State state);
+  Slot& Find(SlotAt slot, const char* what);
+  void Move(Slot& slot, State to, uint64_t owner);
+  void AddGap(uint32_t at, uint32_t units);
+  void RemoveGap(std::map<uint32_t, uint32_t>::iterator gap);
+  void Erase(std::map<SlotAt, Slot>::iterator slot);
+
+  std::map<SlotAt, Slot> slots_;
+  std::map<uint32_t, uint32_t> gaps_;                // units by offset
+  std::set<std::pair<uint32_t, uint32_t>> by_size_;  // (units, offset) of each gap
+  Counts counts_;
+  uint64_t run_ = 0;
+};
+
+}  // namespace withy::context_store
