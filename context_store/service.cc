@@ -171,13 +171,14 @@ grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
                                                       v1::AttachResponse* response) {
   const absl::StatusOr<Geometry> geometry = FromProto(*request);
   if (!geometry.ok()) return Answer(context, geometry.status());
-  const absl::StatusOr<Attached> attached = store_.Attach(request->worker_instance(), *geometry);
-  if (attached.ok()) {
-    response->set_epoch(attached->epoch);
+  return OnPool(context, [=, this, geometry = *geometry]() -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(const Attached attached,
+                           store_.Attach(request->worker_instance(), geometry));
+    response->set_epoch(attached.epoch);
     response->set_arena_bytes(store_.arena().bytes());
     response->set_arena_socket(arena_socket_);
-  }
-  return Answer(context, attached.status());
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,

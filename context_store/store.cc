@@ -226,6 +226,8 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
   Attached attached;
   {
     absl::MutexLock lock(&mutex_);
+    const auto written = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return writers_ == 0; };
+    if (geometry != table_->geometry()) mutex_.Await(absl::Condition(&written));
     WITHY_ASSIGN_OR_RETURN(attached, table_->Attach(worker, geometry));
     ended = TakeEnded(attached.ended);
     RecordGauges();

@@ -121,8 +121,8 @@ class Store {
   absl::Status DeleteContext(std::string_view app_id, std::string_view context_id);
   absl::Status RemoveApp(std::string_view app_id);
 
-  // A worker starts or restarts: see LeaseTable::Attach. Also FAILED_PRECONDITION while a worker of
-  // an earlier store process still has the arena mapped.
+  // A worker starts or restarts: see LeaseTable::Attach. Blocks. Also FAILED_PRECONDITION while a
+  // worker of an earlier store process still has the arena mapped.
   absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry);
   // Registers a process that is about to get the arena. Blocks. Errors: ABORTED (stale epoch).
   absl::StatusOr<ArenaOffer> ConnectWorker(WorkerInstance worker, uint64_t epoch, pid_t pid);
@@ -212,6 +212,9 @@ class Store {
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkerRecord> previous_workers_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // Demotions and loads that write to slots now, outside the lock. The arena is not emptied for
+  // another model before they have ended.
+  int writers_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::unique_ptr<WorkPool> tidy_;  // one thread; last, because its tasks use all of the above
 };

@@ -99,13 +99,16 @@ void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) 
     std::optional<ChunkWork> work;
     {
       absl::MutexLock lock(&mutex_);
+      if (table_->geometry() != geometry) return;  // another model is served
       uint64_t evicted = 0;
       work = table_->BeginDemotion(context_id, i, wanted[i], &evicted);
       evicted_.Add(evicted);
+      if (!work.has_value()) return;
+      ++writers_;
     }
-    if (!work.has_value()) return;
     EncodeChunk(geometry.kv(), arena_->memory(), *work);
     absl::MutexLock lock(&mutex_);
+    --writers_;
     if (!table_->FinishDemotion(*work, /*done=*/true)) return;
     demoted_.Add();
     RecordGauges();
@@ -116,6 +119,7 @@ void Store::WriteIdle(const std::string& context_id, const Geometry& geometry) {
   std::vector<ChunkWork> work;
   {
     absl::MutexLock lock(&mutex_);
+    if (table_->geometry() != geometry) return;
     const size_t chunks = table_->IdleChunks(context_id).size();
     for (uint32_t i = 0; i < chunks; ++i) {
       if (std::optional<ChunkWork> one = table_->BeginWrite(context_id, i)) {
@@ -169,11 +173,13 @@ void Store::LoadStored(LeaseId lease, const LeaseSpec& spec) {
     loads = table_->BeginLoad(lease, &evicted);
     evicted_.Add(evicted);
     geometry = table_->geometry();
+    if (loads.empty()) return;
+    ++writers_;
   }
-  if (loads.empty()) return;
   std::vector<bool> read;
   kv_->Read(spec.context_id, geometry, arena_->memory(), loads, &read);
   absl::MutexLock lock(&mutex_);
+  --writers_;
   for (size_t i = 0; i < loads.size(); ++i) {
     if (!read[i]) continue;
     arena_->SetEpoch(geometry.kv(), loads[i].slot, spec.epoch);
