@@ -17,6 +17,7 @@
 
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
+#include "gtest/gtest.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "tests/e2e/test_model.h"
@@ -213,6 +214,27 @@ Answer GenerateWithRetry(v1::LlmService::Stub& stub, const std::string& token,
     if (!again || absl::Now() > deadline) return answer;
     absl::SleepFor(absl::Milliseconds(answer.retry_after_ms > 0 ? answer.retry_after_ms : 50));
   }
+}
+
+std::string CreateContext(v1::LlmService::Stub& stub, const std::string& token,
+                          const std::string& system) {
+  grpc::ClientContext context;
+  Authorise(&context, token);
+  v1::CreateContextRequest request;
+  request.set_system_prompt(system);
+  v1::CreateContextResponse response;
+  const grpc::Status status = stub.CreateContext(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response.context().context_id();
+}
+
+grpc::Status GetContext(v1::LlmService::Stub& stub, const std::string& token,
+                        const std::string& context_id, v1::GetContextResponse* response) {
+  grpc::ClientContext context;
+  Authorise(&context, token);
+  v1::GetContextRequest request;
+  request.set_context_id(context_id);
+  return stub.GetContext(&context, request, response);
 }
 
 }  // namespace withy::e2e

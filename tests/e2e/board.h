@@ -86,6 +86,12 @@ Answer GenerateWithRetry(v1::LlmService::Stub& stub, const std::string& token,
                          const v1::GenerateRequest& request,
                          absl::Duration timeout = absl::Seconds(90));
 
+// Creates a context and returns its id. A failure fails the test.
+std::string CreateContext(v1::LlmService::Stub& stub, const std::string& token,
+                          const std::string& system = "");
+grpc::Status GetContext(v1::LlmService::Stub& stub, const std::string& token,
+                        const std::string& context_id, v1::GetContextResponse* response);
+
 // Client metadata with the app's token, and a deadline.
 void Authorise(grpc::ClientContext* context, const std::string& token,
                absl::Duration timeout = absl::Seconds(30));

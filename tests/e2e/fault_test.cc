@@ -20,12 +20,7 @@ class TalkingApp {
  public:
   TalkingApp(Board& board, int number)
       : stub_(board.NewStub()), token_(board.BindApp("app" + std::to_string(number))) {
-    grpc::ClientContext context;
-    Authorise(&context, token_);
-    v1::CreateContextResponse response;
-    const grpc::Status status = stub_->CreateContext(&context, {}, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    context_id_ = response.context().context_id();
+    context_id_ = CreateContext(*stub_, token_);
     thread_ = std::thread([this] { Talk(); });
   }
 
@@ -33,12 +28,8 @@ class TalkingApp {
   void StopAndCheck() {
     stop_ = true;
     thread_.join();
-    grpc::ClientContext context;
-    Authorise(&context, token_);
-    v1::GetContextRequest request;
-    request.set_context_id(context_id_);
     v1::GetContextResponse kept;
-    const grpc::Status status = stub_->GetContext(&context, request, &kept);
+    const grpc::Status status = GetContext(*stub_, token_, context_id_, &kept);
     ASSERT_TRUE(status.ok()) << status.error_message();
     ASSERT_EQ(kept.messages_size(), static_cast<int>(answers_.size()) * 2);
     for (size_t i = 0; i < answers_.size(); ++i) {
@@ -113,11 +104,7 @@ TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
   ASSERT_TRUE(board.WaitUntilServing());
   const auto stub = board.NewStub();
   const std::string token = board.BindApp("app");
-  grpc::ClientContext create;
-  Authorise(&create, token);
-  v1::CreateContextResponse created;
-  ASSERT_TRUE(stub->CreateContext(&create, {}, &created).ok());
-  const std::string context_id = created.context().context_id();
+  const std::string context_id = CreateContext(*stub, token);
   ASSERT_TRUE(Generate(*stub, token, UserRequest(context_id, "remember this", 10)).status.ok());
   for (const std::string& process : kProcesses) board.Kill(process);
   board.StartAll();
@@ -135,22 +122,14 @@ TEST(RestartTest, KvIsReadBackAfterEverythingWasKilled) {
   ASSERT_TRUE(board.WaitUntilServing());
   const auto stub = board.NewStub();
   const std::string token = board.BindApp("app");
-  grpc::ClientContext create;
-  Authorise(&create, token);
-  v1::CreateContextResponse created;
-  ASSERT_TRUE(stub->CreateContext(&create, {}, &created).ok());
-  const std::string context_id = created.context().context_id();
+  const std::string context_id = CreateContext(*stub, token);
   std::string text;
   for (int i = 0; i < 18; ++i) text += "line " + std::to_string(i) + " of a long message. ";
   const Answer first = Generate(*stub, token, UserRequest(context_id, text, 8));
   ASSERT_TRUE(first.status.ok()) << first.status;
   const auto get = [&] {
-    grpc::ClientContext context;
-    Authorise(&context, token);
-    v1::GetContextRequest request;
-    request.set_context_id(context_id);
     v1::GetContextResponse response;
-    EXPECT_TRUE(stub->GetContext(&context, request, &response).ok());
+    EXPECT_TRUE(GetContext(*stub, token, context_id, &response).ok());
     return response;
   };
   v1::GetContextResponse kept;

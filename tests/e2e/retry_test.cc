@@ -27,14 +27,7 @@ class RetryTest : public ::testing::Test {
     token_ = board_->BindApp("app");
   }
 
-  std::string CreateContext() {
-    grpc::ClientContext context;
-    Authorise(&context, token_);
-    v1::CreateContextResponse response;
-    const grpc::Status status = stub_->CreateContext(&context, {}, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response.context().context_id();
-  }
+  std::string CreateContext() { return e2e::CreateContext(*stub_, token_); }
   std::vector<v1::ContextMessage> MessagesOf(const std::string& context_id) {
     grpc::ClientContext context;
     Authorise(&context, token_);

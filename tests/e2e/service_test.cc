@@ -24,27 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string CreateContext(v1::LlmService::Stub& stub, const std::string& token,
-                          const std::string& system) {
-  grpc::ClientContext context;
-  Authorise(&context, token);
-  v1::CreateContextRequest request;
-  request.set_system_prompt(system);
-  v1::CreateContextResponse response;
-  const grpc::Status status = stub.CreateContext(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return response.context().context_id();
-}
-
-grpc::Status GetContext(v1::LlmService::Stub& stub, const std::string& token,
-                        const std::string& context_id, v1::GetContextResponse* response) {
-  grpc::ClientContext context;
-  Authorise(&context, token);
-  v1::GetContextRequest request;
-  request.set_context_id(context_id);
-  return stub.GetContext(&context, request, response);
-}
-
 class ServiceTest : public ::testing::Test {
  protected:
   void StartBoard(std::vector<std::string> overrides = {}) {
