@@ -80,7 +80,21 @@ std::string Refusal(const std::string& text) {
 }
 
 TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
+  EXPECT_THAT(Refusal("store { memory_pressure_percent: 101 }"),
+              HasSubstr("store.memory_pressure_percent is 101; it must be"));
+  EXPECT_THAT(Refusal("store { kv_daily_write_bytes: 5 }"),
+              HasSubstr("store.kv_daily_write_bytes is 5; it must be"));
   EXPECT_THAT(Refusal("store { arena_bytes: 5 }"), HasSubstr("store.arena_bytes is 5; it must be"));
+  EXPECT_THAT(Refusal("store { tokens_per_context: 15 }"),
+              HasSubstr("store.tokens_per_context is 15; it must be between 16 and"));
+  EXPECT_THAT(Refusal("store { bytes_per_app: 65535 }"),
+              HasSubstr("store.bytes_per_app is 65535; it must be between 65536 and"));
+  EXPECT_THAT(Refusal("store { disk_bytes: 1000000 }"),
+              HasSubstr("store.disk_bytes is 1000000; it must be between 33554432 and"));
+  EXPECT_THAT(Refusal("store { master_key_path: \"master.key\" }"),
+              HasSubstr("store.master_key_path is \"master.key\"; it must be an absolute path"));
+  EXPECT_THAT(Refusal("store { kv_disk_bytes_per_second: 300 }"),
+              HasSubstr("store.kv_disk_bytes_per_second is 300; it must be between 1048576"));
   for (const std::string section : {"orchestrator", "model", "draft"}) {
     EXPECT_EQ(Refusal(section + " { queue_limit: 4000000000 }"),
               section + ".queue_limit is 4000000000; it must be between 1 and 100000");

@@ -278,6 +278,22 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
   WITHY_FILL("store", store, kv_ratio_percent, 50, 25, 100);
   WITHY_FILL("store", store, kv_disk_bytes, uint64_t{8} << 30, uint64_t{16} << 20,
              uint64_t{1} << 40);
+  WITHY_FILL("store", store, tokens_per_context, UINT32_MAX, 16, UINT32_MAX);
+  WITHY_FILL("store", store, bytes_per_app, uint64_t{1} << 40, uint64_t{1} << 16,
+             uint64_t{1} << 40);
+  WITHY_FILL("store", store, disk_bytes, uint64_t{1} << 40, uint64_t{32} << 20, uint64_t{1} << 40);
+  if (const std::string& key = store->master_key_path(); !key.empty() && !key.starts_with('/')) {
+    return filler.Refuse("store.master_key_path", Quoted(key), "it must be an absolute path");
+  }
+  WITHY_FILL("store", store, kv_daily_write_bytes, uint64_t{32} << 30, uint64_t{16} << 20,
+             uint64_t{1} << 50);
+  WITHY_FILL("store", store, memory_pressure_percent, 10, 1, 100);
+  if (store->kv_strategy().empty()) store->set_kv_strategy("withy");
+  if (store->kv_disk_bytes_per_second() != 0) {
+    WITHY_RETURN_IF_ERROR(filler.CheckRange("store.kv_disk_bytes_per_second",
+                                            store->kv_disk_bytes_per_second(), uint64_t{1} << 20,
+                                            uint64_t{1} << 40));
+  }
 
   proto::ProfilerConfig* profiler = config->mutable_profiler();
   WITHY_RETURN_IF_ERROR(

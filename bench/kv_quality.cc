@@ -1,18 +1,21 @@
 // withy-bench-kv-quality: how much the formats of stored KV change what a model predicts. Cuts a
 // text into windows of 2,048 tokens. The first half of a window is prefilled; then its chunks,
 // except the first and the last ones, are encoded in the format under test; then the second half is
-// scored. The reference keeps all KV at 16 bits. Prints a table on stderr and one JSON line last on
-// stdout. Neighbours: engine/kv/encode.h makes the formats; agreement.cc compares model files.
+// scored. The reference keeps all KV at 16 bits. With --plot, formats are also chosen chunk by
+// chunk by every policy, for several ratios. Prints a table on stderr and one JSON line last on
+// stdout. Neighbours: kv_scores.h scores a window, kv_ratios.h compares policies.
 //   withy-bench-kv-quality --model SmolLM2.gguf --text book.txt
-#include <algorithm>
+#include <stdlib.h>
+
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <random>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -20,114 +23,39 @@
 #include "absl/strings/str_cat.h"
 #include "base/program_flags.h"
 #include "base/status.h"
+#include "bench/kv_ratios.h"
+#include "bench/kv_scores.h"
 #include "engine/model/bundle.h"
 #include "engine/model/scratch_kv.h"
+#include "engine/model/slow_model.h"
+#include "engine/model/synth.h"
 
 ABSL_FLAG(std::string, model, "", "GGUF file");
 ABSL_FLAG(std::string, text, "", "file of UTF-8 text, about 8 KiB for each window");
 ABSL_FLAG(int, windows, 4, "windows of 2,048 tokens");
 ABSL_FLAG(int, threads, 2, "threads");
+ABSL_FLAG(std::string, plot, "",
+          "compare the policies too, and write PLOT-perplexity.svg and PLOT-divergence.svg");
 
 namespace withy::bench {
 namespace {
 
 using engine::KvFormat;
 
-constexpr int32_t kPrefilled = 1024;
-constexpr int32_t kScored = 1023;  // each row predicts the next token of the window
-constexpr int32_t kWindow = kPrefilled + kScored + 1;
-constexpr int32_t kFirstKept = 4;  // chunks that stay as they are: the attention sink,
-constexpr int32_t kLastKept = 8;   // and the most recent tokens
-constexpr int32_t kPiece = 128;    // rows scored in one pass; bounds the memory for logits
-
-struct Scores {
-  std::vector<double> losses;       // by scored token
-  std::vector<double> divergences;  // Kullback-Leibler, from the reference
-  int64_t agreed = 0;               // rows whose likeliest token is the reference's
+// How the chunks of the first half are stored, one format after the other.
+struct Variant {
+  const char* name;
+  std::vector<KvFormat> chain;
 };
-
-double Mean(const std::vector<double>& x) {
-  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
-}
-
-double Median(std::vector<double> x) {
-  const auto middle = x.begin() + static_cast<ptrdiff_t>(x.size() / 2);
-  std::nth_element(x.begin(), middle, x.end());
-  return *middle;
-}
-
-// Standard error of the perplexity ratio, from the differences of the losses token by token.
-double RatioError(const Scores& scores, const Scores& exact) {
-  std::vector<double> squares;
-  const double mean = Mean(scores.losses) - Mean(exact.losses);
-  for (size_t i = 0; i < exact.losses.size(); ++i) {
-    squares.push_back(std::pow(scores.losses[i] - exact.losses[i] - mean, 2));
-  }
-  return std::exp(mean) * std::sqrt(Mean(squares) / static_cast<double>(squares.size()));
-}
-
-// Turns logits into log-probabilities.
-void LogSoftmax(std::span<float> row) {
-  const float top = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float value : row) sum += static_cast<double>(std::exp(value - top));
-  const float shift = top + static_cast<float>(std::log(sum));
-  for (float& value : row) value -= shift;
-}
-
-double Divergence(std::span<const float> from, std::span<const float> to) {
-  double sum = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    sum += static_cast<double>(std::exp(from[i]) * (from[i] - to[i]));
-  }
-  return std::max(sum, 0.0);
-}
-
-size_t Likeliest(std::span<const float> row) {
-  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
-}
-
-// Log-probabilities of one window's rows at 16 bits, [kScored, vocab_size].
-using Reference = std::vector<float>;
-
-// Scores the second half of a window over KV whose first half is in `format`. With kF16, fills the
-// reference; otherwise compares with it.
-absl::Status ScoreWindow(engine::Model& model, std::span<const int32_t> tokens, KvFormat format,
-                         Reference* reference, Scores* scores) {
-  const auto vocabulary = static_cast<size_t>(model.info().vocab_size);
-  const bool exact = format == KvFormat::kF16;
-  engine::ScratchKv kv(model.info(), kWindow, exact ? format : KvFormat::kQ8);
-  WITHY_RETURN_IF_ERROR(engine::Prefill(model, kv, tokens.first(kPrefilled), 0, nullptr));
-  const int32_t chunks = kPrefilled / model.info().kv.chunk_tokens;
-  for (int32_t c = kFirstKept; c < chunks - kLastKept; ++c) {
-    if (!exact && format != KvFormat::kQ8) kv.Encode(c, format);
-  }
-  if (exact) reference->resize(kScored * vocabulary);
-  std::vector<float> logits(kPiece * vocabulary);
-  for (int32_t first = 0; first < kScored; first += kPiece) {
-    std::vector<engine::Row> rows;
-    for (int32_t i = first; i < std::min(first + kPiece, kScored); ++i) {
-      const int32_t position = kPrefilled + i;
-      rows.push_back({.token = tokens[static_cast<size_t>(position)],
-                      .position = position,
-                      .slot = position,
-                      .want_logits = true});
-    }
-    const engine::ContextView view = kv.View();
-    WITHY_RETURN_IF_ERROR(model.Forward({.rows = rows, .contexts = {&view, 1}}, logits.data()));
-    for (size_t r = 0; r < rows.size(); ++r) {
-      const std::span row = std::span(logits).subspan(r * vocabulary, vocabulary);
-      const std::span want =
-          std::span(*reference).subspan((static_cast<size_t>(first) + r) * vocabulary, vocabulary);
-      LogSoftmax(row);
-      if (exact) std::copy(row.begin(), row.end(), want.begin());
-      const auto next = static_cast<size_t>(tokens[static_cast<size_t>(rows[r].position) + 1]);
-      scores->losses.push_back(-static_cast<double>(row[next]));
-      scores->divergences.push_back(Divergence(want, row));
-      scores->agreed += Likeliest(want) == Likeliest(row) ? 1 : 0;
-    }
-  }
-  return absl::OkStatus();
+const std::vector<Variant>& Variants() {
+  static const auto* variants = new std::vector<Variant>{
+      {"q8", {}},
+      {"q4", {KvFormat::kQ4}},
+      {"q4q2", {KvFormat::kQ4Q2}},
+      {"q2", {KvFormat::kQ2}},
+      {"q2 of q4", {KvFormat::kQ4, KvFormat::kQ2}},
+  };
+  return *variants;
 }
 
 absl::StatusOr<std::vector<int32_t>> TextTokens(const engine::ModelBundle& bundle,
@@ -147,37 +75,96 @@ absl::StatusOr<std::vector<int32_t>> TextTokens(const engine::ModelBundle& bundl
   return tokens;
 }
 
-void Report(const std::map<KvFormat, Scores>& all) {
-  const Scores& exact = all.at(KvFormat::kF16);
-  const Scores& eight = all.at(KvFormat::kQ8);
-  const auto rows = static_cast<double>(exact.losses.size());
-  const auto ratio = [&](const Scores& s) { return std::exp(Mean(s.losses) - Mean(exact.losses)); };
-  nlohmann::json formats = nlohmann::json::object();
-  std::fprintf(stderr, "%-8s %12s %12s %12s %12s %12s %10s\n", "KV", "perplexity", "ratio",
-               "std. error", "KLD median", "KLD mean", "same top");
-  for (const KvFormat format :
-       {KvFormat::kF16, KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
-    const Scores& s = all.at(format);
-    const double agreed = static_cast<double>(s.agreed) / rows;
-    std::fprintf(stderr, "%-8s %12.4f %12.5f %12.5f %12.6f %12.6f %10.4f\n", KvFormatName(format),
-                 std::exp(Mean(s.losses)), ratio(s), RatioError(s, exact), Median(s.divergences),
-                 Mean(s.divergences), agreed);
-    formats[KvFormatName(format)] = {{"ppl_ratio", ratio(s)},
-                                     {"ppl_ratio_std_error", RatioError(s, exact)},
-                                     {"kld_median", Median(s.divergences)},
-                                     {"kld_mean", Mean(s.divergences)},
-                                     {"top1_agreement", agreed}};
+void PrintRow(const std::string& name, const Scores& s, const Scores& exact) {
+  std::fprintf(stderr, "%-26s %12.4f %12.5f %12.5f %12.6f %12.6f %10.4f\n", name.c_str(),
+               std::exp(Mean(s.losses)), PerplexityRatio(s, exact), RatioError(s, exact),
+               Median(s.divergences), Mean(s.divergences),
+               static_cast<double>(s.agreed) / static_cast<double>(exact.losses.size()));
+}
+
+nlohmann::json ToJson(const Scores& s, const Scores& exact) {
+  return {
+      {"ppl_ratio", PerplexityRatio(s, exact)},
+      {"ppl_ratio_std_error", RatioError(s, exact)},
+      {"kld_median", Median(s.divergences)},
+      {"kld_mean", Mean(s.divergences)},
+      {"top1_agreement", static_cast<double>(s.agreed) / static_cast<double>(exact.losses.size())}};
+}
+
+void AddPolicies(const std::vector<KvPolicyLine>& lines, const Scores& exact,
+                 nlohmann::json* json) {
+  for (const KvPolicyLine& line : lines) {
+    for (const KvPolicyLine::Point& point : line.points) {
+      PrintRow(absl::StrCat(line.name, " ", std::lround(100 * point.ratio), " %"), point.scores,
+               exact);
+      nlohmann::json one = ToJson(point.scores, exact);
+      one["policy"] = line.name;
+      one["ratio"] = point.ratio;
+      one["bytes"] = point.bytes;
+      (*json)["policies"].push_back(one);
+      if (&line == &lines.front() && point.ratio == kHalfOfAll) {
+        (*json)["ppl_ratio_50"] =
+            PerplexityRatio(point.scores, exact) / (*json)["ppl_ratio_8bit"].get<double>();
+      }
+    }
   }
-  const Scores& four = all.at(KvFormat::kQ4);
-  const nlohmann::json json = {
-      {"windows", absl::GetFlag(FLAGS_windows)},
-      {"scored_tokens", exact.losses.size()},
-      {"ppl_16bit", std::exp(Mean(exact.losses))},
-      {"ppl_ratio_8bit", ratio(eight)},
-      {"ppl_ratio_4bit", ratio(four)},
-      {"kld_median_4bit_vs_8bit", Median(four.divergences) / Median(eight.divergences)},
-      {"formats", formats}};
-  std::printf("%s\n", json.dump().c_str());
+}
+
+// Mean error of log-probabilities over 8-bit KV of a random model with biases of 100 on 8 of 64
+// dimensions of each key, against double precision.
+absl::StatusOr<double> KeyBiasError() {
+  constexpr int32_t kTokens = 300;
+  WITHY_ASSIGN_OR_RETURN(engine::SynthShape shape, engine::FindSynthShape("tiny"));
+  shape.architecture = "qwen2";
+  shape.byte_level_bpe = true;
+  shape.heads = 4;
+  shape.head_dim = 64;
+  shape.key_bias = 100;
+  shape.key_bias_dims = 8;
+  std::string folder = (std::filesystem::temp_directory_path() / "withy-key-bias-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) return ErrnoError(absl::StrCat("mkdtemp ", folder));
+  const auto measure = [&]() -> absl::StatusOr<double> {
+    const std::string path = folder + "/model.gguf";
+    WITHY_RETURN_IF_ERROR(engine::WriteSynthModel(shape, engine::GgmlType::kF32, 7, path));
+    engine::ModelOptions options;
+    options.cache_dir = folder;
+    WITHY_ASSIGN_OR_RETURN(const auto model, engine::Model::Open(path, options));
+    std::vector<int32_t> tokens;
+    std::mt19937 random(7);
+    std::vector<engine::Row> rows;
+    for (int32_t i = 0; i < kTokens; ++i) {
+      tokens.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(shape.vocab_size)));
+      rows.push_back({.token = tokens.back(), .position = i, .slot = i, .want_logits = true});
+    }
+    WITHY_ASSIGN_OR_RETURN(const std::vector<double> want, engine::SlowLogits(path, tokens));
+    const engine::ScratchKv kv(model->info(), kTokens);
+    const engine::ContextView view = kv.View();
+    std::vector<float> got(want.size());
+    WITHY_RETURN_IF_ERROR(model->Forward({.rows = rows, .contexts = {&view, 1}}, got.data()));
+    return engine::MeanLogProbError(want, got, static_cast<size_t>(shape.vocab_size));
+  };
+  const absl::StatusOr<double> error = measure();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  return error;
+}
+
+nlohmann::json Report(const Scores& exact, const std::vector<Scores>& all) {
+  std::fprintf(stderr, "%-26s %12s %12s %12s %12s %12s %10s\n", "KV", "perplexity", "ratio",
+               "std. error", "KLD median", "KLD mean", "same top");
+  PrintRow("f16", exact, exact);
+  nlohmann::json formats = nlohmann::json::object();
+  for (size_t i = 0; i < all.size(); ++i) {
+    PrintRow(Variants()[i].name, all[i], exact);
+    formats[Variants()[i].name] = ToJson(all[i], exact);
+  }
+  return {{"windows", absl::GetFlag(FLAGS_windows)},
+          {"scored_tokens", exact.losses.size()},
+          {"ppl_16bit", std::exp(Mean(exact.losses))},
+          {"ppl_ratio_8bit", PerplexityRatio(all[0], exact)},
+          {"ppl_ratio_4bit", PerplexityRatio(all[1], exact)},
+          {"kld_median_4bit_vs_8bit", Median(all[1].divergences) / Median(all[0].divergences)},
+          {"formats", formats}};
 }
 
 absl::Status Main() {
@@ -195,19 +182,31 @@ absl::Status Main() {
   }
   WITHY_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                          TextTokens(bundle, absl::GetFlag(FLAGS_text), windows));
-  std::map<KvFormat, Scores> scores;
-  Reference reference;
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  Scores exact;
+  std::vector<Scores> scores(Variants().size());
+  std::vector<KvPolicyLine> lines = plot.empty() ? std::vector<KvPolicyLine>() : KvPolicyLines();
   for (int w = 0; w < windows; ++w) {
-    const auto window = std::span(tokens).subspan(static_cast<size_t>(w) * kWindow, kWindow);
-    for (const KvFormat format :
-         {KvFormat::kF16, KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
-      WITHY_RETURN_IF_ERROR(
-          ScoreWindow(*bundle.model, window, format, &reference, &scores[format]));
+    KvWindow window(*bundle.model,
+                    std::span(tokens).subspan(static_cast<size_t>(w) * kWindow, kWindow));
+    WITHY_RETURN_IF_ERROR(window.Start(&exact));
+    for (size_t i = 0; i < scores.size(); ++i) {
+      const auto alter = [&](engine::ScratchKv& kv) {
+        for (const KvFormat to : Variants()[i].chain) {
+          for (int32_t c = kFirstKept; c < kPrefilledChunks - kLastKept; ++c) kv.Encode(c, to);
+        }
+      };
+      WITHY_RETURN_IF_ERROR(window.Score(KvFormat::kQ8, alter, &scores[i]));
     }
+    WITHY_RETURN_IF_ERROR(ScorePolicies(*bundle.model, window, static_cast<uint64_t>(w), &lines));
     std::fprintf(stderr, "\rwindow %d of %d", w + 1, windows);
   }
   std::fprintf(stderr, "\r%*s\r", 40, "");
-  Report(scores);
+  nlohmann::json json = Report(exact, scores);
+  AddPolicies(lines, exact, &json);
+  if (!plot.empty()) WITHY_RETURN_IF_ERROR(PlotPolicies(lines, exact, plot));
+  WITHY_ASSIGN_OR_RETURN(json["key_bias_error"], KeyBiasError());
+  std::printf("%s\n", json.dump().c_str());
   return absl::OkStatus();
 }
 

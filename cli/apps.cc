@@ -102,10 +102,10 @@ int ListApps(const Args& args) {
     return kExitOk;
   }
   const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
-  std::vector<std::vector<std::string>> rows = {{"APP", "ID", "CONTEXTS", "BOUND"}};
+  std::vector<std::vector<std::string>> rows = {{"APP", "ID", "CONTEXTS", "TEXT", "BOUND"}};
   for (const v1::AppInfo& app : apps->apps()) {
-    rows.push_back(
-        {app.app(), app.app_id(), std::to_string(app.contexts()), Ago(app.created_unix_s(), now)});
+    rows.push_back({app.app(), app.app_id(), std::to_string(app.contexts()), Bytes(app.bytes()),
+                    Ago(app.created_unix_s(), now)});
   }
   std::cout << Table(rows);
   return kExitOk;

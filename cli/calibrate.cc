@@ -26,6 +26,7 @@
 #include "cli/output.h"
 #include "engine/encoder/tlm.h"
 #include "engine/session/calibrator.h"
+#include "engine/session/kv_errors.h"
 #include "engine/session/served_model.h"
 #include "wire/calibration.h"
 #include "wire/wire.h"
@@ -127,6 +128,7 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
   }
   const auto points = engine::MergeSamples(planned, *old);
   record.mutable_points()->Assign(points.begin(), points.end());
+  *record.mutable_kv_errors() = old->kv_errors();
   record.set_load_average(old->load_average());
   record.set_measured_unix_s(old->measured_unix_s());
   record.set_complete(old->complete() &&
@@ -134,6 +136,11 @@ v1::Calibration Begin(const Run& run, const std::string& path, const v1::Calibra
                         return !point.sample_us().empty() || !point.left_out().empty();
                       }));
   return record;
+}
+
+absl::Status Interrupted(const CalibrationResult& result) {
+  return absl::CancelledError(absl::StrCat("interrupted; the samples so far are in ", result.path,
+                                           ", and the same command continues from there"));
 }
 
 // Takes the samples that `result` lacks.
@@ -150,9 +157,44 @@ absl::Status Measure(
       .save = [&](const v1::Calibration& r) { return engine::WriteCalibration(r, result->path); },
       .progress = [&](double done, std::string_view what) { bar.Update(done, what); }};
   const absl::Status status = RunCalibration(run.options, hooks, Clock::Real(), &record);
-  if (!absl::IsCancelled(status)) return status;
-  return absl::CancelledError(absl::StrCat("interrupted; the samples so far are in ", result->path,
-                                           ", and the same command continues from there"));
+  return absl::IsCancelled(status) ? Interrupted(*result) : status;
+}
+
+// Takes the samples of the model's times that `result` lacks.
+absl::Status MeasureModel(const Run& run, engine::Model& model, int32_t window,
+                          const std::vector<v1::CalibrationPoint>& planned,
+                          CalibrationResult* result) {
+  engine::Calibrator calibrator(model, Clock::Real(), window);
+  const auto sample = [&](const v1::CalibrationPoint& point) {
+    return calibrator.Sample(FromWire(point), &g_stop);
+  };
+  // Brings weights and activations into memory before the first sample that counts.
+  const engine::TimedPoint warm_up{.kind = engine::TimedKind::kPrefill,
+                                   .level_percent = model.info().levels.back().percent,
+                                   .rows = static_cast<int32_t>(planned.front().rows())};
+  const absl::Status warm = calibrator.Sample(warm_up, &g_stop).status();
+  if (absl::IsCancelled(warm)) return absl::CancelledError("interrupted before the first sample");
+  WITHY_RETURN_IF_ERROR(warm);
+  return Measure(run, sample, result);
+}
+
+// Measures the errors of KV formats, and saves them. A model whose window is too short for it goes
+// without.
+absl::Status MeasureKv(const engine::ServedModel& served, CalibrationResult* result) {
+  std::vector<int32_t> tokens = served.bundle.tokenizer->Encode(engine::KvErrorText());
+  if (tokens.size() > static_cast<size_t>(served.window)) {
+    tokens.resize(static_cast<size_t>(served.window));
+  }
+  if (tokens.size() < engine::kLeastKvErrorTokens) return absl::OkStatus();
+  result->measured_now = true;
+  ProgressBar bar(Clock::Real());
+  const auto errors = engine::MeasureKvErrors(
+      *served.bundle.model, tokens, &g_stop,
+      [&](double done) { bar.Update(done, "predictions over KV of 4 and 2 bits"); });
+  if (absl::IsCancelled(errors.status())) return Interrupted(*result);
+  WITHY_RETURN_IF_ERROR(errors.status());
+  engine::SetKvErrors(*errors, &result->record);
+  return engine::WriteCalibration(result->record, result->path);
 }
 
 absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::ModelConfig& config,
@@ -175,19 +217,12 @@ absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::Model
   const v1::CalibrationKey key =
       engine::MakeCalibrationKey(model.info().id, model.target(), model.threads(), run.board);
   result.record = Begin(run, result.path, key, planned);
-  if (result.record.complete()) return result;
-  engine::Calibrator calibrator(model, Clock::Real(), served->window);
-  const auto sample = [&](const v1::CalibrationPoint& point) {
-    return calibrator.Sample(FromWire(point), &g_stop);
-  };
-  // Brings weights and activations into memory before the first sample that counts.
-  const engine::TimedPoint warm_up{.kind = engine::TimedKind::kPrefill,
-                                   .level_percent = model.info().levels.back().percent,
-                                   .rows = static_cast<int32_t>(planned.front().rows())};
-  const absl::Status warm = calibrator.Sample(warm_up, &g_stop).status();
-  if (absl::IsCancelled(warm)) return absl::CancelledError("interrupted before the first sample");
-  WITHY_RETURN_IF_ERROR(warm);
-  WITHY_RETURN_IF_ERROR(Measure(run, sample, &result));
+  if (!result.record.complete()) {
+    WITHY_RETURN_IF_ERROR(MeasureModel(run, model, served->window, planned, &result));
+  }
+  if (result.record.kv_errors().empty()) {
+    WITHY_RETURN_IF_ERROR(MeasureKv(*served, &result));
+  }
   return result;
 }
 

@@ -92,6 +92,17 @@ std::string ContextLines(const v1::Calibration& record) {
   return text;
 }
 
+// What predictions lose by KV in fewer bits.
+std::string KvErrorLine(const v1::Calibration& record) {
+  if (record.kv_errors().empty()) return "";
+  std::string text = "mean divergence of predictions from those over KV of 16 bits, in nats:";
+  for (const engine::KvFormatError& error : engine::KvErrorsOf(record)) {
+    absl::StrAppend(&text,
+                    absl::StrFormat(" %s %.2g", KvFormatName(error.format), error.divergence));
+  }
+  return text + "\n";
+}
+
 // Spread of the samples of each point, relative to its median.
 std::string SpreadLine(const v1::Calibration& record) {
   std::vector<double> spreads;
@@ -166,9 +177,10 @@ nlohmann::json ResultJson(const CalibrationResult& result) {
 
 std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns) {
   const v1::Calibration& model = report.model.record;
-  std::string text = absl::StrCat(Head(report.model, now_unix_ns), "milliseconds:\n",
-                                  LevelTable(model), ContextLines(model), SpreadLine(model),
-                                  LeftOutLines(model), "kept in ", report.model.path, "\n");
+  std::string text =
+      absl::StrCat(Head(report.model, now_unix_ns), "milliseconds:\n", LevelTable(model),
+                   ContextLines(model), KvErrorLine(model), SpreadLine(model), LeftOutLines(model),
+                   "kept in ", report.model.path, "\n");
   if (report.tlm.has_value()) {
     const v1::Calibration& tlm = report.tlm->record;
     absl::StrAppend(&text, Head(*report.tlm, now_unix_ns), TlmLines(tlm), SpreadLine(tlm),

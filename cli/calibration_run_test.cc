@@ -151,6 +151,9 @@ TEST_F(CalibrationRunTest, TheReportShowsEveryTimeAndWhatIsMissing) {
   }
   Add(v1::CALIBRATION_KIND_RESUME, 100, 1, 512);
   ASSERT_TRUE(Run({.rounds = 1}).ok());
+  v1::KvFormatError& error = *record_.add_kv_errors();
+  error.set_format(v1::KV_FORMAT_Q4);
+  error.set_divergence(0.0125);
   CalibrationReport report;
   report.model = {
       .name = "m", .path = "/p/m.calibration.textproto", .record = record_, .measured_now = true};
@@ -161,6 +164,7 @@ TEST_F(CalibrationRunTest, TheReportShowsEveryTimeAndWhatIsMissing) {
   EXPECT_THAT(text, HasSubstr("left out: level 50 %, decode of 1 at depth 2048: too deep\n"));
   EXPECT_THAT(text, HasSubstr("a context of 512 tokens: first step 1.01 ms with its KV resident, "
                               "about 512 ms more to recompute it"));
+  EXPECT_THAT(text, HasSubstr("of 16 bits, in nats: q4 0.013\n"));
   EXPECT_THAT(text, HasSubstr("kept in /p/m.calibration.textproto"));
   const std::string json = ReportJson(report);
   EXPECT_THAT(json, HasSubstr("\"path\":\"/p/m.calibration.textproto\""));

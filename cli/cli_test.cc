@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/flags.h"
 #include "cli/inspect.h"
+#include "cli/kv_stats.h"
 #include "cli/output.h"
 #include "cli/plots.h"
 #include "cli/prompt_flags.h"
@@ -608,6 +609,24 @@ TEST_F(ClientTest, WhatFailedIsSaidOnceAndWithTheRemedy) {
 TEST_F(ClientTest, ATokenThatCannotBeSentIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(Open(socket_, "a\nb").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Open(socket_, "a\xFF").status()));
+}
+
+TEST(KvStatsTest, TellsWhereKvIsAndWhatItCost) {
+  v1::GetStoreInfoResponse info;
+  info.set_arena_bytes(256 << 20);
+  info.set_arena_withheld_bytes(32 << 20);
+  v1::KvFormatBytes* format = info.add_kv();
+  format->set_format(v1::KV_FORMAT_Q4);
+  format->set_resident_bytes(10 << 20);
+  format->set_stored_bytes(20 << 20);
+  info.set_opened_resident(3);
+  info.set_opened_without(1);
+  info.mutable_disk()->set_kv_bytes(1000);
+  info.mutable_disk()->set_written_bytes(1040);
+  info.mutable_disk()->set_cut_extents(2);
+  EXPECT_THAT(KvStatsText(info),
+              AllOf(HasSubstr("4 bits"), HasSubstr(Bytes(10 << 20)), HasSubstr(Bytes(32 << 20)),
+                    HasSubstr("75 %"), HasSubstr("1.040"), HasSubstr("2 cut")));
 }
 
 }  // namespace

@@ -252,6 +252,10 @@ absl::StatusOr<v1::ListModelsResponse> Client::ListModels() {
 absl::StatusOr<v1::GetStatusResponse> Client::GetStatus() {
   return impl_->Call(&Stub::GetStatus, v1::GetStatusRequest());
 }
+absl::StatusOr<v1::GetStoreInfoResponse> Client::GetStoreInfo() {
+  return impl_->CallStore(&v1::ContextStore::Stub::GetStoreInfo, v1::GetStoreInfoRequest());
+}
+
 absl::StatusOr<v1::ListAppsResponse> Client::ListApps() {
   return impl_->CallStore(&v1::ContextStore::Stub::ListApps, v1::ListAppsRequest());
 }
@@ -263,6 +267,16 @@ absl::StatusOr<v1::BindAppResponse> Client::RenewApp(const std::string& app) {
 }
 absl::StatusOr<v1::RemoveAppResponse> Client::RemoveApp(const v1::RemoveAppRequest& request) {
   return impl_->CallStore(&v1::ContextStore::Stub::RemoveApp, request);
+}
+
+absl::StatusOr<v1::RotateMasterKeyResponse> Client::RotateMasterKey() {
+  return impl_->CallStore(&v1::ContextStore::Stub::RotateMasterKey, v1::RotateMasterKeyRequest());
+}
+absl::StatusOr<v1::BeginBackupResponse> Client::BeginBackup(const v1::BeginBackupRequest& request) {
+  return impl_->CallStore(&v1::ContextStore::Stub::BeginBackup, request);
+}
+absl::StatusOr<v1::EndBackupResponse> Client::EndBackup(const v1::EndBackupRequest& request) {
+  return impl_->CallStore(&v1::ContextStore::Stub::EndBackup, request);
 }
 
 absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,

@@ -62,8 +62,12 @@ class Client {
 
   // RPCs of context_store itself: for the operator, on the board.
   absl::StatusOr<v1::ListAppsResponse> ListApps();
+  absl::StatusOr<v1::GetStoreInfoResponse> GetStoreInfo();
   absl::StatusOr<v1::BindAppResponse> RenewApp(const std::string& app);
   absl::StatusOr<v1::RemoveAppResponse> RemoveApp(const v1::RemoveAppRequest& request);
+  absl::StatusOr<v1::RotateMasterKeyResponse> RotateMasterKey();
+  absl::StatusOr<v1::BeginBackupResponse> BeginBackup(const v1::BeginBackupRequest& request);
+  absl::StatusOr<v1::EndBackupResponse> EndBackup(const v1::EndBackupRequest& request);
 
  private:
   Client();

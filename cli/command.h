@@ -35,6 +35,7 @@ std::vector<Command> ContextCommands();
 std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();
 std::vector<Command> StatusCommands();
+std::vector<Command> StoreCommands();
 
 // Flags of all commands that connect to the service.
 std::vector<Flag> ConnectionFlags();

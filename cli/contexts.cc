@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "cli/client.h"
 #include "cli/command.h"
+#include "cli/kv_stats.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
 #include "cli/utf8.h"
@@ -130,6 +131,9 @@ std::vector<Command> ContextCommands() {
             json}),
        RunCreate},
       {"contexts delete", "ID...", "delete contexts permanently", WithConnection({}), RunDelete},
+      {"contexts stats", "",
+       "KV of all apps' contexts in memory and on disk (for the operator, on the board)",
+       WithConnection({json}), RunKvStats},
   };
 }
 

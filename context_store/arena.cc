@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 
@@ -16,13 +17,17 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "base/crc32c.h"
+#include "base/round_up.h"
 #include "base/status.h"
+#include "context_store/arena_directory.h"
 #include "engine/kv/block.h"
 
 namespace withy::context_store {
 namespace {
 
 constexpr char kFdName[] = "arena";
+constexpr uint64_t kPage = 4096;
 constexpr size_t kPrefaultStep = 4 << 20;  // small, so that stopping is quick
 
 bool IsArenaOf(int fd, uint64_t bytes) {
@@ -37,15 +42,16 @@ bool IsArenaOf(int fd, uint64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd kept) {
   if (bytes == 0) return absl::InvalidArgumentError("store.arena_bytes is 0");
-  std::unique_ptr<Arena> arena(new Arena);
-  if (kept.valid() && IsArenaOf(kept.get(), bytes)) {
+  std::unique_ptr<Arena> arena(new Arena(bytes));
+  const uint64_t file_bytes = RoundUp(bytes, kPage) + ArenaDirectory::BytesFor(bytes);
+  if (kept.valid() && IsArenaOf(kept.get(), file_bytes)) {
     arena->fd_ = std::move(kept);
     arena->recovered_ = true;
   } else {
-    WITHY_ASSIGN_OR_RETURN(arena->fd_, CreateSealedMemfd("withy-kv-arena", bytes));
+    WITHY_ASSIGN_OR_RETURN(arena->fd_, CreateSealedMemfd("withy-kv-arena", file_bytes));
   }
-  WITHY_ASSIGN_OR_RETURN(
-      arena->memory_, SharedMemory::Map(arena->fd_.get(), bytes, SharedMemory::Access::kReadWrite));
+  WITHY_ASSIGN_OR_RETURN(arena->memory_, SharedMemory::Map(arena->fd_.get(), file_bytes,
+                                                           SharedMemory::Access::kReadWrite));
   WITHY_RETURN_IF_ERROR(arena->memory_.ExcludeFromCoreDumps());
   arena->PrefaultInBackground();
   return arena;
@@ -56,19 +62,21 @@ Arena::~Arena() {
   if (prefault_.joinable()) prefault_.join();
 }
 
+std::span<std::byte> Arena::directory() const {
+  return memory_.bytes().subspan(RoundUp(bytes_, kPage));
+}
+
 void Arena::PrefaultInBackground() {
   prefault_ = std::thread([this] {
-    // Locking is optional: not every machine's RLIMIT_MEMLOCK permits it. ONFAULT, so that this
-    // call does not touch the whole arena at once.
-    (void)mlock2(memory_.data(), memory_.size(), MLOCK_ONFAULT);
-    for (size_t offset = 0; offset < memory_.size() && !stop_; offset += kPrefaultStep) {
+    Lock();
+    for (size_t offset = 0; offset < bytes_ && !stop_; offset += kPrefaultStep) {
       std::byte* begin = memory_.data() + offset;
-      const size_t bytes = std::min(kPrefaultStep, memory_.size() - offset);
+      const size_t bytes = std::min<size_t>(kPrefaultStep, bytes_ - offset);
       if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) continue;
       if (errno != EINVAL) {  // touching the pages would kill the process
         spdlog::error(
             "no memory for {} of the {} bytes of the KV arena ({}): set store.arena_bytes lower",
-            memory_.size() - offset, memory_.size(), std::strerror(errno));
+            bytes_ - offset, bytes_, std::strerror(errno));
         return;
       }
       // Kernels before 5.14: reading a page of a shared memfd allocates it.
@@ -76,6 +84,27 @@ void Arena::PrefaultInBackground() {
         (void)*static_cast<volatile const std::byte*>(begin + i);
     }
   });
+}
+
+// Locking is optional: not every machine's RLIMIT_MEMLOCK permits it. Slots are taken from the
+// start of the arena first, so its start is locked if not all of it can be. ONFAULT, so that the
+// call does not touch the whole arena at once.
+void Arena::Lock() {
+  uint64_t bytes = bytes_;
+  if (mlock2(memory_.data(), bytes, MLOCK_ONFAULT) != 0) {
+    rlimit limit{};
+    bytes = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 ? std::min<uint64_t>(bytes_, limit.rlim_cur) : 0;
+    bytes = bytes / kPage * kPage;
+    if (bytes > 0 && mlock2(memory_.data(), bytes, MLOCK_ONFAULT) != 0) bytes = 0;
+    spdlog::info("{} of the {} bytes of the KV arena are locked into memory (RLIMIT_MEMLOCK)",
+                 bytes, bytes_);
+  }
+  locked_bytes_ = bytes;
+}
+
+bool Arena::ReleasePages(uint64_t offset, uint64_t bytes) {
+  return fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                   static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 void Arena::Stamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) {
@@ -102,6 +131,25 @@ bool Arena::HasStamp(const engine::KvGeometry& geometry, engine::KvSlot slot,
     uint64_t stamped = 0;
     std::memcpy(&stamped, At(slot.Block(geometry, layer)), sizeof stamped);
     if (stamped != epoch) return false;
+  }
+  return true;
+}
+
+bool Arena::Matches(const engine::KvGeometry& geometry, engine::KvSlot slot,
+                    std::string_view identity, uint32_t tokens, uint64_t epoch) const {
+  const size_t block_bytes = geometry.BlockBytes(slot.format);
+  if (slot.offset() + geometry.ChunkBytes(slot.format) > bytes_) return false;
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    const std::byte* block = At(slot.Block(geometry, layer));
+    engine::KvBlockHeader header;
+    std::memcpy(&header, block, sizeof header);
+    if (header.layer != static_cast<uint32_t>(layer) || header.format != slot.format ||
+        header.filled != tokens || header.epoch == 0 || header.epoch >= epoch ||
+        identity.size() != sizeof header.identity ||
+        std::memcmp(header.identity, identity.data(), sizeof header.identity) != 0 ||
+        header.checksum != Crc32c(0, {block + sizeof header, block_bytes - sizeof header})) {
+      return false;
+    }
   }
   return true;
 }

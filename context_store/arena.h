@@ -1,5 +1,6 @@
 // The shared memory that holds all KV: a sealed memfd. It is mapped here to stamp block headers,
 // handed to workers by side_socket.h, and kept over restarts of this process by systemd's fd store.
+// Behind the blocks lies the directory that tells the next process what is in them.
 #pragma once
 
 #include <sys/types.h>
@@ -8,7 +9,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -31,12 +34,20 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   int fd() const { return fd_.get(); }
-  uint64_t bytes() const { return memory_.size(); }
+  uint64_t bytes() const { return bytes_; }  // of blocks
   // Whether this is the memory of an earlier store process, which workers may still have mapped.
   bool recovered() const { return recovered_; }
 
   std::byte* At(engine::KvBlockName block) const { return memory().At(block); }
-  engine::KvMemory memory() const { return {memory_.data(), memory_.size()}; }
+  engine::KvMemory memory() const { return {memory_.data(), bytes_}; }
+  // See arena_directory.h. Zeros in a new arena.
+  std::span<std::byte> directory() const;
+
+  // Bytes from the start on that stay in memory: as many as RLIMIT_MEMLOCK permits.
+  uint64_t locked_bytes() const { return locked_bytes_; }
+  // Gives the memory of whole pages to the system; they read as zeros then. False: the kernel does
+  // not do that here.
+  bool ReleasePages(uint64_t offset, uint64_t bytes);
 
   // Writes fresh headers for the blocks of a slot, stamped with `epoch`. They have no KV yet.
   void Stamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch);
@@ -44,14 +55,21 @@ class Arena {
   void SetEpoch(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch);
   // Whether the headers of all blocks have `epoch`.
   bool HasStamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) const;
+  // Whether the slot lies in the arena and all its blocks are whole blocks of this chunk: identity,
+  // tokens, format, checksum, an epoch before `epoch`.
+  bool Matches(const engine::KvGeometry& geometry, engine::KvSlot slot, std::string_view identity,
+               uint32_t tokens, uint64_t epoch) const;
 
  private:
-  Arena() = default;
+  explicit Arena(uint64_t bytes) : bytes_(bytes) {}
   void PrefaultInBackground();
+  void Lock();
 
+  const uint64_t bytes_;
   UniqueFd fd_;
   SharedMemory memory_;
   bool recovered_ = false;
+  std::atomic<uint64_t> locked_bytes_{0};
   std::atomic<bool> stop_{false};
   std::thread prefault_;
 };

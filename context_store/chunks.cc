@@ -42,16 +42,18 @@ absl::Status CheckGeometry(const Geometry& g, uint64_t arena_bytes) {
   return absl::OkStatus();
 }
 
-uint32_t ResidentPrefix(const ContextChunks& context) {
-  const auto missing =
-      std::find_if(context.chunks.begin(), context.chunks.end(),
-                   [](const ContextChunk& chunk) { return !chunk.slot.has_value(); });
-  return static_cast<uint32_t>(missing - context.chunks.begin());
+uint32_t HeldPrefix(const ClaimedChunks& claimed, const ContextChunks& context) {
+  uint32_t chunk = 0;
+  while ((chunk < context.chunks.size() && context.chunks[chunk].slot.has_value()) ||
+         claimed.contains(chunk)) {
+    ++chunk;
+  }
+  return chunk;
 }
 
 uint32_t NextChunk(const ClaimedChunks& claimed, const ContextChunks& context) {
-  const uint32_t resident = ResidentPrefix(context);
-  return claimed.empty() ? resident : std::max(resident, claimed.rbegin()->first + 1);
+  const uint32_t held = HeldPrefix(claimed, context);
+  return claimed.empty() ? held : std::max(held, claimed.rbegin()->first + 1);
 }
 
 absl::Status CheckCommit(const ClaimedChunks& claimed, const ContextChunks& context,
@@ -93,7 +95,8 @@ void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChu
   while (context->chunks.size() > first) {
     ContextChunk& chunk = context->chunks.back();
     const auto number = static_cast<uint32_t>(context->chunks.size() - 1);
-    const bool writable = chunk.slot.has_value() && chunk.slot->format == KvFormat::kQ8;
+    const bool writable =
+        chunk.slot.has_value() && !chunk.loading && chunk.slot->format == KvFormat::kQ8;
     if (writable && !claimed->contains(number)) {
       pool->Take(chunk.slot->units, owner);
       claimed->emplace(number, chunk.slot->units);
@@ -113,13 +116,26 @@ void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,
       if (chunk.slot.has_value()) pool->Free(chunk.slot->units);
       pool->Keep(slot.mapped());
       chunk.slot = KvSlot{slot.mapped(), KvFormat::kQ8};
+      chunk.loading = false;
     }
     if (chunk.stored != 0 && chunk.identity.identity != commit[i].identity) {
       context->given_up.push_back(std::exchange(chunk.stored, 0));
+      chunk.was_stored = true;
     }
     chunk.identity = std::move(commit[i]);
   }
   Truncate(commit.size(), context, pool);
+}
+
+void EndLoading(ContextChunks* context, SlotPool* pool) {
+  for (ContextChunk& chunk : context->chunks) {
+    if (!std::exchange(chunk.loading, false)) continue;
+    pool->Free(chunk.slot->units);
+    chunk.slot.reset();
+  }
+  size_t keep = context->chunks.size();
+  while (keep > 0 && context->chunks[keep - 1].nowhere()) --keep;
+  Truncate(keep, context, pool);
 }
 
 void FreeClaimed(ClaimedChunks* claimed, SlotPool* pool) {

@@ -58,21 +58,30 @@ struct ChunkSlot {
   KvSlot slot;
 };
 
+// A chunk that a lease's context has. kLoading: is being read into its slot. kRecompute: the lease
+// has to compute it, into this slot, which it has claimed.
 struct ResidentChunk {
+  enum class State : uint8_t { kResident, kLoading, kRecompute };
   ChunkSlot where;
   ChunkIdentity identity;
+  State state = State::kResident;
 };
 using ResidentChunks = std::vector<ResidentChunk>;
 
 // Names a chunk's copy on disk; 0 = none. Only kv_storage.h knows what it means.
 using StoredCopy = uint64_t;
 
-// A chunk of a context. It is in the arena, on disk, or both.
+// A chunk of a context. It is in the arena, on disk, in both, or, if it is not the last one, in
+// neither: then the next lease recomputes it.
 struct ContextChunk {
   ChunkIdentity identity;
   std::optional<KvSlot> slot = std::nullopt;
   StoredCopy stored = 0;
   KvFormat stored_format = KvFormat::kQ8;  // of the copy
+  bool was_stored = false;                 // a copy was given up for a newer content or format
+  bool loading = false;  // its slot is being filled from the copy, for the context's lease
+
+  bool nowhere() const { return !slot.has_value() && stored == 0; }
 };
 
 // What happens to a context's chunks while slots move.
@@ -84,9 +93,9 @@ struct ContextChunks {
 // A lease's slots, by chunk; all of 8 bits.
 using ClaimedChunks = std::map<uint32_t, SlotAt>;
 
-// Number of leading chunks that are in the arena.
-uint32_t ResidentPrefix(const ContextChunks& context);
-// The first chunk that neither the context's resident prefix nor the lease has.
+// Number of leading chunks that have slots: the context's, or the lease's.
+uint32_t HeldPrefix(const ClaimedChunks& claimed, const ContextChunks& context);
+// The first chunk that has no slot, and behind which none has.
 uint32_t NextChunk(const ClaimedChunks& claimed, const ContextChunks& context);
 
 // Checks the chunks to commit against what the context and the lease have. Errors: INVALID_ARGUMENT
@@ -97,13 +106,16 @@ absl::Status CheckCommit(const ClaimedChunks& claimed, const ContextChunks& cont
 // Drops all but the first `keep_chunks` chunks.
 void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool);
 // Moves the context's chunks from `first` on to the lease `owner`, which will write them. A chunk
-// that is not at 8 bits in the arena is dropped instead.
+// that is not at 8 bits in the arena, or still being read, is dropped instead.
 void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
               SlotPool* pool);
 // Makes `commit` the context's chunks: replaces or adds those that are claimed, drops those beyond
 // the commit. A chunk that is what it was keeps its copy on disk. Other claims stay with the lease.
 void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,
                    ClaimedChunks* claimed, SlotPool* pool);
+// The context's lease is over: chunks that were being read for it are on disk only, as before.
+// Last chunks that are nowhere are dropped.
+void EndLoading(ContextChunks* context, SlotPool* pool);
 // Frees all of a lease's slots.
 void FreeClaimed(ClaimedChunks* claimed, SlotPool* pool);
 

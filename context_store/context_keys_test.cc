@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "base/ids.h"
 #include "context_store/testing.h"
@@ -14,6 +17,7 @@
 namespace withy::context_store {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class ContextKeysTest : public ::testing::Test {
@@ -40,11 +44,16 @@ class ContextKeysTest : public ::testing::Test {
     }
     return false;
   }
-  std::shared_ptr<const SecretKey> NewKey(const ContextKeys& keys, std::string_view context) {
+  std::shared_ptr<const SecretKey> NewKey(ContextKeys& keys, std::string_view owner) {
+    auto key = keys.GetOrCreate(owner);
+    EXPECT_TRUE(key.ok()) << key.status();
+    return key->key;
+  }
+  void RemoveKey(ContextKeys& keys, std::string_view owner) {
+    const ContextKeys::Writing writing(keys);
     RecordBatch batch;
-    auto key = keys.Create(context, &batch);
+    ContextKeys::Remove(owner, &batch);
     EXPECT_TRUE(db_->Write(batch).ok());
-    return key;
   }
 
   TempDir dir_;
@@ -79,10 +88,10 @@ TEST_F(ContextKeysTest, EachFaultOfTheFileIsToldWithItsRemedy) {
   WriteKeyFile(std::string(33, 'x'));
   refused(absl::StatusCode::kInvalidArgument, "has 33 bytes");
   WriteKeyFile(std::string(32, 'x'), 0640);
-  refused(absl::StatusCode::kFailedPrecondition, "mode 0640");
-  EXPECT_TRUE(LoadMasterKey({path_, /*group_may_read=*/true}).ok());
+  refused(absl::StatusCode::kInvalidArgument, "mode 0640");
+  EXPECT_TRUE(LoadMasterKey({path_, /*credential=*/true}).ok());
   WriteKeyFile(std::string(32, 'x'), 0604);
-  refused(absl::StatusCode::kFailedPrecondition, "chmod 600");
+  refused(absl::StatusCode::kInvalidArgument, "chmod 600");
   EXPECT_FALSE(LoadMasterKey({path_, true}).ok());
 }
 
@@ -95,12 +104,18 @@ TEST_F(ContextKeysTest, AMissingOrWrongFileIsRefusedOnceTheStoreHasAKey) {
   }
   const std::string right = dir_ / "right.key";
   std::filesystem::rename(path_, right);
-  EXPECT_TRUE(absl::IsNotFound(ContextKeys::Open(*db_, {path_}).status()));
+  const absl::Status missing = ContextKeys::Open(*db_, {path_}).status();
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()),
+              AllOf(HasSubstr(path_), HasSubstr(id), HasSubstr("from your backup")));
   EXPECT_FALSE(std::filesystem::exists(path_)) << "no new key while the old one is needed";
-  WriteKeyFile(RandomBytes(32));
+  const std::string other = RandomBytes(32);
+  WriteKeyFile(other);
   const absl::Status wrong = ContextKeys::Open(*db_, {path_}).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(wrong)) << wrong;
-  EXPECT_THAT(std::string(wrong.message()), HasSubstr(id));
+  EXPECT_TRUE(absl::IsInvalidArgument(wrong)) << wrong;
+  EXPECT_THAT(std::string(wrong.message()),
+              AllOf(HasSubstr(path_), HasSubstr(id), HasSubstr("put that key file back")));
+  EXPECT_EQ(LoadMasterKey({path_})->bytes(), other) << "the wrong file stays as it is";
   EXPECT_TRUE(ContextKeys::Open(*db_, {right}).ok());
 }
 
@@ -117,9 +132,7 @@ TEST_F(ContextKeysTest, AContextsKeyIsKeptUntilItIsRemoved) {
   ASSERT_TRUE(db_->Write(batch).ok());
   EXPECT_TRUE(absl::IsDataLoss((*keys)->Get("ctx_2").status()));
   EXPECT_TRUE(absl::IsDataLoss((*keys)->Get("ctx_3").status()));
-  RecordBatch removal;
-  ContextKeys::Remove("ctx_1", &removal);
-  ASSERT_TRUE(db_->Write(removal).ok());
+  RemoveKey(**keys, "ctx_1");
   EXPECT_TRUE(absl::IsNotFound((*keys)->Get("ctx_1").status()));
 }
 
@@ -131,9 +144,7 @@ TEST_F(ContextKeysTest, ARemovedKeyIsInNoFileAfterExpunge) {
   ASSERT_TRUE((*keys)->Expunge().ok());  // the keys are in a table now
   const std::string wrapped = db_->Get("key/ctx_1")->substr(17);
   EXPECT_TRUE(OnDisk(wrapped));
-  RecordBatch removal;
-  ContextKeys::Remove("ctx_1", &removal);
-  ASSERT_TRUE(db_->Write(removal).ok());
+  RemoveKey(**keys, "ctx_1");
   EXPECT_TRUE(OnDisk(wrapped));
   ASSERT_TRUE((*keys)->Expunge().ok());
   EXPECT_FALSE(OnDisk(wrapped));
@@ -150,7 +161,7 @@ TEST_F(ContextKeysTest, RotationChangesTheMasterKeyAndKeepsTheDataKeys) {
   ASSERT_TRUE((*keys)->Rotate().ok());
   EXPECT_NE((*keys)->master_key_id(), before);
   EXPECT_EQ((*(*keys)->Get("ctx_1"))->bytes(), one->bytes());
-  EXPECT_TRUE(absl::IsFailedPrecondition(ContextKeys::Open(*db_, {old_file}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ContextKeys::Open(*db_, {old_file}).status()));
   keys = ContextKeys::Open(*db_, {path_});
   ASSERT_TRUE(keys.ok()) << keys.status();
   EXPECT_EQ((*(*keys)->Get("ctx_2"))->bytes(), two->bytes());
@@ -176,6 +187,104 @@ TEST_F(ContextKeysTest, AnInterruptedRotationIsCompletedOrForgotten) {
   ASSERT_TRUE(keys.ok()) << keys.status();
   EXPECT_EQ((*(*keys)->Get("ctx_1"))->bytes(), key->bytes());
   EXPECT_FALSE(std::filesystem::exists(path_ + ".next"));
+}
+
+TEST_F(ContextKeysTest, RotationTakesWhatTheFormerKeyOpensOutOfAllFiles) {
+  auto keys = ContextKeys::Open(*db_, {path_});
+  ASSERT_TRUE(keys.ok());
+  NewKey(**keys, "ctx_1");
+  ASSERT_TRUE((*keys)->Expunge().ok());
+  const std::string wrapped = db_->Get("key/ctx_1")->substr(17);
+  ASSERT_TRUE(OnDisk(wrapped));
+  ASSERT_TRUE((*keys)->Rotate().ok());
+  EXPECT_FALSE(OnDisk(wrapped));
+}
+
+TEST_F(ContextKeysTest, ARemovalThatWasInterruptedIsCompletedAtTheNextStart) {
+  auto keys = ContextKeys::Open(*db_, {path_});
+  ASSERT_TRUE(keys.ok());
+  NewKey(**keys, "ctx_1");
+  ASSERT_TRUE((*keys)->Expunge().ok());
+  const std::string wrapped = db_->Get("key/ctx_1")->substr(17);
+  RemoveKey(**keys, "ctx_1");
+  ASSERT_TRUE(OnDisk(wrapped)) << "as after a kill before Expunge";
+  keys->reset();
+  Reopen();
+  keys = ContextKeys::Open(*db_, {path_});
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_FALSE(OnDisk(wrapped));
+}
+
+TEST_F(ContextKeysTest, AFormerKeyStillOpensWhatWasReadBeforeARotation) {
+  auto keys = ContextKeys::Open(*db_, {path_});
+  ASSERT_TRUE(keys.ok());
+  const auto key = NewKey(**keys, "ctx_1");
+  const std::string wrapped = *db_->Get("key/ctx_1");
+  ASSERT_TRUE((*keys)->Rotate().ok());
+  EXPECT_EQ((*(*keys)->Unwrap("ctx_1", wrapped))->bytes(), key->bytes());
+  ASSERT_TRUE((*keys)->Rotate().ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition((*keys)->Unwrap("ctx_1", wrapped).status()));
+}
+
+// Calls make and read keys while keys are rotated.
+TEST_F(ContextKeysTest, KeysAreMadeAndReadDuringRotations) {
+  auto opened = ContextKeys::Open(*db_, {path_});
+  ASSERT_TRUE(opened.ok());
+  ContextKeys& keys = **opened;
+  const auto first = NewKey(keys, "ctx_0");
+  std::atomic<bool> over{false};
+  std::atomic<int> made{0};
+  std::thread caller([&] {
+    while (!over || made < 20) {
+      const std::string owner = "ctx_" + std::to_string(++made);
+      const auto key = keys.GetOrCreate(owner);
+      ASSERT_TRUE(key.ok()) << key.status();
+      const auto read = keys.Get("ctx_0");
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ((*read)->bytes(), first->bytes());
+    }
+  });
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(keys.Rotate().ok());
+  over = true;
+  caller.join();
+  Reopen();
+  opened = ContextKeys::Open(*db_, {path_});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  for (int i = 0; i <= made; ++i) {
+    EXPECT_TRUE((*opened)->Get("ctx_" + std::to_string(i)).ok()) << i;
+  }
+}
+
+TEST_F(ContextKeysTest, ACredentialIsReplacedByASecondOne) {
+  std::filesystem::create_directory(dir_ / "credentials");
+  const std::string credential = dir_ / "credentials/master.key";
+  const auto give = [](const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    chmod(path.c_str(), 0440);
+  };
+  give(credential, std::string(32, 'a'));
+  ASSERT_EQ(setenv("CREDENTIALS_DIRECTORY", (dir_ / "credentials").c_str(), 1), 0);
+  const KeyFile found = FindMasterKey("", dir_ / "state");
+  EXPECT_EQ(found.path, credential);
+  EXPECT_EQ(FindMasterKey("/keys/k", dir_ / "state").path, "/keys/k");
+  unsetenv("CREDENTIALS_DIRECTORY");
+  EXPECT_EQ(FindMasterKey("", "/state").path, "/state/master.key");
+  auto keys = ContextKeys::Open(*db_, found);
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  const auto key = NewKey(**keys, "ctx_1");
+  const absl::Status refused = (*keys)->Rotate().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("master.key.previous"));
+  // The operator provides a new one, and the present one as the previous one.
+  std::filesystem::rename(credential, credential + ".previous");
+  give(credential, std::string(32, 'b'));
+  keys = ContextKeys::Open(*db_, found);
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ((*(*keys)->Get("ctx_1"))->bytes(), key->bytes());
+  std::filesystem::remove(credential + ".previous");
+  keys = ContextKeys::Open(*db_, found);
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ((*(*keys)->Get("ctx_1"))->bytes(), key->bytes());
 }
 
 TEST_F(ContextKeysTest, CreatingAKeyFileOverwritesNothing) {

@@ -14,16 +14,9 @@ namespace {
 
 constexpr uint32_t kDefaultPage = 100;
 constexpr uint32_t kMaxPage = 1000;
-constexpr int kSweepLimit = 16;  // expired results that one commit deletes
 
 absl::Status NoContext(std::string_view context_id) {
   return absl::NotFoundError(absl::StrCat("no context ", PrintableKey(context_id)));
-}
-
-absl::Status CheckSize(std::string_view what, size_t bytes, size_t limit) {
-  if (bytes <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(ToAbsl(what), " of ", bytes, " bytes: the limit is ", limit));
 }
 
 absl::Status CheckSegments(const std::vector<std::string>& segments) {
@@ -31,11 +24,6 @@ absl::Status CheckSegments(const std::vector<std::string>& segments) {
     WITHY_RETURN_IF_ERROR(CheckSize("segment", segment.size(), kMaxSegmentBytes));
   }
   return absl::OkStatus();
-}
-
-absl::Status UsedOtherwise(std::string_view request_id) {
-  return absl::AlreadyExistsError(absl::StrCat("request_id ", PrintableKey(request_id),
-                                               " was used for another request: choose a new one"));
 }
 
 // Checks that a repeated creation asks for the same context as the first one.
@@ -62,7 +50,7 @@ bool Names(const RequestKey& request, const UnfinishedExchange& exchange) {
 
 // Marks the segments that `commit` appends as left unfinished by its request. Removes an older
 // entry with the same id.
-void AddUnfinished(const RecordCommit& commit, int64_t now_unix_s, ContextRecord* record) {
+void AddUnfinished(const RecordCommit& commit, int64_t now_s, ContextRecord* record) {
   std::vector<UnfinishedExchange>& unfinished = record->unfinished;
   std::erase_if(unfinished, [&](const UnfinishedExchange& exchange) {
     return exchange.request_id == commit.unfinished->request_id;
@@ -71,7 +59,7 @@ void AddUnfinished(const RecordCommit& commit, int64_t now_unix_s, ContextRecord
   unfinished.push_back({commit.unfinished->request_id,
                         commit.unfinished->digest,
                         {record->segments, static_cast<uint32_t>(commit.segments.size())},
-                        now_unix_s});
+                        now_s});
 }
 
 void ForgetUnfinished(const ContextRecord& record, std::string_view context_id,
@@ -82,19 +70,31 @@ void ForgetUnfinished(const ContextRecord& record, std::string_view context_id,
   }
 }
 
-// Page token: creation time and id of the last context returned.
-absl::StatusOr<std::pair<int64_t, std::string>> ParsePageToken(std::string_view token) {
-  const std::pair<std::string, std::string> parts =
-      absl::StrSplit(ToAbsl(token), absl::MaxSplits(':', 1));
-  int64_t order = 0;
-  if (!absl::SimpleAtoi(parts.first, &order) || parts.second.empty()) {
+// Page token: place in the order, and id, of the last context returned.
+absl::StatusOr<std::tuple<int64_t, int64_t, std::string>> ParsePageToken(std::string_view token) {
+  const std::vector<std::string> parts = absl::StrSplit(ToAbsl(token), absl::MaxSplits(':', 2));
+  int64_t number = 0, time = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &number) ||
+      !absl::SimpleAtoi(parts[1], &time) || parts[2].empty()) {
     return absl::InvalidArgumentError(absl::StrCat("page_token ", PrintableKey(token.substr(0, 80)),
                                                    " did not come from a list"));
   }
-  return std::pair(order, parts.second);
+  return std::tuple(number, time, parts[2]);
+}
+
+uint64_t BytesIn(const std::vector<std::string>& segments) {
+  uint64_t bytes = 0;
+  for (const std::string& segment : segments) bytes += segment.size();
+  return bytes;
 }
 
 }  // namespace
+
+absl::Status CheckSize(std::string_view what, size_t bytes, size_t limit) {
+  if (bytes <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(what), " of ", bytes, " bytes: the limit is ", limit));
+}
 
 uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments) {
   const auto begin = segments->begin() + std::min<size_t>(range.first, segments->size());
@@ -104,11 +104,22 @@ uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments) {
   return count;
 }
 
+ContextRecords::ContextRecords(RecordDb& db, ContextKeys& keys, const Clock& clock,
+                               ContextLimits limits, LegacyResults former)
+    : db_(db),
+      keys_(keys),
+      clock_(clock),
+      limits_(limits),
+      legacy_(std::move(former)),
+      start_steady_ns_(clock.SteadyNanos()) {}
+
 absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& db,
+                                                                     ContextKeys& keys,
                                                                      const Clock& clock,
                                                                      ContextLimits limits,
                                                                      LegacyResults former) {
-  std::unique_ptr<ContextRecords> records(new ContextRecords(db, clock, limits, std::move(former)));
+  std::unique_ptr<ContextRecords> records(
+      new ContextRecords(db, keys, clock, limits, std::move(former)));
   std::vector<std::pair<std::string, Entry>> entries;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
     std::string_view app_id, context_id;
@@ -122,14 +133,25 @@ absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& d
     return true;
   };
   WITHY_RETURN_IF_ERROR(db.Scan(kContextPrefix, visit));
-  absl::MutexLock lock(&records->mutex_);
-  for (auto& [context_id, entry] : entries) records->Insert(context_id, std::move(entry));
+  {
+    absl::MutexLock lock(&records->mutex_);
+    for (auto& [context_id, entry] : entries) records->Insert(context_id, std::move(entry));
+  }
+  WITHY_RETURN_IF_ERROR(records->LoadResults());
   return records;
+}
+
+ContextRecords::Order ContextRecords::OrderOf(std::string_view context_id,
+                                              const ContextRecord& record) {
+  return {-static_cast<int64_t>(record.created_number), -record.created_unix_ns,
+          std::string(context_id)};
 }
 
 void ContextRecords::Insert(std::string_view context_id, Entry entry) {
   App& app = apps_[entry.app_id];
-  app.contexts.emplace(-entry.record.created_unix_ns, context_id);
+  app.contexts.insert(OrderOf(context_id, entry.record));
+  app.text_bytes += entry.record.text_bytes;
+  last_number_ = std::max({last_number_, entry.record.created_number, entry.record.used_number});
   if (!entry.record.create_request_id.empty()) {
     app.created.insert_or_assign(entry.record.create_request_id, std::string(context_id));
   }
@@ -143,7 +165,8 @@ void ContextRecords::Erase(std::string_view context_id) {
   const auto entry = contexts_.find(std::string(context_id));
   if (entry == contexts_.end()) return;
   App& app = apps_[entry->second.app_id];
-  app.contexts.erase(Order(-entry->second.record.created_unix_ns, entry->first));
+  app.contexts.erase(OrderOf(entry->first, entry->second.record));
+  app.text_bytes -= entry->second.record.text_bytes;
   app.created.erase(entry->second.record.create_request_id);
   ForgetUnfinished(entry->second.record, entry->first, &app.unfinished);
   contexts_.erase(entry);
@@ -151,7 +174,7 @@ void ContextRecords::Erase(std::string_view context_id) {
 
 // Registers a running creation, or returns the context that the same request created before.
 absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
-    std::string_view app_id, const NewContext& context) {
+    std::string_view app_id, const NewContext& context, const absl::Status& room) {
   const std::string& request_id = context.request_id;
   absl::MutexLock lock(&mutex_);
   App& app = apps_[std::string(app_id)];
@@ -171,16 +194,19 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
         absl::StrCat("the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
                      limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some"));
   }
+  WITHY_RETURN_IF_ERROR(CheckBytes(app));
+  WITHY_RETURN_IF_ERROR(room);
   ++app.creations;
   if (!request_id.empty()) app.creating.emplace(request_id);
   return std::nullopt;
 }
 
-absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, NewContext context) {
+absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, NewContext context,
+                                                      const absl::Status& room) {
   WITHY_RETURN_IF_ERROR(CheckSize("title", context.title.size(), kMaxTitleBytes));
   WITHY_RETURN_IF_ERROR(CheckSize("request_id", context.request_id.size(), kMaxRequestIdBytes));
   WITHY_RETURN_IF_ERROR(CheckSegments(context.segments));
-  WITHY_ASSIGN_OR_RETURN(std::optional<ContextSummary> made, BeginCreate(app_id, context));
+  WITHY_ASSIGN_OR_RETURN(std::optional<ContextSummary> made, BeginCreate(app_id, context, room));
   if (made) return *std::move(made);
 
   const int64_t now = clock_.UnixNanos();
@@ -191,12 +217,22 @@ absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, N
   summary.record.created_unix_ns = now;
   summary.record.last_used_unix_ns = now;
   summary.record.segments = static_cast<uint32_t>(context.segments.size());
-  RecordBatch batch;
-  batch.Put(ContextKey(app_id, summary.context_id), Encode(summary.record));
-  for (uint32_t i = 0; i < summary.record.segments; ++i) {
-    batch.Put(SegmentKey(summary.context_id, i), context.segments[i]);
+  summary.record.text_bytes = BytesIn(context.segments);
+  {
+    absl::MutexLock lock(&mutex_);
+    summary.record.created_number = summary.record.used_number = ++last_number_;
   }
-  const absl::Status written = db_.Write(batch);
+  absl::Status written;
+  {
+    const ContextKeys::Writing writing(keys_);
+    RecordBatch batch;
+    const DataKey data_key = keys_.Create(summary.context_id, &batch);
+    batch.Put(ContextKey(app_id, summary.context_id), Encode(summary.record), data_key);
+    for (uint32_t i = 0; i < summary.record.segments; ++i) {
+      batch.Put(SegmentKey(summary.context_id, i), context.segments[i], data_key);
+    }
+    written = db_.Write(batch);
+  }
 
   absl::MutexLock lock(&mutex_);
   App& app = apps_[std::string(app_id)];
@@ -264,7 +300,7 @@ absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32
         absl::StrCat("page_size ", page_size, ": the limit is ", kMaxPage));
   }
   if (page_size == 0) page_size = kDefaultPage;
-  Order after(INT64_MIN, "");
+  Order after(INT64_MIN, INT64_MIN, "");
   if (!page_token.empty()) {
     WITHY_ASSIGN_OR_RETURN(after, ParsePageToken(page_token));
   }
@@ -275,12 +311,13 @@ absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32
   const std::set<Order>& contexts = app->second.contexts;
   auto it = contexts.upper_bound(after);
   for (; it != contexts.end() && page.contexts.size() < page_size; ++it) {
-    const Entry& entry = contexts_.at(it->second);
-    if (entry.damage.ok()) page.contexts.push_back({it->second, entry.record});
+    const Entry& entry = contexts_.at(std::get<2>(*it));
+    if (entry.damage.ok()) page.contexts.push_back({std::get<2>(*it), entry.record});
   }
   if (it != contexts.end()) {
     const Order& last = *std::prev(it);
-    page.next_page_token = absl::StrCat(last.first, ":", last.second);
+    page.next_page_token =
+        absl::StrCat(std::get<0>(last), ":", std::get<1>(last), ":", std::get<2>(last));
   }
   return page;
 }
@@ -296,7 +333,7 @@ std::vector<std::string> ContextRecords::ContextsOf(std::string_view app_id) con
   std::vector<std::string> ids;
   const auto app = apps_.find(app_id);
   if (app == apps_.end()) return ids;
-  for (const Order& order : app->second.contexts) ids.push_back(order.second);
+  for (const Order& order : app->second.contexts) ids.push_back(std::get<2>(order));
   return ids;
 }
 
@@ -304,6 +341,37 @@ uint32_t ContextRecords::CountOf(std::string_view app_id) const {
   absl::MutexLock lock(&mutex_);
   const auto app = apps_.find(app_id);
   return app == apps_.end() ? 0 : static_cast<uint32_t>(app->second.contexts.size());
+}
+
+uint64_t ContextRecords::BytesOf(std::string_view app_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  if (app == apps_.end()) return 0;
+  return app->second.text_bytes + static_cast<uint64_t>(app->second.result_bytes);
+}
+
+absl::Status ContextRecords::CheckBytes(const App& app) const {
+  const uint64_t bytes = app.text_bytes + static_cast<uint64_t>(app.result_bytes);
+  if (bytes < limits_.bytes_per_app) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the app's conversations and results have ", bytes, " bytes; the limit is ",
+                   limits_.bytes_per_app,
+                   " (store.bytes_per_app): delete contexts, or wait until results expire"));
+}
+
+absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
+                                         std::string_view context_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  if (app == apps_.end()) return absl::OkStatus();
+  WITHY_RETURN_IF_ERROR(CheckBytes(app->second));
+  const auto entry = contexts_.find(std::string(context_id));
+  if (entry == contexts_.end()) return absl::OkStatus();
+  const uint64_t tokens = entry->second.record.total_tokens;
+  if (tokens < limits_.tokens_per_context) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "context ", ToAbsl(context_id), " has ", tokens, " tokens; the limit is ",
+      limits_.tokens_per_context, " (store.tokens_per_context): go on in a new context"));
 }
 
 size_t ContextRecords::size() const {
@@ -321,26 +389,30 @@ size_t ContextRecords::damaged() const {
 absl::Status ContextRecords::Delete(std::string_view app_id, std::string_view context_id) {
   const absl::StatusOr<ContextSummary> found = Find(app_id, context_id);
   if (absl::IsNotFound(found.status())) return found.status();
+  const ContextKeys::Writing writing(keys_);
   RecordBatch batch;
   batch.Delete(ContextKey(app_id, context_id));
+  ContextKeys::Remove(context_id, &batch);
   // By scan, not by the head's count, so that a damaged context can be deleted.
   WITHY_RETURN_IF_ERROR(db_.Scan(SegmentPrefix(context_id),
                                  [&](std::string_view key, const absl::StatusOr<std::string>&) {
                                    batch.Delete(key);
                                    return true;
                                  }));
+  ByteChanges changes;
   const std::string by_context = ResultByContextPrefix(context_id);
   const auto drop_result = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
     batch.Delete(key);
     batch.Delete(ResultKey(app_id, key.substr(by_context.size())));
     ResultIndexRecord index;
-    if (payload.ok() && Decode(*payload, &index).ok()) DropResult(index, &batch);
+    if (payload.ok() && Decode(*payload, &index).ok()) DropResult(index, &batch, &changes);
     return true;
   };
   WITHY_RETURN_IF_ERROR(db_.Scan(by_context, drop_result));
   WITHY_RETURN_IF_ERROR(db_.Write(batch));
   absl::MutexLock lock(&mutex_);
   Erase(context_id);
+  Apply(changes);
   return absl::OkStatus();
 }
 
@@ -357,51 +429,31 @@ void ContextRecords::UnblockCreation(std::string_view app_id) {
   apps_[std::string(app_id)].blocked = false;
 }
 
-absl::Status ContextRecords::DeleteResultsOf(std::string_view app_id) {
-  RecordBatch batch;
-  const std::string prefix = ResultPrefix(app_id);
-  const auto drop = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
-    batch.Delete(key);
-    ResultRecord record;
-    if (payload.ok() && Decode(*payload, &record).ok()) {
-      DropResult({std::string(app_id), record.context_id, std::string(key.substr(prefix.size())),
-                  record.stored_unix_s},
-                 &batch);
-    }
-    return true;
-  };
-  WITHY_RETURN_IF_ERROR(db_.Scan(prefix, drop));
-  return db_.Write(batch);
-}
-
 absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   WITHY_RETURN_IF_ERROR(CheckSegments(commit.segments));
   RecordBatch batch;
   ContextRecord record;
+  ByteChanges changes;
   if (!commit.context_id.empty()) {
     WITHY_ASSIGN_OR_RETURN(ContextSummary summary, Find(commit.app_id, commit.context_id));
     if (commit.segments.empty() && !commit.result) return summary.record.revision;
     record = std::move(summary.record);
-    WITHY_RETURN_IF_ERROR(RemoveSegments(commit.context_id, commit.replaces, &record, &batch));
-    if (commit.unfinished) AddUnfinished(commit, clock_.UnixNanos() / kNanosPerSecond, &record);
-    for (const std::string& segment : commit.segments) {
-      batch.Put(SegmentKey(commit.context_id, record.segments++), segment);
-    }
-    record.tokens = commit.tokens;
-    record.dropped = commit.dropped;
-    record.last_used_unix_ns = clock_.UnixNanos();
-    ++record.revision;
-    batch.Put(ContextKey(commit.app_id, commit.context_id), Encode(record));
+    WITHY_ASSIGN_OR_RETURN(const DataKey data_key, keys_.GetOrCreate(commit.context_id));
+    WITHY_RETURN_IF_ERROR(AddSegments(commit, data_key, &record, &batch));
+    batch.Put(ContextKey(commit.app_id, commit.context_id), Encode(record), data_key);
   }
   std::string swept_to;
   if (commit.result) {
     // In this order, because a new result may use the key of an expired one.
-    WITHY_RETURN_IF_ERROR(SweepExpired(&batch, &swept_to));
-    WITHY_RETURN_IF_ERROR(AddResult(commit, &batch));
+    WITHY_RETURN_IF_ERROR(SweepExpired(&batch, &changes, &swept_to));
+    WITHY_RETURN_IF_ERROR(AddResult(commit, &batch, &changes));
   }
   if (commit.context_id.empty() && !commit.result) return 0;
+  if (commit.result || commit.unfinished)
+    batch.PutNote(kStoreTimeKey, absl::StrCat(StoreSeconds()));
   WITHY_RETURN_IF_ERROR(db_.Write(batch));
   absl::MutexLock lock(&mutex_);
+  Apply(changes);
   sweep_from_ = std::max(sweep_from_, swept_to);
   if (commit.context_id.empty()) return 0;
   const auto entry = contexts_.find(commit.context_id);
@@ -411,24 +463,50 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   for (const UnfinishedExchange& exchange : record.unfinished) {
     app.unfinished.insert_or_assign(exchange.request_id, commit.context_id);
   }
+  app.text_bytes += record.text_bytes - entry->second.record.text_bytes;
   entry->second.record = record;
   return record.revision;
 }
 
+// Brings the commit's segments into `*record` and `batch`, in the place of those that it replaces.
+absl::Status ContextRecords::AddSegments(const RecordCommit& commit, const DataKey& data_key,
+                                         ContextRecord* record, RecordBatch* batch) {
+  WITHY_RETURN_IF_ERROR(RemoveSegments(data_key, commit.replaces, record, batch));
+  if (commit.unfinished) AddUnfinished(commit, StoreSeconds(), record);
+  for (const std::string& segment : commit.segments) {
+    batch->Put(SegmentKey(commit.context_id, record->segments++), segment, data_key);
+  }
+  record->text_bytes += BytesIn(commit.segments);
+  record->tokens = commit.tokens;
+  record->total_tokens =
+      std::max<uint64_t>(record->total_tokens + commit.added_tokens, commit.tokens);
+  record->dropped = commit.dropped;
+  record->last_used_unix_ns = clock_.UnixNanos();
+  absl::MutexLock lock(&mutex_);
+  record->used_number = ++last_number_;
+  ++record->revision;
+  return absl::OkStatus();
+}
+
 // Removes `range` from the record and moves later segments up. The commit's new segments may then
 // reuse keys that `batch` deletes.
-absl::Status ContextRecords::RemoveSegments(const std::string& context_id, SegmentRange range,
+absl::Status ContextRecords::RemoveSegments(const DataKey& data_key, SegmentRange range,
                                             ContextRecord* record, RecordBatch* batch) const {
   if (range.count == 0) return absl::OkStatus();
+  const std::string& context_id = data_key.owner;
   const uint32_t end = range.first + range.count;
   if (end < range.first || end > record->segments) {
     return absl::InternalError(absl::StrCat("segments ", range.first, " to ", end,
                                             " are to be replaced in a record of ",
                                             record->segments));
   }
+  for (uint32_t i = range.first; i < end; ++i) {
+    const auto removed = db_.Get(SegmentKey(context_id, i));
+    if (removed.ok()) record->text_bytes -= std::min(record->text_bytes, removed->size());
+  }
   for (uint32_t i = end; i < record->segments; ++i) {
     WITHY_ASSIGN_OR_RETURN(const std::string moved, db_.Get(SegmentKey(context_id, i)));
-    batch->Put(SegmentKey(context_id, i - range.count), moved);
+    batch->Put(SegmentKey(context_id, i - range.count), moved, data_key);
   }
   for (uint32_t i = record->segments - range.count; i < record->segments; ++i) {
     batch->Delete(SegmentKey(context_id, i));
@@ -440,106 +518,6 @@ absl::Status ContextRecords::RemoveSegments(const std::string& context_id, Segme
     if (exchange.where.first >= end) exchange.where.first -= range.count;
   }
   return absl::OkStatus();
-}
-
-bool ContextRecords::Expired(int64_t stored_unix_s) const {
-  return clock_.UnixNanos() / kNanosPerSecond - stored_unix_s >= int64_t{limits_.result_ttl_s};
-}
-
-absl::StatusOr<ResultRecord> ContextRecords::ReadResult(std::string_view app_id,
-                                                        std::string_view request_id) const {
-  const std::string key = ResultKey(app_id, request_id);
-  WITHY_ASSIGN_OR_RETURN(const std::string payload, db_.Get(key));
-  ResultRecord record;
-  WITHY_RETURN_IF_ERROR(
-      Annotate(Decode(payload, &record), absl::StrCat("record ", PrintableKey(key))));
-  return record;
-}
-
-absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
-                                                       std::string_view request_id,
-                                                       std::string_view digest) const {
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxRequestIdBytes));
-  absl::StatusOr<ResultRecord> record = ReadResult(app_id, request_id);
-  if (absl::IsNotFound(record.status()) || (record.ok() && Expired(record->stored_unix_s))) {
-    WITHY_RETURN_IF_ERROR(CheckUnfinished(app_id, {std::string(request_id), std::string(digest)}));
-    return absl::NotFoundError("no result is kept for this request_id");
-  }
-  if (!record.ok()) return record.status();
-  if (record->digest != digest) return UsedOtherwise(request_id);
-  if (!legacy_.is_answer(record->result)) {
-    return absl::NotFoundError("the call of this request_id broke off, and has no result");
-  }
-  return std::move(record->result);
-}
-
-// Checks that the id of an answer that broke off recently is not used for another request.
-absl::Status ContextRecords::CheckUnfinished(std::string_view app_id,
-                                             const RequestKey& request) const {
-  absl::MutexLock lock(&mutex_);
-  const auto app = apps_.find(app_id);
-  if (app == apps_.end()) return absl::OkStatus();
-  const auto known = app->second.unfinished.find(request.request_id);
-  if (known == app->second.unfinished.end()) return absl::OkStatus();
-  for (const UnfinishedExchange& exchange : contexts_.at(known->second).record.unfinished) {
-    if (exchange.request_id == request.request_id && exchange.digest != request.digest &&
-        !Expired(exchange.broken_unix_s)) {
-      return UsedOtherwise(request.request_id);
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ContextRecords::AddResult(const RecordCommit& commit, RecordBatch* batch) {
-  const NewResult& result = *commit.result;
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", result.request_id.size(), kMaxRequestIdBytes));
-  const absl::StatusOr<ResultRecord> old = ReadResult(commit.app_id, result.request_id);
-  if (old.ok()) {
-    if (!Expired(old->stored_unix_s) && legacy_.is_answer(old->result)) {
-      return absl::AlreadyExistsError("request_id has a result already: nothing was added");
-    }
-    DropResult({commit.app_id, old->context_id, result.request_id, old->stored_unix_s}, batch);
-  } else if (!absl::IsNotFound(old.status()) && !absl::IsDataLoss(old.status())) {
-    return old.status();
-  }
-  const int64_t now = clock_.UnixNanos() / kNanosPerSecond;
-  const std::string index =
-      Encode(ResultIndexRecord{commit.app_id, commit.context_id, result.request_id, now});
-  batch->Put(ResultKey(commit.app_id, result.request_id),
-             Encode(ResultRecord{now, commit.context_id, result.digest, result.result}));
-  batch->Put(ResultByTimeKey(now, commit.app_id, result.request_id), index);
-  if (!commit.context_id.empty()) {
-    batch->Put(ResultByContextKey(commit.context_id, result.request_id), index);
-  }
-  return absl::OkStatus();
-}
-
-void ContextRecords::DropResult(const ResultIndexRecord& index, RecordBatch* batch) const {
-  batch->Delete(ResultKey(index.app_id, index.request_id));
-  batch->Delete(ResultByTimeKey(index.stored_unix_s, index.app_id, index.request_id));
-  if (!index.context_id.empty()) {
-    batch->Delete(ResultByContextKey(index.context_id, index.request_id));
-  }
-}
-
-// Adds the deletion of some expired results to `batch`; sets `*swept_to` to the last of them.
-absl::Status ContextRecords::SweepExpired(RecordBatch* batch, std::string* swept_to) {
-  std::string from;
-  {
-    absl::MutexLock lock(&mutex_);
-    from = sweep_from_;
-  }
-  int swept = 0;
-  const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
-    ResultIndexRecord index;
-    const bool readable = payload.ok() && Decode(*payload, &index).ok();
-    if (readable && !Expired(index.stored_unix_s)) return false;
-    if (readable) DropResult(index, batch);
-    batch->Delete(key);
-    *swept_to = key;
-    return ++swept < kSweepLimit;
-  };
-  return db_.Scan(kResultByTimePrefix, visit, from);
 }
 
 }  // namespace withy::context_store

@@ -1,6 +1,11 @@
-// The durable record of every context: its head, its segments, and the results for retries.
-// Neighbours: record_db.h stores the bytes, store.cc ensures that one lease at a time writes a
-// context, lease_table.h has the KV, which is only a cache. Segments and results are opaque here.
+// The durable record of every context: its head, its segments, and the results for retries, all
+// encrypted. Neighbours: record_db.h stores the bytes, context_keys.h has the keys, store.cc
+// ensures that one lease at a time writes a context, lease_table.h has the KV, which is only a
+// cache. Segments and results are opaque here.
+//
+// Store time, which ages results, is the time that the store has run, in seconds. It begins at the
+// wall clock's time and does not follow the wall clock afterwards, so a wall clock that jumps makes
+// no result expire early and keeps none for years.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +16,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -19,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "context_store/context_keys.h"
 #include "context_store/record_codec.h"
 #include "context_store/record_db.h"
 
@@ -33,6 +40,9 @@ inline constexpr size_t kMaxUnfinished = 8;
 struct ContextLimits {
   uint32_t contexts_per_app = 1000;
   uint32_t result_ttl_s = 86400;
+  // Quotas. A call that finds one reached is refused; the one that reaches it is answered.
+  uint64_t tokens_per_context = UINT64_MAX;
+  uint64_t bytes_per_app = UINT64_MAX;  // of text and results
 };
 
 struct ContextSummary {
@@ -84,8 +94,12 @@ struct RecordCommit {
   std::optional<RequestKey> unfinished = {};
   // Segments that the new ones replace, from FindUnfinished.
   SegmentRange replaces = {};
-  uint32_t dropped = 0;  // number of segments that do not fit the window
+  uint32_t dropped = 0;       // number of segments that do not fit the window
+  uint32_t added_tokens = 0;  // tokens of `segments`
 };
+
+// INVALID_ARGUMENT if `what` has more than `limit` bytes.
+absl::Status CheckSize(std::string_view what, size_t bytes, size_t limit);
 
 // Removes `range` from a context's segments; returns the number removed.
 uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments);
@@ -96,16 +110,19 @@ uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments);
 class ContextRecords {
  public:
   // Reads all heads. A context with a damaged head remains and returns DATA_LOSS naming its key
-  // until it is deleted.
-  static absl::StatusOr<std::unique_ptr<ContextRecords>> Load(RecordDb& db, const Clock& clock,
+  // until it is deleted. `keys` is borrowed.
+  static absl::StatusOr<std::unique_ptr<ContextRecords>> Load(RecordDb& db, ContextKeys& keys,
+                                                              const Clock& clock,
                                                               ContextLimits limits,
                                                               LegacyResults former = {});
 
   // Creating again with the same request_id returns the same context. Errors: ALREADY_EXISTS (the
   // request_id created a context with another title or system prompt; the message says which),
-  // RESOURCE_EXHAUSTED (the app's limit, or the disk is full), ABORTED (the same request_id is
-  // being created, or the app is being removed), INVALID_ARGUMENT (title or request_id too long).
-  absl::StatusOr<ContextSummary> Create(std::string_view app_id, NewContext context);
+  // RESOURCE_EXHAUSTED (a quota of the app, or the disk is full), ABORTED (the same request_id is
+  // being created, or the app is being removed), INVALID_ARGUMENT (title or request_id too long),
+  // `room` (a new context is refused with it, unless it is OK).
+  absl::StatusOr<ContextSummary> Create(std::string_view app_id, NewContext context,
+                                        const absl::Status& room = absl::OkStatus());
 
   // Errors: NOT_FOUND (also for another app's context), DATA_LOSS.
   absl::StatusOr<ContextSummary> Find(std::string_view app_id, std::string_view context_id) const;
@@ -127,15 +144,21 @@ class ContextRecords {
   std::string AppOf(std::string_view context_id) const;  // empty: no such context
   std::vector<std::string> ContextsOf(std::string_view app_id) const;
   uint32_t CountOf(std::string_view app_id) const;
+  // Bytes of the app's text and results.
+  uint64_t BytesOf(std::string_view app_id) const;
+  // Whether a call of the app may begin, on a context unless `context_id` is empty. Errors:
+  // RESOURCE_EXHAUSTED naming the quota that is reached, its limit, the present value, the remedy.
+  absl::Status CheckQuotas(std::string_view app_id, std::string_view context_id) const;
   size_t size() const;
   size_t damaged() const;
 
-  // Deletes the context, its segments and the results of its calls. Errors: NOT_FOUND, those of a
-  // write.
+  // Deletes the context, its segments, the results of its calls and its data key, which is in no
+  // file any more after ContextKeys::Expunge. Errors: NOT_FOUND, those of a write.
   absl::Status Delete(std::string_view app_id, std::string_view context_id);
 
   // Removing an app: BlockCreation refuses new contexts of the app until UnblockCreation;
-  // DeleteResultsOf deletes the results of its stateless calls, after its contexts were deleted.
+  // DeleteResultsOf deletes the results of its stateless calls and their data key, after its
+  // contexts were deleted.
   // Errors of BlockCreation: ABORTED while a context is being created.
   absl::Status BlockCreation(std::string_view app_id);
   void UnblockCreation(std::string_view app_id);
@@ -148,7 +171,8 @@ class ContextRecords {
   absl::StatusOr<uint64_t> Commit(const RecordCommit& commit);
 
   // Errors: NOT_FOUND (no result, expired, or the call broke off), ALREADY_EXISTS (the id belongs
-  // to another request), DATA_LOSS.
+  // to another request), DATA_LOSS, RESOURCE_EXHAUSTED (no result, and the app's quota has no room
+  // for one).
   absl::StatusOr<std::string> FindResult(std::string_view app_id, std::string_view request_id,
                                          std::string_view digest) const;
 
@@ -158,8 +182,11 @@ class ContextRecords {
     ContextRecord record;
     absl::Status damage;  // not OK: the head is unreadable
   };
-  // Newest first: negated time, then id.
-  using Order = std::pair<int64_t, std::string>;
+  // Newest first: negated number and time of creation, then id. Contexts of former builds have the
+  // number 0, and are older than all others.
+  using Order = std::tuple<int64_t, int64_t, std::string>;
+  // Changes of the bytes of apps' results that a batch makes: app id -> bytes.
+  using ByteChanges = std::map<std::string, int64_t, std::less<>>;
   struct App {
     std::set<Order> contexts;
     std::map<std::string, std::string, std::less<>> created;  // request id -> context id
@@ -167,36 +194,51 @@ class ContextRecords {
     // Answers that broke off: request id -> context id.
     std::map<std::string, std::string, std::less<>> unfinished;
     uint32_t creations = 0;  // in progress, with or without request id
+    uint64_t text_bytes = 0;
+    int64_t result_bytes = 0;
     bool blocked = false;
   };
 
-  ContextRecords(RecordDb& db, const Clock& clock, ContextLimits limits, LegacyResults former)
-      : db_(db), clock_(clock), limits_(limits), legacy_(std::move(former)) {}
+  ContextRecords(RecordDb& db, ContextKeys& keys, const Clock& clock, ContextLimits limits,
+                 LegacyResults former);
 
+  static Order OrderOf(std::string_view context_id, const ContextRecord& record);
+  absl::Status LoadResults();
+  int64_t StoreSeconds() const;
+  absl::Status CheckBytes(const App& app) const;
   void Insert(std::string_view context_id, Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(std::string_view context_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::optional<ContextSummary>> BeginCreate(std::string_view app_id,
-                                                            const NewContext& context);
-  absl::Status RemoveSegments(const std::string& context_id, SegmentRange range,
-                              ContextRecord* record, RecordBatch* batch) const;
+                                                            const NewContext& context,
+                                                            const absl::Status& room);
+  absl::Status AddSegments(const RecordCommit& commit, const DataKey& data_key,
+                           ContextRecord* record, RecordBatch* batch);
+  absl::Status RemoveSegments(const DataKey& data_key, SegmentRange range, ContextRecord* record,
+                              RecordBatch* batch) const;
   absl::Status CheckUnfinished(std::string_view app_id, const RequestKey& request) const;
-  absl::Status AddResult(const RecordCommit& commit, RecordBatch* batch);
+  absl::Status AddResult(const RecordCommit& commit, RecordBatch* batch, ByteChanges* changes);
   absl::StatusOr<ResultRecord> ReadResult(std::string_view app_id,
                                           std::string_view request_id) const;
-  void DropResult(const ResultIndexRecord& index, RecordBatch* batch) const;
-  absl::Status SweepExpired(RecordBatch* batch, std::string* swept_to);
-  bool Expired(int64_t stored_unix_s) const;
+  void DropResult(const ResultIndexRecord& index, RecordBatch* batch, ByteChanges* changes) const;
+  absl::Status SweepExpired(RecordBatch* batch, ByteChanges* changes, std::string* swept_to);
+  bool Expired(int64_t stored_s) const;
+  void Apply(const ByteChanges& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   RecordDb& db_;
+  ContextKeys& keys_;
   const Clock& clock_;
   const ContextLimits limits_;
   const LegacyResults legacy_;
+  // Store time and steady time at Load.
+  int64_t start_s_ = 0;
+  const int64_t start_steady_ns_;
 
   mutable absl::Mutex mutex_;
   std::unordered_map<std::string, Entry> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, App, std::less<>> apps_ ABSL_GUARDED_BY(mutex_);
   // All keys before this one under exp/ are deleted, so a sweep can skip their tombstones.
   std::string sweep_from_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;  // of creations and uses
 };
 
 }  // namespace withy::context_store

@@ -1,5 +1,6 @@
 #include "context_store/convert.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -52,6 +53,41 @@ absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request) {
                   request.block_bytes()};
 }
 
+absl::StatusOr<KvCosts> FromProto(const proto::KvCosts& costs) {
+  const auto check = [](const char* name, double value) -> absl::Status {
+    if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_costs.", name, " is ", value, ": it must be finite and not negative"));
+  };
+  WITHY_RETURN_IF_ERROR(check("recompute_fixed_ms", costs.recompute_fixed_ms()));
+  WITHY_RETURN_IF_ERROR(check("recompute_chunk_ms", costs.recompute_chunk_ms()));
+  WITHY_RETURN_IF_ERROR(check("recompute_position_ms", costs.recompute_position_ms()));
+  KvCosts known;
+  if (costs.recompute_chunk_ms() > 0) {
+    known.load.recompute_fixed_ms = costs.recompute_fixed_ms();
+    known.load.recompute_chunk_ms = costs.recompute_chunk_ms();
+    known.load.recompute_position_ms = costs.recompute_position_ms();
+  }
+  FormatErrors errors = {};
+  for (const proto::KvFormatError& error : costs.errors()) {
+    WITHY_RETURN_IF_ERROR(check("errors.divergence", error.divergence()));
+    if (error.format() < proto::KV_FORMAT_Q8 || error.format() > proto::KV_FORMAT_Q4_Q2) {
+      return absl::InvalidArgumentError(absl::StrCat("kv_costs.errors.format is ", error.format(),
+                                                     ": it must be 8, 4 or 2 bits"));
+    }
+    errors[static_cast<size_t>(error.format())] = error.divergence();
+  }
+  if (costs.errors().empty()) return known;
+  // Beyond 8 bits. A measurement of few tokens may find less for fewer bits.
+  double most = 0;
+  for (const KvFormat format : {KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
+    const double exact = errors[static_cast<size_t>(KvFormat::kQ8)];
+    most = std::max(most, errors[static_cast<size_t>(format)] - exact);
+    known.errors[static_cast<size_t>(format)] = most;
+  }
+  return known;
+}
+
 NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s) {
   NewContext context{request.title(), request.request_id(), {}, Sha256(request.system_prompt())};
   if (!request.system_prompt().empty()) {
@@ -67,6 +103,7 @@ NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_uni
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit) {
   LeaseOutcome outcome;
   outcome.tokens = commit.context_tokens();
+  outcome.added_tokens = commit.appended_tokens();
   outcome.dropped = commit.dropped_segments();
   for (const proto::Segment& segment : commit.appended()) {
     if (!SpansFit(segment)) {
@@ -178,6 +215,7 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
     message->mutable_identity()->set_model_level_percent(chunk.identity.model_level_percent);
     message->mutable_identity()->set_density(chunk.identity.density);
     message->mutable_identity()->set_density_rows(chunk.identity.density_rows);
+    message->set_state(static_cast<proto::ChunkState>(chunk.state));
   }
   return opened;
 }
@@ -203,6 +241,47 @@ absl::Status AddMessages(const std::vector<std::string>& segments,
     }
   }
   return absl::OkStatus();
+}
+
+void Fill(const StoreStats& stats, proto::GetStoreInfoResponse* response) {
+  response->set_arena_bytes(stats.space.total);
+  response->set_arena_free_bytes(stats.space.free);
+  response->set_arena_quarantined_bytes(stats.space.quarantined);
+  response->set_arena_largest_gap_bytes(stats.largest_gap);
+  response->set_arena_withheld_bytes(stats.space.withheld);
+  response->set_arena_locked_bytes(stats.locked_bytes);
+  for (size_t i = 0; i < stats.bytes.resident.size(); ++i) {
+    if (stats.bytes.resident[i] == 0 && stats.bytes.stored[i] == 0) continue;
+    proto::KvFormatBytes* format = response->add_kv();
+    format->set_format(static_cast<proto::KvFormat>(i));
+    format->set_resident_bytes(stats.bytes.resident[i]);
+    format->set_stored_bytes(stats.bytes.stored[i]);
+  }
+  response->set_faults(stats.faults);
+  response->set_kept_chunks(stats.kept_chunks);
+  response->set_unkept_chunks(stats.unkept_chunks);
+  response->set_evicted_chunks(stats.evicted_chunks);
+  response->set_demoted_chunks(stats.demoted_chunks);
+  response->set_read_chunks(stats.read_chunks);
+  response->set_written_chunks(stats.written_chunks);
+  response->set_unwritten_chunks(stats.not_written_chunks);
+  response->set_opened_resident(stats.opened_resident);
+  response->set_opened_partly(stats.opened_partly);
+  response->set_opened_without(stats.opened_without);
+  proto::KvDisk* disk = response->mutable_disk();
+  disk->set_segments(stats.disk.segments.segments);
+  disk->set_disk_bytes(stats.disk.segments.disk_bytes);
+  disk->set_live_bytes(stats.disk.segments.live_bytes);
+  disk->set_kv_bytes(stats.disk.segments.kv_bytes);
+  disk->set_written_bytes(stats.disk.segments.written_bytes);
+  disk->set_read_bytes(stats.disk.segments.read_bytes);
+  disk->set_written_day_bytes(stats.disk.written_day_bytes);
+  disk->set_daily_limit_bytes(stats.disk.daily_limit_bytes);
+  disk->set_given_up_segments(stats.disk.given_up_segments);
+  disk->set_missing_extents(stats.disk.damage.missing);
+  disk->set_cut_extents(stats.disk.damage.cut);
+  disk->set_wrong_extents(stats.disk.damage.wrong);
+  disk->set_unread_extents(stats.disk.damage.unread);
 }
 
 }  // namespace withy::context_store

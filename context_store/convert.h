@@ -16,11 +16,15 @@ proto::ContextInfo ToProto(const ContextSummary& summary, const ContextKv& kv);
 void AddChunks(const std::vector<ContextChunk>& chunks, proto::GetContextResponse* response);
 // Errors: INVALID_ARGUMENT naming the field.
 absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request);
+// What it does not tell is as uncalibrated. Errors: INVALID_ARGUMENT naming the field.
+absl::StatusOr<KvCosts> FromProto(const proto::KvCosts& costs);
 NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s);
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
 LegacyResults MakeLegacyResults();
 
 proto::ChunkSlot ToProto(const ChunkSlot& slot);
+// All fields of the response that tell of KV.
+void Fill(const StoreStats& stats, proto::GetStoreInfoResponse* response);
 // Errors: DATA_LOSS if a stored segment is not a valid message.
 absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded);
 // Appends the messages of a context. Errors: as above.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "context_store/context_keys.h"
 #include "context_store/kv_index.h"
 #include "context_store/kv_segments.h"
 #include "context_store/record_db.h"
@@ -69,11 +70,13 @@ TEST(KvIndexDb, TheIndexOfSixtyThousandChunksIsReadyQuickly) {
   {
     auto db = RecordDb::Open({.path = dir / "db"});
     ASSERT_TRUE(db.ok()) << db.status();
+    const auto keys = *ContextKeys::Open(**db, {dir / "master.key"});
     for (uint32_t i = 0; i < kIndexedChunks; i += kChunksPerContext) {
       RecordBatch batch;
       const std::string payload = EncodeKvIndex(MakeIndex(&log));
       bytes += payload.size();
-      batch.Put(KvIndexKey(NewId("ctx")), payload);
+      const DataKey data_key = *keys->GetOrCreate(NewId("ctx"));
+      batch.Put(KvIndexKey(data_key.owner), payload, data_key);
       ASSERT_TRUE((*db)->Write(batch).ok());
     }
   }
@@ -89,6 +92,8 @@ TEST(KvIndexDb, TheIndexOfSixtyThousandChunksIsReadyQuickly) {
     const auto opening = std::chrono::steady_clock::now();
     auto db = RecordDb::Open({.path = dir / "db"});
     ASSERT_TRUE(db.ok());
+    const auto keys = *ContextKeys::Open(**db, {dir / "master.key"});
+    (*db)->UseKeys(*keys);
     open_ms = MillisSince(opening);
     const auto start = std::chrono::steady_clock::now();
     auto segments = KvSegments::Open({.directory = dir / "kv"});

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/ids.h"
@@ -107,7 +109,7 @@ absl::Status KvSegments::Prepare() {
                          KvReader::Create({.directory = path,
                                            .direct = options_.direct,
                                            .queue = kind,
-                                           .bytes_per_second = options_.read_bytes_per_second}));
+                                           .bytes_per_second = options_.bytes_per_second}));
   return absl::OkStatus();
 }
 
@@ -241,6 +243,7 @@ absl::Status KvSegments::WriteExtent(const KvExtentWrite& write, const KvExtent&
     if (errno == EOPNOTSUPP || errno == ENOSYS) break;  // not every file system can
     return DiskError(errno, absl::StrCat("reserve ", layout.DiskBytes(), " bytes"));
   }
+  const auto begin = std::chrono::steady_clock::now();
   KvPieceSealer sealer(write.owner, extent, KvPieceSealer::Direction::kSeal);
   KvWriter writer(*write_queue_, write_memory_.bytes(), fd, extent.offset);
   for (uint32_t number = 0; number < layout.Pieces(); ++number) {
@@ -256,6 +259,11 @@ absl::Status KvSegments::WriteExtent(const KvExtentWrite& write, const KvExtent&
   }
   const absl::Status status = writer.Finish();
   written_bytes_ += writer.written_bytes();
+  if (options_.bytes_per_second > 0) {
+    const std::chrono::duration<double> took(static_cast<double>(layout.DiskBytes()) /
+                                             static_cast<double>(options_.bytes_per_second));
+    std::this_thread::sleep_until(begin + took);
+  }
   return status;
 }
 

@@ -43,7 +43,8 @@ struct KvSegmentsOptions {
   bool direct = true;  // false: through the page cache even where O_DIRECT is possible
   // io_uring if the kernel permits it; false: threads.
   bool uring = true;
-  uint64_t read_bytes_per_second = 0;  // see KvReaderOptions
+  // For measurements: reads and writes take as long as on a disk of this speed; 0 = no limit.
+  uint64_t bytes_per_second = 0;
 };
 
 // Chunks of one context and one format to write. Block l of chunk i lies at
@@ -124,6 +125,7 @@ class KvSegments {
   std::vector<KvSegmentInfo> Segments() const;  // oldest first
   KvSegmentsStats Stats() const;
   const std::string& directory() const { return options_.directory; }
+  uint64_t max_bytes() const { return options_.max_bytes; }
 
  private:
   struct Segment {

@@ -5,11 +5,13 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <random>
 #include <thread>
@@ -68,13 +70,14 @@ class KvSegmentsTest : public ::testing::TestWithParam<Mode> {
   std::string Path() const { return dir_ / "kv"; }
   std::string File(const KvExtent& extent) const { return KvSegmentPath(Path(), extent.segment); }
 
-  void Reopen(uint64_t max_bytes = uint64_t{1} << 30) {
+  void Reopen(uint64_t max_bytes = uint64_t{1} << 30, uint64_t bytes_per_second = 0) {
     segments_.reset();
     auto opened = KvSegments::Open({.directory = Path(),
                                     .max_bytes = max_bytes,
                                     .segment_bytes = 1 << 20,
                                     .direct = GetParam().direct,
-                                    .uring = GetParam().uring});
+                                    .uring = GetParam().uring,
+                                    .bytes_per_second = bytes_per_second});
     ASSERT_TRUE(opened.ok()) << opened.status();
     segments_ = *std::move(opened);
   }
@@ -176,6 +179,19 @@ TEST_P(KvSegmentsTest, ExtentsOfAllShapesComeBack) {
     ASSERT_TRUE(ReadBack(extent, blocks).ok()) << chunks << " " << layers << " " << block_bytes;
   }
   EXPECT_EQ(segments_->Stats().live_bytes, segments_->Stats().kv_bytes);
+}
+
+TEST_P(KvSegmentsTest, ASlowDiskIsSimulatedInBothDirections) {
+  Reopen(uint64_t{1} << 30, /*bytes_per_second=*/2'000'000);
+  const auto seconds = [](const std::function<void()>& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  Blocks blocks(0, 1, 16);
+  KvExtent extent;
+  EXPECT_GE(seconds([&] { extent = Write(20, 2, 5000 / 16 * 16, &blocks); }), 0.1);
+  EXPECT_GE(seconds([&] { EXPECT_TRUE(ReadBack(extent, blocks).ok()); }), 0.08);
 }
 
 TEST_P(KvSegmentsTest, OneReadServesManyExtentsLayerByLayer) {

@@ -1,12 +1,14 @@
 #include "context_store/kv_storage.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/status.h"
 
 namespace withy::context_store {
@@ -19,12 +21,34 @@ StoredCopy CopyOf(uint64_t extent, uint32_t position) { return extent << kPositi
 uint64_t ExtentOf(StoredCopy copy) { return copy >> kPositionBits; }
 uint32_t PositionOf(StoredCopy copy) { return copy & ((1u << kPositionBits) - 1); }
 
+// The write history: the hour, then the bytes by hour, little-endian.
+constexpr std::string_view kWritesKey = "meta/kv_writes";
+
+std::string Encode(const policy::WriteHistory& history) {
+  std::string bytes(reinterpret_cast<const char*>(&history.hour), sizeof history.hour);
+  bytes.append(reinterpret_cast<const char*>(history.bytes.data()), sizeof history.bytes);
+  return bytes;
+}
+
+// What cannot be read counts as nothing written: KV is a cache, and so is its budget.
+policy::WriteHistory ReadHistory(const RecordDb& db) {
+  policy::WriteHistory history;
+  const absl::StatusOr<std::string> bytes = db.Get(kWritesKey);
+  if (!bytes.ok() || bytes->size() != sizeof history.hour + sizeof history.bytes) return history;
+  std::memcpy(&history.hour, bytes->data(), sizeof history.hour);
+  std::memcpy(history.bytes.data(), bytes->data() + sizeof history.hour, sizeof history.bytes);
+  return history;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KvStorage>> KvStorage::Open(KvSegmentsOptions options, KeyFile key,
-                                                           RecordDb& db) {
-  std::unique_ptr<KvStorage> storage(new KvStorage(db));
-  WITHY_ASSIGN_OR_RETURN(storage->keys_, ContextKeys::Open(db, std::move(key)));
+KvStorage::KvStorage(ContextKeys& keys, RecordDb& db, const KvWriteBudget& budget)
+    : keys_(keys), db_(db), clock_(*budget.clock), writes_(budget.daily_bytes, ReadHistory(db)) {}
+
+absl::StatusOr<std::unique_ptr<KvStorage>> KvStorage::Open(KvSegmentsOptions options,
+                                                           ContextKeys& keys, RecordDb& db,
+                                                           KvWriteBudget budget) {
+  std::unique_ptr<KvStorage> storage(new KvStorage(keys, db, budget));
   WITHY_ASSIGN_OR_RETURN(storage->segments_, KvSegments::Open(std::move(options)));
   return storage;
 }
@@ -32,19 +56,18 @@ absl::StatusOr<std::unique_ptr<KvStorage>> KvStorage::Open(KvSegmentsOptions opt
 absl::StatusOr<KvOwner> KvStorage::OwnerOf(const std::string& context_id, const Geometry& geometry,
                                            bool create) {
   KvOwner owner{.context_id = context_id, .model = ToBytes32(geometry.model_id), .key = nullptr};
-  absl::StatusOr<std::shared_ptr<const SecretKey>> key = keys_->Get(context_id);
-  if (create && absl::IsNotFound(key.status())) {
-    RecordBatch batch;
-    key = keys_->Create(context_id, &batch);
-    WITHY_RETURN_IF_ERROR(db_.Write(batch));
+  if (create) {
+    WITHY_ASSIGN_OR_RETURN(const DataKey data_key, keys_.GetOrCreate(context_id));
+    owner.key = data_key.key;
+  } else {
+    WITHY_ASSIGN_OR_RETURN(owner.key, keys_.Get(context_id));
   }
-  WITHY_ASSIGN_OR_RETURN(owner.key, std::move(key));
   return owner;
 }
 
-StoredCopy KvStorage::AddExtent(KvExtent extent) {
+StoredCopy KvStorage::AddExtent(const std::string& context_id, KvExtent extent) {
   const auto live = static_cast<uint32_t>(extent.identities.size());
-  extents_[++last_extent_] = {std::move(extent), live};
+  extents_[++last_extent_] = {context_id, std::move(extent), live};
   return CopyOf(last_extent_, 0);
 }
 
@@ -67,9 +90,10 @@ bool KvStorage::AdoptContext(const Geometry& geometry, KvContextIndex index,
     if (const absl::Status adopted = segments_->Adopt(extent, live[i]); !adopted.ok()) {
       spdlog::warn("KV of context {} is lost and will be computed again: {}", context->context_id,
                    std::string(adopted.message()));
+      CountDamage(extent, adopted);
       continue;
     }
-    first[i] = AddExtent(std::move(extent));
+    first[i] = AddExtent(context->context_id, std::move(extent));
     extents_.at(last_extent_).live = live[i];
   }
   bool complete = true;
@@ -176,8 +200,11 @@ absl::Status KvStorage::Write(const std::string& context_id, const Geometry& geo
     return synced;
   }
   absl::MutexLock lock(&mutex_);
+  uint64_t bytes = 0;
+  for (const KvExtent& extent : extents) bytes += extent.layout().DiskBytes();
+  writes_.Wrote(bytes, clock_.UnixNanos());
   for (size_t e = 0; e < extents.size(); ++e) {
-    const StoredCopy first = AddExtent(std::move(extents[e]));
+    const StoredCopy first = AddExtent(context_id, std::move(extents[e]));
     for (size_t p = 0; p < members[e].size(); ++p) (*copies)[members[e][p]] = first + p;
   }
   return absl::OkStatus();
@@ -208,37 +235,47 @@ absl::Status KvStorage::SaveIndex(const std::string& context_id, const Geometry&
     }
   }
   RecordBatch batch;
+  {
+    absl::MutexLock lock(&mutex_);
+    batch.Put(kWritesKey, Encode(writes_.history()));
+  }
   if (index.chunks.empty()) {
     batch.Delete(KvIndexKey(context_id));
   } else {
-    batch.Put(KvIndexKey(context_id), EncodeKvIndex(index));
+    // Identities of chunks are hashes of text.
+    WITHY_ASSIGN_OR_RETURN(const DataKey data_key, keys_.GetOrCreate(context_id));
+    batch.Put(KvIndexKey(context_id), EncodeKvIndex(index), data_key);
   }
   return db_.Write(batch);
 }
 
-void KvStorage::Read(const std::string& context_id, const Geometry& geometry,
-                     const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
-                     std::vector<bool>* read) {
-  read->assign(loads.size(), false);
+void KvStorage::StartRead(const std::string& context_id, const Geometry& geometry,
+                          const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
+                          ReadEvents events) {
+  const auto give_up = [&](const std::vector<size_t>& lost, const absl::Status& why) {
+    spdlog::warn("KV of context {} is computed again: {}", context_id, std::string(why.message()));
+    events.on_failed(lost);
+  };
+  std::vector<size_t> all(loads.size());
+  std::iota(all.begin(), all.end(), size_t{0});
   const absl::StatusOr<KvOwner> owner = OwnerOf(context_id, geometry, /*create=*/false);
   if (!owner.ok()) {
-    spdlog::warn("KV of context {} is computed again: {}", context_id,
-                 std::string(owner.status().message()));
-    return;
+    give_up(all, owner.status());
+    return events.on_done();
   }
-  KvRead request{.layers = geometry.layers,
-                 .extents = {},
-                 .on_layer = [](uint32_t) {},
-                 .on_failed = {},
-                 .on_done = {}};
+  KvRead request{.layers = geometry.layers, .extents = {}};
   std::vector<std::vector<size_t>> members;
+  std::vector<size_t> lost;
   {
     absl::MutexLock lock(&mutex_);
     std::map<uint64_t, size_t> numbers;
     for (size_t i = 0; i < loads.size(); ++i) {
       const uint64_t number = ExtentOf(loads[i].stored);
       const auto found = extents_.find(number);
-      if (found == extents_.end()) continue;
+      if (found == extents_.end()) {
+        lost.push_back(i);
+        continue;
+      }
       const auto [at, added] = numbers.try_emplace(number, request.extents.size());
       if (added) {
         const KvExtent& extent = found->second.extent;
@@ -253,38 +290,58 @@ void KvStorage::Read(const std::string& context_id, const Geometry& geometry,
       members[at->second].push_back(i);
     }
   }
-  if (request.extents.empty()) return;
-  std::vector<bool> failed(request.extents.size(), false);
-  absl::Notification done;
-  request.on_failed = [&](size_t extent, const absl::Status& status) {
-    failed[extent] = true;
-    spdlog::warn("KV of context {} is computed again: {}", context_id,
-                 std::string(status.message()));
+  if (!lost.empty()) give_up(lost, absl::NotFoundError("its segment was given up"));
+  if (request.extents.empty()) return events.on_done();
+  std::vector<KvExtent> extents;
+  for (const KvExtentRead& one : request.extents) extents.push_back(one.extent);
+  request.on_layer = events.on_layer;
+  request.on_failed = [this, context_id, members = std::move(members), extents = std::move(extents),
+                       on_failed = events.on_failed](size_t extent, const absl::Status& why) {
+    CountDamage(extents[extent], why);
+    spdlog::warn("KV of context {} is computed again: {}", context_id, std::string(why.message()));
+    on_failed(members[extent]);
   };
-  request.on_done = [&] { done.Notify(); };
+  request.on_done = events.on_done;
   if (const auto started = segments_->Start(std::move(request)); !started.ok()) {
-    spdlog::warn("KV of context {} is computed again: {}", context_id,
-                 std::string(started.status().message()));
-    return;
-  }
-  done.WaitForNotification();
-  for (size_t e = 0; e < members.size(); ++e) {
-    for (const size_t i : members[e]) (*read)[i] = !failed[e];
+    give_up(all, started.status());
+    events.on_done();
   }
 }
 
-bool KvStorage::EvictOldest(std::set<StoredCopy>* lost) {
-  const std::vector<KvSegmentInfo> segments = segments_->Segments();
-  if (segments.empty()) return false;
-  const uint64_t oldest = segments.front().number;
-  if (const absl::Status evicted = segments_->Evict(oldest); !evicted.ok()) {
+void KvStorage::CountDamage(const KvExtent& extent, const absl::Status& status) {
+  struct stat info {};
+  const std::string path = KvSegmentPath(segments_->directory(), extent.segment);
+  const bool there = stat(path.c_str(), &info) == 0;
+  const bool whole =
+      static_cast<uint64_t>(info.st_size) >= extent.offset + extent.layout().DiskBytes();
+  absl::MutexLock lock(&damage_mutex_);
+  if (!there) {
+    ++damage_.missing;
+  } else if (!whole) {
+    ++damage_.cut;
+  } else if (absl::IsDataLoss(status)) {
+    ++damage_.wrong;
+  } else {
+    ++damage_.unread;
+  }
+}
+
+policy::WriteVerdict KvStorage::Judge(const policy::WriteCandidate& candidate) {
+  absl::MutexLock lock(&mutex_);
+  return policy::JudgeWrite(candidate, writes_.LeftBytes(clock_.UnixNanos()),
+                            writes_.limit_bytes());
+}
+
+bool KvStorage::GiveUp(uint64_t segment, std::set<StoredCopy>* lost) {
+  if (const absl::Status evicted = segments_->Evict(segment); !evicted.ok()) {
     spdlog::warn("KV on disk: {}", std::string(evicted.message()));
     return false;
   }
   absl::MutexLock lock(&mutex_);
+  ++given_up_segments_;
   for (auto it = extents_.begin(); it != extents_.end();) {
     const KvExtent& extent = it->second.extent;
-    if (extent.segment != oldest) {
+    if (extent.segment != segment) {
       ++it;
       continue;
     }
@@ -292,6 +349,52 @@ bool KvStorage::EvictOldest(std::set<StoredCopy>* lost) {
     it = extents_.erase(it);
   }
   return true;
+}
+
+bool KvStorage::MakeRoom(uint64_t wanted_bytes, const LastUsed& last_used_ns,
+                         std::set<StoredCopy>* lost) {
+  std::map<uint64_t, std::map<std::string, uint64_t>> live;  // by segment and context
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [number, one] : extents_) {
+      live[one.extent.segment][one.context_id] +=
+          uint64_t{one.live} * one.extent.layers * one.extent.block_bytes;
+    }
+  }
+  const std::vector<KvSegmentInfo> infos = segments_->Segments();
+  std::vector<std::vector<policy::LiveKv>> parts(infos.size());
+  std::vector<policy::KvSegment> segments;
+  uint64_t disk_bytes = 0;
+  for (size_t i = 0; i < infos.size(); ++i) {
+    for (const auto& [context_id, bytes] : live[infos[i].number]) {
+      parts[i].push_back({bytes, last_used_ns(context_id)});
+    }
+    // The segment that is appended to may go, too: the next write begins another one.
+    segments.push_back({.bytes = infos[i].bytes, .live = parts[i], .open = false});
+    disk_bytes += infos[i].bytes;
+  }
+  const policy::DiskPlan plan =
+      policy::PlanDisk(segments,
+                       {.limit_bytes = std::min(segments_->max_bytes(), disk_bytes),
+                        .text_bytes = 0,
+                        .wanted_bytes = wanted_bytes},
+                       clock_.UnixNanos());
+  bool gave_up = false;
+  for (const size_t i : plan.give_up) gave_up |= GiveUp(infos[i].number, lost);
+  return gave_up;
+}
+
+KvStorageStats KvStorage::Stats() {
+  KvStorageStats stats{.segments = segments_->Stats(), .damage = {}};
+  {
+    absl::MutexLock lock(&damage_mutex_);
+    stats.damage = damage_;
+  }
+  absl::MutexLock lock(&mutex_);
+  stats.given_up_segments = given_up_segments_;
+  stats.daily_limit_bytes = writes_.limit_bytes();
+  stats.written_day_bytes = writes_.limit_bytes() - writes_.LeftBytes(clock_.UnixNanos());
+  return stats;
 }
 
 void KvStorage::Release(std::span<const StoredCopy> copies) {
@@ -305,11 +408,14 @@ void KvStorage::Release(std::span<const StoredCopy> copies) {
 }
 
 absl::Status KvStorage::Delete(std::string_view context_id) {
-  RecordBatch batch;
-  batch.Delete(KvIndexKey(context_id));
-  ContextKeys::Remove(context_id, &batch);
-  WITHY_RETURN_IF_ERROR(db_.Write(batch));
-  return keys_->Expunge();
+  {
+    const ContextKeys::Writing writing(keys_);
+    RecordBatch batch;
+    batch.Delete(KvIndexKey(context_id));
+    ContextKeys::Remove(context_id, &batch);
+    WITHY_RETURN_IF_ERROR(db_.Write(batch));
+  }
+  return keys_.Expunge();
 }
 
 }  // namespace withy::context_store

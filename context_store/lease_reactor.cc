@@ -92,7 +92,8 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
                                              open.context_id(),
                                              open.call_id(),
                                              open.rebuild(),
-                                             {open.request_id(), open.request_digest()}},
+                                             {open.request_id(), open.request_digest()},
+                                             open.level_percent()},
                                             shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;
@@ -122,8 +123,40 @@ void LeaseReactor::Load() {
   if (!ClaimAtOnce(&*opened)) return;
   v1::LeaseEvent event;
   *event.mutable_opened() = *std::move(opened);
-  // Set the stage first: the client may answer as soon as it receives the event.
-  if (Enter(Stage::kOpen)) Send(std::move(event));
+  SendOpened(std::move(event));
+}
+
+void LeaseReactor::SendOpened(v1::LeaseEvent event) {
+  absl::MutexLock lock(&mutex_);
+  if (stage_ == Stage::kOver || ended_) return;
+  stage_ = Stage::kOpen;
+  Queue(std::move(event));
+  for (v1::LeaseEvent& arrival : std::exchange(early_, {})) Queue(std::move(arrival));
+}
+
+void LeaseReactor::OnLayer(uint32_t layer) {
+  v1::LeaseEvent event;
+  event.mutable_layer_ready()->set_layer(layer);
+  SendArrival(std::move(event));
+}
+
+void LeaseReactor::OnLoadFailed(uint32_t chunk) {
+  v1::LeaseEvent event;
+  event.mutable_load_failed()->set_chunk(chunk);
+  SendArrival(std::move(event));
+}
+
+void LeaseReactor::SendArrival(v1::LeaseEvent event) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return;
+  if (stage_ == Stage::kOpening) {
+    early_.push_back(std::move(event));
+  } else if (event.has_layer_ready() && outgoing_.size() > 1 &&
+             outgoing_.back().has_layer_ready()) {
+    outgoing_.back() = std::move(event);  // the earlier layers are said with it
+  } else {
+    Queue(std::move(event));
+  }
 }
 
 bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
@@ -189,7 +222,10 @@ void LeaseReactor::OnEnded(const absl::Status& status) { End(status); }
 
 void LeaseReactor::Send(v1::LeaseEvent event) {
   absl::MutexLock lock(&mutex_);
-  if (ended_) return;
+  if (!ended_) Queue(std::move(event));
+}
+
+void LeaseReactor::Queue(v1::LeaseEvent event) {
   outgoing_.push_back(std::move(event));
   if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
 }

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -26,6 +27,8 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   static LeaseReactor* Create(Store& store, WorkPool& pool);
 
   void OnGranted() override;
+  void OnLayer(uint32_t layer) override;
+  void OnLoadFailed(uint32_t chunk) override;
   void OnEnded(const absl::Status& status) override;
 
  private:
@@ -55,6 +58,11 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   // Advances the stage; returns false if the stream is over.
   bool Enter(Stage stage);
   void Send(v1::LeaseEvent event);
+  // The client may answer as soon as it receives the event.
+  void SendOpened(v1::LeaseEvent event);
+  // An event of the load, which may come before the lease is told open.
+  void SendArrival(v1::LeaseEvent event);
+  void Queue(v1::LeaseEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the stream after all sent events. Only the first call has an effect. Breaks the lease
   // unless it is over.
   void End(const absl::Status& status);
@@ -69,6 +77,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   LeaseId lease_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t claim_chunks_ ABSL_GUARDED_BY(mutex_) = 0;            // to claim with the opening
   std::deque<v1::LeaseEvent> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front event is being written
+  std::vector<v1::LeaseEvent> early_ ABSL_GUARDED_BY(mutex_);    // arrivals that wait for `opened`
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool released_ ABSL_GUARDED_BY(mutex_) = false;  // the stream and its lease have both ended
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

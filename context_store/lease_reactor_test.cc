@@ -27,6 +27,8 @@ class NextInLine final : public LeaseListener {
     // Only a client that is notified too early takes less than this.
     early = told.WaitForNotificationWithTimeout(absl::Milliseconds(300));
   }
+  void OnLayer(uint32_t) override {}
+  void OnLoadFailed(uint32_t) override {}
   void OnEnded(const absl::Status&) override {}
 
   absl::Notification told;  // the previous lease's client has been notified of the end

@@ -12,7 +12,6 @@ namespace withy::context_store {
 namespace {
 
 constexpr uint32_t kMaxClaimChunks = 1 << 16;
-constexpr uint64_t kStoresOwn = UINT64_MAX;  // owner of slots that no lease claimed
 
 absl::Status Stale(uint64_t epoch, uint64_t current) {
   return absl::AbortedError(
@@ -21,8 +20,12 @@ absl::Status Stale(uint64_t epoch, uint64_t current) {
 
 }  // namespace
 
-LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t first_epoch)
-    : limits_(limits), epoch_(first_epoch) {}
+LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t first_epoch, ArenaDirectory* directory)
+    : limits_(limits), epoch_(first_epoch), idle_(kv_, limits.eviction) {
+  kv_.directory = directory;
+  if (directory == nullptr) return;
+  pool_.set_on_leave([directory](SlotAt slot) { directory->Remove(slot); });
+}
 
 absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometry& geometry) {
   WITHY_RETURN_IF_ERROR(CheckGeometry(geometry, limits_.arena_bytes));
@@ -69,6 +72,9 @@ void LeaseTable::ResetArena(const Geometry& geometry) {
   }
   geometry_ = geometry;
   pool_.Reset(limits_.arena_bytes);
+  if (kv_.directory != nullptr && kv_.directory->geometry() != geometry) {
+    kv_.directory->Reset(geometry);
+  }
 }
 
 void LeaseTable::WorkerConnected(WorkerInstance worker) { ++connected_[worker]; }
@@ -143,56 +149,100 @@ LeaseTable::Context* LeaseTable::ContextOf(const Lease& lease) {
 }
 
 ResidentChunks LeaseTable::Resident(LeaseId id) const {
-  const auto lease = leases_.find(id);
-  if (lease == leases_.end() || lease->second.context_id.empty()) return {};
-  const ContextChunks& context = contexts_.at(lease->second.context_id).kv;
+  const auto found = leases_.find(id);
+  if (found == leases_.end() || found->second.context_id.empty()) return {};
+  const Lease& lease = found->second;
+  const ContextChunks& context = contexts_.at(lease.context_id).kv;
   ResidentChunks resident;
-  for (uint32_t i = 0; i < ResidentPrefix(context); ++i) {
+  for (uint32_t i = 0; i < context.chunks.size(); ++i) {
+    using State = ResidentChunk::State;
     const ContextChunk& chunk = context.chunks[i];
-    resident.push_back({{i, *chunk.slot}, chunk.identity});
+    const auto claimed = lease.claimed.find(i);
+    if (chunk.slot.has_value()) {
+      resident.push_back(
+          {{i, *chunk.slot}, chunk.identity, chunk.loading ? State::kLoading : State::kResident});
+    } else if (claimed != lease.claimed.end()) {
+      resident.push_back(
+          {{i, {claimed->second, KvFormat::kQ8}}, chunk.identity, State::kRecompute});
+    } else {
+      break;
+    }
   }
   return resident;
 }
 
-std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, uint64_t* evicted) {
+std::set<uint32_t> LeaseTable::PlanLoad(const LoadRules& rules, bool rebuild, ContextChunks* kv) {
+  const auto recomputable = [&](const ContextChunk& chunk) {
+    return !rebuild && chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens) &&
+           chunk.identity.model_level_percent == rules.level_percent;
+  };
+  std::vector<policy::MissingChunk> missing;
+  for (uint32_t i = 0; i < kv->chunks.size(); ++i) {
+    const ContextChunk& chunk = kv->chunks[i];
+    if (chunk.slot.has_value()) continue;
+    if (!recomputable(chunk)) {
+      if (chunk.stored == 0) {
+        Truncate(i, kv, &pool_);
+        break;
+      }
+      continue;  // it is read in any case
+    }
+    missing.push_back({i, chunk.stored == 0 ? 0 : geometry_.ChunkBytes(chunk.stored_format)});
+  }
+  std::set<uint32_t> recompute;
+  for (const size_t i : policy::PlanLoad(missing, rules.costs, rules.policy).recompute) {
+    recompute.insert(missing[i].position);
+  }
+  return recompute;
+}
+
+std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
+                                             uint64_t* evicted) {
   std::vector<ChunkLoad> loads;
-  const absl::StatusOr<Lease*> lease = Granted(id);
-  if (!lease.ok() || (*lease)->context_id.empty()) return loads;
-  const std::vector<ContextChunk>& chunks = ContextOf(**lease)->kv.chunks;
+  const absl::StatusOr<Lease*> found = Granted(id);
+  if (!found.ok() || (*found)->context_id.empty()) return loads;
+  Lease& lease = **found;
+  Context& context = *ContextOf(lease);
+  const std::set<uint32_t> recompute = PlanLoad(rules, lease.rebuild, &context.kv);
+  std::vector<ContextChunk>& chunks = context.kv.chunks;
   std::optional<EvictionQueue> queue;
   for (uint32_t i = 0; i < chunks.size(); ++i) {
-    if (chunks[i].slot.has_value()) continue;
+    ContextChunk& chunk = chunks[i];
+    if (chunk.slot.has_value()) continue;
     if (!queue.has_value()) queue = MakeEvictionQueue();
-    const auto slot =
-        ClaimEvicting(geometry_.ChunkBytes(chunks[i].stored_format), id, &*queue, evicted);
+    const KvFormat format = recompute.contains(i) ? KvFormat::kQ8 : chunk.stored_format;
+    const auto slot = ClaimEvicting(geometry_.ChunkBytes(format), id, &*queue, evicted);
     if (!slot.has_value()) break;
-    loads.push_back({i, {*slot, chunks[i].stored_format}, chunks[i].stored, pool_.run()});
+    if (recompute.contains(i)) {
+      lease.claimed[i] = *slot;
+      continue;
+    }
+    pool_.Keep(*slot);
+    chunk.slot = KvSlot{*slot, format};
+    chunk.loading = true;
+    loads.push_back({i, *chunk.slot, chunk.stored, pool_.Pin(*slot)});
   }
+  Collect(&context);
+  lease.told = HeldPrefix(lease.claimed, context.kv);
   return loads;
 }
 
-void LeaseTable::FinishLoad(LeaseId id, const std::vector<ChunkLoad>& loads,
+void LeaseTable::FinishLoad(std::string_view context_id, const std::vector<ChunkLoad>& loads,
                             const std::vector<bool>& read) {
-  const auto lease = leases_.find(id);
-  Context* context = nullptr;
-  if (lease != leases_.end()) context = ContextOf(lease->second);
+  const auto found = contexts_.find(std::string(context_id));
   for (size_t i = 0; i < loads.size(); ++i) {
-    if (loads[i].run != pool_.run()) return;  // the arena was emptied meanwhile
-    const SlotAt slot = loads[i].slot.units;
-    ContextChunk* chunk = nullptr;
-    if (context != nullptr && loads[i].chunk < context->kv.chunks.size()) {
-      chunk = &context->kv.chunks[loads[i].chunk];
-    }
-    const bool wanted = chunk != nullptr && chunk->stored == loads[i].stored;
-    if (wanted && read[i]) {
-      pool_.Keep(slot);
-      chunk->slot = loads[i].slot;
-      continue;
-    }
-    pool_.Free(slot);
-    if (wanted) Truncate(loads[i].chunk, &context->kv, &pool_);
+    const ChunkLoad& load = loads[i];
+    if (load.pin != pool_.run()) return;  // the arena was emptied meanwhile
+    pool_.Unpin(load.slot.units, load.pin);
+    if (found == contexts_.end() || load.chunk >= found->second.kv.chunks.size()) continue;
+    ContextChunk& chunk = found->second.kv.chunks[load.chunk];
+    if (!chunk.loading || chunk.slot != load.slot) continue;
+    chunk.loading = false;
+    if (read[i]) continue;
+    pool_.Free(chunk.slot->units);
+    chunk.slot.reset();
+    if (chunk.stored == load.stored) kv_.given_up.push_back(std::exchange(chunk.stored, 0));
   }
-  if (context != nullptr) Collect(context);
 }
 
 absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t first, uint32_t count,
@@ -201,7 +251,8 @@ absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t fi
   Context* context = ContextOf(*lease);
   ContextChunks none;
   ContextChunks& kv = context == nullptr ? none : context->kv;
-  const uint32_t next = NextChunk(lease->claimed, kv);
+  // A worker that has not heard yet of a chunk that could not be read claims behind it.
+  const uint32_t next = std::max(NextChunk(lease->claimed, kv), lease->told);
   if (count == 0 || count > kMaxClaimChunks || first > next) {
     return absl::InvalidArgumentError(
         absl::StrCat("claim of ", Counted(count, "chunk"), " from ", first, ": 1 to ",
@@ -213,12 +264,20 @@ absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t fi
     if (lease->claimed.contains(chunk)) return true;
     if (lease->rebuild || chunk >= kv.chunks.size()) return false;
     const std::optional<KvSlot>& slot = kv.chunks[chunk].slot;
-    return slot.has_value() && slot->format == KvFormat::kQ8;
+    return slot.has_value() && slot->format == KvFormat::kQ8 && !kv.chunks[chunk].loading;
   };
   uint32_t fresh = 0;  // chunks that need new slots
   for (uint32_t chunk = first; chunk < end; ++chunk) fresh += owned(chunk) ? 0 : 1;
   std::vector<SlotAt> slots;
-  if (!ClaimSlots(fresh, id, !lease->rebuild, evicted, &slots)) {
+  bool claimed_all = idle_.ClaimSlots(fresh, id, !lease->rebuild, evicted, &slots);
+  if (!claimed_all && context != nullptr && !lease->rebuild && first < kv.chunks.size()) {
+    // What the claim replaces may be in the way: slots of fewer bits, in an arena that one context
+    // nearly fills.
+    TakeOver(first, id, &kv, &lease->claimed, &pool_);
+    Collect(context);
+    claimed_all = idle_.ClaimSlots(fresh, id, true, evicted, &slots);
+  }
+  if (!claimed_all) {
     if (lease->rebuild) context->no_room = context->last_used;
     const SlotPool::Counts& counts = pool_.counts();
     return absl::ResourceExhaustedError(
@@ -243,73 +302,14 @@ absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t fi
   return claimed;
 }
 
-LeaseTable::EvictionQueue LeaseTable::MakeEvictionQueue(const Context* except) {
-  EvictionQueue queue;
-  std::vector<IdleContext> idle;
-  for (auto& [context_id, context] : contexts_) {
-    if (!context.idle() || &context == except) continue;
-    IdleContext& one = idle.emplace_back(IdleContext{.last_used = context.last_used});
-    for (const ContextChunk& chunk : context.kv.chunks) {
-      one.chunks.push_back(chunk.slot.has_value() ? geometry_.ChunkBytes(chunk.slot->format) : 0);
-      queue.bytes += one.chunks.back();
-    }
-    queue.contexts.push_back(&context);
-  }
-  queue.order = EvictionOrder(idle);
-  return queue;
-}
-
-std::optional<SlotAt> LeaseTable::ClaimEvicting(uint64_t bytes, LeaseId lease, EvictionQueue* queue,
-                                                uint64_t* evicted) {
-  std::optional<SlotAt> slot = pool_.Claim(bytes, lease);
-  for (; !slot.has_value() && queue->next < queue->order.size(); slot = pool_.Claim(bytes, lease)) {
-    const Eviction& eviction = queue->order[queue->next++];
-    Context& context = *queue->contexts[eviction.context];
-    // What has no copy on disk is gone, and what comes after it is of no use then.
-    ContextChunk& chunk = context.kv.chunks[eviction.chunk];
-    if (chunk.stored != 0) {
-      pool_.Free(chunk.slot->units);
-      chunk.slot.reset();
-    } else {
-      Truncate(eviction.chunk, &context.kv, &pool_);
-    }
-    Collect(&context);
-    ++*evicted;
-  }
-  return slot;
-}
-
-bool LeaseTable::ClaimSlots(uint64_t count, LeaseId lease, bool evict, uint64_t* evicted,
-                            std::vector<SlotAt>* slots) {
-  const uint64_t bytes = geometry_.ChunkBytes(KvFormat::kQ8);
-  EvictionQueue queue;
-  if (evict && count * bytes > pool_.LargestGap()) queue = MakeEvictionQueue();
-  if (count * bytes <= pool_.counts().free + queue.bytes) {
-    while (slots->size() < count) {
-      const std::optional<SlotAt> slot = ClaimEvicting(bytes, lease, &queue, evicted);
-      if (!slot.has_value()) break;
-      slots->push_back(*slot);
-    }
-    if (slots->size() == count) return true;
-  }
-  for (SlotAt slot : *slots) pool_.Free(slot);
-  slots->clear();
-  return false;
-}
-
-void LeaseTable::Collect(Context* context) {
-  std::vector<StoredCopy>& copies = context->kv.given_up;
-  given_up_.insert(given_up_.end(), copies.begin(), copies.end());
-  copies.clear();
-}
-
 absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
   WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
   Context* context = ContextOf(*lease);
   if (lease->rebuild) {
     return absl::InvalidArgumentError("fault during a rebuild: claim the chunk, or abort");
   }
-  if (context == nullptr || chunk >= ResidentPrefix(context->kv)) {
+  if (context == nullptr || chunk >= context->kv.chunks.size() ||
+      !context->kv.chunks[chunk].slot.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("fault of chunk ", chunk, ", which is not resident"));
   }
@@ -370,121 +370,9 @@ Effects LeaseTable::Break(LeaseId id) {
   return End(id);
 }
 
-const LeaseTable::Context* LeaseTable::FindIdle(std::string_view context_id) const {
-  const auto found = contexts_.find(std::string(context_id));
-  return found == contexts_.end() || !found->second.idle() ? nullptr : &found->second;
-}
-
-std::vector<ContextChunk> LeaseTable::IdleChunks(std::string_view context_id) const {
-  const Context* context = FindIdle(context_id);
-  return context == nullptr ? std::vector<ContextChunk>() : context->kv.chunks;
-}
-
 std::vector<ContextChunk> LeaseTable::ChunksOf(std::string_view context_id) const {
   const auto found = contexts_.find(std::string(context_id));
   return found == contexts_.end() ? std::vector<ContextChunk>() : found->second.kv.chunks;
-}
-
-std::optional<ChunkWork> LeaseTable::BeginWork(std::string_view context_id, uint32_t number) {
-  const Context* context = FindIdle(context_id);
-  if (context == nullptr || number >= context->kv.chunks.size()) return std::nullopt;
-  const ContextChunk& chunk = context->kv.chunks[number];
-  if (!chunk.slot.has_value() || chunk.identity.tokens != kChunkTokens) return std::nullopt;
-  return ChunkWork{.context_id = std::string(context_id),
-                   .chunk = number,
-                   .from = *chunk.slot,
-                   .identity = chunk.identity.identity,
-                   .pin = pool_.Pin(chunk.slot->units)};
-}
-
-ContextChunk* LeaseTable::EndWork(const ChunkWork& work) {
-  // The chunk as it is now, if it is idle and what it was at the beginning.
-  ContextChunk* same = nullptr;
-  if (const auto found = contexts_.find(work.context_id);
-      found != contexts_.end() && found->second.idle() &&
-      work.chunk < found->second.kv.chunks.size()) {
-    ContextChunk& chunk = found->second.kv.chunks[work.chunk];
-    if (chunk.slot == work.from && chunk.identity.identity == work.identity) same = &chunk;
-  }
-  pool_.Unpin(work.from.units, work.pin);
-  return same;
-}
-
-std::optional<ChunkWork> LeaseTable::BeginDemotion(std::string_view context_id, uint32_t chunk,
-                                                   KvFormat to, uint64_t* evicted) {
-  std::optional<ChunkWork> work = BeginWork(context_id, chunk);
-  if (!work.has_value()) return work;
-  EvictionQueue queue;
-  if (geometry_.ChunkBytes(to) > pool_.LargestGap())
-    queue = MakeEvictionQueue(FindIdle(context_id));
-  const std::optional<SlotAt> slot =
-      ClaimEvicting(geometry_.ChunkBytes(to), kStoresOwn, &queue, evicted);
-  if (!slot.has_value()) {
-    EndWork(*work);
-    return std::nullopt;
-  }
-  work->to = {*slot, to};
-  return work;
-}
-
-bool LeaseTable::FinishDemotion(const ChunkWork& work, bool done) {
-  const bool current = work.pin == pool_.run();
-  ContextChunk* chunk = EndWork(work);
-  if (!current) return false;  // the arena was emptied meanwhile
-  if (chunk == nullptr || !done) {
-    pool_.Free(work.to.units);
-    return false;
-  }
-  pool_.Keep(work.to.units);
-  pool_.Free(work.from.units);
-  chunk->slot = work.to;
-  Context& context = contexts_.at(work.context_id);
-  if (chunk->stored != 0) context.kv.given_up.push_back(std::exchange(chunk->stored, 0));
-  Collect(&context);
-  return true;
-}
-
-std::optional<ChunkWork> LeaseTable::BeginWrite(std::string_view context_id, uint32_t chunk) {
-  std::optional<ChunkWork> work = BeginWork(context_id, chunk);
-  if (work.has_value() && contexts_.at(work->context_id).kv.chunks[chunk].stored != 0) {
-    EndWork(*work);
-    return std::nullopt;
-  }
-  return work;
-}
-
-bool LeaseTable::FinishWrite(const ChunkWork& work, StoredCopy stored) {
-  const bool current = work.pin == pool_.run();
-  ContextChunk* chunk = EndWork(work);
-  if (!current || chunk == nullptr || stored == 0) return false;
-  chunk->stored = stored;
-  chunk->stored_format = work.from.format;
-  return true;
-}
-
-void LeaseTable::ForgetCopies(const std::set<StoredCopy>& copies) {
-  for (auto it = contexts_.begin(); it != contexts_.end();) {
-    ContextChunks& kv = it->second.kv;
-    for (size_t i = 0; i < kv.chunks.size(); ++i) {
-      ContextChunk& chunk = kv.chunks[i];
-      if (!copies.contains(chunk.stored)) continue;
-      chunk.stored = 0;
-      if (!chunk.slot.has_value()) Truncate(i, &kv, &pool_);
-    }
-    Collect(&it->second);
-    const bool empty = it->second.idle() && it->second.waiting.empty() && kv.chunks.empty();
-    it = empty ? contexts_.erase(it) : std::next(it);
-  }
-}
-
-void LeaseTable::AdoptStored(std::string_view context_id, std::vector<ContextChunk> chunks) {
-  Context& context = contexts_[std::string(context_id)];
-  if (context.idle() && context.kv.chunks.empty()) {
-    context.kv.chunks = std::move(chunks);
-    return;
-  }
-  for (const ContextChunk& chunk : chunks) given_up_.push_back(chunk.stored);
-  EraseIfEmpty(std::string(context_id));
 }
 
 bool LeaseTable::Committing(LeaseId id) const {
@@ -507,6 +395,7 @@ void LeaseTable::DropBroken(Lease& lease) {
   if (!lease.granted || context == nullptr || context->kv.chunks.empty()) return;
   ContextChunk& last = context->kv.chunks.back();
   if (last.identity.tokens == kChunkTokens) return;
+  if (last.loading) return;  // the worker has not written to it
   if (last.slot.has_value()) QuarantineOrFree(last.slot->units, lease.worker);
   last.slot.reset();
   Truncate(context->kv.chunks.size() - 1, &context->kv, &pool_);
@@ -528,7 +417,10 @@ Effects LeaseTable::End(LeaseId id) {
     std::erase(context.waiting, id);
   } else {
     context.holder = 0;
-    if (!lease.rebuild) context.last_used = ++uses_;
+    EndLoading(&context.kv, &pool_);
+    Collect(&context);
+    kv_.Describe(lease.context_id);
+    if (!lease.rebuild) context.last_used = ++kv_.uses;
     if (!context.waiting.empty()) {
       context.holder = context.waiting.front();
       context.waiting.pop_front();
@@ -537,16 +429,8 @@ Effects LeaseTable::End(LeaseId id) {
       effects.granted.push_back(context.holder);
     }
   }
-  EraseIfEmpty(lease.context_id);
+  kv_.EraseIfEmpty(lease.context_id);
   return effects;
-}
-
-void LeaseTable::EraseIfEmpty(const std::string& context_id) {
-  const auto found = contexts_.find(context_id);
-  const Context& context = found->second;
-  if (context.idle() && context.waiting.empty() && context.kv.chunks.empty()) {
-    contexts_.erase(found);
-  }
 }
 
 absl::Status LeaseTable::LockContext(std::string_view context_id) {
@@ -563,7 +447,7 @@ void LeaseTable::UnlockContext(std::string_view context_id, bool erase) {
   context.locked = false;
   if (erase) Truncate(0, &context.kv, &pool_);
   Collect(&context);
-  EraseIfEmpty(std::string(context_id));
+  kv_.EraseIfEmpty(std::string(context_id));
 }
 
 ContextKv LeaseTable::KvOf(std::string_view context_id) const {
@@ -571,26 +455,9 @@ ContextKv LeaseTable::KvOf(std::string_view context_id) const {
   for (const ContextChunk& chunk : ChunksOf(context_id)) {
     if (chunk.slot.has_value()) kv.resident_bytes += geometry_.ChunkBytes(chunk.slot->format);
     if (chunk.stored != 0) kv.stored_bytes += geometry_.ChunkBytes(chunk.stored_format);
-    kv.tokens += chunk.identity.tokens;
+    if (!chunk.nowhere()) kv.tokens += chunk.identity.tokens;
   }
   return kv;
-}
-
-std::optional<LeaseTable::Upgrade> LeaseTable::NextUpgrade() const {
-  constexpr uint32_t kFullPercent = 100;
-  std::optional<Upgrade> best;
-  uint64_t best_used = 0;
-  for (const auto& [context_id, context] : contexts_) {
-    if (!context.idle() || context.no_room == context.last_used) continue;
-    uint32_t lowest = kFullPercent;
-    for (const ContextChunk& chunk : context.kv.chunks) {
-      lowest = std::min(lowest, chunk.identity.model_level_percent);
-    }
-    if (lowest == kFullPercent || (best.has_value() && context.last_used < best_used)) continue;
-    best = {context_id, lowest};
-    best_used = context.last_used;
-  }
-  return best;
 }
 
 std::string LeaseTable::Audit() const {
@@ -613,11 +480,11 @@ std::string LeaseTable::Audit() const {
       return "a holder that is not a lease";
     if (context.holder == 0 && !context.waiting.empty()) return "a lease waits for a free context";
     for (const ContextChunk& chunk : context.kv.chunks) {
-      if (!chunk.slot.has_value()) {
-        if (chunk.stored == 0)
-          return absl::StrCat("a chunk of context ", context_id, " is nowhere");
-        continue;
-      }
+      if (chunk.loading && (context.holder == 0 || !chunk.slot.has_value()))
+        return absl::StrCat("a chunk of context ", context_id, " is read for nobody");
+      if (chunk.nowhere() && context.holder == 0 && &chunk == &context.kv.chunks.back())
+        return absl::StrCat("the last chunk of context ", context_id, " is nowhere");
+      if (!chunk.slot.has_value()) continue;
       const SlotAt slot = chunk.slot->units;
       if (pool_.state(slot) != SlotPool::State::kResident || !seen.insert(slot).second)
         return absl::StrCat("slot ", slot, " of context ", context_id, " is not its own");

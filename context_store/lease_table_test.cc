@@ -8,66 +8,12 @@
 #include <random>
 #include <set>
 
+#include "context_store/lease_table_testing.h"
+
 namespace withy::context_store {
 namespace {
 
 using ::testing::ElementsAre;
-
-constexpr uint32_t kLayers = 3;
-
-Geometry LeaseGeometry(char model = 'm') {
-  Geometry geometry{std::string(32, model), kLayers, 1, 16, 0};
-  geometry.block_bytes = static_cast<uint32_t>(geometry.kv().BlockBytes(KvFormat::kQ8));
-  return geometry;
-}
-const uint64_t kSlotBytes = LeaseGeometry().ChunkBytes(KvFormat::kQ8);
-LeaseLimits MakeLimits(uint32_t chunks) {
-  return {.arena_bytes = chunks * kSlotBytes, .open = 100, .waiting = 3};
-}
-std::vector<ChunkIdentity> Chunks(uint32_t full, uint32_t tail_tokens = 0, char id = 'i') {
-  std::vector<ChunkIdentity> chunks(full, {std::string(32, id), kChunkTokens, 100});
-  if (tail_tokens > 0) chunks.push_back({std::string(32, id), tail_tokens, 100});
-  return chunks;
-}
-bool AnyStamp(KvSlot, uint64_t) { return true; }
-
-class LeaseTableTest : public ::testing::Test {
- protected:
-  LeaseTableTest() { epoch_ = table_.Attach(kWorker, LeaseGeometry())->epoch; }
-  ~LeaseTableTest() override { EXPECT_EQ(table_.Audit(), ""); }
-
-  LeaseId Open(std::string_view context) {
-    const auto opening = table_.Open(epoch_, context);
-    EXPECT_TRUE(opening.ok()) << opening.status();
-    return opening->id;
-  }
-  absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count) {
-    return table_.Claim(lease, first, count, &evicted_);
-  }
-  Effects Commit(LeaseId lease, std::vector<ChunkIdentity> chunks) {
-    const auto begun = table_.BeginCommit(lease, std::move(chunks), AnyStamp);
-    EXPECT_TRUE(begun.ok()) << begun.status();
-    return table_.FinishCommit(lease, true);
-  }
-  // Creates a context with the given chunks.
-  void Fill(std::string_view context, uint32_t full, uint32_t tail = 0) {
-    const LeaseId lease = Open(context);
-    ASSERT_TRUE(Claim(lease, 0, full + (tail > 0 ? 1 : 0)).ok());
-    Commit(lease, Chunks(full, tail));
-  }
-  size_t ResidentChunks(std::string_view context) {
-    return table_.KvOf(context).resident_bytes / kSlotBytes;
-  }
-  uint64_t FreeChunks() const { return table_.slots().counts().free / kSlotBytes; }
-  uint64_t QuarantinedChunks() const { return table_.slots().counts().quarantined / kSlotBytes; }
-  bool AllFree() const { return table_.slots().counts().free == table_.slots().counts().total; }
-
-  static constexpr WorkerInstance kWorker = 11;
-  static constexpr WorkerInstance kOther = 22;
-  LeaseTable table_{MakeLimits(10), 1000};
-  uint64_t epoch_ = 0;
-  uint64_t evicted_ = 0;
-};
 
 TEST_F(LeaseTableTest, WhatIsCommittedIsResidentForTheNextLease) {
   const LeaseId lease = Open("c");
@@ -129,35 +75,6 @@ TEST_F(LeaseTableTest, ARebuildWithForeignSlotsKeepsNothingOfThem) {
   EXPECT_EQ(*table_.BeginCommit(lease, Chunks(3), foreign), 2u);
   table_.FinishCommit(lease, true);
   EXPECT_EQ(ResidentChunks("c"), 1u);
-}
-
-TEST_F(LeaseTableTest, UpgradesAreForTheContextUsedLastAndNeverEvict) {
-  const auto fill = [&](std::string_view context, uint32_t level) {
-    const LeaseId lease = Open(context);
-    ASSERT_TRUE(Claim(lease, 0, 3).ok());
-    std::vector<ChunkIdentity> chunks = Chunks(3);
-    chunks[1].model_level_percent = level;
-    Commit(lease, chunks);
-  };
-  fill("full", 100);
-  EXPECT_FALSE(table_.NextUpgrade().has_value());
-  fill("old", 40);
-  fill("new", 60);
-  ASSERT_TRUE(table_.NextUpgrade().has_value());
-  EXPECT_EQ(table_.NextUpgrade()->context_id, "new");
-  EXPECT_EQ(table_.NextUpgrade()->level_percent, 60u);
-  const LeaseId busy = Open("new");
-  EXPECT_EQ(table_.NextUpgrade()->context_id, "old");
-  table_.Abort(busy);
-  // One chunk is free; other contexts keep their blocks.
-  const LeaseId rebuild = table_.Open(epoch_, "new", /*rebuild=*/true)->id;
-  ASSERT_TRUE(Claim(rebuild, 0, 1).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(Claim(rebuild, 1, 2).status()));
-  EXPECT_EQ(evicted_, 0u);
-  table_.Abort(rebuild);
-  EXPECT_EQ(table_.NextUpgrade()->context_id, "old") << "there was no room for it";
-  table_.Abort(Open("new"));
-  EXPECT_EQ(table_.NextUpgrade()->context_id, "new") << "it was used again";
 }
 
 TEST_F(LeaseTableTest, LeasesOfOneContextFollowEachOther) {
@@ -389,147 +306,20 @@ TEST_F(LeaseTableTest, GeometriesThatCannotBeAreRefused) {
   EXPECT_TRUE(refused([](Geometry& g) { g.layers = 1000; }));
 }
 
-// A chunk that is stored in fewer bits takes less space, and a call reads it as it is.
-TEST_F(LeaseTableTest, ADemotedChunkTakesLessSpace) {
-  Fill("c", 2, 3);
-  const auto work = table_.BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(work.has_value());
-  EXPECT_EQ(work->to.format, KvFormat::kQ4);
-  EXPECT_TRUE(table_.FinishDemotion(*work, true));
-  const uint64_t small = LeaseGeometry().ChunkBytes(KvFormat::kQ4);
-  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes + small);
-  EXPECT_FALSE(table_.BeginDemotion("c", 2, KvFormat::kQ4, &evicted_).has_value())
-      << "it is unfinished";
-  EXPECT_FALSE(table_.BeginDemotion("c", 3, KvFormat::kQ4, &evicted_).has_value())
-      << "there is none";
-  const LeaseId lease = Open("c");
-  EXPECT_EQ(table_.Resident(lease)[0].where.slot.format, KvFormat::kQ4);
-  EXPECT_FALSE(table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_).has_value())
-      << "it is leased";
-  // Writing it takes a slot of the working size.
-  const auto claimed = Claim(lease, 0, 1);
-  ASSERT_TRUE(claimed.ok());
-  EXPECT_EQ((*claimed)[0].slot.format, KvFormat::kQ8);
-  EXPECT_EQ(table_.slots().counts().free, 7 * kSlotBytes) << "three chunks of 8 bits";
-  table_.Abort(lease);
-}
-
-TEST_F(LeaseTableTest, ADemotionGivesWayToACall) {
-  Fill("c", 2);
-  const auto work = table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(work.has_value());
-  const LeaseId lease = Open("c");
-  EXPECT_FALSE(table_.FinishDemotion(*work, true));
-  EXPECT_EQ(table_.Resident(lease)[1].where.slot, work->from);
-  // The call gives the slot back while the store still reads it.
-  table_.Abort(lease);
-  const auto second = table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
-  const LeaseId next = Open("c");
-  Commit(next, Chunks(1));
-  EXPECT_EQ(QuarantinedChunks(), 1u);
-  EXPECT_FALSE(table_.FinishDemotion(*second, true));
-  EXPECT_EQ(FreeChunks(), 9u);
-  // The arena may get another geometry meanwhile.
-  const auto third = table_.BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
-  EXPECT_FALSE(table_.FinishDemotion(*third, true));
-  EXPECT_TRUE(AllFree());
-}
-
-// There is room for a smaller chunk only when another context gives it.
-TEST_F(LeaseTableTest, ADemotionTakesRoomFromOtherIdleContexts) {
-  Fill("old", 3);
-  Fill("c", 7);
-  const auto work = table_.BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(work.has_value());
-  EXPECT_EQ(evicted_, 1u);
-  EXPECT_EQ(ResidentChunks("old"), 2u);
-  EXPECT_TRUE(table_.FinishDemotion(*work, true));
-  const LeaseId old = Open("old");
-  const auto second = table_.BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(second.has_value()) << "a gap is left";
-  EXPECT_TRUE(table_.FinishDemotion(*second, true));
-  table_.Abort(old);
-}
-
-TEST_F(LeaseTableTest, LostCopiesAreForgotten) {
-  table_.AdoptStored("c", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
-                           {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
-                           {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
-  table_.AdoptStored("d", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 17}});
-  Fill("e", 1);
-  const auto work = table_.BeginWrite("e", 0);
-  ASSERT_TRUE(table_.FinishWrite(*work, 27));
-  table_.ForgetCopies({8, 17, 27});
-  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "the third chunk is of no use without the second";
-  EXPECT_THAT(table_.TakeGivenUp(), ElementsAre(9));
-  EXPECT_EQ(table_.KvOf("d").tokens, 0u);
-  EXPECT_EQ(table_.KvOf("e").resident_bytes, kSlotBytes) << "it is in the arena, too";
-  EXPECT_EQ(table_.KvOf("e").stored_bytes, 0u);
-}
-
-// Whoever writes a chunk to disk may drop it from the arena and read it back.
-TEST_F(LeaseTableTest, WhatIsOnDiskComesBackIntoTheArena) {
-  Fill("c", 4);
-  for (uint32_t chunk = 0; chunk < 3; ++chunk) {
-    const auto work = table_.BeginWrite("c", chunk);
+TEST_F(LeaseTableTest, AClaimMayUseTheRoomOfWhatItReplaces) {
+  Fill("c", 9);
+  for (uint32_t chunk = 0; chunk < 9; ++chunk) {
+    const auto work = table_.idle().BeginDemotion("c", chunk, KvFormat::kQ4, &evicted_);
     ASSERT_TRUE(work.has_value());
-    EXPECT_TRUE(table_.FinishWrite(*work, chunk + 100));
-    EXPECT_FALSE(table_.BeginWrite("c", chunk).has_value()) << "it has a copy";
+    EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
   }
-  const LeaseId other = Open("d");
-  ASSERT_TRUE(Claim(other, 0, 8).ok());
-  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes) << "one was dropped with its copy";
-  EXPECT_EQ(table_.KvOf("c").tokens, 3 * kChunkTokens) << "the last one had no copy";
-  table_.Abort(other);
-
   const LeaseId lease = Open("c");
-  EXPECT_EQ(table_.Resident(lease).size(), 2u);
-  const auto loads = table_.BeginLoad(lease, &evicted_);
-  ASSERT_EQ(loads.size(), 1u);
-  EXPECT_EQ(loads[0].chunk, 2u);
-  EXPECT_EQ(loads[0].stored, 102u);
-  EXPECT_EQ(table_.Resident(lease).size(), 2u) << "it is not there yet";
-  table_.FinishLoad(lease, loads, {true});
-  EXPECT_EQ(table_.Resident(lease).size(), 3u);
-  EXPECT_TRUE(table_.TakeGivenUp().empty());
-  // A commit that keeps a chunk keeps its copy; one that changes it gives the copy up.
-  ASSERT_TRUE(Claim(lease, 2, 1).ok());
-  EXPECT_THAT(table_.TakeGivenUp(), ElementsAre(102));
-  Commit(lease, Chunks(3));
-  EXPECT_EQ(table_.KvOf("c").stored_bytes, 2 * kSlotBytes);
-}
-
-TEST_F(LeaseTableTest, WhatCannotBeReadIsComputedAgain) {
-  table_.AdoptStored("c", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
-                           {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
-                           {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
-  EXPECT_EQ(table_.KvOf("c").tokens, 48u);
-  const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, &evicted_);
-  ASSERT_EQ(loads.size(), 3u);
-  table_.FinishLoad(lease, loads, {true, false, true});
-  EXPECT_EQ(table_.Resident(lease).size(), 1u);
-  EXPECT_THAT(table_.TakeGivenUp(), ::testing::UnorderedElementsAre(8, 9));
-  EXPECT_EQ(FreeChunks(), 9u);
-  ASSERT_TRUE(Claim(lease, 1, 2).ok());
-  Commit(lease, Chunks(3));
-}
-
-TEST_F(LeaseTableTest, ALoadOutlivesItsLease) {
-  table_.AdoptStored("c", {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7}});
-  const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, &evicted_);
-  table_.Abort(lease);
-  EXPECT_EQ(FreeChunks(), 9u);
-  table_.FinishLoad(lease, loads, {true});
-  EXPECT_TRUE(AllFree());
-  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "it is still on disk";
-  const LeaseId next = Open("c");
-  const auto again = table_.BeginLoad(next, &evicted_);
-  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
-  table_.FinishLoad(next, again, {true});
-  EXPECT_TRUE(AllFree());
+  EXPECT_EQ(table_.Resident(lease).size(), 9u);
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(lease, 9, 9).status()));
+  EXPECT_EQ(table_.Resident(lease).size(), 9u) << "a refused claim of new chunks changes nothing";
+  ASSERT_TRUE(Claim(lease, 0, 9).ok());
+  Commit(lease, Chunks(9, 0, 'j'));
+  EXPECT_EQ(ResidentChunks("c"), 9u);
 }
 
 // Random interleavings of all operations, checked against a model of who may write which slot.
@@ -560,7 +350,11 @@ class LeaseTableFuzz {
   uint32_t Pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
 
   void Step() {
-    switch (Pick(12)) {
+    switch (Pick(14)) {
+      case 12:
+        return Write();
+      case 13:
+        return FinishLoad();
       case 0:
         return Pick(8) == 0 ? Attach() : void();
       case 1:
@@ -603,11 +397,52 @@ class LeaseTableFuzz {
   }
   void Grant(LeaseId id, Lease& lease) {
     lease.granted = true;
+    constexpr policy::LoadPolicy kPolicies[] = {policy::LoadPolicy::kReadAll,
+                                                policy::LoadPolicy::kPrefix,
+                                                policy::LoadPolicy::kRecomputeAll};
+    uint64_t evicted = 0;
+    auto loads = table_.BeginLoad(
+        id, {.costs = {}, .policy = kPolicies[Pick(3)], .level_percent = 50 * Pick(3)}, &evicted);
+    for (const ChunkLoad& load : loads) {
+      EXPECT_TRUE(reads_.insert(load.slot.units).second) << "two reads into one slot";
+    }
+    if (!loads.empty()) loads_.push_back({id, lease.context, std::move(loads)});
     const auto resident = table_.Resident(id);
     lease.next = static_cast<uint32_t>(resident.size());
-    if (!resident.empty() && resident.back().identity.tokens < kChunkTokens) {
+    for (const ResidentChunk& chunk : resident) {
+      if (chunk.state == ResidentChunk::State::kRecompute) {
+        lease.writes.insert(chunk.where.slot.units);
+      }
+    }
+    if (!resident.empty() && resident.back().identity.tokens < kChunkTokens &&
+        resident.back().state == ResidentChunk::State::kResident) {
       lease.writes.insert(resident.back().where.slot.units);
     }
+  }
+  // Writes a chunk of an idle context to disk, or loses a copy.
+  void Write() {
+    const std::string context(1, static_cast<char>('a' + Pick(4)));
+    if (Pick(8) == 0)
+      return table_.idle().ForgetCopies({1 + Pick(static_cast<uint32_t>(copies_ + 1))});
+    for (uint32_t chunk = 0; chunk < 12; ++chunk) {
+      const auto work = table_.idle().BeginWrite(context, chunk);
+      if (work.has_value()) table_.idle().FinishWrite(*work, Pick(4) == 0 ? 0 : ++copies_);
+    }
+  }
+  void FinishLoad() {
+    if (loads_.empty()) return;
+    const auto load = loads_.begin() + Pick(static_cast<uint32_t>(loads_.size()));
+    std::vector<bool> read;
+    for (const ChunkLoad& one : load->loads) {
+      read.push_back(Pick(4) != 0);
+      reads_.erase(one.slot.units);
+      const auto lease = leases_.find(load->lease);
+      if (!read.back() && lease != leases_.end()) {
+        lease->second.next = std::min(lease->second.next, one.chunk);
+      }
+    }
+    table_.FinishLoad(load->context, load->loads, read);
+    loads_.erase(load);
   }
   void Attach() {
     const WorkerInstance worker = Pick(3) + 1;
@@ -616,6 +451,10 @@ class LeaseTableFuzz {
     EXPECT_GT(attached->epoch, epoch_);
     epoch_ = attached->epoch;
     worker_ = worker;
+    if (attached->reset) {
+      loads_.clear();  // what they give is ignored
+      reads_.clear();
+    }
     for (LeaseId id : attached->ended) {
       MoveToZombie(leases_.at(id));
       leases_.erase(id);
@@ -674,6 +513,9 @@ class LeaseTableFuzz {
       lease.writes.insert(chunk.slot.units);
     }
     lease.next = std::max(lease.next, first + count);
+    for (const Load& load : loads_) {
+      if (load.lease == id && load.loads.back().chunk >= first) lease.next = first + count;
+    }
   }
   void Begin() {
     auto* picked = PickLease();
@@ -719,6 +561,7 @@ class LeaseTableFuzz {
     for (const auto& [id, lease] : leases_) {
       if (lease.committing) continue;  // its worker has stopped writing
       for (SlotAt slot : lease.writes) {
+        ASSERT_FALSE(reads_.contains(slot)) << "the disk and a worker write to slot " << slot;
         ASSERT_TRUE(writers.emplace(slot, id).second) << "slot " << slot << " has two writers";
         for (const auto& [worker, slots] : zombies_) ASSERT_FALSE(slots.contains(slot));
       }
@@ -732,6 +575,14 @@ class LeaseTableFuzz {
   std::set<WorkerInstance> live_;
   std::map<LeaseId, Lease> leases_;
   std::map<WorkerInstance, std::set<SlotAt>> zombies_;
+  struct Load {
+    LeaseId lease = 0;
+    std::string context;
+    std::vector<ChunkLoad> loads;
+  };
+  std::vector<Load> loads_;  // under way
+  std::set<SlotAt> reads_;   // slots that they fill
+  StoredCopy copies_ = 0;
 };
 
 TEST(LeaseTableProperty, NoSlotEverHasTwoOwnersAndNoneIsLost) {

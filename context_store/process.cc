@@ -8,10 +8,12 @@
 #include "base/status.h"
 #include "base/thread_role.h"
 #include "context_store/convert.h"
+#include "context_store/memory_pressure.h"
 #include "context_store/service.h"
 #include "context_store/side_socket.h"
 #include "context_store/store.h"
 #include "context_store/work_pool.h"
+#include "policy/kv_strategy.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 
@@ -34,9 +36,26 @@ class ContextStoreProcess final : public rpc::Process {
     options.limits.result_ttl_s = config.store().result_ttl_s();
     options.arena_bytes = config.store().arena_bytes();
     options.kv_ratio_percent = config.store().kv_ratio_percent();
-    options.kv.directory = config.state_dir() + "/kv";
+    const absl::StatusOr<policy::KvStrategy> strategy =
+        policy::FindKvStrategy(config.store().kv_strategy());
+    if (!strategy.ok()) return Annotate(strategy.status(), "store.kv_strategy");
+    options.precision = strategy->precision;
+    options.eviction = strategy->eviction;
+    options.load_policy = strategy->load;
+    options.writes_ahead = strategy->writes_ahead;
+    if (strategy->uses_disk) options.kv.directory = config.state_dir() + "/kv";
     options.kv.max_bytes = config.store().kv_disk_bytes();
-    options.key.path = config.state_dir() + "/master.key";
+    options.probe_reads = true;
+    options.kv.bytes_per_second = config.store().kv_disk_bytes_per_second();
+    options.key = FindMasterKey(config.store().master_key_path(), config.state_dir());
+    options.limits.tokens_per_context = config.store().tokens_per_context();
+    options.limits.bytes_per_app = config.store().bytes_per_app();
+    constexpr uint64_t kNoLimit = uint64_t{1} << 40;  // the default
+    if (config.store().disk_bytes() < kNoLimit) options.disk_bytes = config.store().disk_bytes();
+    options.kv_daily_write_bytes = config.store().kv_daily_write_bytes();
+    options.pressure.file = config.store().memory_pressure_file();
+    if (options.pressure.file.empty()) options.pressure.file = FindPressureFile();
+    options.pressure.rules.shrink_share = config.store().memory_pressure_percent() / 100.0;
     options.kept_arena = std::move(kept_arena);
     options.former = MakeLegacyResults();
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
@@ -14,6 +15,10 @@ namespace withy::context_store {
 namespace {
 
 constexpr size_t kCheckBytes = 8;
+// What encrypted payloads are bound to, beside owner and key.
+constexpr std::string_view kPurpose = "withy record 2";
+constexpr std::string_view kHoldText[] = {kContextPrefix, kSegmentPrefix, kResultPrefix,
+                                          kKvIndexPrefix};
 constexpr size_t kEnvelopeBytes = 1 + kCheckBytes;
 
 // Appends integers in little-endian order and strings with a 32-bit length.
@@ -120,11 +125,13 @@ std::string ResultByContextKey(std::string_view context_id, std::string_view req
   return Join(ResultByContextPrefix(context_id), request_id);
 }
 
-std::string ResultByTimeKey(int64_t stored_unix_s, std::string_view app_id,
+std::string ResultByTimeKey(int64_t stored_s, std::string_view app_id,
                             std::string_view request_id) {
-  return absl::StrFormat("exp/%012d/%s/%s", std::max<int64_t>(stored_unix_s, 0), ToAbsl(app_id),
+  return absl::StrFormat("exp/%012d/%s/%s", std::max<int64_t>(stored_s, 0), ToAbsl(app_id),
                          ToAbsl(request_id));
 }
+
+std::string DataKeyKey(std::string_view owner) { return Join(kDataKeyPrefix, owner); }
 
 std::string WorkerKey(uint64_t instance) { return absl::StrFormat("wrk/%016x", instance); }
 
@@ -167,8 +174,9 @@ std::string Encode(const ContextRecord& r) {
         .Bytes(exchange.digest)
         .U32(exchange.where.first)
         .U32(exchange.where.count)
-        .I64(exchange.broken_unix_s);
+        .I64(exchange.broken_s);
   }
+  writer.U64(r.text_bytes).U64(r.total_tokens).U64(r.created_number).U64(r.used_number);
   return writer.Take();
 }
 
@@ -181,8 +189,10 @@ absl::Status Decode(std::string_view payload, ContextRecord* r) {
   r->segments = in.U32();
   r->tokens = in.U32();
   r->revision = in.U64();
-  if (in.AtEnd())
+  if (in.AtEnd()) {
+    r->total_tokens = r->tokens;
     return in.Done("context record");  // written by a build without the following fields
+  }
   r->dropped = in.U32();
   r->system_digest = in.Bytes();
   const uint32_t unfinished = in.U32();
@@ -192,18 +202,26 @@ absl::Status Decode(std::string_view payload, ContextRecord* r) {
     exchange.digest = in.Bytes();
     exchange.where.first = in.U32();
     exchange.where.count = in.U32();
-    exchange.broken_unix_s = in.I64();
+    exchange.broken_s = in.I64();
   }
+  if (in.AtEnd()) {
+    r->total_tokens = r->tokens;
+    return in.Done("context record");  // likewise
+  }
+  r->text_bytes = in.U64();
+  r->total_tokens = in.U64();
+  r->created_number = in.U64();
+  r->used_number = in.U64();
   return in.Done("context record");
 }
 
 std::string Encode(const ResultRecord& r) {
-  return Writer().I64(r.stored_unix_s).Bytes(r.context_id).Bytes(r.digest).Bytes(r.result).Take();
+  return Writer().I64(r.stored_s).Bytes(r.context_id).Bytes(r.digest).Bytes(r.result).Take();
 }
 
 absl::Status Decode(std::string_view payload, ResultRecord* r) {
   Reader in(payload);
-  r->stored_unix_s = in.I64();
+  r->stored_s = in.I64();
   r->context_id = in.Bytes();
   r->digest = in.Bytes();
   r->result = in.Bytes();
@@ -215,7 +233,8 @@ std::string Encode(const ResultIndexRecord& r) {
       .Bytes(r.app_id)
       .Bytes(r.context_id)
       .Bytes(r.request_id)
-      .I64(r.stored_unix_s)
+      .I64(r.stored_s)
+      .U32(r.bytes)
       .Take();
 }
 
@@ -224,7 +243,9 @@ absl::Status Decode(std::string_view payload, ResultIndexRecord* r) {
   r->app_id = in.Bytes();
   r->context_id = in.Bytes();
   r->request_id = in.Bytes();
-  r->stored_unix_s = in.I64();
+  r->stored_s = in.I64();
+  if (in.AtEnd()) return in.Done("result index record");  // written by a build without the size
+  r->bytes = in.U32();
   return in.Done("result index record");
 }
 
@@ -240,32 +261,79 @@ absl::Status Decode(std::string_view payload, WorkerRecord* r) {
   return in.Done("worker record");
 }
 
-std::string SealValue(std::string_view key, std::string_view payload) {
+namespace {
+
+std::string Envelope(uint8_t version, std::string_view key, std::string_view payload) {
   std::string value;
   value.reserve(kEnvelopeBytes + payload.size());
-  value.push_back(static_cast<char>(kValueVersion));
+  value.push_back(static_cast<char>(version));
   value.append(Check(key, payload));
   value.append(payload);
   return value;
 }
 
-absl::StatusOr<std::string> OpenValue(std::string_view key, std::string_view value) {
-  if (value.size() < kEnvelopeBytes) {
-    return absl::DataLossError(
-        absl::StrCat("record ", PrintableKey(key), " is damaged: ", value.size(), " bytes"));
-  }
-  if (static_cast<uint8_t>(value[0]) != kValueVersion) {
+absl::Status Damaged(std::string_view key, std::string_view why) {
+  return absl::DataLossError(
+      absl::StrCat("record ", PrintableKey(key), " is damaged: ", ToAbsl(why)));
+}
+
+std::string Associated(std::string_view key, std::string_view owner) {
+  return std::string(kPurpose) + Writer().Bytes(owner).Bytes(key).Take();
+}
+
+}  // namespace
+
+std::string SealValue(std::string_view key, std::string_view payload) {
+  return Envelope(kPlainValue, key, payload);
+}
+
+std::string EncryptValue(std::string_view key, std::string_view payload, const DataKey& data_key) {
+  std::string encrypted = Writer().Bytes(data_key.owner).Take();
+  encrypted += SealBytes(*data_key.key, Associated(key, data_key.owner), payload);
+  return Envelope(kEncryptedValue, key, encrypted);
+}
+
+absl::StatusOr<StoredValue> ParseValue(std::string_view key, std::string_view value) {
+  if (value.size() < kEnvelopeBytes) return Damaged(key, absl::StrCat(value.size(), " bytes"));
+  const auto version = static_cast<uint8_t>(value[0]);
+  if (version < kPlainValue || version > kEncryptedValue) {
     return absl::UnimplementedError(
-        absl::StrCat("record ", PrintableKey(key), " has version ",
-                     static_cast<int>(static_cast<uint8_t>(value[0])), ", this build reads ",
-                     static_cast<int>(kValueVersion), ": it was written by a newer withy"));
+        absl::StrCat("record ", PrintableKey(key), " has version ", static_cast<int>(version),
+                     ", this build reads up to ", static_cast<int>(kEncryptedValue),
+                     ": it was written by a newer withy"));
   }
   const std::string_view payload = value.substr(kEnvelopeBytes);
   if (Check(key, payload) != value.substr(1, kCheckBytes)) {
-    return absl::DataLossError(
-        absl::StrCat("record ", PrintableKey(key), " is damaged: its checksum does not match"));
+    return Damaged(key, "its checksum does not match");
   }
-  return std::string(payload);
+  if (version == kPlainValue) return StoredValue{"", payload};
+  Reader in(payload);
+  const size_t owner_bytes = in.U32();
+  constexpr size_t kLengthBytes = 4;
+  if (!in.ok() || owner_bytes == 0 || owner_bytes > payload.size() - kLengthBytes) {
+    return Damaged(key, "it does not name its data key");
+  }
+  return StoredValue{payload.substr(kLengthBytes, owner_bytes),
+                     payload.substr(kLengthBytes + owner_bytes)};
+}
+
+absl::StatusOr<std::string> DecryptValue(std::string_view key, const StoredValue& value,
+                                         const SecretKey& data_key) {
+  auto payload = OpenBytes(data_key, Associated(key, value.owner), value.payload);
+  if (!payload.ok()) return Annotate(payload.status(), absl::StrCat("record ", PrintableKey(key)));
+  return payload;
+}
+
+absl::StatusOr<std::string> OpenValue(std::string_view key, std::string_view value) {
+  WITHY_ASSIGN_OR_RETURN(const StoredValue stored, ParseValue(key, value));
+  if (!stored.owner.empty())
+    return Damaged(key, "it is encrypted, which records of its kind are not");
+  return std::string(stored.payload);
+}
+
+bool HoldsText(std::string_view key) {
+  return std::any_of(std::begin(kHoldText), std::end(kHoldText),
+                     [key](std::string_view prefix) { return key.starts_with(prefix); });
 }
 
 std::string Sha256(std::string_view bytes) {

@@ -1,18 +1,22 @@
-// Encodes and decodes RocksDB keys and values as specified in docs/formats-records.md. Pure: no
-// I/O, no clock. Neighbours: record_db.cc seals and opens every value here (the place to add
-// encryption at rest); app_registry.cc and context_records.cc use the records.
+// Encodes and decodes RocksDB keys and values as specified in docs/formats-records.md, encrypted
+// values included. Pure: no I/O, no clock. Neighbours: record_db.cc seals and opens every value
+// here; app_registry.cc and context_records.cc use the records; kv_cipher.h has the cryptography.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "context_store/kv_cipher.h"
 
 namespace withy::context_store {
 
-inline constexpr uint8_t kValueVersion = 1;
+// Versions of a value.
+inline constexpr uint8_t kPlainValue = 1;
+inline constexpr uint8_t kEncryptedValue = 2;
 
 // A registered app. Key: app/APP_ID.
 struct AppRecord {
@@ -34,7 +38,7 @@ struct UnfinishedExchange {
   std::string request_id;
   std::string digest;  // SHA-256 of the request
   SegmentRange where;
-  int64_t broken_unix_s = 0;
+  int64_t broken_s = 0;  // store time
 };
 
 // Head of a context; its text is in the segments. Key: ctx/APP_ID/CONTEXT_ID.
@@ -53,11 +57,18 @@ struct ContextRecord {
   // string: created by a build that did not store it.
   std::string system_digest = {};
   std::vector<UnfinishedExchange> unfinished = {};  // oldest first
+  uint64_t text_bytes = 0;                          // of all segments
+  // Tokens of all exchanges, also of those outside the window. Replaced exchanges stay counted.
+  uint64_t total_tokens = 0;
+  // Order of creation and of last use among all contexts of the store. Unlike the times above, they
+  // do not depend on the wall clock.
+  uint64_t created_number = 0;
+  uint64_t used_number = 0;
 };
 
 // The result that a retried request gets. Key: res/APP_ID/REQUEST_ID.
 struct ResultRecord {
-  int64_t stored_unix_s = 0;
+  int64_t stored_s = 0;    // store time
   std::string context_id;  // empty = a stateless call
   std::string digest;
   std::string result;  // withy.v1.StoredResult
@@ -68,7 +79,8 @@ struct ResultIndexRecord {
   std::string app_id;
   std::string context_id;
   std::string request_id;
-  int64_t stored_unix_s = 0;
+  int64_t stored_s = 0;  // store time
+  uint32_t bytes = 0;    // of the result; 0: stored by a build that did not count
 };
 
 // A process that has the arena mapped. Key: wrk/INSTANCE.
@@ -83,14 +95,20 @@ std::string ContextKey(std::string_view app_id, std::string_view context_id);
 std::string SegmentKey(std::string_view context_id, uint32_t number);
 std::string ResultKey(std::string_view app_id, std::string_view request_id);
 std::string ResultByContextKey(std::string_view context_id, std::string_view request_id);
-std::string ResultByTimeKey(int64_t stored_unix_s, std::string_view app_id,
-                            std::string_view request_id);
+std::string ResultByTimeKey(int64_t stored_s, std::string_view app_id, std::string_view request_id);
 std::string WorkerKey(uint64_t instance);
+// The wrapped data key of `owner`, a context or an app.
+std::string DataKeyKey(std::string_view owner);
 // Key prefixes of one kind, or of one kind and owner.
 inline constexpr std::string_view kAppPrefix = "app/";
 inline constexpr std::string_view kContextPrefix = "ctx/";
 inline constexpr std::string_view kResultByTimePrefix = "exp/";
 inline constexpr std::string_view kWorkerPrefix = "wrk/";
+inline constexpr std::string_view kSegmentPrefix = "seg/";
+inline constexpr std::string_view kResultPrefix = "res/";
+inline constexpr std::string_view kDataKeyPrefix = "key/";
+// Store time (context_records.h) of the latest write that depends on it.
+inline constexpr std::string_view kStoreTimeKey = "meta/time";
 std::string SegmentPrefix(std::string_view context_id);
 std::string ResultPrefix(std::string_view app_id);
 std::string ResultByContextPrefix(std::string_view context_id);
@@ -111,11 +129,32 @@ absl::Status Decode(std::string_view payload, ResultRecord* record);
 absl::Status Decode(std::string_view payload, ResultIndexRecord* record);
 absl::Status Decode(std::string_view payload, WorkerRecord* record);
 
+// The key that a value is encrypted with.
+struct DataKey {
+  std::string owner;  // id of the context, or of the app, that it belongs to
+  std::shared_ptr<const SecretKey> key;
+};
+
 // A value as stored in RocksDB: version, checksum over key and payload, payload.
 std::string SealValue(std::string_view key, std::string_view payload);
-// Returns the payload. Errors: DATA_LOSS naming the key (damaged, or moved from another key),
-// UNIMPLEMENTED (version of a newer build).
+// The same with an encrypted payload, which opens under this key of the database only.
+std::string EncryptValue(std::string_view key, std::string_view payload, const DataKey& data_key);
+
+// A value whose version and checksum are right. Refers to the value's bytes.
+struct StoredValue {
+  std::string_view owner;    // whose data key opens the payload; empty: it is not encrypted
+  std::string_view payload;  // encrypted if there is an owner
+};
+// Errors: DATA_LOSS naming the key (damaged, or moved from another key), UNIMPLEMENTED (version of
+// a newer build).
+absl::StatusOr<StoredValue> ParseValue(std::string_view key, std::string_view value);
+// Errors: DATA_LOSS naming the key (encrypted with another data key, or forged).
+absl::StatusOr<std::string> DecryptValue(std::string_view key, const StoredValue& value,
+                                         const SecretKey& data_key);
+// Returns the payload of a value that is not encrypted. Errors: as ParseValue; DATA_LOSS if it is.
 absl::StatusOr<std::string> OpenValue(std::string_view key, std::string_view value);
+// Whether values of this key hold text, titles, or hashes of text, which are encrypted.
+bool HoldsText(std::string_view key);
 
 // SHA-256, 32 bytes.
 std::string Sha256(std::string_view bytes);

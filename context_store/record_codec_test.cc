@@ -31,9 +31,10 @@ TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
   EXPECT_EQ(out.unfinished[1].request_id, "r2");
   EXPECT_EQ(out.unfinished[1].digest, "d2");
   EXPECT_EQ(out.unfinished[1].where, (SegmentRange{5, 2}));
-  EXPECT_EQ(out.unfinished[1].broken_unix_s, 12);
-  // A head of a build whose last field was the revision.
-  const std::string empty_tail(12, '\0');
+  EXPECT_EQ(out.unfinished[1].broken_s, 12);
+  // Heads of builds whose last fields were the revision, and the unfinished exchanges.
+  const size_t numbers = 32;
+  const std::string empty_tail(12 + numbers, '\0');
   const std::string plain = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9});
   ASSERT_TRUE(plain.ends_with(empty_tail));
   const std::string former = plain.substr(0, plain.size() - empty_tail.size());
@@ -42,9 +43,12 @@ TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
   EXPECT_EQ(old.revision, 9u);
   EXPECT_TRUE(old.unfinished.empty());
   EXPECT_EQ(old.dropped, 0u);
+  EXPECT_EQ(old.total_tokens, 8u) << "no fewer than those in the window";
   for (size_t size = 0; size < whole.size(); ++size) {
     ContextRecord cut;
-    EXPECT_EQ(Decode(whole.substr(0, size), &cut).ok(), size == former.size()) << size;
+    EXPECT_EQ(Decode(whole.substr(0, size), &cut).ok(),
+              size == former.size() || size == whole.size() - numbers)
+        << size;
   }
 }
 
@@ -73,6 +77,56 @@ TEST(RecordCodec, AnyFlippedBitIsFound) {
     EXPECT_NE(opened.status().message().find("\"k\""), absl::string_view::npos);
   }
   EXPECT_EQ(*OpenValue("k", value), "payload");
+}
+
+DataKey MakeDataKey(const std::string& owner) {
+  return {owner, std::make_shared<const SecretKey>(SecretKey::Random())};
+}
+
+TEST(RecordCodec, AnEncryptedValueOpensWithItsKeyUnderItsKeyOnly) {
+  const DataKey data_key = MakeDataKey("ctx_1");
+  const std::string value = EncryptValue("seg/ctx_1/0", "what was said", data_key);
+  EXPECT_EQ(value.find("what was said"), std::string::npos);
+  EXPECT_NE(EncryptValue("seg/ctx_1/0", "what was said", data_key), value) << "a salt of its own";
+  const auto stored = ParseValue("seg/ctx_1/0", value);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->owner, "ctx_1");
+  EXPECT_EQ(*DecryptValue("seg/ctx_1/0", *stored, *data_key.key), "what was said");
+  const SecretKey other = SecretKey::Random();
+  EXPECT_TRUE(absl::IsDataLoss(DecryptValue("seg/ctx_1/0", *stored, other).status()));
+  EXPECT_TRUE(absl::IsDataLoss(DecryptValue("seg/ctx_1/1", *stored, *data_key.key).status()));
+  const StoredValue moved{"ctx_2", stored->payload};
+  EXPECT_TRUE(absl::IsDataLoss(DecryptValue("seg/ctx_1/0", moved, *data_key.key).status()));
+  EXPECT_TRUE(absl::IsDataLoss(OpenValue("seg/ctx_1/0", value).status()));
+}
+
+TEST(RecordCodec, AnyFlippedBitOfAnEncryptedValueIsFound) {
+  const DataKey data_key = MakeDataKey("ctx_1");
+  const std::string value = EncryptValue("k", "payload", data_key);
+  for (size_t i = 0; i < value.size() * 8; ++i) {
+    std::string damaged = value;
+    damaged[i / 8] = static_cast<char>(damaged[i / 8] ^ (1 << (i % 8)));
+    EXPECT_FALSE(ParseValue("k", damaged).ok()) << "bit " << i;
+  }
+  // Also when the checksum, which anybody can compute, was made to fit.
+  const std::string payload = value.substr(9);
+  for (size_t i = 0; i < payload.size() * 8; ++i) {
+    std::string forged = payload;
+    forged[i / 8] = static_cast<char>(forged[i / 8] ^ (1 << (i % 8)));
+    std::string sealed = SealValue("k", forged);
+    sealed[0] = static_cast<char>(kEncryptedValue);
+    const auto stored = ParseValue("k", sealed);
+    if (!stored.ok()) continue;
+    EXPECT_FALSE(DecryptValue("k", *stored, *data_key.key).ok()) << "bit " << i;
+  }
+}
+
+TEST(RecordCodec, AValueOfANewerVersionSaysSo) {
+  std::string value = SealValue("k", "payload");
+  value[0] = 3;
+  const absl::Status newer = ParseValue("k", value).status();
+  EXPECT_TRUE(absl::IsUnimplemented(newer)) << newer;
+  EXPECT_NE(newer.message().find("newer withy"), absl::string_view::npos);
 }
 
 TEST(RecordCodec, AValueUnderAnotherKeyIsRefused) {

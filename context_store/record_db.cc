@@ -8,6 +8,7 @@
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
+#include <rocksdb/utilities/checkpoint.h>
 #include <rocksdb/write_batch.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -16,18 +17,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "base/status.h"
-#include "context_store/record_codec.h"
 
 namespace withy::context_store {
 namespace {
 
 constexpr std::string_view kFormatKey = "meta/format";
 constexpr std::string_view kRunKey = "meta/run";
-constexpr std::string_view kFormat = "1";
+// 1 had no encrypted values.
+constexpr int kFormat = 2;
 
 // Upper limit of the bytes that opening writes in addition to the replayed log: a manifest,
 // options, a small log. If these writes fail, RocksDB 7.8.3 aborts the process (WritableFileWriter
@@ -127,9 +129,20 @@ void RecordBatch::Put(std::string_view key, std::string_view payload) {
   batch_->Put(ToSlice(key), SealValue(key, payload)).PermitUncheckedError();
 }
 
+void RecordBatch::Put(std::string_view key, std::string_view payload, const DataKey& data_key) {
+  adds_data_ = true;
+  batch_->Put(ToSlice(key), EncryptValue(key, payload, data_key)).PermitUncheckedError();
+}
+
+void RecordBatch::PutNote(std::string_view key, std::string_view payload) {
+  batch_->Put(ToSlice(key), SealValue(key, payload)).PermitUncheckedError();
+}
+
 void RecordBatch::Delete(std::string_view key) {
   batch_->Delete(ToSlice(key)).PermitUncheckedError();
 }
+
+size_t RecordBatch::bytes() const { return batch_->GetDataSize(); }
 
 RecordDb::RecordDb(RecordDbOptions options) : options_(std::move(options)) {}
 RecordDb::~RecordDb() = default;
@@ -168,9 +181,18 @@ absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& 
 absl::Status RecordDb::CheckFormatAndCountRun() {
   const auto format = Get(kFormatKey);
   if (!format.ok() && !absl::IsNotFound(format.status())) return format.status();
-  if (format.ok() && *format != kFormat) {
-    return absl::UnimplementedError(absl::StrCat("database ", path(), " has format ", *format,
-                                                 ", this build reads ", ToAbsl(kFormat)));
+  created_ = !format.ok();
+  int number = kFormat;
+  if (format.ok() && !absl::SimpleAtoi(*format, &number)) {
+    return absl::DataLossError(absl::StrCat("record meta/format in ", path(), " is ",
+                                            PrintableKey(*format), ", which is not a number"));
+  }
+  if (number < 1 || number > kFormat) {
+    return absl::UnimplementedError(absl::StrCat("database ", path(), " has format ", number,
+                                                 ", this build reads 1 to ", kFormat,
+                                                 ": it was written by a newer withy; install that "
+                                                 "version again, or set state_dir to another "
+                                                 "directory"));
   }
   const auto run = Get(kRunKey);
   if (!run.ok() && !absl::IsNotFound(run.status())) return run.status();
@@ -179,10 +201,9 @@ absl::Status RecordDb::CheckFormatAndCountRun() {
   }
   ++run_;
   RecordBatch batch;
-  batch.Put(kFormatKey, kFormat);
-  batch.Put(kRunKey, absl::StrCat(run_));
-  batch.adds_data_ = false;  // does not count as data: a store must be able to start on a full
-                             // disk, for reading and deleting
+  // A store must be able to start on a full disk, for reading and deleting.
+  batch.PutNote(kFormatKey, absl::StrCat(kFormat));
+  batch.PutNote(kRunKey, absl::StrCat(run_));
   return Write(batch);
 }
 
@@ -274,11 +295,53 @@ absl::StatusOr<std::string> RecordDb::Get(std::string_view key) const {
   if (!status.ok()) {
     return Annotate(Convert(status, "cannot read"), absl::StrCat("record ", PrintableKey(key)));
   }
-  return OpenValue(key, value);
+  DataKey data_key;
+  return OpenStored(key, value, &data_key);
+}
+
+// `*last_key` is tried before the owner's key is looked up, which it then becomes.
+absl::StatusOr<std::string> RecordDb::OpenStored(std::string_view key, std::string_view value,
+                                                 DataKey* last_key) const {
+  WITHY_ASSIGN_OR_RETURN(const StoredValue stored, ParseValue(key, value));
+  if (stored.owner.empty()) {
+    if (!encryption_required_ || !HoldsText(key)) return std::string(stored.payload);
+    return absl::DataLossError(
+        absl::StrCat("record ", PrintableKey(key),
+                     " is not encrypted, as all text here is: something else wrote it"));
+  }
+  if (last_key->owner != stored.owner) {
+    if (keys_ == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("record ", PrintableKey(key), " is encrypted, and there are no keys"));
+    }
+    const std::string where = DataKeyKey(stored.owner);
+    std::string wrapped;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), where, &wrapped);
+    if (status.IsNotFound()) {
+      return absl::DataLossError(absl::StrCat("record ", PrintableKey(key),
+                                              " cannot be read: its data key ", PrintableKey(where),
+                                              " does not exist"));
+    }
+    if (!status.ok()) return Convert(status, "cannot read " + where);
+    WITHY_ASSIGN_OR_RETURN(const std::string payload, OpenValue(where, wrapped));
+    WITHY_ASSIGN_OR_RETURN(last_key->key, keys_->Unwrap(stored.owner, payload));
+    last_key->owner = std::string(stored.owner);
+  }
+  return DecryptValue(key, stored, *last_key->key);
 }
 
 absl::Status RecordDb::Scan(std::string_view prefix, const Visitor& visit,
                             std::string_view begin) const {
+  return ScanValues(prefix, visit, begin, /*plain_only=*/false);
+}
+
+absl::Status RecordDb::ScanPlain(std::string_view prefix, const Visitor& visit,
+                                 std::string_view begin) const {
+  return ScanValues(prefix, visit, begin, /*plain_only=*/true);
+}
+
+absl::Status RecordDb::ScanValues(std::string_view prefix, const Visitor& visit,
+                                  std::string_view begin, bool plain_only) const {
   const std::string end = PrefixEnd(prefix);
   const rocksdb::Slice upper(end);
   rocksdb::ReadOptions read;
@@ -286,9 +349,11 @@ absl::Status RecordDb::Scan(std::string_view prefix, const Visitor& visit,
   absl::ReaderMutexLock lock(&open_mutex_);
   if (db_ == nullptr) return Closed();
   const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(read));
+  DataKey data_key;
   for (it->Seek(ToSlice(begin.empty() ? prefix : begin)); it->Valid(); it->Next()) {
-    const std::string_view key = FromSlice(it->key());
-    if (!visit(key, OpenValue(key, FromSlice(it->value())))) break;
+    const std::string_view key = FromSlice(it->key()), value = FromSlice(it->value());
+    if (plain_only && !value.empty() && static_cast<uint8_t>(value[0]) == kEncryptedValue) continue;
+    if (!visit(key, OpenStored(key, value, &data_key))) break;
   }
   return Convert(it->status(), absl::StrCat("cannot scan ", PrintableKey(prefix)));
 }
@@ -305,6 +370,53 @@ absl::Status RecordDb::Rewrite(std::string_view prefix) {
   rocksdb::Status status = db_->Flush(rocksdb::FlushOptions());
   if (status.ok()) status = db_->CompactRange(options, &begin_slice, &end_slice);
   return Convert(status, "cannot rewrite");
+}
+
+absl::Status RecordDb::Copy(const std::string& directory, std::string_view leave_out) const {
+  rocksdb::Env* env = EnvOf(options_);
+  if (env->FileExists(directory).ok()) {
+    return absl::AlreadyExistsError(absl::StrCat(directory, " exists"));
+  }
+  rocksdb::Status status;
+  {
+    absl::ReaderMutexLock lock(&open_mutex_);
+    if (db_ == nullptr || stopped_) return Closed();
+    rocksdb::Checkpoint* made = nullptr;
+    status = rocksdb::Checkpoint::Create(db_.get(), &made);
+    const std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+    // Flushes first: the copy needs no log.
+    if (status.ok()) status = checkpoint->CreateCheckpoint(directory);
+  }
+  if (status.ok()) {
+    // Opening it also shows that it can be opened.
+    rocksdb::Options options = MakeOptions(options_);
+    options.avoid_flush_during_shutdown = false;
+    rocksdb::DB* opened = nullptr;
+    status = rocksdb::DB::Open(options, directory, &opened);
+    const std::unique_ptr<rocksdb::DB> copy(opened);
+    const std::string end = PrefixEnd(leave_out);
+    if (status.ok()) {
+      status = copy->DeleteRange(rocksdb::WriteOptions(), copy->DefaultColumnFamily(),
+                                 ToSlice(leave_out), ToSlice(end));
+    }
+    if (status.ok()) status = copy->Flush(rocksdb::FlushOptions());
+    if (status.ok()) status = copy->Close();
+  }
+  if (!status.ok()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(directory, ignored);
+  }
+  return Convert(status, absl::StrCat("cannot copy to ", directory));
+}
+
+uint64_t RecordDb::DiskBytes() const {
+  absl::ReaderMutexLock lock(&open_mutex_);
+  uint64_t tables = 0;
+  if (db_ == nullptr ||
+      !db_->GetIntProperty(rocksdb::DB::Properties::kTotalSstFilesSize, &tables)) {
+    tables = 0;
+  }
+  return tables + LogBytes(EnvOf(options_), path());
 }
 
 absl::Status RecordDb::Closed() const {

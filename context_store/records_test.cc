@@ -14,6 +14,7 @@
 
 #include "context_store/app_registry.h"
 #include "context_store/context_records.h"
+#include "context_store/record_encryption.h"
 #include "context_store/testing.h"
 
 namespace withy::context_store {
@@ -28,10 +29,16 @@ struct Opened {
     auto opened = RecordDb::Open({.path = path});
     EXPECT_TRUE(opened.ok()) << opened.status();
     db = *std::move(opened);
+    // One key file for all copies of a directory.
+    keys = *ContextKeys::Open(
+        *db, {(std::filesystem::path(path).parent_path() / "master.key").string()});
+    db->UseKeys(*keys);
+    EXPECT_TRUE(EncryptRecords(*db, *keys).ok());
     apps = *AppRegistry::Load(*db, clock);
-    contexts = *ContextRecords::Load(*db, clock, limits);
+    contexts = *ContextRecords::Load(*db, *keys, clock, limits);
   }
   std::unique_ptr<RecordDb> db;
+  std::unique_ptr<ContextKeys> keys;
   std::unique_ptr<AppRegistry> apps;
   std::unique_ptr<ContextRecords> contexts;
 };
@@ -339,7 +346,7 @@ TEST_F(Records, AFormerResultOfACallThatBrokeOffIsAnsweredAnew) {
     const auto found = std::find(segments.begin(), segments.end(), result);
     return SegmentRange{static_cast<uint32_t>(found - segments.begin()) - 1, 2};
   };
-  const auto contexts = *ContextRecords::Load(*store_.db, clock_, {}, form);
+  const auto contexts = *ContextRecords::Load(*store_.db, *store_.keys, clock_, {}, form);
   EXPECT_TRUE(absl::IsNotFound(contexts->FindResult("app", "r", "digest r").status()));
   EXPECT_TRUE(absl::IsAlreadyExists(contexts->FindResult("app", "r", "another").status()));
   ASSERT_TRUE(Replace(*contexts, Answered(id, "r", "whole")).ok());

@@ -1,5 +1,7 @@
 #include "context_store/service.h"
 
+#include <spdlog/spdlog.h>
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -62,6 +64,7 @@ grpc::ServerUnaryReactor* ContextStoreService::ListApps(Context* context,
   for (RegisteredApp& app : store_.apps().List()) {
     v1::AppInfo* info = response->add_apps();
     info->set_contexts(store_.contexts().CountOf(app.identity.app_id));
+    info->set_bytes(store_.contexts().BytesOf(app.identity.app_id));
     info->set_created_unix_s(app.created_unix_s);
     info->set_app_id(std::move(app.identity.app_id));
     info->set_app(std::move(app.identity.name));
@@ -94,7 +97,7 @@ grpc::ServerUnaryReactor* ContextStoreService::CreateContext(
     const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
     WITHY_ASSIGN_OR_RETURN(
         const ContextSummary summary,
-        store_.contexts().Create(request->app_id(), FromProto(request->request(), now)));
+        store_.CreateContext(request->app_id(), FromProto(request->request(), now)));
     *response->mutable_context() = ToProto(summary, store_.KvOf(summary.context_id));
     return absl::OkStatus();
   });
@@ -158,12 +161,40 @@ grpc::ServerUnaryReactor* ContextStoreService::FindResult(Context* context,
                                                           const v1::FindResultRequest* request,
                                                           v1::FindResultResponse* response) {
   return OnPool(context, [=, this]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(const std::string result,
-                           store_.contexts().FindResult(request->app_id(), request->request_id(),
-                                                        request->request_digest()));
+    WITHY_ASSIGN_OR_RETURN(
+        const std::string result,
+        store_.FindResult(request->app_id(), request->request_id(), request->request_digest()));
     if (response->mutable_result()->ParseFromString(result)) return absl::OkStatus();
     return absl::DataLossError("the stored result cannot be read");
   });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::RotateMasterKey(
+    Context* context, const v1::RotateMasterKeyRequest*, v1::RotateMasterKeyResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(std::string id, store_.keys().Rotate());
+    spdlog::info("the master key was replaced; the new one has id {}", id);
+    response->set_master_key_id(std::move(id));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::BeginBackup(Context* context,
+                                                           const v1::BeginBackupRequest* request,
+                                                           v1::BeginBackupResponse* response) {
+  return OnPool(context, [=, this]() -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(Backup backup, store_.backups().Begin(!request->without_master_key()));
+    response->set_backup_id(std::move(backup.id));
+    response->set_directory(std::move(backup.directory));
+    response->set_master_key_id(std::move(backup.master_key_id));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ContextStoreService::EndBackup(Context* context,
+                                                         const v1::EndBackupRequest* request,
+                                                         v1::EndBackupResponse*) {
+  return OnPool(context, [=, this] { return store_.backups().End(request->backup_id()); });
 }
 
 grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
@@ -171,9 +202,12 @@ grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
                                                       v1::AttachResponse* response) {
   const absl::StatusOr<Geometry> geometry = FromProto(*request);
   if (!geometry.ok()) return Answer(context, geometry.status());
-  return OnPool(context, [=, this, geometry = *geometry]() -> absl::Status {
+  const absl::StatusOr<KvCosts> costs = FromProto(request->kv_costs());
+  if (!costs.ok()) return Answer(context, costs.status());
+  return OnPool(context, [=, this, geometry = *geometry, costs = *costs]() -> absl::Status {
     WITHY_ASSIGN_OR_RETURN(const Attached attached,
                            store_.Attach(request->worker_instance(), geometry));
+    store_.SetWorkerCosts(costs);
     response->set_epoch(attached.epoch);
     response->set_arena_bytes(store_.arena().bytes());
     response->set_arena_socket(arena_socket_);
@@ -194,14 +228,11 @@ grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
   status->set_arena_used_bytes(stats.space.total - stats.space.free);
   status->set_detail(stats.attached ? "serving" : "waiting for a worker to attach");
   response->set_epoch(stats.epoch);
-  response->set_arena_bytes(stats.space.total);
-  response->set_arena_free_bytes(stats.space.free);
-  response->set_arena_quarantined_bytes(stats.space.quarantined);
-  response->set_arena_largest_gap_bytes(stats.largest_gap);
+  Fill(stats, response);
   response->set_leases_open(stats.leases_open);
   response->set_contexts(static_cast<uint32_t>(store_.contexts().size()));
   response->set_apps(static_cast<uint32_t>(store_.apps().size()));
-  response->set_faults(stats.faults);
+  response->set_idle_work(stats.idle_work);
   return Answer(context, absl::OkStatus());
 }
 

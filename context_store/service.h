@@ -43,6 +43,10 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
   Reactor* Attach(Context*, const v1::AttachRequest*, v1::AttachResponse*) override;
   Reactor* GetStoreInfo(Context*, const v1::GetStoreInfoRequest*,
                         v1::GetStoreInfoResponse*) override;
+  Reactor* RotateMasterKey(Context*, const v1::RotateMasterKeyRequest*,
+                           v1::RotateMasterKeyResponse*) override;
+  Reactor* BeginBackup(Context*, const v1::BeginBackupRequest*, v1::BeginBackupResponse*) override;
+  Reactor* EndBackup(Context*, const v1::EndBackupRequest*, v1::EndBackupResponse*) override;
   grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>* Lease(Context*) override;
 
   // Finishes the call now, or after running `work` on the pool.

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/config.h"
+#include "context_store/convert.h"
 #include "context_store/process.h"
 #include "context_store/testing.h"
 #include "engine/kv/block.h"
@@ -208,6 +211,44 @@ class ServiceTest : public ::testing::Test {
   std::unique_ptr<rpc::Process> process_;
   std::unique_ptr<Stub> stub_;
 };
+
+TEST_F(ServiceTest, CostsThatNoWorkerCanMeanAreRefusedByName) {
+  v1::AttachRequest request;
+  request.set_worker_instance(5);
+  request.mutable_kv_costs()->set_recompute_chunk_ms(-1);
+  Call(&Stub::Attach, request, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(last_error_, testing::HasSubstr("kv_costs.recompute_chunk_ms is -1"));
+  request.mutable_kv_costs()->set_recompute_chunk_ms(1);
+  v1::KvFormatError& error = *request.mutable_kv_costs()->add_errors();
+  Call(&Stub::Attach, request, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(last_error_, testing::HasSubstr("kv_costs.errors.format is 0"));
+  error.set_format(v1::KV_FORMAT_Q2);
+  error.set_divergence(std::numeric_limits<double>::infinity());
+  Call(&Stub::Attach, request, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(last_error_, testing::HasSubstr("kv_costs.errors.divergence is inf"));
+}
+
+TEST(KvCostsTest, WhatAWorkerDoesNotTellIsUncalibrated) {
+  v1::KvCosts wire;
+  EXPECT_EQ(FromProto(wire)->errors, UncalibratedErrors());
+  EXPECT_EQ(FromProto(wire)->load.recompute_chunk_ms, UncalibratedLoadCosts().recompute_chunk_ms);
+  wire.set_recompute_chunk_ms(3);
+  // A measurement of few tokens may find less for fewer bits: errors do not fall.
+  for (const auto& [format, divergence] :
+       {std::pair(v1::KV_FORMAT_Q8, 0.5), std::pair(v1::KV_FORMAT_Q4, 2.0),
+        std::pair(v1::KV_FORMAT_Q4_Q2, 1.5), std::pair(v1::KV_FORMAT_Q2, 20.0)}) {
+    v1::KvFormatError& error = *wire.add_errors();
+    error.set_format(format);
+    error.set_divergence(divergence);
+  }
+  const KvCosts costs = *FromProto(wire);
+  EXPECT_EQ(costs.load.recompute_chunk_ms, 3);
+  const auto of = [&](KvFormat format) { return costs.errors[static_cast<size_t>(format)]; };
+  EXPECT_EQ(of(KvFormat::kQ8), 0);
+  EXPECT_EQ(of(KvFormat::kQ4), 1.5);
+  EXPECT_EQ(of(KvFormat::kQ4Q2), 1.5);
+  EXPECT_EQ(of(KvFormat::kQ2), 19.5);
+}
 
 TEST_F(ServiceTest, ALeaseCommitsAndTheNextReusesItsKv) {
   const std::string app = Bind("mail").app_id();

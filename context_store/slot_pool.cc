@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/round_up.h"
 #include "context_store/invariant.h"
 #include "engine/kv/memory.h"
 
@@ -31,9 +32,11 @@ uint64_t& SlotPool::CountOf(State state) {
     case State::kResident:
       return counts_.resident;
     case State::kQuarantined:
+      return counts_.quarantined;
+    case State::kWithheld:
       break;
   }
-  return counts_.quarantined;
+  return counts_.withheld;
 }
 
 void SlotPool::AddGap(uint32_t at, uint32_t units) {
@@ -67,13 +70,62 @@ std::optional<SlotAt> SlotPool::Claim(uint64_t bytes, uint64_t owner) {
   const auto units = static_cast<uint32_t>(bytes / kUnit);
   const auto fits = by_size_.lower_bound({units, 0});
   if (fits == by_size_.end()) return std::nullopt;
-  const auto [gap_units, at] = *fits;
-  RemoveGap(gaps_.find(at));
-  if (gap_units > units) AddGap(at + units, gap_units - units);
-  slots_[at] = {.units = units, .state = State::kClaimed, .owner = owner};
-  counts_.free -= bytes;
-  counts_.claimed += bytes;
+  const SlotAt at = fits->second;
+  AddSlot(gaps_.find(at), at, units, State::kClaimed, owner);
   return at;
+}
+
+bool SlotPool::ClaimAt(SlotAt at, uint64_t bytes, uint64_t owner) {
+  const uint64_t units = bytes / kUnit;
+  auto gap = gaps_.upper_bound(at);
+  if (units == 0 || bytes % kUnit != 0 || gap == gaps_.begin()) return false;
+  --gap;
+  if (at + units > uint64_t{gap->first} + gap->second) return false;
+  AddSlot(gap, at, static_cast<uint32_t>(units), State::kClaimed, owner);
+  return true;
+}
+
+// Cuts a slot out of a gap that holds it.
+void SlotPool::AddSlot(std::map<uint32_t, uint32_t>::iterator gap, SlotAt at, uint32_t units,
+                       State state, uint64_t owner) {
+  const uint32_t first = gap->first;
+  const uint32_t end = first + gap->second;
+  RemoveGap(gap);
+  if (at > first) AddGap(first, at - first);
+  if (at + units < end) AddGap(at + units, end - at - units);
+  slots_[at] = {.units = units, .state = state, .owner = owner};
+  counts_.free -= units * kUnit;
+  CountOf(state) += units * kUnit;
+}
+
+std::optional<SlotPool::Pages> SlotPool::Withhold(uint64_t bytes, uint64_t page_bytes) {
+  if (by_size_.empty()) return std::nullopt;
+  const auto gap = gaps_.find(by_size_.rbegin()->second);
+  const uint64_t begin = RoundUp(gap->first * kUnit, page_bytes);
+  const uint64_t end = (gap->first + uint64_t{gap->second}) * kUnit / page_bytes * page_bytes;
+  if (end <= begin) return std::nullopt;
+  const uint64_t wanted = std::max(bytes / page_bytes * page_bytes, page_bytes);
+  const Pages pages{begin, std::min(wanted, end - begin)};
+  AddSlot(gap, static_cast<SlotAt>(begin / kUnit), static_cast<uint32_t>(pages.bytes / kUnit),
+          State::kWithheld, kNobody);
+  return pages;
+}
+
+std::vector<SlotPool::Pages> SlotPool::Withheld() const {
+  std::vector<Pages> withheld;
+  for (const auto& [at, slot] : slots_) {
+    if (slot.state == State::kWithheld) withheld.push_back({at * kUnit, slot.units * kUnit});
+  }
+  return withheld;
+}
+
+void SlotPool::GiveBack(uint64_t bytes) {
+  const uint64_t before = counts_.withheld;
+  for (auto slot = slots_.begin(); slot != slots_.end() && before - counts_.withheld < bytes;) {
+    const auto next = std::next(slot);
+    if (slot->second.state == State::kWithheld) Erase(slot);
+    slot = next;
+  }
 }
 
 SlotPool::Slot& SlotPool::Find(SlotAt slot, const char* what) {
@@ -97,6 +149,10 @@ void SlotPool::Erase(std::map<SlotAt, Slot>::iterator slot) {
   slots_.erase(slot);
 }
 
+void SlotPool::Leave(SlotAt at, const Slot& slot) {
+  if (slot.state == State::kResident && on_leave_) on_leave_(at);
+}
+
 void SlotPool::Keep(SlotAt at) {
   Slot& slot = Find(at, "a kept slot exists");
   Invariant(slot.state == State::kClaimed, "a kept slot was claimed");
@@ -106,12 +162,15 @@ void SlotPool::Keep(SlotAt at) {
 void SlotPool::Take(SlotAt at, uint64_t owner) {
   Slot& slot = Find(at, "a taken slot exists");
   Invariant(slot.state == State::kResident, "a taken slot was resident");
+  Leave(at, slot);
   Move(slot, State::kClaimed, owner);
 }
 
 void SlotPool::Free(SlotAt at) {
   Slot& slot = Find(at, "a freed slot exists");
-  Invariant(slot.state != State::kQuarantined, "a freed slot was not quarantined");
+  Invariant(slot.state == State::kClaimed || slot.state == State::kResident,
+            "a freed slot had an owner");
+  Leave(at, slot);
   if (slot.pins > 0) {
     Move(slot, State::kQuarantined, kNobody);
   } else {
@@ -121,8 +180,9 @@ void SlotPool::Free(SlotAt at) {
 
 void SlotPool::Quarantine(SlotAt at, uint64_t writer) {
   Slot& slot = Find(at, "a quarantined slot exists");
-  Invariant(slot.state != State::kQuarantined && writer != kNobody,
+  Invariant((slot.state == State::kClaimed || slot.state == State::kResident) && writer != kNobody,
             "a quarantined slot had an owner");
+  Leave(at, slot);
   Move(slot, State::kQuarantined, writer);
 }
 
@@ -173,7 +233,9 @@ bool SlotPool::Consistent() const {
     gap_before = gap;
   }
   return next * kUnit == counts_.total && by_size_.size() == gaps_.size() &&
-         counts_.free + counts_.claimed + counts_.resident + counts_.quarantined == counts_.total;
+         counts_.free + counts_.claimed + counts_.resident + counts_.quarantined +
+                 counts_.withheld ==
+             counts_.total;
 }
 
 }  // namespace withy::context_store

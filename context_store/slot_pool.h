@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace withy::context_store {
 
@@ -22,8 +24,8 @@ class SlotPool {
  public:
   //  Claim --> kClaimed --Keep--> kResident --Take--> kClaimed
   //  kClaimed, kResident --Free--> gone;  kClaimed, kResident --Quarantine--> kQuarantined
-  //  kQuarantined --Release--> gone
-  enum class State : uint8_t { kClaimed, kResident, kQuarantined };
+  //  kQuarantined --Release--> gone;  Withhold --> kWithheld --GiveBack--> gone
+  enum class State : uint8_t { kClaimed, kResident, kQuarantined, kWithheld };
 
   // In bytes.
   struct Counts {
@@ -32,13 +34,20 @@ class SlotPool {
     uint64_t claimed = 0;
     uint64_t resident = 0;
     uint64_t quarantined = 0;
+    uint64_t withheld = 0;
   };
+
+  // Called when a slot stops being resident, before it can be claimed. Not by Reset.
+  using OnLeave = std::function<void(SlotAt slot)>;
+  void set_on_leave(OnLeave on_leave) { on_leave_ = std::move(on_leave); }
 
   // Resets the pool to `bytes` free bytes, of which whole units count.
   void Reset(uint64_t bytes);
 
   // A slot of `bytes` (a multiple of 64) for `owner` (a lease); nullopt if no gap holds it.
   [[nodiscard]] std::optional<SlotAt> Claim(uint64_t bytes, uint64_t owner);
+  // A slot of `bytes` at this place; false if part of it is not free.
+  [[nodiscard]] bool ClaimAt(SlotAt slot, uint64_t bytes, uint64_t owner);
   // Moves a lease's slot to its context.
   void Keep(SlotAt slot);
   // Moves a context's slot to `owner` (a lease).
@@ -48,6 +57,17 @@ class SlotPool {
   void Quarantine(SlotAt slot, uint64_t writer);
   // Frees all slots quarantined for `writer`.
   void Release(uint64_t writer);
+
+  // Takes whole pages of the largest gap out of use, at most `bytes` (at least a page), so that
+  // their memory can be given to the system. nullopt: no gap has a whole page.
+  struct Pages {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  std::optional<Pages> Withhold(uint64_t bytes, uint64_t page_bytes);
+  std::vector<Pages> Withheld() const;
+  // Makes at least `bytes` of what was withheld free again, or all of it.
+  void GiveBack(uint64_t bytes);
 
   // While the store itself reads a slot, a pinned slot that is freed is withheld until Unpin. Pins
   // of one slot are counted. Reset ends all pins: `run` tells whether a pin is of before it.
@@ -75,6 +95,9 @@ class SlotPool {
   };
   uint64_t& CountOf(State state);
   Slot& Find(SlotAt slot, const char* what);
+  void AddSlot(std::map<uint32_t, uint32_t>::iterator gap, SlotAt at, uint32_t units, State state,
+               uint64_t owner);
+  void Leave(SlotAt at, const Slot& slot);
   void Move(Slot& slot, State to, uint64_t owner);
   void AddGap(uint32_t at, uint32_t units);
   void RemoveGap(std::map<uint32_t, uint32_t>::iterator gap);
@@ -84,6 +107,7 @@ class SlotPool {
   std::map<uint32_t, uint32_t> gaps_;                // units by offset
   std::set<std::pair<uint32_t, uint32_t>> by_size_;  // (units, offset) of each gap
   Counts counts_;
+  OnLeave on_leave_;
   uint64_t run_ = 0;
 };
 

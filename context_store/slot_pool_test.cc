@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <random>
+#include <vector>
 
 namespace withy::context_store {
 namespace {
@@ -100,6 +101,60 @@ TEST(SlotPoolProperty, SlotsNeverOverlapAndNothingIsLost) {
     }
     ASSERT_TRUE(pool.Consistent());
   }
+}
+
+TEST(SlotPool, ASlotCanBeClaimedAtItsPlace) {
+  SlotPool pool;
+  pool.Reset(8 * kUnitBytes);
+  EXPECT_TRUE(pool.ClaimAt(2, 3 * kUnitBytes, 1));
+  EXPECT_FALSE(pool.ClaimAt(4, kUnitBytes, 1)) << "part of the first";
+  EXPECT_FALSE(pool.ClaimAt(1, 2 * kUnitBytes, 1));
+  EXPECT_FALSE(pool.ClaimAt(7, 2 * kUnitBytes, 1)) << "beyond the end";
+  EXPECT_TRUE(pool.ClaimAt(5, 3 * kUnitBytes, 1));
+  EXPECT_TRUE(pool.ClaimAt(0, 2 * kUnitBytes, 1));
+  EXPECT_EQ(pool.counts().free, 0u);
+  EXPECT_TRUE(pool.Consistent());
+}
+
+TEST(SlotPool, WholePagesAreWithheldAndComeBack) {
+  constexpr uint64_t kPage = 4 * kUnitBytes;
+  SlotPool pool;
+  pool.Reset(4 * kPage);
+  const SlotAt first = *pool.Claim(kUnitBytes, 1);
+  const auto pages = pool.Withhold(2 * kPage, kPage);
+  ASSERT_TRUE(pages.has_value());
+  EXPECT_EQ(pages->offset, kPage) << "the first page is used";
+  EXPECT_EQ(pages->bytes, 2 * kPage);
+  EXPECT_EQ(pool.Withhold(2 * kPage, kPage)->bytes, kPage);
+  EXPECT_FALSE(pool.Withhold(kPage, kPage).has_value());
+  EXPECT_EQ(pool.counts().withheld, 3 * kPage);
+  EXPECT_EQ(pool.Withheld().size(), 2u);
+  EXPECT_TRUE(pool.Consistent());
+  pool.GiveBack(1);
+  EXPECT_EQ(pool.counts().withheld, kPage);
+  pool.GiveBack(kPage);
+  pool.Free(first);
+  EXPECT_EQ(pool.LargestGap(), 4 * kPage);
+  EXPECT_TRUE(pool.Consistent());
+}
+
+TEST(SlotPool, WhoeverWantsToKnowIsToldWhenASlotStopsBeingResident) {
+  SlotPool pool;
+  std::vector<SlotAt> left;
+  pool.set_on_leave([&](SlotAt slot) { left.push_back(slot); });
+  pool.Reset(8 * kUnitBytes);
+  const SlotAt taken = *pool.Claim(kUnitBytes, 1);
+  const SlotAt freed = *pool.Claim(kUnitBytes, 1);
+  const SlotAt broken = *pool.Claim(kUnitBytes, 1);
+  const SlotAt never = *pool.Claim(kUnitBytes, 1);
+  for (const SlotAt slot : {taken, freed, broken}) pool.Keep(slot);
+  EXPECT_TRUE(left.empty());
+  pool.Take(taken, 2);
+  pool.Free(freed);
+  pool.Quarantine(broken, 100);
+  pool.Free(never);
+  pool.Free(taken);
+  EXPECT_EQ(left, (std::vector<SlotAt>{taken, freed, broken}));
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/board.h"
 #include "base/status.h"
+#include "context_store/read_probe.h"
 
 namespace withy::context_store {
 namespace {
@@ -20,9 +22,6 @@ using telemetry::ScopedSpan;
 constexpr int kEpochBits = 32;
 // Contexts that wait to be tidied. A context that finds no place is tidied after its next call.
 constexpr size_t kTidyQueue = 1024;
-
-// Whether the lease was opened ahead of its call.
-bool Ahead(const LeaseSpec& spec) { return spec.app_id.empty() && spec.context_id.empty(); }
 
 bool StillRuns(const WorkerRecord& worker) {
   const auto pid = static_cast<pid_t>(worker.pid);
@@ -53,34 +52,58 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       written_(
           recorder.counter({"withy_store_written_chunks_total", "KV chunks written to disk."})),
       read_(recorder.counter({"withy_store_read_chunks_total", "KV chunks read from disk."})),
+      recomputed_(recorder.counter(
+          {"withy_store_recomputed_chunks_total",
+           "KV chunks that a load left to the worker to recompute while others were read."})),
+      kept_(recorder.counter({"withy_store_kept_chunks_total",
+                              "KV chunks in the arena that outlived a restart of context_store."})),
+      not_kept_(recorder.counter({"withy_store_unkept_chunks_total",
+                                  "KV chunks in a kept arena that did not match their identity or "
+                                  "checksum."})),
       space_free_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
                                   telemetry::Unit::kBytes, "state", "free"})),
       space_used_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
                                   telemetry::Unit::kBytes, "state", "used"})),
       space_quarantined_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
                                          telemetry::Unit::kBytes, "state", "quarantined"})),
+      space_withheld_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
+                                      telemetry::Unit::kBytes, "state", "withheld"})),
       leases_gauge_(
-          recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})) {}
+          recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})),
+      record_bytes_gauge_(recorder.gauge(
+          {"withy_store_record_bytes", "Conversations on disk.", telemetry::Unit::kBytes})),
+      refused_by_quota_(recorder.counter(
+          {"withy_store_quota_refusals_total", "Calls and contexts that a quota refused."})),
+      metrics_(recorder),
+      costs_(options_.kv_costs) {}
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const Clock& clock,
                                                    telemetry::Recorder& recorder) {
   UniqueFd kept = std::move(options.kept_arena);
   std::unique_ptr<Store> store(new Store(std::move(options), clock, recorder));
   const StoreOptions& o = store->options_;
-  WITHY_ASSIGN_OR_RETURN(store->db_, RecordDb::Open(o.db));
-  WITHY_ASSIGN_OR_RETURN(store->apps_, AppRegistry::Load(*store->db_, clock));
-  WITHY_ASSIGN_OR_RETURN(store->contexts_,
-                         ContextRecords::Load(*store->db_, clock, o.limits, o.former));
+  WITHY_RETURN_IF_ERROR(store->OpenRecords());
   WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
   if (!o.kv.directory.empty()) {
-    WITHY_ASSIGN_OR_RETURN(store->kv_, KvStorage::Open(o.kv, o.key, *store->db_));
+    WITHY_ASSIGN_OR_RETURN(store->kv_, KvStorage::Open(o.kv, *store->keys_, *store->db_,
+                                                       {o.kv_daily_write_bytes, &clock}));
   }
   WITHY_RETURN_IF_ERROR(store->LoadPreviousWorkers());
-  absl::MutexLock lock(&store->mutex_);
-  store->table_ =
-      std::make_unique<LeaseTable>(LeaseLimits{o.arena_bytes, o.max_leases, o.max_waiting_leases},
-                                   store->db_->run() << kEpochBits);
+  store->directory_ =
+      std::make_unique<ArenaDirectory>(store->arena_->directory(), store->arena_->bytes());
+  {
+    absl::MutexLock lock(&store->mutex_);
+    store->table_ = std::make_unique<LeaseTable>(LeaseLimits{.arena_bytes = o.arena_bytes,
+                                                             .open = o.max_leases,
+                                                             .waiting = o.max_waiting_leases,
+                                                             .eviction = o.eviction},
+                                                 store->FirstEpoch(), store->directory_.get());
+  }
   store->tidy_ = std::make_unique<WorkPool>(1, kTidyQueue, clock);
+  if (store->kv_ != nullptr && o.probe_reads) {
+    store->tidy_->Run([store = store.get()] { store->ProbeReads(); });
+  }
+  WITHY_RETURN_IF_ERROR(store->StartWatchingPressure());
   spdlog::info("{} apps, {} contexts in {}; arena of {} MiB{}", store->apps_->size(),
                store->contexts_->size(), o.db.path, o.arena_bytes >> 20,
                store->arena_->recovered() ? ", kept from the previous run" : "");
@@ -92,7 +115,15 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
 
 // By now gRPC has ended every call and all their calls to the store. The lock shows this order to
 // ThreadSanitizer, because every call has held it.
-Store::~Store() { const absl::MutexLock lock(&mutex_); }
+// Nothing must run that uses the rest.
+Store::~Store() {
+  StopWatchingPressure();
+  tidy_.reset();
+  kv_.reset();
+  const absl::MutexLock lock(&mutex_);
+}
+
+uint64_t Store::FirstEpoch() const { return db_->run() << kEpochBits; }
 
 // Workers of an earlier store process matter only if its memory is kept.
 absl::Status Store::LoadPreviousWorkers() {
@@ -127,21 +158,6 @@ bool Store::PreviousWorkerLives(WorkerInstance attaching) {
   return !workers.empty();
 }
 
-StoreStats Store::Stats() const {
-  absl::MutexLock lock(&mutex_);
-  const auto ahead = std::count_if(leases_.begin(), leases_.end(),
-                                   [](const auto& entry) { return Ahead(entry.second.spec); });
-  return {.epoch = table_->epoch(),
-          .attached = table_->geometry().layers > 0,
-          .space = table_->slots().counts(),
-          .largest_gap = table_->slots().LargestGap(),
-          .leases_open = table_->open_leases(),
-          .leases_ahead = static_cast<uint32_t>(ahead),
-          .leases_waiting = table_->waiting_leases(),
-          .waiting_limit = options_.max_waiting_leases,
-          .faults = faults_.value()};
-}
-
 ContextKv Store::KvOf(std::string_view context_id) const {
   absl::MutexLock lock(&mutex_);
   return table_->KvOf(context_id);
@@ -153,10 +169,10 @@ std::vector<ContextChunk> Store::ChunksOf(std::string_view context_id) const {
 }
 
 std::optional<Store::Upgrade> Store::NextUpgrade() const {
-  std::optional<LeaseTable::Upgrade> next;
+  std::optional<IdleKv::Upgrade> next;
   {
     absl::MutexLock lock(&mutex_);
-    next = table_->NextUpgrade();
+    next = table_->idle().NextUpgrade();
   }
   if (!next.has_value()) return std::nullopt;
   std::string app_id = contexts_->AppOf(next->context_id);
@@ -173,7 +189,7 @@ absl::Status Store::DeleteContext(std::string_view app_id, std::string_view cont
   }
   absl::Status deleted = contexts_->Delete(app_id, context_id);
   const bool gone = deleted.ok();
-  if (gone && kv_ != nullptr) deleted = kv_->Delete(context_id);
+  if (gone) deleted = ExpungeContext(context_id);
   {
     absl::MutexLock lock(&mutex_);
     table_->UnlockContext(context_id, gone);
@@ -201,9 +217,10 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
   for (size_t i = 0; i < locked.size() && status.ok(); ++i) {
     status = contexts_->Delete(app_id, locked[i]);
     deleted[i] = status.ok();
-    if (status.ok() && kv_ != nullptr) status = kv_->Delete(locked[i]);
+    if (status.ok()) status = ExpungeContext(locked[i]);
   }
   if (status.ok()) status = contexts_->DeleteResultsOf(app_id);
+  if (status.ok()) status = keys_->Expunge();
   if (status.ok()) status = apps_->Remove(app_id);
   {
     absl::MutexLock lock(&mutex_);
@@ -216,6 +233,7 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
 }
 
 absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry) {
+  absl::MutexLock attaching(&attach_mutex_);
   if (PreviousWorkerLives(worker)) {
     return absl::FailedPreconditionError(
         "a worker from before the store's restart still has the arena mapped: it must attach "
@@ -232,14 +250,7 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
     ended = TakeEnded(attached.ended);
     RecordGauges();
   }
-  if (attached.reset && kv_ != nullptr) {
-    const auto exists = [&](std::string_view id) { return !contexts_->AppOf(id).empty(); };
-    WITHY_ASSIGN_OR_RETURN(std::vector<StoredContext> stored, kv_->Adopt(geometry, exists));
-    absl::MutexLock lock(&mutex_);
-    for (StoredContext& context : stored) {
-      table_->AdoptStored(context.context_id, std::move(context.chunks));
-    }
-  }
+  if (attached.reset) WITHY_RETURN_IF_ERROR(AdoptEarlier(geometry));
   spdlog::info("worker {:x} attached: epoch {}, chunks of {} bytes, {} stale leases ended", worker,
                attached.epoch, geometry.ChunkBytes(KvFormat::kQ8), ended.size());
   for (const auto& listener : ended) {
@@ -247,6 +258,34 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
         absl::AbortedError("a worker attached again, the lease's epoch is over: attach again"));
   }
   return attached;
+}
+
+void Store::SetWorkerCosts(const KvCosts& costs) {
+  absl::MutexLock lock(&mutex_);
+  const policy::LoadCosts before = costs_.load;
+  costs_ = costs;
+  costs_.load.read_fixed_ms = before.read_fixed_ms;
+  costs_.load.read_mib_ms = before.read_mib_ms;
+}
+
+void Store::ProbeReads() {
+  const absl::StatusOr<ReadCosts> costs = FindReadCosts(options_.kv, ReadBoard(), *db_, clock_);
+  if (!costs.ok()) {
+    spdlog::warn("the speed of {} is not known and is taken as {} ms for a MiB: {}",
+                 options_.kv.directory, options_.kv_costs.load.read_mib_ms,
+                 std::string(costs.status().message()));
+    return;
+  }
+  spdlog::info("reading KV from {} takes {:.2f} ms and {:.2f} ms for a MiB", options_.kv.directory,
+               costs->fixed_ms, costs->mib_ms);
+  absl::MutexLock lock(&mutex_);
+  costs_.load.read_fixed_ms = costs->fixed_ms;
+  costs_.load.read_mib_ms = costs->mib_ms;
+}
+
+policy::LoadCosts Store::load_costs() const {
+  absl::MutexLock lock(&mutex_);
+  return costs_.load;
 }
 
 absl::StatusOr<ArenaOffer> Store::ConnectWorker(WorkerInstance worker, uint64_t epoch, pid_t pid) {
@@ -300,10 +339,13 @@ absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
                                               std::shared_ptr<LeaseListener> listener) {
   if (!spec.context_id.empty()) {
     WITHY_RETURN_IF_ERROR(contexts_->Find(spec.app_id, spec.context_id).status());
+    if (!spec.rebuild) {
+      WITHY_RETURN_IF_ERROR(CheckQuotas(spec.app_id, spec.context_id));
+    }
   }
   const int64_t now = clock_.SteadyNanos();
   absl::MutexLock lock(&mutex_);
-  if (stopping_ && Ahead(spec)) return absl::UnavailableError("context_store is shutting down");
+  if (stopping_ && spec.ahead()) return absl::UnavailableError("context_store is shutting down");
   WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
                          table_->Open(spec.epoch, spec.context_id, spec.rebuild));
   leases_.emplace(opening.id, OpenedLease{spec, std::move(listener), now});
@@ -316,7 +358,7 @@ absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id) {
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return absl::AbortedError("the lease is over");
   LeaseSpec& spec = found->second.spec;
-  if (!Ahead(spec) || app_id.empty()) {
+  if (!spec.ahead() || app_id.empty()) {
     return absl::InvalidArgumentError(
         "begin: only for a lease that was opened without an app; it must name one");
   }
@@ -331,7 +373,7 @@ void Store::EndLeasesAhead() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
     for (const auto& [id, lease] : leases_) {
-      if (Ahead(lease.spec)) ended.push_back(lease.listener);
+      if (lease.spec.ahead()) ended.push_back(lease.listener);
     }
   }
   for (const auto& listener : ended) {
@@ -353,18 +395,22 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   LoadedContext loaded;
   if (opened.spec.context_id.empty()) return loaded;
   const LeaseSpec& spec = opened.spec;
+  CountOpening(spec);
+  if (kv_ != nullptr && !options_.writes_ahead) {
+    SwapOut(BytesToLoad(spec.context_id));
+    ReleaseCopies();
+  }
+  loaded.resident = BringBack(lease, spec);
+  span.set_value(loaded.resident.size());
   WITHY_ASSIGN_OR_RETURN(loaded.segments, contexts_->ReadSegments(spec.app_id, spec.context_id));
   WITHY_ASSIGN_OR_RETURN(
       const SegmentRange replaced,
       contexts_->FindUnfinished(spec.app_id, spec.context_id, spec.request, loaded.segments));
   loaded.left_out = RemoveRange(replaced, &loaded.segments);
-  if (kv_ != nullptr) LoadStored(lease, spec);
   absl::MutexLock lock(&mutex_);
   if (const auto found = leases_.find(lease); found != leases_.end()) {
     found->second.replaces = replaced;
   }
-  loaded.resident = table_->Resident(lease);
-  span.set_value(loaded.resident.size());
   return loaded;
 }
 
@@ -372,6 +418,10 @@ absl::StatusOr<std::vector<ChunkSlot>> Store::Claim(LeaseId lease, uint32_t firs
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
   ScopedSpan span(recorder_, claim_span_, opened.spec.call_id);
   span.set_value(count);
+  if (kv_ != nullptr && !options_.writes_ahead) {
+    SwapOut(count * BytesOfNewChunk());
+    ReleaseCopies();
+  }
   uint64_t evicted = 0;
   absl::MutexLock lock(&mutex_);
   absl::StatusOr<std::vector<ChunkSlot>> claimed = table_->Claim(lease, first, count, &evicted);
@@ -419,10 +469,12 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
     }
   }
   const SegmentRange replaces = outcome.segments.empty() ? SegmentRange() : opened.replaces;
-  absl::StatusOr<uint64_t> revision = contexts_->Commit(
-      {opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments), outcome.tokens,
-       std::move(outcome.result), std::move(outcome.unfinished), replaces, outcome.dropped});
+  absl::StatusOr<uint64_t> revision =
+      contexts_->Commit({opened.spec.app_id, opened.spec.context_id, std::move(outcome.segments),
+                         outcome.tokens, std::move(outcome.result), std::move(outcome.unfinished),
+                         replaces, outcome.dropped, outcome.added_tokens});
   if (revision.ok()) commits_.Add();
+  MeasureRecords();
   Listeners granted;
   {
     absl::MutexLock lock(&mutex_);
@@ -433,7 +485,14 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   }
   const bool idle = granted.empty() && !opened.spec.context_id.empty();
   for (const auto& listener : granted) listener->OnGranted();
-  if (idle) (void)tidy_->TryRun([this, id = opened.spec.context_id] { Tidy(id); });
+  if (idle) {
+    ++idle_work_;
+    const bool accepted = tidy_->TryRun([this, id = opened.spec.context_id] {
+      Tidy(id);
+      --idle_work_;
+    });
+    if (!accepted) --idle_work_;
+  }
   return revision;
 }
 
@@ -477,6 +536,7 @@ void Store::RecordGauges() {
   space_free_.Set(counts.free);
   space_used_.Set(counts.claimed + counts.resident);
   space_quarantined_.Set(counts.quarantined);
+  space_withheld_.Set(counts.withheld);
   leases_gauge_.Set(table_->open_leases());
 }
 

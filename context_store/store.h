@@ -10,26 +10,45 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/arena_socket.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "context_store/app_registry.h"
 #include "context_store/arena.h"
+#include "context_store/arena_directory.h"
+#include "context_store/backups.h"
+#include "context_store/context_keys.h"
 #include "context_store/context_records.h"
+#include "context_store/kv_costs.h"
 #include "context_store/kv_storage.h"
 #include "context_store/lease_table.h"
+#include "context_store/memory_pressure.h"
 #include "context_store/record_db.h"
+#include "context_store/store_metrics.h"
 #include "context_store/work_pool.h"
+#include "policy/kv_eviction.h"
+#include "policy/kv_load_plan.h"
+#include "policy/kv_precision.h"
+#include "policy/kv_shrink.h"
 #include "telemetry/recorder.h"
 
 namespace withy::context_store {
+
+struct PressureOptions {
+  std::string file;  // of the kernel's pressure stall information; empty: the arena keeps its size
+  policy::ShrinkRules rules;
+  absl::Duration interval = absl::Seconds(1);  // between two observations
+};
 
 struct StoreOptions {
   RecordDbOptions db;
@@ -41,9 +60,22 @@ struct StoreOptions {
   // Bytes that a context's KV may take after a call, as a share of its bytes at 8 bits. 100: chunks
   // stay at 8 bits.
   uint32_t kv_ratio_percent = 50;
-  KvSegmentsOptions kv;  // empty directory: no KV on disk
-  KeyFile key;           // master key of what is encrypted at rest
-  UniqueFd kept_arena;   // arena that systemd kept from an earlier store process; may be invalid
+  // How KV is treated; see policy/kv_strategy.h.
+  std::optional<policy::PrecisionPolicy> precision = policy::PrecisionPolicy::kDensity;
+  policy::EvictionPolicy eviction = policy::EvictionPolicy::kLctru;
+  policy::LoadPolicy load_policy = policy::LoadPolicy::kPrefix;
+  bool writes_ahead = true;                    // else KV is written when it leaves the arena
+  KvSegmentsOptions kv;                        // empty directory: no KV on disk
+  uint64_t kv_daily_write_bytes = UINT64_MAX;  // of KV that may be written within 24 hours
+  PressureOptions pressure;
+  // Master key of what is encrypted at rest. Empty path: master.key beside the database.
+  KeyFile key;
+  UniqueFd kept_arena;    // arena that systemd kept from an earlier store process; may be invalid
+  KvCosts kv_costs = {};  // until a worker and the disk have told theirs
+  bool probe_reads = false;  // measure the disk's speed at the first start
+  // Bytes of records and KV on disk together. KV gives way; if the records alone reach it, calls
+  // and contexts are refused.
+  uint64_t disk_bytes = UINT64_MAX;
 };
 
 // Receives notices about a lease on other threads, never under a lock of the store, and none after
@@ -53,6 +85,11 @@ class LeaseListener {
   virtual ~LeaseListener() = default;
   // The lease had to wait and now holds its context: call Load().
   virtual void OnGranted() = 0;
+  // While Load runs and after it: this layer of all chunks that are being read is in place, but of
+  // those that failed. For each layer, in order.
+  virtual void OnLayer(uint32_t layer) = 0;
+  // This chunk cannot be read; later ones may be there, or fail, too.
+  virtual void OnLoadFailed(uint32_t chunk) = 0;
   // The store ended the lease (its epoch is over, or its worker is dead).
   virtual void OnEnded(const absl::Status& status) = 0;
 };
@@ -64,12 +101,16 @@ struct LeaseSpec {
   uint64_t call_id = 0;
   bool rebuild = false;  // see LeaseTable::Open
   RequestKey request = {};
+  uint32_t level_percent = 0;  // that the call computes at; 0: not known
+
+  // Whether the lease is opened ahead of its call.
+  bool ahead() const { return app_id.empty() && context_id.empty(); }
 };
 
 struct LoadedContext {
   std::vector<std::string> segments;
   uint32_t left_out = 0;  // segments of the record that the call replaces
-  std::vector<ResidentChunk> resident;
+  ResidentChunks resident;
 };
 
 struct LeaseOutcome {
@@ -78,7 +119,8 @@ struct LeaseOutcome {
   uint32_t tokens = 0;
   std::optional<NewResult> result;
   std::optional<RequestKey> unfinished = {};
-  uint32_t dropped = 0;  // as RecordCommit
+  uint32_t dropped = 0;       // as RecordCommit
+  uint32_t added_tokens = 0;  // as RecordCommit
 };
 
 struct StoreStats {
@@ -91,25 +133,42 @@ struct StoreStats {
   uint32_t leases_waiting = 0;
   uint32_t waiting_limit = 0;
   uint64_t faults = 0;
+  uint32_t idle_work = 0;     // contexts whose work after a call is not done yet
+  uint64_t locked_bytes = 0;  // of the arena, from its start
+  uint64_t kept_chunks = 0;   // adopted from the arena of an earlier process
+  uint64_t unkept_chunks = 0;
+  uint64_t evicted_chunks = 0;
+  uint64_t demoted_chunks = 0;
+  uint64_t read_chunks = 0;
+  uint64_t written_chunks = 0;
+  uint64_t not_written_chunks = 0;  // to spare the disk
+  // Contexts with KV that a call opened: all of it in the arena, part of it, none of it.
+  uint64_t opened_resident = 0;
+  uint64_t opened_partly = 0;
+  uint64_t opened_without = 0;
+  BytesByFormat bytes;
+  KvStorageStats disk;  // zeros without KV on disk
 };
 
 // Thread-safe. Methods documented to block use the disk and must not run in a gRPC callback.
 // `clock` and `recorder` are borrowed.
 class Store {
  public:
-  // Blocks. Errors: as RecordDb::Open and Arena::Create.
+  // Blocks. Errors: as RecordDb::Open, ContextKeys::Open, EncryptRecords and Arena::Create.
   static absl::StatusOr<std::unique_ptr<Store>> Open(StoreOptions options, const Clock& clock,
                                                      telemetry::Recorder& recorder);
   ~Store();
 
   AppRegistry& apps() { return *apps_; }
   ContextRecords& contexts() { return *contexts_; }
+  ContextKeys& keys() { return *keys_; }
+  Backups& backups() { return *backups_; }
   const Arena& arena() const { return *arena_; }
   StoreStats Stats() const;
   ContextKv KvOf(std::string_view context_id) const;
   std::vector<ContextChunk> ChunksOf(std::string_view context_id) const;
 
-  // See LeaseTable::NextUpgrade.
+  // See IdleKv::NextUpgrade.
   struct Upgrade {
     std::string app_id;
     std::string context_id;
@@ -117,6 +176,10 @@ class Store {
   };
   std::optional<Upgrade> NextUpgrade() const;
 
+  // As ContextRecords::Create and FindResult. Errors: also RESOURCE_EXHAUSTED (`disk_bytes`).
+  absl::StatusOr<ContextSummary> CreateContext(std::string_view app_id, NewContext context);
+  absl::StatusOr<std::string> FindResult(std::string_view app_id, std::string_view request_id,
+                                         std::string_view digest) const;
   // Both block. Errors: NOT_FOUND; ABORTED while a context is leased; those of a write.
   absl::Status DeleteContext(std::string_view app_id, std::string_view context_id);
   absl::Status RemoveApp(std::string_view app_id);
@@ -124,6 +187,10 @@ class Store {
   // A worker starts or restarts: see LeaseTable::Attach. Blocks. Also FAILED_PRECONDITION while a
   // worker of an earlier store process still has the arena mapped.
   absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry);
+  // What the attached worker knows of its model: replaces all but the costs of reading.
+  void SetWorkerCosts(const KvCosts& costs);
+  // For the plan of a load.
+  policy::LoadCosts load_costs() const;
   // Registers a process that is about to get the arena. Blocks. Errors: ABORTED (stale epoch).
   absl::StatusOr<ArenaOffer> ConnectWorker(WorkerInstance worker, uint64_t epoch, pid_t pid);
   // The worker's connection closed: it is dead. Blocks.
@@ -139,8 +206,9 @@ class Store {
   absl::Status Begin(LeaseId lease, std::string app_id, uint64_t call_id);
   // Ends all leases that were opened ahead and refuses new ones, because the store is stopping.
   void EndLeasesAhead();
-  // Reads the record and the resident chunks. Blocks.
+  // Reads the record, and begins to bring the context's KV into the arena. Blocks on the record.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
+  // Blocks unless KV is written ahead: what leaves the arena for the claim is written first.
   absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
   // On return the commit is durable and the lease is over; the lease is also over if the disk
@@ -155,6 +223,7 @@ class Store {
   void AwaitTidy();
 
  private:
+  struct Loading;  // what is being read for a lease
   struct OpenedLease {
     LeaseSpec spec;
     // Shared with the stream's reactor, which may live longer or shorter than the store's use of
@@ -166,7 +235,26 @@ class Store {
   using Listeners = std::vector<std::shared_ptr<LeaseListener>>;
 
   Store(StoreOptions options, const Clock& clock, telemetry::Recorder& recorder);
+  absl::Status OpenRecords();
+  // RESOURCE_EXHAUSTED if the records have reached `disk_bytes`.
+  absl::Status CheckDisk() const;
+  // Also if a quota of the app, or of the context unless that is empty, is reached.
+  absl::Status CheckQuotas(std::string_view app_id, std::string_view context_id) const;
+  // Whether records and KV together have reached `disk_bytes`: KV has to give way.
+  bool OverDiskBound() const;
+  // Looks at the records' size on disk again. Blocks.
+  void MeasureRecords();
+  // After `context_id` was deleted: its keys leave the files, and where the bound was reached, so
+  // do its records.
+  absl::Status ExpungeContext(std::string_view context_id);
   absl::Status LoadPreviousWorkers();
+  // Takes over what earlier runs left of contexts for this geometry, in the arena and on disk
+  // (store_keep.cc).
+  absl::Status AdoptEarlier(const Geometry& geometry);
+  using KeptByContext = std::map<std::string, std::vector<KeptChunk>>;
+  KeptByContext FindKept(const Geometry& geometry, uint64_t* wrong);
+  int64_t LastUse(std::string_view context_id) const;  // Unix time in ns; 0: no such context
+  uint64_t FirstEpoch() const;                         // of this run of the store
   bool PreviousWorkerLives(WorkerInstance attaching);
   absl::StatusOr<OpenedLease> Find(LeaseId lease) const;
   void EndLease(LeaseId lease, bool broken);
@@ -176,9 +264,40 @@ class Store {
   // Both end early if a call has come.
   void DemoteIdle(const std::string& context_id, const Geometry& geometry);
   void WriteIdle(const std::string& context_id, const Geometry& geometry);
-  // Reads chunks of the lease's context into the arena.
-  void LoadStored(LeaseId lease, const LeaseSpec& spec);
+  // Begins to bring the lease's context into the arena, as the plan says (store_load.cc); returns
+  // the chunks that have slots.
+  ResidentChunks BringBack(LeaseId lease, const LeaseSpec& spec);
+  // On the reader's thread.
+  void OnLayerRead(Loading& loading, uint32_t layer);
+  void OnReadFailed(Loading& loading, std::span<const size_t> loads);
+  void FinishLoading(Loading& loading, bool complete);
+  void LearnReadCost(const Loading& loading, const std::vector<bool>& read)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<LeaseListener> ListenerOf(LeaseId lease) const;
+  // Writes chunks of one context and its index. Every chunk's work is finished.
+  void WriteChunks(const std::string& context_id, const Geometry& geometry,
+                   std::span<const ChunkWork> work);
+  // Unless KV is written ahead: writes what will leave the arena to make room for `bytes`. Blocks.
+  void SwapOut(uint64_t bytes);
+  // Of the chunks of a lease's context that are on disk only, in the arena.
+  uint64_t BytesToLoad(const std::string& context_id) const;
+  uint64_t BytesOfNewChunk() const;
+  // Statistics (store_stats.cc). RecordMetrics is for the thread of tidy_.
+  void CountOpening(const LeaseSpec& spec);
+  void RecordMetrics();
+  // The chunks that the disk is spared (policy/kv_disk.h) are taken out of `work`.
+  std::vector<ChunkWork> TakeUnworthy(const std::string& context_id, const Geometry& geometry,
+                                      std::vector<ChunkWork>* work);
+  // Memory pressure (store_pressure.cc).
+  absl::Status StartWatchingPressure();
+  void StopWatchingPressure();
+  void WatchPressure();
+  // Takes up to `bytes` of the arena out of use, or gives what is beyond them back. Returns the
+  // bytes that are out of use now.
+  uint64_t WithholdTo(uint64_t bytes);
   void ReleaseCopies();
+  // Finds or measures what reading costs. On the thread of tidy_.
+  void ProbeReads();
   // Apply the table's effects: remove ended leases and return the listeners to notify.
   Listeners TakeEnded(const std::vector<LeaseId>& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Listeners FindGranted(const std::vector<LeaseId>& granted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -196,25 +315,43 @@ class Store {
   telemetry::Counter& demoted_;
   telemetry::Counter& written_;
   telemetry::Counter& read_;
+  telemetry::Counter& recomputed_;
+  telemetry::Counter& kept_;
+  telemetry::Counter& not_kept_;
   telemetry::Gauge& space_free_;
   telemetry::Gauge& space_used_;
   telemetry::Gauge& space_quarantined_;
+  telemetry::Gauge& space_withheld_;
   telemetry::Gauge& leases_gauge_;
+  telemetry::Gauge& record_bytes_gauge_;
+  telemetry::Counter& refused_by_quota_;
+  StoreMetrics metrics_;
 
   std::unique_ptr<RecordDb> db_;
+  std::unique_ptr<ContextKeys> keys_;
   std::unique_ptr<AppRegistry> apps_;
   std::unique_ptr<ContextRecords> contexts_;
+  std::unique_ptr<Backups> backups_;
   std::unique_ptr<Arena> arena_;
-  std::unique_ptr<KvStorage> kv_;  // null: no KV on disk
+  std::unique_ptr<ArenaDirectory> directory_;  // guarded by mutex_, as the table that uses it
+  std::unique_ptr<KvStorage> kv_;              // null: no KV on disk
 
+  absl::Mutex attach_mutex_;  // held by one Attach at a time; taken before mutex_
   mutable absl::Mutex mutex_;
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkerRecord> previous_workers_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  KvCosts costs_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> record_bytes_{0};  // on disk
   // Demotions and loads that write to slots now, outside the lock. The arena is not emptied for
   // another model before they have ended.
   int writers_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::atomic<uint32_t> idle_work_ = 0;       // tasks of tidy_ that are not done
+  std::unique_ptr<MemoryPressure> pressure_;  // null: not watched
+  UniqueFd pressure_stop_;                    // an eventfd
+  std::thread pressure_thread_;
 
   std::unique_ptr<WorkPool> tidy_;  // one thread; last, because its tasks use all of the above
 };

@@ -8,19 +8,26 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <span>
 #include <thread>
 
 #include "base/fd_passing.h"
+#include "base/ids.h"
 #include "context_store/side_socket.h"
 #include "context_store/testing.h"
+#include "policy/kv_strategy.h"
 
 namespace withy::context_store {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr uint64_t kArenaBytes = 1 << 20;
 constexpr engine::KvGeometry kKv{2, 1, 16};
@@ -33,8 +40,12 @@ uint64_t ChunkBytes() { return kKv.ChunkBytes(KvFormat::kQ8); }
 class CountingListener final : public LeaseListener {
  public:
   void OnGranted() override { ++granted; }
+  void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
+  void OnLoadFailed(uint32_t chunk) override { failed = static_cast<int>(chunk); }
   void OnEnded(const absl::Status&) override { ++ended; }
   std::atomic<int> granted{0};
+  std::atomic<int> layers{0};  // that have arrived
+  std::atomic<int> failed{-1};
   std::atomic<int> ended{0};
 };
 
@@ -262,19 +273,31 @@ class StoreOnDiskTest : public StoreTest {
     options.kv.directory = dir_ / "kv";
     options.key.path = dir_ / "key";
     options.kv_ratio_percent = ratio_percent_;
+    options.load_policy = load_policy_;
+    options.kv_costs = costs_;
     options.kv.segment_bytes = segment_bytes_;
     options.kv.max_bytes = disk_bytes_;
+    options.probe_reads = probe_reads_;
+    options.precision = strategy_.precision;
+    options.eviction = strategy_.eviction;
+    options.writes_ahead = strategy_.writes_ahead;
+    if (!strategy_.uses_disk) options.kv.directory.clear();
+    options.disk_bytes = all_bytes_;
     auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
     epoch_ = store_->Attach(7, MakeGeometry())->epoch;
   }
   std::byte* At(KvSlot slot) const { return store_->arena().memory().base + slot.offset(); }
-  // A call that leaves `full` chunks of random numbers.
-  void Fill(const std::string& context, uint32_t full) {
+  void Restart(std::string_view strategy) {
+    strategy_ = *policy::FindKvStrategy(strategy);
+    Restart();
+  }
+  // A call that leaves `full` chunks of random numbers and one of `tail` tokens.
+  void Fill(const std::string& context, uint32_t full, uint32_t tail = 0) {
     std::mt19937 random(full);
     const LeaseId lease = Open(epoch_, context);
-    const auto claimed = store_->Claim(lease, 0, full);
+    const auto claimed = store_->Claim(lease, 0, full + (tail > 0 ? 1 : 0));
     ASSERT_TRUE(claimed.ok()) << claimed.status();
     LeaseOutcome outcome;
     outcome.segments = {"text"};
@@ -291,7 +314,12 @@ class StoreOnDiskTest : public StoreTest {
           block[i] = static_cast<std::byte>(random() % 64);
         }
       }
-      outcome.chunks.push_back({std::string(32, static_cast<char>('a' + chunk.chunk)), 16, 100});
+      const uint32_t tokens = chunk.chunk < full ? 16 : tail;
+      outcome.chunks.push_back({.identity = std::string(32, static_cast<char>('a' + chunk.chunk)),
+                                .tokens = tokens,
+                                .model_level_percent = 100,
+                                .density = 1,
+                                .density_rows = 1});
     }
     ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
     store_->AwaitTidy();
@@ -299,29 +327,41 @@ class StoreOnDiskTest : public StoreTest {
   // The bytes of a context's chunks behind their headers, as a call gets them.
   std::vector<std::string> ReadAll(const std::string& context) {
     std::vector<std::string> all;
+    listener_->layers = 0;
     const LeaseId lease = Open(epoch_, context);
     const auto loaded = store_->Load(lease);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
-    for (const ResidentChunk& chunk : loaded->resident) {
-      std::string& bytes = all.emplace_back();
-      const KvSlot slot = chunk.where.slot;
-      for (int layer = 0; layer < kKv.layers; ++layer) {
-        const std::byte* block = store_->arena().At(slot.Block(kKv, layer));
-        engine::KvBlockHeader header;
-        std::memcpy(&header, block, sizeof header);
-        EXPECT_EQ(header.epoch, epoch_);
-        EXPECT_EQ(header.format, slot.format);
-        bytes.append(reinterpret_cast<const char*>(block) + sizeof header,
-                     kKv.BlockBytes(slot.format) - sizeof header);
-      }
-    }
+    const bool loading = std::any_of(
+        loaded->resident.begin(), loaded->resident.end(),
+        [](const auto& chunk) { return chunk.state == ResidentChunk::State::kLoading; });
+    EXPECT_TRUE(!loading || Eventually([&] { return listener_->layers == kKv.layers; }));
+    for (const ResidentChunk& chunk : loaded->resident) all.push_back(BytesOf(chunk));
     store_->Abort(lease);
     return all;
   }
+  std::string BytesOf(const ResidentChunk& chunk) const {
+    std::string bytes;
+    const KvSlot slot = chunk.where.slot;
+    for (int layer = 0; layer < kKv.layers; ++layer) {
+      const std::byte* block = store_->arena().At(slot.Block(kKv, layer));
+      engine::KvBlockHeader header;
+      std::memcpy(&header, block, sizeof header);
+      EXPECT_EQ(header.epoch, epoch_);
+      EXPECT_EQ(header.format, slot.format);
+      bytes.append(reinterpret_cast<const char*>(block) + sizeof header,
+                   kKv.BlockBytes(slot.format) - sizeof header);
+    }
+    return bytes;
+  }
 
+  policy::KvStrategy strategy_;
   uint32_t ratio_percent_ = 50;
+  policy::LoadPolicy load_policy_ = policy::LoadPolicy::kPrefix;
+  KvCosts costs_;
   uint64_t segment_bytes_ = kKvSegmentBytes;
   uint64_t disk_bytes_ = uint64_t{1} << 30;
+  bool probe_reads_ = false;
+  uint64_t all_bytes_ = UINT64_MAX;  // StoreOptions::disk_bytes
   uint64_t epoch_ = 0;
 };
 
@@ -340,6 +380,62 @@ TEST_F(StoreOnDiskTest, AnIdleContextTakesLessSpaceAndComesBackAfterARestart) {
   EXPECT_EQ(store_->KvOf(context).resident_bytes, kv.resident_bytes);
 }
 
+TEST_F(StoreOnDiskTest, AContextOfFewBitsGoesToFewerWhenTheRatioFalls) {
+  ratio_percent_ = 75;
+  Restart();
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 60);
+  const uint64_t before = store_->KvOf(context).resident_bytes;
+  const auto of_four_bits = [&] {
+    const std::vector<ContextChunk> chunks = store_->ChunksOf(context);
+    return std::count_if(chunks.begin(), chunks.end(), [](const ContextChunk& chunk) {
+      return chunk.stored_format == KvFormat::kQ4;
+    });
+  };
+  const auto fours = of_four_bits();
+  ratio_percent_ = 57;
+  Restart();
+  // A call that computes nothing new. Contexts that are used again are worth another write.
+  listener_->layers = 0;
+  const LeaseId lease = Open(epoch_, context);
+  const auto loaded = store_->Load(lease);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(Eventually([&] { return listener_->layers == kKv.layers; }));
+  ASSERT_EQ(loaded->resident.size(), 60u);
+  LeaseOutcome outcome;
+  outcome.segments = {"text"};
+  for (const ResidentChunk& chunk : loaded->resident) outcome.chunks.push_back(chunk.identity);
+  ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
+  store_->AwaitTidy();
+  const ContextKv kv = store_->KvOf(context);
+  EXPECT_LT(kv.resident_bytes, before * 85 / 100);
+  EXPECT_EQ(kv.stored_bytes, kv.resident_bytes) << "what is on disk has fewer bits, too";
+  EXPECT_GT(fours, 0);
+  EXPECT_LT(of_four_bits(), fours);
+  EXPECT_EQ(ReadAll(context).size(), 60u);
+}
+
+TEST_F(StoreOnDiskTest, TheWorkerAndTheDiskTellWhatLoadsCost) {
+  KvCosts costs;
+  costs.load = {.recompute_fixed_ms = 1,
+                .recompute_chunk_ms = 2,
+                .recompute_position_ms = 3,
+                .read_fixed_ms = 99,
+                .read_mib_ms = 99};
+  store_->SetWorkerCosts(costs);
+  EXPECT_EQ(store_->load_costs().recompute_chunk_ms, 2);
+  EXPECT_EQ(store_->load_costs().read_mib_ms, UncalibratedLoadCosts().read_mib_ms);
+  probe_reads_ = true;
+  Restart();
+  store_->AwaitTidy();
+  const policy::LoadCosts measured = store_->load_costs();
+  EXPECT_NE(measured.read_mib_ms, UncalibratedLoadCosts().read_mib_ms);
+  EXPECT_GT(measured.read_mib_ms, 0);
+  Restart();
+  store_->AwaitTidy();
+  EXPECT_EQ(store_->load_costs().read_mib_ms, measured.read_mib_ms) << "measured once";
+}
+
 TEST_F(StoreOnDiskTest, WhatLeavesTheArenaIsReadBack) {
   ratio_percent_ = 100;
   Restart();
@@ -352,6 +448,107 @@ TEST_F(StoreOnDiskTest, WhatLeavesTheArenaIsReadBack) {
   Fill(second, most * 2 / 3);
   EXPECT_LT(store_->KvOf(first).resident_bytes, before.size() * ChunkBytes());
   EXPECT_EQ(ReadAll(first), before);
+}
+
+// A plan of eq. 4: the worker gets slots for the front while the rest is read.
+TEST_F(StoreOnDiskTest, TheFrontOfAContextIsLeftToTheWorkerWhereReadingIsSlow) {
+  ratio_percent_ = 100;
+  Restart();
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 40);
+  const std::vector<std::string> before = ReadAll(context);
+  load_policy_ = policy::LoadPolicy::kPrefix;
+  costs_.load = {.recompute_chunk_ms = 1,
+                 .read_mib_ms = 1.0 * (1 << 20) / static_cast<double>(ChunkBytes())};
+  Restart();
+  const auto opening = store_->OpenLease(
+      {.epoch = epoch_, .app_id = "app", .context_id = context, .level_percent = 100}, listener_);
+  ASSERT_TRUE(opening.ok()) << opening.status();
+  listener_->layers = 0;
+  const auto loaded = store_->Load(opening->id);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_EQ(loaded->resident.size(), 40u);
+  for (size_t i = 0; i < 40; ++i) {
+    EXPECT_EQ(loaded->resident[i].state == ResidentChunk::State::kRecompute, i < 20) << i;
+  }
+  ASSERT_TRUE(Eventually([&] { return listener_->layers == kKv.layers; }));
+  for (size_t i = 20; i < 40; ++i) EXPECT_EQ(BytesOf(loaded->resident[i]), before[i]);
+  // A worker that dies leaves everything on disk as it was.
+  store_->Break(opening->id);
+  EXPECT_EQ(store_->KvOf(context).stored_bytes, 40 * ChunkBytes());
+}
+
+// What is damaged on disk is told while the rest arrives, and only what is lost is recomputed.
+TEST_F(StoreOnDiskTest, DamageIsToldAndTheRestIsUsed) {
+  ratio_percent_ = 100;
+  Restart();
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 10);
+  const std::vector<std::string> before = ReadAll(context);
+  store_.reset();
+  for (const auto& entry : std::filesystem::directory_iterator(dir_ / "kv")) {
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    for (uint64_t at = 64; at < entry.file_size(); at += 512) {
+      file.seekp(static_cast<std::streamoff>(at));
+      file.put('!');
+    }
+  }
+  Restart();
+  listener_->failed = -1;
+  const LeaseId lease = Open(epoch_, context);
+  const auto loaded = store_->Load(lease);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->resident.size(), 10u);
+  EXPECT_TRUE(Eventually([&] { return listener_->failed == 0; }));
+  EXPECT_TRUE(Eventually([&] { return store_->KvOf(context).stored_bytes == 0; }));
+  EXPECT_GT(store_->Stats().faults, 0u);
+  store_->Abort(lease);
+  Fill(context, 10);  // computed again
+  EXPECT_EQ(ReadAll(context), before);
+}
+
+// So that the next call computes only its own tokens.
+TEST_F(StoreOnDiskTest, AnUnfinishedChunkIsReadBackToo) {
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 20, 5);
+  const std::vector<std::string> before = ReadAll(context);
+  ASSERT_EQ(before.size(), 21u);
+  Restart();
+  EXPECT_EQ(store_->KvOf(context).tokens, 20u * 16 + 5);
+  EXPECT_EQ(ReadAll(context), before);
+}
+
+TEST_F(StoreOnDiskTest, WithoutWritingAheadKvIsWrittenWhenItLeaves) {
+  Restart("vllm-sq");
+  const std::string first = store_->contexts().Create("app", {})->context_id;
+  const std::string second = store_->contexts().Create("app", {})->context_id;
+  const auto chunks = static_cast<uint32_t>(kArenaBytes / ChunkBytes() * 2 / 3);
+  Fill(first, chunks);
+  EXPECT_EQ(store_->KvOf(first).resident_bytes, chunks * ChunkBytes()) << "no compression";
+  EXPECT_EQ(store_->KvOf(first).stored_bytes, 0u);
+  const std::vector<std::string> before = ReadAll(first);
+  Fill(second, chunks);
+  const ContextKv kv = store_->KvOf(first);
+  EXPECT_EQ(kv.tokens, chunks * 16);
+  EXPECT_GT(kv.resident_bytes, 0u) << "only what was in the way has left";
+  EXPECT_GT(kv.stored_bytes, 0u);
+  EXPECT_LT(kv.stored_bytes, chunks * ChunkBytes());
+  EXPECT_EQ(ReadAll(first), before);
+}
+
+TEST_F(StoreOnDiskTest, WholeContextsLeaveWhereTheStrategySaysSo) {
+  for (const std::string name : {"swap", "lmk"}) {
+    SCOPED_TRACE(name);
+    Restart(name);
+    const std::string first = store_->contexts().Create("app", {})->context_id;
+    const std::string second = store_->contexts().Create("app", {})->context_id;
+    const auto chunks = static_cast<uint32_t>(kArenaBytes / ChunkBytes() * 2 / 3);
+    Fill(first, chunks, 3);
+    Fill(second, chunks);
+    EXPECT_EQ(store_->KvOf(first).resident_bytes, 0u);
+    EXPECT_EQ(store_->KvOf(first).tokens, name == "swap" ? chunks * 16 + 3 : 0);
+    EXPECT_EQ(store_->KvOf(second).tokens, chunks * 16);
+  }
 }
 
 TEST_F(StoreOnDiskTest, AFullDiskGivesUpTheOldestKv) {
@@ -369,6 +566,67 @@ TEST_F(StoreOnDiskTest, AFullDiskGivesUpTheOldestKv) {
   Restart();
   EXPECT_EQ(store_->KvOf(contexts.back()).tokens, 50u * 16);
   EXPECT_EQ(store_->KvOf(contexts.front()).tokens, 0u);
+}
+
+TEST_F(StoreOnDiskTest, KvGivesWayToTextAndTextIsKept) {
+  segment_bytes_ = 64 << 10;
+  all_bytes_ = 1 << 20;
+  ratio_percent_ = 100;
+  Restart();
+  std::vector<std::string> contexts;
+  for (int i = 0; i < 8; ++i) {
+    contexts.push_back(store_->contexts().Create("app", {})->context_id);
+    Fill(contexts.back(), 200);
+  }
+  EXPECT_EQ(store_->KvOf(contexts.front()).stored_bytes, 0u) << "the oldest KV gave way";
+  EXPECT_GT(store_->KvOf(contexts.back()).stored_bytes, 0u);
+
+  // Random text, which RocksDB cannot compress.
+  const std::string big = store_->CreateContext("app", {})->context_id;
+  LeaseOutcome outcome;
+  for (int i = 0; i < 4; ++i) outcome.segments.push_back(RandomBytes(300'000));
+  ASSERT_TRUE(store_->Commit(Open(epoch_, big), outcome).ok())
+      << "the call that reaches the bound is answered";
+  store_->AwaitTidy();
+  const absl::Status refused = store_->OpenLease({epoch_, "app", big, 1}, listener_).status();
+  for (const absl::Status& status : {refused, store_->CreateContext("app", {}).status(),
+                                     store_->FindResult("app", "new", "digest").status()}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr("the limit is 1048576"), HasSubstr("store.disk_bytes"),
+                               HasSubstr("delete contexts")));
+  }
+  EXPECT_EQ(store_->contexts().ReadSegments("app", big)->size(), 4u);
+  ASSERT_TRUE(store_->DeleteContext("app", big).ok());
+  EXPECT_TRUE(store_->CreateContext("app", {}).ok()) << "there is room again";
+  EXPECT_EQ(store_->contexts().ReadSegments("app", contexts.front())->size(), 1u);
+}
+
+TEST_F(StoreOnDiskTest, ABackupIsMadeWhileItRunsAndRemovedAfterwards) {
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 20);
+  const auto backup = store_->backups().Begin(/*with_master_key=*/true);
+  ASSERT_TRUE(backup.ok()) << backup.status();
+  EXPECT_TRUE(std::filesystem::exists(backup->directory + "/records/CURRENT"));
+  EXPECT_TRUE(std::filesystem::exists(backup->directory + "/master.key"));
+  const auto without = store_->backups().Begin(/*with_master_key=*/false);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_FALSE(std::filesystem::exists(without->directory + "/master.key"));
+  std::vector<std::string> ids = {backup->id, without->id};
+  while (ids.size() < kMaxBackups) ids.push_back(store_->backups().Begin(true)->id);
+  EXPECT_TRUE(absl::IsResourceExhausted(store_->backups().Begin(true).status()));
+  ASSERT_TRUE(store_->keys().Rotate().ok());
+  // As somebody would restore it.
+  const std::string elsewhere = dir_ / "elsewhere";
+  std::filesystem::copy(backup->directory, elsewhere, std::filesystem::copy_options::recursive);
+  auto restored = OpenStore(elsewhere + "/records", {});
+  EXPECT_EQ(restored->contexts().ReadSegments("app", context)->size(), 1u);
+  for (const std::string& id : ids) EXPECT_TRUE(store_->backups().End(id).ok());
+  EXPECT_TRUE(absl::IsNotFound(store_->backups().End(ids[0])));
+  EXPECT_FALSE(std::filesystem::exists(backup->directory));
+  EXPECT_TRUE(store_->backups().Begin(true).ok());
+  Restart();
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "backups")) << "nobody ended it";
 }
 
 TEST_F(StoreOnDiskTest, ADeletedContextLeavesNoKv) {

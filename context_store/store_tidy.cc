@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <set>
 
 #include "absl/synchronization/notification.h"
@@ -20,25 +21,26 @@ namespace {
 
 // Formats in the order of the policy: from the most bytes to the fewest.
 constexpr KvFormat kFormats[] = {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2};
-// What attention to a chunk suffers in each of them, relative to 4 bits: the mean KL divergence
-// that `withy-bench-kv-quality` finds beyond that of 8 bits (SmolLM2-135M: 0.0017, 0.0086, 0.0426).
-constexpr double kErrors[] = {0, 1, 5, 25};
 // Chunks that stay at 8 bits: the first ones, which all later tokens attend to, and the latest
 // ones.
 constexpr size_t kFirstExact = 4;
 constexpr size_t kLastExact = 8;
+// What the extents of one call take on disk beyond their chunks, at most: checks and padding.
+constexpr uint64_t kExtentExtraBytes = 64 << 10;
 
 policy::KvFormatIndex IndexOf(KvFormat format) {
   return static_cast<policy::KvFormatIndex>(
       std::find(std::begin(kFormats), std::end(kFormats), format) - std::begin(kFormats));
 }
 
-// The formats that the context's chunks should have. A chunk is encoded once, from 8 bits.
+// The formats that the context's chunks should have: as they are, or with fewer bits.
 std::vector<KvFormat> WantedFormats(const std::vector<ContextChunk>& chunks,
-                                    const Geometry& geometry, uint32_t ratio_percent) {
+                                    const Geometry& geometry, const FormatErrors& errors,
+                                    uint32_t ratio_percent, policy::PrecisionPolicy precision) {
   std::vector<policy::KvFormatCost> costs;
-  for (size_t i = 0; i < std::size(kFormats); ++i) {
-    costs.push_back({.chunk_bytes = geometry.ChunkBytes(kFormats[i]), .error = kErrors[i]});
+  for (const KvFormat format : kFormats) {
+    costs.push_back(
+        {.chunk_bytes = geometry.ChunkBytes(format), .error = errors[static_cast<size_t>(format)]});
   }
   std::vector<policy::DensityChunk> input;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -48,10 +50,11 @@ std::vector<KvFormat> WantedFormats(const std::vector<ContextChunk>& chunks,
     input.push_back({.density = chunk.identity.density,
                      .tokens = chunk.identity.tokens,
                      .format = IndexOf(now),
-                     .pinned = exact || !chunk.slot.has_value() || now != KvFormat::kQ8 ||
+                     .pinned = exact || !chunk.slot.has_value() ||
                                chunk.identity.tokens != static_cast<uint32_t>(kChunkTokens)});
   }
-  const policy::FormatChoice choice = policy::ChooseFormats(costs, input, ratio_percent / 100.0);
+  const policy::FormatChoice choice =
+      policy::ChooseFormats(costs, input, ratio_percent / 100.0, precision);
   std::vector<KvFormat> wanted;
   for (const policy::KvFormatIndex format : choice.formats) wanted.push_back(kFormats[format]);
   return wanted;
@@ -63,7 +66,7 @@ void EncodeChunk(const engine::KvGeometry& kv, engine::KvMemory memory, const Ch
   for (int layer = 0; layer < kv.layers; ++layer) {
     const std::byte* from = memory.At(work.from.Block(kv, layer));
     std::byte* to = memory.At(work.to.Block(kv, layer));
-    engine::EncodeBlock(kv, from, work.to.format, to);
+    engine::EncodeBlock(kv, from, work.from.format, work.to.format, to);
     engine::KvBlockHeader header;
     std::memcpy(&header, from, sizeof header);
     header.format = work.to.format;
@@ -81,18 +84,22 @@ void Store::Tidy(const std::string& context_id) {
     absl::MutexLock lock(&mutex_);
     geometry = table_->geometry();
   }
-  DemoteIdle(context_id, geometry);
-  if (kv_ != nullptr) WriteIdle(context_id, geometry);
+  if (options_.precision.has_value()) DemoteIdle(context_id, geometry);
+  if (kv_ != nullptr && options_.writes_ahead) WriteIdle(context_id, geometry);
   ReleaseCopies();
+  RecordMetrics();
 }
 
 void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) {
   std::vector<ContextChunk> chunks;
+  FormatErrors errors;
   {
     absl::MutexLock lock(&mutex_);
-    chunks = table_->IdleChunks(context_id);
+    chunks = table_->idle().Chunks(context_id);
+    errors = costs_.errors;
   }
-  const std::vector<KvFormat> wanted = WantedFormats(chunks, geometry, options_.kv_ratio_percent);
+  const std::vector<KvFormat> wanted =
+      WantedFormats(chunks, geometry, errors, options_.kv_ratio_percent, *options_.precision);
   for (uint32_t i = 0; i < wanted.size(); ++i) {
     const std::optional<KvSlot>& slot = chunks[i].slot;
     if (!slot.has_value() || slot->format == wanted[i]) continue;
@@ -101,7 +108,7 @@ void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) 
       absl::MutexLock lock(&mutex_);
       if (table_->geometry() != geometry) return;  // another model is served
       uint64_t evicted = 0;
-      work = table_->BeginDemotion(context_id, i, wanted[i], &evicted);
+      work = table_->idle().BeginDemotion(context_id, i, wanted[i], &evicted);
       evicted_.Add(evicted);
       if (!work.has_value()) return;
       ++writers_;
@@ -109,10 +116,30 @@ void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) 
     EncodeChunk(geometry.kv(), arena_->memory(), *work);
     absl::MutexLock lock(&mutex_);
     --writers_;
-    if (!table_->FinishDemotion(*work, /*done=*/true)) return;
+    if (!table_->idle().FinishDemotion(*work, /*done=*/true)) return;
     demoted_.Add();
     RecordGauges();
   }
+}
+
+std::vector<ChunkWork> Store::TakeUnworthy(const std::string& context_id, const Geometry& geometry,
+                                           std::vector<ChunkWork>* work) {
+  const auto context = contexts_->Find(contexts_->AppOf(context_id), context_id);
+  const bool used_again = context.ok() && context->record.revision > 1;
+  std::vector<ChunkWork> unworthy;
+  for (const bool rewrite : {false, true}) {
+    policy::WriteCandidate candidate{.has_copy = rewrite, .used_again = used_again};
+    for (const ChunkWork& one : *work) {
+      if (one.rewrite == rewrite) candidate.bytes += geometry.ChunkBytes(one.from.format);
+    }
+    if (candidate.bytes == 0 || kv_->Judge(candidate) == policy::WriteVerdict::kWrite) continue;
+    const auto refused = std::stable_partition(
+        work->begin(), work->end(), [&](const ChunkWork& one) { return one.rewrite != rewrite; });
+    unworthy.insert(unworthy.end(), refused, work->end());
+    work->erase(refused, work->end());
+  }
+  metrics_.not_written.Add(unworthy.size());
+  return unworthy;
 }
 
 void Store::WriteIdle(const std::string& context_id, const Geometry& geometry) {
@@ -120,19 +147,61 @@ void Store::WriteIdle(const std::string& context_id, const Geometry& geometry) {
   {
     absl::MutexLock lock(&mutex_);
     if (table_->geometry() != geometry) return;
-    const size_t chunks = table_->IdleChunks(context_id).size();
+    const size_t chunks = table_->idle().Chunks(context_id).size();
     for (uint32_t i = 0; i < chunks; ++i) {
-      if (std::optional<ChunkWork> one = table_->BeginWrite(context_id, i)) {
+      if (std::optional<ChunkWork> one = table_->idle().BeginWrite(context_id, i)) {
         work.push_back(*std::move(one));
       }
     }
   }
+  const std::vector<ChunkWork> unworthy = TakeUnworthy(context_id, geometry, &work);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const ChunkWork& one : unworthy) table_->idle().FinishWrite(one, /*stored=*/0);
+  }
+  WriteChunks(context_id, geometry, work);
+}
+
+void Store::SwapOut(uint64_t bytes) {
+  std::map<std::string, std::vector<ChunkWork>> by_context;
+  Geometry geometry;
+  {
+    absl::MutexLock lock(&mutex_);
+    geometry = table_->geometry();
+    for (ChunkWork& work : table_->idle().BeginSwapOut(bytes)) {
+      by_context[work.context_id].push_back(std::move(work));
+    }
+  }
+  for (const auto& [context_id, work] : by_context) WriteChunks(context_id, geometry, work);
+}
+
+uint64_t Store::BytesToLoad(const std::string& context_id) const {
+  absl::MutexLock lock(&mutex_);
+  uint64_t bytes = 0;
+  for (const ContextChunk& chunk : table_->ChunksOf(context_id)) {
+    if (!chunk.slot.has_value()) bytes += table_->geometry().ChunkBytes(chunk.stored_format);
+  }
+  return bytes;
+}
+
+uint64_t Store::BytesOfNewChunk() const {
+  absl::MutexLock lock(&mutex_);
+  return table_->geometry().ChunkBytes(KvFormat::kQ8);
+}
+
+void Store::WriteChunks(const std::string& context_id, const Geometry& geometry,
+                        std::span<const ChunkWork> work) {
+  uint64_t wanted_bytes = kExtentExtraBytes;
+  for (const ChunkWork& one : work) wanted_bytes += geometry.ChunkBytes(one.from.format);
+  const auto last_used = [this](std::string_view id) { return LastUse(id); };
   std::vector<StoredCopy> copies;
   absl::Status written;
   std::set<StoredCopy> lost;
+  while (OverDiskBound() && kv_->MakeRoom(wanted_bytes, last_used, &lost)) {
+  }
   do {
     written = kv_->Write(context_id, geometry, arena_->memory(), work, &copies);
-  } while (absl::IsResourceExhausted(written) && kv_->EvictOldest(&lost));
+  } while (absl::IsResourceExhausted(written) && kv_->MakeRoom(wanted_bytes, last_used, &lost));
   if (!written.ok()) {
     spdlog::warn("KV of context {} is not on disk and will be computed again after a restart: {}",
                  context_id, std::string(written.message()));
@@ -142,15 +211,15 @@ void Store::WriteIdle(const std::string& context_id, const Geometry& geometry) {
   std::vector<ContextChunk> chunks;
   {
     absl::MutexLock lock(&mutex_);
-    table_->ForgetCopies(lost);
+    table_->idle().ForgetCopies(lost);
     for (size_t i = 0; i < work.size(); ++i) {
-      if (table_->FinishWrite(work[i], copies[i])) {
+      if (table_->idle().FinishWrite(work[i], copies[i])) {
         written_.Add();
       } else if (copies[i] != 0) {
         unwanted.push_back(copies[i]);
       }
     }
-    chunks = table_->IdleChunks(context_id);
+    chunks = table_->idle().Chunks(context_id);
   }
   kv_->Release(unwanted);
   // A context in use is written after its call. What the index names meanwhile is on disk.
@@ -164,37 +233,12 @@ void Store::WriteIdle(const std::string& context_id, const Geometry& geometry) {
   }
 }
 
-void Store::LoadStored(LeaseId lease, const LeaseSpec& spec) {
-  std::vector<ChunkLoad> loads;
-  Geometry geometry;
-  {
-    absl::MutexLock lock(&mutex_);
-    uint64_t evicted = 0;
-    loads = table_->BeginLoad(lease, &evicted);
-    evicted_.Add(evicted);
-    geometry = table_->geometry();
-    if (loads.empty()) return;
-    ++writers_;
-  }
-  std::vector<bool> read;
-  kv_->Read(spec.context_id, geometry, arena_->memory(), loads, &read);
-  absl::MutexLock lock(&mutex_);
-  --writers_;
-  for (size_t i = 0; i < loads.size(); ++i) {
-    if (!read[i]) continue;
-    arena_->SetEpoch(geometry.kv(), loads[i].slot, spec.epoch);
-    read_.Add();
-  }
-  table_->FinishLoad(lease, loads, read);
-  RecordGauges();
-}
-
 void Store::ReleaseCopies() {
   if (kv_ == nullptr) return;
   std::vector<StoredCopy> copies;
   {
     absl::MutexLock lock(&mutex_);
-    copies = table_->TakeGivenUp();
+    copies = table_->idle().TakeGivenUp();
   }
   kv_->Release(copies);
 }

@@ -45,6 +45,14 @@ class CallLeases::Events final : public LeaseEvents {
       leases.Prepare(ticket_, over_, std::move(request_), std::move(lease), std::move(opened));
     });
   }
+  // The step that waits for blocks goes on; another one need not be left for that.
+  void OnArrival() override {
+    With([&](CallLeases& leases) {
+      leases.inbox_.Post(
+          [&results = leases.results_, ticket = ticket_] { results.OnArrival(ticket); },
+          /*interrupts=*/false);
+    });
+  }
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
     With([&](CallLeases& leases) {
       leases.inbox_.Post([&results = leases.results_, ticket = ticket_, chunks = std::move(chunks),
@@ -107,7 +115,8 @@ absl::Status CallLeases::Open(Call& call) {
                              .rebuild = call.request.rebuild,
                              .claim_chunks = ChunksToBegin(call.request),
                              .request_id = call.request.request_id,
-                             .request_digest = call.request.request_digest},
+                             .request_digest = call.request.request_digest,
+                             .level_percent = call.request.answer.level_percent},
                             std::make_shared<Events>(link_, call));
   if (!lease.ok()) return lease.status();
   call.lease = *std::move(lease);

@@ -27,6 +27,8 @@ class LeaseResults {
  public:
   virtual ~LeaseResults() = default;
   virtual void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) = 0;
+  // KV that is read from disk for the call has come, or cannot come.
+  virtual void OnArrival(Ticket ticket) = 0;
   virtual void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted(Ticket ticket) = 0;
   virtual void OnBroken(Ticket ticket, absl::Status status) = 0;

@@ -15,6 +15,9 @@ namespace {
 constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
 // How often a paused call looks whether its reader has caught up.
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
+// KV of which nothing arrives for this long is computed instead.
+constexpr int64_t kStuckLoadNs = 2 * kNanosPerSecond;
+constexpr absl::Duration kLoadPoll = absl::Milliseconds(100);
 
 absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
 
@@ -54,6 +57,7 @@ void CallLifecycle::Enqueue(std::unique_ptr<Call> call) {
 
 bool CallLifecycle::RunRound() {
   StopStalled();
+  GiveUpStuckLoads();
   StartCalls();
   const bool computed = runner_.Step();
   PublishLoad();
@@ -64,7 +68,11 @@ absl::Duration CallLifecycle::IdleWait() const {
   const bool paused = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
     return entry.second->paused_since_ns != 0;
   });
-  return paused ? kPausedPoll : absl::InfiniteDuration();
+  if (paused) return kPausedPoll;
+  const bool loads = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+    return entry.second->kv_wait_since_ns != 0;
+  });
+  return loads ? kLoadPoll : absl::InfiniteDuration();
 }
 
 void CallLifecycle::CancelRebuilds() {
@@ -124,6 +132,31 @@ void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, 
   call->sink->Accepted({.reused_tokens = usage.reused_tokens,
                         .prefill_tokens = usage.prefilled_tokens,
                         .queue_position = call->queue_position});
+  OnArrival(ticket);  // what came while it was prepared
+}
+
+void CallLifecycle::OnArrival(Ticket ticket) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase != CallPhase::kRunning || !call->session->has_lost_chunks()) {
+    return;  // the round that follows goes on with the step that waits
+  }
+  metrics_.Faulted();
+  runner_.AbandonStepOf(*call);
+  call->session->GiveUpLost();
+  leases_.ClaimAhead(*call);
+}
+
+void CallLifecycle::GiveUpStuckLoads() {
+  const int64_t now = clock_.SteadyNanos();
+  for (const auto& [ticket, call] : calls_) {
+    if (call->kv_wait_since_ns == 0 || now - call->kv_wait_since_ns <= kStuckLoadNs) continue;
+    if (call->phase != CallPhase::kRunning) continue;
+    metrics_.Faulted();
+    call->kv_wait_since_ns = 0;
+    runner_.AbandonStepOf(*call);
+    call->session->GiveUpLoading();
+    leases_.ClaimAhead(*call);
+  }
 }
 
 void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) {

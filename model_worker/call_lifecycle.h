@@ -43,7 +43,8 @@ class CallLifecycle final : private LeaseResults, private StepResults {
   // One round: ends calls that nobody reads, starts those whose turn it is, computes a step. False:
   // there was nothing to compute.
   bool RunRound();
-  // How long to wait for tasks when nothing is to be computed: a paused call wakes nobody.
+  // How long to wait for tasks when nothing is to be computed: a paused call wakes nobody, nor does
+  // a disk that hangs.
   absl::Duration IdleWait() const;
 
   // As Scheduler::BreakOff; `why` is OK when the caller wants the answer so far.
@@ -68,12 +69,14 @@ class CallLifecycle final : private LeaseResults, private StepResults {
   void StartCalls();
   void Open(Call& call);
   void StopStalled();
+  void GiveUpStuckLoads();
   void Commit(Call& call);
   void Fail(Call& call, const absl::Status& status);
   void Erase(Ticket ticket);
   void PublishLoad();
 
   void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) override;
+  void OnArrival(Ticket ticket) override;
   void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) override;
   void OnCommitted(Ticket ticket) override;
   void OnBroken(Ticket ticket, absl::Status status) override;

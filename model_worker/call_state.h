@@ -34,7 +34,8 @@ struct Call {
   std::shared_ptr<Session> session;  // shared with the background task that commits it
   CallTimes times;
   int64_t phase_since_ns = 0;
-  int64_t paused_since_ns = 0;  // 0 = its reader keeps up
+  int64_t paused_since_ns = 0;   // 0 = its reader keeps up
+  int64_t kv_wait_since_ns = 0;  // its step stands still until KV has been read; 0 = it does not
   policy::Pacer pacer;
   bool level_changed = false;  // and no token of the new level has been told
   uint32_t steps = 0;

@@ -10,7 +10,7 @@ namespace withy::model_worker {
 namespace {
 
 constexpr std::string_view kChunkDomain = "withy chunk 1";
-constexpr std::string_view kModelDomain = "withy model 1";
+constexpr std::string_view kModelDomain = "withy model 2";
 
 class Sha256 {
  public:

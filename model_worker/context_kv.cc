@@ -58,6 +58,12 @@ bool ContextKv::HeadersMatch(const ResidentChunk& chunk) const {
   return true;
 }
 
+// A chunk that is not in its slot yet is named by the store; what the disk gives is checked there.
+bool ContextKv::IsThere(const ResidentChunk& chunk) const {
+  if (chunk.state == ResidentChunk::State::kResident) return HeadersMatch(chunk);
+  return arena_->Holds(geometry_, chunk.where.slot);
+}
+
 void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
                               const ReuseRules& rules) {
   std::vector<ChunkName> names;
@@ -67,7 +73,7 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
   }
   const size_t named = namer_.MatchingChunks(names, ids);
   size_t matching = 0;
-  while (matching < named && HeadersMatch(resident[matching])) ++matching;
+  while (matching < named && IsThere(resident[matching])) ++matching;
   // Chunks computed with segments that are left out now are no fault; they are claimed anew.
   if (matching < names.size() && !rules.rebuild && !rules.record_replaced) {
     const int32_t end =
@@ -78,16 +84,66 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     }
   }
   const auto end = static_cast<int32_t>(ids.size());
+  bool loading = false;
   for (size_t i = 0; i < matching; ++i) {
     // The last token of a prompt is always computed: the answer begins with its logits. A chunk
     // that has it already is not used, so that it is not written.
     if (!rules.rebuild && reused_tokens_ + names[i].tokens >= end) break;
+    if (resident[i].state == ResidentChunk::State::kRecompute) {
+      // Computed at another level it would have another name, and so would all that follow it.
+      if (names[i].level_percent != rules.level_percent) break;
+      recompute_.push_back(static_cast<int32_t>(i));
+    }
+    if (resident[i].state == ResidentChunk::State::kLoading && !loading) {
+      loading = true;
+      first_loading_ = reused_tokens_;
+    }
     PushChunk(resident[i].where.slot);
     reused_tokens_ += names[i].tokens;
     reused_.push_back(names[i]);
     const int32_t level = engine::LevelIndex(model_, names[i].level_percent);
     if (level >= 0) lowest_level_ = std::min(lowest_level_, level);
   }
+  if (!loading) first_loading_ = reused_tokens_;
+}
+
+int32_t ContextKv::SkipPresent(int32_t at) const {
+  if (at >= reused_tokens_) return at;
+  const auto chunk =
+      std::lower_bound(recompute_.begin(), recompute_.end(), at / engine::kChunkTokens);
+  return chunk == recompute_.end() ? reused_tokens_ : std::max(at, *chunk * engine::kChunkTokens);
+}
+
+int32_t ContextKv::CountMissing(int32_t from, int32_t to) const {
+  int32_t missing = std::max(0, to - std::max(from, reused_tokens_));
+  for (const int32_t chunk : recompute_) {
+    const int32_t begin = std::max(from, chunk * engine::kChunkTokens);
+    missing += std::max(0, std::min(to, (chunk + 1) * engine::kChunkTokens) - begin);
+  }
+  return missing;
+}
+
+int32_t ContextKv::AfterMissing(int32_t from, int32_t count) const {
+  int32_t at = SkipPresent(from);
+  while (count > 0 && at < reused_tokens_) {
+    const int32_t rest = engine::kChunkTokens - at % engine::kChunkTokens;
+    at = SkipPresent(at + std::min(count, rest));
+    count -= std::min(count, rest);
+  }
+  return at + count;
+}
+
+void ContextKv::Truncate(int32_t chunk) {
+  const auto chunks = static_cast<size_t>(chunk);
+  if (chunks >= density_.size()) return;
+  blocks_.resize(chunks * static_cast<size_t>(geometry_.layers));
+  density_.resize(chunks);
+  slots_ = chunk * engine::kChunkTokens;
+  reused_.resize(std::min(reused_.size(), chunks));
+  reused_tokens_ = std::min(reused_tokens_, slots_);
+  first_loading_ = std::min(first_loading_, reused_tokens_);
+  std::erase_if(recompute_, [chunk](int32_t one) { return one >= chunk; });
+  claim_is_stale_ = claim_.has_value();
 }
 
 absl::Status ContextKv::AdoptClaimed(std::span<const ChunkSlot> claimed) {
@@ -124,6 +180,7 @@ void ContextKv::CopySlot(int32_t from_slot, int32_t to_slot) {
 std::optional<ClaimRange> ContextKv::BeginClaim(int32_t tokens) {
   if (claim_.has_value() || tokens <= slots_) return std::nullopt;
   const int32_t first = slots_ / engine::kChunkTokens;
+  claim_is_stale_ = false;
   claim_ = ClaimRange{.first = first, .count = ChunksFor(tokens) - first};
   return claim_;
 }
@@ -170,7 +227,11 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
          reused_[unchanged].identity == names[unchanged].identity) {
     ++unchanged;
   }
-  StampHeaders(names, unchanged);
+  StampHeaders(names, unchanged, names.size());
+  for (const int32_t chunk : recompute_) {
+    const auto number = static_cast<size_t>(chunk);
+    if (number < unchanged) StampHeaders(names, number, number + 1);
+  }
   AddDensities(computed, &names);
   return names;
 }
@@ -185,8 +246,7 @@ void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) co
       name.density = reused_[i].density;
       name.density_rows = reused_[i].density_rows;
     }
-    const int32_t rows =
-        computed - std::max(reused_tokens_, static_cast<int32_t>(i) * engine::kChunkTokens);
+    const int32_t rows = CountMissing(static_cast<int32_t>(i) * engine::kChunkTokens, computed);
     if (rows <= 0) continue;
     const auto before = static_cast<float>(name.density_rows);
     const float sum = name.density * before + density_[i] / sums_of_a_row;
@@ -195,9 +255,9 @@ void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) co
   }
 }
 
-void ContextKv::StampHeaders(std::span<const ChunkName> names, size_t first) const {
+void ContextKv::StampHeaders(std::span<const ChunkName> names, size_t first, size_t end) const {
   const auto layers = static_cast<size_t>(model_.kv.layers);
-  for (size_t chunk = first; chunk < names.size(); ++chunk) {
+  for (size_t chunk = first; chunk < end; ++chunk) {
     for (size_t layer = 0; layer < layers; ++layer) {
       std::byte* block = BlockOf(static_cast<int32_t>(chunk), static_cast<int32_t>(layer));
       engine::KvBlockHeader header = {};

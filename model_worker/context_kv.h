@@ -1,6 +1,7 @@
-// The KV of one call's context: which resident chunks it reuses, which slots it has for tokens, the
-// names and headers that its chunks are committed with. Neighbours: session.h knows the tokens and
-// what is computed; lease.h brings chunks; chunk_identity.h names them.
+// The KV of one call's context: which of its chunks it reuses, which of them have to be computed
+// again, which slots it has for tokens, the names and headers that its chunks are committed with.
+// Neighbours: session.h knows the tokens and what is computed; lease.h brings chunks;
+// chunk_identity.h names them.
 #pragma once
 
 #include <cstddef>
@@ -46,8 +47,22 @@ class ContextKv {
   // Takes over chunks that were claimed with the opening of the lease. Errors: INTERNAL when the
   // context has chunks already; as AddChunks.
   absl::Status AdoptClaimed(std::span<const ChunkSlot> claimed);
-  // Tokens whose KV was there: their slots are only read.
+  // Tokens of the chunks that are taken over; behind them all is new.
   int32_t reused_tokens() const { return reused_tokens_; }
+  // The first token of a chunk that is being read from disk; reused_tokens() if none is.
+  int32_t first_loading() const { return first_loading_; }
+
+  // A token is missing if it is new or of a chunk that has to be recomputed; KV of all others is
+  // only read. Positions are from token 0 on.
+  // The first missing token at or behind `at`.
+  int32_t SkipPresent(int32_t at) const;
+  // How many of the tokens [from, to) are missing.
+  int32_t CountMissing(int32_t from, int32_t to) const;
+  // The first missing token behind the first `count` missing ones at or behind `from`.
+  int32_t AfterMissing(int32_t from, int32_t count) const;
+  // Gives up the chunks from `chunk` on: they have to be claimed, and their tokens computed. A
+  // claim that is under way is of no use then.
+  void Truncate(int32_t chunk);
   // The lowest level of the reused chunks, as an index; the full one without any.
   int32_t lowest_level() const { return lowest_level_; }
   // The first resident chunk whose content is not that of its identity.
@@ -58,7 +73,7 @@ class ContextKv {
   engine::ContextView View() {
     return {.memory = arena_->memory(),
             .blocks = blocks_,
-            .committed_tokens = reused_tokens_,
+            .committed_tokens = SkipPresent(0),
             .density = density_};
   }
   // Copies K and V of the token in one slot to another one, in all layers.
@@ -70,17 +85,20 @@ class ContextKv {
   // Errors: INTERNAL when the store gave other chunks than were asked for, or an impossible slot.
   absl::Status AddChunks(std::span<const ChunkSlot> chunks);
   void EndClaim() { claim_.reset(); }
+  // Whether a claim is under way whose chunks are not wanted any more; EndClaim ends it.
+  bool claim_is_stale() const { return claim_.has_value() && claim_is_stale_; }
 
   // Names the chunks of `ids`, whose levels in per cent are `levels`, and writes the headers of
-  // those that are not reused as they were. Rows [reused_tokens(), computed) have been computed.
+  // those that are not reused as they were. The missing tokens of [0, computed) have been computed.
   std::vector<ChunkName> NameAndStamp(std::span<const int32_t> ids, std::vector<int32_t> levels,
                                       int32_t computed);
 
  private:
   std::byte* BlockOf(int32_t chunk, int32_t layer) const;
   bool HeadersMatch(const ResidentChunk& chunk) const;
+  bool IsThere(const ResidentChunk& chunk) const;
   void PushChunk(engine::KvSlot slot);
-  void StampHeaders(std::span<const ChunkName> names, size_t first) const;
+  void StampHeaders(std::span<const ChunkName> names, size_t first, size_t end) const;
   void AddDensities(int32_t computed, std::vector<ChunkName>* names) const;
 
   const engine::ModelInfo& model_;
@@ -91,10 +109,13 @@ class ContextKv {
   std::vector<float> density_;                // by chunk, as ContextView::density
   int32_t slots_ = 0;
   int32_t reused_tokens_ = 0;
+  int32_t first_loading_ = 0;
+  std::vector<int32_t> recompute_;  // chunks, ascending; below reused_tokens_
   std::vector<ChunkName> reused_;
   int32_t lowest_level_;
   std::optional<int32_t> faulty_chunk_;
   std::optional<ClaimRange> claim_;
+  bool claim_is_stale_ = false;  // Truncate came after BeginClaim
 };
 
 // Chunks that `tokens` tokens take.

@@ -2,10 +2,12 @@
 // blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
 //
 // Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, any number of
-// Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort. OnBroken may come instead of any
-// event, and is then the last one.
+// Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort. OnArrival comes while KV is read
+// from disk. OnBroken may come instead of any event, and is then the last one.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,9 +49,38 @@ struct ChunkSlot {
   engine::KvSlot slot;
 };
 
+// A chunk that a context has when a lease opens.
 struct ResidentChunk {
+  enum class State : uint8_t {
+    kResident,
+    kLoading,    // is being read into its slot, see KvArrival
+    kRecompute,  // is to be computed, into this slot of 8 bits
+  };
   ChunkSlot where;
   ChunkName name;
+  State state = State::kResident;
+};
+
+// How far the chunks that a lease has read from disk have come. Written by one thread at a time,
+// read by any.
+class KvArrival {
+ public:
+  static constexpr int32_t kNone = INT32_MAX;
+
+  void SetReady(int32_t layers) { layers_ready_.store(layers, std::memory_order_release); }
+  void SetFailed(int32_t chunk) {
+    failed_.store(std::min(failed(), chunk), std::memory_order_release);
+  }
+
+  // Number of leading layers of which all chunks are in place, but those that failed. As the engine
+  // takes it (ContextView::layers_ready).
+  const std::atomic<int32_t>& layers_ready() const { return layers_ready_; }
+  // The first chunk that could not be read; it and all later ones are of no use. kNone: all can.
+  int32_t failed() const { return failed_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<int32_t> layers_ready_{0};
+  std::atomic<int32_t> failed_{kNone};
 };
 
 struct LeaseOpen {
@@ -63,12 +94,14 @@ struct LeaseOpen {
   // unfinished.
   std::string request_id = {};
   std::string request_digest = {};
+  int32_t level_percent = 0;  // that the call computes at; 0: not known
 };
 
 struct OpenedLease {
   std::vector<engine::Segment> segments;
-  std::vector<ResidentChunk> resident;  // from chunk 0 on, without gaps
-  std::vector<ChunkSlot> claimed = {};  // by LeaseOpen::claim_chunks; may be none
+  std::vector<ResidentChunk> resident;            // from chunk 0 on, without gaps
+  std::shared_ptr<const KvArrival> arrival = {};  // null: no chunk is being read
+  std::vector<ChunkSlot> claimed = {};            // by LeaseOpen::claim_chunks; may be none
   // Segments of the record that are not in `segments`, because the call replaces them; the resident
   // KV may have been computed with them.
   int32_t left_out = 0;
@@ -81,6 +114,7 @@ struct LeaseCommit {
   std::vector<engine::Segment> appended;
   std::vector<ChunkName> chunks;  // of the whole context; those not named are freed
   int32_t context_tokens = 0;     // of the record, within the window
+  int32_t appended_tokens = 0;    // of `appended`
   int32_t dropped_segments = 0;   // of the record, for which the window has no room
   std::string request_id;         // empty = nothing to remember for a retry
   std::string request_digest;
@@ -109,6 +143,8 @@ class LeaseEvents {
  public:
   virtual ~LeaseEvents() = default;
   virtual void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) = 0;
+  // OpenedLease::arrival has changed.
+  virtual void OnArrival() = 0;
   // The slots of one claim; or none, and why it was refused.
   virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted() = 0;

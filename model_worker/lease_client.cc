@@ -73,6 +73,7 @@ class LeaseClient::Impl {
     wire.set_claim_chunks(static_cast<uint32_t>(open.claim_chunks));
     wire.set_request_id(open.request_id);
     wire.set_request_digest(open.request_digest);
+    wire.set_level_percent(static_cast<uint32_t>(open.level_percent));
     absl::MutexLock lock(&mutex_);
     if (arena_ == nullptr) return Away();
     wire.set_epoch(arena_->epoch());
@@ -166,6 +167,7 @@ class LeaseClient::Impl {
     request.set_block_bytes(static_cast<uint32_t>(options_.kv.block_bytes));
     request.set_pid(::getpid());
     request.set_worker_instance(instance_);
+    *request.mutable_kv_costs() = options_.kv_costs;
     v1::AttachResponse response;
     grpc::ClientContext context;
     rpc::SetTimeout(&context, kRpcTimeout);

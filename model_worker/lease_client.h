@@ -22,6 +22,7 @@ struct LeaseClientOptions {
   Identity model_id{};
   engine::KvInfo kv;
   std::string model_name;  // as stored results name it
+  v1::KvCosts kv_costs = {};
 };
 
 // What a context holds, as the store reports it.

@@ -28,14 +28,26 @@ ChunkName FromWire(const v1::ChunkIdentity& wire) {
   return name;
 }
 
+ResidentChunk::State FromWire(v1::ChunkState wire) {
+  switch (wire) {
+    case v1::CHUNK_STATE_LOADING:
+      return ResidentChunk::State::kLoading;
+    case v1::CHUNK_STATE_RECOMPUTE:
+      return ResidentChunk::State::kRecompute;
+    default:
+      return ResidentChunk::State::kResident;
+  }
+}
+
 OpenedLease FromWire(const v1::LeaseOpened& wire) {
   OpenedLease opened;
   for (const v1::Segment& segment : wire.segments()) {
     opened.segments.push_back(engine::SegmentFromWire(segment));
   }
   for (const v1::ResidentChunk& chunk : wire.resident()) {
-    opened.resident.push_back(
-        {.where = FromWire(chunk.where()), .name = FromWire(chunk.identity())});
+    opened.resident.push_back({.where = FromWire(chunk.where()),
+                               .name = FromWire(chunk.identity()),
+                               .state = FromWire(chunk.state())});
   }
   for (const v1::ChunkSlot& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
   opened.left_out = static_cast<int32_t>(wire.left_out_segments());
@@ -191,6 +203,10 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
     case v1::LeaseEvent::kOpened: {
       OpenedLease opened = FromWire(event.opened());
       opened.arena = context_.arena;
+      const bool loading = std::any_of(
+          opened.resident.begin(), opened.resident.end(),
+          [](const auto& chunk) { return chunk.state == ResidentChunk::State::kLoading; });
+      if (loading) opened.arrival = arrival_ = std::make_shared<KvArrival>();
       events_->OnOpened(std::move(lease), std::move(opened));
       break;
     }
@@ -202,6 +218,16 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
       events_->OnClaimed(std::move(chunks), event.claimed().refused());
       break;
     }
+    case v1::LeaseEvent::kLayerReady:
+      if (arrival_ == nullptr) break;
+      arrival_->SetReady(static_cast<int32_t>(event.layer_ready().layer()) + 1);
+      events_->OnArrival();
+      break;
+    case v1::LeaseEvent::kLoadFailed:
+      if (arrival_ == nullptr) break;
+      arrival_->SetFailed(static_cast<int32_t>(event.load_failed().chunk()));
+      events_->OnArrival();
+      break;
     case v1::LeaseEvent::kCommitted:
       events_->OnCommitted();
       break;

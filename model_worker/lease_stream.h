@@ -57,6 +57,7 @@ class LeaseStream final : public grpc::ClientBidiReactor<v1::LeaseRequest, v1::L
   const std::shared_ptr<LeaseEvents>
       events_;  // shared with the core, which may drop the lease first
   const Context context_;
+  std::shared_ptr<KvArrival> arrival_;  // of OnReadDone alone
 
   absl::Mutex mutex_;
   std::deque<v1::LeaseRequest> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front one is being written

@@ -68,6 +68,7 @@ class ListeningStore final : public v1::ContextStore::Service {
 class QuietEvents final : public LeaseEvents {
  public:
   void OnOpened(std::shared_ptr<Lease>, OpenedLease) override {}
+  void OnArrival() override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override {}
   void OnCommitted() override {}
   void OnBroken(absl::Status) override {}

@@ -66,6 +66,7 @@ class RecordedEvents final : public LeaseEvents {
     chunks = opened.claimed.size();
     if (break_while_opening) break_while_opening();
   }
+  void OnArrival() override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override { seen += "claimed "; }
   void OnCommitted() override { seen += "committed "; }
   void OnBroken(absl::Status) override { seen += "broken "; }

@@ -82,6 +82,7 @@ v1::LeaseCommit ToWire(const LeaseCommit& commit, const engine::Tokenizer& token
   }
   for (const ChunkName& name : commit.chunks) FillChunk(name, wire.add_chunks());
   wire.set_context_tokens(static_cast<uint32_t>(commit.context_tokens));
+  wire.set_appended_tokens(static_cast<uint32_t>(commit.appended_tokens));
   wire.set_dropped_segments(static_cast<uint32_t>(commit.dropped_segments));
   if (commit.request_id.empty()) return wire;
   wire.set_request_id(commit.request_id);

@@ -108,7 +108,8 @@ class ModelWorker final : public rpc::Process {
         std::make_unique<LeaseClient>(LeaseClientOptions{.store_address = config.store().listen(),
                                                          .model_id = identity,
                                                          .kv = info.kv,
-                                                         .model_name = info.name},
+                                                         .model_name = info.name,
+                                                         .kv_costs = engine::KvCostsOf(cost)},
                                       *model_->bundle.tokenizer);
     ahead_ = std::make_unique<LeasesAhead>(
         *leases_,

@@ -170,6 +170,7 @@ TEST_F(ServiceTest, WaitsForTheStoreAndAnswers) {
 
   StartStore();
   WaitUntilServing(true);
+  EXPECT_GT(store_->attached().kv_costs().recompute_chunk_ms(), 0);
   v1::RunRequest request = Asking("ctx", "hello");
   request.set_request_id("r");
   request.set_request_digest("d");

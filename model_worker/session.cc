@@ -31,13 +31,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                               .history_tokens = encoded.history_tokens,
                               .window_moved = encoded.dropped_segments > 0,
                               .record_replaced = session->opened_.left_out > 0});
-  session->computed_ = session->kv_.reused_tokens();
+  session->computed_ = session->kv_.SkipPresent(0);
   WITHY_RETURN_IF_ERROR(session->kv_.AdoptClaimed(session->opened_.claimed));
   CallUsage& usage = session->usage_;
   usage.context_tokens = encoded.history_tokens;
   usage.prompt_tokens = session->prompt_end_ - encoded.history_tokens;
-  usage.reused_tokens = session->computed_;
-  usage.prefilled_tokens = session->prompt_end_ - session->computed_;
+  usage.prefilled_tokens = session->pending_rows();
+  usage.reused_tokens = session->prompt_end_ - usage.prefilled_tokens;
   usage.pruned_words = request.pruned_words;
   return session;
 }
@@ -47,7 +47,8 @@ Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease 
     : env_(env),
       request_(request),
       opened_(std::move(opened)),
-      level_(engine::LevelIndex(env.model, request.answer.level_percent)),
+      first_level_(engine::LevelIndex(env.model, request.answer.level_percent)),
+      level_(first_level_),
       levels_(request.answer.level_percent),
       sampler_(std::move(sampler)),
       answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop),
@@ -66,16 +67,46 @@ absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
   return absl::OkStatus();
 }
 
+int32_t Session::ready_rows() const {
+  int32_t ready = std::min(pending_rows(), kv_.CountMissing(computed_, kv_.slots()));
+  if (arriving() && computed_ < kv_.first_loading()) {
+    ready = std::min(ready, kv_.CountMissing(computed_, kv_.first_loading()));
+  }
+  return ready;
+}
+
+engine::ContextView Session::View() {
+  engine::ContextView view = kv_.View();
+  if (waits_for_kv()) view.layers_ready = &opened_.arrival->layers_ready();
+  return view;
+}
+
+void Session::GiveUpLost() {
+  lost_given_up_ = true;
+  GiveUpFrom(LostChunk());
+}
+
+void Session::GiveUpFrom(int32_t chunk) {
+  kv_.Truncate(chunk);
+  const int32_t before = pending_rows();
+  computed_ = kv_.SkipPresent(std::min(computed_, kv_.reused_tokens()));
+  const int32_t more = pending_rows() - before;
+  usage_.prefilled_tokens += more;
+  usage_.reused_tokens -= more;
+}
+
 int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const {
   const int32_t last = static_cast<int32_t>(ids_.size()) - 1;  // the root of the tree
   int32_t want_logits = 0;
-  for (int32_t slot = computed_; slot < computed_ + count; ++slot) {
-    engine::Row row{.slot = slot,
-                    .context = context,
-                    .level = level_,
-                    .context_level = std::min(level_, kv_.lowest_level()),
-                    .want_logits = !request_.rebuild && slot >= last,
-                    .ancestor_slots = {}};
+  for (int32_t slot = computed_; count > 0; slot = kv_.SkipPresent(slot + 1), --count) {
+    const bool recomputed = slot < kv_.reused_tokens();  // at the level that its chunk has
+    engine::Row row{
+        .slot = slot,
+        .context = context,
+        .level = recomputed ? first_level_ : level_,
+        .context_level = std::min(recomputed ? first_level_ : level_, kv_.lowest_level()),
+        .want_logits = !request_.rebuild && slot >= last,
+        .ancestor_slots = {}};
     if (slot <= last) {
       row.token = ids_[static_cast<size_t>(slot)];
       row.position = slot;
@@ -95,12 +126,13 @@ std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   const int32_t more = finished() || request_.rebuild ? 0 : engine::kChunkTokens / 2;
   const int32_t drafted = tree_.rows() - 1;
   const int32_t useful = static_cast<int32_t>(ids_.size()) + std::max(more, drafted);
-  return kv_.BeginClaim(std::min({computed_ + std::max(ahead, drafted + 1), useful, env_.window}));
+  const int32_t wanted = kv_.AfterMissing(computed_, std::max(ahead, drafted + 1));
+  return kv_.BeginClaim(std::min({wanted, useful, env_.window}));
 }
 
 void Session::LowerLevel(int32_t percent) {
   level_ = engine::LevelIndex(env_.model, percent);
-  levels_.Lower(computed_, percent);
+  levels_.Lower(std::max(computed_, kv_.reused_tokens()), percent);
 }
 
 int32_t LevelHistory::At(int32_t position) const {
@@ -207,6 +239,7 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) {
   commit.sampling = request_.answer.sampling;
   if (request_.context_id.empty()) return commit;
   commit.appended = AppendedSegments(unix_s);
+  commit.appended_tokens = usage_.prompt_tokens + static_cast<int32_t>(tokens_.size());
   commit.chunks = NameAndStamp(MeasureRecord(&commit));
   return commit;
 }

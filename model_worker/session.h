@@ -71,10 +71,22 @@ class Session {
   // --- what the next step may compute
   // Rows without KV: tokens of the prompt, or the token tree of the next decode step.
   int32_t pending_rows() const {
-    return static_cast<int32_t>(ids_.size()) - computed_ + tree_.rows() - 1;
+    return kv_.CountMissing(computed_, static_cast<int32_t>(ids_.size())) + tree_.rows() - 1;
   }
-  int32_t computed() const { return computed_; }  // tokens of the context that have KV
-  int32_t ready_rows() const { return std::min(pending_rows(), kv_.slots() - computed_); }
+  // The first token without KV: where the next row is computed. Chunks behind it may be there.
+  int32_t computed() const { return computed_; }
+  // Of the pending rows, those that the next step may have: with slots, and not beside others whose
+  // context is still being read.
+  int32_t ready_rows() const;
+  // Whether the next rows attend to blocks that are still being read: their pass waits for them.
+  bool waits_for_kv() const { return arriving() && computed_ >= kv_.first_loading(); }
+  // Whether chunks of the context cannot be read. GiveUpLost must follow; no step of this call may
+  // be under way.
+  bool has_lost_chunks() const { return !lost_given_up_ && LostChunk() != KvArrival::kNone; }
+  // From the first lost chunk on, all tokens are computed.
+  void GiveUpLost();
+  // The same from the first chunk on that is still being read: its disk takes too long.
+  void GiveUpLoading() { GiveUpFrom(kv_.first_loading() / engine::kChunkTokens); }
   bool decoding() const { return answer_begun_; }
   // Sets the tokens that are computed beside the answer's last one in the next decode step.
   // TakeLogits follows them as long as the sampled token is among them, so that one step may give
@@ -89,10 +101,10 @@ class Session {
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
   // this session until they are computed.
   int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
-  engine::ContextView View() { return kv_.View(); }
+  engine::ContextView View();
   // The last `count` rows that AppendRows gave have been computed.
   void Advance(int32_t count) {
-    computed_ = std::min(computed_ + count, static_cast<int32_t>(ids_.size()));
+    computed_ = std::min(kv_.AfterMissing(computed_, count), static_cast<int32_t>(ids_.size()));
   }
 
   // --- blocks
@@ -100,7 +112,11 @@ class Session {
   // when they have. The caller sends the claim and calls AddChunks or ClaimRefused with its result.
   std::optional<ClaimRange> NextClaim(int32_t ahead);
   // Errors: as ContextKv::AddChunks.
-  absl::Status AddChunks(std::span<const ChunkSlot> chunks) { return kv_.AddChunks(chunks); }
+  absl::Status AddChunks(std::span<const ChunkSlot> chunks) {
+    if (!kv_.claim_is_stale()) return kv_.AddChunks(chunks);
+    kv_.EndClaim();
+    return absl::OkStatus();
+  }
   void ClaimRefused() { kv_.EndClaim(); }
 
   // --- the level
@@ -133,6 +149,14 @@ class Session {
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
           engine::Sampler sampler);
 
+  void GiveUpFrom(int32_t chunk);
+  bool arriving() const {
+    return opened_.arrival != nullptr && kv_.first_loading() < kv_.reused_tokens() &&
+           opened_.arrival->layers_ready() < env_.model.kv.layers;
+  }
+  int32_t LostChunk() const {
+    return opened_.arrival == nullptr ? KvArrival::kNone : opened_.arrival->failed();
+  }
   absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
   int32_t MeasureRecord(LeaseCommit* commit) const;
@@ -141,7 +165,8 @@ class Session {
   const SessionEnv& env_;
   const CallRequest request_;
   const OpenedLease opened_;
-  int32_t level_;  // index of the model's level
+  const int32_t first_level_;  // index of the model's level, when the call began
+  int32_t level_;              // likewise, now
   LevelHistory levels_;
   std::vector<int32_t> answer_levels_ = {};  // that tokens were made at
   engine::Sampler sampler_;
@@ -149,8 +174,9 @@ class Session {
 
   std::vector<int32_t> ids_;  // prompt, then the answer
   int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
-  int32_t computed_ = 0;      // ids_ up to here have KV
-  policy::TokenTree tree_;    // of the next decode step
+  int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
+  bool lost_given_up_ = false;
+  policy::TokenTree tree_;  // of the next decode step
   bool answer_begun_ = false;
   ContextKv kv_;
   CallUsage usage_;

@@ -35,6 +35,9 @@ struct StepBatch {
     return entry == nullptr ? nullptr : &parts[static_cast<size_t>(entry - plan.entries.data())];
   }
 
+  // Whether it cannot go on before KV arrives.
+  bool WaitsForKv() const { return pass != nullptr && pass->WaitsForKv(); }
+
   policy::StepPlan plan;
   std::vector<Part> parts;  // one for each of the plan's entries, in their order
   std::vector<engine::Row> rows;

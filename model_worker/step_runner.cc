@@ -39,11 +39,34 @@ bool StepRunner::Step() {
   if (inbox_.ResetInterrupt()) return true;
   if (!Compute(*under_way_, logits_, inbox_.interrupt())) {
     if (under_way_ != nullptr && under_way_->given_up) under_way_.reset();
-    return true;
+    return !StandsStill();
   }
   const std::unique_ptr<StepBatch> batch = std::move(under_way_);
   HandOut(*batch, logits_);
   return true;
+}
+
+// Whether the step under way waits for KV that is being read.
+bool StepRunner::StandsStill() {
+  if (under_way_ == nullptr || !under_way_->WaitsForKv()) return false;
+  for (const StepBatch::Part& part : under_way_->parts) {
+    if (part.call->kv_wait_since_ns == 0) part.call->kv_wait_since_ns = clock_.SteadyNanos();
+  }
+  return true;
+}
+
+// The time that a call's step stood still is time of its load.
+void StepRunner::EndKvWait(StepBatch& batch) {
+  if (batch.WaitsForKv()) return;
+  const int64_t now = clock_.SteadyNanos();
+  for (const StepBatch::Part& part : batch.parts) {
+    Call& call = *part.call;
+    const int64_t since = std::exchange(call.kv_wait_since_ns, 0);
+    if (since == 0) continue;
+    call.times.load += now - since;
+    call.phase_since_ns += now - since;
+    metrics_.KvAwaited(call.request.call_id, since, now);
+  }
 }
 
 // Computes the step that preempts the one under way; false: there is none.
@@ -79,6 +102,7 @@ void StepRunner::FlushThoseWhoWait(const StepBatch& next) {
 bool StepRunner::Compute(StepBatch& batch, std::vector<float>& logits,
                          const std::atomic<bool>* interrupt) {
   if (batch.pass == nullptr && !Begin(batch, logits)) return false;
+  EndKvWait(batch);
   while (batch.watch.has_value() && batch.watch->next_look() < 1) {
     const double look = batch.watch->next_look();
     const bool computed = RunPass(batch, interrupt, look);
@@ -172,6 +196,7 @@ policy::StepCall StepRunner::StepCallOf(const Call& call) const {
           .depth = call.session->computed(),
           .begun = call.steps > 0,
           .reader_behind = call.paused_since_ns != 0,
+          .waits_for_kv = call.session->waits_for_kv(),
           .under_way_rows = part == nullptr ? 0 : part->rows};
 }
 
@@ -191,7 +216,8 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
     under_way = {.expected_ms = under_way_->plan.expected_ms,
                  .computed_ms = Millis(under_way_->computed_ns),
                  .done = under_way_->pass != nullptr ? under_way_->pass->Done() : 0,
-                 .preempted = under_way_->preempted};
+                 .preempted = under_way_->preempted,
+                 .waits_for_kv = under_way_->WaitsForKv()};
   }
   auto batch = std::make_unique<StepBatch>();
   batch->plan = policy::PlanStep({.levels = levels_,

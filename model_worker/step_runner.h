@@ -52,7 +52,7 @@ class StepRunner {
              TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics);
 
   // Plans and computes a step, or goes on with the one under way; returns early when the inbox is
-  // interrupted. False: there was nothing to compute.
+  // interrupted. False: there was nothing to compute before something arrives in the inbox.
   bool Step();
 
   bool IsUnderWay(const Call& call) const;
@@ -71,6 +71,8 @@ class StepRunner {
   void UpdatePause(Call& call, int64_t now_ns);
   void FlushThoseWhoWait(const StepBatch& next);
 
+  bool StandsStill();
+  void EndKvWait(StepBatch& batch);
   bool Compute(StepBatch& batch, std::vector<float>& logits, const std::atomic<bool>* interrupt);
   bool Begin(StepBatch& batch, std::vector<float>& logits);
   bool RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until);

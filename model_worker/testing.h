@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -102,6 +103,9 @@ class FakeStore final : public LeaseSource {
     absl::Status open_error;
     bool hold_commits = false;  // they wait for LetCommit
     std::vector<Task> held;
+    // Called with what a lease is about to be told.
+    std::function<void(OpenedLease*)> on_opened;
+    std::weak_ptr<LeaseEvents> last_opened;  // events of the lease that was told last
   };
 
   FakeStore(const engine::KvInfo& kv, uint32_t chunks) : state_(std::make_shared<State>()) {
@@ -135,6 +139,12 @@ class FakeStore final : public LeaseSource {
   auto With(Use use) {
     absl::MutexLock lock(&state_->mutex);
     return use(*state_);
+  }
+
+  // Tells the lease that was opened last that KV has arrived.
+  void TellArrival() {
+    const auto events = With([](State& state) { return state.last_opened.lock(); });
+    if (events != nullptr) Later([events] { events->OnArrival(); });
   }
 
  private:
@@ -213,6 +223,8 @@ class FakeStore final : public LeaseSource {
       if (lease->open_.claim_chunks > 0) {
         Take(state, *lease, 0, lease->open_.claim_chunks, &made.claimed);
       }
+      if (state.on_opened) state.on_opened(&made);
+      state.last_opened = lease->events_;
       return made;
     });
     lease->events_->OnOpened(lease, std::move(opened));

@@ -75,6 +75,10 @@ void WorkerMetrics::Loaded(uint64_t call_id, int64_t opened_ns, int64_t ready_ns
   reused_.Add(static_cast<uint64_t>(usage.reused_tokens));
 }
 
+void WorkerMetrics::KvAwaited(uint64_t call_id, int64_t since_ns, int64_t until_ns) {
+  RecordDuration(recorder_, Phase::kLoad, call_id, since_ns, until_ns);
+}
+
 void WorkerMetrics::Committed(uint64_t call_id, int64_t started_ns, int64_t ended_ns) {
   RecordDuration(recorder_, Phase::kCommit, call_id, started_ns, ended_ns);
 }

@@ -25,6 +25,8 @@ class WorkerMetrics {
   void Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns);
   void LeaseOpened(uint64_t call_id, int64_t started_ns, int64_t opened_ns);
   void Loaded(uint64_t call_id, int64_t opened_ns, int64_t ready_ns, const CallUsage& usage);
+  // A step of the call stood still until KV had been read.
+  void KvAwaited(uint64_t call_id, int64_t since_ns, int64_t until_ns);
   void Committed(uint64_t call_id, int64_t started_ns, int64_t ended_ns);
   void Finished(uint64_t call_id, const CallOutcome& outcome);
   void Failed() { failed_.Add(); }

@@ -14,7 +14,7 @@ using EvictableChunks = std::span<const EvictableChunk>;
 
 // What goes first has the smaller rank: three keys of the policy, then the context, then the end of
 // the context before its start. The last number is the chunk.
-using EvictionRank = std::tuple<uint64_t, uint64_t, bool, uint32_t, uint32_t, size_t>;
+using EvictionRank = std::tuple<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t, size_t>;
 
 // Only the chunks that leave are sorted, which are few beside those in the arena.
 using EvictionQueue =
@@ -31,12 +31,17 @@ EvictionQueue QueueChunks(EvictableChunks chunks, EvictionPolicy policy) {
   std::vector<EvictionRank> ranks;
   ranks.reserve(chunks.size());
   for (const EvictableChunk& chunk : chunks) {
-    EvictionRank rank{0, 0, false, chunk.context, ~chunk.position, ranks.size()};
+    EvictionRank rank{0, 0, 0, chunk.context, ~chunk.position, ranks.size()};
     switch (policy) {
       case EvictionPolicy::kLctru:
+        std::get<0>(rank) = chunk.last_used;
+        std::get<1>(rank) = chunk.place.copy.has_value() ? 0 : 1;
+        std::get<2>(rank) = chunk.place.format;
+        break;
+      case EvictionPolicy::kLctruAsPrinted:
         std::get<0>(rank) = chunk.place.format;
         std::get<1>(rank) = chunk.last_used;
-        std::get<2>(rank) = !chunk.place.copy.has_value();
+        std::get<2>(rank) = chunk.place.copy.has_value() ? 0 : 1;
         break;
       case EvictionPolicy::kChunkLru:
         std::get<0>(rank) = chunk.last_used;
@@ -97,7 +102,9 @@ EvictionPlan PlanKvEviction(EvictableChunks chunks, uint64_t bytes_to_free, uint
                                  previous->context == chunks[i].context;
     if (planner.freed_bytes() >= bytes_to_free && !context_goes_on) break;
     previous = &chunks[i];
-    if (policy == EvictionPolicy::kLctru && !planner.CanBeReadBack(i)) {
+    const bool waits_for_copies =
+        policy == EvictionPolicy::kLctru || policy == EvictionPolicy::kLctruAsPrinted;
+    if (waits_for_copies && !planner.CanBeReadBack(i)) {
       last.push_back(i);
     } else {
       planner.Evict(i);

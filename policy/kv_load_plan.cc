@@ -34,7 +34,7 @@ struct SideForecast {
 using MissingChunks = std::span<const MissingChunk>;
 
 // Chunks that are the first to be recomputed come first: those without a copy, then by falling
-// read time for recompute time; for Cake by position.
+// read time for recompute time; for a prefix and for Cake by position.
 std::vector<size_t> SplitOrder(MissingChunks missing, const LoadCosts& costs, LoadPolicy policy) {
   std::vector<size_t> order(missing.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -42,7 +42,7 @@ std::vector<size_t> SplitOrder(MissingChunks missing, const LoadCosts& costs, Lo
     const MissingChunk& x = missing[a];
     const MissingChunk& y = missing[b];
     if ((x.stored_bytes == 0) != (y.stored_bytes == 0)) return x.stored_bytes == 0;
-    if (x.stored_bytes != 0 && policy != LoadPolicy::kCake) {
+    if (x.stored_bytes != 0 && policy != LoadPolicy::kCake && policy != LoadPolicy::kPrefix) {
       const double of_x = costs.ReadMs(x) / costs.RecomputeMs(x);
       const double of_y = costs.ReadMs(y) / costs.RecomputeMs(y);
       if (of_x != of_y) return of_x > of_y;
@@ -90,6 +90,7 @@ size_t SplitBy(LoadPolicy policy, std::span<const size_t> order, MissingChunks m
     case LoadPolicy::kReadAll:
       return static_cast<size_t>(std::count_if(
           order.begin(), order.end(), [&](size_t i) { return missing[i].stored_bytes == 0; }));
+    case LoadPolicy::kPrefix:
     case LoadPolicy::kPipeline:
     case LoadPolicy::kCake:
       return BestSplit(order, missing, costs, recompute, read);

@@ -45,6 +45,10 @@ struct LoadCosts {
 };
 
 enum class LoadPolicy {
+  // The first chunks are recomputed, so that no recomputed one waits for one that is read: the
+  // worker computes them piece by piece while later chunks are read layer by layer.
+  kPrefix,
+  // As described above. Overlaps fully only where all recomputed chunks go through a layer at once.
   kPipeline,
   // For comparisons. Chunks without a copy are recomputed with all of them.
   kReadAll,

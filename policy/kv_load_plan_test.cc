@@ -18,8 +18,9 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 constexpr uint64_t kMib = 1 << 20;
-constexpr LoadPolicy kLoadPolicies[] = {LoadPolicy::kPipeline, LoadPolicy::kReadAll,
-                                        LoadPolicy::kRecomputeAll, LoadPolicy::kCake};
+constexpr LoadPolicy kLoadPolicies[] = {LoadPolicy::kPrefix, LoadPolicy::kPipeline,
+                                        LoadPolicy::kReadAll, LoadPolicy::kRecomputeAll,
+                                        LoadPolicy::kCake};
 
 double RandomUnit(std::mt19937& random) {
   return std::uniform_real_distribution<double>(0, 1)(random);

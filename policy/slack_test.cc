@@ -8,7 +8,7 @@
 namespace withy::policy {
 namespace {
 
-constexpr int64_t kMs = 1'000'000;
+constexpr int64_t kMillis = 1'000'000;
 constexpr double kPieceMs = 50;
 
 // 10 ms a token, promised 12.
@@ -29,57 +29,58 @@ TEST(SlackTest, ACallWithoutAnSloBearsEverything) {
 }
 
 TEST(SlackTest, OfTheTimePerTokenLooksAFewTokensAhead) {
-  const CallProgress begun{.first_token_ns = 5 * kMs, .generated = 1, .remaining = 100};
-  const Slack fresh = SlackOf(Talker(), begun, 5 * kMs);
+  const CallProgress begun{.first_token_ns = 5 * kMillis, .generated = 1, .remaining = 100};
+  const Slack fresh = SlackOf(Talker(), begun, 5 * kMillis);
   EXPECT_DOUBLE_EQ(fresh.ms, 4 * 2) << "2 ms in each of the next tokens";
   EXPECT_DOUBLE_EQ(fresh.gain, 0.2);
   EXPECT_DOUBLE_EQ(fresh.left_ms, 1000);
-  const CallProgress later{.first_token_ns = 5 * kMs, .generated = 51, .remaining = 50};
-  EXPECT_DOUBLE_EQ(SlackOf(Talker(), later, 505 * kMs).ms, 50 * 2 + 4 * 2) << "won meanwhile";
-  const CallProgress last{.first_token_ns = 5 * kMs, .generated = 100, .remaining = 1};
-  EXPECT_DOUBLE_EQ(SlackOf(Talker(), last, 995 * kMs).ms, 99 * 2 + 2);
+  const CallProgress later{.first_token_ns = 5 * kMillis, .generated = 51, .remaining = 50};
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), later, 505 * kMillis).ms, 50 * 2 + 4 * 2) << "won meanwhile";
+  const CallProgress last{.first_token_ns = 5 * kMillis, .generated = 100, .remaining = 1};
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), last, 995 * kMillis).ms, 99 * 2 + 2);
 }
 
 TEST(SlackTest, AnAnswersFirstTokensMayTakeLonger) {
   CallDemand demand = Talker();
   demand.targets.ramp_ms = 7;
   demand.targets.tpot_ms += 7;  // of an answer of two tokens
-  const CallProgress begun{.first_token_ns = 5 * kMs, .generated = 1, .remaining = 100};
-  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMs).ms, 4 * 2 + 7);
+  const CallProgress begun{.first_token_ns = 5 * kMillis, .generated = 1, .remaining = 100};
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMillis).ms, 4 * 2 + 7);
 }
 
 TEST(SlackTest, TokensThatAreYetToBeToldAreNoDelay) {
   CallProgress told{
-      .first_token_ns = 5 * kMs, .generated = 11, .told_ns = 105 * kMs, .remaining = 90};
-  const double fresh = SlackOf(Talker(), told, 105 * kMs).ms;
-  EXPECT_DOUBLE_EQ(SlackOf(Talker(), told, 105 * kMs + kDeltaIntervalNs).ms, fresh);
-  EXPECT_DOUBLE_EQ(SlackOf(Talker(), told, 108 * kMs + kDeltaIntervalNs).ms, fresh - 3) << "late";
+      .first_token_ns = 5 * kMillis, .generated = 11, .told_ns = 105 * kMillis, .remaining = 90};
+  const double fresh = SlackOf(Talker(), told, 105 * kMillis).ms;
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), told, 105 * kMillis + kDeltaIntervalNs).ms, fresh);
+  EXPECT_DOUBLE_EQ(SlackOf(Talker(), told, 108 * kMillis + kDeltaIntervalNs).ms, fresh - 3)
+      << "late";
 }
 
 // Half of the time at the lowest level: what is left can be done faster, what is past cannot.
 TEST(SlackTest, CountsOnTheLowestLevelThatACallMayFallTo) {
   CallDemand demand = Talker();
   demand.least_share = 0.5;
-  const CallProgress begun{.first_token_ns = 5 * kMs, .generated = 1, .remaining = 100};
-  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMs).ms, 4 * 7);
-  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 15 * kMs).ms, 4 * 7 - 10);
-  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMs).gain, 1.4);
+  const CallProgress begun{.first_token_ns = 5 * kMillis, .generated = 1, .remaining = 100};
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMillis).ms, 4 * 7);
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 15 * kMillis).ms, 4 * 7 - 10);
+  EXPECT_DOUBLE_EQ(SlackOf(demand, begun, 5 * kMillis).gain, 1.4);
   demand.prefill_ms = 40;
   demand.targets.ttft_ms = 100;
-  const CallProgress prefilling{.granted_ns = 10 * kMs, .remaining = 4};
-  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMs).ms, 70 - 10);
+  const CallProgress prefilling{.granted_ns = 10 * kMillis, .remaining = 4};
+  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMillis).ms, 70 - 10);
 }
 
 TEST(SlackTest, OfTheFirstTokenAndOfTheEnd) {
   CallDemand demand = Talker();
   demand.prefill_ms = 40;
   demand.targets.ttft_ms = 100;
-  const CallProgress prefilling{.granted_ns = 10 * kMs, .remaining = 4};
-  EXPECT_DOUBLE_EQ(LeftPrefillMs(demand, prefilling, 30 * kMs), 20);
-  EXPECT_DOUBLE_EQ(LeftPrefillMs(demand, prefilling, 90 * kMs), 0);
-  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMs).ms, 50);
+  const CallProgress prefilling{.granted_ns = 10 * kMillis, .remaining = 4};
+  EXPECT_DOUBLE_EQ(LeftPrefillMs(demand, prefilling, 30 * kMillis), 20);
+  EXPECT_DOUBLE_EQ(LeftPrefillMs(demand, prefilling, 90 * kMillis), 0);
+  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMillis).ms, 50);
   demand.targets.end_to_end_ms = 120;
-  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMs).ms, 90 - 20 - 40) << "the tighter one";
+  EXPECT_DOUBLE_EQ(SlackOf(demand, prefilling, 30 * kMillis).ms, 90 - 20 - 40) << "the tighter one";
 }
 
 TEST(SlackTest, HoldsUntilTheSlackIsWonOrTheCallHasEnded) {

@@ -44,6 +44,7 @@ class Planner {
     std::vector<size_t> indices;
     for (size_t i = 0; i < calls_.size(); ++i) {
       if (inputs_.under_way.has_value() && !PreemptsStep(calls_[i])) continue;
+      if (calls_[i].waits_for_kv && OthersAreReady()) continue;
       candidates.push_back(calls_[i]);
       indices.push_back(i);
     }
@@ -62,6 +63,12 @@ class Planner {
   bool AnswersAreUnderWay() const {
     return std::any_of(calls_.begin(), calls_.end(), [](const StepCall& call) {
       return call.decoding && call.under_way_rows > 0;
+    });
+  }
+
+  bool OthersAreReady() const {
+    return std::any_of(calls_.begin(), calls_.end(), [](const StepCall& call) {
+      return !call.waits_for_kv && !call.reader_behind && call.ready_rows > 0;
     });
   }
 
@@ -105,7 +112,8 @@ class Planner {
 
   // Whether a call is computed in the middle of the step under way.
   bool PreemptsStep(const StepCall& call) const {
-    if (call.under_way_rows > 0) return false;
+    if (call.under_way_rows > 0 || call.waits_for_kv) return false;
+    if (inputs_.under_way->waits_for_kv) return true;
     return call.decoding ? AnswerPreempts(call) : PromptPreempts(call);
   }
 

@@ -39,15 +39,18 @@ struct StepCall {
   int32_t depth = 0;           // tokens of its context that are computed
   bool begun = false;          // some step has computed rows of it
   bool reader_behind = false;  // it gets no rows now
+  // Its rows have to wait for KV that is read from disk: they do not hold up rows of other calls.
+  bool waits_for_kv = false;
   int32_t under_way_rows = 0;  // its rows in the step under way; 0: it is not part of it
 };
 
 // A step that has begun and is not over.
 struct StepUnderWay {
-  double expected_ms = 0;  // StepPlan::expected_ms
-  double computed_ms = 0;  // time it has taken so far
-  double done = 0;         // share of its work that is done, 0 .. 1
-  bool preempted = false;  // another step was computed in its middle before
+  double expected_ms = 0;     // StepPlan::expected_ms
+  double computed_ms = 0;     // time it has taken so far
+  double done = 0;            // share of its work that is done, 0 .. 1
+  bool preempted = false;     // another step was computed in its middle before
+  bool waits_for_kv = false;  // it stands still: everything that can be computed goes in between
 };
 
 struct StepInputs {

@@ -159,6 +159,26 @@ TEST(PlanStepTest, APromptAloneGetsAPieceOfManyRows) {
   EXPECT_THAT(board.Rows(), ElementsAre(board.sizer.Rows(1), 1));
 }
 
+TEST(PlanStepTest, ACallThatWaitsForKvHoldsNobodyUp) {
+  const Pacer free;
+  Board board;
+  board.Add(free, false, 20).waits_for_kv = true;
+  EXPECT_THAT(board.Rows(), ElementsAre(20)) << "alone it waits in its pass";
+  board.Add(free, false, 30);
+  EXPECT_THAT(board.Rows(), ElementsAre(0, 30));
+  board.Add(free, true, 1);
+  EXPECT_EQ(board.Rows()[0], 0);
+  EXPECT_EQ(board.Rows()[2], 1);
+  // While its step stands still, everything else is computed in between.
+  board.calls[0].under_way_rows = 20;
+  const StepUnderWay stands{.expected_ms = 40, .waits_for_kv = true};
+  EXPECT_EQ(board.Rows(stands)[0], 0);
+  EXPECT_GT(board.Rows(stands)[1], 0);
+  EXPECT_EQ(board.Rows(stands)[2], 1);
+  board.calls[1].waits_for_kv = true;
+  EXPECT_EQ(board.Rows(stands)[1], 0) << "two would wait";
+}
+
 TEST(PlanStepTest, AnAnswersTreeIsComputedWhole) {
   const Pacer free;
   Board board;

@@ -72,6 +72,14 @@ std::string WhatIsWrong(const v1::CalibrationPoint& point) {
   return "";
 }
 
+std::string WhatIsWrong(const v1::KvFormatError& error) {
+  if (error.format() < v1::KV_FORMAT_Q8 || error.format() > v1::KV_FORMAT_Q4_Q2) {
+    return absl::StrCat("error of the unknown KV format ", error.format());
+  }
+  if (std::isfinite(error.divergence()) && error.divergence() >= 0) return "";
+  return absl::StrCat("error of ", v1::KvFormat_Name(error.format()), " of ", error.divergence());
+}
+
 bool SamePoint(const v1::CalibrationPoint& a, const v1::CalibrationPoint& b) {
   return a.kind() == b.kind() && a.level_percent() == b.level_percent() && a.rows() == b.rows() &&
          a.depth() == b.depth() && a.text_bytes() == b.text_bytes();
@@ -203,6 +211,9 @@ absl::StatusOr<v1::Calibration> ReadCalibration(const std::string& path) {
   for (const v1::CalibrationPoint& point : record.points()) {
     if (const std::string wrong = WhatIsWrong(point); !wrong.empty()) return Damaged(path, wrong);
   }
+  for (const v1::KvFormatError& error : record.kv_errors()) {
+    if (const std::string wrong = WhatIsWrong(error); !wrong.empty()) return Damaged(path, wrong);
+  }
   return record;
 }
 
@@ -316,6 +327,23 @@ StepCost FullStepCost(std::span<const LevelTimes> levels) {
   cost.depth = depth(full);
   cost.lowest_level_depth = depth(levels.front());
   return cost;
+}
+
+std::vector<KvFormatError> KvErrorsOf(const v1::Calibration& record) {
+  std::vector<KvFormatError> errors;
+  for (const v1::KvFormatError& error : record.kv_errors()) {
+    errors.push_back({static_cast<KvFormat>(error.format()), error.divergence()});
+  }
+  return errors;
+}
+
+void SetKvErrors(std::span<const KvFormatError> errors, v1::Calibration* record) {
+  record->clear_kv_errors();
+  for (const KvFormatError& error : errors) {
+    v1::KvFormatError& wire = *record->add_kv_errors();
+    wire.set_format(static_cast<v1::KvFormat>(error.format));
+    wire.set_divergence(error.divergence);
+  }
 }
 
 double ReadUsPerByte(const v1::Calibration& record) {

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/board.h"
 #include "engine/session/cost_probe.h"
+#include "engine/session/kv_errors.h"
 #include "engine/session/level_times.h"
 #include "withy/v1/calibration.pb.h"
 
@@ -65,6 +66,9 @@ double MedianUs(const v1::CalibrationPoint& point);
 std::vector<LevelTimes> LevelTimesOf(const v1::Calibration& record);
 // Cost of the full model, the last of `levels` (not empty), as the probe at start would report it.
 StepCost FullStepCost(std::span<const LevelTimes> levels);
+// The errors of KV formats; empty: not measured.
+std::vector<KvFormatError> KvErrorsOf(const v1::Calibration& record);
+void SetKvErrors(std::span<const KvFormatError> errors, v1::Calibration* record);
 // Microseconds that a TLM takes per byte of text; 0 without samples.
 double ReadUsPerByte(const v1::Calibration& record);
 

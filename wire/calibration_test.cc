@@ -52,6 +52,9 @@ v1::Calibration SomeRecord() {
   *record.add_points() = Point(v1::CALIBRATION_KIND_DECODE, 100, 1, 512, {900});
   *record.add_points() = Point(v1::CALIBRATION_KIND_DECODE, 100, 1, 2048, {1312});
   *record.add_points() = Point(v1::CALIBRATION_KIND_SWITCH, 100, 1, 0, {-3});
+  const std::vector<KvFormatError> errors = {
+      {KvFormat::kQ8, 0.25}, {KvFormat::kQ4, 1.5}, {KvFormat::kQ4Q2, 4.5}, {KvFormat::kQ2, 20}};
+  SetKvErrors(errors, &record);
   record.set_complete(true);
   return record;
 }
@@ -90,6 +93,7 @@ TEST_F(CalibrationFileTest, IsReadAsItWasWritten) {
   const auto read = UsableCalibration(path_, SomeKey());
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->SerializeAsString(), SomeRecord().SerializeAsString());
+  EXPECT_THAT(KvErrorsOf(*read), testing::Contains(KvFormatError{KvFormat::kQ4Q2, 4.5}));
   const auto files = std::filesystem::directory_iterator(folder_ / "sub");
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "nothing is left beside it";
 }
@@ -164,6 +168,12 @@ TEST_F(CalibrationFileTest, DamageIsSaid) {
   fresh();
   Edit("level_percent: 100", "level_percent: 101");
   ExpectDamaged("level 101");
+  fresh();
+  Edit("divergence: 1.5", "divergence: -1.5");
+  ExpectDamaged("error of KV_FORMAT_Q4 of -1.5");
+  fresh();
+  Edit("divergence: 1.5", "divergence: inf");
+  ExpectDamaged("error of KV_FORMAT_Q4 of inf");
 }
 
 TEST_F(CalibrationFileTest, LiesBesideThePackedModel) {

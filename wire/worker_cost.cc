@@ -1,7 +1,10 @@
 #include "wire/worker_cost.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/kv/block.h"
 #include "wire/calibration.h"
 
 namespace withy::engine {
@@ -43,12 +46,14 @@ absl::StatusOr<std::vector<LevelTimes>> TimesOf(const v1::Calibration& record,
   return levels;
 }
 
-absl::StatusOr<std::vector<LevelTimes>> ReadTimes(const Model& model, const std::string& path,
-                                                  const BoardInfo& board) {
+absl::Status ReadRecord(const Model& model, const std::string& path, const BoardInfo& board,
+                        WorkerCost* cost) {
   const v1::CalibrationKey here =
       MakeCalibrationKey(model.info().id, model.target(), model.threads(), board);
   WITHY_ASSIGN_OR_RETURN(const v1::Calibration record, UsableCalibration(path, here));
-  return TimesOf(record, model.info(), path);
+  WITHY_ASSIGN_OR_RETURN(cost->levels, TimesOf(record, model.info(), path));
+  cost->kv_errors = KvErrorsOf(record);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -57,10 +62,8 @@ absl::StatusOr<WorkerCost> FindWorkerCost(Model& model, const std::string& model
                                           const std::string& packed_dir, const BoardInfo& board,
                                           Clock& clock) {
   WorkerCost cost;
-  auto levels = ReadTimes(model, CalibrationPath(model_path, packed_dir), board);
-  cost.calibration = levels.status();
-  if (levels.ok()) {
-    cost.levels = *std::move(levels);
+  cost.calibration = ReadRecord(model, CalibrationPath(model_path, packed_dir), board, &cost);
+  if (cost.calibration.ok()) {
     cost.step = FullStepCost(cost.levels);
   } else {
     WITHY_ASSIGN_OR_RETURN(cost.step, MeasureCost(model, clock));
@@ -114,6 +117,38 @@ v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info) {
     out->set_decode_us_per_extra_row(times.decode_us_per_extra_row);
     out->set_prefill_us_per_context_token(times.prefill_us_per_context_token);
   }
+  return wire;
+}
+
+v1::KvCosts KvCostsOf(const WorkerCost& cost) {
+  v1::KvCosts wire;
+  for (const KvFormatError& error : cost.kv_errors) {
+    v1::KvFormatError& out = *wire.add_errors();
+    out.set_format(static_cast<v1::KvFormat>(error.format));
+    out.set_divergence(error.divergence);
+  }
+  const std::vector<PrefillTime>& times = cost.step.prefill;
+  const double depth_us = cost.step.depth.prefill_us;  // a token, for each token before it
+  double token_us = cost.step.prefill_us_per_token;
+  double fixed_us = 0;
+  if (times.size() > 1) {
+    // prefill(n) = fixed + n * token + n^2 / 2 * depth, through the longest prefill and one of at
+    // most a quarter of its length: few tokens are bound by the reading of weights.
+    const PrefillTime& high = times.back();
+    const PrefillTime* low = &times.front();
+    for (const PrefillTime& time : times) {
+      if (4 * time.tokens <= high.tokens) low = &time;
+    }
+    const auto flat = [&](const PrefillTime& time) {
+      return time.us - depth_us * time.tokens * time.tokens / 2;
+    };
+    const double slope = (flat(high) - flat(*low)) / (high.tokens - low->tokens);
+    if (slope > 0) token_us = slope;
+    fixed_us = std::max(0.0, flat(*low) - token_us * low->tokens);
+  }
+  wire.set_recompute_fixed_ms(fixed_us / 1e3);
+  wire.set_recompute_chunk_ms(token_us * kChunkTokens / 1e3);
+  wire.set_recompute_position_ms(depth_us * kChunkTokens * kChunkTokens / 1e3);
   return wire;
 }
 

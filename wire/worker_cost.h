@@ -11,15 +11,18 @@
 #include "base/clock.h"
 #include "engine/model/model.h"
 #include "engine/session/cost_probe.h"
+#include "engine/session/kv_errors.h"
 #include "engine/session/level_times.h"
 #include "policy/cost_parameters.h"
+#include "withy/v1/context_store.pb.h"
 #include "withy/v1/model_worker.pb.h"
 
 namespace withy::engine {
 
 struct WorkerCost {
-  StepCost step;                   // of the full model
-  std::vector<LevelTimes> levels;  // of every level, ascending; empty: not calibrated
+  StepCost step;                         // of the full model
+  std::vector<LevelTimes> levels;        // of every level, ascending; empty: not calibrated
+  std::vector<KvFormatError> kv_errors;  // empty: not calibrated
   // Why an existing calibration was not used. OK: it was used; NOT_FOUND: there is none.
   absl::Status calibration;
 
@@ -39,5 +42,9 @@ std::string Describe(const WorkerCost& cost);
 policy::CostParameters CostOf(const LevelTimes& times);
 
 v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info);
+
+// What context_store is told: the time to recompute a chunk, fitted to the full model's prefill
+// times, and the errors of KV formats. Source: LLMS section 3.3, T_re.
+v1::KvCosts KvCostsOf(const WorkerCost& cost);
 
 }  // namespace withy::engine

@@ -109,6 +109,31 @@ TEST_F(WorkerCostTest, ACalibrationThatFitsIsTaken) {
   EXPECT_GT(wire.levels(0).weight_bytes(), 0u);
 }
 
+TEST_F(WorkerCostTest, TheStoreIsToldWhatKvCosts) {
+  const std::vector<KvFormatError> errors = {{KvFormat::kQ8, 0.5}, {KvFormat::kQ2, 20}};
+  SetKvErrors(errors, &record_);
+  // 2 ms, 100 us a token, and 0.02 us a token for each one before it.
+  for (const uint32_t tokens : {16u, 256u, 1024u}) {
+    Add(v1::CALIBRATION_KIND_PREFILL, 100, tokens, 0, 2000 + 100 * tokens + 0.01 * tokens * tokens);
+  }
+  record_.mutable_points(4)->set_rows(32);  // the full level's first prefill
+  record_.mutable_points(4)->set_sample_us(0, 2000 + 3200 + 10.24);
+  Write();
+  const v1::KvCosts costs = KvCostsOf(Find());
+  EXPECT_NEAR(costs.recompute_fixed_ms(), 2, 0.1);
+  EXPECT_NEAR(costs.recompute_chunk_ms(), 1.6, 0.02);
+  EXPECT_NEAR(costs.recompute_position_ms(), 16 * 16 * 0.02e-3, 1e-4);
+  ASSERT_EQ(costs.errors_size(), 2);
+  EXPECT_EQ(costs.errors(1).format(), v1::KV_FORMAT_Q2);
+  EXPECT_EQ(costs.errors(1).divergence(), 20);
+}
+
+TEST_F(WorkerCostTest, WithoutACalibrationTheStoreIsToldOfRecomputingOnly) {
+  const v1::KvCosts costs = KvCostsOf(Find());
+  EXPECT_GT(costs.recompute_chunk_ms(), 0);
+  EXPECT_EQ(costs.errors_size(), 0);
+}
+
 TEST_F(WorkerCostTest, AStaleOneIsRefusedAndTheModelMeasured) {
   record_.mutable_key()->set_model_id("another");
   Write();

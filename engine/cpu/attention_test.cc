@@ -42,7 +42,7 @@ class Context {
       if (format == KvFormat::kQ8 || format == KvFormat::kF16) continue;
       const std::vector<std::byte> q8(Block(chunk), Block(chunk) + g_.BlockBytes());
       std::memset(Block(chunk), 0x7f, Stride());
-      EncodeBlock(g_, q8.data(), format, Block(chunk));
+      EncodeBlock(g_, q8.data(), KvFormat::kQ8, format, Block(chunk));
       SpoilScales(format, Block(chunk), tokens_ - chunk * 16);
     }
   }
@@ -205,6 +205,65 @@ TEST_P(AttentionTest, MatchesTheReferenceOverShapesLengthsAndFormats) {
   }
 }
 
+// Keys that are stored without the bias of some pairs give what keys with it give.
+TEST_P(AttentionTest, AddsTheBiasThatKeysAreStoredWithout) {
+  const KvGeometry g{1, 2, 64};
+  const int tokens = 700;
+  const std::vector<float> frequencies = RopeFrequencies(64, 10000, 1, nullptr);
+  AttentionKeyBias bias;
+  std::vector<AttentionKeyBias::Pair> pairs(2 * kMaxKeyBiasPairs);
+  std::vector<int32_t> counts = {3, 0};  // the second head has none
+  const int chosen[] = {4, 29, 31};
+  for (int i = 0; i < 3; ++i) {
+    pairs[static_cast<size_t>(i)] = {chosen[i], chosen[i] + 32, chosen[i], 30.0f + 5 * i,
+                                     i == 1 ? 0.0f : -40.0f};
+  }
+  std::vector<float> in_run(32 * 2 * kAttentionRunKeys), of_run(3 * 32 * 2);
+  for (size_t a = 0; a < 32; ++a) {
+    for (int p = 0; p < kAttentionRunKeys; ++p) {
+      float* to = &in_run[a * 2 * kAttentionRunKeys + static_cast<size_t>(p)];
+      to[0] = std::cos(frequencies[a] * static_cast<float>(p));
+      to[kAttentionRunKeys] = std::sin(frequencies[a] * static_cast<float>(p));
+    }
+    for (size_t run = 0; run < 3; ++run) {
+      of_run[(run * 32 + a) * 2] = std::cos(frequencies[a] * static_cast<float>(run * 256));
+      of_run[(run * 32 + a) * 2 + 1] = std::sin(frequencies[a] * static_cast<float>(run * 256));
+    }
+  }
+  bias = {pairs.data(), counts.data(), in_run.data(), of_run.data(), 32};
+  const Context stored = Filled(g, tokens, 1, {KvFormat::kF16});
+  // The same with the rotated bias in the keys.
+  Context whole(g, tokens, {KvFormat::kF16});
+  std::vector<float> k(128), v(128);
+  for (int p = 0; p < tokens; ++p) {
+    stored.Read(p, k.data(), v.data());
+    for (int i = 0; i < counts[0]; ++i) {
+      const AttentionKeyBias::Pair& pair = pairs[static_cast<size_t>(i)];
+      const double angle = p * static_cast<double>(frequencies[static_cast<size_t>(pair.angle)]);
+      const auto c = static_cast<float>(std::cos(angle));
+      const auto s = static_cast<float>(std::sin(angle));
+      k[static_cast<size_t>(pair.first)] += pair.bias_first * c - pair.bias_second * s;
+      k[static_cast<size_t>(pair.second)] += pair.bias_second * c + pair.bias_first * s;
+    }
+    whole.Write(kernels(), p, k.data(), v.data());
+  }
+  std::mt19937 rng(5);
+  const std::vector<float> q = RandomFloats(rng, 4 * 64, 0.3f);
+  std::vector<float> out(q.size());
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 4;
+  args.scale = 0.125f;
+  args.key_bias = &bias;
+  for (const int visible : {1, 16, 40, 256, 300, tokens}) {
+    Run(args, {{stored.memory(), stored.blocks(), 1, visible}}, q.data(), out.data());
+    for (int h = 0; h < 4; ++h) {
+      const auto want = SlowAttention(g, q.data() + h * 64, h / 2, args.scale, whole, visible);
+      EXPECT_LT(RelativeError(out.data() + h * 64, want), 0.02) << visible << " head " << h;
+    }
+  }
+}
+
 TEST_P(AttentionTest, SixteenBitsAreExact) {
   const KvGeometry g{1, 2, 64};
   const Context context = Filled(g, 300, 1, {KvFormat::kF16});
@@ -288,6 +347,66 @@ TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
     Attend(pool, kernels(), args);
     EXPECT_TRUE(SameBits(pooled.data(), together.data(), pooled.size()));
   }
+}
+
+TEST_P(AttentionTest, SharingOutTheKeysDoesNotChangeABit) {
+  for (const auto& formats : FormatMixtures()) {
+    const KvGeometry g{1, 3, 64};
+    const int tokens = 1300;  // six runs
+    const Context a = Filled(g, tokens, 1, formats);
+    const Context b = Filled(g, 90, 2, formats);
+    std::mt19937 rng(3);
+    const int width = 9 * 64;
+    const std::vector<AttentionRow> rows = {{a.memory(), a.blocks(), 1, tokens - 1},
+                                            {a.memory(), a.blocks(), 1, tokens},
+                                            {b.memory(), b.blocks(), 1, 90},
+                                            {a.memory(), a.blocks(), 1, 256}};
+    const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
+    AttentionArgs args;
+    args.geometry = g;
+    args.q_heads = 9;
+    args.scale = 0.125f;
+    args.rows = static_cast<int>(rows.size());
+    args.row = rows.data();
+    args.q = q.data();
+    args.q_stride = args.out_stride = width;
+    args.density_stride = (tokens + 15) / 16;
+    const size_t densities = rows.size() * 3 * static_cast<size_t>(args.density_stride);
+    std::vector<float> whole(q.size()), whole_density(densities);
+    args.out = whole.data();
+    args.density = whole_density.data();
+    kernels().attention(args, 0, AttentionItems(args));
+    for (const int key_items : {2, 3, 6, 7}) {
+      std::vector<float> out(q.size()), density(densities);
+      std::vector<float> parts(AttentionPartFloats(args), std::numeric_limits<float>::quiet_NaN());
+      AttentionArgs shared = args;
+      shared.key_items = key_items;
+      shared.parts = parts.data();
+      shared.out = out.data();
+      shared.density = density.data();
+      for (int item = AttentionItems(shared); item-- > 0;) {
+        kernels().attention(shared, item, item + 1);
+      }
+      kernels().merge_attention(shared, 0, AttentionMergeItems(shared));
+      ASSERT_TRUE(SameBits(out.data(), whole.data(), out.size())) << key_items;
+      ASSERT_TRUE(SameBits(density.data(), whole_density.data(), densities)) << key_items;
+    }
+  }
+}
+
+TEST(AttentionItemsTest, KeysAreSharedOutWhereHeadsDoNotKeepTheThreadsBusy) {
+  AttentionRow row{.visible = 2048};
+  AttentionArgs args;
+  args.geometry = {1, 3, 64};
+  args.q_heads = 9;
+  args.rows = 1;
+  args.row = &row;
+  EXPECT_EQ(AttentionKeyItems(args, 1), 1);
+  EXPECT_EQ(AttentionKeyItems(args, 2), 4);
+  EXPECT_EQ(AttentionKeyItems(args, 3), 1) << "a head for each thread";
+  EXPECT_EQ(AttentionKeyItems(args, 8), 8) << "no more than there are runs";
+  row.visible = 256;
+  EXPECT_EQ(AttentionKeyItems(args, 2), 1);
 }
 
 TEST_P(AttentionTest, ATreeRowEqualsPlainDecoding) {

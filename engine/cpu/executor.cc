@@ -10,7 +10,8 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   explicit PoolRun(CpuExecutor& executor)
       : pool_(executor.pool_),
         steps_(executor.pool_.NewList()),
-        lowering_(executor.facts_, executor.weights_, executor.kernels_, executor.tap_) {}
+        lowering_(executor.facts_, executor.weights_, executor.key_bias_, executor.kernels_,
+                  executor.pool_.threads(), executor.tap_) {}
 
   void Start(const Program& program, const RowPlan& plan, const Batch& batch,
              float* logits) override {
@@ -72,7 +73,12 @@ class CpuExecutor::PoolRun final : public ProgramRun {
 
 CpuExecutor::CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels,
                          int threads, const LayerTap& tap)
-    : facts_(facts), weights_(file, facts), kernels_(kernels), tap_(tap), pool_(threads) {}
+    : facts_(facts),
+      weights_(file, facts),
+      key_bias_(facts, weights_),
+      kernels_(kernels),
+      tap_(tap),
+      pool_(threads) {}
 
 CpuExecutor::~CpuExecutor() = default;
 

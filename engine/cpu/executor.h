@@ -7,6 +7,7 @@
 
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/kernels.h"
+#include "engine/cpu/key_bias.h"
 #include "engine/cpu/lower.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/executor.h"
@@ -31,6 +32,7 @@ class CpuExecutor final : public Executor {
 
   const ModelFacts& facts_;
   const BoundWeights weights_;
+  const KeyBias key_bias_;
   const Kernels& kernels_;
   const LayerTap& tap_;
   ThreadPool pool_;

@@ -186,7 +186,7 @@ class FormatKv {
         kernels.write_kv(g, token, token, written ? format : KvFormat::kQ8,
                          written ? out : q8.data(), slot);
       }
-      if (!written) EncodeBlock(g, q8.data(), format, out);
+      if (!written) EncodeBlock(g, q8.data(), KvFormat::kQ8, format, out);
       blocks_.push_back(KvBlockName::AtOffset(offset, format));
     }
   }
@@ -264,8 +264,8 @@ void BenchEncode(const Options& options) {
       kernels.write_kv(g, token.data() + slot, token.data() + slot, KvFormat::kQ8, in.data(), slot);
     }
     for (const KvFormat format : {KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
-      const double seconds =
-          BestSeconds(options.seconds, [&] { EncodeBlock(g, in.data(), format, out.data()); });
+      const double seconds = BestSeconds(
+          options.seconds, [&] { EncodeBlock(g, in.data(), KvFormat::kQ8, format, out.data()); });
       std::printf("%9d %-6s %9.2f\n", head_dim, KvFormatName(format),
                   static_cast<double>(g.BlockBytes()) / seconds / 1e9);
     }

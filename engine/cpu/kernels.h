@@ -35,6 +35,9 @@ struct Kernels {
 
   // Computes items [item_begin, item_end) of AttentionItems(args).
   void (*attention)(const AttentionArgs& args, int item_begin, int item_end);
+  // If args.key_items > 1, after all items: items [item_begin, item_end) of
+  // AttentionMergeItems(args).
+  void (*merge_attention)(const AttentionArgs& args, int item_begin, int item_end);
 
   // Rotates K and V of one token, k and v [kv_heads * head_dim], and writes them into `slot` of the
   // block, in `format`: kQ8 or kF16. Leaves the header unchanged.

@@ -6,6 +6,7 @@
 
 #define WITHY_TARGET avx2
 #define WITHY_INLINE inline __attribute__((always_inline))
+#define WITHY_PAIR_SUMS  // for attention
 
 namespace withy::engine::avx2 {
 
@@ -33,6 +34,7 @@ inline constexpr int kFloatTiles = 1;
 inline constexpr int kKvOffset = 0;
 inline constexpr int kScoreQueries = 4;
 inline constexpr int kValueQueries = 2;
+inline constexpr int kLastValueQueries = 3;
 inline constexpr int kValueTiles = 1;
 
 struct Bytes64 {
@@ -125,6 +127,40 @@ WITHY_INLINE I16 DotVp(I16 acc, const int8_t* v, const uint8_t* p) {
   }
   return acc;
 }
+// Sums of pairs of tokens: part i has dimensions 4 * i to 4 * i + 3, two sums each. maddubs would
+// need two 7-bit halves of the probabilities, and so twice as many products.
+struct PairSums {
+  __m256i part[4];
+};
+template <int T>
+WITHY_INLINE void DotPairs(PairSums (&sums)[T], const int8_t* v, const int16_t* p,
+                           ptrdiff_t p_stride) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256i w =
+        _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(v + 16 * i)));
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      int64_t quad;
+      std::memcpy(&quad, p + t * p_stride, sizeof quad);
+      sums[t].part[i] =
+          _mm256_add_epi32(sums[t].part[i], _mm256_madd_epi16(w, _mm256_set1_epi64x(quad)));
+    }
+  }
+}
+WITHY_INLINE I16 AddPairs(const PairSums& sums) {
+  I16 all;
+  for (int i = 0; i < 2; ++i) {
+    const __m256i crossed = _mm256_hadd_epi32(sums.part[2 * i], sums.part[2 * i + 1]);
+    all.part[i] = (NativeI)_mm256_permute4x64_epi64(crossed, 0xd8);
+  }
+  return all;
+}
+// Lanes below 2^15.
+WITHY_INLINE void StoreShorts(I16 v, int16_t* out) {
+  const __m256i crossed = _mm256_packs_epi32((__m256i)v.part[0], (__m256i)v.part[1]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(crossed, 0xd8));
+}
 // Sums of 16 bits hold eight pairs of products, as those of DotQ4.
 inline constexpr bool kNarrowSums = true;
 using FieldSums = Bytes64;
@@ -162,10 +198,11 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 namespace withy::engine {
 
 const Kernels* Avx2Kernels() {
-  static constexpr Kernels kTable = {
-      Target::kAvx2,    "avx2",        avx2::Prepare,  avx2::MatMul,  avx2::Attention,
-      avx2::WriteKv,    avx2::RmsNorm, avx2::Rope,     avx2::SwiGlu,  avx2::Add,
-      avx2::AddLowRank, avx2::Softmax, avx2::PeakLoop, avx2::ReadLoop};
+  static constexpr Kernels kTable = {Target::kAvx2, "avx2",          avx2::Prepare,
+                                     avx2::MatMul,  avx2::Attention, avx2::MergeAttention,
+                                     avx2::WriteKv, avx2::RmsNorm,   avx2::Rope,
+                                     avx2::SwiGlu,  avx2::Add,       avx2::AddLowRank,
+                                     avx2::Softmax, avx2::PeakLoop,  avx2::ReadLoop};
   // Every CPU with AVX2 and FMA has F16C.
   static const bool kSupported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   return kSupported ? &kTable : nullptr;

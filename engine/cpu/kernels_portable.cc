@@ -30,6 +30,7 @@ inline constexpr int kFloatTiles = 1;
 inline constexpr int kKvOffset = 128;
 inline constexpr int kScoreQueries = 2;
 inline constexpr int kValueQueries = 1;
+inline constexpr int kLastValueQueries = 1;
 inline constexpr int kValueTiles = 1;
 
 struct Bytes64 {
@@ -124,11 +125,12 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 namespace withy::engine {
 
 const Kernels* PortableKernels() {
-  static constexpr Kernels kTable = {Target::kPortable,  "portable",           portable::Prepare,
-                                     portable::MatMul,   portable::Attention,  portable::WriteKv,
-                                     portable::RmsNorm,  portable::Rope,       portable::SwiGlu,
-                                     portable::Add,      portable::AddLowRank, portable::Softmax,
-                                     portable::PeakLoop, portable::ReadLoop};
+  static constexpr Kernels kTable = {
+      Target::kPortable, "portable",          portable::Prepare,
+      portable::MatMul,  portable::Attention, portable::MergeAttention,
+      portable::WriteKv, portable::RmsNorm,   portable::Rope,
+      portable::SwiGlu,  portable::Add,       portable::AddLowRank,
+      portable::Softmax, portable::PeakLoop,  portable::ReadLoop};
   return &kTable;
 }
 

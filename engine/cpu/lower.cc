@@ -26,11 +26,13 @@ void ForRunsIn(std::span<const LowRankRun> runs, int32_t begin, int32_t end, Fn 
 
 }  // namespace
 
-Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const Kernels& kernels,
-                   const LayerTap& tap)
+Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
+                   const Kernels& kernels, int threads, const LayerTap& tap)
     : facts_(facts),
       weights_(weights),
+      key_bias_(key_bias),
       kernels_(kernels),
+      threads_(threads),
       tap_(tap),
       geometry_{.layers = facts.shape.layers,
                 .kv_heads = facts.shape.kv_heads,
@@ -60,6 +62,7 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
   const int32_t layers = facts_.shape.layers;
   attention_rows_.clear();
   attention_rows_.reserve(static_cast<size_t>(layers) * static_cast<size_t>(plan.count()));
+  ReserveParts();
 }
 
 void Lowering::Lower(const Op& op, StepList& steps) {
@@ -191,7 +194,7 @@ void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
   std::fill(k + rows, k + s.kv_rows(), 0.0f);
   std::fill(v + rows, v + s.kv_rows(), 0.0f);
   if (op.Reads(WeightRole::kKBias)) {
-    kernels_.add(weights_.Vector({WeightRole::kKBias, op.layer}), rows, k);
+    kernels_.add(key_bias_.Stored(op.layer), rows, k);
   }
   if (op.Reads(WeightRole::kVBias)) {
     kernels_.add(weights_.Vector({WeightRole::kVBias, op.layer}), rows, v);
@@ -254,15 +257,13 @@ void Lowering::KeepWanted(StepList& steps) {
 }
 
 void Lowering::Attend(const Op& op, StepList& steps) {
-  const ModelShape& s = facts_.shape;
-  const bool all_rows = op.layer + 1 < s.layers;
-  const size_t first = attention_rows_.size();
+  const bool all_rows = op.layer + 1 < facts_.shape.layers;
   for (int32_t i = 0; i < op.rows; ++i) {
     const PlannedRow& planned = plan_->row(all_rows ? i : plan_->wanted()[static_cast<size_t>(i)]);
     const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
     AttentionRow row{.memory = context.memory.base,
                      .blocks = context.blocks.data() + op.layer,
-                     .block_stride = s.layers,
+                     .block_stride = facts_.shape.layers,
                      .visible = planned.row->position + 1};
     if (planned.tail_group >= 0) {
       row.tail = work_.tails.data() + planned.tail_first;
@@ -270,23 +271,49 @@ void Lowering::Attend(const Op& op, StepList& steps) {
     }
     attention_rows_.push_back(row);
   }
+  AttentionArgs args = AttentionOf(op.rows, all_rows);
+  args.key_bias = key_bias_.Added(op.layer);
+  if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
+  args.key_items = AttentionKeyItems(args, threads_);
+  args.parts = attention_parts_.data();
+  AddAttend(steps, kernels_, args);
+}
+
+AttentionArgs Lowering::AttentionOf(int32_t rows, bool all_rows) {
+  const ModelShape& s = facts_.shape;
   AttentionArgs args;
   args.geometry = geometry_;
   args.q_heads = s.heads;
   args.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  args.rows = op.rows;
-  args.row = attention_rows_.data() + first;
+  args.rows = rows;
+  args.row = attention_rows_.data() + attention_rows_.size() - static_cast<size_t>(rows);
   args.q = work_.q.data();
   args.q_stride = work_.q.stride();
   args.out = work_.attended.data();
   args.out_stride = work_.attended.stride();
   args.rank_major = !s.cuts_kv_heads();
-  if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
   if (density_chunks_ > 0 && all_rows) {
     args.density = density_.data();
     args.density_stride = density_chunks_;
   }
-  AddAttend(steps, kernels_, args);
+  return args;
+}
+
+// Makes room for the parts of all layers' attention, which does not move while steps point at it.
+void Lowering::ReserveParts() {
+  size_t floats = 0;
+  for (const bool all_rows : {true, false}) {
+    const auto rows = all_rows ? plan_->count() : static_cast<int32_t>(plan_->wanted().size());
+    attention_rows_.clear();
+    for (int32_t i = 0; i < rows; ++i) {
+      const int32_t row = all_rows ? i : plan_->wanted()[static_cast<size_t>(i)];
+      attention_rows_.push_back({.visible = plan_->row(row).row->position + 1});
+    }
+    const AttentionArgs args = AttentionOf(rows, all_rows);
+    if (AttentionKeyItems(args, threads_) > 1) floats = std::max(floats, AttentionPartFloats(args));
+  }
+  attention_rows_.clear();
+  attention_parts_.Resize(floats);
 }
 
 void Lowering::AddDensities() const {

@@ -11,6 +11,7 @@
 
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/kernels.h"
+#include "engine/cpu/key_bias.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/cpu/workspace.h"
@@ -28,8 +29,8 @@ class Lowering {
  public:
   static constexpr int kMaxStepsPerOp = 2;
 
-  Lowering(const ModelFacts& facts, const BoundWeights& weights, const Kernels& kernels,
-           const LayerTap& tap);
+  Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
+           const Kernels& kernels, int threads, const LayerTap& tap);
   Lowering(const Lowering&) = delete;
   Lowering& operator=(const Lowering&) = delete;
 
@@ -48,6 +49,9 @@ class Lowering {
   void GatherTail(const Op& op, StepList& steps);
   void KeepWanted(StepList& steps);
   void Attend(const Op& op, StepList& steps);
+  // Arguments of attention over the last `rows` of attention_rows_.
+  AttentionArgs AttentionOf(int32_t rows, bool all_rows);
+  void ReserveParts();
   void AddDensities() const;
   void ClearHeads(const Op& op, StepList& steps);
   void AttentionOut(const Op& op, StepList& steps);
@@ -87,7 +91,9 @@ class Lowering {
 
   const ModelFacts& facts_;
   const BoundWeights& weights_;
+  const KeyBias& key_bias_;
   const Kernels& kernels_;
+  const int threads_;
   const LayerTap& tap_;
   const KvGeometry geometry_;
 
@@ -104,6 +110,7 @@ class Lowering {
   int32_t density_chunks_ = 0;
   // Steps point into these, so they keep their capacity from Start() on.
   std::vector<AttentionRow> attention_rows_;  // by layer, then row; the last layer's wanted rows
+  AlignedArray<float> attention_parts_;       // AttentionArgs::parts, of one layer at a time
   std::vector<MatMulArgs> lora_products_;     // by operation
   std::vector<GateUpLowRank> gate_up_lora_;   // by operation
 };

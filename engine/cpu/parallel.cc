@@ -40,6 +40,7 @@ PieceSize PieceTiles(const PackedMatrix& w, int rows, int tiles, int threads) {
 }
 
 constexpr PieceSize kPieceRows{2, 16};
+constexpr int kMergeItems = 4;  // each takes a microsecond
 
 float* RowScratch(int n) {
   thread_local AlignedArray<float> scratch;
@@ -181,6 +182,9 @@ void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args) {
   steps.Add(AttentionItems(args), 1,
             [&kernels, args](int begin, int end) { kernels.attention(args, begin, end); });
+  if (args.key_items == 1) return;
+  steps.Add(AttentionMergeItems(args), kMergeItems,
+            [&kernels, args](int begin, int end) { kernels.merge_attention(args, begin, end); });
 }
 
 void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
@@ -211,7 +215,12 @@ void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, co
 }
 
 void Attend(ThreadPool& pool, const Kernels& kernels, const AttentionArgs& args) {
-  AddAttend(pool.list(), kernels, args);
+  AttentionArgs divided = args;
+  divided.key_items = AttentionKeyItems(args, pool.threads());
+  AlignedArray<float> parts;
+  if (divided.key_items > 1) parts.Resize(AttentionPartFloats(args));
+  divided.parts = parts.data();
+  AddAttend(pool.list(), kernels, divided);
   pool.Run(pool.list());
 }
 

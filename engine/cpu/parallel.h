@@ -49,7 +49,7 @@ struct GateUpLowRank {
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {});
 
-// Computes attention of all rows.
+// Computes attention of all rows. One step, or two if args.key_items > 1.
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args);
 
 // The same, run at once. `out` and `h` are Reset() here with `forms` (ActivationForms).

@@ -112,6 +112,76 @@ inline void LoadV(const std::byte* v, const F16 (&scale)[4], int head_dim, KvPar
   }
 }
 
+// Scales and zeros of the 16 tokens of a head in a lower format, of K or of V: a field u stands for
+// scale * (u - zero).
+struct FieldSteps {
+  alignas(64) float scale[16];
+  alignas(64) float zero[16];
+};
+
+inline FieldSteps LoadSteps(const std::byte* scales, const std::byte* zeros, bool is_v, int bits,
+                            float unit) {
+  FieldSteps steps;
+  for (int t = 0; t < kChunkTokens; ++t) {
+    const int both = static_cast<int>(zeros[t]);
+    steps.scale[t] = unit * static_cast<float>(scales[t]);
+    steps.zero[t] = static_cast<float>(KvZero(bits, is_v ? both >> 4 : both & 15)) / kKvZeroUnits;
+  }
+  return steps;
+}
+
+// Fields of one byte each, laid out as K (or V) at 8 bits.
+struct KvFields {
+  alignas(64) std::byte byte[kMaxHeadDim * kChunkTokens];
+};
+
+inline void SpreadK(const std::byte* k, int bits, int head_dim, KvFields* fields) {
+  const int rows = 8 / bits;
+  const auto mask = static_cast<std::byte>((1 << bits) - 1);
+  std::byte* to = fields->byte;
+  for (int d = 0; d < head_dim; d += 4 * rows, k += 64) {
+    for (int row = 0; row < rows; ++row, to += 64) {
+      for (int i = 0; i < 64; ++i) to[i] = (k[i] >> (bits * row)) & mask;
+    }
+  }
+}
+
+inline void SpreadV(const std::byte* v, int bits, int head_dim, KvFields* fields) {
+  const int quads = 8 / bits;
+  const auto mask = static_cast<std::byte>((1 << bits) - 1);
+  for (int d = 0; d < head_dim; d += 16) {
+    for (int quad = 0; quad < 4; ++quad) {
+      const std::byte* line = v + (d / 16 * (4 / quads) + quad / quads) * 64;
+      std::byte* to = fields->byte + (quad * head_dim + d) * 4;
+      for (int i = 0; i < 64; ++i) to[i] = (line[i] >> (bits * (quad % quads))) & mask;
+    }
+  }
+}
+
+// The K of a head in a lower format.
+inline void LoadKFields(const KvOffsets& at, const std::byte* block, int bits, const KvUnits& units,
+                        int head_dim, KvPart* part) {
+  KvFields fields;
+  SpreadK(block + at.k, bits, head_dim, &fields);
+  const FieldSteps steps =
+      LoadSteps(block + at.k_scale, block + at.zero, /*is_v=*/false, bits, units.k_scale);
+  const F16 scale = Load(steps.scale);
+  const F16 zero = Load(steps.zero);
+  const std::byte* means = block + at.k_mean;
+  part->vectors = head_dim;
+  const std::byte* k = fields.byte;
+  for (int d = 0; d < head_dim; d += 4, k += 64) {
+    const I16 words = LoadWords(k);
+    const I16 column[4] = {words & SplatI(255), ShiftRight<8>(words) & SplatI(255),
+                           ShiftRight<16>(words) & SplatI(255), ShiftRight<24>(words)};
+    for (int i = 0; i < 4; ++i) {
+      const int mean = static_cast<int>(means[d / 8 * 4 + i] >> (d % 8)) & 15;
+      part->x[d + i] = MulAdd(ToFloat(column[i]) - zero, scale,
+                              Splat(units.k_mean * static_cast<float>(mean - kKvMeanZero)));
+    }
+  }
+}
+
 // Stores the means of K's dimensions over the tokens, and subtracts what is stored. Returns their
 // unit.
 inline float TakeMeans(int head_dim, KvPart* part, std::byte* to) {
@@ -229,15 +299,13 @@ WITHY_INLINE I16 FieldWords(const F16 (&x)[4], const FieldRule (&rule)[4]) {
 }
 
 template <int kBits>
-inline void EncodeK(const KvGeometry& g, const KvOffsets& at, const std::byte* k,
-                    const float* q8_scales, KvUnits* units, std::byte* block) {
+inline void EncodeK(const KvGeometry& g, const KvOffsets& at, KvPart* part, KvUnits* units,
+                    std::byte* block) {
   const int head_dim = g.head_dim;
-  KvPart part;
-  LoadK(k, Load(q8_scales), head_dim, &part);
-  units->k_mean = TakeMeans(head_dim, &part, block + at.k_mean);
+  units->k_mean = TakeMeans(head_dim, part, block + at.k_mean);
   FieldRule rule;
   F16 size;
-  ChooseRule<kBits, false>(part, &rule.zero, &size);
+  ChooseRule<kBits, false>(*part, &rule.zero, &size);
   alignas(64) float step[16];
   Store(size, step);
   units->k_scale = StoreScales(step, block + at.k_scale);
@@ -254,7 +322,7 @@ inline void EncodeK(const KvGeometry& g, const KvOffsets& at, const std::byte* k
     I16 words = SplatI(0);
 #pragma GCC unroll 4
     for (int row = kRows - 1; row >= 0; --row) {
-      const F16* x = part.x + d + 4 * row;
+      const F16* x = part->x + d + 4 * row;
       words = ShiftLeft<kBits>(words) | FieldWords<kBits>({x[0], x[1], x[2], x[3]}, rules);
     }
     StoreWords(words, out);
@@ -268,15 +336,27 @@ WITHY_INLINE F16 LanesOfPart(const float* of_token, int i) {
   return Load(lane);
 }
 
+// The V of a head in a lower format.
+inline void LoadVFields(const KvOffsets& at, const std::byte* block, int bits, const KvUnits& units,
+                        int head_dim, KvPart* parts) {
+  KvFields fields;
+  SpreadV(block + at.v, bits, head_dim, &fields);
+  const FieldSteps steps =
+      LoadSteps(block + at.v_scale, block + at.zero, /*is_v=*/true, bits, units.v_scale);
+  F16 scale[4];
+  for (int i = 0; i < 4; ++i) scale[i] = LanesOfPart(steps.scale, i);
+  LoadV(fields.byte, scale, head_dim, parts);
+  for (int i = 0; i < 4; ++i) {
+    const F16 less = LanesOfPart(steps.zero, i) * scale[i];
+    for (int n = 0; n < parts[i].vectors; ++n) parts[i].x[n] = parts[i].x[n] - less;
+  }
+}
+
 // After EncodeK, which stores the other half of the zeros.
 template <int kBits>
-inline void EncodeV(const KvGeometry& g, const KvOffsets& at, const std::byte* v,
-                    const float* q8_scales, KvUnits* units, std::byte* block) {
+inline void EncodeV(const KvGeometry& g, const KvOffsets& at, const KvPart* part, KvUnits* units,
+                    std::byte* block) {
   const int head_dim = g.head_dim;
-  const F16 scales[4] = {LanesOfPart(q8_scales, 0), LanesOfPart(q8_scales, 1),
-                         LanesOfPart(q8_scales, 2), LanesOfPart(q8_scales, 3)};
-  KvPart part[4];
-  LoadV(v, scales, head_dim, part);
   FieldRule rules[4];
   alignas(64) float step[16];
   for (int i = 0; i < 4; ++i) {
@@ -319,18 +399,77 @@ WITHY_INLINE void LoadQ8Scales(const std::byte* p, float* scales) {
   Store(Select(AtLeast(Splat(3.0e38f), Abs(stored)), stored, Zero()), scales);
 }
 
-inline void EncodeHead(const KvGeometry& g, int head, const std::byte* in, KvFormat to,
-                       std::byte* out) {
-  const KvOffsets from = g.Offsets(KvFormat::kQ8, head);
-  const KvOffsets at = g.Offsets(to, head);
-  KvUnits units = {};
+// The K of a head, in any format but kF16.
+inline void LoadHeadK(const KvGeometry& g, const KvOffsets& at, const std::byte* block,
+                      KvFormat format, const KvUnits& units, KvPart* part) {
+  if (format != KvFormat::kQ8) {
+    return LoadKFields(at, block, KBits(format), units, g.head_dim, part);
+  }
   alignas(64) float scales[16];
-  LoadQ8Scales(in + from.k_scale, scales);
-  const auto encode_k = KBits(to) == 4 ? EncodeK<4> : EncodeK<2>;
-  encode_k(g, at, in + from.k, scales, &units, out);
-  LoadQ8Scales(in + from.v_scale, scales);
-  const auto encode_v = VBits(to) == 4 ? EncodeV<4> : EncodeV<2>;
-  encode_v(g, at, in + from.v, scales, &units, out);
+  LoadQ8Scales(block + at.k_scale, scales);
+  LoadK(block + at.k, Load(scales), g.head_dim, part);
+}
+
+inline void LoadHeadV(const KvGeometry& g, const KvOffsets& at, const std::byte* block,
+                      KvFormat format, const KvUnits& units, KvPart* parts) {
+  if (format != KvFormat::kQ8) {
+    return LoadVFields(at, block, VBits(format), units, g.head_dim, parts);
+  }
+  alignas(64) float scales[16];
+  LoadQ8Scales(block + at.v_scale, scales);
+  const F16 lanes[4] = {LanesOfPart(scales, 0), LanesOfPart(scales, 1), LanesOfPart(scales, 2),
+                        LanesOfPart(scales, 3)};
+  LoadV(block + at.v, lanes, g.head_dim, parts);
+}
+
+// Copies K as it is, with the low half of the zeros.
+inline void CopyHeadK(const KvGeometry& g, const KvOffsets& from, const std::byte* in, int bits,
+                      const KvOffsets& at, std::byte* out) {
+  const auto head_dim = static_cast<size_t>(g.head_dim);
+  std::memcpy(out + at.k_scale, in + from.k_scale, kChunkTokens);
+  std::memcpy(out + at.k_mean, in + from.k_mean, head_dim / 2);
+  std::memcpy(out + at.k, in + from.k, head_dim * kChunkTokens * static_cast<size_t>(bits) / 8);
+  for (size_t t = 0; t < kChunkTokens; ++t) {
+    out[at.zero + t] = in[from.zero + t] & std::byte{15};
+  }
+}
+
+// Copies V as it is, with the high half of the zeros. After K.
+inline void CopyHeadV(const KvGeometry& g, const KvOffsets& from, const std::byte* in, int bits,
+                      const KvOffsets& at, std::byte* out) {
+  const auto head_dim = static_cast<size_t>(g.head_dim);
+  std::memcpy(out + at.v_scale, in + from.v_scale, kChunkTokens);
+  std::memcpy(out + at.v, in + from.v, head_dim * kChunkTokens * static_cast<size_t>(bits) / 8);
+  for (size_t t = 0; t < kChunkTokens; ++t) {
+    out[at.zero + t] |= in[from.zero + t] & std::byte{0xf0};
+  }
+}
+
+inline void EncodeHead(const KvGeometry& g, int head, const std::byte* in, KvFormat from,
+                       KvFormat to, std::byte* out) {
+  const KvOffsets in_at = g.Offsets(from, head);
+  const KvOffsets at = g.Offsets(to, head);
+  KvUnits before = {};
+  if (from != KvFormat::kQ8) std::memcpy(&before, in + in_at.units, sizeof before);
+  KvUnits units = {};
+  KvPart part[4];
+  if (KBits(from) == KBits(to)) {
+    CopyHeadK(g, in_at, in, KBits(to), at, out);
+    units.k_scale = before.k_scale;
+    units.k_mean = before.k_mean;
+  } else {
+    LoadHeadK(g, in_at, in, from, before, part);
+    const auto encode_k = KBits(to) == 4 ? EncodeK<4> : EncodeK<2>;
+    encode_k(g, at, part, &units, out);
+  }
+  if (VBits(from) == VBits(to)) {
+    CopyHeadV(g, in_at, in, VBits(to), at, out);
+    units.v_scale = before.v_scale;
+  } else {
+    LoadHeadV(g, in_at, in, from, before, part);
+    const auto encode_v = VBits(to) == 4 ? EncodeV<4> : EncodeV<2>;
+    encode_v(g, at, part, &units, out);
+  }
   std::memcpy(out + at.units, &units, sizeof units);
 }
 

@@ -8,8 +8,8 @@
 namespace withy::engine {
 
 // Encodes one head; `in` and `out` are blocks.
-using EncodeHeadFn = void (*)(const KvGeometry& g, int head, const std::byte* in, KvFormat to,
-                              std::byte* out);
+using EncodeHeadFn = void (*)(const KvGeometry& g, int head, const std::byte* in, KvFormat from,
+                              KvFormat to, std::byte* out);
 
 EncodeHeadFn PortableEncodeHead();
 // nullptr if the CPU lacks AVX2 or FMA, or the build is not for x86.

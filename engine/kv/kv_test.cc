@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <random>
 #include <set>
@@ -159,7 +160,7 @@ TEST(EncodeTest, ErrorsAreThoseOfTheFieldsWidth) {
     const Q8Block block(g, 7);
     for (const KvFormat format : kLower) {
       std::vector<std::byte> out(g.BlockBytes(format), std::byte{0x5a});
-      EncodeBlock(g, block.data(), format, out.data());
+      EncodeBlock(g, block.data(), KvFormat::kQ8, format, out.data());
       for (size_t i = 0; i < sizeof(KvBlockHeader); ++i) ASSERT_EQ(out[i], std::byte{0x5a});
       double k_error = 0;
       double v_error = 0;
@@ -190,7 +191,7 @@ TEST(EncodeTest, CommonPartsOfKeysCostLittle) {
   const Q8Block shifted(g, 3, 4.0f);
   const auto error_of = [&](const Q8Block& block, KvFormat format) {
     std::vector<std::byte> out(g.BlockBytes(format));
-    EncodeBlock(g, block.data(), format, out.data());
+    EncodeBlock(g, block.data(), KvFormat::kQ8, format, out.data());
     double error = 0;
     for (int slot = 0; slot < kChunkTokens; ++slot) {
       std::vector<float> k(64), v(64), want_k(64), want_v(64);
@@ -211,7 +212,7 @@ TEST(EncodeTest, TheChosenRangeBeatsTheWholeOneAtTwoBits) {
   const KvGeometry g{1, 1, 64};
   const Q8Block block(g, 3);
   std::vector<std::byte> out(g.BlockBytes(KvFormat::kQ2));
-  EncodeBlock(g, block.data(), KvFormat::kQ2, out.data());
+  EncodeBlock(g, block.data(), KvFormat::kQ8, KvFormat::kQ2, out.data());
   double chosen = 0;
   double whole = 0;
   for (int slot = 0; slot < kChunkTokens; ++slot) {
@@ -248,7 +249,7 @@ TEST(EncodeTest, SpecialTokensKeepTheirValues) {
     }
     block[at.v + 5 * 4 + 3] = std::byte{127};
     std::vector<std::byte> out(g.BlockBytes(format));
-    EncodeBlock(g, block.data(), format, out.data());
+    EncodeBlock(g, block.data(), KvFormat::kQ8, format, out.data());
     std::vector<float> k(16), v(16);
     ReadToken(g, out.data(), 0, k.data(), v.data(), format);
     for (size_t d = 0; d < 16; ++d) EXPECT_EQ(k[d], 0.0f);
@@ -265,6 +266,80 @@ TEST(EncodeTest, SpecialTokensKeepTheirValues) {
   }
 }
 
+// Root mean square error of K or V of a block against one at 8 bits, relative to its size.
+double BlockError(const KvGeometry& g, const std::byte* got, KvFormat format, const std::byte* want,
+                  bool of_v) {
+  const auto width = static_cast<size_t>(g.kv_heads * g.head_dim);
+  double error = 0;
+  double norm = 0;
+  for (int slot = 0; slot < kChunkTokens; ++slot) {
+    std::vector<float> k(width), v(width), want_k(width), want_v(width);
+    ReadToken(g, want, slot, want_k.data(), want_v.data());
+    ReadToken(g, got, slot, k.data(), v.data(), format);
+    const std::vector<float>& a = of_v ? v : k;
+    const std::vector<float>& b = of_v ? want_v : want_k;
+    for (size_t d = 0; d < width; ++d) {
+      error += std::pow(static_cast<double>(a[d] - b[d]), 2);
+      norm += std::pow(static_cast<double>(b[d]), 2);
+    }
+  }
+  return std::sqrt(error / norm);
+}
+
+// A chunk that was encoded before loses little more than one that was not.
+TEST(EncodeTest, ChainsOfFormatsErrLikeTheLastOne) {
+  const KvFormat chains[][3] = {{KvFormat::kQ4, KvFormat::kQ2, KvFormat::kEmpty},
+                                {KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kEmpty},
+                                {KvFormat::kQ4Q2, KvFormat::kQ2, KvFormat::kEmpty},
+                                {KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}};
+  for (const int head_dim : kHeadDims) {
+    const KvGeometry g{1, 3, head_dim};
+    const Q8Block block(g, 5, 1.0f);
+    for (const auto& chain : chains) {
+      std::vector<std::byte> now(block.data(), block.data() + g.BlockBytes());
+      KvFormat format = KvFormat::kQ8;
+      for (const KvFormat next : chain) {
+        if (next == KvFormat::kEmpty) break;
+        std::vector<std::byte> out(g.BlockBytes(next), std::byte{0x5a});
+        EncodeBlock(g, now.data(), format, next, out.data());
+        now = std::move(out);
+        format = next;
+      }
+      std::vector<std::byte> direct(g.BlockBytes(format));
+      EncodeBlock(g, block.data(), KvFormat::kQ8, format, direct.data());
+      for (const bool of_v : {false, true}) {
+        const double at_once = BlockError(g, direct.data(), format, block.data(), of_v);
+        const double in_steps = BlockError(g, now.data(), format, block.data(), of_v);
+        EXPECT_LT(in_steps, 1.1 * at_once) << head_dim << KvFormatName(format) << of_v;
+        if (head_dim == 64) {
+          std::printf("%s of %s in %s steps: error %.4f, at once %.4f\n", of_v ? "V" : "K",
+                      KvFormatName(format), chain[2] == KvFormat::kEmpty ? "two" : "three",
+                      in_steps, at_once);
+        }
+      }
+    }
+  }
+}
+
+// K at 4 bits stays bit for bit when V goes to 2.
+TEST(EncodeTest, WhatKeepsItsBitsIsCopied) {
+  const KvGeometry g{1, 2, 64};
+  const Q8Block block(g, 9);
+  std::vector<std::byte> four(g.BlockBytes(KvFormat::kQ4)), mixed(g.BlockBytes(KvFormat::kQ4Q2)),
+      two(g.BlockBytes(KvFormat::kQ2));
+  EncodeBlock(g, block.data(), KvFormat::kQ8, KvFormat::kQ4, four.data());
+  EncodeBlock(g, four.data(), KvFormat::kQ4, KvFormat::kQ4Q2, mixed.data());
+  EncodeBlock(g, mixed.data(), KvFormat::kQ4Q2, KvFormat::kQ2, two.data());
+  for (int slot = 0; slot < kChunkTokens; ++slot) {
+    std::vector<float> k4(128), v4(128), km(128), vm(128), k2(128), v2(128);
+    ReadToken(g, four.data(), slot, k4.data(), v4.data(), KvFormat::kQ4);
+    ReadToken(g, mixed.data(), slot, km.data(), vm.data(), KvFormat::kQ4Q2);
+    ReadToken(g, two.data(), slot, k2.data(), v2.data(), KvFormat::kQ2);
+    EXPECT_EQ(k4, km);
+    EXPECT_EQ(vm, v2);
+  }
+}
+
 // The fields of both builds may differ where a number lies between two levels.
 TEST(EncodeTest, TargetsAgree) {
   if (Avx2EncodeHead() == nullptr) GTEST_SKIP() << "one target";
@@ -275,8 +350,8 @@ TEST(EncodeTest, TargetsAgree) {
     for (const KvFormat format : kLower) {
       std::vector<std::byte> a(g.BlockBytes(format));
       std::vector<std::byte> b(g.BlockBytes(format));
-      PortableEncodeHead()(g, 0, block.data(), format, a.data());
-      Avx2EncodeHead()(g, 0, block.data(), format, b.data());
+      PortableEncodeHead()(g, 0, block.data(), KvFormat::kQ8, format, a.data());
+      Avx2EncodeHead()(g, 0, block.data(), KvFormat::kQ8, format, b.data());
       size_t differ = 0;
       for (size_t i = 0; i < a.size(); ++i) differ += a[i] == b[i] ? 0 : 1;
       EXPECT_LT(differ, 1 + a.size() / 50) << head_dim << " " << KvFormatName(format);

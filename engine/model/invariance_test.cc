@@ -68,6 +68,28 @@ TEST_P(InvarianceTest, ThreadsAndPiecesDoNotMatter) {
   }
 }
 
+// Deep in a context, threads share out the keys of a KV head.
+TEST_P(InvarianceTest, ThreadsDoNotMatterAtDepth) {
+  constexpr int32_t kDeep = 400;
+  const std::vector<int32_t> tokens = SomeTokens(kDeep, TinyShape().vocab_size);
+  const auto reader = Open(1);
+  const ScratchKv reference_kv(reader->info(), kDeep);
+  const std::vector<float> reference = RunRows(*reader, reference_kv, PlainRows(tokens));
+  const auto vocab = static_cast<size_t>(reader->info().vocab_size);
+  for (const int32_t threads : {2, 3, 5}) {
+    const auto model = Open(threads);
+    const ScratchKv kv(model->info(), kDeep);
+    const int32_t filled = kDeep - 3;
+    RunRows(*model, kv, PlainRows(std::span(tokens).first(static_cast<size_t>(filled))));
+    for (int32_t i = filled; i < kDeep; ++i) {
+      const std::vector<Row> row =
+          PlainRows(std::span(tokens).subspan(static_cast<size_t>(i), 1), i);
+      ExpectSameRow(RunRows(*model, kv, row), 0, reference, static_cast<size_t>(i), vocab,
+                    std::to_string(threads) + " threads");
+    }
+  }
+}
+
 TEST_P(InvarianceTest, CuttingThePrefillDoesNotMatter) {
   const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
   const std::vector<float> reference = Reference(tokens);

@@ -63,6 +63,9 @@ struct ContextView {
   // the sum of the probabilities that rows outside token trees give to its keys, over all query
   // heads and all layers but the last, in which only rows that want logits attend.
   std::span<float> density = {};
+  // Optional: number of leading layers whose blocks are in place; another thread counts it up while
+  // KV is read from disk. A pass pauses before it touches a later layer's blocks.
+  const std::atomic<int32_t>* layers_ready = nullptr;
 };
 
 // Rows of one context that see each other must come in ascending position order. The memory behind
@@ -149,9 +152,12 @@ class Pass {
   virtual ~Pass() = default;
   // Starts or resumes the pass. Returns true once every row is computed. Returns false if it paused
   // first: because `*stop` became true, or after the first layer at which the share of the work
-  // done is at least `until` (0 .. 1). `stop` is polled between work items; one matrix product over
-  // all rows is one item. The next Run continues where this one paused.
+  // done is at least `until` (0 .. 1), or because it needs blocks that are not in place
+  // (ContextView::layers_ready). `stop` is polled between work items; one matrix product over all
+  // rows is one item. The next Run continues where this one paused.
   virtual bool Run(const std::atomic<bool>* stop = nullptr, double until = 1) = 0;
+  // Whether a paused pass needs blocks that are still not in place: the next Run does nothing.
+  virtual bool WaitsForKv() const = 0;
   // Share of the work that is done, 0 .. 1, while the pass is paused.
   virtual double Done() const = 0;
 };
@@ -192,7 +198,8 @@ class Model {
   virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
 
   // Runs one pass to its end. Returns CANCELLED once `*cancel` is true; the KV slots of the rows
-  // are then undefined. Errors: as Begin; CANCELLED.
+  // are then undefined. Errors: as Begin; CANCELLED; FAILED_PRECONDITION (blocks that are not in
+  // place).
   absl::Status Forward(const Batch& batch, float* logits,
                        const std::atomic<bool>* cancel = nullptr);
 };

@@ -26,7 +26,12 @@ bool RoomForCopy(uint64_t bytes) {
 
 absl::Status Model::Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) {
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<Pass> pass, Begin(batch, logits));
-  if (!pass->Run(cancel)) return absl::CancelledError("the forward pass was cancelled");
+  if (!pass->Run(cancel)) {
+    if (pass->WaitsForKv()) {
+      return absl::FailedPreconditionError("KV blocks of a context are not in place yet");
+    }
+    return absl::CancelledError("the forward pass was cancelled");
+  }
   return absl::OkStatus();
 }
 

@@ -17,6 +17,7 @@ class PackedModel::BorrowedPass final : public Pass {
     model_.idle_.push_back(std::move(pass_));
   }
   bool Run(const std::atomic<bool>* stop, double until) override { return pass_->Run(stop, until); }
+  bool WaitsForKv() const override { return pass_->WaitsForKv(); }
   double Done() const override { return pass_->Done(); }
 
  private:

@@ -26,10 +26,28 @@ absl::Status PlannedPass::Start(const Batch& batch, float* logits) {
 
 bool PlannedPass::Run(const std::atomic<bool>* stop, double until) {
   while (end_row_ > begin_row_ || NextPiece()) {
-    if (!run_->Run(stop, OpsUntil(until))) return false;
-    begin_row_ = end_row_;
+    const int32_t wanted = OpsUntil(until);
+    const int32_t ready = OpsReady();
+    if (run_->Run(stop, std::min(wanted, ready))) {
+      begin_row_ = end_row_;
+    } else if (ready >= wanted || (stop != nullptr && *stop) || OpsReady() == ready) {
+      return false;
+    }
   }
   return true;
+}
+
+int32_t PlannedPass::OpsReady() const {
+  int32_t layers = INT32_MAX;
+  for (const ContextView& view : batch_.contexts) {
+    if (view.layers_ready == nullptr) continue;
+    layers = std::min(layers, view.layers_ready->load(std::memory_order_acquire));
+  }
+  if (layers >= static_cast<int32_t>(program_.layer_end.size())) return ProgramRun::kToTheEnd;
+  const int32_t begin = layers <= 0 ? 0 : program_.layer_end[static_cast<size_t>(layers) - 1];
+  const auto first = std::find_if(program_.ops.begin() + begin, program_.ops.end(),
+                                  [](const Op& op) { return op.kind == OpKind::kStoreKv; });
+  return static_cast<int32_t>(first - program_.ops.begin());
 }
 
 bool PlannedPass::NextPiece() {

@@ -27,6 +27,8 @@ class PlannedPass {
   absl::Status Start(const Batch& batch, float* logits);
   // As Pass::Run.
   bool Run(const std::atomic<bool>* stop, double until);
+  // As Pass::WaitsForKv.
+  bool WaitsForKv() const { return run_->ops_done() >= OpsReady(); }
   // As Pass::Done. Pieces count by their rows, a layer by what the rows' levels compute of it, and
   // the operations of a layer equally.
   double Done() const;
@@ -40,6 +42,8 @@ class PlannedPass {
   double ShareAfter(double layers) const;
   // Index of the piece's operation before which Run(`until`) pauses.
   int32_t OpsUntil(double until) const;
+  // Index of the piece's first operation whose KV blocks are not in place.
+  int32_t OpsReady() const;
 
   const ModelFacts& facts_;
   const ModelInfo& info_;

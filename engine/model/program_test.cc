@@ -259,5 +259,31 @@ TEST_F(ProgramTest, APassCutsABatchIntoPiecesAndStopsAtLayers) {
   EXPECT_THAT(run.pieces, ::testing::ElementsAre(4, 4, 2));
 }
 
+TEST_F(ProgramTest, APassPausesBeforeBlocksThatAreNotInPlace) {
+  Open();
+  auto scripted = std::make_unique<ScriptedRun>();
+  ScriptedRun& run = *scripted;
+  PlannedPass pass(facts_, info_, std::move(scripted), 4, false);
+  std::vector<Row> rows = PlainRows(SomeTokens(6, info_.vocab_size));
+  std::vector<float> logits(rows.size() * static_cast<size_t>(info_.vocab_size));
+  Batch batch = BatchOf(rows);
+  std::vector<ContextView> views(batch.contexts.begin(), batch.contexts.end());
+  std::atomic<int32_t> ready{0};
+  views[0].layers_ready = &ready;
+  batch.contexts = views;
+  ASSERT_TRUE(pass.Start(batch, logits.data()).ok());
+  int32_t before = -1;
+  for (ready = 0; ready < info_.layers; ++ready) {
+    EXPECT_FALSE(pass.Run(nullptr, 1));
+    EXPECT_TRUE(pass.WaitsForKv());
+    EXPECT_GT(run.done, before) << "it goes on as layers arrive";
+    EXPECT_EQ(run.pieces.size(), 1u);
+    before = run.done;
+  }
+  EXPECT_FALSE(pass.WaitsForKv());
+  EXPECT_TRUE(pass.Run(nullptr, 1));
+  EXPECT_THAT(run.pieces, ::testing::ElementsAre(4, 2));
+}
+
 }  // namespace
 }  // namespace withy::engine

@@ -53,7 +53,7 @@ void ScratchKv::Encode(int32_t chunk, KvFormat to) {
   for (KvBlockName& name :
        std::span(blocks_).subspan(static_cast<size_t>(chunk) * layers, layers)) {
     std::byte* block = memory_.At(name);
-    EncodeBlock(geometry(), block, to, encoded.data());
+    EncodeBlock(geometry(), block, name.format, to, encoded.data());
     std::copy(encoded.begin() + sizeof(KvBlockHeader), encoded.end(),
               block + sizeof(KvBlockHeader));
     name.format = to;

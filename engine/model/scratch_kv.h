@@ -29,7 +29,7 @@ class ScratchKv {
   // Grows to `tokens` tokens in total; never shrinks. Blocks keep their names and contents, but
   // earlier views become invalid.
   void Extend(int32_t tokens);
-  // Encodes all blocks of a chunk, which are at 8 bits, as `to` (kv/encode.h), in their places.
+  // Encodes all blocks of a chunk, which have more bits, as `to` (kv/encode.h), in their places.
   void Encode(int32_t chunk, KvFormat to);
   // `committed_tokens` slots are read-only for Forward.
   ContextView View(int32_t committed_tokens = 0) const {

@@ -197,7 +197,7 @@ class Synthesizer {
       Matrix(blk + "attn_output", s.d_model, q_rows, into_residual);
       if (s.architecture == "qwen2") {
         Vector(blk + "attn_q.bias", q_rows, 0.0f);
-        Vector(blk + "attn_k.bias", kv_rows, 0.0f);
+        KeyBias(blk + "attn_k.bias");
         Vector(blk + "attn_v.bias", kv_rows, 0.0f);
       } else if (s.architecture == "qwen3") {
         Vector(blk + "attn_q_norm.weight", s.head_dim, 1.0f);
@@ -292,6 +292,19 @@ class Synthesizer {
     std::vector<float> values(static_cast<size_t>(size));
     for (float& v : values) {
       v = centre + (static_cast<float>(random.Next() >> 40) / 0x1p24f - 0.5f) * 0.2f;
+    }
+    Stream(name, std::move(values));
+  }
+
+  // Pairs are (i, i + head_dim / 2), the slowest ones last.
+  void KeyBias(const std::string& name) {
+    Random random(Mix(seed_, name));
+    const int32_t half = shape_.head_dim / 2;
+    std::vector<float> values(static_cast<size_t>(shape_.kv_heads * shape_.head_dim));
+    for (int32_t i = 0; i < shape_.kv_heads * shape_.head_dim; ++i) {
+      const auto unit = static_cast<float>(random.Next() >> 40) / 0x1p24f - 0.5f;
+      const bool large = i % half >= half - shape_.key_bias_dims / 2;
+      values[static_cast<size_t>(i)] = large ? std::copysign(shape_.key_bias, unit) : unit * 0.2f;
     }
     Stream(name, std::move(values));
   }

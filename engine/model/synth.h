@@ -33,6 +33,10 @@ struct SynthShape {
   // Elastic levels in per cent, ascending, each with a LoRA. Every fifth layer is an anchor.
   std::vector<int32_t> levels = {};
   int32_t lora_rank = 8;
+  // "qwen2" only: biases of this size, of either sign, in so many dimensions of each KV head, those
+  // that RoPE turns least. 0: all biases are small.
+  float key_bias = 0.0f;
+  int32_t key_bias_dims = 0;
 };
 
 // tinyllama-1.1b, smollm2-360m, llama3.2-3b and tiny (0.7 M parameters, for tests).

@@ -159,6 +159,7 @@ class FakeModel final : public Model {
         : model_(model), batch_(batch), logits_(logits) {}
     bool Run(const std::atomic<bool>* stop, double until) override {
       if (!std::exchange(seen_, true) && model_.on_forward) model_.on_forward(batch_);
+      if (WaitsForKv()) return false;
       if (until < 1) {
         done_ = std::max(done_, until);
         if (model_.on_left) model_.on_left(done_);
@@ -169,6 +170,11 @@ class FakeModel final : public Model {
       } while (model_.may_finish && !model_.may_finish(batch_));
       model_.Compute(batch_, logits_);
       return true;
+    }
+    bool WaitsForKv() const override {
+      return std::any_of(batch_.contexts.begin(), batch_.contexts.end(), [](const auto& view) {
+        return view.layers_ready != nullptr && view.layers_ready->load() < kLayers;
+      });
     }
     double Done() const override { return done_; }
 

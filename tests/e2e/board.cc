@@ -3,18 +3,24 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 #include <spawn.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
@@ -50,6 +56,71 @@ int FreePort() {
 
 }  // namespace
 
+// Stands in for systemd's fd store: receives a service's notifications on a socket and keeps the
+// file descriptor that comes with FDSTORE=1.
+class FdStore {
+ public:
+  explicit FdStore(const std::string& path) : path_(path) {
+    socket_.Reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    stop_.Reset(eventfd(0, EFD_CLOEXEC));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~FdStore() {
+    const uint64_t one = 1;
+    EXPECT_EQ(write(stop_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    thread_.join();
+  }
+
+  const std::string& path() const { return path_; }
+  // A copy of what is kept; invalid if there is nothing.
+  UniqueFd Kept() {
+    absl::MutexLock lock(&mutex_);
+    return UniqueFd(kept_.valid() ? fcntl(kept_.get(), F_DUPFD_CLOEXEC, 10) : -1);
+  }
+
+ private:
+  void Serve() {
+    for (;;) {
+      pollfd polled[2] = {{stop_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
+      if (poll(polled, 2, -1) < 0) continue;
+      if (polled[0].revents != 0) return;
+      Receive();
+    }
+  }
+  void Receive() {
+    char text[4096];
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    iovec data{text, sizeof text};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t got = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+    const std::string_view words(text, got < 0 ? 0 : static_cast<size_t>(got));
+    absl::MutexLock lock(&mutex_);
+    if (words.find("FDSTOREREMOVE=1") != words.npos) kept_.Reset();
+    const cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    if (rights == nullptr || rights->cmsg_type != SCM_RIGHTS) return;
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+    kept_.Reset(fd);
+  }
+
+  const std::string path_;
+  UniqueFd socket_;
+  UniqueFd stop_;
+  absl::Mutex mutex_;
+  UniqueFd kept_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+void Board::KeepArena() { fd_store_ = std::make_unique<FdStore>(dir_ + "/notify"); }
+
 Board::Board(std::vector<std::string> overrides) : overrides_(std::move(overrides)) {
   char pattern[] = "/tmp/withy-e2e-XXXXXX";
   dir_ = mkdtemp(pattern);
@@ -74,15 +145,35 @@ void Board::Start(const std::string& process) {
     arguments.push_back("--set");
     arguments.push_back(override_flag);
   }
-  std::vector<char*> argv;
+  UniqueFd kept;
+  std::vector<std::string> variables;
+  if (fd_store_ != nullptr && process == "context_store") {
+    variables.push_back("NOTIFY_SOCKET=" + fd_store_->path());
+    kept = fd_store_->Kept();
+    if (kept.valid()) {
+      variables.insert(variables.end(), {"LISTEN_FDS=1", "LISTEN_FDNAMES=arena"});
+      // Only the process itself knows its pid.
+      const std::vector<std::string> shell = {"/bin/sh", "-c", "export LISTEN_PID=$$; exec \"$@\"",
+                                              "sh"};
+      arguments.insert(arguments.begin(), shell.begin(), shell.end());
+    }
+  }
+  std::vector<char*> argv, environment;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    environment.push_back(*variable);
+  }
+  for (std::string& variable : variables) environment.push_back(variable.data());
+  environment.push_back(nullptr);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   const std::string log = dir_ + "/" + process + ".log";
   posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  constexpr int kFirstPassedFd = 3;
+  if (kept.valid()) posix_spawn_file_actions_adddup2(&actions, kept.get(), kFirstPassedFd);
   pid_t pid = -1;
-  if (posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ) != 0) pid = -1;
+  if (posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environment.data()) != 0) pid = -1;
   posix_spawn_file_actions_destroy(&actions);
   pids_[process] = pid;
 }

@@ -29,12 +29,17 @@ struct Answer {
   int64_t retry_after_ms = -1;
 };
 
+class FdStore;
+
 // Owned by one test. Thread-safe, except Start, Kill and Stop (one thread at a time).
 class Board {
  public:
   // `overrides` are --set flags for every process, e.g. "orchestrator.queue_limit=2".
   explicit Board(std::vector<std::string> overrides = {});
   ~Board();
+
+  // From now on keeps the KV arena of context_store over its restarts, as systemd does.
+  void KeepArena();
 
   // Starts one process; does not wait. Its log goes to log(process).
   void Start(const std::string& process);
@@ -67,6 +72,7 @@ class Board {
   std::string metrics_address_;
   std::vector<std::string> overrides_;
   std::map<std::string, pid_t> pids_;
+  std::unique_ptr<FdStore> fd_store_;
 };
 
 // A prompt with one user message and greedy sampling.

@@ -8,7 +8,9 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "rpc/channel.h"
 #include "tests/e2e/board.h"
+#include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::e2e {
 namespace {
@@ -68,10 +70,17 @@ class TalkingApp {
   std::thread thread_;
 };
 
+const std::string kStoreWithArena = "context_store, whose arena is kept";
+
 class KillTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(KillTest, LosesNoAnswerAndGoesOn) {
   Board board;
+  std::string process = GetParam();
+  if (process == kStoreWithArena) {
+    process = "context_store";
+    board.KeepArena();
+  }
   board.StartAll();
   ASSERT_TRUE(board.WaitUntilServing()) << board.Log("model_worker");
   std::vector<std::unique_ptr<TalkingApp>> apps;
@@ -87,16 +96,17 @@ TEST_P(KillTest, LosesNoAnswerAndGoesOn) {
     return answered() >= count;
   };
   for (int round = 0; round < 2; ++round) {
-    EXPECT_TRUE(wait_for_answers(answered() + 4)) << board.Log(GetParam());
-    board.Kill(GetParam());
-    board.Start(GetParam());
-    ASSERT_TRUE(board.WaitUntilServing()) << board.Log(GetParam());
+    EXPECT_TRUE(wait_for_answers(answered() + 4)) << board.Log(process);
+    board.Kill(process);
+    board.Start(process);
+    ASSERT_TRUE(board.WaitUntilServing()) << board.Log(process);
   }
-  EXPECT_TRUE(wait_for_answers(answered() + 4)) << board.Log(GetParam());
+  EXPECT_TRUE(wait_for_answers(answered() + 4)) << board.Log(process);
   for (const auto& app : apps) app->StopAndCheck();
 }
 
 INSTANTIATE_TEST_SUITE_P(EachProcess, KillTest, ::testing::ValuesIn(kProcesses));
+INSTANTIATE_TEST_SUITE_P(AStoreWithItsArena, KillTest, ::testing::Values(kStoreWithArena));
 
 TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
   Board board;
@@ -114,52 +124,116 @@ TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
   EXPECT_GT(after.finished.usage().context_tokens(), 10u);
 }
 
-// KV is compressed and written to disk when a call ends. After everything was killed, the next call
-// reads it back and computes its own prompt only.
-TEST(RestartTest, KvIsReadBackAfterEverythingWasKilled) {
-  Board board;
-  board.StartAll();
-  ASSERT_TRUE(board.WaitUntilServing());
-  const auto stub = board.NewStub();
-  const std::string token = board.BindApp("app");
-  const std::string context_id = CreateContext(*stub, token);
-  std::string text;
-  for (int i = 0; i < 18; ++i) text += "line " + std::to_string(i) + " of a long message. ";
-  const Answer first = Generate(*stub, token, UserRequest(context_id, text, 8));
-  ASSERT_TRUE(first.status.ok()) << first.status;
-  const auto get = [&] {
-    v1::GetContextResponse response;
-    EXPECT_TRUE(GetContext(*stub, token, context_id, &response).ok());
-    return response;
-  };
-  v1::GetContextResponse kept;
-  uint32_t whole_chunks = 0;
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  do {
-    kept = get();
-    whole_chunks = kept.context().tokens() / 16;
-    uint32_t stored = 0;
-    for (const v1::ChunkRun& run : kept.chunks()) {
-      if (run.stored() != v1::KV_FORMAT_UNSPECIFIED) stored += run.chunks();
+// One context with a long message, whose KV was compressed and written to disk. There is room for
+// two more calls in its window.
+class KvRestartTest : public ::testing::Test {
+ protected:
+  void Talk() {
+    board_.StartAll();
+    ASSERT_TRUE(board_.WaitUntilServing());
+    stub_ = board_.NewStub();
+    token_ = board_.BindApp("app");
+    context_id_ = CreateContext(*stub_, token_);
+    std::string text;
+    for (int i = 0; i < 13; ++i) text += "line " + std::to_string(i) + " of a long message. ";
+    const Answer first = Generate(*stub_, token_, UserRequest(context_id_, text, 8));
+    ASSERT_TRUE(first.status.ok()) << first.status;
+    ASSERT_TRUE(Eventually([&] {
+      kept_ = Get();
+      whole_chunks_ = kept_.context().tokens() / 16;
+      uint32_t stored = 0;
+      for (const v1::ChunkRun& run : kept_.chunks()) {
+        if (run.stored() != v1::KV_FORMAT_UNSPECIFIED) stored += run.chunks();
+      }
+      return stored >= whole_chunks_ && stored > 0;
+    }));
+    ASSERT_GE(whole_chunks_, 16u);
+  }
+  static bool Eventually(const std::function<bool()>& condition) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (!condition()) {
+      if (absl::Now() > deadline) return false;
+      absl::SleepFor(absl::Milliseconds(20));
     }
-    if (stored >= whole_chunks && stored > 0) break;
-    absl::SleepFor(absl::Milliseconds(20));
-  } while (absl::Now() < deadline);
-  ASSERT_GE(whole_chunks, 20u);
+    return true;
+  }
+  v1::GetContextResponse Get() {
+    v1::GetContextResponse response;
+    EXPECT_TRUE(GetContext(*stub_, token_, context_id_, &response).ok());
+    return response;
+  }
+  // The next call computes its own prompt, and what its load has left to the worker: that is less
+  // than half of the context, because reading takes less time.
+  void ExpectReuse() {
+    const Answer next = GenerateWithRetry(*stub_, token_, UserRequest(context_id_, "and now?", 8));
+    ASSERT_TRUE(next.status.ok()) << next.status;
+    EXPECT_GE(next.finished.usage().reused_tokens(), whole_chunks_ * 16 / 2)
+        << board_.Log("context_store") << board_.Log("model_worker") << kept_.ShortDebugString()
+        << next.finished.ShortDebugString() << Get().ShortDebugString();
+  }
+  v1::GetStoreInfoResponse StoreInfo() {
+    const auto store =
+        v1::ContextStore::NewStub(rpc::Connect("unix:" + board_.dir() + "/run/context_store.sock"));
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(30));
+    context.set_wait_for_ready(true);
+    v1::GetStoreInfoResponse info;
+    EXPECT_TRUE(store->GetStoreInfo(&context, {}, &info).ok());
+    return info;
+  }
+
+  Board board_;
+  std::unique_ptr<v1::LlmService::Stub> stub_;
+  std::string token_, context_id_;
+  v1::GetContextResponse kept_;
+  uint32_t whole_chunks_ = 0;
+};
+
+TEST_F(KvRestartTest, KvIsReadBackAfterEverythingWasKilled) {
+  Talk();
   bool compressed = false;
-  for (const v1::ChunkRun& run : kept.chunks()) {
+  for (const v1::ChunkRun& run : kept_.chunks()) {
     compressed |= run.resident() != v1::KV_FORMAT_UNSPECIFIED && run.resident() != v1::KV_FORMAT_Q8;
   }
-  EXPECT_TRUE(compressed) << kept.ShortDebugString();
+  EXPECT_TRUE(compressed) << kept_.ShortDebugString();
+  for (const std::string& process : kProcesses) board_.Kill(process);
+  board_.StartAll();
+  ASSERT_TRUE(board_.WaitUntilServing());
+  EXPECT_EQ(Get().context().resident_bytes(), 0u);
+  ExpectReuse();
+}
 
-  for (const std::string& process : kProcesses) board.Kill(process);
-  board.StartAll();
-  ASSERT_TRUE(board.WaitUntilServing());
-  EXPECT_EQ(get().context().resident_bytes(), 0u);
-  const Answer next = Generate(*stub, token, UserRequest(context_id, "and now?", 8));
-  ASSERT_TRUE(next.status.ok()) << next.status;
-  EXPECT_GE(next.finished.usage().reused_tokens(), whole_chunks * 16)
-      << board.Log("context_store") << kept.ShortDebugString();
+// The supervisor kept the arena: nothing is read or computed again.
+TEST_F(KvRestartTest, AKilledStoreGoesOnWithWhatIsInMemory) {
+  board_.KeepArena();
+  Talk();
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t resident = Get().context().resident_bytes();
+    ASSERT_GT(resident, 0u);
+    board_.Kill("context_store");
+    board_.Start("context_store");
+    ASSERT_TRUE(board_.WaitUntilServing()) << board_.Log("context_store");
+    EXPECT_TRUE(Eventually([&] { return Get().context().resident_bytes() == resident; }))
+        << board_.Log("context_store");
+    const v1::GetStoreInfoResponse info = StoreInfo();
+    EXPECT_GE(info.kept_chunks(), whole_chunks_);
+    EXPECT_EQ(info.unkept_chunks(), 0u);
+    ExpectReuse();
+    EXPECT_EQ(StoreInfo().read_chunks(), 0u);
+    EXPECT_EQ(StoreInfo().faults(), 0u);
+  }
+}
+
+TEST_F(KvRestartTest, AKilledWorkerGoesOnWithWhatIsInMemory) {
+  Talk();
+  const uint64_t resident = Get().context().resident_bytes();
+  board_.Kill("model_worker");
+  board_.Start("model_worker");
+  ASSERT_TRUE(board_.WaitUntilServing());
+  EXPECT_EQ(Get().context().resident_bytes(), resident);
+  ExpectReuse();
+  EXPECT_EQ(StoreInfo().read_chunks(), 0u);
+  EXPECT_EQ(StoreInfo().faults(), 0u);
 }
 
 }  // namespace

@@ -251,7 +251,7 @@ TEST_F(WithyctlOnBoard, WhatCannotBePrintedIsAFailureOfAnyCommand) {
   for (const std::string words :
        {"generate --max-tokens 4 hello", "generate --max-tokens 4 --json hello", "plan hello",
         "count-tokens hello", "status", "status --json", "models list", "contexts list",
-        "contexts create"}) {
+        "contexts create", "contexts stats"}) {
     fails(Run(words, "/dev/null", "/dev/full"), words);
   }
   fails(Run("chat --max-tokens 4", Input("hello\nmore\n"), "/dev/full"), "chat");

@@ -1,0 +1,41 @@
+// Perplexity and divergence over the bytes that KV may take, for each policy that chooses formats
+// (policy/kv_precision.h), and for the quantiser of LLMS. Neighbours: kv_scores.h scores,
+// kv_quality.cc prints.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/kv_scores.h"
+
+namespace withy::bench {
+
+// The ratio at which a window's first half takes half of its 8-bit bytes, with the chunks that
+// stay.
+inline constexpr double kHalfOfAll =
+    (0.5 * kPrefilledChunks - kFirstKept - kLastKept) / (kPrefilledChunks - kFirstKept - kLastKept);
+
+// One way to choose formats and to store them.
+struct KvPolicyLine {
+  std::string name;
+  struct Point {
+    double ratio = 0;  // asked for, of the 8-bit bytes of the chunks that may change
+    double bytes = 0;  // what it came to, likewise
+    Scores scores = {};
+  };
+  std::vector<Point> points;
+};
+
+// The lines with no scores yet.
+std::vector<KvPolicyLine> KvPolicyLines();
+
+// Adds the scores of one window to every point. `seed`: of the random policy and of nothing else.
+absl::Status ScorePolicies(engine::Model& model, KvWindow& window, uint64_t seed,
+                           std::vector<KvPolicyLine>* lines);
+
+// Writes PREFIX-perplexity.svg and PREFIX-divergence.svg. Errors: of the file system.
+absl::Status PlotPolicies(const std::vector<KvPolicyLine>& lines, const Scores& exact,
+                          const std::string& prefix);
+
+}  // namespace withy::bench

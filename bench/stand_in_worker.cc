@@ -1,0 +1,351 @@
+#include "bench/stand_in_worker.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/arena_socket.h"
+#include "base/clock.h"
+#include "base/fd_passing.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "engine/kv/block.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+
+namespace withy::bench {
+namespace {
+
+using engine::kChunkTokens;
+using engine::KvFormat;
+
+constexpr absl::Duration kTimeout = absl::Seconds(120);
+constexpr uint32_t kTokensPerChunk = kChunkTokens;
+// Densities of chunks are log-normal: as attention has them, a few get most of it.
+constexpr double kDensitySpread = 1.5;
+constexpr size_t kBytesPerToken = 4;  // of text
+constexpr uint32_t kLevelPercent = 100;
+
+double Milliseconds(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
+
+uint32_t ChunksFor(uint32_t tokens) { return (tokens + kTokensPerChunk - 1) / kTokensPerChunk; }
+
+}  // namespace
+
+uint32_t StandInContext::tokens() const {
+  if (chunks.empty()) return 0;
+  return static_cast<uint32_t>(chunks.size() - 1) * kTokensPerChunk + chunks.back().tokens();
+}
+
+// One lease stream; gives the lease up where it is not committed.
+class StandInWorker::Lease {
+ public:
+  explicit Lease(v1::ContextStore::Stub& stub) {
+    rpc::SetTimeout(&context_, kTimeout);
+    stream_ = stub.Lease(&context_);
+  }
+  ~Lease() {
+    if (over_) return;
+    v1::LeaseRequest request;
+    request.mutable_abort();
+    (void)Send(request);
+    (void)End();
+  }
+
+  absl::Status Send(const v1::LeaseRequest& request) {
+    return stream_->Write(request) ? absl::OkStatus() : End();
+  }
+  absl::StatusOr<v1::LeaseEvent> Receive() {
+    v1::LeaseEvent event;
+    if (stream_->Read(&event)) return event;
+    absl::Status status = End();
+    if (status.ok()) status = absl::InternalError("context_store ended a lease without a reason");
+    return status;
+  }
+  absl::Status End() {
+    if (over_) return absl::OkStatus();
+    over_ = true;
+    stream_->WritesDone();
+    v1::LeaseEvent rest;
+    while (stream_->Read(&rest)) continue;
+    return rpc::FromGrpc(stream_->Finish());
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::LeaseRequest, v1::LeaseEvent>> stream_;
+  bool over_ = false;
+};
+
+absl::StatusOr<std::unique_ptr<StandInWorker>> StandInWorker::Connect(
+    const std::string& address, const engine::KvGeometry& geometry, const v1::KvCosts& costs,
+    uint64_t seed) {
+  std::unique_ptr<StandInWorker> worker(new StandInWorker(geometry, costs, seed));
+  worker->stub_ = v1::ContextStore::NewStub(rpc::Connect(address));
+  worker->instance_ = RandomId64();
+  worker->MakeTemplate();
+  WITHY_RETURN_IF_ERROR(worker->BindApp());
+  WITHY_RETURN_IF_ERROR(worker->Reattach());
+  return worker;
+}
+
+absl::Status StandInWorker::BindApp() {
+  v1::StoreBindAppRequest bind;
+  bind.set_app(absl::StrCat("bench", instance_));
+  v1::BindAppResponse bound;
+  v1::AuthenticateAppRequest authenticate;
+  v1::AuthenticateAppResponse app;
+  grpc::ClientContext first, second;
+  for (grpc::ClientContext* context : {&first, &second}) {
+    rpc::SetTimeout(context, kTimeout);
+    context->set_wait_for_ready(true);
+  }
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->BindApp(&first, bind, &bound)));
+  authenticate.set_token(bound.token());
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->AuthenticateApp(&second, authenticate, &app)));
+  app_id_ = app.app_id();
+  return absl::OkStatus();
+}
+
+absl::Status StandInWorker::Reattach() {
+  v1::AttachRequest attach;
+  attach.set_model_id(std::string(32, 'b'));
+  attach.set_layers(static_cast<uint32_t>(geometry_.layers));
+  attach.set_kv_heads(static_cast<uint32_t>(geometry_.kv_heads));
+  attach.set_head_dim(static_cast<uint32_t>(geometry_.head_dim));
+  attach.set_block_bytes(static_cast<uint32_t>(geometry_.BlockBytes(KvFormat::kQ8)));
+  attach.set_pid(getpid());
+  attach.set_worker_instance(instance_);
+  *attach.mutable_kv_costs() = costs_;
+  v1::AttachResponse attached;
+  absl::Status status;
+  // A call on the connection to a store that was killed may fail at once.
+  const absl::Time end = absl::Now() + kTimeout;
+  do {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kTimeout);
+    context.set_wait_for_ready(true);
+    status = rpc::FromGrpc(stub_->Attach(&context, attach, &attached));
+  } while (absl::IsUnavailable(status) && absl::Now() < end);
+  WITHY_RETURN_IF_ERROR(status);
+  epoch_ = attached.epoch();
+  return MapArena(attached.arena_socket());
+}
+
+absl::Status StandInWorker::MapArena(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return absl::InvalidArgumentError(absl::StrCat("arena socket ", path, ": the path has ",
+                                                   path.size(), " bytes, too many for a socket"));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  socket_.Reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return ErrnoError("connect to arena socket " + path);
+  }
+  const ArenaHello hello{.worker_instance = instance_, .epoch = epoch_};
+  if (::send(socket_.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
+    return ErrnoError("arena socket " + path);
+  }
+  ArenaOffer offer;
+  WITHY_ASSIGN_OR_RETURN(const UniqueFd memory,
+                         RecvFd(socket_.get(), std::as_writable_bytes(std::span(&offer, 1))));
+  WITHY_ASSIGN_OR_RETURN(
+      arena_, SharedMemory::Map(memory.get(), offer.arena_bytes, SharedMemory::Access::kReadWrite));
+  return arena_.Prefault();
+}
+
+void StandInWorker::MakeTemplate() {
+  template_.resize(geometry_.BlockBytes(KvFormat::kQ8) - sizeof(engine::KvBlockHeader));
+  for (std::byte& byte : template_) byte = static_cast<std::byte>(random_());
+  for (int head = 0; head < geometry_.kv_heads; ++head) {
+    const engine::KvOffsets at = geometry_.Offsets(KvFormat::kQ8, head);
+    for (const size_t scales : {at.k_scale, at.v_scale}) {
+      for (int token = 0; token < kChunkTokens; ++token) {
+        const float scale = 0.01f + 0.001f * static_cast<float>(token);
+        std::memcpy(&template_[scales - sizeof(engine::KvBlockHeader) +
+                               static_cast<size_t>(token) * sizeof scale],
+                    &scale, sizeof scale);
+      }
+    }
+  }
+}
+
+void StandInWorker::WriteChunk(uint32_t units, uint32_t tokens) {
+  const engine::KvSlot slot{units, KvFormat::kQ8};
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    std::byte* block = arena_.data() +
+                       size_t{slot.Block(geometry_, layer).units} * engine::KvBlockName::kUnitBytes;
+    engine::KvBlockHeader header;
+    std::memcpy(&header, block, sizeof header);  // stamped by the store
+    header.layer = static_cast<uint32_t>(layer);
+    header.format = KvFormat::kQ8;
+    header.filled = static_cast<uint8_t>(tokens);
+    std::memcpy(block, &header, sizeof header);
+    std::memcpy(block + sizeof header, template_.data(), template_.size());
+  }
+}
+
+v1::ChunkIdentity StandInWorker::NewIdentity(uint32_t tokens) {
+  v1::ChunkIdentity chunk;
+  std::string identity(32, '\0');
+  for (size_t i = 0; i < identity.size(); i += sizeof(uint64_t)) {
+    const uint64_t part = random_();
+    std::memcpy(&identity[i], &part, sizeof part);
+  }
+  std::normal_distribution<double> normal(0, kDensitySpread);
+  chunk.set_identity(identity);
+  chunk.set_tokens(tokens);
+  chunk.set_model_level_percent(kLevelPercent);
+  chunk.set_density(static_cast<float>(1e-3 * std::exp(normal(random_))));
+  chunk.set_density_rows(1);
+  return chunk;
+}
+
+absl::StatusOr<StandInContext> StandInWorker::CreateContext() {
+  v1::StoreCreateContextRequest request;
+  request.set_app_id(app_id_);
+  v1::CreateContextResponse response;
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, kTimeout);
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->CreateContext(&context, request, &response)));
+  return StandInContext{.id = response.context().context_id(), .chunks = {}};
+}
+
+absl::Status StandInWorker::DeleteContext(const StandInContext& old) {
+  v1::StoreDeleteContextRequest request;
+  request.set_app_id(app_id_);
+  request.set_context_id(old.id);
+  v1::DeleteContextResponse response;
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, kTimeout);
+  return rpc::FromGrpc(stub_->DeleteContext(&context, request, &response));
+}
+
+absl::Status StandInWorker::AwaitIdle() {
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (absl::Now() < deadline) {
+    v1::GetStoreInfoResponse info;
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kTimeout);
+    WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->GetStoreInfo(&context, {}, &info)));
+    if (info.idle_work() == 0) return absl::OkStatus();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("context_store has not finished its work on idle contexts after ",
+                   absl::ToInt64Seconds(kTimeout), " s"));
+}
+
+absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, Lease* lease,
+                                                std::vector<v1::ChunkIdentity>* resident) {
+  v1::LeaseRequest open;
+  open.mutable_open()->set_epoch(epoch_);
+  open.mutable_open()->set_app_id(app_id_);
+  open.mutable_open()->set_context_id(context.id);
+  open.mutable_open()->set_call_id(++last_call_);
+  open.mutable_open()->set_level_percent(kLevelPercent);
+  const int64_t begin = Clock::Real().SteadyNanos();
+  WITHY_RETURN_IF_ERROR(lease->Send(open));
+  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent event, lease->Receive());
+  std::vector<v1::ResidentChunk> chunks(event.opened().resident().begin(),
+                                        event.opened().resident().end());
+  WITHY_RETURN_IF_ERROR(AwaitArrival(lease, &chunks));
+  StandInCall call{.context_tokens = context.tokens(),
+                   .load_ms = Milliseconds(Clock::Real().SteadyNanos() - begin)};
+  for (const v1::ResidentChunk& chunk : chunks) {
+    call.resident_tokens += chunk.identity().tokens();
+    resident->push_back(chunk.identity());
+    if (chunk.state() != v1::CHUNK_STATE_RECOMPUTE) continue;
+    call.recomputed_chunks.push_back(chunk.where().chunk());
+    WriteChunk(chunk.where().units(), kTokensPerChunk);
+  }
+  return call;
+}
+
+absl::Status StandInWorker::AwaitArrival(Lease* lease, std::vector<v1::ResidentChunk>* resident) {
+  const auto first_loading = std::find_if(
+      resident->begin(), resident->end(),
+      [](const v1::ResidentChunk& chunk) { return chunk.state() == v1::CHUNK_STATE_LOADING; });
+  const auto first = static_cast<uint32_t>(first_loading - resident->begin());
+  const auto layers = static_cast<uint32_t>(geometry_.layers);
+  // Nothing that is read is left once the first of it has failed.
+  for (uint32_t ready = 0; ready < layers && first < resident->size();) {
+    WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent event, lease->Receive());
+    if (event.has_layer_ready()) ready = event.layer_ready().layer() + 1;
+    if (event.has_load_failed() && event.load_failed().chunk() < resident->size()) {
+      resident->resize(event.load_failed().chunk());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StandInCall> StandInWorker::Load(const StandInContext& context) {
+  Lease lease(*stub_);
+  std::vector<v1::ChunkIdentity> resident;
+  return Open(context, &lease, &resident);
+}
+
+absl::Status StandInWorker::Claim(uint32_t first, uint32_t count, Lease* lease, double* claim_ms) {
+  v1::LeaseRequest claim;
+  claim.mutable_claim()->set_first_chunk(first);
+  claim.mutable_claim()->set_chunks(count);
+  const int64_t begin = Clock::Real().SteadyNanos();
+  WITHY_RETURN_IF_ERROR(lease->Send(claim));
+  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent claimed, lease->Receive());
+  *claim_ms = Milliseconds(Clock::Real().SteadyNanos() - begin);
+  if (!claimed.claimed().refused().empty()) {
+    return absl::ResourceExhaustedError(claimed.claimed().refused());
+  }
+  for (const v1::ChunkSlot& slot : claimed.claimed().chunks()) {
+    WriteChunk(slot.units(), kTokensPerChunk);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StandInCall> StandInWorker::Call(StandInContext* context, uint32_t keep_tokens,
+                                                uint32_t delta_tokens) {
+  Lease lease(*stub_);
+  std::vector<v1::ChunkIdentity> chunks;
+  WITHY_ASSIGN_OR_RETURN(StandInCall call, Open(*context, &lease, &chunks));
+  const uint32_t tokens = keep_tokens + delta_tokens;
+  // Chunks behind those that are kept and there are claimed; an unfinished one is extended.
+  const auto first =
+      std::min<uint32_t>(static_cast<uint32_t>(chunks.size()), ChunksFor(keep_tokens));
+  chunks.resize(first);
+  if (const uint32_t count = ChunksFor(tokens) - first; count > 0) {
+    WITHY_RETURN_IF_ERROR(Claim(first, count, &lease, &call.claim_ms));
+  }
+  if (!chunks.empty() && chunks.back().tokens() < kTokensPerChunk) {
+    chunks.back() = NewIdentity(std::min(kTokensPerChunk, tokens - (first - 1) * kTokensPerChunk));
+  }
+  while (chunks.size() < ChunksFor(tokens)) {
+    const auto before = static_cast<uint32_t>(chunks.size()) * kTokensPerChunk;
+    chunks.push_back(NewIdentity(std::min(kTokensPerChunk, tokens - before)));
+  }
+  v1::LeaseRequest commit;
+  for (const v1::ChunkIdentity& chunk : chunks) *commit.mutable_commit()->add_chunks() = chunk;
+  v1::Segment* text = commit.mutable_commit()->add_appended();
+  text->set_role("user");
+  text->set_text(std::string(size_t{delta_tokens} * kBytesPerToken, 't'));
+  commit.mutable_commit()->set_context_tokens(tokens);
+  WITHY_RETURN_IF_ERROR(lease.Send(commit));
+  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent committed, lease.Receive());
+  WITHY_RETURN_IF_ERROR(lease.End());
+  if (!committed.has_committed()) return absl::InternalError("context_store did not commit");
+  context->chunks = std::move(chunks);
+  return call;
+}
+
+}  // namespace withy::bench

@@ -1,0 +1,100 @@
+// Plays the model worker for context_store: attaches, maps the arena, opens leases, claims slots,
+// writes KV into them and commits, as a call does, but computes nothing: the KV is random numbers.
+// So the store does all that it does in service, in a fraction of a call's time. Neighbour:
+// contexts_run.h replays traces through it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+#include "engine/kv/slot.h"
+#include "withy/v1/context_store.grpc.pb.h"
+
+namespace withy::bench {
+
+// A context as its calls have left it.
+struct StandInContext {
+  std::string id;
+  std::vector<v1::ChunkIdentity> chunks = {};
+
+  uint32_t tokens() const;
+};
+
+// What one call took, seen from the worker.
+struct StandInCall {
+  uint32_t context_tokens = 0;  // before the call
+  // Of them, when loading had ended, from the first on; the rest is computed behind them.
+  uint32_t resident_tokens = 0;
+  // Chunks among the resident ones that were left to the worker, which computes them while others
+  // are read.
+  std::vector<uint32_t> recomputed_chunks = {};
+  double load_ms = 0;   // from the lease's opening until what is read is in the arena
+  double claim_ms = 0;  // for the slots of what is computed
+};
+
+// One lease at a time. Errors of the methods are the store's.
+class StandInWorker {
+ public:
+  // Waits for the store at `address` (unix:PATH), binds an app and attaches with `geometry` at 8
+  // bits. `costs`: what the store is told of recomputing.
+  static absl::StatusOr<std::unique_ptr<StandInWorker>> Connect(const std::string& address,
+                                                                const engine::KvGeometry& geometry,
+                                                                const v1::KvCosts& costs,
+                                                                uint64_t seed);
+
+  // The store was restarted: attaches again. Contexts stay what they are.
+  absl::Status Reattach();
+
+  absl::StatusOr<StandInContext> CreateContext();
+  // A call that keeps the context's first `keep_tokens` tokens (at most those that it has; a
+  // multiple of 16, or all) and adds `delta_tokens`. RESOURCE_EXHAUSTED: the arena has no room for
+  // the context; nothing has changed.
+  absl::StatusOr<StandInCall> Call(StandInContext* context, uint32_t keep_tokens,
+                                   uint32_t delta_tokens);
+  // Opens a lease, waits until the KV is in the arena, and gives it up.
+  absl::StatusOr<StandInCall> Load(const StandInContext& context);
+  absl::Status DeleteContext(const StandInContext& context);
+  // Waits until the store has compressed and written what calls have left.
+  absl::Status AwaitIdle();
+
+ private:
+  class Lease;
+
+  StandInWorker(const engine::KvGeometry& geometry, v1::KvCosts costs, uint64_t seed)
+      : geometry_(geometry), costs_(std::move(costs)), random_(seed) {}
+  absl::Status BindApp();
+  absl::Status MapArena(const std::string& path);
+  // Opens a lease and waits for the context's KV; its chunks in the arena are added to `resident`.
+  absl::StatusOr<StandInCall> Open(const StandInContext& context, Lease* lease,
+                                   std::vector<v1::ChunkIdentity>* resident);
+  // Claims chunks and writes KV into them.
+  absl::Status Claim(uint32_t first, uint32_t count, Lease* lease, double* claim_ms);
+  void MakeTemplate();
+  void WriteChunk(uint32_t units, uint32_t tokens);
+  v1::ChunkIdentity NewIdentity(uint32_t tokens);
+
+  // Until all that is read has come. What cannot be read, and what follows it, is taken out.
+  absl::Status AwaitArrival(Lease* lease, std::vector<v1::ResidentChunk>* resident);
+
+  const engine::KvGeometry geometry_;
+  const v1::KvCosts costs_;
+  std::mt19937_64 random_;
+  std::unique_ptr<v1::ContextStore::Stub> stub_;
+  std::string app_id_;
+  uint64_t instance_ = 0;
+  uint64_t epoch_ = 0;
+  uint64_t last_call_ = 0;
+  UniqueFd socket_;  // open: this worker lives
+  SharedMemory arena_;
+  std::vector<std::byte> template_;  // a block without header
+};
+
+}  // namespace withy::bench

@@ -1,0 +1,364 @@
+#include "context_store/idle_kv.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "context_store/invariant.h"
+
+namespace withy::context_store {
+namespace {
+
+constexpr uint64_t kStoresOwn = UINT64_MAX;  // owner of slots that no lease claimed
+
+// From the most bits to the fewest, for the order of evictions.
+policy::KvFormatIndex EvictionIndex(KvFormat format) {
+  constexpr int kMostBits = 32;
+  return static_cast<policy::KvFormatIndex>(kMostBits - engine::KBits(format) -
+                                            engine::VBits(format));
+}
+
+policy::EvictableChunk Describe(const ContextChunk& chunk, const Geometry& geometry) {
+  policy::EvictableChunk evictable;
+  evictable.place.format = EvictionIndex(chunk.slot->format);
+  if (chunk.stored != 0) evictable.place.copy = EvictionIndex(chunk.stored_format);
+  evictable.bytes = geometry.ChunkBytes(chunk.slot->format);
+  return evictable;
+}
+
+}  // namespace
+
+Evictions::Evictions(ArenaKv& kv, policy::EvictionPolicy policy, const KvContext* except,
+                     bool copies_only)
+    : kv_(&kv), policy_(policy), except_(except), copies_only_(copies_only) {}
+
+uint64_t Evictions::bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [id, context] : kv_->contexts) {
+    if (!context.idle() || &context == except_) continue;
+    for (const ContextChunk& chunk : context.kv.chunks) {
+      if (chunk.slot.has_value()) bytes += kv_->geometry.ChunkBytes(chunk.slot->format);
+    }
+  }
+  return bytes;
+}
+
+void Evictions::Plan(uint64_t bytes) {
+  std::vector<policy::EvictableChunk> chunks;
+  std::vector<Candidate> candidates;
+  uint32_t number = 0;
+  uint64_t available = 0;
+  for (auto& [id, context] : kv_->contexts) {
+    ++number;
+    if (!context.idle() || &context == except_) continue;
+    for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
+      const ContextChunk& chunk = context.kv.chunks[i];
+      if (!chunk.slot.has_value() || (copies_only_ && chunk.stored == 0)) continue;
+      policy::EvictableChunk& evictable = chunks.emplace_back(Describe(chunk, kv_->geometry));
+      evictable.context = number;
+      evictable.position = i;
+      evictable.last_used = context.last_used;
+      available += evictable.bytes;
+      candidates.push_back({id, &context, i});
+    }
+  }
+  plan_.clear();
+  next_ = 0;
+  // Nothing is written here: what has no copy was not worth writing, or is being written.
+  const policy::EvictionPlan plan =
+      policy::PlanKvEviction(chunks, std::min(bytes, available), /*writable_bytes=*/0, policy_);
+  for (const policy::EvictionAction& action : plan.actions) {
+    plan_.push_back(candidates[action.chunk]);
+  }
+}
+
+const std::vector<Evictions::Candidate>& Evictions::Next(uint64_t bytes) {
+  Plan(bytes);
+  return plan_;
+}
+
+// False if the chunk has left meanwhile.
+bool Evictions::Evict(const Candidate& candidate, uint64_t* evicted) {
+  ContextChunks& kv = candidate.context->kv;
+  if (candidate.chunk >= kv.chunks.size()) return false;
+  ContextChunk& chunk = kv.chunks[candidate.chunk];
+  if (!chunk.slot.has_value()) return false;
+  if (chunk.stored != 0) {
+    kv_->pool.Free(chunk.slot->units);
+    chunk.slot.reset();
+  } else {
+    // It is gone, and what comes after it is of no use then.
+    Truncate(candidate.chunk, &kv, &kv_->pool);
+  }
+  kv_->Collect(candidate.context);
+  ++*evicted;
+  return true;
+}
+
+bool Evictions::EvictNext(uint64_t wanted_bytes, uint64_t* evicted) {
+  for (;;) {
+    while (next_ < plan_.size()) {
+      const Candidate candidate = plan_[next_++];
+      if (!Evict(candidate, evicted)) continue;
+      const auto same_context = [&] {
+        return next_ < plan_.size() && plan_[next_].context == candidate.context;
+      };
+      while (policy_ == policy::EvictionPolicy::kContextLru && same_context()) {
+        Evict(plan_[next_++], evicted);
+      }
+      return true;
+    }
+    // Twice as far as the last time: what was freed may lie in many small gaps.
+    planned_bytes_ = std::max(wanted_bytes, 2 * planned_bytes_);
+    Plan(planned_bytes_);
+    if (plan_.empty()) return false;
+  }
+}
+
+std::optional<SlotAt> Evictions::Claim(uint64_t bytes, uint64_t owner, uint64_t* evicted) {
+  for (;;) {
+    const std::optional<SlotAt> slot = kv_->pool.Claim(bytes, owner);
+    if (slot.has_value()) return slot;
+    if (EvictNext(bytes, evicted)) continue;
+    if (kv_->pool.counts().withheld == 0) return std::nullopt;
+    kv_->pool.GiveBack(bytes);
+  }
+}
+
+std::vector<ContextChunk> IdleKv::Chunks(std::string_view context_id) const {
+  const KvContext* context = std::as_const(kv_).FindIdle(context_id);
+  return context == nullptr ? std::vector<ContextChunk>() : context->kv.chunks;
+}
+
+bool IdleKv::ClaimSlots(uint64_t count, LeaseId lease, bool evict, uint64_t* evicted,
+                        std::vector<SlotAt>* slots) {
+  const uint64_t bytes = kv_.geometry.ChunkBytes(KvFormat::kQ8);
+  const auto claim_free = [&] {
+    while (slots->size() < count) {
+      const std::optional<SlotAt> slot = kv_.pool.Claim(bytes, lease);
+      if (!slot.has_value()) return false;
+      slots->push_back(*slot);
+    }
+    return true;
+  };
+  if (claim_free()) return true;
+  if (evict) {
+    Evictions evictions = MakeEvictions();
+    const uint64_t missing = (count - slots->size()) * bytes;
+    const SlotPool::Counts& counts = kv_.pool.counts();
+    if (missing <= counts.free + counts.withheld + evictions.bytes()) {
+      while (slots->size() < count) {
+        const std::optional<SlotAt> slot = evictions.Claim(bytes, lease, evicted);
+        if (!slot.has_value()) break;
+        slots->push_back(*slot);
+      }
+      if (slots->size() == count) return true;
+    }
+  }
+  for (const SlotAt slot : *slots) kv_.pool.Free(slot);
+  slots->clear();
+  return false;
+}
+
+std::vector<SlotPool::Pages> IdleKv::Withhold(uint64_t bytes, uint64_t page_bytes,
+                                              uint64_t* evicted) {
+  std::vector<SlotPool::Pages> withheld;
+  Evictions evictions(kv_, policy_, nullptr, /*copies_only=*/true);
+  for (uint64_t left = bytes; left >= page_bytes;) {
+    // Small gaps are left to calls until they have grown: pages come back in whole pieces.
+    const bool worth_it = kv_.pool.LargestGap() >= std::min(left, 16 * page_bytes);
+    if (!worth_it && evictions.EvictNext(left, evicted)) continue;
+    const std::optional<SlotPool::Pages> pages = kv_.pool.Withhold(left, page_bytes);
+    if (!pages.has_value()) break;
+    withheld.push_back(*pages);
+    left -= std::min(left, pages->bytes);
+  }
+  return withheld;
+}
+
+std::optional<ChunkWork> IdleKv::BeginWork(std::string_view context_id, uint32_t number) {
+  const KvContext* context = kv_.FindIdle(context_id);
+  if (context == nullptr || number >= context->kv.chunks.size()) return std::nullopt;
+  const ContextChunk& chunk = context->kv.chunks[number];
+  if (!chunk.slot.has_value()) return std::nullopt;
+  return ChunkWork{.context_id = std::string(context_id),
+                   .chunk = number,
+                   .from = *chunk.slot,
+                   .identity = chunk.identity.identity,
+                   .pin = kv_.pool.Pin(chunk.slot->units),
+                   .rewrite = chunk.was_stored};
+}
+
+ContextChunk* IdleKv::EndWork(const ChunkWork& work) {
+  // The chunk as it is now, if it is idle and what it was at the beginning.
+  ContextChunk* same = nullptr;
+  if (KvContext* context = kv_.FindIdle(work.context_id);
+      context != nullptr && work.chunk < context->kv.chunks.size()) {
+    ContextChunk& chunk = context->kv.chunks[work.chunk];
+    if (chunk.slot == work.from && chunk.identity.identity == work.identity) same = &chunk;
+  }
+  kv_.pool.Unpin(work.from.units, work.pin);
+  return same;
+}
+
+std::optional<ChunkWork> IdleKv::BeginDemotion(std::string_view context_id, uint32_t chunk,
+                                               KvFormat to, uint64_t* evicted) {
+  std::optional<ChunkWork> work = BeginWork(context_id, chunk);
+  if (!work.has_value()) return work;
+  if (kv_.contexts.at(work->context_id).kv.chunks[chunk].identity.tokens != kChunkTokens) {
+    EndWork(*work);  // tokens will be written to it
+    return std::nullopt;
+  }
+  Evictions evictions = MakeEvictions(kv_.FindIdle(context_id));
+  const std::optional<SlotAt> slot =
+      evictions.Claim(kv_.geometry.ChunkBytes(to), kStoresOwn, evicted);
+  if (!slot.has_value()) {
+    EndWork(*work);
+    return std::nullopt;
+  }
+  work->to = {*slot, to};
+  return work;
+}
+
+bool IdleKv::FinishDemotion(const ChunkWork& work, bool done) {
+  const bool current = work.pin == kv_.pool.run();
+  ContextChunk* chunk = EndWork(work);
+  if (!current) return false;  // the arena was emptied meanwhile
+  if (chunk == nullptr || !done) {
+    kv_.pool.Free(work.to.units);
+    return false;
+  }
+  kv_.pool.Keep(work.to.units);
+  kv_.pool.Free(work.from.units);
+  chunk->slot = work.to;
+  KvContext& context = kv_.contexts.at(work.context_id);
+  if (chunk->stored != 0) {
+    context.kv.given_up.push_back(std::exchange(chunk->stored, 0));
+    chunk->was_stored = true;
+  }
+  kv_.Collect(&context);
+  if (kv_.directory != nullptr) {
+    kv_.directory->Put({work.context_id, work.chunk, work.to, chunk->identity});
+  }
+  return true;
+}
+
+std::optional<ChunkWork> IdleKv::BeginWrite(std::string_view context_id, uint32_t chunk) {
+  std::optional<ChunkWork> work = BeginWork(context_id, chunk);
+  if (work.has_value() && kv_.contexts.at(work->context_id).kv.chunks[chunk].stored != 0) {
+    EndWork(*work);
+    return std::nullopt;
+  }
+  return work;
+}
+
+std::vector<ChunkWork> IdleKv::BeginSwapOut(uint64_t bytes) {
+  std::vector<ChunkWork> work;
+  const uint64_t free = kv_.pool.counts().free;
+  if (bytes <= free) return work;
+  Evictions evictions = MakeEvictions();
+  for (const Evictions::Candidate& next : evictions.Next(bytes - free)) {
+    if (std::optional<ChunkWork> one = BeginWrite(next.context_id, next.chunk)) {
+      work.push_back(*std::move(one));
+    }
+  }
+  return work;
+}
+
+bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
+  const bool current = work.pin == kv_.pool.run();
+  ContextChunk* chunk = EndWork(work);
+  if (!current || chunk == nullptr || stored == 0) return false;
+  chunk->stored = stored;
+  chunk->stored_format = work.from.format;
+  return true;
+}
+
+void IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
+  for (auto it = kv_.contexts.begin(); it != kv_.contexts.end();) {
+    ContextChunks& kv = it->second.kv;
+    for (size_t i = 0; i < kv.chunks.size(); ++i) {
+      ContextChunk& chunk = kv.chunks[i];
+      if (!copies.contains(chunk.stored)) continue;
+      chunk.stored = 0;
+      if (!chunk.slot.has_value()) Truncate(i, &kv, &kv_.pool);
+    }
+    kv_.Collect(&it->second);
+    const bool empty = it->second.idle() && it->second.waiting.empty() && kv.chunks.empty();
+    it = empty ? kv_.contexts.erase(it) : std::next(it);
+  }
+}
+
+uint32_t IdleKv::Adopt(std::string_view context_id, const std::vector<KeptChunk>& kept,
+                       std::vector<ContextChunk> stored) {
+  const std::string id(context_id);
+  KvContext& context = kv_.contexts[id];
+  if (!context.idle() || !context.kv.chunks.empty()) {
+    for (const ContextChunk& chunk : stored) kv_.given_up.push_back(chunk.stored);
+    kv_.EraseIfEmpty(id);
+    return 0;
+  }
+  std::vector<ContextChunk>& chunks = context.kv.chunks = std::move(stored);
+  for (const KeptChunk& one : kept) {
+    constexpr uint32_t kMostChunks = 1 << 20;
+    if (one.chunk >= kMostChunks ||
+        !kv_.pool.ClaimAt(one.slot.units, kv_.geometry.ChunkBytes(one.slot.format), kStoresOwn)) {
+      continue;
+    }
+    kv_.pool.Keep(one.slot.units);
+    if (chunks.size() <= one.chunk) chunks.resize(one.chunk + 1);
+    ContextChunk& chunk = chunks[one.chunk];
+    if (chunk.slot.has_value()) {  // described twice: the process was killed in between
+      kv_.pool.Free(one.slot.units);
+      continue;
+    }
+    // What is in the arena is newer than the index on disk.
+    if (chunk.stored != 0 && chunk.identity.identity != one.identity.identity) {
+      context.kv.given_up.push_back(std::exchange(chunk.stored, 0));
+    }
+    chunk.slot = one.slot;
+    chunk.identity = one.identity;
+  }
+  size_t keep = 0;
+  while (keep < chunks.size() && (chunks[keep].slot.has_value() || chunks[keep].stored != 0)) {
+    if (chunks[keep++].identity.tokens < kChunkTokens) break;
+  }
+  Truncate(keep, &context.kv, &kv_.pool);
+  kv_.Collect(&context);
+  context.last_used = ++kv_.uses;
+  const auto resident = std::count_if(chunks.begin(), chunks.end(), [](const ContextChunk& chunk) {
+    return chunk.slot.has_value();
+  });
+  kv_.EraseIfEmpty(id);
+  return static_cast<uint32_t>(resident);
+}
+
+void IdleKv::EndAdoption() {
+  if (kv_.directory == nullptr) return;
+  for (const KeptChunk& chunk : kv_.directory->Chunks()) {
+    const auto context = kv_.contexts.find(chunk.context_id);
+    const bool adopted = context != kv_.contexts.end() &&
+                         chunk.chunk < context->second.kv.chunks.size() &&
+                         context->second.kv.chunks[chunk.chunk].slot == chunk.slot;
+    if (!adopted) kv_.directory->Remove(chunk.slot.units);
+  }
+}
+
+std::optional<IdleKv::Upgrade> IdleKv::NextUpgrade() const {
+  constexpr uint32_t kFullPercent = 100;
+  std::optional<Upgrade> best;
+  uint64_t best_used = 0;
+  for (const auto& [context_id, context] : kv_.contexts) {
+    if (!context.idle() || context.no_room == context.last_used) continue;
+    uint32_t lowest = kFullPercent;
+    for (const ContextChunk& chunk : context.kv.chunks) {
+      lowest = std::min(lowest, chunk.identity.model_level_percent);
+    }
+    if (lowest == kFullPercent || (best.has_value() && context.last_used < best_used)) continue;
+    best = {context_id, lowest};
+    best_used = context.last_used;
+  }
+  return best;
+}
+
+}  // namespace withy::context_store

@@ -1,0 +1,133 @@
+// What the store does with the KV of contexts that no call uses: evicts chunks for room, stores
+// them in smaller formats, writes them to disk, takes over what an earlier process left. Pure
+// state: the bytes are moved by store_tidy.cc and store_keep.cc. Neighbours: lease_table.h owns it
+// and guards the contexts that calls use, policy/kv_eviction.h orders evictions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "context_store/arena_kv.h"
+#include "policy/kv_eviction.h"
+
+namespace withy::context_store {
+
+// Work of the store on a chunk of an idle context: its slot is pinned meanwhile. The chunk may be
+// leased, dropped or replaced before the work is done.
+struct ChunkWork {
+  std::string context_id;
+  uint32_t chunk = 0;
+  KvSlot from;
+  KvSlot to = {};  // demotion only
+  std::string identity = {};
+  uint64_t pin = 0;      // see SlotPool::Pin
+  bool rewrite = false;  // an older copy of the chunk was written before
+};
+
+// Makes room in the arena by evicting chunks of idle contexts, in the order of the policy. Plans
+// ahead, so it is of use only while its owner's lock is held.
+class Evictions {
+ public:
+  // `except` keeps its chunks; may be null. `copies_only`: chunks without a copy on disk stay.
+  Evictions(ArenaKv& kv, policy::EvictionPolicy policy, const KvContext* except = nullptr,
+            bool copies_only = false);
+
+  // Of all chunks that may leave.
+  uint64_t bytes() const;
+  // Evicts the next chunk, with kContextLru the next context; false: there is none. `wanted_bytes`
+  // says how many bytes are to leave in all, for the planning.
+  bool EvictNext(uint64_t wanted_bytes, uint64_t* evicted);
+  // The chunks that would leave next so that `bytes` become free.
+  struct Candidate {
+    std::string_view context_id;
+    KvContext* context = nullptr;
+    uint32_t chunk = 0;
+  };
+  const std::vector<Candidate>& Next(uint64_t bytes);
+  // A slot for `owner`; evicts while no gap holds it. Last of all takes what was withheld.
+  std::optional<SlotAt> Claim(uint64_t bytes, uint64_t owner, uint64_t* evicted);
+
+ private:
+  void Plan(uint64_t bytes);
+  bool Evict(const Candidate& candidate, uint64_t* evicted);
+
+  ArenaKv* kv_;
+  policy::EvictionPolicy policy_;
+  const KvContext* except_;
+  bool copies_only_;
+  std::vector<Candidate> plan_;  // in this order
+  size_t next_ = 0;
+  uint64_t planned_bytes_ = 0;
+};
+
+// Not thread-safe: guarded by its owner's lock. `kv` is borrowed.
+class IdleKv {
+ public:
+  IdleKv(ArenaKv& kv, policy::EvictionPolicy policy) : kv_(kv), policy_(policy) {}
+
+  // All chunks of an idle context; empty if it has none or is not idle.
+  std::vector<ContextChunk> Chunks(std::string_view context_id) const;
+
+  // Claims `count` slots of 8 bits for `lease`, or none. Without `evict` only what is free counts.
+  bool ClaimSlots(uint64_t count, LeaseId lease, bool evict, uint64_t* evicted,
+                  std::vector<SlotAt>* slots);
+  Evictions MakeEvictions(const KvContext* except = nullptr) { return {kv_, policy_, except}; }
+
+  // Takes `bytes` more of the arena out of use, as far as gaps and chunks with copies on disk
+  // permit. Returns whole pages whose memory can be given to the system.
+  std::vector<SlotPool::Pages> Withhold(uint64_t bytes, uint64_t page_bytes, uint64_t* evicted);
+  void GiveBack(uint64_t bytes) { kv_.pool.GiveBack(bytes); }
+
+  // Begins to store a full chunk of an idle context in another, smaller format, in a slot that is
+  // claimed for it; chunks of other idle contexts make room. nullopt: not idle, not resident, no
+  // room. FinishDemotion must follow.
+  std::optional<ChunkWork> BeginDemotion(std::string_view context_id, uint32_t chunk, KvFormat to,
+                                         uint64_t* evicted);
+  // Puts the new slot in the place of the old one if `done` and the chunk is still idle and the
+  // same; otherwise frees it. Returns whether it did.
+  bool FinishDemotion(const ChunkWork& work, bool done);
+  // Begins to write a chunk of an idle context to disk; nullopt: not idle, not resident, or it has
+  // a copy. FinishWrite must follow.
+  std::optional<ChunkWork> BeginWrite(std::string_view context_id, uint32_t chunk);
+  // Begins to write the chunks without a copy that would leave the arena if `bytes` of it had to be
+  // free, in that order. FinishWrite must follow for each.
+  std::vector<ChunkWork> BeginSwapOut(uint64_t bytes);
+  // `stored`: the copy that was written, or 0. Returns whether the chunk has it now; if not, the
+  // caller gives the copy up.
+  bool FinishWrite(const ChunkWork& work, StoredCopy stored);
+  // These copies are lost. A chunk that is on disk only is lost with its copy.
+  void ForgetCopies(const std::set<StoredCopy>& copies);
+  // Copies on disk that no chunk has any more, since the last call.
+  std::vector<StoredCopy> TakeGivenUp() { return std::exchange(kv_.given_up, {}); }
+
+  // Takes over what an earlier run left of a context that has no chunks: those in the arena, whose
+  // blocks were checked, and those on disk. Chunks behind the first one that is in neither are
+  // dropped. Returns the number of chunks that are in the arena now. Contexts count as used in the
+  // order of these calls.
+  uint32_t Adopt(std::string_view context_id, const std::vector<KeptChunk>& kept,
+                 std::vector<ContextChunk> stored);
+  // Ends the taking over: what the arena's directory describes beyond it is forgotten.
+  void EndAdoption();
+
+  // The context to recompute at the full level: idle, has a chunk below it, most recently used. A
+  // context whose rebuild found no room is skipped until its next use.
+  struct Upgrade {
+    std::string context_id;
+    uint32_t level_percent = 0;  // of its lowest chunk
+  };
+  std::optional<Upgrade> NextUpgrade() const;
+
+ private:
+  std::optional<ChunkWork> BeginWork(std::string_view context_id, uint32_t chunk);
+  ContextChunk* EndWork(const ChunkWork& work);
+
+  ArenaKv& kv_;
+  const policy::EvictionPolicy policy_;
+};
+
+}  // namespace withy::context_store

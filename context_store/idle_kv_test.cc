@@ -1,0 +1,198 @@
+#include "context_store/idle_kv.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "context_store/lease_table_testing.h"
+
+namespace withy::context_store {
+namespace {
+
+using ::testing::ElementsAre;
+
+using IdleKvTest = LeaseTableTest;
+
+TEST_F(IdleKvTest, UpgradesAreForTheContextUsedLastAndNeverEvict) {
+  const auto fill = [&](std::string_view context, uint32_t level) {
+    const LeaseId lease = Open(context);
+    ASSERT_TRUE(Claim(lease, 0, 3).ok());
+    std::vector<ChunkIdentity> chunks = Chunks(3);
+    chunks[1].model_level_percent = level;
+    Commit(lease, chunks);
+  };
+  fill("full", 100);
+  EXPECT_FALSE(table_.idle().NextUpgrade().has_value());
+  fill("old", 40);
+  fill("new", 60);
+  ASSERT_TRUE(table_.idle().NextUpgrade().has_value());
+  EXPECT_EQ(table_.idle().NextUpgrade()->context_id, "new");
+  EXPECT_EQ(table_.idle().NextUpgrade()->level_percent, 60u);
+  const LeaseId busy = Open("new");
+  EXPECT_EQ(table_.idle().NextUpgrade()->context_id, "old");
+  table_.Abort(busy);
+  // One chunk is free; other contexts keep their blocks.
+  const LeaseId rebuild = table_.Open(epoch_, "new", /*rebuild=*/true)->id;
+  ASSERT_TRUE(Claim(rebuild, 0, 1).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(Claim(rebuild, 1, 2).status()));
+  EXPECT_EQ(evicted_, 0u);
+  table_.Abort(rebuild);
+  EXPECT_EQ(table_.idle().NextUpgrade()->context_id, "old") << "there was no room for it";
+  table_.Abort(Open("new"));
+  EXPECT_EQ(table_.idle().NextUpgrade()->context_id, "new") << "it was used again";
+}
+
+// A chunk that is stored in fewer bits takes less space, and a call reads it as it is.
+TEST_F(IdleKvTest, ADemotedChunkTakesLessSpace) {
+  Fill("c", 2, 3);
+  const auto work = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(work->to.format, KvFormat::kQ4);
+  EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
+  const uint64_t small = LeaseGeometry().ChunkBytes(KvFormat::kQ4);
+  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes + small);
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 2, KvFormat::kQ4, &evicted_).has_value())
+      << "it is unfinished";
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 3, KvFormat::kQ4, &evicted_).has_value())
+      << "there is none";
+  const LeaseId lease = Open("c");
+  EXPECT_EQ(table_.Resident(lease)[0].where.slot.format, KvFormat::kQ4);
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_).has_value())
+      << "it is leased";
+  // Writing it takes a slot of the working size.
+  const auto claimed = Claim(lease, 0, 1);
+  ASSERT_TRUE(claimed.ok());
+  EXPECT_EQ((*claimed)[0].slot.format, KvFormat::kQ8);
+  EXPECT_EQ(table_.slots().counts().free, 7 * kSlotBytes) << "three chunks of 8 bits";
+  table_.Abort(lease);
+}
+
+TEST_F(IdleKvTest, ADemotionGivesWayToACall) {
+  Fill("c", 2);
+  const auto work = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(work.has_value());
+  const LeaseId lease = Open("c");
+  EXPECT_FALSE(table_.idle().FinishDemotion(*work, true));
+  EXPECT_EQ(table_.Resident(lease)[1].where.slot, work->from);
+  // The call gives the slot back while the store still reads it.
+  table_.Abort(lease);
+  const auto second = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  const LeaseId next = Open("c");
+  Commit(next, Chunks(1));
+  EXPECT_EQ(QuarantinedChunks(), 1u);
+  EXPECT_FALSE(table_.idle().FinishDemotion(*second, true));
+  EXPECT_EQ(FreeChunks(), 9u);
+  // The arena may get another geometry meanwhile.
+  const auto third = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
+  EXPECT_FALSE(table_.idle().FinishDemotion(*third, true));
+  EXPECT_TRUE(AllFree());
+}
+
+// There is room for a smaller chunk only when another context gives it.
+TEST_F(IdleKvTest, ADemotionTakesRoomFromOtherIdleContexts) {
+  Fill("old", 3);
+  Fill("c", 7);
+  const auto work = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(evicted_, 1u);
+  EXPECT_EQ(ResidentChunks("old"), 2u);
+  EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
+  const LeaseId old = Open("old");
+  const auto second = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(second.has_value()) << "a gap is left";
+  EXPECT_TRUE(table_.idle().FinishDemotion(*second, true));
+  table_.Abort(old);
+}
+
+TEST_F(IdleKvTest, LostCopiesAreForgotten) {
+  table_.idle().Adopt("c", {},
+                      {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
+                       {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
+                       {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
+  table_.idle().Adopt("d", {}, {{{std::string(32, 'i'), 16, 100}, std::nullopt, 17}});
+  Fill("e", 1);
+  const auto work = table_.idle().BeginWrite("e", 0);
+  ASSERT_TRUE(table_.idle().FinishWrite(*work, 27));
+  table_.idle().ForgetCopies({8, 17, 27});
+  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "the third chunk is of no use without the second";
+  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(9));
+  EXPECT_EQ(table_.KvOf("d").tokens, 0u);
+  EXPECT_EQ(table_.KvOf("e").resident_bytes, kSlotBytes) << "it is in the arena, too";
+  EXPECT_EQ(table_.KvOf("e").stored_bytes, 0u);
+}
+
+// Whoever writes a chunk to disk may drop it from the arena and read it back.
+
+TEST_F(IdleKvTest, WhatIsSwappedOutIsWhatWouldLeave) {
+  Fill("old", 3);
+  Fill("young", 4);
+  EXPECT_TRUE(table_.idle().BeginSwapOut(3 * kSlotBytes).empty()) << "that much is free";
+  const auto work = table_.idle().BeginSwapOut(5 * kSlotBytes);
+  ASSERT_EQ(work.size(), 2u);
+  for (const ChunkWork& one : work) {
+    EXPECT_EQ(one.context_id, "old");
+    EXPECT_TRUE(table_.idle().FinishWrite(one, one.chunk + 100));
+  }
+  const LeaseId lease = Open("new");
+  ASSERT_TRUE(Claim(lease, 0, 5).ok());
+  EXPECT_EQ(table_.KvOf("old").tokens, 48u) << "nothing is to be computed again";
+  EXPECT_EQ(ResidentChunks("old"), 1u);
+  EXPECT_EQ(ResidentChunks("young"), 4u);
+}
+
+// Only what is on disk leaves for memory pressure, and calls get the room back.
+TEST_F(IdleKvTest, WithheldRoomIsLentNotTaken) {
+  Fill("c", 4);
+  for (const uint32_t chunk : {0, 1}) {
+    const auto work = table_.idle().BeginWrite("c", chunk);
+    ASSERT_TRUE(table_.idle().FinishWrite(*work, chunk + 100));
+  }
+  constexpr uint64_t kPage = 64;
+  uint64_t withheld = 0;
+  for (const SlotPool::Pages& pages : table_.idle().Withhold(10 * kSlotBytes, kPage, &evicted_)) {
+    EXPECT_EQ(pages.offset % kPage, 0u);
+    withheld += pages.bytes;
+  }
+  EXPECT_EQ(withheld, 8 * kSlotBytes);
+  EXPECT_EQ(table_.slots().counts().withheld, withheld);
+  EXPECT_EQ(evicted_, 2u);
+  EXPECT_EQ(ResidentChunks("c"), 2u) << "these have no copy";
+  EXPECT_EQ(table_.KvOf("c").tokens, 64u);
+  const LeaseId lease = Open("d");
+  ASSERT_TRUE(Claim(lease, 0, 7).ok());
+  EXPECT_EQ(ResidentChunks("c"), 0u) << "idle contexts give first";
+  table_.Abort(lease);
+  table_.idle().GiveBack(withheld);
+  EXPECT_EQ(table_.slots().counts().withheld, 0u);
+}
+
+TEST_F(IdleKvTest, WhatIsKeptAndWhatIsStoredAreOneContext) {
+  const auto kept = [](uint32_t chunk, uint32_t at, char identity) {
+    return KeptChunk{"c",
+                     chunk,
+                     {static_cast<SlotAt>(at * kSlotBytes / 64), KvFormat::kQ8},
+                     {std::string(32, identity), 16, 100}};
+  };
+  const auto stored = [](char identity, StoredCopy copy) {
+    return ContextChunk{{std::string(32, identity), 16, 100}, std::nullopt, copy};
+  };
+  // Chunk 0 is in both, 1 has changed since it was written, 2 is on disk only, 3 overlaps 0, and
+  // nobody has 4.
+  EXPECT_EQ(
+      table_.idle().Adopt("c", {kept(0, 2, 'a'), kept(1, 4, 'x'), kept(3, 2, 'd'), kept(5, 6, 'f')},
+                          {stored('a', 100), stored('b', 101), stored('c', 102)}),
+      2u);
+  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(101));
+  const auto chunks = table_.ChunksOf("c");
+  ASSERT_EQ(chunks.size(), 3u);
+  EXPECT_EQ(chunks[0].stored, 100u);
+  EXPECT_EQ(chunks[1].identity.identity, std::string(32, 'x'));
+  EXPECT_FALSE(chunks[2].slot.has_value());
+  EXPECT_EQ(ResidentChunks("c"), 2u);
+  EXPECT_EQ(FreeChunks(), 8u);
+}
+
+}  // namespace
+}  // namespace withy::context_store

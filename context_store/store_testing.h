@@ -1,0 +1,202 @@
+// A store without gRPC and a worker that fills chunks, for tests of what outlives a store.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "context_store/store.h"
+#include "context_store/testing.h"
+
+namespace withy::context_store {
+
+inline constexpr uint64_t kArenaBytes = 1 << 20;
+inline constexpr engine::KvGeometry kKv{2, 1, 16};
+inline constexpr WorkerInstance kWorker = 7;
+
+inline Geometry KeepGeometry(char model = 'm') {
+  return {std::string(32, model), 2, 1, 16, static_cast<uint32_t>(kKv.BlockBytes(KvFormat::kQ8))};
+}
+
+class IgnoringListener final : public LeaseListener {
+ public:
+  void OnGranted() override {}
+  void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
+  void OnLoadFailed(uint32_t chunk) override { failed = std::min<uint32_t>(failed, chunk); }
+  void OnEnded(const absl::Status&) override {}
+  std::atomic<int> layers{0};  // that have arrived
+  std::atomic<uint32_t> failed{UINT32_MAX};
+};
+
+class StoreFixture : public ::testing::Test {
+ protected:
+  std::unique_ptr<Store> OpenStore(const std::string& records, const std::string& kv,
+                                   UniqueFd arena) {
+    StoreOptions options;
+    options.db.path = records;
+    options.arena_bytes = kArenaBytes;
+    if (on_disk_) {
+      options.kv.directory = kv;
+      options.key.path = dir_ / "key";
+    }
+    options.kv.segment_bytes = segment_bytes_;
+    options.kv.max_bytes = disk_bytes_;
+    options.kv_daily_write_bytes = daily_bytes_;
+    options.pressure = pressure_;
+    options.kept_arena = std::move(arena);
+    auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+  void Start() {
+    records_ = on_disk_ ? "db" : "db-alone";
+    kv_ = "kv";
+    store_ = OpenStore(dir_ / records_, dir_ / kv_, {});
+    Attach();
+  }
+  void Attach(char model = 'm') {
+    const auto attached = store_->Attach(kWorker, KeepGeometry(model));
+    ASSERT_TRUE(attached.ok()) << attached.status();
+    epoch_ = attached->epoch;
+  }
+  // Ends the store as a kill at this moment would, and starts the next one with the arena as it is.
+  // `attach`: its worker comes back, too.
+  void KillAndStart(bool attach = true) {
+    const auto copy = [&](std::string* name) {
+      *name = dir_.Snapshot(*name).substr(dir_.path().size() + 1);
+    };
+    copy(&records_);
+    if (on_disk_) copy(&kv_);
+    store_ = OpenStore(dir_ / records_, dir_ / kv_, CopyArena());
+    ASSERT_TRUE(store_->arena().recovered());
+    if (attach) Attach();
+  }
+  // Ends the store and starts the next one; nobody kept the arena.
+  void Restart() {
+    store_.reset();
+    store_ = OpenStore(dir_ / records_, dir_ / kv_, {});
+    Attach();
+  }
+  UniqueFd CopyArena() const {
+    struct stat info {};
+    EXPECT_EQ(fstat(store_->arena().fd(), &info), 0);
+    const auto bytes = static_cast<uint64_t>(info.st_size);
+    auto copy = CreateSealedMemfd("copy", bytes);
+    auto from = SharedMemory::Map(store_->arena().fd(), bytes, SharedMemory::Access::kReadOnly);
+    auto to = SharedMemory::Map(copy->get(), bytes, SharedMemory::Access::kReadWrite);
+    std::memcpy(to->data(), from->data(), bytes);
+    return *std::move(copy);
+  }
+
+  LeaseId Open(const std::string& context) {
+    const auto opening = store_->OpenLease({epoch_, "app", context, 1}, listener_);
+    EXPECT_TRUE(opening.ok()) << opening.status();
+    return opening->id;
+  }
+  // Until everything that is read has arrived.
+  absl::StatusOr<LoadedContext> Load(LeaseId lease) {
+    listener_->layers = 0;
+    listener_->failed = UINT32_MAX;
+    absl::StatusOr<LoadedContext> loaded = store_->Load(lease);
+    const bool loading =
+        loaded.ok() &&
+        std::any_of(loaded->resident.begin(), loaded->resident.end(), [](const auto& chunk) {
+          return chunk.state == ResidentChunk::State::kLoading;
+        });
+    EXPECT_TRUE(!loading || Eventually([&] {
+      return listener_->layers == kKv.layers || listener_->failed == 0;
+    }));
+    if (loaded.ok() && loaded->resident.size() > listener_->failed) {
+      loaded->resident.resize(listener_->failed);
+    }
+    return loaded;
+  }
+  // Fills a chunk as a worker does; returns its identity.
+  ChunkIdentity Write(KvSlot slot, uint32_t tokens) {
+    std::string identity(32, '\0');
+    for (char& c : identity) c = static_cast<char>(random_());
+    for (int layer = 0; layer < kKv.layers; ++layer) {
+      std::byte* block = store_->arena().At(slot.Block(kKv, layer));
+      const size_t bytes = kKv.BlockBytes(KvFormat::kQ8);
+      for (size_t i = sizeof(engine::KvBlockHeader); i < bytes; ++i) {
+        block[i] = static_cast<std::byte>(random_() % 64);
+      }
+      engine::KvBlockHeader header{};
+      header.epoch = epoch_;
+      std::memcpy(header.identity, identity.data(), identity.size());
+      header.layer = static_cast<uint32_t>(layer);
+      header.level = 100;
+      header.format = KvFormat::kQ8;
+      header.filled = static_cast<uint8_t>(tokens);
+      header.checksum = Crc32c(0, {block + sizeof header, bytes - sizeof header});
+      std::memcpy(block, &header, sizeof header);
+    }
+    return {identity, tokens, 100};
+  }
+  // A call that adds `full` chunks and an unfinished one.
+  void Talk(const std::string& context, uint32_t full, uint32_t tail = 0) {
+    const LeaseId lease = Open(context);
+    const auto loaded = Load(lease);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    LeaseOutcome outcome;
+    outcome.segments = {"text"};
+    for (const ResidentChunk& chunk : loaded->resident) {
+      if (chunk.identity.tokens == 16) outcome.chunks.push_back(chunk.identity);
+    }
+    const auto first = static_cast<uint32_t>(outcome.chunks.size());
+    const auto claimed = store_->Claim(lease, first, full + (tail > 0 ? 1 : 0));
+    ASSERT_TRUE(claimed.ok()) << claimed.status();
+    for (const ChunkSlot& chunk : *claimed) {
+      outcome.chunks.push_back(Write(chunk.slot, chunk.chunk < first + full ? 16 : tail));
+    }
+    ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
+    store_->AwaitTidy();
+  }
+  // What a call finds in the arena: a sum of each chunk's identity and bytes, without the epochs.
+  std::vector<std::string> Resident(const std::string& context) {
+    std::vector<std::string> all;
+    const LeaseId lease = Open(context);
+    const auto loaded = Load(lease);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    for (const ResidentChunk& chunk : loaded->resident) {
+      std::string bytes = chunk.identity.identity;
+      for (int layer = 0; layer < kKv.layers; ++layer) {
+        const std::byte* block = store_->arena().At(chunk.where.slot.Block(kKv, layer));
+        bytes.append(reinterpret_cast<const char*>(block) + sizeof(uint64_t),
+                     kKv.BlockBytes(chunk.where.slot.format) - sizeof(uint64_t));
+      }
+      const uint32_t sum = Crc32c(0, std::as_bytes(std::span(bytes)));
+      all.push_back(std::to_string(chunk.where.chunk) + ":" + std::to_string(sum));
+    }
+    store_->Abort(lease);
+    return all;
+  }
+  std::string Create() { return store_->contexts().Create("app", {})->context_id; }
+  uint64_t ResidentBytes(const std::string& context) {
+    return store_->KvOf(context).resident_bytes;
+  }
+
+  TempDir dir_;
+  std::unique_ptr<telemetry::Recorder> recorder_ = telemetry::Recorder::Disabled();
+  std::shared_ptr<IgnoringListener> listener_ = std::make_shared<IgnoringListener>();
+  std::mt19937 random_{std::random_device()()};
+  bool on_disk_ = true;
+  PressureOptions pressure_;
+  uint64_t segment_bytes_ = kKvSegmentBytes;
+  uint64_t disk_bytes_ = uint64_t{1} << 30;
+  uint64_t daily_bytes_ = UINT64_MAX;
+  uint64_t epoch_ = 0;
+  std::string records_, kv_;  // names in dir_
+  std::unique_ptr<Store> store_;
+};
+
+}  // namespace withy::context_store
