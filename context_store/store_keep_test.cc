@@ -97,7 +97,7 @@ TEST_F(StoreKeepTest, WhatALeaseWasWritingIsNotKept) {
   store_->arena().At(tail.Block(kKv, 0))[300] ^= std::byte{1};
   Write((*claimed)[0].slot, 16);
   KillAndStart(/*attach=*/false);
-  EXPECT_TRUE(absl::IsFailedPrecondition(store_->Attach(8, KeepGeometry()).status()))
+  EXPECT_TRUE(absl::IsFailedPrecondition(store_->Attach(8, StoreGeometry()).status()))
       << "the worker may still be writing";
   EXPECT_EQ(ResidentBytes(context), 0u);
   Attach();

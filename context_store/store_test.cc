@@ -21,6 +21,7 @@
 #include "base/fd_passing.h"
 #include "base/ids.h"
 #include "context_store/side_socket.h"
+#include "context_store/store_testing.h"
 #include "context_store/testing.h"
 #include "policy/kv_strategy.h"
 
@@ -29,25 +30,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kArenaBytes = 1 << 20;
-constexpr engine::KvGeometry kKv{2, 1, 16};
-
-Geometry MakeGeometry() {
-  return {std::string(32, 'm'), 2, 1, 16, static_cast<uint32_t>(kKv.BlockBytes(KvFormat::kQ8))};
-}
 uint64_t ChunkBytes() { return kKv.ChunkBytes(KvFormat::kQ8); }
-
-class CountingListener final : public LeaseListener {
- public:
-  void OnGranted() override { ++granted; }
-  void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
-  void OnLoadFailed(uint32_t chunk) override { failed = static_cast<int>(chunk); }
-  void OnEnded(const absl::Status&) override { ++ended; }
-  std::atomic<int> granted{0};
-  std::atomic<int> layers{0};  // that have arrived
-  std::atomic<int> failed{-1};
-  std::atomic<int> ended{0};
-};
 
 class StoreTest : public ::testing::Test {
  protected:
@@ -98,7 +81,7 @@ TEST_F(StoreTest, ASecondSideSocketIsRefusedAndLeavesTheFirstAlone) {
   EXPECT_THAT(std::string(second.message()), ::testing::HasSubstr("run_dir"));
   ArenaOffer offer;
   UniqueFd connection;
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   EXPECT_TRUE(Connect(**first, 7, epoch, &offer, &connection).ok());
   first->reset();
   EXPECT_TRUE(SideSocket::Start(dir_ / "arena.sock", *other).ok()) << "the first is gone";
@@ -107,7 +90,7 @@ TEST_F(StoreTest, ASecondSideSocketIsRefusedAndLeavesTheFirstAlone) {
 TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
   ASSERT_TRUE(side.ok()) << side.status();
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   ArenaOffer offer;
   UniqueFd connection;
   const auto fd = Connect(**side, 7, epoch, &offer, &connection);
@@ -139,7 +122,7 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
 TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
   auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
   ASSERT_TRUE(side.ok());
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   ArenaOffer offer;
   UniqueFd connection;
   ASSERT_TRUE(Connect(**side, 7, epoch, &offer, &connection).ok());
@@ -158,7 +141,7 @@ TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
 TEST_F(StoreTest, StrangersGetNoArena) {
   auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
   ASSERT_TRUE(side.ok());
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   ArenaOffer offer;
   UniqueFd connection;
   EXPECT_TRUE(absl::IsUnavailable(Connect(**side, 7, epoch + 1, &offer, &connection).status()));
@@ -171,7 +154,7 @@ TEST_F(StoreTest, StrangersGetNoArena) {
 }
 
 TEST_F(StoreTest, ALeaseSeesTheRecordAndTheNextOneWhatWasCommitted) {
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   const std::string context = store_->contexts().Create("app", {"", "", {"system"}})->context_id;
   const LeaseId first = Open(epoch, context);
   const auto waiting = store_->OpenLease({epoch, "app", context, 2}, listener_);
@@ -195,7 +178,7 @@ TEST_F(StoreTest, ALeaseSeesTheRecordAndTheNextOneWhatWasCommitted) {
 
 // A call that was cancelled before its answer.
 TEST_F(StoreTest, KvAloneIsKeptBesideTheRecordAsItWas) {
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   const std::string context = store_->contexts().Create("app", {"", "", {"system"}})->context_id;
   const LeaseId cancelled = Open(epoch, context);
   ASSERT_TRUE(store_->Claim(cancelled, 0, 2).ok());
@@ -217,7 +200,7 @@ TEST_F(StoreTest, KvAloneIsKeptBesideTheRecordAsItWas) {
 }
 
 TEST_F(StoreTest, RemovingAnAppTakesAllOrNothing) {
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   const auto app = store_->apps().Bind("mail");
   ASSERT_TRUE(app.ok());
   const std::string a = store_->contexts().Create(app->app_id, {})->context_id;
@@ -235,23 +218,23 @@ TEST_F(StoreTest, RemovingAnAppTakesAllOrNothing) {
 }
 
 TEST_F(StoreTest, EpochsGoUpOverRestarts) {
-  const uint64_t before = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t before = store_->Attach(7, StoreGeometry())->epoch;
   store_.reset();
   store_ = OpenStore(dir_ / "db", {});
   EXPECT_TRUE(absl::IsAborted(store_->OpenLease({before, "app", "", 1}, listener_).status()));
-  EXPECT_GT(store_->Attach(7, MakeGeometry())->epoch, before);
+  EXPECT_GT(store_->Attach(7, StoreGeometry())->epoch, before);
 }
 
 TEST_F(StoreTest, AKeptArenaIsUsedAgainButNotUnderTheHandsOfAFormerWorker) {
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   ASSERT_TRUE(store_->ConnectWorker(7, epoch, getpid()).ok());  // this process is alive
   const std::string killed = dir_.Snapshot("db");
   UniqueFd kept(fcntl(store_->arena().fd(), F_DUPFD_CLOEXEC, 0));
   auto next = OpenStore(killed, std::move(kept));
   EXPECT_TRUE(next->arena().recovered());
-  EXPECT_TRUE(absl::IsFailedPrecondition(next->Attach(8, MakeGeometry()).status()));
-  EXPECT_TRUE(next->Attach(7, MakeGeometry()).ok());
-  EXPECT_TRUE(next->Attach(8, MakeGeometry()).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(next->Attach(8, StoreGeometry()).status()));
+  EXPECT_TRUE(next->Attach(7, StoreGeometry()).ok());
+  EXPECT_TRUE(next->Attach(8, StoreGeometry()).ok());
 }
 
 TEST_F(StoreTest, AnArenaOfAnotherSizeIsNotUsed) {
@@ -286,7 +269,7 @@ class StoreOnDiskTest : public StoreTest {
     auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
-    epoch_ = store_->Attach(7, MakeGeometry())->epoch;
+    epoch_ = store_->Attach(7, StoreGeometry())->epoch;
   }
   std::byte* At(KvSlot slot) const { return store_->arena().memory().base + slot.offset(); }
   void Restart(std::string_view strategy) {
@@ -327,14 +310,9 @@ class StoreOnDiskTest : public StoreTest {
   // The bytes of a context's chunks behind their headers, as a call gets them.
   std::vector<std::string> ReadAll(const std::string& context) {
     std::vector<std::string> all;
-    listener_->layers = 0;
     const LeaseId lease = Open(epoch_, context);
-    const auto loaded = store_->Load(lease);
+    const auto loaded = LoadWhole(*store_, lease, *listener_);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
-    const bool loading = std::any_of(
-        loaded->resident.begin(), loaded->resident.end(),
-        [](const auto& chunk) { return chunk.state == ResidentChunk::State::kLoading; });
-    EXPECT_TRUE(!loading || Eventually([&] { return listener_->layers == kKv.layers; }));
     for (const ResidentChunk& chunk : loaded->resident) all.push_back(BytesOf(chunk));
     store_->Abort(lease);
     return all;
@@ -396,11 +374,9 @@ TEST_F(StoreOnDiskTest, AContextOfFewBitsGoesToFewerWhenTheRatioFalls) {
   ratio_percent_ = 57;
   Restart();
   // A call that computes nothing new. Contexts that are used again are worth another write.
-  listener_->layers = 0;
   const LeaseId lease = Open(epoch_, context);
-  const auto loaded = store_->Load(lease);
+  const auto loaded = LoadWhole(*store_, lease, *listener_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_TRUE(Eventually([&] { return listener_->layers == kKv.layers; }));
   ASSERT_EQ(loaded->resident.size(), 60u);
   LeaseOutcome outcome;
   outcome.segments = {"text"};
@@ -494,7 +470,7 @@ TEST_F(StoreOnDiskTest, DamageIsToldAndTheRestIsUsed) {
     }
   }
   Restart();
-  listener_->failed = -1;
+  listener_->failed = UINT32_MAX;
   const LeaseId lease = Open(epoch_, context);
   const auto loaded = store_->Load(lease);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -640,7 +616,7 @@ TEST_F(StoreOnDiskTest, ADeletedContextLeavesNoKv) {
 TEST_F(StoreOnDiskTest, AnotherModelsKvIsNotUsed) {
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 20);
-  Geometry other = MakeGeometry();
+  Geometry other = StoreGeometry();
   other.model_id = std::string(32, 'n');
   ASSERT_TRUE(store_->Attach(7, other).ok());
   EXPECT_EQ(store_->KvOf(context).tokens, 0u);
@@ -649,7 +625,7 @@ TEST_F(StoreOnDiskTest, AnotherModelsKvIsNotUsed) {
 }
 
 TEST_F(StoreTest, ManyThreadsOnFewContextsLoseNothing) {
-  const uint64_t epoch = store_->Attach(7, MakeGeometry())->epoch;
+  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
   std::vector<std::string> contexts;
   for (int i = 0; i < 2; ++i) contexts.push_back(store_->contexts().Create("app", {})->context_id);
   std::atomic<uint32_t> committed{0};

@@ -23,19 +23,39 @@ inline constexpr uint64_t kArenaBytes = 1 << 20;
 inline constexpr engine::KvGeometry kKv{2, 1, 16};
 inline constexpr WorkerInstance kWorker = 7;
 
-inline Geometry KeepGeometry(char model = 'm') {
+inline Geometry StoreGeometry(char model = 'm') {
   return {std::string(32, model), 2, 1, 16, static_cast<uint32_t>(kKv.BlockBytes(KvFormat::kQ8))};
 }
 
-class IgnoringListener final : public LeaseListener {
+// Counts what it is told.
+class CountingListener final : public LeaseListener {
  public:
-  void OnGranted() override {}
+  void OnGranted() override { ++granted; }
   void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
   void OnLoadFailed(uint32_t chunk) override { failed = std::min<uint32_t>(failed, chunk); }
-  void OnEnded(const absl::Status&) override {}
+  void OnEnded(const absl::Status&) override { ++ended; }
+  std::atomic<int> granted{0};
   std::atomic<int> layers{0};  // that have arrived
   std::atomic<uint32_t> failed{UINT32_MAX};
+  std::atomic<int> ended{0};
 };
+
+// Loads the context of a lease whose listener is `listener`, and waits until everything that is
+// read has arrived. Chunks from the first lost one on are left out.
+inline absl::StatusOr<LoadedContext> LoadWhole(Store& store, LeaseId lease,
+                                               CountingListener& listener) {
+  listener.layers = 0;
+  listener.failed = UINT32_MAX;
+  absl::StatusOr<LoadedContext> loaded = store.Load(lease);
+  if (!loaded.ok()) return loaded;
+  const bool loading =
+      std::any_of(loaded->resident.begin(), loaded->resident.end(),
+                  [](const auto& chunk) { return chunk.state == ResidentChunk::State::kLoading; });
+  EXPECT_TRUE(!loading ||
+              Eventually([&] { return listener.layers == kKv.layers || listener.failed == 0; }));
+  if (loaded->resident.size() > listener.failed) loaded->resident.resize(listener.failed);
+  return loaded;
+}
 
 class StoreFixture : public ::testing::Test {
  protected:
@@ -64,7 +84,7 @@ class StoreFixture : public ::testing::Test {
     Attach();
   }
   void Attach(char model = 'm') {
-    const auto attached = store_->Attach(kWorker, KeepGeometry(model));
+    const auto attached = store_->Attach(kWorker, StoreGeometry(model));
     ASSERT_TRUE(attached.ok()) << attached.status();
     epoch_ = attached->epoch;
   }
@@ -102,23 +122,8 @@ class StoreFixture : public ::testing::Test {
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
-  // Until everything that is read has arrived.
   absl::StatusOr<LoadedContext> Load(LeaseId lease) {
-    listener_->layers = 0;
-    listener_->failed = UINT32_MAX;
-    absl::StatusOr<LoadedContext> loaded = store_->Load(lease);
-    const bool loading =
-        loaded.ok() &&
-        std::any_of(loaded->resident.begin(), loaded->resident.end(), [](const auto& chunk) {
-          return chunk.state == ResidentChunk::State::kLoading;
-        });
-    EXPECT_TRUE(!loading || Eventually([&] {
-      return listener_->layers == kKv.layers || listener_->failed == 0;
-    }));
-    if (loaded.ok() && loaded->resident.size() > listener_->failed) {
-      loaded->resident.resize(listener_->failed);
-    }
-    return loaded;
+    return LoadWhole(*store_, lease, *listener_);
   }
   // Fills a chunk as a worker does; returns its identity.
   ChunkIdentity Write(KvSlot slot, uint32_t tokens) {
@@ -187,7 +192,7 @@ class StoreFixture : public ::testing::Test {
 
   TempDir dir_;
   std::unique_ptr<telemetry::Recorder> recorder_ = telemetry::Recorder::Disabled();
-  std::shared_ptr<IgnoringListener> listener_ = std::make_shared<IgnoringListener>();
+  std::shared_ptr<CountingListener> listener_ = std::make_shared<CountingListener>();
   std::mt19937 random_{std::random_device()()};
   bool on_disk_ = true;
   PressureOptions pressure_;

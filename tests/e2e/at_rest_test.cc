@@ -24,11 +24,6 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string ReadAll(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // The files under `directory` that have these bytes.
 std::string FilesWith(const std::string& directory, const std::string& bytes) {
   std::string found;

@@ -121,6 +121,11 @@ class FdStore {
 
 void Board::KeepArena() { fd_store_ = std::make_unique<FdStore>(dir_ + "/notify"); }
 
+std::string ReadAll(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 Board::Board(std::vector<std::string> overrides) : overrides_(std::move(overrides)) {
   char pattern[] = "/tmp/withy-e2e-XXXXXX";
   dir_ = mkdtemp(pattern);

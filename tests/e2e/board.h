@@ -29,6 +29,9 @@ struct Answer {
   int64_t retry_after_ms = -1;
 };
 
+// All bytes of a file; empty if it cannot be read.
+std::string ReadAll(const std::string& path);
+
 class FdStore;
 
 // Owned by one test. Thread-safe, except Start, Kill and Stop (one thread at a time).

@@ -19,6 +19,7 @@
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 #include "gtest/gtest.h"
+#include "tests/golden/testing.h"
 
 namespace withy::engine {
 namespace {
@@ -54,15 +55,6 @@ double WorstRowCosine(std::span<const float> a, std::span<const float> b, size_t
     worst = std::min(worst, Cosine(a.subspan(i, width), b.subspan(i, width)));
   }
   return worst;
-}
-
-std::vector<float> Floats(const GgufFile& file, const std::string& tensor) {
-  const TensorInfo* info = file.FindTensor(tensor);
-  EXPECT_NE(info, nullptr) << tensor;
-  if (info == nullptr) return {};
-  std::vector<float> values(static_cast<size_t>(info->elements()));
-  EXPECT_TRUE(Dequantize(info->type, file.Data(*info), values).ok());
-  return values;
 }
 
 class GoldenTest : public testing::TestWithParam<Case> {

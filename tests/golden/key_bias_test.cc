@@ -13,21 +13,13 @@
 #include "engine/gguf/reader.h"
 #include "engine/model/slow_model.h"
 #include "engine/model/testing.h"
+#include "tests/golden/testing.h"
 
 namespace withy::engine {
 namespace {
 
 constexpr char kData[] = "tests/golden/data/";
 constexpr int32_t kTokens = 300;  // more than one run of attention
-
-std::vector<float> Floats(const GgufFile& file, const std::string& tensor) {
-  const TensorInfo* info = file.FindTensor(tensor);
-  EXPECT_NE(info, nullptr) << tensor;
-  if (info == nullptr) return {};
-  std::vector<float> values(static_cast<size_t>(info->elements()));
-  EXPECT_TRUE(Dequantize(info->type, file.Data(*info), values).ok());
-  return values;
-}
 
 TEST(SlowModelTest, MatchesTransformers) {
   for (const std::string name : {"qwen2", "llama_gqa", "llama_mha_tied"}) {
