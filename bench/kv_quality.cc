@@ -2,9 +2,9 @@
 // text into windows of 2,048 tokens. The first half of a window is prefilled; then its chunks,
 // except the first and the last ones, are encoded in the format under test; then the second half is
 // scored. The reference keeps all KV at 16 bits. With --plot, formats are also chosen chunk by
-// chunk by every policy, for several ratios. Prints a table on stderr and one JSON line last on
-// stdout. Neighbours: kv_scores.h scores a window, kv_ratios.h compares policies.
-//   withy-bench-kv-quality --model SmolLM2.gguf --text book.txt
+// chunk by every policy, for several ratios; with --tasks, right answers are counted, too. Prints a
+// table on stderr and one JSON line last on stdout. Neighbours: kv_scores.h scores a window,
+// kv_ratios.h compares policies, kv_tasks.h counts answers.
 #include <stdlib.h>
 
 #include <cmath>
@@ -25,6 +25,7 @@
 #include "base/status.h"
 #include "bench/kv_ratios.h"
 #include "bench/kv_scores.h"
+#include "bench/kv_tasks.h"
 #include "engine/model/bundle.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/model/slow_model.h"
@@ -36,6 +37,9 @@ ABSL_FLAG(int, windows, 4, "windows of 2,048 tokens");
 ABSL_FLAG(int, threads, 2, "threads");
 ABSL_FLAG(std::string, plot, "",
           "compare the policies too, and write PLOT-perplexity.svg and PLOT-divergence.svg");
+ABSL_FLAG(std::string, tasks, "",
+          "GGUF file of a pocket model: count its right answers over stored KV, too");
+ABSL_FLAG(int, task_count, 1200, "held-out prompts that it answers");
 
 namespace withy::bench {
 namespace {
@@ -149,6 +153,25 @@ absl::StatusOr<double> KeyBiasError() {
   return error;
 }
 
+absl::Status AddTasks(const std::string& path, nlohmann::json* json) {
+  engine::ModelOptions options;
+  options.threads = absl::GetFlag(FLAGS_threads);
+  WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle bundle, engine::OpenBundle(path, options));
+  WITHY_ASSIGN_OR_RETURN(const KvTaskScores scores,
+                         ScoreKvTasks(bundle, absl::GetFlag(FLAGS_task_count)));
+  std::fprintf(stderr,
+               "%d prompts of %.0f tokens: right %.2f %% over 8 bits, %.2f %% over stored KV of "
+               "%.0f %% of the bytes\n",
+               scores.prompts, scores.tokens, 100 * scores.eight, 100 * scores.half,
+               100 * scores.bytes_of_half);
+  (*json)["task_prompts"] = scores.prompts;
+  (*json)["task_bytes_of_8bit"] = scores.bytes_of_half;
+  (*json)["accuracy_8bit"] = scores.eight;
+  (*json)["accuracy_50"] = scores.half;
+  (*json)["accuracy_loss_points_50"] = 100 * (scores.eight - scores.half);
+  return absl::OkStatus();
+}
+
 nlohmann::json Report(const Scores& exact, const std::vector<Scores>& all) {
   std::fprintf(stderr, "%-26s %12s %12s %12s %12s %12s %10s\n", "KV", "perplexity", "ratio",
                "std. error", "KLD median", "KLD mean", "same top");
@@ -170,6 +193,7 @@ nlohmann::json Report(const Scores& exact, const std::vector<Scores>& all) {
 absl::Status Main() {
   const int windows = absl::GetFlag(FLAGS_windows);
   WITHY_RETURN_IF_ERROR(CheckFlag("windows", windows, 1, 1000));
+  WITHY_RETURN_IF_ERROR(CheckFlag("task_count", absl::GetFlag(FLAGS_task_count), 1, 1000000));
   WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 1, 1024));
   engine::ModelOptions options;
   options.threads = absl::GetFlag(FLAGS_threads);
@@ -205,6 +229,9 @@ absl::Status Main() {
   nlohmann::json json = Report(exact, scores);
   AddPolicies(lines, exact, &json);
   if (!plot.empty()) WITHY_RETURN_IF_ERROR(PlotPolicies(lines, exact, plot));
+  if (const std::string tasks = absl::GetFlag(FLAGS_tasks); !tasks.empty()) {
+    WITHY_RETURN_IF_ERROR(AddTasks(tasks, &json));
+  }
   WITHY_ASSIGN_OR_RETURN(json["key_bias_error"], KeyBiasError());
   std::printf("%s\n", json.dump().c_str());
   return absl::OkStatus();

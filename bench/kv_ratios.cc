@@ -8,7 +8,6 @@
 #include "base/line_chart.h"
 #include "base/status.h"
 #include "engine/cpu/kernels.h"
-#include "policy/kv_precision.h"
 
 namespace withy::bench {
 namespace {
@@ -50,16 +49,10 @@ uint64_t ChannelBytes(const engine::KvGeometry& g, int bits) {
 }
 
 std::vector<policy::KvFormatCost> Costs(const engine::KvGeometry& g, bool per_channel) {
+  if (!per_channel) return StoredFormatCosts(g);
   std::vector<policy::KvFormatCost> costs;
-  if (per_channel) {
-    for (size_t i = 0; i < kChannelBits.size(); ++i) {
-      costs.push_back(
-          {.chunk_bytes = ChannelBytes(g, kChannelBits[i]), .error = kChannelErrors[i]});
-    }
-    return costs;
-  }
-  for (size_t i = 0; i < kFormats.size(); ++i) {
-    costs.push_back({.chunk_bytes = g.ChunkBytes(kFormats[i]), .error = kErrors[i]});
+  for (size_t i = 0; i < kChannelBits.size(); ++i) {
+    costs.push_back({.chunk_bytes = ChannelBytes(g, kChannelBits[i]), .error = kChannelErrors[i]});
   }
   return costs;
 }
@@ -132,6 +125,16 @@ LineChart Chart(const std::vector<KvPolicyLine>& lines, const char* what, const 
 }
 
 }  // namespace
+
+std::span<const KvFormat> StoredFormats() { return kFormats; }
+
+std::vector<policy::KvFormatCost> StoredFormatCosts(const engine::KvGeometry& g) {
+  std::vector<policy::KvFormatCost> costs;
+  for (size_t i = 0; i < kFormats.size(); ++i) {
+    costs.push_back({.chunk_bytes = g.ChunkBytes(kFormats[i]), .error = kErrors[i]});
+  }
+  return costs;
+}
 
 std::vector<KvPolicyLine> KvPolicyLines() {
   std::vector<KvPolicyLine> lines;

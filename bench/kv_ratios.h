@@ -3,11 +3,13 @@
 // kv_quality.cc prints.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/kv_scores.h"
+#include "policy/kv_precision.h"
 
 namespace withy::bench {
 
@@ -15,6 +17,11 @@ namespace withy::bench {
 // stay.
 inline constexpr double kHalfOfAll =
     (0.5 * kPrefilledChunks - kFirstKept - kLastKept) / (kPrefilledChunks - kFirstKept - kLastKept);
+
+// The formats that the store chooses from, from the most bytes to the fewest, and what each costs
+// with the errors that the store assumes without a calibration.
+std::span<const engine::KvFormat> StoredFormats();
+std::vector<policy::KvFormatCost> StoredFormatCosts(const engine::KvGeometry& g);
 
 // One way to choose formats and to store them.
 struct KvPolicyLine {
