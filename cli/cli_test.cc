@@ -619,6 +619,9 @@ TEST(KvStatsTest, TellsWhereKvIsAndWhatItCost) {
   format->set_format(v1::KV_FORMAT_Q4);
   format->set_resident_bytes(10 << 20);
   format->set_stored_bytes(20 << 20);
+  info.set_shared_chunks(17);
+  info.set_shared_saved_bytes(5 << 20);
+  info.set_taken_over_chunks(29);
   info.set_opened_resident(3);
   info.set_opened_without(1);
   info.mutable_disk()->set_kv_bytes(1000);
@@ -626,7 +629,8 @@ TEST(KvStatsTest, TellsWhereKvIsAndWhatItCost) {
   info.mutable_disk()->set_cut_extents(2);
   EXPECT_THAT(KvStatsText(info),
               AllOf(HasSubstr("4 bits"), HasSubstr(Bytes(10 << 20)), HasSubstr(Bytes(32 << 20)),
-                    HasSubstr("75 %"), HasSubstr("1.040"), HasSubstr("2 cut")));
+                    HasSubstr("17"), HasSubstr(Bytes(5 << 20)), HasSubstr("29"), HasSubstr("75 %"),
+                    HasSubstr("1.040"), HasSubstr("2 cut")));
 }
 
 }  // namespace

@@ -52,9 +52,15 @@ std::string DrawChunks(const v1::GetContextResponse& context) {
     }
   };
   std::string drawing;
-  for (const v1::ChunkRun& run : context.chunks()) drawing.append(run.chunks(), letter(run));
+  uint32_t shared = 0;
+  for (const v1::ChunkRun& run : context.chunks()) {
+    drawing.append(run.chunks(), letter(run));
+    if (run.shared()) shared += run.chunks();
+  }
   if (drawing.empty()) return "";
-  return "KV, a letter for 16 tokens (bits in memory; s: on disk only): " + drawing + "\n\n";
+  drawing = "KV, a letter for 16 tokens (bits in memory; s: on disk only): " + drawing + "\n";
+  if (shared > 0) drawing += "Shared with other contexts: " + Counted(shared, "chunk") + "\n";
+  return drawing + "\n";
 }
 
 // Checks the ID operands.

@@ -56,7 +56,9 @@ std::string KvStatsText(const v1::GetStoreInfoResponse& info) {
                 {"largest gap", Bytes(info.arena_largest_gap_bytes())},
                 {"quarantined", Bytes(info.arena_quarantined_bytes())},
                 {"given back to the system", Bytes(info.arena_withheld_bytes())},
-                {"locked into memory", Bytes(info.arena_locked_bytes())}};
+                {"locked into memory", Bytes(info.arena_locked_bytes())},
+                {"chunks that contexts share", absl::StrCat(info.shared_chunks())},
+                {"saved by sharing", Bytes(info.shared_saved_bytes())}};
   const v1::KvDisk& disk = info.disk();
   const double amplification = static_cast<double>(disk.written_bytes()) /
                                static_cast<double>(std::max<uint64_t>(disk.kv_bytes(), 1));
@@ -70,6 +72,7 @@ std::string KvStatsText(const v1::GetStoreInfoResponse& info) {
        absl::StrCat(info.opened_without(), "  ", Share(info.opened_without(), opened))},
       {"chunks kept over a restart", absl::StrCat(info.kept_chunks())},
       {"chunks dropped there", absl::StrCat(info.unkept_chunks())},
+      {"chunks taken over from others", absl::StrCat(info.taken_over_chunks())},
       {"chunks compressed", absl::StrCat(info.demoted_chunks())},
       {"chunks evicted", absl::StrCat(info.evicted_chunks())},
       {"chunks read", absl::StrCat(info.read_chunks())},

@@ -42,6 +42,8 @@ struct ArenaDirectory::Entry {
   uint8_t identity[kIdentityBytes];
   char context_id[kMaxContextId];
   uint8_t reserved[28];
+
+  std::string_view context() const { return {context_id, context_id_bytes}; }
 };
 
 struct ArenaDirectory::Header {
@@ -91,7 +93,8 @@ ArenaDirectory::ArenaDirectory(std::span<std::byte> memory, uint64_t arena_bytes
     const bool sound = entry.check == CheckOf(entry) && entry.context_id_bytes <= kMaxContextId &&
                        entry.format > static_cast<uint8_t>(KvFormat::kEmpty) &&
                        entry.format < engine::kKvFormats && entry.tokens >= 1 &&
-                       entry.tokens <= kChunkTokens && !entry_of_.contains(entry.units);
+                       entry.tokens <= kChunkTokens &&
+                       Find(entry.units, entry.context()) == entry_of_.end();
     if (sound) {
       entry_of_.emplace(entry.units, i);
     } else {
@@ -110,7 +113,7 @@ std::vector<KeptChunk> ArenaDirectory::Chunks() const {
   for (const auto& [slot, number] : entry_of_) {
     const Entry& entry = *At(number);
     chunks.push_back(
-        {.context_id = std::string(entry.context_id, entry.context_id_bytes),
+        {.context_id = std::string(entry.context()),
          .chunk = entry.chunk,
          .slot = {slot, static_cast<KvFormat>(entry.format)},
          .identity = {
@@ -162,7 +165,7 @@ void ArenaDirectory::Put(const KeptChunk& chunk) {
               std::min(chunk.identity.identity.size(), sizeof entry.identity));
   std::memcpy(entry.context_id, chunk.context_id.data(), chunk.context_id.size());
   entry.check = CheckOf(entry);
-  const auto found = entry_of_.find(chunk.slot.units);
+  const auto found = Find(chunk.slot.units, chunk.context_id);
   if (found != entry_of_.end()) {
     std::memcpy(At(found->second), &entry, sizeof entry);
     return;
@@ -183,12 +186,29 @@ void ArenaDirectory::Put(const KeptChunk& chunk) {
   OrderStores();
 }
 
+ArenaDirectory::Entries::iterator ArenaDirectory::Find(SlotAt slot, std::string_view context_id) {
+  const auto [first, last] = entry_of_.equal_range(slot);
+  const auto found = std::find_if(
+      first, last, [&](const auto& entry) { return At(entry.second)->context() == context_id; });
+  return found == last ? entry_of_.end() : found;
+}
+
+ArenaDirectory::Entries::iterator ArenaDirectory::Erase(Entries::iterator entry) {
+  At(entry->second)->check = 0;
+  free_.push_back(entry->second);
+  return entry_of_.erase(entry);
+}
+
 void ArenaDirectory::Remove(SlotAt slot) {
-  const auto found = entry_of_.find(slot);
-  if (found == entry_of_.end()) return;
-  At(found->second)->check = 0;
-  free_.push_back(found->second);
-  entry_of_.erase(found);
+  for (auto entry = entry_of_.find(slot); entry != entry_of_.end(); entry = entry_of_.find(slot)) {
+    Erase(entry);
+  }
+  OrderStores();
+}
+
+void ArenaDirectory::Remove(SlotAt slot, std::string_view context_id) {
+  const auto entry = Find(slot, context_id);
+  if (entry != entry_of_.end()) Erase(entry);
   OrderStores();
 }
 

@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -42,28 +43,34 @@ class ArenaDirectory {
 
   // Of the chunks described; nullopt: none yet.
   const std::optional<Geometry>& geometry() const { return geometry_; }
-  // Sound entries, in no order. Their slots may overlap.
+  // Sound entries, in no order. Several contexts may have one slot; other slots may overlap.
   std::vector<KeptChunk> Chunks() const;
 
   // Forgets everything; the chunks to come have this geometry.
   void Reset(const Geometry& geometry);
-  // Describes a chunk. Replaces the entry of its slot. A chunk for which there is no entry left, or
-  // whose context id is too long, is not described: the next process does not find it.
+  // Describes a chunk. Replaces the context's entry of its slot. A chunk for which there is no
+  // entry left, or whose context id is too long, is not described: the next process does not find
+  // it.
   void Put(const KeptChunk& chunk);
+  // Removes all entries of the slot, or that of one context.
   void Remove(SlotAt slot);
+  void Remove(SlotAt slot, std::string_view context_id);
 
   size_t size() const { return entry_of_.size(); }
 
  private:
   struct Entry;
   struct Header;
+  using Entries = std::unordered_multimap<SlotAt, uint32_t>;
   Entry* At(uint32_t entry) const;
+  Entries::iterator Find(SlotAt slot, std::string_view context_id);
+  Entries::iterator Erase(Entries::iterator entry);
 
   const std::span<std::byte> memory_;
   const uint64_t arena_bytes_;
   uint32_t capacity_ = 0;
   std::optional<Geometry> geometry_;
-  std::unordered_map<SlotAt, uint32_t> entry_of_;
+  Entries entry_of_;
   std::vector<uint32_t> free_;  // entries below used_
   uint32_t used_ = 0;           // entries from here on were never written
 };

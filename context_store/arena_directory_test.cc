@@ -68,6 +68,28 @@ TEST_F(ArenaDirectoryTest, TheNextProcessReadsWhatWasPut) {
   EXPECT_TRUE(Read(memory_).empty());
 }
 
+TEST_F(ArenaDirectoryTest, ContextsThatShareASlotAreDescribedEach) {
+  ArenaDirectory directory(memory_, kDirectoryArenaBytes);
+  directory.Reset(DirectoryGeometry());
+  for (const char* context : {"ctx_a", "ctx_b", "ctx_c"}) directory.Put(Kept(64, 2, context));
+  directory.Put(Kept(64, 2, "ctx_b"));
+  directory.Put(Kept(128, 3, "ctx_b"));
+  directory.Remove(64, "ctx_a");
+  directory.Remove(64, "ctx_none");
+  const auto contexts = [&] {
+    std::multimap<SlotAt, std::string> found;
+    for (const KeptChunk& chunk : ArenaDirectory(memory_, kDirectoryArenaBytes).Chunks()) {
+      found.emplace(chunk.slot.units, chunk.context_id);
+    }
+    return found;
+  };
+  EXPECT_THAT(contexts(), ::testing::UnorderedElementsAre(::testing::Pair(64, "ctx_b"),
+                                                          ::testing::Pair(64, "ctx_c"),
+                                                          ::testing::Pair(128, "ctx_b")));
+  directory.Remove(64);
+  EXPECT_THAT(contexts(), ::testing::ElementsAre(::testing::Pair(128, "ctx_b")));
+}
+
 TEST_F(ArenaDirectoryTest, AnotherArenaIsAnEmptyOne) {
   ArenaDirectory directory(memory_, kDirectoryArenaBytes);
   directory.Reset(DirectoryGeometry());

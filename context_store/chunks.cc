@@ -14,8 +14,8 @@ constexpr uint32_t kMostHeadDim = 256;
 constexpr uint32_t kHeadDimStep = 16;
 
 void Drop(ContextChunk* chunk, ContextChunks* context, SlotPool* pool) {
-  if (chunk->slot.has_value()) pool->Free(chunk->slot->units);
-  if (chunk->stored != 0) context->given_up.push_back(chunk->stored);
+  LeaveSlot(chunk, context, pool);
+  GiveUpCopy(chunk, context);
 }
 
 }  // namespace
@@ -83,6 +83,24 @@ absl::Status CheckCommit(const ClaimedChunks& claimed, const ContextChunks& cont
   return absl::OkStatus();
 }
 
+void GiveUpCopy(ContextChunk* chunk, ContextChunks* context) {
+  if (chunk->stored != 0) context->given_up.push_back(std::exchange(chunk->stored, 0));
+}
+
+void LeaveSlot(ContextChunk* chunk, ContextChunks* context, SlotPool* pool) {
+  if (!chunk->slot.has_value()) return;
+  const SlotAt slot = chunk->slot->units;
+  if (chunk->shared && pool->contexts(slot) > 1) context->left.push_back(slot);
+  pool->Free(slot);
+  chunk->slot.reset();
+  chunk->loading = chunk->shared = false;
+}
+
+bool Writable(const ContextChunk& chunk, const SlotPool& pool) {
+  return chunk.slot.has_value() && chunk.slot->format == KvFormat::kQ8 && !chunk.loading &&
+         !(chunk.shared && pool.contexts(chunk.slot->units) > 1);
+}
+
 void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool) {
   while (context->chunks.size() > keep_chunks) {
     Drop(&context->chunks.back(), context, pool);
@@ -95,9 +113,7 @@ void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChu
   while (context->chunks.size() > first) {
     ContextChunk& chunk = context->chunks.back();
     const auto number = static_cast<uint32_t>(context->chunks.size() - 1);
-    const bool writable =
-        chunk.slot.has_value() && !chunk.loading && chunk.slot->format == KvFormat::kQ8;
-    if (writable && !claimed->contains(number)) {
+    if (Writable(chunk, *pool) && !claimed->contains(number)) {
       pool->Take(chunk.slot->units, owner);
       claimed->emplace(number, chunk.slot->units);
       chunk.slot.reset();
@@ -113,13 +129,12 @@ void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,
     if (i == context->chunks.size()) context->chunks.emplace_back();
     ContextChunk& chunk = context->chunks[i];
     if (auto slot = claimed->extract(i)) {
-      if (chunk.slot.has_value()) pool->Free(chunk.slot->units);
+      LeaveSlot(&chunk, context, pool);
       pool->Keep(slot.mapped());
       chunk.slot = KvSlot{slot.mapped(), KvFormat::kQ8};
-      chunk.loading = false;
     }
     if (chunk.stored != 0 && chunk.identity.identity != commit[i].identity) {
-      context->given_up.push_back(std::exchange(chunk.stored, 0));
+      GiveUpCopy(&chunk, context);
       chunk.was_stored = true;
     }
     chunk.identity = std::move(commit[i]);
@@ -129,9 +144,7 @@ void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,
 
 void EndLoading(ContextChunks* context, SlotPool* pool) {
   for (ContextChunk& chunk : context->chunks) {
-    if (!std::exchange(chunk.loading, false)) continue;
-    pool->Free(chunk.slot->units);
-    chunk.slot.reset();
+    if (chunk.loading) LeaveSlot(&chunk, context, pool);
   }
   size_t keep = context->chunks.size();
   while (keep > 0 && context->chunks[keep - 1].nowhere()) --keep;

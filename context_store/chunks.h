@@ -80,6 +80,7 @@ struct ContextChunk {
   KvFormat stored_format = KvFormat::kQ8;  // of the copy
   bool was_stored = false;                 // a copy was given up for a newer content or format
   bool loading = false;  // its slot is being filled from the copy, for the context's lease
+  bool shared = false;  // other contexts have its slot, or had it: SlotPool::contexts says how many
 
   bool nowhere() const { return !slot.has_value() && stored == 0; }
 };
@@ -88,6 +89,7 @@ struct ContextChunk {
 struct ContextChunks {
   std::vector<ContextChunk> chunks;       // by number
   std::vector<StoredCopy> given_up = {};  // copies on disk that no chunk has any more
+  std::vector<SlotAt> left = {};          // slots that it had, and that other contexts still have
 };
 
 // A lease's slots, by chunk; all of 8 bits.
@@ -103,10 +105,17 @@ uint32_t NextChunk(const ClaimedChunks& claimed, const ContextChunks& context);
 absl::Status CheckCommit(const ClaimedChunks& claimed, const ContextChunks& context,
                          const std::vector<ChunkIdentity>& chunks);
 
+// The chunk has no copy on disk any more.
+void GiveUpCopy(ContextChunk* chunk, ContextChunks* context);
+// The chunk has no slot any more, which is free then unless other contexts have it.
+void LeaveSlot(ContextChunk* chunk, ContextChunks* context, SlotPool* pool);
 // Drops all but the first `keep_chunks` chunks.
 void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool);
+// Whether a lease of the context may write into the chunk's slot: it is of 8 bits, nothing is being
+// read into it, and no other context has it.
+bool Writable(const ContextChunk& chunk, const SlotPool& pool);
 // Moves the context's chunks from `first` on to the lease `owner`, which will write them. A chunk
-// that is not at 8 bits in the arena, or still being read, is dropped instead.
+// whose slot is not writable is dropped instead.
 void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
               SlotPool* pool);
 // Makes `commit` the context's chunks: replaces or adds those that are claimed, drops those beyond

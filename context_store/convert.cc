@@ -177,10 +177,12 @@ void AddChunks(const std::vector<ContextChunk>& chunks, proto::GetContextRespons
                                                  : proto::KV_FORMAT_UNSPECIFIED;
     const auto stored = chunk.stored != 0 ? static_cast<proto::KvFormat>(chunk.stored_format)
                                           : proto::KV_FORMAT_UNSPECIFIED;
-    if (run == nullptr || run->resident() != resident || run->stored() != stored) {
+    if (run == nullptr || run->resident() != resident || run->stored() != stored ||
+        run->shared() != chunk.shared) {
       run = response->add_chunks();
       run->set_resident(resident);
       run->set_stored(stored);
+      run->set_shared(chunk.shared);
     }
     run->set_chunks(run->chunks() + 1);
   }
@@ -192,6 +194,26 @@ proto::ChunkSlot ToProto(const ChunkSlot& where) {
   message.set_units(where.slot.units);
   message.set_format(static_cast<proto::KvFormat>(where.slot.format));
   return message;
+}
+
+proto::ResidentChunk ToProto(const ResidentChunk& chunk) {
+  proto::ResidentChunk message;
+  *message.mutable_where() = ToProto(chunk.where);
+  message.mutable_identity()->set_identity(chunk.identity.identity);
+  message.mutable_identity()->set_tokens(chunk.identity.tokens);
+  message.mutable_identity()->set_model_level_percent(chunk.identity.model_level_percent);
+  message.mutable_identity()->set_density(chunk.identity.density);
+  message.mutable_identity()->set_density_rows(chunk.identity.density_rows);
+  message.set_state(static_cast<proto::ChunkState>(chunk.state));
+  return message;
+}
+
+std::vector<LeaseTable::Identities> FromProto(const proto::LeaseShare& share) {
+  std::vector<LeaseTable::Identities> ways;
+  for (const proto::ChunkIdentities& way : share.ways()) {
+    ways.emplace_back(way.identities().begin(), way.identities().end());
+  }
+  return ways;
 }
 
 absl::Status AddSegments(const std::vector<std::string>& segments,
@@ -207,16 +229,7 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
   opened.set_lease_id(lease);
   opened.set_left_out_segments(loaded.left_out);
   WITHY_RETURN_IF_ERROR(AddSegments(loaded.segments, opened.mutable_segments()));
-  for (const ResidentChunk& chunk : loaded.resident) {
-    proto::ResidentChunk* message = opened.add_resident();
-    *message->mutable_where() = ToProto(chunk.where);
-    message->mutable_identity()->set_identity(chunk.identity.identity);
-    message->mutable_identity()->set_tokens(chunk.identity.tokens);
-    message->mutable_identity()->set_model_level_percent(chunk.identity.model_level_percent);
-    message->mutable_identity()->set_density(chunk.identity.density);
-    message->mutable_identity()->set_density_rows(chunk.identity.density_rows);
-    message->set_state(static_cast<proto::ChunkState>(chunk.state));
-  }
+  for (const ResidentChunk& chunk : loaded.resident) *opened.add_resident() = ToProto(chunk);
   return opened;
 }
 
@@ -268,6 +281,9 @@ void Fill(const StoreStats& stats, proto::GetStoreInfoResponse* response) {
   response->set_opened_resident(stats.opened_resident);
   response->set_opened_partly(stats.opened_partly);
   response->set_opened_without(stats.opened_without);
+  response->set_shared_chunks(stats.space.shared_slots);
+  response->set_shared_saved_bytes(stats.space.saved);
+  response->set_taken_over_chunks(stats.shared_chunks);
   proto::KvDisk* disk = response->mutable_disk();
   disk->set_segments(stats.disk.segments.segments);
   disk->set_disk_bytes(stats.disk.segments.disk_bytes);

@@ -22,7 +22,9 @@ NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_uni
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
 LegacyResults MakeLegacyResults();
 
+std::vector<LeaseTable::Identities> FromProto(const proto::LeaseShare& share);
 proto::ChunkSlot ToProto(const ChunkSlot& slot);
+proto::ResidentChunk ToProto(const ResidentChunk& chunk);
 // All fields of the response that tell of KV.
 void Fill(const StoreStats& stats, proto::GetStoreInfoResponse* response);
 // Errors: DATA_LOSS if a stored segment is not a valid message.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
 
 #include "context_store/invariant.h"
@@ -18,10 +19,11 @@ policy::KvFormatIndex EvictionIndex(KvFormat format) {
                                             engine::VBits(format));
 }
 
-policy::EvictableChunk Describe(const ContextChunk& chunk, const Geometry& geometry) {
+policy::EvictableChunk Describe(const ContextChunk& chunk, bool has_copy,
+                                const Geometry& geometry) {
   policy::EvictableChunk evictable;
   evictable.place.format = EvictionIndex(chunk.slot->format);
-  if (chunk.stored != 0) evictable.place.copy = EvictionIndex(chunk.stored_format);
+  if (has_copy) evictable.place.copy = EvictionIndex(chunk.stored_format);
   evictable.bytes = geometry.ChunkBytes(chunk.slot->format);
   return evictable;
 }
@@ -32,12 +34,24 @@ Evictions::Evictions(ArenaKv& kv, policy::EvictionPolicy policy, const KvContext
                      bool copies_only)
     : kv_(&kv), policy_(policy), except_(except), copies_only_(copies_only) {}
 
+std::optional<SharedUse> Evictions::UseOf(const KvContext& context, const ContextChunk& chunk,
+                                          const SharedUses& shared) const {
+  if (!chunk.slot.has_value()) return std::nullopt;
+  SharedUse use{.copies = chunk.stored != 0, .latest = &context};
+  if (chunk.shared) use = shared.at(chunk.slot->units);
+  const bool may_leave = use.idle && use.latest == &context && (use.copies || !copies_only_);
+  return may_leave ? std::optional(use) : std::nullopt;
+}
+
 uint64_t Evictions::bytes() const {
   uint64_t bytes = 0;
+  const SharedUses shared = kv_->UsesOfShared(except_);
   for (const auto& [id, context] : kv_->contexts) {
     if (!context.idle() || &context == except_) continue;
     for (const ContextChunk& chunk : context.kv.chunks) {
-      if (chunk.slot.has_value()) bytes += kv_->geometry.ChunkBytes(chunk.slot->format);
+      if (UseOf(context, chunk, shared).has_value()) {
+        bytes += kv_->geometry.ChunkBytes(chunk.slot->format);
+      }
     }
   }
   return bytes;
@@ -46,6 +60,7 @@ uint64_t Evictions::bytes() const {
 void Evictions::Plan(uint64_t bytes) {
   std::vector<policy::EvictableChunk> chunks;
   std::vector<Candidate> candidates;
+  const SharedUses shared = kv_->UsesOfShared(except_);
   uint32_t number = 0;
   uint64_t available = 0;
   for (auto& [id, context] : kv_->contexts) {
@@ -53,8 +68,10 @@ void Evictions::Plan(uint64_t bytes) {
     if (!context.idle() || &context == except_) continue;
     for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
       const ContextChunk& chunk = context.kv.chunks[i];
-      if (!chunk.slot.has_value() || (copies_only_ && chunk.stored == 0)) continue;
-      policy::EvictableChunk& evictable = chunks.emplace_back(Describe(chunk, kv_->geometry));
+      const std::optional<SharedUse> use = UseOf(context, chunk, shared);
+      if (!use.has_value()) continue;
+      policy::EvictableChunk& evictable =
+          chunks.emplace_back(Describe(chunk, use->copies, kv_->geometry));
       evictable.context = number;
       evictable.position = i;
       evictable.last_used = context.last_used;
@@ -79,18 +96,11 @@ const std::vector<Evictions::Candidate>& Evictions::Next(uint64_t bytes) {
 
 // False if the chunk has left meanwhile.
 bool Evictions::Evict(const Candidate& candidate, uint64_t* evicted) {
-  ContextChunks& kv = candidate.context->kv;
-  if (candidate.chunk >= kv.chunks.size()) return false;
-  ContextChunk& chunk = kv.chunks[candidate.chunk];
-  if (!chunk.slot.has_value()) return false;
-  if (chunk.stored != 0) {
-    kv_->pool.Free(chunk.slot->units);
-    chunk.slot.reset();
-  } else {
-    // It is gone, and what comes after it is of no use then.
-    Truncate(candidate.chunk, &kv, &kv_->pool);
+  const std::vector<ContextChunk>& chunks = candidate.context->kv.chunks;
+  if (candidate.chunk >= chunks.size() || !chunks[candidate.chunk].slot.has_value()) return false;
+  for (KvContext* context : kv_->ContextsWith(candidate.context, candidate.chunk)) {
+    kv_->Evict(context, candidate.chunk);
   }
-  kv_->Collect(candidate.context);
   ++*evicted;
   return true;
 }
@@ -201,6 +211,25 @@ ContextChunk* IdleKv::EndWork(const ChunkWork& work) {
   return same;
 }
 
+std::vector<bool> IdleKv::KeptFormats(std::string_view context_id, size_t latest) const {
+  const KvContext* context = std::as_const(kv_).FindIdle(context_id);
+  if (context == nullptr) return {};
+  std::unordered_set<SlotAt> kept;
+  for (const auto& [id, other] : kv_.contexts) {
+    const std::vector<ContextChunk>& chunks = other.kv.chunks;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      if (chunks[i].shared && (!other.idle() || i + latest >= chunks.size())) {
+        kept.insert(chunks[i].slot->units);
+      }
+    }
+  }
+  std::vector<bool> keeps;
+  for (const ContextChunk& chunk : context->kv.chunks) {
+    keeps.push_back(chunk.shared && kept.contains(chunk.slot->units));
+  }
+  return keeps;
+}
+
 std::optional<ChunkWork> IdleKv::BeginDemotion(std::string_view context_id, uint32_t chunk,
                                                KvFormat to, uint64_t* evicted) {
   std::optional<ChunkWork> work = BeginWork(context_id, chunk);
@@ -228,17 +257,30 @@ bool IdleKv::FinishDemotion(const ChunkWork& work, bool done) {
     kv_.pool.Free(work.to.units);
     return false;
   }
-  kv_.pool.Keep(work.to.units);
-  kv_.pool.Free(work.from.units);
-  chunk->slot = work.to;
   KvContext& context = kv_.contexts.at(work.context_id);
-  if (chunk->stored != 0) {
-    context.kv.given_up.push_back(std::exchange(chunk->stored, 0));
-    chunk->was_stored = true;
+  const std::vector<KvContext*> with = kv_.ContextsWith(&context, work.chunk);
+  if (!std::all_of(with.begin(), with.end(), [](const KvContext* one) { return one->idle(); })) {
+    kv_.pool.Free(work.to.units);
+    return false;
   }
-  kv_.Collect(&context);
-  if (kv_.directory != nullptr) {
-    kv_.directory->Put({work.context_id, work.chunk, work.to, chunk->identity});
+  kv_.pool.Keep(work.to.units);
+  const StoredCopy former = chunk->stored;
+  ContextChunk* first = nullptr;
+  for (KvContext* one : with) {
+    ContextChunk& its = one->kv.chunks[work.chunk];
+    if (former != 0 && its.stored == former) {
+      GiveUpCopy(&its, &one->kv);
+      its.was_stored = true;
+    }
+    LeaveSlot(&its, &one->kv, &kv_.pool);
+    if (first == nullptr) {
+      first = &its;
+      its.slot = work.to;
+    } else {
+      kv_.Join(&its, first);
+    }
+    kv_.Collect(one);
+    kv_.Describe(*one, work.chunk);
   }
   return true;
 }
@@ -258,8 +300,11 @@ std::vector<ChunkWork> IdleKv::BeginSwapOut(uint64_t bytes) {
   if (bytes <= free) return work;
   Evictions evictions = MakeEvictions();
   for (const Evictions::Candidate& next : evictions.Next(bytes - free)) {
-    if (std::optional<ChunkWork> one = BeginWrite(next.context_id, next.chunk)) {
+    for (const KvContext* context : kv_.ContextsWith(next.context, next.chunk)) {
+      std::optional<ChunkWork> one = BeginWrite(context->id, next.chunk);
+      if (!one.has_value()) continue;
       work.push_back(*std::move(one));
+      break;  // the others borrow the copy
     }
   }
   return work;
@@ -268,55 +313,75 @@ std::vector<ChunkWork> IdleKv::BeginSwapOut(uint64_t bytes) {
 bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
   const bool current = work.pin == kv_.pool.run();
   ContextChunk* chunk = EndWork(work);
-  if (!current || chunk == nullptr || stored == 0) return false;
+  // A chunk may have borrowed a copy meanwhile.
+  if (!current || chunk == nullptr || stored == 0 || chunk->stored != 0) return false;
   chunk->stored = stored;
   chunk->stored_format = work.from.format;
+  KvContext& context = kv_.contexts.at(work.context_id);
+  for (KvContext* other : kv_.ContextsWith(&context, work.chunk)) {
+    kv_.Borrow(&other->kv.chunks[work.chunk], *chunk);
+  }
   return true;
 }
 
-void IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
+std::set<std::string> IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
+  std::set<std::string> had;
+  for (const StoredCopy copy : copies) kv_.borrowed.erase(copy);
   for (auto it = kv_.contexts.begin(); it != kv_.contexts.end();) {
     ContextChunks& kv = it->second.kv;
     for (size_t i = 0; i < kv.chunks.size(); ++i) {
       ContextChunk& chunk = kv.chunks[i];
       if (!copies.contains(chunk.stored)) continue;
       chunk.stored = 0;
+      had.insert(it->first);
       if (!chunk.slot.has_value()) Truncate(i, &kv, &kv_.pool);
     }
     kv_.Collect(&it->second);
     const bool empty = it->second.idle() && it->second.waiting.empty() && kv.chunks.empty();
     it = empty ? kv_.contexts.erase(it) : std::next(it);
   }
+  return had;
+}
+
+// Gives the chunk its slot, unless that overlaps another one. A context that was adopted before may
+// have the same slot.
+bool IdleKv::AdoptSlot(const KvContext& context, const KeptChunk& kept, ContextChunk* chunk) {
+  const uint64_t bytes = kv_.geometry.ChunkBytes(kept.slot.format);
+  if (kv_.pool.ClaimAt(kept.slot.units, bytes, kStoresOwn)) {
+    kv_.pool.Keep(kept.slot.units);
+    chunk->slot = kept.slot;
+    return true;
+  }
+  const std::vector<std::string> identity = {kept.identity.identity};
+  ContextChunk* equal = kv_.FindEqual(context, kept.chunk, identity).front();
+  if (equal == nullptr || equal->slot != kept.slot) return false;
+  kv_.Join(chunk, equal);
+  return true;
 }
 
 uint32_t IdleKv::Adopt(std::string_view context_id, const std::vector<KeptChunk>& kept,
-                       std::vector<ContextChunk> stored) {
+                       std::vector<ContextChunk> stored, std::string_view app_id) {
   const std::string id(context_id);
-  KvContext& context = kv_.contexts[id];
+  KvContext& context = kv_.FindOrAdd(context_id, app_id);
   if (!context.idle() || !context.kv.chunks.empty()) {
-    for (const ContextChunk& chunk : stored) kv_.given_up.push_back(chunk.stored);
+    for (const ContextChunk& chunk : stored) {
+      if (chunk.stored != 0) kv_.GiveUp(chunk.stored);
+    }
     kv_.EraseIfEmpty(id);
     return 0;
   }
   std::vector<ContextChunk>& chunks = context.kv.chunks = std::move(stored);
   for (const KeptChunk& one : kept) {
     constexpr uint32_t kMostChunks = 1 << 20;
-    if (one.chunk >= kMostChunks ||
-        !kv_.pool.ClaimAt(one.slot.units, kv_.geometry.ChunkBytes(one.slot.format), kStoresOwn)) {
-      continue;
-    }
-    kv_.pool.Keep(one.slot.units);
+    if (one.chunk >= kMostChunks) continue;
     if (chunks.size() <= one.chunk) chunks.resize(one.chunk + 1);
     ContextChunk& chunk = chunks[one.chunk];
-    if (chunk.slot.has_value()) {  // described twice: the process was killed in between
-      kv_.pool.Free(one.slot.units);
-      continue;
-    }
+    // Described twice: the process was killed in between.
+    if (chunk.slot.has_value() || !AdoptSlot(context, one, &chunk)) continue;
     // What is in the arena is newer than the index on disk.
     if (chunk.stored != 0 && chunk.identity.identity != one.identity.identity) {
-      context.kv.given_up.push_back(std::exchange(chunk.stored, 0));
+      GiveUpCopy(&chunk, &context.kv);
     }
-    chunk.slot = one.slot;
     chunk.identity = one.identity;
   }
   size_t keep = 0;
@@ -325,6 +390,7 @@ uint32_t IdleKv::Adopt(std::string_view context_id, const std::vector<KeptChunk>
   }
   Truncate(keep, &context.kv, &kv_.pool);
   kv_.Collect(&context);
+  kv_.Describe(id);
   context.last_used = ++kv_.uses;
   const auto resident = std::count_if(chunks.begin(), chunks.end(), [](const ContextChunk& chunk) {
     return chunk.slot.has_value();
@@ -340,8 +406,16 @@ void IdleKv::EndAdoption() {
     const bool adopted = context != kv_.contexts.end() &&
                          chunk.chunk < context->second.kv.chunks.size() &&
                          context->second.kv.chunks[chunk.chunk].slot == chunk.slot;
-    if (!adopted) kv_.directory->Remove(chunk.slot.units);
+    if (!adopted) kv_.directory->Remove(chunk.slot.units, chunk.context_id);
   }
+}
+
+uint32_t IdleKv::Deduplicate(std::string_view context_id) {
+  KvContext* context = kv_.FindIdle(context_id);
+  if (context == nullptr) return 0;
+  const uint32_t shared = kv_.Deduplicate(context);
+  if (shared > 0) kv_.Describe(context->id);
+  return shared;
 }
 
 std::optional<IdleKv::Upgrade> IdleKv::NextUpgrade() const {

@@ -55,6 +55,9 @@ class Evictions {
  private:
   void Plan(uint64_t bytes);
   bool Evict(const Candidate& candidate, uint64_t* evicted);
+  // How the chunk is used if it may leave; nullopt: it may not, or another context stands for it.
+  std::optional<SharedUse> UseOf(const KvContext& context, const ContextChunk& chunk,
+                                 const SharedUses& shared) const;
 
   ArenaKv* kv_;
   policy::EvictionPolicy policy_;
@@ -86,31 +89,40 @@ class IdleKv {
   // Begins to store a full chunk of an idle context in another, smaller format, in a slot that is
   // claimed for it; chunks of other idle contexts make room. nullopt: not idle, not resident, no
   // room. FinishDemotion must follow.
+  // Of an idle context's chunks: which have to keep their format, because a call uses a context
+  // that has them, too, or because they are among the last `latest` chunks of such a context.
+  std::vector<bool> KeptFormats(std::string_view context_id, size_t latest) const;
   std::optional<ChunkWork> BeginDemotion(std::string_view context_id, uint32_t chunk, KvFormat to,
                                          uint64_t* evicted);
-  // Puts the new slot in the place of the old one if `done` and the chunk is still idle and the
-  // same; otherwise frees it. Returns whether it did.
+  // Puts the new slot in the place of the old one, for all contexts that have it, if `done`, they
+  // are idle and the chunk is the same; otherwise frees it. Returns whether it did.
   bool FinishDemotion(const ChunkWork& work, bool done);
+  // As ArenaKv::Deduplicate, for an idle context.
+  uint32_t Deduplicate(std::string_view context_id);
   // Begins to write a chunk of an idle context to disk; nullopt: not idle, not resident, or it has
   // a copy. FinishWrite must follow.
   std::optional<ChunkWork> BeginWrite(std::string_view context_id, uint32_t chunk);
   // Begins to write the chunks without a copy that would leave the arena if `bytes` of it had to be
   // free, in that order. FinishWrite must follow for each.
   std::vector<ChunkWork> BeginSwapOut(uint64_t bytes);
-  // `stored`: the copy that was written, or 0. Returns whether the chunk has it now; if not, the
-  // caller gives the copy up.
+  // `stored`: the copy that was written, or 0. All contexts that have the chunk's slot and no copy
+  // of it borrow that one. Returns whether the chunk has it now; if not, the caller gives the copy
+  // up.
   bool FinishWrite(const ChunkWork& work, StoredCopy stored);
-  // These copies are lost. A chunk that is on disk only is lost with its copy.
-  void ForgetCopies(const std::set<StoredCopy>& copies);
+  // These copies are lost. A chunk that is on disk only is lost with its copy. Returns the contexts
+  // that had one of them.
+  std::set<std::string> ForgetCopies(const std::set<StoredCopy>& copies);
+  // As ArenaKv::Borrow: the copy of an equal chunk of a context that is adopted later.
+  void Borrow(ContextChunk* chunk, const ContextChunk& equal) { kv_.Borrow(chunk, equal); }
   // Copies on disk that no chunk has any more, since the last call.
   std::vector<StoredCopy> TakeGivenUp() { return std::exchange(kv_.given_up, {}); }
 
-  // Takes over what an earlier run left of a context that has no chunks: those in the arena, whose
-  // blocks were checked, and those on disk. Chunks behind the first one that is in neither are
-  // dropped. Returns the number of chunks that are in the arena now. Contexts count as used in the
-  // order of these calls.
+  // Takes over what an earlier run left of an app's context that has no chunks: those in the arena,
+  // whose blocks were checked, and those on disk. Chunks behind the first one that is in neither
+  // are dropped. Returns the number of chunks that are in the arena now. Contexts count as used in
+  // the order of these calls.
   uint32_t Adopt(std::string_view context_id, const std::vector<KeptChunk>& kept,
-                 std::vector<ContextChunk> stored);
+                 std::vector<ContextChunk> stored, std::string_view app_id = {});
   // Ends the taking over: what the arena's directory describes beyond it is forgotten.
   void EndAdoption();
 
@@ -125,6 +137,7 @@ class IdleKv {
  private:
   std::optional<ChunkWork> BeginWork(std::string_view context_id, uint32_t chunk);
   ContextChunk* EndWork(const ChunkWork& work);
+  bool AdoptSlot(const KvContext& context, const KeptChunk& kept, ContextChunk* chunk);
 
   ArenaKv& kv_;
   const policy::EvictionPolicy policy_;

@@ -74,10 +74,6 @@ StoredCopy KvStorage::AddExtent(const std::string& context_id, KvExtent extent) 
 bool KvStorage::AdoptContext(const Geometry& geometry, KvContextIndex index,
                              StoredContext* context) {
   if (index.model != ToBytes32(geometry.model_id)) return false;
-  // Chunks behind one that is not on disk are of no use.
-  const auto missing = std::find_if(index.chunks.begin(), index.chunks.end(),
-                                    [](const KvChunk& chunk) { return !chunk.stored(); });
-  index.chunks.erase(missing, index.chunks.end());
   const std::vector<uint32_t> live = LiveChunks(index);
   std::vector<StoredCopy> first(index.extents.size(), 0);
   absl::MutexLock lock(&mutex_);
@@ -96,23 +92,17 @@ bool KvStorage::AdoptContext(const Geometry& geometry, KvContextIndex index,
     first[i] = AddExtent(context->context_id, std::move(extent));
     extents_.at(last_extent_).live = live[i];
   }
-  bool complete = true;
   for (const KvChunk& chunk : index.chunks) {
-    if (!complete || first[chunk.extent] == 0) {
-      // Its extent may be there, but is not needed.
-      complete = false;
-      continue;
-    }
-    context->chunks.push_back(
-        {.identity = {.identity = std::string(chunk.identity.begin(), chunk.identity.end()),
+    ContextChunk& known = context->chunks.emplace_back();
+    known.identity = {.identity = std::string(chunk.identity.begin(), chunk.identity.end()),
                       .tokens = chunk.tokens,
                       .model_level_percent = chunk.level_percent,
                       .density = chunk.density,
-                      .density_rows = chunk.density > 0 ? 1u : 0u},
-         .slot = std::nullopt,
-         .stored = first[chunk.extent] + chunk.position,
-         .stored_format =
-             static_cast<KvFormat>(extents_.at(ExtentOf(first[chunk.extent])).extent.format)});
+                      .density_rows = chunk.density > 0 ? 1u : 0u};
+    if (!chunk.stored() || first[chunk.extent] == 0) continue;
+    known.stored = first[chunk.extent] + chunk.position;
+    known.stored_format =
+        static_cast<KvFormat>(extents_.at(ExtentOf(first[chunk.extent])).extent.format);
   }
   return !context->chunks.empty();
 }
@@ -221,17 +211,18 @@ absl::Status KvStorage::SaveIndex(const std::string& context_id, const Geometry&
       const uint64_t extent = ExtentOf(chunk.stored);
       const auto live = extents_.find(extent);
       if (live == extents_.end()) break;  // given up meanwhile
+      KvChunk& named = index.chunks.emplace_back();
+      named.identity = ToBytes32(chunk.identity.identity);
+      named.tokens = static_cast<uint8_t>(chunk.identity.tokens);
+      named.level_percent = static_cast<uint8_t>(chunk.identity.model_level_percent);
+      named.format = static_cast<uint8_t>(chunk.stored_format);
+      named.density = chunk.identity.density;
+      if (live->second.context_id != context_id) continue;  // borrowed
       const auto [number, added] =
           numbers.try_emplace(extent, static_cast<uint32_t>(index.extents.size()));
       if (added) index.extents.push_back(live->second.extent);
-      index.chunks.push_back(
-          {.identity = ToBytes32(chunk.identity.identity),
-           .tokens = static_cast<uint8_t>(chunk.identity.tokens),
-           .level_percent = static_cast<uint8_t>(chunk.identity.model_level_percent),
-           .format = static_cast<uint8_t>(chunk.stored_format),
-           .density = chunk.identity.density,
-           .extent = number->second,
-           .position = PositionOf(chunk.stored)});
+      named.extent = number->second;
+      named.position = PositionOf(chunk.stored);
     }
   }
   RecordBatch batch;
@@ -249,6 +240,21 @@ absl::Status KvStorage::SaveIndex(const std::string& context_id, const Geometry&
   return db_.Write(batch);
 }
 
+std::map<std::string, absl::StatusOr<KvOwner>> KvStorage::OwnersOf(std::span<const ChunkLoad> loads,
+                                                                   const Geometry& geometry) {
+  std::set<std::string> ids;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const ChunkLoad& load : loads) {
+      const auto found = extents_.find(ExtentOf(load.stored));
+      if (found != extents_.end()) ids.insert(found->second.context_id);
+    }
+  }
+  std::map<std::string, absl::StatusOr<KvOwner>> owners;
+  for (const std::string& id : ids) owners.emplace(id, OwnerOf(id, geometry, /*create=*/false));
+  return owners;
+}
+
 void KvStorage::StartRead(const std::string& context_id, const Geometry& geometry,
                           const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
                           ReadEvents events) {
@@ -258,14 +264,11 @@ void KvStorage::StartRead(const std::string& context_id, const Geometry& geometr
   };
   std::vector<size_t> all(loads.size());
   std::iota(all.begin(), all.end(), size_t{0});
-  const absl::StatusOr<KvOwner> owner = OwnerOf(context_id, geometry, /*create=*/false);
-  if (!owner.ok()) {
-    give_up(all, owner.status());
-    return events.on_done();
-  }
+  const std::map<std::string, absl::StatusOr<KvOwner>> owners = OwnersOf(loads, geometry);
   KvRead request{.layers = geometry.layers, .extents = {}};
   std::vector<std::vector<size_t>> members;
   std::vector<size_t> lost;
+  absl::Status why_lost = absl::NotFoundError("its segment was given up");
   {
     absl::MutexLock lock(&mutex_);
     std::map<uint64_t, size_t> numbers;
@@ -274,6 +277,12 @@ void KvStorage::StartRead(const std::string& context_id, const Geometry& geometr
       const auto found = extents_.find(number);
       if (found == extents_.end()) {
         lost.push_back(i);
+        continue;
+      }
+      const absl::StatusOr<KvOwner>& owner = owners.at(found->second.context_id);
+      if (!owner.ok()) {
+        lost.push_back(i);
+        why_lost = owner.status();
         continue;
       }
       const auto [at, added] = numbers.try_emplace(number, request.extents.size());
@@ -290,7 +299,7 @@ void KvStorage::StartRead(const std::string& context_id, const Geometry& geometr
       members[at->second].push_back(i);
     }
   }
-  if (!lost.empty()) give_up(lost, absl::NotFoundError("its segment was given up"));
+  if (!lost.empty()) give_up(lost, why_lost);
   if (request.extents.empty()) return events.on_done();
   std::vector<KvExtent> extents;
   for (const KvExtentRead& one : request.extents) extents.push_back(one.extent);
@@ -407,7 +416,20 @@ void KvStorage::Release(std::span<const StoredCopy> copies) {
   }
 }
 
-absl::Status KvStorage::Delete(std::string_view context_id) {
+absl::Status KvStorage::Delete(std::string_view context_id, std::set<StoredCopy>* lost) {
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto it = extents_.begin(); it != extents_.end();) {
+      if (it->second.context_id != context_id) {
+        ++it;
+        continue;
+      }
+      const KvExtent& extent = it->second.extent;
+      for (uint32_t i = 0; i < extent.identities.size(); ++i) lost->insert(CopyOf(it->first, i));
+      segments_->Release(extent, it->second.live);
+      it = extents_.erase(it);
+    }
+  }
   {
     const ContextKeys::Writing writing(keys_);
     RecordBatch batch;

@@ -4,7 +4,8 @@
 //
 // A copy is used only while the index on disk names it, or was written by this process. So the
 // order is: write and sync chunks, write the index, release what the index names no more. Each
-// context is encrypted with a key of its own, which is destroyed with the context.
+// context is encrypted with a key of its own, which is destroyed with the context. A chunk may have
+// the copy that another context wrote; its index then names its identity only.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +57,8 @@ struct KvStorageStats {
 // What is on disk of one context.
 struct StoredContext {
   std::string context_id;
-  std::vector<ContextChunk> chunks;  // all stored
+  // Those without a copy are known by their identities: another context may have an equal one.
+  std::vector<ContextChunk> chunks;
 };
 
 // Thread-safe. Methods block on the disk.
@@ -79,7 +81,8 @@ class KvStorage {
   absl::Status Write(const std::string& context_id, const Geometry& geometry,
                      const engine::KvMemory& memory, std::span<const ChunkWork> chunks,
                      std::vector<StoredCopy>* copies);
-  // Writes the index of a context: its leading chunks that have copies. Errors: of the database.
+  // Writes the index of a context: its leading chunks that have copies, its own or others'. Errors:
+  // of the database.
   absl::Status SaveIndex(const std::string& context_id, const Geometry& geometry,
                          std::span<const ContextChunk> chunks);
   // Begins to read copies into their slots. The functions are called as those of KvRead, on_done
@@ -102,8 +105,9 @@ class KvStorage {
   policy::WriteVerdict Judge(const policy::WriteCandidate& candidate);
   // Copies that no chunk has any more.
   void Release(std::span<const StoredCopy> copies);
-  // The context is gone: forgets its index and destroys its key. Errors: of the database.
-  absl::Status Delete(std::string_view context_id);
+  // The context is gone: forgets its index and destroys its key. Its copies, which are added to
+  // `lost`, are of no use to others either. Errors: of the database.
+  absl::Status Delete(std::string_view context_id, std::set<StoredCopy>* lost);
 
   KvStorageStats Stats();
 
@@ -118,6 +122,9 @@ class KvStorage {
   // With the context's key, which is made if there is none yet and `create`.
   absl::StatusOr<KvOwner> OwnerOf(const std::string& context_id, const Geometry& geometry,
                                   bool create);
+  // By context: of those that wrote the copies.
+  std::map<std::string, absl::StatusOr<KvOwner>> OwnersOf(std::span<const ChunkLoad> loads,
+                                                          const Geometry& geometry);
   StoredCopy AddExtent(const std::string& context_id, KvExtent extent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AdoptContext(const Geometry& geometry, KvContextIndex index, StoredContext* context);

@@ -65,6 +65,8 @@ absl::Status LeaseReactor::Handle() {
       return store_.Begin(lease(), request_.begin().app_id(), request_.begin().call_id());
     case v1::LeaseRequest::kClaim:
       return HandleClaim(request_.claim());
+    case v1::LeaseRequest::kShare:
+      return HandleShare(request_.share());
     case v1::LeaseRequest::kFault:
       return store_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
     case v1::LeaseRequest::kCommit:
@@ -187,6 +189,16 @@ absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
   } else {
     for (const ChunkSlot& chunk : *claimed) *message->add_chunks() = ToProto(chunk);
   }
+  Send(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status LeaseReactor::HandleShare(const v1::LeaseShare& share) {
+  WITHY_ASSIGN_OR_RETURN(const ResidentChunks shared,
+                         store_.Share(lease(), share.first_chunk(), FromProto(share)));
+  v1::LeaseEvent event;
+  v1::LeaseShared* message = event.mutable_shared();
+  for (const ResidentChunk& chunk : shared) *message->add_chunks() = ToProto(chunk);
   Send(std::move(event));
   return absl::OkStatus();
 }

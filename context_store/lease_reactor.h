@@ -46,6 +46,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   // Handles one step of the client. A status that is not OK ends the stream.
   absl::Status Handle();
   absl::Status HandleOpen(const v1::LeaseOpen& open);
+  absl::Status HandleShare(const v1::LeaseShare& share);
   absl::Status HandleClaim(const v1::LeaseClaim& claim);
   absl::Status HandleCommit();
   void Load();

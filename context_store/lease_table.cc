@@ -70,6 +70,7 @@ void LeaseTable::ResetArena(const Geometry& geometry) {
     const bool empty = it->second.idle() && it->second.waiting.empty();
     it = empty ? contexts_.erase(it) : std::next(it);
   }
+  kv_.borrowed.clear();
   geometry_ = geometry;
   pool_.Reset(limits_.arena_bytes);
   if (kv_.directory != nullptr && kv_.directory->geometry() != geometry) {
@@ -101,7 +102,7 @@ Effects LeaseTable::WorkerGone(WorkerInstance worker) {
 }
 
 absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view context_id,
-                                              bool rebuild) {
+                                              bool rebuild, std::string_view app_id) {
   if (epoch != epoch_ || worker_ == 0) return Stale(epoch, epoch_);
   if (open_leases() >= limits_.open) {
     return absl::ResourceExhaustedError(
@@ -113,7 +114,7 @@ absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view c
               .rebuild = rebuild && !context_id.empty()};
   LeaseOpening opening{++last_lease_, true};
   if (!context_id.empty()) {
-    Context& context = contexts_[lease.context_id];
+    Context& context = kv_.FindOrAdd(context_id, app_id);
     if (context.locked) return absl::AbortedError("the context is being deleted");
     if (context.holder != 0) {
       if (waiting_ >= limits_.waiting) {
@@ -203,6 +204,7 @@ std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
   if (!found.ok() || (*found)->context_id.empty()) return loads;
   Lease& lease = **found;
   Context& context = *ContextOf(lease);
+  kv_.ShareMissing(&context);
   const std::set<uint32_t> recompute = PlanLoad(rules, lease.rebuild, &context.kv);
   std::vector<ContextChunk>& chunks = context.kv.chunks;
   std::optional<EvictionQueue> queue;
@@ -241,7 +243,7 @@ void LeaseTable::FinishLoad(std::string_view context_id, const std::vector<Chunk
     if (read[i]) continue;
     pool_.Free(chunk.slot->units);
     chunk.slot.reset();
-    if (chunk.stored == load.stored) kv_.given_up.push_back(std::exchange(chunk.stored, 0));
+    if (chunk.stored == load.stored) kv_.GiveUp(std::exchange(chunk.stored, 0));
   }
 }
 
@@ -263,8 +265,7 @@ absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t fi
   const auto owned = [&](uint32_t chunk) {
     if (lease->claimed.contains(chunk)) return true;
     if (lease->rebuild || chunk >= kv.chunks.size()) return false;
-    const std::optional<KvSlot>& slot = kv.chunks[chunk].slot;
-    return slot.has_value() && slot->format == KvFormat::kQ8 && !kv.chunks[chunk].loading;
+    return Writable(kv.chunks[chunk], pool_);
   };
   uint32_t fresh = 0;  // chunks that need new slots
   for (uint32_t chunk = first; chunk < end; ++chunk) fresh += owned(chunk) ? 0 : 1;
@@ -298,7 +299,8 @@ absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t fi
     }
     claimed.push_back({chunk, {slot->second, KvFormat::kQ8}});
   }
-  Invariant(slots.empty(), "each new slot has its chunk");
+  // While room was made, a slot may have become the context's own that it had shared.
+  for (const SlotAt slot : slots) pool_.Free(slot);
   return claimed;
 }
 
@@ -313,11 +315,56 @@ absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
     return absl::InvalidArgumentError(
         absl::StrCat("fault of chunk ", chunk, ", which is not resident"));
   }
+  // No other context keeps, and no later call is given, what does not match.
+  const ContextChunk& wrong = context->kv.chunks[chunk];
+  if (wrong.shared) DropEverywhere(context, chunk, wrong.slot->units);
   // The slots go to the worker, not to the free list: chunks that it claimed after these must stay
   // contiguous.
   TakeOver(chunk, id, &context->kv, &lease->claimed, &pool_);
   Collect(context);
   return absl::OkStatus();
+}
+
+// Of idle contexts. One that a call uses finds out itself.
+void LeaseTable::DropEverywhere(const Context* except, uint32_t number, SlotAt slot) {
+  for (Context* context : kv_.ContextsWith(slot, number)) {
+    if (context != except && context->idle()) kv_.Evict(context, number);
+  }
+}
+
+absl::StatusOr<ResidentChunks> LeaseTable::Share(LeaseId id, uint32_t first,
+                                                 const std::vector<Identities>& wanted) {
+  WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
+  Context* context = ContextOf(*lease);
+  if (context == nullptr || lease->rebuild) {
+    return absl::InvalidArgumentError(
+        "share: only a call on a context may share chunks of other contexts");
+  }
+  std::vector<ContextChunk*> best;
+  for (const Identities& identities : wanted) {
+    for (const std::string& identity : identities) {
+      if (identity.size() == kIdentityBytes) continue;
+      return absl::InvalidArgumentError(absl::StrCat("share: an identity of ", identity.size(),
+                                                     " bytes; must be ", kIdentityBytes));
+    }
+    std::vector<ContextChunk*> equal = kv_.FindEqual(*context, first, identities);
+    equal.erase(std::find(equal.begin(), equal.end(), nullptr), equal.end());
+    if (equal.size() > best.size()) best = std::move(equal);
+  }
+  ResidentChunks shared;
+  const bool claimed = !lease->claimed.empty() && lease->claimed.rbegin()->first >= first;
+  if (best.empty() || claimed || HeldPrefix(lease->claimed, context->kv) < first) return shared;
+  Truncate(first, &context->kv, &pool_);
+  for (ContextChunk* equal : best) {
+    const auto number = static_cast<uint32_t>(context->kv.chunks.size());
+    ContextChunk& chunk = context->kv.chunks.emplace_back();
+    chunk.identity = equal->identity;
+    kv_.Share(&chunk, equal);
+    shared.push_back({{number, *chunk.slot}, chunk.identity});
+  }
+  lease->told = std::max(lease->told, HeldPrefix(lease->claimed, context->kv));
+  Collect(context);
+  return shared;
 }
 
 absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkIdentity> chunks,
@@ -347,6 +394,7 @@ Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
   if (stored && context != nullptr) {
     if (lease.epoch == epoch_) {
       KeepCommitted(std::move(lease.commit), &context->kv, &lease.claimed, &pool_);
+      kv_.Deduplicate(context);
     } else if (!lease.rebuild) {
       Truncate(0, &context->kv, &pool_);  // the record has changed without this KV
     }
@@ -372,7 +420,12 @@ Effects LeaseTable::Break(LeaseId id) {
 
 std::vector<ContextChunk> LeaseTable::ChunksOf(std::string_view context_id) const {
   const auto found = contexts_.find(std::string(context_id));
-  return found == contexts_.end() ? std::vector<ContextChunk>() : found->second.kv.chunks;
+  if (found == contexts_.end()) return {};
+  std::vector<ContextChunk> chunks = found->second.kv.chunks;
+  for (ContextChunk& chunk : chunks) {
+    chunk.shared = chunk.shared && pool_.contexts(chunk.slot->units) > 1;
+  }
+  return chunks;
 }
 
 bool LeaseTable::Committing(LeaseId id) const {
@@ -434,7 +487,7 @@ Effects LeaseTable::End(LeaseId id) {
 }
 
 absl::Status LeaseTable::LockContext(std::string_view context_id) {
-  Context& context = contexts_[std::string(context_id)];
+  Context& context = kv_.FindOrAdd(context_id);
   if (context.holder != 0 || context.locked) {
     return absl::AbortedError("a call runs on the context, or it is being deleted: retry");
   }
@@ -460,14 +513,46 @@ ContextKv LeaseTable::KvOf(std::string_view context_id) const {
   return kv;
 }
 
+// Slots of contexts: each has as many contexts as it says, which have the same chunk there.
+std::string LeaseTable::AuditShared() const {
+  std::map<SlotAt, std::vector<std::pair<const Context*, uint32_t>>> with;
+  for (const auto& [id, context] : contexts_) {
+    for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
+      if (const auto& slot = context.kv.chunks[i].slot; slot.has_value()) {
+        with[slot->units].emplace_back(&context, i);
+      }
+    }
+  }
+  for (const auto& [slot, owners] : with) {
+    if (pool_.state(slot) != SlotPool::State::kResident || pool_.contexts(slot) != owners.size()) {
+      return absl::StrCat("slot ", slot, " has ", owners.size(), " contexts and does not know it");
+    }
+    const auto& [first, number] = owners.front();
+    const ContextChunk& chunk = first->kv.chunks[number];
+    for (size_t i = 1; i < owners.size(); ++i) {
+      const auto& [other, at] = owners[i];
+      const ContextChunk& its = other->kv.chunks[at];
+      const bool equal = at == number && its.slot == chunk.slot && its.shared && chunk.shared &&
+                         its.identity.identity == chunk.identity.identity &&
+                         its.identity.tokens == static_cast<uint32_t>(kChunkTokens) &&
+                         !its.loading && !chunk.loading;
+      if (!equal) return absl::StrCat("slot ", slot, " is shared by unequal chunks");
+      const bool may = (!first->app_id.empty() && first->app_id == other->app_id) ||
+                       kv_.public_chunks.contains(chunk.identity.identity);
+      if (!may) return absl::StrCat("slot ", slot, " is shared by two apps");
+    }
+  }
+  return "";
+}
+
 std::string LeaseTable::Audit() const {
-  std::set<SlotAt> seen;
-  uint64_t claimed = 0, resident = 0;
+  std::set<SlotAt> seen, of_leases;
+  uint64_t claimed = 0, resident = 0, saved = 0;
   uint32_t waiting = 0;
   for (const auto& [id, lease] : leases_) {
     for (const auto& [chunk, slot] : lease.claimed) {
       if (pool_.state(slot) != SlotPool::State::kClaimed || pool_.owner(slot) != id ||
-          !seen.insert(slot).second)
+          !of_leases.insert(slot).second)
         return absl::StrCat("slot ", slot, " of lease ", id, " is not its own");
       claimed += geometry_.ChunkBytes(KvFormat::kQ8);
     }
@@ -485,17 +570,38 @@ std::string LeaseTable::Audit() const {
       if (chunk.nowhere() && context.holder == 0 && &chunk == &context.kv.chunks.back())
         return absl::StrCat("the last chunk of context ", context_id, " is nowhere");
       if (!chunk.slot.has_value()) continue;
-      const SlotAt slot = chunk.slot->units;
-      if (pool_.state(slot) != SlotPool::State::kResident || !seen.insert(slot).second)
-        return absl::StrCat("slot ", slot, " of context ", context_id, " is not its own");
-      resident += geometry_.ChunkBytes(chunk.slot->format);
+      if (of_leases.contains(chunk.slot->units)) {
+        return absl::StrCat("slot ", chunk.slot->units, " of context ", context_id,
+                            " is a lease's");
+      }
+      if (seen.insert(chunk.slot->units).second) {
+        resident += geometry_.ChunkBytes(chunk.slot->format);
+      } else {
+        saved += geometry_.ChunkBytes(chunk.slot->format);
+      }
     }
+  }
+  std::map<StoredCopy, uint32_t> copies;
+  for (const auto& [context_id, context] : contexts_) {
+    for (const ContextChunk& chunk : context.kv.chunks) {
+      if (chunk.stored != 0) ++copies[chunk.stored];
+    }
+  }
+  std::erase_if(copies, [](const auto& copy) { return copy.second == 1; });
+  if (copies.size() != kv_.borrowed.size() ||
+      !std::all_of(copies.begin(), copies.end(), [&](const auto& copy) {
+        const auto found = kv_.borrowed.find(copy.first);
+        return found != kv_.borrowed.end() && found->second == copy.second;
+      })) {
+    return "a copy on disk has other chunks than it knows";
   }
   // Slots of loads and demotions under way are claimed by nobody that is seen here.
   const SlotPool::Counts& counts = pool_.counts();
-  if (claimed > counts.claimed || resident != counts.resident || waiting != waiting_) {
+  if (claimed > counts.claimed || resident != counts.resident || saved != counts.saved ||
+      waiting != waiting_) {
     return "a slot or a waiting lease got lost";
   }
+  if (const std::string wrong = AuditShared(); !wrong.empty()) return wrong;
   return pool_.Consistent() ? "" : "slots and gaps do not fill the arena";
 }
 

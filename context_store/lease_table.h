@@ -2,9 +2,10 @@
 // Pure state: no bytes, disk, clock or threads. Neighbours: chunks.h (moves slots between contexts
 // and leases), idle_kv.h (contexts that no lease holds), store.cc (locks it, moves bytes, records).
 //
-// Invariants: a slot has one owner; a lease of an older epoch never changes a context's chunks; a
-// slot that a worker may still be writing is not reused before that worker has attached again or is
-// dead; chunks of a context that is leased stay where they are.
+// Invariants: a slot has one owner, or several contexts that only read it; a lease of an older
+// epoch never changes a context's chunks; a slot that a worker may still be writing is not reused
+// before that worker has attached again or is dead; chunks of a context that is leased stay where
+// they are.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -94,10 +97,11 @@ class LeaseTable {
   Effects WorkerGone(WorkerInstance worker);
 
   // An empty `context_id` means a stateless call. `rebuild`: claimed slots lie beside the
-  // context's own until a commit replaces those. Errors: ABORTED (stale epoch, or the context is
-  // being deleted), RESOURCE_EXHAUSTED (limits).
+  // context's own until a commit replaces those. `app_id`: of the context, whose equal chunks are
+  // shared within the app; empty: it shares nothing. Errors: ABORTED (stale epoch, or the context
+  // is being deleted), RESOURCE_EXHAUSTED (limits).
   absl::StatusOr<LeaseOpening> Open(uint64_t epoch, std::string_view context_id,
-                                    bool rebuild = false);
+                                    bool rebuild = false, std::string_view app_id = {});
   // Chunks of the lease's context that have slots, from chunk 0 on without gaps. The lease is
   // granted.
   ResidentChunks Resident(LeaseId lease) const;
@@ -111,6 +115,16 @@ class LeaseTable {
   // `read[i]`: loads[i] is in its slot. A chunk that could not be read loses its copy on disk.
   void FinishLoad(std::string_view context_id, const std::vector<ChunkLoad>& loads,
                   const std::vector<bool>& read);
+
+  // Gives the lease's context chunks from `first` on that other contexts have and that are equal to
+  // those that the lease would compute. `wanted`: the identities of these full chunks, in several
+  // ways in which they may have been computed; the way with the most chunks is taken. What the
+  // context has from `first` on is dropped then. Returns the chunks, all resident; none if there
+  // are none, or if the lease has claimed chunks there. Errors: ABORTED, INVALID_ARGUMENT (a
+  // stateless lease or a rebuild, an identity that is none).
+  using Identities = std::vector<std::string>;
+  absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
+                                       const std::vector<Identities>& wanted);
 
   // Claims slots for chunks [first, first + count), which must leave no gap. Chunks that the
   // context has from `first` on are removed from it and become the lease's; claiming a chunk again
@@ -155,6 +169,10 @@ class LeaseTable {
   uint64_t epoch() const { return epoch_; }
   const Geometry& geometry() const { return geometry_; }
   const SlotPool& slots() const { return pool_; }
+  // Replaces the identities that contexts of all apps may share.
+  void SetPublicChunks(std::unordered_set<std::string> identities) {
+    kv_.public_chunks = std::move(identities);
+  }
   uint32_t open_leases() const { return static_cast<uint32_t>(leases_.size()) - waiting_; }
   uint32_t waiting_leases() const { return waiting_; }
   const ArenaKv& kv() const { return kv_; }
@@ -193,6 +211,8 @@ class LeaseTable {
   void QuarantineOrFree(SlotAt slot, WorkerInstance worker);
   void DropBroken(Lease& lease);
   Effects End(LeaseId id);
+  void DropEverywhere(const Context* except, uint32_t number, SlotAt slot);
+  std::string AuditShared() const;
   void Collect(Context* context) { kv_.Collect(context); }
 
   const LeaseLimits limits_;

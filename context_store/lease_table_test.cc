@@ -328,6 +328,7 @@ class LeaseTableFuzz {
   explicit LeaseTableFuzz(uint32_t seed) : random_(seed) {}
 
   void Run(int steps) {
+    table_.SetPublicChunks({std::string(31, 'A') + 'x', std::string(31, 'B') + 'x'});
     Attach();
     for (int i = 0; i < steps; ++i) {
       Step();
@@ -343,14 +344,31 @@ class LeaseTableFuzz {
     std::string context;
     bool granted = false;
     bool committing = false;
+    bool rebuild = false;
     uint32_t next = 0;  // first chunk not claimed yet
     std::set<SlotAt> writes = {};
   };
 
+  // Three contexts are of one app, the fourth of another one.
+  static std::string AppOf(const std::string& context) {
+    return context.empty() ? "" : context == "d" ? "q" : "p";
+  }
+  // Mostly what other contexts have there, too.
+  std::string Identity(uint32_t chunk) {
+    return std::string(31, static_cast<char>('A' + chunk % 26)) +
+           static_cast<char>(Pick(5) == 0 ? 'a' + Pick(26) : 'x');
+  }
+
   uint32_t Pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
 
   void Step() {
-    switch (Pick(14)) {
+    switch (Pick(17)) {
+      case 14:
+        return Share();
+      case 15:
+        return Fault();
+      case 16:
+        return Demote();
       case 12:
         return Write();
       case 13:
@@ -422,8 +440,10 @@ class LeaseTableFuzz {
   // Writes a chunk of an idle context to disk, or loses a copy.
   void Write() {
     const std::string context(1, static_cast<char>('a' + Pick(4)));
-    if (Pick(8) == 0)
-      return table_.idle().ForgetCopies({1 + Pick(static_cast<uint32_t>(copies_ + 1))});
+    if (Pick(8) == 0) {
+      table_.idle().ForgetCopies({1 + Pick(static_cast<uint32_t>(copies_ + 1))});
+      return;
+    }
     for (uint32_t chunk = 0; chunk < 12; ++chunk) {
       const auto work = table_.idle().BeginWrite(context, chunk);
       if (work.has_value()) table_.idle().FinishWrite(*work, Pick(4) == 0 ? 0 : ++copies_);
@@ -479,14 +499,18 @@ class LeaseTableFuzz {
     const uint64_t epoch = Pick(10) == 0 ? epoch_ - 1 : epoch_;
     const std::string context =
         Pick(4) == 0 ? "" : std::string(1, static_cast<char>('a' + Pick(4)));
-    const auto opening = table_.Open(epoch, context, /*rebuild=*/Pick(4) == 0);
+    const bool rebuild = Pick(4) == 0;
+    const auto opening = table_.Open(epoch, context, rebuild, AppOf(context));
     if (epoch != epoch_) {
       EXPECT_TRUE(absl::IsAborted(opening.status()));
       return;
     }
     if (!opening.ok()) return;
     Lease& lease = leases_[opening->id];
-    lease = {.worker = worker_, .epoch = epoch, .context = context};
+    lease = {.worker = worker_,
+             .epoch = epoch,
+             .context = context,
+             .rebuild = rebuild && !context.empty()};
     if (opening->granted) Grant(opening->id, lease);
   }
   std::pair<const LeaseId, Lease>* PickLease() {
@@ -504,6 +528,8 @@ class LeaseTableFuzz {
     if (!lease.granted || lease.committing) {
       EXPECT_FALSE(claimed.ok());
     }
+    // What lies behind the claim and cannot be written is dropped, also by a claim that is refused.
+    if (absl::IsResourceExhausted(claimed.status())) lease.next = first;
     if (!claimed.ok()) return;
     EXPECT_EQ(claimed->size(), count);
     for (const ChunkSlot& chunk : *claimed) {
@@ -512,10 +538,7 @@ class LeaseTableFuzz {
       }
       lease.writes.insert(chunk.slot.units);
     }
-    lease.next = std::max(lease.next, first + count);
-    for (const Load& load : loads_) {
-      if (load.lease == id && load.loads.back().chunk >= first) lease.next = first + count;
-    }
+    lease.next = first + count;
   }
   void Begin() {
     auto* picked = PickLease();
@@ -526,9 +549,11 @@ class LeaseTableFuzz {
     const uint32_t keep = Pick(lease.next + 1);
     for (uint32_t i = 0; i < keep; ++i) {
       const bool full = i < resident.size() && resident[i].identity.tokens == kChunkTokens;
-      chunks.push_back(full ? resident[i].identity : ChunkIdentity{std::string(32, 'x'), 16, 50});
+      chunks.push_back(full ? resident[i].identity : ChunkIdentity{Identity(i), 16, 50});
     }
-    if (keep > resident.size() && Pick(2) == 0) chunks.back().tokens = Pick(15) + 1;
+    if (keep > resident.size() && Pick(2) == 0) {
+      chunks.back() = {std::string(32, 'u'), Pick(15) + 1, 50};
+    }
     const bool stamps = Pick(5) != 0;
     const auto begun = table_.BeginCommit(id, chunks, [&](KvSlot, uint64_t) { return stamps; });
     EXPECT_EQ(begun.ok(), lease.granted && !lease.committing) << begun.status();
@@ -566,6 +591,47 @@ class LeaseTableFuzz {
         for (const auto& [worker, slots] : zombies_) ASSERT_FALSE(slots.contains(slot));
       }
     }
+  }
+
+  // Asks for chunks behind those that the lease has. A worker asks before it writes.
+  void Share() {
+    auto* picked = PickLease();
+    if (picked == nullptr) return;
+    auto& [id, lease] = *picked;
+    const auto resident = table_.Resident(id);
+    const auto first = static_cast<uint32_t>(resident.empty() ? 0 : Pick(2) * resident.size());
+    LeaseTable::Identities wanted;
+    for (uint32_t i = first; i < first + 1 + Pick(6); ++i) wanted.push_back(Identity(i));
+    const auto shared = table_.Share(id, first, {{}, wanted});
+    const bool may = lease.granted && !lease.committing && !lease.context.empty() && !lease.rebuild;
+    EXPECT_EQ(shared.ok(), may) << shared.status();
+    if (!may || shared->empty()) return;
+    // What the context had there is gone.
+    for (size_t i = first; i < resident.size(); ++i) {
+      lease.writes.erase(resident[i].where.slot.units);
+    }
+    for (size_t i = 0; i < shared->size(); ++i) {
+      const ResidentChunk& chunk = (*shared)[i];
+      EXPECT_EQ(chunk.where.chunk, first + i);
+      EXPECT_EQ(chunk.identity.identity, wanted[i]);
+    }
+    lease.next = first + static_cast<uint32_t>(shared->size());
+  }
+  void Fault() {
+    auto* picked = PickLease();
+    if (picked == nullptr || picked->second.rebuild) return;
+    auto& [id, lease] = *picked;
+    const auto resident = table_.Resident(id);
+    if (resident.empty()) return;
+    const uint32_t chunk = Pick(static_cast<uint32_t>(resident.size()));
+    if (table_.Fault(id, chunk).ok()) lease.next = std::min(lease.next, chunk);
+  }
+  void Demote() {
+    const std::string context(1, static_cast<char>('a' + Pick(4)));
+    uint64_t evicted = 0;
+    const auto work = table_.idle().BeginDemotion(context, Pick(6), KvFormat::kQ4, &evicted);
+    if (work.has_value()) table_.idle().FinishDemotion(*work, Pick(4) != 0);
+    if (Pick(2) == 0) table_.idle().Deduplicate(context);
   }
 
   std::mt19937 random_;

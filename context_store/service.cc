@@ -205,8 +205,10 @@ grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
   const absl::StatusOr<KvCosts> costs = FromProto(request->kv_costs());
   if (!costs.ok()) return Answer(context, costs.status());
   return OnPool(context, [=, this, geometry = *geometry, costs = *costs]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(const Attached attached,
-                           store_.Attach(request->worker_instance(), geometry));
+    WITHY_ASSIGN_OR_RETURN(
+        const Attached attached,
+        store_.Attach(request->worker_instance(), geometry,
+                      {request->public_chunks().begin(), request->public_chunks().end()}));
     store_.SetWorkerCosts(costs);
     response->set_epoch(attached.epoch);
     response->set_arena_bytes(store_.arena().bytes());

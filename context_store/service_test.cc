@@ -59,6 +59,15 @@ class LeaseClient {
     stream_->Write(request);
     return Read();
   }
+  // Asks for `chunks` chunks, of the identity that Commit gives, from `first` on.
+  v1::LeaseEvent Share(uint32_t first, int chunks) {
+    v1::LeaseRequest request;
+    request.mutable_share()->set_first_chunk(first);
+    v1::ChunkIdentities* way = request.mutable_share()->add_ways();
+    for (int i = 0; i < chunks; ++i) way->add_identities(std::string(32, 'i'));
+    stream_->Write(request);
+    return Read();
+  }
   v1::LeaseEvent Commit(const std::string& text, uint32_t chunks,
                         const std::string& request_id = "") {
     v1::LeaseRequest request;
@@ -219,6 +228,9 @@ TEST_F(ServiceTest, CostsThatNoWorkerCanMeanAreRefusedByName) {
   Call(&Stub::Attach, request, grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(last_error_, testing::HasSubstr("kv_costs.recompute_chunk_ms is -1"));
   request.mutable_kv_costs()->set_recompute_chunk_ms(1);
+  request.add_public_chunks("short");
+  Call(&Stub::Attach, request, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(last_error_, testing::HasSubstr("public_chunks: an identity of 5 bytes; must be 32"));
   v1::KvFormatError& error = *request.mutable_kv_costs()->add_errors();
   Call(&Stub::Attach, request, grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(last_error_, testing::HasSubstr("kv_costs.errors.format is 0"));
@@ -277,6 +289,45 @@ TEST_F(ServiceTest, ALeaseCommitsAndTheNextReusesItsKv) {
   EXPECT_EQ(got.messages(1).message().content(), "hello");
   EXPECT_EQ(got.context().tokens(), 32u);
   EXPECT_EQ(got.context().resident_bytes(), 2 * kServedChunk);
+}
+
+TEST_F(ServiceTest, ContextsOfAnAppShareEqualChunks) {
+  const std::string app = Bind("mail").app_id(), stranger = Bind("news").app_id();
+  const uint64_t epoch = Attach();
+  const std::string first = CreateContext(app), second = CreateContext(app);
+  {
+    LeaseClient lease(*stub_, epoch, app, first);
+    ASSERT_TRUE(lease.Read().has_opened());
+    EXPECT_EQ(lease.Share(0, 2).shared().chunks_size(), 0) << "nobody has any";
+    ASSERT_EQ(lease.Claim(0, 2).claimed().chunks_size(), 2);
+    ASSERT_TRUE(lease.Commit("hello", 2).has_committed());
+  }
+  {
+    LeaseClient lease(*stub_, epoch, stranger, CreateContext(stranger));
+    ASSERT_TRUE(lease.Read().has_opened());
+    const v1::LeaseEvent event = lease.Share(0, 2);
+    ASSERT_TRUE(event.has_shared());
+    EXPECT_EQ(event.shared().chunks_size(), 0);
+    lease.Abort();
+    EXPECT_TRUE(lease.Finish().ok());
+  }
+  LeaseClient lease(*stub_, epoch, app, second);
+  ASSERT_TRUE(lease.Read().has_opened());
+  const v1::LeaseShared shared = lease.Share(0, 3).shared();
+  ASSERT_EQ(shared.chunks_size(), 2);
+  EXPECT_EQ(shared.chunks(1).where().chunk(), 1u);
+  EXPECT_EQ(shared.chunks(1).state(), v1::CHUNK_STATE_RESIDENT);
+  EXPECT_EQ(shared.chunks(1).identity().tokens(), 16u);
+  ASSERT_TRUE(lease.Commit("hello", 2).has_committed());
+  EXPECT_TRUE(lease.Finish().ok());
+  const v1::GetStoreInfoResponse info = Info();
+  EXPECT_EQ(info.arena_bytes() - info.arena_free_bytes(), 2 * kServedChunk);
+  EXPECT_EQ(info.shared_chunks(), 2u);
+  EXPECT_EQ(info.shared_saved_bytes(), 2 * kServedChunk);
+  EXPECT_EQ(info.taken_over_chunks(), 2u);
+  const v1::GetContextResponse got = Get(app, first);
+  ASSERT_EQ(got.chunks_size(), 1);
+  EXPECT_TRUE(got.chunks(0).shared());
 }
 
 TEST_F(ServiceTest, ABrokenLeaseLeavesTheRecordAsItWas) {

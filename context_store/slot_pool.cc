@@ -159,9 +159,18 @@ void SlotPool::Keep(SlotAt at) {
   Move(slot, State::kResident, 0);
 }
 
+void SlotPool::Share(SlotAt at) {
+  Slot& slot = Find(at, "a shared slot exists");
+  Invariant(slot.state == State::kResident, "a shared slot is resident");
+  counts_.shared_slots += slot.contexts == 1 ? 1 : 0;
+  counts_.saved += slot.units * kUnit;
+  ++slot.contexts;
+}
+
 void SlotPool::Take(SlotAt at, uint64_t owner) {
   Slot& slot = Find(at, "a taken slot exists");
-  Invariant(slot.state == State::kResident, "a taken slot was resident");
+  Invariant(slot.state == State::kResident && slot.contexts == 1,
+            "a taken slot was resident, for one context");
   Leave(at, slot);
   Move(slot, State::kClaimed, owner);
 }
@@ -170,6 +179,12 @@ void SlotPool::Free(SlotAt at) {
   Slot& slot = Find(at, "a freed slot exists");
   Invariant(slot.state == State::kClaimed || slot.state == State::kResident,
             "a freed slot had an owner");
+  if (slot.contexts > 1) {
+    --slot.contexts;
+    counts_.shared_slots -= slot.contexts == 1 ? 1 : 0;
+    counts_.saved -= slot.units * kUnit;
+    return;
+  }
   Leave(at, slot);
   if (slot.pins > 0) {
     Move(slot, State::kQuarantined, kNobody);
@@ -180,8 +195,9 @@ void SlotPool::Free(SlotAt at) {
 
 void SlotPool::Quarantine(SlotAt at, uint64_t writer) {
   Slot& slot = Find(at, "a quarantined slot exists");
-  Invariant((slot.state == State::kClaimed || slot.state == State::kResident) && writer != kNobody,
-            "a quarantined slot had an owner");
+  Invariant((slot.state == State::kClaimed || slot.state == State::kResident) &&
+                slot.contexts == 1 && writer != kNobody,
+            "a quarantined slot had one owner");
   Leave(at, slot);
   Move(slot, State::kQuarantined, writer);
 }

@@ -25,6 +25,7 @@ class SlotPool {
   //  Claim --> kClaimed --Keep--> kResident --Take--> kClaimed
   //  kClaimed, kResident --Free--> gone;  kClaimed, kResident --Quarantine--> kQuarantined
   //  kQuarantined --Release--> gone;  Withhold --> kWithheld --GiveBack--> gone
+  //  kResident --Share--> kResident with one context more, which Free takes away again
   enum class State : uint8_t { kClaimed, kResident, kQuarantined, kWithheld };
 
   // In bytes.
@@ -35,6 +36,10 @@ class SlotPool {
     uint64_t resident = 0;
     uint64_t quarantined = 0;
     uint64_t withheld = 0;
+    // Of resident slots: those that several contexts have, and what these would take more if each
+    // had its own.
+    uint64_t shared_slots = 0;
+    uint64_t saved = 0;
   };
 
   // Called when a slot stops being resident, before it can be claimed. Not by Reset.
@@ -52,6 +57,9 @@ class SlotPool {
   void Keep(SlotAt slot);
   // Moves a context's slot to `owner` (a lease).
   void Take(SlotAt slot, uint64_t owner);
+  // One more context has the resident slot. Free ends it for one of them; Take and Quarantine are
+  // for a slot that one context has.
+  void Share(SlotAt slot);
   void Free(SlotAt slot);
   // Withholds the slot until `writer` (a worker, not 0) can no longer write to it.
   void Quarantine(SlotAt slot, uint64_t writer);
@@ -81,6 +89,7 @@ class SlotPool {
   // Only for slots that exist.
   State state(SlotAt slot) const { return slots_.at(slot).state; }
   uint64_t owner(SlotAt slot) const { return slots_.at(slot).owner; }
+  uint32_t contexts(SlotAt slot) const { return slots_.at(slot).contexts; }  // of a resident slot
   size_t slots() const { return slots_.size(); }
   // Checks that slots and gaps fill the space without overlap. For tests.
   bool Consistent() const;
@@ -92,6 +101,7 @@ class SlotPool {
     State state = State::kClaimed;
     uint64_t owner = 0;
     uint32_t pins = 0;
+    uint32_t contexts = 1;
   };
   uint64_t& CountOf(State state);
   Slot& Find(SlotAt slot, const char* what);

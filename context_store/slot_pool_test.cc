@@ -45,6 +45,30 @@ TEST(SlotPool, QuarantinedSlotsComeBackOnlyForTheirWriter) {
   EXPECT_EQ(pool.Claim(kUnitBytes, 3), a);
 }
 
+TEST(SlotPool, ASharedSlotIsFreedByItsLastContext) {
+  SlotPool pool;
+  pool.Reset(2 * kUnitBytes);
+  int left = 0;
+  pool.set_on_leave([&](SlotAt) { ++left; });
+  const SlotAt slot = *pool.Claim(kUnitBytes, 1);
+  pool.Keep(slot);
+  pool.Share(slot);
+  pool.Share(slot);
+  EXPECT_EQ(pool.contexts(slot), 3u);
+  EXPECT_EQ(pool.counts().resident, kUnitBytes);
+  EXPECT_EQ(pool.counts().shared_slots, 1u);
+  EXPECT_EQ(pool.counts().saved, 2 * kUnitBytes);
+  pool.Free(slot);
+  pool.Free(slot);
+  EXPECT_EQ(pool.counts().shared_slots, 0u);
+  EXPECT_EQ(pool.counts().saved, 0u);
+  EXPECT_EQ(left, 0);
+  pool.Take(slot, 2);
+  EXPECT_EQ(left, 1);
+  pool.Free(slot);
+  EXPECT_EQ(pool.counts().free, 2 * kUnitBytes);
+}
+
 TEST(SlotPool, APinnedSlotIsWithheldUntilItIsReadNoMore) {
   SlotPool pool;
   pool.Reset(2 * kUnitBytes);

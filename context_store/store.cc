@@ -232,7 +232,13 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
   return status;
 }
 
-absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry) {
+absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry,
+                                       std::unordered_set<std::string> public_chunks) {
+  for (const std::string& identity : public_chunks) {
+    if (identity.size() == kIdentityBytes) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "public_chunks: an identity of ", identity.size(), " bytes; must be ", kIdentityBytes));
+  }
   absl::MutexLock attaching(&attach_mutex_);
   if (PreviousWorkerLives(worker)) {
     return absl::FailedPreconditionError(
@@ -247,6 +253,7 @@ absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& ge
     const auto written = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return writers_ == 0; };
     if (geometry != table_->geometry()) mutex_.Await(absl::Condition(&written));
     WITHY_ASSIGN_OR_RETURN(attached, table_->Attach(worker, geometry));
+    table_->SetPublicChunks(std::move(public_chunks));
     ended = TakeEnded(attached.ended);
     RecordGauges();
   }
@@ -347,7 +354,7 @@ absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
   absl::MutexLock lock(&mutex_);
   if (stopping_ && spec.ahead()) return absl::UnavailableError("context_store is shutting down");
   WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
-                         table_->Open(spec.epoch, spec.context_id, spec.rebuild));
+                         table_->Open(spec.epoch, spec.context_id, spec.rebuild, spec.app_id));
   leases_.emplace(opening.id, OpenedLease{spec, std::move(listener), now});
   RecordGauges();
   return opening;
@@ -435,6 +442,14 @@ absl::StatusOr<std::vector<ChunkSlot>> Store::Claim(LeaseId lease, uint32_t firs
   return claimed;
 }
 
+absl::StatusOr<ResidentChunks> Store::Share(LeaseId lease, uint32_t first,
+                                            const std::vector<LeaseTable::Identities>& wanted) {
+  absl::MutexLock lock(&mutex_);
+  absl::StatusOr<ResidentChunks> shared = table_->Share(lease, first, wanted);
+  RecordGauges();
+  return shared;
+}
+
 absl::Status Store::Fault(LeaseId lease, uint32_t chunk, std::string_view reason) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
   {
@@ -485,14 +500,7 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   }
   const bool idle = granted.empty() && !opened.spec.context_id.empty();
   for (const auto& listener : granted) listener->OnGranted();
-  if (idle) {
-    ++idle_work_;
-    const bool accepted = tidy_->TryRun([this, id = opened.spec.context_id] {
-      Tidy(id);
-      --idle_work_;
-    });
-    if (!accepted) --idle_work_;
-  }
+  if (idle) TidyLater(opened.spec.context_id);
   return revision;
 }
 
@@ -537,6 +545,7 @@ void Store::RecordGauges() {
   space_used_.Set(counts.claimed + counts.resident);
   space_quarantined_.Set(counts.quarantined);
   space_withheld_.Set(counts.withheld);
+  metrics_.RecordSharing(table_->kv());
   leases_gauge_.Set(table_->open_leases());
 }
 

@@ -10,10 +10,12 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -142,6 +144,7 @@ struct StoreStats {
   uint64_t read_chunks = 0;
   uint64_t written_chunks = 0;
   uint64_t not_written_chunks = 0;  // to spare the disk
+  uint64_t shared_chunks = 0;       // that contexts took over from others
   // Contexts with KV that a call opened: all of it in the arena, part of it, none of it.
   uint64_t opened_resident = 0;
   uint64_t opened_partly = 0;
@@ -184,9 +187,12 @@ class Store {
   absl::Status DeleteContext(std::string_view app_id, std::string_view context_id);
   absl::Status RemoveApp(std::string_view app_id);
 
-  // A worker starts or restarts: see LeaseTable::Attach. Blocks. Also FAILED_PRECONDITION while a
-  // worker of an earlier store process still has the arena mapped.
-  absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry);
+  // A worker starts or restarts: see LeaseTable::Attach. `public_chunks`: identities of chunks that
+  // contexts of all apps may share, as the worker names them. Blocks. Errors: also INVALID_ARGUMENT
+  // (an identity that is none), and FAILED_PRECONDITION while a worker of an earlier store process
+  // still has the arena mapped.
+  absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry,
+                                  std::unordered_set<std::string> public_chunks = {});
   // What the attached worker knows of its model: replaces all but the costs of reading.
   void SetWorkerCosts(const KvCosts& costs);
   // For the plan of a load.
@@ -210,6 +216,9 @@ class Store {
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
   // Blocks unless KV is written ahead: what leaves the arena for the claim is written first.
   absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count);
+  // As LeaseTable::Share.
+  absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
+                                       const std::vector<LeaseTable::Identities>& wanted);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
   // On return the commit is durable and the lease is over; the lease is also over if the disk
   // failed (the record is then unchanged). Returns the context's revision. Blocks. Errors: those of
@@ -247,6 +256,8 @@ class Store {
   // After `context_id` was deleted: its keys leave the files, and where the bound was reached, so
   // do its records.
   absl::Status ExpungeContext(std::string_view context_id);
+  // These copies are lost. What is in the arena of the contexts that had them is written again.
+  void ForgetCopies(const std::set<StoredCopy>& lost);
   absl::Status LoadPreviousWorkers();
   // Takes over what earlier runs left of contexts for this geometry, in the arena and on disk
   // (store_keep.cc).
@@ -258,6 +269,10 @@ class Store {
   bool PreviousWorkerLives(WorkerInstance attaching);
   absl::StatusOr<OpenedLease> Find(LeaseId lease) const;
   void EndLease(LeaseId lease, bool broken);
+  // Has Tidy done.
+  void TidyLater(const std::string& context_id);
+  // The copies of equal chunks of other contexts are copies of chunks that have none.
+  void BorrowCopies(std::vector<StoredContext>* contexts);
   // Work on a context that a call has left: stores its chunks in smaller formats, as far as the
   // ratio asks for (store_tidy.cc). On the thread of tidy_.
   void Tidy(const std::string& context_id);

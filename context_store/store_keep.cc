@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
+#include <unordered_map>
 
 #include "base/status.h"
 #include "context_store/store.h"
@@ -24,12 +26,21 @@ Store::KeptByContext Store::FindKept(const Geometry& geometry, uint64_t* wrong) 
   }
   KeptByContext kept;
   std::set<std::string> deleted;
+  // Contexts may share a slot.
+  std::map<std::tuple<SlotAt, KvFormat, std::string>, bool> matches;
   for (KeptChunk& chunk : described) {
     if (deleted.contains(chunk.context_id)) continue;
     if (!kept.contains(chunk.context_id) && contexts_->AppOf(chunk.context_id).empty()) {
       deleted.insert(chunk.context_id);
-    } else if (arena_->Matches(geometry.kv(), chunk.slot, chunk.identity.identity,
-                               chunk.identity.tokens, first_epoch)) {
+      continue;
+    }
+    const auto [match, added] =
+        matches.try_emplace({chunk.slot.units, chunk.slot.format, chunk.identity.identity});
+    if (added) {
+      match->second = arena_->Matches(geometry.kv(), chunk.slot, chunk.identity.identity,
+                                      chunk.identity.tokens, first_epoch);
+    }
+    if (match->second) {
       kept[chunk.context_id].push_back(std::move(chunk));
     } else {
       ++*wrong;
@@ -41,6 +52,33 @@ Store::KeptByContext Store::FindKept(const Geometry& geometry, uint64_t* wrong) 
 int64_t Store::LastUse(std::string_view context_id) const {
   const auto summary = contexts_->Find(contexts_->AppOf(context_id), context_id);
   return summary.ok() ? summary->record.last_used_unix_ns : 0;
+}
+
+void Store::BorrowCopies(std::vector<StoredContext>* contexts) {
+  struct Copy {
+    std::string app_id;
+    const ContextChunk* chunk;
+  };
+  std::unordered_multimap<std::string, Copy> copies;  // by identity
+  for (const StoredContext& context : *contexts) {
+    const std::string app_id = contexts_->AppOf(context.context_id);
+    for (const ContextChunk& chunk : context.chunks) {
+      if (chunk.stored != 0) copies.emplace(chunk.identity.identity, Copy{app_id, &chunk});
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  for (StoredContext& context : *contexts) {
+    const std::string app_id = contexts_->AppOf(context.context_id);
+    for (ContextChunk& chunk : context.chunks) {
+      if (chunk.stored != 0) continue;
+      const std::string& identity = chunk.identity.identity;
+      const bool is_public = table_->kv().public_chunks.contains(identity);
+      const auto [first, last] = copies.equal_range(identity);
+      const auto found = std::find_if(
+          first, last, [&](const auto& copy) { return is_public || copy.second.app_id == app_id; });
+      if (found != last) table_->idle().Borrow(&chunk, *found->second.chunk);
+    }
+  }
 }
 
 absl::Status Store::AdoptEarlier(const Geometry& geometry) {
@@ -55,6 +93,7 @@ absl::Status Store::AdoptEarlier(const Geometry& geometry) {
       table_->idle().EndAdoption();  // no entry may stay of what is free from now on
       return on_disk.status();
     }
+    BorrowCopies(&*on_disk);
     for (StoredContext& context : *on_disk) {
       stored.emplace(std::move(context.context_id), std::move(context.chunks));
     }
@@ -68,7 +107,7 @@ absl::Status Store::AdoptEarlier(const Geometry& geometry) {
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& [used, id] : by_use) {
-      adopted += table_->idle().Adopt(id, kept[id], std::move(stored[id]));
+      adopted += table_->idle().Adopt(id, kept[id], std::move(stored[id]), contexts_->AppOf(id));
     }
     table_->idle().EndAdoption();
     RecordGauges();

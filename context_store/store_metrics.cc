@@ -50,7 +50,17 @@ StoreMetrics::StoreMetrics(Recorder& recorder)
                                  .unit = Unit::kBytes})),
       disk_bytes_(recorder.gauge({.name = "withy_store_kv_disk_bytes",
                                   .help = "Bytes of the segments of KV on disk.",
-                                  .unit = Unit::kBytes})) {
+                                  .unit = Unit::kBytes})),
+      shares_(recorder.counter(
+          {.name = "withy_store_shares_total",
+           .help = "KV chunks that a context took over from another one, instead of computing or "
+                   "reading them."})),
+      shared_slots_(recorder.gauge({.name = "withy_store_shared_chunks",
+                                    .help = "KV chunks in the arena that several contexts have."})),
+      saved_bytes_(recorder.gauge(
+          {.name = "withy_store_shared_saved_bytes",
+           .help = "Bytes that shared KV chunks would take more if each context had its own.",
+           .unit = Unit::kBytes})) {
   for (int i = 1; i < engine::kKvFormats; ++i) {
     const char* const format = engine::KvFormatName(static_cast<KvFormat>(i));
     const auto at = static_cast<size_t>(i);
@@ -78,6 +88,12 @@ void StoreMetrics::RecordFormats(const BytesByFormat& bytes) {
     resident_bytes_[i]->Set(static_cast<int64_t>(bytes.resident[i]));
     stored_bytes_[i]->Set(static_cast<int64_t>(bytes.stored[i]));
   }
+}
+
+void StoreMetrics::RecordSharing(const ArenaKv& kv) {
+  Raise(shares_, kv.shares);
+  shared_slots_.Set(static_cast<int64_t>(kv.pool.counts().shared_slots));
+  saved_bytes_.Set(static_cast<int64_t>(kv.pool.counts().saved));
 }
 
 void StoreMetrics::RecordDisk(const KvStorageStats& stats) {

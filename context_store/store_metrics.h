@@ -19,6 +19,7 @@ class StoreMetrics {
 
   void RecordFormats(const BytesByFormat& bytes);
   void RecordDisk(const KvStorageStats& stats);
+  void RecordSharing(const ArenaKv& kv);
 
   telemetry::Counter& opened_resident;
   telemetry::Counter& opened_partly;
@@ -41,6 +42,9 @@ class StoreMetrics {
   telemetry::Counter& unread_;
   telemetry::Gauge& day_bytes_;
   telemetry::Gauge& disk_bytes_;
+  telemetry::Counter& shares_;
+  telemetry::Gauge& shared_slots_;
+  telemetry::Gauge& saved_bytes_;
   std::map<const telemetry::Counter*, uint64_t> recorded_;
 };
 

@@ -50,7 +50,9 @@ void Store::MeasureRecords() {
 }
 
 absl::Status Store::ExpungeContext(std::string_view context_id) {
-  const absl::Status expunged = kv_ != nullptr ? kv_->Delete(context_id) : keys_->Expunge();
+  std::set<StoredCopy> lost;
+  const absl::Status expunged = kv_ != nullptr ? kv_->Delete(context_id, &lost) : keys_->Expunge();
+  ForgetCopies(lost);
   // RocksDB would give the space back at some later compaction only.
   if (expunged.ok() && !CheckDisk().ok()) {
     WITHY_RETURN_IF_ERROR(db_->Rewrite(SegmentPrefix(context_id)));

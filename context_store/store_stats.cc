@@ -29,6 +29,7 @@ StoreStats Store::Stats() const {
           .read_chunks = read_.value(),
           .written_chunks = written_.value(),
           .not_written_chunks = metrics_.not_written.value(),
+          .shared_chunks = table_->kv().shares,
           .opened_resident = metrics_.opened_resident.value(),
           .opened_partly = metrics_.opened_partly.value(),
           .opened_without = metrics_.opened_without.value(),

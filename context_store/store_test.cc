@@ -298,7 +298,9 @@ class StoreOnDiskTest : public StoreTest {
         }
       }
       const uint32_t tokens = chunk.chunk < full ? 16 : tail;
-      outcome.chunks.push_back({.identity = std::string(32, static_cast<char>('a' + chunk.chunk)),
+      std::string identity = std::string(4, static_cast<char>('a' + chunk.chunk)) + context;
+      identity.resize(32);
+      outcome.chunks.push_back({.identity = std::move(identity),
                                 .tokens = tokens,
                                 .model_level_percent = 100,
                                 .density = 1,

@@ -33,10 +33,12 @@ policy::KvFormatIndex IndexOf(KvFormat format) {
       std::find(std::begin(kFormats), std::end(kFormats), format) - std::begin(kFormats));
 }
 
-// The formats that the context's chunks should have: as they are, or with fewer bits.
+// The formats that the context's chunks should have: as they are, or with fewer bits. `kept[i]`:
+// the chunk keeps its format.
 std::vector<KvFormat> WantedFormats(const std::vector<ContextChunk>& chunks,
-                                    const Geometry& geometry, const FormatErrors& errors,
-                                    uint32_t ratio_percent, policy::PrecisionPolicy precision) {
+                                    const std::vector<bool>& kept, const Geometry& geometry,
+                                    const FormatErrors& errors, uint32_t ratio_percent,
+                                    policy::PrecisionPolicy precision) {
   std::vector<policy::KvFormatCost> costs;
   for (const KvFormat format : kFormats) {
     costs.push_back(
@@ -50,7 +52,7 @@ std::vector<KvFormat> WantedFormats(const std::vector<ContextChunk>& chunks,
     input.push_back({.density = chunk.identity.density,
                      .tokens = chunk.identity.tokens,
                      .format = IndexOf(now),
-                     .pinned = exact || !chunk.slot.has_value() ||
+                     .pinned = exact || kept[i] || !chunk.slot.has_value() ||
                                chunk.identity.tokens != static_cast<uint32_t>(kChunkTokens)});
   }
   const policy::FormatChoice choice =
@@ -92,14 +94,16 @@ void Store::Tidy(const std::string& context_id) {
 
 void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) {
   std::vector<ContextChunk> chunks;
+  std::vector<bool> kept;
   FormatErrors errors;
   {
     absl::MutexLock lock(&mutex_);
     chunks = table_->idle().Chunks(context_id);
+    kept = table_->idle().KeptFormats(context_id, kLastExact);
     errors = costs_.errors;
   }
   const std::vector<KvFormat> wanted =
-      WantedFormats(chunks, geometry, errors, options_.kv_ratio_percent, *options_.precision);
+      WantedFormats(chunks, kept, geometry, errors, options_.kv_ratio_percent, *options_.precision);
   for (uint32_t i = 0; i < wanted.size(); ++i) {
     const std::optional<KvSlot>& slot = chunks[i].slot;
     if (!slot.has_value() || slot->format == wanted[i]) continue;
@@ -120,6 +124,9 @@ void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) 
     demoted_.Add();
     RecordGauges();
   }
+  absl::MutexLock lock(&mutex_);
+  table_->idle().Deduplicate(context_id);
+  RecordGauges();
 }
 
 std::vector<ChunkWork> Store::TakeUnworthy(const std::string& context_id, const Geometry& geometry,
@@ -226,11 +233,36 @@ void Store::WriteChunks(const std::string& context_id, const Geometry& geometry,
   if (chunks.empty()) return;
   absl::Status saved = kv_->SaveIndex(context_id, geometry, chunks);
   // If the context was deleted meanwhile, nothing of it must stay.
-  if (saved.ok() && contexts_->AppOf(context_id).empty()) saved = kv_->Delete(context_id);
+  if (saved.ok() && contexts_->AppOf(context_id).empty()) {
+    std::set<StoredCopy> copies_of_it;
+    saved = kv_->Delete(context_id, &copies_of_it);
+    ForgetCopies(copies_of_it);
+  }
   if (!saved.ok()) {
     spdlog::warn("KV of context {} will be computed again after a restart: {}", context_id,
                  std::string(saved.message()));
   }
+}
+
+void Store::ForgetCopies(const std::set<StoredCopy>& lost) {
+  if (lost.empty()) return;
+  std::set<std::string> had;
+  {
+    absl::MutexLock lock(&mutex_);
+    had = table_->idle().ForgetCopies(lost);
+  }
+  for (const std::string& context_id : had) {
+    if (!contexts_->AppOf(context_id).empty()) TidyLater(context_id);
+  }
+}
+
+void Store::TidyLater(const std::string& context_id) {
+  ++idle_work_;
+  const bool accepted = tidy_->TryRun([this, context_id] {
+    Tidy(context_id);
+    --idle_work_;
+  });
+  if (!accepted) --idle_work_;
 }
 
 void Store::ReleaseCopies() {
