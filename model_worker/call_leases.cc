@@ -38,12 +38,19 @@ struct CallLeases::Link {
 class CallLeases::Events final : public LeaseEvents {
  public:
   Events(std::shared_ptr<Link> link, const Call& call)
-      : link_(std::move(link)), ticket_(call.ticket), over_(call.over), request_(call.request) {}
+      : link_(std::move(link)),
+        ticket_(call.ticket),
+        preparing_(std::make_shared<Preparing>(
+            Preparing{.ticket = call.ticket, .over = call.over, .session = {}, .lease = {}})),
+        request_(call.request) {}
 
   void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override {
     With([&](CallLeases& leases) {
-      leases.Prepare(ticket_, over_, std::move(request_), std::move(lease), std::move(opened));
+      leases.Prepare(preparing_, std::move(request_), std::move(lease), std::move(opened));
     });
+  }
+  void OnShared(std::vector<ResidentChunk> chunks) override {
+    With([&](CallLeases& leases) { leases.TakeShared(preparing_, std::move(chunks)); });
   }
   // The step that waits for blocks goes on; another one need not be left for that.
   void OnArrival() override {
@@ -82,7 +89,7 @@ class CallLeases::Events final : public LeaseEvents {
   }
   const std::shared_ptr<Link> link_;
   const Ticket ticket_;
-  const std::shared_ptr<const std::atomic<bool>> over_;
+  const std::shared_ptr<Preparing> preparing_;  // shared with tasks of the background thread
   CallRequest request_;
 };
 
@@ -123,31 +130,53 @@ absl::Status CallLeases::Open(Call& call) {
   return absl::OkStatus();
 }
 
-void CallLeases::Prepare(Ticket ticket, std::shared_ptr<const std::atomic<bool>> over,
-                         CallRequest request, std::shared_ptr<Lease> lease, OpenedLease opened) {
-  Task prepare = [this, ticket, over = std::move(over), request = std::move(request),
-                  lease = std::move(lease), opened = std::move(opened),
-                  opened_ns = clock_.SteadyNanos()]() mutable {
-    const engine::CancelCheck cancelled = [&over] { return over->load(); };
-    auto created = Session::Create(env_, request, std::move(opened), &cancelled);
-    if (!created.ok()) {
-      return inbox_.Post(
-          [this, ticket, status = created.status()] { results_.OnBroken(ticket, status); });
-    }
-    std::shared_ptr<Session> session = *std::move(created);
-    if (const auto chunk = session->faulty_chunk()) {
-      metrics_.Faulted();
-      lease->Fault(*chunk, "content does not match its identity");
-    }
-    const auto claim = session->NextClaim(kPromptRowsAhead);
-    inbox_.Post(
-        [this, ticket, session, opened_ns] { results_.OnPrepared(ticket, session, opened_ns); });
-    // From here on the session is the inbox's thread's, and its blocks come after it.
-    if (claim.has_value()) lease->Claim(claim->first, claim->count);
-  };
-  if (!background_thread_.Post(std::move(prepare))) {
-    inbox_.Post([this, ticket] { results_.OnBroken(ticket, TooManyTasks()); });
-  }
+void CallLeases::Prepare(std::shared_ptr<Preparing> call, CallRequest request,
+                         std::shared_ptr<Lease> lease, OpenedLease opened) {
+  const Ticket ticket = call->ticket;
+  PostTask(ticket,
+           [this, call = std::move(call), request = std::move(request), lease = std::move(lease),
+            opened = std::move(opened), opened_ns = clock_.SteadyNanos()]() mutable {
+             const engine::CancelCheck cancelled = [&call] { return call->over->load(); };
+             auto created = Session::Create(env_, request, std::move(opened), &cancelled);
+             if (!created.ok()) {
+               return inbox_.Post([this, ticket = call->ticket, status = created.status()] {
+                 results_.OnBroken(ticket, status);
+               });
+             }
+             call->session = *std::move(created);
+             call->lease = lease;
+             call->opened_ns = opened_ns;
+             if (const auto chunk = call->session->faulty_chunk()) {
+               metrics_.Faulted();
+               lease->Fault(*chunk, "content does not match its identity");
+             }
+             WantedChunks wanted = call->session->Wanted();
+             if (wanted.ways.empty()) return EndPreparing(*call);
+             lease->Share(std::move(wanted));
+           });
+}
+
+void CallLeases::TakeShared(std::shared_ptr<Preparing> call, std::vector<ResidentChunk> chunks) {
+  const Ticket ticket = call->ticket;
+  PostTask(ticket, [this, call = std::move(call), chunks = std::move(chunks)] {
+    call->session->AdoptShared(chunks);
+    EndPreparing(*call);
+  });
+}
+
+void CallLeases::EndPreparing(const Preparing& call) {
+  const auto claim = call.session->NextClaim(kPromptRowsAhead);
+  inbox_.Post([this, ticket = call.ticket, session = call.session, opened_ns = call.opened_ns] {
+    results_.OnPrepared(ticket, session, opened_ns);
+  });
+  // From here on the session is the inbox's thread's, and its blocks come after it.
+  const std::shared_ptr<Lease> lease = call.lease.lock();
+  if (claim.has_value() && lease != nullptr) lease->Claim(claim->first, claim->count);
+}
+
+void CallLeases::PostTask(Ticket ticket, Task task) {
+  if (background_thread_.Post(std::move(task))) return;
+  inbox_.Post([this, ticket] { results_.OnBroken(ticket, TooManyTasks()); });
 }
 
 void CallLeases::ClaimAhead(Call& call) {

@@ -60,10 +60,22 @@ class CallLeases {
  private:
   struct Link;
   class Events;
+  // A call that is being prepared. Of the background thread.
+  struct Preparing {
+    Ticket ticket = 0;
+    std::shared_ptr<const std::atomic<bool>> over;  // true once the call is gone
+    std::shared_ptr<Session> session;
+    std::weak_ptr<Lease> lease;  // the call keeps it; its events keep this
+    int64_t opened_ns = 0;
+  };
 
-  // Any thread. Ends early once `over` is true: the call is gone.
-  void Prepare(Ticket ticket, std::shared_ptr<const std::atomic<bool>> over, CallRequest request,
-               std::shared_ptr<Lease> lease, OpenedLease opened);
+  // Any thread. The first makes the call's session and asks the store for chunks of other contexts
+  // that it may use; the second follows with the answer, or at once if there are none to ask for.
+  void Prepare(std::shared_ptr<Preparing> call, CallRequest request, std::shared_ptr<Lease> lease,
+               OpenedLease opened);
+  void TakeShared(std::shared_ptr<Preparing> call, std::vector<ResidentChunk> chunks);
+  void EndPreparing(const Preparing& call);
+  void PostTask(Ticket ticket, Task task);
 
   const SessionEnv env_;
   LeaseSource& source_;

@@ -98,11 +98,48 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
       loading = true;
       first_loading_ = reused_tokens_;
     }
-    PushChunk(resident[i].where.slot);
-    reused_tokens_ += names[i].tokens;
-    reused_.push_back(names[i]);
-    const int32_t level = engine::LevelIndex(model_, names[i].level_percent);
-    if (level >= 0) lowest_level_ = std::min(lowest_level_, level);
+    Reuse(resident[i]);
+  }
+  if (!loading) first_loading_ = reused_tokens_;
+}
+
+void ContextKv::Reuse(const ResidentChunk& chunk) {
+  PushChunk(chunk.where.slot);
+  reused_tokens_ += chunk.name.tokens;
+  reused_.push_back(chunk.name);
+  const int32_t level = engine::LevelIndex(model_, chunk.name.level_percent);
+  if (level >= 0) lowest_level_ = std::min(lowest_level_, level);
+}
+
+WantedChunks ContextKv::Wanted(std::span<const int32_t> ids, int32_t level_percent) const {
+  // The last token is always computed.
+  const size_t full = ids.empty() ? 0 : (ids.size() - 1) / engine::kChunkTokens;
+  WantedChunks wanted{.first_chunk = static_cast<int32_t>(reused_.size()), .ways = {}};
+  if (reused_tokens_ % engine::kChunkTokens != 0 || reused_.size() >= full) return wanted;
+  const auto add = [&](int32_t percent) {
+    const std::vector<int32_t> levels(full, percent);
+    std::vector<ChunkName> names =
+        namer_.NameAll(reused_, ids.first(full * engine::kChunkTokens), levels);
+    names.erase(names.begin(), names.begin() + wanted.first_chunk);
+    wanted.ways.push_back(std::move(names));
+  };
+  constexpr int32_t kFullPercent = 100;
+  add(kFullPercent);
+  if (level_percent != kFullPercent) add(level_percent);
+  return wanted;
+}
+
+void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<const int32_t> ids) {
+  std::vector<ChunkName> names = reused_;
+  for (const ResidentChunk& chunk : chunks) names.push_back(chunk.name);
+  const size_t matching = namer_.MatchingChunks(names, ids);
+  const bool loading = first_loading_ < reused_tokens_;
+  for (const ResidentChunk& chunk : chunks) {
+    const bool next = chunk.where.chunk == static_cast<int32_t>(reused_.size()) &&
+                      reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
+                      reused_tokens_ + chunk.name.tokens < static_cast<int32_t>(ids.size());
+    if (!next || !HeadersMatch(chunk)) break;
+    Reuse(chunk);
   }
   if (!loading) first_loading_ = reused_tokens_;
 }
@@ -216,6 +253,10 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
     const bool unchanged = reused_[i].tokens == engine::kChunkTokens || end == tokens;
     if (unchanged && end <= tokens) {
       kept.push_back(reused_[i]);
+    } else if (reused_[i].tokens == engine::kChunkTokens) {
+      // The record ends in a chunk that is only read: other contexts may have it, too.
+      ids = ids.first(i * engine::kChunkTokens);
+      break;
     } else {
       levels[i] = std::min(levels[i], reused_[i].level_percent);
       break;

@@ -44,6 +44,12 @@ class ContextKv {
   // Takes over the first of `resident` that `ids` need. Called once, before anything else.
   void AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
                      const ReuseRules& rules);
+  // Names of the full chunks behind those that are taken over, but for the last of `ids`, as the
+  // call would compute them at its level, or as other contexts may have them at the full one. No
+  // ways if there are none, or if the last chunk that is taken over is not full.
+  WantedChunks Wanted(std::span<const int32_t> ids, int32_t level_percent) const;
+  // Takes over the first of these chunks of other contexts that `ids` need. Before the first claim.
+  void AdoptShared(std::span<const ResidentChunk> chunks, std::span<const int32_t> ids);
   // Takes over chunks that were claimed with the opening of the lease. Errors: INTERNAL when the
   // context has chunks already; as AddChunks.
   absl::Status AdoptClaimed(std::span<const ChunkSlot> claimed);
@@ -97,6 +103,7 @@ class ContextKv {
   std::byte* BlockOf(int32_t chunk, int32_t layer) const;
   bool HeadersMatch(const ResidentChunk& chunk) const;
   bool IsThere(const ResidentChunk& chunk) const;
+  void Reuse(const ResidentChunk& chunk);
   void PushChunk(engine::KvSlot slot);
   void StampHeaders(std::span<const ChunkName> names, size_t first, size_t end) const;
   void AddDensities(int32_t computed, std::vector<ChunkName>* names) const;

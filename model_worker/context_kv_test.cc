@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -127,6 +129,86 @@ TEST(ContextKvTest, ReusesWhatItsTokensNeedAndNothingAtTheEnd) {
   ContextKv rebuilt = kv.Make();
   rebuilt.AdoptResident(resident, tokens, {.rebuild = true, .level_percent = 100});
   EXPECT_EQ(rebuilt.reused_tokens(), 16) << "what is at the full level";
+}
+
+// What a context of `tokens` leaves: its chunks, at the slots from `first` on.
+std::vector<ResidentChunk> Computed(const Kv& kv, const std::vector<int32_t>& tokens,
+                                    int32_t level_percent = 100) {
+  ContextKv context = kv.Make();
+  const int32_t chunks = ChunksFor(static_cast<int32_t>(tokens.size()));
+  EXPECT_TRUE(context.AdoptClaimed(Kv::Chunks(0, chunks)).ok());
+  const std::vector<ChunkName> names =
+      context.NameAndStamp(tokens, std::vector<int32_t>(static_cast<size_t>(chunks), level_percent),
+                           static_cast<int32_t>(tokens.size()));
+  std::vector<ResidentChunk> resident;
+  for (int32_t i = 0; i < chunks; ++i) {
+    resident.push_back({.where = Kv::Chunks(i, 1)[0], .name = names[static_cast<size_t>(i)]});
+  }
+  return resident;
+}
+
+TEST(ContextKvTest, ChunksOfOtherContextsAreWantedAndTaken) {
+  const Kv kv;
+  const std::vector<int32_t> tokens = Tokens(65);
+  const std::vector<ResidentChunk> other = Computed(kv, Tokens(64));
+  ContextKv context = kv.Make();
+  const WantedChunks wanted = context.Wanted(tokens, 50);
+  EXPECT_EQ(wanted.first_chunk, 0);
+  ASSERT_EQ(wanted.ways.size(), 2u) << "of the full level, and of its own";
+  ASSERT_EQ(wanted.ways[0].size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(wanted.ways[0][i].identity, other[i].name.identity);
+  EXPECT_NE(wanted.ways[1][0].identity, other[0].name.identity);
+  EXPECT_EQ(context.Wanted(Tokens(64), 100).ways[0].size(), 3u) << "the last token is computed";
+  EXPECT_TRUE(context.Wanted(Tokens(16), 100).ways.empty());
+
+  context.AdoptShared(other, tokens);
+  EXPECT_EQ(context.reused_tokens(), 64);
+  EXPECT_EQ(context.first_loading(), 64);
+  EXPECT_EQ(context.BeginClaim(66)->first, 4);
+  EXPECT_TRUE(context.Wanted(tokens, 100).ways.empty());
+}
+
+TEST(ContextKvTest, WhatDoesNotFitIsNotTaken) {
+  const Kv kv;
+  std::vector<ResidentChunk> other = Computed(kv, Tokens(64));
+  std::vector<int32_t> tokens = Tokens(65);
+  tokens[20] = 7;
+  ContextKv fork = kv.Make();
+  fork.AdoptShared(other, tokens);
+  EXPECT_EQ(fork.reused_tokens(), 16);
+  // Chunk 2 has another content than it says.
+  ContextKv damaged = kv.Make();
+  kv.arena->At(other[2].where.slot.Block(
+      kGeometry, 1))[offsetof(engine::KvBlockHeader, identity)] ^= std::byte{1};
+  damaged.AdoptShared(other, Tokens(65));
+  EXPECT_EQ(damaged.reused_tokens(), 32);
+  ContextKv gap = kv.Make();
+  other.erase(other.begin());
+  gap.AdoptShared(other, Tokens(65));
+  EXPECT_EQ(gap.reused_tokens(), 0);
+}
+
+// Nothing behind an unfinished chunk is wanted: it is extended in place.
+TEST(ContextKvTest, AnUnfinishedChunkIsExtendedNotExchanged) {
+  const Kv kv;
+  const std::vector<ResidentChunk> own = Computed(kv, Tokens(40));
+  ContextKv context = kv.Make();
+  context.AdoptResident(own, Tokens(80), {});
+  EXPECT_EQ(context.reused_tokens(), 40);
+  EXPECT_TRUE(context.Wanted(Tokens(80), 100).ways.empty());
+}
+
+// A chunk that is only read keeps its name and its headers, wherever the record ends.
+TEST(ContextKvTest, ARecordThatEndsInASharedChunkDoesNotNameItAnew) {
+  const Kv kv;
+  const std::vector<ResidentChunk> other = Computed(kv, Tokens(48));
+  ContextKv context = kv.Make();
+  context.AdoptShared(other, Tokens(50));
+  ASSERT_EQ(context.reused_tokens(), 48);
+  const std::byte* const block = kv.arena->At(other[2].where.slot.Block(kGeometry, 0));
+  const std::vector<std::byte> before(block, block + sizeof(engine::KvBlockHeader));
+  EXPECT_EQ(context.NameAndStamp(Tokens(40), {100, 100, 100}, 50).size(), 2u);
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), block));
 }
 
 TEST(ContextKvTest, DensitiesAreMeansOverAllCalls) {

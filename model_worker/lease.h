@@ -1,9 +1,10 @@
 // The context store as the core sees it: a call has a lease over one context's record and KV
 // blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
 //
-// Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, any number of
-// Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort. OnArrival comes while KV is read
-// from disk. OnBroken may come instead of any event, and is then the last one.
+// Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, Share -> OnShared
+// at most once, any number of Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort.
+// OnArrival comes while KV is read from disk. OnBroken may come instead of any event, and is then
+// the last one.
 #pragma once
 
 #include <algorithm>
@@ -59,6 +60,13 @@ struct ResidentChunk {
   ChunkSlot where;
   ChunkName name;
   State state = State::kResident;
+};
+
+// Chunks that a call would compute, for the store to look for them among other contexts.
+struct WantedChunks {
+  int32_t first_chunk = 0;
+  // Names of the full chunks from there on, in the ways (levels) in which they may be used.
+  std::vector<std::vector<ChunkName>> ways;
 };
 
 // How far the chunks that a lease has read from disk have come. Written by one thread at a time,
@@ -132,6 +140,8 @@ class Lease {
   virtual ~Lease() = default;
   // Names the call that takes a lease which was opened without an app.
   virtual void Begin(std::string app_id, uint64_t call_id) = 0;
+  // Before the first claim; for a call on a context.
+  virtual void Share(WantedChunks wanted) = 0;
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
   virtual void Fault(int32_t chunk, std::string reason) = 0;
   virtual void Commit(LeaseCommit commit) = 0;
@@ -145,6 +155,8 @@ class LeaseEvents {
   virtual void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) = 0;
   // OpenedLease::arrival has changed.
   virtual void OnArrival() = 0;
+  // Of the chunks that were wanted, those that the context has now; all resident.
+  virtual void OnShared(std::vector<ResidentChunk> chunks) = 0;
   // The slots of one claim; or none, and why it was refused.
   virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted() = 0;

@@ -39,15 +39,19 @@ ResidentChunk::State FromWire(v1::ChunkState wire) {
   }
 }
 
+ResidentChunk FromWire(const v1::ResidentChunk& wire) {
+  return {.where = FromWire(wire.where()),
+          .name = FromWire(wire.identity()),
+          .state = FromWire(wire.state())};
+}
+
 OpenedLease FromWire(const v1::LeaseOpened& wire) {
   OpenedLease opened;
   for (const v1::Segment& segment : wire.segments()) {
     opened.segments.push_back(engine::SegmentFromWire(segment));
   }
   for (const v1::ResidentChunk& chunk : wire.resident()) {
-    opened.resident.push_back({.where = FromWire(chunk.where()),
-                               .name = FromWire(chunk.identity()),
-                               .state = FromWire(chunk.state())});
+    opened.resident.push_back(FromWire(chunk));
   }
   for (const v1::ChunkSlot& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
   opened.left_out = static_cast<int32_t>(wire.left_out_segments());
@@ -82,6 +86,17 @@ class LeaseStream::Handle final : public Lease {
     v1::LeaseRequest request;
     request.mutable_begin()->set_app_id(std::move(app_id));
     request.mutable_begin()->set_call_id(call_id);
+    stream_->Send(std::move(request), /*last=*/false);
+  }
+  void Share(WantedChunks wanted) override {
+    v1::LeaseRequest request;
+    request.mutable_share()->set_first_chunk(static_cast<uint32_t>(wanted.first_chunk));
+    for (const std::vector<ChunkName>& way : wanted.ways) {
+      v1::ChunkIdentities* identities = request.mutable_share()->add_ways();
+      for (const ChunkName& name : way) {
+        identities->add_identities(name.identity.data(), name.identity.size());
+      }
+    }
     stream_->Send(std::move(request), /*last=*/false);
   }
   void Claim(int32_t first_chunk, int32_t chunks) override {
@@ -208,6 +223,14 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
           [](const auto& chunk) { return chunk.state == ResidentChunk::State::kLoading; });
       if (loading) opened.arrival = arrival_ = std::make_shared<KvArrival>();
       events_->OnOpened(std::move(lease), std::move(opened));
+      break;
+    }
+    case v1::LeaseEvent::kShared: {
+      std::vector<ResidentChunk> chunks;
+      for (const v1::ResidentChunk& chunk : event.shared().chunks()) {
+        chunks.push_back(FromWire(chunk));
+      }
+      events_->OnShared(std::move(chunks));
       break;
     }
     case v1::LeaseEvent::kClaimed: {

@@ -69,6 +69,7 @@ class QuietEvents final : public LeaseEvents {
  public:
   void OnOpened(std::shared_ptr<Lease>, OpenedLease) override {}
   void OnArrival() override {}
+  void OnShared(std::vector<ResidentChunk>) override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override {}
   void OnCommitted() override {}
   void OnBroken(absl::Status) override {}

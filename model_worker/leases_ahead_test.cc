@@ -19,6 +19,7 @@ class ScriptedLease final : public Lease {
     begun = std::move(app_id);
     call = call_id;
   }
+  void Share(WantedChunks) override {}
   void Claim(int32_t, int32_t) override {}
   void Fault(int32_t, std::string) override {}
   void Commit(LeaseCommit) override {}
@@ -67,6 +68,7 @@ class RecordedEvents final : public LeaseEvents {
     if (break_while_opening) break_while_opening();
   }
   void OnArrival() override {}
+  void OnShared(std::vector<ResidentChunk>) override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override { seen += "claimed "; }
   void OnCommitted() override { seen += "committed "; }
   void OnBroken(absl::Status) override { seen += "broken "; }

@@ -31,15 +31,29 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                               .history_tokens = encoded.history_tokens,
                               .window_moved = encoded.dropped_segments > 0,
                               .record_replaced = session->opened_.left_out > 0});
-  session->computed_ = session->kv_.SkipPresent(0);
   WITHY_RETURN_IF_ERROR(session->kv_.AdoptClaimed(session->opened_.claimed));
   CallUsage& usage = session->usage_;
   usage.context_tokens = encoded.history_tokens;
   usage.prompt_tokens = session->prompt_end_ - encoded.history_tokens;
-  usage.prefilled_tokens = session->pending_rows();
-  usage.reused_tokens = session->prompt_end_ - usage.prefilled_tokens;
+  session->CountReused();
   usage.pruned_words = request.pruned_words;
   return session;
+}
+
+void Session::CountReused() {
+  computed_ = kv_.SkipPresent(0);
+  usage_.prefilled_tokens = pending_rows();
+  usage_.reused_tokens = prompt_end_ - usage_.prefilled_tokens;
+}
+
+WantedChunks Session::Wanted() const {
+  const bool may = !request_.context_id.empty() && !request_.rebuild && !kv_.faulty_chunk();
+  return may ? kv_.Wanted(ids_, request_.answer.level_percent) : WantedChunks();
+}
+
+void Session::AdoptShared(std::span<const ResidentChunk> chunks) {
+  kv_.AdoptShared(chunks, ids_);
+  CountReused();
 }
 
 Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,

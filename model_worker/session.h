@@ -68,6 +68,11 @@ class Session {
   std::optional<int32_t> faulty_chunk() const { return kv_.faulty_chunk(); }
   const CallUsage& usage() const { return usage_; }
 
+  // --- KV of other contexts, before all that follows
+  // The chunks that the call would compute and that other contexts may have; no ways: none.
+  WantedChunks Wanted() const;
+  void AdoptShared(std::span<const ResidentChunk> chunks);
+
   // --- what the next step may compute
   // Rows without KV: tokens of the prompt, or the token tree of the next decode step.
   int32_t pending_rows() const {
@@ -150,6 +155,7 @@ class Session {
           engine::Sampler sampler);
 
   void GiveUpFrom(int32_t chunk);
+  void CountReused();
   bool arriving() const {
     return opened_.arrival != nullptr && kv_.first_loading() < kv_.reused_tokens() &&
            opened_.arrival->layers_ready() < env_.model.kv.layers;

@@ -134,6 +134,8 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       } else if (request.has_begin()) {
         last_lease_ = lease;
         continue;
+      } else if (request.has_share()) {
+        event.mutable_shared();  // no other context has anything
       } else if (request.has_claim()) {
         Claim(request.claim(), lease.get(), event.mutable_claimed());
       } else if (request.has_commit()) {

@@ -106,6 +106,9 @@ class FakeStore final : public LeaseSource {
     // Called with what a lease is about to be told.
     std::function<void(OpenedLease*)> on_opened;
     std::weak_ptr<LeaseEvents> last_opened;  // events of the lease that was told last
+    // What other contexts have of the wanted chunks; null: nothing.
+    std::function<std::vector<ResidentChunk>(State&, const WantedChunks&)> on_share;
+    int shares = 0;  // times that it was asked
   };
 
   FakeStore(const engine::KvInfo& kv, uint32_t chunks) : state_(std::make_shared<State>()) {
@@ -156,6 +159,19 @@ class FakeStore final : public LeaseSource {
     void Begin(std::string app_id, uint64_t call_id) override {
       open_.app_id = std::move(app_id);
       open_.call_id = call_id;
+    }
+    void Share(WantedChunks wanted) override {
+      store_.Later([self = shared_from_this(), wanted = std::move(wanted)] {
+        std::vector<ResidentChunk> chunks = self->store_.With([&](State& state) {
+          ++state.shares;
+          std::vector<ResidentChunk> found;
+          if (state.on_share) found = state.on_share(state, wanted);
+          auto& resident = state.contexts[self->open_.context_id].resident;
+          resident.insert(resident.end(), found.begin(), found.end());
+          return found;
+        });
+        self->events_->OnShared(std::move(chunks));
+      });
     }
     void Claim(int32_t first_chunk, int32_t chunks) override {
       store_.Later([self = shared_from_this(), first_chunk, chunks] {
