@@ -93,6 +93,15 @@ TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
               HasSubstr("store.disk_bytes is 1000000; it must be between 33554432 and"));
   EXPECT_THAT(Refusal("store { master_key_path: \"master.key\" }"),
               HasSubstr("store.master_key_path is \"master.key\"; it must be an absolute path"));
+  EXPECT_THAT(
+      Refusal("store { public_system_prompt_files: \"prompt.txt\" }"),
+      HasSubstr("store.public_system_prompt_files is \"prompt.txt\"; it must be an absolute"));
+  EXPECT_THAT(Refusal("store { public_system_prompts: \"\" }"),
+              HasSubstr("store.public_system_prompts is \"\"; it must not be empty"));
+  std::string many;
+  for (int i = 0; i < 65; ++i) many += "public_system_prompts: \"a\" ";
+  EXPECT_THAT(Refusal("store { " + many + "}"),
+              HasSubstr("store.public_system_prompts is a list of 65; at most 64"));
   EXPECT_THAT(Refusal("store { kv_disk_bytes_per_second: 300 }"),
               HasSubstr("store.kv_disk_bytes_per_second is 300; it must be between 1048576"));
   for (const std::string section : {"orchestrator", "model", "draft"}) {

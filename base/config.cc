@@ -244,6 +244,25 @@ absl::Status FillModel(const Filler& filler, const std::string& section, std::st
   return filler.CheckRange(section + ".context_length", model->context_length(), 16, 1 << 20);
 }
 
+absl::Status CheckPublicPrompts(const Filler& filler, const proto::StoreConfig& store) {
+  constexpr int kMostPrompts = 64;
+  const int prompts = store.public_system_prompts_size() + store.public_system_prompt_files_size();
+  if (prompts > kMostPrompts) {
+    return filler.Refuse("store.public_system_prompts", absl::StrCat("a list of ", prompts),
+                         absl::StrCat("at most ", kMostPrompts, " are possible, files included"));
+  }
+  for (const std::string& text : store.public_system_prompts()) {
+    if (!text.empty()) continue;
+    return filler.Refuse("store.public_system_prompts", Quoted(text), "it must not be empty");
+  }
+  for (const std::string& path : store.public_system_prompt_files()) {
+    if (path.starts_with('/')) continue;
+    return filler.Refuse("store.public_system_prompt_files", Quoted(path),
+                         "it must be an absolute path");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Fill(const Filler& filler, proto::Config* config) {
   WITHY_RETURN_IF_ERROR(filler.LogLevel(config->mutable_log_level()));
   WITHY_RETURN_IF_ERROR(filler.Directory(
@@ -285,6 +304,7 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
   if (const std::string& key = store->master_key_path(); !key.empty() && !key.starts_with('/')) {
     return filler.Refuse("store.master_key_path", Quoted(key), "it must be an absolute path");
   }
+  WITHY_RETURN_IF_ERROR(CheckPublicPrompts(filler, *store));
   WITHY_FILL("store", store, kv_daily_write_bytes, uint64_t{32} << 30, uint64_t{16} << 20,
              uint64_t{1} << 50);
   WITHY_FILL("store", store, memory_pressure_percent, 10, 1, 100);

@@ -168,6 +168,9 @@ class LeaseClient::Impl {
     request.set_pid(::getpid());
     request.set_worker_instance(instance_);
     *request.mutable_kv_costs() = options_.kv_costs;
+    for (const Identity& chunk : options_.public_chunks) {
+      request.add_public_chunks(chunk.data(), chunk.size());
+    }
     v1::AttachResponse response;
     grpc::ClientContext context;
     rpc::SetTimeout(&context, kRpcTimeout);

@@ -23,6 +23,7 @@ struct LeaseClientOptions {
   engine::KvInfo kv;
   std::string model_name;  // as stored results name it
   v1::KvCosts kv_costs = {};
+  std::vector<Identity> public_chunks = {};  // that contexts of all apps may share
 };
 
 // What a context holds, as the store reports it.

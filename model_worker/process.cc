@@ -22,6 +22,7 @@
 #include "model_worker/chunk_identity.h"
 #include "model_worker/lease_client.h"
 #include "model_worker/leases_ahead.h"
+#include "model_worker/public_prompts.h"
 #include "model_worker/scheduler.h"
 #include "model_worker/service.h"
 #include "model_worker/session.h"
@@ -81,6 +82,24 @@ absl::StatusOr<engine::WorkerCost> FindCost(engine::Model& model, const proto::C
   return cost;
 }
 
+absl::StatusOr<std::vector<Identity>> FindPublicChunks(const proto::Config& config,
+                                                       const SessionEnv& env) {
+  const proto::StoreConfig& store = config.store();
+  const std::vector<std::string> files(store.public_system_prompt_files().begin(),
+                                       store.public_system_prompt_files().end());
+  WITHY_ASSIGN_OR_RETURN(std::vector<std::string> prompts, ReadPublicPrompts(files));
+  prompts.insert(prompts.end(), store.public_system_prompts().begin(),
+                 store.public_system_prompts().end());
+  WITHY_ASSIGN_OR_RETURN(std::vector<Identity> chunks, NamePublicChunks(env, prompts));
+  constexpr size_t kMostChunks = 1 << 16;
+  if (chunks.size() > kMostChunks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "store.public_system_prompts: they take ", chunks.size(), " chunks of ",
+        engine::kChunkTokens, " tokens at all levels of the model; at most ", kMostChunks));
+  }
+  return chunks;
+}
+
 class ModelWorker final : public rpc::Process {
  public:
   ~ModelWorker() override {
@@ -104,12 +123,14 @@ class ModelWorker final : public rpc::Process {
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
     env_.emplace(SessionEnv{
         .model = info, .encoder = model_->encoder, .namer = *namer_, .window = model_->window});
+    WITHY_ASSIGN_OR_RETURN(std::vector<Identity> public_chunks, FindPublicChunks(config, *env_));
     leases_ =
         std::make_unique<LeaseClient>(LeaseClientOptions{.store_address = config.store().listen(),
                                                          .model_id = identity,
                                                          .kv = info.kv,
                                                          .model_name = info.name,
-                                                         .kv_costs = engine::KvCostsOf(cost)},
+                                                         .kv_costs = engine::KvCostsOf(cost),
+                                                         .public_chunks = std::move(public_chunks)},
                                       *model_->bundle.tokenizer);
     ahead_ = std::make_unique<LeasesAhead>(
         *leases_,

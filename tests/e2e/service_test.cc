@@ -106,6 +106,64 @@ TEST_F(ServiceTest, AnAppSeesOnlyItsOwn) {
             absl::StatusCode::kUnauthenticated);
 }
 
+// A system prompt of some hundred tokens.
+std::string HouseRules() {
+  std::string rules = "These are the rules of the house:";
+  for (int i = 1; i <= 40; ++i) rules += " rule " + std::to_string(i) + " is to be kind;";
+  return rules;
+}
+
+TEST_F(ServiceTest, ContextsOfAnAppShareTheirSystemPromptAndNoOtherAppDoes) {
+  StartBoard();
+  const auto ask = [&](const std::string& token) {
+    const std::string context = CreateContext(*stub_, token, HouseRules());
+    Answer answer = Generate(*stub_, token, UserRequest(context, "Good morning to you", 12));
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    return std::pair(context, answer);
+  };
+  const auto [first, computed] = ask(token_);
+  EXPECT_EQ(computed.finished.usage().reused_tokens(), 0u);
+  const uint32_t all = computed.finished.usage().prefilled_tokens();
+  ASSERT_GT(all, 100u);
+  for (int i = 0; i < 3; ++i) {
+    const auto [context, answer] = ask(token_);
+    EXPECT_LE(answer.finished.usage().prefilled_tokens(), 16u) << "the last token's chunk";
+    EXPECT_EQ(answer.finished.usage().reused_tokens() + answer.finished.usage().prefilled_tokens(),
+              all);
+    v1::GetContextResponse kept;
+    ASSERT_TRUE(GetContext(*stub_, token_, context, &kept).ok());
+    ASSERT_GT(kept.chunks_size(), 0);
+    EXPECT_TRUE(kept.chunks(0).shared());
+  }
+  const auto [foreign, stranger] = ask(board_->BindApp("stranger"));
+  EXPECT_EQ(stranger.finished.usage().reused_tokens(), 0u);
+  EXPECT_EQ(stranger.finished.usage().prefilled_tokens(), all);
+  // The prompt outlives the context that computed it.
+  grpc::ClientContext call;
+  Authorise(&call, token_);
+  v1::DeleteContextRequest request;
+  request.set_context_id(first);
+  v1::DeleteContextResponse deleted;
+  ASSERT_TRUE(stub_->DeleteContext(&call, request, &deleted).ok());
+  EXPECT_LE(ask(token_).second.finished.usage().prefilled_tokens(), 16u);
+}
+
+TEST_F(ServiceTest, APublicSystemPromptIsSharedByAllApps) {
+  StartBoard({"store.public_system_prompts=" + HouseRules()});
+  const auto ask = [&](const std::string& token, const std::string& text) {
+    const std::string context = CreateContext(*stub_, token, HouseRules());
+    const Answer answer = Generate(*stub_, token, UserRequest(context, text, 4));
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    return answer.finished.usage();
+  };
+  const std::string secret = "The key lies under the third stone of the path behind the house";
+  const uint32_t all = ask(token_, secret).prefilled_tokens();
+  const auto stranger = ask(board_->BindApp("stranger"), secret);
+  EXPECT_GT(stranger.reused_tokens(), all / 2) << "the prompt";
+  EXPECT_GT(stranger.prefilled_tokens(), 16u) << "and nothing of what the other app has asked";
+  EXPECT_LE(ask(token_, secret).prefilled_tokens(), 16u);
+}
+
 TEST_F(ServiceTest, CancellingKeepsThePartialAnswerMarked) {
   StartBoard();
   const std::string context = CreateContext(*stub_, token_, "");
