@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 
@@ -55,28 +56,30 @@ int64_t Store::LastUse(std::string_view context_id) const {
 }
 
 void Store::BorrowCopies(std::vector<StoredContext>* contexts) {
-  struct Copy {
+  struct Missing {
     std::string app_id;
-    const ContextChunk* chunk;
+    ContextChunk* chunk;
   };
-  std::unordered_multimap<std::string, Copy> copies;  // by identity
+  std::unordered_multimap<std::string_view, Missing> missing;  // by identity
+  for (StoredContext& context : *contexts) {
+    for (ContextChunk& chunk : context.chunks) {
+      if (chunk.stored != 0) continue;
+      missing.emplace(chunk.identity.identity,
+                      Missing{contexts_->AppOf(context.context_id), &chunk});
+    }
+  }
+  if (missing.empty()) return;
+  absl::MutexLock lock(&mutex_);
   for (const StoredContext& context : *contexts) {
     const std::string app_id = contexts_->AppOf(context.context_id);
     for (const ContextChunk& chunk : context.chunks) {
-      if (chunk.stored != 0) copies.emplace(chunk.identity.identity, Copy{app_id, &chunk});
-    }
-  }
-  absl::MutexLock lock(&mutex_);
-  for (StoredContext& context : *contexts) {
-    const std::string app_id = contexts_->AppOf(context.context_id);
-    for (ContextChunk& chunk : context.chunks) {
-      if (chunk.stored != 0) continue;
-      const std::string& identity = chunk.identity.identity;
-      const bool is_public = table_->kv().public_chunks.contains(identity);
-      const auto [first, last] = copies.equal_range(identity);
-      const auto found = std::find_if(
-          first, last, [&](const auto& copy) { return is_public || copy.second.app_id == app_id; });
-      if (found != last) table_->idle().Borrow(&chunk, *found->second.chunk);
+      if (chunk.stored == 0) continue;
+      const auto [first, last] = missing.equal_range(chunk.identity.identity);
+      for (auto one = first; one != last; ++one) {
+        const bool may = one->second.app_id == app_id ||
+                         table_->kv().public_chunks.contains(chunk.identity.identity);
+        if (may) table_->idle().Borrow(one->second.chunk, chunk);
+      }
     }
   }
 }

@@ -91,7 +91,8 @@ void StoreMetrics::RecordFormats(const BytesByFormat& bytes) {
 }
 
 void StoreMetrics::RecordSharing(const ArenaKv& kv) {
-  Raise(shares_, kv.shares);
+  shares_.Add(kv.shares - recorded_shares_);
+  recorded_shares_ = kv.shares;
   shared_slots_.Set(static_cast<int64_t>(kv.pool.counts().shared_slots));
   saved_bytes_.Set(static_cast<int64_t>(kv.pool.counts().saved));
 }

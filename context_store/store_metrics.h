@@ -12,7 +12,7 @@
 
 namespace withy::context_store {
 
-// Not thread-safe.
+// Not thread-safe, but for RecordSharing: that is for the holder of the store's lock.
 class StoreMetrics {
  public:
   explicit StoreMetrics(telemetry::Recorder& recorder);
@@ -43,6 +43,7 @@ class StoreMetrics {
   telemetry::Gauge& day_bytes_;
   telemetry::Gauge& disk_bytes_;
   telemetry::Counter& shares_;
+  uint64_t recorded_shares_ = 0;
   telemetry::Gauge& shared_slots_;
   telemetry::Gauge& saved_bytes_;
   std::map<const telemetry::Counter*, uint64_t> recorded_;
