@@ -12,5 +12,7 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_LIBDIR} "${WITHY_SYSROOT}/usr/lib/aarch64-linux-gnu/pkgconfig")
+set(ENV{PKG_CONFIG_SYSROOT_DIR} "${WITHY_SYSROOT}")
 # A core with dot products but without later extensions, as on small boards.
 set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-aarch64-static;-cpu;cortex-a76;-L;${WITHY_SYSROOT}")

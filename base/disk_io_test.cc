@@ -1,21 +1,37 @@
-#include "context_store/disk_io.h"
+#include "base/disk_io.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/huge_memory.h"
-#include "context_store/testing.h"
 
-namespace withy::context_store {
+namespace withy {
 namespace {
 
 constexpr uint32_t kTestDepth = 4;
+
+// A folder that is removed with the object.
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = testing::TempDir() + "withy_disk_XXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
 
 class DiskQueueTest : public ::testing::TestWithParam<DiskQueue::Kind> {
  protected:
@@ -91,4 +107,4 @@ TEST(DiskFile, AnErrorNamesThePath) {
 }
 
 }  // namespace
-}  // namespace withy::context_store
+}  // namespace withy

@@ -1,4 +1,4 @@
-#include "context_store/disk_io.h"
+#include "base/disk_io.h"
 
 #include <fcntl.h>
 #include <liburing.h>
@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -19,10 +21,17 @@
 #include "base/bounded_queue.h"
 #include "base/huge_memory.h"
 #include "base/status.h"
-#include "context_store/invariant.h"
 
-namespace withy::context_store {
+namespace withy {
 namespace {
+
+// Ends the process with message `what` unless `holds`.
+void RequireOfQueue(bool holds, const char* what) {
+  if (holds) [[likely]]
+    return;
+  std::fprintf(stderr, "disk queue: broken invariant: %s\n", what);
+  std::abort();
+}
 
 constexpr uint64_t kWakeTag = UINT64_MAX;
 // Enough to keep a flash disk busy: it gains little from more than four requests of 512 KiB.
@@ -68,7 +77,7 @@ class UringQueue final : public DiskQueue {
     int error = 0;
     while ((error = io_uring_wait_cqe(&ring_, &event)) == -EINTR || error == -EAGAIN) {
     }
-    Invariant(error == 0, "io_uring_wait_cqe failed");
+    RequireOfQueue(error == 0, "io_uring_wait_cqe failed");
     const DiskCompletion completion{io_uring_cqe_get_data64(event), event->res};
     io_uring_cqe_seen(&ring_, event);
     if (completion.tag != kWakeTag) return completion;
@@ -88,7 +97,7 @@ class UringQueue final : public DiskQueue {
  private:
   io_uring_sqe* NextEntry() {
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
-    Invariant(entry != nullptr, "more requests in flight than the queue's depth");
+    RequireOfQueue(entry != nullptr, "more requests in flight than the queue's depth");
     return entry;
   }
 
@@ -104,7 +113,7 @@ class UringQueue final : public DiskQueue {
     while ((submitted = io_uring_submit(&ring_)) == -EINTR || submitted == -EAGAIN) {
       std::this_thread::yield();  // EAGAIN: the kernel is short of memory for a moment
     }
-    Invariant(submitted == 1, "io_uring_submit failed");
+    RequireOfQueue(submitted == 1, "io_uring_submit failed");
   }
 
   io_uring ring_;
@@ -129,8 +138,8 @@ class ThreadQueue final : public DiskQueue {
   void Prepare(std::span<std::byte> /*memory*/) override {}
 
   void Submit(const DiskRequest& request) override {
-    Invariant(requests_.TryPush(DiskRequest(request)),
-              "more requests in flight than the queue's depth");
+    RequireOfQueue(requests_.TryPush(DiskRequest(request)),
+                   "more requests in flight than the queue's depth");
   }
 
   std::optional<DiskCompletion> Wait() override {
@@ -231,4 +240,4 @@ absl::Status DiskError(int error, const std::string& what) {
   return absl::ResourceExhaustedError(absl::StrCat("disk full: ", status.message()));
 }
 
-}  // namespace withy::context_store
+}  // namespace withy
