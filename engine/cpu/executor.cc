@@ -9,13 +9,15 @@ class CpuExecutor::PoolRun final : public ProgramRun {
  public:
   explicit PoolRun(CpuExecutor& executor)
       : pool_(executor.pool_),
+        stream_(executor.stream_),
         steps_(executor.pool_.NewList()),
         lowering_(executor.facts_, executor.weights_, executor.key_bias_, executor.kernels_,
-                  executor.pool_.threads(), executor.tap_) {}
+                  executor.pool_.threads(), executor.tap_, executor.stream_) {}
 
   void Start(const Program& program, const RowPlan& plan, const Batch& batch,
              float* logits) override {
     program_ = &program;
+    level_ = plan.count() > 0 ? plan.LevelOf(0) : 0;
     first_listed_ = next_op_ = 0;
     op_ends_.clear();
     lowering_.Start(program, plan, batch, logits);
@@ -47,11 +49,22 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     if (next_op_ == ops) return false;
     first_listed_ = next_op_;
     op_ends_.clear();
-    while (next_op_ < ops && steps_.room() >= Lowering::kMaxStepsPerOp) {
-      lowering_.Lower(program_->ops[static_cast<size_t>(next_op_++)], steps_);
+    while (next_op_ < ops && steps_.room() > Lowering::kMaxStepsPerOp) {
+      const Op& op = program_->ops[static_cast<size_t>(next_op_++)];
+      lowering_.Lower(op, steps_);
+      ReleaseBehind(op);
       op_ends_.push_back(steps_.steps());
     }
     return true;
+  }
+
+  // Adds a step that releases the streamed weights of the operation.
+  void ReleaseBehind(const Op& op) {
+    const int32_t stage = op.Stage();
+    if (stream_ == nullptr || stage < 0 || !stream_->Needs(stage, level_)) return;
+    steps_.Add(1, 1, [stream = stream_, stage, level = level_](int, int) {
+      stream->Release(stage, level);
+    });
   }
 
   // Index of the list's step before which Run(`end`) pauses.
@@ -63,21 +76,24 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   }
 
   ThreadPool& pool_;
+  WeightStream* const stream_;  // null: all weights stay in memory
   StepList& steps_;
   Lowering lowering_;
   const Program* program_ = nullptr;
+  int32_t level_ = 0;         // highest level of the program's rows
   int32_t first_listed_ = 0;  // first operation in the list
   int32_t next_op_ = 0;       // first operation that is not in the list yet
   std::vector<int> op_ends_;  // [op - first_listed_]: number of steps up to the operation's end
 };
 
 CpuExecutor::CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels,
-                         int threads, const LayerTap& tap)
+                         int threads, const LayerTap& tap, WeightStream* stream)
     : facts_(facts),
       weights_(file, facts),
       key_bias_(facts, weights_),
       kernels_(kernels),
       tap_(tap),
+      stream_(stream),
       pool_(threads) {}
 
 CpuExecutor::~CpuExecutor() = default;

@@ -11,15 +11,17 @@
 #include "engine/cpu/lower.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/executor.h"
+#include "engine/weights/weight_stream.h"
 
 namespace withy::engine {
 
-// Owns the compute threads. `file`, `facts` and `tap` must outlive it.
+// Owns the compute threads. `file`, `facts`, `tap` and `stream` must outlive it.
 class CpuExecutor final : public Executor {
  public:
-  // `threads`: at least 1; counts the caller's thread.
+  // `threads`: at least 1; counts the caller's thread. `stream`: null if all weights stay in
+  // memory.
   CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels, int threads,
-              const LayerTap& tap);
+              const LayerTap& tap, WeightStream* stream = nullptr);
   ~CpuExecutor() override;
 
   std::string_view target() const override { return kernels_.name; }
@@ -35,6 +37,7 @@ class CpuExecutor final : public Executor {
   const KeyBias key_bias_;
   const Kernels& kernels_;
   const LayerTap& tap_;
+  WeightStream* const stream_;
   ThreadPool pool_;
 };
 

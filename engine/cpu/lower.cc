@@ -27,13 +27,15 @@ void ForRunsIn(std::span<const LowRankRun> runs, int32_t begin, int32_t end, Fn 
 }  // namespace
 
 Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
-                   const Kernels& kernels, int threads, const LayerTap& tap)
+                   const Kernels& kernels, int threads, const LayerTap& tap,
+                   const WeightStream* stream)
     : facts_(facts),
       weights_(weights),
       key_bias_(key_bias),
       kernels_(kernels),
       threads_(threads),
       tap_(tap),
+      stream_(stream),
       geometry_{.layers = facts.shape.layers,
                 .kv_heads = facts.shape.kv_heads,
                 .head_dim = facts.shape.head_dim} {}
@@ -100,11 +102,16 @@ void Lowering::Lower(const Op& op, StepList& steps) {
 
 void Lowering::Embed(const Op& op, StepList& steps) {
   const PackedMatrix& embedding = weights_.Matrix(op.weights[0]);
-  steps.Add(op.rows, kPieceRows, [this, &embedding](int begin, int end) {
+  const bool fetched = stream_ != nullptr && stream_->StreamsEmbedding();
+  steps.Add(op.rows, kPieceRows, [this, &embedding, fetched](int begin, int end) {
     const ModelShape& s = facts_.shape;
     for (int i = begin; i < end; ++i) {
       const Row& row = *plan_->row(i).row;
-      UnpackRow(embedding, row.token, work_.x.row(i));
+      if (fetched) {
+        std::copy_n(stream_->FetchedRow(i), s.d_model, work_.x.row(i));
+      } else {
+        UnpackRow(embedding, row.token, work_.x.row(i));
+      }
       RopeAngles(s.rope_frequencies, row.position, Interleaved(s), work_.angles.row(i));
     }
   });

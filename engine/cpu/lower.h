@@ -17,6 +17,7 @@
 #include "engine/cpu/workspace.h"
 #include "engine/model/facts.h"
 #include "engine/model/program.h"
+#include "engine/weights/weight_stream.h"
 
 namespace withy::engine {
 
@@ -30,7 +31,7 @@ class Lowering {
   static constexpr int kMaxStepsPerOp = 2;
 
   Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
-           const Kernels& kernels, int threads, const LayerTap& tap);
+           const Kernels& kernels, int threads, const LayerTap& tap, const WeightStream* stream);
   Lowering(const Lowering&) = delete;
   Lowering& operator=(const Lowering&) = delete;
 
@@ -95,6 +96,7 @@ class Lowering {
   const Kernels& kernels_;
   const int threads_;
   const LayerTap& tap_;
+  const WeightStream* const stream_;  // null: all weights stay in memory
   const KvGeometry geometry_;
 
   // The arguments of Start().

@@ -39,10 +39,11 @@ absl::StatusOr<int> CheckDevice(const ModelOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
     const PackedFile& file, const ModelFacts& facts, const ModelOptions& options,
-    const std::function<void(int32_t layer, std::span<const float> hidden)>& tap) {
+    const std::function<void(int32_t layer, std::span<const float> hidden)>& tap,
+    WeightStream* stream) {
   WITHY_ASSIGN_OR_RETURN(const Kernels* kernels, ChooseKernels(options.target));
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
-  return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap);
+  return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream);
 }
 
 }  // namespace withy::engine

@@ -13,8 +13,9 @@
 
 namespace withy::engine {
 
-// Runs one program at a time. Reused for further programs, which keeps its buffers. Destroyed
-// before its executor.
+// Runs one program at a time. Where weights are streamed, the stage of an operation must have
+// arrived before Run reaches the operation; the run releases the stage behind it. Reused for
+// further programs, which keeps its buffers. Destroyed before its executor.
 class ProgramRun {
  public:
   static constexpr int32_t kToTheEnd = INT32_MAX;

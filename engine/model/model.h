@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "engine/kv/memory.h"
 #include "engine/weights/levels.h"
+#include "engine/weights/weight_stream.h"
 
 namespace withy::engine {
 
@@ -130,6 +131,13 @@ struct ModelOptions {
   // their bytes and they are large enough to gain by it.
   enum class WeightPlace : uint8_t { kAuto, kMapped, kCopied };
   WeightPlace weight_place = WeightPlace::kAuto;
+  // Memory that the weights may take; 0: no limit, and weight_place decides. If they take more, a
+  // part of each layer is read from the packed file for every pass (model/plan_weights.h).
+  uint64_t weight_budget_bytes = 0;
+  // For comparisons: no part of a layer stays in memory, and the budget is buffers for whole
+  // layers.
+  bool stream_whole_layers = false;
+  WeightStreamOptions stream = {};
   // Rows computed at once; bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;
@@ -153,11 +161,15 @@ class Pass {
   // Starts or resumes the pass. Returns true once every row is computed. Returns false if it paused
   // first: because `*stop` became true, or after the first layer at which the share of the work
   // done is at least `until` (0 .. 1), or because it needs blocks that are not in place
-  // (ContextView::layers_ready). `stop` is polled between work items; one matrix product over all
-  // rows is one item. The next Run continues where this one paused.
+  // (ContextView::layers_ready), or because of an error: see status(). Waits for streamed weights
+  // until they come or `*stop` becomes true. `stop` is polled between work items; one matrix
+  // product over all rows is one item. The next Run continues where this one paused.
   virtual bool Run(const std::atomic<bool>* stop = nullptr, double until = 1) = 0;
   // Whether a paused pass needs blocks that are still not in place: the next Run does nothing.
   virtual bool WaitsForKv() const = 0;
+  // Not OK after a Run that failed: streamed weights cannot be read (errors as
+  // WeightStream::Await). The next Run tries again.
+  virtual absl::Status status() const { return absl::OkStatus(); }
   // Share of the work that is done, 0 .. 1, while the pass is paused.
   virtual double Done() const = 0;
 };
@@ -169,9 +181,9 @@ class Model {
   // Opens a packed file, or a GGUF. A GGUF is first packed into options.cache_dir, unless an
   // up-to-date packed file is there.
   // Errors: NOT_FOUND (no such file), INVALID_ARGUMENT (not a usable model: the message names the
-  // tensor or key), UNIMPLEMENTED (architecture or tensor type not supported: the message lists
-  // those that are), DATA_LOSS (truncated or corrupt), RESOURCE_EXHAUSTED (disk full while
-  // packing).
+  // tensor or key; a weight budget that is too small: it names the least), UNIMPLEMENTED
+  // (architecture or tensor type not supported: the message lists those that are), DATA_LOSS
+  // (truncated or corrupt), RESOURCE_EXHAUSTED (disk full while packing).
   static absl::StatusOr<std::unique_ptr<Model>> Open(const std::string& path,
                                                      const ModelOptions& options);
 
@@ -184,6 +196,10 @@ class Model {
   // exactly as many cores as there are threads. Returns true if all are bound. The calling thread
   // is the one that will run all later passes. See ThreadPool::PinThreads.
   virtual bool PinThreads() = 0;
+
+  // What weights take and what reading them has taken so far; all zero if none are streamed. Any
+  // thread.
+  virtual WeightStreamStats weight_stats() const { return {}; }
 
   // The GGUF's metadata without its tensors; source of the tokenizer and the chat template.
   virtual const GgufFile& metadata() const = 0;
@@ -199,7 +215,7 @@ class Model {
 
   // Runs one pass to its end. Returns CANCELLED once `*cancel` is true; the KV slots of the rows
   // are then undefined. Errors: as Begin; CANCELLED; FAILED_PRECONDITION (blocks that are not in
-  // place).
+  // place); as Pass::status.
   absl::Status Forward(const Batch& batch, float* logits,
                        const std::atomic<bool>* cancel = nullptr);
 };

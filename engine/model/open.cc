@@ -1,9 +1,13 @@
 // Model::Open: opens a packed file directly, a GGUF through the cache of packed files.
+#include <fcntl.h>
+
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/keep_in_memory.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/devices.h"
 #include "engine/model/model.h"
@@ -22,11 +26,18 @@ bool RoomForCopy(uint64_t bytes) {
   return bytes >= kLeastCopiedBytes && 2 * bytes <= MemoryAllowed() && 2 * bytes <= MemoryFree();
 }
 
+// What packing or recognising a file has left in the page cache would count beside a budget.
+void DropFromCache(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.valid()) posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+}
+
 }  // namespace
 
 absl::Status Model::Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) {
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<Pass> pass, Begin(batch, logits));
   if (!pass->Run(cancel)) {
+    WITHY_RETURN_IF_ERROR(pass->status());
     if (pass->WaitsForKv()) {
       return absl::FailedPreconditionError("KV blocks of a context are not in place yet");
     }
@@ -50,6 +61,10 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
   }
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(packed_path));
   using Place = ModelOptions::WeightPlace;
+  if (options.weight_budget_bytes > 0) {
+    for (const std::string& read : {path, packed_path}) DropFromCache(read);
+    return PackedModel::Open(std::move(file), options);
+  }
   if (options.weight_place == Place::kCopied ||
       (options.weight_place == Place::kAuto && RoomForCopy(file->data_bytes()))) {
     WITHY_RETURN_IF_ERROR(file->MoveToMemory());

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "engine/model/devices.h"
+#include "engine/model/plan_weights.h"
 
 namespace withy::engine {
 
@@ -17,6 +18,7 @@ class PackedModel::BorrowedPass final : public Pass {
     model_.idle_.push_back(std::move(pass_));
   }
   bool Run(const std::atomic<bool>* stop, double until) override { return pass_->Run(stop, until); }
+  absl::Status status() const override { return pass_->status(); }
   bool WaitsForKv() const override { return pass_->WaitsForKv(); }
   double Done() const override { return pass_->Done(); }
 
@@ -37,15 +39,33 @@ absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedF
                                                          const ModelOptions& options) {
   WITHY_ASSIGN_OR_RETURN(ModelFacts facts, ReadFacts(*file, options.levels));
   std::unique_ptr<PackedModel> model(new PackedModel(std::move(file), std::move(facts), options));
-  WITHY_ASSIGN_OR_RETURN(model->executor_,
-                         ChooseExecutor(*model->file_, model->facts_, options, model->layer_tap_));
+  WITHY_RETURN_IF_ERROR(model->PlaceWeights(options));
+  WITHY_ASSIGN_OR_RETURN(model->executor_, ChooseExecutor(*model->file_, model->facts_, options,
+                                                          model->layer_tap_, model->stream_.get()));
   return model;
+}
+
+absl::Status PackedModel::PlaceWeights(const ModelOptions& options) {
+  if (options.weight_budget_bytes == 0) return absl::OkStatus();
+  auto plan = PlanWeights(file_->tensors(), facts_,
+                          {.budget_bytes = options.weight_budget_bytes,
+                           .whole_layers = options.stream_whole_layers,
+                           .max_rows = options.max_piece_rows});
+  if (!plan.ok()) return Annotate(plan.status(), file_->path());
+  if (!plan->streams()) return file_->MoveToMemory();
+  WITHY_ASSIGN_OR_RETURN(stream_,
+                         WeightStream::Start(*std::move(plan), options.stream, file_.get()));
+  return absl::OkStatus();
+}
+
+WeightStreamStats PackedModel::weight_stats() const {
+  return stream_ == nullptr ? WeightStreamStats() : stream_->stats();
 }
 
 absl::StatusOr<std::unique_ptr<Pass>> PackedModel::Begin(const Batch& batch, float* logits) {
   if (idle_.empty()) {
-    idle_.push_back(std::make_unique<PlannedPass>(facts_, info_, executor_->NewRun(),
-                                                  max_piece_rows_, layer_tap_ != nullptr));
+    idle_.push_back(std::make_unique<PlannedPass>(
+        facts_, info_, executor_->NewRun(), max_piece_rows_, layer_tap_ != nullptr, stream_.get()));
   }
   WITHY_RETURN_IF_ERROR(idle_.back()->Start(batch, logits));
   auto pass = std::make_unique<BorrowedPass>(*this, std::move(idle_.back()));

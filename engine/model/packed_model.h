@@ -16,7 +16,7 @@ namespace withy::engine {
 
 class PackedModel : public Model {
  public:
-  // Errors: as Model::Open.
+  // With a weight budget it also places the weights. Errors: as Model::Open.
   static absl::StatusOr<std::unique_ptr<Model>> Open(std::unique_ptr<PackedFile> file,
                                                      const ModelOptions& options);
 
@@ -24,6 +24,7 @@ class PackedModel : public Model {
   std::string_view target() const override { return executor_->target(); }
   int32_t threads() const override { return executor_->threads(); }
   bool PinThreads() override { return executor_->PinThreads(); }
+  WeightStreamStats weight_stats() const override;
   const GgufFile& metadata() const override { return file_->metadata(); }
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override;
 
@@ -31,12 +32,14 @@ class PackedModel : public Model {
   class BorrowedPass;
 
   PackedModel(std::unique_ptr<PackedFile> file, ModelFacts facts, const ModelOptions& options);
+  absl::Status PlaceWeights(const ModelOptions& options);
 
   const std::unique_ptr<PackedFile> file_;
   const ModelFacts facts_;
   const std::function<void(int32_t, std::span<const float>)> layer_tap_;
   const int32_t max_piece_rows_;
   const ModelInfo info_;
+  std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
   std::unique_ptr<Executor> executor_;
   std::vector<std::unique_ptr<PlannedPass>> idle_;  // finished passes; reused for their buffers
 };

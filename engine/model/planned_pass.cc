@@ -9,15 +9,18 @@
 namespace withy::engine {
 
 PlannedPass::PlannedPass(const ModelFacts& facts, const ModelInfo& info,
-                         std::unique_ptr<ProgramRun> run, int32_t max_piece_rows, bool tap)
+                         std::unique_ptr<ProgramRun> run, int32_t max_piece_rows, bool tap,
+                         WeightStream* stream)
     : facts_(facts),
       info_(info),
       run_(std::move(run)),
       max_piece_rows_(max_piece_rows),
-      tap_(tap) {}
+      tap_(tap),
+      stream_(stream) {}
 
 absl::Status PlannedPass::Start(const Batch& batch, float* logits) {
   WITHY_RETURN_IF_ERROR(CheckBatch(batch, info_));
+  status_ = absl::OkStatus();
   batch_ = batch;
   logits_ = logits;
   begin_row_ = end_row_ = logits_rows_ = 0;
@@ -28,13 +31,47 @@ bool PlannedPass::Run(const std::atomic<bool>* stop, double until) {
   while (end_row_ > begin_row_ || NextPiece()) {
     const int32_t wanted = OpsUntil(until);
     const int32_t ready = OpsReady();
-    if (run_->Run(stop, std::min(wanted, ready))) {
+    const int32_t end = std::min(wanted, ready);
+    if (stream_ != nullptr && run_->ops_done() < end) {
+      const int32_t arrived = AwaitWeights(stop);
+      if (arrived <= run_->ops_done()) return false;
+      if (arrived < end) {
+        run_->Run(stop, arrived);
+        if (stop != nullptr && *stop) return false;
+        continue;
+      }
+    }
+    if (run_->Run(stop, end)) {
       begin_row_ = end_row_;
     } else if (ready >= wanted || (stop != nullptr && *stop) || OpsReady() == ready) {
       return false;
     }
   }
   return true;
+}
+
+int32_t PlannedPass::AwaitWeights(const std::atomic<bool>* stop) {
+  const auto next = static_cast<int32_t>(run_->ops_done());
+  const auto ops = static_cast<int32_t>(program_.ops.size());
+  const int32_t level = plan_.LevelOf(0);
+  if (next == 0 && stream_->StreamsEmbedding() && !FetchEmbedding(stop)) return 0;
+  for (int32_t i = next; i < ops; ++i) {
+    const int32_t stage = program_.ops[static_cast<size_t>(i)].Stage();
+    if (stage < 0 || !stream_->Needs(stage, level) || stream_->Ready(stage, level)) continue;
+    if (i > next) return i;
+    const absl::StatusOr<bool> arrived = stream_->Await(stage, level, stop);
+    if (!arrived.ok()) status_ = arrived.status();
+    if (!arrived.ok() || !*arrived) return next;
+  }
+  return ProgramRun::kToTheEnd;
+}
+
+bool PlannedPass::FetchEmbedding(const std::atomic<bool>* stop) {
+  tokens_.clear();
+  for (const PlannedRow& row : plan_.rows()) tokens_.push_back(row.row->token);
+  const absl::StatusOr<bool> arrived = stream_->FetchRows(tokens_, stop);
+  if (!arrived.ok()) status_ = arrived.status();
+  return arrived.ok() && *arrived;
 }
 
 int32_t PlannedPass::OpsReady() const {
@@ -58,6 +95,7 @@ bool PlannedPass::NextPiece() {
   plan_.Plan(batch_, facts_, begin_row_, end_row_, logits_rows_);
   logits_rows_ += static_cast<int32_t>(plan_.wanted().size());
   Emit(plan_, facts_, tap_, &program_);
+  if (stream_ != nullptr) stream_->ReadAheadAt(plan_.LevelOf(0));
   run_->Start(program_, plan_, batch_, logits_);
   return true;
 }

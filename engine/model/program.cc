@@ -10,4 +10,20 @@ std::string_view OpName(OpKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+int32_t Op::Stage() const {
+  const int32_t first = layer * kStagesPerLayer;
+  switch (kind) {
+    case OpKind::kQkv:
+      return first;
+    case OpKind::kAttentionOut:
+      return first + 1;
+    case OpKind::kGateUp:
+      return first + 2;
+    case OpKind::kDown:
+      return first + 3;
+    default:
+      return -1;
+  }
+}
+
 }  // namespace withy::engine

@@ -14,6 +14,7 @@
 
 #include "engine/model/row_plan.h"
 #include "engine/model/weight_name.h"
+#include "engine/weights/weight_plan.h"
 
 namespace withy::engine {
 
@@ -81,6 +82,8 @@ struct Op {
   std::span<const WeightName> Weights() const {
     return std::span<const WeightName>(weights).first(weight_count);
   }
+  // The stage of streamed weights (weights/weight_plan.h) that the operation reads; -1: none.
+  int32_t Stage() const;
   // Whether the operation reads this weight.
   bool Reads(WeightRole role) const {
     for (const WeightName& name : Weights()) {

@@ -135,6 +135,7 @@ class FakeModel final : public Model {
   std::string_view target() const override { return "fake"; }
   int32_t threads() const override { return 1; }
   bool PinThreads() override { return false; }
+  WeightStreamStats weight_stats() const override { return weights; }
   const GgufFile& metadata() const override { std::abort(); }
 
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override {
@@ -149,6 +150,9 @@ class FakeModel final : public Model {
   std::function<void(const Batch&)> on_forward;
   // Polled until the batch may finish, so that a test controls how long a step lasts.
   std::function<bool(const Batch&)> may_finish;
+  // Why a batch cannot be computed; OK: it can.
+  std::function<absl::Status(const Batch&)> failure;
+  WeightStreamStats weights;  // what weight_stats() says
   // Called with the share done whenever a pass stops at its `until`.
   std::function<void(double)> on_left;
 
@@ -160,6 +164,8 @@ class FakeModel final : public Model {
     bool Run(const std::atomic<bool>* stop, double until) override {
       if (!std::exchange(seen_, true) && model_.on_forward) model_.on_forward(batch_);
       if (WaitsForKv()) return false;
+      status_ = model_.failure ? model_.failure(batch_) : absl::OkStatus();
+      if (!status_.ok()) return false;
       if (until < 1) {
         done_ = std::max(done_, until);
         if (model_.on_left) model_.on_left(done_);
@@ -176,12 +182,14 @@ class FakeModel final : public Model {
         return view.layers_ready != nullptr && view.layers_ready->load() < kLayers;
       });
     }
+    absl::Status status() const override { return status_; }
     double Done() const override { return done_; }
 
    private:
     FakeModel& model_;
     const Batch batch_;
     float* const logits_;
+    absl::Status status_;
     bool seen_ = false;
     double done_ = 0;
   };

@@ -238,15 +238,36 @@ absl::Status PackedFile::MoveToMemory() {
   WITHY_RETURN_IF_ERROR(ReadWeights(file.get(), trailer_.data.offset, memory.bytes()));
   WITHY_RETURN_IF_ERROR(CheckData(memory.bytes(), Verify::kFull));
   WITHY_RETURN_IF_ERROR(memory.Seal());
-  for (PackedTensor& tensor : tensors_) {
-    const std::byte* data = memory.bytes().data() + (tensor.file_offset - trailer_.data.offset);
-    if (tensor.kind == PackedKind::kMatrix) tensor.matrix.data = data;
-    if (tensor.kind == PackedKind::kLowRank) tensor.low_rank.data = data;
-    if (tensor.kind == PackedKind::kVector) {
-      tensor.values = {reinterpret_cast<const float*>(data), tensor.values.size()};
-    }
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    MoveTensor(i, memory.bytes().data() + (tensors_[i].file_offset - trailer_.data.offset));
   }
   memory_ = std::move(memory);
+  return absl::OkStatus();
+}
+
+void PackedFile::MoveTensor(size_t index, const std::byte* data) {
+  PackedTensor& tensor = tensors_[index];
+  if (tensor.kind == PackedKind::kMatrix) tensor.matrix.data = data;
+  if (tensor.kind == PackedKind::kLowRank) tensor.low_rank.data = data;
+  if (tensor.kind == PackedKind::kVector) {
+    tensor.values = {reinterpret_cast<const float*>(data), tensor.values.size()};
+  }
+}
+
+void PackedFile::ForgetData() const {
+  std::byte* const data = const_cast<std::byte*>(bytes_.data()) + trailer_.data.offset;
+  madvise(data, trailer_.data.bytes, MADV_DONTNEED);
+  const UniqueFd file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return;
+  posix_fadvise(file.get(), static_cast<off_t>(trailer_.data.offset),
+                static_cast<off_t>(trailer_.data.bytes), POSIX_FADV_DONTNEED);
+}
+
+absl::Status PackedFile::CheckBlocks(uint64_t begin, std::span<const std::byte> bytes) const {
+  for (uint64_t at = 0; at < bytes.size(); at += kPackedChecksumBlock) {
+    const uint64_t size = std::min<uint64_t>(kPackedChecksumBlock, bytes.size() - at);
+    WITHY_RETURN_IF_ERROR(CheckBlock((begin + at) / kPackedChecksumBlock, bytes.subspan(at, size)));
+  }
   return absl::OkStatus();
 }
 
@@ -257,14 +278,18 @@ absl::Status PackedFile::CheckData(std::span<const std::byte> data, Verify verif
   for (uint64_t block = 0; block < blocks; block += step) {
     const uint64_t begin = block * kPackedChecksumBlock;
     const uint64_t size = std::min(kPackedChecksumBlock, data.size() - begin);
-    uint32_t expected = 0;
-    std::memcpy(&expected, checksums.data() + block * 4, 4);
-    if (Crc32c(0, data.subspan(begin, size)) != expected) {
-      return Damaged(absl::StrCat("the checksum of its data at byte ", trailer_.data.offset + begin,
-                                  " does not match"));
-    }
+    WITHY_RETURN_IF_ERROR(CheckBlock(block, data.subspan(begin, size)));
   }
   return absl::OkStatus();
+}
+
+absl::Status PackedFile::CheckBlock(uint64_t block, std::span<const std::byte> bytes) const {
+  uint32_t expected = 0;
+  std::memcpy(&expected, Section(trailer_.checksums).data() + block * 4, 4);
+  if (Crc32c(0, bytes) == expected) return absl::OkStatus();
+  return Damaged(absl::StrCat("the checksum of its data at byte ",
+                              trailer_.data.offset + block * kPackedChecksumBlock,
+                              " does not match"));
 }
 
 const PackedTensor* PackedFile::Find(std::string_view name) const {

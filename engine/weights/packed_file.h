@@ -30,8 +30,8 @@ struct PackedTensor {
   uint64_t bytes = 0;
 };
 
-// Immutable after Open and MoveToMemory; thread-safe. Views are valid as long as the object. Mapped
-// with MAP_SHARED, so that all processes share the pages.
+// Immutable after Open and MoveToMemory or MoveTensor; thread-safe. Views are valid as long as the
+// object. Mapped with MAP_SHARED, so that all processes share the pages.
 class PackedFile {
  public:
   enum class Verify {
@@ -47,6 +47,12 @@ class PackedFile {
   // then lie there. Once, before views are taken. Errors: DATA_LOSS naming the file and the part;
   // those of HugeMemory and pread(2).
   absl::Status MoveToMemory();
+  // For weights that another holds: checks whole blocks of the data section, which begin at
+  // `begin`, a multiple of kPackedChecksumBlock; says where a tensor's bytes are; gives the memory
+  // of the mapped data section back. Errors: DATA_LOSS naming the file and the part.
+  absl::Status CheckBlocks(uint64_t begin, std::span<const std::byte> bytes) const;
+  void MoveTensor(size_t index, const std::byte* data);
+  void ForgetData() const;
   // Whether the file begins like a packed file; false if it cannot be read.
   static bool LooksPacked(const std::string& path);
   // Reads only the trailer's source identity. Errors: as Open.
@@ -66,6 +72,7 @@ class PackedFile {
   const SourceIdentity& source() const { return trailer_.source; }
   uint64_t file_bytes() const { return bytes_.size(); }
   uint64_t data_bytes() const { return trailer_.data.bytes; }
+  uint64_t data_offset() const { return trailer_.data.offset; }
 
  private:
   PackedFile() = default;
@@ -75,6 +82,7 @@ class PackedFile {
   absl::Status AddTensor(const PackedEntry& entry);
   // `data`: the data section, or a copy of it.
   absl::Status CheckData(std::span<const std::byte> data, Verify verify) const;
+  absl::Status CheckBlock(uint64_t block, std::span<const std::byte> bytes) const;
   absl::Status Damaged(std::string_view what) const;
   std::span<const std::byte> Section(const PackedSection& section) const {
     return bytes_.subspan(section.offset, section.bytes);

@@ -1,0 +1,98 @@
+// Reads streamed weights ahead of the passes that use them. A pass asks for one stage after the
+// other; while it computes one, the next ones are being read into the other slots of the ring,
+// across the end of the pass into the next one. Neighbours: stage_ring.h decides what is read when,
+// weight_memory.h has the ring, model/planned_pass.h waits, cpu/executor.h releases.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/disk_io.h"
+#include "engine/weights/packed_file.h"
+#include "engine/weights/weight_plan.h"
+
+namespace withy::engine {
+
+struct WeightStreamOptions {
+  // A wait for weights of which nothing arrives for this long is given up.
+  int64_t stall_ns = 10 * kNanosPerSecond;
+  // Past the page cache, where the file system can; false is for comparisons.
+  bool direct = true;
+  // Makes the disk queue; empty: DiskQueue::CreateBest. For tests.
+  std::function<std::unique_ptr<DiskQueue>(uint32_t depth)> make_queue = {};
+};
+
+// How weights are kept, and what reading them has taken so far. All zero: nothing is streamed.
+struct WeightStreamStats {
+  uint64_t budget_bytes = 0;
+  uint64_t resident_bytes = 0;  // head, vectors and LoRA included
+  uint64_t buffer_bytes = 0;    // the ring, and rows of the embedding
+  uint64_t locked_bytes = 0;
+  uint64_t pass_bytes = 0;  // read for a pass at the full level
+  bool direct = false;      // past the page cache
+  bool uring = false;
+
+  uint64_t read_bytes = 0;
+  uint64_t waits = 0;  // times that a pass stood still
+  int64_t wait_ns = 0;
+  uint64_t failures = 0;  // waits that ended with an error
+
+  bool streams() const { return buffer_bytes > 0; }
+};
+
+// Await and FetchRows are for one thread at a time; the rest is thread-safe.
+class WeightStream {
+ public:
+  // Loads what is resident, points the tensors of `file` at it, and begins to read. The file stays
+  // open. Errors: as LoadWeights and WeightMemory::Create.
+  static absl::StatusOr<std::unique_ptr<WeightStream>> Start(WeightPlan plan,
+                                                             const WeightStreamOptions& options,
+                                                             PackedFile* file);
+  // Waits for reads under way, WeightStreamOptions::stall_ns at most: what a hung disk still owns
+  // is left to it.
+  ~WeightStream();
+  WeightStream(const WeightStream&) = delete;
+  WeightStream& operator=(const WeightStream&) = delete;
+
+  // Whether rows of a level need bytes of a stage that are not resident.
+  bool Needs(int32_t stage, int32_t level) const;
+  // A pass begins whose rows need this level at most: what is read ahead from now on is what the
+  // level needs. No effect if the level needs nothing, so that a small level that is computed
+  // between two passes leaves their reads alone.
+  void ReadAheadAt(int32_t level);
+  // Whether a stage has arrived. Stays true until the stage is released or another stage is
+  // awaited that is not behind it.
+  bool Ready(int32_t stage, int32_t level) const;
+  // Waits until a stage has arrived; false: `*stop` became true first. Stages before it are
+  // released. Errors: UNAVAILABLE (the disk fails, or nothing arrives for stall_ns), DATA_LOSS (the
+  // file is shorter than it was or has changed); both name file, layer and remedy. The next Await
+  // tries again.
+  absl::StatusOr<bool> Await(int32_t stage, int32_t level, const std::atomic<bool>* stop);
+  // The stage was used at this level: its buffer, and those of stages before it, may take later
+  // ones. Any thread.
+  void Release(int32_t stage, int32_t level);
+
+  // Whether rows of the embedding are read for each pass.
+  bool StreamsEmbedding() const;
+  // Reads the embedding's rows of `tokens`, at most WeightPlan::embedding.rows. Waits and fails as
+  // Await does.
+  absl::StatusOr<bool> FetchRows(std::span<const int32_t> tokens, const std::atomic<bool>* stop);
+  // Row i of the last FetchRows, [d_model].
+  const float* FetchedRow(int32_t i) const;
+
+  WeightStreamStats stats() const;
+
+ private:
+  class Core;
+  // Shared with the reading thread, which a hung disk may hold beyond the life of the stream.
+  explicit WeightStream(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  const std::shared_ptr<Core> core_;
+};
+
+}  // namespace withy::engine
