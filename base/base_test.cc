@@ -105,6 +105,10 @@ TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
   EXPECT_THAT(Refusal("store { kv_disk_bytes_per_second: 300 }"),
               HasSubstr("store.kv_disk_bytes_per_second is 300; it must be between 1048576"));
   for (const std::string section : {"orchestrator", "model", "draft"}) {
+    if (section != "orchestrator") {
+      EXPECT_THAT(Refusal(section + " { weight_budget_bytes: 300 }"),
+                  HasSubstr(section + ".weight_budget_bytes is 300; it must be between 1048576"));
+    }
     EXPECT_EQ(Refusal(section + " { queue_limit: 4000000000 }"),
               section + ".queue_limit is 4000000000; it must be between 1 and 100000");
   }

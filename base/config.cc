@@ -237,6 +237,11 @@ absl::Status FillModel(const Filler& filler, const std::string& section, std::st
   WITHY_FILL(section, model, max_batch, 8, 1, 64);
   WITHY_FILL(section, model, queue_limit, 64, 1, 100000);
   WITHY_FILL(section, model, prefill_piece_ms, 50, 1, 10000);
+  if (model->weight_budget_bytes() != 0) {
+    WITHY_RETURN_IF_ERROR(filler.CheckRange(section + ".weight_budget_bytes",
+                                            model->weight_budget_bytes(), uint64_t{1} << 20,
+                                            uint64_t{1} << 44));
+  }
   if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
   WITHY_RETURN_IF_ERROR(
       filler.CheckRange(section + ".idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));

@@ -215,7 +215,8 @@ absl::StatusOr<CalibrationResult> CalibrateModel(const Run& run, const v1::Model
   result.name = model.info().name;
   result.path = engine::CalibrationPath(config.path(), engine::PackedDir(state_dir));
   const v1::CalibrationKey key =
-      engine::MakeCalibrationKey(model.info().id, model.target(), model.threads(), run.board);
+      engine::MakeCalibrationKey(model.info().id, model.target(), model.threads(), run.board,
+                                 model.weight_stats().budget_bytes);
   result.record = Begin(run, result.path, key, planned);
   if (!result.record.complete()) {
     WITHY_RETURN_IF_ERROR(MeasureModel(run, model, served->window, planned, &result));

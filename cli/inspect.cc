@@ -15,6 +15,7 @@
 #include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
 #include "engine/model/bundle.h"
+#include "engine/model/plan_weights.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace withy::cli {
@@ -77,6 +78,14 @@ uint64_t LevelBytes(const engine::GgufFile& file, const engine::ModelShape& shap
   return bytes;
 }
 
+void PlanBudgets(const engine::PackedLayout& layout, Inspection* out) {
+  const engine::UnpackedWeights weights(layout);
+  out->least_budget_bytes = engine::LeastWeightBudget(weights.tensors, weights.facts);
+  const auto half =
+      engine::PlanWeights(weights.tensors, weights.facts, {.budget_bytes = layout.data_bytes / 2});
+  if (half.ok()) out->half_budget_read_bytes = half->level_bytes.back();
+}
+
 void InspectModel(const engine::GgufFile& file, std::string_view chat_template, Inspection* out) {
   const engine::Servability judged = engine::JudgeServability(file, chat_template);
   for (const absl::Status& problem : judged.problems) Note(problem, out);
@@ -84,6 +93,7 @@ void InspectModel(const engine::GgufFile& file, std::string_view chat_template, 
     out->shape = judged.layout->shape;
     out->levels = judged.layout->levels;
     out->packed_bytes = judged.layout->data_bytes;
+    PlanBudgets(*judged.layout, out);
     for (const engine::LevelSpec& level : out->levels.levels)
       out->level_bytes.push_back(LevelBytes(file, out->shape, level));
     out->anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
@@ -189,6 +199,16 @@ uint64_t KvBytesPerToken(const engine::ModelShape& shape) {
   return kv.ChunkBytes() / engine::kChunkTokens;
 }
 
+void AddBudget(const Inspection& in, std::vector<std::vector<std::string>>* rows) {
+  if (in.least_budget_bytes == 0) return;
+  std::string text = absl::StrCat("at least ", Bytes(in.least_budget_bytes));
+  if (in.half_budget_read_bytes > 0) {
+    absl::StrAppend(&text, "; with ", Bytes(in.packed_bytes / 2), ", each pass reads ",
+                    Bytes(in.half_budget_read_bytes));
+  }
+  rows->push_back({"budget", text});
+}
+
 std::string InspectionText(const Inspection& in) {
   const engine::ModelShape& s = in.shape;
   std::vector<std::vector<std::string>> rows = {
@@ -202,6 +222,7 @@ std::string InspectionText(const Inspection& in) {
                                s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
     rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
     rows.push_back({"packed", Bytes(in.packed_bytes)});
+    AddBudget(in, &rows);
     rows.push_back({"KV", absl::StrCat(Bytes(KvBytesPerToken(s)), " a token")});
   }
   if (in.tlm && in.problems.empty()) {
@@ -249,6 +270,8 @@ std::string InspectionJson(const Inspection& in) {
                                {"name", in.name},
                                {"parameters", in.parameters},
                                {"packed_bytes", in.packed_bytes},
+                               {"least_weight_budget_bytes", in.least_budget_bytes},
+                               {"half_weight_budget_read_bytes", in.half_budget_read_bytes},
                                {"layers", in.shape.layers},
                                {"d_model", in.shape.d_model},
                                {"heads", in.shape.heads},

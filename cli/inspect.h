@@ -29,9 +29,11 @@ struct Inspection {
   std::string architecture;
   std::string name;
   uint64_t parameters = 0;
-  uint64_t packed_bytes = 0;          // 0 if it cannot be packed
-  engine::ModelShape shape;           // empty if it cannot be read
-  engine::LevelTable levels;          // without the full model; empty for a plain model
+  uint64_t packed_bytes = 0;            // 0 if it cannot be packed
+  uint64_t least_budget_bytes = 0;      // of model.weight_budget_bytes; 0 if it cannot be packed
+  uint64_t half_budget_read_bytes = 0;  // read for a pass at a budget of half of the weights
+  engine::ModelShape shape;             // empty if it cannot be read
+  engine::LevelTable levels;            // without the full model; empty for a plain model
   std::vector<uint64_t> level_bytes;  // [levels.levels] bytes read per token, as stored in the file
   std::vector<int64_t> anchors;       // layers by importance; empty if not in the file
   std::string tokenizer;              // "gpt2", "llama"

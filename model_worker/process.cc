@@ -63,6 +63,29 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
   return model;
 }
 
+// Says how weights are kept under a budget.
+void LogWeights(const engine::WeightStreamStats& weights) {
+  if (!weights.streams()) return;
+  constexpr double kMib = 1 << 20;
+  spdlog::info(
+      "weights: {:.1f} MiB resident and {:.1f} MiB of buffers, of a budget of {:.1f} MiB; {:.1f} "
+      "MiB are read for each pass ({}{}); {:.1f} MiB are locked",
+      static_cast<double>(weights.resident_bytes) / kMib,
+      static_cast<double>(weights.buffer_bytes) / kMib,
+      static_cast<double>(weights.budget_bytes) / kMib,
+      static_cast<double>(weights.pass_bytes) / kMib, weights.uring ? "io_uring" : "threads",
+      weights.direct ? ", O_DIRECT" : "", static_cast<double>(weights.locked_bytes) / kMib);
+  if (!weights.direct) {
+    spdlog::warn(
+        "the file system of the packed model has no O_DIRECT: weights are read through the page "
+        "cache, which is slower and takes memory beside the budget; set state_dir to another file "
+        "system");
+  }
+  if (weights.locked_bytes < weights.resident_bytes + weights.buffer_bytes) {
+    spdlog::info("weights that are not locked may be swapped: LimitMEMLOCK is too low");
+  }
+}
+
 absl::StatusOr<engine::WorkerCost> FindCost(engine::Model& model, const proto::Config& config) {
   WITHY_ASSIGN_OR_RETURN(
       engine::WorkerCost cost,
@@ -112,7 +135,11 @@ class ModelWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     const engine::ModelInfo& info = model_->bundle.model->info();
-    if (!KeepInMemory(static_cast<uint64_t>(info.weight_bytes))) {
+    const engine::WeightStreamStats weights = model_->bundle.model->weight_stats();
+    LogWeights(weights);
+    const uint64_t weight_bytes = weights.streams() ? weights.resident_bytes + weights.buffer_bytes
+                                                    : static_cast<uint64_t>(info.weight_bytes);
+    if (!KeepInMemory(weight_bytes) && !weights.streams()) {
       spdlog::info(
           "weights may be paged out: they take more than half of the memory, or LimitMEMLOCK is "
           "finite");

@@ -36,8 +36,12 @@ std::vector<policy::LevelPace> GuessLevelPaces(const engine::ModelInfo& info,
   return paces;
 }
 
-StepRunnerOptions RunnerOptions(const engine::ModelInfo& info, const engine::StepCost& cost,
+// A pass that streams weights takes nearly the same time for one row as for many.
+constexpr double kStreamedStepsInPiece = 2;
+
+StepRunnerOptions RunnerOptions(const engine::Model& model, const engine::StepCost& cost,
                                 const SchedulerOptions& options) {
+  const engine::ModelInfo& info = model.info();
   StepRunnerOptions runner{.max_batch = options.max_batch,
                            .learner = {},
                            .levels = options.paces,
@@ -47,6 +51,11 @@ StepRunnerOptions RunnerOptions(const engine::ModelInfo& info, const engine::Ste
                     .full_row_ms = runner.levels.back().row_ms,
                     .piece_ms = options.prefill_piece_ms,
                     .max_rows = options.max_piece_rows};
+  if (model.weight_stats().streams()) {
+    const double pass_ms = cost.decode_us / 1e3;
+    runner.learner.piece_ms =
+        std::max(runner.learner.piece_ms, static_cast<int32_t>(kStreamedStepsInPiece * pass_ms));
+  }
   return runner;
 }
 
@@ -67,7 +76,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
                 [this, call = std::move(call)]() mutable { lifecycle_.Enqueue(std::move(call)); },
                 interrupts);
           }),
-      lifecycle_(model, env, leases, options, RunnerOptions(model.info(), cost, options),
+      lifecycle_(model, env, leases, options, RunnerOptions(model, cost, options),
                  {.registry = registry_, .inbox = inbox_, .clock = clock, .metrics = metrics_}),
       engine_thread_([this] { RunEngineThread(); }) {}
 

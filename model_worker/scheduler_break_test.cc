@@ -124,6 +124,23 @@ TEST(SchedulerBreakTest, ADrainInMidAnswerIsNoAnswer) {
   });
 }
 
+// A disk that fails costs the calls that needed it, with its code and text; the worker goes on.
+TEST(SchedulerBreakTest, WeightsThatCannotBeReadEndTheCallAndNotTheWorker) {
+  SteppedModel stepped(kFakeVocab);
+  std::atomic<bool> fails{false};
+  stepped.model.failure = [&](const engine::Batch&) {
+    return fails ? absl::UnavailableError("weights of layer 3 cannot be read") : absl::OkStatus();
+  };
+  Rig rig(stepped.model);
+  EXPECT_TRUE(rig.Submit(Asking("c", 4)).sink->Wait().ok());
+  fails = true;
+  const absl::Status told = rig.Submit(Rig::Ask("c", "more", 4)).sink->Wait().status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(told.message()), testing::HasSubstr("weights of layer 3"));
+  fails = false;
+  EXPECT_TRUE(rig.Submit(Rig::Ask("c", "more", 4)).sink->Wait().ok());
+}
+
 // An arena that others have filled ends an answer for now; its retry may find room.
 TEST(SchedulerBreakTest, WhatAFullArenaEndsIsTriedAgain) {
   SteppedModel stepped(kFakeVocab);

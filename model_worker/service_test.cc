@@ -569,6 +569,30 @@ TEST_F(ServiceTest, ACalibrationIsUsedWhereItHoldsAndRefusedWhereNot) {
   EXPECT_THAT(stale.status().detail(), HasSubstr("; calibration refused"));
 }
 
+// Weights that do not fit are read from the disk for every step: the answers are the same.
+TEST_F(ServiceTest, AWeightBudgetChangesNoAnswer) {
+  config_.mutable_model()->set_path(
+      engine::WriteTiny(folder_, SlowShape(), engine::GgmlType::kQ8_0, "slow.gguf"));
+  config_.mutable_model()->set_weight_budget_bytes(1 << 20);
+  const absl::Status refused = StartModelWorker(config_).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("weight_budget_bytes is 1048576"));
+  StartStore();
+  std::vector<std::string> answers;
+  for (const uint64_t budget : {uint64_t{0}, uint64_t{12} << 20, uint64_t{30} << 20}) {
+    config_.mutable_model()->set_weight_budget_bytes(budget);
+    StartWorker();
+    WaitUntilServing(true);
+    const Answer answer = Run(Asking("", "hello there, how are you?"));
+    ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+    answers.push_back(answer.text);
+    worker_.reset();
+  }
+  EXPECT_FALSE(answers[0].empty());
+  EXPECT_EQ(answers[1], answers[0]);
+  EXPECT_EQ(answers[2], answers[0]);
+}
+
 TEST_F(ServiceTest, MissingModelAndUnknownTemplateNameTheRemedy) {
   config_.mutable_model()->set_path(folder_ / "nowhere.gguf");
   const absl::Status missing = StartModelWorker(config_).status();

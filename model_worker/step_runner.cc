@@ -69,8 +69,11 @@ void StepRunner::EndKvWait(StepBatch& batch) {
   }
 }
 
-// Computes the step that preempts the one under way; false: there is none.
+// Computes the step that preempts the one under way; false: there is none. Where weights are
+// streamed, a step in between would read them all, and the rest of the one under way once more: new
+// rows wait for the next step and share its reads.
 bool StepRunner::Preempt() {
+  if (StreamsWeights() && !under_way_->WaitsForKv()) return false;
   std::unique_ptr<StepBatch> batch = PlanBatch();
   if (batch->plan.empty()) return false;
   under_way_->preempted = true;
@@ -97,12 +100,18 @@ void StepRunner::FlushThoseWhoWait(const StepBatch& next) {
   }
 }
 
-// Begins or resumes a batch; true once it is computed. A batch that the engine refuses ends its
-// calls.
+// Begins or resumes a batch; true once it is computed. A batch that the engine refuses, or whose
+// weights cannot be read, ends its calls.
 bool StepRunner::Compute(StepBatch& batch, std::vector<float>& logits,
                          const std::atomic<bool>* interrupt) {
   if (batch.pass == nullptr && !Begin(batch, logits)) return false;
   EndKvWait(batch);
+  const bool computed = ComputePass(batch, interrupt);
+  if (!computed) Refuse(batch, batch.pass->status());
+  return computed;
+}
+
+bool StepRunner::ComputePass(StepBatch& batch, const std::atomic<bool>* interrupt) {
   while (batch.watch.has_value() && batch.watch->next_look() < 1) {
     const double look = batch.watch->next_look();
     const bool computed = RunPass(batch, interrupt, look);
@@ -118,9 +127,7 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
   logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
   auto pass = model_.Begin({.rows = batch.rows, .contexts = batch.views}, logits.data());
   if (!pass.ok()) {
-    const absl::Status refused = Annotate(pass.status(), "engine");
-    const std::vector<StepBatch::Part> parts = batch.parts;  // refusing one ends the batch
-    for (const StepBatch::Part& part : parts) results_.OnRefused(*part.call, refused);
+    Refuse(batch, pass.status());
     return false;
   }
   batch.pass = *std::move(pass);
@@ -128,10 +135,20 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
   return true;
 }
 
+// Ends the calls of a batch, and with them the batch, unless the status is OK.
+void StepRunner::Refuse(StepBatch& batch, const absl::Status& status) {
+  if (status.ok()) return;
+  const absl::Status refused = Annotate(status, "engine");
+  const std::vector<StepBatch::Part> parts = std::move(batch.parts);
+  if (under_way_.get() == &batch) under_way_ = nullptr;
+  for (const StepBatch::Part& part : parts) results_.OnRefused(*part.call, refused);
+}
+
 bool StepRunner::RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until) {
   const int64_t started = clock_.SteadyNanos();
   const bool computed = batch.pass->Run(interrupt, until);
   batch.computed_ns += clock_.SteadyNanos() - started;
+  if (StreamsWeights()) metrics_.WeightsStreamed(model_.weight_stats(), started);
   if (computed) metrics_.StepDone();
   return computed;
 }

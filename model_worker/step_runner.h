@@ -66,6 +66,7 @@ class StepRunner {
 
  private:
   bool Preempt();
+  bool StreamsWeights() const { return model_.weight_stats().streams(); }
   std::unique_ptr<StepBatch> PlanBatch();
   policy::StepCall StepCallOf(const Call& call) const;
   void UpdatePause(Call& call, int64_t now_ns);
@@ -74,6 +75,8 @@ class StepRunner {
   bool StandsStill();
   void EndKvWait(StepBatch& batch);
   bool Compute(StepBatch& batch, std::vector<float>& logits, const std::atomic<bool>* interrupt);
+  bool ComputePass(StepBatch& batch, const std::atomic<bool>* interrupt);
+  void Refuse(StepBatch& batch, const absl::Status& status);
   bool Begin(StepBatch& batch, std::vector<float>& logits);
   bool RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until);
   bool NeedsWatch(const StepBatch& batch) const;

@@ -125,6 +125,42 @@ TEST_F(StepRunnerTest, AnUrgentPromptPreemptsTheStepUnderWay) {
   EXPECT_EQ(rows_.size(), 2u) << "nothing is computed twice";
 }
 
+// A step in between would read all weights once more; the urgent rows share the next step's reads.
+TEST_F(StepRunnerTest, WhereWeightsAreStreamedNothingPreemptsAStep) {
+  model_.weights.buffer_bytes = 1;
+  const Call& slow = Add(std::string(60, 'x'));
+  bool may_finish = false;
+  model_.may_finish = [&](const engine::Batch&) {
+    if (!may_finish) inbox_.Post([] {});  // leaves the step
+    return may_finish;
+  };
+  EXPECT_TRUE(runner_.Step());
+  inbox_.Run(absl::ZeroDuration());
+  const Call& urgent = Add("now", clock_.SteadyNanos() + kNanosPerSecond);
+  EXPECT_TRUE(runner_.Step());
+  EXPECT_EQ(rows_.size(), 1u);
+  inbox_.Run(absl::ZeroDuration());
+  may_finish = true;
+  EXPECT_TRUE(runner_.Step());
+  EXPECT_EQ(SinkOf(slow).tokens(), 1);
+  EXPECT_EQ(SinkOf(urgent).tokens(), 0);
+  EXPECT_TRUE(runner_.Step());
+  EXPECT_EQ(SinkOf(urgent).tokens(), 1);
+  EXPECT_EQ(rows_.size(), 2u);
+}
+
+TEST_F(StepRunnerTest, WeightsThatCannotBeReadEndTheCallsOfTheStep) {
+  Add("hello");
+  Add("hello you");
+  model_.failure = [](const engine::Batch&) { return absl::UnavailableError("no disk"); };
+  EXPECT_TRUE(runner_.Step());
+  EXPECT_TRUE(calls_.empty());
+  model_.failure = nullptr;
+  const Call& next = Add("hello");
+  EXPECT_TRUE(runner_.Step());
+  EXPECT_EQ(SinkOf(next).tokens(), 1);
+}
+
 TEST_F(StepRunnerTest, WhatIsDeferredRunsOnceNoStepIsUnderWay) {
   const Call& call = Add("hello");
   bool may_finish = false;

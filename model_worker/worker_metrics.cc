@@ -26,7 +26,22 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
           {.name = "withy_upgraded_contexts_total",
            .help = "Contexts whose KV was computed again at the full level in an idle moment."})),
       running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls being answered."})),
-      queued_(recorder.gauge({.name = "withy_calls_queued", .help = "Calls waiting."})) {
+      queued_(recorder.gauge({.name = "withy_calls_queued", .help = "Calls waiting."})),
+      streamed_bytes_(recorder.counter({.name = "withy_weights_streamed_bytes_total",
+                                        .help = "Weights read from the packed file for passes.",
+                                        .unit = telemetry::Unit::kBytes})),
+      weight_waits_(recorder.counter({.name = "withy_weight_waits_total",
+                                      .help = "Times a pass stood still until weights came."})),
+      weight_wait_ns_(recorder.counter({.name = "withy_weight_wait_seconds_total",
+                                        .help = "Time that passes stood still for weights.",
+                                        .unit = telemetry::Unit::kNanoseconds})),
+      weight_failures_(
+          recorder.counter({.name = "withy_weight_read_failures_total",
+                            .help = "Passes that ended because weights could not be read."})),
+      weight_memory_(recorder.gauge({.name = "withy_weight_memory_bytes",
+                                     .help = "Memory of weights under a budget, with buffers.",
+                                     .unit = telemetry::Unit::kBytes})),
+      weight_wait_span_(recorder.Name("weight_wait", telemetry::SpanKind::kIo)) {
   using engine::FinishReason;
   for (const FinishReason reason :
        {FinishReason::kEndOfTurn, FinishReason::kStopString, FinishReason::kMaxTokens,
@@ -100,6 +115,20 @@ void WorkerMetrics::Finished(uint64_t call_id, const CallOutcome& outcome) {
   if (telemetry::Counter* counter = finished_[static_cast<size_t>(outcome.reason)]) {
     counter->Add();
   }
+}
+
+void WorkerMetrics::WeightsStreamed(const engine::WeightStreamStats& stats, int64_t started_ns) {
+  const uint64_t bytes = stats.read_bytes - streamed_.read_bytes;
+  const int64_t waited_ns = stats.wait_ns - streamed_.wait_ns;
+  streamed_bytes_.Add(bytes);
+  weight_waits_.Add(stats.waits - streamed_.waits);
+  weight_wait_ns_.Add(static_cast<uint64_t>(waited_ns));
+  weight_failures_.Add(stats.failures - streamed_.failures);
+  weight_memory_.Set(static_cast<int64_t>(stats.resident_bytes + stats.buffer_bytes));
+  if (waited_ns > 0) {
+    RecordDuration(recorder_, weight_wait_span_, 0, started_ns, started_ns + waited_ns, bytes);
+  }
+  streamed_ = stats;
 }
 
 void WorkerMetrics::Load(size_t running, size_t queued) {

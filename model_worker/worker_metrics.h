@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "engine/session/answer_stream.h"
+#include "engine/weights/weight_stream.h"
 #include "model_worker/call.h"
 #include "telemetry/recorder.h"
 
@@ -34,6 +35,8 @@ class WorkerMetrics {
   void LevelDropped() { level_drops_.Add(); }
   void Upgraded() { upgrades_.Add(); }
   void Load(size_t running, size_t queued);
+  // A pass that began or went on at `started_ns` streamed weights. For the engine thread.
+  void WeightsStreamed(const engine::WeightStreamStats& stats, int64_t started_ns);
 
  private:
   telemetry::Recorder& recorder_;
@@ -48,6 +51,13 @@ class WorkerMetrics {
   std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
   telemetry::Gauge& running_;
   telemetry::Gauge& queued_;
+  telemetry::Counter& streamed_bytes_;
+  telemetry::Counter& weight_waits_;
+  telemetry::Counter& weight_wait_ns_;
+  telemetry::Counter& weight_failures_;
+  telemetry::Gauge& weight_memory_;
+  const telemetry::NameId weight_wait_span_;
+  engine::WeightStreamStats streamed_;  // as counted so far
 };
 
 }  // namespace withy::model_worker

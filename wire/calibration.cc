@@ -166,7 +166,8 @@ std::string CalibrationPath(const std::string& model_path, const std::string& pa
 }
 
 v1::CalibrationKey MakeCalibrationKey(std::string_view model_id, std::string_view kernel_target,
-                                      int32_t threads, const BoardInfo& board) {
+                                      int32_t threads, const BoardInfo& board,
+                                      uint64_t weight_budget_bytes) {
   v1::CalibrationKey key;
   key.set_model_id(std::string(model_id));
   key.set_processor(board.processor);
@@ -175,6 +176,7 @@ v1::CalibrationKey MakeCalibrationKey(std::string_view model_id, std::string_vie
   key.set_kernel_target(std::string(kernel_target));
   key.set_governor(board.governor);
   key.set_max_khz(board.max_khz);
+  key.set_weight_budget_bytes(weight_budget_bytes);
   return key;
 }
 
@@ -251,6 +253,7 @@ std::string KeyDifference(const v1::CalibrationKey& recorded, const v1::Calibrat
   compare("number of cores", recorded.cores(), here.cores());
   compare("number of threads", recorded.threads(), here.threads());
   compare("kernel target", recorded.kernel_target(), here.kernel_target());
+  compare("weight budget", recorded.weight_budget_bytes(), here.weight_budget_bytes());
   compare("power mode", PowerMode(recorded), PowerMode(here));
   return absl::StrJoin(different, ", ");
 }

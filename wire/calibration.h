@@ -29,7 +29,8 @@ std::string PackedDir(const std::string& state_dir);
 std::string CalibrationPath(const std::string& model_path, const std::string& packed_dir);
 
 v1::CalibrationKey MakeCalibrationKey(std::string_view model_id, std::string_view kernel_target,
-                                      int32_t threads, const BoardInfo& board);
+                                      int32_t threads, const BoardInfo& board,
+                                      uint64_t weight_budget_bytes = 0);
 // Key of a TLM, which has no packed file and is identified by its bytes. An empty `kernel_target`
 // means the best one of this processor. Errors: NOT_FOUND and others of the file system, naming the
 // file.

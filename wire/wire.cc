@@ -216,6 +216,7 @@ ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::str
   options.model.threads = static_cast<int32_t>(config.threads());
   options.model.target = config.kernel_target();
   options.model.cache_dir = PackedDir(state_dir);
+  options.model.weight_budget_bytes = config.weight_budget_bytes();
   return options;
 }
 

@@ -48,8 +48,8 @@ absl::StatusOr<std::vector<LevelTimes>> TimesOf(const v1::Calibration& record,
 
 absl::Status ReadRecord(const Model& model, const std::string& path, const BoardInfo& board,
                         WorkerCost* cost) {
-  const v1::CalibrationKey here =
-      MakeCalibrationKey(model.info().id, model.target(), model.threads(), board);
+  const v1::CalibrationKey here = MakeCalibrationKey(
+      model.info().id, model.target(), model.threads(), board, model.weight_stats().budget_bytes);
   WITHY_ASSIGN_OR_RETURN(const v1::Calibration record, UsableCalibration(path, here));
   WITHY_ASSIGN_OR_RETURN(cost->levels, TimesOf(record, model.info(), path));
   cost->kv_errors = KvErrorsOf(record);

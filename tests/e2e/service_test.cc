@@ -520,6 +520,29 @@ TEST_F(ServiceTest, AConfigurationThatCannotBeServedEndsWithItsOwnCode) {
   EXPECT_THAT(board.Log("context_store"), HasSubstr("vllm-sq"));
 }
 
+// Weights that do not fit into their budget are read from the disk for every step.
+TEST_F(ServiceTest, AnswersUnderAWeightBudgetAreTheSame) {
+  const std::string model = "model.path=" + TestSlowPath();
+  std::vector<std::string> answers;
+  for (const std::string budget : {"0", "16000000"}) {
+    StartBoard({model, "model.weight_budget_bytes=" + budget});
+    const std::string context = CreateContext(*stub_, token_);
+    for (const std::string text : {"hello you", "and again"}) {
+      const Answer answer = Generate(*stub_, token_, UserRequest(context, text, 12));
+      ASSERT_TRUE(answer.status.ok()) << answer.status;
+      answers.push_back(answer.text);
+    }
+    if (budget != "0") {
+      EXPECT_THAT(board_->Log("model_worker"), HasSubstr("are read for each pass"));
+      const std::string read = "withy_weights_streamed_bytes_total";
+      EXPECT_THAT(MetricsWith(board_->metrics_address(), read), HasSubstr(read));
+    }
+  }
+  ASSERT_EQ(answers.size(), 4u);
+  EXPECT_EQ(answers[2], answers[0]);
+  EXPECT_EQ(answers[3], answers[1]);
+}
+
 TEST_F(ServiceTest, TheDraftAnswersOnItsOwn) {
   StartBoard();
   v1::GenerateRequest request = UserRequest("", "hello", 6);
