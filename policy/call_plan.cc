@@ -46,6 +46,7 @@ CallPlan::CallPlan(CallPlanInput input) : input_(std::move(input)), live_(input_
   decision_input_.reused_tokens = whole.count.resident_tokens;
   decision_input_.full_idle =
       PredictFullIdle(input_.cost, live_, ShapeOf(whole, input_.levels.back(), 0));
+  decision_input_.speculates = input_.speculates;
   decision_input_.speculation_wanted = input_.speculation_wanted;
   decision_input_.reliability = live_.ReliabilityOf(input_.app);
   targets_ = ResolveSlo(input_.slo, decision_input_.full_idle);
@@ -234,6 +235,9 @@ CallShape CallPlan::ShapeOf(const PromptOption& prompt, const LevelOption& level
   shape.resident_tokens = prompt.count.resident_tokens;
   shape.level_percent = level.percent;
   shape.answer_tokens = live_.AnswerTokensOf(input_.app);
+  // The lossless lever goes before the lossy ones: lower levels are not counted on to gain by it.
+  const bool full = level.percent == input_.levels.back().percent;
+  if (input_.speculates && full) shape.speedup = live_.SpeedupOf(input_.app);
   return shape;
 }
 
@@ -249,6 +253,7 @@ std::vector<Candidate> CallPlan::Candidates(const PromptOptions& prompts, double
       candidate.prompt_percent = prompt.percent;
       candidate.predicted = Predict(input_.cost, live_, shape, load_);
       candidate.prefill_tokens = shape.prefill_tokens;
+      candidate.speedup = shape.speedup;
       const auto known = [&](const auto& chance_at) {
         return input_.agreement.Expect(level.percent, chance_at(i), chance_at(full));
       };

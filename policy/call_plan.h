@@ -65,6 +65,8 @@ struct CallPlanInput {
   uint32_t fixed_level_percent = 0;   // of the model, by the caller; 0 = decide
   uint32_t fixed_prompt_percent = 0;  // of the prompt, by the caller; 0 = decide
   uint32_t max_tokens = 0;            // that the caller allows; 0 = not said
+  // Whether the worker may draft tokens, and whether the caller asked for it.
+  bool speculates = false;
   bool speculation_wanted = false;
   bool has_context = false;
   Turn turn = {};  // deadline_ns is filled in by the plan

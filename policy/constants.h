@@ -216,4 +216,48 @@ inline constexpr double kPieceFirstShare = 0.7;
 inline constexpr double kPieceMaxGrowth = 1.25;
 inline constexpr double kPieceMaxShrink = 4;
 
+// --- Speculation (draft_confidence.h, tree_budget.h, speculation.h)
+
+// What speculation may lose of the time of plain decoding, whatever its drafts are worth. Share.
+// Choice: a third is kept for what its clock reads and bookkeeping take, of the 3 % that are
+// allowed. Tests: LossLimitTest, SpeculationTest.IsNeverMuchSlower.
+inline constexpr double kMostLoss = 0.02;
+// Credit that a new context, and a new app, begin with, and the most that is kept of what was
+// gained. Plain passes. Choice: a context may try two wider passes before its first gain; an app
+// some dozens, for all its contexts. Tests: LossLimitTest, SpeculationTest.
+inline constexpr double kFirstContextCredit = 0.6;
+inline constexpr double kFirstAppCredit = 4;
+inline constexpr double kMostCreditTokens = 4;
+// Gain from which a pass with drafts is tried. Ratio. Choice: less is within the noise of times.
+// Test: ChooseBudgetTest.
+inline constexpr double kLeastGain = 1.03;
+// What a row more costs where nothing was measured. Share of a pass. Choice: dear, since what is
+// measured corrects it. Test: RowCostsTest.
+inline constexpr double kGuessedRowShare = 0.25;
+// Weight of one pass for what its number of rows costs, and of a plain pass for what was calibrated
+// instead. Shares. Choice. Test: RowCostsTest.
+inline constexpr double kRowCostWeight = 0.15;
+inline constexpr double kRowCostForgetting = 0.01;
+// Passes with drafts after which one without tells again what is plain. Passes. Choice: costs a
+// hundredth of the gain. Test: SpeculatorTest.
+inline constexpr int32_t kPassesBetweenPlain = 48;
+// Verified tokens that the prior of a bin counts as, and how much of what was seen before counts
+// after one more. Tokens; share. Choice: half of it is forgotten after 35 tokens. Test:
+// DraftConfidenceTest.
+inline constexpr double kDraftPriorTokens = 6;
+inline constexpr double kDraftMemory = 0.98;
+// How much of a source's gain before counts after one more pass. Share. Choice. Test:
+// SourceGainTest.
+inline constexpr double kGainMemory = 0.9;
+// Tokens for which a source that does not pay is left alone, at first and at most. Tokens. Choice:
+// a vain try costs about a plain pass, so the longest pause costs 0.2 %. Test: SourceGainTest.
+inline constexpr double kFirstPauseTokens = 32;
+inline constexpr double kLongestPauseTokens = 512;
+// Calls of an app from which its speculation is counted on, the share of them that gained less than
+// what is counted on, and the most that is. Calls; share; ratio. Choice: one call in five may be
+// slower than predicted before the level falls in its middle. Test: SpeculationOutlookTest.
+inline constexpr size_t kOutlookCalls = 4;
+inline constexpr double kOutlookQuantile = 0.2;
+inline constexpr double kMostSpeedup = 8;
+
 }  // namespace withy::policy

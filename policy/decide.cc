@@ -263,8 +263,16 @@ absl::StatusOr<Decision> Decide(const DecisionInput& input) {
   decision.reason = choice.reason;
   decision.explanation = choice.explanation;
   if (!input.note.empty()) absl::StrAppend(&decision.explanation, " ", input.note);
-  if (input.speculation_wanted) {
-    absl::StrAppend(&decision.explanation, " Speculation was asked for, but this server has none.");
+  decision.speculation = input.speculates;
+  decision.expected_speedup = choice.candidate->speedup;
+  if (decision.expected_speedup >= kLeastGain) {
+    absl::StrAppend(&decision.explanation,
+                    absl::StrFormat(" Drafted tokens are counted on to make decoding %.2g times as "
+                                    "fast.",
+                                    decision.expected_speedup));
+  } else if (input.speculation_wanted && !input.speculates) {
+    absl::StrAppend(&decision.explanation,
+                    " Speculation was asked for, but this model answers without.");
   }
   decision.predicted_to_meet_slo = meets;
   decision.predicted = choice.candidate->predicted;

@@ -38,6 +38,8 @@ struct Decision {
   uint32_t prefill_tokens = 0;
   uint32_t reused_tokens = 0;
   uint32_t dropped_messages = 0;  // oldest ones that the window has no room for
+  bool speculation = false;       // tokens may be drafted
+  double expected_speedup = 1;    // of decoding, that this is counted on for
 };
 
 // One setting that could run, with its prediction.
@@ -48,6 +50,7 @@ struct Candidate {
   double probability = 0;  // that it is right, by the TLM that has read the prompt
   double expected = 0;     // how often such a pair is right, whatever the prompt; 0 = not known
   uint32_t prefill_tokens = 0;  // that the prediction counted
+  double speedup = 1;           // by speculation, that the prediction counted on
 };
 
 struct DecisionInput {
@@ -59,11 +62,12 @@ struct DecisionInput {
   Prediction full_idle;
   Reliability reliability = {};
   uint32_t reused_tokens = 0;
-  bool speculation_wanted = false;
-  bool fixed_prompt = false;     // the caller chose the prompt level of the candidates
-  bool tlm = false;              // it read the prompt: the candidates' probabilities are its own
-  std::string without_tlm = {};  // why it had no say; empty = it had, or was not needed
-  std::string note = {};         // a sentence that goes into the explanation
+  bool speculates = false;          // the worker may draft tokens
+  bool speculation_wanted = false;  // the caller asked for it
+  bool fixed_prompt = false;        // the caller chose the prompt level of the candidates
+  bool tlm = false;                 // it read the prompt: the candidates' probabilities are its own
+  std::string without_tlm = {};     // why it had no say; empty = it had, or was not needed
+  std::string note = {};            // a sentence that goes into the explanation
 };
 
 // Whether no lever is needed: the most that there is meets the SLO, or there is none.

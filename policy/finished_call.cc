@@ -1,5 +1,9 @@
 #include "policy/finished_call.h"
 
+#include <algorithm>
+
+#include "policy/constants.h"
+
 namespace withy::policy {
 
 Observation ObservationOf(const PlannedCall& plan, const FinishedCall& call,
@@ -15,7 +19,10 @@ Observation ObservationOf(const PlannedCall& plan, const FinishedCall& call,
   seen.prefill_ms = call.prefill_ms;
   seen.overhead_ms = call.overhead_ms;
   seen.decoded_tokens = call.tokens - 1;
-  if (call.all_as_decided) seen.decode_ms = call.decode_ms;
+  const double speedup =
+      call.speedup > 0 ? std::clamp(call.speedup, 1 / kMostSpeedup, kMostSpeedup) : 1;
+  if (call.all_as_decided) seen.decode_ms = call.decode_ms * speedup;
+  seen.speedup = call.speedup;
   seen.mean_decode_rows = around.mean_rows;
   seen.other_depth_tokens = around.other_depth_tokens;
   seen.foreign_prefill_ms =

@@ -24,6 +24,7 @@ struct FinishedCall {
   bool first_as_decided = true;  // its first token was made at the decided level
   bool all_as_decided = true;    // all of them were
   bool complete = false;         // ended by itself: its length counts
+  double speedup = 0;            // of its decoding, by speculation; 0 = not known
 };
 
 // `cost`: of the full model; `live`: what is known so far.

@@ -110,6 +110,7 @@ void LearnApp(const Observation& seen, LiveCorrection* live) {
   }
   AppHistory& app = apps.back();
   app.calls += 1;
+  app.speculation.Observe(seen.speedup);
   if (seen.complete) {
     const double tokens = seen.decoded_tokens + 1.0;
     const double weight = app.answer_tokens > 0 ? kAnswerWeight : 1;

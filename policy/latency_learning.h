@@ -39,6 +39,7 @@ struct Observation {
   std::string app = {};           // whose call it was, for what follows
   double ttft_share = 0;          // measured / predicted; 0 = unknown, here and below
   double tpot_share = 0;
+  double speedup = 0;  // by speculation; decode_ms is what plain decoding would have taken
   // A measurement made for its own sake while the board was idle: believed more than a call.
   bool probe = false;
 };

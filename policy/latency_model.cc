@@ -113,12 +113,15 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   out.answer_tokens = std::max(answer, 2.0);
   // A step is as deep as the middle of the answer.
   const double depth = call.resident_tokens + call.prefill_tokens + out.answer_tokens / 2;
-  const double token_ms = live.step.Ms(StepWork(cost, own, depth, decoding)) * bias.step;
-  out.growth_ms = own.decode_us_per_context_token / 1e3 * live.step.depth_ratio() * bias.step / 2;
+  const double token_ms =
+      live.step.Ms(StepWork(cost, own, depth, decoding)) * bias.step / call.speedup;
+  out.growth_ms = own.decode_us_per_context_token / 1e3 * live.step.depth_ratio() * bias.step / 2 /
+                  call.speedup;
   out.ramp_ms = live.ramp.Steps() * token_ms;
   out.tpot_ms = token_ms + out.ramp_ms / (out.answer_tokens - 1);
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.TpotMs(call.max_tokens), call.max_tokens);
-  const double step_ms = live.step.Ms(StepWork(cost, own, depth, /*others=*/{})) * bias.step;
+  const double step_ms =
+      live.step.Ms(StepWork(cost, own, depth, /*others=*/{})) * bias.step / call.speedup;
   out.newcomers = load.arrivals_per_ms *
                   (call.tlm_ms + own_prefill_ms + (answer + live.ramp.Steps()) * step_ms);
   return out;
@@ -129,6 +132,7 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
   CallShape full = call;
   full.level.reset();
   full.tlm_ms = 0;
+  full.speedup = 1;
   LiveCorrection idle = live;
   static_cast<MeasuredSpeed&>(idle) = live.idle;
   idle.biases.clear();

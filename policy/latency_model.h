@@ -33,6 +33,7 @@ struct CallShape {
   uint32_t resident_tokens = 0;              // of its context, whose KV is there
   uint32_t level_percent = 100;              // names `level`
   double answer_tokens = 0;  // to be expected; 0 = as answers are. At most max_tokens
+  double speedup = 1;        // of decoding, that speculation is counted on for
 };
 
 // A call that runs or waits before this one.

@@ -29,4 +29,9 @@ double LiveCorrection::AnswerTokensOf(std::string_view app) const {
   return known ? found->answer_tokens : mean_completion_tokens;
 }
 
+double LiveCorrection::SpeedupOf(std::string_view app) const {
+  const auto found = FindApp(apps, app);
+  return found != apps.end() ? found->speculation.Expected() : 1;
+}
+
 }  // namespace withy::policy

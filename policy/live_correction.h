@@ -11,6 +11,7 @@
 #include "policy/constants.h"
 #include "policy/ramp.h"
 #include "policy/reliability.h"
+#include "policy/speculation_outlook.h"
 #include "policy/speed_fit.h"
 
 namespace withy::policy {
@@ -31,6 +32,7 @@ struct AppHistory {
   Reliability reliability;
   double calls = 0;
   double answer_tokens = 0;  // mean; 0 = no answer has come to its end yet
+  SpeculationOutlook speculation = {};
 };
 
 // Ratio of one level's measured time to its calibrated time, divided by the same ratio over all
@@ -60,6 +62,8 @@ struct LiveCorrection : MeasuredSpeed {
   // Those of all calls until the app has called.
   const Reliability& ReliabilityOf(std::string_view app) const;
   double AnswerTokensOf(std::string_view app) const;
+  // Ratio by which speculation is counted on to make the app's tokens faster; 1 until it has told.
+  double SpeedupOf(std::string_view app) const;
 };
 
 }  // namespace withy::policy

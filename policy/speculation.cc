@@ -1,0 +1,60 @@
+#include "policy/speculation.h"
+
+#include <algorithm>
+
+#include "policy/constants.h"
+
+namespace withy::policy {
+
+bool Allows(SpeculationMode mode, DraftSourceKind source) {
+  switch (mode) {
+    case SpeculationMode::kAuto:
+      return true;
+    case SpeculationMode::kOff:
+      return false;
+    case SpeculationMode::kLookup:
+      return source == DraftSourceKind::kLookup;
+    case SpeculationMode::kPrefix:
+      return source == DraftSourceKind::kPrefix;
+    case SpeculationMode::kDraft:
+      return source == DraftSourceKind::kDraft;
+  }
+  return false;
+}
+
+bool LossLimit::Affords(double pass_ms, double plain_ms) const {
+  if (!(plain_ms > 0)) return false;
+  return credit_tokens_.value_or(first_tokens_) >= pass_ms / plain_ms - 1 - kMostLoss;
+}
+
+void LossLimit::OnPass(double tokens, double ms, double plain_ms) {
+  if (!(plain_ms > 0)) return;
+  const double credit = credit_tokens_.value_or(first_tokens_);
+  credit_tokens_ = std::min(kMostCreditTokens, credit + tokens * (1 + kMostLoss) - ms / plain_ms);
+}
+
+void SourceGain::OnDrafted(double tokens, double ms, double plain_ms) {
+  plain_ms_ = plain_ms_ * kGainMemory + tokens * plain_ms;
+  ms_ = ms_ * kGainMemory + ms;
+  const bool was_tried_again = pause_left_ <= 0 && pause_ > 0;
+  if (gain() >= kPays) {
+    pause_ = 0;
+  } else if (pause_ == 0 || was_tried_again) {
+    pause_ = std::clamp(2 * pause_, kFirstPauseTokens, kLongestPauseTokens);
+  }
+  pause_left_ = pause_;
+}
+
+TreeBudget PlanPass(const RowCosts& costs, std::span<const double> cumulative, int32_t other_rows,
+                    double plain_ms, double draft_ms, const CallSpeculation& call) {
+  std::span<const double> affordable = cumulative;
+  while (true) {
+    const TreeBudget budget = ChooseBudget(costs, affordable, other_rows);
+    if (budget.nodes == 0) return budget;
+    const double wider = costs.Ratio(other_rows + 1 + budget.nodes) / costs.Ratio(other_rows + 1);
+    if (call.Affords(wider * plain_ms + draft_ms, plain_ms)) return budget;
+    affordable = affordable.first(static_cast<size_t>(budget.nodes) - 1);
+  }
+}
+
+}  // namespace withy::policy

@@ -1,0 +1,36 @@
+#include "policy/tree_growth.h"
+
+#include <algorithm>
+
+namespace withy::policy {
+
+std::vector<int32_t> TreeGrowth::Next() {
+  if (limits_.max_nodes < 1 || limits_.max_depth < 1) return {};
+  if (!begun_) {
+    begun_ = true;
+    return {kRoot};
+  }
+  const double confidence = tree_.TreeConfidence();
+  if (tree_.size() >= limits_.max_nodes || confidence < limits_.alpha) return {};
+  std::vector<int32_t> leaves = tree_.LeavesToExtend(
+      std::min(limits_.leaves_per_pass, limits_.max_nodes - tree_.size()), limits_.max_depth);
+  if (limits_.pass_ms > 0) {
+    double worth = 0;
+    for (const int32_t leaf : leaves) worth += tree_.nodes()[static_cast<size_t>(leaf)].cumulative;
+    if (worth * confidence * limits_.token_ms < limits_.pass_ms) return {};
+  }
+  return leaves;
+}
+
+void TreeGrowth::Extend(int32_t leaf, std::span<const Candidate> candidates) {
+  if (leaf >= 0) tree_.MarkExtended(leaf);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const auto& [token, probability] = candidates[i];
+    if (i > 0 && probability < limits_.branch_threshold) continue;
+    if (tree_.Find(leaf, token) < 0 && tree_.size() >= limits_.max_nodes) return;
+    const DraftOrigin origin{source_, DraftConfidence::ProbabilityBin(probability)};
+    tree_.Add(leaf, token, confidence_(origin, probability), origin);
+  }
+}
+
+}  // namespace withy::policy
