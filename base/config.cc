@@ -242,6 +242,10 @@ absl::Status FillModel(const Filler& filler, const std::string& section, std::st
                                             model->weight_budget_bytes(), uint64_t{1} << 20,
                                             uint64_t{1} << 44));
   }
+  WITHY_FILL(section, model, tree_rows, 65, 2, 256);
+  if (model->speculation() == proto::SPECULATION_UNSPECIFIED) {
+    model->set_speculation(proto::SPECULATION_AUTO);
+  }
   if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
   WITHY_RETURN_IF_ERROR(
       filler.CheckRange(section + ".idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));

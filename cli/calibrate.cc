@@ -64,6 +64,8 @@ v1::CalibrationKind ToWire(engine::TimedKind kind) {
       return v1::CALIBRATION_KIND_SWITCH;
     case engine::TimedKind::kResume:
       return v1::CALIBRATION_KIND_RESUME;
+    case engine::TimedKind::kTree:
+      return v1::CALIBRATION_KIND_TREE;
   }
   return v1::CALIBRATION_KIND_UNSPECIFIED;
 }
@@ -79,8 +81,9 @@ v1::CalibrationPoint ToWire(const engine::TimedPoint& point) {
 
 engine::TimedPoint FromWire(const v1::CalibrationPoint& wire) {
   engine::TimedPoint point;
-  for (const auto kind : {engine::TimedKind::kPrefill, engine::TimedKind::kDecode,
-                          engine::TimedKind::kSwitch, engine::TimedKind::kResume}) {
+  for (const auto kind :
+       {engine::TimedKind::kPrefill, engine::TimedKind::kDecode, engine::TimedKind::kSwitch,
+        engine::TimedKind::kResume, engine::TimedKind::kTree}) {
     if (ToWire(kind) == wire.kind()) point.kind = kind;
   }
   point.level_percent = static_cast<int32_t>(wire.level_percent());

@@ -135,6 +135,8 @@ std::string PointName(const v1::CalibrationPoint& point) {
       return absl::StrCat(level, "switching to it");
     case v1::CALIBRATION_KIND_RESUME:
       return absl::StrCat(level, "resuming at depth ", point.depth());
+    case v1::CALIBRATION_KIND_TREE:
+      return absl::StrCat(level, "token tree of ", Counted(point.rows(), "row"));
     case v1::CALIBRATION_KIND_READ:
       return absl::StrCat("TLM, ", point.text_bytes(), " bytes");
     default:

@@ -242,7 +242,14 @@ class Chat {
       Report(status);
     }
     if (!status.ok()) return;
-    std::cerr << (stats_ ? StatsText(request_.slo(), started, finished) : CutNote(finished));
+    if (stats_) {
+      std::cerr << StatsText(request_.slo(), started, finished);
+      return;
+    }
+    std::cerr << CutNote(finished);
+    const std::string speculation = SpeculationText(finished);
+    if (isatty(STDERR_FILENO) != 0 && !speculation.empty())
+      std::cerr << "(" << speculation << ")\n";
   }
 
   // Reports dropped messages once each time the window moves.

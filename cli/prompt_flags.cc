@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <limits>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -171,7 +173,9 @@ std::vector<Flag> SettingFlags() {
       {"logprobs", "N", "report log-probabilities and N alternatives per token (with --json)"},
       {"priority", "N", "-10..10, orders calls of equal deadline; higher goes first"},
       {"request-id", "ID", "a retry with the same ID returns the stored answer"},
-      {"speculation", "on|off", "default: on if it pays"},
+      {"speculation", "SOURCE",
+       "where drafted tokens come from: off, lookup, prefix, draft, or auto for all that pay "
+       "(default: the configuration's, else auto)"},
       {"level", "PERCENT", "fix the model level"},
       {"prompt-level", "PERCENT",
        "fix the prompt level: the per cent of the prompt's words to keep"}};
@@ -221,6 +225,19 @@ absl::StatusOr<std::string> ModelFromArgs(const Args& args) {
   return args.Get("worker", args.Get("model"));
 }
 
+absl::StatusOr<v1::Speculation> SpeculationFromText(const std::string& text) {
+  const std::pair<std::string_view, v1::Speculation> known[] = {{"off", v1::SPECULATION_OFF},
+                                                                {"lookup", v1::SPECULATION_LOOKUP},
+                                                                {"prefix", v1::SPECULATION_PREFIX},
+                                                                {"draft", v1::SPECULATION_DRAFT},
+                                                                {"auto", v1::SPECULATION_AUTO}};
+  for (const auto& [name, speculation] : known) {
+    if (text == name) return speculation;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--speculation is \"", text, "\": it must be off, lookup, prefix, draft or auto"));
+}
+
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
   WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"context", "stop", "request-id", "speculation"}));
   v1::GenerateRequest request;
@@ -232,12 +249,9 @@ absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
   if (priority) request.set_priority(static_cast<int32_t>(*priority));
   request.set_request_id(args.Get("request-id"));
   if (args.Has("speculation")) {
-    const std::string wish = args.Get("speculation");
-    if (wish != "on" && wish != "off") {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--speculation is \"", wish, "\": it must be on or off"));
-    }
-    request.set_speculation(wish == "on" ? v1::SPECULATION_ON : v1::SPECULATION_OFF);
+    WITHY_ASSIGN_OR_RETURN(const v1::Speculation speculation,
+                           SpeculationFromText(args.Get("speculation")));
+    request.set_speculation(speculation);
   }
   WITHY_ASSIGN_OR_RETURN(const auto level, args.Integer("level", 1, 100));
   if (level) request.set_model_level_percent(static_cast<uint32_t>(*level));

@@ -31,6 +31,8 @@ Flag TimeoutFlag(absl::Duration fallback);
 absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args);
 // The model that ModelFlags name; empty = the target. Errors: INVALID_ARGUMENT.
 absl::StatusOr<std::string> ModelFromArgs(const Args& args);
+// Where drafted tokens come from, as --speculation says it. Errors: INVALID_ARGUMENT.
+absl::StatusOr<v1::Speculation> SpeculationFromText(const std::string& text);
 // Everything except the prompt. Errors: INVALID_ARGUMENT.
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args);
 // `fallback` if the flag is not given. Errors: INVALID_ARGUMENT.

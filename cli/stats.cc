@@ -1,5 +1,7 @@
 #include "cli/stats.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -53,6 +55,26 @@ std::string SamplingText(const v1::Sampling& sampling) {
   return sampling.temperature() == 0 ? text : absl::StrCat(text, ", seed ", sampling.seed());
 }
 
+std::string SpeculationText(const v1::GenerateFinished& finished) {
+  const v1::SpeculationReport& report = finished.speculation();
+  if (report.sources().empty() || report.target_passes() == 0) return "";
+  std::vector<std::string> sources;
+  for (const v1::SourceReport& source : report.sources()) {
+    const char* name = source.source() == v1::SPECULATION_LOOKUP   ? "lookup"
+                       : source.source() == v1::SPECULATION_PREFIX ? "prefix"
+                                                                   : "draft";
+    sources.push_back(
+        absl::StrCat(name, " ", source.accepted_tokens(), " of ", source.drafted_tokens()));
+  }
+  const double tokens = static_cast<double>(finished.usage().completion_tokens());
+  return absl::StrFormat(
+      "%d of %s accepted (%s); %.2f tokens a pass%s", finished.usage().accepted_tokens(),
+      Counted(finished.usage().drafted_tokens(), "drafted token"), absl::StrJoin(sources, ", "),
+      std::max(0.0, tokens - 1) / report.target_passes(),
+      report.speedup() > 0 ? absl::StrFormat(", %.2f times as fast as without", report.speedup())
+                           : "");
+}
+
 std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
                       const v1::GenerateFinished& finished) {
   const v1::Decision& decision = started.decision();
@@ -69,6 +91,8 @@ std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
                   usage.reused_tokens(), " reused, ", usage.prefilled_tokens(), " computed), ",
                   usage.completion_tokens(), " generated; ended by ", ReasonText(finished.reason()),
                   "\n");
+  const std::string speculation = SpeculationText(finished);
+  if (!speculation.empty()) absl::StrAppend(&text, speculation, "\n");
   if (finished.has_sampling()) absl::StrAppend(&text, SamplingText(finished.sampling()), "\n");
   if (usage.pruned_words() > 0)
     absl::StrAppend(&text, Counted(usage.pruned_words(), "word"), " of the prompt left out\n");

@@ -1,6 +1,7 @@
 // One call from outside, as the core sees it: what was asked, who is told, and what came out.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,7 +10,9 @@
 #include "engine/session/answer_stream.h"
 #include "engine/session/segment.h"
 #include "engine/session/solo_answer.h"
+#include "policy/draft_tree.h"
 #include "policy/pace.h"
+#include "policy/speculation.h"
 #include "policy/turn.h"
 
 namespace withy::model_worker {
@@ -28,6 +31,7 @@ struct CallRequest {
   int32_t pruned_words = 0;      // left out of the prompt; carried into its usage
   int32_t prompt_tokens = 0;     // as the orchestrator counted them; 0 = not known
   bool report_progress = false;  // CallSink::Progress
+  policy::SpeculationMode speculation = policy::SpeculationMode::kAuto;
   // Not an app's call: the context's KV is computed again at answer.level_percent; nothing is
   // generated and the record does not change.
   bool rebuild = false;
@@ -59,6 +63,17 @@ struct CallUsage {
   int32_t pruned_words = 0;
 };
 
+// What speculation did for a call's answer. By policy::DraftSourceKind.
+struct SpeculationStats {
+  std::array<int32_t, policy::kDraftSourceKinds> drafted = {};   // tokens that were verified
+  std::array<int32_t, policy::kDraftSourceKinds> accepted = {};  // of these
+  int32_t target_passes = 0;                                     // decode steps
+  double plain_ms = 0;  // that its tokens would have taken without, as estimated
+  double took_ms = 0;   // that they took, drafting included
+  int64_t draft_ns = 0;
+  int64_t verify_ns = 0;  // of passes with drafts
+};
+
 struct CallOutcome {
   engine::FinishReason reason = engine::FinishReason::kNone;
   std::string text;
@@ -67,6 +82,7 @@ struct CallOutcome {
   std::vector<int32_t> levels_percent;  // that tokens were made at, in the order of their use
   int32_t decided_percent = 100;        // level that the call came with
   CallUsage usage;
+  SpeculationStats speculation;
   CallTimes times;
 };
 

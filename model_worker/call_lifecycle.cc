@@ -261,6 +261,7 @@ void CallLifecycle::Commit(Call& call) {
   call.phase = CallPhase::kCommitting;
   call.phase_since_ns = now;
   call.paused_since_ns = 0;
+  runner_.speculator().Remember(call);
   const absl::Status begun = leases_.Commit(call);
   if (!begun.ok()) Fail(call, begun);
 }
@@ -304,6 +305,7 @@ void CallLifecycle::Fail(Call& call, const absl::Status& status) {
 
 void CallLifecycle::Erase(Ticket ticket) {
   const bool rebuild = Find(ticket)->request.rebuild;
+  runner_.speculator().Forget(*Find(ticket));
   calls_.erase(ticket);
   PublishLoad();
   if (!rebuild) registry_.Release();

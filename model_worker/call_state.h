@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "model_worker/call.h"
+#include "model_worker/call_drafts.h"
 #include "model_worker/lease.h"
 #include "model_worker/session.h"
 #include "policy/pace.h"
@@ -37,7 +38,8 @@ struct Call {
   int64_t paused_since_ns = 0;   // 0 = its reader keeps up
   int64_t kv_wait_since_ns = 0;  // its step stands still until KV has been read; 0 = it does not
   policy::Pacer pacer;
-  bool level_changed = false;  // and no token of the new level has been told
+  std::unique_ptr<CallDrafts> drafts;  // null: nothing was drafted yet
+  bool level_changed = false;          // and no token of the new level has been told
   uint32_t steps = 0;
   bool unanswered = false;  // ended before its answer: its commit has KV and no segments
   // Its commit is no result of its request_id: a retry answers anew, in its place.

@@ -1,23 +1,37 @@
-// Where drafted tokens come from. Neighbours: scheduler.h asks between two decode steps; session.h
-// verifies what it is given.
+// A draft model outside this process. Neighbours: speculator.h asks between two decode steps;
+// draft_client.h asks draft_worker.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
-#include "policy/token_tree.h"
+#include "engine/sampling/sampler.h"
+#include "policy/draft_tree.h"
+#include "policy/tree_growth.h"
 
 namespace withy::model_worker {
 
-// Called on the engine thread; must not block.
+struct DraftRequest {
+  uint64_t call_id = 0;
+  std::span<const int32_t> tokens;  // the prompt and the answer so far
+  engine::SamplingParams sampling;  // that the target draws with
+  policy::GrowthLimits limits;
+};
+
+// Called on the engine thread, which waits for Draft.
 class DraftSource {
  public:
   virtual ~DraftSource() = default;
-  // Tokens expected behind `tokens`, the prompt and the answer so far of one call; may be none. At
-  // most policy::TokenTree::kMaxDraftedTokens.
-  virtual std::vector<policy::DraftedToken> Draft(uint64_t call_id,
-                                                  std::span<const int32_t> tokens) = 0;
+  // Whether Draft can give anything now.
+  virtual bool ready() const = 0;
+  // What a draft of one pass takes, in milliseconds, as far as is known.
+  virtual double pass_ms() const = 0;
+  // Adds the tokens that are expected behind those of the request; `confidence` says how likely
+  // each is. Returns false, with the tree as it is, when nothing comes in time.
+  virtual bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
+                     policy::DraftTree* tree) = 0;
+  // The call is over.
+  virtual void Forget(uint64_t call_id) = 0;
 };
 
 }  // namespace withy::model_worker

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "wire/speculation.h"
 #include "wire/wire.h"
 
 namespace withy::model_worker {
@@ -23,6 +24,26 @@ void FillLatency(const CallOutcome& outcome, v1::LatencyReport* report) {
     measured->set_tpot_ms(Millis(times.last_token_ns - times.first_token_ns) /
                           static_cast<double>(outcome.tokens.size() - 1));
   }
+}
+
+void FillSpeculation(const SpeculationStats& stats, v1::GenerateFinished* wire) {
+  v1::SpeculationReport* report = wire->mutable_speculation();
+  report->set_target_passes(static_cast<uint32_t>(stats.target_passes));
+  if (stats.took_ms > 0) report->set_speedup(stats.plain_ms / stats.took_ms);
+  uint32_t drafted = 0, accepted = 0;
+  for (size_t i = 0; i < policy::kDraftSourceKinds; ++i) {
+    if (stats.drafted[i] == 0) continue;
+    v1::SourceReport* source = report->add_sources();
+    source->set_source(wire::ToWire(static_cast<policy::DraftSourceKind>(i)));
+    source->set_drafted_tokens(static_cast<uint32_t>(stats.drafted[i]));
+    source->set_accepted_tokens(static_cast<uint32_t>(stats.accepted[i]));
+    drafted += source->drafted_tokens();
+    accepted += source->accepted_tokens();
+  }
+  wire->mutable_usage()->set_drafted_tokens(drafted);
+  wire->mutable_usage()->set_accepted_tokens(accepted);
+  wire->mutable_latency()->set_draft_ms(Millis(stats.draft_ns));
+  wire->mutable_latency()->set_verify_ms(Millis(stats.verify_ns));
 }
 
 void FillChunk(const ChunkName& name, v1::ChunkIdentity* wire) {
@@ -62,6 +83,7 @@ v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   usage->set_prefilled_tokens(static_cast<uint32_t>(outcome.usage.prefilled_tokens));
   usage->set_pruned_words(static_cast<uint32_t>(outcome.usage.pruned_words));
   FillLatency(outcome, wire.mutable_latency());
+  FillSpeculation(outcome.speculation, &wire);
   wire.set_text(outcome.text);
   wire.set_seed(outcome.sampling.seed);
   *wire.mutable_sampling() = engine::ToWire(outcome.sampling);

@@ -20,6 +20,7 @@
 #include "engine/session/conversation.h"
 #include "engine/session/served_model.h"
 #include "model_worker/chunk_identity.h"
+#include "model_worker/draft_client.h"
 #include "model_worker/lease_client.h"
 #include "model_worker/leases_ahead.h"
 #include "model_worker/public_prompts.h"
@@ -31,6 +32,7 @@
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
 #include "wire/calibration.h"
+#include "wire/speculation.h"
 #include "wire/wire.h"
 #include "wire/worker_cost.h"
 
@@ -44,7 +46,10 @@ engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
 SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
   return {.max_batch = static_cast<int32_t>(config.max_batch()),
           .queue_limit = static_cast<int32_t>(config.queue_limit()),
-          .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms())};
+          .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms()),
+          .speculation = {.enabled = true,
+                          .always = config.speculate_always(),
+                          .max_tree_rows = static_cast<int32_t>(config.tree_rows())}};
 }
 
 absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config) {
@@ -171,14 +176,20 @@ class ModelWorker final : public rpc::Process {
     for (const engine::LevelTimes& level : cost.levels) {
       options.paces.push_back(policy::LevelPaceOf(engine::CostOf(level)));
     }
+    options.speculation.row_costs = engine::RowCostsOf(cost);
+    drafts_ = std::make_unique<DraftClient>(config.draft().listen(),
+                                            model_->bundle.tokenizer->fingerprint(), Clock::Real());
+    options.speculation.draft = drafts_.get();
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);
-    service_ = MakeModelWorkerService({.scheduler = *scheduler_,
-                                       .leases = *leases_,
-                                       .env = *env_,
-                                       .cost = cost,
-                                       .defaults = defaults,
-                                       .answers = answers_});
+    service_ =
+        MakeModelWorkerService({.scheduler = *scheduler_,
+                                .leases = *leases_,
+                                .env = *env_,
+                                .cost = cost,
+                                .defaults = defaults,
+                                .speculation = wire::ModeFromWire(config.model().speculation()),
+                                .answers = answers_});
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "model_worker",
                                                         .listen = {config.model().listen()},
                                                         .answers = &answers_},
@@ -219,6 +230,7 @@ class ModelWorker final : public rpc::Process {
   std::optional<SessionEnv> env_;
   std::unique_ptr<LeaseClient> leases_;
   std::unique_ptr<LeasesAhead> ahead_;
+  std::unique_ptr<DraftClient> drafts_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Upgrader> upgrader_;
   rpc::OpenStreams answers_;

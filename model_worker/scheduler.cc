@@ -45,7 +45,7 @@ StepRunnerOptions RunnerOptions(const engine::Model& model, const engine::StepCo
   StepRunnerOptions runner{.max_batch = options.max_batch,
                            .learner = {},
                            .levels = options.paces,
-                           .drafts = options.drafts};
+                           .speculation = options.speculation};
   if (runner.levels.empty()) runner.levels = GuessLevelPaces(info, cost);
   runner.learner = {.us_per_row = cost.prefill_us_per_token,
                     .full_row_ms = runner.levels.back().row_ms,

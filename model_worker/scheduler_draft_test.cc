@@ -25,23 +25,28 @@ class KnowingDraft final : public DraftSource {
     prompts_.erase(call_id);
   }
 
-  std::vector<policy::DraftedToken> Draft(uint64_t call_id,
-                                          std::span<const int32_t> tokens) override {
+  bool ready() const override { return true; }
+  double pass_ms() const override { return 0.01; }
+  void Forget(uint64_t /*call_id*/) override {}
+  bool Draft(const DraftRequest& request, const policy::ConfidenceFn& /*confidence*/,
+             policy::DraftTree* tree) override {
     absl::MutexLock lock(&mutex_);
-    const std::vector<int32_t>& answer = answers_[call_id];
+    const std::vector<int32_t>& answer = answers_[request.call_id];
+    const size_t length = request.tokens.size();
     // The first draft comes behind the first token.
-    const size_t prompt = prompts_.emplace(call_id, tokens.size() - 1).first->second;
-    std::vector<policy::DraftedToken> tree;
+    const size_t prompt = prompts_.emplace(request.call_id, length - 1).first->second;
+    constexpr policy::DraftOrigin kOrigin{policy::DraftSourceKind::kDraft, 3};
     int32_t parent = -1;
     const size_t depth = random_() % 6;
-    for (size_t at = tokens.size() - prompt; at < answer.size() && tree.size() < 2 * depth; ++at) {
-      tree.push_back({static_cast<int32_t>(random_() % vocab_), parent});
+    for (size_t at = length - prompt;
+         at < answer.size() && tree->size() < 2 * static_cast<int>(depth); ++at) {
+      tree->Add(parent, static_cast<int32_t>(random_() % vocab_), 0.3, kOrigin);
       const bool wrong = random_() % 8 == 0;
-      tree.push_back({wrong ? static_cast<int32_t>(random_() % vocab_) : answer[at], parent});
-      parent = static_cast<int32_t>(tree.size()) - 1;
+      parent = tree->Add(parent, wrong ? static_cast<int32_t>(random_() % vocab_) : answer[at], 0.9,
+                         kOrigin);
     }
-    drafted_ += tree.empty() ? 0 : 1;
-    return tree;
+    drafted_ += tree->empty() ? 0 : 1;
+    return true;
   }
   int drafted() const {
     absl::MutexLock lock(&mutex_);
@@ -99,7 +104,7 @@ TEST(DraftedCallsTest, AnswersAreThoseOfPlainDecoding) {
   }
   plain.scheduler.Drain(absl::ZeroDuration());
 
-  options.drafts = &draft;
+  options.speculation = {.enabled = true, .always = true, .draft = &draft};
   Rig drafted(*model, options, 4096);
   for (size_t turn = 0; turn < expected.size(); ++turn) {
     std::vector<Rig::Running> running;

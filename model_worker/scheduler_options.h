@@ -8,8 +8,20 @@
 #include "absl/time/time.h"
 #include "model_worker/draft_source.h"
 #include "policy/pace.h"
+#include "policy/tree_budget.h"
 
 namespace withy::model_worker {
+
+struct SpeculationOptions {
+  bool enabled = false;  // else every call decodes plainly
+  // Every source is asked and the whole tree is verified, whatever it costs: for tests and
+  // measurements.
+  bool always = false;
+  int32_t max_tree_rows = 65;  // of a decode step of a call, 2..256
+  // What passes of several rows take, as calibrated; empty: learnt alone.
+  std::vector<policy::RowCost> row_costs = {};
+  DraftSource* draft = nullptr;  // null: there is none. Outlives the scheduler
+};
 
 struct SchedulerOptions {
   int32_t max_batch = 8;     // calls that run at once
@@ -20,8 +32,7 @@ struct SchedulerOptions {
   // Times of each of the model's levels, ascending. Empty: guessed from the cost of the full model
   // and the operations and bytes of each level.
   std::vector<policy::LevelPace> paces = {};
-  // Asked before every decode step of a call; null: plain decoding. Outlives the scheduler.
-  DraftSource* drafts = nullptr;
+  SpeculationOptions speculation = {};
 };
 
 struct SchedulerLoad {

@@ -18,6 +18,7 @@
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "wire/call_targets.h"
+#include "wire/speculation.h"
 #include "wire/wire.h"
 #include "withy/v1/model_worker.grpc.pb.h"
 
@@ -189,6 +190,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                          .level_fixed = request.level_fixed()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());
     call.report_progress = request.report_progress();
+    call.speculation = wire::ModeFromWire(request.speculation(), parts_.speculation);
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
     auto sink =
         std::make_shared<StreamSink>(queue, call.answer.sampling, parts_.env.encoder.tokenizer());

@@ -25,7 +25,8 @@ struct ServiceParts {
   const SessionEnv& env;
   engine::WorkerCost cost;
   engine::AnswerDefaults defaults;
-  rpc::OpenStreams& answers;  // counts those that have not fully been sent
+  policy::SpeculationMode speculation;  // of calls that do not say
+  rpc::OpenStreams& answers;            // counts those that have not fully been sent
 };
 
 std::unique_ptr<grpc::Service> MakeModelWorkerService(const ServiceParts& parts);

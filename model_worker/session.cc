@@ -72,13 +72,34 @@ absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
   if (!answer_begun_ || finished()) {
     return absl::FailedPreconditionError("a draft needs an answer that has begun and goes on");
   }
-  // The last token of an answer is sampled and not computed.
+  WITHY_ASSIGN_OR_RETURN(
+      tree_, policy::TokenTree::Create(tokens, env_.model.vocab_size, draft_room().depth,
+                                       static_cast<int32_t>(ids_.size()) - 1));
+  return absl::OkStatus();
+}
+
+// The last token of an answer is sampled and not computed.
+DraftRoom Session::draft_room() const {
   const auto length = static_cast<int32_t>(ids_.size());
   const int32_t left = std::min(request_.answer.max_tokens - static_cast<int32_t>(tokens_.size()),
                                 env_.window - length);
-  WITHY_ASSIGN_OR_RETURN(
-      tree_, policy::TokenTree::Create(tokens, env_.model.vocab_size, left - 1, length - 1));
-  return absl::OkStatus();
+  return {.depth = std::max(0, left - 1), .slots = std::max(0, kv_.slots() - length)};
+}
+
+engine::Row Session::DraftRow(const DraftRowSpec& spec) const {
+  return {.token = spec.token,
+          .position = static_cast<int32_t>(ids_.size()) - 1 + spec.depth,
+          .slot = DraftSlot(spec.node),
+          .level = 0,
+          .context_level = 0,
+          .want_logits = true,
+          .ancestor_slots = spec.ancestor_slots};
+}
+
+engine::ContextView Session::DraftView() {
+  engine::ContextView view = kv_.View();
+  view.density = {};
+  return view;
 }
 
 int32_t Session::ready_rows() const {
@@ -138,7 +159,7 @@ int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::
 std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   // Slots for tokens that are not sampled yet, so that they need not wait for their blocks.
   const int32_t more = finished() || request_.rebuild ? 0 : engine::kChunkTokens / 2;
-  const int32_t drafted = tree_.rows() - 1;
+  const int32_t drafted = std::max(tree_.rows() - 1, answer_begun_ ? draft_ahead_ : 0);
   const int32_t useful = static_cast<int32_t>(ids_.size()) + std::max(more, drafted);
   const int32_t wanted = kv_.AfterMissing(computed_, std::max(ahead, drafted + 1));
   return kv_.BeginClaim(std::min({wanted, useful, env_.window}));
@@ -281,6 +302,7 @@ CallOutcome Session::Outcome() const {
   outcome.levels_percent = answer_levels_;
   outcome.decided_percent = request_.answer.level_percent;
   outcome.usage = usage_;
+  outcome.speculation = speculation_;
   return outcome;
 }
 

@@ -52,6 +52,20 @@ class LevelHistory {
   std::vector<Span> spans_;  // at least one, by position
 };
 
+// How far the next decode step may be drafted.
+struct DraftRoom {
+  int32_t depth = 0;  // tokens that the answer may still have, but its last one
+  int32_t slots = 0;  // for drafted tokens
+};
+
+// A token that a low level of the model computes to draft what follows it.
+struct DraftRowSpec {
+  int32_t token = 0;
+  int32_t depth = 0;  // behind the answer's last token; 0: that one itself
+  int32_t node = -1;  // of the draft's tree; -1: the answer's last token
+  std::span<const int32_t> ancestor_slots = {};  // DraftSlot of those between the two
+};
+
 // Not thread-safe: made by one thread, then owned by another.
 class Session {
  public:
@@ -102,6 +116,17 @@ class Session {
   absl::Status Draft(std::span<const policy::DraftedToken> tokens);
   // Tokens of prompt and answer so far: what a draft goes on from.
   std::span<const int32_t> tokens() const { return ids_; }
+  DraftRoom draft_room() const;
+  // Slots to claim ahead for drafted tokens to come.
+  void set_draft_ahead(int32_t tokens) { draft_ahead_ = tokens; }
+  // A row of the model's lowest level, of context 0, that wants logits. It writes to the slot that
+  // the row of the next decode step has, too: what it writes is written over or not used.
+  engine::Row DraftRow(const DraftRowSpec& spec) const;
+  int32_t DraftSlot(int32_t node) const { return static_cast<int32_t>(ids_.size()) + node; }
+  // View for such rows, whose attention does not count.
+  engine::ContextView DraftView();
+  const engine::SamplingParams& sampling() const { return sampler_.params(); }
+  SpeculationStats& speculation() { return speculation_; }
   // Appends the next `count` (<= ready_rows()) rows as rows of `context`. Returns how many of them
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
   // this session until they are computed.
@@ -183,6 +208,8 @@ class Session {
   int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
   bool lost_given_up_ = false;
   policy::TokenTree tree_;  // of the next decode step
+  int32_t draft_ahead_ = 0;
+  SpeculationStats speculation_;
   bool answer_begun_ = false;
   ContextKv kv_;
   CallUsage usage_;

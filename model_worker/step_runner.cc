@@ -15,7 +15,6 @@ StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, c
                        TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics)
     : model_(model),
       levels_(options.levels),
-      drafts_(options.drafts),
       calls_(calls),
       inbox_(inbox),
       results_(results),
@@ -23,6 +22,7 @@ StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, c
       metrics_(metrics),
       vocab_(static_cast<size_t>(model.info().vocab_size)),
       learner_(options.learner),
+      speculator_(model, options.speculation, levels_, clock, metrics),
       logits_(static_cast<size_t>(options.max_batch) * vocab_),
       preempting_logits_(logits_.size()) {}
 
@@ -279,6 +279,13 @@ void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) 
       const bool taken = TakeTokens(call, logits.subspan(first_logit, size));
       first_logit += size;
       if (!taken) continue;
+      if (part.decode) {
+        speculator_.Observe(call, {.rows = part.rows,
+                                   .ms = Millis(batch.computed_ns),
+                                   .alone = batch.parts.size() == 1 && !batch.preempted,
+                                   .started_ns = batch.started_ns,
+                                   .ended_ns = ended_ns});
+      }
     } else if (call.request.report_progress && !part.decode) {
       const int32_t tokens = call.session->usage().prefilled_tokens;
       call.sink->Progress(tokens - call.session->pending_rows(), tokens);
@@ -335,9 +342,13 @@ void StepRunner::Continue(Call& call) {
 }
 
 void StepRunner::DraftNext(Call& call) {
-  if (drafts_ == nullptr) return;
-  // A draft that is refused costs speed alone: the step decodes plainly.
-  call.session->Draft(drafts_->Draft(call.request.call_id, call.session->tokens())).IgnoreError();
+  BesideCall beside{.quiet = under_way_ == nullptr, .interrupt = inbox_.interrupt()};
+  for (const auto& [ticket, other] : calls_) {
+    if (other.get() == &call || other->phase != CallPhase::kRunning) continue;
+    if (other->session->decoding() && !other->session->finished()) ++beside.other_rows;
+    beside.quiet = false;
+  }
+  speculator_.Prepare(call, beside);
 }
 
 // Index of a call's level among the model's; none: the model has no such level.

@@ -16,6 +16,7 @@
 #include "engine/model/model.h"
 #include "model_worker/call_state.h"
 #include "model_worker/scheduler_options.h"
+#include "model_worker/speculator.h"
 #include "model_worker/step_batch.h"
 #include "model_worker/task_inbox.h"
 #include "model_worker/worker_metrics.h"
@@ -41,7 +42,7 @@ struct StepRunnerOptions {
   int32_t max_batch = 8;
   policy::StepLearnerOptions learner;
   std::vector<policy::LevelPace> levels;  // as the model's
-  DraftSource* drafts = nullptr;
+  SpeculationOptions speculation = {};
 };
 
 // For the engine thread. Everything passed in is borrowed. Always: rows are computed only for calls
@@ -63,6 +64,7 @@ class StepRunner {
   // Gives up the step under way if it has rows of the call.
   void AbandonStepOf(const Call& call);
   void AbandonStep() { under_way_ = nullptr; }
+  Speculator& speculator() { return speculator_; }
 
  private:
   bool Preempt();
@@ -92,7 +94,6 @@ class StepRunner {
 
   engine::Model& model_;
   const std::vector<policy::LevelPace> levels_;
-  DraftSource* const drafts_;
   const Calls& calls_;
   TaskInbox& inbox_;
   StepResults& results_;
@@ -100,6 +101,7 @@ class StepRunner {
   WorkerMetrics& metrics_;
   const size_t vocab_;
   policy::StepLearner learner_;
+  Speculator speculator_;
   std::unique_ptr<StepBatch> under_way_;  // begun and not over
   std::vector<Task> deferred_;
   std::vector<float> logits_;             // [rows that want logits, vocab], of the step under way

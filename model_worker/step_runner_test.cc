@@ -28,7 +28,7 @@ class StepRunnerTest : public testing::Test, private StepResults {
                 {.max_batch = 4,
                  .learner = {.us_per_row = 1, .full_row_ms = 1},
                  .levels = {{1, 2}},
-                 .drafts = nullptr},
+                 .speculation = {}},
                 calls_, inbox_, *this, clock_, metrics_) {
     model_.on_forward = [this](const engine::Batch& batch) {
       rows_.push_back(static_cast<int32_t>(batch.rows.size()));

@@ -52,6 +52,20 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
                            .label_key = "reason",
                            .label_value = engine::FinishReasonName(reason)});
   }
+  using policy::DraftSourceKind;
+  for (const DraftSourceKind source :
+       {DraftSourceKind::kLookup, DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
+    drafted_[static_cast<size_t>(source)] =
+        &recorder.counter({.name = "withy_drafted_tokens_total",
+                           .help = "Drafted tokens that the target verified, by source.",
+                           .label_key = "source",
+                           .label_value = policy::DraftSourceName(source)});
+    accepted_[static_cast<size_t>(source)] =
+        &recorder.counter({.name = "withy_accepted_tokens_total",
+                           .help = "Drafted tokens that the target accepted, by source.",
+                           .label_key = "source",
+                           .label_value = policy::DraftSourceName(source)});
+  }
 }
 
 void WorkerMetrics::Step(uint64_t call_id, bool decode, int32_t rows, uint32_t sequence,
@@ -73,6 +87,17 @@ void WorkerMetrics::Sampling(uint64_t call_id, size_t tokens, int64_t started_ns
                              int64_t ended_ns) {
   RecordDuration(recorder_, Phase::kSampling, call_id, started_ns, ended_ns, tokens);
   generated_.Add(tokens);
+}
+
+void WorkerMetrics::Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns,
+                            int64_t ended_ns) {
+  RecordDuration(recorder_, Phase::kDraft, call_id, started_ns, ended_ns,
+                 static_cast<uint64_t>(tokens));
+}
+
+void WorkerMetrics::Verified(uint64_t call_id, int32_t rows, int64_t started_ns, int64_t ended_ns) {
+  RecordDuration(recorder_, Phase::kVerify, call_id, started_ns, ended_ns,
+                 static_cast<uint64_t>(rows));
 }
 
 void WorkerMetrics::Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns) {

@@ -8,6 +8,7 @@
 #include "engine/session/answer_stream.h"
 #include "engine/weights/weight_stream.h"
 #include "model_worker/call.h"
+#include "policy/draft_tree.h"
 #include "telemetry/recorder.h"
 
 namespace withy::model_worker {
@@ -22,6 +23,11 @@ class WorkerMetrics {
             int64_t ended_ns);
   void Sampling(uint64_t call_id, size_t tokens, int64_t started_ns, int64_t ended_ns);
   void StepDone() { steps_.Add(); }
+  // A draft model gave `tokens` tokens of a call's tree; a step verified a tree of `rows` rows.
+  void Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
+  void Verified(uint64_t call_id, int32_t rows, int64_t started_ns, int64_t ended_ns);
+  void TokenDrafted(policy::DraftSourceKind source) { Of(drafted_, source).Add(); }
+  void TokenAccepted(policy::DraftSourceKind source) { Of(accepted_, source).Add(); }
   // The call waited, and its lease opened.
   void Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns);
   void LeaseOpened(uint64_t call_id, int64_t started_ns, int64_t opened_ns);
@@ -39,6 +45,11 @@ class WorkerMetrics {
   void WeightsStreamed(const engine::WeightStreamStats& stats, int64_t started_ns);
 
  private:
+  using BySource = std::array<telemetry::Counter*, policy::kDraftSourceKinds>;
+  static telemetry::Counter& Of(const BySource& counters, policy::DraftSourceKind source) {
+    return *counters[static_cast<size_t>(source)];
+  }
+
   telemetry::Recorder& recorder_;
   telemetry::Counter& prefilled_;
   telemetry::Counter& generated_;
@@ -49,6 +60,8 @@ class WorkerMetrics {
   telemetry::Counter& level_drops_;
   telemetry::Counter& upgrades_;
   std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
+  BySource drafted_{};
+  BySource accepted_{};
   telemetry::Gauge& running_;
   telemetry::Gauge& queued_;
   telemetry::Counter& streamed_bytes_;

@@ -16,7 +16,9 @@ std::string Sha256(std::string_view bytes) {
 std::string RequestDigest(const v1::GenerateRequest& request) {
   v1::GenerateRequest asked = request;
   asked.clear_request_id();
-  asked.clear_report_progress();  // says nothing of the answer
+  // These say nothing of the answer.
+  asked.clear_report_progress();
+  asked.clear_speculation();
   std::string bytes;
   {
     google::protobuf::io::StringOutputStream out(&bytes);

@@ -14,6 +14,8 @@ TEST(DigestTest, DependsOnTheRequestButNotOnItsId) {
   b.set_request_id("two");
   EXPECT_EQ(RequestDigest(a), RequestDigest(b));
   EXPECT_EQ(RequestDigest(a).size(), 32u);
+  b.set_speculation(v1::SPECULATION_OFF);
+  EXPECT_EQ(RequestDigest(a), RequestDigest(b)) << "the answer is the same";
   b.mutable_prompt()->set_text("hello!");
   EXPECT_NE(RequestDigest(a), RequestDigest(b));
 }

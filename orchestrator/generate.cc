@@ -329,7 +329,8 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const policy::Lat
                                   .first_as_decided = first_as_decided,
                                   .all_as_decided = first_as_decided && levels.size() <= 1,
                                   .complete = finished.reason() == v1::FINISH_REASON_END_OF_TURN ||
-                                              finished.reason() == v1::FINISH_REASON_STOP_STRING};
+                                              finished.reason() == v1::FINISH_REASON_STOP_STRING,
+                                  .speedup = finished.speculation().speedup()};
   parts_.workers.Learn(
       prepared_.lane, prepared_.cost,
       policy::ObservationOf(prepared_.plan, call, parts_.calls.Surroundings(call_.id),

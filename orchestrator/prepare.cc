@@ -133,7 +133,10 @@ policy::CallPlanInput Preparation::Input() {
   input.fixed_level_percent = request_.model_level_percent();
   input.fixed_prompt_percent = request_.prompt_level_percent();
   input.max_tokens = request_.limits().max_tokens();
-  input.speculation_wanted = request_.speculation() == v1::SPECULATION_ON;
+  const v1::Speculation speculation = request_.speculation();
+  input.speculates = out_.lane == policy::Lane::kTarget && speculation != v1::SPECULATION_OFF;
+  input.speculation_wanted =
+      speculation != v1::SPECULATION_OFF && speculation != v1::SPECULATION_UNSPECIFIED;
   input.has_context = !request_.context_id().empty();
   input.turn = {.priority = request_.priority(), .arrived_ns = call_.arrived_ns, .id = call_.id};
   input.whole = CountOf(out_.tokens);

@@ -125,6 +125,7 @@ absl::StatusOr<policy::Observation> Prober::Ask(const Work& work, uint32_t level
   request.mutable_limits()->set_max_tokens(policy::kProbeAnswerTokens);
   request.set_model_level_percent(level_percent);
   request.set_level_fixed(true);
+  request.set_speculation(v1::SPECULATION_OFF);  // it measures plain steps
   request.set_worker_instance(work.doubt.worker_instance);
   const int64_t start_ns = clock_.SteadyNanos();
   int64_t first_ns = 0, last_ns = 0;

@@ -251,7 +251,8 @@ absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
   WITHY_RETURN_IF_ERROR(CheckBytes("model", request.model(), 256));
   if (!v1::Speculation_IsValid(request.speculation())) {
     return Invalid("speculation is ", static_cast<int>(request.speculation()),
-                   ": must be 0 (where it pays), 1 (off) or 2 (on)");
+                   ": must be 0 or 2 (all sources that pay), 1 (off), 3 (lookup), 4 (prefix) or "
+                   "5 (draft)");
   }
   if (request.model_level_percent() > 100) {
     return Invalid("model_level_percent is ", request.model_level_percent(),

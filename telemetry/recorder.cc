@@ -25,8 +25,8 @@ namespace withy::telemetry {
 namespace {
 
 constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {
-    "other", "queue", "tlm",    "prefill", "decode", "sampling",
-    "lease", "load",  "commit", "ttft",    "tpot",   "end_to_end"};
+    "other", "queue",  "tlm",  "prefill", "decode",     "sampling", "lease",
+    "load",  "commit", "ttft", "tpot",    "end_to_end", "draft",    "verify"};
 
 bool ValidProcessName(std::string_view name) {
   if (name.empty() || name.size() >= sizeof(RingFileHeader::process)) return false;

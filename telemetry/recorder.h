@@ -38,8 +38,10 @@ enum class Phase : uint16_t {
   kTtft,      // from arrival to the first token; feeds withy_ttft_seconds
   kTpot,      // ended - started is the mean time per output token; feeds withy_tpot_seconds
   kEndToEnd,  // from arrival to the last token
+  kDraft,     // a draft model grew a call's tree
+  kVerify,    // a decode step with drafted tokens
 };
-inline constexpr uint16_t kPhaseCount = static_cast<uint16_t>(Phase::kEndToEnd) + 1;
+inline constexpr uint16_t kPhaseCount = static_cast<uint16_t>(Phase::kVerify) + 1;
 
 // The exported text of a phase, e.g. "end_to_end".
 std::string_view PhaseName(Phase phase);

@@ -38,6 +38,18 @@ v1::Sampling Own() {
 
 }  // namespace
 
+SamplingParams ParamsOf(const v1::Sampling& sampling) {
+  SamplingParams params;
+  params.temperature = sampling.temperature();
+  params.top_k = static_cast<int32_t>(sampling.top_k());
+  params.top_p = sampling.top_p();
+  params.min_p = sampling.min_p();
+  params.repetition_penalty = sampling.repetition_penalty();
+  params.repetition_window = static_cast<int32_t>(sampling.repetition_window());
+  params.seed = sampling.seed();
+  return params;
+}
+
 v1::Sampling ToWire(const SamplingParams& params) {
   v1::Sampling out;
   out.set_temperature(params.temperature);

@@ -40,5 +40,7 @@ std::string Describe(const v1::Sampling& sampling);
 
 // Sets every field.
 v1::Sampling ToWire(const SamplingParams& params);
+// Of a message with every field set.
+SamplingParams ParamsOf(const v1::Sampling& sampling);
 
 }  // namespace withy::engine

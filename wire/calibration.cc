@@ -156,6 +156,17 @@ absl::StatusOr<std::string> TlmId(const std::string& path) {
   return absl::StrFormat("tlm-%x-%08x", bytes, crc);
 }
 
+// A wider tree takes at least as long as a narrower one.
+void AddTrees(std::vector<PrefillTime> trees, LevelTimes* level) {
+  if (trees.empty()) return;
+  trees.push_back({1, level->decode_us});
+  std::sort(trees.begin(), trees.end(),
+            [](const PrefillTime& a, const PrefillTime& b) { return a.tokens < b.tokens; });
+  double longest_us = 0;
+  for (PrefillTime& tree : trees) longest_us = tree.us = std::max(tree.us, longest_us);
+  level->trees = std::move(trees);
+}
+
 }  // namespace
 
 std::string PackedDir(const std::string& state_dir) { return state_dir + "/packed"; }
@@ -296,6 +307,7 @@ double MedianUs(const v1::CalibrationPoint& point) {
 std::vector<LevelTimes> LevelTimesOf(const v1::Calibration& record) {
   std::map<uint32_t, std::vector<PrefillTime>> prefill;
   std::map<uint32_t, DecodeTimes> decode;
+  std::map<uint32_t, std::vector<PrefillTime>> trees;
   for (const v1::CalibrationPoint& point : record.points()) {
     if (point.sample_us().empty()) continue;
     if (point.kind() == v1::CALIBRATION_KIND_PREFILL) {
@@ -303,11 +315,14 @@ std::vector<LevelTimes> LevelTimesOf(const v1::Calibration& record) {
           {static_cast<int32_t>(point.rows()), MedianUs(point)});
     } else if (point.kind() == v1::CALIBRATION_KIND_DECODE) {
       decode[point.level_percent()][{point.depth(), point.rows()}] = MedianUs(point);
+    } else if (point.kind() == v1::CALIBRATION_KIND_TREE) {
+      trees[point.level_percent()].push_back({static_cast<int32_t>(point.rows()), MedianUs(point)});
     }
   }
   std::vector<LevelTimes> levels;
   for (const auto& [percent, times] : decode) {
     levels.push_back(Summarize(percent, std::move(prefill[percent]), times));
+    AddTrees(std::move(trees[percent]), &levels.back());
   }
   return levels;
 }
@@ -324,6 +339,7 @@ StepCost FullStepCost(std::span<const LevelTimes> levels) {
   cost.decode_us = full.decode_us;
   cost.decode_us_per_extra = full.decode_us_per_extra_row;
   cost.prefill = full.prefill;
+  cost.trees = full.trees;
   const auto depth = [](const LevelTimes& level) {
     return DepthCost{level.prefill_us_per_context_token, level.decode_us_per_context_token};
   };

@@ -58,7 +58,8 @@ v1::Decision ToWire(const policy::Decision& decision) {
   v1::Decision wire;
   wire.set_model_level_percent(decision.model_level_percent);
   wire.set_prompt_level_percent(decision.prompt_level_percent);
-  wire.set_speculation(false);
+  wire.set_speculation(decision.speculation);
+  wire.set_expected_speedup(decision.expected_speedup);
   wire.set_reason(ToWire(decision.reason));
   wire.set_explanation(decision.explanation);
   wire.set_predicted_to_meet_slo(decision.predicted_to_meet_slo);

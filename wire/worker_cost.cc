@@ -92,6 +92,22 @@ policy::CostParameters CostOf(const LevelTimes& times) {
   return cost;
 }
 
+std::vector<policy::RowCost> RowCostsOf(const WorkerCost& cost) {
+  std::vector<policy::RowCost> rows;
+  for (const PrefillTime& tree : cost.step.trees) rows.push_back({tree.tokens, tree.us / 1e3});
+  if (!rows.empty() || !(cost.step.decode_us > 0)) return rows;
+  // Not calibrated: a step of four calls and short prompts tell roughly.
+  constexpr int32_t kFew = 4;
+  rows = {{1, cost.step.decode_us / 1e3},
+          {kFew, (cost.step.decode_us + (kFew - 1) * cost.step.decode_us_per_extra) / 1e3}};
+  for (const PrefillTime& prompt : cost.step.prefill) {
+    if (prompt.tokens > kFew) {
+      rows.push_back({prompt.tokens, std::max(prompt.us / 1e3, rows.back().ms)});
+    }
+  }
+  return rows;
+}
+
 v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info) {
   v1::CostModel wire;
   wire.set_source(cost.calibrated() ? v1::COST_SOURCE_CALIBRATION : v1::COST_SOURCE_PROBE);

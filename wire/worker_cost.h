@@ -14,6 +14,7 @@
 #include "engine/session/kv_errors.h"
 #include "engine/session/level_times.h"
 #include "policy/cost_parameters.h"
+#include "policy/tree_budget.h"
 #include "withy/v1/context_store.pb.h"
 #include "withy/v1/model_worker.pb.h"
 
@@ -40,6 +41,9 @@ std::string Describe(const WorkerCost& cost);
 
 // A level's times as the policies take them.
 policy::CostParameters CostOf(const LevelTimes& times);
+
+// What decode steps of one call with several rows take on an idle board, for policy::RowCosts.
+std::vector<policy::RowCost> RowCostsOf(const WorkerCost& cost);
 
 v1::CostModel ToWire(const WorkerCost& cost, const ModelInfo& info);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <thread>
 
@@ -63,6 +64,9 @@ std::vector<TimedPoint> PlanTimes(const ModelInfo& info, int32_t window) {
   for (const int32_t depth : depths) {
     if (depth > 0) plan.push_back({TimedKind::kResume, info.levels.back().percent, 1, depth});
   }
+  for (const int32_t rows : kTreeRows) {
+    if (rows <= window) plan.push_back({TimedKind::kTree, info.levels.back().percent, rows, 0});
+  }
   return plan;
 }
 
@@ -72,7 +76,8 @@ Calibrator::Calibrator(Model& model, const Clock& clock, int32_t window,
       clock_(clock),
       limits_(limits),
       plan_(PlanTimes(model.info(), window)),
-      logits_(static_cast<size_t>(kMaxContexts) * static_cast<size_t>(model.info().vocab_size)) {
+      logits_(static_cast<size_t>(kTreeRows.back()) *
+              static_cast<size_t>(model.info().vocab_size)) {
   for (const TimedPoint& point : plan_) {
     deepest_ = std::max(deepest_, point.depth);
     if (point.kind == TimedKind::kPrefill)
@@ -117,6 +122,9 @@ absl::StatusOr<double> Calibrator::Once(const TimedPoint& point) {
       WITHY_RETURN_IF_ERROR(PrepareContexts(2, point.depth));
       WITHY_RETURN_IF_ERROR(Step(level, 1, 1, point.depth).status());
       return Step(level, 0, 1, point.depth);
+    case TimedKind::kTree:
+      WITHY_RETURN_IF_ERROR(PrepareContexts(1, point.depth));
+      return TreeStep(level, point.rows);
   }
   return absl::InternalError("unknown kind of point");
 }
@@ -159,6 +167,25 @@ absl::StatusOr<double> Calibrator::Step(int32_t level, int32_t first_context, in
   return Timed({.rows = batch, .contexts = views});
 }
 
+// A chain: its shape does not matter for its time.
+absl::StatusOr<double> Calibrator::TreeStep(int32_t level, int32_t rows) {
+  std::vector<int32_t> slots(static_cast<size_t>(rows));
+  std::iota(slots.begin(), slots.end(), 0);
+  std::vector<Row> batch;
+  for (int32_t i = 0; i < rows; ++i) {
+    Row& row = batch.emplace_back(Row{.token = i % model_.info().vocab_size,
+                                      .position = i,
+                                      .slot = i,
+                                      .level = level,
+                                      .want_logits = true,
+                                      .ancestor_slots = {}});
+    if (i > 1) row.ancestor_slots = std::span(slots).subspan(1, static_cast<size_t>(i) - 1);
+  }
+  const ContextView view = contexts_[0]->View();
+  filled_[0] = 0;  // the tree has written over its beginning
+  return Timed({.rows = batch, .contexts = {&view, 1}});
+}
+
 // Ensures that the first `count` of contexts_ hold `depth` tokens. Their content does not affect a
 // step's time, as long as the model itself has written it.
 absl::Status Calibrator::PrepareContexts(int32_t count, int32_t depth) {
@@ -170,7 +197,8 @@ absl::Status Calibrator::PrepareContexts(int32_t count, int32_t depth) {
   }
   const int64_t fitting =
       limits_.kv_bytes / kMaxContexts / std::max<int64_t>(BytesPerToken(model_.info().kv), 1);
-  const auto capacity = static_cast<int32_t>(std::min<int64_t>(deepest_ + 1, fitting));
+  const auto capacity =
+      static_cast<int32_t>(std::min<int64_t>(std::max(deepest_ + 1, kTreeRows.back()), fitting));
   while (contexts_.size() < static_cast<size_t>(count)) {
     contexts_.push_back(std::make_unique<ScratchKv>(model_.info(), capacity));
     filled_.push_back(0);

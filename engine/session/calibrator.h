@@ -28,6 +28,7 @@ enum class TimedKind {
   kDecode,   // one step of `rows` calls with contexts of `depth` tokens
   kSwitch,   // first step after a step at another level, minus the step that follows it
   kResume,   // first step of a context of `depth` tokens after a step of another context
+  kTree,     // one step of one call with a token tree of `rows` rows and an empty context
 };
 
 struct TimedPoint {
@@ -42,8 +43,12 @@ struct TimedPoint {
 // weights, more by computing, many by attention, so no interval spans more than an octave.
 inline constexpr std::array<int32_t, 7> kPrefillTokens = {16, 32, 64, 128, 256, 512, 1024};
 
+// Rows of a token tree; a single row is a decode step.
+inline constexpr std::array<int32_t, 8> kTreeRows = {2, 3, 4, 6, 8, 12, 16, 32};
+
 // The points of every level, lowest first: prefill of kPrefillTokens; decode of 1, 2 and 4 rows at
-// depths 0, 512 and 2048; switching; for the full model also resuming at those depths. Lengths and
+// depths 0, 512 and 2048; switching; for the full model also resuming
+// at those depths, and token trees of kTreeRows. Lengths and
 // depths are limited to `window` tokens. Within a level shorter prefills come first.
 std::vector<TimedPoint> PlanTimes(const ModelInfo& info, int32_t window);
 
@@ -76,6 +81,7 @@ class Calibrator {
   absl::StatusOr<double> Once(const TimedPoint& point);
   absl::StatusOr<double> Prefill(int32_t level, int32_t rows);
   absl::StatusOr<double> Step(int32_t level, int32_t first_context, int32_t rows, int32_t depth);
+  absl::StatusOr<double> TreeStep(int32_t level, int32_t rows);
   absl::Status PrepareContexts(int32_t count, int32_t depth);
   absl::Status Fill(int32_t depth);
   void CopyFirstContext(size_t to, int32_t depth);

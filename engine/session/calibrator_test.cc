@@ -52,7 +52,8 @@ TEST(PlanTimesTest, EveryLevelLengthDepthAndBatch) {
   ModelInfo info;
   info.levels = {{.percent = 20}, {.percent = 60}, {.percent = 100}};
   const auto plan = PlanTimes(info, 4096);
-  EXPECT_EQ(plan.size(), 3u * (kPrefillTokens.size() + 9 + 1) + 2u);
+  EXPECT_EQ(plan.size(), 3u * (kPrefillTokens.size() + 9 + 1) + 2u + kTreeRows.size());
+  EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kTree, 100, 8, 0}));
   EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kPrefill, 60, 1024, 0}));
   EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kDecode, 20, 4, 2048}));
   EXPECT_THAT(plan, testing::Contains(TimedPoint{TimedKind::kSwitch, 100, 1, 0}));
@@ -80,6 +81,7 @@ TEST_F(CalibratorTest, SamplesAreTheTimesOfWhatTheyName) {
   EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kPrefill, 100, 256, 0}, nullptr), 2000 + 2560);
   EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kDecode, 100, 1, 0}, nullptr), 1010);
   EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kDecode, 100, 4, 0}, nullptr), 1040);
+  EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kTree, 100, 8, 0}, nullptr), 1080);
   token_us_ = 0.5;
   EXPECT_DOUBLE_EQ(*calibrator.Sample({TimedKind::kDecode, 100, 2, 512}, nullptr),
                    1000 + 2 * (10 + 256));

@@ -26,6 +26,8 @@ struct StepCost {
   // A few tokens take nearly as long as one. Ascending. Beyond the last but one entry every further
   // token takes prefill_us_per_token. Empty: not measured.
   std::vector<PrefillTime> prefill = {};
+  // Steps of one call with a token tree, by its rows. Empty: not measured.
+  std::vector<PrefillTime> trees = {};
   DepthCost depth = {};
   DepthCost lowest_level_depth =
       {};  // of the model's lowest level; the only level of a plain model

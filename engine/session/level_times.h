@@ -21,6 +21,8 @@ struct LevelTimes {
   double decode_us = 0;                    // one step with one call and an empty context
   double decode_us_per_context_token = 0;  // added per token of the call's context
   double decode_us_per_extra_row = 0;      // added by another call in the step
+  // Steps of one call with a token tree, by its rows, ascending; the first is decode_us.
+  std::vector<PrefillTime> trees = {};
   // Added per prompt token and per token of the context before it.
   double prefill_us_per_context_token = 0;
 };

@@ -1,0 +1,58 @@
+// What speculation knows of one call, and of the app and the context that it belongs to.
+// Neighbours: speculator.h fills and reads it; call_state.h carries it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "policy/constants.h"
+#include "policy/draft_tree.h"
+#include "policy/speculation.h"
+#include "policy/token_lookup.h"
+
+namespace withy::model_worker {
+
+struct ContextDrafts {
+  policy::SpeculationState state{policy::kFirstContextCredit};
+  uint64_t last_used = 0;
+  bool remembered = false;  // its tokens are among those of the app
+};
+
+// One app's; nothing of it is used for another app's calls.
+struct AppDrafts {
+  explicit AppDrafts(int32_t lookup_tokens) : lookup(lookup_tokens) {}
+
+  policy::TokenLookup lookup;  // of its calls that are over
+  policy::SpeculationState state{policy::kFirstAppCredit};
+  std::map<std::string, std::shared_ptr<ContextDrafts>> contexts;
+  uint64_t last_used = 0;
+};
+
+struct CallDrafts {
+  CallDrafts(int32_t tokens, std::shared_ptr<AppDrafts> of_app,
+             std::shared_ptr<ContextDrafts> of_context)
+      : own(tokens), app(std::move(of_app)), context(std::move(of_context)) {}
+
+  policy::CallSpeculation speculation() const { return {context->state, app->state}; }
+
+  policy::TokenLookup own;               // of this call's prompt and answer
+  size_t fed = 0;                        // tokens of the call that are in it
+  const std::shared_ptr<AppDrafts> app;  // shared: the app may be forgotten before its call is over
+  const std::shared_ptr<ContextDrafts> context;  // likewise
+
+  // Of the decode step to come.
+  policy::DraftTree tree;
+  std::vector<int32_t> chosen;  // nodes of the tree that are verified: its rows but the root
+  size_t tokens_before = 0;     // of the session
+  double draft_ms = 0;          // that growing the tree took
+  double plain_ms = 0;          // that the step would take without it
+  int32_t other_rows = 0;       // of other calls that decode
+  std::optional<policy::DraftSourceKind> model;  // that was asked
+};
+
+}  // namespace withy::model_worker

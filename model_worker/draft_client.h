@@ -1,0 +1,42 @@
+// Asks draft_worker what it expects behind a call's tokens. Neighbours: draft_source.h is what the
+// core sees, draft_worker answers (draft_worker.proto). Where it is away, slow or of another
+// vocabulary, there are no drafts for a while.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "model_worker/draft_source.h"
+#include "withy/v1/draft_worker.grpc.pb.h"
+
+namespace withy::model_worker {
+
+// For the engine thread, which Draft keeps waiting: for a few tokens' time at most.
+class DraftClient final : public DraftSource {
+ public:
+  // `address` of draft_worker; `vocabulary`: fingerprint of the target's tokenizer.
+  DraftClient(const std::string& address, uint64_t vocabulary, Clock& clock);
+
+  bool ready() const override { return clock_.SteadyNanos() >= retry_ns_; }
+  double pass_ms() const override { return pass_ms_; }
+  bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
+             policy::DraftTree* tree) override;
+  void Forget(uint64_t call_id) override { known_.erase(call_id); }
+
+ private:
+  v1::DraftRequest ToWire(const DraftRequest& request);
+  void OnFailure(const grpc::Status& status);
+
+  const uint64_t vocabulary_;
+  Clock& clock_;
+  const std::unique_ptr<v1::DraftWorker::Stub> stub_;
+  std::map<uint64_t, uint32_t> known_;  // by call: tokens that the draft has
+  double pass_ms_ = 0;                  // the way there and back included
+  int64_t retry_ns_ = 0;                // not asked before
+  bool refused_ = false;                // the last failure was told
+};
+
+}  // namespace withy::model_worker

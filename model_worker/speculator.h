@@ -1,0 +1,98 @@
+// Drafts the decode steps of calls: asks the sources, cheapest first, merges what they expect into
+// one tree, chooses how much of it the target verifies, and learns from what was accepted.
+// Neighbours: policy/speculation.h bounds what it may lose, session.h verifies, step_runner.h calls
+// it around each step. Answers do not depend on it, their speed does.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "model_worker/call_state.h"
+#include "model_worker/prefix_drafter.h"
+#include "model_worker/scheduler_options.h"
+#include "model_worker/worker_metrics.h"
+#include "policy/level_pace.h"
+#include "policy/speculation.h"
+#include "policy/tree_budget.h"
+
+namespace withy::model_worker {
+
+// A decode step that was computed.
+struct DecodedStep {
+  int32_t rows = 0;  // of the call, the answer's last token included
+  double ms = 0;     // of the whole pass
+  bool alone =
+      false;  // the pass had rows of this call only, and nothing was computed in its middle
+  int64_t started_ns = 0;
+  int64_t ended_ns = 0;
+};
+
+// The calls that run beside one.
+struct BesideCall {
+  int32_t other_rows = 0;  // calls that decode: one row each at least
+  bool quiet = false;      // there is nothing that a draft model's passes would hold up
+  const std::atomic<bool>* interrupt = nullptr;  // ends them
+};
+
+// For the engine thread. Everything passed in is borrowed. Bounded: kApps apps of kContexts
+// contexts, the ones used last, and kLookupTokens tokens of each app.
+class Speculator {
+ public:
+  Speculator(engine::Model& model, const SpeculationOptions& options,
+             const std::vector<policy::LevelPace>& levels, Clock& clock, WorkerMetrics& metrics);
+
+  // Sets the tree of the call's next decode step.
+  void Prepare(Call& call, const BesideCall& beside);
+  // The step was computed, and its tokens were taken.
+  void Observe(Call& call, const DecodedStep& step);
+  // The call has ended, and keeps its session: what it said is looked up by later calls of its app.
+  void Remember(Call& call);
+  // The call is gone.
+  void Forget(const Call& call);
+
+ private:
+  static constexpr size_t kApps = 16;
+  static constexpr size_t kContexts = 256;
+  static constexpr int32_t kLookupTokens = 1 << 16;  // of an app
+  static constexpr int32_t kMostDepth = 32;
+  static constexpr int32_t kMostMatches = 3;
+
+  // Bounds of the tree of a step.
+  struct Room {
+    int32_t depth = 0;
+    int32_t nodes = 0;
+  };
+
+  CallDrafts& DraftsOf(Call& call);
+  Room RoomOf(const Call& call) const;
+  const policy::LevelPace& PaceOf(const Call& call) const;
+  void AddLookups(Call& call, const Room& room);
+  void AskModels(Call& call, const Room& room, const BesideCall& beside);
+  bool CanAsk(const Call& call, policy::DraftSourceKind source) const;
+  double DraftPassMs(const Call& call, policy::DraftSourceKind source) const;
+  void Grow(Call& call, policy::DraftSourceKind source, const Room& room,
+            const std::atomic<bool>* interrupt);
+  void Choose(Call& call, const Room& room);
+  // How many drafted tokens the answer's new tokens follow; teaches how sure drafts are.
+  int32_t FollowAnswer(Call& call, size_t verified);
+  void OnModelVerified(CallDrafts& drafts, size_t verified, int32_t accepted);
+
+  engine::Model& model_;
+  const SpeculationOptions options_;
+  const std::vector<policy::LevelPace>& levels_;
+  Clock& clock_;
+  WorkerMetrics& metrics_;
+  policy::RowCosts costs_;
+  PrefixDrafter prefix_;
+  std::map<std::string, std::shared_ptr<AppDrafts>> apps_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace withy::model_worker

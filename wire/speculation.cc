@@ -1,0 +1,35 @@
+#include "wire/speculation.h"
+
+namespace withy::wire {
+
+policy::SpeculationMode ModeFromWire(v1::Speculation speculation,
+                                     policy::SpeculationMode unspecified) {
+  switch (speculation) {
+    case v1::SPECULATION_OFF:
+      return policy::SpeculationMode::kOff;
+    case v1::SPECULATION_AUTO:
+      return policy::SpeculationMode::kAuto;
+    case v1::SPECULATION_LOOKUP:
+      return policy::SpeculationMode::kLookup;
+    case v1::SPECULATION_PREFIX:
+      return policy::SpeculationMode::kPrefix;
+    case v1::SPECULATION_DRAFT:
+      return policy::SpeculationMode::kDraft;
+    default:
+      return unspecified;
+  }
+}
+
+v1::Speculation ToWire(policy::DraftSourceKind source) {
+  switch (source) {
+    case policy::DraftSourceKind::kLookup:
+      return v1::SPECULATION_LOOKUP;
+    case policy::DraftSourceKind::kPrefix:
+      return v1::SPECULATION_PREFIX;
+    case policy::DraftSourceKind::kDraft:
+      return v1::SPECULATION_DRAFT;
+  }
+  return v1::SPECULATION_UNSPECIFIED;
+}
+
+}  // namespace withy::wire
