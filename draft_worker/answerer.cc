@@ -57,6 +57,34 @@ absl::Status Answerer::Submit(uint64_t call_id, engine::AnswerRequest request,
   return absl::OkStatus();
 }
 
+absl::Status Answerer::Post(std::function<void(const absl::Status&)> task) {
+  absl::MutexLock lock(&mutex_);
+  if (draining_) return Draining();
+  if (tasks_.size() >= kMostTasks) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("draft_worker: ", tasks_.size(), " requests for drafts wait"));
+  }
+  tasks_.push_back(std::move(task));
+  return absl::OkStatus();
+}
+
+void Answerer::RunTasks() {
+  while (true) {
+    std::function<void(const absl::Status&)> task;
+    absl::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (tasks_.empty()) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+      if (draining_) status = Draining();
+    }
+    step_since_ns_ = clock_.SteadyNanos();
+    task(status);
+    step_since_ns_ = 0;
+  }
+}
+
 bool Answerer::Cancel(uint64_t call_id) {
   Call call;
   {
@@ -108,7 +136,7 @@ int64_t Answerer::PieceNanos() const {
 
 void Answerer::Run() {
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !waiting_.empty();
+    return stopping_ || !waiting_.empty() || !tasks_.empty();
   };
   while (true) {
     Call call;
@@ -117,7 +145,14 @@ void Answerer::Run() {
       busy_ = false;
       running_.Set(0);
       mutex_.Await(absl::Condition(&ready));
-      if (waiting_.empty()) return;
+    }
+    RunTasks();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (waiting_.empty()) {
+        if (stopping_ && tasks_.empty()) return;
+        continue;
+      }
       call = std::move(waiting_.front());
       waiting_.pop_front();
       busy_ = true;

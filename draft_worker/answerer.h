@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -60,6 +61,10 @@ class Answerer {
   // Ends a call at its caller's request; the answer so far is its result. Returns false if there is
   // no such call.
   bool Cancel(uint64_t call_id);
+  // Runs `task` on the answering thread, between two calls. While an answer is made, it waits. The
+  // task hears OK, or UNAVAILABLE when the answerer is draining. Errors, without running it:
+  // RESOURCE_EXHAUSTED naming the limit, UNAVAILABLE while draining.
+  absl::Status Post(std::function<void(const absl::Status&)> task);
   // Refuses new calls, lets queued and running ones finish for `grace`, then fails the rest.
   void Drain(absl::Duration grace);
 
@@ -78,7 +83,10 @@ class Answerer {
     int32_t queue_position = 0;
   };
 
+  static constexpr size_t kMostTasks = 64;
+
   void Run();
+  void RunTasks();
   absl::StatusOr<engine::SoloResult> Answer(const Call& call);
   absl::StatusOr<engine::SoloResult> Judge(absl::StatusOr<engine::SoloResult> result) const;
 
@@ -92,6 +100,7 @@ class Answerer {
 
   mutable absl::Mutex mutex_;
   std::deque<Call> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<void(const absl::Status&)>> tasks_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t busy_call_ ABSL_GUARDED_BY(mutex_) = 0;  // while busy_
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;

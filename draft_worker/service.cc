@@ -1,5 +1,6 @@
 #include "draft_worker/service.h"
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "draft_worker/tree_drafter.h"
+#include "policy/token_tree.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
@@ -118,6 +121,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                      const engine::WorkerCost& cost, const DraftServiceOptions& options,
                      rpc::OpenStreams& answers)
       : answerer_(answerer),
+        drafter_(*model.bundle.model, model.window, Clock::Real()),
         model_(model),
         cost_(cost),
         options_(options),
@@ -155,6 +159,19 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                      v1::TokenizeResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(rpc::ToGrpc(Count(*request, response)));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Draft(grpc::CallbackServerContext* context,
+                                  const v1::DraftRequest* request,
+                                  v1::DraftResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status posted =
+        answerer_.Post([this, context, request, response, reactor](const absl::Status& go) {
+          const auto cancelled = [context] { return context->IsCancelled(); };
+          reactor->Finish(rpc::ToGrpc(go.ok() ? DraftTree(*request, cancelled, response) : go));
+        });
+    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
     return reactor;
   }
 
@@ -218,7 +235,62 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
   }
 
+  // On the answering thread.
+  absl::Status DraftTree(const v1::DraftRequest& request, const std::function<bool()>& cancelled,
+                         v1::DraftResponse* response) {
+    WITHY_RETURN_IF_ERROR(CheckDraft(request));
+    const std::vector<int32_t> tokens(request.tokens().begin(), request.tokens().end());
+    TreeRequest tree{.call_id = request.call_id(),
+                     .known_tokens = static_cast<int32_t>(request.known_tokens()),
+                     .tokens = tokens,
+                     .sampling = engine::ParamsOf(request.sampling()),
+                     .limits = {}};
+    const auto ends = model_.bundle.tokenizer->end_of_generation_ids();
+    tree.sampling.unpenalized.assign(ends.begin(), ends.end());
+    tree.limits.max_nodes = static_cast<int32_t>(request.max_tokens());
+    tree.limits.max_depth = static_cast<int32_t>(request.max_depth());
+    tree.limits.alpha = request.alpha();
+    tree.limits.token_ms = request.token_ms();
+    WITHY_ASSIGN_OR_RETURN(const GrownTree grown, drafter_.Draft(tree, cancelled));
+    response->set_unknown(grown.unknown);
+    response->set_passes(static_cast<uint32_t>(grown.passes));
+    response->set_pass_ms(grown.pass_ms);
+    for (const policy::DraftNode& node : grown.tree.nodes()) {
+      v1::DraftedToken* token = response->add_tokens();
+      token->set_token(node.token);
+      token->set_parent(node.parent);
+      token->set_probability(static_cast<float>(node.confidence));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckDraft(const v1::DraftRequest& request) const {
+    constexpr uint32_t kMost = policy::TokenTree::kMaxDraftedTokens;
+    if (request.vocabulary() != model_.bundle.tokenizer->fingerprint()) {
+      return absl::FailedPreconditionError(
+          "the draft's vocabulary is not the target's: set draft.path to a model of that "
+          "vocabulary");
+    }
+    if (request.max_tokens() < 1 || request.max_tokens() > kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("max_tokens is ", request.max_tokens(), ": must be in [1, ", kMost, "]"));
+    }
+    if (request.max_depth() < 1 || request.max_depth() > kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("max_depth is ", request.max_depth(), ": must be in [1, ", kMost, "]"));
+    }
+    if (!(request.alpha() >= 0 && request.alpha() < 1) || !(request.token_ms() >= 0)) {
+      return absl::InvalidArgumentError(absl::StrCat("alpha is ", request.alpha(), " and token_ms ",
+                                                     request.token_ms(),
+                                                     ": must be in [0, 1) and 0 or more"));
+    }
+    if (request.known_tokens() <= static_cast<uint32_t>(model_.window)) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("known_tokens is ", request.known_tokens(),
+                                                   ": the draft's window has ", model_.window));
+  }
+
   Answerer& answerer_;
+  TreeDrafter drafter_;
   const engine::ServedModel& model_;
   const engine::WorkerCost cost_;
   const DraftServiceOptions options_;
@@ -245,6 +317,10 @@ class NoDraftService final : public v1::DraftWorker::CallbackService {
   }
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const v1::TokenizeRequest*, v1::TokenizeResponse*) override {
+    return Refuse(context);
+  }
+  grpc::ServerUnaryReactor* Draft(grpc::CallbackServerContext* context, const v1::DraftRequest*,
+                                  v1::DraftResponse*) override {
     return Refuse(context);
   }
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,

@@ -1,0 +1,76 @@
+// Grows token trees behind the tokens of the target's calls. Keeps the KV of the last few calls,
+// and computes what a call's KV lacks before it is used. Neighbours: policy/tree_growth.h says what
+// to compute, answerer.h lends the thread, service.cc speaks gRPC.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "engine/model/scratch_kv.h"
+#include "engine/sampling/sampler.h"
+#include "policy/draft_tree.h"
+#include "policy/tree_growth.h"
+
+namespace withy::draft_worker {
+
+struct TreeRequest {
+  uint64_t call_id = 0;
+  int32_t known_tokens = 0;         // of an earlier request of the call
+  std::span<const int32_t> tokens;  // that follow them
+  engine::SamplingParams sampling;
+  policy::GrowthLimits limits;  // `pass_ms` is the drafter's own
+};
+
+struct GrownTree {
+  policy::DraftTree tree;  // confidences are the draft's probabilities
+  bool unknown = false;    // `known_tokens` are not here
+  int32_t passes = 0;
+  double pass_ms = 0;
+};
+
+// For one thread. `model` and `clock` are borrowed. Bounded: the KV of kCalls calls of `window`
+// tokens each.
+class TreeDrafter {
+ public:
+  static constexpr size_t kCalls = 8;
+
+  TreeDrafter(engine::Model& model, int32_t window, Clock& clock)
+      : model_(model), window_(window), clock_(clock) {}
+
+  // `cancelled` is asked between passes: what was computed until then stays for the next request.
+  // Errors: INVALID_ARGUMENT (no tokens, a token outside the vocabulary), OUT_OF_RANGE (the
+  // window), CANCELLED; those of the engine.
+  absl::StatusOr<GrownTree> Draft(const TreeRequest& request,
+                                  const std::function<bool()>& cancelled);
+
+ private:
+  struct Drafted {
+    Drafted(uint64_t call, const engine::ModelInfo& info) : call_id(call), kv(info, 64) {}
+
+    const uint64_t call_id;
+    std::vector<int32_t> tokens;
+    int32_t computed = 0;  // tokens with KV
+    engine::ScratchKv kv;
+  };
+
+  Drafted& EntryOf(uint64_t call_id);
+  absl::Status Check(const TreeRequest& request) const;
+  absl::Status CatchUp(Drafted& call, const std::function<bool()>& cancelled);
+  absl::Status ComputeLeaves(Drafted& call, const policy::DraftTree& tree,
+                             const std::vector<int32_t>& leaves);
+
+  engine::Model& model_;
+  const int32_t window_;
+  Clock& clock_;
+  std::vector<std::unique_ptr<Drafted>> calls_;  // the one used last stands last
+  std::vector<float> logits_;
+  double pass_ms_ = 0;  // of one leaf or a few
+};
+
+}  // namespace withy::draft_worker

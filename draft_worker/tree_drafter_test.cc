@@ -1,0 +1,112 @@
+#include "draft_worker/tree_drafter.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "engine/model/testing.h"
+
+namespace withy::draft_worker {
+namespace {
+
+using testing::ElementsAreArray;
+
+bool Never() { return false; }
+
+class TreeDrafterTest : public testing::Test {
+ protected:
+  std::vector<int32_t> Tokens(size_t count, uint32_t seed) const {
+    std::mt19937 random(seed);
+    std::vector<int32_t> tokens(count);
+    const auto vocab = static_cast<uint32_t>(model_->info().vocab_size);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
+    return tokens;
+  }
+  static TreeRequest Ask(std::span<const int32_t> tokens, int32_t known = 0, uint64_t call = 1) {
+    return {.call_id = call,
+            .known_tokens = known,
+            .tokens = tokens,
+            .sampling = {},
+            .limits = {.max_nodes = 8, .max_depth = 8, .alpha = 0, .branch_threshold = 0.02}};
+  }
+  static void ExpectSame(const GrownTree& a, const GrownTree& b) {
+    ASSERT_EQ(a.tree.size(), b.tree.size());
+    for (size_t i = 0; i < a.tree.nodes().size(); ++i) {
+      EXPECT_EQ(a.tree.nodes()[i].token, b.tree.nodes()[i].token);
+      EXPECT_EQ(a.tree.nodes()[i].parent, b.tree.nodes()[i].parent);
+      EXPECT_EQ(a.tree.nodes()[i].confidence, b.tree.nodes()[i].confidence) << "stale KV";
+    }
+  }
+
+  engine::TestFolder folder_;
+  std::unique_ptr<engine::Model> model_ = engine::OpenTiny(
+      folder_, engine::WriteTiny(folder_, engine::TinyShape(), engine::GgmlType::kQ8_0));
+};
+
+TEST_F(TreeDrafterTest, TheFirstBranchIsWhatTheModelDecodes) {
+  const std::vector<int32_t> tokens = Tokens(40, 1);
+  TreeDrafter drafter(*model_, 512, Clock::Real());
+  TreeRequest request = Ask(tokens);
+  request.limits = {.max_nodes = 6, .max_depth = 6, .alpha = 0, .branch_threshold = 1.1};
+  const auto grown = drafter.Draft(request, Never);
+  ASSERT_TRUE(grown.ok()) << grown.status();
+  const auto decoded = engine::GreedyDecode(*model_, tokens, 6);
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_THAT(grown->tree.PathTo(5), ElementsAreArray(*decoded));
+  EXPECT_EQ(grown->passes, 6);
+}
+
+// Whatever was drafted before, what a call gets depends on its tokens alone.
+TEST_F(TreeDrafterTest, KvIsNeverStale) {
+  TreeDrafter drafter(*model_, 512, Clock::Real());
+  std::mt19937 random(5);
+  std::vector<int32_t> tokens = Tokens(30, 2);
+  int32_t known = 0;
+  for (int step = 0; step < 25; ++step) {
+    SCOPED_TRACE(step);
+    // Some steps are drafted for nobody, or cut off; some tokens come back.
+    const auto more = std::span<const int32_t>(tokens).subspan(static_cast<size_t>(known));
+    if (random() % 4 == 0) {
+      drafter.Draft(Ask(more, known), [n = 0]() mutable { return n++ == 2; }).IgnoreError();
+    }
+    const auto grown = drafter.Draft(Ask(more, known), Never);
+    ASSERT_TRUE(grown.ok()) << grown.status();
+    ASSERT_FALSE(grown->unknown);
+    TreeDrafter fresh(*model_, 512, Clock::Real());
+    ExpectSame(*grown, *fresh.Draft(Ask(tokens), Never));
+    known = static_cast<int32_t>(tokens.size());
+    if (random() % 5 == 0) known -= 7;
+    tokens.resize(static_cast<size_t>(known));
+    for (const int32_t token : Tokens(1 + random() % 6, static_cast<uint32_t>(step) + 10)) {
+      tokens.push_back(token);
+    }
+  }
+}
+
+TEST_F(TreeDrafterTest, ACallThatIsNotHereIsAskedForAgain) {
+  TreeDrafter drafter(*model_, 512, Clock::Real());
+  const std::vector<int32_t> tokens = Tokens(10, 3);
+  EXPECT_TRUE(drafter.Draft(Ask(tokens, 5), Never)->unknown);
+  for (uint64_t call = 1; call <= TreeDrafter::kCalls + 1; ++call) {
+    EXPECT_FALSE(drafter.Draft(Ask(tokens, 0, call), Never)->unknown);
+  }
+  EXPECT_TRUE(drafter.Draft(Ask(tokens, 10, 1), Never)->unknown) << "others took its place";
+  EXPECT_FALSE(drafter.Draft(Ask(tokens, 10, 5), Never)->unknown);
+}
+
+TEST_F(TreeDrafterTest, BadRequestsAreRefused) {
+  TreeDrafter drafter(*model_, 64, Clock::Real());
+  const auto code = [&](const TreeRequest& request) {
+    return drafter.Draft(request, Never).status().code();
+  };
+  const std::vector<int32_t> outside = {1, model_->info().vocab_size};
+  EXPECT_EQ(code(Ask(outside)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(Ask({})), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(Ask(Tokens(60, 1))), absl::StatusCode::kOutOfRange);
+}
+
+}  // namespace
+}  // namespace withy::draft_worker
