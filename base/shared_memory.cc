@@ -4,9 +4,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
+#include "base/huge_memory.h"
+#include "base/round_up.h"
 #include "base/status.h"
 
 namespace withy {
@@ -39,9 +42,29 @@ absl::StatusOr<SharedMemory> SharedMemory::Map(int fd, size_t bytes, Access acce
                                                    static_cast<int64_t>(info.st_size)));
   }
   const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* address = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
-  if (address == MAP_FAILED) return ErrnoError("map shared memory");
-  return SharedMemory(static_cast<std::byte*>(address), bytes);
+  if (bytes < HugeMemory::kHugePage) {
+    void* address = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+    if (address == MAP_FAILED) return ErrnoError("map shared memory");
+    return SharedMemory(static_cast<std::byte*>(address), bytes);
+  }
+  // A range with room for an aligned place, which the mapping then replaces.
+  const size_t mapped = RoundUp(bytes, size_t{4096});
+  const size_t range_bytes = mapped + HugeMemory::kHugePage;
+  void* const range =
+      mmap(nullptr, range_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) return ErrnoError("map shared memory");
+  std::byte* const begin = static_cast<std::byte*>(range);
+  std::byte* const aligned = reinterpret_cast<std::byte*>(
+      RoundUp(reinterpret_cast<uintptr_t>(begin), HugeMemory::kHugePage));
+  const bool failed = mmap(aligned, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED;
+  const absl::Status error = failed ? ErrnoError("map shared memory") : absl::OkStatus();
+  if (failed) {
+    munmap(range, range_bytes);
+    return error;
+  }
+  if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
+  munmap(aligned + mapped, static_cast<size_t>(begin + range_bytes - (aligned + mapped)));
+  return SharedMemory(aligned, bytes);
 }
 
 absl::Status SharedMemory::ExcludeFromCoreDumps() {

@@ -24,7 +24,8 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
   ~SharedMemory();
 
-  // Maps `bytes` of `fd` shared; `fd` may be closed afterwards. Errors: INVALID_ARGUMENT if the
+  // Maps `bytes` of `fd` shared, from a multiple of 2 MiB on if they are as many, so that pages of
+  // that size can be mapped. `fd` may be closed afterwards. Errors: INVALID_ARGUMENT if the
   // file is shorter than `bytes`.
   static absl::StatusOr<SharedMemory> Map(int fd, size_t bytes, Access access);
 

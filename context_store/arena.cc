@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 
@@ -18,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
+#include "base/huge_memory.h"
 #include "base/round_up.h"
 #include "base/status.h"
 #include "context_store/arena_directory.h"
@@ -29,6 +29,7 @@ namespace {
 constexpr char kFdName[] = "arena";
 constexpr uint64_t kPage = 4096;
 constexpr size_t kPrefaultStep = 4 << 20;  // small, so that stopping is quick
+constexpr int kCollapse = 25;              // MADV_COLLAPSE (Linux 6.1), newer than the C library
 
 bool IsArenaOf(int fd, uint64_t bytes) {
   struct stat info {};
@@ -40,7 +41,8 @@ bool IsArenaOf(int fd, uint64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd kept) {
+absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd kept,
+                                                     uint64_t lock_limit_bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("store.arena_bytes is 0");
   std::unique_ptr<Arena> arena(new Arena(bytes));
   const uint64_t file_bytes = RoundUp(bytes, kPage) + ArenaDirectory::BytesFor(bytes);
@@ -53,6 +55,8 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd ke
   WITHY_ASSIGN_OR_RETURN(arena->memory_, SharedMemory::Map(arena->fd_.get(), file_bytes,
                                                            SharedMemory::Access::kReadWrite));
   WITHY_RETURN_IF_ERROR(arena->memory_.ExcludeFromCoreDumps());
+  arena->locks_ = std::make_unique<ArenaLocks>(std::span<std::byte>(arena->memory_.data(), bytes),
+                                               lock_limit_bytes);
   arena->PrefaultInBackground();
   return arena;
 }
@@ -68,38 +72,46 @@ std::span<std::byte> Arena::directory() const {
 
 void Arena::PrefaultInBackground() {
   prefault_ = std::thread([this] {
-    Lock();
+    bool huge = true;
     for (size_t offset = 0; offset < bytes_ && !stop_; offset += kPrefaultStep) {
-      std::byte* begin = memory_.data() + offset;
       const size_t bytes = std::min<size_t>(kPrefaultStep, bytes_ - offset);
-      if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) continue;
-      if (errno != EINVAL) {  // touching the pages would kill the process
-        spdlog::error(
-            "no memory for {} of the {} bytes of the KV arena ({}): set store.arena_bytes lower",
-            bytes_ - offset, bytes_, std::strerror(errno));
-        return;
-      }
-      // Kernels before 5.14: reading a page of a shared memfd allocates it.
-      for (size_t i = 0; i < bytes; i += 4096)
-        (void)*static_cast<volatile const std::byte*>(begin + i);
+      huge = huge && Collapse(offset, bytes);
+      if (!Prefault(offset, bytes)) return;
+    }
+    if (huge_bytes_ > 0) {
+      spdlog::info("{} of the {} bytes of the KV arena are in pages of 2 MiB", huge_bytes_.load(),
+                   bytes_);
     }
   });
 }
 
-// Locking is optional: not every machine's RLIMIT_MEMLOCK permits it. Slots are taken from the
-// start of the arena first, so its start is locked if not all of it can be. ONFAULT, so that the
-// call does not touch the whole arena at once.
-void Arena::Lock() {
-  uint64_t bytes = bytes_;
-  if (mlock2(memory_.data(), bytes, MLOCK_ONFAULT) != 0) {
-    rlimit limit{};
-    bytes = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 ? std::min<uint64_t>(bytes_, limit.rlim_cur) : 0;
-    bytes = bytes / kPage * kPage;
-    if (bytes > 0 && mlock2(memory_.data(), bytes, MLOCK_ONFAULT) != 0) bytes = 0;
-    spdlog::info("{} of the {} bytes of the KV arena are locked into memory (RLIMIT_MEMLOCK)",
-                 bytes, bytes_);
+bool Arena::Prefault(size_t offset, size_t bytes) {
+  std::byte* begin = memory_.data() + offset;
+  if (madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) {  // touching the pages would kill the process
+    spdlog::error(
+        "no memory for {} of the {} bytes of the KV arena ({}): set store.arena_bytes lower",
+        bytes_ - offset, bytes_, std::strerror(errno));
+    return false;
   }
-  locked_bytes_ = bytes;
+  // Kernels before 5.14: reading a page of a shared memfd allocates it.
+  for (size_t i = 0; i < bytes; i += kPage)
+    (void)*static_cast<volatile const std::byte*>(begin + i);
+  return true;
+}
+
+// Moves whole pages of 2 MiB of this range into such pages, so that attention takes fewer page
+// walks. Every process that maps the arena gains. False: the system does not do that here.
+bool Arena::Collapse(size_t offset, size_t bytes) {
+  bytes = bytes / HugeMemory::kHugePage * HugeMemory::kHugePage;
+  if (bytes == 0) return false;
+  if (madvise(memory_.data() + offset, bytes, kCollapse) == 0) {
+    huge_bytes_ += bytes;
+    return true;
+  }
+  if (errno == EAGAIN || errno == EBUSY) return true;  // some of the pages could not be moved
+  spdlog::info("the KV arena has pages of 4 KiB from byte {} on: {}", offset, std::strerror(errno));
+  return false;
 }
 
 bool Arena::ReleasePages(uint64_t offset, uint64_t bytes) {

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "context_store/arena_locks.h"
 #include "engine/kv/memory.h"
 #include "engine/kv/slot.h"
 
@@ -26,9 +27,11 @@ namespace withy::context_store {
 class Arena {
  public:
   // Maps `kept` (an arena that systemd kept) if it is sealed and has `bytes` bytes; otherwise
-  // creates a new one. Prefaulting continues in the background after the return. Errors:
+  // creates a new one. Prefaulting continues in the background after the return, in pages of 2 MiB
+  // where the system permits. `lock_limit_bytes`: as ArenaLocks. Errors:
   // INVALID_ARGUMENT (0 bytes), RESOURCE_EXHAUSTED and others of memfd_create(2) and mmap(2).
-  static absl::StatusOr<std::unique_ptr<Arena>> Create(uint64_t bytes, UniqueFd kept);
+  static absl::StatusOr<std::unique_ptr<Arena>> Create(uint64_t bytes, UniqueFd kept,
+                                                       uint64_t lock_limit_bytes = UINT64_MAX);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -43,8 +46,10 @@ class Arena {
   // See arena_directory.h. Zeros in a new arena.
   std::span<std::byte> directory() const;
 
-  // Bytes from the start on that stay in memory: as many as RLIMIT_MEMLOCK permits.
-  uint64_t locked_bytes() const { return locked_bytes_; }
+  // What of it stays in memory.
+  ArenaLocks& locks() const { return *locks_; }
+  // Bytes that are in pages of 2 MiB, as far as it is prefaulted.
+  uint64_t huge_bytes() const { return huge_bytes_; }
   // Gives the memory of whole pages to the system; they read as zeros then. False: the kernel does
   // not do that here.
   bool ReleasePages(uint64_t offset, uint64_t bytes);
@@ -63,13 +68,15 @@ class Arena {
  private:
   explicit Arena(uint64_t bytes) : bytes_(bytes) {}
   void PrefaultInBackground();
-  void Lock();
+  bool Prefault(size_t offset, size_t bytes);
+  bool Collapse(size_t offset, size_t bytes);
 
   const uint64_t bytes_;
   UniqueFd fd_;
   SharedMemory memory_;
   bool recovered_ = false;
-  std::atomic<uint64_t> locked_bytes_{0};
+  std::unique_ptr<ArenaLocks> locks_;
+  std::atomic<uint64_t> huge_bytes_{0};
   std::atomic<bool> stop_{false};
   std::thread prefault_;
 };

@@ -411,10 +411,14 @@ void KvReader::Advance(Job& job) {
   if (job.read.on_done) job.read.on_done();
 }
 
-void KvReader::WaitUntilDue(const Slot& slot) const {
+void KvReader::WaitUntilDue(const Slot& slot) {
+  constexpr int64_t kStepNs = 2 * kNanosPerMilli;  // then a cancelled read is noticed
   if (options_.bytes_per_second == 0) return;
-  const int64_t wait_ns = slot.due_ns - Clock::Real().SteadyNanos();
-  if (wait_ns > 0) absl::SleepFor(absl::Nanoseconds(wait_ns));
+  while (!Cancelled(*slot.job)) {
+    const int64_t wait_ns = slot.due_ns - Clock::Real().SteadyNanos();
+    if (wait_ns <= 0) return;
+    absl::SleepFor(absl::Nanoseconds(std::min(wait_ns, kStepNs)));
+  }
 }
 
 bool KvReader::Begin(Job& job) {

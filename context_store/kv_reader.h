@@ -150,7 +150,7 @@ class KvReader {
   void Finish(size_t slot, const absl::Status& status);
   void Fail(Job& job, uint32_t extent, const absl::Status& status);
   void Advance(Job& job);
-  void WaitUntilDue(const Slot& slot) const;
+  void WaitUntilDue(const Slot& slot);
   // Surround calls of a job's functions, and writes to its targets. False if the job was cancelled.
   bool Begin(Job& job);
   void End();

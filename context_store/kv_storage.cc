@@ -255,9 +255,9 @@ std::map<std::string, absl::StatusOr<KvOwner>> KvStorage::OwnersOf(std::span<con
   return owners;
 }
 
-void KvStorage::StartRead(const std::string& context_id, const Geometry& geometry,
-                          const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
-                          ReadEvents events) {
+KvReadId KvStorage::StartRead(const std::string& context_id, const Geometry& geometry,
+                              const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
+                              ReadEvents events) {
   const auto give_up = [&](const std::vector<size_t>& lost, const absl::Status& why) {
     spdlog::warn("KV of context {} is computed again: {}", context_id, std::string(why.message()));
     events.on_failed(lost);
@@ -300,7 +300,10 @@ void KvStorage::StartRead(const std::string& context_id, const Geometry& geometr
     }
   }
   if (!lost.empty()) give_up(lost, why_lost);
-  if (request.extents.empty()) return events.on_done();
+  if (request.extents.empty()) {
+    events.on_done();
+    return 0;
+  }
   std::vector<KvExtent> extents;
   for (const KvExtentRead& one : request.extents) extents.push_back(one.extent);
   request.on_layer = events.on_layer;
@@ -311,10 +314,11 @@ void KvStorage::StartRead(const std::string& context_id, const Geometry& geometr
     on_failed(members[extent]);
   };
   request.on_done = events.on_done;
-  if (const auto started = segments_->Start(std::move(request)); !started.ok()) {
-    give_up(all, started.status());
-    events.on_done();
-  }
+  const absl::StatusOr<KvReadId> started = segments_->Start(std::move(request));
+  if (started.ok()) return *started;
+  give_up(all, started.status());
+  events.on_done();
+  return 0;
 }
 
 void KvStorage::CountDamage(const KvExtent& extent, const absl::Status& status) {

@@ -93,9 +93,12 @@ class KvStorage {
     std::function<void(std::span<const size_t> loads)> on_failed;
     std::function<void()> on_done;
   };
-  void StartRead(const std::string& context_id, const Geometry& geometry,
-                 const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
-                 ReadEvents events);
+  // Returns the read, for CancelRead; 0: nothing is being read.
+  KvReadId StartRead(const std::string& context_id, const Geometry& geometry,
+                     const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
+                     ReadEvents events);
+  // As KvReader::Cancel: on return none of the read's functions runs or will be called.
+  void CancelRead(KvReadId read) { segments_->Cancel(read); }
   // Gives up the segments whose KV is least likely to be used again, so that `wanted_bytes` of
   // chunks find room; their copies are lost. `last_used_ns`: Unix time of a context's last use.
   // False if nothing was given up. See policy/kv_disk.h.

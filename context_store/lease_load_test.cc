@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <span>
 #include <vector>
 
 #include "context_store/lease_table_testing.h"
@@ -130,6 +131,47 @@ TEST_F(LeaseLoadTest, ThePlanSaysWhichChunksAreRead) {
   table_.FinishLoad("c", loads, std::vector<bool>(4, false));
   EXPECT_EQ(table_.KvOf("c").stored_bytes, 6 * kSlotBytes);
   EXPECT_TRUE(AllFree());
+}
+
+TEST_F(LeaseLoadTest, WhatIsReadTooSlowlyIsLeftToTheWorker) {
+  std::vector<ContextChunk> chunks;
+  for (StoredCopy copy = 1; copy <= 5; ++copy) {
+    chunks.push_back({.identity = {std::string(32, static_cast<char>('a' + copy)), 16, 100},
+                      .slot = std::nullopt,
+                      .stored = copy,
+                      .stored_format = copy <= 2 ? KvFormat::kQ8 : KvFormat::kQ4});
+  }
+  chunks.back().identity.tokens = 7;
+  table_.idle().Adopt("c", {}, chunks);
+  const LeaseId lease = Open("c");
+  const auto loads = table_.BeginLoad(lease, {.level_percent = 100}, &evicted_);
+  ASSERT_EQ(loads.size(), 5u);
+  EXPECT_TRUE(loads[3].recomputable);
+  EXPECT_FALSE(loads[4].recomputable) << "an unfinished chunk is read in any case";
+  EXPECT_TRUE(table_.IsLoading("c", loads[1]));
+  const auto left =
+      table_.LeaveToWorker(lease, std::span<const ChunkLoad>(loads).first(3), &evicted_);
+  ASSERT_EQ(left.size(), 3u);
+  EXPECT_EQ(left[0].slot, loads[0].slot) << "of 8 bits already";
+  EXPECT_EQ(left[2].slot.format, KvFormat::kQ8);
+  EXPECT_FALSE(table_.IsLoading("c", loads[1]));
+  EXPECT_EQ(table_.Audit(), "");
+  using State = ResidentChunk::State;
+  const auto resident = table_.Resident(lease);
+  ASSERT_EQ(resident.size(), 5u);
+  EXPECT_EQ(resident[2].state, State::kRecompute);
+  EXPECT_EQ(resident[3].state, State::kLoading);
+  table_.FinishLoad("c", {loads.begin() + 3, loads.end()}, {true, true});
+  std::vector<ChunkIdentity> commit;
+  for (const auto& chunk : resident) commit.push_back(chunk.identity);
+  Commit(lease, commit);
+  EXPECT_TRUE(table_.idle().TakeGivenUp().empty()) << "the copies are what they were";
+  EXPECT_EQ(table_.KvOf("c").tokens, 4u * 16 + 7);
+
+  // Once the lease is over, nothing can be left to it.
+  const LeaseId next = Open("c");
+  table_.Abort(next);
+  EXPECT_TRUE(table_.LeaveToWorker(next, loads, &evicted_).empty());
 }
 
 TEST_F(LeaseLoadTest, ALoadOutlivesItsLease) {

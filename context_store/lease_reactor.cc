@@ -69,6 +69,10 @@ absl::Status LeaseReactor::Handle() {
       return HandleShare(request_.share());
     case v1::LeaseRequest::kFault:
       return store_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
+    case v1::LeaseRequest::kRecompute:
+      store_.Recompute(lease(), request_.recompute().computed_before(),
+                       request_.recompute().chunks());
+      return absl::OkStatus();
     case v1::LeaseRequest::kCommit:
       return HandleCommit();
     default:
@@ -95,7 +99,8 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
                                              open.call_id(),
                                              open.rebuild(),
                                              {open.request_id(), open.request_digest()},
-                                             open.level_percent()},
+                                             open.level_percent(),
+                                             open.prompt_tokens()},
                                             shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;
@@ -139,6 +144,14 @@ void LeaseReactor::SendOpened(v1::LeaseEvent event) {
 void LeaseReactor::OnLayer(uint32_t layer) {
   v1::LeaseEvent event;
   event.mutable_layer_ready()->set_layer(layer);
+  SendArrival(std::move(event));
+}
+
+void LeaseReactor::OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) {
+  v1::LeaseEvent event;
+  v1::LoadRevised* revised = event.mutable_load_revised();
+  for (const ChunkSlot& chunk : recompute) *revised->add_recompute() = ToProto(chunk);
+  revised->set_arrived_blocks(arrived_blocks);
   SendArrival(std::move(event));
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "context_store/service.h"
@@ -28,6 +29,7 @@ class NextInLine final : public LeaseListener {
     early = told.WaitForNotificationWithTimeout(absl::Milliseconds(300));
   }
   void OnLayer(uint32_t) override {}
+  void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
   void OnLoadFailed(uint32_t) override {}
   void OnEnded(const absl::Status&) override {}
 

@@ -13,6 +13,12 @@ namespace {
 
 constexpr uint32_t kMaxClaimChunks = 1 << 16;
 
+// Whether a lease at this level may compute the chunk again and gets the same chunk.
+bool IsRecomputable(const ContextChunk& chunk, const LoadRules& rules, bool rebuild) {
+  return !rebuild && chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens) &&
+         chunk.identity.model_level_percent == rules.level_percent;
+}
+
 absl::Status Stale(uint64_t epoch, uint64_t current) {
   return absl::AbortedError(
       absl::StrCat("epoch ", epoch, " is over, the arena's is ", current, ": attach again"));
@@ -173,15 +179,11 @@ ResidentChunks LeaseTable::Resident(LeaseId id) const {
 }
 
 std::set<uint32_t> LeaseTable::PlanLoad(const LoadRules& rules, bool rebuild, ContextChunks* kv) {
-  const auto recomputable = [&](const ContextChunk& chunk) {
-    return !rebuild && chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens) &&
-           chunk.identity.model_level_percent == rules.level_percent;
-  };
   std::vector<policy::MissingChunk> missing;
   for (uint32_t i = 0; i < kv->chunks.size(); ++i) {
     const ContextChunk& chunk = kv->chunks[i];
     if (chunk.slot.has_value()) continue;
-    if (!recomputable(chunk)) {
+    if (!IsRecomputable(chunk, rules, rebuild)) {
       if (chunk.stored == 0) {
         Truncate(i, kv, &pool_);
         break;
@@ -191,7 +193,13 @@ std::set<uint32_t> LeaseTable::PlanLoad(const LoadRules& rules, bool rebuild, Co
     missing.push_back({i, chunk.stored == 0 ? 0 : geometry_.ChunkBytes(chunk.stored_format)});
   }
   std::set<uint32_t> recompute;
-  for (const size_t i : policy::PlanLoad(missing, rules.costs, rules.policy).recompute) {
+  const policy::LoadPlan plan = policy::PlanLoad(missing, rules.costs, rules.policy);
+  double claimed_ms = 0;
+  for (const size_t i : plan.recompute) {
+    if (missing[i].stored_bytes != 0) {
+      claimed_ms += rules.costs.RecomputeMs(missing[i]);
+      if (claimed_ms > rules.claimed_share * plan.ms()) continue;
+    }
     recompute.insert(missing[i].position);
   }
   return recompute;
@@ -208,9 +216,11 @@ std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
   const std::set<uint32_t> recompute = PlanLoad(rules, lease.rebuild, &context.kv);
   std::vector<ContextChunk>& chunks = context.kv.chunks;
   std::optional<EvictionQueue> queue;
+  bool recomputable = true;
   for (uint32_t i = 0; i < chunks.size(); ++i) {
     ContextChunk& chunk = chunks[i];
     if (chunk.slot.has_value()) continue;
+    recomputable = recomputable && IsRecomputable(chunk, rules, lease.rebuild);
     if (!queue.has_value()) queue = MakeEvictionQueue();
     const KvFormat format = recompute.contains(i) ? KvFormat::kQ8 : chunk.stored_format;
     const auto slot = ClaimEvicting(geometry_.ChunkBytes(format), id, &*queue, evicted);
@@ -222,11 +232,49 @@ std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
     pool_.Keep(*slot);
     chunk.slot = KvSlot{*slot, format};
     chunk.loading = true;
-    loads.push_back({i, *chunk.slot, chunk.stored, pool_.Pin(*slot)});
+    loads.push_back({i, *chunk.slot, chunk.stored, pool_.Pin(*slot), recomputable});
   }
   Collect(&context);
   lease.told = HeldPrefix(lease.claimed, context.kv);
   return loads;
+}
+
+bool LeaseTable::IsLoading(std::string_view context_id, const ChunkLoad& load) const {
+  const auto found = contexts_.find(std::string(context_id));
+  if (load.pin != pool_.run() || found == contexts_.end()) return false;
+  const std::vector<ContextChunk>& chunks = found->second.kv.chunks;
+  return load.chunk < chunks.size() && chunks[load.chunk].loading &&
+         chunks[load.chunk].slot == load.slot;
+}
+
+std::vector<ChunkSlot> LeaseTable::LeaveToWorker(LeaseId id, std::span<const ChunkLoad> loads,
+                                                 uint64_t* evicted) {
+  std::vector<ChunkSlot> left;
+  const absl::StatusOr<Lease*> found = Granted(id);
+  if (!found.ok() || (*found)->context_id.empty()) return left;
+  Lease& lease = **found;
+  std::vector<ContextChunk>& chunks = ContextOf(lease)->kv.chunks;
+  std::optional<EvictionQueue> queue;
+  for (const ChunkLoad& load : loads) {
+    if (!IsLoading(lease.context_id, load)) break;
+    SlotAt slot = load.slot.units;
+    if (load.slot.format == KvFormat::kQ8) {
+      pool_.Unpin(slot, load.pin);
+      pool_.Take(slot, id);
+    } else {
+      if (!queue.has_value()) queue = MakeEvictionQueue();
+      const auto claimed = ClaimEvicting(geometry_.ChunkBytes(KvFormat::kQ8), id, &*queue, evicted);
+      if (!claimed.has_value()) break;
+      pool_.Unpin(slot, load.pin);
+      pool_.Free(slot);
+      slot = *claimed;
+    }
+    chunks[load.chunk].loading = false;
+    chunks[load.chunk].slot.reset();
+    lease.claimed[load.chunk] = slot;
+    left.push_back({load.chunk, {slot, KvFormat::kQ8}});
+  }
+  return left;
 }
 
 void LeaseTable::FinishLoad(std::string_view context_id, const std::vector<ChunkLoad>& loads,

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -69,6 +70,8 @@ struct ChunkLoad {
   KvSlot slot;
   StoredCopy stored = 0;
   uint64_t pin = 0;  // see SlotPool::Pin
+  // The lease could compute it instead, and waits for nothing before it but what it computes, too.
+  bool recomputable = false;
 };
 
 // How a lease's context is brought into the arena.
@@ -76,6 +79,10 @@ struct LoadRules {
   policy::LoadCosts costs = {};
   policy::LoadPolicy policy = policy::LoadPolicy::kReadAll;
   uint32_t level_percent = 0;  // that the lease computes at; 0: it recomputes nothing
+  // Of the chunks with copies that the plan wants to be recomputed, the first ones that take this
+  // share of the plan's time are claimed; the others are read as long as LeaveToWorker does not
+  // take them.
+  double claimed_share = 1;
 };
 
 // Not thread-safe: guarded by its owner's lock.
@@ -112,6 +119,12 @@ class LeaseTable {
   // and adds their number to `*evicted`. Chunks from one on that can neither be read nor recomputed
   // are dropped. FinishLoad must follow, also after the lease's end.
   std::vector<ChunkLoad> BeginLoad(LeaseId lease, const LoadRules& rules, uint64_t* evicted);
+  // Whether the load's slot is still waiting for it.
+  bool IsLoading(std::string_view context_id, const ChunkLoad& load) const;
+  // These chunks, which nobody reads (any more), are left to the lease to compute: it gets slots of
+  // 8 bits. Returns those for which there is room, from the first one on; their loads are over.
+  std::vector<ChunkSlot> LeaveToWorker(LeaseId lease, std::span<const ChunkLoad> loads,
+                                       uint64_t* evicted);
   // `read[i]`: loads[i] is in its slot. A chunk that could not be read loses its copy on disk.
   void FinishLoad(std::string_view context_id, const std::vector<ChunkLoad>& loads,
                   const std::vector<bool>& read);

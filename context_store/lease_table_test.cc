@@ -362,13 +362,15 @@ class LeaseTableFuzz {
   uint32_t Pick(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
 
   void Step() {
-    switch (Pick(17)) {
+    switch (Pick(18)) {
       case 14:
         return Share();
       case 15:
         return Fault();
       case 16:
         return Demote();
+      case 17:
+        return LeaveToWorker();
       case 12:
         return Write();
       case 13:
@@ -463,6 +465,24 @@ class LeaseTableFuzz {
     }
     table_.FinishLoad(load->context, load->loads, read);
     loads_.erase(load);
+  }
+  // Some of the first chunks of a load, which nobody reads any more, are left to the lease.
+  void LeaveToWorker() {
+    if (loads_.empty()) return;
+    const auto load = loads_.begin() + Pick(static_cast<uint32_t>(loads_.size()));
+    const size_t wanted = 1 + Pick(static_cast<uint32_t>(load->loads.size()));
+    uint64_t evicted = 0;
+    const auto left = table_.LeaveToWorker(
+        load->lease, std::span<const ChunkLoad>(load->loads).first(wanted), &evicted);
+    EXPECT_LE(left.size(), wanted);
+    for (size_t i = 0; i < left.size(); ++i) {
+      EXPECT_EQ(left[i].chunk, load->loads[i].chunk);
+      reads_.erase(load->loads[i].slot.units);
+      leases_.at(load->lease).writes.insert(left[i].slot.units);
+    }
+    load->loads.erase(load->loads.begin(),
+                      load->loads.begin() + static_cast<std::ptrdiff_t>(left.size()));
+    if (load->loads.empty()) loads_.erase(load);
   }
   void Attach() {
     const WorkerInstance worker = Pick(3) + 1;

@@ -55,6 +55,9 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       recomputed_(recorder.counter(
           {"withy_store_recomputed_chunks_total",
            "KV chunks that a load left to the worker to recompute while others were read."})),
+      taken_over_(recorder.counter(
+          {"withy_store_taken_over_chunks_total",
+           "KV chunks that were to be read and were left to the worker while the load went on."})),
       kept_(recorder.counter({"withy_store_kept_chunks_total",
                               "KV chunks in the arena that outlived a restart of context_store."})),
       not_kept_(recorder.counter({"withy_store_unkept_chunks_total",
@@ -68,6 +71,9 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
                                          telemetry::Unit::kBytes, "state", "quarantined"})),
       space_withheld_(recorder.gauge({"withy_store_arena_bytes", "KV arena by state.",
                                       telemetry::Unit::kBytes, "state", "withheld"})),
+      space_locked_(
+          recorder.gauge({"withy_store_arena_locked_bytes", "KV arena that is locked into memory.",
+                          telemetry::Unit::kBytes})),
       leases_gauge_(
           recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})),
       record_bytes_gauge_(recorder.gauge(
@@ -83,7 +89,8 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   std::unique_ptr<Store> store(new Store(std::move(options), clock, recorder));
   const StoreOptions& o = store->options_;
   WITHY_RETURN_IF_ERROR(store->OpenRecords());
-  WITHY_ASSIGN_OR_RETURN(store->arena_, Arena::Create(o.arena_bytes, std::move(kept)));
+  WITHY_ASSIGN_OR_RETURN(store->arena_,
+                         Arena::Create(o.arena_bytes, std::move(kept), o.lock_limit_bytes));
   if (!o.kv.directory.empty()) {
     WITHY_ASSIGN_OR_RETURN(store->kv_, KvStorage::Open(o.kv, *store->keys_, *store->db_,
                                                        {o.kv_daily_write_bytes, &clock}));
@@ -435,9 +442,12 @@ absl::StatusOr<std::vector<ChunkSlot>> Store::Claim(LeaseId lease, uint32_t firs
   evicted_.Add(evicted);
   if (absl::IsResourceExhausted(claimed.status())) refused_claims_.Add();
   if (!claimed.ok()) return claimed;
+  std::vector<KvSlot> slots;
   for (const ChunkSlot& chunk : *claimed) {
     arena_->Stamp(table_->geometry().kv(), chunk.slot, opened.spec.epoch);
+    slots.push_back(chunk.slot);
   }
+  LockSlots(lease, slots);
   RecordGauges();
   return claimed;
 }
@@ -446,8 +456,26 @@ absl::StatusOr<ResidentChunks> Store::Share(LeaseId lease, uint32_t first,
                                             const std::vector<LeaseTable::Identities>& wanted) {
   absl::MutexLock lock(&mutex_);
   absl::StatusOr<ResidentChunks> shared = table_->Share(lease, first, wanted);
+  if (shared.ok()) {
+    std::vector<KvSlot> slots;
+    for (const ResidentChunk& chunk : *shared) slots.push_back(chunk.where.slot);
+    LockSlots(lease, slots);
+  }
   RecordGauges();
   return shared;
+}
+
+void Store::LockSlots(LeaseId lease, std::span<const KvSlot> slots) {
+  std::vector<ByteRange> ranges;
+  for (const KvSlot& slot : slots) {
+    ranges.push_back({slot.offset(), table_->geometry().ChunkBytes(slot.format)});
+  }
+  arena_->locks().Hold(lease, std::move(ranges));
+}
+
+void Store::Forget(LeaseId lease) {
+  leases_.erase(lease);
+  arena_->locks().Drop(lease);
 }
 
 absl::Status Store::Fault(LeaseId lease, uint32_t chunk, std::string_view reason) {
@@ -494,7 +522,7 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
   {
     absl::MutexLock lock(&mutex_);
     const Effects effects = table_->FinishCommit(lease, revision.ok());
-    leases_.erase(lease);
+    Forget(lease);
     granted = FindGranted(effects.granted);
     RecordGauges();
   }
@@ -514,7 +542,7 @@ void Store::EndLease(LeaseId lease, bool broken) {
     absl::MutexLock lock(&mutex_);
     if (!leases_.contains(lease) || table_->Committing(lease)) return;
     const Effects effects = broken ? table_->Break(lease) : table_->Abort(lease);
-    leases_.erase(lease);
+    Forget(lease);
     granted = FindGranted(effects.granted);
     RecordGauges();
   }
@@ -528,7 +556,7 @@ Store::Listeners Store::TakeEnded(const std::vector<LeaseId>& ended) {
     const auto found = leases_.find(id);
     if (found == leases_.end()) continue;
     listeners.push_back(std::move(found->second.listener));
-    leases_.erase(found);
+    Forget(id);
   }
   return listeners;
 }
@@ -546,6 +574,7 @@ void Store::RecordGauges() {
   space_quarantined_.Set(counts.quarantined);
   space_withheld_.Set(counts.withheld);
   metrics_.RecordSharing(table_->kv());
+  space_locked_.Set(arena_->locks().locked_bytes());
   leases_gauge_.Set(table_->open_leases());
 }
 

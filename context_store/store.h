@@ -78,6 +78,7 @@ struct StoreOptions {
   // Bytes of records and KV on disk together. KV gives way; if the records alone reach it, calls
   // and contexts are refused.
   uint64_t disk_bytes = UINT64_MAX;
+  uint64_t lock_limit_bytes = UINT64_MAX;  // of the arena, in addition to RLIMIT_MEMLOCK
 };
 
 // Receives notices about a lease on other threads, never under a lock of the store, and none after
@@ -87,9 +88,13 @@ class LeaseListener {
   virtual ~LeaseListener() = default;
   // The lease had to wait and now holds its context: call Load().
   virtual void OnGranted() = 0;
-  // While Load runs and after it: this layer of all chunks that are being read is in place, but of
-  // those that failed. For each layer, in order.
+  // While Load runs and after it: this layer and those before it are in place, of all chunks that
+  // are read but those that failed. In order; a call may tell of several layers.
   virtual void OnLayer(uint32_t layer) = 0;
+  // Answers Recompute, before the first OnLayer: these chunks were being read and are left to the
+  // worker, in these slots, which its lease has claimed. None: they are there sooner if read.
+  // `arrived_blocks`: that have been read so far.
+  virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
   // This chunk cannot be read; later ones may be there, or fail, too.
   virtual void OnLoadFailed(uint32_t chunk) = 0;
   // The store ended the lease (its epoch is over, or its worker is dead).
@@ -104,6 +109,7 @@ struct LeaseSpec {
   bool rebuild = false;  // see LeaseTable::Open
   RequestKey request = {};
   uint32_t level_percent = 0;  // that the call computes at; 0: not known
+  uint32_t prompt_tokens = 0;  // that the call adds; 0: not known
 
   // Whether the lease is opened ahead of its call.
   bool ahead() const { return app_id.empty() && context_id.empty(); }
@@ -136,7 +142,7 @@ struct StoreStats {
   uint32_t waiting_limit = 0;
   uint64_t faults = 0;
   uint32_t idle_work = 0;     // contexts whose work after a call is not done yet
-  uint64_t locked_bytes = 0;  // of the arena, from its start
+  uint64_t locked_bytes = 0;  // of the arena
   uint64_t kept_chunks = 0;   // adopted from the arena of an earlier process
   uint64_t unkept_chunks = 0;
   uint64_t evicted_chunks = 0;
@@ -220,6 +226,9 @@ class Store {
   absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
                                        const std::vector<LeaseTable::Identities>& wanted);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
+  // The worker has computed the chunks below `computed_before` that were left to it, and asks for
+  // at most `most` more of those that are being read. OnRevised follows, perhaps before the return.
+  void Recompute(LeaseId lease, uint32_t computed_before, uint32_t most);
   // On return the commit is durable and the lease is over; the lease is also over if the disk
   // failed (the record is then unchanged). Returns the context's revision. Blocks. Errors: those of
   // LeaseTable::BeginCommit (the lease continues: break it) and of ContextRecords::Commit (the
@@ -232,7 +241,7 @@ class Store {
   void AwaitTidy();
 
  private:
-  struct Loading;  // what is being read for a lease
+  class Loading;  // what is being read for a lease
   struct OpenedLease {
     LeaseSpec spec;
     // Shared with the stream's reactor, which may live longer or shorter than the store's use of
@@ -273,6 +282,10 @@ class Store {
   void TidyLater(const std::string& context_id);
   // The copies of equal chunks of other contexts are copies of chunks that have none.
   void BorrowCopies(std::vector<StoredContext>* contexts);
+  // The slots are used by the lease's call: they stay in memory until the lease is forgotten.
+  void LockSlots(LeaseId lease, std::span<const KvSlot> slots)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(LeaseId lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Work on a context that a call has left: stores its chunks in smaller formats, as far as the
   // ratio asks for (store_tidy.cc). On the thread of tidy_.
   void Tidy(const std::string& context_id);
@@ -282,13 +295,6 @@ class Store {
   // Begins to bring the lease's context into the arena, as the plan says (store_load.cc); returns
   // the chunks that have slots.
   ResidentChunks BringBack(LeaseId lease, const LeaseSpec& spec);
-  // On the reader's thread.
-  void OnLayerRead(Loading& loading, uint32_t layer);
-  void OnReadFailed(Loading& loading, std::span<const size_t> loads);
-  void FinishLoading(Loading& loading, bool complete);
-  void LearnReadCost(const Loading& loading, const std::vector<bool>& read)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<LeaseListener> ListenerOf(LeaseId lease) const;
   // Writes chunks of one context and its index. Every chunk's work is finished.
   void WriteChunks(const std::string& context_id, const Geometry& geometry,
                    std::span<const ChunkWork> work);
@@ -331,12 +337,14 @@ class Store {
   telemetry::Counter& written_;
   telemetry::Counter& read_;
   telemetry::Counter& recomputed_;
+  telemetry::Counter& taken_over_;
   telemetry::Counter& kept_;
   telemetry::Counter& not_kept_;
   telemetry::Gauge& space_free_;
   telemetry::Gauge& space_used_;
   telemetry::Gauge& space_quarantined_;
   telemetry::Gauge& space_withheld_;
+  telemetry::Gauge& space_locked_;
   telemetry::Gauge& leases_gauge_;
   telemetry::Gauge& record_bytes_gauge_;
   telemetry::Counter& refused_by_quota_;
@@ -355,6 +363,8 @@ class Store {
   mutable absl::Mutex mutex_;
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
+  // Loads that go on, by lease. Shared with the reader's functions.
+  std::map<LeaseId, std::shared_ptr<Loading>> loading_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkerRecord> previous_workers_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   KvCosts costs_ ABSL_GUARDED_BY(mutex_);

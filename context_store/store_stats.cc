@@ -21,7 +21,7 @@ StoreStats Store::Stats() const {
           .waiting_limit = options_.max_waiting_leases,
           .faults = faults_.value(),
           .idle_work = idle_work_,
-          .locked_bytes = arena_->locked_bytes(),
+          .locked_bytes = arena_->locks().locked_bytes(),
           .kept_chunks = kept_.value(),
           .unkept_chunks = not_kept_.value(),
           .evicted_chunks = evicted_.value(),

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "base/crc32c.h"
 #include "context_store/store.h"
 #include "context_store/testing.h"
@@ -32,12 +34,18 @@ class CountingListener final : public LeaseListener {
  public:
   void OnGranted() override { ++granted; }
   void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
+  void OnRevised(std::vector<ChunkSlot> recompute, uint64_t) override {
+    absl::MutexLock lock(&mutex);
+    revised.push_back(std::move(recompute));
+  }
   void OnLoadFailed(uint32_t chunk) override { failed = std::min<uint32_t>(failed, chunk); }
   void OnEnded(const absl::Status&) override { ++ended; }
   std::atomic<int> granted{0};
   std::atomic<int> layers{0};  // that have arrived
   std::atomic<uint32_t> failed{UINT32_MAX};
   std::atomic<int> ended{0};
+  absl::Mutex mutex;
+  std::vector<std::vector<ChunkSlot>> revised ABSL_GUARDED_BY(mutex);  // answers to Recompute
 };
 
 // Loads the context of a lease whose listener is `listener`, and waits until everything that is

@@ -60,6 +60,14 @@ class CallLeases::Events final : public LeaseEvents {
           /*interrupts=*/false);
     });
   }
+  void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) override {
+    With([&](CallLeases& leases) {
+      leases.inbox_.Post([&results = leases.results_, ticket = ticket_,
+                          recompute = std::move(recompute), arrived_blocks]() mutable {
+        results.OnRevised(ticket, std::move(recompute), arrived_blocks);
+      });
+    });
+  }
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
     With([&](CallLeases& leases) {
       leases.inbox_.Post([&results = leases.results_, ticket = ticket_, chunks = std::move(chunks),
@@ -123,7 +131,8 @@ absl::Status CallLeases::Open(Call& call) {
                              .claim_chunks = ChunksToBegin(call.request),
                              .request_id = call.request.request_id,
                              .request_digest = call.request.request_digest,
-                             .level_percent = call.request.answer.level_percent},
+                             .level_percent = call.request.answer.level_percent,
+                             .prompt_tokens = call.request.prompt_tokens},
                             std::make_shared<Events>(link_, call));
   if (!lease.ok()) return lease.status();
   call.lease = *std::move(lease);
@@ -183,6 +192,13 @@ void CallLeases::ClaimAhead(Call& call) {
   const int32_t rows = call.session->decoding() ? kAnswerRowsAhead : kPromptRowsAhead;
   if (const auto range = call.session->NextClaim(rows)) {
     call.lease->Claim(range->first, range->count);
+  }
+  TakeOverAhead(call);
+}
+
+void CallLeases::TakeOverAhead(Call& call) {
+  if (const auto more = call.session->NextTakeOver(kPromptRowsAhead)) {
+    call.lease->Recompute(more->computed_before, more->chunks);
   }
 }
 

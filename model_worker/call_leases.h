@@ -29,6 +29,8 @@ class LeaseResults {
   virtual void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) = 0;
   // KV that is read from disk for the call has come, or cannot come.
   virtual void OnArrival(Ticket ticket) = 0;
+  virtual void OnRevised(Ticket ticket, std::vector<ChunkSlot> recompute,
+                         uint64_t arrived_blocks) = 0;
   virtual void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted(Ticket ticket) = 0;
   virtual void OnBroken(Ticket ticket, absl::Status status) = 0;
@@ -46,8 +48,12 @@ class CallLeases {
 
   // Opens the call's lease; OnPrepared, OnBroken follow. Errors: as LeaseSource::Open.
   absl::Status Open(Call& call);
-  // Claims blocks for the rows of the call's next steps; OnClaimed follows when any are missing.
+  // Claims blocks for the rows of the call's next steps; OnClaimed follows when any are missing. As
+  // TakeOverAhead, too.
   void ClaimAhead(Call& call);
+  // Asks for chunks to compute instead of waiting for their reading, where the call would have
+  // nothing else to compute; OnRevised follows.
+  static void TakeOverAhead(Call& call);
   // Commits what the call has computed and answered; OnCommitted or OnBroken follows.
   // Errors: INTERNAL when too many tasks wait.
   absl::Status Commit(const Call& call);

@@ -17,7 +17,8 @@ constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
 // KV of which nothing arrives for this long is computed instead.
 constexpr int64_t kStuckLoadNs = 2 * kNanosPerSecond;
-constexpr absl::Duration kLoadPoll = absl::Milliseconds(100);
+// How often a call that waits for KV asks for chunks to compute instead.
+constexpr absl::Duration kLoadPoll = absl::Milliseconds(10);
 
 absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
 
@@ -57,7 +58,7 @@ void CallLifecycle::Enqueue(std::unique_ptr<Call> call) {
 
 bool CallLifecycle::RunRound() {
   StopStalled();
-  GiveUpStuckLoads();
+  FollowLoads();
   StartCalls();
   const bool computed = runner_.Step();
   PublishLoad();
@@ -137,7 +138,10 @@ void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, 
 
 void CallLifecycle::OnArrival(Ticket ticket) {
   Call* call = Find(ticket);
-  if (call == nullptr || call->phase != CallPhase::kRunning || !call->session->has_lost_chunks()) {
+  if (call == nullptr || call->phase != CallPhase::kRunning) return;
+  call->kv_seen_ns = clock_.SteadyNanos();
+  if (!call->session->has_lost_chunks()) {
+    CallLeases::TakeOverAhead(*call);
     return;  // the round that follows goes on with the step that waits
   }
   metrics_.Faulted();
@@ -146,17 +150,47 @@ void CallLifecycle::OnArrival(Ticket ticket) {
   leases_.ClaimAhead(*call);
 }
 
-void CallLifecycle::GiveUpStuckLoads() {
+// Of calls that wait for KV: asks again for chunks to compute meanwhile, and gives up what does not
+// come.
+void CallLifecycle::FollowLoads() {
   const int64_t now = clock_.SteadyNanos();
   for (const auto& [ticket, call] : calls_) {
-    if (call->kv_wait_since_ns == 0 || now - call->kv_wait_since_ns <= kStuckLoadNs) continue;
     if (call->phase != CallPhase::kRunning) continue;
+    if (call->kv_wait_since_ns == 0 && call->session->held_by_load()) {
+      call->kv_wait_since_ns = call->kv_seen_ns = now;
+    }
+    if (call->kv_wait_since_ns == 0) continue;
+    if (now - call->kv_asked_ns > absl::ToInt64Nanoseconds(kLoadPoll)) {
+      call->kv_asked_ns = now;
+      call->session->MayTakeOverAgain();
+      CallLeases::TakeOverAhead(*call);
+    }
+    if (now - std::max(call->kv_wait_since_ns, call->kv_seen_ns) <= kStuckLoadNs) continue;
     metrics_.Faulted();
     call->kv_wait_since_ns = 0;
     runner_.AbandonStepOf(*call);
     call->session->GiveUpLoading();
     leases_.ClaimAhead(*call);
   }
+}
+
+void CallLifecycle::OnRevised(Ticket ticket, std::vector<ChunkSlot> recompute,
+                              uint64_t arrived_blocks) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase != CallPhase::kRunning) return;
+  if (runner_.IsUnderWay(*call)) {
+    return runner_.Defer(
+        [this, ticket, recompute = std::move(recompute), arrived_blocks]() mutable {
+          OnRevised(ticket, std::move(recompute), arrived_blocks);
+        });
+  }
+  if (arrived_blocks > call->kv_arrived_blocks || !recompute.empty()) {
+    call->kv_arrived_blocks = arrived_blocks;
+    call->kv_seen_ns = clock_.SteadyNanos();
+  }
+  const absl::Status taken = call->session->TakeOver(recompute);
+  if (!taken.ok()) return Fail(*call, taken);
+  if (!recompute.empty()) leases_.ClaimAhead(*call);
 }
 
 void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) {

@@ -35,8 +35,11 @@ struct Call {
   std::shared_ptr<Session> session;  // shared with the background task that commits it
   CallTimes times;
   int64_t phase_since_ns = 0;
-  int64_t paused_since_ns = 0;   // 0 = its reader keeps up
-  int64_t kv_wait_since_ns = 0;  // its step stands still until KV has been read; 0 = it does not
+  int64_t paused_since_ns = 0;     // 0 = its reader keeps up
+  int64_t kv_wait_since_ns = 0;    // it stands still until KV has been read; 0 = it does not
+  int64_t kv_seen_ns = 0;          // when the store told something of that last
+  uint64_t kv_arrived_blocks = 0;  // that it has told
+  int64_t kv_asked_ns = 0;         // when it last asked for chunks to compute instead
   policy::Pacer pacer;
   std::unique_ptr<CallDrafts> drafts;  // null: nothing was drafted yet
   bool level_changed = false;          // and no token of the new level has been told

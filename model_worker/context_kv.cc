@@ -84,7 +84,6 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     }
   }
   const auto end = static_cast<int32_t>(ids.size());
-  bool loading = false;
   for (size_t i = 0; i < matching; ++i) {
     // The last token of a prompt is always computed: the answer begins with its logits. A chunk
     // that has it already is not used, so that it is not written.
@@ -94,9 +93,8 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
       if (names[i].level_percent != rules.level_percent) break;
       recompute_.push_back(static_cast<int32_t>(i));
     }
-    if (resident[i].state == ResidentChunk::State::kLoading && !loading) {
-      loading = true;
-      first_loading_ = reused_tokens_;
+    if (resident[i].state == ResidentChunk::State::kLoading) {
+      loading_.push_back(static_cast<int32_t>(i));
     }
     Reuse(resident[i]);
   }
@@ -141,7 +139,11 @@ void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<con
     if (!next || !HeadersMatch(chunk)) break;
     Reuse(chunk);
   }
-  if (!loading) first_loading_ = reused_tokens_;
+  FindFirstLoading();
+}
+
+void ContextKv::FindFirstLoading() {
+  first_loading_ = loading_.empty() ? reused_tokens_ : loading_.front() * engine::kChunkTokens;
 }
 
 int32_t ContextKv::SkipPresent(int32_t at) const {
@@ -178,9 +180,31 @@ void ContextKv::Truncate(int32_t chunk) {
   slots_ = chunk * engine::kChunkTokens;
   reused_.resize(std::min(reused_.size(), chunks));
   reused_tokens_ = std::min(reused_tokens_, slots_);
-  first_loading_ = std::min(first_loading_, reused_tokens_);
-  std::erase_if(recompute_, [chunk](int32_t one) { return one >= chunk; });
+  for (std::vector<int32_t>* chunks_of : {&recompute_, &loading_}) {
+    std::erase_if(*chunks_of, [chunk](int32_t one) { return one >= chunk; });
+  }
+  FindFirstLoading();
   claim_is_stale_ = claim_.has_value();
+}
+
+absl::Status ContextKv::TakeOver(std::span<const ChunkSlot> chunks) {
+  for (const auto& [chunk, slot] : chunks) {
+    if (chunk >= static_cast<int32_t>(reused_.size())) continue;
+    const auto loading = std::lower_bound(loading_.begin(), loading_.end(), chunk);
+    if (loading == loading_.end() || *loading != chunk || slot.format != engine::KvFormat::kQ8 ||
+        !arena_->Holds(geometry_, slot)) {
+      return absl::InternalError(absl::StrCat("context store: chunk ", chunk, " of format ",
+                                              static_cast<int>(slot.format), " at ", slot.offset(),
+                                              " is left to the worker, which cannot be"));
+    }
+    loading_.erase(loading);
+    recompute_.insert(std::lower_bound(recompute_.begin(), recompute_.end(), chunk), chunk);
+    for (int layer = 0; layer < geometry_.layers; ++layer) {
+      blocks_[static_cast<size_t>(chunk * geometry_.layers + layer)] = slot.Block(geometry_, layer);
+    }
+  }
+  FindFirstLoading();
+  return absl::OkStatus();
 }
 
 absl::Status ContextKv::AdoptClaimed(std::span<const ChunkSlot> claimed) {

@@ -69,6 +69,9 @@ class ContextKv {
   // Gives up the chunks from `chunk` on: they have to be claimed, and their tokens computed. A
   // claim that is under way is of no use then.
   void Truncate(int32_t chunk);
+  // These chunks, which were being read, are missing now and have these slots. What was given up
+  // meanwhile is ignored. Errors: INTERNAL (a slot that is impossible, a chunk not being read).
+  absl::Status TakeOver(std::span<const ChunkSlot> chunks);
   // The lowest level of the reused chunks, as an index; the full one without any.
   int32_t lowest_level() const { return lowest_level_; }
   // The first resident chunk whose content is not that of its identity.
@@ -100,6 +103,7 @@ class ContextKv {
                                       int32_t computed);
 
  private:
+  void FindFirstLoading();
   std::byte* BlockOf(int32_t chunk, int32_t layer) const;
   bool HeadersMatch(const ResidentChunk& chunk) const;
   bool IsThere(const ResidentChunk& chunk) const;
@@ -118,6 +122,7 @@ class ContextKv {
   int32_t reused_tokens_ = 0;
   int32_t first_loading_ = 0;
   std::vector<int32_t> recompute_;  // chunks, ascending; below reused_tokens_
+  std::vector<int32_t> loading_;    // likewise
   std::vector<ChunkName> reused_;
   int32_t lowest_level_;
   std::optional<int32_t> faulty_chunk_;

@@ -2,7 +2,8 @@
 // blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
 //
 // Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, Share -> OnShared
-// at most once, any number of Fault, Claim -> OnClaimed, then Commit -> OnCommitted, or Abort.
+// at most once, any number of Fault, Claim -> OnClaimed, Recompute -> OnRevised, then Commit ->
+// OnCommitted, or Abort.
 // OnArrival comes while KV is read from disk. OnBroken may come instead of any event, and is then
 // the last one.
 #pragma once
@@ -80,15 +81,20 @@ class KvArrival {
     failed_.store(std::min(failed(), chunk), std::memory_order_release);
   }
 
+  // The store has left chunks that were being read to the worker, once more.
+  void AddRevision() { revisions_.fetch_add(1, std::memory_order_release); }
+
   // Number of leading layers of which all chunks are in place, but those that failed. As the engine
-  // takes it (ContextView::layers_ready).
+  // takes it (ContextView::layers_ready). Revisions come before the first layer.
   const std::atomic<int32_t>& layers_ready() const { return layers_ready_; }
   // The first chunk that could not be read; it and all later ones are of no use. kNone: all can.
   int32_t failed() const { return failed_.load(std::memory_order_acquire); }
+  int32_t revisions() const { return revisions_.load(std::memory_order_acquire); }
 
  private:
   std::atomic<int32_t> layers_ready_{0};
   std::atomic<int32_t> failed_{kNone};
+  std::atomic<int32_t> revisions_{0};
 };
 
 struct LeaseOpen {
@@ -103,6 +109,7 @@ struct LeaseOpen {
   std::string request_id = {};
   std::string request_digest = {};
   int32_t level_percent = 0;  // that the call computes at; 0: not known
+  int32_t prompt_tokens = 0;  // that the call adds; 0: not known
 };
 
 struct OpenedLease {
@@ -144,6 +151,9 @@ class Lease {
   virtual void Share(WantedChunks wanted) = 0;
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
   virtual void Fault(int32_t chunk, std::string reason) = 0;
+  // Asks for at most `most` chunks that are still being read, to compute them instead. Those below
+  // `computed_before` that were left to the worker are computed. Once at a time.
+  virtual void Recompute(int32_t computed_before, int32_t most) = 0;
   virtual void Commit(LeaseCommit commit) = 0;
   virtual void Abort() = 0;  // later calls, from any thread, are ignored
 };
@@ -157,6 +167,9 @@ class LeaseEvents {
   virtual void OnArrival() = 0;
   // Of the chunks that were wanted, those that the context has now; all resident.
   virtual void OnShared(std::vector<ResidentChunk> chunks) = 0;
+  // Answers Recompute: chunks that were being read and are to be computed, into these slots. None:
+  // they are there sooner if they are read. `arrived_blocks`: that have been read so far.
+  virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
   // The slots of one claim; or none, and why it was refused.
   virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted() = 0;

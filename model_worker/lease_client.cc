@@ -74,6 +74,7 @@ class LeaseClient::Impl {
     wire.set_request_id(open.request_id);
     wire.set_request_digest(open.request_digest);
     wire.set_level_percent(static_cast<uint32_t>(open.level_percent));
+    wire.set_prompt_tokens(static_cast<uint32_t>(open.prompt_tokens));
     absl::MutexLock lock(&mutex_);
     if (arena_ == nullptr) return Away();
     wire.set_epoch(arena_->epoch());

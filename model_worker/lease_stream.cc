@@ -111,6 +111,12 @@ class LeaseStream::Handle final : public Lease {
     request.mutable_fault()->set_reason(std::move(reason));
     stream_->Send(std::move(request), /*last=*/false);
   }
+  void Recompute(int32_t computed_before, int32_t most) override {
+    v1::LeaseRequest request;
+    request.mutable_recompute()->set_computed_before(static_cast<uint32_t>(computed_before));
+    request.mutable_recompute()->set_chunks(static_cast<uint32_t>(most));
+    stream_->Send(std::move(request), /*last=*/false);
+  }
   void Commit(LeaseCommit commit) override {
     v1::LeaseRequest request;
     *request.mutable_commit() = stream_->context_.to_wire(commit);
@@ -246,6 +252,16 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
       arrival_->SetReady(static_cast<int32_t>(event.layer_ready().layer()) + 1);
       events_->OnArrival();
       break;
+    case v1::LeaseEvent::kLoadRevised: {
+      std::vector<ChunkSlot> recompute;
+      for (const v1::ChunkSlot& chunk : event.load_revised().recompute()) {
+        recompute.push_back(FromWire(chunk));
+      }
+      // Before the layers that follow are seen.
+      if (arrival_ != nullptr && !recompute.empty()) arrival_->AddRevision();
+      events_->OnRevised(std::move(recompute), event.load_revised().arrived_blocks());
+      break;
+    }
     case v1::LeaseEvent::kLoadFailed:
       if (arrival_ == nullptr) break;
       arrival_->SetFailed(static_cast<int32_t>(event.load_failed().chunk()));

@@ -70,6 +70,7 @@ class QuietEvents final : public LeaseEvents {
   void OnOpened(std::shared_ptr<Lease>, OpenedLease) override {}
   void OnArrival() override {}
   void OnShared(std::vector<ResidentChunk>) override {}
+  void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override {}
   void OnCommitted() override {}
   void OnBroken(absl::Status) override {}

@@ -29,6 +29,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
   void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override;
   void OnArrival() override {}                           // a stateless call reads nothing
   void OnShared(std::vector<ResidentChunk>) override {}  // nor does it share anything
+  void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
     if (const auto call = Call()) call->OnClaimed(std::move(chunks), std::move(refused));
   }

@@ -73,12 +73,16 @@ class SchedulerLoadTest : public testing::Test {
       };
     });
   }
-  // A call on the context, of which so many steps have begun.
-  Rig::Running Begin(int steps) {
-    const int before = stepped_.Steps();
+  // A call on the context that has nothing to compute any more before KV arrives.
+  Rig::Running Begin() {
+    const int before = Asked();
     const auto call = rig_.Submit(Rig::Ask("c", "more", 8));
-    EXPECT_TRUE(Eventually([&] { return stepped_.Steps() >= before + steps; }));
+    EXPECT_TRUE(Eventually([&] { return Asked() >= before + 2; }));
     return call;
+  }
+  // How often the worker has asked for chunks to compute instead of waiting for them.
+  int Asked() {
+    return rig_.store.With([](FakeStore::State& state) { return state.recompute_asked; });
   }
   // A layer of the chunks that are read has come from disk.
   void Arrive(int32_t layer) {
@@ -108,7 +112,7 @@ class SchedulerLoadTest : public testing::Test {
 TEST_F(SchedulerLoadTest, ACallWaitsForTheLayersThatItNeeds) {
   const Reference reference = AnswerOf("more");
   Set({1, 3}, State::kLoading);
-  const auto call = Begin(1);
+  const auto call = Begin();
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     EXPECT_EQ(call.sink->tokens(), 0);
     Arrive(layer);
@@ -150,7 +154,7 @@ TEST_F(SchedulerLoadTest, TheFrontIsComputedWhileTheRestIsRead) {
   const Reference reference = AnswerOf("more");
   Set({0, 1}, State::kRecompute);
   Set({2, 3}, State::kLoading);
-  const auto call = Begin(2);  // the step of the front's rows is over, and the next one waits
+  const auto call = Begin();
   for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
@@ -159,7 +163,7 @@ TEST_F(SchedulerLoadTest, TheFrontIsComputedWhileTheRestIsRead) {
 TEST_F(SchedulerLoadTest, WhatCannotBeReadIsComputed) {
   const Reference reference = AnswerOf("more");
   Set({1, 2, 3}, State::kLoading);
-  const auto call = Begin(1);
+  const auto call = Begin();
   arrival_->SetFailed(2);
   rig_.store.TellArrival();
   for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
@@ -180,7 +184,7 @@ TEST_F(SchedulerLoadTest, NothingCanBeRead) {
 TEST_F(SchedulerLoadTest, ADiskThatHangsHoldsNothingUp) {
   const Reference reference = AnswerOf("more");
   Set({1, 2, 3}, State::kLoading);
-  const auto call = Begin(1);
+  const auto call = Begin();
   clock_.forward_ns = 10 * kNanosPerSecond;
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
@@ -189,7 +193,7 @@ TEST_F(SchedulerLoadTest, ADiskThatHangsHoldsNothingUp) {
 TEST_F(SchedulerLoadTest, OtherCallsAreComputedMeanwhile) {
   const Reference reference = AnswerOf("more");
   Set({1}, State::kLoading);
-  const auto waiting = Begin(1);
+  const auto waiting = Begin();
   rig_.store.With([](FakeStore::State& state) { state.on_opened = nullptr; });
   const auto other = rig_.Submit(Rig::Ask("", "hello", 12));
   ASSERT_TRUE(other.sink->Wait().ok());
@@ -197,6 +201,74 @@ TEST_F(SchedulerLoadTest, OtherCallsAreComputedMeanwhile) {
   rig_.scheduler.Cancel(waiting.ticket);
   EXPECT_FALSE(waiting.sink->Wait().ok()) << "a call that waits can be cancelled";
   EXPECT_EQ(AnswerOf("more").text, reference.text);
+}
+
+// The worker takes chunks over one after the other; those that nobody reads any more are never
+// waited for.
+TEST_F(SchedulerLoadTest, ChunksThatAreReadTooSlowlyAreTakenOver) {
+  const Reference reference = AnswerOf("more");
+  const auto chunks = static_cast<int32_t>(resident_.size());
+  std::set<size_t> all;
+  for (size_t chunk = 0; chunk + 1 < resident_.size(); ++chunk) all.insert(chunk);
+  Set(all, State::kLoading);
+  int32_t next = 0;
+  std::vector<int32_t> computed;
+  rig_.store.With([&](FakeStore::State& store) {
+    store.on_recompute = [&, asked = 0](FakeStore::State& state, int32_t computed_before,
+                                        int32_t most) mutable {
+      std::vector<ChunkSlot> left;
+      computed.push_back(computed_before);
+      EXPECT_GT(most, 0);
+      if (++asked % 2 == 0 || next + 2 >= chunks) return left;  // now and then it refuses
+      left.push_back({.chunk = next, .slot = {*state.free.begin()}});
+      state.free.erase(state.free.begin());
+      states_.erase(static_cast<size_t>(next++));
+      arrival_->AddRevision();
+      return left;
+    };
+  });
+  const auto call = rig_.Submit(Rig::Ask("c", "more", 8));
+  ASSERT_TRUE(Eventually(
+      [&] { return rig_.store.With([&](FakeStore::State&) { return next + 2 >= chunks; }); }));
+  for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
+  const auto outcome = call.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(call.sink->text(), reference.text);
+  EXPECT_EQ(outcome->usage.prefilled_tokens, reference.prefilled + 16 * (chunks - 2));
+  rig_.store.With([&](FakeStore::State& state) {
+    EXPECT_TRUE(std::is_sorted(computed.begin(), computed.end()));
+    EXPECT_GT(computed.back(), 0);
+    for (size_t chunk = 0; chunk + 2 < resident_.size(); ++chunk) {
+      EXPECT_EQ(state.commits.back().chunks[chunk].identity, resident_[chunk].name.identity);
+    }
+    state.on_opened = nullptr;
+    state.on_recompute = nullptr;
+  });
+  const auto next_call = rig_.Submit(Rig::Ask("c", "and more", 8));
+  ASSERT_TRUE(next_call.sink->Wait().ok());
+  EXPECT_EQ(rig_.store.With([](FakeStore::State& state) { return state.faults; }), 0);
+}
+
+// A layer that is seen before the hand-over which came first waits for it.
+TEST_F(SchedulerLoadTest, NoLayerOvertakesAHandOver) {
+  const Reference reference = AnswerOf("more");
+  Set({1, 2, 3}, State::kLoading);
+  const auto call = Begin();
+  std::vector<ChunkSlot> left;
+  rig_.store.With([&](FakeStore::State& store) {
+    // All is in place but chunk 1, whose slot holds other bytes: it is left to the worker.
+    left.push_back({.chunk = 1, .slot = {*store.free.begin()}});
+    store.free.erase(store.free.begin());
+    states_.erase(1);
+    arrival_->AddRevision();
+  });
+  for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
+  EXPECT_EQ(call.sink->tokens(), 0);
+  rig_.store.With([&](FakeStore::State& store) {
+    store.on_recompute = [left](FakeStore::State&, int32_t, int32_t) { return left; };
+  });
+  ASSERT_TRUE(call.sink->Wait().ok());
+  EXPECT_EQ(call.sink->text(), reference.text);
 }
 
 // Rows, positions and slots of a context with holes, against a walk over all tokens.

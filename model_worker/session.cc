@@ -105,9 +105,33 @@ engine::ContextView Session::DraftView() {
 int32_t Session::ready_rows() const {
   int32_t ready = std::min(pending_rows(), kv_.CountMissing(computed_, kv_.slots()));
   if (arriving() && computed_ < kv_.first_loading()) {
-    ready = std::min(ready, kv_.CountMissing(computed_, kv_.first_loading()));
+    return std::min(ready, kv_.CountMissing(computed_, kv_.first_loading()));
   }
-  return ready;
+  return held_by_load() ? 0 : ready;
+}
+
+std::optional<Session::More> Session::NextTakeOver(int32_t ahead) {
+  if (take_over_ != TakeOverState::kMayAsk || !arriving() || may_begin_to_wait() ||
+      lost_given_up_) {
+    return std::nullopt;
+  }
+  const int32_t left = kv_.CountMissing(computed_, kv_.first_loading());
+  if (left > ahead / 2) return std::nullopt;
+  take_over_ = TakeOverState::kAsked;
+  return More{.computed_before = std::min(computed_, kv_.first_loading()) / engine::kChunkTokens,
+              .chunks = (ahead - left) / engine::kChunkTokens};
+}
+
+absl::Status Session::TakeOver(std::span<const ChunkSlot> chunks) {
+  take_over_ = chunks.empty() ? TakeOverState::kRefused : TakeOverState::kMayAsk;
+  if (chunks.empty()) return absl::OkStatus();
+  ++revisions_;
+  const int32_t before = pending_rows();
+  WITHY_RETURN_IF_ERROR(kv_.TakeOver(chunks));
+  const int32_t first = chunks.front().chunk * engine::kChunkTokens;
+  if (first < kv_.reused_tokens()) computed_ = kv_.SkipPresent(std::min(computed_, first));
+  CountMore(pending_rows() - before);
+  return absl::OkStatus();
 }
 
 engine::ContextView Session::View() {
@@ -125,9 +149,12 @@ void Session::GiveUpFrom(int32_t chunk) {
   kv_.Truncate(chunk);
   const int32_t before = pending_rows();
   computed_ = kv_.SkipPresent(std::min(computed_, kv_.reused_tokens()));
-  const int32_t more = pending_rows() - before;
-  usage_.prefilled_tokens += more;
-  usage_.reused_tokens -= more;
+  CountMore(pending_rows() - before);
+}
+
+void Session::CountMore(int32_t rows) {
+  usage_.prefilled_tokens += rows;
+  usage_.reused_tokens -= rows;
 }
 
 int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const {

@@ -99,6 +99,22 @@ class Session {
   int32_t ready_rows() const;
   // Whether the next rows attend to blocks that are still being read: their pass waits for them.
   bool waits_for_kv() const { return arriving() && computed_ >= kv_.first_loading(); }
+  // Whether the next rows are not ready because nothing of those blocks has arrived.
+  bool held_by_load() const { return waits_for_kv() && !may_begin_to_wait(); }
+  // Chunks that are being read and could be computed instead, when the worker would soon have
+  // nothing to compute. The caller asks the store and calls TakeOver with its answer.
+  struct More {
+    int32_t computed_before = 0;  // chunks left to the worker below this one are computed
+    int32_t chunks = 0;
+  };
+  std::optional<More> NextTakeOver(int32_t ahead);
+  // These are to be computed. Not while a step of this call is under way. Errors: as
+  // ContextKv::TakeOver.
+  absl::Status TakeOver(std::span<const ChunkSlot> chunks);
+  // The store had nothing; it may have by now.
+  void MayTakeOverAgain() {
+    if (take_over_ == TakeOverState::kRefused) take_over_ = TakeOverState::kMayAsk;
+  }
   // Whether chunks of the context cannot be read. GiveUpLost must follow; no step of this call may
   // be under way.
   bool has_lost_chunks() const { return !lost_given_up_ && LostChunk() != KvArrival::kNone; }
@@ -179,8 +195,14 @@ class Session {
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
           engine::Sampler sampler);
 
+  enum class TakeOverState : uint8_t { kMayAsk, kAsked, kRefused };
   void GiveUpFrom(int32_t chunk);
   void CountReused();
+  void CountMore(int32_t rows);
+  // The first layer has come, and with it the last revision, which has been taken over.
+  bool may_begin_to_wait() const {
+    return opened_.arrival->layers_ready() > 0 && opened_.arrival->revisions() == revisions_;
+  }
   bool arriving() const {
     return opened_.arrival != nullptr && kv_.first_loading() < kv_.reused_tokens() &&
            opened_.arrival->layers_ready() < env_.model.kv.layers;
@@ -207,6 +229,8 @@ class Session {
   int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
   int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
   bool lost_given_up_ = false;
+  TakeOverState take_over_ = TakeOverState::kMayAsk;
+  int32_t revisions_ = 0;   // that were taken over
   policy::TokenTree tree_;  // of the next decode step
   int32_t draft_ahead_ = 0;
   SpeculationStats speculation_;

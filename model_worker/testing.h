@@ -105,6 +105,10 @@ class FakeStore final : public LeaseSource {
     std::vector<Task> held;
     // Called with what a lease is about to be told.
     std::function<void(OpenedLease*)> on_opened;
+    // What a lease that asks for chunks to compute is told.
+    std::function<std::vector<ChunkSlot>(State& state, int32_t computed_before, int32_t most)>
+        on_recompute;
+    int recompute_asked = 0;
     std::weak_ptr<LeaseEvents> last_opened;  // events of the lease that was told last
     // What other contexts have of the wanted chunks; null: nothing.
     std::function<std::vector<ResidentChunk>(State&, const WantedChunks&)> on_share;
@@ -186,6 +190,18 @@ class FakeStore final : public LeaseSource {
           claimed_[resident.back().where.chunk] = resident.back().where.slot.units;
           resident.pop_back();
         }
+      });
+    }
+    void Recompute(int32_t computed_before, int32_t most) override {
+      store_.Later([self = shared_from_this(), computed_before, most] {
+        std::vector<ChunkSlot> left = self->store_.With([&](State& state) {
+          ++state.recompute_asked;
+          if (self->over_ || !state.on_recompute) return std::vector<ChunkSlot>();
+          std::vector<ChunkSlot> chunks = state.on_recompute(state, computed_before, most);
+          for (const ChunkSlot& chunk : chunks) self->claimed_[chunk.chunk] = chunk.slot.units;
+          return chunks;
+        });
+        self->events_->OnRevised(std::move(left), 0);
       });
     }
     void Commit(LeaseCommit commit) override {
