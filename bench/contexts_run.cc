@@ -53,7 +53,7 @@ absl::Status StartStore(const engine::KvGeometry& kv, const RecomputeCost& recom
                         Board* board) {
   WITHY_RETURN_IF_ERROR(board->processes->Start("context_store"));
   if (board->worker != nullptr) return board->worker->Reattach();
-  auto worker = StandInWorker::Connect(board->address(), kv, CostsFor(recompute), seed);
+  auto worker = StandInWorker::Connect(board->address(), kv, CostsFor(recompute), recompute, seed);
   if (!worker.ok()) {
     return Annotate(worker.status(),
                     absl::StrCat("context_store: ", board->processes->LogTail("context_store")));
@@ -63,14 +63,13 @@ absl::Status StartStore(const engine::KvGeometry& kv, const RecomputeCost& recom
 }
 
 absl::StatusOr<Board> MakeBoard(const std::string& strategy, uint64_t arena_bytes,
-                                uint32_t disk_mb_per_s, const engine::KvGeometry& kv,
+                                uint64_t disk_bytes_per_s, const engine::KvGeometry& kv,
                                 const RecomputeCost& recompute, uint64_t seed) {
   WITHY_ASSIGN_OR_RETURN(TemporaryDirectory directory,
                          TemporaryDirectory::Create("withy-contexts"));
-  const std::string config =
-      absl::StrCat("log_level: \"warn\"\nstore { arena_bytes: ", arena_bytes, " kv_strategy: \"",
-                   strategy, "\" kv_disk_bytes: ", kDiskBytes,
-                   " kv_disk_bytes_per_second: ", disk_mb_per_s * kMegabyte, " }\n");
+  const std::string config = absl::StrCat(
+      "log_level: \"warn\"\nstore { arena_bytes: ", arena_bytes, " kv_strategy: \"", strategy,
+      "\" kv_disk_bytes: ", kDiskBytes, " kv_disk_bytes_per_second: ", disk_bytes_per_s, " }\n");
   WITHY_ASSIGN_OR_RETURN(Processes processes, Processes::Create(directory.path(), config));
   Board board{.directory = std::move(directory),
               .processes = std::make_unique<Processes>(std::move(processes)),
@@ -173,7 +172,7 @@ absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
   figures.arena_bytes = ArenaBytes(setting, run);
   WITHY_ASSIGN_OR_RETURN(
       const Board board,
-      MakeBoard(std::string(strategy.name), figures.arena_bytes, setting.disk_mb_per_s,
+      MakeBoard(std::string(strategy.name), figures.arena_bytes, setting.disk_mb_per_s * kMegabyte,
                 GeometryFor(run.kv, strategy), run.recompute, run.seed));
   StandInWorker& worker = *board.worker;
   std::vector<StandInContext> contexts(setting.contexts);
@@ -194,15 +193,9 @@ absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
     if (run.await_idle) WITHY_RETURN_IF_ERROR(worker.AwaitIdle());
     if (std::exchange(previous, next.context) == next.context) continue;
     const uint32_t missing = keep - std::min(keep, call.resident_tokens);
-    // Chunks that the plan leaves to the worker are computed while the others are read.
-    double beside_ms = 0;
-    for (const uint32_t chunk : call.recomputed_chunks) {
-      beside_ms += run.recompute.Ms(chunk * engine::kChunkTokens, engine::kChunkTokens);
-    }
     const double recompute_ms = run.recompute.Ms(call.resident_tokens, missing);
-    latencies.push_back(std::max(call.load_ms, beside_ms) + call.claim_ms + recompute_ms);
-    figures.recomputed_tokens +=
-        missing + static_cast<double>(call.recomputed_chunks.size()) * engine::kChunkTokens;
+    latencies.push_back(call.load_ms + call.claim_ms + recompute_ms);
+    figures.recomputed_tokens += missing + call.recomputed_chunks * engine::kChunkTokens;
   }
   if (!latencies.empty()) figures.recomputed_tokens /= static_cast<double>(latencies.size());
   figures.switches = SummarizeLatencies(std::move(latencies));
@@ -231,6 +224,56 @@ absl::StatusOr<LatencySummary> MeasureResidentSwitches(const ContextRun& run, ui
     }
   }
   return SummarizeLatencies(std::move(latencies));
+}
+
+namespace {
+
+// Milliseconds until the whole context is in the arena of a store that has just begun. The store is
+// told that recomputing takes `told` times as long as it does.
+absl::StatusOr<StandInCall> LoadAfterRestart(const ContextRun& run, double told,
+                                             const StandInContext& context, Board* board) {
+  board->processes->Kill("context_store");
+  WITHY_RETURN_IF_ERROR(board->processes->Start("context_store"));
+  board->worker->set_costs(
+      CostsFor({run.recompute.row_ms * told, run.recompute.position_ms * told}));
+  WITHY_RETURN_IF_ERROR(board->worker->Reattach());
+  WITHY_ASSIGN_OR_RETURN(const StandInCall call, board->worker->Load(context));
+  if (call.resident_tokens != call.context_tokens) {
+    return absl::InternalError(absl::StrCat("of ", call.context_tokens, " tokens only ",
+                                            call.resident_tokens, " came back"));
+  }
+  return call;
+}
+
+}  // namespace
+
+absl::StatusOr<RecomputeGain> MeasureRecomputeGain(const ContextRun& run, uint32_t tokens,
+                                                   double read_share) {
+  // So much that nothing is recomputed.
+  constexpr double kNever = 1e6;
+  const double chunks = std::ceil(tokens / static_cast<double>(engine::kChunkTokens));
+  const double bytes = static_cast<double>(run.kv.ChunkBytes()) * chunks;
+  const double recompute_ms = run.recompute.Ms(0, tokens);
+  const ContextSetting one{.contexts = 1, .budget_percent = 110};
+  WITHY_ASSIGN_OR_RETURN(Board board,
+                         MakeBoard("withy-8bit", ArenaBytes(one, run),
+                                   static_cast<uint64_t>(bytes / (recompute_ms * read_share) * 1e3),
+                                   run.kv, run.recompute, run.seed));
+  WITHY_ASSIGN_OR_RETURN(StandInContext context, board.worker->CreateContext());
+  WITHY_RETURN_IF_ERROR(Grow(*board.worker, tokens, tokens, &context));
+  RecomputeGain gain{.read_share = read_share};
+  gain.recompute_ms = board.worker->TimeRecompute(tokens);
+  WITHY_ASSIGN_OR_RETURN(const StandInCall read, LoadAfterRestart(run, kNever, context, &board));
+  gain.read_ms = read.load_ms;
+  const auto plan = [&](double told, RecomputeGain::Planned* planned) -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(const StandInCall call, LoadAfterRestart(run, told, context, &board));
+    *planned = {.ms = call.load_ms, .recomputed = call.recomputed_chunks / chunks};
+    return absl::OkStatus();
+  };
+  WITHY_RETURN_IF_ERROR(plan(1, &gain.planned));
+  WITHY_RETURN_IF_ERROR(plan(10, &gain.told_slow));
+  WITHY_RETURN_IF_ERROR(plan(0.1, &gain.told_fast));
+  return gain;
 }
 
 absl::StatusOr<ColdLoad> MeasureColdLoad(const ContextRun& run, uint32_t rounds) {

@@ -55,6 +55,28 @@ uint64_t ArenaBytes(const ContextSetting& setting, const ContextRun& run);
 // Opening times of contexts of several lengths that are in the arena whole.
 absl::StatusOr<LatencySummary> MeasureResidentSwitches(const ContextRun& run, uint32_t rounds);
 
+// A context of which nothing is in the arena, on a disk that is as slow as to take `read_share` of
+// the time of recomputing it. The worker uses processor time while the store reads, decrypts and
+// copies.
+struct RecomputeGain {
+  double read_share = 0;
+  double read_ms = 0;       // all of it is read
+  double recompute_ms = 0;  // all of it is recomputed
+  struct Planned {
+    double ms = 0;
+    double recomputed = 0;  // share of the chunks
+  };
+  Planned planned = {};
+  // The same with a store that takes recomputing for ten times as slow or as fast as it is.
+  Planned told_slow = {}, told_fast = {};
+
+  double gain() const { return (read_ms < recompute_ms ? read_ms : recompute_ms) / planned.ms; }
+  // The shortest time that is possible where both sides go on undisturbed.
+  double best_ms() const { return 1 / (1 / read_ms + 1 / recompute_ms); }
+};
+absl::StatusOr<RecomputeGain> MeasureRecomputeGain(const ContextRun& run, uint32_t tokens,
+                                                   double read_share);
+
 // How much of the disk's speed a load of a whole context reaches after context_store was killed.
 struct ColdLoad {
   double bytes_per_s = 0;       // of KV, encrypted on disk, from the opening on

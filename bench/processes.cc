@@ -80,8 +80,12 @@ absl::Status Processes::Start(const std::string& name) {
   posix_spawn_file_actions_init(&actions);
   const std::string log = absl::StrCat(directory_, "/", name, ".log");
   posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  std::vector<char*> environment;
+  for (std::string& one : environment_) environment.push_back(one.data());
+  for (char** one = environ; *one != nullptr; ++one) environment.push_back(*one);
+  environment.push_back(nullptr);
   pid_t pid = -1;
-  const int error = posix_spawn(&pid, argv[0], &actions, nullptr, argv, environ);
+  const int error = posix_spawn(&pid, argv[0], &actions, nullptr, argv, environment.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     return absl::ErrnoToStatus(error, absl::StrCat("start ", binary, " (build withy-services)"));

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,6 +45,10 @@ class Processes {
   Processes(Processes&&) = default;
   Processes& operator=(Processes&&) = delete;
 
+  // Added to this program's environment for processes that are started from now on.
+  void set_environment(std::vector<std::string> environment) {
+    environment_ = std::move(environment);
+  }
   // Does not wait. The log is DIRECTORY/NAME.log. Errors: NOT_FOUND (no such binary), others of
   // posix_spawn(3).
   absl::Status Start(const std::string& name);
@@ -65,6 +70,7 @@ class Processes {
   explicit Processes(std::string directory) : directory_(std::move(directory)) {}
 
   std::string directory_;
+  std::vector<std::string> environment_;
   std::map<std::string, pid_t> running_;
 };
 

@@ -9,9 +9,12 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/arena_socket.h"
@@ -19,6 +22,7 @@
 #include "base/fd_passing.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/thread_role.h"
 #include "engine/kv/block.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -35,6 +39,9 @@ constexpr uint32_t kTokensPerChunk = kChunkTokens;
 constexpr double kDensitySpread = 1.5;
 constexpr size_t kBytesPerToken = 4;  // of text
 constexpr uint32_t kLevelPercent = 100;
+constexpr size_t kPieceChunks = 8;  // as a worker computes a call that is alone
+// How long a worker that was refused chunks to compute waits before it asks again.
+constexpr int64_t kAskAgainNs = 10 * kNanosPerMilli;
 
 double Milliseconds(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
@@ -65,12 +72,21 @@ class StandInWorker::Lease {
   absl::Status Send(const v1::LeaseRequest& request) {
     return stream_->Write(request) ? absl::OkStatus() : End();
   }
+  // May be called while another thread receives.
+  bool Write(const v1::LeaseRequest& request) { return stream_->Write(request); }
   absl::StatusOr<v1::LeaseEvent> Receive() {
     v1::LeaseEvent event;
     if (stream_->Read(&event)) return event;
     absl::Status status = End();
     if (status.ok()) status = absl::InternalError("context_store ended a lease without a reason");
     return status;
+  }
+  // The answer to a claim or a commit. What is left to say of a load that is over is skipped.
+  absl::StatusOr<v1::LeaseEvent> ReceiveAnswer() {
+    while (true) {
+      WITHY_ASSIGN_OR_RETURN(v1::LeaseEvent event, Receive());
+      if (!event.has_load_revised() && !event.has_layer_ready()) return event;
+    }
   }
   absl::Status End() {
     if (over_) return absl::OkStatus();
@@ -87,10 +103,95 @@ class StandInWorker::Lease {
   bool over_ = false;
 };
 
+// What the worker does while a load goes on: chunks that are left to it, in their order, and what
+// the store's events change about them. Of two threads: one reads events, one computes.
+class StandInWorker::Progress {
+ public:
+  explicit Progress(const std::vector<v1::ResidentChunk>& resident) {
+    for (const v1::ResidentChunk& chunk : resident) {
+      if (chunk.state() == v1::CHUNK_STATE_RECOMPUTE) todo_.push_back(chunk.where());
+      loading_ = loading_ || chunk.state() == v1::CHUNK_STATE_LOADING;
+    }
+  }
+
+  // Takes an event in; returns whether more are to come.
+  bool Handle(const v1::LeaseEvent& event, uint32_t layers) {
+    absl::MutexLock lock(&mutex_);
+    if (event.has_layer_ready()) ready_ = event.layer_ready().layer() + 1;
+    if (event.has_load_failed()) failed_ = std::min(failed_, event.load_failed().chunk());
+    if (event.has_load_revised()) {
+      const auto& left = event.load_revised().recompute();
+      asked_ = false;
+      ask_at_ns_ = Clock::Real().SteadyNanos() + (left.empty() ? kAskAgainNs : 0);
+      todo_.insert(todo_.end(), left.begin(), left.end());
+    }
+    loading_ = ready_ < layers;
+    return loading_;
+  }
+  void Fail(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    status_ = status;
+    loading_ = false;
+  }
+
+  bool over() {
+    absl::MutexLock lock(&mutex_);
+    return !loading_ && todo_.empty();
+  }
+  absl::Status status() {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
+  uint32_t failed() {
+    absl::MutexLock lock(&mutex_);
+    return failed_;
+  }
+  // How many chunks to ask for now; 0: none.
+  uint32_t ToAskFor() {
+    absl::MutexLock lock(&mutex_);
+    const bool may = loading_ && ready_ == 0 && !asked_ && todo_.size() <= kPieceChunks &&
+                     Clock::Real().SteadyNanos() >= ask_at_ns_;
+    asked_ = asked_ || may;
+    return may ? static_cast<uint32_t>(2 * kPieceChunks - todo_.size()) : 0;
+  }
+  // The next piece to compute; waits a moment for something to do.
+  std::vector<v1::ChunkSlot> NextPiece() {
+    absl::MutexLock lock(&mutex_);
+    const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !todo_.empty() || !loading_;
+    };
+    mutex_.AwaitWithTimeout(absl::Condition(&something), absl::Milliseconds(2));
+    const auto count = static_cast<std::ptrdiff_t>(std::min(kPieceChunks, todo_.size()));
+    std::vector<v1::ChunkSlot> piece(todo_.begin(), todo_.begin() + count);
+    todo_.erase(todo_.begin(), todo_.begin() + count);
+    return piece;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<v1::ChunkSlot> todo_ ABSL_GUARDED_BY(mutex_);
+  uint32_t ready_ ABSL_GUARDED_BY(mutex_) = 0;  // layers of all that is read
+  uint32_t failed_ ABSL_GUARDED_BY(mutex_) = UINT32_MAX;
+  bool loading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t ask_at_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+StandInWorker::StandInWorker(const engine::KvGeometry& geometry, v1::KvCosts costs,
+                             const RecomputeCost& recompute, uint64_t seed)
+    : geometry_(geometry),
+      costs_(std::move(costs)),
+      recompute_(recompute),
+      work_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
+      random_(seed) {}
+
 absl::StatusOr<std::unique_ptr<StandInWorker>> StandInWorker::Connect(
     const std::string& address, const engine::KvGeometry& geometry, const v1::KvCosts& costs,
-    uint64_t seed) {
-  std::unique_ptr<StandInWorker> worker(new StandInWorker(geometry, costs, seed));
+    const RecomputeCost& recompute, uint64_t seed) {
+  std::unique_ptr<StandInWorker> worker(new StandInWorker(geometry, costs, recompute, seed));
+  // As the worker's threads that pass messages on, gRPC's among them.
+  SetThreadRole(ThreadRole::kCarries);
   worker->stub_ = v1::ContextStore::NewStub(rpc::Connect(address));
   worker->instance_ = RandomId64();
   worker->MakeTemplate();
@@ -261,34 +362,61 @@ absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, L
   WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent event, lease->Receive());
   std::vector<v1::ResidentChunk> chunks(event.opened().resident().begin(),
                                         event.opened().resident().end());
-  WITHY_RETURN_IF_ERROR(AwaitArrival(lease, &chunks));
+  WITHY_ASSIGN_OR_RETURN(const uint32_t recomputed, AwaitArrival(lease, &chunks));
   StandInCall call{.context_tokens = context.tokens(),
+                   .recomputed_chunks = recomputed,
                    .load_ms = Milliseconds(Clock::Real().SteadyNanos() - begin)};
   for (const v1::ResidentChunk& chunk : chunks) {
     call.resident_tokens += chunk.identity().tokens();
     resident->push_back(chunk.identity());
-    if (chunk.state() != v1::CHUNK_STATE_RECOMPUTE) continue;
-    call.recomputed_chunks.push_back(chunk.where().chunk());
-    WriteChunk(chunk.where().units(), kTokensPerChunk);
   }
   return call;
 }
 
-absl::Status StandInWorker::AwaitArrival(Lease* lease, std::vector<v1::ResidentChunk>* resident) {
-  const auto first_loading = std::find_if(
+absl::StatusOr<uint32_t> StandInWorker::AwaitArrival(Lease* lease,
+                                                     std::vector<v1::ResidentChunk>* resident) {
+  const auto layers = static_cast<uint32_t>(geometry_.layers);
+  const bool loads = std::any_of(
       resident->begin(), resident->end(),
       [](const v1::ResidentChunk& chunk) { return chunk.state() == v1::CHUNK_STATE_LOADING; });
-  const auto first = static_cast<uint32_t>(first_loading - resident->begin());
-  const auto layers = static_cast<uint32_t>(geometry_.layers);
-  // Nothing that is read is left once the first of it has failed.
-  for (uint32_t ready = 0; ready < layers && first < resident->size();) {
-    WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent event, lease->Receive());
-    if (event.has_layer_ready()) ready = event.layer_ready().layer() + 1;
-    if (event.has_load_failed() && event.load_failed().chunk() < resident->size()) {
-      resident->resize(event.load_failed().chunk());
+  Progress progress(*resident);
+  std::thread reader;
+  if (loads) {
+    reader = std::thread([&] {
+      for (bool more = true; more;) {
+        const absl::StatusOr<v1::LeaseEvent> event = lease->Receive();
+        if (!event.ok()) return progress.Fail(event.status());
+        more = progress.Handle(*event, layers);
+      }
+    });
+  }
+  uint32_t computed = 0, computed_before = 0;
+  while (!progress.over()) {
+    if (const uint32_t chunks = progress.ToAskFor(); chunks > 0) {
+      v1::LeaseRequest more;
+      more.mutable_recompute()->set_computed_before(computed_before);
+      more.mutable_recompute()->set_chunks(chunks);
+      (void)lease->Write(more);  // the reader sees what is wrong
+    }
+    for (const v1::ChunkSlot& chunk : progress.NextPiece()) {
+      work_.Run(recompute_.Ms(chunk.chunk() * kTokensPerChunk, kTokensPerChunk));
+      WriteChunk(chunk.units(), kTokensPerChunk);
+      computed_before = chunk.chunk() + 1;
+      ++computed;
     }
   }
-  return absl::OkStatus();
+  if (reader.joinable()) reader.join();
+  WITHY_RETURN_IF_ERROR(progress.status());
+  if (progress.failed() < resident->size()) resident->resize(progress.failed());
+  return computed;
+}
+
+double StandInWorker::TimeRecompute(uint32_t tokens) {
+  const int64_t begin = Clock::Real().SteadyNanos();
+  for (uint32_t first = 0; first < tokens; first += kTokensPerChunk) {
+    work_.Run(recompute_.Ms(first, std::min(kTokensPerChunk, tokens - first)));
+  }
+  return Milliseconds(Clock::Real().SteadyNanos() - begin);
 }
 
 absl::StatusOr<StandInCall> StandInWorker::Load(const StandInContext& context) {
@@ -303,7 +431,7 @@ absl::Status StandInWorker::Claim(uint32_t first, uint32_t count, Lease* lease, 
   claim.mutable_claim()->set_chunks(count);
   const int64_t begin = Clock::Real().SteadyNanos();
   WITHY_RETURN_IF_ERROR(lease->Send(claim));
-  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent claimed, lease->Receive());
+  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent claimed, lease->ReceiveAnswer());
   *claim_ms = Milliseconds(Clock::Real().SteadyNanos() - begin);
   if (!claimed.claimed().refused().empty()) {
     return absl::ResourceExhaustedError(claimed.claimed().refused());
@@ -341,7 +469,7 @@ absl::StatusOr<StandInCall> StandInWorker::Call(StandInContext* context, uint32_
   text->set_text(std::string(size_t{delta_tokens} * kBytesPerToken, 't'));
   commit.mutable_commit()->set_context_tokens(tokens);
   WITHY_RETURN_IF_ERROR(lease.Send(commit));
-  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent committed, lease.Receive());
+  WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent committed, lease.ReceiveAnswer());
   WITHY_RETURN_IF_ERROR(lease.End());
   if (!committed.has_committed()) return absl::InternalError("context_store did not commit");
   context->chunks = std::move(chunks);

@@ -1,7 +1,8 @@
 // Plays the model worker for context_store: attaches, maps the arena, opens leases, claims slots,
 // writes KV into them and commits, as a call does, but computes nothing: the KV is random numbers.
-// So the store does all that it does in service, in a fraction of a call's time. Neighbour:
-// contexts_run.h replays traces through it.
+// So the store does all that it does in service, in a fraction of a call's time. What it recomputes
+// while the store reads takes as much processor time as the worker would need. Neighbours:
+// contexts_run.h replays traces through it, cpu_work.h uses the time.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,8 @@
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "bench/contexts_figures.h"
+#include "bench/cpu_work.h"
 #include "engine/kv/slot.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
@@ -33,10 +36,10 @@ struct StandInCall {
   uint32_t context_tokens = 0;  // before the call
   // Of them, when loading had ended, from the first on; the rest is computed behind them.
   uint32_t resident_tokens = 0;
-  // Chunks among the resident ones that were left to the worker, which computes them while others
-  // are read.
-  std::vector<uint32_t> recomputed_chunks = {};
-  double load_ms = 0;   // from the lease's opening until what is read is in the arena
+  // Chunks among the resident ones that were left to the worker and computed while others were
+  // read.
+  uint32_t recomputed_chunks = 0;
+  double load_ms = 0;   // from the lease's opening until all of them are there
   double claim_ms = 0;  // for the slots of what is computed
 };
 
@@ -44,14 +47,20 @@ struct StandInCall {
 class StandInWorker {
  public:
   // Waits for the store at `address` (unix:PATH), binds an app and attaches with `geometry` at 8
-  // bits. `costs`: what the store is told of recomputing.
+  // bits. `costs`: what the store is told of recomputing; `recompute`: what it takes.
   static absl::StatusOr<std::unique_ptr<StandInWorker>> Connect(const std::string& address,
                                                                 const engine::KvGeometry& geometry,
                                                                 const v1::KvCosts& costs,
+                                                                const RecomputeCost& recompute,
                                                                 uint64_t seed);
 
   // The store was restarted: attaches again. Contexts stay what they are.
   absl::Status Reattach();
+  // What the store is told when the worker attaches next.
+  void set_costs(v1::KvCosts costs) { costs_ = std::move(costs); }
+  // Milliseconds that recomputing the first `tokens` tokens of a context takes, while nothing is
+  // read.
+  double TimeRecompute(uint32_t tokens);
 
   absl::StatusOr<StandInContext> CreateContext();
   // A call that keeps the context's first `keep_tokens` tokens (at most those that it has; a
@@ -67,9 +76,10 @@ class StandInWorker {
 
  private:
   class Lease;
+  class Progress;
 
-  StandInWorker(const engine::KvGeometry& geometry, v1::KvCosts costs, uint64_t seed)
-      : geometry_(geometry), costs_(std::move(costs)), random_(seed) {}
+  StandInWorker(const engine::KvGeometry& geometry, v1::KvCosts costs,
+                const RecomputeCost& recompute, uint64_t seed);
   absl::Status BindApp();
   absl::Status MapArena(const std::string& path);
   // Opens a lease and waits for the context's KV; its chunks in the arena are added to `resident`.
@@ -81,11 +91,14 @@ class StandInWorker {
   void WriteChunk(uint32_t units, uint32_t tokens);
   v1::ChunkIdentity NewIdentity(uint32_t tokens);
 
-  // Until all that is read has come. What cannot be read, and what follows it, is taken out.
-  absl::Status AwaitArrival(Lease* lease, std::vector<v1::ResidentChunk>* resident);
+  // Until all that is read has come, and all that is left to the worker is computed. What cannot be
+  // read, and what follows it, is taken out. Returns how many chunks were computed.
+  absl::StatusOr<uint32_t> AwaitArrival(Lease* lease, std::vector<v1::ResidentChunk>* resident);
 
   const engine::KvGeometry geometry_;
-  const v1::KvCosts costs_;
+  v1::KvCosts costs_;
+  const RecomputeCost recompute_;
+  CpuWork work_;
   std::mt19937_64 random_;
   std::unique_ptr<v1::ContextStore::Stub> stub_;
   std::string app_id_;

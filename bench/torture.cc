@@ -1,5 +1,7 @@
 // withy-bench-torture: random SIGKILLs of random processes under load, and other faults: bits that
-// flip in KV files, files that are cut or gone, a full disk, processes that stand still. No call
+// flip in KV files, files that are cut or gone, read errors, a full disk, processes that stand
+// still, a worker whose leases were taken meanwhile, jumps of the wall clock; and, once, an arena
+// too small for one context. No call
 // that returned may be lost, no context may show another's text, and with all KV at 8 bits every
 // answer has to be, bit for bit, that of a run that nothing interrupted. Prints one JSON line last
 // on stdout; the exit code is 1 if any of this was not so. Neighbours: torture_client.h has the
@@ -25,6 +27,8 @@
 #include "base/status.h"
 #include "bench/processes.h"
 #include "bench/torture_client.h"
+#include "bench/torture_faults.h"
+#include "engine/kv/block.h"
 #include "engine/model/synth.h"
 
 ABSL_FLAG(int, kills, 100, "SIGKILLs to send");
@@ -53,6 +57,10 @@ struct Faults {
   uint64_t cut = 0;         // KV files cut or removed
   uint64_t stalled = 0;     // processes that stood still for a while
   uint64_t full_disks = 0;  // times that the disk had no byte left
+  uint64_t clock_jumps = 0;
+  uint64_t read_errors = 0;  // rounds of them
+  uint64_t unread = 0;       // extents that the store counted as unreadable in those rounds
+  uint64_t taken = 0;        // times that a worker woke after another one had taken its leases
 };
 
 class Torture {
@@ -84,16 +92,22 @@ class Torture {
   // A process stands still; a worker may wake beside another store than the one that it knew.
   absl::Status Stall();
   void FillDisk();
+  void JumpClock();
+  // Reads of KV fail until a store that has just begun has counted one.
+  absl::Status FailReads();
+  absl::Status TakeLeases();
   // Errors: DEADLINE_EXCEEDED: the service does not come back.
   absl::Status AwaitCalls(uint64_t calls);
 
   std::mt19937_64 random_;
   TemporaryDirectory directory_;
-  bool mounted_ = false;  // the state is on a small disk of its own
+  uint64_t chunk_bytes_ = 0;  // of the model, at 8 bits
+  bool mounted_ = false;      // the state is on a small disk of its own
   std::unique_ptr<Processes> processes_;
   std::vector<std::unique_ptr<TortureApp>> apps_;
   TortureAnswers expected_;
   TortureLedger ledger_;
+  std::unique_ptr<FaultInjector> injector_;  // null: this build has none
   Faults faults_;
 };
 
@@ -101,6 +115,7 @@ absl::Status Torture::WriteModel(const std::string& name, uint64_t seed) {
   WITHY_ASSIGN_OR_RETURN(engine::SynthShape shape, engine::FindSynthShape("tiny"));
   shape.context_length = 2048;
   WITHY_ASSIGN_OR_RETURN(const engine::GgmlType type, engine::FindSynthType("q8_0"));
+  chunk_bytes_ = engine::KvGeometry{shape.layers, shape.kv_heads, shape.head_dim}.ChunkBytes();
   return engine::WriteSynthModel(shape, type, seed,
                                  absl::StrCat(directory_.path(), "/", name, ".gguf"));
 }
@@ -118,6 +133,12 @@ absl::Status Torture::MakeBoard() {
       "profiler { metrics_listen: \"off\" }\n");
   WITHY_ASSIGN_OR_RETURN(Processes processes, Processes::Create(dir, config));
   processes_ = std::make_unique<Processes>(std::move(processes));
+  absl::StatusOr<std::unique_ptr<FaultInjector>> injector = FaultInjector::Create(dir);
+  if (!injector.ok() && !absl::IsNotFound(injector.status())) return injector.status();
+  if (injector.ok()) {
+    injector_ = *std::move(injector);
+    processes_->set_environment(injector_->environment());
+  }
   fs::create_directory(processes_->state_dir());
   // Only where this user may mount; else no disk is filled.
   mounted_ =
@@ -157,6 +178,9 @@ absl::Status Torture::RecordAnswers() {
 
 absl::Status Torture::Run(int kills, absl::Duration limit) {
   WITHY_RETURN_IF_ERROR(MakeBoard());
+  WITHY_RETURN_IF_ERROR(Annotate(
+      TrySmallArena(directory_.path() + "/small", directory_.path() + "/target.gguf", chunk_bytes_),
+      "an arena too small for a context"));
   WITHY_RETURN_IF_ERROR(StartAll());
   WITHY_RETURN_IF_ERROR(RecordAnswers());
   const absl::Time end = absl::Now() + limit;
@@ -181,6 +205,9 @@ absl::Status Torture::Strike() {
   if (dice == 0) return KillAndRestart(kAllProcesses);
   if (dice == 1) return Stall();
   if (dice == 2 && mounted_) FillDisk();
+  if (dice == 6) return TakeLeases();
+  if (dice == 7 && injector_ != nullptr) JumpClock();
+  if (dice == 8 && injector_ != nullptr) return FailReads();
   if (dice <= 5) return KillAndRestart({"context_store", "model_worker"});
   return KillAndRestart({kAllProcesses[Below(kAllProcesses.size())]});
 }
@@ -253,6 +280,43 @@ void Torture::FillDisk() {
   ++faults_.full_disks;
 }
 
+// By up to ten years, there or back.
+void Torture::JumpClock() {
+  constexpr int64_t kMostSeconds = int64_t{10} * 365 * 86400;
+  const int64_t seconds = static_cast<int64_t>(Below(2 * kMostSeconds)) - kMostSeconds;
+  injector_->control().clock_offset_ns = seconds * 1'000'000'000;
+  ++faults_.clock_jumps;
+}
+
+absl::Status Torture::FailReads() {
+  FaultControl& control = injector_->control();
+  control.failing_reads = 1 + static_cast<uint32_t>(Below(20));
+  const uint64_t before = control.failed_reads;
+  WITHY_RETURN_IF_ERROR(KillAndRestart({"context_store"}));
+  const uint64_t calls = ledger_.calls();
+  for (int more = 1; control.failed_reads == before && more <= 20; ++more) {
+    WITHY_RETURN_IF_ERROR(AwaitCalls(calls + static_cast<uint64_t>(more)));
+  }
+  control.failing_reads = 0;
+  if (control.failed_reads == before) return absl::OkStatus();  // nothing had to be read
+  WITHY_RETURN_IF_ERROR(AwaitCalls(ledger_.calls() + 1));
+  WITHY_ASSIGN_OR_RETURN(const v1::GetStoreInfoResponse info, AskStore(*processes_));
+  faults_.unread += info.disk().unread_extents();
+  ++faults_.read_errors;
+  if (info.disk().unread_extents() > 0) return absl::OkStatus();
+  return absl::InternalError("reads of KV have failed, and context_store has not counted it");
+}
+
+absl::Status Torture::TakeLeases() {
+  processes_->Signal("model_worker", SIGSTOP);
+  const absl::Status taken = bench::TakeLeases(*processes_, directory_.path() + "/other",
+                                               directory_.path() + "/target.gguf");
+  processes_->Signal("model_worker", SIGCONT);
+  if (absl::IsUnavailable(taken)) return absl::OkStatus();  // the store was not there
+  if (taken.ok()) ++faults_.taken;
+  return taken;
+}
+
 absl::Status Torture::AwaitCalls(uint64_t calls) {
   const absl::Time end = absl::Now() + kStuck;
   while (ledger_.calls() < calls) {
@@ -291,6 +355,10 @@ nlohmann::json Torture::Report() const {
           {"kv_files_cut", faults_.cut},
           {"stalls", faults_.stalled},
           {"full_disks", faults_.full_disks},
+          {"clock_jumps", faults_.clock_jumps},
+          {"read_error_rounds", faults_.read_errors},
+          {"unread_extents", faults_.unread},
+          {"leases_taken", faults_.taken},
           {"compared", !expected_.empty()}};
 }
 

@@ -137,6 +137,28 @@ absl::StatusOr<std::string> TortureApp::CreateContext(const std::string& request
   return context_id;
 }
 
+absl::StatusOr<std::string> TortureApp::Say(const std::string& context_id,
+                                            const std::string& text) {
+  v1::GenerateRequest request;
+  request.set_context_id(context_id);
+  v1::Message* message = request.mutable_prompt()->mutable_messages()->add_messages();
+  message->set_role("user");
+  message->set_content(text);
+  request.mutable_limits()->set_max_tokens(kAnswerTokens);
+  request.mutable_sampling()->set_temperature(0);
+  return Generate(request, kCall);
+}
+
+absl::StatusOr<int> TortureApp::Messages(const std::string& context_id) {
+  grpc::ClientContext context;
+  Prepare(&context, token_, kCall);
+  v1::GetContextRequest request;
+  request.set_context_id(context_id);
+  v1::GetContextResponse kept;
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->GetContext(&context, request, &kept)));
+  return kept.messages_size();
+}
+
 absl::StatusOr<std::vector<std::string>> TortureApp::Record(int script) {
   Conversation conversation{.script = script, .number = ++last_number_};
   WITHY_ASSIGN_OR_RETURN(conversation.context_id,

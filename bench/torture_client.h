@@ -68,6 +68,10 @@ class TortureApp {
 
   // Answers to a script, from a new context, without retries of calls.
   absl::StatusOr<std::vector<std::string>> Record(int script);
+  absl::StatusOr<std::string> CreateContext(const std::string& request_id);
+  // One try of one call, and the messages of a context's record. Errors: of the calls.
+  absl::StatusOr<std::string> Say(const std::string& context_id, const std::string& text);
+  absl::StatusOr<int> Messages(const std::string& context_id);
   // Talks until Stop. `expected`: empty = answers are not compared. Both are borrowed.
   void Start(const TortureAnswers& expected, TortureLedger& ledger);
   // The conversations that have begun are checked and end.
@@ -85,7 +89,6 @@ class TortureApp {
       : app_(app), stub_(std::move(stub)) {}
   v1::GenerateRequest RequestOf(const Conversation& conversation, int turn) const;
   absl::StatusOr<std::string> Generate(const v1::GenerateRequest& request, absl::Duration timeout);
-  absl::StatusOr<std::string> CreateContext(const std::string& request_id);
   void Talk();
   // Return whether the app can go on.
   bool Begin(Conversation* conversation);
