@@ -6,10 +6,13 @@
 
 #include "base/huge_memory.h"
 #include "base/round_up.h"
+#include "base/shared_memory.h"
 #include "base/status.h"
 
 namespace withy::engine {
 namespace {
+
+constexpr int kMadviseCollapse = 25;  // MADV_COLLAPSE, which <sys/mman.h> of Debian 12 lacks
 
 // Large tensors begin on a huge page, so that their prefixes get whole ones.
 uint64_t AlignmentOf(uint64_t bytes) {
@@ -45,6 +48,7 @@ FixedLayout LayOutFixed(const PackedFile& file, const WeightPlan& plan) {
 
 WeightMemory::~WeightMemory() {
   if (base_ != nullptr) munmap(base_, reserved_);
+  if (ring_base_ != nullptr) munmap(ring_base_, ring_reserved_);
 }
 
 absl::StatusOr<std::unique_ptr<WeightMemory>> WeightMemory::Create(const PackedFile& file,
@@ -65,10 +69,23 @@ absl::Status WeightMemory::CreateRing(const WeightPlan& plan, UniqueFd* fd) {
   }
   if (offset == 0) return absl::OkStatus();
   WITHY_ASSIGN_OR_RETURN(*fd, CreateSealedMemfd("withy-weights", offset));
-  WITHY_ASSIGN_OR_RETURN(ring_,
-                         SharedMemory::Map(fd->get(), offset, SharedMemory::Access::kReadWrite));
-  WITHY_RETURN_IF_ERROR(ring_.ExcludeFromCoreDumps());
-  return ring_.Prefault();
+  ring_reserved_ = RoundUp(offset, HugeMemory::kHugePage) + HugeMemory::kHugePage;
+  void* const range =
+      mmap(nullptr, ring_reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) return ErrnoError(absl::StrCat("reserve ", ring_reserved_));
+  ring_base_ = static_cast<std::byte*>(range);
+  void* const begin =
+      reinterpret_cast<void*>(RoundUp(reinterpret_cast<uintptr_t>(range), HugeMemory::kHugePage));
+  // MAP_POPULATE allocates every page.
+  if (mmap(begin, offset, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd->get(),
+           0) == MAP_FAILED) {
+    return ErrnoError(absl::StrCat("map ", offset, " bytes of the ring"));
+  }
+  ring_ = {static_cast<std::byte*>(begin), offset};
+  madvise(begin, offset, MADV_DONTDUMP);
+  // Linux 6.1 and later. Before that, and for what is less than a huge page, pages stay small.
+  madvise(begin, offset / HugeMemory::kHugePage * HugeMemory::kHugePage, kMadviseCollapse);
+  return absl::OkStatus();
 }
 
 absl::Status WeightMemory::Place(const PackedFile& file, const WeightPlan& plan,

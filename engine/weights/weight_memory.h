@@ -12,15 +12,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/shared_memory.h"
+#include "base/unique_fd.h"
 #include "engine/weights/packed_file.h"
 #include "engine/weights/weight_plan.h"
 
 namespace withy::engine {
 
 // Resident memory is anonymous and the ring a sealed memfd: the kernel reclaims neither without
-// swap, and with swap not what is locked. Huge pages where the system gives them. Left out of core
-// dumps.
+// swap, and with swap not what is locked. Both are in huge pages where the system gives them: a
+// read into pages of 4 KiB is a request of many pieces, which takes some disks three times as long.
+// Left out of core dumps.
 class WeightMemory {
  public:
   // Memory for `plan` and for all other tensors of `file`. The ring is touched, the rest is not
@@ -36,10 +37,10 @@ class WeightMemory {
   std::byte* tensor(size_t index) const { return addresses_[index]; }
   // A slot of the ring, writable.
   std::span<std::byte> slot(int32_t slot) const {
-    return ring_.bytes().subspan(slot_offsets_[static_cast<size_t>(slot)],
-                                 slot_bytes_[static_cast<size_t>(slot)]);
+    return ring_.subspan(slot_offsets_[static_cast<size_t>(slot)],
+                         slot_bytes_[static_cast<size_t>(slot)]);
   }
-  std::span<std::byte> ring() const { return ring_.bytes(); }
+  std::span<std::byte> ring() const { return ring_; }
 
   // Makes what is resident read-only. Errors: those of mprotect(2).
   absl::Status Seal();
@@ -58,7 +59,9 @@ class WeightMemory {
   size_t reserved_ = 0;
   std::vector<std::byte*> addresses_;
   std::vector<std::span<std::byte>> resident_;
-  SharedMemory ring_;
+  std::byte* ring_base_ = nullptr;
+  size_t ring_reserved_ = 0;
+  std::span<std::byte> ring_;
   std::vector<uint64_t> slot_offsets_;
   std::vector<uint64_t> slot_bytes_;
 };
