@@ -75,13 +75,14 @@ void Arena::PrefaultInBackground() {
     bool huge = true;
     for (size_t offset = 0; offset < bytes_ && !stop_; offset += kPrefaultStep) {
       const size_t bytes = std::min<size_t>(kPrefaultStep, bytes_ - offset);
-      huge = huge && Collapse(offset, bytes);
       if (!Prefault(offset, bytes)) return;
+      huge = huge && Collapse(offset, bytes);
     }
     if (huge_bytes_ > 0) {
       spdlog::info("{} of the {} bytes of the KV arena are in pages of 2 MiB", huge_bytes_.load(),
                    bytes_);
     }
+    prefaulted_ = true;
   });
 }
 
@@ -100,8 +101,9 @@ bool Arena::Prefault(size_t offset, size_t bytes) {
   return true;
 }
 
-// Moves whole pages of 2 MiB of this range into such pages, so that attention takes fewer page
-// walks. Every process that maps the arena gains. False: the system does not do that here.
+// Moves what this range has, which is prefaulted, into pages of 2 MiB, so that attention takes
+// fewer page walks. Every process that maps the arena gains. False: the system does not do that
+// here.
 bool Arena::Collapse(size_t offset, size_t bytes) {
   bytes = bytes / HugeMemory::kHugePage * HugeMemory::kHugePage;
   if (bytes == 0) return false;

@@ -48,6 +48,8 @@ class Arena {
 
   // What of it stays in memory.
   ArenaLocks& locks() const { return *locks_; }
+  // Whether prefaulting has ended.
+  bool prefaulted() const { return prefaulted_; }
   // Bytes that are in pages of 2 MiB, as far as it is prefaulted.
   uint64_t huge_bytes() const { return huge_bytes_; }
   // Gives the memory of whole pages to the system; they read as zeros then. False: the kernel does
@@ -77,6 +79,7 @@ class Arena {
   bool recovered_ = false;
   std::unique_ptr<ArenaLocks> locks_;
   std::atomic<uint64_t> huge_bytes_{0};
+  std::atomic<bool> prefaulted_{false};
   std::atomic<bool> stop_{false};
   std::thread prefault_;
 };
