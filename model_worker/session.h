@@ -203,9 +203,11 @@ class Session {
   bool may_begin_to_wait() const {
     return opened_.arrival->layers_ready() > 0 && opened_.arrival->revisions() == revisions_;
   }
+  // Layers first: revisions come before the first of them.
   bool arriving() const {
     return opened_.arrival != nullptr && kv_.first_loading() < kv_.reused_tokens() &&
-           opened_.arrival->layers_ready() < env_.model.kv.layers;
+           (opened_.arrival->layers_ready() < env_.model.kv.layers ||
+            opened_.arrival->revisions() != revisions_);
   }
   int32_t LostChunk() const {
     return opened_.arrival == nullptr ? KvArrival::kNone : opened_.arrival->failed();
