@@ -52,7 +52,7 @@ ABSL_FLAG(bool, single, true, "also measure resident switches and cold loads");
 ABSL_FLAG(bool, gain, true,
           "also measure what recomputing a part while the rest is read gains, with disks that take "
           "a quarter to four times as long as recomputing");
-ABSL_FLAG(int, gain_tokens, 1024, "length of the context of --gain");
+ABSL_FLAG(int, gain_tokens, 2048, "length of the context of --gain, at most --max_tokens");
 ABSL_FLAG(bool, service, false,
           "also measure the whole service: the first token after everything was killed, and "
           "decoding over compressed KV");
@@ -125,8 +125,7 @@ absl::StatusOr<Plan> MakePlan() {
   }
   WITHY_RETURN_IF_ERROR(
       CheckFlag("service_tokens", absl::GetFlag(FLAGS_service_tokens), 256, 1 << 20));
-  WITHY_RETURN_IF_ERROR(CheckFlag("gain_tokens", absl::GetFlag(FLAGS_gain_tokens), 256,
-                                  absl::GetFlag(FLAGS_max_tokens)));
+  WITHY_RETURN_IF_ERROR(CheckFlag("gain_tokens", absl::GetFlag(FLAGS_gain_tokens), 256, 32768));
   const int calls = absl::GetFlag(FLAGS_calls);
   WITHY_RETURN_IF_ERROR(CheckFlag("calls", calls, -1, 1'000'000));
   WITHY_RETURN_IF_ERROR(CheckFlag("max_tokens", absl::GetFlag(FLAGS_max_tokens), 256, 32768));
@@ -240,12 +239,12 @@ absl::Status MeasureSingle(const ContextRun& run, nlohmann::json* json) {
 }
 
 absl::Status MeasureGain(const ContextRun& run, const std::string& shape, nlohmann::json* json) {
+  const uint32_t tokens =
+      std::min(run.max_tokens, static_cast<uint32_t>(absl::GetFlag(FLAGS_gain_tokens)));
   double least = 0, worst_of_best = 0;
   nlohmann::json rows = nlohmann::json::array();
   for (const double share : kReadShares) {
-    WITHY_ASSIGN_OR_RETURN(
-        const RecomputeGain gain,
-        MeasureRecomputeGain(run, static_cast<uint32_t>(absl::GetFlag(FLAGS_gain_tokens)), share));
+    WITHY_ASSIGN_OR_RETURN(const RecomputeGain gain, MeasureRecomputeGain(run, tokens, share));
     const double worst_ms = std::max({gain.planned.ms, gain.told_slow.ms, gain.told_fast.ms});
     std::fprintf(stderr,
                  "%s: read in %.0f ms, recomputed in %.0f ms, both at once %.0f ms (%.2f "
