@@ -1,0 +1,118 @@
+#include "bench/speculation_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "rpc/channel.h"
+#include "rpc/status.h"
+
+namespace withy::bench {
+namespace {
+
+constexpr absl::Duration kStart = absl::Minutes(3);  // packs a model, too
+constexpr absl::Duration kCall = absl::Minutes(5);
+
+std::string ModelConfig(const std::string& path, const SpeculationServiceOptions& options) {
+  std::string config = absl::StrCat("threads: ", options.threads, " idle_upgrade_s: 0");
+  if (!path.empty()) absl::StrAppend(&config, " path: \"", path, "\"");
+  return config;
+}
+
+std::string ConfigOf(const SpeculationServiceOptions& options) {
+  std::string target = ModelConfig(options.model, options);
+  if (options.tree_rows > 0) absl::StrAppend(&target, " tree_rows: ", options.tree_rows);
+  if (options.always) absl::StrAppend(&target, " speculate_always: true");
+  return absl::StrCat(
+      "log_level: \"warn\"\norchestrator { tlm_path: \"off\" audit_off: true probe_off: true }\n",
+      "model { ", target, " }\ndraft { ", ModelConfig(options.draft, options), " }\n",
+      "profiler { metrics_listen: \"off\" }\n");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SpeculationService>> SpeculationService::Start(
+    const SpeculationServiceOptions& options) {
+  std::unique_ptr<SpeculationService> service(new SpeculationService());
+  WITHY_ASSIGN_OR_RETURN(service->directory_, TemporaryDirectory::Create("withy-speculation"));
+  WITHY_ASSIGN_OR_RETURN(Processes processes,
+                         Processes::Create(service->directory_.path(), ConfigOf(options)));
+  service->processes_ = std::make_unique<Processes>(std::move(processes));
+  if (!options.packed_dir.empty()) {
+    namespace fs = std::filesystem;
+    const fs::path state = service->processes_->state_dir();
+    fs::create_directories(state);
+    fs::permissions(state, fs::perms::owner_all);
+    fs::create_directories(options.packed_dir);
+    fs::create_directory_symlink(fs::absolute(options.packed_dir), state / "packed");
+  }
+  for (const std::string& name : kAllProcesses) {
+    WITHY_RETURN_IF_ERROR(service->processes_->Start(name));
+  }
+  service->stub_ = v1::LlmService::NewStub(
+      rpc::Connect("unix:" + service->processes_->run_dir() + "/withy.sock"));
+  WITHY_RETURN_IF_ERROR(service->ChangeApp());
+  v1::GenerateRequest hello;
+  hello.mutable_prompt()->set_text("hello");
+  hello.mutable_limits()->set_max_tokens(4);
+  const absl::Time end = absl::Now() + kStart;
+  while (true) {
+    const absl::Status status = service->Ask(hello).status();
+    if (status.ok()) return service;
+    if (!absl::IsUnavailable(status) || absl::Now() > end) {
+      return Annotate(
+          status, absl::StrCat("model_worker says ", service->processes_->LogTail("model_worker")));
+    }
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+}
+
+absl::Status SpeculationService::ChangeApp() {
+  v1::BindAppRequest request;
+  request.set_app(absl::StrCat("bench", apps_++));
+  v1::BindAppResponse response;
+  const absl::Time end = absl::Now() + kStart;
+  while (true) {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kCall);
+    context.set_wait_for_ready(true);
+    const absl::Status status = rpc::FromGrpc(stub_->BindApp(&context, request, &response));
+    if (status.ok()) break;
+    if (!absl::IsUnavailable(status) || absl::Now() > end) return status;
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  token_ = response.token();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SpeculationAnswer> SpeculationService::Ask(const v1::GenerateRequest& request) {
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer " + token_);
+  rpc::SetTimeout(&context, kCall);
+  const auto reader = stub_->Generate(&context, request);
+  SpeculationAnswer answer;
+  int64_t first_ns = 0, last_ns = 0;
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    if (response.delta().tokens_size() > 0) {
+      last_ns = Clock::Real().SteadyNanos();
+      if (first_ns == 0) first_ns = last_ns;
+    }
+    for (const v1::Token& token : response.delta().tokens()) answer.tokens.push_back(token.id());
+    if (response.has_finished()) {
+      answer.text = response.finished().text();
+      answer.report = response.finished().speculation();
+    }
+  }
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(reader->Finish()));
+  answer.decode_ms = Millis(last_ns - first_ns);
+  return answer;
+}
+
+}  // namespace withy::bench

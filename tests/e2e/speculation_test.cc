@@ -1,0 +1,140 @@
+// Speculation through the five processes: answers are those of plain decoding whatever the source,
+// and whatever happens to the draft.
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/board.h"
+#include "tests/e2e/test_model.h"
+
+namespace withy::e2e {
+namespace {
+
+class SpeculationTest : public ::testing::Test {
+ protected:
+  // A draft with the target's weights is always right.
+  void StartBoard(const std::string& model, bool always = true) {
+    board_ = std::make_unique<Board>(std::vector<std::string>{
+        "model.path=" + model, "draft.path=" + model,
+        std::string("model.speculate_always=") + (always ? "true" : "false"), "model.tree_rows=9"});
+    board_->StartAll();
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
+    stub_ = board_->NewStub();
+    token_ = board_->BindApp("app");
+  }
+  static const v1::SourceReport* Find(const Answer& answer, v1::Speculation source) {
+    for (const v1::SourceReport& report : answer.finished.speculation().sources()) {
+      if (report.source() == source) return &report;
+    }
+    return nullptr;
+  }
+  static uint32_t AcceptedOf(const Answer& answer, v1::Speculation source) {
+    const v1::SourceReport* report = Find(answer, source);
+    return report == nullptr ? 0 : report->accepted_tokens();
+  }
+
+  std::unique_ptr<Board> board_;
+  std::unique_ptr<v1::LlmService::Stub> stub_;
+  std::string token_;
+};
+
+TEST_F(SpeculationTest, AnswersAreThoseOfPlainDecoding) {
+  StartBoard(TestElasticPath());
+  const std::vector<v1::Speculation> sources = {v1::SPECULATION_OFF, v1::SPECULATION_LOOKUP,
+                                                v1::SPECULATION_PREFIX, v1::SPECULATION_DRAFT,
+                                                v1::SPECULATION_AUTO};
+  for (const float temperature : {0.0f, 1.2f}) {
+    std::vector<std::string> first_texts, second_texts;
+    for (const v1::Speculation source : sources) {
+      SCOPED_TRACE(v1::Speculation_Name(source));
+      const std::string context_id = CreateContext(*stub_, token_);
+      v1::GenerateRequest request = UserRequest(context_id, "tell me about the weather", 40);
+      request.mutable_sampling()->set_temperature(temperature);
+      request.mutable_sampling()->set_seed(11);
+      request.set_speculation(source);
+      const Answer first = Generate(*stub_, token_, request);
+      const Answer second = Generate(*stub_, token_, request);
+      ASSERT_TRUE(first.status.ok() && second.status.ok()) << first.status << second.status;
+      EXPECT_EQ(first.text, first.finished.text());
+      first_texts.push_back(first.text);
+      second_texts.push_back(second.text);
+      EXPECT_EQ(first_texts.back(), first_texts.front());
+      EXPECT_EQ(second_texts.back(), second_texts.front());
+      EXPECT_EQ(first.started.decision().speculation(), source != v1::SPECULATION_OFF);
+      const v1::SpeculationReport& report = first.finished.speculation();
+      EXPECT_EQ(report.target_passes() + first.finished.usage().accepted_tokens() + 1,
+                first.finished.usage().completion_tokens());
+      for (const v1::SourceReport& used : report.sources()) {
+        EXPECT_TRUE(source == v1::SPECULATION_AUTO || used.source() == source);
+        EXPECT_LE(used.accepted_tokens(), used.drafted_tokens());
+      }
+      if (source == v1::SPECULATION_OFF) {
+        EXPECT_EQ(report.sources_size(), 0);
+      }
+      if (source == v1::SPECULATION_PREFIX) {
+        EXPECT_NE(Find(first, source), nullptr);
+      }
+      if (source == v1::SPECULATION_DRAFT) {
+        EXPECT_GT(AcceptedOf(first, source), 10u) << board_->Log("model_worker");
+        EXPECT_LT(report.target_passes(), 30u);
+      }
+    }
+  }
+}
+
+// Without measurements' settings, too, and beside each other.
+TEST_F(SpeculationTest, UnderControlAnswersAreTheSame) {
+  StartBoard(TestElasticPath(), /*always=*/false);
+  std::string expected;
+  for (int i = 0; i < 6; ++i) {
+    v1::GenerateRequest request = UserRequest("", "tell me about the weather", 60);
+    request.set_speculation(i == 0 ? v1::SPECULATION_OFF : v1::SPECULATION_UNSPECIFIED);
+    const Answer answer = Generate(*stub_, token_, request);
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    if (i == 0) {
+      expected = answer.text;
+    }
+    EXPECT_EQ(answer.text, expected);
+  }
+}
+
+TEST_F(SpeculationTest, TheAnswerGoesOnWhenTheDraftIsKilledAndUsesItWhenItIsBack) {
+  StartBoard(TestSlowPath());
+  v1::GenerateRequest request = UserRequest("", "a story, please", 48);
+  request.set_speculation(v1::SPECULATION_OFF);
+  const Answer plain = Generate(*stub_, token_, request);
+  ASSERT_TRUE(plain.status.ok()) << plain.status;
+  request.set_speculation(v1::SPECULATION_DRAFT);
+  const Answer drafted = Generate(*stub_, token_, request);
+  EXPECT_EQ(drafted.text, plain.text);
+  ASSERT_GT(AcceptedOf(drafted, v1::SPECULATION_DRAFT), 20u) << board_->Log("draft_worker");
+  bool killed = false;
+  const Answer without = Generate(*stub_, token_, request, [&](const Answer& answer) {
+    if (!killed && answer.text.size() > plain.text.size() / 4) {
+      board_->Kill("draft_worker");
+      killed = true;
+    }
+    return true;
+  });
+  ASSERT_TRUE(killed);
+  ASSERT_TRUE(without.status.ok()) << without.status;
+  EXPECT_EQ(without.text, plain.text);
+  EXPECT_GT(without.finished.speculation().target_passes(),
+            drafted.finished.speculation().target_passes());
+  board_->Start("draft_worker");
+  ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("draft_worker");
+  // The worker looks for it again a moment after it was away.
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  Answer again;
+  do {
+    again = Generate(*stub_, token_, request);
+    EXPECT_EQ(again.text, plain.text);
+  } while (AcceptedOf(again, v1::SPECULATION_DRAFT) < 20 && absl::Now() < deadline);
+  EXPECT_GT(AcceptedOf(again, v1::SPECULATION_DRAFT), 20u) << board_->Log("model_worker");
+}
+
+}  // namespace
+}  // namespace withy::e2e
