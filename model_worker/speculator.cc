@@ -223,6 +223,8 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
   const int32_t accepted = FollowAnswer(call, verified);
   const double tokens = accepted + 1;
   double ms = drafts.plain_ms;
+  // A pass behind a draft model's finds cold caches: what it takes counts, verified or not.
+  if (drafts.model.has_value() && step.alone) ms = step.ms;
   if (verified > 0) {
     const auto rows = static_cast<int32_t>(verified) + drafts.other_rows + 1;
     ms = step.alone ? step.ms
