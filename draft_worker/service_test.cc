@@ -3,12 +3,15 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/config.h"
 #include "draft_worker/process.h"
+#include "engine/gguf/reader.h"
 #include "engine/model/testing.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "rpc/channel.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
 
@@ -101,6 +104,58 @@ TEST_F(ServiceTest, AReaderThatStopsIsEndedAndOthersAreAnswered) {
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(ended.error_message(), HasSubstr("read the stream"));
   EXPECT_LT(left, 1800);
+}
+
+TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
+  const auto file = engine::GgufFile::Open(config_.draft().path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto tokenizer = engine::MakeTokenizer(*file);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto stub = v1::DraftWorker::NewStub(rpc::Connect(config_.draft().listen()));
+  v1::DraftRequest request;
+  request.set_call_id(1);
+  request.set_vocabulary((*tokenizer)->fingerprint());
+  for (const int32_t token : {5, 6, 7}) request.add_tokens(token);
+  request.mutable_sampling()->set_top_p(1);
+  request.mutable_sampling()->set_repetition_penalty(1);
+  request.set_max_tokens(4);
+  request.set_max_depth(4);
+  v1::DraftResponse response;
+  const auto draft = [&](const v1::DraftRequest& asked) {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(60));
+    response.Clear();
+    return stub->Draft(&context, asked, &response);
+  };
+  const grpc::Status status = draft(request);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_GT(response.tokens_size(), 0);
+  EXPECT_EQ(response.tokens(0).parent(), -1);
+  EXPECT_GT(response.tokens(0).probability(), 0);
+  EXPECT_GT(response.passes(), 0u);
+  v1::DraftRequest later = request;
+  later.set_known_tokens(3);
+  EXPECT_TRUE(draft(later).ok());
+  EXPECT_FALSE(response.unknown());
+  later.set_call_id(2);
+  EXPECT_TRUE(draft(later).ok());
+  EXPECT_TRUE(response.unknown());
+
+  const auto refused = [&](const std::function<void(v1::DraftRequest&)>& change) {
+    v1::DraftRequest wrong = request;
+    change(wrong);
+    return draft(wrong).error_code();
+  };
+  using grpc::StatusCode;
+  EXPECT_EQ(refused([](auto& r) { r.set_vocabulary(1); }), StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(refused([](auto& r) { r.set_max_tokens(0); }), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused([](auto& r) { r.set_max_tokens(256); }), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused([](auto& r) { r.set_max_depth(0); }), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused([](auto& r) { r.set_alpha(1); }), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused([](auto& r) { r.add_tokens(-1); }), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused([](auto& r) { r.set_known_tokens(1 << 30); }), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused([](auto& r) { r.mutable_sampling()->set_top_p(-1); }),
+            StatusCode::INVALID_ARGUMENT);
 }
 
 }  // namespace

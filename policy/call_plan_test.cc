@@ -289,5 +289,30 @@ TEST_F(CallPlanTest, AnotherRuleSeesTheSameCandidates) {
   EXPECT_DOUBLE_EQ(call->predicted.ttft_ms, 50 * 0.2 + 1);
 }
 
+// The lossless lever goes first: a TPOT that the full model meets only with drafted tokens is not
+// bought with a lower level.
+TEST_F(CallPlanTest, CountsOnWhatSpeculationGainedBeforeItFallsToALowerLevel) {
+  input_.slo.tpot_ms = 15;  // the full model takes 20 ms a token
+  input_.fixed_prompt_percent = 100;
+  const auto plain = Run();
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_LT(plain->decision.model_level_percent, 100u);
+  EXPECT_EQ(plain->decision.expected_speedup, 1);
+  AppHistory& app = input_.live.apps.emplace_back();
+  app.app = "app";
+  for (int call = 0; call < 8; ++call) app.speculation.Observe(2);
+  EXPECT_LT(Run()->decision.model_level_percent, 100u) << "this call may not speculate";
+  input_.speculates = true;
+  const auto drafted = Run();
+  ASSERT_TRUE(drafted.ok()) << drafted.status();
+  EXPECT_EQ(drafted->decision.model_level_percent, 100u);
+  EXPECT_EQ(drafted->decision.expected_speedup, 2);
+  EXPECT_TRUE(drafted->decision.speculation);
+  EXPECT_LT(drafted->decision.predicted.tpot_ms, 15);
+  EXPECT_DOUBLE_EQ(drafted->decision.full_model.tpot_ms, plain->decision.full_model.tpot_ms)
+      << "ratios are of plain decoding";
+  EXPECT_THAT(drafted->decision.explanation, HasSubstr("2 times as fast"));
+}
+
 }  // namespace
 }  // namespace withy::policy

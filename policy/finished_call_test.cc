@@ -50,6 +50,15 @@ TEST_F(FinishedCallTest, SeveralLevelsSayNothingOfOne) {
   EXPECT_FALSE(seen.full_alone);
 }
 
+// What it teaches of the board is plain decoding.
+TEST_F(FinishedCallTest, SpeculationDoesNotPassForAFasterBoard) {
+  call_.speedup = 2;
+  const Observation seen = Seen();
+  EXPECT_EQ(seen.decode_ms, 400);
+  EXPECT_EQ(seen.speedup, 2);
+  EXPECT_DOUBLE_EQ(seen.tpot_share, 1) << "its prediction was right";
+}
+
 TEST_F(FinishedCallTest, OtherCallsAreNotBlamedOnIt) {
   around_ = {
       .mean_rows = 2, .other_depth_tokens = 50, .foreign_prefill_tokens = 30, .alone = false};
