@@ -172,15 +172,13 @@ TEST_F(SpeculatorTest, AContextBringsWhatWasSaidInIt) {
   EXPECT_LT(second->speculation.target_passes, 8);
 }
 
-// Under control a random model's useless low level is soon left alone.
-TEST_F(SpeculatorTest, WhatDoesNotPayIsLeftAlone) {
+// Under control, too, whatever it finds to pay on this machine.
+TEST_F(SpeculatorTest, UnderControlTheAnswerIsThatOfPlainDecoding) {
   CallRequest request = Rig::Ask("", "go on and on", 300);
   request.answer.sampling = {.temperature = 1.5f, .seed = 3};
-  request.speculation = SpeculationMode::kPrefix;
-  Rig rig(*model_, Options(true, /*always=*/false), 4096, /*window=*/1024);
-  const SpeculationStats stats = Run(rig, request).speculation;
-  EXPECT_LT(stats.drafted[kPrefix], 60);
-  EXPECT_GT(stats.plain_ms / stats.took_ms, 0.9);
+  Rig plain(*model_, Options(false), 4096, /*window=*/1024);
+  Rig controlled(*model_, Options(true, /*always=*/false), 4096, /*window=*/1024);
+  EXPECT_EQ(IdsOf(Run(controlled, request)), IdsOf(Run(plain, request)));
 }
 
 }  // namespace
