@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kLibrary[] = "withy-bench-faults.so";
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kFaultPatience = absl::Seconds(60);
 constexpr int kSmallArenaChunks = 6;
 constexpr int kLongPromptWords = 300;  // several tokens each
 
@@ -68,7 +68,7 @@ absl::Status TakeLeases(const Processes& board, const std::string& directory,
                    "store { listen: \"unix:", board.run_dir(), "/context_store.sock\" }\n");
   WITHY_ASSIGN_OR_RETURN(Processes other, Processes::Create(directory, config));
   WITHY_RETURN_IF_ERROR(other.Start("model_worker"));
-  const absl::Time end = absl::Now() + kPatience;
+  const absl::Time end = absl::Now() + kFaultPatience;
   for (uint64_t epoch = before.epoch(); epoch == before.epoch();) {
     if (absl::Now() > end) {
       return absl::DeadlineExceededError(
@@ -98,7 +98,7 @@ absl::Status TrySmallArena(const std::string& directory, const std::string& mode
   std::string prompt;
   for (int i = 0; i < kLongPromptWords; ++i) absl::StrAppend(&prompt, "word", i, " ");
   absl::Status refused;
-  const absl::Time end = absl::Now() + kPatience;
+  const absl::Time end = absl::Now() + kFaultPatience;
   do {  // the model may still be opening
     refused = app->Say(context_id, prompt).status();
     if (absl::IsUnavailable(refused)) absl::SleepFor(absl::Milliseconds(50));

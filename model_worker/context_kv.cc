@@ -98,7 +98,7 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     }
     Reuse(resident[i]);
   }
-  if (!loading) first_loading_ = reused_tokens_;
+  FindFirstLoading();
 }
 
 void ContextKv::Reuse(const ResidentChunk& chunk) {
@@ -131,7 +131,6 @@ void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<con
   std::vector<ChunkName> names = reused_;
   for (const ResidentChunk& chunk : chunks) names.push_back(chunk.name);
   const size_t matching = namer_.MatchingChunks(names, ids);
-  const bool loading = first_loading_ < reused_tokens_;
   for (const ResidentChunk& chunk : chunks) {
     const bool next = chunk.where.chunk == static_cast<int32_t>(reused_.size()) &&
                       reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
