@@ -109,7 +109,7 @@ TEST_F(ServiceTest, AnAppSeesOnlyItsOwn) {
 // A system prompt of some hundred tokens.
 std::string HouseRules() {
   std::string rules = "These are the rules of the house:";
-  for (int i = 1; i <= 40; ++i) rules += " rule " + std::to_string(i) + " is to be kind;";
+  for (int i = 1; i <= 15; ++i) rules += " rule " + std::to_string(i) + " is to be kind;";
   return rules;
 }
 
