@@ -101,8 +101,7 @@ class Torture {
 
   std::mt19937_64 random_;
   TemporaryDirectory directory_;
-  uint64_t chunk_bytes_ = 0;  // of the model, at 8 bits
-  bool mounted_ = false;      // the state is on a small disk of its own
+  bool mounted_ = false;  // the state is on a small disk of its own
   std::unique_ptr<Processes> processes_;
   std::vector<std::unique_ptr<TortureApp>> apps_;
   TortureAnswers expected_;
@@ -115,7 +114,6 @@ absl::Status Torture::WriteModel(const std::string& name, uint64_t seed) {
   WITHY_ASSIGN_OR_RETURN(engine::SynthShape shape, engine::FindSynthShape("tiny"));
   shape.context_length = 2048;
   WITHY_ASSIGN_OR_RETURN(const engine::GgmlType type, engine::FindSynthType("q8_0"));
-  chunk_bytes_ = engine::KvGeometry{shape.layers, shape.kv_heads, shape.head_dim}.ChunkBytes();
   return engine::WriteSynthModel(shape, type, seed,
                                  absl::StrCat(directory_.path(), "/", name, ".gguf"));
 }
@@ -178,9 +176,8 @@ absl::Status Torture::RecordAnswers() {
 
 absl::Status Torture::Run(int kills, absl::Duration limit) {
   WITHY_RETURN_IF_ERROR(MakeBoard());
-  WITHY_RETURN_IF_ERROR(Annotate(
-      TrySmallArena(directory_.path() + "/small", directory_.path() + "/target.gguf", chunk_bytes_),
-      "an arena too small for a context"));
+  WITHY_RETURN_IF_ERROR(
+      Annotate(TrySmallArena(directory_.path() + "/small"), "an arena too small for a context"));
   WITHY_RETURN_IF_ERROR(StartAll());
   WITHY_RETURN_IF_ERROR(RecordAnswers());
   const absl::Time end = absl::Now() + limit;

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "bench/torture_client.h"
+#include "engine/model/synth.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"
@@ -26,7 +27,8 @@ namespace fs = std::filesystem;
 
 constexpr char kLibrary[] = "withy-bench-faults.so";
 constexpr absl::Duration kFaultPatience = absl::Seconds(60);
-constexpr int kSmallArenaChunks = 6;
+// The smallest arena that a configuration may have; a chunk of the model has 139 KiB.
+constexpr uint64_t kSmallArenaBytes = 1 << 20;
 constexpr int kLongPromptWords = 300;  // several tokens each
 
 }  // namespace
@@ -81,13 +83,19 @@ absl::Status TakeLeases(const Processes& board, const std::string& directory,
   return absl::OkStatus();
 }
 
-absl::Status TrySmallArena(const std::string& directory, const std::string& model,
-                           uint64_t chunk_bytes) {
+absl::Status TrySmallArena(const std::string& directory) {
   fs::create_directory(directory);
+  WITHY_ASSIGN_OR_RETURN(engine::SynthShape shape, engine::FindSynthShape("tiny"));
+  shape.layers = shape.kv_heads = 8;
+  shape.head_dim = 64;
+  shape.context_length = 2048;
+  WITHY_ASSIGN_OR_RETURN(const engine::GgmlType type, engine::FindSynthType("q8_0"));
+  const std::string model = directory + "/model.gguf";
+  WITHY_RETURN_IF_ERROR(engine::WriteSynthModel(shape, type, /*seed=*/3, model));
   const std::string config = absl::StrCat(
       "log_level: \"warn\"\norchestrator { tlm_path: \"off\" audit_off: true probe_off: true }\n",
       "model { path: \"", model, "\" threads: 2 idle_upgrade_s: 0 }\ndraft { path: \"", model,
-      "\" threads: 1 }\nstore { arena_bytes: ", kSmallArenaChunks * chunk_bytes,
+      "\" threads: 1 }\nstore { arena_bytes: ", kSmallArenaBytes,
       " }\nprofiler { metrics_listen: \"off\" }\n");
   WITHY_ASSIGN_OR_RETURN(Processes processes, Processes::Create(directory, config));
   for (const std::string& name : kAllProcesses) WITHY_RETURN_IF_ERROR(processes.Start(name));

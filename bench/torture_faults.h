@@ -42,7 +42,6 @@ absl::Status TakeLeases(const Processes& board, const std::string& directory,
 
 // A service whose arena holds a few chunks only: a prompt that does not fit has to be refused with
 // RESOURCE_EXHAUSTED and leave no trace, a short one answered. OK: it was so.
-absl::Status TrySmallArena(const std::string& directory, const std::string& model,
-                           uint64_t chunk_bytes);
+absl::Status TrySmallArena(const std::string& directory);
 
 }  // namespace withy::bench

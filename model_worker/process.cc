@@ -151,6 +151,27 @@ class ModelWorker final : public rpc::Process {
     }
     SetThreadRole(ThreadRole::kCarries);  // and all that this one starts; those that compute say so
 
+    WITHY_RETURN_IF_ERROR(PrepareLeases(config, cost));
+    StartScheduler(config, cost);
+    return Serve(config, cost);
+  }
+
+  void Drain(absl::Duration grace) override {
+    draining_ = true;
+    server_->SetServing(false);
+    scheduler_->Drain(grace);
+    leases_->Stop();
+    server_->Shutdown(absl::Seconds(1));
+  }
+
+  std::vector<std::string> addresses() const override { return server_->addresses(); }
+
+  bool MakesProgress() override { return scheduler_->MakesProgress(); }
+  int64_t PieceNanos() override { return scheduler_->PieceNanos(); }
+
+ private:
+  absl::Status PrepareLeases(const proto::Config& config, const engine::WorkerCost& cost) {
+    const engine::ModelInfo& info = model_->bundle.model->info();
     const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
     env_.emplace(SessionEnv{
@@ -167,11 +188,10 @@ class ModelWorker final : public rpc::Process {
     ahead_ = std::make_unique<LeasesAhead>(
         *leases_,
         AheadOptions{.chunk_bytes = GeometryOf(info.kv).ChunkBytes(engine::KvFormat::kQ8)});
-    const engine::AnswerDefaults defaults =
-        engine::DefaultsFor(config.model(), model_->recommended, info.vocab_size);
-    for (const std::string& key : model_->recommended.ignored)
-      spdlog::warn("{}: {} is ignored", config.model().path(), key);
-    spdlog::info("calls that do not say it get {}", engine::Describe(defaults.sampling));
+    return absl::OkStatus();
+  }
+
+  void StartScheduler(const proto::Config& config, const engine::WorkerCost& cost) {
     SchedulerOptions options = OptionsOf(config.model());
     for (const engine::LevelTimes& level : cost.levels) {
       options.paces.push_back(policy::LevelPaceOf(engine::CostOf(level)));
@@ -182,6 +202,15 @@ class ModelWorker final : public rpc::Process {
     options.speculation.draft = drafts_.get();
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);
+  }
+
+  absl::Status Serve(const proto::Config& config, const engine::WorkerCost& cost) {
+    const engine::ModelInfo& info = model_->bundle.model->info();
+    const engine::AnswerDefaults defaults =
+        engine::DefaultsFor(config.model(), model_->recommended, info.vocab_size);
+    for (const std::string& key : model_->recommended.ignored)
+      spdlog::warn("{}: {} is ignored", config.model().path(), key);
+    spdlog::info("calls that do not say it get {}", engine::Describe(defaults.sampling));
     service_ =
         MakeModelWorkerService({.scheduler = *scheduler_,
                                 .leases = *leases_,
@@ -208,20 +237,6 @@ class ModelWorker final : public rpc::Process {
     return absl::OkStatus();
   }
 
-  void Drain(absl::Duration grace) override {
-    draining_ = true;
-    server_->SetServing(false);
-    scheduler_->Drain(grace);
-    leases_->Stop();
-    server_->Shutdown(absl::Seconds(1));
-  }
-
-  std::vector<std::string> addresses() const override { return server_->addresses(); }
-
-  bool MakesProgress() override { return scheduler_->MakesProgress(); }
-  int64_t PieceNanos() override { return scheduler_->PieceNanos(); }
-
- private:
   std::atomic<bool> draining_{false};
   // Destroyed from last to first: calls need the scheduler, leases need their client.
   std::unique_ptr<telemetry::Recorder> recorder_;

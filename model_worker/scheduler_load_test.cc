@@ -171,6 +171,25 @@ TEST_F(SchedulerLoadTest, WhatCannotBeReadIsComputed) {
   EXPECT_EQ(call.sink->text(), reference.text);
 }
 
+// Chunks are read from the back: a later failure may be of an earlier chunk.
+TEST_F(SchedulerLoadTest, AnEarlierChunkThatIsLostLaterIsComputed) {
+  const Reference reference = AnswerOf("more");
+  Set({0, 1, 2, 3}, State::kLoading);
+  const auto call = Begin();
+  const auto free = [&] {
+    return rig_.store.With([](FakeStore::State& state) { return state.free.size(); });
+  };
+  const size_t before = free();
+  arrival_->SetFailed(3);
+  rig_.store.TellArrival();
+  ASSERT_TRUE(Eventually([&] { return free() < before; })) << "another slot for chunk 3";
+  arrival_->SetFailed(0);
+  rig_.store.TellArrival();
+  for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
+  ASSERT_TRUE(call.sink->Wait().ok());
+  EXPECT_EQ(call.sink->text(), reference.text);
+}
+
 // The failure is known before the call is prepared.
 TEST_F(SchedulerLoadTest, NothingCanBeRead) {
   const Reference reference = AnswerOf("more");

@@ -112,7 +112,7 @@ int32_t Session::ready_rows() const {
 
 std::optional<Session::More> Session::NextTakeOver(int32_t ahead) {
   if (take_over_ != TakeOverState::kMayAsk || !arriving() || may_begin_to_wait() ||
-      lost_given_up_) {
+      lost_from_ != KvArrival::kNone) {
     return std::nullopt;
   }
   const int32_t left = kv_.CountMissing(computed_, kv_.first_loading());
@@ -141,8 +141,8 @@ engine::ContextView Session::View() {
 }
 
 void Session::GiveUpLost() {
-  lost_given_up_ = true;
-  GiveUpFrom(LostChunk());
+  lost_from_ = LostChunk();
+  GiveUpFrom(lost_from_);
 }
 
 void Session::GiveUpFrom(int32_t chunk) {

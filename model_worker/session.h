@@ -117,7 +117,7 @@ class Session {
   }
   // Whether chunks of the context cannot be read. GiveUpLost must follow; no step of this call may
   // be under way.
-  bool has_lost_chunks() const { return !lost_given_up_ && LostChunk() != KvArrival::kNone; }
+  bool has_lost_chunks() const { return LostChunk() < lost_from_; }
   // From the first lost chunk on, all tokens are computed.
   void GiveUpLost();
   // The same from the first chunk on that is still being read: its disk takes too long.
@@ -230,7 +230,7 @@ class Session {
   std::vector<int32_t> ids_;  // prompt, then the answer
   int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
   int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
-  bool lost_given_up_ = false;
+  int32_t lost_from_ = KvArrival::kNone;  // first lost chunk that was given up
   TakeOverState take_over_ = TakeOverState::kMayAsk;
   int32_t revisions_ = 0;   // that were taken over
   policy::TokenTree tree_;  // of the next decode step

@@ -155,7 +155,7 @@ absl::Status WeightMemory::Seal() {
 uint64_t WeightMemory::Lock() {
   uint64_t locked = 0;
   // The ring first: every pass needs it.
-  if (ring_.size() > 0 && mlock(ring_.data(), ring_.size()) == 0) locked += ring_.size();
+  if (!ring_.empty() && mlock(ring_.data(), ring_.size()) == 0) locked += ring_.size();
   for (const std::span<std::byte> part : resident_) {
     if (mlock(part.data(), part.size()) != 0) break;
     locked += part.size();

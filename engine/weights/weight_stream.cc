@@ -69,7 +69,7 @@ class WeightStream::Core {
                                   : DiskQueue::CreateBest(kQueueDepth)),
         ring_(static_cast<int32_t>(plan_.stages.size()), plan_.slots(),
               static_cast<int32_t>(plan_.level_bytes.size()) - 1) {
-    if (memory_->ring().size() > 0) queue_->Prepare(memory_->ring());
+    if (!memory_->ring().empty()) queue_->Prepare(memory_->ring());
     locked_bytes_ = memory_->Lock();
     for (uint64_t tag = 0; tag < kQueueDepth; ++tag) free_tags_.push_back(tag);
     under_way_.resize(kQueueDepth);
