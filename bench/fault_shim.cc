@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 namespace {
@@ -24,8 +22,6 @@ __attribute__((constructor)) void MapControl() {
   close(fd);
   if (at != MAP_FAILED) control = static_cast<withy::bench::FaultControl*>(at);
 }
-
-int64_t OffsetNs() { return control == nullptr ? 0 : control->clock_offset_ns.load(); }
 
 bool IsKvFile(int fd) {
   char link[64], path[512];
@@ -46,31 +42,6 @@ bool ReadFails(int fd) {
 }  // namespace
 
 extern "C" {
-
-int clock_gettime(clockid_t clock, timespec* time) {
-  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
-  if (result != 0 || (clock != CLOCK_REALTIME && clock != CLOCK_REALTIME_COARSE)) return result;
-  constexpr int64_t kSecond = 1'000'000'000;
-  const int64_t now = time->tv_sec * kSecond + time->tv_nsec + OffsetNs();
-  time->tv_sec = now / kSecond;
-  time->tv_nsec = now % kSecond;
-  return 0;
-}
-
-int gettimeofday(timeval* time, void* /*zone*/) noexcept {
-  timespec now;
-  if (clock_gettime(CLOCK_REALTIME, &now) != 0) return -1;
-  time->tv_sec = now.tv_sec;
-  time->tv_usec = now.tv_nsec / 1000;
-  return 0;
-}
-
-time_t time(time_t* seconds) noexcept {
-  timespec now;
-  if (clock_gettime(CLOCK_REALTIME, &now) != 0) return -1;
-  if (seconds != nullptr) *seconds = now.tv_sec;
-  return now.tv_sec;
-}
 
 ssize_t pread(int fd, void* data, size_t bytes, off_t offset) {
   if (ReadFails(fd)) {

@@ -1,7 +1,6 @@
 // What the shared library withy-bench-faults.so, which is loaded before all others into the
-// processes under torture, makes them see: another time of day, and read errors of KV files. One
-// file that all of them map says how. Neighbours: fault_shim.cc is the library, torture.cc writes
-// the file.
+// processes under torture, makes them see: read errors of KV files. One file that all of them map
+// says how many. Neighbours: fault_shim.cc is the library, torture.cc writes the file.
 #pragma once
 
 #include <atomic>
@@ -13,9 +12,8 @@ namespace withy::bench {
 inline constexpr char kFaultFileVariable[] = "WITHY_BENCH_FAULTS";
 
 struct FaultControl {
-  std::atomic<int64_t> clock_offset_ns;  // added to the time of day
-  std::atomic<uint32_t> failing_reads;   // so many reads of KV files fail; then none
-  std::atomic<uint64_t> failed_reads;    // that have failed
+  std::atomic<uint32_t> failing_reads;  // so many reads of KV files fail; then none
+  std::atomic<uint64_t> failed_reads;   // that have failed
 };
 
 }  // namespace withy::bench

@@ -1,11 +1,10 @@
 // withy-bench-torture: random SIGKILLs of random processes under load, and other faults: bits that
 // flip in KV files, files that are cut or gone, read errors, a full disk, processes that stand
-// still, a worker whose leases were taken meanwhile, jumps of the wall clock; and, once, an arena
-// too small for one context. No call
-// that returned may be lost, no context may show another's text, and with all KV at 8 bits every
-// answer has to be, bit for bit, that of a run that nothing interrupted. Prints one JSON line last
-// on stdout; the exit code is 1 if any of this was not so. Neighbours: torture_client.h has the
-// apps, processes.h the processes.
+// still, a worker whose leases were taken meanwhile; and, once, an arena too small for one context.
+// No call that returned may be lost, no context may show another's text, and with all KV at 8 bits
+// every answer has to be, bit for bit, that of a run that nothing interrupted. Prints one JSON line
+// last on stdout; the exit code is 1 if any of this was not so. Neighbours: torture_client.h has
+// the apps, processes.h the processes.
 #include <sys/mount.h>
 #include <unistd.h>
 
@@ -53,11 +52,10 @@ constexpr const char* kDiskMegabytes = "size=256m";
 
 struct Faults {
   uint64_t kills = 0;
-  uint64_t flipped = 0;     // KV files of which a byte was changed
-  uint64_t cut = 0;         // KV files cut or removed
-  uint64_t stalled = 0;     // processes that stood still for a while
-  uint64_t full_disks = 0;  // times that the disk had no byte left
-  uint64_t clock_jumps = 0;
+  uint64_t flipped = 0;      // KV files of which a byte was changed
+  uint64_t cut = 0;          // KV files cut or removed
+  uint64_t stalled = 0;      // processes that stood still for a while
+  uint64_t full_disks = 0;   // times that the disk had no byte left
   uint64_t read_errors = 0;  // rounds of them
   uint64_t unread = 0;       // extents that the store counted as unreadable in those rounds
   uint64_t taken = 0;        // times that a worker woke after another one had taken its leases
@@ -92,7 +90,6 @@ class Torture {
   // A process stands still; a worker may wake beside another store than the one that it knew.
   absl::Status Stall();
   void FillDisk();
-  void JumpClock();
   // Reads of KV fail until a store that has just begun has counted one.
   absl::Status FailReads();
   absl::Status TakeLeases();
@@ -203,8 +200,7 @@ absl::Status Torture::Strike() {
   if (dice == 1) return Stall();
   if (dice == 2 && mounted_) FillDisk();
   if (dice == 6) return TakeLeases();
-  if (dice == 7 && injector_ != nullptr) JumpClock();
-  if (dice == 8 && injector_ != nullptr) return FailReads();
+  if (dice == 7 && injector_ != nullptr) return FailReads();
   if (dice <= 5) return KillAndRestart({"context_store", "model_worker"});
   return KillAndRestart({kAllProcesses[Below(kAllProcesses.size())]});
 }
@@ -277,14 +273,6 @@ void Torture::FillDisk() {
   ++faults_.full_disks;
 }
 
-// By up to ten years, there or back.
-void Torture::JumpClock() {
-  constexpr int64_t kMostSeconds = int64_t{10} * 365 * 86400;
-  const int64_t seconds = static_cast<int64_t>(Below(2 * kMostSeconds)) - kMostSeconds;
-  injector_->control().clock_offset_ns = seconds * 1'000'000'000;
-  ++faults_.clock_jumps;
-}
-
 absl::Status Torture::FailReads() {
   FaultControl& control = injector_->control();
   control.failing_reads = 1 + static_cast<uint32_t>(Below(20));
@@ -352,7 +340,6 @@ nlohmann::json Torture::Report() const {
           {"kv_files_cut", faults_.cut},
           {"stalls", faults_.stalled},
           {"full_disks", faults_.full_disks},
-          {"clock_jumps", faults_.clock_jumps},
           {"read_error_rounds", faults_.read_errors},
           {"unread_extents", faults_.unread},
           {"leases_taken", faults_.taken},

@@ -1,6 +1,6 @@
-// Faults of the torture benchmark that need preparations: jumps of the wall clock, read errors, a
-// worker that takes another's leases, an arena too small for one context. Neighbours: torture.cc
-// makes them happen, fault_shim.h is what processes see of the first two.
+// Faults of the torture benchmark that need preparations: read errors, a worker that takes
+// another's leases, an arena too small for one context. Neighbours: torture.cc makes them happen,
+// fault_shim.h is what processes see of the first.
 #pragma once
 
 #include <cstdint>
