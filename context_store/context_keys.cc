@@ -13,11 +13,11 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/disk_io.h"
 #include "base/environment.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "context_store/disk_io.h"
 #include "context_store/record_codec.h"
 
 namespace withy::context_store {

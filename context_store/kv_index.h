@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/disk_io.h"
 #include "base/round_up.h"
-#include "context_store/disk_io.h"
 
 namespace withy::context_store {
 

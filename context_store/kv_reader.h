@@ -21,8 +21,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/bounded_queue.h"
+#include "base/disk_io.h"
 #include "base/huge_memory.h"
-#include "context_store/disk_io.h"
 #include "context_store/kv_cipher.h"
 #include "context_store/kv_index.h"
 

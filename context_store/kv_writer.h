@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "context_store/disk_io.h"
+#include "base/disk_io.h"
 
 namespace withy::context_store {
 

@@ -190,19 +190,8 @@ TEST_F(StoreSharingTest, RandomKillsOfForksLeaveNothingForeign) {
           std::erase(contexts, context);
       }
     }
-    const LeaseId lease = Open(contexts[random_() % contexts.size()]);
-    const auto loaded = Load(lease);
-    const auto first = static_cast<uint32_t>(random_() % (loaded->resident.size() + 1));
-    if (const auto claimed = store_->Claim(lease, first, 3); claimed.ok()) {
-      Write((*claimed)[0].slot, 16);
-      store_->arena().At((*claimed)[1].slot.Block(kKv, 0))[100] ^= std::byte{1};
-    }
-    std::map<std::string, std::vector<std::string>> before;
-    for (const std::string& context : contexts) {
-      for (const ContextChunk& chunk : store_->ChunksOf(context)) {
-        before[context].push_back(chunk.identity.identity);
-      }
-    }
+    LeaveHalfWritten(contexts);
+    auto before = IdentitiesOf(contexts);
     KillAndStart();
     EXPECT_EQ(store_->Stats().unkept_chunks, 0u);
     for (const std::string& context : contexts) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <span>
@@ -192,6 +193,27 @@ class StoreFixture : public ::testing::Test {
     }
     store_->Abort(lease);
     return all;
+  }
+  // Work that a kill interrupts: a lease on one of the contexts with claims half written.
+  void LeaveHalfWritten(const std::vector<std::string>& contexts) {
+    const LeaseId lease = Open(contexts[random_() % contexts.size()]);
+    const auto loaded = Load(lease);
+    const auto first = static_cast<uint32_t>(random_() % (loaded->resident.size() + 1));
+    if (const auto claimed = store_->Claim(lease, first, 3); claimed.ok()) {
+      Write((*claimed)[0].slot, 16);
+      store_->arena().At((*claimed)[1].slot.Block(kKv, 0))[100] ^= std::byte{1};
+    }
+  }
+  // By context: of its chunks.
+  std::map<std::string, std::vector<std::string>> IdentitiesOf(
+      const std::vector<std::string>& contexts) const {
+    std::map<std::string, std::vector<std::string>> identities;
+    for (const std::string& context : contexts) {
+      for (const ContextChunk& chunk : store_->ChunksOf(context)) {
+        identities[context].push_back(chunk.identity.identity);
+      }
+    }
+    return identities;
   }
   std::string Create() { return store_->contexts().Create("app", {})->context_id; }
   uint64_t ResidentBytes(const std::string& context) {
