@@ -109,6 +109,7 @@ class FakeStore final : public LeaseSource {
     std::function<std::vector<ChunkSlot>(State& state, int32_t computed_before, int32_t most)>
         on_recompute;
     int recompute_asked = 0;
+    std::set<int32_t> claimed_from;  // first chunks of the claims so far
     std::weak_ptr<LeaseEvents> last_opened;  // events of the lease that was told last
     // What other contexts have of the wanted chunks; null: nothing.
     std::function<std::vector<ResidentChunk>(State&, const WantedChunks&)> on_share;
@@ -281,6 +282,7 @@ class FakeStore final : public LeaseSource {
     const bool refused = With([&](State& state) {
       over = lease.over_;
       if (over) return false;
+      state.claimed_from.insert(first_chunk);
       auto& resident = state.contexts[lease.open_.context_id].resident;
       while (!lease.open_.rebuild &&
              resident.size() > static_cast<size_t>(first_chunk)) {  // taken out of the context
