@@ -206,7 +206,8 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
     return added.ok() ? leases_.ClaimAhead(*call) : Fail(*call, added);
   }
   call->session->ClaimRefused();
-  // It asks again when it has used what it has.
+  // It asks again when it has used what it has, or given up what is lost.
+  if (call->session->has_lost_chunks()) return;
   if (call->session->ready_rows() > 0 && !call->request.rebuild) return;
   if (!call->session->has_answer()) {
     return Fail(*call, absl::ResourceExhaustedError(

@@ -171,6 +171,22 @@ TEST_F(SchedulerLoadTest, WhatCannotBeReadIsComputed) {
   EXPECT_EQ(call.sink->text(), reference.text);
 }
 
+// The step that waits for the last layer goes on before the call hears of the failure.
+TEST_F(SchedulerLoadTest, AStepThatHasReadWhatIsLostIsComputedAgain) {
+  const Reference reference = AnswerOf("more");
+  Set({1, 2, 3}, State::kLoading);
+  stepped_.on_step = [&] {
+    if (arrival_->layers_ready() != 1 || arrival_->failed() != KvArrival::kNone) return;
+    arrival_->SetFailed(2);
+    for (int32_t layer = 1; layer < kLayers; ++layer) Arrive(layer);
+  };
+  const auto call = Begin();
+  Arrive(0);
+  ASSERT_TRUE(call.sink->Wait().ok());
+  EXPECT_EQ(arrival_->failed(), 2);
+  EXPECT_EQ(call.sink->text(), reference.text);
+}
+
 // Chunks are read from the back: a later failure may be of an earlier chunk.
 TEST_F(SchedulerLoadTest, AnEarlierChunkThatIsLostLaterIsComputed) {
   const Reference reference = AnswerOf("more");

@@ -103,6 +103,7 @@ engine::ContextView Session::DraftView() {
 }
 
 int32_t Session::ready_rows() const {
+  if (has_lost_chunks()) return 0;
   int32_t ready = std::min(pending_rows(), kv_.CountMissing(computed_, kv_.slots()));
   if (arriving() && computed_ < kv_.first_loading()) {
     return std::min(ready, kv_.CountMissing(computed_, kv_.first_loading()));

@@ -42,7 +42,7 @@ bool StepRunner::Step() {
     return !StandsStill();
   }
   const std::unique_ptr<StepBatch> batch = std::move(under_way_);
-  HandOut(*batch, logits_);
+  if (!batch->HasLostChunks()) HandOut(*batch, logits_);
   return true;
 }
 
@@ -86,7 +86,7 @@ bool StepRunner::Preempt() {
     batch = PlanBatch();
     computed = !batch->plan.empty() && compute();
   }
-  if (computed) HandOut(*batch, preempting_logits_);
+  if (computed && !batch->HasLostChunks()) HandOut(*batch, preempting_logits_);
   FlushThoseWhoWait(*under_way_);
   return true;
 }
