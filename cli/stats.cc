@@ -91,6 +91,10 @@ std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
                   usage.reused_tokens(), " reused, ", usage.prefilled_tokens(), " computed), ",
                   usage.completion_tokens(), " generated; ended by ", ReasonText(finished.reason()),
                   "\n");
+  if (const double energy_mj = finished.latency().measured().energy_mj(); energy_mj > 0) {
+    absl::StrAppend(&text, absl::StrFormat("%.4g mJ, %.3g a token\n", energy_mj,
+                                           energy_mj / std::max(1u, usage.completion_tokens())));
+  }
   const std::string speculation = SpeculationText(finished);
   if (!speculation.empty()) absl::StrAppend(&text, speculation, "\n");
   if (finished.has_sampling()) absl::StrAppend(&text, SamplingText(finished.sampling()), "\n");

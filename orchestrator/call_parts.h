@@ -10,6 +10,7 @@
 #include "orchestrator/app_records.h"
 #include "orchestrator/auditor.h"
 #include "orchestrator/backends.h"
+#include "orchestrator/board_watch.h"
 #include "orchestrator/call_registry.h"
 #include "orchestrator/calls.h"
 #include "orchestrator/metrics.h"
@@ -33,6 +34,7 @@ struct CallParts {
   TokenCounter& counter;
   CallTable& calls;
   CallRegistry& registry;
+  BoardWatch& board;
   TlmReader* tlm;    // null: none
   Auditor* auditor;  // null: none
   Prober* prober;    // null: none

@@ -36,6 +36,8 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       workers_(backends_, clock, tlm_ == nullptr ? 0 : tlm_->us_per_byte()),
       counter_(config, backends_, workers_),
       calls_(AdmissionOptionsOf(config), clock),
+      board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(), clock,
+             recorder),
       auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, clock, recorder)),
@@ -54,6 +56,7 @@ CallParts Gateway::Parts() {
           .counter = counter_,
           .calls = calls_,
           .registry = registry_,
+          .board = board_,
           .tlm = tlm_.get(),
           .auditor = auditor_.get(),
           .prober = prober_.get()};

@@ -66,6 +66,7 @@ class Gateway {
   TokenCounter counter_;
   CallTable calls_;
   CallRegistry registry_;
+  BoardWatch board_;
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none

@@ -42,6 +42,21 @@ class RunsScope {
   Prober* const prober_;
 };
 
+// Around a call that is given to a worker: the board's energy is charged to it.
+class ChargeScope {
+ public:
+  ChargeScope(BoardWatch& board, uint64_t call) : board_(board), call_(call) {
+    board_.CallBegins(call_);
+  }
+  ~ChargeScope() { board_.CallEnds(call_); }
+  ChargeScope(const ChargeScope&) = delete;
+  ChargeScope& operator=(const ChargeScope&) = delete;
+
+ private:
+  BoardWatch& board_;
+  const uint64_t call_;
+};
+
 // Lives on the stack of the call's thread.
 class GenerateCall {
  public:
@@ -121,6 +136,7 @@ absl::Status GenerateCall::Answer() {
   WITHY_RETURN_IF_ERROR(parts_.calls.WaitForSlot(
       prepared_.lane, prepared_.turn, prepared_.plan.work, prepared_.plan.demand, control_));
   granted_ns_ = Now();
+  const ChargeScope charge(parts_.board, call_.id);
   const policy::Admission::Counts counts = parts_.calls.counts();
   parts_.metrics.SetLoad(counts.running, counts.waiting);
   return RunOnWorker();
@@ -301,7 +317,11 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
       .end_to_end_ms = Millis(last_token_ns_ - call_.arrived_ns)};
   Learn(finished, measured);
   *report.mutable_measured() = wire::ToWire(measured);
-  report.set_slo_met(policy::Meets(prepared_.judged(), measured, tokens_));
+  const double energy_mj = parts_.board.CallEnds(call_.id);
+  report.mutable_measured()->set_energy_mj(energy_mj);
+  const double budget_mj = request_.slo().energy_mj();
+  report.set_slo_met(budget_mj > 0 ? energy_mj <= budget_mj
+                                   : policy::Meets(prepared_.judged(), measured, tokens_));
   report.set_tlm_ms(prepared_.tlm_ms);
   report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns) -
                       prepared_.tlm_ms);

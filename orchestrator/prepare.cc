@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/encoder/tlm.h"
@@ -57,7 +59,9 @@ class Preparation {
 
  private:
   absl::Status CountWhole();
-  policy::CallPlanInput Input();
+  absl::StatusOr<policy::CallPlanInput> Input();
+  absl::Status PlanEnergy(policy::CallPlanInput* input) const;
+  void LimitHeat(policy::CallPlanInput* input) const;
   absl::Status Drive(CallPlan& plan);
   policy::ShorteningFacts Shortening();
   void Read(CallPlan& plan);
@@ -86,7 +90,8 @@ class Preparation {
 absl::StatusOr<Prepared> Preparation::Run() {
   WITHY_ASSIGN_OR_RETURN(out_.lane, parts_.workers.FindLane(request_.model(), deadline_));
   WITHY_RETURN_IF_ERROR(CountWhole());
-  CallPlan plan(Input());
+  WITHY_ASSIGN_OR_RETURN(policy::CallPlanInput input, Input());
+  CallPlan plan(std::move(input));
   out_.turn = plan.turn();
   WITHY_RETURN_IF_ERROR(Drive(plan));
   if (read_ns_ != 0) LearnFromReading();
@@ -120,7 +125,26 @@ absl::Status Preparation::CountWhole() {
   }
 }
 
-policy::CallPlanInput Preparation::Input() {
+// A budget of energy is planned as the time for which the board draws it.
+absl::Status Preparation::PlanEnergy(policy::CallPlanInput* input) const {
+  const double budget = request_.slo().energy_mj();
+  if (budget <= 0) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(input->slo.end_to_end_ms, parts_.board.MillisFor(budget));
+  input->note =
+      absl::StrFormat("At the board's power of %.3g W, %.4g mJ last for %.4g ms.",
+                      budget / input->slo.end_to_end_ms, budget, input->slo.end_to_end_ms);
+  return absl::OkStatus();
+}
+
+void Preparation::LimitHeat(policy::CallPlanInput* input) const {
+  if (out_.lane != policy::Lane::kTarget || input->fixed_level_percent != 0) return;
+  const BoardWatch::Heat heat = parts_.board.HeatFor(Limits().levels_percent);
+  input->most_level_percent = heat.most_level_percent;
+  if (heat.why.empty()) return;
+  absl::StrAppend(&input->note, input->note.empty() ? "" : " ", heat.why);
+}
+
+absl::StatusOr<policy::CallPlanInput> Preparation::Input() {
   const ModelLimits limits = Limits();
   out_.cost = wire::CostFromWire(out_.worker->cost());
   const std::vector<policy::LevelCost> costs = wire::LevelsFromWire(out_.worker->cost());
@@ -130,8 +154,10 @@ policy::CallPlanInput Preparation::Input() {
   policy::CallPlanInput input;
   input.app = app_id_;
   input.slo = wire::SloFromWire(request_.slo());
+  WITHY_RETURN_IF_ERROR(PlanEnergy(&input));
   input.fixed_level_percent = request_.model_level_percent();
   input.fixed_prompt_percent = request_.prompt_level_percent();
+  LimitHeat(&input);
   input.max_tokens = request_.limits().max_tokens();
   const v1::Speculation speculation = request_.speculation();
   input.speculates = out_.lane == policy::Lane::kTarget && speculation != v1::SPECULATION_OFF;

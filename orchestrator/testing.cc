@@ -299,6 +299,9 @@ Board::Board(const v1::Config& config) : config_(config) {
   config_.set_state_dir(dir_ + "/state");
   if (config_.orchestrator().tlm_path().empty())
     config_.mutable_orchestrator()->set_tlm_path("off");
+  // The board that runs the tests may be hot.
+  if (config_.orchestrator().board_root().empty())
+    config_.mutable_orchestrator()->set_board_root(dir_);
   EXPECT_TRUE(FillDefaults(&config_).ok());
   std::filesystem::create_directory(config_.run_dir());
   store_server_ = Serve("context_store", config_.store().listen(), &store);

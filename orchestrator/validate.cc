@@ -143,12 +143,6 @@ absl::Status CheckSlo(const v1::Slo& slo) {
   if (families.size() > 1) {
     return Invalid("slo mixes ", absl::StrJoin(families, " and "), ": set one family only");
   }
-  if (slo.energy_mj() > 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("slo.energy_mj is ", slo.energy_mj(),
-                     ": this board has no energy meter that withy reads; ask for a time (ttft_ms, "
-                     "tpot_ms) instead"));
-  }
   return absl::OkStatus();
 }
 

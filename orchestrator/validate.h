@@ -36,7 +36,7 @@ struct ModelLimits {
   bool keeps_contexts = true;            // false: stateless calls only (the draft)
 };
 
-// What can be checked without knowing the model. Also UNIMPLEMENTED: energy SLO, output schema.
+// What can be checked without knowing the model. Also UNIMPLEMENTED: output schema.
 absl::Status ValidateGenerate(const v1::GenerateRequest& request);
 // What depends on the model that will answer; call after ValidateGenerate.
 absl::Status ValidateForModel(const v1::GenerateRequest& request, const ModelLimits& model);

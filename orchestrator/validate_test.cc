@@ -117,8 +117,7 @@ const BadCase kBadCases[] = {
      },
      "slo mixes"},
     {"ratio nan", [](auto& r) { r.mutable_slo()->set_tpot_ratio(kNan); }, "slo.tpot_ratio"},
-    {"energy", [](auto& r) { r.mutable_slo()->set_energy_mj(5); }, "energy meter",
-     absl::StatusCode::kUnimplemented},
+    {"energy negative", [](auto& r) { r.mutable_slo()->set_energy_mj(-5); }, "slo.energy_mj"},
     {"schema", [](auto& r) { r.mutable_output_schema()->set_json_schema("{}"); }, "output_schema",
      absl::StatusCode::kUnimplemented},
 };

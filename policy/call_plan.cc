@@ -42,6 +42,8 @@ CallPlan::CallPlan(CallPlanInput input) : input_(std::move(input)), live_(input_
   whole.count = input_.whole;
   decision_input_.slo = input_.slo;
   decision_input_.fixed_level_percent = input_.fixed_level_percent;
+  decision_input_.most_level_percent = input_.most_level_percent;
+  decision_input_.note = input_.note;
   decision_input_.fixed_prompt = input_.fixed_prompt_percent != 0;
   decision_input_.reused_tokens = whole.count.resident_tokens;
   decision_input_.full_idle =
@@ -153,7 +155,8 @@ void CallPlan::OnReading(const TlmReading& reading) {
   read_ = true;
   decision_input_.tlm = !reading.right.empty();
   if (!reading.why_whole.empty()) {
-    decision_input_.note = absl::StrCat("The prompt stays whole: ", reading.why_whole, ".");
+    absl::StrAppend(&decision_input_.note, decision_input_.note.empty() ? "" : " ",
+                    "The prompt stays whole: ", reading.why_whole, ".");
   }
   prompts_.clear();
   const size_t levels = input_.levels.size();

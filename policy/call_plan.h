@@ -62,9 +62,11 @@ struct CallPlanInput {
   // The call.
   std::string app = {};
   Slo slo = {};
-  uint32_t fixed_level_percent = 0;   // of the model, by the caller; 0 = decide
-  uint32_t fixed_prompt_percent = 0;  // of the prompt, by the caller; 0 = decide
-  uint32_t max_tokens = 0;            // that the caller allows; 0 = not said
+  uint32_t fixed_level_percent = 0;            // of the model, by the caller; 0 = decide
+  uint32_t fixed_prompt_percent = 0;           // of the prompt, by the caller; 0 = decide
+  uint32_t most_level_percent = kFullPercent;  // of the model, where the caller fixes none
+  std::string note = {};                       // sentences that go into the explanation
+  uint32_t max_tokens = 0;                     // that the caller allows; 0 = not said
   // Whether the worker may draft tokens, and whether the caller asked for it.
   bool speculates = false;
   bool speculation_wanted = false;

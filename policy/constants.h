@@ -260,4 +260,16 @@ inline constexpr size_t kOutlookCalls = 4;
 inline constexpr double kOutlookQuantile = 0.2;
 inline constexpr double kMostSpeedup = 8;
 
+// --- Power and heat (energy_ledger.h, thermal_limit.h)
+
+// Time constant of the board's mean power, apart for while calls run and while none does. Seconds.
+// Choice: some calls. Test: EnergyLedgerTest.
+inline constexpr double kPowerMemoryS = 30;
+// Room below the trip point from which the model steps down, what more it needs to step up again,
+// and the time between two steps. Degrees Celsius; nanoseconds. Choice: a board under steady load
+// comes nearer by less than this in the time that a step needs to show. Test: ThermalLimitTest.
+inline constexpr double kThermalMarginCelsius = 5;
+inline constexpr double kThermalHysteresisCelsius = 4;
+inline constexpr int64_t kThermalStepNs = 10 * kNanosPerSecond;
+
 }  // namespace withy::policy

@@ -211,11 +211,27 @@ Choice Choose(const DecisionInput& input, const std::vector<Candidate>& allowed,
                        WhyNotFull(*full, judged), WhyNotTlm(input))};
 }
 
+std::vector<Candidate> Allowed(const DecisionInput& input) {
+  const auto lowest = std::min_element(
+      input.candidates.begin(), input.candidates.end(),
+      [](const Candidate& a, const Candidate& b) { return a.level_percent < b.level_percent; });
+  const uint32_t most = std::max(input.most_level_percent, lowest->level_percent);
+  std::vector<Candidate> allowed;
+  for (const Candidate& candidate : input.candidates) {
+    const bool may = input.fixed_level_percent == 0
+                         ? candidate.level_percent <= most
+                         : candidate.level_percent == input.fixed_level_percent;
+    if (may) allowed.push_back(candidate);
+  }
+  return allowed;
+}
+
 }  // namespace
 
 bool FullMeets(const DecisionInput& input) {
   const CallTargets judged = Tolerate(input.slo, ResolveSlo(input.slo, input.full_idle));
-  return MeetsPrediction(judged, input.candidates.back().predicted);
+  const std::vector<Candidate> allowed = Allowed(input);
+  return MeetsPrediction(judged, (allowed.empty() ? input.candidates : allowed).back().predicted);
 }
 
 bool PaysToRead(const CallTargets& judged, const Reliability& reliability,
@@ -236,12 +252,7 @@ bool PaysToRead(const CallTargets& judged, const Reliability& reliability,
 }
 
 absl::StatusOr<Decision> Decide(const DecisionInput& input) {
-  std::vector<Candidate> allowed;
-  for (const Candidate& candidate : input.candidates) {
-    if (input.fixed_level_percent == 0 || candidate.level_percent == input.fixed_level_percent) {
-      allowed.push_back(candidate);
-    }
-  }
+  const std::vector<Candidate> allowed = Allowed(input);
   if (allowed.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("model_level_percent is ", input.fixed_level_percent,
@@ -255,7 +266,8 @@ absl::StatusOr<Decision> Decide(const DecisionInput& input) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the strict SLO (", Wanted(targets), ") cannot be met now; best attainable: ",
         Figures(choice.candidate->predicted), " with ", Setting(*choice.candidate),
-        ". Relax slo, shorten the prompt, lower limits.max_tokens, or set slo.strict to false"));
+        ". Relax slo, shorten the prompt, lower limits.max_tokens, or set slo.strict to false",
+        input.note.empty() ? "" : ". ", input.note));
   }
   Decision decision;
   decision.model_level_percent = choice.candidate->level_percent;

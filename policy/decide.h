@@ -56,6 +56,9 @@ struct Candidate {
 struct DecisionInput {
   Slo slo;
   uint32_t fixed_level_percent = 0;  // 0 = decide
+  // Of the candidates' levels, the highest that may be chosen where none is fixed; the lowest
+  // always may.
+  uint32_t most_level_percent = 100;
   // Not empty; holds the fixed level when one is given. By prompt level, then by model level,
   // ascending: the last is the most that there is.
   std::vector<Candidate> candidates;
@@ -67,7 +70,7 @@ struct DecisionInput {
   bool fixed_prompt = false;        // the caller chose the prompt level of the candidates
   bool tlm = false;                 // it read the prompt: the candidates' probabilities are its own
   std::string without_tlm = {};     // why it had no say; empty = it had, or was not needed
-  std::string note = {};            // a sentence that goes into the explanation
+  std::string note = {};            // sentences that go into the explanation
 };
 
 // Whether no lever is needed: the most that there is meets the SLO, or there is none.
