@@ -18,8 +18,8 @@ inline constexpr int32_t kPrefilled = 1024;
 inline constexpr int32_t kScored = 1023;  // each row predicts the next token of the window
 inline constexpr int32_t kWindow = kPrefilled + kScored + 1;
 inline constexpr int32_t kPrefilledChunks = kPrefilled / engine::kChunkTokens;
-inline constexpr int32_t kFirstKept = 4;  // chunks that stay as they are: the attention sink,
-inline constexpr int32_t kLastKept = 8;   // and the most recent tokens
+inline constexpr int32_t kFirstKept = 2;  // chunks that stay as they are: the attention sink,
+inline constexpr int32_t kLastKept = 2;   // and the most recent tokens
 
 struct Scores {
   std::vector<double> losses;       // by scored token

@@ -35,7 +35,7 @@ TEST_F(StoreDiskTest, AFullDiskGivesUpWhatIsUsedLeast) {
   std::vector<std::string> contexts;
   for (int i = 0; i < 8; ++i) {
     contexts.push_back(Create());
-    Talk(contexts.back(), 50);
+    Talk(contexts.back(), 80);
     if (i > 0) Talk(contexts.front(), 1);  // the first one is used all the time
   }
   EXPECT_GT(StoredBytes(contexts.back()), 0u);

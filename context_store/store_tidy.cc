@@ -23,8 +23,8 @@ namespace {
 constexpr KvFormat kFormats[] = {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2};
 // Chunks that stay at 8 bits: the first ones, which all later tokens attend to, and the latest
 // ones.
-constexpr size_t kFirstExact = 4;
-constexpr size_t kLastExact = 8;
+constexpr size_t kFirstExact = 2;
+constexpr size_t kLastExact = 2;
 // What the extents of one call take on disk beyond their chunks, at most: checks and padding.
 constexpr uint64_t kExtentExtraBytes = 64 << 10;
 

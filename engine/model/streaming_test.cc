@@ -34,27 +34,31 @@ constexpr uint64_t kTileRead = 2 * kWeightPage;  // for a row of the embedding
 enum class Disk { kWorks, kFails, kLies, kHangs };
 class BreakableDisk {
  public:
+  // Shared with the queue, whose thread may outlive the model by a moment.
+  struct Shared {
+    std::atomic<Disk> state = Disk::kWorks;
+    std::atomic<DiskQueue*> queue = nullptr;
+  };
+
   BreakableDisk& operator=(Disk state) {
-    state_ = state;
-    if (DiskQueue* const queue = queue_) queue->Wake();  // what it has withheld comes now
+    shared_->state = state;
+    if (DiskQueue* const queue = shared_->queue) queue->Wake();  // what it has withheld comes now
     return *this;
   }
-  Disk state() const { return state_; }
-  void Use(DiskQueue* queue) { queue_ = queue; }
+  const std::shared_ptr<Shared>& shared() const { return shared_; }
 
  private:
-  std::atomic<Disk> state_ = Disk::kWorks;
-  std::atomic<DiskQueue*> queue_ = nullptr;
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 // A disk queue that a test breaks.
 class BreakableQueue final : public DiskQueue {
  public:
-  BreakableQueue(uint32_t depth, BreakableDisk* disk)
-      : inner_(*DiskQueue::Create(Kind::kThreads, depth)), disk_(*disk) {
-    disk_.Use(this);
+  BreakableQueue(uint32_t depth, std::shared_ptr<BreakableDisk::Shared> disk)
+      : inner_(*DiskQueue::Create(Kind::kThreads, depth)), disk_(std::move(disk)) {
+    disk_->queue = this;
   }
-  ~BreakableQueue() override { disk_.Use(nullptr); }
+  ~BreakableQueue() override { disk_->queue = nullptr; }
 
   Kind kind() const override { return inner_->kind(); }
   void Prepare(std::span<std::byte> memory) override { inner_->Prepare(memory); }
@@ -63,14 +67,14 @@ class BreakableQueue final : public DiskQueue {
     inner_->Submit(request);
   }
   std::optional<DiskCompletion> Wait() override {
-    if (disk_.state() != Disk::kHangs && !withheld_.empty()) {
+    if (disk_->state != Disk::kHangs && !withheld_.empty()) {
       const DiskCompletion completion = withheld_.front();
       withheld_.pop_front();
       return completion;
     }
     std::optional<DiskCompletion> completion = inner_->Wait();
     if (!completion.has_value()) return completion;
-    switch (disk_.state()) {
+    switch (disk_->state) {
       case Disk::kWorks:
         break;
       case Disk::kFails:
@@ -89,7 +93,7 @@ class BreakableQueue final : public DiskQueue {
 
  private:
   const std::unique_ptr<DiskQueue> inner_;
-  BreakableDisk& disk_;
+  const std::shared_ptr<BreakableDisk::Shared> disk_;
   std::map<uint64_t, std::span<std::byte>> memory_;
   std::deque<DiskCompletion> withheld_;
 };
@@ -134,8 +138,8 @@ class StreamingTest : public testing::Test {
   std::unique_ptr<Model> OpenOn(BreakableDisk* disk, int64_t stall_ms = 10'000) {
     ModelOptions options = Options(0.3);
     options.stream.stall_ns = stall_ms * kNanosPerMilli;
-    options.stream.make_queue = [disk](uint32_t depth) {
-      return std::make_unique<BreakableQueue>(depth, disk);
+    options.stream.make_queue = [shared = disk->shared()](uint32_t depth) {
+      return std::make_unique<BreakableQueue>(depth, shared);
     };
     return OpenTiny(folder_, path_, options);
   }
@@ -312,12 +316,12 @@ TEST_F(StreamingTest, BytesThatAreNotThoseOfTheFileAreNoticed) {
 
 TEST_F(StreamingTest, ADiskThatHangsIsGivenUpAndUsedAgain) {
   BreakableDisk disk;
-  const auto model = OpenOn(&disk, 100);
+  const auto model = OpenOn(&disk, 1000);
   ExpectWorks(*model);
   disk = Disk::kHangs;
   const absl::Status failed = Forward(*model);
   EXPECT_EQ(failed.code(), absl::StatusCode::kUnavailable) << failed;
-  EXPECT_THAT(std::string(failed.message()), HasSubstr("has delivered nothing for 100 ms"));
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("has delivered nothing for 1000 ms"));
   EXPECT_EQ(Forward(*model).code(), absl::StatusCode::kUnavailable);
   disk = Disk::kWorks;
   ExpectWorks(*model);
