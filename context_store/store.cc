@@ -404,8 +404,8 @@ absl::StatusOr<Store::OpenedLease> Store::Find(LeaseId lease) const {
 
 absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
-  ScopedSpan span(recorder_, Phase::kLoad, opened.spec.call_id);
-  span.set_queued_ns(opened.opened_ns);
+  ScopedSpan span(recorder_, Phase::kLoad, opened.spec.call_id, /*sequence=*/0, TickClock());
+  span.set_queued_ticks(opened.opened_ns);
   LoadedContext loaded;
   if (opened.spec.context_id.empty()) return loaded;
   const LeaseSpec& spec = opened.spec;

@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/ticks.h"
+
 namespace withy::telemetry {
 
 inline constexpr std::array<char, 8> kRingMagic = {'W', 'I', 'T', 'H', 'Y', 'R', 'N', 'G'};
-inline constexpr uint32_t kRingVersion = 1;
+inline constexpr uint32_t kRingVersion = 2;
 
 inline constexpr std::string_view kRingSuffix = ".ring";  // of a ring file's name
 inline constexpr uint32_t kRingCount = 64;     // rings: maximum concurrent recording threads
@@ -29,8 +31,13 @@ inline constexpr size_t kPageBytes = 4096;
 enum class SpanKind : uint8_t { kPhase = 0, kKernel = 1, kIo = 2, kIdle = 3 };
 inline constexpr uint8_t kSpanKindCount = 4;
 
-// One span. Times are nanoseconds of steady_clock (CLOCK_MONOTONIC, the same in all processes of a
-// machine); 0 = not known.
+// Clock of a span's times in a ring.
+enum class SpanClock : uint8_t {
+  kSteady = 0,   // nanoseconds of steady_clock (CLOCK_MONOTONIC, the same in all processes)
+  kCounter = 1,  // ticks of the processor's counter (base/ticks.h)
+};
+
+// One span. Times are of `clock`; 0 = not known. The reader hands out steady_clock's.
 struct Span {
   uint64_t call_id = 0;  // 0 = belongs to no call
   int64_t queued_ns = 0;
@@ -38,11 +45,12 @@ struct Span {
   int64_t started_ns = 0;
   int64_t ended_ns = 0;
   uint64_t value = 0;     // size of the work: rows, tokens, bytes or blocks, depending on the name
-  uint32_t sequence = 0;  // step within the call
+  uint32_t sequence = 0;  // of a token in its prompt or answer, or as the name says
   uint32_t thread = 0;    // kernel thread id; filled in by the recorder
   uint16_t name = 0;      // index into the name table
   SpanKind kind = SpanKind::kPhase;
-  uint8_t reserved[5] = {};
+  SpanClock clock = SpanClock::kSteady;
+  uint8_t reserved[4] = {};
 };
 static_assert(sizeof(Span) == 64);
 
@@ -55,10 +63,13 @@ struct RingFileHeader {
   uint32_t metric_count;
   int32_t pid;
   int64_t start_unix_ns;
-  int64_t start_steady_ns;
+  int64_t start_steady_ns;                     // read together with start_ticks
   std::array<char, 32> process;                // NUL-terminated
   std::atomic<uint64_t> dropped_without_ring;  // spans of threads that got no ring
   std::atomic<uint64_t> name_overflow;         // names and metrics rejected by a full table
+  int64_t start_ticks;                         // of the counter, which spans of kCounter use
+  CounterFault counter_fault;                  // why no span uses it; kNone = they do
+  std::array<uint8_t, 7> reserved;
 };
 static_assert(sizeof(RingFileHeader) <= kPageBytes);
 

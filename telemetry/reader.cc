@@ -81,12 +81,16 @@ void Reader::Discover(std::vector<absl::Status>* problems) {
 std::vector<absl::Status> Reader::Drain(const SpanCallback& take) {
   std::vector<absl::Status> problems;
   Discover(&problems);
-  bool room_made = false;
+  bool room_made = false, clock_told = false;
+  const ClockPair now = ReadClockPair();
   for (auto it = files_.begin(); it != files_.end();) {
     RingFile& file = *it->second;
     // Checked first: then everything a dead writer wrote is visible when we drain.
     const bool gone = file.WriterGone();
-    const absl::Status drained = file.Drain(take);
+    const absl::Status drained = file.Drain(now, take);
+    if (!file.clock_status().ok() && !std::exchange(clock_told, true)) {
+      problems.push_back(file.clock_status());
+    }
     if (!drained.ok()) {
       problems.push_back(drained);
       refused_[it->first] = file.path();
@@ -114,6 +118,9 @@ std::vector<SourceInfo> Reader::Sources() const {
     source.dropped = file->dropped();
     source.malformed = file->malformed();
     source.overflows = file->overflows();
+    source.clock = std::string(file->clock());
+    source.clock_faults = file->clock_faults();
+    source.untimed = file->untimed();
     sources.push_back(std::move(source));
   }
   return sources;

@@ -30,6 +30,9 @@ struct SourceInfo {
   uint64_t dropped = 0;
   uint64_t malformed = 0;
   uint64_t overflows = 0;
+  std::string clock;          // of the spans: "tsc", "cntvct" or "steady_clock"
+  uint64_t clock_faults = 0;  // times that the processor's counter jumped or stopped
+  uint64_t untimed = 0;       // spans left out since they lie in such a time
   std::vector<MetricSample> metrics;
 };
 
@@ -46,7 +49,8 @@ class Reader {
 
   // Attaches new files, passes all new spans to `take` (in order within a thread), and after the
   // last spans of a dead writer detaches and removes its file. Returns the problems found, once per
-  // file: a broken file is skipped and does not affect the others.
+  // file: a broken file is skipped and does not affect the others. A fault of the processor's
+  // counter (UNAVAILABLE) is told once for all files.
   std::vector<absl::Status> Drain(const SpanCallback& take);
 
   // The present state of the attached files.

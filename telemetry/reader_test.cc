@@ -157,6 +157,25 @@ TEST_F(ReaderTest, SpansThatMakeNoSenseAreCountedNotTaken) {
   EXPECT_EQ(reader_->Sources()[0].malformed, 5u);
 }
 
+// As after a suspend in which the counter began anew: what was timed before it is counted, not
+// taken.
+TEST_F(ReaderTest, SpansOfAnImpossibleTimeOfTheCounterAreCounted) {
+  EXPECT_THAT(Drain(), IsEmpty());
+  Span span;
+  span.clock = SpanClock::kCounter;
+  span.started_ns = ReadCounter() + (int64_t{1} << 50);
+  span.ended_ns = span.started_ns + 1;
+  recorder_->Record(span);
+  RecordDuration(*recorder_, Phase::kDecode, 1, 1, 2);
+  EXPECT_THAT(Drain(), IsEmpty());
+  EXPECT_EQ(spans_, 1);
+  EXPECT_EQ(reader_->Sources()[0].untimed, 1u);
+  span.clock = static_cast<SpanClock>(7);
+  recorder_->Record(span);
+  EXPECT_THAT(Drain(), IsEmpty());
+  EXPECT_EQ(reader_->Sources()[0].malformed, 1u);
+}
+
 TEST_F(ReaderTest, HostileTextsAreCleaned) {
   const NameId name = recorder_->Name("a\"b\n\xff");
   RecordDuration(*recorder_, name, 1, 1, 2);

@@ -25,8 +25,9 @@ namespace withy::telemetry {
 namespace {
 
 constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {
-    "other", "queue",  "tlm",  "prefill", "decode",     "sampling", "lease",
-    "load",  "commit", "ttft", "tpot",    "end_to_end", "draft",    "verify"};
+    "other",     "queue",     "tlm",     "prefill",    "decode",     "sampling", "lease",
+    "load",      "commit",    "ttft",    "tpot",       "end_to_end", "draft",    "verify",
+    "recompute", "embedding", "softmax", "copy_probs", "stream"};
 
 bool ValidProcessName(std::string_view name) {
   if (name.empty() || name.size() >= sizeof(RingFileHeader::process)) return false;
@@ -83,7 +84,7 @@ class Recorder::Memory {
   Memory& operator=(const Memory&) = delete;
 
   absl::Status Create(const std::filesystem::path& directory, std::string_view process,
-                      uint32_t ring_capacity, uint64_t serial);
+                      const RecorderOptions& options, uint64_t serial);
   void CreatePrivate();
 
   // Releases the lock, so that the reader takes the last spans and removes the file.
@@ -135,10 +136,10 @@ class Recorder::Memory {
 };
 
 absl::Status Recorder::Memory::Create(const std::filesystem::path& directory,
-                                      std::string_view process, uint32_t ring_capacity,
+                                      std::string_view process, const RecorderOptions& options,
                                       uint64_t serial) {
-  capacity_ = ring_capacity;
-  bytes_ = RingFileBytes(ring_capacity);
+  capacity_ = options.ring_capacity;
+  bytes_ = RingFileBytes(capacity_);
   const std::string stem = absl::StrCat(ToAbsl(process), ".", getpid());
   const std::string temporary = absl::StrCat(directory.string(), "/.", stem, ".", serial, ".tmp");
   WITHY_RETURN_IF_ERROR(MapFile(temporary));
@@ -201,7 +202,10 @@ void Recorder::Memory::FillHeader(std::string_view process) {
   h.start_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                         std::chrono::system_clock::now().time_since_epoch())
                         .count();
-  h.start_steady_ns = SteadyNowNs();
+  const ClockPair start = ReadClockPair();
+  h.start_steady_ns = start.steady_ns;
+  h.start_ticks = start.ticks;
+  h.counter_fault = CheckCounter();
   CopyText(process, h.process);
 }
 
@@ -328,8 +332,8 @@ uint64_t NextSerial() {
 
 }  // namespace
 
-Recorder::Recorder(std::shared_ptr<Memory> memory)
-    : memory_(std::move(memory)), serial_(NextSerial()) {}
+Recorder::Recorder(std::shared_ptr<Memory> memory, TickClock clock)
+    : memory_(std::move(memory)), clock_(clock), serial_(NextSerial()) {}
 
 Recorder::~Recorder() { memory_->Close(); }
 
@@ -355,19 +359,30 @@ absl::StatusOr<std::unique_ptr<Recorder>> Recorder::Open(std::string_view direct
   }
   RemoveDeadFiles(path, process);
   auto memory = std::make_shared<Memory>();
-  auto recorder = std::unique_ptr<Recorder>(new Recorder(memory));
-  WITHY_RETURN_IF_ERROR(memory->Create(path, process, options.ring_capacity, recorder->serial_));
+  const bool counter = options.use_counter && CheckCounter() == CounterFault::kNone;
+  auto recorder =
+      std::unique_ptr<Recorder>(new Recorder(memory, counter ? TickClock::Counter() : TickClock()));
+  WITHY_RETURN_IF_ERROR(memory->Create(path, process, options, recorder->serial_));
   return recorder;
 }
 
 std::unique_ptr<Recorder> Recorder::Disabled() {
   auto memory = std::make_shared<Memory>();
   memory->CreatePrivate();
-  return std::unique_ptr<Recorder>(new Recorder(std::move(memory)));
+  return std::unique_ptr<Recorder>(new Recorder(std::move(memory), TickClock()));
 }
 
 void Recorder::Record(const Span& span) {
-  if (!memory_->records_spans()) return;
+  // Nearly always the thread has recorded before, for this recorder alone.
+  ThreadRing& usual = thread_rings.front();
+  if (usual.serial == serial_ && usual.has_ring) {
+    usual.producer.Push(span, usual.thread);
+  } else if (memory_->records_spans()) {
+    RecordSlowly(span);
+  }
+}
+
+void Recorder::RecordSlowly(const Span& span) {
   ThreadRing* ring = FindThreadRing(serial_);
   if (ring == nullptr && !thread_ended) ring = AddThreadRing(memory_, serial_);
   if (ring != nullptr && !ring->has_ring && ++ring->misses % kRetryEvery == 0) {
@@ -377,9 +392,7 @@ void Recorder::Record(const Span& span) {
     memory_->header()->dropped_without_ring.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  Span copy = span;
-  copy.thread = ring->thread;
-  ring->producer.Push(copy);
+  ring->producer.Push(span, ring->thread);
 }
 
 NameId Recorder::Name(std::string_view name, SpanKind kind) {

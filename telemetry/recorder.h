@@ -1,7 +1,8 @@
 // The writing side of telemetry: spans, counters and gauges of one process in one shared-memory
 // file. Every process has one Recorder; profiler_agent reads the files (telemetry/reader.h).
 // Recording a span allocates nothing, takes no lock, makes no system call and never waits: a full
-// ring counts a drop. No text of any call is ever recorded.
+// ring counts a drop. Spans that are timed here use the processor's counter where it can serve as a
+// clock (base/ticks.h); the reader converts. No text of any call is ever recorded.
 //
 //   WITHY_ASSIGN_OR_RETURN(auto recorder, Recorder::Open(run_dir + "/rings", "model_worker"));
 //   Counter& tokens = recorder->counter({.name = "withy_generated_tokens_total", .help = "..."});
@@ -13,13 +14,13 @@
 //   tokens.Add();
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/ticks.h"
 #include "telemetry/layout.h"
 
 namespace withy::telemetry {
@@ -35,13 +36,18 @@ enum class Phase : uint16_t {
   kLease,
   kLoad,
   kCommit,
-  kTtft,      // from arrival to the first token; feeds withy_ttft_seconds
-  kTpot,      // ended - started is the mean time per output token; feeds withy_tpot_seconds
-  kEndToEnd,  // from arrival to the last token
-  kDraft,     // a draft model grew a call's tree
-  kVerify,    // a decode step with drafted tokens
+  kTtft,       // from arrival to the first token; feeds withy_ttft_seconds
+  kTpot,       // ended - started is the mean time per output token; feeds withy_tpot_seconds
+  kEndToEnd,   // from arrival to the last token
+  kDraft,      // a draft model grew a call's tree
+  kVerify,     // a decode step with drafted tokens
+  kRecompute,  // a piece of a prompt whose KV the context has lost, or has at a lower level
+  kEmbedding,  // a pass's rows are made of their tokens
+  kSoftmax,    // probabilities are made of a token's logits; part of sampling
+  kCopyProbs,  // a token's logits are copied, to be penalised; part of sampling
+  kStream,     // a delta is handed on towards the app
 };
-inline constexpr uint16_t kPhaseCount = static_cast<uint16_t>(Phase::kVerify) + 1;
+inline constexpr uint16_t kPhaseCount = static_cast<uint16_t>(Phase::kStream) + 1;
 
 // The exported text of a phase, e.g. "end_to_end".
 std::string_view PhaseName(Phase phase);
@@ -56,11 +62,9 @@ struct NameId {
   constexpr NameId(Phase phase) : id(static_cast<uint16_t>(phase)) {}
 };
 
-// Nanoseconds of steady_clock, the clock of all spans.
-inline int64_t SteadyNowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+// Span::clock of times that `clock` gave.
+inline SpanClock ClockOf(TickClock clock) {
+  return clock.is_counter() ? SpanClock::kCounter : SpanClock::kSteady;
 }
 
 // A number that only grows. Lives in the recorder's memory, as long as the recorder. Thread-safe.
@@ -105,6 +109,8 @@ struct RecorderOptions {
   // Maximum unread spans per thread. A power of two, 64..65536. 4096 spans are 256 KiB per
   // recording thread.
   uint32_t ring_capacity = 4096;
+  // False: spans are timed by steady_clock even where the processor's counter could serve.
+  bool use_counter = true;
 };
 
 // One per process, owned by main (or a test). Must outlive all users of its counters, gauges and
@@ -137,6 +143,10 @@ class Recorder {
   Counter& counter(const MetricSpec& spec);
   Gauge& gauge(const MetricSpec& spec);
 
+  // The clock of the spans that are timed here.
+  TickClock clock() const { return clock_; }
+  int64_t Ticks() const { return clock_.Now(); }
+
   // Appends a span to the calling thread's ring and fills in `thread`. Drops and counts the span if
   // the ring is full, if living threads hold all 64 rings, or if tmpfs has no room for this
   // thread's first span.
@@ -152,24 +162,31 @@ class Recorder {
   class Memory;
 
  private:
-  explicit Recorder(std::shared_ptr<Memory> memory);
+  Recorder(std::shared_ptr<Memory> memory, TickClock clock);
   MetricEntry& Metric(const MetricSpec& spec, MetricKind kind);
+  // Where the thread has no ring yet, or uses several recorders.
+  void RecordSlowly(const Span& span);
 
   // Shared with the thread-local handles of recording threads, which may end after the recorder.
   std::shared_ptr<Memory> memory_;
-  uint64_t serial_;
+  const TickClock clock_;
+  const uint64_t serial_;
 };
 
 // Records the time from construction to destruction (or End). Use as a local variable.
 class ScopedSpan {
  public:
   ScopedSpan(Recorder& recorder, NameId name, uint64_t call_id = 0, uint32_t sequence = 0)
-      : recorder_(&recorder) {
+      : ScopedSpan(recorder, name, call_id, sequence, recorder.clock()) {}
+  // `clock`: steady_clock where other times of the span are.
+  ScopedSpan(Recorder& recorder, NameId name, uint64_t call_id, uint32_t sequence, TickClock clock)
+      : recorder_(&recorder), clock_(clock) {
     span_.call_id = call_id;
     span_.sequence = sequence;
     span_.name = name.id;
     span_.kind = name.kind;
-    span_.started_ns = SteadyNowNs();
+    span_.clock = ClockOf(clock);
+    span_.started_ns = clock.Now();
   }
   ~ScopedSpan() { End(); }
   ScopedSpan(const ScopedSpan&) = delete;
@@ -177,32 +194,63 @@ class ScopedSpan {
 
   // Rows, tokens, bytes or blocks, depending on the name.
   void set_value(uint64_t value) { span_.value = value; }
-  // Time when the work was requested, and time when it was handed to its executor.
-  void set_queued_ns(int64_t ns) { span_.queued_ns = ns; }
-  void set_submitted_ns(int64_t ns) { span_.submitted_ns = ns; }
-  int64_t started_ns() const { return span_.started_ns; }
+  // Times when the work was requested, and when it was handed to its executor, by the span's clock.
+  void set_queued_ticks(int64_t ticks) { span_.queued_ns = ticks; }
+  void set_submitted_ticks(int64_t ticks) { span_.submitted_ns = ticks; }
 
   // Ends the span now; later calls do nothing.
   void End() {
     if (recorder_ == nullptr) return;
-    span_.ended_ns = SteadyNowNs();
+    span_.ended_ns = clock_.Now();
     recorder_->Record(span_);
     recorder_ = nullptr;
   }
 
  private:
   Recorder* recorder_;
+  const TickClock clock_;
   Span span_;
 };
 
-// Records a duration measured elsewhere (e.g. TTFT), from `started_ns` to `ended_ns`.
+// Records spans of one thread that follow each other without a gap: the clock is read once for each
+// boundary.
+class SpanChain {
+ public:
+  // The first span begins now.
+  explicit SpanChain(Recorder& recorder, uint64_t call_id = 0) : recorder_(recorder) {
+    span_.call_id = call_id;
+    span_.clock = ClockOf(recorder.clock());
+    span_.started_ns = recorder.Ticks();
+  }
+
+  // What happened since the last boundary was `name`; the next span begins now.
+  void End(NameId name, uint32_t sequence = 0, uint64_t value = 0) {
+    span_.name = name.id;
+    span_.kind = name.kind;
+    span_.sequence = sequence;
+    span_.value = value;
+    span_.ended_ns = recorder_.Ticks();
+    recorder_.Record(span_);
+    span_.started_ns = span_.ended_ns;
+  }
+  // What happened since the last boundary is no span.
+  void Skip() { span_.started_ns = recorder_.Ticks(); }
+
+ private:
+  Recorder& recorder_;
+  Span span_;
+};
+
+// Records a duration measured elsewhere (e.g. TTFT), from `started_ns` to `ended_ns` of
+// steady_clock.
 inline void RecordDuration(Recorder& recorder, NameId name, uint64_t call_id, int64_t started_ns,
-                           int64_t ended_ns, uint64_t value = 0) {
+                           int64_t ended_ns, uint64_t value = 0, uint32_t sequence = 0) {
   Span span;
   span.call_id = call_id;
   span.started_ns = started_ns;
   span.ended_ns = ended_ns;
   span.value = value;
+  span.sequence = sequence;
   span.name = name.id;
   span.kind = name.kind;
   recorder.Record(span);

@@ -66,9 +66,9 @@ TEST_F(RecorderTest, SpansReachTheReader) {
   const NameId kernel = recorder->Name("matmul_q8", SpanKind::kKernel);
   const int64_t before = SteadyNowNs();
   {
-    ScopedSpan span(*recorder, Phase::kPrefill, 7, 3);
+    ScopedSpan span(*recorder, Phase::kPrefill, 7, 3, TickClock());
     span.set_value(512);
-    span.set_queued_ns(before);
+    span.set_queued_ticks(before);
   }
   RecordDuration(*recorder, kernel, 8, 100, 250);
   const std::vector<Taken> taken = DrainAll(*reader);
@@ -87,6 +87,57 @@ TEST_F(RecorderTest, SpansReachTheReader) {
   EXPECT_EQ(taken[1].span.kind, SpanKind::kKernel);
   EXPECT_EQ(taken[1].span.ended_ns - taken[1].span.started_ns, 150);
   EXPECT_THAT(DrainAll(*reader), IsEmpty());
+}
+
+// Spans that are timed by the processor's counter arrive in steady_clock's nanoseconds, whichever
+// clock the writer uses.
+TEST_F(RecorderTest, TimesArriveInNanosecondsOfTheSteadyClock) {
+  for (const bool use_counter : {true, false}) {
+    auto recorder = OpenRecorder({.use_counter = use_counter});
+    auto reader = OpenReader();
+    const bool counter = use_counter && CheckCounter() == CounterFault::kNone;
+    EXPECT_EQ(recorder->clock().is_counter(), counter);
+    for (int i = 0; i < 100; ++i) {
+      const int64_t before = SteadyNowNs();
+      ScopedSpan span(*recorder, Phase::kDecode, 7);
+      const int64_t begun = SteadyNowNs();
+      while (SteadyNowNs() < begun + 50'000) {
+      }
+      const int64_t ending = SteadyNowNs();
+      span.End();
+      const int64_t after = SteadyNowNs();
+      const std::vector<Taken> taken = DrainAll(*reader);
+      ASSERT_THAT(taken, SizeIs(1));
+      constexpr int64_t kSlackNs = 2000;
+      EXPECT_EQ(taken[0].span.clock, SpanClock::kSteady);
+      EXPECT_GE(taken[0].span.started_ns, before - kSlackNs);
+      EXPECT_LE(taken[0].span.started_ns, begun + kSlackNs);
+      EXPECT_GE(taken[0].span.ended_ns, ending - kSlackNs);
+      EXPECT_LE(taken[0].span.ended_ns, after + kSlackNs);
+    }
+    EXPECT_EQ(reader->Sources()[0].untimed, 0u);
+    EXPECT_EQ(reader->Sources()[0].clock_faults, 0u);
+    EXPECT_EQ(reader->Sources()[0].clock,
+              CheckCounter() == CounterFault::kNone ? CounterName() : "steady_clock");
+  }
+}
+
+TEST_F(RecorderTest, SpansOfAChainFollowEachOther) {
+  auto recorder = OpenRecorder();
+  auto reader = OpenReader();
+  SpanChain chain(*recorder, 9);
+  chain.End(Phase::kCopyProbs, 4);
+  chain.End(Phase::kSoftmax, 4, 100);
+  chain.Skip();
+  chain.End(Phase::kSampling, 5);
+  const std::vector<Taken> taken = DrainAll(*reader);
+  ASSERT_THAT(taken, SizeIs(3));
+  EXPECT_EQ(taken[1].name, "softmax");
+  EXPECT_EQ(taken[1].span.call_id, 9u);
+  EXPECT_EQ(taken[1].span.sequence, 4u);
+  EXPECT_EQ(taken[1].span.value, 100u);
+  EXPECT_EQ(taken[0].span.ended_ns, taken[1].span.started_ns);
+  EXPECT_LE(taken[1].span.ended_ns, taken[2].span.started_ns);
 }
 
 TEST_F(RecorderTest, EveryPhaseHasItsOwnName) {

@@ -27,22 +27,25 @@ class RingProducer {
         write_(control->write_index.load(std::memory_order_acquire)),
         known_read_(read->value.load(std::memory_order_acquire)) {}
 
-  // Appends `span`. If the ring is full, counts a drop and returns false.
-  bool Push(const Span& span) {
-    if (write_ - known_read_ >= capacity_) {
-      known_read_ = read_->value.load(std::memory_order_acquire);
-      if (write_ - known_read_ >= capacity_) {
-        control_->dropped.store(control_->dropped.load(std::memory_order_relaxed) + 1,
-                                std::memory_order_relaxed);
-        return false;
-      }
-    }
-    slots_[write_ & (capacity_ - 1)] = span;
+  // Appends `span` with this thread. If the ring is full, counts a drop and returns false.
+  bool Push(const Span& span, uint32_t thread) {
+    if (write_ - known_read_ >= capacity_ && !MakeRoom()) return false;
+    Span& slot = slots_[write_ & (capacity_ - 1)];
+    slot = span;
+    slot.thread = thread;
     control_->write_index.store(++write_, std::memory_order_release);
     return true;
   }
 
  private:
+  bool MakeRoom() {
+    known_read_ = read_->value.load(std::memory_order_acquire);
+    if (write_ - known_read_ < capacity_) return true;
+    control_->dropped.store(control_->dropped.load(std::memory_order_relaxed) + 1,
+                            std::memory_order_relaxed);
+    return false;
+  }
+
   RingControl* control_ = nullptr;
   const ReadIndex* read_ = nullptr;
   Span* slots_ = nullptr;

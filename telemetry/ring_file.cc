@@ -91,6 +91,8 @@ absl::Status RingFile::Check() {
   capacity_ = h->ring_capacity;
   pid_ = h->pid;
   start_unix_ns_ = h->start_unix_ns;
+  counter_fault_ = h->counter_fault;
+  ticks_.Add({h->start_ticks, h->start_steady_ns});
   return absl::OkStatus();
 }
 
@@ -119,8 +121,14 @@ absl::Status RingFile::CheckSize() const {
       absl::StrCat(path_, ": shrank to ", info.st_size, " bytes; its spans are lost"));
 }
 
-absl::Status RingFile::Drain(const SpanCallback& take) {
+absl::Status RingFile::Drain(const ClockPair& now, const SpanCallback& take) {
   WITHY_RETURN_IF_ERROR(CheckSize());
+  now_ns_ = now.steady_ns;
+  clock_status_ = absl::OkStatus();
+  if (const std::optional<std::string> fault = ticks_.Add(now)) {
+    clock_status_ = absl::UnavailableError(
+        absl::StrCat(path_, ": ", *fault, "; spans of that time are left out"));
+  }
   for (uint32_t ring = 0; ring < kRingCount; ++ring) {
     buffer_.clear();
     const int64_t taken =
@@ -140,10 +148,36 @@ bool RingFile::Fetch(uint32_t ring, size_t slot, size_t count) {
   return pread(fd_.get(), buffer_.data() + have, bytes, offset) == static_cast<ssize_t>(bytes);
 }
 
-void RingFile::Emit(const Span& span, const SpanCallback& take) {
+// Converts the times of a span that was timed by the counter; false: they are not known.
+bool RingFile::ConvertTicks(Span* span) const {
+  for (int64_t* time :
+       {&span->queued_ns, &span->submitted_ns, &span->started_ns, &span->ended_ns}) {
+    if (*time == 0) continue;
+    const std::optional<int64_t> ns = ticks_.Nanos(*time);
+    if (!ns.has_value()) return false;
+    *time = *ns;
+  }
+  span->clock = SpanClock::kSteady;
+  return true;
+}
+
+std::string_view RingFile::clock() const {
+  return counter_fault_ == CounterFault::kNone ? CounterName() : "steady_clock";
+}
+
+void RingFile::Emit(const Span& read, const SpanCallback& take) {
+  Span span = read;
+  if (span.clock == SpanClock::kCounter) {
+    // Ticks from before the counter began anew would lie far ahead.
+    constexpr int64_t kMostAheadNs = 10'000'000'000;
+    if (!ConvertTicks(&span) || span.ended_ns > now_ns_ + kMostAheadNs) {
+      ++untimed_;
+      return;
+    }
+  }
   const std::string_view name = NameOf(span.name);
-  if (static_cast<uint8_t>(span.kind) >= kSpanKindCount || name.empty() || span.started_ns < 0 ||
-      span.ended_ns < span.started_ns) {
+  if (static_cast<uint8_t>(span.kind) >= kSpanKindCount || span.clock != SpanClock::kSteady ||
+      name.empty() || span.started_ns < 0 || span.ended_ns < span.started_ns) {
     ++malformed_;
     return;
   }

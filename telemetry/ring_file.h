@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "telemetry/layout.h"
 #include "telemetry/ring.h"
+#include "telemetry/tick_converter.h"
 
 namespace withy::telemetry {
 
@@ -22,7 +23,8 @@ struct SpanEvent {
   std::string_view process;
   int32_t pid = 0;
   std::string_view name;  // printable ASCII
-  Span span;              // started_ns <= ended_ns, both >= 0; kind is one of SpanKind
+  // Times of steady_clock: started_ns <= ended_ns, both >= 0; kind is one of SpanKind.
+  Span span;
 };
 using SpanCallback = std::function<void(const SpanEvent&)>;
 
@@ -48,9 +50,11 @@ class RingFile {
   RingFile(const RingFile&) = delete;
   RingFile& operator=(const RingFile&) = delete;
 
-  // Calls `take` for each new span, in order within a thread. Errors: DATA_LOSS if the file shrank;
-  // do not use it any more.
-  absl::Status Drain(const SpanCallback& take);
+  // Calls `take` for each new span, in order within a thread. `now`: both clocks at this moment.
+  // Errors: DATA_LOSS if the file shrank; do not use it any more.
+  absl::Status Drain(const ClockPair& now, const SpanCallback& take);
+  // What the last Drain found wrong with the processor's counter; OK: nothing.
+  const absl::Status& clock_status() const { return clock_status_; }
 
   // The valid counters and gauges at this moment. Errors: DATA_LOSS as Drain.
   absl::Status ReadMetrics(std::vector<MetricSample>* samples) const;
@@ -68,6 +72,11 @@ class RingFile {
   uint64_t spans() const { return spans_; }
   uint64_t dropped() const;
   uint64_t malformed() const { return malformed_; }
+  // Clock of the spans: CounterName() or "steady_clock". Times that the counter jumped or stopped,
+  // and spans that were left out since they lie in such a time.
+  std::string_view clock() const;
+  uint64_t clock_faults() const { return ticks_.faults(); }
+  uint64_t untimed() const { return untimed_; }
   uint64_t overflows() const;
 
  private:
@@ -77,7 +86,8 @@ class RingFile {
   absl::Status CheckSize() const;
   // Appends `count` slots of `ring`, from `slot` on, to buffer_.
   bool Fetch(uint32_t ring, size_t slot, size_t count);
-  void Emit(const Span& span, const SpanCallback& take);
+  void Emit(const Span& read, const SpanCallback& take);
+  bool ConvertTicks(Span* span) const;
   std::string_view NameOf(uint16_t id);
 
   const RingFileHeader* header() const {
@@ -97,9 +107,14 @@ class RingFile {
   ReadIndex* read_index_ = nullptr;  // the only page we write
   std::vector<RingConsumer> consumers_;
   std::vector<Span> buffer_;
-  std::vector<std::string> names_;  // names seen so far
+  std::vector<std::string> names_;                    // names seen so far
+  CounterFault counter_fault_ = CounterFault::kNone;  // as the writer says
+  TickConverter ticks_;
+  int64_t now_ns_ = 0;  // of the present Drain
+  absl::Status clock_status_;
   uint64_t spans_ = 0;
   uint64_t malformed_ = 0;
+  uint64_t untimed_ = 0;
 };
 
 }  // namespace withy::telemetry

@@ -47,7 +47,7 @@ TEST(RingTest, KeepsOrderAcrossWrapAround) {
   uint64_t next = 0;
   std::vector<Span> out;
   for (int round = 0; round < 50; ++round) {
-    for (int i = 0; i < 41; ++i) ASSERT_TRUE(ring.producer.Push(Numbered(next++)));
+    for (int i = 0; i < 41; ++i) ASSERT_TRUE(ring.producer.Push(Numbered(next++), 7));
     EXPECT_EQ(ring.Drain(&out), 41);
   }
   ASSERT_EQ(out.size(), next);
@@ -56,13 +56,13 @@ TEST(RingTest, KeepsOrderAcrossWrapAround) {
 
 TEST(RingTest, CountsDropsWhenFullAndGoesOnAfterADrain) {
   TestRing ring(64);
-  for (uint64_t i = 0; i < 64; ++i) ASSERT_TRUE(ring.producer.Push(Numbered(i)));
-  for (uint64_t i = 64; i < 70; ++i) EXPECT_FALSE(ring.producer.Push(Numbered(i)));
+  for (uint64_t i = 0; i < 64; ++i) ASSERT_TRUE(ring.producer.Push(Numbered(i), 7));
+  for (uint64_t i = 64; i < 70; ++i) EXPECT_FALSE(ring.producer.Push(Numbered(i), 7));
   EXPECT_EQ(ring.control.dropped.load(), 6u);
   std::vector<Span> out;
   EXPECT_EQ(ring.Drain(&out), 64);
   EXPECT_EQ(out.back().call_id, 63u);  // the newest are dropped, not the waiting ones
-  EXPECT_TRUE(ring.producer.Push(Numbered(70)));
+  EXPECT_TRUE(ring.producer.Push(Numbered(70), 7));
 }
 
 TEST(RingTest, AnImpossibleWriteIndexCostsSpansOnly) {
@@ -78,13 +78,13 @@ TEST(RingTest, AnImpossibleReadIndexMakesTheProducerDrop) {
   TestRing ring(64);
   ring.read.value.store(1000);
   RingProducer producer(&ring.control, &ring.read, ring.slots.data(), ring.capacity);
-  EXPECT_FALSE(producer.Push(Numbered(1)));
+  EXPECT_FALSE(producer.Push(Numbered(1), 7));
   EXPECT_EQ(ring.control.dropped.load(), 1u);
 }
 
 TEST(RingTest, AFailedFetchFreesNothing) {
   TestRing ring(64);
-  ASSERT_TRUE(ring.producer.Push(Numbered(5)));
+  ASSERT_TRUE(ring.producer.Push(Numbered(5), 7));
   RingConsumer consumer(&ring.control, &ring.read, ring.capacity);
   EXPECT_EQ(consumer.Drain([](size_t, size_t) { return false; }), 0);
   std::vector<Span> out;
@@ -96,7 +96,7 @@ TEST(RingTest, ConcurrentProducerAndConsumerLoseNothingUncounted) {
   constexpr uint64_t kSpans = 200'000;
   TestRing ring(256);
   std::thread producer([&] {
-    for (uint64_t i = 0; i < kSpans; ++i) ring.producer.Push(Numbered(i));
+    for (uint64_t i = 0; i < kSpans; ++i) ring.producer.Push(Numbered(i), 7);
   });
   std::vector<Span> out;
   uint64_t seen = 0;

@@ -61,6 +61,31 @@ void BM_ScopedSpan(benchmark::State& state) {
 }
 BENCHMARK(BM_ScopedSpan);
 
+// One read of the clock for each span.
+void BM_SpanChain(benchmark::State& state) {
+  Setup setup;
+  SpanChain chain(setup.recorder(), 1);
+  int64_t n = 0;
+  for (auto _ : state) {
+    chain.End(Phase::kDecode, 2);
+    if (++n % 32768 == 0) {
+      state.PauseTiming();
+      setup.Drain();
+      state.ResumeTiming();
+    }
+  }
+  state.counters["dropped"] = static_cast<double>(setup.recorder().dropped());
+}
+BENCHMARK(BM_SpanChain);
+
+void BM_ScopedSpanBySteadyClock(benchmark::State& state) {
+  RunDrained(state, [](Recorder& recorder) {
+    const ScopedSpan span(recorder, Phase::kDecode, 1, 2, TickClock());
+    benchmark::ClobberMemory();
+  });
+}
+BENCHMARK(BM_ScopedSpanBySteadyClock);
+
 void BM_Record(benchmark::State& state) {
   RunDrained(state,
              [](Recorder& recorder) { RecordDuration(recorder, Phase::kDecode, 1, 100, 200); });
@@ -93,6 +118,11 @@ void BM_ClockRead(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(SteadyNowNs());
 }
 BENCHMARK(BM_ClockRead);
+
+void BM_CounterRead(benchmark::State& state) {
+  for (auto _ : state) benchmark::DoNotOptimize(ReadCounter());
+}
+BENCHMARK(BM_CounterRead);
 
 void BM_Drain1000(benchmark::State& state) {
   Setup setup;
