@@ -10,6 +10,7 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   explicit PoolRun(CpuExecutor& executor)
       : pool_(executor.pool_),
         stream_(executor.stream_),
+        observer_(executor.observer_),
         steps_(executor.pool_.NewList()),
         lowering_(executor.facts_, executor.weights_, executor.key_bias_, executor.kernels_,
                   executor.pool_.threads(), executor.tap_, executor.stream_) {}
@@ -20,6 +21,8 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     level_ = plan.count() > 0 ? plan.LevelOf(0) : 0;
     first_listed_ = next_op_ = 0;
     op_ends_.clear();
+    const bool watched = observer_ != nullptr && observer_->watches();
+    steps_.set_watch({watched ? observer_ : nullptr, batch.tag});
     lowering_.Start(program, plan, batch, logits);
   }
 
@@ -51,6 +54,9 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     op_ends_.clear();
     while (next_op_ < ops && steps_.room() > Lowering::kMaxStepsPerOp) {
       const Op& op = program_->ops[static_cast<size_t>(next_op_++)];
+      steps_.set_label({.op = static_cast<uint8_t>(op.kind),
+                        .embeds = op.kind == OpKind::kEmbed,
+                        .layer = op.layer});
       lowering_.Lower(op, steps_);
       ReleaseBehind(op);
       op_ends_.push_back(steps_.steps());
@@ -76,7 +82,8 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   }
 
   ThreadPool& pool_;
-  WeightStream* const stream_;  // null: all weights stay in memory
+  WeightStream* const stream_;      // null: all weights stay in memory
+  KernelObserver* const observer_;  // null: nobody watches
   StepList& steps_;
   Lowering lowering_;
   const Program* program_ = nullptr;
@@ -87,13 +94,15 @@ class CpuExecutor::PoolRun final : public ProgramRun {
 };
 
 CpuExecutor::CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels,
-                         int threads, const LayerTap& tap, WeightStream* stream)
+                         int threads, const LayerTap& tap, WeightStream* stream,
+                         KernelObserver* observer)
     : facts_(facts),
       weights_(file, facts),
       key_bias_(facts, weights_),
       kernels_(kernels),
       tap_(tap),
       stream_(stream),
+      observer_(observer),
       pool_(threads) {}
 
 CpuExecutor::~CpuExecutor() = default;

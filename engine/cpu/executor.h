@@ -11,17 +11,19 @@
 #include "engine/cpu/lower.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/executor.h"
+#include "engine/model/kernel_observer.h"
 #include "engine/weights/weight_stream.h"
 
 namespace withy::engine {
 
-// Owns the compute threads. `file`, `facts`, `tap` and `stream` must outlive it.
+// Owns the compute threads. `file`, `facts`, `tap`, `stream` and `observer` must outlive it.
 class CpuExecutor final : public Executor {
  public:
   // `threads`: at least 1; counts the caller's thread. `stream`: null if all weights stay in
-  // memory.
+  // memory. `observer`: null if nobody watches kernels.
   CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels, int threads,
-              const LayerTap& tap, WeightStream* stream = nullptr);
+              const LayerTap& tap, WeightStream* stream = nullptr,
+              KernelObserver* observer = nullptr);
   ~CpuExecutor() override;
 
   std::string_view target() const override { return kernels_.name; }
@@ -38,6 +40,7 @@ class CpuExecutor final : public Executor {
   const Kernels& kernels_;
   const LayerTap& tap_;
   WeightStream* const stream_;
+  KernelObserver* const observer_;
   ThreadPool pool_;
 };
 

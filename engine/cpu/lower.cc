@@ -61,9 +61,10 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
   lora_products_.reserve(program.runs.size());
   gate_up_lora_.clear();
   gate_up_lora_.reserve(program.runs.size());
-  const int32_t layers = facts_.shape.layers;
+  const auto attends = std::count_if(program.ops.begin(), program.ops.end(),
+                                     [](const Op& op) { return op.kind == OpKind::kAttend; });
   attention_rows_.clear();
-  attention_rows_.reserve(static_cast<size_t>(layers) * static_cast<size_t>(plan.count()));
+  attention_rows_.reserve(static_cast<size_t>(attends) * static_cast<size_t>(plan.count()));
   ReserveParts();
 }
 

@@ -132,6 +132,8 @@ struct alignas(64) StepList::Step {
   std::atomic<int> most{1};  // units per piece
   Call call = nullptr;
   StepList::FirstRead first_read = nullptr;
+  StepLabel label;
+  int64_t dispatched = 0;  // when the step before was done, by the clock of the list's watch
   // First address that each half reads; null: unknown. Only prefetched, so a stale address does no
   // harm.
   std::array<std::atomic<const std::byte*>, 2> first{};
@@ -152,7 +154,21 @@ void* StepList::NewStep(int count, PieceSize size, Call call, FirstRead first_re
   step.most.store(std::max(size.most / step.unit, 1), std::memory_order_relaxed);
   step.call = call;
   step.first_read = first_read;
+  step.label = label_;
   return step.closure.data();
+}
+
+// The next run of the list begins.
+void StepList::Dispatch() {
+  if (watch_.observer == nullptr) return;
+  steps_[static_cast<size_t>(done_)].dispatched = watch_.observer->clock().Now();
+}
+
+// The step at `index` is done: the next one is dispatched.
+void StepList::OnStepDone(int index, StepTrace& trace) {
+  if (watch_.observer == nullptr) return;
+  const int64_t now = trace.OnStepDone(steps_[static_cast<size_t>(index)].dispatched);
+  if (index + 1 < size_) steps_[static_cast<size_t>(index) + 1].dispatched = now;
 }
 
 void StepList::Clear() { size_ = done_ = 0; }
@@ -166,6 +182,7 @@ struct ThreadPool::State {
   std::vector<std::unique_ptr<StepList>> lists;
   uint32_t job = 0;  // number of the last job
   YieldPolicy caller_yield;
+  StepTrace caller_trace;
 
   // job number << 32 | index of the current step; an index past the last step means idle. `list`
   // and `stop_list` are set before it, so a thread that sees a place sees the place's list or a
@@ -186,7 +203,7 @@ struct ThreadPool::State {
   }
 
   // Takes and runs one piece of the step at `at`. Returns false if none is left.
-  bool RunPiece(uint64_t at, int half) {
+  bool RunPiece(uint64_t at, int half, StepTrace& trace) {
     const auto index = static_cast<uint32_t>(at);
     StepList* const walked = list.load(std::memory_order_acquire);
     if (walked == nullptr || index >= static_cast<uint32_t>(StepList::kMaxSteps)) return false;
@@ -205,10 +222,11 @@ struct ThreadPool::State {
         std::memory_order_acquire));
     const int end_of_half = from == 0 ? FirstHalf(step.units) : step.units;
     const int begin = (end_of_half - UnitsLeft(value, from)) * step.unit;
+    trace.OnPiece(walked->watch_, static_cast<uint32_t>(at >> 32), step.label, step.dispatched);
     step.call(step.closure.data(), begin, std::min(begin + taken * step.unit, step.count));
     const int units = step.units;
     if (step.finished.fetch_add(taken, std::memory_order_acq_rel) + taken == units) {
-      StepDone(walked, at);
+      StepDone(walked, at, trace);
     }
     return true;
   }
@@ -216,17 +234,20 @@ struct ThreadPool::State {
   // Called by the thread that finished the last piece of the step at `at`; moves all threads to the
   // next step. First it runs the steps of one unit that follow: they cannot be shared, so no other
   // thread needs to know of them.
-  void StepDone(StepList* walked, uint64_t at) {
+  void StepDone(StepList* walked, uint64_t at, StepTrace& trace) {
     const std::atomic<bool>* stopped = stop_list.load(std::memory_order_relaxed);
     const auto leave = [stopped] {
       return stopped != nullptr && stopped->load(std::memory_order_relaxed);
     };
     const int begun = static_cast<int>(static_cast<uint32_t>(at));
     int next = begun + 1;
+    walked->OnStepDone(begun, trace);
     for (; next < walked->end_ && !leave(); ++next) {
       const Step& step = walked->steps_[static_cast<size_t>(next)];
       if (step.units > 1) break;
+      trace.OnPiece(walked->watch_, static_cast<uint32_t>(at >> 32), step.label, step.dispatched);
       step.call(step.closure.data(), 0, step.count);
+      walked->OnStepDone(next, trace);
     }
     walked->done_ = next;
     MoveTo(leave() ? EndOf(*walked, at) : at + static_cast<uint64_t>(next - begun));
@@ -265,17 +286,19 @@ struct ThreadPool::State {
 
   // Runs pieces, taking from `half` first, until done(place) returns true.
   template <typename Done>
-  void Walk(YieldPolicy& yield_policy, int half, Done done) {
+  void Walk(YieldPolicy& yield_policy, StepTrace& trace, int half, Done done) {
     Fetched fetched;
     for (uint64_t at = place.load(std::memory_order_acquire); !done(at);
          at = place.load(std::memory_order_acquire)) {
-      if (RunPiece(at, half)) {
+      if (RunPiece(at, half, trace)) {
         yield_policy.AfterPiece();
         continue;
       }
+      trace.OnNothingLeft();
       const auto moved = [&] { return place.load(std::memory_order_seq_cst) != at; };
       FetchAhead(at, half, &fetched, moved);
       if (SpinUntil(spin_us, moved)) continue;
+      trace.Flush();
       parked.fetch_add(1, std::memory_order_seq_cst);
       const uint32_t seen = wakes.load(std::memory_order_seq_cst);
       if (!moved() && !stop.load(std::memory_order_seq_cst)) {
@@ -288,20 +311,26 @@ struct ThreadPool::State {
   void Work(int half) {
     SetThreadRole(ThreadRole::kComputes);
     YieldPolicy yield_policy;
-    Walk(yield_policy, half, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
+    StepTrace trace;
+    Walk(yield_policy, trace, half, [&](uint64_t) { return stop.load(std::memory_order_acquire); });
+    trace.Flush();
   }
 
   // Runs the list on the calling thread alone, piece after piece in order.
-  static void RunOnCaller(StepList& walked, const std::atomic<bool>* stopped) {
+  void RunOnCaller(StepList& walked, const std::atomic<bool>* stopped) {
+    ++job;
+    walked.Dispatch();
     while (walked.done_ < walked.end_) {
-      if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) return;
+      if (stopped != nullptr && stopped->load(std::memory_order_relaxed)) break;
       const Step& step = walked.steps_[static_cast<size_t>(walked.done_)];
       const int size = step.unit * step.most.load(std::memory_order_relaxed);
+      caller_trace.OnPiece(walked.watch_, job, step.label, step.dispatched);
       for (int begin = 0; begin < step.count; begin += size) {
         step.call(step.closure.data(), begin, std::min(begin + size, step.count));
       }
-      ++walked.done_;
+      walked.OnStepDone(walked.done_++, caller_trace);
     }
+    caller_trace.Flush();
   }
 
   void RunOnAll(StepList& walked, const std::atomic<bool>* stopped) {
@@ -329,11 +358,13 @@ struct ThreadPool::State {
         first.store(nullptr, std::memory_order_relaxed);
       }
     }
+    walked.Dispatch();
     stop_list.store(stopped, std::memory_order_relaxed);
     list.store(&walked, std::memory_order_release);
     const uint64_t end = EndOf(walked, base);
     MoveTo(base + static_cast<uint64_t>(walked.done_));
-    Walk(caller_yield, 0, [&](uint64_t at) { return at == end; });
+    Walk(caller_yield, caller_trace, 0, [&](uint64_t at) { return at == end; });
+    caller_trace.Flush();
   }
 };
 
@@ -378,7 +409,7 @@ bool ThreadPool::Run(StepList& list, const std::atomic<bool>* stop, int end) {
   const bool one_piece =
       list.end_ - list.done_ == 1 && list.steps_[static_cast<size_t>(list.done_)].units == 1;
   if (s.workers.empty() || one_piece) {
-    State::RunOnCaller(list, stop);
+    s.RunOnCaller(list, stop);
   } else {
     s.RunOnAll(list, stop);
   }

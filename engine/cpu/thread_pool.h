@@ -13,6 +13,8 @@
 #include <new>
 #include <type_traits>
 
+#include "engine/cpu/step_trace.h"
+
 namespace withy::engine {
 
 // Bounds on the number of items in a piece. Within them, a piece takes the step's remaining items
@@ -59,6 +61,11 @@ class StepList {
     new (NewStep(count, size, call, first_read)) F(fn);
   }
 
+  // Who watches the steps of the next runs; and what the steps that are added from now on belong
+  // to. Not while the list runs.
+  void set_watch(const StepWatch& watch) { watch_ = watch; }
+  void set_label(const StepLabel& label) { label_ = label; }
+
   int room() const { return kMaxSteps - size_; }  // steps that can still be added
   bool empty() const { return size_ == 0; }
   int steps() const { return size_; }
@@ -75,6 +82,8 @@ class StepList {
   using FirstRead = const std::byte* (*)(const void* closure, int begin);
 
   explicit StepList(int threads);
+  void Dispatch();
+  void OnStepDone(int index, StepTrace& trace);
   // Appends a step and returns the place for its closure.
   void* NewStep(int count, PieceSize size, Call call, FirstRead first_read);
 
@@ -83,6 +92,8 @@ class StepList {
   int size_ = 0;
   int done_ = 0;  // number of steps finished
   int end_ = 0;   // index of the step before which the current Run() pauses
+  StepWatch watch_;
+  StepLabel label_;  // of the next step
 };
 
 class ThreadPool {

@@ -337,6 +337,76 @@ TEST(ThreadPoolTest, WhatIsForgottenIsNotRun) {
   EXPECT_EQ(after.load(), 0);
 }
 
+// Collects what is told of kernels.
+class CollectingObserver final : public KernelObserver {
+ public:
+  CollectingObserver() : KernelObserver(TickClock()) {}
+  void OnKernel(const KernelRun& run) override {
+    const std::lock_guard lock(mutex_);
+    runs_[std::this_thread::get_id()].push_back(run);
+  }
+  void OnEmbedded(const PassTag& pass, int64_t started, int64_t ended) override {
+    EXPECT_EQ(pass.number, 9u);
+    EXPECT_LE(started, ended);
+    embedded_.fetch_add(1);
+  }
+  // By thread.
+  const std::map<std::thread::id, std::vector<KernelRun>>& runs() const { return runs_; }
+  int embedded() const { return embedded_.load(); }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::thread::id, std::vector<KernelRun>> runs_;
+  std::atomic<int> embedded_{0};
+};
+
+TEST(ThreadPoolTest, EachThreadTellsWhatItDidOfEachOperation) {
+  constexpr int kOps = 12;
+  for (const int threads : {1, 2, 4}) {
+    CollectingObserver observer;
+    std::atomic<bool> stop{false};
+    {
+      ThreadPool pool(threads, threads == 4 ? 0 : 20);
+      StepList& list = pool.NewList();
+      list.set_watch({&observer, {.call_id = 3, .number = 9}});
+      for (int op = 0; op < kOps; ++op) {
+        list.set_label({.op = static_cast<uint8_t>(op), .embeds = op == 0, .layer = op / 2});
+        // Every third operation has two steps; every second one cannot be shared.
+        for (int step = 0; step < (op % 3 == 0 ? 2 : 1); ++step) {
+          list.Add(op % 2 == 0 ? 1 : 9, 1, [&stop, op](int, int) { stop.store(op == 5); });
+        }
+      }
+      bool left = false;
+      while (!pool.Run(list, &stop)) {
+        left = true;
+        stop.store(false);
+      }
+      EXPECT_TRUE(left);
+    }  // all threads have told by now
+    EXPECT_EQ(observer.embedded(), 2) << "once for each step of the operation";
+    std::set<int> ops;
+    int64_t last_dispatched = 0;
+    for (const auto& [thread, runs] : observer.runs()) {
+      int64_t ended = 0;
+      last_dispatched = 0;
+      for (const KernelRun& run : runs) {
+        ops.insert(run.op);
+        EXPECT_EQ(run.pass.call_id, 3u);
+        EXPECT_EQ(run.pass.number, 9u);
+        EXPECT_EQ(run.layer, run.op / 2);
+        EXPECT_GE(run.dispatched, last_dispatched);
+        EXPECT_LE(run.dispatched, run.started);
+        EXPECT_GE(run.arrived, ended) << "it does one thing after the other";
+        EXPECT_LE(run.arrived, run.started);
+        EXPECT_LE(run.started, run.ended);
+        ended = run.ended;
+        last_dispatched = run.dispatched;
+      }
+    }
+    EXPECT_EQ(ops.size(), static_cast<size_t>(kOps));
+  }
+}
+
 TEST(ThreadPoolTest, StopsWhileWorkersAreParked) {
   for (int i = 0; i < 50; ++i) {
     ThreadPool pool(3, 0);

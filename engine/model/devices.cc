@@ -43,7 +43,8 @@ absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
     WeightStream* stream) {
   WITHY_ASSIGN_OR_RETURN(const Kernels* kernels, ChooseKernels(options.target));
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
-  return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream);
+  return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream,
+                                       options.kernel_observer);
 }
 
 }  // namespace withy::engine

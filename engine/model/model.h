@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/kv/memory.h"
+#include "engine/model/kernel_observer.h"
 #include "engine/weights/levels.h"
 #include "engine/weights/weight_stream.h"
 
@@ -74,6 +75,7 @@ struct ContextView {
 struct Batch {
   std::span<const Row> rows = {};
   std::span<const ContextView> contexts = {};
+  PassTag tag = {};  // for ModelOptions::kernel_observer
 };
 
 // Shape of the KV blocks that Forward writes, at 8 bits. It reads those of other formats, too.
@@ -148,6 +150,9 @@ struct ModelOptions {
   // in batch order. Called on a compute thread, one call at a time. The last layer leaves out rows
   // that want no logits. Only for batches of one level with at most max_piece_rows rows.
   std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap;
+  // Told what each thread does of each operation; null: nobody is. Outlives the model. Results do
+  // not depend on it.
+  KernelObserver* kernel_observer = nullptr;
 };
 
 class GgufFile;

@@ -1,0 +1,51 @@
+// Watches kernels: told by each compute thread what it did of each operation of a pass. Neighbours:
+// cpu/step_trace.h times the threads, model.h takes an observer. It knows no ring and no span:
+// those who serve a model record what they are told.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/ticks.h"
+
+namespace withy::engine {
+
+// Names a pass for its observer. The engine only hands it on.
+struct PassTag {
+  uint64_t call_id = 0;  // 0: the pass has rows of several calls, or of none
+  uint32_t number = 0;   // of the pass in its process
+};
+
+// What one thread did of one operation. Times are ticks of the observer's clock, ascending.
+struct KernelRun {
+  PassTag pass;
+  uint8_t op = 0;          // OpKind (program.h)
+  int32_t layer = -1;      // -1: before or after the layers
+  int64_t dispatched = 0;  // all operations before it were done, or the pass began or went on
+  int64_t arrived = 0;     // this thread had nothing left to do of those before
+  int64_t started = 0;
+  int64_t ended = 0;
+};
+
+// Called by any compute thread, several at once: must be quick and must not block. Outlives the
+// model.
+class KernelObserver {
+ public:
+  explicit KernelObserver(TickClock clock) : clock_(clock) {}
+  virtual ~KernelObserver() = default;
+
+  virtual void OnKernel(const KernelRun& run) = 0;
+  // All rows of the pass, or of a piece of it, have been made of their tokens.
+  virtual void OnEmbedded(const PassTag& pass, int64_t started, int64_t ended) = 0;
+
+  TickClock clock() const { return clock_; }
+  // Whether passes that begin from now on are watched. Any thread.
+  void Watch(bool on) { watches_.store(on, std::memory_order_relaxed); }
+  bool watches() const { return watches_.load(std::memory_order_relaxed); }
+
+ private:
+  const TickClock clock_;
+  std::atomic<bool> watches_{true};
+};
+
+}  // namespace withy::engine
