@@ -163,7 +163,9 @@ absl::StatusOr<Sampler> Sampler::Create(const SamplingParams& params) {
 }
 
 absl::StatusOr<Sample> Sampler::Pick(std::span<const float> logits, uint64_t position,
-                                     std::span<const int32_t> history) {
+                                     std::span<const int32_t> history, PickTimes* times) {
+  times_ = times;
+  if (times != nullptr) *times = {.clock = times->clock};
   WITHY_ASSIGN_OR_RETURN(const float largest, CheckedLargest(logits));
   const std::span<const float> penalized = Penalize(logits, history);
   bool bad = false;
@@ -187,7 +189,9 @@ std::span<const float> Sampler::Penalize(std::span<const float> logits,
                                          std::span<const int32_t> history) {
   const auto window = static_cast<size_t>(params_.repetition_window);
   if (params_.repetition_penalty == 1.0f || window == 0 || history.empty()) return logits;
+  Mark(&PickTimes::copy_started);
   penalized_.assign(logits.begin(), logits.end());
+  Mark(&PickTimes::copy_ended);
   for (const int32_t id : history.last(std::min(window, history.size()))) {
     if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
     const auto& never = params_.unpenalized;
@@ -201,6 +205,7 @@ std::span<const float> Sampler::Penalize(std::span<const float> logits,
 }
 
 int32_t Sampler::DrawFromAll(std::span<const float> logits, float largest, double uniform) {
+  Mark(&PickTimes::softmax_started);
   weights_.resize(logits.size());
   const float inverse = 1.0f / params_.temperature;
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -208,6 +213,7 @@ int32_t Sampler::DrawFromAll(std::span<const float> logits, float largest, doubl
   }
   double total = 0.0;
   for (const float weight : weights_) total += weight;
+  Mark(&PickTimes::softmax_ended);
   const double target = uniform * total;
   double sum = 0.0;
   for (size_t i = 0; i < weights_.size(); ++i) {
@@ -219,6 +225,7 @@ int32_t Sampler::DrawFromAll(std::span<const float> logits, float largest, doubl
 }
 
 int32_t Sampler::DrawFromCandidates(std::span<const float> logits, float largest, double uniform) {
+  Mark(&PickTimes::softmax_started);
   CollectCandidates(logits, largest);
   const float inverse = 1.0f / params_.temperature;
   double total = 0.0;
@@ -226,6 +233,7 @@ int32_t Sampler::DrawFromCandidates(std::span<const float> logits, float largest
     candidate.weight = ExpOfNegative((candidate.logit - largest) * inverse);
     total += candidate.weight;
   }
+  Mark(&PickTimes::softmax_ended);
   const double target = uniform * total;
   double sum = 0.0;
   for (const Candidate& candidate : candidates_) {

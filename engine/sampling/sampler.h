@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/ticks.h"
 
 namespace withy::engine {
 
@@ -47,6 +48,17 @@ struct Sample {
   std::vector<TokenLogprob> top;  // most likely first; ties by lowest id
 };
 
+// Parts of a Pick, in ticks of `clock`; 0: the part was not needed.
+struct PickTimes {
+  TickClock clock;
+  // The logits were copied, to be penalised.
+  int64_t copy_started = 0;
+  int64_t copy_ended = 0;
+  // Probabilities were made of the logits, with the choice of candidates where sampling cuts them.
+  int64_t softmax_started = 0;
+  int64_t softmax_ended = 0;
+};
+
 // Uniform in [0, 1); a pure function of its arguments (Philox 4x32-10), so that a retry, another
 // batch or speculation draws the same number.
 double UniformAt(uint64_t seed, uint64_t position);
@@ -62,10 +74,11 @@ class Sampler {
   // Picks the token at `position` (its index in the context). `logits`: [vocab], unchanged.
   // `history`: the tokens before it, of which the last repetition_window count. Order of steps:
   // penalty, top-k, top-p, min-p (both on the distribution before temperature), temperature, draw.
-  // A logit of -infinity forbids a token. Ties go to the lowest id. Errors: InvalidArgument for
-  // empty logits; Internal if a logit is NaN or +infinity, or all are -infinity.
+  // A logit of -infinity forbids a token. Ties go to the lowest id. `times`: overwritten, but for
+  // its clock; null: nobody asks. Errors: InvalidArgument for empty logits; Internal if a logit is
+  // NaN or +infinity, or all are -infinity.
   absl::StatusOr<Sample> Pick(std::span<const float> logits, uint64_t position,
-                              std::span<const int32_t> history);
+                              std::span<const int32_t> history, PickTimes* times = nullptr);
 
  private:
   struct Candidate {
@@ -90,7 +103,13 @@ class Sampler {
   bool KeepTopP(double all, float largest, bool last);
   void FillLogprobs(std::span<const float> logits, float largest, Sample& sample);
 
+  // Notes the present time in the Pick's times, if anybody asks.
+  void Mark(int64_t PickTimes::*time) const {
+    if (times_ != nullptr) times_->*time = times_->clock.Now();
+  }
+
   SamplingParams params_;
+  PickTimes* times_ = nullptr;         // of the present Pick
   std::vector<float> penalized_;       // scratch
   std::vector<float> weights_;         // scratch
   std::vector<Candidate> candidates_;  // scratch
