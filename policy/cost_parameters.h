@@ -31,7 +31,13 @@ struct CostParameters {
   std::vector<PrefillPoint> prefill = {};
   // That each token of the context before adds to each token of a prompt; 0 = not known.
   double prefill_us_per_context_token = 0;
+  // The board's slowdown (board_speed.h) that the times contain; 1 = they are as measured.
+  double slowdown = 1;
 };
+
+// The same work on a board that is `slowdown` (> 0) times as slow as when `cost` was measured,
+// whatever slowdown its times contain.
+CostParameters AtSlowdown(CostParameters cost, double slowdown);
 
 // What a piece of work takes in milliseconds as calibrated, in two parts that are wrong for
 // different reasons: weights are read and multiplied whatever the context, attention reads it all.

@@ -136,7 +136,8 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
   LiveCorrection idle = live;
   static_cast<MeasuredSpeed&>(idle) = live.idle;
   idle.biases.clear();
-  return Predict(cost, idle, full, Load{});
+  // What slows the board now is no part of its idle speed.
+  return Predict(AtSlowdown(cost, 1), idle, full, Load{});
 }
 
 double ForeignPrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,

@@ -13,4 +13,8 @@ double StepLearner::Observe(const StepPlan& plan, double ms) {
   return share;
 }
 
+void StepLearner::ObserveBoard(const PassShape& shape, double ms) {
+  slowdown_.Scale(board_.Observe(shape, ms));
+}
+
 }  // namespace withy::policy

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "policy/board_speed.h"
 #include "policy/piece_sizer.h"
 #include "policy/step_pace.h"
 #include "policy/step_plan.h"
@@ -27,14 +28,20 @@ class StepLearner {
   const PieceSizer& sizer() const { return sizer_; }
   double slowdown() const { return slowdown_.value(); }
 
+  const BoardSpeed& board() const { return board_; }
+
   // A step took `ms` of computing. Returns the ratio of that to what such steps took before it; 1
   // where the step has too few rows of prompts to tell.
   double Observe(const StepPlan& plan, double ms);
+  // The same step, of any rows, as far as it tells the board's speed. When that is found to have
+  // changed, slowdown() follows at once.
+  void ObserveBoard(const PassShape& shape, double ms);
 
  private:
   const double full_row_ms_;
   PieceSizer sizer_;
   Slowdown slowdown_;
+  BoardSpeed board_;
 };
 
 }  // namespace withy::policy

@@ -29,4 +29,8 @@ void Slowdown::Observe(double ms, double expected_ms) {
         kSlowdownWeight * (std::clamp(ms / expected_ms, 1 / kMostSlowdown, kMostSlowdown) - value_);
 }
 
+void Slowdown::Scale(double factor) {
+  value_ = std::clamp(value_ * factor, 1 / kMostSlowdown, kMostSlowdown);
+}
+
 }  // namespace withy::policy

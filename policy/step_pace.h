@@ -41,6 +41,8 @@ class Slowdown {
   double value() const { return value_; }
   // A step took `ms` whose rows take `expected_ms` by LevelPace.
   void Observe(double ms, double expected_ms);
+  // All passes take `factor` times what they took.
+  void Scale(double factor);
 
  private:
   double value_ = 1;

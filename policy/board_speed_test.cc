@@ -1,0 +1,144 @@
+#include "policy/board_speed.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace withy::policy {
+namespace {
+
+// A board whose calibration is off by some per cent in each term, with noise and stalls.
+class SimulatedBoard {
+ public:
+  explicit SimulatedBoard(uint32_t seed) : random_(seed) {
+    constant_ms_ = Uniform(0, 0.2);
+    weights_ = Uniform(0.9, 1.2);
+    rows_ = Uniform(0.2, 0.6);
+    depth_ = Uniform(0.7, 1.4);
+  }
+
+  // A decode step of some calls at some level and depth, or a piece of a prompt.
+  PassShape AnyShape() {
+    const double level = 0.2 + 0.1 * static_cast<double>(random_() % 9);
+    const bool prompt = random_() % 4 == 0;
+    const auto rows = static_cast<int32_t>(prompt ? 16 + random_() % 112 : 1 + random_() % 8);
+    const double depth = static_cast<double>(random_() % 2000);
+    return {.weights_ms = 10 * level,
+            .rows_ms = 2 * level * rows,
+            .depth_ms = 0.002 * level * depth * (prompt ? 0.2 * rows : 1),
+            .rows = rows};
+  }
+  double Took(const PassShape& shape, double slowdown) {
+    const double ms = shape.many_rows()
+                          ? constant_ms_ + 1.05 * shape.rows_ms + depth_ * shape.depth_ms
+                          : constant_ms_ + weights_ * shape.weights_ms +
+                                rows_ * shape.rows_ms * (shape.rows - 1) / shape.rows +
+                                depth_ * shape.depth_ms;
+    return ms * slowdown * std::exp(std::normal_distribution(0.0, 0.02)(random_));
+  }
+  uint32_t Random() { return random_(); }
+
+ private:
+  double Uniform(double low, double high) {
+    return std::uniform_real_distribution(low, high)(random_);
+  }
+  std::mt19937 random_;
+  double constant_ms_, weights_, rows_, depth_;
+};
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
+}
+
+class BoardSpeedTest : public ::testing::Test {
+ protected:
+  BoardSpeedTest() { Train(300, 1); }
+
+  // Errors of the predictions made before each of some passes.
+  std::vector<double> Train(int passes, double slowdown) {
+    std::vector<double> errors;
+    for (int i = 0; i < passes; ++i) {
+      const PassShape shape = board_.AnyShape();
+      const double took = board_.Took(shape, slowdown);
+      errors.push_back(std::abs(speed_.PredictMs(shape) / took - 1));
+      speed_.Observe(shape, took);
+    }
+    return errors;
+  }
+
+  const uint32_t seed_ = std::random_device{}();
+  const ::testing::ScopedTrace trace_{__FILE__, __LINE__, ::testing::Message() << "seed " << seed_};
+  SimulatedBoard board_{seed_};
+  BoardSpeed speed_;
+};
+
+TEST_F(BoardSpeedTest, PredictsPassesOfAnyShape) {
+  const std::vector<double> errors = Train(400, 1);
+  EXPECT_LE(Quantile(errors, 0.5), 0.03);
+  EXPECT_LE(Quantile(errors, 0.95), 0.10);
+  EXPECT_LE(speed_.MedianError(), 0.05);
+  EXPECT_LE(speed_.changes(), 1u) << "noise is no change";
+}
+
+TEST_F(BoardSpeedTest, ABoardThatLosesHalfItsSpeedIsNoticedWithinAFewPasses) {
+  for (const double slowdown : {2.0, 1.0}) {
+    const double before = speed_.slowdown();
+    const uint32_t changes = speed_.changes();
+    Train(8, slowdown);
+    EXPECT_GT(speed_.changes(), changes);
+    EXPECT_NEAR(speed_.slowdown() / before, slowdown == 2.0 ? 2.0 : 0.5,
+                slowdown == 2.0 ? 0.3 : 0.1);
+    EXPECT_LE(Quantile(Train(100, slowdown), 0.5), 0.04);
+  }
+}
+
+TEST_F(BoardSpeedTest, OneStallMovesLittle) {
+  const double before = speed_.slowdown();
+  const PassShape shape = board_.AnyShape();
+  EXPECT_EQ(speed_.Observe(shape, 20 * board_.Took(shape, 1)), 1);
+  EXPECT_NEAR(speed_.slowdown() / before, 1, 0.05);
+  EXPECT_LE(Quantile(Train(100, 1), 0.5), 0.03);
+}
+
+TEST_F(BoardSpeedTest, WhatGrowsSlowlyIsFollowedWithoutAnAlarm) {
+  const uint32_t changes = speed_.changes();
+  double slowdown = 1;
+  std::vector<double> errors;
+  for (int i = 0; i < 300; ++i) {
+    slowdown *= 1.001;
+    const PassShape shape = board_.AnyShape();
+    const double took = board_.Took(shape, slowdown);
+    errors.push_back(std::abs(speed_.PredictMs(shape) / took - 1));
+    speed_.Observe(shape, took);
+  }
+  EXPECT_LE(Quantile(errors, 0.5), 0.04);
+  EXPECT_LE(speed_.changes(), changes + 1);
+}
+
+TEST_F(BoardSpeedTest, ImpossibleObservationsTeachNothing) {
+  const double before = speed_.slowdown();
+  const PassShape shape = board_.AnyShape();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double ms : {0.0, -1.0, nan, infinity}) EXPECT_EQ(speed_.Observe(shape, ms), 1);
+  EXPECT_EQ(speed_.Observe({}, 5), 1);
+  EXPECT_EQ(speed_.Observe({.weights_ms = nan, .rows_ms = 1, .depth_ms = 0, .rows = 1}, 5), 1);
+  EXPECT_EQ(speed_.slowdown(), before);
+}
+
+TEST(BoardSpeed, BeginsWithWhatWasCalibrated) {
+  const BoardSpeed speed;
+  EXPECT_DOUBLE_EQ(speed.PredictMs({.weights_ms = 10, .rows_ms = 2, .depth_ms = 3, .rows = 1}), 13);
+  EXPECT_DOUBLE_EQ(speed.PredictMs({.weights_ms = 10, .rows_ms = 64, .depth_ms = 6, .rows = 32}),
+                   70);
+  EXPECT_EQ(speed.slowdown(), 1);
+  EXPECT_EQ(speed.MedianError(), 0);
+}
+
+}  // namespace
+}  // namespace withy::policy
