@@ -69,6 +69,7 @@ class Answerer {
   void Drain(absl::Duration grace);
 
   AnswererLoad load() const;
+  telemetry::Recorder& recorder() const { return recorder_; }
   // False if a step has taken implausibly long.
   bool MakesProgress() const;
   // Nanoseconds that the current step has taken; 0 if there is none.

@@ -17,6 +17,7 @@
 #include "draft_worker/draft_fit.h"
 #include "draft_worker/service.h"
 #include "engine/session/cost_probe.h"
+#include "engine/session/kernel_spans.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
@@ -35,11 +36,15 @@ int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
   return static_cast<int32_t>(std::clamp(rows, kMinRows, kMaxRows));
 }
 
+// Kernel spans of a small model come fast, and the agent reads them every profiler.poll_ms.
+constexpr uint32_t kRingCapacity = 16384;
+
 class DraftWorker final : public rpc::Process {
  public:
   absl::Status Start(const proto::Config& config) {
     WITHY_ASSIGN_OR_RETURN(recorder_,
-                           telemetry::Recorder::Open(config.run_dir() + "/rings", "draft_worker"));
+                           telemetry::Recorder::Open(config.run_dir() + "/rings", "draft_worker",
+                                                     {.ring_capacity = kRingCapacity}));
     const std::string misfit = Misfit(config);
     if (!misfit.empty() && IsDefaultDraft(config)) {
       const std::string why =
@@ -85,12 +90,17 @@ class DraftWorker final : public rpc::Process {
       note = absl::StrCat("cannot draft for the target: ", misfit, "; it still answers on its own");
       spdlog::warn("{}", note);
     }
-    WITHY_ASSIGN_OR_RETURN(
-        model_, engine::OpenServedModel(engine::OptionsFromWire(draft, config.state_dir())));
+    kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
+    kernels_->Watch(false);  // not while the board is measured
+    engine::ServedModelOptions options = engine::OptionsFromWire(draft, config.state_dir());
+    options.model.kernel_observer = kernels_.get();
+    WITHY_ASSIGN_OR_RETURN(model_, engine::OpenServedModel(options));
+    kernels_->set_layers(model_->bundle.model->info().layers);
     WITHY_ASSIGN_OR_RETURN(
         const engine::WorkerCost cost,
         engine::FindWorkerCost(*model_->bundle.model, draft.path(),
                                engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
+    kernels_->Watch(!config.profiler().kernel_spans_off());
     KeepInMemory(static_cast<uint64_t>(model_->bundle.model->info().weight_bytes));
     if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
       spdlog::warn("using a measurement at start-up instead: {}",
@@ -116,6 +126,7 @@ class DraftWorker final : public rpc::Process {
 
   // Destroyed in reverse order. Without a draft there is no model and no answerer.
   std::unique_ptr<telemetry::Recorder> recorder_;
+  std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
   std::unique_ptr<Answerer> answerer_;
   rpc::OpenStreams answers_;

@@ -251,7 +251,11 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     tree.limits.max_depth = static_cast<int32_t>(request.max_depth());
     tree.limits.alpha = request.alpha();
     tree.limits.token_ms = request.token_ms();
+    telemetry::ScopedSpan span(answerer_.recorder(), telemetry::Phase::kDraft, request.call_id(),
+                               request.known_tokens());
     WITHY_ASSIGN_OR_RETURN(const GrownTree grown, drafter_.Draft(tree, cancelled));
+    span.set_value(grown.tree.nodes().size());
+    span.End();
     response->set_unknown(grown.unknown);
     response->set_passes(static_cast<uint32_t>(grown.passes));
     response->set_pass_ms(grown.pass_ms);

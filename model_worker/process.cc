@@ -18,6 +18,7 @@
 #include "base/thread_role.h"
 #include "engine/model/bundle.h"
 #include "engine/session/conversation.h"
+#include "engine/session/kernel_spans.h"
 #include "engine/session/served_model.h"
 #include "model_worker/chunk_identity.h"
 #include "model_worker/draft_client.h"
@@ -52,8 +53,13 @@ SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
                           .max_tree_rows = static_cast<int32_t>(config.tree_rows())}};
 }
 
-absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config) {
+// Kernel spans of a small model come fast, and the agent reads them every profiler.poll_ms.
+constexpr uint32_t kRingCapacity = 16384;
+
+absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config,
+                                                               engine::KernelSpans& kernels) {
   engine::ServedModelOptions options = engine::OptionsFromWire(config.model(), config.state_dir());
+  options.model.kernel_observer = &kernels;
   options.model.progress = [&options, logged = -1](double done, std::string_view) mutable {
     const int tenth = static_cast<int>(done * 10);
     if (std::exchange(logged, tenth) != tenth) {
@@ -62,6 +68,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
   };
   const int64_t started = Clock::Real().SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
+  kernels.set_layers(model->bundle.model->info().layers);
   spdlog::info("opened {} in {} ms ({} kernels, {} threads)", options.path,
                (Clock::Real().SteadyNanos() - started) / kNanosPerMilli,
                std::string(model->bundle.model->target()), model->bundle.model->threads());
@@ -136,9 +143,13 @@ class ModelWorker final : public rpc::Process {
 
   absl::Status Start(const proto::Config& config) {
     WITHY_ASSIGN_OR_RETURN(recorder_,
-                           telemetry::Recorder::Open(config.run_dir() + "/rings", "model_worker"));
-    WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config));
+                           telemetry::Recorder::Open(config.run_dir() + "/rings", "model_worker",
+                                                     {.ring_capacity = kRingCapacity}));
+    kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
+    kernels_->Watch(false);  // not while the board is measured
+    WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config, *kernels_));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
+    kernels_->Watch(!config.profiler().kernel_spans_off());
     const engine::ModelInfo& info = model_->bundle.model->info();
     const engine::WeightStreamStats weights = model_->bundle.model->weight_stats();
     LogWeights(weights);
@@ -174,8 +185,11 @@ class ModelWorker final : public rpc::Process {
     const engine::ModelInfo& info = model_->bundle.model->info();
     const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
-    env_.emplace(SessionEnv{
-        .model = info, .encoder = model_->encoder, .namer = *namer_, .window = model_->window});
+    env_.emplace(SessionEnv{.model = info,
+                            .encoder = model_->encoder,
+                            .namer = *namer_,
+                            .window = model_->window,
+                            .recorder = recorder_.get()});
     WITHY_ASSIGN_OR_RETURN(std::vector<Identity> public_chunks, FindPublicChunks(config, *env_));
     leases_ =
         std::make_unique<LeaseClient>(LeaseClientOptions{.store_address = config.store().listen(),
@@ -240,6 +254,7 @@ class ModelWorker final : public rpc::Process {
   std::atomic<bool> draining_{false};
   // Destroyed from last to first: calls need the scheduler, leases need their client.
   std::unique_ptr<telemetry::Recorder> recorder_;
+  std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
   std::optional<ChunkNamer> namer_;
   std::optional<SessionEnv> env_;

@@ -77,6 +77,8 @@ class Scheduler {
   void Drain(absl::Duration grace);
 
   SchedulerLoad load() const { return registry_.load(); }
+  // As RunResponse.board_slowdown.
+  double board_slowdown() const { return metrics_.board_slowdown(); }
   // False when a step or another piece of the engine thread's work has taken implausibly long.
   bool MakesProgress() const;
   // How long it has taken so far; 0 while the engine thread waits.

@@ -42,9 +42,12 @@ absl::Status WithHint(const absl::Status& status) {
 // A call's stream, as the scheduler sees it. Shared by scheduler and RPC: either may end first.
 class StreamSink final : public CallSink {
  public:
-  StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
-             const engine::Tokenizer& tokenizer)
-      : queue_(std::move(queue)), sampling_(sampling), tokenizer_(tokenizer) {}
+  StreamSink(const Scheduler& scheduler, std::shared_ptr<RunQueue> queue,
+             const engine::SamplingParams& sampling, const engine::Tokenizer& tokenizer)
+      : scheduler_(scheduler),
+        queue_(std::move(queue)),
+        sampling_(sampling),
+        tokenizer_(tokenizer) {}
 
   void Accepted(const CallAccepted& accepted) override {
     v1::RunResponse response;
@@ -52,6 +55,7 @@ class StreamSink final : public CallSink {
     wire->set_reused_tokens(static_cast<uint32_t>(accepted.reused_tokens));
     wire->set_prefill_tokens(static_cast<uint32_t>(accepted.prefill_tokens));
     wire->set_queue_position(static_cast<uint32_t>(accepted.queue_position));
+    response.set_board_slowdown(scheduler_.board_slowdown());
     queue_->Push(std::move(response));
   }
   void Progress(int32_t computed, int32_t tokens) override {
@@ -78,6 +82,7 @@ class StreamSink final : public CallSink {
     Flush();
     v1::RunResponse response;
     *response.mutable_finished() = ToWire(outcome);
+    response.set_board_slowdown(scheduler_.board_slowdown());
     queue_->Push(std::move(response));
     queue_->Close(absl::OkStatus());
   }
@@ -95,6 +100,7 @@ class StreamSink final : public CallSink {
     queue_->Push(std::move(response));
   }
 
+  const Scheduler& scheduler_;  // which calls it
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::Tokenizer& tokenizer_;
@@ -192,8 +198,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.report_progress = request.report_progress();
     call.speculation = wire::ModeFromWire(request.speculation(), parts_.speculation);
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
-    auto sink =
-        std::make_shared<StreamSink>(queue, call.answer.sampling, parts_.env.encoder.tokenizer());
+    auto sink = std::make_shared<StreamSink>(parts_.scheduler, queue, call.answer.sampling,
+                                             parts_.env.encoder.tokenizer());
     const auto ticket = parts_.scheduler.Submit(std::move(call), std::move(sink));
     if (absl::IsResourceExhausted(ticket.status())) {
       return rpc::WithRetryAfter(ticket.status(), RetryMs());
@@ -256,6 +262,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     response->set_instance(instance_);
     response->set_encoder_fingerprint(encoder_fingerprint_);
+    response->set_board_slowdown(parts_.scheduler.board_slowdown());
     const SchedulerLoad load = parts_.scheduler.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));

@@ -228,7 +228,12 @@ absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
 }
 
 absl::StatusOr<engine::AnswerDelta> Session::PickToken(std::span<const float> logits) {
-  WITHY_ASSIGN_OR_RETURN(engine::Sample sample, sampler_.Pick(logits, ids_.size(), ids_));
+  const bool timed = env_.recorder != nullptr && env_.recorder->enabled();
+  engine::PickTimes times;
+  if (timed) times.clock = env_.recorder->clock();
+  WITHY_ASSIGN_OR_RETURN(engine::Sample sample,
+                         sampler_.Pick(logits, ids_.size(), ids_, timed ? &times : nullptr));
+  if (timed) RecordPick(times);
   engine::AnswerDelta delta;
   delta.text = answer_.Push(sample.id);
   if (answer_.reason() == engine::FinishReason::kEndOfTurn) return delta;
@@ -242,6 +247,23 @@ absl::StatusOr<engine::AnswerDelta> Session::PickToken(std::span<const float> lo
     delta.text += answer_.Finish(engine::FinishReason::kContextFull);
   }
   return delta;
+}
+
+// The parts of sampling that this token needed.
+void Session::RecordPick(const engine::PickTimes& times) const {
+  telemetry::Span span;
+  span.call_id = request_.call_id;
+  span.sequence = static_cast<uint32_t>(tokens_.size());
+  span.clock = telemetry::ClockOf(times.clock);
+  const auto record = [&](telemetry::Phase phase, int64_t started, int64_t ended) {
+    if (started == 0) return;
+    span.name = static_cast<uint16_t>(phase);
+    span.started_ns = started;
+    span.ended_ns = ended;
+    env_.recorder->Record(span);
+  };
+  record(telemetry::Phase::kCopyProbs, times.copy_started, times.copy_ended);
+  record(telemetry::Phase::kSoftmax, times.softmax_started, times.softmax_ended);
 }
 
 engine::AnswerDelta Session::Finish(engine::FinishReason reason) {

@@ -22,6 +22,7 @@
 #include "model_worker/context_kv.h"
 #include "model_worker/lease.h"
 #include "policy/token_tree.h"
+#include "telemetry/recorder.h"
 
 namespace withy::model_worker {
 
@@ -30,7 +31,8 @@ struct SessionEnv {
   const engine::ModelInfo& model;
   const engine::ConversationEncoder& encoder;
   const ChunkNamer& namer;
-  int32_t window = 0;  // most tokens of a context
+  int32_t window = 0;                       // most tokens of a context
+  telemetry::Recorder* recorder = nullptr;  // of the spans inside sampling; null: none
 };
 
 // At which levels the tokens of a context are computed, in per cent; the levels fall.
@@ -179,6 +181,8 @@ class Session {
   // Ends the answer for a reason from outside; returns what was held back.
   engine::AnswerDelta Finish(engine::FinishReason reason);
   bool finished() const { return answer_.finished(); }
+  // Tokens of the answer so far.
+  int32_t answered_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   bool has_answer() const { return !tokens_.empty(); }
 
   // What the call leaves in the store. Writes the headers of the blocks that it wrote. `unix_s`:
@@ -213,6 +217,7 @@ class Session {
     return opened_.arrival == nullptr ? KvArrival::kNone : opened_.arrival->failed();
   }
   absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
+  void RecordPick(const engine::PickTimes& times) const;
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
   int32_t MeasureRecord(LeaseCommit* commit) const;
   std::vector<ChunkName> NameAndStamp(int32_t tokens);

@@ -230,7 +230,6 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
     ms = step.alone ? step.ms
                     : drafts.plain_ms * costs_.Ratio(rows) / costs_.Ratio(drafts.other_rows + 1);
     stats.verify_ns += step.ended_ns - step.started_ns;
-    metrics_.Verified(call.request.call_id, step.rows, step.started_ns, step.ended_ns);
   }
   ms += drafts.draft_ms;
   drafts.speculation().OnPass(tokens, ms, drafts.plain_ms);

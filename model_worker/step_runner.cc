@@ -125,7 +125,10 @@ bool StepRunner::ComputePass(StepBatch& batch, const std::atomic<bool>* interrup
 bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
   batch.started_ns = clock_.SteadyNanos();
   logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
-  auto pass = model_.Begin({.rows = batch.rows, .contexts = batch.views}, logits.data());
+  const uint64_t only_call = batch.parts.size() == 1 ? batch.parts[0].call->request.call_id : 0;
+  auto pass = model_.Begin(
+      {.rows = batch.rows, .contexts = batch.views, .tag = metrics_.NextPass(only_call)},
+      logits.data());
   if (!pass.ok()) {
     Refuse(batch, pass.status());
     return false;
@@ -258,16 +261,37 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
   return batch;
 }
 
+// Tells how fast the board is by a computed batch. Steps behind a pause find cold caches, and so
+// does a step that another one preempted; a pass that streams weights tells of the disk.
+void StepRunner::ObserveBoard(const StepBatch& batch, int64_t ended_ns) {
+  constexpr int64_t kPauseNs = 5 * kNanosPerMilli;
+  constexpr int32_t kColdPasses = 2;
+  const int64_t pause_ns = batch.started_ns - std::exchange(last_pass_ns_, ended_ns);
+  warm_passes_ = pause_ns > kPauseNs ? 0 : warm_passes_ + 1;
+  if (warm_passes_ < kColdPasses || batch.preempted || levels_.empty() || StreamsWeights()) return;
+  policy::PassShape shape;
+  for (const StepBatch::Part& part : batch.parts) {
+    const size_t level = LevelOf(*part.call).value_or(levels_.size() - 1);
+    const int32_t depth = part.call->session->computed();
+    shape.Add(levels_[level], part.rows, depth, part.decode);
+  }
+  learner_.ObserveBoard(shape, Millis(batch.computed_ns));
+  metrics_.Board(learner_.board());
+}
+
 // Gives each call of a computed batch its tokens or its progress, then lets each go on.
 void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) {
   const double share = learner_.Observe(batch.plan, Millis(batch.computed_ns));
   const int64_t ended_ns = clock_.SteadyNanos();
+  ObserveBoard(batch, ended_ns);
   size_t first_logit = 0;
   bool first_tokens = false, urgent = false;
   std::vector<Call*> going_on;
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
-    metrics_.Step(call.request.call_id, part.decode, part.rows, call.steps++, batch.started_ns,
+    ++call.steps;
+    const int32_t token = part.decode ? call.session->answered_tokens() : call.session->computed();
+    metrics_.Step(call.request.call_id, PhaseOf(part), part.rows, token, batch.started_ns,
                   ended_ns);
     call.session->Advance(part.rows);
     if (part.logits_rows > 0) {
@@ -300,8 +324,19 @@ void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) 
   for (Call* call : going_on) Continue(*call);
 }
 
+// A piece of a prompt most of whose rows had KV before is computed again.
+telemetry::Phase StepRunner::PhaseOf(const StepBatch::Part& part) {
+  using telemetry::Phase;
+  if (part.decode) return part.rows > 1 ? Phase::kVerify : Phase::kDecode;
+  const Session& session = *part.call->session;
+  const int32_t of_context = session.usage().context_tokens - session.computed();
+  const bool again = part.call->request.rebuild || 2 * of_context > part.rows;
+  return again ? Phase::kRecompute : Phase::kPrefill;
+}
+
 // Picks a call's next tokens and tells them; false: the call has failed and is gone.
 bool StepRunner::TakeTokens(Call& call, std::span<const float> logits) {
+  const int32_t token = call.session->answered_tokens();
   const int64_t started = clock_.SteadyNanos();
   const auto deltas = call.session->TakeLogits(logits);
   const int64_t now = clock_.SteadyNanos();
@@ -309,7 +344,7 @@ bool StepRunner::TakeTokens(Call& call, std::span<const float> logits) {
     results_.OnRefused(call, Annotate(deltas.status(), "sampling"));
     return false;
   }
-  metrics_.Sampling(call.request.call_id, deltas->size(), started, now);
+  metrics_.Sampling(call.request.call_id, deltas->size(), token, started, now);
   if (call.times.first_token_ns == 0) {
     call.times.first_token_ns = now;
     call.times.prefill = now - call.phase_since_ns;

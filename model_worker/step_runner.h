@@ -85,7 +85,9 @@ class StepRunner {
   bool RestartsAtLowerLevel(StepBatch& batch);
   policy::PromptTurn PromptOf(const Call& call, size_t level) const;
 
+  void ObserveBoard(const StepBatch& batch, int64_t ended_ns);
   void HandOut(const StepBatch& batch, std::span<const float> logits);
+  static telemetry::Phase PhaseOf(const StepBatch::Part& part);
   bool TakeTokens(Call& call, std::span<const float> logits);
   void Continue(Call& call);
   void DraftNext(Call& call);
@@ -101,6 +103,8 @@ class StepRunner {
   WorkerMetrics& metrics_;
   const size_t vocab_;
   policy::StepLearner learner_;
+  int64_t last_pass_ns_ = 0;  // end of the last step
+  int32_t warm_passes_ = 0;   // steps since the last pause
   Speculator speculator_;
   std::unique_ptr<StepBatch> under_way_;  // begun and not over
   std::vector<Task> deferred_;

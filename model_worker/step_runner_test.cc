@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model_worker/testing.h"
+#include "telemetry/reader.h"
 #include "telemetry/recorder.h"
 
 namespace withy::model_worker {
@@ -209,6 +210,47 @@ TEST_F(StepRunnerTest, ACallWhoseReaderIsBehindPauses) {
   EXPECT_TRUE(runner_.Step());
   EXPECT_EQ(call.paused_since_ns, 0);
   EXPECT_EQ(sink.tokens(), 2);
+}
+
+// Passes are phases, and what they are of is told by their sequence.
+TEST_F(StepRunnerTest, PassesAreRecordedWithTheIndexOfTheirTokens) {
+  const std::string directory = testing::TempDir() + "step_runner_rings";
+  auto recorder = telemetry::Recorder::Open(directory, "worker");
+  auto reader = telemetry::Reader::Open(directory);
+  ASSERT_TRUE(recorder.ok() && reader.ok());
+  WorkerMetrics metrics(**recorder);
+  StepRunner runner(model_,
+                    {.max_batch = 4,
+                     .learner = {.us_per_row = 1, .full_row_ms = 1},
+                     .levels = {{1, 2}},
+                     .speculation = {}},
+                    calls_, inbox_, *this, clock_, metrics);
+  Call& call = Add("hello");
+  call.request.call_id = 5;
+  while (runner.Step()) {
+  }
+  std::vector<std::pair<std::string, uint32_t>> passes;
+  std::vector<uint32_t> sampled;
+  (*reader)->Drain([&](const telemetry::SpanEvent& event) {
+    EXPECT_EQ(event.span.call_id, 5u);
+    if (event.name == "sampling") {
+      sampled.push_back(event.span.sequence);
+    } else {
+      passes.emplace_back(event.name, event.span.sequence);
+    }
+  });
+  EXPECT_THAT(passes, testing::ElementsAre(std::pair("prefill", 0), std::pair("decode", 1),
+                                           std::pair("decode", 2)));
+  EXPECT_THAT(sampled, testing::ElementsAre(0, 1, 2));
+}
+
+// Passes of a warm board tell its speed, and the worker hears of it.
+TEST_F(StepRunnerTest, PassesTellTheBoardsSpeed) {
+  EXPECT_EQ(metrics_.board_slowdown(), 0) << "nothing is known yet";
+  Add("hello", 0, 40);
+  while (runner_.Step()) {
+  }
+  EXPECT_GT(metrics_.board_slowdown(), 0);
 }
 
 }  // namespace

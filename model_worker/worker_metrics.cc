@@ -1,10 +1,11 @@
 #include "model_worker/worker_metrics.h"
 
+#include <cmath>
+
 namespace withy::model_worker {
 
 using telemetry::Phase;
 using telemetry::RecordDuration;
-using telemetry::Span;
 
 WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
     : recorder_(recorder),
@@ -41,6 +42,15 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
       weight_memory_(recorder.gauge({.name = "withy_weight_memory_bytes",
                                      .help = "Memory of weights under a budget, with buffers.",
                                      .unit = telemetry::Unit::kBytes})),
+      board_slowdown_(recorder.gauge(
+          {.name = "withy_board_slowdown",
+           .help = "Time of passes now over their time at the measured speed of the board.",
+           .unit = telemetry::Unit::kMillionths})),
+      step_error_(recorder.gauge({.name = "withy_step_prediction_error",
+                                  .help = "Median error of the predictions of the last passes.",
+                                  .unit = telemetry::Unit::kMillionths})),
+      board_changes_(recorder.counter({.name = "withy_board_speed_changes_total",
+                                       .help = "Times that the board's speed changed at once."})),
       weight_wait_span_(recorder.Name("weight_wait", telemetry::SpanKind::kIo)) {
   using engine::FinishReason;
   for (const FinishReason reason :
@@ -68,24 +78,18 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
   }
 }
 
-void WorkerMetrics::Step(uint64_t call_id, bool decode, int32_t rows, uint32_t sequence,
+void WorkerMetrics::Step(uint64_t call_id, Phase phase, int32_t rows, int32_t token,
                          int64_t started_ns, int64_t ended_ns) {
-  const telemetry::NameId name = decode ? Phase::kDecode : Phase::kPrefill;
-  Span span;
-  span.call_id = call_id;
-  span.started_ns = started_ns;
-  span.ended_ns = ended_ns;
-  span.value = static_cast<uint64_t>(rows);
-  span.sequence = sequence;
-  span.name = name.id;
-  span.kind = name.kind;
-  recorder_.Record(span);
-  if (!decode) prefilled_.Add(static_cast<uint64_t>(rows));
+  RecordDuration(recorder_, phase, call_id, started_ns, ended_ns, static_cast<uint64_t>(rows),
+                 static_cast<uint32_t>(token));
+  const bool prompt = phase == Phase::kPrefill || phase == Phase::kRecompute;
+  if (prompt) prefilled_.Add(static_cast<uint64_t>(rows));
 }
 
-void WorkerMetrics::Sampling(uint64_t call_id, size_t tokens, int64_t started_ns,
+void WorkerMetrics::Sampling(uint64_t call_id, size_t tokens, int32_t token, int64_t started_ns,
                              int64_t ended_ns) {
-  RecordDuration(recorder_, Phase::kSampling, call_id, started_ns, ended_ns, tokens);
+  RecordDuration(recorder_, Phase::kSampling, call_id, started_ns, ended_ns, tokens,
+                 static_cast<uint32_t>(token));
   generated_.Add(tokens);
 }
 
@@ -93,11 +97,6 @@ void WorkerMetrics::Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns
                             int64_t ended_ns) {
   RecordDuration(recorder_, Phase::kDraft, call_id, started_ns, ended_ns,
                  static_cast<uint64_t>(tokens));
-}
-
-void WorkerMetrics::Verified(uint64_t call_id, int32_t rows, int64_t started_ns, int64_t ended_ns) {
-  RecordDuration(recorder_, Phase::kVerify, call_id, started_ns, ended_ns,
-                 static_cast<uint64_t>(rows));
 }
 
 void WorkerMetrics::Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns) {
@@ -154,6 +153,13 @@ void WorkerMetrics::WeightsStreamed(const engine::WeightStreamStats& stats, int6
     RecordDuration(recorder_, weight_wait_span_, 0, started_ns, started_ns + waited_ns, bytes);
   }
   streamed_ = stats;
+}
+
+void WorkerMetrics::Board(const policy::BoardSpeed& board) {
+  constexpr uint32_t kErrorEvery = 32;  // it is a median
+  board_slowdown_.Set(std::llround(board.slowdown() * 1e6));
+  if (board.passes() % kErrorEvery == 0) step_error_.Set(std::llround(board.MedianError() * 1e6));
+  board_changes_.Add(board.changes() - board_changes_.value());
 }
 
 void WorkerMetrics::Load(size_t running, size_t queued) {

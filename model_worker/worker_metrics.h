@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/model/kernel_observer.h"
 #include "engine/session/answer_stream.h"
 #include "engine/weights/weight_stream.h"
 #include "model_worker/call.h"
+#include "policy/board_speed.h"
 #include "policy/draft_tree.h"
 #include "telemetry/recorder.h"
 
@@ -18,14 +20,19 @@ class WorkerMetrics {
  public:
   explicit WorkerMetrics(telemetry::Recorder& recorder);
 
-  // A step computed `rows` rows of a call, of its prompt or of its answer.
-  void Step(uint64_t call_id, bool decode, int32_t rows, uint32_t sequence, int64_t started_ns,
-            int64_t ended_ns);
-  void Sampling(uint64_t call_id, size_t tokens, int64_t started_ns, int64_t ended_ns);
+  // A step computed `rows` rows of a call. `phase`: kPrefill, kRecompute, kDecode or kVerify.
+  // `token`: index of the first row's token in the context; of an answer, index of the first token
+  // that the step gave.
+  void Step(uint64_t call_id, telemetry::Phase phase, int32_t rows, int32_t token,
+            int64_t started_ns, int64_t ended_ns);
+  // `token`: index of the first of them in the answer.
+  void Sampling(uint64_t call_id, size_t tokens, int32_t token, int64_t started_ns,
+                int64_t ended_ns);
+  // Names the next pass for its kernel spans; `call_id` 0: of several calls.
+  engine::PassTag NextPass(uint64_t call_id) { return {call_id, ++passes_}; }
   void StepDone() { steps_.Add(); }
-  // A draft model gave `tokens` tokens of a call's tree; a step verified a tree of `rows` rows.
+  // A draft model gave `tokens` tokens of a call's tree.
   void Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
-  void Verified(uint64_t call_id, int32_t rows, int64_t started_ns, int64_t ended_ns);
   void TokenDrafted(policy::DraftSourceKind source) { Of(drafted_, source).Add(); }
   void TokenAccepted(policy::DraftSourceKind source) { Of(accepted_, source).Add(); }
   // The call waited, and its lease opened.
@@ -41,6 +48,10 @@ class WorkerMetrics {
   void LevelDropped() { level_drops_.Add(); }
   void Upgraded() { upgrades_.Add(); }
   void Load(size_t running, size_t queued);
+  // A pass told how fast the board is.
+  void Board(const policy::BoardSpeed& board);
+  // RunResponse.board_slowdown; any thread.
+  double board_slowdown() const { return static_cast<double>(board_slowdown_.value()) * 1e-6; }
   // A pass that began or went on at `started_ns` streamed weights. For the engine thread.
   void WeightsStreamed(const engine::WeightStreamStats& stats, int64_t started_ns);
 
@@ -69,8 +80,12 @@ class WorkerMetrics {
   telemetry::Counter& weight_wait_ns_;
   telemetry::Counter& weight_failures_;
   telemetry::Gauge& weight_memory_;
+  telemetry::Gauge& board_slowdown_;
+  telemetry::Gauge& step_error_;
+  telemetry::Counter& board_changes_;
   const telemetry::NameId weight_wait_span_;
   engine::WeightStreamStats streamed_;  // as counted so far
+  uint32_t passes_ = 0;                 // of the engine thread
 };
 
 }  // namespace withy::model_worker
