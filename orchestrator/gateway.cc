@@ -85,8 +85,10 @@ int64_t Gateway::RetryAfterMs() const {
   policy::Load load;
   load.slots = std::max(calls_.counts().running, 1u);
   load.running.assign(load.slots, policy::OtherCall{0, 1u << 20});
-  const policy::Prediction next = policy::Predict(
-      wire::CostFromWire(worker->cost()), workers_.Live(Lane::kTarget), policy::CallShape{}, load);
+  const policy::CostParameters cost =
+      policy::AtSlowdown(wire::CostFromWire(worker->cost()), workers_.Slowdown(Lane::kTarget));
+  const policy::Prediction next =
+      policy::Predict(cost, workers_.Live(Lane::kTarget), policy::CallShape{}, load);
   return static_cast<int64_t>(std::clamp(next.wait_ms, 50.0, 30'000.0));
 }
 

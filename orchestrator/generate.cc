@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -269,6 +270,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
 }
 
 bool GenerateCall::OnEvent(v1::RunResponse& event) {
+  parts_.workers.TellSlowdown(prepared_.lane, event.board_slowdown());
   switch (event.event_case()) {
     case v1::RunResponse::kAccepted:
       return true;
@@ -291,6 +293,9 @@ bool GenerateCall::OnEvent(v1::RunResponse& event) {
   } else {
     message.mutable_finished()->Swap(event.mutable_finished());
   }
+  // Ends when the message is on its way, or the app's connection has room again.
+  std::optional<telemetry::ScopedSpan> streamed;
+  if (message.has_delta()) streamed.emplace(parts_.recorder, Phase::kStream, call_.id, tokens_);
   reader_gone_ = !sink_(std::move(message));
   return !reader_gone_;
 }

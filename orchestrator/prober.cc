@@ -99,14 +99,17 @@ absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
   seen.level_percent = percent;
   seen.full_alone = percent == policy::kFullPercent;
   seen.probe = true;
-  const policy::Prediction predicted = policy::Predict(doubt.cost, live,
-                                                       {.prefill_tokens = seen.prefilled_tokens,
-                                                        .max_tokens = policy::kProbeAnswerTokens,
-                                                        .level = seen.level,
-                                                        .resident_tokens = seen.resident_tokens,
-                                                        .level_percent = percent,
-                                                        .answer_tokens = seen.decoded_tokens + 1.0},
-                                                       policy::Load{});
+  const double slowdown = workers_.Slowdown(work.lane);
+  if (seen.level.has_value()) seen.level = policy::AtSlowdown(*seen.level, slowdown);
+  const policy::Prediction predicted =
+      policy::Predict(policy::AtSlowdown(doubt.cost, slowdown), live,
+                      {.prefill_tokens = seen.prefilled_tokens,
+                       .max_tokens = policy::kProbeAnswerTokens,
+                       .level = seen.level,
+                       .resident_tokens = seen.resident_tokens,
+                       .level_percent = percent,
+                       .answer_tokens = seen.decoded_tokens + 1.0},
+                      policy::Load{});
   workers_.Learn(work.lane, doubt.cost, seen);
   probes_.Add();
   const double tpot_ms = seen.decoded_tokens > 0 ? seen.decode_ms / seen.decoded_tokens : 0;
@@ -132,6 +135,7 @@ absl::StatusOr<policy::Observation> Prober::Ask(const Work& work, uint32_t level
   uint32_t told = 0, told_first = 0;
   std::optional<v1::GenerateFinished> finished;
   const absl::Status status = idle_.Ask(work.lane, std::move(request), [&](v1::RunResponse& event) {
+    workers_.TellSlowdown(work.lane, event.board_slowdown());
     if (event.has_delta() && !event.delta().tokens().empty()) {
       last_ns = clock_.SteadyNanos();
       const auto count = static_cast<uint32_t>(event.delta().tokens_size());

@@ -112,6 +112,7 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
                        grpc::ServerWriter<v1::RunResponse>* writer) {
   const std::string& script = request->prompt().text();
   bool die_now = false;
+  double slowdown = 0;
   bool hold = script == "hold";
   {
     const std::lock_guard lock(mutex_);
@@ -124,6 +125,7 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
               return before.prompt().text() == script;
             }));
     runs_.push_back(*request);
+    slowdown = slowdown_;
     if (hold) holding_.insert(request->call_id());
     changed_.notify_all();
     die_now = script == "die early" && !died_;
@@ -132,6 +134,7 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
   if (die_now) return {StatusCode::UNAVAILABLE, "worker is gone"};
   v1::RunResponse event;
   event.mutable_accepted()->set_prefill_tokens(5);
+  event.set_board_slowdown(slowdown);
   writer->Write(event);
   if (request->report_progress()) {
     event.mutable_progress()->set_computed_tokens(3);
@@ -277,6 +280,11 @@ void FakeWorker::SetWithoutModel(const std::string& why) {
 int FakeWorker::tokenized() const {
   const std::lock_guard lock(mutex_);
   return tokenized_;
+}
+
+void FakeWorker::SetSlowdown(double slowdown) {
+  const std::lock_guard lock(mutex_);
+  slowdown_ = slowdown;
 }
 
 void FakeWorker::SetPrefillCost(double us_per_token) {

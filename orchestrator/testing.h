@@ -104,6 +104,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   int tokenized() const;
   // What it says a token of a prompt takes; it takes no time in fact. Before the first call.
   void SetPrefillCost(double us_per_token);
+  // What it tells of its board's speed when it accepts a call; 0: nothing.
+  void SetSlowdown(double slowdown);
 
  private:
   mutable std::mutex mutex_;
@@ -115,6 +117,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   size_t bytes_per_token_ = 1;
   std::string without_model_;
   double prefill_us_per_token_ = 1000;
+  double slowdown_ = 0;
   std::vector<v1::RunRequest> runs_;
   std::string held_;            // beginning of the prompts that are held
   std::set<uint64_t> holding_;  // ids of calls

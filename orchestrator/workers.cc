@@ -1,9 +1,11 @@
 #include "orchestrator/workers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "policy/constants.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -11,6 +13,10 @@ namespace {
 using policy::Lane;
 
 constexpr int64_t kInfoTtlNs = 2 * kNanosPerSecond;
+
+double Bounded(double slowdown) {
+  return std::clamp(slowdown, 1 / policy::kMaxRatio, policy::kMaxRatio);
+}
 
 }  // namespace
 
@@ -38,6 +44,7 @@ absl::StatusOr<WorkerInfo> Workers::Get(Lane lane, absl::Time deadline, bool wai
     if (!known.cost.empty()) known.live = policy::ForNewCost(known.live);
     known.cost = std::move(cost);
   }
+  if (fresh->board_slowdown() > 0) known.slowdown = Bounded(fresh->board_slowdown());
   known.info = fresh;
   known.expires_ns = clock_.SteadyNanos() + kInfoTtlNs;
   return fresh;
@@ -71,11 +78,24 @@ policy::LiveCorrection Workers::Live(Lane lane) const {
   return known_[static_cast<size_t>(lane)].live;
 }
 
+void Workers::TellSlowdown(Lane lane, double slowdown) {
+  if (!(slowdown > 0)) return;  // an older worker, or one that has not computed yet
+  absl::MutexLock lock(&mutex_);
+  Of(lane).slowdown = Bounded(slowdown);
+}
+
+double Workers::Slowdown(Lane lane) const {
+  absl::MutexLock lock(&mutex_);
+  return known_[static_cast<size_t>(lane)].slowdown;
+}
+
 void Workers::Learn(Lane lane, const policy::CostParameters& cost,
                     const policy::Observation& seen) {
   absl::MutexLock lock(&mutex_);
-  policy::LiveCorrection& live = Of(lane).live;
-  live = policy::Learn(cost, live, seen);
+  Known& known = Of(lane);
+  policy::Observation now = seen;
+  if (now.level.has_value()) now.level = policy::AtSlowdown(*now.level, known.slowdown);
+  known.live = policy::Learn(policy::AtSlowdown(cost, known.slowdown), known.live, now);
 }
 
 }  // namespace withy::orchestrator

@@ -38,6 +38,11 @@ class Workers {
   // that there are.
   absl::StatusOr<policy::Lane> FindLane(const std::string& model, absl::Time deadline);
 
+  // What the worker last told of its board's speed (policy/board_speed.h); 1: nothing yet. Times
+  // that predict calls are scaled by it, and what calls teach corrects the scaled times.
+  void TellSlowdown(policy::Lane lane, double slowdown);
+  double Slowdown(policy::Lane lane) const;
+
   policy::LiveCorrection Live(policy::Lane lane) const;
   void Learn(policy::Lane lane, const policy::CostParameters& cost,
              const policy::Observation& seen);
@@ -47,7 +52,8 @@ class Workers {
     WorkerInfo info;
     int64_t expires_ns = 0;
     policy::LiveCorrection live;
-    std::string cost;  // that `live` corrects, on the wire
+    std::string cost;     // that `live` corrects, on the wire
+    double slowdown = 1;  // of its board
   };
   Known& Of(policy::Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return known_[static_cast<size_t>(lane)];
