@@ -58,6 +58,11 @@ class Processes {
   void Signal(const std::string& name, int signal) const;
   // SIGTERM, and SIGKILL after `grace`. Returns whether the first was enough.
   bool Stop(const std::string& name, absl::Duration grace = absl::Seconds(30));
+  // -1 if it does not run.
+  pid_t pid(const std::string& name) const {
+    const auto found = running_.find(name);
+    return found == running_.end() ? -1 : found->second;
+  }
   // Processes that ended by themselves, with how; reported once each.
   std::vector<std::string> TakeEnded();
 

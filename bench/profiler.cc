@@ -1,0 +1,186 @@
+// withy-bench-profiler: what the profiler costs, how exact it is, and how well it predicts. Prints
+// a table and one JSON line last on stdout; progress on stderr. Neighbours: profiler_engine.h,
+// profiler_kernels.h, profiler_prediction.h and profiler_service.h measure.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "base/program_flags.h"
+#include "base/status.h"
+#include "bench/processes.h"
+#include "bench/profiler_engine.h"
+#include "bench/profiler_figures.h"
+#include "bench/profiler_kernels.h"
+#include "bench/profiler_prediction.h"
+#include "bench/profiler_service.h"
+
+ABSL_FLAG(std::string, model, "models/withy-pocket-q8_0.gguf",
+          "GGUF or packed file for what is measured on the engine");
+ABSL_FLAG(std::string, cache_dir, "", "directory of packed models; empty: the usual one");
+ABSL_FLAG(int, threads, 2, "compute threads");
+ABSL_FLAG(int, pairs, 60, "interleaved pairs with and without the profiler");
+ABSL_FLAG(int, repeats, 1000, "times that a short phase is repeated");
+ABSL_FLAG(int, kernel_rounds, 40, "runs of each kernel with and without copies");
+ABSL_FLAG(int, prompts, 200, "prompts for predictions; the second half is held out");
+ABSL_FLAG(int, recovery_calls, 60, "calls before and behind the board's change of speed");
+ABSL_FLAG(int, seconds, 10, "time for each load of profiler_agent");
+ABSL_FLAG(bool, service, true, "whether the service is measured, too");
+ABSL_FLAG(uint32_t, seed, 1, "of predictions");
+
+namespace withy::bench {
+namespace {
+
+void Say(const std::string& what) { std::fprintf(stderr, "%s\n", what.c_str()); }
+
+class ProfilerBench {
+ public:
+  absl::Status Run() {
+    WITHY_ASSIGN_OR_RETURN(directory_, TemporaryDirectory::Create("withy-profiler-engine"));
+    {
+      WITHY_ASSIGN_OR_RETURN(auto engine,
+                             ProfiledEngine::Open(absl::GetFlag(FLAGS_model), directory_.path(),
+                                                  absl::GetFlag(FLAGS_cache_dir), threads_));
+      WITHY_RETURN_IF_ERROR(MeasureOverhead(*engine));
+      WITHY_RETURN_IF_ERROR(MeasurePhases(*engine));
+      Say("predictions");
+      WITHY_ASSIGN_OR_RETURN(const PredictionErrors errors,
+                             MeasurePrediction(engine->model(), absl::GetFlag(FLAGS_prompts),
+                                               absl::GetFlag(FLAGS_seed)));
+      Put("prediction_median_error", Quantile(errors.held_out, 0.5));
+      Put("prediction_p95_error", Quantile(errors.held_out, 0.95));
+      line_["engine_spans_dropped"] = engine->dropped();
+    }
+    WITHY_RETURN_IF_ERROR(MeasureKernelsAndSynchronous());
+    if (absl::GetFlag(FLAGS_service)) WITHY_RETURN_IF_ERROR(MeasureService());
+    std::printf("%s\n", line_.dump().c_str());
+    return absl::OkStatus();
+  }
+
+ private:
+  void Put(const std::string& key, double value) {
+    std::printf("%-40s %12.5f\n", key.c_str(), value);
+    line_[key] = value;
+  }
+
+  absl::Status MeasureOverhead(ProfiledEngine& engine) {
+    Say("overhead");
+    const int pairs = absl::GetFlag(FLAGS_pairs);
+    WITHY_ASSIGN_OR_RETURN(const MeanBound prefill, engine.PrefillOverhead(128, pairs));
+    WITHY_ASSIGN_OR_RETURN(const MeanBound decode, engine.DecodeOverhead(16, 64, pairs));
+    Put("overhead_prefill", prefill.mean);
+    Put("overhead_decode", decode.mean);
+    Put("overhead_upper95", std::max(prefill.upper95, decode.upper95));
+    return absl::OkStatus();
+  }
+
+  absl::Status MeasurePhases(ProfiledEngine& engine) {
+    Say("phases");
+    WITHY_ASSIGN_OR_RETURN(const std::vector<ProfiledEngine::PhaseAccuracy> phases,
+                           engine.Phases(absl::GetFlag(FLAGS_repeats)));
+    std::printf("%-16s %14s %14s %10s\n", "phase", "spans, us", "truth, us", "accuracy");
+    double least = 1, worst_ns = 0;
+    for (const ProfiledEngine::PhaseAccuracy& phase : phases) {
+      const double accuracy = Accuracy(phase.measured_us, phase.truth_us);
+      std::printf("%-16s %14.3f %14.3f %10.5f\n", phase.name.c_str(), phase.measured_us,
+                  phase.truth_us, accuracy);
+      if (phase.truth_us >= 1000) {
+        least = std::min(least, accuracy);
+      } else {
+        worst_ns = std::max(worst_ns, 1e3 * std::abs(phase.measured_us - phase.truth_us));
+      }
+    }
+    Put("phase_accuracy_min_1ms", least);
+    Put("phase_error_ns_short", worst_ns);
+    return absl::OkStatus();
+  }
+
+  absl::Status MeasureKernelsAndSynchronous() {
+    Say("kernels");
+    WITHY_ASSIGN_OR_RETURN(auto recorder,
+                           telemetry::Recorder::Open(directory_.path() + "/kernel_rings", "bench",
+                                                     {.ring_capacity = 65536}));
+    WITHY_ASSIGN_OR_RETURN(auto reader,
+                           telemetry::Reader::Open(directory_.path() + "/kernel_rings"));
+    engine::KernelSpans spans(*recorder);
+    WITHY_ASSIGN_OR_RETURN(
+        auto bench, ProgramBench::Open(absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_cache_dir),
+                                       threads_, &spans));
+    spans.set_layers(bench->info().layers);
+    std::vector<double> accuracies, longer;
+    std::printf("%-24s %14s %14s %10s\n", "kernel", "spans, us", "truth, us", "accuracy");
+    for (const PassSpec spec : {PassSpec{.rows = 128}, PassSpec{.rows = 1, .depth = 64}}) {
+      for (const KernelAccuracy& kernel :
+           MeasureKernels(*bench, *reader, spec, 16, absl::GetFlag(FLAGS_kernel_rounds))) {
+        std::printf("%-16s %7s %14.3f %14.3f %10.5f\n", kernel.name.c_str(),
+                    spec.rows == 1 ? "decode" : "prefill", kernel.measured_us, kernel.truth_us,
+                    kernel.accuracy);
+        accuracies.push_back(kernel.accuracy);
+        if (kernel.truth_us >= 5) longer.push_back(kernel.accuracy);
+      }
+    }
+    double sum = 0;
+    for (const double accuracy : accuracies) sum += accuracy;
+    Put("kernel_accuracy_mean", sum / static_cast<double>(std::max<size_t>(accuracies.size(), 1)));
+    Put("kernel_accuracy_min_5us",
+        longer.empty() ? 0 : *std::min_element(longer.begin(), longer.end()));
+    spans.Watch(false);
+    Synchronous(*bench, {.rows = 128}, "synchronous_overhead_prefill");
+    Synchronous(*bench, {.rows = 1, .depth = 64}, "synchronous_overhead_decode");
+    return absl::OkStatus();
+  }
+
+  void Synchronous(ProgramBench& bench, const PassSpec& spec, const std::string& key) {
+    bench.Prepare(spec);
+    std::vector<double> shares;
+    for (int pair = 0; pair < absl::GetFlag(FLAGS_pairs) + 1; ++pair) {
+      const auto plain = static_cast<double>(bench.Run());
+      const auto synchronous = static_cast<double>(bench.RunSynchronously());
+      if (pair > 0) shares.push_back(synchronous / plain - 1);
+    }
+    Put(key, TrimmedMean(shares).mean);
+  }
+
+  absl::Status MeasureService() {
+    Say("service");
+    WITHY_ASSIGN_OR_RETURN(auto service, ProfiledService::Start("", threads_));
+    WITHY_ASSIGN_OR_RETURN(const AgentFigures agent,
+                           service->MeasureAgent(absl::Seconds(absl::GetFlag(FLAGS_seconds))));
+    Put("agent_core_idle", agent.core_idle);
+    Put("agent_core_load", agent.core_load);
+    line_["calls_under_load"] = agent.calls;
+    line_["spans"] = agent.spans;
+    line_["spans_dropped"] = agent.dropped;
+    Say("recovery");
+    WITHY_ASSIGN_OR_RETURN(const RecoveryFigures recovery,
+                           service->MeasureRecovery(absl::GetFlag(FLAGS_recovery_calls)));
+    std::string calls;
+    for (const bool met : recovery.in_time) calls += met ? '+' : '-';
+    std::printf("calls in time: %s\n", calls.c_str());
+    Put("attainment_before", recovery.attainment_before);
+    Put("attainment_after", recovery.attainment_after);
+    line_["recovery_calls"] = recovery.recovery_calls;
+    return absl::OkStatus();
+  }
+
+  const int threads_ = absl::GetFlag(FLAGS_threads);
+  TemporaryDirectory directory_;
+  nlohmann::ordered_json line_;
+};
+
+}  // namespace
+}  // namespace withy::bench
+
+int main(int argc, char** argv) {
+  withy::ParseProgramFlags(
+      "What the profiler costs, how exact it is, and how well passes are predicted.\n"
+      "usage: withy-bench-profiler [--model FILE.gguf] [--noservice]",
+      argc, argv);
+  const absl::Status status = withy::bench::ProfilerBench().Run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "withy-bench-profiler: %s\n", status.ToString().c_str());
+  return 1;
+}
