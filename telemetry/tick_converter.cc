@@ -58,9 +58,15 @@ void TickConverter::Thin() {
 
 std::optional<int64_t> TickConverter::Nanos(int64_t ticks) const {
   if (readings_.size() < 2) return std::nullopt;
-  auto after = std::upper_bound(
-      readings_.begin(), readings_.end(), ticks,
-      [](int64_t value, const Reading& reading) { return value < reading.clocks.ticks; });
+  // Most times lie behind the reading before the last.
+  auto after = readings_.end() - 1;
+  if (ticks < (after - 1)->clocks.ticks) {
+    after = std::upper_bound(
+        readings_.begin(), readings_.end(), ticks,
+        [](int64_t value, const Reading& reading) { return value < reading.clocks.ticks; });
+  } else if (ticks >= after->clocks.ticks) {
+    after = readings_.end();
+  }
   const bool before_all = after == readings_.begin();
   if (after == readings_.end() || before_all) {
     after = before_all ? readings_.begin() + 1 : readings_.end() - 1;
