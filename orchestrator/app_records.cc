@@ -27,7 +27,16 @@ absl::StatusOr<std::string> AppRecords::Authenticate(std::string_view token, abs
   WITHY_ASSIGN_OR_RETURN(const v1::AuthenticateAppResponse app,
                          backends_.AuthenticateApp(request, deadline));
   auth_.Put(token, app.app_id(), clock_.SteadyNanos());
+  absl::MutexLock lock(&names_mutex_);
+  if (names_.size() >= kAuthEntries) names_.clear();
+  names_[app.app_id()] = app.app();
   return app.app_id();
+}
+
+std::string AppRecords::NameOf(const std::string& app_id) const {
+  absl::MutexLock lock(&names_mutex_);
+  const auto known = names_.find(app_id);
+  return known == names_.end() || known->second.empty() ? app_id : known->second;
 }
 
 absl::StatusOr<v1::BindAppResponse> AppRecords::BindApp(const v1::BindAppRequest& request,

@@ -2,10 +2,13 @@
 // Neighbours: backends.h talks to the store, auth_cache.h remembers tokens, service.cc calls it.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "orchestrator/auth_cache.h"
@@ -22,6 +25,8 @@ class AppRecords {
 
   // The app that a token stands for. Errors: UNAUTHENTICATED, UNAVAILABLE.
   absl::StatusOr<std::string> Authenticate(std::string_view token, absl::Time deadline);
+  // The name of an app that authenticated lately; else its id.
+  std::string NameOf(const std::string& app_id) const;
   // `current_token` came with the call; it renews its app's token.
   absl::StatusOr<v1::BindAppResponse> BindApp(const v1::BindAppRequest& request,
                                               std::string_view current_token, absl::Time deadline);
@@ -43,6 +48,8 @@ class AppRecords {
   Backends& backends_;
   const Clock& clock_;
   AuthCache auth_;
+  mutable absl::Mutex names_mutex_;
+  std::map<std::string, std::string> names_ ABSL_GUARDED_BY(names_mutex_);  // by app id
 };
 
 }  // namespace withy::orchestrator

@@ -375,7 +375,9 @@ void GenerateCall::OfferAudit(const v1::GenerateFinished& finished) {
 void GenerateCall::Record(const v1::GenerateFinished& finished) {
   telemetry::Recorder& recorder = parts_.recorder;
   telemetry::RecordDuration(recorder, Phase::kQueue, call_.id, call_.arrived_ns, granted_ns_);
-  telemetry::RecordDuration(recorder, Phase::kTtft, call_.id, call_.arrived_ns, first_token_ns_);
+  // With the tokens of the prompt.
+  telemetry::RecordDuration(recorder, Phase::kTtft, call_.id, call_.arrived_ns, first_token_ns_,
+                            finished.usage().reused_tokens() + finished.usage().prefilled_tokens());
   if (tokens_ > 1) {
     const int64_t mean_ns = (last_token_ns_ - first_token_ns_) / (tokens_ - 1);
     telemetry::RecordDuration(recorder, Phase::kTpot, call_.id, first_token_ns_,
@@ -383,7 +385,12 @@ void GenerateCall::Record(const v1::GenerateFinished& finished) {
   }
   telemetry::RecordDuration(recorder, Phase::kEndToEnd, call_.id, call_.arrived_ns, last_token_ns_,
                             tokens_);
-  if (prepared_.judged().any()) parts_.metrics.SloJudged(finished.latency().slo_met());
+  if (!prepared_.judged().any()) return;
+  parts_.metrics.SloJudged(parts_.apps.NameOf(app_id_), {.id = call_.id,
+                                                         .targets = prepared_.judged(),
+                                                         .first_token_ns = first_token_ns_,
+                                                         .tokens = tokens_,
+                                                         .met = finished.latency().slo_met()});
 }
 
 }  // namespace

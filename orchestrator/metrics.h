@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "orchestrator/slo_metrics.h"
 #include "telemetry/recorder.h"
 
 namespace withy::orchestrator {
@@ -13,7 +14,8 @@ namespace withy::orchestrator {
 class Metrics {
  public:
   explicit Metrics(telemetry::Recorder& recorder)
-      : slo_met_(Slo(recorder, "true")),
+      : slo_(recorder),
+        slo_met_(Slo(recorder, "true")),
         slo_missed_(Slo(recorder, "false")),
         running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls with a worker."})),
         queued_(recorder.gauge(
@@ -46,7 +48,10 @@ class Metrics {
     const int code = status.raw_code();
     ended_[code >= 0 && code < kCodes ? code : static_cast<int>(absl::StatusCode::kUnknown)]->Add();
   }
-  void SloJudged(bool met) { (met ? slo_met_ : slo_missed_).Add(); }
+  void SloJudged(std::string_view app, const JudgedCall& call) {
+    (call.met ? slo_met_ : slo_missed_).Add();
+    slo_.Judged(app, call);
+  }
   void SetLoad(uint32_t running, uint32_t queued) {
     running_.Set(running);
     queued_.Set(queued);
@@ -68,6 +73,7 @@ class Metrics {
                              .label_value = met});
   }
 
+  SloMetrics slo_;
   telemetry::Counter& slo_met_;
   telemetry::Counter& slo_missed_;
   telemetry::Gauge& running_;
