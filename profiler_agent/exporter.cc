@@ -17,12 +17,6 @@ namespace {
 constexpr char kRemedy[] =
     "set profiler.metrics_listen to another HOST:PORT, or to \"off\" to serve no metrics";
 
-const std::vector<std::string>& KnownProcesses() {
-  static const auto& names = *new std::vector<std::string>{
-      "context_store", "draft_worker", "model_worker", "orchestrator", "profiler_agent"};
-  return names;
-}
-
 // "[::1]:80" -> "::1", "80".
 absl::Status SplitAddress(std::string_view listen, std::string* host, std::string* port) {
   const size_t colon = listen.rfind(':');
@@ -91,23 +85,35 @@ std::string AddressOf(const UniqueFd& fd, const std::string& listen) {
 
 }  // namespace
 
+const std::vector<std::string>& KnownProcesses() {
+  static const auto& names = *new std::vector<std::string>{
+      "context_store", "draft_worker", "model_worker", "orchestrator", "profiler_agent"};
+  return names;
+}
+
 std::vector<prometheus::MetricFamily> Exporter::Collect() const {
   const telemetry::ScopedSpan span(recorder_, scrape_);
-  return MakeFamilies(agent_.Phases(), agent_.Sources(), KnownProcesses());
+  return MakeFamilies({.phases = agent_.Phases(),
+                       .sizes = agent_.Sizes(),
+                       .sources = agent_.Sources(),
+                       .known_processes = KnownProcesses(),
+                       .folded_spans = agent_.names_folded() + agent_.phase_overflows(),
+                       .slo_objective = slo_objective_});
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
-    HttpLimits limits) {
+    std::vector<HttpPage> further, HttpLimits limits) {
   const std::string address(listen);
   WITHY_ASSIGN_OR_RETURN(UniqueFd socket, Listen(address));
   auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
   server->address_ = AddressOf(socket, address);
-  const auto page = [collectable = std::move(collectable)] {
-    return prometheus::TextSerializer().Serialize(collectable->Collect());
-  };
+  further.push_back({"/metrics", "text/plain; version=0.0.4; charset=utf-8",
+                     [collectable = std::move(collectable)] {
+                       return prometheus::TextSerializer().Serialize(collectable->Collect());
+                     }});
   WITHY_ASSIGN_OR_RETURN(server->listener_,
-                         HttpListener::Start(std::move(socket), "/metrics", page, limits));
+                         HttpListener::Start(std::move(socket), std::move(further), limits));
   return server;
 }
 

@@ -3,10 +3,15 @@
 //
 //   histograms  withy_phase_duration_seconds{process,phase},
 //               withy_kernel_duration_seconds{process,kernel},
-//               withy_ttft_seconds, withy_tpot_seconds, withy_end_to_end_seconds {process}
+//               withy_ttft_seconds, withy_tpot_seconds, withy_end_to_end_seconds,
+//               withy_queue_seconds, withy_prompt_tokens, withy_answer_tokens {process}
+//               withy_slo_limit_seconds{process,limit}: what the SLOs of calls allowed
 //   gauges      withy_up, withy_process_start_time_seconds, withy_span_rings {process}
+//               withy_slo_objective_ratio; withy_slo_attainment_ratio,
+//               withy_slo_error_budget_ratio {app}: since the orchestrator started
 //   counters    withy_spans_total, withy_spans_dropped_total, withy_spans_malformed_total,
 //               withy_telemetry_overflows_total {process}
+//               withy_profile_folded_spans_total: their name had no room for a histogram
 //   and all counters and gauges that a process registered, with the label process
 #pragma once
 
@@ -27,25 +32,51 @@ namespace withy::profiler_agent {
 // Builds the families of one moment. Each of `known_processes` has a withy_up even without a ring
 // file. A registered metric is left out if its name is built in, or another process uses the name
 // with another type. Pure.
-std::vector<prometheus::MetricFamily> MakeFamilies(
-    const std::vector<PhaseRow>& phases, const std::vector<telemetry::SourceInfo>& sources,
-    const std::vector<std::string>& known_processes);
+struct FamilyInput {
+  std::vector<PhaseRow> phases = {};
+  std::vector<SizeRow> sizes = {};
+  std::vector<telemetry::SourceInfo> sources = {};
+  std::vector<std::string> known_processes = {};
+  uint64_t folded_spans = 0;
+  double slo_objective = 0.99;  // share of the calls with an SLO that are to meet it
+};
+std::vector<prometheus::MetricFamily> MakeFamilies(const FamilyInput& input);
+
+// What apps that set SLOs got, from the counters of the orchestrator.
+struct AppSlo {
+  std::string app;
+  double calls = 0;
+  double missed = 0;
+  double attainment() const { return calls > 0 ? 1 - missed / calls : 1; }
+  // The part of the misses that the objective allows which is left; negative when exceeded.
+  double BudgetLeft(double objective) const {
+    return calls > 0 ? 1 - missed / (calls * (1 - objective)) : 1;
+  }
+};
+std::vector<AppSlo> AppSlos(const std::vector<telemetry::SourceInfo>& sources);
+
+// The five processes, sorted.
+const std::vector<std::string>& KnownProcesses();
 
 // Adapts an agent; records each scrape as a span. Both arguments are borrowed and must outlive it.
 class Exporter final : public prometheus::Collectable {
  public:
-  Exporter(const Agent& agent, telemetry::Recorder& recorder)
-      : agent_(agent), recorder_(recorder), scrape_(recorder.Name("scrape")) {}
+  Exporter(const Agent& agent, telemetry::Recorder& recorder, double slo_objective)
+      : agent_(agent),
+        recorder_(recorder),
+        scrape_(recorder.Name("scrape")),
+        slo_objective_(slo_objective) {}
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
   const Agent& agent_;
   telemetry::Recorder& recorder_;
   const telemetry::NameId scrape_;
+  const double slo_objective_;
 };
 
-// Serves GET /metrics over HTTP on its own thread until destruction; http_listener.h documents its
-// limits.
+// Serves GET /metrics, and further pages, over HTTP on its own thread until destruction;
+// http_listener.h documents its limits.
 class MetricsServer {
  public:
   // `listen` is HOST:PORT (port 0: any free one). Errors: INVALID_ARGUMENT (not HOST:PORT, or a
@@ -53,7 +84,7 @@ class MetricsServer {
   // UNAVAILABLE; each names the address and the remedy.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
-      HttpLimits limits = {});
+      std::vector<HttpPage> further = {}, HttpLimits limits = {});
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 

@@ -21,7 +21,8 @@ using ::testing::Not;
 
 std::string Text(const std::vector<PhaseRow>& phases, const std::vector<SourceInfo>& sources,
                  const std::vector<std::string>& known = {}) {
-  return prometheus::TextSerializer().Serialize(MakeFamilies(phases, sources, known));
+  return prometheus::TextSerializer().Serialize(
+      MakeFamilies({.phases = phases, .sources = sources, .known_processes = known}));
 }
 
 PhaseRow Phase(const std::string& process, const std::string& name, SpanKind kind, int64_t ns) {
@@ -71,6 +72,49 @@ TEST(ExporterTest, PhasesKernelsAndCallFigures) {
   EXPECT_THAT(text, HasSubstr("withy_kernel_duration_seconds_count{process=\"model_worker\","
                               "kernel=\"gemm\"} 1"));
   EXPECT_THAT(text, Not(HasSubstr("phase=\"ttft\"")));
+}
+
+TEST(ExporterTest, QueueIsAPhaseAndAFigureAndLimitsHaveTheirOwnFamily) {
+  const std::string text = Text({Phase("orchestrator", "queue", SpanKind::kPhase, 3'000'000),
+                                 Phase("orchestrator", "slo_ttft", SpanKind::kPhase, 50'000'000)},
+                                {});
+  EXPECT_THAT(text, AllOf(HasSubstr("withy_queue_seconds_count{process=\"orchestrator\"} 1"),
+                          HasSubstr("phase=\"queue\""),
+                          HasSubstr("withy_slo_limit_seconds_sum{process=\"orchestrator\","
+                                    "limit=\"ttft\"} 0.05"),
+                          Not(HasSubstr("slo_ttft"))));
+}
+
+TEST(ExporterTest, AppsHaveTheirAttainmentAndErrorBudget) {
+  const auto app = [](const char* name, int64_t value) {
+    MetricSample sample = Sample(MetricKind::kCounter, name, value);
+    sample.label_key = "app";
+    sample.label_value = "mail";
+    return sample;
+  };
+  const std::string text = Text(
+      {}, {Source("orchestrator",
+                  {app("withy_slo_app_calls_total", 200), app("withy_slo_app_missed_total", 3)}),
+           Source("model_worker", {app("withy_slo_app_calls_total", 999)})});
+  EXPECT_THAT(text, AllOf(HasSubstr("withy_slo_objective_ratio 0.99"),
+                          HasSubstr("withy_slo_attainment_ratio{app=\"mail\"} 0.985"),
+                          HasSubstr("withy_slo_error_budget_ratio{app=\"mail\"} -0.49999"),
+                          HasSubstr("withy_slo_app_calls_total{process=\"orchestrator\","
+                                    "app=\"mail\"} 200")));
+}
+
+TEST(ExporterTest, SizesOfCallsAreHistograms) {
+  SizeRow row{"orchestrator", {}, {}};
+  row.prompt_tokens.Add(100);
+  row.prompt_tokens.Add(70'000);
+  const std::string text =
+      prometheus::TextSerializer().Serialize(MakeFamilies({.sizes = {row}, .folded_spans = 7}));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("withy_prompt_tokens_bucket{process=\"orchestrator\",le=\"64\"} 0"),
+                    HasSubstr("withy_prompt_tokens_bucket{process=\"orchestrator\",le=\"128\"} 1"),
+                    HasSubstr("withy_prompt_tokens_bucket{process=\"orchestrator\",le=\"+Inf\"} 2"),
+                    HasSubstr("withy_profile_folded_spans_total 7"),
+                    Not(HasSubstr("withy_answer_tokens"))));
 }
 
 TEST(ExporterTest, UpTellsTheLivingFromTheMissing) {

@@ -32,6 +32,9 @@ constexpr CallFigure kCallFigures[] = {
     {"end_to_end", "withy_end_to_end_seconds", "Time from a call's arrival to its last token."},
 };
 
+// Spans that last as long as an SLO allowed.
+constexpr std::string_view kLimitPrefix = "slo_";
+
 // Families under construction, by name.
 class Families {
  public:
@@ -62,6 +65,29 @@ class Families {
     family->metric.push_back(std::move(metric));
   }
 
+  void AddSizes(MetricFamily* family, const std::string& process, const SizeHistogram& sizes) {
+    ClientMetric metric;
+    metric.label = {{"process", process}};
+    metric.histogram.sample_count = sizes.count();
+    metric.histogram.sample_sum = sizes.total();
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < SizeHistogram::kBounds; ++i) {
+      cumulative += sizes.bucket(i);
+      metric.histogram.bucket.push_back(
+          {cumulative, static_cast<double>(SizeHistogram::BoundOf(i))});
+    }
+    metric.histogram.bucket.push_back({sizes.count(), std::numeric_limits<double>::infinity()});
+    family->metric.push_back(std::move(metric));
+  }
+
+  // A counter or gauge of one value.
+  void AddValue(const char* name, const char* help, MetricType type, Labels labels, double value) {
+    ClientMetric metric;
+    metric.label = std::move(labels);
+    (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+    Get(name, help, type)->metric.push_back(std::move(metric));
+  }
+
   std::vector<MetricFamily> Take() {
     std::vector<MetricFamily> result;
     for (auto& [name, family] : families_) {
@@ -78,27 +104,74 @@ void SetValue(ClientMetric* metric, MetricType type, double value) {
   (type == MetricType::Counter ? metric->counter.value : metric->gauge.value) = value;
 }
 
+// The family that a row belongs to, and its second label.
+struct FamilyOfRow {
+  std::string name;
+  std::string help;
+  Labels labels;  // without the process
+};
+FamilyOfRow FamilyOf(const PhaseRow& row) {
+  const bool phase = row.kind == SpanKind::kPhase;
+  for (const CallFigure& figure : kCallFigures) {
+    if (phase && row.name == figure.span) return {figure.family, figure.help, {}};
+  }
+  if (phase && row.name.starts_with(kLimitPrefix)) {
+    return {"withy_slo_limit_seconds",
+            "Times that the SLOs of finished calls allowed.",
+            {{"limit", row.name.substr(kLimitPrefix.size())}}};
+  }
+  if (row.kind == SpanKind::kKernel) {
+    return {"withy_kernel_duration_seconds",
+            "Time of one kernel on one thread.",
+            {{"kernel", row.name}}};
+  }
+  return {"withy_phase_duration_seconds",
+          "Time spent in one phase of a call, by process.",
+          {{"phase", row.name}}};
+}
+
 void AddPhases(const std::vector<PhaseRow>& phases, Families* families) {
   for (const PhaseRow& row : phases) {
-    const CallFigure* figure = nullptr;
-    for (const CallFigure& candidate : kCallFigures) {
-      if (row.kind == SpanKind::kPhase && row.name == candidate.span) figure = &candidate;
+    FamilyOfRow of = FamilyOf(row);
+    Labels labels = {{"process", row.process}};
+    labels.insert(labels.end(), of.labels.begin(), of.labels.end());
+    families->AddHistogram(families->Get(of.name, of.help, MetricType::Histogram),
+                           std::move(labels), row.histogram);
+    // Waiting is a phase and a figure of a call.
+    if (row.kind != SpanKind::kPhase || row.name != "queue") continue;
+    families->AddHistogram(
+        families->Get("withy_queue_seconds", "Time that a call waited for its turn.",
+                      MetricType::Histogram),
+        {{"process", row.process}}, row.histogram);
+  }
+}
+
+void AddSizes(const std::vector<SizeRow>& rows, Families* families) {
+  for (const SizeRow& row : rows) {
+    if (row.prompt_tokens.count() > 0) {
+      families->AddSizes(
+          families->Get("withy_prompt_tokens", "Tokens of a call's prompt.", MetricType::Histogram),
+          row.process, row.prompt_tokens);
     }
-    if (figure != nullptr) {
-      MetricFamily* family = families->Get(figure->family, figure->help, MetricType::Histogram);
-      families->AddHistogram(family, {{"process", row.process}}, row.histogram);
-    } else if (row.kind == SpanKind::kKernel) {
-      MetricFamily* family = families->Get("withy_kernel_duration_seconds", "Time of one kernel.",
-                                           MetricType::Histogram);
-      families->AddHistogram(family, {{"process", row.process}, {"kernel", row.name}},
-                             row.histogram);
-    } else {
-      MetricFamily* family =
-          families->Get("withy_phase_duration_seconds",
-                        "Time spent in one phase of a call, by process.", MetricType::Histogram);
-      families->AddHistogram(family, {{"process", row.process}, {"phase", row.name}},
-                             row.histogram);
+    if (row.answer_tokens.count() > 0) {
+      families->AddSizes(
+          families->Get("withy_answer_tokens", "Tokens of a call's answer.", MetricType::Histogram),
+          row.process, row.answer_tokens);
     }
+  }
+}
+
+void AddSlos(const std::vector<SourceInfo>& sources, double objective, Families* families) {
+  families->AddValue("withy_slo_objective_ratio",
+                     "Share of the calls with an SLO that are to meet it.", MetricType::Gauge, {},
+                     objective);
+  for (const AppSlo& slo : AppSlos(sources)) {
+    families->AddValue("withy_slo_attainment_ratio",
+                       "Share of an app's calls with an SLO that met it, since the start.",
+                       MetricType::Gauge, {{"app", slo.app}}, slo.attainment());
+    families->AddValue("withy_slo_error_budget_ratio",
+                       "Share of the misses that the objective allows an app which is left.",
+                       MetricType::Gauge, {{"app", slo.app}}, slo.BudgetLeft(objective));
   }
 }
 
@@ -129,10 +202,7 @@ void AddProcesses(const std::vector<SourceInfo>& sources, const std::vector<std:
   }
   const auto add = [&](const char* name, const char* help, MetricType type,
                        const std::string& process, double value) {
-    ClientMetric metric;
-    metric.label = {{"process", process}};
-    SetValue(&metric, type, value);
-    families->Get(name, help, type)->metric.push_back(std::move(metric));
+    families->AddValue(name, help, type, {{"process", process}}, value);
   };
   for (const auto& [process, totals] : processes) {
     add("withy_up", "Whether the process runs.", MetricType::Gauge, process, totals.up ? 1 : 0);
@@ -168,7 +238,10 @@ std::string ExportedName(const MetricSample& sample) {
 
 void AddRegistered(const std::vector<SourceInfo>& sources, Families* families) {
   std::set<std::string> built_in = families->Names();
-  built_in.insert({"withy_phase_duration_seconds", "withy_kernel_duration_seconds"});
+  built_in.insert({"withy_phase_duration_seconds", "withy_kernel_duration_seconds",
+                   "withy_slo_limit_seconds", "withy_queue_seconds", "withy_prompt_tokens",
+                   "withy_answer_tokens", "withy_slo_attainment_ratio",
+                   "withy_slo_error_budget_ratio"});
   for (const CallFigure& figure : kCallFigures) built_in.insert(figure.family);
   // Files of a process that has just restarted may have equal labels: their values are added.
   std::map<std::pair<std::string, Labels>, double> values;
@@ -200,13 +273,35 @@ void AddRegistered(const std::vector<SourceInfo>& sources, Families* families) {
 
 }  // namespace
 
-std::vector<MetricFamily> MakeFamilies(const std::vector<PhaseRow>& phases,
-                                       const std::vector<SourceInfo>& sources,
-                                       const std::vector<std::string>& known_processes) {
+std::vector<AppSlo> AppSlos(const std::vector<SourceInfo>& sources) {
+  std::map<std::string, AppSlo> apps;
+  for (const SourceInfo& source : sources) {
+    if (source.process != "orchestrator") continue;
+    for (const MetricSample& sample : source.metrics) {
+      const bool calls = sample.name == "withy_slo_app_calls_total";
+      if ((!calls && sample.name != "withy_slo_app_missed_total") || sample.label_key != "app") {
+        continue;
+      }
+      AppSlo& app = apps[sample.label_value];
+      app.app = sample.label_value;
+      (calls ? app.calls : app.missed) += static_cast<double>(sample.bits);
+    }
+  }
+  std::vector<AppSlo> rows;
+  for (auto& [name, app] : apps) rows.push_back(std::move(app));
+  return rows;
+}
+
+std::vector<MetricFamily> MakeFamilies(const FamilyInput& input) {
   Families families;
-  AddPhases(phases, &families);
-  AddProcesses(sources, known_processes, &families);
-  AddRegistered(sources, &families);
+  AddPhases(input.phases, &families);
+  AddSizes(input.sizes, &families);
+  AddProcesses(input.sources, input.known_processes, &families);
+  AddSlos(input.sources, input.slo_objective, &families);
+  families.AddValue("withy_profile_folded_spans_total",
+                    "Spans whose name had no room for a histogram of its own.", MetricType::Counter,
+                    {}, static_cast<double>(input.folded_spans));
+  AddRegistered(input.sources, &families);
   return families.Take();
 }
 

@@ -14,10 +14,16 @@
 namespace withy::profiler_agent {
 namespace {
 
+// The live page needs itself only: no other site's scripts, styles or data, and no frame around it.
+constexpr char kHeaders[] =
+    "\r\nConnection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff"
+    "\r\nContent-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src "
+    "'unsafe-inline'; connect-src 'self'; img-src data:; frame-ancestors 'none'\r\n\r\n";
+
 std::string Respond(std::string_view status, std::string_view type, std::string_view body,
                     bool head_alone) {
   return absl::StrCat("HTTP/1.1 ", ToAbsl(status), "\r\nContent-Type: ", ToAbsl(type),
-                      "\r\nContent-Length: ", body.size(), "\r\nConnection: close\r\n\r\n",
+                      "\r\nContent-Length: ", body.size(), kHeaders,
                       head_alone ? absl::string_view() : ToAbsl(body));
 }
 
@@ -34,8 +40,7 @@ bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == E
 
 }  // namespace
 
-std::string AnswerHttp(std::string_view request, std::string_view path,
-                       const std::function<std::string()>& page) {
+std::string AnswerHttp(std::string_view request, const std::vector<HttpPage>& pages) {
   const std::string_view line = request.substr(0, request.find_first_of("\r\n"));
   const size_t method_end = line.find(' ');
   const size_t target_end = method_end == std::string_view::npos ? std::string_view::npos
@@ -47,24 +52,23 @@ std::string AnswerHttp(std::string_view request, std::string_view path,
   std::string_view target = line.substr(method_end + 1, target_end - method_end - 1);
   target = target.substr(0, target.find('?'));
   if (method != "GET" && method != "HEAD") return Refuse("405 Method Not Allowed");
-  if (target != path) return Refuse("404 Not Found");
-  return Respond("200 OK", "text/plain; version=0.0.4; charset=utf-8", page(), method == "HEAD");
+  for (const HttpPage& page : pages) {
+    if (target == page.path) return Respond("200 OK", page.type, page.body(), method == "HEAD");
+  }
+  return Refuse("404 Not Found");
 }
 
-HttpListener::HttpListener(UniqueFd listener, std::string path, std::function<std::string()> page,
-                           HttpLimits limits)
+HttpListener::HttpListener(UniqueFd listener, std::vector<HttpPage> pages, HttpLimits limits)
     : listener_(std::move(listener)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      path_(std::move(path)),
-      page_(std::move(page)),
+      pages_(std::move(pages)),
       limits_(limits) {}
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(UniqueFd listener,
-                                                                  std::string path,
-                                                                  std::function<std::string()> page,
+                                                                  std::vector<HttpPage> pages,
                                                                   HttpLimits limits) {
   std::unique_ptr<HttpListener> self(
-      new HttpListener(std::move(listener), std::move(path), std::move(page), limits));
+      new HttpListener(std::move(listener), std::move(pages), limits));
   if (!self->stop_.valid()) return ErrnoError("make an eventfd");
   self->thread_ = std::thread([raw = self.get()] { raw->Serve(); });
   return self;
@@ -153,7 +157,7 @@ bool HttpListener::Read(Connection& connection) {
     if (got == 0) return false;
     connection.request.append(bytes.data(), static_cast<size_t>(got));
   }
-  connection.answer = IsWhole(connection.request) ? AnswerHttp(connection.request, path_, page_)
+  connection.answer = IsWhole(connection.request) ? AnswerHttp(connection.request, pages_)
                                                   : Refuse("431 Request Header Fields Too Large");
   connection.state = State::kAnswering;
   connection.deadline_ns = Clock::Real().SteadyNanos() + limits_.answer_ns;

@@ -1,7 +1,7 @@
-// Serves one page over HTTP to a scraper, whatever other clients do: idle and unfinished
-// connections have deadlines, and if there are too many the oldest is closed for a new one. So no
-// client can block another. Neighbour: exporter.h makes the page. No keep-alive, compression or
-// TLS.
+// Serves a few pages over HTTP to a scraper and to browsers, whatever other clients do: idle and
+// unfinished connections have deadlines, and if there are too many the oldest is closed for a new
+// one. So no client can block another. Neighbours: exporter.h and live_json.h make the pages. No
+// keep-alive, compression or TLS.
 //
 // A server with one thread per connection, such as civetweb, cannot guarantee that: as many silent
 // connections as threads block all others until they time out.
@@ -35,18 +35,23 @@ struct HttpLimits {
   int64_t hang_up_ns = kNanosPerSecond;
 };
 
-// Returns the HTTP response to `request` (its line and headers): the page for GET of `path`, only
-// the headers for HEAD, an error for all else. Pure, except that it calls `page` when the page is
-// served.
-std::string AnswerHttp(std::string_view request, std::string_view path,
-                       const std::function<std::string()>& page);
+// What is served at one path.
+struct HttpPage {
+  std::string path;  // "/metrics"
+  std::string type;  // of its content: "text/html; charset=utf-8"
+  std::function<std::string()> body;
+};
+
+// Returns the HTTP response to `request` (its line and headers): a page for GET of its path, only
+// the headers for HEAD, an error for all else. Pure, except that it calls the page's `body`.
+std::string AnswerHttp(std::string_view request, const std::vector<HttpPage>& pages);
 
 // One thread, from Start to destruction.
 class HttpListener {
  public:
   // `listener` is a listening socket. Errors: those of eventfd(2).
-  static absl::StatusOr<std::unique_ptr<HttpListener>> Start(UniqueFd listener, std::string path,
-                                                             std::function<std::string()> page,
+  static absl::StatusOr<std::unique_ptr<HttpListener>> Start(UniqueFd listener,
+                                                             std::vector<HttpPage> pages,
                                                              HttpLimits limits = {});
   ~HttpListener();
   HttpListener(const HttpListener&) = delete;
@@ -67,8 +72,7 @@ class HttpListener {
     int64_t deadline_ns = 0;
   };
 
-  HttpListener(UniqueFd listener, std::string path, std::function<std::string()> page,
-               HttpLimits limits);
+  HttpListener(UniqueFd listener, std::vector<HttpPage> pages, HttpLimits limits);
   void Serve();
   int TimeoutMs() const;
   void AcceptAll();
@@ -81,8 +85,7 @@ class HttpListener {
 
   UniqueFd listener_;
   UniqueFd stop_;  // an eventfd
-  const std::string path_;
-  const std::function<std::string()> page_;
+  const std::vector<HttpPage> pages_;
   const HttpLimits limits_;
   std::vector<Connection> connections_;  // used by the thread only; oldest first
   std::thread thread_;

@@ -28,7 +28,10 @@ using ::testing::StartsWith;
 constexpr char kRequest[] = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
 
 std::string Answer(std::string_view request) {
-  return AnswerHttp(request, "/metrics", [] { return std::string("withy_up 1\n"); });
+  return AnswerHttp(
+      request,
+      {{"/metrics", "text/plain; version=0.0.4", [] { return std::string("withy_up 1\n"); }},
+       {"/", "text/html; charset=utf-8", [] { return std::string("<html>"); }}});
 }
 
 TEST(AnswerHttp, ThePageAndNothingElse) {
@@ -39,7 +42,9 @@ TEST(AnswerHttp, ThePageAndNothingElse) {
   EXPECT_THAT(
       Answer("HEAD /metrics HTTP/1.1\r\n\r\n"),
       AllOf(HasSubstr(" 200 "), HasSubstr("Content-Length: 11"), Not(HasSubstr("withy_up"))));
-  EXPECT_THAT(Answer("GET / HTTP/1.1\r\n\r\n"), HasSubstr(" 404 "));
+  EXPECT_THAT(Answer("GET / HTTP/1.1\r\n\r\n"),
+              AllOf(HasSubstr(" 200 "), HasSubstr("text/html"), HasSubstr("\r\n\r\n<html>")));
+  EXPECT_THAT(Answer("GET /other HTTP/1.1\r\n\r\n"), HasSubstr(" 404 "));
   EXPECT_THAT(Answer("POST /metrics HTTP/1.1\r\n\r\n"), HasSubstr(" 405 "));
   for (const char* bad : {"\r\n\r\n", "GET\r\n\r\n", "GET /metrics\r\n\r\n",
                           "GET  /metrics HTTP/1.1", "GET /metrics FTP/1\r\n\r\n"}) {
@@ -70,7 +75,7 @@ class HttpListenerTest : public ::testing::Test {
     ASSERT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&to_), &size), 0);
     page_ = std::string(page_bytes, 'x') + "end";
     auto started = HttpListener::Start(
-        std::move(fd), "/metrics", [this] { return page_; }, limits);
+        std::move(fd), {{"/metrics", "text/plain", [this] { return page_; }}}, limits);
     ASSERT_TRUE(started.ok()) << started.status();
     listener_ = *std::move(started);
   }

@@ -1,6 +1,5 @@
 #include "profiler_agent/process.h"
 
-#include <grpcpp/impl/codegen/service_type.h>
 #include <spdlog/spdlog.h>
 
 #include <string>
@@ -11,6 +10,7 @@
 #include "base/status.h"
 #include "profiler_agent/agent.h"
 #include "profiler_agent/exporter.h"
+#include "profiler_agent/live_json.h"
 #include "profiler_agent/service.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
@@ -27,22 +27,27 @@ class Running final : public ProfilerProcess {
     if (!recorder.ok()) return recorder.status();
     recorder_ = *std::move(recorder);
     WITHY_ASSIGN_OR_RETURN(agent_, Agent::Start({rings, config.profiler().poll_ms()}, *recorder_));
+    const double objective = config.profiler().slo_objective_per_mille() / 1000.0;
     if (config.profiler().metrics_listen() != "off") {
-      WITHY_ASSIGN_OR_RETURN(metrics_,
-                             MetricsServer::Start(config.profiler().metrics_listen(),
-                                                  std::make_shared<Exporter>(*agent_, *recorder_)));
+      WITHY_ASSIGN_OR_RETURN(
+          metrics_, MetricsServer::Start(config.profiler().metrics_listen(),
+                                         std::make_shared<Exporter>(*agent_, *recorder_, objective),
+                                         LivePages(*agent_, objective)));
       metrics_address_ = metrics_->address();
-      spdlog::info("metrics on http://{}/metrics", metrics_address_);
+      spdlog::info("metrics on http://{0}/metrics, live page on http://{0}/", metrics_address_);
     }
-    service_ = MakeProfilerService(*agent_, metrics_address_);
-    WITHY_ASSIGN_OR_RETURN(
-        server_,
-        rpc::Server::Start({"profiler_agent", {config.profiler().listen()}}, {service_.get()}));
+    service_ = MakeProfilerServer(*agent_, metrics_address_);
+    WITHY_ASSIGN_OR_RETURN(server_,
+                           rpc::Server::Start({"profiler_agent", {config.profiler().listen()}},
+                                              {service_->service()}));
     server_->SetServing(true);
     return absl::OkStatus();
   }
 
-  void Drain(absl::Duration grace) override { server_->Shutdown(grace); }
+  void Drain(absl::Duration grace) override {
+    service_->Stop();
+    server_->Shutdown(grace);
+  }
   std::vector<std::string> addresses() const override { return server_->addresses(); }
   bool MakesProgress() override { return agent_->MakesProgress(); }
   const std::string& metrics_address() const override { return metrics_address_; }
@@ -53,7 +58,7 @@ class Running final : public ProfilerProcess {
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<MetricsServer> metrics_;
   std::string metrics_address_;
-  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<ProfilerServer> service_;
   std::unique_ptr<rpc::Server> server_;
 };
 

@@ -9,7 +9,9 @@
 
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <string>
+#include <thread>
 
 #include "base/config.h"
 #include "base/unique_fd.h"
@@ -18,6 +20,7 @@
 #include "telemetry/recorder.h"
 #include "telemetry/test_directory.h"
 #include "withy/v1/profiler.grpc.pb.h"
+#include "withy/v1/timeline.pb.h"
 
 namespace withy::profiler_agent {
 namespace {
@@ -26,15 +29,15 @@ using telemetry::Recorder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Performs GET /metrics over its own socket.
-std::string Scrape(const std::string& address) {
+// Performs GET over its own socket.
+std::string Scrape(const std::string& address, const std::string& path = "/metrics") {
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return "cannot connect";
-  const std::string request = "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n";
+  const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
   if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return "cannot send";
   std::string answer;
   char buffer[4096];
@@ -151,6 +154,157 @@ TEST_F(ProcessTest, TooManySpansAtOnceAreRefused) {
   const grpc::Status status = Connect(*process)->GetSpans(&context, request, &spans);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("100001"));
+}
+
+TEST_F(ProcessTest, SummariesSayKindAndShare) {
+  auto process = Start();
+  ASSERT_NE(process, nullptr);
+  auto stub = Connect(*process);
+  auto worker = *Recorder::Open(directory_.path() + "/rings", "model_worker");
+  auto orchestrator = *Recorder::Open(directory_.path() + "/rings", "orchestrator");
+  RecordDuration(*orchestrator, telemetry::Phase::kEndToEnd, 5, 0, 8'000'000);
+  RecordDuration(*worker, telemetry::Phase::kDecode, 5, 0, 2'000'000);
+  RecordDuration(*worker, worker->Name("norm", telemetry::SpanKind::kKernel), 0, 0, 1000);
+  RecordDuration(*worker, worker->Name("head", telemetry::SpanKind::kKernel), 0, 0, 3000);
+  ASSERT_EQ(AwaitSpans(*stub, 4), 4u);
+  const auto shares = [&](const std::string& kind) {
+    proto::GetPhasesRequest request;
+    request.set_kind(kind);
+    proto::GetPhasesResponse phases;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    EXPECT_TRUE(stub->GetPhases(&context, request, &phases).ok());
+    EXPECT_GT(phases.covered_s(), 0);
+    std::map<std::string, double> shares;
+    for (const proto::PhaseSummary& phase : phases.phases()) {
+      if (phase.process() != "profiler_agent") shares[phase.name()] = phase.share();
+    }
+    return shares;
+  };
+  using ::testing::Pair;
+  using ::testing::UnorderedElementsAre;
+  EXPECT_THAT(shares("kernel"), UnorderedElementsAre(Pair("norm", 0.25), Pair("head", 0.75)));
+  EXPECT_THAT(shares("phase"), UnorderedElementsAre(Pair("end_to_end", 1), Pair("decode", 0.25)));
+  EXPECT_EQ(shares("").size(), 4u);
+
+  proto::GetPhasesRequest request;
+  request.set_kind("kernels");
+  proto::GetPhasesResponse phases;
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  const grpc::Status status = stub->GetPhases(&context, request, &phases);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("\"kernels\""));
+}
+
+TEST_F(ProcessTest, SpansAreStreamedAsTheyCome) {
+  auto process = Start();
+  ASSERT_NE(process, nullptr);
+  auto stub = Connect(*process);
+  auto recorder = *Recorder::Open(directory_.path() + "/rings", "model_worker");
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  proto::WatchSpansRequest request;
+  request.set_call_id(5);
+  const auto reader = stub->WatchSpans(&context, request);
+  proto::WatchSpansResponse message;
+  ASSERT_TRUE(reader->Read(&message)) << "the stream has begun";
+  EXPECT_EQ(message.spans_size(), 0);
+  RecordDuration(*recorder, telemetry::Phase::kDecode, 6, 1, 2);
+  RecordDuration(*recorder, telemetry::Phase::kPrefill, 5, 1, 2, 64);
+  ASSERT_TRUE(reader->Read(&message));
+  ASSERT_EQ(message.spans_size(), 1);
+  EXPECT_EQ(message.spans(0).name(), "prefill");
+  EXPECT_EQ(message.spans(0).value(), 64u);
+  context.TryCancel();
+  reader->Finish();
+}
+
+TEST_F(ProcessTest, ATimelineIsCapturedOneAtATime) {
+  auto process = Start();
+  ASSERT_NE(process, nullptr);
+  auto stub = Connect(*process);
+  auto recorder = *Recorder::Open(directory_.path() + "/rings", "model_worker");
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  proto::CaptureTimelineRequest request;
+  request.set_seconds(1);
+  const auto reader = stub->CaptureTimeline(&context, request);
+  proto::CaptureTimelineResponse piece;
+  ASSERT_TRUE(reader->Read(&piece)) << "recording has begun";
+  grpc::ClientContext second_context;
+  SetDeadline(&second_context);
+  const auto second = stub->CaptureTimeline(&second_context, request);
+  EXPECT_FALSE(second->Read(&piece));
+  const grpc::Status refused = second->Finish();
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("another capture"));
+  RecordDuration(*recorder, telemetry::Phase::kPrefill, 5, 1'000'000, 4'000'000, 64);
+
+  std::string bytes;
+  proto::TimelineSummary summary;
+  while (reader->Read(&piece)) {
+    bytes += piece.trace();
+    if (piece.has_summary()) summary = piece.summary();
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_GE(summary.spans(), 1u);
+  EXPECT_GE(summary.seconds(), 1);
+  EXPECT_EQ(summary.dropped() + summary.lost(), 0u);
+  proto::timeline::Trace trace;
+  ASSERT_TRUE(trace.ParseFromString(bytes));
+  EXPECT_THAT(bytes, AllOf(HasSubstr("model_worker"), HasSubstr("prefill"), HasSubstr("call 5")));
+}
+
+TEST_F(ProcessTest, ACaptureOfTheWrongLengthIsRefused) {
+  auto process = Start();
+  ASSERT_NE(process, nullptr);
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  proto::CaptureTimelineRequest request;
+  request.set_seconds(61);
+  const auto reader = Connect(*process)->CaptureTimeline(&context, request);
+  proto::CaptureTimelineResponse unused;
+  EXPECT_FALSE(reader->Read(&unused));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("61"), HasSubstr("60")));
+}
+
+TEST_F(ProcessTest, ADrainEndsStreamsAndSendsWhatACaptureHas) {
+  auto process = Start();
+  ASSERT_NE(process, nullptr);
+  auto stub = Connect(*process);
+  grpc::ClientContext capture_context, watch_context;
+  SetDeadline(&capture_context);
+  SetDeadline(&watch_context);
+  proto::CaptureTimelineRequest request;
+  request.set_seconds(60);
+  const auto capture = stub->CaptureTimeline(&capture_context, request);
+  const auto watch = stub->WatchSpans(&watch_context, {});
+  proto::WatchSpansResponse message;
+  proto::CaptureTimelineResponse piece;
+  ASSERT_TRUE(watch->Read(&message));
+  ASSERT_TRUE(capture->Read(&piece));
+  std::thread drain([&] { process->Drain(absl::Seconds(20)); });
+  while (watch->Read(&message)) {
+  }
+  EXPECT_EQ(watch->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  bool summary = false;
+  while (capture->Read(&piece)) summary = summary || piece.has_summary();
+  EXPECT_TRUE(capture->Finish().ok());
+  EXPECT_TRUE(summary);
+  drain.join();
+}
+
+TEST_F(ProcessTest, TheLivePageIsServedBesideTheMetrics) {
+  auto process = Start();
+  ASSERT_NE(process, nullptr);
+  EXPECT_THAT(Scrape(process->metrics_address(), "/"),
+              AllOf(HasSubstr("200 OK"), HasSubstr("text/html"), HasSubstr("<title>withy</title>"),
+                    HasSubstr("Content-Security-Policy: default-src 'none'")));
+  EXPECT_THAT(Scrape(process->metrics_address(), "/live.json"),
+              AllOf(HasSubstr("application/json"), HasSubstr("\"slo_objective\":0.99")));
 }
 
 TEST_F(ProcessTest, ATakenMetricsPortIsNamedWithTheRemedy) {

@@ -77,9 +77,73 @@ TEST(ProfileTest, AFloodOfNamesStaysBounded) {
   for (size_t i = 0; i < kNames; ++i) {
     profile.Add(Event("a", "name" + std::to_string(i), 1, 0, 1));
   }
-  EXPECT_THAT(profile.Phases(), SizeIs(Profile::kPhaseLimit));
-  EXPECT_EQ(profile.phase_overflows(), kNames - Profile::kPhaseLimit);
+  EXPECT_THAT(profile.Phases(), SizeIs(Profile::kNameLimit + 1));
+  EXPECT_EQ(profile.names_folded(), kNames - Profile::kNameLimit);
   EXPECT_EQ(profile.Spans(0, 1)[0].name, "other");
+  uint64_t counted = 0;
+  for (const PhaseRow& row : profile.Phases()) counted += row.histogram.count();
+  EXPECT_EQ(counted, kNames) << "each span is in a histogram";
+}
+
+TEST(ProfileTest, AFloodOfProcessesStaysBounded) {
+  Profile profile;
+  for (size_t i = 0; i < 2 * Profile::kPhaseLimit; ++i) {
+    profile.Add(Event("process" + std::to_string(i), "x", 1, 0, 1));
+  }
+  EXPECT_THAT(profile.Phases(), SizeIs(Profile::kPhaseLimit));
+  EXPECT_EQ(profile.phase_overflows(), Profile::kPhaseLimit);
+}
+
+TEST(ProfileTest, KernelsPushNoPhasesOut) {
+  Profile profile(10);
+  profile.Add(Event("a", "decode", 1, 0, 1));
+  for (int i = 0; i < 50; ++i) profile.Add(Event("a", "norm", 0, i, i + 1, SpanKind::kKernel));
+  const std::vector<SpanRow> rows = profile.Spans(0, 100);
+  ASSERT_THAT(rows, SizeIs(11));
+  EXPECT_EQ(rows[0].name, "decode");
+}
+
+TEST(ProfileTest, AWindowHasWhatEndedInIt) {
+  Profile profile(100);
+  for (int i = 1; i <= 20; ++i) profile.Add(Event("a", "x", 1, 10 * (i - 1), 10 * i));
+  int64_t oldest_ns = 0;
+  const std::vector<PhaseRow> rows = profile.PhasesSince(150, &oldest_ns);
+  ASSERT_THAT(rows, SizeIs(1));
+  EXPECT_EQ(rows[0].histogram.count(), 5u);
+  EXPECT_EQ(oldest_ns, 150);
+  EXPECT_THAT(profile.Since(150, 100).spans, SizeIs(5));
+  EXPECT_THAT(profile.Since(150, 3).spans, SizeIs(3));
+}
+
+TEST(ProfileTest, AWindowLongerThanWhatIsKeptSaysSo) {
+  Profile profile(10);
+  for (int i = 1; i <= 20; ++i) profile.Add(Event("a", "x", 1, 10 * (i - 1), 10 * i));
+  int64_t oldest_ns = 0;
+  EXPECT_EQ(profile.PhasesSince(0, &oldest_ns)[0].histogram.count(), 10u);
+  EXPECT_EQ(oldest_ns, 110);
+}
+
+TEST(ProfileTest, SizesOfCallsAreCounted) {
+  Profile profile;
+  SpanEvent event = Event("orchestrator", "ttft", 1, 0, 1);
+  event.span.value = 100;
+  profile.Add(event);
+  event.name = "end_to_end";
+  event.span.value = 4;
+  profile.Add(event);
+  ASSERT_THAT(profile.Sizes(), SizeIs(1));
+  const SizeRow row = profile.Sizes()[0];
+  EXPECT_EQ(row.prompt_tokens.bucket(7), 1u) << "65..128";
+  EXPECT_EQ(row.answer_tokens.bucket(2), 1u) << "3..4";
+}
+
+TEST(ProfileTest, ATextThatMovesIntoAnothersPlaceIsNotTakenForIt) {
+  Profile profile;
+  std::string name = "first";
+  profile.Add(Event("a", name, 1, 0, 1));
+  name.replace(0, 5, "other");
+  profile.Add(Event("a", name, 1, 0, 1));
+  EXPECT_THAT(profile.Phases(), SizeIs(2));
 }
 
 }  // namespace

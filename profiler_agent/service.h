@@ -1,4 +1,4 @@
-// The gRPC service Profiler: queries the Agent.
+// The gRPC service Profiler: queries the Agent, streams its spans, and captures timelines.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,16 @@ class Service;
 
 namespace withy::profiler_agent {
 
+class ProfilerServer {
+ public:
+  virtual ~ProfilerServer() = default;
+  virtual grpc::Service* service() = 0;
+  // Ends streams of spans, and a running capture, which sends what it has. Thread-safe.
+  virtual void Stop() = 0;
+};
+
 // `agent` is borrowed and must outlive the service. `metrics_address` is reported by
-// GetProfilerInfo;
-// "" if metrics are off.
-std::unique_ptr<grpc::Service> MakeProfilerService(const Agent& agent, std::string metrics_address);
+// GetProfilerInfo; "" if metrics are off.
+std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address);
 
 }  // namespace withy::profiler_agent
