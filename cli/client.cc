@@ -19,6 +19,7 @@
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"
 #include "withy/v1/llm_service.grpc.pb.h"
+#include "withy/v1/profiler.grpc.pb.h"
 
 namespace withy::cli {
 namespace {
@@ -52,13 +53,15 @@ bool SaysMethodIsUnknown(absl::string_view message) {
          absl::StartsWithIgnoreCase(message, "received http2 header");
 }
 
-// Guesses that context_store's socket is beside the orchestrator's, if only that one is known.
-std::string StoreBeside(const std::string& address, const v1::Config& config) {
+// Where a process listens: as configured, or, if only the orchestrator's address is known, at the
+// socket `name` beside that one.
+std::string Beside(const std::string& address, const v1::Config& config,
+                   const std::string& configured, const char* name) {
   const std::vector<std::string> own = AppAddresses(config);
   if (!address.starts_with(kUnix) || std::find(own.begin(), own.end(), address) != own.end())
-    return config.store().listen();
+    return configured;
   const std::filesystem::path socket(address.substr(sizeof(kUnix) - 1));
-  return kUnix + (socket.parent_path() / "context_store.sock").string();
+  return kUnix + (socket.parent_path() / name).string();
 }
 
 }  // namespace
@@ -94,10 +97,12 @@ void AnswerCancel::Cancel() {
 struct Client::Impl {
   Peer orchestrator;
   Peer store;
+  Peer profiler;
   std::string token;
   std::string token_source;
   std::unique_ptr<v1::LlmService::Stub> stub;
   std::unique_ptr<v1::ContextStore::Stub> store_stub;
+  std::unique_ptr<v1::Profiler::Stub> profiler_stub;
 
   void Prepare(grpc::ClientContext* context, absl::Duration timeout) const {
     rpc::SetTimeout(context, timeout);
@@ -175,6 +180,25 @@ struct Client::Impl {
     if (!status.ok()) return Explain(status, context, store, kUnaryDeadline);
     return response;
   }
+
+  // Reads a stream of profiler_agent to its end, or until `take` returns false. `endless`: only the
+  // deadline ends it, which is no error.
+  template <typename Response, typename Reader>
+  absl::Status ReadProfiler(grpc::ClientContext* context, Reader reader, const Deadline& deadline,
+                            bool endless, const std::function<bool(const Response&)>& take) const {
+    Response response;
+    bool left = false;
+    while (reader->Read(&response)) {
+      if (take(response) || left) continue;
+      left = true;
+      context->TryCancel();
+    }
+    const grpc::Status status = reader->Finish();
+    const bool over = endless && status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+                      profiler.channel->GetState(false) == GRPC_CHANNEL_READY;
+    if (status.ok() || over || left) return absl::OkStatus();
+    return Explain(status, *context, profiler, deadline);
+  }
 };
 
 Client::Client() : impl_(std::make_unique<Impl>()) {}
@@ -188,10 +212,14 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   Impl& impl = *client->impl_;
   std::string address = args.Get("address", Environment("WITHY_ADDRESS"));
   if (address.empty()) address = AppAddresses(config).back();  // the unix socket
-  impl.store = {"context_store", StoreBeside(address, config)};
+  impl.store = {"context_store",
+                Beside(address, config, config.store().listen(), "context_store.sock")};
+  impl.profiler = {"profiler_agent",
+                   Beside(address, config, config.profiler().listen(), "profiler_agent.sock")};
   impl.orchestrator = {"orchestrator", address};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
   impl.store_stub = v1::ContextStore::NewStub(impl.store.channel);
+  impl.profiler_stub = v1::Profiler::NewStub(impl.profiler.channel);
   if (args.Has("token")) {
     WITHY_RETURN_IF_ERROR(client->UseToken(args.Get("token"), "--token"));
   } else if (args.Has("app")) {
@@ -277,6 +305,34 @@ absl::StatusOr<v1::BeginBackupResponse> Client::BeginBackup(const v1::BeginBacku
 }
 absl::StatusOr<v1::EndBackupResponse> Client::EndBackup(const v1::EndBackupRequest& request) {
   return impl_->CallStore(&v1::ContextStore::Stub::EndBackup, request);
+}
+
+absl::StatusOr<v1::GetPhasesResponse> Client::GetPhases(const v1::GetPhasesRequest& request) {
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, kUnaryDeadline.timeout);
+  v1::GetPhasesResponse response;
+  const grpc::Status status = impl_->profiler_stub->GetPhases(&context, request, &response);
+  if (!status.ok()) return impl_->Explain(status, context, impl_->profiler, kUnaryDeadline);
+  return response;
+}
+
+absl::Status Client::CaptureTimeline(
+    const v1::CaptureTimelineRequest& request,
+    const std::function<bool(const v1::CaptureTimelineResponse&)>& take) {
+  const Deadline deadline = {absl::Seconds(request.seconds()) + kUnaryDeadline.timeout,
+                             "the trace was not sent in time; take a shorter one"};
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, deadline.timeout);
+  return impl_->ReadProfiler<v1::CaptureTimelineResponse>(
+      &context, impl_->profiler_stub->CaptureTimeline(&context, request), deadline, false, take);
+}
+
+absl::Status Client::WatchSpans(const v1::WatchSpansRequest& request, absl::Duration length,
+                                const std::function<bool(const v1::WatchSpansResponse&)>& take) {
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, length);
+  return impl_->ReadProfiler<v1::WatchSpansResponse>(
+      &context, impl_->profiler_stub->WatchSpans(&context, request), {length, ""}, true, take);
 }
 
 absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,

@@ -12,6 +12,7 @@
 #include "cli/flags.h"
 #include "withy/v1/context_store.pb.h"
 #include "withy/v1/llm_service.pb.h"
+#include "withy/v1/profiler.pb.h"
 
 namespace withy::cli {
 
@@ -68,6 +69,15 @@ class Client {
   absl::StatusOr<v1::RotateMasterKeyResponse> RotateMasterKey();
   absl::StatusOr<v1::BeginBackupResponse> BeginBackup(const v1::BeginBackupRequest& request);
   absl::StatusOr<v1::EndBackupResponse> EndBackup(const v1::EndBackupRequest& request);
+
+  // RPCs of profiler_agent: likewise.
+  absl::StatusOr<v1::GetPhasesResponse> GetPhases(const v1::GetPhasesRequest& request);
+  // `take` ends the capture early by returning false; that is OK, too.
+  absl::Status CaptureTimeline(const v1::CaptureTimelineRequest& request,
+                               const std::function<bool(const v1::CaptureTimelineResponse&)>& take);
+  // For `length`, or until `take` returns false.
+  absl::Status WatchSpans(const v1::WatchSpansRequest& request, absl::Duration length,
+                          const std::function<bool(const v1::WatchSpansResponse&)>& take);
 
  private:
   Client();

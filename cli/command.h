@@ -34,6 +34,7 @@ std::vector<Command> ChatCommands();
 std::vector<Command> ContextCommands();
 std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();
+std::vector<Command> ProfileCommands();
 std::vector<Command> StatusCommands();
 std::vector<Command> StoreCommands();
 

@@ -19,7 +19,7 @@ namespace {
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (auto group : {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ModelCommands,
-                     CalibrateCommands, StatusCommands, StoreCommands}) {
+                     CalibrateCommands, StatusCommands, ProfileCommands, StoreCommands}) {
     for (Command& command : group()) all.push_back(std::move(command));
   }
   return all;
