@@ -46,7 +46,9 @@ for file in bin/withyctl lib/sysusers.d/withy.conf share/withy/models/withy-pock
   share/withy/proto/withy/v1/config.proto share/withy/proto/withy/v1/calibration.proto \
   share/withy/proto/withy/v1/llm_service.proto share/withy/proto/withy/v1/types.proto \
   share/withy/examples/cpp/generate.cc share/withy/examples/python/generate.py \
-  share/doc/withy/examples/prometheus.yml share/doc/withy/examples/gpu.conf; do
+  share/doc/withy/examples/prometheus/prometheus.yml share/doc/withy/examples/prometheus/withy-rules.yml \
+  share/doc/withy/examples/prometheus/withy-alerts.yml share/doc/withy/examples/grafana/withy-overview.json \
+  share/doc/withy/examples/grafana/withy-time.json share/doc/withy/examples/gpu.conf; do
   if [ ! -s "$root/usr/$file" ]; then
     echo "/usr/$file is not installed"
     failed=1
