@@ -42,7 +42,8 @@ std::string BinaryName(const std::string& process) {
   return name;
 }
 
-// A TCP port that is free now.
+}  // namespace
+
 int FreePort() {
   UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};
@@ -53,8 +54,6 @@ int FreePort() {
   getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
   return ntohs(address.sin_port);
 }
-
-}  // namespace
 
 // Stands in for systemd's fd store: receives a service's notifications on a socket and keeps the
 // file descriptor that comes with FDSTORE=1.

@@ -32,6 +32,9 @@ struct Answer {
 // All bytes of a file; empty if it cannot be read.
 std::string ReadAll(const std::string& path);
 
+// A TCP port of this machine that is free now.
+int FreePort();
+
 class FdStore;
 
 // Owned by one test. Thread-safe, except Start, Kill and Stop (one thread at a time).
