@@ -1,7 +1,9 @@
 // Watching and capturing, with the rings of real recorders.
 #include "profiler_agent/agent.h"
 
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -19,12 +21,15 @@ using ::testing::SizeIs;
 
 class AgentTest : public ::testing::Test {
  protected:
-  // An agent that drains when the test says so: its thread sleeps after the first time.
+  // An agent that drains when the test says so: its thread has done so once and sleeps.
   void SetUp() override {
+    constexpr uint32_t kHourMs = 3'600'000;
     auto agent =
-        Agent::Start({.rings_directory = directory_.path(), .poll_ms = 1000}, *own_, clock_);
+        Agent::Start({.rings_directory = directory_.path(), .poll_ms = kHourMs}, *own_, clock_);
     ASSERT_TRUE(agent.ok()) << agent.status();
     agent_ = *std::move(agent);
+    const telemetry::Counter& polls = own_->counter({.name = "withy_ring_polls_total"});
+    while (polls.value() == 0) std::this_thread::yield();
   }
   void Kernel(uint64_t call = 0) {
     RecordDuration(*worker_, worker_->Name("attention", SpanKind::kKernel), call, 1, 2);

@@ -175,11 +175,11 @@ TEST_F(ProcessTest, SummariesSayKindAndShare) {
     SetDeadline(&context);
     EXPECT_TRUE(stub->GetPhases(&context, request, &phases).ok());
     EXPECT_GT(phases.covered_s(), 0);
-    std::map<std::string, double> shares;
+    std::map<std::string, double> by_name;
     for (const proto::PhaseSummary& phase : phases.phases()) {
-      if (phase.process() != "profiler_agent") shares[phase.name()] = phase.share();
+      if (phase.process() != "profiler_agent") by_name[phase.name()] = phase.share();
     }
-    return shares;
+    return by_name;
   };
   using ::testing::Pair;
   using ::testing::UnorderedElementsAre;

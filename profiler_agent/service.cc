@@ -263,6 +263,10 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
                      });
     if (watching.ok()) {
       queue->Push({});
+      // Only the end that the server sets frees a call whose client has left.
+      queue->OnCancelled([watch = std::weak_ptr<WatchQueue>(queue)] {
+        if (const auto left = watch.lock()) left->Close(absl::CancelledError("the client left"));
+      });
     } else {
       queue->Close(watching);
     }

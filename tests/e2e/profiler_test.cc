@@ -105,8 +105,7 @@ class ProfilerE2e : public ::testing::Test {
   void Calls(int n) {
     for (int i = 0; i < n; ++i) {
       v1::GenerateRequest request = UserRequest("", absl::StrCat("tell me of number ", i), 6);
-      if (i % 2 == 0) request.mutable_slo()->set_ttft_ms(60'000);
-      if (i == 0) request.mutable_slo()->set_end_to_end_ms(0.001);
+      if (i % 2 == 0) request.mutable_slo()->set_ttft_ms(i == 0 ? 0.001 : 60'000);
       const Answer answer = Generate(*stub_, token_, request);
       ASSERT_TRUE(answer.status.ok()) << answer.status;
     }
@@ -135,7 +134,7 @@ class ProfilerE2e : public ::testing::Test {
 };
 
 TEST_F(ProfilerE2e, MetricsHaveCallsAppsAndSizes) {
-  Calls(4);
+  ASSERT_NO_FATAL_FAILURE(Calls(4));
   ASSERT_TRUE(AwaitCalls(4)) << Metrics();
   EXPECT_THAT(
       Metrics(),
@@ -150,7 +149,7 @@ TEST_F(ProfilerE2e, MetricsHaveCallsAppsAndSizes) {
 }
 
 TEST_F(ProfilerE2e, WithyctlPrintsWhereTheTimeGoes) {
-  Calls(2);
+  ASSERT_NO_FATAL_FAILURE(Calls(2));
   ASSERT_TRUE(AwaitCalls(2)) << Metrics();
   EXPECT_THAT(Withyctl({"profile", "phases"}),
               AllOf(HasSubstr("SHARE"), HasSubstr("prefill"), HasSubstr("model_worker"),
@@ -211,7 +210,7 @@ TEST_F(ProfilerE2e, ATimelineFollowsACallThroughTheProcesses) {
        "timeline", "--seconds", "3", "--out", path, "--address", board_->address()},
       log);
   ASSERT_TRUE(Await([&] { return ReadAll(log).find("recording") != std::string::npos; }));
-  Calls(1);
+  ASSERT_NO_FATAL_FAILURE(Calls(1));
   ASSERT_EQ(capture.Wait(), 0) << ReadAll(log);
   EXPECT_THAT(ReadAll(log), HasSubstr("ui.perfetto.dev"));
   const Tracks tracks = ReadTrace(path);
@@ -259,7 +258,7 @@ TEST_F(ProfilerE2e, DebiansPrometheusScrapesAndEvaluatesTheShippedRules) {
   replace("127.0.0.1:9464", board_->metrics_address());
   replace("interval: 15s", "interval: 1s");
   std::ofstream(dir + "/prometheus.yml") << config;
-  Calls(2);
+  ASSERT_NO_FATAL_FAILURE(Calls(2));
   const std::string address = absl::StrCat("127.0.0.1:", FreePort());
   Program server({prometheus, "--config.file=" + dir + "/prometheus.yml",
                   "--storage.tsdb.path=" + dir + "/data", "--web.listen-address=" + address},
@@ -270,7 +269,7 @@ TEST_F(ProfilerE2e, DebiansPrometheusScrapesAndEvaluatesTheShippedRules) {
   ASSERT_TRUE(reaches("count(withy_up == 1)", 5)) << ReadAll(dir + "/log");
   ASSERT_TRUE(reaches("withy_ttft_seconds_count{process=\"orchestrator\"}", 2));
   // Rates need what grows between two scrapes.
-  Calls(2);
+  ASSERT_NO_FATAL_FAILURE(Calls(2));
   EXPECT_TRUE(reaches("sum(withy_slo_app_calls_total{app=\"mail\"})", 2));
   EXPECT_TRUE(reaches("withy:ttft_seconds:p95_5m", 1e-6));
   EXPECT_TRUE(reaches("withy:phase_busy:rate5m{phase=\"prefill\"}", 1e-9));
@@ -290,7 +289,7 @@ TEST_F(ProfilerE2e, DebiansPrometheusScrapesAndEvaluatesTheShippedRules) {
 TEST_F(ProfilerE2e, TheLivePageWorksInChromiumOnADeskAndOnAPhone) {
   const std::string chromium = FindProgram("chromium");
   if (chromium.empty()) GTEST_SKIP() << "chromium is missing (apt-get install chromium)";
-  Calls(4);
+  ASSERT_NO_FATAL_FAILURE(Calls(4));
   ASSERT_TRUE(AwaitCalls(4));
   const char* kept = std::getenv("WITHY_SCREENSHOTS");
   const std::string dir = kept != nullptr ? kept : board_->dir();
