@@ -41,13 +41,16 @@ class DraftConfidence {
 class FallbackThreshold {
  public:
   double alpha() const { return alpha_; }
-  // The branch that matched the target best had `correct` of its `all` tokens right; its cumulative
-  // confidence was `confidence`. Eq. 3: halved when all were right, else divided by
-  // confidence^((all - correct) / all).
+  // The branch that matched the target best had `correct` of its `all` tokens right; `confidence`
+  // is the tree's, T_c. Eq. 3: halved when all were right, else divided by
+  // T_c^((all - correct) / all). The paper's text has lost the base of that power. It says that
+  // alpha is divided by the average cumulative confidence of the tokens behind the first wrong one,
+  // and that T_c is a product over all tokens: T_c^(1 / all) is the (geometric) average of one
+  // token's confidence, and all - correct of them are wrong.
   void OnVerified(int32_t correct, int32_t all, double confidence);
 
  private:
-  static constexpr double kLeast = 1e-4, kMost = 0.9;
+  static constexpr double kLeast = 1e-6, kMost = 0.9;
   double alpha_ = 0.01;  // the paper's default
 };
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <random>
 
 namespace withy::policy {
@@ -62,6 +64,21 @@ TEST(FallbackThresholdTest, FallsWhenAllIsRightAndRisesWithWhatIsWrong) {
   EXPECT_LT(threshold.alpha(), 1) << "a tree may still begin";
   for (int i = 0; i < 100; ++i) threshold.OnVerified(4, 4, 0.1);
   EXPECT_GT(threshold.alpha(), 0);
+}
+
+// Eq. 3 in the words of the paper: divided by the confidence of the tokens behind the first wrong
+// one. Where all tokens are as sure as each other, that is c for each of them.
+TEST(FallbackThresholdTest, DividesByTheConfidenceOfTheWrongTokens) {
+  for (const double c : {0.5, 0.8, 0.95}) {
+    for (int all = 1; all <= 6; ++all) {
+      for (int correct = 0; correct < all; ++correct) {
+        FallbackThreshold threshold;
+        threshold.OnVerified(correct, all, std::pow(c, all));
+        EXPECT_NEAR(threshold.alpha(), std::min(0.9, 0.01 / std::pow(c, all - correct)), 1e-12)
+            << correct << " of " << all << " at " << c;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace withy::policy {
 
@@ -111,6 +112,37 @@ std::vector<int32_t> DraftTree::ByConfidence() const {
     return nodes_[static_cast<size_t>(a)].cumulative > nodes_[static_cast<size_t>(b)].cumulative;
   });
   return order;
+}
+
+MatchedBranch MostMatchingBranch(const DraftTree& tree, std::span<const int32_t> verified,
+                                 std::span<const int32_t> answer) {
+  struct Seen {
+    int32_t correct = 0;
+    bool inner = false;
+  };
+  std::vector<Seen> seen(tree.nodes().size());
+  for (const int32_t index : verified) {
+    const DraftNode& node = tree.nodes()[static_cast<size_t>(index)];
+    const bool root = node.parent < 0;
+    if (!root) seen[static_cast<size_t>(node.parent)].inner = true;
+    const int32_t before = root ? 0 : seen[static_cast<size_t>(node.parent)].correct;
+    const bool fits = before == node.depth - 1 && static_cast<size_t>(before) < answer.size() &&
+                      answer[static_cast<size_t>(before)] == node.token;
+    seen[static_cast<size_t>(index)].correct = before + (fits ? 1 : 0);
+  }
+  MatchedBranch best;
+  if (!verified.empty()) best.confidence = 0;
+  for (const int32_t index : verified) {
+    const auto& [correct, inner] = seen[static_cast<size_t>(index)];
+    if (inner) continue;
+    const DraftNode& node = tree.nodes()[static_cast<size_t>(index)];
+    best.confidence = std::max(best.confidence, node.cumulative);
+    if (std::pair(correct, node.depth) > std::pair(best.correct, best.all)) {
+      best.correct = correct;
+      best.all = node.depth;
+    }
+  }
+  return best;
 }
 
 std::vector<DraftedToken> ToDrafted(const DraftTree& tree, std::span<const int32_t> chosen) {

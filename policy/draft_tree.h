@@ -76,6 +76,18 @@ class DraftTree {
   std::vector<DraftNode> nodes_;
 };
 
+// How a verified tree fits the answer.
+struct MatchedBranch {
+  int32_t correct = 0;    // tokens of it that are in the answer: eq. 3's N_correct
+  int32_t all = 0;        // its tokens: N_all
+  double confidence = 1;  // of the verified tree: T_c
+};
+
+// The branch of the nodes `verified` (each behind its parent) whose first tokens match `answer`,
+// the tokens behind the root, longest; of equal ones the longest branch.
+MatchedBranch MostMatchingBranch(const DraftTree& tree, std::span<const int32_t> verified,
+                                 std::span<const int32_t> answer);
+
 // The nodes of `chosen` as a token tree has them, in this order. `chosen` has every parent before
 // its children.
 std::vector<DraftedToken> ToDrafted(const DraftTree& tree, std::span<const int32_t> chosen);

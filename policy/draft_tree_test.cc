@@ -65,6 +65,28 @@ TEST(DraftTreeTest, LeavesAreExtendedOnceAndNotBeyondTheDepth) {
   EXPECT_THAT(tree.LeavesToExtend(4, 1), IsEmpty());
 }
 
+// LLMCad eq. 3's numbers: of the branch that matches the answer longest.
+TEST(MostMatchingBranchTest, IsTheOneThatFollowsTheAnswerLongest) {
+  DraftTree tree;
+  const int32_t a = tree.Add(-1, 1, 0.9, kModel), b = tree.Add(a, 2, 0.8, kModel);
+  const int32_t c = tree.Add(b, 3, 0.5, kModel), d = tree.Add(-1, 5, 0.2, kModel);
+  const int32_t e = tree.Add(d, 6, 0.9, kModel);
+  const std::vector<int32_t> all = {a, b, c, d, e};
+  const auto match = [&](std::vector<int32_t> answer, std::span<const int32_t> verified) {
+    const MatchedBranch branch = MostMatchingBranch(tree, verified, answer);
+    return std::vector<double>{static_cast<double>(branch.correct), static_cast<double>(branch.all),
+                               branch.confidence};
+  };
+  const double sure = 0.9 * 0.8 * 0.5;
+  EXPECT_THAT(match({1, 2, 3, 9}, all), ElementsAre(3, 3, sure));
+  EXPECT_THAT(match({1, 2, 9}, all), ElementsAre(2, 3, sure));
+  EXPECT_THAT(match({5, 6, 9}, all), ElementsAre(2, 2, sure)) << "not the likeliest branch";
+  EXPECT_THAT(match({9}, all), ElementsAre(0, 3, sure)) << "the longest of those that are wrong";
+  EXPECT_THAT(match({1, 2, 3}, std::span(all).first(2)), ElementsAre(2, 2, 0.9 * 0.8))
+      << "what was not verified does not count";
+  EXPECT_THAT(match({1}, {}), ElementsAre(0, 0, 1));
+}
+
 // Whatever grows, the most confident nodes are a tree of which every beginning is one, too.
 TEST(DraftTreeTest, EveryBeginningOfTheOrderIsATree) {
   std::mt19937 random(3);

@@ -24,7 +24,7 @@ bool Allows(SpeculationMode mode, DraftSourceKind source) {
 
 bool LossLimit::Affords(double pass_ms, double plain_ms) const {
   if (!(plain_ms > 0)) return false;
-  return credit_tokens_.value_or(first_tokens_) >= pass_ms / plain_ms - 1 - kMostLoss;
+  return AffordsLoss(pass_ms / plain_ms - 1 - kMostLoss);
 }
 
 void LossLimit::OnPass(double tokens, double ms, double plain_ms) {
@@ -54,6 +54,40 @@ TreeBudget PlanPass(const RowCosts& costs, std::span<const double> cumulative, i
     const double wider = costs.Ratio(other_rows + 1 + budget.nodes) / costs.Ratio(other_rows + 1);
     if (call.Affords(wider * plain_ms + draft_ms, plain_ms)) return budget;
     affordable = affordable.first(static_cast<size_t>(budget.nodes) - 1);
+  }
+}
+
+bool AllAfford(std::span<const PassTree> trees, double wider) {
+  const auto loss = [wider](const PassTree& tree) {
+    return wider + tree.draft_ms / tree.plain_ms - 1 - kMostLoss;
+  };
+  return std::all_of(trees.begin(), trees.end(), [&](const PassTree& tree) {
+    if (!(tree.plain_ms > 0)) return false;
+    double of_app = 0;
+    for (const PassTree& other : trees) {
+      if (&other.call.app == &tree.call.app) of_app += std::max(0.0, loss(other));
+    }
+    return tree.call.context.limit.AffordsLoss(loss(tree)) &&
+           tree.call.app.limit.AffordsLoss(of_app);
+  });
+}
+
+void FitTogether(const RowCosts& costs, int32_t other_rows, std::span<PassTree> trees) {
+  const int32_t calls = other_rows + static_cast<int32_t>(trees.size());
+  while (true) {
+    int32_t rows = calls;
+    PassTree* least = nullptr;
+    const auto last = [](const PassTree& tree) {
+      return tree.cumulative[static_cast<size_t>(tree.nodes) - 1];
+    };
+    for (PassTree& tree : trees) {
+      rows += tree.nodes;
+      if (tree.nodes > 0 && (least == nullptr || last(tree) < last(*least))) least = &tree;
+    }
+    if (least == nullptr) return;
+    const double wider = costs.Ratio(rows) / costs.Ratio(calls);
+    if (AllAfford(trees, wider)) return;
+    --least->nodes;
   }
 }
 

@@ -34,6 +34,8 @@ class LossLimit {
   // Whether a pass may be tried that takes `pass_ms`, drafting included, where a plain one takes
   // `plain_ms`.
   bool Affords(double pass_ms, double plain_ms) const;
+  // Whether so many plain passes' time may be lost.
+  bool AffordsLoss(double tokens) const { return credit_tokens_.value_or(first_tokens_) >= tokens; }
   // A pass gave `tokens` and took `ms`; plain decoding takes `plain_ms` a token.
   void OnPass(double tokens, double ms, double plain_ms);
 
@@ -122,5 +124,23 @@ struct CallSpeculation {
 // `plain_ms`: a pass without drafts; `draft_ms`: what drafting has taken already.
 TreeBudget PlanPass(const RowCosts& costs, std::span<const double> cumulative, int32_t other_rows,
                     double plain_ms, double draft_ms, const CallSpeculation& call);
+
+// A call's tree among those that a pass verifies.
+struct PassTree {
+  CallSpeculation call;
+  std::span<const double> cumulative;  // confidences of its nodes, falling
+  double plain_ms = 0;                 // a pass of the same calls without drafts
+  double draft_ms = 0;                 // what drafting has taken already
+  int32_t nodes = 0;                   // that it is to have
+};
+
+// Whether every call can afford a pass that takes `wider` times as long as one without drafts.
+// Calls of one app afford it together.
+bool AllAfford(std::span<const PassTree> trees, double wider);
+
+// Cuts trees until every call can afford the pass that they make together, which lasts as long for
+// a call with a small tree as for one with a large one. The least confident node goes first.
+// `other_rows`: of calls in the pass that have no tree here.
+void FitTogether(const RowCosts& costs, int32_t other_rows, std::span<PassTree> trees);
 
 }  // namespace withy::policy

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <random>
 #include <string>
@@ -143,6 +145,57 @@ TEST(SpeculationTest, TakesWhatThereIsToGain) {
   EXPECT_GT(Simulate(kCheap, kCheap, 1000, 0.02, 1, half).speedup, 1.4);
   const auto useless = [](int, std::mt19937&) { return 0; };
   EXPECT_LT(Simulate(kCheap, kCheap, 2000, 0.02, 1, useless).verified, 0.2);
+}
+
+// Calls of one app that share passes, some drafted well, some in vain: none of them is much slower
+// than without, since a pass is as wide for all of them.
+TEST(SpeculationTest, NoCallPaysForItsNeighbours) {
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    constexpr size_t kCalls = 4;
+    constexpr int kPasses = 1500;
+    const RowCosts& board = seed % 2 == 0 ? kDear : kCheap;
+    // One app a call, or one for all.
+    std::vector<SpeculationState> apps(seed % 3 == 0 ? 1 : kCalls,
+                                       SpeculationState(kFirstAppCredit));
+    std::vector<SpeculationState> contexts(kCalls, SpeculationState(kFirstContextCredit));
+    std::array<double, kCalls> tokens{}, took_ms{};
+    const double plain_ms = kPlainMs * board.Ratio(kCalls);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      std::array<std::vector<double>, kCalls> cumulative;
+      std::vector<PassTree> trees;
+      const double draft_ms = random() % 3 == 0 ? 0.3 * plain_ms : 0;
+      for (size_t i = 0; i < kCalls; ++i) {
+        double confidence = 1;
+        for (auto node = random() % 8; node > 0; --node) {
+          cumulative[i].push_back(confidence *= 0.8);
+        }
+        trees.push_back({.call = {contexts[i], apps[i % apps.size()]},
+                         .cumulative = cumulative[i],
+                         .plain_ms = plain_ms,
+                         .nodes = static_cast<int32_t>(cumulative[i].size())});
+      }
+      for (PassTree& tree : trees) tree.draft_ms = draft_ms;
+      if (!AllAfford(trees, 1)) {
+        for (PassTree& tree : trees) tree.draft_ms = 0;
+      }
+      FitTogether(board, 0, trees);
+      int32_t rows = kCalls;
+      for (const PassTree& tree : trees) rows += tree.nodes;
+      const double ms = plain_ms * board.Ratio(rows) / board.Ratio(kCalls) + trees[0].draft_ms;
+      for (size_t i = 0; i < kCalls; ++i) {
+        // The first call's drafts are right, the others' are not.
+        const double gained = 1 + (i == 0 ? trees[i].nodes : 0);
+        trees[i].call.OnPass(gained, ms, plain_ms);
+        tokens[i] += gained;
+        took_ms[i] += ms;
+      }
+    }
+    for (size_t i = 0; i < kCalls; ++i) {
+      EXPECT_GE(tokens[i] * plain_ms / took_ms[i], 0.97) << "call " << i;
+    }
+  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ constexpr uint32_t kMostPlaces = uint32_t{1} << 31;
 TokenLookup::TokenLookup(int32_t capacity)
     : mask_(std::bit_ceil(static_cast<uint32_t>(std::max(capacity, 64))) - 1),
       ring_(size_t{mask_} + 1, kEndOfText),
+      owners_(ring_.size(), 0),
       previous_(ring_.size(), kNowhere),
       heads_(ring_.size(), kNowhere) {}
 
@@ -21,6 +22,7 @@ void TokenLookup::Clear() {
   std::fill(heads_.begin(), heads_.end(), kNowhere);
   std::fill(previous_.begin(), previous_.end(), kNowhere);
   std::fill(ring_.begin(), ring_.end(), kEndOfText);
+  std::fill(owners_.begin(), owners_.end(), 0);
   end_ = 1;
 }
 
@@ -32,11 +34,12 @@ size_t TokenLookup::HeadOf(int32_t first, int32_t second, int32_t third) const {
   return static_cast<size_t>(hash >> 32) & mask_;
 }
 
-void TokenLookup::Append(std::span<const int32_t> tokens) {
+void TokenLookup::Append(std::span<const int32_t> tokens, uint32_t owner) {
   for (const int32_t token : tokens) {
     if (end_ >= kMostPlaces) Clear();
     const uint32_t place = end_++;
     ring_[(place - 1) & mask_] = token;
+    owners_[(place - 1) & mask_] = owner;
     previous_[(place - 1) & mask_] = kNowhere;
     if (token == kEndOfText || place < kHashTokens) continue;
     const int32_t before = At(place - 1), first = At(place - 2);
@@ -50,6 +53,15 @@ void TokenLookup::Append(std::span<const int32_t> tokens) {
 void TokenLookup::EndText() {
   const int32_t end[] = {kEndOfText};
   Append(end);
+}
+
+// Places keep their hashes: what is found there matches no text any more.
+void TokenLookup::Forget(uint32_t owner) {
+  for (size_t i = 0; i < ring_.size(); ++i) {
+    if (owners_[i] != owner) continue;
+    ring_[i] = kEndOfText;
+    owners_[i] = 0;
+  }
 }
 
 // Tokens before and at `place` that equal the end of `tail`.
@@ -103,7 +115,8 @@ std::vector<TokenLookup::Match> TokenLookup::Find(std::span<const int32_t> tail,
 }
 
 size_t TokenLookup::bytes() const {
-  return ring_.size() * sizeof(int32_t) + (previous_.size() + heads_.size()) * sizeof(uint32_t);
+  return ring_.size() * sizeof(int32_t) +
+         (owners_.size() + previous_.size() + heads_.size()) * sizeof(uint32_t);
 }
 
 }  // namespace withy::policy

@@ -28,9 +28,13 @@ class TokenLookup {
   // Remembers the last `capacity` tokens (rounded up to a power of two, 64 at least).
   explicit TokenLookup(int32_t capacity);
 
-  void Append(std::span<const int32_t> tokens);
+  // `owner`: whose text they are, for Forget; 0: nobody's.
+  void Append(std::span<const int32_t> tokens, uint32_t owner = 0);
   // What is appended from now on does not follow what was.
   void EndText();
+  // Nothing that was appended for `owner` (not 0) is found any more, and its tokens are written
+  // over. Takes time in proportion to the capacity.
+  void Forget(uint32_t owner);
   // The places that match the end of `tail` best: the longest match first, of equal ones the latest
   // first; of places with the same next token the best alone. At most `max_matches`, each with at
   // most `max_tokens` (1 or more) tokens. Looks at kMaxPlaces places at most.
@@ -52,6 +56,7 @@ class TokenLookup {
 
   uint32_t mask_;
   std::vector<int32_t> ring_;       // by place
+  std::vector<uint32_t> owners_;    // by place
   std::vector<uint32_t> previous_;  // by place: the place before with the same hash
   std::vector<uint32_t> heads_;     // by hash: the last place
   uint32_t end_ = 1;                // the place of the next token

@@ -50,6 +50,32 @@ TEST(TokenLookupTest, TextsDoNotRunIntoEachOther) {
   EXPECT_THAT(lookup.Find(Tokens{1, 2, 3}, 4, 4), IsEmpty()) << "matched over the end of a text";
 }
 
+// Texts of three owners, mixed: what one of them said is gone, what the others said is not.
+TEST(TokenLookupTest, ForgetsWhatAnOwnerSaid) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    TokenLookup lookup(256);
+    std::vector<std::pair<uint32_t, Tokens>> said;
+    for (int text = 0; text < 12; ++text) {
+      const uint32_t owner = static_cast<uint32_t>(random() % 3) + 1;
+      Tokens tokens(4 + random() % 8);
+      // Every token is said once.
+      for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = 100 * text + static_cast<int32_t>(i);
+      lookup.Append(tokens, owner);
+      lookup.EndText();
+      said.emplace_back(owner, tokens);
+    }
+    lookup.Forget(2);
+    for (const auto& [owner, tokens] : said) {
+      const auto found = lookup.Find(std::span(tokens).first(3), 8, 4);
+      EXPECT_EQ(found.empty(), owner == 2) << "owner " << owner;
+    }
+    lookup.Append(said[0].second, 2);
+    EXPECT_THAT(lookup.Find(std::span(said[0].second).first(3), 1, 1), SizeIs(1)) << "said again";
+  }
+}
+
 // What it says was there, and what is as long ago as its memory is forgotten.
 TEST(TokenLookupTest, SaysOnlyWhatIsAmongTheLatestTokens) {
   std::mt19937 random(1);
