@@ -4,6 +4,7 @@
 // chunk_identity.h names them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -78,12 +79,17 @@ class ContextKv {
   std::optional<int32_t> faulty_chunk() const { return faulty_chunk_; }
 
   int32_t slots() const { return slots_; }  // tokens that there is room for
+  int32_t chunks() const { return static_cast<int32_t>(density_.size()); }
   // Valid until the next chunks are added.
   engine::ContextView View() {
     return {.memory = arena_->memory(),
             .blocks = blocks_,
             .committed_tokens = SkipPresent(0),
             .density = density_};
+  }
+  // Adds the attention that a row outside View().density gave to chunks, [chunks at most].
+  void AddDensity(std::span<const float> row) {
+    for (size_t i = 0; i < std::min(row.size(), density_.size()); ++i) density_[i] += row[i];
   }
   // Copies K and V of the token in one slot to another one, in all layers.
   void CopySlot(int32_t from_slot, int32_t to_slot);

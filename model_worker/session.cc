@@ -158,7 +158,9 @@ void Session::CountMore(int32_t rows) {
   usage_.reused_tokens -= rows;
 }
 
-int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const {
+int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) {
+  drafted_rows_ = tree_.rows() - 1;
+  tree_density_.assign(static_cast<size_t>(drafted_rows_) * static_cast<size_t>(kv_.chunks()), 0);
   const int32_t last = static_cast<int32_t>(ids_.size()) - 1;  // the root of the tree
   int32_t want_logits = 0;
   for (int32_t slot = computed_; count > 0; slot = kv_.SkipPresent(slot + 1), --count) {
@@ -169,7 +171,8 @@ int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::
         .level = recomputed ? first_level_ : level_,
         .context_level = std::min(recomputed ? first_level_ : level_, kv_.lowest_level()),
         .want_logits = !request_.rebuild && slot >= last,
-        .ancestor_slots = {}};
+        .ancestor_slots = {},
+        .density = {}};
     if (slot <= last) {
       row.token = ids_[static_cast<size_t>(slot)];
       row.position = slot;
@@ -177,6 +180,7 @@ int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::
       row.token = tree_.token(slot - last);
       row.position = last + tree_.depth(slot - last);
       row.ancestor_slots = tree_.AncestorSlots(slot - last);
+      row.density = DensityOfRow(slot - last);
     }
     want_logits += row.want_logits ? 1 : 0;
     rows->push_back(row);
@@ -222,6 +226,7 @@ absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
     if (row < 0) break;
     // Rows of the path lie behind those before it, so that what is written over is not wanted.
     if (tree.slot(row) != computed_) kv_.CopySlot(tree.slot(row), computed_);
+    kv_.AddDensity(DensityOfRow(row));
     ++computed_;
   }
   return deltas;

@@ -148,7 +148,7 @@ class Session {
   // Appends the next `count` (<= ready_rows()) rows as rows of `context`. Returns how many of them
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
   // this session until they are computed.
-  int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) const;
+  int32_t AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows);
   engine::ContextView View();
   // The last `count` rows that AppendRows gave have been computed.
   void Advance(int32_t count) {
@@ -216,6 +216,11 @@ class Session {
   int32_t LostChunk() const {
     return opened_.arrival == nullptr ? KvArrival::kNone : opened_.arrival->failed();
   }
+  // Of drafted row `row`, while its step is computed and its logits are taken.
+  std::span<float> DensityOfRow(int32_t row) {
+    const auto chunks = tree_density_.size() / static_cast<size_t>(drafted_rows_);
+    return std::span(tree_density_).subspan(static_cast<size_t>(row - 1) * chunks, chunks);
+  }
   absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
   void RecordPick(const engine::PickTimes& times) const;
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
@@ -239,6 +244,9 @@ class Session {
   TakeOverState take_over_ = TakeOverState::kMayAsk;
   int32_t revisions_ = 0;   // that were taken over
   policy::TokenTree tree_;  // of the next decode step
+  // Attention that its drafted rows give to chunks, [row, chunk]: it counts once they are accepted.
+  std::vector<float> tree_density_;
+  int32_t drafted_rows_ = 0;  // that it has room for
   int32_t draft_ahead_ = 0;
   SpeculationStats speculation_;
   bool answer_begun_ = false;

@@ -53,6 +53,9 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
   for (const ContextView& context : batch.contexts) {
     density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(context.density.size()));
   }
+  for (const Row& row : batch.rows) {
+    density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(row.density.size()));
+  }
   density_.assign(static_cast<size_t>(plan.count()) * static_cast<size_t>(facts_.shape.kv_heads) *
                       static_cast<size_t>(density_chunks_),
                   0.0f);
@@ -329,10 +332,12 @@ void Lowering::AddDensities() const {
   const auto stride = static_cast<size_t>(density_chunks_);
   for (int32_t i = 0; i < plan_->count(); ++i) {
     const PlannedRow& planned = plan_->row(i);
-    const std::span<float> sums =
-        batch_.contexts[static_cast<size_t>(planned.row->context)].density;
-    if (!planned.row->ancestor_slots.empty()) continue;
-    const size_t seen = static_cast<size_t>(planned.row->position) / kChunkTokens + 1;
+    const Row& asked = *planned.row;
+    if (!asked.ancestor_slots.empty() && asked.density.empty()) continue;
+    const std::span<float> sums = asked.density.empty()
+                                      ? batch_.contexts[static_cast<size_t>(asked.context)].density
+                                      : asked.density;
+    const size_t seen = static_cast<size_t>(asked.position) / kChunkTokens + 1;
     const float* row = density_.data() + static_cast<size_t>(i) * heads * stride;
     for (size_t head = 0; head < heads; ++head, row += stride) {
       for (size_t chunk = 0; chunk < std::min(seen, sums.size()); ++chunk)

@@ -50,6 +50,9 @@ struct Row {
   // itself. A row sees slots [0, position - ancestor_slots.size()), then these, then itself.
   // Empty for plain rows, which see every smaller slot.
   std::span<const int32_t> ancestor_slots = {};
+  // Optional, [chunks]: where the attention that this row gives to chunks is added instead of
+  // ContextView::density: for rows that may turn out not to be of the context.
+  std::span<float> density = {};
 };
 
 // The caller's KV blocks of one context. Slots below `committed_tokens` are read-only: Begin
@@ -62,8 +65,9 @@ struct ContextView {
   std::span<const KvBlockName> blocks = {};
   int32_t committed_tokens = 0;
   // Optional, [chunks]: the attention that chunks get is added here (LLMS eq. 1): for each chunk,
-  // the sum of the probabilities that rows outside token trees give to its keys, over all query
-  // heads and all layers but the last, in which only rows that want logits attend.
+  // the sum of the probabilities that rows give to its keys, over all query heads and all layers
+  // but the last, in which only rows that want logits attend. Rows with ancestors count only where
+  // they have a Row::density.
   std::span<float> density = {};
   // Optional: number of leading layers whose blocks are in place; another thread counts it up while
   // KV is read from disk. A pass pauses before it touches a later layer's blocks.

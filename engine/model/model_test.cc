@@ -241,6 +241,45 @@ TEST_F(ModelTest, DensityIsTheAttentionThatChunksGet) {
   for (size_t chunk = 0; chunk < 3; ++chunk) EXPECT_NEAR(cut[chunk], density[chunk], 0.01);
 }
 
+// A branch of a tree behind 20 tokens: what its rows attend to is told for each of them alone, and
+// is what they attend to as plain tokens.
+TEST_F(ModelTest, ARowWithADensityOfItsOwnDoesNotCountForItsContext) {
+  const ModelInfo& info = model_->info();
+  const std::vector<int32_t> tokens = SomeTokens(23, 512);
+  const auto run = [&](const ScratchKv& kv, std::span<const Row> rows) {
+    std::vector<float> density(3);
+    ContextView view = kv.View();
+    view.density = density;
+    EXPECT_TRUE(model_->Forward({.rows = rows, .contexts = {&view, 1}}, nullptr).ok());
+    return density;
+  };
+  const ScratchKv plain(info, 48);
+  std::vector<Row> rows = PlainRows(tokens);
+  for (Row& row : rows) row.want_logits = false;
+  run(plain, std::span(rows).first(20));
+  const ScratchKv drafted(info, 48);
+  run(drafted, std::span(rows).first(20));
+  // The branch lies two slots behind its place.
+  std::vector<int32_t> slots;
+  std::vector<std::vector<float>> own(3, std::vector<float>(3));
+  std::vector<Row> branch(rows.begin() + 20, rows.end());
+  for (size_t i = 0; i < branch.size(); ++i) {
+    branch[i].slot += 2;
+    slots.push_back(branch[i].slot);
+  }
+  for (size_t i = 0; i < branch.size(); ++i) {
+    branch[i].ancestor_slots = std::span(slots).first(i);
+    branch[i].density = own[i];
+  }
+  EXPECT_THAT(run(drafted, branch), testing::Each(0.0f));
+  for (size_t i = 0; i < branch.size(); ++i) {
+    const std::vector<float> as_plain = run(plain, std::span(rows).subspan(20 + i, 1));
+    for (size_t chunk = 0; chunk < 3; ++chunk) {
+      EXPECT_NEAR(own[i][chunk], as_plain[chunk], 1e-4) << "row " << i << ", chunk " << chunk;
+    }
+  }
+}
+
 TEST_F(ModelTest, GreedyDecodingIsRepeatable) {
   const std::vector<int32_t> prompt = SomeTokens(20, 512);
   const auto first = GreedyDecode(*model_, prompt, 12);
