@@ -1,5 +1,6 @@
 #include "draft_worker/service.h"
 
+#include <deque>
 #include <functional>
 #include <string>
 #include <utility>
@@ -175,6 +176,19 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* DraftTogether(grpc::CallbackServerContext* context,
+                                          const v1::DraftTogetherRequest* request,
+                                          v1::DraftTogetherResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status posted =
+        answerer_.Post([this, context, request, response, reactor](const absl::Status& go) {
+          const auto cancelled = [context] { return context->IsCancelled(); };
+          reactor->Finish(rpc::ToGrpc(go.ok() ? DraftTrees(*request, cancelled, response) : go));
+        });
+    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetWorkerInfoRequest* /*request*/,
                                           v1::GetWorkerInfoResponse* response) override {
@@ -235,27 +249,56 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
   }
 
-  // On the answering thread.
+  // On the answering thread, as DraftTrees.
   absl::Status DraftTree(const v1::DraftRequest& request, const std::function<bool()>& cancelled,
                          v1::DraftResponse* response) {
     WITHY_RETURN_IF_ERROR(CheckDraft(request));
-    const std::vector<int32_t> tokens(request.tokens().begin(), request.tokens().end());
-    TreeRequest tree{.call_id = request.call_id(),
-                     .known_tokens = static_cast<int32_t>(request.known_tokens()),
-                     .tokens = tokens,
-                     .sampling = engine::ParamsOf(request.sampling()),
-                     .limits = {}};
+    telemetry::ScopedSpan span(answerer_.recorder(), telemetry::Phase::kDraft, request.call_id(),
+                               request.known_tokens());
+    WITHY_ASSIGN_OR_RETURN(const GrownTree grown, drafter_.Draft(FromWire(request), cancelled));
+    span.set_value(grown.tree.nodes().size());
+    ToWire(grown, response);
+    return absl::OkStatus();
+  }
+
+  absl::Status DraftTrees(const v1::DraftTogetherRequest& request,
+                          const std::function<bool()>& cancelled,
+                          v1::DraftTogetherResponse* response) {
+    std::vector<TreeRequest> trees;
+    std::deque<telemetry::ScopedSpan> spans;
+    for (const v1::DraftRequest& call : request.calls()) {
+      WITHY_RETURN_IF_ERROR(CheckDraft(call));
+      trees.push_back(FromWire(call));
+      spans.emplace_back(answerer_.recorder(), telemetry::Phase::kDraft, call.call_id(),
+                         call.known_tokens());
+    }
+    WITHY_ASSIGN_OR_RETURN(const std::vector<GrownTree> grown,
+                           drafter_.DraftTogether(trees, cancelled));
+    for (size_t i = 0; i < grown.size(); ++i) {
+      spans[i].set_value(grown[i].tree.nodes().size());
+      ToWire(grown[i], response->add_calls());
+    }
+    return absl::OkStatus();
+  }
+
+  // Refers to the request's tokens.
+  TreeRequest FromWire(const v1::DraftRequest& request) const {
+    TreeRequest tree{
+        .call_id = request.call_id(),
+        .known_tokens = static_cast<int32_t>(request.known_tokens()),
+        .tokens = {request.tokens().data(), static_cast<size_t>(request.tokens_size())},
+        .sampling = engine::ParamsOf(request.sampling()),
+        .limits = {}};
     const auto ends = model_.bundle.tokenizer->end_of_generation_ids();
     tree.sampling.unpenalized.assign(ends.begin(), ends.end());
     tree.limits.max_nodes = static_cast<int32_t>(request.max_tokens());
     tree.limits.max_depth = static_cast<int32_t>(request.max_depth());
     tree.limits.alpha = request.alpha();
     tree.limits.token_ms = request.token_ms();
-    telemetry::ScopedSpan span(answerer_.recorder(), telemetry::Phase::kDraft, request.call_id(),
-                               request.known_tokens());
-    WITHY_ASSIGN_OR_RETURN(const GrownTree grown, drafter_.Draft(tree, cancelled));
-    span.set_value(grown.tree.nodes().size());
-    span.End();
+    return tree;
+  }
+
+  static void ToWire(const GrownTree& grown, v1::DraftResponse* response) {
     response->set_unknown(grown.unknown);
     response->set_passes(static_cast<uint32_t>(grown.passes));
     response->set_pass_ms(grown.pass_ms);
@@ -265,15 +308,14 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
       token->set_parent(node.parent);
       token->set_probability(static_cast<float>(node.confidence));
     }
-    return absl::OkStatus();
   }
 
   absl::Status CheckDraft(const v1::DraftRequest& request) const {
     constexpr uint32_t kMost = policy::TokenTree::kMaxDraftedTokens;
     if (request.vocabulary() != model_.bundle.tokenizer->fingerprint()) {
       return absl::FailedPreconditionError(
-          "the draft's vocabulary is not the target's: set draft.path to a model of that "
-          "vocabulary");
+          absl::StrCat("the vocabulary of the draft, ", model_.bundle.model->info().name,
+                       ", is not the target's: set draft.path to a model of that vocabulary"));
     }
     if (request.max_tokens() < 1 || request.max_tokens() > kMost) {
       return absl::InvalidArgumentError(
@@ -325,6 +367,11 @@ class NoDraftService final : public v1::DraftWorker::CallbackService {
   }
   grpc::ServerUnaryReactor* Draft(grpc::CallbackServerContext* context, const v1::DraftRequest*,
                                   v1::DraftResponse*) override {
+    return Refuse(context);
+  }
+  grpc::ServerUnaryReactor* DraftTogether(grpc::CallbackServerContext* context,
+                                          const v1::DraftTogetherRequest*,
+                                          v1::DraftTogetherResponse*) override {
     return Refuse(context);
   }
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,

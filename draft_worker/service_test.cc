@@ -141,6 +141,31 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   EXPECT_TRUE(draft(later).ok());
   EXPECT_TRUE(response.unknown());
 
+  // Two calls in passes that they share, one of them as it was drafted alone.
+  v1::DraftTogetherRequest both;
+  *both.add_calls() = request;
+  *both.add_calls() = request;
+  both.mutable_calls(1)->set_call_id(3);
+  both.mutable_calls(1)->set_tokens(2, 9);
+  v1::DraftTogetherResponse trees;
+  const auto together = [&] {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(60));
+    trees.Clear();
+    return stub->DraftTogether(&context, both, &trees);
+  };
+  ASSERT_TRUE(draft(request).ok());
+  const grpc::Status shared = together();
+  ASSERT_TRUE(shared.ok()) << shared.error_message();
+  ASSERT_EQ(trees.calls_size(), 2);
+  ASSERT_EQ(trees.calls(0).tokens_size(), response.tokens_size());
+  for (int i = 0; i < response.tokens_size(); ++i) {
+    EXPECT_EQ(trees.calls(0).tokens(i).token(), response.tokens(i).token());
+  }
+  EXPECT_GT(trees.calls(1).tokens_size(), 0);
+  both.mutable_calls(1)->set_call_id(1);
+  EXPECT_EQ(together().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << "one call twice";
+
   const auto refused = [&](const std::function<void(v1::DraftRequest&)>& change) {
     v1::DraftRequest wrong = request;
     change(wrong);
@@ -148,6 +173,9 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   };
   using grpc::StatusCode;
   EXPECT_EQ(refused([](auto& r) { r.set_vocabulary(1); }), StatusCode::FAILED_PRECONDITION);
+  v1::DraftRequest another = request;
+  another.set_vocabulary(1);
+  EXPECT_THAT(draft(another).error_message(), HasSubstr("draft.path"));
   EXPECT_EQ(refused([](auto& r) { r.set_max_tokens(0); }), StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(refused([](auto& r) { r.set_max_tokens(256); }), StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(refused([](auto& r) { r.set_max_depth(0); }), StatusCode::INVALID_ARGUMENT);

@@ -1,11 +1,12 @@
 #include "draft_worker/tree_drafter.h"
 
 #include <algorithm>
+#include <deque>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "engine/sampling/draft_sampler.h"
 
 namespace withy::draft_worker {
 namespace {
@@ -42,16 +43,11 @@ absl::Status TreeDrafter::Check(const TreeRequest& request) const {
                                             " are more than the draft's window of ", window_));
 }
 
-absl::StatusOr<GrownTree> TreeDrafter::Draft(const TreeRequest& request,
-                                             const std::function<bool()>& cancelled) {
-  WITHY_RETURN_IF_ERROR(Check(request));
+absl::StatusOr<TreeDrafter::Drafted*> TreeDrafter::Follow(const TreeRequest& request,
+                                                          const std::function<bool()>& cancelled) {
   Drafted& call = EntryOf(request.call_id);
   const auto known = static_cast<size_t>(request.known_tokens);
-  GrownTree grown;
-  if (known > call.tokens.size()) {
-    grown.unknown = true;
-    return grown;
-  }
+  if (known > call.tokens.size()) return nullptr;
   // A request that ran out of time may have left these tokens here already.
   const std::span<const int32_t> here = std::span(call.tokens).subspan(known);
   const auto same =
@@ -64,34 +60,90 @@ absl::StatusOr<GrownTree> TreeDrafter::Draft(const TreeRequest& request,
   // The last token is computed with the tree: its logits are where that begins.
   call.computed = std::min(call.computed, static_cast<int32_t>(call.tokens.size()) - 1);
   WITHY_RETURN_IF_ERROR(CatchUp(call, cancelled));
+  return &call;
+}
 
-  WITHY_ASSIGN_OR_RETURN(engine::DraftSampler sampler,
-                         engine::DraftSampler::Create(request.sampling));
-  policy::GrowthLimits limits = request.limits;
-  limits.pass_ms = limits.token_ms > 0 ? pass_ms_ : 0;
+absl::StatusOr<GrownTree> TreeDrafter::Draft(const TreeRequest& request,
+                                             const std::function<bool()>& cancelled) {
+  WITHY_RETURN_IF_ERROR(Check(request));
+  WITHY_ASSIGN_OR_RETURN(std::vector<GrownTree> grown, DraftTogether({&request, 1}, cancelled));
+  return std::move(grown.front());
+}
+
+TreeDrafter::Growing::Growing(Drafted& of_call, engine::DraftSampler of_sampler,
+                              const policy::GrowthLimits& limits, policy::DraftTree* to_tree)
+    : call(of_call),
+      sampler(std::move(of_sampler)),
+      tree(*to_tree),
+      growth(
+          limits, policy::DraftSourceKind::kDraft,
+          [](policy::DraftOrigin /*origin*/, double probability) { return probability; }, to_tree) {
+}
+
+absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
+    std::span<const TreeRequest> requests, const std::function<bool()>& cancelled) {
+  std::set<uint64_t> ids;
+  for (const TreeRequest& request : requests) ids.insert(request.call_id);
+  if (requests.empty() || requests.size() > kCalls || ids.size() != requests.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(requests.size(), " calls of ", ids.size(),
+                                                   " ids are drafted together: must ", "be 1 to ",
+                                                   kCalls, ", each once"));
+  }
+  std::vector<GrownTree> grown(requests.size());
+  std::vector<Growing> growing;
+  growing.reserve(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const absl::Status status = Check(requests[i]);
+    if (absl::IsOutOfRange(status)) continue;
+    WITHY_RETURN_IF_ERROR(status);
+    WITHY_ASSIGN_OR_RETURN(Drafted* const call, Follow(requests[i], cancelled));
+    grown[i].unknown = call == nullptr;
+    if (call == nullptr) continue;
+    WITHY_ASSIGN_OR_RETURN(engine::DraftSampler sampler,
+                           engine::DraftSampler::Create(requests[i].sampling));
+    policy::GrowthLimits limits = requests[i].limits;
+    limits.pass_ms = limits.token_ms > 0 ? pass_ms_ / static_cast<double>(requests.size()) : 0;
+    growing.emplace_back(*call, std::move(sampler), limits, &grown[i].tree);
+  }
+  WITHY_ASSIGN_OR_RETURN(const int32_t passes, GrowAll(growing, cancelled));
+  for (GrownTree& one : grown) {
+    one.passes = passes;
+    one.pass_ms = pass_ms_;
+  }
+  return grown;
+}
+
+// Returns the passes that it took.
+absl::StatusOr<int32_t> TreeDrafter::GrowAll(std::span<Growing> growing,
+                                             const std::function<bool()>& cancelled) {
   const auto vocab = static_cast<size_t>(model_.info().vocab_size);
-  policy::TreeGrowth growth(
-      limits, policy::DraftSourceKind::kDraft,
-      [](policy::DraftOrigin /*origin*/, double probability) { return probability; }, &grown.tree);
-  for (std::vector<int32_t> leaves = growth.Next(); !leaves.empty(); leaves = growth.Next()) {
+  for (int32_t passes = 0;; ++passes) {
+    size_t leaves = 0;
+    for (Growing& one : growing) {
+      one.leaves = one.growth.Next();
+      leaves += one.leaves.size();
+    }
+    if (leaves == 0) return passes;
     if (cancelled()) return absl::CancelledError("the request has ended");
     const int64_t started = clock_.SteadyNanos();
-    WITHY_RETURN_IF_ERROR(ComputeLeaves(call, grown.tree, leaves));
+    WITHY_RETURN_IF_ERROR(ComputeLeaves(growing));
     const double ms = Millis(clock_.SteadyNanos() - started);
     pass_ms_ += (pass_ms_ > 0 ? kPassWeight : 1) * (ms - pass_ms_);
-    ++grown.passes;
-    call.computed = static_cast<int32_t>(call.tokens.size());  // the last one by the first pass
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      WITHY_ASSIGN_OR_RETURN(const std::vector<engine::DraftCandidate> likely,
-                             sampler.Candidates(std::span(logits_).subspan(i * vocab, vocab),
-                                                call.tokens, grown.tree.PathTo(leaves[i])));
-      std::vector<policy::Candidate> candidates;
-      for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
-      growth.Extend(leaves[i], candidates);
+    size_t row = 0;
+    for (Growing& one : growing) {
+      // The last token is computed by the first pass.
+      one.call.computed = static_cast<int32_t>(one.call.tokens.size());
+      for (const int32_t leaf : one.leaves) {
+        WITHY_ASSIGN_OR_RETURN(
+            const std::vector<engine::DraftCandidate> likely,
+            one.sampler.Candidates(std::span(logits_).subspan(vocab * row++, vocab),
+                                   one.call.tokens, one.tree.PathTo(leaf)));
+        std::vector<policy::Candidate> candidates;
+        for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
+        one.growth.Extend(leaf, candidates);
+      }
     }
   }
-  grown.pass_ms = pass_ms_;
-  return grown;
 }
 
 // Computes the tokens without KV, all but the last.
@@ -108,32 +160,36 @@ absl::Status TreeDrafter::CatchUp(Drafted& call, const std::function<bool()>& ca
   return absl::OkStatus();
 }
 
-absl::Status TreeDrafter::ComputeLeaves(Drafted& call, const policy::DraftTree& tree,
-                                        const std::vector<int32_t>& leaves) {
-  const auto length = static_cast<int32_t>(call.tokens.size());
+absl::Status TreeDrafter::ComputeLeaves(std::span<Growing> growing) {
   std::vector<engine::Row> rows;
-  std::vector<std::vector<int32_t>> ancestors(leaves.size());
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    engine::Row& row = rows.emplace_back(engine::Row{.token = call.tokens.back(),
-                                                     .position = length - 1,
-                                                     .slot = length - 1,
-                                                     .want_logits = true,
-                                                     .ancestor_slots = {}});
-    if (leaves[i] == policy::TreeGrowth::kRoot) continue;
-    const policy::DraftNode& node = tree.nodes()[static_cast<size_t>(leaves[i])];
-    for (int32_t at = node.parent; at >= 0; at = tree.nodes()[static_cast<size_t>(at)].parent) {
-      ancestors[i].push_back(length + at);
+  std::vector<engine::ContextView> views;
+  std::deque<std::vector<int32_t>> ancestors;  // rows refer to them
+  for (const Growing& one : growing) {
+    const auto length = static_cast<int32_t>(one.call.tokens.size());
+    for (const int32_t leaf : one.leaves) {
+      engine::Row& row = rows.emplace_back();
+      row.token = one.call.tokens.back();
+      row.position = row.slot = length - 1;
+      row.context = static_cast<int32_t>(views.size());
+      row.want_logits = true;
+      if (leaf == policy::TreeGrowth::kRoot) continue;
+      const std::vector<policy::DraftNode>& nodes = one.tree.nodes();
+      const policy::DraftNode& node = nodes[static_cast<size_t>(leaf)];
+      std::vector<int32_t>& slots = ancestors.emplace_back();
+      for (int32_t at = node.parent; at >= 0; at = nodes[static_cast<size_t>(at)].parent) {
+        slots.push_back(length + at);
+      }
+      std::reverse(slots.begin(), slots.end());
+      row.token = node.token;
+      row.position = length - 1 + node.depth;
+      row.slot = length + leaf;
+      row.ancestor_slots = slots;
     }
-    std::reverse(ancestors[i].begin(), ancestors[i].end());
-    row.token = node.token;
-    row.position = length - 1 + node.depth;
-    row.slot = length + leaves[i];
-    row.ancestor_slots = ancestors[i];
+    views.push_back(one.call.kv.View());
   }
-  const engine::ContextView view = call.kv.View();
   logits_.resize(
       std::max(logits_.size(), rows.size() * static_cast<size_t>(model_.info().vocab_size)));
-  return model_.Forward({.rows = rows, .contexts = {&view, 1}}, logits_.data());
+  return model_.Forward({.rows = rows, .contexts = views}, logits_.data());
 }
 
 }  // namespace withy::draft_worker

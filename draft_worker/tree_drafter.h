@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
+#include "engine/sampling/draft_sampler.h"
 #include "engine/sampling/sampler.h"
 #include "policy/draft_tree.h"
 #include "policy/tree_growth.h"
@@ -48,6 +49,11 @@ class TreeDrafter {
   // window), CANCELLED; those of the engine.
   absl::StatusOr<GrownTree> Draft(const TreeRequest& request,
                                   const std::function<bool()>& cancelled);
+  // The same for several calls, kCalls at most and each once, whose leaves are computed in passes
+  // that they share; `passes` are of all together. What a call gets does not depend on the others.
+  // Errors: as Draft, but for the window: a call that is longer gets an empty tree.
+  absl::StatusOr<std::vector<GrownTree>> DraftTogether(std::span<const TreeRequest> requests,
+                                                       const std::function<bool()>& cancelled);
 
  private:
   struct Drafted {
@@ -59,11 +65,27 @@ class TreeDrafter {
     engine::ScratchKv kv;
   };
 
+  // A call's tree while it grows.
+  struct Growing {
+    Growing(Drafted& of_call, engine::DraftSampler of_sampler, const policy::GrowthLimits& limits,
+            policy::DraftTree* to_tree);
+
+    Drafted& call;
+    engine::DraftSampler sampler;
+    policy::DraftTree& tree;
+    policy::TreeGrowth growth;
+    std::vector<int32_t> leaves;  // that the next pass computes
+  };
+
   Drafted& EntryOf(uint64_t call_id);
   absl::Status Check(const TreeRequest& request) const;
+  // Brings the call's tokens and KV up to the request. Null: `known_tokens` are not here.
+  absl::StatusOr<Drafted*> Follow(const TreeRequest& request,
+                                  const std::function<bool()>& cancelled);
   absl::Status CatchUp(Drafted& call, const std::function<bool()>& cancelled);
-  absl::Status ComputeLeaves(Drafted& call, const policy::DraftTree& tree,
-                             const std::vector<int32_t>& leaves);
+  absl::StatusOr<int32_t> GrowAll(std::span<Growing> growing,
+                                  const std::function<bool()>& cancelled);
+  absl::Status ComputeLeaves(std::span<Growing> growing);
 
   engine::Model& model_;
   const int32_t window_;

@@ -97,6 +97,68 @@ TEST_F(TreeDrafterTest, ACallThatIsNotHereIsAskedForAgain) {
   EXPECT_FALSE(drafter.Draft(Ask(tokens, 10, 5), Never)->unknown);
 }
 
+// What each call gets is what it gets alone, though their leaves share passes.
+TEST_F(TreeDrafterTest, CallsThatAreDraftedTogetherGetWhatTheyGetAlone) {
+  std::mt19937 random(7);
+  TreeDrafter together(*model_, 512, Clock::Real()), alone(*model_, 512, Clock::Real());
+  std::vector<std::vector<int32_t>> tokens;
+  for (uint32_t call = 0; call < 4; ++call) tokens.push_back(Tokens(10 + 9 * call, call));
+  std::vector<int32_t> known(4, 0);
+  for (int step = 0; step < 6; ++step) {
+    SCOPED_TRACE(step);
+    std::vector<TreeRequest> requests;
+    std::vector<size_t> calls;
+    int most = 0, sum = 0;
+    for (size_t call = 0; call < 4; ++call) {
+      if (random() % 4 == 0) continue;
+      calls.push_back(call);
+      requests.push_back(Ask(std::span(tokens[call]).subspan(static_cast<size_t>(known[call])),
+                             known[call], call));
+      requests.back().limits.max_nodes = 2 + static_cast<int32_t>(random() % 12);
+    }
+    if (calls.empty()) continue;
+    const auto grown = together.DraftTogether(requests, Never);
+    ASSERT_TRUE(grown.ok()) << grown.status();
+    for (size_t i = 0; i < calls.size(); ++i) {
+      SCOPED_TRACE(calls[i]);
+      const auto one = alone.Draft(requests[i], Never);
+      ASSERT_TRUE(one.ok()) << one.status();
+      ExpectSame((*grown)[i], *one);
+      most = std::max(most, one->passes);
+      sum += one->passes;
+      known[calls[i]] = static_cast<int32_t>(tokens[calls[i]].size());
+      const auto more = Tokens(1 + random() % 4, static_cast<uint32_t>(step));
+      tokens[calls[i]].insert(tokens[calls[i]].end(), more.begin(), more.end());
+    }
+    EXPECT_EQ(grown->front().passes, most) << sum << " alone";
+  }
+}
+
+TEST_F(TreeDrafterTest, OneCallThatIsTooLongDoesNotKeepOthersFromTheirDrafts) {
+  TreeDrafter drafter(*model_, 64, Clock::Real());
+  const std::vector<int32_t> fits = Tokens(20, 1), longer = Tokens(60, 2);
+  const auto grown =
+      drafter.DraftTogether(std::vector<TreeRequest>{Ask(longer, 0, 1), Ask(fits, 0, 2)}, Never);
+  ASSERT_TRUE(grown.ok()) << grown.status();
+  EXPECT_TRUE((*grown)[0].tree.empty());
+  EXPECT_FALSE((*grown)[1].tree.empty());
+}
+
+TEST_F(TreeDrafterTest, TooManyCallsAreNotDraftedTogether) {
+  TreeDrafter drafter(*model_, 64, Clock::Real());
+  const std::vector<int32_t> tokens = Tokens(10, 1);
+  std::vector<TreeRequest> requests;
+  for (uint64_t call = 0; call <= TreeDrafter::kCalls; ++call) {
+    requests.push_back(Ask(tokens, 0, call));
+  }
+  EXPECT_EQ(drafter.DraftTogether(requests, Never).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  requests.resize(2);
+  requests[1].call_id = requests[0].call_id;
+  EXPECT_EQ(drafter.DraftTogether(requests, Never).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(TreeDrafterTest, BadRequestsAreRefused) {
   TreeDrafter drafter(*model_, 64, Clock::Real());
   const auto code = [&](const TreeRequest& request) {

@@ -33,6 +33,12 @@ struct AppDrafts {
   uint64_t last_used = 0;
 };
 
+// Bounds of the tree of a step.
+struct TreeBounds {
+  int32_t depth = 0;
+  int32_t nodes = 0;
+};
+
 struct CallDrafts {
   CallDrafts(int32_t tokens, std::shared_ptr<AppDrafts> of_app,
              std::shared_ptr<ContextDrafts> of_context)
@@ -47,12 +53,13 @@ struct CallDrafts {
 
   // Of the decode step to come.
   policy::DraftTree tree;
+  TreeBounds bounds;
   std::vector<int32_t> chosen;  // nodes of the tree that are verified: its rows but the root
   size_t tokens_before = 0;     // of the session
-  double draft_ms = 0;          // that growing the tree took
-  double plain_ms = 0;          // that the step would take without it
+  double draft_ms = 0;          // that drafting took, for this call or others of its step
+  double plain_ms = 0;          // that the step would take without drafts
   int32_t other_rows = 0;       // of other calls that decode
-  std::optional<policy::DraftSourceKind> model;  // that was asked
+  std::optional<policy::DraftSourceKind> model;  // that drafted for this call
 };
 
 }  // namespace withy::model_worker

@@ -51,6 +51,10 @@ class CallLifecycle final : private LeaseResults, private StepResults {
   void Stop(Ticket ticket, const absl::Status& why);
   // As Scheduler::CancelCall; whether there is such a call.
   bool CancelCall(uint64_t call_id);
+  // As Scheduler::ForgetContext.
+  void ForgetContext(const std::string& app_id, const std::string& context_id) {
+    runner_.speculator().ForgetContext(app_id, context_id);
+  }
   void StopAll(const absl::Status& why);
   void CancelRebuilds();
   // Fails every call that has a lease.

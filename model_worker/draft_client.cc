@@ -24,6 +24,12 @@ constexpr int64_t kAwayNs = 200 * kNanosPerMilli;
 constexpr int64_t kRefusedNs = 10 * kNanosPerSecond;
 constexpr double kPassWeight = 0.2;
 
+// `token_ms`: of a token without drafts; 0: whatever the drafts take.
+double PatienceMs(double token_ms) {
+  if (!(token_ms > 0)) return kMostPatienceMs;
+  return std::clamp(kPatienceTokens * token_ms, kLeastPatienceMs, kMostPatienceMs);
+}
+
 }  // namespace
 
 DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock& clock)
@@ -49,14 +55,10 @@ v1::DraftRequest DraftClient::ToWire(const DraftRequest& request) {
 
 bool DraftClient::Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
                         policy::DraftTree* tree) {
-  const double token_ms = request.limits.token_ms;
-  const double patience_ms =
-      token_ms > 0 ? std::clamp(kPatienceTokens * token_ms, kLeastPatienceMs, kMostPatienceMs)
-                   : kMostPatienceMs;
   const v1::DraftRequest wire = ToWire(request);
   v1::DraftResponse response;
   grpc::ClientContext context;
-  rpc::SetTimeout(&context, absl::Milliseconds(patience_ms));
+  rpc::SetTimeout(&context, absl::Milliseconds(PatienceMs(request.limits.token_ms)));
   const int64_t started = clock_.SteadyNanos();
   const grpc::Status status = stub_->Draft(&context, wire, &response);
   if (!status.ok()) {
@@ -64,13 +66,53 @@ bool DraftClient::Draft(const DraftRequest& request, const policy::ConfidenceFn&
     return false;
   }
   refused_ = false;
+  OnPasses(started, response.passes());
+  return Take(request, response, confidence, tree);
+}
+
+bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
+  bool any = false;
+  for (; jobs.size() > kMostTogether; jobs = jobs.subspan(kMostTogether)) {
+    any = DraftTogether(jobs.first(kMostTogether)) || any;
+  }
+  v1::DraftTogetherRequest wire;
+  double token_ms = 0;
+  for (const DraftJob& job : jobs) {
+    *wire.add_calls() = ToWire(job.request);
+    token_ms = std::max(token_ms, job.request.limits.token_ms);
+  }
+  v1::DraftTogetherResponse response;
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, absl::Milliseconds(PatienceMs(token_ms)));
+  const int64_t started = clock_.SteadyNanos();
+  const grpc::Status status = stub_->DraftTogether(&context, wire, &response);
+  if (!status.ok()) {
+    OnFailure(status);
+    return any;
+  }
+  refused_ = false;
+  if (static_cast<size_t>(response.calls_size()) != jobs.size()) return any;
+  OnPasses(started, response.calls(0).passes());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    DraftJob& job = jobs[i];
+    any = Take(job.request, response.calls(static_cast<int>(i)), job.confidence, &job.tree) || any;
+  }
+  return any;
+}
+
+void DraftClient::OnPasses(int64_t started_ns, uint32_t passes) {
+  if (passes == 0) return;
+  const double ms = Millis(clock_.SteadyNanos() - started_ns) / passes;
+  pass_ms_ += (pass_ms_ > 0 ? kPassWeight : 1) * (ms - pass_ms_);
+}
+
+bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& response,
+                       const policy::ConfidenceFn& confidence, policy::DraftTree* tree) {
   if (response.unknown()) {
     known_[request.call_id] = 0;
     return false;
   }
   known_[request.call_id] = static_cast<uint32_t>(request.tokens.size());
-  const double ms = Millis(clock_.SteadyNanos() - started) / std::max(1u, response.passes());
-  pass_ms_ += (pass_ms_ > 0 ? kPassWeight : 1) * (ms - pass_ms_);
   std::vector<int32_t> places;  // of the tokens, in `tree`
   for (const v1::DraftedToken& token : response.tokens()) {
     const bool root = token.parent() < 0;

@@ -24,10 +24,18 @@ class DraftClient final : public DraftSource {
   double pass_ms() const override { return pass_ms_; }
   bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
              policy::DraftTree* tree) override;
+  bool DraftTogether(std::span<DraftJob> jobs) override;
   void Forget(uint64_t call_id) override { known_.erase(call_id); }
 
  private:
+  // Calls that draft_worker keeps the KV of (draft_worker.proto).
+  static constexpr size_t kMostTogether = 8;
+
   v1::DraftRequest ToWire(const DraftRequest& request);
+  // Adds what came for a call to its tree; false: nothing, or no tree.
+  bool Take(const DraftRequest& request, const v1::DraftResponse& response,
+            const policy::ConfidenceFn& confidence, policy::DraftTree* tree);
+  void OnPasses(int64_t started_ns, uint32_t passes);
   void OnFailure(const grpc::Status& status);
 
   const uint64_t vocabulary_;

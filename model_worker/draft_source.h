@@ -18,6 +18,13 @@ struct DraftRequest {
   policy::GrowthLimits limits;
 };
 
+// One of several calls that are drafted together.
+struct DraftJob {
+  DraftRequest request;
+  policy::ConfidenceFn confidence;
+  policy::DraftTree tree;  // that the drafted tokens are added to
+};
+
 // Called on the engine thread, which waits for Draft.
 class DraftSource {
  public:
@@ -30,6 +37,13 @@ class DraftSource {
   // each is. Returns false, with the tree as it is, when nothing comes in time.
   virtual bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
                      policy::DraftTree* tree) = 0;
+  // The same for several calls whose steps share a pass. Returns whether anything came. A source
+  // that cannot share passes drafts them one after the other.
+  virtual bool DraftTogether(std::span<DraftJob> jobs) {
+    bool any = false;
+    for (DraftJob& job : jobs) any = Draft(job.request, job.confidence, &job.tree) || any;
+    return any;
+  }
   // The call is over.
   virtual void Forget(uint64_t call_id) = 0;
 };

@@ -122,6 +122,15 @@ void Scheduler::CancelCall(uint64_t call_id, std::function<void(bool found)> don
   inbox_.Post([this, call_id, done = std::move(done)] { done(lifecycle_.CancelCall(call_id)); });
 }
 
+void Scheduler::ForgetContext(std::string app_id, std::string context_id,
+                              std::function<void()> done) {
+  inbox_.Post([this, app_id = std::move(app_id), context_id = std::move(context_id),
+               done = std::move(done)] {
+    lifecycle_.ForgetContext(app_id, context_id);
+    done();
+  });
+}
+
 void Scheduler::FailLeases(const absl::Status& status) {
   absl::Notification failed;
   inbox_.Post([&] {

@@ -69,6 +69,10 @@ class Scheduler {
   // call.
   void CancelCall(uint64_t call_id, std::function<void(bool found)> done);
 
+  // Forgets what was said in a context that was deleted, or, where `context_id` is empty, by an app
+  // (Speculator::ForgetContext). `done` is called from the engine thread once that is so.
+  void ForgetContext(std::string app_id, std::string context_id, std::function<void()> done);
+
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
   // read or written any more.
   void FailLeases(const absl::Status& status);

@@ -2,12 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "engine/model/testing.h"
 #include "model_worker/scheduler_testing.h"
 
@@ -48,9 +52,20 @@ class KnowingDraft final : public DraftSource {
     drafted_ += tree->empty() ? 0 : 1;
     return true;
   }
+  bool DraftTogether(std::span<DraftJob> jobs) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      most_together_ = std::max(most_together_, jobs.size());
+    }
+    return DraftSource::DraftTogether(jobs);
+  }
   int drafted() const {
     absl::MutexLock lock(&mutex_);
     return drafted_;
+  }
+  size_t most_together() const {
+    absl::MutexLock lock(&mutex_);
+    return most_together_;
   }
 
  private:
@@ -60,12 +75,36 @@ class KnowingDraft final : public DraftSource {
   std::map<uint64_t, std::vector<int32_t>> answers_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, size_t> prompts_ ABSL_GUARDED_BY(mutex_);  // tokens of each call's prompt
   int drafted_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t most_together_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 std::vector<int32_t> IdsOf(const CallOutcome& outcome) {
   std::vector<int32_t> ids;
   for (const engine::Sample& token : outcome.tokens) ids.push_back(token.id);
   return ids;
+}
+
+// The attention of accepted rows counts as that of plain ones, and that of others does not.
+void ExpectSameDensities(FakeStore& expected, FakeStore& stored) {
+  using Chunks = std::map<std::string, std::vector<ResidentChunk>>;
+  const auto chunks_of = [](FakeStore& store) {
+    return store.With([](FakeStore::State& state) {
+      Chunks chunks;
+      for (const auto& [id, context] : state.contexts) chunks[id] = context.resident;
+      return chunks;
+    });
+  };
+  const Chunks want = chunks_of(expected);
+  Chunks got = chunks_of(stored);
+  for (const auto& [id, chunks] : want) {
+    SCOPED_TRACE(id);
+    ASSERT_EQ(got[id].size(), chunks.size());
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const ChunkName &name = got[id][i].name, &plain = chunks[i].name;
+      EXPECT_EQ(name.density_rows, plain.density_rows) << "chunk " << i;
+      EXPECT_NEAR(name.density, plain.density, 1e-4f * plain.density) << "chunk " << i;
+    }
+  }
 }
 
 std::vector<CallRequest> Requests(int turn) {
@@ -124,6 +163,35 @@ TEST(DraftedCallsTest, AnswersAreThoseOfPlainDecoding) {
   }
   EXPECT_GT(draft.drafted(), 0);
   drafted.store.With([](FakeStore::State& state) { EXPECT_EQ(state.faults, 0); });
+  ExpectSameDensities(plain.store, drafted.store);
+}
+
+// Under control, too, where every call can afford it.
+TEST(DraftedCallsTest, CallsThatShareAStepAreDraftedTogether) {
+  const engine::TestFolder folder;
+  const std::unique_ptr<engine::Model> model = engine::OpenTiny(
+      folder, engine::WriteTiny(folder, engine::TinyShape(), engine::GgmlType::kQ8_0));
+  for (const bool always : {true, false}) {
+    SCOPED_TRACE(always);
+    KnowingDraft draft(model->info().vocab_size);
+    SchedulerOptions options;
+    options.max_batch = 4;
+    options.speculation = {.enabled = true, .always = always, .draft = &draft};
+    Rig rig(*model, options, 4096);
+    const absl::Time end = absl::Now() + kTestLimit;
+    // How many calls run at once is up to the machine.
+    while (draft.most_together() < 2 && absl::Now() < end) {
+      std::vector<Rig::Running> running;
+      for (CallRequest request : Requests(0)) {
+        draft.Know(request.call_id, {});
+        request.answer.max_tokens = 60;
+        request.speculation = policy::SpeculationMode::kDraft;
+        running.push_back(rig.Submit(request));
+      }
+      for (const Rig::Running& one : running) EXPECT_TRUE(one.sink->Wait().ok());
+    }
+    EXPECT_GE(draft.most_together(), 2u);
+  }
 }
 
 }  // namespace

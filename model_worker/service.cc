@@ -137,6 +137,15 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* ForgetContext(grpc::CallbackServerContext* context,
+                                          const v1::ForgetContextRequest* request,
+                                          v1::ForgetContextResponse* /*response*/) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    parts_.scheduler.ForgetContext(request->app_id(), request->context_id(),
+                                   [reactor] { reactor->Finish(grpc::Status::OK); });
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override {

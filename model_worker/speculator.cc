@@ -1,10 +1,12 @@
 #include "model_worker/speculator.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
 #include "engine/session/solo_answer.h"
+#include "model_worker/prefix_group.h"
 #include "policy/constants.h"
 
 namespace withy::model_worker {
@@ -15,6 +17,13 @@ using policy::DraftSourceKind;
 // A branch ends where it is as unlikely as this.
 constexpr double kLeastConfidence = 0.02;
 constexpr int32_t kMostModelNodes = 64;
+
+// Whose text a lookup has, of the contexts of an app. Contexts that share a number are forgotten
+// together, which costs speed alone.
+uint32_t OwnerOf(const std::string& context_id) {
+  if (context_id.empty()) return 0;
+  return std::max(1u, static_cast<uint32_t>(std::hash<std::string>()(context_id)));
+}
 
 // The entry of `key`; makes room for it by leaving out the one that was used longest ago.
 template <typename Map, typename Make>
@@ -58,7 +67,7 @@ CallDrafts& Speculator::DraftsOf(Call& call) {
   return *call.drafts;
 }
 
-Speculator::Room Speculator::RoomOf(const Call& call) const {
+TreeBounds Speculator::BoundsOf(const Call& call) const {
   const DraftRoom room = call.session->draft_room();
   const int32_t most = std::min(options_.max_tree_rows - 1, policy::TokenTree::kMaxDraftedTokens);
   return {.depth = std::min(room.depth, kMostDepth), .nodes = std::min(room.slots, most)};
@@ -69,10 +78,39 @@ const policy::LevelPace& Speculator::PaceOf(const Call& call) const {
   return level < 0 ? levels_.back() : levels_[static_cast<size_t>(level)];
 }
 
-void Speculator::Prepare(Call& call, const BesideCall& beside) {
+void Speculator::Prepare(std::span<Call* const> calls, const BesideCalls& beside) {
+  std::vector<Call*> drafted;
+  const int32_t others = beside.other_rows + static_cast<int32_t>(calls.size()) - 1;
+  for (Call* call : calls) {
+    if (Begin(*call, others) != nullptr) drafted.push_back(call);
+  }
+  if (drafted.empty()) return;
+  // Now and then a pass of one call alone tells what those with drafts are compared with.
+  const bool tells = others == 0 && costs_.since_plain() >= policy::kPassesBetweenPlain;
+  if (!tells || options_.always) {
+    for (Call* call : drafted) Choose(*call);
+    // A call that is not drafted must not wait for a draft model.
+    if (options_.always || (beside.quiet && drafted.size() == calls.size())) {
+      AskModels(drafted, beside);
+    }
+    if (!options_.always) {
+      FitChosen(drafted, others + 1 - static_cast<int32_t>(drafted.size()));
+    }
+  }
+  for (Call* call : drafted) {
+    CallDrafts& drafts = *call->drafts;
+    call->session->set_draft_ahead(drafts.tree.empty() ? 0 : kMostDepth / 2);
+    // A draft that is refused costs speed alone: the step decodes plainly.
+    if (!call->session->Draft(policy::ToDrafted(drafts.tree, drafts.chosen)).ok()) {
+      drafts.chosen.clear();
+    }
+  }
+}
+
+CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
   if (!options_.enabled || call.request.rebuild ||
       call.request.speculation == policy::SpeculationMode::kOff) {
-    return;
+    return nullptr;
   }
   CallDrafts& drafts = DraftsOf(call);
   const std::span<const int32_t> tokens = call.session->tokens();
@@ -82,31 +120,21 @@ void Speculator::Prepare(Call& call, const BesideCall& beside) {
   drafts.chosen.clear();
   drafts.draft_ms = 0;
   drafts.model.reset();
-  drafts.other_rows = beside.other_rows;
-  drafts.plain_ms = costs_.PlainMs(PaceOf(call).TokenMs(call.session->computed())) *
-                    costs_.Ratio(beside.other_rows + 1);
-  const Room room = RoomOf(call);
-  AddLookups(call, room);
-  // Now and then a pass of this call alone tells what those with drafts are compared with.
-  const bool tells = beside.other_rows == 0 && costs_.since_plain() >= policy::kPassesBetweenPlain;
-  if (!tells || options_.always) {
-    Choose(call, room);
-    if (drafts.chosen.empty() || options_.always) AskModels(call, room, beside);
-  }
-  call.session->set_draft_ahead(drafts.tree.empty() ? 0 : kMostDepth / 2);
-  // A draft that is refused costs speed alone: the step decodes plainly.
-  if (!call.session->Draft(policy::ToDrafted(drafts.tree, drafts.chosen)).ok()) {
-    drafts.chosen.clear();
-  }
+  drafts.other_rows = other_rows;
+  drafts.plain_ms =
+      costs_.PlainMs(PaceOf(call).TokenMs(call.session->computed())) * costs_.Ratio(other_rows + 1);
+  drafts.bounds = BoundsOf(call);
+  AddLookups(call);
+  return &drafts;
 }
 
 // What followed the last tokens in this call, and in earlier ones of the app.
-void Speculator::AddLookups(Call& call, const Room& room) {
+void Speculator::AddLookups(Call& call) {
   if (!policy::Allows(call.request.speculation, DraftSourceKind::kLookup)) return;
   CallDrafts& drafts = *call.drafts;
   const std::span<const int32_t> tokens = call.session->tokens();
   // The first token is looked at even where there is no room: it tells how sure lookups are.
-  const int32_t depth = std::max(1, std::min(room.depth, room.nodes));
+  const int32_t depth = std::max(1, std::min(drafts.bounds.depth, drafts.bounds.nodes));
   for (const policy::TokenLookup* lookup : {&drafts.own, &drafts.app->lookup}) {
     for (const auto& match : lookup->Find(tokens, depth, kMostMatches)) {
       int32_t node = -1, length = match.length;
@@ -120,25 +148,41 @@ void Speculator::AddLookups(Call& call, const Room& room) {
   }
 }
 
-// Lets the draft model that gained most of late say what it expects, if one is to be asked.
-void Speculator::AskModels(Call& call, const Room& room, const BesideCall& beside) {
-  if (room.depth < 1 || room.nodes < 1 || !(beside.quiet || options_.always)) return;
-  std::vector<DraftSourceKind> sources;
+// Lets the draft model that gained most of late say what it expects behind the calls that lookups
+// say nothing of, if one is to be asked. The calls wait for it, those that it does not draft for,
+// too, and pay for that.
+void Speculator::AskModels(std::span<Call* const> calls, const BesideCalls& beside) {
+  std::vector<std::pair<double, DraftSourceKind>> sources;  // by what they gained
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
-    if (CanAsk(call, source)) sources.push_back(source);
+    const std::vector<Call*> asked = Askable(calls, source);
+    if (asked.empty() || !AffordTry(calls, asked, source)) continue;
+    double gain = 0;
+    for (const Call* call : asked) gain += call->drafts->speculation().GainOf(source).gain();
+    sources.emplace_back(gain, source);
   }
-  if (sources.empty()) return;
-  const policy::CallSpeculation known = call.drafts->speculation();
-  std::stable_sort(sources.begin(), sources.end(), [&](DraftSourceKind a, DraftSourceKind b) {
-    return known.GainOf(a).gain() > known.GainOf(b).gain();
-  });
-  if (!options_.always) sources.resize(1);
-  for (const DraftSourceKind source : sources) Grow(call, source, room, beside.interrupt);
-  Choose(call, room);
+  std::stable_sort(sources.begin(), sources.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (!options_.always && sources.size() > 1) sources.resize(1);
+  for (const auto& [gain, source] : sources) {
+    const std::vector<Call*> asked = Askable(calls, source);
+    Grow(calls, asked, source, beside.interrupt);
+    for (Call* call : asked) Choose(*call);
+  }
 }
 
-// Whether a model may draft for the call now: it is there, it pays or is to be tried again, and
-// what it may lose can be afforded.
+// The calls that a model may draft for now.
+std::vector<Call*> Speculator::Askable(std::span<Call* const> calls, DraftSourceKind source) const {
+  std::vector<Call*> asked;
+  for (Call* call : calls) {
+    const CallDrafts& drafts = *call->drafts;
+    const bool wanted = options_.always || drafts.chosen.empty();
+    const bool room = drafts.bounds.depth > 0 && drafts.bounds.nodes > 0;
+    if (wanted && room && CanAsk(*call, source)) asked.push_back(call);
+  }
+  return asked;
+}
+
+// Whether the model is there, and pays or is to be tried again.
 bool Speculator::CanAsk(const Call& call, DraftSourceKind source) const {
   if (!policy::Allows(call.request.speculation, source)) return false;
   const bool is_there =
@@ -146,60 +190,134 @@ bool Speculator::CanAsk(const Call& call, DraftSourceKind source) const {
           ? options_.draft != nullptr && options_.draft->ready()
           : prefix_.CanDraftFor(engine::LevelIndex(model_.info(), call.session->level_percent()));
   if (!is_there || options_.always) return is_there;
-  const CallDrafts& drafts = *call.drafts;
-  const double try_ms = DraftPassMs(call, source) + drafts.plain_ms * costs_.Ratio(2);
-  return drafts.speculation().GainOf(source).Asked() &&
-         drafts.speculation().Affords(try_ms, drafts.plain_ms);
+  return call.drafts->speculation().GainOf(source).Asked();
 }
 
-double Speculator::DraftPassMs(const Call& call, DraftSourceKind source) const {
-  return source == DraftSourceKind::kDraft
-             ? options_.draft->pass_ms()
-             : prefix_.PassMs(levels_.front(), call.session->computed());
-}
-
-void Speculator::Grow(Call& call, DraftSourceKind source, const Room& room,
-                      const std::atomic<bool>* interrupt) {
-  CallDrafts& drafts = *call.drafts;
-  policy::GrowthLimits limits{.max_nodes = std::min(room.nodes, kMostModelNodes),
-                              .max_depth = room.depth};
-  if (!options_.always) {
-    limits.alpha = drafts.context->state.fallback.alpha();
-    limits.pass_ms = DraftPassMs(call, source);
-    limits.token_ms = drafts.plain_ms;
+// Whether all calls of the step can afford that a model drafts a token for some of them in vain.
+bool Speculator::AffordTry(std::span<Call* const> calls, std::span<Call* const> asked,
+                           DraftSourceKind source) const {
+  if (options_.always) return true;
+  std::vector<policy::PassTree> trees;
+  int32_t rows = 0, more = static_cast<int32_t>(asked.size());
+  for (const Call* call : calls) {
+    const CallDrafts& drafts = *call->drafts;
+    rows = drafts.other_rows + 1;
+    more += static_cast<int32_t>(drafts.chosen.size());
+    trees.push_back({.call = drafts.speculation(),
+                     .cumulative = {},
+                     .plain_ms = drafts.plain_ms,
+                     .draft_ms = DraftPassMs(asked, source)});
   }
-  const policy::ConfidenceFn confidence = [&drafts](policy::DraftOrigin origin, double /*p*/) {
-    return drafts.speculation().Confidence(origin);
+  return policy::AllAfford(trees, costs_.Ratio(rows + more) / costs_.Ratio(rows));
+}
+
+// What a pass of the model takes that drafts for these calls.
+double Speculator::DraftPassMs(std::span<Call* const> asked, DraftSourceKind source) const {
+  if (source == DraftSourceKind::kDraft) return options_.draft->pass_ms();
+  int32_t depth = 0;
+  for (const Call* call : asked) depth = std::max(depth, call->session->computed());
+  return prefix_.PassMs(levels_.front(), depth) * costs_.Ratio(static_cast<int32_t>(asked.size()));
+}
+
+policy::GrowthLimits Speculator::LimitsOf(std::span<Call* const> asked, const Call& call,
+                                          DraftSourceKind source) const {
+  const CallDrafts& drafts = *call.drafts;
+  policy::GrowthLimits limits{.max_nodes = std::min(drafts.bounds.nodes, kMostModelNodes),
+                              .max_depth = drafts.bounds.depth};
+  if (options_.always) return limits;
+  limits.alpha = drafts.context->state.fallback.alpha();
+  // The calls share a pass, and what it takes.
+  limits.pass_ms = DraftPassMs(asked, source) / static_cast<double>(asked.size());
+  limits.token_ms = drafts.plain_ms;
+  return limits;
+}
+
+policy::ConfidenceFn Speculator::ConfidenceOf(const Call& call) const {
+  return [drafts = call.drafts.get()](policy::DraftOrigin origin, double /*p*/) {
+    return drafts->speculation().Confidence(origin);
   };
+}
+
+// `asked`: of `calls`, those that are drafted for; all wait.
+void Speculator::Grow(std::span<Call* const> calls, std::span<Call* const> asked,
+                      DraftSourceKind source, const std::atomic<bool>* interrupt) {
   const int64_t started = clock_.SteadyNanos();
-  policy::DraftTree grown;
+  std::vector<policy::DraftTree> grown(asked.size());
+  if (asked.size() == 1) {
+    GrowOne(*asked.front(), source, interrupt, &grown.front());
+  } else {
+    GrowSeveral(asked, source, interrupt, &grown);
+  }
+  const int64_t ended = clock_.SteadyNanos();
+  for (size_t i = 0; i < asked.size(); ++i) {
+    CallDrafts& drafts = *asked[i]->drafts;
+    metrics_.Drafted(asked[i]->request.call_id, grown[i].size(), started, ended);
+    asked[i]->session->speculation().draft_ns += ended - started;
+    drafts.model = source;
+    drafts.tree.Merge(grown[i]);
+  }
+  for (Call* call : calls) call->drafts->draft_ms += Millis(ended - started);
+}
+
+void Speculator::GrowOne(Call& call, DraftSourceKind source, const std::atomic<bool>* interrupt,
+                         policy::DraftTree* grown) {
+  Call* const one[] = {&call};
+  const policy::GrowthLimits limits = LimitsOf(one, call, source);
   if (source == DraftSourceKind::kDraft) {
     options_.draft->Draft({.call_id = call.request.call_id,
                            .tokens = call.session->tokens(),
                            .sampling = call.session->sampling(),
                            .limits = limits},
-                          confidence, &grown);
-  } else {
-    // Without a draft the step decodes plainly, and says what is wrong with the model.
-    prefix_.Grow(*call.session, limits, confidence, interrupt, levels_.front(), &grown)
-        .IgnoreError();
+                          ConfidenceOf(call), grown);
+    return;
   }
-  const int64_t ended = clock_.SteadyNanos();
-  metrics_.Drafted(call.request.call_id, grown.size(), started, ended);
-  call.session->speculation().draft_ns += ended - started;
-  drafts.draft_ms += Millis(ended - started);
-  drafts.model = source;
-  drafts.tree.Merge(grown);
+  // Without a draft the step decodes plainly, and says what is wrong with the model.
+  prefix_.Grow(*call.session, limits, ConfidenceOf(call), interrupt, levels_.front(), grown)
+      .IgnoreError();
 }
 
-void Speculator::Choose(Call& call, const Room& room) {
+void Speculator::GrowSeveral(std::span<Call* const> asked, DraftSourceKind source,
+                             const std::atomic<bool>* interrupt,
+                             std::vector<policy::DraftTree>* grown) {
+  std::vector<DraftJob> jobs;
+  std::vector<PrefixJob> prefix_jobs;
+  for (const Call* call : asked) {
+    const policy::GrowthLimits limits = LimitsOf(asked, *call, source);
+    if (source == DraftSourceKind::kDraft) {
+      jobs.push_back({.request = {.call_id = call->request.call_id,
+                                  .tokens = call->session->tokens(),
+                                  .sampling = call->session->sampling(),
+                                  .limits = limits},
+                      .confidence = ConfidenceOf(*call),
+                      .tree = {}});
+    } else {
+      prefix_jobs.push_back({.session = *call->session,
+                             .limits = limits,
+                             .confidence = ConfidenceOf(*call),
+                             .tree = {}});
+    }
+  }
+  if (source == DraftSourceKind::kDraft) {
+    options_.draft->DraftTogether(jobs);
+    for (size_t i = 0; i < jobs.size(); ++i) (*grown)[i] = std::move(jobs[i].tree);
+    return;
+  }
+  GrowTogether(model_, prefix_jobs, interrupt, &group_logits_).IgnoreError();
+  for (size_t i = 0; i < prefix_jobs.size(); ++i) (*grown)[i] = std::move(prefix_jobs[i].tree);
+}
+
+void Speculator::Choose(Call& call) {
   CallDrafts& drafts = *call.drafts;
+  const TreeBounds& bounds = drafts.bounds;
   drafts.chosen.clear();
-  if (room.depth < 1 || room.nodes < 1) return;
+  if (bounds.depth < 1 || bounds.nodes < 1) return;
   std::vector<int32_t> order = drafts.tree.ByConfidence();
   const std::vector<policy::DraftNode>& nodes = drafts.tree.nodes();
-  std::erase_if(order, [&](int32_t i) { return nodes[static_cast<size_t>(i)].depth > room.depth; });
-  if (order.size() > static_cast<size_t>(room.nodes)) order.resize(static_cast<size_t>(room.nodes));
+  std::erase_if(order,
+                [&](int32_t i) { return nodes[static_cast<size_t>(i)].depth > bounds.depth; });
+  if (order.size() > static_cast<size_t>(bounds.nodes)) {
+    order.resize(static_cast<size_t>(bounds.nodes));
+  }
   if (!options_.always) {
     std::vector<double> cumulative;
     for (const int32_t i : order) cumulative.push_back(nodes[static_cast<size_t>(i)].cumulative);
@@ -209,6 +327,28 @@ void Speculator::Choose(Call& call, const Room& room) {
     order.resize(static_cast<size_t>(budget.nodes));
   }
   drafts.chosen = std::move(order);
+}
+
+// Cuts what was chosen for each of the calls to what all can afford together.
+void Speculator::FitChosen(std::span<Call* const> calls, int32_t other_rows) {
+  if (calls.size() < 2) return;
+  std::vector<std::vector<double>> cumulative(calls.size());
+  std::vector<policy::PassTree> trees;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const CallDrafts& drafts = *calls[i]->drafts;
+    for (const int32_t node : drafts.chosen) {
+      cumulative[i].push_back(drafts.tree.nodes()[static_cast<size_t>(node)].cumulative);
+    }
+    trees.push_back({.call = drafts.speculation(),
+                     .cumulative = cumulative[i],
+                     .plain_ms = drafts.plain_ms,
+                     .draft_ms = drafts.draft_ms,
+                     .nodes = static_cast<int32_t>(drafts.chosen.size())});
+  }
+  policy::FitTogether(costs_, other_rows, trees);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i]->drafts->chosen.resize(static_cast<size_t>(trees[i].nodes));
+  }
 }
 
 void Speculator::Observe(Call& call, const DecodedStep& step) {
@@ -222,13 +362,14 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
   const size_t verified = std::min(static_cast<size_t>(step.rows) - 1, drafts.chosen.size());
   const int32_t accepted = FollowAnswer(call, verified);
   const double tokens = accepted + 1;
-  double ms = drafts.plain_ms;
+  // Other calls' drafts make a shared pass longer for this call, too.
+  double ms =
+      step.alone ? drafts.plain_ms
+                 : drafts.plain_ms * costs_.Ratio(step.batch_rows) / costs_.Ratio(step.batch_calls);
   // A pass behind a draft model's finds cold caches: what it takes counts, verified or not.
   if (drafts.model.has_value() && step.alone) ms = step.ms;
   if (verified > 0) {
-    const auto rows = static_cast<int32_t>(verified) + drafts.other_rows + 1;
-    ms = step.alone ? step.ms
-                    : drafts.plain_ms * costs_.Ratio(rows) / costs_.Ratio(drafts.other_rows + 1);
+    if (step.alone) ms = step.ms;
     stats.verify_ns += step.ended_ns - step.started_ns;
   }
   ms += drafts.draft_ms;
@@ -238,7 +379,7 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
     drafts.speculation().OnSource(source, drafts.model == source, tokens, ms, drafts.plain_ms);
   }
-  if (drafts.model.has_value()) OnModelVerified(drafts, verified, accepted);
+  if (drafts.model.has_value()) OnModelVerified(call, verified);
   drafts.plain_ms = 0;
 }
 
@@ -273,16 +414,12 @@ int32_t Speculator::FollowAnswer(Call& call, size_t verified) {
 }
 
 // Tells the fallback threshold of the branch that matched best.
-void Speculator::OnModelVerified(CallDrafts& drafts, size_t verified, int32_t accepted) {
-  const std::vector<policy::DraftNode>& nodes = drafts.tree.nodes();
-  const policy::DraftNode* end = nullptr;
-  for (size_t i = 0; i < verified; ++i) {
-    const policy::DraftNode& node = nodes[static_cast<size_t>(drafts.chosen[i])];
-    if (end == nullptr || node.depth > end->depth) end = &node;
-  }
-  if (end == nullptr) return;
-  drafts.context->state.fallback.OnVerified(std::min(accepted, end->depth), end->depth,
-                                            end->cumulative);
+void Speculator::OnModelVerified(const Call& call, size_t verified) {
+  const CallDrafts& drafts = *call.drafts;
+  const policy::MatchedBranch branch =
+      policy::MostMatchingBranch(drafts.tree, std::span(drafts.chosen).first(verified),
+                                 call.session->tokens().subspan(drafts.tokens_before));
+  drafts.context->state.fallback.OnVerified(branch.correct, branch.all, branch.confidence);
 }
 
 void Speculator::Remember(Call& call) {
@@ -296,7 +433,7 @@ void Speculator::Remember(Call& call) {
     first =
         std::min(tokens.size(), known - std::min<size_t>(known, policy::TokenLookup::kMaxMatch));
   }
-  app.lookup.Append(tokens.subspan(first));
+  app.lookup.Append(tokens.subspan(first), OwnerOf(call.request.context_id));
   app.lookup.EndText();
   call.drafts->context->remembered = !call.request.context_id.empty();
 }
@@ -305,6 +442,17 @@ void Speculator::Forget(const Call& call) {
   if (options_.draft != nullptr && call.drafts != nullptr) {
     options_.draft->Forget(call.request.call_id);
   }
+}
+
+void Speculator::ForgetContext(const std::string& app_id, const std::string& context_id) {
+  const auto app = apps_.find(app_id);
+  if (app == apps_.end()) return;
+  if (context_id.empty()) {
+    apps_.erase(app);
+    return;
+  }
+  app->second->lookup.Forget(OwnerOf(context_id));
+  app->second->contexts.erase(context_id);
 }
 
 }  // namespace withy::model_worker

@@ -26,18 +26,20 @@ namespace withy::model_worker {
 
 // A decode step that was computed.
 struct DecodedStep {
-  int32_t rows = 0;  // of the call, the answer's last token included
-  double ms = 0;     // of the whole pass
+  int32_t rows = 0;         // of the call, the answer's last token included
+  int32_t batch_calls = 0;  // that decoded in it
+  int32_t batch_rows = 0;   // of these
+  double ms = 0;            // of the whole pass
   bool alone =
       false;  // the pass had rows of this call only, and nothing was computed in its middle
   int64_t started_ns = 0;
   int64_t ended_ns = 0;
 };
 
-// The calls that run beside one.
-struct BesideCall {
-  int32_t other_rows = 0;  // calls that decode: one row each at least
-  bool quiet = false;      // there is nothing that a draft model's passes would hold up
+// What runs beside the calls whose next step is drafted.
+struct BesideCalls {
+  int32_t other_rows = 0;  // other calls that decode: one row each at least
+  bool quiet = false;      // there is nothing else that a draft model's passes would hold up
   const std::atomic<bool>* interrupt = nullptr;  // ends them
 };
 
@@ -48,14 +50,17 @@ class Speculator {
   Speculator(engine::Model& model, const SpeculationOptions& options,
              const std::vector<policy::LevelPace>& levels, Clock& clock, WorkerMetrics& metrics);
 
-  // Sets the tree of the call's next decode step.
-  void Prepare(Call& call, const BesideCall& beside);
+  // Sets the trees of the next decode step of these calls, which share it.
+  void Prepare(std::span<Call* const> calls, const BesideCalls& beside);
   // The step was computed, and its tokens were taken.
   void Observe(Call& call, const DecodedStep& step);
   // The call has ended, and keeps its session: what it said is looked up by later calls of its app.
   void Remember(Call& call);
   // The call is gone.
   void Forget(const Call& call);
+  // The context was deleted: nothing that was said in it is looked up any more. Empty
+  // `context_id`: the same of all that the app said.
+  void ForgetContext(const std::string& app_id, const std::string& context_id);
 
  private:
   static constexpr size_t kApps = 16;
@@ -64,25 +69,32 @@ class Speculator {
   static constexpr int32_t kMostDepth = 32;
   static constexpr int32_t kMostMatches = 3;
 
-  // Bounds of the tree of a step.
-  struct Room {
-    int32_t depth = 0;
-    int32_t nodes = 0;
-  };
-
   CallDrafts& DraftsOf(Call& call);
-  Room RoomOf(const Call& call) const;
+  TreeBounds BoundsOf(const Call& call) const;
   const policy::LevelPace& PaceOf(const Call& call) const;
-  void AddLookups(Call& call, const Room& room);
-  void AskModels(Call& call, const Room& room, const BesideCall& beside);
+  // Begins the call's step; null: it decodes plainly.
+  CallDrafts* Begin(Call& call, int32_t other_rows);
+  void AddLookups(Call& call);
+  void AskModels(std::span<Call* const> calls, const BesideCalls& beside);
+  std::vector<Call*> Askable(std::span<Call* const> calls, policy::DraftSourceKind source) const;
   bool CanAsk(const Call& call, policy::DraftSourceKind source) const;
-  double DraftPassMs(const Call& call, policy::DraftSourceKind source) const;
-  void Grow(Call& call, policy::DraftSourceKind source, const Room& room,
-            const std::atomic<bool>* interrupt);
-  void Choose(Call& call, const Room& room);
+  bool AffordTry(std::span<Call* const> calls, std::span<Call* const> asked,
+                 policy::DraftSourceKind source) const;
+  double DraftPassMs(std::span<Call* const> asked, policy::DraftSourceKind source) const;
+  policy::GrowthLimits LimitsOf(std::span<Call* const> asked, const Call& call,
+                                policy::DraftSourceKind source) const;
+  void Grow(std::span<Call* const> calls, std::span<Call* const> asked,
+            policy::DraftSourceKind source, const std::atomic<bool>* interrupt);
+  void GrowOne(Call& call, policy::DraftSourceKind source, const std::atomic<bool>* interrupt,
+               policy::DraftTree* grown);
+  void GrowSeveral(std::span<Call* const> asked, policy::DraftSourceKind source,
+                   const std::atomic<bool>* interrupt, std::vector<policy::DraftTree>* grown);
+  void Choose(Call& call);
+  void FitChosen(std::span<Call* const> calls, int32_t other_rows);
+  policy::ConfidenceFn ConfidenceOf(const Call& call) const;
   // How many drafted tokens the answer's new tokens follow; teaches how sure drafts are.
   int32_t FollowAnswer(Call& call, size_t verified);
-  void OnModelVerified(CallDrafts& drafts, size_t verified, int32_t accepted);
+  void OnModelVerified(const Call& call, size_t verified);
 
   engine::Model& model_;
   const SpeculationOptions options_;
@@ -91,6 +103,7 @@ class Speculator {
   WorkerMetrics& metrics_;
   policy::RowCosts costs_;
   PrefixDrafter prefix_;
+  std::vector<float> group_logits_;  // of low levels' passes that several calls share
   std::map<std::string, std::shared_ptr<AppDrafts>> apps_;
   uint64_t uses_ = 0;
 };

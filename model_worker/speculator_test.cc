@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "engine/model/testing.h"
 #include "model_worker/scheduler_testing.h"
 
@@ -144,6 +145,28 @@ TEST_F(SpeculatorTest, AppsDoNotShareWhatIsLookedUp) {
   const SpeculationStats other = Run(rig, request).speculation;
   EXPECT_EQ(other.drafted, first.drafted);
   EXPECT_EQ(other.accepted, first.accepted);
+}
+
+TEST_F(SpeculatorTest, ADeletedContextIsForgottenAtOnce) {
+  Rig rig(*model_, Options(true), 4096);
+  const auto accepted = [&](const std::string& context_id) {
+    CallRequest request = Rig::Ask(context_id, "say it again", 30);
+    request.answer.sampling = {.temperature = 1.5f, .seed = 3};  // no loops
+    request.speculation = SpeculationMode::kLookup;
+    return Run(rig, request).speculation.accepted[kLookup];
+  };
+  const auto forget = [&](const std::string& context_id) {
+    absl::Notification done;
+    rig.scheduler.ForgetContext("app", context_id, [&] { done.Notify(); });
+    EXPECT_TRUE(done.WaitForNotificationWithTimeout(kTestLimit));
+  };
+  const int32_t first = accepted("c1");
+  forget("c1");
+  EXPECT_EQ(accepted("c2"), first);
+  forget("another");
+  EXPECT_GT(accepted("c3"), first + 20) << "c2 is still there";
+  forget("");
+  EXPECT_EQ(accepted("c4"), first) << "all that the app said";
 }
 
 // A context that another worker served before: what is looked up comes with its tokens.

@@ -35,12 +35,25 @@ struct StepBatch {
     return entry == nullptr ? nullptr : &parts[static_cast<size_t>(entry - plan.entries.data())];
   }
 
+  // The calls that decode, and their rows.
+  struct Decoding {
+    int32_t calls = 0;
+    int32_t rows = 0;
+  };
+  Decoding decoding() const {
+    Decoding sum;
+    for (const Part& part : parts) {
+      if (!part.decode) continue;
+      ++sum.calls;
+      sum.rows += part.rows;
+    }
+    return sum;
+  }
   // Whether it may have read KV that has turned out to be lost, and that its call has not given up
   // yet: what it has computed is of no use.
   bool HasLostChunks() const {
-    return std::any_of(parts.begin(), parts.end(), [](const Part& part) {
-      return part.call->session->has_lost_chunks();
-    });
+    return std::any_of(parts.begin(), parts.end(),
+                       [](const Part& part) { return part.call->session->has_lost_chunks(); });
   }
   // Whether it cannot go on before KV arrives.
   bool WaitsForKv() const { return pass != nullptr && pass->WaitsForKv(); }

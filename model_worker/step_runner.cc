@@ -286,6 +286,7 @@ void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) 
   ObserveBoard(batch, ended_ns);
   size_t first_logit = 0;
   bool first_tokens = false, urgent = false;
+  const StepBatch::Decoding decoding = batch.decoding();
   std::vector<Call*> going_on;
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
@@ -305,6 +306,8 @@ void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) 
       if (!taken) continue;
       if (part.decode) {
         speculator_.Observe(call, {.rows = part.rows,
+                                   .batch_calls = decoding.calls,
+                                   .batch_rows = decoding.rows,
                                    .ms = Millis(batch.computed_ns),
                                    .alone = batch.parts.size() == 1 && !batch.preempted,
                                    .started_ns = batch.started_ns,
@@ -321,7 +324,7 @@ void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) 
   if (first_tokens && threads >= std::thread::hardware_concurrency()) {
     std::this_thread::sleep_for(std::chrono::microseconds(policy::FirstTokenLeadUs(urgent)));
   }
-  for (Call* call : going_on) Continue(*call);
+  Continue(going_on);
 }
 
 // A piece of a prompt most of whose rows had KV before is computed again.
@@ -365,25 +368,29 @@ bool StepRunner::TakeTokens(Call& call, std::span<const float> logits) {
   return true;
 }
 
-// Sets up the call's next step, unless it has ended.
-void StepRunner::Continue(Call& call) {
-  if (call.session->decoding() && !call.session->finished()) {
-    if (const std::optional<size_t> level = LevelOf(call)) {
-      LowerLevel(call, *level, call.pacer.Choose(levels_, *level, call.session->computed()));
+// Sets up the next step of these calls, but those that have ended.
+void StepRunner::Continue(std::span<Call* const> calls) {
+  std::vector<Call*> decoding;
+  for (Call* call : calls) {
+    if (!call->session->decoding() || call->session->finished()) continue;
+    if (const std::optional<size_t> level = LevelOf(*call)) {
+      LowerLevel(*call, *level, call->pacer.Choose(levels_, *level, call->session->computed()));
     }
-    DraftNext(call);
+    decoding.push_back(call);
   }
-  results_.OnComputed(call);
+  if (!decoding.empty()) DraftNext(decoding);
+  for (Call* call : calls) results_.OnComputed(*call);
 }
 
-void StepRunner::DraftNext(Call& call) {
-  BesideCall beside{.quiet = under_way_ == nullptr, .interrupt = inbox_.interrupt()};
+void StepRunner::DraftNext(std::span<Call* const> calls) {
+  BesideCalls beside{.quiet = under_way_ == nullptr, .interrupt = inbox_.interrupt()};
   for (const auto& [ticket, other] : calls_) {
-    if (other.get() == &call || other->phase != CallPhase::kRunning) continue;
-    if (other->session->decoding() && !other->session->finished()) ++beside.other_rows;
+    if (other->phase != CallPhase::kRunning || other->session->finished()) continue;
+    if (std::find(calls.begin(), calls.end(), other.get()) != calls.end()) continue;
+    if (other->session->decoding()) ++beside.other_rows;
     beside.quiet = false;
   }
-  speculator_.Prepare(call, beside);
+  speculator_.Prepare(calls, beside);
 }
 
 // Index of a call's level among the model's; none: the model has no such level.

@@ -89,8 +89,8 @@ class StepRunner {
   void HandOut(const StepBatch& batch, std::span<const float> logits);
   static telemetry::Phase PhaseOf(const StepBatch::Part& part);
   bool TakeTokens(Call& call, std::span<const float> logits);
-  void Continue(Call& call);
-  void DraftNext(Call& call);
+  void Continue(std::span<Call* const> calls);
+  void DraftNext(std::span<Call* const> calls);
   void LowerLevel(Call& call, size_t from, size_t to);
   std::optional<size_t> LevelOf(const Call& call) const;
 

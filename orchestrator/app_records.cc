@@ -1,5 +1,7 @@
 #include "orchestrator/app_records.h"
 
+#include <spdlog/spdlog.h>
+
 #include "base/status.h"
 #include "orchestrator/validate.h"
 
@@ -85,7 +87,19 @@ absl::StatusOr<v1::DeleteContextResponse> AppRecords::DeleteContext(
   v1::StoreDeleteContextRequest forwarded;
   forwarded.set_app_id(app_id);
   forwarded.set_context_id(request.context_id());
-  return backends_.DeleteContext(forwarded, deadline);
+  auto deleted = backends_.DeleteContext(forwarded, deadline);
+  // A context that is gone already may have been deleted by a call that could not tell the worker.
+  if (!deleted.ok() && !absl::IsNotFound(deleted.status())) return deleted;
+  v1::ForgetContextRequest forgotten;
+  forgotten.set_app_id(app_id);
+  forgotten.set_context_id(request.context_id());
+  const auto told = backends_.ForgetContext(forgotten, deadline);
+  if (!told.ok()) {
+    // A worker that is away keeps nothing; one that hangs is restarted, or forgets in time.
+    spdlog::debug("model_worker was not told of a deleted context: {}",
+                  std::string(told.status().message()));
+  }
+  return deleted;
 }
 
 }  // namespace withy::orchestrator

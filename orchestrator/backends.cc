@@ -210,6 +210,12 @@ Backends::Result<v1::GetStoreInfoResponse> Backends::StoreInfo(absl::Time deadli
                v1::GetStoreInfoRequest(), {deadline, kStatusCall, false});
 }
 
+Backends::Result<v1::ForgetContextResponse> Backends::ForgetContext(
+    const v1::ForgetContextRequest& request, absl::Time deadline) {
+  return Unary(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::ForgetContext,
+               request, {deadline, kShortCall, false});
+}
+
 Backends::Result<v1::TokenizeResponse> Backends::Tokenize(policy::Lane lane,
                                                           const v1::TokenizeRequest& request,
                                                           absl::Time deadline,

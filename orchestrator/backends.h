@@ -55,6 +55,10 @@ class Backends {
   // Without waiting for a process that is not there.
   Result<v1::GetStoreInfoResponse> StoreInfo(absl::Time deadline);
 
+  // Without waiting for a worker that is not there: what it knew has gone with it.
+  Result<v1::ForgetContextResponse> ForgetContext(const v1::ForgetContextRequest& request,
+                                                  absl::Time deadline);
+
   // model_worker and draft_worker. `wait`: for a worker that is not there, within the limits.
   // CANCELLED once `over` (empty: never) holds, which is asked meanwhile.
   Result<v1::TokenizeResponse> Tokenize(policy::Lane lane, const v1::TokenizeRequest& request,

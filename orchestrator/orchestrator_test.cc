@@ -582,6 +582,17 @@ TEST(OrchestratorTest, EmptyMessagesArrive) {
   EXPECT_TRUE(board.stub().DeleteContext(&deleting, request, &deleted).ok());
 }
 
+TEST(OrchestratorTest, TheWorkerForgetsAContextThatIsDeleted) {
+  Board board;
+  grpc::ClientContext deleting;
+  Authorise(&deleting);
+  v1::DeleteContextRequest request;
+  request.set_context_id("ctx_of_app_1");
+  v1::DeleteContextResponse deleted;
+  ASSERT_TRUE(board.stub().DeleteContext(&deleting, request, &deleted).ok());
+  EXPECT_THAT(board.worker.forgotten(), testing::ElementsAre("app_1/ctx_of_app_1"));
+}
+
 grpc::Status Bind(Board& board, const std::string& app, const std::string& token) {
   grpc::ClientContext context;
   Authorise(&context, token);

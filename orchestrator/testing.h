@@ -81,7 +81,18 @@ class FakeWorker final : public v1::ModelWorker::Service {
                         v1::TokenizeResponse* response) override;
   grpc::Status GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRequest*,
                              v1::GetWorkerInfoResponse* response) override;
+  grpc::Status ForgetContext(grpc::ServerContext*, const v1::ForgetContextRequest* request,
+                             v1::ForgetContextResponse*) override {
+    const std::lock_guard lock(mutex_);
+    forgotten_.push_back(request->app_id() + "/" + request->context_id());
+    return grpc::Status::OK;
+  }
 
+  // APP/CONTEXT of the contexts that it was to forget.
+  std::vector<std::string> forgotten() const {
+    const std::lock_guard lock(mutex_);
+    return forgotten_;
+  }
   // From now on prompts that begin so hold, too.
   void Hold(const std::string& beginning);
   // Lets the calls that hold finish, these and later ones.
@@ -119,6 +130,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   double prefill_us_per_token_ = 1000;
   double slowdown_ = 0;
   std::vector<v1::RunRequest> runs_;
+  std::vector<std::string> forgotten_;
   std::string held_;            // beginning of the prompts that are held
   std::set<uint64_t> holding_;  // ids of calls
   std::set<uint64_t> stopped_;  // of those: told to end
