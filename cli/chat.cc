@@ -73,6 +73,7 @@ constexpr char kHelp[] =
     "                              end_to_end_ms; add `strict` to refuse calls that would be "
     "late)\n"
     "/slo off                      no speed required: the best answer\n"
+    "/speculation SOURCE           draft tokens by off, lookup, prefix, draft or auto from now on\n"
     "/stats                        show or hide predicted and measured latency\n"
     "/new                          start a new context with the next message\n"
     "/context                      print the context's id, for --context later\n"
@@ -177,6 +178,8 @@ class Chat {
     if (words[0] == "/quit" || words[0] == "/exit") return false;
     if (words[0] == "/slo") {
       Report(SetSloWords(words));
+    } else if (words[0] == "/speculation") {
+      Report(SetSpeculation(words));
     } else if (words[0] == "/stats") {
       stats_ = !stats_;
     } else if (words[0] == "/new") {
@@ -201,6 +204,16 @@ class Chat {
     }
     const std::string text = request_.slo().ShortDebugString();
     std::cerr << "SLO: " << (text.empty() ? "none" : text) << "\n";
+    return absl::OkStatus();
+  }
+
+  absl::Status SetSpeculation(const std::vector<std::string>& words) {
+    if (words.size() != 2) {
+      return absl::InvalidArgumentError(
+          "/speculation takes one of off, lookup, prefix, draft, auto");
+    }
+    WITHY_ASSIGN_OR_RETURN(const v1::Speculation speculation, SpeculationFromText(words[1]));
+    request_.set_speculation(speculation);
     return absl::OkStatus();
   }
 

@@ -234,8 +234,8 @@ absl::StatusOr<v1::Speculation> SpeculationFromText(const std::string& text) {
   for (const auto& [name, speculation] : known) {
     if (text == name) return speculation;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--speculation is \"", text, "\": it must be off, lookup, prefix, draft or auto"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("speculation is \"", text, "\": it must be off, lookup, prefix, draft or auto"));
 }
 
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {

@@ -68,8 +68,10 @@ std::string SpeculationText(const v1::GenerateFinished& finished) {
   }
   const double tokens = static_cast<double>(finished.usage().completion_tokens());
   return absl::StrFormat(
-      "%d of %s accepted (%s); %.2f tokens a pass%s", finished.usage().accepted_tokens(),
+      "%d of %s accepted (%s); %.2f accepted a pass, %.2f tokens a pass%s",
+      finished.usage().accepted_tokens(),
       Counted(finished.usage().drafted_tokens(), "drafted token"), absl::StrJoin(sources, ", "),
+      static_cast<double>(finished.usage().accepted_tokens()) / report.target_passes(),
       std::max(0.0, tokens - 1) / report.target_passes(),
       report.speedup() > 0 ? absl::StrFormat(", %.2f times as fast as without", report.speedup())
                            : "");

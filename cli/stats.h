@@ -18,7 +18,8 @@ std::string SamplingText(const v1::Sampling& sampling);
 // One table row: label, TTFT, TPOT, end to end.
 std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency& latency);
 // "end of turn", "max tokens", ...
-// What speculation did: "12 of 20 drafted tokens accepted (lookup 12 of 20), 3.1 tokens a pass";
+// What speculation did: "12 of 20 drafted tokens accepted (lookup 12 of 20); 2.00
+// accepted a pass, 3.00 tokens a pass";
 // empty if nothing was drafted.
 std::string SpeculationText(const v1::GenerateFinished& finished);
 std::string ReasonText(v1::FinishReason reason);
