@@ -20,6 +20,7 @@
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/prompt_wire.h"
+#include "bench/speculation_models.h"
 #include "bench/speculation_prompts.h"
 #include "bench/speculation_service.h"
 #include "offline/corpus/generator.h"
@@ -27,7 +28,12 @@
 ABSL_FLAG(std::string, model, "", "the target's GGUF file; default: the pocket model");
 ABSL_FLAG(std::string, draft, "", "the draft's GGUF file; default: the pocket draft");
 ABSL_FLAG(std::string, real, "", "GGUF file of a general model, for the prompts by kind");
+ABSL_FLAG(std::string, inflate, "", "published shape that the target is inflated to");
+ABSL_FLAG(std::string, inflate_draft, "smollm2-135m",
+          "with --inflate: published shape that the draft is inflated to; empty: it stays small");
 ABSL_FLAG(int, prompts, 1000, "held-out prompts that are compared; 0: none");
+ABSL_FLAG(int, answer_tokens, 64, "most tokens of an answer");
+ABSL_FLAG(bool, streamed, true, "answers are compared with half of the weights streamed, too");
 ABSL_FLAG(int, timed, 200, "held-out prompts that are timed; 0: none");
 ABSL_FLAG(int, rounds, 3, "of timing; the median counts");
 ABSL_FLAG(int, callers, 4, "calls at once when answers are compared");
@@ -37,8 +43,6 @@ ABSL_FLAG(std::string, packed_dir, "", "where packed models are kept between run
 
 namespace withy::bench {
 namespace {
-
-constexpr uint32_t kAnswerTokens = 64;
 
 const std::vector<std::pair<const char*, v1::Speculation>> kSources = {
     {"lookup", v1::SPECULATION_LOOKUP},
@@ -57,7 +61,8 @@ v1::GenerateRequest RequestFor(int index) {
   v1::GenerateRequest request;
   static const corpus::Generator generator(corpus::HeldOutSpec());
   FillPrompt(generator.At(static_cast<uint64_t>(index)), request.mutable_prompt());
-  request.mutable_limits()->set_max_tokens(kAnswerTokens);
+  request.mutable_limits()->set_max_tokens(
+      static_cast<uint32_t>(absl::GetFlag(FLAGS_answer_tokens)));
   v1::Sampling& sampling = *request.mutable_sampling();
   sampling.set_temperature(0);
   if (index % 2 == 1) {
@@ -70,9 +75,19 @@ v1::GenerateRequest RequestFor(int index) {
   return request;
 }
 
+// The pair that is measured; set once.
+struct Pair {
+  std::string target = PocketFile(kPocketTarget);
+  std::string draft = PocketFile(kPocketDraft);
+};
+Pair& ThePair() {
+  static Pair pair;
+  return pair;
+}
+
 SpeculationServiceOptions Options() {
-  return {.model = absl::GetFlag(FLAGS_model),
-          .draft = absl::GetFlag(FLAGS_draft),
+  return {.model = ThePair().target,
+          .draft = ThePair().draft,
           .packed_dir = absl::GetFlag(FLAGS_packed_dir),
           .threads = absl::GetFlag(FLAGS_threads)};
 }
@@ -118,48 +133,71 @@ void Add(const std::vector<SpeculationAnswer>& plain, const std::vector<Speculat
   }
 }
 
-// Every source with trees of several sizes, verified whatever they cost.
+double Share(uint64_t part, uint64_t all) {
+  return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all);
+}
+
+// One way to verify: how large trees are, and whether weights are streamed.
+struct Verification {
+  int tree_rows = 0;
+  uint64_t weight_budget_bytes = 0;
+  int prompts = 0;  // of all
+};
+
+// Every source; `plain` is asked for once.
+absl::Status CompareSources(const Verification& way, std::vector<SpeculationAnswer>* plain,
+                            Compared* all, nlohmann::json* accepted) {
+  SpeculationServiceOptions options = Options();
+  options.tree_rows = way.tree_rows;
+  options.weight_budget_bytes = way.weight_budget_bytes;
+  options.always = true;
+  WITHY_ASSIGN_OR_RETURN(const auto service, SpeculationService::Start(options));
+  if (plain->empty()) {
+    WITHY_ASSIGN_OR_RETURN(*plain, AskAll(*service, way.prompts, v1::SPECULATION_OFF));
+  }
+  const std::vector<SpeculationAnswer> expected(plain->begin(), plain->begin() + way.prompts);
+  const char* const place = way.weight_budget_bytes > 0 ? "streamed" : "resident";
+  for (const auto& [name, source] : kSources) {
+    Compared one;
+    WITHY_ASSIGN_OR_RETURN(const auto answers, AskAll(*service, way.prompts, source));
+    Add(expected, answers, &one);
+    WITHY_RETURN_IF_ERROR(service->ChangeApp());
+    std::fprintf(stderr,
+                 "%s, %-8s trees of %3d rows: %5d prompts, %d mismatches, %.2f of %llu drafted "
+                 "tokens accepted\n",
+                 place, name, way.tree_rows, one.prompts, one.mismatches,
+                 Share(one.accepted, one.drafted), static_cast<unsigned long long>(one.drafted));
+    if (accepted != nullptr) (*accepted)[name] = Share(one.accepted, one.drafted);
+    all->prompts += one.prompts;
+    all->mismatches += one.mismatches;
+  }
+  return absl::OkStatus();
+}
+
+// Every source with trees of several sizes, resident and streamed, verified whatever they cost.
 absl::Status CompareAnswers(nlohmann::json* report) {
   const int count = absl::GetFlag(FLAGS_prompts);
   if (count == 0) return absl::OkStatus();
-  Compared all;
+  constexpr int kTreeRows = 17;
+  Compared all, streamed;
   nlohmann::json accepted;
-  const std::vector<int> tree_rows = {4, 17, 256};
   std::vector<SpeculationAnswer> plain;
-  for (size_t size = 0; size < tree_rows.size(); ++size) {
-    SpeculationServiceOptions options = Options();
-    options.tree_rows = tree_rows[size];
-    options.always = true;
-    WITHY_ASSIGN_OR_RETURN(const auto service, SpeculationService::Start(options));
-    if (plain.empty()) {
-      WITHY_ASSIGN_OR_RETURN(plain, AskAll(*service, count, v1::SPECULATION_OFF));
-    }
-    // Each size sees its share of the prompts with each source, the middle one all.
-    const int asked = size == 1 ? count : std::max(1, count / 4);
-    const std::vector<SpeculationAnswer> expected(plain.begin(), plain.begin() + asked);
-    for (const auto& [name, source] : kSources) {
-      Compared one;
-      WITHY_ASSIGN_OR_RETURN(const auto answers, AskAll(*service, asked, source));
-      Add(expected, answers, &one);
-      WITHY_RETURN_IF_ERROR(service->ChangeApp());
-      std::fprintf(stderr,
-                   "%-8s trees of %3d rows: %5d prompts, %d mismatches, %.2f of %llu "
-                   "drafted tokens accepted\n",
-                   name, tree_rows[size], one.prompts, one.mismatches,
-                   one.drafted == 0
-                       ? 0.0
-                       : static_cast<double>(one.accepted) / static_cast<double>(one.drafted),
-                   static_cast<unsigned long long>(one.drafted));
-      if (size == 1 && one.drafted > 0) {
-        accepted[name] = static_cast<double>(one.accepted) / static_cast<double>(one.drafted);
-      }
-      all.prompts += one.prompts;
-      all.mismatches += one.mismatches;
-    }
+  // Trees of this size see all prompts, those of other sizes a share.
+  WITHY_RETURN_IF_ERROR(
+      CompareSources({.tree_rows = kTreeRows, .prompts = count}, &plain, &all, &accepted));
+  for (const int rows : {4, 256}) {
+    WITHY_RETURN_IF_ERROR(CompareSources({.tree_rows = rows, .prompts = std::max(1, count / 4)},
+                                         &plain, &all, nullptr));
+  }
+  if (absl::GetFlag(FLAGS_streamed)) {
+    Verification way{.tree_rows = kTreeRows, .prompts = count};
+    WITHY_ASSIGN_OR_RETURN(way.weight_budget_bytes, HalfStreamedBudget(Options().model));
+    WITHY_RETURN_IF_ERROR(CompareSources(way, &plain, &streamed, nullptr));
   }
   (*report)["prompts"] = count;
-  (*report)["comparisons"] = all.prompts;
-  (*report)["mismatches"] = all.mismatches;
+  (*report)["comparisons"] = all.prompts + streamed.prompts;
+  (*report)["comparisons_streamed"] = streamed.prompts;
+  (*report)["mismatches"] = all.mismatches + streamed.mismatches;
   (*report)["accepted_share"] = accepted;
   return absl::OkStatus();
 }
@@ -198,30 +236,54 @@ absl::StatusOr<std::map<std::string, double>> Speedups(
   return medians;
 }
 
+v1::GenerateRequest GreedyRequest(int index) {
+  v1::GenerateRequest request = RequestFor(index);
+  request.mutable_sampling()->set_temperature(0);
+  return request;
+}
+
+// Of ten prompts the one with the longest answer: most answers of the corpus have a few tokens.
+int LongestOfTen(int group) {
+  const corpus::Generator generator(corpus::HeldOutSpec());
+  int longest = 10 * group;
+  for (int i = longest; i < 10 * (group + 1); ++i) {
+    const auto length = [&](int at) {
+      return generator.At(static_cast<uint64_t>(at)).answer.size();
+    };
+    if (length(i) > length(longest)) longest = i;
+  }
+  return longest;
+}
+
 absl::Status TimeResident(nlohmann::json* report, double* worst) {
   const int count = absl::GetFlag(FLAGS_timed);
   if (count == 0) return absl::OkStatus();
   WITHY_ASSIGN_OR_RETURN(const auto service, SpeculationService::Start(Options()));
-  std::vector<v1::GenerateRequest> held_out, noise;
+  std::vector<v1::GenerateRequest> held_out, noise, long_answers;
   for (int i = 0; i < count; ++i) {
-    v1::GenerateRequest request = RequestFor(2 * i);
-    request.mutable_sampling()->set_temperature(0);
+    v1::GenerateRequest request = GreedyRequest(2 * i);
     held_out.push_back(request);
+    if (i % 4 == 0) long_answers.push_back(GreedyRequest(LongestOfTen(i / 4)));
     // At this temperature no draft is of use.
     request.mutable_sampling()->set_temperature(3);
     request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
     if (noise.size() < static_cast<size_t>(count) / 4 + 1) noise.push_back(request);
   }
   WITHY_ASSIGN_OR_RETURN(const auto speedups, Speedups(*service, held_out, kSources));
+  WITHY_ASSIGN_OR_RETURN(const auto longest, Speedups(*service, long_answers, kSources));
   WITHY_ASSIGN_OR_RETURN(const auto useless, Speedups(*service, noise, kSources));
-  nlohmann::json by_source, by_useless;
+  nlohmann::json by_source, by_useless, by_longest;
   for (const auto& [name, value] : speedups) {
-    std::fprintf(stderr, "held-out prompts, %-8s %5.2f times as fast; useless drafts %5.3f\n",
-                 name.c_str(), value, useless.at(name));
+    std::fprintf(stderr,
+                 "held-out prompts, %-8s %5.2f times as fast; long answers %5.2f; useless drafts "
+                 "%5.3f\n",
+                 name.c_str(), value, longest.at(name), useless.at(name));
     by_source[name] = value;
     by_useless[name] = useless.at(name);
-    *worst = std::min({*worst, value, useless.at(name)});
+    by_longest[name] = longest.at(name);
+    *worst = std::min({*worst, value, useless.at(name), longest.at(name)});
   }
+  (*report)["long_answers_speedup_by_source"] = by_longest;
   (*report)["resident_speedup"] = by_source.value("auto", 0.0);
   (*report)["resident_speedup_by_source"] = by_source;
   (*report)["useless_speedup_by_source"] = by_useless;
@@ -259,7 +321,26 @@ absl::Status TimeReal(nlohmann::json* report, double* worst) {
   return absl::OkStatus();
 }
 
+// Sets the pair as the flags say; `directory`: for inflated files.
+absl::Status FindPair(const std::string& directory) {
+  Pair& pair = ThePair();
+  if (!absl::GetFlag(FLAGS_model).empty()) pair.target = absl::GetFlag(FLAGS_model);
+  if (!absl::GetFlag(FLAGS_draft).empty()) pair.draft = absl::GetFlag(FLAGS_draft);
+  const std::string shape = absl::GetFlag(FLAGS_inflate);
+  const std::string draft_shape = absl::GetFlag(FLAGS_inflate_draft);
+  if (shape.empty()) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(pair.target, Inflated(pair.target, shape, directory));
+  if (draft_shape.empty()) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(pair.draft, Inflated(pair.draft, draft_shape, directory));
+  return absl::OkStatus();
+}
+
 absl::Status Main() {
+  WITHY_RETURN_IF_ERROR(CheckFlag("answer_tokens", absl::GetFlag(FLAGS_answer_tokens), 1, 1024));
+  WITHY_ASSIGN_OR_RETURN(const TemporaryDirectory temporary,
+                         TemporaryDirectory::Create("withy-inflated"));
+  const std::string packed_dir = absl::GetFlag(FLAGS_packed_dir);
+  WITHY_RETURN_IF_ERROR(FindPair(packed_dir.empty() ? temporary.path() : packed_dir));
   nlohmann::json report;
   double worst = 1e9;
   WITHY_RETURN_IF_ERROR(CompareAnswers(&report));
@@ -277,7 +358,8 @@ absl::Status Main() {
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
       "Whether speculation changes answers, and how much faster it makes them.\n"
-      "usage: withy-bench-speculation [--real FILE.gguf] [--model FILE.gguf --draft FILE.gguf]",
+      "usage: withy-bench-speculation [--real FILE.gguf] [--model FILE.gguf --draft FILE.gguf] "
+      "[--inflate SHAPE]",
       argc, argv);
   const absl::Status status = withy::bench::Main();
   if (status.ok()) return 0;

@@ -28,6 +28,9 @@ std::string ModelConfig(const std::string& path, const SpeculationServiceOptions
 std::string ConfigOf(const SpeculationServiceOptions& options) {
   std::string target = ModelConfig(options.model, options);
   if (options.tree_rows > 0) absl::StrAppend(&target, " tree_rows: ", options.tree_rows);
+  if (options.weight_budget_bytes > 0) {
+    absl::StrAppend(&target, " weight_budget_bytes: ", options.weight_budget_bytes);
+  }
   if (options.always) absl::StrAppend(&target, " speculate_always: true");
   return absl::StrCat(
       "log_level: \"warn\"\norchestrator { tlm_path: \"off\" audit_off: true probe_off: true }\n",

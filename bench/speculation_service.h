@@ -19,8 +19,9 @@ struct SpeculationServiceOptions {
   std::string draft;            // likewise
   std::string packed_dir = "";  // where packed files are kept between runs; empty: nowhere
   int threads = 2;
-  int tree_rows = 0;    // 0: the default
-  bool always = false;  // verifies all that is drafted
+  int tree_rows = 0;                 // 0: the default
+  bool always = false;               // verifies all that is drafted
+  uint64_t weight_budget_bytes = 0;  // of the target; 0: all weights stay in memory
 };
 
 // What came of one call.

@@ -1,0 +1,76 @@
+#include "bench/speculation_decoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "engine/model/testing.h"
+
+namespace withy::bench {
+namespace {
+
+using testing::ElementsAreArray;
+
+class PairDecoderTest : public testing::Test {
+ protected:
+  std::unique_ptr<engine::Model> Open(uint64_t seed) {
+    const std::string path = folder_ / ("model" + std::to_string(seed) + ".gguf");
+    EXPECT_TRUE(
+        engine::WriteSynthModel(engine::TinyShape(), engine::GgmlType::kQ8_0, seed, path).ok());
+    return engine::OpenTiny(folder_, path);
+  }
+  static bool Never(int32_t /*token*/) { return false; }
+
+  engine::TestFolder folder_;
+  const std::unique_ptr<engine::Model> target_ = Open(1), other_ = Open(2);
+};
+
+// With a draft that is always right and with one that hardly ever is.
+TEST_F(PairDecoderTest, LosslessWaysGiveWhatTheTargetDecodes) {
+  const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
+  const auto expected = engine::GreedyDecode(*target_, prompt, 40);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (engine::Model* draft : {target_.get(), other_.get()}) {
+    for (const DecodeWay& way : std::vector<DecodeWay>{{},
+                                                       {.chain = 1},
+                                                       {.chain = 4},
+                                                       {.chain = 16},
+                                                       {.tree = true},
+                                                       {.tree = true, .adaptive = true}}) {
+      SCOPED_TRACE(testing::Message() << "chain " << way.chain << ", tree " << way.tree);
+      PairDecoder decoder(*target_, *draft, Never);
+      const auto answer = decoder.Decode(prompt, 40, way);
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
+      EXPECT_LE(answer->accepted, answer->drafted);
+      if (draft == target_.get() && way.chain == 4) {
+        EXPECT_EQ(answer->target_passes, 8) << "five tokens a pass";
+      }
+      if (way.chain == 0 && !way.tree) {
+        EXPECT_EQ(answer->target_passes, 40);
+      }
+    }
+  }
+}
+
+// A target that judges nothing leaves the draft's answer; one that judges all strictly gives its
+// own.
+TEST_F(PairDecoderTest, TheBigLittleDecoderIsAsLossyAsItsThresholdsAllow) {
+  const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
+  const auto of_target = engine::GreedyDecode(*target_, prompt, 24);
+  const auto of_draft = engine::GreedyDecode(*other_, prompt, 24);
+  ASSERT_TRUE(of_target.ok() && of_draft.ok());
+  PairDecoder decoder(*target_, *other_, Never);
+  const auto trusting = decoder.Decode(prompt, 24, {.fallback = 1e-9, .rollback = 100});
+  ASSERT_TRUE(trusting.ok()) << trusting.status();
+  EXPECT_THAT(trusting->tokens, ElementsAreArray(*of_draft));
+  EXPECT_EQ(trusting->target_passes, 0);
+  const auto strict = decoder.Decode(prompt, 24, {.fallback = 2, .rollback = 1e-9});
+  ASSERT_TRUE(strict.ok()) << strict.status();
+  EXPECT_THAT(strict->tokens, ElementsAreArray(*of_target));
+}
+
+}  // namespace
+}  // namespace withy::bench

@@ -1,0 +1,34 @@
+// The models of the speculation benchmarks: the pocket pair, the same in published shapes, and
+// copies of a model in fewer bits. Neighbours: speculation.cc and speculation_figures.cc measure
+// with them; offline/inflate makes them larger.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/gguf/types.h"
+
+namespace withy::bench {
+
+// models/NAME beside this program's tree.
+std::string PocketFile(const std::string& name);
+inline constexpr char kPocketTarget[] = "withy-pocket-q8_0.gguf";
+inline constexpr char kPocketDraft[] = "withy-pocket-draft-q8_0.gguf";
+
+// The model at `path` in a published shape (offline/inflate), in `directory`; made if it is not
+// there. Its path. Errors: as inflate::Inflate.
+absl::StatusOr<std::string> Inflated(const std::string& path, const std::string& shape,
+                                     const std::string& directory);
+
+// The model at `path` with the matrices of its layers as `type`: what reading fewer bits of each
+// costs in answers (STI's shards). Errors: UNIMPLEMENTED (a type that cannot be converted), others
+// of reading and writing.
+absl::StatusOr<std::string> Requantised(const std::string& path, engine::GgmlType type,
+                                        const std::string& directory);
+
+// A weight budget with which half of what can be streamed is. Errors: of reading the file;
+// INVALID_ARGUMENT: it cannot be served.
+absl::StatusOr<uint64_t> HalfStreamedBudget(const std::string& path);
+
+}  // namespace withy::bench
