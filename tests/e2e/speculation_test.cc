@@ -101,6 +101,68 @@ TEST_F(SpeculationTest, UnderControlAnswersAreTheSame) {
   }
 }
 
+// What was said in a context is looked up by the app's other calls until the context is deleted.
+TEST_F(SpeculationTest, WhatWasSaidInADeletedContextIsNotLookedUp) {
+  StartBoard(TestElasticPath());
+  v1::GenerateRequest request = UserRequest("", "say it once more", 30);
+  request.set_speculation(v1::SPECULATION_LOOKUP);
+  // Random tokens: they repeat nothing of themselves.
+  request.mutable_sampling()->set_temperature(1.5f);
+  request.mutable_sampling()->set_seed(3);
+  const auto answer = [&](const std::string& app_token, const std::string& context_id) {
+    request.set_context_id(context_id);
+    const Answer one = Generate(*stub_, app_token, request);
+    EXPECT_TRUE(one.status.ok()) << one.status;
+    return AcceptedOf(one, v1::SPECULATION_LOOKUP);
+  };
+  const uint32_t nothing_said = answer(board_->BindApp("before"), "");
+  const std::string kept = CreateContext(*stub_, token_);
+  answer(token_, kept);
+  EXPECT_GT(answer(token_, CreateContext(*stub_, token_)), nothing_said + 20) << "said before";
+
+  const std::string other = board_->BindApp("other");
+  const std::string deleted = CreateContext(*stub_, other);
+  answer(other, deleted);
+  grpc::ClientContext context;
+  Authorise(&context, other);
+  v1::DeleteContextRequest remove;
+  remove.set_context_id(deleted);
+  v1::DeleteContextResponse removed;
+  ASSERT_TRUE(stub_->DeleteContext(&context, remove, &removed).ok());
+  EXPECT_EQ(answer(other, ""), nothing_said);
+}
+
+TEST_F(SpeculationTest, ADraftOfAnotherVocabularyIsNamedAndAnswersArePlain) {
+  board_ = std::make_unique<Board>(std::vector<std::string>{"model.path=" + TestTargetPath(),
+                                                            "draft.path=" + TestForeignDraftPath(),
+                                                            "model.speculate_always=true"});
+  board_->StartAll();
+  ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("draft_worker");
+  stub_ = board_->NewStub();
+  token_ = board_->BindApp("app");
+  v1::GenerateRequest request = UserRequest("", "tell me about the weather", 20);
+  request.set_speculation(v1::SPECULATION_OFF);
+  const Answer plain = Generate(*stub_, token_, request);
+  request.set_speculation(v1::SPECULATION_DRAFT);
+  const Answer drafted = Generate(*stub_, token_, request);
+  ASSERT_TRUE(plain.status.ok() && drafted.status.ok()) << drafted.status;
+  EXPECT_EQ(drafted.text, plain.text);
+  EXPECT_EQ(drafted.finished.speculation().sources_size(), 0);
+  EXPECT_NE(board_->Log("draft_worker").find("cannot draft for the target"), std::string::npos);
+  EXPECT_NE(board_->Log("model_worker").find("set draft.path to a model of that vocabulary"),
+            std::string::npos)
+      << board_->Log("model_worker");
+}
+
+TEST_F(SpeculationTest, ATreeThatIsTooLargeIsRefusedAtTheStart) {
+  board_ = std::make_unique<Board>(std::vector<std::string>{"model.tree_rows=257"});
+  board_->Start("model_worker");
+  EXPECT_NE(board_->WaitForExit("model_worker"), 0);
+  EXPECT_NE(board_->Log("model_worker").find("tree_rows is 257; it must be between 2 and 256"),
+            std::string::npos)
+      << board_->Log("model_worker");
+}
+
 TEST_F(SpeculationTest, TheAnswerGoesOnWhenTheDraftIsKilledAndUsesItWhenItIsBack) {
   StartBoard(TestSlowPath());
   v1::GenerateRequest request = UserRequest("", "a story, please", 48);

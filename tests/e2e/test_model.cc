@@ -73,6 +73,15 @@ const std::string& TestTargetPath() {
   return path;
 }
 
+const std::string& TestForeignDraftPath() {
+  static const std::string path = [] {
+    engine::SynthShape shape = TinyShape();
+    shape.vocab_size += 64;
+    return Write("foreign", 2, shape);
+  }();
+  return path;
+}
+
 const std::string& TestDraftPath() {
   static const std::string path = Write("draft", 2, TinyShape());
   return path;

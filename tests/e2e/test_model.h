@@ -15,6 +15,8 @@ const std::string& SlowModelPath();
 // The target's vocabulary with some milliseconds per token, so that a test can act during an
 // answer.
 const std::string& TestSlowPath();
+// A draft with a vocabulary that is not the target's.
+const std::string& TestForeignDraftPath();
 // The target's shape with levels of 20, 60 and 100 %, and a TLM for it with fixed random choices:
 // 50 or 100 % of the prompt.
 const std::string& TestElasticPath();

@@ -151,6 +151,29 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
   EXPECT_TRUE(kept.messages(1).cancelled());
 }
 
+// With a draft that is always right, and without drafts.
+TEST(WithyctlTest, AChatTellsHowManyDraftedTokensAPassAccepts) {
+  Board board({"model.path=" + TestTargetPath(), "draft.path=" + TestTargetPath(),
+               "model.speculate_always=true", "model.tree_rows=5"});
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
+  Terminal chat({Withyctl(), "chat", "--address", board.address(), "--token", board.BindApp("chat"),
+                 "--greedy", "--max-tokens", "20"});
+  ASSERT_TRUE(chat.Shows("> "));
+  chat.Type("/speculation draft\nhello\n");
+  ASSERT_TRUE(chat.Shows("accepted (draft ")) << chat.screen();
+  ASSERT_TRUE(chat.Shows(" accepted a pass, ")) << chat.screen();
+  chat.Type("/speculation maybe\n");
+  ASSERT_TRUE(chat.Shows("it must be off, lookup, prefix, draft or auto")) << chat.screen();
+  chat.Type("/speculation off\nhello\n/context\n");
+  ASSERT_TRUE(chat.Shows("ctx_")) << chat.screen();
+  EXPECT_EQ(chat.screen().find("accepted a pass", chat.screen().find("/speculation off")),
+            std::string::npos)
+      << chat.screen();
+  chat.Type("/quit\n");
+  chat.WaitForExit();
+}
+
 TEST(WithyctlTest, AChatInWhichNothingIsSaidLeavesNoContext) {
   Board board;
   board.StartAll();
