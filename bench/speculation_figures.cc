@@ -16,9 +16,9 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/energy_meter.h"
 #include "base/program_flags.h"
 #include "base/status.h"
-#include "bench/energy_meter.h"
 #include "bench/engine_bench.h"
 #include "bench/held_out.h"
 #include "bench/processes.h"
@@ -173,7 +173,7 @@ class Figures {
       return target_.tokenizer->IsEndOfGeneration(token);
     });
     Sum sum;
-    meter_.Joules();
+    const double joules = Joules();
     for (const Question& question : questions_) {
       WITHY_ASSIGN_OR_RETURN(const DecodedAnswer answer,
                              decoder.Decode(question.prompt, tokens_, way));
@@ -184,7 +184,7 @@ class Figures {
       sum.accepted += answer.accepted;
       texts->push_back(target_.tokenizer->Decode(answer.tokens));
     }
-    sum.joules = meter_.Joules();
+    if (meter_ != nullptr) sum.joules = Joules() - joules;
     return sum;
   }
 
@@ -263,8 +263,11 @@ class Figures {
     return absl::OkStatus();
   }
 
+  double Joules() const {
+    return meter_ == nullptr ? 0 : meter_->Joules(Clock::Real().SteadyNanos());
+  }
   void ReportEnergy(const std::string& name, const Sum& sum) {
-    report_["energy_meter"] = meter_.name().empty() ? "none" : meter_.name();
+    report_["energy_meter"] = meter_ == nullptr ? "none" : meter_->name();
     if (!sum.joules.has_value()) return;
     report_["joules_a_token"][name] = *sum.joules / static_cast<double>(sum.tokens);
   }
@@ -278,7 +281,7 @@ class Figures {
   std::vector<int32_t> context_;
   std::vector<Question> questions_;
   std::vector<std::string> truth_;  // the target's answers, by prompt
-  EnergyMeter meter_;
+  const std::unique_ptr<EnergyMeter> meter_ = EnergyMeter::Find();  // null: none
   nlohmann::json report_;
 };
 
