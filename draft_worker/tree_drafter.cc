@@ -71,13 +71,23 @@ absl::StatusOr<GrownTree> TreeDrafter::Draft(const TreeRequest& request,
 }
 
 TreeDrafter::Growing::Growing(Drafted& of_call, engine::DraftSampler of_sampler,
-                              const policy::GrowthLimits& limits, policy::DraftTree* to_tree)
+                              const TreeRequest& request, const policy::GrowthLimits& limits,
+                              policy::DraftTree* to_tree)
     : call(of_call),
       sampler(std::move(of_sampler)),
       tree(*to_tree),
       growth(
           limits, policy::DraftSourceKind::kDraft,
-          [](policy::DraftOrigin /*origin*/, double probability) { return probability; }, to_tree) {
+          [](policy::DraftOrigin /*origin*/, double probability) { return probability; }, to_tree),
+      ends(request.sampling.unpenalized) {}
+
+void TreeDrafter::Growing::Extend(int32_t leaf, std::span<const policy::Candidate> candidates) {
+  const int32_t before = tree.size();
+  growth.Extend(leaf, candidates);
+  for (int32_t node = before; node < tree.size(); ++node) {
+    const int32_t token = tree.nodes()[static_cast<size_t>(node)].token;
+    if (std::find(ends.begin(), ends.end(), token) != ends.end()) tree.MarkExtended(node);
+  }
 }
 
 absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
@@ -103,7 +113,7 @@ absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
                            engine::DraftSampler::Create(requests[i].sampling));
     policy::GrowthLimits limits = requests[i].limits;
     limits.pass_ms = limits.token_ms > 0 ? pass_ms_ / static_cast<double>(requests.size()) : 0;
-    growing.emplace_back(*call, std::move(sampler), limits, &grown[i].tree);
+    growing.emplace_back(*call, std::move(sampler), requests[i], limits, &grown[i].tree);
   }
   WITHY_ASSIGN_OR_RETURN(const int32_t passes, GrowAll(growing, cancelled));
   for (GrownTree& one : grown) {
@@ -140,7 +150,7 @@ absl::StatusOr<int32_t> TreeDrafter::GrowAll(std::span<Growing> growing,
                                    one.call.tokens, one.tree.PathTo(leaf)));
         std::vector<policy::Candidate> candidates;
         for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
-        one.growth.Extend(leaf, candidates);
+        one.Extend(leaf, candidates);
       }
     }
   }

@@ -67,14 +67,17 @@ class TreeDrafter {
 
   // A call's tree while it grows.
   struct Growing {
-    Growing(Drafted& of_call, engine::DraftSampler of_sampler, const policy::GrowthLimits& limits,
-            policy::DraftTree* to_tree);
+    Growing(Drafted& of_call, engine::DraftSampler of_sampler, const TreeRequest& request,
+            const policy::GrowthLimits& limits, policy::DraftTree* to_tree);
+    // Adds the candidates behind a leaf. Nothing follows a token that ends the answer.
+    void Extend(int32_t leaf, std::span<const policy::Candidate> candidates);
 
     Drafted& call;
     engine::DraftSampler sampler;
     policy::DraftTree& tree;
     policy::TreeGrowth growth;
-    std::vector<int32_t> leaves;  // that the next pass computes
+    const std::span<const int32_t> ends;  // tokens that end an answer
+    std::vector<int32_t> leaves;          // that the next pass computes
   };
 
   Drafted& EntryOf(uint64_t call_id);

@@ -97,6 +97,22 @@ TEST_F(TreeDrafterTest, ACallThatIsNotHereIsAskedForAgain) {
   EXPECT_FALSE(drafter.Draft(Ask(tokens, 10, 5), Never)->unknown);
 }
 
+TEST_F(TreeDrafterTest, NothingIsExpectedBehindTheEndOfTheAnswer) {
+  const std::vector<int32_t> tokens = Tokens(40, 1);
+  TreeDrafter drafter(*model_, 512, Clock::Real());
+  TreeRequest request = Ask(tokens);
+  request.limits = {.max_nodes = 6, .max_depth = 6, .alpha = 0, .branch_threshold = 1.1};
+  const auto decoded = engine::GreedyDecode(*model_, tokens, 3);
+  ASSERT_TRUE(decoded.ok());
+  ASSERT_NE((*decoded)[0], (*decoded)[2]);
+  ASSERT_NE((*decoded)[1], (*decoded)[2]);
+  request.sampling.unpenalized = {(*decoded)[2]};
+  const auto grown = drafter.Draft(request, Never);
+  ASSERT_TRUE(grown.ok()) << grown.status();
+  EXPECT_EQ(grown->tree.size(), 3);
+  EXPECT_EQ(grown->passes, 3);
+}
+
 // What each call gets is what it gets alone, though their leaves share passes.
 TEST_F(TreeDrafterTest, CallsThatAreDraftedTogetherGetWhatTheyGetAlone) {
   std::mt19937 random(7);

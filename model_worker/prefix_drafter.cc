@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "engine/sampling/draft_sampler.h"
+#include "model_worker/prefix_group.h"
 #include "policy/constants.h"
 
 namespace withy::model_worker {
@@ -38,7 +39,9 @@ absl::Status PrefixDrafter::Grow(Session& session, const policy::GrowthLimits& l
                                                 session.tokens(), tree->PathTo(leaves[i])));
       std::vector<policy::Candidate> candidates;
       for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
+      const int32_t before = tree->size();
       growth.Extend(leaves[i], candidates);
+      StopAtEnds(session.sampling().unpenalized, before, tree);
     }
   }
   return absl::OkStatus();

@@ -61,13 +61,22 @@ absl::Status ExtendAll(std::span<Growing> growing, std::span<const float> logits
                                  one.job.tree.PathTo(leaf)));
       std::vector<policy::Candidate> candidates;
       for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
+      const int32_t before = one.job.tree.size();
       one.growth.Extend(leaf, candidates);
+      StopAtEnds(one.job.session.sampling().unpenalized, before, &one.job.tree);
     }
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+void StopAtEnds(std::span<const int32_t> ends, int32_t first, policy::DraftTree* tree) {
+  for (int32_t node = first; node < tree->size(); ++node) {
+    const int32_t token = tree->nodes()[static_cast<size_t>(node)].token;
+    if (std::find(ends.begin(), ends.end(), token) != ends.end()) tree->MarkExtended(node);
+  }
+}
 
 absl::Status GrowTogether(engine::Model& model, std::span<PrefixJob> jobs,
                           const std::atomic<bool>* interrupt, std::vector<float>* logits) {

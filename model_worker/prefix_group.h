@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,10 @@
 #include "policy/tree_growth.h"
 
 namespace withy::model_worker {
+
+// Nothing follows a token that ends an answer: a model does not go on behind the nodes of `tree`
+// from `first` on that are among `ends`.
+void StopAtEnds(std::span<const int32_t> ends, int32_t first, policy::DraftTree* tree);
 
 // One of the calls.
 struct PrefixJob {
