@@ -14,6 +14,7 @@ namespace withy::profiler_agent {
 //   now_unix_ms, slo_objective
 //   processes  [{name, up, pid, start_unix_s, spans, dropped}]
 //   apps       [{app, calls, missed, attainment, budget}]: since the orchestrator started
+//   Ids of calls are texts, because a number in a browser has 53 bits.
 //   calls      [{id, ago_s, queue_ms, ttft_ms, tpot_ms, end_to_end_ms, prompt, answer, slo_ttft_ms,
 //              slo_tpot_ms, slo_end_to_end_ms, met}], oldest first; met: true, false or null
 //   trend      [{ago_s, calls, tokens, ttft_ms, ttft_max_ms, tpot_ms, slo_calls, slo_missed}]
