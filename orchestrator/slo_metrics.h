@@ -21,7 +21,7 @@ namespace withy::orchestrator {
 // A finished call with an SLO.
 struct JudgedCall {
   uint64_t id = 0;
-  policy::CallTargets targets;
+  policy::CallTargets targets = {};
   int64_t first_token_ns = 0;
   uint32_t tokens = 0;
   bool met = false;

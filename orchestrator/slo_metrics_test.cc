@@ -44,7 +44,7 @@ class SloMetricsTest : public ::testing::Test {
   SloMetrics metrics_{*recorder_};
 };
 
-JudgedCall Call(bool met) {
+JudgedCall SloCall(bool met) {
   JudgedCall call{.id = 7, .first_token_ns = 5'000'000, .tokens = 2, .met = met};
   call.targets.arrived_ns = 1'000'000;
   call.targets.ttft_ms = 20;
@@ -53,9 +53,9 @@ JudgedCall Call(bool met) {
 }
 
 TEST_F(SloMetricsTest, CallsAndMissesAreByApp) {
-  metrics_.Judged("mail", Call(true));
-  metrics_.Judged("mail", Call(false));
-  metrics_.Judged("maps", Call(true));
+  metrics_.Judged("mail", SloCall(true));
+  metrics_.Judged("mail", SloCall(false));
+  metrics_.Judged("maps", SloCall(true));
   EXPECT_THAT(Values("withy_slo_app_calls_total"),
               UnorderedElementsAre(Pair("mail", 2), Pair("maps", 1)));
   EXPECT_THAT(Values("withy_slo_app_missed_total"),
@@ -63,14 +63,14 @@ TEST_F(SloMetricsTest, CallsAndMissesAreByApp) {
 }
 
 TEST_F(SloMetricsTest, WhatTheSloAllowedIsASpanAndNoLimitIsNone) {
-  metrics_.Judged("mail", Call(true));
+  metrics_.Judged("mail", SloCall(true));
   EXPECT_THAT(Drain(),
               UnorderedElementsAre(Pair("slo_ttft", 20'000'000), Pair("slo_tpot", 3'000'000)));
 }
 
 TEST_F(SloMetricsTest, AppsBeyondTheLimitShareALabel) {
   for (size_t i = 0; i < 2 * SloMetrics::kApps; ++i) {
-    metrics_.Judged("app" + std::to_string(i), Call(true));
+    metrics_.Judged("app" + std::to_string(i), SloCall(true));
   }
   const auto values = Values("withy_slo_app_calls_total");
   EXPECT_EQ(values.size(), SloMetrics::kApps + 1);
@@ -78,8 +78,8 @@ TEST_F(SloMetricsTest, AppsBeyondTheLimitShareALabel) {
 }
 
 TEST_F(SloMetricsTest, LongNamesThatBeginAlikeStayApart) {
-  metrics_.Judged(std::string(60, 'a') + "1", Call(true));
-  metrics_.Judged(std::string(60, 'a') + "2", Call(true));
+  metrics_.Judged(std::string(60, 'a') + "1", SloCall(true));
+  metrics_.Judged(std::string(60, 'a') + "2", SloCall(true));
   EXPECT_EQ(Values("withy_slo_app_calls_total").size(), 2u);
 }
 
