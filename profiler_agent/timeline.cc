@@ -309,7 +309,7 @@ class Writer {
     const uint64_t uuid = NewTrack();
     proto::ThreadDescriptor* thread = Describe(uuid, "", 0)->mutable_thread();
     thread->set_pid(pid);
-    thread->set_tid(static_cast<int32_t>(tid));
+    thread->set_tid(tid);
     thread->set_thread_name(name);
     return uuid;
   }
