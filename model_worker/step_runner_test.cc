@@ -62,6 +62,7 @@ class StepRunnerTest : public testing::Test, private StepResults {
     call->pacer = policy::Pacer({}, max_tokens);
     return *calls_.emplace(call->ticket, std::move(call)).first->second;
   }
+  StepResults& results() { return *this; }
   static const RecordingSink& SinkOf(const Call& call) {
     return static_cast<const RecordingSink&>(*call.sink);
   }
@@ -224,7 +225,7 @@ TEST_F(StepRunnerTest, PassesAreRecordedWithTheIndexOfTheirTokens) {
                      .learner = {.us_per_row = 1, .full_row_ms = 1},
                      .levels = {{1, 2}},
                      .speculation = {}},
-                    calls_, inbox_, *this, clock_, metrics);
+                    calls_, inbox_, results(), clock_, metrics);
   Call& call = Add("hello");
   call.request.call_id = 5;
   while (runner.Step()) {

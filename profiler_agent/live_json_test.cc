@@ -48,7 +48,7 @@ TEST_F(LiveJsonTest, WithoutCallsItIsEmptyButWhole) {
 }
 
 TEST_F(LiveJsonTest, ACallItsSloAndItsPhases) {
-  const int64_t now = telemetry::SteadyNowNs();
+  const int64_t now = SteadyNowNs();
   RecordDuration(*orchestrator_, Phase::kTtft, 3, now - 50 * kNanosPerMilli,
                  now - 20 * kNanosPerMilli, 40);
   RecordDuration(*orchestrator_, Phase::kEndToEnd, 3, now - 50 * kNanosPerMilli, now, 6);
@@ -87,7 +87,7 @@ TEST_F(LiveJsonTest, TheLastWholePassHasItsKernels) {
   for (uint32_t pass = 1; pass <= 3; ++pass) {
     for (uint64_t layer = 0; layer < 4; ++layer) {
       telemetry::Span span;
-      span.started_ns = telemetry::SteadyNowNs();
+      span.started_ns = SteadyNowNs();
       span.ended_ns = span.started_ns + 2000;
       span.sequence = pass;
       span.value = layer;
