@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
+#include "base/config.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/processes.h"
@@ -18,8 +19,8 @@
 #include "bench/profiler_prediction.h"
 #include "bench/profiler_service.h"
 
-ABSL_FLAG(std::string, model, "models/withy-pocket-q8_0.gguf",
-          "GGUF or packed file for what is measured on the engine");
+ABSL_FLAG(std::string, model, "",
+          "GGUF or packed file for what is measured on the engine; default: the pocket model");
 ABSL_FLAG(std::string, cache_dir, "", "directory of packed models; empty: the usual one");
 ABSL_FLAG(int, threads, 2, "compute threads");
 ABSL_FLAG(int, pairs, 60, "interleaved pairs with and without the profiler");
@@ -34,6 +35,11 @@ ABSL_FLAG(uint32_t, seed, 1, "of predictions");
 namespace withy::bench {
 namespace {
 
+std::string ModelPath() {
+  const std::string path = absl::GetFlag(FLAGS_model);
+  return path.empty() ? DefaultModelsDir() + "/withy-pocket-q8_0.gguf" : path;
+}
+
 void Say(const std::string& what) { std::fprintf(stderr, "%s\n", what.c_str()); }
 
 class ProfilerBench {
@@ -42,7 +48,7 @@ class ProfilerBench {
     WITHY_ASSIGN_OR_RETURN(directory_, TemporaryDirectory::Create("withy-profiler-engine"));
     {
       WITHY_ASSIGN_OR_RETURN(auto engine,
-                             ProfiledEngine::Open(absl::GetFlag(FLAGS_model), directory_.path(),
+                             ProfiledEngine::Open(ModelPath(), directory_.path(),
                                                   absl::GetFlag(FLAGS_cache_dir), threads_));
       WITHY_RETURN_IF_ERROR(MeasureOverhead(*engine));
       WITHY_RETURN_IF_ERROR(MeasurePhases(*engine));
@@ -107,8 +113,8 @@ class ProfilerBench {
                            telemetry::Reader::Open(directory_.path() + "/kernel_rings"));
     engine::KernelSpans spans(*recorder);
     WITHY_ASSIGN_OR_RETURN(
-        auto bench, ProgramBench::Open(absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_cache_dir),
-                                       threads_, &spans));
+        auto bench,
+        ProgramBench::Open(ModelPath(), absl::GetFlag(FLAGS_cache_dir), threads_, &spans));
     spans.set_layers(bench->info().layers);
     std::vector<double> accuracies, longer;
     std::printf("%-24s %14s %14s %10s\n", "kernel", "spans, us", "truth, us", "accuracy");
