@@ -195,8 +195,7 @@ TEST_F(SchedulerLoadTest, AnEarlierChunkThatIsLostLaterIsComputed) {
   arrival_->SetFailed(3);
   rig_.store.TellArrival();
   ASSERT_TRUE(Eventually([&] {
-    return rig_.store.With(
-        [](FakeStore::State& state) { return state.claimed_from.contains(3); });
+    return rig_.store.With([](FakeStore::State& state) { return state.claimed_from.contains(3); });
   })) << "chunk 3 is claimed to be computed";
   arrival_->SetFailed(0);
   rig_.store.TellArrival();

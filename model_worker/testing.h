@@ -109,7 +109,7 @@ class FakeStore final : public LeaseSource {
     std::function<std::vector<ChunkSlot>(State& state, int32_t computed_before, int32_t most)>
         on_recompute;
     int recompute_asked = 0;
-    std::set<int32_t> claimed_from;  // first chunks of the claims so far
+    std::set<int32_t> claimed_from;          // first chunks of the claims so far
     std::weak_ptr<LeaseEvents> last_opened;  // events of the lease that was told last
     // What other contexts have of the wanted chunks; null: nothing.
     std::function<std::vector<ResidentChunk>(State&, const WantedChunks&)> on_share;
