@@ -16,6 +16,7 @@
 #include "bench/engine_bench.h"
 #include "bench/profiler_figures.h"
 #include "bench/prompt_wire.h"
+#include "bench/service_client.h"
 #include "offline/corpus/generator.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -24,7 +25,6 @@
 namespace withy::bench {
 namespace {
 
-constexpr absl::Duration kStart = absl::Minutes(3);  // packs a model, too
 constexpr absl::Duration kCall = absl::Minutes(2);
 constexpr size_t kWindow = 10;  // calls by which attainment is judged
 
@@ -56,35 +56,10 @@ absl::StatusOr<std::unique_ptr<ProfiledService>> ProfiledService::Start(const st
   }
   service->stub_ = v1::LlmService::NewStub(
       rpc::Connect("unix:" + service->processes_->run_dir() + "/withy.sock"));
-  WITHY_RETURN_IF_ERROR(service->Bind());
-  const absl::Time end = absl::Now() + kStart;
-  while (true) {
-    const absl::Status status = service->Ask(0, {}).status();
-    if (status.ok()) return service;
-    if (!absl::IsUnavailable(status) || absl::Now() > end) {
-      return Annotate(
-          status, absl::StrCat("model_worker says ", service->processes_->LogTail("model_worker")));
-    }
-    absl::SleepFor(absl::Milliseconds(100));
-  }
-}
-
-absl::Status ProfiledService::Bind() {
-  v1::BindAppRequest request;
-  request.set_app("bench");
-  v1::BindAppResponse response;
-  const absl::Time end = absl::Now() + kStart;
-  while (true) {
-    grpc::ClientContext context;
-    rpc::SetTimeout(&context, kCall);
-    context.set_wait_for_ready(true);
-    const absl::Status status = rpc::FromGrpc(stub_->BindApp(&context, request, &response));
-    if (status.ok()) break;
-    if (!absl::IsUnavailable(status) || absl::Now() > end) return status;
-    absl::SleepFor(absl::Milliseconds(100));
-  }
-  token_ = response.token();
-  return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(service->token_, BindNewApp(*service->stub_, "bench"));
+  WITHY_RETURN_IF_ERROR(
+      AwaitAnswer(*service->processes_, [&] { return service->Ask(0, {}).status(); }));
+  return service;
 }
 
 absl::StatusOr<ProfiledService::Answer> ProfiledService::Ask(uint64_t prompt, const v1::Slo& slo) {

@@ -50,7 +50,6 @@ class ProfiledService {
   };
 
   ProfiledService() = default;
-  absl::Status Bind();
   absl::StatusOr<Answer> Ask(uint64_t prompt, const v1::Slo& slo);
   absl::StatusOr<v1::Slo> FindSlo();
   absl::StatusOr<double> AgentCpuSeconds() const;

@@ -7,16 +7,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "bench/service_client.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 
 namespace withy::bench {
 namespace {
 
-constexpr absl::Duration kStart = absl::Minutes(3);  // packs a model, too
 constexpr absl::Duration kCall = absl::Minutes(5);
 
 std::string ModelConfig(const std::string& path, const SpeculationServiceOptions& options) {
@@ -64,33 +63,13 @@ absl::StatusOr<std::unique_ptr<SpeculationService>> SpeculationService::Start(
   v1::GenerateRequest hello;
   hello.mutable_prompt()->set_text("hello");
   hello.mutable_limits()->set_max_tokens(4);
-  const absl::Time end = absl::Now() + kStart;
-  while (true) {
-    const absl::Status status = service->Ask(hello).status();
-    if (status.ok()) return service;
-    if (!absl::IsUnavailable(status) || absl::Now() > end) {
-      return Annotate(
-          status, absl::StrCat("model_worker says ", service->processes_->LogTail("model_worker")));
-    }
-    absl::SleepFor(absl::Milliseconds(100));
-  }
+  WITHY_RETURN_IF_ERROR(
+      AwaitAnswer(*service->processes_, [&] { return service->Ask(hello).status(); }));
+  return service;
 }
 
 absl::Status SpeculationService::ChangeApp() {
-  v1::BindAppRequest request;
-  request.set_app(absl::StrCat("bench", apps_++));
-  v1::BindAppResponse response;
-  const absl::Time end = absl::Now() + kStart;
-  while (true) {
-    grpc::ClientContext context;
-    rpc::SetTimeout(&context, kCall);
-    context.set_wait_for_ready(true);
-    const absl::Status status = rpc::FromGrpc(stub_->BindApp(&context, request, &response));
-    if (status.ok()) break;
-    if (!absl::IsUnavailable(status) || absl::Now() > end) return status;
-    absl::SleepFor(absl::Milliseconds(100));
-  }
-  token_ = response.token();
+  WITHY_ASSIGN_OR_RETURN(token_, BindNewApp(*stub_, absl::StrCat("bench", apps_++)));
   return absl::OkStatus();
 }
 
