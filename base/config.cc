@@ -287,6 +287,11 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
   proto::OrchestratorConfig* orchestrator = config->mutable_orchestrator();
   WITHY_RETURN_IF_ERROR(
       filler.Listen("orchestrator.listen", run + kAppSocket, orchestrator->mutable_listen()));
+  const std::string& http = orchestrator->http_listen();
+  if (!http.empty() && (http.starts_with(kUnixPrefix) || !CheckListenAddress(http).ok())) {
+    return filler.Refuse("orchestrator.http_listen", Quoted(http),
+                         "it must be ADDRESS:PORT with a port from 0 to 65535, as 127.0.0.1:8080");
+  }
   WITHY_FILL("orchestrator", orchestrator, queue_limit, 64, 1, 100000);
   WITHY_FILL("orchestrator", orchestrator, contexts_per_app, 1000, 1, 1000000);
   WITHY_FILL("orchestrator", orchestrator, drain_s, 20, 1, 3600);

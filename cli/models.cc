@@ -13,6 +13,7 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/inspect.h"
+#include "cli/model_fetch.h"
 #include "cli/output.h"
 #include "cli/plots.h"
 #include "cli/terminal_text.h"
@@ -84,6 +85,27 @@ int RunImport(const Args& args) {
   return kExitOk;
 }
 
+int RunGet(const Args& args) {
+  if (args.positional().size() != 1) {
+    std::string known;
+    for (const NamedModel& model : NamedModels()) {
+      absl::StrAppend(&known, "\n  ", model.name, "  ", model.description);
+    }
+    return FailUsage("models get takes one NAME of" + known);
+  }
+  const auto model = FindNamedModel(args.positional()[0]);
+  if (!model.ok()) return Fail(model.status());
+  absl::StatusOr<std::string> path;
+  {
+    ProgressBar bar(Clock::Real());
+    path = FetchModel(*model, args.Get("dir", "."),
+                      [&](double done, std::string_view what) { bar.Update(done, what); });
+  }
+  if (!path.ok()) return Fail(path.status());
+  std::cout << *path << "\n";
+  return kExitOk;
+}
+
 int RunSynth(const Args& args) {
   if (!args.Has("out")) return FailUsage("models synth takes --shape NAME --type TYPE --out FILE");
   auto shape = engine::FindSynthShape(args.Get("shape", "tinyllama-1.1b"));
@@ -134,6 +156,11 @@ std::vector<Command> ModelCommands() {
        "pack a GGUF file for the workers and print the packed file's path",
        {{"cache-dir", "DIR", "directory of packed files (default: STATE_DIR/packed)"}, config},
        RunImport},
+      {"models get",
+       "NAME",
+       "download a model that is known by name (smollm2) and print its file's path",
+       {{"dir", "DIR", "where the file goes (default: the present directory)"}},
+       RunGet},
       {"models synth",
        "",
        "write a random-weight model of a published shape, for benchmarks",

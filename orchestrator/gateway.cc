@@ -121,6 +121,11 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
   return response;
 }
 
+bool Gateway::AnsweredByTarget(const std::string& model, absl::Time deadline) {
+  const absl::StatusOr<Lane> lane = workers_.FindLane(model, deadline);
+  return lane.ok() && *lane == Lane::kTarget;
+}
+
 absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) {
   v1::ListModelsResponse response;
   WITHY_ASSIGN_OR_RETURN(const WorkerInfo target, workers_.Get(Lane::kTarget, deadline));

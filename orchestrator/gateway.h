@@ -51,6 +51,8 @@ class Gateway {
                                         const v1::GenerateRequest& request, absl::Time deadline,
                                         const engine::CancelCheck& over);
   absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
+  // Whether the target answers calls that name this model; false for a model that there is not.
+  bool AnsweredByTarget(const std::string& model, absl::Time deadline);
   v1::GetStatusResponse GetStatus(absl::Time deadline);
 
  private:

@@ -1,6 +1,7 @@
 #include "orchestrator/process.h"
 
 #include <grpcpp/impl/service_type.h>
+#include <spdlog/spdlog.h>
 
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/status.h"
 #include "orchestrator/executor.h"
 #include "orchestrator/gateway.h"
+#include "orchestrator/http_door.h"
 #include "orchestrator/service.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
@@ -49,6 +51,11 @@ class Orchestrator final : public rpc::Process {
                                      .max_request_bytes = kMaxRequestBytes,
                                      .answers = &answers_};
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
+    if (!config.orchestrator().http_listen().empty()) {
+      WITHY_ASSIGN_OR_RETURN(http_, HttpDoor::Start({.listen = config.orchestrator().http_listen()},
+                                                    gateway_, Clock::Real()));
+      spdlog::info("OpenAI-compatible API on http://{}/v1", http_->address());
+    }
     server_->SetServing(true);
     return absl::OkStatus();
   }
@@ -58,10 +65,15 @@ class Orchestrator final : public rpc::Process {
     // The server stays up meanwhile: a gRPC server that shuts down answers new calls with
     // CANCELLED, which no app retries.
     gateway_.Drain(grace);
+    if (http_ != nullptr) http_->Stop();
     server_->Shutdown(kLastWords);
   }
 
-  std::vector<std::string> addresses() const override { return server_->addresses(); }
+  std::vector<std::string> addresses() const override {
+    std::vector<std::string> addresses = server_->addresses();
+    if (http_ != nullptr) addresses.push_back("http://" + http_->address());
+    return addresses;
+  }
 
   bool MakesProgress() override {
     return calls_.StalledNanos() < kStallNs && shorts_.StalledNanos() < kStallNs;
@@ -75,6 +87,7 @@ class Orchestrator final : public rpc::Process {
   rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
+  std::unique_ptr<HttpDoor> http_;  // null: no HTTP
 };
 
 }  // namespace

@@ -341,6 +341,24 @@ void Board::StartDraft() {
   draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
 }
 
+std::string Board::http_address() const {
+  for (const std::string& address : orchestrator_->addresses()) {
+    if (address.starts_with("http://")) return address;
+  }
+  return "";
+}
+
+absl::Status Board::StartAnother(v1::Config config) const {
+  const std::string dir = dir_ + "/another";
+  std::filesystem::create_directories(dir + "/run");
+  config.set_run_dir(dir + "/run");
+  config.set_state_dir(dir + "/state");
+  config.mutable_orchestrator()->set_tlm_path("off");
+  config.mutable_orchestrator()->set_board_root(dir);
+  EXPECT_TRUE(FillDefaults(&config).ok());
+  return StartOrchestrator(config).status();
+}
+
 void Board::Drain() { orchestrator_->Drain(absl::Seconds(10)); }
 
 Outcome Board::Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) {

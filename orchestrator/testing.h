@@ -190,6 +190,10 @@ class Board {
   // `context` null: one with the token "good" and ten seconds.
   Outcome Generate(const v1::GenerateRequest& request, grpc::ClientContext* context = nullptr);
   v1::LlmService::Stub& stub() { return *stub_; }
+  // "http://HOST:PORT"; the configuration must have orchestrator.http_listen.
+  std::string http_address() const;
+  // What a second orchestrator says with `config`, in a directory of its own.
+  absl::Status StartAnother(v1::Config config) const;
 
   FakeStore store;
   FakeWorker worker;

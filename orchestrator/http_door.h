@@ -1,0 +1,47 @@
+// OpenAI-compatible HTTP API beside gRPC, off the same core: /v1/models, /v1/chat/completions,
+// /v1/completions, and /health. An app's token is the API key. Neighbours: openai_request.h and
+// openai_answer.h translate, conversations.h finds KV of earlier turns, peer_watch.h cancels calls
+// whose client has left.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "orchestrator/gateway.h"
+
+namespace withy::orchestrator {
+
+struct HttpDoorOptions {
+  std::string listen;  // HOST:PORT, [IPV6]:PORT; port 0: any free one
+  int threads = 64;    // connections that are served at the same time
+  // For the headers of a request, for its body, and for a client to take a piece of an answer.
+  int timeout_ms = 10'000;
+};
+
+// Thread-safe. Serves from Start to Stop.
+class HttpDoor {
+ public:
+  // `gateway` is borrowed. Errors: INVALID_ARGUMENT and ALREADY_EXISTS (the address is in use),
+  // both with the remedy.
+  static absl::StatusOr<std::unique_ptr<HttpDoor>> Start(const HttpDoorOptions& options,
+                                                         Gateway& gateway, const Clock& clock);
+  ~HttpDoor();
+  HttpDoor(const HttpDoor&) = delete;
+  HttpDoor& operator=(const HttpDoor&) = delete;
+
+  // HOST:PORT with the actual port.
+  const std::string& address() const { return address_; }
+  // Cancels running calls and waits for their clients' last words. May be called more than once.
+  void Stop();
+
+ private:
+  class Server;
+  HttpDoor();
+
+  std::string address_;
+  std::unique_ptr<Server> server_;
+};
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,275 @@
+// The HTTP door over real sockets, with scripted processes behind the orchestrator.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "orchestrator/testing.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+v1::Config WithHttp(uint32_t queue_limit = 8) {
+  v1::Config config;
+  config.mutable_orchestrator()->set_http_listen("127.0.0.1:0");
+  config.mutable_orchestrator()->set_queue_limit(queue_limit);
+  return config;
+}
+
+struct Client {
+  explicit Client(const Board& board) : fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const std::string listens = board.http_address();
+    int port = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(listens.substr(listens.rfind(':') + 1), &port)) << listens;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  void Send(std::string_view bytes) const {
+    // An answer may come, and the connection close, before all has been sent.
+    (void)!send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  // Until the server closes, or `until` has come.
+  std::string Read(const std::string& until = "") const {
+    std::string all;
+    char piece[4096];
+    while (until.empty() || !absl::StrContains(all, until)) {
+      const ssize_t got = recv(fd.get(), piece, sizeof piece, 0);
+      if (got <= 0) break;
+      all.append(piece, static_cast<size_t>(got));
+    }
+    return all;
+  }
+  UniqueFd fd;
+};
+
+std::string Post(const std::string& path, const std::string& body,
+                 const std::string& headers = "Authorization: Bearer good\r\n") {
+  return absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: x\r\n", headers,
+                      "Content-Length: ", body.size(), "\r\n\r\n", body);
+}
+
+std::string Exchange(const Board& board, const std::string& request) {
+  const Client client(board);
+  client.Send(request);
+  return client.Read();
+}
+
+json BodyOf(const std::string& response) {
+  const size_t at = response.find("\r\n\r\n");
+  return at == std::string::npos ? json() : json::parse(response.substr(at + 4), nullptr, false);
+}
+
+// For tests that leave it as they found it: to end a board takes two seconds, which civetweb waits.
+class HttpDoorTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { board_ = std::make_unique<Board>(WithHttp()); }
+  static void TearDownTestSuite() { board_.reset(); }
+  static const Board& board() { return *board_; }
+  static size_t runs() { return board_->worker.runs().size(); }
+
+ private:
+  static std::unique_ptr<Board> board_;
+};
+
+std::unique_ptr<Board> HttpDoorTest::board_;
+
+constexpr char kHello[] = R"({"messages": [{"role": "user", "content": "hello"}]})";
+constexpr char kChatPath[] = "/v1/chat/completions";
+
+TEST_F(HttpDoorTest, AChatIsAnsweredWhole) {
+  const std::string response = Exchange(board(), Post(kChatPath, kHello));
+  EXPECT_THAT(response, StartsWith("HTTP/1.1 200 OK"));
+  const json body = BodyOf(response);
+  EXPECT_EQ(body["choices"][0]["message"]["content"], "abc");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+  EXPECT_THAT(response, HasSubstr(absl::StrCat("x-withy-call-id: ",
+                                               body["withy"]["call_id"].get<std::string>())));
+}
+
+TEST_F(HttpDoorTest, AStreamIsEventsInChunks) {
+  const std::string response =
+      Exchange(board(), Post("/v1/completions", R"({"prompt": "hello", "stream": true})"));
+  EXPECT_THAT(response, HasSubstr("Content-Type: text/event-stream"));
+  std::string text;
+  for (const absl::string_view line : absl::StrSplit(response, '\n')) {
+    if (!absl::StartsWith(line, "data: {")) continue;
+    text += json::parse(std::string(line.substr(6)))["choices"][0]["text"].get<std::string>();
+  }
+  EXPECT_EQ(text, "abc");
+  EXPECT_THAT(response, HasSubstr("data: [DONE]\n\n"));
+  EXPECT_TRUE(absl::EndsWith(response, "\r\n0\r\n\r\n"));
+}
+
+TEST_F(HttpDoorTest, ACallThatBreaksOffSaysSoInTheStream) {
+  const std::string response =
+      Exchange(board(), Post("/v1/completions", R"({"prompt": "die late", "stream": true})"));
+  EXPECT_THAT(response, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(response, HasSubstr("\"type\":\"server_error\""));
+  EXPECT_THAT(response, Not(HasSubstr("[DONE]")));
+}
+
+TEST_F(HttpDoorTest, ModelsAreListed) {
+  const std::string get =
+      "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
+  const json list = BodyOf(Exchange(board(), get));
+  ASSERT_FALSE(list["data"].empty());
+  const std::string name = list["data"][0]["id"];
+  const auto one = [&](const std::string& model) {
+    return Exchange(board(),
+                    absl::StrCat("GET /v1/models/", model,
+                                 " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n"));
+  };
+  EXPECT_EQ(BodyOf(one(name))["id"], name);
+  EXPECT_THAT(one("gpt-x"), StartsWith("HTTP/1.1 404"));
+}
+
+TEST_F(HttpDoorTest, NobodyIsServedWithoutAToken) {
+  const size_t before = runs();
+  for (const std::string headers :
+       {"", "Authorization: Bearer bad\r\n", "Authorization: good\r\n"}) {
+    const std::string response = Exchange(board(), Post(kChatPath, kHello, headers));
+    EXPECT_THAT(response, StartsWith("HTTP/1.1 401")) << headers;
+    EXPECT_EQ(BodyOf(response)["error"]["code"], "invalid_api_key");
+  }
+  EXPECT_THAT(Exchange(board(), "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"),
+              StartsWith("HTTP/1.1 401"));
+  EXPECT_EQ(runs(), before);
+}
+
+TEST_F(HttpDoorTest, WrongRequestsGetAnErrorThatNamesThem) {
+  const auto status = [&](const std::string& request, const std::string& named) {
+    const std::string response = Exchange(board(), request);
+    EXPECT_THAT(BodyOf(response)["error"]["message"].get<std::string>(), HasSubstr(named))
+        << response;
+    return response.substr(9, 3);
+  };
+  EXPECT_EQ(status(Post(kChatPath, "{"), "JSON"), "400");
+  EXPECT_EQ(status(Post(kChatPath, R"({"messages": 5})"), "messages"), "400");
+  EXPECT_EQ(
+      status(Post(kChatPath, R"({"model": "x", "messages": [{"role": "user", "content": "hi"}]})"),
+             "\"x\""),
+      "404");
+  EXPECT_EQ(status(Post("/v1/embeddings", "{}"), "/v1/embeddings"), "404");
+  EXPECT_EQ(status("GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n", "POST"), "405");
+}
+
+TEST_F(HttpDoorTest, LargeBodiesAreRefusedBeforeTheyAreRead) {
+  const Client client(board());
+  client.Send(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n"
+      "Content-Length: 104857600\r\n\r\n{");
+  EXPECT_THAT(client.Read(), StartsWith("HTTP/1.1 413"));
+  EXPECT_THAT(Exchange(board(), Post(kChatPath, kHello)), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(HttpDoorTest, HeadersWithoutEndAreRefused) {
+  const Client client(board());
+  client.Send("GET / HTTP/1.1\r\nX: ");
+  const std::string part(4096, 'x');
+  for (int i = 0; i < 64; ++i) client.Send(part);
+  EXPECT_THAT(client.Read(), testing::AnyOf(StartsWith("HTTP/1.1 4"), testing::IsEmpty()));
+  EXPECT_THAT(Exchange(board(), Post(kChatPath, kHello)), StartsWith("HTTP/1.1 200"));
+}
+
+TEST(HttpDoorBoardTest, AFullQueueSaysWhenToTryAgain) {
+  Board board(WithHttp(/*queue_limit=*/1));
+  const OpenCall held(board, Ask("hold"));
+  const std::string response = Exchange(board, Post(kChatPath, kHello));
+  EXPECT_THAT(response, StartsWith("HTTP/1.1 429"));
+  EXPECT_THAT(response, HasSubstr("Retry-After: "));
+  EXPECT_EQ(BodyOf(response)["error"]["type"], "rate_limit_error");
+}
+
+TEST(HttpDoorBoardTest, ClosingTheConnectionCancels) {
+  for (const bool stream : {false, true}) {
+    Board board(WithHttp());
+    {
+      const Client client(board);
+      client.Send(Post("/v1/completions", absl::StrCat(R"({"prompt": "hold", "stream": )",
+                                                       stream ? "true}" : "false}")));
+      ASSERT_TRUE(board.worker.AwaitRuns(1));
+      if (stream) {
+        EXPECT_THAT(client.Read("\"text\":\"a\""), HasSubstr("\"text\":\"a\""));
+      }
+    }
+    EXPECT_TRUE(board.worker.AwaitCancelled(1)) << "stream " << stream;
+  }
+}
+
+TEST(HttpDoorBoardTest, AnAnswerThatIsOnItsWayIsFinishedByADrain) {
+  Board board(WithHttp());
+  const Client client(board);
+  client.Send(Post("/v1/completions", R"({"prompt": "hold"})"));
+  ASSERT_TRUE(board.worker.AwaitRuns(1));
+  std::thread drain([&] { board.Drain(); });
+  board.worker.Release();
+  EXPECT_EQ(BodyOf(client.Read())["choices"][0]["text"], "abc");
+  drain.join();
+}
+
+// A short chat is stateless; a long one has a context, which the next turn continues.
+TEST_F(HttpDoorTest, AConversationContinuesInItsContext) {
+  const std::string rules(2000, 'r');
+  json messages = {{{"role", "system"}, {"content", rules}},
+                   {{"role", "user"}, {"content", "one"}}};
+  const auto ask = [&] {
+    const json body =
+        BodyOf(Exchange(board(), Post(kChatPath, json{{"messages", messages}}.dump())));
+    messages.push_back(body["choices"][0]["message"]);
+    return board().worker.runs().back();
+  };
+  v1::RunRequest run = ask();
+  EXPECT_EQ(run.context_id(), "ctx_of_app_1");
+  ASSERT_EQ(run.prompt().messages().messages_size(), 1) << "the system prompt is the context's";
+  EXPECT_EQ(run.prompt().messages().messages(0).content(), "one");
+  messages.push_back({{"role", "user"}, {"content", "two"}});
+  run = ask();
+  EXPECT_EQ(run.context_id(), "ctx_of_app_1");
+  ASSERT_EQ(run.prompt().messages().messages_size(), 1);
+  EXPECT_EQ(run.prompt().messages().messages(0).content(), "two");
+  // Another answer than the one that was given: another conversation.
+  messages[2]["content"] = "edited";
+  messages.push_back({{"role", "user"}, {"content", "three"}});
+  run = ask();
+  EXPECT_EQ(run.prompt().messages().messages_size(), 5);
+
+  EXPECT_THAT(Exchange(board(), Post(kChatPath, kHello)), StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(board().worker.runs().back().context_id(), "");
+}
+
+TEST(HttpDoorBoardTest, WithoutRoomForContextsChatsAreStateless) {
+  Board board(WithHttp());
+  board.store.RefuseContexts();
+  const json body = {{"messages", {{{"role", "user"}, {"content", std::string(2000, 'u')}}}}};
+  EXPECT_THAT(Exchange(board, Post(kChatPath, body.dump())), StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(board.worker.runs().back().context_id(), "");
+}
+
+TEST_F(HttpDoorTest, AnAddressThatIsTakenIsNamed) {
+  v1::Config config;
+  config.mutable_orchestrator()->set_http_listen(
+      std::string(absl::StripPrefix(board().http_address(), "http://")));
+  const absl::Status status = board().StartAnother(config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("orchestrator.http_listen"));
+}
+
+}  // namespace
+}  // namespace withy::orchestrator

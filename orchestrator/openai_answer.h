@@ -1,0 +1,51 @@
+// Answers of OpenAI's HTTP API: JSON documents, the chunks of a stream, and errors. Pure.
+// Neighbours: openai_request.h reads requests, http_door.h speaks HTTP.
+//
+// What only withy knows stands beside OpenAI's fields in an object `withy`: the decision in the
+// first chunk, what was measured in the last.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "orchestrator/openai_request.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// Builds the answer to one call out of the messages of its Generate. For one thread.
+class OpenAiAnswer {
+ public:
+  OpenAiAnswer(const OpenAiCall& call, int64_t created_unix_s);
+
+  // Takes the next message. Returns what a stream sends for it, each text one JSON document
+  // ("data:" is not included); empty for nothing.
+  std::vector<std::string> OnEvent(const v1::GenerateResponse& event);
+  // The whole answer, once `finished` has come: what a call without a stream gets.
+  std::string Document() const;
+  // Whether `finished` has come.
+  bool finished() const { return finished_; }
+  const v1::GenerateStarted& started() const { return started_; }
+
+ private:
+  const OpenAiCall& call_;
+  const int64_t created_unix_s_;
+  v1::GenerateStarted started_;
+  v1::GenerateFinished outcome_;
+  std::vector<v1::Token> tokens_;  // with log-probabilities, if they were asked for
+  std::string text_;
+  bool finished_ = false;
+};
+
+// The HTTP status of an error, and its document {"error": {"message", "type", "param", "code"}}.
+int HttpStatusOf(const absl::Status& status);
+std::string OpenAiError(const absl::Status& status);
+
+// The documents of /v1/models/NAME and /v1/models.
+std::string OpenAiModel(const v1::ModelDescription& model, int64_t created_unix_s);
+std::string OpenAiModels(const v1::ListModelsResponse& models, int64_t created_unix_s);
+
+}  // namespace withy::orchestrator

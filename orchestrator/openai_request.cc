@@ -1,0 +1,313 @@
+#include "orchestrator/openai_request.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "orchestrator/validate.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using Json = nlohmann::json;
+
+absl::Status Wrong(std::string_view field, std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(field), ToAbsl(what)));
+}
+
+absl::Status WrongType(std::string_view field, const Json& value, std::string_view wanted) {
+  return Wrong(field,
+               absl::StrCat(" is of type ", value.type_name(), ": it must be ", ToAbsl(wanted)));
+}
+
+// A member that is there and not null.
+const Json* Find(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+absl::StatusOr<std::optional<double>> Number(const Json& object, const char* name) {
+  const Json* value = Find(object, name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number()) return WrongType(name, *value, "a number");
+  return value->get<double>();
+}
+
+absl::StatusOr<std::optional<uint64_t>> Count(const Json& object, const char* name,
+                                              uint64_t highest) {
+  const Json* value = Find(object, name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number_integer()) return WrongType(name, *value, "a whole number");
+  if (!value->is_number_unsigned() || value->get<uint64_t>() > highest) {
+    return Wrong(name, absl::StrCat(" is ", value->dump(), ": it must be from 0 to ", highest));
+  }
+  return value->get<uint64_t>();
+}
+
+absl::StatusOr<bool> Flag(const Json& object, const char* name) {
+  const Json* value = Find(object, name);
+  if (value == nullptr) return false;
+  if (!value->is_boolean()) return WrongType(name, *value, "true or false");
+  return value->get<bool>();
+}
+
+absl::StatusOr<std::string> Text(const Json& object, const char* name) {
+  const Json* value = Find(object, name);
+  if (value == nullptr) return std::string();
+  if (!value->is_string()) return WrongType(name, *value, "a string");
+  return value->get_ref<const std::string&>();
+}
+
+// A field that withy honours for one value alone.
+absl::Status Only(const Json& object, const char* name, double value) {
+  WITHY_ASSIGN_OR_RETURN(const std::optional<double> given, Number(object, name));
+  if (!given || *given == value) return absl::OkStatus();
+  return Wrong(name, absl::StrCat(" is ", *given, ", which withy does not support: leave it out"));
+}
+
+absl::Status NotEmpty(const Json& object, const char* name, std::string_view remedy) {
+  const Json* value = Find(object, name);
+  if (value == nullptr || value->empty()) return absl::OkStatus();
+  return Wrong(name, absl::StrCat(" is not supported: ", ToAbsl(remedy)));
+}
+
+// `content`: a string, or an array of parts of which all are text.
+absl::StatusOr<std::string> ContentOf(const Json& message, const std::string& field) {
+  const Json* content = Find(message, "content");
+  if (content == nullptr) return std::string();
+  if (content->is_string()) return content->get_ref<const std::string&>();
+  if (!content->is_array()) return WrongType(field, *content, "a string or an array of parts");
+  std::string text;
+  for (size_t i = 0; i < content->size(); ++i) {
+    const Json& part = (*content)[i];
+    const std::string name = absl::StrCat(field, "[", i, "]");
+    if (!part.is_object()) return WrongType(name, part, "an object");
+    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(part, "type"));
+    if (type != "text") {
+      return Wrong(name, absl::StrCat(".type is \"", type, "\": the model reads text only"));
+    }
+    const Json* piece = Find(part, "text");
+    if (piece == nullptr || !piece->is_string()) return Wrong(name, ".text must be a string");
+    text += piece->get_ref<const std::string&>();
+  }
+  return text;
+}
+
+absl::Status ReadMessages(const Json& body, v1::Prompt* prompt) {
+  const Json* messages = Find(body, "messages");
+  if (messages == nullptr || !messages->is_array() || messages->empty()) {
+    return Wrong("messages", " must be an array of at least one message");
+  }
+  if (messages->size() > static_cast<size_t>(kMaxMessages)) {
+    return Wrong("messages", absl::StrCat(" has ", messages->size(), " entries: it may have ",
+                                          kMaxMessages, " at most"));
+  }
+  for (size_t i = 0; i < messages->size(); ++i) {
+    const Json& given = (*messages)[i];
+    const std::string field = absl::StrCat("messages[", i, "]");
+    if (!given.is_object()) return WrongType(field, given, "an object");
+    WITHY_RETURN_IF_ERROR(NotEmpty(given, "tool_calls", "this model's answers have none"));
+    v1::Message* message = prompt->mutable_messages()->add_messages();
+    WITHY_ASSIGN_OR_RETURN(std::string role, Text(given, "role"));
+    if (role.empty()) return Wrong(field, ".role is missing");
+    message->set_role(role == "developer" ? "system" : role);
+    WITHY_ASSIGN_OR_RETURN(*message->mutable_content(), ContentOf(given, field + ".content"));
+    if (i + 1 < messages->size() && !message->content().empty()) {
+      // What was said before belongs to the conversation; it is no example that might be left out.
+      v1::ByteSpan* all = message->add_fixed();
+      all->set_end(static_cast<uint32_t>(message->content().size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadPrompt(const Json& body, v1::Prompt* prompt) {
+  const Json* text = Find(body, "prompt");
+  if (text != nullptr && text->is_array() && text->size() == 1) text = &(*text)[0];
+  if (text == nullptr || !text->is_string()) {
+    return Wrong("prompt", " must be a string, or an array of one");
+  }
+  prompt->set_text(text->get_ref<const std::string&>());
+  return absl::OkStatus();
+}
+
+absl::Status ReadStop(const Json& body, v1::Limits* limits) {
+  const Json* stop = Find(body, "stop");
+  if (stop == nullptr) return absl::OkStatus();
+  if (stop->is_string()) {
+    limits->add_stop(stop->get_ref<const std::string&>());
+    return absl::OkStatus();
+  }
+  if (!stop->is_array()) return WrongType("stop", *stop, "a string or an array of strings");
+  for (const Json& one : *stop) {
+    if (!one.is_string()) return WrongType("stop", one, "a string or an array of strings");
+    limits->add_stop(one.get_ref<const std::string&>());
+  }
+  return absl::OkStatus();
+}
+
+// A chat asks with a flag and a number, a completion with a number.
+absl::Status ReadLogprobs(OpenAiKind kind, const Json& body, v1::Limits* limits) {
+  if (kind == OpenAiKind::kCompletion) {
+    WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "logprobs", kMaxLogprobs));
+    if (count) limits->set_logprobs(static_cast<uint32_t>(*count));
+    return absl::OkStatus();
+  }
+  WITHY_ASSIGN_OR_RETURN(const bool wanted, Flag(body, "logprobs"));
+  WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "top_logprobs", kMaxLogprobs));
+  if (count && !wanted) return Wrong("top_logprobs", " needs logprobs: true");
+  if (wanted) limits->set_logprobs(static_cast<uint32_t>(count.value_or(0)));
+  return absl::OkStatus();
+}
+
+absl::Status ReadLimits(OpenAiKind kind, const Json& body, v1::Limits* limits) {
+  WITHY_ASSIGN_OR_RETURN(std::optional<uint64_t> tokens,
+                         Count(body, "max_completion_tokens", UINT32_MAX));
+  if (!tokens) {
+    WITHY_ASSIGN_OR_RETURN(tokens, Count(body, "max_tokens", UINT32_MAX));
+  }
+  if (tokens && *tokens == 0) return Wrong("max_tokens", " is 0: it must be at least 1");
+  if (tokens) limits->set_max_tokens(static_cast<uint32_t>(*tokens));
+  WITHY_RETURN_IF_ERROR(ReadStop(body, limits));
+  return ReadLogprobs(kind, body, limits);
+}
+
+// Names beyond OpenAI's are those that other servers take.
+absl::Status ReadSampling(const Json& body, v1::Sampling* sampling) {
+  WITHY_ASSIGN_OR_RETURN(const auto temperature, Number(body, "temperature"));
+  if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
+  WITHY_ASSIGN_OR_RETURN(const auto top_p, Number(body, "top_p"));
+  if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
+  WITHY_ASSIGN_OR_RETURN(const auto min_p, Number(body, "min_p"));
+  if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
+  WITHY_ASSIGN_OR_RETURN(const auto top_k, Count(body, "top_k", UINT32_MAX));
+  if (top_k) sampling->set_top_k(static_cast<uint32_t>(*top_k));
+  WITHY_ASSIGN_OR_RETURN(const auto penalty, Number(body, "repetition_penalty"));
+  if (penalty) sampling->set_repetition_penalty(static_cast<float>(*penalty));
+  if (const Json* seed = Find(body, "seed")) {
+    if (!seed->is_number_integer()) return WrongType("seed", *seed, "a whole number");
+    // A negative one is as good as any other.
+    sampling->set_seed(seed->is_number_unsigned() ? seed->get<uint64_t>()
+                                                  : static_cast<uint64_t>(seed->get<int64_t>()));
+  }
+  WITHY_RETURN_IF_ERROR(Only(body, "presence_penalty", 0));
+  WITHY_RETURN_IF_ERROR(Only(body, "frequency_penalty", 0));
+  return NotEmpty(body, "logit_bias", "leave it out");
+}
+
+absl::Status CheckFormat(const Json& body) {
+  const Json* format = Find(body, "response_format");
+  if (format == nullptr) return absl::OkStatus();
+  if (!format->is_object()) return WrongType("response_format", *format, "an object");
+  WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "type"));
+  if (type == "text") return absl::OkStatus();
+  return Wrong("response_format",
+               absl::StrCat(".type is \"", type, "\": only \"text\" is supported"));
+}
+
+absl::Status HeaderNumber(const HeaderOf& header, const char* name, double lowest, double highest,
+                          const std::function<void(double)>& set) {
+  const std::optional<std::string> text = header(name);
+  if (!text) return absl::OkStatus();
+  double value = 0;
+  if (!absl::SimpleAtod(*text, &value) || !(value >= lowest && value <= highest)) {
+    return Wrong(
+        absl::StrCat("header ", name),
+        absl::StrCat(" is \"", *text, "\": it must be a number from ", lowest, " to ", highest));
+  }
+  set(value);
+  return absl::OkStatus();
+}
+
+absl::Status ReadSpeculation(const HeaderOf& header, v1::GenerateRequest* request) {
+  static constexpr std::pair<const char*, v1::Speculation> kSources[] = {
+      {"off", v1::SPECULATION_OFF},
+      {"auto", v1::SPECULATION_AUTO},
+      {"lookup", v1::SPECULATION_LOOKUP},
+      {"prefix", v1::SPECULATION_PREFIX},
+      {"draft", v1::SPECULATION_DRAFT}};
+  const std::optional<std::string> text = header("x-withy-speculation");
+  if (!text) return absl::OkStatus();
+  for (const auto& [name, source] : kSources) {
+    if (*text != name) continue;
+    request->set_speculation(source);
+    return absl::OkStatus();
+  }
+  return Wrong("header x-withy-speculation",
+               absl::StrCat(" is \"", *text, "\": it must be off, auto, lookup, prefix or draft"));
+}
+
+absl::Status ReadHeaders(const HeaderOf& header, v1::GenerateRequest* request) {
+  constexpr double kNoLimit = 1e12;
+  v1::Slo slo;
+  const auto number = [&](const char* name, double highest, auto set) {
+    return HeaderNumber(header, name, 0, highest, [&](double value) { (slo.*set)(value); });
+  };
+  WITHY_RETURN_IF_ERROR(number("x-slo-ttft-ms", kNoLimit, &v1::Slo::set_ttft_ms));
+  WITHY_RETURN_IF_ERROR(number("x-slo-tpot-ms", kNoLimit, &v1::Slo::set_tpot_ms));
+  WITHY_RETURN_IF_ERROR(number("x-slo-end-to-end-ms", kNoLimit, &v1::Slo::set_end_to_end_ms));
+  WITHY_RETURN_IF_ERROR(number("x-slo-energy-mj", kNoLimit, &v1::Slo::set_energy_mj));
+  WITHY_RETURN_IF_ERROR(number("x-slo-ttft-ratio", 1, &v1::Slo::set_ttft_ratio));
+  WITHY_RETURN_IF_ERROR(number("x-slo-tpot-ratio", 1, &v1::Slo::set_tpot_ratio));
+  if (const std::optional<std::string> strict = header("x-slo-strict")) {
+    if (*strict != "true" && *strict != "false") {
+      return Wrong("header x-slo-strict",
+                   absl::StrCat(" is \"", *strict, "\": it must be true or false"));
+    }
+    slo.set_strict(*strict == "true");
+  }
+  if (slo.ByteSizeLong() > 0) *request->mutable_slo() = std::move(slo);
+  WITHY_RETURN_IF_ERROR(HeaderNumber(header, "x-withy-model-level", 0, 100, [&](double level) {
+    request->set_model_level_percent(static_cast<uint32_t>(level));
+  }));
+  WITHY_RETURN_IF_ERROR(HeaderNumber(header, "x-withy-prompt-level", 0, 100, [&](double level) {
+    request->set_prompt_level_percent(static_cast<uint32_t>(level));
+  }));
+  WITHY_RETURN_IF_ERROR(HeaderNumber(header, "x-withy-priority", -10, 10, [&](double priority) {
+    request->set_priority(static_cast<int32_t>(priority));
+  }));
+  if (const auto context = header("x-withy-context")) request->set_context_id(*context);
+  if (const auto key = header("idempotency-key")) request->set_request_id(*key);
+  return ReadSpeculation(header, request);
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
+                                           const HeaderOf& header) {
+  const Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) {
+    return absl::InvalidArgumentError("the request's body is not valid JSON in UTF-8");
+  }
+  if (!json.is_object()) return WrongType("the request's body", json, "an object");
+  OpenAiCall call;
+  call.kind = kind;
+  v1::GenerateRequest& request = call.request;
+  WITHY_ASSIGN_OR_RETURN(*request.mutable_model(), Text(json, "model"));
+  if (kind == OpenAiKind::kChat) {
+    WITHY_RETURN_IF_ERROR(ReadMessages(json, request.mutable_prompt()));
+  } else {
+    WITHY_RETURN_IF_ERROR(ReadPrompt(json, request.mutable_prompt()));
+    WITHY_RETURN_IF_ERROR(NotEmpty(json, "suffix", "leave it out"));
+    WITHY_RETURN_IF_ERROR(Only(json, "best_of", 1));
+    WITHY_ASSIGN_OR_RETURN(call.echo, Flag(json, "echo"));
+  }
+  WITHY_RETURN_IF_ERROR(ReadLimits(kind, json, request.mutable_limits()));
+  WITHY_RETURN_IF_ERROR(ReadSampling(json, request.mutable_sampling()));
+  WITHY_RETURN_IF_ERROR(Only(json, "n", 1));
+  WITHY_RETURN_IF_ERROR(CheckFormat(json));
+  WITHY_RETURN_IF_ERROR(NotEmpty(json, "tools", "leave it out"));
+  WITHY_RETURN_IF_ERROR(NotEmpty(json, "functions", "leave it out"));
+  WITHY_ASSIGN_OR_RETURN(call.stream, Flag(json, "stream"));
+  if (const Json* options = Find(json, "stream_options")) {
+    if (!options->is_object()) return WrongType("stream_options", *options, "an object");
+    WITHY_ASSIGN_OR_RETURN(call.include_usage, Flag(*options, "include_usage"));
+  }
+  WITHY_RETURN_IF_ERROR(ReadHeaders(header, &request));
+  return call;
+}
+
+}  // namespace withy::orchestrator

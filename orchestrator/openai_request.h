@@ -1,0 +1,49 @@
+// Requests of OpenAI's HTTP API, as clients of model servers send them, and the calls that they
+// stand for. Pure. Neighbours: openai_answer.h makes the answers, http_door.h speaks HTTP.
+//
+// Fields that are not known are ignored. A known field of another type, out of its range, or with a
+// value that withy cannot honour is INVALID_ARGUMENT, and the message names it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// What a request's path asks for.
+enum class OpenAiKind { kChat, kCompletion };
+
+// Value of a header, by its name in lower case; nullopt: it was not sent.
+using HeaderOf = std::function<std::optional<std::string>(const char* name)>;
+
+struct OpenAiCall {
+  OpenAiKind kind = OpenAiKind::kChat;
+  // Complete but for `context_id`. A chat's messages are all in the prompt, those before the last
+  // one marked as fixed.
+  v1::GenerateRequest request;
+  // Seconds since the Unix epoch go into the answer; ids are made of the call's id.
+  bool stream = false;
+  bool include_usage = false;  // of a stream: one more chunk with the usage
+  bool echo = false;           // of a completion: the prompt is repeated before the answer
+};
+
+// `body` is the JSON document. Headers, all optional:
+//   x-slo-ttft-ms, x-slo-tpot-ms        as Slo.ttft_ms, .tpot_ms
+//   x-slo-end-to-end-ms, x-slo-ttft-ratio, x-slo-tpot-ratio, x-slo-energy-mj, x-slo-strict
+//   x-withy-speculation                 off, auto, lookup, prefix, draft
+//   x-withy-model-level, x-withy-prompt-level   per cent
+//   x-withy-priority                    -10..10
+//   x-withy-context                     a context of the app: the messages continue it
+//   idempotency-key                     as GenerateRequest.request_id
+// Errors: INVALID_ARGUMENT.
+absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
+                                           const HeaderOf& header);
+
+}  // namespace withy::orchestrator

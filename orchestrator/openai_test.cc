@@ -1,0 +1,277 @@
+// Requests and answers of OpenAI's API as documents, without HTTP.
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "orchestrator/conversations.h"
+#include "orchestrator/openai_answer.h"
+#include "orchestrator/openai_request.h"
+
+namespace withy::orchestrator {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+using Headers = std::map<std::string, std::string>;
+
+absl::StatusOr<OpenAiCall> ParseChat(const std::string& body, const Headers& headers = {},
+                                     OpenAiKind kind = OpenAiKind::kChat) {
+  return ParseOpenAiCall(kind, body, [&](const char* name) -> std::optional<std::string> {
+    const auto found = headers.find(name);
+    if (found == headers.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+// A chat with one message and `further` members.
+std::string Chat(const std::string& further) {
+  return absl::StrCat(R"({"messages": [{"role": "user", "content": "hi"}])",
+                      further.empty() ? "" : ", ", further, "}");
+}
+
+TEST(OpenAiRequestTest, AChatIsMessagesWithEarlierOnesFixed) {
+  const auto call = ParseChat(R"({"model": "m", "messages": [
+      {"role": "developer", "content": "be brief"},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+      {"role": "assistant", "content": null},
+      {"role": "user", "content": "c", "name": "ignored"}], "unknown": {"x": [1]}})");
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->request.model(), "m");
+  const auto& messages = call->request.prompt().messages().messages();
+  ASSERT_EQ(messages.size(), 4);
+  EXPECT_EQ(messages[0].role(), "system");
+  EXPECT_EQ(messages[1].content(), "ab");
+  ASSERT_EQ(messages[1].fixed_size(), 1);
+  EXPECT_EQ(messages[1].fixed(0).end(), 2u);
+  EXPECT_EQ(messages[2].content(), "");
+  EXPECT_EQ(messages[2].fixed_size(), 0);
+  EXPECT_EQ(messages[3].content(), "c");
+  EXPECT_EQ(messages[3].fixed_size(), 0) << "the call's own words may be shortened";
+  EXPECT_FALSE(call->stream);
+}
+
+TEST(OpenAiRequestTest, ParametersBecomeFieldsOfTheContract) {
+  const auto call = ParseChat(
+      Chat(
+          R"("temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 11, "max_tokens": 5, "stop": ["x"],
+              "logprobs": true, "top_logprobs": 2, "n": 1, "presence_penalty": 0,
+              "response_format": {"type": "text"}, "stream": true,
+              "stream_options": {"include_usage": true}, "tools": [], "logit_bias": {})"),
+      {{"x-slo-ttft-ms", "100"},
+       {"x-slo-tpot-ms", "20.5"},
+       {"x-slo-strict", "true"},
+       {"x-withy-speculation", "lookup"},
+       {"x-withy-priority", "-3"},
+       {"idempotency-key", "k"}});
+  ASSERT_TRUE(call.ok()) << call.status();
+  const v1::GenerateRequest& request = call->request;
+  EXPECT_FLOAT_EQ(request.sampling().temperature(), 0.5f);
+  EXPECT_FLOAT_EQ(request.sampling().top_p(), 0.9f);
+  EXPECT_EQ(request.sampling().top_k(), 7u);
+  EXPECT_EQ(request.sampling().seed(), 11u);
+  EXPECT_EQ(request.limits().max_tokens(), 5u);
+  EXPECT_EQ(request.limits().stop(0), "x");
+  EXPECT_EQ(request.limits().logprobs(), 2u);
+  EXPECT_EQ(request.slo().ttft_ms(), 100);
+  EXPECT_EQ(request.slo().tpot_ms(), 20.5);
+  EXPECT_TRUE(request.slo().strict());
+  EXPECT_EQ(request.speculation(), v1::SPECULATION_LOOKUP);
+  EXPECT_EQ(request.priority(), -3);
+  EXPECT_EQ(request.request_id(), "k");
+  EXPECT_TRUE(call->stream);
+  EXPECT_TRUE(call->include_usage);
+  EXPECT_FALSE(ParseChat(Chat(""))->request.has_slo());
+}
+
+TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
+  const auto error = [](const std::string& body, const Headers& headers = {}) {
+    return std::string(ParseChat(body, headers).status().message());
+  };
+  EXPECT_THAT(error("{"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error("\xff"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error("[]"), HasSubstr("an object"));
+  EXPECT_THAT(error("{}"), HasSubstr("messages"));
+  EXPECT_THAT(error(R"({"messages": ["x"]})"), HasSubstr("messages[0]"));
+  EXPECT_THAT(error(R"({"messages": [{"content": "x"}]})"), HasSubstr("messages[0].role"));
+  EXPECT_THAT(error(R"({"messages": [{"role": "user", "content": 5}]})"),
+              HasSubstr("messages[0].content"));
+  EXPECT_THAT(error(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"),
+              HasSubstr("messages[0].content[0].type is \"image_url\""));
+  for (const auto& [further, named] : std::map<std::string, std::string>{
+           {R"("temperature": "hot")", "temperature"},
+           {R"("max_tokens": -1)", "max_tokens"},
+           {R"("max_tokens": 0)", "max_tokens"},
+           {R"("max_tokens": 1.5)", "max_tokens"},
+           {R"("stop": 5)", "stop"},
+           {R"("stop": [5])", "stop"},
+           {R"("n": 2)", "n is 2"},
+           {R"("top_logprobs": 2)", "logprobs"},
+           {R"("top_logprobs": 21, "logprobs": true)", "top_logprobs"},
+           {R"("presence_penalty": 0.5)", "presence_penalty"},
+           {R"("logit_bias": {"5": 1})", "logit_bias"},
+           {R"("response_format": {"type": "json_object"})", "json_object"},
+           {R"("seed": "x")", "seed"},
+           {R"("stream": "yes")", "stream"},
+           {R"("stream_options": true)", "stream_options"},
+           {R"("model": 5)", "model"}}) {
+    EXPECT_THAT(error(Chat(further)), HasSubstr(named)) << further;
+  }
+  EXPECT_THAT(error(Chat(""), {{"x-slo-ttft-ms", "soon"}}), HasSubstr("x-slo-ttft-ms"));
+  EXPECT_THAT(error(Chat(""), {{"x-slo-ttft-ms", "nan"}}), HasSubstr("x-slo-ttft-ms"));
+  EXPECT_THAT(error(Chat(""), {{"x-slo-ttft-ratio", "2"}}), HasSubstr("x-slo-ttft-ratio"));
+  EXPECT_THAT(error(Chat(""), {{"x-withy-speculation", "all"}}), HasSubstr("lookup"));
+}
+
+// A document of 100,000 levels neither crashes the parser nor whoever looks at what it made.
+TEST(OpenAiRequestTest, DeepDocumentsAreHarmless) {
+  const std::string deep(100'000, '[');
+  EXPECT_FALSE(ParseChat(deep).ok());
+  const std::string closed = deep + std::string(deep.size(), ']');
+  EXPECT_TRUE(ParseChat(Chat("\"unknown\": " + closed)).ok());
+  EXPECT_FALSE(ParseChat(Chat("\"stop\": " + closed)).ok());
+}
+
+TEST(OpenAiRequestTest, ACompletionIsRawText) {
+  const auto call = ParseChat(R"({"prompt": ["once"], "logprobs": 0, "echo": true})", {},
+                              OpenAiKind::kCompletion);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->request.prompt().text(), "once");
+  EXPECT_TRUE(call->request.limits().has_logprobs());
+  EXPECT_TRUE(call->echo);
+  EXPECT_FALSE(ParseChat(R"({"prompt": ["a", "b"]})", {}, OpenAiKind::kCompletion).ok());
+}
+
+v1::GenerateResponse Started() {
+  v1::GenerateResponse event;
+  event.mutable_started()->set_call_id("c1");
+  event.mutable_started()->set_model("m");
+  event.mutable_started()->mutable_decision()->set_model_level_percent(40);
+  return event;
+}
+
+v1::GenerateResponse Delta(const std::string& text) {
+  v1::GenerateResponse event;
+  event.mutable_delta()->set_text(text);
+  v1::Token* token = event.mutable_delta()->add_tokens();
+  token->set_logprob(-0.5);
+  token->set_text(text);
+  v1::TokenAlternative* other = token->add_alternatives();
+  other->set_text("\xff");  // half a character
+  other->set_logprob(-2);
+  return event;
+}
+
+v1::GenerateResponse Finished(const std::string& text, v1::FinishReason reason) {
+  v1::GenerateResponse event;
+  event.mutable_finished()->set_text(text);
+  event.mutable_finished()->set_reason(reason);
+  v1::Usage* usage = event.mutable_finished()->mutable_usage();
+  usage->set_context_tokens(10);
+  usage->set_prompt_tokens(5);
+  usage->set_completion_tokens(2);
+  usage->set_reused_tokens(8);
+  event.mutable_finished()->mutable_latency()->mutable_measured()->set_ttft_ms(12);
+  return event;
+}
+
+TEST(OpenAiAnswerTest, AStreamHasRoleTextReasonUsageAndDone) {
+  const auto call = ParseChat(Chat(R"("stream": true, "stream_options": {"include_usage": true})"));
+  OpenAiAnswer answer(*call, 1700000000);
+  std::vector<std::string> sent = answer.OnEvent(Started());
+  ASSERT_EQ(sent.size(), 1u);
+  json chunk = json::parse(sent[0]);
+  EXPECT_EQ(chunk["object"], "chat.completion.chunk");
+  EXPECT_EQ(chunk["id"], "chatcmpl-c1");
+  EXPECT_EQ(chunk["model"], "m");
+  EXPECT_EQ(chunk["created"], 1700000000);
+  EXPECT_EQ(chunk["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_TRUE(chunk["choices"][0]["finish_reason"].is_null());
+  EXPECT_TRUE(chunk["usage"].is_null());
+  EXPECT_EQ(chunk["withy"]["decision"]["model_level_percent"], 40);
+
+  EXPECT_TRUE(answer.OnEvent(Started()).empty()) << "the role is sent once";
+  sent = answer.OnEvent(Delta("He"));
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(json::parse(sent[0])["choices"][0]["delta"]["content"], "He");
+
+  EXPECT_FALSE(answer.finished());
+  sent = answer.OnEvent(Finished("He", v1::FINISH_REASON_MAX_TOKENS));
+  EXPECT_TRUE(answer.finished());
+  ASSERT_EQ(sent.size(), 3u);
+  chunk = json::parse(sent[0]);
+  EXPECT_EQ(chunk["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(chunk["withy"]["latency"]["measured"]["ttft_ms"], 12);
+  chunk = json::parse(sent[1]);
+  EXPECT_TRUE(chunk["choices"].empty());
+  EXPECT_EQ(chunk["usage"]["prompt_tokens"], 15);
+  EXPECT_EQ(chunk["usage"]["total_tokens"], 17);
+  EXPECT_EQ(chunk["usage"]["prompt_tokens_details"]["cached_tokens"], 8);
+  EXPECT_EQ(sent[2], "[DONE]");
+}
+
+TEST(OpenAiAnswerTest, ADocumentHasTheWholeAnswerAndItsLogprobs) {
+  const auto call = ParseChat(Chat(R"("logprobs": true, "top_logprobs": 1)"));
+  OpenAiAnswer answer(*call, 1);
+  for (const auto& event : {Started(), Delta("He"), Delta("llo")}) answer.OnEvent(event);
+  answer.OnEvent(Finished("Hello", v1::FINISH_REASON_END_OF_TURN));
+  const json document = json::parse(answer.Document());
+  EXPECT_EQ(document["object"], "chat.completion");
+  const json& choice = document["choices"][0];
+  EXPECT_EQ(choice["message"]["content"], "Hello");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  ASSERT_EQ(choice["logprobs"]["content"].size(), 2u);
+  EXPECT_EQ(choice["logprobs"]["content"][1]["token"], "llo");
+  const json& other = choice["logprobs"]["content"][0]["top_logprobs"][0];
+  EXPECT_EQ(other["token"], "\xef\xbf\xbd") << "U+FFFD";
+  EXPECT_EQ(other["bytes"], json::array({255}));
+  EXPECT_EQ(document["usage"]["completion_tokens"], 2);
+}
+
+TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
+  const auto call =
+      ParseChat(R"({"prompt": "Say ", "logprobs": 1, "echo": true})", {}, OpenAiKind::kCompletion);
+  OpenAiAnswer answer(*call, 1);
+  for (const auto& event : {Started(), Delta("He"), Delta("llo")}) answer.OnEvent(event);
+  answer.OnEvent(Finished("Hello", v1::FINISH_REASON_STOP_STRING));
+  const json document = json::parse(answer.Document());
+  EXPECT_EQ(document["object"], "text_completion");
+  EXPECT_EQ(document["choices"][0]["text"], "Say Hello");
+  EXPECT_EQ(document["choices"][0]["logprobs"]["text_offset"], json::array({0, 2}));
+}
+
+TEST(OpenAiAnswerTest, ErrorsAreInOpenAisForm) {
+  const json error = json::parse(OpenAiError(absl::OutOfRangeError("too long")));
+  EXPECT_EQ(error["error"]["message"], "too long");
+  EXPECT_EQ(error["error"]["type"], "invalid_request_error");
+  EXPECT_EQ(error["error"]["code"], "context_length_exceeded");
+  EXPECT_EQ(HttpStatusOf(absl::OutOfRangeError("")), 400);
+  EXPECT_EQ(HttpStatusOf(absl::UnauthenticatedError("")), 401);
+  EXPECT_EQ(HttpStatusOf(absl::ResourceExhaustedError("")), 429);
+  EXPECT_EQ(HttpStatusOf(absl::UnavailableError("")), 503);
+  EXPECT_EQ(HttpStatusOf(absl::InternalError("")), 500);
+}
+
+TEST(ConversationTest, ADigestStandsForRolesAndContents) {
+  const auto digests = [](std::vector<std::pair<std::string, std::string>> said) {
+    v1::Messages messages;
+    for (const auto& [role, content] : said) {
+      v1::Message* message = messages.add_messages();
+      message->set_role(role);
+      message->set_content(content);
+      message->add_fixed()->set_end(1);  // says nothing of the conversation
+    }
+    return ConversationDigests(messages);
+  };
+  const auto both = digests({{"user", "ab"}, {"assistant", "c"}});
+  ASSERT_EQ(both.size(), 3u);
+  EXPECT_EQ(digests({{"user", "ab"}})[1], both[1]);
+  EXPECT_NE(digests({{"user", "a"}})[1], both[1]);
+  EXPECT_NE(digests({{"usera", "b"}})[1], both[1]);
+  EXPECT_NE(digests({{"user", "ab"}, {"user", "c"}})[2], both[2]);
+}
+
+}  // namespace
+}  // namespace withy::orchestrator

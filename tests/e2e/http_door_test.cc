@@ -1,0 +1,135 @@
+// The HTTP door of the five real processes: with curl, with the official `openai` package, and what
+// conversations reuse.
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/board.h"
+#include "tests/e2e/test_model.h"
+
+namespace withy::e2e {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// Standard output of a shell command, and its exit code.
+std::pair<std::string, int> Shell(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  std::string output;
+  char piece[4096];
+  while (const size_t got = fread(piece, 1, sizeof piece, pipe)) output.append(piece, got);
+  return {output, pclose(pipe)};
+}
+
+class HttpDoorTest : public ::testing::Test {
+ protected:
+  HttpDoorTest()
+      : url_(absl::StrCat("127.0.0.1:", FreePort())),
+        board_({absl::StrCat("orchestrator.http_listen=", url_),
+                "model.path=" WITHY_SOURCE_DIR "/models/withy-pocket-q8_0.gguf"}) {
+    board_.StartAll();
+    EXPECT_TRUE(board_.WaitUntilServing()) << board_.Log("orchestrator");
+    token_ = board_.BindApp("app");
+  }
+
+  // curl's output: of a POST of `body`, else of a GET.
+  std::string Curl(const std::string& path, const json& body = nullptr,
+                   const std::string& options = "") const {
+    const std::string file = board_.dir() + "/body.json";
+    if (!body.is_null()) {
+      FILE* out = fopen(file.c_str(), "w");
+      fputs(body.dump().c_str(), out);
+      fclose(out);
+    }
+    return Shell(absl::StrCat("curl -sS --max-time 60 ", options, " -H 'Authorization: Bearer ",
+                              token_, "' ", body.is_null() ? "" : "--data-binary @" + file,
+                              " http://", url_, path))
+        .first;
+  }
+  json Chat(const json& messages) const {
+    return json::parse(
+        Curl("/v1/chat/completions",
+             {{"model", "target"}, {"messages", messages}, {"max_tokens", 8}, {"temperature", 0}}),
+        nullptr, false);
+  }
+
+  std::string url_;
+  Board board_;
+  std::string token_;
+};
+
+bool Installed(const char* program) {
+  return Shell(absl::StrCat("command -v ", program)).second == 0;
+}
+
+TEST_F(HttpDoorTest, CurlGetsAnswersAndEvents) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const json messages = {{{"role", "user"}, {"content", "tell me a story"}}};
+  const json whole = Chat(messages);
+  const std::string text = whole["choices"][0]["message"]["content"];
+  EXPECT_GE(whole["usage"]["completion_tokens"], 1);
+
+  const std::string events =
+      Curl("/v1/chat/completions",
+           {{"messages", messages}, {"max_tokens", 8}, {"temperature", 0}, {"stream", true}}, "-N");
+  std::string streamed;
+  for (const absl::string_view line : absl::StrSplit(events, '\n')) {
+    if (!absl::StartsWith(line, "data: {")) continue;
+    const json chunk = json::parse(std::string(line.substr(6)));
+    if (chunk["choices"].empty()) continue;
+    streamed += chunk["choices"][0]["delta"].value("content", "");
+  }
+  EXPECT_EQ(streamed, text);
+  EXPECT_THAT(events, HasSubstr("data: [DONE]"));
+  EXPECT_THAT(Curl("/v1/models"), HasSubstr("\"owned_by\":\"withy\""));
+}
+
+// Also after the orchestrator, which knows which context is whose, was killed.
+TEST_F(HttpDoorTest, ConversationsReuseKv) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  std::string rules = "You answer in short sentences.";
+  while (rules.size() < 1200) rules += " You never say more than you were asked.";
+  json messages = {{{"role", "system"}, {"content", rules}},
+                   {{"role", "user"}, {"content", "tell me a story"}}};
+  const auto turn = [&](const std::string& next) {
+    json answer = Chat(messages);
+    EXPECT_TRUE(answer.contains("choices")) << answer;
+    messages.push_back(answer["choices"][0]["message"]);
+    messages.push_back({{"role", "user"}, {"content", next}});
+    return answer["usage"];
+  };
+  json usage = turn("and then?");
+  const uint32_t first = usage["prompt_tokens"];
+  EXPECT_EQ(usage["prompt_tokens_details"]["cached_tokens"], 0);
+  usage = turn("and how does it end?");
+  EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"], first * 8 / 10);
+  EXPECT_GT(usage["prompt_tokens"], first) << "the whole conversation is counted";
+
+  board_.Kill("orchestrator");
+  board_.Start("orchestrator");
+  ASSERT_TRUE(board_.WaitUntilServing());
+  usage = turn("really?");
+  EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"], first);
+}
+
+TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) {
+  // ./withy test makes this Python where it can (PyPI); WITHY_OPENAI_PYTHON names another.
+  const char* given = std::getenv("WITHY_OPENAI_PYTHON");
+  const std::string python = given != nullptr ? given : "python3";
+  if (Shell(python + " -c 'import openai' 2>&1").second != 0) {
+    GTEST_SKIP() << "the Python package openai is missing (pip install openai)";
+  }
+  const auto [output, code] =
+      Shell(absl::StrCat(python, " ", WITHY_SOURCE_DIR, "/tests/e2e/openai_client.py http://", url_,
+                         "/v1 ", token_, " 2>&1"));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_THAT(output, HasSubstr("ok"));
+}
+
+}  // namespace
+}  // namespace withy::e2e
