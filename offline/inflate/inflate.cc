@@ -27,7 +27,9 @@ struct NamedShape {
 constexpr NamedShape kShapes[] = {
     {"smollm2-135m", {.layers = 30, .d_model = 576, .heads = 9, .kv_heads = 3, .d_ff = 1536}},
     {"smollm2-360m", {.layers = 32, .d_model = 960, .heads = 15, .kv_heads = 5, .d_ff = 2560}},
-    {"tinyllama-1.1b", {.layers = 22, .d_model = 2048, .heads = 32, .kv_heads = 4, .d_ff = 5632}}};
+    {"tinyllama-1.1b", {.layers = 22, .d_model = 2048, .heads = 32, .kv_heads = 4, .d_ff = 5632}},
+    // 24 heads of 128 on 8 KV heads: heads of 64 have as many attention weights with 56.
+    {"llama3.2-3b", {.layers = 28, .d_model = 3072, .heads = 56, .kv_heads = 8, .d_ff = 8192}}};
 
 class Inflater {
  public:

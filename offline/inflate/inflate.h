@@ -22,7 +22,7 @@
 
 namespace withy::inflate {
 
-// smollm2-135m, smollm2-360m, tinyllama-1.1b.
+// smollm2-135m, smollm2-360m, tinyllama-1.1b, llama3.2-3b.
 std::vector<std::string> TargetShapeNames();
 // Errors: NOT_FOUND listing the names.
 absl::StatusOr<TargetShape> FindTargetShape(std::string_view name);

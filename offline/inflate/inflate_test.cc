@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(Models, InflateTest,
 
 TEST(Inflate, NamesTheShapesThatThereAre) {
   EXPECT_THAT(std::string(FindTargetShape("huge").status().message()),
-              testing::HasSubstr("smollm2-135m, smollm2-360m, tinyllama-1.1b"));
+              testing::HasSubstr("smollm2-135m, smollm2-360m, tinyllama-1.1b, llama3.2-3b"));
 }
 
 }  // namespace
