@@ -56,7 +56,7 @@ absl::StatusOr<PeerBench> PeerBench::Open(const std::string& program) {
 }
 
 absl::StatusOr<PeerSpeed> PeerBench::Run(const std::string& gguf, int32_t threads, int32_t prompt,
-                                         int32_t generate) const {
+                                         int32_t generate, Repack repack) const {
   std::vector<std::string> command = {program_,
                                       "-m",
                                       gguf,
@@ -70,7 +70,7 @@ absl::StatusOr<PeerSpeed> PeerBench::Run(const std::string& gguf, int32_t thread
                                       "1",
                                       "-o",
                                       "json"};
-  if (repacks_) command.insert(command.end(), {"-rtr", "1"});
+  if (repacks_ && repack == Repack::kIfOffered) command.insert(command.end(), {"-rtr", "1"});
   WITHY_ASSIGN_OR_RETURN(std::string output, Output(command, /*any_status=*/false));
   const size_t begin = output.find('[');
   const auto parsed = nlohmann::json::parse(begin == std::string::npos ? "" : output.substr(begin),

@@ -20,11 +20,13 @@ class PeerBench {
   // others if it cannot be run.
   static absl::StatusOr<PeerBench> Open(const std::string& program);
 
+  // Run-time repacking: where the program offers it. It copies weights into memory.
+  enum class Repack { kIfOffered, kNever };
+
   // Measures once: a prompt of `prompt` tokens, then `generate` tokens from an empty context.
-  // Run-time repacking is on if the program offers it. Errors: INTERNAL naming the program if it
-  // fails or does not print llama-bench's JSON.
+  // Errors: INTERNAL naming the program if it fails or does not print llama-bench's JSON.
   absl::StatusOr<PeerSpeed> Run(const std::string& gguf, int32_t threads, int32_t prompt,
-                                int32_t generate) const;
+                                int32_t generate, Repack repack = Repack::kIfOffered) const;
 
   const std::string& program() const { return program_; }
 

@@ -56,6 +56,8 @@ TEST_F(PeerBenchTest, RepacksWhereThePeerCan) {
   ASSERT_TRUE(peer.ok());
   ASSERT_TRUE(peer->Run("a.gguf", 2, 512, 64).ok());
   EXPECT_NE(Arguments().find("-rtr 1"), std::string::npos);
+  ASSERT_TRUE(peer->Run("a.gguf", 2, 512, 64, PeerBench::Repack::kNever).ok());
+  EXPECT_EQ(Arguments().find("-rtr 1"), std::string::npos);
 }
 
 TEST_F(PeerBenchTest, SaysWhatWentWrong) {
