@@ -1,7 +1,8 @@
 // Decodes greedily with a target and a draft model in this process, in the ways that LLMCad
 // compares: plainly, linear speculation, token trees with a fixed or an adapting threshold, and the
-// lossy Big Little Decoder. Without a service, control or batches: what a technique alone brings.
-// Neighbours: policy/ grows trees; speculation_figures.cc compares.
+// lossy Big Little Decoder; and with trees of several sources, as large as their rows are worth.
+// Without a service, control or batches: what a technique alone brings. Neighbours: policy/ grows
+// trees; speculation_figures.cc and speculation_wall_pair.h compare.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +18,8 @@
 #include "engine/model/scratch_kv.h"
 #include "policy/draft_confidence.h"
 #include "policy/draft_tree.h"
+#include "policy/token_lookup.h"
+#include "policy/tree_budget.h"
 #include "policy/tree_growth.h"
 
 namespace withy::bench {
@@ -33,10 +36,13 @@ class Sequence {
   // KV of tokens from here on is no longer theirs.
   void Forget(int32_t from) { computed_ = std::min(computed_, from); }
   // Computes the last of `tokens` (node -1) and nodes of a tree behind it, each behind its
-  // ancestors; the logits of them all, [nodes, vocab]. Errors: as Model::Forward.
+  // ancestors; the logits of them all, [nodes, vocab]. `level`: index into ModelInfo::levels; KV
+  // that a lower level than the full one (-1) writes counts as not computed. Errors: as
+  // Model::Forward.
   absl::StatusOr<std::span<const float>> Compute(std::span<const int32_t> tokens,
                                                  const policy::DraftTree& tree,
-                                                 std::span<const int32_t> nodes);
+                                                 std::span<const int32_t> nodes,
+                                                 int32_t level = -1);
   // The node, whose parent was accepted before it, became the token at `position`: its KV moves
   // there.
   void Accept(int32_t length, int32_t node, int32_t position);
@@ -61,45 +67,92 @@ struct DecodeWay {
   // all behind it. 0: not so.
   double fallback = 0;
   double rollback = 0;
+  // Of trees: who drafts. The resident prefix is the target's lowest level.
+  bool lookup = false;
+  bool prefix = false;
+  bool draft = true;
+  // Of trees: they grow as long as another pass of their source pays, of them the nodes are
+  // verified that are worth their rows, both by what Calibrate measured, and confidence is learnt.
+  // Otherwise they grow to the threshold or 64 tokens, and all of them is verified.
+  bool weighed = false;
+  int32_t most_nodes = 255;  // weighed ones
+  int32_t leaves_per_pass = 2;
+  double branch_threshold = 0.3;
+
+  bool uses_draft() const { return chain > 0 || fallback > 0 || (tree && draft); }
 };
 
 struct DecodedAnswer {
   std::vector<int32_t> tokens;
   int32_t target_passes = 0;
-  int32_t draft_passes = 0;
-  int64_t drafted = 0;   // tokens that were verified
-  int64_t accepted = 0;  // of them
-  double ms = 0;         // prompt aside
+  int32_t draft_passes = 0;  // of the draft and of the prefix
+  int64_t drafted = 0;       // tokens that were verified
+  int64_t accepted = 0;      // of them
+  double ms = 0;             // prompt aside
+  double draft_ms = 0;       // of it, drafting
+};
+
+// What passes take, in milliseconds.
+struct PassCosts {
+  double target_ms = 0;  // of one row
+  policy::RowCosts rows;
+  double draft_ms = 0;
+  double prefix_ms = 0;
 };
 
 // Not thread-safe. Models of one vocabulary; borrowed.
 class PairDecoder {
  public:
-  PairDecoder(engine::Model& target, engine::Model& draft, std::function<bool(int32_t)> ends)
+  // `draft`: null if no way uses it.
+  PairDecoder(engine::Model& target, engine::Model* draft, std::function<bool(int32_t)> ends)
       : target_(target), draft_(draft), ends_(std::move(ends)) {}
 
-  // At most `count` tokens behind `prompt` (not empty). Errors: as Model::Forward.
+  // Measures what weighed ways go by: passes of the target of some numbers of rows (ascending), of
+  // the draft and of the prefix, each the faster of two. Errors: as Model::Forward.
+  absl::StatusOr<PassCosts> Calibrate(std::span<const int32_t> rows);
+
+  // Computes `prompt` (not empty), behind which Answer decodes at most `count` tokens. Errors: as
+  // Model::Forward.
+  absl::Status Begin(std::span<const int32_t> prompt, int32_t count);
+  // An answer to the prompt; any number of times. Errors: as Model::Forward.
+  absl::StatusOr<DecodedAnswer> Answer(const DecodeWay& way);
+  // Both.
   absl::StatusOr<DecodedAnswer> Decode(std::span<const int32_t> prompt, int32_t count,
                                        const DecodeWay& way);
 
  private:
   absl::Status DecodeLossless(std::vector<int32_t> tokens, size_t end, const DecodeWay& way);
   absl::Status DecodeBigLittle(std::vector<int32_t> tokens, size_t end, const DecodeWay& way);
+  // `most`: tokens that the answer may still have.
   absl::StatusOr<policy::DraftTree> Draft(std::span<const int32_t> tokens, int32_t most,
                                           const DecodeWay& way);
+  policy::GrowthLimits LimitsOf(int32_t most, const DecodeWay& way, double pass_ms) const;
+  // What one model expects.
+  absl::StatusOr<policy::DraftTree> Grow(std::span<const int32_t> tokens, Sequence& sequence,
+                                         policy::DraftSourceKind source, int32_t level,
+                                         const policy::GrowthLimits& limits, bool learnt);
+  void AddLookups(std::span<const int32_t> tokens, int32_t most, policy::DraftTree* tree);
+  // The nodes that are worth their rows.
+  policy::DraftTree Worthy(const policy::DraftTree& tree) const;
+  // Teaches what a verified tree showed of how sure drafts are. `answer`: the tokens behind it.
+  void Learn(const policy::DraftTree& tree, std::span<const int32_t> answer);
   bool Append(std::vector<int32_t>* tokens, int32_t token, size_t end) const {
     tokens->push_back(token);
     return ends_(token) || tokens->size() >= end;
   }
 
   engine::Model& target_;
-  engine::Model& draft_;
+  engine::Model* const draft_;
   const std::function<bool(int32_t)> ends_;
-  // Of the answer under way.
+  PassCosts costs_;
+  policy::DraftConfidence confidence_;
+  // Of the prompt.
   std::unique_ptr<Sequence> target_sequence_, draft_sequence_;
+  std::vector<int32_t> prompt_;
+  int32_t count_ = 0;
+  // Of the answer under way.
   policy::FallbackThreshold threshold_;
   DecodedAnswer answer_;
-  size_t prompt_tokens_ = 0;
 };
 
 }  // namespace withy::bench

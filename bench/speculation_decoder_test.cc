@@ -40,7 +40,7 @@ TEST_F(PairDecoderTest, LosslessWaysGiveWhatTheTargetDecodes) {
                                                        {.tree = true},
                                                        {.tree = true, .adaptive = true}}) {
       SCOPED_TRACE(testing::Message() << "chain " << way.chain << ", tree " << way.tree);
-      PairDecoder decoder(*target_, *draft, Never);
+      PairDecoder decoder(*target_, draft, Never);
       const auto answer = decoder.Decode(prompt, 40, way);
       ASSERT_TRUE(answer.ok()) << answer.status();
       EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
@@ -55,6 +55,53 @@ TEST_F(PairDecoderTest, LosslessWaysGiveWhatTheTargetDecodes) {
   }
 }
 
+// Trees of every source and of several, cut to what their rows are worth.
+TEST_F(PairDecoderTest, WeighedTreesGiveWhatTheTargetDecodes) {
+  engine::SynthShape shape = engine::TinyShape();
+  shape.levels = {20, 60};
+  const std::string path = folder_ / "elastic.gguf";
+  ASSERT_TRUE(engine::WriteSynthModel(shape, engine::GgmlType::kQ8_0, 3, path).ok());
+  const std::unique_ptr<engine::Model> elastic = engine::OpenTiny(folder_, path);
+  // Text that repeats itself, so that lookup finds something.
+  std::vector<int32_t> prompt = engine::SomeTokens(20, elastic->info().vocab_size);
+  prompt.insert(prompt.end(), prompt.begin(), prompt.begin() + 12);
+  const auto expected = engine::GreedyDecode(*elastic, prompt, 32);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  PairDecoder decoder(*elastic, other_.get(), Never);
+  const auto costs = decoder.Calibrate(std::vector<int32_t>{1, 4, 16});
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  EXPECT_GT(costs->target_ms, 0);
+  EXPECT_GT(costs->prefix_ms, 0);
+  EXPECT_GT(costs->draft_ms, 0);
+  ASSERT_TRUE(decoder.Begin(prompt, 32).ok());
+  int64_t drafted = 0;
+  for (const int sources : {1, 2, 4, 7}) {
+    for (const bool weighed : {true, false}) {
+      SCOPED_TRACE(testing::Message() << "sources " << sources << ", weighed " << weighed);
+      const auto answer = decoder.Answer({.tree = true,
+                                          .lookup = (sources & 1) != 0,
+                                          .prefix = (sources & 2) != 0,
+                                          .draft = (sources & 4) != 0,
+                                          .weighed = weighed,
+                                          .leaves_per_pass = 3,
+                                          .branch_threshold = 0.001});
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
+      drafted += answer->drafted;
+    }
+  }
+  EXPECT_GT(drafted, 0);
+}
+
+TEST_F(PairDecoderTest, SaysWhatAWayLacks) {
+  const std::vector<int32_t> prompt = engine::SomeTokens(8, target_->info().vocab_size);
+  PairDecoder decoder(*target_, nullptr, Never);
+  ASSERT_TRUE(decoder.Begin(prompt, 4).ok());
+  EXPECT_EQ(decoder.Answer({.chain = 4}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(decoder.Answer({.tree = true, .prefix = true, .draft = false}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 // A target that judges nothing leaves the draft's answer; one that judges all strictly gives its
 // own.
 TEST_F(PairDecoderTest, TheBigLittleDecoderIsAsLossyAsItsThresholdsAllow) {
@@ -62,7 +109,7 @@ TEST_F(PairDecoderTest, TheBigLittleDecoderIsAsLossyAsItsThresholdsAllow) {
   const auto of_target = engine::GreedyDecode(*target_, prompt, 24);
   const auto of_draft = engine::GreedyDecode(*other_, prompt, 24);
   ASSERT_TRUE(of_target.ok() && of_draft.ok());
-  PairDecoder decoder(*target_, *other_, Never);
+  PairDecoder decoder(*target_, other_.get(), Never);
   const auto trusting = decoder.Decode(prompt, 24, {.fallback = 1e-9, .rollback = 100});
   ASSERT_TRUE(trusting.ok()) << trusting.status();
   EXPECT_THAT(trusting->tokens, ElementsAreArray(*of_draft));

@@ -169,7 +169,7 @@ class Figures {
   // All prompts in one way; answers by prompt.
   absl::StatusOr<Sum> Run(engine::Model& target, const DecodeWay& way,
                           std::vector<std::string>* texts) {
-    PairDecoder decoder(target, *draft_.model, [this](int32_t token) {
+    PairDecoder decoder(target, draft_.model.get(), [this](int32_t token) {
       return target_.tokenizer->IsEndOfGeneration(token);
     });
     Sum sum;

@@ -66,6 +66,7 @@ absl::StatusOr<std::string> Inflated(const std::string& path, const std::string&
 absl::StatusOr<std::string> Requantised(const std::string& path, engine::GgmlType type,
                                         const std::string& directory) {
   const std::string out = PathIn(directory, path, engine::TypeName(type));
+  if (fs::exists(out)) return out;
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
   engine::GgufWriter writer;
   writer.CopyMetadata(file);

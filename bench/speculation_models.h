@@ -22,8 +22,8 @@ absl::StatusOr<std::string> Inflated(const std::string& path, const std::string&
                                      const std::string& directory);
 
 // The model at `path` with the matrices of its layers as `type`: what reading fewer bits of each
-// costs in answers (STI's shards). Errors: UNIMPLEMENTED (a type that cannot be converted), others
-// of reading and writing.
+// costs in answers (STI's shards); made if it is not there. Errors: UNIMPLEMENTED (a type that
+// cannot be converted), others of reading and writing.
 absl::StatusOr<std::string> Requantised(const std::string& path, engine::GgmlType type,
                                         const std::string& directory);
 

@@ -13,6 +13,8 @@
 #include "base/status.h"
 #include "bench/engine_bench.h"
 #include "bench/memory_cgroup.h"
+#include "bench/peer_bench.h"
+#include "bench/speculation_wall_pair.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 
@@ -33,12 +35,12 @@ absl::StatusOr<engine::ModelOptions> OptionsOf(const WallRun& run) {
     options.weight_place = Place::kCopied;
   } else if (run.contestant == "mmap") {
     options.weight_place = Place::kMapped;
-  } else if (run.contestant == "withy" || run.contestant == "layers") {
+  } else if (run.contestant == "stream" || run.contestant == "layers") {
     options.weight_budget_bytes = run.budget_bytes;
     options.stream_whole_layers = run.contestant == "layers";
   } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--contestant ", run.contestant, ": must be resident, mmap, withy or layers"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--contestant ", run.contestant, ": must be resident, mmap, stream, layers, peer or pair"));
   }
   return options;
 }
@@ -106,7 +108,48 @@ absl::StatusOr<double> MeasureDisk(const std::string& path, double seconds) {
   return static_cast<double>(done * kRead) / elapsed;
 }
 
+namespace {
+
+absl::StatusOr<WallResult> RunPeer(const WallRun& run) {
+  constexpr int32_t kPrompt = 1;
+  WITHY_ASSIGN_OR_RETURN(const PeerBench peer, PeerBench::Open(run.program));
+  WITHY_ASSIGN_OR_RETURN(const PeerSpeed speed, peer.Run(run.gguf, run.threads, kPrompt, run.tokens,
+                                                         PeerBench::Repack::kNever));
+  WallResult result;
+  result.token_s = 1 / speed.decode_tok_s;
+  return result;
+}
+
+nlohmann::json ToJson(const WallAnswer& one) {
+  const DecodedAnswer& a = one.answer;
+  return {{"way", one.way},
+          {"prompt", one.prompt},
+          {"tokens", a.tokens},
+          {"target_passes", a.target_passes},
+          {"draft_passes", a.draft_passes},
+          {"drafted", a.drafted},
+          {"accepted", a.accepted},
+          {"ms", a.ms},
+          {"draft_ms", a.draft_ms}};
+}
+
+WallAnswer ParseAnswer(const nlohmann::json& json) {
+  WallAnswer one{json.value("way", ""), json.value("prompt", 0), {}};
+  one.answer.tokens = json.value("tokens", std::vector<int32_t>());
+  one.answer.target_passes = json.value("target_passes", 0);
+  one.answer.draft_passes = json.value("draft_passes", 0);
+  one.answer.drafted = json.value("drafted", int64_t{0});
+  one.answer.accepted = json.value("accepted", int64_t{0});
+  one.answer.ms = json.value("ms", 0.0);
+  one.answer.draft_ms = json.value("draft_ms", 0.0);
+  return one;
+}
+
+}  // namespace
+
 absl::StatusOr<WallResult> RunContestant(const WallRun& run) {
+  if (run.contestant == "peer") return RunPeer(run);
+  if (run.contestant == "pair") return RunPair(run);
   WITHY_ASSIGN_OR_RETURN(const engine::ModelOptions options, OptionsOf(run));
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model,
                          engine::Model::Open(run.packed, options));
@@ -141,6 +184,8 @@ absl::StatusOr<WallResult> RunContestant(const WallRun& run) {
 }
 
 std::string ToJson(const WallResult& r) {
+  nlohmann::json answers = nlohmann::json::array();
+  for (const WallAnswer& one : r.answers) answers.push_back(ToJson(one));
   return nlohmann::json{{"token_s", r.token_s},
                         {"read_bytes_s", r.read_bytes_s},
                         {"wait_share", r.wait_share},
@@ -149,7 +194,11 @@ std::string ToJson(const WallResult& r) {
                         {"weights_bytes", r.weights_bytes},
                         {"pass_bytes", r.pass_bytes},
                         {"locked_bytes", r.locked_bytes},
-                        {"direct", r.direct}}
+                        {"direct", r.direct},
+                        {"target_ms", r.costs.target_ms},
+                        {"draft_ms", r.costs.draft_ms},
+                        {"prefix_ms", r.costs.prefix_ms},
+                        {"answers", answers}}
       .dump();
 }
 
@@ -168,6 +217,12 @@ absl::StatusOr<WallResult> ParseWallResult(const std::string& json) {
   r.pass_bytes = parsed.value("pass_bytes", uint64_t{0});
   r.locked_bytes = parsed.value("locked_bytes", int64_t{0});
   r.direct = parsed.value("direct", false);
+  r.costs.target_ms = parsed.value("target_ms", 0.0);
+  r.costs.draft_ms = parsed.value("draft_ms", 0.0);
+  r.costs.prefix_ms = parsed.value("prefix_ms", 0.0);
+  for (const auto& one : parsed.value("answers", nlohmann::json::array())) {
+    r.answers.push_back(ParseAnswer(one));
+  }
   return r;
 }
 

@@ -1,22 +1,35 @@
 // One contestant of the memory wall, in a process of its own: opens the model, decodes, and says
-// what that took. Neighbours: speculation_wall.cc starts it in a memory cgroup and compares.
+// what that took. Neighbours: speculation_wall.cc starts it in a memory cgroup and compares,
+// speculation_wall_pair.h answers prompts.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/speculation_wall_figures.h"
 
 namespace withy::bench {
 
 struct WallRun {
-  std::string packed;      // a packed file
-  std::string contestant;  // "resident", "mmap", "withy" or "layers"
-  uint64_t budget_bytes = 0;
+  std::string packed;  // a packed file
+  // "resident", "mmap", "stream", "layers", "peer" or "pair"
+  std::string contestant;
+  uint64_t budget_bytes = 0;  // of the target; of "pair", 0: its weights stay in memory
   int32_t threads = 2;
   int32_t tokens = 8;
   double seconds = 60;  // ends earlier than `tokens` if they take longer
   std::string cgroup;   // where memory is read; may be empty
+  // Of "peer".
+  std::string gguf;
+  std::string program;
+  // Of "pair".
+  std::string draft;              // a packed file; may be empty if no way needs it
+  std::vector<std::string> ways;  // speculation_wall_figures.h
+  int32_t prompts = 6;            // whose answers end where the model ends them
+  int32_t open_prompts = 2;       // whose answers go on (speculation_wall_pair.h)
+  int32_t answer_tokens = 48;
 };
 
 struct WallResult {
@@ -29,6 +42,9 @@ struct WallResult {
   uint64_t pass_bytes = 0;     // read for a pass, as planned
   int64_t locked_bytes = 0;
   bool direct = false;
+  // Of "pair".
+  PassCosts costs;
+  std::vector<WallAnswer> answers;
 };
 
 // Errors: those of Model::Open and Model::Forward.
