@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <numeric>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/status.h"
 #include "bench/held_out.h"
-#include "engine/kv/block.h"
 #include "policy/draft_confidence.h"
 
 namespace withy::bench {
@@ -17,14 +15,6 @@ namespace {
 
 constexpr int32_t kMostTokens = 64;  // of a tree that is not weighed
 constexpr int32_t kMostNodes = 255;
-constexpr int32_t kPieceRows = 256;
-
-double LogProbability(std::span<const float> logits, int32_t token) {
-  const float top = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float value : logits) sum += std::exp(static_cast<double>(value - top));
-  return static_cast<double>(logits[static_cast<size_t>(token)] - top) - std::log(sum);
-}
 
 double AsItSays(policy::DraftOrigin /*origin*/, double probability) { return probability; }
 
@@ -40,106 +30,7 @@ policy::DraftTree Part(const policy::DraftTree& tree, std::span<const int32_t> c
   return part;
 }
 
-// The draft's likely tokens, the likeliest first.
-std::vector<policy::Candidate> Likely(std::span<const float> logits) {
-  constexpr size_t kCandidates = 4;
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + kCandidates, order.end(),
-                    [&](int32_t a, int32_t b) {
-                      return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
-                    });
-  std::vector<policy::Candidate> likely;
-  for (size_t i = 0; i < kCandidates; ++i) {
-    likely.push_back({order[i], std::exp(LogProbability(logits, order[i]))});
-  }
-  return likely;
-}
-
 }  // namespace
-
-Sequence::Sequence(engine::Model& model, int32_t tokens)
-    : model_(model), kv_(model.info(), tokens) {}
-
-absl::Status Sequence::CatchUp(std::span<const int32_t> tokens) {
-  const auto end = static_cast<int32_t>(tokens.size()) - 1;
-  computed_ = std::min(computed_, end);
-  while (computed_ < end) {
-    const int32_t rows = std::min(kPieceRows, end - computed_);
-    WITHY_RETURN_IF_ERROR(engine::Prefill(
-        model_, kv_, tokens.subspan(static_cast<size_t>(computed_), static_cast<size_t>(rows)),
-        computed_, nullptr));
-    computed_ += rows;
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::span<const float>> Sequence::Compute(std::span<const int32_t> tokens,
-                                                         const policy::DraftTree& tree,
-                                                         std::span<const int32_t> nodes,
-                                                         int32_t level) {
-  const auto length = static_cast<int32_t>(tokens.size());
-  std::vector<engine::Row> rows;
-  std::deque<std::vector<int32_t>> ancestors;
-  for (const int32_t index : nodes) {
-    engine::Row& row = rows.emplace_back();
-    row.token = tokens.back();
-    row.position = row.slot = length - 1;
-    row.level = level;
-    row.want_logits = true;
-    if (index < 0) continue;
-    const policy::DraftNode& node = tree.nodes()[static_cast<size_t>(index)];
-    std::vector<int32_t>& slots = ancestors.emplace_back();
-    for (int32_t at = node.parent; at >= 0; at = tree.nodes()[static_cast<size_t>(at)].parent) {
-      slots.push_back(length + at);
-    }
-    std::reverse(slots.begin(), slots.end());
-    row.token = node.token;
-    row.position = length - 1 + node.depth;
-    row.slot = length + index;
-    row.ancestor_slots = slots;
-  }
-  kv_.Extend(length + tree.size());
-  logits_.resize(rows.size() * static_cast<size_t>(model_.info().vocab_size));
-  const engine::ContextView view = kv_.View();
-  WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = {&view, 1}}, logits_.data()));
-  if (level < 0) computed_ = std::max(computed_, length);
-  return std::span<const float>(logits_);
-}
-
-void Sequence::Accept(int32_t length, int32_t node, int32_t position) {
-  const int32_t from = length + node;
-  const engine::KvInfo& kv = model_.info().kv;
-  const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
-  const engine::ContextView view = kv_.View();
-  const auto block = [&](int32_t slot, int32_t layer) {
-    const int32_t index = slot / engine::kChunkTokens * kv.layers + layer;
-    return view.memory.At(view.blocks[static_cast<size_t>(index)]);
-  };
-  for (int32_t layer = 0; from != position && layer < kv.layers; ++layer) {
-    engine::CopyToken(geometry, block(from, layer), from % engine::kChunkTokens,
-                      block(position, layer), position % engine::kChunkTokens);
-  }
-  computed_ = position + 1;
-}
-
-absl::StatusOr<std::span<const float>> Sequence::ComputeTokens(std::span<const int32_t> tokens,
-                                                               int32_t first, bool all_logits) {
-  std::vector<engine::Row> rows;
-  const auto end = static_cast<int32_t>(tokens.size());
-  for (int32_t at = first; at < end; ++at) {
-    rows.push_back({.token = tokens[static_cast<size_t>(at)],
-                    .position = at,
-                    .slot = at,
-                    .want_logits = all_logits || at + 1 == end});
-  }
-  kv_.Extend(end);
-  logits_.resize(rows.size() * static_cast<size_t>(model_.info().vocab_size));
-  const engine::ContextView view = kv_.View();
-  WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = {&view, 1}}, logits_.data()));
-  computed_ = end;
-  return std::span<const float>(logits_);
-}
 
 absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) {
   constexpr int32_t kDepth = 64;
@@ -165,8 +56,11 @@ absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) 
   WITHY_RETURN_IF_ERROR(target.CatchUp(context));
   std::vector<policy::RowCost> measured;
   for (const int32_t count : rows) {
+    const int64_t waited_ns = target_.weight_stats().wait_ns;
     WITHY_ASSIGN_OR_RETURN(const double ms, measure(target, count, -1));
     measured.push_back({count, ms});
+    // Of both passes.
+    if (count == 1) costs_.wait_ms = Millis(target_.weight_stats().wait_ns - waited_ns) / 2;
   }
   costs_.target_ms = measured.empty() ? 0 : measured.front().ms;
   costs_.rows = policy::RowCosts(measured);
@@ -201,6 +95,8 @@ absl::StatusOr<DecodedAnswer> PairDecoder::Answer(const DecodeWay& way) {
         "the target has no lower level that could draft: choose an elastic model");
   }
   threshold_ = {};
+  drafter_.reset();
+  slack_ms_ = costs_.wait_ms;
   answer_ = {};
   const auto prompt = static_cast<int32_t>(prompt_.size());
   target_sequence_->Forget(prompt - 1);
@@ -244,50 +140,72 @@ absl::StatusOr<policy::DraftTree> PairDecoder::Draft(std::span<const int32_t> to
   policy::DraftTree tree;
   if (way.tree && way.lookup) AddLookups(tokens, most, &tree);
   if (way.tree && way.prefix) {
-    WITHY_ASSIGN_OR_RETURN(const policy::DraftTree grown,
-                           Grow(tokens, *target_sequence_, policy::DraftSourceKind::kPrefix, 0,
-                                LimitsOf(most, way, costs_.prefix_ms), way.weighed));
-    tree.Merge(grown);
+    TreeDrafter prefix(*target_sequence_, policy::DraftSourceKind::kPrefix, 0, ends_);
+    prefix.Follow(tokens);
+    WITHY_RETURN_IF_ERROR(Grow(tokens, LimitsOf(most, way, costs_.prefix_ms), way, &prefix));
+    tree.Merge(prefix.tree());
   }
   if (way.uses_draft()) {
-    WITHY_RETURN_IF_ERROR(draft_sequence_->CatchUp(tokens));
-    WITHY_ASSIGN_OR_RETURN(const policy::DraftTree grown,
-                           Grow(tokens, *draft_sequence_, policy::DraftSourceKind::kDraft, -1,
-                                LimitsOf(most, way, costs_.draft_ms), way.weighed));
-    // What it has computed beyond the tokens is of a tree.
-    draft_sequence_->Forget(static_cast<int32_t>(tokens.size()));
-    tree.Merge(grown);
+    if (!way.ahead || !drafter_.has_value()) {
+      drafter_.emplace(*draft_sequence_, policy::DraftSourceKind::kDraft, -1, ends_);
+    }
+    drafter_->Follow(tokens);
+    WITHY_RETURN_IF_ERROR(Grow(tokens, LimitsOf(most, way, costs_.draft_ms), way, &*drafter_));
+    tree.Merge(drafter_->tree());
   }
   return way.weighed ? Worthy(tree) : tree;
 }
 
-absl::StatusOr<policy::DraftTree> PairDecoder::Grow(std::span<const int32_t> tokens,
-                                                    Sequence& sequence,
-                                                    policy::DraftSourceKind source, int32_t level,
-                                                    const policy::GrowthLimits& limits,
-                                                    bool learnt) {
-  policy::DraftTree tree;
-  policy::ConfidenceFn confidence = AsItSays;
-  if (learnt) {
-    confidence = [this](policy::DraftOrigin origin, double /*probability*/) {
-      return confidence_.Of(origin);
+policy::ConfidenceFn PairDecoder::ConfidenceOf(const DecodeWay& way) const {
+  if (!way.weighed) return AsItSays;
+  return
+      [this](policy::DraftOrigin origin, double /*probability*/) { return confidence_.Of(origin); };
+}
+
+absl::Status PairDecoder::Grow(std::span<const int32_t> tokens, const policy::GrowthLimits& limits,
+                               const DecodeWay& way, TreeDrafter* drafter) {
+  const policy::ConfidenceFn confidence = ConfidenceOf(way);
+  for (bool more = true; more;) {
+    WITHY_ASSIGN_OR_RETURN(more, drafter->Step(tokens, limits, confidence));
+    if (more) ++answer_.draft_passes;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const float>> PairDecoder::Verify(std::span<const int32_t> tokens,
+                                                           const policy::DraftTree& tree,
+                                                           std::span<const int32_t> nodes,
+                                                           int32_t most, const DecodeWay& way) {
+  const engine::WeightStreamStats before = target_.weight_stats();
+  const int64_t started = Clock::Real().SteadyNanos();
+  double window_ms = 0;
+  BetweenLayers between;
+  if (way.ahead && drafter_.has_value()) {
+    // A pass in a window costs little, so that less must be expected of it.
+    constexpr double kWindowCost = 0.1;
+    const policy::GrowthLimits limits = LimitsOf(most, way, kWindowCost * costs_.draft_ms);
+    between = [this, tokens, limits, confidence = ConfidenceOf(way), &window_ms,
+               more = true](double done) mutable -> absl::Status {
+      while (more && window_ms + costs_.draft_ms <= slack_ms_ * done) {
+        const int64_t draft_started = Clock::Real().SteadyNanos();
+        WITHY_ASSIGN_OR_RETURN(more, drafter_->Step(tokens, limits, confidence));
+        if (more) ++answer_.draft_passes;
+        window_ms += Millis(Clock::Real().SteadyNanos() - draft_started);
+      }
+      return absl::OkStatus();
     };
   }
-  const auto vocab = static_cast<size_t>(target_.info().vocab_size);
-  policy::TreeGrowth growth(limits, source, std::move(confidence), &tree);
-  for (std::vector<int32_t> leaves = growth.Next(); !leaves.empty(); leaves = growth.Next()) {
-    WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
-                           sequence.Compute(tokens, tree, leaves, level));
-    ++answer_.draft_passes;
-    const int32_t before = tree.size();
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      growth.Extend(leaves[i], Likely(logits.subspan(i * vocab, vocab)));
-    }
-    for (int32_t node = before; node < tree.size(); ++node) {
-      if (ends_(tree.nodes()[static_cast<size_t>(node)].token)) tree.MarkExtended(node);
-    }
-  }
-  return tree;
+  WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
+                         target_sequence_->Compute(tokens, tree, nodes, -1, between));
+  costs_.rows.Observe(static_cast<int32_t>(nodes.size()),
+                      Millis(Clock::Real().SteadyNanos() - started), costs_.target_ms);
+  // Where nothing was waited for, the windows were overdrawn: they shrink until something is.
+  constexpr double kShrink = 0.9;
+  slack_ms_ = kShrink * (window_ms + Millis(target_.weight_stats().wait_ns - before.wait_ns));
+  answer_.window_ms += window_ms;
+  ++answer_.target_passes;
+  answer_.drafted += tree.size();
+  return logits;
 }
 
 void PairDecoder::AddLookups(std::span<const int32_t> tokens, int32_t most,
@@ -336,22 +254,18 @@ absl::Status PairDecoder::DecodeLossless(std::vector<int32_t> tokens, size_t end
   const auto vocab = static_cast<size_t>(target_.info().vocab_size);
   for (bool over = false; !over;) {
     const size_t before = tokens.size();
+    const auto most = static_cast<int32_t>(end - before);
     policy::DraftTree tree;
     if (way.chain > 0 || way.tree) {
       const int64_t started = Clock::Real().SteadyNanos();
-      WITHY_ASSIGN_OR_RETURN(tree, Draft(tokens, static_cast<int32_t>(end - before), way));
+      WITHY_ASSIGN_OR_RETURN(tree, Draft(tokens, most, way));
       answer_.draft_ms += Millis(Clock::Real().SteadyNanos() - started);
     }
     std::vector<int32_t> nodes(static_cast<size_t>(tree.size()) + 1);
     std::iota(nodes.begin(), nodes.end(), -1);
     WITHY_RETURN_IF_ERROR(target_sequence_->CatchUp(tokens));
-    const int64_t verify_started = Clock::Real().SteadyNanos();
     WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
-                           target_sequence_->Compute(tokens, tree, nodes));
-    costs_.rows.Observe(static_cast<int32_t>(nodes.size()),
-                        Millis(Clock::Real().SteadyNanos() - verify_started), costs_.target_ms);
-    ++answer_.target_passes;
-    answer_.drafted += tree.size();
+                           Verify(tokens, tree, nodes, most, way));
     for (int32_t at = -1;;) {
       const int32_t next = Best(logits.subspan(static_cast<size_t>(at + 1) * vocab, vocab));
       over = Append(&tokens, next, end);

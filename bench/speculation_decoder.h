@@ -5,17 +5,18 @@
 // trees; speculation_figures.cc and speculation_wall_pair.h compare.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/speculation_drafter.h"
+#include "bench/speculation_sequence.h"
 #include "engine/model/model.h"
-#include "engine/model/scratch_kv.h"
 #include "policy/draft_confidence.h"
 #include "policy/draft_tree.h"
 #include "policy/token_lookup.h"
@@ -23,40 +24,6 @@
 #include "policy/tree_growth.h"
 
 namespace withy::bench {
-
-// A model with the KV of one sequence. Not thread-safe. `model` is borrowed.
-class Sequence {
- public:
-  // `tokens`: most that it may have, drafted ones included.
-  Sequence(engine::Model& model, int32_t tokens);
-
-  engine::Model& model() { return model_; }
-  // Computes all of `tokens` but the last, as far as they have no KV.
-  absl::Status CatchUp(std::span<const int32_t> tokens);
-  // KV of tokens from here on is no longer theirs.
-  void Forget(int32_t from) { computed_ = std::min(computed_, from); }
-  // Computes the last of `tokens` (node -1) and nodes of a tree behind it, each behind its
-  // ancestors; the logits of them all, [nodes, vocab]. `level`: index into ModelInfo::levels; KV
-  // that a lower level than the full one (-1) writes counts as not computed. Errors: as
-  // Model::Forward.
-  absl::StatusOr<std::span<const float>> Compute(std::span<const int32_t> tokens,
-                                                 const policy::DraftTree& tree,
-                                                 std::span<const int32_t> nodes,
-                                                 int32_t level = -1);
-  // The node, whose parent was accepted before it, became the token at `position`: its KV moves
-  // there.
-  void Accept(int32_t length, int32_t node, int32_t position);
-  // Computes the tokens [first, end) as they stand; logits of each, or of the last alone.
-  absl::StatusOr<std::span<const float>> ComputeTokens(std::span<const int32_t> tokens,
-                                                       int32_t first, bool all_logits = true);
-  int32_t computed() const { return computed_; }
-
- private:
-  engine::Model& model_;
-  engine::ScratchKv kv_;
-  std::vector<float> logits_;
-  int32_t computed_ = 0;
-};
 
 struct DecodeWay {
   int32_t chain = 0;      // drafted tokens a pass, in a line
@@ -75,6 +42,9 @@ struct DecodeWay {
   // verified that are worth their rows, both by what Calibrate measured, and confidence is learnt.
   // Otherwise they grow to the threshold or 64 tokens, and all of them is verified.
   bool weighed = false;
+  // Of weighed trees with a draft: the draft goes on where the target waits for its weights, and
+  // what then still fits the answer is used (LLMCad section 3.4).
+  bool ahead = false;
   int32_t most_nodes = 255;  // weighed ones
   int32_t leaves_per_pass = 2;
   double branch_threshold = 0.3;
@@ -89,12 +59,14 @@ struct DecodedAnswer {
   int64_t drafted = 0;       // tokens that were verified
   int64_t accepted = 0;      // of them
   double ms = 0;             // prompt aside
-  double draft_ms = 0;       // of it, drafting
+  double draft_ms = 0;       // of it, drafting while the target stood still
+  double window_ms = 0;      // of it, drafting while the target waited for weights
 };
 
 // What passes take, in milliseconds.
 struct PassCosts {
   double target_ms = 0;  // of one row
+  double wait_ms = 0;    // of these, standing still for weights
   policy::RowCosts rows;
   double draft_ms = 0;
   double prefix_ms = 0;
@@ -127,10 +99,16 @@ class PairDecoder {
   absl::StatusOr<policy::DraftTree> Draft(std::span<const int32_t> tokens, int32_t most,
                                           const DecodeWay& way);
   policy::GrowthLimits LimitsOf(int32_t most, const DecodeWay& way, double pass_ms) const;
-  // What one model expects.
-  absl::StatusOr<policy::DraftTree> Grow(std::span<const int32_t> tokens, Sequence& sequence,
-                                         policy::DraftSourceKind source, int32_t level,
-                                         const policy::GrowthLimits& limits, bool learnt);
+  policy::ConfidenceFn ConfidenceOf(const DecodeWay& way) const;
+  // Lets a source's tree grow until its limits end it.
+  absl::Status Grow(std::span<const int32_t> tokens, const policy::GrowthLimits& limits,
+                    const DecodeWay& way, TreeDrafter* drafter);
+  // Computes the tree's rows; the draft goes on meanwhile, if the way asks for it. `most`: as
+  // above.
+  absl::StatusOr<std::span<const float>> Verify(std::span<const int32_t> tokens,
+                                                const policy::DraftTree& tree,
+                                                std::span<const int32_t> nodes, int32_t most,
+                                                const DecodeWay& way);
   void AddLookups(std::span<const int32_t> tokens, int32_t most, policy::DraftTree* tree);
   // The nodes that are worth their rows.
   policy::DraftTree Worthy(const policy::DraftTree& tree) const;
@@ -152,6 +130,8 @@ class PairDecoder {
   int32_t count_ = 0;
   // Of the answer under way.
   policy::FallbackThreshold threshold_;
+  std::optional<TreeDrafter> drafter_;  // of the draft model
+  double slack_ms_ = 0;  // of a pass: what drafting may take without making it longer
   DecodedAnswer answer_;
 };
 

@@ -93,6 +93,78 @@ TEST_F(PairDecoderTest, WeighedTreesGiveWhatTheTargetDecodes) {
   EXPECT_GT(drafted, 0);
 }
 
+// A tree that grew while the target verified is behind the answer as if it had grown afterwards.
+TEST_F(PairDecoderTest, ATreeThatFitsStaysWhenTheAnswerGoesOn) {
+  const int32_t vocab = target_->info().vocab_size;
+  std::vector<int32_t> tokens = engine::SomeTokens(20, vocab);
+  const policy::GrowthLimits limits{
+      .max_nodes = 100, .leaves_per_pass = 3, .alpha = 0, .branch_threshold = 0.001};
+  const policy::ConfidenceFn confidence = [](policy::DraftOrigin, double p) { return p; };
+  Sequence sequence(*target_, 200), fresh(*target_, 200);
+  TreeDrafter drafter(sequence, policy::DraftSourceKind::kDraft, -1, Never);
+  drafter.Follow(tokens);
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(*drafter.Step(tokens, limits, confidence));
+  // Along the branch that was extended furthest.
+  int32_t end = -1;
+  for (int32_t i = 0; i < drafter.tree().size(); ++i) {
+    if (drafter.tree().nodes()[static_cast<size_t>(i)].extended) end = i;
+  }
+  std::vector<int32_t> path =
+      drafter.tree().PathTo(drafter.tree().nodes()[static_cast<size_t>(end)].parent);
+  ASSERT_FALSE(path.empty());
+  tokens.insert(tokens.end(), path.begin(), path.end());
+  drafter.Follow(tokens);
+  ASSERT_FALSE(drafter.tree().empty());
+  EXPECT_EQ(sequence.computed(), static_cast<int32_t>(tokens.size()));
+  // What it has kept computes what a new sequence computes.
+  const policy::DraftTree& tree = drafter.tree();
+  ASSERT_TRUE(fresh.CatchUp(tokens).ok());
+  std::vector<int32_t> all = {-1};
+  std::vector<int32_t> open;  // computed by neither
+  for (int32_t i = 0; i < tree.size(); ++i) {
+    all.push_back(i);
+    if (!tree.nodes()[static_cast<size_t>(i)].extended) open.push_back(i);
+  }
+  ASSERT_FALSE(open.empty());
+  const auto expected = fresh.Compute(tokens, tree, all);
+  const auto kept = sequence.Compute(tokens, tree, open);
+  ASSERT_TRUE(expected.ok() && kept.ok());
+  for (size_t i = 0; i < open.size(); ++i) {
+    const auto size = static_cast<size_t>(vocab);
+    const std::span<const float> row = kept->subspan(i * size, size);
+    EXPECT_THAT(row,
+                ElementsAreArray(expected->subspan(static_cast<size_t>(open[i] + 1) * size, size)))
+        << "node " << open[i];
+  }
+  // And nothing is kept of a tree that the answer left.
+  tokens.push_back((tree.nodes().front().token + 1) % vocab);
+  if (tree.Find(-1, tokens.back()) < 0) {
+    drafter.Follow(tokens);
+    EXPECT_TRUE(drafter.tree().empty());
+  }
+}
+
+// The draft is the target itself, resident: all that it drafts in windows is right.
+TEST_F(PairDecoderTest, DraftsWhileTheTargetWaitsForItsWeights) {
+  engine::ModelOptions options;
+  options.weight_budget_bytes = static_cast<uint64_t>(target_->info().weight_bytes) * 9 / 10;
+  const std::unique_ptr<engine::Model> streamed =
+      engine::OpenTiny(folder_, folder_ / "model1.gguf", options);
+  ASSERT_NE(streamed, nullptr);
+  const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
+  const auto expected = engine::GreedyDecode(*target_, prompt, 64);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  PairDecoder decoder(*streamed, target_.get(), Never);
+  ASSERT_TRUE(decoder.Calibrate(std::vector<int32_t>{1, 4, 16}).ok());
+  ASSERT_TRUE(decoder.Begin(prompt, 64).ok());
+  for (int round = 0; round < 3; ++round) {
+    const auto answer = decoder.Answer({.tree = true, .weighed = true, .ahead = true});
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
+    EXPECT_LE(answer->window_ms, answer->ms);
+  }
+}
+
 TEST_F(PairDecoderTest, SaysWhatAWayLacks) {
   const std::vector<int32_t> prompt = engine::SomeTokens(8, target_->info().vocab_size);
   PairDecoder decoder(*target_, nullptr, Never);

@@ -25,12 +25,13 @@ DecodeWay Tree() {
           .lookup = true,
           .draft = true,
           .weighed = true,
+          .ahead = true,
           .leaves_per_pass = 4,
           .branch_threshold = 0.05};
 }
 
 absl::Status ReadSources(const std::string& name, const std::string& sources, DecodeWay* way) {
-  way->lookup = way->prefix = way->draft = false;
+  way->lookup = way->prefix = way->draft = way->ahead = false;
   const std::vector<std::string> names = absl::StrSplit(sources, '+');
   for (const std::string& source : names) {
     if (source == "lookup") {
@@ -39,10 +40,13 @@ absl::Status ReadSources(const std::string& name, const std::string& sources, De
       way->prefix = true;
     } else if (source == "draft") {
       way->draft = true;
+    } else if (source == "ahead") {
+      way->ahead = true;
     } else {
-      return BadWay(name, "a source is none of lookup, prefix and draft");
+      return BadWay(name, "a source is none of lookup, prefix, draft and ahead");
     }
   }
+  if (way->ahead && !way->draft) return BadWay(name, "ahead needs the source draft");
   return absl::OkStatus();
 }
 
@@ -91,6 +95,7 @@ WallSum SumOf(const std::vector<WallAnswer>& answers) {
   for (const WallAnswer& one : answers) {
     sum.ms += one.answer.ms;
     sum.draft_ms += one.answer.draft_ms;
+    sum.window_ms += one.answer.window_ms;
     sum.tokens += static_cast<int64_t>(one.answer.tokens.size());
     sum.passes += one.answer.target_passes;
     sum.drafted += one.answer.drafted;

@@ -20,8 +20,9 @@ namespace withy::bench {
 //   mmap           one token a pass, paged by the kernel from the mapped packed file
 //   layers         one token a pass, whole layers streamed with overlap, nothing kept (StdPL)
 //   peer           llama-bench over the mapped GGUF
-//   tree[:SOURCES] token trees; SOURCES: lookup, prefix and draft, joined by "+"; default:
-//                  lookup+draft
+//   tree[:SOURCES] token trees; SOURCES: lookup, prefix and draft, joined by "+", and ahead, with
+//                  which the draft goes on while the target waits for weights; default:
+//                  lookup+draft+ahead
 //   line:N         linear speculation: N drafted tokens a pass
 //   single[:F/R]   the Big Little Decoder: falls back at single tokens that the draft gives less
 //                  than F, and takes back what the target gives less than exp(-R); lossy
@@ -53,7 +54,7 @@ struct WallAnswer {
 
 // All answers of one way at one budget in one round.
 struct WallSum {
-  double ms = 0, draft_ms = 0;
+  double ms = 0, draft_ms = 0, window_ms = 0;
   int64_t tokens = 0, passes = 0, drafted = 0, accepted = 0;
 
   double token_s() const { return tokens == 0 ? 0 : ms / 1e3 / static_cast<double>(tokens); }

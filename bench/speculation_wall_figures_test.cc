@@ -16,14 +16,14 @@ TEST(WallWayTest, NamesSayWhoDraftsAndWhetherAnswersStayTheSame) {
   const auto tree = ParseWay("tree");
   ASSERT_TRUE(tree.ok()) << tree.status();
   EXPECT_TRUE(tree->decode.tree && tree->decode.weighed && tree->lossless());
-  EXPECT_TRUE(tree->uses_draft());
+  EXPECT_TRUE(tree->uses_draft() && tree->decode.ahead);
   const auto prefix = ParseWay("tree:lookup+prefix");
   ASSERT_TRUE(prefix.ok()) << prefix.status();
   EXPECT_FALSE(prefix->uses_draft()) << "all of the budget is for the target";
   const auto all = ParseWay("tree:lookup+draft");
   ASSERT_TRUE(all.ok()) << all.status();
   EXPECT_TRUE(all->decode.lookup && all->decode.draft && all->uses_draft());
-  EXPECT_FALSE(all->decode.prefix);
+  EXPECT_FALSE(all->decode.prefix || all->decode.ahead);
   const auto line = ParseWay("line:16");
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(line->decode.chain, 16);
@@ -44,8 +44,9 @@ TEST(WallWayTest, NamesSayWhoDraftsAndWhetherAnswersStayTheSame) {
 }
 
 TEST(WallWayTest, RefusesWhatItDoesNotKnow) {
-  for (const char* const name : {"", "trees", "tree:", "tree:lookup+magic", "line", "line:0",
-                                 "line:65", "line:x", "single:0.5", "single:0/1", "sti:2"}) {
+  for (const char* const name :
+       {"", "trees", "tree:", "tree:lookup+magic", "tree:lookup+ahead", "line", "line:0", "line:65",
+        "line:x", "single:0.5", "single:0/1", "sti:2"}) {
     const auto way = ParseWay(name);
     EXPECT_EQ(way.status().code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_THAT(std::string(way.status().message()), HasSubstr("line:N")) << name;

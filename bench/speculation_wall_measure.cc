@@ -218,6 +218,7 @@ void Wall::Take(const std::string& percent, const std::vector<WallWay>& ways,
     samples.Add("s_token", sum.token_s());
     samples.Add("tokens_a_pass", sum.tokens_a_pass());
     samples.Add("draft_share", sum.draft_ms / sum.ms);
+    samples.Add("window_share", sum.window_ms / sum.ms);
     samples.Add("rows", sum.passes == 0 ? 0
                                         : 1 + static_cast<double>(sum.drafted) /
                                                   static_cast<double>(sum.passes));
@@ -281,7 +282,7 @@ void Wall::PrintTable(const std::string& percent) const {
       found->second.contains("tree") ? found->second.at("tree").Median("s_token") : 0;
   std::fprintf(stderr,
                "\nbudget %s %%          s a token      low     high   n   of tree's  tokens a pass"
-               "  rows a pass  accepted  drafting  memory  Rouge-L\n",
+               "  rows a pass  accepted  drafting  ahead  memory  Rouge-L\n",
                percent.c_str());
   for (const WallWay& way : setup_.ways) {
     const Samples& samples = found->second.at(way.name);
@@ -300,6 +301,7 @@ void Wall::PrintTable(const std::string& percent) const {
     show("rows", 11, 1);
     show("accepted", 8, 2);
     show("draft_share", 8, 2);
+    show("window_share", 5, 2);
     show("memory", 6, 3);
     if (lossy_.contains(way.name)) std::fprintf(stderr, "  %7.1f", RougeOf(way.name));
     std::fprintf(stderr, "\n");

@@ -130,7 +130,8 @@ nlohmann::json ToJson(const WallAnswer& one) {
           {"drafted", a.drafted},
           {"accepted", a.accepted},
           {"ms", a.ms},
-          {"draft_ms", a.draft_ms}};
+          {"draft_ms", a.draft_ms},
+          {"window_ms", a.window_ms}};
 }
 
 WallAnswer ParseAnswer(const nlohmann::json& json) {
@@ -142,6 +143,7 @@ WallAnswer ParseAnswer(const nlohmann::json& json) {
   one.answer.accepted = json.value("accepted", int64_t{0});
   one.answer.ms = json.value("ms", 0.0);
   one.answer.draft_ms = json.value("draft_ms", 0.0);
+  one.answer.window_ms = json.value("window_ms", 0.0);
   return one;
 }
 
@@ -196,6 +198,7 @@ std::string ToJson(const WallResult& r) {
                         {"locked_bytes", r.locked_bytes},
                         {"direct", r.direct},
                         {"target_ms", r.costs.target_ms},
+                        {"wait_ms", r.costs.wait_ms},
                         {"draft_ms", r.costs.draft_ms},
                         {"prefix_ms", r.costs.prefix_ms},
                         {"answers", answers}}
@@ -218,6 +221,7 @@ absl::StatusOr<WallResult> ParseWallResult(const std::string& json) {
   r.locked_bytes = parsed.value("locked_bytes", int64_t{0});
   r.direct = parsed.value("direct", false);
   r.costs.target_ms = parsed.value("target_ms", 0.0);
+  r.costs.wait_ms = parsed.value("wait_ms", 0.0);
   r.costs.draft_ms = parsed.value("draft_ms", 0.0);
   r.costs.prefix_ms = parsed.value("prefix_ms", 0.0);
   for (const auto& one : parsed.value("answers", nlohmann::json::array())) {

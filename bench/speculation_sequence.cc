@@ -1,0 +1,119 @@
+#include "bench/speculation_sequence.h"
+
+#include <cmath>
+#include <deque>
+#include <memory>
+
+#include "base/status.h"
+#include "engine/kv/block.h"
+
+namespace withy::bench {
+namespace {
+
+constexpr int32_t kPieceRows = 256;
+
+}  // namespace
+
+double LogProbability(std::span<const float> logits, int32_t token) {
+  const float top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float value : logits) sum += std::exp(static_cast<double>(value - top));
+  return static_cast<double>(logits[static_cast<size_t>(token)] - top) - std::log(sum);
+}
+
+Sequence::Sequence(engine::Model& model, int32_t tokens)
+    : model_(model), kv_(model.info(), tokens) {}
+
+absl::Status Sequence::CatchUp(std::span<const int32_t> tokens) {
+  const auto end = static_cast<int32_t>(tokens.size()) - 1;
+  computed_ = std::min(computed_, end);
+  while (computed_ < end) {
+    const int32_t rows = std::min(kPieceRows, end - computed_);
+    WITHY_RETURN_IF_ERROR(engine::Prefill(
+        model_, kv_, tokens.subspan(static_cast<size_t>(computed_), static_cast<size_t>(rows)),
+        computed_, nullptr));
+    computed_ += rows;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const float>> Sequence::Compute(std::span<const int32_t> tokens,
+                                                         const policy::DraftTree& tree,
+                                                         std::span<const int32_t> nodes,
+                                                         int32_t level,
+                                                         const BetweenLayers& between) {
+  const auto length = static_cast<int32_t>(tokens.size());
+  std::vector<engine::Row> rows;
+  std::deque<std::vector<int32_t>> ancestors;
+  for (const int32_t index : nodes) {
+    engine::Row& row = rows.emplace_back();
+    row.token = tokens.back();
+    row.position = row.slot = length - 1;
+    row.level = level;
+    row.want_logits = true;
+    if (index < 0) continue;
+    const policy::DraftNode& node = tree.nodes()[static_cast<size_t>(index)];
+    std::vector<int32_t>& slots = ancestors.emplace_back();
+    for (int32_t at = node.parent; at >= 0; at = tree.nodes()[static_cast<size_t>(at)].parent) {
+      slots.push_back(length + at);
+    }
+    std::reverse(slots.begin(), slots.end());
+    row.token = node.token;
+    row.position = length - 1 + node.depth;
+    row.slot = length + index;
+    row.ancestor_slots = slots;
+  }
+  kv_.Extend(length + tree.size());
+  logits_.resize(rows.size() * static_cast<size_t>(model_.info().vocab_size));
+  const engine::ContextView view = kv_.View();
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Pass> pass,
+                         model_.Begin({.rows = rows, .contexts = {&view, 1}}, logits_.data()));
+  const double half_layer = 0.5 / model_.info().layers;
+  double until = between ? half_layer : 1;
+  while (!pass->Run(nullptr, until)) {
+    WITHY_RETURN_IF_ERROR(pass->status());
+    WITHY_RETURN_IF_ERROR(between(pass->Done()));
+    until = pass->Done() + half_layer;
+  }
+  if (level < 0) computed_ = std::max(computed_, length);
+  return std::span<const float>(logits_);
+}
+
+void Sequence::Accept(int32_t length, int32_t node, int32_t position) {
+  Move(length + node, position);
+  computed_ = position + 1;
+}
+
+void Sequence::Move(int32_t from, int32_t to) {
+  const engine::KvInfo& kv = model_.info().kv;
+  const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
+  const engine::ContextView view = kv_.View();
+  const auto block = [&](int32_t slot, int32_t layer) {
+    const int32_t index = slot / engine::kChunkTokens * kv.layers + layer;
+    return view.memory.At(view.blocks[static_cast<size_t>(index)]);
+  };
+  for (int32_t layer = 0; from != to && layer < kv.layers; ++layer) {
+    engine::CopyToken(geometry, block(from, layer), from % engine::kChunkTokens, block(to, layer),
+                      to % engine::kChunkTokens);
+  }
+}
+
+absl::StatusOr<std::span<const float>> Sequence::ComputeTokens(std::span<const int32_t> tokens,
+                                                               int32_t first, bool all_logits) {
+  std::vector<engine::Row> rows;
+  const auto end = static_cast<int32_t>(tokens.size());
+  for (int32_t at = first; at < end; ++at) {
+    rows.push_back({.token = tokens[static_cast<size_t>(at)],
+                    .position = at,
+                    .slot = at,
+                    .want_logits = all_logits || at + 1 == end});
+  }
+  kv_.Extend(end);
+  logits_.resize(rows.size() * static_cast<size_t>(model_.info().vocab_size));
+  const engine::ContextView view = kv_.View();
+  WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = {&view, 1}}, logits_.data()));
+  computed_ = end;
+  return std::span<const float>(logits_);
+}
+
+}  // namespace withy::bench
