@@ -38,10 +38,10 @@ ABSL_FLAG(std::vector<std::string>, ways,
 ABSL_FLAG(std::vector<std::string>, budgets, std::vector<std::string>({"45", "25"}),
           "budgets in per cent of the weights");
 ABSL_FLAG(int, prompts, 6, "held-out prompts of the ways that answer");
-ABSL_FLAG(int, open_prompts, 2,
+ABSL_FLAG(int, open_prompts, 1,
           "further ones behind which the model goes on to --answer_tokens, beyond the end of its "
           "answer");
-ABSL_FLAG(int, answer_tokens, 48, "most tokens of an answer");
+ABSL_FLAG(int, answer_tokens, 32, "most tokens of an answer");
 ABSL_FLAG(int, tokens, 4, "decoded tokens of stream, mmap, layers and peer");
 ABSL_FLAG(int, rounds, 3, "in each of which every way has a turn");
 ABSL_FLAG(int, threads, 2, "compute threads");
@@ -136,7 +136,13 @@ absl::StatusOr<WallSetup> SetUp() {
       return absl::InvalidArgumentError(
           absl::StrCat("--ways ", way.name, ": needs a draft model, --draft FILE"));
     }
-    if (way.name == "peer") setup.run.gguf = files.target;
+    if (way.name == "peer") {
+      if (engine::PackedFile::LooksPacked(files.target)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "--peer: ", files.target, " is a packed file; give the GGUF that it is of"));
+      }
+      setup.run.gguf = files.target;
+    }
     if (way.kind != WallWay::Kind::kShards) continue;
     WITHY_ASSIGN_OR_RETURN(const std::string shards,
                            Requantised(files.target, engine::GgmlType::kQ4_0, directory));

@@ -60,7 +60,8 @@ class Wall {
   const WallSetup setup_;
   std::unique_ptr<engine::Tokenizer> tokenizer_;
   uint64_t weights_ = 0, draft_weights_ = 0;
-  uint64_t program_ = 0;  // memory beside the weights
+  // Memory beside the weights: of one token a pass, and of those who answer prompts.
+  uint64_t program_ = 0, pair_program_ = 0;
   // By way: seconds a token of the budget under way, of all prompts, of the first kind, of the open
   // ones.
   std::map<std::string, double> round_s_, tasks_s_, open_s_;

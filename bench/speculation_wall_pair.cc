@@ -50,8 +50,10 @@ absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle&
                                                       engine::Model* draft, const WallRun& run,
                                                       const std::vector<WallWay>& ways,
                                                       PassCosts* costs) {
+  constexpr int32_t kFirstPrompts = 2;  // asked before, so that drafts' confidence is known
+  const int32_t asked = run.prompts + run.open_prompts;
   WITHY_ASSIGN_OR_RETURN(const std::vector<Question> questions,
-                         WallQuestions(target, run.prompts + run.open_prompts));
+                         WallQuestions(target, asked + kFirstPrompts));
   bool open = false;
   PairDecoder decoder(*target.model, draft, [&](int32_t token) {
     return !open && target.tokenizer->IsEndOfGeneration(token);
@@ -62,8 +64,14 @@ absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle&
     WITHY_ASSIGN_OR_RETURN(const PassCosts measured, decoder.Calibrate(kTimedRows));
     if (costs != nullptr) *costs = measured;
   }
+  for (size_t first = static_cast<size_t>(asked); weighed && first < questions.size(); ++first) {
+    WITHY_RETURN_IF_ERROR(decoder.Begin(questions[first].prompt, run.answer_tokens));
+    for (const WallWay& way : ways) {
+      if (way.decode.weighed) WITHY_RETURN_IF_ERROR(decoder.Answer(way.decode).status());
+    }
+  }
   std::vector<WallAnswer> answers;
-  for (size_t prompt = 0; prompt < questions.size(); ++prompt) {
+  for (size_t prompt = 0; prompt < static_cast<size_t>(asked); ++prompt) {
     open = prompt >= static_cast<size_t>(run.prompts);
     WITHY_RETURN_IF_ERROR(decoder.Begin(questions[prompt].prompt, run.answer_tokens));
     for (size_t i = 0; i < ways.size(); ++i) {

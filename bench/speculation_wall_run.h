@@ -28,8 +28,8 @@ struct WallRun {
   std::string draft;              // a packed file; may be empty if no way needs it
   std::vector<std::string> ways;  // speculation_wall_figures.h
   int32_t prompts = 6;            // whose answers end where the model ends them
-  int32_t open_prompts = 2;       // whose answers go on (speculation_wall_pair.h)
-  int32_t answer_tokens = 48;
+  int32_t open_prompts = 1;       // whose answers go on (speculation_wall_pair.h)
+  int32_t answer_tokens = 32;
 };
 
 struct WallResult {
