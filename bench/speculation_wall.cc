@@ -121,12 +121,16 @@ absl::StatusOr<std::vector<WallWay>> Ways() {
 }
 
 absl::StatusOr<WallSetup> SetUp() {
-  const std::string directory = absl::GetFlag(FLAGS_dir);
+  std::string directory = absl::GetFlag(FLAGS_dir);
+  if (directory.empty()) directory = engine::DefaultCacheDir(PocketFile(kPocketTarget));
   WallSetup setup;
   setup.run = RunOfFlags();
   setup.budgets = absl::GetFlag(FLAGS_budgets);
   setup.rounds = absl::GetFlag(FLAGS_rounds);
   setup.cliff = absl::GetFlag(FLAGS_cliff);
+  for (const std::string& percent : setup.budgets) {
+    WITHY_RETURN_IF_ERROR(BudgetShare(percent).status());
+  }
   WITHY_ASSIGN_OR_RETURN(setup.ways, Ways());
   WITHY_ASSIGN_OR_RETURN(const WallFiles files, FindFiles(directory));
   WITHY_ASSIGN_OR_RETURN(setup.run.packed, Packed(files.target, directory));

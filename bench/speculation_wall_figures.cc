@@ -90,6 +90,15 @@ absl::StatusOr<WallWay> ParseWay(const std::string& name) {
   return way;
 }
 
+absl::StatusOr<double> BudgetShare(const std::string& percent) {
+  double number = 0;
+  if (!absl::SimpleAtod(percent, &number) || !(number > 0) || number > 100) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--budgets ", percent, ": is no per cent of the weights, above 0 to 100"));
+  }
+  return number / 100;
+}
+
 WallSum SumOf(const std::vector<WallAnswer>& answers) {
   WallSum sum;
   for (const WallAnswer& one : answers) {

@@ -45,6 +45,9 @@ struct WallWay {
 // Errors: INVALID_ARGUMENT, which lists the ways.
 absl::StatusOr<WallWay> ParseWay(const std::string& name);
 
+// A budget in per cent of the weights, (0, 100], as a share. Errors: INVALID_ARGUMENT.
+absl::StatusOr<double> BudgetShare(const std::string& percent);
+
 // One answer in one way.
 struct WallAnswer {
   std::string way;

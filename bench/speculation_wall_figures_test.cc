@@ -53,6 +53,14 @@ TEST(WallWayTest, RefusesWhatItDoesNotKnow) {
   }
 }
 
+TEST(WallFiguresTest, BudgetsAreSharesOfTheWeights) {
+  EXPECT_THAT(*BudgetShare("45"), DoubleEq(0.45));
+  EXPECT_THAT(*BudgetShare("12.5"), DoubleEq(0.125));
+  for (const char* const percent : {"", "0", "-5", "101", "x", "nan"}) {
+    EXPECT_EQ(BudgetShare(percent).status().code(), absl::StatusCode::kInvalidArgument) << percent;
+  }
+}
+
 DecodedAnswer Answer(int tokens, int passes, double ms) {
   DecodedAnswer answer;
   answer.tokens.assign(static_cast<size_t>(tokens), 7);

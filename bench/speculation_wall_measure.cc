@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "bench/rouge.h"
@@ -109,11 +108,8 @@ absl::Status Wall::MeasureProgram() {
 }
 
 absl::StatusOr<uint64_t> Wall::BudgetOf(const std::string& percent) const {
-  double number = 0;
-  if (!absl::SimpleAtod(percent, &number) || number <= 0 || number > 100) {
-    return absl::InvalidArgumentError(absl::StrCat("--budgets ", percent, ": is no per cent"));
-  }
-  return static_cast<uint64_t>(static_cast<double>(weights_) * number / 100);
+  WITHY_ASSIGN_OR_RETURN(const double share, BudgetShare(percent));
+  return static_cast<uint64_t>(static_cast<double>(weights_) * share);
 }
 
 // The same for all: 2 %, and room for the window in which the file is loaded and checked.
