@@ -62,6 +62,7 @@ absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) 
     // Of both passes.
     if (count == 1) costs_.wait_ms = Millis(target_.weight_stats().wait_ns - waited_ns) / 2;
   }
+  slack_ms_ = costs_.wait_ms;
   costs_.target_ms = measured.empty() ? 0 : measured.front().ms;
   costs_.rows = policy::RowCosts(measured);
   if (target_.info().levels.size() > 1) {
@@ -96,7 +97,6 @@ absl::StatusOr<DecodedAnswer> PairDecoder::Answer(const DecodeWay& way) {
   }
   threshold_ = {};
   drafter_.reset();
-  slack_ms_ = costs_.wait_ms;
   answer_ = {};
   const auto prompt = static_cast<int32_t>(prompt_.size());
   target_sequence_->Forget(prompt - 1);

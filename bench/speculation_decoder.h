@@ -124,6 +124,7 @@ class PairDecoder {
   const std::function<bool(int32_t)> ends_;
   PassCosts costs_;
   policy::DraftConfidence confidence_;
+  double slack_ms_ = 0;  // of a pass: what drafting may take without making it longer
   // Of the prompt.
   std::unique_ptr<Sequence> target_sequence_, draft_sequence_;
   std::vector<int32_t> prompt_;
@@ -131,7 +132,6 @@ class PairDecoder {
   // Of the answer under way.
   policy::FallbackThreshold threshold_;
   std::optional<TreeDrafter> drafter_;  // of the draft model
-  double slack_ms_ = 0;  // of a pass: what drafting may take without making it longer
   DecodedAnswer answer_;
 };
 
