@@ -3,8 +3,6 @@
 // engine/session/calibrator.h takes the samples, wire/calibration.h stores the record,
 // calibration_report.h prints it.
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <iostream>
@@ -24,6 +22,7 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/stop_signals.h"
 #include "engine/encoder/tlm.h"
 #include "engine/session/calibrator.h"
 #include "engine/session/kv_errors.h"
@@ -35,18 +34,6 @@ namespace withy::cli {
 namespace {
 
 constexpr uint32_t kReadBytes[] = {256, 1024, 4096};
-
-// Set by Ctrl-C; global because a signal handler has no other state.
-std::atomic<bool> g_stop{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
-
-void StopOnSignals() {
-  struct sigaction action = {};
-  action.sa_handler = [](int) { g_stop = true; };
-  action.sa_flags = SA_RESETHAND;  // a second Ctrl-C ends the process
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 struct Run {
   CalibrationOptions options;
@@ -169,13 +156,13 @@ absl::Status MeasureModel(const Run& run, engine::Model& model, int32_t window,
                           CalibrationResult* result) {
   engine::Calibrator calibrator(model, Clock::Real(), window);
   const auto sample = [&](const v1::CalibrationPoint& point) {
-    return calibrator.Sample(FromWire(point), &g_stop);
+    return calibrator.Sample(FromWire(point), &StopRequested());
   };
   // Brings weights and activations into memory before the first sample that counts.
   const engine::TimedPoint warm_up{.kind = engine::TimedKind::kPrefill,
                                    .level_percent = model.info().levels.back().percent,
                                    .rows = static_cast<int32_t>(planned.front().rows())};
-  const absl::Status warm = calibrator.Sample(warm_up, &g_stop).status();
+  const absl::Status warm = calibrator.Sample(warm_up, &StopRequested()).status();
   if (absl::IsCancelled(warm)) return absl::CancelledError("interrupted before the first sample");
   WITHY_RETURN_IF_ERROR(warm);
   return Measure(run, sample, result);
@@ -192,7 +179,7 @@ absl::Status MeasureKv(const engine::ServedModel& served, CalibrationResult* res
   result->measured_now = true;
   ProgressBar bar(Clock::Real());
   const auto errors = engine::MeasureKvErrors(
-      *served.bundle.model, tokens, &g_stop,
+      *served.bundle.model, tokens, &StopRequested(),
       [&](double done) { bar.Update(done, "predictions over KV of 4 and 2 bits"); });
   if (absl::IsCancelled(errors.status())) return Interrupted(*result);
   WITHY_RETURN_IF_ERROR(errors.status());
@@ -250,7 +237,7 @@ absl::StatusOr<CalibrationResult> CalibrateTlm(const Run& run, const std::string
   result.record = Begin(run, result.path, key, planned);
   if (result.record.complete()) return result;
   const auto sample = [&](const v1::CalibrationPoint& point) -> absl::StatusOr<double> {
-    if (g_stop) return absl::CancelledError("interrupted");
+    if (StopRequested()) return absl::CancelledError("interrupted");
     std::string text;
     while (text.size() < point.text_bytes()) text += "a word of the probe and ";
     text.resize(point.text_bytes());

@@ -35,6 +35,7 @@ std::vector<Command> ContextCommands();
 std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();
 std::vector<Command> ProfileCommands();
+std::vector<Command> ProfileStudyCommands();
 std::vector<Command> StatusCommands();
 std::vector<Command> StoreCommands();
 

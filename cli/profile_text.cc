@@ -1,6 +1,7 @@
 #include "cli/profile_text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,8 +18,8 @@ std::string Share(double share) { return absl::StrFormat("%.1f %%", 100 * share)
 }  // namespace
 
 std::string Duration(double ms) {
-  if (ms >= 1000) return absl::StrFormat("%.3g s", ms / 1000);
-  if (ms >= 1) return absl::StrFormat("%.3g ms", ms);
+  if (std::abs(ms) >= 1000) return absl::StrFormat("%.3g s", ms / 1000);
+  if (std::abs(ms) >= 1) return absl::StrFormat("%.3g ms", ms);
   return absl::StrFormat("%.3g µs", ms * 1000);
 }
 
