@@ -116,6 +116,13 @@ TEST(LineChartTest, WhatCannotBeDrawnIsLeftOut) {
   EXPECT_THAT(svg, Not(HasSubstr("inf")));
 }
 
+TEST(LineChartTest, ThePageHasRoomForNames) {
+  LineChart chart{"t", "x", "y", {{"short", {{0, 1}}}}};
+  EXPECT_THAT(chart.Svg(), HasSubstr("width=\"640\""));
+  chart.lines[0].name = std::string(60, 'n');
+  EXPECT_THAT(chart.Svg(), HasSubstr("width=\"872\""));
+}
+
 TEST(LineChartTest, FollowsTheReadersScheme) {
   EXPECT_THAT(LineChart{}.Svg(), HasSubstr("prefers-color-scheme:dark"));
 }

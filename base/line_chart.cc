@@ -12,7 +12,9 @@
 namespace withy {
 namespace {
 
-constexpr double kWidth = 640, kHeight = 400, kLeft = 60, kTop = 30, kRight = 170, kBottom = 50;
+constexpr double kHeight = 400, kLeft = 60, kPlotRight = 470, kTop = 30, kBottom = 50;
+// The names of lines stand beside the plot.
+constexpr double kLeastLegend = 170, kLegendGap = 12, kCharacterWidth = 6.3;
 constexpr int kTicks = 7;
 constexpr size_t kMostMarks = 32;  // of a line: more would hide it
 
@@ -76,7 +78,7 @@ struct Plot {
     y.Open();
   }
   bool Takes(double at, double value) const { return x.Takes(at) && y.Takes(value); }
-  double AtX(double value) const { return kLeft + (kWidth - kLeft - kRight) * x.Place(value); }
+  double AtX(double value) const { return kLeft + (kPlotRight - kLeft) * x.Place(value); }
   double AtY(double value) const {
     return kHeight - kBottom - (kHeight - kTop - kBottom) * y.Place(value);
   }
@@ -85,11 +87,20 @@ struct Plot {
   }
 };
 
+double LegendWidth(const LineChart& chart) {
+  double width = kLeastLegend;
+  for (const LineChart::Line& line : chart.lines) {
+    width =
+        std::max(width, 2 * kLegendGap + kCharacterWidth * static_cast<double>(line.name.size()));
+  }
+  return width;
+}
+
 void DrawAxes(const LineChart& chart, const Plot& plot, SvgPage* page) {
   page->Text(kLeft, 13, chart.title, TextAnchor::kStart, "title");
   for (const double tick : plot.y.Ticks()) {
     page->Add(absl::StrFormat("<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/>\n", kLeft,
-                              plot.AtY(tick), kWidth - kRight));
+                              plot.AtY(tick), kPlotRight));
     page->Text(kLeft - 6, plot.AtY(tick) + 4, TickText(tick), TextAnchor::kEnd);
   }
   for (const double tick : plot.x.Ticks()) {
@@ -131,7 +142,7 @@ void DrawLine(const LineChart::Line& line, const Plot& plot, size_t index, SvgPa
                             colour, index == 0 ? 2.5 : 1.5,
                             line.dashed ? " stroke-dasharray=\"5 4\"" : "", points));
   if (!line.dashed && line.points.size() <= kMostMarks) page->Add(marks);
-  page->Text(kWidth - kRight + 12, kTop + 14 + 15 * static_cast<double>(index), line.name,
+  page->Text(kPlotRight + kLegendGap, kTop + 14 + 15 * static_cast<double>(index), line.name,
              TextAnchor::kStart, absl::StrFormat("f%d", colour));
 }
 
@@ -139,7 +150,7 @@ void DrawLine(const LineChart::Line& line, const Plot& plot, size_t index, SvgPa
 
 std::string LineChart::Svg() const {
   const Plot plot(*this);
-  SvgPage page(kWidth, kHeight);
+  SvgPage page(kPlotRight + LegendWidth(*this), kHeight);
   DrawAxes(*this, plot, &page);
   for (size_t i = 0; i < lines.size(); ++i) DrawLine(lines[i], plot, i, &page);
   return page.Finish();
