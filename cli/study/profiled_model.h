@@ -113,6 +113,10 @@ class ProfiledModel {
   // What the passes and picks since the last call took. Errors: as SpanLog::Take.
   absl::StatusOr<RunTimes> Collect();
 
+  // Whether passes that begin from now on record their kernels and embeddings; they do at first.
+  // Off for passes that are not made by Run, whose spans nobody collects.
+  void WatchKernels(bool on) { kernels_->Watch(on); }
+
   std::span<float> logits() { return logits_; }
   const engine::ModelInfo& info() const { return model_->info(); }
   engine::Model& model() { return *model_; }

@@ -119,15 +119,19 @@ std::vector<std::string> PhaseFindings(const std::vector<Subject>& subjects,
                                        const std::vector<size_t>& by_size) {
   std::vector<std::string> findings;
   for (size_t i = 0; i < subjects.size(); ++i) {
-    const auto share = [&](AnswerPhase phase) {
-      return SpreadOf(samples[i].shares[static_cast<size_t>(phase)]).median;
-    };
+    std::vector<double> computing;  // by round: medians of parts do not add up
+    for (size_t round = 0; round < samples[i].whole.size(); ++round) {
+      double sum = 0;
+      for (const AnswerPhase phase :
+           {AnswerPhase::kPrefill, AnswerPhase::kDecode, AnswerPhase::kSoftmax}) {
+        sum += samples[i].shares[static_cast<size_t>(phase)][round];
+      }
+      computing.push_back(sum);
+    }
     findings.push_back(absl::StrFormat(
         "%s: prefill, decode and softmax take %.1f %% of an answer; a token of the prompt takes "
         "%.2g of a token of the answer",
-        subjects[i].name,
-        100 * (share(AnswerPhase::kPrefill) + share(AnswerPhase::kDecode) +
-               share(AnswerPhase::kSoftmax)),
+        subjects[i].name, 100 * SpreadOf(computing).median,
         SpreadOf(samples[i].prefill).median / std::max(SpreadOf(samples[i].decode).median, 1e-9)));
   }
   const size_t small = by_size.front(), large = by_size.back();

@@ -118,15 +118,16 @@ StudyPlot LengthsPlot(const PromptSet& set, std::span<const size_t> matched,
                       std::span<const size_t> random, int bins) {
   LineChart chart{
       "Lengths of all prompts and of subsets", "tokens of a prompt", "share of the prompts, %", {}};
-  const auto [least, most] = std::minmax_element(set.lengths.begin(), set.lengths.end());
-  const double width = (*most - *least + 1.0) / bins;
+  const int32_t least = *std::min_element(set.lengths.begin(), set.lengths.end());
+  const int32_t most = *std::max_element(set.lengths.begin(), set.lengths.end());
+  const double width = (most - least + 1.0) / bins;
   const auto add = [&](const std::string& name, std::span<const size_t> chosen) {
     std::vector<int32_t> lengths;
     for (const size_t i : chosen) lengths.push_back(set.lengths[i]);
     const std::vector<int64_t> counts = Histogram(set.lengths, lengths, bins);
     LineChart::Line line{name, {}};
     for (size_t bin = 0; bin < counts.size(); ++bin) {
-      line.points.emplace_back(*least + width * (static_cast<double>(bin) + 0.5),
+      line.points.emplace_back(least + width * (static_cast<double>(bin) + 0.5),
                                100.0 * static_cast<double>(counts[bin]) /
                                    static_cast<double>(std::max<size_t>(lengths.size(), 1)));
     }

@@ -149,6 +149,7 @@ TEST_F(StudyTest, ATextIsScoredAsItIsPredicted) {
   ProfiledModel* const models[] = {model, model};
   const auto scores = ScoreText(models, tokens, nullptr, nullptr);
   ASSERT_TRUE(scores.ok()) << scores.status();
+  EXPECT_TRUE(opened->log->Take()->empty()) << "a long text would fill the rings";
   ASSERT_EQ((*scores)[0].losses.size(), 49u) << "the second half, but for the first token behind";
   EXPECT_EQ((*scores)[1].divergence, 0);
   EXPECT_EQ((*scores)[1].agreed_share, 1);

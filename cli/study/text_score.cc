@@ -38,10 +38,16 @@ class TextScorer {
  public:
   TextScorer(std::span<ProfiledModel* const> models, const std::atomic<bool>* stop)
       : models_(models), stop_(stop), scores_(models.size()), logits_(models.size()) {
-    for (const ProfiledModel* model : models_) {
+    for (ProfiledModel* model : models_) {
       kv_.emplace_back(model->info(), std::min(kScoreWindow, model->info().context_length));
+      model->WatchKernels(false);
     }
   }
+  ~TextScorer() {
+    for (ProfiledModel* model : models_) model->WatchKernels(true);
+  }
+  TextScorer(const TextScorer&) = delete;
+  TextScorer& operator=(const TextScorer&) = delete;
 
   // The second half of the window is scored; its last token only as what is predicted.
   absl::Status Window(std::span<const int32_t> window) {
