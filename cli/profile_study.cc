@@ -246,7 +246,11 @@ absl::StatusOr<StudyReport> Study(const Args& args, const std::string& name, Stu
   options.stop = &StopRequested();
   ProgressBar bar(Clock::Real());
   options.progress = [&](double done, std::string_view what) { bar.Update(done, what); };
-  return RunStudy(name, options);
+  auto report = RunStudy(name, options);
+  if (absl::IsCancelled(report.status())) {
+    return absl::CancelledError("interrupted; nothing was written");
+  }
+  return report;
 }
 
 int RunProfileStudy(const Args& args) {
