@@ -18,6 +18,8 @@ constexpr double kForget = 0.002;
 constexpr double kConstantMs = 0.1;
 // Depth that doubles what a row takes, where that was not measured. Tokens.
 constexpr double kGuessedDepth = 4096;
+// Error (a logarithm) from which a pass was stalled: it tells nothing of the pace.
+constexpr double kStalled = 0.5;
 // How far one pass moves what is fitted, at most. Share.
 constexpr double kMostSurprise = 0.3;
 
@@ -82,7 +84,7 @@ void PassFit::Learn(const PassShape& shape, double ratio) {
 
 double BoardSpeed::PredictMs(const PassShape& shape) const {
   const PassFit& fit = shape.many_rows() ? many_ : few_;
-  return slowdown_ * fit.Ratio(shape) * shape.ExpectedMs();
+  return pace_ * fit.Ratio(shape) * shape.ExpectedMs();
 }
 
 double BoardSpeed::Observe(const PassShape& shape, double ms) {
@@ -95,19 +97,49 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
   recent_[passes_ % kRecent] = error;
   ++passes_;
   // While a kind of pass is new, its times tell about the fit, not about the board.
-  const bool known = fit.passes() >= kRecent;
-  double change = 1;
-  if (known && Detect(error)) {
-    const double to = std::clamp(slowdown_ * std::exp(RecentMedian()), 1 / kMaxRatio, kMaxRatio);
-    change = to / slowdown_;
-    slowdown_ = to;
-    ++changes_;
-  } else {
-    const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
-    slowdown_ =
-        std::clamp(slowdown_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
-    fit.Learn(shape, ms / (slowdown_ * expected));
+  if (fit.passes() < kRecent) {
+    fit.Learn(shape, ms / (pace_ * expected));
+    return 1;
   }
+  const double pace_change = ObservePace(fit, shape, error, ms);
+  // What has just been found to be the pace was no stall.
+  for (double& block : blocks_) block = std::max(1.0, block / pace_change);
+  if (pace_change != 1) block_ms_ = block_predicted_ms_ = 0;
+  return pace_change * ObserveStalls(predicted * pace_change, ms);
+}
+
+// Returns the factor by which the pace is found to have changed.
+double BoardSpeed::ObservePace(PassFit& fit, const PassShape& shape, double error, double ms) {
+  if (Detect(error)) {
+    const double to = std::clamp(pace_ * std::exp(RecentMedian()), 1 / kMaxRatio, kMaxRatio);
+    const double change = to / pace_;
+    pace_ = to;
+    ++changes_;
+    return change;
+  }
+  if (error > kStalled) return 1;
+  const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
+  pace_ = std::clamp(pace_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
+  fit.Learn(shape, ms / (pace_ * shape.ExpectedMs()));
+  return 1;
+}
+
+// Returns the factor by which the stalls' share is found to have changed: the median of the last
+// blocks, so that one stall, however long, makes none.
+double BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
+  block_ms_ += ms;
+  block_predicted_ms_ += predicted_ms;
+  if (block_predicted_ms_ < kStallBlockMs) return 1;
+  blocks_[blocks_seen_++ % kBlocks] = std::clamp(block_ms_ / block_predicted_ms_, 1.0, kMaxRatio);
+  block_ms_ = block_predicted_ms_ = 0;
+  std::array<double, kBlocks> sorted = blocks_;
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[kBlocks / 2];
+  const double to = median < kStallsThatCount ? 1 : median;
+  const double change = to / stalls_;
+  if (change == 1) return 1;
+  if ((to == 1) != (stalls_ == 1)) ++changes_;
+  stalls_ = to;
   return change;
 }
 

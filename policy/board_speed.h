@@ -58,13 +58,19 @@ class BoardSpeed {
  public:
   BoardSpeed() : few_(false), many_(true) {}
 
+  // What most passes like it take: one that is not stalled.
   double PredictMs(const PassShape& shape) const;
   // A pass took `ms`. Returns the factor by which the board's speed is found to have changed; 1:
   // it has not. Times and shapes that are not above zero teach nothing.
   double Observe(const PassShape& shape, double ms);
 
-  // Ratio of what passes take now to what they take at the calibrated speed; above 1: slower.
-  double slowdown() const { return slowdown_; }
+  // Ratio of what passes take now, stalls included, to what they take at the calibrated speed;
+  // above 1: slower.
+  double slowdown() const { return pace_ * stalls_; }
+  // Ratio of what passes take together to what they would take without stalls. A neighbour that
+  // takes half of a core's time slices leaves most short passes as they are, and makes a few of
+  // them ten times as long: then this is 2. At least 1.
+  double stalls() const { return stalls_; }
   uint32_t changes() const { return changes_; }
   uint32_t passes() const { return passes_; }
   // Median of the errors of the last predictions, made before each pass; share. 0: none yet.
@@ -75,14 +81,25 @@ class BoardSpeed {
   static constexpr size_t kRecent = 5;
   static constexpr size_t kErrors = 64;
 
+  // Predicted times of passes that are judged together, and the blocks of them that are looked at.
+  static constexpr size_t kBlocks = 5;
+
   bool Detect(double error);
   double RecentMedian() const;
+  double ObservePace(PassFit& fit, const PassShape& shape, double error, double ms);
+  double ObserveStalls(double predicted_ms, double ms);
 
   PassFit few_;
   PassFit many_;
-  double slowdown_ = 1;
+  double pace_ = 1;  // the slowdown without stalls
+  double stalls_ = 1;
   uint32_t passes_ = 0;
   uint32_t changes_ = 0;
+  // The block under way, and measured / predicted of the last ones, a ring.
+  double block_ms_ = 0;
+  double block_predicted_ms_ = 0;
+  uint32_t blocks_seen_ = 0;
+  std::array<double, kBlocks> blocks_ = {1, 1, 1, 1, 1};
   // Sums of errors in one direction (CUSUM): slower, faster; and how many made them.
   std::array<double, 2> sums_ = {};
   std::array<uint32_t, 2> counts_ = {};

@@ -105,6 +105,48 @@ TEST_F(BoardSpeedTest, OneStallMovesLittle) {
   EXPECT_LE(Quantile(Train(100, 1), 0.5), 0.03);
 }
 
+// A busy process on each core takes every second time slice of 4 ms: most short passes take what
+// they always took, one in a slice stands still for another.
+class SlicedBoard {
+ public:
+  double Took(double ms) {
+    ran_ms_ += ms;
+    if (ran_ms_ < kSliceMs) return ms;
+    ran_ms_ = std::fmod(ran_ms_, kSliceMs);
+    return ms + kSliceMs;
+  }
+
+ private:
+  static constexpr double kSliceMs = 4;
+  double ran_ms_ = 0;
+};
+
+TEST_F(BoardSpeedTest, TimeSlicesOfANeighbourAreASlowdownAndNoErrorOfMostPasses) {
+  const PassShape step{.weights_ms = 0.3, .rows_ms = 0.06, .depth_ms = 0.02, .rows = 1};
+  for (int i = 0; i < 200; ++i) speed_.Observe(step, 0.32);
+  EXPECT_NEAR(speed_.slowdown(), 1, 0.1);
+  SlicedBoard sliced;
+  double change = 1;
+  for (int i = 0; i < 120; ++i) change *= speed_.Observe(step, sliced.Took(0.32));
+  EXPECT_NEAR(speed_.slowdown(), 2, 0.3) << "within 40 ms of computing";
+  EXPECT_NEAR(change, 2, 0.3) << "whoever follows changes knows as well";
+  for (int i = 0; i < 2000; ++i) speed_.Observe(step, sliced.Took(0.32));
+  EXPECT_NEAR(speed_.slowdown(), 2, 0.3) << "and it stays so";
+  EXPECT_NEAR(speed_.PredictMs(step), 0.32, 0.05) << "what most passes take";
+  for (int i = 0; i < 150; ++i) speed_.Observe(step, 0.32);
+  EXPECT_NEAR(speed_.slowdown(), 1, 0.1) << "the neighbour is gone";
+}
+
+TEST_F(BoardSpeedTest, TimeSlicesOfANeighbourOfLongPassesAreThePace) {
+  const PassShape step{.weights_ms = 30, .rows_ms = 6, .depth_ms = 2, .rows = 1};
+  for (int i = 0; i < 50; ++i) speed_.Observe(step, 32);
+  for (int i = 0; i < 8; ++i) speed_.Observe(step, 64);
+  EXPECT_NEAR(speed_.slowdown(), 2, 0.3) << "once, not by its pace and its stalls";
+  EXPECT_NEAR(speed_.PredictMs(step), 64, 10);
+  for (int i = 0; i < 8; ++i) speed_.Observe(step, 32);
+  EXPECT_NEAR(speed_.slowdown(), 1, 0.2);
+}
+
 TEST_F(BoardSpeedTest, WhatGrowsSlowlyIsFollowedWithoutAnAlarm) {
   const uint32_t changes = speed_.changes();
   double slowdown = 1;

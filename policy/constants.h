@@ -204,6 +204,12 @@ inline constexpr double kMostSlowdown = 4;
 inline constexpr double kBoardSpeedWeight = 0.05;
 inline constexpr double kUsualPassError = 0.06;
 inline constexpr double kBoardChangeSum = 0.8;
+// Stalls of passes are judged in blocks of so much predicted time. Milliseconds. Choice: several
+// time slices of a usual scheduler (3 to 4 ms). Test: BoardSpeedTest.TimeSlicesOfANeighbour*.
+inline constexpr double kStallBlockMs = 10;
+// Ratio of the time of passes to their time without stalls from which stalls count. Choice: above
+// what rare stalls of a free board make of it. Test: likewise.
+inline constexpr double kStallsThatCount = 1.15;
 // Share of a step under way from which its own speed tells how long it still takes. Share.
 // Unrecorded. Test: step_plan_test.
 inline constexpr double kDoneThatTells = 0.1;
