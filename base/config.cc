@@ -335,6 +335,7 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
   if (profiler->metrics_listen().empty()) profiler->set_metrics_listen("127.0.0.1:9464");
   WITHY_FILL("profiler", profiler, poll_ms, 50, 1, 1000);
   WITHY_FILL("profiler", profiler, slo_objective_per_mille, 990, 1, 999);
+  WITHY_FILL("profiler", profiler, kernel_spans_per_mille, 3, 1, 1000);
   return absl::OkStatus();
 }
 

@@ -100,7 +100,8 @@ class DraftWorker final : public rpc::Process {
         const engine::WorkerCost cost,
         engine::FindWorkerCost(*model_->bundle.model, draft.path(),
                                engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
-    kernels_->Watch(!config.profiler().kernel_spans_off());
+    kernels_->set_share(engine::KernelSpanShare(config.profiler()));
+    kernels_->Watch(true);
     KeepInMemory(static_cast<uint64_t>(model_->bundle.model->info().weight_bytes));
     if (!cost.calibrated() && !absl::IsNotFound(cost.calibration)) {
       spdlog::warn("using a measurement at start-up instead: {}",

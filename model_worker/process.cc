@@ -149,7 +149,8 @@ class ModelWorker final : public rpc::Process {
     kernels_->Watch(false);  // not while the board is measured
     WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config, *kernels_));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
-    kernels_->Watch(!config.profiler().kernel_spans_off());
+    kernels_->set_share(engine::KernelSpanShare(config.profiler()));
+    kernels_->Watch(true);
     const engine::ModelInfo& info = model_->bundle.model->info();
     const engine::WeightStreamStats weights = model_->bundle.model->weight_stats();
     LogWeights(weights);

@@ -10,6 +10,7 @@
 //               withy_slo_objective_ratio; withy_slo_attainment_ratio,
 //               withy_slo_error_budget_ratio {app}: since the orchestrator started
 //   counters    withy_spans_total, withy_spans_dropped_total, withy_spans_malformed_total,
+//               withy_spans_untimed_total, withy_clock_faults_total,
 //               withy_telemetry_overflows_total {process}
 //               withy_profile_folded_spans_total: their name had no room for a histogram
 //   and all counters and gauges that a process registered, with the label process

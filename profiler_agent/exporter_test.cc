@@ -74,6 +74,28 @@ TEST(ExporterTest, PhasesKernelsAndCallFigures) {
   EXPECT_THAT(text, Not(HasSubstr("phase=\"ttft\"")));
 }
 
+TEST(ExporterTest, FaultsOfTheProcessorsCounterAreCountedByProcess) {
+  SourceInfo before = Source("model_worker", {}), after = before;  // of a process that restarted
+  before.clock_faults = 2;
+  before.untimed = 30;
+  after.untimed = 4;
+  const std::string text = Text({}, {before, after, Source("orchestrator", {})});
+  EXPECT_THAT(text, AllOf(HasSubstr("withy_clock_faults_total{process=\"model_worker\"} 2\n"),
+                          HasSubstr("withy_spans_untimed_total{process=\"model_worker\"} 34\n"),
+                          HasSubstr("withy_clock_faults_total{process=\"orchestrator\"} 0\n")));
+}
+
+TEST(ExporterTest, KernelsOfOneOfSeveralPassesAreCountedAsAllOfThem) {
+  PhaseRow row{"model_worker", "qkv", SpanKind::kKernel, {}};
+  for (int i = 0; i < 3; ++i) row.histogram.Add(20'000, /*weight=*/8);
+  const std::string text = Text({row}, {});
+  const std::string labels = "{process=\"model_worker\",kernel=\"qkv\"";
+  EXPECT_THAT(text, AllOf(HasSubstr("withy_kernel_duration_seconds_count" + labels + "} 24\n"),
+                          HasSubstr("withy_kernel_duration_seconds_sum" + labels + "} 0.00048"),
+                          HasSubstr("withy_kernel_duration_seconds_bucket" + labels +
+                                    ",le=\"2.5e-05\"} 24\n")));
+}
+
 TEST(ExporterTest, QueueIsAPhaseAndAFigureAndLimitsHaveTheirOwnFamily) {
   const std::string text = Text({Phase("orchestrator", "queue", SpanKind::kPhase, 3'000'000),
                                  Phase("orchestrator", "slo_ttft", SpanKind::kPhase, 50'000'000)},

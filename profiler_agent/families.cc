@@ -183,6 +183,8 @@ struct ProcessTotals {
   double spans = 0;
   double dropped = 0;
   double malformed = 0;
+  double untimed = 0;
+  double clock_faults = 0;
   double overflows = 0;
 };
 
@@ -198,6 +200,8 @@ void AddProcesses(const std::vector<SourceInfo>& sources, const std::vector<std:
     totals.spans += static_cast<double>(source.spans);
     totals.dropped += static_cast<double>(source.dropped);
     totals.malformed += static_cast<double>(source.malformed);
+    totals.untimed += static_cast<double>(source.untimed);
+    totals.clock_faults += static_cast<double>(source.clock_faults);
     totals.overflows += static_cast<double>(source.overflows);
   }
   const auto add = [&](const char* name, const char* help, MetricType type,
@@ -215,6 +219,11 @@ void AddProcesses(const std::vector<SourceInfo>& sources, const std::vector<std:
         process, totals.dropped);
     add("withy_spans_malformed_total", "Spans with invalid fields.", MetricType::Counter, process,
         totals.malformed);
+    add("withy_spans_untimed_total",
+        "Spans left out because the processor's counter had a fault at their time.",
+        MetricType::Counter, process, totals.untimed);
+    add("withy_clock_faults_total", "Times that the processor's counter jumped or stopped.",
+        MetricType::Counter, process, totals.clock_faults);
     add("withy_telemetry_overflows_total",
         "Names and metrics rejected by a full table or as malformed.", MetricType::Counter, process,
         totals.overflows);

@@ -20,16 +20,18 @@ double LatencyHistogram::FineLower(size_t index) {
   return static_cast<double>(((uint64_t{1} << kSubBits) + sub) << octave);
 }
 
-void LatencyHistogram::Add(int64_t duration_ns) {
+void LatencyHistogram::Add(int64_t duration_ns, uint32_t weight) {
+  weight = std::max<uint32_t>(weight, 1);
   const int64_t clamped = std::max<int64_t>(duration_ns, 0);
   const auto ns = static_cast<uint64_t>(clamped);
   const auto bound = std::lower_bound(kBucketBoundsNs.begin(), kBucketBoundsNs.end(), clamped);
-  ++buckets_[static_cast<size_t>(bound - kBucketBoundsNs.begin())];
-  ++fine_[FineIndex(ns)];
+  buckets_[static_cast<size_t>(bound - kBucketBoundsNs.begin())] += weight;
+  fine_[FineIndex(ns)] += weight;
   min_ns_ = count_ == 0 ? ns : std::min(min_ns_, ns);
   max_ns_ = std::max(max_ns_, ns);
-  total_ns_ += static_cast<double>(ns);
-  ++count_;
+  total_ns_ += static_cast<double>(ns) * weight;
+  count_ += weight;
+  ++added_;
 }
 
 double LatencyHistogram::QuantileNs(double q) const {

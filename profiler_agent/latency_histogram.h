@@ -19,10 +19,12 @@ inline constexpr std::array<int64_t, 24> kBucketBoundsNs = {
 // A plain value of about 5 KB.
 class LatencyHistogram {
  public:
-  // Negative durations count as 0.
-  void Add(int64_t duration_ns);
+  // Negative durations count as 0. `weight`: durations that this one stands for; 0 counts as 1.
+  void Add(int64_t duration_ns, uint32_t weight = 1);
 
+  // All figures are of what the added durations stand for, but `added()`, which is their number.
   uint64_t count() const { return count_; }
+  uint64_t added() const { return added_; }
   double total_ns() const { return total_ns_; }
   double mean_ns() const { return count_ == 0 ? 0 : total_ns_ / static_cast<double>(count_); }
 
@@ -44,6 +46,7 @@ class LatencyHistogram {
   static double FineLower(size_t index);
 
   uint64_t count_ = 0;
+  uint64_t added_ = 0;
   double total_ns_ = 0;
   uint64_t min_ns_ = 0;
   uint64_t max_ns_ = 0;

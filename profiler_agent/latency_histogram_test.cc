@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -25,6 +26,23 @@ TEST(LatencyHistogramTest, ExportedBucketsHoldTheirUpperBound) {
   EXPECT_EQ(histogram.bucket(0), 1u);  // 1 µs itself
   for (size_t i = 1; i < kBucketBoundsNs.size(); ++i) EXPECT_EQ(histogram.bucket(i), 2u) << i;
   EXPECT_EQ(histogram.bucket(kBucketBoundsNs.size()), 1u);  // just over 60 s
+}
+
+TEST(LatencyHistogramTest, AWeightIsSoManyEqualDurations) {
+  LatencyHistogram weighted, plain;
+  for (const auto& [ns, weight] : {std::pair{700, 3}, {90'000, 1}, {2'000'000, 6}}) {
+    weighted.Add(ns, static_cast<uint32_t>(weight));
+    for (int i = 0; i < weight; ++i) plain.Add(ns);
+  }
+  EXPECT_EQ(weighted.added(), 3u);
+  EXPECT_EQ(weighted.count(), plain.count());
+  EXPECT_EQ(weighted.total_ns(), plain.total_ns());
+  for (const double q : {0.1, 0.35, 0.5, 0.9}) {
+    EXPECT_EQ(weighted.QuantileNs(q), plain.QuantileNs(q)) << q;
+  }
+  for (size_t i = 0; i <= kBucketBoundsNs.size(); ++i) {
+    EXPECT_EQ(weighted.bucket(i), plain.bucket(i)) << i;
+  }
 }
 
 TEST(LatencyHistogramTest, OneValueIsEveryQuantile) {

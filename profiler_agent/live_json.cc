@@ -106,7 +106,8 @@ json RowsJson(const std::vector<PhaseRow>& phases, double covered_s) {
     rows.push_back({row.process, row.name, KindName(row.kind), row.histogram.count(),
                     Rounded(row.histogram.total_ns() * 1e-6),
                     std::round(row.histogram.mean_ns()) * 1e-6,
-                    std::round(row.histogram.QuantileNs(0.99)) * 1e-6, Rounded(shares.Of(row))});
+                    std::round(row.histogram.QuantileNs(0.99)) * 1e-6, Rounded(shares.Of(row)),
+                    row.histogram.added()});
   }
   return {{"covered_s", Rounded(covered_s)}, {"rows", std::move(rows)}};
 }

@@ -42,7 +42,7 @@ const StoredSpan& Profile::Add(const telemetry::SpanEvent& event) {
   if (kept.size() >= span_limit_) kept.pop_front();
   const StoredSpan& stored = kept.emplace_back(StoredSpan{event.span, event.pid, process, name});
   if (LatencyHistogram* histogram = HistogramOf(stored); histogram != nullptr) {
-    histogram->Add(DurationNs(event.span));
+    histogram->Add(DurationNs(event.span), event.span.weight);
   }
   if (event.span.kind == SpanKind::kPhase) AddSizes(stored);
   return stored;
@@ -147,7 +147,7 @@ std::vector<PhaseRow> Profile::PhasesSince(int64_t since_ns, int64_t* oldest_ns)
       const PhaseKey key{stored.process, stored.name, stored.span.kind};
       const auto place = histograms.find(key);
       if (place == histograms.end() && histograms.size() >= kPhaseLimit) continue;
-      histograms[key].Add(DurationNs(stored.span));
+      histograms[key].Add(DurationNs(stored.span), stored.span.weight);
     }
   }
   return Rows(histograms);

@@ -1,6 +1,7 @@
 #include "profiler_agent/profile.h"
 
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -54,6 +55,26 @@ TEST(ProfileTest, OldSpansGoButStayInTheHistograms) {
   EXPECT_EQ(profile.Phases()[0].histogram.count(), 250u);
   EXPECT_EQ(profile.Phases()[0].histogram.mean_ns(), 10);
   EXPECT_EQ(profile.spans_seen(), 250u);
+}
+
+// Kernels of one of several passes are recorded: totals are of all of them.
+TEST(ProfileTest, ASpanCountsAsOftenAsItStandsForOthers) {
+  Profile profile;
+  for (int i = 0; i < 8; ++i) {
+    SpanEvent event = Event("a", "qkv", 1, 10 * i, 10 * i + 5, SpanKind::kKernel);
+    event.span.weight = i < 4 ? 0 : 10;  // 0: it was recorded in every pass
+    profile.Add(event);
+  }
+  int64_t oldest_ns = 0;
+  for (const std::vector<PhaseRow>& rows : {profile.Phases(), profile.PhasesSince(0, &oldest_ns)}) {
+    ASSERT_THAT(rows, SizeIs(1));
+    const LatencyHistogram& histogram = rows[0].histogram;
+    EXPECT_EQ(histogram.count(), 44u);
+    EXPECT_EQ(histogram.added(), 8u);
+    EXPECT_EQ(histogram.total_ns(), 220);
+    EXPECT_EQ(histogram.mean_ns(), 5);
+    EXPECT_EQ(histogram.bucket(0), 44u);
+  }
 }
 
 TEST(ProfileTest, PhasesAreByProcessNameAndKind) {

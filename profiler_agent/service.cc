@@ -44,6 +44,7 @@ void FillPhase(const PhaseRow& row, double share, proto::PhaseSummary* phase) {
   phase->set_name(row.name);
   phase->set_kind(KindText(row.kind));
   phase->set_count(row.histogram.count());
+  phase->set_recorded(row.histogram.added());
   phase->set_mean_ms(row.histogram.mean_ns() * 1e-6);
   phase->set_p50_ms(row.histogram.QuantileNs(0.50) * 1e-6);
   phase->set_p95_ms(row.histogram.QuantileNs(0.95) * 1e-6);
@@ -65,6 +66,7 @@ void FillSpan(const SpanRow& row, proto::Span* out) {
   out->set_started_ns(row.span.started_ns);
   out->set_ended_ns(row.span.ended_ns);
   out->set_value(row.span.value);
+  out->set_weight(std::max<uint32_t>(row.span.weight, 1));
 }
 
 // A capture that waits for its end on a thread of its own: encoding it takes longer than a ring

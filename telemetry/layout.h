@@ -15,7 +15,7 @@
 namespace withy::telemetry {
 
 inline constexpr std::array<char, 8> kRingMagic = {'W', 'I', 'T', 'H', 'Y', 'R', 'N', 'G'};
-inline constexpr uint32_t kRingVersion = 2;
+inline constexpr uint32_t kRingVersion = 3;
 
 inline constexpr std::string_view kRingSuffix = ".ring";  // of a ring file's name
 inline constexpr uint32_t kRingCount = 64;     // rings: maximum concurrent recording threads
@@ -50,7 +50,10 @@ struct Span {
   uint16_t name = 0;      // index into the name table
   SpanKind kind = SpanKind::kPhase;
   SpanClock clock = SpanClock::kSteady;
-  uint8_t reserved[4] = {};
+  // Spans that this one stands for in totals, itself included, where only some are recorded; 0: as
+  // 1.
+  uint16_t weight = 0;
+  uint8_t reserved[2] = {};
 };
 static_assert(sizeof(Span) == 64);
 

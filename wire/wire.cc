@@ -220,6 +220,10 @@ ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::str
   return options;
 }
 
+double KernelSpanShare(const v1::ProfilerConfig& config) {
+  return config.kernel_spans_off() ? 0 : config.kernel_spans_per_mille() / 1000.0;
+}
+
 v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window,
                               const AnswerDefaults& defaults) {
   v1::ModelDescription wire;

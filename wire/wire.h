@@ -46,6 +46,10 @@ v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
 // `config` has its defaults filled in. Packed files are kept under `state_dir`.
 ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir);
 
+// Share of the time of passes that recording their kernels may take, see KernelSpans::set_share.
+// `config` has its defaults filled in.
+double KernelSpanShare(const v1::ProfilerConfig& config);
+
 // `role` is "target" or "draft"; `window` is the served context length in tokens.
 v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int32_t window,
                               const AnswerDefaults& defaults);

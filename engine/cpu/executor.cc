@@ -21,16 +21,22 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     level_ = plan.count() > 0 ? plan.LevelOf(0) : 0;
     first_listed_ = next_op_ = 0;
     op_ends_.clear();
+    rows_ = plan.count();
+    computed_ticks_ = 0;
     const bool watched = observer_ != nullptr && observer_->watches();
-    steps_.set_watch({watched ? observer_ : nullptr, batch.tag});
+    watch_ = {watched ? observer_ : nullptr, batch.tag,
+              watched ? observer_->OnPassBegins(rows_) : uint16_t{0}};
+    steps_.set_watch(watch_);
     lowering_.Start(program, plan, batch, logits);
   }
 
   bool Run(const std::atomic<bool>* stop, int32_t end) override {
-    do {
-      if (!pool_.Run(steps_, stop, StepsUntil(end))) return false;
-    } while (LowerMore());
-    return true;
+    if (!watch_.kernels()) return Compute(stop, end);
+    const int64_t started = observer_->clock().Now();
+    const bool done = Compute(stop, end);
+    computed_ticks_ += observer_->clock().Now() - started;
+    if (done) observer_->OnPassDone(rows_, program_->ops.size(), computed_ticks_);
+    return done;
   }
 
   double ops_done() const override {
@@ -46,6 +52,13 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   void Abandon() override { steps_.Clear(); }
 
  private:
+  bool Compute(const std::atomic<bool>* stop, int32_t end) {
+    do {
+      if (!pool_.Run(steps_, stop, StepsUntil(end))) return false;
+    } while (LowerMore());
+    return true;
+  }
+
   // Adds steps for the next operations while the list has room; false if no operation is left.
   bool LowerMore() {
     const auto ops = static_cast<int32_t>(program_->ops.size());
@@ -53,10 +66,11 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     first_listed_ = next_op_;
     op_ends_.clear();
     while (next_op_ < ops && steps_.room() > Lowering::kMaxStepsPerOp) {
-      const Op& op = program_->ops[static_cast<size_t>(next_op_++)];
+      const Op& op = program_->ops[static_cast<size_t>(next_op_)];
       steps_.set_label({.op = static_cast<uint8_t>(op.kind),
                         .embeds = op.kind == OpKind::kEmbed,
-                        .layer = op.layer});
+                        .layer = op.layer,
+                        .number = next_op_++});
       lowering_.Lower(op, steps_);
       ReleaseBehind(op);
       op_ends_.push_back(steps_.steps());
@@ -87,10 +101,13 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   StepList& steps_;
   Lowering lowering_;
   const Program* program_ = nullptr;
-  int32_t level_ = 0;         // highest level of the program's rows
-  int32_t first_listed_ = 0;  // first operation in the list
-  int32_t next_op_ = 0;       // first operation that is not in the list yet
-  std::vector<int> op_ends_;  // [op - first_listed_]: number of steps up to the operation's end
+  StepWatch watch_;             // of the program
+  int32_t rows_ = 0;            // of the program
+  int64_t computed_ticks_ = 0;  // that its runs took so far, where its kernels are watched
+  int32_t level_ = 0;           // highest level of the program's rows
+  int32_t first_listed_ = 0;    // first operation in the list
+  int32_t next_op_ = 0;         // first operation that is not in the list yet
+  std::vector<int> op_ends_;    // [op - first_listed_]: number of steps up to the operation's end
 };
 
 CpuExecutor::CpuExecutor(const PackedFile& file, const ModelFacts& facts, const Kernels& kernels,

@@ -1,8 +1,11 @@
 // Times what one compute thread does of each operation, for a KernelObserver. The clock is read
-// when the thread begins an operation and when it finds nothing left to do of it. Neighbour:
-// thread_pool.cc calls it.
+// when the thread begins an operation and when it finds nothing left to do of it; once where it
+// goes from one operation straight to the next. The observer is told while the thread waits, as far
+// as it does. Neighbour: thread_pool.cc calls it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "engine/model/kernel_observer.h"
@@ -14,6 +17,7 @@ struct StepLabel {
   uint8_t op = 0;
   bool embeds = false;  // KernelObserver::OnEmbedded is told when the step is done
   int32_t layer = -1;
+  int32_t number = 0;  // of the operation in its program
   bool operator==(const StepLabel&) const = default;
 };
 
@@ -21,6 +25,11 @@ struct StepLabel {
 struct StepWatch {
   KernelObserver* observer = nullptr;
   PassTag pass;
+  uint16_t weight = 1;  // passes that this one stands for; 0: nothing is told of its kernels
+  bool kernels() const { return observer != nullptr && weight > 0; }
+  bool times(const StepLabel& label) const {
+    return observer != nullptr && (weight > 0 || label.embeds);
+  }
 };
 
 // One for each thread.
@@ -28,25 +37,27 @@ class StepTrace {
  public:
   // The thread begins a piece of a step that belongs to job `job`.
   void OnPiece(const StepWatch& watch, uint32_t job, const StepLabel& label, int64_t dispatched) {
-    if (watch.observer == nullptr && observer_ == nullptr) return;
-    if (watch.observer == observer_ && job == job_ && label == label_) {
+    if (!watch.kernels() && observer_ == nullptr) return;
+    if (watch.kernels() && watch.observer == observer_ && job == job_ && label == label_) {
       running_ = true;
       return;
     }
     Begin(watch, job, label, dispatched);
   }
 
-  // The thread has nothing left to do of the step that it worked at.
+  // The thread has nothing left to do of the step that it worked at, or does something else.
   void OnNothingLeft() {
     if (running_) Pause();
+    goes_on_ = false;
+    if (untold_ > 0) Tell();
   }
 
-  // The thread finished the last piece of the step, which was dispatched at `dispatched`. Returns
-  // the present time; 0: nobody watches.
-  int64_t OnStepDone(int64_t dispatched) {
+  // The thread finished the last piece of an operation's last step. Returns the present time; 0:
+  // nobody watches.
+  int64_t OnOperationDone() {
     if (observer_ == nullptr) return 0;
     Pause();
-    if (label_.embeds) observer_->OnEmbedded(run_.pass, dispatched, run_.ended);
+    goes_on_ = true;
     return run_.ended;
   }
 
@@ -59,25 +70,39 @@ class StepTrace {
   }
 
  private:
+  // Operations whose telling may wait. Few, so that they stay in the first-level cache.
+  static constexpr size_t kMostUntold = 8;
+
+  void Tell() {
+    for (size_t i = 0; i < untold_; ++i) observer_->OnKernel(runs_[i]);
+    untold_ = 0;
+  }
+
   void Pause() {
     run_.ended = observer_->clock().Now();
     running_ = false;
   }
 
   void Begin(const StepWatch& watch, uint32_t job, const StepLabel& label, int64_t dispatched) {
-    if (watch.observer == nullptr) return Flush();
-    const int64_t now = watch.observer->clock().Now();
+    if (!watch.kernels()) return Flush();
+    if (watch.observer != observer_) Flush();
+    const bool follows = observer_ != nullptr && job == job_;
+    const int64_t now =
+        follows && goes_on_ && !running_ ? run_.ended : watch.observer->clock().Now();
     int64_t arrived = now;
     if (observer_ != nullptr) {
       if (running_) run_.ended = now;
-      if (job == job_ && watch.observer == observer_) arrived = run_.ended;
-      observer_->OnKernel(run_);
+      if (follows) arrived = run_.ended;
+      if (untold_ == kMostUntold) Tell();
+      runs_[untold_++] = run_;
     }
     observer_ = watch.observer;
     job_ = job;
     label_ = label;
     running_ = true;
+    goes_on_ = false;
     run_ = {.pass = watch.pass,
+            .weight = watch.weight,
             .op = label.op,
             .layer = label.layer,
             .dispatched = dispatched,
@@ -90,7 +115,10 @@ class StepTrace {
   uint32_t job_ = 0;
   StepLabel label_;
   bool running_ = false;  // the thread is at a piece of it
+  bool goes_on_ = false;  // it finished the operation for all, and did nothing else since
   KernelRun run_;
+  size_t untold_ = 0;
+  std::array<KernelRun, kMostUntold> runs_;  // by the same observer as run_
 };
 
 }  // namespace withy::engine

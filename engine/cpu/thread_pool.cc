@@ -51,10 +51,11 @@ bool SpinUntil(int spin_us, Done done) {
 // other process's time slice if it were descheduled in the middle of a piece.
 class YieldPolicy {
  public:
-  void AfterPiece() {
-    if (++pieces_ % 4 != 0) return;
+  // Returns whether it yielded.
+  bool AfterPiece() {
+    if (++pieces_ % 4 != 0) return false;
     const Clock::time_point now = Clock::now();
-    if (now - last_check_ < milliseconds(1)) return;
+    if (now - last_check_ < milliseconds(1)) return false;
     last_check_ = now;
     rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
@@ -63,10 +64,10 @@ class YieldPolicy {
       shared_until_ = now + kSharedCoreMemory;
       if (now - last_pause_ > kYieldInterval) last_pause_ = now;
     }
-    if (now < shared_until_ && now - last_pause_ >= kYieldInterval) {
-      std::this_thread::yield();
-      last_pause_ = Clock::now();
-    }
+    if (now >= shared_until_ || now - last_pause_ < kYieldInterval) return false;
+    std::this_thread::yield();
+    last_pause_ = Clock::now();
+    return true;
   }
 
  private:
@@ -160,15 +161,22 @@ void* StepList::NewStep(int count, PieceSize size, Call call, FirstRead first_re
 
 // The next run of the list begins.
 void StepList::Dispatch() {
-  if (watch_.observer == nullptr) return;
-  steps_[static_cast<size_t>(done_)].dispatched = watch_.observer->clock().Now();
+  Step& first = steps_[static_cast<size_t>(done_)];
+  if (watch_.times(first.label)) first.dispatched = watch_.observer->clock().Now();
 }
 
-// The step at `index` is done: the next one is dispatched.
+// The step at `index` is done: the next one is dispatched, unless it belongs to the same operation.
 void StepList::OnStepDone(int index, StepTrace& trace) {
-  if (watch_.observer == nullptr) return;
-  const int64_t now = trace.OnStepDone(steps_[static_cast<size_t>(index)].dispatched);
-  if (index + 1 < size_) steps_[static_cast<size_t>(index) + 1].dispatched = now;
+  const Step& step = steps_[static_cast<size_t>(index)];
+  if (!watch_.times(step.label)) return;
+  Step* const next = index + 1 < size_ ? &steps_[static_cast<size_t>(index) + 1] : nullptr;
+  if (next != nullptr && next->label == step.label) {
+    next->dispatched = step.dispatched;
+    return;
+  }
+  const int64_t now = watch_.kernels() ? trace.OnOperationDone() : watch_.observer->clock().Now();
+  if (step.label.embeds) watch_.observer->OnEmbedded(watch_.pass, step.dispatched, now);
+  if (next != nullptr) next->dispatched = now;
 }
 
 void StepList::Clear() { size_ = done_ = 0; }
@@ -194,12 +202,13 @@ struct ThreadPool::State {
   alignas(64) std::atomic<int> parked{0};
   std::atomic<uint32_t> wakes{0};  // what parked threads wait on
 
-  void MoveTo(uint64_t to) {
+  // Returns whether it woke somebody, which takes a system call.
+  bool MoveTo(uint64_t to) {
     place.store(to, std::memory_order_seq_cst);
-    if (parked.load(std::memory_order_seq_cst) > 0) {
-      wakes.fetch_add(1, std::memory_order_seq_cst);
-      wakes.notify_all();
-    }
+    if (parked.load(std::memory_order_seq_cst) == 0) return false;
+    wakes.fetch_add(1, std::memory_order_seq_cst);
+    wakes.notify_all();
+    return true;
   }
 
   // Takes and runs one piece of the step at `at`. Returns false if none is left.
@@ -250,7 +259,9 @@ struct ThreadPool::State {
       walked->OnStepDone(next, trace);
     }
     walked->done_ = next;
-    MoveTo(leave() ? EndOf(*walked, at) : at + static_cast<uint64_t>(next - begun));
+    if (MoveTo(leave() ? EndOf(*walked, at) : at + static_cast<uint64_t>(next - begun))) {
+      trace.OnNothingLeft();
+    }
   }
 
   static uint64_t EndOf(const StepList& walked, uint64_t at) {
@@ -291,7 +302,7 @@ struct ThreadPool::State {
     for (uint64_t at = place.load(std::memory_order_acquire); !done(at);
          at = place.load(std::memory_order_acquire)) {
       if (RunPiece(at, half, trace)) {
-        yield_policy.AfterPiece();
+        if (yield_policy.AfterPiece()) trace.OnNothingLeft();
         continue;
       }
       trace.OnNothingLeft();

@@ -370,7 +370,8 @@ TEST(ThreadPoolTest, EachThreadTellsWhatItDidOfEachOperation) {
       StepList& list = pool.NewList();
       list.set_watch({&observer, {.call_id = 3, .number = 9}});
       for (int op = 0; op < kOps; ++op) {
-        list.set_label({.op = static_cast<uint8_t>(op), .embeds = op == 0, .layer = op / 2});
+        list.set_label(
+            {.op = static_cast<uint8_t>(op), .embeds = op == 0, .layer = op / 2, .number = op});
         // Every third operation has two steps; every second one cannot be shared.
         for (int step = 0; step < (op % 3 == 0 ? 2 : 1); ++step) {
           list.Add(op % 2 == 0 ? 1 : 9, 1, [&stop, op](int, int) { stop.store(op == 5); });
@@ -383,7 +384,7 @@ TEST(ThreadPoolTest, EachThreadTellsWhatItDidOfEachOperation) {
       }
       EXPECT_TRUE(left);
     }  // all threads have told by now
-    EXPECT_EQ(observer.embedded(), 2) << "once for each step of the operation";
+    EXPECT_EQ(observer.embedded(), 1) << "once, whatever the operation's steps";
     std::set<int> ops;
     int64_t last_dispatched = 0;
     for (const auto& [thread, runs] : observer.runs()) {
@@ -404,6 +405,48 @@ TEST(ThreadPoolTest, EachThreadTellsWhatItDidOfEachOperation) {
       }
     }
     EXPECT_EQ(ops.size(), static_cast<size_t>(kOps));
+  }
+}
+
+TEST(ThreadPoolTest, APassThatNoPassStandsForTellsOfItsEmbeddingAlone) {
+  for (const int threads : {1, 2}) {
+    CollectingObserver observer;
+    {
+      ThreadPool pool(threads);
+      StepList& list = pool.NewList();
+      list.set_watch({&observer, {.call_id = 3, .number = 9}, /*weight=*/0});
+      for (int op = 0; op < 4; ++op) {
+        list.set_label({.op = static_cast<uint8_t>(op), .embeds = op == 0, .number = op});
+        list.Add(9, 1, [](int, int) {});
+      }
+      EXPECT_TRUE(pool.Run(list));
+    }
+    EXPECT_EQ(observer.embedded(), 1);
+    EXPECT_TRUE(observer.runs().empty());
+  }
+}
+
+TEST(ThreadPoolTest, EqualOperationsInARowAreToldOfOneByOne) {
+  for (const int threads : {1, 2}) {
+    CollectingObserver observer;
+    {
+      ThreadPool pool(threads);
+      StepList& list = pool.NewList();
+      list.set_watch({&observer, {.call_id = 3, .number = 9}, /*weight=*/4});
+      for (int number = 0; number < 5; ++number) {
+        list.set_label({.op = 2, .layer = 1, .number = number});
+        list.Add(1, 1, [](int, int) {});
+      }
+      EXPECT_TRUE(pool.Run(list));
+    }
+    size_t runs = 0;
+    for (const auto& [thread, own] : observer.runs()) {
+      for (const KernelRun& run : own) {
+        ++runs;
+        EXPECT_EQ(run.weight, 4u);
+      }
+    }
+    EXPECT_EQ(runs, 5u);
   }
 }
 

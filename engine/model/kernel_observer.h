@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/ticks.h"
@@ -19,6 +20,7 @@ struct PassTag {
 // What one thread did of one operation. Times are ticks of the observer's clock, ascending.
 struct KernelRun {
   PassTag pass;
+  uint16_t weight = 1;     // passes that this one stands for, see KernelObserver::OnPassBegins
   uint8_t op = 0;          // OpKind (program.h)
   int32_t layer = -1;      // -1: before or after the layers
   int64_t dispatched = 0;  // all operations before it were done, or the pass began or went on
@@ -27,15 +29,24 @@ struct KernelRun {
   int64_t ended = 0;
 };
 
-// Called by any compute thread, several at once: must be quick and must not block. Outlives the
-// model.
+// Outlives the model.
 class KernelObserver {
  public:
   explicit KernelObserver(TickClock clock) : clock_(clock) {}
   virtual ~KernelObserver() = default;
 
+  // A pass of `rows` rows begins. Returns the number of passes that it stands for: those of which
+  // it alone is told, itself included. 0: nothing is told of its kernels. Called by the thread that
+  // runs passes, as is OnPassDone.
+  virtual uint16_t OnPassBegins([[maybe_unused]] int32_t rows) { return 1; }
+  // A pass whose kernels were told of is done: `ops` operations, `ticks` of computing.
+  virtual void OnPassDone([[maybe_unused]] int32_t rows, [[maybe_unused]] size_t ops,
+                          [[maybe_unused]] int64_t ticks) {}
+
+  // Called by any compute thread, several at once: must be quick and must not block.
   virtual void OnKernel(const KernelRun& run) = 0;
-  // All rows of the pass, or of a piece of it, have been made of their tokens.
+  // All rows of the pass, or of a piece of it, have been made of their tokens: of each pass that is
+  // watched, whether or not its kernels are told of.
   virtual void OnEmbedded(const PassTag& pass, int64_t started, int64_t ended) = 0;
 
   TickClock clock() const { return clock_; }

@@ -124,6 +124,40 @@ TEST_F(KernelSpansTest, NothingIsRecordedOfPassesThatAreNotWatched) {
   EXPECT_FALSE(RunPass(2, 3, 2).empty());
 }
 
+// The estimate of what all kernels take, from those of the passes that are recorded.
+TEST_F(KernelSpansTest, PassesThatAreRecordedStandForTheOthers) {
+  const std::string path = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  ModelOptions options;
+  options.threads = 1;
+  options.kernel_observer = spans_.get();
+  auto model = OpenTiny(folder_, path, options);
+  spans_->set_layers(model->info().layers);
+  spans_->set_share(0.001);
+  const ScratchKv kv(model->info(), 64);
+  const ContextView view = kv.View();
+  const std::vector<int32_t> tokens = SomeTokens(1, model->info().vocab_size);
+  const std::vector<Row> batch = PlainRows(tokens);
+  std::vector<float> logits(static_cast<size_t>(model->info().vocab_size));
+  constexpr uint32_t kPasses = 4000;
+  double stood_for = 0;
+  uint32_t recorded = 0, embeddings = 0;
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    ASSERT_TRUE(
+        model->Forward({.rows = batch, .contexts = {&view, 1}, .tag = {42, pass}}, logits.data())
+            .ok());
+    reader_->Drain([&](const telemetry::SpanEvent& event) {
+      if (event.name == "embedding") ++embeddings;
+      if (event.name != "head") return;
+      ++recorded;
+      stood_for += event.span.weight;
+    });
+  }
+  EXPECT_EQ(embeddings, kPasses) << "a phase is always recorded";
+  EXPECT_LT(recorded, kPasses / 2) << "a tiny model's passes are short";
+  EXPECT_GT(recorded, 0u);
+  EXPECT_NEAR(stood_for, kPasses, PassSampler::kMostPasses);
+}
+
 TEST_F(KernelSpansTest, KernelsHaveNamesOfTheirOwn) {
   std::set<std::string_view> names;
   for (int kind = 0; kind < kOpKinds; ++kind) names.insert(OpName(static_cast<OpKind>(kind)));
