@@ -1,11 +1,15 @@
 // withy-bench-profiler: what the profiler costs, how exact it is, and how well it predicts. Prints
 // a table and one JSON line last on stdout; progress on stderr. Neighbours: profiler_engine.h,
 // profiler_kernels.h, profiler_prediction.h and profiler_service.h measure.
+#include <sched.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -17,6 +21,7 @@
 #include "bench/profiler_figures.h"
 #include "bench/profiler_kernels.h"
 #include "bench/profiler_prediction.h"
+#include "bench/profiler_recovery.h"
 #include "bench/profiler_service.h"
 
 ABSL_FLAG(std::string, model, "",
@@ -30,6 +35,8 @@ ABSL_FLAG(int, prompts, 200, "prompts for predictions; the second half is held o
 ABSL_FLAG(int, recovery_calls, 60, "calls before and behind the board's change of speed");
 ABSL_FLAG(int, seconds, 10, "time for each load of profiler_agent");
 ABSL_FLAG(bool, service, true, "whether the service is measured, too");
+ABSL_FLAG(bool, engine, true, "whether the engine is measured");
+ABSL_FLAG(int, kernel_spans_per_mille, 3, "as profiler.kernel_spans_per_mille; of overheads");
 ABSL_FLAG(uint32_t, seed, 1, "of predictions");
 
 namespace withy::bench {
@@ -40,13 +47,39 @@ std::string ModelPath() {
   return path.empty() ? DefaultModelsDir() + "/withy-pocket-q8_0.gguf" : path;
 }
 
+// Lets the calling thread use the cores again that it could use when the object was made. An engine
+// pins the thread that runs it to a core, and threads made later, such as those of a second engine,
+// would all inherit that core.
+class KeepsCores {
+ public:
+  KeepsCores() { known_ = sched_getaffinity(0, sizeof cores_, &cores_) == 0; }
+  ~KeepsCores() {
+    if (known_) sched_setaffinity(0, sizeof cores_, &cores_);
+  }
+  KeepsCores(const KeepsCores&) = delete;
+  KeepsCores& operator=(const KeepsCores&) = delete;
+
+ private:
+  cpu_set_t cores_;
+  bool known_ = false;
+};
+
 void Say(const std::string& what) { std::fprintf(stderr, "%s\n", what.c_str()); }
 
 class ProfilerBench {
  public:
   absl::Status Run() {
+    if (absl::GetFlag(FLAGS_engine)) WITHY_RETURN_IF_ERROR(MeasureEngine());
+    if (absl::GetFlag(FLAGS_service)) WITHY_RETURN_IF_ERROR(MeasureService());
+    std::printf("%s\n", line_.dump().c_str());
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status MeasureEngine() {
     WITHY_ASSIGN_OR_RETURN(directory_, TemporaryDirectory::Create("withy-profiler-engine"));
     {
+      const KeepsCores cores;
       WITHY_ASSIGN_OR_RETURN(auto engine,
                              ProfiledEngine::Open(ModelPath(), directory_.path(),
                                                   absl::GetFlag(FLAGS_cache_dir), threads_));
@@ -60,13 +93,9 @@ class ProfilerBench {
       Put("prediction_p95_error", Quantile(errors.held_out, 0.95));
       line_["engine_spans_dropped"] = engine->dropped();
     }
-    WITHY_RETURN_IF_ERROR(MeasureKernelsAndSynchronous());
-    if (absl::GetFlag(FLAGS_service)) WITHY_RETURN_IF_ERROR(MeasureService());
-    std::printf("%s\n", line_.dump().c_str());
-    return absl::OkStatus();
+    return MeasureKernelsAndSynchronous();
   }
 
- private:
   void Put(const std::string& key, double value) {
     std::printf("%-40s %12.5f\n", key.c_str(), value);
     line_[key] = value;
@@ -74,9 +103,10 @@ class ProfilerBench {
 
   absl::Status MeasureOverhead(ProfiledEngine& engine) {
     Say("overhead");
+    engine.kernels().set_share(absl::GetFlag(FLAGS_kernel_spans_per_mille) / 1000.0);
     const int pairs = absl::GetFlag(FLAGS_pairs);
     WITHY_ASSIGN_OR_RETURN(const MeanBound prefill, engine.PrefillOverhead(128, pairs));
-    WITHY_ASSIGN_OR_RETURN(const MeanBound decode, engine.DecodeOverhead(16, 64, pairs));
+    WITHY_ASSIGN_OR_RETURN(const MeanBound decode, engine.DecodeOverhead(64, 64, pairs));
     Put("overhead_prefill", prefill.mean);
     Put("overhead_decode", decode.mean);
     Put("overhead_upper95", std::max(prefill.upper95, decode.upper95));
@@ -106,6 +136,7 @@ class ProfilerBench {
 
   absl::Status MeasureKernelsAndSynchronous() {
     Say("kernels");
+    const KeepsCores cores;
     WITHY_ASSIGN_OR_RETURN(auto recorder,
                            telemetry::Recorder::Open(directory_.path() + "/kernel_rings", "bench",
                                                      {.ring_capacity = 65536}));
@@ -117,10 +148,13 @@ class ProfilerBench {
         ProgramBench::Open(ModelPath(), absl::GetFlag(FLAGS_cache_dir), threads_, &spans));
     spans.set_layers(bench->info().layers);
     std::vector<double> accuracies, longer;
+    std::vector<double> coverages;
     std::printf("%-24s %14s %14s %10s\n", "kernel", "spans, us", "truth, us", "accuracy");
-    for (const PassSpec spec : {PassSpec{.rows = 128}, PassSpec{.rows = 1, .depth = 64}}) {
-      for (const KernelAccuracy& kernel :
-           MeasureKernels(*bench, *reader, spec, 16, absl::GetFlag(FLAGS_kernel_rounds))) {
+    for (const PassSpec spec : {PassSpec{.rows = 32}, PassSpec{.rows = 1, .depth = 64}}) {
+      const KernelsAccuracy accuracy =
+          MeasureKernels(*bench, spans, *reader, spec, absl::GetFlag(FLAGS_kernel_rounds));
+      coverages.push_back(accuracy.coverage);
+      for (const KernelAccuracy& kernel : accuracy.kernels) {
         std::printf("%-16s %7s %14.3f %14.3f %10.5f\n", kernel.name.c_str(),
                     spec.rows == 1 ? "decode" : "prefill", kernel.measured_us, kernel.truth_us,
                     kernel.accuracy);
@@ -133,6 +167,8 @@ class ProfilerBench {
     Put("kernel_accuracy_mean", sum / static_cast<double>(std::max<size_t>(accuracies.size(), 1)));
     Put("kernel_accuracy_min_5us",
         longer.empty() ? 0 : *std::min_element(longer.begin(), longer.end()));
+    Put("kernel_coverage_prefill", coverages[0]);
+    Put("kernel_coverage_decode", coverages[1]);
     spans.Watch(false);
     Synchronous(*bench, {.rows = 128}, "synchronous_overhead_prefill");
     Synchronous(*bench, {.rows = 1, .depth = 64}, "synchronous_overhead_decode");
@@ -160,12 +196,28 @@ class ProfilerBench {
     line_["calls_under_load"] = agent.calls;
     line_["spans"] = agent.spans;
     line_["spans_dropped"] = agent.dropped;
+    return MeasureRecovery(std::move(service));
+  }
+
+  absl::Status MeasureRecovery(std::unique_ptr<ProfiledService> service) {
     Say("recovery");
+    const int calls = absl::GetFlag(FLAGS_recovery_calls);
+    WITHY_ASSIGN_OR_RETURN(const RecoverySlo slo, FindRecoverySlo(*service, calls));
+    service.reset();
+    WITHY_ASSIGN_OR_RETURN(service, ProfiledService::Start("", threads_));
     WITHY_ASSIGN_OR_RETURN(const RecoveryFigures recovery,
-                           service->MeasureRecovery(absl::GetFlag(FLAGS_recovery_calls)));
-    std::string calls;
-    for (const bool met : recovery.in_time) calls += met ? '+' : '-';
-    std::printf("calls in time: %s\n", calls.c_str());
+                           bench::MeasureRecovery(*service, slo, calls));
+    std::printf("SLO: TTFT %.2f ms, TPOT %.3f ms\n", slo.slo.ttft_ms(), slo.slo.tpot_ms());
+    std::printf("%5s %8s %10s %10s %10s %10s\n", "level", "in time", "TTFT, ms", "predicted",
+                "TPOT, ms", "predicted");
+    for (const ProfiledService::Answer& answer : recovery.answers) {
+      std::printf("%5u %8s %10.2f %10.2f %10.3f %10.3f\n", answer.level_percent,
+                  answer.in_time ? "yes" : "no", answer.ttft_ms, answer.predicted_ttft_ms,
+                  answer.tpot_ms, answer.predicted_tpot_ms);
+    }
+    Put("full_in_time_free", slo.full_free);
+    Put("full_in_time_slow", slo.full_slow);
+    Put("lowest_in_time_slow", slo.lowest_slow);
     Put("attainment_before", recovery.attainment_before);
     Put("attainment_after", recovery.attainment_after);
     line_["recovery_calls"] = recovery.recovery_calls;

@@ -18,25 +18,50 @@ namespace {
 using engine::Op;
 using engine::OpKind;
 
-constexpr double kFastRuns = 0.1;
+// Operations of a pass with copies. They are run from one list, which has room for their steps.
+constexpr int32_t kMostOps = 320;
+// Copies of an operation that a pass has once, at most.
+constexpr int32_t kMostCopies = 200;
 
-// From the first thread's begin of an operation to the last one's end, by layer.
-using KernelWalls = std::map<uint64_t, std::pair<int64_t, int64_t>>;
-
-// Nanoseconds that kernels `name` of one pass took together.
+// Nanoseconds that the kernels of one pass took together, each from its dispatch to the last
+// thread's end: of those called `name`, or of all.
 int64_t WallOf(telemetry::Reader& reader, std::string_view name) {
-  KernelWalls walls;
+  std::map<int64_t, int64_t> ends;  // by dispatch, which is the same for all threads
   reader.Drain([&](const telemetry::SpanEvent& event) {
-    if (event.span.kind != telemetry::SpanKind::kKernel || event.name != name) return;
-    const auto [wall, made] =
-        walls.try_emplace(event.span.value, event.span.queued_ns, event.span.ended_ns);
-    wall->second.first = std::min(wall->second.first, event.span.queued_ns);
-    wall->second.second = std::max(wall->second.second, event.span.ended_ns);
+    if (event.span.kind != telemetry::SpanKind::kKernel) return;
+    if (!name.empty() && event.name != name) return;
+    int64_t& end = ends[event.span.queued_ns];
+    end = std::max(end, event.span.ended_ns);
   });
   int64_t sum = 0;
-  for (const auto& [layer, wall] : walls) sum += wall.second - wall.first;
+  for (const auto& [dispatched, ended] : ends) sum += ended - dispatched;
   return sum;
 }
+
+// What runs of the prepared pass took, in nanoseconds.
+struct Runs {
+  double plain = 0;    // nobody watched
+  double kernels = 0;  // watched: kernels of one name, or all of them, by their spans
+};
+
+// Runs the prepared pass with and without the observer. A thread tells of its last operation when
+// the next pass begins, or a little later when it rests: a pass behind each makes sure of it.
+Runs RunBoth(ProgramBench& bench, engine::KernelObserver& observer, telemetry::Reader& reader,
+             std::string_view name) {
+  Runs runs;
+  observer.Watch(false);
+  bench.Run();  // warms KV and caches
+  runs.plain = static_cast<double>(bench.Run());
+  WallOf(reader, "");
+  observer.Watch(true);
+  bench.Run();
+  observer.Watch(false);
+  bench.Run();
+  runs.kernels = static_cast<double>(WallOf(reader, name));
+  return runs;
+}
+
+double Median(std::vector<double> samples) { return Quantile(std::move(samples), 0.5); }
 
 }  // namespace
 
@@ -70,8 +95,11 @@ ProgramBench::ProgramBench(std::unique_ptr<engine::PackedFile> file, engine::Mod
       logits_(static_cast<size_t>(info_.vocab_size)) {}
 
 void ProgramBench::Prepare(const PassSpec& spec, OpKind kind, int copies) {
-  kv_ = std::make_unique<engine::ScratchKv>(info_, spec.depth + spec.rows + 1);
-  view_ = kv_->View();
+  if (spec != spec_) {
+    kv_ = std::make_unique<engine::ScratchKv>(info_, spec.depth + spec.rows + 1);
+    view_ = kv_->View();
+    spec_ = spec;
+  }
   rows_.clear();
   for (int32_t i = 0; i < spec.rows; ++i) {
     rows_.push_back({.token = (i * 7 + 3) % info_.vocab_size,
@@ -90,27 +118,23 @@ void ProgramBench::Prepare(const PassSpec& spec, OpKind kind, int copies) {
 }
 
 int32_t ProgramBench::Count(OpKind kind) const {
-  int32_t count = 0;
-  for (size_t i = 0; i < program_.ops.size(); ++i) {
-    const Op& op = program_.ops[i];
-    const bool copy =
-        i > 0 && program_.ops[i - 1].kind == kind && program_.ops[i - 1].layer == op.layer;
-    if (op.kind == kind && !copy) ++count;
-  }
-  return count;
+  return static_cast<int32_t>(std::count_if(program_.ops.begin(), program_.ops.end(),
+                                            [kind](const Op& op) { return op.kind == kind; }));
 }
 
 int64_t ProgramBench::Run() {
-  const int64_t started = RawNanos();
   run_->Start(program_, plan_, batch_, logits_.data());
+  run_->Run(nullptr, 0);  // makes steps of operations, and runs none
+  const int64_t started = RawNanos();
   run_->Run(nullptr, engine::ProgramRun::kToTheEnd);
   return RawNanos() - started;
 }
 
 int64_t ProgramBench::RunSynchronously() {
   log_.clear();
-  const int64_t started = RawNanos();
   run_->Start(program_, plan_, batch_, logits_.data());
+  run_->Run(nullptr, 0);
+  const int64_t started = RawNanos();
   int64_t before = started;
   for (int32_t op = 0; op < static_cast<int32_t>(program_.ops.size()); ++op) {
     run_->Run(nullptr, op + 1);
@@ -126,37 +150,41 @@ int64_t ProgramBench::RunSynchronously() {
   return RawNanos() - started;
 }
 
-std::vector<KernelAccuracy> MeasureKernels(ProgramBench& bench, telemetry::Reader& reader,
-                                           const PassSpec& spec, int copies, int rounds) {
-  std::vector<KernelAccuracy> kernels;
+KernelsAccuracy MeasureKernels(ProgramBench& bench, engine::KernelObserver& observer,
+                               telemetry::Reader& reader, const PassSpec& spec, int rounds) {
+  KernelsAccuracy result;
+  bench.Prepare(spec);
+  std::vector<double> covered;
+  for (int round = 0; round < rounds; ++round) {
+    const Runs whole = RunBoth(bench, observer, reader, "");
+    covered.push_back(whole.kernels / std::max(whole.plain, 1.0));
+  }
+  result.coverage = Median(std::move(covered));
   for (const OpKind kind :
        {OpKind::kEmbed, OpKind::kNorm, OpKind::kQkv, OpKind::kStoreKv, OpKind::kAttend,
         OpKind::kAttentionOut, OpKind::kGateUp, OpKind::kDown, OpKind::kHead}) {
-    std::vector<double> took[2], walls[2];  // nanoseconds, without and with copies
-    int32_t operations = 0;
-    for (int round = 0; round < rounds; ++round) {
-      for (const int with : {0, 1}) {
-        bench.Prepare(spec, kind, with * copies);
-        bench.Run();  // warms KV and caches
-        WallOf(reader, "");
-        took[with].push_back(static_cast<double>(bench.Run()));
-        walls[with].push_back(static_cast<double>(WallOf(reader, engine::OpName(kind))));
-        operations = bench.Count(kind);
-      }
-    }
+    bench.Prepare(spec);
+    const int32_t operations = bench.Count(kind);
     if (operations == 0) continue;
-    // Whatever disturbs a pass makes it longer: the fast runs tell.
-    const auto each_us = [&](const std::vector<double>(&samples)[2]) {
-      return (Quantile(samples[1], kFastRuns) - Quantile(samples[0], kFastRuns)) /
-             (1e3 * operations * copies);
-    };
+    const int32_t copies = std::clamp((kMostOps - bench.ops()) / operations, 1, kMostCopies);
+    // What a copy adds, from runs that follow each other: the board's speed changes meanwhile.
+    std::vector<double> truth_us, measured_us;
+    for (int round = 0; round < rounds; ++round) {
+      bench.Prepare(spec);
+      const Runs without = RunBoth(bench, observer, reader, engine::OpName(kind));
+      bench.Prepare(spec, kind, copies);
+      const Runs with = RunBoth(bench, observer, reader, engine::OpName(kind));
+      const double copies_in_all = 1e3 * operations * copies;
+      truth_us.push_back((with.plain - without.plain) / copies_in_all);
+      measured_us.push_back((with.kernels - without.kernels) / copies_in_all);
+    }
     KernelAccuracy kernel{.name = std::string(engine::OpName(kind)),
-                          .truth_us = each_us(took),
-                          .measured_us = each_us(walls)};
+                          .truth_us = Median(std::move(truth_us)),
+                          .measured_us = Median(std::move(measured_us))};
     kernel.accuracy = Accuracy(kernel.measured_us, kernel.truth_us);
-    kernels.push_back(std::move(kernel));
+    result.kernels.push_back(std::move(kernel));
   }
-  return kernels;
+  return result;
 }
 
 }  // namespace withy::bench

@@ -13,8 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "bench/engine_bench.h"
-#include "bench/profiler_figures.h"
 #include "bench/prompt_wire.h"
 #include "bench/service_client.h"
 #include "offline/corpus/generator.h"
@@ -26,7 +24,6 @@ namespace withy::bench {
 namespace {
 
 constexpr absl::Duration kCall = absl::Minutes(2);
-constexpr size_t kWindow = 10;  // calls by which attainment is judged
 
 std::string ConfigOf(const std::string& model, int threads) {
   std::string target = absl::StrCat("threads: ", threads, " idle_upgrade_s: 0");
@@ -62,12 +59,14 @@ absl::StatusOr<std::unique_ptr<ProfiledService>> ProfiledService::Start(const st
   return service;
 }
 
-absl::StatusOr<ProfiledService::Answer> ProfiledService::Ask(uint64_t prompt, const v1::Slo& slo) {
+absl::StatusOr<ProfiledService::Answer> ProfiledService::Ask(uint64_t prompt, const v1::Slo& slo,
+                                                             uint32_t level_percent) {
   v1::GenerateRequest request;
   FillPrompt(Prompts().At(prompt), request.mutable_prompt());
   request.mutable_limits()->set_max_tokens(32);
   request.mutable_sampling()->set_temperature(0);
   *request.mutable_slo() = slo;
+  request.set_model_level_percent(level_percent);
   grpc::ClientContext context;
   context.AddMetadata("authorization", "Bearer " + token_);
   rpc::SetTimeout(&context, kCall);
@@ -75,9 +74,17 @@ absl::StatusOr<ProfiledService::Answer> ProfiledService::Ask(uint64_t prompt, co
   v1::GenerateResponse response;
   Answer answer;
   while (reader->Read(&response)) {
+    if (response.has_started()) {
+      const v1::Decision& decision = response.started().decision();
+      answer.level_percent = decision.model_level_percent();
+      answer.predicted_ttft_ms = decision.predicted().ttft_ms();
+      answer.predicted_tpot_ms = decision.predicted().tpot_ms();
+    }
     if (!response.has_finished()) continue;
     const v1::LatencyReport& report = response.finished().latency();
-    answer = {report.measured().ttft_ms(), report.measured().tpot_ms(), report.slo_met()};
+    answer.ttft_ms = report.measured().ttft_ms();
+    answer.tpot_ms = report.measured().tpot_ms();
+    answer.in_time = report.slo_met();
   }
   WITHY_RETURN_IF_ERROR(rpc::FromGrpc(reader->Finish()));
   return answer;
@@ -136,44 +143,18 @@ absl::StatusOr<AgentFigures> ProfiledService::MeasureAgent(absl::Duration each) 
   return figures;
 }
 
-// An SLO that the full model meets on the free board with some room.
-absl::StatusOr<v1::Slo> ProfiledService::FindSlo() {
-  std::vector<double> ttft, tpot;
-  for (uint64_t prompt = 0; prompt < 40; ++prompt) {
-    WITHY_ASSIGN_OR_RETURN(const Answer answer, Ask(prompt, {}));
-    ttft.push_back(answer.ttft_ms);
-    if (answer.tpot_ms > 0) tpot.push_back(answer.tpot_ms);
+absl::StatusOr<uint32_t> ProfiledService::LowestLevel() {
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer " + token_);
+  rpc::SetTimeout(&context, kCall);
+  v1::ListModelsResponse models;
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->ListModels(&context, {}, &models)));
+  uint32_t lowest = 100;
+  for (const v1::ModelDescription& model : models.models()) {
+    if (model.role() != "target") continue;
+    for (const uint32_t percent : model.levels_percent()) lowest = std::min(lowest, percent);
   }
-  v1::Slo slo;
-  slo.set_ttft_ms(1.3 * Quantile(ttft, 0.9));
-  slo.set_tpot_ms(1.3 * Quantile(tpot, 0.9));
-  return slo;
-}
-
-absl::StatusOr<RecoveryFigures> ProfiledService::MeasureRecovery(int before) {
-  WITHY_ASSIGN_OR_RETURN(const v1::Slo slo, FindSlo());
-  RecoveryFigures figures;
-  std::vector<std::unique_ptr<BusyNeighbour>> neighbours;
-  for (int i = 0; i < 2 * before; ++i) {
-    while (i >= before && static_cast<int>(neighbours.size()) < threads_) {
-      WITHY_ASSIGN_OR_RETURN(auto neighbour, BusyNeighbour::Start());
-      neighbours.push_back(std::move(neighbour));
-    }
-    WITHY_ASSIGN_OR_RETURN(const Answer answer, Ask(static_cast<uint64_t>(100 + i), slo));
-    figures.in_time.push_back(answer.in_time);
-  }
-  const auto change = static_cast<size_t>(before);
-  const auto share = [&](size_t from, size_t to) {
-    const auto begin = figures.in_time.begin();
-    const auto met =
-        std::count(begin + static_cast<int64_t>(from), begin + static_cast<int64_t>(to), true);
-    return to > from ? static_cast<double>(met) / static_cast<double>(to - from) : 0;
-  };
-  figures.attainment_before = share(0, change);
-  figures.recovery_calls =
-      RecoveryCalls(figures.in_time, change, kWindow, 0.9 * figures.attainment_before);
-  figures.attainment_after = share(change + figures.recovery_calls, figures.in_time.size());
-  return figures;
+  return lowest;
 }
 
 }  // namespace withy::bench

@@ -1,5 +1,5 @@
-// The profiler beside a running service: what profiler_agent takes, whether spans are lost, and how
-// soon answers are in time again when the board becomes slow. Neighbours: profiler.cc reports,
+// The profiler beside a running service: what profiler_agent takes, and whether spans are lost.
+// Neighbours: profiler.cc reports, profiler_recovery.h changes the board under a service,
 // processes.h starts processes.
 #pragma once
 
@@ -24,13 +24,6 @@ struct AgentFigures {
   uint64_t dropped = 0;
 };
 
-struct RecoveryFigures {
-  size_t recovery_calls = 0;       // RecoveryCalls of profiler_figures.h
-  double attainment_before = 0;    // share of calls in time before the board became slow
-  double attainment_after = 0;     // and behind the recovery
-  std::vector<bool> in_time = {};  // every call
-};
-
 // Not thread-safe.
 class ProfiledService {
  public:
@@ -39,19 +32,25 @@ class ProfiledService {
                                                                 int threads);
 
   absl::StatusOr<AgentFigures> MeasureAgent(absl::Duration each);
-  // `before` calls on the free board, then as many beside a busy process for each core.
-  absl::StatusOr<RecoveryFigures> MeasureRecovery(int before);
 
- private:
   struct Answer {
     double ttft_ms = 0;
     double tpot_ms = 0;
+    uint32_t level_percent = 100;  // as decided at first
+    double predicted_ttft_ms = 0;
+    double predicted_tpot_ms = 0;
     bool in_time = false;
   };
+  // Asks prompt number `prompt` of the held-out ones. `level_percent` 0: the SLO decides. Errors:
+  // those of the call.
+  absl::StatusOr<Answer> Ask(uint64_t prompt, const v1::Slo& slo, uint32_t level_percent = 0);
+  // Per cent, of the model that answers. Errors: of the call.
+  absl::StatusOr<uint32_t> LowestLevel();
 
+  int threads() const { return threads_; }
+
+ private:
   ProfiledService() = default;
-  absl::StatusOr<Answer> Ask(uint64_t prompt, const v1::Slo& slo);
-  absl::StatusOr<v1::Slo> FindSlo();
   absl::StatusOr<double> AgentCpuSeconds() const;
 
   TemporaryDirectory directory_;
