@@ -23,6 +23,7 @@
 #include "bench/profiler_prediction.h"
 #include "bench/profiler_recovery.h"
 #include "bench/profiler_service.h"
+#include "bench/speculation_models.h"
 
 ABSL_FLAG(std::string, model, "",
           "GGUF or packed file for what is measured on the engine; default: the pocket model");
@@ -32,7 +33,10 @@ ABSL_FLAG(int, pairs, 60, "interleaved pairs with and without the profiler");
 ABSL_FLAG(int, repeats, 1000, "times that a short phase is repeated");
 ABSL_FLAG(int, kernel_rounds, 40, "runs of each kernel with and without copies");
 ABSL_FLAG(int, prompts, 200, "prompts for predictions; the second half is held out");
-ABSL_FLAG(int, recovery_calls, 60, "calls before and behind the board's change of speed");
+ABSL_FLAG(int, recovery_calls, 25, "calls before and behind the board's change of speed");
+ABSL_FLAG(std::string, recovery_shape, "smollm2-135m",
+          "published shape that the pocket model is inflated to for recovery: passes that last as "
+          "long as the scheduler's time slices; empty: the pocket model as it is");
 ABSL_FLAG(int, seconds, 10, "time for each load of profiler_agent");
 ABSL_FLAG(bool, service, true, "whether the service is measured, too");
 ABSL_FLAG(bool, engine, true, "whether the engine is measured");
@@ -196,15 +200,24 @@ class ProfilerBench {
     line_["calls_under_load"] = agent.calls;
     line_["spans"] = agent.spans;
     line_["spans_dropped"] = agent.dropped;
-    return MeasureRecovery(std::move(service));
+    service.reset();
+    return MeasureRecovery();
   }
 
-  absl::Status MeasureRecovery(std::unique_ptr<ProfiledService> service) {
+  absl::Status MeasureRecovery() {
     Say("recovery");
     const int calls = absl::GetFlag(FLAGS_recovery_calls);
+    const std::string shape = absl::GetFlag(FLAGS_recovery_shape);
+    WITHY_ASSIGN_OR_RETURN(const TemporaryDirectory directory,
+                           TemporaryDirectory::Create("withy-inflated"));
+    std::string model = ModelPath();
+    if (!shape.empty()) {
+      WITHY_ASSIGN_OR_RETURN(model, Inflated(model, shape, directory.path()));
+    }
+    WITHY_ASSIGN_OR_RETURN(auto service, ProfiledService::Start(model, threads_));
     WITHY_ASSIGN_OR_RETURN(const RecoverySlo slo, FindRecoverySlo(*service, calls));
     service.reset();
-    WITHY_ASSIGN_OR_RETURN(service, ProfiledService::Start("", threads_));
+    WITHY_ASSIGN_OR_RETURN(service, ProfiledService::Start(model, threads_));
     WITHY_ASSIGN_OR_RETURN(const RecoveryFigures recovery,
                            bench::MeasureRecovery(*service, slo, calls));
     std::printf("SLO: TTFT %.2f ms, TPOT %.3f ms\n", slo.slo.ttft_ms(), slo.slo.tpot_ms());
