@@ -77,7 +77,7 @@ class SpansTest : public ::testing::Test {
 TEST_F(SpansTest, EveryPhaseIsRecordedWhereItHappens) {
   StartBoard({"model.path=" + TestElasticPath(), "draft.path=" + TestElasticPath(),
               "orchestrator.tlm_path=" + TestTlmPath(), "model.speculate_always=true",
-              "model.tree_rows=9"});
+              "model.tree_rows=9", "profiler.kernel_spans_per_mille=1000"});
   const std::string context_id = CreateContext(*stub_, token_);
   for (const v1::Speculation source : {v1::SPECULATION_DRAFT, v1::SPECULATION_OFF}) {
     v1::GenerateRequest request = UserRequest(context_id, "tell me about the weather", 20);
