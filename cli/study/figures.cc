@@ -32,6 +32,14 @@ BinScale ScaleOf(std::span<const int32_t> lengths, int bins) {
   return scale;
 }
 
+double SortedQuantile(const std::vector<double>& sorted, double share) {
+  if (sorted.empty()) return 0;
+  const double at = std::clamp(share, 0.0, 1.0) * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<size_t>(at);
+  const size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
 std::vector<double> Floats(const std::vector<int64_t>& counts) {
   return {counts.begin(), counts.end()};
 }
@@ -39,16 +47,14 @@ std::vector<double> Floats(const std::vector<int64_t>& counts) {
 }  // namespace
 
 double QuantileOf(std::vector<double> samples, double share) {
-  if (samples.empty()) return 0;
   std::sort(samples.begin(), samples.end());
-  const double at = std::clamp(share, 0.0, 1.0) * static_cast<double>(samples.size() - 1);
-  const auto below = static_cast<size_t>(at);
-  const size_t above = std::min(below + 1, samples.size() - 1);
-  return samples[below] + (at - static_cast<double>(below)) * (samples[above] - samples[below]);
+  return SortedQuantile(samples, share);
 }
 
 Spread SpreadOf(std::vector<double> samples) {
-  return {QuantileOf(samples, 0.5), QuantileOf(samples, 0.25), QuantileOf(samples, 0.75)};
+  std::sort(samples.begin(), samples.end());
+  return {SortedQuantile(samples, 0.5), SortedQuantile(samples, 0.25),
+          SortedQuantile(samples, 0.75)};
 }
 
 LinearFit FitLine(std::span<const std::pair<double, double>> points) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -63,12 +64,12 @@ void AddRows(const Subject& subject, const char* pass, const PassSamples& sample
   for (const size_t i : order) {
     const KernelSamples& kernel = samples.kernels[i];
     const auto count = static_cast<double>(kernel.walls.size());
-    table->rows.push_back(
-        {NameCell(subject.name), NameCell(pass), NameCell(engine::OpName(static_cast<OpKind>(i))),
-         ShareCell(SpreadOf(kernel.shares)),
-         CountCell(static_cast<int64_t>(count / static_cast<double>(kernel.passes) + 0.5)),
-         TimeCell(kernel.sum_us / count), TimeCell(QuantileOf(kernel.walls, 0.5)),
-         TimeCell(QuantileOf(kernel.walls, 0.99))});
+    table->rows.push_back({NameCell(subject.name), NameCell(pass),
+                           NameCell(engine::OpName(static_cast<OpKind>(i))),
+                           ShareCell(SpreadOf(kernel.shares)),
+                           CountCell(std::lround(count / static_cast<double>(kernel.passes))),
+                           TimeCell(kernel.sum_us / count), TimeCell(QuantileOf(kernel.walls, 0.5)),
+                           TimeCell(QuantileOf(kernel.walls, 0.99))});
   }
   table->rows.push_back({NameCell(subject.name), NameCell(pass), NameCell("idle"),
                          ShareCell(SpreadOf(samples.idle)), NoCell(), NoCell(), NoCell(),
