@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "model_worker/prefix_growth.h"
 #include "policy/constants.h"
 #include "policy/draft_tree.h"
 #include "policy/speculation.h"
@@ -53,6 +54,8 @@ struct CallDrafts {
 
   // Of the decode step to come.
   policy::DraftTree tree;
+  PrefixTree prefix;     // the part of it that the low level grows, or grew while the last one ran
+  bool windows = false;  // it may go on growing while the step waits for weights
   TreeBounds bounds;
   std::vector<int32_t> chosen;  // nodes of the tree that are verified: its rows but the root
   size_t tokens_before = 0;     // of the session

@@ -29,6 +29,8 @@ void FillLatency(const CallOutcome& outcome, v1::LatencyReport* report) {
 void FillSpeculation(const SpeculationStats& stats, v1::GenerateFinished* wire) {
   v1::SpeculationReport* report = wire->mutable_speculation();
   report->set_target_passes(static_cast<uint32_t>(stats.target_passes));
+  report->set_window_drafted_tokens(static_cast<uint32_t>(stats.window_drafted));
+  report->set_window_kept_tokens(static_cast<uint32_t>(stats.window_kept));
   if (stats.took_ms > 0) report->set_speedup(stats.plain_ms / stats.took_ms);
   uint32_t drafted = 0, accepted = 0;
   for (size_t i = 0; i < policy::kDraftSourceKinds; ++i) {

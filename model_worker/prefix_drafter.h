@@ -1,8 +1,6 @@
-// Drafts with the target's own lowest level, over the call's KV as the full model left it: a draft
-// model that takes no memory. Neighbours: policy/tree_growth.h says what to compute, speculator.h
-// when. Its rows write to slots behind the call's tokens, which the verifying step writes over or
-// nobody reads: nothing of a low level stays in a context. Source: DESIGN section 6, the resident
-// prefix.
+// Drafts with the target's own lowest level: a draft model that takes no memory. Knows which calls
+// it can draft for and what its passes take. Neighbours: prefix_growth.h computes, speculator.h
+// decides when.
 #pragma once
 
 #include <atomic>
@@ -12,11 +10,9 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "engine/model/model.h"
-#include "engine/sampling/sampler.h"
-#include "model_worker/session.h"
-#include "policy/draft_tree.h"
+#include "model_worker/prefix_growth.h"
 #include "policy/level_pace.h"
-#include "policy/tree_growth.h"
+#include "policy/tree_budget.h"
 
 namespace withy::model_worker {
 
@@ -26,30 +22,31 @@ class PrefixDrafter {
   // Levels above this share are too slow to draft, in per cent.
   static constexpr int32_t kMaxPercent = 40;
 
-  PrefixDrafter(engine::Model& model, Clock& clock) : model_(model), clock_(clock) {}
+  // `row_costs`: of the full model's passes.
+  PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs, Clock& clock);
 
   // Whether the model has a level that drafts for calls at level `level` (index).
   bool CanDraftFor(int32_t level) const;
+  // Whether its passes need no weights that are streamed, while those of the full model do.
+  bool can_draft_in_windows() const { return can_draft_in_windows_; }
   // What a pass of it takes, in milliseconds; `pace`: of its level.
-  double PassMs(const policy::LevelPace& pace, int32_t depth) const {
-    return pace.TokenMs(depth) * pace_;
+  double PassMs(const policy::LevelPace& pace, int32_t depth, int32_t rows) const {
+    return costs_.PlainMs(pace.TokenMs(depth)) * costs_.Ratio(rows);
   }
-  // Grows `tree` behind the session's tokens. Ends early once `*interrupt` is true, with what there
-  // is. Errors: of the engine or the sampler; the tree is what it is then.
-  absl::Status Grow(Session& session, const policy::GrowthLimits& limits,
-                    const policy::ConfidenceFn& confidence, const std::atomic<bool>* interrupt,
-                    const policy::LevelPace& pace, policy::DraftTree* tree);
+  // Grows the trees behind their sessions' tokens. Ends early once `*interrupt` is true, with what
+  // there is. Errors: of the engine or the sampler; the trees are what they are then.
+  absl::Status Grow(std::vector<PrefixJob> jobs, const policy::LevelPace& pace,
+                    const std::atomic<bool>* interrupt);
+  // For slices.
+  absl::StatusOr<std::unique_ptr<PrefixGrowth>> Begin(std::vector<PrefixJob> jobs) {
+    return PrefixGrowth::Create(model_, clock_, std::move(jobs));
+  }
 
  private:
-  // Computes the nodes and leaves their logits; false: interrupted.
-  absl::StatusOr<bool> Compute(Session& session, const policy::DraftTree& tree,
-                               const std::vector<int32_t>& nodes,
-                               const std::atomic<bool>* interrupt);
-
   engine::Model& model_;
   Clock& clock_;
-  std::vector<float> logits_;
-  double pace_ = 1;  // ratio of what its passes take to what was calibrated
+  const bool can_draft_in_windows_;
+  policy::RowCosts costs_;  // of its passes
 };
 
 }  // namespace withy::model_worker

@@ -50,6 +50,7 @@ SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
           .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms()),
           .speculation = {.enabled = true,
                           .always = config.speculate_always(),
+                          .windows = !config.speculation_windows_off(),
                           .max_tree_rows = static_cast<int32_t>(config.tree_rows())}};
 }
 

@@ -17,6 +17,8 @@ struct SpeculationOptions {
   // Every source is asked and the whole tree is verified, whatever it costs: for tests and
   // measurements.
   bool always = false;
+  // Whether the lowest level drafts on while a step waits for streamed weights.
+  bool windows = true;
   int32_t max_tree_rows = 65;  // of a decode step of a call, 2..256
   // What passes of several rows take, as calibrated; empty: learnt alone.
   std::vector<policy::RowCost> row_costs = {};

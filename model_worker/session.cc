@@ -89,7 +89,7 @@ DraftRoom Session::draft_room() const {
 engine::Row Session::DraftRow(const DraftRowSpec& spec) const {
   return {.token = spec.token,
           .position = static_cast<int32_t>(ids_.size()) - 1 + spec.depth,
-          .slot = DraftSlot(spec.node),
+          .slot = spec.slot,
           .level = 0,
           .context_level = 0,
           .want_logits = true,

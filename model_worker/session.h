@@ -64,8 +64,9 @@ struct DraftRoom {
 struct DraftRowSpec {
   int32_t token = 0;
   int32_t depth = 0;  // behind the answer's last token; 0: that one itself
-  int32_t node = -1;  // of the draft's tree; -1: the answer's last token
-  std::span<const int32_t> ancestor_slots = {};  // DraftSlot of those between the two
+  int32_t slot = 0;   // one of those for drafts
+  // Of the answer's last token and of those between the two; none for that one itself.
+  std::span<const int32_t> ancestor_slots = {};
 };
 
 // Not thread-safe: made by one thread, then owned by another.
@@ -137,10 +138,13 @@ class Session {
   DraftRoom draft_room() const;
   // Slots to claim ahead for drafted tokens to come.
   void set_draft_ahead(int32_t tokens) { draft_ahead_ = tokens; }
-  // A row of the model's lowest level, of context 0, that wants logits. It writes to the slot that
-  // the row of the next decode step has, too: what it writes is written over or not used.
+  // A row of the model's lowest level, of context 0, that wants logits. It sees the tokens before
+  // the answer's last one, and its ancestors.
   engine::Row DraftRow(const DraftRowSpec& spec) const;
-  int32_t DraftSlot(int32_t node) const { return static_cast<int32_t>(ids_.size()) + node; }
+  // Slots for such rows: behind those of the next decode step's rows, so that the step may be under
+  // way. What is written there is written over or never named.
+  int32_t first_draft_slot() const { return static_cast<int32_t>(ids_.size()) - 1 + tree_.rows(); }
+  int32_t end_draft_slots() const { return kv_.slots(); }
   // View for such rows, whose attention does not count.
   engine::ContextView DraftView();
   const engine::SamplingParams& sampling() const { return sampler_.params(); }

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "engine/session/solo_answer.h"
-#include "model_worker/prefix_group.h"
 #include "policy/constants.h"
 
 namespace withy::model_worker {
@@ -17,6 +16,14 @@ using policy::DraftSourceKind;
 // A branch ends where it is as unlikely as this.
 constexpr double kLeastConfidence = 0.02;
 constexpr int32_t kMostModelNodes = 64;
+
+// What passes of several rows take while it was not measured. Where a pass waits for a disk, it
+// computes rows meanwhile.
+std::vector<policy::RowCost> GuessedIfUnknown(const engine::Model& model,
+                                              const std::vector<policy::RowCost>& measured) {
+  if (measured.size() > 1 || !model.weight_stats().streams()) return measured;
+  return {{.rows = 1, .ms = 1}, {.rows = 32, .ms = 1.3}};
+}
 
 // Whose text a lookup has, of the contexts of an app. Contexts that share a number are forgotten
 // together, which costs speed alone.
@@ -48,8 +55,8 @@ Speculator::Speculator(engine::Model& model, const SpeculationOptions& options,
       levels_(levels),
       clock_(clock),
       metrics_(metrics),
-      costs_(options.row_costs),
-      prefix_(model, clock) {}
+      costs_(GuessedIfUnknown(model, options.row_costs)),
+      prefix_(model, options.row_costs, clock) {}
 
 CallDrafts& Speculator::DraftsOf(Call& call) {
   if (call.drafts != nullptr) return *call.drafts;
@@ -87,6 +94,10 @@ void Speculator::Prepare(std::span<Call* const> calls, const BesideCalls& beside
   if (drafted.empty()) return;
   // Now and then a pass of one call alone tells what those with drafts are compared with.
   const bool tells = others == 0 && costs_.since_plain() >= policy::kPassesBetweenPlain;
+  for (Call* call : drafted) {
+    const bool wanted = options_.always || (!tells && trial_.open());
+    call->drafts->windows = wanted && MayOpenWindows(*call);
+  }
   if (!tells || options_.always) {
     for (Call* call : drafted) Choose(*call);
     // A call that is not drafted must not wait for a draft model.
@@ -99,7 +110,7 @@ void Speculator::Prepare(std::span<Call* const> calls, const BesideCalls& beside
   }
   for (Call* call : drafted) {
     CallDrafts& drafts = *call->drafts;
-    call->session->set_draft_ahead(drafts.tree.empty() ? 0 : kMostDepth / 2);
+    call->session->set_draft_ahead(SlotsAhead(drafts));
     // A draft that is refused costs speed alone: the step decodes plainly.
     if (!call->session->Draft(policy::ToDrafted(drafts.tree, drafts.chosen)).ok()) {
       drafts.chosen.clear();
@@ -124,6 +135,7 @@ CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
   drafts.plain_ms =
       costs_.PlainMs(PaceOf(call).TokenMs(call.session->computed())) * costs_.Ratio(other_rows + 1);
   drafts.bounds = BoundsOf(call);
+  BeginWithKept(call);
   AddLookups(call);
   return &drafts;
 }
@@ -175,7 +187,9 @@ std::vector<Call*> Speculator::Askable(std::span<Call* const> calls, DraftSource
   std::vector<Call*> asked;
   for (Call* call : calls) {
     const CallDrafts& drafts = *call->drafts;
-    const bool wanted = options_.always || drafts.chosen.empty();
+    // A tree that grew in a window may be worth going on with.
+    const bool goes_on = source == DraftSourceKind::kPrefix && !drafts.prefix.tree.empty();
+    const bool wanted = options_.always || drafts.chosen.empty() || goes_on;
     const bool room = drafts.bounds.depth > 0 && drafts.bounds.nodes > 0;
     if (wanted && room && CanAsk(*call, source)) asked.push_back(call);
   }
@@ -216,7 +230,7 @@ double Speculator::DraftPassMs(std::span<Call* const> asked, DraftSourceKind sou
   if (source == DraftSourceKind::kDraft) return options_.draft->pass_ms();
   int32_t depth = 0;
   for (const Call* call : asked) depth = std::max(depth, call->session->computed());
-  return prefix_.PassMs(levels_.front(), depth) * costs_.Ratio(static_cast<int32_t>(asked.size()));
+  return prefix_.PassMs(levels_.front(), depth, static_cast<int32_t>(asked.size()));
 }
 
 policy::GrowthLimits Speculator::LimitsOf(std::span<Call* const> asked, const Call& call,
@@ -224,6 +238,8 @@ policy::GrowthLimits Speculator::LimitsOf(std::span<Call* const> asked, const Ca
   const CallDrafts& drafts = *call.drafts;
   policy::GrowthLimits limits{.max_nodes = std::min(drafts.bounds.nodes, kMostModelNodes),
                               .max_depth = drafts.bounds.depth};
+  // Rows are nearly free while weights are read: other tokens than the likeliest are verified, too.
+  if (drafts.windows) limits.branch_threshold = kWindowBranch;
   if (options_.always) return limits;
   limits.alpha = drafts.context->state.fallback.alpha();
   // The calls share a pass, and what it takes.
@@ -242,68 +258,52 @@ policy::ConfidenceFn Speculator::ConfidenceOf(const Call& call) const {
 void Speculator::Grow(std::span<Call* const> calls, std::span<Call* const> asked,
                       DraftSourceKind source, const std::atomic<bool>* interrupt) {
   const int64_t started = clock_.SteadyNanos();
-  std::vector<policy::DraftTree> grown(asked.size());
-  if (asked.size() == 1) {
-    GrowOne(*asked.front(), source, interrupt, &grown.front());
+  std::vector<int32_t> before;
+  for (const Call* call : asked) before.push_back(call->drafts->tree.size());
+  if (source == DraftSourceKind::kDraft) {
+    AskDraft(asked);
   } else {
-    GrowSeveral(asked, source, interrupt, &grown);
+    GrowByPrefix(asked, interrupt);
   }
   const int64_t ended = clock_.SteadyNanos();
   for (size_t i = 0; i < asked.size(); ++i) {
     CallDrafts& drafts = *asked[i]->drafts;
-    metrics_.Drafted(asked[i]->request.call_id, grown[i].size(), started, ended);
+    metrics_.Drafted(asked[i]->request.call_id, drafts.tree.size() - before[i], started, ended);
     asked[i]->session->speculation().draft_ns += ended - started;
     drafts.model = source;
-    drafts.tree.Merge(grown[i]);
   }
   for (Call* call : calls) call->drafts->draft_ms += Millis(ended - started);
 }
 
-void Speculator::GrowOne(Call& call, DraftSourceKind source, const std::atomic<bool>* interrupt,
-                         policy::DraftTree* grown) {
-  Call* const one[] = {&call};
-  const policy::GrowthLimits limits = LimitsOf(one, call, source);
-  if (source == DraftSourceKind::kDraft) {
-    options_.draft->Draft({.call_id = call.request.call_id,
-                           .tokens = call.session->tokens(),
-                           .sampling = call.session->sampling(),
-                           .limits = limits},
-                          ConfidenceOf(call), grown);
-    return;
+void Speculator::GrowByPrefix(std::span<Call* const> asked, const std::atomic<bool>* interrupt) {
+  std::vector<PrefixJob> jobs;
+  for (const Call* call : asked) {
+    jobs.push_back({.session = *call->session,
+                    .tree = call->drafts->prefix,
+                    .limits = LimitsOf(asked, *call, DraftSourceKind::kPrefix),
+                    .confidence = ConfidenceOf(*call)});
   }
   // Without a draft the step decodes plainly, and says what is wrong with the model.
-  prefix_.Grow(*call.session, limits, ConfidenceOf(call), interrupt, levels_.front(), grown)
-      .IgnoreError();
+  prefix_.Grow(std::move(jobs), levels_.front(), interrupt).IgnoreError();
+  for (const Call* call : asked) call->drafts->tree.Merge(call->drafts->prefix.tree);
 }
 
-void Speculator::GrowSeveral(std::span<Call* const> asked, DraftSourceKind source,
-                             const std::atomic<bool>* interrupt,
-                             std::vector<policy::DraftTree>* grown) {
+void Speculator::AskDraft(std::span<Call* const> asked) {
   std::vector<DraftJob> jobs;
-  std::vector<PrefixJob> prefix_jobs;
   for (const Call* call : asked) {
-    const policy::GrowthLimits limits = LimitsOf(asked, *call, source);
-    if (source == DraftSourceKind::kDraft) {
-      jobs.push_back({.request = {.call_id = call->request.call_id,
-                                  .tokens = call->session->tokens(),
-                                  .sampling = call->session->sampling(),
-                                  .limits = limits},
-                      .confidence = ConfidenceOf(*call),
-                      .tree = {}});
-    } else {
-      prefix_jobs.push_back({.session = *call->session,
-                             .limits = limits,
-                             .confidence = ConfidenceOf(*call),
-                             .tree = {}});
-    }
+    jobs.push_back({.request = {.call_id = call->request.call_id,
+                                .tokens = call->session->tokens(),
+                                .sampling = call->session->sampling(),
+                                .limits = LimitsOf(asked, *call, DraftSourceKind::kDraft)},
+                    .confidence = ConfidenceOf(*call),
+                    .tree = {}});
   }
-  if (source == DraftSourceKind::kDraft) {
+  if (jobs.size() == 1) {
+    options_.draft->Draft(jobs.front().request, jobs.front().confidence, &jobs.front().tree);
+  } else {
     options_.draft->DraftTogether(jobs);
-    for (size_t i = 0; i < jobs.size(); ++i) (*grown)[i] = std::move(jobs[i].tree);
-    return;
   }
-  GrowTogether(model_, prefix_jobs, interrupt, &group_logits_).IgnoreError();
-  for (size_t i = 0; i < prefix_jobs.size(); ++i) (*grown)[i] = std::move(prefix_jobs[i].tree);
+  for (size_t i = 0; i < jobs.size(); ++i) asked[i]->drafts->tree.Merge(jobs[i].tree);
 }
 
 void Speculator::Choose(Call& call) {
@@ -374,6 +374,10 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
   }
   ms += drafts.draft_ms;
   drafts.speculation().OnPass(tokens, ms, drafts.plain_ms);
+  // A plain step that others are compared with is neither.
+  if (step.alone && MayOpenWindows(call) && drafts.windows == trial_.open()) {
+    trial_.OnStep(drafts.windows, tokens, step.ms + drafts.draft_ms, drafts.plain_ms);
+  }
   stats.plain_ms += tokens * drafts.plain_ms;
   stats.took_ms += ms;
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {

@@ -21,6 +21,7 @@
 #include "policy/level_pace.h"
 #include "policy/speculation.h"
 #include "policy/tree_budget.h"
+#include "policy/window_trial.h"
 
 namespace withy::model_worker {
 
@@ -52,6 +53,13 @@ class Speculator {
 
   // Sets the trees of the next decode step of these calls, which share it.
   void Prepare(std::span<Call* const> calls, const BesideCalls& beside);
+  // The step of these calls waits for its weights, so that trees may grow for the next one: with
+  // the low level, beyond what the step verifies. Null: there is nothing to grow. It must not
+  // outlive the step.
+  std::unique_ptr<PrefixGrowth> OpenWindows(std::span<Call* const> calls);
+  // Lets the trees grow until `arrived` is true; false: they have grown as far as they may.
+  bool GrowInWindow(PrefixGrowth& growth, std::span<Call* const> calls,
+                    const std::atomic<bool>& arrived);
   // The step was computed, and its tokens were taken.
   void Observe(Call& call, const DecodedStep& step);
   // The call has ended, and keeps its session: what it said is looked up by later calls of its app.
@@ -68,6 +76,8 @@ class Speculator {
   static constexpr int32_t kLookupTokens = 1 << 16;  // of an app
   static constexpr int32_t kMostDepth = 32;
   static constexpr int32_t kMostMatches = 3;
+  // GrowthLimits::branch_threshold of calls whose steps have windows.
+  static constexpr double kWindowBranch = 0.05;
 
   CallDrafts& DraftsOf(Call& call);
   TreeBounds BoundsOf(const Call& call) const;
@@ -81,14 +91,15 @@ class Speculator {
   bool AffordTry(std::span<Call* const> calls, std::span<Call* const> asked,
                  policy::DraftSourceKind source) const;
   double DraftPassMs(std::span<Call* const> asked, policy::DraftSourceKind source) const;
+  void BeginWithKept(Call& call);
+  bool MayOpenWindows(const Call& call) const;
+  int32_t SlotsAhead(const CallDrafts& drafts) const;
   policy::GrowthLimits LimitsOf(std::span<Call* const> asked, const Call& call,
                                 policy::DraftSourceKind source) const;
   void Grow(std::span<Call* const> calls, std::span<Call* const> asked,
             policy::DraftSourceKind source, const std::atomic<bool>* interrupt);
-  void GrowOne(Call& call, policy::DraftSourceKind source, const std::atomic<bool>* interrupt,
-               policy::DraftTree* grown);
-  void GrowSeveral(std::span<Call* const> asked, policy::DraftSourceKind source,
-                   const std::atomic<bool>* interrupt, std::vector<policy::DraftTree>* grown);
+  void GrowByPrefix(std::span<Call* const> asked, const std::atomic<bool>* interrupt);
+  void AskDraft(std::span<Call* const> asked);
   void Choose(Call& call);
   void FitChosen(std::span<Call* const> calls, int32_t other_rows);
   policy::ConfidenceFn ConfidenceOf(const Call& call) const;
@@ -103,7 +114,7 @@ class Speculator {
   WorkerMetrics& metrics_;
   policy::RowCosts costs_;
   PrefixDrafter prefix_;
-  std::vector<float> group_logits_;  // of low levels' passes that several calls share
+  policy::WindowTrial trial_;
   std::map<std::string, std::shared_ptr<AppDrafts>> apps_;
   uint64_t uses_ = 0;
 };

@@ -64,6 +64,18 @@ struct StepBatch {
   std::vector<engine::ContextView> views;
   int32_t logits_rows = 0;
 
+  // The calls that decode.
+  std::vector<Call*> decoding_calls() const {
+    std::vector<Call*> calls;
+    for (const Part& part : parts) {
+      if (part.decode) calls.push_back(part.call);
+    }
+    return calls;
+  }
+
+  // What grows in the place of the pass while that waits for weights; null: not begun, or nothing.
+  std::unique_ptr<PrefixGrowth> meanwhile;
+  bool may_grow = true;                // there is something, or it is not known yet
   std::unique_ptr<engine::Pass> pass;  // null: not begun
   int64_t started_ns = 0;
   int64_t computed_ns = 0;  // time that computing it has taken so far

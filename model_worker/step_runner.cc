@@ -126,9 +126,14 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
   batch.started_ns = clock_.SteadyNanos();
   logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
   const uint64_t only_call = batch.parts.size() == 1 ? batch.parts[0].call->request.call_id : 0;
-  auto pass = model_.Begin(
-      {.rows = batch.rows, .contexts = batch.views, .tag = metrics_.NextPass(only_call)},
-      logits.data());
+  engine::Batch rows{
+      .rows = batch.rows, .contexts = batch.views, .tag = metrics_.NextPass(only_call)};
+  if (StreamsWeights()) {
+    rows.meanwhile = [this, &batch](const std::atomic<bool>& arrived) {
+      GrowMeanwhile(batch, arrived);
+    };
+  }
+  auto pass = model_.Begin(rows, logits.data());
   if (!pass.ok()) {
     Refuse(batch, pass.status());
     return false;
@@ -152,8 +157,20 @@ bool StepRunner::RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, d
   const bool computed = batch.pass->Run(interrupt, until);
   batch.computed_ns += clock_.SteadyNanos() - started;
   if (StreamsWeights()) metrics_.WeightsStreamed(model_.weight_stats(), started);
-  if (computed) metrics_.StepDone();
+  if (computed) {
+    metrics_.StepDone();
+    batch.meanwhile.reset();
+  }
   return computed;
+}
+
+// The batch waits for its weights.
+void StepRunner::GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrived) {
+  if (!batch.may_grow || arrived) return;
+  const std::vector<Call*> calls = batch.decoding_calls();
+  if (batch.meanwhile == nullptr) batch.meanwhile = speculator_.OpenWindows(calls);
+  batch.may_grow =
+      batch.meanwhile != nullptr && speculator_.GrowInWindow(*batch.meanwhile, calls, arrived);
 }
 
 bool StepRunner::NeedsWatch(const StepBatch& batch) const {

@@ -81,6 +81,7 @@ class StepRunner {
   void Refuse(StepBatch& batch, const absl::Status& status);
   bool Begin(StepBatch& batch, std::vector<float>& logits);
   bool RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until);
+  void GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrived);
   bool NeedsWatch(const StepBatch& batch) const;
   bool RestartsAtLowerLevel(StepBatch& batch);
   policy::PromptTurn PromptOf(const Call& call, size_t level) const;

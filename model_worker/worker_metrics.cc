@@ -26,6 +26,9 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
       upgrades_(recorder.counter(
           {.name = "withy_upgraded_contexts_total",
            .help = "Contexts whose KV was computed again at the full level in an idle moment."})),
+      window_drafted_(recorder.counter(
+          {.name = "withy_window_drafted_tokens_total",
+           .help = "Tokens drafted while a pass of the target waited for weights."})),
       running_(recorder.gauge({.name = "withy_calls_running", .help = "Calls being answered."})),
       queued_(recorder.gauge({.name = "withy_calls_queued", .help = "Calls waiting."})),
       streamed_bytes_(recorder.counter({.name = "withy_weights_streamed_bytes_total",
@@ -97,6 +100,12 @@ void WorkerMetrics::Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns
                             int64_t ended_ns) {
   RecordDuration(recorder_, Phase::kDraft, call_id, started_ns, ended_ns,
                  static_cast<uint64_t>(tokens));
+}
+
+void WorkerMetrics::DraftedInWindow(uint64_t call_id, int32_t tokens, int64_t started_ns,
+                                    int64_t ended_ns) {
+  window_drafted_.Add(static_cast<uint64_t>(tokens));
+  Drafted(call_id, tokens, started_ns, ended_ns);
 }
 
 void WorkerMetrics::Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns) {

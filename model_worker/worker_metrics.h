@@ -33,6 +33,8 @@ class WorkerMetrics {
   void StepDone() { steps_.Add(); }
   // A draft model gave `tokens` tokens of a call's tree.
   void Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
+  // The same while the step of the call waited for weights.
+  void DraftedInWindow(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
   void TokenDrafted(policy::DraftSourceKind source) { Of(drafted_, source).Add(); }
   void TokenAccepted(policy::DraftSourceKind source) { Of(accepted_, source).Add(); }
   // The call waited, and its lease opened.
@@ -73,6 +75,7 @@ class WorkerMetrics {
   std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
   BySource drafted_{};
   BySource accepted_{};
+  telemetry::Counter& window_drafted_;
   telemetry::Gauge& running_;
   telemetry::Gauge& queued_;
   telemetry::Counter& streamed_bytes_;

@@ -56,6 +56,28 @@ void DraftTree::Merge(const DraftTree& other) {
   }
 }
 
+DraftTree DraftTree::Below(int32_t node, std::vector<int32_t>* from) const {
+  const DraftNode& root = nodes_[static_cast<size_t>(node)];
+  DraftTree below;
+  below.root_extended_ = root.extended;
+  from->clear();
+  std::vector<int32_t> place(nodes_.size(), -1);  // of this tree's nodes, there
+  for (size_t i = static_cast<size_t>(node) + 1; i < nodes_.size(); ++i) {
+    const int32_t above = nodes_[i].parent;
+    if (above < 0 || (above != node && place[static_cast<size_t>(above)] < 0)) continue;
+    DraftNode moved = nodes_[i];
+    moved.parent = above == node ? -1 : place[static_cast<size_t>(above)];
+    moved.depth -= root.depth;
+    moved.cumulative =
+        moved.confidence *
+        (moved.parent < 0 ? 1 : below.nodes_[static_cast<size_t>(moved.parent)].cumulative);
+    place[i] = below.size();
+    below.nodes_.push_back(moved);
+    from->push_back(static_cast<int32_t>(i));
+  }
+  return below;
+}
+
 std::vector<int32_t> DraftTree::PathTo(int32_t node) const {
   std::vector<int32_t> path;
   for (int32_t at = node; at >= 0; at = nodes_[static_cast<size_t>(at)].parent) {

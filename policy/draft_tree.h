@@ -54,7 +54,14 @@ class DraftTree {
   // Adds all that another tree has.
   void Merge(const DraftTree& other);
   int32_t Find(int32_t parent, int32_t token) const;  // -1: it is not there
-  void MarkExtended(int32_t node) { nodes_[static_cast<size_t>(node)].extended = true; }
+  // Its source has said what follows `node`; -1: what follows the answer's last token.
+  void MarkExtended(int32_t node) {
+    (node < 0 ? root_extended_ : nodes_[static_cast<size_t>(node)].extended) = true;
+  }
+  bool root_extended() const { return root_extended_; }
+  // The tree that is left once the tokens from the root to `node` are the answer's: all below
+  // `node`, which is the root of the result. `from`: index here of each of its nodes.
+  DraftTree Below(int32_t node, std::vector<int32_t>* from) const;
   // The tokens from the root to `node`, both included; none for -1.
   std::vector<int32_t> PathTo(int32_t node) const;
 
@@ -74,6 +81,7 @@ class DraftTree {
   std::vector<int32_t> Leaves() const;
 
   std::vector<DraftNode> nodes_;
+  bool root_extended_ = false;
 };
 
 // How a verified tree fits the answer.

@@ -12,6 +12,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::UnorderedElementsAre;
 
 constexpr DraftOrigin kSure{DraftSourceKind::kLookup, 7};
 constexpr DraftOrigin kModel{DraftSourceKind::kDraft, 3};
@@ -66,6 +67,32 @@ TEST(DraftTreeTest, LeavesAreExtendedOnceAndNotBeyondTheDepth) {
 }
 
 // LLMCad eq. 3's numbers: of the branch that matches the answer longest.
+TEST(DraftTreeTest, WhatIsBelowAnAcceptedTokenIsATreeBehindIt) {
+  DraftTree tree;
+  const DraftOrigin origin{DraftSourceKind::kPrefix, 2};
+  const int32_t a = tree.Add(-1, 1, 0.5, origin);
+  tree.Add(-1, 2, 0.4, origin);
+  const int32_t b = tree.Add(a, 3, 0.5, origin);
+  const int32_t c = tree.Add(a, 4, 0.25, origin);
+  const int32_t d = tree.Add(b, 5, 0.5, origin);
+  tree.MarkExtended(a);
+  tree.MarkExtended(b);
+  std::vector<int32_t> from;
+  const DraftTree below = tree.Below(a, &from);
+  EXPECT_THAT(from, ElementsAre(b, c, d));
+  EXPECT_TRUE(below.root_extended());
+  ASSERT_EQ(below.size(), 3);
+  EXPECT_EQ(below.nodes()[0].parent, -1);
+  EXPECT_EQ(below.nodes()[2].parent, 0);
+  EXPECT_EQ(below.nodes()[2].depth, 2);
+  EXPECT_DOUBLE_EQ(below.nodes()[1].cumulative, 0.25);
+  EXPECT_DOUBLE_EQ(below.nodes()[2].cumulative, 0.25);
+  EXPECT_THAT(below.PathTo(2), ElementsAre(3, 5));
+  EXPECT_THAT(below.LeavesToExtend(4, 9), UnorderedElementsAre(1, 2));
+  EXPECT_FALSE(tree.Below(d, &from).root_extended());
+  EXPECT_THAT(from, IsEmpty());
+}
+
 TEST(MostMatchingBranchTest, IsTheOneThatFollowsTheAnswerLongest) {
   DraftTree tree;
   const int32_t a = tree.Add(-1, 1, 0.9, kModel), b = tree.Add(a, 2, 0.8, kModel);

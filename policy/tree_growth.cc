@@ -6,7 +6,7 @@ namespace withy::policy {
 
 std::vector<int32_t> TreeGrowth::Next() {
   if (limits_.max_nodes < 1 || limits_.max_depth < 1) return {};
-  if (!begun_) {
+  if (!begun_ && !tree_.root_extended()) {
     begun_ = true;
     return {kRoot};
   }
@@ -23,7 +23,7 @@ std::vector<int32_t> TreeGrowth::Next() {
 }
 
 void TreeGrowth::Extend(int32_t leaf, std::span<const Candidate> candidates) {
-  if (leaf >= 0) tree_.MarkExtended(leaf);
+  tree_.MarkExtended(leaf);
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto& [token, probability] = candidates[i];
     if (i > 0 && probability < limits_.branch_threshold) continue;

@@ -50,7 +50,8 @@ class TreeGrowth {
              DraftTree* tree)
       : limits_(limits), source_(source), confidence_(std::move(confidence)), tree_(*tree) {}
 
-  // The nodes whose next tokens are wanted, kRoot first of all; none: the tree is done.
+  // The nodes whose next tokens are wanted, kRoot first of all, unless a tree that was begun before
+  // knows what follows it; none: the tree is done.
   std::vector<int32_t> Next();
   // `candidates`: what the model expects behind `leaf`, the likeliest first; the first one always
   // becomes a branch.

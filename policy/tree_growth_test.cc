@@ -54,6 +54,14 @@ TEST(TreeGrowthTest, StopsAtItsLimits) {
   EXPECT_EQ(Grow({.max_nodes = 0}, {{1, 0.5}}, &tree), 0);
 }
 
+// A tree that a former growth left does not begin at its root again.
+TEST(TreeGrowthTest, GoesOnWhereAnotherOneStopped) {
+  DraftTree tree;
+  EXPECT_EQ(Grow({.max_nodes = 2, .leaves_per_pass = 1, .alpha = 0}, {{1, 0.5}}, &tree), 2);
+  EXPECT_EQ(Grow({.max_nodes = 5, .leaves_per_pass = 1, .alpha = 0}, {{1, 0.5}}, &tree), 3);
+  EXPECT_EQ(tree.nodes().back().depth, 5);
+}
+
 TEST(TreeGrowthTest, APassThatIsWorthLessThanItTakesIsNotMade) {
   DraftTree tree;
   GrowthLimits limits{.max_nodes = 100, .max_depth = 100, .alpha = 0, .pass_ms = 3, .token_ms = 10};

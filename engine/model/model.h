@@ -80,6 +80,10 @@ struct Batch {
   std::span<const Row> rows = {};
   std::span<const ContextView> contexts = {};
   PassTag tag = {};  // for ModelOptions::kernel_observer
+  // Optional: called on the caller's thread, before the pass waits for streamed weights; the cores
+  // are free until `arrived` becomes true. Other passes may be run in it with `arrived` as their
+  // `stop`; they must need no streamed weights of layers. Once it returns, the pass waits.
+  std::function<void(const std::atomic<bool>& arrived)> meanwhile = {};
 };
 
 // Shape of the KV blocks that Forward writes, at 8 bits. It reads those of other formats, too.

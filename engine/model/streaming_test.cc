@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -249,6 +250,54 @@ TEST_F(StreamingTest, InterleavedPassesGiveTheSame) {
     EXPECT_TRUE((*pass)->Run());
     EXPECT_EQ(logits, want);
   }
+}
+
+// While a pass waits, one of a level that is in memory runs in its place.
+TEST_F(StreamingTest, APassInThePlaceOfOneThatWaitsGivesTheSame) {
+  BreakableDisk disk;
+  ModelOptions options = Options(0.8);
+  options.stream.make_queue = [shared = disk.shared()](uint32_t depth) {
+    return std::make_unique<BreakableQueue>(depth, shared);
+  };
+  const auto model = OpenTiny(folder_, path_, options);
+  ASSERT_EQ(model->weight_stats().lowest_pass_bytes, 0u);
+  const std::vector<float> want = Logits(*resident_, Rows());
+  const std::vector<float> other = Logits(*resident_, Rows(0, 5));
+  const std::vector<Row> rows = Rows();
+  const ScratchKv kv(model->info(), kTokens);
+  const ContextView view = kv.View();
+  std::vector<float> logits(want.size());
+  int windows = 0;
+  const auto meanwhile = [&](const std::atomic<bool>& arrived) {
+    ++windows;
+    disk = Disk::kWorks;
+    EXPECT_EQ(Logits(*model, Rows(0, 5)), other);
+    while (!arrived) std::this_thread::yield();
+  };
+  for (int round = 0; round < 3; ++round) {
+    auto pass =
+        model->Begin({.rows = rows, .contexts = {&view, 1}, .meanwhile = meanwhile}, logits.data());
+    ASSERT_TRUE(pass.ok());
+    EXPECT_FALSE((*pass)->Run(nullptr, 0.2));
+    disk = Disk::kHangs;
+    ASSERT_TRUE((*pass)->Run()) << (*pass)->status();
+    EXPECT_EQ(logits, want);
+  }
+  EXPECT_GE(windows, 3);
+  EXPECT_GE(model->weight_stats().waits, 3u);
+  // What cannot be read has arrived, too: the pass fails, and the next one works.
+  const auto fails = [](const std::atomic<bool>& arrived) {
+    while (!arrived) std::this_thread::yield();
+  };
+  auto pass =
+      model->Begin({.rows = rows, .contexts = {&view, 1}, .meanwhile = fails}, logits.data());
+  ASSERT_TRUE(pass.ok());
+  EXPECT_FALSE((*pass)->Run(nullptr, 0.2));
+  disk = Disk::kFails;
+  EXPECT_FALSE((*pass)->Run());
+  EXPECT_EQ((*pass)->status().code(), absl::StatusCode::kUnavailable);
+  disk = Disk::kWorks;
+  ExpectWorks(*model);
 }
 
 // Bytes beyond the level's prefix are not read, except by what was read ahead before.

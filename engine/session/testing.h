@@ -95,7 +95,7 @@ class StuckTokenizer final : public Tokenizer {
 };
 
 // Writes each row's token into its slot and computes the next token from the tokens it reads from
-// slots 0..position. A wrong block, slot or order therefore changes the answer.
+// the slots that a row sees. A wrong block, slot or order therefore changes the answer.
 class FakeModel final : public Model {
  public:
   using Next = std::function<int32_t(const std::vector<int32_t>& history)>;
@@ -152,7 +152,9 @@ class FakeModel final : public Model {
   std::function<bool(const Batch&)> may_finish;
   // Why a batch cannot be computed; OK: it can.
   std::function<absl::Status(const Batch&)> failure;
-  WeightStreamStats weights;  // what weight_stats() says
+  // What weight_stats() says. A pass waits for weights if it may do something meanwhile, until that
+  // is done.
+  WeightStreamStats weights;
   // Called with the share done whenever a pass stops at its `until`.
   std::function<void(double)> on_left;
 
@@ -166,6 +168,7 @@ class FakeModel final : public Model {
       if (WaitsForKv()) return false;
       status_ = model_.failure ? model_.failure(batch_) : absl::OkStatus();
       if (!status_.ok()) return false;
+      if (batch_.meanwhile) batch_.meanwhile(/*arrived=*/false);
       if (until < 1) {
         done_ = std::max(done_, until);
         if (model_.on_left) model_.on_left(done_);
@@ -202,11 +205,15 @@ class FakeModel final : public Model {
       }
       if (!row.want_logits) continue;
       std::vector<int32_t> history;
-      for (int32_t slot = 0; slot <= row.position; ++slot) {
+      const auto see = [&](int32_t slot) {
         int32_t token = 0;
         std::memcpy(&token, Slot(view, slot % kLayers, slot), sizeof(token));
         history.push_back(token);
-      }
+      };
+      const auto ancestors = static_cast<int32_t>(row.ancestor_slots.size());
+      for (int32_t slot = 0; slot < row.position - ancestors; ++slot) see(slot);
+      for (const int32_t slot : row.ancestor_slots) see(slot);
+      see(row.slot);
       std::fill_n(logits, info_.vocab_size, 0.0f);
       logits[next_(history)] = 1.0f;
       logits += info_.vocab_size;

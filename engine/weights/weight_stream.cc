@@ -104,16 +104,23 @@ class WeightStream::Core {
     return ring_.StateOf(stage, level) == StageRing::State::kReady;
   }
 
+  const std::atomic<bool>& Demand(int32_t stage, int32_t level) {
+    absl::MutexLock lock(&mutex_);
+    ring_.Demand(stage, level);
+    queue_->Wake();
+    demanded_ = {.stage = stage, .level = level, .since_ns = Clock::Real().SteadyNanos()};
+    demanded_is_settled_ = IsSettled(stage, level);
+    return demanded_is_settled_;
+  }
+
   absl::StatusOr<bool> Await(int32_t stage, int32_t level, const std::atomic<bool>* stop) {
     absl::MutexLock lock(&mutex_);
     ring_.Demand(stage, level);
     queue_->Wake();
-    const auto arrived = WaitUntil(
-        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-          const StageRing::State state = ring_.StateOf(stage, level);
-          return state == StageRing::State::kReady || state == StageRing::State::kFailed;
-        },
-        stop);
+    const int64_t since_ns = std::exchange(demanded_, {}).since_ns;
+    const auto arrived =
+        WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsSettled(stage, level); },
+                  stop, since_ns);
     if (!arrived.ok() || !*arrived) return Counted(arrived);
     if (ring_.StateOf(stage, level) == StageRing::State::kReady) return true;
     return Counted(failure_);
@@ -173,6 +180,7 @@ class WeightStream::Core {
             .buffer_bytes = plan_.buffer_bytes(),
             .locked_bytes = locked_bytes_,
             .pass_bytes = plan_.level_bytes.back(),
+            .lowest_pass_bytes = plan_.level_bytes.front(),
             .direct = file_.direct,
             .uring = queue_->kind() == DiskQueue::Kind::kUring,
             .read_bytes = read_bytes_,
@@ -188,13 +196,22 @@ class WeightStream::Core {
     return plan_.stages[static_cast<size_t>(stage)];
   }
 
-  // Waits until done(); false: `*stop` became true first. Errors: UNAVAILABLE if nothing arrives.
+  // Whether a stage has arrived or cannot be read.
+  bool IsSettled(int32_t stage, int32_t level) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const StageRing::State state = ring_.StateOf(stage, level);
+    return state == StageRing::State::kReady || state == StageRing::State::kFailed;
+  }
+
+  // Waits until done(); false: `*stop` became true first. `since_ns`: when the pass began to stand
+  // still; 0: now. Errors: UNAVAILABLE if nothing arrives.
   template <typename Done>
-  absl::StatusOr<bool> WaitUntil(Done done, const std::atomic<bool>* stop)
+  absl::StatusOr<bool> WaitUntil(Done done, const std::atomic<bool>* stop, int64_t since_ns = 0)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (done()) return true;
-    ++waits_;
-    const int64_t started = Clock::Real().SteadyNanos();
+    if (since_ns == 0 && done()) return true;
+    const int64_t started = since_ns != 0 ? since_ns : Clock::Real().SteadyNanos();
+    // A wait of a pass in the place of one that stands still is a part of that wait.
+    const bool counts = demanded_.since_ns == 0;
+    if (counts) ++waits_;
     absl::StatusOr<bool> result = true;
     while (!done()) {
       if (stop != nullptr && *stop) {
@@ -210,7 +227,7 @@ class WeightStream::Core {
       }
       arrived_.WaitWithTimeout(&mutex_, kStopPoll);
     }
-    wait_ns_ += Clock::Real().SteadyNanos() - started;
+    if (counts) wait_ns_ += Clock::Real().SteadyNanos() - started;
     return result;
   }
 
@@ -329,6 +346,9 @@ class WeightStream::Core {
       ring_.Finished(ring_.SlotOf(group->stage), group->status.ok());
       groups_.remove_if([group](const ReadGroup& other) { return &other == group; });
     }
+    if (demanded_.since_ns != 0 && IsSettled(demanded_.stage, demanded_.level)) {
+      demanded_is_settled_ = true;
+    }
     arrived_.Signal();
   }
 
@@ -416,6 +436,14 @@ class WeightStream::Core {
 
   absl::Mutex mutex_;
   absl::CondVar arrived_;
+  // The stage that a pass waits for while another one runs in its place.
+  struct Demanded {
+    int32_t stage = 0;
+    int32_t level = 0;
+    int64_t since_ns = 0;  // 0: none
+  };
+  Demanded demanded_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> demanded_is_settled_{false};
   StageRing ring_ ABSL_GUARDED_BY(mutex_);
   std::list<ReadGroup> groups_ ABSL_GUARDED_BY(mutex_);
   ReadGroup tile_group_ ABSL_GUARDED_BY(mutex_);
@@ -461,6 +489,10 @@ bool WeightStream::Needs(int32_t stage, int32_t level) const { return core_->Nee
 void WeightStream::ReadAheadAt(int32_t level) { core_->ReadAheadAt(level); }
 
 bool WeightStream::Ready(int32_t stage, int32_t level) const { return core_->Ready(stage, level); }
+
+const std::atomic<bool>& WeightStream::Demand(int32_t stage, int32_t level) {
+  return core_->Demand(stage, level);
+}
 
 absl::StatusOr<bool> WeightStream::Await(int32_t stage, int32_t level,
                                          const std::atomic<bool>* stop) {

@@ -34,19 +34,20 @@ struct WeightStreamStats {
   uint64_t resident_bytes = 0;  // head, vectors and LoRA included
   uint64_t buffer_bytes = 0;    // the ring, and rows of the embedding
   uint64_t locked_bytes = 0;
-  uint64_t pass_bytes = 0;  // read for a pass at the full level
-  bool direct = false;      // past the page cache
+  uint64_t pass_bytes = 0;         // read for a pass at the full level
+  uint64_t lowest_pass_bytes = 0;  // likewise at the lowest one
+  bool direct = false;             // past the page cache
   bool uring = false;
 
   uint64_t read_bytes = 0;
-  uint64_t waits = 0;  // times that a pass stood still
+  uint64_t waits = 0;  // times that a pass stood still; what ran in its place is not looked at
   int64_t wait_ns = 0;
   uint64_t failures = 0;  // waits that ended with an error
 
   bool streams() const { return buffer_bytes > 0; }
 };
 
-// Await and FetchRows are for one thread at a time; the rest is thread-safe.
+// Demand, Await and FetchRows are for one thread at a time; the rest is thread-safe.
 class WeightStream {
  public:
   // Loads what is resident, points the tensors of `file` at it, and begins to read. The file stays
@@ -69,6 +70,9 @@ class WeightStream {
   // Whether a stage has arrived. Stays true until the stage is released or another stage is
   // awaited that is not behind it.
   bool Ready(int32_t stage, int32_t level) const;
+  // Asks for a stage that Await is called for next. The result becomes true once that has something
+  // to return, and is valid until the next Demand. The time until then counts as a wait.
+  const std::atomic<bool>& Demand(int32_t stage, int32_t level);
   // Waits until a stage has arrived; false: `*stop` became true first. Stages before it are
   // released. Errors: UNAVAILABLE (the disk fails, or nothing arrives for stall_ns), DATA_LOSS (the
   // file is shorter than it was or has changed); both name file, layer and remedy. The next Await
