@@ -12,7 +12,10 @@ absl::StatusOr<std::vector<int32_t>> PromptIds(const engine::ModelBundle& bundle
   std::vector<engine::ChatMessage> messages;
   for (const corpus::Message& message : record.messages)
     messages.push_back({message.role, message.content, {}});
-  WITHY_ASSIGN_OR_RETURN(const engine::RenderedChat rendered, bundle.chat.Render(messages, true));
+  WITHY_ASSIGN_OR_RETURN(engine::RenderedChat rendered, bundle.chat.Render(messages, true));
+  if (bundle.tokenizer->wants_bos()) {
+    rendered.DropFront(bundle.tokenizer->TokenText(bundle.tokenizer->bos_id()));
+  }
   return bundle.tokenizer
       ->EncodePieces(rendered.TextPieces(), {.add_bos = bundle.tokenizer->wants_bos()})
       .ids;

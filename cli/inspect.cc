@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "cli/output.h"
@@ -86,6 +88,19 @@ void PlanBudgets(const engine::PackedLayout& layout, Inspection* out) {
   if (half.ok()) out->half_budget_read_bytes = half->level_bytes.back();
 }
 
+// A chat that shows the template's markup: with instructions where it takes them.
+std::string SampleChat(const engine::ChatTemplate& chat) {
+  const std::vector<engine::ChatMessage> messages = {
+      {.role = engine::kSystemRole, .content = "Be brief."},
+      {.role = engine::kUserRole, .content = "Hello?"},
+      {.role = engine::kAssistantRole, .content = "Hi."},
+      {.role = engine::kUserRole, .content = "How are you?"}};
+  const auto rendered = chat.Render(
+      messages, engine::ChatOptions{.add_generation_prompt = true,
+                                    .unix_s = Clock::Real().UnixNanos() / kNanosPerSecond});
+  return rendered.ok() ? rendered->Text() : std::string(rendered.status().message());
+}
+
 void InspectModel(const engine::GgufFile& file, std::string_view chat_template, Inspection* out) {
   const engine::Servability judged = engine::JudgeServability(file, chat_template);
   for (const absl::Status& problem : judged.problems) Note(problem, out);
@@ -99,7 +114,12 @@ void InspectModel(const engine::GgufFile& file, std::string_view chat_template, 
     out->anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
   }
   if (judged.tokenizer != nullptr) out->vocabulary = judged.tokenizer->vocab_size();
-  if (judged.chat) out->chat_template = judged.chat->name();
+  if (judged.chat) {
+    out->chat_template = judged.chat->name();
+    out->executes_template = judged.chat->executes_file();
+    out->chat_note = judged.chat->note();
+    out->sample_chat = SampleChat(*judged.chat);
+  }
 }
 
 void InspectTlm(const engine::GgufFile& file, const std::string& path, Inspection* out) {
@@ -233,7 +253,11 @@ std::string InspectionText(const Inspection& in) {
     rows.push_back({"window", absl::StrCat(in.tlm->window, " tokens")});
   }
   rows.push_back({"tokenizer", absl::StrCat(in.tokenizer, ", ", in.vocabulary, " tokens")});
-  if (!in.chat_template.empty()) rows.push_back({"chat", in.chat_template});
+  if (!in.chat_template.empty()) {
+    rows.push_back({"chat", in.executes_template
+                                ? absl::StrCat("the file's template (", in.chat_template, ")")
+                                : in.chat_template});
+  }
   if (in.tlm && in.problems.empty()) {
     rows.push_back(
         {"levels", absl::StrCat("prompt ", absl::StrJoin(in.tlm->prompt_levels, ", "), " %; model ",
@@ -251,6 +275,13 @@ std::string InspectionText(const Inspection& in) {
   std::string text = Table(rows);
   for (const std::string& problem : in.problems)
     absl::StrAppend(&text, "  ", Printable(problem), "\n");
+  if (!in.chat_note.empty()) absl::StrAppend(&text, "note: ", Printable(in.chat_note), "\n");
+  if (!in.sample_chat.empty()) {
+    absl::StrAppend(&text, "\na sample chat, as the model gets it:\n");
+    for (const absl::string_view line : absl::StrSplit(in.sample_chat, '\n')) {
+      absl::StrAppend(&text, "  ", Printable(std::string(line)), "\n");
+    }
+  }
   return text;
 }
 
@@ -283,6 +314,9 @@ std::string InspectionJson(const Inspection& in) {
                                {"tokenizer", in.tokenizer},
                                {"vocabulary", in.vocabulary},
                                {"chat_template", in.chat_template},
+                               {"executes_chat_template", in.executes_template},
+                               {"chat_note", in.chat_note},
+                               {"sample_chat", in.sample_chat},
                                {"levels_percent", percents},
                                {"levels", LevelsJson(in)},
                                {"anchors", in.anchors},

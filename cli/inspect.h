@@ -38,7 +38,10 @@ struct Inspection {
   std::vector<int64_t> anchors;       // layers by importance; empty if not in the file
   std::string tokenizer;              // "gpt2", "llama"
   int32_t vocabulary = 0;
-  std::string chat_template;
+  std::string chat_template;            // the format's name
+  bool executes_template = false;       // the file's own template is executed
+  std::string chat_note;                // why it is not; empty if there is nothing to say
+  std::string sample_chat;              // a short chat, as the model would get it
   std::optional<engine::TlmShape> tlm;  // set: the file is a TLM, for orchestrator.tlm_path
   std::vector<TypeShare> types;         // most bytes first
   std::vector<std::string> problems;    // reasons why it cannot be served; empty: it can

@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
   };
   const int64_t started = Clock::Real().SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
+  if (!model->bundle.chat.note().empty()) spdlog::warn("{}", model->bundle.chat.note());
   kernels.set_layers(model->bundle.model->info().layers);
   spdlog::info("opened {} in {} ms ({} kernels, {} threads)", options.path,
                (Clock::Real().SteadyNanos() - started) / kNanosPerMilli,

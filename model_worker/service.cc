@@ -259,7 +259,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     // The resident KV is that of the record as the last call left it. When more messages must be
     // dropped now, those that stay get other positions and are computed again.
     const bool as_before = encoded.dropped_segments == context.dropped_messages;
-    const int32_t kept = as_before ? std::min(context.kv_tokens, history) : 0;
+    const int32_t kept = as_before ? std::min(context.kv_tokens, encoded.stable_tokens) : 0;
     response->set_resident_tokens(static_cast<uint32_t>(kept));
     response->set_instance(instance_);
     return absl::OkStatus();

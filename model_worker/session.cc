@@ -20,16 +20,19 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
       request.rebuild
           ? env.encoder.EncodeRecord(segments, env.window, cancelled)
           : env.encoder.EncodePrompt(segments, env.window, opened.segments.size(), cancelled));
-  if (request.rebuild) encoded.history_tokens = static_cast<int32_t>(encoded.ids.size());
+  if (request.rebuild) {
+    encoded.history_tokens = encoded.stable_tokens = static_cast<int32_t>(encoded.ids.size());
+  }
   auto session =
       std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
+  const bool rewritten = encoded.stable_tokens < encoded.history_tokens;
   session->kv_.AdoptResident(session->opened_.resident, session->ids_,
                              {.rebuild = request.rebuild,
                               .level_percent = request.answer.level_percent,
                               .history_tokens = encoded.history_tokens,
-                              .window_moved = encoded.dropped_segments > 0,
+                              .window_moved = encoded.dropped_segments > 0 || rewritten,
                               .record_replaced = session->opened_.left_out > 0});
   WITHY_RETURN_IF_ERROR(session->kv_.AdoptClaimed(session->opened_.claimed));
   CallUsage& usage = session->usage_;

@@ -1,6 +1,9 @@
 #include "orchestrator/validate.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -70,9 +73,10 @@ absl::Status CheckMessages(const v1::Messages& prompt) {
     const v1::Message& message = prompt.messages(i);
     const std::string field = absl::StrCat("prompt.messages[", i, "]");
     WITHY_RETURN_IF_ERROR(CheckText(field + ".role", message.role()));
-    if (message.role() != "system" && message.role() != "user" && message.role() != "assistant") {
+    constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+    if (std::find(std::begin(kRoles), std::end(kRoles), message.role()) == std::end(kRoles)) {
       return Invalid(field, ".role is \"", message.role().substr(0, 32),
-                     "\": must be \"system\", \"user\" or \"assistant\"");
+                     "\": must be \"system\", \"developer\", \"user\", \"assistant\" or \"tool\"");
     }
     WITHY_RETURN_IF_ERROR(CheckText(field + ".content", message.content()));
     WITHY_RETURN_IF_ERROR(CheckSpans(field + ".fixed", message.content(), message.fixed()));

@@ -28,7 +28,7 @@ class ChatTemplate::Builder {
     if (!chat_.pieces.empty() && chat_.pieces.back().special) {
       chat_.pieces.back().text += text;
     } else {
-      chat_.pieces.push_back({.text = text, .special = true, .message = -1, .fixed_spans = {}});
+      chat_.pieces.push_back({.text = text, .special = true});
     }
   }
 
@@ -40,6 +40,7 @@ class ChatTemplate::Builder {
     ChatPiece piece;
     piece.text = message.content.substr(kept.begin, kept.end - kept.begin);
     piece.message = static_cast<int32_t>(index);
+    piece.offset = kept.begin;
     for (const ByteSpan& span : message.fixed_spans) {
       const uint32_t begin = std::clamp(span.begin, kept.begin, kept.end);
       const uint32_t end = std::clamp(span.end, kept.begin, kept.end);
@@ -56,8 +57,10 @@ class ChatTemplate::Builder {
 };
 
 absl::StatusOr<RenderedChat> ChatTemplate::Render(std::span<const ChatMessage> messages,
-                                                  bool add_generation_prompt) const {
+                                                  const ChatOptions& options) const {
+  const bool add_generation_prompt = options.add_generation_prompt;
   WITHY_RETURN_IF_ERROR(Check(messages, add_generation_prompt));
+  if (file_) return file_->Render(messages, options);
   Builder builder(form_.trims);
   if (form_.format == ChatFormat::kLlama2 || form_.format == ChatFormat::kMistral) {
     RenderInstructions(messages, builder);
@@ -77,13 +80,18 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
   std::string expected = kUserRole;
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
-    if (message.role != kSystemRole && message.role != kUserRole &&
-        message.role != kAssistantRole) {
-      return error(i, absl::StrCat("role \"", message.role, "\" is not system, user or assistant"));
+    if (!IsKnownRole(message.role)) {
+      return error(i, absl::StrCat("role \"", message.role,
+                                   "\" is not system, developer, user, assistant or tool"));
     }
     if (message.content.size() > UINT32_MAX) return error(i, "content is longer than 4 GiB");
-    if (message.role == kSystemRole && i != 0)
-      return error(i, "a system message must be the first one");
+    if (!Takes(message.role, i == 0)) {
+      const bool late = i != 0 && Takes(message.role, true);
+      return error(i, late ? absl::StrCat("a ", message.role, " message must be the first one")
+                           : absl::StrCat("role \"", message.role,
+                                          "\" is not taken by the model's chat template: use "
+                                          "system or user"));
+    }
     for (const ByteSpan& span : message.fixed_spans) {
       if (span.begin > span.end || span.end > message.content.size()) {
         return error(
@@ -91,14 +99,15 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
                             ") is outside its content of ", message.content.size(), " bytes"));
       }
     }
-    if (!alternates() || message.role == kSystemRole) continue;
+    // A file's template says itself which order it takes.
+    if (file_ || !alternates() || message.role == kSystemRole) continue;
     if (message.role != expected) {
       return error(i, absl::StrCat("the template needs user and assistant in turns: expected ",
                                    expected, ", found ", message.role));
     }
     expected = message.role == kUserRole ? kAssistantRole : kUserRole;
   }
-  if (alternates() && add_generation_prompt && expected != kAssistantRole) {
+  if (!file_ && alternates() && add_generation_prompt && expected != kAssistantRole) {
     return error(messages.size() - 1,
                  "the last message must be the user's for an answer to follow");
   }
@@ -163,6 +172,14 @@ std::string RenderedChat::Text() const {
   std::string text;
   for (const ChatPiece& piece : pieces) text += piece.text;
   return text;
+}
+
+void RenderedChat::DropFront(std::string_view text) {
+  if (text.empty() || pieces.empty()) return;
+  ChatPiece& first = pieces.front();
+  if (!first.special || !first.text.starts_with(text)) return;
+  first.text.erase(0, text.size());
+  if (first.text.empty()) pieces.erase(pieces.begin());
 }
 
 }  // namespace withy::engine

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fnv1a.h"
 #include "base/status.h"
 #include "base/strings.h"
 
@@ -32,13 +33,6 @@ std::string KnownNames() {
 
 bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
-}
-
-// The text of the file's end-of-sequence token, or "" if it has none.
-std::string_view EosText(const GgufFile& file) {
-  const absl::StatusOr<uint64_t> id = file.GetUint("tokenizer.ggml.eos_token_id");
-  const auto tokens = file.GetStringArray("tokenizer.ggml.tokens");
-  return id.ok() && tokens.ok() && *id < tokens->size() ? (*tokens)[*id] : std::string_view();
 }
 
 }  // namespace
@@ -92,10 +86,30 @@ ChatTemplate ChatTemplate::Mistral(std::string_view text) {
   return ChatTemplate(std::move(form));
 }
 
+bool IsKnownRole(std::string_view role) {
+  return role == kSystemRole || role == kUserRole || role == kAssistantRole || role == kToolRole ||
+         role == kDeveloperRole;
+}
+
+bool ChatTemplate::alternates() const {
+  if (file_) return file_->traits().alternates;
+  return form_.format == ChatFormat::kLlama2 || form_.format == ChatFormat::kMistral ||
+         form_.format == ChatFormat::kGemma;
+}
+
+bool ChatTemplate::Takes(std::string_view role, bool in_front) const {
+  if (role == kUserRole || role == kAssistantRole) return true;
+  if (role == kSystemRole) return in_front || (file_ && file_->traits().takes_late_system);
+  if (!file_) return false;
+  if (role == kDeveloperRole) return file_->traits().takes_developer;
+  return role == kToolRole && file_->traits().takes_tool;
+}
+
 absl::StatusOr<ChatTemplate> ChatTemplate::FromName(std::string_view name) {
   for (const NamedFormat& named : kNames) {
     if (named.name != name) continue;
     switch (named.format) {
+      case ChatFormat::kOther:
       case ChatFormat::kPlain:
         return Tagged(ChatFormat::kPlain, "", "", "\n", false);
       case ChatFormat::kChatMl:
@@ -131,7 +145,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromText(std::string_view text) {
     return Zephyr("</s>");
   }
   return absl::UnimplementedError(absl::StrCat(
-      "the file's chat template is not recognised; choose one by --chat-template NAME or "
+      "the file's chat template is of no known format; choose one by --chat-template NAME or "
       "config model.chat_template: ",
       KnownNames()));
 }
@@ -141,11 +155,31 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromFile(const GgufFile& file, std::s
   constexpr std::string_view kKey = "tokenizer.chat_template";
   if (!file.Has(kKey)) return FromName("plain");
   WITHY_ASSIGN_OR_RETURN(const std::string_view text, file.GetString(kKey));
+  absl::StatusOr<FileTemplate> executed = FileTemplate::FromFile(file);
   absl::StatusOr<ChatTemplate> recognised = FromText(text);
-  if (!recognised.ok()) return Annotate(recognised.status(), file.path());
-  if (recognised->format() == ChatFormat::kZephyr && Contains(text, "eos_token")) {
-    if (const std::string_view eos = EosText(file); !eos.empty()) return Zephyr(std::string(eos));
+  if (recognised.ok() && recognised->format() == ChatFormat::kZephyr &&
+      Contains(text, "eos_token")) {
+    const std::string_view eos = NamedToken(file, "tokenizer.ggml.eos_token_id");
+    if (!eos.empty()) recognised = Zephyr(std::string(eos));
   }
+  if (executed.ok()) {
+    ChatTemplate chat =
+        recognised.ok() ? *std::move(recognised) : Tagged(ChatFormat::kOther, "", "", "\n", false);
+    chat.file_ = *std::move(executed);
+    Fnv1a hash;
+    hash.Add(text);
+    chat.fingerprint_ = hash.value();
+    return chat;
+  }
+  const std::string why(executed.status().message());
+  if (!recognised.ok()) {
+    return absl::UnimplementedError(absl::StrCat(file.path(),
+                                                 ": the file's chat template cannot be executed (",
+                                                 why, "), and ", recognised.status().message()));
+  }
+  recognised->note_ =
+      absl::StrCat("the file's chat template cannot be executed (", why,
+                   "): chats are rendered as ", ToAbsl(recognised->name()), " instead");
   return recognised;
 }
 
@@ -153,7 +187,7 @@ std::string_view ChatTemplate::name() const {
   for (const NamedFormat& named : kNames) {
     if (named.format == form_.format) return named.name;
   }
-  return "unknown";
+  return "other";
 }
 
 }  // namespace withy::engine

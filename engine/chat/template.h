@@ -1,6 +1,6 @@
-// Chat templates: renders role/content messages as prompt pieces in the model's training format.
-// Neighbour: tokenizer/ encodes the pieces. No template language is interpreted: the file's
-// template text selects a built-in format.
+// Chat templates: renders messages as prompt pieces in the model's training format. The file's own
+// template is executed (file_template.h); where that fails, its text selects a built-in format.
+// Neighbour: tokenizer/ encodes the pieces.
 //
 //   WITHY_ASSIGN_OR_RETURN(ChatTemplate chat, ChatTemplate::FromFile(file, config.chat_template));
 //   WITHY_ASSIGN_OR_RETURN(RenderedChat prompt, chat.Render(messages, true));
@@ -9,15 +9,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/chat/file_template.h"
+#include "engine/chat/message.h"
 #include "engine/gguf/reader.h"
-#include "engine/tokenizer/text.h"
 
 namespace withy::engine {
 
@@ -30,31 +31,7 @@ enum class ChatFormat {
   kMistral,  // [INST] … [/INST] …</s>, with the file's spacing
   kGemma,    // <start_of_turn>role\n…<end_of_turn>\n
   kPhi3,     // <|role|>\n…<|end|>\n
-};
-
-inline constexpr char kSystemRole[] = "system";
-inline constexpr char kUserRole[] = "user";
-inline constexpr char kAssistantRole[] = "assistant";
-
-struct ChatMessage {
-  std::string role;                   // one of the three above
-  std::string content;                // UTF-8
-  std::vector<ByteSpan> fixed_spans;  // byte ranges of `content` that prompt pruning must keep
-};
-
-// One piece of a rendered prompt: template markup (`special`: control tokens are recognised in it)
-// or a message's text.
-struct ChatPiece {
-  std::string text;
-  bool special = false;
-  int32_t message = -1;               // index of the message with this content; -1 for markup
-  std::vector<ByteSpan> fixed_spans;  // in `text`, copied from the message
-};
-
-struct RenderedChat {
-  std::vector<ChatPiece> pieces;
-  std::vector<TextPiece> TextPieces() const;  // views into `pieces`
-  std::string Text() const;                   // all pieces joined
+  kOther,    // a file's own that is none of these
 };
 
 // Immutable.
@@ -66,25 +43,39 @@ class ChatTemplate {
   // Recognises the text of tokenizer.chat_template. Errors: Unimplemented naming the options that
   // select a template (--chat-template NAME, config model.chat_template).
   static absl::StatusOr<ChatTemplate> FromText(std::string_view text);
-  // `name` if not empty, else the file's template text, else plain.
+  // `name` if not empty, else the file's template, executed; plain if it has none. A template that
+  // cannot be executed is replaced by the format that its text is recognised as, with a note().
+  // Errors: as above, with the reason why the template is not executed.
   static absl::StatusOr<ChatTemplate> FromFile(const GgufFile& file, std::string_view name = "");
 
   ChatFormat format() const { return form_.format; }
   std::string_view name() const;
-  // Whether user and assistant must alternate.
-  bool alternates() const {
-    return form_.format == ChatFormat::kLlama2 || form_.format == ChatFormat::kMistral ||
-           form_.format == ChatFormat::kGemma;
-  }
+  // Whether the file's own template is executed.
+  bool executes_file() const { return file_.has_value(); }
+  // Why a file's template is not executed; empty if it is, or if there is none.
+  const std::string& note() const { return note_; }
+  // Different for templates of files with different texts.
+  uint64_t fingerprint() const { return fingerprint_; }
 
-  // Renders the prompt for these messages, without BOS (the tokenizer adds it). With
-  // `add_generation_prompt` it ends where the assistant's answer begins. The prompt for
-  // messages[0..n] that ends in an assistant's message begins with the prompt for messages[0..n-1]
-  // with generation prompt. Errors: InvalidArgument for no messages; InvalidArgument naming the
-  // message for an unknown role, a fixed span outside its content, a system message that is not
-  // first, or (Llama 2, Mistral, Gemma) two user or two assistant messages in a row.
+  // Whether user and assistant must alternate.
+  bool alternates() const;
+  // Whether a message with this role may be in front of all others, or behind others.
+  bool Takes(std::string_view role, bool in_front) const;
+
+  // Renders the prompt for these messages. A built-in format has no BOS (the tokenizer adds it); a
+  // file's template may begin with it (RenderedChat::DropFront). With `add_generation_prompt` it
+  // ends where the assistant's answer begins. With a built-in format, the prompt for messages[0..n]
+  // that ends in an assistant's message begins with the prompt for messages[0..n-1] with generation
+  // prompt; a file's template may write earlier turns anew. Errors: InvalidArgument for no
+  // messages; InvalidArgument naming the message for a role that is unknown or not taken at its
+  // place, a fixed span outside its content, or two user or two assistant messages in a row where
+  // alternates(); InvalidArgument with the words of a file's template that refuses the messages.
   absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
-                                      bool add_generation_prompt) const;
+                                      const ChatOptions& options) const;
+  absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
+                                      bool add_generation_prompt) const {
+    return Render(messages, ChatOptions{.add_generation_prompt = add_generation_prompt});
+  }
 
  private:
   // Markup around messages. Tagged formats: before_role ROLE after_role content turn_end.
@@ -111,6 +102,9 @@ class ChatTemplate {
   void RenderInstructions(std::span<const ChatMessage> messages, Builder& builder) const;
 
   Form form_;
+  std::optional<FileTemplate> file_;
+  std::string note_;
+  uint64_t fingerprint_ = 0;
 };
 
 }  // namespace withy::engine

@@ -106,7 +106,8 @@ std::vector<Exchange> LooseExchanges(const std::vector<PrunableText>& messages) 
   for (size_t m = 0; m < messages.size(); ++m) {
     if (messages[m].role == "system") begin = m + 1;
     const bool answered = messages[m].role == "assistant" &&
-                          (m + 1 == messages.size() || messages[m + 1].role != "assistant");
+                          (m + 1 == messages.size() ||
+                           (messages[m + 1].role != "assistant" && messages[m + 1].role != "tool"));
     if (!answered) continue;
     if (const auto exchange = LooseExchange(messages, begin, m + 1)) exchanges.push_back(*exchange);
     begin = m + 1;

@@ -103,8 +103,20 @@ std::string Lower(char32_t code) {
 
 std::string Title(char32_t code) {
   if (code < 0x80) return Upper(code);
+  const auto title = static_cast<char32_t>(u_totitle(static_cast<UChar32>(code)));
+  const std::string upper = Upper(code);
   std::string out;
-  engine::AppendUtf8(static_cast<char32_t>(u_totitle(static_cast<UChar32>(code))), out);
+  if (title != code || CountChars(upper) == 1) {
+    engine::AppendUtf8(title, out);
+    return out;
+  }
+  // The German sharp s becomes Ss.
+  for (size_t at = 0; at < upper.size();) {
+    char32_t part = 0;
+    const size_t length = CharAt(upper, at, &part);
+    out += at == 0 ? upper.substr(0, length) : Lower(part);
+    at += length;
+  }
   return out;
 }
 

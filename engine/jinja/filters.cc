@@ -218,6 +218,11 @@ absl::StatusOr<Value> ToJsonFilter(Interpreter& in, const Value& input,
     style.item_separator = Str(separators->items()[0]);
     style.key_separator = Str(separators->items()[1]);
   }
+  const Value* ascii = Named(arguments, "ensure_ascii");
+  if (ascii == nullptr && !arguments.positional.empty()) ascii = &arguments.positional[0];
+  if (ascii != nullptr && Truth(*ascii)) {
+    return absl::UnimplementedError("tojson with ensure_ascii is not supported");
+  }
   const Value* sorted = Named(arguments, "sort_keys");
   style.sort_keys = sorted != nullptr && Truth(*sorted);
   const size_t per_level = style.indent ? style.indent->size() : 0;

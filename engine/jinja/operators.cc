@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "engine/jinja/characters.h"
 
 namespace withy::jinja {
 namespace {
@@ -111,6 +114,80 @@ absl::StatusOr<Value> Repeated(const Value& value, int64_t times, size_t max_byt
                                      : Value::Tuple(std::move(items));
 }
 
+// One conversion of a format: %-05.2f.
+struct Conversion {
+  bool left = false;
+  bool zeros = false;
+  size_t width = 0;
+  std::optional<size_t> precision;
+  char kind = '\0';
+};
+
+constexpr size_t kMaxWidth = 1000;
+
+// Reads the conversion behind the % at `*at` and moves `*at` behind it.
+absl::StatusOr<Conversion> ReadConversion(const std::string& format, size_t* at) {
+  Conversion read;
+  size_t i = *at + 1;
+  const auto number = [&] {
+    size_t value = 0;
+    for (; i < format.size() && format[i] >= '0' && format[i] <= '9'; ++i) {
+      value = std::min(value * 10 + static_cast<size_t>(format[i] - '0'), kMaxWidth);
+    }
+    return value;
+  };
+  for (; i < format.size() && (format[i] == '-' || format[i] == '0'); ++i) {
+    (format[i] == '-' ? read.left : read.zeros) = true;
+  }
+  read.width = number();
+  if (i < format.size() && format[i] == '.') {
+    ++i;
+    read.precision = number();
+  }
+  read.kind = i < format.size() ? format[i] : '\0';
+  if (std::string_view("sdirfxX%").find(read.kind) == std::string_view::npos) {
+    return absl::UnimplementedError("a format has a conversion that is not s, d, i, r, f, x or %");
+  }
+  *at = i + 1;
+  return read;
+}
+
+absl::StatusOr<Text> ConvertedBy(const Conversion& conversion, const Value& value) {
+  const bool number = conversion.kind != 's' && conversion.kind != 'r';
+  if (number && !value.is_number()) return TypeError("%", value, value);
+  Text text;
+  if (!number) {
+    text = conversion.kind == 's' ? Str(value) : Repr(value);
+    if (conversion.precision) text = text.Sub(0, ByteOfChar(text.bytes(), *conversion.precision));
+  } else if (conversion.kind == 'f') {
+    text = Text(absl::StrFormat(
+        "%.*f", static_cast<int>(std::min<size_t>(conversion.precision.value_or(6), 50)),
+        value.number()));
+  } else {
+    const bool hex = conversion.kind == 'x' || conversion.kind == 'X';
+    if (!value.is_integer() && (hex || !(std::abs(value.number()) < 9e18))) {
+      return TypeError("%", value, value);
+    }
+    const int64_t whole =
+        value.is_integer() ? value.integer() : static_cast<int64_t>(value.number());
+    if (hex && whole < 0) return absl::UnimplementedError("%x of a negative number");
+    text = Text(!hex                     ? std::to_string(whole)
+                : conversion.kind == 'x' ? absl::StrFormat("%x", whole)
+                                         : absl::StrFormat("%X", whole));
+  }
+  const size_t chars = CountChars(text.bytes());
+  if (chars >= conversion.width) return text;
+  const bool zeros = conversion.zeros && number && !conversion.left;
+  const std::string filler(conversion.width - chars, zeros ? '0' : ' ');
+  const size_t sign = zeros && text.bytes().starts_with('-') ? 1 : 0;
+  Text padded;
+  padded.Append(text, 0, sign);
+  if (!conversion.left) padded.Append(filler);
+  padded.Append(text, sign, text.size());
+  if (conversion.left) padded.Append(filler);
+  return padded;
+}
+
 // "%s of %d" % values.
 absl::StatusOr<Value> Formatted(const Text& format, const Value& values) {
   std::vector<Value> several;
@@ -125,27 +202,18 @@ absl::StatusOr<Value> Formatted(const Text& format, const Value& values) {
   for (size_t at = 0; at < bytes.size();) {
     const size_t percent = std::min(bytes.find('%', at), bytes.size());
     text.Append(format, at, percent);
+    at = percent;
     if (percent == bytes.size()) break;
-    const char kind = percent + 1 < bytes.size() ? bytes[percent + 1] : '\0';
-    at = percent + 2;
-    if (kind == '%') {
+    WITHY_ASSIGN_OR_RETURN(const Conversion conversion, ReadConversion(bytes, &at));
+    if (conversion.kind == '%') {
       text.Append(format, percent, percent + 1);
       continue;
-    }
-    if (kind != 's' && kind != 'd' && kind != 'r') {
-      return absl::UnimplementedError("only %s, %d, %r and %% are supported in a format");
     }
     if (used == several.size()) {
       return absl::InvalidArgumentError("not enough arguments for the format");
     }
-    const Value& value = several[used++];
-    if (kind == 'd' && !value.is_number()) return TypeError("%d", value, value);
-    if (kind == 'd') {
-      text.Append(std::to_string(value.is_integer() ? value.integer()
-                                                    : static_cast<int64_t>(value.number())));
-    } else {
-      text.Append(kind == 's' ? Str(value) : Repr(value));
-    }
+    WITHY_ASSIGN_OR_RETURN(const Text part, ConvertedBy(conversion, several[used++]));
+    text.Append(part);
   }
   // Python takes lists and dicts for mappings, of which nothing needs to be used.
   if (used < several.size() && !values.is_dict() && values.kind() != Kind::kList) {

@@ -60,9 +60,10 @@ absl::StatusOr<bool> IsSame(Interpreter&, const Value& value, const Arguments& a
 }
 
 template <int64_t remainder>
-absl::StatusOr<bool> HasRemainderOfTwo(Interpreter&, const Value& value, const Arguments&) {
-  if (!value.is_integer()) return absl::InvalidArgumentError("even and odd take integers");
-  return std::abs(value.integer() % 2) == remainder;
+absl::StatusOr<bool> HasRemainderOfTwo(Interpreter& in, const Value& value, const Arguments&) {
+  WITHY_ASSIGN_OR_RETURN(const Value rest, Arithmetic(Operator::kModulo, value, Value::Int(2),
+                                                      in.options().max_bytes));
+  return rest.is_number() && rest.number() == remainder;
 }
 
 absl::StatusOr<bool> IsDivisible(Interpreter& in, const Value& value, const Arguments& arguments) {

@@ -10,6 +10,15 @@
 
 namespace withy::jinja {
 
+namespace {
+
+// Names from the template may be cut within a character.
+absl::Status AsText(const absl::Status& status) {
+  return absl::Status(status.code(), ValidUtf8(ToStd(status.message())));
+}
+
+}  // namespace
+
 struct Template::Program {
   Block block;
 };
@@ -25,12 +34,16 @@ absl::StatusOr<Template> Template::Parse(std::string_view source) {
     return absl::InvalidArgumentError("the template is not valid UTF-8");
   }
   auto program = std::make_shared<Program>();
-  WITHY_ASSIGN_OR_RETURN(program->block, jinja::Parse(source));
+  absl::StatusOr<Block> block = jinja::Parse(source);
+  if (!block.ok()) return AsText(block.status());
+  program->block = *std::move(block);
   return Template(std::move(program));
 }
 
 absl::StatusOr<Text> Template::Render(const Dict& globals, const RenderOptions& options) const {
-  return Interpreter(globals, options).Run(program_->block);
+  absl::StatusOr<Text> text = Interpreter(globals, options).Run(program_->block);
+  if (!text.ok()) return AsText(text.status());
+  return text;
 }
 
 }  // namespace withy::jinja

@@ -43,7 +43,6 @@ class Text {
   void AppendInPlaceOf(const Text& from, size_t at, std::string_view bytes);
 
   Text Sub(size_t begin, size_t end) const;
-  int32_t SourceAt(size_t at) const { return RunAt(at).source; }
   // The whole text in order; neighbouring pieces differ in source or do not continue each other.
   std::vector<Piece> Pieces() const;
 

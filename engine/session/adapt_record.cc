@@ -10,7 +10,7 @@ namespace {
 // Appends messages of a record one by one.
 class Adapter {
  public:
-  explicit Adapter(bool alternates) : alternates_(alternates) {}
+  explicit Adapter(const ChatTemplate& chat) : chat_(chat), alternates_(chat.alternates()) {}
 
   void Add(const Segment& segment, size_t number) {
     const bool answers_raw = in_raw_ && segment.role == kAssistantRole;
@@ -22,11 +22,12 @@ class Adapter {
     const bool opens = record_.empty() || in_raw_;
     in_raw_ = false;
     Segment message = segment;
-    if (message.role == kSystemRole && !opens) {
-      message.role = kUserRole;
+    if (!chat_.Takes(message.role, opens)) {
+      const bool instructs = message.role == kDeveloperRole && chat_.Takes(kSystemRole, opens);
+      message.role = instructs ? kSystemRole : kUserRole;
       ++adapted_;
     }
-    if (alternates_ && message.role != kSystemRole) {
+    if (alternates_ && (message.role == kUserRole || message.role == kAssistantRole)) {
       if (!opens && record_.back().role == message.role) return Merge(message);
       if (message.role == kAssistantRole && (opens || record_.back().role == kSystemRole)) {
         Append({.role = kUserRole, .text = ""}, number);
@@ -53,6 +54,7 @@ class Adapter {
     ++adapted_;
   }
 
+  const ChatTemplate& chat_;
   const bool alternates_;
   std::vector<Segment> record_;
   std::vector<size_t> origin_;
@@ -64,7 +66,7 @@ class Adapter {
 
 AdaptedRecord AdaptRecord(std::span<const Segment> segments, size_t recorded,
                           const ChatTemplate& chat) {
-  Adapter adapter(chat.alternates());
+  Adapter adapter(chat);
   for (size_t i = 0; i < recorded; ++i) adapter.Add(segments[i], i);
   AdaptedRecord result;
   result.adapted = adapter.adapted();

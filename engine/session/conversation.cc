@@ -46,6 +46,42 @@ size_t LeadingSystemSegments(std::span<const Segment> segments) {
   return count;
 }
 
+// An assistant's message in a rendered chat: pieces [first, end) are its text, with markup that the
+// template put between (reasoning models).
+struct RenderedAnswer {
+  size_t first = 0;
+  size_t end = 0;
+  // The pieces, with this much of the markup in front and behind, are the message's whole text.
+  bool whole = false;
+  size_t before_bytes = 0;
+  size_t behind_bytes = 0;
+};
+
+// The answer whose text begins with piece `first`.
+RenderedAnswer FindAnswer(std::span<const ChatPiece> pieces, size_t first,
+                          std::string_view visible) {
+  RenderedAnswer answer{.first = first, .end = first + 1};
+  const int32_t message = pieces[first].message;
+  for (size_t i = first + 1; i < pieces.size(); ++i) {
+    if (pieces[i].message == message) answer.end = i + 1;
+    if (pieces[i].message >= 0 && pieces[i].message != message) break;
+  }
+  std::string text;
+  for (size_t i = first; i < answer.end; ++i) text += pieces[i].text;
+  const size_t begin = pieces[first].offset;
+  if (begin > visible.size() || visible.substr(begin, text.size()) != text) return answer;
+  const std::string_view before = visible.substr(0, begin);
+  const std::string_view behind = visible.substr(begin + text.size());
+  const bool begins = before.empty() || (first > 0 && pieces[first - 1].special &&
+                                         pieces[first - 1].text.ends_with(before));
+  const bool ends = behind.empty() || (answer.end < pieces.size() && pieces[answer.end].special &&
+                                       pieces[answer.end].text.starts_with(behind));
+  answer.whole = begins && ends;
+  answer.before_bytes = before.size();
+  answer.behind_bytes = behind.size();
+  return answer;
+}
+
 // Prompts with their answers.
 struct Exchanges {
   std::vector<ExchangeTokens> tokens;
@@ -56,12 +92,15 @@ struct Exchanges {
   }
 };
 
-Exchanges ExchangesOf(std::span<const ConversationPart> parts) {
+// A tool's result belongs to the exchange whose answer asked for it.
+Exchanges ExchangesOf(std::span<const ConversationPart> parts, std::span<const Segment> segments) {
   Exchanges exchanges;
   bool in_answer = true;
   for (const ConversationPart& part : parts) {
+    const bool tool =
+        part.first_segment < segments.size() && segments[part.first_segment].role == kToolRole;
     // A record may begin with an answer.
-    if ((!part.answer && in_answer) || exchanges.tokens.empty()) {
+    if ((!part.answer && in_answer && !tool) || exchanges.tokens.empty()) {
       exchanges.tokens.emplace_back();
       exchanges.first_segment.push_back(part.first_segment);
     }
@@ -142,41 +181,75 @@ ConversationPart ConversationEncoder::AnswerPart(const Segment& segment, std::st
 
 absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segments, size_t first,
                                                  bool answer_follows, bool more_follows,
-                                                 const CancelCheck* cancelled,
+                                                 int64_t unix_s, const CancelCheck* cancelled,
                                                  std::vector<ConversationPart>* parts) const {
   std::vector<ChatMessage> messages;
   messages.reserve(segments.size());
   for (const Segment& segment : segments) {
-    messages.push_back({.role = segment.role, .content = segment.VisibleText(), .fixed_spans = {}});
+    messages.push_back({.role = segment.role, .content = segment.VisibleText()});
   }
-  WITHY_ASSIGN_OR_RETURN(const RenderedChat rendered, chat_.Render(messages, answer_follows));
+  WITHY_ASSIGN_OR_RETURN(RenderedChat rendered,
+                         chat_.Render(messages, ChatOptions{.add_generation_prompt = answer_follows,
+                                                            .unix_s = unix_s}));
+  // The tokenizer adds it to the first part.
+  if (tokenizer_.wants_bos()) rendered.DropFront(tokenizer_.TokenText(tokenizer_.bos_id()));
 
   std::vector<TextPiece> pieces;  // of the part being collected
   size_t part_segment = first;
-  for (const ChatPiece& piece : rendered.pieces) {
-    const bool answer = piece.message >= 0 && segments[piece.message].role == kAssistantRole;
-    if (!answer) {
-      pieces.push_back({.text = piece.text, .parse_special = piece.special});
+  const auto flush = [&] {
+    if (pieces.empty()) return;
+    parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
+    pieces.clear();
+  };
+  const std::vector<ChatPiece>& all = rendered.pieces;
+  size_t skipped = 0;  // bytes of the next piece that belong to the answer before
+  for (size_t i = 0; i < all.size(); ++i) {
+    const int32_t message = all[i].message;
+    if (message < 0 || segments[message].role != kAssistantRole) {
+      const std::string_view text = std::string_view(all[i].text).substr(skipped);
+      skipped = 0;
+      if (!text.empty()) pieces.push_back({.text = text, .parse_special = all[i].special});
       continue;
     }
-    if (!pieces.empty()) {
-      parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
+    const Segment& segment = segments[message];
+    const std::string& visible = messages[message].content;
+    const RenderedAnswer answer = FindAnswer(all, i, visible);
+    // An answer before may have taken the markup.
+    const bool has_front = answer.before_bytes == 0 ||
+                           (!pieces.empty() && pieces.back().text.size() >= answer.before_bytes);
+    const bool exact = answer.whole && has_front && chat_.executes_file();
+    if (exact && answer.before_bytes > 0) {
+      pieces.back().text.remove_suffix(answer.before_bytes);
+      if (pieces.back().text.empty()) pieces.pop_back();
     }
-    pieces.clear();
-    const size_t index = first + static_cast<size_t>(piece.message);
-    parts->push_back(AnswerPart(segments[piece.message], piece.text, index, cancelled));
+    flush();
+    const size_t index = first + static_cast<size_t>(message);
+    if (exact) {
+      parts->push_back(AnswerPart(segment, visible, index, cancelled));
+      skipped = answer.behind_bytes;
+    } else if (!chat_.executes_file()) {
+      parts->push_back(AnswerPart(segment, all[i].text, index, cancelled));
+    } else {  // the template shows something else than what was answered
+      for (size_t k = answer.first; k < answer.end; ++k) {
+        pieces.push_back({.text = all[k].text, .parse_special = all[k].special});
+      }
+      ConversationPart part = EncodePart(pieces, index, parts->empty(), cancelled);
+      part.answer = true;
+      parts->push_back(std::move(part));
+      pieces.clear();
+    }
     part_segment = index + 1;
+    i = answer.end - 1;
   }
   // The markup that closes the last answer is part of the next prompt.
   const bool closes_only = segments.back().role == kAssistantRole && !more_follows;
-  if (!pieces.empty() && !closes_only) {
-    parts->push_back(EncodePart(pieces, part_segment, parts->empty(), cancelled));
-  }
+  if (!closes_only) flush();
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
-    std::span<const Segment> segments, bool answer_follows, const CancelCheck* cancelled) const {
+    std::span<const Segment> segments, bool answer_follows, int64_t unix_s,
+    const CancelCheck* cancelled) const {
   std::vector<ConversationPart> parts;
   for (size_t first = 0; first < segments.size();) {
     const size_t end = RunEnd(segments, first);
@@ -190,7 +263,8 @@ absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
     } else {
       const bool last = end == segments.size();
       WITHY_RETURN_IF_ERROR(EncodeMessages(segments.subspan(first, end - first), first,
-                                           answer_follows && last, !last, cancelled, &parts));
+                                           answer_follows && last, !last, unix_s, cancelled,
+                                           &parts));
     }
     first = end;
   }
@@ -223,6 +297,9 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   }
   auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
+  const int64_t unix_s = !segments.empty() && segments.front().unix_s > 0
+                             ? segments.front().unix_s
+                             : clock_.UnixNanos() / kNanosPerSecond;
   EncodedConversation result;
   if (AdaptedRecord record = AdaptRecord(seen, recorded_seen, chat_); record.adapted > 0) {
     result.adapted_segments = record.adapted;
@@ -232,8 +309,8 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     number = std::move(record.origin);
   }
   WITHY_ASSIGN_OR_RETURN(std::vector<ConversationPart> parts,
-                         EncodeParts(seen, answer_follows, cancelled));
-  const Exchanges exchanges = ExchangesOf(parts);
+                         EncodeParts(seen, answer_follows, unix_s, cancelled));
+  const Exchanges exchanges = ExchangesOf(parts, seen);
   const size_t count = exchanges.tokens.size();
 
   // An exchange may be dropped if all of it is recorded. The prompt to be answered never is.
@@ -254,7 +331,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
       dropped = from - head;
       std::vector<Segment> shorter(seen.begin(), seen.begin() + static_cast<int64_t>(head));
       shorter.insert(shorter.end(), seen.begin() + static_cast<int64_t>(from), seen.end());
-      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows, cancelled));
+      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows, unix_s, cancelled));
       result.dropped_segments = static_cast<int32_t>(
           (from < seen.size() ? number[from] : segments.size()) - LeadingSystemSegments(segments));
     }
@@ -267,19 +344,47 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     result.ids.clear();
     result.history_tokens = 0;
   }
+  result.stable_tokens = result.history_tokens;
+  if (answer_follows && result.history_tokens > 0 && chat_.executes_file() &&
+      result.dropped_segments == 0) {
+    WITHY_ASSIGN_OR_RETURN(
+        result.stable_tokens,
+        StableTokens(std::span(seen).first(recorded_seen), unix_s,
+                     std::span(result.ids).first(static_cast<size_t>(result.history_tokens)),
+                     cancelled));
+  }
   return result;
+}
+
+absl::StatusOr<int32_t> ConversationEncoder::StableTokens(std::span<const Segment> record,
+                                                          int64_t unix_s,
+                                                          std::span<const int32_t> ids,
+                                                          const CancelCheck* cancelled) const {
+  auto parts = EncodeParts(record, /*answer_follows=*/false, unix_s, cancelled);
+  if (absl::IsCancelled(parts.status())) return parts.status();
+  if (!parts.ok()) return 0;  // the template takes the record only with what follows it
+  size_t same = 0;
+  for (const ConversationPart& part : *parts) {
+    for (const int32_t id : part.ids) {
+      if (same == ids.size() || ids[same] != id) return static_cast<int32_t>(same);
+      ++same;
+    }
+  }
+  return static_cast<int32_t>(same);
 }
 
 uint64_t ConversationEncoder::Fingerprint() const {
   constexpr std::string_view kText = " Two words,\n1 line. ";
   std::vector<Segment> turns;
   for (const std::string_view role : {kUserRole, kAssistantRole, kUserRole}) {
-    turns.push_back({.role = std::string(role), .text = std::string(kText)});
+    turns.push_back({.role = std::string(role), .text = std::string(kText), .unix_s = 1});
   }
   std::vector<Segment> system = turns;
-  system.insert(system.begin(), {.role = kSystemRole, .text = std::string(kText)});
+  system.insert(system.begin(), {.role = kSystemRole, .text = std::string(kText), .unix_s = 1});
   const Segment raw{.role = "", .text = std::string(kText)};
   Fnv1a hash;
+  hash.Add(static_cast<int32_t>(chat_.fingerprint()));
+  hash.Add(static_cast<int32_t>(chat_.fingerprint() >> 32));
   hash.Add(static_cast<int32_t>(tokenizer_.fingerprint()));
   hash.Add(static_cast<int32_t>(tokenizer_.fingerprint() >> 32));
   // A template may refuse a role, which is a difference, too.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "engine/chat/template.h"
 #include "engine/session/part_cache.h"
 #include "engine/session/segment.h"
@@ -38,7 +39,11 @@ size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head
 
 struct EncodedConversation {
   std::vector<int32_t> ids;
-  int32_t history_tokens = 0;    // ids that belong to the record before this call
+  int32_t history_tokens = 0;  // ids that belong to the record before this call
+  // Ids that EncodeRecord gives for that record, too: KV of the record is valid for these. Fewer
+  // than history_tokens where a file's template writes earlier turns anew, as those of reasoning
+  // models do, which leave out what was thought before.
+  int32_t stable_tokens = 0;
   int32_t adapted_segments = 0;  // segments of the record merged or added by AdaptRecord
   // Segments of the record that do not fit the window: the oldest after the system prompt.
   int32_t dropped_segments = 0;
@@ -52,15 +57,19 @@ struct ConversationPart {
   size_t first_segment = 0;
 };
 
-// Thread-safe; results depend only on the arguments. Tokenizer and template must outlive it.
+// Thread-safe; results depend only on the arguments, and for templates that tell the date on the
+// time of the first message, which is the clock's until it is recorded. Tokenizer, template and
+// clock must outlive it.
 class ConversationEncoder {
  public:
   static constexpr size_t kCacheBytes = size_t{8} << 20;  // cache of recently encoded parts
   // Window for counting: a prompt that is too long has a length, too.
   static constexpr int32_t kNoWindow = 1 << 30;
 
-  ConversationEncoder(const Tokenizer& tokenizer, const ChatTemplate& chat)
-      : tokenizer_(tokenizer), chat_(chat) {}
+  // `clock`: what templates that tell the date see in a conversation without recorded messages.
+  ConversationEncoder(const Tokenizer& tokenizer, const ChatTemplate& chat,
+                      const Clock& clock = Clock::Real())
+      : tokenizer_(tokenizer), chat_(chat), clock_(clock) {}
 
   // The ids of a record that ends in an answer (or is empty): the ids that the KV after a call
   // represents. At most `window` ids; a record made with a larger window may lose even its last
@@ -89,11 +98,16 @@ class ConversationEncoder {
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:
+  // `unix_s`: the time that a template may tell.
   absl::StatusOr<std::vector<ConversationPart>> EncodeParts(std::span<const Segment> segments,
-                                                            bool answer_follows,
+                                                            bool answer_follows, int64_t unix_s,
                                                             const CancelCheck* cancelled) const;
+  // How many of the first `ids` EncodeRecord gives for the record, too.
+  absl::StatusOr<int32_t> StableTokens(std::span<const Segment> record, int64_t unix_s,
+                                       std::span<const int32_t> ids,
+                                       const CancelCheck* cancelled) const;
   absl::Status EncodeMessages(std::span<const Segment> segments, size_t first, bool answer_follows,
-                              bool more_follows, const CancelCheck* cancelled,
+                              bool more_follows, int64_t unix_s, const CancelCheck* cancelled,
                               std::vector<ConversationPart>* parts) const;
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
                                                    int32_t window, bool answer_follows,
@@ -109,6 +123,7 @@ class ConversationEncoder {
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& chat_;
+  const Clock& clock_;
   mutable PartCache cache_{kCacheBytes};
 };
 

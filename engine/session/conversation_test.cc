@@ -233,6 +233,117 @@ TEST(ConversationTest, APromptThatFitsAloneIsAnsweredWhateverTheRecordIs) {
   }
 }
 
+// Templates of files. Markers are ChatML's, so that ChatFixture has tokens for them.
+constexpr std::string_view kChatMlFile =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+// Leaves out what was thought before the last question, and puts empty thoughts where none are.
+constexpr std::string_view kThinkingFile =
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% set content = m.content %}{{ '<|im_start|>' + m.role + '\\n' }}"
+    "{% if m.role == 'assistant' %}{% set thought = '' %}{% if '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{% if loop.index0 > ns.last %}{{ '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}{% "
+    "endif %}"
+    "{{ content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+TEST(FileConversationTest, EqualsTheRecognisedFormatWhereTheTemplateSaysTheSame) {
+  const ChatFixture named;
+  const ChatFixture file(ChatOfFile(kChatMlFile));
+  ASSERT_TRUE(file.chat.executes_file());
+  std::vector<Segment> segments = {SystemSays("Be kind.")};
+  for (int turn = 0; turn < 4; ++turn) {
+    segments.push_back(UserSays("Hell o?\n"));
+    EXPECT_EQ(PromptIds(file, segments), PromptIds(named, segments));
+    segments.push_back(AssistantSays(" l" + std::string(turn, 'l')));
+    EXPECT_EQ(RecordIds(file, segments), RecordIds(named, segments));
+  }
+}
+
+TEST(FileConversationTest, WhatIsOnlyWrittenOnceStaysStable) {
+  const ChatFixture f(ChatOfFile(kChatMlFile));
+  std::vector<Segment> segments = {UserSays("Hi"), AssistantSays("hello"), UserSays("And?")};
+  segments[1].token_ids = {'h', 'e', 'l', 'l', 'o'};  // encoding gives one token for "ll"
+  segments[1].tokenizer_fingerprint = f.tokenizer->fingerprint();
+  const std::vector<int32_t> record = RecordIds(f, {segments[0], segments[1]});
+  const auto prompt = f.encoder->EncodePrompt(segments, kWide, 2);
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_TRUE(BeginsWith(prompt->ids, record));
+  EXPECT_EQ(prompt->history_tokens, static_cast<int32_t>(record.size()));
+  EXPECT_EQ(prompt->stable_tokens, prompt->history_tokens);
+  EXPECT_EQ(std::vector<int32_t>(record.end() - 5, record.end()), segments[1].token_ids);
+}
+
+TEST(FileConversationTest, ThoughtsOfEarlierTurnsGoAndWhatIsBeforeThemStays) {
+  const ChatFixture f(ChatOfFile(kThinkingFile));
+  const Segment answer = AssistantSays("<think>\nwhy\n</think>\n\nso");
+  const std::vector<Segment> first = {SystemSays("Be kind."), UserSays("Hi")};
+  std::vector<Segment> record = first;
+  record.push_back(answer);
+  // The answer follows the prompt, as it was generated.
+  const std::vector<int32_t> asked = PromptIds(f, first);
+  const std::vector<int32_t> answered = RecordIds(f, record);
+  EXPECT_TRUE(BeginsWith(answered, asked));
+  EXPECT_EQ(f.Text(answered), f.Text(asked) + answer.text);
+  // The next question leaves the thoughts out.
+  std::vector<Segment> next = record;
+  next.push_back(UserSays("And?"));
+  const auto prompt = f.encoder->EncodePrompt(next, kWide, record.size());
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_EQ(
+      f.Text(prompt->ids),
+      f.Text(asked) + "so<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(prompt->stable_tokens, static_cast<int32_t>(asked.size()));
+  EXPECT_LT(prompt->stable_tokens, prompt->history_tokens);
+}
+
+TEST(FileConversationTest, ARecordsDateIsThatOfItsFirstMessage) {
+  FakeClock clock;
+  const ChatFixture f(ChatOfFile("{{ strftime_now('%s') }}" + std::string(kChatMlFile)));
+  const ConversationEncoder encoder(*f.tokenizer, f.chat, clock);
+  const auto text = [&](const std::vector<Segment>& segments) {
+    return f.Text(encoder.EncodePrompt(segments, kWide)->ids);
+  };
+  std::vector<Segment> segments = {UserSays("Hi")};
+  EXPECT_THAT(text(segments), testing::StartsWith("1700000000<"));
+  segments[0].unix_s = 1'600'000'000;
+  EXPECT_THAT(text(segments), testing::StartsWith("1600000000<"));
+  clock.Advance(kNanosPerSecond);
+  EXPECT_THAT(text(segments), testing::StartsWith("1600000000<"));
+}
+
+TEST(FileConversationTest, ATemplatesRefusalIsAnInvalidArgument) {
+  const ChatFixture f(ChatOfFile(
+      "{{ messages[0].content }}{% if messages | length > 1 %}{{ raise_exception('Just one!') }}"
+      "{% endif %}"));
+  const std::vector<Segment> two = {UserSays("a"), AssistantSays("b"), UserSays("c")};
+  const auto encoded = f.encoder->EncodePrompt(two, kWide);
+  EXPECT_EQ(encoded.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(encoded.status().message()), HasSubstr("Just one!"));
+}
+
+TEST(FileConversationTest, AToolsResultIsDroppedWithItsCall) {
+  const ChatFixture f(ChatOfFile(kChatMlFile));
+  std::vector<Segment> record;
+  for (int turn = 0; turn < 12; ++turn) {
+    record.push_back(UserSays("question " + std::to_string(turn)));
+    record.push_back(AssistantSays("call"));
+    record.push_back({.role = "tool", .text = "result " + std::to_string(turn)});
+    record.push_back(AssistantSays("answer"));
+  }
+  const size_t recorded = record.size();
+  record.push_back(UserSays("last"));
+  for (int32_t window = 200; window < 900; window += 37) {
+    const auto encoded = f.encoder->EncodePrompt(record, window, recorded);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    EXPECT_THAT(f.Text(encoded->ids), testing::StartsWith("<|im_start|>user\n")) << window;
+    EXPECT_EQ(encoded->dropped_segments % 4, 0) << window;
+  }
+}
+
 TEST(PartCacheTest, KeepsWhatWasUsedLastWithinItsLimit) {
   PartCache cache(/*limit_bytes=*/2000);
   for (int i = 0; i < 100; ++i) {

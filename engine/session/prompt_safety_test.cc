@@ -92,6 +92,48 @@ TEST(PromptSafetyTest, NoMessageAddsToTheMarkupOfItsTemplate) {
   }
 }
 
+// Templates that cut, join, trim and quote what users say. Each shows all roles that it is given.
+TEST(PromptSafetyTest, NoMessageAddsToTheMarkupOfAFilesTemplate) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (const char* text :
+       {"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n",
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content | trim + '</s>' }}{% endfor %}",
+        "{% for m in messages %}<start_of_turn>{{ m.content | tojson }}<end_of_turn>{% endfor %}",
+        "{% for m in messages %}<|user|>{{ m.content.split('|') | join('|') }}<|end|>{% endfor %}",
+        "{% for m in messages %}<|user|>{% for c in m.content %}{{ c }}{% endfor %}<|end|>{% "
+        "endfor %}",
+        "{% for m in messages %}<|user|>{{ m.content[::-1][::-1] | replace('im', 'i' ~ 'm') "
+        "}}<|end|>"
+        "{% endfor %}",
+        "<|eot_id|>{{ messages | map(attribute='content') | join('<|end|>') | indent(2) }}",
+        "<|eot_id|>{% set all %}{% for m in messages %}{{ m.content | lower | e | safe }}{% endfor "
+        "%}"
+        "{% endset %}{{ all ~ all }}"}) {
+    const ChatTemplate chat = ChatOfFile(text);
+    ASSERT_TRUE(chat.executes_file()) << chat.note();
+    for (const TokenKind kind :
+         {TokenKind::kNormal, TokenKind::kUserDefined, TokenKind::kControl}) {
+      const auto tokenizer = MarkupTokenizer(kind);
+      const ConversationEncoder encoder(*tokenizer, chat);
+      const auto controls = [&](const auto& say) {
+        const std::vector<Segment> segments = {SystemSays(say()), UserSays(say()),
+                                               AssistantSays(say()), UserSays(say())};
+        const auto encoded = encoder.EncodePrompt(segments, kWide);
+        EXPECT_TRUE(encoded.ok()) << encoded.status();
+        return ControlTokens(*tokenizer, encoded->ids);
+      };
+      const std::vector<int32_t> markup = controls([] { return std::string("x"); });
+      for (int round = 0; round < 50; ++round) {
+        EXPECT_EQ(controls([&] { return Hostile(random); }), markup)
+            << text << ", kind " << static_cast<int>(kind);
+      }
+    }
+  }
+}
+
 TEST(PromptSafetyTest, RawTextSpellsMarkupButUnknownCharactersStayOut) {
   const auto tokenizer = MarkupTokenizer(TokenKind::kControl);
   const ChatTemplate chat = ChatTemplate::FromName("plain").value();

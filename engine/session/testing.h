@@ -3,8 +3,11 @@
 // KV blocks it wrote.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "engine/chat/template.h"
+#include "engine/gguf/writer.h"
 #include "engine/kv/block.h"
 #include "engine/model/model.h"
 #include "engine/session/conversation.h"
@@ -27,10 +31,23 @@ namespace withy::engine {
 // A window that holds every prompt of a test.
 inline constexpr int32_t kWide = 1 << 20;
 
+// A file's template with this text.
+inline ChatTemplate ChatOfFile(std::string_view text) {
+  GgufWriter writer;
+  writer.SetString("tokenizer.chat_template", text);
+  const std::string path =
+      ::testing::TempDir() + "withy_chat_" + std::to_string(getpid()) + ".gguf";
+  EXPECT_TRUE(writer.Write(path).ok());
+  const GgufFile file = GgufFile::Open(path).value();
+  std::filesystem::remove(path);
+  return ChatTemplate::FromFile(file).value();
+}
+
 // Ids 0..255 are the bytes; ChatML's markers follow. `end` ends a turn.
 struct ChatFixture {
   explicit ChatFixture(std::string_view chat_name = "chatml")
-      : chat(ChatTemplate::FromName(chat_name).value()) {
+      : ChatFixture(ChatTemplate::FromName(chat_name).value()) {}
+  explicit ChatFixture(ChatTemplate chat_template) : chat(std::move(chat_template)) {
     vocab.AddByteAlphabet();
     vocab.AddMerge("l", "l");  // id 256: "hello" has two encodings
     start = vocab.Add("<|im_start|>", TokenKind::kControl);

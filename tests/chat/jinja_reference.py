@@ -60,7 +60,8 @@ def case(template, context, file=None):
     result = {"file": file} if file else {"template": template}
     result["context"] = context
     try:
-        result["output"] = ENV.from_string(template).render(**context)
+        # A copy: some filters add to a list that they are given.
+        result["output"] = ENV.from_string(template).render(**json.loads(json.dumps(context)))
     except Exception as error:  # whatever jinja2 and Python's operators raise
         result["refused"] = f"{type(error).__name__}: {error}"[:100]
     return result
@@ -168,6 +169,7 @@ SEMANTICS = [
     "{% set x %}a{{ 1 }}{% endset %}{{ x }}{% set y | upper | trim %} q {% endset %}{{ y }}", "{% filter upper | replace('A', 'b') %}abc{% endfilter %}", "{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}{{ a }}",
     "{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}in{% endcall %}", "{% macro w(x) %}<{{ caller(x, 2) }}>{% endmacro %}{% call(a, b) w(1) %}{{ a }}{{ b }}{% endcall %}",
     "{{ [1,2].append(3) }}", "{{ {}.update({}) }}", "{{ 1 + 'a' }}", "{{ 'a' + none }}", "{{ none | length }}", "{{ [1][5] }}", "{{ none.x }}", "{{ 'abc' | length }}{{ '日本' | length }}{{ 'a' | list }}{{ 'abc' | first }}{{ 'abc' | last }}{{ 'abc' | reverse }}",
+    "{{ '%02d|%5.1f|%-4s|%x|%r|%%|%3d' % (3, 2.25, 'ab', 255, 'q', -7) }}{{ '%05d' | format(-42) }}{{ '%.2s' % 'äöü' }}",
     "{% generation %}{% set q = 1 %}x{{ q }}{% endgeneration %}{{ q }}", "{{ dict(a=1, b=2) }}{{ dict({'x': 1}).get('x') }}{{ {'a': 1}.get('b', 'd') }}{{ {'a': 1}.keys() | list }}{{ {'a': 1}.values() | list }}",
     "{% if true %}{% set z = 5 %}{% endif %}{{ z }}", "{% set f = 'g' %}{% macro h() %}{{ f }}{% endmacro %}{% set f = 'i' %}{{ h() }}", "{{ range(3) | list }}{{ range(5, 0, -2) | list }}", "{{ 5 is not none and 3 in [3] }}",
     "{{ 'a' 'b' \"c\" }}", "{{ [1, 2, 3,] }}{{ {'a': 1,} }}", "{{ -2 ** 2 }}{{ not true or true }}{{ 1 if 0 else 2 if 0 else 3 }}", "{{ 'x' | upper ~ 'y' | upper }}", "{{ 1 is defined }}{{ (1, 2) | length }}{{ a.b is defined }}",

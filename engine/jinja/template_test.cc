@@ -1,0 +1,175 @@
+// Sources of bytes, bounds, and what errors say. That results equal jinja2's is shown by
+// tests/chat/.
+#include "engine/jinja/template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+
+#include "engine/jinja/json.h"
+
+namespace withy::jinja {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr int32_t kUser = 7;
+
+Dict Globals(std::string_view user) {
+  Dict globals;
+  globals.Set("user", Value::String(user, kUser));
+  globals.Set("tools", FromJson(R"([{"name": "f<|end|>", "n": 1}])", kFromData).value());
+  return globals;
+}
+
+absl::StatusOr<Text> Render(std::string_view source, std::string_view user = "u",
+                            const RenderOptions& options = {}) {
+  const auto parsed = Template::Parse(source);
+  if (!parsed.ok()) return parsed.status();
+  return parsed->Render(Globals(user), options);
+}
+
+// The text with what is not the template's in brackets.
+std::string Marked(std::string_view source, std::string_view user) {
+  const auto text = Render(source, user);
+  EXPECT_TRUE(text.ok()) << source << ": " << text.status();
+  if (!text.ok()) return "";
+  std::string marked;
+  for (const Text::Piece& piece : text->Pieces()) {
+    const bool own = piece.source == kFromTemplate;
+    marked += own ? std::string(piece.text) : "[" + std::string(piece.text) + "]";
+  }
+  return marked;
+}
+
+TEST(JinjaSourcesTest, EveryOperationKeepsWhereBytesComeFrom) {
+  EXPECT_EQ(Marked("a{{ user }}b", "<x>"), "a[<x>]b");
+  EXPECT_EQ(Marked("{{ '<' + user + '>' }}", "x"), "<[x]>");
+  EXPECT_EQ(Marked("{{ '<' ~ user ~ '>' }}", "x"), "<[x]>");
+  EXPECT_EQ(Marked("{{ user | trim }}|{{ user.strip() }}", "  x "), "[x]|[x]");
+  EXPECT_EQ(Marked("{{ (' ' + user + ' ') | trim }}", "x"), "[x]");
+  EXPECT_EQ(Marked("{{ user.split(',')[1] }}", "a,b"), "[b]");
+  EXPECT_EQ(Marked("{{ user.split(',') | join('+') }}", "a,b"), "[a]+[b]");
+  EXPECT_EQ(Marked("{{ user | replace('a', '<') }}", "xay"), "[x]<[y]");
+  EXPECT_EQ(Marked("{{ 'xay' | replace('a', user) }}", "b"), "x[b]y");
+  EXPECT_EQ(Marked("{{ user[1:3] }}{{ user[-1] }}{{ user[::-1] }}", "abcd"), "[bcd][d][c][b][a]");
+  EXPECT_EQ(Marked("{{ user | upper }}{{ user | title }}{{ user | capitalize }}", "\xC3\x9F"),
+            "[SS][SS][Ss]");
+  EXPECT_EQ(Marked("{{ user | tojson }}", "a\"b"), "\"[a\\\"][b]\"");
+  EXPECT_EQ(Marked("{{ [user, 1] }}{{ {'k': user} }}", "x"), "['[x]', 1]{'k': '[x]'}");
+  EXPECT_EQ(Marked("{{ user | indent(2) }}", "a\nb"), "[a]\n  [b]");
+  EXPECT_EQ(Marked("{{ user * 2 }}", "x"), "[x][x]");
+  EXPECT_EQ(Marked("{{ '%s!' % user }}{{ '{}?'.format(user) }}", "x"), "[x]![x]?");
+  EXPECT_EQ(Marked("{{ user | e }}", "<"), "[&lt;]");
+  EXPECT_EQ(Marked("{% for c in user %}{{ c }}-{% endfor %}", "ab"), "[a]-[b]-");
+  EXPECT_EQ(Marked("{% macro m(x) %}({{ x }}){% endmacro %}{{ m(user) }}", "a"), "([a])");
+  EXPECT_EQ(Marked("{% set s %}({{ user }}){% endset %}{{ s }}", "a"), "([a])");
+  EXPECT_EQ(Marked("{% filter upper %}a{{ user }}{% endfilter %}", "b"), "A[B]");
+  EXPECT_EQ(Marked("{% set ns = namespace(x=user) %}{{ ns.x }}", "b"), "[b]");
+  EXPECT_EQ(Marked("{{ tools | tojson }}", ""), "[{\"[name]\": \"[f<|end|>]\", \"[n]\": 1}]");
+  EXPECT_EQ(Marked("{{ user if user == 'a' else 'no' }}", "a"), "[a]");
+  EXPECT_EQ(Marked("{{ {'a': '<'}[user] }}", "a"), "<")
+      << "a template's own choice is its own text";
+}
+
+TEST(JinjaSourcesTest, OffsetsAreThoseOfTheSource) {
+  const Text text = Render("{{ user.split('|')[1] | trim }}", "ab|  cd ").value();
+  ASSERT_EQ(text.Pieces().size(), 1u);
+  EXPECT_EQ(text.Pieces()[0].source, kUser);
+  EXPECT_EQ(text.Pieces()[0].offset, 5u);
+}
+
+std::string Why(std::string_view source, const RenderOptions& options = {}) {
+  const auto text = Render(source, "u", options);
+  EXPECT_FALSE(text.ok()) << source << " gives " << text->bytes();
+  return text.ok() ? "" : std::string(text.status().message());
+}
+
+TEST(JinjaBoundsTest, NothingRunsForever) {
+  for (const char* source :
+       {"{% for i in range(100000) %}{% for j in range(100000) %}{{ i }}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ 'x' * 999999999999 }}",
+        "{{ range(1000000) }}", "{{ [1] * 9999999999 }}",
+        "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% "
+        "endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}"
+        "{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor "
+        "%}",
+        "{% set ns = namespace(x={}) %}{% for i in range(9999) %}{% set ns.x = {'a': ns.x} %}{% "
+        "endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(999) %}"
+        "{% set ns.x = ns.x | replace('a', 'aa') %}{% endfor %}",
+        "{% set ns = namespace() %}{% for i in range(9999) %}{% for x in [ns.x] %}{% set ns.x = "
+        "loop %}"
+        "{% endfor %}{% endfor %}"}) {
+    const auto text = Render(source);
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kResourceExhausted)
+        << source << ": " << text.status();
+  }
+}
+
+TEST(JinjaBoundsTest, SourcesNestWithinABound) {
+  const auto nested = [](const std::string& open, const std::string& close, int times) {
+    std::string source;
+    for (int i = 0; i < times; ++i) source += open;
+    source += "1";
+    for (int i = 0; i < times; ++i) source += close;
+    return source;
+  };
+  EXPECT_TRUE(Render("{{ " + nested("(", ")", 10) + " }}").ok());
+  for (const std::string& source :
+       {"{{ " + nested("(", ")", 100'000) + " }}", "{{ " + nested("[", "]", 100'000) + " }}",
+        "{{ " + nested("not ", "", 100'000) + " }}", "{{ " + nested("-", "", 100'000) + " }}",
+        "{{ " + nested("1 + ", "", 100'000) + " }}", "{{ 1" + nested("|string", "", 50'000) + " }}",
+        "{{ a" + nested(".a", "", 100'000) + " }}",
+        "{{ " + nested("1 if 1 else ", "", 50'000) + " }}", nested("{% if 1 %}", "", 50'000),
+        "{% for " + nested("(", "", 100'000) + " in x %}"}) {
+    EXPECT_FALSE(Template::Parse(source).ok()) << source.substr(0, 40);
+  }
+}
+
+TEST(JinjaBoundsTest, LimitsAreTheCallers) {
+  EXPECT_THAT(Why("{{ 'aaaaaaaa' * 20 }}", {.max_bytes = 100}), HasSubstr("100 bytes"));
+  EXPECT_THAT(Why("{% for i in range(50) %}xx{% endfor %}", {.max_bytes = 64}), HasSubstr("64"));
+  EXPECT_THAT(Why("{% for i in range(50) %}xx{% endfor %}", {.max_steps = 60}),
+              HasSubstr("60 steps"));
+}
+
+TEST(JinjaErrorsTest, NameLineAndConstruct) {
+  EXPECT_EQ(Why("\n\n{% include 'x' %}"), "line 3: {% include %} is not supported");
+  EXPECT_THAT(Why("{{ 1 | nonsense }}"), HasSubstr("the filter 'nonsense'"));
+  EXPECT_THAT(Why("{{ 1 is nonsense }}"), HasSubstr("the test 'nonsense'"));
+  EXPECT_THAT(Why("\n{{ user.x.y }}"), StartsWith("line 2: "));
+  EXPECT_THAT(Why("{{ nothing.y }}"), HasSubstr("'nothing' is undefined"));
+  EXPECT_THAT(Why("{{ user + 1 }}"), HasSubstr("'str' and 'int'"));
+  EXPECT_THAT(Why("{% if user %}"), HasSubstr("{% endif %}"));
+  EXPECT_THAT(Why("{{ user "), HasSubstr("no end"));
+  EXPECT_THAT(Why("{{ user }"), HasSubstr("'}'"));
+  EXPECT_THAT(Why("{% oops %}"), HasSubstr("'oops'"));
+  EXPECT_THAT(Why("{{ [1].append(2) }}"), HasSubstr("cannot be changed"));
+  EXPECT_EQ(Render("\xFF").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Template::Parse(std::string(Template::kMaxSourceBytes + 1, 'x')).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(JinjaErrorsTest, ATemplatesOwnWordsAreTold) {
+  const auto text = Render("a\n{{ raise_exception('No ' + user + '!') }}", "pets");
+  EXPECT_EQ(text.status(), absl::FailedPreconditionError("No pets!"));
+}
+
+TEST(JinjaJsonTest, ReadsWhatItWritesAndRefusesTheRest) {
+  const std::string json = R"({"a": [1, -2.5, true, null, "é\n\u0001"], "b": {}})";
+  EXPECT_EQ(ToJson(FromJson(json, kFromData).value(), {})->bytes(), json);
+  EXPECT_FALSE(FromJson("{", kFromData).ok());
+  EXPECT_FALSE(FromJson("18446744073709551615", kFromData).ok());
+  EXPECT_FALSE(FromJson(std::string(100'000, '['), kFromData).ok());
+  EXPECT_FALSE(ToJson(Value(), {}).ok());
+}
+
+}  // namespace
+}  // namespace withy::jinja
