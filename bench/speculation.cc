@@ -35,6 +35,10 @@ ABSL_FLAG(int, prompts, 1000, "held-out prompts that are compared; 0: none");
 ABSL_FLAG(int, answer_tokens, 64, "most tokens of an answer");
 ABSL_FLAG(bool, streamed, true, "answers are compared with half of the weights streamed, too");
 ABSL_FLAG(int, timed, 200, "held-out prompts that are timed; 0: none");
+ABSL_FLAG(
+    int, windows, 0,
+    "held-out prompts with long answers that are timed with half of the weights streamed, with "
+    "and without drafts in the windows; 0: none");
 ABSL_FLAG(int, rounds, 3, "of timing; the median counts");
 ABSL_FLAG(int, callers, 4, "calls at once when answers are compared");
 ABSL_FLAG(int, real_tokens, 128, "of an answer of the general model");
@@ -290,6 +294,63 @@ absl::Status TimeResident(nlohmann::json* report, double* worst) {
   return absl::OkStatus();
 }
 
+// The target's weights half streamed, drafted by the low level with and without windows: two
+// services, which take turns.
+absl::Status TimeWindows(nlohmann::json* report) {
+  const int count = absl::GetFlag(FLAGS_windows);
+  if (count == 0) return absl::OkStatus();
+  struct Way {
+    const char* name;
+    bool windows;
+    v1::Speculation speculation;
+    double ms = 0;
+    double tokens = 0;
+    double passes = 0;
+    double drafted = 0;  // in windows
+    double kept = 0;
+  };
+  std::vector<Way> ways = {{"plain", false, v1::SPECULATION_OFF},
+                           {"windows_off", false, v1::SPECULATION_PREFIX},
+                           {"windows_on", true, v1::SPECULATION_PREFIX}};
+  SpeculationServiceOptions options = Options();
+  WITHY_ASSIGN_OR_RETURN(options.weight_budget_bytes, HalfStreamedBudget(options.model));
+  std::map<bool, std::unique_ptr<SpeculationService>> services;
+  for (const bool windows : {false, true}) {
+    options.windows = windows;
+    WITHY_ASSIGN_OR_RETURN(services[windows], SpeculationService::Start(options));
+  }
+  int mismatches = 0;
+  for (int i = 0; i < count; ++i) {
+    std::vector<int32_t> expected;
+    for (size_t turn = 0; turn < ways.size(); ++turn) {
+      // "plain" is first, so that the others are compared with it.
+      Way& way = ways[turn == 0 ? 0 : 1 + (turn + static_cast<size_t>(i)) % 2];
+      v1::GenerateRequest request = GreedyRequest(LongestOfTen(i));
+      request.set_speculation(way.speculation);
+      WITHY_ASSIGN_OR_RETURN(const SpeculationAnswer answer, services[way.windows]->Ask(request));
+      if (turn == 0) expected = answer.tokens;
+      mismatches += answer.tokens == expected ? 0 : 1;
+      way.ms += answer.decode_ms;
+      way.tokens += static_cast<double>(answer.tokens.size()) - 1;
+      way.passes += answer.report.target_passes();
+      way.drafted += answer.report.window_drafted_tokens();
+      way.kept += answer.report.window_kept_tokens();
+    }
+  }
+  for (const Way& way : ways) {
+    const double rate = 1e3 * way.tokens / way.ms;
+    std::fprintf(
+        stderr,
+        "half of the weights streamed, %-12s %6.2f tokens/s; a pass has %.2f tokens, and %.2f are "
+        "drafted in its windows, of which %.2f stay\n",
+        way.name, rate, way.tokens / way.passes, way.drafted / way.passes, way.kept / way.passes);
+    (*report)["streamed_tokens_per_s"][way.name] = rate;
+  }
+  (*report)["windows_speedup"] = (ways[1].ms / ways[1].tokens) / (ways[2].ms / ways[2].tokens);
+  (*report)["mismatches"] = report->value("mismatches", 0) + mismatches;
+  return absl::OkStatus();
+}
+
 absl::Status TimeReal(nlohmann::json* report, double* worst) {
   SpeculationServiceOptions options = Options();
   options.model = absl::GetFlag(FLAGS_real);
@@ -345,6 +406,7 @@ absl::Status Main() {
   double worst = 1e9;
   WITHY_RETURN_IF_ERROR(CompareAnswers(&report));
   WITHY_RETURN_IF_ERROR(TimeResident(&report, &worst));
+  WITHY_RETURN_IF_ERROR(TimeWindows(&report));
   WITHY_RETURN_IF_ERROR(TimeReal(&report, &worst));
   if (worst < 1e9) report["resident_worst"] = worst;
   std::printf("%s\n", report.dump().c_str());

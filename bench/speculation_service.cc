@@ -30,6 +30,7 @@ std::string ConfigOf(const SpeculationServiceOptions& options) {
   if (options.weight_budget_bytes > 0) {
     absl::StrAppend(&target, " weight_budget_bytes: ", options.weight_budget_bytes);
   }
+  if (!options.windows) absl::StrAppend(&target, " speculation_windows_off: true");
   if (options.always) absl::StrAppend(&target, " speculate_always: true");
   return absl::StrCat(
       "log_level: \"warn\"\norchestrator { tlm_path: \"off\" audit_off: true probe_off: true }\n",

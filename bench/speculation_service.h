@@ -22,6 +22,7 @@ struct SpeculationServiceOptions {
   int tree_rows = 0;                 // 0: the default
   bool always = false;               // verifies all that is drafted
   uint64_t weight_budget_bytes = 0;  // of the target; 0: all weights stay in memory
+  bool windows = true;               // drafts while a pass waits for weights
 };
 
 // What came of one call.

@@ -101,6 +101,40 @@ TEST_F(SpeculationTest, UnderControlAnswersAreTheSame) {
   }
 }
 
+// While a pass waits for weights, the lowest level, which is in memory, drafts for the next one.
+TEST_F(SpeculationTest, StreamedWeightsAreDraftedMeanwhile) {
+  std::vector<std::string> expected;
+  for (const std::string off : {"true", "false"}) {
+    board_ = std::make_unique<Board>(std::vector<std::string>{
+        "model.path=" + LargeElasticPath(), "model.weight_budget_bytes=16000000",
+        "model.speculate_always=true", "model.tree_rows=9",
+        "model.speculation_windows_off=" + off});
+    board_->StartAll();
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
+    stub_ = board_->NewStub();
+    token_ = board_->BindApp("app");
+    uint32_t drafted = 0, kept = 0;
+    for (int i = 0; i < 4; ++i) {
+      v1::GenerateRequest request = UserRequest("", "tell me about the weather", 40);
+      request.mutable_sampling()->set_temperature(i % 2 == 0 ? 0.0f : 1.5f);
+      request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
+      if (off == "true") request.set_speculation(v1::SPECULATION_OFF);
+      if (i > 1) request.set_speculation(v1::SPECULATION_PREFIX);
+      const Answer answer = Generate(*stub_, token_, request);
+      ASSERT_TRUE(answer.status.ok()) << answer.status;
+      if (off == "true") {
+        expected.push_back(answer.text);
+      } else {
+        EXPECT_EQ(answer.text, expected[static_cast<size_t>(i)]);
+      }
+      drafted += answer.finished.speculation().window_drafted_tokens();
+      kept += answer.finished.speculation().window_kept_tokens();
+    }
+    EXPECT_EQ(drafted > 0, off == "false");
+    EXPECT_EQ(kept > 0, off == "false");
+  }
+}
+
 // What was said in a context is looked up by the app's other calls until the context is deleted.
 TEST_F(SpeculationTest, WhatWasSaidInADeletedContextIsNotLookedUp) {
   StartBoard(TestElasticPath());

@@ -61,6 +61,16 @@ std::string WriteElastic() {
   return Write("elastic", 1, shape);
 }
 
+std::string WriteLargeElastic() {
+  engine::SynthShape shape = TinyShape();
+  shape.layers = 12;
+  shape.d_model = 256;
+  shape.head_dim = 32;
+  shape.d_ff = 2048;
+  shape.levels = {20, 60};
+  return Write("large-elastic", 5, shape);
+}
+
 std::string WriteTinyTlm() {
   Check(engine::WriteTlm(engine::SmallTlm(), engine::GgmlType::kQ8_0, PathOf("tlm")));
   return PathOf("tlm");
@@ -111,6 +121,11 @@ const std::string& SlowModelPath() {
 
 const std::string& TestElasticPath() {
   static const std::string path = WriteElastic();
+  return path;
+}
+
+const std::string& LargeElasticPath() {
+  static const std::string path = WriteLargeElastic();
   return path;
 }
 

@@ -21,5 +21,7 @@ const std::string& TestForeignDraftPath();
 // 50 or 100 % of the prompt.
 const std::string& TestElasticPath();
 const std::string& TestTlmPath();
+// The same levels and 22 MB of weights, of which a budget of 16 MB keeps the lowest level.
+const std::string& LargeElasticPath();
 
 }  // namespace withy::e2e
