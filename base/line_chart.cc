@@ -120,7 +120,7 @@ void DrawBand(const LineChart::Line& line, const Plot& plot, size_t colour, SvgP
     const auto& [low, high] = line.band[i];
     if (!plot.Takes(at, low) || !plot.Takes(at, high)) continue;
     above += plot.Point(at, high);
-    below = plot.Point(at, low) + below;
+    below.insert(0, plot.Point(at, low));
   }
   if (above.empty()) return;
   page->Add(absl::StrFormat(
