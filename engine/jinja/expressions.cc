@@ -171,18 +171,10 @@ absl::StatusOr<Value> Interpreter::EvaluateNode(const Expression& node) {
     case Type::kTuple:
     case Type::kDict:
       return EvaluateContainer(node);
-    case Type::kNot: {
-      WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(child(0)));
-      return Value::Bool(!Truth(value));
-    }
-    case Type::kNegate: {
-      WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(child(0)));
-      return Negated(value);
-    }
-    case Type::kPlus: {
-      WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(child(0)));
-      return Arithmetic(Operator::kAdd, Value::Int(0), value, options_.max_bytes);
-    }
+    case Type::kNot:
+    case Type::kNegate:
+    case Type::kPlus:
+      return EvaluateUnary(node);
     case Type::kAnd:
     case Type::kOr: {
       WITHY_ASSIGN_OR_RETURN(Value value, Evaluate(child(0)));
@@ -232,6 +224,18 @@ absl::StatusOr<Value> Interpreter::EvaluateNode(const Expression& node) {
     }
   }
   return absl::InternalError("an expression of no type");
+}
+
+absl::StatusOr<Value> Interpreter::EvaluateUnary(const Expression& node) {
+  WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(*node.children[0]));
+  switch (node.type) {
+    case Expression::Type::kNot:
+      return Value::Bool(!Truth(value));
+    case Expression::Type::kNegate:
+      return Negated(value);
+    default:
+      return Arithmetic(Operator::kAdd, Value::Int(0), value, options_.max_bytes);
+  }
 }
 
 absl::StatusOr<Value> Interpreter::EvaluateContainer(const Expression& node) {

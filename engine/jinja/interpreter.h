@@ -82,6 +82,7 @@ class Interpreter {
 
   absl::StatusOr<Value> Evaluate(const Expression& node);
   absl::StatusOr<Value> EvaluateNode(const Expression& node);
+  absl::StatusOr<Value> EvaluateUnary(const Expression& node);
   absl::StatusOr<Value> EvaluateContainer(const Expression& node);
   absl::StatusOr<Value> EvaluateCompare(const Expression& node);
   absl::StatusOr<Value> EvaluateSlice(const Expression& node);

@@ -13,7 +13,8 @@
 #include "offline/inflate/inflate.h"
 
 ABSL_FLAG(std::string, model, "", "GGUF to grow, plain or elastic");
-ABSL_FLAG(std::string, shape, "smollm2-135m", "smollm2-135m, smollm2-360m, tinyllama-1.1b or llama3.2-3b");
+ABSL_FLAG(std::string, shape, "smollm2-135m",
+          "smollm2-135m, smollm2-360m, tinyllama-1.1b or llama3.2-3b");
 ABSL_FLAG(std::string, out, "", "GGUF to write");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the weights that have no effect");
 
