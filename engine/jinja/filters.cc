@@ -414,6 +414,7 @@ absl::StatusOr<Value> ToInt(Interpreter&, const Value& input, const Arguments& a
   const Value* given = arguments.Find(0, "default");
   const Value otherwise = given == nullptr ? Value::Int(0) : *given;
   if (input.is_integer()) return Value::Int(input.integer());
+  if (input.is_undefined()) return UndefinedError(input);
   double number = 0;
   if (input.is_string()) {
     int64_t whole = 0;
@@ -431,6 +432,7 @@ absl::StatusOr<Value> ToInt(Interpreter&, const Value& input, const Arguments& a
 
 absl::StatusOr<Value> ToFloat(Interpreter&, const Value& input, const Arguments& arguments) {
   if (input.is_number()) return Value::Float(input.number());
+  if (input.is_undefined()) return UndefinedError(input);
   double number = 0;
   if (input.is_string() && absl::SimpleAtod(Digits(input), &number)) return Value::Float(number);
   const Value* given = arguments.Find(0, "default");
