@@ -90,10 +90,10 @@ absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, const 
   std::vector<bool> in_time;
   const auto ask = [&](int first) -> absl::Status {
     for (int i = 0; i < before; ++i) {
-      WITHY_ASSIGN_OR_RETURN(Answer answer,
+      WITHY_ASSIGN_OR_RETURN(const Answer answer,
                              service.Ask(static_cast<uint64_t>(100 + first + i), slo.slo));
       in_time.push_back(answer.in_time);
-      figures.answers.push_back(std::move(answer));
+      figures.answers.push_back(answer);
     }
     return absl::OkStatus();
   };
