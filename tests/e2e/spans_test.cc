@@ -51,14 +51,15 @@ class SpansTest : public ::testing::Test {
     }
     return names;
   }
-  // The agent reads the rings now and then: waits until it has read all of `wanted`.
+  // The agent reads the rings now and then: waits until it has read all of `wanted`, and until it
+  // has read the phases of all passes whose kernels it has.
   std::vector<v1::Span> AwaitPhases(const std::set<Named>& wanted) {
     const absl::Time end = absl::Now() + absl::Seconds(30);
     while (true) {
       std::vector<v1::Span> spans = Spans();
       const std::set<Named> names = Names(spans, "phase");
       const bool all = std::includes(names.begin(), names.end(), wanted.begin(), wanted.end());
-      if (all || absl::Now() > end) {
+      if ((all && PassesWithoutPhase(spans).empty()) || absl::Now() > end) {
         for (const Named& name : wanted) {
           EXPECT_TRUE(names.contains(name)) << name.first << " records no " << name.second;
         }
@@ -66,6 +67,33 @@ class SpansTest : public ::testing::Test {
       }
       absl::SleepFor(absl::Milliseconds(20));
     }
+  }
+  // Calls' passes of the target whose kernels did not start in one of the phases that compute. When
+  // a kernel ends says nothing: its thread may be interrupted before it reads the clock.
+  static std::set<uint32_t> PassesWithoutPhase(const std::vector<v1::Span>& spans) {
+    std::vector<const v1::Span*> phases;
+    std::map<uint32_t, std::pair<int64_t, int64_t>> starts;  // first and last by pass
+    for (const v1::Span& span : spans) {
+      if (span.process() != "model_worker") continue;
+      if (span.name() == "prefill" || span.name() == "decode" || span.name() == "verify" ||
+          span.name() == "recompute") {
+        phases.push_back(&span);
+      }
+      if (span.kind() != "kernel" || span.call_id() == 0) continue;
+      const auto [pass, made] =
+          starts.try_emplace(span.sequence(), span.started_ns(), span.started_ns());
+      pass->second.first = std::min(pass->second.first, span.started_ns());
+      pass->second.second = std::max(pass->second.second, span.started_ns());
+    }
+    std::set<uint32_t> without;
+    for (const auto& [pass, times] : starts) {
+      const bool held =
+          std::any_of(phases.begin(), phases.end(), [&, &times = times](const v1::Span* phase) {
+            return phase->started_ns() <= times.first && times.second <= phase->ended_ns();
+          });
+      if (!held) without.insert(pass);
+    }
+    return without;
   }
 
   std::unique_ptr<Board> board_;
@@ -98,31 +126,17 @@ TEST_F(SpansTest, EveryPhaseIsRecordedWhereItHappens) {
        {"model_worker", "sampling"}, {"model_worker", "commit"},     {"draft_worker", "draft"},
        {"context_store", "load"},    {"context_store", "commit"}});
   // A pass of a call holds its kernels, and each of them its times in order.
-  std::map<uint32_t, std::pair<int64_t, int64_t>> kernels;  // begin and end by pass
+  std::set<uint32_t> passes;
   for (const v1::Span& span : spans) {
     if (span.kind() != "kernel" || span.process() != "model_worker" || span.call_id() == 0)
       continue;
     EXPECT_LE(span.queued_ns(), span.started_ns());
     EXPECT_LE(span.submitted_ns(), span.started_ns());
     EXPECT_LE(span.started_ns(), span.ended_ns());
-    const auto [pass, made] =
-        kernels.try_emplace(span.sequence(), span.started_ns(), span.ended_ns());
-    pass->second.first = std::min(pass->second.first, span.started_ns());
-    pass->second.second = std::max(pass->second.second, span.ended_ns());
+    passes.insert(span.sequence());
   }
-  EXPECT_GT(kernels.size(), 3u);
-  constexpr int64_t kSlackNs = 200'000;  // a thread tells that it has ended a moment later
-  for (const auto& [number, times] : kernels) {
-    const bool held =
-        std::any_of(spans.begin(), spans.end(), [&, &times = times](const v1::Span& span) {
-          const bool pass = span.process() == "model_worker" &&
-                            (span.name() == "prefill" || span.name() == "decode" ||
-                             span.name() == "verify" || span.name() == "recompute");
-          return pass && span.started_ns() <= times.first &&
-                 times.second <= span.ended_ns() + kSlackNs;
-        });
-    EXPECT_TRUE(held) << "kernels of pass " << number << " lie in no phase";
-  }
+  EXPECT_GT(passes.size(), 3u);
+  EXPECT_EQ(PassesWithoutPhase(spans), std::set<uint32_t>{});
 }
 
 TEST_F(SpansTest, KvThatIsLostIsRecordedAsRecomputed) {
