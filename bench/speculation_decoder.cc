@@ -63,7 +63,7 @@ absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) 
     if (count == 1) costs_.wait_ms = Millis(target_.weight_stats().wait_ns - waited_ns) / 2;
   }
   slack_ms_ = costs_.wait_ms;
-  costs_.target_ms = measured.empty() ? 0 : measured.front().ms;
+  token_ms_ = costs_.target_ms = measured.empty() ? 0 : measured.front().ms;
   costs_.rows = policy::RowCosts(measured);
   if (target_.info().levels.size() > 1) {
     WITHY_ASSIGN_OR_RETURN(costs_.prefix_ms, measure(target, 1, 0));
@@ -130,7 +130,7 @@ policy::GrowthLimits PairDecoder::LimitsOf(int32_t most, const DecodeWay& way,
     limits.max_nodes = std::min(way.most_nodes, kMostNodes);
     limits.alpha = 0;
     limits.pass_ms = pass_ms;
-    limits.token_ms = costs_.target_ms;
+    limits.token_ms = token_ms_;
   }
   return limits;
 }
@@ -255,9 +255,9 @@ absl::Status PairDecoder::DecodeLossless(std::vector<int32_t> tokens, size_t end
   for (bool over = false; !over;) {
     const size_t before = tokens.size();
     const auto most = static_cast<int32_t>(end - before);
+    const int64_t started = Clock::Real().SteadyNanos();
     policy::DraftTree tree;
     if (way.chain > 0 || way.tree) {
-      const int64_t started = Clock::Real().SteadyNanos();
       WITHY_ASSIGN_OR_RETURN(tree, Draft(tokens, most, way));
       answer_.draft_ms += Millis(Clock::Real().SteadyNanos() - started);
     }
@@ -276,6 +276,10 @@ absl::Status PairDecoder::DecodeLossless(std::vector<int32_t> tokens, size_t end
       target_sequence_->Accept(static_cast<int32_t>(before), at,
                                static_cast<int32_t>(tokens.size()) - 1);
     }
+    constexpr double kTokenWeight = 0.2;
+    token_ms_ += kTokenWeight * (Millis(Clock::Real().SteadyNanos() - started) /
+                                     static_cast<double>(tokens.size() - before) -
+                                 token_ms_);
     if (tree.empty()) continue;
     if (way.weighed) Learn(tree, std::span<const int32_t>(tokens).subspan(before));
     std::vector<int32_t> all(nodes.begin() + 1, nodes.end());

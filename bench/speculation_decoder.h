@@ -124,6 +124,7 @@ class PairDecoder {
   const std::function<bool(int32_t)> ends_;
   PassCosts costs_;
   policy::DraftConfidence confidence_;
+  double token_ms_ = 0;  // that a token takes now: what one more accepted token saves
   double slack_ms_ = 0;  // of a pass: what drafting may take without making it longer
   // Of the prompt.
   std::unique_ptr<Sequence> target_sequence_, draft_sequence_;

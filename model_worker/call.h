@@ -68,10 +68,10 @@ struct SpeculationStats {
   std::array<int32_t, policy::kDraftSourceKinds> drafted = {};   // tokens that were verified
   std::array<int32_t, policy::kDraftSourceKinds> accepted = {};  // of these
   int32_t window_drafted = 0;  // tokens drafted while a step waited for weights
-  int32_t window_kept = 0;  // of these and those behind them, tokens that the next step began with
-  int32_t target_passes = 0;  // decode steps
-  double plain_ms = 0;        // that its tokens would have taken without, as estimated
-  double took_ms = 0;         // that they took, drafting included
+  int32_t window_kept = 0;     // of these, tokens that the next step's tree began with
+  int32_t target_passes = 0;   // decode steps
+  double plain_ms = 0;         // that its tokens would have taken without, as estimated
+  double took_ms = 0;          // that they took, drafting included
   int64_t draft_ns = 0;
   int64_t verify_ns = 0;  // of passes with drafts
 };

@@ -35,17 +35,18 @@ std::vector<int32_t> FreeSlots(std::span<const int32_t> used, const Session& ses
 
 }  // namespace
 
-void PrefixTree::Follow(std::span<const int32_t> tokens) {
+int32_t PrefixTree::Follow(std::span<const int32_t> tokens) {
   int32_t at = TreeGrowth::kRoot;
   const bool longer = length_ <= tokens.size();
   const std::span<const int32_t> added = longer ? tokens.subspan(length_) : tokens;
   for (size_t i = 0; i < added.size() && (i == 0 || at >= 0); ++i) at = tree.Find(at, added[i]);
   length_ = tokens.size();
-  if (longer && added.empty()) return;
+  if (longer && added.empty()) return 0;
   if (!longer || at < 0) {
     tree = {};
     slots_.clear();
-    return;
+    old_ = 0;
+    return 0;
   }
   std::vector<int32_t> from;
   policy::DraftTree below = tree.Below(at, &from);
@@ -53,6 +54,9 @@ void PrefixTree::Follow(std::span<const int32_t> tokens) {
   for (const int32_t node : from) slots.push_back(SlotOf(node));
   tree = std::move(below);
   slots_ = std::move(slots);
+  const auto grown = std::count_if(from.begin(), from.end(), [&](int32_t n) { return n >= old_; });
+  old_ = tree.size();
+  return static_cast<int32_t>(grown);
 }
 
 void PrefixTree::Add(const policy::DraftTree& other, std::span<const int32_t> chosen) {
@@ -63,6 +67,7 @@ void PrefixTree::Add(const policy::DraftTree& other, std::span<const int32_t> ch
     const int32_t parent = added.parent < 0 ? -1 : place[static_cast<size_t>(added.parent)];
     place[index] = tree.Add(parent, added.token, added.confidence, added.origin);
   }
+  old_ = tree.size();
 }
 
 int32_t PrefixTree::SlotOf(int32_t node) const {

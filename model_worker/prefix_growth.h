@@ -34,7 +34,8 @@ class PrefixTree {
   policy::DraftTree tree;
 
   // The call has `tokens` now: of the tree, what is below the new ones is left, with its KV.
-  void Follow(std::span<const int32_t> tokens);
+  // Returns how many nodes are left of those that grew since the last Add.
+  int32_t Follow(std::span<const int32_t> tokens);
   // Adds nodes of another tree behind the same tokens; `chosen` has parents before their children.
   void Add(const policy::DraftTree& other, std::span<const int32_t> chosen);
   // Slot of a node's KV, -1: of the call's last token; kNoSlot: it is not computed.
@@ -46,6 +47,7 @@ class PrefixTree {
 
  private:
   size_t length_ = 0;           // tokens of the call that it is behind
+  int32_t old_ = 0;             // nodes, the first ones, that did not grow since Add or Follow
   std::vector<int32_t> slots_;  // [node + 1]; what is not there has none
 };
 

@@ -19,10 +19,10 @@ TEST(PrefixTreeTest, WhatIsBelowTheNewTokensStaysWithItsKv) {
   prefix.tree.Add(-1, 3, 0.1, kOrigin);
   const int32_t c = prefix.tree.Add(b, 4, 0.9, kOrigin);
   for (const int32_t node : {-1, a, b}) prefix.SetSlot(node, 50 + node);
-  prefix.Follow(tokens);
+  EXPECT_EQ(prefix.Follow(tokens), 0);
   EXPECT_EQ(prefix.tree.size(), 4) << "nothing is new";
   tokens.insert(tokens.end(), {1, 2});
-  prefix.Follow(tokens);
+  EXPECT_EQ(prefix.Follow(tokens), 1);
   ASSERT_EQ(prefix.tree.size(), 1);
   EXPECT_EQ(prefix.tree.nodes()[0].token, 4);
   EXPECT_EQ(prefix.SlotOf(-1), 50 + b);
@@ -48,6 +48,13 @@ TEST(PrefixTreeTest, WhatIsVerifiedIsAddedOnce) {
   prefix.Add(verified, chosen);
   ASSERT_EQ(prefix.tree.size(), 2);
   EXPECT_EQ(prefix.tree.PathTo(1), std::vector<int32_t>({1, 3}));
+  // What grew since is counted once, where it is left.
+  prefix.tree.Add(1, 4, 0.9, kOrigin);
+  prefix.tree.Add(1, 5, 0.1, kOrigin);
+  EXPECT_EQ(prefix.Follow(std::vector<int32_t>({1})), 2);
+  EXPECT_EQ(prefix.tree.size(), 3);
+  EXPECT_EQ(prefix.Follow(std::vector<int32_t>({1, 3})), 0);
+  EXPECT_EQ(prefix.tree.size(), 2);
 }
 
 }  // namespace

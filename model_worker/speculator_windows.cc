@@ -28,8 +28,7 @@ constexpr int32_t kWindowSlotsAhead = 64;
 void Speculator::BeginWithKept(Call& call) {
   CallDrafts& drafts = *call.drafts;
   if (!drafts.windows) drafts.prefix = {};
-  drafts.prefix.Follow(call.session->tokens());
-  call.session->speculation().window_kept += drafts.prefix.tree.size();
+  call.session->speculation().window_kept += drafts.prefix.Follow(call.session->tokens());
   drafts.tree.Merge(drafts.prefix.tree);
 }
 

@@ -121,6 +121,7 @@ TEST_F(SpeculatorWindowsTest, AnswersAreThoseOfPlainDecoding) {
         EXPECT_EQ(IdsOf(outcomes[i]), IdsOf(expected[i]));
         EXPECT_EQ(outcomes[i].usage.reused_tokens, expected[i].usage.reused_tokens);
         grown += outcomes[i].speculation.window_drafted;
+        EXPECT_LE(outcomes[i].speculation.window_kept, outcomes[i].speculation.window_drafted);
       }
       EXPECT_GT(grown, 0);
     }
@@ -148,6 +149,7 @@ TEST(SpeculatorWindowTest, AStepBeginsWithWhatGrewBeyondTheLastOne) {
     EXPECT_EQ(stats.window_drafted > 0, windows);
     if (windows) {
       EXPECT_GT(stats.window_kept, 60) << "nearly all tokens";
+      EXPECT_LE(stats.window_kept, stats.window_drafted);
     } else {
       EXPECT_EQ(stats.window_kept, 0);
     }

@@ -17,7 +17,7 @@ namespace withy::policy {
 // Shares of accepted tokens by source and bin. Recent tokens count most. Not thread-safe.
 class DraftConfidence {
  public:
-  static constexpr int32_t kBins = 8;
+  static constexpr int32_t kBins = 11;
 
   // Bin of a token that a lookup found behind a match of `length` tokens, or of a model's token
   // with probability `p`.

@@ -37,14 +37,14 @@ TEST(DraftConfidenceTest, ANewContextBeginsWithWhatTheAppKnows) {
 TEST(DraftConfidenceTest, LongerMatchesAndHigherProbabilitiesAreSurer) {
   const DraftConfidence confidence;
   double before = 0;
-  for (const int32_t length : {3, 4, 5, 7, 9, 13, 20, 24}) {
+  for (const int32_t length : {3, 4, 5, 7, 9, 13, 20, 24, 40, 50, 64}) {
     const double now =
         confidence.Of({DraftSourceKind::kLookup, DraftConfidence::LookupBin(length)});
     EXPECT_GT(now, before);
     before = now;
   }
   before = 0;
-  for (const double p : {0.0, 0.15, 0.3, 0.4, 0.6, 0.8, 0.9, 1.0}) {
+  for (const double p : {0.0, 0.15, 0.3, 0.4, 0.6, 0.8, 0.9, 0.96, 0.99, 0.998, 1.0}) {
     const double now =
         confidence.Of({DraftSourceKind::kPrefix, DraftConfidence::ProbabilityBin(p)});
     EXPECT_GT(now, before);

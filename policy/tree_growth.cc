@@ -1,6 +1,7 @@
 #include "policy/tree_growth.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace withy::policy {
 
@@ -15,9 +16,13 @@ std::vector<int32_t> TreeGrowth::Next() {
   std::vector<int32_t> leaves = tree_.LeavesToExtend(
       std::min(limits_.leaves_per_pass, limits_.max_nodes - tree_.size()), limits_.max_depth);
   if (limits_.pass_ms > 0) {
+    // The token behind a leaf is taken to be as sure as those before it were on the average.
     double worth = 0;
-    for (const int32_t leaf : leaves) worth += tree_.nodes()[static_cast<size_t>(leaf)].cumulative;
-    if (worth * confidence * limits_.token_ms < limits_.pass_ms) return {};
+    for (const int32_t leaf : leaves) {
+      const DraftNode& node = tree_.nodes()[static_cast<size_t>(leaf)];
+      worth += std::pow(node.cumulative, 1 + 1.0 / node.depth);
+    }
+    if (worth * limits_.token_ms < limits_.pass_ms) return {};
   }
   return leaves;
 }

@@ -66,10 +66,18 @@ TEST(TreeGrowthTest, APassThatIsWorthLessThanItTakesIsNotMade) {
   DraftTree tree;
   GrowthLimits limits{.max_nodes = 100, .max_depth = 100, .alpha = 0, .pass_ms = 3, .token_ms = 10};
   Grow(limits, {{1, 0.9}}, &tree);
-  EXPECT_EQ(tree.size(), 6) << "0.9^6 squared is worth less than 0.3";
+  EXPECT_EQ(tree.size(), 11) << "0.9^12, of the next token, is worth less than 0.3";
   tree = {};
   limits.pass_ms = 20;
   EXPECT_EQ(Grow(limits, {{1, 0.9}}, &tree), 1);
+}
+
+// What grows of a draft that is nearly sure is bounded by its size alone.
+TEST(TreeGrowthTest, ASureDraftGrowsALongBranch) {
+  DraftTree tree;
+  Grow({.max_nodes = 60, .max_depth = 60, .alpha = 0, .pass_ms = 3, .token_ms = 10}, {{1, 0.99}},
+       &tree);
+  EXPECT_EQ(tree.size(), 60);
 }
 
 }  // namespace
