@@ -81,7 +81,8 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       refused_by_quota_(recorder.counter(
           {"withy_store_quota_refusals_total", "Calls and contexts that a quota refused."})),
       metrics_(recorder),
-      costs_(options_.kv_costs) {}
+      costs_(options_.kv_costs),
+      calibrated_(costs_.load) {}
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const Clock& clock,
                                                    telemetry::Recorder& recorder) {
@@ -278,6 +279,7 @@ void Store::SetWorkerCosts(const KvCosts& costs) {
   absl::MutexLock lock(&mutex_);
   const policy::LoadCosts before = costs_.load;
   costs_ = costs;
+  calibrated_ = costs.load;
   costs_.load.read_fixed_ms = before.read_fixed_ms;
   costs_.load.read_mib_ms = before.read_mib_ms;
 }

@@ -367,7 +367,9 @@ class Store {
   std::map<LeaseId, std::shared_ptr<Loading>> loading_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkerRecord> previous_workers_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  KvCosts costs_ ABSL_GUARDED_BY(mutex_);
+  KvCosts costs_ ABSL_GUARDED_BY(mutex_);  // corrected by every load
+  // What recomputing takes by the worker's calibration.
+  policy::LoadCosts calibrated_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> record_bytes_{0};  // on disk
   // Demotions and loads that write to slots now, outside the lock. The arena is not emptied for
   // another model before they have ended.

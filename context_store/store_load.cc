@@ -57,7 +57,7 @@ class Store::Loading : public std::enable_shared_from_this<Store::Loading> {
 
   void EndGroup(uint32_t number, bool complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_.mutex_);
   void End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_.mutex_);
-  void LearnReadCost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_.mutex_);
+  void LearnCosts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_.mutex_);
   // Notes an event for the layers that are in place of all that is read.
   void TellLayers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_.mutex_);
   void HandOver(const policy::KvLoadProgress::HandOver& more)
@@ -73,7 +73,7 @@ class Store::Loading : public std::enable_shared_from_this<Store::Loading> {
   const std::vector<ChunkLoad> loads_;
   size_t dealt_ = 0;                 // chunks before the loads that the worker had from the start
   std::vector<uint32_t> positions_;  // of the chunks that progress_ knows
-  double read_mib_ms_ = 0;           // cost that the plan was made with
+  policy::LoadCosts planned_;        // that the plan was made with
   std::unique_ptr<policy::KvLoadProgress> progress_;
 
   std::map<uint32_t, Group> groups_;  // being read, by number
@@ -94,9 +94,8 @@ Store::Loading::Loading(Store& store, LeaseId lease, const LeaseSpec& spec,
       epoch_(spec.epoch),
       geometry_(store.table_->geometry()),
       loads_(std::move(loads)),
-      read_mib_ms_(store.costs_.load.read_mib_ms),
+      planned_(store.costs_.load),
       failed_(loads_.size(), false) {
-  const policy::LoadCosts& costs = store.costs_.load;
   std::vector<policy::MissingChunk> chunks;
   for (const uint32_t chunk : left) {
     if (chunk < loads_.front().chunk) chunks.push_back({chunk, 0});
@@ -111,11 +110,11 @@ Store::Loading::Loading(Store& store, LeaseId lease, const LeaseSpec& spec,
   const bool revised = store.options_.load_policy == policy::LoadPolicy::kPrefix;
   const double prompt_chunks = static_cast<double>(spec.prompt_tokens) / kChunkTokens;
   progress_ = std::make_unique<policy::KvLoadProgress>(
-      chunks, costs,
+      chunks, planned_,
       policy::LoadProgressOptions{
           .dealt = dealt_,
           .recomputable = revised ? recomputable : dealt_,
-          .tail_ms = prompt_chunks * costs.RecomputeMs({loads_.back().chunk, 0}),
+          .tail_ms = prompt_chunks * planned_.RecomputeMs({loads_.back().chunk, 0}),
           .least_group_bytes = kLeastPieces * kKvPieceBytes * geometry_.layers},
       NowMs());
 }
@@ -232,21 +231,34 @@ void Store::Loading::EndGroup(uint32_t number, bool complete) {
 void Store::Loading::End() {
   if (store_.loading_.erase(lease_) == 0) return;  // it has ended before
   --store_.writers_;
-  LearnReadCost();
+  LearnCosts();
 }
 
-// The next plan counts on a disk as fast as this load found it, a quarter more each time.
-void Store::Loading::LearnReadCost() {
+// The next plan counts on a disk and a worker as fast as this load found them, a quarter more each
+// time. Both take from each other's processors and memory while they run at the same time, which no
+// calibration of one alone knows.
+void Store::Loading::LearnCosts() {
   constexpr uint64_t kLeastBytes = 1 << 20;
+  constexpr size_t kLeastRecomputed = 4;
   constexpr double kShare = 0.25;
+  // A worker that was slow once is tried again in time.
+  constexpr double kForget = 0.02;
+  policy::LoadCosts& costs = store_.costs_.load;
+  const double factor = costs.recompute_chunk_ms / store_.calibrated_.recompute_chunk_ms;
+  const double planned = planned_.recompute_chunk_ms / store_.calibrated_.recompute_chunk_ms;
+  const double shown =
+      progress_->recomputed() < kLeastRecomputed
+          ? factor + kForget * (1 - factor)
+          : factor + kShare * (progress_->recompute_slowdown(NowMs()) * planned - factor);
+  costs.ScaleRecompute(std::clamp(shown, 0.5, 4.0) / factor);
   uint64_t bytes = 0;
   for (size_t i = 0; i < loads_.size(); ++i) {
     if (failed_[i]) return;
     bytes += geometry_.ChunkBytes(loads_[i].slot.format);
   }
   if (bytes < kLeastBytes) return;
-  double& cost = store_.costs_.load.read_mib_ms;
-  cost += kShare * (progress_->read_slowdown(NowMs()) * read_mib_ms_ - cost);
+  double& cost = costs.read_mib_ms;
+  cost += kShare * (progress_->read_slowdown(NowMs()) * planned_.read_mib_ms - cost);
 }
 
 void Store::Loading::TellLayers() {

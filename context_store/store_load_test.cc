@@ -205,6 +205,13 @@ TEST_F(StoreLoadTest, ADiskTenTimesAsSlowAsPlannedReadsLess) {
   EXPECT_GT(store_->load_costs().read_mib_ms, 1 / ChunkMib()) << "the next plan knows";
 }
 
+TEST_F(StoreLoadTest, AWorkerThatIsSlowerThanCalibratedIsPlannedSo) {
+  WriteContext();
+  Start(/*read_ms=*/5, /*told_read_ms=*/5, /*recompute_ms=*/2);
+  LoadAndCompute(6);
+  EXPECT_GT(store_->load_costs().recompute_chunk_ms, 2.2) << "the next plan knows";
+}
+
 TEST_F(StoreLoadTest, ADiskTenTimesAsFastAsPlannedReadsMore) {
   WriteContext();
   Start(/*read_ms=*/4, /*told_read_ms=*/40, /*recompute_ms=*/4);

@@ -97,6 +97,12 @@ double LoadCosts::ReadMs(const MissingChunk& chunk) const {
   return read_mib_ms * static_cast<double>(chunk.stored_bytes) / kMebibyte;
 }
 
+void LoadCosts::ScaleRecompute(double factor) {
+  recompute_fixed_ms *= factor;
+  recompute_chunk_ms *= factor;
+  recompute_position_ms *= factor;
+}
+
 LoadPlan PlanLoad(MissingChunks missing, const LoadCosts& costs, LoadPolicy policy) {
   const std::vector<size_t> order = SplitOrder(missing, costs, policy);
   const SideForecast recompute{.fixed_ms = costs.recompute_fixed_ms};

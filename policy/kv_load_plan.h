@@ -41,6 +41,7 @@ struct LoadCosts {
 
   double RecomputeMs(const MissingChunk& chunk) const;
   double ReadMs(const MissingChunk& chunk) const;  // infinite without a copy
+  void ScaleRecompute(double factor);              // all that recomputing takes
 };
 
 enum class LoadPolicy {

@@ -88,6 +88,8 @@ class KvLoadProgress {
   // Whether every chunk is dealt out.
   bool all_dealt() const { return front_ == back_; }
   bool done() const { return all_dealt() && groups_.empty(); }
+  // Chunks that the worker has reported as computed.
+  size_t recomputed() const { return computed_; }
   // Measured over calibrated time of each side, lately.
   double read_slowdown(double now_ms) const { return read_.Slowdown(now_ms, OldestMs()); }
   double recompute_slowdown(double now_ms) const {
