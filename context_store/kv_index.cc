@@ -13,6 +13,8 @@ namespace {
 
 constexpr uint8_t kIndexVersion = 1;
 constexpr size_t kExtentHeadBytes = 8 + 8 + 8 + 1 + 1 + 2 + 4 + 16 + 4;
+// In the byte of an extent's protection: KvExtent::whole_blocks.
+constexpr uint8_t kWholeBlocks = 2;
 constexpr size_t kChunkHeadBytes = 1 + 1 + 1 + 4 + 4;
 
 // Appends integers in little-endian order.
@@ -76,7 +78,9 @@ absl::Status ReadExtent(IndexReader& in, KvExtent* extent) {
   extent->segment = in.Number<uint64_t>();
   extent->offset = in.Number<uint64_t>();
   extent->format = in.Number<uint8_t>();
-  const auto protection = in.Number<uint8_t>();
+  const auto flags = in.Number<uint8_t>();
+  const auto protection = static_cast<uint8_t>(flags & ~kWholeBlocks);
+  extent->whole_blocks = (flags & kWholeBlocks) != 0;
   extent->layers = in.Number<uint16_t>();
   extent->block_bytes = in.Number<uint32_t>();
   in.Array(&extent->salt);
@@ -144,10 +148,9 @@ KvPiece KvExtentLayout::Piece(uint32_t number) const {
   KvPiece piece;
   piece.layer = number / per_layer;
   piece.index = number % per_layer;
-  piece.in_layer = uint64_t{piece.index} * kKvPieceBytes;
-  piece.offset = piece.layer * LayerBytes() + piece.index * (kKvPieceBytes + kKvCheckBytes);
-  piece.bytes =
-      static_cast<uint32_t>(std::min<uint64_t>(kKvPieceBytes, LayerDataBytes() - piece.in_layer));
+  piece.in_layer = piece.index * PieceBytes();
+  piece.offset = piece.layer * LayerBytes() + piece.index * (PieceBytes() + kKvCheckBytes);
+  piece.bytes = static_cast<uint32_t>(std::min(PieceBytes(), LayerDataBytes() - piece.in_layer));
   return piece;
 }
 
@@ -164,7 +167,8 @@ std::string EncodeKvIndex(const KvContextIndex& index) {
   out.Number(kIndexVersion, 1).Array(index.model).Number(index.extents.size(), 4);
   for (const KvExtent& extent : index.extents) {
     out.Number(extent.id, 8).Number(extent.segment, 8).Number(extent.offset, 8);
-    out.Number(extent.format, 1).Number(static_cast<uint8_t>(extent.protection), 1);
+    const auto protection = static_cast<uint8_t>(extent.protection);
+    out.Number(extent.format, 1).Number(protection | (extent.whole_blocks ? kWholeBlocks : 0), 1);
     out.Number(extent.layers, 2).Number(extent.block_bytes, 4).Array(extent.salt);
     out.Number(extent.identities.size(), 4);
     for (const Bytes32& identity : extent.identities) out.Array(identity);

@@ -27,7 +27,8 @@ using KvSalt = std::array<uint8_t, 16>;
 
 enum class KvProtection : uint8_t { kChecksum = 0, kAes256Gcm = 1 };
 
-// The data of an extent is cut into pieces, each followed by a check of kKvCheckBytes. Large enough
+// The data of an extent is cut into pieces of at most so many bytes, each followed by a check of
+// kKvCheckBytes. Large enough
 // that checks cost 0.02 % of the space and 2 % of the decryption's time, small enough to lie in a
 // core's L2 cache between decryption and copy, and that few needless bytes are read for one chunk.
 inline constexpr size_t kKvPieceBytes = 64 << 10;
@@ -48,11 +49,19 @@ struct KvExtentLayout {
   uint32_t layers = 0;
   uint32_t chunks = 0;
   uint32_t block_bytes = 0;  // one layer of one chunk
+  bool whole_blocks = true;  // KvExtent::whole_blocks
 
+  // Blocks of a piece, where it has whole ones only; else 0.
+  uint32_t BlocksPerPiece() const {
+    return whole_blocks ? static_cast<uint32_t>(kKvPieceBytes / block_bytes) : 0;
+  }
+  uint64_t PieceBytes() const {
+    return BlocksPerPiece() == 0 ? kKvPieceBytes : uint64_t{BlocksPerPiece()} * block_bytes;
+  }
   uint64_t LayerDataBytes() const { return uint64_t{chunks} * block_bytes; }
   uint64_t DataBytes() const { return LayerDataBytes() * layers; }
   uint32_t PiecesPerLayer() const {
-    return static_cast<uint32_t>((LayerDataBytes() + kKvPieceBytes - 1) / kKvPieceBytes);
+    return static_cast<uint32_t>((LayerDataBytes() + PieceBytes() - 1) / PieceBytes());
   }
   uint32_t Pieces() const { return PiecesPerLayer() * layers; }
   uint64_t LayerBytes() const { return LayerDataBytes() + PiecesPerLayer() * kKvCheckBytes; }
@@ -85,11 +94,14 @@ struct KvExtent {
   KvProtection protection = KvProtection::kChecksum;
   uint32_t layers = 0;
   uint32_t block_bytes = 0;  // a multiple of 16
+  // Where blocks are no larger than pieces, pieces end where blocks end: chunks from a multiple of
+  // BlocksPerPiece() on are read without the bytes of others. False in extents of earlier builds.
+  bool whole_blocks = true;
   KvSalt salt = {};
   std::vector<Bytes32> identities = {};  // of the chunk at each position, as written
 
   KvExtentLayout layout() const {
-    return {layers, static_cast<uint32_t>(identities.size()), block_bytes};
+    return {layers, static_cast<uint32_t>(identities.size()), block_bytes, whole_blocks};
   }
   bool operator==(const KvExtent&) const = default;
 };

@@ -32,6 +32,7 @@ KvContextIndex RandomIndex(std::mt19937_64& random) {
     extent.offset = random() % 1000 * kDiskAlign;
     extent.format = static_cast<uint8_t>(random() % 5);
     extent.protection = static_cast<KvProtection>(random() % 2);
+    extent.whole_blocks = random() % 2 == 0;
     extent.layers = 1 + static_cast<uint32_t>(random() % 40);
     extent.block_bytes = 16 * (1 + static_cast<uint32_t>(random() % 500));
     extent.salt[3] = static_cast<uint8_t>(random());
@@ -144,15 +145,19 @@ TEST_F(KvIndexTest, ExtentsWithoutChunksAreRemovedAndTheOthersKept) {
 // Pieces and blocks both cover the data of an extent exactly once and in order.
 TEST_F(KvIndexTest, PiecesTileAnExtent) {
   for (int i = 0; i < 300; ++i) {
-    const KvExtentLayout layout{1 + static_cast<uint32_t>(random_() % 5),
-                                1 + static_cast<uint32_t>(random_() % 40),
-                                16 * (1 + static_cast<uint32_t>(random_() % 9000))};
+    const KvExtentLayout layout{
+        1 + static_cast<uint32_t>(random_() % 5), 1 + static_cast<uint32_t>(random_() % 40),
+        16 * (1 + static_cast<uint32_t>(random_() % 9000)), random_() % 2 == 0};
     uint64_t end = 0, in_data = 0;
     for (uint32_t number = 0; number < layout.Pieces(); ++number) {
       const KvPiece piece = layout.Piece(number);
       ASSERT_EQ(piece.offset, end);
       ASSERT_GE(piece.bytes, 1u);
       ASSERT_LE(piece.bytes, kKvPieceBytes);
+      if (layout.BlocksPerPiece() > 0) {
+        ASSERT_EQ(piece.in_layer % layout.block_bytes, 0u);
+        ASSERT_EQ(piece.bytes % layout.block_bytes, 0u);
+      }
       end = piece.offset + piece.bytes + kKvCheckBytes;
       ForEachBlockPart(
           piece, layout.block_bytes,

@@ -255,6 +255,20 @@ std::map<std::string, absl::StatusOr<KvOwner>> KvStorage::OwnersOf(std::span<con
   return owners;
 }
 
+std::vector<bool> KvStorage::Cuts(std::span<const ChunkLoad> loads) const {
+  std::vector<bool> cuts(loads.size(), false);
+  absl::MutexLock lock(&mutex_);
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const uint64_t number = ExtentOf(loads[i].stored);
+    const auto found = extents_.find(number);
+    if (found == extents_.end()) continue;
+    const uint32_t blocks = found->second.extent.layout().BlocksPerPiece();
+    cuts[i] = i == 0 || ExtentOf(loads[i - 1].stored) != number ||
+              (blocks > 0 && PositionOf(loads[i].stored) % blocks == 0);
+  }
+  return cuts;
+}
+
 KvReadId KvStorage::StartRead(const std::string& context_id, const Geometry& geometry,
                               const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
                               ReadEvents events) {

@@ -85,6 +85,9 @@ class KvStorage {
   // of the database.
   absl::Status SaveIndex(const std::string& context_id, const Geometry& geometry,
                          std::span<const ContextChunk> chunks);
+  // Before which of the copies a read can end without bytes of the next one being read: where a
+  // piece begins. One element for each; false for copies that are given up.
+  std::vector<bool> Cuts(std::span<const ChunkLoad> loads) const;
   // Begins to read copies into their slots. The functions are called as those of KvRead, on_done
   // exactly once, perhaps before the return; `loads` as indices of those given.
   struct ReadEvents {

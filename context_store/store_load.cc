@@ -109,13 +109,16 @@ Store::Loading::Loading(Store& store, LeaseId lease, const LeaseSpec& spec,
   for (const policy::MissingChunk& chunk : chunks) positions_.push_back(chunk.position);
   const bool revised = store.options_.load_policy == policy::LoadPolicy::kPrefix;
   const double prompt_chunks = static_cast<double>(spec.prompt_tokens) / kChunkTokens;
+  std::vector<bool> cuts(dealt_, true);
+  for (const bool cut : store.kv_->Cuts(loads_)) cuts.push_back(cut);
   progress_ = std::make_unique<policy::KvLoadProgress>(
       chunks, planned_,
       policy::LoadProgressOptions{
           .dealt = dealt_,
           .recomputable = revised ? recomputable : dealt_,
           .tail_ms = prompt_chunks * planned_.RecomputeMs({loads_.back().chunk, 0}),
-          .least_group_bytes = kLeastPieces * kKvPieceBytes * geometry_.layers},
+          .least_group_bytes = kLeastPieces * kKvPieceBytes * geometry_.layers,
+          .cuts = std::move(cuts)},
       NowMs());
 }
 

@@ -244,7 +244,8 @@ policy::GrowthLimits Speculator::LimitsOf(std::span<Call* const> asked, const Ca
   limits.alpha = drafts.context->state.fallback.alpha();
   // The calls share a pass, and what it takes.
   limits.pass_ms = DraftPassMs(asked, source) / static_cast<double>(asked.size());
-  limits.token_ms = drafts.plain_ms;
+  // Of two tokens that are verified together the second one saves what tokens take by now.
+  limits.token_ms = drafts.plain_ms / std::max(1.0, drafts.speculation().GainOf(source).gain());
   return limits;
 }
 

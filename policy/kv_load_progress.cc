@@ -155,6 +155,16 @@ size_t KvLoadProgress::Affordable(size_t split, double now_ms) const {
   return disk_known && (worker_known || split >= front_ + kLeastSplitToTry) ? 1 : 0;
 }
 
+size_t KvLoadProgress::CutNear(size_t begin) const {
+  if (options_.cuts.empty()) return begin;
+  const size_t most = (back_ - begin) / 2;
+  for (size_t away = 0; away <= most; ++away) {
+    if (begin >= front_ + away && options_.cuts[begin - away]) return begin - away;
+    if (begin + away < back_ && options_.cuts[begin + away]) return begin + away;
+  }
+  return begin;
+}
+
 std::optional<KvLoadProgress::Group> KvLoadProgress::NextGroup(double now_ms) {
   if (groups_.size() >= kGroups || all_dealt()) return std::nullopt;
   size_t begin = front_;
@@ -170,6 +180,7 @@ std::optional<KvLoadProgress::Group> KvLoadProgress::NextGroup(double now_ms) {
                               bytes_[back_] - bytes_[begin] < options_.least_group_bytes)) {
       --begin;
     }
+    begin = CutNear(begin);
   }
   const Group group{++last_group_, begin, back_};
   back_ = begin;

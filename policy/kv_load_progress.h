@@ -39,6 +39,9 @@ struct LoadProgressOptions {
   double tail_ms = 0;
   // A smaller group costs the disk more than its bytes.
   uint64_t least_group_bytes = 0;
+  // Before which chunks a group can begin without bytes of both sides being read twice; empty:
+  // before any.
+  std::vector<bool> cuts = {};
 };
 
 // Of one load; not thread-safe. `now_ms`: any steady clock.
@@ -117,6 +120,8 @@ class KvLoadProgress {
   // The first chunk that is better read than recomputed.
   size_t Split(double now_ms) const;
   size_t Affordable(size_t split, double now_ms) const;
+  // The best place near `begin` for a group that ends at `back_` to begin at.
+  size_t CutNear(size_t begin) const;
   double OldestMs() const;  // of the group that is read first
   double ReadMs(size_t begin, size_t end) const { return read_ms_[end] - read_ms_[begin]; }
   double RecomputeMs(size_t begin, size_t end) const {

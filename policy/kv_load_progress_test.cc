@@ -233,6 +233,31 @@ TEST(KvLoadProgressTest, TheDiskReadsEverythingThatNobodyTakes) {
   EXPECT_TRUE(progress.done());
 }
 
+// Groups begin where no bytes of their neighbours come with theirs, if such a place is near.
+TEST(KvLoadProgressTest, GroupsBeginAtCuts) {
+  const auto missing = Alike(128);
+  const LoadCosts costs{.recompute_chunk_ms = 4, .read_mib_ms = 1};
+  for (const size_t apart : {1, 3, 7, 100}) {
+    std::vector<bool> cuts;
+    for (size_t i = 0; i < missing.size(); ++i) cuts.push_back(i % apart == 0);
+    KvLoadProgress progress(
+        missing, costs,
+        {.recomputable = missing.size(), .least_group_bytes = 8 * kMib, .cuts = cuts}, 0);
+    size_t end = missing.size(), there = 0;
+    for (double now_ms = 0; !progress.all_dealt(); now_ms += 10) {
+      const auto group = progress.NextGroup(now_ms);
+      ASSERT_TRUE(group.has_value());
+      EXPECT_EQ(group->end, end);
+      ASSERT_LT(group->begin, end);
+      if (apart <= 7) EXPECT_EQ(group->begin % apart, 0u) << apart;
+      end = group->begin;
+      there += group->end - group->begin;
+      progress.OnGroupEnded(group->number, now_ms);
+    }
+    EXPECT_EQ(there, missing.size());
+  }
+}
+
 TEST(KvLoadProgressTest, WhatFindsNoRoomIsRead) {
   const auto missing = Alike(40);
   KvLoadProgress progress = Begin(missing, {.recompute_chunk_ms = 1, .read_mib_ms = 1});
