@@ -249,7 +249,9 @@ TEST(KvLoadProgressTest, GroupsBeginAtCuts) {
       ASSERT_TRUE(group.has_value());
       EXPECT_EQ(group->end, end);
       ASSERT_LT(group->begin, end);
-      if (apart <= 7) EXPECT_EQ(group->begin % apart, 0u) << apart;
+      if (apart <= 7) {
+        EXPECT_EQ(group->begin % apart, 0u) << apart;
+      }
       end = group->begin;
       there += group->end - group->begin;
       progress.OnGroupEnded(group->number, now_ms);
