@@ -8,6 +8,7 @@ namespace withy::cli {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -19,6 +20,7 @@ v1::GetPhasesResponse Phases() {
     phase->set_process(process);
     phase->set_name(name);
     phase->set_count(4);
+    phase->set_recorded(4);
     phase->set_total_ms(total_ms);
     phase->set_mean_ms(total_ms / 4);
     phase->set_p99_ms(total_ms / 2);
@@ -41,6 +43,19 @@ TEST(ProfileTextTest, TheLongestComeFirstWithTheirUnits) {
 TEST(ProfileTextTest, OneProcessAlone) {
   const std::string text = SummariesText(Phases(), "kernel", "draft_worker");
   EXPECT_THAT(text, AllOf(HasSubstr("head"), Not(HasSubstr("norm"))));
+}
+
+TEST(ProfileTextTest, AnEstimateSaysHowManySpansItRestsOn) {
+  v1::GetPhasesResponse response = Phases();
+  EXPECT_THAT(SummariesText(response, "kernel", ""),
+              AllOf(Not(HasSubstr("RECORDED")), Not(HasSubstr("estimates"))));
+  v1::PhaseSummary& attention = *response.mutable_phases(1);
+  attention.set_count(4'900);
+  attention.set_recorded(37);
+  const std::string text = SummariesText(response, "kernel", "");
+  EXPECT_THAT(text, AllOf(ContainsRegex("COUNT +RECORDED +TOTAL"), ContainsRegex("4900 +37 +1.5 s"),
+                          HasSubstr("estimates from RECORDED spans")));
+  EXPECT_THAT(SummariesText(response, "kernel", "draft_worker"), Not(HasSubstr("RECORDED")));
 }
 
 TEST(ProfileTextTest, NothingIsSaidInWords) {

@@ -13,6 +13,8 @@
 namespace withy::cli {
 namespace {
 
+constexpr int kRecordedColumn = 4;
+
 std::string Share(double share) { return absl::StrFormat("%.1f %%", 100 * share); }
 
 }  // namespace
@@ -37,18 +39,29 @@ std::string SummariesText(const v1::GetPhasesResponse& phases, std::string_view 
   std::stable_sort(chosen.begin(), chosen.end(),
                    [](const auto* a, const auto* b) { return a->total_ms() > b->total_ms(); });
   const bool kernels = kind == "kernel";
+  const bool estimated = std::any_of(chosen.begin(), chosen.end(), [](const auto* phase) {
+    return phase->recorded() < phase->count();
+  });
   std::vector<std::vector<std::string>> rows = {{kernels ? "KERNEL" : "PHASE", "PROCESS", "SHARE",
-                                                 "COUNT", "TOTAL", "MEAN", "P50", "P95", "P99"}};
+                                                 "COUNT", "RECORDED", "TOTAL", "MEAN", "P50", "P95",
+                                                 "P99"}};
   for (const v1::PhaseSummary* phase : chosen) {
     rows.push_back({Printable(phase->name()), Printable(phase->process()), Share(phase->share()),
-                    absl::StrCat(phase->count()), Duration(phase->total_ms()),
-                    Duration(phase->mean_ms()), Duration(phase->p50_ms()),
-                    Duration(phase->p95_ms()), Duration(phase->p99_ms())});
+                    absl::StrCat(phase->count()), absl::StrCat(phase->recorded()),
+                    Duration(phase->total_ms()), Duration(phase->mean_ms()),
+                    Duration(phase->p50_ms()), Duration(phase->p95_ms()),
+                    Duration(phase->p99_ms())});
+  }
+  if (!estimated) {
+    for (std::vector<std::string>& row : rows) row.erase(row.begin() + kRecordedColumn);
   }
   return absl::StrCat(
       Table(rows), "within ", covered, "; SHARE is of the time of ",
       kernels ? "all kernels of the process\n"
-              : "all calls, from arrival to last token: phases within others count again\n");
+              : "all calls, from arrival to last token: phases within others count again\n",
+      estimated ? "COUNT, TOTAL and SHARE are estimates from RECORDED spans: to record every one, "
+                  "set profiler.kernel_spans_per_mille to 1000\n"
+                : "");
 }
 
 std::string TimelineText(const v1::TimelineSummary& summary, std::string_view path,
