@@ -128,6 +128,7 @@ absl::StatusOr<std::unique_ptr<ProfiledModel>> ProfiledModel::Open(const std::st
   profiled->path_ = path;
   profiled->stop_ = options.stop;
   profiled->kernels_ = std::make_unique<engine::KernelSpans>(log.recorder());
+  profiled->kernels_->set_share(1);  // of every pass: a study counts them
   engine::ModelOptions model = options.model;
   model.kernel_observer = profiled->kernels_.get();
   if (path.starts_with(options.scratch_dir + "/")) model.cache_dir = options.scratch_dir;

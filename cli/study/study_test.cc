@@ -106,6 +106,26 @@ TEST_F(StudyTest, KernelsAreCountedByPass) {
   }
 }
 
+// Of short passes a worker records the kernels of one of several.
+TEST_F(StudyTest, KernelsOfEveryPassAreRecorded) {
+  const auto opened = OpenSubjects(options_);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  ProfiledModel& model = *opened->models[0];
+  constexpr int32_t kSteps = 300;
+  ASSERT_TRUE(model.Reserve(kSteps).ok());
+  const std::vector<int32_t> token = {1};
+  for (int32_t step = 0; step < kSteps; ++step) {
+    ASSERT_TRUE(model.Run(token, step, -1, telemetry::Phase::kDecode).ok());
+  }
+  const auto times = model.Collect();
+  ASSERT_TRUE(times.ok()) << times.status();
+  ASSERT_EQ(times->passes.size(), static_cast<size_t>(kSteps));
+  for (const PassTimes& pass : times->passes) {
+    ASSERT_EQ(pass.ops.size(), times->passes.front().ops.size());
+    ASSERT_GT(pass.ops.size(), 4u * static_cast<size_t>(layers_));
+  }
+}
+
 TEST_F(StudyTest, QuantizationComparesWithTheLeastQuantised) {
   options_.types = {"q8_0", "q4_0", "f32"};
   const nlohmann::json json = Run("quantization");
