@@ -202,8 +202,8 @@ absl::StatusOr<engine::SoloResult> Answerer::Answer(const Call& call) {
                 recorder_, prefill ? telemetry::Phase::kPrefill : telemetry::Phase::kDecode,
                 call.call_id, started_ns, ended_ns, static_cast<uint64_t>(rows));
           },
-      .on_prompt = [&](int32_t computed,
-                       int32_t tokens) { call.sink->Progress(computed, tokens); }};
+      .on_prompt = [&](int32_t computed, int32_t tokens) { call.sink->Progress(computed, tokens); },
+      .next_pass = [&] { return pass_numbers_.Next(call.call_id); }};
   auto result = engine::AnswerAlone(*model_.bundle.model, model_.encoder, call.request, options,
                                     hooks, clock_);
   step_since_ns_ = 0;

@@ -70,6 +70,8 @@ class Answerer {
 
   AnswererLoad load() const;
   telemetry::Recorder& recorder() const { return recorder_; }
+  // Numbers all passes of the model. For the answering thread: answers, and tasks of Post.
+  engine::PassNumbers& pass_numbers() { return pass_numbers_; }
   // False if a step has taken implausibly long.
   bool MakesProgress() const;
   // Nanoseconds that the current step has taken; 0 if there is none.
@@ -95,6 +97,7 @@ class Answerer {
   const Options options_;
   Clock& clock_;
   telemetry::Recorder& recorder_;
+  engine::PassNumbers pass_numbers_;
   telemetry::Counter& generated_;
   telemetry::Gauge& running_;
   telemetry::Gauge& queued_;

@@ -122,7 +122,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                      const engine::WorkerCost& cost, const DraftServiceOptions& options,
                      rpc::OpenStreams& answers)
       : answerer_(answerer),
-        drafter_(*model.bundle.model, model.window, Clock::Real()),
+        drafter_(*model.bundle.model, model.window, answerer.pass_numbers(), Clock::Real()),
         model_(model),
         cost_(cost),
         options_(options),

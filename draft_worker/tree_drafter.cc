@@ -164,7 +164,8 @@ absl::Status TreeDrafter::CatchUp(Drafted& call, const std::function<bool()>& ca
     const int32_t rows = std::min(kPieceRows, end - call.computed);
     const auto piece = std::span(call.tokens)
                            .subspan(static_cast<size_t>(call.computed), static_cast<size_t>(rows));
-    WITHY_RETURN_IF_ERROR(engine::Prefill(model_, call.kv, piece, call.computed, nullptr));
+    WITHY_RETURN_IF_ERROR(engine::Prefill(model_, call.kv, piece, call.computed, nullptr,
+                                          pass_numbers_.Next(call.call_id)));
     call.computed += rows;
   }
   return absl::OkStatus();
@@ -174,7 +175,9 @@ absl::Status TreeDrafter::ComputeLeaves(std::span<Growing> growing) {
   std::vector<engine::Row> rows;
   std::vector<engine::ContextView> views;
   std::deque<std::vector<int32_t>> ancestors;  // rows refer to them
+  std::set<uint64_t> calls;
   for (const Growing& one : growing) {
+    if (!one.leaves.empty()) calls.insert(one.call.call_id);
     const auto length = static_cast<int32_t>(one.call.tokens.size());
     for (const int32_t leaf : one.leaves) {
       engine::Row& row = rows.emplace_back();
@@ -199,7 +202,8 @@ absl::Status TreeDrafter::ComputeLeaves(std::span<Growing> growing) {
   }
   logits_.resize(
       std::max(logits_.size(), rows.size() * static_cast<size_t>(model_.info().vocab_size)));
-  return model_.Forward({.rows = rows, .contexts = views}, logits_.data());
+  const engine::PassTag tag = pass_numbers_.Next(calls.size() == 1 ? *calls.begin() : 0);
+  return model_.Forward({.rows = rows, .contexts = views, .tag = tag}, logits_.data());
 }
 
 }  // namespace withy::draft_worker

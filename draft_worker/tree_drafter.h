@@ -35,14 +35,15 @@ struct GrownTree {
   double pass_ms = 0;
 };
 
-// For one thread. `model` and `clock` are borrowed. Bounded: the KV of kCalls calls of `window`
-// tokens each.
+// For one thread. `model`, `passes` and `clock` are borrowed. Bounded: the KV of kCalls calls of
+// `window` tokens each.
 class TreeDrafter {
  public:
   static constexpr size_t kCalls = 8;
 
-  TreeDrafter(engine::Model& model, int32_t window, Clock& clock)
-      : model_(model), window_(window), clock_(clock) {}
+  // `passes` names its passes: a pass that several calls share belongs to none.
+  TreeDrafter(engine::Model& model, int32_t window, engine::PassNumbers& passes, Clock& clock)
+      : model_(model), window_(window), pass_numbers_(passes), clock_(clock) {}
 
   // `cancelled` is asked between passes: what was computed until then stays for the next request.
   // Errors: INVALID_ARGUMENT (no tokens, a token outside the vocabulary), OUT_OF_RANGE (the
@@ -92,6 +93,7 @@ class TreeDrafter {
 
   engine::Model& model_;
   const int32_t window_;
+  engine::PassNumbers& pass_numbers_;
   Clock& clock_;
   std::vector<std::unique_ptr<Drafted>> calls_;  // the one used last stands last
   std::vector<float> logits_;

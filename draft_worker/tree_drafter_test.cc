@@ -3,16 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "engine/model/testing.h"
 
 namespace withy::draft_worker {
 namespace {
 
+using testing::ElementsAre;
 using testing::ElementsAreArray;
+using testing::Pair;
 
 bool Never() { return false; }
 
@@ -42,13 +46,14 @@ class TreeDrafterTest : public testing::Test {
   }
 
   engine::TestFolder folder_;
+  engine::PassNumbers passes_;
   std::unique_ptr<engine::Model> model_ = engine::OpenTiny(
       folder_, engine::WriteTiny(folder_, engine::TinyShape(), engine::GgmlType::kQ8_0));
 };
 
 TEST_F(TreeDrafterTest, TheFirstBranchIsWhatTheModelDecodes) {
   const std::vector<int32_t> tokens = Tokens(40, 1);
-  TreeDrafter drafter(*model_, 512, Clock::Real());
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
   TreeRequest request = Ask(tokens);
   request.limits = {.max_nodes = 6, .max_depth = 6, .alpha = 0, .branch_threshold = 1.1};
   const auto grown = drafter.Draft(request, Never);
@@ -61,7 +66,7 @@ TEST_F(TreeDrafterTest, TheFirstBranchIsWhatTheModelDecodes) {
 
 // Whatever was drafted before, what a call gets depends on its tokens alone.
 TEST_F(TreeDrafterTest, KvIsNeverStale) {
-  TreeDrafter drafter(*model_, 512, Clock::Real());
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
   std::mt19937 random(5);
   std::vector<int32_t> tokens = Tokens(30, 2);
   int32_t known = 0;
@@ -75,7 +80,7 @@ TEST_F(TreeDrafterTest, KvIsNeverStale) {
     const auto grown = drafter.Draft(Ask(more, known), Never);
     ASSERT_TRUE(grown.ok()) << grown.status();
     ASSERT_FALSE(grown->unknown);
-    TreeDrafter fresh(*model_, 512, Clock::Real());
+    TreeDrafter fresh(*model_, 512, passes_, Clock::Real());
     ExpectSame(*grown, *fresh.Draft(Ask(tokens), Never));
     known = static_cast<int32_t>(tokens.size());
     if (random() % 5 == 0) known -= 7;
@@ -87,7 +92,7 @@ TEST_F(TreeDrafterTest, KvIsNeverStale) {
 }
 
 TEST_F(TreeDrafterTest, ACallThatIsNotHereIsAskedForAgain) {
-  TreeDrafter drafter(*model_, 512, Clock::Real());
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
   const std::vector<int32_t> tokens = Tokens(10, 3);
   EXPECT_TRUE(drafter.Draft(Ask(tokens, 5), Never)->unknown);
   for (uint64_t call = 1; call <= TreeDrafter::kCalls + 1; ++call) {
@@ -99,7 +104,7 @@ TEST_F(TreeDrafterTest, ACallThatIsNotHereIsAskedForAgain) {
 
 TEST_F(TreeDrafterTest, NothingIsExpectedBehindTheEndOfTheAnswer) {
   const std::vector<int32_t> tokens = Tokens(40, 1);
-  TreeDrafter drafter(*model_, 512, Clock::Real());
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
   TreeRequest request = Ask(tokens);
   request.limits = {.max_nodes = 6, .max_depth = 6, .alpha = 0, .branch_threshold = 1.1};
   const auto decoded = engine::GreedyDecode(*model_, tokens, 3);
@@ -116,7 +121,8 @@ TEST_F(TreeDrafterTest, NothingIsExpectedBehindTheEndOfTheAnswer) {
 // What each call gets is what it gets alone, though their leaves share passes.
 TEST_F(TreeDrafterTest, CallsThatAreDraftedTogetherGetWhatTheyGetAlone) {
   std::mt19937 random(7);
-  TreeDrafter together(*model_, 512, Clock::Real()), alone(*model_, 512, Clock::Real());
+  TreeDrafter together(*model_, 512, passes_, Clock::Real()),
+      alone(*model_, 512, passes_, Clock::Real());
   std::vector<std::vector<int32_t>> tokens;
   for (uint32_t call = 0; call < 4; ++call) tokens.push_back(Tokens(10 + 9 * call, call));
   std::vector<int32_t> known(4, 0);
@@ -150,8 +156,49 @@ TEST_F(TreeDrafterTest, CallsThatAreDraftedTogetherGetWhatTheyGetAlone) {
   }
 }
 
+// Hears the names of passes.
+class NamesOfPasses final : public engine::KernelObserver {
+ public:
+  NamesOfPasses() : KernelObserver(TickClock()) {}
+  void OnKernel(const engine::KernelRun& run) override { Add(run.pass); }
+  void OnEmbedded(const engine::PassTag& pass, int64_t, int64_t) override { Add(pass); }
+  // Calls by the numbers of their passes; 0: a pass of several.
+  std::map<uint32_t, uint64_t> calls() const {
+    absl::MutexLock lock(&mutex_);
+    return calls_;
+  }
+
+ private:
+  void Add(const engine::PassTag& pass) {
+    absl::MutexLock lock(&mutex_);
+    const auto [at, made] = calls_.emplace(pass.number, pass.call_id);
+    EXPECT_EQ(at->second, pass.call_id) << "two passes have the number " << pass.number;
+  }
+  mutable absl::Mutex mutex_;
+  std::map<uint32_t, uint64_t> calls_;
+};
+
+TEST_F(TreeDrafterTest, PassesAreNumberedAndNamedAfterTheirCall) {
+  NamesOfPasses names;
+  engine::ModelOptions options;
+  options.kernel_observer = &names;
+  auto model = engine::OpenTiny(folder_, folder_ / "model.gguf", options);
+  ASSERT_NE(model, nullptr);
+  TreeDrafter drafter(*model, 512, passes_, Clock::Real());
+  const std::vector<int32_t> tokens = Tokens(20, 1), others = Tokens(10, 2);
+  TreeRequest longer = Ask(tokens, 0, 5), shorter = Ask(others, 0, 6);
+  // Branches of one token a pass.
+  longer.limits = {.max_nodes = 4, .max_depth = 4, .alpha = 0, .branch_threshold = 1.1};
+  shorter.limits = {.max_nodes = 2, .max_depth = 2, .alpha = 0, .branch_threshold = 1.1};
+  ASSERT_TRUE(drafter.DraftTogether(std::vector<TreeRequest>{longer, shorter}, Never).ok());
+  model.reset();  // threads tell of their last kernels
+  // The tokens of each are caught up, both grow two tokens, one two more.
+  EXPECT_THAT(names.calls(),
+              ElementsAre(Pair(1, 5), Pair(2, 6), Pair(3, 0), Pair(4, 0), Pair(5, 5), Pair(6, 5)));
+}
+
 TEST_F(TreeDrafterTest, OneCallThatIsTooLongDoesNotKeepOthersFromTheirDrafts) {
-  TreeDrafter drafter(*model_, 64, Clock::Real());
+  TreeDrafter drafter(*model_, 64, passes_, Clock::Real());
   const std::vector<int32_t> fits = Tokens(20, 1), longer = Tokens(60, 2);
   const auto grown =
       drafter.DraftTogether(std::vector<TreeRequest>{Ask(longer, 0, 1), Ask(fits, 0, 2)}, Never);
@@ -161,7 +208,7 @@ TEST_F(TreeDrafterTest, OneCallThatIsTooLongDoesNotKeepOthersFromTheirDrafts) {
 }
 
 TEST_F(TreeDrafterTest, TooManyCallsAreNotDraftedTogether) {
-  TreeDrafter drafter(*model_, 64, Clock::Real());
+  TreeDrafter drafter(*model_, 64, passes_, Clock::Real());
   const std::vector<int32_t> tokens = Tokens(10, 1);
   std::vector<TreeRequest> requests;
   for (uint64_t call = 0; call <= TreeDrafter::kCalls; ++call) {
@@ -176,7 +223,7 @@ TEST_F(TreeDrafterTest, TooManyCallsAreNotDraftedTogether) {
 }
 
 TEST_F(TreeDrafterTest, BadRequestsAreRefused) {
-  TreeDrafter drafter(*model_, 64, Clock::Real());
+  TreeDrafter drafter(*model_, 64, passes_, Clock::Real());
   const auto code = [&](const TreeRequest& request) {
     return drafter.Draft(request, Never).status().code();
   };

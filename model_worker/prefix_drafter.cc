@@ -22,8 +22,9 @@ bool OnlyFullModelStreams(const engine::WeightStreamStats& stats) {
 }  // namespace
 
 PrefixDrafter::PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs,
-                             Clock& clock)
+                             engine::PassNumbers& passes, Clock& clock)
     : model_(model),
+      pass_numbers_(passes),
       clock_(clock),
       can_draft_in_windows_(OnlyFullModelStreams(model.weight_stats())),
       costs_(CostsOfResident(model, row_costs)) {}
@@ -37,11 +38,11 @@ absl::Status PrefixDrafter::Grow(std::vector<PrefixJob> jobs, const policy::Leve
                                  const std::atomic<bool>* interrupt) {
   int32_t depth = 0;
   for (const PrefixJob& job : jobs) depth = std::max(depth, job.session.computed());
-  WITHY_ASSIGN_OR_RETURN(
-      const std::unique_ptr<PrefixGrowth> growth,
-      PrefixGrowth::Create(model_, clock_, std::move(jobs), [&](int32_t rows, double ms) {
-        costs_.Observe(rows, ms, pace.TokenMs(depth));
-      }));
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<PrefixGrowth> growth,
+                         PrefixGrowth::Create(model_, pass_numbers_, clock_, std::move(jobs),
+                                              [&](int32_t rows, double ms) {
+                                                costs_.Observe(rows, ms, pace.TokenMs(depth));
+                                              }));
   return growth->Run(interrupt).status();
 }
 

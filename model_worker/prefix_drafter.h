@@ -22,8 +22,9 @@ class PrefixDrafter {
   // Levels above this share are too slow to draft, in per cent.
   static constexpr int32_t kMaxPercent = 40;
 
-  // `row_costs`: of the full model's passes.
-  PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs, Clock& clock);
+  // `row_costs`: of the full model's passes. `passes` names those of the low level.
+  PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs,
+                engine::PassNumbers& passes, Clock& clock);
 
   // Whether the model has a level that drafts for calls at level `level` (index).
   bool CanDraftFor(int32_t level) const;
@@ -39,11 +40,12 @@ class PrefixDrafter {
                     const std::atomic<bool>* interrupt);
   // For slices.
   absl::StatusOr<std::unique_ptr<PrefixGrowth>> Begin(std::vector<PrefixJob> jobs) {
-    return PrefixGrowth::Create(model_, clock_, std::move(jobs));
+    return PrefixGrowth::Create(model_, pass_numbers_, clock_, std::move(jobs));
   }
 
  private:
   engine::Model& model_;
+  engine::PassNumbers& pass_numbers_;
   Clock& clock_;
   const bool can_draft_in_windows_;
   policy::RowCosts costs_;  // of its passes

@@ -88,11 +88,12 @@ void PrefixTree::KeepSlots(int32_t first, int32_t end) {
 }
 
 absl::StatusOr<std::unique_ptr<PrefixGrowth>> PrefixGrowth::Create(engine::Model& model,
+                                                                   engine::PassNumbers& passes,
                                                                    Clock& clock,
                                                                    std::vector<PrefixJob> jobs,
                                                                    OnPass on_pass) {
   std::unique_ptr<PrefixGrowth> growth(
-      new PrefixGrowth(model, clock, std::move(jobs), std::move(on_pass)));
+      new PrefixGrowth(model, passes, clock, std::move(jobs), std::move(on_pass)));
   growth->growing_.reserve(growth->jobs_.size());
   for (PrefixJob& job : growth->jobs_) {
     job.tree.KeepSlots(job.session.first_draft_slot(), job.session.end_draft_slots());
@@ -141,8 +142,21 @@ absl::Status PrefixGrowth::Begin() {
   for (size_t i = 0; i < rows_.size(); ++i) rows_[i].ancestor_slots = ancestors_[i];
   pass_ms_ = 0;
   logits_.resize(std::max(logits_.size(), leaves * static_cast<size_t>(model_.info().vocab_size)));
-  WITHY_ASSIGN_OR_RETURN(pass_, model_.Begin({.rows = rows_, .contexts = views_}, logits_.data()));
+  const engine::PassTag tag = pass_numbers_.Next(OnlyCall());
+  WITHY_ASSIGN_OR_RETURN(
+      pass_, model_.Begin({.rows = rows_, .contexts = views_, .tag = tag}, logits_.data()));
   return absl::OkStatus();
+}
+
+// The call that all rows of the pass belong to; 0: they are of several.
+uint64_t PrefixGrowth::OnlyCall() const {
+  uint64_t only = 0;
+  for (const Growing& one : growing_) {
+    if (one.computed.empty()) continue;
+    if (only != 0) return 0;
+    only = one.job.session.call_id();
+  }
+  return only;
 }
 
 // The leaves that go on next, and all without KV between them and the call's tokens. A leaf whose

@@ -65,8 +65,11 @@ class PrefixGrowth {
   // Told of each pass of the low level: its rows, and what it took in all its slices.
   using OnPass = std::function<void(int32_t rows, double ms)>;
 
-  // Errors: as DraftSampler::Create.
-  static absl::StatusOr<std::unique_ptr<PrefixGrowth>> Create(engine::Model& model, Clock& clock,
+  // `passes` names its passes: one that several calls share belongs to none. Errors: as
+  // DraftSampler::Create.
+  static absl::StatusOr<std::unique_ptr<PrefixGrowth>> Create(engine::Model& model,
+                                                              engine::PassNumbers& passes,
+                                                              Clock& clock,
                                                               std::vector<PrefixJob> jobs,
                                                               OnPass on_pass = {});
   // Grows the trees until all are done, or `*stop` becomes true: then it returns false, and the
@@ -85,15 +88,22 @@ class PrefixGrowth {
     std::vector<int32_t> slots = {};     // of these
   };
 
-  PrefixGrowth(engine::Model& model, Clock& clock, std::vector<PrefixJob> jobs, OnPass on_pass)
-      : model_(model), clock_(clock), jobs_(std::move(jobs)), on_pass_(std::move(on_pass)) {}
+  PrefixGrowth(engine::Model& model, engine::PassNumbers& passes, Clock& clock,
+               std::vector<PrefixJob> jobs, OnPass on_pass)
+      : model_(model),
+        pass_numbers_(passes),
+        clock_(clock),
+        jobs_(std::move(jobs)),
+        on_pass_(std::move(on_pass)) {}
 
   absl::Status Begin();
+  uint64_t OnlyCall() const;
   static void ChooseRows(Growing* one);
   void AppendRows(const Growing& one);
   absl::Status Extend();
 
   engine::Model& model_;
+  engine::PassNumbers& pass_numbers_;
   Clock& clock_;
   std::vector<PrefixJob> jobs_;
   const OnPass on_pass_;

@@ -84,6 +84,7 @@ class Session {
   // before its answer left it there, and it is used if it fits this prompt, else claimed anew.
   std::optional<int32_t> faulty_chunk() const { return kv_.faulty_chunk(); }
   const CallUsage& usage() const { return usage_; }
+  uint64_t call_id() const { return request_.call_id; }
 
   // --- KV of other contexts, before all that follows
   // The chunks that the call would compute and that other contexts may have; no ways: none.

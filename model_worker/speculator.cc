@@ -56,7 +56,7 @@ Speculator::Speculator(engine::Model& model, const SpeculationOptions& options,
       clock_(clock),
       metrics_(metrics),
       costs_(GuessedIfUnknown(model, options.row_costs)),
-      prefix_(model, options.row_costs, clock) {}
+      prefix_(model, options.row_costs, metrics.pass_numbers(), clock) {}
 
 CallDrafts& Speculator::DraftsOf(Call& call) {
   if (call.drafts != nullptr) return *call.drafts;

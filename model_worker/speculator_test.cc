@@ -9,9 +9,11 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "engine/model/testing.h"
 #include "model_worker/scheduler_testing.h"
@@ -131,6 +133,36 @@ TEST_F(SpeculatorTest, AnswersAreThoseOfPlainDecoding) {
   }
   EXPECT_GT(accepted[kLookup], 0);
   EXPECT_GT(drafted[kPrefix], 0);
+}
+
+// Passes of the low level and of the full one: each has a number of its own, and the call's id.
+TEST(SpeculatorPassesTest, PassesThatDraftHaveTheirCallAndANumber) {
+  engine::FakeModel model(kFakeVocab, 512);
+  model.set_levels({20, 100});
+  absl::Mutex mutex;
+  std::vector<engine::PassTag> tags[2];  // of passes of the low level, of others
+  model.on_forward = [&](const engine::Batch& batch) {
+    absl::MutexLock lock(&mutex);
+    tags[batch.rows.front().level == 0 ? 0 : 1].push_back(batch.tag);
+  };
+  SchedulerOptions options;
+  options.speculation = {.enabled = true, .always = true, .max_tree_rows = 5};
+  Rig rig(model, options, 256, 512);
+  CallRequest request = Rig::Ask("", "a story", 20);
+  request.call_id = 77;
+  request.speculation = SpeculationMode::kPrefix;
+  const auto outcome = rig.Submit(request).sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  absl::MutexLock lock(&mutex);
+  std::set<uint32_t> numbers;
+  for (const auto& passes : tags) {
+    EXPECT_GT(passes.size(), 2u);
+    for (const engine::PassTag& tag : passes) {
+      EXPECT_EQ(tag.call_id, 77u);
+      EXPECT_GT(tag.number, 0u);
+      EXPECT_TRUE(numbers.insert(tag.number).second) << tag.number << " is used twice";
+    }
+  }
 }
 
 TEST_F(SpeculatorTest, AppsDoNotShareWhatIsLookedUp) {

@@ -127,7 +127,7 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
   logits.resize(std::max(logits.size(), static_cast<size_t>(batch.logits_rows) * vocab_));
   const uint64_t only_call = batch.parts.size() == 1 ? batch.parts[0].call->request.call_id : 0;
   engine::Batch rows{
-      .rows = batch.rows, .contexts = batch.views, .tag = metrics_.NextPass(only_call)};
+      .rows = batch.rows, .contexts = batch.views, .tag = metrics_.pass_numbers().Next(only_call)};
   if (StreamsWeights()) {
     rows.meanwhile = [this, &batch](const std::atomic<bool>& arrived) {
       GrowMeanwhile(batch, arrived);

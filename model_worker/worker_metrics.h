@@ -28,8 +28,8 @@ class WorkerMetrics {
   // `token`: index of the first of them in the answer.
   void Sampling(uint64_t call_id, size_t tokens, int32_t token, int64_t started_ns,
                 int64_t ended_ns);
-  // Names the next pass for its kernel spans; `call_id` 0: of several calls.
-  engine::PassTag NextPass(uint64_t call_id) { return {call_id, ++passes_}; }
+  // Names passes for their kernel spans. For the engine thread.
+  engine::PassNumbers& pass_numbers() { return pass_numbers_; }
   void StepDone() { steps_.Add(); }
   // A draft model gave `tokens` tokens of a call's tree.
   void Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
@@ -88,7 +88,7 @@ class WorkerMetrics {
   telemetry::Counter& board_changes_;
   const telemetry::NameId weight_wait_span_;
   engine::WeightStreamStats streamed_;  // as counted so far
-  uint32_t passes_ = 0;                 // of the engine thread
+  engine::PassNumbers pass_numbers_;    // of the engine thread
 };
 
 }  // namespace withy::model_worker

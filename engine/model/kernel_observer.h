@@ -14,7 +14,16 @@ namespace withy::engine {
 // Names a pass for its observer. The engine only hands it on.
 struct PassTag {
   uint64_t call_id = 0;  // 0: the pass has rows of several calls, or of none
-  uint32_t number = 0;   // of the pass in its process
+  uint32_t number = 0;   // of the pass in its process, from 1 on; 0: not numbered
+};
+
+// Numbers the passes of a process. For the thread that runs them.
+class PassNumbers {
+ public:
+  PassTag Next(uint64_t call_id) { return {call_id, ++last_}; }
+
+ private:
+  uint32_t last_ = 0;
 };
 
 // What one thread did of one operation. Times are ticks of the observer's clock, ascending.

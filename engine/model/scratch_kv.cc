@@ -61,7 +61,7 @@ void ScratchKv::Encode(int32_t chunk, KvFormat to) {
 }
 
 absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t> tokens,
-                     int32_t first, float* logits) {
+                     int32_t first, float* logits, const PassTag& tag) {
   std::vector<Row> rows(tokens.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     const int32_t position = first + static_cast<int32_t>(i);
@@ -69,7 +69,7 @@ absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t>
   }
   if (logits != nullptr && !rows.empty()) rows.back().want_logits = true;
   const ContextView view = kv.View(first);
-  return model.Forward({.rows = rows, .contexts = {&view, 1}}, logits);
+  return model.Forward({.rows = rows, .contexts = {&view, 1}, .tag = tag}, logits);
 }
 
 absl::StatusOr<std::vector<int32_t>> GreedyDecode(Model& model, std::span<const int32_t> prompt,

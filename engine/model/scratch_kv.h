@@ -46,9 +46,9 @@ class ScratchKv {
 };
 
 // Computes `tokens` at positions first, first + 1, ... of the context. Writes the last one's logits
-// to `logits` [vocab_size], unless that is null. Errors: as Model::Forward.
+// to `logits` [vocab_size], unless that is null. `tag` names the pass. Errors: as Model::Forward.
 absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t> tokens,
-                     int32_t first, float* logits);
+                     int32_t first, float* logits, const PassTag& tag = {});
 
 // Decodes `count` tokens after `prompt` (not empty), each the one with the largest logit, the
 // lowest id on ties. Errors: as Model::Forward.

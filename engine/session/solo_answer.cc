@@ -63,7 +63,9 @@ class SoloRun {
     }
     const ContextView view = kv_.View(computed_);
     const int64_t start = clock_.SteadyNanos();
-    WITHY_RETURN_IF_ERROR(model_.Forward({.rows = rows, .contexts = {&view, 1}}, logits_.data()));
+    const PassTag tag = hooks_.next_pass ? hooks_.next_pass() : PassTag{};
+    WITHY_RETURN_IF_ERROR(
+        model_.Forward({.rows = rows, .contexts = {&view, 1}, .tag = tag}, logits_.data()));
     if (hooks_.on_step) hooks_.on_step(count, start, clock_.SteadyNanos());
     computed_ += count;
     return absl::OkStatus();

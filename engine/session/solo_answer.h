@@ -49,6 +49,8 @@ struct SoloHooks {
   std::function<void(int32_t rows, int64_t started_ns, int64_t ended_ns)> on_step;
   // Called after every prefill piece except the last: prompt tokens computed so far, and in all.
   std::function<void(int32_t computed, int32_t tokens)> on_prompt = nullptr;
+  // Names each pass for the model's kernel observer. Null: passes have no name.
+  std::function<PassTag()> next_pass = nullptr;
 };
 
 // A sampler that never penalises tokens that end an answer. Errors: as Sampler::Create.

@@ -37,6 +37,28 @@ TEST(SoloAnswerTest, AnswerDoesNotDependOnHowThePrefillIsCut) {
   EXPECT_EQ(texts[0], texts[2]);
 }
 
+TEST(SoloAnswerTest, EachPassHasTheNameThatItIsGiven) {
+  const ChatFixture f;
+  FakeModel model(f.tokenizer->vocab_size());
+  FakeClock clock;
+  std::vector<uint64_t> calls;
+  std::vector<uint32_t> numbers;
+  model.on_forward = [&](const Batch& batch) {
+    calls.push_back(batch.tag.call_id);
+    numbers.push_back(batch.tag.number);
+  };
+  PassNumbers passes;
+  const SoloHooks hooks{
+      .on_delta = nullptr, .cancelled = nullptr, .on_step = nullptr, .next_pass = [&] {
+        return passes.Next(7);
+      }};
+  const auto result = AnswerAlone(model, *f.encoder, Ask("ten bytes.", 3),
+                                  {.window = 128, .piece_rows = 5}, hooks, clock);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(calls, std::vector<uint64_t>(4, 7)) << "two pieces and two further tokens";
+  EXPECT_EQ(numbers, std::vector<uint32_t>({1, 2, 3, 4}));
+}
+
 TEST(SoloAnswerTest, EndsWhenTheWindowIsFull) {
   const ChatFixture f;
   FakeModel model(f.tokenizer->vocab_size());

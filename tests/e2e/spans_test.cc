@@ -22,6 +22,7 @@ namespace withy::e2e {
 namespace {
 
 using Named = std::pair<std::string, std::string>;  // process, span
+using Pass = std::pair<std::string, uint32_t>;      // process, number of the pass
 
 class SpansTest : public ::testing::Test {
  protected:
@@ -68,28 +69,29 @@ class SpansTest : public ::testing::Test {
       absl::SleepFor(absl::Milliseconds(20));
     }
   }
-  // Calls' passes of the target whose kernels did not start in one of the phases that compute. When
-  // a kernel ends says nothing: its thread may be interrupted before it reads the clock.
-  static std::set<uint32_t> PassesWithoutPhase(const std::vector<v1::Span>& spans) {
+  // Calls' passes, of target and draft, whose kernels did not start in one of the phases that
+  // compute. When a kernel ends says nothing: its thread may be interrupted before it reads the
+  // clock.
+  static std::set<Pass> PassesWithoutPhase(const std::vector<v1::Span>& spans) {
     std::vector<const v1::Span*> phases;
-    std::map<uint32_t, std::pair<int64_t, int64_t>> starts;  // first and last by pass
+    std::map<Pass, std::pair<int64_t, int64_t>> starts;  // first and last by pass
     for (const v1::Span& span : spans) {
-      if (span.process() != "model_worker") continue;
       if (span.name() == "prefill" || span.name() == "decode" || span.name() == "verify" ||
-          span.name() == "recompute") {
+          span.name() == "recompute" || span.name() == "draft") {
         phases.push_back(&span);
       }
       if (span.kind() != "kernel" || span.call_id() == 0) continue;
-      const auto [pass, made] =
-          starts.try_emplace(span.sequence(), span.started_ns(), span.started_ns());
+      const auto [pass, made] = starts.try_emplace({span.process(), span.sequence()},
+                                                   span.started_ns(), span.started_ns());
       pass->second.first = std::min(pass->second.first, span.started_ns());
       pass->second.second = std::max(pass->second.second, span.started_ns());
     }
-    std::set<uint32_t> without;
+    std::set<Pass> without;
     for (const auto& [pass, times] : starts) {
-      const bool held =
-          std::any_of(phases.begin(), phases.end(), [&, &times = times](const v1::Span* phase) {
-            return phase->started_ns() <= times.first && times.second <= phase->ended_ns();
+      const bool held = std::any_of(
+          phases.begin(), phases.end(), [&, &pass = pass, &times = times](const v1::Span* phase) {
+            return phase->process() == pass.first && phase->started_ns() <= times.first &&
+                   times.second <= phase->ended_ns();
           });
       if (!held) without.insert(pass);
     }
@@ -107,7 +109,8 @@ TEST_F(SpansTest, EveryPhaseIsRecordedWhereItHappens) {
               "orchestrator.tlm_path=" + TestTlmPath(), "model.speculate_always=true",
               "model.tree_rows=9", "profiler.kernel_spans_per_mille=1000"});
   const std::string context_id = CreateContext(*stub_, token_);
-  for (const v1::Speculation source : {v1::SPECULATION_DRAFT, v1::SPECULATION_OFF}) {
+  for (const v1::Speculation source :
+       {v1::SPECULATION_DRAFT, v1::SPECULATION_PREFIX, v1::SPECULATION_OFF}) {
     v1::GenerateRequest request = UserRequest(context_id, "tell me about the weather", 20);
     request.mutable_sampling()->set_temperature(0.9f);
     request.mutable_sampling()->set_repetition_penalty(1.2f);
@@ -126,17 +129,23 @@ TEST_F(SpansTest, EveryPhaseIsRecordedWhereItHappens) {
        {"model_worker", "sampling"}, {"model_worker", "commit"},     {"draft_worker", "draft"},
        {"context_store", "load"},    {"context_store", "commit"}});
   // A pass of a call holds its kernels, and each of them its times in order.
-  std::set<uint32_t> passes;
+  std::set<Pass> passes;
   for (const v1::Span& span : spans) {
-    if (span.kind() != "kernel" || span.process() != "model_worker" || span.call_id() == 0)
-      continue;
+    if (span.kind() != "kernel") continue;
+    EXPECT_GT(span.sequence(), 0u) << span.process() << " has a pass without a number";
+    EXPECT_NE(span.call_id(), 0u) << "calls came one after the other";
     EXPECT_LE(span.queued_ns(), span.started_ns());
     EXPECT_LE(span.submitted_ns(), span.started_ns());
     EXPECT_LE(span.started_ns(), span.ended_ns());
-    passes.insert(span.sequence());
+    passes.emplace(span.process(), span.sequence());
   }
-  EXPECT_GT(passes.size(), 3u);
-  EXPECT_EQ(PassesWithoutPhase(spans), std::set<uint32_t>{});
+  for (const char* process : {"model_worker", "draft_worker"}) {
+    EXPECT_GT(std::count_if(passes.begin(), passes.end(),
+                            [&](const Pass& pass) { return pass.first == process; }),
+              3)
+        << process;
+  }
+  EXPECT_EQ(PassesWithoutPhase(spans), std::set<Pass>{});
 }
 
 TEST_F(SpansTest, KvThatIsLostIsRecordedAsRecomputed) {
