@@ -6,16 +6,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/config.h"
 #include "base/program_flags.h"
 #include "base/status.h"
+#include "bench/governors.h"
 #include "bench/processes.h"
 #include "bench/profiler_engine.h"
 #include "bench/profiler_figures.h"
@@ -42,13 +47,18 @@ ABSL_FLAG(bool, service, true, "whether the service is measured, too");
 ABSL_FLAG(bool, engine, true, "whether the engine is measured");
 ABSL_FLAG(int, kernel_spans_per_mille, 3, "as profiler.kernel_spans_per_mille; of overheads");
 ABSL_FLAG(uint32_t, seed, 1, "of predictions");
+ABSL_FLAG(std::string, prediction_passes, "",
+          "file for the passes that were predicted, as comma-separated values; empty: none");
+ABSL_FLAG(std::string, inflate, "",
+          "published shape that the model is inflated to for what is measured on the engine, e.g. "
+          "tinyllama-1.1b; empty: the model as it is");
 
 namespace withy::bench {
 namespace {
 
 std::string ModelPath() {
   const std::string path = absl::GetFlag(FLAGS_model);
-  return path.empty() ? DefaultModelsDir() + "/withy-pocket-q8_0.gguf" : path;
+  return path.empty() ? PocketFile(kPocketTarget) : path;
 }
 
 // Lets the calling thread use the cores again that it could use when the object was made. An engine
@@ -82,19 +92,20 @@ class ProfilerBench {
  private:
   absl::Status MeasureEngine() {
     WITHY_ASSIGN_OR_RETURN(directory_, TemporaryDirectory::Create("withy-profiler-engine"));
+    const std::string shape = absl::GetFlag(FLAGS_inflate);
+    if (!shape.empty()) {
+      Say("inflating the model to " + shape);
+      WITHY_ASSIGN_OR_RETURN(engine_model_, Inflated(ModelPath(), shape, directory_.path()));
+      engine_cache_ = directory_.path();
+      line_["inflate"] = shape;
+    }
     {
       const KeepsCores cores;
-      WITHY_ASSIGN_OR_RETURN(auto engine,
-                             ProfiledEngine::Open(ModelPath(), directory_.path(),
-                                                  absl::GetFlag(FLAGS_cache_dir), threads_));
-      WITHY_RETURN_IF_ERROR(MeasureOverhead(*engine));
+      WITHY_ASSIGN_OR_RETURN(auto engine, ProfiledEngine::Open(engine_model_, directory_.path(),
+                                                               engine_cache_, threads_));
+      WITHY_RETURN_IF_ERROR(MeasureOverheads(*engine));
       WITHY_RETURN_IF_ERROR(MeasurePhases(*engine));
-      Say("predictions");
-      WITHY_ASSIGN_OR_RETURN(const PredictionErrors errors,
-                             MeasurePrediction(engine->model(), absl::GetFlag(FLAGS_prompts),
-                                               absl::GetFlag(FLAGS_seed)));
-      Put("prediction_median_error", Quantile(errors.held_out, 0.5));
-      Put("prediction_p95_error", Quantile(errors.held_out, 0.95));
+      WITHY_RETURN_IF_ERROR(MeasurePredictions(engine->model()));
       line_["engine_spans_dropped"] = engine->dropped();
     }
     return MeasureKernelsAndSynchronous();
@@ -105,15 +116,36 @@ class ProfilerBench {
     line_[key] = value;
   }
 
-  absl::Status MeasureOverhead(ProfiledEngine& engine) {
-    Say("overhead");
+  absl::Status MeasureOverhead(ProfiledEngine& engine, const std::string& suffix) {
+    Say("overhead" + suffix);
     engine.kernels().set_share(absl::GetFlag(FLAGS_kernel_spans_per_mille) / 1000.0);
     const int pairs = absl::GetFlag(FLAGS_pairs);
     WITHY_ASSIGN_OR_RETURN(const MeanBound prefill, engine.PrefillOverhead(128, pairs));
     WITHY_ASSIGN_OR_RETURN(const MeanBound decode, engine.DecodeOverhead(64, 64, pairs));
-    Put("overhead_prefill", prefill.mean);
-    Put("overhead_decode", decode.mean);
-    Put("overhead_upper95", std::max(prefill.upper95, decode.upper95));
+    Put("overhead_prefill" + suffix, prefill.mean);
+    Put("overhead_decode" + suffix, decode.mean);
+    Put("overhead_upper95" + suffix, std::max(prefill.upper95, decode.upper95));
+    return absl::OkStatus();
+  }
+
+  // Under the governor that the board has, then under each of LM-Meter's three that it offers.
+  absl::Status MeasureOverheads(ProfiledEngine& engine) {
+    constexpr std::string_view kGovernors[] = {"performance", "conservative", "powersave"};
+    Governors governors;
+    const std::vector<std::string> offered = governors.Offered(kGovernors);
+    std::printf("governor: %s; of performance, conservative and powersave the board offers: %s\n",
+                governors.first().empty() ? "none" : governors.first().c_str(),
+                offered.empty() ? "none" : absl::StrJoin(offered, ", ").c_str());
+    line_["governor"] = governors.first();
+    line_["governors"] = offered;
+    WITHY_RETURN_IF_ERROR(MeasureOverhead(engine, ""));
+    for (const std::string& governor : offered) {
+      if (const absl::Status set = governors.Set(governor); !set.ok()) {
+        Say("overheads under other governors are not measured: " + std::string(set.message()));
+        break;
+      }
+      WITHY_RETURN_IF_ERROR(MeasureOverhead(engine, "_" + governor));
+    }
     return absl::OkStatus();
   }
 
@@ -138,6 +170,42 @@ class ProfilerBench {
     return absl::OkStatus();
   }
 
+  absl::Status MeasurePredictions(engine::Model& model) {
+    Say("predictions");
+    WITHY_ASSIGN_OR_RETURN(
+        const std::vector<PredictedPass> passes,
+        MeasurePrediction(model, absl::GetFlag(FLAGS_prompts), absl::GetFlag(FLAGS_seed)));
+    std::printf("%-16s %14s %14s %14s %14s\n", "calls in a pass", "median error", "p95 error",
+                "floor, median", "floor, p95");
+    for (int32_t calls = 1; calls <= kMostPredictedCalls; ++calls) {
+      const std::vector<double> errors = PredictionErrors(passes, calls);
+      const std::vector<double> floor = PredictionFloor(passes, calls);
+      std::printf("%-16d %14.5f %14.5f %14.5f %14.5f\n", calls, Quantile(errors, 0.5),
+                  Quantile(errors, 0.95), Quantile(floor, 0.5), Quantile(floor, 0.95));
+    }
+    const std::vector<double> errors = PredictionErrors(passes), floor = PredictionFloor(passes);
+    Put("prediction_median_error", Quantile(errors, 0.5));
+    Put("prediction_p95_error", Quantile(errors, 0.95));
+    Put("prediction_floor_median", Quantile(floor, 0.5));
+    Put("prediction_floor_p95", Quantile(floor, 0.95));
+    return WritePasses(passes);
+  }
+
+  absl::Status WritePasses(const std::vector<PredictedPass>& passes) {
+    const std::string path = absl::GetFlag(FLAGS_prediction_passes);
+    if (path.empty()) return absl::OkStatus();
+    std::ofstream file(path);
+    file << "prompt,held_out,step,calls,depth,predicted_ms,took_ms\n";
+    for (const PredictedPass& pass : passes) {
+      file << pass.prompt << ',' << pass.held_out << ',' << pass.step << ',' << pass.calls << ','
+           << pass.depth << ',' << pass.predicted_ms << ',' << pass.took_ms << '\n';
+    }
+    file.close();
+    if (file) return absl::OkStatus();
+    return absl::UnavailableError(
+        absl::StrCat("--prediction_passes: cannot write ", path, ": give a path with room"));
+  }
+
   absl::Status MeasureKernelsAndSynchronous() {
     Say("kernels");
     const KeepsCores cores;
@@ -147,9 +215,8 @@ class ProfilerBench {
     WITHY_ASSIGN_OR_RETURN(auto reader,
                            telemetry::Reader::Open(directory_.path() + "/kernel_rings"));
     engine::KernelSpans spans(*recorder);
-    WITHY_ASSIGN_OR_RETURN(
-        auto bench,
-        ProgramBench::Open(ModelPath(), absl::GetFlag(FLAGS_cache_dir), threads_, &spans));
+    WITHY_ASSIGN_OR_RETURN(auto bench,
+                           ProgramBench::Open(engine_model_, engine_cache_, threads_, &spans));
     spans.set_layers(bench->info().layers);
     std::vector<double> accuracies, longer;
     std::vector<double> coverages;
@@ -238,6 +305,8 @@ class ProfilerBench {
   }
 
   const int threads_ = absl::GetFlag(FLAGS_threads);
+  std::string engine_model_ = ModelPath();
+  std::string engine_cache_ = absl::GetFlag(FLAGS_cache_dir);
   TemporaryDirectory directory_;
   nlohmann::ordered_json line_;
 };
@@ -248,7 +317,7 @@ class ProfilerBench {
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
       "What the profiler costs, how exact it is, and how well passes are predicted.\n"
-      "usage: withy-bench-profiler [--model FILE.gguf] [--noservice]",
+      "usage: withy-bench-profiler [--model FILE.gguf] [--inflate SHAPE] [--noservice]",
       argc, argv);
   const absl::Status status = withy::bench::ProfilerBench().Run();
   if (status.ok()) return 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 
 namespace withy::bench {
 
@@ -30,6 +31,25 @@ double Quantile(std::vector<double> samples, double share) {
 
 double Accuracy(double measured, double truth) {
   return truth > 0 ? 1 - std::abs(measured - truth) / truth : 0;
+}
+
+std::vector<double> PredictionErrors(std::span<const PredictedPass> passes, int32_t calls) {
+  std::vector<double> errors;
+  for (const PredictedPass& pass : passes) {
+    if (!pass.held_out || !pass.is_steady_step() || (calls != 0 && pass.calls != calls)) continue;
+    errors.push_back(std::abs(pass.predicted_ms / pass.took_ms - 1));
+  }
+  return errors;
+}
+
+std::vector<double> PredictionFloor(std::span<const PredictedPass> passes, int32_t calls) {
+  std::map<int32_t, std::vector<double>> times;
+  for (const PredictedPass& pass : passes) {
+    if (pass.is_steady_step()) times[pass.prompt].push_back(pass.took_ms);
+  }
+  std::vector<PredictedPass> likely(passes.begin(), passes.end());
+  for (PredictedPass& pass : likely) pass.predicted_ms = Quantile(times[pass.prompt], 0.5);
+  return PredictionErrors(likely, calls);
 }
 
 size_t RecoveryCalls(const std::vector<bool>& in_time, size_t change, size_t window, double share) {

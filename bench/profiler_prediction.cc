@@ -1,8 +1,9 @@
 #include "bench/profiler_prediction.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstdio>
 #include <random>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -13,7 +14,6 @@
 namespace withy::bench {
 namespace {
 
-constexpr int32_t kCalls = 4;   // in one batch at most
 constexpr int32_t kSteps = 16;  // decoded behind each prompt
 constexpr int32_t kPiece = 64;  // rows of a prompt that are computed
 
@@ -23,44 +23,51 @@ class PredictionBench {
       : model_(model),
         random_(seed),
         window_(std::min(2048, model.info().context_length)),
-        logits_(static_cast<size_t>(kCalls * model.info().vocab_size)) {
-    for (int32_t i = 0; i < kCalls; ++i) kv_.emplace_back(model.info(), window_);
+        logits_(static_cast<size_t>(kMostPredictedCalls * model.info().vocab_size)) {
+    for (int32_t i = 0; i < kMostPredictedCalls; ++i) kv_.emplace_back(model.info(), window_);
   }
 
-  absl::StatusOr<PredictionErrors> Run(int prompts) {
+  absl::StatusOr<std::vector<PredictedPass>> Run(int prompts) {
     WITHY_ASSIGN_OR_RETURN(const engine::StepCost cost, engine::MeasureCost(model_, Clock::Real()));
     pace_ = {.row_ms = cost.prefill_us_per_token / 1e3,
              .token_ms = cost.decode_us / 1e3,
              .row_depth_ms = cost.depth.prefill_us / 1e3,
-             .token_depth_ms = cost.depth.decode_us / 1e3};
-    PredictionErrors errors;
+             .token_depth_ms = cost.depth.decode_us / 1e3,
+             .extra_row_ms = cost.decode_us_per_extra / 1e3};
+    std::fprintf(
+        stderr,
+        "calibrated, ms: a row %.5f, a step %.5f, a further call %.5f; by a token of depth a "
+        "row %.7f, a step %.7f\n",
+        pace_.row_ms, pace_.token_ms, pace_.extra_row_ms, pace_.row_depth_ms, pace_.token_depth_ms);
     for (int prompt = 0; prompt < prompts; ++prompt) {
-      const bool held_out = prompt >= prompts / 2;
-      WITHY_RETURN_IF_ERROR(Answer(held_out ? &errors.held_out : nullptr));
+      prompt_ = {.prompt = prompt, .held_out = prompt >= prompts / 2};
+      WITHY_RETURN_IF_ERROR(Answer());
     }
-    errors.changes = speed_.changes();
-    return errors;
+    return std::move(passes_);
   }
 
  private:
   // A prompt at a random depth, then decode steps of a random batch.
-  absl::Status Answer(std::vector<double>* errors) {
-    const auto calls = static_cast<int32_t>(1 + random_() % kCalls);
+  absl::Status Answer() {
+    const auto calls = static_cast<int32_t>(1 + random_() % kMostPredictedCalls);
     std::vector<int32_t> depths;
     for (int32_t i = 0; i < calls; ++i) {
       depths.push_back(static_cast<int32_t>(random_() % (window_ - kPiece - kSteps)));
     }
-    WITHY_RETURN_IF_ERROR(Pass(kPiece, {depths[0]}, nullptr));
+    WITHY_RETURN_IF_ERROR(Pass(-1, kPiece, {depths[0]}));
     depths[0] += kPiece;
     for (int32_t step = 0; step < kSteps; ++step) {
-      // The first step behind a prompt finds other weights in the caches.
-      WITHY_RETURN_IF_ERROR(Pass(1, depths, step > 0 ? errors : nullptr));
+      WITHY_RETURN_IF_ERROR(Pass(step, 1, depths));
       for (int32_t& depth : depths) ++depth;
     }
     return absl::OkStatus();
   }
 
-  absl::Status Pass(int32_t rows, const std::vector<int32_t>& depths, std::vector<double>* errors) {
+  // `rows` rows of each call.
+  absl::Status Pass(int32_t step, int32_t rows, const std::vector<int32_t>& depths) {
+    PredictedPass pass = prompt_;
+    pass.step = step;
+    pass.calls = static_cast<int32_t>(depths.size());
     std::vector<engine::Row> batch;
     std::vector<engine::ContextView> views;
     policy::PassShape shape;
@@ -74,13 +81,14 @@ class PredictionBench {
                          .want_logits = i + 1 == rows});
       }
       shape.Add(pace_, rows, depths[call], rows == 1);
+      pass.depth += depths[call];
     }
-    const double predicted = speed_.PredictMs(shape);
+    pass.predicted_ms = speed_.PredictMs(shape);
     const int64_t started = Clock::Real().SteadyNanos();
     WITHY_RETURN_IF_ERROR(model_.Forward({.rows = batch, .contexts = views}, logits_.data()));
-    const double took = Millis(Clock::Real().SteadyNanos() - started);
-    if (errors != nullptr) errors->push_back(std::abs(predicted / took - 1));
-    speed_.Observe(shape, took);
+    pass.took_ms = Millis(Clock::Real().SteadyNanos() - started);
+    speed_.Observe(shape, pass.took_ms);
+    passes_.push_back(pass);
     return absl::OkStatus();
   }
 
@@ -91,12 +99,14 @@ class PredictionBench {
   std::vector<engine::ScratchKv> kv_;
   policy::LevelPace pace_;
   policy::BoardSpeed speed_;
+  PredictedPass prompt_;  // the prompt under way
+  std::vector<PredictedPass> passes_;
 };
 
 }  // namespace
 
-absl::StatusOr<PredictionErrors> MeasurePrediction(engine::Model& model, int prompts,
-                                                   uint32_t seed) {
+absl::StatusOr<std::vector<PredictedPass>> MeasurePrediction(engine::Model& model, int prompts,
+                                                             uint32_t seed) {
   return PredictionBench(model, seed).Run(prompts);
 }
 

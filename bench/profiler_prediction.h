@@ -6,17 +6,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/profiler_figures.h"
 #include "engine/model/model.h"
 
 namespace withy::bench {
 
-struct PredictionErrors {
-  std::vector<double> held_out;  // |predicted / measured - 1| of decode passes of held-out prompts
-  uint32_t changes = 0;          // times that the board's speed was found to have changed
-};
+inline constexpr int32_t kMostPredictedCalls = 4;  // in a pass
 
-// `prompts` prompts, of which the second half is held out. Errors: those of Model::Forward.
-absl::StatusOr<PredictionErrors> MeasurePrediction(engine::Model& model, int prompts,
-                                                   uint32_t seed);
+// The passes of `prompts` prompts, of which the second half is held out, in order: random calls,
+// depths and tokens. Errors: those of Model::Forward.
+absl::StatusOr<std::vector<PredictedPass>> MeasurePrediction(engine::Model& model, int prompts,
+                                                             uint32_t seed);
 
 }  // namespace withy::bench

@@ -1,10 +1,14 @@
 #include <vector>
 
 #include "bench/profiler_figures.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace withy::bench {
 namespace {
+
+using ::testing::DoubleEq;
+using ::testing::ElementsAre;
 
 TEST(ProfilerFigures, OutliersDoNotMoveTheMean) {
   std::vector<double> samples(20, 1.0);
@@ -29,6 +33,28 @@ TEST(ProfilerFigures, AccuracyIsEquationOne) {
   EXPECT_DOUBLE_EQ(Accuracy(99, 100), 0.99);
   EXPECT_DOUBLE_EQ(Accuracy(101, 100), 0.99);
   EXPECT_EQ(Accuracy(1, 0), 0);
+}
+
+TEST(ProfilerFigures, TheFloorOfPredictionsIsWhatLikePassesDeviateBy) {
+  std::vector<PredictedPass> passes;
+  const auto add = [&](int32_t prompt, int32_t step, int32_t calls, double predicted_ms,
+                       double took_ms) {
+    passes.push_back({.prompt = prompt,
+                      .held_out = prompt > 1,
+                      .step = step,
+                      .calls = calls,
+                      .predicted_ms = predicted_ms,
+                      .took_ms = took_ms});
+  };
+  for (const double took_ms : {1.0, 2.0, 1.0, 1.0, 4.0}) add(3, 1, 2, 2, took_ms);
+  add(4, 1, 1, 6, 5);
+  add(1, 1, 1, 9, 1);   // not held out
+  add(3, -1, 2, 9, 1);  // the prompt
+  add(3, 0, 2, 9, 1);   // behind it with cold caches
+  EXPECT_THAT(PredictionErrors(passes), ElementsAre(1, 0, 1, 1, 0.5, DoubleEq(6.0 / 5 - 1)));
+  EXPECT_THAT(PredictionErrors(passes, 1), ElementsAre(DoubleEq(6.0 / 5 - 1)));
+  EXPECT_THAT(PredictionFloor(passes), ElementsAre(0, 0.5, 0, 0, 0.75, 0));
+  EXPECT_THAT(PredictionFloor(passes, 1), ElementsAre(0));
 }
 
 TEST(ProfilerFigures, RecoveryIsTheFirstCallFromWhichOnCallsAreInTime) {

@@ -29,6 +29,7 @@ std::vector<policy::LevelPace> GuessLevelPaces(const engine::ModelInfo& info,
   policy::CostParameters full;
   full.prefill_us_per_token = std::max(cost.prefill_us_per_token, 1.0);
   full.decode_us_per_token = std::max(cost.decode_us, 1.0);
+  full.decode_us_per_extra_row = cost.decode_us_per_extra;
   std::vector<policy::LevelPace> paces;
   for (const policy::LevelCost& level : levels) {
     paces.push_back(policy::LevelPaceOf(policy::CostOfLevel(full, levels, level.percent)));

@@ -16,7 +16,8 @@ LevelPace LevelPaceOf(const CostParameters& cost) {
   return {.row_ms = row_us / 1e3,
           .token_ms = cost.decode_us_per_token / 1e3,
           .row_depth_ms = depth_us / 1e3,
-          .token_depth_ms = cost.decode_us_per_context_token / 1e3};
+          .token_depth_ms = cost.decode_us_per_context_token / 1e3,
+          .extra_row_ms = cost.decode_us_per_extra_row / 1e3};
 }
 
 }  // namespace withy::policy

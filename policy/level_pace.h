@@ -16,6 +16,7 @@ struct LevelPace {
   // Added to these by each token of the context before.
   double row_depth_ms = 0;
   double token_depth_ms = 0;
+  double extra_row_ms = 0;  // added to a decode step by a row of another call; 0 = not known
 
   // `rows` tokens of a prompt behind `depth` tokens, in any number of pieces.
   double RowsMs(int32_t rows, int32_t depth) const {

@@ -8,6 +8,7 @@ namespace {
 TEST(LevelPaceTest, OfMeasuredLengthsTheLongestCounts) {
   CostParameters cost{.prefill_us_per_token = 7,
                       .decode_us_per_token = 20'000,
+                      .decode_us_per_extra_row = 700,
                       .decode_us_per_context_token = 10,
                       .prefill = {{16, 32'000}, {1000, 600'000}},
                       .prefill_us_per_context_token = 0.2};
@@ -15,6 +16,7 @@ TEST(LevelPaceTest, OfMeasuredLengthsTheLongestCounts) {
   EXPECT_DOUBLE_EQ(pace.row_ms, 0.6 - 0.0002 * 500) << "without what its own depth adds";
   EXPECT_DOUBLE_EQ(pace.RowsMs(1000, 0), 600) << "with it";
   EXPECT_DOUBLE_EQ(pace.TokenMs(100), 21);
+  EXPECT_DOUBLE_EQ(pace.extra_row_ms, 0.7);
   cost.prefill_us_per_context_token = 10;
   EXPECT_DOUBLE_EQ(LevelPaceOf(cost).row_ms, 0.3) << "noise never makes rows free";
 }
