@@ -232,6 +232,7 @@ class ModelWorker final : public rpc::Process {
         MakeModelWorkerService({.scheduler = *scheduler_,
                                 .leases = *leases_,
                                 .env = *env_,
+                                .model = *model_->bundle.model,
                                 .cost = cost,
                                 .defaults = defaults,
                                 .speculation = wire::ModeFromWire(config.model().speculation()),

@@ -79,6 +79,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
           }),
       lifecycle_(model, env, leases, options, RunnerOptions(model, cost, options),
                  {.registry = registry_, .inbox = inbox_, .clock = clock, .metrics = metrics_}),
+      scorer_(clock),
       engine_thread_([this] { RunEngineThread(); }) {}
 
 Scheduler::~Scheduler() {
@@ -93,10 +94,16 @@ void Scheduler::RunEngineThread() {
   SetThreadRole(ThreadRole::kComputes);
   model_.PinThreads();
   bool computed = false;
-  while (inbox_.Run(computed ? absl::ZeroDuration() : lifecycle_.IdleWait())) {
-    computed = lifecycle_.RunRound();
+  const auto wait = [&] {
+    return computed ? absl::ZeroDuration() : std::min(lifecycle_.IdleWait(), scorer_.IdleWait());
+  };
+  while (inbox_.Run(wait())) {
+    const bool stepped = lifecycle_.RunRound();
+    const bool idle = !stepped && !inbox_.ResetInterrupt();
+    computed = scorer_.Round(/*may_compute=*/idle, inbox_.interrupt()) || stepped;
   }
   lifecycle_.AbandonStep();
+  scorer_.Close(Draining());
 }
 
 absl::StatusOr<Ticket> Scheduler::Submit(CallRequest request, std::shared_ptr<CallSink> sink) {
@@ -132,6 +139,12 @@ void Scheduler::ForgetContext(std::string app_id, std::string context_id,
   });
 }
 
+void Scheduler::Score(std::unique_ptr<engine::TextScorer> scorer, std::shared_ptr<ScoreSink> sink) {
+  inbox_.Post([this, scorer = std::move(scorer), sink = std::move(sink)]() mutable {
+    scorer_.Start(std::move(scorer), std::move(sink));
+  });
+}
+
 void Scheduler::FailLeases(const absl::Status& status) {
   absl::Notification failed;
   inbox_.Post([&] {
@@ -144,7 +157,10 @@ void Scheduler::FailLeases(const absl::Status& status) {
 
 void Scheduler::Drain(absl::Duration grace) {
   registry_.BeginDrain();
-  inbox_.Post([this] { lifecycle_.CancelRebuilds(); });
+  inbox_.Post([this] {
+    lifecycle_.CancelRebuilds();
+    scorer_.Close(Draining());
+  });
   if (!registry_.AwaitEmpty(grace)) {
     inbox_.Post([this] { lifecycle_.StopAll(Draining()); });
     registry_.AwaitEmpty(commit_grace_);

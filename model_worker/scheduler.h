@@ -20,6 +20,7 @@
 #include "model_worker/call.h"
 #include "model_worker/call_lifecycle.h"
 #include "model_worker/call_registry.h"
+#include "model_worker/idle_scorer.h"
 #include "model_worker/lease.h"
 #include "model_worker/scheduler_options.h"
 #include "model_worker/session.h"
@@ -73,6 +74,11 @@ class Scheduler {
   // (Speculator::ForgetContext). `done` is called from the engine thread once that is so.
   void ForgetContext(std::string app_id, std::string context_id, std::function<void()> done);
 
+  // Scores a text when no call has anything to compute. The sink hears its end: also
+  // RESOURCE_EXHAUSTED while another text is scored, CANCELLED once it has left, UNAVAILABLE while
+  // draining.
+  void Score(std::unique_ptr<engine::TextScorer> scorer, std::shared_ptr<ScoreSink> sink);
+
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
   // read or written any more.
   void FailLeases(const absl::Status& status);
@@ -97,6 +103,7 @@ class Scheduler {
   TaskInbox inbox_;
   CallRegistry registry_;
   CallLifecycle lifecycle_;
+  IdleScorer scorer_;
   std::thread engine_thread_;
 };
 

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "model_worker/delta_gatherer.h"
 #include "model_worker/outcome_wire.h"
+#include "model_worker/score_stream.h"
 #include "model_worker/task_thread.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
@@ -115,7 +116,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
       : parts_(parts),
         limits_(LimitsOf(parts.env)),
         encoder_fingerprint_(parts.env.encoder.Fingerprint()),
-        tokenize_thread_(kTokenizeQueue) {}
+        tokenize_thread_(kTokenizeQueue),
+        score_thread_(/*limit=*/1) {}
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
@@ -162,6 +164,30 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
           absl::ResourceExhaustedError("too many prompts wait to be counted"), kMinRetryMs)));
     }
     return reactor;
+  }
+
+  grpc::ServerWriteReactor<v1::ScoreResponse>* Score(grpc::CallbackServerContext* context,
+                                                     const v1::ScoreRequest* request) override {
+    const auto queue = ScoreStream::Queue::Create(context, &parts_.answers);
+    const auto place = score_place_;
+    if (!place->Take()) {
+      queue->Close(WithHint(absl::ResourceExhaustedError(
+          "another text is being scored: retry when it is done; one is scored at a time")));
+      return queue->reactor();
+    }
+    const bool posted = score_thread_.Post([this, request, queue, place] {
+      auto stream =
+          std::make_shared<ScoreStream>(queue, place, *request, parts_.env.encoder.tokenizer());
+      const engine::CancelCheck cancelled = [&queue] { return queue->cancelled(); };
+      auto scorer = ScorerFromWire(*request, parts_.env, parts_.model, &cancelled);
+      if (!scorer.ok()) return stream->Failed(scorer.status());
+      parts_.scheduler.Score(*std::move(scorer), std::move(stream));
+    });
+    if (!posted) {  // the one before has left its place and not yet its thread
+      place->Leave();
+      queue->Close(WithHint(absl::ResourceExhaustedError("another text is being scored: retry")));
+    }
+    return queue->reactor();
   }
 
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
@@ -293,6 +319,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   const uint64_t encoder_fingerprint_;
   const uint64_t instance_ = RandomId64();
   TaskThread tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
+  const std::shared_ptr<ScorePlace> score_place_ = std::make_shared<ScorePlace>();
+  TaskThread score_thread_;  // encodes texts that are to be scored
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "engine/model/model.h"
 #include "engine/session/segment.h"
 #include "model_worker/lease_client.h"
 #include "model_worker/scheduler.h"
@@ -23,6 +24,7 @@ struct ServiceParts {
   Scheduler& scheduler;
   LeaseClient& leases;
   const SessionEnv& env;
+  engine::Model& model;  // scored texts use it, on the engine thread
   engine::WorkerCost cost;
   engine::AnswerDefaults defaults;
   policy::SpeculationMode speculation;  // of calls that do not say

@@ -276,6 +276,25 @@ absl::Status Backends::Run(policy::Lane lane, const v1::RunRequest& request, Cal
   return RunOn(clients_->draft, *clients_->draft_stub, request, control, on_event);
 }
 
+absl::Status Backends::Score(const v1::ScoreRequest& request, CallControl& control,
+                             const std::function<bool(v1::ScoreResponse&)>& on_event) {
+  const Peer& peer = clients_->target;
+  const auto context = std::make_shared<grpc::ClientContext>();
+  if (control.deadline() != absl::InfiniteFuture())
+    context->set_deadline(absl::ToChronoTime(control.deadline()));
+  const auto reader = clients_->target_stub->Score(context.get(), request);
+  control.SetHook([context] { context->TryCancel(); });
+  bool stopped = false;
+  for (v1::ScoreResponse event; reader->Read(&event);) {
+    if (stopped || on_event(event)) continue;
+    stopped = true;
+    context->TryCancel();
+  }
+  const grpc::Status status = reader->Finish();
+  control.SetHook(nullptr);
+  return Translate(peer, *context, status, control.deadline(), control.deadline());
+}
+
 bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control) {
   const Peer& peer = clients_->Of(lane);
   const absl::Time until = std::min(deadline, control.deadline());

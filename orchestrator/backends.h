@@ -69,6 +69,9 @@ class Backends {
   // its end.
   absl::Status Run(policy::Lane lane, const v1::RunRequest& request, CallControl& control,
                    const std::function<bool(v1::RunResponse&)>& on_event);
+  // Scores one text by model_worker; as Run.
+  absl::Status Score(const v1::ScoreRequest& request, CallControl& control,
+                     const std::function<bool(v1::ScoreResponse&)>& on_event);
   // Waits until the worker can be talked to. False when it could not by `deadline`, or the call was
   // cancelled.
   bool WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control);

@@ -35,6 +35,7 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       apps_(backends_, clock),
       workers_(backends_, clock, tlm_ == nullptr ? 0 : tlm_->us_per_byte()),
       counter_(config, backends_, workers_),
+      scores_(apps_, backends_, workers_),
       calls_(AdmissionOptionsOf(config), clock),
       board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(), clock,
              recorder),

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "orchestrator/call_parts.h"
+#include "orchestrator/score.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/config.pb.h"
 #include "withy/v1/llm_service.pb.h"
@@ -28,6 +29,7 @@ class Gateway {
 
   AppRecords& apps() { return apps_; }
   TokenCounter& counter() { return counter_; }
+  TextScores& scores() { return scores_; }
 
   // Takes a place for a call, or refuses (policy::Admission::Arrive); every call that arrived
   // leaves.
@@ -66,6 +68,7 @@ class Gateway {
   AppRecords apps_;
   Workers workers_;
   TokenCounter counter_;
+  TextScores scores_;
   CallTable calls_;
   CallRegistry registry_;
   BoardWatch board_;

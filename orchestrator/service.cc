@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -21,6 +22,9 @@ namespace {
 // How long an answer waits for an app that takes nothing of it, which holds one of the places of
 // running calls meanwhile.
 constexpr absl::Duration kReaderPatience = absl::Seconds(30);
+
+// Scoring a text takes seconds to minutes.
+constexpr int64_t kScoreRetryMs = 2000;
 
 using grpc::ByteBuffer;
 using grpc::CallbackServerContext;
@@ -97,15 +101,15 @@ Part& PartOf(Gateway& gateway) {
 
 using v1::LlmService;
 template <typename Base>
-using RawTexts =
-    LlmService::WithRawCallbackMethod_BindApp<LlmService::WithRawCallbackMethod_CreateContext<
-        LlmService::WithRawCallbackMethod_Cancel<LlmService::WithRawCallbackMethod_Generate<
-            LlmService::WithRawCallbackMethod_Plan<LlmService::WithRawCallbackMethod_CountTokens<
+using RawTexts = LlmService::WithRawCallbackMethod_BindApp<
+    LlmService::WithRawCallbackMethod_CreateContext<LlmService::WithRawCallbackMethod_Cancel<
+        LlmService::WithRawCallbackMethod_Generate<LlmService::WithRawCallbackMethod_Plan<
+            LlmService::WithRawCallbackMethod_CountTokens<LlmService::WithRawCallbackMethod_Score<
                 LlmService::WithRawCallbackMethod_GetContext<
                     LlmService::WithRawCallbackMethod_ListContexts<
                         LlmService::WithRawCallbackMethod_DeleteContext<
                             LlmService::WithRawCallbackMethod_ListModels<
-                                LlmService::WithRawCallbackMethod_GetStatus<Base>>>>>>>>>>>;
+                                LlmService::WithRawCallbackMethod_GetStatus<Base>>>>>>>>>>>>;
 
 class LlmServiceImpl final : public RawTexts<LlmService::Service> {
  public:
@@ -115,7 +119,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         threads_(threads),
         clock_(clock),
         answers_(answers),
-        bind_app_over_tcp_(bind_app_over_tcp) {}
+        bind_app_over_tcp_(bind_app_over_tcp),
+        scores_(/*threads=*/1, /*queue_limit=*/1, clock) {}
 
   grpc::ServerUnaryReactor* BindApp(CallbackServerContext* context, const ByteBuffer* request,
                                     ByteBuffer* response) override {
@@ -188,6 +193,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
 
   grpc::ServerWriteReactor<ByteBuffer>* Generate(CallbackServerContext* context,
                                                  const ByteBuffer* request) override;
+  grpc::ServerWriteReactor<ByteBuffer>* Score(CallbackServerContext* context,
+                                              const ByteBuffer* request) override;
 
  private:
   using Queue = rpc::WriteQueue<ByteBuffer>;
@@ -256,6 +263,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   const Clock& clock_;
   rpc::OpenStreams& answers_;
   const bool bind_app_over_tcp_;
+  std::atomic<bool> scoring_{false};  // a text is being scored
+  Executor scores_;                   // runs Score
 };
 
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerContext* context,
@@ -302,6 +311,39 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
         absl::UnavailableError("orchestrator is shutting down: retry when it is back");
     gateway_.Leave(call.id, full);
     close(full);
+  }
+  return queue->reactor();
+}
+
+grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContext* context,
+                                                            const ByteBuffer* bytes) {
+  // A drain does not wait for it: its client asks again.
+  const std::shared_ptr<Queue> queue = Queue::Create(context);
+  const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
+  queue->OnCancelled([control] { control->Cancel(); });
+  const absl::Status full = rpc::WithRetryAfter(
+      absl::ResourceExhaustedError(
+          "another text is being scored: retry when it is done; one is scored at a time"),
+      kScoreRetryMs);
+  if (scoring_.exchange(true)) {
+    queue->Close(full);
+    return queue->reactor();
+  }
+  const std::string token = BearerToken(*context);
+  const bool taken = scores_.Run([this, token, bytes, control, queue] {
+    v1::ScoreRequest request;
+    absl::Status status = Parse(*bytes, &request);
+    if (status.ok()) {
+      status = gateway_.scores().Score(token, request, *control, [&](const auto& message) {
+        return queue->WaitForRoom(kReaderPatience) && queue->Push(Serialize(message));
+      });
+    }
+    scoring_ = false;
+    queue->Close(status);
+  });
+  if (!taken) {  // the one before has not left its thread yet
+    scoring_ = false;
+    queue->Close(full);
   }
   return queue->reactor();
 }

@@ -240,6 +240,29 @@ void FakeWorker::Release() {
   changed_.notify_all();
 }
 
+Status FakeWorker::Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
+                         grpc::ServerWriter<v1::ScoreResponse>* writer) {
+  v1::ScoreResponse response;
+  response.set_progress(0.5);
+  writer->Write(response);
+  if (request->text().starts_with("hold")) {
+    std::unique_lock lock(mutex_);
+    while (!released_ && !context->IsCancelled()) {
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    if (context->IsCancelled()) {
+      ++cancelled_;
+      changed_.notify_all();
+      return {StatusCode::CANCELLED, "cancelled"};
+    }
+  }
+  response.set_progress(1);
+  response.mutable_result()->set_tokens(static_cast<uint32_t>(request->text().size()));
+  response.mutable_result()->set_logprob_sum(-static_cast<double>(request->text().size()));
+  writer->Write(response);
+  return Status::OK;
+}
+
 bool FakeWorker::AwaitCancelled(int count, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return cancelled_ >= count; });

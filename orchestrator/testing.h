@@ -88,6 +88,10 @@ class FakeWorker final : public v1::ModelWorker::Service {
     return grpc::Status::OK;
   }
 
+  // Scores a token a byte, each at -1. A text that begins with "hold" is scored by Release().
+  grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
+                     grpc::ServerWriter<v1::ScoreResponse>* writer) override;
+
   // APP/CONTEXT of the contexts that it was to forget.
   std::vector<std::string> forgotten() const {
     const std::lock_guard lock(mutex_);

@@ -225,6 +225,24 @@ absl::Status ValidateCountTokens(const v1::CountTokensRequest& request) {
   return CheckBytes("model", request.model(), 256);
 }
 
+absl::Status ValidateScore(const v1::ScoreRequest& request) {
+  if (request.prompt().form_case() != v1::Prompt::FORM_NOT_SET) {
+    WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
+    if (request.window_tokens() > 0) {
+      return Invalid(
+          "window_tokens is ", request.window_tokens(),
+          " and prompt is set: a text behind a prompt is scored as one window; leave one "
+          "of the two out");
+    }
+  }
+  if (request.text().empty()) return Invalid("text is empty: give the text that is to be scored");
+  WITHY_RETURN_IF_ERROR(CheckBytes("text", request.text(), kMaxScoreBytes));
+  if (request.logprobs() > kMaxLogprobs) {
+    return Invalid("logprobs is ", request.logprobs(), ": at most ", kMaxLogprobs);
+  }
+  return CheckBytes("model", request.model(), 256);
+}
+
 absl::Status ValidateCancel(const v1::CancelRequest& request) {
   WITHY_RETURN_IF_ERROR(CheckBytes("call_id", request.call_id(), kMaxIdBytes));
   WITHY_RETURN_IF_ERROR(CheckBytes("request_id", request.request_id(), kMaxIdBytes));

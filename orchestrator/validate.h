@@ -18,6 +18,8 @@ namespace withy::orchestrator {
 
 inline constexpr size_t kMaxPromptBytes = 1 << 20;
 inline constexpr size_t kMaxSystemPromptBytes = 256 << 10;
+// Of a text that is scored.
+inline constexpr size_t kMaxScoreBytes = 3 << 20;
 inline constexpr int kMaxMessages = 1024;
 inline constexpr size_t kMaxIdBytes = 64;
 inline constexpr size_t kMaxTitleBytes = 128;
@@ -47,6 +49,8 @@ absl::Status ValidateCreateContext(const v1::CreateContextRequest& request);
 absl::Status ValidateListContexts(const v1::ListContextsRequest& request);
 absl::Status ValidateContextId(std::string_view context_id);
 absl::Status ValidateCountTokens(const v1::CountTokensRequest& request);
+// Levels are the worker's to check.
+absl::Status ValidateScore(const v1::ScoreRequest& request);
 absl::Status ValidateCancel(const v1::CancelRequest& request);
 
 // Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms, at

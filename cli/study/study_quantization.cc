@@ -17,6 +17,8 @@
 namespace withy::cli {
 namespace {
 
+using engine::TextScore;
+
 // The options with the files that --types asks for.
 absl::StatusOr<StudyOptions> WithTypes(const StudyOptions& options) {
   StudyOptions all = options;

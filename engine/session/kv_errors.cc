@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/model/scratch_kv.h"
+#include "engine/session/predictions.h"
 
 namespace withy::engine {
 namespace {
@@ -112,22 +112,6 @@ class ErrorMeter {
         (*sums)[f] += Divergence(row(0, i), row(f + 1, i));
       }
     }
-  }
-
-  static void LogSoftmax(std::span<float> logits) {
-    const float top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float value : logits) sum += static_cast<double>(std::exp(value - top));
-    const float shift = top + static_cast<float>(std::log(sum));
-    for (float& value : logits) value -= shift;
-  }
-
-  static double Divergence(std::span<const float> from, std::span<const float> to) {
-    double sum = 0;
-    for (size_t i = 0; i < from.size(); ++i) {
-      sum += static_cast<double>(std::exp(from[i]) * (from[i] - to[i]));
-    }
-    return sum;
   }
 
   Model& model_;

@@ -1,0 +1,35 @@
+// LlmService.Score: checks the request and hands it to model_worker, which scores the text when no
+// call needs the cores. Neighbours: validate.h checks fields, service.cc speaks gRPC.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "orchestrator/app_records.h"
+#include "orchestrator/backends.h"
+#include "orchestrator/call_control.h"
+#include "orchestrator/workers.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// Thread-safe. Borrows its parts.
+class TextScores {
+ public:
+  TextScores(AppRecords& apps, Backends& backends, Workers& workers)
+      : apps_(apps), backends_(backends), workers_(workers) {}
+
+  // Blocks until the text is scored; `on_message` returns false when nobody reads any more. Errors:
+  // of AppRecords::Authenticate and of ModelWorker.Score; UNIMPLEMENTED for the draft.
+  absl::Status Score(const std::string& token, const v1::ScoreRequest& request,
+                     CallControl& control,
+                     const std::function<bool(const v1::ScoreResponse&)>& on_message);
+
+ private:
+  AppRecords& apps_;
+  Backends& backends_;
+  Workers& workers_;
+};
+
+}  // namespace withy::orchestrator
