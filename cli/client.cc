@@ -371,4 +371,16 @@ absl::Status Client::Generate(const v1::GenerateRequest& request, absl::Duration
   return absl::OkStatus();
 }
 
+absl::Status Client::Score(const v1::ScoreRequest& request, absl::Duration timeout,
+                           const std::function<void(const v1::ScoreResponse&)>& on_message) {
+  grpc::ClientContext context;
+  impl_->Prepare(&context, timeout);
+  const auto reader = impl_->stub->Score(&context, request);
+  for (v1::ScoreResponse message; reader->Read(&message);) on_message(message);
+  const grpc::Status status = reader->Finish();
+  if (status.ok()) return absl::OkStatus();
+  return impl_->Explain(status, context, impl_->orchestrator,
+                        {timeout, "raise it with --timeout-s"});
+}
+
 }  // namespace withy::cli

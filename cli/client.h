@@ -61,6 +61,10 @@ class Client {
                         AnswerCancel* cancel,
                         const std::function<void(const v1::GenerateResponse&)>& on_message);
 
+  // Errors as Generate.
+  absl::Status Score(const v1::ScoreRequest& request, absl::Duration timeout,
+                     const std::function<void(const v1::ScoreResponse&)>& on_message);
+
   // RPCs of context_store itself: for the operator, on the board.
   absl::StatusOr<v1::ListAppsResponse> ListApps();
   absl::StatusOr<v1::GetStoreInfoResponse> GetStoreInfo();

@@ -36,6 +36,7 @@ std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();
 std::vector<Command> ProfileCommands();
 std::vector<Command> ProfileStudyCommands();
+std::vector<Command> ScoreCommands();
 std::vector<Command> StatusCommands();
 std::vector<Command> StoreCommands();
 

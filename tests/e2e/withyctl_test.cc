@@ -371,6 +371,69 @@ TEST_F(WithyctlOnBoard, TokensHaveTextInJson) {
   EXPECT_NE(ran.out.find("\"text\":\""), std::string::npos) << ran.out;
 }
 
+std::string SomeWords() {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "word " + std::to_string(i * i % 97) + ", ";
+  return text;
+}
+
+TEST_F(WithyctlOnBoard, ATextIsScoredByTheServiceAsFromTheFile) {
+  StartBoard({"model.path=" + TestElasticPath(), "orchestrator.tlm_path=off"});
+  const std::string text = Input(SomeWords());
+  const std::string settings = " --level 20 --reference-kv q4 --window 256 --json";
+  const Ran service = Run("score " + text + settings);
+  ASSERT_EQ(service.code, 0) << service.err;
+  EXPECT_NE(service.out.find("\"divergence_mean\":"), std::string::npos) << service.out;
+  EXPECT_EQ(service.out.find("\"divergence_mean\":0,"), std::string::npos) << service.out;
+  // withyctl packs the file where XDG_CACHE_HOME says.
+  const Ran file = RunShell(board_->dir(), "XDG_CACHE_HOME=" + board_->dir(),
+                            "score " + text + settings + " --model " + TestElasticPath());
+  ASSERT_EQ(file.code, 0) << file.err;
+  EXPECT_EQ(file.out, service.out) << "the same kernels give the same bits";
+
+  const Ran table = Run("score " + Input("A few words.") + " --prompt hello");
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_NE(table.out.find("PERPLEXITY"), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("tokens were scored"), std::string::npos) << table.out;
+
+  const Ran level = Run("score " + Input(SomeWords()) + " --level 33");
+  EXPECT_EQ(level.code, 1);
+  EXPECT_NE(level.err.find("has the levels 20, 60, 100"), std::string::npos) << level.err;
+}
+
+TEST(WithyctlTest, WhatCannotBeScoredIsNamed) {
+  char pattern[] = "/tmp/withy-score-XXXXXX";
+  const std::string dir = mkdtemp(pattern);
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(dir + "/" + name, std::ios::binary) << text;
+    return dir + "/" + name;
+  };
+  const auto says = [&](const std::string& words, int code, const std::string& what) {
+    const Ran ran = RunShell(dir, "XDG_CACHE_HOME=" + dir + " WITHY_ADDRESS=unix:" + dir + "/none",
+                             "score " + words);
+    EXPECT_EQ(ran.code, code) << words << ": " << ran.err;
+    EXPECT_NE(ran.err.find(what), std::string::npos) << words << ": " << ran.err;
+  };
+  const std::string good = write("good", SomeWords());
+  const std::string model = " --model " + TestTargetPath();
+  says("", 2, "score takes one FILE");
+  says(dir + "/missing", 1, "missing cannot be read");
+  says(write("empty", "") + model, 1, "empty is empty");
+  says(write("latin1", "caf\xE9") + model, 1, "UTF-8");
+  says(good + " --kv-format q3" + model, 2, "q8, q4, q4q2, q2");
+  says(good + " --level 50" + model, 1, "--level is 50");
+  says(good + " --against x", 2, "name the first one with --model");
+  says(good + " --logprobs 2" + model, 2, "--logprobs needs --json");
+  says(good + " --prompt hi --window 64" + model, 2, "--window or --prompt");
+  says(good + model + " --against " + TestForeignDraftPath(), 1, "have different vocabularies");
+  says(good + " --token abc", 1, "none");
+  const Ran pair = RunShell(dir, "XDG_CACHE_HOME=" + dir,
+                            "score " + good + model + " --against " + TestDraftPath());
+  EXPECT_EQ(pair.code, 0) << pair.err;
+  EXPECT_NE(pair.out.find("divergence (KLD) mean"), std::string::npos) << pair.out;
+  std::filesystem::remove_all(dir);
+}
+
 // A prompt that takes seconds to compute: a terminal shows the progress, a pipe nothing.
 TEST_F(WithyctlOnBoard, ALongPromptShowsItsProgress) {
   StartBoard({"model.path=" + SlowModelPath(), "model.threads=1", "model.sampling.temperature=0"});
