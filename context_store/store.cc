@@ -74,6 +74,8 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       space_locked_(
           recorder.gauge({"withy_store_arena_locked_bytes", "KV arena that is locked into memory.",
                           telemetry::Unit::kBytes})),
+      kv_usage_(recorder.gauge({"withy_kv_usage_ratio", "Share of the KV arena that calls hold.",
+                                telemetry::Unit::kMillionths})),
       leases_gauge_(
           recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})),
       record_bytes_gauge_(recorder.gauge(
@@ -575,6 +577,11 @@ void Store::RecordGauges() {
   space_used_.Set(counts.claimed + counts.resident);
   space_quarantined_.Set(counts.quarantined);
   space_withheld_.Set(counts.withheld);
+  constexpr int64_t kMillion = 1'000'000;
+  const uint64_t held = counts.claimed + counts.quarantined;
+  kv_usage_.Set(counts.total == 0
+                    ? 0
+                    : static_cast<int64_t>(held) * kMillion / static_cast<int64_t>(counts.total));
   metrics_.RecordSharing(table_->kv());
   space_locked_.Set(arena_->locks().locked_bytes());
   leases_gauge_.Set(table_->open_leases());

@@ -345,6 +345,7 @@ class Store {
   telemetry::Gauge& space_quarantined_;
   telemetry::Gauge& space_withheld_;
   telemetry::Gauge& space_locked_;
+  telemetry::Gauge& kv_usage_;
   telemetry::Gauge& leases_gauge_;
   telemetry::Gauge& record_bytes_gauge_;
   telemetry::Counter& refused_by_quota_;
