@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/status.h"
+#include "engine/session/predictions.h"
 
 namespace withy::bench {
 namespace {
@@ -13,27 +14,6 @@ namespace {
 using engine::KvFormat;
 
 constexpr int32_t kPiece = 128;  // rows scored in one pass; bounds the memory for logits
-
-// Turns logits into log-probabilities.
-void LogSoftmax(std::span<float> row) {
-  const float top = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float value : row) sum += static_cast<double>(std::exp(value - top));
-  const float shift = top + static_cast<float>(std::log(sum));
-  for (float& value : row) value -= shift;
-}
-
-double Divergence(std::span<const float> from, std::span<const float> to) {
-  double sum = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    sum += static_cast<double>(std::exp(from[i]) * (from[i] - to[i]));
-  }
-  return std::max(sum, 0.0);
-}
-
-size_t Likeliest(std::span<const float> row) {
-  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
-}
 
 }  // namespace
 
@@ -123,12 +103,12 @@ absl::Status KvWindow::ScoreRows(engine::ScratchKv& kv, bool exact, Scores* scor
       const std::span row = std::span(logits).subspan(r * vocabulary, vocabulary);
       const std::span want =
           std::span(reference_).subspan((static_cast<size_t>(first) + r) * vocabulary, vocabulary);
-      LogSoftmax(row);
+      engine::LogSoftmax(row);
       if (exact) std::copy(row.begin(), row.end(), want.begin());
       const auto next = static_cast<size_t>(tokens_[static_cast<size_t>(rows[r].position) + 1]);
       scores->losses.push_back(-static_cast<double>(row[next]));
-      scores->divergences.push_back(Divergence(want, row));
-      scores->agreed += Likeliest(want) == Likeliest(row) ? 1 : 0;
+      scores->divergences.push_back(engine::Divergence(want, row));
+      scores->agreed += engine::Likeliest(want) == engine::Likeliest(row) ? 1 : 0;
     }
   }
   return absl::OkStatus();
