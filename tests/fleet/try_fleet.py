@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Tries a fleet on one machine: two boards with the same apps, and a gRPC client that finds them by xDS.
+
+    python3 -m venv build/fleet && build/fleet/bin/pip install grpcio xds-protos
+    build/fleet/bin/python tests/fleet/try_fleet.py [BINARIES] [MODEL.gguf]
+
+Starts one board, registers an app, copies its state directory to a second board, and starts both on TCP. A control plane in
+this process (aggregated discovery, static resources) tells a gRPC client with an xDS bootstrap where they are. The client
+calls "xds:///boards" with the app's token; what each board answered is read from its own metrics. Then one board is killed
+and the calls go on. Prints what it saw as JSON; exit code 0 if both boards answered and none of the later calls failed.
+"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BINARIES = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/release/bin").resolve()
+MODEL = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ROOT / "models/withy-pocket-q8_0.gguf").resolve()
+PROCESSES = ["context-store", "model-worker", "draft-worker", "profiler-agent", "orchestrator"]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Board:
+    def __init__(self, directory):
+        self.directory, self.port, self.metrics = directory, free_port(), free_port()
+        self.running = []
+
+    def start(self):
+        (self.directory / "run").mkdir(parents=True, exist_ok=True)
+        config = self.directory / "withy.textproto"
+        config.write_text(f"""
+            run_dir: "{self.directory}/run" state_dir: "{self.directory}/state" log_level: "warn"
+            orchestrator {{ listen: "unix:{self.directory}/run/withy.sock" listen: "127.0.0.1:{self.port}" tlm_path: "off" audit_off: true }}
+            model {{ path: "{MODEL}" threads: 1 }} draft {{ threads: 1 }} store {{ arena_bytes: 268435456 }}
+            profiler {{ metrics_listen: "127.0.0.1:{self.metrics}" }}""")
+        for name in PROCESSES:
+            log = open(self.directory / f"{name}.log", "w")
+            self.running.append(subprocess.Popen([BINARIES / f"withy-{name}", "--config", config], stdout=log, stderr=log))
+
+    def ctl(self, *words):
+        environment = dict(os.environ, XDG_CONFIG_HOME=str(self.directory / "home"))
+        return subprocess.run([BINARIES / "withyctl", *words, "--address", f"unix:{self.directory}/run/withy.sock"], env=environment,
+                              capture_output=True, text=True, timeout=60)
+
+    def wait(self):
+        end = time.time() + 120
+        while self.ctl("status", "--quiet").returncode != 0:
+            if time.time() > end:
+                sys.exit(f"{self.directory}: the board does not serve: " + self.ctl("status").stdout)
+            time.sleep(0.2)
+
+    def stop(self, how=signal.SIGTERM):
+        for process in reversed(self.running):
+            process.send_signal(how)
+        for process in self.running:
+            process.wait(60)
+        self.running = []
+
+    def answered(self):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as page:
+            found = re.findall(r'^withy_calls_total\{process="orchestrator",code="OK"\} (\d+)', page.read().decode(), re.MULTILINE)
+        return int(found[0]) if found else 0
+
+
+def control_plane(boards):
+    """Serves aggregated discovery with what never changes; returns its port and the server."""
+    import grpc
+    from envoy.config.cluster.v3 import cluster_pb2
+    from envoy.config.core.v3 import base_pb2, config_source_pb2
+    from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
+    from envoy.config.listener.v3 import api_listener_pb2, listener_pb2
+    from envoy.config.route.v3 import route_components_pb2, route_pb2
+    from envoy.extensions.filters.http.router.v3 import router_pb2
+    from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as manager_pb2
+    from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
+    from google.protobuf import any_pb2
+
+    def packed(message):
+        box = any_pb2.Any()
+        box.Pack(message)
+        return box
+
+    router = manager_pb2.HttpFilter(name="router", typed_config=packed(router_pb2.Router()))
+    route = route_components_pb2.Route(match=route_components_pb2.RouteMatch(prefix=""),
+                                       route=route_components_pb2.RouteAction(cluster="boards"))
+    routes = route_pb2.RouteConfiguration(
+        name="boards", virtual_hosts=[route_components_pb2.VirtualHost(name="boards", domains=["*"], routes=[route])])
+    manager = manager_pb2.HttpConnectionManager(route_config=routes, http_filters=[router])
+    here = config_source_pb2.ConfigSource(ads=config_source_pb2.AggregatedConfigSource(), resource_api_version="V3")
+    endpoints = [endpoint_components_pb2.LbEndpoint(health_status=1, endpoint=endpoint_components_pb2.Endpoint(address={
+        "socket_address": {"address": "127.0.0.1", "port_value": board.port}})) for board in boards]
+    locality = endpoint_components_pb2.LocalityLbEndpoints(locality=base_pb2.Locality(region="here"), load_balancing_weight={"value": 1},
+                                                lb_endpoints=endpoints)
+    resources = [
+        listener_pb2.Listener(name="boards", api_listener=api_listener_pb2.ApiListener(api_listener=packed(manager))),
+        cluster_pb2.Cluster(name="boards", type=cluster_pb2.Cluster.EDS,
+                            eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=here)),
+        endpoint_pb2.ClusterLoadAssignment(cluster_name="boards", endpoints=[locality])]
+    by_type = {packed(resource).type_url: packed(resource) for resource in resources}
+
+    class Discovery(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):
+        def StreamAggregatedResources(self, requests, context):
+            told = set()
+            for request in requests:
+                if request.type_url in by_type and request.type_url not in told:
+                    told.add(request.type_url)
+                    yield discovery_pb2.DiscoveryResponse(version_info="1", nonce=request.type_url, type_url=request.type_url,
+                                                          resources=[by_type[request.type_url]])
+
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+    ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(Discovery(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return port, server
+
+
+def field(number, payload):
+    return bytes([number << 3 | 2, len(payload)]) + payload
+
+
+# GenerateRequest{prompt {text: "hello"} limits {max_tokens: 4}}
+REQUEST = field(2, field(1, b"hello")) + field(5, b"\x08\x04")
+
+
+def main():
+    try:
+        import grpc
+        import envoy.service.discovery.v3.ads_pb2_grpc  # noqa: F401
+    except ImportError as missing:
+        sys.exit(f"{missing}: pip install grpcio xds-protos")
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="withy-fleet-"))
+    first, second = Board(directory / "one"), Board(directory / "two")
+    seen = {}
+    try:
+        first.start()
+        first.wait()
+        token = first.ctl("apps", "bind", "fleet", "--print").stdout.strip()
+        first.stop()
+        shutil.copytree(first.directory / "state", second.directory / "state")
+        for board in (first, second):
+            board.start()
+        for board in (first, second):
+            board.wait()
+        port, server = control_plane([first, second])
+        os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = json.dumps({
+            "xds_servers": [{"server_uri": f"127.0.0.1:{port}", "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}],
+            "node": {"id": "try_fleet"}})
+        with grpc.insecure_channel("xds:///boards") as channel:
+            generate = channel.unary_stream("/withy.v1.LlmService/Generate", request_serializer=bytes, response_deserializer=bytes)
+
+            def calls(count):
+                failed = 0
+                for _ in range(count):
+                    try:
+                        list(generate(REQUEST, timeout=30, wait_for_ready=True, metadata=[("authorization", f"Bearer {token}")]))
+                    except grpc.RpcError as error:
+                        failed += 1
+                        seen.setdefault("errors", []).append(f"{error.code()}: {error.details()}"[:200])
+                return failed
+
+            seen["failed_with_two"] = calls(20)
+            time.sleep(2)  # the agent reads the counters now and then
+            seen["answered"] = [first.answered(), second.answered()]
+            second.stop(signal.SIGKILL)
+            seen["failed_at_the_kill"] = calls(5)
+            seen["failed_with_one"] = calls(20)
+        server.stop(0)
+    finally:
+        for board in (first, second):
+            board.stop(signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)
+    print(json.dumps(seen))
+    both = min(seen["answered"]) > 0
+    return 0 if both and seen["failed_with_two"] == 0 and seen["failed_with_one"] == 0 else 1
+
+
+sys.exit(main())
