@@ -74,6 +74,7 @@ constexpr char kHelp[] =
     "late)\n"
     "/slo off                      no speed required: the best answer\n"
     "/speculation SOURCE           draft tokens by off, lookup, prefix, draft or auto from now on\n"
+    "/tool TEXT                    answer the tool that the model called\n"
     "/stats                        show or hide predicted and measured latency\n"
     "/new                          start a new context with the next message\n"
     "/context                      print the context's id, for --context later\n"
@@ -180,10 +181,13 @@ class Chat {
       Report(SetSloWords(words));
     } else if (words[0] == "/speculation") {
       Report(SetSpeculation(words));
+    } else if (words[0] == "/tool") {
+      AnswerTool(line.size() > words[0].size() ? line.substr(words[0].size() + 1) : "");
     } else if (words[0] == "/stats") {
       stats_ = !stats_;
     } else if (words[0] == "/new") {
       request_.clear_context_id();
+      calls_.clear();
       dropped_ = 0;
       std::cerr << ContextText() << "\n";
     } else if (words[0] == "/context") {
@@ -219,10 +223,33 @@ class Chat {
 
   void Answer(const std::string& line) {
     if (const absl::Status text = CheckUtf8("the line", line); !text.ok()) return Report(text);
-    request_.mutable_prompt()->clear_messages();
+    request_.mutable_prompt()->mutable_messages()->clear_messages();
     v1::Message& message = *request_.mutable_prompt()->mutable_messages()->add_messages();
     message.set_role("user");
     message.set_content(line);
+    Ask();
+  }
+
+  // The first call without a result gets this one; once all have theirs, the model goes on.
+  void AnswerTool(const std::string& result) {
+    if (const absl::Status text = CheckUtf8("the line", result); !text.ok()) return Report(text);
+    if (calls_.empty()) {
+      return Report(absl::InvalidArgumentError("/tool: the model has called no tool"));
+    }
+    v1::Messages& messages = *request_.mutable_prompt()->mutable_messages();
+    v1::Message& message = *messages.add_messages();
+    message.set_role("tool");
+    message.set_content(result);
+    message.set_name(calls_.front().name());
+    message.set_tool_call_id(calls_.front().id());
+    calls_.erase(calls_.begin());
+    if (calls_.empty()) return Ask();
+    std::cerr << "(" << Counted(calls_.size(), "call") << " wait for /tool)\n";
+  }
+
+  // Gives the messages of request_ to the model.
+  void Ask() {
+    calls_.clear();
     AnswerCancel cancel;
     PromptProgressBar bar;
     bool said = false;
@@ -255,6 +282,10 @@ class Chat {
       Report(status);
     }
     if (!status.ok()) return;
+    calls_.assign(finished.tool_calls().begin(), finished.tool_calls().end());
+    std::cerr << CallsText(finished.tool_calls());
+    // Results of the calls are collected there.
+    if (!calls_.empty()) request_.mutable_prompt()->mutable_messages()->clear_messages();
     if (stats_) {
       std::cerr << StatsText(request_.slo(), started, finished);
       return;
@@ -280,7 +311,8 @@ class Chat {
   v1::GenerateRequest request_;
   const absl::Duration timeout_;
   bool stats_;
-  uint32_t dropped_ = 0;  // dropped messages of the context reported so far
+  std::vector<v1::ToolCall> calls_;  // without results
+  uint32_t dropped_ = 0;             // dropped messages of the context reported so far
   bool failed_ = false;
 };
 
@@ -293,6 +325,8 @@ int RunChat(const Args& args) {
     return FailUsage(ToStd(system.message()));
   if (args.Has("context") && args.Has("system"))
     return FailUsage("--system is only for a new context, not with --context");
+  const absl::Status tools = FillTools(args, settings->mutable_prompt()->mutable_messages());
+  if (!tools.ok()) return FailUsage(ToStd(tools.message()));
   InterruptWatcher watcher;
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
@@ -309,6 +343,7 @@ std::vector<Command> ChatCommands() {
                              {"system", "TEXT", "system prompt of a new context"},
                              {"stats", "", "show predicted and measured latency after each answer"},
                              TimeoutFlag(kChatTimeout)};
+  for (Flag& flag : ToolFlags()) flags.push_back(std::move(flag));
   for (Flag& flag : SettingFlags()) {
     if (flag.name != "context" && flag.name != "request-id" && flag.name != "logprobs")
       flags.push_back(std::move(flag));

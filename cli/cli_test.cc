@@ -97,6 +97,21 @@ TEST(PromptTest, MessagesAndFiles) {
   EXPECT_FALSE(PromptFromArgs(*Parse({"--file", "/nonexistent"})).ok());
 }
 
+TEST(PromptTest, ToolsAndTemplateArgumentsGoWithMessages) {
+  const std::string path = ::testing::TempDir() + "/tools.json";
+  std::ofstream(path) << "[{}]";
+  const auto prompt = PromptFromArgs(
+      *Parse({"Look!", "--tools", path, "--template-arguments", R"({"enable_thinking": false})"}));
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_EQ(prompt->messages().tools_json(), "[{}]");
+  EXPECT_EQ(prompt->messages().template_arguments_json(), R"({"enable_thinking": false})");
+  EXPECT_FALSE(PromptFromArgs(*Parse({"--raw", "Look!", "--tools", path})).ok());
+  EXPECT_FALSE(PromptFromArgs(*Parse({"--file", "-", "--tools", "-"})).ok());
+  EXPECT_THAT(
+      std::string(PromptFromArgs(*Parse({"Look!", "--tools", "/nonexistent"})).status().message()),
+      HasSubstr("--tools /nonexistent"));
+}
+
 TEST(PromptTest, AFileThatIsNoPromptIsNamed) {
   const auto why = [](const std::string& path) {
     return std::string(PromptFromArgs(*Parse({"--file", path})).status().message());
@@ -320,6 +335,16 @@ TEST(StatsTest, AnAnswerThatWasCutSaysSo) {
   EXPECT_THAT(CutNote(finished), AllOf(HasSubstr("cut after 7 tokens"), HasSubstr("--max-tokens")));
   finished.set_reason(v1::FINISH_REASON_CONTEXT_FULL);
   EXPECT_THAT(CutNote(finished), HasSubstr("the window is full"));
+}
+
+TEST(StatsTest, CallsAreNamed) {
+  v1::GenerateFinished finished;
+  EXPECT_EQ(CallsText(finished.tool_calls()), "");
+  v1::ToolCall& call = *finished.add_tool_calls();
+  call.set_id("i1");
+  call.set_name("look");
+  call.set_arguments_json(R"({"at": "it"})");
+  EXPECT_EQ(CallsText(finished.tool_calls()), "(calls look {\"at\": \"it\"}, id i1)\n");
 }
 
 TEST(StatsTest, SaysHowTheAnswerWasDrawn) {

@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/kv_stats.h"
 #include "cli/output.h"
+#include "cli/stats.h"
 #include "cli/terminal_text.h"
 #include "cli/utf8.h"
 
@@ -86,7 +87,8 @@ int RunShow(const Args& args) {
   for (const v1::ContextMessage& message : context->messages()) {
     std::cout << message.message().role() << (message.cancelled() ? " (cut short)" : "")
               << (message.dropped() ? " (outside the window, no longer seen)" : "") << ": "
-              << ForStandardOutput(message.message().content()) << "\n";
+              << ForStandardOutput(message.message().content()) << "\n"
+              << CallsText(message.message().tool_calls());
   }
   return kExitOk;
 }

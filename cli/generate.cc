@@ -69,6 +69,7 @@ int RunGenerate(const Args& args) {
   if (!json && !finished.text().empty()) std::cout << "\n";
   std::cout << std::flush;
   if (!status.ok()) return Fail(status);
+  if (!json) std::cerr << CallsText(finished.tool_calls());
   const bool stats = args.Has("stats") || (!json && isatty(STDERR_FILENO) != 0);
   std::cerr << (stats ? StatsText(request->slo(), started, finished) : CutNote(finished));
   return kExitOk;

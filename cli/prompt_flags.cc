@@ -25,12 +25,12 @@ constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
 constexpr const char* kSloFields[] = {"ttft_ms",    "tpot_ms",       "ttft_ratio",
                                       "tpot_ratio", "end_to_end_ms", "energy_mj"};
 
-// Reads a prompt; "-" is standard input.
-absl::StatusOr<std::string> ReadPrompt(const std::string& path) {
+// Reads a prompt, or what `flag` names; "-" is standard input.
+absl::StatusOr<std::string> ReadText(const std::string& flag, const std::string& path) {
   const bool standard_input = path == "-";
   UniqueFd opened;
   if (!standard_input) opened = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  const std::string what = standard_input ? "standard input" : "--file " + path;
+  const std::string what = standard_input ? "standard input" : absl::StrCat("--", flag, " ", path);
   const auto unreadable = [&] {
     return ErrnoError("cannot read " + what + " (give a file of text, or - for standard input)");
   };
@@ -131,14 +131,25 @@ absl::Status FillSlo(const Args& args, v1::Slo* slo) {
 
 }  // namespace
 
+std::vector<Flag> ToolFlags() {
+  return {{"tools", "PATH",
+           "tools that the model may call: a file with a JSON list in OpenAI's form; - is standard "
+           "input"},
+          {"template-arguments", "JSON",
+           "arguments of the model's chat template, e.g. {\"enable_thinking\": false}"}};
+}
+
 std::vector<Flag> PromptFlags() {
-  return {{"message", "ROLE:CONTENT",
-           "one message of the prompt (system, user or assistant); repeatable"},
-          {"system", "TEXT", "a system message in front"},
-          {"raw", "",
-           "give TEXT to the model unchanged, without the chat template; control tokens spelled "
-           "in it are control tokens"},
-          {"file", "PATH", "read TEXT from a file; - is standard input"}};
+  std::vector<Flag> flags = {
+      {"message", "ROLE:CONTENT",
+       "one message of the prompt (system, user or assistant); repeatable"},
+      {"system", "TEXT", "a system message in front"},
+      {"raw", "",
+       "give TEXT to the model unchanged, without the chat template; control tokens spelled "
+       "in it are control tokens"},
+      {"file", "PATH", "read TEXT from a file; - is standard input"}};
+  for (Flag& flag : ToolFlags()) flags.push_back(std::move(flag));
+  return flags;
 }
 
 std::vector<Flag> ModelFlags() {
@@ -196,7 +207,7 @@ absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
   const std::vector<std::string> messages = args.GetAll("message");
   if (args.Has("file")) {
     if (!text.empty()) return absl::InvalidArgumentError("give TEXT or --file, not both");
-    WITHY_ASSIGN_OR_RETURN(text, ReadPrompt(args.Get("file")));
+    WITHY_ASSIGN_OR_RETURN(text, ReadText("file", args.Get("file")));
   }
   if (text.empty() == messages.empty()) {
     return absl::InvalidArgumentError(text.empty()
@@ -205,17 +216,32 @@ absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args) {
   }
   v1::Prompt prompt;
   if (args.Has("raw")) {
-    if (!messages.empty() || args.Has("system")) {
-      return absl::InvalidArgumentError("--raw takes only TEXT: messages need the chat template");
+    if (!messages.empty() || args.Has("system") || args.Has("tools") ||
+        args.Has("template-arguments")) {
+      return absl::InvalidArgumentError(
+          "--raw takes only TEXT: messages and tools need the chat template");
     }
     prompt.set_text(text);
     return prompt;
   }
   v1::Messages& out = *prompt.mutable_messages();
+  WITHY_RETURN_IF_ERROR(FillTools(args, &out));
   if (args.Has("system")) WITHY_RETURN_IF_ERROR(AddMessage("system:" + args.Get("system"), &out));
   for (const std::string& message : messages) WITHY_RETURN_IF_ERROR(AddMessage(message, &out));
   if (messages.empty()) WITHY_RETURN_IF_ERROR(AddMessage("user:" + text, &out));
   return prompt;
+}
+
+absl::Status FillTools(const Args& args, v1::Messages* messages) {
+  WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"template-arguments"}));
+  if (args.Has("tools")) {
+    if (args.Get("tools") == "-" && args.Get("file") == "-") {
+      return absl::InvalidArgumentError("only one of --tools and --file can be standard input");
+    }
+    WITHY_ASSIGN_OR_RETURN(*messages->mutable_tools_json(), ReadText("tools", args.Get("tools")));
+  }
+  messages->set_template_arguments_json(args.Get("template-arguments"));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ModelFromArgs(const Args& args) {

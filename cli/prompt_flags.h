@@ -16,8 +16,10 @@ namespace withy::cli {
 // Longest prompt the service accepts; more is not read.
 inline constexpr size_t kMaxPromptBytes = size_t{1} << 20;
 
-// --message, --raw, --file, --system
+// --message, --raw, --file, --system, and ToolFlags
 std::vector<Flag> PromptFlags();
+// --tools, --template-arguments
+std::vector<Flag> ToolFlags();
 // --context, --slo-…, --strict, sampling, limits, --model and the like
 std::vector<Flag> SettingFlags();
 // --worker, --model: two of SettingFlags
@@ -29,6 +31,8 @@ Flag TimeoutFlag(absl::Duration fallback);
 // model unchanged. Errors: INVALID_ARGUMENT (wrong command line, a text that is too long or not
 // UTF-8), of reading --file.
 absl::StatusOr<v1::Prompt> PromptFromArgs(const Args& args);
+// What ToolFlags say. Errors: INVALID_ARGUMENT, of reading --tools.
+absl::Status FillTools(const Args& args, v1::Messages* messages);
 // The model that ModelFlags name; empty = the target. Errors: INVALID_ARGUMENT.
 absl::StatusOr<std::string> ModelFromArgs(const Args& args);
 // Where drafted tokens come from, as --speculation says it. Errors: INVALID_ARGUMENT.

@@ -30,9 +30,20 @@ std::string ReasonText(v1::FinishReason reason) {
       return "context full";
     case v1::FINISH_REASON_CANCELLED:
       return "cancelled";
+    case v1::FINISH_REASON_TOOL_CALLS:
+      return "tool calls";
     default:
       return "unknown";
   }
+}
+
+std::string CallsText(const google::protobuf::RepeatedPtrField<v1::ToolCall>& calls) {
+  std::string text;
+  for (const v1::ToolCall& call : calls) {
+    absl::StrAppend(&text, "(calls ", Printable(call.name()), " ", Printable(call.arguments_json()),
+                    ", id ", Printable(call.id()), ")\n");
+  }
+  return text;
 }
 
 std::string CutNote(const v1::GenerateFinished& finished) {

@@ -23,5 +23,7 @@ std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency&
 // empty if nothing was drafted.
 std::string SpeculationText(const v1::GenerateFinished& finished);
 std::string ReasonText(v1::FinishReason reason);
+// A line for each tool that a message or an answer calls; "" for none.
+std::string CallsText(const google::protobuf::RepeatedPtrField<v1::ToolCall>& calls);
 
 }  // namespace withy::cli

@@ -236,15 +236,18 @@ absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& l
 absl::Status AddMessages(const std::vector<std::string>& segments,
                          proto::GetContextResponse* response) {
   proto::Segment segment;
-  bool leading = true;  // in the leading system messages, which are never dropped
+  bool leading = true;  // in the leading instructions, which are never dropped
   uint32_t dropped = response->context().dropped_messages();
   for (size_t i = 0; i < segments.size(); ++i) {
     if (!segment.ParseFromString(segments[i])) return BadSegment(i);
-    leading = leading && segment.role() == "system";
+    leading = leading && (segment.role() == "system" || segment.role() == "developer");
     proto::ContextMessage* message = response->add_messages();
     message->mutable_message()->set_role(std::move(*segment.mutable_role()));
     message->mutable_message()->set_content(std::move(*segment.mutable_text()));
     *message->mutable_message()->mutable_fixed() = std::move(*segment.mutable_fixed());
+    *message->mutable_message()->mutable_tool_calls() = std::move(*segment.mutable_tool_calls());
+    message->mutable_message()->set_name(std::move(*segment.mutable_name()));
+    message->mutable_message()->set_tool_call_id(std::move(*segment.mutable_tool_call_id()));
     message->set_cancelled(segment.cancelled());
     message->set_model_level_percent(segment.model_level_percent());
     message->set_unix_s(segment.unix_s());

@@ -32,12 +32,13 @@ constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
 // One call's stream. Shared by the answerer and the RPC, because either may end first.
 class StreamSink final : public AnswerSink {
  public:
-  StreamSink(std::shared_ptr<RunQueue> queue, const engine::SamplingParams& sampling,
-             const engine::ServedModel& model, bool report_progress)
+  StreamSink(std::shared_ptr<RunQueue> queue, const v1::RunRequest& request,
+             const engine::SamplingParams& sampling, const engine::ServedModel& model)
       : queue_(std::move(queue)),
+        call_id_(request.call_id()),
         sampling_(sampling),
         model_(model),
-        report_progress_(report_progress) {}
+        report_progress_(request.report_progress()) {}
 
   void Begun(int32_t queue_position) override {
     v1::RunResponse response;
@@ -61,12 +62,13 @@ class StreamSink final : public AnswerSink {
     if (!result.ok()) return queue_->Close(result.status());
     v1::RunResponse response;
     v1::GenerateFinished* finished = response.mutable_finished();
-    finished->set_reason(engine::ToWire(result->reason));
+    std::vector<engine::ToolCall> calls = result->tool_calls;
+    engine::GiveIds(call_id_, &calls);
+    engine::FillAnswer(result->reason, result->text, calls, finished);
     finished->mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(result->prompt_tokens));
     finished->mutable_usage()->set_prefilled_tokens(static_cast<uint32_t>(result->prompt_tokens));
     finished->mutable_usage()->set_completion_tokens(static_cast<uint32_t>(result->tokens.size()));
     FillLatency(*result, arrived_ns, finished->mutable_latency());
-    finished->set_text(result->text);
     finished->set_seed(sampling_.seed);
     *finished->mutable_sampling() = engine::ToWire(sampling_);
     finished->set_explanation(engine::CutText(result->reason, result->tokens.size()));
@@ -108,6 +110,7 @@ class StreamSink final : public AnswerSink {
   }
 
   const std::shared_ptr<RunQueue> queue_;
+  const uint64_t call_id_;
   const engine::SamplingParams sampling_;
   const engine::ServedModel& model_;
   const bool report_progress_;
@@ -244,8 +247,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
         engine::AnswerRequest answer,
         engine::RequestFromWire(request, options_.defaults, RandomId64(), model_.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(answer, limits_));
-    auto sink =
-        std::make_shared<StreamSink>(queue, answer.sampling, model_, request.report_progress());
+    auto sink = std::make_shared<StreamSink>(queue, request, answer.sampling, model_);
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
   }
 

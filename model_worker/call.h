@@ -79,6 +79,7 @@ struct SpeculationStats {
 struct CallOutcome {
   engine::FinishReason reason = engine::FinishReason::kNone;
   std::string text;
+  std::vector<engine::ToolCall> tool_calls;  // read out of `text`
   engine::SamplingParams sampling;
   std::vector<engine::Sample> tokens;
   std::vector<int32_t> levels_percent;  // that tokens were made at, in the order of their use

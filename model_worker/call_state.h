@@ -58,7 +58,9 @@ using Calls = std::map<Ticket, std::unique_ptr<Call>>;
 inline int64_t EstimatedTokens(const engine::AnswerRequest& request) {
   constexpr size_t kBytesPerToken = 4;
   size_t bytes = 0;
-  for (const engine::Segment& segment : request.prompt) bytes += segment.text.size();
+  for (const engine::Segment& segment : request.prompt) {
+    bytes += segment.text.size() + segment.tools_json.size();
+  }
   return static_cast<int64_t>(bytes / kBytesPerToken);
 }
 

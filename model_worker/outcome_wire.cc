@@ -76,7 +76,7 @@ std::string LevelDrops(int32_t decided, const std::vector<int32_t>& levels) {
 
 v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   v1::GenerateFinished wire;
-  wire.set_reason(engine::ToWire(outcome.reason));
+  engine::FillAnswer(outcome.reason, outcome.text, outcome.tool_calls, &wire);
   v1::Usage* usage = wire.mutable_usage();
   usage->set_context_tokens(static_cast<uint32_t>(outcome.usage.context_tokens));
   usage->set_prompt_tokens(static_cast<uint32_t>(outcome.usage.prompt_tokens));
@@ -86,7 +86,6 @@ v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   usage->set_pruned_words(static_cast<uint32_t>(outcome.usage.pruned_words));
   FillLatency(outcome, wire.mutable_latency());
   FillSpeculation(outcome.speculation, &wire);
-  wire.set_text(outcome.text);
   wire.set_seed(outcome.sampling.seed);
   *wire.mutable_sampling() = engine::ToWire(outcome.sampling);
   for (const int32_t level : outcome.levels_percent) {

@@ -68,7 +68,9 @@ Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease 
       level_(first_level_),
       levels_(request.answer.level_percent),
       sampler_(std::move(sampler)),
-      answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop),
+      tools_(env.encoder.ToolsOf(opened_.segments, request_.answer.prompt)),
+      answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop,
+              tools_.markers()),
       kv_(env.model, env.namer, opened_.arena) {}
 
 absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
@@ -280,18 +282,22 @@ engine::AnswerDelta Session::Finish(engine::FinishReason reason) {
 
 std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   std::vector<engine::Segment> appended = request_.answer.prompt;
+  engine::DropUnchangedSettings(opened_.segments, appended);
   for (engine::Segment& segment : appended) {
     segment.unix_s = unix_s;
     segment.level_percent = levels_.At(prompt_end_ - 1);
   }
   engine::Segment& answer = appended.emplace_back();
   answer.role = "assistant";
-  answer.text = answer_.text();
+  engine::AnswerParts parts = AnswerInParts();
+  answer.text = std::move(parts.text);
+  answer.tool_calls = std::move(parts.calls);
   answer.level_percent = level_percent();
   answer.cancelled = answer_.reason() == engine::FinishReason::kCancelled;
   answer.ended = answer_.reason() == engine::FinishReason::kEndOfTurn;
   answer.unix_s = unix_s;
   // A stop string cuts the text between or within generated tokens: then only the text is kept.
+  // Calls are not in the text, and so always in the ids.
   const engine::Tokenizer& tokenizer = env_.encoder.tokenizer();
   if (answer_.reason() != engine::FinishReason::kStopString &&
       tokenizer.Encode(answer.text, {.add_bos = false, .continues = true}) != answer_.ids()) {
@@ -299,6 +305,12 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
     answer.tokenizer_fingerprint = tokenizer.fingerprint();
   }
   return appended;
+}
+
+engine::AnswerParts Session::AnswerInParts() const {
+  engine::AnswerParts parts = tools_.Read(answer_.text(), answer_.reason());
+  engine::GiveIds(request_.call_id, &parts.calls);
+  return parts;
 }
 
 // Sets how much of the record, with commit->appended, the window holds. Returns how many of the
@@ -355,6 +367,7 @@ CallOutcome Session::Outcome() const {
   CallOutcome outcome;
   outcome.reason = answer_.reason();
   outcome.text = answer_.text();
+  outcome.tool_calls = AnswerInParts().calls;
   outcome.sampling = request_.answer.sampling;
   outcome.tokens = tokens_;
   outcome.levels_percent = answer_levels_;

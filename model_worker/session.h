@@ -229,6 +229,7 @@ class Session {
   absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
   void RecordPick(const engine::PickTimes& times) const;
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
+  engine::AnswerParts AnswerInParts() const;
   int32_t MeasureRecord(LeaseCommit* commit) const;
   std::vector<ChunkName> NameAndStamp(int32_t tokens);
 
@@ -240,6 +241,7 @@ class Session {
   LevelHistory levels_;
   std::vector<int32_t> answer_levels_ = {};  // that tokens were made at
   engine::Sampler sampler_;
+  engine::AnswerTools tools_;
   engine::AnswerStream answer_;
 
   std::vector<int32_t> ids_;  // prompt, then the answer

@@ -7,6 +7,7 @@
 #include <random>
 #include <span>
 
+#include "engine/chat/testing.h"
 #include "engine/model/testing.h"
 #include "model_worker/testing.h"
 
@@ -125,6 +126,80 @@ class SessionTest : public testing::Test, protected FakeParts, protected Session
  protected:
   SessionTest() : SessionRig(model_, chat_) {}
 };
+
+// Calls a tool, and says what came out of it.
+struct CallingParts {
+  static constexpr char kCall[] =
+      "Wait.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": \"it\"}}\n</tool_call>";
+
+  int32_t Next(const std::vector<int32_t>& history) const {
+    const std::string text = chat_.Text(history);
+    const size_t begin = text.rfind("assistant\n") + 10;
+    const std::string script = text.find("<tool_response>") == std::string::npos ? kCall : "A cat.";
+    const size_t said = text.size() - begin;
+    return said < script.size() ? script[said] : chat_.end;
+  }
+
+  engine::ChatFixture chat_{engine::ChatOfFile(engine::kToolTemplate)};
+  engine::FakeModel model_{chat_.tokenizer->vocab_size(), 1024,
+                           [this](const std::vector<int32_t>& history) { return Next(history); }};
+};
+
+class ToolSessionTest : public testing::Test, protected CallingParts, protected SessionRig {
+ protected:
+  ToolSessionTest() : SessionRig(model_, chat_, 1024) {}
+};
+
+TEST_F(ToolSessionTest, ACallIsReportedRecordedAndAnsweredOnItsKv) {
+  constexpr char kTools[] = R"([{"type": "function", "function": {"name": "look"}}])";
+  CallRequest request = Ask("Look!", 100);
+  request.call_id = 7;
+  request.answer.prompt[0].tools_json = kTools;
+  const CallOutcome first = Finish(*Create(request), 64);
+  EXPECT_EQ(first.reason, FinishReason::kEndOfTurn);
+  EXPECT_EQ(first.text, kCall);
+  ASSERT_EQ(first.tool_calls.size(), 1u);
+  EXPECT_EQ(first.tool_calls[0].name, "look");
+  EXPECT_EQ(first.tool_calls[0].arguments_json, R"({"at": "it"})");
+  ASSERT_EQ(record_.size(), 2u);
+  EXPECT_EQ(record_[0].tools_json, kTools);
+  EXPECT_EQ(record_[1].text, "Wait.");
+  EXPECT_EQ(record_[1].tool_calls, first.tool_calls);
+  EXPECT_EQ(record_[1].token_ids.size(), sizeof(kCall) - 1);
+
+  const int32_t kv_tokens = computed_rows_;
+  request = Ask("a cat", 100);
+  request.answer.prompt[0].role = "tool";
+  request.answer.prompt[0].tool_call_id = first.tool_calls[0].id;
+  request.answer.prompt[0].tools_json = kTools;
+  auto session = Create(request);
+  EXPECT_EQ(session->usage().reused_tokens, kv_tokens);
+  const CallOutcome second = Finish(*session, 64);
+  EXPECT_EQ(second.text, "A cat.");
+  EXPECT_TRUE(second.tool_calls.empty());
+  EXPECT_EQ(record_[2].tools_json, "") << "the tools are as before";
+
+  // Without tools the same text is no call.
+  record_.clear();
+  resident_.clear();
+  EXPECT_TRUE(Finish(*Create(Ask("Look!", 100)), 64).tool_calls.empty());
+}
+
+// Where tools change, what follows them is computed again, and the answer is that of a fresh
+// context.
+TEST_F(ToolSessionTest, OtherToolsLeaveNoStaleKv) {
+  CallRequest request = Ask("Look!", 100);
+  request.answer.prompt[0].tools_json = R"([{"type": "function", "function": {"name": "look"}}])";
+  Finish(*Create(request), 64);
+  const int32_t kv_tokens = computed_rows_;
+  request = Ask("Again", 100);
+  request.answer.prompt[0].tools_json = R"([{"type": "function", "function": {"name": "jump"}}])";
+  auto session = Create(request);
+  EXPECT_LT(session->usage().reused_tokens, kv_tokens / 2);
+  EXPECT_GT(session->usage().context_tokens, session->usage().reused_tokens);
+  Finish(*session, 64);
+  EXPECT_NE(record_[2].tools_json, "");
+}
 
 TEST_F(SessionTest, SecondCallComputesOnlyWhatIsNew) {
   auto first = Create(Ask("tell me something"));

@@ -1,22 +1,48 @@
 #include "orchestrator/conversations.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "orchestrator/digest.h"
+#include "orchestrator/validate_tools.h"
 
 namespace withy::orchestrator {
 namespace {
 
-std::string Continue(const std::string& digest, const std::string& role,
-                     const std::string& content) {
-  return Sha256(absl::StrCat(digest, role.size(), ":", role, content));
+// Clients may parse arguments and write them anew. Arguments that are nested too deep are refused
+// later on; to write them would need a stack as deep.
+std::string SortedJson(const std::string& json) {
+  bool too_deep = false;
+  const auto look = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    too_deep = too_deep || depth > kMaxJsonDepth;
+    return !too_deep;
+  };
+  const nlohmann::json parsed = nlohmann::json::parse(json, look, /*allow_exceptions=*/false);
+  return too_deep || parsed.is_discarded() ? json : parsed.dump();
+}
+
+std::string Continue(const std::string& digest, const v1::Message& message) {
+  std::string said = digest;
+  const auto add = [&](const std::string& text) { absl::StrAppend(&said, text.size(), ":", text); };
+  add(message.role());
+  add(message.content());
+  add(message.tool_call_id());
+  for (const v1::ToolCall& call : message.tool_calls()) {
+    add(call.id());
+    add(call.name());
+    add(SortedJson(call.arguments_json()));
+  }
+  return Sha256(said);
 }
 
 size_t BytesOf(const v1::Messages& messages) {
-  size_t bytes = 0;
-  for (const v1::Message& message : messages.messages()) bytes += message.content().size();
+  size_t bytes = messages.tools_json().size();
+  for (const v1::Message& message : messages.messages()) {
+    bytes += message.content().size();
+    for (const v1::ToolCall& call : message.tool_calls()) bytes += call.arguments_json().size();
+  }
   return bytes;
 }
 
@@ -29,7 +55,7 @@ bool BeginsWithSystem(const v1::Messages& messages) {
 std::vector<std::string> ConversationDigests(const v1::Messages& messages) {
   std::vector<std::string> digests(1);
   for (const v1::Message& message : messages.messages()) {
-    digests.push_back(Continue(digests.back(), message.role(), message.content()));
+    digests.push_back(Continue(digests.back(), message));
   }
   return digests;
 }
@@ -64,7 +90,7 @@ std::optional<Conversations::Place> Conversations::Take(const std::string& app_i
 }
 
 void Conversations::Return(const Place& place, const v1::Messages& messages,
-                           const std::string* answer, absl::Time deadline) {
+                           const v1::Message* answer, absl::Time deadline) {
   {
     absl::MutexLock lock(&mutex_);
     App& app = by_app_[place.app_id];
@@ -72,7 +98,7 @@ void Conversations::Return(const Place& place, const v1::Messages& messages,
       app.stale.push_back(place.context_id);
     } else {
       app.kept.push_front(
-          {Continue(ConversationDigests(messages).back(), "assistant", *answer), place.context_id});
+          {Continue(ConversationDigests(messages).back(), *answer), place.context_id});
     }
     while (app.kept.size() > kKept) {
       app.stale.push_back(std::move(app.kept.back().context_id));

@@ -24,7 +24,8 @@
 
 namespace withy::orchestrator {
 
-// Digests of a conversation's beginnings: element i stands for the first i messages.
+// Digests of a conversation's beginnings: element i stands for the first i messages. Calls are the
+// same however their arguments are written as JSON.
 std::vector<std::string> ConversationDigests(const v1::Messages& messages);
 
 // Thread-safe.
@@ -50,9 +51,9 @@ class Conversations {
   // bounds the store's answers.
   std::optional<Place> Take(const std::string& app_id, const v1::Messages& messages,
                             absl::Time deadline);
-  // After a call on it. `answer` null: it did not finish; the context is deleted. Deletes contexts
-  // that are too many.
-  void Return(const Place& place, const v1::Messages& messages, const std::string* answer,
+  // After a call on it. `answer`: the message that a client repeats with its next call; null: the
+  // call did not finish, and the context is deleted. Deletes contexts that are too many.
+  void Return(const Place& place, const v1::Messages& messages, const v1::Message* answer,
               absl::Time deadline);
 
  private:

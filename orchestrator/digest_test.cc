@@ -20,5 +20,20 @@ TEST(DigestTest, DependsOnTheRequestButNotOnItsId) {
   EXPECT_NE(RequestDigest(a), RequestDigest(b));
 }
 
+TEST(DigestTest, ToolsAndCallsArePartOfTheRequest) {
+  v1::GenerateRequest a;
+  v1::Messages& messages = *a.mutable_prompt()->mutable_messages();
+  messages.add_messages()->set_role("assistant");
+  const std::string before = RequestDigest(a);
+  messages.set_tools_json("[]");
+  const std::string tools = RequestDigest(a);
+  messages.set_template_arguments_json("{}");
+  const std::string arguments = RequestDigest(a);
+  messages.mutable_messages(0)->add_tool_calls()->set_name("look");
+  EXPECT_NE(before, tools);
+  EXPECT_NE(tools, arguments);
+  EXPECT_NE(arguments, RequestDigest(a));
+}
+
 }  // namespace
 }  // namespace withy::orchestrator

@@ -354,6 +354,7 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const policy::Lat
                                   .first_as_decided = first_as_decided,
                                   .all_as_decided = first_as_decided && levels.size() <= 1,
                                   .complete = finished.reason() == v1::FINISH_REASON_END_OF_TURN ||
+                                              finished.reason() == v1::FINISH_REASON_TOOL_CALLS ||
                                               finished.reason() == v1::FINISH_REASON_STOP_STRING,
                                   .speedup = finished.speculation().speedup()};
   parts_.workers.Learn(
@@ -365,7 +366,9 @@ void GenerateCall::Learn(const v1::GenerateFinished& finished, const policy::Lat
 // Apps that ask for no speed are always answered by the full model.
 void GenerateCall::OfferAudit(const v1::GenerateFinished& finished) {
   if (parts_.auditor == nullptr || prepared_.lane != policy::Lane::kTarget ||
-      !prepared_.judged().any() || finished.reason() != v1::FINISH_REASON_END_OF_TURN) {
+      !prepared_.judged().any() ||
+      (finished.reason() != v1::FINISH_REASON_END_OF_TURN &&
+       finished.reason() != v1::FINISH_REASON_TOOL_CALLS)) {
     return;
   }
   parts_.auditor->Offer(ForwardedRequest(), tokens_,

@@ -187,7 +187,7 @@ class HttpDoor::Server {
   absl::Status Generate(mg_connection* connection, const IncomingCall& incoming,
                         const OpenAiCall& call, const v1::GenerateRequest& request,
                         const std::shared_ptr<CallControl>& control, EventStream& stream,
-                        std::optional<std::string>* answer);
+                        std::optional<v1::Message>* answer);
   static int64_t UnixSeconds() { return absl::ToUnixSeconds(absl::Now()); }
 
   // Of the thread that starts a server: civetweb tells why it does not start in its log only.
@@ -319,7 +319,7 @@ absl::Status HttpDoor::Server::Run(mg_connection* connection, const IncomingCall
                                    OpenAiCall& call, const std::string& app_id,
                                    const std::shared_ptr<CallControl>& control,
                                    EventStream& stream) {
-  std::optional<std::string> answer;
+  std::optional<v1::Message> answer;
   const v1::GenerateRequest& asked = call.request;
   const bool keeps = call.kind == OpenAiKind::kChat && asked.context_id().empty() &&
                      asked.request_id().empty() &&
@@ -333,6 +333,10 @@ absl::Status HttpDoor::Server::Run(mg_connection* connection, const IncomingCall
     request.set_context_id(place->context_id);
     request.mutable_prompt()->mutable_messages()->mutable_messages()->DeleteSubrange(
         0, static_cast<int>(place->known_messages));
+    // What the conversation had before and this call does not repeat holds no longer.
+    v1::Messages& sent = *request.mutable_prompt()->mutable_messages();
+    if (sent.tools_json().empty()) sent.set_tools_json("[]");
+    if (sent.template_arguments_json().empty()) sent.set_template_arguments_json("{}");
     const absl::Status status =
         Generate(connection, incoming, call, request, control, stream, &answer);
     conversations_.Return(*place, messages, answer ? &*answer : nullptr, absl::Now() + kStoreTime);
@@ -345,12 +349,12 @@ absl::Status HttpDoor::Server::Run(mg_connection* connection, const IncomingCall
 absl::Status HttpDoor::Server::Generate(mg_connection* connection, const IncomingCall& incoming,
                                         const OpenAiCall& call, const v1::GenerateRequest& request,
                                         const std::shared_ptr<CallControl>& control,
-                                        EventStream& stream, std::optional<std::string>* answer) {
+                                        EventStream& stream, std::optional<v1::Message>* answer) {
   OpenAiAnswer builder(call, UnixSeconds());
   const absl::Status status =
       gateway_.Generate(incoming, request, control, [&](const v1::GenerateResponse& event) {
         const std::vector<std::string> documents = builder.OnEvent(event);
-        if (event.has_finished()) *answer = event.finished().text();
+        if (event.has_finished()) *answer = builder.Said();
         if (!call.stream) return true;
         for (const std::string& document : documents) {
           if (!stream.SendEvent(document, builder.started().call_id())) return false;

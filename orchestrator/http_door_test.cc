@@ -83,6 +83,7 @@ class HttpDoorTest : public ::testing::Test {
   static void TearDownTestSuite() { board_.reset(); }
   static const Board& board() { return *board_; }
   static size_t runs() { return board_->worker.runs().size(); }
+  static v1::RunRequest last_run() { return board_->worker.runs().back(); }
 
  private:
   static std::unique_ptr<Board> board_;
@@ -101,6 +102,38 @@ TEST_F(HttpDoorTest, AChatIsAnsweredWhole) {
   EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
   EXPECT_THAT(response, HasSubstr(absl::StrCat("x-withy-call-id: ",
                                                body["withy"]["call_id"].get<std::string>())));
+}
+
+TEST_F(HttpDoorTest, AToolTurnContinuesItsConversation) {
+  json messages = {{{"role", "system"}, {"content", std::string(1100, 'x')}},
+                   {{"role", "user"}, {"content", "call"}}};
+  const json tools = {{{"type", "function"}, {"function", {{"name", "look"}}}}};
+  const json first = BodyOf(
+      Exchange(board(), Post(kChatPath, json{{"messages", messages}, {"tools", tools}}.dump())));
+  const json choice = first["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls") << first;
+  EXPECT_TRUE(choice["message"]["content"].is_null());
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["id"], "i1");
+  EXPECT_THAT(last_run().prompt().messages().tools_json(), HasSubstr("look"));
+
+  messages.push_back(choice["message"]);
+  // Written anew by the client.
+  messages.back()["tool_calls"][0]["function"]["arguments"] = R"({"at":1})";
+  messages.push_back({{"role", "tool"}, {"tool_call_id", "i1"}, {"content", "a cat"}});
+  const json second =
+      BodyOf(Exchange(board(), Post(kChatPath, json{{"messages", messages}}.dump())));
+  EXPECT_EQ(second["choices"][0]["message"]["content"], "abc") << second;
+  const v1::Messages sent = last_run().prompt().messages();
+  EXPECT_FALSE(last_run().context_id().empty());
+  ASSERT_EQ(sent.messages_size(), 1) << "the rest is in the context";
+  EXPECT_EQ(sent.messages(0).role(), "tool");
+  EXPECT_EQ(sent.messages(0).tool_call_id(), "i1");
+  EXPECT_EQ(sent.tools_json(), "[]") << "this call gives none";
+
+  const json wrong = BodyOf(Exchange(
+      board(),
+      Post(kChatPath, R"({"messages": [{"role": "user", "content": "x"}], "tools": [5]})")));
+  EXPECT_THAT(wrong["error"]["message"].get<std::string>(), HasSubstr("tools_json[0]"));
 }
 
 TEST_F(HttpDoorTest, AStreamIsEventsInChunks) {

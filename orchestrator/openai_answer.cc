@@ -2,9 +2,11 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "engine/chat/tool_calls.h"
 #include "rpc/status.h"
 
 namespace withy::orchestrator {
@@ -32,6 +34,8 @@ const char* FinishReasonOf(v1::FinishReason reason) {
     case v1::FINISH_REASON_MAX_TOKENS:
     case v1::FINISH_REASON_CONTEXT_FULL:
       return "length";
+    case v1::FINISH_REASON_TOOL_CALLS:
+      return "tool_calls";
     default:
       return "stop";
   }
@@ -117,6 +121,19 @@ OutJson StartOf(const v1::GenerateStarted& started) {
           {"replayed", started.replayed()}};
 }
 
+OutJson CallOf(const v1::ToolCall& call) {
+  return {{"id", call.id()},
+          {"type", "function"},
+          {"function", {{"name", call.name()}, {"arguments", call.arguments_json()}}}};
+}
+
+// Whether the answer may call tools. Those of a context are not known here.
+bool MayCall(const OpenAiCall& call) {
+  if (call.kind != OpenAiKind::kChat) return false;
+  return !engine::IsEmptyJson(call.request.prompt().messages().tools_json()) ||
+         !call.request.context_id().empty();
+}
+
 // What all documents of a call begin with.
 OutJson Head(const OpenAiCall& call, const v1::GenerateStarted& started, int64_t created,
              bool chunk) {
@@ -160,54 +177,100 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiCall& call, int64_t created_unix_s)
     : call_(call), created_unix_s_(created_unix_s) {}
 
 std::vector<std::string> OpenAiAnswer::OnEvent(const v1::GenerateResponse& event) {
-  const bool chat = call_.kind == OpenAiKind::kChat;
-  const auto chunk = [&](OutJson delta, OutJson logprobs = nullptr, const char* reason = nullptr) {
-    return Chunk(call_, started_, created_unix_s_, std::move(delta), std::move(logprobs), reason);
-  };
-  std::vector<std::string> sent;
-  if (event.has_started()) {
-    // A second one: the worker was replaced before the first token, and the answer begins anew.
-    const bool first = started_.call_id().empty();
-    started_ = event.started();
-    if (!first) return sent;
-    OutJson json = chunk(chat ? OutJson{{"role", "assistant"}, {"content", ""}}
-                              : OutJson(call_.echo ? call_.request.prompt().text() : ""));
-    json["withy"] = StartOf(started_);
-    sent.push_back(Dump(json));
-  } else if (event.has_delta()) {
-    const v1::GenerateDelta& delta = event.delta();
-    OutJson logprobs =
-        chat ? ChatLogprobs(delta.tokens()) : CompletionLogprobs(delta.tokens(), text_.size());
-    if (call_.request.limits().has_logprobs()) {
-      tokens_.insert(tokens_.end(), delta.tokens().begin(), delta.tokens().end());
-    }
-    text_ += delta.text();
-    if (delta.text().empty() && logprobs.is_null()) return sent;
-    sent.push_back(Dump(chunk(chat ? OutJson{{"content", delta.text()}} : OutJson(delta.text()),
-                              std::move(logprobs))));
-  } else if (event.has_finished()) {
+  if (event.has_delta()) return OnDelta(event.delta());
+  if (event.has_finished()) {
     finished_ = true;
     outcome_ = event.finished();
-    OutJson json =
-        chunk(chat ? OutJson::object() : OutJson(""), nullptr, FinishReasonOf(outcome_.reason()));
-    json["withy"] = OutcomeOf(outcome_);
-    sent.push_back(Dump(json));
-    if (call_.include_usage) {
-      OutJson usage = Head(call_, started_, created_unix_s_, true);
-      usage["choices"] = OutJson::array();
-      usage["usage"] = UsageOf(outcome_.usage());
-      sent.push_back(Dump(usage));
-    }
-    sent.emplace_back("[DONE]");
+    return OnFinished();
   }
+  if (!event.has_started()) return {};
+  // A second one: the worker was replaced before the first token, and the answer begins anew.
+  const bool first = started_.call_id().empty();
+  started_ = event.started();
+  if (!first) return {};
+  const bool chat = call_.kind == OpenAiKind::kChat;
+  OutJson json = Chunk(call_, started_, created_unix_s_,
+                       chat ? OutJson{{"role", "assistant"}, {"content", ""}}
+                            : OutJson(call_.echo ? call_.request.prompt().text() : ""),
+                       nullptr, nullptr);
+  json["withy"] = StartOf(started_);
+  return {Dump(json)};
+}
+
+std::string OpenAiAnswer::TextChunk(std::string_view text) {
+  const bool chat = call_.kind == OpenAiKind::kChat;
+  OutJson logprobs = chat ? ChatLogprobs(held_) : CompletionLogprobs(held_, sent_bytes_);
+  held_.clear();
+  sent_bytes_ += text.size();
+  return Dump(Chunk(call_, started_, created_unix_s_,
+                    chat ? OutJson{{"content", std::string(text)}} : OutJson(std::string(text)),
+                    std::move(logprobs), nullptr));
+}
+
+std::vector<std::string> OpenAiAnswer::OnDelta(const v1::GenerateDelta& delta) {
+  if (call_.request.limits().has_logprobs()) {
+    tokens_.insert(tokens_.end(), delta.tokens().begin(), delta.tokens().end());
+    held_.insert(held_.end(), delta.tokens().begin(), delta.tokens().end());
+  }
+  text_ += delta.text();
+  const bool may_call = MayCall(call_);
+  const size_t end = may_call ? engine::ShownBeforeCalls(text_, sent_bytes_) : text_.size();
+  if (end == sent_bytes_ && (held_.empty() || may_call)) return {};
+  return {TextChunk(std::string_view(text_).substr(sent_bytes_, end - sent_bytes_))};
+}
+
+std::vector<std::string> OpenAiAnswer::OnFinished() {
+  std::vector<std::string> sent;
+  const std::string text = outcome_.tool_calls().empty() ? text_ : Said().content();
+  const std::string_view rest = std::string_view(text).substr(std::min(sent_bytes_, text.size()));
+  if (!rest.empty() || !held_.empty()) sent.push_back(TextChunk(rest));
+  const auto chunk = [&](OutJson delta, const char* reason) {
+    return Chunk(call_, started_, created_unix_s_, std::move(delta), nullptr, reason);
+  };
+  for (int i = 0; i < outcome_.tool_calls_size(); ++i) {
+    OutJson call = {{"index", i}};
+    call.update(CallOf(outcome_.tool_calls(i)));
+    sent.push_back(Dump(chunk({{"tool_calls", OutJson::array({std::move(call)})}}, nullptr)));
+  }
+  const bool chat = call_.kind == OpenAiKind::kChat;
+  OutJson last = chunk(chat ? OutJson::object() : OutJson(""), FinishReasonOf(outcome_.reason()));
+  last["withy"] = OutcomeOf(outcome_);
+  sent.push_back(Dump(last));
+  if (call_.include_usage) {
+    OutJson usage = Head(call_, started_, created_unix_s_, true);
+    usage["choices"] = OutJson::array();
+    usage["usage"] = UsageOf(outcome_.usage());
+    sent.push_back(Dump(usage));
+  }
+  sent.emplace_back("[DONE]");
   return sent;
+}
+
+v1::Message OpenAiAnswer::Said() const {
+  v1::Message message;
+  message.set_role("assistant");
+  message.set_content(outcome_.text());
+  if (outcome_.tool_calls().empty()) return message;
+  *message.mutable_tool_calls() = outcome_.tool_calls();
+  std::vector<std::string> names;  // the tools of a context are not known here
+  for (const v1::ToolCall& call : outcome_.tool_calls()) names.push_back(call.name());
+  message.set_content(engine::ToolCallParser(names).Parse(outcome_.text()).text);
+  return message;
 }
 
 std::string OpenAiAnswer::Document() const {
   const bool chat = call_.kind == OpenAiKind::kChat;
   OutJson choice = {{"index", 0}};
   if (chat) {
-    choice["message"] = {{"role", "assistant"}, {"content", outcome_.text()}, {"refusal", nullptr}};
+    const v1::Message said = Said();
+    const bool only_calls = said.content().empty() && said.tool_calls_size() > 0;
+    choice["message"] = {{"role", "assistant"},
+                         {"content", only_calls ? OutJson(nullptr) : OutJson(said.content())},
+                         {"refusal", nullptr}};
+    if (said.tool_calls_size() > 0) {
+      OutJson& calls = choice["message"]["tool_calls"] = OutJson::array();
+      for (const v1::ToolCall& call : said.tool_calls()) calls.push_back(CallOf(call));
+    }
     choice["logprobs"] = ChatLogprobs(tokens_);
   } else {
     choice["text"] =

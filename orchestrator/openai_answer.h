@@ -16,7 +16,8 @@
 
 namespace withy::orchestrator {
 
-// Builds the answer to one call out of the messages of its Generate. For one thread.
+// Builds the answer to one call out of the messages of its Generate. Text that may be the beginning
+// of a tool's call is held back until it is known. For one thread.
 class OpenAiAnswer {
  public:
   OpenAiAnswer(const OpenAiCall& call, int64_t created_unix_s);
@@ -29,14 +30,24 @@ class OpenAiAnswer {
   // Whether `finished` has come.
   bool finished() const { return finished_; }
   const v1::GenerateStarted& started() const { return started_; }
+  // The answer as a message of the conversation, once `finished` has come: its text without calls,
+  // and the calls.
+  v1::Message Said() const;
 
  private:
+  std::vector<std::string> OnDelta(const v1::GenerateDelta& delta);
+  std::vector<std::string> OnFinished();
+  // A chunk with text of the answer, and the log-probabilities held back so far.
+  std::string TextChunk(std::string_view text);
+
   const OpenAiCall& call_;
   const int64_t created_unix_s_;
   v1::GenerateStarted started_;
   v1::GenerateFinished outcome_;
   std::vector<v1::Token> tokens_;  // with log-probabilities, if they were asked for
+  std::vector<v1::Token> held_;    // those of text that has not been sent
   std::string text_;
+  size_t sent_bytes_ = 0;  // of text_
   bool finished_ = false;
 };
 

@@ -8,11 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "orchestrator/validate.h"
+#include "orchestrator/validate_tools.h"
 
 namespace withy::orchestrator {
 namespace {
 
-using Json = nlohmann::json;
+// Keeps the order of keys, which a model sees in tools.
+using Json = nlohmann::ordered_json;
 
 absl::Status Wrong(std::string_view field, std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(field), ToAbsl(what)));
@@ -21,6 +23,23 @@ absl::Status Wrong(std::string_view field, std::string_view what) {
 absl::Status WrongType(std::string_view field, const Json& value, std::string_view wanted) {
   return Wrong(field,
                absl::StrCat(" is of type ", value.type_name(), ": it must be ", ToAbsl(wanted)));
+}
+
+bool DeeperThan(const Json& value, int levels) {
+  if (!value.is_structured()) return false;
+  if (levels == 0) return true;
+  for (const Json& inner : value) {
+    if (DeeperThan(inner, levels - 1)) return true;
+  }
+  return false;
+}
+
+// A value as text. To write one needs a stack as deep as the value.
+absl::StatusOr<std::string> JsonText(std::string_view field, const Json& value) {
+  if (DeeperThan(value, kMaxJsonDepth)) {
+    return Wrong(field, absl::StrCat(" is nested deeper than ", kMaxJsonDepth, " levels"));
+  }
+  return value.dump();
 }
 
 // A member that is there and not null.
@@ -96,6 +115,58 @@ absl::StatusOr<std::string> ContentOf(const Json& message, const std::string& fi
   return text;
 }
 
+// [{"id", "type": "function", "function": {"name", "arguments"}}]
+absl::Status ReadCalls(const Json& given, const std::string& field, v1::Message* message) {
+  const Json* calls = Find(given, "tool_calls");
+  if (calls == nullptr) return absl::OkStatus();
+  if (!calls->is_array()) return WrongType(field + ".tool_calls", *calls, "an array");
+  for (size_t i = 0; i < calls->size(); ++i) {
+    const Json& one = (*calls)[i];
+    const std::string name = absl::StrCat(field, ".tool_calls[", i, "]");
+    if (!one.is_object()) return WrongType(name, one, "an object");
+    const Json* function = Find(one, "function");
+    if (function == nullptr || !function->is_object()) {
+      return Wrong(name, ".function must be an object: only functions can be called");
+    }
+    v1::ToolCall* call = message->add_tool_calls();
+    WITHY_ASSIGN_OR_RETURN(*call->mutable_id(), Text(one, "id"));
+    WITHY_ASSIGN_OR_RETURN(*call->mutable_name(), Text(*function, "name"));
+    const Json* arguments = Find(*function, "arguments");
+    if (arguments == nullptr) continue;
+    // Some clients send the object itself.
+    if (arguments->is_string()) {
+      call->set_arguments_json(arguments->get_ref<const std::string&>());
+    } else {
+      WITHY_ASSIGN_OR_RETURN(*call->mutable_arguments_json(), JsonText(name, *arguments));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Tools, and what a template is told beside them.
+absl::Status ReadTools(const Json& body, v1::Messages* messages) {
+  std::string choice = "auto";
+  if (const Json* given = Find(body, "tool_choice")) {
+    WITHY_ASSIGN_OR_RETURN(choice, JsonText("tool_choice", *given));
+    if (*given != "auto" && *given != "none") {
+      return Wrong("tool_choice",
+                   absl::StrCat(" is ", choice, ": only \"auto\" and \"none\" are supported"));
+    }
+  }
+  WITHY_RETURN_IF_ERROR(Flag(body, "parallel_tool_calls").status());
+  if (const Json* tools = Find(body, "tools")) {
+    if (!tools->is_array()) return WrongType("tools", *tools, "an array");
+    WITHY_ASSIGN_OR_RETURN(*messages->mutable_tools_json(), JsonText("tools", *tools));
+    if (choice == "\"none\"") messages->set_tools_json("[]");
+  }
+  if (const Json* arguments = Find(body, "chat_template_kwargs")) {
+    if (!arguments->is_object()) return WrongType("chat_template_kwargs", *arguments, "an object");
+    WITHY_ASSIGN_OR_RETURN(*messages->mutable_template_arguments_json(),
+                           JsonText("chat_template_kwargs", *arguments));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadMessages(const Json& body, v1::Prompt* prompt) {
   const Json* messages = Find(body, "messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
@@ -109,14 +180,20 @@ absl::Status ReadMessages(const Json& body, v1::Prompt* prompt) {
     const Json& given = (*messages)[i];
     const std::string field = absl::StrCat("messages[", i, "]");
     if (!given.is_object()) return WrongType(field, given, "an object");
-    WITHY_RETURN_IF_ERROR(NotEmpty(given, "tool_calls", "this model's answers have none"));
     v1::Message* message = prompt->mutable_messages()->add_messages();
     WITHY_ASSIGN_OR_RETURN(std::string role, Text(given, "role"));
     if (role.empty()) return Wrong(field, ".role is missing");
-    message->set_role(role == "developer" ? "system" : role);
+    const bool tool = role == "tool";
+    message->set_role(std::move(role));
     WITHY_ASSIGN_OR_RETURN(*message->mutable_content(), ContentOf(given, field + ".content"));
-    if (i + 1 < messages->size() && !message->content().empty()) {
+    WITHY_RETURN_IF_ERROR(ReadCalls(given, field, message));
+    if (tool) {
+      WITHY_ASSIGN_OR_RETURN(*message->mutable_tool_call_id(), Text(given, "tool_call_id"));
+      WITHY_ASSIGN_OR_RETURN(*message->mutable_name(), Text(given, "name"));
+    }
+    if ((tool || i + 1 < messages->size()) && !message->content().empty()) {
       // What was said before belongs to the conversation; it is no example that might be left out.
+      // Nor is a tool's result.
       v1::ByteSpan* all = message->add_fixed();
       all->set_end(static_cast<uint32_t>(message->content().size()));
     }
@@ -289,6 +366,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   WITHY_ASSIGN_OR_RETURN(*request.mutable_model(), Text(json, "model"));
   if (kind == OpenAiKind::kChat) {
     WITHY_RETURN_IF_ERROR(ReadMessages(json, request.mutable_prompt()));
+    WITHY_RETURN_IF_ERROR(ReadTools(json, request.mutable_prompt()->mutable_messages()));
   } else {
     WITHY_RETURN_IF_ERROR(ReadPrompt(json, request.mutable_prompt()));
     WITHY_RETURN_IF_ERROR(NotEmpty(json, "suffix", "leave it out"));
@@ -299,8 +377,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   WITHY_RETURN_IF_ERROR(ReadSampling(json, request.mutable_sampling()));
   WITHY_RETURN_IF_ERROR(Only(json, "n", 1));
   WITHY_RETURN_IF_ERROR(CheckFormat(json));
-  WITHY_RETURN_IF_ERROR(NotEmpty(json, "tools", "leave it out"));
-  WITHY_RETURN_IF_ERROR(NotEmpty(json, "functions", "leave it out"));
+  WITHY_RETURN_IF_ERROR(NotEmpty(json, "functions", "give tools instead"));
   WITHY_ASSIGN_OR_RETURN(call.stream, Flag(json, "stream"));
   if (const Json* options = Find(json, "stream_options")) {
     if (!options->is_object()) return WrongType("stream_options", *options, "an object");

@@ -42,7 +42,7 @@ TEST(OpenAiRequestTest, AChatIsMessagesWithEarlierOnesFixed) {
   EXPECT_EQ(call->request.model(), "m");
   const auto& messages = call->request.prompt().messages().messages();
   ASSERT_EQ(messages.size(), 4);
-  EXPECT_EQ(messages[0].role(), "system");
+  EXPECT_EQ(messages[0].role(), "developer");
   EXPECT_EQ(messages[1].content(), "ab");
   ASSERT_EQ(messages[1].fixed_size(), 1);
   EXPECT_EQ(messages[1].fixed(0).end(), 2u);
@@ -116,6 +116,12 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
            {R"("seed": "x")", "seed"},
            {R"("stream": "yes")", "stream"},
            {R"("stream_options": true)", "stream_options"},
+           {R"("tools": {})", "tools is of type object"},
+           {R"("tool_choice": "required")", "tool_choice is \"required\""},
+           {R"("tool_choice": {"type": "function"})", "tool_choice"},
+           {R"("parallel_tool_calls": 1)", "parallel_tool_calls"},
+           {R"("chat_template_kwargs": [])", "chat_template_kwargs"},
+           {R"("functions": [{"name": "f"}])", "give tools instead"},
            {R"("model": 5)", "model"}}) {
     EXPECT_THAT(error(Chat(further)), HasSubstr(named)) << further;
   }
@@ -131,7 +137,41 @@ TEST(OpenAiRequestTest, DeepDocumentsAreHarmless) {
   EXPECT_FALSE(ParseChat(deep).ok());
   const std::string closed = deep + std::string(deep.size(), ']');
   EXPECT_TRUE(ParseChat(Chat("\"unknown\": " + closed)).ok());
-  EXPECT_FALSE(ParseChat(Chat("\"stop\": " + closed)).ok());
+  for (const char* field : {"stop", "tools", "tool_choice", "response_format"}) {
+    EXPECT_FALSE(ParseChat(Chat(absl::StrCat("\"", field, "\": ", closed))).ok()) << field;
+  }
+  EXPECT_FALSE(ParseChat(Chat("\"chat_template_kwargs\": {\"a\": " + closed + "}")).ok());
+  EXPECT_FALSE(ParseChat(R"({"messages": [{"role": "assistant", "tool_calls": [{"function":
+      {"name": "f", "arguments": )" +
+                         closed + "}}]}]}")
+                   .ok());
+}
+
+constexpr char kTools[] =
+    R"([{"type": "function", "function": {"name": "look", "description": "z", "parameters": {}}}])";
+
+TEST(OpenAiRequestTest, ToolsCallsAndResultsBecomeTheContracts) {
+  const auto call = ParseChat(absl::StrCat(R"({"messages": [
+      {"role": "user", "content": "what is there?"},
+      {"role": "assistant", "content": null, "tool_calls": [{"id": "i1", "type": "function",
+          "function": {"name": "look", "arguments": "{\"at\": 1}"}}]},
+      {"role": "tool", "tool_call_id": "i1", "content": "a cat"}],
+      "tool_choice": "auto", "parallel_tool_calls": true,
+      "chat_template_kwargs": {"enable_thinking": false}, "tools": )",
+                                           kTools, "}"));
+  ASSERT_TRUE(call.ok()) << call.status();
+  const v1::Messages& messages = call->request.prompt().messages();
+  EXPECT_THAT(messages.tools_json(), HasSubstr(R"("name":"look","description":"z")"))
+      << "keys keep their order";
+  EXPECT_EQ(messages.template_arguments_json(), R"({"enable_thinking":false})");
+  ASSERT_EQ(messages.messages(1).tool_calls_size(), 1);
+  EXPECT_EQ(messages.messages(1).tool_calls(0).id(), "i1");
+  EXPECT_EQ(messages.messages(1).tool_calls(0).name(), "look");
+  EXPECT_EQ(messages.messages(1).tool_calls(0).arguments_json(), R"({"at": 1})");
+  EXPECT_EQ(messages.messages(2).tool_call_id(), "i1");
+  EXPECT_EQ(messages.messages(2).fixed_size(), 1) << "a result is never shortened";
+  const auto none = ParseChat(Chat(absl::StrCat(R"("tool_choice": "none", "tools": )", kTools)));
+  EXPECT_EQ(none->request.prompt().messages().tools_json(), "[]");
 }
 
 TEST(OpenAiRequestTest, ACompletionIsRawText) {
@@ -230,6 +270,72 @@ TEST(OpenAiAnswerTest, ADocumentHasTheWholeAnswerAndItsLogprobs) {
   EXPECT_EQ(document["usage"]["completion_tokens"], 2);
 }
 
+v1::GenerateResponse FinishedWithCall(const std::string& text) {
+  v1::GenerateResponse event = Finished(text, v1::FINISH_REASON_TOOL_CALLS);
+  v1::ToolCall* call = event.mutable_finished()->add_tool_calls();
+  call->set_id("i1");
+  call->set_name("look");
+  call->set_arguments_json(R"({"at": 1})");
+  return event;
+}
+
+constexpr char kCallText[] =
+    "A moment.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": 1}}\n</tool_call>";
+
+TEST(OpenAiAnswerTest, CallsAreNoText) {
+  const auto call = ParseChat(Chat(absl::StrCat(R"("tools": )", kTools)));
+  OpenAiAnswer answer(*call, 1);
+  for (const auto& event : {Started(), Delta(kCallText), FinishedWithCall(kCallText)}) {
+    answer.OnEvent(event);
+  }
+  const json choice = json::parse(answer.Document())["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"]["content"], "A moment.");
+  const json& made = choice["message"]["tool_calls"][0];
+  EXPECT_EQ(made["id"], "i1");
+  EXPECT_EQ(made["type"], "function");
+  EXPECT_EQ(made["function"]["name"], "look");
+  EXPECT_EQ(made["function"]["arguments"], R"({"at": 1})");
+  EXPECT_EQ(answer.Said().content(), "A moment.");
+
+  OpenAiAnswer silent(*call, 1);
+  const std::string only = std::string(kCallText).substr(10);
+  for (const auto& event : {Started(), Delta(only), FinishedWithCall(only)}) silent.OnEvent(event);
+  EXPECT_TRUE(json::parse(silent.Document())["choices"][0]["message"]["content"].is_null());
+}
+
+// Token by token: neither a piece of a call nor the white space before it is sent as text.
+TEST(OpenAiAnswerTest, AStreamHoldsBackWhatMayBeACall) {
+  const auto call = ParseChat(Chat(absl::StrCat(R"("stream": true, "tools": )", kTools)));
+  for (const std::string text : {kCallText, "A <tool> is no call, nor is <tool_call>this."}) {
+    const bool calls = text == kCallText;
+    OpenAiAnswer answer(*call, 1);
+    answer.OnEvent(Started());
+    std::string streamed;
+    json made;
+    std::string reason;
+    const auto take = [&](const v1::GenerateResponse& event) {
+      for (const std::string& document : answer.OnEvent(event)) {
+        if (document == "[DONE]") continue;
+        const json choice = json::parse(document)["choices"][0];
+        streamed += choice["delta"].value("content", "");
+        if (choice["delta"].contains("tool_calls"))
+          made.push_back(choice["delta"]["tool_calls"][0]);
+        if (choice["finish_reason"].is_string()) reason = choice["finish_reason"];
+      }
+    };
+    for (const char c : text) take(Delta(std::string(1, c)));
+    EXPECT_EQ(streamed, calls ? "A moment." : "A <tool> is no call, nor is");
+    take(calls ? FinishedWithCall(text) : Finished(text, v1::FINISH_REASON_END_OF_TURN));
+    EXPECT_EQ(streamed, calls ? "A moment." : text);
+    EXPECT_EQ(reason, calls ? "tool_calls" : "stop");
+    ASSERT_EQ(made.size(), calls ? 1u : 0u);
+    if (!calls) continue;
+    EXPECT_EQ(made[0]["index"], 0);
+    EXPECT_EQ(made[0]["function"]["arguments"], R"({"at": 1})");
+  }
+}
+
 TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
   const auto call =
       ParseChat(R"({"prompt": "Say ", "logprobs": 1, "echo": true})", {}, OpenAiKind::kCompletion);
@@ -271,6 +377,24 @@ TEST(ConversationTest, ADigestStandsForRolesAndContents) {
   EXPECT_NE(digests({{"user", "a"}})[1], both[1]);
   EXPECT_NE(digests({{"usera", "b"}})[1], both[1]);
   EXPECT_NE(digests({{"user", "ab"}, {"user", "c"}})[2], both[2]);
+}
+
+TEST(ConversationTest, ADigestStandsForCallsHoweverTheirArgumentsAreWritten) {
+  const auto digest = [](const std::string& id, const std::string& name,
+                         const std::string& arguments) {
+    v1::Messages messages;
+    v1::ToolCall* call = messages.add_messages()->add_tool_calls();
+    call->set_id(id);
+    call->set_name(name);
+    call->set_arguments_json(arguments);
+    return ConversationDigests(messages).back();
+  };
+  const std::string one = digest("i", "look", R"({"a": 1, "b": "x"})");
+  EXPECT_EQ(digest("i", "look", R"({"b":"x","a":1})"), one);
+  EXPECT_NE(digest("i", "look", R"({"b":"x","a":2})"), one);
+  EXPECT_NE(digest("j", "look", R"({"b":"x","a":1})"), one);
+  EXPECT_NE(digest("i", "hear", R"({"b":"x","a":1})"), one);
+  EXPECT_NE(digest("i", "look", "{"), one);
 }
 
 }  // namespace

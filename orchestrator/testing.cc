@@ -141,6 +141,19 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
     event.mutable_progress()->set_prefill_tokens(5);
     writer->Write(event);
   }
+  const v1::Messages& said = request->prompt().messages();
+  if (!said.messages().empty() && said.messages().rbegin()->content() == "call") {
+    event.mutable_finished()->set_text(
+        "<tool_call>{\"name\": \"look\", \"arguments\": {\"at\": 1}}</tool_call>");
+    writer->Write(TokenEvent(event.finished().text()));
+    event.mutable_finished()->set_reason(v1::FINISH_REASON_TOOL_CALLS);
+    v1::ToolCall* call = event.mutable_finished()->add_tool_calls();
+    call->set_id("i1");
+    call->set_name("look");
+    call->set_arguments_json(R"({"at": 1})");
+    writer->Write(event);
+    return Status::OK;
+  }
   writer->Write(TokenEvent("a"));
   if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
   if (hold) {

@@ -69,6 +69,7 @@ class FakeStore final : public v1::ContextStore::Service {
 //   "die late"    UNAVAILABLE after the first token
 //   "adapted"     as anything else; its context had to be adapted to the template
 //   anything else three tokens "a", "b", "c"
+// A last message "call" is answered by a call of the tool "look".
 // Thread-safe.
 class FakeWorker final : public v1::ModelWorker::Service {
  public:

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "orchestrator/validate_tools.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -68,7 +69,8 @@ absl::Status CheckMessages(const v1::Messages& prompt) {
     return Invalid("prompt.messages has ", prompt.messages_size(), " entries: at most ",
                    kMaxMessages, "; keep the conversation in a context instead");
   }
-  size_t bytes = 0;
+  WITHY_RETURN_IF_ERROR(ValidateTools(prompt));
+  size_t bytes = prompt.tools_json().size() + prompt.template_arguments_json().size();
   for (int i = 0; i < prompt.messages_size(); ++i) {
     const v1::Message& message = prompt.messages(i);
     const std::string field = absl::StrCat("prompt.messages[", i, "]");
@@ -80,7 +82,9 @@ absl::Status CheckMessages(const v1::Messages& prompt) {
     }
     WITHY_RETURN_IF_ERROR(CheckText(field + ".content", message.content()));
     WITHY_RETURN_IF_ERROR(CheckSpans(field + ".fixed", message.content(), message.fixed()));
+    WITHY_RETURN_IF_ERROR(ValidateCalls(message, i));
     bytes += message.content().size();
+    for (const v1::ToolCall& call : message.tool_calls()) bytes += call.arguments_json().size();
   }
   if (bytes > kMaxPromptBytes) {
     return Invalid("prompt.messages hold ", bytes, " bytes: at most ", kMaxPromptBytes,
@@ -92,7 +96,8 @@ absl::Status CheckMessages(const v1::Messages& prompt) {
         "prompt.messages ends with an assistant message: the last one must be what is to be "
         "answered");
   }
-  if (last.content().empty()) {
+  // A tool may have nothing to say.
+  if (last.content().empty() && last.role() != "tool") {
     return Invalid("prompt.messages[", prompt.messages_size() - 1,
                    "].content is empty: there is nothing to answer");
   }

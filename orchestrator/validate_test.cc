@@ -230,5 +230,83 @@ TEST(Utf8Test, RefusesEveryTruncationAndOverlongForm) {
   }
 }
 
+v1::GenerateRequest WithTools(const std::string& tools, const std::string& arguments = "") {
+  v1::GenerateRequest request;
+  v1::Messages& messages = *request.mutable_prompt()->mutable_messages();
+  v1::Message& message = *messages.add_messages();
+  message.set_role("user");
+  message.set_content("hi");
+  messages.set_tools_json(tools);
+  messages.set_template_arguments_json(arguments);
+  return request;
+}
+
+std::string Tool(const std::string& name) {
+  return R"({"type": "function", "function": {"name": ")" + name + R"(", "parameters": {}}})";
+}
+
+TEST(ValidateTest, ToolsAreNamedWithWhatIsWrong) {
+  const auto error = [](const std::string& tools) {
+    const absl::Status status = ValidateGenerate(WithTools(tools));
+    EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error("[]"), "");
+  EXPECT_EQ(error("[" + Tool("get_weather") + "," + Tool("mcp/files.read") + "]"), "");
+  EXPECT_THAT(error("{"), HasSubstr("tools_json is not valid JSON"));
+  EXPECT_THAT(error("\xff"), HasSubstr("tools_json"));
+  EXPECT_THAT(error("{}"), HasSubstr("must be a list"));
+  EXPECT_THAT(error("[5]"), HasSubstr("tools_json[0] is of type number"));
+  EXPECT_THAT(error(R"([{"type": "web_search"}])"), HasSubstr("tools_json[0].type"));
+  EXPECT_THAT(error(R"([{"type": "function"}])"), HasSubstr("tools_json[0].function"));
+  EXPECT_THAT(error("[" + Tool("a") + "," + Tool("a b") + "]"),
+              HasSubstr("tools_json[1].function.name is \"a b\""));
+  EXPECT_THAT(error("[" + Tool("a") + "," + Tool("a") + "]"), HasSubstr("again"));
+  EXPECT_THAT(error("[" + Tool(std::string(129, 'a')) + "]"), HasSubstr("name"));
+  EXPECT_THAT(error(std::string(300'000, ' ') + "[]"), HasSubstr("at most 262144"));
+  EXPECT_THAT(error(std::string(5000, '[') + std::string(5000, ']')), HasSubstr("nested deeper"));
+  EXPECT_THAT(error(R"([{"type": "function", "function": {"name": "a", "parameters": 5}}])"),
+              HasSubstr("parameters"));
+  const auto arguments = [](const std::string& json) {
+    return std::string(ValidateGenerate(WithTools("", json)).message());
+  };
+  EXPECT_EQ(arguments(R"({"enable_thinking": false})"), "");
+  EXPECT_THAT(arguments("[]"), HasSubstr("template_arguments_json is of type array"));
+  EXPECT_THAT(arguments("x"), HasSubstr("template_arguments_json"));
+}
+
+TEST(ValidateTest, CallsAndResultsBelongToTheirRoles) {
+  v1::GenerateRequest request = WithTools("");
+  v1::Messages& messages = *request.mutable_prompt()->mutable_messages();
+  v1::Message& calls = *messages.add_messages();
+  calls.set_role("assistant");
+  v1::ToolCall& call = *calls.add_tool_calls();
+  call.set_id("i");
+  call.set_name("look");
+  call.set_arguments_json(R"({"a": 1})");
+  v1::Message& result = *messages.add_messages();
+  result.set_role("tool");
+  result.set_tool_call_id("i");
+  EXPECT_EQ(ValidateGenerate(request), absl::OkStatus()) << "a result may be empty";
+  const auto error = [&] { return std::string(ValidateGenerate(request).message()); };
+  call.set_arguments_json("[1]");
+  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].arguments_json is of type array"));
+  call.set_arguments_json("{");
+  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].arguments_json is not valid JSON"));
+  call.clear_arguments_json();
+  EXPECT_EQ(error(), "");
+  call.set_name("");
+  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].name"));
+  call.set_name("look");
+  call.set_id(std::string(65, 'x'));
+  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].id is 65 bytes"));
+  call.set_id("i");
+  calls.set_role("user");
+  EXPECT_THAT(error(), HasSubstr("only an assistant calls tools"));
+  calls.set_role("assistant");
+  result.set_role("user");
+  EXPECT_THAT(error(), HasSubstr("messages[2]"));
+}
+
 }  // namespace
 }  // namespace withy::orchestrator

@@ -33,6 +33,27 @@ void SpansToWire(const std::vector<ByteSpan>& spans, SpansOnWire* wire) {
   }
 }
 
+std::vector<ToolCall> CallsFromWire(const google::protobuf::RepeatedPtrField<v1::ToolCall>& wire) {
+  std::vector<ToolCall> calls;
+  for (const v1::ToolCall& call : wire) {
+    const bool none = call.arguments_json().empty();
+    calls.push_back({.id = call.id(),
+                     .name = call.name(),
+                     .arguments_json = none ? "{}" : call.arguments_json()});
+  }
+  return calls;
+}
+
+void CallsToWire(std::span<const ToolCall> calls,
+                 google::protobuf::RepeatedPtrField<v1::ToolCall>* wire) {
+  for (const ToolCall& call : calls) {
+    v1::ToolCall* out = wire->Add();
+    out->set_id(call.id);
+    out->set_name(call.name);
+    out->set_arguments_json(call.arguments_json);
+  }
+}
+
 absl::Status CheckBound(std::string_view field, uint32_t value, uint32_t limit) {
   if (value <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -100,6 +121,13 @@ absl::StatusOr<std::vector<Segment>> PromptFromWire(
         segment.role = message.role();
         segment.text = message.content();
         segment.fixed = SpansFromWire(message.fixed());
+        segment.tool_calls = CallsFromWire(message.tool_calls());
+        segment.name = message.name();
+        segment.tool_call_id = message.tool_call_id();
+      }
+      if (!segments.empty()) {
+        segments.front().tools_json = prompt.messages().tools_json();
+        segments.front().template_arguments_json = prompt.messages().template_arguments_json();
       }
       break;
     case v1::Prompt::FORM_NOT_SET:
@@ -149,6 +177,11 @@ Segment SegmentFromWire(const v1::Segment& wire) {
   segment.unix_s = wire.unix_s();
   segment.token_ids.assign(wire.token_ids().begin(), wire.token_ids().end());
   segment.tokenizer_fingerprint = wire.tokenizer_fingerprint();
+  segment.tool_calls = CallsFromWire(wire.tool_calls());
+  segment.name = wire.name();
+  segment.tool_call_id = wire.tool_call_id();
+  segment.tools_json = wire.tools_json();
+  segment.template_arguments_json = wire.template_arguments_json();
   return segment;
 }
 
@@ -164,6 +197,11 @@ v1::Segment ToWire(const Segment& segment) {
   wire.set_unix_s(segment.unix_s);
   wire.mutable_token_ids()->Add(segment.token_ids.begin(), segment.token_ids.end());
   wire.set_tokenizer_fingerprint(segment.tokenizer_fingerprint);
+  CallsToWire(segment.tool_calls, wire.mutable_tool_calls());
+  wire.set_name(segment.name);
+  wire.set_tool_call_id(segment.tool_call_id);
+  wire.set_tools_json(segment.tools_json);
+  wire.set_template_arguments_json(segment.template_arguments_json);
   return wire;
 }
 
@@ -183,6 +221,13 @@ v1::FinishReason ToWire(FinishReason reason) {
       return v1::FINISH_REASON_CANCELLED;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+void FillAnswer(FinishReason reason, const std::string& text, std::span<const ToolCall> calls,
+                v1::GenerateFinished* finished) {
+  finished->set_reason(calls.empty() ? ToWire(reason) : v1::FINISH_REASON_TOOL_CALLS);
+  finished->set_text(text);
+  CallsToWire(calls, finished->mutable_tool_calls());
 }
 
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer) {

@@ -38,6 +38,9 @@ Segment SegmentFromWire(const v1::Segment& segment);
 v1::Segment ToWire(const Segment& segment);
 
 v1::FinishReason ToWire(FinishReason reason);
+// Sets `finished`'s reason, text and calls. Calls have their ids.
+void FillAnswer(FinishReason reason, const std::string& text, std::span<const ToolCall> calls,
+                v1::GenerateFinished* finished);
 // Includes log-probabilities if `params` asks for them.
 v1::Token ToWire(const Sample& sample, const SamplingParams& params, const Tokenizer& tokenizer);
 v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,

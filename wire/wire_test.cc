@@ -157,5 +157,48 @@ TEST(WireTest, SegmentsSurviveTheWire) {
   EXPECT_EQ(back.tokenizer_fingerprint, segment.tokenizer_fingerprint);
 }
 
+TEST(WireTest, ToolsAndCallsGoThereAndBack) {
+  v1::Prompt prompt;
+  v1::Messages& messages = *prompt.mutable_messages();
+  messages.set_tools_json("[1]");
+  messages.set_template_arguments_json("{\"a\":1}");
+  messages.add_messages()->set_role("user");
+  v1::Message& calls = *messages.add_messages();
+  calls.set_role("assistant");
+  v1::ToolCall& call = *calls.add_tool_calls();
+  call.set_id("i");
+  call.set_name("look");
+  v1::Message& result = *messages.add_messages();
+  result.set_role("tool");
+  result.set_name("look");
+  result.set_tool_call_id("i");
+  const auto segments = PromptFromWire(prompt, {}).value();
+  ASSERT_EQ(segments.size(), 3u);
+  EXPECT_EQ(segments[0].tools_json, "[1]");
+  EXPECT_EQ(segments[0].template_arguments_json, "{\"a\":1}");
+  EXPECT_EQ(segments[1].tools_json, "");
+  ASSERT_EQ(segments[1].tool_calls.size(), 1u);
+  EXPECT_EQ(segments[1].tool_calls[0].arguments_json, "{}") << "none";
+  for (const Segment& segment : segments) {
+    const Segment back = SegmentFromWire(ToWire(segment));
+    EXPECT_EQ(back.tool_calls, segment.tool_calls);
+    EXPECT_EQ(back.name, segment.name);
+    EXPECT_EQ(back.tool_call_id, segment.tool_call_id);
+    EXPECT_EQ(back.tools_json, segment.tools_json);
+    EXPECT_EQ(back.template_arguments_json, segment.template_arguments_json);
+  }
+  EXPECT_EQ(segments[2].tool_call_id, "i");
+}
+
+TEST(WireTest, AnAnswerThatCallsHasItsReason) {
+  v1::GenerateFinished finished;
+  const ToolCall call{.id = "i", .name = "look", .arguments_json = "{}"};
+  FillAnswer(FinishReason::kEndOfTurn, "x", {&call, 1}, &finished);
+  EXPECT_EQ(finished.reason(), v1::FINISH_REASON_TOOL_CALLS);
+  EXPECT_EQ(finished.tool_calls(0).name(), "look");
+  FillAnswer(FinishReason::kEndOfTurn, "x", {}, &finished);
+  EXPECT_EQ(finished.reason(), v1::FINISH_REASON_END_OF_TURN);
+}
+
 }  // namespace
 }  // namespace withy::engine

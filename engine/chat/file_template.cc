@@ -1,12 +1,15 @@
 #include "engine/chat/file_template.h"
 
 #include <algorithm>
+#include <array>
 #include <ctime>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
+#include "engine/chat/tool_calls.h"
 #include "engine/jinja/json.h"
 
 namespace withy::engine {
@@ -126,6 +129,44 @@ ChatPiece PieceOf(const jinja::Text::Piece& from, std::span<const ChatMessage> m
   return piece;
 }
 
+// Names that a template knows already.
+constexpr std::array<std::string_view, 18> kReserved = {"messages",
+                                                        "tools",
+                                                        "add_generation_prompt",
+                                                        "bos_token",
+                                                        "eos_token",
+                                                        "loop",
+                                                        "range",
+                                                        "dict",
+                                                        "namespace",
+                                                        "raise_exception",
+                                                        "strftime_now",
+                                                        "self",
+                                                        "true",
+                                                        "True",
+                                                        "false",
+                                                        "False",
+                                                        "none",
+                                                        "None"};
+
+absl::Status AddArguments(std::string_view json, Dict* globals) {
+  if (IsEmptyJson(json)) return absl::OkStatus();
+  auto arguments = jinja::FromJson(json, jinja::kFromData);
+  if (!arguments.ok()) return Annotate(arguments.status(), "template arguments");
+  if (!arguments->is_dict()) {
+    return absl::InvalidArgumentError("template arguments: not a JSON object");
+  }
+  for (const auto& [key, value] : arguments->dict().entries()) {
+    const std::string& name = key.text().bytes();
+    if (std::find(kReserved.begin(), kReserved.end(), name) != kReserved.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("template arguments: \"", name, "\" is the template's own: leave it out"));
+    }
+    globals->Set(name, value);
+  }
+  return absl::OkStatus();
+}
+
 ChatMessage Says(const char* role, const char* content) {
   return {.role = role, .content = content};
 }
@@ -177,16 +218,28 @@ bool FileTemplate::Shows(std::span<const ChatMessage> messages, int32_t index) c
                      [&](const auto& piece) { return piece.source == index; });
 }
 
+bool FileTemplate::ShowsText(std::span<const ChatMessage> messages, std::string_view tools_json,
+                             std::string_view text) const {
+  const auto shown = Run(messages, {.add_generation_prompt = true, .tools_json = tools_json});
+  return shown.ok() && shown->bytes().find(text) != std::string::npos;
+}
+
 void FileTemplate::FindTraits() {
   const ChatMessage user = Says(kUserRole, "a");
   const ChatMessage system = Says(kSystemRole, "b");
   const ChatMessage answer = Says(kAssistantRole, "c");
   const ChatMessage developer = Says(kDeveloperRole, "d");
+  constexpr char kCalled[] = "look_at_this";
+  constexpr char kTool[] = "look_at_that";
   ChatMessage calls = Says(kAssistantRole, "");
   calls.tool_calls_json =
-      R"([{"id":"abcdefghi","type":"function","function":{"name":"f","arguments":{}}}])";
+      R"([{"id":"abcdefghi","type":"function","function":{"name":"look_at_this","arguments":{}}}])";
+  constexpr char kTools[] =
+      R"([{"type":"function","function":{"name":"look_at_that","description":"Looks.","parameters":)"
+      R"({"type":"object","properties":{"at":{"type":"string","description":"What"}},)"
+      R"("required":["at"]}}}])";
   ChatMessage result = Says(kToolRole, "e");
-  result.name = "f";
+  result.name = kCalled;
   result.tool_call_id = "abcdefghi";
   TemplateTraits traits;
   const auto shows = [this](std::vector<ChatMessage> chat, int32_t index) {
@@ -196,6 +249,12 @@ void FileTemplate::FindTraits() {
   traits.takes_late_system = shows({user, answer, system, user}, 2);
   traits.takes_developer = shows({developer, user}, 0);
   traits.takes_tool = shows({user, answer, result}, 2) || shows({user, calls, result}, 2);
+  traits.takes_tools = ShowsText(std::vector{user}, kTools, kTool) ||
+                       ShowsText(std::vector{system, user}, kTools, kTool);
+  result.name.clear();  // which templates may show, too
+  traits.takes_calls = ShowsText(std::vector{user, calls}, "", kCalled) ||
+                       ShowsText(std::vector{user, calls, result}, "", kCalled) ||
+                       ShowsText(std::vector{user, calls, result}, kTools, kCalled);
   traits.alternates = !shows({user, user}, 1);
   traits_ = traits;
 }
@@ -204,7 +263,7 @@ absl::StatusOr<jinja::Text> FileTemplate::Run(std::span<const ChatMessage> messa
                                               const ChatOptions& options) const {
   Dict globals;
   Value tools = Value::None();
-  if (!options.tools_json.empty()) {
+  if (!IsEmptyJson(options.tools_json)) {
     auto parsed = jinja::FromJson(options.tools_json, jinja::kFromData);
     if (!parsed.ok()) return Annotate(parsed.status(), "tools");
     if (parsed->kind() != jinja::Kind::kList) {
@@ -212,14 +271,15 @@ absl::StatusOr<jinja::Text> FileTemplate::Run(std::span<const ChatMessage> messa
     }
     if (!parsed->items().empty()) tools = *std::move(parsed);
   }
+  globals.Set("documents", Value::None());  // unless the arguments have some
+  WITHY_RETURN_IF_ERROR(AddArguments(options.arguments_json, &globals));
   globals.Set("tools", tools);
-  globals.Set("documents", Value::None());
   globals.Set("add_generation_prompt", Value::Bool(options.add_generation_prompt));
   globals.Set("bos_token", Value::String(bos_));
   globals.Set("eos_token", Value::String(eos_));
   jinja::RenderOptions render;
   render.now = LocalTime(options.unix_s);
-  size_t bytes = options.tools_json.size();
+  size_t bytes = options.tools_json.size() + options.arguments_json.size();
   bool calls = false;
   for (const ChatMessage& message : messages) {
     bytes += message.content.size() + message.tool_calls_json.size();

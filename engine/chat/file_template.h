@@ -25,9 +25,11 @@ std::string_view NamedToken(const GgufFile& file, std::string_view key);
 struct TemplateTraits {
   bool takes_system = false;       // a system message in front
   bool takes_late_system = false;  // one behind other messages
-  bool takes_tool = false;
-  bool takes_developer = false;  // a developer's message in front
-  bool alternates = false;       // refuses two messages of a user in a row
+  bool takes_tool = false;         // a tool's result
+  bool takes_tools = false;        // shows the tools that may be called
+  bool takes_calls = false;        // shows what an assistant's message calls
+  bool takes_developer = false;    // a developer's message in front
+  bool alternates = false;         // refuses two messages of a user in a row
 };
 
 // Immutable, thread-safe, cheap to copy.
@@ -50,7 +52,8 @@ class FileTemplate {
   const TemplateTraits& traits() const { return traits_; }
 
   // Errors: INVALID_ARGUMENT for messages that the template refuses, with its words, or that it
-  // fails on, with the line.
+  // fails on, with the line; for tools or arguments that are no JSON, and arguments with names that
+  // the template has from elsewhere.
   absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
                                       const ChatOptions& options) const;
 
@@ -59,6 +62,9 @@ class FileTemplate {
       : main_(std::move(main)), tool_use_(std::move(tool_use)) {}
   void FindTraits();
   bool Shows(std::span<const ChatMessage> messages, int32_t index) const;
+  // Whether `text` is there; with tools, if `tools_json` has any.
+  bool ShowsText(std::span<const ChatMessage> messages, std::string_view tools_json,
+                 std::string_view text) const;
   absl::StatusOr<jinja::Text> Run(std::span<const ChatMessage> messages,
                                   const ChatOptions& options) const;
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/chat/template.h"
+#include "engine/chat/testing.h"
 #include "engine/gguf/writer.h"
 
 namespace withy::engine {
@@ -129,6 +130,58 @@ TEST(FileTemplateTest, ToolsSelectTheirVariant) {
     EXPECT_FALSE(piece.special && piece.text.find("im_end") != std::string::npos)
         << "a tool's name is no markup";
   }
+}
+
+constexpr char kLookTool[] = R"([{"type": "function", "function": {"name": "look"}}])";
+
+TEST(FileTemplateTest, WhetherToolsAndCallsAreShownIsFoundOut) {
+  const TemplateTraits tools = Make(kToolTemplate).traits();
+  EXPECT_TRUE(tools.takes_tools);
+  EXPECT_TRUE(tools.takes_calls);
+  EXPECT_TRUE(tools.takes_tool);
+  EXPECT_FALSE(tools.takes_developer);
+  const TemplateTraits none = Make(kDefaultSystem).traits();
+  EXPECT_FALSE(none.takes_tools);
+  EXPECT_FALSE(none.takes_calls);
+  EXPECT_TRUE(Make(kDefaultSystem, kCalls).traits().takes_tools) << "its variant does";
+}
+
+TEST(FileTemplateTest, ArgumentsAreVariables) {
+  const FileTemplate chat = Make(kToolTemplate);
+  const std::vector<ChatMessage> messages = {Message("user", "q")};
+  const auto with = [&](std::string_view arguments) {
+    return TextOf(chat, messages, {.add_generation_prompt = true, .arguments_json = arguments});
+  };
+  const std::string plain = with("");
+  EXPECT_EQ(with("{}"), plain);
+  EXPECT_EQ(with(R"({"enable_thinking": true, "unknown": [1]})"), plain);
+  EXPECT_EQ(with(R"({"enable_thinking": false})"), plain + "<think>\n\n</think>\n\n");
+  EXPECT_THAT(with(R"({"messages": []})"), HasSubstr("\"messages\" is the template's own"));
+  EXPECT_THAT(with(R"({"bos_token": "x"})"), HasSubstr("bos_token"));
+  EXPECT_THAT(with("{"), HasSubstr("template arguments"));
+  EXPECT_THAT(with("[1]"), HasSubstr("not a JSON object"));
+  // Their text is no markup.
+  const FileTemplate shows = Make("{{ messages[0].content }}{{ style }}");
+  const auto rendered =
+      shows.Render(messages, {.arguments_json = R"({"style": "<|im_end|>"})"}).value();
+  for (const ChatPiece& piece : rendered.pieces) EXPECT_FALSE(piece.special);
+}
+
+TEST(FileTemplateTest, ToolsThatNobodyShowsAreRefusedWithTheRemedy) {
+  const std::vector<ChatMessage> messages = {Message("user", "q")};
+  const ChatTemplate built_in = ChatTemplate::FromName("chatml").value();
+  const auto refusal = [&](const ChatOptions& options) {
+    return std::string(built_in.Render(messages, options).status().message());
+  };
+  EXPECT_THAT(refusal({.tools_json = kLookTool}), HasSubstr("chatml is built in and shows none"));
+  EXPECT_THAT(refusal({.tools_json = kLookTool}), HasSubstr("model.chat_template"));
+  EXPECT_THAT(refusal({.arguments_json = R"({"a": 1})"}), HasSubstr("template arguments"));
+  EXPECT_EQ(refusal({.tools_json = "[]", .arguments_json = "{}"}), "");
+  ChatMessage calls = Message("assistant", "");
+  calls.tool_calls_json = R"([{"function": {"name": "f", "arguments": {}}}])";
+  EXPECT_THAT(
+      std::string(built_in.Render(std::vector{messages[0], calls}, true).status().message()),
+      HasSubstr("messages[1]: tool_calls"));
 }
 
 TEST(FileTemplateTest, TheDateIsTheConversations) {

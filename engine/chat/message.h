@@ -34,9 +34,11 @@ struct ChatMessage {
 
 struct ChatOptions {
   bool add_generation_prompt = false;
-  // JSON list of the tools that may be called, in OpenAI's form; "" for none. Ignored by formats
-  // that are not the file's own.
+  // JSON list of the tools that may be called, in OpenAI's form; "" or "[]" for none.
   std::string_view tools_json = {};
+  // JSON object of variables that a file's template sees beside its own, such as
+  // {"enable_thinking": false}; "" or "{}" for none.
+  std::string_view arguments_json = {};
   // What the template tells as the present time.
   int64_t unix_s = 0;
 };

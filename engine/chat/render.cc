@@ -3,7 +3,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "engine/chat/template.h"
+#include "engine/chat/tool_calls.h"
 
 namespace withy::engine {
 namespace {
@@ -59,6 +61,7 @@ class ChatTemplate::Builder {
 absl::StatusOr<RenderedChat> ChatTemplate::Render(std::span<const ChatMessage> messages,
                                                   const ChatOptions& options) const {
   const bool add_generation_prompt = options.add_generation_prompt;
+  WITHY_RETURN_IF_ERROR(CheckOptions(options));
   WITHY_RETURN_IF_ERROR(Check(messages, add_generation_prompt));
   if (file_) return file_->Render(messages, options);
   Builder builder(form_.trims);
@@ -68,6 +71,30 @@ absl::StatusOr<RenderedChat> ChatTemplate::Render(std::span<const ChatMessage> m
     RenderTagged(messages, add_generation_prompt, builder);
   }
   return builder.Take();
+}
+
+std::string ChatTemplate::WhyNoTools() const {
+  if (executes_file()) {
+    return "the model's chat template shows none: use a model whose template takes tools";
+  }
+  return absl::StrCat("the chat format ", ToAbsl(name()),
+                      note_.empty() ? " is built in and shows none"
+                                    : " stands for the file's template and shows none",
+                      ": use a model whose file carries a template with tools, and leave "
+                      "model.chat_template empty");
+}
+
+absl::Status ChatTemplate::CheckOptions(const ChatOptions& options) const {
+  if (!IsEmptyJson(options.tools_json) && !takes_tools()) {
+    return absl::InvalidArgumentError(absl::StrCat("tools: ", WhyNoTools()));
+  }
+  if (!IsEmptyJson(options.arguments_json) && !executes_file()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("template arguments: the chat format ", ToAbsl(name()),
+                     " is built in and takes none: leave them out, or use a model whose file's "
+                     "template is executed"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
@@ -91,6 +118,9 @@ absl::Status ChatTemplate::Check(std::span<const ChatMessage> messages,
                            : absl::StrCat("role \"", message.role,
                                           "\" is not taken by the model's chat template: use "
                                           "system or user"));
+    }
+    if (!message.tool_calls_json.empty() && !takes_calls()) {
+      return error(i, absl::StrCat("tool_calls: ", WhyNoTools()));
     }
     for (const ByteSpan& span : message.fixed_spans) {
       if (span.begin > span.end || span.end > message.content.size()) {

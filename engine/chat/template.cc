@@ -168,6 +168,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromFile(const GgufFile& file, std::s
     chat.file_ = *std::move(executed);
     Fnv1a hash;
     hash.Add(text);
+    hash.Add(file.GetStringOr("tokenizer.chat_template.tool_use", "").value_or(""));
     chat.fingerprint_ = hash.value();
     return chat;
   }

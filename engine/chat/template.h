@@ -61,6 +61,9 @@ class ChatTemplate {
   bool alternates() const;
   // Whether a message with this role may be in front of all others, or behind others.
   bool Takes(std::string_view role, bool in_front) const;
+  // Whether it shows the tools that may be called, and what an assistant's message calls.
+  bool takes_tools() const { return file_ && file_->traits().takes_tools; }
+  bool takes_calls() const { return file_ && file_->traits().takes_calls; }
 
   // Renders the prompt for these messages. A built-in format has no BOS (the tokenizer adds it); a
   // file's template may begin with it (RenderedChat::DropFront). With `add_generation_prompt` it
@@ -69,7 +72,8 @@ class ChatTemplate {
   // prompt; a file's template may write earlier turns anew. Errors: InvalidArgument for no
   // messages; InvalidArgument naming the message for a role that is unknown or not taken at its
   // place, a fixed span outside its content, or two user or two assistant messages in a row where
-  // alternates(); InvalidArgument with the words of a file's template that refuses the messages.
+  // alternates(); InvalidArgument with the words of a file's template that refuses the messages;
+  // InvalidArgument with the remedy for tools, calls or arguments that the template does not take.
   absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
                                       const ChatOptions& options) const;
   absl::StatusOr<RenderedChat> Render(std::span<const ChatMessage> messages,
@@ -97,6 +101,9 @@ class ChatTemplate {
 
   class Builder;
   absl::Status Check(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+  absl::Status CheckOptions(const ChatOptions& options) const;
+  // Why it shows no tools, and the remedy.
+  std::string WhyNoTools() const;
   void RenderTagged(std::span<const ChatMessage> messages, bool add_generation_prompt,
                     Builder& builder) const;
   void RenderInstructions(std::span<const ChatMessage> messages, Builder& builder) const;

@@ -27,6 +27,15 @@ class Adapter {
       message.role = instructs ? kSystemRole : kUserRole;
       ++adapted_;
     }
+    if (!message.tool_calls.empty() && !chat_.takes_calls()) {
+      message.text = message.VisibleText();
+      if (!message.text.empty()) message.text += '\n';
+      message.text += ToolCallsJson(message.tool_calls);
+      message.kept.clear();
+      message.token_ids.clear();
+      message.tool_calls.clear();
+      ++adapted_;
+    }
     if (alternates_ && (message.role == kUserRole || message.role == kAssistantRole)) {
       if (!opens && record_.back().role == message.role) return Merge(message);
       if (message.role == kAssistantRole && (opens || record_.back().role == kSystemRole)) {
@@ -51,6 +60,8 @@ class Adapter {
     before.text = before.VisibleText() + "\n\n" + message.VisibleText();
     before.kept.clear();
     before.token_ids.clear();
+    before.tool_calls.insert(before.tool_calls.end(), message.tool_calls.begin(),
+                             message.tool_calls.end());
     ++adapted_;
   }
 

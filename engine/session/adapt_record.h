@@ -21,7 +21,8 @@ struct AdaptedRecord {
 
 // The first `recorded` of `segments` are the record; the rest is a new prompt, which is not
 // changed, valid or not. A message whose role the template does not take at its place (a system
-// message that does not open its run of messages, a tool's result) becomes a user message. If the
+// message that does not open its run of messages, a tool's result) becomes a user message. Calls
+// that the template does not show become text of their message. If the
 // template requires user and assistant to alternate, consecutive messages of one role are merged,
 // separated by an empty line, and an answer without a question gets an empty user message before
 // it. Idempotent.

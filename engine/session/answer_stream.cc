@@ -23,10 +23,10 @@ std::string_view FinishReasonName(FinishReason reason) {
 }
 
 AnswerStream::AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens,
-                           std::vector<std::string> stops)
+                           std::vector<std::string> stops, std::vector<int32_t> shown)
     : tokenizer_(tokenizer),
       max_tokens_(max_tokens),
-      decoder_(tokenizer),
+      decoder_(tokenizer, std::move(shown)),
       stop_(std::move(stops)) {}
 
 std::string AnswerStream::Show(std::string text) {

@@ -24,7 +24,9 @@ std::string_view FinishReasonName(FinishReason reason);
 // One answer. Not thread-safe; `tokenizer` must outlive it.
 class AnswerStream {
  public:
-  AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens, std::vector<std::string> stops);
+  // `shown`: control tokens that are part of the text.
+  AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens, std::vector<std::string> stops,
+               std::vector<int32_t> shown = {});
 
   // Adds the next token and returns the text that can be shown now: whole characters, without text
   // that might begin a stop string. Must not be called once finished.

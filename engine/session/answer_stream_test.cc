@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "engine/session/answer_tools.h"
 #include "engine/session/testing.h"
 
 namespace withy::engine {
@@ -33,6 +34,31 @@ TEST(AnswerStreamTest, StopStringIsCutAwayAlsoAcrossTokens) {
   EXPECT_EQ(PushAll(answer, f.Ids("so ENough, END of it")), "so ENough, ");
   EXPECT_EQ(answer.reason(), FinishReason::kStopString);
   EXPECT_EQ(answer.text(), "so ENough, ");
+}
+
+// Mistral's marker is a control token, which an answer else leaves out.
+TEST(AnswerStreamTest, MarkersOfCallsAreShownWhereToolsAre) {
+  ChatFixture f;
+  const int32_t marker = f.vocab.Add("[TOOL_CALLS]", TokenKind::kControl);
+  const auto tokenizer = f.vocab.Make("gpt2", "gpt-2").value();
+  std::vector<int32_t> ids = {marker};
+  for (const char c : std::string(R"([{"name": "look", "arguments": {"at": 1}}])"))
+    ids.push_back(c);
+  ids.push_back(f.end);
+  const AnswerTools none("[]", *tokenizer);
+  AnswerStream plain(*tokenizer, 100, {}, none.markers());
+  EXPECT_EQ(PushAll(plain, ids)[0], '[');
+  EXPECT_TRUE(none.Read("[TOOL_CALLS]" + plain.text(), plain.reason()).calls.empty());
+
+  const AnswerTools tools(R"([{"type": "function", "function": {"name": "look"}}])", *tokenizer);
+  AnswerStream answer(*tokenizer, 100, {}, tools.markers());
+  EXPECT_EQ(PushAll(answer, ids), R"([TOOL_CALLS][{"name": "look", "arguments": {"at": 1}}])");
+  const AnswerParts parts = tools.Read(answer.text(), answer.reason());
+  ASSERT_EQ(parts.calls.size(), 1u);
+  EXPECT_EQ(parts.calls[0].arguments_json, R"({"at": 1})");
+  EXPECT_EQ(parts.text, "");
+  EXPECT_TRUE(tools.Read(answer.text(), FinishReason::kMaxTokens).calls.empty())
+      << "an answer that was cut calls nothing";
 }
 
 TEST(AnswerStreamTest, TokenLimitShowsWhatWasHeldBack) {

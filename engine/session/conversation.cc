@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,9 +41,13 @@ std::string CacheKey(std::span<const TextPiece> pieces, bool opens) {
   return key;
 }
 
+// Instructions in front, which are never dropped.
 size_t LeadingSystemSegments(std::span<const Segment> segments) {
   size_t count = 0;
-  while (count < segments.size() && segments[count].role == kSystemRole) ++count;
+  while (count < segments.size() &&
+         (segments[count].role == kSystemRole || segments[count].role == kDeveloperRole)) {
+    ++count;
+  }
   return count;
 }
 
@@ -80,6 +85,61 @@ RenderedAnswer FindAnswer(std::span<const ChatPiece> pieces, size_t first,
   answer.before_bytes = before.size();
   answer.behind_bytes = behind.size();
   return answer;
+}
+
+// Templates without a developer's messages get them as the system's, where those may be.
+void AdaptInstructions(const ChatTemplate& chat, std::vector<Segment>* segments) {
+  for (size_t i = 0; i < segments->size(); ++i) {
+    const bool opens = i == 0 || IsRaw((*segments)[i - 1]);
+    Segment& segment = (*segments)[i];
+    if (segment.role == kDeveloperRole && !chat.Takes(kDeveloperRole, opens) &&
+        chat.Takes(kSystemRole, opens)) {
+      segment.role = kSystemRole;
+    }
+  }
+}
+
+std::vector<ChatMessage> MessagesOf(std::span<const Segment> segments) {
+  std::vector<ChatMessage> messages;
+  messages.reserve(segments.size());
+  std::unordered_map<std::string_view, std::string_view> called;  // names by ids
+  for (const Segment& segment : segments) {
+    for (const ToolCall& call : segment.tool_calls) called[call.id] = call.name;
+    std::string name = segment.name;
+    const auto call = called.find(segment.tool_call_id);
+    if (name.empty() && segment.role == kToolRole && call != called.end()) name = call->second;
+    messages.push_back({.role = segment.role,
+                        .content = segment.VisibleText(),
+                        .tool_calls_json = ToolCallsJson(segment.tool_calls),
+                        .name = std::move(name),
+                        .tool_call_id = segment.tool_call_id});
+  }
+  return messages;
+}
+
+// The bytes [begin, end) of all pieces as one piece of `message` with this text.
+void ReplaceByPiece(size_t begin, size_t end, int32_t message, const std::string& text,
+                    std::vector<ChatPiece>* pieces) {
+  std::vector<ChatPiece> made;
+  size_t at = 0;  // of a piece, in all bytes
+  bool placed = false;
+  for (ChatPiece& piece : *pieces) {
+    const size_t last = at + piece.text.size();
+    if (last <= begin || at >= end) {
+      made.push_back(std::move(piece));
+    } else {
+      if (at < begin) {
+        made.push_back({.text = piece.text.substr(0, begin - at), .special = piece.special});
+      }
+      if (!placed) made.push_back({.text = text, .message = message});
+      placed = true;
+      if (last > end) {
+        made.push_back({.text = piece.text.substr(end - at), .special = piece.special});
+      }
+    }
+    at = last;
+  }
+  *pieces = std::move(made);
 }
 
 // Prompts with their answers.
@@ -168,7 +228,7 @@ ConversationPart ConversationEncoder::EncodePart(std::span<const TextPiece> piec
 ConversationPart ConversationEncoder::AnswerPart(const Segment& segment, std::string_view text,
                                                  size_t index, const CancelCheck* cancelled) const {
   ConversationPart part;
-  if (!segment.token_ids.empty() && segment.tokenizer_fingerprint == tokenizer_.fingerprint()) {
+  if (HasGeneratedIds(segment)) {
     part.ids = segment.token_ids;
     part.first_segment = index;
   } else {
@@ -181,18 +241,18 @@ ConversationPart ConversationEncoder::AnswerPart(const Segment& segment, std::st
 
 absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segments, size_t first,
                                                  bool answer_follows, bool more_follows,
-                                                 int64_t unix_s, const CancelCheck* cancelled,
+                                                 const Told& told, const CancelCheck* cancelled,
                                                  std::vector<ConversationPart>* parts) const {
-  std::vector<ChatMessage> messages;
-  messages.reserve(segments.size());
-  for (const Segment& segment : segments) {
-    messages.push_back({.role = segment.role, .content = segment.VisibleText()});
-  }
-  WITHY_ASSIGN_OR_RETURN(RenderedChat rendered,
-                         chat_.Render(messages, ChatOptions{.add_generation_prompt = answer_follows,
-                                                            .unix_s = unix_s}));
+  const std::vector<ChatMessage> messages = MessagesOf(segments);
+  WITHY_ASSIGN_OR_RETURN(
+      RenderedChat rendered,
+      chat_.Render(messages, ChatOptions{.add_generation_prompt = answer_follows,
+                                         .tools_json = told.settings.tools_json,
+                                         .arguments_json = told.settings.template_arguments_json,
+                                         .unix_s = told.unix_s}));
   // The tokenizer adds it to the first part.
   if (tokenizer_.wants_bos()) rendered.DropFront(tokenizer_.TokenText(tokenizer_.bos_id()));
+  const std::vector<std::string> generated = ShowCallsAsGenerated(segments, &rendered);
 
   std::vector<TextPiece> pieces;  // of the part being collected
   size_t part_segment = first;
@@ -212,12 +272,15 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
       continue;
     }
     const Segment& segment = segments[message];
-    const std::string& visible = messages[message].content;
+    const bool calls_shown = !generated[message].empty();
+    const std::string& visible = calls_shown ? generated[message] : messages[message].content;
     const RenderedAnswer answer = FindAnswer(all, i, visible);
     // An answer before may have taken the markup.
     const bool has_front = answer.before_bytes == 0 ||
                            (!pieces.empty() && pieces.back().text.size() >= answer.before_bytes);
-    const bool exact = answer.whole && has_front && chat_.executes_file();
+    // Generated ids have the calls in them.
+    const bool ids_fit = calls_shown || segment.tool_calls.empty() || !HasGeneratedIds(segment);
+    const bool exact = answer.whole && has_front && ids_fit && chat_.executes_file();
     if (exact && answer.before_bytes > 0) {
       pieces.back().text.remove_suffix(answer.before_bytes);
       if (pieces.back().text.empty()) pieces.pop_back();
@@ -247,8 +310,62 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
   return absl::OkStatus();
 }
 
+std::vector<std::string> ConversationEncoder::ShowCallsAsGenerated(
+    std::span<const Segment> segments, RenderedChat* rendered) const {
+  std::vector<std::string> generated(segments.size());
+  size_t from = 0;  // bytes that belong to messages before
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].tool_calls.empty() || !HasGeneratedIds(segments[i])) continue;
+    std::string text;
+    for (const int32_t id : segments[i].token_ids) text += tokenizer_.TokenBytes(id);
+    // The template shows the message between its neighbours, and its content within.
+    size_t to = std::string::npos, content_begin = std::string::npos, content_end = 0, at = 0;
+    for (const ChatPiece& piece : rendered->pieces) {
+      const auto message = static_cast<int32_t>(i);
+      const size_t end = at + piece.text.size();
+      if (piece.message >= 0 && piece.message < message) from = std::max(from, end);
+      if (piece.message == message) {
+        content_begin = std::min(content_begin, at);
+        content_end = end;
+      }
+      if (piece.message > message) to = std::min(to, at);
+      at = end;
+    }
+    const std::string all = rendered->Text();
+    const size_t found = all.find(text, from);
+    if (text.empty() || found == std::string::npos || found + text.size() > std::min(to, at) ||
+        found > content_begin || found + text.size() < content_end) {
+      continue;
+    }
+    ReplaceByPiece(found, found + text.size(), static_cast<int32_t>(i), text, &rendered->pieces);
+    from = found + text.size();
+    generated[i] = std::move(text);
+  }
+  return generated;
+}
+
+ConversationSettings ConversationEncoder::SettingsFor(std::span<const Segment> segments,
+                                                      size_t recorded) const {
+  ConversationSettings held = SettingsOf(segments.first(recorded));
+  if (!chat_.takes_tools()) held.tools_json = {};
+  if (!chat_.executes_file()) held.template_arguments_json = {};
+  const ConversationSettings now = SettingsOf(segments.subspan(recorded));
+  if (!now.tools_json.empty()) held.tools_json = now.tools_json;
+  if (!now.template_arguments_json.empty()) {
+    held.template_arguments_json = now.template_arguments_json;
+  }
+  return held;
+}
+
+AnswerTools ConversationEncoder::ToolsOf(std::span<const Segment> record,
+                                         std::span<const Segment> prompt) const {
+  std::string_view tools = SettingsOf(prompt).tools_json;
+  if (tools.empty()) tools = SettingsOf(record).tools_json;
+  return chat_.takes_tools() ? AnswerTools(tools, tokenizer_) : AnswerTools();
+}
+
 absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
-    std::span<const Segment> segments, bool answer_follows, int64_t unix_s,
+    std::span<const Segment> segments, bool answer_follows, const Told& told,
     const CancelCheck* cancelled) const {
   std::vector<ConversationPart> parts;
   for (size_t first = 0; first < segments.size();) {
@@ -263,8 +380,7 @@ absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
     } else {
       const bool last = end == segments.size();
       WITHY_RETURN_IF_ERROR(EncodeMessages(segments.subspan(first, end - first), first,
-                                           answer_follows && last, !last, unix_s, cancelled,
-                                           &parts));
+                                           answer_follows && last, !last, told, cancelled, &parts));
     }
     first = end;
   }
@@ -274,9 +390,14 @@ absl::StatusOr<std::vector<ConversationPart>> ConversationEncoder::EncodeParts(
   return parts;
 }
 
-int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head,
+int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head, std::string_view tools_json,
                                         const CancelCheck* cancelled) const {
   int32_t tokens = 0;
+  if (!IsEmptyJson(tools_json)) {
+    const TextPiece piece{.text = tools_json};
+    tokens +=
+        static_cast<int32_t>(EncodePart({&piece, 1}, 0, /*opens=*/false, cancelled).ids.size());
+  }
   for (const Segment& segment : head) {
     const TextPiece piece{.text = segment.text};
     const ConversationPart part = EncodePart({&piece, 1}, 0, /*opens=*/false, cancelled);
@@ -297,9 +418,12 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   }
   auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
-  const int64_t unix_s = !segments.empty() && segments.front().unix_s > 0
-                             ? segments.front().unix_s
-                             : clock_.UnixNanos() / kNanosPerSecond;
+  Told told;
+  told.settings = SettingsFor(segments, recorded);
+  told.unix_s = !segments.empty() && segments.front().unix_s > 0
+                    ? segments.front().unix_s
+                    : clock_.UnixNanos() / kNanosPerSecond;
+  AdaptInstructions(chat_, &seen);
   EncodedConversation result;
   if (AdaptedRecord record = AdaptRecord(seen, recorded_seen, chat_); record.adapted > 0) {
     result.adapted_segments = record.adapted;
@@ -309,7 +433,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     number = std::move(record.origin);
   }
   WITHY_ASSIGN_OR_RETURN(std::vector<ConversationPart> parts,
-                         EncodeParts(seen, answer_follows, unix_s, cancelled));
+                         EncodeParts(seen, answer_follows, told, cancelled));
   const Exchanges exchanges = ExchangesOf(parts, seen);
   const size_t count = exchanges.tokens.size();
 
@@ -320,7 +444,8 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   }
   if (answer_follows && count > 0) droppable = std::min(droppable, count - 1);
   const size_t head = LeadingSystemSegments(seen);
-  const int32_t head_tokens = HeadTokens(std::span(seen).first(head), cancelled);
+  const int32_t head_tokens =
+      HeadTokens(std::span(seen).first(head), told.settings.tools_json, cancelled);
   const size_t limit = static_cast<size_t>(answer_follows ? window - 1 : window);
   size_t kept = FirstKeptExchange(exchanges.tokens, head_tokens, window, droppable);
   while (true) {
@@ -331,7 +456,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
       dropped = from - head;
       std::vector<Segment> shorter(seen.begin(), seen.begin() + static_cast<int64_t>(head));
       shorter.insert(shorter.end(), seen.begin() + static_cast<int64_t>(from), seen.end());
-      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows, unix_s, cancelled));
+      WITHY_ASSIGN_OR_RETURN(parts, EncodeParts(shorter, answer_follows, told, cancelled));
       result.dropped_segments = static_cast<int32_t>(
           (from < seen.size() ? number[from] : segments.size()) - LeadingSystemSegments(segments));
     }
@@ -345,22 +470,27 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     result.history_tokens = 0;
   }
   result.stable_tokens = result.history_tokens;
-  if (answer_follows && result.history_tokens > 0 && chat_.executes_file() &&
-      result.dropped_segments == 0) {
+  if (!answer_follows || result.history_tokens == 0 || !chat_.executes_file()) return result;
+  const Told before{.settings = SettingsFor(segments.first(recorded), recorded),
+                    .unix_s = told.unix_s};
+  if (result.dropped_segments == 0) {
     WITHY_ASSIGN_OR_RETURN(
         result.stable_tokens,
-        StableTokens(std::span(seen).first(recorded_seen), unix_s,
+        StableTokens(std::span(seen).first(recorded_seen), before,
                      std::span(result.ids).first(static_cast<size_t>(result.history_tokens)),
                      cancelled));
+  } else if (before.settings.tools_json != told.settings.tools_json ||
+             before.settings.template_arguments_json != told.settings.template_arguments_json) {
+    result.stable_tokens = 0;
   }
   return result;
 }
 
 absl::StatusOr<int32_t> ConversationEncoder::StableTokens(std::span<const Segment> record,
-                                                          int64_t unix_s,
+                                                          const Told& told,
                                                           std::span<const int32_t> ids,
                                                           const CancelCheck* cancelled) const {
-  auto parts = EncodeParts(record, /*answer_follows=*/false, unix_s, cancelled);
+  auto parts = EncodeParts(record, /*answer_follows=*/false, told, cancelled);
   if (absl::IsCancelled(parts.status())) return parts.status();
   if (!parts.ok()) return 0;  // the template takes the record only with what follows it
   size_t same = 0;

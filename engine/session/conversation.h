@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/chat/template.h"
+#include "engine/session/answer_tools.h"
 #include "engine/session/part_cache.h"
 #include "engine/session/segment.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -91,6 +92,9 @@ class ConversationEncoder {
                                                     int32_t window, size_t recorded = 0,
                                                     const CancelCheck* cancelled = nullptr) const;
 
+  // The tools that the answer to `prompt`, which follows `record`, may call.
+  AnswerTools ToolsOf(std::span<const Segment> record, std::span<const Segment> prompt) const;
+
   // Equal for encoders that produce the same ids from the same segments, also in other processes.
   // Covers the vocabulary and the encoding of a conversation with every role.
   uint64_t Fingerprint() const;
@@ -98,23 +102,40 @@ class ConversationEncoder {
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:
-  // `unix_s`: the time that a template may tell.
+  // What a template is told beside the messages.
+  struct Told {
+    ConversationSettings settings;
+    int64_t unix_s = 0;  // the time
+  };
+
+  // What holds for `segments`, of which the first `recorded` are the record: a template that does
+  // not take what the record has, as after a change of the model, is not told it. What the prompt
+  // has always is.
+  ConversationSettings SettingsFor(std::span<const Segment> segments, size_t recorded) const;
   absl::StatusOr<std::vector<ConversationPart>> EncodeParts(std::span<const Segment> segments,
-                                                            bool answer_follows, int64_t unix_s,
+                                                            bool answer_follows, const Told& told,
                                                             const CancelCheck* cancelled) const;
   // How many of the first `ids` EncodeRecord gives for the record, too.
-  absl::StatusOr<int32_t> StableTokens(std::span<const Segment> record, int64_t unix_s,
+  absl::StatusOr<int32_t> StableTokens(std::span<const Segment> record, const Told& told,
                                        std::span<const int32_t> ids,
                                        const CancelCheck* cancelled) const;
   absl::Status EncodeMessages(std::span<const Segment> segments, size_t first, bool answer_follows,
-                              bool more_follows, int64_t unix_s, const CancelCheck* cancelled,
+                              bool more_follows, const Told& told, const CancelCheck* cancelled,
                               std::vector<ConversationPart>* parts) const;
+  // Puts generated texts in the place of what the template shows of answers with calls, where that
+  // is the same. Returns them, "" for other messages.
+  std::vector<std::string> ShowCallsAsGenerated(std::span<const Segment> segments,
+                                                RenderedChat* rendered) const;
+  bool HasGeneratedIds(const Segment& segment) const {
+    return !segment.token_ids.empty() && segment.tokenizer_fingerprint == tokenizer_.fingerprint();
+  }
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
                                                    int32_t window, bool answer_follows,
                                                    size_t recorded,
                                                    const CancelCheck* cancelled) const;
-  // Approximate tokens of the leading system segments with their markup.
-  int32_t HeadTokens(std::span<const Segment> head, const CancelCheck* cancelled) const;
+  // Approximate tokens of the leading system segments with their markup, and of the tools.
+  int32_t HeadTokens(std::span<const Segment> head, std::string_view tools_json,
+                     const CancelCheck* cancelled) const;
   // If `cancelled` returned true, the part is incomplete and EncodeParts() fails.
   ConversationPart EncodePart(std::span<const TextPiece> pieces, size_t first_segment, bool opens,
                               const CancelCheck* cancelled) const;

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "engine/chat/testing.h"
 #include "engine/session/testing.h"
 
 namespace withy::engine {
@@ -342,6 +343,145 @@ TEST(FileConversationTest, AToolsResultIsDroppedWithItsCall) {
     EXPECT_THAT(f.Text(encoded->ids), testing::StartsWith("<|im_start|>user\n")) << window;
     EXPECT_EQ(encoded->dropped_segments % 4, 0) << window;
   }
+}
+
+constexpr char kLook[] = R"([{"type": "function", "function": {"name": "look"}}])";
+constexpr char kLookAndGo[] =
+    R"([{"type": "function", "function": {"name": "look"}}, {"type": "function", "function": {"name": "go"}}])";
+
+Segment WithTools(Segment segment, std::string tools) {
+  segment.tools_json = std::move(tools);
+  return segment;
+}
+
+// An answer that calls `look`, as it was generated: `said` are its tokens' texts.
+Segment Calls(const ChatFixture& f, const std::string& text, const std::string& said) {
+  Segment answer = AssistantSays(text);
+  answer.tool_calls = {{.id = "id1", .name = "look", .arguments_json = R"({"at": "it"})"}};
+  answer.token_ids.assign(said.begin(), said.end());
+  answer.tokenizer_fingerprint = f.tokenizer->fingerprint();
+  return answer;
+}
+
+Segment Result(std::string text) {
+  Segment result{.role = "tool", .text = std::move(text)};
+  result.tool_call_id = "id1";
+  return result;
+}
+
+constexpr char kSaid[] =
+    "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": \"it\"}}\n</tool_call>";
+
+TEST(ToolConversationTest, AToolTurnKeepsWhatTheModelSaid) {
+  const ChatFixture f(ChatOfFile(kToolTemplate));
+  for (const std::string text : {"", "A moment."}) {
+    const std::string said = text.empty() ? kSaid : text + "\n" + kSaid;
+    const std::vector<Segment> asked = {WithTools(UserSays("Look!"), kLook)};
+    std::vector<Segment> segments = {asked[0], Calls(f, text, said)};
+    const std::vector<int32_t> record = RecordIds(f, segments);
+    EXPECT_EQ(f.Text(record), f.Text(PromptIds(f, asked)) + said);
+    const auto& ids = segments[1].token_ids;
+    EXPECT_TRUE(std::equal(ids.rbegin(), ids.rend(), record.rbegin())) << "the ids are generated";
+    segments.push_back(Result("a cat"));
+    const auto prompt = f.encoder->EncodePrompt(segments, kWide, 2);
+    ASSERT_TRUE(prompt.ok()) << prompt.status();
+    EXPECT_TRUE(BeginsWith(prompt->ids, record));
+    EXPECT_EQ(prompt->stable_tokens, static_cast<int32_t>(record.size()));
+    EXPECT_THAT(f.Text(prompt->ids),
+                testing::EndsWith(said + "<|im_end|>\n<|im_start|>user\n<tool_response>\na cat\n"
+                                         "</tool_response><|im_end|>\n<|im_start|>assistant\n"));
+  }
+}
+
+// The template then shows the call in its own form.
+TEST(ToolConversationTest, WhatTheTemplateShowsOtherwiseIsToldByTheTemplate) {
+  const ChatFixture f(ChatOfFile(kToolTemplate));
+  for (const std::string text : {"", "A moment."}) {
+    const std::string said = text + "<tool_call>{\"name\":\"look\",\"arguments\":{\"at\":\"it\"}}";
+    const std::vector<Segment> segments = {WithTools(UserSays("Look!"), kLook),
+                                           Calls(f, text, said), Result("a cat")};
+    const auto prompt = f.encoder->EncodePrompt(segments, kWide, 2);
+    ASSERT_TRUE(prompt.ok()) << prompt.status();
+    const std::string shown = f.Text(prompt->ids);
+    EXPECT_THAT(
+        shown, HasSubstr("assistant\n" + text + (text.empty() ? "" : "\n") + kSaid + "<|im_end|>"));
+    EXPECT_EQ(shown.find(said), std::string::npos);
+    EXPECT_LE(prompt->stable_tokens, prompt->history_tokens);
+    const std::vector<int32_t> record = RecordIds(f, {segments[0], segments[1]});
+    EXPECT_TRUE(BeginsWith(
+        prompt->ids, std::vector<int32_t>(record.begin(), record.begin() + prompt->stable_tokens)));
+  }
+}
+
+TEST(ToolConversationTest, TheLatestToolsHoldForAll) {
+  const ChatFixture f(ChatOfFile(kToolTemplate));
+  const std::vector<Segment> record = {WithTools(UserSays("Hi"), kLook), AssistantSays("hello")};
+  const auto next = [&](const std::string& tools) {
+    std::vector<Segment> segments = record;
+    segments.push_back(WithTools(UserSays("And?"), tools));
+    return f.encoder->EncodePrompt(segments, kWide, 2).value();
+  };
+  const EncodedConversation same = next("");
+  EXPECT_THAT(f.Text(same.ids), HasSubstr("\"look\""));
+  EXPECT_EQ(same.stable_tokens, same.history_tokens);
+  EXPECT_EQ(next(kLook).ids, same.ids);
+  const EncodedConversation more = next(kLookAndGo);
+  EXPECT_THAT(f.Text(more.ids), HasSubstr("\"go\""));
+  EXPECT_LT(more.stable_tokens, more.history_tokens) << "what follows the tools is computed anew";
+  EXPECT_TRUE(
+      BeginsWith(RecordIds(f, record),
+                 std::vector<int32_t>(more.ids.begin(), more.ids.begin() + more.stable_tokens)));
+  EXPECT_EQ(f.Text(next("[]").ids).find("look"), std::string::npos);
+}
+
+TEST(ToolConversationTest, ARecordWithToolsGoesOnWithoutThem) {
+  const ChatFixture f;  // built in
+  std::vector<Segment> segments = {WithTools(UserSays("Look!"), kLook), Calls(f, "Yes.", kSaid),
+                                   Result("a cat"), AssistantSays("A cat."), UserSays("Really?")};
+  segments[0].template_arguments_json = R"({"enable_thinking": false})";
+  const auto prompt = f.encoder->EncodePrompt(segments, kWide, 4);
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_THAT(f.Text(prompt->ids), HasSubstr("assistant\nYes.\n[{\"id\":\"id1\""));
+  EXPECT_THAT(f.Text(prompt->ids), HasSubstr("user\na cat<|im_end|>"));
+  const auto refused = f.encoder->EncodePrompt(segments, kWide, 0);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tools: the chat format chatml"));
+}
+
+TEST(ToolConversationTest, ArgumentsHoldUntilOthersCome) {
+  const ChatFixture f(ChatOfFile(kToolTemplate));
+  std::vector<Segment> segments = {UserSays("Hi")};
+  segments[0].template_arguments_json = R"({"enable_thinking": false})";
+  EXPECT_THAT(f.Text(PromptIds(f, segments)), testing::EndsWith("</think>\n\n"));
+  segments.push_back(AssistantSays("hello"));
+  segments.push_back(UserSays("And?"));
+  EXPECT_THAT(f.Text(PromptIds(f, segments)), testing::EndsWith("</think>\n\n"));
+  segments.back().template_arguments_json = "{}";
+  EXPECT_THAT(f.Text(PromptIds(f, segments)), testing::EndsWith("assistant\n"));
+}
+
+TEST(ToolConversationTest, ADevelopersMessageIsTheSystemsWhereTheTemplateHasNone) {
+  const ChatFixture f(ChatOfFile(kToolTemplate));
+  const Segment developer{.role = "developer", .text = "Be kind."};
+  EXPECT_EQ(PromptIds(f, {developer, UserSays("Hi")}),
+            PromptIds(f, {SystemSays("Be kind."), UserSays("Hi")}));
+  const ChatFixture takes(ChatOfFile(kChatMlFile));
+  EXPECT_THAT(takes.Text(PromptIds(takes, {developer, UserSays("Hi")})),
+              testing::StartsWith("<|im_start|>developer\n"));
+}
+
+TEST(ToolConversationTest, SettingsAreRecordedOnceTheyChange) {
+  const std::vector<Segment> record = {WithTools(UserSays("Hi"), kLook)};
+  const auto recorded = [&](std::span<const Segment> before, const std::string& tools) {
+    std::vector<Segment> appended = {WithTools(UserSays("And?"), tools)};
+    DropUnchangedSettings(before, appended);
+    return appended[0].tools_json;
+  };
+  EXPECT_EQ(recorded(record, kLook), "");
+  EXPECT_EQ(recorded(record, kLookAndGo), kLookAndGo);
+  EXPECT_EQ(recorded(record, "[]"), "[]");
+  EXPECT_EQ(recorded({}, "[]"), "");
+  EXPECT_EQ(recorded({}, kLook), kLook);
 }
 
 TEST(PartCacheTest, KeepsWhatWasUsedLastWithinItsLimit) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "engine/chat/message.h"
 #include "engine/sampling/stop.h"
 
 namespace withy::engine {
@@ -27,7 +28,8 @@ absl::Status CheckSpans(const Segment& segment, const std::vector<ByteSpan>& spa
 absl::Status CheckPrompt(const std::vector<Segment>& prompt) {
   bool any_text = false;
   for (const Segment& segment : prompt) {
-    any_text = any_text || !segment.VisibleText().empty();
+    // A tool may have nothing to say.
+    any_text = any_text || !segment.VisibleText().empty() || segment.role == kToolRole;
     WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.kept, "kept"));
     WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.fixed, "prompt.fixed"));
   }
@@ -56,6 +58,30 @@ std::string Segment::VisibleText() const {
 bool Segment::LeftOut() const {
   return !kept.empty() && std::all_of(kept.begin(), kept.end(),
                                       [](const ByteSpan& span) { return span.begin == span.end; });
+}
+
+ConversationSettings SettingsOf(std::span<const Segment> segments) {
+  ConversationSettings settings;
+  for (const Segment& segment : segments) {
+    if (!segment.tools_json.empty()) settings.tools_json = segment.tools_json;
+    if (!segment.template_arguments_json.empty()) {
+      settings.template_arguments_json = segment.template_arguments_json;
+    }
+  }
+  return settings;
+}
+
+void DropUnchangedSettings(std::span<const Segment> record, std::span<Segment> appended) {
+  const ConversationSettings held = SettingsOf(record);
+  const auto same = [](std::string_view before, std::string_view now) {
+    return before == now || (IsEmptyJson(before) && IsEmptyJson(now));
+  };
+  for (Segment& segment : appended) {
+    if (same(held.tools_json, segment.tools_json)) segment.tools_json.clear();
+    if (same(held.template_arguments_json, segment.template_arguments_json)) {
+      segment.template_arguments_json.clear();
+    }
+  }
 }
 
 absl::Status Validate(const AnswerRequest& request, const RequestLimits& limits) {

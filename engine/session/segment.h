@@ -3,17 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/chat/tool_calls.h"
 #include "engine/sampling/sampler.h"
 #include "engine/tokenizer/text.h"
 
 namespace withy::engine {
 
-// `text` is the source; token ids are a function of it. Roles: "system", "user", "assistant", or ""
-// for raw text that is given to the model unchanged.
+// `text` is the source; token ids are a function of it. Roles: those of messages (chat/message.h),
+// or "" for raw text that is given to the model unchanged.
 struct Segment {
   std::string role;
   std::string text;  // UTF-8
@@ -24,16 +27,36 @@ struct Segment {
   bool cancelled = false;            // an answer that was cut short
   bool ended = false;                // an answer that the model itself ended
   int64_t unix_s = 0;
-  // Answers: the generated ids, if encoding `text` gives others. Valid only for the tokenizer with
-  // this fingerprint.
+  // Answers: the generated ids, if encoding `text` gives others; calls are part of them. Valid only
+  // for the tokenizer with this fingerprint.
   std::vector<int32_t> token_ids = {};
   uint64_t tokenizer_fingerprint = 0;
+  // Of an assistant: the tools that it calls, which are not in `text`.
+  std::vector<ToolCall> tool_calls = {};
+  // Of a tool's result: the tool's name ("": that of the call), and the id of the call.
+  std::string name = {};
+  std::string tool_call_id = {};
+  // As in ChatOptions. The latest that are not empty hold for the whole conversation.
+  std::string tools_json = {};
+  std::string template_arguments_json = {};
 
   // The bytes of `text` that the model sees.
   std::string VisibleText() const;
   // Whether pruning removed the whole segment.
   bool LeftOut() const;
 };
+
+// What holds for a whole conversation: the latest that its segments say; "" where they say nothing.
+struct ConversationSettings {
+  std::string_view tools_json;
+  std::string_view template_arguments_json;
+};
+
+// The result refers to `segments`.
+ConversationSettings SettingsOf(std::span<const Segment> segments);
+
+// Removes from `appended`, which follow `record`, settings that hold already.
+void DropUnchangedSettings(std::span<const Segment> record, std::span<Segment> appended);
 
 // One call's request to a model.
 struct AnswerRequest {

@@ -115,7 +115,8 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
   result.prompt_tokens = static_cast<int32_t>(prompt.ids.size());
   SoloRun run(model, options, hooks, clock, std::move(prompt.ids),
               LevelIndex(model.info(), request.level_percent));
-  AnswerStream answer(encoder.tokenizer(), request.max_tokens, request.stop);
+  const AnswerTools tools = encoder.ToolsOf({}, request.prompt);
+  AnswerStream answer(encoder.tokenizer(), request.max_tokens, request.stop, tools.markers());
   const auto emit = [&](const AnswerDelta& delta) {
     if (hooks.on_delta && (delta.token.has_value() || !delta.text.empty())) hooks.on_delta(delta);
   };
@@ -143,6 +144,7 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
   }
   result.reason = answer.reason();
   result.text = answer.text();
+  result.tool_calls = tools.Read(result.text, result.reason).calls;
   return result;
 }
 

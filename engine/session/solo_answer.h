@@ -35,6 +35,7 @@ struct AnswerDelta {
 struct SoloResult {
   FinishReason reason = FinishReason::kNone;
   std::string text;
+  std::vector<ToolCall> tool_calls;  // in `text`; without ids
   int32_t prompt_tokens = 0;
   std::vector<Sample> tokens;
   AnswerTimes times;

@@ -35,7 +35,9 @@ bool Tokenizer::IsEndOfGeneration(int32_t id) const {
 }
 
 std::string StreamDecoder::Push(int32_t id) {
-  if (tokenizer_.IsControl(id)) return "";
+  if (tokenizer_.IsControl(id) && std::find(shown_.begin(), shown_.end(), id) == shown_.end()) {
+    return "";
+  }
   held_.append(tokenizer_.TokenBytes(id));
   std::string text;
   size_t at = 0;

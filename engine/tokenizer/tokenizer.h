@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -105,7 +106,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file);
 // it.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // `shown`: control tokens that give their texts.
+  explicit StreamDecoder(const Tokenizer& tokenizer, std::vector<int32_t> shown = {})
+      : tokenizer_(tokenizer), shown_(std::move(shown)) {}
   // Returns the text that this token completes. Control tokens give nothing.
   std::string Push(int32_t id);
   // Returns the text held back; an incomplete character becomes U+FFFD.
@@ -113,6 +116,7 @@ class StreamDecoder {
 
  private:
   const Tokenizer& tokenizer_;
+  const std::vector<int32_t> shown_;
   std::string held_;  // at most 3 bytes
 };
 

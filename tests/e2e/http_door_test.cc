@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/board.h"
-#include "tests/e2e/test_model.h"
+#include "tests/e2e/calling_model.h"
 
 namespace withy::e2e {
 namespace {
@@ -28,10 +28,10 @@ std::pair<std::string, int> Shell(const std::string& command) {
 
 class HttpDoorTest : public ::testing::Test {
  protected:
-  HttpDoorTest()
+  explicit HttpDoorTest(const std::string& model = WITHY_SOURCE_DIR
+                        "/models/withy-pocket-q8_0.gguf")
       : url_(absl::StrCat("127.0.0.1:", FreePort())),
-        board_({absl::StrCat("orchestrator.http_listen=", url_),
-                "model.path=" WITHY_SOURCE_DIR "/models/withy-pocket-q8_0.gguf"}) {
+        board_({absl::StrCat("orchestrator.http_listen=", url_), "model.path=" + model}) {
     board_.StartAll();
     EXPECT_TRUE(board_.WaitUntilServing()) << board_.Log("orchestrator");
     token_ = board_.BindApp("app");
@@ -57,6 +57,9 @@ class HttpDoorTest : public ::testing::Test {
              {{"model", "target"}, {"messages", messages}, {"max_tokens", 8}, {"temperature", 0}}),
         nullptr, false);
   }
+
+  // Runs a script of this directory with the official package; skips where it is missing.
+  void RunPython(const std::string& script) const;
 
   std::string url_;
   Board board_;
@@ -87,6 +90,11 @@ TEST_F(HttpDoorTest, CurlGetsAnswersAndEvents) {
   EXPECT_EQ(streamed, text);
   EXPECT_THAT(events, HasSubstr("data: [DONE]"));
   EXPECT_THAT(Curl("/v1/models"), HasSubstr("\"owned_by\":\"withy\""));
+  // The pocket model's template knows no tools.
+  EXPECT_THAT(Curl("/v1/chat/completions",
+                   {{"messages", messages},
+                    {"tools", {{{"type", "function"}, {"function", {{"name", "look"}}}}}}}),
+              HasSubstr("use a model whose"));
 }
 
 // Also after the orchestrator, which knows which context is whose, was killed.
@@ -117,7 +125,7 @@ TEST_F(HttpDoorTest, ConversationsReuseKv) {
   EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"], first);
 }
 
-TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) {
+void HttpDoorTest::RunPython(const std::string& script) const {
   // ./withy test makes this Python where it can (PyPI); WITHY_OPENAI_PYTHON names another.
   const char* given = std::getenv("WITHY_OPENAI_PYTHON");
   const std::string python = given != nullptr ? given : "python3";
@@ -125,10 +133,104 @@ TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) {
     GTEST_SKIP() << "the Python package openai is missing (pip install openai)";
   }
   const auto [output, code] =
-      Shell(absl::StrCat(python, " ", WITHY_SOURCE_DIR, "/tests/e2e/openai_client.py http://", url_,
+      Shell(absl::StrCat(python, " ", WITHY_SOURCE_DIR, "/tests/e2e/", script, " http://", url_,
                          "/v1 ", token_, " 2>&1"));
   EXPECT_EQ(code, 0) << output;
   EXPECT_THAT(output, HasSubstr("ok"));
+}
+
+TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) { RunPython("openai_client.py"); }
+
+class AgentLoopTest : public HttpDoorTest {
+ protected:
+  AgentLoopTest() : HttpDoorTest(CallingModelPath()) {}
+
+  static json Tools() {
+    return {{{"type", "function"},
+             {"function", {{"name", "look"}, {"parameters", {{"type", "object"}}}}}}};
+  }
+  json Ask(const json& messages, const std::string& options = "") const {
+    return json::parse(
+        Curl("/v1/chat/completions",
+             {{"messages", messages}, {"tools", Tools()}, {"max_tokens", 32}, {"temperature", 0}},
+             options),
+        nullptr, false);
+  }
+  void RestartAll() {
+    for (const std::string& process : kProcesses) board_.Kill(process);
+    board_.StartAll();
+    ASSERT_TRUE(board_.WaitUntilServing()) << board_.Log("orchestrator");
+  }
+  // Messages of the app's only context.
+  std::vector<v1::Message> Recorded() const {
+    const auto stub = board_.NewStub();
+    grpc::ClientContext context;
+    Authorise(&context, token_);
+    v1::ListContextsResponse contexts;
+    EXPECT_TRUE(stub->ListContexts(&context, {}, &contexts).ok());
+    EXPECT_EQ(contexts.contexts_size(), 1);
+    if (contexts.contexts_size() != 1) return {};
+    v1::GetContextResponse got;
+    EXPECT_TRUE(GetContext(*stub, token_, contexts.contexts(0).context_id(), &got).ok());
+    std::vector<v1::Message> messages;
+    for (const v1::ContextMessage& message : got.messages()) messages.push_back(message.message());
+    return messages;
+  }
+};
+
+TEST_F(AgentLoopTest, TheOpenAiPackageRunsIt) { RunPython("openai_agent.py"); }
+
+// Between a call and its result, and after the answer, everything is killed.
+TEST_F(AgentLoopTest, ItGoesOnAfterEveryProcessWasKilled) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  std::string rules = "You look before you speak.";
+  while (rules.size() < 1200) rules += " You never say more than you were asked.";
+  json messages = {{{"role", "developer"}, {"content", rules}},
+                   {{"role", "user"}, {"content", "What is it?"}}};
+  const json first = Ask(messages);
+  ASSERT_TRUE(first.contains("choices")) << first;
+  const json& called = first["choices"][0];
+  EXPECT_EQ(called["finish_reason"], "tool_calls");
+  EXPECT_TRUE(called["message"]["content"].is_null());
+  ASSERT_EQ(called["message"]["tool_calls"].size(), 1u) << first;
+  const json& call = called["message"]["tool_calls"][0];
+  EXPECT_EQ(call["function"]["name"], "look");
+  EXPECT_EQ(call["function"]["arguments"], R"({"at": "it"})");
+
+  RestartAll();
+  std::vector<v1::Message> recorded = Recorded();
+  ASSERT_EQ(recorded.size(), 3u);
+  EXPECT_EQ(recorded[2].content(), "");
+  ASSERT_EQ(recorded[2].tool_calls_size(), 1);
+  EXPECT_EQ(recorded[2].tool_calls(0).id(), call["id"]);
+  messages.push_back(called["message"]);
+  messages.push_back({{"role", "tool"}, {"tool_call_id", call["id"]}, {"content", "a cat"}});
+  const json second = Ask(messages);
+  ASSERT_TRUE(second.contains("choices")) << second;
+  EXPECT_EQ(second["choices"][0]["message"]["content"], kCalledText);
+  EXPECT_EQ(second["choices"][0]["finish_reason"], "stop");
+  recorded = Recorded();
+  ASSERT_EQ(recorded.size(), 5u) << "the conversation goes on in its context";
+  EXPECT_EQ(recorded[3].tool_call_id(), call["id"]);
+
+  RestartAll();
+  messages.push_back(second["choices"][0]["message"]);
+  messages.push_back({{"role", "user"}, {"content", "Are you sure?"}});
+  const json third = Ask(messages);
+  ASSERT_TRUE(third.contains("choices")) << third;
+  EXPECT_EQ(third["choices"][0]["message"]["content"], kCalledText);
+  EXPECT_EQ(Recorded().size(), 7u);
+}
+
+TEST_F(AgentLoopTest, ARetryIsToldTheSameCalls) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const json messages = {{{"role", "user"}, {"content", "What is it?"}}};
+  const json first = Ask(messages, "-H 'idempotency-key: k'");
+  ASSERT_EQ(first["choices"][0]["finish_reason"], "tool_calls") << first;
+  RestartAll();
+  const json again = Ask(messages, "-H 'idempotency-key: k'");
+  EXPECT_TRUE(again["withy"]["replayed"]) << again;
+  EXPECT_EQ(again["choices"][0], first["choices"][0]);
 }
 
 }  // namespace
