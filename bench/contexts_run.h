@@ -74,7 +74,7 @@ struct RecomputeGain {
   // The shortest time that is possible where both sides go on undisturbed.
   double best_ms() const { return 1 / (1 / read_ms + 1 / recompute_ms); }
 };
-absl::StatusOr<RecomputeGain> MeasureRecomputeGain(const ContextRun& run, uint32_t tokens,
+absl::StatusOr<RecomputeGain> MeasureRecomputeGain(const ContextRun& of_model, uint32_t tokens,
                                                    double read_share);
 
 // How much of the disk's speed a load of a whole context reaches after context_store was killed.

@@ -145,7 +145,7 @@ TEST(SpeculatorWindowTest, AStepBeginsWithWhatGrewBeyondTheLastOne) {
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     const SpeculationStats& stats = outcome->speculation;
     EXPECT_EQ(stats.accepted[kByPrefix], 100 - 1 - stats.target_passes);
-    EXPECT_LE(stats.target_passes, 100 / 9 + 4);
+    EXPECT_LE(stats.target_passes, 25) << "of 100 tokens; drafts that are interrupted are shorter";
     EXPECT_EQ(stats.window_drafted > 0, windows);
     if (windows) {
       EXPECT_GT(stats.window_kept, 60) << "nearly all tokens";
