@@ -29,7 +29,7 @@ absl::Status WriteWord(const std::string& path, std::string_view word) {
 
 }  // namespace
 
-Governors::Governors(std::string root) {
+Governors::Governors(const std::string& root) {
   std::error_code ignored;
   std::vector<std::string> folders;
   for (const auto& entry : std::filesystem::directory_iterator(root, ignored)) {

@@ -16,7 +16,7 @@ namespace withy::bench {
 class Governors {
  public:
   // `root`: the kernel's folder of frequency policies, policy0, policy1, ...
-  explicit Governors(std::string root = "/sys/devices/system/cpu/cpufreq");
+  explicit Governors(const std::string& root = "/sys/devices/system/cpu/cpufreq");
   ~Governors();
   Governors(const Governors&) = delete;
   Governors& operator=(const Governors&) = delete;

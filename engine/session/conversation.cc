@@ -185,6 +185,30 @@ void Join(std::span<const ConversationPart> parts, bool answer_follows, size_t r
   }
 }
 
+// How many of the exchanges, the first ones, are recorded whole.
+size_t RecordedExchanges(const Exchanges& exchanges, size_t segments, size_t recorded) {
+  size_t count = 0;
+  while (count < exchanges.tokens.size() && exchanges.EndSegment(count, segments) <= recorded) {
+    ++count;
+  }
+  return count;
+}
+
+// Indices of the segments that the model sees.
+std::vector<size_t> SeenSegments(std::span<const Segment> segments) {
+  std::vector<size_t> seen;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (!segments[i].LeftOut()) seen.push_back(i);
+  }
+  return seen;
+}
+
+// When the conversation began: now, if nothing of it is recorded.
+int64_t BeganUnixS(std::span<const Segment> segments, const Clock& clock) {
+  const bool recorded = !segments.empty() && segments.front().unix_s > 0;
+  return recorded ? segments.front().unix_s : clock.UnixNanos() / kNanosPerSecond;
+}
+
 }  // namespace
 
 size_t FirstKeptExchange(std::span<const ExchangeTokens> exchanges, int32_t head_tokens,
@@ -409,20 +433,14 @@ int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head, std::stri
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded,
     const CancelCheck* cancelled) const {
-  std::vector<Segment> seen;   // segments that the model sees
-  std::vector<size_t> number;  // index of each in `segments`
-  for (size_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].LeftOut()) continue;
-    seen.push_back(segments[i]);
-    number.push_back(i);
-  }
+  std::vector<size_t> number = SeenSegments(segments);
+  std::vector<Segment> seen;
+  for (const size_t index : number) seen.push_back(segments[index]);
   auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
   Told told;
   told.settings = SettingsFor(segments, recorded);
-  told.unix_s = !segments.empty() && segments.front().unix_s > 0
-                    ? segments.front().unix_s
-                    : clock_.UnixNanos() / kNanosPerSecond;
+  told.unix_s = BeganUnixS(segments, clock_);
   AdaptInstructions(chat_, &seen);
   EncodedConversation result;
   if (AdaptedRecord record = AdaptRecord(seen, recorded_seen, chat_); record.adapted > 0) {
@@ -437,11 +455,8 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   const Exchanges exchanges = ExchangesOf(parts, seen);
   const size_t count = exchanges.tokens.size();
 
-  // An exchange may be dropped if all of it is recorded. The prompt to be answered never is.
-  size_t droppable = 0;
-  while (droppable < count && exchanges.EndSegment(droppable, seen.size()) <= recorded_seen) {
-    ++droppable;
-  }
+  // The prompt to be answered is never dropped.
+  size_t droppable = RecordedExchanges(exchanges, seen.size(), recorded_seen);
   if (answer_follows && count > 0) droppable = std::min(droppable, count - 1);
   const size_t head = LeadingSystemSegments(seen);
   const int32_t head_tokens =
