@@ -251,7 +251,8 @@ absl::StatusOr<RecomputeGain> MeasureRecomputeGain(const ContextRun& of_model, u
                                                    double read_share) {
   // So much that nothing is recomputed.
   constexpr double kNever = 1e6;
-  // The slowest disk that the store simulates. Where that would be too fast, recomputing takes less.
+  // The slowest disk that the store simulates. Where that would be too fast, recomputing takes
+  // less.
   constexpr double kLeastBytesPerMs = (1 << 20) / 1e3;
   const double chunks = std::ceil(tokens / static_cast<double>(engine::kChunkTokens));
   const double bytes = static_cast<double>(of_model.kv.ChunkBytes()) * chunks;
