@@ -70,6 +70,7 @@ class Service {
     message->set_content(text);
     request.mutable_limits()->set_max_tokens(max_tokens);
     request.mutable_sampling()->set_temperature(0);
+    request.set_speculation(v1::SPECULATION_OFF);  // what drafts gain changes from call to call
     grpc::ClientContext context;
     Prepare(&context);
     const absl::Time begin = absl::Now();
@@ -97,11 +98,16 @@ class Service {
     return answered;
   }
 
-  // Until the store has done what there is to do after a call.
-  absl::Status AwaitIdle() {
+  // Until the store has done what there is to do after a call; with `stores`: and has all KV of the
+  // context on disk as well.
+  absl::Status AwaitIdle(bool stores) {
     const absl::Time end = absl::Now() + kServing;
     uint64_t before = 0;
-    for (int equal = 0; equal < 10 && absl::Now() < end;) {
+    for (int equal = 0; equal < 10;) {
+      if (absl::Now() > end) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("the context's KV is not on disk after ", absl::FormatDuration(kServing)));
+      }
       v1::GetContextRequest request;
       request.set_context_id(context_id_);
       v1::GetContextResponse response;
@@ -110,7 +116,9 @@ class Service {
       WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->GetContext(&context, request, &response)));
       const uint64_t now =
           response.context().stored_bytes() * 3 + response.context().resident_bytes();
-      equal = now == before ? equal + 1 : 0;
+      const bool done =
+          !stores || response.context().stored_bytes() >= response.context().resident_bytes();
+      equal = done && now == before ? equal + 1 : 0;
       before = now;
       absl::SleepFor(absl::Milliseconds(20));
     }
@@ -183,7 +191,7 @@ absl::StatusOr<std::vector<RestartGain>> MeasureRestart(const std::string& model
     for (Service* service : {kept.get(), forgetful.get()}) {
       WITHY_RETURN_IF_ERROR(service->NewContext());
       WITHY_RETURN_IF_ERROR(service->Call(Words(length), 2).status());
-      WITHY_RETURN_IF_ERROR(service->AwaitIdle());
+      WITHY_RETURN_IF_ERROR(service->AwaitIdle(service == kept.get()));
       WITHY_RETURN_IF_ERROR(service->Restart());
       WITHY_ASSIGN_OR_RETURN(const Answered again, service->Call("And now?", 2));
       gain.context_tokens = again.context_tokens;
@@ -200,7 +208,7 @@ absl::StatusOr<double> MeasureDecodeRatio(const std::string& model, uint32_t con
   for (Service* service : {stored.get(), exact.get()}) {
     WITHY_RETURN_IF_ERROR(service->NewContext());
     WITHY_RETURN_IF_ERROR(service->Call(Words(context_tokens), 2).status());
-    WITHY_RETURN_IF_ERROR(service->AwaitIdle());
+    WITHY_RETURN_IF_ERROR(service->AwaitIdle(service == stored.get()));
   }
   std::vector<double> ratios;
   for (uint32_t pair = 0; pair < pairs; ++pair) {

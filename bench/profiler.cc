@@ -281,12 +281,11 @@ class ProfilerBench {
     if (!shape.empty()) {
       WITHY_ASSIGN_OR_RETURN(model, Inflated(model, shape, directory.path()));
     }
-    WITHY_ASSIGN_OR_RETURN(auto service, ProfiledService::Start(model, threads_));
-    WITHY_ASSIGN_OR_RETURN(const RecoverySlo slo, FindRecoverySlo(*service, calls));
-    service.reset();
-    WITHY_ASSIGN_OR_RETURN(service, ProfiledService::Start(model, threads_));
+    WITHY_ASSIGN_OR_RETURN(const auto control, ProfiledService::Start(model, threads_));
+    WITHY_ASSIGN_OR_RETURN(const RecoverySlo slo, FindRecoverySlo(*control, calls));
+    WITHY_ASSIGN_OR_RETURN(const auto service, ProfiledService::Start(model, threads_));
     WITHY_ASSIGN_OR_RETURN(const RecoveryFigures recovery,
-                           bench::MeasureRecovery(*service, slo, calls));
+                           bench::MeasureRecovery(*service, *control, slo, calls));
     std::printf("SLO: TTFT %.2f ms, TPOT %.3f ms\n", slo.slo.ttft_ms(), slo.slo.tpot_ms());
     std::printf("%5s %8s %10s %10s %10s %10s\n", "level", "in time", "TTFT, ms", "predicted",
                 "TPOT, ms", "predicted");
@@ -300,6 +299,7 @@ class ProfilerBench {
     Put("lowest_in_time_slow", slo.lowest_slow);
     Put("attainment_before", recovery.attainment_before);
     Put("attainment_after", recovery.attainment_after);
+    Put("attainable", recovery.attainable);
     line_["recovery_calls"] = recovery.recovery_calls;
     return absl::OkStatus();
   }

@@ -37,6 +37,10 @@ class BusyBoard {
 
 struct Times {
   std::vector<double> ttft_ms, tpot_ms;  // tpot_ms: 0 for one token
+  void Add(const Answer& answer) {
+    ttft_ms.push_back(answer.ttft_ms);
+    tpot_ms.push_back(answer.tpot_ms);
+  }
   double ShareWithin(const v1::Slo& slo) const {
     size_t within = 0;
     for (size_t i = 0; i < ttft_ms.size(); ++i) {
@@ -51,8 +55,7 @@ absl::StatusOr<Times> TimesOf(ProfiledService& service, int calls, uint32_t leve
   for (int i = 0; i < calls; ++i) {
     WITHY_ASSIGN_OR_RETURN(const Answer answer,
                            service.Ask(static_cast<uint64_t>(i), {}, level_percent));
-    times.ttft_ms.push_back(answer.ttft_ms);
-    times.tpot_ms.push_back(answer.tpot_ms);
+    times.Add(answer);
   }
   return times;
 }
@@ -74,6 +77,7 @@ absl::StatusOr<RecoverySlo> FindRecoverySlo(ProfiledService& service, int calls)
   }
   constexpr double kMost = 0.9;
   RecoverySlo found;
+  found.lowest_percent = lowest;
   found.slo.set_ttft_ms(std::max(kRoomFree * Quantile(full.ttft_ms, kMost),
                                  kRoomSlow * Quantile(lowest_slow.ttft_ms, kMost)));
   found.slo.set_tpot_ms(std::max(kRoomFree * Quantile(full.tpot_ms, kMost),
@@ -84,23 +88,28 @@ absl::StatusOr<RecoverySlo> FindRecoverySlo(ProfiledService& service, int calls)
   return found;
 }
 
-absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, const RecoverySlo& slo,
-                                                int before) {
+absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, ProfiledService& control,
+                                                const RecoverySlo& slo, int before) {
   RecoveryFigures figures;
   std::vector<bool> in_time;
-  const auto ask = [&](int first) -> absl::Status {
-    for (int i = 0; i < before; ++i) {
-      WITHY_ASSIGN_OR_RETURN(const Answer answer,
-                             service.Ask(static_cast<uint64_t>(100 + first + i), slo.slo));
-      in_time.push_back(answer.in_time);
-      figures.answers.push_back(answer);
-    }
+  Times lowest;
+  const auto ask = [&](int number) -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(const Answer answer,
+                           service.Ask(static_cast<uint64_t>(100 + number), slo.slo));
+    in_time.push_back(answer.in_time);
+    figures.answers.push_back(answer);
     return absl::OkStatus();
   };
-  WITHY_RETURN_IF_ERROR(ask(0));
+  for (int i = 0; i < before; ++i) WITHY_RETURN_IF_ERROR(ask(i));
   {
     WITHY_ASSIGN_OR_RETURN(const BusyBoard busy, BusyBoard::Start(service.threads()));
-    WITHY_RETURN_IF_ERROR(ask(before));
+    for (int i = 0; i < before; ++i) {
+      WITHY_RETURN_IF_ERROR(ask(before + i));
+      WITHY_ASSIGN_OR_RETURN(
+          const Answer answer,
+          control.Ask(static_cast<uint64_t>(100 + before + i), {}, slo.lowest_percent));
+      lowest.Add(answer);
+    }
   }
   const auto change = static_cast<size_t>(before);
   const auto share = [&](size_t from, size_t to) {
@@ -110,8 +119,8 @@ absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, const 
     return to > from ? static_cast<double>(met) / static_cast<double>(to - from) : 0;
   };
   figures.attainment_before = share(0, change);
-  const double attainable = std::min(figures.attainment_before, slo.lowest_slow);
-  figures.recovery_calls = RecoveryCalls(in_time, change, kWindow, kRecovered * attainable);
+  figures.attainable = std::min(figures.attainment_before, lowest.ShareWithin(slo.slo));
+  figures.recovery_calls = RecoveryCalls(in_time, change, kWindow, kRecovered * figures.attainable);
   figures.attainment_after = share(change + figures.recovery_calls, in_time.size());
   return figures;
 }

@@ -17,17 +17,21 @@ namespace withy::bench {
 // as well are those for which nothing had to be adapted.
 struct RecoverySlo {
   v1::Slo slo;
-  double full_free = 0;    // share of the full model's calls that meet it on the free board
-  double full_slow = 0;    // beside the busy processes
-  double lowest_slow = 0;  // share of the lowest level's, beside them
+  uint32_t lowest_percent = 0;  // the lowest level
+  double full_free = 0;         // share of the full model's calls that meet it on the free board
+  double full_slow = 0;         // beside the busy processes
+  double lowest_slow = 0;       // share of the lowest level's, beside them
 };
 
 struct RecoveryFigures {
   // Calls behind the change until as many are in time again as the lowest level can have;
   // RecoveryCalls of profiler_figures.h.
   size_t recovery_calls = 0;
-  double attainment_before = 0;                       // share of calls in time before the change
-  double attainment_after = 0;                        // and behind the recovery
+  double attainment_before = 0;  // share of calls in time before the change
+  double attainment_after = 0;   // and behind the recovery
+  // Share of the control's calls at the lowest level that are in time behind the change, at most
+  // what was before: no decision does better.
+  double attainable = 0;
   std::vector<ProfiledService::Answer> answers = {};  // every call
 };
 
@@ -35,8 +39,10 @@ struct RecoveryFigures {
 // Errors: those of calls; FAILED_PRECONDITION (the model has one level).
 absl::StatusOr<RecoverySlo> FindRecoverySlo(ProfiledService& service, int calls);
 
-// `before` calls on the free board, then as many beside a busy process for each core.
-absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, const RecoverySlo& slo,
-                                                int before);
+// `before` calls on the free board, then as many beside a busy process for each core. These take
+// turns with calls of `control`, another service with the same model, which answers at the lowest
+// level: what busy processes leave of the board changes from second to second.
+absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, ProfiledService& control,
+                                                const RecoverySlo& slo, int before);
 
 }  // namespace withy::bench

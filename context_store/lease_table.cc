@@ -561,6 +561,19 @@ ContextKv LeaseTable::KvOf(std::string_view context_id) const {
   return kv;
 }
 
+uint64_t LeaseTable::held_bytes() const {
+  uint64_t leased = 0;  // what several of the contexts have is in it as often
+  for (const auto& [id, lease] : leases_) {
+    const auto context = lease.granted ? contexts_.find(lease.context_id) : contexts_.end();
+    if (context == contexts_.end()) continue;
+    for (const ContextChunk& chunk : context->second.kv.chunks) {
+      if (chunk.slot.has_value()) leased += geometry_.ChunkBytes(chunk.slot->format);
+    }
+  }
+  const SlotPool::Counts& counts = pool_.counts();
+  return counts.claimed + counts.quarantined + std::min(leased, counts.resident);
+}
+
 // Slots of contexts: each has as many contexts as it says, which have the same chunk there.
 std::string LeaseTable::AuditShared() const {
   std::map<SlotAt, std::vector<std::pair<const Context*, uint32_t>>> with;

@@ -189,6 +189,9 @@ class LeaseTable {
   uint32_t open_leases() const { return static_cast<uint32_t>(leases_.size()) - waiting_; }
   uint32_t waiting_leases() const { return waiting_; }
   const ArenaKv& kv() const { return kv_; }
+  // Bytes of the arena that leases hold: what they claimed, what is quarantined for their writers,
+  // and what their contexts have there. The rest gives way.
+  uint64_t held_bytes() const;
   ContextKv KvOf(std::string_view context_id) const;
   std::vector<ContextChunk> ChunksOf(std::string_view context_id) const;
 

@@ -28,6 +28,24 @@ TEST_F(LeaseTableTest, WhatIsCommittedIsResidentForTheNextLease) {
   EXPECT_EQ(FreeChunks(), 7u);
 }
 
+TEST_F(LeaseTableTest, ALeaseHoldsWhatItsContextHasAndWhatItClaims) {
+  Fill("c", 3);
+  Fill("d", 2);
+  EXPECT_EQ(table_.held_bytes(), 0u) << "what idle contexts have gives way";
+  const uint64_t chunk_bytes = table_.slots().counts().resident / 5;
+  const LeaseId lease = Open("c");
+  EXPECT_EQ(table_.held_bytes(), 3 * chunk_bytes);
+  ASSERT_TRUE(Claim(lease, 3, 2).ok());
+  EXPECT_EQ(table_.held_bytes(), 5 * chunk_bytes);
+  ASSERT_TRUE(table_.Open(epoch_, "c").ok());
+  EXPECT_EQ(table_.held_bytes(), 5 * chunk_bytes) << "a lease that waits holds nothing";
+  const LeaseId other = Open("d");
+  EXPECT_EQ(table_.held_bytes(), 7 * chunk_bytes);
+  Commit(other, Chunks(2));
+  table_.Abort(lease);
+  EXPECT_EQ(table_.held_bytes(), 3 * chunk_bytes) << "the lease that waited has the context";
+}
+
 TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
   Fill("c", 4);
   const LeaseId lease = Open("c");

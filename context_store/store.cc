@@ -578,10 +578,9 @@ void Store::RecordGauges() {
   space_quarantined_.Set(counts.quarantined);
   space_withheld_.Set(counts.withheld);
   constexpr int64_t kMillion = 1'000'000;
-  const uint64_t held = counts.claimed + counts.quarantined;
-  kv_usage_.Set(counts.total == 0
-                    ? 0
-                    : static_cast<int64_t>(held) * kMillion / static_cast<int64_t>(counts.total));
+  kv_usage_.Set(counts.total == 0 ? 0
+                                  : static_cast<int64_t>(table_->held_bytes()) * kMillion /
+                                        static_cast<int64_t>(counts.total));
   metrics_.RecordSharing(table_->kv());
   space_locked_.Set(arena_->locks().locked_bytes());
   leases_gauge_.Set(table_->open_leases());

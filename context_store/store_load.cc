@@ -15,8 +15,9 @@ namespace {
 
 // What a load leaves to the worker when it begins, as a share of the plan's time. It asks for more.
 constexpr double kFirstShare = policy::KvLoadProgress::kFirstHandOverShare;
-// A group has so many pieces of a layer at least: those at its ends are read twice.
-constexpr uint64_t kLeastPieces = 2;
+// A group has so many pieces of a layer at least: where no cut is near, one at its end is read
+// twice.
+constexpr uint64_t kLeastPieces = 1;
 
 }  // namespace
 

@@ -152,7 +152,9 @@ size_t KvLoadProgress::Affordable(size_t split, double now_ms) const {
   }
   if (count > 0 || recompute_.dealt_ms > 0) return count;
   // One chunk at least; a worker that may be much slower than calibrated only where it has time.
-  return disk_known && (worker_known || split >= front_ + kLeastSplitToTry) ? 1 : 0;
+  return (disk_known || groups_.empty()) && (worker_known || split >= front_ + kLeastSplitToTry)
+             ? 1
+             : 0;
 }
 
 size_t KvLoadProgress::CutNear(size_t begin) const {
@@ -163,6 +165,16 @@ size_t KvLoadProgress::CutNear(size_t begin) const {
     if (begin + away < back_ && options_.cuts[begin + away]) return begin + away;
   }
   return begin;
+}
+
+bool KvLoadProgress::WorkerIsSooner(size_t begin, double now_ms) const {
+  if (closed_ || back_ > options_.recomputable) return false;
+  if (groups_.empty() && recompute_.dealt_ms <= 0) return false;  // nobody would do anything
+  const double read_slowdown = this->read_slowdown(now_ms);
+  const double recompute_slowdown = this->recompute_slowdown(now_ms);
+  const double read_ms = read_.LeftMs(now_ms, read_slowdown) + read_slowdown * ReadMs(begin, back_);
+  return read_ms > recompute_.LeftMs(now_ms, recompute_slowdown) +
+                       recompute_slowdown * (options_.tail_ms + RecomputeMs(front_, back_));
 }
 
 std::optional<KvLoadProgress::Group> KvLoadProgress::NextGroup(double now_ms) {
@@ -181,6 +193,7 @@ std::optional<KvLoadProgress::Group> KvLoadProgress::NextGroup(double now_ms) {
       --begin;
     }
     begin = CutNear(begin);
+    if (WorkerIsSooner(begin, now_ms)) return std::nullopt;
   }
   const Group group{++last_group_, begin, back_};
   back_ = begin;

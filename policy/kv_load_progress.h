@@ -10,9 +10,10 @@
 //     NextRecompute(...)
 //   }
 //
-// The disk is never idle while a chunk belongs to nobody, and a worker that does not ask is no
-// reason to wait. A worker that finds nothing left takes over the group begun last, if it expects
-// to be done with it before the disk is: so a disk that hangs holds nothing up.
+// The disk is idle only while a worker that computes would be done with all that is left before the
+// disk had read the next group; a worker that has nothing in hand is no reason to wait. A worker
+// that finds nothing left takes over the group begun last, if it expects to be done with it before
+// the disk is: so a disk that hangs holds nothing up.
 //
 // Source: LLMS section 3.3 splits once, by eq. 4. Reading from the back while the front is
 // recomputed is Cake's (arXiv 2410.03065); ours adds speeds, the takeover, and the tail.
@@ -122,6 +123,9 @@ class KvLoadProgress {
   size_t Affordable(size_t split, double now_ms) const;
   // The best place near `begin` for a group that ends at `back_` to begin at.
   size_t CutNear(size_t begin) const;
+  // Whether the worker, which has work, is done with all chunks before the disk has read those from
+  // `begin` on.
+  bool WorkerIsSooner(size_t begin, double now_ms) const;
   double OldestMs() const;  // of the group that is read first
   double ReadMs(size_t begin, size_t end) const { return read_ms_[end] - read_ms_[begin]; }
   double RecomputeMs(size_t begin, size_t end) const {

@@ -176,6 +176,23 @@ TEST_F(ReaderTest, SpansOfAnImpossibleTimeOfTheCounterAreCounted) {
   EXPECT_EQ(reader_->Sources()[0].malformed, 1u);
 }
 
+// Counters of two cores differ by less than the tolerance.
+TEST_F(ReaderTest, ASpanThatEndsOnACoreWhoseCounterIsBehindIsTaken) {
+  EXPECT_THAT(Drain(), IsEmpty());
+  Span span;
+  span.clock = SpanClock::kCounter;
+  span.started_ns = ReadCounter();
+  span.ended_ns = span.started_ns - 100;
+  recorder_->Record(span);
+  int taken = 0;
+  reader_->Drain([&](const SpanEvent& event) {
+    ++taken;
+    EXPECT_EQ(event.span.ended_ns, event.span.started_ns);
+  });
+  EXPECT_EQ(taken, 1);
+  EXPECT_EQ(reader_->Sources()[0].malformed, 0u);
+}
+
 TEST_F(ReaderTest, HostileTextsAreCleaned) {
   const NameId name = recorder_->Name("a\"b\n\xff");
   RecordDuration(*recorder_, name, 1, 1, 2);

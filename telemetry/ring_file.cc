@@ -157,6 +157,10 @@ bool RingFile::ConvertTicks(Span* span) const {
     if (!ns.has_value()) return false;
     *time = *ns;
   }
+  // Where a span ends on another core than it began, the counters may differ by that much.
+  const bool of_two_cores =
+      span->ended_ns < span->started_ns && span->ended_ns >= span->started_ns - kCounterToleranceNs;
+  if (of_two_cores) span->ended_ns = span->started_ns;
   span->clock = SpanClock::kSteady;
   return true;
 }

@@ -4,6 +4,7 @@
 // as it does. Neighbour: thread_pool.cc calls it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -78,8 +79,10 @@ class StepTrace {
     untold_ = 0;
   }
 
+  // The times of a run ascend. The counters of two cores may differ by a microsecond, and a counter
+  // is read before earlier loads are done: a thread may see a step dispatched "after" it began it.
   void Pause() {
-    run_.ended = observer_->clock().Now();
+    run_.ended = std::max(observer_->clock().Now(), run_.started);
     running_ = false;
   }
 
@@ -91,11 +94,12 @@ class StepTrace {
         follows && goes_on_ && !running_ ? run_.ended : watch.observer->clock().Now();
     int64_t arrived = now;
     if (observer_ != nullptr) {
-      if (running_) run_.ended = now;
+      if (running_) run_.ended = std::max(now, run_.started);
       if (follows) arrived = run_.ended;
       if (untold_ == kMostUntold) Tell();
       runs_[untold_++] = run_;
     }
+    const int64_t started = std::max({now, arrived, dispatched});
     observer_ = watch.observer;
     job_ = job;
     label_ = label;
@@ -107,8 +111,8 @@ class StepTrace {
             .layer = label.layer,
             .dispatched = dispatched,
             .arrived = arrived,
-            .started = now,
-            .ended = now};
+            .started = started,
+            .ended = started};
   }
 
   KernelObserver* observer_ = nullptr;  // of the operation under way; null: none

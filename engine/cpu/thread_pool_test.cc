@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "engine/cpu/step_trace.h"
+
 namespace withy::engine {
 namespace {
 
@@ -359,6 +361,32 @@ class CollectingObserver final : public KernelObserver {
   std::map<std::thread::id, std::vector<KernelRun>> runs_;
   std::atomic<int> embedded_{0};
 };
+
+// Counters of two cores differ: a thread begins a step "before" another one dispatched it.
+TEST(StepTraceTest, TimesAscendWhereTheDispatchersClockIsAhead) {
+  constexpr int64_t kAheadNs = 3'600'000'000'000;
+  CollectingObserver observer;
+  StepTrace trace;
+  const StepWatch watch{&observer, {.call_id = 3, .number = 9}};
+  int64_t dispatched = observer.clock().Now() + kAheadNs;
+  for (int op = 0; op < 3; ++op) {
+    trace.OnPiece(watch, 1, {.op = static_cast<uint8_t>(op), .number = op}, dispatched);
+    if (op == 1) dispatched = trace.OnOperationDone() + kAheadNs;
+  }
+  trace.Flush();
+  ASSERT_EQ(observer.runs().size(), 1u);
+  const std::vector<KernelRun>& runs = observer.runs().begin()->second;
+  ASSERT_EQ(runs.size(), 3u);
+  int64_t ended = 0;
+  for (const KernelRun& run : runs) {
+    EXPECT_GE(run.arrived, ended);
+    EXPECT_LE(run.arrived, run.started);
+    EXPECT_LE(run.dispatched, run.started);
+    EXPECT_LE(run.started, run.ended);
+    ended = run.ended;
+  }
+  EXPECT_GE(runs.back().started, dispatched);
+}
 
 TEST(ThreadPoolTest, EachThreadTellsWhatItDidOfEachOperation) {
   constexpr int kOps = 12;

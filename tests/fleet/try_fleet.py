@@ -2,12 +2,16 @@
 """Tries a fleet on one machine: two boards with the same apps, and a gRPC client that finds them by xDS.
 
     python3 -m venv build/fleet && build/fleet/bin/pip install grpcio xds-protos
-    build/fleet/bin/python tests/fleet/try_fleet.py [BINARIES] [MODEL.gguf]
+    build/fleet/bin/python tests/fleet/try_fleet.py [--namespaces] [BINARIES] [MODEL.gguf]
 
 Starts one board, registers an app, copies its state directory to a second board, and starts both on TCP. A control plane in
 this process (aggregated discovery, static resources) tells a gRPC client with an xDS bootstrap where they are. The client
 calls "xds:///boards" with the app's token; what each board answered is read from its own metrics. Then one board is killed
-and the calls go on. Prints what it saw as JSON; exit code 0 if both boards answered and none of the later calls failed.
+and the calls go on. Prints what it saw as JSON; exit code 0 if
+both boards answered and none of the later calls failed.
+
+With --namespaces (as root, with iproute2) each board has a network namespace of its own and is reached through a pair of
+virtual interfaces. There the second board is not killed: its cable is pulled, and plugged in again.
 """
 import concurrent.futures
 import json
@@ -24,8 +28,10 @@ import time
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-BINARIES = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/release/bin").resolve()
-MODEL = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ROOT / "models/withy-pocket-q8_0.gguf").resolve()
+ARGUMENTS = [argument for argument in sys.argv[1:] if argument != "--namespaces"]
+NAMESPACES = len(ARGUMENTS) < len(sys.argv) - 1
+BINARIES = pathlib.Path(ARGUMENTS[0] if ARGUMENTS else ROOT / "build/release/bin").resolve()
+MODEL = pathlib.Path(ARGUMENTS[1] if len(ARGUMENTS) > 1 else ROOT / "models/withy-pocket-q8_0.gguf").resolve()
 PROCESSES = ["context-store", "model-worker", "draft-worker", "profiler-agent", "orchestrator"]
 
 
@@ -35,9 +41,40 @@ def free_port():
         return listener.getsockname()[1]
 
 
+class Network:
+    """The loopback of this machine."""
+    address, enter = "127.0.0.1", []
+
+    def remove(self):
+        pass
+
+
+class Namespace:
+    """A network of its own, joined to this machine's by a cable."""
+
+    def __init__(self, number):
+        self.name, self.cable, self.address = f"withy{number}", f"withy{number}h", f"10.77.{number}.2"
+        self.enter = ["ip", "netns", "exec", self.name]
+        here, there = ["ip"], ["ip", "-n", self.name]
+        self.remove()
+        for words in (here + ["netns", "add", self.name],
+                      here + ["link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.name],
+                      here + ["address", "add", f"10.77.{number}.1/24", "dev", self.cable],
+                      here + ["link", "set", self.cable, "up"],
+                      there + ["address", "add", f"{self.address}/24", "dev", "eth0"],
+                      there + ["link", "set", "eth0", "up"], there + ["link", "set", "lo", "up"]):
+            subprocess.run(words, check=True)
+
+    def plug(self, into):
+        subprocess.run(["ip", "link", "set", self.cable, "up" if into else "down"], check=True)
+
+    def remove(self):
+        subprocess.run(["ip", "netns", "delete", self.name], stderr=subprocess.DEVNULL)
+
+
 class Board:
-    def __init__(self, directory):
-        self.directory, self.port, self.metrics = directory, free_port(), free_port()
+    def __init__(self, directory, network):
+        self.directory, self.network, self.port, self.metrics = directory, network, free_port(), free_port()
         self.running = []
 
     def start(self):
@@ -45,12 +82,13 @@ class Board:
         config = self.directory / "withy.textproto"
         config.write_text(f"""
             run_dir: "{self.directory}/run" state_dir: "{self.directory}/state" log_level: "warn"
-            orchestrator {{ listen: "unix:{self.directory}/run/withy.sock" listen: "127.0.0.1:{self.port}" tlm_path: "off" audit_off: true }}
+            orchestrator {{ listen: "unix:{self.directory}/run/withy.sock" listen: "{self.network.address}:{self.port}" tlm_path: "off" audit_off: true }}
             model {{ path: "{MODEL}" threads: 1 }} draft {{ threads: 1 }} store {{ arena_bytes: 268435456 }}
-            profiler {{ metrics_listen: "127.0.0.1:{self.metrics}" }}""")
+            profiler {{ metrics_listen: "{self.network.address}:{self.metrics}" }}""")
         for name in PROCESSES:
             log = open(self.directory / f"{name}.log", "w")
-            self.running.append(subprocess.Popen([BINARIES / f"withy-{name}", "--config", config], stdout=log, stderr=log))
+            self.running.append(subprocess.Popen(self.network.enter + [BINARIES / f"withy-{name}", "--config", config], stdout=log,
+                                                 stderr=log))
 
     def ctl(self, *words):
         environment = dict(os.environ, XDG_CONFIG_HOME=str(self.directory / "home"))
@@ -72,7 +110,7 @@ class Board:
         self.running = []
 
     def answered(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{self.network.address}:{self.metrics}/metrics", timeout=10) as page:
             found = re.findall(r'^withy_calls_total\{process="orchestrator",code="OK"\} (\d+)', page.read().decode(), re.MULTILINE)
         return int(found[0]) if found else 0
 
@@ -103,7 +141,7 @@ def control_plane(boards):
     manager = manager_pb2.HttpConnectionManager(route_config=routes, http_filters=[router])
     here = config_source_pb2.ConfigSource(ads=config_source_pb2.AggregatedConfigSource(), resource_api_version="V3")
     endpoints = [endpoint_components_pb2.LbEndpoint(health_status=1, endpoint=endpoint_components_pb2.Endpoint(address={
-        "socket_address": {"address": "127.0.0.1", "port_value": board.port}})) for board in boards]
+        "socket_address": {"address": board.network.address, "port_value": board.port}})) for board in boards]
     locality = endpoint_components_pb2.LocalityLbEndpoints(locality=base_pb2.Locality(region="here"), load_balancing_weight={"value": 1},
                                                 lb_endpoints=endpoints)
     resources = [
@@ -144,9 +182,11 @@ def main():
     except ImportError as missing:
         sys.exit(f"{missing}: pip install grpcio xds-protos")
     directory = pathlib.Path(tempfile.mkdtemp(prefix="withy-fleet-"))
-    first, second = Board(directory / "one"), Board(directory / "two")
-    seen = {}
+    seen, boards = {}, []
     try:
+        for number in (1, 2):
+            boards.append(Board(directory / str(number), Namespace(number) if NAMESPACES else Network()))
+        first, second = boards
         first.start()
         first.wait()
         token = first.ctl("apps", "bind", "fleet", "--print").stdout.strip()
@@ -160,7 +200,9 @@ def main():
         os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = json.dumps({
             "xds_servers": [{"server_uri": f"127.0.0.1:{port}", "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}],
             "node": {"id": "try_fleet"}})
-        with grpc.insecure_channel("xds:///boards") as channel:
+        # A board whose cable is pulled says nothing: keepalive finds out.
+        alive = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 2_000)]
+        with grpc.insecure_channel("xds:///boards", options=alive) as channel:
             generate = channel.unary_stream("/withy.v1.LlmService/Generate", request_serializer=bytes, response_deserializer=bytes)
 
             def calls(count):
@@ -176,16 +218,27 @@ def main():
             seen["failed_with_two"] = calls(20)
             time.sleep(2)  # the agent reads the counters now and then
             seen["answered"] = [first.answered(), second.answered()]
-            second.stop(signal.SIGKILL)
-            seen["failed_at_the_kill"] = calls(5)
+            if NAMESPACES:
+                second.network.plug(False)
+            else:
+                second.stop(signal.SIGKILL)
+            seen["failed_at_the_fault"] = calls(5)
             seen["failed_with_one"] = calls(20)
+            if NAMESPACES:
+                second.network.plug(True)
+                end = time.time() + 120
+                while second.answered() <= seen["answered"][1] and time.time() < end:
+                    seen["failed_when_back"] = seen.get("failed_when_back", 0) + calls(4)
+                    time.sleep(2)
+                seen["answered_when_back"] = second.answered() - seen["answered"][1]
         server.stop(0)
     finally:
-        for board in (first, second):
+        for board in boards:
             board.stop(signal.SIGKILL)
+            board.network.remove()
         shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps(seen))
-    both = min(seen["answered"]) > 0
+    both = min(seen["answered"]) > 0 and seen.get("answered_when_back", 1) > 0
     return 0 if both and seen["failed_with_two"] == 0 and seen["failed_with_one"] == 0 else 1
 
 
