@@ -77,12 +77,13 @@ struct ContextChunk {
   ChunkIdentity identity;
   std::optional<KvSlot> slot = std::nullopt;
   StoredCopy stored = 0;
-  KvFormat stored_format = KvFormat::kQ8;  // of the copy
-  bool was_stored = false;                 // a copy was given up for a newer content or format
+  KvFormat stored_format = KvFormat::kQ8;  // of the copy; not always that of the slot
+  bool was_stored = false;                 // a copy was given up for a newer content
   bool loading = false;  // its slot is being filled from the copy, for the context's lease
   bool shared = false;  // other contexts have its slot, or had it: SlotPool::contexts says how many
 
   bool nowhere() const { return !slot.has_value() && stored == 0; }
+  bool HasCopyIn(KvFormat format) const { return stored != 0 && stored_format == format; }
 };
 
 // What happens to a context's chunks while slots move.

@@ -196,7 +196,7 @@ std::optional<ChunkWork> IdleKv::BeginWork(std::string_view context_id, uint32_t
                    .from = *chunk.slot,
                    .identity = chunk.identity.identity,
                    .pin = kv_.pool.Pin(chunk.slot->units),
-                   .rewrite = chunk.was_stored};
+                   .rewrite = chunk.was_stored || chunk.stored != 0};
 }
 
 ContextChunk* IdleKv::EndWork(const ChunkWork& work) {
@@ -264,14 +264,11 @@ bool IdleKv::FinishDemotion(const ChunkWork& work, bool done) {
     return false;
   }
   kv_.pool.Keep(work.to.units);
-  const StoredCopy former = chunk->stored;
+  // The copy in the former format stays until one in the new format is written: without it, nothing
+  // behind the chunk would be of use after a restart.
   ContextChunk* first = nullptr;
   for (KvContext* one : with) {
     ContextChunk& its = one->kv.chunks[work.chunk];
-    if (former != 0 && its.stored == former) {
-      GiveUpCopy(&its, &one->kv);
-      its.was_stored = true;
-    }
     LeaveSlot(&its, &one->kv, &kv_.pool);
     if (first == nullptr) {
       first = &its;
@@ -287,7 +284,8 @@ bool IdleKv::FinishDemotion(const ChunkWork& work, bool done) {
 
 std::optional<ChunkWork> IdleKv::BeginWrite(std::string_view context_id, uint32_t chunk) {
   std::optional<ChunkWork> work = BeginWork(context_id, chunk);
-  if (work.has_value() && kv_.contexts.at(work->context_id).kv.chunks[chunk].stored != 0) {
+  if (work.has_value() &&
+      kv_.contexts.at(work->context_id).kv.chunks[chunk].HasCopyIn(work->from.format)) {
     EndWork(*work);
     return std::nullopt;
   }
@@ -301,6 +299,7 @@ std::vector<ChunkWork> IdleKv::BeginSwapOut(uint64_t bytes) {
   Evictions evictions = MakeEvictions();
   for (const Evictions::Candidate& next : evictions.Next(bytes - free)) {
     for (const KvContext* context : kv_.ContextsWith(next.context, next.chunk)) {
+      if (context->kv.chunks[next.chunk].stored != 0) continue;
       std::optional<ChunkWork> one = BeginWrite(context->id, next.chunk);
       if (!one.has_value()) continue;
       work.push_back(*std::move(one));
@@ -314,13 +313,19 @@ bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
   const bool current = work.pin == kv_.pool.run();
   ContextChunk* chunk = EndWork(work);
   // A chunk may have borrowed a copy meanwhile.
-  if (!current || chunk == nullptr || stored == 0 || chunk->stored != 0) return false;
+  if (!current || chunk == nullptr || stored == 0 || chunk->HasCopyIn(work.from.format)) {
+    return false;
+  }
+  KvContext& context = kv_.contexts.at(work.context_id);
+  const std::vector<KvContext*> with = kv_.ContextsWith(&context, work.chunk);
+  for (KvContext* one : with) {
+    ContextChunk& its = one->kv.chunks[work.chunk];
+    if (!its.HasCopyIn(work.from.format)) GiveUpCopy(&its, &one->kv);
+    kv_.Collect(one);
+  }
   chunk->stored = stored;
   chunk->stored_format = work.from.format;
-  KvContext& context = kv_.contexts.at(work.context_id);
-  for (KvContext* other : kv_.ContextsWith(&context, work.chunk)) {
-    kv_.Borrow(&other->kv.chunks[work.chunk], *chunk);
-  }
+  for (KvContext* other : with) kv_.Borrow(&other->kv.chunks[work.chunk], *chunk);
   return true;
 }
 

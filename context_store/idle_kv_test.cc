@@ -68,6 +68,32 @@ TEST_F(IdleKvTest, ADemotedChunkTakesLessSpace) {
   table_.Abort(lease);
 }
 
+TEST_F(IdleKvTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
+  Fill("c", 2);
+  const auto first = table_.idle().BeginWrite("c", 0);
+  ASSERT_TRUE(table_.idle().FinishWrite(*first, 100));
+  EXPECT_FALSE(table_.idle().BeginWrite("c", 0).has_value());
+  const auto demotion = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  ASSERT_TRUE(table_.idle().FinishDemotion(*demotion, true));
+  const auto copy = [&] {
+    const ContextChunk chunk = table_.ChunksOf("c")[0];
+    return std::pair(chunk.stored, chunk.stored_format);
+  };
+  EXPECT_EQ(copy(), std::pair(StoredCopy{100}, KvFormat::kQ8));
+  // A second write that is not worth it, or fails.
+  const auto refused = table_.idle().BeginWrite("c", 0);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_TRUE(refused->rewrite);
+  EXPECT_FALSE(table_.idle().FinishWrite(*refused, 0));
+  EXPECT_EQ(copy(), std::pair(StoredCopy{100}, KvFormat::kQ8));
+  EXPECT_TRUE(table_.idle().TakeGivenUp().empty());
+  const auto second = table_.idle().BeginWrite("c", 0);
+  ASSERT_TRUE(table_.idle().FinishWrite(*second, 200));
+  EXPECT_EQ(copy(), std::pair(StoredCopy{200}, KvFormat::kQ4));
+  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(100));
+  EXPECT_FALSE(table_.idle().BeginWrite("c", 0).has_value());
+}
+
 TEST_F(IdleKvTest, ADemotionGivesWayToACall) {
   Fill("c", 2);
   const auto work = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);

@@ -120,6 +120,24 @@ TEST_F(StoreSharingTest, SharedChunksAreOnDiskOnce) {
   EXPECT_EQ(store_->Stats().read_chunks, 30u + 2 * 5) << "and they are read once";
 }
 
+// A fork wants fewer bits of what it shares than the context that wrote it, and is not worth a
+// second write yet: the copy with more bits stays.
+TEST_F(StoreSharingTest, AForkThatTakesFewerBitsComesBackAfterARestart) {
+  ratio_percent_ = 100;
+  Start();
+  const std::string a = Create(), b = Create();
+  Talk(a, 20);
+  ratio_percent_ = 50;
+  KillAndStart();
+  EXPECT_EQ(Fork(b, a, 20, 60), 20u);
+  for (const std::string& context : {a, b}) {
+    const std::vector<ContextChunk> chunks = store_->ChunksOf(context);
+    for (size_t i = 0; i < chunks.size(); ++i) EXPECT_NE(chunks[i].stored, 0u) << i;
+  }
+  Restart();
+  EXPECT_EQ(Resident(b).size(), 80u);
+}
+
 // The copies of a deleted context are gone for good. What is in memory of the contexts that
 // borrowed them is written under their own keys, the rest is computed again.
 TEST_F(StoreSharingTest, ADeletedContextsCopiesAreGoneAndItsForksGoOn) {
