@@ -186,17 +186,11 @@ absl::Status TreeDrafter::ComputeLeaves(std::span<Growing> growing) {
       row.context = static_cast<int32_t>(views.size());
       row.want_logits = true;
       if (leaf == policy::TreeGrowth::kRoot) continue;
-      const std::vector<policy::DraftNode>& nodes = one.tree.nodes();
-      const policy::DraftNode& node = nodes[static_cast<size_t>(leaf)];
-      std::vector<int32_t>& slots = ancestors.emplace_back();
-      for (int32_t at = node.parent; at >= 0; at = nodes[static_cast<size_t>(at)].parent) {
-        slots.push_back(length + at);
-      }
-      std::reverse(slots.begin(), slots.end());
+      const policy::DraftNode& node = one.tree.nodes()[static_cast<size_t>(leaf)];
       row.token = node.token;
       row.position = length - 1 + node.depth;
       row.slot = length + leaf;
-      row.ancestor_slots = slots;
+      row.ancestor_slots = ancestors.emplace_back(one.tree.AncestorSlots(leaf, length));
     }
     views.push_back(one.call.kv.View());
   }
