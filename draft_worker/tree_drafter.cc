@@ -81,15 +81,6 @@ TreeDrafter::Growing::Growing(Drafted& of_call, engine::DraftSampler of_sampler,
           [](policy::DraftOrigin /*origin*/, double probability) { return probability; }, to_tree),
       ends(request.sampling.unpenalized) {}
 
-void TreeDrafter::Growing::Extend(int32_t leaf, std::span<const policy::Candidate> candidates) {
-  const int32_t before = tree.size();
-  growth.Extend(leaf, candidates);
-  for (int32_t node = before; node < tree.size(); ++node) {
-    const int32_t token = tree.nodes()[static_cast<size_t>(node)].token;
-    if (std::find(ends.begin(), ends.end(), token) != ends.end()) tree.MarkExtended(node);
-  }
-}
-
 absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
     std::span<const TreeRequest> requests, const std::function<bool()>& cancelled) {
   std::set<uint64_t> ids;
@@ -150,7 +141,7 @@ absl::StatusOr<int32_t> TreeDrafter::GrowAll(std::span<Growing> growing,
                                    one.call.tokens, one.tree.PathTo(leaf)));
         std::vector<policy::Candidate> candidates;
         for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
-        one.Extend(leaf, candidates);
+        one.growth.Extend(leaf, candidates, one.ends);
       }
     }
   }
