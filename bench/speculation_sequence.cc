@@ -53,15 +53,10 @@ absl::StatusOr<std::span<const float>> Sequence::Compute(std::span<const int32_t
     row.want_logits = true;
     if (index < 0) continue;
     const policy::DraftNode& node = tree.nodes()[static_cast<size_t>(index)];
-    std::vector<int32_t>& slots = ancestors.emplace_back();
-    for (int32_t at = node.parent; at >= 0; at = tree.nodes()[static_cast<size_t>(at)].parent) {
-      slots.push_back(length + at);
-    }
-    std::reverse(slots.begin(), slots.end());
     row.token = node.token;
     row.position = length - 1 + node.depth;
     row.slot = length + index;
-    row.ancestor_slots = slots;
+    row.ancestor_slots = ancestors.emplace_back(tree.AncestorSlots(index, length));
   }
   kv_.Extend(length + tree.size());
   logits_.resize(rows.size() * static_cast<size_t>(model_.info().vocab_size));

@@ -90,12 +90,6 @@ uint64_t BytesIn(const std::vector<std::string>& segments) {
 
 }  // namespace
 
-absl::Status CheckSize(std::string_view what, size_t bytes, size_t limit) {
-  if (bytes <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(ToAbsl(what), " of ", bytes, " bytes: the limit is ", limit));
-}
-
 uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments) {
   const auto begin = segments->begin() + std::min<size_t>(range.first, segments->size());
   const auto end = begin + std::min<std::ptrdiff_t>(range.count, segments->end() - begin);
@@ -111,7 +105,7 @@ ContextRecords::ContextRecords(RecordDb& db, ContextKeys& keys, const Clock& clo
       clock_(clock),
       limits_(limits),
       legacy_(std::move(former)),
-      start_steady_ns_(clock.SteadyNanos()) {}
+      results_(db, keys, clock, limits.result_ttl_s, legacy_.is_answer) {}
 
 absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& db,
                                                                      ContextKeys& keys,
@@ -133,11 +127,17 @@ absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& d
     return true;
   };
   WITHY_RETURN_IF_ERROR(db.Scan(kContextPrefix, visit));
+  std::optional<int64_t> latest_s;
+  for (const auto& [context_id, entry] : entries) {
+    for (const UnfinishedExchange& exchange : entry.record.unfinished) {
+      latest_s = std::max(latest_s.value_or(exchange.broken_s), exchange.broken_s);
+    }
+  }
+  WITHY_RETURN_IF_ERROR(records->results_.Load(latest_s));
   {
     absl::MutexLock lock(&records->mutex_);
     for (auto& [context_id, entry] : entries) records->Insert(context_id, std::move(entry));
   }
-  WITHY_RETURN_IF_ERROR(records->LoadResults());
   return records;
 }
 
@@ -194,7 +194,7 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
         absl::StrCat("the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
                      limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some"));
   }
-  WITHY_RETURN_IF_ERROR(CheckBytes(app));
+  WITHY_RETURN_IF_ERROR(CheckBytes(app_id));
   WITHY_RETURN_IF_ERROR(room);
   ++app.creations;
   if (!request_id.empty()) app.creating.emplace(request_id);
@@ -285,7 +285,7 @@ absl::StatusOr<SegmentRange> ContextRecords::FindUnfinished(
     if (Names(request, exchange)) return exchange.where;
   }
   WITHY_RETURN_IF_ERROR(CheckUnfinished(app_id, request));
-  const absl::StatusOr<ResultRecord> former = ReadResult(app_id, request.request_id);
+  const absl::StatusOr<ResultRecord> former = results_.Read(app_id, request.request_id);
   if (!former.ok() || former->context_id != context_id || former->digest != request.digest ||
       legacy_.is_answer(former->result)) {
     return SegmentRange();
@@ -345,13 +345,16 @@ uint32_t ContextRecords::CountOf(std::string_view app_id) const {
 
 uint64_t ContextRecords::BytesOf(std::string_view app_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto app = apps_.find(app_id);
-  if (app == apps_.end()) return 0;
-  return app->second.text_bytes + static_cast<uint64_t>(app->second.result_bytes);
+  return CountBytes(app_id);
 }
 
-absl::Status ContextRecords::CheckBytes(const App& app) const {
-  const uint64_t bytes = app.text_bytes + static_cast<uint64_t>(app.result_bytes);
+uint64_t ContextRecords::CountBytes(std::string_view app_id) const {
+  const auto app = apps_.find(app_id);
+  return (app == apps_.end() ? 0 : app->second.text_bytes) + results_.BytesOf(app_id);
+}
+
+absl::Status ContextRecords::CheckBytes(std::string_view app_id) const {
+  const uint64_t bytes = CountBytes(app_id);
   if (bytes < limits_.bytes_per_app) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the app's conversations and results have ", bytes, " bytes; the limit is ",
@@ -362,9 +365,7 @@ absl::Status ContextRecords::CheckBytes(const App& app) const {
 absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
                                          std::string_view context_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto app = apps_.find(app_id);
-  if (app == apps_.end()) return absl::OkStatus();
-  WITHY_RETURN_IF_ERROR(CheckBytes(app->second));
+  WITHY_RETURN_IF_ERROR(CheckBytes(app_id));
   const auto entry = contexts_.find(std::string(context_id));
   if (entry == contexts_.end()) return absl::OkStatus();
   const uint64_t tokens = entry->second.record.total_tokens;
@@ -399,20 +400,12 @@ absl::Status ContextRecords::Delete(std::string_view app_id, std::string_view co
                                    batch.Delete(key);
                                    return true;
                                  }));
-  ByteChanges changes;
-  const std::string by_context = ResultByContextPrefix(context_id);
-  const auto drop_result = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
-    batch.Delete(key);
-    batch.Delete(ResultKey(app_id, key.substr(by_context.size())));
-    ResultIndexRecord index;
-    if (payload.ok() && Decode(*payload, &index).ok()) DropResult(index, &batch, &changes);
-    return true;
-  };
-  WITHY_RETURN_IF_ERROR(db_.Scan(by_context, drop_result));
+  ResultChanges changes;
+  WITHY_RETURN_IF_ERROR(results_.DropOfContext(app_id, context_id, &batch, &changes));
   WITHY_RETURN_IF_ERROR(db_.Write(batch));
   absl::MutexLock lock(&mutex_);
   Erase(context_id);
-  Apply(changes);
+  results_.Apply(changes);
   return absl::OkStatus();
 }
 
@@ -429,11 +422,44 @@ void ContextRecords::UnblockCreation(std::string_view app_id) {
   apps_[std::string(app_id)].blocked = false;
 }
 
+absl::Status ContextRecords::DeleteResultsOf(std::string_view app_id) {
+  return results_.DeleteAllOf(app_id);
+}
+
+absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
+                                                       std::string_view request_id,
+                                                       std::string_view digest) const {
+  WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxRequestIdBytes));
+  WITHY_ASSIGN_OR_RETURN(std::optional<std::string> result,
+                         results_.Find(app_id, request_id, digest));
+  if (result) return *std::move(result);
+  WITHY_RETURN_IF_ERROR(CheckUnfinished(app_id, {std::string(request_id), std::string(digest)}));
+  WITHY_RETURN_IF_ERROR(CheckQuotas(app_id, ""));
+  return absl::NotFoundError("no result is kept for this request_id");
+}
+
+// Checks that the id of an answer that broke off recently is not used for another request.
+absl::Status ContextRecords::CheckUnfinished(std::string_view app_id,
+                                             const RequestKey& request) const {
+  absl::MutexLock lock(&mutex_);
+  const auto app = apps_.find(app_id);
+  if (app == apps_.end()) return absl::OkStatus();
+  const auto known = app->second.unfinished.find(request.request_id);
+  if (known == app->second.unfinished.end()) return absl::OkStatus();
+  for (const UnfinishedExchange& exchange : contexts_.at(known->second).record.unfinished) {
+    if (exchange.request_id == request.request_id && exchange.digest != request.digest &&
+        !results_.Expired(exchange.broken_s)) {
+      return UsedForAnother(request.request_id);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   WITHY_RETURN_IF_ERROR(CheckSegments(commit.segments));
   RecordBatch batch;
   ContextRecord record;
-  ByteChanges changes;
+  ResultChanges changes;
   if (!commit.context_id.empty()) {
     WITHY_ASSIGN_OR_RETURN(ContextSummary summary, Find(commit.app_id, commit.context_id));
     if (commit.segments.empty() && !commit.result) return summary.record.revision;
@@ -442,19 +468,17 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
     WITHY_RETURN_IF_ERROR(AddSegments(commit, data_key, &record, &batch));
     batch.Put(ContextKey(commit.app_id, commit.context_id), Encode(record), data_key);
   }
-  std::string swept_to;
   if (commit.result) {
-    // In this order, because a new result may use the key of an expired one.
-    WITHY_RETURN_IF_ERROR(SweepExpired(&batch, &changes, &swept_to));
-    WITHY_RETURN_IF_ERROR(AddResult(commit, &batch, &changes));
+    WITHY_RETURN_IF_ERROR(
+        results_.Add(commit.app_id, commit.context_id, *commit.result, &batch, &changes));
   }
   if (commit.context_id.empty() && !commit.result) return 0;
-  if (commit.result || commit.unfinished)
-    batch.PutNote(kStoreTimeKey, absl::StrCat(StoreSeconds()));
+  if (commit.result || commit.unfinished) {
+    batch.PutNote(kStoreTimeKey, absl::StrCat(results_.StoreSeconds()));
+  }
   WITHY_RETURN_IF_ERROR(db_.Write(batch));
   absl::MutexLock lock(&mutex_);
-  Apply(changes);
-  sweep_from_ = std::max(sweep_from_, swept_to);
+  results_.Apply(changes);
   if (commit.context_id.empty()) return 0;
   const auto entry = contexts_.find(commit.context_id);
   if (entry == contexts_.end()) return record.revision;
@@ -472,7 +496,7 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
 absl::Status ContextRecords::AddSegments(const RecordCommit& commit, const DataKey& data_key,
                                          ContextRecord* record, RecordBatch* batch) {
   WITHY_RETURN_IF_ERROR(RemoveSegments(data_key, commit.replaces, record, batch));
-  if (commit.unfinished) AddUnfinished(commit, StoreSeconds(), record);
+  if (commit.unfinished) AddUnfinished(commit, results_.StoreSeconds(), record);
   for (const std::string& segment : commit.segments) {
     batch->Put(SegmentKey(commit.context_id, record->segments++), segment, data_key);
   }

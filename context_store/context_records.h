@@ -1,11 +1,7 @@
-// The durable record of every context: its head, its segments, and the results for retries, all
-// encrypted. Neighbours: record_db.h stores the bytes, context_keys.h has the keys, store.cc
-// ensures that one lease at a time writes a context, lease_table.h has the KV, which is only a
-// cache. Segments and results are opaque here.
-//
-// Store time, which ages results, is the time that the store has run, in seconds. It begins at the
-// wall clock's time and does not follow the wall clock afterwards, so a wall clock that jumps makes
-// no result expire early and keeps none for years.
+// The durable record of every context, its head and its segments, encrypted. Neighbours:
+// request_results.h has the results for retries, record_db.h stores the bytes, context_keys.h has
+// the keys, store.cc ensures that one lease at a time writes a context, lease_table.h has the KV,
+// which is only a cache. Segments are opaque here.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +24,11 @@
 #include "context_store/context_keys.h"
 #include "context_store/record_codec.h"
 #include "context_store/record_db.h"
+#include "context_store/request_results.h"
 
 namespace withy::context_store {
 
 inline constexpr size_t kMaxTitleBytes = 128;
-inline constexpr size_t kMaxRequestIdBytes = 64;
 inline constexpr size_t kMaxSegmentBytes = 4 << 20;
 // Unfinished exchanges kept per context for retries. Beyond that the oldest becomes permanent.
 inline constexpr size_t kMaxUnfinished = 8;
@@ -68,12 +64,6 @@ struct RequestKey {
   std::string digest;
 };
 
-struct NewResult {
-  std::string request_id;
-  std::string digest;
-  std::string result;
-};
-
 // Recognises results that an earlier build stored for calls that broke off. This needs the contents
 // of messages that are opaque here; see MakeLegacyResults in convert.h.
 struct LegacyResults {
@@ -97,9 +87,6 @@ struct RecordCommit {
   uint32_t dropped = 0;       // number of segments that do not fit the window
   uint32_t added_tokens = 0;  // tokens of `segments`
 };
-
-// INVALID_ARGUMENT if `what` has more than `limit` bytes.
-absl::Status CheckSize(std::string_view what, size_t bytes, size_t limit);
 
 // Removes `range` from a context's segments; returns the number removed.
 uint32_t RemoveRange(SegmentRange range, std::vector<std::string>* segments);
@@ -185,8 +172,6 @@ class ContextRecords {
   // Newest first: negated number and time of creation, then id. Contexts of former builds have the
   // number 0, and are older than all others.
   using Order = std::tuple<int64_t, int64_t, std::string>;
-  // Changes of the bytes of apps' results that a batch makes: app id -> bytes.
-  using ByteChanges = std::map<std::string, int64_t, std::less<>>;
   struct App {
     std::set<Order> contexts;
     std::map<std::string, std::string, std::less<>> created;  // request id -> context id
@@ -195,7 +180,6 @@ class ContextRecords {
     std::map<std::string, std::string, std::less<>> unfinished;
     uint32_t creations = 0;  // in progress, with or without request id
     uint64_t text_bytes = 0;
-    int64_t result_bytes = 0;
     bool blocked = false;
   };
 
@@ -203,9 +187,8 @@ class ContextRecords {
                  LegacyResults former);
 
   static Order OrderOf(std::string_view context_id, const ContextRecord& record);
-  absl::Status LoadResults();
-  int64_t StoreSeconds() const;
-  absl::Status CheckBytes(const App& app) const;
+  uint64_t CountBytes(std::string_view app_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckBytes(std::string_view app_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Insert(std::string_view context_id, Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(std::string_view context_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::optional<ContextSummary>> BeginCreate(std::string_view app_id,
@@ -216,28 +199,17 @@ class ContextRecords {
   absl::Status RemoveSegments(const DataKey& data_key, SegmentRange range, ContextRecord* record,
                               RecordBatch* batch) const;
   absl::Status CheckUnfinished(std::string_view app_id, const RequestKey& request) const;
-  absl::Status AddResult(const RecordCommit& commit, RecordBatch* batch, ByteChanges* changes);
-  absl::StatusOr<ResultRecord> ReadResult(std::string_view app_id,
-                                          std::string_view request_id) const;
-  void DropResult(const ResultIndexRecord& index, RecordBatch* batch, ByteChanges* changes) const;
-  absl::Status SweepExpired(RecordBatch* batch, ByteChanges* changes, std::string* swept_to);
-  bool Expired(int64_t stored_s) const;
-  void Apply(const ByteChanges& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   RecordDb& db_;
   ContextKeys& keys_;
   const Clock& clock_;
   const ContextLimits limits_;
   const LegacyResults legacy_;
-  // Store time and steady time at Load.
-  int64_t start_s_ = 0;
-  const int64_t start_steady_ns_;
+  RequestResults results_;  // its lock is taken behind mutex_
 
   mutable absl::Mutex mutex_;
   std::unordered_map<std::string, Entry> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, App, std::less<>> apps_ ABSL_GUARDED_BY(mutex_);
-  // All keys before this one under exp/ are deleted, so a sweep can skip their tombstones.
-  std::string sweep_from_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;  // of creations and uses
 };
 

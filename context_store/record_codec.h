@@ -1,6 +1,7 @@
 // Encodes and decodes RocksDB keys and values as specified in docs/formats-records.md, encrypted
 // values included. Pure: no I/O, no clock. Neighbours: record_db.cc seals and opens every value
-// here; app_registry.cc and context_records.cc use the records; kv_cipher.h has the cryptography.
+// here; app_registry.cc, context_records.cc and request_results.cc use the records; kv_cipher.h has
+// the cryptography.
 #pragma once
 
 #include <cstdint>
@@ -107,7 +108,7 @@ inline constexpr std::string_view kWorkerPrefix = "wrk/";
 inline constexpr std::string_view kSegmentPrefix = "seg/";
 inline constexpr std::string_view kResultPrefix = "res/";
 inline constexpr std::string_view kDataKeyPrefix = "key/";
-// Store time (context_records.h) of the latest write that depends on it.
+// Store time (request_results.h) of the latest write that depends on it.
 inline constexpr std::string_view kStoreTimeKey = "meta/time";
 std::string SegmentPrefix(std::string_view context_id);
 std::string ResultPrefix(std::string_view app_id);

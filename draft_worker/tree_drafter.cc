@@ -81,15 +81,6 @@ TreeDrafter::Growing::Growing(Drafted& of_call, engine::DraftSampler of_sampler,
           [](policy::DraftOrigin /*origin*/, double probability) { return probability; }, to_tree),
       ends(request.sampling.unpenalized) {}
 
-void TreeDrafter::Growing::Extend(int32_t leaf, std::span<const policy::Candidate> candidates) {
-  const int32_t before = tree.size();
-  growth.Extend(leaf, candidates);
-  for (int32_t node = before; node < tree.size(); ++node) {
-    const int32_t token = tree.nodes()[static_cast<size_t>(node)].token;
-    if (std::find(ends.begin(), ends.end(), token) != ends.end()) tree.MarkExtended(node);
-  }
-}
-
 absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
     std::span<const TreeRequest> requests, const std::function<bool()>& cancelled) {
   std::set<uint64_t> ids;
@@ -150,7 +141,7 @@ absl::StatusOr<int32_t> TreeDrafter::GrowAll(std::span<Growing> growing,
                                    one.call.tokens, one.tree.PathTo(leaf)));
         std::vector<policy::Candidate> candidates;
         for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
-        one.Extend(leaf, candidates);
+        one.growth.Extend(leaf, candidates, one.ends);
       }
     }
   }
@@ -186,17 +177,11 @@ absl::Status TreeDrafter::ComputeLeaves(std::span<Growing> growing) {
       row.context = static_cast<int32_t>(views.size());
       row.want_logits = true;
       if (leaf == policy::TreeGrowth::kRoot) continue;
-      const std::vector<policy::DraftNode>& nodes = one.tree.nodes();
-      const policy::DraftNode& node = nodes[static_cast<size_t>(leaf)];
-      std::vector<int32_t>& slots = ancestors.emplace_back();
-      for (int32_t at = node.parent; at >= 0; at = nodes[static_cast<size_t>(at)].parent) {
-        slots.push_back(length + at);
-      }
-      std::reverse(slots.begin(), slots.end());
+      const policy::DraftNode& node = one.tree.nodes()[static_cast<size_t>(leaf)];
       row.token = node.token;
       row.position = length - 1 + node.depth;
       row.slot = length + leaf;
-      row.ancestor_slots = slots;
+      row.ancestor_slots = ancestors.emplace_back(one.tree.AncestorSlots(leaf, length));
     }
     views.push_back(one.call.kv.View());
   }

@@ -70,8 +70,6 @@ class TreeDrafter {
   struct Growing {
     Growing(Drafted& of_call, engine::DraftSampler of_sampler, const TreeRequest& request,
             const policy::GrowthLimits& limits, policy::DraftTree* to_tree);
-    // Adds the candidates behind a leaf. Nothing follows a token that ends the answer.
-    void Extend(int32_t leaf, std::span<const policy::Candidate> candidates);
 
     Drafted& call;
     engine::DraftSampler sampler;

@@ -10,15 +10,6 @@ namespace {
 
 using policy::TreeGrowth;
 
-// Nothing follows a token that ends an answer: the model does not go on behind the nodes of `tree`
-// from `first` on that are among `ends`.
-void StopAtEnds(std::span<const int32_t> ends, int32_t first, policy::DraftTree* tree) {
-  for (int32_t node = first; node < tree->size(); ++node) {
-    const int32_t token = tree->nodes()[static_cast<size_t>(node)].token;
-    if (std::find(ends.begin(), ends.end(), token) != ends.end()) tree->MarkExtended(node);
-  }
-}
-
 int32_t ParentOf(const policy::DraftTree& tree, int32_t node) {
   return tree.nodes()[static_cast<size_t>(node)].parent;
 }
@@ -230,9 +221,7 @@ absl::Status PrefixGrowth::Extend() {
                                  one.job.session.tokens(), tree.PathTo(leaf)));
       std::vector<policy::Candidate> candidates;
       for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
-      const int32_t before = tree.size();
-      one.growth.Extend(leaf, candidates);
-      StopAtEnds(one.job.session.sampling().unpenalized, before, &tree);
+      one.growth.Extend(leaf, candidates, one.job.session.sampling().unpenalized);
     }
   }
   return absl::OkStatus();

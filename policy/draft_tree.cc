@@ -87,6 +87,17 @@ std::vector<int32_t> DraftTree::PathTo(int32_t node) const {
   return path;
 }
 
+std::vector<int32_t> DraftTree::AncestorSlots(int32_t node, int32_t first_slot) const {
+  std::vector<int32_t> slots;
+  if (node < 0) return slots;
+  for (int32_t at = nodes_[static_cast<size_t>(node)].parent; at >= 0;
+       at = nodes_[static_cast<size_t>(at)].parent) {
+    slots.push_back(first_slot + at);
+  }
+  std::reverse(slots.begin(), slots.end());
+  return slots;
+}
+
 std::vector<int32_t> DraftTree::Leaves() const {
   std::vector<bool> inner(nodes_.size(), false);
   for (const DraftNode& node : nodes_) {

@@ -64,6 +64,9 @@ class DraftTree {
   DraftTree Below(int32_t node, std::vector<int32_t>* from) const;
   // The tokens from the root to `node`, both included; none for -1.
   std::vector<int32_t> PathTo(int32_t node) const;
+  // KV slots of the nodes between the root and `node`, the root's child first, both ends left out;
+  // none for -1. Node i has the slot `first_slot` + i.
+  std::vector<int32_t> AncestorSlots(int32_t node, int32_t first_slot) const;
 
   // LLMCad's T_c: the cumulative confidence of the most confident branch; 1 without any.
   double TreeConfidence() const;

@@ -34,6 +34,17 @@ TEST(DraftTreeTest, MergesBranchesOfSeveralSources) {
   EXPECT_EQ(DraftTree().TreeConfidence(), 1);
 }
 
+TEST(DraftTreeTest, AncestorSlotsAreThoseBetweenTheRootAndANode) {
+  DraftTree tree;
+  const int32_t a = tree.Add(-1, 5, 0.9, kModel), b = tree.Add(-1, 6, 0.8, kModel);
+  const int32_t c = tree.Add(b, 7, 0.7, kModel), d = tree.Add(a, 7, 0.6, kModel);
+  const int32_t e = tree.Add(d, 8, 0.5, kModel), f = tree.Add(e, 9, 0.4, kModel);
+  EXPECT_THAT(tree.AncestorSlots(f, 100), ElementsAre(100 + a, 100 + d, 100 + e));
+  EXPECT_THAT(tree.AncestorSlots(c, 7), ElementsAre(7 + b));
+  EXPECT_THAT(tree.AncestorSlots(a, 100), IsEmpty());
+  EXPECT_THAT(tree.AncestorSlots(-1, 100), IsEmpty());
+}
+
 // The branch that is furthest below its share of the tree goes on: lengths end up in proportion to
 // confidence (LLMCad eq. 1-2).
 TEST(DraftTreeTest, BranchesGrowInProportionToTheirConfidence) {

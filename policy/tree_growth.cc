@@ -27,14 +27,19 @@ std::vector<int32_t> TreeGrowth::Next() {
   return leaves;
 }
 
-void TreeGrowth::Extend(int32_t leaf, std::span<const Candidate> candidates) {
+void TreeGrowth::Extend(int32_t leaf, std::span<const Candidate> candidates,
+                        std::span<const int32_t> ends) {
   tree_.MarkExtended(leaf);
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto& [token, probability] = candidates[i];
     if (i > 0 && probability < limits_.branch_threshold) continue;
-    if (tree_.Find(leaf, token) < 0 && tree_.size() >= limits_.max_nodes) return;
+    const bool is_new = tree_.Find(leaf, token) < 0;
+    if (is_new && tree_.size() >= limits_.max_nodes) return;
     const DraftOrigin origin{source_, DraftConfidence::ProbabilityBin(probability)};
-    tree_.Add(leaf, token, confidence_(origin, probability), origin);
+    const int32_t node = tree_.Add(leaf, token, confidence_(origin, probability), origin);
+    if (is_new && std::find(ends.begin(), ends.end(), token) != ends.end()) {
+      tree_.MarkExtended(node);
+    }
   }
 }
 

@@ -54,8 +54,9 @@ class TreeGrowth {
   // knows what follows it; none: the tree is done.
   std::vector<int32_t> Next();
   // `candidates`: what the model expects behind `leaf`, the likeliest first; the first one always
-  // becomes a branch.
-  void Extend(int32_t leaf, std::span<const Candidate> candidates);
+  // becomes a branch. `ends`: tokens that end an answer; nothing follows those that become nodes.
+  void Extend(int32_t leaf, std::span<const Candidate> candidates,
+              std::span<const int32_t> ends = {});
 
  private:
   const GrowthLimits limits_;

@@ -34,6 +34,17 @@ TEST(TreeGrowthTest, LikelyTokensBranchAndTheFirstAlwaysDoes) {
   EXPECT_EQ(tree.size(), 1);
 }
 
+TEST(TreeGrowthTest, NothingFollowsATokenThatEndsTheAnswer) {
+  DraftTree tree;
+  TreeGrowth growth({.max_nodes = 9, .leaves_per_pass = 8, .alpha = 0}, DraftSourceKind::kDraft,
+                    AsItSays, &tree);
+  constexpr int32_t kEnd = 7;
+  ASSERT_THAT(growth.Next(), ElementsAre(TreeGrowth::kRoot));
+  growth.Extend(TreeGrowth::kRoot, std::vector<Candidate>{{kEnd, 0.5}, {1, 0.4}},
+                std::vector<int32_t>{3, kEnd});
+  EXPECT_THAT(growth.Next(), ElementsAre(tree.Find(-1, 1)));
+}
+
 TEST(TreeGrowthTest, StopsBelowTheThreshold) {
   DraftTree tree;
   EXPECT_EQ(Grow({.max_nodes = 100, .max_depth = 100, .leaves_per_pass = 1, .alpha = 0.1},

@@ -1,6 +1,7 @@
 // Tools that an answer calls: reads calls out of an answer's text, in the forms in which published
 // models write them, and says where the text of a stream may still become a call. Pure. Neighbours:
-// file_template.h shows tools and calls to a model; session/ knows which tools a call has.
+// call_forms/ has each form in a file of its own; file_template.h shows tools and calls to a model;
+// session/ knows which tools a call has.
 #pragma once
 
 #include <cstddef>

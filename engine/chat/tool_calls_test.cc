@@ -6,6 +6,8 @@
 #include <random>
 #include <set>
 
+#include "engine/chat/call_forms/form.h"
+
 namespace withy::engine {
 namespace {
 
@@ -58,6 +60,17 @@ TEST(ToolCallsTest, EveryPublishedFormIsRead) {
       }) {
     EXPECT_THAT(Calls(answer), ElementsAre(paris)) << answer;
     EXPECT_EQ(Parse(answer).text, "") << answer;
+  }
+}
+
+// Where a form is found says which it is, whatever their order.
+TEST(ToolCallsTest, NoOpeningBeginsWithAnother) {
+  for (const CallForm* form : CallForms()) {
+    ASSERT_NE(form->opening, "");
+    for (const CallForm* other : CallForms()) {
+      EXPECT_EQ(form->opening.starts_with(other->opening), form == other)
+          << form->opening << " and " << other->opening;
+    }
   }
 }
 

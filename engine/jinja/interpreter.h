@@ -1,5 +1,5 @@
-// Runs a parsed template. Neighbours: ast.h (the program), operators.h, methods.h; filters.cc and
-// tests.cc call back. Not thread-safe: one interpreter renders once.
+// Runs a parsed template. Neighbours: ast.h (the program), operators.h, methods.h; filters.h and
+// predicates.cc call back. Not thread-safe: one interpreter renders once.
 #pragma once
 
 #include <cstdint>

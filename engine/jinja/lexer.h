@@ -1,6 +1,7 @@
 // Cuts a template's text into tokens, with Jinja's rules for white space around tags: `-` and `+`
 // signs, and, as transformers sets them, trim_blocks (the newline behind a block tag goes) and
-// lstrip_blocks (spaces in front of a block tag that begins a line go). Neighbour: parser.h.
+// lstrip_blocks (spaces in front of a block tag that begins a line go). Neighbour:
+// token_cursor.h.
 #pragma once
 
 #include <string>
