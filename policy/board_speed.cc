@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "policy/constants.h"
@@ -10,7 +11,8 @@ namespace withy::policy {
 namespace {
 
 // Variances of the factors before anything is known, of one observed ratio, and the share of what
-// is known that a pass makes forgotten.
+// is known that a pass makes forgotten, values and variances alike. If values stayed while their
+// variances grew, passes of one kind would move factors that only another kind can correct.
 constexpr double kUnsure = 0.25;
 constexpr double kNoise = 0.01;
 constexpr double kForget = 0.002;
@@ -18,10 +20,13 @@ constexpr double kForget = 0.002;
 constexpr double kConstantMs = 0.1;
 // Depth that doubles what a row takes, where that was not measured. Tokens.
 constexpr double kGuessedDepth = 4096;
-// Error (a logarithm) from which a pass was stalled: it tells nothing of the pace.
+// Error (a logarithm) from which a pass was stalled, or the board has changed, to either side: it
+// tells nothing of the pace until several passes agree.
 constexpr double kStalled = 0.5;
-// How far one pass moves what is fitted, at most. Share.
+// Errors that one pass teaches at most. Shares: of the pace; of a fit, which takes less, so that
+// what all passes have in common becomes the pace's.
 constexpr double kMostSurprise = 0.3;
+constexpr double kMostFitSurprise = 0.15;
 
 }  // namespace
 
@@ -40,7 +45,8 @@ void PassShape::Add(const LevelPace& pace, int32_t added, int32_t depth, bool de
 
 PassFit::PassFit(bool many_rows) {
   // Few rows hide behind the weights that are read: each adds a part of what it takes in a prompt.
-  factors_ = many_rows ? Vector{0, 0, 1, 1} : Vector{0, 1, 0.3, 1};
+  calibrated_ = many_rows ? Vector{0, 0, 1, 1} : Vector{0, 1, 0.3, 1};
+  factors_ = calibrated_;
   for (size_t i = 0; i < kTerms; ++i) prior_[i][i] = kUnsure;
   covariance_ = prior_;
 }
@@ -65,15 +71,16 @@ void PassFit::Learn(const PassShape& shape, double ratio) {
   const Vector terms = TermsOf(shape);
   const double predicted = Ratio(shape);
   const double error =
-      std::clamp(ratio - predicted, -kMostSurprise * predicted, kMostSurprise * predicted);
+      std::clamp(ratio - predicted, -kMostFitSurprise * predicted, kMostFitSurprise * predicted);
   Vector gain{};
   double variance = kNoise;
   for (size_t i = 0; i < kTerms; ++i) {
     for (size_t j = 0; j < kTerms; ++j) gain[i] += covariance_[i][j] * terms[j];
     variance += terms[i] * gain[i];
   }
-  for (size_t i = 0; i < kTerms; ++i) factors_[i] += gain[i] / variance * error;
   for (size_t i = 0; i < kTerms; ++i) {
+    factors_[i] += gain[i] / variance * error;
+    factors_[i] += kForget * (calibrated_[i] - factors_[i]);
     for (size_t j = 0; j < kTerms; ++j) {
       covariance_[i][j] -= gain[i] * gain[j] / variance;
       covariance_[i][j] += kForget * (prior_[i][j] - covariance_[i][j]);
@@ -90,6 +97,7 @@ double BoardSpeed::PredictMs(const PassShape& shape) const {
 double BoardSpeed::Observe(const PassShape& shape, double ms) {
   const double expected = shape.ExpectedMs();
   if (!(expected > 0) || !(ms > 0) || shape.rows < 1 || !std::isfinite(ms + expected)) return 1;
+  if (std::exchange(behind_prompt_, shape.many_rows()) && !shape.many_rows()) return 1;
   PassFit& fit = shape.many_rows() ? many_ : few_;
   const double predicted = PredictMs(shape);
   const double error = std::log(ms / predicted);
@@ -102,8 +110,9 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
     return 1;
   }
   const double pace_change = ObservePace(fit, shape, error, ms);
-  // What has just been found to be the pace was no stall.
-  for (double& block : blocks_) block = std::max(1.0, block / pace_change);
+  // What has just been found to be the pace was no stall. Blocks of a board that was slower until
+  // now had no more stalls than they were found to have.
+  for (double& block : blocks_) block = std::max(1.0, block / std::max(1.0, pace_change));
   if (pace_change != 1) block_ms_ = block_predicted_ms_ = 0;
   return pace_change * ObserveStalls(predicted * pace_change, ms);
 }
@@ -117,7 +126,7 @@ double BoardSpeed::ObservePace(PassFit& fit, const PassShape& shape, double erro
     ++changes_;
     return change;
   }
-  if (error > kStalled) return 1;
+  if (std::abs(error) > kStalled) return 1;
   const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
   pace_ = std::clamp(pace_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
   fit.Learn(shape, ms / (pace_ * shape.ExpectedMs()));

@@ -30,7 +30,8 @@ struct PassShape {
 };
 
 // A few numbers fitted to passes of one kind: t = constant + w * weights + r * rows + d * depth, in
-// proportion to what was expected. A Kalman filter that forgets towards calibrated times.
+// proportion to what was expected. A Kalman filter whose factors go back towards calibrated ones
+// where passes do not say otherwise.
 class PassFit {
  public:
   explicit PassFit(bool many_rows);
@@ -45,6 +46,7 @@ class PassFit {
   using Matrix = std::array<Vector, kTerms>;
   static Vector TermsOf(const PassShape& shape);
 
+  Vector calibrated_;
   Vector factors_;
   Matrix prior_ = {};
   Matrix covariance_ = {};
@@ -61,7 +63,8 @@ class BoardSpeed {
   // What most passes like it take: one that is not stalled.
   double PredictMs(const PassShape& shape) const;
   // A pass took `ms`. Returns the factor by which the board's speed is found to have changed; 1:
-  // it has not. Times and shapes that are not above zero teach nothing.
+  // it has not. Times and shapes that are not above zero teach nothing, nor does a pass of few rows
+  // right behind one of many, which left its weights out of the caches.
   double Observe(const PassShape& shape, double ms);
 
   // Ratio of what passes take now, stalls included, to what they take at the calibrated speed;
@@ -91,7 +94,8 @@ class BoardSpeed {
 
   PassFit few_;
   PassFit many_;
-  double pace_ = 1;  // the slowdown without stalls
+  bool behind_prompt_ = false;  // the last pass had many rows
+  double pace_ = 1;             // the slowdown without stalls
   double stalls_ = 1;
   uint32_t passes_ = 0;
   uint32_t changes_ = 0;

@@ -127,8 +127,8 @@ TEST_F(BoardSpeedTest, TimeSlicesOfANeighbourAreASlowdownAndNoErrorOfMostPasses)
   EXPECT_NEAR(speed_.slowdown(), 1, 0.1);
   SlicedBoard sliced;
   double change = 1;
-  for (int i = 0; i < 120; ++i) change *= speed_.Observe(step, sliced.Took(0.32));
-  EXPECT_NEAR(speed_.slowdown(), 2, 0.3) << "within 40 ms of computing";
+  for (int i = 0; i < 130; ++i) change *= speed_.Observe(step, sliced.Took(0.32));
+  EXPECT_NEAR(speed_.slowdown(), 2, 0.4) << "within 42 ms of computing: three whole blocks";
   EXPECT_NEAR(change, 2, 0.3) << "whoever follows changes knows as well";
   for (int i = 0; i < 2000; ++i) speed_.Observe(step, sliced.Took(0.32));
   EXPECT_NEAR(speed_.slowdown(), 2, 0.3) << "and it stays so";
@@ -160,6 +160,68 @@ TEST_F(BoardSpeedTest, WhatGrowsSlowlyIsFollowedWithoutAnAlarm) {
   }
   EXPECT_LE(Quantile(errors, 0.5), 0.04);
   EXPECT_LE(speed_.changes(), changes + 1);
+}
+
+// The first step behind a prompt reads weights that the prompt left out of the caches.
+TEST_F(BoardSpeedTest, TheFirstStepBehindAPromptTeachesNothing) {
+  const PassShape prompt{.weights_ms = 10, .rows_ms = 64, .depth_ms = 1, .rows = 32};
+  const PassShape step{.weights_ms = 10, .rows_ms = 2, .depth_ms = 1, .rows = 1};
+  for (int i = 0; i < 20; ++i) {
+    speed_.Observe(prompt, speed_.PredictMs(prompt));
+    const double predicted = speed_.PredictMs(step);
+    const double slowdown = speed_.slowdown();
+    EXPECT_EQ(speed_.Observe(step, 3 * predicted), 1);
+    EXPECT_EQ(speed_.PredictMs(step), predicted);
+    EXPECT_EQ(speed_.slowdown(), slowdown);
+    speed_.Observe(step, predicted);
+  }
+}
+
+// Answers to batches of calls: what a pass takes has a constant, and depth costs more where calls
+// share a pass, neither of which is calibrated. All passes of an answer are off by the same tenth
+// or so, and each by a twentieth more.
+class BatchedAnswers {
+ public:
+  explicit BatchedAnswers(uint32_t seed) : random_(seed) {}
+
+  // Of `calls` calls at random depths, 16 tokens each. Returns the errors of the predictions made
+  // before each pass, those of the first answer left out.
+  std::vector<double> Run(BoardSpeed& speed, int32_t calls, int answers) {
+    std::vector<double> errors;
+    for (int answer = 0; answer < answers; ++answer) {
+      const double depth = std::uniform_real_distribution(0.0, 2000.0 * calls)(random_);
+      const PassShape shape{
+          .weights_ms = 0.2, .rows_ms = 0.08 * calls, .depth_ms = 0.0003 * depth, .rows = calls};
+      const double ms =
+          (0.03 + shape.weights_ms + 0.08 * (calls - 1) + (1 + 0.15 * calls) * shape.depth_ms) *
+          std::exp(std::normal_distribution(0.0, 0.1)(random_));
+      for (int step = 0; step < 16; ++step) {
+        const double took = ms * std::exp(std::normal_distribution(0.0, 0.05)(random_));
+        if (answer > 0) errors.push_back(std::abs(speed.PredictMs(shape) / took - 1));
+        speed.Observe(shape, took);
+      }
+    }
+    return errors;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+TEST_F(BoardSpeedTest, ManyCallsOfOneSizeDoNotSpoilPredictionsOfAnother) {
+  for (uint32_t board = 0; board < 30; ++board) {
+    SCOPED_TRACE(board);
+    BatchedAnswers batches(seed_ + board);
+    BoardSpeed speed;
+    for (int i = 0; i < 20; ++i) {
+      batches.Run(speed, 1, 1);
+      batches.Run(speed, 4, 1);
+    }
+    batches.Run(speed, 4, 1000);
+    EXPECT_LE(Quantile(batches.Run(speed, 1, 20), 0.95), 0.4);
+    batches.Run(speed, 1, 1000);
+    EXPECT_LE(Quantile(batches.Run(speed, 4, 20), 0.95), 0.4);
+  }
 }
 
 TEST_F(BoardSpeedTest, ImpossibleObservationsTeachNothing) {
