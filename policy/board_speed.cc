@@ -20,6 +20,9 @@ constexpr double kForget = 0.002;
 constexpr double kConstantMs = 0.1;
 // Depth that doubles what a row takes, where that was not measured. Tokens.
 constexpr double kGuessedDepth = 4096;
+// How far one pass moves the pace that the next one is predicted by, as a logarithm. Measured:
+// replays of recorded passes (docs/lab/predictions.md).
+constexpr double kPaceWeight = 0.3;
 // Error (a logarithm) from which a pass was stalled, or the board has changed, to either side: it
 // tells nothing of the pace until several passes agree.
 constexpr double kStalled = 0.5;
@@ -101,35 +104,40 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
   PassFit& fit = shape.many_rows() ? many_ : few_;
   const double predicted = PredictMs(shape);
   const double error = std::log(ms / predicted);
+  const double of_told = error + std::log(pace_ / told_);
   errors_[passes_ % kErrors] = std::abs(ms / predicted - 1);
-  recent_[passes_ % kRecent] = error;
+  recent_[passes_ % kRecent] = of_told;
   ++passes_;
   // While a kind of pass is new, its times tell about the fit, not about the board.
   if (fit.passes() < kRecent) {
     fit.Learn(shape, ms / (pace_ * expected));
     return 1;
   }
-  const double pace_change = ObservePace(fit, shape, error, ms);
+  const double told_ms = predicted / pace_ * told_;
+  const double pace_change = ObserveTold(of_told);
+  if (pace_change == 1 && std::abs(error) <= kStalled) {
+    const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
+    pace_ = std::clamp(pace_ * std::exp(kPaceWeight * step), 1 / kMaxRatio, kMaxRatio);
+    fit.Learn(shape, ms / (pace_ * expected));
+  }
   // What has just been found to be the pace was no stall. Blocks of a board that was slower until
   // now had no more stalls than they were found to have.
   for (double& block : blocks_) block = std::max(1.0, block / std::max(1.0, pace_change));
   if (pace_change != 1) block_ms_ = block_predicted_ms_ = 0;
-  return pace_change * ObserveStalls(predicted * pace_change, ms);
+  return pace_change * ObserveStalls(told_ms * pace_change, ms);
 }
 
 // Returns the factor by which the pace is found to have changed.
-double BoardSpeed::ObservePace(PassFit& fit, const PassShape& shape, double error, double ms) {
+double BoardSpeed::ObserveTold(double error) {
+  const double before = told_;
   if (Detect(error)) {
-    const double to = std::clamp(pace_ * std::exp(RecentMedian()), 1 / kMaxRatio, kMaxRatio);
-    const double change = to / pace_;
-    pace_ = to;
+    pace_ = told_ = std::clamp(told_ * std::exp(RecentMedian()), 1 / kMaxRatio, kMaxRatio);
     ++changes_;
-    return change;
+    return told_ / before;
   }
   if (std::abs(error) > kStalled) return 1;
   const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
-  pace_ = std::clamp(pace_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
-  fit.Learn(shape, ms / (pace_ * shape.ExpectedMs()));
+  told_ = std::clamp(told_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
   return 1;
 }
 

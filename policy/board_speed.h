@@ -69,7 +69,7 @@ class BoardSpeed {
 
   // Ratio of what passes take now, stalls included, to what they take at the calibrated speed;
   // above 1: slower.
-  double slowdown() const { return pace_ * stalls_; }
+  double slowdown() const { return told_ * stalls_; }
   // Ratio of what passes take together to what they would take without stalls. A neighbour that
   // takes half of a core's time slices leaves most short passes as they are, and makes a few of
   // them ten times as long: then this is 2. At least 1.
@@ -89,13 +89,14 @@ class BoardSpeed {
 
   bool Detect(double error);
   double RecentMedian() const;
-  double ObservePace(PassFit& fit, const PassShape& shape, double error, double ms);
+  double ObserveTold(double error);
   double ObserveStalls(double predicted_ms, double ms);
 
   PassFit few_;
   PassFit many_;
   bool behind_prompt_ = false;  // the last pass had many rows
-  double pace_ = 1;             // the slowdown without stalls
+  double pace_ = 1;  // what passes take now, stalls aside: follows within a few, for predictions
+  double told_ = 1;  // the slowdown without stalls: follows slowly, or when a change is found
   double stalls_ = 1;
   uint32_t passes_ = 0;
   uint32_t changes_ = 0;

@@ -199,10 +199,9 @@ inline constexpr double kSlowdownWeight = 0.2;
 inline constexpr double kMostSlowdown = 4;
 // The board's speed (board_speed.h). How far one pass moves it, and the error of a prediction that
 // is usual, as logarithms. A change is believed once the errors beyond what is usual add up to
-// kBoardChangeSum, of which one pass gives at most 0.3. Measured: replays of recorded passes
-// (docs/lab/predictions.md); choice: four passes of a board that lost a quarter of its speed.
-// Tests: BoardSpeedTest.
-inline constexpr double kBoardSpeedWeight = 0.3;
+// kBoardChangeSum, of which one pass gives at most 0.3. Choice: four passes of a board that lost a
+// quarter of its speed. Tests: BoardSpeedTest.
+inline constexpr double kBoardSpeedWeight = 0.05;
 inline constexpr double kUsualPassError = 0.06;
 inline constexpr double kBoardChangeSum = 0.8;
 // Stalls of passes are judged in blocks of so much predicted time. Milliseconds. Choice: several
