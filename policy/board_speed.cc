@@ -120,9 +120,10 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
     pace_ = std::clamp(pace_ * std::exp(kPaceWeight * step), 1 / kMaxRatio, kMaxRatio);
     fit.Learn(shape, ms / (pace_ * expected));
   }
-  // What has just been found to be the pace was no stall. Blocks of a board that was slower until
-  // now had no more stalls than they were found to have.
-  for (double& block : blocks_) block = std::max(1.0, block / std::max(1.0, pace_change));
+  // What has just been found to be the pace was no stall. What was the pace until now may be
+  // stalls: beside a busy neighbour the passes between two of its time slices look like a fast
+  // board.
+  for (double& block : blocks_) block = std::max(1.0, block / pace_change);
   if (pace_change != 1) block_ms_ = block_predicted_ms_ = 0;
   return pace_change * ObserveStalls(told_ms * pace_change, ms);
 }

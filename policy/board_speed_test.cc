@@ -86,15 +86,17 @@ TEST_F(BoardSpeedTest, PredictsPassesOfAnyShape) {
 }
 
 TEST_F(BoardSpeedTest, ABoardThatLosesHalfItsSpeedIsNoticedWithinAFewPasses) {
-  for (const double slowdown : {2.0, 1.0}) {
-    const double before = speed_.slowdown();
-    const uint32_t changes = speed_.changes();
-    Train(8, slowdown);
-    EXPECT_GT(speed_.changes(), changes);
-    EXPECT_NEAR(speed_.slowdown() / before, slowdown == 2.0 ? 2.0 : 0.5,
-                slowdown == 2.0 ? 0.3 : 0.1);
-    EXPECT_LE(Quantile(Train(100, slowdown), 0.5), 0.04);
-  }
+  const double before = speed_.slowdown();
+  Train(8, 2);
+  EXPECT_GT(speed_.changes(), 0u);
+  EXPECT_NEAR(speed_.slowdown() / before, 2, 0.3);
+  EXPECT_LE(Quantile(Train(100, 2), 0.5), 0.04);
+  // Whether it is fast again, or only between two stalls, a few blocks of passes tell.
+  const uint32_t changes = speed_.changes();
+  Train(8, 1);
+  EXPECT_GT(speed_.changes(), changes);
+  EXPECT_LE(Quantile(Train(100, 1), 0.5), 0.04);
+  EXPECT_NEAR(speed_.slowdown() / before, 1, 0.2);
 }
 
 TEST_F(BoardSpeedTest, OneStallMovesLittle) {
