@@ -106,7 +106,8 @@ class Service {
     for (int equal = 0; equal < 10;) {
       if (absl::Now() > end) {
         return absl::DeadlineExceededError(
-            absl::StrCat("the context's KV is not on disk after ", absl::FormatDuration(kServing)));
+            absl::StrCat(stores ? "the context's KV is not on disk" : "the store is not idle",
+                         " after ", absl::FormatDuration(kServing)));
       }
       v1::GetContextRequest request;
       request.set_context_id(context_id_);
