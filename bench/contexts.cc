@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -174,16 +175,16 @@ absl::StatusOr<RecomputeCost> CostOf(const ContextShape& shape, nlohmann::json* 
 }
 
 void PrintHeader() {
-  std::fprintf(stderr, "%-8s %-9s %8s %7s %6s  %-13s %9s %10s %10s %10s %10s\n", "shape", "trace",
-               "contexts", "arena %", "MB/s", "strategy", "switches", "mean ms", "p50 ms", "p99 ms",
-               "recomputed");
+  std::fprintf(stderr, "%-8s %-9s %8s %7s %6s  %-13s %9s %10s %10s %10s %10s %10s\n", "shape",
+               "trace", "contexts", "arena %", "MB/s", "strategy", "switches", "mean ms", "p50 ms",
+               "p99 ms", "loaded ms", "recomputed");
 }
 
 void PrintRow(const ContextSetting& s, const std::string& strategy, const ContextRunFigures& f) {
-  std::fprintf(stderr, "%-8s %-9s %8u %7.4g %6u  %-13s %9zu %10.2f %10.2f %10.2f %10.1f\n",
+  std::fprintf(stderr, "%-8s %-9s %8u %7.4g %6u  %-13s %9zu %10.2f %10.2f %10.2f %10.2f %10.1f\n",
                s.shape.c_str(), s.pattern.c_str(), s.contexts, s.budget_percent, s.disk_mb_per_s,
                strategy.c_str(), f.switches.switches, f.switches.mean_ms, f.switches.p50_ms,
-               f.switches.p99_ms, f.recomputed_tokens);
+               f.switches.p99_ms, f.loads.mean_ms, f.recomputed_tokens);
 }
 
 nlohmann::json ToJson(const ContextSetting& s, const std::string& strategy,
@@ -198,12 +199,18 @@ nlohmann::json ToJson(const ContextSetting& s, const std::string& strategy,
           {"mean_ms", f.switches.mean_ms},
           {"p50_ms", f.switches.p50_ms},
           {"p99_ms", f.switches.p99_ms},
+          {"loaded_mean_ms", f.loads.mean_ms},
           {"recomputed_tokens", f.recomputed_tokens}};
 }
 
+struct Results {
+  ContextResults switches;
+  ContextResults loads;  // until all KV is there
+};
+
 // All strategies of one setting, one after the other.
 absl::Status RunSetting(const Plan& plan, const ContextSetting& setting, const ContextRun& run,
-                        ContextResults* results, nlohmann::json* rows) {
+                        Results* results, nlohmann::json* rows) {
   for (const std::string& name : plan.strategies) {
     WITHY_ASSIGN_OR_RETURN(const policy::KvStrategy strategy, policy::FindKvStrategy(name));
     const absl::StatusOr<ContextRunFigures> figures = RunContextTrace(setting, strategy, run);
@@ -216,23 +223,29 @@ absl::Status RunSetting(const Plan& plan, const ContextSetting& setting, const C
     WITHY_RETURN_IF_ERROR(
         Annotate(figures.status(), absl::StrCat(name, ", ", DescribeSetting(setting))));
     PrintRow(setting, name, *figures);
-    (*results)[setting][name] = figures->switches;
+    results->switches[setting][name] = figures->switches;
+    results->loads[setting][name] = figures->loads;
     rows->push_back(ToJson(setting, name, *figures));
   }
   return absl::OkStatus();
 }
 
 absl::Status MeasureSingle(const ContextRun& run, nlohmann::json* json) {
-  WITHY_ASSIGN_OR_RETURN(const LatencySummary resident,
+  WITHY_ASSIGN_OR_RETURN(const ResidentSwitches measured,
                          MeasureResidentSwitches(run, kResidentRounds));
+  const LatencySummary& resident = measured.switches;
   WITHY_ASSIGN_OR_RETURN(const ColdLoad cold, MeasureColdLoad(run, kColdRounds));
-  std::fprintf(stderr, "switch to a resident context: p50 %.3f ms, p99 %.3f ms, max %.3f ms\n",
-               resident.p50_ms, resident.p99_ms, resident.max_ms);
+  for (const auto& [what, ms] : {std::pair{"switch to a resident context", resident},
+                                 std::pair{"empty call of the store", measured.empty_calls}}) {
+    std::fprintf(stderr, "%s: p50 %.3f ms, p99 %.3f ms, max %.3f ms\n", what, ms.p50_ms, ms.p99_ms,
+                 ms.max_ms);
+  }
   std::fprintf(stderr, "cold load, encrypted: %.0f MB/s, %.3f of a plain O_DIRECT read\n",
                cold.bytes_per_s / 1e6, cold.fraction);
   (*json)["resident_switch_ms_p50"] = resident.p50_ms;
   (*json)["resident_switch_ms_p99"] = resident.p99_ms;
   (*json)["resident_switch_ms_max"] = resident.max_ms;
+  (*json)["empty_call_ms_max"] = measured.empty_calls.max_ms;
   (*json)["cold_load_mb_per_s"] = cold.bytes_per_s / 1e6;
   (*json)["cold_load_fraction_encrypted"] = cold.fraction;
   return absl::OkStatus();
@@ -314,12 +327,14 @@ absl::Status MeasureService(const std::string& model, nlohmann::json* json) {
   return absl::OkStatus();
 }
 
-void AddKeys(const ContextResults& results, nlohmann::json* json) {
+// `suffix`: of the keys' names.
+void AddKeys(const ContextResults& results, const char* suffix, nlohmann::json* json) {
   const ContextKeys keys = CompareStrategies(results);
-  const auto add = [&](const char* name, const std::optional<double>& value) {
+  const auto add = [&](const char* key, const std::optional<double>& value) {
     if (!value.has_value()) return;
+    const std::string name = absl::StrCat(key, suffix);
     (*json)[name] = *value;
-    std::fprintf(stderr, "%-24s %.3f\n", name, *value);
+    std::fprintf(stderr, "%-32s %.3f\n", name.c_str(), *value);
   };
   add("lmk_speedup", keys.lmk_speedup);
   add("swap_speedup", keys.swap_speedup);
@@ -327,15 +342,15 @@ void AddKeys(const ContextResults& results, nlohmann::json* json) {
   add("vllm_sq_speedup_best", keys.vllm_sq_speedup_best);
   add("worst_vs_best_baseline", keys.worst_vs_best_baseline);
   if (keys.worst_vs_best_baseline.has_value()) {
-    (*json)["worst_setting"] = keys.worst_setting;
-    std::fprintf(stderr, "%-24s %s\n", "  there", keys.worst_setting.c_str());
+    (*json)[absl::StrCat("worst_setting", suffix)] = keys.worst_setting;
+    std::fprintf(stderr, "%-32s %s\n", "  there", keys.worst_setting.c_str());
   }
 }
 
 absl::Status Main() {
   WITHY_ASSIGN_OR_RETURN(const Plan plan, MakePlan());
   nlohmann::json json, recompute = nlohmann::json::object(), rows = nlohmann::json::array();
-  ContextResults results;
+  Results results;
   ContextRun run{.kv = {},
                  .recompute = {},
                  .max_tokens = static_cast<uint32_t>(absl::GetFlag(FLAGS_max_tokens)),
@@ -368,8 +383,9 @@ absl::Status Main() {
     }
     WITHY_RETURN_IF_ERROR(MeasureService(model, &json));
   }
-  AddContextsWithin(results, &json);
-  AddKeys(results, &json);
+  AddContextsWithin(results.switches, &json);
+  AddKeys(results.switches, "", &json);
+  AddKeys(results.loads, "_until_loaded", &json);
   json["recompute"] = std::move(recompute);
   json["rows"] = std::move(rows);
   std::printf("%s\n", json.dump().c_str());

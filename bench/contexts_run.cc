@@ -183,26 +183,37 @@ absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
   }
   std::vector<ContextCall> calls = DrawContextTrace(spec);
   if (run.calls > 0 && calls.size() > run.calls) calls.resize(run.calls);
-  std::vector<double> latencies;
+  const StandInPrompt prompt =
+      strategy.computes_meanwhile ? StandInPrompt::kBehindLayers : StandInPrompt::kNot;
+  std::vector<double> latencies, loads;
   uint32_t previous = setting.contexts - 1;
   for (const ContextCall& next : calls) {
     StandInContext& context = contexts[next.context];
     const uint32_t delta = std::min(next.delta_tokens, run.max_tokens);
     const uint32_t keep = KeptTokens(context.tokens(), delta, run.max_tokens);
-    WITHY_ASSIGN_OR_RETURN(const StandInCall call, worker.Call(&context, keep, delta));
+    const bool switches = std::exchange(previous, next.context) != next.context;
+    WITHY_ASSIGN_OR_RETURN(
+        const StandInCall call,
+        worker.Call(&context, keep, delta, switches ? prompt : StandInPrompt::kNot));
     if (run.await_idle) WITHY_RETURN_IF_ERROR(worker.AwaitIdle());
-    if (std::exchange(previous, next.context) == next.context) continue;
+    if (!switches) continue;
     const uint32_t missing = keep - std::min(keep, call.resident_tokens);
     const double recompute_ms = run.recompute.Ms(call.resident_tokens, missing);
-    latencies.push_back(call.load_ms + call.claim_ms + recompute_ms);
+    loads.push_back(call.load_ms + call.claim_ms + recompute_ms);
+    latencies.push_back(loads.back());
+    if (call.piece_ms > 0) {
+      latencies.back() =
+          std::max(0.0, call.piece_ms - worker.TimePiece(keep, delta)) + recompute_ms;
+    }
     figures.recomputed_tokens += missing + call.recomputed_chunks * engine::kChunkTokens;
   }
   if (!latencies.empty()) figures.recomputed_tokens /= static_cast<double>(latencies.size());
   figures.switches = SummarizeLatencies(std::move(latencies));
+  figures.loads = SummarizeLatencies(std::move(loads));
   return figures;
 }
 
-absl::StatusOr<LatencySummary> MeasureResidentSwitches(const ContextRun& run, uint32_t rounds) {
+absl::StatusOr<ResidentSwitches> MeasureResidentSwitches(const ContextRun& run, uint32_t rounds) {
   const std::vector<uint32_t> lengths = {16, 100, 1000, run.max_tokens / 2, run.max_tokens};
   const ContextSetting all{.contexts = static_cast<uint32_t>(lengths.size()),
                            .budget_percent = 110};
@@ -213,17 +224,21 @@ absl::StatusOr<LatencySummary> MeasureResidentSwitches(const ContextRun& run, ui
     WITHY_ASSIGN_OR_RETURN(contexts[i], board.worker->CreateContext());
     WITHY_RETURN_IF_ERROR(Grow(*board.worker, lengths[i], run.max_tokens, &contexts[i]));
   }
-  std::vector<double> latencies;
+  std::vector<double> latencies, empty;
   for (uint32_t round = 0; round < rounds; ++round) {
     for (const StandInContext& context : contexts) {
       WITHY_ASSIGN_OR_RETURN(const StandInCall call, board.worker->Load(context));
       if (call.resident_tokens != call.context_tokens) {
         return absl::InternalError("a context left an arena that holds all of them");
       }
-      if (round > 0) latencies.push_back(call.load_ms);  // the first round warms up
+      WITHY_ASSIGN_OR_RETURN(const double empty_ms, board.worker->TimeEmptyCall());
+      if (round == 0) continue;  // it warms up
+      latencies.push_back(call.load_ms);
+      empty.push_back(empty_ms);
     }
   }
-  return SummarizeLatencies(std::move(latencies));
+  return ResidentSwitches{SummarizeLatencies(std::move(latencies)),
+                          SummarizeLatencies(std::move(empty))};
 }
 
 namespace {

@@ -35,7 +35,10 @@ struct ContextRunFigures {
   // Of calls on another context than the call before, whose context had tokens. A latency is the
   // time for which KV of tokens from before the call keeps the call's own tokens from being
   // computed: loading, making room, recomputing what is not there (the last as `recompute` says).
+  // With a strategy that computes meanwhile it is the time by which the first piece of the call's
+  // own tokens is computed later than it would be if all KV were there.
   LatencySummary switches = {};
+  LatencySummary loads = {};     // of the same calls: until all KV of tokens from before is there
   double recomputed_tokens = 0;  // mean of a switch
   uint64_t arena_bytes = 0;
 };
@@ -52,8 +55,12 @@ std::vector<uint32_t> InitialTokens(const ContextTraceSpec& spec, uint32_t max_t
 // quarter at least.
 uint64_t ArenaBytes(const ContextSetting& setting, const ContextRun& run);
 
+struct ResidentSwitches {
+  LatencySummary switches = {};
+  LatencySummary empty_calls = {};  // of the store, each right after a switch
+};
 // Opening times of contexts of several lengths that are in the arena whole.
-absl::StatusOr<LatencySummary> MeasureResidentSwitches(const ContextRun& run, uint32_t rounds);
+absl::StatusOr<ResidentSwitches> MeasureResidentSwitches(const ContextRun& run, uint32_t rounds);
 
 // A context of which nothing is in the arena, on a disk that is as slow as to take `read_share` of
 // the time of recomputing it. The worker uses processor time while the store reads, decrypts and

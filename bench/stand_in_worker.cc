@@ -24,6 +24,7 @@
 #include "base/status.h"
 #include "base/thread_role.h"
 #include "engine/kv/block.h"
+#include "policy/constants.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 
@@ -46,6 +47,24 @@ constexpr int64_t kAskAgainNs = 10 * kNanosPerMilli;
 double Milliseconds(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
 uint32_t ChunksFor(uint32_t tokens) { return (tokens + kTokensPerChunk - 1) / kTokensPerChunk; }
+
+struct ChunkRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+// That a call claims which keeps some tokens of a context, of which the first `there` chunks are in
+// the arena, and adds some. An unfinished chunk is extended.
+ChunkRange ChunksOf(uint32_t there, uint32_t keep_tokens, uint32_t added_tokens) {
+  const uint32_t first = std::min(there, ChunksFor(keep_tokens));
+  return {.first = first, .count = ChunksFor(keep_tokens + added_tokens) - first};
+}
+
+v1::LeaseRequest ClaimOf(const ChunkRange& range) {
+  v1::LeaseRequest claim;
+  claim.mutable_claim()->set_first_chunk(range.first);
+  claim.mutable_claim()->set_chunks(range.count);
+  return claim;
+}
 
 }  // namespace
 
@@ -103,11 +122,15 @@ class StandInWorker::Lease {
   bool over_ = false;
 };
 
-// What the worker does while a load goes on: chunks that are left to it, in their order, and what
-// the store's events change about them. Of two threads: one reads events, one computes.
+// What the worker does while a load goes on: chunks that are left to it, in their order, then the
+// piece of its prompt, and what the store's events change about them. Of two threads: one reads
+// events, one computes.
 class StandInWorker::Progress {
  public:
-  explicit Progress(const std::vector<v1::ResidentChunk>& resident) {
+  // `with_piece`: a piece is computed, behind the answer to its claim if it `claims` chunks.
+  Progress(const std::vector<v1::ResidentChunk>& resident, uint32_t layers, bool with_piece,
+           bool claims)
+      : layers_(layers), with_piece_(with_piece), claims_(claims) {
     for (const v1::ResidentChunk& chunk : resident) {
       if (chunk.state() == v1::CHUNK_STATE_RECOMPUTE) todo_.push_back(chunk.where());
       loading_ = loading_ || chunk.state() == v1::CHUNK_STATE_LOADING;
@@ -115,8 +138,9 @@ class StandInWorker::Progress {
   }
 
   // Takes an event in; returns whether more are to come.
-  bool Handle(const v1::LeaseEvent& event, uint32_t layers) {
+  bool Handle(const v1::LeaseEvent& event) {
     absl::MutexLock lock(&mutex_);
+    if (event.has_claimed()) claimed_ = event;
     if (event.has_layer_ready()) ready_ = event.layer_ready().layer() + 1;
     if (event.has_load_failed()) failed_ = std::min(failed_, event.load_failed().chunk());
     if (event.has_load_revised()) {
@@ -125,8 +149,9 @@ class StandInWorker::Progress {
       ask_at_ns_ = Clock::Real().SteadyNanos() + (left.empty() ? kAskAgainNs : 0);
       todo_.insert(todo_.end(), left.begin(), left.end());
     }
-    loading_ = ready_ < layers;
-    return loading_;
+    loading_ = ready_ < layers_;
+    if (!loading_ && loaded_ns_ == 0) loaded_ns_ = Clock::Real().SteadyNanos();
+    return loading_ || (claims_ && !claimed_.has_value());
   }
   void Fail(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
@@ -146,6 +171,27 @@ class StandInWorker::Progress {
     absl::MutexLock lock(&mutex_);
     return failed_;
   }
+  // Clock when all that is read was there; 0: nothing is read.
+  int64_t loaded_ns() {
+    absl::MutexLock lock(&mutex_);
+    return loaded_ns_;
+  }
+  // The answer to the claim of the piece's chunks, after the last event.
+  v1::LeaseEvent claimed() {
+    absl::MutexLock lock(&mutex_);
+    return claimed_.value_or(v1::LeaseEvent());
+  }
+  // Whether the piece may go through its next layer, which then is the caller's to compute.
+  bool BeginLayer() {
+    absl::MutexLock lock(&mutex_);
+    if (!MayCompute()) return false;
+    ++computed_layers_;
+    return true;
+  }
+  uint32_t layers_left() {
+    absl::MutexLock lock(&mutex_);
+    return layers_ - computed_layers_;
+  }
   // How many chunks to ask for now; 0: none.
   uint32_t ToAskFor() {
     absl::MutexLock lock(&mutex_);
@@ -158,7 +204,7 @@ class StandInWorker::Progress {
   std::vector<v1::ChunkSlot> NextPiece() {
     absl::MutexLock lock(&mutex_);
     const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return !todo_.empty() || !loading_;
+      return !todo_.empty() || !loading_ || MayCompute();
     };
     mutex_.AwaitWithTimeout(absl::Condition(&something), absl::Milliseconds(2));
     const auto count = static_cast<std::ptrdiff_t>(std::min(kPieceChunks, todo_.size()));
@@ -168,9 +214,22 @@ class StandInWorker::Progress {
   }
 
  private:
+  // What is recomputed comes first: the piece attends to it.
+  bool MayCompute() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const bool granted = claimed_.has_value() && claimed_->claimed().refused().empty();
+    return with_piece_ && (!claims_ || granted) && todo_.empty() && !asked_ &&
+           computed_layers_ < ready_;
+  }
+
+  const uint32_t layers_;
+  const bool with_piece_;
+  const bool claims_;
   absl::Mutex mutex_;
   std::vector<v1::ChunkSlot> todo_ ABSL_GUARDED_BY(mutex_);
-  uint32_t ready_ ABSL_GUARDED_BY(mutex_) = 0;  // layers of all that is read
+  std::optional<v1::LeaseEvent> claimed_ ABSL_GUARDED_BY(mutex_);
+  uint32_t computed_layers_ ABSL_GUARDED_BY(mutex_) = 0;  // of the piece
+  uint32_t ready_ ABSL_GUARDED_BY(mutex_) = 0;            // layers of all that is read
+  int64_t loaded_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t failed_ ABSL_GUARDED_BY(mutex_) = UINT32_MAX;
   bool loading_ ABSL_GUARDED_BY(mutex_) = false;
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
@@ -334,13 +393,24 @@ absl::Status StandInWorker::DeleteContext(const StandInContext& old) {
   return rpc::FromGrpc(stub_->DeleteContext(&context, request, &response));
 }
 
+absl::StatusOr<v1::GetStoreInfoResponse> StandInWorker::GetInfo() {
+  v1::GetStoreInfoResponse info;
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, kTimeout);
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->GetStoreInfo(&context, {}, &info)));
+  return info;
+}
+
+absl::StatusOr<double> StandInWorker::TimeEmptyCall() {
+  const int64_t begin = Clock::Real().SteadyNanos();
+  WITHY_RETURN_IF_ERROR(GetInfo().status());
+  return Milliseconds(Clock::Real().SteadyNanos() - begin);
+}
+
 absl::Status StandInWorker::AwaitIdle() {
   const absl::Time deadline = absl::Now() + kTimeout;
   while (absl::Now() < deadline) {
-    v1::GetStoreInfoResponse info;
-    grpc::ClientContext context;
-    rpc::SetTimeout(&context, kTimeout);
-    WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->GetStoreInfo(&context, {}, &info)));
+    WITHY_ASSIGN_OR_RETURN(const v1::GetStoreInfoResponse info, GetInfo());
     if (info.idle_work() == 0) return absl::OkStatus();
     absl::SleepFor(absl::Milliseconds(1));
   }
@@ -349,7 +419,15 @@ absl::Status StandInWorker::AwaitIdle() {
                    absl::ToInt64Seconds(kTimeout), " s"));
 }
 
-absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, Lease* lease,
+StandInWorker::Piece StandInWorker::PieceOf(uint32_t tokens, uint32_t prompt_tokens) const {
+  const uint32_t rows = std::min(prompt_tokens, static_cast<uint32_t>(policy::kRowsWithoutAnswers));
+  return {.keep_tokens = tokens,
+          .prompt_tokens = prompt_tokens,
+          .layer_ms = recompute_.Ms(tokens, rows) / geometry_.layers};
+}
+
+absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, const Piece& piece,
+                                                Lease* lease,
                                                 std::vector<v1::ChunkIdentity>* resident) {
   v1::LeaseRequest open;
   open.mutable_open()->set_epoch(epoch_);
@@ -357,15 +435,20 @@ absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, L
   open.mutable_open()->set_context_id(context.id);
   open.mutable_open()->set_call_id(++last_call_);
   open.mutable_open()->set_level_percent(kLevelPercent);
+  open.mutable_open()->set_prompt_tokens(piece.prompt_tokens);
   const int64_t begin = Clock::Real().SteadyNanos();
   WITHY_RETURN_IF_ERROR(lease->Send(open));
   WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent event, lease->Receive());
   std::vector<v1::ResidentChunk> chunks(event.opened().resident().begin(),
                                         event.opened().resident().end());
-  WITHY_ASSIGN_OR_RETURN(const uint32_t recomputed, AwaitArrival(lease, &chunks));
-  StandInCall call{.context_tokens = context.tokens(),
-                   .recomputed_chunks = recomputed,
-                   .load_ms = Milliseconds(Clock::Real().SteadyNanos() - begin)};
+  StandInCall call{.context_tokens = context.tokens()};
+  WITHY_ASSIGN_OR_RETURN(const Arrival arrival, AwaitArrival(piece, lease, &chunks));
+  call.recomputed_chunks = arrival.recomputed_chunks;
+  call.load_ms = Milliseconds(arrival.there_ns - begin);
+  if (arrival.computed_piece) {
+    call.piece_ms = Milliseconds(Clock::Real().SteadyNanos() - begin);
+    if (arrival.claimed.has_claimed()) WITHY_RETURN_IF_ERROR(TakeClaimed(arrival.claimed));
+  }
   for (const v1::ResidentChunk& chunk : chunks) {
     call.resident_tokens += chunk.identity().tokens();
     resident->push_back(chunk.identity());
@@ -373,42 +456,69 @@ absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, L
   return call;
 }
 
-absl::StatusOr<uint32_t> StandInWorker::AwaitArrival(Lease* lease,
-                                                     std::vector<v1::ResidentChunk>* resident) {
-  const auto layers = static_cast<uint32_t>(geometry_.layers);
+absl::StatusOr<StandInWorker::Arrival> StandInWorker::AwaitArrival(
+    const Piece& piece, Lease* lease, std::vector<v1::ResidentChunk>* resident) {
   const bool loads = std::any_of(
       resident->begin(), resident->end(),
       [](const v1::ResidentChunk& chunk) { return chunk.state() == v1::CHUNK_STATE_LOADING; });
-  Progress progress(*resident);
+  Arrival arrival{.computed_piece = loads && piece.prompt_tokens > 0};
+  const ChunkRange range =
+      ChunksOf(static_cast<uint32_t>(resident->size()), piece.keep_tokens, piece.prompt_tokens);
+  const bool claims = arrival.computed_piece && range.count > 0;
+  Progress progress(*resident, static_cast<uint32_t>(geometry_.layers), arrival.computed_piece,
+                    claims);
   std::thread reader;
   if (loads) {
+    if (claims) (void)lease->Write(ClaimOf(range));  // the reader sees what is wrong
     reader = std::thread([&] {
       for (bool more = true; more;) {
         const absl::StatusOr<v1::LeaseEvent> event = lease->Receive();
         if (!event.ok()) return progress.Fail(event.status());
-        more = progress.Handle(*event, layers);
+        more = progress.Handle(*event);
       }
     });
   }
-  uint32_t computed = 0, computed_before = 0;
+  uint32_t computed_before = 0;
+  int64_t computed_ns = Clock::Real().SteadyNanos();
   while (!progress.over()) {
     if (const uint32_t chunks = progress.ToAskFor(); chunks > 0) {
       v1::LeaseRequest more;
       more.mutable_recompute()->set_computed_before(computed_before);
       more.mutable_recompute()->set_chunks(chunks);
-      (void)lease->Write(more);  // the reader sees what is wrong
+      (void)lease->Write(more);
     }
+    if (progress.BeginLayer()) work_.Run(piece.layer_ms);
     for (const v1::ChunkSlot& chunk : progress.NextPiece()) {
       work_.Run(recompute_.Ms(chunk.chunk() * kTokensPerChunk, kTokensPerChunk));
       WriteChunk(chunk.units(), kTokensPerChunk);
       computed_before = chunk.chunk() + 1;
-      ++computed;
+      ++arrival.recomputed_chunks;
+      computed_ns = Clock::Real().SteadyNanos();
     }
   }
+  arrival.there_ns = std::max(computed_ns, progress.loaded_ns());
   if (reader.joinable()) reader.join();
+  arrival.claimed = progress.claimed();
+  if (!arrival.claimed.claimed().refused().empty()) {
+    arrival.computed_piece = false;  // what is read has taken the room: it is asked for again
+  } else if (arrival.computed_piece) {
+    work_.Run(progress.layers_left() * piece.layer_ms);
+  }
   WITHY_RETURN_IF_ERROR(progress.status());
-  if (progress.failed() < resident->size()) resident->resize(progress.failed());
-  return computed;
+  if (progress.failed() < resident->size()) {
+    if (arrival.computed_piece) {
+      return absl::DataLossError(absl::StrCat("chunk ", progress.failed(), " could not be read"));
+    }
+    resident->resize(progress.failed());
+  }
+  return arrival;
+}
+
+double StandInWorker::TimePiece(uint32_t tokens, uint32_t prompt_tokens) {
+  const Piece piece = PieceOf(tokens, prompt_tokens);
+  const int64_t begin = Clock::Real().SteadyNanos();
+  for (int layer = 0; layer < geometry_.layers; ++layer) work_.Run(piece.layer_ms);
+  return Milliseconds(Clock::Real().SteadyNanos() - begin);
 }
 
 double StandInWorker::TimeRecompute(uint32_t tokens) {
@@ -422,17 +532,19 @@ double StandInWorker::TimeRecompute(uint32_t tokens) {
 absl::StatusOr<StandInCall> StandInWorker::Load(const StandInContext& context) {
   Lease lease(*stub_);
   std::vector<v1::ChunkIdentity> resident;
-  return Open(context, &lease, &resident);
+  return Open(context, /*piece=*/{}, &lease, &resident);
 }
 
 absl::Status StandInWorker::Claim(uint32_t first, uint32_t count, Lease* lease, double* claim_ms) {
-  v1::LeaseRequest claim;
-  claim.mutable_claim()->set_first_chunk(first);
-  claim.mutable_claim()->set_chunks(count);
   const int64_t begin = Clock::Real().SteadyNanos();
-  WITHY_RETURN_IF_ERROR(lease->Send(claim));
+  WITHY_RETURN_IF_ERROR(lease->Send(ClaimOf({.first = first, .count = count})));
   WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent claimed, lease->ReceiveAnswer());
   *claim_ms = Milliseconds(Clock::Real().SteadyNanos() - begin);
+  return TakeClaimed(claimed);
+}
+
+// Writes KV into the chunks of an answer to a claim.
+absl::Status StandInWorker::TakeClaimed(const v1::LeaseEvent& claimed) {
   if (!claimed.claimed().refused().empty()) {
     return absl::ResourceExhaustedError(claimed.claimed().refused());
   }
@@ -443,16 +555,17 @@ absl::Status StandInWorker::Claim(uint32_t first, uint32_t count, Lease* lease, 
 }
 
 absl::StatusOr<StandInCall> StandInWorker::Call(StandInContext* context, uint32_t keep_tokens,
-                                                uint32_t delta_tokens) {
+                                                uint32_t delta_tokens, StandInPrompt prompt) {
+  const bool behind_layers = prompt == StandInPrompt::kBehindLayers;
+  const Piece piece = behind_layers ? PieceOf(keep_tokens, delta_tokens) : Piece();
   Lease lease(*stub_);
   std::vector<v1::ChunkIdentity> chunks;
-  WITHY_ASSIGN_OR_RETURN(StandInCall call, Open(*context, &lease, &chunks));
+  WITHY_ASSIGN_OR_RETURN(StandInCall call, Open(*context, piece, &lease, &chunks));
   const uint32_t tokens = keep_tokens + delta_tokens;
-  // Chunks behind those that are kept and there are claimed; an unfinished one is extended.
-  const auto first =
-      std::min<uint32_t>(static_cast<uint32_t>(chunks.size()), ChunksFor(keep_tokens));
+  const auto [first, count] =
+      ChunksOf(static_cast<uint32_t>(chunks.size()), keep_tokens, delta_tokens);
   chunks.resize(first);
-  if (const uint32_t count = ChunksFor(tokens) - first; count > 0) {
+  if (count > 0 && call.piece_ms == 0) {
     WITHY_RETURN_IF_ERROR(Claim(first, count, &lease, &call.claim_ms));
   }
   if (!chunks.empty() && chunks.back().tokens() < kTokensPerChunk) {

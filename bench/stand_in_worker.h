@@ -39,8 +39,18 @@ struct StandInCall {
   // Chunks among the resident ones that were left to the worker and computed while others were
   // read.
   uint32_t recomputed_chunks = 0;
-  double load_ms = 0;   // from the lease's opening until all of them are there
-  double claim_ms = 0;  // for the slots of what is computed
+  double load_ms = 0;  // from the lease's opening until all of them are there
+  double claim_ms =
+      0;  // for the slots of what is computed; 0: it was asked for while KV was loaded
+  // From the lease's opening until the first piece of the prompt is computed; 0: it was not
+  // computed while KV was loaded, since nothing was loaded or the call was not to.
+  double piece_ms = 0;
+};
+
+// How a call computes what it adds to its context.
+enum class StandInPrompt {
+  kNot,           // it does not
+  kBehindLayers,  // its first piece goes through a layer when that layer's KV is there
 };
 
 // One lease at a time. Errors of the methods are the store's.
@@ -61,15 +71,21 @@ class StandInWorker {
   // Milliseconds that recomputing the first `tokens` tokens of a context takes, while nothing is
   // read.
   double TimeRecompute(uint32_t tokens);
+  // That computing the first piece of a prompt of `prompt_tokens` behind `tokens` takes, while
+  // nothing is read.
+  double TimePiece(uint32_t tokens, uint32_t prompt_tokens);
 
   absl::StatusOr<StandInContext> CreateContext();
   // A call that keeps the context's first `keep_tokens` tokens (at most those that it has; a
   // multiple of 16, or all) and adds `delta_tokens`. RESOURCE_EXHAUSTED: the arena has no room for
   // the context; nothing has changed.
   absl::StatusOr<StandInCall> Call(StandInContext* context, uint32_t keep_tokens,
-                                   uint32_t delta_tokens);
+                                   uint32_t delta_tokens,
+                                   StandInPrompt prompt = StandInPrompt::kNot);
   // Opens a lease, waits until the KV is in the arena, and gives it up.
   absl::StatusOr<StandInCall> Load(const StandInContext& context);
+  // Milliseconds of a call that asks for a few numbers.
+  absl::StatusOr<double> TimeEmptyCall();
   absl::Status DeleteContext(const StandInContext& context);
   // Waits until the store has compressed and written what calls have left.
   absl::Status AwaitIdle();
@@ -77,23 +93,41 @@ class StandInWorker {
  private:
   class Lease;
   class Progress;
+  // What a call computes itself while KV is loaded.
+  struct Piece {
+    uint32_t keep_tokens = 0;    // of the context
+    uint32_t prompt_tokens = 0;  // all of them; 0: nothing is computed
+    double layer_ms = 0;
+  };
+  // What came of a load.
+  struct Arrival {
+    int64_t there_ns = 0;            // clock when the last layer was there
+    uint32_t recomputed_chunks = 0;  // among those that are there
+    bool computed_piece = false;
+    v1::LeaseEvent claimed = {};  // for the piece's chunks, if it was computed
+  };
 
   StandInWorker(const engine::KvGeometry& geometry, v1::KvCosts costs,
                 const RecomputeCost& recompute, uint64_t seed);
   absl::Status BindApp();
+  absl::StatusOr<v1::GetStoreInfoResponse> GetInfo();
   absl::Status MapArena(const std::string& path);
   // Opens a lease and waits for the context's KV; its chunks in the arena are added to `resident`.
-  absl::StatusOr<StandInCall> Open(const StandInContext& context, Lease* lease,
+  absl::StatusOr<StandInCall> Open(const StandInContext& context, const Piece& piece, Lease* lease,
                                    std::vector<v1::ChunkIdentity>* resident);
+  Piece PieceOf(uint32_t tokens, uint32_t prompt_tokens) const;
   // Claims chunks and writes KV into them.
   absl::Status Claim(uint32_t first, uint32_t count, Lease* lease, double* claim_ms);
+  absl::Status TakeClaimed(const v1::LeaseEvent& claimed);
   void MakeTemplate();
   void WriteChunk(uint32_t units, uint32_t tokens);
   v1::ChunkIdentity NewIdentity(uint32_t tokens);
 
-  // Until all that is read has come, and all that is left to the worker is computed. What cannot be
-  // read, and what follows it, is taken out. Returns how many chunks were computed.
-  absl::StatusOr<uint32_t> AwaitArrival(Lease* lease, std::vector<v1::ResidentChunk>* resident);
+  // Until all that is read has come, and all that is left to the worker is computed; where anything
+  // is read the piece, too, whose chunks are claimed meanwhile. What cannot be read, and what
+  // follows it, is taken out.
+  absl::StatusOr<Arrival> AwaitArrival(const Piece& piece, Lease* lease,
+                                       std::vector<v1::ResidentChunk>* resident);
 
   const engine::KvGeometry geometry_;
   v1::KvCosts costs_;

@@ -17,7 +17,8 @@ constexpr KvStrategy Lmk() {
           .eviction = EvictionPolicy::kContextLru,
           .load = LoadPolicy::kRecomputeAll,
           .uses_disk = false,
-          .writes_ahead = false};
+          .writes_ahead = false,
+          .computes_meanwhile = false};
 }
 
 // Systems that write what leaves, and read all of it back.
@@ -28,7 +29,8 @@ constexpr KvStrategy Swapping(std::string_view name, uint32_t working_bits,
           .precision = std::nullopt,
           .eviction = eviction,
           .load = LoadPolicy::kReadAll,
-          .writes_ahead = false};
+          .writes_ahead = false,
+          .computes_meanwhile = false};
 }
 
 // `withy` with one part exchanged.
@@ -37,21 +39,29 @@ constexpr KvStrategy Variant(std::string_view name, std::optional<PrecisionPolic
   return {.name = name, .precision = precision, .load = load};
 }
 
+constexpr KvStrategy Cake() {
+  return {.name = "cake",
+          .precision = std::nullopt,
+          .load = LoadPolicy::kCake,
+          .computes_meanwhile = false};
+}
+
 constexpr KvStrategy Lazy() {
   return {.name = "withy-lazy", .eviction = EvictionPolicy::kChunkLru, .writes_ahead = false};
 }
 
-constexpr std::array<KvStrategy, 10> kStrategies = {
+constexpr std::array<KvStrategy, 11> kStrategies = {
     kWithy,
     Lmk(),
     Swapping("swap", 8, EvictionPolicy::kContextLru),
     Swapping("vllm-s", 16, EvictionPolicy::kChunkLru),
     Swapping("vllm-sq", 8, EvictionPolicy::kChunkLru),
-    Variant("cake", std::nullopt, LoadPolicy::kCake),
+    Cake(),
     Variant("withy-uniform", PrecisionPolicy::kUniform, LoadPolicy::kPrefix),
     Variant("withy-8bit", std::nullopt, LoadPolicy::kPrefix),
     Variant("withy-read", PrecisionPolicy::kDensity, LoadPolicy::kReadAll),
     Lazy(),
+    KvStrategy{.name = "withy-whole", .computes_meanwhile = false},
 };
 
 }  // namespace

@@ -3,19 +3,22 @@
 // kv_load_plan.h have the parts; context_store carries a strategy out. The service runs `withy`;
 // the others are the systems that it is compared with, on the same store, segments and formats.
 //
-//   name      KV        fewer bits when idle  on disk  written         leaves       comes back
-//   withy     8 bits    by density            yes      after a call    LCTRU        read +
-//   recompute lmk       8 bits    no                    no       -               contexts recompute
-//   swap      8 bits    no                    yes      when it leaves  contexts     read
-//   vllm-s    16 bits   no                    yes      when it leaves  chunks, LRU  read
-//   vllm-sq   8 bits    no                    yes      when it leaves  chunks, LRU  read
-//   cake      8 bits    no                    yes      after a call    LCTRU        Cake
+//   name     KV       fewer bits when idle  on disk  written         leaves       comes back
+//   withy    8 bits   by density            yes      after a call    LCTRU        read, recomputed
+//   lmk      8 bits   no                    no       -               contexts     recomputed
+//   swap     8 bits   no                    yes      when it leaves  contexts     read
+//   vllm-s   16 bits  no                    yes      when it leaves  chunks, LRU  read
+//   vllm-sq  8 bits   no                    yes      when it leaves  chunks, LRU  read
+//   cake     8 bits   no                    yes      after a call    LCTRU        Cake
 //
-// and for ablations `withy` with one technique of LLMS exchanged:
+// With `withy` a call's own prompt goes through a layer as soon as that layer's KV is there; with
+// the systems it is compared with, when all KV is. Ablations are `withy` with one technique
+// exchanged:
 //   withy-uniform     one format for all chunks, the largest that keeps the ratio
 //   withy-8bit        no compression
 //   withy-read        what is on disk is read, not recomputed
 //   withy-lazy        written when it leaves, chunks by LRU
+//   withy-whole       a call's own prompt waits until all KV is there
 //
 // Source: LLMS section 4 (baselines) and section 5.3 (ablations); Cake is arXiv 2410.03065. LLMS
 // stores KV at 8 bits by default; VLLM-S is without compression, so at 16 bits.
@@ -48,6 +51,9 @@ struct KvStrategy {
   // True: KV is written when its call has ended. False: when it leaves the arena, while the call
   // that needs the room waits.
   bool writes_ahead = true;
+  // Whether a call's own prompt is computed layer by layer while the KV before it is loaded. Of the
+  // worker: benchmarks obey it, the store tells layers in any case.
+  bool computes_meanwhile = true;
 
   bool operator==(const KvStrategy&) const = default;
 };

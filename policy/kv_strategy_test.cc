@@ -70,7 +70,11 @@ TEST(KvStrategyTest, BaselinesAreThoseOfThePaper) {
   EXPECT_EQ(cake.load, LoadPolicy::kCake);
   cake.name = "withy-8bit";
   cake.load = LoadPolicy::kPrefix;
+  cake.computes_meanwhile = true;
   EXPECT_EQ(cake, *FindKvStrategy("withy-8bit")) << "Cake is withy without compression";
+  for (const char* published : {"lmk", "swap", "vllm-s", "vllm-sq", "cake"}) {
+    EXPECT_FALSE(FindKvStrategy(published)->computes_meanwhile) << published;
+  }
 }
 
 }  // namespace
