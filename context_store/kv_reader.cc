@@ -14,6 +14,9 @@
 namespace withy::context_store {
 namespace {
 
+// Longest time that a request's bytes are checked and copied before the next one is made.
+constexpr int64_t kCopiedNs = kNanosPerMilli;
+
 // Whether a chunk with a target has bytes in the piece.
 bool IsWanted(const KvPiece& piece, const KvExtentRead& read) {
   bool wanted = false;
@@ -137,7 +140,8 @@ void KvReader::Cancel(KvReadId id) {
   queue_->Wake();
 }
 
-// Cuts the wanted pieces of each extent into requests as large as a buffer.
+// Cuts the wanted pieces of each extent into requests as large as a buffer, those of the first
+// layers by layer.
 void KvReader::Plan(Job* job) {
   job->extents.resize(job->read.extents.size());
   for (uint32_t e = 0; e < job->extents.size(); ++e) {
@@ -145,7 +149,9 @@ void KvReader::Plan(Job* job) {
     const KvExtentLayout layout = part.extent.layout();
     std::vector<uint32_t>& left = job->extents[e].left;
     left.assign(layout.layers, 0);
+    const bool large = layout.LayerDataBytes() >= kSingleLayerBytes;
     bool extend = false;  // the piece before is the last of the last unit
+    uint32_t layer = 0;   // of that piece
     for (uint32_t number = 0; number < layout.Pieces(); ++number) {
       const KvPiece piece = layout.Piece(number);
       if (!IsWanted(piece, part)) {
@@ -153,7 +159,9 @@ void KvReader::Plan(Job* job) {
         continue;
       }
       ++left[piece.layer];
-      if (extend &&
+      const bool apart = large && piece.layer <= kSingleLayers && piece.layer != layer;
+      layer = piece.layer;
+      if (extend && !apart &&
           RangeOf(part.extent, layout, job->units.back().first, number).bytes() <= kRequestBytes) {
         ++job->units.back().pieces;
       } else {
@@ -225,8 +233,10 @@ void KvReader::DropFinished() {
 }
 
 void KvReader::IssueMore() {
+  // A simulated disk delivers in the order in which it was asked: one request at a time.
+  const size_t kept = options_.bytes_per_second > 0 ? slots_.size() - 1 : 0;
   for (const std::unique_ptr<Job>& job : jobs_) {
-    while (!free_slots_.empty() && !job->over && job->next_unit < job->units.size()) {
+    while (free_slots_.size() > kept && !job->over && job->next_unit < job->units.size()) {
       if (!Issue(*job, job->units[job->next_unit++])) break;
     }
   }
@@ -269,8 +279,9 @@ bool KvReader::Issue(Job& job, const Unit& unit) {
   if (options_.bytes_per_second > 0) {
     const double took =
         1e9 * static_cast<double>(slot.wanted) / static_cast<double>(options_.bytes_per_second);
-    disk_free_ns_ =
-        std::max(disk_free_ns_, Clock::Real().SteadyNanos()) + static_cast<int64_t>(took);
+    // It went on while what it delivered last was copied.
+    disk_free_ns_ = std::max(disk_free_ns_, Clock::Real().SteadyNanos() - kCopiedNs) +
+                    static_cast<int64_t>(took);
     slot.due_ns = disk_free_ns_;
   }
   ++job.in_flight;

@@ -79,6 +79,11 @@ class KvReader {
   // they are the reader's buffers.
   static constexpr size_t kRequestBytes = 512 << 10;
   static constexpr uint32_t kDepth = 8;
+  // Layers, the first ones, that share no request with another layer if an extent has so many bytes
+  // of each: computing begins with the first one, and from a slow disk a large request brings it
+  // late.
+  static constexpr uint32_t kSingleLayers = 4;
+  static constexpr size_t kSingleLayerBytes = 32 << 10;
   static constexpr size_t kMaxReads = 1024;  // started and not yet done
   // Buffers given to a helper at a time: the next one waits while it works. What helpers have no
   // room for, the reader's thread does itself.

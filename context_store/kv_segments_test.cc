@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "absl/synchronization/notification.h"
+#include "base/clock.h"
 #include "base/ids.h"
 #include "context_store/kv_writer.h"
 #include "context_store/testing.h"
@@ -192,6 +193,26 @@ TEST_P(KvSegmentsTest, ASlowDiskIsSimulatedInBothDirections) {
   KvExtent extent;
   EXPECT_GE(seconds([&] { extent = Write(20, 2, 5000 / 16 * 16, &blocks); }), 0.1);
   EXPECT_GE(seconds([&] { EXPECT_TRUE(ReadBack(extent, blocks).ok()); }), 0.08);
+}
+
+// All eight layers would fit into one request.
+TEST_P(KvSegmentsTest, TheFirstLayersOfALargeExtentDoNotWaitForTheOthers) {
+  Reopen(uint64_t{1} << 30, /*bytes_per_second=*/2'000'000);
+  Blocks written(0, 1, 16), targets(8, 8, 7936);
+  const KvExtent extent = Write(8, 8, 7936, &written);
+  absl::Notification done;
+  std::vector<int64_t> arrived_ns;
+  KvRead read;
+  read.layers = 8;
+  read.extents = {ReadOf(extent, targets)};
+  read.on_layer = [&](uint32_t) { arrived_ns.push_back(Clock::Real().SteadyNanos()); };
+  read.on_done = [&] { done.Notify(); };
+  const int64_t begin = Clock::Real().SteadyNanos();
+  ASSERT_TRUE(segments_->Start(std::move(read)).ok());
+  done.WaitForNotification();
+  ASSERT_EQ(arrived_ns.size(), 8u);
+  EXPECT_LT(arrived_ns[0] - begin, (arrived_ns[7] - begin) / 2);
+  EXPECT_LT(arrived_ns[1] - begin, (arrived_ns[7] - begin) * 3 / 4);
 }
 
 TEST_P(KvSegmentsTest, OneReadServesManyExtentsLayerByLayer) {

@@ -8,6 +8,7 @@
 
 #include "context_store/kv_index.h"
 #include "context_store/store.h"
+#include "policy/constants.h"
 #include "policy/kv_load_progress.h"
 
 namespace withy::context_store {
@@ -109,7 +110,10 @@ Store::Loading::Loading(Store& store, LeaseId lease, const LeaseSpec& spec,
   }
   for (const policy::MissingChunk& chunk : chunks) positions_.push_back(chunk.position);
   const bool revised = store.options_.load_policy == policy::LoadPolicy::kPrefix;
-  const double prompt_chunks = static_cast<double>(spec.prompt_tokens) / kChunkTokens;
+  // Only the first piece of the prompt is computed while layers are read.
+  const uint32_t piece_tokens =
+      std::min(spec.prompt_tokens, static_cast<uint32_t>(policy::kRowsWithoutAnswers));
+  const double prompt_chunks = static_cast<double>(piece_tokens) / kChunkTokens;
   std::vector<bool> cuts(dealt_, true);
   for (const bool cut : store.kv_->Cuts(loads_)) cuts.push_back(cut);
   progress_ = std::make_unique<policy::KvLoadProgress>(
