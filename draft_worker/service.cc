@@ -1,5 +1,6 @@
 #include "draft_worker/service.h"
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <string>
@@ -25,6 +26,7 @@ namespace {
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 
 constexpr int64_t kRetryMs = 200;
+constexpr uint32_t kMostPasses = 1 << 16;  // of a tree; a request's larger number is the same
 // Total time that the draft model, which answers one call at a time, waits for the reader of one
 // answer while its queue is full. After that the answer is ended.
 constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
@@ -295,6 +297,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     tree.sampling.unpenalized.assign(ends.begin(), ends.end());
     tree.limits.max_nodes = static_cast<int32_t>(request.max_tokens());
     tree.limits.max_depth = static_cast<int32_t>(request.max_depth());
+    tree.limits.max_passes = static_cast<int32_t>(std::min(request.max_passes(), kMostPasses));
     tree.limits.alpha = request.alpha();
     tree.limits.token_ms = request.token_ms();
     return tree;
@@ -304,6 +307,8 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     response->set_unknown(grown.unknown);
     response->set_passes(static_cast<uint32_t>(grown.passes));
     response->set_pass_ms(grown.pass_ms);
+    response->set_caught_up_tokens(static_cast<uint32_t>(grown.caught_up_tokens));
+    response->set_catch_up_ms(grown.catch_up_ms);
     for (const policy::DraftNode& node : grown.tree.nodes()) {
       v1::DraftedToken* token = response->add_tokens();
       token->set_token(node.token);

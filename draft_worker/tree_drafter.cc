@@ -11,7 +11,9 @@
 namespace withy::draft_worker {
 namespace {
 
-constexpr int32_t kPieceRows = 64;  // of the tokens that are caught up
+// Of the tokens that are caught up: a request whose time is over ends between two pieces, while the
+// target computes already.
+constexpr int32_t kPieceRows = 16;
 constexpr double kPassWeight = 0.2;
 
 }  // namespace
@@ -44,7 +46,8 @@ absl::Status TreeDrafter::Check(const TreeRequest& request) const {
 }
 
 absl::StatusOr<TreeDrafter::Drafted*> TreeDrafter::Follow(const TreeRequest& request,
-                                                          const std::function<bool()>& cancelled) {
+                                                          const std::function<bool()>& cancelled,
+                                                          GrownTree* grown) {
   Drafted& call = EntryOf(request.call_id);
   const auto known = static_cast<size_t>(request.known_tokens);
   if (known > call.tokens.size()) return nullptr;
@@ -59,7 +62,11 @@ absl::StatusOr<TreeDrafter::Drafted*> TreeDrafter::Follow(const TreeRequest& req
   call.kv.Extend(static_cast<int32_t>(call.tokens.size()) + request.limits.max_nodes);
   // The last token is computed with the tree: its logits are where that begins.
   call.computed = std::min(call.computed, static_cast<int32_t>(call.tokens.size()) - 1);
+  const int32_t before = call.computed;
+  const int64_t started = clock_.SteadyNanos();
   WITHY_RETURN_IF_ERROR(CatchUp(call, cancelled));
+  grown->caught_up_tokens = call.computed - before;
+  grown->catch_up_ms = Millis(clock_.SteadyNanos() - started);
   return &call;
 }
 
@@ -97,7 +104,7 @@ absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
     const absl::Status status = Check(requests[i]);
     if (absl::IsOutOfRange(status)) continue;
     WITHY_RETURN_IF_ERROR(status);
-    WITHY_ASSIGN_OR_RETURN(Drafted* const call, Follow(requests[i], cancelled));
+    WITHY_ASSIGN_OR_RETURN(Drafted* const call, Follow(requests[i], cancelled, &grown[i]));
     grown[i].unknown = call == nullptr;
     if (call == nullptr) continue;
     WITHY_ASSIGN_OR_RETURN(engine::DraftSampler sampler,

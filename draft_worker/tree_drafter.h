@@ -33,6 +33,9 @@ struct GrownTree {
   bool unknown = false;    // `known_tokens` are not here
   int32_t passes = 0;
   double pass_ms = 0;
+  // Tokens of the call whose KV was computed before the tree, and what that took.
+  int32_t caught_up_tokens = 0;
+  double catch_up_ms = 0;
 };
 
 // For one thread. `model`, `passes` and `clock` are borrowed. Bounded: the KV of kCalls calls of
@@ -83,7 +86,7 @@ class TreeDrafter {
   absl::Status Check(const TreeRequest& request) const;
   // Brings the call's tokens and KV up to the request. Null: `known_tokens` are not here.
   absl::StatusOr<Drafted*> Follow(const TreeRequest& request,
-                                  const std::function<bool()>& cancelled);
+                                  const std::function<bool()>& cancelled, GrownTree* grown);
   absl::Status CatchUp(Drafted& call, const std::function<bool()>& cancelled);
   absl::StatusOr<int32_t> GrowAll(std::span<Growing> growing,
                                   const std::function<bool()>& cancelled);

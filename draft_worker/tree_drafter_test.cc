@@ -64,6 +64,29 @@ TEST_F(TreeDrafterTest, TheFirstBranchIsWhatTheModelDecodes) {
   EXPECT_EQ(grown->passes, 6);
 }
 
+TEST_F(TreeDrafterTest, TellsWhatItCaughtUpAndKeepsItsPasses) {
+  const std::vector<int32_t> tokens = Tokens(40, 1);
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
+  TreeRequest request = Ask(tokens);
+  request.limits = {.max_nodes = 6, .max_depth = 6, .max_passes = 2, .alpha = 0};
+  const auto first = drafter.Draft(request, Never);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->passes, 2);
+  EXPECT_EQ(first->caught_up_tokens, 39) << "all but the last one, which the first pass computes";
+  EXPECT_GT(first->catch_up_ms, 0);
+  EXPECT_EQ(drafter.Draft(request, Never)->caught_up_tokens, 0);
+}
+
+// A request that runs out of time while it catches up leaves what it has computed.
+TEST_F(TreeDrafterTest, CatchesUpInPieces) {
+  const std::vector<int32_t> tokens = Tokens(60, 1);
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
+  EXPECT_FALSE(drafter.Draft(Ask(tokens), [n = 0]() mutable { return n++ == 2; }).ok());
+  const auto grown = drafter.Draft(Ask(tokens), Never);
+  ASSERT_TRUE(grown.ok()) << grown.status();
+  EXPECT_EQ(grown->caught_up_tokens, 59 - 2 * 16);
+}
+
 // Whatever was drafted before, what a call gets depends on its tokens alone.
 TEST_F(TreeDrafterTest, KvIsNeverStale) {
   TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
@@ -185,7 +208,7 @@ TEST_F(TreeDrafterTest, PassesAreNumberedAndNamedAfterTheirCall) {
   auto model = engine::OpenTiny(folder_, folder_ / "model.gguf", options);
   ASSERT_NE(model, nullptr);
   TreeDrafter drafter(*model, 512, passes_, Clock::Real());
-  const std::vector<int32_t> tokens = Tokens(20, 1), others = Tokens(10, 2);
+  const std::vector<int32_t> tokens = Tokens(12, 1), others = Tokens(10, 2);
   TreeRequest longer = Ask(tokens, 0, 5), shorter = Ask(others, 0, 6);
   // Branches of one token a pass.
   longer.limits = {.max_nodes = 4, .max_depth = 4, .alpha = 0, .branch_threshold = 1.1};

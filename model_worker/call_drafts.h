@@ -60,6 +60,7 @@ struct CallDrafts {
   std::vector<int32_t> chosen;  // nodes of the tree that are verified: its rows but the root
   size_t tokens_before = 0;     // of the session
   double draft_ms = 0;          // that drafting took, for this call or others of its step
+  double catch_up_ms = 0;       // of that: for the draft's KV of tokens from before
   double plain_ms = 0;          // that the step would take without drafts
   int32_t other_rows = 0;       // of other calls that decode
   std::optional<policy::DraftSourceKind> model;  // that drafted for this call

@@ -15,19 +15,21 @@
 namespace withy::model_worker {
 namespace {
 
-// How long a draft may keep the target waiting: as long as some tokens take without it.
-constexpr double kPatienceTokens = 4;
+// How long a draft may keep the target waiting.
 constexpr double kLeastPatienceMs = 5;
 constexpr double kMostPatienceMs = 2000;
 // How long draft_worker is left alone that is away, and one that refuses to draft.
 constexpr int64_t kAwayNs = 200 * kNanosPerMilli;
 constexpr int64_t kRefusedNs = 10 * kNanosPerSecond;
 constexpr double kPassWeight = 0.2;
+// A token of many whose KV is computed together, as a share of a pass, until that is measured.
+constexpr double kGuessedTokenShare = 0.15;
+// Fewer tells what the pass costs rather than the token.
+constexpr uint32_t kTellingTokens = 8;
 
-// `token_ms`: of a token without drafts; 0: whatever the drafts take.
-double PatienceMs(double token_ms) {
-  if (!(token_ms > 0)) return kMostPatienceMs;
-  return std::clamp(kPatienceTokens * token_ms, kLeastPatienceMs, kMostPatienceMs);
+absl::Duration Patience(double ms) {
+  return absl::Milliseconds(ms > 0 ? std::clamp(ms, kLeastPatienceMs, kMostPatienceMs)
+                                   : kMostPatienceMs);
 }
 
 }  // namespace
@@ -42,7 +44,7 @@ v1::DraftRequest DraftClient::ToWire(const DraftRequest& request) {
   wire.set_call_id(request.call_id);
   wire.set_vocabulary(vocabulary_);
   const uint32_t known =
-      std::min(known_[request.call_id], static_cast<uint32_t>(request.tokens.size()));
+      std::min(calls_[request.call_id].tokens, static_cast<uint32_t>(request.tokens.size()));
   wire.set_known_tokens(known);
   for (const int32_t token : request.tokens.subspan(known)) wire.add_tokens(token);
   *wire.mutable_sampling() = engine::ToWire(request.sampling);
@@ -50,7 +52,17 @@ v1::DraftRequest DraftClient::ToWire(const DraftRequest& request) {
   wire.set_max_depth(static_cast<uint32_t>(request.limits.max_depth));
   wire.set_alpha(request.limits.alpha);
   wire.set_token_ms(request.limits.token_ms);
+  wire.set_max_passes(static_cast<uint32_t>(request.limits.max_passes));
   return wire;
+}
+
+double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const {
+  const auto found = calls_.find(call_id);
+  const Known known = found == calls_.end() ? Known{} : found->second;
+  // The last token is computed by the first pass.
+  if (tokens <= known.tokens + size_t{1}) return 0;
+  const double token_ms = token_ms_ > 0 ? token_ms_ : kGuessedTokenShare * pass_ms;
+  return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
 }
 
 bool DraftClient::Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
@@ -58,15 +70,16 @@ bool DraftClient::Draft(const DraftRequest& request, const policy::ConfidenceFn&
   const v1::DraftRequest wire = ToWire(request);
   v1::DraftResponse response;
   grpc::ClientContext context;
-  rpc::SetTimeout(&context, absl::Milliseconds(PatienceMs(request.limits.token_ms)));
+  rpc::SetTimeout(&context, Patience(request.patience_ms));
   const int64_t started = clock_.SteadyNanos();
   const grpc::Status status = stub_->Draft(&context, wire, &response);
+  const double ms = Millis(clock_.SteadyNanos() - started);
   if (!status.ok()) {
+    calls_[request.call_id].ms += ms;
     OnFailure(status);
     return false;
   }
-  refused_ = false;
-  OnPasses(started, response.passes());
+  OnDrafted(ms, response.passes(), response.caught_up_tokens(), response.catch_up_ms());
   return Take(request, response, confidence, tree);
 }
 
@@ -76,23 +89,32 @@ bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
     any = DraftTogether(jobs.first(kMostTogether)) || any;
   }
   v1::DraftTogetherRequest wire;
-  double token_ms = 0;
+  double patience_ms = 0;
   for (const DraftJob& job : jobs) {
     *wire.add_calls() = ToWire(job.request);
-    token_ms = std::max(token_ms, job.request.limits.token_ms);
+    patience_ms = std::max(patience_ms, job.request.patience_ms);
   }
   v1::DraftTogetherResponse response;
   grpc::ClientContext context;
-  rpc::SetTimeout(&context, absl::Milliseconds(PatienceMs(token_ms)));
+  rpc::SetTimeout(&context, Patience(patience_ms));
   const int64_t started = clock_.SteadyNanos();
   const grpc::Status status = stub_->DraftTogether(&context, wire, &response);
+  const double ms = Millis(clock_.SteadyNanos() - started);
   if (!status.ok()) {
+    for (const DraftJob& job : jobs) {
+      calls_[job.request.call_id].ms += ms / static_cast<double>(jobs.size());
+    }
     OnFailure(status);
     return any;
   }
-  refused_ = false;
   if (static_cast<size_t>(response.calls_size()) != jobs.size()) return any;
-  OnPasses(started, response.calls(0).passes());
+  uint32_t tokens = 0;
+  double catch_up_ms = 0;
+  for (const v1::DraftResponse& call : response.calls()) {
+    tokens += call.caught_up_tokens();
+    catch_up_ms += call.catch_up_ms();
+  }
+  OnDrafted(ms, response.calls(0).passes(), tokens, catch_up_ms);
   for (size_t i = 0; i < jobs.size(); ++i) {
     DraftJob& job = jobs[i];
     any = Take(job.request, response.calls(static_cast<int>(i)), job.confidence, &job.tree) || any;
@@ -100,19 +122,24 @@ bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
   return any;
 }
 
-void DraftClient::OnPasses(int64_t started_ns, uint32_t passes) {
-  if (passes == 0) return;
-  const double ms = Millis(clock_.SteadyNanos() - started_ns) / passes;
-  pass_ms_ += (pass_ms_ > 0 ? kPassWeight : 1) * (ms - pass_ms_);
+// `ms`: from the request to its response.
+void DraftClient::OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms) {
+  refused_ = false;
+  caught_up_ms_ = std::clamp(catch_up_ms, 0.0, ms);
+  const auto learn = [](double seen_ms, double* known_ms) {
+    *known_ms += (*known_ms > 0 ? kPassWeight : 1) * (seen_ms - *known_ms);
+  };
+  if (passes > 0) learn((ms - caught_up_ms_) / passes, &pass_ms_);
+  if (tokens >= kTellingTokens) learn(caught_up_ms_ / tokens, &token_ms_);
 }
 
 bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& response,
                        const policy::ConfidenceFn& confidence, policy::DraftTree* tree) {
   if (response.unknown()) {
-    known_[request.call_id] = 0;
+    calls_[request.call_id] = {};
     return false;
   }
-  known_[request.call_id] = static_cast<uint32_t>(request.tokens.size());
+  calls_[request.call_id] = {.tokens = static_cast<uint32_t>(request.tokens.size())};
   std::vector<int32_t> places;  // of the tokens, in `tree`
   for (const v1::DraftedToken& token : response.tokens()) {
     const bool root = token.parent() < 0;
@@ -129,11 +156,12 @@ bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& res
 // A deadline that passed has cost time already, which the limit of losses counts; what the draft
 // has computed by then is there for the next request.
 void DraftClient::OnFailure(const grpc::Status& status) {
+  caught_up_ms_ = 0;
   const grpc::StatusCode code = status.error_code();
   if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
   const bool away = code == grpc::StatusCode::UNAVAILABLE;
   retry_ns_ = clock_.SteadyNanos() + (away ? kAwayNs : kRefusedNs);
-  if (away) known_.clear();
+  if (away) calls_.clear();
   if (!away && !std::exchange(refused_, true)) {
     spdlog::info("no drafts from draft_worker: {}", status.error_message());
   }

@@ -22,29 +22,39 @@ class DraftClient final : public DraftSource {
 
   bool ready() const override { return clock_.SteadyNanos() >= retry_ns_; }
   double pass_ms() const override { return pass_ms_; }
+  double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const override;
+  double caught_up_ms() const override { return caught_up_ms_; }
   bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
              policy::DraftTree* tree) override;
   bool DraftTogether(std::span<DraftJob> jobs) override;
-  void Forget(uint64_t call_id) override { known_.erase(call_id); }
+  void Forget(uint64_t call_id) override { calls_.erase(call_id); }
 
  private:
   // Calls that draft_worker keeps the KV of (draft_worker.proto).
   static constexpr size_t kMostTogether = 8;
 
+  // What the draft has of a call.
+  struct Known {
+    uint32_t tokens = 0;  // with KV
+    double ms = 0;        // spent on the KV of later ones, by requests that ran out of time
+  };
+
   v1::DraftRequest ToWire(const DraftRequest& request);
   // Adds what came for a call to its tree; false: nothing, or no tree.
   bool Take(const DraftRequest& request, const v1::DraftResponse& response,
             const policy::ConfidenceFn& confidence, policy::DraftTree* tree);
-  void OnPasses(int64_t started_ns, uint32_t passes);
+  void OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms);
   void OnFailure(const grpc::Status& status);
 
   const uint64_t vocabulary_;
   Clock& clock_;
   const std::unique_ptr<v1::DraftWorker::Stub> stub_;
-  std::map<uint64_t, uint32_t> known_;  // by call: tokens that the draft has
-  double pass_ms_ = 0;                  // the way there and back included
-  int64_t retry_ns_ = 0;                // not asked before
-  bool refused_ = false;                // the last failure was told
+  std::map<uint64_t, Known> calls_;
+  double pass_ms_ = 0;       // the way there and back included
+  double token_ms_ = 0;      // of the KV of one of many tokens; 0: not known
+  double caught_up_ms_ = 0;  // of the last request
+  int64_t retry_ns_ = 0;     // not asked before
+  bool refused_ = false;     // the last failure was told
 };
 
 }  // namespace withy::model_worker

@@ -2,6 +2,7 @@
 // draft_client.h asks draft_worker.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -16,6 +17,7 @@ struct DraftRequest {
   std::span<const int32_t> tokens;  // the prompt and the answer so far
   engine::SamplingParams sampling;  // that the target draws with
   policy::GrowthLimits limits;
+  double patience_ms = 0;  // how long it may keep the step waiting; 0: as long as it takes
 };
 
 // One of several calls that are drafted together.
@@ -33,8 +35,15 @@ class DraftSource {
   virtual bool ready() const = 0;
   // What a draft of one pass takes, in milliseconds, as far as is known.
   virtual double pass_ms() const = 0;
+  // What the draft's KV of the call's first `tokens` tokens still takes, which comes before its
+  // first pass; 0: it is there, or takes no time. `pass_ms`: of a pass, by which a token is guessed
+  // until that is known.
+  virtual double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const = 0;
+  // What that took in the last Draft or DraftTogether.
+  virtual double caught_up_ms() const = 0;
   // Adds the tokens that are expected behind those of the request; `confidence` says how likely
-  // each is. Returns false, with the tree as it is, when nothing comes in time.
+  // each is. Returns false, with the tree as it is, when nothing comes in time; what the draft has
+  // computed by then is there for the next request.
   virtual bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
                      policy::DraftTree* tree) = 0;
   // The same for several calls whose steps share a pass. Returns whether anything came. A source

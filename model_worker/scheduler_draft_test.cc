@@ -31,6 +31,10 @@ class KnowingDraft final : public DraftSource {
 
   bool ready() const override { return true; }
   double pass_ms() const override { return 0.01; }
+  double CatchUpMs(uint64_t /*call_id*/, size_t /*tokens*/, double /*pass_ms*/) const override {
+    return 0;
+  }
+  double caught_up_ms() const override { return 0; }
   void Forget(uint64_t /*call_id*/) override {}
   bool Draft(const DraftRequest& request, const policy::ConfidenceFn& /*confidence*/,
              policy::DraftTree* tree) override {

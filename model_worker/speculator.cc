@@ -16,6 +16,17 @@ using policy::DraftSourceKind;
 // A branch ends where it is as unlikely as this.
 constexpr double kLeastConfidence = 0.02;
 constexpr int32_t kMostModelNodes = 64;
+// Share of a plain pass that one of draft_worker is taken to need until one was measured.
+constexpr double kGuessedPassShare = 0.2;
+// How long a step waits for draft_worker, as a ratio to what its passes are expected to take.
+constexpr double kPatience = 1.5;
+// draft_worker begins with a call's prompt when that takes at most this share of the time that the
+// answer would have taken plainly so far. So a long prompt with a short answer is left alone: its
+// draft would take longer than it can save.
+constexpr double kCatchUpShare = 0.25;
+// The same where it cannot be afforded at once: an answer as long as that is likely to go on until
+// all of it is done.
+constexpr double kSlicedCatchUpShare = 0.05;
 
 // What passes of several rows take while it was not measured. Where a pass waits for a disk, it
 // computes rows meanwhile.
@@ -129,7 +140,7 @@ CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
   drafts.fed = drafts.tokens_before = tokens.size();
   drafts.tree = {};
   drafts.chosen.clear();
-  drafts.draft_ms = 0;
+  drafts.draft_ms = drafts.catch_up_ms = 0;
   drafts.model.reset();
   drafts.other_rows = other_rows;
   drafts.plain_ms =
@@ -164,21 +175,22 @@ void Speculator::AddLookups(Call& call) {
 // say nothing of, if one is to be asked. The calls wait for it, those that it does not draft for,
 // too, and pay for that.
 void Speculator::AskModels(std::span<Call* const> calls, const BesideCalls& beside) {
-  std::vector<std::pair<double, DraftSourceKind>> sources;  // by what they gained
+  std::vector<Asked> sources;
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
-    const std::vector<Call*> asked = Askable(calls, source);
-    if (asked.empty() || !AffordTry(calls, asked, source)) continue;
-    double gain = 0;
-    for (const Call* call : asked) gain += call->drafts->speculation().GainOf(source).gain();
-    sources.emplace_back(gain, source);
+    Asked asked{.source = source, .calls = Askable(calls, source)};
+    if (asked.calls.empty() || (!options_.always && !Afford(calls, &asked))) continue;
+    for (const Call* call : asked.calls) {
+      asked.gain += call->drafts->speculation().GainOf(source).gain();
+    }
+    sources.push_back(std::move(asked));
   }
   std::stable_sort(sources.begin(), sources.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
+                   [](const Asked& a, const Asked& b) { return a.gain > b.gain; });
   if (!options_.always && sources.size() > 1) sources.resize(1);
-  for (const auto& [gain, source] : sources) {
-    const std::vector<Call*> asked = Askable(calls, source);
-    Grow(calls, asked, source, beside.interrupt);
-    for (Call* call : asked) Choose(*call);
+  for (Asked& asked : sources) {
+    asked.calls = Askable(calls, asked.source);
+    Grow(calls, asked, beside.interrupt);
+    for (Call* call : asked.calls) Choose(*call);
   }
 }
 
@@ -204,48 +216,84 @@ bool Speculator::CanAsk(const Call& call, DraftSourceKind source) const {
           ? options_.draft != nullptr && options_.draft->ready()
           : prefix_.CanDraftFor(engine::LevelIndex(model_.info(), call.session->level_percent()));
   if (!is_there || options_.always) return is_there;
+  if (source == DraftSourceKind::kDraft &&
+      CatchUpMs(call) > kCatchUpShare * call.session->speculation().plain_ms) {
+    return false;
+  }
   return call.drafts->speculation().GainOf(source).Asked();
 }
 
-// Whether all calls of the step can afford that a model drafts a token for some of them in vain.
-bool Speculator::AffordTry(std::span<Call* const> calls, std::span<Call* const> asked,
-                           DraftSourceKind source) const {
-  if (options_.always) return true;
+// Whether all calls of the step can afford that the model drafts in vain; sets for how long it may.
+bool Speculator::Afford(std::span<Call* const> calls, Asked* asked) const {
   std::vector<policy::PassTree> trees;
-  int32_t rows = 0, more = static_cast<int32_t>(asked.size());
+  int32_t rows = 0, depth = 0;
   for (const Call* call : calls) {
     const CallDrafts& drafts = *call->drafts;
     rows = drafts.other_rows + 1;
-    more += static_cast<int32_t>(drafts.chosen.size());
     trees.push_back({.call = drafts.speculation(),
                      .cumulative = {},
                      .plain_ms = drafts.plain_ms,
-                     .draft_ms = DraftPassMs(asked, source)});
+                     .nodes = static_cast<int32_t>(drafts.chosen.size())});
   }
-  return policy::AllAfford(trees, costs_.Ratio(rows + more) / costs_.Ratio(rows));
+  double catch_up_ms = 0;
+  for (const Call* call : asked->calls) {
+    depth = std::max(depth, call->drafts->bounds.depth);
+    if (asked->source == DraftSourceKind::kDraft) catch_up_ms += CatchUpMs(*call);
+  }
+  const double pass_ms = DraftPassMs(asked->calls, asked->source);
+  const auto affordable = [&](double before_ms) {
+    return policy::AffordablePasses(costs_, trees,
+                                    {.rows = rows,
+                                     .asked = static_cast<int32_t>(asked->calls.size()),
+                                     .before_ms = before_ms,
+                                     .pass_ms = pass_ms},
+                                    depth);
+  };
+  asked->passes = affordable(catch_up_ms);
+  const double plain_ms = asked->calls.front()->session->speculation().plain_ms;
+  if (asked->passes == 0 && catch_up_ms > 0 && catch_up_ms <= kSlicedCatchUpShare * plain_ms) {
+    // As much of the KV as the time of a pass allows: the rest another time.
+    catch_up_ms = 0;
+    asked->passes = std::min(1, affordable(0));
+  }
+  asked->patience_ms = catch_up_ms + kPatience * asked->passes * pass_ms;
+  return asked->passes > 0;
+}
+
+// What draft_worker needs before its first pass for the call.
+double Speculator::CatchUpMs(const Call& call) const {
+  return options_.draft->CatchUpMs(call.request.call_id, call.session->tokens().size(),
+                                   WorkerPassMs(call));
+}
+
+// A pass of draft_worker, guessed until one was measured.
+double Speculator::WorkerPassMs(const Call& call) const {
+  const double known = options_.draft->pass_ms();
+  return known > 0 ? known : kGuessedPassShare * call.drafts->plain_ms;
 }
 
 // What a pass of the model takes that drafts for these calls.
 double Speculator::DraftPassMs(std::span<Call* const> asked, DraftSourceKind source) const {
-  if (source == DraftSourceKind::kDraft) return options_.draft->pass_ms();
+  if (source == DraftSourceKind::kDraft) return WorkerPassMs(*asked.front());
   int32_t depth = 0;
   for (const Call* call : asked) depth = std::max(depth, call->session->computed());
   return prefix_.PassMs(levels_.front(), depth, static_cast<int32_t>(asked.size()));
 }
 
-policy::GrowthLimits Speculator::LimitsOf(std::span<Call* const> asked, const Call& call,
-                                          DraftSourceKind source) const {
+policy::GrowthLimits Speculator::LimitsOf(const Asked& asked, const Call& call) const {
   const CallDrafts& drafts = *call.drafts;
   policy::GrowthLimits limits{.max_nodes = std::min(drafts.bounds.nodes, kMostModelNodes),
-                              .max_depth = drafts.bounds.depth};
+                              .max_depth = drafts.bounds.depth,
+                              .max_passes = asked.passes};
   // Rows are nearly free while weights are read: other tokens than the likeliest are verified, too.
   if (drafts.windows) limits.branch_threshold = kWindowBranch;
   if (options_.always) return limits;
   limits.alpha = drafts.context->state.fallback.alpha();
   // The calls share a pass, and what it takes.
-  limits.pass_ms = DraftPassMs(asked, source) / static_cast<double>(asked.size());
+  limits.pass_ms = DraftPassMs(asked.calls, asked.source) / static_cast<double>(asked.calls.size());
   // Of two tokens that are verified together the second one saves what tokens take by now.
-  limits.token_ms = drafts.plain_ms / std::max(1.0, drafts.speculation().GainOf(source).gain());
+  limits.token_ms =
+      drafts.plain_ms / std::max(1.0, drafts.speculation().GainOf(asked.source).gain());
   return limits;
 }
 
@@ -255,56 +303,64 @@ policy::ConfidenceFn Speculator::ConfidenceOf(const Call& call) const {
   };
 }
 
-// `asked`: of `calls`, those that are drafted for; all wait.
-void Speculator::Grow(std::span<Call* const> calls, std::span<Call* const> asked,
-                      DraftSourceKind source, const std::atomic<bool>* interrupt) {
+// All of `calls` wait.
+void Speculator::Grow(std::span<Call* const> calls, const Asked& asked,
+                      const std::atomic<bool>* interrupt) {
   const int64_t started = clock_.SteadyNanos();
   std::vector<int32_t> before;
-  for (const Call* call : asked) before.push_back(call->drafts->tree.size());
-  if (source == DraftSourceKind::kDraft) {
-    AskDraft(asked);
+  for (const Call* call : asked.calls) before.push_back(call->drafts->tree.size());
+  const bool of_worker = asked.source == DraftSourceKind::kDraft;
+  bool came = true;
+  if (of_worker) {
+    came = AskDraft(asked);
   } else {
     GrowByPrefix(asked, interrupt);
   }
+  const double catch_up_ms = of_worker ? options_.draft->caught_up_ms() : 0;
   const int64_t ended = clock_.SteadyNanos();
-  for (size_t i = 0; i < asked.size(); ++i) {
-    CallDrafts& drafts = *asked[i]->drafts;
-    metrics_.Drafted(asked[i]->request.call_id, drafts.tree.size() - before[i], started, ended);
-    asked[i]->session->speculation().draft_ns += ended - started;
-    drafts.model = source;
+  for (size_t i = 0; i < asked.calls.size(); ++i) {
+    Call& call = *asked.calls[i];
+    metrics_.Drafted(call.request.call_id, call.drafts->tree.size() - before[i], started, ended);
+    call.session->speculation().draft_ns += ended - started;
+    // A worker that has not even begun says nothing of how good its drafts are.
+    if (came) call.drafts->model = asked.source;
   }
-  for (Call* call : calls) call->drafts->draft_ms += Millis(ended - started);
+  for (Call* call : calls) {
+    call->drafts->draft_ms += Millis(ended - started);
+    call->drafts->catch_up_ms += catch_up_ms;
+  }
 }
 
-void Speculator::GrowByPrefix(std::span<Call* const> asked, const std::atomic<bool>* interrupt) {
+void Speculator::GrowByPrefix(const Asked& asked, const std::atomic<bool>* interrupt) {
   std::vector<PrefixJob> jobs;
-  for (const Call* call : asked) {
+  for (const Call* call : asked.calls) {
     jobs.push_back({.session = *call->session,
                     .tree = call->drafts->prefix,
-                    .limits = LimitsOf(asked, *call, DraftSourceKind::kPrefix),
+                    .limits = LimitsOf(asked, *call),
                     .confidence = ConfidenceOf(*call)});
   }
   // Without a draft the step decodes plainly, and says what is wrong with the model.
   prefix_.Grow(std::move(jobs), levels_.front(), interrupt).IgnoreError();
-  for (const Call* call : asked) call->drafts->tree.Merge(call->drafts->prefix.tree);
+  for (const Call* call : asked.calls) call->drafts->tree.Merge(call->drafts->prefix.tree);
 }
 
-void Speculator::AskDraft(std::span<Call* const> asked) {
+// Returns whether anything came.
+bool Speculator::AskDraft(const Asked& asked) {
   std::vector<DraftJob> jobs;
-  for (const Call* call : asked) {
+  for (const Call* call : asked.calls) {
     jobs.push_back({.request = {.call_id = call->request.call_id,
                                 .tokens = call->session->tokens(),
                                 .sampling = call->session->sampling(),
-                                .limits = LimitsOf(asked, *call, DraftSourceKind::kDraft)},
+                                .limits = LimitsOf(asked, *call),
+                                .patience_ms = asked.patience_ms},
                     .confidence = ConfidenceOf(*call),
                     .tree = {}});
   }
-  if (jobs.size() == 1) {
-    options_.draft->Draft(jobs.front().request, jobs.front().confidence, &jobs.front().tree);
-  } else {
-    options_.draft->DraftTogether(jobs);
-  }
-  for (size_t i = 0; i < jobs.size(); ++i) asked[i]->drafts->tree.Merge(jobs[i].tree);
+  const bool came = jobs.size() == 1
+                        ? options_.draft->Draft(jobs[0].request, jobs[0].confidence, &jobs[0].tree)
+                        : options_.draft->DraftTogether(jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) asked.calls[i]->drafts->tree.Merge(jobs[i].tree);
+  return came;
 }
 
 void Speculator::Choose(Call& call) {
@@ -382,7 +438,9 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
   stats.plain_ms += tokens * drafts.plain_ms;
   stats.took_ms += ms;
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
-    drafts.speculation().OnSource(source, drafts.model == source, tokens, ms, drafts.plain_ms);
+    // What the draft's KV of the prompt took is paid once, and says nothing of the passes to come.
+    drafts.speculation().OnSource(source, drafts.model == source, tokens, ms - drafts.catch_up_ms,
+                                  drafts.plain_ms);
   }
   if (drafts.model.has_value()) OnModelVerified(call, verified);
   drafts.plain_ms = 0;

@@ -79,6 +79,15 @@ class Speculator {
   // GrowthLimits::branch_threshold of calls whose steps have windows.
   static constexpr double kWindowBranch = 0.05;
 
+  // A draft model that is asked.
+  struct Asked {
+    policy::DraftSourceKind source = policy::DraftSourceKind::kPrefix;
+    std::vector<Call*> calls = {};  // for which
+    int32_t passes = 0;             // at most; 0: any number
+    double patience_ms = 0;         // how long the step may wait for draft_worker; 0: any time
+    double gain = 0;                // of the source, summed over these
+  };
+
   CallDrafts& DraftsOf(Call& call);
   TreeBounds BoundsOf(const Call& call) const;
   const policy::LevelPace& PaceOf(const Call& call) const;
@@ -88,18 +97,17 @@ class Speculator {
   void AskModels(std::span<Call* const> calls, const BesideCalls& beside);
   std::vector<Call*> Askable(std::span<Call* const> calls, policy::DraftSourceKind source) const;
   bool CanAsk(const Call& call, policy::DraftSourceKind source) const;
-  bool AffordTry(std::span<Call* const> calls, std::span<Call* const> asked,
-                 policy::DraftSourceKind source) const;
+  bool Afford(std::span<Call* const> calls, Asked* asked) const;
+  double WorkerPassMs(const Call& call) const;
+  double CatchUpMs(const Call& call) const;
   double DraftPassMs(std::span<Call* const> asked, policy::DraftSourceKind source) const;
   void BeginWithKept(Call& call);
   bool MayOpenWindows(const Call& call) const;
   int32_t SlotsAhead(const CallDrafts& drafts) const;
-  policy::GrowthLimits LimitsOf(std::span<Call* const> asked, const Call& call,
-                                policy::DraftSourceKind source) const;
-  void Grow(std::span<Call* const> calls, std::span<Call* const> asked,
-            policy::DraftSourceKind source, const std::atomic<bool>* interrupt);
-  void GrowByPrefix(std::span<Call* const> asked, const std::atomic<bool>* interrupt);
-  void AskDraft(std::span<Call* const> asked);
+  policy::GrowthLimits LimitsOf(const Asked& asked, const Call& call) const;
+  void Grow(std::span<Call* const> calls, const Asked& asked, const std::atomic<bool>* interrupt);
+  void GrowByPrefix(const Asked& asked, const std::atomic<bool>* interrupt);
+  bool AskDraft(const Asked& asked);
   void Choose(Call& call);
   void FitChosen(std::span<Call* const> calls, int32_t other_rows);
   policy::ConfidenceFn ConfidenceOf(const Call& call) const;

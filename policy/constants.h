@@ -248,6 +248,9 @@ inline constexpr double kLeastGain = 1.03;
 // What a row more costs where nothing was measured. Share of a pass. Choice: dear, since what is
 // measured corrects it. Test: RowCostsTest.
 inline constexpr double kGuessedRowShare = 0.25;
+// Weight of the first pass of a number of rows for what rows cost where nothing was measured.
+// Share. Choice: two or three passes tell. Test: RowCostsTest.AnUncalibratedBoardIsKnownSoon.
+inline constexpr double kGuessWeight = 0.5;
 // Weight of one pass for what its number of rows costs, and of a plain pass for what was calibrated
 // instead. Shares. Choice. Test: RowCostsTest.
 inline constexpr double kRowCostWeight = 0.15;

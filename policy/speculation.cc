@@ -1,6 +1,7 @@
 #include "policy/speculation.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "policy/constants.h"
 
@@ -34,6 +35,10 @@ void LossLimit::OnPass(double tokens, double ms, double plain_ms) {
 }
 
 void SourceGain::OnDrafted(double tokens, double ms, double plain_ms) {
+  if (!known()) {
+    plain_ms_ = kFirstPasses * kFirstGain * plain_ms;
+    ms_ = kFirstPasses * plain_ms;
+  }
   plain_ms_ = plain_ms_ * kGainMemory + tokens * plain_ms;
   ms_ = ms_ * kGainMemory + ms;
   const bool was_tried_again = pause_left_ <= 0 && pause_ > 0;
@@ -70,6 +75,20 @@ bool AllAfford(std::span<const PassTree> trees, double wider) {
     return tree.call.context.limit.AffordsLoss(loss(tree)) &&
            tree.call.app.limit.AffordsLoss(of_app);
   });
+}
+
+int32_t AffordablePasses(const RowCosts& costs, std::span<const PassTree> trees,
+                         const DraftedStep& step, int32_t most) {
+  std::vector<PassTree> tried(trees.begin(), trees.end());
+  int32_t verified = step.rows;
+  for (const PassTree& tree : trees) verified += tree.nodes;
+  for (int32_t passes = 1; passes <= most; ++passes) {
+    for (PassTree& tree : tried) tree.draft_ms = step.before_ms + passes * step.pass_ms;
+    if (!AllAfford(tried, costs.Ratio(verified + passes * step.asked) / costs.Ratio(step.rows))) {
+      return passes - 1;
+    }
+  }
+  return most;
 }
 
 void FitTogether(const RowCosts& costs, int32_t other_rows, std::span<PassTree> trees) {

@@ -59,6 +59,10 @@ class SourceGain {
 
  private:
   static constexpr double kHoped = 1.2;
+  // Plain passes' time for which it is taken to have gained kFirstGain before its first pass: so
+  // one refused draft does not end it, and three do.
+  static constexpr double kFirstPasses = 4;
+  static constexpr double kFirstGain = 1.3;
   static constexpr double kPays = 1.02;
 
   double plain_ms_ = 0;  // of the tokens that it brought, fading
@@ -137,6 +141,19 @@ struct PassTree {
 // Whether every call can afford a pass that takes `wider` times as long as one without drafts.
 // Calls of one app afford it together.
 bool AllAfford(std::span<const PassTree> trees, double wider);
+
+// A step for some of whose calls a draft model is to be asked.
+struct DraftedStep {
+  int32_t rows = 1;      // without drafts
+  int32_t asked = 1;     // calls; a pass of the model brings each a token, which is verified
+  double before_ms = 0;  // that the model takes before its first pass
+  double pass_ms = 0;    // of the model
+};
+
+// How many passes of the model all calls of the step can afford in vain, at most `most`. `trees`:
+// of each call, what is verified besides; their `draft_ms` are not read.
+int32_t AffordablePasses(const RowCosts& costs, std::span<const PassTree> trees,
+                         const DraftedStep& step, int32_t most);
 
 // Cuts trees until every call can afford the pass that they make together, which lasts as long for
 // a call with a small tree as for one with a large one. The least confident node goes first.

@@ -70,6 +70,16 @@ TEST(SourceGainTest, PausesLongerAndLongerWhileItDoesNotPay) {
   EXPECT_GT(gain.gain(), 1.5);
 }
 
+// One refused draft does not end a source that was never tried before; a few do.
+TEST(SourceGainTest, IsNotGivenUpAtOnce) {
+  SourceGain gain;
+  gain.OnDrafted(1, 1.4 * kPlainMs, kPlainMs);
+  EXPECT_TRUE(gain.Asked());
+  int tries = 1;
+  for (; gain.Asked() && tries < 10; ++tries) gain.OnDrafted(1, 1.4 * kPlainMs, kPlainMs);
+  EXPECT_LE(tries, 4);
+}
+
 // One context on a board: a chain of drafted tokens each pass, of which the first
 // accepted(token) are right; the control decides how many of them are verified.
 struct Simulated {
@@ -195,6 +205,38 @@ TEST(SpeculationTest, NoCallPaysForItsNeighbours) {
     for (size_t i = 0; i < kCalls; ++i) {
       EXPECT_GE(tokens[i] * plain_ms / took_ms[i], 0.97) << "call " << i;
     }
+  }
+}
+
+// As many passes as the credit allows: with one more, a call could not afford that all is refused.
+TEST(SpeculationTest, ADraftModelIsAskedForNoMoreThanIsAffordable) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<SpeculationState> states;
+    for (int i = 0; i < 4; ++i) states.emplace_back(3 * uniform(random));
+    std::vector<PassTree> trees;
+    for (size_t i = 0; i < 1 + random() % 3; ++i) {
+      trees.push_back({.call = {states[i], states[3]},
+                       .cumulative = {},
+                       .plain_ms = kPlainMs,
+                       .nodes = static_cast<int32_t>(random() % 3)});
+    }
+    const DraftedStep step{.rows = static_cast<int32_t>(trees.size() + random() % 2),
+                           .asked = 1 + static_cast<int32_t>(random() % trees.size()),
+                           .before_ms = random() % 2 == 0 ? 0 : kPlainMs * uniform(random),
+                           .pass_ms = kPlainMs * uniform(random)};
+    constexpr int32_t kMost = 12;
+    const int32_t passes = AffordablePasses(kDear, trees, step, kMost);
+    int32_t verified = step.rows;
+    for (const PassTree& tree : trees) verified += tree.nodes;
+    const auto affords = [&](int32_t of_model) {
+      for (PassTree& tree : trees) tree.draft_ms = step.before_ms + of_model * step.pass_ms;
+      return AllAfford(trees,
+                       kDear.Ratio(verified + of_model * step.asked) / kDear.Ratio(step.rows));
+    };
+    EXPECT_TRUE(passes == 0 || affords(passes)) << round;
+    EXPECT_FALSE(passes < kMost && affords(passes + 1)) << round;
   }
 }
 

@@ -9,13 +9,15 @@ namespace withy::policy {
 const std::array<int32_t, RowCosts::kPoints> RowCosts::kRows = {1,  2,  3,  4,  5,  6,  8,   10, 12,
                                                                 16, 24, 32, 48, 64, 96, 128, 256};
 
-RowCosts::RowCosts(std::span<const RowCost> measured) {
+RowCosts::RowCosts(std::span<const RowCost> measured) : row_share_(kGuessedRowShare) {
+  known_[0] = true;
   for (size_t i = 0; i < kPoints; ++i) {
     const double rows = kRows[i];
     if (measured.size() < 2 || !(measured.front().ms > 0)) {
-      ratio_[i] = 1 + kGuessedRowShare * (rows - 1);
+      ratio_[i] = 1 + row_share_ * (rows - 1);
       continue;
     }
+    known_[i] = true;
     size_t next = 1;
     while (next + 1 < measured.size() && measured[next].rows < rows) ++next;
     const RowCost &low = measured[next - 1], &high = measured[next];
@@ -44,6 +46,15 @@ double RowCosts::Ratio(int32_t rows) const {
   return std::max(1.0, At(low) + slope * (rows - kRows[low]));
 }
 
+// A pass of `rows` rows, whose cost nobody has told, took `seen` plain ones.
+void RowCosts::Guess(int32_t rows, double seen) {
+  const double share = std::max(0.0, seen - 1) / (rows - 1);
+  row_share_ += kGuessWeight * (std::min(share, 2 * kGuessedRowShare) - row_share_);
+  for (size_t i = 0; i < kPoints; ++i) {
+    if (!known_[i]) calibrated_[i] = ratio_[i] = 1 + row_share_ * (kRows[i] - 1);
+  }
+}
+
 void RowCosts::Observe(int32_t rows, double ms, double expected_ms) {
   if (!(ms > 0) || !(expected_ms > 0)) return;
   // One stall does not move it far.
@@ -63,6 +74,10 @@ void RowCosts::Observe(int32_t rows, double ms, double expected_ms) {
   if (!pace_known_) return;
   const double seen = ms / PlainMs(expected_ms);
   const size_t low = PointOf(rows);
+  if (!known_[low]) {
+    Guess(rows, seen);
+    known_[low] = true;
+  }
   // A pass between two points teaches both, by how near they are.
   const size_t high = std::min(low + 1, kPoints - 1);
   const double share =

@@ -20,13 +20,14 @@ struct RowCost {
 
 // What a pass of several rows takes, as a ratio to one of a single row. Begins with what was
 // calibrated, learns from every pass with drafts, and forgets towards the former with every plain
-// one: what a busy moment taught does not end speculation for good. Not thread-safe.
+// one: what a busy moment taught does not end speculation for good. Where nothing was calibrated,
+// the first passes of each number of rows teach what further rows cost. Not thread-safe.
 class RowCosts {
  public:
   static constexpr int32_t kMostRows = 256;
 
   // `measured`: ascending in rows, the first of one row; beyond the last, as from the last two on.
-  // Fewer than two: a row more costs kGuessedRowShare of a pass.
+  // Fewer than two: a row more is taken to cost kGuessedRowShare of a pass.
   explicit RowCosts(std::span<const RowCost> measured = {});
 
   // 1 for one row; does not fall with `rows`.
@@ -45,9 +46,12 @@ class RowCosts {
 
   static size_t PointOf(int32_t rows);
   double At(size_t point) const;
+  void Guess(int32_t rows, double seen);
 
   std::array<double, kPoints> calibrated_{};
   std::array<double, kPoints> ratio_{};
+  std::array<bool, kPoints> known_{};  // was calibrated or seen
+  double row_share_;                   // of a row more, where that is not known
   double pace_ = 1;
   bool pace_known_ = false;
   int32_t since_plain_ = 0;

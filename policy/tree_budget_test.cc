@@ -41,6 +41,19 @@ TEST(RowCostsTest, LearnsWhatPassesTakeAndDoesNotFall) {
   for (int32_t rows = 1; rows < 256; ++rows) EXPECT_LE(costs.Ratio(rows), costs.Ratio(rows + 1));
 }
 
+TEST(RowCostsTest, AnUncalibratedBoardIsKnownSoon) {
+  const auto truth = [](int32_t rows) { return 1 + 0.04 * (rows - 1); };
+  RowCosts costs;
+  costs.Observe(1, 60, 60);
+  for (const int32_t rows : {2, 3, 4}) costs.Observe(rows, 60 * truth(rows), 60);
+  for (const int32_t rows : {2, 4, 6, 8}) EXPECT_NEAR(costs.Ratio(rows), truth(rows), 0.2) << rows;
+  for (int i = 0; i < 1000; ++i) costs.Observe(1, 60, 60);
+  EXPECT_NEAR(costs.Ratio(4), truth(4), 0.2) << "plain passes do not bring the guess back";
+  // One stall says little.
+  costs.Observe(5, 60 * 30, 60);
+  EXPECT_LT(costs.Ratio(8), 1 + 2 * kGuessedRowShare * 7);
+}
+
 TEST(RowCostsTest, ABusyMomentIsForgotten) {
   RowCosts costs(kBoard);
   costs.Observe(1, 10, 10);

@@ -7,6 +7,8 @@ namespace withy::policy {
 
 std::vector<int32_t> TreeGrowth::Next() {
   if (limits_.max_nodes < 1 || limits_.max_depth < 1) return {};
+  if (limits_.max_passes > 0 && passes_ >= limits_.max_passes) return {};
+  ++passes_;
   if (!begun_ && !tree_.root_extended()) {
     begun_ = true;
     return {kRoot};

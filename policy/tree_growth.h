@@ -23,6 +23,7 @@ namespace withy::policy {
 struct GrowthLimits {
   int32_t max_nodes = 16;
   int32_t max_depth = 16;
+  int32_t max_passes = 0;  // of the draft; 0: any number
   int32_t leaves_per_pass = 2;
   double alpha = 0.01;            // draft_confidence.h
   double branch_threshold = 0.3;  // probability from which a token that is not the first branches
@@ -64,6 +65,7 @@ class TreeGrowth {
   const ConfidenceFn confidence_;
   DraftTree& tree_;
   bool begun_ = false;
+  int32_t passes_ = 0;
 };
 
 }  // namespace withy::policy

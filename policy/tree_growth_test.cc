@@ -63,6 +63,11 @@ TEST(TreeGrowthTest, StopsAtItsLimits) {
   EXPECT_EQ(tree.size(), 2 + 4 + 8);
   tree = {};
   EXPECT_EQ(Grow({.max_nodes = 0}, {{1, 0.5}}, &tree), 0);
+  for (const int32_t passes : {1, 3}) {
+    tree = {};
+    EXPECT_EQ(Grow({.max_passes = passes, .alpha = 0}, {{1, 0.9}}, &tree), passes);
+    EXPECT_EQ(tree.size(), passes);
+  }
 }
 
 // A tree that a former growth left does not begin at its root again.
