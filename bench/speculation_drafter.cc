@@ -11,7 +11,7 @@ namespace withy::bench {
 namespace {
 
 // The draft's likely tokens, the likeliest first.
-std::vector<policy::Candidate> Likely(std::span<const float> logits) {
+std::vector<policy::LikelyToken> Likely(std::span<const float> logits) {
   constexpr size_t kCandidates = 4;
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -19,7 +19,7 @@ std::vector<policy::Candidate> Likely(std::span<const float> logits) {
                     [&](int32_t a, int32_t b) {
                       return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
                     });
-  std::vector<policy::Candidate> likely;
+  std::vector<policy::LikelyToken> likely;
   for (size_t i = 0; i < kCandidates; ++i) {
     likely.push_back({order[i], std::exp(LogProbability(logits, order[i]))});
   }

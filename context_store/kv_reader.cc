@@ -245,7 +245,7 @@ void KvReader::IssueMore() {
 // Returns false if the job was cancelled.
 bool KvReader::Issue(Job& job, const Unit& unit) {
   ExtentState& state = job.extents[unit.extent];
-  if (state.failed) return true;
+  if (state.failed()) return true;
   const KvExtentRead& part = job.read.extents[unit.extent];
   if (!state.fd.valid()) {
     absl::Status status = CheckProtection(part);
@@ -259,8 +259,9 @@ bool KvReader::Issue(Job& job, const Unit& unit) {
       }
     }
     if (!status.ok()) {
+      state.failure = std::move(status);
       if (!Begin(job)) return false;
-      Fail(job, unit.extent, status);
+      TellFailure(job, unit.extent);
       Advance(job);
       End();
       return true;
@@ -285,6 +286,7 @@ bool KvReader::Issue(Job& job, const Unit& unit) {
     slot.due_ns = disk_free_ns_;
   }
   ++job.in_flight;
+  ++state.in_flight;
   Submit(index);
   return true;
 }
@@ -321,7 +323,7 @@ void KvReader::Handle(const DiskCompletion& completion) {
   } else if (slot.filled < slot.wanted) {
     status = absl::DataLossError(
         absl::StrCat("the file was cut: it ends at ", slot.file_offset + slot.filled));
-  } else if (!job.extents[slot.unit.extent].failed && BeginPlacing(job)) {
+  } else if (!job.extents[slot.unit.extent].failed() && BeginPlacing(job)) {
     if (to_place_.TryPush(size_t{completion.tag})) return;
     status = Place(slot, options_.helpers);  // all helpers are busy
     absl::MutexLock lock(&mutex_);
@@ -373,19 +375,22 @@ absl::Status KvReader::Place(const Slot& slot, uint32_t thread) const {
   return absl::OkStatus();
 }
 
-// A request and the work on its data are over.
+// A request and the work on its data are over. That an extent failed is told when none of its
+// requests runs any more: its targets may be used otherwise from then on.
 void KvReader::Finish(size_t index, const absl::Status& status) {
   Slot& slot = slots_[index];
   Job& job = *slot.job;
   ExtentState& state = job.extents[slot.unit.extent];
-  if (!state.failed && Begin(job)) {
+  --state.in_flight;
+  state.failure.Update(status);
+  if ((!state.failed() || state.in_flight == 0) && Begin(job)) {
     const uint32_t per_layer = job.read.extents[slot.unit.extent].extent.layout().PiecesPerLayer();
-    if (status.ok()) {
+    if (state.failed()) {
+      TellFailure(job, slot.unit.extent);
+    } else {
       for (uint32_t i = 0; i < slot.unit.pieces; ++i) {
         --state.left[(slot.unit.first + i) / per_layer];
       }
-    } else {
-      Fail(job, slot.unit.extent, status);
     }
     Advance(job);
     End();
@@ -395,16 +400,16 @@ void KvReader::Finish(size_t index, const absl::Status& status) {
   free_slots_.push_back(index);
 }
 
-void KvReader::Fail(Job& job, uint32_t extent, const absl::Status& status) {
+void KvReader::TellFailure(Job& job, uint32_t extent) {
   ExtentState& state = job.extents[extent];
-  state.failed = true;
   std::fill(state.left.begin(), state.left.end(), 0);
   const KvExtent& failed = job.read.extents[extent].extent;
   if (Cancelled(job) || !job.read.on_failed) return;
   job.read.on_failed(
-      extent, Annotate(status, absl::StrCat("KV segment ",
-                                            KvSegmentPath(options_.directory, failed.segment),
-                                            ", extent at offset ", failed.offset)));
+      extent,
+      Annotate(state.failure,
+               absl::StrCat("KV segment ", KvSegmentPath(options_.directory, failed.segment),
+                            ", extent at offset ", failed.offset)));
 }
 
 void KvReader::Advance(Job& job) {

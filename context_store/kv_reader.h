@@ -117,7 +117,9 @@ class KvReader {
     UniqueFd fd;
     std::vector<std::unique_ptr<KvPieceSealer>> sealers;  // one a thread that places
     std::vector<uint32_t> left;  // by layer: wanted pieces that have not arrived
-    bool failed = false;
+    uint32_t in_flight = 0;      // requests
+    absl::Status failure = {};   // the first one's; no further request is made then
+    bool failed() const { return !failure.ok(); }
   };
   struct Job {
     KvReadId id = 0;
@@ -153,7 +155,7 @@ class KvReader {
   void Help(uint32_t helper);
   absl::Status Place(const Slot& slot, uint32_t thread) const;
   void Finish(size_t slot, const absl::Status& status);
-  void Fail(Job& job, uint32_t extent, const absl::Status& status);
+  void TellFailure(Job& job, uint32_t extent);
   void Advance(Job& job);
   void WaitUntilDue(const Slot& slot);
   // Surround calls of a job's functions, and writes to its targets. False if the job was cancelled.

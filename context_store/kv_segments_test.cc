@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -197,7 +198,7 @@ TEST_P(KvSegmentsTest, ASlowDiskIsSimulatedInBothDirections) {
 
 // All eight layers would fit into one request.
 TEST_P(KvSegmentsTest, TheFirstLayersOfALargeExtentDoNotWaitForTheOthers) {
-  Reopen(uint64_t{1} << 30, /*bytes_per_second=*/2'000'000);
+  Reopen(uint64_t{1} << 30, /*bytes_per_second=*/1'000'000);
   Blocks written(0, 1, 16), targets(8, 8, 7936);
   const KvExtent extent = Write(8, 8, 7936, &written);
   absl::Notification done;
@@ -391,6 +392,35 @@ TEST_P(KvSegmentsTest, AFlippedBitAnywhereIsAMiss) {
     FlipBit(File(extent), 8 * extent.offset + bit);
   }
   EXPECT_TRUE(ReadBack(extent, blocks).ok());
+}
+
+// A failure is told when the extent's other requests are over, too: slots that its chunks were to
+// be read into then belong to other chunks.
+TEST_P(KvSegmentsTest, NothingIsWrittenOnceAFailureWasTold) {
+  constexpr std::byte kOthers{0x55};
+  Blocks written(0, 1, 16);
+  const KvExtent extent = Write(8, 8, 7936, &written);
+  FlipBit(File(extent), 8 * extent.offset + 80);  // of the first of several requests
+  for (int round = 0; round < 20; ++round) {
+    Blocks targets(8, 8, 7936);
+    absl::Notification done;
+    int failures = 0;
+    KvRead read;
+    read.layers = 8;
+    read.extents = {ReadOf(extent, targets)};
+    read.on_failed = [&](size_t, const absl::Status&) {
+      ++failures;
+      std::fill(targets.memory.begin(), targets.memory.end(), kOthers);
+    };
+    read.on_done = [&] { done.Notify(); };
+    ASSERT_TRUE(segments_->Start(std::move(read)).ok());
+    done.WaitForNotification();
+    Reopen();  // the reader's threads have ended
+    EXPECT_EQ(failures, 1);
+    EXPECT_EQ(std::count(targets.memory.begin(), targets.memory.end(), kOthers),
+              static_cast<std::ptrdiff_t>(targets.memory.size()))
+        << "round " << round;
+  }
 }
 
 TEST_P(KvSegmentsTest, SwappedSegmentsAndExtentsAreMisses) {

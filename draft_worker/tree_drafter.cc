@@ -146,7 +146,7 @@ absl::StatusOr<int32_t> TreeDrafter::GrowAll(std::span<Growing> growing,
             const std::vector<engine::DraftCandidate> likely,
             one.sampler.Candidates(std::span(logits_).subspan(vocab * row++, vocab),
                                    one.call.tokens, one.tree.PathTo(leaf)));
-        std::vector<policy::Candidate> candidates;
+        std::vector<policy::LikelyToken> candidates;
         for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
         one.growth.Extend(leaf, candidates, one.ends);
       }

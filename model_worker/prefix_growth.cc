@@ -219,7 +219,7 @@ absl::Status PrefixGrowth::Extend() {
           const std::vector<engine::DraftCandidate> likely,
           one.sampler.Candidates(std::span(logits_).subspan(vocab * row++, vocab),
                                  one.job.session.tokens(), tree.PathTo(leaf)));
-      std::vector<policy::Candidate> candidates;
+      std::vector<policy::LikelyToken> candidates;
       for (const auto& [token, probability] : likely) candidates.push_back({token, probability});
       one.growth.Extend(leaf, candidates, one.job.session.sampling().unpenalized);
     }

@@ -64,7 +64,6 @@ TEST(SchedulerScoreTest, CallsComeFirst) {
   engine::FakeModel model(kFakeVocab);
   std::atomic<bool> scoring_began{false};
   std::atomic<bool> call_is_over{false};
-  std::atomic<int> scored_during_call{0};
   // The text's passes do not end before the call has: one is left in its middle.
   model.may_finish = [&](const engine::Batch& batch) {
     const bool of_text =

@@ -29,7 +29,7 @@ std::vector<int32_t> TreeGrowth::Next() {
   return leaves;
 }
 
-void TreeGrowth::Extend(int32_t leaf, std::span<const Candidate> candidates,
+void TreeGrowth::Extend(int32_t leaf, std::span<const LikelyToken> candidates,
                         std::span<const int32_t> ends) {
   tree_.MarkExtended(leaf);
   for (size_t i = 0; i < candidates.size(); ++i) {

@@ -34,7 +34,7 @@ struct GrowthLimits {
 };
 
 // A token of a draft model. `probability`: by the model, of all tokens.
-struct Candidate {
+struct LikelyToken {
   int32_t token = 0;
   double probability = 0;
 };
@@ -56,7 +56,7 @@ class TreeGrowth {
   std::vector<int32_t> Next();
   // `candidates`: what the model expects behind `leaf`, the likeliest first; the first one always
   // becomes a branch. `ends`: tokens that end an answer; nothing follows those that become nodes.
-  void Extend(int32_t leaf, std::span<const Candidate> candidates,
+  void Extend(int32_t leaf, std::span<const LikelyToken> candidates,
               std::span<const int32_t> ends = {});
 
  private:

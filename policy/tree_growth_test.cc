@@ -14,7 +14,7 @@ using testing::IsEmpty;
 double AsItSays(DraftOrigin /*origin*/, double probability) { return probability; }
 
 // A model that always expects `candidates`. Returns its passes.
-int Grow(const GrowthLimits& limits, const std::vector<Candidate>& candidates, DraftTree* tree) {
+int Grow(const GrowthLimits& limits, const std::vector<LikelyToken>& candidates, DraftTree* tree) {
   TreeGrowth growth(limits, DraftSourceKind::kDraft, AsItSays, tree);
   int passes = 0;
   for (std::vector<int32_t> leaves = growth.Next(); !leaves.empty(); leaves = growth.Next()) {
@@ -40,7 +40,7 @@ TEST(TreeGrowthTest, NothingFollowsATokenThatEndsTheAnswer) {
                     AsItSays, &tree);
   constexpr int32_t kEnd = 7;
   ASSERT_THAT(growth.Next(), ElementsAre(TreeGrowth::kRoot));
-  growth.Extend(TreeGrowth::kRoot, std::vector<Candidate>{{kEnd, 0.5}, {1, 0.4}},
+  growth.Extend(TreeGrowth::kRoot, std::vector<LikelyToken>{{kEnd, 0.5}, {1, 0.4}},
                 std::vector<int32_t>{3, kEnd});
   EXPECT_THAT(growth.Next(), ElementsAre(tree.Find(-1, 1)));
 }
