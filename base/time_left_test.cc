@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/progress_line.h"
+#include "base/test_seed.h"
 
 namespace withy {
 namespace {
@@ -129,8 +130,7 @@ TEST(TimeLeftTest, AWrongEstimateIsMendedInTheFirstPerCents) {
 
 // Kinds deviate in different directions, so the time of one says little about the others.
 TEST(TimeLeftTest, KindsThatAreOffEachInItsWayAreMendedOnceSeen) {
-  std::random_device device;
-  const uint32_t first = device();
+  const uint32_t first = TestSeed();
   for (uint32_t seed = first; seed != first + 30; ++seed) {
     std::mt19937 random(seed);
     std::uniform_real_distribution<double> log_bias(std::log(0.5), std::log(2.0));

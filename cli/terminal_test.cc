@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "base/test_seed.h"
 #include "base/unique_fd.h"
 #include "cli/output.h"
 #include "cli/standard_output.h"
@@ -71,7 +72,7 @@ TEST(TerminalTextTest, ACellStaysInItsLineAndItsColumn) {
 // For arbitrary bytes, output to a terminal is UTF-8 without control characters, and a table has
 // exactly its own lines.
 TEST(TerminalTextTest, NoBytesGetThrough) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const std::vector<std::string> pieces = {"\x1b]0;x\x07",

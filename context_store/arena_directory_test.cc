@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/test_seed.h"
+
 namespace withy::context_store {
 namespace {
 
@@ -111,7 +113,7 @@ TEST_F(ArenaDirectoryTest, WhatHasNoPlaceIsNotDescribed) {
 
 // At every moment the memory says what was put, and bits that flip take no more than their entry.
 TEST_F(ArenaDirectoryTest, RandomChangesAreSeenAsTheyAre) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   ArenaDirectory directory(memory_, kDirectoryArenaBytes);

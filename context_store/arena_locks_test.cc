@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/shared_memory.h"
+#include "base/test_seed.h"
 
 namespace withy::context_store {
 namespace {
@@ -44,7 +45,7 @@ TEST(LockPlanTest, WhatIsBeyondTheLimitWaits) {
 }
 
 TEST(LockPlanTest, CountsAsABruteForceDoes) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   constexpr uint64_t kBytes = 20 * kPiece + 5000;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "context_store/lease_table.h"
 #include "context_store/lease_table_testing.h"
 
@@ -364,7 +365,7 @@ class LeaseTableFuzz {
 };
 
 TEST(LeaseTableProperty, NoSlotEverHasTwoOwnersAndNoneIsLost) {
-  const uint32_t first = std::random_device()();
+  const uint32_t first = TestSeed();
   for (uint32_t i = 0; i < 60; ++i) {
     SCOPED_TRACE(::testing::Message() << "seed " << first + i);
     LeaseTableFuzz(first + i).Run(1500);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "context_store/app_registry.h"
 #include "context_store/context_records.h"
 #include "context_store/record_encryption.h"
@@ -357,7 +358,7 @@ TEST_F(Records, AFormerResultOfACallThatBrokeOffIsAnsweredAnew) {
 // Random sequences of broken, retried and other calls, with a kill at any moment: every answered
 // exchange is in the context once, and nothing that was replaced is.
 TEST_F(Records, RandomOrdersLeaveEachAnswerOnce) {
-  const unsigned seed = std::random_device()();
+  const unsigned seed = TestSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   std::string path = dir_ / "random";

@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "base/test_seed.h"
+
 namespace withy::context_store {
 namespace {
 
@@ -103,7 +105,7 @@ TEST(SlotPoolDeathTest, FreeingTwiceEndsTheProcess) {
 }
 
 TEST(SlotPoolProperty, SlotsNeverOverlapAndNothingIsLost) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   SlotPool pool;

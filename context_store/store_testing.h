@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/crc32c.h"
+#include "base/test_seed.h"
 #include "context_store/store.h"
 #include "context_store/testing.h"
 
@@ -224,7 +225,7 @@ class StoreFixture : public ::testing::Test {
   TempDir dir_;
   std::unique_ptr<telemetry::Recorder> recorder_ = telemetry::Recorder::Disabled();
   std::shared_ptr<CountingListener> listener_ = std::make_shared<CountingListener>();
-  std::mt19937 random_{std::random_device()()};
+  std::mt19937 random_{TestSeed()};
   bool on_disk_ = true;
   PressureOptions pressure_;
   uint64_t segment_bytes_ = kKvSegmentBytes;

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/test_seed.h"
 #include "model_worker/scheduler_testing.h"
 
 namespace withy::model_worker {
@@ -161,7 +162,7 @@ TEST(SchedulerBreakTest, WhatAFullArenaEndsIsTriedAgain) {
 // However often and wherever a request breaks off, once it is answered its context is as if it had
 // been answered at once.
 TEST(SchedulerBreakTest, AnyNumberOfBreaksEndsInTheSameContext) {
-  const unsigned seed = std::random_device()();
+  const unsigned seed = TestSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   const std::string whole = WholeAnswer(Asking("c"));

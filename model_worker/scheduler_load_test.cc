@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "model_worker/scheduler_testing.h"
 
 namespace withy::model_worker {
@@ -123,7 +124,7 @@ TEST_F(SchedulerLoadTest, ACallWaitsForTheLayersThatItNeeds) {
 }
 
 TEST_F(SchedulerLoadTest, HolesAreComputedWhereverTheyAre) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const Reference reference = AnswerOf("more");
@@ -306,7 +307,7 @@ TEST_F(SchedulerLoadTest, NoLayerOvertakesAHandOver) {
 
 // Rows, positions and slots of a context with holes, against a walk over all tokens.
 TEST(ContextKvHoles, CountAsAWalkDoes) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   constexpr engine::KvGeometry kOneLayer{1, 1, 16};

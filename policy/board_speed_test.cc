@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "gtest/gtest.h"
 
 namespace withy::policy {
@@ -71,7 +72,7 @@ class BoardSpeedTest : public ::testing::Test {
     return errors;
   }
 
-  const uint32_t seed_ = std::random_device{}();
+  const uint32_t seed_ = TestSeed();
   const ::testing::ScopedTrace trace_{__FILE__, __LINE__, ::testing::Message() << "seed " << seed_};
   SimulatedBoard board_{seed_};
   BoardSpeed speed_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/test_seed.h"
 #include "policy/constants.h"
 #include "policy/energy_ledger.h"
 #include "policy/thermal_limit.h"
@@ -29,7 +30,7 @@ TEST(EnergyLedgerTest, ACallIsChargedWithWhatTheBoardDrawsMeanwhile) {
 }
 
 TEST(EnergyLedgerTest, TheSumOfAllChargesIsWhatWasDrawnWhileCallsRan) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   EnergyLedger ledger;

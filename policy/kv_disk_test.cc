@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/test_seed.h"
 
 namespace withy::policy {
 namespace {
@@ -47,7 +48,7 @@ DiskCase RandomDiskCase(std::mt19937& random, size_t max_segments) {
 }
 
 TEST(PlanDiskTest, MakesRoomAndGivesUpNothingNeedlessly) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 3000; ++round) {
@@ -84,7 +85,7 @@ TEST(PlanDiskTest, MakesRoomAndGivesUpNothingNeedlessly) {
 
 // The loss is at most one segment's more than that of the best choice.
 TEST(PlanDiskTest, SmallCasesAgainstAllChoices) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 500; ++round) {
@@ -131,7 +132,7 @@ TEST(PlanDiskTest, TheDeadAndTheOldGoFirst) {
 }
 
 TEST(DailyWritesTest, AnyDayHasItsLimit) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   constexpr uint64_t kLimit = 1000;

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "policy/kv_load_testing.h"
 
 namespace withy::policy {
@@ -48,7 +49,7 @@ std::vector<bool> Recomputed(const LoadPlan& plan, size_t count) {
 }
 
 TEST(PlanLoadTest, EveryChunkOnceAndWithoutACopyRecomputed) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 1000; ++round) {
@@ -69,7 +70,7 @@ TEST(PlanLoadTest, EveryChunkOnceAndWithoutACopyRecomputed) {
 }
 
 TEST(PlanLoadTest, AtMostOneChunkSlowerThanAnyPlan) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 500; ++round) {
@@ -90,7 +91,7 @@ TEST(PlanLoadTest, AtMostOneChunkSlowerThanAnyPlan) {
 }
 
 TEST(PlanLoadTest, ExactWhereChunksAreAlike) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 300; ++round) {

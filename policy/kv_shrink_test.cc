@@ -4,6 +4,8 @@
 
 #include <random>
 
+#include "base/test_seed.h"
+
 namespace withy::policy {
 namespace {
 
@@ -23,7 +25,7 @@ TEST(KvShrinkTest, ShrinksAtOnceAndGrowsAfterAQuietTime) {
 }
 
 TEST(KvShrinkTest, APartAlwaysStaysAndAllComesBack) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "gtest/gtest.h"
 #include "policy/constants.h"
 
@@ -44,7 +45,7 @@ class SpeedFitTest : public testing::Test {
     return fit.Ms(At(depth)) / truth.Ms(depth);
   }
 
-  const unsigned seed_ = std::random_device{}();
+  const unsigned seed_ = TestSeed();
   std::mt19937 random_{seed_};
   const testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
 };

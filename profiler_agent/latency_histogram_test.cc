@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "gtest/gtest.h"
 
 namespace withy::profiler_agent {
@@ -64,7 +65,7 @@ TEST(LatencyHistogramTest, ExtremesAreTaken) {
 }
 
 TEST(LatencyHistogramTest, QuantilesAreWithinSevenPerCent) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   std::lognormal_distribution<double> draw(14, 3);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "withy/v1/timeline.pb.h"
@@ -233,7 +234,7 @@ TEST(TimelineTest, AWriterThatStopsEndsIt) {
 
 // Whatever the spans, each becomes one slice with its times, and a viewer can nest them.
 TEST(TimelineTest, AnySpansBecomeSlicesOnce) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const auto pick = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <random>
 
+#include "base/test_seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "telemetry/recorder.h"
@@ -224,7 +225,7 @@ TEST_F(ReaderTest, MoreFilesThanTheLimitAreReported) {
 }
 
 TEST_F(ReaderTest, RandomBytesNeverCrashTheReader) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   recorder_->counter({.name = "withy_x_total", .help = "x"});

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "gtest/gtest.h"
 
 namespace withy::telemetry {
@@ -32,7 +33,7 @@ class DriftingCounter {
 };
 
 TEST(TickConverterTest, ADriftingCounterIsFollowed) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   DriftingCounter counter(seed);
   TickConverter converter;

@@ -6,6 +6,8 @@
 
 #include <random>
 
+#include "base/test_seed.h"
+
 namespace withy::engine {
 namespace {
 
@@ -87,7 +89,7 @@ TEST(AnswerDefaultsTest, LengthsAreTheConfigurationsElseLong) {
 // For any request and defaults the result sets every field, keeps the requested values, and is
 // unchanged by a second pass.
 TEST(AnswerDefaultsTest, WhatWasUsedCanBeAskedForAgain) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const auto any = [&] {

@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "base/test_seed.h"
 #include "engine/chat/call_forms/form.h"
 
 namespace withy::engine {
@@ -194,7 +195,7 @@ void ExpectShownIsKept(const std::string& answer, std::mt19937& random) {
 
 // Random sequences of what calls are made of.
 TEST(ToolCallsTest, NoAnswerBreaksTheParser) {
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   std::vector<std::string> parts = {"{",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "base/test_seed.h"
 #include "engine/session/testing.h"
 
 namespace withy::engine {
@@ -67,7 +68,7 @@ std::string Hostile(std::mt19937& random) {
 }
 
 TEST(PromptSafetyTest, NoMessageAddsToTheMarkupOfItsTemplate) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   for (const TokenKind kind : {TokenKind::kNormal, TokenKind::kUserDefined, TokenKind::kControl}) {
@@ -94,7 +95,7 @@ TEST(PromptSafetyTest, NoMessageAddsToTheMarkupOfItsTemplate) {
 
 // Templates that cut, join, trim and quote what users say. Each shows all roles that it is given.
 TEST(PromptSafetyTest, NoMessageAddsToTheMarkupOfAFilesTemplate) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   for (const char* text :

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "engine/model/testing.h"
 
 namespace withy::elastic {
@@ -120,7 +121,7 @@ TEST_F(ElasticizeTest, KilledAnywhereItGoesOnToTheSameFile) {
   ASSERT_EQ(whole.code, 0) << whole.output;
   const std::string expected = File("whole");
   ASSERT_FALSE(expected.empty());
-  const uint32_t seed = std::random_device()();
+  const uint32_t seed = TestSeed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   int kills = 0;

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/test_seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/board.h"
@@ -124,7 +125,7 @@ TEST(AtRestTest, EachFaultOfTheKeyFileIsToldAndNothingIsLost) {
 
 // withyctl rotates the key again and again while the store is killed at random moments.
 TEST(AtRestTest, AKeyRotationSurvivesKillsAtAnyMoment) {
-  const unsigned seed = std::random_device()();
+  const unsigned seed = TestSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   Board board;
