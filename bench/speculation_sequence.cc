@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "base/status.h"
-#include "engine/kv/block.h"
 
 namespace withy::bench {
 namespace {
@@ -77,20 +76,6 @@ absl::StatusOr<std::span<const float>> Sequence::Compute(std::span<const int32_t
 void Sequence::Accept(int32_t length, int32_t node, int32_t position) {
   Move(length + node, position);
   computed_ = position + 1;
-}
-
-void Sequence::Move(int32_t from, int32_t to) {
-  const engine::KvInfo& kv = model_.info().kv;
-  const engine::KvGeometry geometry{kv.layers, kv.kv_heads, kv.head_dim};
-  const engine::ContextView view = kv_.View();
-  const auto block = [&](int32_t slot, int32_t layer) {
-    const int32_t index = slot / engine::kChunkTokens * kv.layers + layer;
-    return view.memory.At(view.blocks[static_cast<size_t>(index)]);
-  };
-  for (int32_t layer = 0; from != to && layer < kv.layers; ++layer) {
-    engine::CopyToken(geometry, block(from, layer), from % engine::kChunkTokens, block(to, layer),
-                      to % engine::kChunkTokens);
-  }
 }
 
 absl::StatusOr<std::span<const float>> Sequence::ComputeTokens(std::span<const int32_t> tokens,

@@ -46,8 +46,7 @@ class Sequence {
   // The node, whose parent was accepted before it, became the token at `position`: its KV moves
   // there.
   void Accept(int32_t length, int32_t node, int32_t position);
-  // Copies the KV of a slot to another one.
-  void Move(int32_t from, int32_t to);
+  void Move(int32_t from, int32_t to) { kv_.Copy(from, to); }
   // Computes the tokens [first, end) as they stand; logits of each, or of the last alone.
   absl::StatusOr<std::span<const float>> ComputeTokens(std::span<const int32_t> tokens,
                                                        int32_t first, bool all_logits = true);

@@ -4,12 +4,14 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/board.h"
 #include "base/clock.h"
+#include "base/compute_baton.h"
 #include "base/config.h"
 #include "base/keep_in_memory.h"
 #include "base/status.h"
@@ -115,13 +117,23 @@ class DraftWorker final : public rpc::Process {
         Answerer::Options{.queue_limit = draft.queue_limit(),
                           .piece_rows = PieceRows(cost.step, draft.prefill_piece_ms())},
         Clock::Real(), *recorder_);
+    absl::StatusOr<ComputeBaton> baton = ComputeBaton::Open(ComputeBaton::PathIn(config.run_dir()));
+    if (baton.ok()) {
+      baton_ = std::move(*baton);
+    } else {
+      spdlog::warn("no drafts while the target waits for its weights: {}",
+                   std::string(baton.status().message()));
+    }
     const engine::AnswerDefaults defaults =
         engine::DefaultsFor(draft, model_->recommended, model_->bundle.model->info().vocab_size);
     for (const std::string& key : model_->recommended.ignored)
       spdlog::warn("{}: {} is ignored", draft.path(), key);
-    service_ = MakeDraftWorkerService(
-        *answerer_, *model_, cost,
-        {.queue_limit = draft.queue_limit(), .defaults = defaults, .note = note}, answers_);
+    service_ = MakeDraftWorkerService(*answerer_, *model_, cost,
+                                      {.queue_limit = draft.queue_limit(),
+                                       .defaults = defaults,
+                                       .note = note,
+                                       .baton = baton_.has_value() ? &*baton_ : nullptr},
+                                      answers_);
     return absl::OkStatus();
   }
 
@@ -129,6 +141,7 @@ class DraftWorker final : public rpc::Process {
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
+  std::optional<ComputeBaton> baton_;
   std::unique_ptr<Answerer> answerer_;
   rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;

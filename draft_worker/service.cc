@@ -1,6 +1,7 @@
 #include "draft_worker/service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/compute_baton.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "draft_worker/tree_drafter.h"
@@ -26,10 +28,36 @@ namespace {
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 
 constexpr int64_t kRetryMs = 200;
+constexpr uint32_t kMostLeaves = 16;
 constexpr uint32_t kMostPasses = 1 << 16;  // of a tree; a request's larger number is the same
 // Total time that the draft model, which answers one call at a time, waits for the reader of one
 // answer while its queue is full. After that the answer is ended.
 constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
+
+// Trees grow in turns that the target lends, until its step is over, the request is, or somebody
+// else wants an answer of the draft model.
+class LentTurns final : public Turns {
+ public:
+  LentTurns(ComputeBaton& baton, uint32_t round, std::function<bool()> over)
+      : baton_(baton), round_(round), over_(std::move(over)) {}
+
+  bool Begin() override {
+    while (!over_()) {
+      const ComputeBaton::Turn turn = baton_.Borrow(round_, kLook);
+      if (turn != ComputeBaton::Turn::kLater) return turn == ComputeBaton::Turn::kMine;
+    }
+    return false;
+  }
+  const std::atomic<bool>& wanted() const override { return baton_.wanted(); }
+  void End() override { baton_.Return(); }
+
+ private:
+  static constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+  ComputeBaton& baton_;
+  const uint32_t round_;
+  const std::function<bool()> over_;
+};
 
 // One call's stream. Shared by the answerer and the RPC, because either may end first.
 class StreamSink final : public AnswerSink {
@@ -194,6 +222,21 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* Grow(grpc::CallbackServerContext* context,
+                                 const v1::GrowRequest* request,
+                                 v1::GrowResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status posted =
+        answerer_.Post([this, context, request, response, reactor](const absl::Status& go) {
+          const auto over = [this, context] {
+            return context->IsCancelled() || answerer_.load().queued > 0;
+          };
+          reactor->Finish(rpc::ToGrpc(go.ok() ? GrowTrees(*request, over, response) : go));
+        });
+    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetWorkerInfoRequest* /*request*/,
                                           v1::GetWorkerInfoResponse* response) override {
@@ -285,6 +328,27 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return absl::OkStatus();
   }
 
+  absl::Status GrowTrees(const v1::GrowRequest& request, const std::function<bool()>& over,
+                         v1::GrowResponse* response) {
+    if (options_.baton == nullptr) {
+      return absl::FailedPreconditionError(
+          "draft_worker has no baton: its log says why it could not open run_dir/compute-baton");
+    }
+    std::vector<TreeRequest> trees;
+    for (const v1::DraftRequest& call : request.calls()) {
+      WITHY_RETURN_IF_ERROR(CheckDraft(call));
+      trees.push_back(FromWire(call));
+    }
+    LentTurns turns(*options_.baton, request.round(), over);
+    WITHY_ASSIGN_OR_RETURN(const CaughtUp caught_up, drafter_.Grow(trees, turns));
+    response->set_caught_up_tokens(static_cast<uint32_t>(caught_up.tokens));
+    response->set_catch_up_ms(caught_up.ms);
+    for (const TreeRequest& tree : trees) {
+      response->add_computed_tokens(static_cast<uint32_t>(drafter_.computed(tree.call_id)));
+    }
+    return absl::OkStatus();
+  }
+
   // Refers to the request's tokens.
   TreeRequest FromWire(const v1::DraftRequest& request) const {
     TreeRequest tree{
@@ -300,6 +364,10 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     tree.limits.max_passes = static_cast<int32_t>(std::min(request.max_passes(), kMostPasses));
     tree.limits.alpha = request.alpha();
     tree.limits.token_ms = request.token_ms();
+    if (request.branch_threshold() > 0) tree.limits.branch_threshold = request.branch_threshold();
+    if (request.leaves_per_pass() > 0) {
+      tree.limits.leaves_per_pass = static_cast<int32_t>(request.leaves_per_pass());
+    }
     return tree;
   }
 
@@ -307,8 +375,10 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     response->set_unknown(grown.unknown);
     response->set_passes(static_cast<uint32_t>(grown.passes));
     response->set_pass_ms(grown.pass_ms);
-    response->set_caught_up_tokens(static_cast<uint32_t>(grown.caught_up_tokens));
-    response->set_catch_up_ms(grown.catch_up_ms);
+    response->set_caught_up_tokens(static_cast<uint32_t>(grown.caught_up.tokens));
+    response->set_catch_up_ms(grown.caught_up.ms);
+    response->set_window_drafted_tokens(static_cast<uint32_t>(grown.window_drafted));
+    response->set_window_kept_tokens(static_cast<uint32_t>(grown.window_kept));
     for (const policy::DraftNode& node : grown.tree.nodes()) {
       v1::DraftedToken* token = response->add_tokens();
       token->set_token(node.token);
@@ -336,6 +406,12 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
       return absl::InvalidArgumentError(absl::StrCat("alpha is ", request.alpha(), " and token_ms ",
                                                      request.token_ms(),
                                                      ": must be in [0, 1) and 0 or more"));
+    }
+    if (!(request.branch_threshold() >= 0 && request.branch_threshold() <= 1) ||
+        request.leaves_per_pass() > kMostLeaves) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("branch_threshold is ", request.branch_threshold(), " and leaves_per_pass ",
+                       request.leaves_per_pass(), ": must be in [0, 1] and at most ", kMostLeaves));
     }
     if (request.known_tokens() <= static_cast<uint32_t>(model_.window)) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("known_tokens is ", request.known_tokens(),
@@ -379,6 +455,10 @@ class NoDraftService final : public v1::DraftWorker::CallbackService {
   grpc::ServerUnaryReactor* DraftTogether(grpc::CallbackServerContext* context,
                                           const v1::DraftTogetherRequest*,
                                           v1::DraftTogetherResponse*) override {
+    return Refuse(context);
+  }
+  grpc::ServerUnaryReactor* Grow(grpc::CallbackServerContext* context, const v1::GrowRequest*,
+                                 v1::GrowResponse*) override {
     return Refuse(context);
   }
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "base/compute_baton.h"
 #include "draft_worker/answerer.h"
 #include "engine/session/served_model.h"
 #include "rpc/open_streams.h"
@@ -20,7 +21,8 @@ namespace withy::draft_worker {
 struct DraftServiceOptions {
   size_t queue_limit = 0;
   engine::AnswerDefaults defaults;
-  std::string note;  // ModelDescription.note
+  std::string note;               // ModelDescription.note
+  ComputeBaton* baton = nullptr;  // by which trees grow while the target waits; null: they do not
 };
 
 // All arguments are borrowed and must outlive the service. `answers` counts answers not fully sent.

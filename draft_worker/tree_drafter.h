@@ -3,6 +3,7 @@
 // to compute, answerer.h lends the thread, service.cc speaks gRPC.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,18 +29,37 @@ struct TreeRequest {
   policy::GrowthLimits limits;  // `pass_ms` is the drafter's own
 };
 
+// Lends the processors to a tree that grows while the target waits.
+class Turns {
+ public:
+  virtual ~Turns() = default;
+  // Waits until the draft may compute; false: it is over.
+  virtual bool Begin() = 0;
+  // True: compute no longer, and call End.
+  virtual const std::atomic<bool>& wanted() const = 0;
+  virtual void End() = 0;
+};
+
+// Tokens of calls whose KV was computed before their trees, and the computing that it took.
+struct CaughtUp {
+  int32_t tokens = 0;
+  double ms = 0;
+};
+
 struct GrownTree {
   policy::DraftTree tree;  // confidences are the draft's probabilities
   bool unknown = false;    // `known_tokens` are not here
   int32_t passes = 0;
   double pass_ms = 0;
-  // Tokens of the call whose KV was computed before the tree, and what that took.
-  int32_t caught_up_tokens = 0;
-  double catch_up_ms = 0;
+  CaughtUp caught_up;
+  // Tokens that Grow added since the last Draft, and those of them that are in the tree.
+  int32_t window_drafted = 0;
+  int32_t window_kept = 0;
 };
 
-// For one thread. `model`, `passes` and `clock` are borrowed. Bounded: the KV of kCalls calls of
-// `window` tokens each.
+// A tree stays with its call: a request whose tokens go on along a branch begins with what follows
+// there. For one thread. `model`, `passes` and `clock` are borrowed. Bounded: the KV of kCalls
+// calls of `window` tokens each.
 class TreeDrafter {
  public:
   static constexpr size_t kCalls = 8;
@@ -58,6 +78,11 @@ class TreeDrafter {
   // Errors: as Draft, but for the window: a call that is longer gets an empty tree.
   absl::StatusOr<std::vector<GrownTree>> DraftTogether(std::span<const TreeRequest> requests,
                                                        const std::function<bool()>& cancelled);
+  // Lets the trees of these calls grow in turns, until they are done or the turns are over: then
+  // the pass under way is dropped. Errors: as DraftTogether.
+  absl::StatusOr<CaughtUp> Grow(std::span<const TreeRequest> requests, Turns& turns);
+  // Of the call's tokens, the first ones that have KV; 0: the call is not here.
+  int32_t computed(uint64_t call_id) const;
 
  private:
   struct Drafted {
@@ -67,16 +92,29 @@ class TreeDrafter {
     std::vector<int32_t> tokens;
     int32_t computed = 0;  // tokens with KV
     engine::ScratchKv kv;
+    // Behind the tokens. Node i has the slot tokens.size() + i.
+    policy::DraftTree tree;
+    std::vector<bool> has_kv;    // of its nodes
+    int32_t told = 0;            // of its nodes, the first ones: not grown by Grow
+    int32_t window_drafted = 0;  // since the last Draft
+
+    void DropTree();
+    // `tokens` were `before`, and more came: keeps what is below these of the tree, with its KV.
+    void FollowTree(int32_t before);
+  };
+  // When passes are computed.
+  struct Pacing {
+    const std::function<bool()>& cancelled;
+    Turns* turns = nullptr;  // null: at once
   };
 
   // A call's tree while it grows.
   struct Growing {
     Growing(Drafted& of_call, engine::DraftSampler of_sampler, const TreeRequest& request,
-            const policy::GrowthLimits& limits, policy::DraftTree* to_tree);
+            const policy::GrowthLimits& limits);
 
     Drafted& call;
     engine::DraftSampler sampler;
-    policy::DraftTree& tree;
     policy::TreeGrowth growth;
     const std::span<const int32_t> ends;  // tokens that end an answer
     std::vector<int32_t> leaves;          // that the next pass computes
@@ -85,12 +123,15 @@ class TreeDrafter {
   Drafted& EntryOf(uint64_t call_id);
   absl::Status Check(const TreeRequest& request) const;
   // Brings the call's tokens and KV up to the request. Null: `known_tokens` are not here.
-  absl::StatusOr<Drafted*> Follow(const TreeRequest& request,
-                                  const std::function<bool()>& cancelled, GrownTree* grown);
-  absl::Status CatchUp(Drafted& call, const std::function<bool()>& cancelled);
-  absl::StatusOr<int32_t> GrowAll(std::span<Growing> growing,
-                                  const std::function<bool()>& cancelled);
-  absl::Status ComputeLeaves(std::span<Growing> growing);
+  absl::StatusOr<Drafted*> Follow(const TreeRequest& request, const Pacing& pacing,
+                                  CaughtUp* caught_up);
+  // Also says what was caught up in `grown`, one for each request.
+  absl::StatusOr<std::vector<Growing>> Begin(std::span<const TreeRequest> requests,
+                                             const Pacing& pacing, std::vector<GrownTree>* grown);
+  absl::Status CatchUp(Drafted& call, const Pacing& pacing, CaughtUp* caught_up);
+  absl::StatusOr<int32_t> GrowAll(std::span<Growing> growing, const Pacing& pacing);
+  absl::Status ComputeLeaves(std::span<Growing> growing, const Pacing& pacing);
+  absl::Status Compute(const engine::Batch& batch, const Pacing& pacing);
 
   engine::Model& model_;
   const int32_t window_;
@@ -98,7 +139,8 @@ class TreeDrafter {
   Clock& clock_;
   std::vector<std::unique_ptr<Drafted>> calls_;  // the one used last stands last
   std::vector<float> logits_;
-  double pass_ms_ = 0;  // of one leaf or a few
+  double pass_ms_ = 0;      // of one leaf or a few
+  double computed_ms_ = 0;  // by the last pass, without the turns of others
 };
 
 }  // namespace withy::draft_worker

@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "base/test_seed.h"
 #include "engine/model/testing.h"
 
 namespace withy::draft_worker {
@@ -72,9 +75,9 @@ TEST_F(TreeDrafterTest, TellsWhatItCaughtUpAndKeepsItsPasses) {
   const auto first = drafter.Draft(request, Never);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(first->passes, 2);
-  EXPECT_EQ(first->caught_up_tokens, 39) << "all but the last one, which the first pass computes";
-  EXPECT_GT(first->catch_up_ms, 0);
-  EXPECT_EQ(drafter.Draft(request, Never)->caught_up_tokens, 0);
+  EXPECT_EQ(first->caught_up.tokens, 39) << "all but the last one, which the first pass computes";
+  EXPECT_GT(first->caught_up.ms, 0);
+  EXPECT_EQ(drafter.Draft(request, Never)->caught_up.tokens, 0);
 }
 
 // A request that runs out of time while it catches up leaves what it has computed.
@@ -84,7 +87,7 @@ TEST_F(TreeDrafterTest, CatchesUpInPieces) {
   EXPECT_FALSE(drafter.Draft(Ask(tokens), [n = 0]() mutable { return n++ == 2; }).ok());
   const auto grown = drafter.Draft(Ask(tokens), Never);
   ASSERT_TRUE(grown.ok()) << grown.status();
-  EXPECT_EQ(grown->caught_up_tokens, 59 - 2 * 16);
+  EXPECT_EQ(grown->caught_up.tokens, 59 - 2 * 16);
 }
 
 // Whatever was drafted before, what a call gets depends on its tokens alone.
@@ -112,6 +115,95 @@ TEST_F(TreeDrafterTest, KvIsNeverStale) {
       tokens.push_back(token);
     }
   }
+}
+
+// Takes the processors back now and then, and ends after some turns.
+class RandomTurns final : public Turns {
+ public:
+  RandomTurns(int turns, uint32_t seed) : left_(turns), random_(seed) {}
+  bool Begin() override {
+    EXPECT_FALSE(std::exchange(open_, true));
+    wanted_ = random_() % 3 == 0;
+    if (left_-- > 0) return true;
+    open_ = false;
+    return false;
+  }
+  const std::atomic<bool>& wanted() const override { return wanted_; }
+  void End() override { EXPECT_TRUE(std::exchange(open_, false)); }
+
+ private:
+  int left_;
+  std::mt19937 random_;
+  std::atomic<bool> wanted_{false};
+  bool open_ = false;
+};
+
+// Whatever grew in turns, wherever these ended, and whichever way the answer took: the draft says
+// of each token what a new one says.
+TEST_F(TreeDrafterTest, WhatGrewWhileTheTargetWaitedStaysWhereTheAnswerGoesOn) {
+  const uint32_t seed = TestSeed();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  TreeDrafter drafter(*model_, 512, passes_, Clock::Real());
+  std::vector<int32_t> tokens = Tokens(30, 2);
+  int32_t known = 0, kept = 0, grown_in_turns = 0, most_passes = 0;
+  for (int step = 0; step < 40; ++step) {
+    SCOPED_TRACE(step);
+    const auto asked = [&] {
+      TreeRequest request =
+          Ask(std::span<const int32_t>(tokens).subspan(static_cast<size_t>(known)), known);
+      request.limits.max_nodes = 20;
+      request.limits.leaves_per_pass = 3;
+      return request;
+    };
+    TreeRequest request = asked();
+    request.limits.max_passes = 1 + static_cast<int32_t>(random() % 2);
+    const auto drafted = drafter.Draft(request, Never);
+    ASSERT_TRUE(drafted.ok()) << drafted.status();
+    ASSERT_FALSE(drafted->unknown);
+    EXPECT_LE(drafted->window_kept, drafted->window_drafted);
+    most_passes = std::max(most_passes, drafted->passes);
+    kept += drafted->window_kept;
+    grown_in_turns += drafted->window_drafted;
+    for (int32_t node = 0; node < drafted->tree.size(); ++node) {
+      std::vector<int32_t> path = tokens;
+      for (const int32_t token : drafted->tree.PathTo(node)) path.push_back(token);
+      const int32_t last = path.back();
+      path.pop_back();
+      TreeDrafter fresh(*model_, 512, passes_, Clock::Real());
+      TreeRequest behind = Ask(path);
+      behind.limits.max_passes = 1;
+      const auto expected = fresh.Draft(behind, Never);
+      const int32_t found = expected->tree.Find(-1, last);
+      ASSERT_GE(found, 0) << "node " << node;
+      EXPECT_EQ(drafted->tree.nodes()[static_cast<size_t>(node)].confidence,
+                expected->tree.nodes()[static_cast<size_t>(found)].confidence)
+          << "node " << node << ": stale KV";
+    }
+    known = static_cast<int32_t>(tokens.size());
+    RandomTurns turns(static_cast<int>(random() % 12), static_cast<uint32_t>(random()));
+    const TreeRequest grows = asked();
+    const auto caught_up = drafter.Grow({&grows, 1}, turns);
+    ASSERT_TRUE(caught_up.ok()) << caught_up.status();
+    EXPECT_EQ(caught_up->tokens, 0) << "the draft before it has done that";
+    // The answer goes along the tree for a while, and often ends with another token.
+    policy::DraftTree tree = drafted->tree;
+    for (int32_t at = -1, more = static_cast<int32_t>(random() % 4); more > 0; --more) {
+      std::vector<int32_t> next;
+      for (int32_t i = 0; i < tree.size(); ++i) {
+        if (tree.nodes()[static_cast<size_t>(i)].parent == at) next.push_back(i);
+      }
+      if (next.empty()) break;
+      at = next[random() % next.size()];
+      tokens.push_back(tree.nodes()[static_cast<size_t>(at)].token);
+    }
+    if (tokens.size() == static_cast<size_t>(known) || random() % 3 == 0) {
+      tokens.push_back(Tokens(1, static_cast<uint32_t>(random()))[0]);
+    }
+  }
+  EXPECT_GT(kept, 20);
+  EXPECT_GT(grown_in_turns, kept);
+  EXPECT_LE(most_passes, 2);
 }
 
 TEST_F(TreeDrafterTest, ACallThatIsNotHereIsAskedForAgain) {

@@ -54,8 +54,13 @@ struct CallDrafts {
 
   // Of the decode step to come.
   policy::DraftTree tree;
-  PrefixTree prefix;     // the part of it that the low level grows, or grew while the last one ran
-  bool windows = false;  // it may go on growing while the step waits for weights
+  PrefixTree prefix;  // the part of it that the low level grows, or grew while the last one ran
+  // The model by which it could go on growing while the step waits for weights, the same if it
+  // does, and whether it has KV to compute before.
+  std::optional<policy::DraftSourceKind> window_source;
+  std::optional<policy::DraftSourceKind> windows;
+  bool window_catches_up = false;
+  bool worker_grew = false;  // draft_worker did so in the last step
   TreeBounds bounds;
   std::vector<int32_t> chosen;  // nodes of the tree that are verified: its rows but the root
   size_t tokens_before = 0;     // of the session

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "policy/draft_confidence.h"
 #include "rpc/channel.h"
@@ -22,6 +23,10 @@ constexpr double kMostPatienceMs = 2000;
 constexpr int64_t kAwayNs = 200 * kNanosPerMilli;
 constexpr int64_t kRefusedNs = 10 * kNanosPerSecond;
 constexpr double kPassWeight = 0.2;
+// A step that waits longer for its weights has other troubles.
+constexpr absl::Duration kLongestGrowth = absl::Seconds(10);
+// A growth whose step has ended is not computing; this is the way back.
+constexpr absl::Duration kGrowthPatience = absl::Milliseconds(5);
 // A token of many whose KV is computed together, as a share of a pass, until that is measured.
 constexpr double kGuessedTokenShare = 0.15;
 // Fewer tells what the pass costs rather than the token.
@@ -32,12 +37,30 @@ absl::Duration Patience(double ms) {
                                    : kMostPatienceMs);
 }
 
+void Learn(double seen, double* known) {
+  *known += (*known > 0 ? kPassWeight : 1) * (seen - *known);
+}
+
 }  // namespace
 
-DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock& clock)
+struct DraftClient::Growth {
+  grpc::ClientContext context;
+  v1::GrowRequest request;
+  v1::GrowResponse response;
+  grpc::Status status;
+  absl::Notification ended;
+};
+
+DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock& clock,
+                         std::optional<ComputeBaton> baton)
     : vocabulary_(vocabulary),
       clock_(clock),
-      stub_(v1::DraftWorker::NewStub(rpc::Connect(address))) {}
+      stub_(v1::DraftWorker::NewStub(rpc::Connect(address))),
+      baton_(std::move(baton)) {
+  if (baton_.has_value()) baton_->TakeBack();  // if a process that was killed had lent it
+}
+
+DraftClient::~DraftClient() { EndGrowing(); }
 
 v1::DraftRequest DraftClient::ToWire(const DraftRequest& request) {
   v1::DraftRequest wire;
@@ -53,6 +76,8 @@ v1::DraftRequest DraftClient::ToWire(const DraftRequest& request) {
   wire.set_alpha(request.limits.alpha);
   wire.set_token_ms(request.limits.token_ms);
   wire.set_max_passes(static_cast<uint32_t>(request.limits.max_passes));
+  wire.set_branch_threshold(request.limits.branch_threshold);
+  wire.set_leaves_per_pass(static_cast<uint32_t>(request.limits.leaves_per_pass));
   return wire;
 }
 
@@ -126,11 +151,12 @@ bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
 void DraftClient::OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms) {
   refused_ = false;
   caught_up_ms_ = std::clamp(catch_up_ms, 0.0, ms);
-  const auto learn = [](double seen_ms, double* known_ms) {
-    *known_ms += (*known_ms > 0 ? kPassWeight : 1) * (seen_ms - *known_ms);
-  };
-  if (passes > 0) learn((ms - caught_up_ms_) / passes, &pass_ms_);
-  if (tokens >= kTellingTokens) learn(caught_up_ms_ / tokens, &token_ms_);
+  if (passes > 0) Learn((ms - caught_up_ms_) / passes, &pass_ms_);
+  LearnCatchUp(tokens, caught_up_ms_);
+}
+
+void DraftClient::LearnCatchUp(uint32_t tokens, double ms) {
+  if (tokens >= kTellingTokens) Learn(ms / tokens, &token_ms_);
 }
 
 bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& response,
@@ -139,7 +165,10 @@ bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& res
     calls_[request.call_id] = {};
     return false;
   }
-  calls_[request.call_id] = {.tokens = static_cast<uint32_t>(request.tokens.size())};
+  calls_[request.call_id] = {
+      .tokens = static_cast<uint32_t>(request.tokens.size()),
+      .window = {.drafted = static_cast<int32_t>(response.window_drafted_tokens()),
+                 .kept = static_cast<int32_t>(response.window_kept_tokens())}};
   std::vector<int32_t> places;  // of the tokens, in `tree`
   for (const v1::DraftedToken& token : response.tokens()) {
     const bool root = token.parent() < 0;
@@ -151,6 +180,53 @@ bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& res
                                token.token(), confidence(origin, probability), origin));
   }
   return true;
+}
+
+// What has grown comes with the next draft.
+void DraftClient::BeginGrowing(std::span<const DraftRequest> calls) {
+  EndGrowing();
+  growth_ = std::make_shared<Growth>();
+  growth_->request.set_round(baton_->BeginRound());
+  for (const DraftRequest& call : calls.first(std::min(calls.size(), kMostTogether))) {
+    *growth_->request.add_calls() = ToWire(call);
+  }
+  rpc::SetTimeout(&growth_->context, kLongestGrowth);
+  stub_->async()->Grow(&growth_->context, &growth_->request, &growth_->response,
+                       [growth = growth_](const grpc::Status& status) {
+                         growth->status = status;
+                         growth->ended.Notify();
+                       });
+}
+
+void DraftClient::EndGrowing() {
+  if (growth_ == nullptr) return;
+  baton_->TakeBack();
+  baton_->BeginRound();
+  const std::shared_ptr<Growth> growth = std::exchange(growth_, nullptr);
+  if (!growth->ended.WaitForNotificationWithTimeout(kGrowthPatience)) {
+    growth->context.TryCancel();
+    return;
+  }
+  if (!growth->status.ok()) {
+    const grpc::StatusCode code = growth->status.error_code();
+    if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
+    const bool away = code == grpc::StatusCode::UNAVAILABLE;
+    grow_retry_ns_ = clock_.SteadyNanos() + (away ? kAwayNs : kRefusedNs);
+    return;
+  }
+  LearnCatchUp(growth->response.caught_up_tokens(), growth->response.catch_up_ms());
+  const int calls = std::min(growth->request.calls_size(), growth->response.computed_tokens_size());
+  for (int i = 0; i < calls; ++i) {
+    const auto known = calls_.find(growth->request.calls(i).call_id());
+    const uint32_t computed = growth->response.computed_tokens(i);
+    if (known == calls_.end() || computed <= known->second.tokens) continue;
+    known->second = {.tokens = computed, .window = known->second.window};
+  }
+}
+
+WindowTokens DraftClient::window_tokens(uint64_t call_id) const {
+  const auto found = calls_.find(call_id);
+  return found == calls_.end() ? WindowTokens{} : found->second.window;
 }
 
 // A deadline that passed has cost time already, which the limit of losses counts; what the draft

@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "base/clock.h"
+#include "base/compute_baton.h"
 #include "model_worker/draft_source.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
 
@@ -17,8 +20,11 @@ namespace withy::model_worker {
 // For the engine thread, which Draft keeps waiting: for a few tokens' time at most.
 class DraftClient final : public DraftSource {
  public:
-  // `address` of draft_worker; `vocabulary`: fingerprint of the target's tokenizer.
-  DraftClient(const std::string& address, uint64_t vocabulary, Clock& clock);
+  // `address` of draft_worker; `vocabulary`: fingerprint of the target's tokenizer; `baton`: null
+  // if nothing is to grow in windows.
+  DraftClient(const std::string& address, uint64_t vocabulary, Clock& clock,
+              std::optional<ComputeBaton> baton = std::nullopt);
+  ~DraftClient() override;
 
   bool ready() const override { return clock_.SteadyNanos() >= retry_ns_; }
   double pass_ms() const override { return pass_ms_; }
@@ -27,6 +33,14 @@ class DraftClient final : public DraftSource {
   bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
              policy::DraftTree* tree) override;
   bool DraftTogether(std::span<DraftJob> jobs) override;
+  bool grows_in_windows() const override {
+    return baton_.has_value() && ready() && clock_.SteadyNanos() >= grow_retry_ns_;
+  }
+  void BeginGrowing(std::span<const DraftRequest> calls) override;
+  void Lend() override { baton_->Lend(); }
+  void TakeBack() override { baton_->TakeBack(); }
+  void EndGrowing() override;
+  WindowTokens window_tokens(uint64_t call_id) const override;
   void Forget(uint64_t call_id) override { calls_.erase(call_id); }
 
  private:
@@ -37,24 +51,31 @@ class DraftClient final : public DraftSource {
   struct Known {
     uint32_t tokens = 0;  // with KV
     double ms = 0;        // spent on the KV of later ones, by requests that ran out of time
+    WindowTokens window = {};
   };
+  // A request that lasts as long as a step. Shared with gRPC's thread, which ends it.
+  struct Growth;
 
   v1::DraftRequest ToWire(const DraftRequest& request);
   // Adds what came for a call to its tree; false: nothing, or no tree.
   bool Take(const DraftRequest& request, const v1::DraftResponse& response,
             const policy::ConfidenceFn& confidence, policy::DraftTree* tree);
   void OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms);
+  void LearnCatchUp(uint32_t tokens, double ms);
   void OnFailure(const grpc::Status& status);
 
   const uint64_t vocabulary_;
   Clock& clock_;
   const std::unique_ptr<v1::DraftWorker::Stub> stub_;
+  std::optional<ComputeBaton> baton_;
+  std::shared_ptr<Growth> growth_;  // null: none is under way
   std::map<uint64_t, Known> calls_;
-  double pass_ms_ = 0;       // the way there and back included
-  double token_ms_ = 0;      // of the KV of one of many tokens; 0: not known
-  double caught_up_ms_ = 0;  // of the last request
-  int64_t retry_ns_ = 0;     // not asked before
-  bool refused_ = false;     // the last failure was told
+  double pass_ms_ = 0;         // the way there and back included
+  double token_ms_ = 0;        // of the KV of one of many tokens; 0: not known
+  double caught_up_ms_ = 0;    // of the last request
+  int64_t retry_ns_ = 0;       // not asked before
+  int64_t grow_retry_ns_ = 0;  // likewise, to let trees grow
+  bool refused_ = false;       // the last failure was told
 };
 
 }  // namespace withy::model_worker

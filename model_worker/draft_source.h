@@ -27,6 +27,13 @@ struct DraftJob {
   policy::DraftTree tree;  // that the drafted tokens are added to
 };
 
+// Tokens that grew while steps waited since the last draft of a call, and those of them that are in
+// its tree.
+struct WindowTokens {
+  int32_t drafted = 0;
+  int32_t kept = 0;
+};
+
 // Called on the engine thread, which waits for Draft.
 class DraftSource {
  public:
@@ -53,6 +60,16 @@ class DraftSource {
     for (DraftJob& job : jobs) any = Draft(job.request, job.confidence, &job.tree) || any;
     return any;
   }
+  // Whether its trees may go on growing while a step of the target waits for a disk. It then begins
+  // growing with the step, and computes between Lend and TakeBack alone; what has grown comes with
+  // the next Draft.
+  virtual bool grows_in_windows() const { return false; }
+  virtual void BeginGrowing(std::span<const DraftRequest> /*calls*/) {}
+  virtual void Lend() {}
+  virtual void TakeBack() {}
+  virtual void EndGrowing() {}
+  // Of the trees that the last Draft or DraftTogether gave.
+  virtual WindowTokens window_tokens(uint64_t /*call_id*/) const { return {}; }
   // The call is over.
   virtual void Forget(uint64_t call_id) = 0;
 };

@@ -13,6 +13,7 @@
 
 #include "base/board.h"
 #include "base/clock.h"
+#include "base/compute_baton.h"
 #include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/thread_role.h"
@@ -52,6 +53,16 @@ SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
                           .always = config.speculate_always(),
                           .windows = !config.speculation_windows_off(),
                           .max_tree_rows = static_cast<int32_t>(config.tree_rows())}};
+}
+
+// What draft_worker computes by while steps wait for streamed weights.
+std::optional<ComputeBaton> BatonFor(const proto::Config& config, const engine::Model& model) {
+  if (!model.weight_stats().streams() || config.model().speculation_windows_off()) return {};
+  auto baton = ComputeBaton::Open(ComputeBaton::PathIn(config.run_dir()));
+  if (baton.ok()) return *std::move(baton);
+  spdlog::warn("the draft model does not draft while steps wait for weights: {}",
+               std::string(baton.status().message()));
+  return {};
 }
 
 // Kernel spans of a small model come fast, and the agent reads them every profiler.poll_ms.
@@ -215,7 +226,8 @@ class ModelWorker final : public rpc::Process {
     }
     options.speculation.row_costs = engine::RowCostsOf(cost);
     drafts_ = std::make_unique<DraftClient>(config.draft().listen(),
-                                            model_->bundle.tokenizer->fingerprint(), Clock::Real());
+                                            model_->bundle.tokenizer->fingerprint(), Clock::Real(),
+                                            BatonFor(config, *model_->bundle.model));
     options.speculation.draft = drafts_.get();
     scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
                                              options, Clock::Real(), *recorder_);

@@ -105,10 +105,7 @@ void Speculator::Prepare(std::span<Call* const> calls, const BesideCalls& beside
   if (drafted.empty()) return;
   // Now and then a pass of one call alone tells what those with drafts are compared with.
   const bool tells = others == 0 && costs_.since_plain() >= policy::kPassesBetweenPlain;
-  for (Call* call : drafted) {
-    const bool wanted = options_.always || (!tells && trial_.open());
-    call->drafts->windows = wanted && MayOpenWindows(*call);
-  }
+  for (Call* call : drafted) ChooseWindows(*call, tells);
   if (!tells || options_.always) {
     for (Call* call : drafted) Choose(*call);
     // A call that is not drafted must not wait for a draft model.
@@ -200,7 +197,8 @@ std::vector<Call*> Speculator::Askable(std::span<Call* const> calls, DraftSource
   for (Call* call : calls) {
     const CallDrafts& drafts = *call->drafts;
     // A tree that grew in a window may be worth going on with.
-    const bool goes_on = source == DraftSourceKind::kPrefix && !drafts.prefix.tree.empty();
+    const bool goes_on =
+        source == DraftSourceKind::kPrefix ? !drafts.prefix.tree.empty() : drafts.worker_grew;
     const bool wanted = options_.always || drafts.chosen.empty() || goes_on;
     const bool room = drafts.bounds.depth > 0 && drafts.bounds.nodes > 0;
     if (wanted && room && CanAsk(*call, source)) asked.push_back(call);
@@ -286,7 +284,7 @@ policy::GrowthLimits Speculator::LimitsOf(const Asked& asked, const Call& call) 
                               .max_depth = drafts.bounds.depth,
                               .max_passes = asked.passes};
   // Rows are nearly free while weights are read: other tokens than the likeliest are verified, too.
-  if (drafts.windows) limits.branch_threshold = kWindowBranch;
+  if (drafts.windows.has_value()) limits.branch_threshold = kWindowBranch;
   if (options_.always) return limits;
   limits.alpha = drafts.context->state.fallback.alpha();
   // The calls share a pass, and what it takes.
@@ -324,6 +322,7 @@ void Speculator::Grow(std::span<Call* const> calls, const Asked& asked,
     call.session->speculation().draft_ns += ended - started;
     // A worker that has not even begun says nothing of how good its drafts are.
     if (came) call.drafts->model = asked.source;
+    if (came && of_worker) CountWindowTokens(call);
   }
   for (Call* call : calls) {
     call->drafts->draft_ms += Millis(ended - started);
@@ -411,7 +410,9 @@ void Speculator::FitChosen(std::span<Call* const> calls, int32_t other_rows) {
 void Speculator::Observe(Call& call, const DecodedStep& step) {
   SpeculationStats& stats = call.session->speculation();
   ++stats.target_passes;
-  if (step.alone) {
+  const bool caught_up =
+      call.drafts != nullptr && call.drafts->windows.has_value() && call.drafts->window_catches_up;
+  if (step.alone && !caught_up) {
     costs_.Observe(step.rows, step.ms, PaceOf(call).TokenMs(call.session->computed()));
   }
   if (call.drafts == nullptr || !(call.drafts->plain_ms > 0)) return;
@@ -431,10 +432,7 @@ void Speculator::Observe(Call& call, const DecodedStep& step) {
   }
   ms += drafts.draft_ms;
   drafts.speculation().OnPass(tokens, ms, drafts.plain_ms);
-  // A plain step that others are compared with is neither.
-  if (step.alone && MayOpenWindows(call) && drafts.windows == trial_.open()) {
-    trial_.OnStep(drafts.windows, tokens, step.ms + drafts.draft_ms, drafts.plain_ms);
-  }
+  if (step.alone) ObserveWindows(call, tokens, step.ms);
   stats.plain_ms += tokens * drafts.plain_ms;
   stats.took_ms += ms;
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {

@@ -4,10 +4,12 @@
 // it around each step. Answers do not depend on it, their speed does.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "model_worker/call_state.h"
 #include "model_worker/prefix_drafter.h"
 #include "model_worker/scheduler_options.h"
+#include "model_worker/step_windows.h"
 #include "model_worker/worker_metrics.h"
 #include "policy/level_pace.h"
 #include "policy/speculation.h"
@@ -53,13 +56,9 @@ class Speculator {
 
   // Sets the trees of the next decode step of these calls, which share it.
   void Prepare(std::span<Call* const> calls, const BesideCalls& beside);
-  // The step of these calls waits for its weights, so that trees may grow for the next one: with
-  // the low level, beyond what the step verifies. Null: there is nothing to grow. It must not
-  // outlive the step.
-  std::unique_ptr<PrefixGrowth> OpenWindows(std::span<Call* const> calls);
-  // Lets the trees grow until `arrived` is true; false: they have grown as far as they may.
-  bool GrowInWindow(PrefixGrowth& growth, std::span<Call* const> calls,
-                    const std::atomic<bool>& arrived);
+  // The step of these calls waits for its weights, so that trees may grow for the next one, beyond
+  // what the step verifies. Null: there is nothing to grow. It must not outlive the step.
+  std::unique_ptr<StepWindows> OpenWindows(std::span<Call* const> calls);
   // The step was computed, and its tokens were taken.
   void Observe(Call& call, const DecodedStep& step);
   // The call has ended, and keeps its session: what it said is looked up by later calls of its app.
@@ -102,7 +101,13 @@ class Speculator {
   double CatchUpMs(const Call& call) const;
   double DraftPassMs(std::span<Call* const> asked, policy::DraftSourceKind source) const;
   void BeginWithKept(Call& call);
-  bool MayOpenWindows(const Call& call) const;
+  std::optional<policy::DraftSourceKind> WindowSource(const Call& call) const;
+  void ChooseWindows(Call& call, bool tells);
+  void ObserveWindows(const Call& call, double tokens, double step_ms);
+  policy::GrowthLimits WindowLimits(const Call& call) const;
+  std::unique_ptr<StepWindows> OpenPrefixWindows(std::vector<Call*> calls);
+  std::unique_ptr<StepWindows> OpenDraftWindows(std::span<Call* const> calls);
+  void CountWindowTokens(const Call& call);
   int32_t SlotsAhead(const CallDrafts& drafts) const;
   policy::GrowthLimits LimitsOf(const Asked& asked, const Call& call) const;
   void Grow(std::span<Call* const> calls, const Asked& asked, const std::atomic<bool>* interrupt);
@@ -122,7 +127,7 @@ class Speculator {
   WorkerMetrics& metrics_;
   policy::RowCosts costs_;
   PrefixDrafter prefix_;
-  policy::WindowTrial trial_;
+  std::array<policy::WindowTrial, policy::kDraftSourceKinds> trials_;  // by source
   std::map<std::string, std::shared_ptr<AppDrafts>> apps_;
   uint64_t uses_ = 0;
 };

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -153,6 +154,89 @@ TEST(SpeculatorWindowTest, AStepBeginsWithWhatGrewBeyondTheLastOne) {
     } else {
       EXPECT_EQ(stats.window_kept, 0);
     }
+  }
+}
+
+// A draft model whose trees are one token long unless they grew, which they do while it is lent the
+// processors: what the model answers. Thread-safe by the scheduler's ways.
+class LentDraft final : public DraftSource {
+ public:
+  explicit LentDraft(std::vector<int32_t> answer) : answer_(std::move(answer)) {}
+  bool ready() const override { return true; }
+  double pass_ms() const override { return 0.01; }
+  double CatchUpMs(uint64_t /*call*/, size_t /*tokens*/, double /*pass_ms*/) const override {
+    return 0;
+  }
+  double caught_up_ms() const override { return 0; }
+  void Forget(uint64_t /*call_id*/) override {}
+  bool Draft(const DraftRequest& request, const policy::ConfidenceFn& /*confidence*/,
+             policy::DraftTree* tree) override {
+    EXPECT_FALSE(growing_);
+    if (prompt_ == 0) prompt_ = request.tokens.size() - 1;
+    window_ = {.drafted = std::exchange(grown_, 0)};
+    window_.kept = window_.drafted;
+    int32_t parent = -1;
+    size_t at = request.tokens.size() - prompt_;
+    for (int32_t more = window_.drafted + 1; more > 0 && at < answer_.size(); --more) {
+      parent = tree->Add(parent, answer_[at++], 0.9, {policy::DraftSourceKind::kDraft, 3});
+    }
+    return true;
+  }
+  bool grows_in_windows() const override { return true; }
+  void BeginGrowing(std::span<const DraftRequest> calls) override {
+    EXPECT_FALSE(std::exchange(growing_, true));
+    EXPECT_EQ(calls.size(), 1u);
+  }
+  void Lend() override {
+    EXPECT_TRUE(growing_);
+    EXPECT_FALSE(std::exchange(lent_, true));
+    grown_ += 3;
+  }
+  void TakeBack() override { lent_ = false; }
+  void EndGrowing() override {
+    EXPECT_FALSE(lent_) << "a step ends after it has gone on";
+    EXPECT_TRUE(std::exchange(growing_, false));
+  }
+  WindowTokens window_tokens(uint64_t /*call_id*/) const override { return window_; }
+
+ private:
+  const std::vector<int32_t> answer_;
+  size_t prompt_ = 0;
+  WindowTokens window_;
+  int32_t grown_ = 0;
+  bool growing_ = false;
+  bool lent_ = false;
+};
+
+TEST(SpeculatorWindowTest, TheDraftModelIsLentTheProcessorsWhileAStepWaits) {
+  CallRequest request = Rig::Ask("", "a story", 60);
+  request.answer.sampling.temperature = 0;
+  engine::FakeModel model(kFakeVocab, 512);
+  model.weights = {.buffer_bytes = 1, .pass_bytes = 1};
+  std::vector<int32_t> answer;
+  {
+    Rig plain(model, SchedulerOptions{}, 256, 512);
+    const auto outcome = plain.Submit(request).sink->Wait();
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    for (const engine::Sample& token : outcome->tokens) answer.push_back(token.id);
+  }
+  for (const bool windows : {false, true}) {
+    SCOPED_TRACE(windows);
+    LentDraft draft(answer);
+    SchedulerOptions options;
+    options.speculation = {
+        .enabled = true, .always = true, .windows = windows, .max_tree_rows = 9, .draft = &draft};
+    Rig rig(model, options, 256, 512);
+    request.speculation = policy::SpeculationMode::kDraft;
+    const auto outcome = rig.Submit(request).sink->Wait();
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    std::vector<int32_t> ids;
+    for (const engine::Sample& token : outcome->tokens) ids.push_back(token.id);
+    EXPECT_EQ(ids, answer);
+    EXPECT_EQ(outcome->speculation.window_drafted > 0, windows);
+    EXPECT_EQ(outcome->speculation.window_kept, outcome->speculation.window_drafted);
+    EXPECT_LE(outcome->speculation.target_passes, windows ? 15 : 30) << "of 60 tokens";
+    EXPECT_GE(outcome->speculation.target_passes, windows ? 10 : 29);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "engine/model/model.h"
 #include "model_worker/call_state.h"
+#include "model_worker/step_windows.h"
 #include "policy/prompt_level.h"
 #include "policy/step_plan.h"
 
@@ -74,7 +75,7 @@ struct StepBatch {
   }
 
   // What grows in the place of the pass while that waits for weights; null: not begun, or nothing.
-  std::unique_ptr<PrefixGrowth> meanwhile;
+  std::unique_ptr<StepWindows> windows;
   bool may_grow = true;                // there is something, or it is not known yet
   std::unique_ptr<engine::Pass> pass;  // null: not begun
   int64_t started_ns = 0;

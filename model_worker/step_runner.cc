@@ -132,6 +132,9 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
     rows.meanwhile = [this, &batch](const std::atomic<bool>& arrived) {
       GrowMeanwhile(batch, arrived);
     };
+    rows.resumed = [&batch] {
+      if (batch.windows != nullptr) batch.windows->Close();
+    };
   }
   auto pass = model_.Begin(rows, logits.data());
   if (!pass.ok()) {
@@ -159,7 +162,7 @@ bool StepRunner::RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, d
   if (StreamsWeights()) metrics_.WeightsStreamed(model_.weight_stats(), started);
   if (computed) {
     metrics_.StepDone();
-    batch.meanwhile.reset();
+    batch.windows.reset();
   }
   return computed;
 }
@@ -167,10 +170,8 @@ bool StepRunner::RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, d
 // The batch waits for its weights.
 void StepRunner::GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrived) {
   if (!batch.may_grow || arrived) return;
-  const std::vector<Call*> calls = batch.decoding_calls();
-  if (batch.meanwhile == nullptr) batch.meanwhile = speculator_.OpenWindows(calls);
-  batch.may_grow =
-      batch.meanwhile != nullptr && speculator_.GrowInWindow(*batch.meanwhile, calls, arrived);
+  if (batch.windows == nullptr) batch.windows = speculator_.OpenWindows(batch.decoding_calls());
+  batch.may_grow = batch.windows != nullptr && batch.windows->Open(arrived);
 }
 
 bool StepRunner::NeedsWatch(const StepBatch& batch) const {

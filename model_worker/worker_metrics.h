@@ -35,6 +35,7 @@ class WorkerMetrics {
   void Drafted(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
   // The same while the step of the call waited for weights.
   void DraftedInWindow(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
+  void DraftedInWindow(uint64_t tokens) { window_drafted_.Add(tokens); }  // by draft_worker
   void TokenDrafted(policy::DraftSourceKind source) { Of(drafted_, source).Add(); }
   void TokenAccepted(policy::DraftSourceKind source) { Of(accepted_, source).Add(); }
   // The call waited, and its lease opened.

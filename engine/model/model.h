@@ -84,6 +84,8 @@ struct Batch {
   // are free until `arrived` becomes true. Other passes may be run in it with `arrived` as their
   // `stop`; they must need no streamed weights of layers. Once it returns, the pass waits.
   std::function<void(const std::atomic<bool>& arrived)> meanwhile = {};
+  // Optional: called after each `meanwhile` once the pass has waited, before it computes or pauses.
+  std::function<void()> resumed = {};
 };
 
 // Shape of the KV blocks that Forward writes, at 8 bits. It reads those of other formats, too.

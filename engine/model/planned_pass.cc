@@ -59,10 +59,10 @@ int32_t PlannedPass::AwaitWeights(const std::atomic<bool>* stop) {
     const int32_t stage = program_.ops[static_cast<size_t>(i)].Stage();
     if (stage < 0 || !stream_->Needs(stage, level) || stream_->Ready(stage, level)) continue;
     if (i > next) return i;
-    if (batch_.meanwhile && (stop == nullptr || !*stop)) {
-      batch_.meanwhile(stream_->Demand(stage, level));
-    }
+    const bool lends = batch_.meanwhile && (stop == nullptr || !*stop);
+    if (lends) batch_.meanwhile(stream_->Demand(stage, level));
     const absl::StatusOr<bool> arrived = stream_->Await(stage, level, stop);
+    if (lends && batch_.resumed) batch_.resumed();
     if (!arrived.ok()) status_ = arrived.status();
     if (!arrived.ok() || !*arrived) return next;
   }

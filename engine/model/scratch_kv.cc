@@ -47,6 +47,18 @@ void ScratchKv::Extend(int32_t tokens) {
   }
 }
 
+void ScratchKv::Copy(int32_t from, int32_t to) {
+  if (from == to) return;
+  const auto block = [&](int32_t slot, int32_t layer) {
+    const int32_t index = slot / kv_.chunk_tokens * kv_.layers + layer;
+    return memory_.At(blocks_[static_cast<size_t>(index)]);
+  };
+  for (int32_t layer = 0; layer < kv_.layers; ++layer) {
+    CopyToken(geometry(), block(from, layer), from % kv_.chunk_tokens, block(to, layer),
+              to % kv_.chunk_tokens);
+  }
+}
+
 void ScratchKv::Encode(int32_t chunk, KvFormat to) {
   std::vector<std::byte> encoded(geometry().BlockBytes(to));
   const auto layers = static_cast<size_t>(kv_.layers);

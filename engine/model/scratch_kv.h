@@ -31,6 +31,8 @@ class ScratchKv {
   void Extend(int32_t tokens);
   // Encodes all blocks of a chunk, which have more bits, as `to` (kv/encode.h), in their places.
   void Encode(int32_t chunk, KvFormat to);
+  // Copies a token's K and V of all layers to another slot.
+  void Copy(int32_t from, int32_t to);
   // `committed_tokens` slots are read-only for Forward.
   ContextView View(int32_t committed_tokens = 0) const {
     return {.memory = memory_, .blocks = blocks_, .committed_tokens = committed_tokens};

@@ -186,6 +186,7 @@ class FakeModel final : public Model {
       status_ = model_.failure ? model_.failure(batch_) : absl::OkStatus();
       if (!status_.ok()) return false;
       if (batch_.meanwhile) batch_.meanwhile(/*arrived=*/false);
+      if (batch_.meanwhile && batch_.resumed) batch_.resumed();
       if (until < 1) {
         done_ = std::max(done_, until);
         if (model_.on_left) model_.on_left(done_);

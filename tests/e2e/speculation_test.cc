@@ -27,6 +27,30 @@ class SpeculationTest : public ::testing::Test {
     stub_ = board_->NewStub();
     token_ = board_->BindApp("app");
   }
+  // The target's weights are streamed, the draft's, which are the same, are in memory.
+  void StartStreaming(const std::string& setting) {
+    board_ = std::make_unique<Board>(std::vector<std::string>{
+        "model.path=" + LargeElasticPath(), "draft.path=" + LargeElasticPath(),
+        "model.weight_budget_bytes=16000000", "model.speculate_always=true", "model.tree_rows=9",
+        setting});
+    board_->StartAll();
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
+    stub_ = board_->NewStub();
+    token_ = board_->BindApp("app");
+  }
+  // Calls until the draft is used; the worker looks for it again a moment after it was away.
+  void UntilDrafted(const v1::GenerateRequest& request, const std::string& expected,
+                    bool in_windows) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    bool drafted = false;
+    while (!drafted && absl::Now() < deadline) {
+      const Answer again = Generate(*stub_, token_, request);
+      EXPECT_EQ(again.text, expected);
+      drafted = AcceptedOf(again, v1::SPECULATION_DRAFT) > 20 &&
+                (!in_windows || again.finished.speculation().window_kept_tokens() > 0);
+    }
+    EXPECT_TRUE(drafted) << board_->Log("model_worker");
+  }
   static const v1::SourceReport* Find(const Answer& answer, v1::Speculation source) {
     for (const v1::SourceReport& report : answer.finished.speculation().sources()) {
       if (report.source() == source) return &report;
@@ -103,25 +127,20 @@ TEST_F(SpeculationTest, UnderControlAnswersAreTheSame) {
   }
 }
 
-// While a pass waits for weights, the lowest level, which is in memory, drafts for the next one.
+// While a pass waits for weights, models that are in memory draft for the next one: the lowest
+// level, or draft_worker's, which here has the target's weights and so is always right.
 TEST_F(SpeculationTest, StreamedWeightsAreDraftedMeanwhile) {
   std::vector<std::string> expected;
   for (const std::string off : {"true", "false"}) {
-    board_ = std::make_unique<Board>(std::vector<std::string>{
-        "model.path=" + LargeElasticPath(), "model.weight_budget_bytes=16000000",
-        "model.speculate_always=true", "model.tree_rows=9",
-        "model.speculation_windows_off=" + off});
-    board_->StartAll();
-    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
-    stub_ = board_->NewStub();
-    token_ = board_->BindApp("app");
-    uint32_t drafted = 0, kept = 0;
-    for (int i = 0; i < 4; ++i) {
+    StartStreaming("model.speculation_windows_off=" + off);
+    uint32_t drafted = 0, kept = 0, kept_by_draft = 0;
+    for (int i = 0; i < 6; ++i) {
       v1::GenerateRequest request = UserRequest("", "tell me about the weather", 40);
       request.mutable_sampling()->set_temperature(i % 2 == 0 ? 0.0f : 1.5f);
       request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
-      if (off == "true") request.set_speculation(v1::SPECULATION_OFF);
       if (i > 1) request.set_speculation(v1::SPECULATION_PREFIX);
+      if (i > 3) request.set_speculation(v1::SPECULATION_DRAFT);
+      if (off == "true") request.set_speculation(v1::SPECULATION_OFF);
       const Answer answer = Generate(*stub_, token_, request);
       ASSERT_TRUE(answer.status.ok()) << answer.status;
       if (off == "true") {
@@ -129,10 +148,12 @@ TEST_F(SpeculationTest, StreamedWeightsAreDraftedMeanwhile) {
       } else {
         EXPECT_EQ(answer.text, expected[static_cast<size_t>(i)]);
       }
+      if (i > 3) kept_by_draft += answer.finished.speculation().window_kept_tokens();
       drafted += answer.finished.speculation().window_drafted_tokens();
       kept += answer.finished.speculation().window_kept_tokens();
     }
     EXPECT_EQ(drafted > 0, off == "false");
+    EXPECT_EQ(kept_by_draft > 0, off == "false") << board_->Log("draft_worker");
     // The lowest level of random weights guesses hardly anything right: the benchmark shows what
     // trained ones keep.
     EXPECT_LE(kept, drafted);
@@ -226,14 +247,34 @@ TEST_F(SpeculationTest, TheAnswerGoesOnWhenTheDraftIsKilledAndUsesItWhenItIsBack
             drafted.finished.speculation().target_passes());
   board_->Start("draft_worker");
   ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("draft_worker");
-  // The worker looks for it again a moment after it was away.
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  Answer again;
-  do {
-    again = Generate(*stub_, token_, request);
-    EXPECT_EQ(again.text, plain.text);
-  } while (AcceptedOf(again, v1::SPECULATION_DRAFT) <= 20 && absl::Now() < deadline);
-  EXPECT_GT(AcceptedOf(again, v1::SPECULATION_DRAFT), 20u) << board_->Log("model_worker");
+  UntilDrafted(request, plain.text, /*in_windows=*/false);
+}
+
+// It may compute on lent processors when it is killed.
+TEST_F(SpeculationTest, AStreamedAnswerGoesOnWhenTheDraftIsKilled) {
+  StartStreaming("model.speculation_windows_off=false");
+  v1::GenerateRequest request = UserRequest("", "a story, please", 48);
+  request.set_speculation(v1::SPECULATION_OFF);
+  const Answer plain = Generate(*stub_, token_, request);
+  ASSERT_TRUE(plain.status.ok()) << plain.status;
+  request.set_speculation(v1::SPECULATION_DRAFT);
+  for (const size_t share : {5, 2}) {
+    SCOPED_TRACE(share);
+    bool killed = false;
+    const Answer without = Generate(*stub_, token_, request, [&](const Answer& answer) {
+      if (!killed && answer.text.size() > plain.text.size() / share) {
+        board_->Kill("draft_worker");
+        killed = true;
+      }
+      return true;
+    });
+    ASSERT_TRUE(killed);
+    ASSERT_TRUE(without.status.ok()) << without.status;
+    EXPECT_EQ(without.text, plain.text);
+    board_->Start("draft_worker");
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("draft_worker");
+    UntilDrafted(request, plain.text, /*in_windows=*/true);
+  }
 }
 
 }  // namespace
