@@ -44,6 +44,8 @@ TEST_F(ComputeBatonTest, IsBorrowedOnlyWhileItIsLent) {
   EXPECT_EQ(borrower.Borrow(round, absl::InfiniteDuration()), Turn::kOver);
 }
 
+// The pauses let the other thread fall asleep, so that it must be woken; nothing depends on whether
+// it does.
 TEST_F(ComputeBatonTest, WhoWaitsIsToldAtOnce) {
   ComputeBaton owner = Open(), borrower = Open();
   const uint32_t round = owner.BeginRound();

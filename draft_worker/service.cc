@@ -199,42 +199,26 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   grpc::ServerUnaryReactor* Draft(grpc::CallbackServerContext* context,
                                   const v1::DraftRequest* request,
                                   v1::DraftResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status posted =
-        answerer_.Post([this, context, request, response, reactor](const absl::Status& go) {
-          const auto cancelled = [context] { return context->IsCancelled(); };
-          reactor->Finish(rpc::ToGrpc(go.ok() ? DraftTree(*request, cancelled, response) : go));
-        });
-    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
-    return reactor;
+    return OnAnsweringThread(context, [this, request, response](const auto& cancelled) {
+      return DraftTree(*request, cancelled, response);
+    });
   }
 
   grpc::ServerUnaryReactor* DraftTogether(grpc::CallbackServerContext* context,
                                           const v1::DraftTogetherRequest* request,
                                           v1::DraftTogetherResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status posted =
-        answerer_.Post([this, context, request, response, reactor](const absl::Status& go) {
-          const auto cancelled = [context] { return context->IsCancelled(); };
-          reactor->Finish(rpc::ToGrpc(go.ok() ? DraftTrees(*request, cancelled, response) : go));
-        });
-    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
-    return reactor;
+    return OnAnsweringThread(context, [this, request, response](const auto& cancelled) {
+      return DraftTrees(*request, cancelled, response);
+    });
   }
 
   grpc::ServerUnaryReactor* Grow(grpc::CallbackServerContext* context,
                                  const v1::GrowRequest* request,
                                  v1::GrowResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status posted =
-        answerer_.Post([this, context, request, response, reactor](const absl::Status& go) {
-          const auto over = [this, context] {
-            return context->IsCancelled() || answerer_.load().queued > 0;
-          };
-          reactor->Finish(rpc::ToGrpc(go.ok() ? GrowTrees(*request, over, response) : go));
-        });
-    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
-    return reactor;
+    return OnAnsweringThread(context, [this, request, response](const auto& cancelled) {
+      const auto over = [this, &cancelled] { return cancelled() || answerer_.load().queued > 0; };
+      return GrowTrees(*request, over, response);
+    });
   }
 
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
@@ -296,7 +280,20 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
   }
 
-  // On the answering thread, as DraftTrees.
+  // `work` is told whether the RPC was cancelled; its status ends the RPC.
+  using Work = std::function<absl::Status(const std::function<bool()>& cancelled)>;
+  grpc::ServerUnaryReactor* OnAnsweringThread(grpc::CallbackServerContext* context, Work work) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status posted =
+        answerer_.Post([context, reactor, work = std::move(work)](const absl::Status& go) {
+          const auto cancelled = [context] { return context->IsCancelled(); };
+          reactor->Finish(rpc::ToGrpc(go.ok() ? work(cancelled) : go));
+        });
+    if (!posted.ok()) reactor->Finish(rpc::ToGrpc(posted));
+    return reactor;
+  }
+
+  // On the answering thread, as DraftTrees and GrowTrees.
   absl::Status DraftTree(const v1::DraftRequest& request, const std::function<bool()>& cancelled,
                          v1::DraftResponse* response) {
     WITHY_RETURN_IF_ERROR(CheckDraft(request));

@@ -51,6 +51,22 @@ class SpeculationTest : public ::testing::Test {
     }
     EXPECT_TRUE(drafted) << board_->Log("model_worker");
   }
+  // A call in whose middle, after `bytes` of its text, draft_worker is killed.
+  Answer KillTheDraftAfter(size_t bytes, const v1::GenerateRequest& request,
+                           const std::string& expected) {
+    bool killed = false;
+    Answer without = Generate(*stub_, token_, request, [&](const Answer& answer) {
+      if (!killed && answer.text.size() > bytes) {
+        board_->Kill("draft_worker");
+        killed = true;
+      }
+      return true;
+    });
+    EXPECT_TRUE(killed);
+    EXPECT_TRUE(without.status.ok()) << without.status;
+    EXPECT_EQ(without.text, expected);
+    return without;
+  }
   static const v1::SourceReport* Find(const Answer& answer, v1::Speculation source) {
     for (const v1::SourceReport& report : answer.finished.speculation().sources()) {
       if (report.source() == source) return &report;
@@ -232,17 +248,7 @@ TEST_F(SpeculationTest, TheAnswerGoesOnWhenTheDraftIsKilledAndUsesItWhenItIsBack
   const Answer drafted = Generate(*stub_, token_, request);
   EXPECT_EQ(drafted.text, plain.text);
   ASSERT_GT(AcceptedOf(drafted, v1::SPECULATION_DRAFT), 20u) << board_->Log("draft_worker");
-  bool killed = false;
-  const Answer without = Generate(*stub_, token_, request, [&](const Answer& answer) {
-    if (!killed && answer.text.size() > plain.text.size() / 4) {
-      board_->Kill("draft_worker");
-      killed = true;
-    }
-    return true;
-  });
-  ASSERT_TRUE(killed);
-  ASSERT_TRUE(without.status.ok()) << without.status;
-  EXPECT_EQ(without.text, plain.text);
+  const Answer without = KillTheDraftAfter(plain.text.size() / 4, request, plain.text);
   EXPECT_GT(without.finished.speculation().target_passes(),
             drafted.finished.speculation().target_passes());
   board_->Start("draft_worker");
@@ -260,17 +266,7 @@ TEST_F(SpeculationTest, AStreamedAnswerGoesOnWhenTheDraftIsKilled) {
   request.set_speculation(v1::SPECULATION_DRAFT);
   for (const size_t share : {5, 2}) {
     SCOPED_TRACE(share);
-    bool killed = false;
-    const Answer without = Generate(*stub_, token_, request, [&](const Answer& answer) {
-      if (!killed && answer.text.size() > plain.text.size() / share) {
-        board_->Kill("draft_worker");
-        killed = true;
-      }
-      return true;
-    });
-    ASSERT_TRUE(killed);
-    ASSERT_TRUE(without.status.ok()) << without.status;
-    EXPECT_EQ(without.text, plain.text);
+    KillTheDraftAfter(plain.text.size() / share, request, plain.text);
     board_->Start("draft_worker");
     ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("draft_worker");
     UntilDrafted(request, plain.text, /*in_windows=*/true);
