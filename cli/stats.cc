@@ -28,6 +28,8 @@ std::string ReasonText(v1::FinishReason reason) {
       return "max tokens";
     case v1::FINISH_REASON_CONTEXT_FULL:
       return "context full";
+    case v1::FINISH_REASON_KV_FULL:
+      return "KV arena full";
     case v1::FINISH_REASON_CANCELLED:
       return "cancelled";
     case v1::FINISH_REASON_TOOL_CALLS:
@@ -56,6 +58,9 @@ std::string CutNote(const v1::GenerateFinished& finished) {
       return absl::StrCat("(cut after ", Counted(tokens, "token"),
                           ": the window is full; use a new context or a higher "
                           "model.context_length)\n");
+    case v1::FINISH_REASON_KV_FULL:
+      return absl::StrCat("(cut after ", Counted(tokens, "token"),
+                          ": the KV arena is full; retry, or raise store.arena_bytes)\n");
     default:
       return "";
   }

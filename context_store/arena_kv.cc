@@ -209,8 +209,7 @@ void ArenaKv::Evict(KvContext* context, uint32_t number) {
 void ArenaKv::EraseIfEmpty(const std::string& context_id) {
   const auto found = contexts.find(context_id);
   if (found == contexts.end()) return;
-  const KvContext& context = found->second;
-  if (context.idle() && context.waiting.empty() && context.kv.chunks.empty()) contexts.erase(found);
+  if (found->second.unused()) contexts.erase(found);
 }
 
 void ArenaKv::Describe(const std::string& context_id) {

@@ -32,12 +32,16 @@ struct KvContext {
   std::string app_id;  // empty: not known, shares nothing
   ContextChunks kv;
   LeaseId holder = 0;
+  LeaseId next = 0;  // waits for room in the arena and will be the holder
   bool locked = false;  // is being deleted
   uint64_t last_used = 0;
   uint64_t no_room = UINT64_MAX;  // value of last_used when a rebuild found no room
   std::deque<LeaseId> waiting;
 
   bool idle() const { return holder == 0 && !locked; }
+  bool taken() const { return holder != 0 || next != 0; }
+  // Nothing is known of it, and nobody wants it.
+  bool unused() const { return !taken() && !locked && waiting.empty() && kv.chunks.empty(); }
 };
 
 // By format. A slot or a copy that several contexts have counts once.

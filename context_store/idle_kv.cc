@@ -170,6 +170,13 @@ bool IdleKv::ClaimSlots(uint64_t count, LeaseId lease, bool evict, uint64_t* evi
   return false;
 }
 
+void IdleKv::EvictAll(uint64_t* evicted) {
+  Evictions evictions = MakeEvictions();
+  while (evictions.EvictNext(kv_.pool.counts().total, evicted)) {
+  }
+  GiveBack(kv_.pool.counts().withheld);
+}
+
 std::vector<SlotPool::Pages> IdleKv::Withhold(uint64_t bytes, uint64_t page_bytes,
                                               uint64_t* evicted) {
   std::vector<SlotPool::Pages> withheld;
@@ -342,8 +349,7 @@ std::set<std::string> IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
       if (!chunk.slot.has_value()) Truncate(i, &kv, &kv_.pool);
     }
     kv_.Collect(&it->second);
-    const bool empty = it->second.idle() && it->second.waiting.empty() && kv.chunks.empty();
-    it = empty ? kv_.contexts.erase(it) : std::next(it);
+    it = it->second.unused() ? kv_.contexts.erase(it) : std::next(it);
   }
   return had;
 }

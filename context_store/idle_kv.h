@@ -80,6 +80,9 @@ class IdleKv {
   bool ClaimSlots(uint64_t count, LeaseId lease, bool evict, uint64_t* evicted,
                   std::vector<SlotAt>* slots);
   Evictions MakeEvictions(const KvContext* except = nullptr) { return {kv_, policy_, except}; }
+  // Evicts all that may leave, and gives back all that is withheld: calls need the whole arena, and
+  // slots of several sizes are in the way.
+  void EvictAll(uint64_t* evicted);
 
   // Takes `bytes` more of the arena out of use, as far as gaps and chunks with copies on disk
   // permit. Returns whole pages whose memory can be given to the system.

@@ -33,7 +33,7 @@ TEST_F(IdleKvTest, UpgradesAreForTheContextUsedLastAndNeverEvict) {
   EXPECT_EQ(table_.idle().NextUpgrade()->context_id, "old");
   table_.Abort(busy);
   // One chunk is free; other contexts keep their blocks.
-  const LeaseId rebuild = table_.Open(epoch_, "new", /*rebuild=*/true)->id;
+  const LeaseId rebuild = table_.Open({.epoch = epoch_, .context_id = "new", .rebuild = true})->id;
   ASSERT_TRUE(Claim(rebuild, 0, 1).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(Claim(rebuild, 1, 2).status()));
   EXPECT_EQ(evicted_, 0u);

@@ -62,7 +62,8 @@ absl::Status LeaseReactor::Handle() {
     case v1::LeaseRequest::kOpen:
       return HandleOpen(request_.open());
     case v1::LeaseRequest::kBegin:
-      return store_.Begin(lease(), request_.begin().app_id(), request_.begin().call_id());
+      return store_.Begin(lease(), request_.begin().app_id(), request_.begin().call_id(),
+                          request_.begin().need_tokens());
     case v1::LeaseRequest::kClaim:
       return HandleClaim(request_.claim());
     case v1::LeaseRequest::kShare:
@@ -100,7 +101,8 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
                                              open.rebuild(),
                                              {open.request_id(), open.request_digest()},
                                              open.level_percent(),
-                                             open.prompt_tokens()},
+                                             open.prompt_tokens(),
+                                             open.need_tokens()},
                                             shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;
@@ -181,29 +183,35 @@ bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
     chunks = claim_chunks_;
   }
   if (chunks == 0) return true;
-  const auto claimed = store_.Claim(lease(), 0, chunks);
+  const auto claimed = store_.Claim(lease(), 0, chunks, /*may_wait=*/false);
   if (absl::IsResourceExhausted(claimed.status())) return true;
   if (!claimed.ok()) {
     End(claimed.status());
     return false;
   }
-  for (const ChunkSlot& chunk : *claimed) *opened->add_claimed() = ToProto(chunk);
+  for (const ChunkSlot& chunk : claimed->chunks) *opened->add_claimed() = ToProto(chunk);
   return true;
 }
 
 absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
-  const auto claimed = store_.Claim(lease(), claim.first_chunk(), claim.chunks());
-  v1::LeaseEvent event;
-  v1::LeaseClaimed* message = event.mutable_claimed();
+  absl::StatusOr<ClaimAnswer> claimed =
+      store_.Claim(lease(), claim.first_chunk(), claim.chunks());
   if (absl::IsResourceExhausted(claimed.status())) {
-    message->set_refused(std::string(claimed.status().message()));
+    OnClaimed({}, std::string(claimed.status().message()));
   } else if (!claimed.ok()) {
     return claimed.status();
-  } else {
-    for (const ChunkSlot& chunk : *claimed) *message->add_chunks() = ToProto(chunk);
+  } else if (!claimed->waits) {
+    OnClaimed(std::move(claimed->chunks), "");
   }
-  Send(std::move(event));
   return absl::OkStatus();
+}
+
+void LeaseReactor::OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) {
+  v1::LeaseEvent event;
+  v1::LeaseClaimed* message = event.mutable_claimed();
+  for (const ChunkSlot& chunk : chunks) *message->add_chunks() = ToProto(chunk);
+  message->set_refused(std::move(refused));
+  Send(std::move(event));
 }
 
 absl::Status LeaseReactor::HandleShare(const v1::LeaseShare& share) {

@@ -11,17 +11,10 @@
 namespace withy::context_store {
 namespace {
 
-constexpr uint32_t kMaxClaimChunks = 1 << 16;
-
 // Whether a lease at this level may compute the chunk again and gets the same chunk.
 bool IsRecomputable(const ContextChunk& chunk, const LoadRules& rules, bool rebuild) {
   return !rebuild && chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens) &&
          chunk.identity.model_level_percent == rules.level_percent;
-}
-
-absl::Status Stale(uint64_t epoch, uint64_t current) {
-  return absl::AbortedError(
-      absl::StrCat("epoch ", epoch, " is over, the arena's is ", current, ": attach again"));
 }
 
 }  // namespace
@@ -56,8 +49,6 @@ absl::StatusOr<Attached> LeaseTable::Attach(WorkerInstance worker, const Geometr
     }
     attached.ended.push_back(id);
   }
-  // Waiting leases have an older epoch, too: one that is granted its context here is ended in a
-  // later iteration.
   for (LeaseId id : attached.ended) End(id);
   pool_.Release(worker);
   if (!same) ResetArena(geometry);
@@ -73,8 +64,7 @@ void LeaseTable::ResetArena(const Geometry& geometry) {
   // Copies on disk stay there: they are of the model that was served until now.
   for (auto it = contexts_.begin(); it != contexts_.end();) {
     it->second.kv.chunks.clear();
-    const bool empty = it->second.idle() && it->second.waiting.empty();
-    it = empty ? contexts_.erase(it) : std::next(it);
+    it = it->second.unused() ? contexts_.erase(it) : std::next(it);
   }
   kv_.borrowed.clear();
   geometry_ = geometry;
@@ -97,46 +87,12 @@ Effects LeaseTable::WorkerGone(WorkerInstance worker) {
   }
   for (LeaseId id : broken) {
     DropBroken(leases_.at(id));
-    const Effects one = End(id);
+    End(id);
     effects.ended.push_back(id);
-    effects.granted.insert(effects.granted.end(), one.granted.begin(), one.granted.end());
   }
-  // A lease granted in the loop may belong to the dead worker and be ended later in the loop.
-  std::erase_if(effects.granted, [&](LeaseId id) { return !leases_.contains(id); });
   pool_.Release(worker);
+  Advance(&effects);
   return effects;
-}
-
-absl::StatusOr<LeaseOpening> LeaseTable::Open(uint64_t epoch, std::string_view context_id,
-                                              bool rebuild, std::string_view app_id) {
-  if (epoch != epoch_ || worker_ == 0) return Stale(epoch, epoch_);
-  if (open_leases() >= limits_.open) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the limit of ", Counted(limits_.open, "open lease"), " is reached"));
-  }
-  Lease lease{.epoch = epoch,
-              .worker = worker_,
-              .context_id = std::string(context_id),
-              .rebuild = rebuild && !context_id.empty()};
-  LeaseOpening opening{++last_lease_, true};
-  if (!context_id.empty()) {
-    Context& context = kv_.FindOrAdd(context_id, app_id);
-    if (context.locked) return absl::AbortedError("the context is being deleted");
-    if (context.holder != 0) {
-      if (waiting_ >= limits_.waiting) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("the limit of ", Counted(waiting_, "waiting lease"), " is reached"));
-      }
-      ++waiting_;
-      context.waiting.push_back(opening.id);
-      opening.granted = false;
-    } else {
-      context.holder = opening.id;
-    }
-  }
-  lease.granted = opening.granted;
-  leases_.emplace(opening.id, std::move(lease));
-  return opening;
 }
 
 absl::StatusOr<LeaseTable::Lease*> LeaseTable::Granted(LeaseId id) {
@@ -207,26 +163,51 @@ std::set<uint32_t> LeaseTable::PlanLoad(const LoadRules& rules, bool rebuild, Co
 
 std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
                                              uint64_t* evicted) {
-  std::vector<ChunkLoad> loads;
   const absl::StatusOr<Lease*> found = Granted(id);
-  if (!found.ok() || (*found)->context_id.empty()) return loads;
+  if (!found.ok() || (*found)->context_id.empty()) return {};
   Lease& lease = **found;
   Context& context = *ContextOf(lease);
+  std::vector<uint32_t> missing;
+  for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
+    if (!context.kv.chunks[i].slot.has_value()) missing.push_back(i);
+  }
   kv_.ShareMissing(&context);
   const std::set<uint32_t> recompute = PlanLoad(rules, lease.rebuild, &context.kv);
-  std::vector<ContextChunk>& chunks = context.kv.chunks;
+  std::vector<ChunkLoad> loads = TakeLoadSlots(&lease, id, recompute, rules, evicted);
+  lease.to_load = 0;
+  if (!missing.empty() && OthersAdmitted(id) && !AllCanFinishNow()) {
+    // The slots cut gaps into small ones (see StandWell).
+    GiveUpLoadSlots(&lease, missing, loads);
+    idle_.EvictAll(evicted);
+    loads = TakeLoadSlots(&lease, id, recompute, rules, evicted);
+    if (!AllCanFinishNow()) {  // what the store writes just now is in the way: it is computed
+      GiveUpLoadSlots(&lease, missing, loads);
+      loads.clear();
+    }
+  }
+  Collect(&context);
+  lease.told = HeldPrefix(lease.claimed, context.kv);
+  return loads;
+}
+
+// Slots for the chunks that have none, from the first one on, for as many as there is room.
+std::vector<ChunkLoad> LeaseTable::TakeLoadSlots(Lease* lease, LeaseId id,
+                                                 const std::set<uint32_t>& recompute,
+                                                 const LoadRules& rules, uint64_t* evicted) {
+  std::vector<ChunkLoad> loads;
+  std::vector<ContextChunk>& chunks = ContextOf(*lease)->kv.chunks;
   std::optional<EvictionQueue> queue;
   bool recomputable = true;
   for (uint32_t i = 0; i < chunks.size(); ++i) {
     ContextChunk& chunk = chunks[i];
     if (chunk.slot.has_value()) continue;
-    recomputable = recomputable && IsRecomputable(chunk, rules, lease.rebuild);
+    recomputable = recomputable && IsRecomputable(chunk, rules, lease->rebuild);
     if (!queue.has_value()) queue = MakeEvictionQueue();
     const KvFormat format = recompute.contains(i) ? KvFormat::kQ8 : chunk.stored_format;
     const auto slot = ClaimEvicting(geometry_.ChunkBytes(format), id, &*queue, evicted);
     if (!slot.has_value()) break;
     if (recompute.contains(i)) {
-      lease.claimed[i] = *slot;
+      lease->claimed[i] = *slot;
       continue;
     }
     pool_.Keep(*slot);
@@ -234,9 +215,17 @@ std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
     chunk.loading = true;
     loads.push_back({i, *chunk.slot, chunk.stored, pool_.Pin(*slot), recomputable});
   }
-  Collect(&context);
-  lease.told = HeldPrefix(lease.claimed, context.kv);
   return loads;
+}
+
+void LeaseTable::GiveUpLoadSlots(Lease* lease, const std::vector<uint32_t>& missing,
+                                 const std::vector<ChunkLoad>& loads) {
+  FreeClaimed(&lease->claimed, &pool_);  // it had none before
+  for (const ChunkLoad& load : loads) pool_.Unpin(load.slot.units, load.pin);
+  ContextChunks& kv = ContextOf(*lease)->kv;
+  for (const uint32_t chunk : missing) {
+    if (chunk < kv.chunks.size()) LeaveSlot(&kv.chunks[chunk], &kv, &pool_);
+  }
 }
 
 bool LeaseTable::IsLoading(std::string_view context_id, const ChunkLoad& load) const {
@@ -262,9 +251,16 @@ std::vector<ChunkSlot> LeaseTable::LeaveToWorker(LeaseId id, std::span<const Chu
       pool_.Unpin(slot, load.pin);
       pool_.Take(slot, id);
     } else {
+      const uint32_t held = HeldChunks(lease);
+      if (!HasRoomFor(id, 1, held)) break;
       if (!queue.has_value()) queue = MakeEvictionQueue();
       const auto claimed = ClaimEvicting(geometry_.ChunkBytes(KvFormat::kQ8), id, &*queue, evicted);
       if (!claimed.has_value()) break;
+      const uint32_t more = lease.need - std::min(lease.need, held);
+      if (!StandWell(id, {&*claimed, 1}, more)) {
+        pool_.Free(*claimed);
+        break;
+      }
       pool_.Unpin(slot, load.pin);
       pool_.Free(slot);
       slot = *claimed;
@@ -293,63 +289,6 @@ void LeaseTable::FinishLoad(std::string_view context_id, const std::vector<Chunk
     chunk.slot.reset();
     if (chunk.stored == load.stored) kv_.GiveUp(std::exchange(chunk.stored, 0));
   }
-}
-
-absl::StatusOr<std::vector<ChunkSlot>> LeaseTable::Claim(LeaseId id, uint32_t first, uint32_t count,
-                                                         uint64_t* evicted) {
-  WITHY_ASSIGN_OR_RETURN(Lease * lease, Granted(id));
-  Context* context = ContextOf(*lease);
-  ContextChunks none;
-  ContextChunks& kv = context == nullptr ? none : context->kv;
-  // A worker that has not heard yet of a chunk that could not be read claims behind it.
-  const uint32_t next = std::max(NextChunk(lease->claimed, kv), lease->told);
-  if (count == 0 || count > kMaxClaimChunks || first > next) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("claim of ", Counted(count, "chunk"), " from ", first, ": 1 to ",
-                     kMaxClaimChunks, " are possible, without a gap after chunk ", next));
-  }
-  const uint32_t end = first + count;
-  // Whether the lease has the slot, or gets the context's.
-  const auto owned = [&](uint32_t chunk) {
-    if (lease->claimed.contains(chunk)) return true;
-    if (lease->rebuild || chunk >= kv.chunks.size()) return false;
-    return Writable(kv.chunks[chunk], pool_);
-  };
-  uint32_t fresh = 0;  // chunks that need new slots
-  for (uint32_t chunk = first; chunk < end; ++chunk) fresh += owned(chunk) ? 0 : 1;
-  std::vector<SlotAt> slots;
-  bool claimed_all = idle_.ClaimSlots(fresh, id, !lease->rebuild, evicted, &slots);
-  if (!claimed_all && context != nullptr && !lease->rebuild && first < kv.chunks.size()) {
-    // What the claim replaces may be in the way: slots of fewer bits, in an arena that one context
-    // nearly fills.
-    TakeOver(first, id, &kv, &lease->claimed, &pool_);
-    Collect(context);
-    claimed_all = idle_.ClaimSlots(fresh, id, true, evicted, &slots);
-  }
-  if (!claimed_all) {
-    if (lease->rebuild) context->no_room = context->last_used;
-    const SlotPool::Counts& counts = pool_.counts();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no room in the KV arena: ", Counted(fresh, "chunk"), " of ",
-                     geometry_.ChunkBytes(KvFormat::kQ8), " bytes wanted, ", counts.free, " of ",
-                     counts.total, " bytes free, ", counts.quarantined, " quarantined"));
-  }
-  if (context != nullptr && !lease->rebuild) {
-    TakeOver(first, id, &kv, &lease->claimed, &pool_);
-    Collect(context);
-  }
-  std::vector<ChunkSlot> claimed;
-  for (uint32_t chunk = first; chunk < end; ++chunk) {
-    const auto [slot, added] = lease->claimed.try_emplace(chunk, 0);
-    if (added) {
-      slot->second = slots.back();
-      slots.pop_back();
-    }
-    claimed.push_back({chunk, {slot->second, KvFormat::kQ8}});
-  }
-  // While room was made, a slot may have become the context's own that it had shared.
-  for (const SlotAt slot : slots) pool_.Free(slot);
-  return claimed;
 }
 
 absl::Status LeaseTable::Fault(LeaseId id, uint32_t chunk) {
@@ -410,6 +349,12 @@ absl::StatusOr<ResidentChunks> LeaseTable::Share(LeaseId id, uint32_t first,
     kv_.Share(&chunk, equal);
     shared.push_back({{number, *chunk.slot}, chunk.identity});
   }
+  if (OthersAdmitted(id) && !AllCanFinishNow()) {  // the slots would stay where others need them
+    Truncate(first, &context->kv, &pool_);
+    Collect(context);
+    shared.clear();
+    return shared;
+  }
   lease->told = std::max(lease->told, HeldPrefix(lease->claimed, context->kv));
   Collect(context);
   return shared;
@@ -432,6 +377,7 @@ absl::StatusOr<uint32_t> LeaseTable::BeginCommit(LeaseId id, std::vector<ChunkId
   chunks.resize(keep);
   lease->commit = std::move(chunks);
   lease->committing = true;
+  lease->wish.reset();
   return dropped;
 }
 
@@ -449,21 +395,21 @@ Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
     Collect(context);
   }
   FreeClaimed(&lease.claimed, &pool_);
-  return End(id);
+  return EndAndAdvance(id);
 }
 
 Effects LeaseTable::Abort(LeaseId id) {
   const auto lease = leases_.find(id);
   if (lease == leases_.end() || lease->second.committing) return {};
   FreeClaimed(&lease->second.claimed, &pool_);
-  return End(id);
+  return EndAndAdvance(id);
 }
 
 Effects LeaseTable::Break(LeaseId id) {
   const auto lease = leases_.find(id);
   if (lease == leases_.end() || lease->second.committing) return {};
   DropBroken(lease->second);
-  return End(id);
+  return EndAndAdvance(id);
 }
 
 std::vector<ContextChunk> LeaseTable::ChunksOf(std::string_view context_id) const {
@@ -503,49 +449,57 @@ void LeaseTable::DropBroken(Lease& lease) {
   Collect(context);
 }
 
-// Removes the lease. If it held a context, grants that to the next lease in line.
-Effects LeaseTable::End(LeaseId id) {
+Effects LeaseTable::EndAndAdvance(LeaseId id) {
   Effects effects;
+  End(id);
+  Advance(&effects);
+  return effects;
+}
+
+// Removes the lease. If it held a context, the next lease in line waits for room only.
+void LeaseTable::End(LeaseId id) {
   const auto found = leases_.find(id);
   Invariant(found != leases_.end() && found->second.claimed.empty(),
             "an ending lease has no blocks");
   const Lease lease = std::move(found->second);
   leases_.erase(found);
+  room_queue_.erase(id);
   if (!lease.granted) --waiting_;
-  if (lease.context_id.empty()) return effects;
+  if (lease.context_id.empty()) return;
   Context& context = contexts_.at(lease.context_id);
-  if (!lease.granted) {
-    std::erase(context.waiting, id);
-  } else {
+  if (lease.granted) {
     context.holder = 0;
     EndLoading(&context.kv, &pool_);
     Collect(&context);
     kv_.Describe(lease.context_id);
     if (!lease.rebuild) context.last_used = ++kv_.uses;
-    if (!context.waiting.empty()) {
-      context.holder = context.waiting.front();
-      context.waiting.pop_front();
-      leases_.at(context.holder).granted = true;
-      --waiting_;
-      effects.granted.push_back(context.holder);
-    }
+  } else if (context.next == id) {
+    context.next = 0;
+  } else {
+    std::erase(context.waiting, id);
+  }
+  if (!context.taken() && !context.waiting.empty()) {
+    context.next = context.waiting.front();
+    context.waiting.pop_front();
+    room_queue_.insert(context.next);
   }
   kv_.EraseIfEmpty(lease.context_id);
-  return effects;
 }
 
 absl::Status LeaseTable::LockContext(std::string_view context_id) {
   Context& context = kv_.FindOrAdd(context_id);
-  if (context.holder != 0 || context.locked) {
+  if (context.taken() || context.locked) {
     return absl::AbortedError("a call runs on the context, or it is being deleted: retry");
   }
   context.locked = true;
+  ++locked_contexts_;
   return absl::OkStatus();
 }
 
 void LeaseTable::UnlockContext(std::string_view context_id, bool erase) {
   Context& context = contexts_.at(std::string(context_id));
   context.locked = false;
+  --locked_contexts_;
   if (erase) Truncate(0, &context.kv, &pool_);
   Collect(&context);
   kv_.EraseIfEmpty(std::string(context_id));
@@ -621,10 +575,15 @@ std::string LeaseTable::Audit() const {
       return absl::StrCat("lease ", id, " waits with slots");
     waiting += lease.granted ? 0 : 1;
   }
+  for (const LeaseId id : room_queue_) {
+    if (!leases_.contains(id) || leases_.at(id).admitted) return "a lease waits for room for nothing";
+  }
   for (const auto& [context_id, context] : contexts_) {
     if (context.holder != 0 && !leases_.contains(context.holder))
       return "a holder that is not a lease";
-    if (context.holder == 0 && !context.waiting.empty()) return "a lease waits for a free context";
+    if (!context.taken() && !context.waiting.empty()) return "a lease waits for a free context";
+    if (context.next != 0 && (context.holder != 0 || !room_queue_.contains(context.next)))
+      return "a context's next lease does not wait for room";
     for (const ContextChunk& chunk : context.kv.chunks) {
       if (chunk.loading && (context.holder == 0 || !chunk.slot.has_value()))
         return absl::StrCat("a chunk of context ", context_id, " is read for nobody");

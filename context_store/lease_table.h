@@ -5,13 +5,14 @@
 // Invariants: a slot has one owner, or several contexts that only read it; a lease of an older
 // epoch never changes a context's chunks; a slot that a worker may still be writing is not reused
 // before that worker has attached again or is dead; chunks of a context that is leased stay where
-// they are.
+// they are; the leases that are admitted can all be given what they need, in some order.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,15 +47,42 @@ struct Attached {
   std::vector<LeaseId> ended;  // leases that became stale; their streams end
 };
 
+// Answers a claim that had to wait for room: its slots, or why it is refused.
+struct LateClaim {
+  LeaseId lease = 0;
+  std::vector<ChunkSlot> chunks = {};
+  std::string refused = {};
+};
+
 // Effects of an operation on other leases.
 struct Effects {
   std::vector<LeaseId> granted;  // waited, and hold their context now
   std::vector<LeaseId> ended;    // no longer exist
+  std::vector<LateClaim> claims = {};
+  uint64_t evicted = 0;  // chunks, to make room for them
+};
+
+struct LeaseRequest {
+  uint64_t epoch = 0;
+  std::string_view context_id = {};  // empty: a stateless call
+  // Claimed slots lie beside the context's own until a commit replaces those.
+  bool rebuild = false;
+  // Of the context, whose equal chunks are shared within the app; empty: it shares nothing.
+  std::string_view app_id = {};
+  bool ahead = false;  // a stateless call that has not come: Begin follows
+  // Chunks that the context may come to have in the call. More may be claimed, if there is room.
+  uint32_t need = 0;
 };
 
 struct LeaseOpening {
   LeaseId id = 0;
   bool granted = false;  // false: waits; a later Effects.granted contains it
+};
+
+// The slots of a claim; or it waits for room, and a later Effects.claims answers it.
+struct ClaimAnswer {
+  bool waits = false;
+  std::vector<ChunkSlot> chunks = {};
 };
 
 // What a context has.
@@ -72,6 +100,14 @@ struct ChunkLoad {
   uint64_t pin = 0;  // see SlotPool::Pin
   // The lease could compute it instead, and waits for nothing before it but what it computes, too.
   bool recomputable = false;
+};
+
+// Chunks [first, first + count).
+struct ClaimRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+
+  uint32_t end() const { return first + count; }
 };
 
 // How a lease's context is brought into the arena.
@@ -103,12 +139,17 @@ class LeaseTable {
   // slots are freed.
   Effects WorkerGone(WorkerInstance worker);
 
-  // An empty `context_id` means a stateless call. `rebuild`: claimed slots lie beside the
-  // context's own until a commit replaces those. `app_id`: of the context, whose equal chunks are
-  // shared within the app; empty: it shares nothing. Errors: ABORTED (stale epoch, or the context
-  // is being deleted), RESOURCE_EXHAUSTED (limits).
-  absl::StatusOr<LeaseOpening> Open(uint64_t epoch, std::string_view context_id,
-                                    bool rebuild = false, std::string_view app_id = {});
+  // The lease waits for its context, and for so much room in the arena that every lease can be
+  // given what it needs, one after another (policy/kv_admission.h). Errors: ABORTED (stale epoch,
+  // or the context is being deleted), RESOURCE_EXHAUSTED (limits).
+  absl::StatusOr<LeaseOpening> Open(const LeaseRequest& request);
+  // The call of a lease that was opened ahead has come: what it claims waits until there is room
+  // for `need` chunks. Errors: ABORTED, INVALID_ARGUMENT (it was not opened ahead).
+  absl::Status Begin(LeaseId lease, uint32_t need);
+  // Whether some lease waits for room. Advance is then to be called when work outside the table has
+  // ended that kept room: a read, a write, a demotion, a deletion.
+  bool AnyWaitsForRoom() const;
+  Effects Advance();
   // Chunks of the lease's context that have slots, from chunk 0 on without gaps. The lease is
   // granted.
   ResidentChunks Resident(LeaseId lease) const;
@@ -142,11 +183,12 @@ class LeaseTable {
   // Claims slots for chunks [first, first + count), which must leave no gap. Chunks that the
   // context has from `first` on are removed from it and become the lease's; claiming a chunk again
   // returns the same slot. Evicts idle contexts if necessary, but not for a rebuild, and adds the
-  // number of evicted chunks to `*evicted`. Errors: RESOURCE_EXHAUSTED (the lease continues; it has
-  // no chunk of the claim, or only those that it takes from its context), INVALID_ARGUMENT, ABORTED
-  // (stale or ended).
-  absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count,
-                                               uint64_t* evicted);
+  // number of evicted chunks to `*evicted`. Where room will appear when other leases end, the claim
+  // waits, one at a time for each lease, if it `may_wait`. Errors: RESOURCE_EXHAUSTED (there is no
+  // room, and waiting would not help; the lease continues and has no chunk of the claim, or only
+  // those that it takes from its context), INVALID_ARGUMENT, ABORTED (stale or ended).
+  absl::StatusOr<ClaimAnswer> Claim(LeaseId lease, uint32_t first, uint32_t count,
+                                    uint64_t* evicted, bool may_wait = true);
   // Drops `chunk` and all later ones. Errors: ABORTED, INVALID_ARGUMENT (not resident).
   absl::Status Fault(LeaseId lease, uint32_t chunk);
 
@@ -211,14 +253,67 @@ class LeaseTable {
     uint32_t told = 0;  // chunks with slots when the load began; some may be lost by now
     ClaimedChunks claimed = {};
     std::vector<ChunkIdentity> commit = {};
+    uint32_t need = 0;
+    bool ahead = false;     // its call has not come
+    bool admitted = false;  // it can be given what it needs
+    uint32_t to_load = 0;   // slots that BeginLoad will take
+    std::optional<ClaimRange> wish = std::nullopt;  // a claim that waits
+    uint32_t overtaken = 0;  // leases that were admitted before it since it has waited
+  };
+  // What there would be if a lease took `takes` slots of 8 bits more and then needed `more`.
+  struct Change {
+    LeaseId lease = 0;
+    uint32_t takes = 0;
+    uint32_t more = 0;
   };
 
   absl::StatusOr<Lease*> Granted(LeaseId id);
+  // Admission (lease_admission.cc).
+  struct Holding {
+    LeaseId lease = 0;
+    std::vector<KvSlot> slots = {};  // that stay as long as it does
+  };
+  // Of the leases that are granted, and of `also`.
+  std::vector<Holding> HoldingsWith(LeaseId also) const;
+  bool CanAllFinish(const Change& change) const;
+  // Whether the lease, which then has `held` chunks, may take so many slots more.
+  bool HasRoomFor(LeaseId id, uint32_t takes, uint32_t held) const;
+  bool TryAdmit(LeaseId id);
+  bool MayOvertake(LeaseId id) const;
+  void CountOvertaken(LeaseId by);
+  bool OthersAdmitted(LeaseId id) const;
+  // Whether all can finish although the lease has these slots more, and then needs `more`.
+  bool StandWell(LeaseId id, std::span<const SlotAt> slots, uint32_t more);
+  bool AllCanFinishNow() const { return CanAllFinish({}); }
+  uint32_t HeldChunks(const Lease& lease) const;
+  bool WaitsForRoom(LeaseId id, const Lease& lease) const {
+    return lease.wish.has_value() || room_queue_.contains(id);
+  }
+  void Advance(Effects* effects);
+  void ServeWishes(Effects* effects);
+  void AdmitWaiting(Effects* effects);
+  void RefuseIfStuck(Effects* effects);
+  bool RoomIsComing() const { return pool_.pins() > 0 || locked_contexts_ > 0; }
+  absl::Status NoRoom(uint32_t chunks) const;
+  absl::StatusOr<ClaimRange> CheckClaim(const Lease& lease, uint32_t first, uint32_t count) const;
+  // The slots of the claim; nullopt: there are none now.
+  std::optional<std::vector<ChunkSlot>> TryClaim(LeaseId id, const ClaimRange& range,
+                                                 uint64_t* evicted);
+  struct ClaimSizes {
+    uint32_t fresh = 0;    // slots that are new to the lease
+    uint32_t dropped = 0;  // chunks of the context that it replaces
+  };
+  ClaimSizes SizesOf(const Lease& lease, const ClaimRange& range) const;
   // Which of the context's chunks are to be recomputed; cuts the context behind what can be used.
   std::set<uint32_t> PlanLoad(const LoadRules& rules, bool rebuild, ContextChunks* kv);
   Context* ContextOf(const Lease& lease);
   void ResetArena(const Geometry& geometry);
   EvictionQueue MakeEvictionQueue() { return idle_.MakeEvictions(); }
+  std::vector<ChunkLoad> TakeLoadSlots(Lease* lease, LeaseId id,
+                                       const std::set<uint32_t>& recompute, const LoadRules& rules,
+                                       uint64_t* evicted);
+  void GiveUpLoadSlots(Lease* lease, const std::vector<uint32_t>& missing,
+                       const std::vector<ChunkLoad>& loads);
   // A slot for a lease; evicts the queue's next chunks while there is no gap for it.
   std::optional<SlotAt> ClaimEvicting(uint64_t bytes, LeaseId lease, EvictionQueue* queue,
                                       uint64_t* evicted) {
@@ -226,7 +321,8 @@ class LeaseTable {
   }
   void QuarantineOrFree(SlotAt slot, WorkerInstance worker);
   void DropBroken(Lease& lease);
-  Effects End(LeaseId id);
+  void End(LeaseId id);
+  Effects EndAndAdvance(LeaseId id);
   void DropEverywhere(const Context* except, uint32_t number, SlotAt slot);
   std::string AuditShared() const;
   void Collect(Context* context) { kv_.Collect(context); }
@@ -243,6 +339,8 @@ class LeaseTable {
   std::map<WorkerInstance, int> connected_;  // connections of each live worker
   LeaseId last_lease_ = 0;
   uint32_t waiting_ = 0;
+  std::set<LeaseId> room_queue_;  // are not admitted: they wait for room; oldest first
+  uint32_t locked_contexts_ = 0;
 };
 
 }  // namespace withy::context_store

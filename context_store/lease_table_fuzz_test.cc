@@ -38,7 +38,9 @@ class LeaseTableFuzz {
     bool granted = false;
     bool committing = false;
     bool rebuild = false;
-    uint32_t next = 0;  // first chunk not claimed yet
+    bool ahead = false;
+    uint32_t next = 0;    // first chunk not claimed yet
+    uint32_t wished = 0;  // chunks of a claim that waits
     std::set<SlotAt> writes = {};
   };
 
@@ -107,6 +109,25 @@ class LeaseTableFuzz {
       EXPECT_FALSE(lease.granted);
       Grant(id, lease);
     }
+    for (const LateClaim& claim : effects.claims) {
+      Lease& lease = leases_.at(claim.lease);
+      EXPECT_GT(lease.wished, 0u);
+      if (claim.refused.empty()) {
+        EXPECT_EQ(claim.chunks.size(), lease.wished);
+        Take(lease, claim.chunks);
+      }
+      lease.wished = 0;
+    }
+  }
+  void Take(Lease& lease, const std::vector<ChunkSlot>& chunks) {
+    for (const ChunkSlot& chunk : chunks) {
+      for (const auto& [worker, slots] : zombies_) {
+        EXPECT_FALSE(slots.contains(chunk.slot.units)) << "a quarantined slot was handed out";
+      }
+      lease.writes.insert(chunk.slot.units);
+    }
+    // A chunk before them may have been lost while the claim waited.
+    if (lease.next >= chunks.front().chunk) lease.next = chunks.back().chunk + 1;
   }
   void Grant(LeaseId id, Lease& lease) {
     lease.granted = true;
@@ -158,6 +179,7 @@ class LeaseTableFuzz {
     }
     table_.FinishLoad(load->context, load->loads, read);
     loads_.erase(load);
+    Apply(table_.Advance());
   }
   // Some of the first chunks of a load, which nobody reads any more, are left to the lease.
   void LeaveToWorker() {
@@ -205,15 +227,22 @@ class LeaseTableFuzz {
     const WorkerInstance worker =
         *std::next(live_.begin(), Pick(static_cast<uint32_t>(live_.size())));
     live_.erase(worker);
-    Apply(table_.WorkerGone(worker));
+    const Effects effects = table_.WorkerGone(worker);
     zombies_.erase(worker);
+    Apply(effects);
   }
   void Open() {
     const uint64_t epoch = Pick(10) == 0 ? epoch_ - 1 : epoch_;
     const std::string context =
         Pick(4) == 0 ? "" : std::string(1, static_cast<char>('a' + Pick(4)));
     const bool rebuild = Pick(4) == 0;
-    const auto opening = table_.Open(epoch, context, rebuild, AppOf(context));
+    const bool ahead = context.empty() && Pick(4) == 0;
+    const auto opening = table_.Open({.epoch = epoch,
+                                      .context_id = context,
+                                      .rebuild = rebuild,
+                                      .app_id = AppOf(context),
+                                      .ahead = ahead,
+                                      .need = Pick(14)});
     if (epoch != epoch_) {
       EXPECT_TRUE(absl::IsAborted(opening.status()));
       return;
@@ -223,7 +252,8 @@ class LeaseTableFuzz {
     lease = {.worker = worker_,
              .epoch = epoch,
              .context = context,
-             .rebuild = rebuild && !context.empty()};
+             .rebuild = rebuild && !context.empty(),
+             .ahead = ahead};
     if (opening->granted) Grant(opening->id, lease);
   }
   std::pair<const LeaseId, Lease>* PickLease() {
@@ -234,24 +264,31 @@ class LeaseTableFuzz {
     auto* picked = PickLease();
     if (picked == nullptr) return;
     auto& [id, lease] = *picked;
+    if (lease.ahead && Pick(2) == 0) {
+      lease.ahead = !table_.Begin(id, Pick(14)).ok();
+      return;
+    }
     const uint32_t first = Pick(4) == 0 ? Pick(lease.next + 1) : lease.next;
     const uint32_t count = Pick(3) + 1;
     uint64_t evicted = 0;
-    const auto claimed = table_.Claim(id, first, count, &evicted);
+    const auto claimed = table_.Claim(id, first, count, &evicted, Pick(4) != 0);
+    if (lease.wished > 0) {
+      EXPECT_FALSE(claimed.ok()) << "one claim at a time";
+      return;
+    }
     if (!lease.granted || lease.committing) {
       EXPECT_FALSE(claimed.ok());
     }
     // What lies behind the claim and cannot be written is dropped, also by a claim that is refused.
     if (absl::IsResourceExhausted(claimed.status())) lease.next = first;
     if (!claimed.ok()) return;
-    EXPECT_EQ(claimed->size(), count);
-    for (const ChunkSlot& chunk : *claimed) {
-      for (const auto& [worker, slots] : zombies_) {
-        EXPECT_FALSE(slots.contains(chunk.slot.units)) << "a quarantined slot was handed out";
-      }
-      lease.writes.insert(chunk.slot.units);
+    if (claimed->waits) {
+      lease.wished = count;
+      lease.next = first;
+      return;
     }
-    lease.next = first + count;
+    EXPECT_EQ(claimed->chunks.size(), count);
+    Take(lease, claimed->chunks);
   }
   void Begin() {
     auto* picked = PickLease();
@@ -271,6 +308,7 @@ class LeaseTableFuzz {
     const auto begun = table_.BeginCommit(id, chunks, [&](KvSlot, uint64_t) { return stamps; });
     EXPECT_EQ(begun.ok(), lease.granted && !lease.committing) << begun.status();
     lease.committing = lease.committing || begun.ok();
+    if (begun.ok()) lease.wished = 0;
   }
   void Finish() {
     auto* picked = PickLease();

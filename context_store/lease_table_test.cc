@@ -32,7 +32,7 @@ TEST_F(LeaseTableTest, ALeaseHoldsWhatItsContextHasAndWhatItClaims) {
   EXPECT_EQ(table_.held_bytes(), 3 * chunk_bytes);
   ASSERT_TRUE(Claim(lease, 3, 2).ok());
   EXPECT_EQ(table_.held_bytes(), 5 * chunk_bytes);
-  ASSERT_TRUE(table_.Open(epoch_, "c").ok());
+  ASSERT_TRUE(table_.Open({.epoch = epoch_, .context_id = "c"}).ok());
   EXPECT_EQ(table_.held_bytes(), 5 * chunk_bytes) << "a lease that waits holds nothing";
   const LeaseId other = Open("d");
   EXPECT_EQ(table_.held_bytes(), 7 * chunk_bytes);
@@ -52,7 +52,7 @@ TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
 
 TEST_F(LeaseTableTest, ARebuildReplacesWhatItClaimedWhenItCommits) {
   Fill("c", 3, 5);
-  const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
+  const LeaseId lease = table_.Open({.epoch = epoch_, .context_id = "c", .rebuild = true})->id;
   const auto before = table_.Resident(lease);
   const auto fresh = Claim(lease, 1, 3);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
@@ -72,7 +72,7 @@ TEST_F(LeaseTableTest, ARebuildReplacesWhatItClaimedWhenItCommits) {
 
 TEST_F(LeaseTableTest, ARebuildThatIsBrokenOffLeavesTheContextAsItWas) {
   Fill("c", 3);
-  const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
+  const LeaseId lease = table_.Open({.epoch = epoch_, .context_id = "c", .rebuild = true})->id;
   ASSERT_TRUE(Claim(lease, 0, 3).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Fault(lease, 1)));
   table_.Abort(lease);
@@ -82,7 +82,7 @@ TEST_F(LeaseTableTest, ARebuildThatIsBrokenOffLeavesTheContextAsItWas) {
 
 TEST_F(LeaseTableTest, ARebuildWithForeignSlotsKeepsNothingOfThem) {
   Fill("c", 3);
-  const LeaseId lease = table_.Open(epoch_, "c", /*rebuild=*/true)->id;
+  const LeaseId lease = table_.Open({.epoch = epoch_, .context_id = "c", .rebuild = true})->id;
   ASSERT_TRUE(Claim(lease, 1, 2).ok());
   const auto foreign = [](KvSlot, uint64_t) { return false; };
   EXPECT_EQ(*table_.BeginCommit(lease, Chunks(3), foreign), 2u);
@@ -92,11 +92,11 @@ TEST_F(LeaseTableTest, ARebuildWithForeignSlotsKeepsNothingOfThem) {
 
 TEST_F(LeaseTableTest, LeasesOfOneContextFollowEachOther) {
   const LeaseId first = Open("c");
-  const auto second = table_.Open(epoch_, "c");
-  const auto third = table_.Open(epoch_, "c");
+  const auto second = table_.Open({.epoch = epoch_, .context_id = "c"});
+  const auto third = table_.Open({.epoch = epoch_, .context_id = "c"});
   ASSERT_TRUE(second.ok() && third.ok());
   EXPECT_FALSE(second->granted);
-  EXPECT_TRUE(table_.Open(epoch_, "d")->granted);
+  EXPECT_TRUE(table_.Open({.epoch = epoch_, .context_id = "d"})->granted);
   EXPECT_TRUE(absl::IsInvalidArgument(Claim(second->id, 0, 1).status()));
   EXPECT_THAT(Commit(first, {}).granted, ElementsAre(second->id));
   EXPECT_THAT(table_.Break(second->id).granted, ElementsAre(third->id));
@@ -114,7 +114,7 @@ TEST_F(LeaseTableTest, AWaitingLeaseThatGoesAwayLosesItsPlace) {
 TEST_F(LeaseTableTest, WaitingIsBounded) {
   Open("c");
   for (int i = 0; i < 3; ++i) Open("c");
-  EXPECT_TRUE(absl::IsResourceExhausted(table_.Open(epoch_, "c").status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(table_.Open({.epoch = epoch_, .context_id = "c"}).status()));
 }
 
 TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {
@@ -125,7 +125,7 @@ TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {
   ASSERT_TRUE(attached.ok());
   EXPECT_EQ(attached->epoch, epoch_ + 1);
   EXPECT_THAT(attached->ended, ElementsAre(lease));
-  EXPECT_TRUE(absl::IsAborted(table_.Open(epoch_, "c").status()));
+  EXPECT_TRUE(absl::IsAborted(table_.Open({.epoch = epoch_, .context_id = "c"}).status()));
   EXPECT_TRUE(absl::IsAborted(Claim(lease, 2, 1).status()));
   EXPECT_TRUE(absl::IsAborted(table_.BeginCommit(lease, Chunks(2), AnyStamp).status()));
   EXPECT_TRUE(AllFree());
@@ -298,7 +298,7 @@ TEST_F(LeaseTableTest, AContextBeingDeletedIsLeftAlone) {
   EXPECT_TRUE(absl::IsAborted(table_.LockContext("c")));
   table_.Abort(lease);
   ASSERT_TRUE(table_.LockContext("c").ok());
-  EXPECT_TRUE(absl::IsAborted(table_.Open(epoch_, "c").status()));
+  EXPECT_TRUE(absl::IsAborted(table_.Open({.epoch = epoch_, .context_id = "c"}).status()));
   const LeaseId other = Open("d");
   EXPECT_TRUE(absl::IsResourceExhausted(Claim(other, 0, 8).status()));
   table_.UnlockContext("c", true);

@@ -37,12 +37,15 @@ class LeaseTableTest : public ::testing::Test {
   ~LeaseTableTest() override { EXPECT_EQ(table_.Audit(), ""); }
 
   LeaseId Open(std::string_view context) {
-    const auto opening = table_.Open(epoch_, context);
+    const auto opening = table_.Open({.epoch = epoch_, .context_id = context});
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
+  // A claim that would have to wait is refused.
   absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count) {
-    return table_.Claim(lease, first, count, &evicted_);
+    auto answer = table_.Claim(lease, first, count, &evicted_, /*may_wait=*/false);
+    if (!answer.ok()) return answer.status();
+    return std::move(answer->chunks);
   }
   Effects Commit(LeaseId lease, std::vector<ChunkIdentity> chunks) {
     const auto begun = table_.BeginCommit(lease, std::move(chunks), AnyStamp);

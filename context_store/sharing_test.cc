@@ -24,7 +24,7 @@ Identities Ids(char text, uint32_t count, uint32_t first = 0) {
 class SharingTest : public LeaseTableTest {
  protected:
   LeaseId OpenOf(std::string_view app, std::string_view context) {
-    return table_.Open(epoch_, context, /*rebuild=*/false, app)->id;
+    return table_.Open({.epoch = epoch_, .context_id = context, .app_id = app})->id;
   }
   // Commits these chunks; those from `first` on are claimed.
   void CommitIds(LeaseId lease, uint32_t first, const Identities& ids, uint32_t tail = 0) {
@@ -250,7 +250,7 @@ TEST_F(SharingTest, AskingIsForCallsOnContextsThatHaveNotClaimed) {
   Compute("p", "a", Ids('s', 2));
   const LeaseId stateless = OpenOf("", "");
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(stateless, 0, {Ids('s', 2)}).status()));
-  const LeaseId rebuild = table_.Open(epoch_, "r", /*rebuild=*/true, "p")->id;
+  const LeaseId rebuild = table_.Open({.epoch = epoch_, .context_id = "r", .rebuild = true, .app_id = "p"})->id;
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(rebuild, 0, {Ids('s', 2)}).status()));
   const LeaseId lease = OpenOf("p", "b");
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(lease, 0, {{"short"}}).status()));

@@ -16,6 +16,7 @@ constexpr uint64_t kUnit = engine::KvBlockName::kUnitBytes;
 
 void SlotPool::Reset(uint64_t bytes) {
   ++run_;
+  pins_ = 0;
   slots_.clear();
   gaps_.clear();
   by_size_.clear();
@@ -218,6 +219,7 @@ void SlotPool::Release(uint64_t writer) {
 
 uint64_t SlotPool::Pin(SlotAt slot) {
   ++Find(slot, "a pinned slot exists").pins;
+  ++pins_;
   return run_;
 }
 
@@ -226,6 +228,7 @@ void SlotPool::Unpin(SlotAt at, uint64_t run) {
   Slot& slot = Find(at, "an unpinned slot exists");
   Invariant(slot.pins > 0, "an unpinned slot was pinned");
   --slot.pins;
+  --pins_;
   if (slot.pins == 0 && slot.state == State::kQuarantined && slot.owner == kNobody) {
     Erase(slots_.find(at));
   }
@@ -233,6 +236,24 @@ void SlotPool::Unpin(SlotAt at, uint64_t run) {
 
 uint64_t SlotPool::LargestGap() const {
   return by_size_.empty() ? 0 : uint64_t{by_size_.rbegin()->first} * kUnit;
+}
+
+uint64_t SlotPool::PlacesBeside(std::vector<SlotAt> staying, uint64_t bytes) const {
+  if (counts_.quarantined > 0) {
+    for (const auto& [at, slot] : slots_) {
+      if (slot.state == State::kQuarantined && slot.owner != kNobody) staying.push_back(at);
+    }
+  }
+  std::sort(staying.begin(), staying.end());
+  const uint64_t units = bytes / kUnit;
+  uint64_t places = 0, begin = 0;
+  for (const SlotAt at : staying) {
+    const auto slot = slots_.find(at);
+    if (slot == slots_.end() || at < begin) continue;  // named twice
+    places += (at - begin) / units;
+    begin = uint64_t{at} + slot->second.units;
+  }
+  return places + (counts_.total / kUnit - begin) / units;
 }
 
 bool SlotPool::Consistent() const {

@@ -86,6 +86,11 @@ class SlotPool {
   const Counts& counts() const { return counts_; }
   // Bytes of the largest gap. What is free beyond it is fragmented.
   uint64_t LargestGap() const;
+  // How many slots of `bytes` there would be room for if all slots but `staying`, and those that are
+  // quarantined for a writer, were gaps. Slots in `staying` that do not exist are ignored.
+  uint64_t PlacesBeside(std::vector<SlotAt> staying, uint64_t bytes) const;
+  // Pins that have not ended: room that appears when they do.
+  uint64_t pins() const { return pins_; }
   // Only for slots that exist.
   State state(SlotAt slot) const { return slots_.at(slot).state; }
   uint64_t owner(SlotAt slot) const { return slots_.at(slot).owner; }
@@ -119,6 +124,7 @@ class SlotPool {
   Counts counts_;
   OnLeave on_leave_;
   uint64_t run_ = 0;
+  uint64_t pins_ = 0;
 };
 
 }  // namespace withy::context_store

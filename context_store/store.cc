@@ -23,6 +23,11 @@ constexpr int kEpochBits = 32;
 // Contexts that wait to be tidied. A context that finds no place is tidied after its next call.
 constexpr size_t kTidyQueue = 1024;
 
+uint32_t ChunksFor(uint32_t tokens) {
+  constexpr auto kChunk = static_cast<uint32_t>(kChunkTokens);
+  return tokens / kChunk + (tokens % kChunk == 0 ? 0 : 1);
+}
+
 bool StillRuns(const WorkerRecord& worker) {
   const auto pid = static_cast<pid_t>(worker.pid);
   // If we may not read a process's /proc entry (another user's), it counts as the same process
@@ -205,6 +210,7 @@ absl::Status Store::DeleteContext(std::string_view app_id, std::string_view cont
     table_->UnlockContext(context_id, gone);
     RecordGauges();
   }
+  AdvanceWaiting();
   ReleaseCopies();
   return deleted;
 }
@@ -237,6 +243,7 @@ absl::Status Store::RemoveApp(std::string_view app_id) {
     for (size_t i = 0; i < locked.size(); ++i) table_->UnlockContext(locked[i], deleted[i]);
     RecordGauges();
   }
+  AdvanceWaiting();
   ReleaseCopies();
   contexts_->UnblockCreation(app_id);
   return status;
@@ -339,18 +346,18 @@ void Store::DisconnectWorker(WorkerInstance worker) {
     spdlog::warn("worker {:x} is gone, its record stays: {}", worker,
                  std::string(written.message()));
   }
-  Listeners ended, granted;
+  Listeners ended;
+  Notices notices;
   {
     absl::MutexLock lock(&mutex_);
-    const Effects effects = table_->WorkerGone(worker);
+    Effects effects = table_->WorkerGone(worker);
     ended = TakeEnded(effects.ended);
-    granted = FindGranted(effects.granted);
-    RecordGauges();
+    notices = Apply(std::move(effects));
   }
   broken_.Add(ended.size());
   spdlog::info("worker {:x} is gone, {} leases ended", worker, ended.size());
   for (const auto& listener : ended) listener->OnEnded(absl::AbortedError("the worker is gone"));
-  for (const auto& listener : granted) listener->OnGranted();
+  notices.Tell();
 }
 
 absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
@@ -365,13 +372,19 @@ absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
   absl::MutexLock lock(&mutex_);
   if (stopping_ && spec.ahead()) return absl::UnavailableError("context_store is shutting down");
   WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
-                         table_->Open(spec.epoch, spec.context_id, spec.rebuild, spec.app_id));
+                         table_->Open({.epoch = spec.epoch,
+                                       .context_id = spec.context_id,
+                                       .rebuild = spec.rebuild,
+                                       .app_id = spec.app_id,
+                                       .ahead = spec.ahead(),
+                                       .need = ChunksFor(spec.need_tokens)}));
   leases_.emplace(opening.id, OpenedLease{spec, std::move(listener), now});
   RecordGauges();
   return opening;
 }
 
-absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id) {
+absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id,
+                          uint32_t need_tokens) {
   absl::MutexLock lock(&mutex_);
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return absl::AbortedError("the lease is over");
@@ -382,7 +395,7 @@ absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id) {
   }
   spec.app_id = std::move(app_id);
   spec.call_id = call_id;
-  return absl::OkStatus();
+  return table_->Begin(lease, ChunksFor(need_tokens));
 }
 
 void Store::EndLeasesAhead() {
@@ -432,7 +445,8 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   return loaded;
 }
 
-absl::StatusOr<std::vector<ChunkSlot>> Store::Claim(LeaseId lease, uint32_t first, uint32_t count) {
+absl::StatusOr<ClaimAnswer> Store::Claim(LeaseId lease, uint32_t first, uint32_t count,
+                                         bool may_wait) {
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
   ScopedSpan span(recorder_, claim_span_, opened.spec.call_id);
   span.set_value(count);
@@ -442,18 +456,22 @@ absl::StatusOr<std::vector<ChunkSlot>> Store::Claim(LeaseId lease, uint32_t firs
   }
   uint64_t evicted = 0;
   absl::MutexLock lock(&mutex_);
-  absl::StatusOr<std::vector<ChunkSlot>> claimed = table_->Claim(lease, first, count, &evicted);
+  absl::StatusOr<ClaimAnswer> claimed = table_->Claim(lease, first, count, &evicted, may_wait);
   evicted_.Add(evicted);
   if (absl::IsResourceExhausted(claimed.status())) refused_claims_.Add();
   if (!claimed.ok()) return claimed;
+  TakeClaimed(lease, opened.spec.epoch, claimed->chunks);
+  RecordGauges();
+  return claimed;
+}
+
+void Store::TakeClaimed(LeaseId lease, uint64_t epoch, std::span<const ChunkSlot> chunks) {
   std::vector<KvSlot> slots;
-  for (const ChunkSlot& chunk : *claimed) {
-    arena_->Stamp(table_->geometry().kv(), chunk.slot, opened.spec.epoch);
+  for (const ChunkSlot& chunk : chunks) {
+    arena_->Stamp(table_->geometry().kv(), chunk.slot, epoch);
     slots.push_back(chunk.slot);
   }
   LockSlots(lease, slots);
-  RecordGauges();
-  return claimed;
 }
 
 absl::StatusOr<ResidentChunks> Store::Share(LeaseId lease, uint32_t first,
@@ -522,17 +540,16 @@ absl::StatusOr<uint64_t> Store::Commit(LeaseId lease, LeaseOutcome outcome) {
                          replaces, outcome.dropped, outcome.added_tokens});
   if (revision.ok()) commits_.Add();
   MeasureRecords();
-  Listeners granted;
+  Notices notices;
   {
     absl::MutexLock lock(&mutex_);
-    const Effects effects = table_->FinishCommit(lease, revision.ok());
+    Effects effects = table_->FinishCommit(lease, revision.ok());
     Forget(lease);
-    granted = FindGranted(effects.granted);
-    RecordGauges();
+    notices = Apply(std::move(effects));
   }
-  const bool idle = granted.empty() && !opened.spec.context_id.empty();
-  for (const auto& listener : granted) listener->OnGranted();
-  if (idle) TidyLater(opened.spec.context_id);
+  notices.Tell();
+  // A context that a call has again by now is left alone.
+  if (!opened.spec.context_id.empty()) TidyLater(opened.spec.context_id);
   return revision;
 }
 
@@ -541,17 +558,16 @@ void Store::Abort(LeaseId lease) { EndLease(lease, /*broken=*/false); }
 void Store::Break(LeaseId lease) { EndLease(lease, /*broken=*/true); }
 
 void Store::EndLease(LeaseId lease, bool broken) {
-  Listeners granted;
+  Notices notices;
   {
     absl::MutexLock lock(&mutex_);
     if (!leases_.contains(lease) || table_->Committing(lease)) return;
-    const Effects effects = broken ? table_->Break(lease) : table_->Abort(lease);
+    Effects effects = broken ? table_->Break(lease) : table_->Abort(lease);
     Forget(lease);
-    granted = FindGranted(effects.granted);
-    RecordGauges();
+    notices = Apply(std::move(effects));
   }
   if (broken) broken_.Add();
-  for (const auto& listener : granted) listener->OnGranted();
+  notices.Tell();
 }
 
 Store::Listeners Store::TakeEnded(const std::vector<LeaseId>& ended) {
@@ -565,10 +581,35 @@ Store::Listeners Store::TakeEnded(const std::vector<LeaseId>& ended) {
   return listeners;
 }
 
-Store::Listeners Store::FindGranted(const std::vector<LeaseId>& granted) {
-  Listeners listeners;
-  for (LeaseId id : granted) listeners.push_back(leases_.at(id).listener);
-  return listeners;
+Store::Notices Store::Apply(Effects effects) {
+  Notices notices;
+  for (const LeaseId id : effects.granted) notices.granted.push_back(leases_.at(id).listener);
+  for (LateClaim& claim : effects.claims) {
+    const OpenedLease& lease = leases_.at(claim.lease);
+    TakeClaimed(claim.lease, lease.spec.epoch, claim.chunks);
+    if (!claim.refused.empty()) refused_claims_.Add();
+    notices.claims.emplace_back(lease.listener, std::move(claim));
+  }
+  evicted_.Add(effects.evicted);
+  RecordGauges();
+  return notices;
+}
+
+void Store::Notices::Tell() {
+  for (const auto& listener : granted) listener->OnGranted();
+  for (auto& [listener, claim] : claims) {
+    listener->OnClaimed(std::move(claim.chunks), std::move(claim.refused));
+  }
+}
+
+void Store::AdvanceWaiting() {
+  Notices notices;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!table_->AnyWaitsForRoom()) return;
+    notices = Apply(table_->Advance());
+  }
+  notices.Tell();
 }
 
 void Store::RecordGauges() {

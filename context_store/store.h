@@ -16,6 +16,7 @@
 #include <string_view>
 #include <thread>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -97,6 +98,8 @@ class LeaseListener {
   virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
   // This chunk cannot be read; later ones may be there, or fail, too.
   virtual void OnLoadFailed(uint32_t chunk) = 0;
+  // Answers a claim that waited for room: its slots; or none, and why not.
+  virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   // The store ended the lease (its epoch is over, or its worker is dead).
   virtual void OnEnded(const absl::Status& status) = 0;
 };
@@ -110,6 +113,7 @@ struct LeaseSpec {
   RequestKey request = {};
   uint32_t level_percent = 0;  // that the call computes at; 0: not known
   uint32_t prompt_tokens = 0;  // that the call adds; 0: not known
+  uint32_t need_tokens = 0;    // that the context may come to have; 0: not known
 
   // Whether the lease is opened ahead of its call.
   bool ahead() const { return app_id.empty() && context_id.empty(); }
@@ -215,13 +219,16 @@ class Store {
                                          std::shared_ptr<LeaseListener> listener);
   // The call of a lease that was opened ahead has arrived. Errors: ABORTED (the lease is over),
   // INVALID_ARGUMENT (it already has an app).
-  absl::Status Begin(LeaseId lease, std::string app_id, uint64_t call_id);
+  // `need_tokens`: as LeaseSpec.
+  absl::Status Begin(LeaseId lease, std::string app_id, uint64_t call_id, uint32_t need_tokens = 0);
   // Ends all leases that were opened ahead and refuses new ones, because the store is stopping.
   void EndLeasesAhead();
   // Reads the record, and begins to bring the context's KV into the arena. Blocks on the record.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
-  // Blocks unless KV is written ahead: what leaves the arena for the claim is written first.
-  absl::StatusOr<std::vector<ChunkSlot>> Claim(LeaseId lease, uint32_t first, uint32_t count);
+  // As LeaseTable::Claim; LeaseListener::OnClaimed answers a claim that waits. Blocks unless KV is
+  // written ahead: what leaves the arena for the claim is written first.
+  absl::StatusOr<ClaimAnswer> Claim(LeaseId lease, uint32_t first, uint32_t count,
+                                    bool may_wait = true);
   // As LeaseTable::Share.
   absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
                                        const std::vector<LeaseTable::Identities>& wanted);
@@ -251,6 +258,14 @@ class Store {
     SegmentRange replaces = {};  // set by Load
   };
   using Listeners = std::vector<std::shared_ptr<LeaseListener>>;
+  // What is to be told once the lock is released.
+  struct Notices {
+    Listeners granted;
+    std::vector<std::pair<std::shared_ptr<LeaseListener>, LateClaim>> claims;
+
+    bool empty() const { return granted.empty() && claims.empty(); }
+    void Tell();
+  };
 
   Store(StoreOptions options, const Clock& clock, telemetry::Recorder& recorder);
   absl::Status OpenRecords();
@@ -321,7 +336,11 @@ class Store {
   void ProbeReads();
   // Apply the table's effects: remove ended leases and return the listeners to notify.
   Listeners TakeEnded(const std::vector<LeaseId>& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Listeners FindGranted(const std::vector<LeaseId>& granted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Notices Apply(Effects effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeClaimed(LeaseId lease, uint64_t epoch, std::span<const ChunkSlot> chunks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Work has ended that kept room which leases may wait for.
+  void AdvanceWaiting();
   void RecordGauges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const StoreOptions options_;

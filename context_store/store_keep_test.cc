@@ -95,7 +95,7 @@ TEST_F(StoreKeepTest, WhatALeaseWasWritingIsNotKept) {
   const auto claimed = store_->Claim(lease, 6, 2);
   ASSERT_TRUE(claimed.ok());
   store_->arena().At(tail.Block(kKv, 0))[300] ^= std::byte{1};
-  Write((*claimed)[0].slot, 16);
+  Write(claimed->chunks[0].slot, 16);
   KillAndStart(/*attach=*/false);
   EXPECT_TRUE(absl::IsFailedPrecondition(store_->Attach(8, StoreGeometry()).status()))
       << "the worker may still be writing";

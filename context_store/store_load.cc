@@ -172,6 +172,7 @@ void Store::Loading::Advance() {
     more = advancing_ = again_;
   }
   Deliver();
+  store_.AdvanceWaiting();
 }
 
 void Store::Loading::OnLayer(uint32_t number, uint32_t layer) {

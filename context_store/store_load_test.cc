@@ -60,7 +60,7 @@ class StoreLoadTest : public ::testing::Test {
     ASSERT_TRUE(claimed.ok()) << claimed.status();
     LeaseOutcome outcome;
     outcome.segments = {"text"};
-    for (const ChunkSlot& chunk : *claimed) {
+    for (const ChunkSlot& chunk : claimed->chunks) {
       Fill(chunk);
       outcome.chunks.push_back(Named(chunk.chunk));
     }

@@ -108,7 +108,7 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   const auto claimed = store_->Claim(lease, 0, 2);
   ASSERT_TRUE(claimed.ok());
   std::byte* block =
-      engine::KvMemory{mapped->data(), mapped->size()}.At((*claimed)[1].slot.Block(kKv, 1));
+      engine::KvMemory{mapped->data(), mapped->size()}.At(claimed->chunks[1].slot.Block(kKv, 1));
   uint64_t stamp = 0;
   std::memcpy(&stamp, block, sizeof stamp);
   EXPECT_EQ(stamp, epoch);
@@ -284,7 +284,7 @@ class StoreOnDiskTest : public StoreTest {
     ASSERT_TRUE(claimed.ok()) << claimed.status();
     LeaseOutcome outcome;
     outcome.segments = {"text"};
-    for (const ChunkSlot& chunk : *claimed) {
+    for (const ChunkSlot& chunk : claimed->chunks) {
       std::vector<float> token(16);
       for (int layer = 0; layer < kKv.layers; ++layer) {
         std::byte* block = store_->arena().At(chunk.slot.Block(kKv, layer));

@@ -41,11 +41,15 @@ class CountingListener final : public LeaseListener {
     revised.push_back(std::move(recompute));
   }
   void OnLoadFailed(uint32_t chunk) override { failed = std::min<uint32_t>(failed, chunk); }
+  void OnClaimed(std::vector<ChunkSlot> chunks, std::string) override {
+    late_chunks += static_cast<int>(chunks.size());
+  }
   void OnEnded(const absl::Status&) override { ++ended; }
   std::atomic<int> granted{0};
   std::atomic<int> layers{0};  // that have arrived
   std::atomic<uint32_t> failed{UINT32_MAX};
   std::atomic<int> ended{0};
+  std::atomic<int> late_chunks{0};  // of claims that waited
   absl::Mutex mutex;
   std::vector<std::vector<ChunkSlot>> revised ABSL_GUARDED_BY(mutex);  // answers to Recompute
 };
@@ -171,7 +175,7 @@ class StoreFixture : public ::testing::Test {
     const auto first = static_cast<uint32_t>(outcome.chunks.size());
     const auto claimed = store_->Claim(lease, first, full + (tail > 0 ? 1 : 0));
     ASSERT_TRUE(claimed.ok()) << claimed.status();
-    for (const ChunkSlot& chunk : *claimed) {
+    for (const ChunkSlot& chunk : claimed->chunks) {
       outcome.chunks.push_back(Write(chunk.slot, chunk.chunk < first + full ? 16 : tail));
     }
     ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
@@ -202,8 +206,8 @@ class StoreFixture : public ::testing::Test {
     const auto loaded = Load(lease);
     const auto first = static_cast<uint32_t>(random_() % (loaded->resident.size() + 1));
     if (const auto claimed = store_->Claim(lease, first, 3); claimed.ok()) {
-      Write((*claimed)[0].slot, 16);
-      store_->arena().At((*claimed)[1].slot.Block(kKv, 0))[100] ^= std::byte{1};
+      Write(claimed->chunks[0].slot, 16);
+      store_->arena().At(claimed->chunks[1].slot.Block(kKv, 0))[100] ^= std::byte{1};
     }
   }
   // By context: of its chunks.

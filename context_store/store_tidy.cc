@@ -89,6 +89,7 @@ void Store::Tidy(const std::string& context_id) {
   if (options_.precision.has_value()) DemoteIdle(context_id, geometry);
   if (kv_ != nullptr && options_.writes_ahead) WriteIdle(context_id, geometry);
   ReleaseCopies();
+  AdvanceWaiting();  // demotions have ended
   RecordMetrics();
 }
 
@@ -228,6 +229,7 @@ void Store::WriteChunks(const std::string& context_id, const Geometry& geometry,
     }
     chunks = table_->idle().Chunks(context_id);
   }
+  AdvanceWaiting();
   kv_->Release(unwanted);
   // A context in use is written after its call. What the index names meanwhile is on disk.
   if (chunks.empty()) return;

@@ -261,8 +261,10 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                            engine::PromptFromWire(request.prompt(), request.kept()));
     WITHY_ASSIGN_OR_RETURN(
         const engine::EncodedConversation encoded,
-        model_.encoder.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow));
+        model_.encoder.MeasurePrompt(prompt, model_.window, /*recorded=*/0, /*cancelled=*/nullptr,
+                                     engine::TruncationFromWire(request.truncation())));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()));
+    response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));
     response->set_instance(instance_);
     return absl::OkStatus();
   }

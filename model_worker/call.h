@@ -30,6 +30,7 @@ struct CallRequest {
   policy::PaceOptions pace_options;
   int32_t pruned_words = 0;      // left out of the prompt; carried into its usage
   int32_t prompt_tokens = 0;     // as the orchestrator counted them; 0 = not known
+  int32_t whole_tokens = 0;      // likewise, with the context before it
   bool report_progress = false;  // CallSink::Progress
   policy::SpeculationMode speculation = policy::SpeculationMode::kAuto;
   // Not an app's call: the context's KV is computed again at answer.level_percent; nothing is

@@ -22,6 +22,15 @@ int32_t ChunksToBegin(const CallRequest& request) {
   return (tokens + kChunk - 1) / kChunk;
 }
 
+// Tokens that the call's context may come to have. Its session claims slots for no more.
+int32_t TokensToNeed(const CallRequest& request, const SessionEnv& env) {
+  if (request.rebuild) return 0;
+  if (request.whole_tokens <= 0) return env.window;
+  const int64_t drafts = request.speculation == policy::SpeculationMode::kOff ? 0 : env.draft_slots;
+  const int64_t tokens = int64_t{request.whole_tokens} + request.answer.max_tokens + drafts;
+  return static_cast<int32_t>(std::min<int64_t>(tokens + kAnswerRowsAhead, env.window));
+}
+
 absl::Status TooManyTasks() {
   return absl::InternalError("model_worker: too many calls are prepared and committed at once");
 }
@@ -132,7 +141,8 @@ absl::Status CallLeases::Open(Call& call) {
                              .request_id = call.request.request_id,
                              .request_digest = call.request.request_digest,
                              .level_percent = call.request.answer.level_percent,
-                             .prompt_tokens = call.request.prompt_tokens},
+                             .prompt_tokens = call.request.prompt_tokens,
+                             .need_tokens = TokensToNeed(call.request, env_)},
                             std::make_shared<Events>(link_, call));
   if (!lease.ok()) return lease.status();
   call.lease = *std::move(lease);

@@ -214,7 +214,7 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
                            absl::StrCat("the KV arena is full (", refused,
                                         "): retry later, or raise store.arena_bytes")));
   }
-  call->sink->Delta(call->session->Finish(engine::FinishReason::kContextFull));
+  call->sink->Delta(call->session->Finish(engine::FinishReason::kKvFull));
   call->broken_off = true;  // a retry may find more room
   Commit(*call);
 }

@@ -30,8 +30,9 @@ struct ReuseRules {
   bool rebuild = false;         // computes all that is below level_percent again
   int32_t level_percent = 100;  // of the call
   int32_t history_tokens = 0;   // of the record before the call
-  // The window left out older messages of the record or the template writes them anew
-  // (`window_moved`), or the call replaces some of it: chunks that do not match are no fault then.
+  // The window left out older messages of the record, or the call sees the record in another way
+  // than the one before it, or the template writes it anew (`window_moved`), or the call replaces
+  // some of it: chunks that do not match are no fault then.
   bool window_moved = false;
   bool record_replaced = false;
 };

@@ -110,6 +110,7 @@ struct LeaseOpen {
   std::string request_digest = {};
   int32_t level_percent = 0;  // that the call computes at; 0: not known
   int32_t prompt_tokens = 0;  // that the call adds; 0: not known
+  int32_t need_tokens = 0;    // that the context may come to have; 0: not known
 };
 
 struct OpenedLease {
@@ -145,8 +146,9 @@ struct LeaseCommit {
 class Lease {
  public:
   virtual ~Lease() = default;
-  // Names the call that takes a lease which was opened without an app.
-  virtual void Begin(std::string app_id, uint64_t call_id) = 0;
+  // Names the call that takes a lease which was opened without an app. `need_tokens`: as
+  // LeaseOpen's.
+  virtual void Begin(std::string app_id, uint64_t call_id, int32_t need_tokens) = 0;
   // Before the first claim; for a call on a context.
   virtual void Share(WantedChunks wanted) = 0;
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
@@ -170,7 +172,8 @@ class LeaseEvents {
   // Answers Recompute: chunks that were being read and are to be computed, into these slots. None:
   // they are there sooner if they are read. `arrived_blocks`: that have been read so far.
   virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
-  // The slots of one claim; or none, and why it was refused.
+  // The slots of one claim, perhaps only when other leases have ended; or none, and why it was
+  // refused.
   virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted() = 0;
   virtual void OnBroken(absl::Status status) = 0;

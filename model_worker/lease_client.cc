@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <thread>
 #include <utility>
@@ -43,7 +44,8 @@ class LeaseClient::Impl {
         tokenizer_(tokenizer),
         instance_(RandomId64()),
         stub_(v1::ContextStore::NewStub(rpc::Connect(options_.store_address))),
-        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        window_(options_.window) {}
 
   ~Impl() {
     Stop();
@@ -75,6 +77,7 @@ class LeaseClient::Impl {
     wire.set_request_digest(open.request_digest);
     wire.set_level_percent(static_cast<uint32_t>(open.level_percent));
     wire.set_prompt_tokens(static_cast<uint32_t>(open.prompt_tokens));
+    wire.set_need_tokens(static_cast<uint32_t>(open.need_tokens));
     absl::MutexLock lock(&mutex_);
     if (arena_ == nullptr) return Away();
     wire.set_epoch(arena_->epoch());
@@ -129,6 +132,11 @@ class LeaseClient::Impl {
                         arena_->memory().bytes >> 20, " MiB");
   }
 
+  int32_t arena_chunks() const {
+    absl::MutexLock lock(&mutex_);
+    return arena_ == nullptr ? 0 : ChunksIn(arena_->memory().bytes);
+  }
+
  private:
   void Run() {
     absl::Duration retry = kFirstRetry;
@@ -181,9 +189,31 @@ class LeaseClient::Impl {
                            ConnectArena(response.arena_socket(),
                                         {.worker_instance = instance_, .epoch = response.epoch()},
                                         static_cast<uint32_t>(options_.kv.block_bytes)));
+    LimitWindow(connection.arena->memory().bytes);
     absl::MutexLock lock(&mutex_);
     arena_ = std::move(connection.arena);
     return std::move(connection.socket);
+  }
+
+  int32_t ChunksIn(uint64_t arena_bytes) const {
+    const engine::KvGeometry kv{
+        .layers = options_.kv.layers, .kv_heads = options_.kv.kv_heads, .head_dim = options_.kv.head_dim};
+    constexpr uint64_t kMost = INT32_MAX / engine::kChunkTokens;
+    return static_cast<int32_t>(
+        std::min(arena_bytes / kv.ChunkBytes(engine::KvFormat::kQ8), kMost));
+  }
+
+  void LimitWindow(uint64_t arena_bytes) {
+    const int32_t holds = ChunksIn(arena_bytes) * engine::kChunkTokens;
+    const int32_t before = window_;
+    window_.Limit(holds);
+    if (window_ == before || window_ == window_.configured()) return;
+    const double bytes_per_token = static_cast<double>(arena_bytes) / holds;
+    spdlog::warn(
+        "the window is {} tokens and not {}: the KV arena of {} MiB holds no more; "
+        "store.arena_bytes: {:.0f} holds them all",
+        int32_t{window_}, window_.configured(), arena_bytes >> 20,
+        std::ceil(bytes_per_token * window_.configured() / (1 << 20)) * (1 << 20));
   }
 
   // Returns when the store is gone, our epoch is over, or the client stops.
@@ -261,6 +291,7 @@ class LeaseClient::Impl {
   const uint64_t instance_;
   const std::unique_ptr<v1::ContextStore::Stub> stub_;
   const UniqueFd wake_;
+  ServedWindow window_;
   Callbacks callbacks_;
 
   mutable absl::Mutex mutex_;
@@ -292,6 +323,8 @@ absl::StatusOr<ContextInfo> LeaseClient::GetContext(const v1::StoreGetContextReq
 }
 
 absl::StatusOr<LeaseClient::Upgrade> LeaseClient::NextUpgrade() { return impl_->NextUpgrade(); }
+
+int32_t LeaseClient::arena_chunks() const { return impl_->arena_chunks(); }
 
 std::string LeaseClient::Describe() const { return impl_->Describe(); }
 

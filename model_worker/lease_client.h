@@ -13,6 +13,7 @@
 #include "engine/session/segment.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "model_worker/lease.h"
+#include "model_worker/served_window.h"
 #include "withy/v1/context_store.pb.h"
 
 namespace withy::model_worker {
@@ -24,6 +25,8 @@ struct LeaseClientOptions {
   std::string model_name;  // as stored results name it
   v1::KvCosts kv_costs = {};
   std::vector<Identity> public_chunks = {};  // that contexts of all apps may share
+  // Limited to what the arena holds, before Callbacks::on_change.
+  ServedWindow window = INT32_MAX;
 };
 
 // What a context holds, as the store reports it.
@@ -67,6 +70,9 @@ class LeaseClient final : public LeaseSource {
     int32_t level_percent = 0;
   };
   absl::StatusOr<Upgrade> NextUpgrade();
+
+  // Chunks of the working precision that the arena holds; 0 while no store is attached.
+  int32_t arena_chunks() const;
 
   // For people: what it is attached to or waits for.
   std::string Describe() const;

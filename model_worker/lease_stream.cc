@@ -82,10 +82,11 @@ class LeaseStream::Handle final : public Lease {
   explicit Handle(std::shared_ptr<LeaseStream> stream) : stream_(std::move(stream)) {}
   ~Handle() override { stream_->Drop(); }
 
-  void Begin(std::string app_id, uint64_t call_id) override {
+  void Begin(std::string app_id, uint64_t call_id, int32_t need_tokens) override {
     v1::LeaseRequest request;
     request.mutable_begin()->set_app_id(std::move(app_id));
     request.mutable_begin()->set_call_id(call_id);
+    request.mutable_begin()->set_need_tokens(static_cast<uint32_t>(need_tokens));
     stream_->Send(std::move(request), /*last=*/false);
   }
   void Share(WantedChunks wanted) override {

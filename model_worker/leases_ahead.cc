@@ -14,8 +14,7 @@ namespace withy::model_worker {
 class LeasesAhead::Spare final : public LeaseEvents,
                                  public std::enable_shared_from_this<LeasesAhead::Spare> {
  public:
-  Spare(std::weak_ptr<Pool> pool, const AheadOptions& options)
-      : pool_(std::move(pool)), options_(options) {}
+  explicit Spare(std::weak_ptr<Pool> pool) : pool_(std::move(pool)) {}
 
   bool open() const {
     absl::MutexLock lock(&mutex_);
@@ -43,13 +42,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
     absl::MutexLock lock(&mutex_);
     return call_;
   }
-  bool Affordable(const OpenedLease& opened) const {
-    const size_t bytes = opened.claimed.size() * options_.chunk_bytes;
-    return bytes * options_.least_arena_leases <= opened.arena->memory().bytes;
-  }
-
   const std::weak_ptr<Pool> pool_;
-  const AheadOptions options_;
   mutable absl::Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kOpening;
   OpenedLease opened_ ABSL_GUARDED_BY(mutex_);
@@ -60,23 +53,25 @@ class LeasesAhead::Spare final : public LeaseEvents,
 // The leases that no call has taken yet.
 class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead::Pool> {
  public:
-  Pool(LeaseSource& source, const AheadOptions& options) : source_(source), options_(options) {}
+  Pool(LeaseSource& source, size_t leases) : source_(source), leases_(leases) {}
 
-  // `anew`: the arena may have changed, so that one which was too small is tried again.
-  void Refill(bool anew) {
-    {
-      absl::MutexLock lock(&mutex_);
-      too_small_ = too_small_ && !anew;
-    }
+  void SetChunks(int32_t chunks) {
+    absl::MutexLock lock(&mutex_);
+    chunks_ = chunks;
+  }
+
+  void Refill() {
     while (true) {
-      const auto spare = std::make_shared<Spare>(weak_from_this(), options_);
+      const auto spare = std::make_shared<Spare>(weak_from_this());
+      int32_t chunks = 0;
       {
         absl::MutexLock lock(&mutex_);
-        if (closed_ || too_small_ || spares_.size() >= options_.leases) return;
+        chunks = chunks_;
+        if (closed_ || chunks == 0 || spares_.size() >= leases_) return;
         // Its place in the list must exist before its events come.
         spares_.push_back({.lease = nullptr, .events = spare});
       }
-      auto lease = source_.Open({.claim_chunks = options_.chunks}, spare);
+      auto lease = source_.Open({.claim_chunks = chunks}, spare);
       if (!lease.ok()) return Remove(spare.get());
       absl::MutexLock lock(&mutex_);
       const auto place = std::find_if(spares_.begin(), spares_.end(),
@@ -89,7 +84,7 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
     if (!open.context_id.empty()) return source_.Open(std::move(open), std::move(events));
     if (std::shared_ptr<Lease> lease = HandOver(open, events)) return lease;
     auto opened = source_.Open(std::move(open), std::move(events));
-    Refill(/*anew=*/false);
+    Refill();
     return opened;
   }
 
@@ -122,11 +117,6 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
     spares_.erase(found);
   }
 
-  void TooSmall() {
-    absl::MutexLock lock(&mutex_);
-    too_small_ = true;
-  }
-
   void Close() {
     std::vector<Entry> last;  // destroyed after the lock
     absl::MutexLock lock(&mutex_);
@@ -140,24 +130,17 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
     std::shared_ptr<Spare> events;
   };
   LeaseSource& source_;
-  const AheadOptions options_;
+  const size_t leases_;
   absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool too_small_ ABSL_GUARDED_BY(mutex_) = false;
+  int32_t chunks_ ABSL_GUARDED_BY(mutex_) = 0;  // claimed with each
   std::vector<Entry> spares_ ABSL_GUARDED_BY(mutex_);
 };
 
 void LeasesAhead::Spare::OnOpened(std::shared_ptr<Lease>, OpenedLease opened) {
-  const bool affordable = Affordable(opened);
-  {
-    absl::MutexLock lock(&mutex_);
-    state_ = affordable ? State::kOpen : State::kBroken;
-    opened_ = std::move(opened);
-  }
-  const std::shared_ptr<Pool> pool = affordable ? nullptr : pool_.lock();
-  if (pool == nullptr) return;
-  pool->TooSmall();
-  pool->Remove(this);
+  absl::MutexLock lock(&mutex_);
+  state_ = State::kOpen;
+  opened_ = std::move(opened);
 }
 
 bool LeasesAhead::Spare::HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
@@ -170,7 +153,7 @@ bool LeasesAhead::Spare::HandOver(const std::shared_ptr<Lease>& lease, const Lea
     call_ = events;
     opened = std::move(opened_);
   }
-  lease->Begin(call.app_id, call.call_id);
+  lease->Begin(call.app_id, call.call_id, call.need_tokens);
   events->OnOpened(lease, std::move(opened));
   absl::Status broken;
   {
@@ -185,7 +168,7 @@ bool LeasesAhead::Spare::HandOver(const std::shared_ptr<Lease>& lease, const Lea
 
 void LeasesAhead::Spare::OnCommitted() {
   if (const auto call = Call()) call->OnCommitted();
-  if (const auto pool = pool_.lock()) pool->Refill(/*anew=*/false);
+  if (const auto pool = pool_.lock()) pool->Refill();
 }
 
 void LeasesAhead::Spare::OnBroken(absl::Status status) {
@@ -203,12 +186,15 @@ void LeasesAhead::Spare::OnBroken(absl::Status status) {
   if (const auto pool = pool_.lock()) pool->Remove(this);
 }
 
-LeasesAhead::LeasesAhead(LeaseSource& source, const AheadOptions& options)
-    : pool_(std::make_shared<Pool>(source, options)) {}
+LeasesAhead::LeasesAhead(LeaseSource& source, size_t leases)
+    : pool_(std::make_shared<Pool>(source, leases)) {}
 
 LeasesAhead::~LeasesAhead() { pool_->Close(); }
 
-void LeasesAhead::Refill() { pool_->Refill(/*anew=*/true); }
+void LeasesAhead::Refill(int32_t chunks) {
+  pool_->SetChunks(chunks);
+  pool_->Refill();
+}
 
 absl::StatusOr<std::shared_ptr<Lease>> LeasesAhead::Open(LeaseOpen open,
                                                          std::shared_ptr<LeaseEvents> events) {

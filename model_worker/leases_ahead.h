@@ -11,25 +11,17 @@
 
 namespace withy::model_worker {
 
-struct AheadOptions {
-  size_t leases = 2;
-  int32_t chunks = 16;     // claimed with each
-  size_t chunk_bytes = 0;  // in the arena
-  // Nothing is opened ahead in an arena that this many leases would not fit into.
-  size_t least_arena_leases = 16;
-};
-
 // Thread-safe.
 class LeasesAhead final : public LeaseSource {
  public:
   // `source` outlives it.
-  LeasesAhead(LeaseSource& source, const AheadOptions& options);
+  LeasesAhead(LeaseSource& source, size_t leases);
   // Aborts the leases that no call has taken.
   ~LeasesAhead() override;
 
-  // Opens the leases that are missing, after an arena was attached; the end of a stateless call
-  // does the same. Does not block.
-  void Refill();
+  // Opens the leases that are missing, after an arena was attached, with so many `chunks` from now
+  // on; 0: none. The end of a stateless call opens them, too. Does not block.
+  void Refill(int32_t chunks);
 
   // A stateless call gets a lease that is open already, where there is one: OnOpened then comes
   // before this returns, with as many chunks as were claimed ahead.

@@ -15,7 +15,7 @@ namespace {
 // A lease that counts what is asked of it.
 class ScriptedLease final : public Lease {
  public:
-  void Begin(std::string app_id, uint64_t call_id) override {
+  void Begin(std::string app_id, uint64_t call_id, int32_t) override {
     begun = std::move(app_id);
     call = call_id;
   }
@@ -81,7 +81,8 @@ class RecordedEvents final : public LeaseEvents {
 
 class LeasesAheadTest : public testing::Test {
  protected:
-  static constexpr AheadOptions kOptions{.leases = 2, .chunks = 3, .chunk_bytes = 128};
+  static constexpr size_t kLeases = 2;
+  static constexpr int32_t kChunks = 3;
 
   std::shared_ptr<Lease> Call(uint64_t id, const std::string& context = "") {
     auto lease = ahead_.Open({.app_id = "app", .context_id = context, .call_id = id}, events_);
@@ -90,12 +91,12 @@ class LeasesAheadTest : public testing::Test {
   }
 
   ScriptedSource source_;
-  LeasesAhead ahead_{source_, kOptions};
+  LeasesAhead ahead_{source_, kLeases};
   std::shared_ptr<RecordedEvents> events_ = std::make_shared<RecordedEvents>();
 };
 
 TEST_F(LeasesAheadTest, AStatelessCallFindsItsLeaseOpen) {
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   ASSERT_EQ(source_.openings.size(), 2u);
   EXPECT_EQ(source_.openings[0].open.claim_chunks, 3);
   EXPECT_EQ(source_.openings[0].open.app_id, "");
@@ -114,7 +115,7 @@ TEST_F(LeasesAheadTest, AStatelessCallFindsItsLeaseOpen) {
 }
 
 TEST_F(LeasesAheadTest, OneThatIsNotOpenYetIsNotWaitedFor) {
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   const std::shared_ptr<Lease> lease = Call(7);
   EXPECT_EQ(events_->seen, "");
   ASSERT_EQ(source_.openings.size(), 3u);
@@ -124,7 +125,7 @@ TEST_F(LeasesAheadTest, OneThatIsNotOpenYetIsNotWaitedFor) {
 }
 
 TEST_F(LeasesAheadTest, ContextsAndRebuildsOpenTheirOwn) {
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   source_.Answer(0);
   const std::shared_ptr<Lease> lease = Call(7, "ctx");
   ASSERT_EQ(source_.openings.size(), 3u);
@@ -132,7 +133,7 @@ TEST_F(LeasesAheadTest, ContextsAndRebuildsOpenTheirOwn) {
 }
 
 TEST_F(LeasesAheadTest, WhatBreaksBeforeItsCallIsForgotten) {
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   source_.Answer(0);
   source_.openings[0].events->OnBroken(absl::UnavailableError("gone"));
   EXPECT_FALSE(source_.Held(0));
@@ -143,7 +144,7 @@ TEST_F(LeasesAheadTest, WhatBreaksBeforeItsCallIsForgotten) {
 }
 
 TEST_F(LeasesAheadTest, ABreakWhileItIsHandedOverComesAfterTheOpening) {
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   source_.Answer(0);
   events_->break_while_opening = [&] {
     source_.openings[0].events->OnBroken(absl::UnavailableError("gone"));
@@ -153,29 +154,27 @@ TEST_F(LeasesAheadTest, ABreakWhileItIsHandedOverComesAfterTheOpening) {
   EXPECT_EQ(events_->seen, "opened broken ");
 }
 
-TEST_F(LeasesAheadTest, ASmallArenaIsLeftToItsCalls) {
-  ahead_.Refill();
-  source_.Answer(0, /*arena_bytes=*/6143);  // 3 chunks of 128 bytes, 16 times, are 6144
-  EXPECT_FALSE(source_.Held(0));
+TEST_F(LeasesAheadTest, AnArenaThatNeedsAllForItsCallsIsLeftToThem) {
+  ahead_.Refill(0);
   const std::shared_ptr<Lease> lease = Call(7);
-  EXPECT_EQ(source_.openings.size(), 3u);  // the call's, and none ahead
-  ahead_.Refill();                         // another arena
-  EXPECT_EQ(source_.openings.size(), 4u);
+  EXPECT_EQ(source_.openings.size(), 1u);  // the call's, and none ahead
+  ahead_.Refill(kChunks);                  // another arena
+  EXPECT_EQ(source_.openings.size(), 3u);
 }
 
 TEST_F(LeasesAheadTest, WithoutAStoreNothingIsHeld) {
   source_.error = absl::UnavailableError("away");
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   EXPECT_EQ(ahead_.Open({.app_id = "app"}, events_).status(), source_.error);
   source_.error = absl::OkStatus();
-  ahead_.Refill();
+  ahead_.Refill(kChunks);
   EXPECT_EQ(source_.openings.size(), 2u);
 }
 
 TEST_F(LeasesAheadTest, GivesBackWhatNoCallHasTaken) {
   {
-    LeasesAhead ahead(source_, kOptions);
-    ahead.Refill();
+    LeasesAhead ahead(source_, kLeases);
+    ahead.Refill(kChunks);
     source_.Answer(0);
     EXPECT_TRUE(source_.Held(0));
   }

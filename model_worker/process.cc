@@ -30,6 +30,7 @@
 #include "model_worker/service.h"
 #include "model_worker/session.h"
 #include "model_worker/upgrader.h"
+#include "policy/kv_admission.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
@@ -203,6 +204,7 @@ class ModelWorker final : public rpc::Process {
                             .encoder = model_->encoder,
                             .namer = *namer_,
                             .window = model_->window,
+                            .draft_slots = static_cast<int32_t>(config.model().tree_rows()),
                             .recorder = recorder_.get()});
     WITHY_ASSIGN_OR_RETURN(std::vector<Identity> public_chunks, FindPublicChunks(config, *env_));
     leases_ =
@@ -211,11 +213,11 @@ class ModelWorker final : public rpc::Process {
                                                          .kv = info.kv,
                                                          .model_name = info.name,
                                                          .kv_costs = engine::KvCostsOf(cost),
-                                                         .public_chunks = std::move(public_chunks)},
+                                                         .public_chunks = std::move(public_chunks),
+                                                         .window = env_->window},
                                       *model_->bundle.tokenizer);
-    ahead_ = std::make_unique<LeasesAhead>(
-        *leases_,
-        AheadOptions{.chunk_bytes = GeometryOf(info.kv).ChunkBytes(engine::KvFormat::kQ8)});
+    ahead_ = std::make_unique<LeasesAhead>(*leases_, kLeasesAhead);
+    most_begun_ = static_cast<int32_t>(config.model().max_batch() + kLeasesAhead);
     return absl::OkStatus();
   }
 
@@ -261,13 +263,22 @@ class ModelWorker final : public rpc::Process {
         {.on_change =
              [this](bool attached) {
                server_->SetServing(attached && !draining_);
-               if (attached) ahead_->Refill();
+               if (attached) ahead_->Refill(ChunksAhead());
              },
          .release_blocks = [this](const absl::Status& status) { scheduler_->FailLeases(status); }});
     return absl::OkStatus();
   }
 
+  int32_t ChunksAhead() const {
+    constexpr int32_t kChunk = engine::kChunkTokens;
+    const int32_t window = (env_->window + kChunk - 1) / kChunk;
+    return policy::ChunksAhead(leases_->arena_chunks(), window, most_begun_);
+  }
+
+  static constexpr uint32_t kLeasesAhead = 2;
+
   std::atomic<bool> draining_{false};
+  int32_t most_begun_ = 0;  // leases that have claimed chunks before they said what they need
   // Destroyed from last to first: calls need the scheduler, leases need their client.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<engine::KernelSpans> kernels_;

@@ -148,9 +148,10 @@ TEST(SchedulerBreakTest, WhatAFullArenaEndsIsTriedAgain) {
   Rig rig(stepped.model, {}, /*chunks=*/6);
   const auto outcome = rig.Submit(Asking("c", 100)).sink->Wait();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
-  EXPECT_EQ(outcome->reason, FinishReason::kContextFull);
+  EXPECT_EQ(outcome->reason, FinishReason::kKvFull);
   rig.store.With([](FakeStore::State& state) {
     EXPECT_TRUE(state.commits.back().broken_off);
+    EXPECT_TRUE(state.commits.back().appended.back().cancelled) << "the cut is marked";
     for (const ResidentChunk& chunk : std::exchange(state.contexts["c"].resident, {})) {
       state.free.insert(chunk.where.slot.units);
     }

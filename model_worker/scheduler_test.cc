@@ -512,7 +512,7 @@ TEST(SchedulerTest, FullArenaEndsAnAnswerAndRefusesAPrompt) {
   Rig rig(stepped.model, {}, /*chunks=*/6);
   const auto answer = rig.Submit(Rig::Ask("c", "hello", 200)).sink->Wait();
   ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(answer->reason, FinishReason::kContextFull);
+  EXPECT_EQ(answer->reason, FinishReason::kKvFull);
   EXPECT_GT(answer->text.size(), 10u);
   const auto refused = rig.Submit(Rig::Ask("d", std::string(100, 'x'), 5)).sink->Wait();
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);

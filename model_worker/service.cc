@@ -114,7 +114,6 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
  public:
   explicit ModelWorkerService(const ServiceParts& parts)
       : parts_(parts),
-        limits_(LimitsOf(parts.env)),
         encoder_fingerprint_(parts.env.encoder.Fingerprint()),
         tokenize_thread_(kTokenizeQueue),
         score_thread_(/*limit=*/1) {}
@@ -200,7 +199,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   }
 
  private:
-  static engine::RequestLimits LimitsOf(const SessionEnv& env) {
+  engine::RequestLimits Limits() const {
+    const SessionEnv& env = parts_.env;
     engine::RequestLimits limits{
         .vocab_size = env.model.vocab_size, .context_length = env.window, .levels_percent = {}};
     for (const engine::LevelInfo& level : env.model.levels) {
@@ -209,15 +209,20 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return limits;
   }
 
+  uint64_t instance() const {
+    return first_instance_ + static_cast<uint64_t>(int32_t{parts_.env.window});
+  }
+
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
-    if (request.worker_instance() != 0 && request.worker_instance() != instance_) {
+    if (request.worker_instance() != 0 && request.worker_instance() != instance()) {
       return absl::AbortedError(
-          "model_worker was restarted since the call was decided: decide anew");
+          "model_worker was restarted, or its window changed, since the call was decided: decide "
+          "anew");
     }
     CallRequest call;
     WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, parts_.defaults,
                                                                 RandomId64(), parts_.env.window));
-    WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, limits_));
+    WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, Limits()));
     call.call_id = request.call_id();
     call.app_id = request.app_id();
     call.context_id = request.context_id();
@@ -233,6 +238,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     call.report_progress = request.report_progress();
     call.speculation = wire::ModeFromWire(request.speculation(), parts_.speculation);
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
+    call.whole_tokens =
+        call.prompt_tokens + static_cast<int32_t>(request.decision().predicted_reused_tokens());
     auto sink = std::make_shared<StreamSink>(parts_.scheduler, queue, call.answer.sampling,
                                              parts_.env.encoder.tokenizer());
     const auto ticket = parts_.scheduler.Submit(std::move(call), std::move(sink));
@@ -275,7 +282,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     segments.insert(segments.end(), prompt.begin(), prompt.end());
     WITHY_ASSIGN_OR_RETURN(
         const engine::EncodedConversation encoded,
-        parts_.env.encoder.MeasurePrompt(segments, parts_.env.window, recorded, &cancelled));
+        parts_.env.encoder.MeasurePrompt(segments, parts_.env.window, recorded, &cancelled,
+                                         engine::TruncationFromWire(request.truncation())));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
     response->set_adapted_messages(static_cast<uint32_t>(encoded.adapted_segments));
@@ -287,7 +295,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     const bool as_before = encoded.dropped_segments == context.dropped_messages;
     const int32_t kept = as_before ? std::min(context.kv_tokens, encoded.stable_tokens) : 0;
     response->set_resident_tokens(static_cast<uint32_t>(kept));
-    response->set_instance(instance_);
+    response->set_instance(instance());
     return absl::OkStatus();
   }
 
@@ -295,7 +303,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     *response->mutable_model() =
         engine::Describe(parts_.env.model, "target", parts_.env.window, parts_.defaults);
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
-    response->set_instance(instance_);
+    response->set_instance(instance());
     response->set_encoder_fingerprint(encoder_fingerprint_);
     response->set_board_slowdown(parts_.scheduler.board_slowdown());
     const SchedulerLoad load = parts_.scheduler.load();
@@ -315,9 +323,10 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   }
 
   const ServiceParts parts_;
-  const engine::RequestLimits limits_;
   const uint64_t encoder_fingerprint_;
-  const uint64_t instance_ = RandomId64();
+  // Another one for each window that is served: what was counted and decided for one does not hold
+  // for another.
+  const uint64_t first_instance_ = RandomId64();
   TaskThread tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
   const std::shared_ptr<ScorePlace> score_place_ = std::make_shared<ScorePlace>();
   TaskThread score_thread_;  // encodes texts that are to be scored

@@ -13,18 +13,20 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                                                          const engine::CancelCheck* cancelled) {
   WITHY_ASSIGN_OR_RETURN(engine::Sampler sampler,
                          engine::MakeSampler(request.answer.sampling, env.encoder.tokenizer()));
+  constexpr engine::Truncation kRecord = engine::Truncation::kRecord;
+  const int32_t window = env.window;
   std::vector<engine::Segment> segments = opened.segments;
   segments.insert(segments.end(), request.answer.prompt.begin(), request.answer.prompt.end());
-  WITHY_ASSIGN_OR_RETURN(
-      engine::EncodedConversation encoded,
-      request.rebuild
-          ? env.encoder.EncodeRecord(segments, env.window, cancelled)
-          : env.encoder.EncodePrompt(segments, env.window, opened.segments.size(), cancelled));
+  WITHY_ASSIGN_OR_RETURN(engine::EncodedConversation encoded,
+                         request.rebuild
+                             ? env.encoder.EncodeRecord(segments, window, cancelled)
+                             : env.encoder.EncodePrompt(segments, window, opened.segments.size(),
+                                                        cancelled, request.answer.truncation));
   if (request.rebuild) {
     encoded.history_tokens = encoded.stable_tokens = static_cast<int32_t>(encoded.ids.size());
   }
-  auto session =
-      std::unique_ptr<Session>(new Session(env, request, std::move(opened), std::move(sampler)));
+  auto session = std::unique_ptr<Session>(
+      new Session(env, request, std::move(opened), window, std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
   const bool rewritten = encoded.stable_tokens < encoded.history_tokens;
@@ -32,7 +34,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                              {.rebuild = request.rebuild,
                               .level_percent = request.answer.level_percent,
                               .history_tokens = encoded.history_tokens,
-                              .window_moved = encoded.dropped_segments > 0 || rewritten,
+                              .window_moved = encoded.dropped_segments > 0 || rewritten ||
+                                              request.answer.truncation != kRecord,
                               .record_replaced = session->opened_.left_out > 0});
   WITHY_RETURN_IF_ERROR(session->kv_.AdoptClaimed(session->opened_.claimed));
   CallUsage& usage = session->usage_;
@@ -60,10 +63,11 @@ void Session::AdoptShared(std::span<const ResidentChunk> chunks) {
 }
 
 Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
-                 engine::Sampler sampler)
+                 int32_t window, engine::Sampler sampler)
     : env_(env),
       request_(request),
       opened_(std::move(opened)),
+      window_(window),
       first_level_(engine::LevelIndex(env.model, request.answer.level_percent)),
       level_(first_level_),
       levels_(request.answer.level_percent),
@@ -86,8 +90,8 @@ absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
 // The last token of an answer is sampled and not computed.
 DraftRoom Session::draft_room() const {
   const auto length = static_cast<int32_t>(ids_.size());
-  const int32_t left = std::min(request_.answer.max_tokens - static_cast<int32_t>(tokens_.size()),
-                                env_.window - length);
+  const int32_t left =
+      std::min(request_.answer.max_tokens - static_cast<int32_t>(tokens_.size()), window_ - length);
   return {.depth = std::max(0, left - 1), .slots = std::max(0, kv_.slots() - length)};
 }
 
@@ -199,7 +203,7 @@ std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   const int32_t drafted = std::max(tree_.rows() - 1, answer_begun_ ? draft_ahead_ : 0);
   const int32_t useful = static_cast<int32_t>(ids_.size()) + std::max(more, drafted);
   const int32_t wanted = kv_.AfterMissing(computed_, std::max(ahead, drafted + 1));
-  return kv_.BeginClaim(std::min({wanted, useful, env_.window}));
+  return kv_.BeginClaim(std::min({wanted, useful, window_}));
 }
 
 void Session::LowerLevel(int32_t percent) {
@@ -253,7 +257,7 @@ absl::StatusOr<engine::AnswerDelta> Session::PickToken(std::span<const float> lo
     answer_levels_.push_back(level_percent());
   }
   delta.token = std::move(sample);
-  if (!finished() && static_cast<int32_t>(ids_.size()) >= env_.window) {
+  if (!finished() && static_cast<int32_t>(ids_.size()) >= window_) {
     delta.text += answer_.Finish(engine::FinishReason::kContextFull);
   }
   return delta;
@@ -293,7 +297,8 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   answer.text = std::move(parts.text);
   answer.tool_calls = std::move(parts.calls);
   answer.level_percent = level_percent();
-  answer.cancelled = answer_.reason() == engine::FinishReason::kCancelled;
+  answer.cancelled = answer_.reason() == engine::FinishReason::kCancelled ||
+                     answer_.reason() == engine::FinishReason::kKvFull;
   answer.ended = answer_.reason() == engine::FinishReason::kEndOfTurn;
   answer.unix_s = unix_s;
   // A stop string cuts the text between or within generated tokens: then only the text is kept.
@@ -318,7 +323,8 @@ engine::AnswerParts Session::AnswerInParts() const {
 int32_t Session::MeasureRecord(LeaseCommit* commit) const {
   std::vector<engine::Segment> record = opened_.segments;
   record.insert(record.end(), commit->appended.begin(), commit->appended.end());
-  const auto encoded = env_.encoder.EncodeRecord(record, env_.window);
+  const auto encoded =
+      env_.encoder.EncodeRecord(record, window_, /*cancelled=*/nullptr, request_.answer.truncation);
   commit->context_tokens = static_cast<int32_t>(encoded.ok() ? encoded->ids.size() : ids_.size());
   if (!encoded.ok()) return 0;
   commit->dropped_segments = encoded->dropped_segments;

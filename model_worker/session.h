@@ -21,6 +21,7 @@
 #include "model_worker/chunk_identity.h"
 #include "model_worker/context_kv.h"
 #include "model_worker/lease.h"
+#include "model_worker/served_window.h"
 #include "policy/token_tree.h"
 #include "telemetry/recorder.h"
 
@@ -31,7 +32,8 @@ struct SessionEnv {
   const engine::ModelInfo& model;
   const engine::ConversationEncoder& encoder;
   const ChunkNamer& namer;
-  int32_t window = 0;                       // most tokens of a context
+  ServedWindow window = 0;
+  int32_t draft_slots = 0;                  // that drafts of a call take at most
   telemetry::Recorder* recorder = nullptr;  // of the spans inside sampling; null: none
 };
 
@@ -201,7 +203,7 @@ class Session {
   CallOutcome Outcome() const;
 
  private:
-  Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened,
+  Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened, int32_t window,
           engine::Sampler sampler);
 
   enum class TakeOverState : uint8_t { kMayAsk, kAsked, kRefused };
@@ -236,6 +238,7 @@ class Session {
   const SessionEnv& env_;
   const CallRequest request_;
   const OpenedLease opened_;
+  const int32_t window_;       // when the call began
   const int32_t first_level_;  // index of the model's level, when the call began
   int32_t level_;              // likewise, now
   LevelHistory levels_;

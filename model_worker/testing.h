@@ -161,7 +161,7 @@ class FakeStore final : public LeaseSource {
     FakeLease(FakeStore& store, LeaseOpen open, std::shared_ptr<LeaseEvents> events)
         : store_(store), open_(std::move(open)), events_(std::move(events)) {}
     ~FakeLease() override { Abort(); }
-    void Begin(std::string app_id, uint64_t call_id) override {
+    void Begin(std::string app_id, uint64_t call_id, int32_t) override {
       open_.app_id = std::move(app_id);
       open_.call_id = call_id;
     }

@@ -58,7 +58,7 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
   using engine::FinishReason;
   for (const FinishReason reason :
        {FinishReason::kEndOfTurn, FinishReason::kStopString, FinishReason::kMaxTokens,
-        FinishReason::kContextFull, FinishReason::kCancelled}) {
+        FinishReason::kContextFull, FinishReason::kKvFull, FinishReason::kCancelled}) {
     finished_[static_cast<size_t>(reason)] =
         &recorder.counter({.name = "withy_worker_calls_finished_total",
                            .help = "Calls that came to an end, by reason.",

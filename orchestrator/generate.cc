@@ -255,6 +255,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   *run.mutable_limits() = request_.limits();
   if (request_.limits().max_tokens() == 0) run.set_expected_tokens(prepared_.plan.shape.max_tokens);
   run.set_report_progress(request_.report_progress());
+  run.set_truncation(request_.truncation());
   run.set_model_level_percent(prepared_.plan.decision.model_level_percent);
   run.set_speculation(request_.speculation());
   run.set_request_id(request_.request_id());

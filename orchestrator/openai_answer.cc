@@ -33,6 +33,7 @@ const char* FinishReasonOf(v1::FinishReason reason) {
   switch (reason) {
     case v1::FINISH_REASON_MAX_TOKENS:
     case v1::FINISH_REASON_CONTEXT_FULL:
+    case v1::FINISH_REASON_KV_FULL:
       return "length";
     case v1::FINISH_REASON_TOOL_CALLS:
       return "tool_calls";

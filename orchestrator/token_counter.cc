@@ -30,13 +30,15 @@ absl::StatusOr<v1::TokenizeResponse> TokenCounter::CountCall(
   *count.mutable_prompt() = request.prompt();
   count.set_app_id(app_id);
   count.set_context_id(request.context_id());
+  count.set_truncation(request.truncation());
   if (pruned != nullptr) FillKept(*pruned, count.mutable_kept());
   const bool stateless = request.context_id().empty();
   if (!stateless && !request.request_id().empty()) {
     count.set_request_id(request.request_id());
     count.set_request_digest(RequestDigest(request));
   }
-  if (stateless && worker != nullptr && counter_ != nullptr && counter_->Fits(*worker)) {
+  const bool whole = stateless && request.truncation() != v1::TRUNCATION_OLDEST;
+  if (whole && worker != nullptr && counter_ != nullptr && counter_->Fits(*worker)) {
     WITHY_ASSIGN_OR_RETURN(v1::TokenizeResponse counted,
                            counter_->Count(count, over ? &over : nullptr));
     counted.set_instance(worker->instance());

@@ -275,6 +275,10 @@ absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
                    ": must be 0 or 2 (all sources that pay), 1 (off), 3 (lookup), 4 (prefix) or "
                    "5 (draft)");
   }
+  if (!v1::Truncation_IsValid(request.truncation())) {
+    return Invalid("truncation is ", static_cast<int>(request.truncation()),
+                   ": must be 0 (by the context), 1 (none) or 2 (the oldest messages)");
+  }
   if (request.model_level_percent() > 100) {
     return Invalid("model_level_percent is ", request.model_level_percent(),
                    ": must be in [1, 100], or 0 to decide");

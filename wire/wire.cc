@@ -147,6 +147,17 @@ absl::StatusOr<std::vector<Segment>> PromptFromWire(
   return segments;
 }
 
+Truncation TruncationFromWire(v1::Truncation truncation) {
+  switch (truncation) {
+    case v1::TRUNCATION_NONE:
+      return Truncation::kNone;
+    case v1::TRUNCATION_OLDEST:
+      return Truncation::kOldest;
+    default:  // without a context there is no record
+      return Truncation::kRecord;
+  }
+}
+
 absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
                                               const AnswerDefaults& defaults,
                                               uint64_t fallback_seed, int32_t window) {
@@ -162,6 +173,7 @@ absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
   result.level_percent = request.model_level_percent() == 0
                              ? 100
                              : static_cast<int32_t>(request.model_level_percent());
+  result.truncation = TruncationFromWire(request.truncation());
   return result;
 }
 
@@ -217,6 +229,8 @@ v1::FinishReason ToWire(FinishReason reason) {
       return v1::FINISH_REASON_MAX_TOKENS;
     case FinishReason::kContextFull:
       return v1::FINISH_REASON_CONTEXT_FULL;
+    case FinishReason::kKvFull:
+      return v1::FINISH_REASON_KV_FULL;
     case FinishReason::kCancelled:
       return v1::FINISH_REASON_CANCELLED;
   }
@@ -297,6 +311,9 @@ std::string CutText(FinishReason reason, size_t tokens) {
       return absl::StrCat("The answer was cut after ", Counted(tokens, "token"),
                           ", because the window is full: use a new context, a shorter prompt or "
                           "a higher model.context_length.");
+    case FinishReason::kKvFull:
+      return absl::StrCat("The answer was cut after ", Counted(tokens, "token"),
+                          ", because the KV arena is full: retry, or raise store.arena_bytes.");
     default:
       return "";
   }

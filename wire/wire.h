@@ -27,6 +27,8 @@ namespace withy::engine {
 absl::StatusOr<std::vector<Segment>> PromptFromWire(
     const v1::Prompt& prompt, const google::protobuf::RepeatedPtrField<v1::KeptSpans>& kept);
 
+Truncation TruncationFromWire(v1::Truncation truncation);
+
 // Converts a request and fills its defaults; it is not validated against a model. `fallback_seed`
 // replaces an unset seed; `window` limits the default of max_tokens. Errors: INVALID_ARGUMENT
 // naming the field.

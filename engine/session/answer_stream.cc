@@ -16,6 +16,8 @@ std::string_view FinishReasonName(FinishReason reason) {
       return "max_tokens";
     case FinishReason::kContextFull:
       return "context_full";
+    case FinishReason::kKvFull:
+      return "kv_full";
     case FinishReason::kCancelled:
       return "cancelled";
   }

@@ -16,7 +16,15 @@
 
 namespace withy::engine {
 
-enum class FinishReason { kNone, kEndOfTurn, kStopString, kMaxTokens, kContextFull, kCancelled };
+enum class FinishReason {
+  kNone,
+  kEndOfTurn,
+  kStopString,
+  kMaxTokens,
+  kContextFull,
+  kKvFull,  // no memory for more tokens, and no call whose end would bring any
+  kCancelled
+};
 
 // "end_of_turn", "stop_string", ...; used as metric labels.
 std::string_view FinishReasonName(FinishReason reason);

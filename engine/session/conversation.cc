@@ -432,10 +432,13 @@ int32_t ConversationEncoder::HeadTokens(std::span<const Segment> head, std::stri
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded,
-    const CancelCheck* cancelled) const {
+    const CancelCheck* cancelled, Truncation truncation) const {
   std::vector<size_t> number = SeenSegments(segments);
   std::vector<Segment> seen;
   for (const size_t index : number) seen.push_back(segments[index]);
+  if (truncation == Truncation::kNone) {
+    for (Segment& segment : seen) segment.token_ids.clear();
+  }
   auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
   Told told;
@@ -456,7 +459,12 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   const size_t count = exchanges.tokens.size();
 
   // The prompt to be answered is never dropped.
-  size_t droppable = RecordedExchanges(exchanges, seen.size(), recorded_seen);
+  size_t droppable = 0;
+  if (truncation == Truncation::kRecord) {
+    droppable = RecordedExchanges(exchanges, seen.size(), recorded_seen);
+  } else if (truncation == Truncation::kOldest) {
+    droppable = count;
+  }
   if (answer_follows && count > 0) droppable = std::min(droppable, count - 1);
   const size_t head = LeadingSystemSegments(seen);
   const int32_t head_tokens =
@@ -545,21 +553,23 @@ uint64_t ConversationEncoder::Fingerprint() const {
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeRecord(
-    std::span<const Segment> segments, int32_t window, const CancelCheck* cancelled) const {
-  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size(), cancelled);
+    std::span<const Segment> segments, int32_t window, const CancelCheck* cancelled,
+    Truncation truncation) const {
+  return EncodeWithin(segments, window, /*answer_follows=*/false, segments.size(), cancelled,
+                      truncation);
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::MeasurePrompt(
     std::span<const Segment> segments, int32_t window, size_t recorded,
-    const CancelCheck* cancelled) const {
-  return EncodeWithin(segments, window, /*answer_follows=*/true, recorded, cancelled);
+    const CancelCheck* cancelled, Truncation truncation) const {
+  return EncodeWithin(segments, window, /*answer_follows=*/true, recorded, cancelled, truncation);
 }
 
 absl::StatusOr<EncodedConversation> ConversationEncoder::EncodePrompt(
     std::span<const Segment> segments, int32_t window, size_t recorded,
-    const CancelCheck* cancelled) const {
+    const CancelCheck* cancelled, Truncation truncation) const {
   WITHY_ASSIGN_OR_RETURN(EncodedConversation result,
-                         MeasurePrompt(segments, window, recorded, cancelled));
+                         MeasurePrompt(segments, window, recorded, cancelled, truncation));
   if (static_cast<int32_t>(result.ids.size()) >= window) {
     return absl::OutOfRangeError(absl::StrCat(
         "the prompt needs ", result.ids.size(), " tokens and the window has ", window,

@@ -76,21 +76,21 @@ class ConversationEncoder {
   // represents. At most `window` ids; a record made with a larger window may lose even its last
   // exchange. `cancelled` is polled meanwhile; null: never. Errors: INVALID_ARGUMENT from the
   // template (role, order), naming the message; CANCELLED.
-  absl::StatusOr<EncodedConversation> EncodeRecord(std::span<const Segment> segments,
-                                                   int32_t window,
-                                                   const CancelCheck* cancelled = nullptr) const;
+  absl::StatusOr<EncodedConversation> EncodeRecord(
+      std::span<const Segment> segments, int32_t window, const CancelCheck* cancelled = nullptr,
+      Truncation truncation = Truncation::kRecord) const;
 
   // The ids up to the start of the answer to the last segments, at most window - 1. The first
   // `recorded` segments are the record before this call; its oldest exchanges are dropped if the
   // window has no room for them. The segments of the call itself are never dropped. Errors: as
-  // above; OUT_OF_RANGE naming tokens and limit if system prompt and prompt alone do not fit.
-  absl::StatusOr<EncodedConversation> EncodePrompt(std::span<const Segment> segments,
-                                                   int32_t window, size_t recorded = 0,
-                                                   const CancelCheck* cancelled = nullptr) const;
+  // above; OUT_OF_RANGE naming tokens and limit if what may not be dropped does not fit.
+  absl::StatusOr<EncodedConversation> EncodePrompt(
+      std::span<const Segment> segments, int32_t window, size_t recorded = 0,
+      const CancelCheck* cancelled = nullptr, Truncation truncation = Truncation::kRecord) const;
   // As EncodePrompt, but also accepts a prompt that does not fit, for counting.
-  absl::StatusOr<EncodedConversation> MeasurePrompt(std::span<const Segment> segments,
-                                                    int32_t window, size_t recorded = 0,
-                                                    const CancelCheck* cancelled = nullptr) const;
+  absl::StatusOr<EncodedConversation> MeasurePrompt(
+      std::span<const Segment> segments, int32_t window, size_t recorded = 0,
+      const CancelCheck* cancelled = nullptr, Truncation truncation = Truncation::kRecord) const;
 
   // The tools that the answer to `prompt`, which follows `record`, may call.
   AnswerTools ToolsOf(std::span<const Segment> record, std::span<const Segment> prompt) const;
@@ -131,8 +131,8 @@ class ConversationEncoder {
   }
   absl::StatusOr<EncodedConversation> EncodeWithin(std::span<const Segment> segments,
                                                    int32_t window, bool answer_follows,
-                                                   size_t recorded,
-                                                   const CancelCheck* cancelled) const;
+                                                   size_t recorded, const CancelCheck* cancelled,
+                                                   Truncation truncation) const;
   // Approximate tokens of the leading system segments with their markup, and of the tools.
   int32_t HeadTokens(std::span<const Segment> head, std::string_view tools_json,
                      const CancelCheck* cancelled) const;

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "base/test_seed.h"
 #include "engine/chat/testing.h"
 #include "engine/session/testing.h"
 
@@ -174,6 +175,59 @@ TEST(ConversationTest, WhatTheCallBringsIsNeverLeftOut) {
       << "nothing of a prompt that brings its own history is dropped in silence";
   EXPECT_EQ(static_cast<int32_t>(f.encoder->MeasurePrompt(segments, needed, 0)->ids.size()),
             needed);
+}
+
+// However a conversation is divided into what is recorded and what a call brings: it is seen whole,
+// with the same ids, or not at all.
+TEST(ConversationTest, WithoutTruncationTheIdsDependOnTheMessagesAlone) {
+  const ChatFixture f;
+  const uint32_t seed = TestSeed();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const auto pick = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Segment> segments = {SystemSays("Be kind.")};
+    for (uint32_t turn = 0; turn < 1 + pick(12); ++turn) {
+      segments.push_back(UserSays(std::string(1 + pick(40), 'q')));
+      Segment& answer = segments.emplace_back(AssistantSays("hello " + std::to_string(turn)));
+      answer.cancelled = pick(4) == 0;
+    }
+    segments.push_back(UserSays("and this?"));
+    const auto whole = static_cast<int32_t>(PromptIds(f, segments).size());
+    const int32_t window = std::max(16, whole + 1 - static_cast<int32_t>(pick(whole)) / 4);
+    const auto stateless = f.encoder->EncodePrompt(segments, window);
+    EXPECT_EQ(stateless.ok(), whole < window);
+    const size_t recorded = pick(static_cast<uint32_t>(segments.size()));
+    for (size_t i = 0; i < recorded; ++i) {
+      if (segments[i].role != kAssistantRole || pick(2) == 0) continue;
+      segments[i].token_ids = {'h', 'e', 'l', 'l', 'o'};
+      segments[i].tokenizer_fingerprint = f.tokenizer->fingerprint();
+    }
+    const auto continued =
+        f.encoder->EncodePrompt(segments, window, recorded, nullptr, Truncation::kNone);
+    ASSERT_EQ(continued.ok(), stateless.ok()) << continued.status();
+    if (!continued.ok()) continue;
+    EXPECT_EQ(continued->ids, stateless->ids);
+    EXPECT_EQ(continued->dropped_segments, 0);
+  }
+}
+
+TEST(ConversationTest, OldestMessagesOfACallGoWhereItAsksForThat) {
+  const ChatFixture f;
+  std::vector<Segment> segments = {SystemSays("Be kind.")};
+  for (int turn = 0; turn < 20; ++turn) {
+    segments.push_back(UserSays("question " + std::to_string(turn)));
+    segments.push_back(AssistantSays("its answer"));
+  }
+  segments.push_back(UserSays("and this?"));
+  EXPECT_EQ(f.encoder->EncodePrompt(segments, 512).status().code(), absl::StatusCode::kOutOfRange);
+  const auto kept = f.encoder->EncodePrompt(segments, 512, 0, nullptr, Truncation::kOldest);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  const std::string text = f.Text(kept->ids);
+  EXPECT_THAT(text, testing::StartsWith("<|im_start|>system\nBe kind."));
+  EXPECT_THAT(text, testing::Not(HasSubstr("question 0<")));
+  EXPECT_THAT(text, HasSubstr("and this?"));
+  EXPECT_GT(kept->dropped_segments, 0);
 }
 
 // For any record (also one made with a larger window) and any prompt that fits beside the system

@@ -58,6 +58,17 @@ ConversationSettings SettingsOf(std::span<const Segment> segments);
 // Removes from `appended`, which follow `record`, settings that hold already.
 void DropUnchangedSettings(std::span<const Segment> record, std::span<Segment> appended);
 
+// What of a conversation the model sees.
+enum class Truncation : uint8_t {
+  // All but the oldest exchanges of the record that the window has no room for.
+  kRecord,
+  // All, as the messages say it: generated ids are not used, so that the ids depend on the messages
+  // alone.
+  kNone,
+  // As kRecord, but the call's own messages may be left out, too, before the last exchange.
+  kOldest,
+};
+
 // One call's request to a model.
 struct AnswerRequest {
   std::vector<Segment> prompt;  // one raw segment, or messages
@@ -65,6 +76,7 @@ struct AnswerRequest {
   int32_t max_tokens = 256;
   std::vector<std::string> stop;
   int32_t level_percent = 100;
+  Truncation truncation = Truncation::kRecord;
 };
 
 // Limits for validating a request.

@@ -104,8 +104,9 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
                                        const SoloHooks& hooks, Clock& clock) {
   SoloResult result;
   result.times.started = clock.SteadyNanos();
-  auto encoded = encoder.EncodePrompt(request.prompt, options.window, /*recorded=*/0,
-                                      hooks.cancelled ? &hooks.cancelled : nullptr);
+  auto encoded =
+      encoder.EncodePrompt(request.prompt, options.window, /*recorded=*/0,
+                           hooks.cancelled ? &hooks.cancelled : nullptr, request.truncation);
   if (absl::IsCancelled(encoded.status())) {
     result.reason = FinishReason::kCancelled;
     return result;
