@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/stack_left.h"
 #include "base/status.h"
 #include "engine/jinja/characters.h"
 #include "engine/jinja/interpreter.h"
@@ -15,6 +16,9 @@ namespace withy::jinja {
 namespace {
 
 constexpr int kMaxDepth = 100;  // of containers in a value
+
+// What printing or comparing a value takes of the stack for each level of containers.
+constexpr size_t kStackPerLevel = kFrameScale * 512;
 
 constexpr std::array<std::string_view, 5> kFunctions = {"range", "dict", "namespace",
                                                         "raise_exception", "strftime_now"};
@@ -152,6 +156,8 @@ absl::StatusOr<Value> Interpreter::Evaluate(const Expression& node) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a value is nested deeper than ", kMaxDepth, " levels"));
   }
+  // Whoever uses the value may walk over it without asking again.
+  if (!StackAllows(static_cast<size_t>(value->depth()) * kStackPerLevel)) return TooDeep();
   if (value->weight() > options_.max_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a value takes more than ", options_.max_bytes, " bytes"));

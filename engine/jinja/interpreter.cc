@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/stack_left.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "engine/jinja/methods.h"
@@ -97,11 +98,14 @@ class Interpreter::ScopeGuard {
 };
 
 absl::Status Interpreter::Spend(size_t units) {
+  if (!StackAllows()) return TooDeep();
   steps_ += static_cast<int64_t>(std::min(units, size_t{1} << 40));
   if (steps_ <= options_.max_steps) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the template takes more than ", options_.max_steps, " steps"));
 }
+
+absl::Status Interpreter::TooDeep() { return StackExhausted("a macro, an expression or a value"); }
 
 absl::StatusOr<Text> Interpreter::Run(const Block& program) {
   const ScopeGuard scope(*this, nullptr);
@@ -226,8 +230,7 @@ absl::Status Interpreter::ExecuteFor(const ForStatement& statement, Flow* flow) 
     const ScopeGuard scope(*this);
     return Execute(statement.otherwise, flow);
   }
-  Sequence sequence{std::move(items), false, over.depth() + 1, over.weight()};
-  const auto shared = std::make_shared<const Sequence>(std::move(sequence));
+  const auto shared = Value::Share({std::move(items), false, over.depth() + 1, over.weight()});
   const int depth = ++loops_;
   absl::Status status;
   for (size_t i = 0; status.ok() && i < shared->items.size(); ++i) {

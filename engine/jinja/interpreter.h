@@ -44,8 +44,8 @@ class Interpreter {
 
   absl::StatusOr<Text> Run(const Block& program);
 
-  // Counts work; a unit is one evaluated node or kBytesPerStep bytes of text. Errors:
-  // RESOURCE_EXHAUSTED past the limit.
+  // Before each piece of work. A unit is one evaluated node or kBytesPerStep bytes of text. Errors:
+  // RESOURCE_EXHAUSTED past the limit, and where the stack does not allow another level.
   absl::Status Spend(size_t units);
   absl::Status SpendBytes(size_t bytes) { return Spend(bytes / kBytesPerStep + 1); }
 
@@ -66,6 +66,7 @@ class Interpreter {
   class ScopeGuard;
   class DepthGuard;
 
+  static absl::Status TooDeep();
   // What `body` writes, in a scope of its own unless there is one already.
   absl::StatusOr<Value> Capture(const Block& body);
   absl::Status Execute(const Block& block, Flow* flow);

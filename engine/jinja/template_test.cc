@@ -7,7 +7,10 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "base/json.h"
+#include "base/stack_left.h"
 #include "engine/jinja/json.h"
 
 namespace withy::jinja {
@@ -133,6 +136,89 @@ TEST(JinjaBoundsTest, SourcesNestWithinABound) {
   }
 }
 
+std::string Repeated(const std::string& text, int times) {
+  std::string repeated;
+  for (int i = 0; i < times; ++i) repeated += text;
+  return repeated;
+}
+
+// Whatever recurses, on a stack of 64 KiB: an error, or a result, but no crash.
+TEST(JinjaStackTest, EveryRecursionEndsOnASmallStack) {
+  const std::string deep_value =
+      "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(90) %}"
+      "{% set ns.x = [{'a': ns.x}] %}{% set ns.y = [{'a': ns.y}] %}{% endfor %}";
+  const std::string walks[] = {"{{ ns.x }}",           "{{ ns.x | tojson }}",
+                               "{{ ns.x == ns.y }}",   "{{ [ns.x, ns.y] | sort }}",
+                               "{{ ns.x in [ns.y] }}", "{{ ns.x | string | length }}",
+                               "{{ '%s' % [ns.x] }}",  "{% set ns.x = 0 %}{% set ns.y = 0 %}"};
+  std::vector<std::string> sources = {
+      "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x) %}{% call f(x) %}{% endcall %}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x) %}{% filter trim %}{{ f(x) }}{% endfilter %}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x) %}{% set y %}{{ f(x) }}{% endset %}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x) %}{% for y in [f(x)] %}{% endfor %}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x) %}{% if f(x) %}{% endif %}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x) %}{% with y = f(x) %}{% endwith %}{% endmacro %}{{ f(1) }}",
+      "{% macro f(x=f()) %}{% endmacro %}{{ f() }}",
+      "{% macro f(x) %}{{ {'a': [f(x)]} | tojson }}{% endmacro %}{{ f(1) }}",
+      "{{ 'a' | map(" + Repeated("'map', ", 20'000) + "'upper') }}",
+      "{{ " + Repeated("(", 5000) + "1" + Repeated(")", 5000) + " }}",
+      "{{ " + Repeated("[", 5000) + "1" + Repeated("]", 5000) + " }}",
+      "{{ " + Repeated("{1: ", 5000) + "1" + Repeated("}", 5000) + " }}",
+      "{{ " + Repeated("f(", 5000) + "1" + Repeated(")", 5000) + " }}",
+      "{{ " + Repeated("not ", 5000) + "1 }}",
+      "{{ " + Repeated("-", 5000) + "1 }}",
+      "{{ 1" + Repeated(" + 1", 140) + " }}",
+      "{{ 1" + Repeated("|string", 140) + " }}",
+      "{{ 1" + Repeated(" if 1 else 1", 5000) + " }}",
+      Repeated("{% if 1 %}", 5000),
+      Repeated("{% for x in y %}", 5000),
+      Repeated("{% macro f() %}", 5000),
+      "{% for " + Repeated("(", 5000) + " in x %}"};
+  for (const std::string& walk : walks) sources.push_back(deep_value + walk);
+  for (const std::string& walk : walks) {
+    sources.push_back(deep_value + "{% macro f(ns, n) %}" + walk +
+                      "{{ f(ns, n + 1) }}{% endmacro %}{{ f(ns, 0) }}");
+  }
+  for (const size_t bytes : {kSmallStackBytes, size_t{100 << 10}}) {
+    for (const std::string& source : sources) {
+      SCOPED_TRACE(source.substr(0, 300));
+      ASSERT_TRUE(RunOnStack(bytes, [&] {
+        const auto text = Render(source, "u", {.stack_bytes = 0});
+        EXPECT_TRUE(text.ok() || !text.status().message().empty());
+      }));
+    }
+  }
+}
+
+TEST(JinjaStackTest, TheErrorTellsWhatAndTheRemedy) {
+  ASSERT_TRUE(RunOnStack(kSmallStackBytes, [] {
+    const std::string why = Why("{% macro f() %}\n{{ f() }}{% endmacro %}{{ f() }}",
+                                {.max_nesting = 100'000, .stack_bytes = 0});
+    EXPECT_THAT(why, StartsWith("line 2: "));
+    EXPECT_THAT(why, HasSubstr("macro"));
+    EXPECT_THAT(why, HasSubstr("nested too deep"));
+    EXPECT_THAT(why, HasSubstr("make it flatter"));
+  }));
+}
+
+TEST(JinjaStackTest, AResultDoesNotDependOnTheThreadsStack) {
+  for (const int levels : {1, 10, 50, 1000}) {
+    const std::string source =
+        "{% macro f(n) %}{% if n %}{% for x in [1] %}({{ f(n - 1) }}){% endfor %}{% endif %}"
+        "{% endmacro %}{{ f(" +
+        std::to_string(levels) + ") }}";
+    const auto here = Render(source);
+    absl::StatusOr<Text> there = absl::InternalError("did not run");
+    ASSERT_TRUE(RunOnStack(kSmallStackBytes, [&] { there = Render(source); }));
+    EXPECT_EQ(here.ok(), levels <= 50) << here.status();
+    ASSERT_EQ(here.status(), there.status());
+    if (here.ok()) {
+      EXPECT_EQ(here->bytes(), there->bytes());
+    }
+  }
+}
+
 TEST(JinjaBoundsTest, LimitsAreTheCallers) {
   EXPECT_THAT(Why("{{ 'aaaaaaaa' * 20 }}", {.max_bytes = 100}), HasSubstr("100 bytes"));
   EXPECT_THAT(Why("{% for i in range(50) %}xx{% endfor %}", {.max_bytes = 64}), HasSubstr("64"));
@@ -168,6 +254,9 @@ TEST(JinjaJsonTest, ReadsWhatItWritesAndRefusesTheRest) {
   EXPECT_FALSE(FromJson("{", kFromData).ok());
   EXPECT_FALSE(FromJson("18446744073709551615", kFromData).ok());
   EXPECT_FALSE(FromJson(std::string(100'000, '['), kFromData).ok());
+  const std::string deepest = Repeated("[", kMaxJsonDepth) + Repeated("]", kMaxJsonDepth);
+  EXPECT_TRUE(FromJson(deepest, kFromData).ok());
+  EXPECT_FALSE(FromJson("[" + deepest + "]", kFromData).ok());
   EXPECT_FALSE(ToJson(Value(), {}).ok());
 }
 
