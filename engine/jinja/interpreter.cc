@@ -54,10 +54,11 @@ absl::StatusOr<Value> Range(Interpreter& in, const Arguments& arguments) {
   return Value::List(std::move(items));
 }
 
-absl::StatusOr<Dict> DictOf(const Arguments& arguments) {
+absl::StatusOr<Dict> DictOf(Interpreter& in, const Arguments& arguments) {
   Dict dict;
   for (const Value& from : arguments.positional) {
     if (!from.is_dict()) return absl::InvalidArgumentError("only a dict makes a dict");
+    WITHY_RETURN_IF_ERROR(in.Spend(from.dict().size()));
     for (const auto& [key, value] : from.dict().entries()) {
       WITHY_RETURN_IF_ERROR(dict.Set(key, value));
     }
@@ -99,10 +100,25 @@ class Interpreter::ScopeGuard {
 
 absl::Status Interpreter::Spend(size_t units) {
   if (!StackAllows()) return TooDeep();
+  units += names_ / kNamesPerStep;
+  names_ %= kNamesPerStep;
   steps_ += static_cast<int64_t>(std::min(units, size_t{1} << 40));
   if (steps_ <= options_.max_steps) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the template takes more than ", options_.max_steps, " steps"));
+}
+
+absl::Status Interpreter::SpendOn(const Arguments& arguments) {
+  for (const Value& value : arguments.positional) WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+  for (const auto& [name, value] : arguments.named) {
+    WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Text> Interpreter::Printed(const Value& value) {
+  WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+  return Str(value);
 }
 
 absl::Status Interpreter::TooDeep() { return StackExhausted("a macro, an expression or a value"); }
@@ -117,8 +133,8 @@ absl::StatusOr<Text> Interpreter::Run(const Block& program) {
 }
 
 absl::Status Interpreter::Write(const Text& text) {
-  WITHY_RETURN_IF_ERROR(SpendBytes(text.size()));
-  if (out_->size() + text.size() > options_.max_bytes) {
+  WITHY_RETURN_IF_ERROR(SpendBytes(text.weight()));
+  if (out_->weight() + text.weight() > options_.max_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the template writes more than ", options_.max_bytes, " bytes"));
   }
@@ -160,8 +176,8 @@ absl::Status Interpreter::Execute(const Statement& statement, Flow* flow) {
       const auto& output = static_cast<const OutputStatement&>(statement);
       WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(*output.expression));
       if (value.is_string()) return Write(value.text());
-      WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
-      return Write(Str(value));
+      WITHY_ASSIGN_OR_RETURN(const Text text, Printed(value));
+      return Write(text);
     }
     case Statement::Type::kIf:
       return ExecuteIf(static_cast<const IfStatement&>(statement), flow);
@@ -188,7 +204,8 @@ absl::Status Interpreter::Execute(const Statement& statement, Flow* flow) {
       WITHY_ASSIGN_OR_RETURN(const Value text, Capture(block.body));
       scope.reset();
       WITHY_ASSIGN_OR_RETURN(const Value filtered, EvaluateFilter(*block.filter, &text));
-      return Write(Str(filtered));
+      WITHY_ASSIGN_OR_RETURN(const Text printed, Printed(filtered));
+      return Write(printed);
     }
     case Statement::Type::kWith:
       return ExecuteWith(static_cast<const WithStatement&>(statement), flow);
@@ -286,7 +303,8 @@ absl::Status Interpreter::ExecuteCallBlock(const CallBlockStatement& statement) 
     }
     WITHY_ASSIGN_OR_RETURN(result, Call(callee.callable(), arguments));
   }
-  return Write(Str(result));
+  WITHY_ASSIGN_OR_RETURN(const Text text, Printed(result));
+  return Write(text);
 }
 
 absl::Status Interpreter::Assign(const Target& target, const Value& value) {
@@ -315,6 +333,7 @@ absl::Status Interpreter::Assign(const Target& target, const Value& value) {
 }
 
 void Interpreter::Set(std::string_view name, Value value) {
+  names_ += scope_->names.size();
   for (auto& [known, old] : scope_->names) {
     if (known == name) {
       old = std::move(value);
@@ -333,12 +352,12 @@ Value Interpreter::MakeMacro(const MacroStatement& macro) {
 }
 
 absl::StatusOr<Value> Interpreter::Call(const Callable& callable, const Arguments& arguments) {
+  if (callable.type == Callable::Type::kMacro) return CallMacro(callable, arguments);
+  WITHY_RETURN_IF_ERROR(SpendOn(arguments));
   switch (callable.type) {
-    case Callable::Type::kMacro:
-      return CallMacro(callable, arguments);
     case Callable::Type::kMethod:
       return CallMethod(*this, callable.receiver, callable.name, arguments);
-    case Callable::Type::kFunction:
+    default:
       break;
   }
   return CallFunction(callable, arguments);
@@ -352,6 +371,7 @@ absl::StatusOr<Value> Interpreter::CallMacro(const Callable& callable, const Arg
   }
   const ScopeGuard scope(*this, callable.scope);
   for (const auto& [name, value] : arguments.named) {
+    WITHY_RETURN_IF_ERROR(Spend(1 + macro.parameters.size() / kNamesPerStep));
     const bool known =
         name == "caller" ||
         std::any_of(macro.parameters.begin(), macro.parameters.end(),
@@ -363,6 +383,7 @@ absl::StatusOr<Value> Interpreter::CallMacro(const Callable& callable, const Arg
     if (name == "caller") Set("caller", value);
   }
   for (size_t i = 0; i < macro.parameters.size(); ++i) {
+    WITHY_RETURN_IF_ERROR(Spend(1 + arguments.named.size() / kNamesPerStep));
     const auto& [name, initial] = macro.parameters[i];
     if (const Value* given = arguments.Find(i, name)) {
       Set(name, *given);
@@ -381,11 +402,11 @@ absl::StatusOr<Value> Interpreter::CallFunction(const Callable& callable,
   const std::string& name = callable.name;
   if (name == "range") return Range(*this, arguments);
   if (name == "dict") {
-    WITHY_ASSIGN_OR_RETURN(Dict dict, DictOf(arguments));
+    WITHY_ASSIGN_OR_RETURN(Dict dict, DictOf(*this, arguments));
     return Value::Of(std::move(dict));
   }
   if (name == "namespace") {
-    WITHY_ASSIGN_OR_RETURN(Dict values, DictOf(arguments));
+    WITHY_ASSIGN_OR_RETURN(Dict values, DictOf(*this, arguments));
     WITHY_RETURN_IF_ERROR(Spend(kCaptureSteps));
     namespaces_.push_back(std::make_unique<Namespace>(Namespace{std::move(values)}));
     return Value::Of(namespaces_.back().get());

@@ -48,6 +48,10 @@ class Interpreter {
   // RESOURCE_EXHAUSTED past the limit, and where the stack does not allow another level.
   absl::Status Spend(size_t units);
   absl::Status SpendBytes(size_t bytes) { return Spend(bytes / kBytesPerStep + 1); }
+  // For what may walk over all arguments; a macro does not.
+  absl::Status SpendOn(const Arguments& arguments);
+  // Str() of `value`.
+  absl::StatusOr<Text> Printed(const Value& value);
 
   // object.name and object[key]; what is not there is undefined. Errors: INVALID_ARGUMENT for an
   // undefined object.
@@ -62,6 +66,7 @@ class Interpreter {
 
  private:
   static constexpr size_t kBytesPerStep = 16;
+  static constexpr size_t kNamesPerStep = 16;
   enum class Flow { kNext, kBreak, kContinue };
   class ScopeGuard;
   class DepthGuard;
@@ -91,14 +96,15 @@ class Interpreter {
   absl::StatusOr<Value> EvaluateFilter(const Expression& node, const Value* input);
   absl::StatusOr<Arguments> EvaluateArguments(const Expression& node);
   absl::StatusOr<Value> Concat(const Expression& node);
-  Value Lookup(const std::string& name) const;
+  Value Lookup(const std::string& name);
   absl::StatusOr<Value> CallMacro(const Callable& callable, const Arguments& arguments);
   absl::StatusOr<Value> CallFunction(const Callable& callable, const Arguments& arguments);
 
   const Dict& globals_;
   const RenderOptions& options_;
   int64_t steps_ = 0;
-  int nesting_ = 0;  // of C++ calls
+  size_t names_ = 0;  // compared since the last Spend()
+  int nesting_ = 0;   // of C++ calls
   int loops_ = 0;
   Text* out_ = nullptr;
   Scope* scope_ = nullptr;

@@ -116,6 +116,101 @@ TEST(JinjaBoundsTest, NothingRunsForever) {
   }
 }
 
+// Operations whose work grows with what they are given: each ends by its steps, well before the
+// loop does.
+TEST(JinjaBoundsTest, WorkIsCountedByWhatItTouches) {
+  const std::string setup =
+      "{% set b = 'abcdefgh' * 500000 %}{% set l = range(100000) %}{% set m = range(100000) %}"
+      "{% set t = (1,) * 100000 %}{% set d = {'a': 1} %}{% set few = ['a'] * 500 %}"
+      "{% set needle = 'abcdefgh' * 50000 ~ 'x' %}";
+  std::string names, parameters;
+  for (int i = 0; i < 20'000; ++i) {
+    names += "{%set v" + std::to_string(i) + "=1%}";
+    parameters += (i > 0 ? ",p" : "p") + std::to_string(i) + "=1";
+  }
+  for (const std::string work : {"d[b]",
+                                 "d.get(b)",
+                                 "b in d",
+                                 "{b: 1}",
+                                 "d[t]",
+                                 "[t, t] | unique",
+                                 "5[l]",
+                                 "5 | attr(l)",
+                                 "b[0]",
+                                 "b | length",
+                                 "b.isalpha()",
+                                 "b is upper",
+                                 "b | upper",
+                                 "b | title",
+                                 "b | e",
+                                 "b.find(needle)",
+                                 "b.rfind(needle)",
+                                 "b.count(needle)",
+                                 "b.split(needle)",
+                                 "b.rsplit(needle, 9)",
+                                 "b | replace(needle, '')",
+                                 "needle in b",
+                                 "b.strip(b)",
+                                 "b | trim(b)",
+                                 "b.join(few)",
+                                 "few | join(b)",
+                                 "few | map('trim', b) | list",
+                                 "few | map('join', b) | list",
+                                 "few | map(attribute=b) | list",
+                                 "(['%s'] * 500) | map('format', b) | list",
+                                 "few | select('sameas', l) | list",
+                                 "l == m",
+                                 "l is sameas m",
+                                 "'a' in l",
+                                 "l | string",
+                                 "l | tojson",
+                                 "l | sort",
+                                 "l | max",
+                                 "l | tojson(separators=(needle, needle))",
+                                 "few | tojson(indent=needle)",
+                                 "'%s' % b",
+                                 "'%s' | format(b)",
+                                 "'{}'.format(b)",
+                                 "'a' | replace(l, l)",
+                                 "l + m",
+                                 "dict(d, b=l).b == m"}) {
+    const auto text = Render(setup + "{% for i in l %}{% set x = " + work + " %}{% endfor %}", "u",
+                             {.max_steps = 1'500'000});
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kResourceExhausted)
+        << work << ": " << text.status();
+  }
+  for (const std::string& source :
+       {names + "{% for i in range(100000) %}{{ v19999 }}{% endfor %}",
+        "{% for i in range(100000) %}" + names + "{% endfor %}",
+        "{% macro f(" + parameters + ") %}{% endmacro %}{% for i in range(100000) %}{{ f() }}" +
+            "{% endfor %}"}) {
+    const auto text = Render(source);
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kResourceExhausted) << text.status();
+  }
+}
+
+// What published templates ask for each message takes no walk over all messages.
+TEST(JinjaBoundsTest, ALongConversationFitsTheSteps) {
+  std::vector<Value> messages;
+  for (int i = 0; i < 4000; ++i) {
+    Dict message;
+    message.Set("role", Value::String(i % 2 == 0 ? "user" : "assistant"));
+    message.Set("content", Value::String(std::string(500, 'a'), i));
+    messages.push_back(Value::Of(std::move(message)));
+  }
+  Dict globals;
+  globals.Set("messages", Value::List(std::move(messages)));
+  const auto parsed = Template::Parse(
+      "{% macro last(all, i) %}{{ i == all | length - 1 }}{% endmacro %}"
+      "{% for message in messages %}{% if 'content' in message and message.content is string %}"
+      "{{ loop.index0 == messages | length - 1 }}{{ last(messages, loop.index0) }}"
+      "{{ messages[loop.index0].role }}{{ message.content | trim }}"
+      "{% endif %}{% endfor %}");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const auto text = parsed->Render(globals, {});
+  EXPECT_TRUE(text.ok()) << text.status();
+}
+
 TEST(JinjaBoundsTest, SourcesNestWithinABound) {
   const auto nested = [](const std::string& open, const std::string& close, int times) {
     std::string source;

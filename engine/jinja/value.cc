@@ -234,7 +234,7 @@ int Value::depth() const {
 size_t Value::weight() const {
   switch (kind()) {
     case Kind::kString:
-      return kScalarWeight + text().size();
+      return text().weight();
     case Kind::kList:
     case Kind::kTuple:
       return std::get<std::shared_ptr<const Sequence>>(data_)->weight;

@@ -84,8 +84,8 @@ class Value {
 
   // Levels of containers in it; 0 for scalars.
   int depth() const;
-  // About how many bytes it takes to write it out. A list that holds another one twice counts it
-  // twice.
+  // About how many bytes it takes to write it out, at least 8. A list that holds another one twice
+  // counts it twice.
   size_t weight() const;
 
  private:
