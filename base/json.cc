@@ -19,7 +19,12 @@ absl::Status Parse(std::string_view text, Json* json, int max_depth) {
     return absl::InvalidArgumentError(absl::StrCat("is nested ", depth, " levels deep: at most ",
                                                    max_depth, "; make it flatter"));
   }
-  if (!StackAllows(static_cast<size_t>(depth) * kBytesPerLevel)) return StackExhausted("it");
+  if (!StackAllows(static_cast<size_t>(depth) * kBytesPerLevel)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is nested ", depth,
+                     " levels deep, for which the stack of this thread is too "
+                     "small: make it flatter"));
+  }
   *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json->is_discarded()) return absl::InvalidArgumentError("is not valid JSON in UTF-8");
   return absl::OkStatus();

@@ -354,7 +354,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   Json json;
   if (const absl::Status parsed = ParseJson(body, &json, kMaxJsonDepth + kOuterLevels);
       !parsed.ok()) {
-    return absl::Status(parsed.code(), absl::StrCat("the request's body ", parsed.message()));
+    return Wrong("the request's body ", ToStd(parsed.message()));
   }
   if (!json.is_object()) return WrongType("the request's body", json, "an object");
   OpenAiCall call;

@@ -148,8 +148,7 @@ absl::StatusOr<Value> Interpreter::Evaluate(const Expression& node) {
   WITHY_RETURN_IF_ERROR(Spend(1));
   if (++nesting_ > options_.max_nesting) {
     --nesting_;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the template nests deeper than ", options_.max_nesting, " levels"));
+    return TooManyLevels();
   }
   absl::StatusOr<Value> value = EvaluateNode(node);
   --nesting_;

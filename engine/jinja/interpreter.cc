@@ -123,6 +123,12 @@ absl::StatusOr<Text> Interpreter::Printed(const Value& value) {
 
 absl::Status Interpreter::TooDeep() { return StackExhausted("a macro, an expression or a value"); }
 
+absl::Status Interpreter::TooManyLevels() const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the template nests deeper than ", options_.max_nesting,
+                   " levels: make what it recurses over, such as a tool's schema, flatter"));
+}
+
 absl::StatusOr<Text> Interpreter::Run(const Block& program) {
   const ScopeGuard scope(*this, nullptr);
   Text text;
@@ -155,8 +161,7 @@ absl::StatusOr<Value> Interpreter::Capture(const Block& body) {
 absl::Status Interpreter::Execute(const Block& block, Flow* flow) {
   if (++nesting_ > options_.max_nesting) {
     --nesting_;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the template nests deeper than ", options_.max_nesting, " levels"));
+    return TooManyLevels();
   }
   absl::Status status;
   for (const auto& statement : block) {

@@ -71,7 +71,8 @@ class Interpreter {
   class ScopeGuard;
   class DepthGuard;
 
-  static absl::Status TooDeep();
+  static absl::Status TooDeep();  // for the stack
+  absl::Status TooManyLevels() const;
   // What `body` writes, in a scope of its own unless there is one already.
   absl::StatusOr<Value> Capture(const Block& body);
   absl::Status Execute(const Block& block, Flow* flow);
