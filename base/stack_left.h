@@ -10,8 +10,9 @@
 
 #include "absl/status/status.h"
 
-// Sanitizers put red zones between locals: frames take two to four times the bytes.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Sanitizers put red zones between locals, and without optimisation each local has its own place:
+// frames take two to four times the bytes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
 #define WITHY_WIDE_FRAMES 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \

@@ -12,7 +12,7 @@
 namespace withy::orchestrator {
 namespace {
 
-using Json = nlohmann::json;
+using Json = OrderedJson;
 
 template <typename... Args>
 absl::Status WrongTool(const Args&... args) {
