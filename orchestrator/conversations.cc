@@ -1,26 +1,20 @@
 #include "orchestrator/conversations.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "orchestrator/digest.h"
 #include "orchestrator/validate_tools.h"
 
 namespace withy::orchestrator {
 namespace {
 
-// Clients may parse arguments and write them anew. Arguments that are nested too deep are refused
-// later on; to write them would need a stack as deep.
+// Clients may parse arguments and write them anew. What is not parsed is refused later on.
 std::string SortedJson(const std::string& json) {
-  bool too_deep = false;
-  const auto look = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    too_deep = too_deep || depth > kMaxJsonDepth;
-    return !too_deep;
-  };
-  const nlohmann::json parsed = nlohmann::json::parse(json, look, /*allow_exceptions=*/false);
-  return too_deep || parsed.is_discarded() ? json : parsed.dump();
+  nlohmann::json parsed;
+  return ParseJson(json, &parsed).ok() ? parsed.dump() : json;
 }
 
 std::string Continue(const std::string& digest, const v1::Message& message) {

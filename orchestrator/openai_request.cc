@@ -1,11 +1,11 @@
 #include "orchestrator/openai_request.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "orchestrator/validate.h"
 #include "orchestrator/validate_tools.h"
@@ -14,7 +14,10 @@ namespace withy::orchestrator {
 namespace {
 
 // Keeps the order of keys, which a model sees in tools.
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
+
+// Levels around a tool's schema or a call's arguments, which have kMaxJsonDepth of their own.
+constexpr int kOuterLevels = 8;
 
 absl::Status Wrong(std::string_view field, std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(field), ToAbsl(what)));
@@ -25,21 +28,14 @@ absl::Status WrongType(std::string_view field, const Json& value, std::string_vi
                absl::StrCat(" is of type ", value.type_name(), ": it must be ", ToAbsl(wanted)));
 }
 
-bool DeeperThan(const Json& value, int levels) {
-  if (!value.is_structured()) return false;
-  if (levels == 0) return true;
-  for (const Json& inner : value) {
-    if (DeeperThan(inner, levels - 1)) return true;
-  }
-  return false;
-}
-
-// A value as text. To write one needs a stack as deep as the value.
+// A value as text.
 absl::StatusOr<std::string> JsonText(std::string_view field, const Json& value) {
-  if (DeeperThan(value, kMaxJsonDepth)) {
-    return Wrong(field, absl::StrCat(" is nested deeper than ", kMaxJsonDepth, " levels"));
+  std::string text = value.dump();
+  if (const int depth = JsonDepth(text); depth > kMaxJsonDepth) {
+    return Wrong(field, absl::StrCat(" is nested ", depth, " levels deep: at most ", kMaxJsonDepth,
+                                     "; make it flatter"));
   }
-  return value.dump();
+  return text;
 }
 
 // A member that is there and not null.
@@ -355,9 +351,10 @@ absl::Status ReadHeaders(const HeaderOf& header, v1::GenerateRequest* request) {
 
 absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
                                            const HeaderOf& header) {
-  const Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    return absl::InvalidArgumentError("the request's body is not valid JSON in UTF-8");
+  Json json;
+  if (const absl::Status parsed = ParseJson(body, &json, kMaxJsonDepth + kOuterLevels);
+      !parsed.ok()) {
+    return Wrong("the request's body ", ToStd(parsed.message()));
   }
   if (!json.is_object()) return WrongType("the request's body", json, "an object");
   OpenAiCall call;

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "orchestrator/conversations.h"
@@ -136,7 +137,8 @@ TEST(OpenAiRequestTest, DeepDocumentsAreHarmless) {
   const std::string deep(100'000, '[');
   EXPECT_FALSE(ParseChat(deep).ok());
   const std::string closed = deep + std::string(deep.size(), ']');
-  EXPECT_TRUE(ParseChat(Chat("\"unknown\": " + closed)).ok());
+  EXPECT_THAT(ParseChat(Chat("\"unknown\": " + closed)).status().message(),
+              HasSubstr("the request's body is nested 100001 levels deep: at most 72"));
   for (const char* field : {"stop", "tools", "tool_choice", "response_format"}) {
     EXPECT_FALSE(ParseChat(Chat(absl::StrCat("\"", field, "\": ", closed))).ok()) << field;
   }
@@ -145,6 +147,21 @@ TEST(OpenAiRequestTest, DeepDocumentsAreHarmless) {
       {"name": "f", "arguments": )" +
                          closed + "}}]}]}")
                    .ok());
+  const auto nested = [](int levels) {
+    return std::string(static_cast<size_t>(levels), '[') +
+           std::string(static_cast<size_t>(levels), ']');
+  };
+  EXPECT_TRUE(ParseChat(Chat("\"tools\": " + nested(kMaxJsonDepth))).ok());
+  EXPECT_THAT(ParseChat(Chat("\"tools\": " + nested(kMaxJsonDepth + 1))).status().message(),
+              HasSubstr("tools is nested 65 levels deep: at most 64; make it flatter"));
+}
+
+// Two million keys in objects whose keys were compared with each other would take hours.
+TEST(OpenAiRequestTest, ManyKeysAreReadInOnePass) {
+  std::string keys;
+  for (int i = 0; i < 1'000'000; ++i) absl::StrAppend(&keys, i > 0 ? "," : "", "\"k", i, "\":0");
+  EXPECT_TRUE(ParseChat(Chat(keys)).ok());
+  EXPECT_TRUE(ParseChat(Chat("\"metadata\": {" + keys + "}")).ok());
 }
 
 constexpr char kTools[] =

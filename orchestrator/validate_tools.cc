@@ -1,10 +1,10 @@
 #include "orchestrator/validate_tools.h"
 
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "base/tool_name.h"
 #include "orchestrator/validate.h"
@@ -12,29 +12,19 @@
 namespace withy::orchestrator {
 namespace {
 
-using Json = nlohmann::json;
+using Json = OrderedJson;
 
 template <typename... Args>
 absl::Status WrongTool(const Args&... args) {
   return absl::InvalidArgumentError(absl::StrCat(args...));
 }
 
-absl::Status ParseJson(const std::string& field, const std::string& text, size_t limit,
-                       Json* json) {
+absl::Status ReadJson(const std::string& field, const std::string& text, size_t limit, Json* json) {
   if (text.size() > limit) {
     return WrongTool(field, " is ", text.size(), " bytes long: at most ", limit, "; shorten it");
   }
-  bool too_deep = false;
-  const auto look = [&](int depth, Json::parse_event_t, Json&) {
-    too_deep = too_deep || depth > kMaxJsonDepth;
-    return !too_deep;
-  };
-  *json = Json::parse(text, look, /*allow_exceptions=*/false);
-  if (too_deep) {
-    return WrongTool(field, " is nested deeper than ", kMaxJsonDepth, " levels: make it flatter");
-  }
-  if (json->is_discarded()) return WrongTool(field, " is not valid JSON in UTF-8");
-  return absl::OkStatus();
+  const absl::Status parsed = ParseJson(text, json);
+  return parsed.ok() ? parsed : WrongTool(field, " ", parsed.message());
 }
 
 absl::Status CheckToolName(const std::string& field, const std::string& name) {
@@ -88,7 +78,7 @@ absl::Status ValidateTools(const v1::Messages& prompt) {
   if (!prompt.tools_json().empty()) {
     const std::string field = "prompt.messages.tools_json";
     Json tools;
-    WITHY_RETURN_IF_ERROR(ParseJson(field, prompt.tools_json(), kMaxToolsBytes, &tools));
+    WITHY_RETURN_IF_ERROR(ReadJson(field, prompt.tools_json(), kMaxToolsBytes, &tools));
     if (!tools.is_array()) {
       return WrongTool(field, " is of type ", tools.type_name(), ": must be a list of tools");
     }
@@ -104,7 +94,7 @@ absl::Status ValidateTools(const v1::Messages& prompt) {
   const std::string field = "prompt.messages.template_arguments_json";
   Json arguments;
   WITHY_RETURN_IF_ERROR(
-      ParseJson(field, prompt.template_arguments_json(), kMaxTemplateArgumentsBytes, &arguments));
+      ReadJson(field, prompt.template_arguments_json(), kMaxTemplateArgumentsBytes, &arguments));
   if (arguments.is_object()) return absl::OkStatus();
   return WrongTool(field, " is of type ", arguments.type_name(), ": must be an object");
 }
@@ -127,7 +117,7 @@ absl::Status ValidateCalls(const v1::Message& message, int index) {
     if (call.arguments_json().empty()) continue;
     Json arguments;
     WITHY_RETURN_IF_ERROR(
-        ParseJson(name + ".arguments_json", call.arguments_json(), kMaxPromptBytes, &arguments));
+        ReadJson(name + ".arguments_json", call.arguments_json(), kMaxPromptBytes, &arguments));
     if (!arguments.is_object()) {
       return WrongTool(name, ".arguments_json is of type ", arguments.type_name(),
                        ": must be an object");

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/stack_left.h"
 #include "engine/chat/template.h"
 #include "engine/chat/testing.h"
 #include "engine/gguf/writer.h"
@@ -50,6 +51,37 @@ std::string TextOf(const FileTemplate& chat, const std::vector<ChatMessage>& mes
                    const ChatOptions& options = {.add_generation_prompt = true}) {
   const auto rendered = chat.Render(messages, options);
   return rendered.ok() ? rendered->Text() : std::string(rendered.status().message());
+}
+
+// Tells the types of parameters; what it does not know, it takes for a union and looks into.
+constexpr std::string_view kTypes =
+    "{% macro type_of(s) %}{% if s.type == 'integer' %}whole{% elif s.type == 'object' %}"
+    "{% for name, inner in s.properties | items %}{{ name }}: {{ type_of(inner) }};{% endfor %}"
+    "{% else %}{% for part in s.type %}{{ type_of({'type': part}) }}|{% endfor %}{% endif %}"
+    "{% endmacro %}{% for tool in tools or [] %}{{ type_of(tool.function.parameters) }}"
+    "{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+
+// On a thread of a server, whose stack is small.
+TEST(FileTemplateTest, ASchemaThatATemplateDoesNotKnowFailsThatChatOnly) {
+  const FileTemplate chat = Make(kTypes);
+  const auto told = [&](const std::string& schema) {
+    const std::string tools =
+        R"([{"type":"function","function":{"name":"f","parameters":)" + schema + "}}]";
+    absl::StatusOr<RenderedChat> rendered = absl::InternalError("did not run");
+    EXPECT_TRUE(RunOnStack(kSmallStackBytes, [&] {
+      rendered = chat.Render(std::vector{Message("user", "Hi")}, {.tools_json = tools});
+    }));
+    return rendered.ok() ? rendered->Text() : std::string(rendered.status().message());
+  };
+  const std::string why = told(R"({"type": "file"})");
+  EXPECT_THAT(why, HasSubstr("chat template fails on these messages: line 1: "));
+  EXPECT_THAT(why, HasSubstr("nests deeper than 400 levels"));
+  std::string schema = R"({"type":"integer"})", types = "whole";
+  for (int level = 0; level < 20; ++level) {
+    schema = R"({"type":"object","properties":{"a":)" + schema + "}}";
+    types = "a: " + types + ";";
+  }
+  EXPECT_EQ(told(schema), types + "<user>Hi");
 }
 
 TEST(FileTemplateTest, WhatTheFileAddsIsThere) {

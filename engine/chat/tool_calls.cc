@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/fnv1a.h"
+#include "base/json.h"
 #include "engine/chat/call_forms/form.h"
 #include "engine/chat/call_forms/json_text.h"
 #include "engine/chat/call_forms/reader.h"
@@ -13,7 +13,7 @@
 namespace withy::engine {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 constexpr int kMaxFailures = 64;  // markers without a call, after which all is text
 constexpr std::string_view kThoughtsEnd = "</think>";
@@ -63,8 +63,12 @@ class Outside {
   bool behind_call_ = false;
 };
 
-Json Member(const Json& object, const char* name) {
-  return object.is_object() ? object.value(name, Json::object()) : Json::object();
+// null: there is no such member.
+const Json& Member(const Json& object, const char* name) {
+  static const Json none;
+  if (!object.is_object()) return none;
+  const auto found = object.find(name);
+  return found == object.end() ? none : *found;
 }
 
 }  // namespace
@@ -117,18 +121,18 @@ std::span<const std::string_view> CallMarkers() {
 }
 
 ToolCallParser::ToolCallParser(std::string_view tools_json) {
-  const Json tools = Json::parse(tools_json, nullptr, /*allow_exceptions=*/false);
-  if (!tools.is_array()) return;
+  Json tools;
+  if (!ParseJson(tools_json, &tools).ok() || !tools.is_array()) return;
   for (const Json& tool : tools) {
-    if (!tool.is_object()) continue;
-    const Json& function = tool.contains("function") ? tool["function"] : tool;
-    if (!function.is_object() || !function.contains("name") || !function["name"].is_string()) {
-      continue;
-    }
-    auto& parameters = tools_[function["name"].get<std::string>()];
-    const Json schemas = Member(Member(function, "parameters"), "properties");
-    for (const auto& [name, schema] : schemas.items()) {
-      parameters[name] = Member(schema, "type") == "string";
+    const bool wrapped = tool.is_object() && tool.contains("function");
+    const Json& function = wrapped ? Member(tool, "function") : tool;
+    const Json& name = Member(function, "name");
+    if (!name.is_string()) continue;
+    auto& parameters = tools_[name.get<std::string>()];
+    const Json& schemas = Member(Member(function, "parameters"), "properties");
+    if (!schemas.is_object()) continue;
+    for (const auto& [parameter, schema] : schemas.items()) {
+      parameters[parameter] = Member(schema, "type") == "string";
     }
   }
 }

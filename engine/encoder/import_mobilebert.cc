@@ -4,12 +4,12 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "engine/encoder/safetensors.h"
 
@@ -48,8 +48,7 @@ class Config {
     WITHY_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
     Config config;
     config.path_ = path;
-    config.json_ = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!config.json_.is_object()) {
+    if (!ParseJson(text, &config.json_).ok() || !config.json_.is_object()) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON object"));
     }
     return config;

@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "base/unique_fd.h"
@@ -173,13 +173,10 @@ absl::Status SafetensorsFile::Parse() {
   const uint64_t most = std::min<uint64_t>(bytes_.size() - kLengthBytes, kMaxHeaderBytes);
   if (length > most) return bad(absl::StrCat("header length is ", length, ", limit ", most));
   const auto* text = reinterpret_cast<const char*>(bytes_.data()) + kLengthBytes;
-  bool shallow = true;
-  const auto depth_check = [&shallow](int depth, Json::parse_event_t, const Json&) {
-    shallow = shallow && depth <= kMaxDepth;
-    return shallow;
-  };
-  const Json header = Json::parse(text, text + length, depth_check, /*allow_exceptions=*/false);
-  if (!shallow || !header.is_object()) return bad("header is not a JSON object of tensors");
+  Json header;
+  if (!ParseJson({text, length}, &header, kMaxDepth).ok() || !header.is_object()) {
+    return bad("header is not a JSON object of tensors");
+  }
 
   const uint64_t data_begin = kLengthBytes + length;
   std::vector<std::pair<uint64_t, uint64_t>> ranges;

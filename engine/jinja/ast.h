@@ -1,5 +1,5 @@
 // The program that a template's text is parsed into. Neighbours: parser.h makes it, interpreter.h
-// runs it. Immutable once parsed; nesting is at most kMaxNesting deep.
+// runs it. Immutable once parsed; nesting is at most kMaxNesting deep. Destroyed level by level.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/flat_destruction.h"
 #include "engine/jinja/value.h"
 
 namespace withy::jinja {
@@ -67,6 +68,14 @@ struct Expression {
     kTest,         // test; children: input, arguments; keywords
   };
 
+  Expression() = default;
+  Expression(const Expression&) = delete;
+  Expression& operator=(const Expression&) = delete;
+  ~Expression() {
+    for (auto& [keyword, value] : keywords) children.push_back(std::move(value));
+    if (!children.empty()) DestroyFlat(std::move(children));
+  }
+
   Type type = Type::kConstant;
   int line = 0;
   int nesting = 1;
@@ -87,7 +96,14 @@ struct Target {
 };
 
 struct Statement;
-using Block = std::vector<std::unique_ptr<Statement>>;
+
+class Block : public std::vector<std::unique_ptr<Statement>> {
+ public:
+  Block() = default;
+  Block(Block&&) = default;
+  Block& operator=(Block&&) = default;
+  ~Block();
+};
 
 struct Statement {
   enum class Type {
@@ -110,6 +126,11 @@ struct Statement {
   const Type type;
   int line = 0;
 };
+
+inline Block::~Block() {
+  if (!empty())
+    DestroyFlat(std::move(static_cast<std::vector<std::unique_ptr<Statement>>&>(*this)));
+}
 
 struct TextStatement : Statement {
   TextStatement() : Statement(Type::kText) {}

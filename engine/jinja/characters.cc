@@ -4,6 +4,7 @@
 #include <unicode/ustring.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/tokenizer/unicode.h"
 
@@ -122,6 +123,23 @@ std::string Title(char32_t code) {
 
 bool IsCased(char32_t code) {
   return u_hasBinaryProperty(static_cast<UChar32>(code), UCHAR_CASED) != 0;
+}
+
+size_t FindBytes(std::string_view text, std::string_view part, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  if (part.empty()) return from;
+  const void* const found =
+      memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  if (found == nullptr) return std::string_view::npos;
+  return static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+size_t FindLastBytes(std::string_view text, std::string_view part) {
+  constexpr size_t kShort = 16;  // a search by comparing each place takes few steps a place
+  if (part.size() <= kShort || part.size() > text.size()) return text.rfind(part);
+  const std::string reversed(text.rbegin(), text.rend());
+  const size_t found = FindBytes(reversed, std::string(part.rbegin(), part.rend()));
+  return found == std::string_view::npos ? found : text.size() - found - part.size();
 }
 
 }  // namespace withy::jinja

@@ -24,6 +24,10 @@ size_t CountChars(std::string_view text);
 // The byte where character `index` begins; the size of `text` if it has fewer.
 size_t ByteOfChar(std::string_view text, size_t index);
 
+// As std::string's find(), in time that grows with the text and not with the product of both.
+size_t FindBytes(std::string_view text, std::string_view part, size_t from = 0);
+size_t FindLastBytes(std::string_view text, std::string_view part);
+
 // A character in another case, which may be several.
 std::string Upper(char32_t code);
 std::string Lower(char32_t code);

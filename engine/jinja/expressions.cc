@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/stack_left.h"
 #include "base/status.h"
 #include "engine/jinja/characters.h"
 #include "engine/jinja/interpreter.h"
@@ -15,6 +16,9 @@ namespace withy::jinja {
 namespace {
 
 constexpr int kMaxDepth = 100;  // of containers in a value
+
+// What printing or comparing a value takes of the stack for each level of containers.
+constexpr size_t kStackPerLevel = kFrameScale * 512;
 
 constexpr std::array<std::string_view, 5> kFunctions = {"range", "dict", "namespace",
                                                         "raise_exception", "strftime_now"};
@@ -78,6 +82,7 @@ absl::StatusOr<Value> Interpreter::Attribute(const Value& object, std::string_vi
 
 absl::StatusOr<Value> Interpreter::Item(const Value& object, const Value& key) {
   if (object.is_undefined()) return UndefinedError(object);
+  WITHY_RETURN_IF_ERROR(SpendBytes(key.weight()));
   if (object.is_dict()) {
     if (const Value* value = object.dict().Find(key)) return *value;
   } else if (key.is_integer() && object.is_sequence()) {
@@ -125,8 +130,9 @@ absl::StatusOr<std::vector<Value>> Interpreter::Iterate(const Value& value) {
   }
 }
 
-Value Interpreter::Lookup(const std::string& name) const {
+Value Interpreter::Lookup(const std::string& name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    names_ += scope->names.size() + 1;
     for (const auto& [known, value] : scope->names) {
       if (known == name) return value;
     }
@@ -142,8 +148,7 @@ absl::StatusOr<Value> Interpreter::Evaluate(const Expression& node) {
   WITHY_RETURN_IF_ERROR(Spend(1));
   if (++nesting_ > options_.max_nesting) {
     --nesting_;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the template nests deeper than ", options_.max_nesting, " levels"));
+    return TooManyLevels();
   }
   absl::StatusOr<Value> value = EvaluateNode(node);
   --nesting_;
@@ -152,6 +157,8 @@ absl::StatusOr<Value> Interpreter::Evaluate(const Expression& node) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a value is nested deeper than ", kMaxDepth, " levels"));
   }
+  // Whoever uses the value may walk over it without asking again.
+  if (!StackAllows(static_cast<size_t>(value->depth()) * kStackPerLevel)) return TooDeep();
   if (value->weight() > options_.max_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a value takes more than ", options_.max_bytes, " bytes"));
@@ -219,6 +226,7 @@ absl::StatusOr<Value> Interpreter::EvaluateNode(const Expression& node) {
     case Type::kTest: {
       WITHY_ASSIGN_OR_RETURN(const Value input, Evaluate(child(0)));
       WITHY_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(node));
+      WITHY_RETURN_IF_ERROR(SpendOn(arguments));
       WITHY_ASSIGN_OR_RETURN(const bool result, node.test(*this, input, arguments));
       return Value::Bool(result);
     }
@@ -248,6 +256,7 @@ absl::StatusOr<Value> Interpreter::EvaluateContainer(const Expression& node) {
   if (node.type == Expression::Type::kTuple) return Value::Tuple(std::move(values));
   Dict dict;
   for (size_t i = 0; i + 1 < values.size(); i += 2) {
+    WITHY_RETURN_IF_ERROR(SpendBytes(values[i].weight()));
     WITHY_RETURN_IF_ERROR(dict.Set(values[i], std::move(values[i + 1])));
   }
   return Value::Of(std::move(dict));
@@ -257,8 +266,8 @@ absl::StatusOr<Value> Interpreter::Concat(const Expression& node) {
   Text text;
   for (const ExpressionPtr& part : node.children) {
     WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(*part));
-    WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
-    text.Append(Str(value));
+    WITHY_ASSIGN_OR_RETURN(const Text printed, Printed(value));
+    text.Append(printed);
   }
   return Value::String(std::move(text));
 }
@@ -267,7 +276,9 @@ absl::StatusOr<Value> Interpreter::EvaluateCompare(const Expression& node) {
   WITHY_ASSIGN_OR_RETURN(Value left, Evaluate(*node.children[0]));
   for (size_t i = 0; i < node.operators.size(); ++i) {
     WITHY_ASSIGN_OR_RETURN(Value right, Evaluate(*node.children[i + 1]));
-    WITHY_RETURN_IF_ERROR(SpendBytes(left.weight() + right.weight()));
+    // A dict finds a key without a walk.
+    WITHY_RETURN_IF_ERROR(SpendBytes(left.weight()));
+    if (!right.is_dict()) WITHY_RETURN_IF_ERROR(SpendBytes(right.weight()));
     WITHY_ASSIGN_OR_RETURN(const bool holds, Compare(node.operators[i], left, right));
     if (!holds) return Value::Bool(false);
     left = std::move(right);
@@ -350,12 +361,12 @@ absl::StatusOr<Value> Interpreter::EvaluateFilter(const Expression& node, const 
     if (inner == nullptr) {
       WITHY_ASSIGN_OR_RETURN(const Value value, EvaluateFilter(*node.children[0], input));
       WITHY_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(node));
-      WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+      WITHY_RETURN_IF_ERROR(SpendOn(arguments));
       return node.filter(*this, value, arguments);
     }
   }
   WITHY_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(node));
-  WITHY_RETURN_IF_ERROR(SpendBytes(input->weight()));
+  WITHY_RETURN_IF_ERROR(SpendOn(arguments));
   return node.filter(*this, *input, arguments);
 }
 

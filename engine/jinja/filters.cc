@@ -58,6 +58,7 @@ absl::StatusOr<Value> Path(Interpreter& in, const Value& value, const Value& pat
                            const Value* otherwise) {
   if (path.is_integer()) return in.Item(value, path);
   if (!path.is_string()) return absl::InvalidArgumentError("an attribute is named by a string");
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(path.weight()));
   Value found = value;
   const std::string& names = path.text().bytes();
   for (size_t at = 0; at <= names.size();) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/stack_left.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "engine/jinja/methods.h"
@@ -53,10 +54,11 @@ absl::StatusOr<Value> Range(Interpreter& in, const Arguments& arguments) {
   return Value::List(std::move(items));
 }
 
-absl::StatusOr<Dict> DictOf(const Arguments& arguments) {
+absl::StatusOr<Dict> DictOf(Interpreter& in, const Arguments& arguments) {
   Dict dict;
   for (const Value& from : arguments.positional) {
     if (!from.is_dict()) return absl::InvalidArgumentError("only a dict makes a dict");
+    WITHY_RETURN_IF_ERROR(in.Spend(from.dict().size()));
     for (const auto& [key, value] : from.dict().entries()) {
       WITHY_RETURN_IF_ERROR(dict.Set(key, value));
     }
@@ -97,10 +99,34 @@ class Interpreter::ScopeGuard {
 };
 
 absl::Status Interpreter::Spend(size_t units) {
+  if (!StackAllows()) return TooDeep();
+  units += names_ / kNamesPerStep;
+  names_ %= kNamesPerStep;
   steps_ += static_cast<int64_t>(std::min(units, size_t{1} << 40));
   if (steps_ <= options_.max_steps) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the template takes more than ", options_.max_steps, " steps"));
+}
+
+absl::Status Interpreter::SpendOn(const Arguments& arguments) {
+  for (const Value& value : arguments.positional) WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+  for (const auto& [name, value] : arguments.named) {
+    WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Text> Interpreter::Printed(const Value& value) {
+  WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
+  return Str(value);
+}
+
+absl::Status Interpreter::TooDeep() { return StackExhausted("a macro, an expression or a value"); }
+
+absl::Status Interpreter::TooManyLevels() const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the template nests deeper than ", options_.max_nesting,
+                   " levels: make what it recurses over, such as a tool's schema, flatter"));
 }
 
 absl::StatusOr<Text> Interpreter::Run(const Block& program) {
@@ -113,8 +139,8 @@ absl::StatusOr<Text> Interpreter::Run(const Block& program) {
 }
 
 absl::Status Interpreter::Write(const Text& text) {
-  WITHY_RETURN_IF_ERROR(SpendBytes(text.size()));
-  if (out_->size() + text.size() > options_.max_bytes) {
+  WITHY_RETURN_IF_ERROR(SpendBytes(text.weight()));
+  if (out_->weight() + text.weight() > options_.max_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the template writes more than ", options_.max_bytes, " bytes"));
   }
@@ -135,8 +161,7 @@ absl::StatusOr<Value> Interpreter::Capture(const Block& body) {
 absl::Status Interpreter::Execute(const Block& block, Flow* flow) {
   if (++nesting_ > options_.max_nesting) {
     --nesting_;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the template nests deeper than ", options_.max_nesting, " levels"));
+    return TooManyLevels();
   }
   absl::Status status;
   for (const auto& statement : block) {
@@ -156,8 +181,8 @@ absl::Status Interpreter::Execute(const Statement& statement, Flow* flow) {
       const auto& output = static_cast<const OutputStatement&>(statement);
       WITHY_ASSIGN_OR_RETURN(const Value value, Evaluate(*output.expression));
       if (value.is_string()) return Write(value.text());
-      WITHY_RETURN_IF_ERROR(SpendBytes(value.weight()));
-      return Write(Str(value));
+      WITHY_ASSIGN_OR_RETURN(const Text text, Printed(value));
+      return Write(text);
     }
     case Statement::Type::kIf:
       return ExecuteIf(static_cast<const IfStatement&>(statement), flow);
@@ -184,7 +209,8 @@ absl::Status Interpreter::Execute(const Statement& statement, Flow* flow) {
       WITHY_ASSIGN_OR_RETURN(const Value text, Capture(block.body));
       scope.reset();
       WITHY_ASSIGN_OR_RETURN(const Value filtered, EvaluateFilter(*block.filter, &text));
-      return Write(Str(filtered));
+      WITHY_ASSIGN_OR_RETURN(const Text printed, Printed(filtered));
+      return Write(printed);
     }
     case Statement::Type::kWith:
       return ExecuteWith(static_cast<const WithStatement&>(statement), flow);
@@ -226,8 +252,7 @@ absl::Status Interpreter::ExecuteFor(const ForStatement& statement, Flow* flow) 
     const ScopeGuard scope(*this);
     return Execute(statement.otherwise, flow);
   }
-  Sequence sequence{std::move(items), false, over.depth() + 1, over.weight()};
-  const auto shared = std::make_shared<const Sequence>(std::move(sequence));
+  const auto shared = Value::Share({std::move(items), false, over.depth() + 1, over.weight()});
   const int depth = ++loops_;
   absl::Status status;
   for (size_t i = 0; status.ok() && i < shared->items.size(); ++i) {
@@ -283,7 +308,8 @@ absl::Status Interpreter::ExecuteCallBlock(const CallBlockStatement& statement) 
     }
     WITHY_ASSIGN_OR_RETURN(result, Call(callee.callable(), arguments));
   }
-  return Write(Str(result));
+  WITHY_ASSIGN_OR_RETURN(const Text text, Printed(result));
+  return Write(text);
 }
 
 absl::Status Interpreter::Assign(const Target& target, const Value& value) {
@@ -312,6 +338,7 @@ absl::Status Interpreter::Assign(const Target& target, const Value& value) {
 }
 
 void Interpreter::Set(std::string_view name, Value value) {
+  names_ += scope_->names.size();
   for (auto& [known, old] : scope_->names) {
     if (known == name) {
       old = std::move(value);
@@ -330,12 +357,12 @@ Value Interpreter::MakeMacro(const MacroStatement& macro) {
 }
 
 absl::StatusOr<Value> Interpreter::Call(const Callable& callable, const Arguments& arguments) {
+  if (callable.type == Callable::Type::kMacro) return CallMacro(callable, arguments);
+  WITHY_RETURN_IF_ERROR(SpendOn(arguments));
   switch (callable.type) {
-    case Callable::Type::kMacro:
-      return CallMacro(callable, arguments);
     case Callable::Type::kMethod:
       return CallMethod(*this, callable.receiver, callable.name, arguments);
-    case Callable::Type::kFunction:
+    default:
       break;
   }
   return CallFunction(callable, arguments);
@@ -349,6 +376,7 @@ absl::StatusOr<Value> Interpreter::CallMacro(const Callable& callable, const Arg
   }
   const ScopeGuard scope(*this, callable.scope);
   for (const auto& [name, value] : arguments.named) {
+    WITHY_RETURN_IF_ERROR(Spend(1 + macro.parameters.size() / kNamesPerStep));
     const bool known =
         name == "caller" ||
         std::any_of(macro.parameters.begin(), macro.parameters.end(),
@@ -360,6 +388,7 @@ absl::StatusOr<Value> Interpreter::CallMacro(const Callable& callable, const Arg
     if (name == "caller") Set("caller", value);
   }
   for (size_t i = 0; i < macro.parameters.size(); ++i) {
+    WITHY_RETURN_IF_ERROR(Spend(1 + arguments.named.size() / kNamesPerStep));
     const auto& [name, initial] = macro.parameters[i];
     if (const Value* given = arguments.Find(i, name)) {
       Set(name, *given);
@@ -378,11 +407,11 @@ absl::StatusOr<Value> Interpreter::CallFunction(const Callable& callable,
   const std::string& name = callable.name;
   if (name == "range") return Range(*this, arguments);
   if (name == "dict") {
-    WITHY_ASSIGN_OR_RETURN(Dict dict, DictOf(arguments));
+    WITHY_ASSIGN_OR_RETURN(Dict dict, DictOf(*this, arguments));
     return Value::Of(std::move(dict));
   }
   if (name == "namespace") {
-    WITHY_ASSIGN_OR_RETURN(Dict values, DictOf(arguments));
+    WITHY_ASSIGN_OR_RETURN(Dict values, DictOf(*this, arguments));
     WITHY_RETURN_IF_ERROR(Spend(kCaptureSteps));
     namespaces_.push_back(std::make_unique<Namespace>(Namespace{std::move(values)}));
     return Value::Of(namespaces_.back().get());

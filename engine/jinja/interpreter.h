@@ -44,10 +44,14 @@ class Interpreter {
 
   absl::StatusOr<Text> Run(const Block& program);
 
-  // Counts work; a unit is one evaluated node or kBytesPerStep bytes of text. Errors:
-  // RESOURCE_EXHAUSTED past the limit.
+  // Before each piece of work. A unit is one evaluated node or kBytesPerStep bytes of text. Errors:
+  // RESOURCE_EXHAUSTED past the limit, and where the stack does not allow another level.
   absl::Status Spend(size_t units);
   absl::Status SpendBytes(size_t bytes) { return Spend(bytes / kBytesPerStep + 1); }
+  // For what may walk over all arguments; a macro does not.
+  absl::Status SpendOn(const Arguments& arguments);
+  // Str() of `value`.
+  absl::StatusOr<Text> Printed(const Value& value);
 
   // object.name and object[key]; what is not there is undefined. Errors: INVALID_ARGUMENT for an
   // undefined object.
@@ -62,10 +66,13 @@ class Interpreter {
 
  private:
   static constexpr size_t kBytesPerStep = 16;
+  static constexpr size_t kNamesPerStep = 16;
   enum class Flow { kNext, kBreak, kContinue };
   class ScopeGuard;
   class DepthGuard;
 
+  static absl::Status TooDeep();  // for the stack
+  absl::Status TooManyLevels() const;
   // What `body` writes, in a scope of its own unless there is one already.
   absl::StatusOr<Value> Capture(const Block& body);
   absl::Status Execute(const Block& block, Flow* flow);
@@ -90,14 +97,15 @@ class Interpreter {
   absl::StatusOr<Value> EvaluateFilter(const Expression& node, const Value* input);
   absl::StatusOr<Arguments> EvaluateArguments(const Expression& node);
   absl::StatusOr<Value> Concat(const Expression& node);
-  Value Lookup(const std::string& name) const;
+  Value Lookup(const std::string& name);
   absl::StatusOr<Value> CallMacro(const Callable& callable, const Arguments& arguments);
   absl::StatusOr<Value> CallFunction(const Callable& callable, const Arguments& arguments);
 
   const Dict& globals_;
   const RenderOptions& options_;
   int64_t steps_ = 0;
-  int nesting_ = 0;  // of C++ calls
+  size_t names_ = 0;  // compared since the last Spend()
+  int nesting_ = 0;   // of C++ calls
   int loops_ = 0;
   Text* out_ = nullptr;
   Scope* scope_ = nullptr;

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "engine/jinja/operators.h"
 
 namespace withy::jinja {
 namespace {
-
-constexpr int kMaxJsonDepth = 64;
 
 void AppendJsonString(const Text& text, Text* out) {
   out->Append("\"");
@@ -143,44 +144,85 @@ class JsonWriter {
   Text out_;
 };
 
-absl::StatusOr<Value> Converted(const nlohmann::ordered_json& json, int32_t source) {
-  using Json = nlohmann::ordered_json;
-  switch (json.type()) {
-    case Json::value_t::null:
-      return Value::None();
-    case Json::value_t::boolean:
-      return Value::Bool(json.get<bool>());
-    case Json::value_t::number_integer:
-      return Value::Int(json.get<int64_t>());
-    case Json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
-        return absl::InvalidArgumentError("JSON: an integer has more than 64 bits");
-      }
-      return Value::Int(json.get<int64_t>());
-    case Json::value_t::number_float:
-      return Value::Float(json.get<double>());
-    case Json::value_t::string:
-      return Value::String(json.get_ref<const std::string&>(), source);
-    case Json::value_t::array: {
-      std::vector<Value> items;
-      for (const Json& item : json) {
-        WITHY_ASSIGN_OR_RETURN(Value value, Converted(item, source));
-        items.push_back(std::move(value));
-      }
-      return Value::List(std::move(items));
-    }
-    case Json::value_t::object: {
-      Dict dict;
-      for (const auto& [key, item] : json.items()) {
-        WITHY_ASSIGN_OR_RETURN(Value value, Converted(item, source));
-        WITHY_RETURN_IF_ERROR(dict.Set(Value::String(key, source), std::move(value)));
-      }
-      return Value::Of(std::move(dict));
-    }
-    default:
-      return absl::InvalidArgumentError("JSON: a value of no known type");
+// Builds a value from nlohmann's parser, which calls this for each part of the text. Without a
+// recursion, and with a step for each part: a dict finds its keys by their hash.
+class ValueBuilder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit ValueBuilder(int32_t source) : source_(source) {}
+
+  bool null() override { return Add(Value::None()); }
+  bool boolean(bool value) override { return Add(Value::Bool(value)); }
+  bool number_integer(int64_t value) override { return Add(Value::Int(value)); }
+  bool number_unsigned(uint64_t value) override {
+    if (value <= static_cast<uint64_t>(INT64_MAX))
+      return Add(Value::Int(static_cast<int64_t>(value)));
+    return Fail("JSON: an integer has more than 64 bits");
   }
-}
+  bool number_float(double value, const std::string&) override { return Add(Value::Float(value)); }
+  bool string(std::string& value) override { return Add(Value::String(value, source_)); }
+  bool binary(nlohmann::json::binary_t&) override { return Fail("JSON: bytes"); }
+  bool start_object(size_t) override { return Open(/*object=*/true); }
+  bool start_array(size_t) override { return Open(/*object=*/false); }
+  bool key(std::string& value) override {
+    open_.back().key = Value::String(value, source_);
+    return true;
+  }
+  bool end_object() override {
+    Value made = Value::Of(std::move(open_.back().dict));
+    open_.pop_back();
+    return Add(std::move(made));
+  }
+  bool end_array() override {
+    Value made = Value::List(std::move(open_.back().items));
+    open_.pop_back();
+    return Add(std::move(made));
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override {
+    return Fail("JSON: not valid");
+  }
+
+  absl::StatusOr<Value> Take() {
+    if (!status_.ok()) return status_;
+    return std::move(value_);
+  }
+
+ private:
+  struct Container {
+    bool object = false;
+    Dict dict = {};
+    std::vector<Value> items = {};
+    Value key = {};
+  };
+
+  bool Fail(std::string_view why) {
+    status_.Update(absl::InvalidArgumentError(ToAbsl(why)));
+    return false;
+  }
+
+  bool Open(bool object) {
+    if (open_.size() == static_cast<size_t>(kMaxJsonDepth)) {
+      return Fail(absl::StrCat("JSON: nested deeper than ", kMaxJsonDepth, " levels"));
+    }
+    open_.push_back({.object = object});
+    return true;
+  }
+
+  bool Add(Value value) {
+    if (open_.empty()) {
+      value_ = std::move(value);
+    } else if (open_.back().object) {
+      status_.Update(open_.back().dict.Set(open_.back().key, std::move(value)));
+    } else {
+      open_.back().items.push_back(std::move(value));
+    }
+    return status_.ok();
+  }
+
+  const int32_t source_;
+  std::vector<Container> open_;  // outermost first
+  Value value_;
+  absl::Status status_;
+};
 
 }  // namespace
 
@@ -191,19 +233,9 @@ absl::StatusOr<Text> ToJson(const Value& value, const JsonStyle& style) {
 }
 
 absl::StatusOr<Value> FromJson(std::string_view json, int32_t source) {
-  bool too_deep = false;
-  const auto check = [&](int depth, nlohmann::ordered_json::parse_event_t,
-                         nlohmann::ordered_json&) {
-    too_deep = too_deep || depth > kMaxJsonDepth;
-    return !too_deep;
-  };
-  const auto parsed = nlohmann::ordered_json::parse(json, check, /*allow_exceptions=*/false);
-  if (too_deep) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("JSON: nested deeper than ", kMaxJsonDepth, " levels"));
-  }
-  if (parsed.is_discarded()) return absl::InvalidArgumentError("JSON: not valid");
-  return Converted(parsed, source);
+  ValueBuilder builder(source);
+  nlohmann::json::sax_parse(json, &builder);
+  return builder.Take();
 }
 
 }  // namespace withy::jinja

@@ -21,7 +21,7 @@ struct JsonStyle {
 absl::StatusOr<Text> ToJson(const Value& value, const JsonStyle& style);
 
 // All strings of the result, keys included, have `source`. Errors: INVALID_ARGUMENT for what is no
-// JSON, is nested deeper than 64 levels or has integers of more than 64 bits.
+// JSON, is nested deeper than kMaxJsonDepth (base/json.h) or has integers of more than 64 bits.
 absl::StatusOr<Value> FromJson(std::string_view json, int32_t source);
 
 }  // namespace withy::jinja

@@ -116,7 +116,7 @@ absl::StatusOr<Value> CallMethod(Interpreter& in, const Value& receiver, std::st
     return absl::InvalidArgumentError(
         absl::StrCat("'", ToAbsl(TypeName(receiver)), "' has no method '", ToAbsl(name), "'"));
   }
-  WITHY_RETURN_IF_ERROR(in.SpendBytes(receiver.is_string() ? receiver.text().size() : size_t{0}));
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(receiver.is_string() ? receiver.weight() : size_t{0}));
   return found->second(in, receiver, arguments);
 }
 

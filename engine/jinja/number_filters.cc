@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "base/status.h"
 #include "engine/jinja/filters.h"
 #include "engine/jinja/operators.h"
 #include "engine/jinja/text_operations.h"
@@ -11,19 +12,21 @@
 namespace withy::jinja {
 namespace {
 
+// `value` is a string.
 std::string Digits(const Value& value) {
-  std::string text = Stripped(Str(value), nullptr, Side::kBoth).bytes();
+  std::string text = Stripped(value.text(), nullptr, Side::kBoth).bytes();
   std::erase(text, '_');
   return text;
 }
 
-absl::StatusOr<Value> ToInt(Interpreter&, const Value& input, const Arguments& arguments) {
+absl::StatusOr<Value> ToInt(Interpreter& in, const Value& input, const Arguments& arguments) {
   const Value* given = arguments.Find(0, "default");
   const Value otherwise = given == nullptr ? Value::Int(0) : *given;
   if (input.is_integer()) return Value::Int(input.integer());
   if (input.is_undefined()) return UndefinedError(input);
   double number = 0;
   if (input.is_string()) {
+    WITHY_RETURN_IF_ERROR(in.SpendBytes(input.weight()));
     int64_t whole = 0;
     const std::string digits = Digits(input);
     if (absl::SimpleAtoi(digits, &whole)) return Value::Int(whole);
@@ -37,10 +40,11 @@ absl::StatusOr<Value> ToInt(Interpreter&, const Value& input, const Arguments& a
   return Value::Int(static_cast<int64_t>(number));
 }
 
-absl::StatusOr<Value> ToFloat(Interpreter&, const Value& input, const Arguments& arguments) {
+absl::StatusOr<Value> ToFloat(Interpreter& in, const Value& input, const Arguments& arguments) {
   if (input.is_number()) return Value::Float(input.number());
   if (input.is_undefined()) return UndefinedError(input);
   double number = 0;
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(input.weight()));
   if (input.is_string() && absl::SimpleAtod(Digits(input), &number)) return Value::Float(number);
   const Value* given = arguments.Find(0, "default");
   return given == nullptr ? Value::Float(0) : *given;

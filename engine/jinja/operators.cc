@@ -288,7 +288,7 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   switch (container.kind()) {
     case Kind::kString:
       if (!item.is_string()) return TypeError("in", item, container);
-      return container.text().bytes().find(item.text().bytes()) != std::string::npos;
+      return FindBytes(container.text().bytes(), item.text().bytes()) != std::string::npos;
     case Kind::kList:
     case Kind::kTuple:
       return std::any_of(container.items().begin(), container.items().end(),

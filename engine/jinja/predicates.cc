@@ -50,12 +50,13 @@ absl::StatusOr<const Value*> Other(const Arguments& arguments) {
 template <Operator op>
 absl::StatusOr<bool> Compares(Interpreter& in, const Value& value, const Arguments& arguments) {
   WITHY_ASSIGN_OR_RETURN(const Value* other, Other(arguments));
-  WITHY_RETURN_IF_ERROR(in.SpendBytes(value.weight() + other->weight()));
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(value.weight()));
   return Compare(op, value, *other);
 }
 
-absl::StatusOr<bool> IsSame(Interpreter&, const Value& value, const Arguments& arguments) {
+absl::StatusOr<bool> IsSame(Interpreter& in, const Value& value, const Arguments& arguments) {
   WITHY_ASSIGN_OR_RETURN(const Value* other, Other(arguments));
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(value.weight()));
   return value.kind() == other->kind() && Equal(value, *other);
 }
 
@@ -75,7 +76,8 @@ absl::StatusOr<bool> IsDivisible(Interpreter& in, const Value& value, const Argu
 
 template <bool upper>
 absl::StatusOr<bool> IsCase(Interpreter& in, const Value& value, const Arguments&) {
-  WITHY_ASSIGN_OR_RETURN(const Value result, CallMethod(in, Value::String(Str(value)),
+  WITHY_ASSIGN_OR_RETURN(Text text, in.Printed(value));
+  WITHY_ASSIGN_OR_RETURN(const Value result, CallMethod(in, Value::String(std::move(text)),
                                                         upper ? "isupper" : "islower", {}));
   return Truth(result);
 }

@@ -41,6 +41,7 @@ absl::StatusOr<Value> Length(Interpreter& in, const Value& input, const Argument
     case Kind::kUndefined:
       return Value::Int(0);
     case Kind::kString:
+      WITHY_RETURN_IF_ERROR(in.SpendBytes(input.text().size()));
       return Value::Int(static_cast<int64_t>(CountChars(input.text().bytes())));
     case Kind::kList:
     case Kind::kTuple:
@@ -90,6 +91,7 @@ absl::StatusOr<Value> DictSort(Interpreter& in, const Value& input, const Argume
     keyed.push_back({CaseKey(item.items()[place], case_sensitive), item});
   }
   WITHY_RETURN_IF_ERROR(in.Spend(4 * keyed.size()));
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(input.weight()));
   WITHY_RETURN_IF_ERROR(SortByKey(&keyed, Flag(arguments, 2, "reverse")));
   std::vector<Value> items;
   for (KeyedValue& item : keyed) items.push_back(std::move(item.value));
@@ -109,6 +111,7 @@ absl::StatusOr<std::vector<KeyedValue>> Keyed(Interpreter& in, const Value& inpu
     keyed.push_back({CaseKey(key, case_sensitive), std::move(item)});
   }
   WITHY_RETURN_IF_ERROR(in.Spend(4 * keyed.size()));
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(input.weight()));
   return keyed;
 }
 
@@ -209,7 +212,8 @@ absl::StatusOr<Value> Map(Interpreter& in, const Value& input, const Arguments& 
   }
   std::vector<Value> mapped;
   for (const Value& item : items) {
-    WITHY_RETURN_IF_ERROR(in.SpendBytes(item.weight()));
+    WITHY_RETURN_IF_ERROR(in.SpendOn(rest));
+    WITHY_RETURN_IF_ERROR(in.Spend(1));
     WITHY_ASSIGN_OR_RETURN(
         Value value, attribute != nullptr ? Path(in, item, *attribute, Named(arguments, "default"))
                                           : filter(in, item, rest));
@@ -244,7 +248,8 @@ absl::StatusOr<Value> Choose(Interpreter& in, const Value& input, const Argument
     if (by_attribute) {
       WITHY_ASSIGN_OR_RETURN(value, Path(in, item, arguments.positional[0]));
     }
-    WITHY_RETURN_IF_ERROR(in.SpendBytes(value.weight()));
+    WITHY_RETURN_IF_ERROR(in.SpendOn(rest));
+    WITHY_RETURN_IF_ERROR(in.Spend(1));
     bool passes = Truth(value);
     if (test != nullptr) {
       WITHY_ASSIGN_OR_RETURN(passes, test(in, value, rest));

@@ -69,7 +69,7 @@ absl::StatusOr<Value> Split(Interpreter& in, const Value& self, const Arguments&
   std::vector<Value> parts;
   size_t at = 0;
   while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
-    const size_t end = text.bytes().find(by, at);
+    const size_t end = FindBytes(text.bytes(), by, at);
     if (end == kNoPosition) break;
     parts.push_back(Value::String(text.Sub(at, end)));
     at = end + by.size();
@@ -88,7 +88,9 @@ absl::StatusOr<Value> RightSplit(Interpreter& in, const Value& self, const Argum
   std::vector<Value> parts;
   size_t end = text.size();
   while (static_cast<int64_t>(parts.size()) < limit && end >= separator->size()) {
-    const size_t at = text.bytes().rfind(separator->bytes(), end - separator->size());
+    WITHY_RETURN_IF_ERROR(in.SpendBytes(end));
+    const size_t at =
+        FindLastBytes(std::string_view(text.bytes()).substr(0, end), separator->bytes());
     if (at == kNoPosition) break;
     parts.push_back(Value::String(text.Sub(at + separator->size(), end)));
     end = at;
@@ -177,6 +179,7 @@ absl::StatusOr<Value> InTitleCase(Interpreter& in, const Value& self, const Argu
 template <bool (*property)(char32_t)>
 absl::StatusOr<Value> All(Interpreter& in, const Value& self, const Arguments&) {
   const std::string& bytes = self.text().bytes();
+  WITHY_RETURN_IF_ERROR(in.Spend(bytes.size()));
   bool all = !bytes.empty();
   for (size_t at = 0; all && at < bytes.size();) {
     char32_t code = 0;
@@ -194,6 +197,7 @@ bool IsLetterOrDigit(char32_t code) { return IsLetter(code) || IsDecimal(code); 
 template <bool upper>
 absl::StatusOr<Value> AllCased(Interpreter& in, const Value& self, const Arguments&) {
   const std::string& bytes = self.text().bytes();
+  WITHY_RETURN_IF_ERROR(in.Spend(bytes.size()));
   bool any = false;
   for (size_t at = 0; at < bytes.size();) {
     char32_t code = 0;
@@ -215,7 +219,8 @@ absl::StatusOr<Value> FindText(Interpreter& in, const Value& self, const Argumen
   if (part == nullptr || arguments.positional.size() != 1) return WrongArguments("find()");
   const std::string& bytes = self.text().bytes();
   WITHY_RETURN_IF_ERROR(in.Spend(bytes.size()));
-  const size_t at = from_right ? bytes.rfind(part->bytes()) : bytes.find(part->bytes());
+  const size_t at =
+      from_right ? FindLastBytes(bytes, part->bytes()) : FindBytes(bytes, part->bytes());
   if (at == kNoPosition) {
     if (must_be) return absl::InvalidArgumentError("index(): the substring is not there");
     return Value::Int(-1);
@@ -230,8 +235,8 @@ absl::StatusOr<Value> CountText(Interpreter& in, const Value& self, const Argume
   WITHY_RETURN_IF_ERROR(in.Spend(bytes.size()));
   if (part->empty()) return Value::Int(static_cast<int64_t>(CountChars(bytes)) + 1);
   int64_t count = 0;
-  for (size_t at = bytes.find(part->bytes()); at != kNoPosition;
-       at = bytes.find(part->bytes(), at + part->size())) {
+  for (size_t at = FindBytes(bytes, part->bytes()); at != kNoPosition;
+       at = FindBytes(bytes, part->bytes(), at + part->size())) {
     ++count;
   }
   return Value::Int(count);
@@ -245,7 +250,7 @@ absl::StatusOr<Value> JoinTexts(Interpreter& in, const Value& self, const Argume
     if (!items[i].is_string()) return WrongArguments("join()");
     if (i > 0) text.Append(self.text());
     text.Append(items[i].text());
-    WITHY_RETURN_IF_ERROR(in.SpendBytes(items[i].text().size() + self.text().size()));
+    WITHY_RETURN_IF_ERROR(in.SpendBytes(items[i].weight() + self.weight()));
   }
   return Value::String(std::move(text));
 }
@@ -256,7 +261,8 @@ absl::StatusOr<Value> Partition(Interpreter& in, const Value& self, const Argume
   if (by == nullptr || by->empty()) return WrongArguments("partition()");
   const Text& text = self.text();
   WITHY_RETURN_IF_ERROR(in.Spend(text.size()));
-  const size_t at = from_right ? text.bytes().rfind(by->bytes()) : text.bytes().find(by->bytes());
+  const size_t at =
+      from_right ? FindLastBytes(text.bytes(), by->bytes()) : FindBytes(text.bytes(), by->bytes());
   if (at == kNoPosition) {
     return from_right ? Value::Tuple({Value::String(""), Value::String(""), self})
                       : Value::Tuple({self, Value::String(""), Value::String("")});
@@ -292,8 +298,8 @@ absl::StatusOr<Value> Format(Interpreter& in, const Value& self, const Arguments
     if (value == nullptr) {
       return absl::UnimplementedError(absl::StrCat("format() with {", field.substr(0, 40), "}"));
     }
-    WITHY_RETURN_IF_ERROR(in.SpendBytes(value->weight()));
-    out.Append(Str(*value));
+    WITHY_ASSIGN_OR_RETURN(const Text printed, in.Printed(*value));
+    out.Append(printed);
     at = end + 1;
   }
   return Value::String(std::move(out));

@@ -41,7 +41,10 @@ absl::StatusOr<Template> Template::Parse(std::string_view source) {
 }
 
 absl::StatusOr<Text> Template::Render(const Dict& globals, const RenderOptions& options) const {
-  absl::StatusOr<Text> text = Interpreter(globals, options).Run(program_->block);
+  absl::StatusOr<Text> text = absl::InternalError("the template did not run");
+  const auto run = [&] { text = Interpreter(globals, options).Run(program_->block); };
+  const bool ran = StackLeft() < options.stack_bytes && RunOnStack(options.stack_bytes, run);
+  if (!ran) run();
   if (!text.ok()) return AsText(text.status());
   return text;
 }

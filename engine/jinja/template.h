@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/stack_left.h"
 #include "engine/jinja/text.h"
 #include "engine/jinja/value.h"
 
@@ -27,6 +28,9 @@ struct RenderOptions {
   int64_t max_steps = 4'000'000;        // evaluated nodes; 16 bytes of text count as one
   size_t max_bytes = size_t{64} << 20;  // of the output and of each value
   int max_nesting = 400;                // of evaluation, macros included
+  // Where the calling thread has less stack left, the template runs on a thread of its own with
+  // this much: enough for max_nesting, so that a chat has one result on all threads.
+  size_t stack_bytes = kFrameScale * (size_t{600} << 10);
 };
 
 // Immutable, thread-safe, cheap to copy.

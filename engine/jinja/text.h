@@ -34,6 +34,8 @@ class Text {
   const std::string& bytes() const { return bytes_; }
   size_t size() const { return bytes_.size(); }
   bool empty() const { return bytes_.empty(); }
+  // About how many bytes of memory it takes: each change of source does, too.
+  size_t weight() const { return bytes_.size() + kRunWeight * runs_.size(); }
 
   void Append(std::string_view bytes, int32_t source = kFromTemplate);
   void Append(const Text& other) { Append(other, 0, other.size()); }
@@ -47,6 +49,7 @@ class Text {
   std::vector<Piece> Pieces() const;
 
  private:
+  static constexpr size_t kRunWeight = 8;
   struct Run {
     size_t begin = 0;
     int32_t source = kFromTemplate;

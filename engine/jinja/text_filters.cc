@@ -16,28 +16,34 @@
 namespace withy::jinja {
 namespace {
 
-absl::StatusOr<Value> Trim(Interpreter&, const Value& input, const Arguments& arguments) {
+absl::StatusOr<Value> Trim(Interpreter& in, const Value& input, const Arguments& arguments) {
   const Value* characters = arguments.Find(0, "chars");
   const bool given = characters != nullptr && characters->is_string();
-  const Text text = Str(input);
+  WITHY_ASSIGN_OR_RETURN(const Text text, in.Printed(input));
   return Value::String(Stripped(text, given ? &characters->text() : nullptr, Side::kBoth));
 }
 
-absl::StatusOr<Value> ToUpper(Interpreter&, const Value& input, const Arguments&) {
-  return Value::String(MapCharacters(Str(input), Upper));
+// The printed value, of which each character is mapped.
+absl::StatusOr<Text> ToMap(Interpreter& in, const Value& input) {
+  WITHY_ASSIGN_OR_RETURN(Text text, in.Printed(input));
+  WITHY_RETURN_IF_ERROR(in.Spend(text.size()));
+  return text;
 }
 
-absl::StatusOr<Value> ToLower(Interpreter&, const Value& input, const Arguments&) {
-  return Value::String(MapCharacters(Str(input), Lower));
+template <std::string (*mapping)(char32_t)>
+absl::StatusOr<Value> ToCase(Interpreter& in, const Value& input, const Arguments&) {
+  WITHY_ASSIGN_OR_RETURN(const Text text, ToMap(in, input));
+  return Value::String(MapCharacters(text, mapping));
 }
 
-absl::StatusOr<Value> Capitalize(Interpreter&, const Value& input, const Arguments&) {
-  return Value::String(TitleCased(Str(input), true));
+absl::StatusOr<Value> Capitalize(Interpreter& in, const Value& input, const Arguments&) {
+  WITHY_ASSIGN_OR_RETURN(const Text text, ToMap(in, input));
+  return Value::String(TitleCased(text, true));
 }
 
 // Unlike str.title(), words begin behind white space, - and opening brackets only.
-absl::StatusOr<Value> ToTitle(Interpreter&, const Value& input, const Arguments&) {
-  const Text text = Str(input);
+absl::StatusOr<Value> ToTitle(Interpreter& in, const Value& input, const Arguments&) {
+  WITHY_ASSIGN_OR_RETURN(const Text text, ToMap(in, input));
   const std::string& bytes = text.bytes();
   Text out;
   bool inside = false;
@@ -64,7 +70,8 @@ absl::StatusOr<Value> Replace(Interpreter& in, const Value& input, const Argumen
   }
   const Value* count = arguments.Find(2, "count");
   const int64_t limit = count != nullptr && count->is_integer() ? count->integer() : -1;
-  return ReplaceWithin(in, Str(input), Str(*from), Str(*to), limit);
+  WITHY_ASSIGN_OR_RETURN(const Text text, in.Printed(input));
+  return ReplaceWithin(in, text, Str(*from), Str(*to), limit);
 }
 
 absl::StatusOr<Value> Indent(Interpreter& in, const Value& input, const Arguments& arguments) {
@@ -78,7 +85,7 @@ absl::StatusOr<Value> Indent(Interpreter& in, const Value& input, const Argument
         Text(std::string(static_cast<size_t>(std::clamp<int64_t>(width->integer(), 0, 1000)), ' '));
   }
   const bool blank = Flag(arguments, 2, "blank");
-  Text text = Str(input);
+  WITHY_ASSIGN_OR_RETURN(Text text, in.Printed(input));
   text.Append("\n");  // so that a last line break is kept
   WITHY_ASSIGN_OR_RETURN(const Value lines,
                          CallMethod(in, Value::String(std::move(text)), "splitlines", {}));
@@ -95,9 +102,8 @@ absl::StatusOr<Value> Indent(Interpreter& in, const Value& input, const Argument
 }
 
 absl::StatusOr<Value> Escape(Interpreter& in, const Value& input, const Arguments&) {
-  const Text text = Str(input);
+  WITHY_ASSIGN_OR_RETURN(const Text text, ToMap(in, input));
   Text out;
-  WITHY_RETURN_IF_ERROR(in.Spend(text.size()));
   for (size_t at = 0; at < text.size(); ++at) {
     const size_t known = std::string_view("&<>'\"").find(text.bytes()[at]);
     constexpr const char* kEscapes[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
@@ -110,13 +116,15 @@ absl::StatusOr<Value> Escape(Interpreter& in, const Value& input, const Argument
   return Value::String(std::move(out));
 }
 
-absl::StatusOr<Value> ToString(Interpreter&, const Value& input, const Arguments&) {
-  return Value::String(Str(input));
+absl::StatusOr<Value> ToString(Interpreter& in, const Value& input, const Arguments&) {
+  WITHY_ASSIGN_OR_RETURN(Text text, in.Printed(input));
+  return Value::String(std::move(text));
 }
 
 absl::StatusOr<Value> FormatFilter(Interpreter& in, const Value& input,
                                    const Arguments& arguments) {
-  return Arithmetic(Operator::kModulo, Value::String(Str(input)),
+  WITHY_ASSIGN_OR_RETURN(Text text, in.Printed(input));
+  return Arithmetic(Operator::kModulo, Value::String(std::move(text)),
                     Value::Tuple(arguments.positional), in.options().max_bytes);
 }
 
@@ -132,8 +140,9 @@ absl::StatusOr<Value> Join(Interpreter& in, const Value& input, const Arguments&
       WITHY_ASSIGN_OR_RETURN(item, Path(in, item, *attribute));
     }
     if (i > 0) text.Append(between);
-    text.Append(Str(item));
-    WITHY_RETURN_IF_ERROR(in.SpendBytes(item.weight() + between.size()));
+    WITHY_ASSIGN_OR_RETURN(const Text printed, in.Printed(item));
+    text.Append(printed);
+    WITHY_RETURN_IF_ERROR(in.SpendBytes(between.weight()));
     if (text.size() > in.options().max_bytes) break;  // refused by its size
   }
   return Value::String(std::move(text));
@@ -163,9 +172,13 @@ absl::StatusOr<Value> ToJsonFilter(Interpreter& in, const Value& input,
   }
   const Value* sorted = Named(arguments, "sort_keys");
   style.sort_keys = sorted != nullptr && Truth(*sorted);
-  const size_t per_level = style.indent ? style.indent->size() : 0;
-  WITHY_RETURN_IF_ERROR(
-      in.SpendBytes(input.weight() * (1 + per_level * static_cast<size_t>(input.depth()) / 8)));
+  // Each value has a weight of at least 8.
+  const auto levels = static_cast<size_t>(input.depth());
+  size_t between = style.indent ? style.indent->weight() * levels : 0;
+  if (style.item_separator) between += style.item_separator->weight();
+  if (style.key_separator) between += style.key_separator->weight();
+  WITHY_RETURN_IF_ERROR(in.SpendBytes(input.weight()));
+  WITHY_RETURN_IF_ERROR(in.Spend((input.weight() / 8 + 1) * (between / 16)));
   WITHY_ASSIGN_OR_RETURN(Text text, ToJson(input, style));
   return Value::String(std::move(text));
 }
@@ -180,14 +193,14 @@ const Filters& TextFilters() {
       {"format", FormatFilter},
       {"indent", Indent},
       {"join", Join},
-      {"lower", ToLower},
+      {"lower", ToCase<Lower>},
       {"replace", Replace},
       {"safe", ToString},
       {"string", ToString},
       {"title", ToTitle},
       {"tojson", ToJsonFilter},
       {"trim", Trim},
-      {"upper", ToUpper},
+      {"upper", ToCase<Upper>},
   };
   return *filters;
 }

@@ -1,5 +1,6 @@
 #include "engine/jinja/text_operations.h"
 
+#include <set>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +24,7 @@ Text Replaced(const Text& text, const Text& from, const Text& to, int64_t limit)
       at += length;
       continue;
     }
-    const size_t found = bytes.find(from.bytes(), at);
+    const size_t found = FindBytes(bytes, from.bytes(), at);
     if (found == std::string::npos) break;
     out.Append(text, at, found);
     out.Append(to);
@@ -37,9 +38,16 @@ Text Replaced(const Text& text, const Text& from, const Text& to, int64_t limit)
 
 Text Stripped(const Text& text, const Text* characters, Side side) {
   const std::string& bytes = text.bytes();
+  std::set<std::string_view> wanted;
+  if (characters != nullptr) {
+    const std::string_view all = characters->bytes();
+    for (size_t at = 0; at < all.size(); at += CharBytes(all, at)) {
+      wanted.insert(all.substr(at, CharBytes(all, at)));
+    }
+  }
   const auto strips = [&](size_t begin, size_t end) {
     const std::string_view one = std::string_view(bytes).substr(begin, end - begin);
-    if (characters != nullptr) return characters->bytes().find(one) != std::string::npos;
+    if (characters != nullptr) return wanted.contains(one);
     char32_t code = 0;
     return CharAt(one, 0, &code) == one.size() && IsSpace(code);
   };
@@ -98,8 +106,8 @@ absl::StatusOr<Value> ReplaceWithin(Interpreter& in, const Text& text, const Tex
   size_t places = bytes.size() + 1;
   if (!from.empty()) {
     places = 0;
-    for (size_t at = bytes.find(from.bytes()); at != std::string::npos;
-         at = bytes.find(from.bytes(), at + from.size())) {
+    for (size_t at = FindBytes(bytes, from.bytes()); at != std::string::npos;
+         at = FindBytes(bytes, from.bytes(), at + from.size())) {
       ++places;
     }
   }

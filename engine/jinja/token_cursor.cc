@@ -1,6 +1,8 @@
 #include "engine/jinja/token_cursor.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/stack_left.h"
+#include "base/status.h"
 #include "base/strings.h"
 #include "engine/jinja/ast.h"
 
@@ -68,10 +70,13 @@ absl::Status TokenCursor::Unsupported(std::string_view what) const {
 }
 
 absl::Status TokenCursor::TooDeep() const {
+  if (!StackAllows()) {
+    return Annotate(StackExhausted("the template"), absl::StrCat("line ", now().line));
+  }
   return absl::UnimplementedError(
       absl::StrCat("line ", now().line, ": nested more than ", kMaxNesting, " levels deep"));
 }
 
-bool TokenCursor::Level::too_deep() const { return levels_ > kMaxNesting; }
+bool TokenCursor::Level::too_deep() const { return levels_ > kMaxNesting || !StackAllows(); }
 
 }  // namespace withy::jinja

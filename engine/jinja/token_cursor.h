@@ -44,9 +44,10 @@ class TokenCursor {
 
   absl::Status Unexpected(std::string_view wanted) const;  // INVALID_ARGUMENT
   absl::Status Unsupported(std::string_view what) const;   // UNIMPLEMENTED
-  absl::Status TooDeep() const;                            // UNIMPLEMENTED
+  // UNIMPLEMENTED, or RESOURCE_EXHAUSTED where the stack does not allow another level.
+  absl::Status TooDeep() const;
 
-  // Counts how deep the parsers are while it lives; the C++ stack is bounded by it.
+  // Counts how deep the parsers are while it lives.
   class Level {
    public:
     explicit Level(TokenCursor& tokens) : levels_(tokens.levels_) { ++levels_; }

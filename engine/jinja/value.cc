@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "base/flat_destruction.h"
 #include "base/strings.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -23,8 +24,33 @@ std::shared_ptr<const Sequence> MakeSequence(std::vector<Value> items, bool tupl
     made.weight = SaturatingSum(made.weight, item.weight());
   }
   made.depth += 1;
-  return std::make_shared<const Sequence>(std::move(made));
+  return Value::Share(std::move(made));
 }
+
+constexpr int kShallow = 4;  // levels whose destructors may call each other
+
+struct Remains {
+  std::vector<Value> items;
+  std::vector<Dict::Entry> entries;
+};
+
+struct SharedSequence : Sequence {
+  explicit SharedSequence(Sequence sequence) : Sequence(std::move(sequence)) {}
+  SharedSequence(const SharedSequence&) = delete;
+  SharedSequence& operator=(const SharedSequence&) = delete;
+  ~SharedSequence() {
+    if (depth > kShallow) DestroyFlat(Remains{std::move(items), {}});
+  }
+};
+
+struct SharedDict : Dict {
+  explicit SharedDict(Dict dict) : Dict(std::move(dict)) {}
+  SharedDict(const SharedDict&) = delete;
+  SharedDict& operator=(const SharedDict&) = delete;
+  ~SharedDict() {
+    if (depth() > kShallow) DestroyFlat(Remains{{}, std::move(entries_)});
+  }
+};
 
 // Equal for keys that Python takes as equal (1, 1.0 and True).
 absl::StatusOr<std::string> KeyHash(const Value& key) {
@@ -135,7 +161,13 @@ Value Value::Tuple(std::vector<Value> items) {
   return Value(Data(MakeSequence(std::move(items), true)));
 }
 
-Value Value::Of(Dict dict) { return Value(Data(std::make_shared<const Dict>(std::move(dict)))); }
+Value Value::Of(Dict dict) {
+  return Value(Data(std::make_shared<const SharedDict>(std::move(dict))));
+}
+
+std::shared_ptr<const Sequence> Value::Share(Sequence sequence) {
+  return std::make_shared<const SharedSequence>(std::move(sequence));
+}
 
 Value Value::Of(Callable callable) {
   return Value(Data(std::make_shared<const Callable>(std::move(callable))));
@@ -202,7 +234,7 @@ int Value::depth() const {
 size_t Value::weight() const {
   switch (kind()) {
     case Kind::kString:
-      return kScalarWeight + text().size();
+      return text().weight();
     case Kind::kList:
     case Kind::kTuple:
       return std::get<std::shared_ptr<const Sequence>>(data_)->weight;

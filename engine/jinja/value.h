@@ -60,6 +60,7 @@ class Value {
   static Value Of(Namespace* space) { return Value(Data(space)); }  // outlives the value
   static Value Of(std::shared_ptr<const LoopState> loop) { return Value(Data(std::move(loop))); }
   static Value Of(Callable callable);
+  static std::shared_ptr<const Sequence> Share(Sequence sequence);
 
   Kind kind() const;
   bool is_undefined() const { return kind() == Kind::kUndefined; }
@@ -83,8 +84,8 @@ class Value {
 
   // Levels of containers in it; 0 for scalars.
   int depth() const;
-  // About how many bytes it takes to write it out. A list that holds another one twice counts it
-  // twice.
+  // About how many bytes it takes to write it out, at least 8. A list that holds another one twice
+  // counts it twice.
   size_t weight() const;
 
  private:
@@ -100,6 +101,7 @@ class Value {
   Data data_;
 };
 
+// Shared ones are destroyed level by level (value.cc), however deep they are.
 struct Sequence {
   std::vector<Value> items;
   bool tuple = false;
@@ -124,10 +126,12 @@ class Dict {
   int depth() const { return depth_; }
   size_t weight() const { return weight_; }
 
+ protected:
+  std::vector<Entry> entries_;
+
  private:
   void SetAt(std::string hash, Value key, Value value);
 
-  std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> index_;  // by KeyHash
   int depth_ = 1;
   size_t weight_ = 0;

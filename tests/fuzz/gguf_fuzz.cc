@@ -13,6 +13,7 @@
 #include "engine/gguf/reader.h"
 #include "engine/model/bundle.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "tests/fuzz/small_stack.h"
 
 namespace withy::engine {
 namespace {
@@ -71,12 +72,14 @@ void Judge(const GgufFile& file) {
 }  // namespace withy::engine
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto file = withy::engine::GgufFile::FromBytes({data, size}, "input");
-  if (!file.ok()) return 0;
-  withy::engine::ReadMetadata(*file);
-  withy::engine::ReadTensors(*file);
-  withy::engine::UseTokenizer(*file);
-  (void)withy::engine::ChatTemplate::FromFile(*file);
-  withy::engine::Judge(*file);
+  withy::OnSmallStack([&] {
+    const auto file = withy::engine::GgufFile::FromBytes({data, size}, "input");
+    if (!file.ok()) return;
+    withy::engine::ReadMetadata(*file);
+    withy::engine::ReadTensors(*file);
+    withy::engine::UseTokenizer(*file);
+    (void)withy::engine::ChatTemplate::FromFile(*file);
+    withy::engine::Judge(*file);
+  });
   return 0;
 }

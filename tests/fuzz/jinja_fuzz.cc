@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "engine/jinja/json.h"
 #include "engine/jinja/template.h"
+#include "tests/fuzz/small_stack.h"
 
 namespace withy::jinja {
 namespace {
@@ -41,7 +42,8 @@ void Check(std::string_view content, std::string_view source) {
   const auto parsed = Template::Parse(source);
   Require(parsed.ok() || !parsed.status().message().empty(), "a refusal says why");
   if (!parsed.ok()) return;
-  const RenderOptions options{.now = {}, .max_steps = 20'000, .max_bytes = 1 << 16};
+  const RenderOptions options{
+      .now = {}, .max_steps = 20'000, .max_bytes = 1 << 16, .stack_bytes = 0};
   const auto text = parsed->Render(Globals(content), options);
   if (!text.ok()) {
     const std::string_view message = ToStd(text.status().message());
@@ -65,7 +67,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t line = input.find('\n');
   const size_t end = line == std::string_view::npos ? 0 : line;
-  withy::jinja::Check(input.substr(0, end),
-                      input.substr(line == std::string_view::npos ? 0 : end + 1));
+  withy::OnSmallStack([&] {
+    withy::jinja::Check(input.substr(0, end),
+                        input.substr(line == std::string_view::npos ? 0 : end + 1));
+  });
   return 0;
 }

@@ -12,6 +12,7 @@
 #include "engine/tokenizer/testing.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/tokenizer/unicode.h"
+#include "tests/fuzz/small_stack.h"
 
 namespace withy::engine {
 namespace {
@@ -171,6 +172,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const auto& subjects = withy::engine::Subjects();
   const std::string_view text(reinterpret_cast<const char*>(data) + 2, size - 2);
-  withy::engine::Check(subjects[data[0] % subjects.size()], text, data[1] % (text.size() + 1));
+  withy::OnSmallStack([&] {
+    withy::engine::Check(subjects[data[0] % subjects.size()], text, data[1] % (text.size() + 1));
+  });
   return 0;
 }

@@ -1,7 +1,6 @@
 // <function=NAME>{…}</function>: Llama 3.1, Functionary. With a tag for each parameter, as
 // <parameter=KEY>VALUE</parameter>: Qwen 3 Coder.
 #include <array>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -11,7 +10,7 @@
 namespace withy::engine {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 constexpr std::string_view kFunction = "<function=";
 constexpr std::string_view kFunctionEnd = "</function>";
@@ -25,8 +24,10 @@ Json ParameterValue(const ToolCallParser& parser, std::string_view tool, std::st
   // The newlines around it are the form's.
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);
-  const bool json = !parser.IsText(tool, key) && ValueEnd(text, 0) == text.size() && IsJson(text);
-  return json ? Json::parse(text) : Json(std::string(text));
+  Json value;
+  const bool json =
+      !parser.IsText(tool, key) && ValueEnd(text, 0) == text.size() && ParseJson(text, &value).ok();
+  return json ? value : Json(std::string(text));
 }
 
 bool ReadFunction(CallReader& reader) {

@@ -1,7 +1,6 @@
 #include "engine/chat/call_forms/json_text.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/tool_name.h"
@@ -9,9 +8,7 @@
 namespace withy::engine {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr int kMaxDepth = 64;
+using Json = OrderedJson;
 
 size_t StringEnd(std::string_view text, size_t at) {
   for (++at; at < text.size(); ++at) {
@@ -101,7 +98,7 @@ size_t ValueEnd(std::string_view text, size_t at) {
       at = StringEnd(text, at);
       if (at == std::string_view::npos) return at;
     } else if (c == '{' || c == '[') {
-      if (++depth > kMaxDepth) break;
+      if (++depth > kMaxJsonDepth) break;
       ++at;
     } else if (c == '}' || c == ']') {
       if (--depth < 0) break;

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "base/json.h"
 #include "engine/chat/tool_calls.h"
 
 namespace withy::engine {
@@ -22,13 +22,13 @@ size_t SkipSpaces(std::string_view text, size_t at);
 size_t TrimmedEnd(std::string_view text, size_t end);
 
 // End of the JSON value that begins at `at`, whose syntax is looked at only as far as that needs;
-// npos: it has no end, or nests more than 64 levels deep.
+// npos: it has no end, or nests more than kMaxJsonDepth levels deep.
 size_t ValueEnd(std::string_view text, size_t at);
 
 bool IsJson(std::string_view text);
 
 // Bytes that are no UTF-8 are replaced.
-std::string DumpJson(const nlohmann::ordered_json& json);
+std::string DumpJson(const OrderedJson& json);
 
 // The call that `object`, valid JSON, describes: "name" or "tool_name" with "arguments" or
 // "parameters"; "function" may hold the name, or name and arguments. None: it describes no call.
