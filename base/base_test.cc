@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/bounded_queue.h"
@@ -335,6 +337,24 @@ TEST_F(FilesTest, AnOutputThatWouldFailAtTheEndIsRefusedAtTheStart) {
   EXPECT_THAT(std::string(same.message()), HasSubstr("another name"));
 }
 
+TEST_F(FilesTest, OnlyARegularFileIsReadAndNoPipeIsWaitedFor) {
+  const std::string path = Write("a", std::string(40'000, 'x'));
+  EXPECT_EQ(ReadRegularFile(path, 40'000).value(), std::string(40'000, 'x'));
+  EXPECT_EQ(ReadRegularFile(Write("empty", ""), 0).value(), "");
+  const std::string pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const std::pair<std::string, absl::StatusCode> refused[] = {
+      {folder_ / "none", absl::StatusCode::kNotFound},
+      {folder_, absl::StatusCode::kFailedPrecondition},
+      {pipe, absl::StatusCode::kFailedPrecondition}};
+  for (const auto& [bad, code] : refused) {
+    const absl::Status status = ReadRegularFile(bad, 100).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bad));
+  }
+  EXPECT_EQ(ReadRegularFile(path, 39'999).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST_F(FilesTest, ADigestIsOfWhatIsInAFile) {
   const std::string path = Write("a", std::string(100'000, 'x') + "y");
   const std::string digest = FileDigest(path).value();
@@ -347,28 +367,6 @@ TEST_F(FilesTest, ADigestIsOfWhatIsInAFile) {
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_THAT(std::string(status.message()), HasSubstr(bad));
   }
-}
-
-TEST(KeepInMemory, AllowedIsTheLeastOfBoardAndCgroups) {
-  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "memory_allowed";
-  const auto write = [&](const std::string& path, const std::string& text) {
-    std::filesystem::create_directories((root / path).parent_path());
-    std::ofstream(root / path) << text;
-  };
-  EXPECT_EQ(MemoryAllowed(root.string()), 0u) << "nothing is known";
-  write("proc/meminfo", "MemTotal:       4000000 kB\nMemFree: 1 kB\n");
-  EXPECT_EQ(MemoryAllowed(root.string()), 4'000'000u << 10);
-  EXPECT_EQ(MemoryFree(root.string()), 0u) << "an old kernel does not say";
-  write("proc/meminfo", "MemTotal:       4000000 kB\nMemFree: 1 kB\nMemAvailable:    3000 kB\n");
-  EXPECT_EQ(MemoryFree(root.string()), 3000u << 10);
-  write("proc/self/cgroup", "1:cpu:/elsewhere\n0::/system.slice/withy.service\n");
-  write("sys/fs/cgroup/system.slice/withy.service/memory.max", "max\n");
-  EXPECT_EQ(MemoryAllowed(root.string()), 4'000'000u << 10);
-  write("sys/fs/cgroup/system.slice/memory.max", "2048000000\n");
-  EXPECT_EQ(MemoryAllowed(root.string()), 2'048'000'000u);
-  write("sys/fs/cgroup/system.slice/withy.service/memory.max", "1024000000\n");
-  EXPECT_EQ(MemoryAllowed(root.string()), 1'024'000'000u);
-  std::filesystem::remove_all(root);
 }
 
 // Runs in its own process: all memory it has touched counts as locked, unless that is too much.

@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/bounded_queue.h"
 #include "base/huge_memory.h"
+#include "base/ids.h"
 #include "base/status.h"
 
 namespace withy {
@@ -208,16 +209,27 @@ std::unique_ptr<DiskQueue> DiskQueue::CreateBest(uint32_t depth) {
 }
 
 absl::StatusOr<UniqueFd> OpenDiskFile(const std::string& path, DiskFileMode mode) {
-  const int flags = O_CLOEXEC | (mode.write ? O_WRONLY | O_CREAT | O_EXCL : O_RDONLY) |
+  // Without O_NONBLOCK a pipe that lies at `path` would be waited for.
+  const int flags = O_CLOEXEC | (mode.write ? O_WRONLY | O_CREAT | O_EXCL : O_RDONLY | O_NONBLOCK) |
                     (mode.direct ? O_DIRECT : 0);
   UniqueFd fd(open(path.c_str(), flags, 0600));
   if (!fd.valid()) return DiskError(errno, absl::StrCat("open ", path));
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return DiskError(errno, absl::StrCat("stat ", path));
+  if (!S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file: remove it"));
+  }
+  // io_uring fails requests on a file that would not block.
+  if (!mode.write && fcntl(fd.get(), F_SETFL, flags & O_DIRECT) != 0) {
+    return DiskError(errno, absl::StrCat("set flags of ", path));
+  }
   return fd;
 }
 
 absl::StatusOr<bool> SupportsDirectIo(const std::string& directory) {
-  const std::string path = directory + "/probe";
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path);
+  std::string path = directory + "/probe";
+  // Something that cannot be removed has the name: another one serves.
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) absl::StrAppend(&path, ".", RandomId64());
   WITHY_ASSIGN_OR_RETURN(HugeMemory page, HugeMemory::Allocate(kDiskAlign));
   const UniqueFd fd(open(path.c_str(), O_CLOEXEC | O_RDWR | O_CREAT | O_EXCL | O_DIRECT, 0600));
   int error = fd.valid() ? 0 : errno;

@@ -69,7 +69,7 @@ struct DiskFileMode {
   bool write = false;  // creates the file; it must not exist
   bool direct = true;
 };
-// Errors: those of open(2), naming the path.
+// Errors: those of open(2), FAILED_PRECONDITION (no regular file); all name the path.
 absl::StatusOr<UniqueFd> OpenDiskFile(const std::string& path, DiskFileMode mode);
 
 // Whether files in `directory` can be written and read with O_DIRECT, found out with a probe file

@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "base/fnv1a.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace withy {
 
@@ -83,6 +85,27 @@ absl::StatusOr<std::string> FileDigest(const std::string& path) {
   } while (in);
   if (!in.eof()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
   return absl::StrFormat("%016x", hash.value());
+}
+
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t most_bytes) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return ErrnoError("open " + path);
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return ErrnoError("stat " + path);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(path + " is no regular file: move it away");
+  }
+  std::string bytes;
+  std::array<char, 1 << 14> piece;
+  while (bytes.size() <= most_bytes) {
+    const ssize_t got = read(fd.get(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoError("read " + path);
+    if (got == 0) return bytes;
+    bytes.append(piece.data(), static_cast<size_t>(got));
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(path, " has more than the ", most_bytes, " bytes that are possible"));
 }
 
 absl::Status SyncDirectoryOf(const std::string& path) {

@@ -19,6 +19,11 @@ absl::Status CheckOutput(const std::string& path, const std::vector<std::string>
 // A digest of the file's content: 16 hexadecimal digits. Errors: NOT_FOUND naming the path.
 absl::StatusOr<std::string> FileDigest(const std::string& path);
 
+// The content of a regular file of at most `most_bytes`. Waits for no pipe. Errors, naming the
+// path: those of open(2) and read(2), FAILED_PRECONDITION (no regular file), RESOURCE_EXHAUSTED
+// (larger).
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t most_bytes);
+
 // Replaces the content of `path` by `bytes` atomically: writes and syncs PATH.partial, renames it
 // to `path` and syncs the directory. After a crash or a loss of power `path` has its old or its new
 // content. On an error `path` is unchanged and PATH.partial is removed. One writer at a time.

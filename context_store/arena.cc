@@ -31,6 +31,11 @@ constexpr uint64_t kPage = 4096;
 constexpr size_t kPrefaultStep = 4 << 20;  // small, so that stopping is quick
 constexpr int kCollapse = 25;              // MADV_COLLAPSE (Linux 6.1), newer than the C library
 
+// Of the file of an arena with this many bytes of blocks.
+uint64_t FileBytes(uint64_t bytes) {
+  return RoundUp(bytes, kPage) + ArenaDirectory::BytesFor(bytes);
+}
+
 bool IsArenaOf(int fd, uint64_t bytes) {
   struct stat info {};
   if (fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != bytes) return false;
@@ -45,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd ke
                                                      uint64_t lock_limit_bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("store.arena_bytes is 0");
   std::unique_ptr<Arena> arena(new Arena(bytes));
-  const uint64_t file_bytes = RoundUp(bytes, kPage) + ArenaDirectory::BytesFor(bytes);
+  const uint64_t file_bytes = FileBytes(bytes);
   if (kept.valid() && IsArenaOf(kept.get(), file_bytes)) {
     arena->fd_ = std::move(kept);
     arena->recovered_ = true;
@@ -59,6 +64,14 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd ke
                                                lock_limit_bytes);
   arena->PrefaultInBackground();
   return arena;
+}
+
+uint64_t Arena::BytesOf(const UniqueFd& kept, uint64_t most) {
+  if (!kept.valid()) return 0;
+  for (uint64_t bytes = HugeMemory::kHugePage; bytes <= most; bytes += HugeMemory::kHugePage) {
+    if (IsArenaOf(kept.get(), FileBytes(bytes))) return bytes;
+  }
+  return 0;
 }
 
 Arena::~Arena() {

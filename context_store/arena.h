@@ -32,6 +32,9 @@ class Arena {
   // INVALID_ARGUMENT (0 bytes), RESOURCE_EXHAUSTED and others of memfd_create(2) and mmap(2).
   static absl::StatusOr<std::unique_ptr<Arena>> Create(uint64_t bytes, UniqueFd kept,
                                                        uint64_t lock_limit_bytes = UINT64_MAX);
+  // The size of an arena that an earlier process made, if it is sealed, at most `most` bytes large
+  // and a multiple of 2 MiB; else 0.
+  static uint64_t BytesOf(const UniqueFd& kept, uint64_t most);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -114,15 +115,31 @@ KeyFile FindMasterKey(const std::string& configured, const std::string& state_di
   return {absl::StrCat(state_dir, "/", ToAbsl(kMasterKeyName))};
 }
 
+namespace {
+
+// Never NOT_FOUND: a key must not be made in the place of one that is there.
+absl::Status Unreadable(const char* action, const std::string& what) {
+  const int error = errno;
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot ", action, " ", what, ": ", std::strerror(error),
+                   ": make it readable, or put it back from your backup; nothing was changed"));
+}
+
+}  // namespace
+
 absl::StatusOr<SecretKey> LoadMasterKey(const KeyFile& file) {
-  const UniqueFd fd(open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   const std::string what = absl::StrCat("key file ", file.path);
-  if (!fd.valid() && errno == ENOENT) {
+  struct stat info {};
+  // A link that leads nowhere is no key file that was never made.
+  if (!fd.valid() && errno == ENOENT && lstat(file.path.c_str(), &info) != 0) {
     return absl::NotFoundError(absl::StrCat(what, " does not exist: put it back from your backup"));
   }
-  if (!fd.valid()) return ErrnoError("open " + what);
-  struct stat info {};
-  if (fstat(fd.get(), &info) != 0) return ErrnoError("stat " + what);
+  if (!fd.valid() || fstat(fd.get(), &info) != 0) return Unreadable("open", what);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is no regular file: put the right file back from your backup"));
+  }
   const mode_t forbidden = file.credential ? 0037 : 0077;
   if ((info.st_mode & forbidden) != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -135,7 +152,7 @@ absl::StatusOr<SecretKey> LoadMasterKey(const KeyFile& file) {
   while (size < bytes.size()) {
     const ssize_t got = read(fd.get(), bytes.data() + size, bytes.size() - size);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoError("read " + what);
+    if (got < 0) return Unreadable("read", what);
     if (got == 0) break;
     size += static_cast<size_t>(got);
   }
@@ -338,13 +355,15 @@ absl::StatusOr<std::string> ContextKeys::Rotate() {
     id = next.Id();
   }
   if (const absl::Status expunged = Expunge(); !expunged.ok()) {
-    return Annotate(
-        expunged,
-        "the new master key is in force, but values that the former one opens are still "
-        "in the database's files until the next start");
+    spdlog::warn(
+        "the new master key is in force, but values that the former one opens are still in the "
+        "database's files: {}",
+        std::string(expunged.message()));
   }
   return id;
 }
+
+bool ContextKeys::expunge_left() const { return db_.Get(kExpungeKey).ok(); }
 
 std::string ContextKeys::master_key_id() const { return master().Id(); }
 

@@ -84,10 +84,14 @@ class ContextKeys final : public DataKeys {
   absl::StatusOr<std::shared_ptr<const SecretKey>> Unwrap(std::string_view owner,
                                                           std::string_view wrapped) const override;
 
+  // Whether removed keys may still be in the database's files: Expunge has not succeeded since.
+  bool expunge_left() const;
+
   // Replaces the master key by a new random one, in the file and for all data keys, and returns its
   // id. After a crash either key is in force, with its file. Errors: FAILED_PRECONDITION (the key
   // is a credential: the message says how those are replaced), as CreateMasterKey and
-  // RecordDb::Write; the former key then remains in force.
+  // RecordDb::Write; the former key then remains in force. If only the Expunge at the end fails,
+  // the new key is in force: see expunge_left.
   absl::StatusOr<std::string> Rotate();
 
   std::string master_key_id() const;

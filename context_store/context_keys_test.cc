@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <thread>
 
@@ -93,6 +94,24 @@ TEST_F(ContextKeysTest, EachFaultOfTheFileIsToldWithItsRemedy) {
   WriteKeyFile(std::string(32, 'x'), 0604);
   refused(absl::StatusCode::kInvalidArgument, "chmod 600");
   EXPECT_FALSE(LoadMasterKey({path_, true}).ok());
+}
+
+TEST_F(ContextKeysTest, WhatIsNoFileIsRefusedAndNoKeyIsMadeInItsPlace) {
+  const std::function<void()> kinds[] = {
+      [&] { std::filesystem::create_symlink("/nonexistent", path_); },
+      [&] { std::filesystem::create_symlink(path_, path_); },
+      [&] { std::filesystem::create_directory(path_); },
+      [&] { ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0); }};
+  for (const auto& make : kinds) {
+    std::filesystem::remove(path_);
+    make();
+    const absl::Status refused = ContextKeys::Open(*db_, {path_}).status();
+    EXPECT_FALSE(refused.ok());
+    EXPECT_FALSE(absl::IsNotFound(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr(path_), HasSubstr("from your backup")));
+    EXPECT_FALSE(std::filesystem::is_regular_file(std::filesystem::symlink_status(path_)));
+  }
 }
 
 TEST_F(ContextKeysTest, AMissingOrWrongFileIsRefusedOnceTheStoreHasAKey) {

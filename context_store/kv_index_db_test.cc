@@ -112,7 +112,7 @@ TEST(KvIndexDb, TheIndexOfSixtyThousandChunksIsReadyQuickly) {
       return true;
     };
     ASSERT_TRUE((*db)->Scan(kKvIndexPrefix, visit).ok());
-    EXPECT_EQ(*(*segments)->DeleteUnnamed(), 0u);
+    EXPECT_EQ((*segments)->DeleteUnnamed(), 0u);
     times.push_back(MillisSince(start));
     EXPECT_GE(chunks, kIndexedChunks);
   }

@@ -8,13 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "context_store/kv_writer.h"
@@ -73,7 +74,7 @@ uint32_t MaxChunksPerExtent(uint32_t layers, uint32_t block_bytes) {
 absl::StatusOr<std::unique_ptr<KvSegments>> KvSegments::Open(KvSegmentsOptions options) {
   std::unique_ptr<KvSegments> segments(new KvSegments(std::move(options)));
   WITHY_RETURN_IF_ERROR(segments->Prepare());
-  WITHY_RETURN_IF_ERROR(segments->ListFiles());
+  segments->ListFiles();
   return segments;
 }
 
@@ -113,21 +114,54 @@ absl::Status KvSegments::Prepare() {
   return absl::OkStatus();
 }
 
-absl::Status KvSegments::ListFiles() {
+// What is not listed is missing to the index, and so computed again.
+void KvSegments::ListFiles() {
   const absl::MutexLock lock(&mutex_);
   std::error_code error;
   for (std::filesystem::directory_iterator it(options_.directory, error), end; !error && it != end;
        it.increment(error)) {
-    const uint64_t number = SegmentNumber(it->path().filename().string());
-    if (number == 0) continue;
-    Segment& segment = segments_[number];
-    segment.bytes = segment.synced_bytes = it->file_size(error);
-    last_segment_ = std::max(last_segment_, number);
-    if (error) break;
+    AddFile(it->path().filename().string());
   }
-  if (!error) return absl::OkStatus();
-  return absl::ErrnoToStatus(error.value(),
-                             absl::StrCat("list the directory ", options_.directory));
+  if (!error) return;
+  ++left_out_;
+  spdlog::warn(
+      "the KV directory {} cannot be listed to its end ({}): KV that is not found is computed "
+      "again; check the disk",
+      options_.directory, error.message());
+}
+
+void KvSegments::AddFile(const std::string& name) {
+  const uint64_t number = SegmentNumber(name);
+  if (number == 0) return;
+  last_segment_ = std::max(last_segment_, number);
+  struct stat info {};
+  const int directory = directory_fd_.get();
+  const bool seen = fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+  if (seen && S_ISREG(info.st_mode)) {
+    Segment& segment = segments_[number];
+    segment.bytes = segment.synced_bytes = static_cast<uint64_t>(info.st_size);
+    return;
+  }
+  if (!seen && errno == ENOENT) return;  // deleted meanwhile
+  const std::string why = seen ? "it is no regular file" : std::strerror(errno);
+  ++left_out_;
+  const bool removed =
+      unlinkat(directory, name.c_str(), seen && S_ISDIR(info.st_mode) ? AT_REMOVEDIR : 0) == 0;
+  if (!removed) taken_.insert(number);
+  spdlog::warn("KV segment {}/{} is left out ({}), its KV is computed again; {}",
+               options_.directory, name, why,
+               removed ? "it was removed"
+                       : absl::StrCat("it cannot be removed (", std::strerror(errno),
+                                      "): check the disk, and remove it yourself"));
+}
+
+// Above all that were ever used, so that numbers follow the time; the lowest free one once a file
+// has the highest.
+uint64_t KvSegments::NextNumber() {
+  if (last_segment_ < kMaxKvSegment) return ++last_segment_;
+  uint64_t number = 1;
+  while (segments_.contains(number) || taken_.contains(number)) ++number;
+  return number;
 }
 
 absl::Status KvSegments::Adopt(const KvExtent& extent, uint32_t live_chunks) {
@@ -148,7 +182,7 @@ absl::Status KvSegments::Adopt(const KvExtent& extent, uint32_t live_chunks) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint32_t> KvSegments::DeleteUnnamed() {
+uint32_t KvSegments::DeleteUnnamed() {
   std::vector<uint64_t> unnamed;
   {
     const absl::MutexLock lock(&mutex_);
@@ -157,7 +191,7 @@ absl::StatusOr<uint32_t> KvSegments::DeleteUnnamed() {
     }
     for (const uint64_t number : unnamed) segments_.erase(number);
   }
-  for (const uint64_t number : unnamed) WITHY_RETURN_IF_ERROR(Unlink(number));
+  for (const uint64_t number : unnamed) Delete(number);
   return static_cast<uint32_t>(unnamed.size());
 }
 
@@ -213,18 +247,24 @@ absl::StatusOr<KvSegments::Place> KvSegments::FindPlace(uint64_t bytes) {
       dead = CloseOpenSegment();
     }
   }
-  if (dead != 0) WITHY_RETURN_IF_ERROR(Unlink(dead));
+  if (dead != 0) Delete(dead);
   return NewSegment();
 }
 
 absl::StatusOr<KvSegments::Place> KvSegments::NewSegment() {
+  constexpr int kMostTries = 64;  // entries that the listing did not show may have the names
   uint64_t number = 0;
-  {
-    const absl::MutexLock lock(&mutex_);
-    number = ++last_segment_;
+  absl::StatusOr<UniqueFd> opened = absl::AlreadyExistsError("");
+  for (int i = 0; i < kMostTries && absl::IsAlreadyExists(opened.status()); ++i) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      if (i > 0) taken_.insert(number);
+      number = NextNumber();
+    }
+    opened = OpenDiskFile(KvSegmentPath(options_.directory, number),
+                          {.write = true, .direct = options_.direct});
   }
-  WITHY_ASSIGN_OR_RETURN(UniqueFd fd, OpenDiskFile(KvSegmentPath(options_.directory, number),
-                                                   {.write = true, .direct = options_.direct}));
+  WITHY_ASSIGN_OR_RETURN(UniqueFd fd, std::move(opened));
   const absl::MutexLock lock(&mutex_);
   Segment& segment = segments_[number];
   segment.named = segment.open = true;
@@ -243,10 +283,11 @@ absl::Status KvSegments::WriteExtent(const KvExtentWrite& write, const KvExtent&
     if (errno == EOPNOTSUPP || errno == ENOSYS) break;  // not every file system can
     return DiskError(errno, absl::StrCat("reserve ", layout.DiskBytes(), " bytes"));
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const absl::Time begin = absl::Now();
   KvPieceSealer sealer(write.owner, extent, KvPieceSealer::Direction::kSeal);
   KvWriter writer(*write_queue_, write_memory_.bytes(), fd, extent.offset);
   for (uint32_t number = 0; number < layout.Pieces(); ++number) {
+    if (options_.stopped()) return absl::CancelledError("the store stops");
     const KvPiece piece = layout.Piece(number);
     const std::span<std::byte> room = writer.Room(piece.bytes + kKvCheckBytes);
     ForEachBlockPart(
@@ -259,10 +300,13 @@ absl::Status KvSegments::WriteExtent(const KvExtentWrite& write, const KvExtent&
   }
   const absl::Status status = writer.Finish();
   written_bytes_ += writer.written_bytes();
-  if (options_.bytes_per_second > 0) {
-    const std::chrono::duration<double> took(static_cast<double>(layout.DiskBytes()) /
-                                             static_cast<double>(options_.bytes_per_second));
-    std::this_thread::sleep_until(begin + took);
+  if (options_.bytes_per_second == 0) return status;
+  const absl::Time due = begin + absl::Seconds(static_cast<double>(layout.DiskBytes()) /
+                                               static_cast<double>(options_.bytes_per_second));
+  if (options_.stop == nullptr) {
+    absl::SleepFor(due - absl::Now());
+  } else if (options_.stop->WaitForNotificationWithDeadline(due)) {
+    return absl::CancelledError("the store stops");
   }
   return status;
 }
@@ -278,7 +322,7 @@ void KvSegments::Withdraw(const Place& place, const absl::Status& error) {
     const bool broken = !cut || !absl::IsResourceExhausted(error);
     if (open_segment_ == place.segment && (empty || broken)) dead = CloseOpenSegment();
   }
-  if (dead != 0) (void)Unlink(dead);  // what remains is deleted at the next start
+  if (dead != 0) Delete(dead);
 }
 
 absl::Status KvSegments::Sync(std::span<const KvExtent> extents) {
@@ -323,7 +367,7 @@ absl::Status KvSegments::SyncSegment(uint64_t number, uint64_t bytes) {
     segment.failed = true;
     if (segment.open) dead = CloseOpenSegment();
   }
-  if (dead != 0) (void)Unlink(dead);
+  if (dead != 0) Delete(dead);
   return failed;
 }
 
@@ -352,7 +396,7 @@ void KvSegments::Release(const KvExtent& extent, uint32_t chunks) {
     it->second.live_bytes -= std::min(it->second.live_bytes, chunks * ChunkBytes(extent));
     dead = ForgetIfDead(extent.segment);
   }
-  if (dead != 0) (void)Unlink(dead);  // else it is deleted at the next start
+  if (dead != 0) Delete(dead);
 }
 
 absl::Status KvSegments::Evict(uint64_t segment) {
@@ -364,7 +408,8 @@ absl::Status KvSegments::Evict(uint64_t segment) {
     }
     if (open_segment_ == segment) open_segment_ = 0;
   }
-  return Unlink(segment);
+  Delete(segment);
+  return absl::OkStatus();
 }
 
 std::vector<KvSegmentInfo> KvSegments::Segments() const {
@@ -386,15 +431,19 @@ KvSegmentsStats KvSegments::Stats() const {
   stats.kv_bytes = kv_bytes_;
   stats.written_bytes = written_bytes_;
   stats.read_bytes = reader_->bytes_read();
+  stats.left_out = left_out_;
   stats.direct = options_.direct;
   stats.uring = options_.uring;
   return stats;
 }
 
-absl::Status KvSegments::Unlink(uint64_t segment) const {
+// What remains is deleted by the next start.
+void KvSegments::Delete(uint64_t segment) {
   const std::string path = KvSegmentPath(options_.directory, segment);
-  if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
-  return ErrnoError("delete KV segment " + path);
+  if (unlink(path.c_str()) == 0 || errno == ENOENT) return;
+  ++left_out_;
+  spdlog::warn("KV segment {} cannot be deleted ({}) and takes space until the next start", path,
+               std::strerror(errno));
 }
 
 uint64_t KvSegments::CloseOpenSegment() {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "base/disk_io.h"
 #include "base/huge_memory.h"
 #include "base/unique_fd.h"
@@ -45,6 +47,10 @@ struct KvSegmentsOptions {
   bool uring = true;
   // For measurements: reads and writes take as long as on a disk of this speed; 0 = no limit.
   uint64_t bytes_per_second = 0;
+  // Once it is notified, a write that is under way ends soon with CANCELLED. Borrowed; may be null.
+  const absl::Notification* stop = nullptr;
+
+  bool stopped() const { return stop != nullptr && stop->HasBeenNotified(); }
 };
 
 // Chunks of one context and one format to write. Block l of chunk i lies at
@@ -78,6 +84,8 @@ struct KvSegmentsStats {
   uint64_t kv_bytes = 0;       // blocks given to Append
   uint64_t written_bytes = 0;  // to the disk for them: with checks, padding and failed writes
   uint64_t read_bytes = 0;
+  // Entries of the directory that are no readable segment, and segments that could not be deleted.
+  uint64_t left_out = 0;
   bool direct = false;
   bool uring = false;
 };
@@ -87,7 +95,8 @@ class KvSegments {
  public:
   // Errors, naming the directory: RESOURCE_EXHAUSTED (no space for a probe file) and others of
   // mkdir(2), open(2), mmap(2). Logs once if the file system refuses O_DIRECT or the kernel
-  // io_uring.
+  // io_uring. An entry that has a segment's name and is no file that can be looked at is logged,
+  // counted and removed; if that fails, it is left alone.
   static absl::StatusOr<std::unique_ptr<KvSegments>> Open(KvSegmentsOptions options);
   ~KvSegments();
   KvSegments(const KvSegments&) = delete;
@@ -98,14 +107,14 @@ class KvSegments {
   // is to be removed from the index.
   absl::Status Adopt(const KvExtent& extent, uint32_t live_chunks);
   // After all Adopts, before the first Append: deletes the segments of which nothing was adopted.
-  // Returns how many. Errors: those of unlink(2).
-  absl::StatusOr<uint32_t> DeleteUnnamed();
+  // Returns how many. One that cannot be deleted is logged and counted; the next start tries again.
+  uint32_t DeleteUnnamed();
 
   // Writes chunks as one extent. The extent may be read at once, and may be named by the index
   // after Sync. On an error nothing was added. Errors: INVALID_ARGUMENT (sizes; more chunks than
   // MaxChunksPerExtent), RESOURCE_EXHAUSTED (max_bytes: evict and try again; or the disk is full),
-  // ABORTED (the segment was evicted meanwhile), others of write(2); all name the file or the
-  // directory.
+  // ABORTED (the segment was evicted meanwhile), CANCELLED (options.stop), others of write(2); all
+  // name the file or the directory.
   absl::StatusOr<KvExtent> Append(const KvExtentWrite& write);
   // On return the extents are on the disk. One call may serve several extents. Errors: UNAVAILABLE
   // (the disk failed: these extents must not be indexed), NOT_FOUND (evicted meanwhile).
@@ -118,8 +127,8 @@ class KvSegments {
   // `chunks` more chunks of the extent are no longer in use. A segment whose chunks are all gone is
   // deleted, once it is closed. Ignores segments that were evicted.
   void Release(const KvExtent& extent, uint32_t chunks);
-  // Deletes a segment with all its extents. Reads that are running may end well or fail. Errors:
-  // NOT_FOUND, those of unlink(2).
+  // Deletes a segment with all its extents. Reads that are running may end well or fail. A file
+  // that cannot be deleted is counted, and deleted by the next start. Errors: NOT_FOUND.
   absl::Status Evict(uint64_t segment);
 
   std::vector<KvSegmentInfo> Segments() const;  // oldest first
@@ -146,7 +155,9 @@ class KvSegments {
 
   explicit KvSegments(KvSegmentsOptions options) : options_(std::move(options)) {}
   absl::Status Prepare();
-  absl::Status ListFiles();
+  void ListFiles();
+  void AddFile(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t NextNumber() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Place> FindPlace(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
   absl::StatusOr<Place> NewSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
   absl::Status WriteExtent(const KvExtentWrite& write, const KvExtent& extent, int fd)
@@ -155,7 +166,7 @@ class KvSegments {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
   absl::Status SyncSegment(uint64_t segment, uint64_t bytes);
   absl::Status SyncDirectory();
-  absl::Status Unlink(uint64_t segment) const;
+  void Delete(uint64_t segment);
   // The two below return the segment whose file is to be deleted, or 0.
   uint64_t CloseOpenSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ForgetIfDead(uint64_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -174,11 +185,13 @@ class KvSegments {
   std::map<uint64_t, Segment> segments_ ABSL_GUARDED_BY(mutex_);
   uint64_t open_segment_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 = none
   uint64_t last_segment_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number ever used
+  std::set<uint64_t> taken_ ABSL_GUARDED_BY(mutex_);   // by entries that cannot be removed
   // Files created, and how many of them are known to be in the directory on disk.
   uint64_t created_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t created_synced_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t kv_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> written_bytes_{0};
+  std::atomic<uint64_t> left_out_{0};
 };
 
 }  // namespace withy::context_store

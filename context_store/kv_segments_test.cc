@@ -527,7 +527,7 @@ TEST_P(KvSegmentsTest, WhatTheIndexDoesNotNameIsDeletedAtTheStart) {
   std::ofstream(Path() + "/notes.txt") << "not ours";
   Reopen();
   ASSERT_TRUE(segments_->Adopt(named, chunks).ok());
-  EXPECT_EQ(*segments_->DeleteUnnamed(), 1u);
+  EXPECT_EQ(segments_->DeleteUnnamed(), 1u);
   EXPECT_TRUE(std::filesystem::exists(File(named)));
   EXPECT_FALSE(std::filesystem::exists(File(unnamed)));
   EXPECT_TRUE(std::filesystem::exists(Path() + "/notes.txt"));

@@ -132,8 +132,12 @@ absl::StatusOr<std::vector<StoredContext>> KvStorage::Adopt(
     return true;
   };
   WITHY_RETURN_IF_ERROR(db_.Scan(kKvIndexPrefix, visit));
-  WITHY_RETURN_IF_ERROR(db_.Write(stale));
-  if (!again) WITHY_RETURN_IF_ERROR(segments_->DeleteUnnamed().status());
+  // What stays in the index for want of room is looked at again by the next start.
+  if (const absl::Status written = db_.Write(stale); !written.ok()) {
+    spdlog::warn("the index of KV keeps entries that are of no use: {}",
+                 std::string(written.message()));
+  }
+  if (!again) segments_->DeleteUnnamed();
   return contexts;
 }
 

@@ -71,7 +71,7 @@ class KvStorage {
 
   // A worker serves this geometry from now on, and nothing is in the arena. Returns what earlier
   // runs stored for it of contexts that `exists` knows; deletes the rest. A second call finds
-  // nothing of use. Errors: those of the database and of unlink(2).
+  // nothing of use. Errors: those of reading the database.
   absl::StatusOr<std::vector<StoredContext>> Adopt(
       const Geometry& geometry, const std::function<bool(std::string_view)>& exists);
 

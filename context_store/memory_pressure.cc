@@ -22,7 +22,12 @@ namespace {
 // 200 ms of waiting within 2 s: the shortest window that a process without privileges may ask for.
 constexpr std::string_view kTrigger = "some 200000 2000000";
 
-bool Readable(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
+// A kernel that was told not to measure pressure has the file and refuses to open it.
+bool Readable(const std::string& path) {
+  std::ifstream file(path);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return ParseStalledMicros(text).ok();
+}
 
 }  // namespace
 

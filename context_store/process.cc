@@ -7,6 +7,7 @@
 #include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/thread_role.h"
+#include "context_store/arena_plan.h"
 #include "context_store/convert.h"
 #include "context_store/memory_pressure.h"
 #include "context_store/service.h"
@@ -34,7 +35,10 @@ class ContextStoreProcess final : public rpc::Process {
     options.db.path = config.state_dir() + "/records";
     options.limits.contexts_per_app = config.orchestrator().contexts_per_app();
     options.limits.result_ttl_s = config.store().result_ttl_s();
-    options.arena_bytes = config.store().arena_bytes();
+    WITHY_ASSIGN_OR_RETURN(const ArenaPlan arena, PlanArena(config, kept_arena));
+    options.arena_bytes = arena.bytes;
+    options.wanted_arena_bytes = config.store().arena_bytes();
+    options.arena_sum = arena.sum;
     options.kv_ratio_percent = config.store().kv_ratio_percent();
     const absl::StatusOr<policy::KvStrategy> strategy =
         policy::FindKvStrategy(config.store().kv_strategy());
@@ -59,7 +63,7 @@ class ContextStoreProcess final : public rpc::Process {
     options.kept_arena = std::move(kept_arena);
     options.former = MakeLegacyResults();
     WITHY_ASSIGN_OR_RETURN(store_, Store::Open(std::move(options), Clock::Real(), *recorder_));
-    KeepInMemory(config.store().arena_bytes());
+    KeepInMemory(arena.bytes);
     SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads exist by now
     if (!store_->arena().recovered()) KeepArenaInSystemd(store_->arena().fd());
     pool_ = std::make_unique<WorkPool>(kDiskThreads, kDiskQueue, Clock::Real());
@@ -75,7 +79,7 @@ class ContextStoreProcess final : public rpc::Process {
 
   void Drain(absl::Duration grace) override {
     server_->SetServing(false);
-    store_->EndLeasesAhead();
+    store_->BeginStop();
     server_->Shutdown(grace);
   }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <system_error>
 #include <vector>
@@ -31,8 +32,12 @@ constexpr int kProbeRounds = 5;
 
 class ReadProbe {
  public:
-  ReadProbe(KvSegments& segments, HugeMemory memory, const Clock& clock)
-      : segments_(segments), memory_(std::move(memory)), clock_(clock) {
+  ReadProbe(KvSegments& segments, HugeMemory memory, std::function<bool()> stopped,
+            const Clock& clock)
+      : segments_(segments),
+        memory_(std::move(memory)),
+        stopped_(std::move(stopped)),
+        clock_(clock) {
     owner_.context_id = "probe";
     owner_.key = std::make_shared<const SecretKey>(SecretKey::Random());
   }
@@ -81,13 +86,19 @@ class ReadProbe {
     read.on_layer = [](uint32_t) {};
     read.on_failed = [&](size_t, const absl::Status& status) { failed = status; };
     read.on_done = [&] { done.Notify(); };
-    WITHY_RETURN_IF_ERROR(segments_.Start(std::move(read)).status());
-    done.WaitForNotification();
+    WITHY_ASSIGN_OR_RETURN(const KvReadId id, segments_.Start(std::move(read)));
+    constexpr absl::Duration kLook = absl::Milliseconds(50);
+    while (!done.WaitForNotificationWithTimeout(kLook)) {
+      if (!stopped_()) continue;
+      segments_.Cancel(id);
+      return absl::CancelledError("the store stops");
+    }
     return failed;
   }
 
   KvSegments& segments_;
   HugeMemory memory_;
+  const std::function<bool()> stopped_;
   const Clock& clock_;
   KvOwner owner_;
   KvExtent extent_;
@@ -96,7 +107,8 @@ class ReadProbe {
 absl::StatusOr<ReadCosts> MeasureIn(const KvSegmentsOptions& options, const Clock& clock) {
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<KvSegments> segments, KvSegments::Open(options));
   WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(kProbeChunks * kProbeChunkBytes));
-  ReadProbe probe(*segments, std::move(memory), clock);
+  ReadProbe probe(
+      *segments, std::move(memory), [&options] { return options.stopped(); }, clock);
   WITHY_RETURN_IF_ERROR(probe.Write());
   WITHY_ASSIGN_OR_RETURN(const double one_ms, probe.ReadMs(1));
   WITHY_ASSIGN_OR_RETURN(const double all_ms, probe.ReadMs(kProbeChunks));

@@ -22,7 +22,8 @@ struct ReadCosts {
 
 // Writes 8 MiB to a directory of its own beside the segments of `options`, reads them several times
 // and deletes them. Blocks for a second on a disk of 40 MB/s. Errors: those of KvSegments::Open,
-// Append and Sync; those of a read; FAILED_PRECONDITION (the clock stood still).
+// Append and Sync; those of a read; FAILED_PRECONDITION (the clock stood still); CANCELLED
+// (options.stop).
 absl::StatusOr<ReadCosts> MeasureReadCosts(const KvSegmentsOptions& options, const Clock& clock);
 
 // As measured earlier for this directory's disk and the board's power mode, or else measured now

@@ -44,13 +44,25 @@ std::string_view FromSlice(const rocksdb::Slice& slice) { return {slice.data(), 
 
 // Disables RocksDB's automatic recovery from a full disk; Reopen() recovers instead. RocksDB 7.8.3
 // may continue with a log whose last write failed, treat that as a broken invariant and abort the
-// process (if the memtable was empty when the write failed).
+// process (if the memtable was empty when the write failed). Notes that a flush or a compaction
+// failed: RocksDB refuses all writes from then on.
 class NoRecoveryByItself final : public rocksdb::EventListener {
  public:
+  explicit NoRecoveryByItself(std::shared_ptr<std::atomic<bool>> failed)
+      : failed_(std::move(failed)) {}
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status /*error*/,
                             bool* auto_recovery) override {
     *auto_recovery = false;
   }
+  void OnBackgroundError(rocksdb::BackgroundErrorReason reason,
+                         rocksdb::Status* /*error*/) override {
+    // A failed write tells its caller.
+    if (reason != rocksdb::BackgroundErrorReason::kWriteCallback) *failed_ = true;
+  }
+
+ private:
+  // Shared with the RecordDb: RocksDB may keep its listener longer.
+  const std::shared_ptr<std::atomic<bool>> failed_;
 };
 
 // Bytes of the logs in the directory. Replaying a log writes it again as a table.
@@ -69,7 +81,8 @@ rocksdb::Env* EnvOf(const RecordDbOptions& options) {
 }
 
 // A small database: at most a few tens of MiB of memory, few files.
-rocksdb::Options MakeOptions(const RecordDbOptions& ours) {
+rocksdb::Options MakeOptions(const RecordDbOptions& ours,
+                             std::shared_ptr<std::atomic<bool>> flush_failed) {
   rocksdb::Options options;
   options.env = EnvOf(ours);
   uint64_t free_bytes = 0;
@@ -87,7 +100,7 @@ rocksdb::Options MakeOptions(const RecordDbOptions& ours) {
   options.info_log_level = rocksdb::WARN_LEVEL;
   options.keep_log_file_num = 4;
   options.max_log_file_size = 1 << 20;
-  options.listeners = {std::make_shared<NoRecoveryByItself>()};
+  options.listeners = {std::make_shared<NoRecoveryByItself>(std::move(flush_failed))};
   const auto supported = rocksdb::GetSupportedCompressions();
   const bool lz4 =
       std::find(supported.begin(), supported.end(), rocksdb::kLZ4Compression) != supported.end();
@@ -160,7 +173,8 @@ absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& 
   }
   WITHY_RETURN_IF_ERROR(record_db->CheckRoomToOpen());
   rocksdb::DB* db = nullptr;
-  const rocksdb::Status opened = rocksdb::DB::Open(MakeOptions(options), options.path, &db);
+  const rocksdb::Status opened =
+      rocksdb::DB::Open(MakeOptions(options, record_db->flush_failed_), options.path, &db);
   if (!opened.ok()) {
     if (IsTaken(opened)) {
       return absl::FailedPreconditionError(
@@ -246,8 +260,11 @@ absl::Status RecordDb::Write(RecordBatch& batch) {
   return Convert(status, "cannot write");
 }
 
+// Without room RocksDB is left as it is: what needs none, such as reading, goes on.
+bool RecordDb::MustReopen() const { return stopped_ || (*flush_failed_ && CheckRoomToOpen().ok()); }
+
 rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
-  if (stopped_) {
+  if (MustReopen()) {
     rocksdb::Status opened = Reopen();
     if (!opened.ok()) return opened;
   }
@@ -265,14 +282,15 @@ rocksdb::Status RecordDb::WriteOnce(RecordBatch& batch) {
 // read-only.
 rocksdb::Status RecordDb::Reopen() {
   absl::MutexLock lock(&open_mutex_);
-  if (!stopped_) return rocksdb::Status::OK();
+  if (!stopped_ && !*flush_failed_) return rocksdb::Status::OK();
   rocksdb::Status status;
   if (const absl::Status room = CheckRoomToOpen(); !room.ok()) {
     status = rocksdb::Status::NoSpace(std::string(room.message()));
   }
   if (!status.ok() && db_ != nullptr) return status;  // the open database can still be read
-  const rocksdb::Options options = MakeOptions(options_);
+  const rocksdb::Options options = MakeOptions(options_, flush_failed_);
   db_.reset();
+  *flush_failed_ = false;
   rocksdb::DB* db = nullptr;
   if (status.ok()) status = rocksdb::DB::Open(options, options_.path, &db);
   if (status.ok()) {
@@ -364,6 +382,9 @@ absl::Status RecordDb::Rewrite(std::string_view prefix) {
   rocksdb::CompactRangeOptions options;
   options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;
   options.exclusive_manual_compaction = false;
+  // A flush that fails for want of room would make RocksDB refuse writes: it is not begun.
+  WITHY_RETURN_IF_ERROR(CheckRoomToOpen());
+  if (MustReopen()) WITHY_RETURN_IF_ERROR(Convert(Reopen(), "cannot reopen"));
   absl::ReaderMutexLock lock(&open_mutex_);
   if (db_ == nullptr || stopped_) return Closed();
   // The values are also in the memtable's log, which a flush ends.
@@ -389,7 +410,7 @@ absl::Status RecordDb::Copy(const std::string& directory, std::string_view leave
   }
   if (status.ok()) {
     // Opening it also shows that it can be opened.
-    rocksdb::Options options = MakeOptions(options_);
+    rocksdb::Options options = MakeOptions(options_, std::make_shared<std::atomic<bool>>(false));
     options.avoid_flush_during_shutdown = false;
     rocksdb::DB* opened = nullptr;
     status = rocksdb::DB::Open(options, directory, &opened);
@@ -433,7 +454,10 @@ absl::Status RecordDb::Convert(const rocksdb::Status& status, std::string_view w
   if (IsDiskFull(status)) {
     return absl::ResourceExhaustedError(absl::StrCat("disk full: ", text));
   }
-  if (status.IsCorruption()) return absl::DataLossError(text);
+  if (status.IsCorruption()) {
+    return absl::DataLossError(absl::StrCat(
+        text, ": put ", path(), " back from a backup, or move it away to begin without contexts"));
+  }
   return absl::UnavailableError(text);
 }
 

@@ -105,7 +105,8 @@ class RecordDb {
                          std::string_view begin = {}) const;
 
   // Writes all records with this prefix (which ends in '/') anew, so that no file has values that
-  // were deleted or replaced before the call. Errors: RESOURCE_EXHAUSTED, UNAVAILABLE.
+  // were deleted or replaced before the call. Errors: RESOURCE_EXHAUSTED (there is no room for it:
+  // nothing was done, and the database goes on), UNAVAILABLE.
   absl::Status Rewrite(std::string_view prefix);
 
   // Makes a consistent copy of the records without those under `leave_out` in `directory`, which
@@ -132,6 +133,7 @@ class RecordDb {
   absl::Status CheckRoom() const;
   absl::Status CheckRoomToOpen() const;
   rocksdb::Status WriteOnce(RecordBatch& batch);
+  bool MustReopen() const;
   rocksdb::Status Reopen();
   absl::Status Closed() const;
   absl::Status Convert(const rocksdb::Status& status, std::string_view what) const;
@@ -141,6 +143,10 @@ class RecordDb {
   mutable absl::Mutex open_mutex_;
   std::unique_ptr<rocksdb::DB> db_;   // while stopped_: read only, or null
   std::atomic<bool> stopped_{false};  // a write failed: nothing is written until Reopen()
+  // RocksDB's own threads failed to write: it refuses writes until Reopen(). Shared with the
+  // listener, which RocksDB owns.
+  const std::shared_ptr<std::atomic<bool>> flush_failed_ =
+      std::make_shared<std::atomic<bool>>(false);
   uint64_t run_ = 0;
   bool created_ = false;
   const DataKeys* keys_ = nullptr;

@@ -217,35 +217,7 @@ TEST(RecordDb, ADiskThatIsGoneRefusesEveryWriterAndIsGoneOnWith) {
   EXPECT_EQ(*(*db)->Get("a/after"), "after");
 }
 
-// The same on a real full file system: a small separate one.
-class SmallDisk {
- public:
-  explicit SmallDisk(const char* options = "size=24m")
-      : mounted_(mount("withy-test", dir_.path().c_str(), "tmpfs", 0, options) == 0) {}
-  ~SmallDisk() {
-    if (mounted_) umount2(dir_.path().c_str(), MNT_DETACH);
-  }
-  bool mounted() const { return mounted_; }
-  std::string operator/(const std::string& name) const { return dir_ / name; }
-  uint64_t FreeBytes() const { return std::filesystem::space(dir_.path()).available; }
-  // Fills all free space except `left` bytes.
-  void Fill(uint64_t left = 0) const {
-    std::ofstream filler(dir_ / "filler", std::ios::binary);
-    const std::string page(4096, 'x');
-    while (FreeBytes() > left &&
-           filler.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
-    }
-  }
-  bool Remount(unsigned long flags) const {
-    return mount("withy-test", dir_.path().c_str(), "tmpfs", MS_REMOUNT | flags, nullptr) == 0;
-  }
-  void MakeRoom() const { std::filesystem::remove(dir_ / "filler"); }
-
- private:
-  TempDir dir_;
-  const bool mounted_;
-};
-
+// The same on a real full file system.
 TEST(RecordDb, AReallyFullDiskLosesNothingAndIsGoneOnWith) {
   const SmallDisk disk;
   if (!disk.mounted()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN: run it as root";
@@ -352,6 +324,30 @@ TEST(RecordDb, AReadOnlyDiskIsNamed) {
         testing::AllOf(HasSubstr(disk / "db"), HasSubstr("state_dir"), HasSubstr("Read-only")));
     ASSERT_TRUE(disk.Remount(0));
   }
+}
+
+// RocksDB refuses writes after a flush that failed in the background.
+TEST(RecordDb, AFlushThatFoundNoRoomRefusesNoWriteOnceThereIsSome) {
+  TempDir dir;
+  const auto files = std::make_shared<FullFileSystem>();
+  const auto env = rocksdb::NewCompositeEnv(files);
+  auto db = RecordDb::Open({.path = dir / "db", .env = env.get()});
+  ASSERT_TRUE(db.ok()) << db.status();
+  ASSERT_TRUE(Put(**db, "a/1", "one").ok());
+  files->free_bytes = 1;
+  const absl::Status refused = (*db)->Rewrite("a/");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  RecordBatch batch;
+  batch.Delete("a/2");
+  EXPECT_TRUE((*db)->Write(batch).ok()) << "what cannot succeed was not begun";
+  files->free_bytes = 0;
+  files->full = true;
+  EXPECT_FALSE((*db)->Rewrite("a/").ok());
+  files->full = false;
+  const absl::Status written = Put(**db, "a/3", "three");
+  EXPECT_TRUE(written.ok()) << written;
+  EXPECT_EQ(*(*db)->Get("a/1"), "one");
+  EXPECT_TRUE((*db)->Rewrite("a/").ok());
 }
 
 TEST(RecordDb, TheReserveIsForDeletions) {

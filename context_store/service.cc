@@ -172,7 +172,7 @@ grpc::ServerUnaryReactor* ContextStoreService::FindResult(Context* context,
 grpc::ServerUnaryReactor* ContextStoreService::RotateMasterKey(
     Context* context, const v1::RotateMasterKeyRequest*, v1::RotateMasterKeyResponse* response) {
   return OnPool(context, [=, this]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(std::string id, store_.keys().Rotate());
+    WITHY_ASSIGN_OR_RETURN(std::string id, store_.RotateMasterKey());
     spdlog::info("the master key was replaced; the new one has id {}", id);
     response->set_master_key_id(std::move(id));
     return absl::OkStatus();
@@ -228,7 +228,9 @@ grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
   status->set_queue_limit(stats.waiting_limit);
   status->set_arena_bytes(store_.arena().bytes());
   status->set_arena_used_bytes(stats.space.total - stats.space.free);
-  status->set_detail(stats.attached ? "serving" : "waiting for a worker to attach");
+  status->set_detail(absl::StrCat(
+      stats.attached ? "serving" : "waiting for a worker to attach",
+      stats.arena_sum.empty() ? "" : "; the arena is smaller than configured: ", stats.arena_sum));
   response->set_epoch(stats.epoch);
   Fill(stats, response);
   response->set_leases_open(stats.leases_open);

@@ -79,6 +79,10 @@ Store::Store(StoreOptions options, const Clock& clock, telemetry::Recorder& reco
       space_locked_(
           recorder.gauge({"withy_store_arena_locked_bytes", "KV arena that is locked into memory.",
                           telemetry::Unit::kBytes})),
+      space_missing_(recorder.gauge(
+          {"withy_store_arena_missing_bytes",
+           "What the KV arena is smaller than configured, because memory is limited.",
+           telemetry::Unit::kBytes})),
       kv_usage_(recorder.gauge({"withy_kv_usage_ratio", "Share of the KV arena that calls hold.",
                                 telemetry::Unit::kMillionths})),
       leases_gauge_(
@@ -99,10 +103,9 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   WITHY_RETURN_IF_ERROR(store->OpenRecords());
   WITHY_ASSIGN_OR_RETURN(store->arena_,
                          Arena::Create(o.arena_bytes, std::move(kept), o.lock_limit_bytes));
-  if (!o.kv.directory.empty()) {
-    WITHY_ASSIGN_OR_RETURN(store->kv_, KvStorage::Open(o.kv, *store->keys_, *store->db_,
-                                                       {o.kv_daily_write_bytes, &clock}));
-  }
+  if (!o.kv.directory.empty()) WITHY_RETURN_IF_ERROR(store->OpenKv());
+  store->space_missing_.Set(
+      static_cast<int64_t>(std::max(o.wanted_arena_bytes, o.arena_bytes) - o.arena_bytes));
   WITHY_RETURN_IF_ERROR(store->LoadPreviousWorkers());
   store->directory_ =
       std::make_unique<ArenaDirectory>(store->arena_->directory(), store->arena_->bytes());
@@ -115,6 +118,10 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
                                                  store->FirstEpoch(), store->directory_.get());
   }
   store->tidy_ = std::make_unique<WorkPool>(1, kTidyQueue, clock);
+  store->clean_up_ = std::make_unique<CleanUp>(
+      [store = store.get()] { return store->CleanUpDeleted(); }, o.clean_up);
+  if (store->keys_->expunge_left()) store->ExpungeOrLater("");
+  store->tidy_->Run([store = store.get()] { store->RecordMetrics(); });
   if (store->kv_ != nullptr && o.probe_reads) {
     store->tidy_->Run([store = store.get()] { store->ProbeReads(); });
   }
@@ -128,11 +135,42 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
   return store;
 }
 
+// Without its directory KV on disk is off, and every context is computed again after a restart.
+absl::Status Store::OpenKv() {
+  KvSegmentsOptions options = options_.kv;
+  options.stop = &stop_;
+  absl::StatusOr<std::unique_ptr<KvStorage>> opened =
+      KvStorage::Open(std::move(options), *keys_, *db_, {options_.kv_daily_write_bytes, &clock_});
+  if (absl::IsResourceExhausted(opened.status())) return opened.status();
+  metrics_.without_disk.Set(opened.ok() ? 0 : 1);
+  if (opened.ok()) {
+    kv_ = *std::move(opened);
+  } else {
+    spdlog::error(
+        "no KV is kept on disk until the next start, and contexts are computed again after it: {}; "
+        "repair or remove {}",
+        std::string(opened.status().message()), options_.kv.directory);
+  }
+  return absl::OkStatus();
+}
+
 // By now gRPC has ended every call and all their calls to the store. The lock shows this order to
 // ThreadSanitizer, because every call has held it.
 // Nothing must run that uses the rest.
 Store::~Store() {
   StopWatchingPressure();
+  clean_up_.reset();
+  absl::Notification written;
+  if (tidy_ != nullptr) {
+    BeginStop();
+    // If the queue is full, all of the time passes.
+    (void)tidy_->TryRun([&] { written.Notify(); });
+    written.WaitForNotificationWithTimeout(options_.last_writes);
+  }
+  stop_.Notify();
+  if (const uint32_t left = idle_work_; left > 0) {
+    spdlog::warn("KV of {} contexts is not on disk yet and will be computed again", left);
+  }
   tidy_.reset();
   kv_.reset();
   const absl::MutexLock lock(&mutex_);
@@ -195,60 +233,6 @@ std::optional<Store::Upgrade> Store::NextUpgrade() const {
   return Upgrade{std::move(app_id), std::move(next->context_id), next->level_percent};
 }
 
-absl::Status Store::DeleteContext(std::string_view app_id, std::string_view context_id) {
-  absl::Status found = contexts_->Find(app_id, context_id).status();
-  if (absl::IsNotFound(found)) return found;
-  {
-    absl::MutexLock lock(&mutex_);
-    WITHY_RETURN_IF_ERROR(table_->LockContext(context_id));
-  }
-  absl::Status deleted = contexts_->Delete(app_id, context_id);
-  const bool gone = deleted.ok();
-  if (gone) deleted = ExpungeContext(context_id);
-  {
-    absl::MutexLock lock(&mutex_);
-    table_->UnlockContext(context_id, gone);
-    RecordGauges();
-  }
-  AdvanceWaiting();
-  ReleaseCopies();
-  return deleted;
-}
-
-absl::Status Store::RemoveApp(std::string_view app_id) {
-  if (!apps_->Has(app_id))
-    return absl::NotFoundError(absl::StrCat("no app ", PrintableKey(app_id)));
-  WITHY_RETURN_IF_ERROR(contexts_->BlockCreation(app_id));
-  absl::Status status;
-  std::vector<std::string> locked;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (std::string& context_id : contexts_->ContextsOf(app_id)) {
-      status = table_->LockContext(context_id);
-      if (!status.ok()) break;
-      locked.push_back(std::move(context_id));
-    }
-  }
-  std::vector<bool> deleted(locked.size(), false);
-  for (size_t i = 0; i < locked.size() && status.ok(); ++i) {
-    status = contexts_->Delete(app_id, locked[i]);
-    deleted[i] = status.ok();
-    if (status.ok()) status = ExpungeContext(locked[i]);
-  }
-  if (status.ok()) status = contexts_->DeleteResultsOf(app_id);
-  if (status.ok()) status = keys_->Expunge();
-  if (status.ok()) status = apps_->Remove(app_id);
-  {
-    absl::MutexLock lock(&mutex_);
-    for (size_t i = 0; i < locked.size(); ++i) table_->UnlockContext(locked[i], deleted[i]);
-    RecordGauges();
-  }
-  AdvanceWaiting();
-  ReleaseCopies();
-  contexts_->UnblockCreation(app_id);
-  return status;
-}
-
 absl::StatusOr<Attached> Store::Attach(WorkerInstance worker, const Geometry& geometry,
                                        std::unordered_set<std::string> public_chunks) {
   for (const std::string& identity : public_chunks) {
@@ -294,7 +278,9 @@ void Store::SetWorkerCosts(const KvCosts& costs) {
 }
 
 void Store::ProbeReads() {
-  const absl::StatusOr<ReadCosts> costs = FindReadCosts(options_.kv, ReadBoard(), *db_, clock_);
+  KvSegmentsOptions options = options_.kv;
+  options.stop = &stop_probe_;
+  const absl::StatusOr<ReadCosts> costs = FindReadCosts(options, ReadBoard(), *db_, clock_);
   if (!costs.ok()) {
     spdlog::warn("the speed of {} is not known and is taken as {} ms for a MiB: {}",
                  options_.kv.directory, options_.kv_costs.load.read_mib_ms,
@@ -328,7 +314,7 @@ absl::StatusOr<ArenaOffer> Store::ConnectWorker(WorkerInstance worker, uint64_t 
     offer.block_bytes = table_->geometry().block_bytes;
   }
   RecordBatch batch;
-  batch.Put(WorkerKey(worker), Encode(record));
+  batch.PutNote(WorkerKey(worker), Encode(record));  // a full disk refuses no worker
   // Without this record a restarted store would not know the worker, so the worker must not get the
   // memory.
   const absl::Status written = db_->Write(batch);
@@ -370,7 +356,8 @@ absl::StatusOr<LeaseOpening> Store::OpenLease(const LeaseSpec& spec,
   }
   const int64_t now = clock_.SteadyNanos();
   absl::MutexLock lock(&mutex_);
-  if (stopping_ && spec.ahead()) return absl::UnavailableError("context_store is shutting down");
+  if (stopping_ && (spec.ahead() || spec.rebuild))
+    return absl::UnavailableError("context_store is shutting down");
   WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
                          table_->Open({.epoch = spec.epoch,
                                        .context_id = spec.context_id,
@@ -398,13 +385,14 @@ absl::Status Store::Begin(LeaseId lease, std::string app_id, uint64_t call_id,
   return table_->Begin(lease, ChunksFor(need_tokens));
 }
 
-void Store::EndLeasesAhead() {
+void Store::BeginStop() {
   Listeners ended;
   {
     absl::MutexLock lock(&mutex_);
-    stopping_ = true;
+    if (std::exchange(stopping_, true)) return;
+    stop_probe_.Notify();
     for (const auto& [id, lease] : leases_) {
-      if (lease.spec.ahead()) ended.push_back(lease.listener);
+      if (lease.spec.ahead() || lease.spec.rebuild) ended.push_back(lease.listener);
     }
   }
   for (const auto& listener : ended) {

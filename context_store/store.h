@@ -22,6 +22,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/arena_socket.h"
 #include "base/clock.h"
@@ -30,6 +31,7 @@
 #include "context_store/arena.h"
 #include "context_store/arena_directory.h"
 #include "context_store/backups.h"
+#include "context_store/clean_up.h"
 #include "context_store/context_keys.h"
 #include "context_store/context_records.h"
 #include "context_store/kv_costs.h"
@@ -57,6 +59,8 @@ struct StoreOptions {
   RecordDbOptions db;
   ContextLimits limits;
   uint64_t arena_bytes = 256 << 20;
+  uint64_t wanted_arena_bytes = 0;  // as configured, where memory is short
+  std::string arena_sum = {};       // why it is smaller than that, for the status; empty: it is not
   uint32_t max_leases = 1024;
   uint32_t max_waiting_leases = 256;
   LegacyResults former;
@@ -76,6 +80,9 @@ struct StoreOptions {
   UniqueFd kept_arena;    // arena that systemd kept from an earlier store process; may be invalid
   KvCosts kv_costs = {};  // until a worker and the disk have told theirs
   bool probe_reads = false;  // measure the disk's speed at the first start
+  CleanUp::Pauses clean_up = {};
+  // At the end, KV that waits to be written is written for at most so long.
+  absl::Duration last_writes = absl::Seconds(2);
   // Bytes of records and KV on disk together. KV gives way; if the records alone reach it, calls
   // and contexts are refused.
   uint64_t disk_bytes = UINT64_MAX;
@@ -140,6 +147,7 @@ struct StoreStats {
   bool attached = false;  // a worker has told its geometry
   SlotPool::Counts space;
   uint64_t largest_gap = 0;  // bytes
+  std::string arena_sum;     // StoreOptions::arena_sum
   uint32_t leases_open = 0;
   uint32_t leases_ahead = 0;  // of leases_open: opened ahead, their calls have not arrived
   uint32_t leases_waiting = 0;
@@ -193,9 +201,12 @@ class Store {
   absl::StatusOr<ContextSummary> CreateContext(std::string_view app_id, NewContext context);
   absl::StatusOr<std::string> FindResult(std::string_view app_id, std::string_view request_id,
                                          std::string_view digest) const;
-  // Both block. Errors: NOT_FOUND; ABORTED while a context is leased; those of a write.
+  // Both block. OK: it is deleted, durably; its space and its keys in the database's files may be
+  // freed later. Errors: NOT_FOUND; ABORTED while a context is leased; those of a write.
   absl::Status DeleteContext(std::string_view app_id, std::string_view context_id);
   absl::Status RemoveApp(std::string_view app_id);
+  // As ContextKeys::Rotate.
+  absl::StatusOr<std::string> RotateMasterKey();
 
   // A worker starts or restarts: see LeaseTable::Attach. `public_chunks`: identities of chunks that
   // contexts of all apps may share, as the worker names them. Blocks. Errors: also INVALID_ARGUMENT
@@ -221,8 +232,9 @@ class Store {
   // INVALID_ARGUMENT (it already has an app).
   // `need_tokens`: as LeaseSpec.
   absl::Status Begin(LeaseId lease, std::string app_id, uint64_t call_id, uint32_t need_tokens = 0);
-  // Ends all leases that were opened ahead and refuses new ones, because the store is stopping.
-  void EndLeasesAhead();
+  // The process begins to stop: ends the leases that no call waits for (opened ahead, or to rebuild
+  // KV), refuses new ones, and ends the measurement of the disk.
+  void BeginStop();
   // Reads the record, and begins to bring the context's KV into the arena. Blocks on the record.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
   // As LeaseTable::Claim; LeaseListener::OnClaimed answers a claim that waits. Blocks unless KV is
@@ -269,6 +281,7 @@ class Store {
 
   Store(StoreOptions options, const Clock& clock, telemetry::Recorder& recorder);
   absl::Status OpenRecords();
+  absl::Status OpenKv();
   // RESOURCE_EXHAUSTED if the records have reached `disk_bytes`.
   absl::Status CheckDisk() const;
   // Also if a quota of the app, or of the context unless that is empty, is reached.
@@ -278,8 +291,11 @@ class Store {
   // Looks at the records' size on disk again. Blocks.
   void MeasureRecords();
   // After `context_id` was deleted: its keys leave the files, and where the bound was reached, so
-  // do its records.
-  absl::Status ExpungeContext(std::string_view context_id);
+  // do its records. Empty: keys alone.
+  absl::Status ExpungeContext(const std::string& context_id);
+  // The same; what fails is tried again by clean_up_.
+  void ExpungeOrLater(std::string_view context_id);
+  absl::Status CleanUpDeleted();
   // These copies are lost. What is in the arena of the contexts that had them is written again.
   void ForgetCopies(const std::set<StoredCopy>& lost);
   absl::Status LoadPreviousWorkers();
@@ -364,6 +380,7 @@ class Store {
   telemetry::Gauge& space_quarantined_;
   telemetry::Gauge& space_withheld_;
   telemetry::Gauge& space_locked_;
+  telemetry::Gauge& space_missing_;
   telemetry::Gauge& kv_usage_;
   telemetry::Gauge& leases_gauge_;
   telemetry::Gauge& record_bytes_gauge_;
@@ -395,12 +412,19 @@ class Store {
   // another model before they have ended.
   int writers_ ABSL_GUARDED_BY(mutex_) = 0;
 
+  absl::Mutex left_mutex_;
+  std::set<std::string> left_ ABSL_GUARDED_BY(left_mutex_);  // for CleanUpDeleted
+
   std::atomic<uint32_t> idle_work_ = 0;       // tasks of tidy_ that are not done
   std::unique_ptr<MemoryPressure> pressure_;  // null: not watched
   UniqueFd pressure_stop_;                    // an eventfd
   std::thread pressure_thread_;
 
-  std::unique_ptr<WorkPool> tidy_;  // one thread; last, because its tasks use all of the above
+  // Notified when work in the background must end: what is not written then is computed again.
+  absl::Notification stop_;
+  absl::Notification stop_probe_;      // the same for ProbeReads, when the process begins to stop
+  std::unique_ptr<WorkPool> tidy_;     // one thread; its tasks use all of the above
+  std::unique_ptr<CleanUp> clean_up_;  // last, as it uses them too
 };
 
 }  // namespace withy::context_store

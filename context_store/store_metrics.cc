@@ -35,6 +35,15 @@ StoreMetrics::StoreMetrics(Recorder& recorder)
       opened_without(Opened(recorder, "absent")),
       not_written(recorder.counter({.name = "withy_store_unwritten_chunks_total",
                                     .help = "KV chunks not written, to spare the disk."})),
+      failed_cleanups(recorder.counter(
+          {.name = "withy_store_failed_cleanups_total",
+           .help = "Tries to free what something deleted had that failed; each is repeated."})),
+      cleanups_left(
+          recorder.gauge({.name = "withy_store_cleanups_left",
+                          .help = "Deleted contexts and keys whose space is not freed yet."})),
+      without_disk(recorder.gauge(
+          {.name = "withy_store_kv_without_disk",
+           .help = "1 while no KV is kept on disk because its directory could not be used."})),
       kv_bytes_(Bytes(recorder, "withy_store_kv_bytes_total", "Bytes of KV given to the disk.")),
       written_bytes_(Bytes(recorder, "withy_store_kv_written_bytes_total",
                            "Bytes written to the disk for KV, checks and padding included.")),
@@ -45,6 +54,9 @@ StoreMetrics::StoreMetrics(Recorder& recorder)
       cut_(Damage(recorder, "cut")),
       wrong_(Damage(recorder, "wrong")),
       unread_(Damage(recorder, "unread")),
+      left_out_(recorder.counter(
+          {.name = "withy_store_kv_left_out_total",
+           .help = "Entries of the KV directory that could not be used or deleted."})),
       day_bytes_(recorder.gauge({.name = "withy_store_kv_written_day_bytes",
                                  .help = "Bytes of KV written within the last 24 hours.",
                                  .unit = Unit::kBytes})),
@@ -106,6 +118,7 @@ void StoreMetrics::RecordDisk(const KvStorageStats& stats) {
   Raise(cut_, stats.damage.cut);
   Raise(wrong_, stats.damage.wrong);
   Raise(unread_, stats.damage.unread);
+  Raise(left_out_, stats.segments.left_out);
   day_bytes_.Set(static_cast<int64_t>(stats.written_day_bytes));
   disk_bytes_.Set(static_cast<int64_t>(stats.segments.disk_bytes));
 }

@@ -25,6 +25,9 @@ class StoreMetrics {
   telemetry::Counter& opened_partly;
   telemetry::Counter& opened_without;
   telemetry::Counter& not_written;
+  telemetry::Counter& failed_cleanups;
+  telemetry::Gauge& cleanups_left;
+  telemetry::Gauge& without_disk;
 
  private:
   // Adds what `total` has grown by since the last call for this counter.
@@ -40,6 +43,7 @@ class StoreMetrics {
   telemetry::Counter& cut_;
   telemetry::Counter& wrong_;
   telemetry::Counter& unread_;
+  telemetry::Counter& left_out_;
   telemetry::Gauge& day_bytes_;
   telemetry::Gauge& disk_bytes_;
   telemetry::Counter& shares_;

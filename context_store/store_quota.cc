@@ -49,18 +49,6 @@ void Store::MeasureRecords() {
   record_bytes_gauge_.Set(record_bytes_);
 }
 
-absl::Status Store::ExpungeContext(std::string_view context_id) {
-  std::set<StoredCopy> lost;
-  const absl::Status expunged = kv_ != nullptr ? kv_->Delete(context_id, &lost) : keys_->Expunge();
-  ForgetCopies(lost);
-  // RocksDB would give the space back at some later compaction only.
-  if (expunged.ok() && !CheckDisk().ok()) {
-    WITHY_RETURN_IF_ERROR(db_->Rewrite(SegmentPrefix(context_id)));
-  }
-  MeasureRecords();
-  return expunged;
-}
-
 absl::StatusOr<ContextSummary> Store::CreateContext(std::string_view app_id, NewContext context) {
   auto created = contexts_->Create(app_id, std::move(context), CheckDisk());
   if (absl::IsResourceExhausted(created.status())) refused_by_quota_.Add();

@@ -15,6 +15,7 @@ StoreStats Store::Stats() const {
           .attached = table_->geometry().layers > 0,
           .space = table_->slots().counts(),
           .largest_gap = table_->slots().LargestGap(),
+          .arena_sum = options_.arena_sum,
           .leases_open = table_->open_leases(),
           .leases_ahead = static_cast<uint32_t>(ahead),
           .leases_waiting = table_->waiting_leases(),

@@ -84,6 +84,10 @@ class StoreFixture : public ::testing::Test {
     }
     options.kv.segment_bytes = segment_bytes_;
     options.kv.max_bytes = disk_bytes_;
+    options.kv.bytes_per_second = bytes_per_second_;
+    options.probe_reads = probe_reads_;
+    options.clean_up = clean_up_;
+    options.last_writes = last_writes_;
     options.kv_daily_write_bytes = daily_bytes_;
     options.kv_ratio_percent = ratio_percent_;
     options.pressure = pressure_;
@@ -235,6 +239,10 @@ class StoreFixture : public ::testing::Test {
   uint64_t segment_bytes_ = kKvSegmentBytes;
   uint64_t disk_bytes_ = uint64_t{1} << 30;
   uint64_t daily_bytes_ = UINT64_MAX;
+  uint64_t bytes_per_second_ = 0;
+  bool probe_reads_ = false;
+  CleanUp::Pauses clean_up_;
+  absl::Duration last_writes_ = StoreOptions().last_writes;
   uint32_t ratio_percent_ = 50;
   uint64_t epoch_ = 0;
   std::string records_, kv_;  // names in dir_

@@ -80,6 +80,7 @@ void EncodeChunk(const engine::KvGeometry& kv, engine::KvMemory memory, const Ch
 }  // namespace
 
 void Store::Tidy(const std::string& context_id) {
+  if (stop_.HasBeenNotified()) return;
   SetThreadRole(ThreadRole::kComputes);
   Geometry geometry;
   {
@@ -106,6 +107,7 @@ void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) 
   const std::vector<KvFormat> wanted =
       WantedFormats(chunks, kept, geometry, errors, options_.kv_ratio_percent, *options_.precision);
   for (uint32_t i = 0; i < wanted.size(); ++i) {
+    if (stop_.HasBeenNotified()) return;
     const std::optional<KvSlot>& slot = chunks[i].slot;
     if (!slot.has_value() || slot->format == wanted[i]) continue;
     std::optional<ChunkWork> work;

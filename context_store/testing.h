@@ -2,11 +2,13 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -50,6 +52,35 @@ class TempDir {
 
  private:
   std::string path_;
+};
+
+// A small file system of its own, where the test may mount one.
+class SmallDisk {
+ public:
+  explicit SmallDisk(const char* options = "size=24m")
+      : mounted_(mount("withy-test", dir_.path().c_str(), "tmpfs", 0, options) == 0) {}
+  ~SmallDisk() {
+    if (mounted_) umount2(dir_.path().c_str(), MNT_DETACH);
+  }
+  bool mounted() const { return mounted_; }
+  std::string operator/(const std::string& name) const { return dir_ / name; }
+  uint64_t FreeBytes() const { return std::filesystem::space(dir_.path()).available; }
+  // Fills all free space except `left` bytes.
+  void Fill(uint64_t left = 0) const {
+    std::ofstream filler(dir_ / "filler", std::ios::binary);
+    const std::string page(4096, 'x');
+    while (FreeBytes() > left &&
+           filler.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
+    }
+  }
+  bool Remount(unsigned long flags) const {
+    return mount("withy-test", dir_.path().c_str(), "tmpfs", MS_REMOUNT | flags, nullptr) == 0;
+  }
+  void MakeRoom() const { std::filesystem::remove(dir_ / "filler"); }
+
+ private:
+  TempDir dir_;
+  const bool mounted_;
 };
 
 }  // namespace withy::context_store

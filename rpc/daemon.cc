@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -37,6 +38,8 @@ constexpr int kFailed = 1;
 constexpr int kWrongConfiguration = 2;
 // Apps of other users in the socket's group may connect to the orchestrator.
 constexpr unsigned kAppSocketMode = 0660;
+// Between the end of the last call and the end of the process.
+constexpr absl::Duration kLongestEnd = absl::Seconds(4);
 const int64_t kStartedNanos = Clock::Real().SteadyNanos();
 
 struct Flags {
@@ -226,16 +229,30 @@ int WaitForSignal(const sigset_t& signals, Process* process) {
   }
 }
 
-// `grace` bounds the remaining time, so the watchdog is fed in any case.
-void Drain(Process* process, absl::Duration grace) {
+int64_t NanosFromNow(absl::Duration duration) {
+  return Clock::Real().SteadyNanos() + absl::ToInt64Nanoseconds(duration);
+}
+
+// Running calls get `grace`. What else runs (a slow disk, a peer that does not answer) gets
+// kLongestEnd after them: all that must be durable is on the disk by then, and the next start finds
+// the rest as after a kill. The time is bounded, so the watchdog is fed in any case.
+void Stop(std::unique_ptr<Process> process, absl::Duration grace) {
+  constexpr absl::Duration kLook = absl::Milliseconds(200);
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
-  const int64_t give_up_ns =
-      Clock::Real().SteadyNanos() + absl::ToInt64Nanoseconds(grace + absl::Seconds(5));
-  const Watch watch(watched ? watchdog : absl::Seconds(1), [=] {
-    if (watched && Clock::Real().SteadyNanos() < give_up_ns) FeedWatchdog();
+  std::atomic<int64_t> give_up_ns = NanosFromNow(grace + kLongestEnd);
+  const Watch watch(watched ? std::min(watchdog, kLook) : kLook, [&give_up_ns, watched] {
+    if (Clock::Real().SteadyNanos() < give_up_ns) {
+      if (watched) FeedWatchdog();
+      return;
+    }
+    spdlog::warn("stopped in the middle of background work: it did not end within {} s",
+                 absl::ToInt64Seconds(kLongestEnd));
+    _exit(0);
   });
   process->Drain(grace);
+  give_up_ns = NanosFromNow(kLongestEnd);
+  process.reset();
 }
 
 }  // namespace
@@ -267,8 +284,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),
                config->orchestrator().drain_s());
   sd_notify(0, "STOPPING=1\nSTATUS=draining");
-  Drain(process->get(), absl::Seconds(config->orchestrator().drain_s()));
-  process->reset();
+  Stop(*std::move(process), absl::Seconds(config->orchestrator().drain_s()));
   spdlog::info("stopped");
   return 0;
 }

@@ -26,7 +26,9 @@ namespace withy::rpc {
 class Process {
  public:
   virtual ~Process() = default;
-  // Stops accepting work and finishes running work within `grace`. Called once, before destruction.
+  // Stops accepting work and finishes running calls within `grace`. Called once, before
+  // destruction, which ends all other work. If that takes several seconds, the process ends in the
+  // middle of it.
   virtual void Drain(absl::Duration grace) = 0;
   // Whether pending work has advanced recently. Asked a few times a minute. While it returns false,
   // the systemd watchdog is not fed, so that systemd restarts a hung process. Must not block.

@@ -128,6 +128,21 @@ TEST_F(DaemonTest, ASignalEndsAStartAtOnce) {
   EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "during start: stopped");
 }
 
+// As one whose disk does not answer.
+TEST_F(DaemonTest, WorkThatDoesNotEndIsNotWaitedFor) {
+  class Endless final : public Process {
+   public:
+    Endless() { raise(SIGTERM); }
+    ~Endless() override {
+      while (true) pause();
+    }
+    void Drain(absl::Duration /*grace*/) override {}
+    std::vector<std::string> addresses() const override { return {}; }
+  };
+  const auto create = [](const v1::Config& /*config*/) { return std::make_unique<Endless>(); };
+  EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "stopped in the middle of background work");
+}
+
 TEST_F(DaemonTest, AProcessWithoutRoomWaitsAndIsThereOnceThereIsSome) {
   int tries = 0;
   const auto create = [&](const v1::Config& config) -> absl::StatusOr<std::unique_ptr<Process>> {

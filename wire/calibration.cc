@@ -9,13 +9,13 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/crc32c.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/cpu/kernels.h"
@@ -200,11 +200,8 @@ absl::StatusOr<v1::CalibrationKey> MakeTlmKey(const std::string& path,
 }
 
 absl::StatusOr<v1::Calibration> ReadCalibration(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) return ErrnoError(absl::StrCat("open ", path));
-  std::stringstream text;
-  text << in.rdbuf();
-  const std::string bytes = text.str();
+  constexpr size_t kMostBytes = 16 << 20;
+  WITHY_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(path, kMostBytes));
   v1::Calibration record;
   Complaints complaints;
   TextFormat::Parser parser;

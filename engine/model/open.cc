@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/keep_in_memory.h"
+#include "base/memory_limits.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "engine/cpu/thread_pool.h"
@@ -24,6 +24,23 @@ constexpr uint64_t kLeastCopiedBytes = uint64_t{32} << 20;
 // what is free at present.
 bool RoomForCopy(uint64_t bytes) {
   return bytes >= kLeastCopiedBytes && 2 * bytes <= MemoryAllowed() && 2 * bytes <= MemoryFree();
+}
+
+// A budget is taken from memory at once, and a kernel that has no room for it kills the process.
+// The board may have swap: of it, only what it has in all counts.
+absl::Status CheckBudget(uint64_t budget_bytes) {
+  constexpr uint64_t kBufferBytes = uint64_t{48} << 20;  // of a pass and of the program
+  constexpr int kMib = 20;
+  for (const MemoryLimit& limit : MemoryLimits()) {
+    const bool board = limit.file == kBoardLimit;
+    if (budget_bytes + kBufferBytes <= (board ? limit.bytes : limit.room_bytes())) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no memory for the model: weights ", budget_bytes >> kMib, " MiB (weight_budget_bytes) + ",
+        "buffers ", kBufferBytes >> kMib, " MiB > allowed ", limit.bytes >> kMib, " MiB (",
+        limit.file, "; ", limit.used_bytes >> kMib,
+        " MiB of it are in use): lower weight_budget_bytes, or raise the limit"));
+  }
+  return absl::OkStatus();
 }
 
 // What packing or recognising a file has left in the page cache would count beside a budget.
@@ -62,6 +79,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(packed_path));
   using Place = ModelOptions::WeightPlace;
   if (options.weight_budget_bytes > 0) {
+    WITHY_RETURN_IF_ERROR(CheckBudget(options.weight_budget_bytes));
     for (const std::string& read : {path, packed_path}) DropFromCache(read);
     return PackedModel::Open(std::move(file), options);
   }
