@@ -35,6 +35,8 @@ StoreMetrics::StoreMetrics(Recorder& recorder)
       opened_without(Opened(recorder, "absent")),
       not_written(recorder.counter({.name = "withy_store_unwritten_chunks_total",
                                     .help = "KV chunks not written, to spare the disk."})),
+      demoted_bytes(Bytes(recorder, "withy_store_demoted_bytes_total",
+                          "Bytes of the arena freed by storing KV in fewer bits.")),
       kv_bytes_(Bytes(recorder, "withy_store_kv_bytes_total", "Bytes of KV given to the disk.")),
       written_bytes_(Bytes(recorder, "withy_store_kv_written_bytes_total",
                            "Bytes written to the disk for KV, checks and padding included.")),

@@ -25,6 +25,7 @@ class StoreMetrics {
   telemetry::Counter& opened_partly;
   telemetry::Counter& opened_without;
   telemetry::Counter& not_written;
+  telemetry::Counter& demoted_bytes;
 
  private:
   // Adds what `total` has grown by since the last call for this counter.

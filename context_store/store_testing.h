@@ -82,6 +82,7 @@ class StoreFixture : public ::testing::Test {
     options.kv.max_bytes = disk_bytes_;
     options.kv_daily_write_bytes = daily_bytes_;
     options.kv_ratio_percent = ratio_percent_;
+    options.compresses_ahead = compresses_ahead_;
     options.pressure = pressure_;
     options.kept_arena = std::move(arena);
     auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
@@ -232,6 +233,7 @@ class StoreFixture : public ::testing::Test {
   uint64_t disk_bytes_ = uint64_t{1} << 30;
   uint64_t daily_bytes_ = UINT64_MAX;
   uint32_t ratio_percent_ = 50;
+  bool compresses_ahead_ = false;
   uint64_t epoch_ = 0;
   std::string records_, kv_;  // names in dir_
   std::unique_ptr<Store> store_;
