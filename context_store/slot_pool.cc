@@ -1,7 +1,7 @@
 #include "context_store/slot_pool.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <deque>
 #include <iterator>
 
 #include "base/round_up.h"
@@ -270,18 +270,16 @@ std::vector<SlotAt> SlotPool::CheapestSlides(
     uint64_t left;   // of a gap
     uint64_t moved;  // of a slot
   };
-  std::vector<Part> window;
+  std::deque<Part> window;
   uint64_t left = 0, moved = 0, least_moved = UINT64_MAX;
   std::vector<SlotAt> best;
-  const auto shorten = [&](size_t parts) {
-    for (size_t i = 0; i < parts; ++i) {
-      left -= window[i].left;
-      moved -= window[i].moved;
-    }
-    window.erase(window.begin(), window.begin() + static_cast<std::ptrdiff_t>(parts));
+  const auto shorten = [&] {
+    left -= window.front().left;
+    moved -= window.front().moved;
+    window.pop_front();
   };
   const auto try_window = [&] {
-    while (!window.empty() && left - window.front().left >= bytes) shorten(1);
+    while (!window.empty() && left - window.front().left >= bytes) shorten();
     if (left < bytes || moved >= least_moved) return;
     least_moved = moved;
     best.clear();
@@ -305,7 +303,8 @@ std::vector<SlotAt> SlotPool::CheapestSlides(
       window.push_back({slot->first, 0, one.units * kUnit});
       moved += window.back().moved;
     } else {
-      shorten(window.size());
+      window.clear();
+      left = moved = 0;
     }
     ++slot;
   }

@@ -318,8 +318,10 @@ class Store {
   void WriteChunks(const std::string& context_id, const Geometry& geometry,
                    std::span<const ChunkWork> work);
   // Writes what would leave the arena to make room for `bytes`, as far as the day's limit allows.
-  // Blocks.
+  // On the thread of tidy_, so nothing is written twice.
   void SwapOut(uint64_t bytes);
+  // Has that done, after what tidy_ has begun, and waits as long as the disk takes something.
+  void AwaitSwapOut(uint64_t bytes);
   // Of the chunks of a lease's context that are on disk only, in the arena.
   uint64_t BytesToLoad(const std::string& context_id) const;
   uint64_t BytesOfNewChunk() const;
@@ -387,9 +389,7 @@ class Store {
   std::unique_ptr<KvStorage> kv_;              // null: no KV on disk
 
   absl::Mutex attach_mutex_;  // held by one Attach at a time; taken before mutex_
-  // Held by who writes or compresses chunks of idle contexts, so that nobody writes what is being
-  // written, or compresses what is about to be on disk; taken before mutex_.
-  absl::Mutex room_mutex_;
+  absl::Mutex room_mutex_;    // held by who compresses for room; taken before mutex_
   mutable absl::Mutex mutex_;
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
@@ -401,6 +401,8 @@ class Store {
   // What recomputing takes by the worker's calibration.
   policy::LoadCosts calibrated_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> record_bytes_{0};  // on disk
+  // Steady time until which the disk is not asked to take KV for room: it failed, or hangs.
+  std::atomic<int64_t> no_writes_until_ns_{0};
   // Demotions and loads that write to slots now, outside the lock. The arena is not emptied for
   // another model before they have ended.
   int writers_ ABSL_GUARDED_BY(mutex_) = 0;

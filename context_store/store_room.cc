@@ -4,11 +4,15 @@
 // (policy/kv_eviction.h). With a strategy that compresses ahead, a context is brought to the ratio
 // when its call has ended. Each step holds the lock only to begin and to end, and is dropped if a
 // call has come meanwhile.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
 #include "base/crc32c.h"
 #include "context_store/store.h"
 #include "engine/kv/encode.h"
@@ -25,6 +29,11 @@ constexpr size_t kFirstExact = 2;
 constexpr size_t kLastExact = 2;
 // What is moved within the arena under one hold of the lock: a few milliseconds at most.
 constexpr uint64_t kMostMovedBytes = 16 << 20;
+// A disk that has written no context for so long is taken to hang, and is not waited for again
+// until the second time is over.
+constexpr int64_t kPatienceNanos = 10 * kNanosPerSecond;
+constexpr int64_t kHangNanos = 60 * kNanosPerSecond;
+constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 policy::KvFormatIndex IndexOf(KvFormat format) {
   return static_cast<policy::KvFormatIndex>(
@@ -160,16 +169,43 @@ bool Store::MakesRoom(uint32_t chunks) const {
   return !options_.compresses_ahead && LacksRoom(bytes);
 }
 
+void Store::AwaitSwapOut(uint64_t bytes) {
+  if (clock_.SteadyNanos() < no_writes_until_ns_) return;
+  // Shared with the task, which may end after the waiting.
+  const auto done = std::make_shared<absl::Notification>();
+  const bool accepted = tidy_->TryRun([this, bytes, done] {
+    SwapOut(bytes);
+    ReleaseCopies();
+    done->Notify();
+  });
+  if (!accepted) return;
+  uint64_t written = written_.value();
+  int64_t since_ns = clock_.SteadyNanos();
+  while (!done->WaitForNotificationWithTimeout(kLook)) {
+    const int64_t now_ns = clock_.SteadyNanos();
+    if (const uint64_t now = written_.value(); now != written) {
+      written = now;
+      since_ns = now_ns;
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopping_) return;
+    }
+    if (!options_.writes_ahead || now_ns - since_ns < kPatienceNanos) continue;
+    spdlog::warn("the disk has taken no KV for {} s: chunks lose bits, or are computed again",
+                 kPatienceNanos / kNanosPerSecond);
+    no_writes_until_ns_ = now_ns + kHangNanos;
+    return;
+  }
+}
+
 void Store::MakeRoom(uint64_t bytes) {
   const bool writes_now = kv_ != nullptr && !options_.writes_ahead;
   if (!writes_now && (options_.compresses_ahead || !LacksRoom(bytes))) return;
+  if (kv_ != nullptr) AwaitSwapOut(bytes);
+  if (options_.compresses_ahead || !options_.precision.has_value()) return;
   absl::MutexLock making(&room_mutex_);
-  // While this thread waited, others may have made room, or written what was not on disk.
-  if (kv_ != nullptr && (writes_now || LacksRoom(bytes))) {
-    SwapOut(bytes);
-    ReleaseCopies();
-  }
-  if (options_.compresses_ahead || !options_.precision.has_value() || !LacksRoom(bytes)) return;
+  if (!LacksRoom(bytes)) return;  // others may have made it, while this thread waited
   uint64_t room = 0;
   {
     absl::MutexLock lock(&mutex_);

@@ -18,6 +18,8 @@ namespace {
 
 // What the extents of one call take on disk beyond their chunks, at most: checks and padding.
 constexpr uint64_t kExtentExtraBytes = 64 << 10;
+// A disk that took no KV is not asked for room again for so long.
+constexpr int64_t kNextTryNanos = 10 * kNanosPerSecond;
 
 }  // namespace
 
@@ -28,11 +30,8 @@ void Store::Tidy(const std::string& context_id) {
     absl::MutexLock lock(&mutex_);
     geometry = table_->geometry();
   }
-  {
-    absl::MutexLock writing(&room_mutex_);
-    if (options_.compresses_ahead) Compress(context_id);
-    if (kv_ != nullptr && options_.writes_ahead) WriteIdle(context_id, geometry);
-  }
+  if (options_.compresses_ahead) Compress(context_id);
+  if (kv_ != nullptr && options_.writes_ahead) WriteIdle(context_id, geometry);
   ReleaseCopies();
   RecordMetrics();
 }
@@ -129,6 +128,7 @@ void Store::WriteChunks(const std::string& context_id, const Geometry& geometry,
     spdlog::warn("KV of context {} is not on disk and will be computed again after a restart: {}",
                  context_id, std::string(written.message()));
     copies.assign(work.size(), 0);
+    no_writes_until_ns_ = clock_.SteadyNanos() + kNextTryNanos;
   }
   std::vector<StoredCopy> unwanted;
   std::vector<ContextChunk> chunks;
