@@ -98,7 +98,7 @@ absl::StatusOr<Plan> MakePlan() {
                    quick ? Names{"markov"} : Names{"random", "markov", "gaussian"});
   plan.shapes = Or(absl::GetFlag(FLAGS_shapes), quick ? Names{"gqa"} : Names{"gqa", "mha"});
   plan.strategies =
-      Or(absl::GetFlag(FLAGS_strategies), {"lmk", "swap", "vllm-s", "vllm-sq", "cake"});
+      Or(absl::GetFlag(FLAGS_strategies), {"llms", "lmk", "swap", "vllm-s", "vllm-sq", "cake"});
   std::erase(plan.strategies, "withy");
   plan.strategies.insert(plan.strategies.begin(), "withy");
   Names settings = absl::GetFlag(FLAGS_settings);

@@ -204,7 +204,7 @@ absl::StatusOr<std::vector<RestartGain>> MeasureRestart(const std::string& model
 
 absl::StatusOr<double> MeasureDecodeRatio(const std::string& model, uint32_t context_tokens,
                                           uint32_t pairs) {
-  WITHY_ASSIGN_OR_RETURN(const auto stored, Service::Start(model, ""));
+  WITHY_ASSIGN_OR_RETURN(const auto stored, Service::Start(model, "kv_strategy: \"llms\""));
   WITHY_ASSIGN_OR_RETURN(const auto exact, Service::Start(model, "kv_strategy: \"lmk\""));
   for (Service* service : {stored.get(), exact.get()}) {
     WITHY_RETURN_IF_ERROR(service->NewContext());

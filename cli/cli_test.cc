@@ -347,6 +347,16 @@ TEST(StatsTest, CallsAreNamed) {
   EXPECT_EQ(CallsText(finished.tool_calls()), "(calls look {\"at\": \"it\"}, id i1)\n");
 }
 
+TEST(StatsTest, SaysThatKvWasNotExact) {
+  v1::GenerateFinished finished;
+  EXPECT_THAT(StatsText({}, {}, finished), Not(HasSubstr("KV")));
+  finished.mutable_usage()->set_compressed_kv_tokens(48);
+  finished.mutable_usage()->set_other_level_kv_tokens(1);
+  const std::string text = StatsText({}, {}, finished);
+  EXPECT_THAT(text, HasSubstr("KV of 48 reused tokens had been stored in fewer bits"));
+  EXPECT_THAT(text, HasSubstr("KV of 1 reused token had been computed at another level"));
+}
+
 TEST(StatsTest, SaysHowTheAnswerWasDrawn) {
   v1::GenerateFinished finished;
   v1::Sampling& sampling = *finished.mutable_sampling();

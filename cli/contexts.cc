@@ -61,6 +61,10 @@ std::string DrawChunks(const v1::GetContextResponse& context) {
   if (drawing.empty()) return "";
   drawing = "KV, a letter for 16 tokens (bits in memory; s: on disk only): " + drawing + "\n";
   if (shared > 0) drawing += "Shared with other contexts: " + Counted(shared, "chunk") + "\n";
+  if (const uint32_t tokens = context.context().compressed_kv_tokens(); tokens > 0) {
+    drawing += "In fewer bits than 8, for want of room: " + Counted(tokens, "token") +
+               "; answers may differ from those of a new context\n";
+  }
   return drawing + "\n";
 }
 

@@ -113,6 +113,14 @@ std::string StatsText(const v1::Slo& slo, const v1::GenerateStarted& started,
     absl::StrAppend(&text, absl::StrFormat("%.4g mJ, %.3g a token\n", energy_mj,
                                            energy_mj / std::max(1u, usage.completion_tokens())));
   }
+  if (usage.compressed_kv_tokens() > 0) {
+    absl::StrAppend(&text, "KV of ", Counted(usage.compressed_kv_tokens(), "reused token"),
+                    " had been stored in fewer bits, for want of room\n");
+  }
+  if (usage.other_level_kv_tokens() > 0) {
+    absl::StrAppend(&text, "KV of ", Counted(usage.other_level_kv_tokens(), "reused token"),
+                    " had been computed at another level\n");
+  }
   const std::string speculation = SpeculationText(finished);
   if (!speculation.empty()) absl::StrAppend(&text, speculation, "\n");
   if (finished.has_sampling()) absl::StrAppend(&text, SamplingText(finished.sampling()), "\n");

@@ -1,6 +1,7 @@
 #include "context_store/arena_kv.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace withy::context_store {
@@ -80,9 +81,9 @@ bool ArenaKv::MayShare(const KvContext& one, const KvContext& other,
   return (!one.app_id.empty() && one.app_id == other.app_id) || public_chunks.contains(identity);
 }
 
-std::vector<ContextChunk*> ArenaKv::FindEqual(const KvContext& context, uint32_t first,
-                                              std::span<const std::string> identities) {
-  std::vector<ContextChunk*> equal(identities.size(), nullptr);
+template <class Visit>
+void ArenaKv::ForEachEqual(const KvContext& context, uint32_t first,
+                           std::span<const std::string> identities, Visit visit) {
   std::vector<KvContext*> alike;  // equal so far
   for (auto& [id, other] : contexts) {
     if (&other != &context && other.kv.chunks.size() > first) alike.push_back(&other);
@@ -98,11 +99,19 @@ std::vector<ContextChunk*> ArenaKv::FindEqual(const KvContext& context, uint32_t
       ContextChunk& chunk = other->kv.chunks[number];
       const bool usable = chunk.slot.has_value() && !chunk.loading &&
                           chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens);
-      if (!usable) continue;
-      equal[i] = &chunk;
-      break;
+      if (usable) visit(i, other, &chunk);
     }
   }
+}
+
+std::vector<ContextChunk*> ArenaKv::FindEqual(const KvContext& context, uint32_t first,
+                                              std::span<const std::string> identities) {
+  std::vector<ContextChunk*> equal(identities.size(), nullptr);
+  ForEachEqual(context, first, identities, [&](size_t i, KvContext*, ContextChunk* chunk) {
+    if (equal[i] == nullptr || HasFewerBits(equal[i]->slot->format, chunk->slot->format)) {
+      equal[i] = chunk;
+    }
+  });
   return equal;
 }
 
@@ -135,6 +144,9 @@ uint32_t ArenaKv::ShareMissing(KvContext* context) {
     ContextChunk& chunk = chunks[first + i];
     const bool full = chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens);
     if (equal[i] == nullptr || chunk.slot.has_value() || !full) continue;
+    // Its copy, or what recomputing gives.
+    const KvFormat otherwise = chunk.stored != 0 ? chunk.stored_format : KvFormat::kQ8;
+    if (!MayStandFor(*equal[i], otherwise)) continue;
     Share(&chunk, equal[i]);
     ++shared;
   }
@@ -153,15 +165,40 @@ uint32_t ArenaKv::Deduplicate(KvContext* context) {
   for (size_t i = 0; i < equal.size(); ++i) {
     ContextChunk& chunk = chunks[i];
     if (equal[i] == nullptr || !chunk.slot.has_value() || chunk.loading ||
-        pool.contexts(chunk.slot->units) > 1 || chunk.slot->format != equal[i]->slot->format) {
+        pool.contexts(chunk.slot->units) > 1) {
       continue;
     }
+    const bool same = chunk.slot->format == equal[i]->slot->format;
+    const bool better =
+        !compresses_ahead && HasFewerBits(chunk.slot->format, equal[i]->slot->format);
+    if (!same && !better) continue;
     LeaveSlot(&chunk, &context->kv, &pool);
     Share(&chunk, equal[i]);
     ++shared;
   }
   Collect(context);
+  if (!compresses_ahead) shared += Restore(context, identities);
   return shared;
+}
+
+// What idle contexts have in fewer bits than the context becomes exact again, and takes no room.
+uint32_t ArenaKv::Restore(KvContext* context, std::span<const std::string> identities) {
+  std::vector<std::tuple<KvContext*, ContextChunk*, ContextChunk*>> restored;
+  ForEachEqual(*context, 0, identities, [&](size_t i, KvContext* other, ContextChunk* chunk) {
+    ContextChunk& own = context->kv.chunks[i];
+    if (!own.slot.has_value() || own.loading || !other->idle() ||
+        !HasFewerBits(chunk->slot->format, own.slot->format)) {
+      return;
+    }
+    restored.emplace_back(other, chunk, &own);
+  });
+  for (const auto& [other, chunk, own] : restored) {
+    LeaveSlot(chunk, &other->kv, &pool);
+    Share(chunk, own);
+    Collect(other);
+    Describe(other->id);
+  }
+  return static_cast<uint32_t>(restored.size());
 }
 
 std::vector<KvContext*> ArenaKv::ContextsWith(SlotAt slot, uint32_t number) {
@@ -187,7 +224,7 @@ SharedUses ArenaKv::UsesOfShared(const KvContext* except) const {
       if (!chunk.shared) continue;
       SharedUse& use = by_slot[chunk.slot->units];
       use.idle = use.idle && context.idle() && &context != except;
-      use.copies = use.copies && chunk.stored != 0;
+      use.copies = use.copies && chunk.HasExactCopy();
       if (use.latest == nullptr || context.last_used > use.latest->last_used) {
         use.latest = &context;
       }

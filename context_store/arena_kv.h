@@ -59,7 +59,7 @@ struct ChunkPlaces {
 // How the contexts that have one slot use it.
 struct SharedUse {
   bool idle = true;                   // all of them are idle, and none is to be spared
-  bool copies = true;                 // each has a copy on disk
+  bool copies = true;                 // each has a copy on disk of as many bits
   const KvContext* latest = nullptr;  // that was used last
 };
 using SharedUses = std::unordered_map<SlotAt, SharedUse>;
@@ -75,6 +75,9 @@ struct ArenaKv {
   std::unordered_map<StoredCopy, uint32_t> borrowed;
   ArenaDirectory* directory = nullptr;  // borrowed; null: nothing outlives this process
   uint64_t shares = 0;  // chunks that a context took over from another one, since the start
+  // KvStrategy::compresses_ahead. If not, a chunk or a copy with more bits is preferred to an equal
+  // one with fewer.
+  bool compresses_ahead = false;
   // Identities that contexts of all apps may share; others are shared within an app only.
   std::unordered_set<std::string> public_chunks;
 
@@ -92,9 +95,9 @@ struct ArenaKv {
   void Describe(const std::string& context_id);
   void Describe(const KvContext& context, uint32_t number);  // one chunk of it
 
-  // For each of these identities, of chunks first, first + 1, ... of `context`: a chunk of another
-  // context with that identity whose slot `context` may have, too; null: there is none. Valid until
-  // chunks of other contexts change.
+  // For each of these identities, of chunks first, first + 1, ... of `context`: the chunk with the
+  // most bits of another context with that identity whose slot `context` may have, too; null: there
+  // is none. Valid until chunks of other contexts change.
   std::vector<ContextChunk*> FindEqual(const KvContext& context, uint32_t first,
                                        std::span<const std::string> identities);
   // A chunk has the copy no more. It is given up with the last one that had it.
@@ -105,10 +108,15 @@ struct ArenaKv {
   // it, too.
   void Join(ContextChunk* chunk, ContextChunk* equal);
   void Share(ContextChunk* chunk, ContextChunk* equal);
+  // Whether a chunk of the context may have the slot of this equal one instead of what it would get
+  // in `format`.
+  bool MayStandFor(const ContextChunk& equal, KvFormat format) const {
+    return compresses_ahead || !HasFewerBits(equal.slot->format, format);
+  }
   // Chunks of the context that have no slot get those of equal chunks. Returns their number.
   uint32_t ShareMissing(KvContext* context);
-  // Full chunks with a slot of their own get those of equal chunks of the same format instead.
-  // Returns their number.
+  // Full chunks with a slot of their own get those of equal chunks of the same format instead, or
+  // of more bits; equal chunks of idle contexts with fewer bits get theirs. Returns their number.
   uint32_t Deduplicate(KvContext* context);
   // The contexts that have the slot, as their chunk `number`.
   std::vector<KvContext*> ContextsWith(SlotAt slot, uint32_t number);
@@ -121,6 +129,11 @@ struct ArenaKv {
   void Evict(KvContext* context, uint32_t number);
 
  private:
+  // Calls `visit(i, other, chunk)` for each such chunk, as FindEqual has them.
+  template <class Visit>
+  void ForEachEqual(const KvContext& context, uint32_t first,
+                    std::span<const std::string> identities, Visit visit);
+  uint32_t Restore(KvContext* context, std::span<const std::string> identities);
   bool MayShare(const KvContext& one, const KvContext& other, const std::string& identity) const;
 };
 

@@ -84,7 +84,21 @@ struct ContextChunk {
 
   bool nowhere() const { return !slot.has_value() && stored == 0; }
   bool HasCopyIn(KvFormat format) const { return stored != 0 && stored_format == format; }
+  // Whether a copy has as many bits as `format`, or more: nothing is lost if a chunk in `format`
+  // leaves the arena.
+  bool HasExactCopy(KvFormat format) const;
+  bool HasExactCopy() const { return slot.has_value() && HasExactCopy(slot->format); }
 };
+
+// Whether `format` keeps less of the numbers than `other`.
+constexpr bool HasFewerBits(KvFormat format, KvFormat other) {
+  const auto bits = [](KvFormat of) { return engine::KBits(of) + engine::VBits(of); };
+  return bits(format) < bits(other);
+}
+
+inline bool ContextChunk::HasExactCopy(KvFormat format) const {
+  return stored != 0 && !HasFewerBits(stored_format, format);
+}
 
 // What happens to a context's chunks while slots move.
 struct ContextChunks {

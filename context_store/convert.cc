@@ -41,6 +41,7 @@ proto::ContextInfo ToProto(const ContextSummary& summary, const ContextKv& kv) {
   info.set_resident_bytes(kv.resident_bytes);
   info.set_stored_bytes(kv.stored_bytes);
   info.set_kv_tokens(kv.tokens);
+  info.set_compressed_kv_tokens(kv.compressed_tokens);
   info.set_dropped_messages(summary.record.dropped);
   return info;
 }

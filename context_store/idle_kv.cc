@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -37,7 +38,7 @@ Evictions::Evictions(ArenaKv& kv, policy::EvictionPolicy policy, const KvContext
 std::optional<SharedUse> Evictions::UseOf(const KvContext& context, const ContextChunk& chunk,
                                           const SharedUses& shared) const {
   if (!chunk.slot.has_value()) return std::nullopt;
-  SharedUse use{.copies = chunk.stored != 0, .latest = &context};
+  SharedUse use{.copies = chunk.HasExactCopy(), .latest = &context};
   if (chunk.shared) use = shared.at(chunk.slot->units);
   const bool may_leave = use.idle && use.latest == &context && (use.copies || !copies_only_);
   return may_leave ? std::optional(use) : std::nullopt;
@@ -218,9 +219,8 @@ ContextChunk* IdleKv::EndWork(const ChunkWork& work) {
   return same;
 }
 
-std::vector<bool> IdleKv::KeptFormats(std::string_view context_id, size_t latest) const {
-  const KvContext* context = std::as_const(kv_).FindIdle(context_id);
-  if (context == nullptr) return {};
+std::vector<std::vector<bool>> IdleKv::KeptFormats(const std::vector<std::string>& context_ids,
+                                                   size_t latest) const {
   std::unordered_set<SlotAt> kept;
   for (const auto& [id, other] : kv_.contexts) {
     const std::vector<ContextChunk>& chunks = other.kv.chunks;
@@ -230,69 +230,129 @@ std::vector<bool> IdleKv::KeptFormats(std::string_view context_id, size_t latest
       }
     }
   }
-  std::vector<bool> keeps;
-  for (const ContextChunk& chunk : context->kv.chunks) {
-    keeps.push_back(chunk.shared && kept.contains(chunk.slot->units));
+  std::vector<std::vector<bool>> keeps(context_ids.size());
+  for (size_t i = context_ids.size(); i-- > 0;) {
+    const KvContext* context = std::as_const(kv_).FindIdle(context_ids[i]);
+    if (context == nullptr) continue;
+    for (const ContextChunk& chunk : context->kv.chunks) {
+      keeps[i].push_back(chunk.shared && kept.contains(chunk.slot->units));
+    }
+    for (const ContextChunk& chunk : context->kv.chunks) {
+      if (chunk.shared) kept.insert(chunk.slot->units);
+    }
   }
   return keeps;
 }
 
+uint64_t IdleKv::ExactRoom() const {
+  const Evictions evictions(kv_, policy_, nullptr, /*copies_only=*/true);
+  return kv_.pool.counts().free + evictions.bytes();
+}
+
+std::vector<std::string> IdleKv::ByUse() const {
+  std::vector<const KvContext*> idle;
+  for (const auto& [id, context] : kv_.contexts) {
+    if (context.idle()) idle.push_back(&context);
+  }
+  std::sort(idle.begin(), idle.end(),
+            [](const KvContext* a, const KvContext* b) { return a->last_used < b->last_used; });
+  std::vector<std::string> ids;
+  for (const KvContext* context : idle) ids.push_back(context->id);
+  return ids;
+}
+
+uint64_t IdleKv::Compact(uint64_t count, uint64_t most_bytes, const MoveBytes& move) {
+  const uint64_t bytes = kv_.geometry.ChunkBytes(KvFormat::kQ8);
+  struct Owner {
+    KvContext* context;
+    uint32_t chunk;
+  };
+  std::unordered_multimap<SlotAt, Owner> owners;
+  std::unordered_set<SlotAt> fixed;
+  for (auto& [id, context] : kv_.contexts) {
+    for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
+      const ContextChunk& chunk = context.kv.chunks[i];
+      if (!chunk.slot.has_value()) continue;
+      owners.emplace(chunk.slot->units, Owner{&context, i});
+      if (!context.idle()) fixed.insert(chunk.slot->units);
+    }
+  }
+  const auto may_slide = [&](SlotAt slot) {
+    return owners.contains(slot) && !fixed.contains(slot);
+  };
+  uint64_t moved = 0;
+  while (kv_.pool.Holds(bytes) < count && moved < most_bytes) {
+    const std::vector<SlotAt> slides = kv_.pool.CheapestSlides(bytes, may_slide);
+    if (slides.empty()) break;
+    for (const SlotAt from : slides) {
+      const std::optional<SlotAt> to = kv_.pool.Slide(from);
+      if (!to.has_value()) continue;
+      move(from, *to, kv_.pool.bytes(*to));
+      moved += kv_.pool.bytes(*to);
+      std::vector<Owner> of_slot;
+      const auto [first, last] = owners.equal_range(from);
+      for (auto owner = first; owner != last; ++owner) of_slot.push_back(owner->second);
+      owners.erase(first, last);
+      for (const Owner& owner : of_slot) {
+        owner.context->kv.chunks[owner.chunk].slot->units = *to;
+        kv_.Describe(*owner.context, owner.chunk);
+        owners.emplace(*to, owner);
+      }
+    }
+  }
+  return moved;
+}
+
 std::optional<ChunkWork> IdleKv::BeginDemotion(std::string_view context_id, uint32_t chunk,
-                                               KvFormat to, uint64_t* evicted) {
+                                               KvFormat to) {
   std::optional<ChunkWork> work = BeginWork(context_id, chunk);
   if (!work.has_value()) return work;
-  if (kv_.contexts.at(work->context_id).kv.chunks[chunk].identity.tokens != kChunkTokens) {
-    EndWork(*work);  // tokens will be written to it
-    return std::nullopt;
-  }
-  Evictions evictions = MakeEvictions(kv_.FindIdle(context_id));
-  const std::optional<SlotAt> slot =
-      evictions.Claim(kv_.geometry.ChunkBytes(to), kStoresOwn, evicted);
-  if (!slot.has_value()) {
+  // To an unfinished chunk tokens will be written.
+  if (kv_.contexts.at(work->context_id).kv.chunks[chunk].identity.tokens != kChunkTokens ||
+      !HasFewerBits(to, work->from.format)) {
     EndWork(*work);
     return std::nullopt;
   }
-  work->to = {*slot, to};
   return work;
 }
 
-bool IdleKv::FinishDemotion(const ChunkWork& work, bool done) {
+std::optional<KvSlot> IdleKv::FinishDemotion(const ChunkWork& work, KvFormat to) {
   const bool current = work.pin == kv_.pool.run();
   ContextChunk* chunk = EndWork(work);
-  if (!current) return false;  // the arena was emptied meanwhile
-  if (chunk == nullptr || !done) {
-    kv_.pool.Free(work.to.units);
-    return false;
-  }
+  if (!current || chunk == nullptr) return std::nullopt;
   KvContext& context = kv_.contexts.at(work.context_id);
   const std::vector<KvContext*> with = kv_.ContextsWith(&context, work.chunk);
-  if (!std::all_of(with.begin(), with.end(), [](const KvContext* one) { return one->idle(); })) {
-    kv_.pool.Free(work.to.units);
-    return false;
+  // While the disk is written from the slot, its place does not become free.
+  const bool idle =
+      std::all_of(with.begin(), with.end(), [](const KvContext* one) { return one->idle(); });
+  if (!idle || kv_.pool.pins(work.from.units) > 0) return std::nullopt;
+  for (KvContext* one : with) {
+    LeaveSlot(&one->kv.chunks[work.chunk], &one->kv, &kv_.pool);
+    kv_.Collect(one);
   }
-  kv_.pool.Keep(work.to.units);
+  const std::optional<SlotAt> slot = kv_.pool.Claim(kv_.geometry.ChunkBytes(to), kStoresOwn);
+  Invariant(slot.has_value(), "a smaller slot fits the place of a larger one");
+  kv_.pool.Keep(*slot);
   // The copy in the former format stays until one in the new format is written: without it, nothing
   // behind the chunk would be of use after a restart.
   ContextChunk* first = nullptr;
   for (KvContext* one : with) {
     ContextChunk& its = one->kv.chunks[work.chunk];
-    LeaveSlot(&its, &one->kv, &kv_.pool);
     if (first == nullptr) {
       first = &its;
-      its.slot = work.to;
+      its.slot = KvSlot{*slot, to};
     } else {
       kv_.Join(&its, first);
     }
-    kv_.Collect(one);
     kv_.Describe(*one, work.chunk);
   }
-  return true;
+  return first->slot;
 }
 
 std::optional<ChunkWork> IdleKv::BeginWrite(std::string_view context_id, uint32_t chunk) {
   std::optional<ChunkWork> work = BeginWork(context_id, chunk);
   if (work.has_value() &&
-      kv_.contexts.at(work->context_id).kv.chunks[chunk].HasCopyIn(work->from.format)) {
+      IsWritten(kv_.contexts.at(work->context_id).kv.chunks[chunk], work->from.format)) {
     EndWork(*work);
     return std::nullopt;
   }
@@ -306,7 +366,6 @@ std::vector<ChunkWork> IdleKv::BeginSwapOut(uint64_t bytes) {
   Evictions evictions = MakeEvictions();
   for (const Evictions::Candidate& next : evictions.Next(bytes - free)) {
     for (const KvContext* context : kv_.ContextsWith(next.context, next.chunk)) {
-      if (context->kv.chunks[next.chunk].stored != 0) continue;
       std::optional<ChunkWork> one = BeginWrite(context->id, next.chunk);
       if (!one.has_value()) continue;
       work.push_back(*std::move(one));
@@ -320,14 +379,14 @@ bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
   const bool current = work.pin == kv_.pool.run();
   ContextChunk* chunk = EndWork(work);
   // A chunk may have borrowed a copy meanwhile.
-  if (!current || chunk == nullptr || stored == 0 || chunk->HasCopyIn(work.from.format)) {
+  if (!current || chunk == nullptr || stored == 0 || IsWritten(*chunk, work.from.format)) {
     return false;
   }
   KvContext& context = kv_.contexts.at(work.context_id);
   const std::vector<KvContext*> with = kv_.ContextsWith(&context, work.chunk);
   for (KvContext* one : with) {
     ContextChunk& its = one->kv.chunks[work.chunk];
-    if (!its.HasCopyIn(work.from.format)) GiveUpCopy(&its, &one->kv);
+    if (!IsWritten(its, work.from.format)) GiveUpCopy(&its, &one->kv);
     kv_.Collect(one);
   }
   chunk->stored = stored;

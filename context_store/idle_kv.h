@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,7 +24,6 @@ struct ChunkWork {
   std::string context_id;
   uint32_t chunk = 0;
   KvSlot from;
-  KvSlot to = {};  // demotion only
   std::string identity = {};
   uint64_t pin = 0;      // see SlotPool::Pin
   bool rewrite = false;  // an older copy of the chunk was written before
@@ -33,7 +33,8 @@ struct ChunkWork {
 // ahead, so it is of use only while its owner's lock is held.
 class Evictions {
  public:
-  // `except` keeps its chunks; may be null. `copies_only`: chunks without a copy on disk stay.
+  // `except` keeps its chunks; may be null. `copies_only`: chunks that the disk does not give back
+  // bit for bit stay.
   Evictions(ArenaKv& kv, policy::EvictionPolicy policy, const KvContext* except = nullptr,
             bool copies_only = false);
 
@@ -89,17 +90,27 @@ class IdleKv {
   std::vector<SlotPool::Pages> Withhold(uint64_t bytes, uint64_t page_bytes, uint64_t* evicted);
   void GiveBack(uint64_t bytes) { kv_.pool.GiveBack(bytes); }
 
-  // Begins to store a full chunk of an idle context in another, smaller format, in a slot that is
-  // claimed for it; chunks of other idle contexts make room. nullopt: not idle, not resident, no
-  // room. FinishDemotion must follow.
-  // Of an idle context's chunks: which have to keep their format, because a call uses a context
-  // that has them, too, or because they are among the last `latest` chunks of such a context.
-  std::vector<bool> KeptFormats(std::string_view context_id, size_t latest) const;
-  std::optional<ChunkWork> BeginDemotion(std::string_view context_id, uint32_t chunk, KvFormat to,
-                                         uint64_t* evicted);
-  // Puts the new slot in the place of the old one, for all contexts that have it, if `done`, they
-  // are idle and the chunk is the same; otherwise frees it. Returns whether it did.
-  bool FinishDemotion(const ChunkWork& work, bool done);
+  // Bytes of the arena that are free, or become free when chunks leave that can be read back bit
+  // for bit.
+  uint64_t ExactRoom() const;
+  // The contexts that no lease holds, used longest ago first.
+  std::vector<std::string> ByUse() const;
+  // For each of these idle contexts, of its chunks: which have to keep their format, because a call
+  // uses a context that has them, too, because they are among the last `latest` chunks of such a
+  // context, or because a later one of the given contexts has them, too, and stands for them.
+  std::vector<std::vector<bool>> KeptFormats(const std::vector<std::string>& context_ids,
+                                             size_t latest) const;
+  // Begins to store a full chunk of an idle context in a format of fewer bits. nullopt: not idle,
+  // not resident, unfinished, has no more bits than that. FinishDemotion must follow.
+  std::optional<ChunkWork> BeginDemotion(std::string_view context_id, uint32_t chunk, KvFormat to);
+  // Gives the chunk a smaller slot in the place of its own, for all contexts that have it, if they
+  // are idle and it is the same. Returns the new slot, to which the caller copies the blocks before
+  // anything else happens; nullopt: nothing has changed.
+  std::optional<KvSlot> FinishDemotion(const ChunkWork& work, KvFormat to);
+  // Moves chunks of idle contexts together until the gaps hold `count` slots of 8 bits, or as many
+  // as they can; `move` copies the bytes. At most `most_bytes` are moved. Returns their number.
+  using MoveBytes = std::function<void(SlotAt from, SlotAt to, uint64_t bytes)>;
+  uint64_t Compact(uint64_t count, uint64_t most_bytes, const MoveBytes& move);
   // As ArenaKv::Deduplicate, for an idle context.
   uint32_t Deduplicate(std::string_view context_id);
   // Begins to write a chunk of an idle context to disk; nullopt: not idle, not resident, or it has
@@ -140,6 +151,10 @@ class IdleKv {
  private:
   std::optional<ChunkWork> BeginWork(std::string_view context_id, uint32_t chunk);
   ContextChunk* EndWork(const ChunkWork& work);
+  // Whether a copy on disk makes writing the chunk in this format needless.
+  bool IsWritten(const ContextChunk& chunk, KvFormat format) const {
+    return kv_.compresses_ahead ? chunk.HasCopyIn(format) : chunk.HasExactCopy(format);
+  }
   bool AdoptSlot(const KvContext& context, const KeptChunk& kept, ContextChunk* chunk);
 
   ArenaKv& kv_;

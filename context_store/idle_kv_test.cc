@@ -46,20 +46,18 @@ TEST_F(IdleKvTest, UpgradesAreForTheContextUsedLastAndNeverEvict) {
 // A chunk that is stored in fewer bits takes less space, and a call reads it as it is.
 TEST_F(IdleKvTest, ADemotedChunkTakesLessSpace) {
   Fill("c", 2, 3);
-  const auto work = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  const auto work = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4);
   ASSERT_TRUE(work.has_value());
-  EXPECT_EQ(work->to.format, KvFormat::kQ4);
-  EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
+  EXPECT_EQ(table_.idle().FinishDemotion(*work, KvFormat::kQ4)->format, KvFormat::kQ4);
   const uint64_t small = LeaseGeometry().ChunkBytes(KvFormat::kQ4);
   EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes + small);
-  EXPECT_FALSE(table_.idle().BeginDemotion("c", 2, KvFormat::kQ4, &evicted_).has_value())
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 2, KvFormat::kQ4).has_value())
       << "it is unfinished";
-  EXPECT_FALSE(table_.idle().BeginDemotion("c", 3, KvFormat::kQ4, &evicted_).has_value())
-      << "there is none";
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 3, KvFormat::kQ4).has_value()) << "there is none";
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 0, KvFormat::kQ4).has_value()) << "it has 4 bits";
   const LeaseId lease = Open("c");
   EXPECT_EQ(table_.Resident(lease)[0].where.slot.format, KvFormat::kQ4);
-  EXPECT_FALSE(table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_).has_value())
-      << "it is leased";
+  EXPECT_FALSE(table_.idle().BeginDemotion("c", 1, KvFormat::kQ4).has_value()) << "it is leased";
   // Writing it takes a slot of the working size.
   const auto claimed = Claim(lease, 0, 1);
   ASSERT_TRUE(claimed.ok());
@@ -68,68 +66,137 @@ TEST_F(IdleKvTest, ADemotedChunkTakesLessSpace) {
   table_.Abort(lease);
 }
 
-TEST_F(IdleKvTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
-  Fill("c", 2);
-  const auto first = table_.idle().BeginWrite("c", 0);
-  ASSERT_TRUE(table_.idle().FinishWrite(*first, 100));
-  EXPECT_FALSE(table_.idle().BeginWrite("c", 0).has_value());
-  const auto demotion = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(table_.idle().FinishDemotion(*demotion, true));
+class CompressedAheadTest : public IdleKvTest {
+ protected:
+  LeaseTable ahead_{
+      {.arena_bytes = 10 * kSlotBytes, .open = 100, .waiting = 3, .compresses_ahead = true}, 1000};
+};
+
+// Where contexts are compressed when their calls end, the disk gets what they have become.
+TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
+  const uint64_t epoch = ahead_.Attach(kWorker, LeaseGeometry())->epoch;
+  const LeaseId lease = ahead_.Open(epoch, "c")->id;
+  ASSERT_TRUE(ahead_.Claim(lease, 0, 2, &evicted_).ok());
+  ASSERT_TRUE(ahead_.BeginCommit(lease, Chunks(2), AnyStamp).ok());
+  ahead_.FinishCommit(lease, true);
+  IdleKv& idle = ahead_.idle();
+  ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("c", 0), 100));
+  EXPECT_FALSE(idle.BeginWrite("c", 0).has_value());
+  ASSERT_TRUE(idle.FinishDemotion(*idle.BeginDemotion("c", 0, KvFormat::kQ4), KvFormat::kQ4));
   const auto copy = [&] {
-    const ContextChunk chunk = table_.ChunksOf("c")[0];
+    const ContextChunk chunk = ahead_.ChunksOf("c")[0];
     return std::pair(chunk.stored, chunk.stored_format);
   };
   EXPECT_EQ(copy(), std::pair(StoredCopy{100}, KvFormat::kQ8));
   // A second write that is not worth it, or fails.
-  const auto refused = table_.idle().BeginWrite("c", 0);
+  const auto refused = idle.BeginWrite("c", 0);
   ASSERT_TRUE(refused.has_value());
   EXPECT_TRUE(refused->rewrite);
-  EXPECT_FALSE(table_.idle().FinishWrite(*refused, 0));
+  EXPECT_FALSE(idle.FinishWrite(*refused, 0));
   EXPECT_EQ(copy(), std::pair(StoredCopy{100}, KvFormat::kQ8));
-  EXPECT_TRUE(table_.idle().TakeGivenUp().empty());
-  const auto second = table_.idle().BeginWrite("c", 0);
-  ASSERT_TRUE(table_.idle().FinishWrite(*second, 200));
+  EXPECT_TRUE(idle.TakeGivenUp().empty());
+  ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("c", 0), 200));
   EXPECT_EQ(copy(), std::pair(StoredCopy{200}, KvFormat::kQ4));
-  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(100));
-  EXPECT_FALSE(table_.idle().BeginWrite("c", 0).has_value());
+  EXPECT_THAT(idle.TakeGivenUp(), ElementsAre(100));
+  EXPECT_FALSE(idle.BeginWrite("c", 0).has_value());
+  EXPECT_EQ(ahead_.Audit(), "");
+}
+
+// A copy of more bits is not given up for one of fewer, and the next call gets it.
+TEST_F(IdleKvTest, AnExactCopyIsKeptAndReadInsteadOfASmallerChunk) {
+  Fill("c", 3);
+  IdleKv& idle = table_.idle();
+  ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("c", 1), 100));
+  ASSERT_TRUE(idle.FinishDemotion(*idle.BeginDemotion("c", 1, KvFormat::kQ4), KvFormat::kQ4));
+  EXPECT_FALSE(idle.BeginWrite("c", 1).has_value());
+  const LeaseId lease = Open("c");
+  const auto loads = table_.BeginLoad(lease, {}, &evicted_);
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].stored, 100u);
+  EXPECT_EQ(loads[0].slot.format, KvFormat::kQ8);
+  table_.FinishLoad("c", loads, {true});
+  EXPECT_EQ(table_.KvOf("c").compressed_tokens, 0u);
+  table_.Abort(lease);
+}
+
+// A chunk whose copy has fewer bits cannot be read back as it is: another one leaves first.
+TEST_F(IdleKvTest, ACopyOfFewerBitsIsNoCopyForAnEviction) {
+  Fill("old", 2);
+  Fill("new", 2);
+  IdleKv& idle = table_.idle();
+  table_.idle().Adopt("adopted", {{"adopted", 0, {30 * 64 * 64, KvFormat::kQ8}, Chunks(1)[0]}},
+                      {{Chunks(1)[0], std::nullopt, 7, KvFormat::kQ4}});
+  ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("new", 1), 100));
+  EXPECT_EQ(idle.ExactRoom(), table_.slots().counts().free + kSlotBytes);
 }
 
 TEST_F(IdleKvTest, ADemotionGivesWayToACall) {
   Fill("c", 2);
-  const auto work = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  const auto work = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4);
   ASSERT_TRUE(work.has_value());
   const LeaseId lease = Open("c");
-  EXPECT_FALSE(table_.idle().FinishDemotion(*work, true));
+  EXPECT_FALSE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   EXPECT_EQ(table_.Resident(lease)[1].where.slot, work->from);
   // The call gives the slot back while the store still reads it.
   table_.Abort(lease);
-  const auto second = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
+  const auto second = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4);
   const LeaseId next = Open("c");
   Commit(next, Chunks(1));
   EXPECT_EQ(QuarantinedChunks(), 1u);
-  EXPECT_FALSE(table_.idle().FinishDemotion(*second, true));
+  EXPECT_FALSE(table_.idle().FinishDemotion(*second, KvFormat::kQ4));
   EXPECT_EQ(FreeChunks(), 9u);
   // The arena may get another geometry meanwhile.
-  const auto third = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
+  const auto third = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4);
   ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
-  EXPECT_FALSE(table_.idle().FinishDemotion(*third, true));
+  EXPECT_FALSE(table_.idle().FinishDemotion(*third, KvFormat::kQ4));
   EXPECT_TRUE(AllFree());
 }
 
-// There is room for a smaller chunk only when another context gives it.
-TEST_F(IdleKvTest, ADemotionTakesRoomFromOtherIdleContexts) {
+// It takes its own place, so a full arena is no obstacle; nothing else has to leave.
+TEST_F(IdleKvTest, ADemotionNeedsNoRoom) {
   Fill("old", 3);
   Fill("c", 7);
-  const auto work = table_.idle().BeginDemotion("c", 0, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(work.has_value());
-  EXPECT_EQ(evicted_, 1u);
-  EXPECT_EQ(ResidentChunks("old"), 2u);
-  EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
-  const LeaseId old = Open("old");
-  const auto second = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4, &evicted_);
-  ASSERT_TRUE(second.has_value()) << "a gap is left";
-  EXPECT_TRUE(table_.idle().FinishDemotion(*second, true));
-  table_.Abort(old);
+  ASSERT_EQ(FreeChunks(), 0u);
+  const uint64_t small = LeaseGeometry().ChunkBytes(KvFormat::kQ4);
+  for (uint32_t chunk = 0; chunk < 7; ++chunk) {
+    const auto work = table_.idle().BeginDemotion("c", chunk, KvFormat::kQ4);
+    ASSERT_TRUE(work.has_value());
+    ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
+  }
+  EXPECT_EQ(ResidentChunks("old"), 3u);
+  EXPECT_EQ(table_.slots().counts().free, 7 * (kSlotBytes - small));
+  // A chunk that is being written to disk keeps its place.
+  const auto write = table_.idle().BeginWrite("old", 0);
+  const auto work = table_.idle().BeginDemotion("old", 0, KvFormat::kQ4);
+  EXPECT_FALSE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
+  EXPECT_TRUE(table_.idle().FinishWrite(*write, 9));
+}
+
+TEST_F(IdleKvTest, GapsAreMovedTogetherAroundWhatCallsUse) {
+  Fill("a", 4);
+  Fill("b", 2);
+  Fill("c", 4);
+  for (const char* context : {"a", "c"}) {
+    for (const uint32_t chunk : {0u, 2u, 3u}) {
+      const auto work = table_.idle().BeginDemotion(context, chunk, KvFormat::kQ4);
+      ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
+    }
+  }
+  ASSERT_EQ(table_.slots().Holds(kSlotBytes), 0u);
+  std::map<SlotAt, SlotAt> moved;
+  const auto move = [&](SlotAt from, SlotAt to, uint64_t) { moved[from] = to; };
+  const LeaseId user = Open("a");
+  const std::vector<ContextChunk> before = table_.ChunksOf("a");
+  EXPECT_EQ(table_.idle().Compact(2, 0, move), 0u) << "nothing may be moved";
+  EXPECT_GT(table_.idle().Compact(2, UINT64_MAX, move), 0u);
+  EXPECT_EQ(table_.slots().Holds(kSlotBytes), 1u);
+  EXPECT_FALSE(moved.empty());
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_EQ(table_.ChunksOf("a")[i].slot, before[i].slot) << "a call uses it";
+  }
+  table_.Abort(user);
+  table_.idle().Compact(2, UINT64_MAX, move);
+  EXPECT_EQ(table_.slots().Holds(kSlotBytes), 2u);
 }
 
 TEST_F(IdleKvTest, LostCopiesAreForgotten) {

@@ -109,7 +109,7 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
     claim_chunks_ = open.claim_chunks();
     granted = opening.granted;
   }
-  if (granted && stateless) {
+  if (granted && stateless && !store_.MakesRoom(open.claim_chunks())) {
     Load();  // reads nothing
   } else if (granted) {
     OnGranted();
@@ -194,6 +194,14 @@ bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
 }
 
 absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
+  const auto on_pool = [self = shared_from_this(), claim] {
+    if (const absl::Status status = self->Claim(claim); !status.ok()) self->End(status);
+  };
+  if (store_.MakesRoom(claim.chunks()) && pool_.TryRun(on_pool)) return absl::OkStatus();
+  return Claim(claim);
+}
+
+absl::Status LeaseReactor::Claim(const v1::LeaseClaim& claim) {
   absl::StatusOr<ClaimAnswer> claimed =
       store_.Claim(lease(), claim.first_chunk(), claim.chunks());
   if (absl::IsResourceExhausted(claimed.status())) {

@@ -49,7 +49,9 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   absl::Status Handle();
   absl::Status HandleOpen(const v1::LeaseOpen& open);
   absl::Status HandleShare(const v1::LeaseShare& share);
+  // Where room has to be made, on the pool; the answer is an event in any case.
   absl::Status HandleClaim(const v1::LeaseClaim& claim);
+  absl::Status Claim(const v1::LeaseClaim& claim);
   absl::Status HandleCommit();
   void Load();
   // Claims the chunks requested with the opening. Returns false if that ended the stream.

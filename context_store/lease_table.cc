@@ -22,6 +22,7 @@ bool IsRecomputable(const ContextChunk& chunk, const LoadRules& rules, bool rebu
 LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t first_epoch, ArenaDirectory* directory)
     : limits_(limits), epoch_(first_epoch), idle_(kv_, limits.eviction) {
   kv_.directory = directory;
+  kv_.compresses_ahead = limits.compresses_ahead;
   if (directory == nullptr) return;
   pool_.set_on_leave([directory](SlotAt slot) { directory->Remove(slot); });
 }
@@ -161,12 +162,21 @@ std::set<uint32_t> LeaseTable::PlanLoad(const LoadRules& rules, bool rebuild, Co
   return recompute;
 }
 
+// A copy on disk may have more bits than the arena, after a restart of an earlier build.
+void LeaseTable::LeaveSmallerSlots(ContextChunks* kv) {
+  for (ContextChunk& chunk : kv->chunks) {
+    if (!chunk.slot.has_value() || chunk.stored == 0) continue;
+    if (HasFewerBits(chunk.slot->format, chunk.stored_format)) LeaveSlot(&chunk, kv, &pool_);
+  }
+}
+
 std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
                                              uint64_t* evicted) {
   const absl::StatusOr<Lease*> found = Granted(id);
   if (!found.ok() || (*found)->context_id.empty()) return {};
   Lease& lease = **found;
   Context& context = *ContextOf(lease);
+  if (!kv_.compresses_ahead) LeaveSmallerSlots(&context.kv);
   std::vector<uint32_t> missing;
   for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
     if (!context.kv.chunks[i].slot.has_value()) missing.push_back(i);
@@ -335,7 +345,11 @@ absl::StatusOr<ResidentChunks> LeaseTable::Share(LeaseId id, uint32_t first,
                                                      " bytes; must be ", kIdentityBytes));
     }
     std::vector<ContextChunk*> equal = kv_.FindEqual(*context, first, identities);
-    equal.erase(std::find(equal.begin(), equal.end(), nullptr), equal.end());
+    // What others have in fewer bits is computed: a new context is exact.
+    const auto end = std::find_if(equal.begin(), equal.end(), [&](const ContextChunk* chunk) {
+      return chunk == nullptr || !kv_.MayStandFor(*chunk, KvFormat::kQ8);
+    });
+    equal.erase(end, equal.end());
     if (equal.size() > best.size()) best = std::move(equal);
   }
   ResidentChunks shared;
@@ -510,7 +524,10 @@ ContextKv LeaseTable::KvOf(std::string_view context_id) const {
   for (const ContextChunk& chunk : ChunksOf(context_id)) {
     if (chunk.slot.has_value()) kv.resident_bytes += geometry_.ChunkBytes(chunk.slot->format);
     if (chunk.stored != 0) kv.stored_bytes += geometry_.ChunkBytes(chunk.stored_format);
-    if (!chunk.nowhere()) kv.tokens += chunk.identity.tokens;
+    if (chunk.nowhere()) continue;
+    kv.tokens += chunk.identity.tokens;
+    const KvFormat used = chunk.slot.has_value() ? chunk.slot->format : chunk.stored_format;
+    if (HasFewerBits(used, KvFormat::kQ8)) kv.compressed_tokens += chunk.identity.tokens;
   }
   return kv;
 }

@@ -39,6 +39,7 @@ struct LeaseLimits {
   uint32_t open = 1024;    // maximum leases that hold a context or slots
   uint32_t waiting = 256;  // maximum leases that wait for a context
   policy::EvictionPolicy eviction = policy::EvictionPolicy::kLctru;
+  bool compresses_ahead = false;  // see policy/kv_strategy.h
 };
 
 struct Attached {
@@ -89,7 +90,8 @@ struct ClaimAnswer {
 struct ContextKv {
   uint64_t resident_bytes = 0;
   uint64_t stored_bytes = 0;
-  uint32_t tokens = 0;  // whose KV is in the arena or on disk
+  uint32_t tokens = 0;             // whose KV is in the arena or on disk
+  uint32_t compressed_tokens = 0;  // of these, in fewer bits than 8
 };
 
 // A chunk that is being read from disk into its slot, which is pinned meanwhile.
@@ -306,6 +308,7 @@ class LeaseTable {
   ClaimSizes SizesOf(const Lease& lease, const ClaimRange& range) const;
   // Which of the context's chunks are to be recomputed; cuts the context behind what can be used.
   std::set<uint32_t> PlanLoad(const LoadRules& rules, bool rebuild, ContextChunks* kv);
+  void LeaveSmallerSlots(ContextChunks* kv);
   Context* ContextOf(const Lease& lease);
   void ResetArena(const Geometry& geometry);
   EvictionQueue MakeEvictionQueue() { return idle_.MakeEvictions(); }

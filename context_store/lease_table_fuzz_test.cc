@@ -379,10 +379,12 @@ class LeaseTableFuzz {
   }
   void Demote() {
     const std::string context(1, static_cast<char>('a' + Pick(4)));
-    uint64_t evicted = 0;
-    const auto work = table_.idle().BeginDemotion(context, Pick(6), KvFormat::kQ4, &evicted);
-    if (work.has_value()) table_.idle().FinishDemotion(*work, Pick(4) != 0);
+    const KvFormat to = Pick(2) == 0 ? KvFormat::kQ4 : KvFormat::kQ2;
+    const auto work = table_.idle().BeginDemotion(context, Pick(6), to);
+    if (work.has_value()) table_.idle().FinishDemotion(*work, to);
     if (Pick(2) == 0) table_.idle().Deduplicate(context);
+    if (Pick(4) == 0)
+      table_.idle().Compact(1 + Pick(3), UINT64_MAX, [](SlotAt, SlotAt, uint64_t) {});
   }
 
   std::mt19937 random_;

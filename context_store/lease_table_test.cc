@@ -322,9 +322,9 @@ TEST_F(LeaseTableTest, GeometriesThatCannotBeAreRefused) {
 TEST_F(LeaseTableTest, AClaimMayUseTheRoomOfWhatItReplaces) {
   Fill("c", 9);
   for (uint32_t chunk = 0; chunk < 9; ++chunk) {
-    const auto work = table_.idle().BeginDemotion("c", chunk, KvFormat::kQ4, &evicted_);
+    const auto work = table_.idle().BeginDemotion("c", chunk, KvFormat::kQ4);
     ASSERT_TRUE(work.has_value());
-    EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
+    EXPECT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   }
   const LeaseId lease = Open("c");
   EXPECT_EQ(table_.Resident(lease).size(), 9u);

@@ -44,6 +44,7 @@ class ContextStoreProcess final : public rpc::Process {
         policy::FindKvStrategy(config.store().kv_strategy());
     if (!strategy.ok()) return Annotate(strategy.status(), "store.kv_strategy");
     options.precision = strategy->precision;
+    options.compresses_ahead = strategy->compresses_ahead;
     options.eviction = strategy->eviction;
     options.load_policy = strategy->load;
     options.writes_ahead = strategy->writes_ahead;

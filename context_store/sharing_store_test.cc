@@ -123,6 +123,7 @@ TEST_F(StoreSharingTest, SharedChunksAreOnDiskOnce) {
 // A fork wants fewer bits of what it shares than the context that wrote it, and is not worth a
 // second write yet: the copy with more bits stays.
 TEST_F(StoreSharingTest, AForkThatTakesFewerBitsComesBackAfterARestart) {
+  compresses_ahead_ = true;
   ratio_percent_ = 100;
   Start();
   const std::string a = Create(), b = Create();
@@ -184,6 +185,7 @@ TEST_F(StoreSharingTest, RandomKillsOfForksLeaveNothingForeign) {
   const auto seed = static_cast<uint32_t>(random_());
   SCOPED_TRACE(seed);
   random_.seed(seed);
+  compresses_ahead_ = random_() % 2 == 0;
   Start();
   std::vector<std::string> contexts;
   for (int i = 0; i < 3; ++i) contexts.push_back(Create());

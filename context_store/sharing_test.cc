@@ -189,25 +189,43 @@ TEST_F(SharingTest, AFormatChangesForAllContextsOrNone) {
   Compute("p", "a", Ids('s', 4));
   TakeOver("p", "b", Ids('s', 4));
   const LeaseId user = OpenOf("p", "b");
-  auto work = table_.idle().BeginDemotion("a", 1, KvFormat::kQ4, &evicted_);
+  auto work = table_.idle().BeginDemotion("a", 1, KvFormat::kQ4);
   ASSERT_TRUE(work.has_value());
-  EXPECT_FALSE(table_.idle().FinishDemotion(*work, true)) << "a call uses it";
+  EXPECT_FALSE(table_.idle().FinishDemotion(*work, KvFormat::kQ4)) << "a call uses it";
   table_.Abort(user);
-  work = table_.idle().BeginDemotion("a", 1, KvFormat::kQ4, &evicted_);
+  work = table_.idle().BeginDemotion("a", 1, KvFormat::kQ4);
   ASSERT_TRUE(work.has_value());
-  EXPECT_TRUE(table_.idle().FinishDemotion(*work, true));
+  EXPECT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   EXPECT_EQ(Slots("b"), Slots("a"));
   EXPECT_EQ(Slots("b")[1].format, KvFormat::kQ4);
   EXPECT_EQ(table_.slots().counts().resident,
             3 * kSlotBytes + LeaseGeometry().ChunkBytes(KvFormat::kQ4));
 }
 
+// What another context has in fewer bits is computed, not taken over; then that one is exact, too.
+TEST_F(SharingTest, ANewContextTakesNothingOfFewerBitsAndRestoresIt) {
+  Compute("p", "a", Ids('s', 4));
+  const auto work = table_.idle().BeginDemotion("a", 1, KvFormat::kQ4);
+  ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
+  const LeaseId lease = OpenOf("p", "b");
+  EXPECT_EQ(table_.Share(lease, 0, {Ids('s', 4)})->size(), 1u) << "the first one has 8 bits";
+  ASSERT_TRUE(Claim(lease, 1, 3).ok());
+  CommitIds(lease, 4, Ids('s', 4));
+  EXPECT_EQ(Slots("a"), Slots("b"));
+  EXPECT_EQ(Slots("a")[1].format, KvFormat::kQ8);
+  EXPECT_EQ(table_.slots().counts().resident, 4 * kSlotBytes);
+}
+
 TEST_F(SharingTest, TheLatestChunksOfEachContextKeepTheirFormat) {
   Compute("p", "a", Ids('s', 4));
   TakeOver("p", "b", Ids('s', 2));
-  EXPECT_EQ(table_.idle().KeptFormats("a", 1), (std::vector<bool>{false, true, false, false}));
+  using Kept = std::vector<std::vector<bool>>;
+  EXPECT_EQ(table_.idle().KeptFormats({"a"}, 1), (Kept{{false, true, false, false}}));
+  EXPECT_EQ(table_.idle().KeptFormats({"a", "b"}, 0),
+            (Kept{{true, true, false, false}, {false, false}}))
+      << "what both have is the later one's";
   const LeaseId user = OpenOf("p", "b");
-  EXPECT_EQ(table_.idle().KeptFormats("a", 1), (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(table_.idle().KeptFormats({"a"}, 1), (Kept{{true, true, false, false}}));
   table_.Abort(user);
 }
 

@@ -1,6 +1,7 @@
 #include "context_store/slot_pool.h"
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 
 #include "base/round_up.h"
@@ -176,6 +177,23 @@ void SlotPool::Take(SlotAt at, uint64_t owner) {
   Move(slot, State::kClaimed, owner);
 }
 
+std::optional<SlotAt> SlotPool::Slide(SlotAt at) {
+  const Slot slot = Find(at, "a slot that slides exists");
+  Invariant(slot.state == State::kResident && slot.pins == 0,
+            "a slot that slides is resident and not pinned");
+  auto gap = gaps_.lower_bound(at);
+  if (gap == gaps_.begin()) return std::nullopt;
+  --gap;
+  if (gap->first + gap->second != at) return std::nullopt;
+  const auto [to, units] = *gap;
+  Leave(at, slot);
+  RemoveGap(gap);
+  slots_.erase(at);
+  slots_[to] = slot;
+  AddGap(to + slot.units, units);
+  return to;
+}
+
 void SlotPool::Free(SlotAt at) {
   Slot& slot = Find(at, "a freed slot exists");
   Invariant(slot.state == State::kClaimed || slot.state == State::kResident,
@@ -254,6 +272,64 @@ uint64_t SlotPool::PlacesBeside(std::vector<SlotAt> staying, uint64_t bytes) con
     begin = uint64_t{at} + slot->second.units;
   }
   return places + (counts_.total / kUnit - begin) / units;
+}
+
+uint64_t SlotPool::Holds(uint64_t bytes) const {
+  uint64_t slots = 0;
+  for (const auto& [at, units] : gaps_) slots += units * kUnit / bytes;
+  return slots;
+}
+
+uint64_t SlotPool::bytes(SlotAt slot) const { return slots_.at(slot).units * kUnit; }
+
+std::vector<SlotAt> SlotPool::CheapestSlides(
+    uint64_t bytes, const std::function<bool(SlotAt slot)>& may_slide) const {
+  // A window of neighbours that can all be moved, from a gap to a gap. What a gap holds by itself
+  // does not count: only what is left over of it adds to the others.
+  struct Part {
+    SlotAt at;
+    uint64_t left;   // of a gap
+    uint64_t moved;  // of a slot
+  };
+  std::deque<Part> window;
+  uint64_t left = 0, moved = 0, least_moved = UINT64_MAX;
+  std::vector<SlotAt> best;
+  const auto shorten = [&] {
+    left -= window.front().left;
+    moved -= window.front().moved;
+    window.pop_front();
+  };
+  const auto try_window = [&] {
+    while (!window.empty() && left - window.front().left >= bytes) shorten();
+    if (left < bytes || moved >= least_moved) return;
+    least_moved = moved;
+    best.clear();
+    bool behind_gap = false;
+    for (const Part& part : window) {
+      behind_gap = behind_gap || part.moved == 0;
+      if (part.moved > 0 && behind_gap) best.push_back(part.at);
+    }
+  };
+  auto gap = gaps_.begin();
+  for (auto slot = slots_.begin(); slot != slots_.end() || gap != gaps_.end();) {
+    if (slot == slots_.end() || (gap != gaps_.end() && gap->first < slot->first)) {
+      window.push_back({gap->first, gap->second * kUnit % bytes, 0});
+      left += window.back().left;
+      ++gap;
+      try_window();
+      continue;
+    }
+    const Slot& one = slot->second;
+    if (one.state == State::kResident && one.pins == 0 && may_slide(slot->first)) {
+      window.push_back({slot->first, 0, one.units * kUnit});
+      moved += window.back().moved;
+    } else {
+      window.clear();
+      left = moved = 0;
+    }
+    ++slot;
+  }
+  return best;
 }
 
 bool SlotPool::Consistent() const {

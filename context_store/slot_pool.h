@@ -57,6 +57,9 @@ class SlotPool {
   void Keep(SlotAt slot);
   // Moves a context's slot to `owner` (a lease).
   void Take(SlotAt slot, uint64_t owner);
+  // Moves a resident slot that is not pinned down to the start of the gap before it, so that gaps
+  // become one; nullopt: there is none. The caller moves the bytes.
+  std::optional<SlotAt> Slide(SlotAt slot);
   // One more context has the resident slot. Free ends it for one of them; Take and Quarantine are
   // for a slot that one context has.
   void Share(SlotAt slot);
@@ -95,6 +98,15 @@ class SlotPool {
   State state(SlotAt slot) const { return slots_.at(slot).state; }
   uint64_t owner(SlotAt slot) const { return slots_.at(slot).owner; }
   uint32_t contexts(SlotAt slot) const { return slots_.at(slot).contexts; }  // of a resident slot
+  uint32_t pins(SlotAt slot) const { return slots_.at(slot).pins; }
+  uint64_t bytes(SlotAt slot) const;
+  // How many slots of `bytes` the gaps hold.
+  uint64_t Holds(uint64_t bytes) const;
+  // The slots to Slide, in this order, so that the gaps hold one more slot of `bytes`: those with
+  // the fewest bytes. Empty: no slides achieve it. Only slots for which `may_slide` holds are
+  // moved; it is asked about resident slots that are not pinned.
+  std::vector<SlotAt> CheapestSlides(uint64_t bytes,
+                                     const std::function<bool(SlotAt slot)>& may_slide) const;
   size_t slots() const { return slots_.size(); }
   // Checks that slots and gaps fill the space without overlap. For tests.
   bool Consistent() const;

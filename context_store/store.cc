@@ -111,11 +111,13 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(StoreOptions options, const C
       std::make_unique<ArenaDirectory>(store->arena_->directory(), store->arena_->bytes());
   {
     absl::MutexLock lock(&store->mutex_);
-    store->table_ = std::make_unique<LeaseTable>(LeaseLimits{.arena_bytes = o.arena_bytes,
-                                                             .open = o.max_leases,
-                                                             .waiting = o.max_waiting_leases,
-                                                             .eviction = o.eviction},
-                                                 store->FirstEpoch(), store->directory_.get());
+    store->table_ =
+        std::make_unique<LeaseTable>(LeaseLimits{.arena_bytes = o.arena_bytes,
+                                                 .open = o.max_leases,
+                                                 .waiting = o.max_waiting_leases,
+                                                 .eviction = o.eviction,
+                                                 .compresses_ahead = o.compresses_ahead},
+                                     store->FirstEpoch(), store->directory_.get());
   }
   store->tidy_ = std::make_unique<WorkPool>(1, kTidyQueue, clock);
   store->clean_up_ = std::make_unique<CleanUp>(
@@ -415,10 +417,7 @@ absl::StatusOr<LoadedContext> Store::Load(LeaseId lease) {
   if (opened.spec.context_id.empty()) return loaded;
   const LeaseSpec& spec = opened.spec;
   CountOpening(spec);
-  if (kv_ != nullptr && !options_.writes_ahead) {
-    SwapOut(BytesToLoad(spec.context_id));
-    ReleaseCopies();
-  }
+  if (const uint64_t bytes = BytesToLoad(spec.context_id); bytes > 0) MakeRoom(bytes);
   loaded.resident = BringBack(lease, spec);
   span.set_value(loaded.resident.size());
   WITHY_ASSIGN_OR_RETURN(loaded.segments, contexts_->ReadSegments(spec.app_id, spec.context_id));
@@ -438,10 +437,7 @@ absl::StatusOr<ClaimAnswer> Store::Claim(LeaseId lease, uint32_t first, uint32_t
   WITHY_ASSIGN_OR_RETURN(const OpenedLease opened, Find(lease));
   ScopedSpan span(recorder_, claim_span_, opened.spec.call_id);
   span.set_value(count);
-  if (kv_ != nullptr && !options_.writes_ahead) {
-    SwapOut(count * BytesOfNewChunk());
-    ReleaseCopies();
-  }
+  if (!opened.spec.rebuild) MakeRoom(count * BytesOfNewChunk());
   uint64_t evicted = 0;
   absl::MutexLock lock(&mutex_);
   absl::StatusOr<ClaimAnswer> claimed = table_->Claim(lease, first, count, &evicted, may_wait);

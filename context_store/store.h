@@ -64,11 +64,12 @@ struct StoreOptions {
   uint32_t max_leases = 1024;
   uint32_t max_waiting_leases = 256;
   LegacyResults former;
-  // Bytes that a context's KV may take after a call, as a share of its bytes at 8 bits. 100: chunks
-  // stay at 8 bits.
+  // Least bytes that a context's KV may be brought to, as a share of its bytes at 8 bits. 100:
+  // chunks stay at 8 bits.
   uint32_t kv_ratio_percent = 50;
   // How KV is treated; see policy/kv_strategy.h.
   std::optional<policy::PrecisionPolicy> precision = policy::PrecisionPolicy::kDensity;
+  bool compresses_ahead = false;  // else chunks lose bits only where the arena needs their room
   policy::EvictionPolicy eviction = policy::EvictionPolicy::kLctru;
   policy::LoadPolicy load_policy = policy::LoadPolicy::kPrefix;
   bool writes_ahead = true;                    // else KV is written when it leaves the arena
@@ -159,6 +160,7 @@ struct StoreStats {
   uint64_t unkept_chunks = 0;
   uint64_t evicted_chunks = 0;
   uint64_t demoted_chunks = 0;
+  uint64_t demoted_bytes = 0;  // freed by it
   uint64_t read_chunks = 0;
   uint64_t written_chunks = 0;
   uint64_t not_written_chunks = 0;  // to spare the disk
@@ -237,10 +239,13 @@ class Store {
   void BeginStop();
   // Reads the record, and begins to bring the context's KV into the arena. Blocks on the record.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
-  // As LeaseTable::Claim; LeaseListener::OnClaimed answers a claim that waits. Blocks unless KV is
-  // written ahead: what leaves the arena for the claim is written first.
+  // As LeaseTable::Claim; LeaseListener::OnClaimed answers a claim that waits. Makes room if need be,
+  // see MakesRoom; blocks then.
   absl::StatusOr<ClaimAnswer> Claim(LeaseId lease, uint32_t first, uint32_t count,
                                     bool may_wait = true);
+  // Whether a claim of `chunks` chunks would have to wait for room: chunks are written to disk or
+  // stored in fewer bits.
+  bool MakesRoom(uint32_t chunks) const;
   // As LeaseTable::Share.
   absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
                                        const std::vector<LeaseTable::Identities>& wanted);
@@ -317,29 +322,50 @@ class Store {
   void LockSlots(LeaseId lease, std::span<const KvSlot> slots)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(LeaseId lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Work on a context that a call has left: stores its chunks in smaller formats, as far as the
-  // ratio asks for (store_tidy.cc). On the thread of tidy_.
+  // Work on a context that a call has left: writes its chunks to disk (store_tidy.cc). On the
+  // thread of tidy_.
   void Tidy(const std::string& context_id);
-  // Both end early if a call has come.
-  void DemoteIdle(const std::string& context_id, const Geometry& geometry);
+  // Ends early if a call has come.
   void WriteIdle(const std::string& context_id, const Geometry& geometry);
+  // Room in the arena (store_room.cc). Makes room for `bytes` of new slots of 8 bits without losing
+  // anything, as long as that is possible, then by storing chunks in fewer bits. What is missing
+  // after that, evictions drop. Blocks.
+  void MakeRoom(uint64_t bytes) ABSL_LOCKS_EXCLUDED(room_mutex_);
+  // Whether free slots and chunks that can be read back bit for bit are not enough.
+  bool LacksRoom(uint64_t bytes) const;
+  bool LacksRoomLocked(uint64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Stores chunks in fewer bits, as far as the ratio allows: of one context, as many as possible;
+  // of idle ones that have no exact copy on disk, until `bytes` are freed.
+  void Compress(const std::string& context_id);
+  void CompressFor(uint64_t bytes);
+  struct Compression;  // what may be stored in fewer bits
+  Compression FindCompressible(std::vector<std::string> context_ids, bool spares_copies) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(const Compression& compression, uint64_t bytes);
   // Begins to bring the lease's context into the arena, as the plan says (store_load.cc); returns
   // the chunks that have slots.
   ResidentChunks BringBack(LeaseId lease, const LeaseSpec& spec);
   // Writes chunks of one context and its index. Every chunk's work is finished.
   void WriteChunks(const std::string& context_id, const Geometry& geometry,
                    std::span<const ChunkWork> work);
-  // Unless KV is written ahead: writes what will leave the arena to make room for `bytes`. Blocks.
+  // Writes what would leave the arena to make room for `bytes`, as far as the day's limit allows.
+  // On the thread of tidy_, so nothing is written twice.
   void SwapOut(uint64_t bytes);
+  // Has that done, after what tidy_ has begun, and waits as long as the disk takes something.
+  void AwaitSwapOut(uint64_t bytes);
   // Of the chunks of a lease's context that are on disk only, in the arena.
   uint64_t BytesToLoad(const std::string& context_id) const;
   uint64_t BytesOfNewChunk() const;
   // Statistics (store_stats.cc). RecordMetrics is for the thread of tidy_.
   void CountOpening(const LeaseSpec& spec);
   void RecordMetrics();
-  // The chunks that the disk is spared (policy/kv_disk.h) are taken out of `work`.
+  // The chunks that the disk is spared (policy/kv_disk.h) are taken out of `work`. `for_room`: see
+  // policy::WriteCandidate.
   std::vector<ChunkWork> TakeUnworthy(const std::string& context_id, const Geometry& geometry,
-                                      std::vector<ChunkWork>* work);
+                                      bool for_room, std::vector<ChunkWork>* work);
+  // Writes what is worth it and ends all of the work.
+  void WriteWorthy(const std::string& context_id, const Geometry& geometry, bool for_room,
+                   std::vector<ChunkWork> work);
   // Memory pressure (store_pressure.cc).
   absl::Status StartWatchingPressure();
   void StopWatchingPressure();
@@ -347,6 +373,8 @@ class Store {
   // Takes up to `bytes` of the arena out of use, or gives what is beyond them back. Returns the
   // bytes that are out of use now.
   uint64_t WithholdTo(uint64_t bytes);
+  // A step of it. Returns whether no further step would take more; `now`: out of use.
+  bool WithholdMore(uint64_t bytes, uint64_t* now);
   void ReleaseCopies();
   // Finds or measures what reading costs. On the thread of tidy_.
   void ProbeReads();
@@ -397,6 +425,7 @@ class Store {
   std::unique_ptr<KvStorage> kv_;              // null: no KV on disk
 
   absl::Mutex attach_mutex_;  // held by one Attach at a time; taken before mutex_
+  absl::Mutex room_mutex_;    // held by who compresses for room; taken before mutex_
   mutable absl::Mutex mutex_;
   std::unique_ptr<LeaseTable> table_ ABSL_GUARDED_BY(mutex_);
   std::map<LeaseId, OpenedLease> leases_ ABSL_GUARDED_BY(mutex_);
@@ -408,6 +437,8 @@ class Store {
   // What recomputing takes by the worker's calibration.
   policy::LoadCosts calibrated_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> record_bytes_{0};  // on disk
+  // Steady time until which the disk is not asked to take KV for room: it failed, or hangs.
+  std::atomic<int64_t> no_writes_until_ns_{0};
   // Demotions and loads that write to slots now, outside the lock. The arena is not emptied for
   // another model before they have ended.
   int writers_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -52,7 +52,7 @@ TEST_F(StoreDiskTest, ADayHasALimitThatOutlivesARestart) {
   std::vector<std::string> contexts;
   for (int i = 0; i < 12; ++i) {
     contexts.push_back(Create());
-    Talk(contexts.back(), 60);
+    Talk(contexts.back(), 40);
   }
   EXPECT_GT(StoredBytes(contexts.front()), 0u);
   EXPECT_EQ(StoredBytes(contexts.back()), 0u);
@@ -112,6 +112,7 @@ TEST_F(StoreDiskTest, AMissingSegmentIsCounted) {
 }
 
 TEST_F(StoreDiskTest, StatisticsTellWhereKvIs) {
+  compresses_ahead_ = true;
   Start();
   const std::string context = Create();
   Talk(context, 60);

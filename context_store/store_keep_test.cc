@@ -20,6 +20,7 @@ using StoreKeepTest = StoreFixture;
 TEST_F(StoreKeepTest, AKilledStoreGoesOnWithItsResidentKv) {
   for (const bool on_disk : {true, false}) {
     on_disk_ = on_disk;
+    compresses_ahead_ = true;
     Start();
     const std::string a = Create(), b = Create();
     Talk(a, 40, 5);
@@ -233,6 +234,25 @@ TEST_F(StorePressureTest, TheArenaShrinksWhileTheBoardIsShortOfMemoryAndGrowsBac
   ASSERT_TRUE(Eventually([&] { return store_->Stats().space.withheld == 0; }));
   EXPECT_EQ(Resident(leased), leased_kv);
   EXPECT_EQ(Resident(idle), idle_kv);
+}
+
+// Nothing is lost for want of memory: what no disk takes is stored in fewer bits.
+TEST_F(StorePressureTest, WhereNoDiskTakesKvTheArenaShrinksByFewerBits) {
+  on_disk_ = false;
+  Start();
+  const std::string old = Create(), idle = Create();
+  Talk(old, 200);
+  Talk(idle, 400);
+  uint64_t stalled = 0;
+  ASSERT_TRUE(Eventually([&] {
+    WriteStalled(stalled += 1000000);
+    return store_->KvOf(idle).compressed_tokens > 0 &&
+           store_->Stats().space.withheld > kArenaBytes / 3;
+  }));
+  EXPECT_EQ(store_->KvOf(old).tokens, 200u * 16);
+  EXPECT_EQ(store_->KvOf(idle).tokens, 400u * 16);
+  EXPECT_LE(ResidentBytes(old), 200 * kKv.ChunkBytes(KvFormat::kQ8) * 52 / 100)
+      << "the one used longest ago reached the ratio first";
 }
 
 }  // namespace

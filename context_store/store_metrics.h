@@ -28,6 +28,7 @@ class StoreMetrics {
   telemetry::Counter& failed_cleanups;
   telemetry::Gauge& cleanups_left;
   telemetry::Gauge& without_disk;
+  telemetry::Counter& demoted_bytes;
 
  private:
   // Adds what `total` has grown by since the last call for this counter.

@@ -1,6 +1,7 @@
 // Store: gives memory of the arena back to the system while the board is short of it. Chunks of
-// idle contexts that are on disk leave; calls and their contexts keep theirs, and a call that finds
-// no other room takes back what was given up. When to shrink and to grow: policy/kv_shrink.h.
+// idle contexts that are on disk leave, then those that the disk takes, and what is left is stored
+// in fewer bits; calls and their contexts keep theirs, and a call that finds no other room takes
+// back what was given up. When to shrink and to grow: policy/kv_shrink.h.
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -79,24 +80,32 @@ uint64_t Store::WithholdTo(uint64_t bytes) {
       }
     }
   }
-  for (;;) {
-    uint64_t evicted = 0;
-    absl::MutexLock lock(&mutex_);
-    const uint64_t withheld = table_->slots().counts().withheld;
-    const uint64_t step = std::min(bytes - std::min(bytes, withheld), kShrinkStepBytes);
-    if (withheld > bytes) table_->idle().GiveBack(withheld - bytes);
-    // The memory goes before anybody can claim the place again.
-    for (const SlotPool::Pages& pages : table_->idle().Withhold(step, kPageBytes, &evicted)) {
-      if (!arena_->ReleasePages(pages.offset, pages.bytes)) {
-        spdlog::warn("the kernel does not take back memory of the arena");
-        table_->idle().GiveBack(pages.bytes);
-      }
-    }
-    evicted_.Add(evicted);
-    RecordGauges();
-    const uint64_t now = table_->slots().counts().withheld;
-    if (now <= withheld || now + kPageBytes > bytes) return now;
+  for (bool made_room = false;;) {
+    uint64_t now = 0;
+    if (!WithholdMore(bytes, &now)) continue;
+    // What can be read back has left. The rest is written, or stored in fewer bits, once.
+    if (now + kPageBytes > bytes || std::exchange(made_room, true)) return now;
+    MakeRoom(bytes - now);
   }
+}
+
+bool Store::WithholdMore(uint64_t bytes, uint64_t* now) {
+  uint64_t evicted = 0;
+  absl::MutexLock lock(&mutex_);
+  const uint64_t withheld = table_->slots().counts().withheld;
+  const uint64_t step = std::min(bytes - std::min(bytes, withheld), kShrinkStepBytes);
+  if (withheld > bytes) table_->idle().GiveBack(withheld - bytes);
+  // The memory goes before anybody can claim the place again.
+  for (const SlotPool::Pages& pages : table_->idle().Withhold(step, kPageBytes, &evicted)) {
+    if (!arena_->ReleasePages(pages.offset, pages.bytes)) {
+      spdlog::warn("the kernel does not take back memory of the arena");
+      table_->idle().GiveBack(pages.bytes);
+    }
+  }
+  evicted_.Add(evicted);
+  RecordGauges();
+  *now = table_->slots().counts().withheld;
+  return *now <= withheld || *now + kPageBytes > bytes;
 }
 
 }  // namespace withy::context_store

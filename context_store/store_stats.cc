@@ -27,6 +27,7 @@ StoreStats Store::Stats() const {
           .unkept_chunks = not_kept_.value(),
           .evicted_chunks = evicted_.value(),
           .demoted_chunks = demoted_.value(),
+          .demoted_bytes = metrics_.demoted_bytes.value(),
           .read_chunks = read_.value(),
           .written_chunks = written_.value(),
           .not_written_chunks = metrics_.not_written.value(),

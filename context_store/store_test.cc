@@ -262,6 +262,7 @@ class StoreOnDiskTest : public StoreTest {
     options.kv.max_bytes = disk_bytes_;
     options.probe_reads = probe_reads_;
     options.precision = strategy_.precision;
+    options.compresses_ahead = strategy_.compresses_ahead;
     options.eviction = strategy_.eviction;
     options.writes_ahead = strategy_.writes_ahead;
     if (!strategy_.uses_disk) options.kv.directory.clear();
@@ -345,7 +346,23 @@ class StoreOnDiskTest : public StoreTest {
   uint64_t epoch_ = 0;
 };
 
-TEST_F(StoreOnDiskTest, AnIdleContextTakesLessSpaceAndComesBackAfterARestart) {
+// Rest changes nothing: what a call left is in the arena, on disk and after a restart bit for bit.
+TEST_F(StoreOnDiskTest, AnIdleContextStaysExactAndComesBackAfterARestart) {
+  const std::string context = store_->contexts().Create("app", {})->context_id;
+  Fill(context, 60, 5);
+  const ContextKv kv = store_->KvOf(context);
+  EXPECT_EQ(kv.resident_bytes, 61 * ChunkBytes());
+  EXPECT_EQ(kv.stored_bytes, kv.resident_bytes) << "all of it is on disk";
+  EXPECT_EQ(kv.compressed_tokens, 0u);
+  const std::vector<std::string> before = ReadAll(context);
+  ASSERT_EQ(before.size(), 61u);
+  Restart();
+  EXPECT_EQ(store_->KvOf(context).resident_bytes, 0u);
+  EXPECT_EQ(ReadAll(context), before);
+}
+
+TEST_F(StoreOnDiskTest, AContextThatIsCompressedAheadComesBackAfterARestart) {
+  Restart("llms");
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 60);
   const ContextKv kv = store_->KvOf(context);
@@ -362,7 +379,7 @@ TEST_F(StoreOnDiskTest, AnIdleContextTakesLessSpaceAndComesBackAfterARestart) {
 
 TEST_F(StoreOnDiskTest, AContextOfFewBitsGoesToFewerWhenTheRatioFalls) {
   ratio_percent_ = 75;
-  Restart();
+  Restart("llms");
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 60);
   const uint64_t before = store_->KvOf(context).resident_bytes;

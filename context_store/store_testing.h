@@ -90,6 +90,7 @@ class StoreFixture : public ::testing::Test {
     options.last_writes = last_writes_;
     options.kv_daily_write_bytes = daily_bytes_;
     options.kv_ratio_percent = ratio_percent_;
+    options.compresses_ahead = compresses_ahead_;
     options.pressure = pressure_;
     options.kept_arena = std::move(arena);
     auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
@@ -244,6 +245,7 @@ class StoreFixture : public ::testing::Test {
   CleanUp::Pauses clean_up_;
   absl::Duration last_writes_ = StoreOptions().last_writes;
   uint32_t ratio_percent_ = 50;
+  bool compresses_ahead_ = false;
   uint64_t epoch_ = 0;
   std::string records_, kv_;  // names in dir_
   std::unique_ptr<Store> store_;

@@ -4,78 +4,22 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "absl/synchronization/notification.h"
-#include "base/crc32c.h"
 #include "base/thread_role.h"
 #include "context_store/store.h"
-#include "engine/kv/encode.h"
-#include "policy/kv_precision.h"
+#include "policy/kv_disk.h"
 
 namespace withy::context_store {
 namespace {
 
-// Formats in the order of the policy: from the most bytes to the fewest.
-constexpr KvFormat kFormats[] = {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2};
-// Chunks that stay at 8 bits: the first ones, which all later tokens attend to, and the latest
-// ones.
-constexpr size_t kFirstExact = 2;
-constexpr size_t kLastExact = 2;
 // What the extents of one call take on disk beyond their chunks, at most: checks and padding.
 constexpr uint64_t kExtentExtraBytes = 64 << 10;
-
-policy::KvFormatIndex IndexOf(KvFormat format) {
-  return static_cast<policy::KvFormatIndex>(
-      std::find(std::begin(kFormats), std::end(kFormats), format) - std::begin(kFormats));
-}
-
-// The formats that the context's chunks should have: as they are, or with fewer bits. `kept[i]`:
-// the chunk keeps its format.
-std::vector<KvFormat> WantedFormats(const std::vector<ContextChunk>& chunks,
-                                    const std::vector<bool>& kept, const Geometry& geometry,
-                                    const FormatErrors& errors, uint32_t ratio_percent,
-                                    policy::PrecisionPolicy precision) {
-  std::vector<policy::KvFormatCost> costs;
-  for (const KvFormat format : kFormats) {
-    costs.push_back(
-        {.chunk_bytes = geometry.ChunkBytes(format), .error = errors[static_cast<size_t>(format)]});
-  }
-  std::vector<policy::DensityChunk> input;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const ContextChunk& chunk = chunks[i];
-    const KvFormat now = chunk.slot.has_value() ? chunk.slot->format : chunk.stored_format;
-    const bool exact = i < kFirstExact || i + kLastExact >= chunks.size();
-    input.push_back({.density = chunk.identity.density,
-                     .tokens = chunk.identity.tokens,
-                     .format = IndexOf(now),
-                     .pinned = exact || kept[i] || !chunk.slot.has_value() ||
-                               chunk.identity.tokens != static_cast<uint32_t>(kChunkTokens)});
-  }
-  const policy::FormatChoice choice =
-      policy::ChooseFormats(costs, input, ratio_percent / 100.0, precision);
-  std::vector<KvFormat> wanted;
-  for (const policy::KvFormatIndex format : choice.formats) wanted.push_back(kFormats[format]);
-  return wanted;
-}
-
-// A chunk of `work` in its new format, headers included, block by block.
-void EncodeChunk(const engine::KvGeometry& kv, engine::KvMemory memory, const ChunkWork& work) {
-  const size_t bytes = kv.BlockBytes(work.to.format);
-  for (int layer = 0; layer < kv.layers; ++layer) {
-    const std::byte* from = memory.At(work.from.Block(kv, layer));
-    std::byte* to = memory.At(work.to.Block(kv, layer));
-    engine::EncodeBlock(kv, from, work.from.format, work.to.format, to);
-    engine::KvBlockHeader header;
-    std::memcpy(&header, from, sizeof header);
-    header.format = work.to.format;
-    header.checksum = Crc32c(0, {to + sizeof header, bytes - sizeof header});
-    std::memcpy(to, &header, sizeof header);
-  }
-}
+// A disk that took no KV is not asked for room again for so long.
+constexpr int64_t kNextTryNanos = 10 * kNanosPerSecond;
 
 }  // namespace
 
@@ -87,58 +31,21 @@ void Store::Tidy(const std::string& context_id) {
     absl::MutexLock lock(&mutex_);
     geometry = table_->geometry();
   }
-  if (options_.precision.has_value()) DemoteIdle(context_id, geometry);
+  if (options_.compresses_ahead) Compress(context_id);
   if (kv_ != nullptr && options_.writes_ahead) WriteIdle(context_id, geometry);
   ReleaseCopies();
   AdvanceWaiting();  // demotions have ended
   RecordMetrics();
 }
 
-void Store::DemoteIdle(const std::string& context_id, const Geometry& geometry) {
-  std::vector<ContextChunk> chunks;
-  std::vector<bool> kept;
-  FormatErrors errors;
-  {
-    absl::MutexLock lock(&mutex_);
-    chunks = table_->idle().Chunks(context_id);
-    kept = table_->idle().KeptFormats(context_id, kLastExact);
-    errors = costs_.errors;
-  }
-  const std::vector<KvFormat> wanted =
-      WantedFormats(chunks, kept, geometry, errors, options_.kv_ratio_percent, *options_.precision);
-  for (uint32_t i = 0; i < wanted.size(); ++i) {
-    if (stop_.HasBeenNotified()) return;
-    const std::optional<KvSlot>& slot = chunks[i].slot;
-    if (!slot.has_value() || slot->format == wanted[i]) continue;
-    std::optional<ChunkWork> work;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (table_->geometry() != geometry) return;  // another model is served
-      uint64_t evicted = 0;
-      work = table_->idle().BeginDemotion(context_id, i, wanted[i], &evicted);
-      evicted_.Add(evicted);
-      if (!work.has_value()) return;
-      ++writers_;
-    }
-    EncodeChunk(geometry.kv(), arena_->memory(), *work);
-    absl::MutexLock lock(&mutex_);
-    --writers_;
-    if (!table_->idle().FinishDemotion(*work, /*done=*/true)) return;
-    demoted_.Add();
-    RecordGauges();
-  }
-  absl::MutexLock lock(&mutex_);
-  table_->idle().Deduplicate(context_id);
-  RecordGauges();
-}
-
 std::vector<ChunkWork> Store::TakeUnworthy(const std::string& context_id, const Geometry& geometry,
-                                           std::vector<ChunkWork>* work) {
+                                           bool for_room, std::vector<ChunkWork>* work) {
   const auto context = contexts_->Find(contexts_->AppOf(context_id), context_id);
   const bool used_again = context.ok() && context->record.revision > 1;
   std::vector<ChunkWork> unworthy;
   for (const bool rewrite : {false, true}) {
-    policy::WriteCandidate candidate{.has_copy = rewrite, .used_again = used_again};
+    policy::WriteCandidate candidate{
+        .for_room = for_room, .has_copy = rewrite, .used_again = used_again};
     for (const ChunkWork& one : *work) {
       if (one.rewrite == rewrite) candidate.bytes += geometry.ChunkBytes(one.from.format);
     }
@@ -164,7 +71,12 @@ void Store::WriteIdle(const std::string& context_id, const Geometry& geometry) {
       }
     }
   }
-  const std::vector<ChunkWork> unworthy = TakeUnworthy(context_id, geometry, &work);
+  WriteWorthy(context_id, geometry, /*for_room=*/false, std::move(work));
+}
+
+void Store::WriteWorthy(const std::string& context_id, const Geometry& geometry, bool for_room,
+                        std::vector<ChunkWork> work) {
+  const std::vector<ChunkWork> unworthy = TakeUnworthy(context_id, geometry, for_room, &work);
   {
     absl::MutexLock lock(&mutex_);
     for (const ChunkWork& one : unworthy) table_->idle().FinishWrite(one, /*stored=*/0);
@@ -182,7 +94,9 @@ void Store::SwapOut(uint64_t bytes) {
       by_context[work.context_id].push_back(std::move(work));
     }
   }
-  for (const auto& [context_id, work] : by_context) WriteChunks(context_id, geometry, work);
+  for (auto& [context_id, work] : by_context) {
+    WriteWorthy(context_id, geometry, /*for_room=*/true, std::move(work));
+  }
 }
 
 uint64_t Store::BytesToLoad(const std::string& context_id) const {
@@ -216,6 +130,7 @@ void Store::WriteChunks(const std::string& context_id, const Geometry& geometry,
     spdlog::warn("KV of context {} is not on disk and will be computed again after a restart: {}",
                  context_id, std::string(written.message()));
     copies.assign(work.size(), 0);
+    no_writes_until_ns_ = clock_.SteadyNanos() + kNextTryNanos;
   }
   std::vector<StoredCopy> unwanted;
   std::vector<ContextChunk> chunks;

@@ -60,6 +60,8 @@ struct CallUsage {
   int32_t context_tokens = 0;
   int32_t prompt_tokens = 0;
   int32_t reused_tokens = 0;
+  int32_t compressed_kv_tokens = 0;   // as in types.proto
+  int32_t other_level_kv_tokens = 0;  // likewise
   int32_t prefilled_tokens = 0;
   int32_t pruned_words = 0;
 };

@@ -10,7 +10,8 @@ namespace withy::model_worker {
 namespace {
 
 constexpr std::string_view kChunkDomain = "withy chunk 1";
-constexpr std::string_view kModelDomain = "withy model 2";
+constexpr std::string_view kCompressedDomain = "withy chunk over compressed 1";
+constexpr std::string_view kModelDomain = "withy model 3";
 
 class Sha256 {
  public:
@@ -57,10 +58,12 @@ std::span<const int32_t> ChunkTokens(std::span<const int32_t> tokens, size_t chu
 
 }  // namespace
 
-Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry) {
+Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry,
+                       std::string_view kernel_target) {
   Sha256 hash;
   hash.AddSized(kModelDomain);
   hash.AddSized(model_id);
+  hash.AddSized(kernel_target);
   hash.AddValue<int32_t>(geometry.layers);
   hash.AddValue<int32_t>(geometry.kv_heads);
   hash.AddValue<int32_t>(geometry.head_dim);
@@ -68,9 +71,9 @@ Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geom
 }
 
 Identity ChunkNamer::Name(const Identity& previous, std::span<const int32_t> tokens,
-                          int32_t level_percent) const {
+                          int32_t level_percent, bool over_compressed) const {
   Sha256 hash;
-  hash.AddSized(kChunkDomain);
+  hash.AddSized(over_compressed ? kCompressedDomain : kChunkDomain);
   hash.Add(previous.data(), previous.size());
   hash.Add(model_.data(), model_.size());
   hash.AddSized(lora_id_);
@@ -81,36 +84,66 @@ Identity ChunkNamer::Name(const Identity& previous, std::span<const int32_t> tok
   return hash.Finish();
 }
 
-size_t ChunkNamer::MatchingChunks(std::span<const ChunkName> resident,
+size_t ChunkNamer::MatchingChunks(std::span<ChunkName> resident,
                                   std::span<const int32_t> tokens) const {
   Identity previous{};
   for (size_t i = 0; i < resident.size(); ++i) {
+    ChunkName& name = resident[i];
     const size_t first = i * engine::kChunkTokens;
-    const auto filled = static_cast<size_t>(resident[i].tokens);
+    const auto filled = static_cast<size_t>(name.tokens);
     const bool fits =
         filled >= 1 && filled <= engine::kChunkTokens && first + filled <= tokens.size();
-    if (!fits || Name(previous, tokens.subspan(first, filled), resident[i].level_percent) !=
-                     resident[i].identity) {
+    if (!fits) return i;
+    const std::span<const int32_t> own = tokens.subspan(first, filled);
+    const Identity exact = Name(previous, own, name.level_percent);
+    name.over_compressed = exact != name.identity;
+    if (name.over_compressed &&
+        Name(previous, own, name.level_percent, /*over_compressed=*/true) != name.identity) {
       return i;
     }
-    previous = resident[i].identity;
+    previous = exact;
     if (filled < engine::kChunkTokens) return i + 1;
   }
   return resident.size();
 }
 
+Identity ChunkNamer::PreviousOf(std::span<const ChunkName> names, size_t number,
+                                std::span<const int32_t> tokens) const {
+  size_t at = number;
+  while (at > 0 && names[at - 1].over_compressed) --at;
+  Identity previous = at == 0 ? Identity{} : names[at - 1].identity;
+  for (; at < number; ++at) {
+    previous = Name(previous, ChunkTokens(tokens, at), names[at].level_percent);
+  }
+  return previous;
+}
+
+void ChunkNamer::Rename(size_t number, std::span<const int32_t> tokens, bool over_compressed,
+                        std::vector<ChunkName>* names) const {
+  ChunkName& name = (*names)[number];
+  name.identity = Name(PreviousOf(*names, number, tokens), ChunkTokens(tokens, number),
+                       name.level_percent, over_compressed);
+  name.over_compressed = over_compressed;
+}
+
 std::vector<ChunkName> ChunkNamer::NameAll(std::span<const ChunkName> kept,
                                            std::span<const int32_t> tokens,
-                                           std::span<const int32_t> levels) const {
+                                           std::span<const int32_t> levels,
+                                           size_t compressed_from) const {
   std::vector<ChunkName> names(kept.begin(), kept.end());
   const size_t chunks = (tokens.size() + engine::kChunkTokens - 1) / engine::kChunkTokens;
+  if (names.size() >= chunks) return names;
+  Identity previous = PreviousOf(names, names.size(), tokens);
   while (names.size() < chunks) {
     const size_t i = names.size();
-    const Identity previous = i == 0 ? Identity{} : names.back().identity;
     const std::span<const int32_t> chunk = ChunkTokens(tokens, i);
-    names.push_back({.identity = Name(previous, chunk, levels[i]),
+    const bool over_compressed = i >= compressed_from;
+    const Identity exact = Name(previous, chunk, levels[i]);
+    names.push_back({.identity = over_compressed ? Name(previous, chunk, levels[i], true) : exact,
                      .tokens = static_cast<int32_t>(chunk.size()),
-                     .level_percent = levels[i]});
+                     .level_percent = levels[i],
+                     .over_compressed = over_compressed});
+    previous = exact;
   }
   return names;
 }

@@ -26,33 +26,48 @@ struct ChunkName {
   // the number of rows that the mean is of. Not part of the identity.
   float density = 0;
   int32_t density_rows = 0;
+  // It was computed from KV of fewer bits than the working format has, so its numbers are not those
+  // of a fresh prefill. Part of the identity, and found by it: nobody has to keep it.
+  bool over_compressed = false;
 };
 
-// The identity of a model for chunks and for the store: SHA-256 of the engine's model id and the
-// block's geometry.
-Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry);
+// The identity of a model for chunks and for the store: SHA-256 of the engine's model id, the
+// block's geometry, and the kernel target, since KV of two targets differs in its last bits.
+Identity ModelIdentity(std::string_view model_id, const engine::KvGeometry& geometry,
+                       std::string_view kernel_target = "portable");
 
 // SHA-256 over the previous chunk's identity, the chunk's tokens, model, LoRA, level and precision
-// format. See ARCHITECTURE.md, A call. Thread-safe.
+// format. A chunk that was computed over compressed KV has another identity than one that was not;
+// the chunk behind it is named by what the previous identity would be otherwise, so that a chunk
+// may be computed exactly again without a new name for all that follow. See ARCHITECTURE.md, A
+// call. Thread-safe.
 class ChunkNamer {
  public:
   ChunkNamer(const Identity& model, std::string lora_id, engine::KvFormat format)
       : model_(model), lora_id_(std::move(lora_id)), format_(format) {}
 
   // `previous` is all zero for the first chunk.
-  Identity Name(const Identity& previous, std::span<const int32_t> tokens,
-                int32_t level_percent) const;
+  Identity Name(const Identity& previous, std::span<const int32_t> tokens, int32_t level_percent,
+                bool over_compressed = false) const;
 
   // How many of `resident` (from chunk 0 on) are what these tokens would make at the levels they
-  // state.
-  size_t MatchingChunks(std::span<const ChunkName> resident, std::span<const int32_t> tokens) const;
+  // state. Finds `over_compressed` of these.
+  size_t MatchingChunks(std::span<ChunkName> resident, std::span<const int32_t> tokens) const;
 
   // Names for all of `tokens`, keeping the first `kept` names as they are. `levels[i]` is chunk i's
-  // level.
+  // level. Chunks that are named from `compressed_from` on were computed over compressed KV.
   std::vector<ChunkName> NameAll(std::span<const ChunkName> kept, std::span<const int32_t> tokens,
-                                 std::span<const int32_t> levels) const;
+                                 std::span<const int32_t> levels,
+                                 size_t compressed_from = SIZE_MAX) const;
+  // Names chunk `number` of `names` anew, as one that was computed (not) over compressed KV.
+  void Rename(size_t number, std::span<const int32_t> tokens, bool over_compressed,
+              std::vector<ChunkName>* names) const;
 
  private:
+  // What chunk `number` of `names` has as the previous identity.
+  Identity PreviousOf(std::span<const ChunkName> names, size_t number,
+                      std::span<const int32_t> tokens) const;
+
   Identity model_;
   std::string lora_id_;
   engine::KvFormat format_;

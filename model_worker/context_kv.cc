@@ -96,16 +96,16 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     if (resident[i].state == ResidentChunk::State::kLoading) {
       loading_.push_back(static_cast<int32_t>(i));
     }
-    Reuse(resident[i]);
+    Reuse(resident[i], names[i]);
   }
   FindFirstLoading();
 }
 
-void ContextKv::Reuse(const ResidentChunk& chunk) {
+void ContextKv::Reuse(const ResidentChunk& chunk, const ChunkName& name) {
   PushChunk(chunk.where.slot);
-  reused_tokens_ += chunk.name.tokens;
-  reused_.push_back(chunk.name);
-  const int32_t level = engine::LevelIndex(model_, chunk.name.level_percent);
+  reused_tokens_ += name.tokens;
+  reused_.push_back(name);
+  const int32_t level = engine::LevelIndex(model_, name.level_percent);
   if (level >= 0) lowest_level_ = std::min(lowest_level_, level);
 }
 
@@ -136,9 +136,45 @@ void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<con
                       reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
                       reused_tokens_ + chunk.name.tokens < static_cast<int32_t>(ids.size());
     if (!next || !HeadersMatch(chunk)) break;
-    Reuse(chunk);
+    Reuse(chunk, names[reused_.size()]);
   }
   FindFirstLoading();
+}
+
+bool ContextKv::IsRecomputed(size_t chunk) const {
+  return std::binary_search(recompute_.begin(), recompute_.end(), static_cast<int32_t>(chunk));
+}
+
+bool ContextKv::IsCompressed(size_t chunk) const {
+  const engine::KvFormat format = blocks_[chunk * static_cast<size_t>(geometry_.layers)].format;
+  return engine::KBits(format) + engine::VBits(format) <
+         engine::KBits(engine::KvFormat::kQ8) + engine::VBits(engine::KvFormat::kQ8);
+}
+
+int32_t ContextKv::compressed_tokens() const {
+  int32_t tokens = 0;
+  for (size_t i = 0; i < reused_.size(); ++i) {
+    if (IsRecomputed(i)) continue;
+    if (reused_[i].over_compressed || IsCompressed(i)) tokens += reused_[i].tokens;
+  }
+  return tokens;
+}
+
+int32_t ContextKv::other_level_tokens(int32_t level_percent) const {
+  int32_t tokens = 0;
+  for (size_t i = 0; i < reused_.size(); ++i) {
+    if (!IsRecomputed(i) && reused_[i].level_percent != level_percent) tokens += reused_[i].tokens;
+  }
+  return tokens;
+}
+
+size_t ContextKv::CompressedFrom() const {
+  for (size_t i = 0; i < reused_.size(); ++i) {
+    if (IsRecomputed(i)) continue;
+    if (reused_[i].over_compressed) return i;
+    if (IsCompressed(i)) return i + 1;
+  }
+  return SIZE_MAX;
 }
 
 void ContextKv::FindFirstLoading() {
@@ -285,16 +321,17 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
       break;
     }
   }
-  std::vector<ChunkName> names = namer_.NameAll(kept, ids, levels);
-  size_t unchanged = 0;
-  while (unchanged < std::min(reused_.size(), names.size()) &&
-         reused_[unchanged].identity == names[unchanged].identity) {
-    ++unchanged;
-  }
-  StampHeaders(names, unchanged, names.size());
+  const size_t compressed_from = CompressedFrom();
   for (const int32_t chunk : recompute_) {
     const auto number = static_cast<size_t>(chunk);
-    if (number < unchanged) StampHeaders(names, number, number + 1);
+    const bool over_compressed = number >= compressed_from;
+    if (number >= kept.size() || kept[number].over_compressed == over_compressed) continue;
+    namer_.Rename(number, ids, over_compressed, &kept);
+  }
+  std::vector<ChunkName> names = namer_.NameAll(kept, ids, levels, compressed_from);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const bool as_it_was = i < reused_.size() && reused_[i].identity == names[i].identity;
+    if (!as_it_was || IsRecomputed(i)) StampHeaders(names[i], i);
   }
   AddDensities(computed, &names);
   return names;
@@ -319,21 +356,18 @@ void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) co
   }
 }
 
-void ContextKv::StampHeaders(std::span<const ChunkName> names, size_t first, size_t end) const {
-  const auto layers = static_cast<size_t>(model_.kv.layers);
-  for (size_t chunk = first; chunk < end; ++chunk) {
-    for (size_t layer = 0; layer < layers; ++layer) {
-      std::byte* block = BlockOf(static_cast<int32_t>(chunk), static_cast<int32_t>(layer));
-      engine::KvBlockHeader header = {};
-      header.epoch = arena_->epoch();
-      std::memcpy(header.identity, names[chunk].identity.data(), sizeof(header.identity));
-      header.layer = static_cast<uint32_t>(layer);
-      header.checksum = PayloadChecksum(block, model_.kv.block_bytes);
-      header.level = static_cast<uint8_t>(names[chunk].level_percent);
-      header.format = engine::KvFormat::kQ8;
-      header.filled = static_cast<uint8_t>(names[chunk].tokens);
-      std::memcpy(block, &header, sizeof(header));
-    }
+void ContextKv::StampHeaders(const ChunkName& name, size_t chunk) const {
+  for (int32_t layer = 0; layer < model_.kv.layers; ++layer) {
+    std::byte* block = BlockOf(static_cast<int32_t>(chunk), layer);
+    engine::KvBlockHeader header = {};
+    header.epoch = arena_->epoch();
+    std::memcpy(header.identity, name.identity.data(), sizeof(header.identity));
+    header.layer = static_cast<uint32_t>(layer);
+    header.checksum = PayloadChecksum(block, model_.kv.block_bytes);
+    header.level = static_cast<uint8_t>(name.level_percent);
+    header.format = engine::KvFormat::kQ8;
+    header.filled = static_cast<uint8_t>(name.tokens);
+    std::memcpy(block, &header, sizeof(header));
   }
 }
 

@@ -57,6 +57,11 @@ class ContextKv {
   absl::Status AdoptClaimed(std::span<const ChunkSlot> claimed);
   // Tokens of the chunks that are taken over; behind them all is new.
   int32_t reused_tokens() const { return reused_tokens_; }
+  // Of these, tokens whose KV has fewer bits than the working format or was computed from such KV:
+  // what follows is not what it would be if nothing had been kept.
+  int32_t compressed_tokens() const;
+  // Likewise, tokens whose KV was computed at another level than this one.
+  int32_t other_level_tokens(int32_t level_percent) const;
   // The first token of a chunk that is being read from disk; reused_tokens() if none is.
   int32_t first_loading() const { return first_loading_; }
 
@@ -114,9 +119,13 @@ class ContextKv {
   std::byte* BlockOf(int32_t chunk, int32_t layer) const;
   bool HeadersMatch(const ResidentChunk& chunk) const;
   bool IsThere(const ResidentChunk& chunk) const;
-  void Reuse(const ResidentChunk& chunk);
+  void Reuse(const ResidentChunk& chunk, const ChunkName& name);
+  bool IsRecomputed(size_t chunk) const;
+  bool IsCompressed(size_t chunk) const;
+  // Chunks from this one on are computed over compressed KV.
+  size_t CompressedFrom() const;
   void PushChunk(engine::KvSlot slot);
-  void StampHeaders(std::span<const ChunkName> names, size_t first, size_t end) const;
+  void StampHeaders(const ChunkName& name, size_t chunk) const;
   void AddDensities(int32_t computed, std::vector<ChunkName>* names) const;
 
   const engine::ModelInfo& model_;

@@ -237,5 +237,114 @@ TEST(ContextKvTest, DensitiesAreMeansOverAllCalls) {
   EXPECT_FLOAT_EQ(later[1].density, 8.0f / (9 * 2 * 16)) << "nothing was added";
 }
 
+// As the store does it: the chunk has a smaller slot in the same place.
+void Demote(const Kv& kv, ResidentChunk* chunk) {
+  const engine::KvSlot from = chunk->where.slot;
+  chunk->where.slot.format = engine::KvFormat::kQ4;
+  engine::KvBlockHeader header;
+  std::memcpy(&header, kv.arena->At(from.Block(kGeometry, 0)), sizeof header);
+  header.format = engine::KvFormat::kQ4;
+  for (int layer = 0; layer < kGeometry.layers; ++layer) {
+    header.layer = static_cast<uint32_t>(layer);
+    std::memcpy(kv.arena->At(chunk->where.slot.Block(kGeometry, layer)), &header, sizeof header);
+  }
+}
+
+bool SameNames(const std::vector<ChunkName>& a, const std::vector<ChunkName>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.identity == y.identity; });
+}
+
+// What is computed from KV of fewer bits is known by its name, also when that KV is exact again,
+// until it is computed again itself.
+TEST(ContextKvTest, WhatIsComputedOverCompressedKvIsKnownByItsName) {
+  const Kv kv;
+  std::vector<ResidentChunk> resident = Computed(kv, Tokens(48));
+  const ResidentChunk exact = resident[1];
+  Demote(kv, &resident[1]);
+  ContextKv over = kv.Make();
+  over.AdoptResident(resident, Tokens(70), {});
+  EXPECT_EQ(over.reused_tokens(), 48);
+  EXPECT_EQ(over.compressed_tokens(), 16);
+  ASSERT_EQ(over.BeginClaim(70)->count, 2);
+  ASSERT_TRUE(over.AddChunks(Kv::Chunks(3, 2)).ok());
+  const std::vector<int32_t> levels(6, 100);
+  const std::vector<ChunkName> names = over.NameAndStamp(Tokens(70), levels, 70);
+  const std::vector<ChunkName> fresh = kv.namer.NameAll({}, Tokens(70), levels);
+  ASSERT_EQ(names.size(), 5u);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(names[i].identity == fresh[i].identity, i < 3) << i;
+    EXPECT_EQ(names[i].over_compressed, i >= 3) << i;
+  }
+
+  // The next call has the chunk at 8 bits again, as another context computed it.
+  resident[1] = exact;
+  (void)Computed(kv, Tokens(48));
+  for (int32_t i = 3; i < 5; ++i) {
+    ChunkName name = names[static_cast<size_t>(i)];
+    name.over_compressed = false;  // the store does not keep it
+    resident.push_back({.where = Kv::Chunks(i, 1)[0], .name = name});
+  }
+  ContextKv next = kv.Make();
+  next.AdoptResident(resident, Tokens(90), {.history_tokens = 70});
+  EXPECT_FALSE(next.faulty_chunk().has_value());
+  EXPECT_EQ(next.reused_tokens(), 70);
+  EXPECT_EQ(next.compressed_tokens(), 22);
+  ASSERT_EQ(next.BeginClaim(90)->count, 1);
+  ASSERT_TRUE(next.AddChunks(Kv::Chunks(5, 1)).ok());
+  const std::vector<ChunkName> later = next.NameAndStamp(Tokens(90), levels, 90);
+  EXPECT_TRUE(later[3].over_compressed && later[4].over_compressed && later[5].over_compressed);
+  EXPECT_EQ(later[3].identity, names[3].identity) << "it has not changed";
+
+  // Both are left to the worker: they are computed over exact KV, and so is what follows.
+  resident.pop_back();
+  resident[3].state = ResidentChunk::State::kRecompute;
+  ContextKv again = kv.Make();
+  again.AdoptResident(resident, Tokens(90), {.level_percent = 100});
+  EXPECT_EQ(again.reused_tokens(), 64);
+  EXPECT_EQ(again.compressed_tokens(), 0);
+  ASSERT_EQ(again.BeginClaim(90)->count, 2);
+  ASSERT_TRUE(again.AddChunks(Kv::Chunks(4, 2)).ok());
+  EXPECT_TRUE(SameNames(again.NameAndStamp(Tokens(90), levels, 90),
+                        kv.namer.NameAll({}, Tokens(90), levels)));
+}
+
+// A chunk that is computed again behind compressed KV is not what its name says any more.
+TEST(ContextKvTest, AChunkComputedAgainOverCompressedKvIsRenamedAloneAndKeepsItsFollowers) {
+  const Kv kv;
+  std::vector<ResidentChunk> resident = Computed(kv, Tokens(64));
+  Demote(kv, &resident[0]);
+  resident[2].state = ResidentChunk::State::kRecompute;
+  ContextKv context = kv.Make();
+  context.AdoptResident(resident, Tokens(65), {.level_percent = 100});
+  EXPECT_EQ(context.reused_tokens(), 64);
+  const std::byte* const follower = kv.arena->At(resident[3].where.slot.Block(kGeometry, 1));
+  const std::vector<std::byte> before(follower, follower + sizeof(engine::KvBlockHeader));
+  const std::vector<int32_t> levels(4, 100);
+  const std::vector<ChunkName> names = context.NameAndStamp(Tokens(64), levels, 64);
+  const std::vector<ChunkName> fresh = kv.namer.NameAll({}, Tokens(64), levels);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(names[i].identity == fresh[i].identity, i != 2) << i;
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), follower)) << "it is only read";
+  std::vector<ChunkName> found = names;
+  EXPECT_EQ(kv.namer.MatchingChunks(found, Tokens(64)), 4u);
+  EXPECT_TRUE(found[2].over_compressed && !found[3].over_compressed);
+}
+
+TEST(ContextKvTest, TokensOfAnotherLevelAreCounted) {
+  const Kv kv;
+  ContextKv before = kv.Make();
+  ASSERT_TRUE(before.AdoptClaimed(Kv::Chunks(0, 3)).ok());
+  const std::vector<ChunkName> names = before.NameAndStamp(Tokens(40), {100, 50, 50}, 40);
+  std::vector<ResidentChunk> resident;
+  for (size_t i = 0; i < names.size(); ++i) {
+    resident.push_back({.where = Kv::Chunks(static_cast<int32_t>(i), 1)[0], .name = names[i]});
+  }
+  ContextKv next = kv.Make();
+  next.AdoptResident(resident, Tokens(60), {});
+  EXPECT_EQ(next.other_level_tokens(100), 24);
+  EXPECT_EQ(next.other_level_tokens(50), 16);
+  EXPECT_EQ(next.compressed_tokens(), 0);
+}
+
 }  // namespace
 }  // namespace withy::model_worker

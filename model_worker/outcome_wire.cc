@@ -82,6 +82,8 @@ v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   usage->set_prompt_tokens(static_cast<uint32_t>(outcome.usage.prompt_tokens));
   usage->set_completion_tokens(static_cast<uint32_t>(outcome.tokens.size()));
   usage->set_reused_tokens(static_cast<uint32_t>(outcome.usage.reused_tokens));
+  usage->set_compressed_kv_tokens(static_cast<uint32_t>(outcome.usage.compressed_kv_tokens));
+  usage->set_other_level_kv_tokens(static_cast<uint32_t>(outcome.usage.other_level_kv_tokens));
   usage->set_prefilled_tokens(static_cast<uint32_t>(outcome.usage.prefilled_tokens));
   usage->set_pruned_words(static_cast<uint32_t>(outcome.usage.pruned_words));
   FillLatency(outcome, wire.mutable_latency());

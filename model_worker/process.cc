@@ -198,7 +198,8 @@ class ModelWorker final : public rpc::Process {
  private:
   absl::Status PrepareLeases(const proto::Config& config, const engine::WorkerCost& cost) {
     const engine::ModelInfo& info = model_->bundle.model->info();
-    const Identity identity = ModelIdentity(info.id, GeometryOf(info.kv));
+    const Identity identity =
+        ModelIdentity(info.id, GeometryOf(info.kv), model_->bundle.model->target());
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
     env_.emplace(SessionEnv{.model = info,
                             .encoder = model_->encoder,

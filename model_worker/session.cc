@@ -50,6 +50,8 @@ void Session::CountReused() {
   computed_ = kv_.SkipPresent(0);
   usage_.prefilled_tokens = pending_rows();
   usage_.reused_tokens = prompt_end_ - usage_.prefilled_tokens;
+  usage_.compressed_kv_tokens = kv_.compressed_tokens();
+  usage_.other_level_kv_tokens = kv_.other_level_tokens(request_.answer.level_percent);
 }
 
 WantedChunks Session::Wanted() const {
@@ -165,6 +167,8 @@ void Session::GiveUpFrom(int32_t chunk) {
 void Session::CountMore(int32_t rows) {
   usage_.prefilled_tokens += rows;
   usage_.reused_tokens -= rows;
+  usage_.compressed_kv_tokens = kv_.compressed_tokens();
+  usage_.other_level_kv_tokens = kv_.other_level_tokens(request_.answer.level_percent);
 }
 
 int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) {

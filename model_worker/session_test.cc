@@ -558,6 +558,9 @@ TEST(ChunkNamerTest, IdentityDependsOnEverything) {
   EXPECT_NE(format.Name({}, tokens, 100), base);
   const ChunkNamer model(ModelIdentity("n", geometry), "", engine::KvFormat::kQ8);
   EXPECT_NE(model.Name({}, tokens, 100), base);
+  const ChunkNamer kernels(ModelIdentity("m", geometry, "avx2"), "", engine::KvFormat::kQ8);
+  EXPECT_NE(kernels.Name({}, tokens, 100), base) << "its last bits differ";
+  EXPECT_NE(namer.Name({}, tokens, 100, /*over_compressed=*/true), base);
 }
 
 }  // namespace

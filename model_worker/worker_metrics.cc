@@ -15,6 +15,9 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
           recorder.counter({.name = "withy_generated_tokens_total", .help = "Tokens sampled."})),
       reused_(recorder.counter(
           {.name = "withy_reused_tokens_total", .help = "Prompt tokens whose KV was reused."})),
+      compressed_(recorder.counter(
+          {.name = "withy_compressed_kv_tokens_total",
+           .help = "Prompt tokens whose KV was reused in fewer bits than 8, for want of room."})),
       steps_(recorder.counter(
           {.name = "withy_engine_steps_total", .help = "Forward passes over the weights."})),
       failed_(recorder.counter(
@@ -121,6 +124,7 @@ void WorkerMetrics::Loaded(uint64_t call_id, int64_t opened_ns, int64_t ready_ns
   RecordDuration(recorder_, Phase::kLoad, call_id, opened_ns, ready_ns,
                  static_cast<uint64_t>(usage.reused_tokens));
   reused_.Add(static_cast<uint64_t>(usage.reused_tokens));
+  compressed_.Add(static_cast<uint64_t>(usage.compressed_kv_tokens));
 }
 
 void WorkerMetrics::KvAwaited(uint64_t call_id, int64_t since_ns, int64_t until_ns) {

@@ -68,6 +68,7 @@ class WorkerMetrics {
   telemetry::Counter& prefilled_;
   telemetry::Counter& generated_;
   telemetry::Counter& reused_;
+  telemetry::Counter& compressed_;
   telemetry::Counter& steps_;
   telemetry::Counter& failed_;
   telemetry::Counter& faults_;

@@ -108,7 +108,9 @@ OutJson OutcomeOf(const v1::GenerateFinished& outcome) {
                   {"seed", outcome.seed()},
                   {"sampling", FromWire(outcome.sampling())},
                   {"model_levels_percent", OutJson::array()},
-                  {"speculation", FromWire(outcome.speculation())}};
+                  {"speculation", FromWire(outcome.speculation())},
+                  {"compressed_kv_tokens", outcome.usage().compressed_kv_tokens()},
+                  {"other_level_kv_tokens", outcome.usage().other_level_kv_tokens()}};
   for (const uint32_t level : outcome.model_levels_percent()) {
     json["model_levels_percent"].push_back(level);
   }

@@ -230,6 +230,8 @@ v1::GenerateResponse Finished(const std::string& text, v1::FinishReason reason) 
   usage->set_prompt_tokens(5);
   usage->set_completion_tokens(2);
   usage->set_reused_tokens(8);
+  usage->set_compressed_kv_tokens(4);
+  usage->set_other_level_kv_tokens(3);
   event.mutable_finished()->mutable_latency()->mutable_measured()->set_ttft_ms(12);
   return event;
 }
@@ -261,6 +263,8 @@ TEST(OpenAiAnswerTest, AStreamHasRoleTextReasonUsageAndDone) {
   chunk = json::parse(sent[0]);
   EXPECT_EQ(chunk["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(chunk["withy"]["latency"]["measured"]["ttft_ms"], 12);
+  EXPECT_EQ(chunk["withy"]["compressed_kv_tokens"], 4);
+  EXPECT_EQ(chunk["withy"]["other_level_kv_tokens"], 3);
   chunk = json::parse(sent[1]);
   EXPECT_TRUE(chunk["choices"].empty());
   EXPECT_EQ(chunk["usage"]["prompt_tokens"], 15);

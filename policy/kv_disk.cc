@@ -101,7 +101,7 @@ uint64_t DailyWrites::LeftBytes(int64_t now_ns) {
 WriteVerdict JudgeWrite(const WriteCandidate& candidate, uint64_t left_bytes,
                         uint64_t limit_bytes) {
   if (candidate.bytes > left_bytes) return WriteVerdict::kDailyLimit;
-  if (candidate.used_again) return WriteVerdict::kWrite;
+  if (candidate.used_again || candidate.for_room) return WriteVerdict::kWrite;
   const bool reserve = left_bytes - candidate.bytes < limit_bytes / kReserveDivisor;
   return candidate.has_copy || reserve ? WriteVerdict::kNotUsedAgain : WriteVerdict::kWrite;
 }

@@ -80,6 +80,9 @@ class DailyWrites {
 
 // KV of a context that a call has returned.
 struct WriteCandidate {
+  // The arena needs its room now: it leaves, and what is not written loses bits or is computed
+  // again.
+  bool for_room = false;
   uint64_t bytes = 0;
   // An older copy of the chunks is on disk: in another format, or with fewer tokens.
   bool has_copy = false;
@@ -94,7 +97,8 @@ enum class WriteVerdict {
 
 // Whether to write `candidate` ahead of its eviction (LLMS section 3.4 i: AoT swapping). The first
 // copy of any context is written while more than a quarter of the day's bytes is left; that
-// reserve, and second copies, are for contexts that are used again.
+// reserve, and second copies, are for contexts that are used again, and for what makes room in the
+// arena.
 WriteVerdict JudgeWrite(const WriteCandidate& candidate, uint64_t left_bytes, uint64_t limit_bytes);
 
 }  // namespace withy::policy

@@ -177,6 +177,10 @@ TEST(JudgeWriteTest, TheDaysBytesAndContextsThatAreUsedOnce) {
   EXPECT_EQ(JudgeWrite(again, 100, 100), WriteVerdict::kWrite);
   EXPECT_EQ(JudgeWrite(again, 10, 100), WriteVerdict::kWrite);
   EXPECT_EQ(JudgeWrite(again, 9, 100), WriteVerdict::kDailyLimit);
+  // What leaves the arena takes from the reserve, too: else it would lose bits.
+  const WriteCandidate leaves{.for_room = true, .bytes = 10};
+  EXPECT_EQ(JudgeWrite(leaves, 10, 100), WriteVerdict::kWrite);
+  EXPECT_EQ(JudgeWrite(leaves, 9, 100), WriteVerdict::kDailyLimit);
 }
 
 }  // namespace

@@ -297,11 +297,16 @@ std::vector<KvFormatIndex> FormatsBy(FormatCosts formats, DensityChunks chunks, 
 FormatChoice ChooseFormats(FormatCosts formats, DensityChunks chunks, double ratio,
                            PrecisionPolicy policy, uint64_t seed) {
   const auto full_bytes = static_cast<double>(chunks.size() * formats.front().chunk_bytes);
-  const auto budget = static_cast<uint64_t>(ratio * full_bytes);
+  return ChooseFormatsWithin(formats, chunks, static_cast<uint64_t>(ratio * full_bytes), policy,
+                             seed);
+}
+
+FormatChoice ChooseFormatsWithin(FormatCosts formats, DensityChunks chunks, uint64_t budget_bytes,
+                                 PrecisionPolicy policy, uint64_t seed) {
   FormatChoice choice;
-  choice.formats = FormatsBy(formats, chunks, budget, policy, seed);
+  choice.formats = FormatsBy(formats, chunks, budget_bytes, policy, seed);
   choice.bytes = TotalBytes(formats, choice.formats);
-  choice.excess_bytes = choice.bytes - std::min(choice.bytes, budget);
+  choice.excess_bytes = choice.bytes - std::min(choice.bytes, budget_bytes);
   for (size_t i = 0; i < chunks.size(); ++i) {
     choice.harm += chunks[i].density * chunks[i].tokens * formats[choice.formats[i]].error;
   }

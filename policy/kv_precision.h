@@ -1,6 +1,7 @@
 // Chooses the format of each KV chunk of a context: the least harm to attention within a share of
 // the bytes (tolerance-aware compression). Pure. Neighbours: attention measures densities,
-// calibration the errors of formats; the demotions that follow are actions of kv_place.h.
+// calibration the errors of formats; kv_demotion.h says when chunks lose bits, and of which
+// contexts.
 //
 // The harm of a chunk is density * tokens * error of its format: the attention that it gets, times
 // what its format changes of what attention reads there. ChooseFormats minimises the sum of harms
@@ -66,5 +67,10 @@ struct FormatChoice {
 FormatChoice ChooseFormats(std::span<const KvFormatCost> formats,
                            std::span<const DensityChunk> chunks, double ratio,
                            PrecisionPolicy policy = PrecisionPolicy::kDensity, uint64_t seed = 0);
+// The same, with a budget in bytes.
+FormatChoice ChooseFormatsWithin(std::span<const KvFormatCost> formats,
+                                 std::span<const DensityChunk> chunks, uint64_t budget_bytes,
+                                 PrecisionPolicy policy = PrecisionPolicy::kDensity,
+                                 uint64_t seed = 0);
 
 }  // namespace withy::policy

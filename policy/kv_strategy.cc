@@ -33,10 +33,9 @@ constexpr KvStrategy Swapping(std::string_view name, uint32_t working_bits,
           .computes_meanwhile = false};
 }
 
-// `withy` with one part exchanged.
-constexpr KvStrategy Variant(std::string_view name, std::optional<PrecisionPolicy> precision,
-                             LoadPolicy load) {
-  return {.name = name, .precision = precision, .load = load};
+// As LLMS: contexts are compressed when their calls have ended.
+constexpr KvStrategy Llms(std::string_view name, PrecisionPolicy precision) {
+  return {.name = name, .precision = precision, .compresses_ahead = true};
 }
 
 constexpr KvStrategy Cake() {
@@ -50,16 +49,17 @@ constexpr KvStrategy Lazy() {
   return {.name = "withy-lazy", .eviction = EvictionPolicy::kChunkLru, .writes_ahead = false};
 }
 
-constexpr std::array<KvStrategy, 11> kStrategies = {
+constexpr std::array<KvStrategy, 12> kStrategies = {
     kWithy,
+    Llms("llms", PrecisionPolicy::kDensity),
     Lmk(),
     Swapping("swap", 8, EvictionPolicy::kContextLru),
     Swapping("vllm-s", 16, EvictionPolicy::kChunkLru),
     Swapping("vllm-sq", 8, EvictionPolicy::kChunkLru),
     Cake(),
-    Variant("withy-uniform", PrecisionPolicy::kUniform, LoadPolicy::kPrefix),
-    Variant("withy-8bit", std::nullopt, LoadPolicy::kPrefix),
-    Variant("withy-read", PrecisionPolicy::kDensity, LoadPolicy::kReadAll),
+    Llms("llms-uniform", PrecisionPolicy::kUniform),
+    KvStrategy{.name = "withy-8bit", .precision = std::nullopt},
+    KvStrategy{.name = "withy-read", .load = LoadPolicy::kReadAll},
     Lazy(),
     KvStrategy{.name = "withy-whole", .computes_meanwhile = false},
 };

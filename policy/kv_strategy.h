@@ -3,18 +3,20 @@
 // kv_load_plan.h have the parts; context_store carries a strategy out. The service runs `withy`;
 // the others are the systems that it is compared with, on the same store, segments and formats.
 //
-//   name     KV       fewer bits when idle  on disk  written         leaves       comes back
-//   withy    8 bits   by density            yes      after a call    LCTRU        read, recomputed
-//   lmk      8 bits   no                    no       -               contexts     recomputed
-//   swap     8 bits   no                    yes      when it leaves  contexts     read
-//   vllm-s   16 bits  no                    yes      when it leaves  chunks, LRU  read
-//   vllm-sq  8 bits   no                    yes      when it leaves  chunks, LRU  read
-//   cake     8 bits   no                    yes      after a call    LCTRU        Cake
+//   name     KV       fewer bits         on disk  written         leaves       comes back
+//   withy    8 bits   at need, density   yes      after a call    LCTRU        read, recomputed
+//   llms     8 bits   after a call       yes      after a call    LCTRU        read, recomputed
+//   lmk      8 bits   no                 no       -               contexts     recomputed
+//   swap     8 bits   no                 yes      when it leaves  contexts     read
+//   vllm-s   16 bits  no                 yes      when it leaves  chunks, LRU  read
+//   vllm-sq  8 bits   no                 yes      when it leaves  chunks, LRU  read
+//   cake     8 bits   no                 yes      after a call    LCTRU        Cake
 //
-// With `withy` a call's own prompt goes through a layer as soon as that layer's KV is there; with
-// the systems it is compared with, when all KV is. Ablations are `withy` with one technique
-// exchanged:
-//   withy-uniform     one format for all chunks, the largest that keeps the ratio
+// With `withy` and `llms` a call's own prompt goes through a layer as soon as that layer's KV is
+// there; with the other systems, when all KV is. `llms` brings each context to the ratio when its
+// call has ended, as LLMS does. Ablations are `withy` with one technique exchanged, and
+// `llms-uniform`:
+//   llms-uniform      `llms` with one format for all chunks, the largest that keeps the ratio
 //   withy-8bit        no compression
 //   withy-read        what is on disk is read, not recomputed
 //   withy-lazy        written when it leaves, chunks by LRU
@@ -41,8 +43,11 @@ struct KvStrategy {
   std::string_view name = "withy";
   // Bits in which KV is computed: 8, or 16 for comparisons.
   uint32_t working_bits = 8;
-  // Which chunks of an idle context lose bits so that it keeps the ratio; none: no chunk does.
+  // Which chunks of an idle context lose bits where room is needed; none: no chunk does.
   std::optional<PrecisionPolicy> precision = PrecisionPolicy::kDensity;
+  // True: a context is brought to the ratio when its call has ended. False: chunks lose bits only
+  // while the arena needs room that no exact measure makes (kv_demotion.h).
+  bool compresses_ahead = false;
   // kContextLru: whole contexts leave, else chunks.
   EvictionPolicy eviction = EvictionPolicy::kLctru;
   // Of chunks that are not in the arena when their context is called.

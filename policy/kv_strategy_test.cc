@@ -42,11 +42,24 @@ TEST(KvStrategyTest, EachIsConsistent) {
     EXPECT_TRUE(strategy.working_bits == 8 || strategy.working_bits == 16);
     // The formats of fewer bits are encoded from 8 bits.
     EXPECT_FALSE(strategy.working_bits == 16 && strategy.precision.has_value());
+    EXPECT_FALSE(strategy.compresses_ahead && !strategy.precision.has_value());
     if (!strategy.uses_disk) {
       EXPECT_EQ(strategy.load, LoadPolicy::kRecomputeAll);
       EXPECT_FALSE(strategy.writes_ahead);
     }
   }
+}
+
+// The service's own answers do not depend on what rested: nothing loses bits because a call ended.
+TEST(KvStrategyTest, OnlyLlmsCompressesBecauseACallEnded) {
+  for (const std::string& name : KvStrategyNames()) {
+    EXPECT_EQ(FindKvStrategy(name)->compresses_ahead, name == "llms" || name == "llms-uniform")
+        << name;
+  }
+  KvStrategy llms = *FindKvStrategy("llms");
+  llms.name = "withy";
+  llms.compresses_ahead = false;
+  EXPECT_EQ(llms, KvStrategy()) << "nothing else differs";
 }
 
 // LLMS section 4.

@@ -1,0 +1,151 @@
+// Greedy answers do not depend on what is kept: neither on rest, nor on evictions, nor on restarts.
+// Where they do, because KV lost bits, they say so.
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "rpc/channel.h"
+#include "tests/e2e/board.h"
+#include "withy/v1/context_store.grpc.pb.h"
+
+namespace withy::e2e {
+namespace {
+
+constexpr uint32_t kAnswerTokens = 8;
+
+// A conversation: what the user said and what was answered, in turns.
+struct Talk {
+  std::string context_id;
+  std::vector<std::string> said;
+  std::vector<std::string> answered;
+};
+
+class KeptKvTest : public ::testing::Test {
+ protected:
+  // The pocket model: its answers are text that can be sent again.
+  void StartBoard(std::vector<std::string> overrides) {
+    overrides.push_back("model.path=" WITHY_SOURCE_DIR "/models/withy-pocket-q8_0.gguf");
+    board_ = std::make_unique<Board>(std::move(overrides));
+    board_->StartAll();
+    ASSERT_TRUE(board_->WaitUntilServing())
+        << board_->Log("orchestrator") << board_->Log("model_worker");
+    stub_ = board_->NewStub();
+    token_ = board_->BindApp("test.app");
+  }
+  v1::GetStoreInfoResponse StoreInfo() {
+    const auto store = v1::ContextStore::NewStub(
+        rpc::Connect("unix:" + board_->dir() + "/run/context_store.sock"));
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, absl::Seconds(30));
+    context.set_wait_for_ready(true);
+    v1::GetStoreInfoResponse info;
+    EXPECT_TRUE(store->GetStoreInfo(&context, {}, &info).ok());
+    return info;
+  }
+  // Until the store has done what there is to do after calls.
+  void Rest() {
+    const absl::Time end = absl::Now() + absl::Seconds(60);
+    while (StoreInfo().idle_work() > 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(20));
+  }
+  void KillAndRestartAll() {
+    for (const char* process : {"orchestrator", "model_worker", "draft_worker", "context_store"}) {
+      board_->Kill(process);
+    }
+    for (const char* process : {"context_store", "model_worker", "draft_worker", "orchestrator"}) {
+      board_->Start(process);
+    }
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
+  }
+  v1::Usage Say(Talk* talk, const std::string& text) {
+    const Answer answer =
+        GenerateWithRetry(*stub_, token_, UserRequest(talk->context_id, text, kAnswerTokens));
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    talk->said.push_back(text);
+    talk->answered.push_back(answer.text);
+    return answer.finished.usage();
+  }
+  // The last answer, when the conversation is sent whole and nothing is kept.
+  std::string AnswerAlone(const Talk& talk) {
+    v1::GenerateRequest request = UserRequest("", "", kAnswerTokens);
+    auto* messages = request.mutable_prompt()->mutable_messages();
+    messages->clear_messages();
+    const auto add = [&](const char* role, const std::string& text) {
+      v1::Message* message = messages->add_messages();
+      message->set_role(role);
+      message->set_content(text);
+    };
+    for (size_t i = 0; i < talk.said.size(); ++i) {
+      add("user", talk.said[i]);
+      if (i + 1 < talk.said.size()) add("assistant", talk.answered[i]);
+    }
+    const Answer answer = GenerateWithRetry(*stub_, token_, request);
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.finished.usage().reused_tokens(), 0u);
+    return answer.text;
+  }
+  static std::string LongText(int number) {
+    std::string text = "Talk " + std::to_string(number) + ":";
+    for (int i = 0; i < 12; ++i) text += " the cat sat on mat " + std::to_string(i * number) + ";";
+    return text;
+  }
+
+  std::unique_ptr<Board> board_;
+  std::unique_ptr<v1::LlmService::Stub> stub_;
+  std::string token_;
+};
+
+TEST_F(KeptKvTest, AnswersAreThoseOfTheSameConversationWithoutKeptKv) {
+  StartBoard({"store.arena_bytes=4194304"});
+  std::vector<Talk> talks(16);
+  const auto say_in_all = [&](const std::string& text) {
+    uint64_t reused = 0;
+    for (size_t i = 0; i < talks.size(); ++i) {
+      const v1::Usage usage = Say(&talks[i], text.empty() ? LongText(static_cast<int>(i)) : text);
+      reused += usage.reused_tokens();
+      EXPECT_EQ(usage.compressed_kv_tokens(), 0u);
+      EXPECT_EQ(usage.other_level_kv_tokens(), 0u);
+      EXPECT_EQ(talks[i].answered.back(), AnswerAlone(talks[i])) << "talk " << i;
+    }
+    Rest();
+    return reused;
+  };
+  for (Talk& talk : talks) talk.context_id = CreateContext(*stub_, token_);
+  say_in_all("");
+  EXPECT_GT(say_in_all("and on"), 0u);
+  const v1::GetStoreInfoResponse info = StoreInfo();
+  EXPECT_GT(info.evicted_chunks(), 0u) << "not all of it fits the arena";
+  EXPECT_EQ(info.demoted_chunks(), 0u);
+  KillAndRestartAll();
+  EXPECT_GT(say_in_all("and now?"), 0u);
+  EXPECT_GT(StoreInfo().read_chunks(), 0u);
+}
+
+// A store that compresses contexts when their calls end stands in for one without room.
+TEST_F(KeptKvTest, AnAnswerOnKvOfFewerBitsSaysSoAlsoAfterRestarts) {
+  StartBoard({"store.kv_strategy=llms", "store.kv_ratio_percent=25"});
+  Talk talk{.context_id = CreateContext(*stub_, token_), .said = {}, .answered = {}};
+  EXPECT_EQ(Say(&talk, LongText(3)).compressed_kv_tokens(), 0u);
+  Rest();
+  v1::GetContextResponse kept;
+  ASSERT_TRUE(GetContext(*stub_, token_, talk.context_id, &kept).ok());
+  const uint32_t compressed = kept.context().compressed_kv_tokens();
+  ASSERT_GT(compressed, 0u);
+  ASSERT_LT(compressed, kept.context().kv_tokens()) << "the first and the latest chunks";
+  const v1::Usage next = Say(&talk, LongText(4));
+  EXPECT_EQ(next.compressed_kv_tokens(), compressed);
+  Rest();
+  KillAndRestartAll();
+  // What was computed over such KV counts, too.
+  const v1::Usage later = Say(&talk, "and now?");
+  EXPECT_GT(later.compressed_kv_tokens(), compressed + next.prompt_tokens() / 2);
+  EXPECT_LT(later.compressed_kv_tokens(), later.reused_tokens());
+}
+
+}  // namespace
+}  // namespace withy::e2e
